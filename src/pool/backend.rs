@@ -1,0 +1,42 @@
+//! What the pool asks of whoever owns the memory.
+
+use crate::Place;
+
+/// Why a [`Backend`] call failed. `E` is the backend's own error; the pool hands it back and never looks inside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault<E> {
+    /// The place has no memory left for this request. The pool tries the next place.
+    OutOfMemory(E),
+    /// The place can not give memory at all (a container forbids host memory, say). The pool stops asking it.
+    Unavailable(E),
+    /// The driver asks for patience (`CUDA_ERROR_NOT_READY`). The pool repeats the call a few times.
+    NotReady(E),
+    /// Anything else: the operation is rolled back and the error handed to the caller.
+    Failed(E),
+}
+
+/// Physical memory and address space, as the pool needs them. Addresses are absolute and multiples of
+/// [`crate::FRAME`], sizes are bytes and multiples of it. Called from any thread, never under the pool's lock.
+pub trait Backend: Send + Sync {
+    /// One piece of physical memory (`CUmemGenericAllocationHandle`).
+    type Handle: Copy + Send + Sync + std::fmt::Debug + PartialEq;
+    /// The backend's own error, passed through.
+    type Error: Clone + std::fmt::Debug + Send;
+
+    /// Bytes that `place` could still give right now, after what must be left free there; `None` where nobody can tell
+    /// (then the pool finds out by asking). Called only when the pool is about to grow.
+    fn headroom(&self, place: Place) -> Option<u64>;
+    /// Creates physical memory at `place` (`cuMemCreate`).
+    fn create(&self, place: Place, bytes: u64) -> Result<Self::Handle, Fault<Self::Error>>;
+    /// Returns it (`cuMemRelease`). It is mapped nowhere at that point.
+    fn release(&self, handle: Self::Handle) -> Result<(), Fault<Self::Error>>;
+    /// Maps a whole handle at `address` (`cuMemMap`).
+    fn map(&self, address: u64, bytes: u64, handle: Self::Handle) -> Result<(), Fault<Self::Error>>;
+    /// Unmaps exactly what one or several `map` calls put there (`cuMemUnmap`).
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), Fault<Self::Error>>;
+    /// Gives every device that can reach `place` read and write access to this mapped range (`cuMemSetAccess`).
+    fn grant(&self, address: u64, bytes: u64, place: Place) -> Result<(), Fault<Self::Error>>;
+    /// Returns once no work submitted before the call can still touch pool memory (`cuCtxSynchronize` of every context).
+    /// `NotReady` here means "not now" (a stream capture is under way) and is not repeated.
+    fn quiesce(&self) -> Result<(), Fault<Self::Error>>;
+}

@@ -1,0 +1,24 @@
+//! The pool: which block lives on which frames, and which place pays for them.
+//!
+//! This crate is arithmetic and bookkeeping. It knows no CUDA type, reads no environment, clock or file, and holds no
+//! `unsafe`. Everything it wants done is asked of a [`Backend`]; everything it wants to know arrives in a [`Config`] or a
+//! [`Request`]. That is what lets the property tests run it against a naive model, and a fault at every single call.
+//!
+//! Vocabulary: a **frame** is 2 MiB of reserved address space; a **chunk** is one physical handle at one [`Place`]; a
+//! **run** is a row of consecutive frames; a **block** is the run a program holds. A chunk is released only whole.
+//!
+//! Architecture Invariant: no lock is held while a [`Backend`] method runs. Every operation is plan (locked), act
+//! (unlocked), commit (locked), and an act that fails half way is rolled back.
+
+mod backend;
+mod placement;
+mod pool;
+
+pub use backend::{Backend, Fault};
+pub use placement::{Links, Place, Policy};
+pub use pool::{Allocation, Block, Config, Free, FreeError, PlaceSpec, Pool, Refusal, Request, Usage, PlaceUsage, Lenders};
+
+/// Bytes of one frame. The driver's minimum and recommended granularity for device and host memory alike.
+pub const FRAME: u64 = 2 << 20;
+/// Bytes of one chunk inside a large block; 4 GiB in chunks of this size cost a tenth of the same in 2 MiB ones.
+pub const LARGE_CHUNK: u64 = 32 << 20;
