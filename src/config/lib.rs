@@ -1,1 +1,25 @@
-//! (being written)
+//! What can be set, what each setting may say, and how a mistake is told.
+//!
+//! The shim reads its settings inside somebody else's process and the command line reads them before that process exists;
+//! both get them here, so `gpupool run` refuses exactly what the preloaded library would refuse. [`SETTINGS`] is the one
+//! table: README's list, `gpupool run --help` and [`Settings::read`] all come from it.
+//!
+//! Architecture Invariant: nothing here reads the environment, a file or the clock. The caller passes the variables, which
+//! is what lets a test, the command line's `--set` and a real process share every line of this crate.
+#![forbid(unsafe_code)]
+
+mod choice;
+mod log_path;
+mod problem;
+mod ranks;
+mod settings;
+mod size;
+mod table;
+
+pub use choice::{Free, MemInfo, Mode, Placement, Switch};
+pub use log_path::{LogPath, LogPathNames};
+pub use problem::Problem;
+pub use ranks::local_ranks;
+pub use settings::{Devices, Limits, Settings};
+pub use size::{SizeError, format_size, parse_size};
+pub use table::{PREFIX, SETTINGS, Setting};

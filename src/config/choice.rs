@@ -1,0 +1,95 @@
+//! Settings that take one word of a few.
+
+/// Declares the type of a one-word setting together with its words, so that no word is spelled twice.
+macro_rules! choice {
+    ($(#[$doc:meta])* $name:ident { $($(#[$item_doc:meta])* $item:ident = $word:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub enum $name {
+            $($(#[$item_doc])* $item,)+
+        }
+
+        impl $name {
+            /// Every word, joined the way the settings table shows them.
+            pub(crate) const WORDS: &str = $crate::choice::joined!($($word)+);
+
+            /// The word for this choice.
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$item => $word,)+ }
+            }
+
+            pub(crate) fn from_word(word: &str) -> Option<Self> {
+                match word { $($word => Some(Self::$item),)+ _ => None }
+            }
+        }
+    };
+}
+
+/// `"a" "b"` → `"a|b"`, at compile time.
+macro_rules! joined {
+    ($first:literal $($word:literal)*) => { concat!($first, $("|", $word),*) };
+}
+use joined;
+
+choice! {
+    /// Who serves an allocation (`GPUPOOL_MODE`).
+    Mode {
+        /// Blocks come from the pool.
+        #[default]
+        Pool = "pool",
+        /// The driver first, the pool when it says OUT_OF_MEMORY.
+        Spill = "spill",
+        /// The driver alone; every call is logged.
+        Trace = "trace",
+        /// Nothing is intercepted.
+        Off = "off",
+    }
+}
+
+choice! {
+    /// Which place a block goes to (`GPUPOOL_PLACEMENT`).
+    Placement {
+        /// The program's GPU until it is full, then peers by link speed, then the nearest host node.
+        #[default]
+        LocalFirst = "local-first",
+        /// Spread chunk by chunk over every GPU.
+        Interleave = "interleave",
+        /// The GPU with the most room.
+        MostFree = "most-free",
+    }
+}
+
+choice! {
+    /// What a free waits for (`GPUPOOL_FREE`).
+    Free {
+        /// The device, before the call returns, as the driver's own free does.
+        #[default]
+        Strict = "strict",
+        /// Nothing; the wait happens when the memory is about to be reused.
+        Lazy = "lazy",
+    }
+}
+
+choice! {
+    /// Whose numbers `cuMemGetInfo` and `cuDeviceTotalMem` give (`GPUPOOL_MEMINFO`).
+    MemInfo {
+        /// The pool's.
+        #[default]
+        Pool = "pool",
+        /// The GPU's, as without gpupool.
+        Device = "device",
+    }
+}
+
+choice! {
+    /// A setting that decides for itself unless told (`GPUPOOL_SOFT_OOM`, `GPUPOOL_SUMMARY`).
+    Switch {
+        /// Decided from what the process turns out to be.
+        #[default]
+        Auto = "auto",
+        /// Always.
+        On = "on",
+        /// Never.
+        Off = "off",
+    }
+}

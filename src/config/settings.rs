@@ -1,0 +1,244 @@
+//! The settings of one process, typed.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+
+use crate::choice::{Free, MemInfo, Mode, Placement, Switch};
+use crate::log_path::LogPath;
+use crate::problem::{Problem, unknown_name};
+use crate::size::{format_size, parse_size};
+use crate::table::{PREFIX, SETTINGS};
+
+/// What a process was told. Sizes are bytes; `None` is the default that the table describes and only the process can
+/// work out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// `GPUPOOL_MODE`.
+    pub mode: Mode,
+    /// `GPUPOOL_MIN_SIZE`; at least 1.
+    pub min_size: u64,
+    /// `GPUPOOL_DEVICES`.
+    pub devices: Devices,
+    /// `GPUPOOL_RESERVE`; see [`Settings::reserve_of`].
+    pub reserve: Option<u64>,
+    /// `GPUPOOL_LIMIT`.
+    pub limit: Limits,
+    /// `GPUPOOL_HOST_LIMIT`; 0 is no host tier.
+    pub host_limit: Option<u64>,
+    /// `GPUPOOL_PLACEMENT`.
+    pub placement: Placement,
+    /// `GPUPOOL_FREE`.
+    pub free: Free,
+    /// `GPUPOOL_SOFT_OOM`.
+    pub soft_oom: Switch,
+    /// `GPUPOOL_MEMINFO`.
+    pub meminfo: MemInfo,
+    /// `GPUPOOL_LOG`, unparsed: the directives' grammar belongs to the log, which checks them when it starts.
+    pub log: Option<String>,
+    /// `GPUPOOL_LOG_FILE`.
+    pub log_file: Option<LogPath>,
+    /// `GPUPOOL_SUMMARY`.
+    pub summary: Switch,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            mode: Mode::default(),
+            min_size: 1 << 20,
+            devices: Devices::Auto,
+            reserve: None,
+            limit: Limits::Unset,
+            host_limit: None,
+            placement: Placement::default(),
+            free: Free::default(),
+            soft_oom: Switch::default(),
+            meminfo: MemInfo::default(),
+            log: None,
+            log_file: None,
+            summary: Switch::default(),
+        }
+    }
+}
+
+/// Which GPUs lend memory (`GPUPOOL_DEVICES`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Devices {
+    /// All visible ones, or the rank's own one in a job of several ranks on the host.
+    Auto,
+    /// These ordinals, in the order written, none twice.
+    List(Vec<u32>),
+}
+
+/// The most that the pool takes of each GPU (`GPUPOOL_LIMIT`), in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Limits {
+    /// Only the reserve limits it.
+    Unset,
+    /// The same for every GPU.
+    Every(u64),
+    /// By ordinal; a GPU that is not named has no limit.
+    PerGpu(BTreeMap<u32, u64>),
+}
+
+impl Settings {
+    /// Reads the settings among `vars`; variables without our prefix are passed over, an empty value counts as unset.
+    ///
+    /// # Errors
+    /// Every mistake at once, in the order of `vars`: a person mends them in one go.
+    pub fn read(
+        vars: impl Iterator<Item = (OsString, OsString)>,
+    ) -> Result<Settings, Vec<Problem>> {
+        let mut settings = Settings::default();
+        let mut problems = Vec::new();
+        for (name, value) in vars {
+            let name = name.to_string_lossy();
+            if !name.starts_with(PREFIX) || value.is_empty() {
+                continue;
+            }
+            let read = match SETTINGS.iter().find(|row| row.name == name) {
+                Some(row) => (row.read)(&mut settings, &value),
+                None => Err(unknown_name(&name)),
+            };
+            if let Err(reason) = read {
+                problems.push(Problem {
+                    name: name.into_owned(),
+                    value: shown(&value),
+                    reason,
+                });
+            }
+        }
+        if problems.is_empty() {
+            Ok(settings)
+        } else {
+            Err(problems)
+        }
+    }
+
+    /// Bytes to leave free on a GPU of `total` bytes.
+    pub fn reserve_of(&self, total: u64) -> u64 {
+        self.reserve.unwrap_or_else(|| (1 << 30).min(total / 16))
+    }
+
+    /// What [`Settings::read`] can not know: whether the GPUs named exist and have what they are limited to. `totals` is
+    /// the memory of every visible GPU, by ordinal (`cuDeviceTotalMem`).
+    pub fn check_gpus(&self, totals: &[u64]) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        let mut problem = |name: &str, value: String, reason: String| {
+            problems.push(Problem {
+                name: name.to_owned(),
+                value,
+                reason,
+            });
+        };
+        let visible = match totals.len() {
+            0 => "this process sees no GPU".to_owned(),
+            1 => "this process sees only GPU 0".to_owned(),
+            count => format!("this process sees GPUs 0 to {}", count - 1),
+        };
+        if let Devices::List(list) = &self.devices {
+            for gpu in list.iter().filter(|gpu| **gpu as usize >= totals.len()) {
+                let value = list
+                    .iter()
+                    .map(u32::to_string)
+                    .collect::<Vec<_>>()
+                    .join(",");
+                problem(
+                    "GPUPOOL_DEVICES",
+                    value,
+                    format!("there is no GPU {gpu}; {visible}"),
+                );
+            }
+        }
+        let limits: Vec<(u32, u64)> = match &self.limit {
+            // One size for every GPU is "at most", so a smaller GPU among larger ones is no mistake.
+            Limits::Unset | Limits::Every(_) => Vec::new(),
+            Limits::PerGpu(limits) => limits.iter().map(|(gpu, bytes)| (*gpu, *bytes)).collect(),
+        };
+        for (gpu, bytes) in limits {
+            let value = format!("{gpu}:{}", format_size(bytes).replace(' ', ""));
+            match totals.get(gpu as usize) {
+                None => problem(
+                    "GPUPOOL_LIMIT",
+                    value,
+                    format!("there is no GPU {gpu}; {visible}"),
+                ),
+                Some(total) if bytes > *total => {
+                    let has = format_size(*total);
+                    problem(
+                        "GPUPOOL_LIMIT",
+                        value,
+                        format!("GPU {gpu} has {has}; write at most that"),
+                    );
+                }
+                Some(_) => {}
+            }
+        }
+        problems
+    }
+}
+
+impl Devices {
+    pub(crate) fn parse(text: &str) -> Result<Devices, String> {
+        if text == "auto" {
+            return Ok(Devices::Auto);
+        }
+        let mut list = Vec::new();
+        for item in text.split(',') {
+            let gpu = ordinal(item).ok_or_else(|| {
+                format!("{item:?} is not a GPU's number; write auto or for example 0,2,3")
+            })?;
+            if list.contains(&gpu) {
+                return Err(format!("GPU {gpu} is named twice; write every GPU once"));
+            }
+            list.push(gpu);
+        }
+        Ok(Devices::List(list))
+    }
+}
+
+impl Limits {
+    /// The limit of one GPU in bytes, if it has one.
+    pub fn of(&self, gpu: u32) -> Option<u64> {
+        match self {
+            Limits::Unset => None,
+            Limits::Every(bytes) => Some(*bytes),
+            Limits::PerGpu(limits) => limits.get(&gpu).copied(),
+        }
+    }
+
+    pub(crate) fn parse(text: &str) -> Result<Limits, String> {
+        const EXAMPLE: &str = "write for example 0:70GiB,1:40GiB";
+        if !text.contains([':', ',']) {
+            return parse_size(text)
+                .map(Limits::Every)
+                .map_err(|error| format!("{error}; {EXAMPLE}, or 40GiB for every GPU"));
+        }
+        let mut limits = BTreeMap::new();
+        for item in text.split(',') {
+            let (gpu, size) = item
+                .split_once(':')
+                .ok_or_else(|| format!("{item:?} names no GPU; {EXAMPLE}"))?;
+            let gpu =
+                ordinal(gpu).ok_or_else(|| format!("{gpu:?} is not a GPU's number; {EXAMPLE}"))?;
+            let bytes = parse_size(size).map_err(|error| format!("{error}; {EXAMPLE}"))?;
+            if limits.insert(gpu, bytes).is_some() {
+                return Err(format!("GPU {gpu} is named twice; write every GPU once"));
+            }
+        }
+        Ok(Limits::PerGpu(limits))
+    }
+}
+
+/// A GPU's number. `u32::from_str` alone would take "+1".
+fn ordinal(text: &str) -> Option<u32> {
+    let text = text.trim();
+    text.bytes()
+        .all(|byte| byte.is_ascii_digit())
+        .then(|| text.parse().ok())
+        .flatten()
+}
+
+fn shown(value: &OsStr) -> String {
+    value.to_string_lossy().into_owned()
+}

@@ -1,0 +1,180 @@
+//! The table of settings.
+
+use std::ffi::OsStr;
+
+use crate::choice::{Free, MemInfo, Mode, Placement, Switch};
+use crate::log_path::LogPath;
+use crate::settings::{Devices, Limits, Settings};
+use crate::size::parse_size;
+
+/// What every variable of ours starts with. An unknown name behind it is a mistake, not somebody else's variable.
+pub const PREFIX: &str = "GPUPOOL_";
+
+/// One row: a variable, told for people and read for the program.
+pub struct Setting {
+    /// The variable.
+    pub name: &'static str,
+    /// The values it takes, as a help text shows them.
+    pub values: &'static str,
+    /// What holds when it is unset, in words.
+    pub default: &'static str,
+    /// One sentence.
+    pub help: &'static str,
+    /// Puts a value that is not empty into the settings, or says what to write instead.
+    pub(crate) read: fn(&mut Settings, &OsStr) -> Result<(), String>,
+}
+
+/// Every setting, in the order in which people meet them. To add one: a row here and a field in [`Settings`].
+pub const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "GPUPOOL_MODE",
+        values: Mode::WORDS,
+        default: "pool",
+        help: "Who serves an allocation: the pool, the driver and then the pool (spill), the driver with every call logged \
+               (trace), or the driver alone (off).",
+        read: |settings, value| {
+            settings.mode = match text(value)? {
+                "managed" => {
+                    return Err(format!(
+                        "mode managed is not built yet; write one of {}",
+                        Mode::WORDS
+                    ));
+                }
+                word => Mode::from_word(word)
+                    .ok_or_else(|| format!("not a mode; write one of {}", Mode::WORDS))?,
+            };
+            Ok(())
+        },
+    },
+    Setting {
+        name: "GPUPOOL_MIN_SIZE",
+        values: "size",
+        default: "1MiB",
+        help: "Requests smaller than this stay with the driver.",
+        read: |settings, value| {
+            settings.min_size = match size(value, "1MiB")? {
+                0 => return Err("must be at least 1; write 1 to pool every request".to_owned()),
+                bytes => bytes,
+            };
+            Ok(())
+        },
+    },
+    Setting {
+        name: "GPUPOOL_DEVICES",
+        values: "auto|0,2,3",
+        default: "auto",
+        help: "GPUs that lend memory, by the program's own numbering; auto is all it can see, or its own one in a job of \
+               several ranks on the host.",
+        read: |settings, value| {
+            Devices::parse(text(value)?).map(|devices| settings.devices = devices)
+        },
+    },
+    Setting {
+        name: "GPUPOOL_RESERVE",
+        values: "size",
+        default: "1GiB, at most 1/16 of the GPU",
+        help: "Memory left free on every GPU.",
+        read: |settings, value| size(value, "1GiB").map(|bytes| settings.reserve = Some(bytes)),
+    },
+    Setting {
+        name: "GPUPOOL_LIMIT",
+        values: "0:70GiB,1:40GiB or one size for every GPU",
+        default: "the GPU less the reserve",
+        help: "The most the pool takes of a GPU.",
+        read: |settings, value| Limits::parse(text(value)?).map(|limits| settings.limit = limits),
+    },
+    Setting {
+        name: "GPUPOOL_HOST_LIMIT",
+        values: "size",
+        default: "half of what is available",
+        help: "The most the pool takes of the host's memory; 0 keeps to the GPUs.",
+        read: |settings, value| size(value, "64GiB").map(|bytes| settings.host_limit = Some(bytes)),
+    },
+    Setting {
+        name: "GPUPOOL_PLACEMENT",
+        values: Placement::WORDS,
+        default: "local-first",
+        help: "Where a block goes: the program's GPU and then the nearest peers, every GPU in turn, or the emptiest GPU; the \
+               host always last.",
+        read: |settings, value| {
+            choice(value, "a placement", Placement::WORDS, Placement::from_word)
+                .map(|word| settings.placement = word)
+        },
+    },
+    Setting {
+        name: "GPUPOOL_FREE",
+        values: Free::WORDS,
+        default: "strict",
+        help: "strict waits for the device on every free, as the driver does; lazy waits only before the memory is used again.",
+        read: |settings, value| {
+            choice(value, "a way to free", Free::WORDS, Free::from_word)
+                .map(|word| settings.free = word)
+        },
+    },
+    Setting {
+        name: "GPUPOOL_SOFT_OOM",
+        values: Switch::WORDS,
+        default: "auto",
+        help: "Says OUT_OF_MEMORY once before the program's GPU overflows, so that a caching allocator frees its cache; auto \
+               does so for programs known to retry.",
+        read: |settings, value| switch(value).map(|word| settings.soft_oom = word),
+    },
+    Setting {
+        name: "GPUPOOL_MEMINFO",
+        values: MemInfo::WORDS,
+        default: "pool",
+        help: "Whose free and total memory a program is told: the pool's or its GPU's.",
+        read: |settings, value| {
+            choice(value, "an answer", MemInfo::WORDS, MemInfo::from_word)
+                .map(|word| settings.meminfo = word)
+        },
+    },
+    Setting {
+        name: "GPUPOOL_LOG",
+        values: "error|warn|info|debug|trace or directives such as gpupool::pool=debug",
+        default: "warn on stderr, info in a file",
+        help: "What is logged.",
+        read: |settings, value| {
+            settings.log = Some(text(value)?.to_owned());
+            Ok(())
+        },
+    },
+    Setting {
+        name: "GPUPOOL_LOG_FILE",
+        values: "path with %p process, %e executable, %h host, %% percent",
+        default: "no file",
+        help: "Writes the log as JSON lines to a new file.",
+        read: |settings, value| LogPath::parse(value).map(|path| settings.log_file = Some(path)),
+    },
+    Setting {
+        name: "GPUPOOL_SUMMARY",
+        values: Switch::WORDS,
+        default: "auto",
+        help: "A summary on stderr at exit; auto when there was something to say.",
+        read: |settings, value| switch(value).map(|word| settings.summary = word),
+    },
+];
+
+fn text(value: &OsStr) -> Result<&str, String> {
+    value
+        .to_str()
+        .map(str::trim)
+        .ok_or_else(|| "not UTF-8".to_owned())
+}
+
+fn size(value: &OsStr, example: &str) -> Result<u64, String> {
+    parse_size(text(value)?).map_err(|error| format!("{error}; write for example {example}"))
+}
+
+fn choice<T>(
+    value: &OsStr,
+    what: &str,
+    words: &str,
+    from_word: fn(&str) -> Option<T>,
+) -> Result<T, String> {
+    from_word(text(value)?).ok_or_else(|| format!("not {what}; write one of {words}"))
+}
+
+fn switch(value: &OsStr) -> Result<Switch, String> {
+    choice(value, "a switch", Switch::WORDS, Switch::from_word)
+}
