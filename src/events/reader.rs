@@ -1,0 +1,124 @@
+//! Reading a log, line by line, whatever shape its writer left it in.
+
+use std::fmt;
+use std::io::{self, BufRead};
+
+use crate::record::{Record, VERSION};
+
+/// The records of one log. A bad line is an error of its own and the next line is read after it; only a read error ends
+/// the log early.
+pub struct Reader<R> {
+    input: R,
+    line: u64,
+    buffer: Vec<u8>,
+    ended: bool,
+}
+
+/// A line that is no record.
+#[derive(Debug)]
+pub struct LineError {
+    /// Its number, the first line being 1.
+    pub line: u64,
+    /// What is wrong with it.
+    pub wrong: Wrong,
+}
+
+/// What can be wrong with a line.
+#[derive(Debug)]
+pub enum Wrong {
+    /// The last line stops in the middle: its writer was killed, or is still writing.
+    Truncated,
+    /// No JSON object, or a field is missing or of another type.
+    Json(serde_json::Error),
+    /// Another format than [`VERSION`], or none named.
+    Version(Option<u64>),
+    /// No `event` names the line.
+    NoEvent,
+    /// The file could not be read further.
+    Read(io::Error),
+}
+
+impl From<serde_json::Error> for Wrong {
+    fn from(error: serde_json::Error) -> Self {
+        Wrong::Json(error)
+    }
+}
+
+impl fmt::Display for LineError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "line {}: {}", self.line, self.wrong)
+    }
+}
+
+impl std::error::Error for LineError {}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Wrong::Truncated => {
+                out.write_str("stops in the middle; the process was killed, or is still writing")
+            }
+            Wrong::Json(error) => write!(out, "not a record of gpupool: {error}"),
+            Wrong::Version(Some(version)) => {
+                write!(
+                    out,
+                    "format {version}, this gpupool reads {VERSION}; use the one that wrote it"
+                )
+            }
+            Wrong::Version(None) => {
+                out.write_str("not a record of gpupool: it names no format (\"v\")")
+            }
+            Wrong::NoEvent => out.write_str("not a record of gpupool: it names no event"),
+            Wrong::Read(error) => write!(out, "can not be read: {error}"),
+        }
+    }
+}
+
+impl<R: BufRead> Reader<R> {
+    /// Reads from the start of `input`.
+    pub fn new(input: R) -> Self {
+        Reader {
+            input,
+            line: 0,
+            buffer: Vec::new(),
+            ended: false,
+        }
+    }
+
+    fn read(&mut self) -> Option<Result<Record, Wrong>> {
+        loop {
+            self.buffer.clear();
+            self.line += 1;
+            match self.input.read_until(b'\n', &mut self.buffer) {
+                Ok(0) => return None,
+                Ok(_) if self.buffer.trim_ascii().is_empty() => {}
+                Ok(_) => break,
+                Err(error) => {
+                    self.ended = true;
+                    return Some(Err(Wrong::Read(error)));
+                }
+            }
+        }
+        let whole = self.buffer.ends_with(b"\n");
+        Some(match Record::from_json(&self.buffer) {
+            // Every record is one write that ends in a line feed, so a bad line without one was cut off.
+            Err(Wrong::Json(_)) if !whole => Err(Wrong::Truncated),
+            other => other,
+        })
+    }
+}
+
+impl<R: BufRead> Iterator for Reader<R> {
+    type Item = Result<Record, LineError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let read = self.read()?;
+        Some(read.map_err(|wrong| LineError {
+            line: self.line,
+            wrong,
+        }))
+    }
+}

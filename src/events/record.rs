@@ -1,0 +1,108 @@
+//! One line.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::event::Event;
+use crate::reader::Wrong;
+
+/// The format that this crate writes, and the newest that it reads.
+pub const VERSION: u32 = 1;
+
+/// How much a record matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// gpupool can not do its work.
+    Error,
+    /// Something a person should look at.
+    Warn,
+    /// Contexts, growth, spills.
+    Info,
+    /// Every pooled call.
+    Debug,
+    /// Every hooked call.
+    Trace,
+}
+
+/// One line of a log.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// Seconds since 1970, UTC.
+    pub t: f64,
+    /// Process.
+    pub pid: u32,
+    /// Kernel's number of the thread.
+    pub tid: u32,
+    /// How much it matters.
+    pub level: Level,
+    /// One sentence for a person.
+    pub message: String,
+    /// What happened, with its numbers.
+    pub event: Event,
+}
+
+/// The part that every line has.
+#[derive(Serialize, Deserialize)]
+struct Head {
+    t: f64,
+    pid: u32,
+    tid: u32,
+    level: Level,
+    #[serde(default)]
+    message: String,
+}
+
+impl Record {
+    /// Reads one line, with or without its line feed.
+    ///
+    /// # Errors
+    /// The line is no JSON object, is of a newer format, or lacks a field that its event must have.
+    pub fn from_json(line: &[u8]) -> Result<Record, Wrong> {
+        let mut fields: Map<String, Value> = serde_json::from_slice(line)?;
+        match fields.remove("v").as_ref().and_then(Value::as_u64) {
+            Some(version) if version == u64::from(VERSION) => {}
+            version => return Err(Wrong::Version(version)),
+        }
+        let Some(Value::String(name)) = fields.remove("event") else {
+            return Err(Wrong::NoEvent);
+        };
+        let head = ["t", "pid", "tid", "level", "message"];
+        let head: Map<_, _> = head
+            .iter()
+            .filter_map(|key| fields.remove_entry(*key))
+            .collect();
+        let head: Head = serde_json::from_value(Value::Object(head))?;
+        let event = Event::from_fields(&name, fields)?;
+        Ok(Record {
+            t: head.t,
+            pid: head.pid,
+            tid: head.tid,
+            level: head.level,
+            message: head.message,
+            event,
+        })
+    }
+
+    /// The line without its line feed.
+    ///
+    /// # Errors
+    /// Never for records that were read; a time that is not finite has no JSON.
+    pub fn to_json(&self) -> serde_json::Result<String> {
+        let mut line = Map::new();
+        line.insert("v".to_owned(), VERSION.into());
+        line.insert("event".to_owned(), self.event.name().into());
+        let head = Head {
+            t: self.t,
+            pid: self.pid,
+            tid: self.tid,
+            level: self.level,
+            message: self.message.clone(),
+        };
+        if let Value::Object(head) = serde_json::to_value(head)? {
+            line.extend(head);
+        }
+        line.extend(self.event.fields()?);
+        serde_json::to_string(&line)
+    }
+}
