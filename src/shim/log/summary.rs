@@ -1,0 +1,248 @@
+//! The last words: what the pool did for this process, in at most twelve lines on stderr.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use gpupool_config::{Switch, format_size};
+
+use super::stderr;
+
+/// Lines for places; the other lines of a summary are at most four. A machine with more gets its busiest ones, and one
+/// line for the rest.
+const PLACE_LINES: usize = 8;
+
+/// One place in the summary. Sizes are bytes.
+#[derive(Clone, Debug)]
+pub struct PlaceSummary {
+    /// `gpu0`, `host0`.
+    pub name: String,
+    /// The most that live blocks took there.
+    pub peak_used: u64,
+    /// The most the pool may hold there; `None` where only the driver limits it.
+    pub limit: Option<u64>,
+    /// What the pool holds there now.
+    pub held: u64,
+}
+
+/// What a process did, for its summary.
+#[derive(Clone, Debug, Default)]
+pub struct Summary<'a> {
+    /// Every place that could lend.
+    pub places: Vec<PlaceSummary>,
+    /// Contexts that exist at exit: GPU and kind (`primary`, `created`).
+    pub contexts: Vec<(u32, String)>,
+    /// Warnings and errors ([`super::warnings`]).
+    pub warnings: u64,
+    /// The JSON log ([`super::file_path`]).
+    pub log_file: Option<&'a Path>,
+    /// Bytes of blocks that lay outside their home GPU, over the life of the process.
+    pub spilled: u64,
+}
+
+/// Writes the summary if it is wanted: always, never, or (auto) when memory beyond the home GPU was used or something
+/// went wrong, so that a program that just fits stays as quiet as it is without us.
+pub fn write_summary(when: Switch, summary: &Summary<'_>) {
+    let wanted = match when {
+        Switch::On => true,
+        Switch::Off => false,
+        Switch::Auto => summary.spilled > 0 || summary.warnings > 0,
+    };
+    if wanted {
+        stderr::write_once(libc::STDERR_FILENO, render(summary).as_bytes());
+    }
+}
+
+fn render(summary: &Summary<'_>) -> String {
+    let mut text = String::new();
+    // Writing into a String can not fail.
+    let mut line = |words: std::fmt::Arguments<'_>| {
+        let _ = writeln!(text, "gpupool: {words}");
+    };
+
+    let (shown, hidden) = busiest(&summary.places);
+    if shown.is_empty() {
+        line(format_args!("no memory was pooled"));
+    }
+    for place in shown {
+        let peak = format_size(place.peak_used);
+        let limit = place
+            .limit
+            .map(|limit| format!(" of {}", format_size(limit)))
+            .unwrap_or_default();
+        let held = if place.held > 0 {
+            format!(", {} held at exit", format_size(place.held))
+        } else {
+            String::new()
+        };
+        line(format_args!(
+            "{:<6} peak {peak:>9}{limit}{held}",
+            place.name
+        ));
+    }
+    if !hidden.is_empty() {
+        let peak = hidden
+            .iter()
+            .fold(0u64, |sum, place| sum.saturating_add(place.peak_used));
+        line(format_args!(
+            "{} more places, peaks {} together",
+            hidden.len(),
+            format_size(peak)
+        ));
+    }
+    if summary.spilled > 0 {
+        line(format_args!(
+            "{} lay outside the GPU that asked for it",
+            format_size(summary.spilled)
+        ));
+    }
+    if !summary.contexts.is_empty() {
+        line(format_args!("contexts: {}", contexts(&summary.contexts)));
+    }
+    let warnings = match summary.warnings {
+        0 => None,
+        1 => Some("1 warning".to_owned()),
+        many => Some(format!("{many} warnings")),
+    };
+    match (summary.log_file, warnings) {
+        (Some(path), Some(warnings)) => line(format_args!("{warnings}; log: {}", path.display())),
+        (Some(path), None) => line(format_args!("log: {}", path.display())),
+        (None, Some(warnings)) => line(format_args!("{warnings}")),
+        (None, None) => {}
+    }
+    if let Some(path) = summary.log_file {
+        line(format_args!(
+            "next: python3 -m json.tool --json-lines {}",
+            quoted(path)
+        ));
+    }
+    text
+}
+
+/// The places to show, in their own order, and the rest. Places nothing was ever on are neither.
+fn busiest(places: &[PlaceSummary]) -> (Vec<&PlaceSummary>, Vec<&PlaceSummary>) {
+    let mut used: Vec<(usize, &PlaceSummary)> = places
+        .iter()
+        .enumerate()
+        .filter(|(_, place)| place.peak_used > 0 || place.held > 0)
+        .collect();
+    used.sort_by_key(|(index, place)| (std::cmp::Reverse(place.peak_used), *index));
+    let shown = if used.len() > PLACE_LINES {
+        PLACE_LINES - 1
+    } else {
+        used.len()
+    };
+    let hidden = used.split_off(shown);
+    used.sort_by_key(|(index, _)| *index);
+    (
+        used.into_iter().map(|(_, place)| place).collect(),
+        hidden.into_iter().map(|(_, place)| place).collect(),
+    )
+}
+
+/// `GPU 0 primary, GPU 1 created ×2`, cut short where a process has very many.
+fn contexts(contexts: &[(u32, String)]) -> String {
+    let mut counts: Vec<(&(u32, String), usize)> = Vec::new();
+    for context in contexts {
+        match counts.iter_mut().find(|(known, _)| *known == context) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((context, 1)),
+        }
+    }
+    counts.sort();
+    let mut words: Vec<String> = counts
+        .iter()
+        .map(|((gpu, kind), count)| match count {
+            1 => format!("GPU {gpu} {kind}"),
+            _ => format!("GPU {gpu} {kind} ×{count}"),
+        })
+        .collect();
+    if words.len() > 8 {
+        let more = words.len() - 8;
+        words.truncate(8);
+        words.push(format!("{more} more"));
+    }
+    words.join(", ")
+}
+
+/// A path as a shell takes it.
+fn quoted(path: &Path) -> String {
+    let path = path.display().to_string();
+    let plain = path
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || b"/._-+:@%".contains(&byte));
+    if plain {
+        path
+    } else {
+        format!("'{}'", path.replace('\'', "'\\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(name: &str, peak_used: u64, limit: Option<u64>, held: u64) -> PlaceSummary {
+        PlaceSummary {
+            name: name.to_owned(),
+            peak_used,
+            limit,
+            held,
+        }
+    }
+
+    #[test]
+    fn a_spill_is_told_in_a_few_lines() {
+        let summary = Summary {
+            places: vec![
+                place("gpu0", 31 << 30, Some(31 << 30), 31 << 30),
+                place("gpu1", 29 << 30, Some(31 << 30), 0),
+                place("gpu2", 0, Some(31 << 30), 0),
+                place("host0", 1 << 20, None, 0),
+            ],
+            contexts: vec![
+                (0, "primary".to_owned()),
+                (1, "created".to_owned()),
+                (1, "created".to_owned()),
+            ],
+            warnings: 1,
+            log_file: Some(Path::new("/tmp/a b.jsonl")),
+            spilled: 29 << 30,
+        };
+        let expected = "\
+gpupool: gpu0   peak  31.0 GiB of 31.0 GiB, 31.0 GiB held at exit
+gpupool: gpu1   peak  29.0 GiB of 31.0 GiB
+gpupool: host0  peak   1.0 MiB
+gpupool: 29.0 GiB lay outside the GPU that asked for it
+gpupool: contexts: GPU 0 primary, GPU 1 created ×2
+gpupool: 1 warning; log: /tmp/a b.jsonl
+gpupool: next: python3 -m json.tool --json-lines '/tmp/a b.jsonl'
+";
+        assert_eq!(render(&summary), expected);
+    }
+
+    #[test]
+    fn a_large_machine_keeps_to_twelve_lines() {
+        let summary = Summary {
+            places: (0..20)
+                .map(|gpu| place(&format!("gpu{gpu}"), (gpu % 5) << 30, None, 1))
+                .collect(),
+            contexts: (0..20).map(|gpu| (gpu, "primary".to_owned())).collect(),
+            warnings: 3,
+            log_file: Some(Path::new("/tmp/x")),
+            spilled: 1,
+        };
+        let text = render(&summary);
+        assert_eq!(text.lines().count(), 12, "{text}");
+        assert!(text.contains("gpupool: gpu19  peak   4.0 GiB"), "{text}");
+        assert!(text.contains("13 more places"), "{text}");
+        assert!(text.contains("GPU 7 primary, 12 more"), "{text}");
+    }
+
+    #[test]
+    fn a_process_without_pooled_memory_says_so_in_one_line() {
+        assert_eq!(
+            render(&Summary::default()),
+            "gpupool: no memory was pooled\n"
+        );
+    }
+}
