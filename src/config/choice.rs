@@ -14,7 +14,7 @@ macro_rules! choice {
             pub(crate) const WORDS: &str = $crate::choice::joined!($($word)+);
 
             /// The word for this choice.
-            pub fn as_str(self) -> &'static str {
+            pub fn word(self) -> &'static str {
                 match self { $(Self::$item => $word,)+ }
             }
 

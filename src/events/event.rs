@@ -90,8 +90,8 @@ events! {
         exe: String,
         /// `cuDriverGetVersion`, for example 13000.
         driver_version: Option<u32>,
-        /// GPUs the process can see.
-        gpus: u32,
+        /// GPUs the process can see, where it has asked yet.
+        gpus: Option<u32>,
     }
     /// The process ends in order; a killed one leaves no such line.
     ProcessExit = "process.exit" {
@@ -232,7 +232,9 @@ events! {
     /// gpupool itself failed; the record's message says how. The pool takes no new allocations from here on.
     Panic = "panic" {
         /// Source file and line.
-        place: String,
+        place: Option<String>,
+        /// The hook it happened in.
+        api: Option<String>,
     }
     /// The process forked; the child passes every call through.
     Fork = "fork" {
@@ -249,5 +251,8 @@ events! {
         reason: String,
     }
     /// A message with nothing to count.
-    Note = "note" {}
+    Note = "note" {
+        /// The condition that is told about once.
+        about: Option<String>,
+    }
 }

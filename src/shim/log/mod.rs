@@ -19,36 +19,24 @@ mod json;
 mod stderr;
 mod summary;
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use gpupool_config::{Mode, Settings};
+use parking_lot::Mutex;
 use tracing::Subscriber;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 
+pub use gpupool_config::format_size as size;
 pub use stderr::warnings;
 pub use summary::{PlaceSummary, Summary, write_summary};
 
 static STARTED: AtomicBool = AtomicBool::new(false);
 static FILE_PATH: OnceLock<PathBuf> = OnceLock::new();
-
-/// Runs its body the first time this place is reached, for warnings that every allocation could repeat.
-#[allow(
-    unused_macros,
-    reason = "for warnings on hot paths, of which there may be none"
-)]
-macro_rules! once {
-    ($($body:tt)*) => {{
-        static SAID: ::std::sync::atomic::AtomicBool = ::std::sync::atomic::AtomicBool::new(false);
-        if !SAID.swap(true, ::std::sync::atomic::Ordering::Relaxed) {
-            $($body)*
-        }
-    }};
-}
-#[allow(unused_imports, reason = "as above")]
-pub(crate) use once;
+static WARNED: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
 
 /// Opens the log. Later calls do nothing. No failure reaches the program: what can not be opened is said on stderr, and
 /// the rest goes on.
@@ -86,6 +74,27 @@ pub fn start(settings: &Settings) {
         stderr::say(libc::STDERR_FILENO, "warning", &complaint);
         stderr::count_warning();
     }
+}
+
+/// Warns about a condition that lasts, the first time only. `about` names the condition: what is said may differ from
+/// call to call, and every allocation may come by here.
+pub fn warn_once(about: &'static str, message: impl Display) {
+    // After a fork the lock may be held by a thread that no longer exists; saying it again is the lesser evil.
+    let new = WARNED.try_lock().is_none_or(|mut warned| {
+        let new = !warned.contains(&about);
+        if new {
+            warned.push(about);
+        }
+        new
+    });
+    if new {
+        tracing::warn!(target: "gpupool::once", about, "{message}");
+    }
+}
+
+/// Writes `text` to stderr as it is, in one write, past every filter: for what must be said before there is a log.
+pub fn write_stderr(text: &str) {
+    stderr::write_once(libc::STDERR_FILENO, text.as_bytes());
 }
 
 /// The JSON log of this process, once [`start`] has opened it.

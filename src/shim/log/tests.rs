@@ -248,12 +248,12 @@ fn a_repeated_warning_shows_once_and_is_recorded_each_time() {
         for round in 0..6 {
             tracing::warn!("again");
             tracing::warn!("round {}", round / 3);
-            once! { tracing::warn!("first time only") }
+            warn_once("the test", format_args!("first time only, {round}"));
         }
     });
     assert_eq!(
         text,
-        "gpupool: warning: again\ngpupool: warning: round 0\ngpupool: warning: first time only\ngpupool: warning: round 1\n"
+        "gpupool: warning: again\ngpupool: warning: round 0\ngpupool: warning: first time only, 0\ngpupool: warning: round 1\n"
     );
     assert_eq!(records.len(), 13);
 }
