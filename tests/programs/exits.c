@@ -1,0 +1,53 @@
+/* exits HOW: ends with live blocks and queued work in the way named, so that the exit status can be compared. */
+#include "kernels.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+static void at_exit(void)
+{
+    /* Programs free at exit, in destructors that run before or after the driver's own: both are answered. */
+    CUdeviceptr late = 0;
+    CUresult result = cuMemAlloc_v2(&late, 4 * MIB);
+    printf("in atexit: allocation %s\n", result == CUDA_SUCCESS ? "works" : "is refused");
+    if (result == CUDA_SUCCESS)
+        CHECK(cuMemFree_v2(late));
+}
+
+static void *leave(void *how)
+{
+    if (strcmp(how, "thread") == 0)
+        exit(7);
+    return NULL;
+}
+
+int main(int argc, char **argv)
+{
+    const char *how = argc > 1 ? argv[1] : "return";
+    CUdeviceptr block;
+    start_on(0);
+    Kernels k = load_kernels();
+    CHECK(cuMemAlloc_v2(&block, 8 * MIB));
+    iota(&k, NULL, block, 2 * MIB, 0);
+    printf("leaving by %s\n", how);
+    fflush(stdout);
+    if (strcmp(how, "_exit") == 0)
+        _exit(5);
+    if (strcmp(how, "abort") == 0)
+        abort();
+    if (strcmp(how, "signal") == 0)
+        raise(SIGTERM);
+    if (strcmp(how, "kill") == 0)
+        raise(SIGKILL);
+    if (strcmp(how, "segv") == 0)
+        raise(SIGSEGV);
+    if (strcmp(how, "atexit") == 0)
+        atexit(at_exit);
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, leave, (void *)how) == 0);
+    pthread_join(thread, NULL);
+    if (strcmp(how, "exit") == 0)
+        exit(6);
+    return 4;
+}

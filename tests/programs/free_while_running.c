@@ -1,0 +1,102 @@
+/*
+ * Memory freed while a kernel that reads it is still queued: the driver's free waits for the device, so what is
+ * allocated next may reuse the memory but must not disturb that kernel. The kernel is held back by a flag in pinned
+ * memory; the freeing thread then takes memory of the same size and overwrites all of it.
+ */
+#define _GNU_SOURCE
+#include "kernels.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+#define BYTES (64 * MIB)
+#define ELEMENTS (BYTES / 4)
+
+typedef struct {
+    CUcontext context;
+    CUdeviceptr victim, next;
+    CUstream stream;
+    atomic_int calling, freed;
+} Freeing;
+
+static void *free_and_reuse(void *argument)
+{
+    Freeing *f = argument;
+    CHECK(cuCtxSetCurrent(f->context));
+    atomic_store(&f->calling, 1);
+    CHECK(cuMemFree_v2(f->victim));
+    atomic_store(&f->freed, 1);
+    CHECK(cuMemAlloc_v2(&f->next, BYTES));
+    CHECK(cuMemsetD32Async(f->next, 0xffffffffu, ELEMENTS, f->stream));
+    CHECK(cuStreamSynchronize(f->stream));
+    return NULL;
+}
+
+static void round_with_flag(const Kernels *k, Freeing *f, CUstream held, volatile uint32_t *flag, int round)
+{
+    CUdeviceptr source, target, flag_on_device = (CUdeviceptr)(uintptr_t)flag;
+    pthread_t thread;
+    *flag = 0;
+    atomic_store(&f->calling, 0);
+    atomic_store(&f->freed, 0);
+    CHECK(cuMemAlloc_v2(&source, BYTES));
+    CHECK(cuMemAlloc_v2(&target, BYTES));
+    iota(k, held, source, ELEMENTS, (uint32_t)round);
+    CHECK(cuStreamSynchronize(held));
+    CHECK(cuLaunchKernel(k->wait_flag, 1, 1, 1, 1, 1, 1, 0, held, (void *[]){&flag_on_device}, NULL));
+    copy(k, held, target, source, ELEMENTS);
+
+    f->victim = source;
+    REQUIRE(pthread_create(&thread, NULL, free_and_reuse, f) == 0);
+    while (!atomic_load(&f->calling))
+        sched_yield();
+    /* A free that does not wait gets the time to return; the data is checked whether or not it used it. */
+    for (int i = 0; i < 20000 && !atomic_load(&f->freed); i++)
+        sched_yield();
+    printf("round %d: the free returned before the kernel ran: %s\n", round, atomic_load(&f->freed) ? "yes" : "no");
+    *flag = 1;
+    REQUIRE(pthread_join(thread, NULL) == 0);
+    CHECK(cuStreamSynchronize(held));
+    printf("round %d: %llu words overwritten\n", round,
+           (unsigned long long)count_wrong(k, target, ELEMENTS, (uint32_t)round));
+    CHECK(cuMemFree_v2(f->next));
+    CHECK(cuMemFree_v2(target));
+}
+
+/* The same within one thread, with kernels that nothing holds back. */
+static void round_in_order(const Kernels *k, CUstream stream, int round)
+{
+    CUdeviceptr source, target, next;
+    CHECK(cuMemAlloc_v2(&source, BYTES));
+    CHECK(cuMemAlloc_v2(&target, BYTES));
+    iota(k, stream, source, ELEMENTS, (uint32_t)round);
+    copy(k, stream, target, source, ELEMENTS);
+    CHECK(cuMemFree_v2(source));
+    CHECK(cuMemAlloc_v2(&next, BYTES));
+    CHECK(cuMemsetD32_v2(next, 0xffffffffu, ELEMENTS));
+    CHECK(cuCtxSynchronize());
+    printf("round %d: %llu words overwritten\n", round,
+           (unsigned long long)count_wrong(k, target, ELEMENTS, (uint32_t)round));
+    CHECK(cuMemFree_v2(next));
+    CHECK(cuMemFree_v2(target));
+}
+
+int main(void)
+{
+    Freeing f = {.context = start_on(0)};
+    Kernels k = load_kernels();
+    CUstream held;
+    void *flag;
+    CHECK(cuStreamCreate(&held, CU_STREAM_NON_BLOCKING));
+    CHECK(cuStreamCreate(&f.stream, CU_STREAM_NON_BLOCKING));
+    CHECK(cuMemHostAlloc(&flag, 4096, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
+    for (int round = 1; round <= 3; round++)
+        round_with_flag(&k, &f, held, flag, round);
+    for (int round = 4; round <= 8; round++)
+        round_in_order(&k, held, round);
+    CHECK(cuMemFreeHost(flag));
+    CHECK(cuStreamDestroy_v2(held));
+    CHECK(cuStreamDestroy_v2(f.stream));
+    return 0;
+}
