@@ -10,13 +10,29 @@
 //! Architecture Invariant: no lock is held while a [`Backend`] method runs. Every operation is plan (locked), act
 //! (unlocked), commit (locked), and an act that fails half way is rolled back.
 
+#![forbid(unsafe_code)]
+
 mod backend;
+mod budget;
+mod chunks;
+mod drive;
+mod interface;
 mod placement;
+mod plan;
 mod pool;
+mod reuse;
+mod runs;
+mod space;
+mod starts;
+mod state;
 
 pub use backend::{Backend, Fault};
-pub use placement::{Links, Place, Policy};
-pub use pool::{Allocation, Block, Config, Free, FreeError, PlaceSpec, Pool, Refusal, Request, Usage, PlaceUsage, Lenders};
+pub use interface::{
+    Allocation, Block, Config, Free, FreeError, Lenders, PlaceSpec, PlaceUsage, Refusal, Request,
+    Usage,
+};
+pub use placement::{Links, Place, Policy, Room, order, spread};
+pub use pool::Pool;
 
 /// Bytes of one frame. The driver's minimum and recommended granularity for device and host memory alike.
 pub const FRAME: u64 = 2 << 20;

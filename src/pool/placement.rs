@@ -1,4 +1,9 @@
-//! Where the bytes of a new block go: pure, `(size, home, room, links, policy) -> pieces`.
+//! Where the bytes of a new block go: pure, `(size, rooms in order of preference, policy, turn) -> pieces`.
+//!
+//! [`order`] turns the links of a home GPU into a list of places, best first; [`spread`] deals a size out over that list.
+//! Neither knows what a pool is, so both can be tested (and simulated) on their own.
+
+use crate::{FRAME, LARGE_CHUNK, Lenders};
 
 /// One place that memory can be at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -7,6 +12,13 @@ pub enum Place {
     Gpu(u32),
     /// A host NUMA node.
     Host(u32),
+}
+
+impl Place {
+    /// Whether this is memory of the host.
+    pub fn is_host(self) -> bool {
+        matches!(self, Place::Host(_))
+    }
 }
 
 /// How blocks are spread (`GPUPOOL_PLACEMENT`).
@@ -26,4 +38,121 @@ pub enum Policy {
 pub struct Links {
     /// `(home, other) -> rank`; lower is faster; absent means the home GPU can not reach that place.
     pub ranks: std::collections::BTreeMap<(u32, Place), u32>,
+}
+
+/// What a place could still take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Where.
+    pub place: Place,
+    /// Bytes; the part beyond a multiple of [`FRAME`] is not used.
+    pub bytes: u64,
+}
+
+/// The places a block of `home` may stand on, best first: home itself, the reachable lending GPUs by rank (the next
+/// higher ordinal first among equals, wrapping, so that neighbours do not all spill onto GPU 0), the reachable host nodes
+/// by rank. Empty when `home` is not among `places`.
+pub fn order(home: u32, places: &[Place], links: &Links, lenders: Lenders) -> Vec<Place> {
+    if !places.contains(&Place::Gpu(home)) {
+        return Vec::new();
+    }
+    let rank = |place: Place| match place {
+        Place::Gpu(ordinal) if ordinal == home => Some(0),
+        Place::Gpu(_) if lenders == Lenders::HomeOnly => None,
+        _ => links.ranks.get(&(home, place)).copied(),
+    };
+    let mut ranked: Vec<(u32, Place)> = places
+        .iter()
+        .filter_map(|&place| Some((rank(place)?, place)))
+        .collect();
+    ranked.sort_unstable_by_key(|&(rank, place)| match place {
+        Place::Gpu(ordinal) => (false, ordinal != home, rank, ordinal < home, ordinal),
+        Place::Host(node) => (true, true, rank, false, node),
+    });
+    ranked.into_iter().map(|(_, place)| place).collect()
+}
+
+/// Deals `bytes`, rounded up to [`FRAME`], out over `rooms`, which come in the order of [`order`].
+///
+/// The pieces are in address order and add up to the rounded size; neighbours at one place are merged, and none is empty.
+/// `turn` is where [`Policy::Interleave`] starts, counted from block to block: without it every block of one chunk would
+/// land at home. The other policies ignore it.
+///
+/// # Errors
+/// The bytes that all rooms together lack.
+pub fn spread(
+    bytes: u64,
+    rooms: &[Room],
+    policy: Policy,
+    turn: u64,
+) -> Result<Vec<(Place, u64)>, u64> {
+    let mut rooms: Vec<Room> = rooms
+        .iter()
+        .map(|room| Room {
+            bytes: room.bytes - room.bytes % FRAME,
+            ..*room
+        })
+        .collect();
+    let mut pieces = Pieces {
+        list: Vec::new(),
+        left: round_up(bytes),
+    };
+    // Known before dealing, so that a request beyond all bounds costs nothing.
+    let total = rooms
+        .iter()
+        .fold(0u64, |sum, room| sum.saturating_add(room.bytes));
+    if total < pieces.left {
+        return Err(pieces.left - total);
+    }
+    let gpus = rooms
+        .iter()
+        .take_while(|room| !room.place.is_host())
+        .count();
+    match policy {
+        Policy::LocalFirst => {}
+        Policy::Interleave => {
+            let mut next = if gpus == 0 {
+                0
+            } else {
+                (turn % gpus as u64) as usize
+            };
+            while pieces.left > 0 && rooms[..gpus].iter().any(|room| room.bytes > 0) {
+                pieces.take(&mut rooms[next], LARGE_CHUNK);
+                next = (next + 1) % gpus;
+            }
+        }
+        // A stable sort: among equals the order of preference stays.
+        Policy::MostFree => rooms[..gpus].sort_by_key(|room| std::cmp::Reverse(room.bytes)),
+    }
+    for room in &mut rooms {
+        pieces.take(room, u64::MAX);
+    }
+    Ok(pieces.list)
+}
+
+/// `bytes` up to the next multiple of [`FRAME`], or the largest there is.
+pub(crate) fn round_up(bytes: u64) -> u64 {
+    bytes
+        .checked_next_multiple_of(FRAME)
+        .unwrap_or(u64::MAX - (FRAME - 1))
+}
+
+struct Pieces {
+    list: Vec<(Place, u64)>,
+    left: u64,
+}
+
+impl Pieces {
+    fn take(&mut self, room: &mut Room, most: u64) {
+        let bytes = room.bytes.min(self.left).min(most);
+        if bytes == 0 {
+            return;
+        }
+        room.bytes -= bytes;
+        self.left -= bytes;
+        match self.list.last_mut() {
+            Some((place, sum)) if *place == room.place => *sum += bytes,
+            _ => self.list.push((room.place, bytes)),
+        }
+    }
 }

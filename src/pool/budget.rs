@@ -1,0 +1,241 @@
+//! What each place may hold, holds, and is about to hold.
+
+use crate::{FRAME, Place, PlaceSpec, PlaceUsage};
+
+/// Index of a place in [`crate::Config::places`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PlaceId(u16);
+
+impl PlaceId {
+    /// The ids of the first `count` places; places beyond the 65 535th have none.
+    pub fn all(count: usize) -> impl Iterator<Item = PlaceId> {
+        (0..count.min(usize::from(u16::MAX)) as u16).map(PlaceId)
+    }
+
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// Growth plans after which a [`Ceiling`] is forgotten.
+const CEILING_PLANS: u32 = 64;
+
+/// What a place proved to have when it ran out before its limit.
+#[derive(Clone, Copy, Debug)]
+struct Ceiling {
+    held: u64,
+    plans_left: u32,
+}
+
+/// Whether a caller that caches will be, is being, or was told that its home GPU overflows.
+///
+/// There are three states and not two because the retry must be served whatever other threads do in between. A refusal
+/// is *owed* an allocation until one goes off home (the retry did not fit) or an equally large one fits at home (the
+/// caller's cache was given back).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Soft {
+    Armed,
+    Owed { bytes: u64 },
+    Spent,
+}
+
+/// The account of one place. All sums are bytes.
+#[derive(Debug)]
+pub(crate) struct Account {
+    pub place: Place,
+    limit: u64,
+    /// Everything that exists there on the pool's behalf, `leaving` and `stuck` included.
+    held: u64,
+    used: u64,
+    peak_used: u64,
+    /// Promised to growth under way; it does not exist yet, or not for certain.
+    promised: u64,
+    /// The part of `held` that is on its way back to the driver.
+    leaving: u64,
+    /// The part of `held` that the driver did not take back. Nothing stands on it.
+    stuck: u64,
+    ceiling: Option<Ceiling>,
+    soft: Soft,
+}
+
+impl Account {
+    pub fn new(spec: PlaceSpec) -> Self {
+        Self {
+            place: spec.place,
+            limit: spec.limit,
+            held: 0,
+            used: 0,
+            peak_used: 0,
+            promised: 0,
+            leaving: 0,
+            stuck: 0,
+            ceiling: None,
+            soft: Soft::Armed,
+        }
+    }
+
+    pub fn usage(&self) -> PlaceUsage {
+        let Self {
+            place,
+            limit,
+            held,
+            used,
+            peak_used,
+            ..
+        } = *self;
+        PlaceUsage {
+            place,
+            limit,
+            held,
+            used,
+            peak_used,
+        }
+    }
+
+    /// What blocks could still take if every free byte could be had, as far as the limit goes.
+    pub fn room_by_limit(&self) -> u64 {
+        self.limit
+            .saturating_sub(self.used + self.promised + self.stuck)
+    }
+
+    /// The same, given what the driver could still give (`None`: nobody can tell).
+    pub fn room(&self, headroom: Option<u64>) -> u64 {
+        let free = self.idle();
+        self.room_by_limit()
+            .min(headroom.map_or(u64::MAX, |headroom| headroom.saturating_add(free)))
+    }
+
+    /// What could be created there without returning anything first, in whole frames.
+    pub fn growth(&self, headroom: Option<u64>) -> u64 {
+        let most = self
+            .ceiling
+            .map_or(self.limit, |ceiling| self.limit.min(ceiling.held));
+        let bytes = most
+            .saturating_sub(self.committed())
+            .min(headroom.unwrap_or(u64::MAX));
+        bytes - bytes % FRAME
+    }
+
+    /// Whether what is promised goes beyond the limit (memory that was to leave did not).
+    pub fn is_overdrawn(&self) -> bool {
+        self.committed() > self.limit
+    }
+
+    /// Held, not used, and not on its way out.
+    fn idle(&self) -> u64 {
+        self.held
+            .saturating_sub(self.used + self.leaving + self.stuck)
+    }
+
+    fn committed(&self) -> u64 {
+        (self.held + self.promised).saturating_sub(self.leaving)
+    }
+
+    pub fn promise(&mut self, bytes: u64) {
+        self.promised += bytes;
+    }
+
+    /// Growth failed: nothing came of the promise.
+    pub fn withdraw(&mut self, bytes: u64) {
+        self.promised -= bytes;
+    }
+
+    /// Growth succeeded: the memory is there and in use.
+    pub fn deliver(&mut self, bytes: u64) {
+        self.promised -= bytes;
+        self.held += bytes;
+        self.take(bytes);
+        self.note_peak();
+    }
+
+    /// Free memory goes into use. Not a peak yet: it may be put back.
+    pub fn take(&mut self, bytes: u64) {
+        self.used += bytes;
+    }
+
+    pub fn note_peak(&mut self) {
+        self.peak_used = self.peak_used.max(self.used);
+    }
+
+    pub fn put_back(&mut self, bytes: u64) {
+        self.used -= bytes;
+    }
+
+    pub fn leave(&mut self, bytes: u64) {
+        self.leaving += bytes;
+    }
+
+    /// Memory that was leaving is gone, or could not go.
+    pub fn left(&mut self, gone: u64, stuck: u64) {
+        self.leaving -= gone + stuck;
+        self.held -= gone;
+        self.stuck += stuck;
+    }
+
+    /// Memory of a failed growth that could not be returned: it exists although it was never delivered.
+    pub fn strand(&mut self, bytes: u64) {
+        self.held += bytes;
+        self.stuck += bytes;
+    }
+
+    /// Stuck memory went after all.
+    pub fn unstick(&mut self, bytes: u64) {
+        self.stuck -= bytes;
+        self.held -= bytes;
+    }
+
+    /// The place ran out after giving `created` bytes in this attempt.
+    pub fn ran_out(&mut self, created: u64) {
+        let held = self.held.saturating_sub(self.leaving) + created;
+        self.ceiling = Some(Ceiling {
+            held,
+            plans_left: CEILING_PLANS,
+        });
+    }
+
+    /// The place can not give memory, now or ever.
+    pub fn close(&mut self) {
+        self.limit = self.held;
+    }
+
+    pub fn forget_ceiling(&mut self) {
+        self.ceiling = None;
+    }
+
+    /// Another growth was planned; an old ceiling may be out of date.
+    pub fn age_ceiling(&mut self) {
+        if let Some(ceiling) = &mut self.ceiling {
+            ceiling.plans_left -= 1;
+            if ceiling.plans_left == 0 {
+                self.ceiling = None;
+            }
+        }
+    }
+
+    /// Asked before a block of `bytes` overflows this home GPU: whether the caller is to be told.
+    pub fn refuse_softly(&mut self, bytes: u64) -> bool {
+        let armed = self.soft == Soft::Armed;
+        if armed {
+            self.soft = Soft::Owed { bytes };
+        }
+        armed
+    }
+
+    /// A block of `bytes` whose home this is overflowed it.
+    pub fn overflowed(&mut self) {
+        self.soft = Soft::Spent;
+    }
+
+    /// A block of `bytes` was served at this home GPU, and the driver would still give `headroom` there. The warning is
+    /// armed again once a sixteenth of the limit is free, so that a program at the brink is not told at every request.
+    pub fn served_at_home(&mut self, bytes: u64, headroom: u64) {
+        let settled = match self.soft {
+            Soft::Armed => return,
+            Soft::Owed { bytes: owed } => bytes >= owed,
+            Soft::Spent => true,
+        };
+        if settled && self.room(Some(headroom)) >= self.limit / 16 {
+            self.soft = Soft::Armed;
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Which physical handle is behind a frame.
+
+use crate::budget::PlaceId;
+
+/// One physical handle and the frames it is mapped at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chunk<H> {
+    pub start: u32,
+    pub frames: u32,
+    pub place: PlaceId,
+    pub handle: H,
+}
+
+const NONE: u32 = u32::MAX;
+
+/// All mapped chunks.
+#[derive(Debug)]
+pub(crate) struct Chunks<H> {
+    slots: Vec<Option<Chunk<H>>>,
+    vacant: Vec<u32>,
+    /// The slot behind each frame, as far as frames were ever used.
+    at_frame: Vec<u32>,
+}
+
+impl<H: Copy> Chunks<H> {
+    pub fn new() -> Self {
+        Self {
+            slots: Vec::new(),
+            vacant: Vec::new(),
+            at_frame: Vec::new(),
+        }
+    }
+
+    pub fn insert(&mut self, chunk: Chunk<H>) {
+        let slot = self.vacant.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
+        });
+        self.slots[slot as usize] = Some(chunk);
+        let end = (chunk.start + chunk.frames) as usize;
+        if self.at_frame.len() < end {
+            self.at_frame.resize(end, NONE);
+        }
+        self.at_frame[chunk.start as usize..end].fill(slot);
+    }
+
+    /// The chunk behind `frame`.
+    pub fn at(&self, frame: u32) -> Option<&Chunk<H>> {
+        let slot = *self.at_frame.get(frame as usize)?;
+        self.slots.get(slot as usize)?.as_ref()
+    }
+
+    /// Takes the chunks out that lie in `start..end`; both are borders of chunks.
+    pub fn remove_range(&mut self, start: u32, end: u32) -> Vec<Chunk<H>> {
+        let mut removed = Vec::new();
+        let mut frame = start;
+        while frame < end {
+            let slot = std::mem::replace(&mut self.at_frame[frame as usize], NONE);
+            let Some(chunk) = self.slots.get_mut(slot as usize).and_then(Option::take) else {
+                debug_assert!(false, "frame {frame} of a mapped run has no chunk");
+                break;
+            };
+            debug_assert!(
+                chunk.start == frame && chunk.start + chunk.frames <= end,
+                "a chunk is released whole"
+            );
+            frame = chunk.start + chunk.frames;
+            self.at_frame[chunk.start as usize..frame as usize].fill(NONE);
+            self.vacant.push(slot);
+            removed.push(chunk);
+        }
+        removed
+    }
+
+    /// The row of whole chunks inside `start..end`: its borders, both `end` if there is none.
+    pub fn whole_within(&self, start: u32, end: u32) -> (u32, u32) {
+        let mut first = start;
+        if let Some(chunk) = self.at(start)
+            && chunk.start < start
+        {
+            first = (chunk.start + chunk.frames).min(end);
+        }
+        let mut last = end;
+        if let Some(chunk) = self.at(end - 1)
+            && chunk.start + chunk.frames > end
+        {
+            last = chunk.start;
+        }
+        if last <= first {
+            (end, end)
+        } else {
+            (first, last)
+        }
+    }
+
+    /// `start..end` cut where the place changes: `(start, frames, place)` in address order.
+    pub fn segments(&self, start: u32, end: u32) -> Vec<(u32, u32, PlaceId)> {
+        let mut list: Vec<(u32, u32, PlaceId)> = Vec::new();
+        let mut frame = start;
+        while let Some(chunk) = self.at(frame)
+            && frame < end
+        {
+            let next = (chunk.start + chunk.frames).min(end);
+            match list.last_mut() {
+                Some((_, frames, place)) if *place == chunk.place => *frames += next - frame,
+                _ => list.push((frame, next - frame, chunk.place)),
+            }
+            frame = next;
+        }
+        debug_assert_eq!(frame, end, "every frame of a mapped run has a chunk");
+        list
+    }
+}

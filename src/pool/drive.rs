@@ -1,0 +1,232 @@
+//! The sequences of backend calls, none of them under the lock: creating a range, and taking one down again.
+
+use crate::budget::PlaceId;
+use crate::chunks::Chunk;
+use crate::plan::Growth;
+use crate::state::{Leaving, Zombie, bytes_of};
+use crate::{Backend, FRAME, Fault, LARGE_CHUNK};
+
+/// How often a call that may succeed later is made again. There is no pause in between: a backend that wants one waits
+/// itself, since only it knows for what.
+const REPEATS: u32 = 5;
+
+/// What became of chunks that were to go back to the driver.
+#[derive(Debug)]
+pub(crate) struct Retired<H> {
+    /// Went back.
+    pub gone: Vec<Chunk<H>>,
+    /// Did not.
+    pub zombies: Vec<Zombie<H>>,
+    /// Whether their addresses carry nothing any more.
+    pub unmapped: bool,
+}
+
+/// Why a range was not created.
+#[derive(Debug)]
+pub(crate) enum Cause<E> {
+    /// The place ran out.
+    OutOfMemory(E),
+    /// The place can not give memory.
+    Unavailable(E),
+    /// Memory that had to go first did not, and the limit leaves no room for both.
+    Overdrawn,
+    /// Anything else.
+    Failed(E),
+}
+
+/// A growth that failed half way, rolled back as far as the backend allowed.
+#[derive(Debug)]
+pub(crate) struct Broken<H, E> {
+    pub cause: Cause<E>,
+    /// Where it failed.
+    pub place: PlaceId,
+    /// Bytes that had been created there before the failure.
+    pub created: u64,
+    pub retired: Retired<H>,
+}
+
+type Built<H, E> = Result<Vec<Chunk<H>>, Broken<H, E>>;
+
+/// Creates, maps and grants everything in `growth`. On failure nothing of it is left but what the report names.
+pub(crate) fn build<B: Backend>(
+    backend: &B,
+    base: u64,
+    growth: &Growth<B::Handle>,
+    place_of: impl Fn(PlaceId) -> crate::Place,
+) -> Built<B::Handle, B::Error> {
+    let mut chunks: Vec<Chunk<B::Handle>> = Vec::new();
+    let mut frame = growth.start;
+    for &(id, bytes) in &growth.pieces {
+        let place = place_of(id);
+        let first = frame;
+        let mut loose = None;
+        let mut lay = |chunks: &mut Vec<Chunk<B::Handle>>| -> Result<(), Cause<B::Error>> {
+            let mut left = bytes;
+            while left > 0 {
+                let size = left.min(LARGE_CHUNK);
+                let handle = patiently(|| backend.create(place, size)).map_err(cause_of_create)?;
+                let chunk = Chunk {
+                    start: frame,
+                    frames: (size / FRAME) as u32,
+                    place: id,
+                    handle,
+                };
+                let address = base + bytes_of(frame);
+                if let Err(fault) = patiently(|| backend.map(address, size, handle)) {
+                    loose = Some(chunk);
+                    return Err(Cause::Failed(error_of(fault)));
+                }
+                chunks.push(chunk);
+                frame += chunk.frames;
+                left -= size;
+            }
+            // Once for the whole piece: the cost is mostly per call.
+            let address = base + bytes_of(first);
+            patiently(|| backend.grant(address, bytes, place))
+                .map_err(|fault| Cause::Failed(error_of(fault)))
+        };
+        if let Err(cause) = lay(&mut chunks) {
+            let created = chunks
+                .iter()
+                .chain(&loose)
+                .filter(|chunk| chunk.place == id);
+            let created = created.map(|chunk| bytes_of(chunk.frames)).sum();
+            let leaving = Leaving {
+                start: growth.start,
+                frames: frame - growth.start,
+                chunks,
+            };
+            let mut retired = dismantle(backend, base, leaving);
+            if let Some(chunk) = loose {
+                // Created and not mapped; its frames never carried anything.
+                match insistently(|| backend.release(chunk.handle)) {
+                    Ok(()) => retired.gone.push(chunk),
+                    Err(_) => retired.zombies.push(Zombie {
+                        mapped: false,
+                        chunks: vec![chunk],
+                    }),
+                }
+            }
+            return Err(Broken {
+                cause,
+                place: id,
+                created,
+                retired,
+            });
+        }
+    }
+    Ok(chunks)
+}
+
+/// Unmaps and releases a range. What the backend will not take back is reported, never an error: there is nothing the
+/// caller could do about it now.
+pub(crate) fn dismantle<B: Backend>(
+    backend: &B,
+    base: u64,
+    leaving: Leaving<B::Handle>,
+) -> Retired<B::Handle> {
+    let Leaving {
+        start,
+        frames,
+        chunks,
+    } = leaving;
+    let unmapped = frames == 0
+        || insistently(|| backend.unmap(base + bytes_of(start), bytes_of(frames))).is_ok();
+    if unmapped {
+        release(backend, chunks)
+    } else {
+        Retired {
+            gone: Vec::new(),
+            zombies: vec![Zombie {
+                mapped: true,
+                chunks,
+            }],
+            unmapped,
+        }
+    }
+}
+
+/// Tries once more to get rid of chunks that the driver did not take back.
+pub(crate) fn bury<B: Backend>(
+    backend: &B,
+    base: u64,
+    zombie: Zombie<B::Handle>,
+) -> Retired<B::Handle> {
+    let (Some(first), Some(last)) = (zombie.chunks.first(), zombie.chunks.last()) else {
+        return Retired {
+            gone: Vec::new(),
+            zombies: Vec::new(),
+            unmapped: true,
+        };
+    };
+    if zombie.mapped {
+        let frames = last.start + last.frames - first.start;
+        dismantle(
+            backend,
+            base,
+            Leaving {
+                start: first.start,
+                frames,
+                chunks: zombie.chunks,
+            },
+        )
+    } else {
+        release(backend, zombie.chunks)
+    }
+}
+
+fn release<B: Backend>(backend: &B, chunks: Vec<Chunk<B::Handle>>) -> Retired<B::Handle> {
+    let mut retired = Retired {
+        gone: Vec::with_capacity(chunks.len()),
+        zombies: Vec::new(),
+        unmapped: true,
+    };
+    for chunk in chunks {
+        match insistently(|| backend.release(chunk.handle)) {
+            Ok(()) => retired.gone.push(chunk),
+            Err(_) => retired.zombies.push(Zombie {
+                mapped: false,
+                chunks: vec![chunk],
+            }),
+        }
+    }
+    retired
+}
+
+/// Makes the call again while the answer is [`Fault::NotReady`].
+fn patiently<T, E>(mut call: impl FnMut() -> Result<T, Fault<E>>) -> Result<T, Fault<E>> {
+    for _ in 0..REPEATS {
+        match call() {
+            Err(Fault::NotReady(_)) => {}
+            answer => return answer,
+        }
+    }
+    call()
+}
+
+/// Makes the call again after any failure: it undoes something, and there is no second way to do that.
+fn insistently<T, E>(mut call: impl FnMut() -> Result<T, Fault<E>>) -> Result<T, Fault<E>> {
+    for _ in 0..REPEATS {
+        if let Ok(answer) = call() {
+            return Ok(answer);
+        }
+    }
+    call()
+}
+
+fn cause_of_create<E>(fault: Fault<E>) -> Cause<E> {
+    match fault {
+        Fault::OutOfMemory(error) => Cause::OutOfMemory(error),
+        Fault::Unavailable(error) => Cause::Unavailable(error),
+        Fault::NotReady(error) | Fault::Failed(error) => Cause::Failed(error),
+    }
+}
+
+pub(crate) fn error_of<E>(fault: Fault<E>) -> E {
+    match fault {
+        Fault::OutOfMemory(error)
+        | Fault::Unavailable(error)
+        | Fault::NotReady(error)
+        | Fault::Failed(error) => error,
+    }
+}

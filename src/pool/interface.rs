@@ -1,0 +1,152 @@
+//! What goes into the pool and what comes out of it, besides the [`crate::Backend`].
+
+use crate::{Links, Place, Policy};
+
+/// What a place may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlaceSpec {
+    /// Where.
+    pub place: Place,
+    /// The most bytes the pool may hold there (the GPU's memory less the reserve, or the limit set by the user).
+    pub limit: u64,
+}
+
+/// Which GPUs lend to a home GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Lenders {
+    /// Every GPU of the pool that the home GPU can reach.
+    #[default]
+    All,
+    /// None but the home GPU itself (one rank of several on this host).
+    HomeOnly,
+}
+
+/// What a pool is made of; fixed for its life.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// First address of the reservation, a multiple of [`crate::FRAME`].
+    pub base: u64,
+    /// Bytes reserved, a multiple of [`crate::FRAME`].
+    pub bytes: u64,
+    /// Every place that may hold memory, each once.
+    pub places: Vec<PlaceSpec>,
+    /// Which of them a home GPU reaches.
+    pub links: Links,
+    /// How blocks are spread over them.
+    pub policy: Policy,
+    /// Which GPUs lend.
+    pub lenders: Lenders,
+}
+
+/// What a program asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// Bytes the program asked for, above 0.
+    pub bytes: u64,
+    /// The GPU that was current.
+    pub home: u32,
+    /// Who the block belongs to (the context), opaque; see [`crate::Pool::free_owned_by`].
+    pub owner: u64,
+    /// The caller caches: refuse once with [`Refusal::Soft`] before the home GPU overflows.
+    pub soft_refusal: bool,
+}
+
+/// A block as the program and its questions see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// First byte, a multiple of [`crate::FRAME`].
+    pub address: u64,
+    /// What was asked for; the frames behind it are this rounded up to [`crate::FRAME`].
+    pub bytes: u64,
+    /// The GPU that was current.
+    pub home: u32,
+    /// [`Request::owner`].
+    pub owner: u64,
+    /// Unique in this pool for ever, counting from 1.
+    pub id: u64,
+}
+
+/// A block and how it was had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// The block.
+    pub block: Block,
+    /// Served from freed memory that was still mapped.
+    pub reused: bool,
+    /// Bytes of the block that are on another GPU than home, in whole frames.
+    pub on_peers: u64,
+    /// Bytes of the block that are on the host, in whole frames.
+    pub on_host: u64,
+}
+
+/// Why there is no block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal<E> {
+    /// Told once to a caller that caches; the retry is served.
+    Soft,
+    /// All places together lack `missing` bytes.
+    Full {
+        /// How many.
+        missing: u64,
+    },
+    /// No address range of that size is left.
+    AddressSpace,
+    /// The backend failed; everything was rolled back.
+    Backend(E),
+    /// The home GPU is not a place of this pool, or the size is 0.
+    NotOurs,
+}
+
+/// When the memory of a freed block may be used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Free {
+    /// Wait now, like the driver's own free.
+    #[default]
+    Strict,
+    /// Return at once; wait when the memory is about to be used again.
+    Lazy,
+}
+
+/// Why a block is still live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FreeError<E> {
+    /// No live block starts at this address (freed twice, an inner pointer, a foreign one).
+    NotABlock,
+    /// Waiting failed (a sticky device error): the block is still live, as it would be with the driver.
+    Backend(E),
+}
+
+/// The pool in numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// One entry for each of [`Config::places`], in that order.
+    pub places: Vec<PlaceUsage>,
+    /// Blocks the program holds.
+    pub live_blocks: u64,
+    /// What it asked for in them, not rounded.
+    pub live_bytes: u64,
+    /// The highest that ever was.
+    pub peak_live_bytes: u64,
+    /// Allocations served so far.
+    pub allocations: u64,
+    /// Those of them served from freed memory.
+    pub reuses: u64,
+    /// Bytes that went back to the driver so far, by [`crate::Pool::trim`] or to make room for growth elsewhere.
+    pub trimmed_bytes: u64,
+}
+
+/// One place in numbers, all in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlaceUsage {
+    /// Where.
+    pub place: Place,
+    /// The most the pool may hold there; what it holds, once the place proved unable to give memory.
+    pub limit: u64,
+    /// Physical memory the pool holds there: live blocks, freed runs that stay mapped, and what the driver refused to
+    /// take back.
+    pub held: u64,
+    /// The part of `held` that live blocks stand on, in whole frames.
+    pub used: u64,
+    /// The highest `used` that ever was.
+    pub peak_used: u64,
+}

@@ -1,0 +1,285 @@
+//! Deciding how to serve a request: one look at the state, one next step.
+
+use crate::budget::PlaceId;
+use crate::state::{Leaving, Route, State, Taken, bytes_of};
+use crate::{Allocation, FRAME, Place, Policy, Refusal, Request, Room, placement};
+
+/// A request being served, and what was found out for it between the looks at the state.
+#[derive(Debug)]
+pub(crate) struct Attempt<'a> {
+    pub request: &'a Request,
+    pub route: &'a Route,
+    /// The size in whole frames.
+    pub bytes: u64,
+    /// What the backend said of the first places of the route.
+    pub headrooms: Vec<Option<u64>>,
+    /// The device can not be waited for (or just was): only memory that is known to be quiet counts from here on.
+    pub only_quiesced: bool,
+    /// Everything that could be returned was, to find address space.
+    pub trimmed: bool,
+}
+
+/// Chunks to create in a new range, and what has to go first.
+#[derive(Debug)]
+pub(crate) struct Growth<H> {
+    pub start: u32,
+    pub frames: u32,
+    /// In address order.
+    pub pieces: Vec<(PlaceId, u64)>,
+    pub leaving: Vec<Leaving<H>>,
+}
+
+/// What to do next, without the lock.
+#[derive(Debug)]
+pub(crate) enum Step<H, E> {
+    /// Served.
+    Done(Allocation),
+    /// Served, once the device is done with the memory.
+    Wait(Taken),
+    /// Find out what this place has left.
+    Ask(Place),
+    /// Let the device finish, so that freed memory can be returned.
+    Quiesce,
+    /// Return everything, so that address space comes free.
+    Trim,
+    /// Create memory.
+    Grow(Growth<H>),
+    /// Not served.
+    Refuse(Refusal<E>),
+}
+
+impl<H: Copy> State<H> {
+    /// The next step for `attempt`. Budgets and address space of a [`Step::Grow`], and the memory of a [`Step::Wait`],
+    /// are set aside for the caller, who must see the step through or take it back.
+    pub fn plan<E>(&mut self, attempt: &mut Attempt) -> Step<H, E> {
+        let Attempt { route, bytes, .. } = *attempt;
+        let newest = if attempt.only_quiesced {
+            self.quiesced
+        } else {
+            u64::MAX
+        };
+        let frames = u32::try_from(bytes / FRAME).unwrap_or(u32::MAX);
+        if self.policy == Policy::LocalFirst
+            && let Some(taken) = self.take_best(route.home, frames, newest)
+        {
+            return self.hand_out(taken, attempt);
+        }
+
+        // What the policy would do if nobody else used the places: an upper bound, known without asking the backend. It
+        // finds the freed memory to reuse in the steady state, and what can not be had in any case.
+        let rooms = self.rooms(route, |state, place, _| {
+            state.accounts[place.index()].room_by_limit()
+        });
+        match self.spread(bytes, &rooms) {
+            Err(missing) => return Step::Refuse(Refusal::Full { missing }),
+            Ok(pieces) => {
+                if let Some(step) = self.serve_warm(&pieces, attempt, frames, newest) {
+                    return step;
+                }
+            }
+        }
+        self.plan_growth(attempt, frames, newest)
+    }
+
+    fn plan_growth<E>(&mut self, attempt: &mut Attempt, frames: u32, newest: u64) -> Step<H, E> {
+        let Attempt { route, bytes, .. } = *attempt;
+        // The other policies can not choose before they have heard of every GPU.
+        let needed = if self.policy == Policy::LocalFirst {
+            1
+        } else {
+            route.gpus
+        };
+        loop {
+            let asked = attempt.headrooms.len();
+            let mut missing = bytes;
+            if asked >= needed {
+                let rooms = self.rooms(route, |state, place, index| {
+                    let Some(&headroom) = attempt.headrooms.get(index) else {
+                        return 0;
+                    };
+                    state.accounts[place.index()]
+                        .growth(headroom)
+                        .saturating_add(state.evictable(place, newest))
+                });
+                match self.spread(bytes, &rooms) {
+                    Ok(pieces) => {
+                        let warm = self.serve_warm(&pieces, attempt, frames, newest);
+                        return warm.unwrap_or_else(|| self.set_aside(attempt, pieces));
+                    }
+                    Err(lacking) => missing = lacking,
+                }
+                // A place too full to grow may still have the row of free frames that is wanted.
+                for &place in &route.order[..asked] {
+                    if self.runs.best_fit(place, frames, newest).is_some()
+                        && let Some(step) =
+                            self.serve_warm(&[(place, bytes)], attempt, frames, newest)
+                    {
+                        return step;
+                    }
+                }
+            }
+            let Some(&next) = route.order.get(asked) else {
+                return Step::Refuse(Refusal::Full { missing });
+            };
+            let account = &self.accounts[next.index()];
+            if account.growth(None) > 0 {
+                return Step::Ask(account.place);
+            }
+            // At its limit; the driver's answer would change nothing.
+            attempt.headrooms.push(Some(0));
+        }
+    }
+
+    /// Serves the block from free memory if there is any as good as `pieces`; refuses softly if that is due.
+    fn serve_warm<E>(
+        &mut self,
+        pieces: &[(PlaceId, u64)],
+        attempt: &Attempt,
+        frames: u32,
+        newest: u64,
+    ) -> Option<Step<H, E>> {
+        if self.is_soft(pieces, attempt) {
+            return Some(Step::Refuse(Refusal::Soft));
+        }
+        let taken = self.take_like(pieces, attempt.route, frames, newest)?;
+        Some(self.hand_out(taken, attempt))
+    }
+
+    fn hand_out<E>(&mut self, taken: Taken, attempt: &Attempt) -> Step<H, E> {
+        if taken.generation > self.quiesced {
+            return Step::Wait(taken);
+        }
+        // Free memory at home is room there, whatever the driver has; that much is known without asking.
+        Step::Done(self.award(&taken, attempt.request, attempt.route, true, 0))
+    }
+
+    fn is_soft(&mut self, pieces: &[(PlaceId, u64)], attempt: &Attempt) -> bool {
+        if !attempt.request.soft_refusal {
+            return false;
+        }
+        let (mut on_peers, mut on_host) = (0, 0);
+        for &(place, bytes) in pieces {
+            if self.place(place).is_host() {
+                on_host += bytes;
+            } else if place != attempt.route.home {
+                on_peers += bytes;
+            }
+        }
+        self.overflows(on_peers, on_host)
+            && self
+                .account(attempt.route.home)
+                .refuse_softly(attempt.request.bytes)
+    }
+
+    /// Sets budgets, address space and the memory that has to go first aside for `pieces`.
+    fn set_aside<E>(&mut self, attempt: &Attempt, pieces: Vec<(PlaceId, u64)>) -> Step<H, E> {
+        let headroom = |place: PlaceId| {
+            let index = attempt.route.order.iter().position(|&other| other == place);
+            index
+                .and_then(|index| attempt.headrooms.get(index))
+                .copied()
+                .flatten()
+        };
+        let mut sums: Vec<(PlaceId, u64)> = Vec::new();
+        for &(place, bytes) in &pieces {
+            match sums.iter_mut().find(|(other, _)| *other == place) {
+                Some((_, sum)) => *sum += bytes,
+                None => sums.push((place, bytes)),
+            }
+        }
+        let excess = |state: &Self, place: PlaceId, bytes: u64| {
+            bytes.saturating_sub(state.accounts[place.index()].growth(headroom(place)))
+        };
+        if sums.iter().any(|&(place, bytes)| {
+            self.evictable(place, self.quiesced) < excess(self, place, bytes)
+        }) {
+            return Step::Quiesce;
+        }
+        let frames: u64 = sums.iter().map(|(_, bytes)| bytes / FRAME).sum();
+        let Some(start) = self.space.take(frames) else {
+            return if attempt.trimmed {
+                Step::Refuse(Refusal::AddressSpace)
+            } else {
+                Step::Trim
+            };
+        };
+        let mut leaving = Vec::new();
+        for &(place, bytes) in &sums {
+            let excess = excess(self, place, bytes);
+            if excess > 0 {
+                leaving.append(&mut self.evict(place, excess, self.quiesced));
+            }
+            self.account(place).promise(bytes);
+        }
+        for account in &mut self.accounts {
+            account.age_ceiling();
+        }
+        Step::Grow(Growth {
+            start,
+            frames: frames as u32,
+            pieces,
+            leaving,
+        })
+    }
+
+    fn rooms(&self, route: &Route, bytes: impl Fn(&Self, PlaceId, usize) -> u64) -> Vec<Room> {
+        let places = route.order.iter().enumerate();
+        places
+            .map(|(index, &id)| Room {
+                place: self.place(id),
+                bytes: bytes(self, id, index),
+            })
+            .collect()
+    }
+
+    fn spread(&self, bytes: u64, rooms: &[Room]) -> Result<Vec<(PlaceId, u64)>, u64> {
+        let pieces = placement::spread(bytes, rooms, self.policy, self.turn)?;
+        let id =
+            |place: Place| PlaceId::all(self.accounts.len()).find(|id| self.place(*id) == place);
+        Ok(pieces
+            .into_iter()
+            .filter_map(|(place, bytes)| Some((id(place)?, bytes)))
+            .collect())
+    }
+
+    /// The growth came to nothing: its budgets are free again.
+    pub fn withdraw(&mut self, growth: &Growth<H>) {
+        for &(place, bytes) in &growth.pieces {
+            self.account(place).withdraw(bytes);
+        }
+    }
+
+    /// The growth is done: its range is a block now.
+    pub fn deliver(&mut self, growth: &Growth<H>, attempt: &Attempt) -> Allocation {
+        let mut at_home = 0;
+        for &(place, bytes) in &growth.pieces {
+            self.account(place).deliver(bytes);
+            at_home += if place == attempt.route.home {
+                bytes
+            } else {
+                0
+            };
+        }
+        let place = match growth.pieces[..] {
+            [(place, _)] => Some(place),
+            _ => None,
+        };
+        self.runs
+            .add(growth.start, growth.frames, crate::runs::Kind::Taken);
+        let taken = Taken {
+            start: growth.start,
+            frames: growth.frames,
+            generation: 0,
+            place,
+        };
+        let headroom = attempt
+            .headrooms
+            .first()
+            .copied()
+            .flatten()
+            .unwrap_or(u64::MAX)
+            .saturating_sub(at_home);
+        debug_assert_eq!(bytes_of(growth.frames), attempt.bytes);
+        self.award(&taken, attempt.request, attempt.route, false, headroom)
+    }
+}

@@ -1,0 +1,168 @@
+//! Serving a block from freed memory that is still mapped.
+
+use crate::FRAME;
+use crate::budget::PlaceId;
+use crate::runs::{Kind, Run};
+use crate::state::{Route, State, Taken, bytes_of};
+
+/// How much less of home, or more of the host, a reused row of frames may have than fresh memory would: two large chunks.
+/// The borders of a block that was freed are rarely where the placement of today would put them.
+const TOLERANCE: u64 = 64 << 20;
+
+impl<H: Copy> State<H> {
+    /// Takes the best fit at `place` among what was freed up to `newest`.
+    pub fn take_best(&mut self, place: PlaceId, frames: u32, newest: u64) -> Option<Taken> {
+        let start = self.runs.best_fit(place, frames, newest)?;
+        let generation = self.runs.take(start, start + frames)?;
+        self.account(place).take(bytes_of(frames));
+        Some(Taken {
+            start,
+            frames,
+            generation,
+            place: Some(place),
+        })
+    }
+
+    /// Takes free memory that is as good as fresh memory placed in `pieces`: at the one place, or across several.
+    pub fn take_like(
+        &mut self,
+        pieces: &[(PlaceId, u64)],
+        route: &Route,
+        frames: u32,
+        newest: u64,
+    ) -> Option<Taken> {
+        match pieces {
+            [(place, _)] => self.take_best(*place, frames, newest),
+            _ => {
+                let (start, end) = self.find_span(pieces, route, frames, newest)?;
+                self.take_span(start, end)
+            }
+        }
+    }
+
+    /// The borders of the free row of frames to reuse for `pieces`: from the smallest row of free runs that has one, so
+    /// that a block freed as a whole is found as a whole.
+    fn find_span(
+        &self,
+        pieces: &[(PlaceId, u64)],
+        route: &Route,
+        frames: u32,
+        newest: u64,
+    ) -> Option<(u32, u32)> {
+        let wanted = |matches: &dyn Fn(PlaceId) -> bool| -> u64 {
+            pieces
+                .iter()
+                .filter(|(place, _)| matches(*place))
+                .map(|(_, bytes)| bytes / FRAME)
+                .sum()
+        };
+        let home_least = wanted(&|place| place == route.home).saturating_sub(TOLERANCE / FRAME);
+        let host_most = wanted(&|place| self.place(place).is_host()) + TOLERANCE / FRAME;
+        let usable = |run: &Run| match run.kind {
+            Kind::Free { place, generation } => {
+                generation <= newest && route.order.contains(&place)
+            }
+            _ => false,
+        };
+        let mut best: Option<(u32, u32)> = None;
+        for span in self.runs.free_spans() {
+            let (Some(first), Some(last)) = (span.first(), span.last()) else {
+                continue;
+            };
+            let size = last.end() - first.start;
+            if size < frames
+                || best.is_some_and(|(least, _)| least <= size)
+                || !span.iter().all(usable)
+            {
+                continue;
+            }
+            let shares = Shares::new(self, &span, route.home);
+            // Moving a window changes its shares at a constant rate until a border passes one of a run, so only windows
+            // that begin or end at one need a look.
+            let mut windows = span
+                .iter()
+                .flat_map(|run| [Some(run.start), run.end().checked_sub(frames)])
+                .flatten()
+                .filter(|&at| {
+                    let (home, host) = shares.within(at, at + frames);
+                    home >= home_least && host <= host_most
+                });
+            if let Some(start) = windows.find(|&at| at >= first.start && at + frames <= last.end())
+            {
+                best = Some((size, start));
+            }
+        }
+        best.map(|(_, start)| (start, start + frames))
+    }
+
+    fn take_span(&mut self, start: u32, end: u32) -> Option<Taken> {
+        let mut generation = 0;
+        let mut places = Vec::new();
+        for (from, frames, place) in self.chunks.segments(start, end) {
+            // Segments and free runs have the same borders inside a row of free runs: both end where the place changes.
+            generation = generation.max(self.runs.take(from, from + frames)?);
+            self.account(place).take(bytes_of(frames));
+            places.push(place);
+        }
+        self.runs.join_taken(start, end);
+        let place = if let [place] = places[..] {
+            Some(place)
+        } else {
+            None
+        };
+        Some(Taken {
+            start,
+            frames: end - start,
+            generation,
+            place,
+        })
+    }
+}
+
+/// Frames at home and on the host before each border of a row of runs.
+struct Shares {
+    /// `(frame, at home before it, on the host before it, home?, host?)`, the flags for the run that starts there.
+    borders: Vec<(u32, u64, u64, bool, bool)>,
+}
+
+impl Shares {
+    fn new<H: Copy>(state: &State<H>, span: &[Run], home: PlaceId) -> Self {
+        let (mut at_home, mut on_host) = (0, 0);
+        let borders = span
+            .iter()
+            .map(|run| {
+                let place = match run.kind {
+                    Kind::Free { place, .. } => Some(place),
+                    _ => None,
+                };
+                let is_home = place == Some(home);
+                let is_host = place.is_some_and(|place| state.place(place).is_host());
+                let border = (run.start, at_home, on_host, is_home, is_host);
+                at_home += u64::from(is_home) * u64::from(run.frames);
+                on_host += u64::from(is_host) * u64::from(run.frames);
+                border
+            })
+            .collect();
+        Self { borders }
+    }
+
+    fn before(&self, frame: u32) -> (u64, u64) {
+        let index = self.borders.partition_point(|border| border.0 <= frame);
+        let Some(&(start, at_home, on_host, is_home, is_host)) =
+            self.borders.get(index.wrapping_sub(1))
+        else {
+            return (0, 0);
+        };
+        let into = u64::from(frame - start);
+        (
+            at_home + u64::from(is_home) * into,
+            on_host + u64::from(is_host) * into,
+        )
+    }
+
+    /// Frames at home and on the host in `start..end`.
+    fn within(&self, start: u32, end: u32) -> (u64, u64) {
+        let (low, high) = (self.before(start), self.before(end));
+        (high.0.saturating_sub(low.0), high.1.saturating_sub(low.1))
+    }
+}

@@ -1,0 +1,379 @@
+//! Runs of mapped frames: live blocks, free memory, and what is between the two.
+//!
+//! Every mapped frame belongs to exactly one run. A run is found in constant time from its first or last frame (boundary
+//! tags) and from an inner one through [`Starts`]. Free runs are homogeneous in place, never adjacent to another one of
+//! the same place, and indexed by size for each place. Where two free runs of different places touch there is a *seam*;
+//! the seams are how a freed block that spanned several places is found again as a whole.
+
+use crate::budget::PlaceId;
+use crate::starts::Starts;
+use std::collections::BTreeSet;
+
+/// What a live run is to the program. The address is the run's, so that moving records can not make the two disagree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Owned {
+    pub bytes: u64,
+    pub home: u32,
+    pub owner: u64,
+    pub id: u64,
+    /// The one place all of it is at, or `None` if it spans several.
+    pub place: Option<PlaceId>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Freed and still mapped. `generation` is that of the latest free in it.
+    Free { place: PlaceId, generation: u64 },
+    /// A block the program holds.
+    Live(Owned),
+    /// A block whose free waits for the device.
+    Freeing(Owned),
+    /// Taken from the free memory and not yet a block.
+    Taken,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub start: u32,
+    pub frames: u32,
+    pub kind: Kind,
+}
+
+impl Run {
+    pub fn end(&self) -> u32 {
+        self.start + self.frames
+    }
+
+    fn free_place(&self) -> Option<PlaceId> {
+        match self.kind {
+            Kind::Free { place, .. } => Some(place),
+            _ => None,
+        }
+    }
+}
+
+const NONE: u32 = u32::MAX;
+
+#[derive(Debug)]
+pub(crate) struct Runs {
+    slots: Vec<Run>,
+    vacant: Vec<u32>,
+    /// Right at the first and the last frame of every run; anything elsewhere. A reader trusts a tag only if the record it
+    /// leads to says that it starts (ends) here, so that nothing ever has to be cleared.
+    tags: Vec<u32>,
+    starts: Starts,
+    /// For each place, `frames << 32 | start`: the first entry at or above a size is the best fit, lowest address first.
+    free: Vec<BTreeSet<u64>>,
+    /// First frames of free runs whose left neighbour is free too (and so at another place).
+    seams: BTreeSet<u32>,
+}
+
+fn key(frames: u32, start: u32) -> u64 {
+    u64::from(frames) << 32 | u64::from(start)
+}
+
+impl Runs {
+    pub fn new(places: usize) -> Self {
+        Self {
+            slots: Vec::new(),
+            vacant: Vec::new(),
+            tags: Vec::new(),
+            starts: Starts::default(),
+            free: vec![BTreeSet::new(); places],
+            seams: BTreeSet::new(),
+        }
+    }
+
+    /// The run that starts at `frame`.
+    pub fn starting_at(&self, frame: u32) -> Option<&Run> {
+        let run = self.slots.get(*self.tags.get(frame as usize)? as usize)?;
+        (run.start == frame && run.frames > 0).then_some(run)
+    }
+
+    /// The run that `frame` lies in.
+    pub fn around(&self, frame: u32) -> Option<&Run> {
+        let run = self.starting_at(self.starts.at_or_below(frame)?)?;
+        (frame < run.end()).then_some(run)
+    }
+
+    /// Changes what the run at `start` is; `start` must be the first frame of a run that is not and does not become free.
+    pub fn set_kind(&mut self, start: u32, kind: Kind) {
+        let slot = self.tags[start as usize] as usize;
+        let run = &mut self.slots[slot];
+        debug_assert!(
+            run.start == start && run.free_place().is_none() && !matches!(kind, Kind::Free { .. })
+        );
+        run.kind = kind;
+    }
+
+    /// All runs, in no order.
+    pub fn all(&self) -> impl Iterator<Item = &Run> {
+        self.slots.iter().filter(|run| run.frames > 0)
+    }
+
+    /// Free runs at `place`, smallest first.
+    pub fn free_at(&self, place: PlaceId) -> impl Iterator<Item = &Run> {
+        self.free_from(place, 0)
+    }
+
+    /// The best fit at `place` for `frames`: the smallest free run that is big enough, the lowest of equals, among those
+    /// freed no later than `newest`.
+    pub fn best_fit(&self, place: PlaceId, frames: u32, newest: u64) -> Option<u32> {
+        self.free_from(place, frames)
+            .find(|run| matches!(run.kind, Kind::Free { generation, .. } if generation <= newest))
+            .map(|run| run.start)
+    }
+
+    fn free_from(&self, place: PlaceId, frames: u32) -> impl Iterator<Item = &Run> {
+        self.free[place.index()]
+            .range(key(frames, 0)..)
+            .filter_map(|&entry| self.starting_at(entry as u32))
+    }
+
+    /// The rows of two or more adjacent free runs, each in address order.
+    pub fn free_spans(&self) -> impl Iterator<Item = Vec<Run>> {
+        let mut seams = self.seams.iter().copied().peekable();
+        std::iter::from_fn(move || {
+            let seam = seams.next()?;
+            let mut span: Vec<Run> = self
+                .ending_at(seam)
+                .into_iter()
+                .chain(self.starting_at(seam))
+                .copied()
+                .collect();
+            while let Some(last) = span.last()
+                && seams.peek() == Some(&last.end())
+                && let Some(next) = self.starting_at(last.end())
+            {
+                span.push(*next);
+                seams.next();
+            }
+            Some(span)
+        })
+    }
+
+    /// Takes `start..end` out of the free run around it and makes it a run of its own, of kind [`Kind::Taken`]. What is
+    /// left and right of it stays free. Returns the generation of the run, or `None` when there is no such free run.
+    pub fn take(&mut self, start: u32, end: u32) -> Option<u64> {
+        let run = *self.around(start)?;
+        let Kind::Free { generation, .. } = run.kind else {
+            return None;
+        };
+        if end > run.end() {
+            return None;
+        }
+        self.unlink(&run);
+        let mut slot = self.tags[run.start as usize];
+        if run.start < start {
+            self.put(
+                slot,
+                Run {
+                    frames: start - run.start,
+                    ..run
+                },
+            );
+            slot = self.new_slot();
+            self.starts.insert(start);
+        }
+        self.put(
+            slot,
+            Run {
+                start,
+                frames: end - start,
+                kind: Kind::Taken,
+            },
+        );
+        if end < run.end() {
+            let right = self.new_slot();
+            self.starts.insert(end);
+            self.put(
+                right,
+                Run {
+                    start: end,
+                    frames: run.end() - end,
+                    ..run
+                },
+            );
+            self.link(right);
+        }
+        if run.start < start {
+            self.link(self.tags[run.start as usize]);
+        }
+        Some(generation)
+    }
+
+    /// Makes one run of the adjacent [`Kind::Taken`] runs in `start..end`.
+    pub fn join_taken(&mut self, start: u32, end: u32) {
+        let mut frame = start;
+        while frame < end {
+            let Some(next) = self.starting_at(frame).map(Run::end) else {
+                break;
+            };
+            self.forget(frame);
+            frame = next;
+        }
+        self.add(start, end - start, Kind::Taken);
+    }
+
+    /// Adds a run on frames that belong to none.
+    pub fn add(&mut self, start: u32, frames: u32, kind: Kind) {
+        let end = (start + frames) as usize;
+        if self.tags.len() < end {
+            self.tags.resize(end, NONE);
+        }
+        let slot = self.new_slot();
+        self.put(
+            slot,
+            Run {
+                start,
+                frames,
+                kind,
+            },
+        );
+        self.starts.insert(start);
+    }
+
+    /// Removes the run that starts at `start` and is not free; its frames belong to none then. Returns its end.
+    pub fn remove(&mut self, start: u32) -> u32 {
+        let end = self.starting_at(start).map_or(start, Run::end);
+        self.forget(start);
+        end
+    }
+
+    /// Makes the run at `start`, which is not free and lies wholly at `place`, free; joins it with its neighbours.
+    pub fn release(&mut self, start: u32, place: PlaceId, generation: u64) {
+        let slot = self.tags[start as usize];
+        let mut run = self.slots[slot as usize];
+        debug_assert!(run.start == start && run.free_place().is_none());
+        let mut generation = generation;
+        let mut newest = |other: Kind| match other {
+            Kind::Free {
+                generation: theirs, ..
+            } => generation = generation.max(theirs),
+            _ => debug_assert!(false, "only free runs are joined"),
+        };
+        if let Some(left) = self
+            .ending_at(start)
+            .copied()
+            .filter(|left| left.free_place() == Some(place))
+        {
+            self.unlink(&left);
+            newest(left.kind);
+            let gone = self.tags[left.start as usize];
+            self.starts.remove(run.start);
+            self.vacate(gone);
+            run.start = left.start;
+            run.frames += left.frames;
+        }
+        if let Some(right) = self
+            .starting_at(run.end())
+            .copied()
+            .filter(|right| right.free_place() == Some(place))
+        {
+            self.unlink(&right);
+            newest(right.kind);
+            let gone = self.tags[right.start as usize];
+            self.starts.remove(right.start);
+            self.vacate(gone);
+            run.frames += right.frames;
+        }
+        run.kind = Kind::Free { place, generation };
+        self.put(slot, run);
+        self.link(slot);
+    }
+
+    /// Cuts the run at `start`, which is not free, in two; the second begins at `at`.
+    pub fn cut(&mut self, start: u32, at: u32) {
+        let slot = self.tags[start as usize];
+        let run = self.slots[slot as usize];
+        debug_assert!(run.start == start && start < at && at < run.end());
+        self.put(
+            slot,
+            Run {
+                frames: at - start,
+                ..run
+            },
+        );
+        let right = self.new_slot();
+        self.put(
+            right,
+            Run {
+                start: at,
+                frames: run.end() - at,
+                ..run
+            },
+        );
+        self.starts.insert(at);
+    }
+
+    fn ending_at(&self, frame: u32) -> Option<&Run> {
+        let tag = *self.tags.get(frame.checked_sub(1)? as usize)?;
+        let run = self.slots.get(tag as usize)?;
+        (run.frames > 0 && run.end() == frame).then_some(run)
+    }
+
+    fn link(&mut self, slot: u32) {
+        let run = self.slots[slot as usize];
+        let Kind::Free { place, .. } = run.kind else {
+            return;
+        };
+        self.free[place.index()].insert(key(run.frames, run.start));
+        if self
+            .ending_at(run.start)
+            .is_some_and(|left| left.free_place().is_some())
+        {
+            self.seams.insert(run.start);
+        }
+        if self
+            .starting_at(run.end())
+            .is_some_and(|right| right.free_place().is_some())
+        {
+            self.seams.insert(run.end());
+        }
+    }
+
+    fn unlink(&mut self, run: &Run) {
+        let Kind::Free { place, .. } = run.kind else {
+            return;
+        };
+        self.free[place.index()].remove(&key(run.frames, run.start));
+        // The set is empty unless blocks span places, and then this costs nothing.
+        if !self.seams.is_empty() {
+            self.seams.remove(&run.start);
+            self.seams.remove(&run.end());
+        }
+    }
+
+    fn put(&mut self, slot: u32, run: Run) {
+        self.slots[slot as usize] = run;
+        self.tags[run.start as usize] = slot;
+        self.tags[run.end() as usize - 1] = slot;
+    }
+
+    fn new_slot(&mut self) -> u32 {
+        self.vacant.pop().unwrap_or_else(|| {
+            self.slots.push(Run {
+                start: 0,
+                frames: 0,
+                kind: Kind::Taken,
+            });
+            self.slots.len() as u32 - 1
+        })
+    }
+
+    fn vacate(&mut self, slot: u32) {
+        self.slots[slot as usize] = Run {
+            start: 0,
+            frames: 0,
+            kind: Kind::Taken,
+        };
+        self.vacant.push(slot);
+    }
+
+    fn forget(&mut self, start: u32) {
+        let slot = self.tags[start as usize];
+        debug_assert!(self.slots[slot as usize].start == start);
+        self.starts.remove(start);
+        self.vacate(slot);
+    }
+}

@@ -1,0 +1,369 @@
+//! Everything under the pool's lock, and the steps that keep it consistent.
+//!
+//! A step here never calls the backend; whoever needs the backend unlocks first and comes back with what happened.
+
+use crate::budget::{Account, PlaceId};
+use crate::chunks::{Chunk, Chunks};
+use crate::runs::{Kind, Owned, Run, Runs};
+use crate::space::Space;
+use crate::{Allocation, Block, Config, FRAME, Place, Policy, Request, Usage, placement};
+
+/// The places that blocks of one home GPU may stand on.
+#[derive(Debug)]
+pub(crate) struct Route {
+    pub ordinal: u32,
+    pub home: PlaceId,
+    /// Best first, home included: the GPUs, then the host nodes.
+    pub order: Vec<PlaceId>,
+    /// How many of `order` are GPUs.
+    pub gpus: usize,
+}
+
+impl Route {
+    /// A route for every GPU of the pool.
+    pub fn all(config: &Config) -> Vec<Route> {
+        let places: Vec<Place> = config.places.iter().map(|spec| spec.place).collect();
+        let mut routes = Vec::new();
+        for (home, &place) in PlaceId::all(places.len()).zip(&places) {
+            let Place::Gpu(ordinal) = place else { continue };
+            let order: Vec<PlaceId> =
+                placement::order(ordinal, &places, &config.links, config.lenders)
+                    .into_iter()
+                    .filter_map(|place| {
+                        PlaceId::all(places.len()).find(|id| places[id.index()] == place)
+                    })
+                    .collect();
+            let gpus = order
+                .iter()
+                .filter(|id| !places[id.index()].is_host())
+                .count();
+            routes.push(Route {
+                ordinal,
+                home,
+                order,
+                gpus,
+            });
+        }
+        routes
+    }
+}
+
+/// A row of frames that is about to become a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub start: u32,
+    pub frames: u32,
+    /// That of its latest free.
+    pub generation: u64,
+    /// Where it is, if all of it is at one place.
+    pub place: Option<PlaceId>,
+}
+
+/// Mapped chunks on their way back to the driver; no run and no table knows them any more.
+#[derive(Debug)]
+pub(crate) struct Leaving<H> {
+    pub start: u32,
+    pub frames: u32,
+    pub chunks: Vec<Chunk<H>>,
+}
+
+/// Chunks that the driver did not take back. Their addresses are never used again.
+#[derive(Debug)]
+pub(crate) struct Zombie<H> {
+    /// Whether they are still mapped, all of them, at their addresses.
+    pub mapped: bool,
+    pub chunks: Vec<Chunk<H>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct State<H> {
+    pub base: u64,
+    pub policy: Policy,
+    pub space: Space,
+    pub chunks: Chunks<H>,
+    pub runs: Runs,
+    pub accounts: Vec<Account>,
+    pub zombies: Vec<Zombie<H>>,
+    /// Counts frees: the number of the latest one.
+    pub generation: u64,
+    /// Memory freed up to this generation can not be touched by the device any more.
+    pub quiesced: u64,
+    /// Counts blocks placed by [`Policy::Interleave`].
+    pub turn: u64,
+    totals: Totals,
+}
+
+#[derive(Debug, Default)]
+struct Totals {
+    live_blocks: u64,
+    live_bytes: u64,
+    peak_live_bytes: u64,
+    allocations: u64,
+    reuses: u64,
+    trimmed_bytes: u64,
+}
+
+/// Bytes of so many frames.
+pub(crate) fn bytes_of(frames: u32) -> u64 {
+    u64::from(frames) * FRAME
+}
+
+impl<H: Copy> State<H> {
+    pub fn new(config: &Config) -> Self {
+        Self {
+            base: config.base,
+            policy: config.policy,
+            // A reservation beyond 2^32 frames (8 PiB) is not offered by any driver; the rest of one would go unused.
+            space: Space::new(u32::try_from(config.bytes / FRAME).unwrap_or(u32::MAX)),
+            chunks: Chunks::new(),
+            runs: Runs::new(config.places.len()),
+            accounts: config
+                .places
+                .iter()
+                .map(|&spec| Account::new(spec))
+                .collect(),
+            zombies: Vec::new(),
+            generation: 0,
+            quiesced: 0,
+            turn: 0,
+            totals: Totals::default(),
+        }
+    }
+
+    pub fn account(&mut self, place: PlaceId) -> &mut Account {
+        &mut self.accounts[place.index()]
+    }
+
+    pub fn place(&self, id: PlaceId) -> Place {
+        self.accounts[id.index()].place
+    }
+
+    /// Puts `taken` back among the free runs.
+    pub fn put_back(&mut self, taken: &Taken) {
+        self.release(taken.start, taken.frames, taken.place, taken.generation);
+    }
+
+    /// Makes `taken` a block. `headroom` is what home's driver is known to have left, 0 if nobody asked.
+    pub fn award(
+        &mut self,
+        taken: &Taken,
+        request: &Request,
+        route: &Route,
+        reused: bool,
+        headroom: u64,
+    ) -> Allocation {
+        let totals = &mut self.totals;
+        totals.allocations += 1;
+        totals.reuses += u64::from(reused);
+        totals.live_blocks += 1;
+        totals.live_bytes += request.bytes;
+        totals.peak_live_bytes = totals.peak_live_bytes.max(totals.live_bytes);
+        let id = totals.allocations;
+        let Request {
+            bytes, home, owner, ..
+        } = *request;
+        self.runs.set_kind(
+            taken.start,
+            Kind::Live(Owned {
+                bytes,
+                home,
+                owner,
+                id,
+                place: taken.place,
+            }),
+        );
+        self.turn += 1;
+
+        let (mut on_peers, mut on_host) = (0, 0);
+        let mut count = |state: &mut Self, place: PlaceId, frames: u32| {
+            let account = state.account(place);
+            account.note_peak();
+            if account.place.is_host() {
+                on_host += bytes_of(frames);
+            } else if place != route.home {
+                on_peers += bytes_of(frames);
+            }
+        };
+        match taken.place {
+            Some(place) => count(self, place, taken.frames),
+            None => {
+                for (_, frames, place) in self
+                    .chunks
+                    .segments(taken.start, taken.start + taken.frames)
+                {
+                    count(self, place, frames);
+                }
+            }
+        }
+
+        let overflowed = self.overflows(on_peers, on_host);
+        let account = self.account(route.home);
+        if overflowed {
+            account.overflowed();
+        } else {
+            account.served_at_home(bytes, headroom);
+        }
+        let block = Block {
+            address: self.address(taken.start),
+            bytes,
+            home,
+            owner,
+            id,
+        };
+        Allocation {
+            block,
+            reused,
+            on_peers,
+            on_host,
+        }
+    }
+
+    /// Whether a block with that much away from home went over the edge of what its policy fills first.
+    pub fn overflows(&self, on_peers: u64, on_host: u64) -> bool {
+        match self.policy {
+            Policy::LocalFirst => on_peers + on_host > 0,
+            // These send blocks to peers of their own choice, long before home is full.
+            Policy::Interleave | Policy::MostFree => on_host > 0,
+        }
+    }
+
+    /// The block that `run` is to the program, if it is one.
+    pub fn block_of(&self, run: &Run) -> Option<Block> {
+        match run.kind {
+            Kind::Live(Owned {
+                bytes,
+                home,
+                owner,
+                id,
+                ..
+            })
+            | Kind::Freeing(Owned {
+                bytes,
+                home,
+                owner,
+                id,
+                ..
+            }) => Some(Block {
+                address: self.address(run.start),
+                bytes,
+                home,
+                owner,
+                id,
+            }),
+            Kind::Free { .. } | Kind::Taken => None,
+        }
+    }
+
+    /// Ends the life of the block on `run`, which is live or being freed. The memory can be touched by the device until
+    /// everything freed up to `generation` is quiesced.
+    pub fn retire_block(&mut self, run: &Run, owned: &Owned, generation: u64) {
+        self.totals.live_blocks -= 1;
+        self.totals.live_bytes -= owned.bytes;
+        self.release(run.start, run.frames, owned.place, generation);
+    }
+
+    /// The number of a free that happens now.
+    pub fn next_generation(&mut self) -> u64 {
+        self.generation += 1;
+        self.generation
+    }
+
+    fn release(&mut self, start: u32, frames: u32, place: Option<PlaceId>, generation: u64) {
+        if let Some(place) = place {
+            self.account(place).put_back(bytes_of(frames));
+            self.runs.release(start, place, generation);
+            return;
+        }
+        let end = start + frames;
+        for (start, frames, place) in self.chunks.segments(start, end) {
+            if start + frames < end {
+                self.runs.cut(start, start + frames);
+            }
+            self.account(place).put_back(bytes_of(frames));
+            self.runs.release(start, place, generation);
+        }
+    }
+
+    /// Takes free memory at `place` out of the pool in whole chunks, at least `bytes` or all, the longest unused first,
+    /// and only what was freed up to `newest`.
+    pub fn evict(&mut self, place: PlaceId, bytes: u64, newest: u64) -> Vec<Leaving<H>> {
+        let mut cold: Vec<(u64, u32, u32)> = self
+            .runs
+            .free_at(place)
+            .filter_map(|run| match run.kind {
+                Kind::Free { generation, .. } if generation <= newest => {
+                    Some((generation, run.start, run.end()))
+                }
+                _ => None,
+            })
+            .collect();
+        cold.sort_unstable();
+        let mut leaving = Vec::new();
+        let mut sum = 0;
+        for (_, start, end) in cold {
+            if sum >= bytes {
+                break;
+            }
+            let (start, mut end) = self.chunks.whole_within(start, end);
+            // No more chunks than are wanted, counted from the low end, so that the high part of a run stays one.
+            let wanted = u32::try_from((bytes - sum).div_ceil(FRAME)).unwrap_or(u32::MAX);
+            if wanted < end - start
+                && let Some(last) = self.chunks.at(start + wanted - 1)
+            {
+                end = last.start + last.frames;
+            }
+            if start == end || self.runs.take(start, end).is_none() {
+                continue;
+            }
+            self.runs.remove(start);
+            self.account(place).leave(bytes_of(end - start));
+            sum += bytes_of(end - start);
+            leaving.push(Leaving {
+                start,
+                frames: end - start,
+                chunks: self.chunks.remove_range(start, end),
+            });
+        }
+        leaving
+    }
+
+    /// Bytes that [`State::evict`] could take out at `place`.
+    pub fn evictable(&self, place: PlaceId, newest: u64) -> u64 {
+        self.runs
+            .free_at(place)
+            .filter(|run| matches!(run.kind, Kind::Free { generation, .. } if generation <= newest))
+            .map(|run| {
+                let (start, end) = self.chunks.whole_within(run.start, run.end());
+                bytes_of(end - start)
+            })
+            .sum()
+    }
+
+    pub fn count_trimmed(&mut self, bytes: u64) {
+        self.totals.trimmed_bytes += bytes;
+    }
+
+    pub fn usage(&self) -> Usage {
+        let Totals {
+            live_blocks,
+            live_bytes,
+            peak_live_bytes,
+            allocations,
+            reuses,
+            trimmed_bytes,
+        } = self.totals;
+        Usage {
+            places: self.accounts.iter().map(Account::usage).collect(),
+            live_blocks,
+            live_bytes,
+            peak_live_bytes,
+            allocations,
+            reuses,
+            trimmed_bytes,
+        }
+    }
+
+    pub fn address(&self, frame: u32) -> u64 {
+        self.base + bytes_of(frame)
+    }
+}
