@@ -1,1 +1,25 @@
-//! (being written)
+//! `libgpupool.so`: preloaded into a CUDA program, it answers `cuMemAlloc` from a pool over all GPUs and the host.
+//!
+//! The way of one call: a program obtains a driver function ([`hook::dlsym`], [`hook::resolve`], or by linking) and gets
+//! the trampoline of a row of [`hook::table`]; the trampoline asks [`process`] whether the shim takes part at all, runs
+//! the row's body behind [`hook::boundary`], and the body either answers or makes the real call.
+//!
+//! `src/README.md` holds the code map and the invariants.
+
+mod backend;
+mod capture;
+mod context;
+mod control;
+mod driver;
+mod hook;
+mod log;
+mod memory;
+mod process;
+mod summary;
+
+/// Registers what has to be registered before `main`, and does nothing else: the fork handler must be there before the
+/// first fork, and the exit handler before any that the CUDA libraries register, so that it runs after them.
+#[ctor::ctor(unsafe)]
+fn register() {
+    process::register();
+}

@@ -4,26 +4,13 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 
 /// The filter asked for, or `default` with a complaint.
-pub(super) fn parse(
-    asked: Option<&str>,
-    default: LevelFilter,
-    complaints: &mut Vec<String>,
-) -> EnvFilter {
+pub(super) fn parse(asked: Option<&str>, default: LevelFilter, complaints: &mut Vec<String>) -> EnvFilter {
     let Some(asked) = asked else {
         return plain(default);
     };
-    let parsed = match asked
-        .split(',')
-        .find(|directive| !names_something(directive))
-    {
-        Some(stranger) => Err(format!(
-            "{:?} is neither a level nor a part of gpupool",
-            stranger.trim()
-        )),
-        None => EnvFilter::builder()
-            .with_default_directive(default.into())
-            .parse(asked)
-            .map_err(|e| e.to_string()),
+    let parsed = match asked.split(',').find(|directive| !names_something(directive)) {
+        Some(stranger) => Err(format!("{:?} is neither a level nor a part of gpupool", stranger.trim())),
+        None => EnvFilter::builder().with_default_directive(default.into()).parse(asked).map_err(|e| e.to_string()),
     };
     parsed.unwrap_or_else(|reason| {
         complaints.push(format!(
@@ -36,9 +23,7 @@ pub(super) fn parse(
 
 /// Everything down to `level`.
 pub(super) fn plain(level: LevelFilter) -> EnvFilter {
-    EnvFilter::builder()
-        .with_default_directive(level.into())
-        .parse_lossy("")
+    EnvFilter::builder().with_default_directive(level.into()).parse_lossy("")
 }
 
 /// Whether a directive can ever match. `EnvFilter` takes any word for the name of a target, so that `dbug` would be
@@ -46,7 +31,5 @@ pub(super) fn plain(level: LevelFilter) -> EnvFilter {
 fn names_something(directive: &str) -> bool {
     let directive = directive.trim();
     let target = directive.split(['=', '[']).next().unwrap_or_default();
-    target.parse::<LevelFilter>().is_ok()
-        || target.starts_with("gpupool")
-        || directive.starts_with('[')
+    target.parse::<LevelFilter>().is_ok() || target.starts_with("gpupool") || directive.starts_with('[')
 }

@@ -54,7 +54,10 @@ impl LogFile {
                 _ => "choose a path that this user may write",
             };
             let template = template.template().display();
-            format!("GPUPOOL_LOG_FILE={template}: can not create {}: {error}; {advice}. Going on without it", path.display())
+            format!(
+                "GPUPOOL_LOG_FILE={template}: can not create {}: {error}; {advice}. Going on without it",
+                path.display()
+            )
         })?;
         Ok((opened, path))
     }
@@ -94,12 +97,7 @@ fn open(path: &Path) -> io::Result<LogFile> {
         .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
         .open(path)?;
     let identity = identity(file.as_raw_fd())?;
-    Ok(LogFile {
-        descriptor: moved_up(file),
-        identity,
-        torn: AtomicBool::new(false),
-        lost: AtomicBool::new(false),
-    })
+    Ok(LogFile { descriptor: moved_up(file), identity, torn: AtomicBool::new(false), lost: AtomicBool::new(false) })
 }
 
 /// The same file under a high number, or under its own where the process may not have so many.
@@ -128,11 +126,7 @@ fn host_name() -> OsString {
     let mut name = vec![0u8; 256];
     // SAFETY: `name` is writable for the length given, less one byte that stays NUL whatever is written.
     let failed = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) } != 0;
-    let length = if failed {
-        0
-    } else {
-        name.iter().position(|byte| *byte == 0).unwrap_or(0)
-    };
+    let length = if failed { 0 } else { name.iter().position(|byte| *byte == 0).unwrap_or(0) };
     name.truncate(length);
     OsString::from_vec(name)
 }
@@ -151,11 +145,7 @@ impl JsonLines {
 impl<S: Subscriber> Layer<S> for JsonLines {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let mut line = head(event.metadata().level());
-        let mut fields = Fields {
-            line: &mut line,
-            named: false,
-            told: false,
-        };
+        let mut fields = Fields { line: &mut line, named: false, told: false };
         event.record(&mut fields);
         let (named, told) = (fields.named, fields.told);
         if !named {
@@ -171,9 +161,7 @@ impl<S: Subscriber> Layer<S> for JsonLines {
 
 /// Everything that comes before the event's own fields, with the object left open.
 fn head(level: &Level) -> Vec<u8> {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let level = match *level {
         Level::ERROR => "error",
         Level::WARN => "warn",
@@ -188,10 +176,8 @@ fn head(level: &Level) -> Vec<u8> {
     let (seconds, micros) = (now.as_secs(), now.subsec_micros());
     let mut line = String::with_capacity(256);
     // Writing into a String can not fail.
-    let _ = write!(
-        line,
-        "{{\"v\":{version},\"t\":{seconds}.{micros:06},\"pid\":{pid},\"tid\":{tid},\"level\":\"{level}\""
-    );
+    let _ =
+        write!(line, "{{\"v\":{version},\"t\":{seconds}.{micros:06},\"pid\":{pid},\"tid\":{tid},\"level\":\"{level}\"");
     line.into_bytes()
 }
 
@@ -237,10 +223,7 @@ impl Visit for Fields<'_> {
 
     fn record_f64(&mut self, field: &Field, value: f64) {
         // JSON has no NaN; `Value` turns it into null.
-        self.raw(
-            field.name(),
-            format_args!("{}", serde_json::Value::from(value)),
-        );
+        self.raw(field.name(), format_args!("{}", serde_json::Value::from(value)));
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {

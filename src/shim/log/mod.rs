@@ -45,26 +45,20 @@ pub fn start(settings: &Settings) {
         return;
     }
     let mut complaints = Vec::new();
-    let file =
-        settings
-            .log_file
-            .as_ref()
-            .and_then(|template| match json::LogFile::create(template) {
-                Ok((file, path)) => {
-                    // The only caller, so the cell is empty.
-                    let _ = FILE_PATH.set(path);
-                    Some(file)
-                }
-                Err(complaint) => {
-                    complaints.push(complaint);
-                    None
-                }
-            });
+    let file = settings.log_file.as_ref().and_then(|template| match json::LogFile::create(template) {
+        Ok((file, path)) => {
+            // The only caller, so the cell is empty.
+            let _ = FILE_PATH.set(path);
+            Some(file)
+        }
+        Err(complaint) => {
+            complaints.push(complaint);
+            None
+        }
+    });
     if settings.mode == Mode::Trace && file.is_none() && settings.log.is_none() {
-        complaints.push(
-            "GPUPOOL_MODE=trace: nothing to write to; set GPUPOOL_LOG_FILE=/tmp/gpupool.%p.jsonl"
-                .to_owned(),
-        );
+        complaints
+            .push("GPUPOOL_MODE=trace: nothing to write to; set GPUPOOL_LOG_FILE=/tmp/gpupool.%p.jsonl".to_owned());
     }
     let subscriber = subscriber(settings, file, libc::STDERR_FILENO, &mut complaints);
     // Refused only where somebody else in this library installed one, and then that one is the log.
@@ -116,10 +110,7 @@ fn subscriber(
     };
     let mut asked = || filter::parse(settings.log.as_deref(), default, complaints);
     let (file, text) = match file {
-        Some(file) => (
-            Some(json::JsonLines::new(file).with_filter(asked())),
-            filter::plain(LevelFilter::WARN),
-        ),
+        Some(file) => (Some(json::JsonLines::new(file).with_filter(asked())), filter::plain(LevelFilter::WARN)),
         None => (None, asked()),
     };
     tracing_subscriber::registry()

@@ -46,11 +46,7 @@ pub(super) struct Text {
 
 impl Text {
     pub(super) fn new(descriptor: libc::c_int) -> Self {
-        Text {
-            descriptor,
-            hasher: RandomState::new(),
-            said: Mutex::new(HashSet::new()),
-        }
+        Text { descriptor, hasher: RandomState::new(), said: Mutex::new(HashSet::new()) }
     }
 
     fn said_before(&self, message: &str) -> bool {
@@ -96,10 +92,7 @@ impl Visit for Message {
 
 /// `gpupool: LEVEL: MESSAGE` in one write, further lines of the message indented.
 pub(super) fn say(descriptor: libc::c_int, level: &str, message: &str) {
-    write_once(
-        descriptor,
-        format!("gpupool: {level}: {}\n", message.replace('\n', "\n  ")).as_bytes(),
-    );
+    write_once(descriptor, format!("gpupool: {level}: {}\n", message.replace('\n', "\n  ")).as_bytes());
 }
 
 /// One `write(2)`, repeated only where a signal came before the first byte. Returns the bytes written, 0 for any error.
@@ -128,10 +121,7 @@ pub(super) fn write_once(descriptor: libc::c_int, bytes: &[u8]) -> usize {
 
         if held {
             if broken && !was_pending {
-                let now = libc::timespec {
-                    tv_sec: 0,
-                    tv_nsec: 0,
-                };
+                let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
                 libc::sigtimedwait(pipe.as_ptr(), ptr::null_mut(), &now);
             }
             libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());

@@ -65,35 +65,16 @@ fn render(summary: &Summary<'_>) -> String {
     }
     for place in shown {
         let peak = format_size(place.peak_used);
-        let limit = place
-            .limit
-            .map(|limit| format!(" of {}", format_size(limit)))
-            .unwrap_or_default();
-        let held = if place.held > 0 {
-            format!(", {} held at exit", format_size(place.held))
-        } else {
-            String::new()
-        };
-        line(format_args!(
-            "{:<6} peak {peak:>9}{limit}{held}",
-            place.name
-        ));
+        let limit = place.limit.map(|limit| format!(" of {}", format_size(limit))).unwrap_or_default();
+        let held = if place.held > 0 { format!(", {} held at exit", format_size(place.held)) } else { String::new() };
+        line(format_args!("{:<6} peak {peak:>9}{limit}{held}", place.name));
     }
     if !hidden.is_empty() {
-        let peak = hidden
-            .iter()
-            .fold(0u64, |sum, place| sum.saturating_add(place.peak_used));
-        line(format_args!(
-            "{} more places, peaks {} together",
-            hidden.len(),
-            format_size(peak)
-        ));
+        let peak = hidden.iter().fold(0u64, |sum, place| sum.saturating_add(place.peak_used));
+        line(format_args!("{} more places, peaks {} together", hidden.len(), format_size(peak)));
     }
     if summary.spilled > 0 {
-        line(format_args!(
-            "{} lay outside the GPU that asked for it",
-            format_size(summary.spilled)
-        ));
+        line(format_args!("{} lay outside the GPU that asked for it", format_size(summary.spilled)));
     }
     if !summary.contexts.is_empty() {
         line(format_args!("contexts: {}", contexts(&summary.contexts)));
@@ -110,33 +91,20 @@ fn render(summary: &Summary<'_>) -> String {
         (None, None) => {}
     }
     if let Some(path) = summary.log_file {
-        line(format_args!(
-            "next: python3 -m json.tool --json-lines {}",
-            quoted(path)
-        ));
+        line(format_args!("next: python3 -m json.tool --json-lines {}", quoted(path)));
     }
     text
 }
 
 /// The places to show, in their own order, and the rest. Places nothing was ever on are neither.
 fn busiest(places: &[PlaceSummary]) -> (Vec<&PlaceSummary>, Vec<&PlaceSummary>) {
-    let mut used: Vec<(usize, &PlaceSummary)> = places
-        .iter()
-        .enumerate()
-        .filter(|(_, place)| place.peak_used > 0 || place.held > 0)
-        .collect();
+    let mut used: Vec<(usize, &PlaceSummary)> =
+        places.iter().enumerate().filter(|(_, place)| place.peak_used > 0 || place.held > 0).collect();
     used.sort_by_key(|(index, place)| (std::cmp::Reverse(place.peak_used), *index));
-    let shown = if used.len() > PLACE_LINES {
-        PLACE_LINES - 1
-    } else {
-        used.len()
-    };
+    let shown = if used.len() > PLACE_LINES { PLACE_LINES - 1 } else { used.len() };
     let hidden = used.split_off(shown);
     used.sort_by_key(|(index, _)| *index);
-    (
-        used.into_iter().map(|(_, place)| place).collect(),
-        hidden.into_iter().map(|(_, place)| place).collect(),
-    )
+    (used.into_iter().map(|(_, place)| place).collect(), hidden.into_iter().map(|(_, place)| place).collect())
 }
 
 /// `GPU 0 primary, GPU 1 created ×2`, cut short where a process has very many.
@@ -167,14 +135,8 @@ fn contexts(contexts: &[(u32, String)]) -> String {
 /// A path as a shell takes it.
 fn quoted(path: &Path) -> String {
     let path = path.display().to_string();
-    let plain = path
-        .bytes()
-        .all(|byte| byte.is_ascii_alphanumeric() || b"/._-+:@%".contains(&byte));
-    if plain {
-        path
-    } else {
-        format!("'{}'", path.replace('\'', "'\\''"))
-    }
+    let plain = path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-+:@%".contains(&byte));
+    if plain { path } else { format!("'{}'", path.replace('\'', "'\\''")) }
 }
 
 #[cfg(test)]
@@ -182,12 +144,7 @@ mod tests {
     use super::*;
 
     fn place(name: &str, peak_used: u64, limit: Option<u64>, held: u64) -> PlaceSummary {
-        PlaceSummary {
-            name: name.to_owned(),
-            peak_used,
-            limit,
-            held,
-        }
+        PlaceSummary { name: name.to_owned(), peak_used, limit, held }
     }
 
     #[test]
@@ -199,11 +156,7 @@ mod tests {
                 place("gpu2", 0, Some(31 << 30), 0),
                 place("host0", 1 << 20, None, 0),
             ],
-            contexts: vec![
-                (0, "primary".to_owned()),
-                (1, "created".to_owned()),
-                (1, "created".to_owned()),
-            ],
+            contexts: vec![(0, "primary".to_owned()), (1, "created".to_owned()), (1, "created".to_owned())],
             warnings: 1,
             log_file: Some(Path::new("/tmp/a b.jsonl")),
             spilled: 29 << 30,
@@ -223,9 +176,7 @@ gpupool: next: python3 -m json.tool --json-lines '/tmp/a b.jsonl'
     #[test]
     fn a_large_machine_keeps_to_twelve_lines() {
         let summary = Summary {
-            places: (0..20)
-                .map(|gpu| place(&format!("gpu{gpu}"), (gpu % 5) << 30, None, 1))
-                .collect(),
+            places: (0..20).map(|gpu| place(&format!("gpu{gpu}"), (gpu % 5) << 30, None, 1)).collect(),
             contexts: (0..20).map(|gpu| (gpu, "primary".to_owned())).collect(),
             warnings: 3,
             log_file: Some(Path::new("/tmp/x")),
@@ -240,9 +191,6 @@ gpupool: next: python3 -m json.tool --json-lines '/tmp/a b.jsonl'
 
     #[test]
     fn a_process_without_pooled_memory_says_so_in_one_line() {
-        assert_eq!(
-            render(&Summary::default()),
-            "gpupool: no memory was pooled\n"
-        );
+        assert_eq!(render(&Summary::default()), "gpupool: no memory was pooled\n");
     }
 }

@@ -28,9 +28,7 @@ impl Drop for Folder {
 }
 
 fn settings(vars: &[(&str, &str)]) -> Settings {
-    let vars = vars
-        .iter()
-        .map(|(name, value)| ((*name).into(), (*value).into()));
+    let vars = vars.iter().map(|(name, value)| ((*name).into(), (*value).into()));
     Settings::read(vars).unwrap_or_else(|problems| panic!("{problems:?}"))
 }
 
@@ -38,29 +36,18 @@ fn settings(vars: &[(&str, &str)]) -> Settings {
 fn log(vars: &[(&str, &str)], body: impl FnOnce()) -> (Vec<Record>, String, Vec<String>) {
     let settings = settings(vars);
     let (file, path) = match &settings.log_file {
-        Some(template) => {
-            json::LogFile::create(template).map(|(file, path)| (Some(file), Some(path)))
-        }
+        Some(template) => json::LogFile::create(template).map(|(file, path)| (Some(file), Some(path))),
         None => Ok((None, None)),
     }
     .unwrap_or_else(|complaint| panic!("{complaint}"));
     let (mut text, stderr) = pipe();
     let mut complaints = Vec::new();
-    with_default(
-        subscriber(&settings, file, stderr.as_raw_fd(), &mut complaints),
-        body,
-    );
+    with_default(subscriber(&settings, file, stderr.as_raw_fd(), &mut complaints), body);
     drop(stderr);
     let mut said = String::new();
     let _ = text.read_to_string(&mut said);
-    let records = path
-        .and_then(|path| File::open(path).ok())
-        .map(|file| Reader::new(BufReader::new(file)));
-    let records = records
-        .into_iter()
-        .flatten()
-        .map(|line| line.unwrap_or_else(|error| panic!("{error}")))
-        .collect();
+    let records = path.and_then(|path| File::open(path).ok()).map(|file| Reader::new(BufReader::new(file)));
+    let records = records.into_iter().flatten().map(|line| line.unwrap_or_else(|error| panic!("{error}"))).collect();
     (records, said, complaints)
 }
 
@@ -92,50 +79,23 @@ fn an_event_is_a_record_with_its_own_types() {
     let (records, _, _) = log(&[("GPUPOOL_LOG_FILE", path.to_str().unwrap())], || {
         let (home, bytes, none) = (1u32, 1u64 << 62, None::<u64>);
         tracing::info!(target: "gpupool::pool", event = "pool.grow", home, bytes, on_peers = 5u64, on_host = 0u64, none, "grew\n\"{home}\"");
-        let peak = [PlacePeak {
-            place: "gpu0".to_owned(),
-            held: 1,
-            peak_used: 2,
-            limit: None,
-        }];
+        let peak = [PlacePeak { place: "gpu0".to_owned(), held: 1, peak_used: 2, limit: None }];
         tracing::info!(
             event = "process.exit", peak.json = %serde_json::json!(peak), live_blocks = 0u64, live_bytes = 0u64, allocations = 3u64,
             reuses = 1u64, "ends"
         );
-        tracing::info!(
-            ratio = 0.5,
-            not_a_number = f64::NAN,
-            negative = -1,
-            broken.json = "{",
-            flag = true
-        );
+        tracing::info!(ratio = 0.5, not_a_number = f64::NAN, negative = -1, broken.json = "{", flag = true);
     });
     assert_eq!(records[0].message, "grew\n\"1\"");
-    assert_eq!(
-        records[0].event,
-        Event::PoolGrow(PoolGrow {
-            home: 1,
-            bytes: 1 << 62,
-            on_peers: 5,
-            on_host: 0
-        })
-    );
+    assert_eq!(records[0].event, Event::PoolGrow(PoolGrow { home: 1, bytes: 1 << 62, on_peers: 5, on_host: 0 }));
     assert_eq!(records[0].pid, std::process::id());
     assert!(records[0].t > 1.7e9 && records[0].tid > 0);
-    let Event::ProcessExit(exit) = &records[1].event else {
-        panic!("{records:?}")
-    };
-    assert_eq!(
-        (exit.peak.len(), exit.peak[0].peak_used, exit.allocations),
-        (1, 2, 3)
-    );
+    let Event::ProcessExit(exit) = &records[1].event else { panic!("{records:?}") };
+    assert_eq!((exit.peak.len(), exit.peak[0].peak_used, exit.allocations), (1, 2, 3));
     assert_eq!(records[2].event.name(), "note");
     let line = fs::read_to_string(&path).unwrap();
     let last = line.lines().last().unwrap();
-    assert!(
-        last.contains(r#""ratio":0.5,"not_a_number":null,"negative":-1,"broken":"{","flag":true"#),
-        "{last}"
-    );
+    assert!(last.contains(r#""ratio":0.5,"not_a_number":null,"negative":-1,"broken":"{","flag":true"#), "{last}");
 }
 
 #[test]
@@ -145,53 +105,31 @@ fn the_file_is_new_private_and_absolute() {
     let vars = [("GPUPOOL_LOG_FILE", template.to_str().unwrap())];
     let template = settings(&vars).log_file.unwrap();
     let (file, path) = json::LogFile::create(&template).unwrap();
-    assert_eq!(
-        fs::metadata(&path).unwrap().permissions().mode() & 0o777,
-        0o600
-    );
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     assert!(path.is_absolute());
     let complaint = json::LogFile::create(&template).err().unwrap();
-    assert!(
-        complaint.starts_with("GPUPOOL_LOG_FILE=") && complaint.contains("put %p into the name"),
-        "{complaint}"
-    );
+    assert!(complaint.starts_with("GPUPOOL_LOG_FILE=") && complaint.contains("put %p into the name"), "{complaint}");
     drop(file);
 
     let link = folder.0.join("link");
     std::os::unix::fs::symlink(folder.0.join("elsewhere"), &link).unwrap();
-    for (path, advice) in [
-        (&link, "remove it"),
-        (&folder.0.join("no/folder"), "create the folder"),
-        (&"/proc/x".into(), "another path"),
-    ] {
-        let template = settings(&[("GPUPOOL_LOG_FILE", path.to_str().unwrap())])
-            .log_file
-            .unwrap();
+    for (path, advice) in
+        [(&link, "remove it"), (&folder.0.join("no/folder"), "create the folder"), (&"/proc/x".into(), "another path")]
+    {
+        let template = settings(&[("GPUPOOL_LOG_FILE", path.to_str().unwrap())]).log_file.unwrap();
         let complaint = json::LogFile::create(&template).err().unwrap();
-        assert!(
-            complaint.contains(advice) && complaint.contains("Going on without it"),
-            "{complaint}"
-        );
+        assert!(complaint.contains(advice) && complaint.contains("Going on without it"), "{complaint}");
     }
     assert!(!folder.0.join("elsewhere").exists());
 }
 
 #[test]
 fn without_a_file_only_warnings_show() {
-    assert_eq!(
-        log(&[], one_of_each_level).1,
-        "gpupool: error: e\ngpupool: warning: w\n"
-    );
-    assert_eq!(
-        log(&[("GPUPOOL_LOG", "error")], one_of_each_level).1,
-        "gpupool: error: e\n"
-    );
+    assert_eq!(log(&[], one_of_each_level).1, "gpupool: error: e\ngpupool: warning: w\n");
+    assert_eq!(log(&[("GPUPOOL_LOG", "error")], one_of_each_level).1, "gpupool: error: e\n");
     assert_eq!(log(&[("GPUPOOL_LOG", "off")], one_of_each_level).1, "");
     let all = "gpupool: error: e\ngpupool: warning: w\ngpupool: info: i\n";
-    assert_eq!(
-        log(&[("GPUPOOL_LOG", "gpupool::a=trace")], one_of_each_level).1,
-        all
-    );
+    assert_eq!(log(&[("GPUPOOL_LOG", "gpupool::a=trace")], one_of_each_level).1, all);
 }
 
 #[test]
@@ -200,17 +138,9 @@ fn with_a_file_the_filter_is_the_files() {
     let folder = Folder::new("filter");
     for (name, var, expected) in [
         ("a", None, vec![Error, Warn, Info]),
-        (
-            "b",
-            Some(("GPUPOOL_MODE", "trace")),
-            vec![Error, Warn, Info, Debug, Trace],
-        ),
+        ("b", Some(("GPUPOOL_MODE", "trace")), vec![Error, Warn, Info, Debug, Trace]),
         ("c", Some(("GPUPOOL_LOG", "warn")), vec![Error, Warn]),
-        (
-            "d",
-            Some(("GPUPOOL_LOG", "error,gpupool::b=debug")),
-            vec![Error, Debug],
-        ),
+        ("d", Some(("GPUPOOL_LOG", "error,gpupool::b=debug")), vec![Error, Debug]),
     ] {
         let path = folder.0.join(name);
         let mut vars = vec![("GPUPOOL_LOG_FILE", path.to_str().unwrap())];
@@ -224,19 +154,11 @@ fn with_a_file_the_filter_is_the_files() {
 
 #[test]
 fn a_bad_filter_is_told_and_the_default_used() {
-    for bad in [
-        "dbug",
-        "gpupool=loud",
-        "info,other::crate=debug",
-        "gpupool[{x=*",
-    ] {
+    for bad in ["dbug", "gpupool=loud", "info,other::crate=debug", "gpupool[{x=*"] {
         let (_, text, complaints) = log(&[("GPUPOOL_LOG", bad)], one_of_each_level);
         assert_eq!(text, "gpupool: error: e\ngpupool: warning: w\n", "{bad}");
         assert_eq!(complaints.len(), 1, "{bad}");
-        assert!(
-            complaints[0].starts_with(&format!("GPUPOOL_LOG={bad}: ")),
-            "{complaints:?}"
-        );
+        assert!(complaints[0].starts_with(&format!("GPUPOOL_LOG={bad}: ")), "{complaints:?}");
     }
 }
 
@@ -265,12 +187,7 @@ fn lines_of_many_threads_stay_whole() {
     let settings = settings(&[("GPUPOOL_LOG_FILE", path.to_str().unwrap())]);
     let (file, path) = json::LogFile::create(settings.log_file.as_ref().unwrap()).unwrap();
     let (_text, stderr) = pipe();
-    let dispatch = tracing::Dispatch::new(subscriber(
-        &settings,
-        Some(file),
-        stderr.as_raw_fd(),
-        &mut Vec::new(),
-    ));
+    let dispatch = tracing::Dispatch::new(subscriber(&settings, Some(file), stderr.as_raw_fd(), &mut Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
@@ -280,8 +197,7 @@ fn lines_of_many_threads_stay_whole() {
             });
         }
     });
-    let records: Result<Vec<_>, _> =
-        Reader::new(BufReader::new(File::open(path).unwrap())).collect();
+    let records: Result<Vec<_>, _> = Reader::new(BufReader::new(File::open(path).unwrap())).collect();
     assert_eq!(records.unwrap().len(), 1600);
 }
 
@@ -289,29 +205,21 @@ fn lines_of_many_threads_stay_whole() {
 fn a_reader_that_left_does_not_kill_the_process() {
     let (text, stderr) = pipe();
     drop(text);
-    assert_eq!(
-        stderr::write_once(stderr.as_raw_fd(), b"nobody reads this\n"),
-        0
-    );
+    assert_eq!(stderr::write_once(stderr.as_raw_fd(), b"nobody reads this\n"), 0);
 }
 
 #[test]
 fn a_log_the_program_closed_never_lands_in_its_files() {
     let folder = Folder::new("closed");
     let path = folder.0.join("log");
-    let template = settings(&[("GPUPOOL_LOG_FILE", path.to_str().unwrap())])
-        .log_file
-        .unwrap();
+    let template = settings(&[("GPUPOOL_LOG_FILE", path.to_str().unwrap())]).log_file.unwrap();
     let (file, _) = json::LogFile::create(&template).unwrap();
     let precious = File::create(folder.0.join("precious")).unwrap();
     let number = file.number();
     // SAFETY: both descriptors are open and owned by this test; dup2 makes the log's number mean the other file.
     let made = unsafe { libc::dup2(precious.as_raw_fd(), number) };
     assert_eq!(made, number);
-    with_default(
-        subscriber(&Settings::default(), Some(file), number, &mut Vec::new()),
-        || tracing::info!("lost"),
-    );
+    with_default(subscriber(&Settings::default(), Some(file), number, &mut Vec::new()), || tracing::info!("lost"));
     assert_eq!(fs::metadata(folder.0.join("precious")).unwrap().len(), 0);
     assert_eq!(fs::metadata(&path).unwrap().len(), 0);
 }

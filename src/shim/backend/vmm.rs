@@ -1,0 +1,179 @@
+//! The pool's [`Backend`] over the driver's virtual memory management.
+
+use super::{host, nvml::Nvml};
+use crate::driver::{CuResult, Driver};
+use crate::memory::{place_name, topology::Topology};
+use crate::{capture, context};
+use cudarc::driver::sys::{
+    CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationProp, CUmemAllocationType, CUmemGenericAllocationHandle,
+    CUmemLocation, CUmemLocationType,
+};
+use gpupool_pool::{Backend, Fault, Place};
+use once_cell::race::OnceBox;
+use std::collections::BTreeMap;
+
+/// The reservation, and the rights that each place's memory is mapped with.
+pub struct Vmm {
+    driver: &'static Driver,
+    base: u64,
+    bytes: u64,
+    /// Left free on each pool GPU, by ordinal.
+    reserves: BTreeMap<u32, u64>,
+    grants: BTreeMap<Place, Vec<CUmemAccessDesc>>,
+    uuids: Vec<(u32, [u8; 16])>,
+    nvml: OnceBox<Option<Nvml>>,
+}
+
+impl Vmm {
+    /// Reserves address space: 64 TiB, or the largest part of it that the driver gives, but at least `least` bytes.
+    /// `members` are the pool's GPUs with the bytes to leave free on each.
+    pub fn reserve(
+        driver: &'static Driver,
+        topology: &Topology,
+        members: &BTreeMap<u32, u64>,
+        host_nodes: &[u32],
+        least: u64,
+    ) -> Result<Self, CuResult> {
+        let mut bytes: u64 = 64 << 40;
+        let mut base = 0;
+        loop {
+            // SAFETY: the output is a local; no address is asked for.
+            let result = unsafe { (driver.cuMemAddressReserve)(&raw mut base, bytes as usize, 0, 0, 0) };
+            if result.is_ok() {
+                break;
+            }
+            bytes /= 2;
+            if bytes < least {
+                return Err(result);
+            }
+        }
+        let device = |ordinal: u32| CUmemAccessDesc {
+            location: CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal as i32 },
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // Every device that can reach a place gets access, not only the one that asked: a copy from a context without
+        // it kills that context (driver facts, VMM).
+        let mut grants = BTreeMap::new();
+        for &place in members.keys() {
+            let readers = members.keys().copied().filter(|reader| topology.reach(*reader, place)).map(device);
+            grants.insert(Place::Gpu(place), readers.collect());
+        }
+        for &node in host_nodes {
+            grants.insert(Place::Host(node), members.keys().copied().map(device).collect());
+        }
+        let uuids =
+            members.keys().filter_map(|ordinal| Some((*ordinal, topology.gpus.get(*ordinal as usize)?.uuid))).collect();
+        Ok(Self { driver, base, bytes, reserves: members.clone(), grants, uuids, nvml: OnceBox::new() })
+    }
+
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn nvml_free(&self, ordinal: u32) -> Option<u64> {
+        let index = self.uuids.iter().position(|(gpu, _)| *gpu == ordinal)?;
+        let load = || Box::new(Nvml::load(&self.uuids.iter().map(|(_, uuid)| *uuid).collect::<Vec<_>>()));
+        self.nvml.get_or_init(load).as_ref()?.free(index)
+    }
+}
+
+impl Drop for Vmm {
+    /// Runs only where two threads opened the pool at once: the second reservation goes back unused.
+    fn drop(&mut self) {
+        // SAFETY: reserved by `reserve` with these values, and nothing is mapped in it.
+        let _ = unsafe { (self.driver.cuMemAddressFree)(self.base, self.bytes as usize) };
+    }
+}
+
+fn fault(result: CuResult) -> Fault<CuResult> {
+    match result {
+        CuResult::OUT_OF_MEMORY => Fault::OutOfMemory(result),
+        CuResult::NOT_READY => Fault::NotReady(result),
+        result => Fault::Failed(result),
+    }
+}
+
+/// For calls about one place: what a container without the right to host memory answers.
+fn fault_at(place: Place, result: CuResult) -> Fault<CuResult> {
+    match (place, result) {
+        (
+            Place::Host(_),
+            CuResult::NOT_PERMITTED | CuResult::NOT_SUPPORTED | CuResult::INVALID_VALUE | CuResult::INVALID_DEVICE,
+        ) => {
+            tracing::warn!(
+                target: "gpupool::memory", event = "pool.unavailable", place = place_name(place), error = %result,
+                "no host memory for the pool: the driver answered {result} (in a container, allow set_mempolicy, for \
+                 example with --cap-add SYS_NICE); the pool goes on without it"
+            );
+            Fault::Unavailable(result)
+        }
+        (_, result) => fault(result),
+    }
+}
+
+impl Backend for Vmm {
+    type Handle = CUmemGenericAllocationHandle;
+    type Error = CuResult;
+
+    fn headroom(&self, place: Place) -> Option<u64> {
+        match place {
+            Place::Host(_) => Some(host::available()),
+            Place::Gpu(ordinal) => {
+                let here = self.driver.current_device().is_ok_and(|device| device as u32 == ordinal);
+                let free = if here { self.driver.free_memory().ok() } else { self.nvml_free(ordinal) }?;
+                Some(free.saturating_sub(self.reserves.get(&ordinal).copied().unwrap_or(0)))
+            }
+        }
+    }
+
+    fn create(&self, place: Place, bytes: u64) -> Result<Self::Handle, Fault<CuResult>> {
+        let (type_, id) = match place {
+            Place::Gpu(ordinal) => (CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, ordinal as i32),
+            Place::Host(node) => (CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, node as i32),
+        };
+        // SAFETY: all-zero is a valid value of this C struct: no handle types, no flags.
+        let mut prop: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+        prop.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        prop.location = CUmemLocation { type_, id };
+        let mut handle = 0;
+        // SAFETY: the output is a local and the properties outlive the call.
+        unsafe { (self.driver.cuMemCreate)(&raw mut handle, bytes as usize, &raw const prop, 0) }
+            .ok()
+            .map_err(|result| fault_at(place, result))?;
+        Ok(handle)
+    }
+
+    fn release(&self, handle: Self::Handle) -> Result<(), Fault<CuResult>> {
+        // SAFETY: the pool releases a handle once, after unmapping it.
+        unsafe { (self.driver.cuMemRelease)(handle) }.ok().map_err(fault)
+    }
+
+    fn map(&self, address: u64, bytes: u64, handle: Self::Handle) -> Result<(), Fault<CuResult>> {
+        // SAFETY: the range lies in the reservation and is unmapped; the handle has this size.
+        unsafe { (self.driver.cuMemMap)(address, bytes as usize, 0, handle, 0) }.ok().map_err(fault)
+    }
+
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), Fault<CuResult>> {
+        // SAFETY: the range is of whole mappings, and the pool made sure that no work touches it any more.
+        unsafe { (self.driver.cuMemUnmap)(address, bytes as usize) }.ok().map_err(fault)
+    }
+
+    fn grant(&self, address: u64, bytes: u64, place: Place) -> Result<(), Fault<CuResult>> {
+        let grants = self.grants.get(&place).map_or(&[][..], Vec::as_slice);
+        // SAFETY: the range is mapped, and the list outlives the call.
+        unsafe { (self.driver.cuMemSetAccess)(address, bytes as usize, grants.as_ptr(), grants.len()) }
+            .ok()
+            .map_err(|result| fault_at(place, result))
+    }
+
+    fn quiesce(&self) -> Result<(), Fault<CuResult>> {
+        if capture::under_way() {
+            return Err(Fault::NotReady(CuResult::NOT_READY));
+        }
+        context::synchronize_all(self.driver).map_err(Fault::Failed)
+    }
+}

@@ -1,0 +1,52 @@
+//! Which streams are being captured into graphs.
+//!
+//! `cuCtxSynchronize` during a capture fails and invalidates it, in every capture mode, so nothing of ours waits while
+//! one is under way: frees become lazy, and the memory is reused after the capture.
+
+use cudarc::driver::sys::CUstream;
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The per-thread default stream is one handle for many streams.
+const PER_THREAD: usize = 2;
+
+/// `(stream, thread)` of captures under way; the thread is 0 for streams of their own handle.
+static CAPTURES: Mutex<Vec<(usize, u64)>> = Mutex::new(Vec::new());
+/// How many there are, readable without the lock.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether any stream of the process is being captured.
+#[inline]
+pub fn under_way() -> bool {
+    COUNT.load(Ordering::Acquire) != 0
+}
+
+fn key(stream: CUstream, per_thread_default: bool) -> (usize, u64) {
+    let handle = stream as usize;
+    if handle == PER_THREAD || (handle == 0 && per_thread_default) {
+        // SAFETY: pthread_self has no preconditions.
+        return (PER_THREAD, unsafe { libc::pthread_self() });
+    }
+    (handle, 0)
+}
+
+/// The driver began to capture this stream. `per_thread_default`: the call was of the `_ptsz` kind.
+pub fn began(stream: CUstream, per_thread_default: bool) {
+    let mut captures = CAPTURES.lock();
+    let key = key(stream, per_thread_default);
+    if !captures.contains(&key) {
+        captures.push(key);
+    }
+    COUNT.store(captures.len(), Ordering::Release);
+}
+
+/// The capture of this stream ended, well or not, or the stream is gone.
+pub fn ended(stream: CUstream, per_thread_default: bool) {
+    if !under_way() {
+        return;
+    }
+    let mut captures = CAPTURES.lock();
+    let key = key(stream, per_thread_default);
+    captures.retain(|capture| *capture != key);
+    COUNT.store(captures.len(), Ordering::Release);
+}

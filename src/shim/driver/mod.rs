@@ -1,0 +1,118 @@
+//! The real driver: the functions behind the hooks ([`real`]) and the ones the shim calls for itself.
+
+pub mod real;
+mod result;
+
+pub use result::CuResult;
+
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUuuid,
+};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use once_cell::race::OnceBox;
+use std::ffi::{c_int, c_uint, c_void};
+
+macro_rules! functions {
+    ($($name:ident($($t:ty),*);)*) => {
+        /// Functions of the driver interface that the shim calls for itself, by their exported names. None of these
+        /// calls passes through a hook: the pointers come from the driver's own symbol table.
+        #[allow(non_snake_case, reason = "the names are the driver's")]
+        pub struct Driver {
+            $(pub $name: unsafe extern "C" fn($($t),*) -> CuResult,)*
+        }
+
+        impl Driver {
+            /// Resolves every function; the error names the first that this driver lacks.
+            fn load() -> Result<Self, String> {
+                // SAFETY: loading libcuda runs its constructors, which the program's own use of CUDA does as well.
+                let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) }
+                    .map_err(|error| format!("libcuda.so.1 can not be loaded: {error}"))?;
+                let driver = Self {
+                    $($name: {
+                        // SAFETY: the type is the C signature of this exported name.
+                        let symbol = unsafe { library.get::<unsafe extern "C" fn($($t),*) -> CuResult>(concat!(stringify!($name), "\0").as_bytes()) };
+                        *symbol.map_err(|_| concat!("this driver has no ", stringify!($name)).to_owned())?
+                    },)*
+                };
+                // The pointers are used until the process ends.
+                std::mem::forget(library);
+                Ok(driver)
+            }
+        }
+    };
+}
+
+functions! {
+    cuDeviceGetCount(*mut c_int);
+    cuDeviceGetAttribute(*mut c_int, c_int, CUdevice);
+    cuDeviceGetUuid(*mut CUuuid, CUdevice);
+    cuDeviceTotalMem_v2(*mut usize, CUdevice);
+    cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
+    cuDeviceGetP2PAttribute(*mut c_int, c_int, CUdevice, CUdevice);
+    cuDevicePrimaryCtxGetState(CUdevice, *mut c_uint, *mut c_int);
+    cuCtxGetCurrent(*mut CUcontext);
+    cuCtxGetDevice(*mut CUdevice);
+    cuCtxPushCurrent_v2(CUcontext);
+    cuCtxPopCurrent_v2(*mut CUcontext);
+    cuCtxSynchronize();
+    cuMemGetInfo_v2(*mut usize, *mut usize);
+    cuPointerGetAttributes(c_uint, *mut c_int, *mut *mut c_void, CUdeviceptr);
+    cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, u64);
+    cuMemAddressFree(CUdeviceptr, usize);
+    cuMemCreate(*mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, u64);
+    cuMemRelease(CUmemGenericAllocationHandle);
+    cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, u64);
+    cuMemUnmap(CUdeviceptr, usize);
+    cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+}
+
+/// The driver, or why it can not be used. `race`: two threads may both load it, which only costs time; waiting for one
+/// another while the loader's lock is held could deadlock.
+pub fn get() -> Result<&'static Driver, &'static str> {
+    static DRIVER: OnceBox<Result<Driver, String>> = OnceBox::new();
+    DRIVER.get_or_init(|| Box::new(Driver::load())).as_ref().map_err(String::as_str)
+}
+
+impl Driver {
+    /// The current context, or `None` where there is none.
+    #[inline]
+    pub fn current_context(&self) -> Option<CUcontext> {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the output is a local of the right type.
+        let result = unsafe { (self.cuCtxGetCurrent)(&raw mut context) };
+        (result.is_ok() && !context.is_null()).then_some(context)
+    }
+
+    /// The device of the current context.
+    #[inline]
+    pub fn current_device(&self) -> Result<CUdevice, CuResult> {
+        let mut device = 0;
+        // SAFETY: the output is a local of the right type.
+        unsafe { (self.cuCtxGetDevice)(&raw mut device) }.ok()?;
+        Ok(device)
+    }
+
+    /// One attribute of a device (`CUdevice_attribute` as a number).
+    pub fn device_attribute(&self, attribute: c_int, device: CUdevice) -> Result<i32, CuResult> {
+        let mut value = 0;
+        // SAFETY: the output is a local of the right type.
+        unsafe { (self.cuDeviceGetAttribute)(&raw mut value, attribute, device) }.ok()?;
+        Ok(value)
+    }
+
+    /// Whether the primary context of a device exists.
+    pub fn primary_is_active(&self, device: CUdevice) -> bool {
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: the outputs are locals of the right types.
+        let result = unsafe { (self.cuDevicePrimaryCtxGetState)(device, &raw mut flags, &raw mut active) };
+        result.is_ok() && active != 0
+    }
+
+    /// Free bytes on the device of the current context.
+    pub fn free_memory(&self) -> Result<u64, CuResult> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the outputs are locals of the right types.
+        unsafe { (self.cuMemGetInfo_v2)(&raw mut free, &raw mut total) }.ok()?;
+        Ok(free as u64)
+    }
+}

@@ -1,0 +1,49 @@
+//! The one place where Rust ends and C begins: no panic crosses it, and what the driver answered is never lost to one.
+
+use super::Row;
+use crate::driver::CuResult;
+use crate::process;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The real driver call with the arguments the program gave. It remembers its answer, so that a panic after the call
+/// does not make the shim repeat it.
+pub struct Real<'a> {
+    /// The function that the program called.
+    pub row: Row,
+    call: &'a mut dyn FnMut() -> CuResult,
+    answer: Option<CuResult>,
+}
+
+impl Real<'_> {
+    /// Calls the driver.
+    #[inline]
+    pub fn call(&mut self) -> CuResult {
+        let answer = (self.call)();
+        self.answer = Some(answer);
+        answer
+    }
+}
+
+/// Runs a body. On a panic the pool takes no new allocations, and the program gets the driver's answer: the one already
+/// given, or else the real call's.
+#[inline]
+pub fn run(row: Row, call: &mut dyn FnMut() -> CuResult, body: impl FnOnce(&mut Real) -> CuResult) -> CuResult {
+    let mut real = Real { row, call, answer: None };
+    // AssertUnwindSafe: after a panic the pool is closed for allocations, which is what may be half changed, and `real`
+    // is read only for whether it was called.
+    let result = match catch_unwind(AssertUnwindSafe(|| body(&mut real))) {
+        Ok(result) => result,
+        Err(_) => {
+            let answered = real.answer;
+            process::broken(row);
+            match answered {
+                Some(answer) => answer,
+                None => real.call(),
+            }
+        }
+    };
+    if tracing::enabled!(target: "gpupool::call", tracing::Level::TRACE) {
+        tracing::trace!(target: "gpupool::call", event = "call", api = row.name(), result = result.0, "{} -> {}", row.name(), result);
+    }
+    result
+}

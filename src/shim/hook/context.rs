@@ -1,0 +1,81 @@
+//! Bodies: contexts. The driver's answer is never changed; see [`crate::context`] for what is noted and why.
+
+use super::{Real, retry};
+use crate::context::{self, Kind};
+use crate::driver::CuResult;
+use cudarc::driver::sys::{CUcontext, CUdevice};
+
+/// # Safety
+/// Called by a row's trampoline.
+pub unsafe fn init(real: &mut Real) -> CuResult {
+    real.call()
+}
+
+/// # Safety
+/// `ctx` is the program's output argument of that call.
+pub unsafe fn retain(real: &mut Real, ctx: *mut CUcontext, device: CUdevice) -> CuResult {
+    // SAFETY: as for this function.
+    unsafe { made(real, ctx, device, Kind::Primary) }
+}
+
+/// # Safety
+/// `ctx` is the program's output argument of that call.
+pub unsafe fn create(real: &mut Real, ctx: *mut CUcontext, device: CUdevice) -> CuResult {
+    // SAFETY: as for this function.
+    unsafe { made(real, ctx, device, Kind::Created) }
+}
+
+/// # Safety
+/// `ctx` is the program's output argument of that call.
+unsafe fn made(real: &mut Real, ctx: *mut CUcontext, device: CUdevice, kind: Kind) -> CuResult {
+    let result = retry::call(real);
+    if result.is_ok() && !ctx.is_null() {
+        // SAFETY: the driver answered success, so it has written a context there.
+        context::add(unsafe { *ctx }, device, kind, real.row.name());
+    }
+    result
+}
+
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn release(real: &mut Real, device: CUdevice) -> CuResult {
+    let result = real.call();
+    if result.is_ok() && context::driver().is_some_and(|driver| !driver.primary_is_active(device)) {
+        context::primary_gone(device, real.row.name());
+    }
+    result
+}
+
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn reset(real: &mut Real, device: CUdevice) -> CuResult {
+    let result = real.call();
+    if result.is_ok() {
+        context::primary_gone(device, real.row.name());
+    }
+    result
+}
+
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn destroy(real: &mut Real, ctx: CUcontext) -> CuResult {
+    let result = real.call();
+    if result.is_ok() {
+        context::destroyed(ctx, real.row.name());
+    }
+    result
+}
+
+/// Set current, pushed or popped: the context that is current now may be one that nobody was seen making.
+///
+/// # Safety
+/// Called by a row's trampoline.
+pub unsafe fn switched(real: &mut Real) -> CuResult {
+    let result = real.call();
+    if result.is_ok()
+        && let Some(driver) = context::driver()
+    {
+        let _ = context::current(driver);
+    }
+    result
+}

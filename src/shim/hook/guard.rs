@@ -1,0 +1,34 @@
+//! Who is calling: the program, or the shim itself further up on this thread.
+//!
+//! The driver and the shim call hooked names too (the driver through its own exports when a tool patched them, the shim
+//! through the log's or the loader's detours). Such inner calls go straight to the driver.
+
+use std::cell::Cell;
+
+thread_local! {
+    /// Hooks under way on this thread. `const` and without a destructor, so that touching it never allocates and stays
+    /// legal while the thread is being torn down.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Marks this thread as inside a hook until dropped.
+pub struct Guard(());
+
+/// `None` when this thread is inside a hook already.
+#[inline]
+pub fn enter() -> Option<Guard> {
+    DEPTH.with(|depth| {
+        if depth.get() != 0 {
+            return None;
+        }
+        depth.set(1);
+        Some(Guard(()))
+    })
+}
+
+impl Drop for Guard {
+    #[inline]
+    fn drop(&mut self) {
+        DEPTH.with(|depth| depth.set(0));
+    }
+}

@@ -1,0 +1,19 @@
+//! Everything between the program and the bodies: the table, the exported trampolines, and the ways to reach them.
+
+pub mod boundary;
+pub mod dlsym;
+pub mod guard;
+pub mod resolve;
+pub mod table;
+mod trampoline;
+
+// Bodies, by subject. Each is a few lines: it decides who answers, the work is done elsewhere.
+pub mod context;
+pub mod ipc;
+pub mod memory;
+pub mod query;
+pub mod retry;
+pub mod stream;
+
+pub use boundary::Real;
+pub use trampoline::{HOOKS, Row};

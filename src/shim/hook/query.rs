@@ -1,0 +1,166 @@
+//! Bodies: what a program asks about device memory. Pooled memory answers as one ordinary allocation of the device that
+//! was current when it was made, wherever its pieces are.
+
+use super::Real;
+use crate::driver::CuResult;
+use crate::{context, memory};
+use cudarc::driver::sys::{CUdevice, CUdeviceptr};
+use gpupool_pool::Block;
+use std::ffi::{c_int, c_uint, c_void};
+
+/// `CUpointer_attribute` values that are answered for the block; the others are the driver's to answer.
+mod kind {
+    pub const CONTEXT: i32 = 1;
+    pub const MEMORY_TYPE: i32 = 2;
+    pub const DEVICE_POINTER: i32 = 3;
+    pub const HOST_POINTER: i32 = 4;
+    pub const BUFFER_ID: i32 = 7;
+    pub const IS_MANAGED: i32 = 8;
+    pub const DEVICE_ORDINAL: i32 = 9;
+    pub const IS_LEGACY_IPC_CAPABLE: i32 = 10;
+    pub const RANGE_START: i32 = 11;
+    pub const RANGE_SIZE: i32 = 12;
+    pub const MAPPED: i32 = 13;
+    pub const ACCESS_FLAGS: i32 = 16;
+    pub const MAPPING_SIZE: i32 = 18;
+    pub const MAPPING_BASE: i32 = 19;
+}
+
+/// Block ids start here, so that they never equal a buffer id of the driver's, which counts up from 1.
+const FIRST_BUFFER_ID: u64 = 1 << 48;
+
+/// # Safety
+/// The pointers are the program's output arguments of that call.
+pub unsafe fn memory_info(real: &mut Real, free: *mut usize, total: *mut usize) -> CuResult {
+    let result = real.call();
+    if !result.is_ok() {
+        return result;
+    }
+    let Some((pool_free, pool_total)) = memory::info() else { return result };
+    // SAFETY: the driver takes NULL for either; what is not NULL it has just written to.
+    unsafe {
+        if !free.is_null() {
+            *free = pool_free as usize;
+        }
+        if !total.is_null() {
+            *total = pool_total as usize;
+        }
+    }
+    result
+}
+
+/// # Safety
+/// `bytes` is the program's output argument of that call.
+pub unsafe fn total_memory(real: &mut Real, bytes: *mut usize, device: CUdevice) -> CuResult {
+    let result = real.call();
+    if result.is_ok()
+        && !bytes.is_null()
+        && let Some(total) = memory::total(device)
+    {
+        // SAFETY: not NULL, and the driver has just written to it.
+        unsafe { *bytes = total as usize };
+    }
+    result
+}
+
+/// Writes one attribute of a block. `None`: the driver's to answer.
+///
+/// # Safety
+/// `data` is not NULL and has room for this attribute, as the driver demands.
+unsafe fn write_attribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr, block: &Block) -> Option<CuResult> {
+    use kind as a;
+    /// # Safety
+    /// As [`write_attribute`].
+    unsafe fn put<T>(data: *mut c_void, value: T) {
+        // SAFETY: the attribute's C type is `T`; unaligned because the program only promised room.
+        unsafe { data.cast::<T>().write_unaligned(value) };
+    }
+    // SAFETY: each type is the C type of that attribute in cuda.h, and `data` has room for it.
+    unsafe {
+        match attribute {
+            a::CONTEXT => put(data, context::handle_of(block.owner)),
+            a::MEMORY_TYPE => put::<u32>(data, 2),
+            a::DEVICE_POINTER => put::<u64>(data, ptr),
+            a::HOST_POINTER => return Some(CuResult::INVALID_VALUE),
+            a::BUFFER_ID => put::<u64>(data, FIRST_BUFFER_ID + block.id),
+            a::IS_MANAGED | a::IS_LEGACY_IPC_CAPABLE => put::<u32>(data, 0),
+            a::DEVICE_ORDINAL => put::<i32>(data, block.home as i32),
+            a::RANGE_START | a::MAPPING_BASE => put::<u64>(data, block.address),
+            a::RANGE_SIZE | a::MAPPING_SIZE => put::<u64>(data, block.bytes),
+            a::MAPPED => put::<u32>(data, 1),
+            a::ACCESS_FLAGS => put::<u32>(data, 3),
+            _ => return None,
+        }
+    }
+    Some(CuResult::SUCCESS)
+}
+
+/// # Safety
+/// `data` is the program's output argument of that call.
+pub unsafe fn pointer_attribute(real: &mut Real, data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) -> CuResult {
+    if data.is_null() || !memory::is_pooled(ptr) {
+        return real.call();
+    }
+    match memory::block_at(ptr) {
+        // SAFETY: `data` is not NULL and the program's for this attribute.
+        Some(block) => unsafe { write_attribute(data, attribute, ptr, &block) }.unwrap_or_else(|| real.call()),
+        // Freed memory that stays mapped: to the program it is gone.
+        None => CuResult::INVALID_VALUE,
+    }
+}
+
+/// # Safety
+/// `attributes` and `data` are the program's arguments of that call.
+pub unsafe fn pointer_attributes(
+    real: &mut Real,
+    count: c_uint,
+    attributes: *mut c_int,
+    data: *mut *mut c_void,
+    ptr: CUdeviceptr,
+) -> CuResult {
+    if attributes.is_null() || data.is_null() || !memory::is_pooled(ptr) {
+        return real.call();
+    }
+    let Some(block) = memory::block_at(ptr) else {
+        // Freed: the defaults that the driver writes for an address that is nobody's, such as 0.
+        // SAFETY: the program's own arguments but for the address.
+        return memory::driver_attributes(|driver| unsafe {
+            (driver.cuPointerGetAttributes)(count, attributes, data, 0)
+        })
+        .unwrap_or_else(|| real.call());
+    };
+    let result = real.call();
+    if !result.is_ok() {
+        return result;
+    }
+    for index in 0..count as usize {
+        // SAFETY: the driver read `count` attributes and wrote through as many pointers without an error.
+        unsafe {
+            let (attribute, output) = (*attributes.add(index), *data.add(index));
+            if !output.is_null() {
+                let _ = write_attribute(output, attribute, ptr, &block);
+            }
+        }
+    }
+    result
+}
+
+/// # Safety
+/// The pointers are the program's output arguments of that call.
+pub unsafe fn address_range(real: &mut Real, base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) -> CuResult {
+    if !memory::is_pooled(ptr) {
+        return real.call();
+    }
+    let block = memory::block_at(ptr);
+    let (start, bytes) = block.map_or((0, 0), |block| (block.address, block.bytes));
+    // SAFETY: NULL is legal for either; the driver writes zeros when it finds nothing.
+    unsafe {
+        if !base.is_null() {
+            *base = start;
+        }
+        if !size.is_null() {
+            *size = bytes as usize;
+        }
+    }
+    if block.is_some() { CuResult::SUCCESS } else { CuResult::NOT_FOUND }
+}

@@ -1,0 +1,45 @@
+//! Bodies: stream capture. See [`crate::capture`].
+
+use super::Real;
+use crate::capture;
+use crate::driver::CuResult;
+use cudarc::driver::sys::CUstream;
+
+/// Answers of `cuStreamEndCapture` after which the stream is still being captured: the call was wrong, not the capture.
+const STILL_CAPTURING: [i32; 5] = [1, 201, 400, 903, 908];
+
+fn per_thread_default(real: &Real) -> bool {
+    real.row.name().ends_with("_ptsz")
+}
+
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn begin(real: &mut Real, stream: CUstream) -> CuResult {
+    // Before the call: a free on another thread in between must already see the capture.
+    capture::began(stream, per_thread_default(real));
+    let result = real.call();
+    if !result.is_ok() {
+        capture::ended(stream, per_thread_default(real));
+    }
+    result
+}
+
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn end(real: &mut Real, stream: CUstream) -> CuResult {
+    let result = real.call();
+    if !STILL_CAPTURING.contains(&result.0) {
+        capture::ended(stream, per_thread_default(real));
+    }
+    result
+}
+
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn destroy(real: &mut Real, stream: CUstream) -> CuResult {
+    let result = real.call();
+    if result.is_ok() {
+        capture::ended(stream, false);
+    }
+    result
+}

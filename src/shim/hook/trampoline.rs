@@ -1,0 +1,77 @@
+//! What the table becomes: one exported `extern "C"` function a row, and the list of them.
+
+use super::table::for_each_hook;
+use super::{boundary, guard};
+use crate::driver::{CuResult, real};
+use crate::process;
+use cudarc::driver::sys::{
+    CUarray, CUcontext, CUdevice, CUdeviceptr, CUgraph, CUgraphExec, CUipcMemHandle, CUlibrary, CUmemoryPool,
+    CUmipmappedArray, CUmodule, CUstream,
+};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+/// A row as the resolvers see it.
+pub struct Hook {
+    /// The exported name.
+    pub name: &'static CStr,
+    /// The trampoline.
+    pub ours: *const c_void,
+}
+
+// SAFETY: both fields are addresses of immutable statics and code.
+unsafe impl Sync for Hook {}
+
+const fn c_name(bytes: &'static [u8]) -> &'static CStr {
+    match CStr::from_bytes_with_nul(bytes) {
+        Ok(name) => name,
+        Err(_) => panic!("a row's name has an inner NUL"),
+    }
+}
+
+macro_rules! trampolines {
+    ($($name:ident($($p:ident: $t:ty),* $(,)?) => $subject:ident::$body:ident($($a:ident),*);)*) => {
+        /// A row of the table, in its order.
+        #[allow(non_camel_case_types, reason = "the names are the driver's")]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum Row { $($name),* }
+
+        impl Row {
+            /// Rows in the table.
+            pub const COUNT: usize = [$(stringify!($name)),*].len();
+
+            /// The exported name.
+            pub const fn name(self) -> &'static str {
+                match self { $(Row::$name => stringify!($name)),* }
+            }
+        }
+
+        /// Every row, in the table's order.
+        pub static HOOKS: [Hook; Row::COUNT] = [$(Hook {
+            name: c_name(concat!(stringify!($name), "\0").as_bytes()),
+            ours: $name as *const c_void,
+        }),*];
+
+        $(
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            #[allow(non_snake_case, reason = "the name is the driver's")]
+            pub unsafe extern "C" fn $name($($p: $t),*) -> CuResult {
+                let Some(pointer) = real::get(Row::$name) else { return CuResult::NOT_SUPPORTED };
+                // SAFETY: `pointer` is the driver's export of exactly this name, and the row states its C signature.
+                let function: unsafe extern "C" fn($($t),*) -> CuResult = unsafe { std::mem::transmute(pointer) };
+                let call = move || {
+                    // SAFETY: the arguments are the program's own, passed on unchanged; what they must fulfil is
+                    // between it and the driver.
+                    unsafe { function($($p),*) }
+                };
+                let Some(_inside) = process::takes_part().then(guard::enter).flatten() else { return call() };
+                boundary::run(Row::$name, &mut { call }, |real| {
+                    // SAFETY: a body reads or writes through the program's pointers only as the driver would: outputs
+                    // after a success, where they are not NULL.
+                    unsafe { super::$subject::$body(real, $($a),*) }
+                })
+            }
+        )*
+    };
+}
+for_each_hook!(trampolines);

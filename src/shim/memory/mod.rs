@@ -1,0 +1,241 @@
+//! Device memory: who serves an allocation, and what is known of pooled memory.
+
+mod caching;
+mod open;
+mod plan;
+pub mod topology;
+
+use crate::context::{self, Known};
+use crate::driver::{CuResult, Driver};
+use crate::hook::Row;
+use crate::process;
+use gpupool_config::{Free as FreeSetting, MemInfo, Mode, Switch, format_size};
+use gpupool_pool::{Allocation, Block, Free, FreeError, Place, Refusal, Request, Usage};
+use open::Opened;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of blocks that lay outside their home GPU when they were made, for the summary.
+static SPILLED: AtomicU64 = AtomicU64::new(0);
+
+/// Who served an allocation.
+pub enum Answer {
+    /// The pool: the result for the program, and the address (0 without one).
+    Pool(CuResult, u64),
+    /// The driver, which has written the outputs.
+    Driver(CuResult),
+}
+
+/// `gpu0`, `host0`: how places are written in the log.
+pub fn place_name(place: Place) -> String {
+    match place {
+        Place::Gpu(ordinal) => format!("gpu{ordinal}"),
+        Place::Host(node) => format!("host{node}"),
+    }
+}
+
+/// Serves an allocation of `bytes` for the current context: from the pool, or by `driver_call`, in the order that the
+/// mode says.
+#[inline]
+pub fn allocate(bytes: u64, mut driver_call: impl FnMut() -> CuResult) -> Answer {
+    let Some((opened, context)) = pool_for(bytes) else { return Answer::Driver(driver_call()) };
+    if opened.plan.mode == Mode::Spill {
+        let result = driver_call();
+        if result != CuResult::OUT_OF_MEMORY {
+            return Answer::Driver(result);
+        }
+        return from_pool(opened, &context, bytes).unwrap_or(Answer::Driver(result));
+    }
+    from_pool(opened, &context, bytes).unwrap_or_else(|| Answer::Driver(driver_call()))
+}
+
+/// The pool and the current context, where an allocation of this size is the pool's business.
+#[inline]
+fn pool_for(bytes: u64) -> Option<(&'static Opened, Known)> {
+    let settings = process::settings();
+    if bytes < settings.min_size || settings.mode == Mode::Trace || !process::is_open() {
+        return None;
+    }
+    let driver = process::driver()?;
+    let context = context::current(driver)?;
+    let opened = open::open(driver)?;
+    opened.plan.is_member(context.device).then_some((opened, context))
+}
+
+/// `None`: the pool has no block for this, and the driver is to be asked.
+fn from_pool(opened: &Opened, context: &Known, bytes: u64) -> Option<Answer> {
+    let soft_oom = process::settings().soft_oom;
+    let mut request =
+        Request { bytes, home: context.device as u32, owner: context.id, soft_refusal: soft_oom != Switch::Off };
+    let home = request.home;
+    loop {
+        let why = match opened.pool.allocate(&request) {
+            Ok(allocation) => {
+                report(&allocation);
+                return Some(Answer::Pool(CuResult::SUCCESS, allocation.block.address));
+            }
+            // Looked up only here, where it matters: libraries may be loaded at any time.
+            Err(Refusal::Soft) if soft_oom == Switch::On || caching::program_caches() => {
+                tracing::info!(
+                    target: "gpupool::memory", event = "pool.refuse", home, bytes, why = "soft", missing = 0,
+                    "OUT_OF_MEMORY for {} once, so that the program returns its cache before GPU {home} overflows",
+                    format_size(bytes)
+                );
+                return Some(Answer::Pool(CuResult::OUT_OF_MEMORY, 0));
+            }
+            Err(Refusal::Soft) => {
+                request.soft_refusal = false;
+                continue;
+            }
+            Err(Refusal::Full { missing }) => {
+                tracing::info!(
+                    target: "gpupool::memory", event = "pool.refuse", home, bytes, why = "full", missing,
+                    "no room for {} in the pool, {} are missing; the driver is asked", format_size(bytes), format_size(missing)
+                );
+                return None;
+            }
+            Err(Refusal::NotOurs) => return None,
+            Err(Refusal::AddressSpace) => "no address range of that size is left".to_owned(),
+            Err(Refusal::Backend(result)) => result.to_string(),
+        };
+        tracing::warn!(
+            target: "gpupool::memory", event = "pool.fallback", home, bytes, why,
+            "the pool could not make a block of {} for GPU {home} ({why}); the driver is asked", format_size(bytes)
+        );
+        return None;
+    }
+}
+
+#[inline]
+fn report(allocation: &Allocation) {
+    let Allocation { block, reused, on_peers, on_host } = *allocation;
+    let Block { address, bytes, home, .. } = block;
+    tracing::debug!(
+        target: "gpupool::memory", event = "block.allocate", address, bytes, home, reused, on_peers, on_host,
+        "{} at {address:#x} for GPU {home}", format_size(bytes)
+    );
+    if !reused {
+        report_growth(&block, on_peers, on_host);
+    }
+}
+
+#[cold]
+fn report_growth(block: &Block, on_peers: u64, on_host: u64) {
+    let Block { bytes, home, .. } = *block;
+    if on_peers + on_host == 0 {
+        tracing::info!(
+            target: "gpupool::memory", event = "pool.grow", home, bytes, on_peers, on_host,
+            "pool grew by {} on GPU {home}", format_size(bytes)
+        );
+    } else {
+        SPILLED.fetch_add(on_peers + on_host, Ordering::Relaxed);
+        tracing::info!(
+            target: "gpupool::memory", event = "pool.spill", home, bytes, on_peers, on_host,
+            "{} for GPU {home} did not fit there: {} are on other GPUs, {} on the host",
+            format_size(bytes), format_size(on_peers), format_size(on_host)
+        );
+    }
+}
+
+/// Frees pooled memory. `None`: not pooled, the driver's to free.
+#[inline]
+pub fn free(address: u64) -> Option<CuResult> {
+    let opened = open::opened().filter(|opened| opened.contains(address))?;
+    let when = match process::settings().free {
+        FreeSetting::Strict => Free::Strict,
+        FreeSetting::Lazy => Free::Lazy,
+    };
+    Some(match opened.pool.free(address, when) {
+        Ok(block) => {
+            tracing::debug!(
+                target: "gpupool::memory", event = "block.free", address, bytes = block.bytes, home = block.home,
+                "freed {} at {address:#x}", format_size(block.bytes)
+            );
+            CuResult::SUCCESS
+        }
+        // Freed twice, or an inner pointer: the driver's answer for either.
+        Err(FreeError::NotABlock) => CuResult::INVALID_VALUE,
+        Err(FreeError::Backend(result)) => result,
+    })
+}
+
+/// Whether an address lies in the pool's reservation, in a live block or not.
+#[inline]
+pub fn is_pooled(address: u64) -> bool {
+    open::opened().is_some_and(|opened| opened.contains(address))
+}
+
+/// The live block that an address lies in.
+pub fn block_at(address: u64) -> Option<Block> {
+    open::opened().filter(|opened| opened.contains(address))?.pool.block_at(address)
+}
+
+/// The context with this id is gone; its blocks go with it, as the driver's own allocations do.
+pub fn owner_gone(id: u64) -> usize {
+    open::opened().map_or(0, |opened| opened.pool.free_owned_by(id))
+}
+
+/// The driver has no memory left for a call of its own: freed runs go back to it. Whether there were any.
+#[cold]
+pub fn give_back(row: Row) -> bool {
+    let Some(opened) = open::opened() else { return false };
+    let device = process::driver().and_then(|driver| driver.current_device().ok());
+    let place = device.and_then(|device| u32::try_from(device).ok()).map(Place::Gpu);
+    let bytes = opened.pool.trim(place, None);
+    if bytes > 0 {
+        report_trim(bytes, row.name());
+    }
+    bytes > 0
+}
+
+/// Returns all freed memory to the driver; the bytes returned.
+pub fn trim() -> u64 {
+    let bytes = open::opened().map_or(0, |opened| opened.pool.trim(None, None));
+    if bytes > 0 {
+        report_trim(bytes, "gpupool_trim");
+    }
+    bytes
+}
+
+fn report_trim(bytes: u64, why: &str) {
+    tracing::info!(
+        target: "gpupool::memory", event = "pool.trim", bytes, why, "returned {} to the driver for {why}", format_size(bytes)
+    );
+}
+
+/// `(free, total)` for `cuMemGetInfo` in the current context; `None`: the driver's answer stands.
+pub fn info() -> Option<(u64, u64)> {
+    let home = u32::try_from(answers_as_pool()?.current_device().ok()?).ok()?;
+    let opened = open::open(process::driver()?)?;
+    opened.plan.is_member(home as i32).then_some(())?;
+    let (free, _) = opened.pool.memory_info(home);
+    let total = opened.plan.total(home);
+    Some((free.min(total), total))
+}
+
+/// Bytes for `cuDeviceTotalMem`; `None`: the driver's answer stands.
+pub fn total(device: i32) -> Option<u64> {
+    let plan = open::plan(answers_as_pool()?)?;
+    plan.is_member(device).then(|| plan.total(device as u32))
+}
+
+/// The driver, where questions about a GPU's memory are answered for the pool.
+fn answers_as_pool() -> Option<&'static Driver> {
+    let settings = process::settings();
+    let asked = settings.meminfo == MemInfo::Pool && settings.mode != Mode::Trace;
+    asked.then(process::driver).flatten()
+}
+
+/// A call of the driver's with arguments of ours; `None` without a driver.
+pub fn driver_attributes(call: impl FnOnce(&Driver) -> CuResult) -> Option<CuResult> {
+    process::driver().map(call)
+}
+
+/// What the pool holds and has held; `None` if it was never opened.
+pub fn usage() -> Option<Usage> {
+    open::opened().map(|opened| opened.pool.usage())
+}
+
+/// Bytes of blocks that lay outside their home GPU, over the life of the process.
+pub fn spilled() -> u64 {
+    SPILLED.load(Ordering::Relaxed)
+}

@@ -1,0 +1,105 @@
+//! The pool of this process: opened once, at the first allocation or question that concerns it.
+
+use super::plan::{NoPlan, Plan};
+use crate::backend::vmm::Vmm;
+use crate::driver::Driver;
+use crate::{log, process};
+use gpupool_config::{Placement, format_size};
+use gpupool_pool::{Config, Policy, Pool};
+use once_cell::race::OnceBox;
+
+/// The pool and what it was made from.
+pub struct Opened {
+    pub plan: &'static Plan,
+    pub pool: Pool<Vmm>,
+    base: u64,
+    bytes: u64,
+}
+
+impl Opened {
+    /// Whether an address lies in the reservation.
+    #[inline]
+    pub fn contains(&self, address: u64) -> bool {
+        address.wrapping_sub(self.base) < self.bytes
+    }
+}
+
+// `race` cells: two threads may both plan or open, the second result is dropped (and a second reservation returned);
+// neither waits for the other inside a driver call.
+static PLAN: OnceBox<Option<Plan>> = OnceBox::new();
+static OPENED: OnceBox<Option<Opened>> = OnceBox::new();
+
+/// The plan; `None` where the driver is not ready or a pool is impossible (said once in the log).
+pub fn plan(driver: &Driver) -> Option<&'static Plan> {
+    if let Some(known) = PLAN.get() {
+        return known.as_ref();
+    }
+    let plan = match Plan::read(driver, process::settings()) {
+        Ok(plan) => Some(plan),
+        Err(NoPlan::NotYet) => return None,
+        Err(NoPlan::Settings(problems)) => {
+            process::refuse(&problems);
+            None
+        }
+        Err(NoPlan::Never(why)) => {
+            log::warn_once("plan", format_args!("no pool, every call goes to the driver: {why}"));
+            None
+        }
+    };
+    PLAN.get_or_init(|| Box::new(plan)).as_ref()
+}
+
+/// The pool if it was opened.
+#[inline]
+pub fn opened() -> Option<&'static Opened> {
+    OPENED.get()?.as_ref()
+}
+
+/// The pool, opened now if it was not. Needs a current context.
+pub fn open(driver: &'static Driver) -> Option<&'static Opened> {
+    if let Some(known) = OPENED.get() {
+        return known.as_ref();
+    }
+    let plan = plan(driver)?;
+    OPENED.get_or_init(|| Box::new(try_open(driver, plan))).as_ref()
+}
+
+#[cold]
+fn try_open(driver: &'static Driver, plan: &'static Plan) -> Option<Opened> {
+    // Twice what all places can hold: address space fragments, memory does not.
+    let least = plan.places.iter().map(|spec| spec.limit).sum::<u64>().saturating_mul(2).max(1 << 30);
+    let vmm = Vmm::reserve(driver, &plan.topology, &plan.members, &plan.host_nodes, least)
+        .inspect_err(|result| {
+            log::warn_once(
+                "reserve",
+                format_args!(
+                    "no pool, every call goes to the driver: cuMemAddressReserve gave no {} of address space ({result})",
+                    format_size(least)
+                ),
+            );
+        })
+        .ok()?;
+    let (base, bytes) = (vmm.base(), vmm.bytes());
+    let config = Config {
+        base,
+        bytes,
+        places: plan.places.clone(),
+        links: plan.links.clone(),
+        policy: match process::settings().placement {
+            Placement::LocalFirst => Policy::LocalFirst,
+            Placement::Interleave => Policy::Interleave,
+            Placement::MostFree => Policy::MostFree,
+        },
+        lenders: plan.lenders,
+    };
+    let places: Vec<String> = plan
+        .places
+        .iter()
+        .map(|spec| format!("{} {}", super::place_name(spec.place), format_size(spec.limit)))
+        .collect();
+    tracing::info!(
+        target: "gpupool::memory", event = "pool.open", base, bytes, places.json = %serde_json::Value::from(places.clone()),
+        "pool of {} behind {} of address space", places.join(", "), format_size(bytes)
+    );
+    Some(Opened { plan, pool: Pool::new(config, vmm), base, bytes })
+}

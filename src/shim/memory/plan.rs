@@ -1,0 +1,127 @@
+//! What the pool of this process will be made of: which GPUs, how much of each, the host, and the mode that works here.
+//! Needs `cuInit` but no context; nothing is taken yet.
+
+use super::topology::Topology;
+use crate::backend::host;
+use crate::driver::Driver;
+use gpupool_config::{Devices, Mode, Problem, Settings, local_ranks};
+use gpupool_pool::{Lenders, Links, Place, PlaceSpec};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Plan {
+    /// The mode that works on this machine; differs from the setting where GPUs can not reach each other.
+    pub mode: Mode,
+    pub topology: Topology,
+    /// The pool's GPUs, with the bytes to leave free on each.
+    pub members: BTreeMap<u32, u64>,
+    pub host_nodes: Vec<u32>,
+    pub places: Vec<PlaceSpec>,
+    pub links: Links,
+    pub lenders: Lenders,
+    /// `min(memory, limit set by the user)` of each pool GPU: what a program is told the GPU has.
+    totals: BTreeMap<u32, u64>,
+}
+
+/// Why there is no plan.
+#[derive(Debug)]
+pub enum NoPlan {
+    /// The driver is not ready (no `cuInit` yet); ask again later.
+    NotYet,
+    /// The settings name what is not there.
+    Settings(Vec<Problem>),
+    /// This machine can not have a pool.
+    Never(String),
+}
+
+impl Plan {
+    /// Works the plan out.
+    pub fn read(driver: &Driver, settings: &Settings) -> Result<Self, NoPlan> {
+        let topology = Topology::read(driver).map_err(|_| NoPlan::NotYet)?;
+        let totals: Vec<u64> = topology.gpus.iter().map(|gpu| gpu.total).collect();
+        let problems = settings.check_gpus(&totals);
+        if !problems.is_empty() {
+            return Err(NoPlan::Settings(problems));
+        }
+        let listed = |ordinal: u32| match &settings.devices {
+            Devices::Auto => true,
+            Devices::List(list) => list.contains(&ordinal),
+        };
+        let gpus: Vec<_> = topology.gpus.iter().filter(|gpu| gpu.vmm && listed(gpu.ordinal)).collect();
+        if gpus.is_empty() {
+            return Err(NoPlan::Never("no GPU here has virtual memory management".to_owned()));
+        }
+        let mut places = Vec::new();
+        let mut members = BTreeMap::new();
+        let mut shown = BTreeMap::new();
+        for gpu in &gpus {
+            let reserve = settings.reserve_of(gpu.total);
+            let limit = settings.limit.of(gpu.ordinal).unwrap_or(u64::MAX);
+            members.insert(gpu.ordinal, reserve);
+            shown.insert(gpu.ordinal, gpu.total.min(limit));
+            let limit = gpu.total.saturating_sub(reserve).min(limit);
+            places.push(PlaceSpec { place: Place::Gpu(gpu.ordinal), limit });
+        }
+        let host_limit = settings.host_limit.unwrap_or_else(|| host::available() / 2);
+        let nodes: BTreeSet<u32> = gpus.iter().map(|gpu| gpu.host_node).collect();
+        let host_nodes: Vec<u32> = if host_limit == 0 { Vec::new() } else { nodes.into_iter().collect() };
+        for &node in &host_nodes {
+            places.push(PlaceSpec { place: Place::Host(node), limit: host_limit / host_nodes.len() as u64 });
+        }
+        let ordinals: Vec<u32> = members.keys().copied().collect();
+        Ok(Self {
+            mode: working_mode(settings, &topology, &ordinals),
+            lenders: lenders(settings),
+            links: topology.links(&ordinals, &host_nodes),
+            topology,
+            members,
+            host_nodes,
+            places,
+            totals: shown,
+        })
+    }
+
+    /// Whether memory asked for on this GPU is the pool's business.
+    pub fn is_member(&self, device: i32) -> bool {
+        u32::try_from(device).is_ok_and(|ordinal| self.members.contains_key(&ordinal))
+    }
+
+    /// The bytes that a program on this GPU is told it has: its own and those of the GPUs that lend to it.
+    pub fn total(&self, home: u32) -> u64 {
+        let lends = |ordinal: u32| {
+            ordinal == home
+                || (self.lenders == Lenders::All && self.links.ranks.contains_key(&(home, Place::Gpu(ordinal))))
+        };
+        self.totals.iter().filter(|(ordinal, _)| lends(**ordinal)).map(|(_, total)| total).sum()
+    }
+}
+
+/// Several GPUs none of which reaches another can not pool: there the driver serves what fits, and what does not goes to
+/// the host. (Memory mapped for one GPU alone would also break copies between GPUs, which work bare by staging.)
+fn working_mode(settings: &Settings, topology: &Topology, members: &[u32]) -> Mode {
+    let pairs = members.iter().any(|a| members.iter().any(|b| a != b && topology.reach(*a, *b)));
+    if settings.mode == Mode::Pool && members.len() > 1 && !pairs {
+        tracing::warn!(
+            target: "gpupool::memory", event = "pool.fallback", home = members[0], bytes = 0, why = "no peer access",
+            "the {} GPUs have no peer access to each other, so none can lend to another; mode spill is used: the driver \
+             first, then the host (set GPUPOOL_MODE=spill to silence this)", members.len()
+        );
+        return Mode::Spill;
+    }
+    settings.mode
+}
+
+/// Ranks of one job must not eat each other's memory, unless the user says which GPUs may be used.
+fn lenders(settings: &Settings) -> Lenders {
+    if settings.devices != Devices::Auto {
+        return Lenders::All;
+    }
+    let Some((variable, ranks)) = local_ranks(std::env::vars_os()) else { return Lenders::All };
+    tracing::info!(
+        target: "gpupool::memory", event = "note", about = "home_only", variable, ranks,
+        "{variable}={ranks}: one rank of several on this host, so it keeps to its own GPU and the host; GPUPOOL_DEVICES \
+         with a list of GPUs overrides that"
+    );
+    Lenders::HomeOnly
+}

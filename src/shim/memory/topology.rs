@@ -1,0 +1,112 @@
+//! The GPUs of this process and how they reach one another. Asked once, after `cuInit`; needs no context.
+
+use crate::driver::{CuResult, Driver};
+use gpupool_pool::{Links, Place};
+use std::collections::BTreeMap;
+
+/// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
+const VMM_SUPPORTED: i32 = 102;
+/// `CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID`.
+const HOST_NUMA_ID: i32 = 134;
+/// `CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK` and `…_NATIVE_ATOMIC_SUPPORTED`.
+const PERFORMANCE_RANK: i32 = 1;
+const NATIVE_ATOMICS: i32 = 3;
+/// Added to the rank of links without native atomics (PCIe), so that NVLink always comes first.
+const BEHIND_NVLINK: u32 = 1 << 16;
+/// Host memory comes behind every GPU.
+const BEHIND_GPUS: u32 = 1 << 24;
+
+/// One GPU, by the ordinal that the program knows it by (a `CUdevice` is that ordinal).
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    pub ordinal: u32,
+    /// Bytes of memory (`cuDeviceTotalMem`).
+    pub total: u64,
+    /// Whether it has virtual memory management.
+    pub vmm: bool,
+    /// The host NUMA node next to it; 0 where the driver does not say.
+    pub host_node: u32,
+    /// `cuDeviceGetUuid`.
+    pub uuid: [u8; 16],
+}
+
+/// All GPUs that the process sees.
+#[derive(Clone, Debug)]
+pub struct Topology {
+    pub gpus: Vec<Gpu>,
+    /// `(from, to) -> rank`, lower is faster, absent where there is no peer access.
+    peers: BTreeMap<(u32, u32), u32>,
+}
+
+impl Topology {
+    /// Asks the driver.
+    pub fn read(driver: &Driver) -> Result<Self, CuResult> {
+        let mut count = 0;
+        // SAFETY: the output is a local of the right type.
+        unsafe { (driver.cuDeviceGetCount)(&raw mut count) }.ok()?;
+        let gpus = (0..count).map(|device| read_gpu(driver, device)).collect::<Result<Vec<_>, _>>()?;
+        let mut peers = BTreeMap::new();
+        for from in 0..count {
+            for to in (0..count).filter(|to| *to != from) {
+                let mut can = 0;
+                // SAFETY: the output is a local of the right type.
+                let result = unsafe { (driver.cuDeviceCanAccessPeer)(&raw mut can, from, to) };
+                if result.is_ok() && can != 0 {
+                    let rank = peer_attribute(driver, PERFORMANCE_RANK, from, to).unwrap_or(0);
+                    let nvlink = peer_attribute(driver, NATIVE_ATOMICS, from, to).unwrap_or(0) != 0;
+                    let rank = rank.min(BEHIND_NVLINK - 1) + if nvlink { 0 } else { BEHIND_NVLINK };
+                    peers.insert((from as u32, to as u32), rank);
+                }
+            }
+        }
+        Ok(Self { gpus, peers })
+    }
+
+    /// Whether each of the two reaches the other's memory. One direction alone would let a program use memory that its
+    /// other GPU can not copy.
+    pub fn reach(&self, a: u32, b: u32) -> bool {
+        a == b || (self.peers.contains_key(&(a, b)) && self.peers.contains_key(&(b, a)))
+    }
+
+    /// The pool's view of the links among `members`, and from each to the host nodes.
+    pub fn links(&self, members: &[u32], host_nodes: &[u32]) -> Links {
+        let mut ranks = BTreeMap::new();
+        for &home in members {
+            for &other in members.iter().filter(|other| **other != home && self.reach(home, **other)) {
+                ranks.insert((home, Place::Gpu(other)), self.peers.get(&(home, other)).copied().unwrap_or(0));
+            }
+            let near = self.gpus.get(home as usize).map_or(0, |gpu| gpu.host_node);
+            for &node in host_nodes {
+                ranks.insert((home, Place::Host(node)), BEHIND_GPUS + u32::from(node != near));
+            }
+        }
+        Links { ranks }
+    }
+}
+
+fn read_gpu(driver: &Driver, device: i32) -> Result<Gpu, CuResult> {
+    let mut total = 0;
+    // SAFETY: the output is a local of the right type.
+    unsafe { (driver.cuDeviceTotalMem_v2)(&raw mut total, device) }.ok()?;
+    let mut uuid = cudarc::driver::sys::CUuuid { bytes: [0; 16] };
+    // SAFETY: the output is a local of the right type.
+    let known = unsafe { (driver.cuDeviceGetUuid)(&raw mut uuid, device) }.is_ok();
+    Ok(Gpu {
+        ordinal: device as u32,
+        total: total as u64,
+        vmm: driver.device_attribute(VMM_SUPPORTED, device).is_ok_and(|value| value != 0),
+        host_node: driver
+            .device_attribute(HOST_NUMA_ID, device)
+            .ok()
+            .and_then(|node| u32::try_from(node).ok())
+            .unwrap_or(0),
+        uuid: if known { uuid.bytes.map(|byte| byte as u8) } else { [0; 16] },
+    })
+}
+
+fn peer_attribute(driver: &Driver, attribute: i32, from: i32, to: i32) -> Option<u32> {
+    let mut value = 0;
+    // SAFETY: the output is a local of the right type.
+    unsafe { (driver.cuDeviceGetP2PAttribute)(&raw mut value, attribute, from, to) }.ok().ok()?;
+    u32::try_from(value).ok()
+}

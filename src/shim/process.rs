@@ -1,0 +1,138 @@
+//! What part this process lets the shim play: Idle → Active → Closed or Passing.
+//!
+//! Nothing else in the shim is process-wide state of its own: settings, topology and pool hang off the first use.
+
+use crate::hook::{Row, guard};
+use crate::{driver, log, summary};
+use gpupool_config::{Mode, Problem, Settings};
+use once_cell::race::OnceBox;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// No driver function was called yet. A process that stays here never notices the shim.
+const IDLE: u8 = 0;
+/// One thread reads the settings; calls of others pass through until it is done, rather than wait for it.
+const STARTING: u8 = 1;
+/// Hooks do their work.
+const ACTIVE: u8 = 2;
+/// As ACTIVE for memory that was handed out, but no new blocks: something inside failed.
+const CLOSED: u8 = 3;
+/// Everything passes through: switched off, a bad setting, or a fork of a process that used CUDA.
+const PASSING: u8 = 4;
+
+static STATE: AtomicU8 = AtomicU8::new(IDLE);
+static SETTINGS: OnceBox<Settings> = OnceBox::new();
+
+/// Whether hooks do anything in this process; starts the shim at the first call.
+#[inline]
+pub fn takes_part() -> bool {
+    match STATE.load(Ordering::Acquire) {
+        ACTIVE | CLOSED => true,
+        IDLE => start(),
+        _ => false,
+    }
+}
+
+/// Whether new blocks may be made.
+#[inline]
+pub fn is_open() -> bool {
+    STATE.load(Ordering::Acquire) == ACTIVE
+}
+
+/// The settings that the process started with. Hooks run only after [`start`] stored them; the fallback is for paths
+/// that have none (the exit handler of a process that never became active).
+pub fn settings() -> &'static Settings {
+    SETTINGS.get_or_init(|| Box::new(Settings::default()))
+}
+
+#[cold]
+fn start() -> bool {
+    let Some(_inside) = guard::enter() else { return false };
+    if STATE.compare_exchange(IDLE, STARTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        return false;
+    }
+    let settings = match Settings::read(std::env::vars_os()) {
+        Ok(settings) => settings,
+        Err(problems) => {
+            refuse(&problems);
+            return false;
+        }
+    };
+    if settings.mode == Mode::Off {
+        STATE.store(PASSING, Ordering::Release);
+        return false;
+    }
+    log::start(&settings);
+    let mode = settings.mode;
+    let _ = SETTINGS.set(Box::new(settings));
+    install_panic_report();
+    let exe = std::env::current_exe().unwrap_or_default();
+    tracing::info!(
+        target: "gpupool::process", event = "process.start", version = env!("CARGO_PKG_VERSION"), mode = mode.word(),
+        exe = %exe.display(), "gpupool {} in {}, mode {}", env!("CARGO_PKG_VERSION"), exe.display(), mode.word()
+    );
+    STATE.store(ACTIVE, Ordering::Release);
+    true
+}
+
+/// Says what is wrong with the settings and lets everything pass: a limit that was misspelt must not be half obeyed.
+pub fn refuse(problems: &[Problem]) {
+    let mut text = String::new();
+    for problem in problems {
+        text.push_str(&format!("gpupool: error: {problem}\n"));
+    }
+    text.push_str("gpupool: this program runs without gpupool until that is corrected\n");
+    log::write_stderr(&text);
+    STATE.store(PASSING, Ordering::Release);
+}
+
+/// A body panicked: no new blocks from now on, what was handed out stays valid. The panic hook has said where.
+#[cold]
+pub fn broken(row: Row) {
+    let _ = STATE.compare_exchange(ACTIVE, CLOSED, Ordering::AcqRel, Ordering::Acquire);
+    tracing::error!(
+        target: "gpupool::process", event = "panic", api = row.name(),
+        "internal error in {}: the pool makes no new blocks, memory handed out stays valid; please report it", row.name()
+    );
+}
+
+/// Reports panics of this library through its own log; the standard library linked into it is its own copy, so a Rust
+/// program's panic hook is not touched.
+fn install_panic_report() {
+    std::panic::set_hook(Box::new(|info| {
+        let place = info.location().map_or_else(|| "unknown".to_owned(), ToString::to_string);
+        tracing::error!(target: "gpupool::process", event = "panic", place, "internal error: {info}");
+    }));
+}
+
+/// See [`crate::register`]. Both lists have room for this without allocating in any glibc since 2.36, and a process that
+/// never touches CUDA runs only the one comparison in each handler.
+pub fn register() {
+    // SAFETY: both handlers are functions of this library, which is never unloaded (it was preloaded).
+    unsafe {
+        libc::pthread_atfork(None, None, Some(after_fork_in_child));
+        libc::atexit(at_exit);
+    }
+}
+
+/// CUDA does not survive a fork, and neither do locks that another thread held: only atomics are touched here, and from
+/// now on every call goes straight to the driver, which says NOT_INITIALIZED as it does without us.
+extern "C" fn after_fork_in_child() {
+    if STATE.load(Ordering::Relaxed) != IDLE {
+        STATE.store(PASSING, Ordering::Release);
+    }
+}
+
+/// Writes the summary. Nothing is freed: the driver does that, and other threads may still be running.
+extern "C" fn at_exit() {
+    if !matches!(STATE.load(Ordering::Acquire), ACTIVE | CLOSED) {
+        return;
+    }
+    let Some(_inside) = guard::enter() else { return };
+    // A panic must not cross into libc's exit.
+    let _ = std::panic::catch_unwind(summary::write);
+}
+
+/// The driver, or one line in the log about why there is none.
+pub fn driver() -> Option<&'static driver::Driver> {
+    driver::get().inspect_err(|reason| log::warn_once("driver", reason)).ok()
+}

@@ -1,0 +1,39 @@
+//! What the process did, at its end.
+
+use crate::log::{self, PlaceSummary, Summary};
+use crate::{context, memory, process};
+use gpupool_pool::PlaceUsage;
+
+/// Logs `process.exit` and writes the summary to stderr.
+pub fn write() {
+    let usage = memory::usage().unwrap_or_default();
+    let peak: Vec<serde_json::Value> = usage
+        .places
+        .iter()
+        .map(|&PlaceUsage { place, held, peak_used, limit, .. }| {
+            serde_json::json!({"place": memory::place_name(place), "held": held, "peak_used": peak_used, "limit": limit})
+        })
+        .collect();
+    tracing::info!(
+        target: "gpupool::process", event = "process.exit", peak.json = %serde_json::Value::from(peak),
+        live_blocks = usage.live_blocks, live_bytes = usage.live_bytes, allocations = usage.allocations,
+        reuses = usage.reuses, "end of the process"
+    );
+    let places = usage.places.iter().map(|usage| PlaceSummary {
+        name: memory::place_name(usage.place),
+        peak_used: usage.peak_used,
+        limit: Some(usage.limit),
+        held: usage.held,
+    });
+    let contexts = context::seen();
+    log::write_summary(
+        process::settings().summary,
+        &Summary {
+            places: places.collect(),
+            contexts: contexts.iter().map(|(device, kind)| (*device as u32, kind.word().to_owned())).collect(),
+            warnings: log::warnings(),
+            log_file: log::file_path(),
+            spilled: memory::spilled(),
+        },
+    );
+}
