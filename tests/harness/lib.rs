@@ -1,1 +1,22 @@
-//! (being written)
+//! Runs real programs on the simulated driver, bare and under the shim, and compares what they say.
+//!
+//! ```no_run
+//! use harness::Run;
+//! let told = Run::program("steps").arg("a:600").sim("4x256MiB").shim().log().go();
+//! told.succeeds().says("allocate 600: 0");
+//! ```
+//!
+//! Every program runs in its own empty folder with a small environment of its own, so that a variable of the person who
+//! runs the tests changes nothing, and a file that a program leaves behind is seen.
+
+mod artifacts;
+mod compile;
+mod output;
+mod routes;
+mod run;
+
+pub use artifacts::{artifact_folder, driver_folder, library, repository};
+pub use compile::{Build, program};
+pub use output::Output;
+pub use routes::{Route, hooks};
+pub use run::{Driver, Run};

@@ -1,0 +1,76 @@
+//! What the shim hooks, and the comparison of one route to the driver, bare and under the shim.
+
+use crate::{Build, Driver, Output, Run};
+use std::collections::BTreeSet;
+use std::fs;
+use tempfile::NamedTempFile;
+
+const SHIM: &str = "libgpupool.so:";
+const DRIVER: &str = "libcuda.so.1:";
+
+/// The rows of the hook table, asked of the shim itself.
+pub fn hooks() -> BTreeSet<String> {
+    let told = Run::program("hook_names").shim().go();
+    told.succeeds();
+    let names: BTreeSet<String> = told.stdout.lines().map(str::to_owned).collect();
+    assert!(names.contains("cuMemAlloc_v2"), "the shim's list lacks cuMemAlloc_v2: {names:?}");
+    names
+}
+
+/// A route to the driver and the names asked on it.
+pub struct Route {
+    names: Vec<String>,
+    hooks: BTreeSet<String>,
+    driver: Driver,
+}
+
+impl Route {
+    /// Asks `names` of `driver`.
+    pub fn new(names: Vec<String>, driver: Driver) -> Self {
+        Self { names, hooks: hooks(), driver }
+    }
+
+    /// Asks through `resolve` with these arguments (`dlsym`; `gpa2` and flags), bare and under the shim with these
+    /// variables, and returns the hooks that the driver answered for.
+    #[track_caller]
+    pub fn ask(&self, route: &str, flags: &str, variables: &[(&str, &str)]) -> BTreeSet<String> {
+        let file = NamedTempFile::new().unwrap_or_else(|e| panic!("no temporary file: {e}"));
+        fs::write(file.path(), self.names.join("\n") + "\n").unwrap_or_else(|e| panic!("can not write the names: {e}"));
+        let run = Run::program("resolve").arg(route).arg(file.path()).arg(flags).driver(self.driver.clone());
+        let shim = variables.iter().fold(run.clone().shim(), |run, (name, value)| run.env(name, value));
+        self.compare(&run.go(), &shim.go())
+    }
+
+    /// The same for a program that links the driver.
+    #[track_caller]
+    pub fn linked(&self) -> BTreeSet<String> {
+        let run = Run::built(&Build::program("resolve_linked").names(&self.names)).driver(self.driver.clone());
+        self.compare(&run.clone().go(), &run.shim().go())
+    }
+
+    /// Line by line: ours where the driver has a function that is hooked, the driver's own answer everywhere else.
+    #[track_caller]
+    fn compare(&self, bare: &Output, shim: &Output) -> BTreeSet<String> {
+        bare.succeeds();
+        shim.succeeds().is_quiet();
+        let (one, other): (Vec<_>, Vec<_>) = (bare.stdout.lines().collect(), shim.stdout.lines().collect());
+        if one.len() != other.len() || one.is_empty() {
+            shim.fail(&format!("{} lines, bare {}", other.len(), one.len()));
+        }
+        let mut reached = BTreeSet::new();
+        for (bare_line, shim_line) in one.into_iter().zip(other) {
+            let symbol = bare_line.split_once(DRIVER).map(|(_, symbol)| symbol);
+            let expected = match symbol.filter(|symbol| self.hooks.contains(*symbol)) {
+                Some(symbol) => {
+                    reached.insert(symbol.to_owned());
+                    bare_line.replace(DRIVER, SHIM)
+                }
+                None => bare_line.to_owned(),
+            };
+            if shim_line != expected {
+                shim.fail(&format!("bare     {bare_line}\nshim     {shim_line}\nexpected {expected}"));
+            }
+        }
+        reached
+    }
+}

@@ -1,0 +1,69 @@
+//! Forks, exec, and every way to end: the same output and the same status as without us.
+
+use harness::Run;
+
+/// SIGABRT, SIGSEGV, SIGKILL, SIGTERM by number, as the exit status names them on Linux.
+const ENDINGS: &[(&str, Result<i32, i32>)] = &[
+    ("return", Ok(4)),
+    ("exit", Ok(6)),
+    ("_exit", Ok(5)),
+    ("thread", Ok(7)),
+    ("atexit", Ok(4)),
+    ("abort", Err(6)),
+    ("segv", Err(11)),
+    ("kill", Err(9)),
+    ("signal", Err(15)),
+];
+
+#[test]
+fn every_way_to_end_gives_the_same_status() {
+    for (how, expected) in ENDINGS {
+        let shim = Run::program("exits").arg(how).sim("2x1GiB").same_under_shim(&[]);
+        match expected {
+            Ok(code) => shim.exits(*code),
+            Err(signal) => shim.killed_by(*signal),
+        };
+        shim.is_quiet();
+    }
+}
+
+#[test]
+fn the_log_of_a_killed_process_is_whole_up_to_its_end() {
+    let shim = Run::program("exits").arg("kill").sim("2x1GiB").shim().log().go();
+    shim.killed_by(9);
+    assert_eq!(shim.events("pool.open").len(), 1, "{:?}", shim.records);
+    assert!(shim.events("process.exit").is_empty(), "a killed process can not have written its end");
+}
+
+#[test]
+fn a_process_that_ends_in_order_says_so_in_the_log() {
+    let shim = Run::program("exits").arg("exit").sim("2x1GiB").shim().log().go();
+    shim.exits(6);
+    assert_eq!(shim.events("process.exit").len(), 1, "{:?}", shim.records);
+}
+
+#[test]
+fn a_child_forked_before_cuda_starts_has_a_pool_of_its_own() {
+    let shim = Run::program("forks").arg("before").sim("2x1GiB").same_under_shim(&[]);
+    shim.succeeds().is_quiet().says("child: contents right").says("child ended with 3, signal 0");
+}
+
+#[test]
+fn a_child_forked_after_cuda_started_gets_the_drivers_refusal() {
+    let shim = Run::program("forks").arg("after").sim("2x1GiB").same_under_shim(&[]);
+    shim.succeeds().is_quiet().says("child ended with 2, signal 0").says("parent again: contents right");
+}
+
+#[test]
+fn exec_starts_anew() {
+    let shim = Run::program("forks").arg("exec").sim("2x1GiB").same_under_shim(&[]);
+    shim.exits(9).is_quiet().says("after exec: contents right");
+}
+
+#[test]
+fn each_process_has_its_own_log_file() {
+    let shim = Run::program("forks").arg("before").sim("2x1GiB").shim().env("GPUPOOL_LOG_FILE", "log-%p-%e.jsonl").go();
+    shim.succeeds();
+    assert_eq!(shim.files.len(), 2, "parent and child: {:?}", shim.files);
+    assert!(shim.files.iter().all(|file| file.ends_with("-forks.jsonl")), "{:?}", shim.files);
+}

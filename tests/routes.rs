@@ -1,0 +1,105 @@
+//! Every row of the hook table, on every route by which programs reach the driver: the pointer a program gets is ours
+//! exactly where the driver has the function and we hook it, and every other answer is the driver's own.
+
+use harness::{Driver, Route, Run, hooks, library};
+use std::collections::BTreeSet;
+
+/// Driver functions that are not hooked, and names that no driver has: asked beside the hooks.
+const OTHERS: &[&str] = &[
+    "cuMemAlloc",
+    "cuMemFree",
+    "cuMemGetInfo",
+    "cuDeviceGet",
+    "cuDeviceGetCount",
+    "cuDriverGetVersion",
+    "cuCtxGetCurrent",
+    "cuMemcpyHtoD_v2",
+    "cuMemcpyDtoDAsync_v2_ptsz",
+    "cuLaunchKernel",
+    "cuLaunchKernel_ptsz",
+    "cuStreamSynchronize",
+    "cuNoSuchFunction",
+    "cuMemAlloc_v9",
+    "cuda",
+    "cu",
+    "culprit",
+];
+
+fn every_name() -> Route {
+    let names = hooks().into_iter().chain(OTHERS.iter().map(|name| (*name).to_owned())).collect();
+    Route::new(names, Driver::Simulated)
+}
+
+/// Hooks that the simulated driver exports: what each other route is measured against.
+fn exported_hooks(route: &Route) -> BTreeSet<String> {
+    route.ask("dlsym", "", &[])
+}
+
+#[test]
+fn dlsym_on_the_driver_handle_gives_every_hook() {
+    let reached = exported_hooks(&every_name());
+    // A driver may be older than a row, so rows may be absent, but never those that every CUDA program needs.
+    for name in ["cuMemAlloc_v2", "cuMemFree_v2", "cuMemAllocPitch_v2", "cuMemGetInfo_v2", "cuGetProcAddress_v2", "cuInit"] {
+        assert!(reached.contains(name), "{name} is not reached by dlsym");
+    }
+}
+
+#[test]
+fn linking_the_driver_gives_every_hook() {
+    let route = every_name();
+    assert_eq!(route.linked(), exported_hooks(&route));
+}
+
+#[test]
+fn the_default_scope_gives_every_hook() {
+    let route = every_name();
+    assert_eq!(route.ask("default", "", &[]), exported_hooks(&route));
+}
+
+/// Both kinds of default stream. Which version of a function the driver answers with depends on the version asked for;
+/// `resolve` asks for all that matter, so each hook that the driver exports must come up.
+fn by_proc_address(form: &str) {
+    let route = every_name();
+    let (legacy, per_thread) = (route.ask(form, "0", &[]), route.ask(form, "2", &[]));
+    let suffixed = |name: &&String| name.ends_with("_ptsz") || name.ends_with("_ptds");
+    let wrong: Vec<_> = legacy.iter().filter(suffixed).collect();
+    assert!(wrong.is_empty(), "per-thread functions for flags 0: {wrong:?}");
+    let exported = exported_hooks(&route);
+    let missing: Vec<_> = exported.iter().filter(|name| !legacy.contains(*name) && !per_thread.contains(*name)).collect();
+    assert!(missing.is_empty(), "{form} never leads to {missing:?}, which the driver exports");
+}
+
+#[test]
+fn proc_address_gives_every_hook() {
+    by_proc_address("gpa1");
+}
+
+#[test]
+fn proc_address_v2_gives_every_hook() {
+    by_proc_address("gpa2");
+}
+
+#[test]
+fn proc_address_answers_like_the_driver_in_every_corner() {
+    let shim = Run::program("resolver_answers").same_under_shim(&[]);
+    shim.succeeds().is_quiet().says("an unknown symbol by dlsym: null");
+}
+
+#[test]
+fn routing_does_not_depend_on_the_mode() {
+    let route = every_name();
+    for mode in ["off", "trace", "spill"] {
+        route.ask("gpa2", "0", &[("GPUPOOL_MODE", mode)]);
+        route.ask("dlsym", "", &[("GPUPOOL_MODE", mode)]);
+    }
+}
+
+#[test]
+fn the_shim_needs_no_cuda_library() {
+    let dynamic = Run::command("readelf").arg("-d").arg(library("libgpupool.so")).go();
+    dynamic.succeeds();
+    let needed = dynamic.stdout.lines().filter(|line| line.contains("(NEEDED)"));
+    let allowed = ["[libc.so.6]", "[libgcc_s.so.1]", "[ld-linux-x86-64.so.2]", "[libm.so.6]"];
+    let strangers: Vec<_> = needed.filter(|line| !allowed.iter().any(|name| line.ends_with(name))).collect();
+    assert!(strangers.is_empty(), "{strangers:?}");
+}
