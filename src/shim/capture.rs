@@ -50,3 +50,26 @@ pub fn ended(stream: CUstream, per_thread_default: bool) {
     captures.retain(|capture| *capture != key);
     COUNT.store(captures.len(), Ordering::Release);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One test, because the captures are the process's.
+    #[test]
+    fn counts_streams_and_keeps_threads_apart_on_the_per_thread_default() {
+        let own = 0x1000 as CUstream;
+        let default = std::ptr::null_mut();
+        began(own, false);
+        began(own, false);
+        assert!(under_way());
+        ended(own, false);
+        assert!(!under_way(), "a stream is captured once, however often it was said");
+        began(default, true);
+        std::thread::spawn(|| ended(std::ptr::null_mut(), true)).join().unwrap();
+        assert!(under_way(), "another thread's default stream is another stream");
+        ended(PER_THREAD as CUstream, false);
+        assert!(!under_way(), "the handle 2 is the per-thread default stream, whatever the call's name");
+        ended(own, false);
+    }
+}

@@ -67,3 +67,23 @@ pub unsafe extern "C" fn gpupool_places(places: *mut gpupool_place, capacity: us
     }
     usage.places.len()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    /// `BLESS=1 cargo test -p gpupool header` writes the file.
+    #[test]
+    fn the_header_is_generated_from_this_file() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let config = cbindgen::Config::from_file(root.join("include/cbindgen.toml")).unwrap();
+        let source = root.join("src/shim/control.rs");
+        let mut text = Vec::new();
+        cbindgen::Builder::new().with_config(config).with_src(source).generate().unwrap().write(&mut text);
+        let (text, header) = (String::from_utf8(text).unwrap(), root.join("include/gpupool.h"));
+        if std::env::var_os("BLESS").is_some() {
+            std::fs::write(&header, &text).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(&header).unwrap(), text, "BLESS=1 cargo test -p gpupool header");
+    }
+}

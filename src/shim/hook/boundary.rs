@@ -47,3 +47,40 @@ pub fn run(row: Row, call: &mut dyn FnMut() -> CuResult, body: impl FnOnce(&mut 
     }
     result
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn count(calls: &mut u32) -> impl FnMut() -> CuResult {
+        || {
+            *calls += 1;
+            CuResult(700)
+        }
+    }
+
+    #[test]
+    fn a_panic_before_the_real_call_becomes_the_real_call() {
+        let mut calls = 0;
+        assert_eq!(run(Row::cuInit, &mut count(&mut calls), |_| panic!("planted")), CuResult(700));
+        assert_eq!(calls, 1);
+    }
+
+    #[test]
+    fn a_panic_after_the_real_call_keeps_its_answer_and_does_not_repeat_it() {
+        let mut calls = 0;
+        let body = |real: &mut Real| {
+            assert_eq!(real.call(), CuResult(700));
+            panic!("planted")
+        };
+        assert_eq!(run(Row::cuInit, &mut count(&mut calls), body), CuResult(700));
+        assert_eq!(calls, 1);
+    }
+
+    #[test]
+    fn a_body_that_answers_makes_no_real_call() {
+        let mut calls = 0;
+        assert_eq!(run(Row::cuInit, &mut count(&mut calls), |_| CuResult::SUCCESS), CuResult::SUCCESS);
+        assert_eq!(calls, 0);
+    }
+}

@@ -100,9 +100,9 @@ fn absent() -> Verdict {
 ///
 /// # Safety
 /// As the C library's.
-#[cfg(not(test))]
 #[unsafe(naked)]
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg_attr(test, allow(dead_code, reason = "exported only from the library"))]
 pub unsafe extern "C" fn dlsym(_handle: *mut c_void, _name: *const c_char) -> *mut c_void {
     std::arch::naked_asm!(
         "endbr64",
@@ -121,4 +121,40 @@ pub unsafe extern "C" fn dlsym(_handle: *mut c_void, _name: *const c_char) -> *m
         "ret",
         pick = sym pick,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The verdict for a caller outside this library, in a process without a driver.
+    fn verdict(handle: *mut c_void, name: &CStr) -> Verdict {
+        // SAFETY: the name is NUL-terminated; address 1 is nobody's code.
+        unsafe { pick(handle, name.as_ptr(), std::ptr::without_provenance(1)) }
+    }
+
+    #[test]
+    fn other_names_and_rtld_next_go_on_to_the_c_library() {
+        for name in [c"getpid", c"cudnnCreate", c"cuda", c"cu", c"", c"cuNoSuchFunction"] {
+            assert_eq!(verdict(libc::RTLD_DEFAULT, name).jump, glibc(), "{name:?}");
+        }
+        assert_eq!(verdict(libc::RTLD_NEXT, c"cuInit").jump, glibc());
+        // SAFETY: a NULL name is passed over before it is read.
+        assert_eq!(unsafe { pick(libc::RTLD_DEFAULT, std::ptr::null(), std::ptr::null()) }.jump, glibc());
+    }
+
+    #[test]
+    fn without_a_driver_our_own_export_is_not_mistaken_for_one() {
+        let Verdict { answer, jump } = verdict(libc::RTLD_DEFAULT, c"cuInit");
+        assert!(answer.is_null() && jump.is_null());
+        // SAFETY: dlerror has no preconditions.
+        assert!(!unsafe { libc::dlerror() }.is_null(), "a failed dlsym leaves a message");
+    }
+
+    #[test]
+    fn this_library_and_the_driver_get_the_real_functions() {
+        // SAFETY: the name is NUL-terminated.
+        let own = unsafe { pick(libc::RTLD_DEFAULT, c"cuInit".as_ptr(), verdict as *const c_void) };
+        assert_eq!(own.jump, glibc());
+    }
 }

@@ -32,3 +32,19 @@ impl Drop for Guard {
         DEPTH.with(|depth| depth.set(0));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_outer_call_enters_and_leaving_it_opens_again() {
+        let outer = enter();
+        assert!(outer.is_some());
+        assert!(enter().is_none());
+        assert!(enter().is_none(), "an inner call that passed must not open the guard");
+        assert!(std::thread::spawn(|| enter().is_some()).join().unwrap(), "other threads are not inside");
+        drop(outer);
+        assert!(enter().is_some());
+    }
+}

@@ -75,3 +75,27 @@ macro_rules! trampolines {
     };
 }
 for_each_hook!(trampolines);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_row_is_a_driver_name_of_its_own() {
+        let names: HashSet<_> = HOOKS.iter().map(|hook| hook.name).collect();
+        assert_eq!(names.len(), Row::COUNT);
+        for name in names {
+            assert!(
+                matches!(name.to_bytes(), [b'c', b'u', b'A'..=b'Z', ..]),
+                "{name:?} would not pass the dlsym filter"
+            );
+        }
+    }
+
+    #[test]
+    fn a_row_and_its_hook_have_the_same_index() {
+        assert_eq!(HOOKS[Row::cuInit as usize].name, c"cuInit");
+        assert_eq!(Row::cuMemAlloc_v2.name().as_bytes(), HOOKS[Row::cuMemAlloc_v2 as usize].name.to_bytes());
+    }
+}

@@ -30,7 +30,6 @@ use tracing::Subscriber;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 
-pub use gpupool_config::format_size as size;
 pub use stderr::warnings;
 pub use summary::{PlaceSummary, Summary, write_summary};
 

@@ -1,0 +1,121 @@
+/*
+ * Allocation and free, bare and from the pool, in one process.
+ *
+ *   LD_PRELOAD=libgpupool.so GPUPOOL_FREE=lazy allocations warm 2MiB..  each size: median and p99 of a pair, both ways
+ *   LD_PRELOAD=libgpupool.so GPUPOOL_FREE=lazy allocations live N       the same at 2 MiB while N blocks live
+ *   LD_PRELOAD=libgpupool.so GPUPOOL_FREE=lazy allocations threads N    pairs a second of 1 thread and of N
+ */
+#include "paired.h"
+#include <pthread.h>
+#include <string.h>
+
+typedef int (*alloc_fn)(unsigned long long *, size_t);
+typedef int (*free_fn)(unsigned long long);
+
+static void *context;
+static alloc_fn pool_alloc, driver_alloc;
+static free_fn pool_free, driver_free;
+
+static void start(void) {
+    open_driver();
+    require(((int (*)(unsigned))hooked("cuInit"))(0), "cuInit");
+    require(((int (*)(void **, int))hooked("cuDevicePrimaryCtxRetain"))(&context, 0), "cuDevicePrimaryCtxRetain");
+    require(((int (*)(void *))hooked("cuCtxSetCurrent"))(context), "cuCtxSetCurrent");
+    pool_alloc = (alloc_fn)hooked("cuMemAlloc_v2");
+    pool_free = (free_fn)hooked("cuMemFree_v2");
+    driver_alloc = (alloc_fn)bare("cuMemAlloc_v2");
+    driver_free = (free_fn)bare("cuMemFree_v2");
+}
+
+static double pair(alloc_fn allocate, free_fn release, size_t bytes) {
+    unsigned long long p = 0;
+    double begin = seconds();
+    int a = allocate(&p, bytes), b = release(p);
+    double end = seconds();
+    require(a, "allocation");
+    require(b, "free");
+    return (end - begin) * 1e6;
+}
+
+static void compare(const char *label, size_t bytes, int rounds) {
+    double *without = malloc(sizeof(double) * (size_t)rounds), *with = malloc(sizeof(double) * (size_t)rounds);
+    for (int i = 0; i < 10; i++) pair(pool_alloc, pool_free, bytes); /* warm */
+    for (int i = 0; i < rounds; i++) {
+        without[i] = pair(driver_alloc, driver_free, bytes);
+        with[i] = pair(pool_alloc, pool_free, bytes);
+    }
+    double m = quantile(without, (size_t)rounds, 0.5), p = quantile(with, (size_t)rounds, 0.5);
+    printf("%-24s driver %9.2f us (p99 %9.2f)   pool %7.2f us (p99 %7.2f)   driver/pool %.1f\n", label, m,
+           quantile(without, (size_t)rounds, 0.99), p, quantile(with, (size_t)rounds, 0.99), m / p);
+    free(without);
+    free(with);
+}
+
+static size_t size_of(const char *text) {
+    char *end;
+    size_t n = strtoull(text, &end, 10);
+    return !strcmp(end, "KiB") ? n << 10 : !strcmp(end, "MiB") ? n << 20 : !strcmp(end, "GiB") ? n << 30 : n;
+}
+
+static void live(size_t count) {
+    unsigned long long *blocks = malloc(count * sizeof *blocks);
+    for (size_t i = 0; i < count; i++) require(pool_alloc(&blocks[i], 1 << 20), "filling the pool");
+    /* Every third is freed again, so that the pool has many runs to choose from. */
+    for (size_t i = 0; i < count; i += 3) require(pool_free(blocks[i]), "free");
+    char label[64];
+    snprintf(label, sizeof label, "2 MiB, %zu live", count - (count + 2) / 3);
+    compare(label, 2 << 20, 20000);
+    free(blocks);
+}
+
+enum { OPERATIONS = 200000 };
+static pthread_barrier_t barrier;
+
+static void *work(void *argument) {
+    uint64_t random = 88172645463325252ull + (uint64_t)(uintptr_t)argument;
+    unsigned long long held[16] = {0};
+    require(((int (*)(void *))hooked("cuCtxSetCurrent"))(context), "cuCtxSetCurrent");
+    pthread_barrier_wait(&barrier);
+    for (int i = 0; i < OPERATIONS; i++) {
+        random ^= random << 13, random ^= random >> 7, random ^= random << 17;
+        size_t slot = random % 16;
+        if (held[slot]) require(pool_free(held[slot]), "free"), held[slot] = 0;
+        else require(pool_alloc(&held[slot], (size_t)(1 + (random >> 8) % 8) << 20), "allocation");
+    }
+    pthread_barrier_wait(&barrier);
+    for (size_t slot = 0; slot < 16; slot++)
+        if (held[slot]) require(pool_free(held[slot]), "free");
+    return NULL;
+}
+
+static double throughput(int threads) {
+    pthread_t handles[64];
+    pthread_barrier_init(&barrier, NULL, (unsigned)threads + 1);
+    for (int i = 0; i < threads; i++) pthread_create(&handles[i], NULL, work, (void *)(uintptr_t)(i + 1));
+    pthread_barrier_wait(&barrier);
+    double begin = seconds();
+    pthread_barrier_wait(&barrier);
+    double taken = seconds() - begin;
+    for (int i = 0; i < threads; i++) pthread_join(handles[i], NULL);
+    return (double)threads * OPERATIONS / taken;
+}
+
+int main(int count, char **arguments) {
+    start();
+    if (count > 2 && !strcmp(arguments[1], "warm")) {
+        for (int i = 2; i < count; i++) compare(arguments[i], size_of(arguments[i]), 300);
+    } else if (count == 3 && !strcmp(arguments[1], "live")) {
+        live(strtoull(arguments[2], NULL, 10));
+    } else if (count == 3 && !strcmp(arguments[1], "threads")) {
+        int threads = atoi(arguments[2]);
+        throughput(threads); /* warm */
+        double ratio[9], one[9], many[9];
+        for (int i = 0; i < 9; i++) one[i] = throughput(1), many[i] = throughput(threads), ratio[i] = many[i] / one[i];
+        printf("1 thread %.0f operations/s, %d threads %.0f operations/s, median ratio %.2f\n", quantile(one, 9, 0.5),
+               threads, quantile(many, 9, 0.5), quantile(ratio, 9, 0.5));
+    } else {
+        fprintf(stderr, "usage: allocations warm SIZE... | live COUNT | threads COUNT\n");
+        return 2;
+    }
+    return 0;
+}
