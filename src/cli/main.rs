@@ -1,1 +1,30 @@
-fn main() {}
+//! `gpupool`: runs programs with the pool, or on GPUs that are not there. One file a command.
+
+mod child;
+mod companion;
+mod demo;
+mod failure;
+mod run;
+mod sim;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// The memory of every GPU, and then of the host, for one unmodified CUDA program.
+#[derive(Parser)]
+#[command(name = "gpupool", version, arg_required_else_help = true)]
+enum Command {
+    Run(run::Args),
+    Sim(sim::Args),
+    Demo(demo::Args),
+}
+
+fn main() -> ExitCode {
+    let done = match Command::parse() {
+        Command::Run(args) => run::run(args),
+        Command::Sim(args) => sim::run(args),
+        Command::Demo(args) => demo::run(&args),
+    };
+    done.unwrap_or_else(failure::Failure::report)
+}

@@ -19,7 +19,7 @@ mod table;
 pub use choice::{Free, MemInfo, Mode, Placement, Switch};
 pub use log_path::{LogPath, LogPathNames};
 pub use problem::Problem;
-pub use ranks::local_ranks;
+pub use ranks::{RANK_VARIABLES, local_ranks};
 pub use settings::{Devices, Limits, Settings};
 pub use size::{SizeError, format_size, parse_size};
 pub use table::{PREFIX, SETTINGS, Setting};

@@ -73,9 +73,7 @@ impl LogPath {
 }
 
 fn one_name(name: &OsStr) -> impl Iterator<Item = u8> + '_ {
-    name.as_bytes()
-        .iter()
-        .map(|byte| if *byte == b'/' { b'_' } else { *byte })
+    name.as_bytes().iter().map(|byte| if *byte == b'/' { b'_' } else { *byte })
 }
 
 #[cfg(test)]
@@ -84,20 +82,13 @@ mod tests {
     use std::path::Path;
 
     fn expand(template: &str) -> PathBuf {
-        let names = LogPathNames {
-            pid: 42,
-            executable: OsStr::new("py/thon"),
-            host: OsStr::new("node1"),
-        };
+        let names = LogPathNames { pid: 42, executable: OsStr::new("py/thon"), host: OsStr::new("node1") };
         LogPath::parse(OsStr::new(template)).unwrap().expand(names)
     }
 
     #[test]
     fn codes_become_names() {
-        assert_eq!(
-            expand("/tmp/%h/%e.%p.jsonl"),
-            Path::new("/tmp/node1/py_thon.42.jsonl")
-        );
+        assert_eq!(expand("/tmp/%h/%e.%p.jsonl"), Path::new("/tmp/node1/py_thon.42.jsonl"));
         assert_eq!(expand("100%%%%p"), Path::new("100%%p"));
         assert_eq!(expand("plain"), Path::new("plain"));
     }
@@ -105,37 +96,14 @@ mod tests {
     #[test]
     fn bytes_that_are_no_utf8_are_kept() {
         let template = OsStr::from_bytes(b"/tmp/\xff%p");
-        let names = LogPathNames {
-            pid: 1,
-            executable: OsStr::new("e"),
-            host: OsStr::new("h"),
-        };
-        assert_eq!(
-            LogPath::parse(template)
-                .unwrap()
-                .expand(names)
-                .as_os_str()
-                .as_bytes(),
-            b"/tmp/\xff1"
-        );
+        let names = LogPathNames { pid: 1, executable: OsStr::new("e"), host: OsStr::new("h") };
+        assert_eq!(LogPath::parse(template).unwrap().expand(names).as_os_str().as_bytes(), b"/tmp/\xff1");
     }
 
     #[test]
     fn unknown_codes_and_folders_are_refused() {
-        assert!(
-            LogPath::parse(OsStr::new("a%x"))
-                .unwrap_err()
-                .starts_with("%x means nothing")
-        );
-        assert!(
-            LogPath::parse(OsStr::new("a%"))
-                .unwrap_err()
-                .contains("lone %")
-        );
-        assert!(
-            LogPath::parse(OsStr::new("/tmp/"))
-                .unwrap_err()
-                .contains("folder")
-        );
+        assert!(LogPath::parse(OsStr::new("a%x")).unwrap_err().starts_with("%x means nothing"));
+        assert!(LogPath::parse(OsStr::new("a%")).unwrap_err().contains("lone %"));
+        assert!(LogPath::parse(OsStr::new("/tmp/")).unwrap_err().contains("folder"));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::table::SETTINGS;
+use crate::table::{PREFIX, SETTINGS};
 
 /// One setting that can not be used: its name, its value as it was found, what is wrong and what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,15 +23,14 @@ impl fmt::Display for Problem {
 
 impl std::error::Error for Problem {}
 
-/// What to say about a name that is in no table.
+/// What to say about a name that has our prefix and is in no table.
 pub(crate) fn unknown_name(name: &str) -> String {
-    let nearest = SETTINGS
-        .iter()
-        .map(|row| (distance(name, row.name), row.name))
-        .min();
+    let nearest = SETTINGS.iter().map(|row| (distance(name, row.name), row.name)).min();
     match nearest {
-        // Beyond that the suggestion would be a guess, and a wrong guess costs more than a list.
-        Some((steps, nearest)) if steps <= 5 => format!("no such setting; did you mean {nearest}?"),
+        // Half the letters wrong is no slip, and a wrong guess costs more than a list.
+        Some((steps, nearest)) if steps * 2 <= name.len() - PREFIX.len() => {
+            format!("no such setting; did you mean {nearest}?")
+        }
         _ => "no such setting; `gpupool run --help` lists them".to_owned(),
     }
 }
@@ -56,13 +55,9 @@ mod tests {
 
     #[test]
     fn distance_counts_edits() {
-        for (a, b, steps) in [
-            ("", "", 0),
-            ("abc", "abc", 0),
-            ("", "abc", 3),
-            ("limit", "limits", 1),
-            ("mode", "node", 1),
-        ] {
+        for (a, b, steps) in
+            [("", "", 0), ("abc", "abc", 0), ("", "abc", 3), ("limit", "limits", 1), ("mode", "node", 1)]
+        {
             assert_eq!(distance(a, b), steps, "{a} {b}");
             assert_eq!(distance(b, a), steps, "{b} {a}");
         }
@@ -70,14 +65,10 @@ mod tests {
 
     #[test]
     fn a_slip_is_recognised_and_a_stranger_is_not() {
-        assert_eq!(
-            unknown_name("GPUPOOL_LIMITS"),
-            "no such setting; did you mean GPUPOOL_LIMIT?"
-        );
-        assert_eq!(
-            unknown_name("GPUPOOL_LOGFILE"),
-            "no such setting; did you mean GPUPOOL_LOG_FILE?"
-        );
-        assert!(unknown_name("GPUPOOL_COMPLETELY_DIFFERENT").contains("--help"));
+        assert_eq!(unknown_name("GPUPOOL_LIMITS"), "no such setting; did you mean GPUPOOL_LIMIT?");
+        assert_eq!(unknown_name("GPUPOOL_LOGFILE"), "no such setting; did you mean GPUPOOL_LOG_FILE?");
+        for stranger in ["GPUPOOL_COMPLETELY_DIFFERENT", "GPUPOOL_COLOUR", "GPUPOOL_"] {
+            assert!(unknown_name(stranger).contains("--help"), "{stranger}");
+        }
     }
 }

@@ -86,9 +86,7 @@ impl Settings {
     ///
     /// # Errors
     /// Every mistake at once, in the order of `vars`: a person mends them in one go.
-    pub fn read(
-        vars: impl Iterator<Item = (OsString, OsString)>,
-    ) -> Result<Settings, Vec<Problem>> {
+    pub fn read(vars: impl Iterator<Item = (OsString, OsString)>) -> Result<Settings, Vec<Problem>> {
         let mut settings = Settings::default();
         let mut problems = Vec::new();
         for (name, value) in vars {
@@ -101,18 +99,10 @@ impl Settings {
                 None => Err(unknown_name(&name)),
             };
             if let Err(reason) = read {
-                problems.push(Problem {
-                    name: name.into_owned(),
-                    value: shown(&value),
-                    reason,
-                });
+                problems.push(Problem { name: name.into_owned(), value: shown(&value), reason });
             }
         }
-        if problems.is_empty() {
-            Ok(settings)
-        } else {
-            Err(problems)
-        }
+        if problems.is_empty() { Ok(settings) } else { Err(problems) }
     }
 
     /// Bytes to leave free on a GPU of `total` bytes.
@@ -125,11 +115,7 @@ impl Settings {
     pub fn check_gpus(&self, totals: &[u64]) -> Vec<Problem> {
         let mut problems = Vec::new();
         let mut problem = |name: &str, value: String, reason: String| {
-            problems.push(Problem {
-                name: name.to_owned(),
-                value,
-                reason,
-            });
+            problems.push(Problem { name: name.to_owned(), value, reason });
         };
         let visible = match totals.len() {
             0 => "this process sees no GPU".to_owned(),
@@ -138,16 +124,8 @@ impl Settings {
         };
         if let Devices::List(list) = &self.devices {
             for gpu in list.iter().filter(|gpu| **gpu as usize >= totals.len()) {
-                let value = list
-                    .iter()
-                    .map(u32::to_string)
-                    .collect::<Vec<_>>()
-                    .join(",");
-                problem(
-                    "GPUPOOL_DEVICES",
-                    value,
-                    format!("there is no GPU {gpu}; {visible}"),
-                );
+                let value = list.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+                problem("GPUPOOL_DEVICES", value, format!("there is no GPU {gpu}; {visible}"));
             }
         }
         let limits: Vec<(u32, u64)> = match &self.limit {
@@ -158,18 +136,10 @@ impl Settings {
         for (gpu, bytes) in limits {
             let value = format!("{gpu}:{}", format_size(bytes).replace(' ', ""));
             match totals.get(gpu as usize) {
-                None => problem(
-                    "GPUPOOL_LIMIT",
-                    value,
-                    format!("there is no GPU {gpu}; {visible}"),
-                ),
+                None => problem("GPUPOOL_LIMIT", value, format!("there is no GPU {gpu}; {visible}")),
                 Some(total) if bytes > *total => {
                     let has = format_size(*total);
-                    problem(
-                        "GPUPOOL_LIMIT",
-                        value,
-                        format!("GPU {gpu} has {has}; write at most that"),
-                    );
+                    problem("GPUPOOL_LIMIT", value, format!("GPU {gpu} has {has}; write at most that"));
                 }
                 Some(_) => {}
             }
@@ -185,9 +155,8 @@ impl Devices {
         }
         let mut list = Vec::new();
         for item in text.split(',') {
-            let gpu = ordinal(item).ok_or_else(|| {
-                format!("{item:?} is not a GPU's number; write auto or for example 0,2,3")
-            })?;
+            let gpu = ordinal(item)
+                .ok_or_else(|| format!("{item:?} is not a GPU's number; write auto or for example 0,2,3"))?;
             if list.contains(&gpu) {
                 return Err(format!("GPU {gpu} is named twice; write every GPU once"));
             }
@@ -216,11 +185,8 @@ impl Limits {
         }
         let mut limits = BTreeMap::new();
         for item in text.split(',') {
-            let (gpu, size) = item
-                .split_once(':')
-                .ok_or_else(|| format!("{item:?} names no GPU; {EXAMPLE}"))?;
-            let gpu =
-                ordinal(gpu).ok_or_else(|| format!("{gpu:?} is not a GPU's number; {EXAMPLE}"))?;
+            let (gpu, size) = item.split_once(':').ok_or_else(|| format!("{item:?} names no GPU; {EXAMPLE}"))?;
+            let gpu = ordinal(gpu).ok_or_else(|| format!("{gpu:?} is not a GPU's number; {EXAMPLE}"))?;
             let bytes = parse_size(size).map_err(|error| format!("{error}; {EXAMPLE}"))?;
             if limits.insert(gpu, bytes).is_some() {
                 return Err(format!("GPU {gpu} is named twice; write every GPU once"));
@@ -233,10 +199,7 @@ impl Limits {
 /// A GPU's number. `u32::from_str` alone would take "+1".
 fn ordinal(text: &str) -> Option<u32> {
     let text = text.trim();
-    text.bytes()
-        .all(|byte| byte.is_ascii_digit())
-        .then(|| text.parse().ok())
-        .flatten()
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
 
 fn shown(value: &OsStr) -> String {

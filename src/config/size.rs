@@ -56,16 +56,10 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     if text.starts_with('-') {
         return Err(SizeError::Negative);
     }
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(text.len());
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit = unit.trim_start().to_ascii_lowercase();
-    let unit = UNITS
-        .iter()
-        .find(|(name, _)| *name == unit)
-        .ok_or(SizeError::NotASize)?
-        .1;
+    let unit = UNITS.iter().find(|(name, _)| *name == unit).ok_or(SizeError::NotASize)?.1;
 
     let (whole, fraction) = match number.split_once('.') {
         Some((whole, fraction)) if !fraction.is_empty() => (whole, fraction),
@@ -83,11 +77,7 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     // 18 digits of a TiB are far below a byte; more would overflow the power of ten below.
     let fraction = &fraction[..fraction.len().min(18)];
     let scale = 10u128.pow(fraction.len() as u32);
-    let part: u128 = if fraction.is_empty() {
-        0
-    } else {
-        fraction.parse().map_err(|_| SizeError::NotASize)?
-    };
+    let part: u128 = if fraction.is_empty() { 0 } else { fraction.parse().map_err(|_| SizeError::NotASize)? };
     let bytes = u128::from(whole) * u128::from(unit) + part * u128::from(unit) / scale;
     u64::try_from(bytes).map_err(|_| SizeError::TooLarge)
 }

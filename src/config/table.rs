@@ -35,13 +35,9 @@ pub const SETTINGS: &[Setting] = &[
         read: |settings, value| {
             settings.mode = match text(value)? {
                 "managed" => {
-                    return Err(format!(
-                        "mode managed is not built yet; write one of {}",
-                        Mode::WORDS
-                    ));
+                    return Err(format!("mode managed is not built yet; write one of {}", Mode::WORDS));
                 }
-                word => Mode::from_word(word)
-                    .ok_or_else(|| format!("not a mode; write one of {}", Mode::WORDS))?,
+                word => Mode::from_word(word).ok_or_else(|| format!("not a mode; write one of {}", Mode::WORDS))?,
             };
             Ok(())
         },
@@ -65,9 +61,7 @@ pub const SETTINGS: &[Setting] = &[
         default: "auto",
         help: "GPUs that lend memory, by the program's own numbering; auto is all it can see, or its own one in a job of \
                several ranks on the host.",
-        read: |settings, value| {
-            Devices::parse(text(value)?).map(|devices| settings.devices = devices)
-        },
+        read: |settings, value| Devices::parse(text(value)?).map(|devices| settings.devices = devices),
     },
     Setting {
         name: "GPUPOOL_RESERVE",
@@ -97,8 +91,7 @@ pub const SETTINGS: &[Setting] = &[
         help: "Where a block goes: the program's GPU and then the nearest peers, every GPU in turn, or the emptiest GPU; the \
                host always last.",
         read: |settings, value| {
-            choice(value, "a placement", Placement::WORDS, Placement::from_word)
-                .map(|word| settings.placement = word)
+            choice(value, "a placement", Placement::WORDS, Placement::from_word).map(|word| settings.placement = word)
         },
     },
     Setting {
@@ -107,8 +100,7 @@ pub const SETTINGS: &[Setting] = &[
         default: "strict",
         help: "strict waits for the device on every free, as the driver does; lazy waits only before the memory is used again.",
         read: |settings, value| {
-            choice(value, "a way to free", Free::WORDS, Free::from_word)
-                .map(|word| settings.free = word)
+            choice(value, "a way to free", Free::WORDS, Free::from_word).map(|word| settings.free = word)
         },
     },
     Setting {
@@ -125,8 +117,7 @@ pub const SETTINGS: &[Setting] = &[
         default: "pool",
         help: "Whose free and total memory a program is told: the pool's or its GPU's.",
         read: |settings, value| {
-            choice(value, "an answer", MemInfo::WORDS, MemInfo::from_word)
-                .map(|word| settings.meminfo = word)
+            choice(value, "an answer", MemInfo::WORDS, MemInfo::from_word).map(|word| settings.meminfo = word)
         },
     },
     Setting {
@@ -156,22 +147,14 @@ pub const SETTINGS: &[Setting] = &[
 ];
 
 fn text(value: &OsStr) -> Result<&str, String> {
-    value
-        .to_str()
-        .map(str::trim)
-        .ok_or_else(|| "not UTF-8".to_owned())
+    value.to_str().map(str::trim).ok_or_else(|| "not UTF-8".to_owned())
 }
 
 fn size(value: &OsStr, example: &str) -> Result<u64, String> {
     parse_size(text(value)?).map_err(|error| format!("{error}; write for example {example}"))
 }
 
-fn choice<T>(
-    value: &OsStr,
-    what: &str,
-    words: &str,
-    from_word: fn(&str) -> Option<T>,
-) -> Result<T, String> {
+fn choice<T>(value: &OsStr, what: &str, words: &str, from_word: fn(&str) -> Option<T>) -> Result<T, String> {
     from_word(text(value)?).ok_or_else(|| format!("not {what}; write one of {words}"))
 }
 

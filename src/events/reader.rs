@@ -55,19 +55,12 @@ impl std::error::Error for LineError {}
 impl fmt::Display for Wrong {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Wrong::Truncated => {
-                out.write_str("stops in the middle; the process was killed, or is still writing")
-            }
+            Wrong::Truncated => out.write_str("stops in the middle; the process was killed, or is still writing"),
             Wrong::Json(error) => write!(out, "not a record of gpupool: {error}"),
             Wrong::Version(Some(version)) => {
-                write!(
-                    out,
-                    "format {version}, this gpupool reads {VERSION}; use the one that wrote it"
-                )
+                write!(out, "format {version}, this gpupool reads {VERSION}; use the one that wrote it")
             }
-            Wrong::Version(None) => {
-                out.write_str("not a record of gpupool: it names no format (\"v\")")
-            }
+            Wrong::Version(None) => out.write_str("not a record of gpupool: it names no format (\"v\")"),
             Wrong::NoEvent => out.write_str("not a record of gpupool: it names no event"),
             Wrong::Read(error) => write!(out, "can not be read: {error}"),
         }
@@ -77,12 +70,7 @@ impl fmt::Display for Wrong {
 impl<R: BufRead> Reader<R> {
     /// Reads from the start of `input`.
     pub fn new(input: R) -> Self {
-        Reader {
-            input,
-            line: 0,
-            buffer: Vec::new(),
-            ended: false,
-        }
+        Reader { input, line: 0, buffer: Vec::new(), ended: false }
     }
 
     fn read(&mut self) -> Option<Result<Record, Wrong>> {
@@ -116,9 +104,6 @@ impl<R: BufRead> Iterator for Reader<R> {
             return None;
         }
         let read = self.read()?;
-        Some(read.map_err(|wrong| LineError {
-            line: self.line,
-            wrong,
-        }))
+        Some(read.map_err(|wrong| LineError { line: self.line, wrong }))
     }
 }

@@ -68,20 +68,10 @@ impl Record {
             return Err(Wrong::NoEvent);
         };
         let head = ["t", "pid", "tid", "level", "message"];
-        let head: Map<_, _> = head
-            .iter()
-            .filter_map(|key| fields.remove_entry(*key))
-            .collect();
+        let head: Map<_, _> = head.iter().filter_map(|key| fields.remove_entry(*key)).collect();
         let head: Head = serde_json::from_value(Value::Object(head))?;
         let event = Event::from_fields(&name, fields)?;
-        Ok(Record {
-            t: head.t,
-            pid: head.pid,
-            tid: head.tid,
-            level: head.level,
-            message: head.message,
-            event,
-        })
+        Ok(Record { t: head.t, pid: head.pid, tid: head.tid, level: head.level, message: head.message, event })
     }
 
     /// The line without its line feed.
@@ -92,13 +82,7 @@ impl Record {
         let mut line = Map::new();
         line.insert("v".to_owned(), VERSION.into());
         line.insert("event".to_owned(), self.event.name().into());
-        let head = Head {
-            t: self.t,
-            pid: self.pid,
-            tid: self.tid,
-            level: self.level,
-            message: self.message.clone(),
-        };
+        let head = Head { t: self.t, pid: self.pid, tid: self.tid, level: self.level, message: self.message.clone() };
         if let Value::Object(head) = serde_json::to_value(head)? {
             line.extend(head);
         }

@@ -7,68 +7,40 @@ use std::os::unix::ffi::OsStringExt;
 use gpupool_config::{Devices, Free, Limits, MemInfo, Mode, Placement, SETTINGS, Settings, Switch};
 
 fn read(vars: &[(&str, &str)]) -> Result<Settings, Vec<String>> {
-    Settings::read(
-        vars.iter()
-            .map(|(name, value)| (OsString::from(name), OsString::from(value))),
-    )
-    .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+    Settings::read(vars.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))))
+        .map_err(|problems| problems.iter().map(ToString::to_string).collect())
 }
 
 #[track_caller]
 fn refused(name: &str, value: &str, message: &str) {
-    assert_eq!(
-        read(&[(name, value)]),
-        Err(vec![format!("{name}={value}: {message}")])
-    );
+    assert_eq!(read(&[(name, value)]), Err(vec![format!("{name}={value}: {message}")]));
 }
 
 #[test]
 fn nothing_set_is_the_default() {
     assert_eq!(read(&[]), Ok(Settings::default()));
-    assert_eq!(
-        read(&[("PATH", "/bin"), ("GPUPOOLING", "x")]),
-        Ok(Settings::default())
-    );
+    assert_eq!(read(&[("PATH", "/bin"), ("GPUPOOLING", "x")]), Ok(Settings::default()));
 }
 
 #[test]
 fn an_empty_value_is_unset() {
     for row in SETTINGS {
-        assert_eq!(
-            read(&[(row.name, "")]),
-            Ok(Settings::default()),
-            "{}",
-            row.name
-        );
+        assert_eq!(read(&[(row.name, "")]), Ok(Settings::default()), "{}", row.name);
     }
     assert_eq!(read(&[("GPUPOOL_NO_SUCH", "")]), Ok(Settings::default()));
 }
 
 #[test]
 fn every_default_that_is_a_value_reads_as_the_default() {
-    let in_words = [
-        "GPUPOOL_RESERVE",
-        "GPUPOOL_LIMIT",
-        "GPUPOOL_HOST_LIMIT",
-        "GPUPOOL_LOG",
-        "GPUPOOL_LOG_FILE",
-    ];
+    let in_words = ["GPUPOOL_RESERVE", "GPUPOOL_LIMIT", "GPUPOOL_HOST_LIMIT", "GPUPOOL_LOG", "GPUPOOL_LOG_FILE"];
     for row in SETTINGS.iter().filter(|row| !in_words.contains(&row.name)) {
-        assert_eq!(
-            read(&[(row.name, row.default)]),
-            Ok(Settings::default()),
-            "{}",
-            row.name
-        );
+        assert_eq!(read(&[(row.name, row.default)]), Ok(Settings::default()), "{}", row.name);
     }
 }
 
 #[test]
 fn every_word_in_the_table_is_understood() {
-    for row in SETTINGS
-        .iter()
-        .filter(|row| !row.values.contains(' ') && row.values.contains('|'))
-    {
+    for row in SETTINGS.iter().filter(|row| !row.values.contains(' ') && row.values.contains('|')) {
         for word in row.values.split('|') {
             assert!(read(&[(row.name, word)]).is_ok(), "{}={word}", row.name);
         }
@@ -97,24 +69,15 @@ fn well_formed_settings_are_typed() {
     assert_eq!(settings.min_size, 2 << 20);
     assert_eq!(settings.devices, Devices::List(vec![2, 0]));
     assert_eq!(settings.reserve, Some(512 << 20));
-    assert_eq!(
-        settings.limit,
-        Limits::PerGpu(BTreeMap::from([(0, 70 << 30), (3, 3 << 29)]))
-    );
-    assert_eq!(
-        (settings.limit.of(3), settings.limit.of(1)),
-        (Some(3 << 29), None)
-    );
+    assert_eq!(settings.limit, Limits::PerGpu(BTreeMap::from([(0, 70 << 30), (3, 3 << 29)])));
+    assert_eq!((settings.limit.of(3), settings.limit.of(1)), (Some(3 << 29), None));
     assert_eq!(settings.host_limit, Some(0));
     assert_eq!(settings.placement, Placement::MostFree);
     assert_eq!(settings.free, Free::Lazy);
     assert_eq!(settings.soft_oom, Switch::Off);
     assert_eq!(settings.meminfo, MemInfo::Device);
     assert_eq!(settings.log.as_deref(), Some("gpupool::pool=debug"));
-    assert_eq!(
-        settings.log_file.unwrap().template(),
-        OsStr::new("/tmp/%e.%p")
-    );
+    assert_eq!(settings.log_file.unwrap().template(), OsStr::new("/tmp/%e.%p"));
     assert_eq!(settings.summary, Switch::On);
 }
 
@@ -126,137 +89,44 @@ fn one_limit_holds_for_every_gpu() {
 
 #[test]
 fn malformed_values_say_what_to_write() {
-    refused(
-        "GPUPOOL_MODE",
-        "fast",
-        "not a mode; write one of pool|spill|trace|off",
-    );
-    refused(
-        "GPUPOOL_MODE",
-        "managed",
-        "mode managed is not built yet; write one of pool|spill|trace|off",
-    );
-    refused(
-        "GPUPOOL_MIN_SIZE",
-        "0",
-        "must be at least 1; write 1 to pool every request",
-    );
-    refused(
-        "GPUPOOL_MIN_SIZE",
-        "-1",
-        "a size can not be negative; write for example 1MiB",
-    );
-    refused(
-        "GPUPOOL_DEVICES",
-        "0,,1",
-        "\"\" is not a GPU's number; write auto or for example 0,2,3",
-    );
-    refused(
-        "GPUPOOL_DEVICES",
-        "0,2,0",
-        "GPU 0 is named twice; write every GPU once",
-    );
-    refused(
-        "GPUPOOL_DEVICES",
-        "+1",
-        "\"+1\" is not a GPU's number; write auto or for example 0,2,3",
-    );
-    refused(
-        "GPUPOOL_RESERVE",
-        "lots",
-        "not a size; write for example 1GiB",
-    );
-    refused(
-        "GPUPOOL_LIMIT",
-        "0:70XB",
-        "not a size; write for example 0:70GiB,1:40GiB",
-    );
-    refused(
-        "GPUPOOL_LIMIT",
-        "70XB",
-        "not a size; write for example 0:70GiB,1:40GiB, or 40GiB for every GPU",
-    );
-    refused(
-        "GPUPOOL_LIMIT",
-        "0:1GiB,0:2GiB",
-        "GPU 0 is named twice; write every GPU once",
-    );
-    refused(
-        "GPUPOOL_LIMIT",
-        "a:1GiB",
-        "\"a\" is not a GPU's number; write for example 0:70GiB,1:40GiB",
-    );
-    refused(
-        "GPUPOOL_LIMIT",
-        "1GiB,2GiB",
-        "\"1GiB\" names no GPU; write for example 0:70GiB,1:40GiB",
-    );
-    refused(
-        "GPUPOOL_HOST_LIMIT",
-        "99999999TiB",
-        "larger than 16 EiB; write for example 64GiB",
-    );
-    refused(
-        "GPUPOOL_PLACEMENT",
-        "nearest",
-        "not a placement; write one of local-first|interleave|most-free",
-    );
-    refused(
-        "GPUPOOL_FREE",
-        "never",
-        "not a way to free; write one of strict|lazy",
-    );
-    refused(
-        "GPUPOOL_SOFT_OOM",
-        "yes",
-        "not a switch; write one of auto|on|off",
-    );
-    refused(
-        "GPUPOOL_MEMINFO",
-        "gpu",
-        "not an answer; write one of pool|device",
-    );
-    refused(
-        "GPUPOOL_LOG_FILE",
-        "%q",
-        "%q means nothing here; use %p (process), %e (executable), %h (host) or %%",
-    );
-    refused(
-        "GPUPOOL_SUMMARY",
-        "1",
-        "not a switch; write one of auto|on|off",
-    );
-    refused(
-        "GPUPOOL_LIMITS",
-        "1GiB",
-        "no such setting; did you mean GPUPOOL_LIMIT?",
-    );
+    refused("GPUPOOL_MODE", "fast", "not a mode; write one of pool|spill|trace|off");
+    refused("GPUPOOL_MODE", "managed", "mode managed is not built yet; write one of pool|spill|trace|off");
+    refused("GPUPOOL_MIN_SIZE", "0", "must be at least 1; write 1 to pool every request");
+    refused("GPUPOOL_MIN_SIZE", "-1", "a size can not be negative; write for example 1MiB");
+    refused("GPUPOOL_DEVICES", "0,,1", "\"\" is not a GPU's number; write auto or for example 0,2,3");
+    refused("GPUPOOL_DEVICES", "0,2,0", "GPU 0 is named twice; write every GPU once");
+    refused("GPUPOOL_DEVICES", "+1", "\"+1\" is not a GPU's number; write auto or for example 0,2,3");
+    refused("GPUPOOL_RESERVE", "lots", "not a size; write for example 1GiB");
+    refused("GPUPOOL_LIMIT", "0:70XB", "not a size; write for example 0:70GiB,1:40GiB");
+    refused("GPUPOOL_LIMIT", "70XB", "not a size; write for example 0:70GiB,1:40GiB, or 40GiB for every GPU");
+    refused("GPUPOOL_LIMIT", "0:1GiB,0:2GiB", "GPU 0 is named twice; write every GPU once");
+    refused("GPUPOOL_LIMIT", "a:1GiB", "\"a\" is not a GPU's number; write for example 0:70GiB,1:40GiB");
+    refused("GPUPOOL_LIMIT", "1GiB,2GiB", "\"1GiB\" names no GPU; write for example 0:70GiB,1:40GiB");
+    refused("GPUPOOL_HOST_LIMIT", "99999999TiB", "larger than 16 EiB; write for example 64GiB");
+    refused("GPUPOOL_PLACEMENT", "nearest", "not a placement; write one of local-first|interleave|most-free");
+    refused("GPUPOOL_FREE", "never", "not a way to free; write one of strict|lazy");
+    refused("GPUPOOL_SOFT_OOM", "yes", "not a switch; write one of auto|on|off");
+    refused("GPUPOOL_MEMINFO", "gpu", "not an answer; write one of pool|device");
+    refused("GPUPOOL_LOG_FILE", "%q", "%q means nothing here; use %p (process), %e (executable), %h (host) or %%");
+    refused("GPUPOOL_SUMMARY", "1", "not a switch; write one of auto|on|off");
+    refused("GPUPOOL_LIMITS", "1GiB", "no such setting; did you mean GPUPOOL_LIMIT?");
 }
 
 #[test]
 fn bytes_that_are_no_text_are_refused_except_in_a_path() {
-    let read = |name: &str| {
-        Settings::read([(OsString::from(name), OsString::from_vec(vec![0xff, b'1']))].into_iter())
-    };
+    let read = |name: &str| Settings::read([(OsString::from(name), OsString::from_vec(vec![0xff, b'1']))].into_iter());
     for row in SETTINGS {
         match read(row.name) {
             Ok(_) => assert_eq!(row.name, "GPUPOOL_LOG_FILE"),
-            Err(problems) => assert_eq!(
-                problems[0].to_string(),
-                format!("{}=\u{fffd}1: not UTF-8", row.name)
-            ),
+            Err(problems) => assert_eq!(problems[0].to_string(), format!("{}=\u{fffd}1: not UTF-8", row.name)),
         }
     }
 }
 
 #[test]
 fn all_mistakes_are_told_at_once() {
-    let problems = read(&[
-        ("GPUPOOL_MODE", "x"),
-        ("GPUPOOL_FREE", "strict"),
-        ("GPUPOOL_LIMIT", "y"),
-        ("GPUPOOL_Z", "1"),
-    ]);
+    let problems =
+        read(&[("GPUPOOL_MODE", "x"), ("GPUPOOL_FREE", "strict"), ("GPUPOOL_LIMIT", "y"), ("GPUPOOL_Z", "1")]);
     assert_eq!(problems.unwrap_err().len(), 3);
 }
 
@@ -265,28 +135,13 @@ fn the_reserve_is_small_on_a_small_gpu() {
     let settings = Settings::default();
     assert_eq!(settings.reserve_of(80 << 30), 1 << 30);
     assert_eq!(settings.reserve_of(8 << 30), 512 << 20);
-    assert_eq!(
-        Settings {
-            reserve: Some(3),
-            ..settings
-        }
-        .reserve_of(8 << 30),
-        3
-    );
+    assert_eq!(Settings { reserve: Some(3), ..settings }.reserve_of(8 << 30), 3);
 }
 
 #[test]
 fn gpus_that_are_not_there_are_found_once_they_are_known() {
-    let settings = read(&[
-        ("GPUPOOL_DEVICES", "0,5"),
-        ("GPUPOOL_LIMIT", "0:90GiB,1:1GiB,7:1GiB"),
-    ])
-    .unwrap();
-    let problems: Vec<_> = settings
-        .check_gpus(&[80 << 30, 80 << 30])
-        .iter()
-        .map(ToString::to_string)
-        .collect();
+    let settings = read(&[("GPUPOOL_DEVICES", "0,5"), ("GPUPOOL_LIMIT", "0:90GiB,1:1GiB,7:1GiB")]).unwrap();
+    let problems: Vec<_> = settings.check_gpus(&[80 << 30, 80 << 30]).iter().map(ToString::to_string).collect();
     assert_eq!(
         problems,
         [
@@ -296,10 +151,5 @@ fn gpus_that_are_not_there_are_found_once_they_are_known() {
         ]
     );
     assert!(Settings::default().check_gpus(&[]).is_empty());
-    assert!(
-        read(&[("GPUPOOL_LIMIT", "90GiB")])
-            .unwrap()
-            .check_gpus(&[80 << 30])
-            .is_empty()
-    );
+    assert!(read(&[("GPUPOOL_LIMIT", "90GiB")]).unwrap().check_gpus(&[80 << 30]).is_empty());
 }

@@ -11,30 +11,14 @@ fn records(text: &str) -> Vec<Result<Record, LineError>> {
 }
 
 fn complaint(record: &Result<Record, LineError>) -> String {
-    record
-        .as_ref()
-        .err()
-        .map(ToString::to_string)
-        .unwrap_or_default()
+    record.as_ref().err().map(ToString::to_string).unwrap_or_default()
 }
 
 #[test]
 fn a_line_becomes_its_event() {
     let read = records(&format!("{GROW}\n"));
-    let event = Event::PoolGrow(PoolGrow {
-        home: 0,
-        bytes: 64,
-        on_peers: 32,
-        on_host: 0,
-    });
-    let expected = Record {
-        t: 1.5,
-        pid: 7,
-        tid: 9,
-        level: Level::Info,
-        message: "grew".to_owned(),
-        event,
-    };
+    let event = Event::PoolGrow(PoolGrow { home: 0, bytes: 64, on_peers: 32, on_host: 0 });
+    let expected = Record { t: 1.5, pid: 7, tid: 9, level: Level::Info, message: "grew".to_owned(), event };
     assert_eq!(read.len(), 1);
     assert_eq!(read[0].as_ref().unwrap(), &expected);
 }
@@ -42,30 +26,11 @@ fn a_line_becomes_its_event() {
 #[test]
 fn lists_and_absent_fields_survive_the_way_there_and_back() {
     let peak = vec![
-        PlacePeak {
-            place: "gpu0".to_owned(),
-            held: 3,
-            peak_used: 2,
-            limit: Some(9),
-        },
-        PlacePeak {
-            place: "host0".to_owned(),
-            ..PlacePeak::default()
-        },
+        PlacePeak { place: "gpu0".to_owned(), held: 3, peak_used: 2, limit: Some(9) },
+        PlacePeak { place: "host0".to_owned(), ..PlacePeak::default() },
     ];
-    let event = Event::ProcessExit(ProcessExit {
-        peak,
-        allocations: 1 << 60,
-        ..ProcessExit::default()
-    });
-    let record = Record {
-        t: 0.25,
-        pid: 1,
-        tid: 1,
-        level: Level::Warn,
-        message: "a\n\"b\"".to_owned(),
-        event,
-    };
+    let event = Event::ProcessExit(ProcessExit { peak, allocations: 1 << 60, ..ProcessExit::default() });
+    let record = Record { t: 0.25, pid: 1, tid: 1, level: Level::Warn, message: "a\n\"b\"".to_owned(), event };
     let line = record.to_json().unwrap();
     assert!(!line.contains('\n') && !line.contains("null"), "{line}");
     assert_eq!(Record::from_json(line.as_bytes()).unwrap(), record);
@@ -74,19 +39,14 @@ fn lists_and_absent_fields_survive_the_way_there_and_back() {
 #[test]
 fn every_known_name_is_read_as_its_own_event() {
     for name in Event::NAMES {
-        let line = format!(
-            r#"{{"v":1,"t":0,"pid":1,"tid":1,"level":"info","event":"{name}","message":""}}"#
-        );
+        let line = format!(r#"{{"v":1,"t":0,"pid":1,"tid":1,"level":"info","event":"{name}","message":""}}"#);
         match Record::from_json(line.as_bytes()) {
             Ok(record) => {
                 assert_eq!(record.event.name(), *name);
                 assert!(!matches!(record.event, Event::Other { .. }), "{name}");
             }
             // Most events have fields that must be there, and the error must say which.
-            Err(wrong) => assert!(
-                wrong.to_string().contains("missing field"),
-                "{name}: {wrong}"
-            ),
+            Err(wrong) => assert!(wrong.to_string().contains("missing field"), "{name}: {wrong}"),
         }
     }
 }
@@ -96,22 +56,11 @@ fn unknown_events_and_fields_are_kept_or_passed_over() {
     let more = GROW.replace("\"bytes\"", "\"colour\":[1],\"bytes\"");
     let other = GROW.replace("pool.grow", "tier.move");
     let read = records(&format!("{more}\n\n{other}\n"));
-    assert_eq!(
-        read[0].as_ref().unwrap(),
-        &Record::from_json(GROW.as_bytes()).unwrap()
-    );
-    let Event::Other { name, fields } = &read[1].as_ref().unwrap().event else {
-        panic!("{read:?}")
-    };
-    assert_eq!(
-        (name.as_str(), fields["on_peers"].as_u64()),
-        ("tier.move", Some(32))
-    );
+    assert_eq!(read[0].as_ref().unwrap(), &Record::from_json(GROW.as_bytes()).unwrap());
+    let Event::Other { name, fields } = &read[1].as_ref().unwrap().event else { panic!("{read:?}") };
+    assert_eq!((name.as_str(), fields["on_peers"].as_u64()), ("tier.move", Some(32)));
     let again = read[1].as_ref().unwrap().to_json().unwrap();
-    assert_eq!(
-        &Record::from_json(again.as_bytes()).unwrap(),
-        read[1].as_ref().unwrap()
-    );
+    assert_eq!(&Record::from_json(again.as_bytes()).unwrap(), read[1].as_ref().unwrap());
 }
 
 #[test]
@@ -119,24 +68,12 @@ fn a_bad_line_is_named_and_the_next_one_read() {
     let newer = GROW.replace("\"v\":1", "\"v\":2");
     let nameless = GROW.replace("event", "evt");
     let lacking = GROW.replace("\"bytes\":64,", "");
-    let read = records(&format!(
-        "{GROW}\nnot json\n{newer}\n{nameless}\n{lacking}\n[]\n{GROW}\n"
-    ));
+    let read = records(&format!("{GROW}\nnot json\n{newer}\n{nameless}\n{lacking}\n[]\n{GROW}\n"));
     assert_eq!(read.len(), 7);
     assert!(complaint(&read[1]).starts_with("line 2: not a record of gpupool"));
-    assert_eq!(
-        complaint(&read[2]),
-        "line 3: format 2, this gpupool reads 1; use the one that wrote it"
-    );
-    assert_eq!(
-        complaint(&read[3]),
-        "line 4: not a record of gpupool: it names no event"
-    );
-    assert!(
-        complaint(&read[4]).contains("missing field `bytes`"),
-        "{}",
-        complaint(&read[4])
-    );
+    assert_eq!(complaint(&read[2]), "line 3: format 2, this gpupool reads 1; use the one that wrote it");
+    assert_eq!(complaint(&read[3]), "line 4: not a record of gpupool: it names no event");
+    assert!(complaint(&read[4]).contains("missing field `bytes`"), "{}", complaint(&read[4]));
     assert!(complaint(&read[5]).starts_with("line 6:"));
     assert!(read[6].is_ok());
 }

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Every check of the project: format, lints, build, tests. Needs cc, python3 and Rust; the rest it fetches.
+set -euo pipefail
+# A relative target folder means the caller's, as it does for cargo.
+case "${CARGO_TARGET_DIR:-}" in
+    '' | /*) ;;
+    *) export CARGO_TARGET_DIR="$PWD/$CARGO_TARGET_DIR" ;;
+esac
+cd "$(dirname "$0")/.."
+
+missing=()
+for tool in cc python3 cargo; do
+    command -v "$tool" >/dev/null || missing+=("$tool")
+done
+if ((${#missing[@]})); then
+    echo "test.sh: missing: ${missing[*]}; install them and start again" >&2
+    exit 1
+fi
+
+step() { printf '\n== %s\n' "$*"; "$@"; }
+
+step cargo fmt --all --check
+step cargo clippy --workspace --all-targets --release -- -D warnings
+step cargo build --release --workspace
+
+# The Python clients. Made anew when the list of packages changes; a half-made one has no mark and is made again.
+requirements=tests/clients/requirements.txt
+if [ -f "$requirements" ] && ! cmp -s "$requirements" .venv/installed.txt; then
+    step python3 -m venv --clear .venv
+    if step .venv/bin/pip install --quiet --disable-pip-version-check --requirement "$requirements"; then
+        cp "$requirements" .venv/installed.txt
+    else
+        echo "test.sh: the Python packages could not be installed; the tests that need them will fail" >&2
+    fi
+fi
+
+counts=$(mktemp)
+trap 'rm -f "$counts"' EXIT
+status=0
+step cargo test --release --workspace --no-fail-fast 2>&1 | tee "$counts" || status=$?
+
+printf '\n== tests\n'
+awk '/^ +(Running|Doc-tests)/ { sub(/ \(.*/, ""); sub(/^ +(Running )?/, ""); name = $0 }
+     /^test result:/ { print name ": " $0; passed += $4; failed += $6 }
+     END { printf "%d passed, %d failed\n", passed, failed }' "$counts"
+exit "$status"

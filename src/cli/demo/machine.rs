@@ -1,0 +1,167 @@
+//! What the demo runs on, and sizes that make its point there.
+
+use std::fmt;
+
+use gpupool_config::format_size;
+
+use super::Workshop;
+use super::step::{Expect, Step};
+use crate::failure::Failure;
+
+const GIB: u64 = 1 << 30;
+/// Left free on every real GPU and on the real host: somebody may be working there.
+const LEFT_FREE: u64 = 2 * GIB;
+/// How far the last step goes beyond what real GPUs have free together.
+const BEYOND: u64 = 4 * GIB;
+const SIMULATED_HOST: u64 = 64 * GIB;
+
+/// Memory of one GPU in bytes, with a context on it.
+struct Gpu {
+    free: u64,
+    total: u64,
+}
+
+/// GPUs and host memory, real or not.
+pub struct Machine {
+    /// How many simulated GPUs of what size; `None` for the real ones.
+    simulated: Option<String>,
+    gpus: Vec<Gpu>,
+    /// Bytes of the host that the story may plan with.
+    host: u64,
+}
+
+impl Machine {
+    /// The real GPUs, or simulated ones: those asked for, else 4 × 32 GiB.
+    ///
+    /// The driver is asked by a child: a process that has called `cuInit` keeps the GPUs' attention until it ends.
+    pub fn find(workshop: &Workshop, asked: Option<&str>) -> Result<Machine, Failure> {
+        if asked.is_none() {
+            let real = Machine { simulated: None, gpus: Vec::new(), host: available() };
+            // Any error means that there is no GPU to show this on, and what follows says what is used instead.
+            if let Some(gpus) = real.list(workshop).ok().filter(|gpus| !gpus.is_empty()) {
+                return Ok(Machine { gpus, ..real });
+            }
+        }
+        let simulated = Some(asked.unwrap_or("4x32GiB").to_owned());
+        let machine = Machine { simulated, gpus: Vec::new(), host: SIMULATED_HOST };
+        let gpus = machine
+            .list(workshop)
+            .map_err(|reason| Failure::broken(format!("the simulated driver does not answer: {reason}")))?;
+        if gpus.first().is_none_or(|gpu| gpu.total < 2 * GIB) {
+            return Err(Failure::usage("the demo needs GPUs of 2 GiB or more; write for example --gpus 4x32GiB"));
+        }
+        Ok(Machine { gpus, ..machine })
+    }
+
+    /// What goes in front of a command so that it runs on this machine.
+    pub fn prefix(&self) -> Vec<String> {
+        match &self.simulated {
+            Some(gpus) => ["gpupool", "sim", "--gpus", gpus, "--"].map(str::to_owned).to_vec(),
+            None => Vec::new(),
+        }
+    }
+
+    fn list(&self, workshop: &Workshop) -> Result<Vec<Gpu>, String> {
+        let mut words = self.prefix();
+        words.extend(["./two_arrays", "list"].map(str::to_owned));
+        let output = workshop.command(&words).output().map_err(|error| error.to_string())?;
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
+        }
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let gpu = |line: &str| {
+            let (free, total) = line.split_once(' ')?;
+            Some(Gpu { free: free.parse().ok()?, total: total.parse().ok()? })
+        };
+        text.lines().map(|line| gpu(line).ok_or_else(|| format!("unexpected answer {line:?}"))).collect()
+    }
+
+    /// Whether the step that needs the host can be shown: the pool takes at most half of what the host has to spare.
+    fn host_suffices(&self) -> bool {
+        let on_host = BEYOND + LEFT_FREE * (self.gpus.len() as u64 + 1);
+        self.simulated.is_some() || self.host / 2 >= on_host
+    }
+
+    /// The steps that this machine can show.
+    pub fn story(&self) -> Vec<Step> {
+        let Some(first) = self.gpus.first() else { return Vec::new() };
+        let real = self.simulated.is_none();
+        let sum: u64 = self.gpus.iter().map(|gpu| if real { gpu.free } else { gpu.total }).sum();
+        // Nearly one GPU each, so that two can not fit on it.
+        let array = whole(if real { first.free.saturating_sub(LEFT_FREE) } else { first.total / 16 * 15 });
+        // Three quarters of all GPUs: more than any one of them has.
+        let large = whole(sum / 32 * 25);
+        let beyond = whole(sum) + if real { BEYOND } else { SIMULATED_HOST / 2 };
+        let settings: &[&str] = if real { &["--set", "reserve=2GiB"] } else { &[] };
+
+        let pooled = |title: String, sizes: Vec<u64>, settings: &[&str], expect| Step {
+            title,
+            sizes,
+            settings: Some(settings.iter().map(|word| (*word).to_owned()).collect()),
+            expect,
+        };
+        let mut story = vec![Step {
+            title: format!("Two arrays of {} on GPU 0, which has {}", format_size(array), format_size(first.total)),
+            sizes: vec![array, array],
+            settings: None,
+            expect: Expect::SecondFails,
+        }];
+        if self.gpus.len() > 1 {
+            story.push(pooled(
+                "The same program with gpupool".to_owned(),
+                vec![array, array],
+                settings,
+                Expect::OnGpus,
+            ));
+            story.push(pooled(format!("One array of {}", format_size(large)), vec![large], settings, Expect::OnGpus));
+        }
+        if self.host_suffices() {
+            let limit = ["--set", "host-limit=60GiB"];
+            let settings = if real { settings } else { &limit[..] };
+            let title = format!("One array of {}, more than the GPUs have together", format_size(beyond));
+            story.push(pooled(title, vec![beyond], settings, Expect::OnHostToo));
+        }
+        story
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.simulated.is_some() { "simulated" } else { "real" };
+        let noun = if self.gpus.len() == 1 { "GPU" } else { "GPUs" };
+        let sizes: Vec<_> = self.gpus.iter().map(|gpu| format_size(gpu.total)).collect();
+        write!(
+            out,
+            "On {} {kind} {noun} ({}), host memory {}",
+            self.gpus.len(),
+            sizes.join(", "),
+            format_size(self.host)
+        )?;
+        if self.gpus.len() == 1 {
+            write!(out, "\nSpreading over GPUs needs two; this shows what the host can give to one.")?;
+        }
+        if !self.host_suffices() {
+            write!(out, "\nThe host has too little memory to spare for the step that needs it; that one is left out.")?;
+        }
+        Ok(())
+    }
+}
+
+/// Rounded down to whole GiB, for numbers that can be read.
+fn whole(bytes: u64) -> u64 {
+    bytes / GIB * GIB
+}
+
+/// Bytes of host memory that a process here can still take: the machine's and the container's, whichever is less.
+fn available() -> u64 {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let machine = read("/proc/meminfo")
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok())
+        .unwrap_or(0)
+        .saturating_mul(1024);
+    let number = |path: &str| read(path).trim().parse::<u64>().ok();
+    let container = number("/sys/fs/cgroup/memory.max")
+        .map(|most| most.saturating_sub(number("/sys/fs/cgroup/memory.current").unwrap_or(0)));
+    machine.min(container.unwrap_or(u64::MAX))
+}

@@ -1,0 +1,147 @@
+//! `gpupool sim`: a program on GPUs that are not there.
+
+use std::ffi::OsString;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use clap::ValueEnum;
+use gpupool_config::parse_size;
+use tempfile::TempDir;
+
+use crate::failure::Failure;
+use crate::{child, companion};
+
+/// Run a program on simulated GPUs
+///
+/// The program finds a libcuda.so.1 that has as many GPUs as you say and keeps their memory in sparse files: it costs
+/// what is written to it. Programs that use the driver interface run; the CUDA runtime (cudart) does not.
+#[derive(clap::Args)]
+pub struct Args {
+    /// GPUs, as 4x32GiB or 2x16GiB,1x80GiB [default: 2x16GiB]
+    #[arg(long, value_name = "COUNTxSIZE", value_parser = gpus)]
+    gpus: Option<String>,
+    /// How the GPUs reach each other [default: nvlink]
+    #[arg(long, value_name = "LINK")]
+    link: Option<Link>,
+    /// Host memory that the driver may take, or none [default: 64GiB]
+    #[arg(long, value_name = "SIZE", value_parser = host)]
+    host: Option<String>,
+    /// Calls that fail, as cuMemMap:3=999: the third cuMemMap answers 999
+    #[arg(long, value_name = "CALL:N=CODE")]
+    fault: Option<String>,
+    /// The simulated driver [default: libsimcuda.so that came with this program]
+    #[arg(long, value_name = "PATH")]
+    driver: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Link {
+    Nvlink,
+    Pcie,
+    None,
+}
+
+/// Runs the program with the simulated driver in front of its library path, and ends as it ends.
+///
+/// # Errors
+/// As [`crate::run::run`].
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    let driver = companion::find("libsimcuda.so", args.driver.as_deref(), "--driver", "simcuda")?;
+    let Some((program, arguments)) = args.command.split_first() else {
+        return Err(Failure::usage("no program to run; write it behind --"));
+    };
+    let folder = driver_folder(&driver).map_err(|error| {
+        Failure::broken(format!(
+            "can not make a folder for the simulated driver in {}: {error}",
+            std::env::temp_dir().display()
+        ))
+    })?;
+
+    let mut command = Command::new(program);
+    command.args(arguments).env("LD_LIBRARY_PATH", library_path(folder.path(), std::env::var_os("LD_LIBRARY_PATH")));
+    let link = args.link.and_then(|link| link.to_possible_value()).map(|value| value.get_name().to_owned());
+    let variables = [
+        ("SIMCUDA_GPUS", args.gpus),
+        ("SIMCUDA_LINK", link),
+        ("SIMCUDA_HOST", args.host),
+        ("SIMCUDA_FAULT", args.fault),
+    ];
+    for (name, value) in variables {
+        // What no flag names keeps its variable, so that a script can set the machine once for many commands.
+        command.envs(value.map(|value| (name, value)));
+    }
+    let status = child::wait_for(command);
+    // Removed before anything else: ending as the child did may mean dying of a signal, which runs no destructor.
+    drop(folder);
+    Ok(child::end_as(status?))
+}
+
+/// A folder with nothing but the names under which programs look for the driver.
+fn driver_folder(driver: &Path) -> std::io::Result<TempDir> {
+    let folder = tempfile::Builder::new().prefix("gpupool-sim-").tempdir()?;
+    for name in ["libcuda.so.1", "libcuda.so"] {
+        symlink(driver, folder.path().join(name))?;
+    }
+    Ok(folder)
+}
+
+/// An empty element would mean the current folder, so an empty variable adds none.
+fn library_path(folder: &Path, before: Option<OsString>) -> OsString {
+    let mut path = folder.as_os_str().to_owned();
+    if let Some(before) = before.filter(|before| !before.is_empty()) {
+        path.push(":");
+        path.push(before);
+    }
+    path
+}
+
+/// Checked here as well as in the driver, where a mistake would look like a machine whose CUDA is broken.
+pub fn gpus(text: &str) -> Result<String, String> {
+    let expected = "write COUNTxSIZE, for example 4x32GiB or 2x16GiB,1x80GiB";
+    for group in text.split(',') {
+        let (count, size) = group.split_once('x').ok_or(expected)?;
+        if !count.parse::<u32>().is_ok_and(|count| count > 0) {
+            return Err(expected.to_owned());
+        }
+        match parse_size(size) {
+            Ok(bytes) if bytes > 0 => {}
+            Ok(_) => return Err(format!("a GPU without memory; {expected}")),
+            Err(error) => return Err(format!("{error}; {expected}")),
+        }
+    }
+    Ok(text.to_owned())
+}
+
+fn host(text: &str) -> Result<String, String> {
+    match parse_size(text) {
+        Err(error) if text != "none" => Err(format!("{error}; write for example 64GiB, or none")),
+        _ => Ok(text.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_are_checked() {
+        for good in ["4x32GiB", "2x16GiB,1x80GiB", "1x512MiB"] {
+            assert_eq!(gpus(good).as_deref(), Ok(good));
+        }
+        for bad in ["", "4", "32GiB", "0x32GiB", "4x", "4x0", "x32GiB", "4x32XB", "4x32GiB,", "-1x1GiB"] {
+            assert!(gpus(bad).is_err(), "{bad}");
+        }
+        assert!(host("none").is_ok() && host("1GiB").is_ok() && host("much").is_err());
+    }
+
+    #[test]
+    fn the_driver_comes_first_on_the_library_path() {
+        assert_eq!(library_path(Path::new("/d"), None), "/d");
+        assert_eq!(library_path(Path::new("/d"), Some("".into())), "/d");
+        assert_eq!(library_path(Path::new("/d"), Some("/a:/b".into())), "/d:/a:/b");
+    }
+}

@@ -1,0 +1,182 @@
+//! `gpupool run`: what reaches the program, what it says when it refuses, and how it ends.
+
+mod common;
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::ExitStatusExt;
+
+use common::{Bench, gpupool, output, stderr, stdout};
+
+const PRINT_ARGUMENTS: &str = r#"printf '[%s]' "$@""#;
+
+#[test]
+fn arguments_arrive_untouched() {
+    let bench = Bench::new();
+    let mut command = bench.gpupool("run", &[]);
+    command.args(["sh", "-c", PRINT_ARGUMENTS, "sh", "--mode", "-x", "", "a b", "--", "$HOME", "ü\n"]);
+    command.arg(OsStr::from_bytes(b"\xff"));
+    let output = output(&mut command);
+    assert_eq!(output.stdout, b"[--mode][-x][][a b][--][$HOME][\xc3\xbc\n][\xff]", "{}", stderr(&output));
+}
+
+#[test]
+fn the_two_dashes_may_be_left_out() {
+    let bench = Bench::new();
+    let mut command = gpupool();
+    command.args(["run", "--library"]).arg(bench.library()).args([
+        "sh",
+        "-c",
+        PRINT_ARGUMENTS,
+        "sh",
+        "--set",
+        "--",
+        "x",
+    ]);
+    assert_eq!(stdout(&output(&mut command)), "[--set][--][x]");
+}
+
+#[test]
+fn the_library_is_preloaded_before_others() {
+    let bench = Bench::new();
+    let other = bench.compile("other.so", "int other;", &["-shared", "-fPIC"]);
+    let mut command = bench.gpupool("run", &[]);
+    command.args(["sh", "-c", "echo $LD_PRELOAD; grep -c -e empty.so -e other.so /proc/self/maps"]);
+    let output = output(command.env("LD_PRELOAD", &other));
+    let (library, other) = (bench.library().canonicalize().unwrap(), other.canonicalize().unwrap());
+    let text = stdout(&output);
+    let (list, mapped) = text.trim().split_once('\n').unwrap();
+    assert_eq!(list, format!("{}:{}", library.display(), other.display()));
+    assert!(mapped.parse::<u32>().unwrap() > 2, "{text}");
+}
+
+#[test]
+fn settings_come_from_flags_and_win_over_the_environment() {
+    let bench = Bench::new();
+    let mut command = bench.gpupool(
+        "run",
+        &[
+            "--set",
+            "min-size=2MiB",
+            "--set",
+            "GPUPOOL_FREE=lazy",
+            "--set",
+            "mode=trace",
+            "--mode",
+            "spill",
+            "--summary",
+        ],
+    );
+    command.args(["sh", "-c", "echo $GPUPOOL_MIN_SIZE $GPUPOOL_FREE $GPUPOOL_MODE $GPUPOOL_SUMMARY $GPUPOOL_MEMINFO"]);
+    command.envs([("GPUPOOL_MIN_SIZE", "nonsense"), ("GPUPOOL_MEMINFO", "device")]);
+    let output = output(&mut command);
+    assert_eq!(stdout(&output), "2MiB lazy spill on device\n", "{}", stderr(&output));
+}
+
+#[test]
+fn bad_settings_refuse_the_start_and_are_all_named() {
+    let bench = Bench::new();
+    let mark = bench.path("ran");
+    let mut command = bench.gpupool("run", &["--set", "limit=0:70XB", "--set", "colour=red"]);
+    let output = output(command.arg("touch").arg(&mark).env("GPUPOOL_MODE", "fast"));
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(stdout(&output), "");
+    let expected = "\
+gpupool: GPUPOOL_COLOUR=red: no such setting; `gpupool run --help` lists them
+gpupool: GPUPOOL_LIMIT=0:70XB: not a size; write for example 0:70GiB,1:40GiB
+gpupool: GPUPOOL_MODE=fast: not a mode; write one of pool|spill|trace|off
+";
+    assert_eq!(stderr(&output), expected);
+    assert!(!mark.exists());
+}
+
+#[test]
+fn a_setting_that_is_no_pair_is_refused() {
+    let bench = Bench::new();
+    let output = output(bench.gpupool("run", &["--set", "limit"]).arg("true"));
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).starts_with("gpupool: --set limit: not NAME=VALUE"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_log_that_can_not_be_written_is_refused() {
+    let bench = Bench::new();
+    std::fs::write(bench.path("old"), "").unwrap();
+    for (path, reason) in [
+        (bench.path("old"), "exists already"),
+        (bench.path("no/folder"), "can not write into the folder"),
+        (bench.path("no/%p"), "can not write into the folder"),
+        (bench.path("%z"), "%z means nothing"),
+    ] {
+        let output = output(bench.gpupool("run", &["--log", path.to_str().unwrap()]).arg("true"));
+        assert_eq!(output.status.code(), Some(2), "{}", path.display());
+        assert!(stderr(&output).contains(reason), "{}", stderr(&output));
+    }
+    let path = bench.path("%p.%e");
+    assert!(output(bench.gpupool("run", &["--log", path.to_str().unwrap()]).arg("true")).status.success());
+}
+
+#[test]
+fn a_missing_library_is_named_with_the_ways_out() {
+    let output = output(gpupool().args(["run", "--library", "/no/such.so", "--", "true"]));
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(stderr(&output), "gpupool: --library /no/such.so: no such file\n");
+}
+
+#[test]
+fn the_exit_code_is_the_programs() {
+    let bench = Bench::new();
+    for code in [0, 1, 2, 7, 126, 255] {
+        let output = output(bench.gpupool("run", &[]).args(["sh", "-c", &format!("exit {code}")]));
+        assert_eq!(output.status.code(), Some(code));
+        assert_eq!(stderr(&output), "");
+    }
+}
+
+#[test]
+fn a_program_that_is_not_there_or_can_not_start_ends_as_in_a_shell() {
+    let bench = Bench::new();
+    let missing = output(bench.gpupool("run", &[]).arg("/no/such/program"));
+    assert_eq!(missing.status.code(), Some(127));
+    assert!(stderr(&missing).starts_with("gpupool: /no/such/program: "), "{}", stderr(&missing));
+    let text = bench.path("text");
+    std::fs::write(&text, "no program").unwrap();
+    let refused = output(bench.gpupool("run", &[]).arg(&text));
+    assert_eq!(refused.status.code(), Some(126));
+    assert!(stderr(&refused).contains(text.to_str().unwrap()), "{}", stderr(&refused));
+}
+
+#[test]
+fn the_program_is_the_process_that_was_started() {
+    let bench = Bench::new();
+    let mut command = bench.gpupool("run", &[]);
+    command.args(["sh", "-c", "echo $$; kill -TERM $$"]).stdout(std::process::Stdio::piped());
+    let child = command.spawn().unwrap();
+    let id = child.id();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(stdout(&output).trim(), id.to_string());
+    assert_eq!(output.status.signal(), Some(libc::SIGTERM));
+}
+
+#[test]
+fn mistakes_on_the_command_line_are_exit_2_and_on_stderr() {
+    for arguments in
+        [&[][..], &["run"], &["run", "--sumary", "--", "true"], &["fly"], &["sim", "--gpus", "many", "--", "true"]]
+    {
+        let output = output(gpupool().args(arguments));
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn help_lists_every_setting() {
+    let output = output(gpupool().args(["run", "--help"]));
+    assert!(output.status.success());
+    // The help wraps its lines to the terminal.
+    let text = stdout(&output).split_whitespace().collect::<Vec<_>>().join(" ");
+    for row in gpupool_config::SETTINGS {
+        let expected = format!("{} ({}) {} [default: {}]", row.name, row.values, row.help, row.default);
+        assert!(text.contains(&expected), "{expected}\n{text}");
+    }
+}

@@ -1,0 +1,121 @@
+//! `gpupool sim`: the machine that a program finds, the signals it gets, and how it ends.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Stdio;
+
+use common::{Bench, output, stderr, stdout};
+
+/// Blocks what may be forwarded, says that it did, waits for one signal, names it and exits with its number.
+const WAIT_FOR_A_SIGNAL: &str = r#"
+#include <signal.h>
+#include <stdio.h>
+int main(void) {
+    int all[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}, got;
+    sigset_t set;
+    sigemptyset(&set);
+    for (int i = 0; i < 6; i++) sigaddset(&set, all[i]);
+    sigprocmask(SIG_BLOCK, &set, 0);
+    puts("ready");
+    fflush(stdout);
+    sigwait(&set, &got);
+    printf("got %d\n", got);
+    return got;
+}
+"#;
+
+#[test]
+fn the_simulated_driver_is_found_first_and_gone_afterwards() {
+    let bench = Bench::new();
+    let mut command = bench.gpupool("sim", &[]);
+    command.args(["sh", "-c", r#"echo "$LD_LIBRARY_PATH"; readlink "${LD_LIBRARY_PATH%%:*}"/*"#]);
+    let output = output(command.env("LD_LIBRARY_PATH", "/a:/b"));
+    let text = stdout(&output);
+    let lines: Vec<_> = text.lines().collect();
+    let library = bench.library().canonicalize().unwrap();
+    assert_eq!(lines[1..], [library.to_str().unwrap(); 2], "{}", stderr(&output));
+    let folder = lines[0].strip_suffix(":/a:/b").unwrap();
+    assert!(!Path::new(folder).exists(), "{folder} was left behind");
+}
+
+#[test]
+fn flags_describe_the_machine_and_the_rest_is_inherited() {
+    let bench = Bench::new();
+    let show = ["sh", "-c", "echo $SIMCUDA_GPUS $SIMCUDA_LINK $SIMCUDA_HOST $SIMCUDA_FAULT"];
+    let flags = ["--gpus", "4x32GiB", "--link", "none", "--host", "8GiB", "--fault", "cuMemMap:3=999"];
+    assert_eq!(stdout(&output(bench.gpupool("sim", &flags).args(show))), "4x32GiB none 8GiB cuMemMap:3=999\n");
+    let inherited = output(bench.gpupool("sim", &["--link", "pcie"]).args(show).env("SIMCUDA_GPUS", "1x1GiB"));
+    assert_eq!(stdout(&inherited), "1x1GiB pcie\n");
+}
+
+#[test]
+fn machines_that_make_no_sense_are_refused() {
+    let bench = Bench::new();
+    for flags in [["--gpus", "4x"], ["--gpus", "0x32GiB"], ["--link", "string"], ["--host", "lots"]] {
+        let output = output(bench.gpupool("sim", &flags).arg("true"));
+        assert_eq!(output.status.code(), Some(2), "{flags:?}");
+        assert!(stderr(&output).contains(flags[1]), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn exit_codes_and_failures_to_start_pass_through() {
+    let bench = Bench::new();
+    for code in [0, 1, 7, 255] {
+        assert_eq!(
+            output(bench.gpupool("sim", &[]).args(["sh", "-c", &format!("exit {code}")])).status.code(),
+            Some(code)
+        );
+    }
+    let missing = output(bench.gpupool("sim", &[]).arg("/no/such/program"));
+    assert_eq!(missing.status.code(), Some(127));
+    assert!(stderr(&missing).starts_with("gpupool: /no/such/program: "), "{}", stderr(&missing));
+    let text = bench.path("text");
+    std::fs::write(&text, "no program").unwrap();
+    assert_eq!(output(bench.gpupool("sim", &[]).arg(&text)).status.code(), Some(126));
+}
+
+#[test]
+fn sim_and_run_compose() {
+    let bench = Bench::new();
+    let mut command = bench.gpupool("sim", &["--gpus", "2x1GiB"]);
+    command.arg(env!("CARGO_BIN_EXE_gpupool")).args(["run", "--library"]).arg(bench.library());
+    command.args(["--mode", "spill", "--", "sh", "-c", "echo $SIMCUDA_GPUS $GPUPOOL_MODE; exit 3"]);
+    let output = output(&mut command);
+    assert_eq!((stdout(&output).as_str(), output.status.code()), ("2x1GiB spill\n", Some(3)), "{}", stderr(&output));
+}
+
+#[test]
+fn a_death_by_signal_is_a_death_by_that_signal() {
+    let bench = Bench::new();
+    for signal in [libc::SIGTERM, libc::SIGKILL, libc::SIGSEGV, libc::SIGABRT, libc::SIGPIPE, libc::SIGHUP] {
+        let script = format!("ulimit -c 0; echo ${{LD_LIBRARY_PATH%%:*}}; kill -{signal} $$");
+        let output = output(bench.gpupool("sim", &[]).args(["sh", "-c", &script]));
+        assert_eq!(output.status.signal(), Some(signal));
+        assert!(!output.status.core_dumped());
+        assert!(!Path::new(stdout(&output).trim()).exists());
+    }
+}
+
+#[test]
+fn signals_reach_the_program_and_its_answer_counts() {
+    let bench = Bench::new();
+    let waiter = bench.compile("waiter", WAIT_FOR_A_SIGNAL, &[]);
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2] {
+        let mut child = bench.gpupool("sim", &[]).arg(&waiter).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        // SAFETY: plain integers; the child was not waited for yet, so its number is still its own.
+        let sent = unsafe { libc::kill(child.id().cast_signed(), signal) };
+        assert_eq!(sent, 0);
+        let mut rest = String::new();
+        said.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, format!("got {signal}\n"));
+        assert_eq!(child.wait().unwrap().code(), Some(signal));
+    }
+}
