@@ -1,0 +1,83 @@
+//! Every driver call of an allocation and of a free fails once. The program gets its memory, or an error it could have got
+//! from the driver, and nothing is left half done.
+
+use harness::Run;
+
+/// OUT_OF_MEMORY, UNKNOWN, NOT_READY, INVALID_VALUE.
+const CODES: &[i32] = &[2, 999, 600, 1];
+
+/// Large enough to stand on two GPUs: its allocation makes several handles at two places.
+const SIZE: &str = "300";
+
+fn sweep(arguments: &str) -> Run {
+    Run::program("fault_sweep").args(arguments).sim("3x256MiB").env("GPUPOOL_HOST_LIMIT", "256MiB").env("GPUPOOL_RESERVE", "16MiB")
+}
+
+/// What one sweep may say: memory, or the fault's code, or that there is no memory.
+#[track_caller]
+fn accept(output: &harness::Output, code: i32) {
+    output.succeeds();
+    for line in output.stdout.lines() {
+        let answer = line.split_once(": ").map_or("", |(_, answer)| answer);
+        let allowed = answer == "allocation survives"
+            || answer == format!("allocation answers {code}")
+            || answer == "allocation answers 2"
+            || answer == format!("free answers {code}")
+            || line.starts_with("swept ")
+            || line.starts_with("calls: ");
+        if !allowed {
+            output.fail(&format!("not an answer to a fault {code}: {line}"));
+        }
+    }
+}
+
+#[test]
+fn a_fault_at_any_call_leaves_nothing_behind_in_a_running_pool() {
+    for code in CODES {
+        let shim = sweep(&format!("{code} 1 {SIZE}")).shim().go();
+        accept(&shim, *code);
+        let swept: u64 = shim
+            .stdout
+            .lines()
+            .find_map(|line| line.strip_prefix("swept ")?.strip_suffix(" calls")?.parse().ok())
+            .unwrap_or_else(|| shim.fail("the sweep did not end"));
+        assert!(swept > 20, "an allocation over two GPUs takes more than {swept} driver calls");
+    }
+}
+
+/// The calls of one allocation and free in a fresh process, where the pool is opened too.
+fn calls_of_a_first_allocation() -> u64 {
+    let counted = sweep(&format!("999 0 {SIZE} 1000000")).shim().go();
+    counted.succeeds();
+    let calls = counted.stdout.lines().find_map(|line| line.strip_prefix("calls: ")?.parse().ok());
+    calls.unwrap_or_else(|| counted.fail("no count"))
+}
+
+#[test]
+fn a_fault_at_any_call_of_the_first_allocation_leaves_nothing_behind() {
+    let calls = calls_of_a_first_allocation();
+    assert!((20..2000).contains(&calls), "{calls} calls");
+    for code in CODES {
+        for n in 1..=calls {
+            accept(&sweep(&format!("{code} 0 {SIZE} {n}")).shim().go(), *code);
+        }
+    }
+}
+
+#[test]
+fn a_pitched_allocation_survives_faults_too() {
+    for fault in ["cuMemCreate:1=999", "cuMemMap:1=999", "cuMemSetAccess:1=999", "cuMemCreate:2=2", "cuMemAddressReserve:1=2"] {
+        let shim = Run::program("pitch").sim("2x1GiB").env("SIMCUDA_FAULT", fault).shim().report().go();
+        shim.succeeds();
+        assert_eq!(shim.reported("violations"), &serde_json::json!([]), "{fault}");
+    }
+}
+
+#[test]
+fn a_pool_that_can_not_open_leaves_everything_to_the_driver() {
+    let bare = Run::program("steps").args("a:100 a:100 f:0 f:1").sim("2x256MiB").go();
+    let faults: Vec<String> = (1..=40).map(|n| format!("cuMemAddressReserve:{n}=2")).collect();
+    let shim = Run::program("steps").args("a:100 a:100 f:0 f:1").sim("2x256MiB").env("SIMCUDA_FAULT", faults.join(","));
+    let shim = shim.shim().go();
+    shim.same_as(&bare).warns("gpupool: ");
+}

@@ -1,0 +1,201 @@
+//! What the pool is for: memory of several GPUs and the host behind one GPU's allocations, with the right data in it.
+
+use gpupool_events::Event;
+use harness::{Output, Run};
+
+/// Four small GPUs, whose memory a test can afford to write in full.
+const SMALL: &str = "4x256MiB";
+
+fn steps(script: &str) -> Run {
+    Run::program("steps").args(script).sim(SMALL).env("GPUPOOL_RESERVE", "16MiB").shim().log()
+}
+
+/// Bytes of all spilled blocks on other GPUs and on the host, by the log.
+fn spilled(output: &Output) -> (u64, u64) {
+    let spills = output.records.iter().filter_map(|record| match &record.event {
+        Event::PoolSpill(spill) => Some((spill.on_peers, spill.on_host)),
+        _ => None,
+    });
+    spills.fold((0, 0), |(peers, host), (on_peers, on_host)| (peers + on_peers, host + on_host))
+}
+
+#[test]
+fn what_does_not_fit_bare_fits_under_the_shim() {
+    let bare = Run::program("steps").args("a:150 a:150").sim(SMALL).go();
+    bare.succeeds().says("allocate 150: 0").says("allocate 150: 2");
+    let shim = steps("a:150 a:150 c:0 c:1").go();
+    shim.succeeds().says("block 0: 0 wrong").says("block 1: 0 wrong");
+    let (peers, host) = spilled(&shim);
+    assert!(peers > 0 && host == 0, "{peers} bytes on peers, {host} on the host");
+}
+
+#[test]
+fn arrays_over_several_gpus_hold_their_data() {
+    let shim = Run::program("fill_spread").args("200 64 200 130").sim(SMALL).shim().log().go();
+    shim.succeeds().is_quiet();
+    check_fill(&shim, 4);
+    let (peers, host) = spilled(&shim);
+    assert!(peers > 300 << 20 && host == 0, "{peers} bytes on peers, {host} on the host");
+}
+
+/// Every check of `fill_spread` found no wrong word.
+#[track_caller]
+fn check_fill(output: &Output, arrays: usize) {
+    for array in 0..arrays {
+        output.says(&format!("array {array}: 0 wrong by kernel, 0 by copy"));
+        output.says(&format!("array {array}: memset of the middle has right edges, head 0 wrong"));
+    }
+    for array in 1..arrays {
+        output.says(&format!("array {} after a copy of array {array}: 0 wrong", array - 1));
+    }
+}
+
+#[test]
+fn one_array_larger_than_any_gpu_holds_its_data() {
+    let shim = Run::program("fill_spread").args("700 32").sim(SMALL).shim().log().go();
+    shim.succeeds();
+    check_fill(&shim, 2);
+    let (peers, host) = spilled(&shim);
+    assert!(peers > 450 << 20 && host == 0, "{peers} bytes on peers, {host} on the host");
+}
+
+#[test]
+fn the_host_takes_what_no_gpu_can() {
+    let run = Run::program("fill_spread").args("600 150").sim("2x256MiB").env("GPUPOOL_HOST_LIMIT", "600MiB");
+    let shim = run.shim().log().go();
+    shim.succeeds();
+    check_fill(&shim, 2);
+    let (peers, host) = spilled(&shim);
+    assert!(peers > 150 << 20 && host > 200 << 20, "{peers} bytes on peers, {host} on the host");
+}
+
+#[test]
+fn every_placement_keeps_the_data_right() {
+    for placement in ["local-first", "interleave", "most-free"] {
+        let shim =
+            Run::program("fill_spread").args("100 170 64").sim("3x256MiB").env("GPUPOOL_PLACEMENT", placement).shim().go();
+        shim.succeeds();
+        check_fill(&shim, 3);
+    }
+}
+
+#[test]
+fn ten_thousand_blocks_from_eight_threads_never_mix() {
+    let bare = Run::program("churn").sim("1x8GiB").go();
+    bare.succeeds().prints("10000 blocks, 0 wrong words\n");
+    for (gpus, settings) in [
+        ("1x8GiB", &[][..]),
+        // Little room at home, so that blocks go everywhere, the host included, and come back.
+        ("3x256MiB", &[("GPUPOOL_FREE", "lazy"), ("GPUPOOL_HOST_LIMIT", "2GiB")][..]),
+        ("2x512MiB", &[("GPUPOOL_MIN_SIZE", "1"), ("GPUPOOL_HOST_LIMIT", "1GiB")][..]),
+    ] {
+        let run = settings.iter().fold(Run::program("churn").sim(gpus).shim(), |run, (name, value)| run.env(name, value));
+        let shim = run.report().go();
+        shim.same_as(&bare);
+        assert_eq!(shim.reported("violations"), &serde_json::json!([]), "{gpus} {settings:?}");
+    }
+}
+
+#[test]
+fn memory_freed_while_a_kernel_reads_it_stays_whole() {
+    let run = Run::program("free_while_running").sim("2x512MiB").report();
+    let bare = run.clone().go();
+    bare.succeeds().says("round 1: the free returned before the kernel ran: no");
+    let strict = run.clone().shim().go();
+    strict.same_as(&bare);
+    // A lazy free may return early; the data must be right all the same.
+    let lazy = run.shim().env("GPUPOOL_FREE", "lazy").go();
+    lazy.succeeds().says("round 1: the free returned before the kernel ran: yes");
+    for output in [&bare, &strict, &lazy] {
+        for round in 1..=8 {
+            output.says(&format!("round {round}: 0 words overwritten"));
+        }
+        assert_eq!(output.reported("violations"), &serde_json::json!([]));
+    }
+}
+
+#[test]
+fn after_all_frees_and_a_trim_the_machine_is_as_before() {
+    for (gpus, largest) in [("1x2GiB", "300"), ("3x512MiB", "900"), ("2x256MiB", "700")] {
+        for free in ["strict", "lazy"] {
+            let run = Run::program("leak").arg(largest).sim(gpus).env("GPUPOOL_HOST_LIMIT", "1GiB").shim();
+            // A block of 1 B to the smallest size is the driver's; with 1 the pool serves them all.
+            let shim = run.env("GPUPOOL_FREE", free).env("GPUPOOL_MIN_SIZE", "1").report().go();
+            let as_before = |round| format!("round {round}: free memory as before, physical memory as before\n");
+            shim.succeeds().prints(&(0..3).map(as_before).collect::<String>());
+            assert_eq!(shim.reported("live_handles"), 0);
+            assert_eq!(shim.reported("violations"), &serde_json::json!([]));
+        }
+    }
+}
+
+#[test]
+fn freed_memory_is_used_again() {
+    let shim = steps("a:100 f:0 a:100 f:1 a:60 a:40 c:2 c:3").go();
+    shim.succeeds();
+    let reused: Vec<bool> = shim
+        .records
+        .iter()
+        .filter_map(|record| match &record.event {
+            Event::BlockAllocate(block) => Some(block.reused),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(reused, [false, true, true, true], "{:?}", shim.records);
+}
+
+#[test]
+fn blocks_of_a_destroyed_context_go_with_it() {
+    let shim = Run::program("threads_contexts").sim("1x1GiB").shim().report().go();
+    shim.succeeds().says("done");
+    assert_eq!(shim.reported("violations"), &serde_json::json!([]));
+}
+
+#[test]
+fn a_second_gpu_s_blocks_are_its_own() {
+    let shim = steps("a:100 g:1 a:100 u c:0 c:1 f:0 f:1").go();
+    shim.succeeds();
+    let homes: Vec<u32> = shim
+        .records
+        .iter()
+        .filter_map(|record| match &record.event {
+            Event::BlockAllocate(block) => Some(block.home),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(homes, [0, 1]);
+    assert_eq!(spilled(&shim), (0, 0));
+}
+
+#[test]
+fn a_program_that_caches_is_told_once_and_then_served() {
+    // The second block would overflow the home GPU: refused once, served on the retry.
+    let shim = steps("r:150 r:150 c:0 c:1").env("GPUPOOL_SOFT_OOM", "on").go();
+    shim.succeeds().prints("allocate 150: 0\nallocate 150: 2\nallocate 150: 0\nblock 0: 0 wrong\nblock 1: 0 wrong\n");
+    let why = shim.event("pool.refuse", |event| match event {
+        Event::PoolRefuse(refusal) => Some(refusal.why.clone()),
+        _ => None,
+    });
+    assert_eq!(why, "soft");
+    for quiet in ["off", "auto"] {
+        let shim = steps("r:150 r:150").env("GPUPOOL_SOFT_OOM", quiet).go();
+        shim.succeeds().prints("allocate 150: 0\nallocate 150: 0\n");
+    }
+}
+
+#[test]
+fn freeing_the_cache_instead_keeps_everything_at_home() {
+    let shim = steps("a:150 r:150").env("GPUPOOL_SOFT_OOM", "on").go();
+    shim.says("allocate 150: 2");
+    let shim = steps("a:150 a:150 f:0 a:150 c:1").env("GPUPOOL_SOFT_OOM", "on").go();
+    shim.succeeds().prints("allocate 150: 0\nallocate 150: 2\nfree 150: 0\n");
+}
+
+#[test]
+fn freed_memory_goes_back_when_the_driver_needs_it() {
+    // Pinned to the driver by a size below the smallest pooled one: 180 MiB that the pool holds freed must make room.
+    let shim = steps("a:180 f:0 a:180 f:1 a:90 a:90").env("GPUPOOL_MIN_SIZE", "100MiB").env("GPUPOOL_DEVICES", "0").go();
+    shim.succeeds().says("allocate 90: 0");
+    assert!(!shim.stdout.contains("allocate 90: 2"), "{}", shim.stdout);
+    assert!(!shim.events("pool.trim").is_empty(), "{:?}", shim.records);
+}

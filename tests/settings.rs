@@ -1,0 +1,235 @@
+//! Every setting, right and wrong. A wrong one is named with its value and what to write, and the program runs as if we
+//! were not there; a right one shows in what happens.
+
+use gpupool_events::Event;
+use harness::{Output, Run};
+
+/// A program that overflows its GPU: bare, its second allocation fails, so whether the pool takes part is seen.
+fn overflowing() -> Run {
+    Run::program("steps").args("a:150 a:150").sim("2x256MiB")
+}
+
+/// Variable, value, and a part of the message that says what to write.
+const MALFORMED: &[(&str, &str, &str)] = &[
+    ("GPUPOOL_MODE", "sideways", "pool"),
+    ("GPUPOOL_MODE", "managed", "not built"),
+    ("GPUPOOL_MIN_SIZE", "lots", "1MiB"),
+    ("GPUPOOL_MIN_SIZE", "-1", "1MiB"),
+    ("GPUPOOL_MIN_SIZE", "0", "at least 1"),
+    ("GPUPOOL_DEVICES", "first", "0,2"),
+    ("GPUPOOL_DEVICES", "0,0", "0"),
+    ("GPUPOOL_RESERVE", "70XB", "1GiB"),
+    ("GPUPOOL_LIMIT", "0:70XB", "0:70GiB,1:40GiB"),
+    ("GPUPOOL_LIMIT", "0:", "0:70GiB,1:40GiB"),
+    ("GPUPOOL_HOST_LIMIT", "half", "64GiB"),
+    ("GPUPOOL_HOST_LIMIT", "99999999999999999999GiB", "64GiB"),
+    ("GPUPOOL_PLACEMENT", "random", "local-first"),
+    ("GPUPOOL_FREE", "never", "strict"),
+    ("GPUPOOL_SOFT_OOM", "maybe", "auto"),
+    ("GPUPOOL_MEMINFO", "none", "device"),
+    ("GPUPOOL_SUMMARY", "loud", "auto"),
+    ("GPUPOOL_LOG_FILE", "log-%q", "%p"),
+    ("GPUPOOL_LIMITS", "0:1GiB", "GPUPOOL_LIMIT"),
+    ("GPUPOOL_ANYTHING_ELSE", "1", "--help"),
+];
+
+#[test]
+fn each_malformed_setting_is_named_and_the_program_runs_without_us() {
+    let bare = overflowing().go();
+    bare.says("allocate 150: 2");
+    for (name, value, expected) in MALFORMED {
+        let shim = overflowing().shim().env(name, value).go();
+        shim.same_as(&bare).warns(&format!("{name}={value}")).warns(expected);
+    }
+}
+
+#[test]
+fn all_malformed_settings_are_told_at_once() {
+    let shim = overflowing().shim().env("GPUPOOL_MODE", "sideways").env("GPUPOOL_FREE", "never").go();
+    shim.warns("GPUPOOL_MODE=sideways").warns("GPUPOOL_FREE=never");
+}
+
+/// Settings that are well formed and name what this machine does not have.
+#[test]
+fn what_the_machine_lacks_is_named_too() {
+    let bare = overflowing().go();
+    for (name, value) in [("GPUPOOL_DEVICES", "0,7"), ("GPUPOOL_LIMIT", "0:1TiB"), ("GPUPOOL_LIMIT", "9:64MiB")] {
+        let shim = overflowing().shim().env(name, value).go();
+        shim.same_as(&bare).warns(&format!("{name}={value}"));
+    }
+}
+
+#[test]
+fn a_log_that_can_not_be_written_is_told_and_nothing_else_changes() {
+    for path in ["/no/such/folder/log.jsonl", "/dev/full/log", "/proc/log.jsonl"] {
+        let shim = overflowing().shim().env("GPUPOOL_LOG_FILE", path).go();
+        shim.succeeds().says("allocate 150: 0").warns("GPUPOOL_LOG_FILE").warns(path);
+    }
+}
+
+#[test]
+fn a_log_file_is_never_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("precious");
+    std::fs::write(&path, "precious").unwrap();
+    let shim = overflowing().shim().env("GPUPOOL_LOG_FILE", &path).go();
+    shim.succeeds().warns("GPUPOOL_LOG_FILE");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+}
+
+#[test]
+fn the_log_file_is_private() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log.jsonl");
+    overflowing().shim().env("GPUPOOL_LOG_FILE", &path).go().succeeds();
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn bad_log_directives_are_told_and_the_default_is_used() {
+    let shim = overflowing().shim().env("GPUPOOL_LOG", "gpupool=[[[").go();
+    shim.succeeds().says("allocate 150: 0").warns("GPUPOOL_LOG");
+}
+
+/// MiB in use on each GPU and the host after these steps, by the simulated driver.
+fn used(steps: &str, gpus: &str, settings: &[&str]) -> (Output, Vec<u64>) {
+    let run = Run::program("steps").args(steps).arg("u").sim(gpus).env("SIMCUDA_CONTEXT_MIB", "0");
+    let run = settings.iter().filter_map(|it| it.split_once('=')).fold(run, |run, (name, value)| run.env(name, value));
+    let shim = run.shim().log().go();
+    shim.succeeds();
+    let line = shim.stdout.lines().find(|line| line.starts_with("used:")).unwrap_or("").to_owned();
+    let numbers = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    (shim, numbers)
+}
+
+#[test]
+fn devices_says_who_lends() {
+    let (_, mib) = used("a:150 a:150 a:100", "4x256MiB", &["GPUPOOL_DEVICES=0,2"]);
+    assert_eq!((mib[1], mib[3]), (0, 0), "{mib:?}");
+    assert!(mib[0] > 150 && mib[2] > 100, "{mib:?}");
+}
+
+#[test]
+fn a_home_gpu_outside_the_list_is_left_to_the_driver() {
+    let bare = overflowing().go();
+    let shim = overflowing().shim().log().env("GPUPOOL_DEVICES", "1").go();
+    shim.same_as(&bare);
+    assert!(shim.events("block.allocate").is_empty(), "{:?}", shim.records);
+}
+
+#[test]
+fn limit_is_the_most_that_is_taken() {
+    let (_, mib) = used("a:150 a:100", "2x256MiB", &["GPUPOOL_LIMIT=0:64MiB,1:200MiB", "GPUPOOL_HOST_LIMIT=1GiB"]);
+    assert!(mib[0] <= 64 && mib[1] <= 200, "{mib:?}");
+    assert_eq!(mib.iter().sum::<u64>(), 250, "{mib:?}");
+    let (_, mib) = used("a:100", "2x256MiB", &["GPUPOOL_LIMIT=80MiB"]);
+    assert!(mib[0] <= 80 && mib[1] <= 80, "{mib:?}");
+}
+
+#[test]
+fn reserve_is_left_free() {
+    let (_, mib) = used("a:150 a:150", "2x256MiB", &["GPUPOOL_RESERVE=100MiB", "GPUPOOL_HOST_LIMIT=1GiB"]);
+    assert!(mib[0] <= 156 && mib[1] <= 156, "{mib:?}");
+    assert_eq!(mib.iter().sum::<u64>(), 300, "{mib:?}");
+}
+
+#[test]
+fn host_limit_bounds_the_host() {
+    let (_, mib) = used("a:400 a:150 a:50", "2x256MiB", &["GPUPOOL_HOST_LIMIT=128MiB", "GPUPOOL_RESERVE=16MiB"]);
+    assert!(mib[2] > 0 && mib[2] <= 128, "{mib:?}");
+    let (_, mib) = used("a:400 a:150 a:50", "2x256MiB", &["GPUPOOL_HOST_LIMIT=0", "GPUPOOL_RESERVE=16MiB"]);
+    assert_eq!(mib[2], 0, "{mib:?}");
+}
+
+#[test]
+fn placement_says_where_blocks_go() {
+    let (_, mib) = used("a:128", "4x256MiB", &["GPUPOOL_PLACEMENT=local-first"]);
+    assert_eq!(mib, [128, 0, 0, 0, 0]);
+    let (_, mib) = used("a:128", "4x256MiB", &["GPUPOOL_PLACEMENT=interleave"]);
+    assert_eq!(mib, [32, 32, 32, 32, 0]);
+    // GPU 0 already has 100 MiB of the program's, below the size that is pooled.
+    let (_, mib) = used("a:100 a:150", "2x256MiB", &["GPUPOOL_PLACEMENT=most-free", "GPUPOOL_MIN_SIZE=120MiB"]);
+    assert_eq!(mib, [100, 150, 0]);
+}
+
+#[test]
+fn min_size_leaves_small_requests_to_the_driver() {
+    let pooled = |size: &str| {
+        let (shim, _) = used("a:8", "1x256MiB", &[&format!("GPUPOOL_MIN_SIZE={size}")]);
+        shim.events("block.allocate").len()
+    };
+    assert_eq!((pooled("1"), pooled("8MiB"), pooled("9MiB")), (1, 1, 0));
+}
+
+#[test]
+fn meminfo_says_the_pool_or_the_device() {
+    let bare = Run::program("steps").args("i a:100 i").sim("4x256MiB").go();
+    let device = Run::program("steps").args("i a:100 i").sim("4x256MiB").shim().env("GPUPOOL_MEMINFO", "device").go();
+    device.same_as(&bare);
+    let pool = Run::program("steps").args("i a:500 i f:0 i").sim("4x256MiB").shim().go();
+    let lines: Vec<Vec<u64>> = pool
+        .stdout
+        .lines()
+        .filter_map(|line| line.strip_prefix("memory: "))
+        .map(|line| line.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect())
+        .collect();
+    let [before, during, after] = &lines[..] else { pool.fail("three answers expected") };
+    assert!(before[1] > 700 && before[1] <= 1024, "the four GPUs together: {before:?}");
+    assert_eq!(before[1], before[2], "cuMemGetInfo and cuDeviceTotalMem agree");
+    assert_eq!(before[0] - during[0], 500, "{before:?} {during:?}");
+    assert_eq!(before, after);
+}
+
+#[test]
+fn spill_asks_the_driver_first() {
+    let shim = overflowing().shim().log().env("GPUPOOL_MODE", "spill").go();
+    shim.succeeds().prints("allocate 150: 0\nallocate 150: 0\n");
+    assert_eq!(shim.events("block.allocate").len(), 1, "only the second block is pooled: {:?}", shim.records);
+}
+
+#[test]
+fn trace_redirects_nothing_and_tells_every_call() {
+    let bare = overflowing().go();
+    let shim = overflowing().shim().log().env("GPUPOOL_MODE", "trace").env("GPUPOOL_LOG", "trace").go();
+    shim.same_as(&bare);
+    let calls = |name: &str| {
+        shim.records.iter().filter(|record| matches!(&record.event, Event::Call(call) if call.api == name)).count()
+    };
+    assert_eq!(calls("cuMemAlloc_v2"), 2, "{:?}", shim.records);
+    assert_eq!(calls("cuInit"), 1);
+    assert!(shim.events("block.allocate").is_empty());
+}
+
+#[test]
+fn off_is_silent() {
+    let bare = overflowing().go();
+    let shim = overflowing().shim().log().env("GPUPOOL_MODE", "off").go();
+    shim.same_as(&bare).is_quiet();
+    assert!(shim.records.is_empty());
+}
+
+#[test]
+fn a_log_has_the_story_of_the_process() {
+    let shim = overflowing().arg("f:0").shim().log().go();
+    shim.succeeds();
+    for event in ["process.start", "pool.open", "context.create", "pool.grow", "pool.spill", "block.allocate", "block.free"] {
+        assert!(!shim.events(event).is_empty(), "no {event} in {:?}", shim.records);
+    }
+    let exit = shim.event("process.exit", |event| match event {
+        Event::ProcessExit(exit) => Some(exit.clone()),
+        _ => None,
+    });
+    assert_eq!((exit.live_blocks, exit.allocations), (1, 2), "{exit:?}");
+    assert_eq!(exit.live_bytes, 150 << 20);
+    let gpu0 = exit.peak.iter().find(|peak| peak.place == "gpu0");
+    assert!(gpu0.is_some_and(|peak| peak.peak_used > 150 << 20), "{exit:?}");
+}
+
+#[test]
+fn the_summary_is_short_and_names_the_gpus() {
+    let shim = overflowing().shim().env("GPUPOOL_SUMMARY", "on").go();
+    shim.succeeds().warns("gpu0").warns("gpu1");
+    assert!(shim.stderr.lines().count() <= 12, "{}", shim.stderr);
+    overflowing().shim().env("GPUPOOL_SUMMARY", "off").go().succeeds().is_quiet();
+}
