@@ -1,1 +1,41 @@
-//! (being written)
+//! A `libcuda.so.1` without a GPU.
+//!
+//! It answers the documented driver interface for GPUs that the environment describes (`SIMCUDA_GPUS` and so on, see
+//! README.md), with real memory behind the addresses, so that programs run unmodified and data can be checked. The yes
+//! and no answers are those measured on real GPUs; times are not simulated.
+//!
+//! `table` lists every export; `boundary` is the way in; `physical` and `space` are the memory; `stream`, `capture` and
+//! `graph` order the work; the rest answers calls, one file a subject.
+
+mod attributes;
+mod boundary;
+mod capture;
+mod context;
+mod copy;
+mod device;
+mod driver;
+mod error;
+mod event;
+mod extents;
+mod fault;
+mod ffi;
+mod fill;
+mod graph;
+mod ipc;
+mod kernels;
+mod launch;
+mod memory;
+mod mempool;
+mod module;
+mod physical;
+mod pinned;
+mod pointer;
+mod probe;
+mod ptx;
+mod registry;
+mod report;
+mod settings;
+mod space;
+mod stream;
+mod table;
+mod vmm;

@@ -1,0 +1,83 @@
+//! The way into every driver call: is the driver up, is a fault due, and under which default stream does it run.
+
+use crate::error::{Code, Outcome};
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+/// What a call needs before it can run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// Answers before `cuInit` too.
+    Nothing,
+    Init,
+}
+
+/// What the null stream means in this call: `_ptds` and `_ptsz` exports say the thread's own stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DefaultStream {
+    Legacy,
+    PerThread,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// `cuInit` has not run, or failed.
+    Idle,
+    Ready,
+    /// Exit handlers have run.
+    Gone,
+    /// This process is a fork of one that had called `cuInit`.
+    Forked,
+}
+
+static PHASE: AtomicU8 = AtomicU8::new(Phase::Idle as u8);
+static CALLS: AtomicU64 = AtomicU64::new(0);
+/// Spares the fault list's lock in the usual run without faults.
+pub static FAULTS_ARMED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    static DEFAULT_STREAM: Cell<DefaultStream> = const { Cell::new(DefaultStream::Legacy) };
+}
+
+pub fn phase() -> Phase {
+    match PHASE.load(Ordering::Acquire) {
+        1 => Phase::Ready,
+        2 => Phase::Gone,
+        3 => Phase::Forked,
+        _ => Phase::Idle,
+    }
+}
+
+pub fn set_phase(phase: Phase) {
+    PHASE.store(phase as u8, Ordering::Release);
+}
+
+/// Driver calls so far, refused ones included.
+pub fn calls() -> u64 {
+    CALLS.load(Ordering::Relaxed)
+}
+
+/// The meaning of the null stream in the call under way.
+pub fn default_stream() -> DefaultStream {
+    DEFAULT_STREAM.get()
+}
+
+/// Runs the body of one exported call. A panic in it is a bug of the simulation and aborts at the `extern "C"` border,
+/// which is better than a made-up error code: a test would blame the program.
+pub fn enter(export: &'static str, needs: Needs, default: DefaultStream, body: impl FnOnce() -> Outcome) -> c_int {
+    CALLS.fetch_add(1, Ordering::Relaxed);
+    match (phase(), needs) {
+        (Phase::Ready, _) | (Phase::Idle, Needs::Nothing) => {}
+        (Phase::Gone, _) => return Code::DEINITIALIZED.0,
+        (Phase::Idle | Phase::Forked, _) => return Code::NOT_INITIALIZED.0,
+    }
+    if FAULTS_ARMED.load(Ordering::Relaxed)
+        && let Some(code) = crate::fault::strike(export)
+    {
+        return code.0;
+    }
+    DEFAULT_STREAM.set(default);
+    body().err().unwrap_or(Code::SUCCESS).0
+}

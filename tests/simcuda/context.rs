@@ -1,0 +1,446 @@
+//! Contexts: primary and created ones, the stack of each thread, errors that stick, limits, peer access.
+
+use crate::capture;
+use crate::driver::{Driver, Handles, driver};
+use crate::error::{Code, Outcome};
+use crate::ffi::{Handle, In, Out};
+use crate::physical::Use;
+use crate::space::{Kind, next_id};
+use crate::stream::Stream;
+use parking_lot::Mutex;
+use std::cell::RefCell;
+use std::ffi::{c_int, c_uint};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+
+pub struct Context {
+    pub handle: Handle,
+    /// `cuCtxGetId`.
+    pub id: u64,
+    /// Ordinal of its GPU.
+    pub device: usize,
+    pub primary: bool,
+    flags: AtomicU32,
+    /// The error that every later call in this context returns; 0 while it is well.
+    fault: AtomicI32,
+    alive: AtomicBool,
+    /// Work submitted to any of its streams and not finished.
+    pub pending: AtomicUsize,
+    pub legacy: Arc<Stream>,
+    /// Every stream but the legacy one: created ones and those that stand for a thread's default.
+    pub streams: Mutex<Vec<Arc<Stream>>>,
+    /// Ordinals of the devices whose plain memory kernels here may touch.
+    peers: Mutex<Vec<usize>>,
+    limits: Mutex<[usize; LIMITS]>,
+    cache_config: AtomicI32,
+}
+
+/// The primary context of a device.
+#[derive(Default)]
+pub struct Primary {
+    context: Option<Arc<Context>>,
+    retained: u64,
+    flags: u32,
+    /// Kept over a release, as the real driver does: the runtime compares contexts by it.
+    handle: Handle,
+}
+
+const LIMITS: usize = 11;
+/// Stack, printf, heap, depth, launches, L2 fetch, persisting L2, shared memory, CIG, CIG fallback, per-block memory.
+const DEFAULT_LIMITS: [usize; LIMITS] = [1024, 7 << 20, 8 << 20, 2, 2048, 64, 0, 0, 0, 0, 0];
+const FLAG_MASK: c_uint = 0xff;
+
+thread_local! {
+    static STACK: RefCell<Vec<Arc<Context>>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Context {
+    fn create(device: usize, flags: u32, primary: Option<Handle>) -> Outcome<Arc<Self>> {
+        let driver = driver();
+        driver.gpus[device].store.charge(driver.settings.context_bytes, Use::Context)?;
+        let handle = primary.unwrap_or_else(Handles::<Context>::reserve);
+        let context = Arc::new_cyclic(|me| Self {
+            handle,
+            id: next_id(),
+            device,
+            primary: primary.is_some(),
+            flags: AtomicU32::new(flags),
+            fault: AtomicI32::new(0),
+            alive: AtomicBool::new(true),
+            pending: AtomicUsize::new(0),
+            legacy: Arc::new(Stream::new(me.clone(), 0, 0)),
+            streams: Mutex::default(),
+            peers: Mutex::default(),
+            limits: Mutex::new(DEFAULT_LIMITS),
+            cache_config: AtomicI32::new(0),
+        });
+        driver.contexts.insert_as(handle, context.clone());
+        Ok(context)
+    }
+
+    /// Waits for its work, then gives back its memory and everything made in it.
+    fn destroy(&self) {
+        if !self.alive.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        self.wait();
+        let driver = driver();
+        for stream in self.streams.lock().drain(..) {
+            stream.close();
+        }
+        self.legacy.close();
+        for region in driver.space.regions() {
+            match region.kind {
+                Kind::Plain { context, .. } if context == self.id => drop(driver.space.free(region.start)),
+                Kind::Host { context, registered, .. } if context == self.id => crate::pinned::drop_region(&region, registered),
+                Kind::Managed { context, .. } if context == self.id => crate::pinned::drop_region(&region, false),
+                _ => {}
+            }
+        }
+        driver.streams.retain(|stream| stream.context_id() != Some(self.id));
+        driver.modules.retain(|module| module.context != Some(self.id));
+        // A re-created primary context has the same handle; only this one may be taken out.
+        driver.contexts.retain(|context| context.id != self.id);
+        driver.gpus[self.device].store.refund(driver.settings.context_bytes, Use::Context);
+    }
+
+    /// Makes `code` the answer to every later call in this context. The first error stays.
+    pub fn kill(&self, code: Code) {
+        let _ = self.fault.compare_exchange(0, code.0, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    pub fn check(&self) -> Outcome {
+        if !self.alive.load(Ordering::Acquire) {
+            return Err(Code::CONTEXT_IS_DESTROYED);
+        }
+        self.check_fault()
+    }
+
+    /// The error that sticks, if there is one. Work already queued goes on in a context that is being destroyed.
+    pub fn check_fault(&self) -> Outcome {
+        match self.fault.load(Ordering::Acquire) {
+            0 => Ok(()),
+            code => Err(Code(code)),
+        }
+    }
+
+    pub fn is_alive(&self) -> bool {
+        self.alive.load(Ordering::Acquire)
+    }
+
+    /// Waits until everything submitted so far is done.
+    pub fn wait(&self) {
+        if self.pending.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let streams: Vec<_> = self.streams.lock().iter().cloned().chain([self.legacy.clone()]).collect();
+        for ticket in streams.iter().map(Stream::last) {
+            ticket.wait();
+        }
+    }
+
+    /// Whether kernels of this context may touch plain memory of `device`.
+    pub fn reaches(&self, device: usize) -> bool {
+        device == self.device || self.peers.lock().contains(&device)
+    }
+}
+
+/// The calling thread's current context, well and alive.
+pub fn current() -> Outcome<Arc<Context>> {
+    let context = top().ok_or(Code::INVALID_CONTEXT)?;
+    context.check()?;
+    Ok(context)
+}
+
+fn top() -> Option<Arc<Context>> {
+    STACK.with_borrow(|stack| stack.last().cloned())
+}
+
+/// Waits for all work on `device`, of whichever context (`cuMemFree` does).
+pub fn wait_for_device(device: Option<usize>) {
+    for context in driver().contexts.all() {
+        if device.is_none_or(|device| device == context.device) {
+            context.wait();
+        }
+    }
+}
+
+/// A context by handle; the current one for 0.
+pub fn by_handle(handle: Handle) -> Outcome<Arc<Context>> {
+    if handle == 0 {
+        return current();
+    }
+    driver().contexts.get(handle).map_err(|_| Code::INVALID_CONTEXT)
+}
+
+fn ordinal(driver: &Driver, device: c_int) -> Outcome<usize> {
+    driver.gpu(device)?;
+    usize::try_from(device).map_err(|_| Code::INVALID_DEVICE)
+}
+
+fn check_flags(flags: c_uint) -> Outcome {
+    if flags & !FLAG_MASK != 0 || (flags & 7).count_ones() > 1 { Err(Code::INVALID_VALUE) } else { Ok(()) }
+}
+
+// Primary contexts
+
+pub fn primary_retain(out: Out<Handle>, device: c_int) -> Outcome {
+    out.required()?;
+    let driver = driver();
+    let device = ordinal(driver, device)?;
+    let mut primary = driver.gpus[device].primary.lock();
+    let context = match &primary.context {
+        Some(context) => context.clone(),
+        None => {
+            if primary.handle == 0 {
+                primary.handle = Handles::<Context>::reserve();
+            }
+            let context = Context::create(device, primary.flags, Some(primary.handle))?;
+            primary.context = Some(context.clone());
+            context
+        }
+    };
+    primary.retained += 1;
+    out.set(context.handle)
+}
+
+pub fn primary_release(device: c_int) -> Outcome {
+    let driver = driver();
+    let mut primary = driver.gpu(device)?.primary.lock();
+    if primary.retained == 0 {
+        return Err(Code::INVALID_CONTEXT);
+    }
+    primary.retained -= 1;
+    let ended = if primary.retained == 0 { primary.context.take() } else { None };
+    drop(primary);
+    if let Some(context) = ended {
+        context.destroy();
+    }
+    Ok(())
+}
+
+pub fn primary_reset(device: c_int) -> Outcome {
+    let mut primary = driver().gpu(device)?.primary.lock();
+    primary.retained = 0;
+    let ended = primary.context.take();
+    drop(primary);
+    if let Some(context) = ended {
+        context.destroy();
+    }
+    Ok(())
+}
+
+pub fn primary_set_flags(device: c_int, flags: c_uint) -> Outcome {
+    check_flags(flags)?;
+    let mut primary = driver().gpu(device)?.primary.lock();
+    primary.flags = flags;
+    if let Some(context) = &primary.context {
+        context.flags.store(flags, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+pub fn primary_state(device: c_int, flags: Out<c_uint>, active: Out<c_int>) -> Outcome {
+    let primary = driver().gpu(device)?.primary.lock();
+    flags.required()?;
+    active.required()?;
+    flags.set(primary.flags)?;
+    active.set(c_int::from(primary.context.is_some()))
+}
+
+/// How often `device`'s primary context is retained, for the report.
+pub fn primary_count(device: usize) -> (bool, u64) {
+    let primary = driver().gpus[device].primary.lock();
+    (primary.context.is_some(), primary.retained)
+}
+
+// Created contexts and the thread's stack
+
+pub fn create(out: Out<Handle>, flags: c_uint, device: c_int) -> Outcome {
+    out.required()?;
+    check_flags(flags)?;
+    let context = Context::create(ordinal(driver(), device)?, flags, None)?;
+    STACK.with_borrow_mut(|stack| stack.push(context.clone()));
+    out.set(context.handle)
+}
+
+pub fn create_v3(out: Out<Handle>, _affinity: In<u8>, count: c_int, flags: c_uint, device: c_int) -> Outcome {
+    if count != 0 {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    create(out, flags, device)
+}
+
+pub fn create_v4(out: Out<Handle>, parameters: In<u8>, flags: c_uint, device: c_int) -> Outcome {
+    if !parameters.is_null() {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    create(out, flags, device)
+}
+
+pub fn destroy(handle: Handle) -> Outcome {
+    let context = driver().contexts.get(handle).map_err(|_| Code::INVALID_CONTEXT)?;
+    if context.primary {
+        return Err(Code::INVALID_CONTEXT);
+    }
+    STACK.with_borrow_mut(|stack| {
+        if stack.last().is_some_and(|top| top.id == context.id) {
+            stack.pop();
+        }
+    });
+    context.destroy();
+    Ok(())
+}
+
+pub fn push(handle: Handle) -> Outcome {
+    let context = driver().contexts.get(handle).map_err(|_| Code::INVALID_CONTEXT)?;
+    STACK.with_borrow_mut(|stack| stack.push(context));
+    Ok(())
+}
+
+pub fn pop(out: Out<Handle>) -> Outcome {
+    let context = STACK.with_borrow_mut(Vec::pop).ok_or(Code::INVALID_CONTEXT)?;
+    out.set_if_wanted(context.handle);
+    Ok(())
+}
+
+/// `cuCtxSetCurrent`: replaces the top of the stack; 0 pops it.
+pub fn set_current(handle: Handle) -> Outcome {
+    let context = match handle {
+        0 => None,
+        _ => Some(driver().contexts.get(handle).map_err(|_| Code::INVALID_CONTEXT)?),
+    };
+    STACK.with_borrow_mut(|stack| {
+        stack.pop();
+        stack.extend(context);
+    });
+    Ok(())
+}
+
+pub fn get_current(out: Out<Handle>) -> Outcome {
+    out.set(STACK.with_borrow(|stack| stack.last().map_or(0, |context| context.handle)))
+}
+
+pub fn get_device(out: Out<c_int>) -> Outcome {
+    get_device_of(out, 0)
+}
+
+/// `cuCtxGetDevice_v2`, with 0 for the current context.
+pub fn get_device_of(out: Out<c_int>, handle: Handle) -> Outcome {
+    let device = match handle {
+        0 => STACK.with_borrow(|stack| stack.last().map(|context| context.device)).ok_or(Code::INVALID_CONTEXT)?,
+        _ => by_handle(handle)?.device,
+    };
+    out.set(device as c_int)
+}
+
+pub fn synchronize() -> Outcome {
+    let context = current()?;
+    synchronize_one(&context)
+}
+
+/// `cuCtxSynchronize_v2`, with 0 for the current context.
+pub fn synchronize_of(handle: Handle) -> Outcome {
+    let context = by_handle(handle)?;
+    synchronize_one(&context)
+}
+
+fn synchronize_one(context: &Context) -> Outcome {
+    context.check()?;
+    capture::forbid()?;
+    context.wait();
+    context.check()
+}
+
+pub fn get_flags(out: Out<c_uint>) -> Outcome {
+    out.set(current()?.flags.load(Ordering::Relaxed))
+}
+
+pub fn set_flags(flags: c_uint) -> Outcome {
+    check_flags(flags)?;
+    current()?.flags.store(flags, Ordering::Relaxed);
+    Ok(())
+}
+
+pub fn get_id(handle: Handle, out: Out<u64>) -> Outcome {
+    out.set(by_handle(handle)?.id)
+}
+
+pub fn api_version(handle: Handle, out: Out<c_uint>) -> Outcome {
+    by_handle(handle)?;
+    out.set(3020)
+}
+
+pub fn get_limit(out: Out<usize>, limit: c_int) -> Outcome {
+    let context = current()?;
+    out.set(*context.limits.lock().get(limit_index(limit)?).ok_or(Code::INVALID_VALUE)?)
+}
+
+pub fn set_limit(limit: c_int, value: usize) -> Outcome {
+    let context = current()?;
+    context.limits.lock()[limit_index(limit)?] = value;
+    Ok(())
+}
+
+fn limit_index(limit: c_int) -> Outcome<usize> {
+    usize::try_from(limit).ok().filter(|&limit| limit < LIMITS).ok_or(Code::INVALID_VALUE)
+}
+
+pub fn priority_range(least: Out<c_int>, greatest: Out<c_int>) -> Outcome {
+    current()?;
+    least.set_if_wanted(0);
+    greatest.set_if_wanted(-5);
+    Ok(())
+}
+
+pub fn get_cache_config(out: Out<c_int>) -> Outcome {
+    out.set(current()?.cache_config.load(Ordering::Relaxed))
+}
+
+pub fn set_cache_config(config: c_int) -> Outcome {
+    if !(0..=3).contains(&config) {
+        return Err(Code::INVALID_VALUE);
+    }
+    current()?.cache_config.store(config, Ordering::Relaxed);
+    Ok(())
+}
+
+/// `cuCtxGetSharedMemConfig`: banks of 32 bits, as on every GPU since Maxwell.
+pub fn shared_memory_config(out: Out<c_int>) -> Outcome {
+    current()?;
+    out.set(1)
+}
+
+pub fn set_shared_memory_config(_config: c_int) -> Outcome {
+    current().map(drop)
+}
+
+pub fn reset_persisting_l2() -> Outcome {
+    current().map(drop)
+}
+
+pub fn enable_peer(handle: Handle, flags: c_uint) -> Outcome {
+    let context = current()?;
+    let peer = driver().contexts.get(handle).map_err(|_| Code::INVALID_CONTEXT)?;
+    if flags != 0 || peer.device == context.device {
+        return Err(if flags != 0 { Code::INVALID_VALUE } else { Code::INVALID_DEVICE });
+    }
+    if !crate::device::linked(context.device, peer.device) {
+        return Err(Code::PEER_ACCESS_UNSUPPORTED);
+    }
+    let mut peers = context.peers.lock();
+    if peers.contains(&peer.device) {
+        return Err(Code::PEER_ACCESS_ALREADY_ENABLED);
+    }
+    peers.push(peer.device);
+    Ok(())
+}
+
+pub fn disable_peer(handle: Handle) -> Outcome {
+    let context = current()?;
+    let peer = driver().contexts.get(handle).map_err(|_| Code::INVALID_CONTEXT)?;
+    let mut peers = context.peers.lock();
+    let at = peers.iter().position(|&device| device == peer.device).ok_or(Code::PEER_ACCESS_NOT_ENABLED)?;
+    peers.swap_remove(at);
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! `cuDevice*`: what the simulated GPUs say about themselves.
+
+use crate::attributes;
+use crate::driver::driver;
+use crate::error::{Code, Outcome};
+use crate::ffi::{In, Out};
+use crate::settings::Link;
+use std::ffi::{c_char, c_int, c_uint};
+
+pub fn get(out: Out<c_int>, ordinal: c_int) -> Outcome {
+    out.required()?;
+    driver().gpu(ordinal)?;
+    out.set(ordinal)
+}
+
+pub fn count(out: Out<c_int>) -> Outcome {
+    out.set(driver().gpus.len() as c_int)
+}
+
+pub fn name(out: Out<c_char>, capacity: c_int, device: c_int) -> Outcome {
+    let gpu = driver().gpu(device)?;
+    out.set_text(&format!("Simulated GPU {} GiB", gpu.store.capacity >> 30), capacity)
+}
+
+/// The 16 bytes of a GPU's UUID: fixed, so that runs compare, and different for each index.
+pub fn uuid_bytes(index: usize) -> [u8; 16] {
+    let mut bytes = *b"simcuda-gpu-\0\0\0\0";
+    bytes[12..].copy_from_slice(&(index as u32).to_be_bytes());
+    bytes
+}
+
+/// `GPU-…` as nvidia-smi prints it.
+pub fn uuid_text(index: usize) -> String {
+    let hex: String = uuid_bytes(index).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+pub fn uuid(out: Out<[u8; 16]>, device: c_int) -> Outcome {
+    out.set(uuid_bytes(driver().gpu(device)?.index))
+}
+
+pub fn luid(_out: Out<c_char>, _mask: Out<c_uint>, _device: c_int) -> Outcome {
+    // Windows only, in the real driver too.
+    Err(Code::NOT_SUPPORTED)
+}
+
+pub fn total_memory(out: Out<usize>, device: c_int) -> Outcome {
+    out.required()?;
+    out.set(driver().gpu(device)?.store.capacity as usize)
+}
+
+pub fn attribute(out: Out<c_int>, attribute: c_int, device: c_int) -> Outcome {
+    out.required()?;
+    let driver = driver();
+    let gpu = driver.gpu(device)?;
+    out.set(attributes::value(&driver.settings, gpu.index, attribute).ok_or(Code::INVALID_VALUE)?)
+}
+
+pub fn bus_id(out: Out<c_char>, capacity: c_int, device: c_int) -> Outcome {
+    let gpu = driver().gpu(device)?;
+    out.set_text(&bus_id_text(gpu.index), capacity)
+}
+
+fn bus_id_text(index: usize) -> String {
+    format!("0000:{:02X}:00.0", attributes::bus(index))
+}
+
+pub fn by_bus_id(out: Out<c_int>, text: In<c_char>) -> Outcome {
+    out.required()?;
+    let wanted = text.text()?.to_ascii_uppercase();
+    let found = driver().gpus.iter().position(|gpu| {
+        let full = bus_id_text(gpu.index);
+        full == wanted || full[5..] == wanted
+    });
+    out.set(found.ok_or(Code::INVALID_DEVICE)? as c_int)
+}
+
+/// Whether two GPUs can reach each other's memory.
+pub fn linked(a: usize, b: usize) -> bool {
+    a == b || driver().settings.link != Link::None
+}
+
+fn pair(a: c_int, b: c_int) -> Outcome<bool> {
+    driver().gpu(a)?;
+    driver().gpu(b)?;
+    Ok(a != b && linked(a as usize, b as usize))
+}
+
+pub fn can_access_peer(out: Out<c_int>, device: c_int, peer: c_int) -> Outcome {
+    out.set(c_int::from(pair(device, peer)?))
+}
+
+/// `cuDeviceGetP2PAttribute`: rank (0 is the fastest), access, native atomics, array access.
+pub fn peer_attribute(out: Out<c_int>, attribute: c_int, device: c_int, peer: c_int) -> Outcome {
+    out.required()?;
+    if device == peer {
+        return Err(Code::INVALID_DEVICE);
+    }
+    let linked = pair(device, peer)?;
+    let nvlink = linked && driver().settings.link == Link::NvLink;
+    out.set(match attribute {
+        1 => c_int::from(!nvlink),
+        2 => c_int::from(linked),
+        3 | 5 => c_int::from(nvlink),
+        4 => c_int::from(linked),
+        _ => return Err(Code::INVALID_VALUE),
+    })
+}
+
+pub fn compute_capability(major: Out<c_int>, minor: Out<c_int>, device: c_int) -> Outcome {
+    driver().gpu(device)?;
+    major.set(attributes::CAPABILITY.0)?;
+    minor.set(attributes::CAPABILITY.1)
+}
+
+/// `CUdevprop`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Properties([c_int; 14]);
+
+pub fn properties(out: Out<Properties>, device: c_int) -> Outcome {
+    out.required()?;
+    let driver = driver();
+    let index = driver.gpu(device)?.index;
+    // In the order of the structure: threads, block x y z, grid x y z, shared, constant, warp, pitch, registers, clock, texture.
+    let fields = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14];
+    out.set(Properties(fields.map(|field| attributes::value(&driver.settings, index, field).unwrap_or(0))))
+}
+
+pub fn affinity_support(out: Out<c_int>, _kind: c_int, device: c_int) -> Outcome {
+    driver().gpu(device)?;
+    out.set(0)
+}

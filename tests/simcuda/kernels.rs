@@ -1,0 +1,197 @@
+//! The kernels that run here. A test's PTX does the same on a real GPU; here only the name and the parameters count.
+
+use crate::boundary::{Phase, phase};
+use crate::context::Context;
+use crate::driver::driver;
+use crate::error::{Code, Outcome};
+use crate::space::{Kind, Origin, Span, granted, owner};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Values of the parameters, each widened to 64 bits.
+pub type Args = Vec<u64>;
+
+pub struct Kernel {
+    pub name: &'static str,
+    /// Sizes of the parameters; PTX with others means another kernel.
+    pub params: &'static [usize],
+    /// Stretches of memory it uses: which parameter points to how many bytes.
+    touches: fn(&Args) -> Vec<(u64, u64)>,
+    run: fn(&Args, &Context) -> Outcome,
+}
+
+impl Kernel {
+    pub fn named(name: &str, sizes: &[usize]) -> Option<&'static Kernel> {
+        KERNELS.iter().find(|kernel| kernel.name == name && kernel.params == sizes)
+    }
+
+    /// Address ranges as start and end. A length that no memory can have is left to the run, which faults.
+    pub fn ranges(&self, args: &Args) -> Vec<(u64, u64)> {
+        (self.touches)(args).into_iter().map(|(start, bytes)| (start, start.saturating_add(bytes))).collect()
+    }
+
+    pub fn run(&self, args: &Args, context: &Context) -> Outcome {
+        (self.run)(args, context)
+    }
+}
+
+fn words(count: u64) -> u64 {
+    count.saturating_mul(4)
+}
+
+static KERNELS: &[Kernel] = &[
+    // fill_u32(pointer, n, value)
+    Kernel {
+        name: "fill_u32",
+        params: &[8, 8, 4],
+        touches: |a| vec![(a[0], words(a[1]))],
+        run: |a, context| {
+            let target = Words::new(context, a[0], a[1], true)?;
+            each([&target], |_, [at]| at.store(a[2] as u32, Ordering::Relaxed))
+        },
+    },
+    // iota_u32(pointer, n, start): element i becomes start + i
+    Kernel {
+        name: "iota_u32",
+        params: &[8, 8, 4],
+        touches: |a| vec![(a[0], words(a[1]))],
+        run: |a, context| {
+            let target = Words::new(context, a[0], a[1], true)?;
+            each([&target], |index, [at]| at.store((a[2] + index) as u32, Ordering::Relaxed))
+        },
+    },
+    // check_iota_u32(pointer, n, start, bad): adds to *bad the number of elements that are not start + i
+    Kernel {
+        name: "check_iota_u32",
+        params: &[8, 8, 4, 8],
+        touches: |a| vec![(a[0], words(a[1])), (a[3], 8)],
+        run: |a, context| {
+            let source = Words::new(context, a[0], a[1], false)?;
+            let mut bad = 0;
+            each([&source], |index, [at]| bad += u64::from(at.load(Ordering::Relaxed) != (a[2] + index) as u32))?;
+            add_to(context, a[3], bad)
+        },
+    },
+    // add_u32(dst, a, b, n)
+    Kernel {
+        name: "add_u32",
+        params: &[8, 8, 8, 8],
+        touches: |a| a[..3].iter().map(|&pointer| (pointer, words(a[3]))).collect(),
+        run: |a, context| {
+            let target = Words::new(context, a[0], a[3], true)?;
+            let (left, right) = (Words::new(context, a[1], a[3], false)?, Words::new(context, a[2], a[3], false)?);
+            each([&target, &left, &right], |_, [to, x, y]| {
+                to.store(x.load(Ordering::Relaxed).wrapping_add(y.load(Ordering::Relaxed)), Ordering::Relaxed);
+            })
+        },
+    },
+    // copy_u32(dst, src, n)
+    Kernel {
+        name: "copy_u32",
+        params: &[8, 8, 8],
+        touches: |a| a[..2].iter().map(|&pointer| (pointer, words(a[2]))).collect(),
+        run: |a, context| {
+            let (target, source) = (Words::new(context, a[0], a[2], true)?, Words::new(context, a[1], a[2], false)?);
+            each([&target, &source], |_, [to, from]| to.store(from.load(Ordering::Relaxed), Ordering::Relaxed))
+        },
+    },
+    // sum_u32(src, n, out): adds the 64-bit sum to *out
+    Kernel {
+        name: "sum_u32",
+        params: &[8, 8, 8],
+        touches: |a| vec![(a[0], words(a[1])), (a[2], 8)],
+        run: |a, context| {
+            let source = Words::new(context, a[0], a[1], false)?;
+            let mut sum = 0_u64;
+            each([&source], |_, [at]| sum += u64::from(at.load(Ordering::Relaxed)))?;
+            add_to(context, a[2], sum)
+        },
+    },
+    // wait_flag(flag): spins until the word at flag is not 0
+    Kernel {
+        name: "wait_flag",
+        params: &[8],
+        touches: |a| vec![(a[0], 4)],
+        run: |a, context| {
+            let flag = Words::new(context, a[0], 1, false)?;
+            let mut raised = false;
+            while !raised && phase() == Phase::Ready && context.check_fault().is_ok() {
+                each([&flag], |_, [at]| raised = at.load(Ordering::Acquire) != 0)?;
+                std::thread::yield_now();
+            }
+            Ok(())
+        },
+    },
+];
+
+/// Memory of a kernel as 32-bit words. Atomics, because other streams, the program and other GPUs may use it meanwhile.
+struct Words {
+    spans: Vec<Span>,
+    count: u64,
+}
+
+impl Words {
+    /// As the hardware sees it: ILLEGAL_ADDRESS where nothing is mapped or a peer's memory was not opened, LAUNCH_FAILED
+    /// where a mapping does not grant this device access.
+    fn new(context: &Context, address: u64, count: u64, write: bool) -> Outcome<Self> {
+        let bytes = count.checked_mul(4).ok_or(Code::ILLEGAL_ADDRESS)?;
+        if !address.is_multiple_of(4) {
+            return Err(Code::ILLEGAL_ADDRESS);
+        }
+        let spans = driver().space.spans(address, bytes, false).map_err(|_| Code::ILLEGAL_ADDRESS)?;
+        for span in &spans {
+            permitted(context, span, write)?;
+        }
+        Ok(Self { spans, count })
+    }
+}
+
+fn permitted(context: &Context, span: &Span, write: bool) -> Outcome {
+    if !granted(span, context.device, write) {
+        return Err(Code::LAUNCH_FAILED);
+    }
+    let reachable = match span.region.as_ref().map(|region| &region.kind) {
+        Some(kind @ Kind::Plain { origin, .. }) => owner(kind).is_none_or(|device| match origin {
+            Origin::Pool(pool) => device == context.device || crate::mempool::grants(*pool, context.device),
+            // Opening an IPC handle enables peer access where it is needed.
+            Origin::Ipc => true,
+            Origin::Alloc => context.reaches(device),
+        }),
+        _ => true,
+    };
+    if reachable { Ok(()) } else { Err(Code::ILLEGAL_ADDRESS) }
+}
+
+/// Calls `body` with each index and the words there of all operands, across the borders of their mappings.
+fn each<const N: usize>(operands: [&Words; N], mut body: impl FnMut(u64, [&AtomicU32; N])) -> Outcome {
+    let count = operands.iter().map(|words| words.count).min().unwrap_or(0);
+    let mut at = [(0, 0); N];
+    let mut index = 0;
+    while index < count {
+        let mut run = count - index;
+        for (words, (span, offset)) in operands.iter().zip(&mut at) {
+            while words.spans[*span].bytes - *offset < 4 {
+                (*span, *offset) = (*span + 1, 0);
+            }
+            run = run.min(((words.spans[*span].bytes - *offset) / 4) as u64);
+        }
+        let base: [usize; N] = std::array::from_fn(|operand| operands[operand].spans[at[operand].0].alias + at[operand].1);
+        for step in 0..run as usize {
+            // SAFETY: within spans whose memory the operands hold, 4-byte aligned as device addresses and borders are.
+            body(index + step as u64, base.map(|base| unsafe { AtomicU32::from_ptr((base + step * 4) as *mut u32) }));
+        }
+        for (_, offset) in &mut at {
+            *offset += run as usize * 4;
+        }
+        index += run;
+    }
+    Ok(())
+}
+
+/// Adds to the 64-bit counter at `address`.
+fn add_to(context: &Context, address: u64, value: u64) -> Outcome {
+    let counter = Words::new(context, address, 2, true)?;
+    let span = counter.spans.first().filter(|span| span.bytes == 8 && address.is_multiple_of(8)).ok_or(Code::ILLEGAL_ADDRESS)?;
+    // SAFETY: eight aligned bytes of a span that is held.
+    unsafe { AtomicU64::from_ptr(span.alias as *mut u64) }.fetch_add(value, Ordering::Relaxed);
+    Ok(())
+}

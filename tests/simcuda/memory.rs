@@ -1,0 +1,109 @@
+//! Plain device memory: `cuMemAlloc` and its relatives, and what is free.
+
+use crate::capture;
+use crate::context::{current, wait_for_device};
+use crate::driver::driver;
+use crate::error::{Code, Outcome};
+use crate::ffi::Out;
+use crate::space::{Kind, Origin, owner};
+use std::ffi::c_uint;
+
+/// Rows of `cuMemAllocPitch` start at multiples of this.
+const PITCH_ALIGN: usize = 512;
+
+pub fn alloc(out: Out<u64>, bytes: usize) -> Outcome {
+    out.required()?;
+    let context = current()?;
+    if bytes == 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    capture::forbid()?;
+    let driver = driver();
+    let store = &driver.gpus[context.device].store;
+    out.set(driver.space.allocate(store, context.device, context.id, Origin::Alloc, bytes as u64)?)
+}
+
+pub fn alloc_pitch(out: Out<u64>, pitch_out: Out<usize>, width: usize, height: usize, element: c_uint) -> Outcome {
+    out.required()?;
+    pitch_out.required()?;
+    if width == 0 || height == 0 || ![4, 8, 16].contains(&element) {
+        return Err(Code::INVALID_VALUE);
+    }
+    let pitch = width.checked_next_multiple_of(PITCH_ALIGN).ok_or(Code::INVALID_VALUE)?;
+    alloc(out, pitch.checked_mul(height).ok_or(Code::INVALID_VALUE)?)?;
+    pitch_out.set(pitch)
+}
+
+/// `cuMemFree`: waits for the device that owns the memory, because closed-source libraries rely on that.
+pub fn free(address: u64) -> Outcome {
+    current()?;
+    if address == 0 {
+        return Ok(());
+    }
+    capture::forbid()?;
+    let driver = driver();
+    let region = driver.space.find(address).filter(|region| region.start == address).ok_or(Code::INVALID_VALUE)?;
+    match region.kind {
+        Kind::Plain { origin: Origin::Ipc, .. } | Kind::Vmm { .. } | Kind::Host { .. } => Err(Code::INVALID_VALUE),
+        Kind::Plain { origin, .. } => {
+            wait_for_device(owner(&region.kind));
+            crate::mempool::forget(origin, region.bytes);
+            driver.space.free(address)
+        }
+        Kind::Managed { .. } => {
+            wait_for_device(None);
+            let region = driver.space.remove(address, |kind| matches!(kind, Kind::Managed { .. }))?;
+            crate::pinned::unmap(&region);
+            Ok(())
+        }
+    }
+}
+
+/// `cuMemGetInfo`, of the current context's device.
+pub fn info(free: Out<usize>, total: Out<usize>) -> Outcome {
+    let context = current()?;
+    let store = &driver().gpus[context.device].store;
+    free.set_if_wanted((store.capacity - store.used()) as usize);
+    total.set_if_wanted(store.capacity as usize);
+    Ok(())
+}
+
+/// `cuMemGetAddressRange`: of the allocation, or of the one handle mapped there.
+pub fn address_range(base: Out<u64>, bytes: Out<usize>, address: u64) -> Outcome {
+    current()?;
+    let region = driver().space.find(address).ok_or(Code::INVALID_VALUE)?;
+    base.set_if_wanted(region.start);
+    bytes.set_if_wanted(region.bytes as usize);
+    Ok(())
+}
+
+// The first interface, with 32-bit device pointers. Nothing on a 64-bit machine can use it, and a GPU of today refuses too.
+
+pub fn alloc_32(out: Out<c_uint>, _bytes: c_uint) -> Outcome {
+    legacy(out)
+}
+
+pub fn alloc_pitch_32(out: Out<c_uint>, _pitch: Out<c_uint>, _width: c_uint, _height: c_uint, _element: c_uint) -> Outcome {
+    legacy(out)
+}
+
+pub fn free_32(_address: c_uint) -> Outcome {
+    Err(Code::NOT_SUPPORTED)
+}
+
+pub fn info_32(free: Out<c_uint>, _total: Out<c_uint>) -> Outcome {
+    legacy(free)
+}
+
+pub fn address_range_32(base: Out<c_uint>, _bytes: Out<c_uint>, _address: c_uint) -> Outcome {
+    legacy(base)
+}
+
+pub fn total_memory_32(out: Out<c_uint>, _device: i32) -> Outcome {
+    legacy(out)
+}
+
+fn legacy(out: Out<c_uint>) -> Outcome {
+    out.required()?;
+    Err(Code::NOT_SUPPORTED)
+}

@@ -1,0 +1,336 @@
+//! Modules, libraries, the linker: all of them PTX text of which names and parameters are used.
+
+use crate::capture;
+use crate::context::current;
+use crate::driver::{Handles, driver};
+use crate::error::{Code, Outcome};
+use crate::ffi::{Handle, In, Out};
+use crate::kernels::Kernel;
+use crate::ptx::{self, Global};
+use crate::space::Origin;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::sync::Arc;
+
+/// A loaded module, or a library (`context` is `None`: it belongs to no context).
+pub struct Module {
+    pub context: Option<u64>,
+    functions: BTreeMap<String, Handle>,
+    globals: BTreeMap<String, (Global, u64)>,
+}
+
+/// A kernel of a module (`CUfunction`) or library (`CUkernel`); one handle serves as both.
+pub struct Function {
+    pub name: CString,
+    pub params: Vec<(usize, usize)>,
+    pub kernel: Option<&'static Kernel>,
+    module: Handle,
+    dynamic_shared: Mutex<c_int>,
+}
+
+fn load(text: &str, context: Option<(u64, usize)>) -> Outcome<Handle> {
+    if !ptx::is_ptx(text) {
+        return Err(Code::INVALID_PTX);
+    }
+    let driver = driver();
+    let module = Handles::<Module>::reserve();
+    let mut functions = BTreeMap::new();
+    for entry in ptx::entries(text) {
+        let sizes: Vec<usize> = entry.params.iter().map(|(_, size)| *size).collect();
+        let function = Function {
+            name: CString::new(entry.name.as_str()).map_err(|_| Code::INVALID_PTX)?,
+            kernel: Kernel::named(&entry.name, &sizes),
+            params: entry.params,
+            module,
+            dynamic_shared: Mutex::new(0),
+        };
+        functions.insert(entry.name, driver.functions.insert(Arc::new(function)));
+    }
+    let mut globals = BTreeMap::new();
+    if let Some((id, device)) = context {
+        for global in ptx::globals(text) {
+            let store = &driver.gpus[device].store;
+            let address = driver.space.allocate(store, device, id, Origin::Alloc, global.bytes as u64)?;
+            globals.insert(global.name.clone(), (global, address));
+        }
+    }
+    let context = context.map(|(id, _)| id);
+    driver.modules.insert_as(module, Arc::new(Module { context, functions, globals }));
+    Ok(module)
+}
+
+/// The text behind an image pointer. Compiled images (ELF, fat binaries) have no kernel for a GPU that does not exist.
+fn image<'a>(image: In<c_void>) -> Outcome<&'a str> {
+    const ELF: u32 = u32::from_le_bytes(*b"\x7fELF");
+    const FATBIN: u32 = 0xba55_ed50;
+    const FATBIN_WRAPPER: u32 = 0x4662_43b1;
+    let first = image.cast::<[u8; 4]>().get()?;
+    match u32::from_le_bytes(first) {
+        ELF | FATBIN | FATBIN_WRAPPER => Err(Code::NO_BINARY_FOR_GPU),
+        _ if first[0].is_ascii_graphic() || first[0].is_ascii_whitespace() => {
+            image.cast::<c_char>().text().map_err(|_| Code::INVALID_IMAGE)
+        }
+        _ => Err(Code::INVALID_IMAGE),
+    }
+}
+
+pub fn load_data(out: Out<Handle>, data: In<c_void>) -> Outcome {
+    out.required()?;
+    let context = current()?;
+    capture::forbid()?;
+    out.set(load(image(data)?, Some((context.id, context.device)))?)
+}
+
+pub fn load_data_ex(out: Out<Handle>, data: In<c_void>, _count: c_uint, _options: In<c_int>, _values: In<usize>) -> Outcome {
+    load_data(out, data)
+}
+
+fn read(path: In<c_char>) -> Outcome<String> {
+    let bytes = std::fs::read(path.text()?).map_err(|_| Code::FILE_NOT_FOUND)?;
+    if bytes.starts_with(b"\x7fELF") {
+        return Err(Code::NO_BINARY_FOR_GPU);
+    }
+    String::from_utf8(bytes).map_err(|_| Code::INVALID_IMAGE)
+}
+
+pub fn load_file(out: Out<Handle>, path: In<c_char>) -> Outcome {
+    out.required()?;
+    let context = current()?;
+    out.set(load(&read(path)?, Some((context.id, context.device)))?)
+}
+
+pub fn unload(handle: Handle) -> Outcome {
+    current()?;
+    unload_library(handle)
+}
+
+pub fn get_function(out: Out<Handle>, module: Handle, name: In<c_char>) -> Outcome {
+    out.required()?;
+    let module = driver().modules.get(module)?;
+    out.set(*module.functions.get(name.text()?).ok_or(Code::NOT_FOUND)?)
+}
+
+pub fn function_count(out: Out<c_uint>, module: Handle) -> Outcome {
+    out.set(driver().modules.get(module)?.functions.len() as c_uint)
+}
+
+/// `cuModuleGetGlobal`. A variable with an initial value is refused: its memory here would read as zero.
+pub fn get_global(address: Out<u64>, bytes: Out<usize>, module: Handle, name: In<c_char>) -> Outcome {
+    let module = driver().modules.get(module)?;
+    let (global, start) = module.globals.get(name.text()?).ok_or(Code::NOT_FOUND)?;
+    if global.initialised {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    address.set_if_wanted(*start);
+    bytes.set_if_wanted(global.bytes);
+    Ok(())
+}
+
+/// `cuModuleGetLoadingMode`: eager.
+pub fn loading_mode(out: Out<c_int>) -> Outcome {
+    out.set(1)
+}
+
+// Libraries
+
+#[allow(clippy::too_many_arguments, reason = "the driver's signature")]
+pub fn library_load_data(
+    out: Out<Handle>,
+    data: In<c_void>,
+    _options: In<c_int>,
+    _values: In<usize>,
+    _count: c_uint,
+    _library_options: In<c_int>,
+    _library_values: In<usize>,
+    _library_count: c_uint,
+) -> Outcome {
+    out.required()?;
+    out.set(load(image(data)?, None)?)
+}
+
+#[allow(clippy::too_many_arguments, reason = "the driver's signature")]
+pub fn library_load_file(
+    out: Out<Handle>,
+    path: In<c_char>,
+    _options: In<c_int>,
+    _values: In<usize>,
+    _count: c_uint,
+    _library_options: In<c_int>,
+    _library_values: In<usize>,
+    _library_count: c_uint,
+) -> Outcome {
+    out.required()?;
+    out.set(load(&read(path)?, None)?)
+}
+
+pub fn unload_library(handle: Handle) -> Outcome {
+    let driver = driver();
+    let module = driver.modules.remove(handle)?;
+    for function in module.functions.values() {
+        // Each was entered when the module was loaded.
+        let _ = driver.functions.remove(*function);
+    }
+    module.globals.values().try_for_each(|(_, address)| driver.space.free(*address))
+}
+
+/// `cuLibraryGetModule`: the module of a library in the current context is the library itself.
+pub fn library_module(out: Out<Handle>, library: Handle) -> Outcome {
+    out.required()?;
+    current()?;
+    driver().modules.get(library)?;
+    out.set(library)
+}
+
+pub fn kernel_function(out: Out<Handle>, kernel: Handle) -> Outcome {
+    out.required()?;
+    current()?;
+    driver().functions.get(kernel)?;
+    out.set(kernel)
+}
+
+// Functions
+
+pub fn function_module(out: Out<Handle>, function: Handle) -> Outcome {
+    out.set(driver().functions.get(function)?.module)
+}
+
+pub fn function_name(out: Out<*const c_char>, function: Handle) -> Outcome {
+    out.required()?;
+    let function = driver().functions.get(function)?;
+    let name: &CStr = &function.name;
+    // Valid until the module is unloaded, as documented: the function's own string.
+    out.set(name.as_ptr())
+}
+
+/// `cuFuncGetParamInfo`: INVALID_VALUE past the last.
+pub fn param_info(function: Handle, index: usize, offset: Out<usize>, bytes: Out<usize>) -> Outcome {
+    let function = driver().functions.get(function)?;
+    let (at, size) = *function.params.get(index).ok_or(Code::INVALID_VALUE)?;
+    offset.set(at)?;
+    bytes.set_if_wanted(size);
+    Ok(())
+}
+
+pub fn function_attribute(out: Out<c_int>, attribute: c_int, function: Handle) -> Outcome {
+    out.required()?;
+    let function = driver().functions.get(function)?;
+    out.set(match attribute {
+        0 => 1024,
+        4 => 32,
+        5 | 6 => 90,
+        8 => *function.dynamic_shared.lock(),
+        9 => -1,
+        1..=3 | 7 | 10..=15 => 0,
+        _ => return Err(Code::INVALID_VALUE),
+    })
+}
+
+pub fn set_function_attribute(function: Handle, attribute: c_int, value: c_int) -> Outcome {
+    let function = driver().functions.get(function)?;
+    match attribute {
+        8 if (0..=232_448).contains(&value) => {
+            *function.dynamic_shared.lock() = value;
+            Ok(())
+        }
+        9..=15 => Ok(()),
+        _ => Err(Code::INVALID_VALUE),
+    }
+}
+
+pub fn kernel_attribute(out: Out<c_int>, attribute: c_int, kernel: Handle, device: c_int) -> Outcome {
+    driver().gpu(device)?;
+    function_attribute(out, attribute, kernel)
+}
+
+pub fn set_kernel_attribute(attribute: c_int, value: c_int, kernel: Handle, device: c_int) -> Outcome {
+    driver().gpu(device)?;
+    set_function_attribute(kernel, attribute, value)
+}
+
+pub fn set_cache_config(function: Handle, _config: c_int) -> Outcome {
+    driver().functions.get(function).map(drop)
+}
+
+/// `cuFuncIsLoaded`: loading is eager.
+pub fn is_loaded(out: Out<c_int>, function: Handle) -> Outcome {
+    driver().functions.get(function)?;
+    out.set(1)
+}
+
+pub fn load_function(function: Handle) -> Outcome {
+    driver().functions.get(function).map(drop)
+}
+
+// Occupancy
+
+pub fn occupancy(out: Out<c_int>, function: Handle, block: c_int, shared: usize) -> Outcome {
+    out.required()?;
+    driver().functions.get(function)?;
+    if !(1..=1024).contains(&block) {
+        return Err(Code::INVALID_VALUE);
+    }
+    let by_threads = 2048 / ((block + 31) / 32 * 32);
+    let by_memory = if shared == 0 { 32 } else { c_int::try_from(233_472 / shared).unwrap_or(0) };
+    out.set(by_threads.min(by_memory).min(32))
+}
+
+pub fn occupancy_with_flags(out: Out<c_int>, function: Handle, block: c_int, shared: usize, _flags: c_uint) -> Outcome {
+    occupancy(out, function, block, shared)
+}
+
+pub fn potential_block_size(grid: Out<c_int>, block: Out<c_int>, function: Handle, _shared_of: usize, _shared: usize, limit: c_int) -> Outcome {
+    driver().functions.get(function)?;
+    let size = if limit > 0 { limit.min(1024) } else { 1024 };
+    grid.set(132 * (2048 / size).min(32))?;
+    block.set(size)
+}
+
+// The linker
+
+/// `CUlinkState`: the texts added so far; the result of linking is their concatenation.
+#[derive(Default)]
+pub struct Link {
+    text: Mutex<Vec<u8>>,
+}
+
+pub fn link_create(_count: c_uint, _options: In<c_int>, _values: In<usize>, out: Out<Handle>) -> Outcome {
+    out.required()?;
+    current()?;
+    out.set(driver().links.insert(Arc::new(Link::default())))
+}
+
+#[allow(clippy::too_many_arguments, reason = "the driver's signature")]
+pub fn link_add_data(
+    link: Handle,
+    _kind: c_int,
+    data: In<u8>,
+    bytes: usize,
+    _name: In<c_char>,
+    _count: c_uint,
+    _options: In<c_int>,
+    _values: In<usize>,
+) -> Outcome {
+    let link = driver().links.get(link)?;
+    let added = data.list(bytes)?;
+    let mut text = link.text.lock();
+    text.extend(added.iter().take_while(|byte| **byte != 0));
+    text.push(b'\n');
+    Ok(())
+}
+
+/// `cuLinkComplete`: the image lives as long as the link state.
+pub fn link_complete(link: Handle, out: Out<usize>, bytes: Out<usize>) -> Outcome {
+    out.required()?;
+    let link = driver().links.get(link)?;
+    let mut text = link.text.lock();
+    if text.last() != Some(&0) {
+        text.push(0);
+    }
+    bytes.set_if_wanted(text.len());
+    out.set(text.as_ptr() as usize)
+}
+
+pub fn link_destroy(link: Handle) -> Outcome {
+    driver().links.remove(link).map(drop)
+}

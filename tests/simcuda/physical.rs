@@ -1,0 +1,290 @@
+//! Physical memory: one sparse file for each GPU and host node, mapped once as a whole.
+//!
+//! The driver reaches all of it through that alias mapping. Device addresses are never mapped for the processor, so a
+//! program that follows a device pointer crashes as it would with a real GPU, and data outlives any change of addresses.
+
+use crate::error::{Code, Outcome};
+use crate::extents::Extents;
+use parking_lot::Mutex;
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Granularity of physical memory, as measured on H200: minimum and recommended, for device and host.
+pub const GRANULE: u64 = 2 << 20;
+
+/// Where memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// By ordinal.
+    Gpu(usize),
+    /// By NUMA node.
+    Host(u32),
+}
+
+/// What memory is used for; the report and the probes count by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// `cuMemAlloc` and its relatives.
+    Plain,
+    /// `cuMemCreate`.
+    Vmm,
+    Context,
+    /// Pinned host memory.
+    Pinned,
+}
+
+/// Bytes in use, by purpose.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    pub plain: u64,
+    pub vmm: u64,
+    pub contexts: u64,
+    pub pinned: u64,
+    pub peak: u64,
+}
+
+impl Usage {
+    pub fn total(&self) -> u64 {
+        self.plain + self.vmm + self.contexts + self.pinned
+    }
+
+    fn counter(&mut self, purpose: Use) -> &mut u64 {
+        match purpose {
+            Use::Plain => &mut self.plain,
+            Use::Vmm => &mut self.vmm,
+            Use::Context => &mut self.contexts,
+            Use::Pinned => &mut self.pinned,
+        }
+    }
+}
+
+/// All physical memory of one place.
+pub struct Store {
+    pub place: Place,
+    pub capacity: u64,
+    file: OwnedFd,
+    base: usize,
+    state: Mutex<State>,
+    /// Mirror of the total, so that `cuMemGetInfo` takes no lock.
+    used: AtomicU64,
+}
+
+struct State {
+    free: Extents,
+    usage: Usage,
+}
+
+impl Store {
+    pub fn new(place: Place, capacity: u64) -> Result<Self, String> {
+        let what = format!("{capacity} bytes for {place:?}");
+        let file = memory_file(&file_name(place), capacity).ok_or_else(|| format!("memfd_create of {what} failed"))?;
+        let base = alias(&file, capacity).ok_or_else(|| format!("mmap of {what} failed; lower SIMCUDA_GPUS or SIMCUDA_HOST"))?;
+        let state = Mutex::new(State { free: Extents::new(0, capacity), usage: Usage::default() });
+        Ok(Self { place, capacity, file, base, state, used: AtomicU64::new(0) })
+    }
+
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    pub fn usage(&self) -> Usage {
+        self.state.lock().usage
+    }
+
+    /// Counts `bytes` against the capacity; OUT_OF_MEMORY if they are not there. For contexts and pinned memory, whose
+    /// bytes are not in the file.
+    pub fn charge(&self, bytes: u64, purpose: Use) -> Outcome {
+        self.charge_in(&mut self.state.lock(), bytes, purpose)
+    }
+
+    pub fn refund(&self, bytes: u64, purpose: Use) {
+        self.refund_in(&mut self.state.lock(), bytes, purpose);
+    }
+
+    fn charge_in(&self, state: &mut State, bytes: u64, purpose: Use) -> Outcome {
+        let total = state.usage.total();
+        if bytes > self.capacity - total {
+            return Err(Code::OUT_OF_MEMORY);
+        }
+        *state.usage.counter(purpose) += bytes;
+        state.usage.peak = state.usage.peak.max(total + bytes);
+        self.used.store(total + bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn refund_in(&self, state: &mut State, bytes: u64, purpose: Use) {
+        *state.usage.counter(purpose) -= bytes;
+        self.used.store(state.usage.total(), Ordering::Relaxed);
+    }
+
+    /// Takes `bytes`, a multiple of [`GRANULE`]. Fresh memory reads as zero.
+    pub fn allocate(&'static self, bytes: u64, purpose: Use) -> Outcome<Arc<Physical>> {
+        let mut state = self.state.lock();
+        self.charge_in(&mut state, bytes, purpose)?;
+        // Contexts are charged without taking extents, so whatever was charged is there.
+        let extents = state.free.take_scattered(bytes).ok_or(Code::OUT_OF_MEMORY)?;
+        let pieces = extents.iter().map(|&(offset, bytes)| Piece { alias: self.base + offset as usize, offset, bytes }).collect();
+        Ok(Arc::new(Physical { store: self, pieces, bytes, purpose, backing: Backing::Extents }))
+    }
+
+    /// As [`Store::allocate`], in a file of its own whose descriptor can go to another process.
+    pub fn allocate_exportable(&'static self, bytes: u64, purpose: Use) -> Outcome<Arc<Physical>> {
+        self.charge(bytes, purpose)?;
+        let made = memory_file(&file_name(self.place), bytes).and_then(|file| Some((alias(&file, bytes)?, file)));
+        let Some((base, file)) = made else {
+            self.refund(bytes, purpose);
+            return Err(Code::OPERATING_SYSTEM);
+        };
+        let pieces = vec![Piece { alias: base, offset: 0, bytes }];
+        Ok(Arc::new(Physical { store: self, pieces, bytes, purpose, backing: Backing::Own(file) }))
+    }
+
+    /// Memory of another process (or of this one) by descriptor. Counted where it was made, not here.
+    pub fn import(&'static self, file: OwnedFd, offset: u64, bytes: u64, purpose: Use) -> Outcome<Arc<Physical>> {
+        let base = alias_at(&file, offset, bytes).ok_or(Code::OPERATING_SYSTEM)?;
+        let pieces = vec![Piece { alias: base, offset, bytes }];
+        Ok(Arc::new(Physical { store: self, pieces, bytes, purpose, backing: Backing::Foreign(file) }))
+    }
+
+    /// Descriptor of the whole store, for legacy IPC.
+    pub fn descriptor(&self) -> i32 {
+        self.file.as_raw_fd()
+    }
+}
+
+/// A stretch of physical memory and where the driver sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    pub alias: usize,
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+enum Backing {
+    Extents,
+    Own(OwnedFd),
+    Foreign(OwnedFd),
+}
+
+/// One physical allocation. It goes back to its store when the last of handle, mappings and running copies lets go.
+pub struct Physical {
+    pub store: &'static Store,
+    pub pieces: Vec<Piece>,
+    pub bytes: u64,
+    purpose: Use,
+    backing: Backing,
+}
+
+impl Physical {
+    pub fn place(&self) -> Place {
+        self.store.place
+    }
+
+    /// The descriptor of an exportable or imported allocation.
+    pub fn file(&self) -> Option<&OwnedFd> {
+        match &self.backing {
+            Backing::Extents => None,
+            Backing::Own(file) | Backing::Foreign(file) => Some(file),
+        }
+    }
+
+    /// The driver's view of `offset..offset + bytes`, in order.
+    pub fn views(&self, offset: u64, bytes: u64) -> impl Iterator<Item = (usize, usize)> {
+        let mut skip = offset;
+        let mut left = bytes;
+        self.pieces.iter().filter_map(move |piece| {
+            if skip >= piece.bytes {
+                skip -= piece.bytes;
+                return None;
+            }
+            let length = (piece.bytes - skip).min(left);
+            let view = (piece.alias + skip as usize, length as usize);
+            skip = 0;
+            left -= length;
+            (length > 0).then_some(view)
+        })
+    }
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        match &self.backing {
+            Backing::Extents => {
+                for piece in &self.pieces {
+                    punch(&self.store.file, piece);
+                }
+                let mut state = self.store.state.lock();
+                for piece in &self.pieces {
+                    state.free.give(piece.offset, piece.bytes);
+                }
+                self.store.refund_in(&mut state, self.bytes, self.purpose);
+            }
+            Backing::Own(_) => {
+                unalias(&self.pieces);
+                self.store.refund(self.bytes, self.purpose);
+            }
+            Backing::Foreign(_) => unalias(&self.pieces),
+        }
+    }
+}
+
+/// The name of a memory file says whose memory it is, also to the process that receives its descriptor.
+pub fn file_name(place: Place) -> String {
+    match place {
+        Place::Gpu(ordinal) => format!("simcuda-gpu-{ordinal}"),
+        Place::Host(node) => format!("simcuda-host-{node}"),
+    }
+}
+
+fn memory_file(name: &str, bytes: u64) -> Option<OwnedFd> {
+    let name = CString::new(name).ok()?;
+    // SAFETY: the name is a C string; the call returns a new descriptor or -1.
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return None;
+    }
+    // SAFETY: the descriptor is new and nobody else closes it.
+    let file = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: plain system call on a descriptor we own.
+    let sized = unsafe { libc::ftruncate(file.as_raw_fd(), i64::try_from(bytes).ok()?) };
+    (sized == 0).then_some(file)
+}
+
+fn alias(file: &OwnedFd, bytes: u64) -> Option<usize> {
+    alias_at(file, 0, bytes)
+}
+
+fn alias_at(file: &OwnedFd, offset: u64, bytes: u64) -> Option<usize> {
+    if bytes == 0 {
+        return Some(0);
+    }
+    // SAFETY: a new mapping at an address the kernel picks replaces nothing. NORESERVE: only what is touched is taken.
+    let address = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes as usize,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_NORESERVE,
+            file.as_raw_fd(),
+            i64::try_from(offset).ok()?,
+        )
+    };
+    (address != libc::MAP_FAILED).then_some(address as usize)
+}
+
+fn unalias(pieces: &[Piece]) {
+    for piece in pieces {
+        // SAFETY: the mapping was made by `alias_at` for this allocation alone, and nobody holds a view any more: views
+        // are used only while the `Arc` that is being dropped here is held.
+        unsafe { libc::munmap(piece.alias as *mut _, piece.bytes as usize) };
+    }
+}
+
+/// Returns the pages to the system; the stretch reads as zero for its next owner.
+fn punch(file: &OwnedFd, piece: &Piece) {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: plain system call on a descriptor we own, within its size.
+    unsafe { libc::fallocate(file.as_raw_fd(), mode, piece.offset as i64, piece.bytes as i64) };
+}

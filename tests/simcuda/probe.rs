@@ -1,0 +1,60 @@
+//! Exports for tests, found by `dlsym`. They are no driver calls: nothing here is counted or made to fail.
+
+use crate::boundary;
+use crate::driver::if_initialised;
+use crate::ffi::In;
+use crate::{fault, report, vmm};
+use std::ffi::{c_char, c_int};
+
+/// Replaces the list of faults (`SIMCUDA_FAULT`'s syntax; empty for none) and counts from the next call. Returns 0, or 1
+/// for a bad list, which is said on stderr.
+///
+/// # Safety
+/// `spec` is null or a zero-terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn simcuda_fault_arm(spec: In<c_char>) -> c_int {
+    let spec = if spec.is_null() { Ok("") } else { spec.text() };
+    match spec.map_err(|_| "not UTF-8".to_owned()).and_then(fault::arm) {
+        Ok(()) => 0,
+        Err(message) => {
+            eprintln!("simcuda: simcuda_fault_arm: {message}");
+            1
+        }
+    }
+}
+
+/// Driver calls of this process so far, refused ones and queries included.
+#[unsafe(no_mangle)]
+pub extern "C" fn simcuda_calls() -> u64 {
+    boundary::calls()
+}
+
+/// Bytes in use on the GPU with this ordinal, contexts included; 0 for one that does not exist.
+#[unsafe(no_mangle)]
+pub extern "C" fn simcuda_used(device: c_int) -> u64 {
+    if_initialised().and_then(|driver| Some(driver.gpu(device).ok()?.store.used())).unwrap_or(0)
+}
+
+/// Bytes of host memory the driver holds, pinned and mapped, over all nodes.
+#[unsafe(no_mangle)]
+pub extern "C" fn simcuda_host_used() -> u64 {
+    if_initialised().map_or(0, |driver| driver.hosts.iter().map(|store| store.used()).sum())
+}
+
+/// `cuMemCreate` handles not released.
+#[unsafe(no_mangle)]
+pub extern "C" fn simcuda_handles() -> u64 {
+    vmm::live_handles() as u64
+}
+
+/// Bytes mapped by `cuMemMap`.
+#[unsafe(no_mangle)]
+pub extern "C" fn simcuda_mapped() -> u64 {
+    if_initialised().map_or(0, |driver| driver.space.mapped())
+}
+
+/// Violations recorded so far.
+#[unsafe(no_mangle)]
+pub extern "C" fn simcuda_violations() -> u64 {
+    report::violations() as u64
+}

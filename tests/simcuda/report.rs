@@ -1,0 +1,104 @@
+//! What the program did to the machine: violations as they happen, and a JSON report at exit (`SIMCUDA_REPORT`).
+
+use crate::driver::{Driver, if_initialised};
+use crate::physical::Store;
+use crate::space::{Kind, Region};
+use crate::{context, vmm};
+use parking_lot::Mutex;
+use std::fmt::Write;
+use std::os::unix::fs::OpenOptionsExt;
+
+static VIOLATIONS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Records something a correct program never does, and says it once on stderr.
+pub fn violation(message: String) {
+    let mut list = VIOLATIONS.lock();
+    if list.is_empty() {
+        eprintln!("simcuda: {message} (further violations are only counted)");
+    }
+    list.push(message);
+}
+
+pub fn violations() -> usize {
+    VIOLATIONS.lock().len()
+}
+
+/// Writes the report if one was asked for; `%p` in its path is the process id. A path that can not be written is said on
+/// stderr: the program's exit code is its own.
+pub fn write() {
+    let Some(driver) = if_initialised() else { return };
+    let Some(path) = &driver.settings.report else { return };
+    let path = path.replace("%p", &std::process::id().to_string());
+    let written = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&path)
+        .and_then(|mut file| std::io::Write::write_all(&mut file, text(driver).as_bytes()));
+    if let Err(error) = written {
+        eprintln!("simcuda: SIMCUDA_REPORT={path}: {error}");
+    }
+}
+
+fn text(driver: &Driver) -> String {
+    let regions = driver.space.regions();
+    let gpus = join(driver.gpus.iter().enumerate().map(|(ordinal, gpu)| {
+        let (active, retained) = context::primary_count(ordinal);
+        format!("{{\"ordinal\": {ordinal}, {}, \"primary_active\": {active}, \"primary_retained\": {retained}}}", usage(&gpu.store))
+    }));
+    let hosts = join(driver.hosts.iter().enumerate().map(|(node, store)| format!("{{\"node\": {node}, {}}}", usage(store))));
+    let mapped = join(regions.iter().filter_map(|region| match &region.kind {
+        Kind::Vmm { physical, .. } => Some(range(region, &format!("{:?}", physical.place()))),
+        _ => None,
+    }));
+    let allocations = join(regions.iter().filter_map(|region| match &region.kind {
+        Kind::Plain { device, .. } => Some(range(region, &format!("Gpu({device})"))),
+        Kind::Host { registered: false, .. } => Some(range(region, "Pinned")),
+        Kind::Managed { .. } => Some(range(region, "Managed")),
+        _ => None,
+    }));
+    let reservations = join(driver.space.reservations().iter().map(|(start, bytes)| format!("{{\"start\": {start}, \"bytes\": {bytes}}}")));
+    let violations = join(VIOLATIONS.lock().iter().map(|message| format!("\"{}\"", escape(message))));
+    format!(
+        "{{\n\"calls\": {},\n\"gpus\": [{gpus}],\n\"hosts\": [{hosts}],\n\"live_handles\": {},\n\"mapped_bytes\": {},\n\
+         \"mapped\": [{mapped}],\n\"allocations\": [{allocations}],\n\"reservations\": [{reservations}],\n\"violations\": [{violations}]\n}}\n",
+        crate::boundary::calls(),
+        vmm::live_handles(),
+        driver.space.mapped(),
+    )
+}
+
+fn usage(store: &Store) -> String {
+    let usage = store.usage();
+    format!(
+        "\"capacity\": {}, \"plain\": {}, \"vmm\": {}, \"contexts\": {}, \"pinned\": {}, \"used\": {}, \"peak\": {}",
+        store.capacity,
+        usage.plain,
+        usage.vmm,
+        usage.contexts,
+        usage.pinned,
+        usage.total(),
+        usage.peak
+    )
+}
+
+fn range(region: &Region, place: &str) -> String {
+    format!("{{\"start\": {}, \"bytes\": {}, \"place\": \"{place}\"}}", region.start, region.bytes)
+}
+
+fn join(items: impl Iterator<Item = String>) -> String {
+    items.collect::<Vec<_>>().join(", ")
+}
+
+fn escape(text: &str) -> String {
+    text.chars().fold(String::new(), |mut escaped, letter| {
+        match letter {
+            '"' | '\\' => escaped.extend(['\\', letter]),
+            // Writing to a string can not fail.
+            control if control.is_control() => drop(write!(escaped, "\\u{:04x}", control as u32)),
+            _ => escaped.push(letter),
+        }
+        escaped
+    })
+}

@@ -1,0 +1,162 @@
+//! The machine to simulate, read from the environment once, in `cuInit`.
+
+use std::collections::HashSet;
+
+/// How the GPUs reach each other (`SIMCUDA_LINK`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    NvLink,
+    Pcie,
+    None,
+}
+
+#[derive(Debug)]
+pub struct Settings {
+    /// Bytes of every GPU of the machine, by physical index (`SIMCUDA_GPUS`).
+    pub gpus: Vec<u64>,
+    /// Physical index of each visible GPU, by ordinal (`CUDA_VISIBLE_DEVICES`).
+    pub visible: Vec<usize>,
+    pub link: Link,
+    /// Bytes of host memory the driver may pin; `None` where the container forbids it (`SIMCUDA_HOST`).
+    pub host: Option<u64>,
+    pub host_nodes: u32,
+    /// Bytes a context takes from its GPU (`SIMCUDA_CONTEXT_MIB`).
+    pub context_bytes: u64,
+    /// The CUDA version answered, 1000 × major + 10 × minor (`SIMCUDA_DRIVER`).
+    pub driver: i32,
+    pub vmm: bool,
+    pub faults: String,
+    pub report: Option<String>,
+}
+
+const GIB: u64 = 1 << 30;
+
+impl Settings {
+    /// Reads the environment through `get`. The error is one line for a person: variable, value, what is allowed.
+    pub fn read(get: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
+        let named = |name: &'static str, default: &str| (name, get(name).unwrap_or_else(|| default.to_owned()));
+        let gpus = parse(named("SIMCUDA_GPUS", "2x16GiB"), "COUNTxSIZE, comma separated, as in 2x16GiB,1x80GiB", gpu_list)?;
+        let visible = get("CUDA_VISIBLE_DEVICES").map_or_else(|| (0..gpus.len()).collect(), |list| visible(&list, gpus.len()));
+        Ok(Self {
+            visible,
+            link: parse(named("SIMCUDA_LINK", "nvlink"), "nvlink, pcie or none", |text| match text {
+                "nvlink" => Some(Link::NvLink),
+                "pcie" => Some(Link::Pcie),
+                "none" => Some(Link::None),
+                _ => None,
+            })?,
+            host: parse(named("SIMCUDA_HOST", "64GiB"), "a size as in 64GiB, or none", |text| {
+                if text == "none" { Some(None) } else { size(text).map(Some) }
+            })?,
+            host_nodes: parse(named("SIMCUDA_HOST_NODES", "1"), "1 to 16", |text| {
+                text.parse().ok().filter(|nodes| (1..=16).contains(nodes))
+            })?,
+            context_bytes: parse(named("SIMCUDA_CONTEXT_MIB", "523"), "a number of MiB", |text| {
+                text.parse::<u64>().ok()?.checked_mul(1 << 20)
+            })?,
+            driver: parse(named("SIMCUDA_DRIVER", "13000"), "1000 × major + 10 × minor, 11000 to 13990", |text| {
+                text.parse().ok().filter(|version| (11_000..=13_990).contains(version))
+            })?,
+            vmm: parse(named("SIMCUDA_VMM", "on"), "on or off", |text| match text {
+                "on" => Some(true),
+                "off" => Some(false),
+                _ => None,
+            })?,
+            faults: get("SIMCUDA_FAULT").unwrap_or_default(),
+            report: get("SIMCUDA_REPORT"),
+            gpus,
+        })
+    }
+}
+
+fn parse<T>((name, text): (&'static str, String), allowed: &str, parser: impl Fn(&str) -> Option<T>) -> Result<T, String> {
+    parser(&text).ok_or_else(|| format!("{name}={text}: expected {allowed}"))
+}
+
+/// `16GiB`, `512MiB`, `64KiB` or plain bytes; whole numbers only.
+fn size(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => GIB,
+        "TiB" => 1 << 40,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(unit)
+}
+
+fn gpu_list(text: &str) -> Option<Vec<u64>> {
+    let mut gpus = Vec::new();
+    for group in text.split(',') {
+        let (count, bytes) = group.trim().split_once('x')?;
+        let (count, bytes) = (count.parse::<usize>().ok()?, size(bytes)?);
+        // Less than 64 MiB could not hold a context's first slab; more than 4 TiB would not fit beside a 64 TiB reservation.
+        if !(64 << 20..=4 << 40).contains(&bytes) || gpus.len() + count > 32 {
+            return None;
+        }
+        gpus.extend(std::iter::repeat_n(bytes & !((2 << 20) - 1), count));
+    }
+    Some(gpus)
+}
+
+/// As the driver reads it: ordinals or GPU-… names, cut at the first one that does not exist or comes twice.
+fn visible(list: &str, count: usize) -> Vec<usize> {
+    let mut seen = HashSet::new();
+    list.split(',')
+        .map_while(|entry| {
+            let entry = entry.trim();
+            let index = match entry.strip_prefix("GPU-") {
+                Some(_) => (0..count).find(|&index| crate::device::uuid_text(index).starts_with(entry))?,
+                None => entry.parse::<usize>().ok().filter(|&index| index < count)?,
+            };
+            seen.insert(index).then_some(index)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pairs: &[(&str, &str)]) -> Result<Settings, String> {
+        Settings::read(|name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    #[test]
+    fn the_machine_is_what_the_environment_says() {
+        let settings = read(&[("SIMCUDA_GPUS", "2x16GiB,1x80GiB"), ("SIMCUDA_HOST", "none"), ("SIMCUDA_LINK", "pcie")]).unwrap();
+        assert_eq!(settings.gpus, [16 * GIB, 16 * GIB, 80 * GIB]);
+        assert_eq!((settings.host, settings.link), (None, Link::Pcie));
+        assert_eq!(settings.visible, [0, 1, 2]);
+    }
+
+    #[test]
+    fn visible_devices_reorder_and_stop_at_the_first_stranger() {
+        let order = |list| read(&[("SIMCUDA_GPUS", "4x1GiB"), ("CUDA_VISIBLE_DEVICES", list)]).unwrap().visible;
+        assert_eq!(order("2,0"), [2, 0]);
+        assert_eq!(order("1,9,0"), [1]);
+        assert_eq!(order("1,1"), [1]);
+        assert_eq!(order(""), [0_usize; 0]);
+        assert_eq!(order("-1"), [0_usize; 0]);
+    }
+
+    #[test]
+    fn a_bad_value_is_named_with_what_is_allowed() {
+        for (name, value) in [
+            ("SIMCUDA_GPUS", "4"),
+            ("SIMCUDA_GPUS", "4x32GB"),
+            ("SIMCUDA_GPUS", "1x9999999TiB"),
+            ("SIMCUDA_LINK", "ethernet"),
+            ("SIMCUDA_HOST", "lots"),
+            ("SIMCUDA_HOST_NODES", "0"),
+            ("SIMCUDA_CONTEXT_MIB", "-1"),
+            ("SIMCUDA_DRIVER", "12"),
+            ("SIMCUDA_VMM", "yes"),
+        ] {
+            let message = read(&[(name, value)]).unwrap_err();
+            assert!(message.starts_with(&format!("{name}={value}: expected ")), "{message}");
+        }
+    }
+}

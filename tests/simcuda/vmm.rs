@@ -1,0 +1,358 @@
+//! Virtual memory management: reservations, handles, mappings and who may use them.
+
+
+use crate::device::linked;
+use crate::driver::{Driver, driver};
+use crate::error::{Code, Outcome};
+use crate::ffi::{AccessDesc, AllocationProp, In, Location, Out};
+use crate::physical::{GRANULE, Physical, Place, Store, Use};
+use crate::space::{Grants, Kind, next_id};
+use crate::{report, stream};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::{Arc, Weak};
+
+const PINNED: c_int = 1;
+const POSIX_FD: c_int = 1;
+const FABRIC: c_int = 8;
+const DEVICE: c_int = 1;
+const HOST: c_int = 2;
+const HOST_NUMA: c_int = 3;
+const HOST_NUMA_CURRENT: c_int = 4;
+const READ: c_int = 1;
+const READ_WRITE: c_int = 3;
+
+/// The program's handles. An entry without references stays findable while its memory is mapped, for
+/// `cuMemRetainAllocationHandle`.
+static HANDLES: Mutex<Option<HashMap<u64, Entry>>> = Mutex::new(None);
+
+struct Entry {
+    physical: Option<Arc<Physical>>,
+    mapped: Weak<Physical>,
+    references: u64,
+    prop: AllocationProp,
+}
+
+fn with_handles<T>(body: impl FnOnce(&mut HashMap<u64, Entry>) -> T) -> T {
+    body(HANDLES.lock().get_or_insert_default())
+}
+
+/// Handles the program still holds.
+pub fn live_handles() -> usize {
+    with_handles(|handles| handles.values().filter(|entry| entry.references > 0).count())
+}
+
+fn supported() -> Outcome<&'static Driver> {
+    let driver = driver();
+    if driver.settings.vmm { Ok(driver) } else { Err(Code::NOT_SUPPORTED) }
+}
+
+fn aligned(address: u64, bytes: usize) -> Outcome<u64> {
+    let bytes = bytes as u64;
+    if bytes == 0 || !bytes.is_multiple_of(GRANULE) || !address.is_multiple_of(GRANULE) {
+        return Err(Code::INVALID_VALUE);
+    }
+    Ok(bytes)
+}
+
+pub fn reserve(out: Out<u64>, bytes: usize, align: usize, hint: u64, flags: u64) -> Outcome {
+    out.required()?;
+    let driver = supported()?;
+    let bytes = aligned(0, bytes)?;
+    if flags != 0 || align != 0 && !align.is_power_of_two() {
+        return Err(Code::INVALID_VALUE);
+    }
+    out.set(driver.space.reserve(bytes, align as u64, hint)?)
+}
+
+pub fn unreserve(address: u64, bytes: usize) -> Outcome {
+    supported()?.space.unreserve(address, aligned(address, bytes)?)
+}
+
+/// Where a property asks for memory. Host memory may be forbidden as a whole, as in most containers.
+fn store(driver: &'static Driver, prop: &AllocationProp) -> Outcome<&'static Store> {
+    if prop.kind != PINNED {
+        return Err(Code::INVALID_VALUE);
+    }
+    let node = match prop.location.kind {
+        DEVICE => return Ok(&driver.gpu(prop.location.id)?.store),
+        HOST_NUMA => prop.location.id,
+        HOST | HOST_NUMA_CURRENT => 0,
+        _ => return Err(Code::INVALID_VALUE),
+    };
+    let store = usize::try_from(node).ok().and_then(|node| driver.hosts.get(node)).ok_or(Code::INVALID_VALUE)?;
+    if driver.settings.host.is_none() { Err(Code::NOT_PERMITTED) } else { Ok(store) }
+}
+
+pub fn create(out: Out<u64>, bytes: usize, prop: In<AllocationProp>, flags: u64) -> Outcome {
+    out.required()?;
+    let driver = supported()?;
+    let prop = prop.get()?;
+    let bytes = aligned(0, bytes)?;
+    if flags != 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let store = store(driver, &prop)?;
+    let physical = match prop.handle_types {
+        0 => store.allocate(bytes, Use::Vmm)?,
+        POSIX_FD => store.allocate_exportable(bytes, Use::Vmm)?,
+        // There is no fabric manager to share it through.
+        FABRIC => return Err(Code::NOT_PERMITTED),
+        _ => return Err(Code::INVALID_VALUE),
+    };
+    out.set(enter(physical, prop))
+}
+
+fn enter(physical: Arc<Physical>, prop: AllocationProp) -> u64 {
+    let handle = next_id();
+    let entry = Entry { mapped: Arc::downgrade(&physical), physical: Some(physical), references: 1, prop };
+    with_handles(|handles| handles.insert(handle, entry));
+    handle
+}
+
+/// `cuMemRelease`: the memory lives on while it is mapped.
+pub fn release(handle: u64) -> Outcome {
+    supported()?;
+    let freed = with_handles(|handles| {
+        let entry = handles.get_mut(&handle).filter(|entry| entry.references > 0).ok_or(Code::INVALID_VALUE)?;
+        entry.references -= 1;
+        let freed = if entry.references == 0 { entry.physical.take() } else { None };
+        Ok(freed)
+    })?;
+    // Unlocked: this may give memory back to the system.
+    drop(freed);
+    with_handles(|handles| {
+        if handles.get(&handle).is_some_and(|entry| entry.references == 0 && entry.mapped.strong_count() == 0) {
+            handles.remove(&handle);
+        }
+    });
+    Ok(())
+}
+
+pub fn map(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) -> Outcome {
+    let driver = supported()?;
+    let bytes = aligned(address, bytes)?;
+    let physical = with_handles(|handles| handles.get(&handle).and_then(|entry| entry.physical.clone()));
+    let physical = physical.ok_or(Code::INVALID_VALUE)?;
+    if offset != 0 || flags != 0 || bytes != physical.bytes {
+        return Err(Code::INVALID_VALUE);
+    }
+    driver.space.map(address, physical, handle)
+}
+
+/// `cuMemUnmap`. It does not wait for the device, so taking memory from under work that uses it is a bug of the caller
+/// that a real GPU may or may not punish; here it is always reported.
+pub fn unmap(address: u64, bytes: usize) -> Outcome {
+    let driver = supported()?;
+    let bytes = aligned(address, bytes)?;
+    let used = stream::in_use(address, address.saturating_add(bytes));
+    let regions = driver.space.unmap(address, bytes)?;
+    if used {
+        report::violation(format!("cuMemUnmap of {bytes} bytes at {address:#x} while queued or running work uses them"));
+    }
+    let visible = regions.iter().filter(|region| matches!(&region.kind, Kind::Vmm { grants, .. } if grants.host));
+    for region in visible {
+        hide_from_processor(region.start, region.bytes);
+    }
+    let handles: Vec<u64> = regions
+        .iter()
+        .filter_map(|region| match &region.kind {
+            Kind::Vmm { handle, .. } => Some(*handle),
+            _ => None,
+        })
+        .collect();
+    drop(regions);
+    with_handles(|list| {
+        for handle in handles {
+            if list.get(&handle).is_some_and(|entry| entry.references == 0 && entry.mapped.strong_count() == 0) {
+                list.remove(&handle);
+            }
+        }
+    });
+    Ok(())
+}
+
+pub fn set_access(address: u64, bytes: usize, list: In<AccessDesc>, count: usize) -> Outcome {
+    let driver = supported()?;
+    let bytes = aligned(address, bytes)?;
+    let list = list.list(count)?;
+    if list.is_empty() {
+        return Err(Code::INVALID_VALUE);
+    }
+    for desc in &list {
+        if ![0, READ, READ_WRITE].contains(&desc.flags) {
+            return Err(Code::INVALID_VALUE);
+        }
+        match desc.location.kind {
+            DEVICE => drop(driver.gpu(desc.location.id)?),
+            HOST | HOST_NUMA | HOST_NUMA_CURRENT => {}
+            _ => return Err(Code::INVALID_VALUE),
+        }
+    }
+    let changed = driver.space.set_access(address, bytes, |physical, grants| {
+        list.iter().try_for_each(|desc| grant(physical, grants, desc))
+    })?;
+    for region in &changed {
+        if let Kind::Vmm { physical, grants, .. } = &region.kind
+            && grants.host
+        {
+            show_to_processor(region.start, physical)?;
+        }
+    }
+    Ok(())
+}
+
+fn grant(physical: &Physical, grants: &mut Grants, desc: &AccessDesc) -> Outcome {
+    if desc.location.kind != DEVICE {
+        return match physical.place() {
+            Place::Host(_) => {
+                grants.host = desc.flags == READ_WRITE;
+                Ok(())
+            }
+            Place::Gpu(_) => Err(Code::NOT_SUPPORTED),
+        };
+    }
+    let device = desc.location.id as usize;
+    if let Place::Gpu(owner) = physical.place()
+        && !linked(device, owner)
+    {
+        return Err(Code::INVALID_DEVICE);
+    }
+    let set = |mask: &mut u64, on| *mask = *mask & !(1 << device) | u64::from(on) << device;
+    set(&mut grants.read, desc.flags & READ != 0);
+    set(&mut grants.write, desc.flags == READ_WRITE);
+    Ok(())
+}
+
+/// Maps host memory at its device address, for a program that granted its processor access.
+fn show_to_processor(start: u64, physical: &Physical) -> Outcome {
+    let file = physical.file().map_or_else(|| physical.store.descriptor(), AsRawFd::as_raw_fd);
+    let mut at = start;
+    for piece in &physical.pieces {
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
+        // SAFETY: the range lies in a reservation of this driver, so what it replaces is the reservation's own mapping.
+        let address = unsafe {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            libc::mmap(at as *mut _, piece.bytes as usize, access, flags, file, piece.offset as i64)
+        };
+        if address == libc::MAP_FAILED {
+            return Err(Code::OPERATING_SYSTEM);
+        }
+        at += piece.bytes;
+    }
+    Ok(())
+}
+
+fn hide_from_processor(start: u64, bytes: u64) {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: as above; the range becomes an inaccessible part of its reservation again.
+    unsafe { libc::mmap(start as *mut _, bytes as usize, libc::PROT_NONE, flags, -1, 0) };
+}
+
+pub fn get_access(out: Out<u64>, location: In<Location>, address: u64) -> Outcome {
+    out.required()?;
+    let driver = supported()?;
+    let location = location.get()?;
+    let Some(Kind::Vmm { grants, .. }) = driver.space.find(address).map(|region| region.kind) else {
+        return Err(Code::INVALID_VALUE);
+    };
+    let flags = match location.kind {
+        DEVICE => {
+            driver.gpu(location.id)?;
+            let bit = |mask: u64, value: c_int| if mask & 1 << location.id != 0 { value } else { 0 };
+            bit(grants.read, READ) | bit(grants.write, READ_WRITE)
+        }
+        HOST | HOST_NUMA | HOST_NUMA_CURRENT if grants.host => READ_WRITE,
+        HOST | HOST_NUMA | HOST_NUMA_CURRENT => 0,
+        _ => return Err(Code::INVALID_VALUE),
+    };
+    out.set(flags as u64)
+}
+
+/// `cuMemGetAllocationGranularity`: the same for minimum (0) and recommended (1).
+pub fn granularity(out: Out<usize>, prop: In<AllocationProp>, option: c_int) -> Outcome {
+    out.required()?;
+    let driver = supported()?;
+    if !(0..=1).contains(&option) {
+        return Err(Code::INVALID_VALUE);
+    }
+    match store(driver, &prop.get()?) {
+        Ok(_) | Err(Code::NOT_PERMITTED) => out.set(GRANULE as usize),
+        Err(code) => Err(code),
+    }
+}
+
+pub fn retain(out: Out<u64>, address: u64) -> Outcome {
+    out.required()?;
+    let driver = supported()?;
+    let Some(Kind::Vmm { physical, handle, .. }) = driver.space.find(address).map(|region| region.kind) else {
+        return Err(Code::INVALID_VALUE);
+    };
+    with_handles(|handles| {
+        let entry = handles.get_mut(&handle).ok_or(Code::INVALID_VALUE)?;
+        entry.references += 1;
+        entry.physical = Some(physical);
+        Ok(())
+    })?;
+    out.set(handle)
+}
+
+pub fn properties(out: Out<AllocationProp>, handle: u64) -> Outcome {
+    out.required()?;
+    supported()?;
+    let prop = with_handles(|handles| handles.get(&handle).filter(|entry| entry.references > 0).map(|entry| entry.prop));
+    out.set(prop.ok_or(Code::INVALID_VALUE)?)
+}
+
+/// What a handle was created to be shared as, for pointer attributes.
+pub fn handle_types(handle: u64) -> c_int {
+    with_handles(|handles| handles.get(&handle).map_or(0, |entry| entry.prop.handle_types))
+}
+
+/// `cuMemExportToShareableHandle`: a descriptor of the allocation's own memory file, to be sent over a socket.
+pub fn export(out: Out<c_int>, handle: u64, kind: c_int, flags: u64) -> Outcome {
+    out.required()?;
+    supported()?;
+    let physical = with_handles(|handles| handles.get(&handle).and_then(|entry| entry.physical.clone()));
+    let physical = physical.ok_or(Code::INVALID_VALUE)?;
+    if kind != POSIX_FD || flags != 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let file = physical.file().ok_or(Code::INVALID_VALUE)?.try_clone().map_err(|_| Code::OPERATING_SYSTEM)?;
+    out.set(file.into_raw_fd())
+}
+
+/// `cuMemImportFromShareableHandle`: the name of the file says whose memory it is, its size how much.
+pub fn import(out: Out<u64>, shared: u64, kind: c_int) -> Outcome {
+    out.required()?;
+    let driver = supported()?;
+    let descriptor = c_int::try_from(shared).map_err(|_| Code::INVALID_VALUE)?;
+    if kind != POSIX_FD {
+        return Err(Code::INVALID_VALUE);
+    }
+    let (place, bytes) = describe(descriptor).ok_or(Code::INVALID_VALUE)?;
+    let (store, location) = match place {
+        Place::Gpu(ordinal) => (&driver.gpus.get(ordinal).ok_or(Code::INVALID_DEVICE)?.store, Location { kind: DEVICE, id: ordinal as c_int }),
+        Place::Host(node) => (driver.hosts.get(node as usize).ok_or(Code::INVALID_VALUE)?, Location { kind: HOST_NUMA, id: node as c_int }),
+    };
+    // SAFETY: `describe` has just read from it, so it is an open descriptor; the copy is ours, the original the caller's.
+    let copy = unsafe { OwnedFd::from_raw_fd(libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 3)) };
+    let physical = store.import(copy, 0, bytes, Use::Vmm)?;
+    out.set(enter(physical, AllocationProp { kind: PINNED, handle_types: POSIX_FD, location, win32: 0, flags: [0; 8] }))
+}
+
+/// Place and size of one of this driver's memory files; `None` for any other descriptor.
+fn describe(descriptor: c_int) -> Option<(Place, u64)> {
+    let link = std::fs::read_link(format!("/proc/self/fd/{descriptor}")).ok()?;
+    let name = link.to_str()?.strip_prefix("/memfd:simcuda-")?.strip_suffix(" (deleted)")?;
+    let (kind, number) = name.split_once('-')?;
+    let place = match kind {
+        "gpu" => Place::Gpu(number.parse().ok()?),
+        "host" => Place::Host(number.parse().ok()?),
+        _ => return None,
+    };
+    let bytes = std::fs::metadata(format!("/proc/self/fd/{descriptor}")).ok()?.len();
+    Some((place, bytes))
+}
