@@ -1,6 +1,6 @@
 //! Every program of `tests/programs` that fits on one GPU prints the same bare and under the shim, in every mode.
 
-use harness::{Output, Run};
+use harness::{Output, Run, repository};
 
 /// Name, arguments. All fit into 8 GiB.
 const PROGRAMS: &[(&str, &str)] = &[
@@ -20,6 +20,31 @@ const PROGRAMS: &[(&str, &str)] = &[
 
 /// What differs on purpose, under any mode that serves from the pool. Each is a line that the shim answers otherwise.
 const DIFFERENT: &[(&str, &str)] = &[("ipc_refused", "pooled memory has no IPC handle until the pool builds one")];
+
+/// Programs whose output on two H200 is kept in `tests/programs/expected`, by file name.
+const MEASURED: &[(&str, &str, &str)] = &[
+    ("pitch", "pitch", ""),
+    ("queries", "queries", ""),
+    ("bad_input", "bad_input", ""),
+    ("resolver_answers", "resolver_answers", ""),
+    ("ipc_refused", "ipc_refused", ""),
+    ("free_while_running", "free_while_running", ""),
+    ("leak", "leak", "300"),
+    ("threads_contexts", "threads_contexts", ""),
+    ("fill_spread", "fill_spread", "8 64 130"),
+    ("forks_after", "forks", "after"),
+    ("exits_atexit", "exits", "atexit"),
+    ("peers", "peers", ""),
+];
+
+#[test]
+fn the_simulated_driver_says_what_a_real_one_said() {
+    for (file, name, arguments) in MEASURED {
+        let path = repository().join(format!("tests/programs/expected/{file}.txt"));
+        let real = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        Run::program(name).args(arguments).sim("2x8GiB").go().prints(&real);
+    }
+}
 
 #[track_caller]
 fn on_one_gpu(name: &str, arguments: &str, settings: &[&str]) -> Output {

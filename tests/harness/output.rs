@@ -60,7 +60,7 @@ impl Output {
     #[track_caller]
     pub fn prints(&self, text: &str) -> &Self {
         if self.stdout != text {
-            self.fail(&format!("expected on stdout:\n{text}"));
+            self.fail(&format!("expected other stdout (bare: what is expected)\n{}", differences(text, &self.stdout)));
         }
         self
     }
