@@ -17,7 +17,7 @@ pub fn value(settings: &Settings, index: usize, attribute: c_int) -> Option<c_in
     let host_vmm = c_int::from(settings.vmm && settings.host.is_some());
     Some(match attribute {
         // Launch limits.
-        1 | 2 | 3 => 1024,
+        1..=3 => 1024,
         4 => 64,
         5 => c_int::MAX,
         6 | 7 => 65_535,
@@ -70,7 +70,7 @@ pub fn value(settings: &Settings, index: usize, attribute: c_int) -> Option<c_in
         134 => (index as u32 % settings.host_nodes) as c_int,
         136 | 137 => 0,
         141 => host_vmm,
-        142 | 143 | 144 | 145 => 0,
+        142..=145 => 0,
         // Textures and surfaces: sizes a program may plan with, although arrays are not simulated.
         21 | 22 | 42 | 45 | 55 | 61 | 69 | 77 => 32_768,
         23 | 27 | 28 | 46 | 56 | 62 | 63 | 70 | 71 | 73 | 74 => 32_768,

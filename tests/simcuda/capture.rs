@@ -154,7 +154,14 @@ pub fn is_capturing(handle: Handle, out: Out<c_int>) -> Outcome {
     out.set(status(handle)?.0)
 }
 
-pub fn info_v2(handle: Handle, out: Out<c_int>, id: Out<u64>, graph: Out<Handle>, nodes: Out<usize>, count: Out<usize>) -> Outcome {
+pub fn info_v2(
+    handle: Handle,
+    out: Out<c_int>,
+    id: Out<u64>,
+    graph: Out<Handle>,
+    nodes: Out<usize>,
+    count: Out<usize>,
+) -> Outcome {
     info_v3(handle, out, id, graph, nodes, Out::null(), count)
 }
 

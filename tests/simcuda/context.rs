@@ -92,7 +92,9 @@ impl Context {
         for region in driver.space.regions() {
             match region.kind {
                 Kind::Plain { context, .. } if context == self.id => drop(driver.space.free(region.start)),
-                Kind::Host { context, registered, .. } if context == self.id => crate::pinned::drop_region(&region, registered),
+                Kind::Host { context, registered, .. } if context == self.id => {
+                    crate::pinned::drop_region(&region, registered)
+                }
                 Kind::Managed { context, .. } if context == self.id => crate::pinned::drop_region(&region, false),
                 _ => {}
             }
@@ -153,7 +155,18 @@ pub fn current() -> Outcome<Arc<Context>> {
 }
 
 fn top() -> Option<Arc<Context>> {
-    STACK.with_borrow(|stack| stack.last().cloned())
+    with_stack(|stack| stack.last().cloned())
+}
+
+/// The thread's stack; an empty one once the thread is ending, where destructors of other libraries may still call.
+fn with_stack<T>(body: impl FnOnce(&mut Vec<Arc<Context>>) -> T) -> T {
+    let mut body = Some(body);
+    let mut run = |stack: &mut Vec<_>| body.take().map(|body| body(stack));
+    let answer = STACK.try_with(|stack| run(&mut stack.borrow_mut())).ok().flatten();
+    match answer.or_else(|| run(&mut Vec::new())) {
+        Some(answer) => answer,
+        None => unreachable!("the body runs in one of the two places"),
+    }
 }
 
 /// Waits for all work on `device`, of whichever context (`cuMemFree` does).
@@ -260,7 +273,7 @@ pub fn create(out: Out<Handle>, flags: c_uint, device: c_int) -> Outcome {
     out.required()?;
     check_flags(flags)?;
     let context = Context::create(ordinal(driver(), device)?, flags, None)?;
-    STACK.with_borrow_mut(|stack| stack.push(context.clone()));
+    with_stack(|stack| stack.push(context.clone()));
     out.set(context.handle)
 }
 
@@ -283,7 +296,7 @@ pub fn destroy(handle: Handle) -> Outcome {
     if context.primary {
         return Err(Code::INVALID_CONTEXT);
     }
-    STACK.with_borrow_mut(|stack| {
+    with_stack(|stack| {
         if stack.last().is_some_and(|top| top.id == context.id) {
             stack.pop();
         }
@@ -294,12 +307,12 @@ pub fn destroy(handle: Handle) -> Outcome {
 
 pub fn push(handle: Handle) -> Outcome {
     let context = driver().contexts.get(handle).map_err(|_| Code::INVALID_CONTEXT)?;
-    STACK.with_borrow_mut(|stack| stack.push(context));
+    with_stack(|stack| stack.push(context));
     Ok(())
 }
 
 pub fn pop(out: Out<Handle>) -> Outcome {
-    let context = STACK.with_borrow_mut(Vec::pop).ok_or(Code::INVALID_CONTEXT)?;
+    let context = with_stack(Vec::pop).ok_or(Code::INVALID_CONTEXT)?;
     out.set_if_wanted(context.handle);
     Ok(())
 }
@@ -310,7 +323,7 @@ pub fn set_current(handle: Handle) -> Outcome {
         0 => None,
         _ => Some(driver().contexts.get(handle).map_err(|_| Code::INVALID_CONTEXT)?),
     };
-    STACK.with_borrow_mut(|stack| {
+    with_stack(|stack| {
         stack.pop();
         stack.extend(context);
     });
@@ -318,7 +331,7 @@ pub fn set_current(handle: Handle) -> Outcome {
 }
 
 pub fn get_current(out: Out<Handle>) -> Outcome {
-    out.set(STACK.with_borrow(|stack| stack.last().map_or(0, |context| context.handle)))
+    out.set(with_stack(|stack| stack.last().map_or(0, |context| context.handle)))
 }
 
 pub fn get_device(out: Out<c_int>) -> Outcome {
@@ -328,7 +341,7 @@ pub fn get_device(out: Out<c_int>) -> Outcome {
 /// `cuCtxGetDevice_v2`, with 0 for the current context.
 pub fn get_device_of(out: Out<c_int>, handle: Handle) -> Outcome {
     let device = match handle {
-        0 => STACK.with_borrow(|stack| stack.last().map(|context| context.device)).ok_or(Code::INVALID_CONTEXT)?,
+        0 => with_stack(|stack| stack.last().map(|context| context.device)).ok_or(Code::INVALID_CONTEXT)?,
         _ => by_handle(handle)?.device,
     };
     out.set(device as c_int)

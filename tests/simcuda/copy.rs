@@ -60,7 +60,8 @@ impl Surface {
 
     /// Whether the rows follow each other without a gap, so that one stretch is enough.
     fn is_dense(&self, shape: Shape) -> bool {
-        (shape.height == 1 || self.pitch == shape.width) && (shape.depth == 1 || self.slice == self.pitch * shape.height)
+        (shape.height == 1 || self.pitch == shape.width)
+            && (shape.depth == 1 || self.slice == self.pitch * shape.height)
     }
 
     fn row(&self, y: u64, z: u64) -> u64 {
@@ -135,13 +136,17 @@ impl Copy {
     }
 
     fn touches(&self) -> Outcome<Vec<(u64, u64)>> {
-        [self.dst, self.src].iter().map(|surface| Ok((surface.address, surface.address + surface.extent(self.shape)?))).collect()
+        [self.dst, self.src]
+            .iter()
+            .map(|surface| Ok((surface.address, surface.address + surface.extent(self.shape)?)))
+            .collect()
     }
 }
 
 /// Moves bytes between two lists of stretches of the same total length.
 fn transfer(to: &[Span], from: &[Span]) {
-    let (mut to, mut from) = (to.iter().map(|span| (span.alias, span.bytes)), from.iter().map(|span| (span.alias, span.bytes)));
+    let (mut to, mut from) =
+        (to.iter().map(|span| (span.alias, span.bytes)), from.iter().map(|span| (span.alias, span.bytes)));
     let (mut target, mut source) = (to.next(), from.next());
     while let (Some((dst, room)), Some((src, left))) = (target, source) {
         let bytes = room.min(left);
@@ -180,8 +185,11 @@ fn start(copy: Copy, when: When) -> Outcome {
     if !allowed && copy.ungranted == Ungranted::Refuse {
         return Err(Code::INVALID_VALUE);
     }
-    let action: crate::stream::Action =
-        if allowed { Arc::new(move |_: &Context| copy.run()) } else { Arc::new(|_: &Context| Err(Code::LAUNCH_FAILED)) };
+    let action: crate::stream::Action = if allowed {
+        Arc::new(move |_: &Context| copy.run())
+    } else {
+        Arc::new(|_: &Context| Err(Code::LAUNCH_FAILED))
+    };
     match when {
         When::Done => {
             capture::forbid()?;
@@ -300,28 +308,38 @@ const HOST: c_int = 1;
 const DEVICE: c_int = 2;
 const UNIFIED: c_int = 4;
 
-/// Address and kind of memory behind one side of a structure; arrays are not simulated.
-fn operand(kind: c_int, host: usize, device: u64) -> Outcome<(u64, Side)> {
-    match kind {
-        HOST => Ok((host as u64, Side::Any)),
-        DEVICE => Ok((device, Side::Device)),
-        UNIFIED => Ok((device, Side::Any)),
-        3 => Err(Code::NOT_SUPPORTED),
-        _ => Err(Code::INVALID_VALUE),
-    }
+const ARRAY: c_int = 3;
+
+/// One side of a copy as the structures describe it; a pitch or slice height of 0 means "as the copy is".
+struct Operand {
+    kind: c_int,
+    host: usize,
+    device: u64,
+    at: (usize, usize, usize),
+    pitch: usize,
+    slice_rows: usize,
 }
 
-fn surface(kind: c_int, host: usize, device: u64, at: (u64, u64, u64), pitch: u64, slice_rows: u64, width: u64, rows: u64) -> Outcome<Surface> {
-    let (address, side) = operand(kind, host, device)?;
-    let pitch = if pitch == 0 { width } else { pitch };
-    if pitch < width {
-        return Err(Code::INVALID_VALUE);
+impl Operand {
+    fn surface(&self, shape: Shape) -> Outcome<Surface> {
+        let (address, side) = match self.kind {
+            HOST => (self.host as u64, Side::Any),
+            DEVICE => (self.device, Side::Device),
+            UNIFIED => (self.device, Side::Any),
+            ARRAY => return Err(Code::NOT_SUPPORTED),
+            _ => return Err(Code::INVALID_VALUE),
+        };
+        let or = |given: usize, default| if given == 0 { default } else { given as u64 };
+        let pitch = or(self.pitch, shape.width);
+        if pitch < shape.width {
+            return Err(Code::INVALID_VALUE);
+        }
+        let slice = pitch.checked_mul(or(self.slice_rows, shape.height)).ok_or(Code::INVALID_VALUE)?;
+        let (x, y, z) = (self.at.0 as u64, self.at.1 as u64, self.at.2 as u64);
+        let corner = y.checked_mul(pitch).zip(z.checked_mul(slice));
+        let address = corner.and_then(|(rows, slices)| address.checked_add(rows)?.checked_add(slices)?.checked_add(x));
+        Ok(Surface { address: address.ok_or(Code::INVALID_VALUE)?, pitch, slice, side, device: current()?.device })
     }
-    let slice = pitch.checked_mul(if slice_rows == 0 { rows } else { slice_rows }).ok_or(Code::INVALID_VALUE)?;
-    let (x, y, z) = at;
-    let offset = y.checked_mul(pitch).zip(z.checked_mul(slice)).and_then(|(rows, slices)| rows.checked_add(slices)?.checked_add(x));
-    let address = offset.and_then(|offset| address.checked_add(offset)).ok_or(Code::INVALID_VALUE)?;
-    Ok(Surface { address, pitch, slice, side, device: current()?.device })
 }
 
 fn rectangle(copy: In<Copy2d>, when: When) -> Outcome {
@@ -329,8 +347,9 @@ fn rectangle(copy: In<Copy2d>, when: When) -> Outcome {
     current()?;
     let shape = Shape { width: copy.width as u64, height: copy.height as u64, depth: 1 };
     let side = |side: crate::ffi::Side2d| {
-        let at = (side.x as u64, side.y as u64, 0);
-        surface(side.kind, side.host, side.device, at, side.pitch as u64, 0, shape.width, shape.height)
+        let at = (side.x, side.y, 0);
+        Operand { kind: side.kind, host: side.host, device: side.device, at, pitch: side.pitch, slice_rows: 0 }
+            .surface(shape)
     };
     start(Copy { dst: side(copy.dst)?, src: side(copy.src)?, shape, ungranted: Ungranted::Refuse }, when)
 }
@@ -352,8 +371,16 @@ fn volume_of(copy: In<Copy3d>, peers: bool) -> Outcome<Copy> {
     current()?;
     let shape = Shape { width: copy.width as u64, height: copy.height as u64, depth: copy.depth as u64 };
     let side = |side: crate::ffi::Side3d| {
-        let at = (side.x as u64, side.y as u64, side.z as u64);
-        let mut made = surface(side.kind, side.host, side.device, at, side.pitch as u64, side.height as u64, shape.width, shape.height)?;
+        let at = (side.x, side.y, side.z);
+        let operand = Operand {
+            kind: side.kind,
+            host: side.host,
+            device: side.device,
+            at,
+            pitch: side.pitch,
+            slice_rows: side.height,
+        };
+        let mut made = operand.surface(shape)?;
         if peers && side.reserved != 0 {
             made.device = by_handle(side.reserved)?.device;
         }

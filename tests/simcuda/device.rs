@@ -97,7 +97,7 @@ pub fn peer_attribute(out: Out<c_int>, attribute: c_int, device: c_int, peer: c_
         return Err(Code::INVALID_DEVICE);
     }
     let linked = pair(device, peer)?;
-    let nvlink = linked && driver().settings.link == Link::NvLink;
+    let nvlink = linked && driver().settings.link == Link::Nvlink;
     out.set(match attribute {
         1 => c_int::from(!nvlink),
         2 => c_int::from(linked),

@@ -81,7 +81,11 @@ pub fn string(code: c_int, out: Out<*const c_char>) -> Outcome {
     text(code, out, |(_, sentence)| sentence)
 }
 
-fn text(code: c_int, out: Out<*const c_char>, pick: impl FnOnce((&'static CStr, &'static CStr)) -> &'static CStr) -> Outcome {
+fn text(
+    code: c_int,
+    out: Out<*const c_char>,
+    pick: impl FnOnce((&'static CStr, &'static CStr)) -> &'static CStr,
+) -> Outcome {
     match Code(code).texts() {
         Some(texts) => out.set(pick(texts).as_ptr()),
         None => {

@@ -24,7 +24,9 @@ pub fn arm(spec: &str) -> Result<(), String> {
         .split(',')
         .map(str::trim)
         .filter(|item| !item.is_empty())
-        .map(|item| parse(item).ok_or_else(|| format!("{item}: expected FUNCTION:NTH=CODE, as in cuMemMap:3=999 or *:17=2")))
+        .map(|item| {
+            parse(item).ok_or_else(|| format!("{item}: expected FUNCTION:NTH=CODE, as in cuMemMap:3=999 or *:17=2"))
+        })
         .collect::<Result<Vec<_>, _>>()?;
     let mut list = FAULTS.lock();
     FAULTS_ARMED.store(!faults.is_empty(), Ordering::Relaxed);

@@ -78,10 +78,6 @@ impl<T> Out<T> {
     {
         In(self.0).get()
     }
-
-    pub fn address(self) -> usize {
-        self.0 as usize
-    }
 }
 
 impl Out<c_void> {
@@ -130,10 +126,6 @@ impl<T: Copy> In<T> {
 impl<T> In<T> {
     pub fn is_null(self) -> bool {
         self.0.is_null()
-    }
-
-    pub fn address(self) -> usize {
-        self.0 as usize
     }
 
     pub fn from_address(address: usize) -> Self {

@@ -41,7 +41,8 @@ impl Fill {
     }
 
     fn each_row(&self, mut body: impl FnMut(Vec<Span>) -> Outcome) -> Outcome {
-        let (width, height) = if self.pitch == self.width { (self.width * self.height, 1) } else { (self.width, self.height) };
+        let (width, height) =
+            if self.pitch == self.width { (self.width * self.height, 1) } else { (self.width, self.height) };
         (0..height).try_for_each(|row| body(driver().space.spans(self.address + row * self.pitch, width, false)?))
     }
 
@@ -107,7 +108,15 @@ fn store(at: usize, bytes: usize, pattern: [u8; 4]) {
 }
 
 /// The work of a fill node of a graph, which `device` does.
-pub fn work(device: usize, address: u64, pitch: usize, value: u32, element: u32, width: usize, height: usize) -> Outcome<Work> {
+pub fn work(
+    device: usize,
+    address: u64,
+    pitch: usize,
+    value: u32,
+    element: u32,
+    width: usize,
+    height: usize,
+) -> Outcome<Work> {
     let fill = match element {
         1 => Fill::new(address, pitch, [value as u8], width, height)?,
         2 => Fill::new(address, pitch, (value as u16).to_ne_bytes(), width, height)?,

@@ -81,9 +81,21 @@ pub struct KernelNode {
     extra: usize,
 }
 
-pub fn add_kernel(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize, node: In<KernelNode>) -> Outcome {
+pub fn add_kernel(
+    out: Out<Handle>,
+    graph: Handle,
+    dependencies: In<Handle>,
+    count: usize,
+    node: In<KernelNode>,
+) -> Outcome {
     let node = node.get()?;
-    let work = launch::work(node.function, node.grid, node.block, In::from_address(node.params), In::from_address(node.extra))?;
+    let work = launch::work(
+        node.function,
+        node.grid,
+        node.block,
+        In::from_address(node.params),
+        In::from_address(node.extra),
+    )?;
     add(out, graph, dependencies, count, work)
 }
 
@@ -99,14 +111,28 @@ pub struct MemsetNode {
     height: usize,
 }
 
-pub fn add_memset(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize, node: In<MemsetNode>, context: Handle) -> Outcome {
+pub fn add_memset(
+    out: Out<Handle>,
+    graph: Handle,
+    dependencies: In<Handle>,
+    count: usize,
+    node: In<MemsetNode>,
+    context: Handle,
+) -> Outcome {
     let node = node.get()?;
     let device = crate::context::by_handle(context)?.device;
     let work = fill::work(device, node.address, node.pitch, node.value, node.element, node.width, node.height)?;
     add(out, graph, dependencies, count, work)
 }
 
-pub fn add_memcpy(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize, node: In<Copy3d>, _context: Handle) -> Outcome {
+pub fn add_memcpy(
+    out: Out<Handle>,
+    graph: Handle,
+    dependencies: In<Handle>,
+    count: usize,
+    node: In<Copy3d>,
+    _context: Handle,
+) -> Outcome {
     add(out, graph, dependencies, count, copy::volume_work(node)?)
 }
 
@@ -118,7 +144,13 @@ pub struct HostNode {
     argument: Handle,
 }
 
-pub fn add_host(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize, node: In<HostNode>) -> Outcome {
+pub fn add_host(
+    out: Out<Handle>,
+    graph: Handle,
+    dependencies: In<Handle>,
+    count: usize,
+    node: In<HostNode>,
+) -> Outcome {
     let node = node.get()?;
     add(out, graph, dependencies, count, host_work(node.function, node.argument)?)
 }
@@ -185,7 +217,8 @@ pub fn launch_graph(executable: Handle, stream: Handle) -> Outcome {
     let executable = driver().executables.get(executable).map_err(|_| Code::INVALID_VALUE)?;
     let list = executable.work.lock().clone();
     let touches = list.iter().flat_map(|work| work.touches.clone()).collect();
-    let action: crate::stream::Action = Arc::new(move |context| list.iter().try_for_each(|work| (work.action)(context)));
+    let action: crate::stream::Action =
+        Arc::new(move |context| list.iter().try_for_each(|work| (work.action)(context)));
     resolve(stream)?.submit(Work { action, touches })
 }
 

@@ -28,7 +28,16 @@ pub fn get(out: Out<MemHandle>, address: u64) -> Outcome {
     let [piece] = physical.pieces[..] else { return Err(Code::NOT_SUPPORTED) };
     let descriptor = physical.store.descriptor() as u64;
     // As with the real driver, the handle is that of the whole allocation, and small ones share it.
-    out.set(MemHandle([MAGIC, u64::from(std::process::id()), descriptor, piece.offset, piece.bytes, *device as u64, 0, 0]))
+    out.set(MemHandle([
+        MAGIC,
+        u64::from(std::process::id()),
+        descriptor,
+        piece.offset,
+        piece.bytes,
+        *device as u64,
+        0,
+        0,
+    ]))
 }
 
 pub fn open(out: Out<u64>, handle: MemHandle, flags: c_uint) -> Outcome {

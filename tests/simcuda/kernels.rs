@@ -174,7 +174,8 @@ fn each<const N: usize>(operands: [&Words; N], mut body: impl FnMut(u64, [&Atomi
             }
             run = run.min(((words.spans[*span].bytes - *offset) / 4) as u64);
         }
-        let base: [usize; N] = std::array::from_fn(|operand| operands[operand].spans[at[operand].0].alias + at[operand].1);
+        let base: [usize; N] =
+            std::array::from_fn(|operand| operands[operand].spans[at[operand].0].alias + at[operand].1);
         for step in 0..run as usize {
             // SAFETY: within spans whose memory the operands hold, 4-byte aligned as device addresses and borders are.
             body(index + step as u64, base.map(|base| unsafe { AtomicU32::from_ptr((base + step * 4) as *mut u32) }));
@@ -190,7 +191,11 @@ fn each<const N: usize>(operands: [&Words; N], mut body: impl FnMut(u64, [&Atomi
 /// Adds to the 64-bit counter at `address`.
 fn add_to(context: &Context, address: u64, value: u64) -> Outcome {
     let counter = Words::new(context, address, 2, true)?;
-    let span = counter.spans.first().filter(|span| span.bytes == 8 && address.is_multiple_of(8)).ok_or(Code::ILLEGAL_ADDRESS)?;
+    let span = counter
+        .spans
+        .first()
+        .filter(|span| span.bytes == 8 && address.is_multiple_of(8))
+        .ok_or(Code::ILLEGAL_ADDRESS)?;
     // SAFETY: eight aligned bytes of a span that is held.
     unsafe { AtomicU64::from_ptr(span.alias as *mut u64) }.fetch_add(value, Ordering::Relaxed);
     Ok(())

@@ -29,7 +29,13 @@ pub struct Config {
 const _: () = assert!(size_of::<Config>() == size_of::<cudarc::driver::sys::CUlaunchConfig>());
 
 /// The work of a launch: arguments are copied now, as the driver does.
-pub fn work(function: Handle, grid: [c_uint; 3], block: [c_uint; 3], params: In<usize>, extra: In<usize>) -> Outcome<Work> {
+pub fn work(
+    function: Handle,
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    params: In<usize>,
+    extra: In<usize>,
+) -> Outcome<Work> {
     let function = driver().functions.get(function)?;
     let threads = block.iter().map(|&side| u64::from(side)).product::<u64>();
     if grid.contains(&0) || threads == 0 || threads > 1024 || block[2] > 64 {
@@ -40,7 +46,9 @@ pub fn work(function: Handle, grid: [c_uint; 3], block: [c_uint; 3], params: In<
         static ONCE: std::sync::Once = std::sync::Once::new();
         ONCE.call_once(|| {
             let name = function.name.to_string_lossy();
-            eprintln!("simcuda: kernel {name} is not built in (README: kernels); its launch is refused with NOT_SUPPORTED");
+            eprintln!(
+                "simcuda: kernel {name} is not built in (README: kernels); its launch is refused with NOT_SUPPORTED"
+            );
         });
         return Err(Code::NOT_SUPPORTED);
     };

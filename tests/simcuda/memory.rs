@@ -83,7 +83,13 @@ pub fn alloc_32(out: Out<c_uint>, _bytes: c_uint) -> Outcome {
     legacy(out)
 }
 
-pub fn alloc_pitch_32(out: Out<c_uint>, _pitch: Out<c_uint>, _width: c_uint, _height: c_uint, _element: c_uint) -> Outcome {
+pub fn alloc_pitch_32(
+    out: Out<c_uint>,
+    _pitch: Out<c_uint>,
+    _width: c_uint,
+    _height: c_uint,
+    _element: c_uint,
+) -> Outcome {
     legacy(out)
 }
 

@@ -121,10 +121,14 @@ pub fn get_attribute(pool: Handle, attribute: c_int, out: Out<c_void>) -> Outcom
 pub fn set_attribute(pool: Handle, attribute: c_int, value: In<c_void>) -> Outcome {
     let pool = driver().pools.get(pool).map_err(|_| Code::INVALID_VALUE)?;
     match attribute {
-        1..=3 => pool.settings[attribute as usize - 1].store(u64::from(value.cast::<c_int>().get()? != 0), Ordering::Relaxed),
+        1..=3 => {
+            pool.settings[attribute as usize - 1].store(u64::from(value.cast::<c_int>().get()? != 0), Ordering::Relaxed)
+        }
         4 => pool.settings[3].store(value.cast::<u64>().get()?, Ordering::Relaxed),
         // The high-water marks can only be reset.
-        6 | 8 if value.cast::<u64>().get()? == 0 => pool.high.store(pool.used.load(Ordering::Relaxed), Ordering::Relaxed),
+        6 | 8 if value.cast::<u64>().get()? == 0 => {
+            pool.high.store(pool.used.load(Ordering::Relaxed), Ordering::Relaxed)
+        }
         _ => return Err(Code::INVALID_VALUE),
     }
     Ok(())

@@ -82,7 +82,13 @@ pub fn load_data(out: Out<Handle>, data: In<c_void>) -> Outcome {
     out.set(load(image(data)?, Some((context.id, context.device)))?)
 }
 
-pub fn load_data_ex(out: Out<Handle>, data: In<c_void>, _count: c_uint, _options: In<c_int>, _values: In<usize>) -> Outcome {
+pub fn load_data_ex(
+    out: Out<Handle>,
+    data: In<c_void>,
+    _count: c_uint,
+    _options: In<c_int>,
+    _values: In<usize>,
+) -> Outcome {
     load_data(out, data)
 }
 
@@ -271,7 +277,7 @@ pub fn occupancy(out: Out<c_int>, function: Handle, block: c_int, shared: usize)
         return Err(Code::INVALID_VALUE);
     }
     let by_threads = 2048 / ((block + 31) / 32 * 32);
-    let by_memory = if shared == 0 { 32 } else { c_int::try_from(233_472 / shared).unwrap_or(0) };
+    let by_memory = 233_472_usize.checked_div(shared).map_or(32, |blocks| blocks as c_int);
     out.set(by_threads.min(by_memory).min(32))
 }
 
@@ -279,7 +285,14 @@ pub fn occupancy_with_flags(out: Out<c_int>, function: Handle, block: c_int, sha
     occupancy(out, function, block, shared)
 }
 
-pub fn potential_block_size(grid: Out<c_int>, block: Out<c_int>, function: Handle, _shared_of: usize, _shared: usize, limit: c_int) -> Outcome {
+pub fn potential_block_size(
+    grid: Out<c_int>,
+    block: Out<c_int>,
+    function: Handle,
+    _shared_of: usize,
+    _shared: usize,
+    limit: c_int,
+) -> Outcome {
     driver().functions.get(function)?;
     let size = if limit > 0 { limit.min(1024) } else { 1024 };
     grid.set(132 * (2048 / size).min(32))?;

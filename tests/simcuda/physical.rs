@@ -80,7 +80,8 @@ impl Store {
     pub fn new(place: Place, capacity: u64) -> Result<Self, String> {
         let what = format!("{capacity} bytes for {place:?}");
         let file = memory_file(&file_name(place), capacity).ok_or_else(|| format!("memfd_create of {what} failed"))?;
-        let base = alias(&file, capacity).ok_or_else(|| format!("mmap of {what} failed; lower SIMCUDA_GPUS or SIMCUDA_HOST"))?;
+        let base = alias(&file, capacity)
+            .ok_or_else(|| format!("mmap of {what} failed; lower SIMCUDA_GPUS or SIMCUDA_HOST"))?;
         let state = Mutex::new(State { free: Extents::new(0, capacity), usage: Usage::default() });
         Ok(Self { place, capacity, file, base, state, used: AtomicU64::new(0) })
     }
@@ -125,7 +126,10 @@ impl Store {
         self.charge_in(&mut state, bytes, purpose)?;
         // Contexts are charged without taking extents, so whatever was charged is there.
         let extents = state.free.take_scattered(bytes).ok_or(Code::OUT_OF_MEMORY)?;
-        let pieces = extents.iter().map(|&(offset, bytes)| Piece { alias: self.base + offset as usize, offset, bytes }).collect();
+        let pieces = extents
+            .iter()
+            .map(|&(offset, bytes)| Piece { alias: self.base + offset as usize, offset, bytes })
+            .collect();
         Ok(Arc::new(Physical { store: self, pieces, bytes, purpose, backing: Backing::Extents }))
     }
 

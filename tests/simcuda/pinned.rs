@@ -161,6 +161,9 @@ pub fn prefetch_v2(address: u64, bytes: usize, _to: crate::ffi::Location, flags:
 fn managed(address: u64, bytes: usize) -> Outcome {
     current()?;
     let end = address.checked_add(bytes as u64).ok_or(Code::INVALID_VALUE)?;
-    let inside = driver().space.find(address).is_some_and(|region| matches!(region.kind, Kind::Managed { .. }) && end <= region.end());
+    let inside = driver()
+        .space
+        .find(address)
+        .is_some_and(|region| matches!(region.kind, Kind::Managed { .. }) && end <= region.end());
     if inside && bytes > 0 { Ok(()) } else { Err(Code::INVALID_VALUE) }
 }

@@ -42,7 +42,8 @@ pub fn globals(text: &str) -> Vec<Global> {
         .split(';')
         .filter_map(|statement| {
             // The statement may follow the end of a function body.
-            let statement = statement.rsplit(['}', '{']).next().filter(|_| !statement.contains('=')).unwrap_or(statement);
+            let statement =
+                statement.rsplit(['}', '{']).next().filter(|_| !statement.contains('=')).unwrap_or(statement);
             let (_, rest) = statement.split_once(".global")?;
             // Inside code, `.global` is part of an instruction (`ld.global.u32 %r1, …`).
             if !rest.starts_with(char::is_whitespace) {
@@ -82,7 +83,10 @@ fn variable(text: &str) -> Option<(usize, usize, String, usize)> {
             ".align" => align = words.next()?.parse().ok()?,
             ".ptr" | ".global" | ".const" | ".shared" | ".local" | ".volatile" => {}
             _ => match word.strip_prefix('.') {
-                Some(kind) => element = kind.trim_start_matches(|c: char| c.is_ascii_alphabetic()).parse::<usize>().ok()?.div_ceil(8),
+                Some(kind) => {
+                    element =
+                        kind.trim_start_matches(|c: char| c.is_ascii_alphabetic()).parse::<usize>().ok()?.div_ceil(8)
+                }
                 None => break word.to_owned() + &words.collect::<String>(),
             },
         }

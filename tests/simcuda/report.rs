@@ -45,9 +45,13 @@ fn text(driver: &Driver) -> String {
     let regions = driver.space.regions();
     let gpus = join(driver.gpus.iter().enumerate().map(|(ordinal, gpu)| {
         let (active, retained) = context::primary_count(ordinal);
-        format!("{{\"ordinal\": {ordinal}, {}, \"primary_active\": {active}, \"primary_retained\": {retained}}}", usage(&gpu.store))
+        format!(
+            "{{\"ordinal\": {ordinal}, {}, \"primary_active\": {active}, \"primary_retained\": {retained}}}",
+            usage(&gpu.store)
+        )
     }));
-    let hosts = join(driver.hosts.iter().enumerate().map(|(node, store)| format!("{{\"node\": {node}, {}}}", usage(store))));
+    let hosts =
+        join(driver.hosts.iter().enumerate().map(|(node, store)| format!("{{\"node\": {node}, {}}}", usage(store))));
     let mapped = join(regions.iter().filter_map(|region| match &region.kind {
         Kind::Vmm { physical, .. } => Some(range(region, &format!("{:?}", physical.place()))),
         _ => None,
@@ -58,7 +62,9 @@ fn text(driver: &Driver) -> String {
         Kind::Managed { .. } => Some(range(region, "Managed")),
         _ => None,
     }));
-    let reservations = join(driver.space.reservations().iter().map(|(start, bytes)| format!("{{\"start\": {start}, \"bytes\": {bytes}}}")));
+    let reservations = join(
+        driver.space.reservations().iter().map(|(start, bytes)| format!("{{\"start\": {start}, \"bytes\": {bytes}}}")),
+    );
     let violations = join(VIOLATIONS.lock().iter().map(|message| format!("\"{}\"", escape(message))));
     format!(
         "{{\n\"calls\": {},\n\"gpus\": [{gpus}],\n\"hosts\": [{hosts}],\n\"live_handles\": {},\n\"mapped_bytes\": {},\n\

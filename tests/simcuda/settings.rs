@@ -5,7 +5,7 @@ use std::collections::HashSet;
 /// How the GPUs reach each other (`SIMCUDA_LINK`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
-    NvLink,
+    Nvlink,
     Pcie,
     None,
 }
@@ -35,12 +35,14 @@ impl Settings {
     /// Reads the environment through `get`. The error is one line for a person: variable, value, what is allowed.
     pub fn read(get: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let named = |name: &'static str, default: &str| (name, get(name).unwrap_or_else(|| default.to_owned()));
-        let gpus = parse(named("SIMCUDA_GPUS", "2x16GiB"), "COUNTxSIZE, comma separated, as in 2x16GiB,1x80GiB", gpu_list)?;
-        let visible = get("CUDA_VISIBLE_DEVICES").map_or_else(|| (0..gpus.len()).collect(), |list| visible(&list, gpus.len()));
+        let gpus =
+            parse(named("SIMCUDA_GPUS", "2x16GiB"), "COUNTxSIZE, comma separated, as in 2x16GiB,1x80GiB", gpu_list)?;
+        let visible =
+            get("CUDA_VISIBLE_DEVICES").map_or_else(|| (0..gpus.len()).collect(), |list| visible(&list, gpus.len()));
         Ok(Self {
             visible,
             link: parse(named("SIMCUDA_LINK", "nvlink"), "nvlink, pcie or none", |text| match text {
-                "nvlink" => Some(Link::NvLink),
+                "nvlink" => Some(Link::Nvlink),
                 "pcie" => Some(Link::Pcie),
                 "none" => Some(Link::None),
                 _ => None,
@@ -69,7 +71,11 @@ impl Settings {
     }
 }
 
-fn parse<T>((name, text): (&'static str, String), allowed: &str, parser: impl Fn(&str) -> Option<T>) -> Result<T, String> {
+fn parse<T>(
+    (name, text): (&'static str, String),
+    allowed: &str,
+    parser: impl Fn(&str) -> Option<T>,
+) -> Result<T, String> {
     parser(&text).ok_or_else(|| format!("{name}={text}: expected {allowed}"))
 }
 
@@ -126,7 +132,8 @@ mod tests {
 
     #[test]
     fn the_machine_is_what_the_environment_says() {
-        let settings = read(&[("SIMCUDA_GPUS", "2x16GiB,1x80GiB"), ("SIMCUDA_HOST", "none"), ("SIMCUDA_LINK", "pcie")]).unwrap();
+        let settings =
+            read(&[("SIMCUDA_GPUS", "2x16GiB,1x80GiB"), ("SIMCUDA_HOST", "none"), ("SIMCUDA_LINK", "pcie")]).unwrap();
         assert_eq!(settings.gpus, [16 * GIB, 16 * GIB, 80 * GIB]);
         assert_eq!((settings.host, settings.link), (None, Link::Pcie));
         assert_eq!(settings.visible, [0, 1, 2]);

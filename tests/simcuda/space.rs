@@ -33,11 +33,30 @@ pub struct Grants {
 #[derive(Clone)]
 pub enum Kind {
     /// `cuMemAlloc`, a memory pool, or an opened IPC handle.
-    Plain { context: u64, device: usize, physical: Arc<Physical>, offset: u64, origin: Origin },
-    Vmm { physical: Arc<Physical>, handle: u64, grants: Grants, reservation: (u64, u64) },
+    Plain {
+        context: u64,
+        device: usize,
+        physical: Arc<Physical>,
+        offset: u64,
+        origin: Origin,
+    },
+    Vmm {
+        physical: Arc<Physical>,
+        handle: u64,
+        grants: Grants,
+        reservation: (u64, u64),
+    },
     /// Host memory the driver knows: `registered` by the program, or else allocated by the driver.
-    Host { context: u64, device: usize, flags: u32, registered: bool },
-    Managed { context: u64, device: usize },
+    Host {
+        context: u64,
+        device: usize,
+        flags: u32,
+        registered: bool,
+    },
+    Managed {
+        context: u64,
+        device: usize,
+    },
 }
 
 /// Who made a plain allocation, which decides who may free it.
@@ -110,7 +129,8 @@ pub fn next_id() -> u64 {
 
 impl Space {
     pub fn new() -> Result<Self, String> {
-        let start = hold(ARENA, GRANULE, 0).ok_or_else(|| format!("mmap of {ARENA} bytes of address space failed; is RLIMIT_AS set?"))?;
+        let start = hold(ARENA, GRANULE, 0)
+            .ok_or_else(|| format!("mmap of {ARENA} bytes of address space failed; is RLIMIT_AS set?"))?;
         let map = Map {
             regions: BTreeMap::new(),
             reservations: BTreeMap::new(),
@@ -123,11 +143,6 @@ impl Space {
     /// The region that holds `address`.
     pub fn find(&self, address: u64) -> Option<Region> {
         self.map.read().find(address).cloned()
-    }
-
-    /// The reservation that holds `address`.
-    pub fn reservation(&self, address: u64) -> Option<(u64, u64)> {
-        self.map.read().reservation(address)
     }
 
     /// All regions, for the report.
@@ -159,7 +174,11 @@ impl Space {
                 return Ok(vec![Span { alias: address as usize, bytes: bytes as usize, region: None }]);
             };
             let length = region.end().min(end) - at;
-            spans.extend(region.views(at, length).into_iter().map(|(alias, bytes)| Span { alias, bytes, region: Some(region.clone()) }));
+            spans.extend(region.views(at, length).into_iter().map(|(alias, bytes)| Span {
+                alias,
+                bytes,
+                region: Some(region.clone()),
+            }));
             at += length;
         }
         Ok(spans)
@@ -170,7 +189,14 @@ impl Space {
     }
 
     /// Memory for `cuMemAlloc` on `store`, the place of `device`.
-    pub fn allocate(&self, store: &'static Store, device: usize, context: u64, origin: Origin, bytes: u64) -> Outcome<u64> {
+    pub fn allocate(
+        &self,
+        store: &'static Store,
+        device: usize,
+        context: u64,
+        origin: Origin,
+        bytes: u64,
+    ) -> Outcome<u64> {
         let mut map = self.map.write();
         let plain = |physical, offset| Kind::Plain { context, device, physical, offset, origin };
         if bytes >= SLAB_LIMIT {
@@ -273,7 +299,8 @@ impl Space {
         let bytes = physical.bytes;
         let end = start.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
         let mut map = self.map.write();
-        let reservation = map.reservation(start).filter(|(at, length)| end <= at + length).ok_or(Code::INVALID_VALUE)?;
+        let reservation =
+            map.reservation(start).filter(|(at, length)| end <= at + length).ok_or(Code::INVALID_VALUE)?;
         if map.overlaps(start, end) {
             return Err(Code::INVALID_VALUE);
         }
@@ -291,7 +318,12 @@ impl Space {
     }
 
     /// `cuMemSetAccess`: `change` gets the grants of each whole mapping in the range.
-    pub fn set_access(&self, start: u64, bytes: u64, change: impl Fn(&Physical, &mut Grants) -> Outcome) -> Outcome<Vec<Region>> {
+    pub fn set_access(
+        &self,
+        start: u64,
+        bytes: u64,
+        change: impl Fn(&Physical, &mut Grants) -> Outcome,
+    ) -> Outcome<Vec<Region>> {
         let mut map = self.map.write();
         let starts = map.whole_mappings(start, bytes)?;
         let mut changed = Vec::with_capacity(starts.len());
@@ -330,7 +362,11 @@ impl Map {
         let mut starts = Vec::new();
         let mut at = start;
         while at < end {
-            let region = self.regions.get(&at).filter(|region| matches!(region.kind, Kind::Vmm { .. })).ok_or(Code::INVALID_VALUE)?;
+            let region = self
+                .regions
+                .get(&at)
+                .filter(|region| matches!(region.kind, Kind::Vmm { .. }))
+                .ok_or(Code::INVALID_VALUE)?;
             starts.push(at);
             at = region.end();
         }

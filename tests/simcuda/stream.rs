@@ -168,7 +168,8 @@ impl Stream {
         if start {
             let stream = self.clone();
             let context = context.clone();
-            let spawned = std::thread::Builder::new().name("simcuda-stream".into()).spawn(move || stream.work(&context));
+            let spawned =
+                std::thread::Builder::new().name("simcuda-stream".into()).spawn(move || stream.work(&context));
             if let Err(error) = spawned {
                 // Nothing sensible can follow: the work would never run and every wait would hang.
                 eprintln!("simcuda: a stream's worker thread could not start: {error}");

@@ -1,6 +1,5 @@
 //! Virtual memory management: reservations, handles, mappings and who may use them.
 
-
 use crate::device::linked;
 use crate::driver::{Driver, driver};
 use crate::error::{Code, Outcome};
@@ -150,7 +149,9 @@ pub fn unmap(address: u64, bytes: usize) -> Outcome {
     let used = stream::in_use(address, address.saturating_add(bytes));
     let regions = driver.space.unmap(address, bytes)?;
     if used {
-        report::violation(format!("cuMemUnmap of {bytes} bytes at {address:#x} while queued or running work uses them"));
+        report::violation(format!(
+            "cuMemUnmap of {bytes} bytes at {address:#x} while queued or running work uses them"
+        ));
     }
     let visible = regions.iter().filter(|region| matches!(&region.kind, Kind::Vmm { grants, .. } if grants.host));
     for region in visible {
@@ -302,7 +303,8 @@ pub fn retain(out: Out<u64>, address: u64) -> Outcome {
 pub fn properties(out: Out<AllocationProp>, handle: u64) -> Outcome {
     out.required()?;
     supported()?;
-    let prop = with_handles(|handles| handles.get(&handle).filter(|entry| entry.references > 0).map(|entry| entry.prop));
+    let prop =
+        with_handles(|handles| handles.get(&handle).filter(|entry| entry.references > 0).map(|entry| entry.prop));
     out.set(prop.ok_or(Code::INVALID_VALUE)?)
 }
 
@@ -334,8 +336,14 @@ pub fn import(out: Out<u64>, shared: u64, kind: c_int) -> Outcome {
     }
     let (place, bytes) = describe(descriptor).ok_or(Code::INVALID_VALUE)?;
     let (store, location) = match place {
-        Place::Gpu(ordinal) => (&driver.gpus.get(ordinal).ok_or(Code::INVALID_DEVICE)?.store, Location { kind: DEVICE, id: ordinal as c_int }),
-        Place::Host(node) => (driver.hosts.get(node as usize).ok_or(Code::INVALID_VALUE)?, Location { kind: HOST_NUMA, id: node as c_int }),
+        Place::Gpu(ordinal) => (
+            &driver.gpus.get(ordinal).ok_or(Code::INVALID_DEVICE)?.store,
+            Location { kind: DEVICE, id: ordinal as c_int },
+        ),
+        Place::Host(node) => (
+            driver.hosts.get(node as usize).ok_or(Code::INVALID_VALUE)?,
+            Location { kind: HOST_NUMA, id: node as c_int },
+        ),
     };
     // SAFETY: `describe` has just read from it, so it is an open descriptor; the copy is ours, the original the caller's.
     let copy = unsafe { OwnedFd::from_raw_fd(libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 3)) };
