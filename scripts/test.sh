@@ -26,8 +26,8 @@ step cargo build --release --workspace
 # The Python clients. Made anew when the list of packages changes; a half-made one has no mark and is made again.
 requirements=tests/clients/requirements.txt
 if [ -f "$requirements" ] && ! cmp -s "$requirements" .venv/installed.txt; then
-    step python3 -m venv --clear .venv
-    if step .venv/bin/pip install --quiet --disable-pip-version-check --requirement "$requirements"; then
+    if step python3 -m venv --clear .venv &&
+        step .venv/bin/pip install --quiet --disable-pip-version-check --requirement "$requirements"; then
         cp "$requirements" .venv/installed.txt
     else
         echo "test.sh: the Python packages could not be installed; the tests that need them will fail" >&2

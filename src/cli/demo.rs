@@ -6,6 +6,7 @@
 mod machine;
 mod step;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -33,22 +34,30 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let workshop = Workshop::open()?;
     let machine = Machine::find(&workshop, args.gpus.as_deref())?;
-    println!("{machine}");
+    let story = machine.story();
+    let mut out = std::io::stdout().lock();
+    show(&mut out, format_args!("{machine}"))?;
     let mut failed = 0;
-    for (number, step) in machine.story().iter().enumerate() {
-        println!("\n{}. {}", number + 1, step.title);
-        match step.run(&workshop, &machine, number + 1)? {
-            Ok(shown) => println!("=> {shown}"),
+    for (number, step) in story.iter().enumerate() {
+        show(&mut out, format_args!("\n{}. {}", number + 1, step.title))?;
+        let shown = match step.run(&workshop, &machine, number + 1, &mut out)? {
+            Ok(shown) => shown,
             Err(instead) => {
-                println!("=> NOT AS EXPECTED: {instead}");
                 failed += 1;
+                format!("NOT AS EXPECTED: {instead}")
             }
-        }
+        };
+        show(&mut out, format_args!("=> {shown}"))?;
     }
     match failed {
         0 => Ok(ExitCode::SUCCESS),
-        _ => Err(Failure::broken(format!("{failed} of {} steps did not show what they should", machine.story().len()))),
+        _ => Err(Failure::broken(format!("{failed} of {} steps did not show what they should", story.len()))),
     }
+}
+
+/// Writes a line. `println!` would panic when the reader (`| head`) has left.
+fn show(out: &mut dyn Write, line: std::fmt::Arguments<'_>) -> Result<(), Failure> {
+    writeln!(out, "{line}").map_err(|error| Failure::broken(format!("stdout: {error}")))
 }
 
 /// A folder with the compiled program, in which every step runs, so that the command lines shown are the ones run.
@@ -105,6 +114,8 @@ impl Workshop {
                 command.env_remove(&*name);
             }
         }
+        // The table under each step says the same, and more.
+        command.env("GPUPOOL_SUMMARY", "off");
         command
     }
 }

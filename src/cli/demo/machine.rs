@@ -11,9 +11,8 @@ use crate::failure::Failure;
 const GIB: u64 = 1 << 30;
 /// Left free on every real GPU and on the real host: somebody may be working there.
 const LEFT_FREE: u64 = 2 * GIB;
-/// How far the last step goes beyond what real GPUs have free together.
+/// How far the last step goes beyond what the GPUs have together.
 const BEYOND: u64 = 4 * GIB;
-const SIMULATED_HOST: u64 = 64 * GIB;
 
 /// Memory of one GPU in bytes, with a context on it.
 struct Gpu {
@@ -26,7 +25,8 @@ pub struct Machine {
     /// How many simulated GPUs of what size; `None` for the real ones.
     simulated: Option<String>,
     gpus: Vec<Gpu>,
-    /// Bytes of the host that the story may plan with.
+    /// Bytes of host memory to spare. It is the real host's also where the GPUs are simulated: the pool looks there before
+    /// it takes any.
     host: u64,
 }
 
@@ -43,7 +43,7 @@ impl Machine {
             }
         }
         let simulated = Some(asked.unwrap_or("4x32GiB").to_owned());
-        let machine = Machine { simulated, gpus: Vec::new(), host: SIMULATED_HOST };
+        let machine = Machine { simulated, gpus: Vec::new(), host: available() };
         let gpus = machine
             .list(workshop)
             .map_err(|reason| Failure::broken(format!("the simulated driver does not answer: {reason}")))?;
@@ -76,10 +76,12 @@ impl Machine {
         text.lines().map(|line| gpu(line).ok_or_else(|| format!("unexpected answer {line:?}"))).collect()
     }
 
-    /// Whether the step that needs the host can be shown: the pool takes at most half of what the host has to spare.
+    /// Whether the step that needs the host can be shown. By default the pool takes at most half of what the host has to
+    /// spare, which is left at that on a real machine; simulated host memory costs only what is written to it.
     fn host_suffices(&self) -> bool {
         let on_host = BEYOND + LEFT_FREE * (self.gpus.len() as u64 + 1);
-        self.simulated.is_some() || self.host / 2 >= on_host
+        let share = if self.simulated.is_some() { self.host } else { self.host / 2 };
+        share >= on_host
     }
 
     /// The steps that this machine can show.
@@ -91,7 +93,7 @@ impl Machine {
         let array = whole(if real { first.free.saturating_sub(LEFT_FREE) } else { first.total / 16 * 15 });
         // Three quarters of all GPUs: more than any one of them has.
         let large = whole(sum / 32 * 25);
-        let beyond = whole(sum) + if real { BEYOND } else { SIMULATED_HOST / 2 };
+        let beyond = whole(sum) + BEYOND;
         let settings: &[&str] = if real { &["--set", "reserve=2GiB"] } else { &[] };
 
         let pooled = |title: String, sizes: Vec<u64>, settings: &[&str], expect| Step {
@@ -116,7 +118,7 @@ impl Machine {
             story.push(pooled(format!("One array of {}", format_size(large)), vec![large], settings, Expect::OnGpus));
         }
         if self.host_suffices() {
-            let limit = ["--set", "host-limit=60GiB"];
+            let limit = ["--set", "host-limit=32GiB"];
             let settings = if real { settings } else { &limit[..] };
             let title = format!("One array of {}, more than the GPUs have together", format_size(beyond));
             story.push(pooled(title, vec![beyond], settings, Expect::OnHostToo));
@@ -129,14 +131,10 @@ impl fmt::Display for Machine {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if self.simulated.is_some() { "simulated" } else { "real" };
         let noun = if self.gpus.len() == 1 { "GPU" } else { "GPUs" };
-        let sizes: Vec<_> = self.gpus.iter().map(|gpu| format_size(gpu.total)).collect();
-        write!(
-            out,
-            "On {} {kind} {noun} ({}), host memory {}",
-            self.gpus.len(),
-            sizes.join(", "),
-            format_size(self.host)
-        )?;
+        let mut sizes: Vec<_> = self.gpus.iter().map(|gpu| format_size(gpu.total)).collect();
+        sizes.dedup();
+        let host = format_size(self.host);
+        write!(out, "{} {kind} {noun} of {}, {host} of host memory to spare", self.gpus.len(), sizes.join(" and "))?;
         if self.gpus.len() == 1 {
             write!(out, "\nSpreading over GPUs needs two; this shows what the host can give to one.")?;
         }

@@ -1,14 +1,14 @@
 //! One step: a command line, what it printed, and where its memory was.
 
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufReader, Write};
 use std::process::{Output, Stdio};
 
 use gpupool_config::format_size;
 use gpupool_events::{Event, PlacePeak, Reader};
 
-use super::Workshop;
 use super::machine::Machine;
+use super::{Workshop, show};
 use crate::failure::Failure;
 
 /// What a step must show.
@@ -36,12 +36,13 @@ impl Step {
     /// Runs it and says what it showed, or (inner error) what it showed instead.
     ///
     /// # Errors
-    /// The command could not be started.
+    /// The command could not be started, or nobody reads `out` any more.
     pub fn run(
         &self,
         workshop: &Workshop,
         machine: &Machine,
         number: usize,
+        out: &mut dyn Write,
     ) -> Result<Result<String, String>, Failure> {
         let log = format!("step{number}.jsonl");
         let mut words = machine.prefix();
@@ -53,13 +54,13 @@ impl Step {
         words.push("./two_arrays".to_owned());
         words.extend(self.sizes.iter().map(|bytes| format!("{}GiB", bytes >> 30)));
 
-        println!("$ {}", words.join(" "));
+        show(out, format_args!("$ {}", words.join(" ")))?;
         let output = workshop
             .command(&words)
             .stderr(Stdio::inherit())
             .output()
             .map_err(|error| Failure::broken(format!("{}: {error}", words.join(" "))))?;
-        print!("{}", String::from_utf8_lossy(&output.stdout));
+        show(out, format_args!("{}", String::from_utf8_lossy(&output.stdout).trim_end()))?;
         if self.settings.is_none() {
             return Ok(self.judge_bare(&output));
         }
@@ -67,9 +68,9 @@ impl Step {
             Ok(peaks) => peaks,
             Err(reason) => return Ok(Err(format!("{reason} (the program: {})", output.status))),
         };
-        println!("  {:<8}{:>11}", "place", "peak");
+        show(out, format_args!("  {:<8}{:>11}", "place", "peak"))?;
         for peak in &peaks {
-            println!("  {:<8}{:>11}", peak.place, format_size(peak.peak_used));
+            show(out, format_args!("  {:<8}{:>11}", peak.place, format_size(peak.peak_used)))?;
         }
         Ok(self.judge_pooled(&output, &peaks))
     }

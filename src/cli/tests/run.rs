@@ -1,12 +1,10 @@
 //! `gpupool run`: what reaches the program, what it says when it refuses, and how it ends.
 
-mod common;
-
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 
-use common::{Bench, gpupool, output, stderr, stdout};
+use crate::common::{Bench, gpupool, output, stderr, stdout};
 
 const PRINT_ARGUMENTS: &str = r#"printf '[%s]' "$@""#;
 

@@ -1,13 +1,11 @@
 //! `gpupool sim`: the machine that a program finds, the signals it gets, and how it ends.
 
-mod common;
-
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Stdio;
 
-use common::{Bench, output, stderr, stdout};
+use crate::common::{Bench, output, stderr, stdout};
 
 /// Blocks what may be forwarded, says that it did, waits for one signal, names it and exits with its number.
 const WAIT_FOR_A_SIGNAL: &str = r#"

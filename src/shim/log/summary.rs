@@ -66,7 +66,9 @@ fn render(summary: &Summary<'_>) -> String {
     for place in shown {
         let peak = format_size(place.peak_used);
         let limit = place.limit.map(|limit| format!(" of {}", format_size(limit))).unwrap_or_default();
-        let held = if place.held > 0 { format!(", {} held at exit", format_size(place.held)) } else { String::new() };
+        // Beyond the peak there is only what the pool took and never gave out.
+        let unused = place.held.saturating_sub(place.peak_used);
+        let held = if unused > 0 { format!(", {} held unused", format_size(unused)) } else { String::new() };
         line(format_args!("{:<6} peak {peak:>9}{limit}{held}", place.name));
     }
     if !hidden.is_empty() {
@@ -154,7 +156,7 @@ mod tests {
                 place("gpu0", 31 << 30, Some(31 << 30), 31 << 30),
                 place("gpu1", 29 << 30, Some(31 << 30), 0),
                 place("gpu2", 0, Some(31 << 30), 0),
-                place("host0", 1 << 20, None, 0),
+                place("host0", 1 << 20, None, 3 << 20),
             ],
             contexts: vec![(0, "primary".to_owned()), (1, "created".to_owned()), (1, "created".to_owned())],
             warnings: 1,
@@ -162,9 +164,9 @@ mod tests {
             spilled: 29 << 30,
         };
         let expected = "\
-gpupool: gpu0   peak  31.0 GiB of 31.0 GiB, 31.0 GiB held at exit
+gpupool: gpu0   peak  31.0 GiB of 31.0 GiB
 gpupool: gpu1   peak  29.0 GiB of 31.0 GiB
-gpupool: host0  peak   1.0 MiB
+gpupool: host0  peak   1.0 MiB, 2.0 MiB held unused
 gpupool: 29.0 GiB lay outside the GPU that asked for it
 gpupool: contexts: GPU 0 primary, GPU 1 created ×2
 gpupool: 1 warning; log: /tmp/a b.jsonl
