@@ -122,7 +122,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "GPUPOOL_LOG",
-        values: "error|warn|info|debug|trace or directives such as gpupool::pool=debug",
+        values: "error|warn|info|debug|trace or directives such as gpupool::memory=debug",
         default: "warn on stderr, info in a file",
         help: "What is logged.",
         read: |settings, value| {

@@ -60,7 +60,7 @@ fn well_formed_settings_are_typed() {
         ("GPUPOOL_FREE", "lazy"),
         ("GPUPOOL_SOFT_OOM", "off"),
         ("GPUPOOL_MEMINFO", "device"),
-        ("GPUPOOL_LOG", "gpupool::pool=debug"),
+        ("GPUPOOL_LOG", "gpupool::memory=debug"),
         ("GPUPOOL_LOG_FILE", "/tmp/%e.%p"),
         ("GPUPOOL_SUMMARY", "on"),
     ])
@@ -76,7 +76,7 @@ fn well_formed_settings_are_typed() {
     assert_eq!(settings.free, Free::Lazy);
     assert_eq!(settings.soft_oom, Switch::Off);
     assert_eq!(settings.meminfo, MemInfo::Device);
-    assert_eq!(settings.log.as_deref(), Some("gpupool::pool=debug"));
+    assert_eq!(settings.log.as_deref(), Some("gpupool::memory=debug"));
     assert_eq!(settings.log_file.unwrap().template(), OsStr::new("/tmp/%e.%p"));
     assert_eq!(settings.summary, Switch::On);
 }

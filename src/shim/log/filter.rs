@@ -1,4 +1,4 @@
-//! `GPUPOOL_LOG`: a level, or directives such as `warn,gpupool::pool=debug`.
+//! `GPUPOOL_LOG`: a level, or directives such as `warn,gpupool::memory=debug`.
 
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
@@ -15,7 +15,7 @@ pub(super) fn parse(asked: Option<&str>, default: LevelFilter, complaints: &mut 
     parsed.unwrap_or_else(|reason| {
         complaints.push(format!(
             "GPUPOOL_LOG={asked}: {reason}; write error, warn, info, debug, trace, off or for example \
-             gpupool::pool=debug. Using {default}"
+             gpupool::memory=debug. Using {default}"
         ));
         plain(default)
     })
@@ -27,9 +27,9 @@ pub(super) fn plain(level: LevelFilter) -> EnvFilter {
 }
 
 /// Whether a directive can ever match. `EnvFilter` takes any word for the name of a target, so that `dbug` would be
-/// accepted and show nothing.
+/// accepted and show nothing. Directives on spans (`[…]`) can not match either, as the library opens none; with one of
+/// them the filter would also keep state per thread, which is gone by the time the exit summary is logged.
 fn names_something(directive: &str) -> bool {
-    let directive = directive.trim();
-    let target = directive.split(['=', '[']).next().unwrap_or_default();
-    target.parse::<LevelFilter>().is_ok() || target.starts_with("gpupool") || directive.starts_with('[')
+    let target = directive.trim().split('=').next().unwrap_or_default();
+    target.parse::<LevelFilter>().is_ok() || (target.starts_with("gpupool") && !directive.contains('['))
 }

@@ -2,7 +2,7 @@
 //!
 //! The code says what happened once, as a `tracing` event with typed fields:
 //! ```text
-//! tracing::info!(target: "gpupool::pool", event = "pool.grow", home, bytes, on_peers, on_host, "pool grew by {size}");
+//! tracing::info!(target: "gpupool::memory", event = "pool.grow", home, bytes, on_peers, on_host, "pool grew by {size}");
 //! tracing::info!(target: "gpupool::process", event = "process.exit", peak.json = %json!(peak), live_blocks, …, "ends");
 //! ```
 //! `event` is a name of `gpupool_events::Event` and the fields are that event's; a line without `event` is a `note`. A

@@ -154,7 +154,7 @@ fn with_a_file_the_filter_is_the_files() {
 
 #[test]
 fn a_bad_filter_is_told_and_the_default_used() {
-    for bad in ["dbug", "gpupool=loud", "info,other::crate=debug", "gpupool[{x=*"] {
+    for bad in ["dbug", "gpupool=loud", "info,other::crate=debug", "gpupool[{x=1}]=debug", "[span]=info"] {
         let (_, text, complaints) = log(&[("GPUPOOL_LOG", bad)], one_of_each_level);
         assert_eq!(text, "gpupool: error: e\ngpupool: warning: w\n", "{bad}");
         assert_eq!(complaints.len(), 1, "{bad}");
