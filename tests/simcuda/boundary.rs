@@ -69,7 +69,7 @@ pub fn default_stream() -> DefaultStream {
 pub fn enter(export: &'static str, needs: Needs, default: DefaultStream, body: impl FnOnce() -> Outcome) -> c_int {
     CALLS.fetch_add(1, Ordering::Relaxed);
     match (phase(), needs) {
-        (Phase::Ready, _) | (Phase::Idle, Needs::Nothing) => {}
+        (Phase::Ready, _) | (Phase::Idle | Phase::Forked, Needs::Nothing) => {}
         (Phase::Gone, _) => return Code::DEINITIALIZED.0,
         (Phase::Idle | Phase::Forked, _) => return Code::NOT_INITIALIZED.0,
     }

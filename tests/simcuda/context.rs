@@ -10,6 +10,7 @@ use crate::stream::Stream;
 use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint};
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
@@ -51,7 +52,9 @@ const DEFAULT_LIMITS: [usize; LIMITS] = [1024, 7 << 20, 8 << 20, 2, 2048, 64, 0,
 const FLAG_MASK: c_uint = 0xff;
 
 thread_local! {
-    static STACK: RefCell<Vec<Arc<Context>>> = const { RefCell::new(Vec::new()) };
+    /// Never dropped: exit handlers and destructors of other libraries call the driver after this thread's own
+    /// destructors, and have to find the context that was current. A thread that ends leaves a few words behind.
+    static STACK: RefCell<ManuallyDrop<Vec<Arc<Context>>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
 impl Context {
@@ -158,15 +161,8 @@ fn top() -> Option<Arc<Context>> {
     with_stack(|stack| stack.last().cloned())
 }
 
-/// The thread's stack; an empty one once the thread is ending, where destructors of other libraries may still call.
 fn with_stack<T>(body: impl FnOnce(&mut Vec<Arc<Context>>) -> T) -> T {
-    let mut body = Some(body);
-    let mut run = |stack: &mut Vec<_>| body.take().map(|body| body(stack));
-    let answer = STACK.try_with(|stack| run(&mut stack.borrow_mut())).ok().flatten();
-    match answer.or_else(|| run(&mut Vec::new())) {
-        Some(answer) => answer,
-        None => unreachable!("the body runs in one of the two places"),
-    }
+    STACK.with_borrow_mut(|stack| body(stack))
 }
 
 /// Waits for all work on `device`, of whichever context (`cuMemFree` does).
@@ -312,7 +308,7 @@ pub fn push(handle: Handle) -> Outcome {
 }
 
 pub fn pop(out: Out<Handle>) -> Outcome {
-    let context = with_stack(Vec::pop).ok_or(Code::INVALID_CONTEXT)?;
+    let context = with_stack(|stack| stack.pop()).ok_or(Code::INVALID_CONTEXT)?;
     out.set_if_wanted(context.handle);
     Ok(())
 }

@@ -110,6 +110,9 @@ pub fn init(flags: c_uint) -> Outcome {
     if flags != 0 {
         return Err(Code::INVALID_VALUE);
     }
+    if boundary::phase() == Phase::Forked {
+        return Err(Code::NOT_INITIALIZED);
+    }
     let _once = INIT.lock();
     if boundary::phase() == Phase::Ready {
         return Ok(());

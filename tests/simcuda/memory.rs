@@ -11,9 +11,11 @@ use std::ffi::c_uint;
 /// Rows of `cuMemAllocPitch` start at multiples of this.
 const PITCH_ALIGN: usize = 512;
 
+/// `cuMemAlloc`. A refused request leaves a null pointer, as the real driver does.
 pub fn alloc(out: Out<u64>, bytes: usize) -> Outcome {
-    out.required()?;
+    out.set_if_wanted(0);
     let context = current()?;
+    out.required()?;
     if bytes == 0 {
         return Err(Code::INVALID_VALUE);
     }
@@ -34,9 +36,14 @@ pub fn alloc_pitch(out: Out<u64>, pitch_out: Out<usize>, width: usize, height: u
     pitch_out.set(pitch)
 }
 
-/// `cuMemFree`: waits for the device that owns the memory, because closed-source libraries rely on that.
+/// `cuMemFree`: waits for the device that owns the memory, because closed-source libraries rely on that. It needs no
+/// current context (the address says which one it is), but one that is broken refuses it.
 pub fn free(address: u64) -> Outcome {
-    current()?;
+    if let Err(code) = current()
+        && code != Code::INVALID_CONTEXT
+    {
+        return Err(code);
+    }
     if address == 0 {
         return Ok(());
     }
@@ -71,7 +78,7 @@ pub fn info(free: Out<usize>, total: Out<usize>) -> Outcome {
 /// `cuMemGetAddressRange`: of the allocation, or of the one handle mapped there.
 pub fn address_range(base: Out<u64>, bytes: Out<usize>, address: u64) -> Outcome {
     current()?;
-    let region = driver().space.find(address).ok_or(Code::INVALID_VALUE)?;
+    let region = driver().space.find(address).ok_or(Code::NOT_FOUND)?;
     base.set_if_wanted(region.start);
     bytes.set_if_wanted(region.bytes as usize);
     Ok(())

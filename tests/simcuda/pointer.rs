@@ -28,7 +28,8 @@ impl Value {
             Value::Unsigned(value) => out.put(value),
             Value::Signed(value) => out.put(value),
             Value::Long(value) => out.put(value),
-            Value::Flag(value) => out.put(value),
+            // Documented as a boolean, measured as four bytes.
+            Value::Flag(value) => out.put(c_uint::from(value)),
         }
     }
 

@@ -60,6 +60,8 @@ fn names() -> &'static HashMap<&'static str, Versions> {
     })
 }
 
+/// Bits of the flags; 1 asks for the legacy default stream, and 2 wins where both are set.
+const KNOWN_FLAGS: u64 = 3;
 const PER_THREAD_DEFAULT_STREAM: u64 = 2;
 /// The twins came with CUDA 7.
 const TWINS_SINCE: c_int = 7000;
@@ -80,7 +82,7 @@ fn lookup(symbol: &str, version: c_int, flags: u64) -> Answer {
     match known.rfind(|(since, _)| *since <= version) {
         None => Answer::TooOld,
         Some((_, row)) => Answer::Found(match row.twin {
-            Some((_, twin)) if flags == PER_THREAD_DEFAULT_STREAM && version >= TWINS_SINCE => twin,
+            Some((_, twin)) if flags & PER_THREAD_DEFAULT_STREAM != 0 && version >= TWINS_SINCE => twin,
             _ => row.address,
         }),
     }
@@ -90,7 +92,7 @@ fn lookup(symbol: &str, version: c_int, flags: u64) -> Answer {
 fn check(pfn: Out<*const c_void>, version: c_int, flags: u64) -> Outcome {
     let driver = driver::version();
     let later = driver >= 13_000 && version / 1000 > driver / 1000;
-    if pfn.is_null() || flags > PER_THREAD_DEFAULT_STREAM || later {
+    if pfn.is_null() || flags & !KNOWN_FLAGS != 0 || later {
         return Err(Code::INVALID_VALUE);
     }
     Ok(())

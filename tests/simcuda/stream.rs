@@ -270,7 +270,18 @@ pub fn in_use(start: u64, end: u64) -> bool {
 
 thread_local! {
     /// The calling thread's default stream in each context it has used.
-    static OWN: RefCell<Vec<(u64, Arc<Stream>)>> = const { RefCell::new(Vec::new()) };
+    static OWN: RefCell<Own> = const { RefCell::new(Own(Vec::new())) };
+}
+
+struct Own(Vec<(u64, Arc<Stream>)>);
+
+impl Drop for Own {
+    /// The streams of a thread that ends finish their work and go.
+    fn drop(&mut self) {
+        for (_, stream) in &self.0 {
+            stream.close();
+        }
+    }
 }
 
 /// The stream a handle means here: null depends on the export that was called.
@@ -292,16 +303,19 @@ pub fn resolve(handle: Handle) -> Outcome<Arc<Stream>> {
 }
 
 fn own(context: &Arc<Context>) -> Outcome<Arc<Stream>> {
-    OWN.with_borrow_mut(|list| {
+    let found = OWN.try_with(|own| {
+        let list = &mut own.borrow_mut().0;
         if let Some((_, stream)) = list.iter().find(|(id, _)| *id == context.id) {
-            return Ok(stream.clone());
+            return stream.clone();
         }
         list.retain(|(_, stream)| stream.context().is_ok_and(|context| context.is_alive()));
         let stream = Arc::new(Stream::new(Arc::downgrade(context), 0, 0));
         context.streams.lock().push(stream.clone());
         list.push((context.id, stream.clone()));
-        Ok(stream)
-    })
+        stream
+    });
+    // A thread whose own stream is gone already is about to end; the legacy stream is the stricter order.
+    Ok(found.unwrap_or_else(|_| context.legacy.clone()))
 }
 
 pub fn create(out: Out<Handle>, flags: c_uint) -> Outcome {
