@@ -31,8 +31,7 @@ pub trait Backend: Send + Sync {
     /// Returns it (`cuMemRelease`). It is mapped nowhere at that point.
     fn release(&self, handle: Self::Handle) -> Result<(), Fault<Self::Error>>;
     /// Maps a whole handle at `address` (`cuMemMap`).
-    fn map(&self, address: u64, bytes: u64, handle: Self::Handle)
-    -> Result<(), Fault<Self::Error>>;
+    fn map(&self, address: u64, bytes: u64, handle: Self::Handle) -> Result<(), Fault<Self::Error>>;
     /// Unmaps exactly what one or several `map` calls put there (`cuMemUnmap`).
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), Fault<Self::Error>>;
     /// Gives every device that can reach `place` read and write access to this mapped range (`cuMemSetAccess`).

@@ -44,6 +44,8 @@ enum Soft {
 pub(crate) struct Account {
     pub place: Place,
     limit: u64,
+    /// The place can not give memory, now or ever.
+    closed: bool,
     /// Everything that exists there on the pool's behalf, `leaving` and `stuck` included.
     held: u64,
     used: u64,
@@ -63,6 +65,7 @@ impl Account {
         Self {
             place: spec.place,
             limit: spec.limit,
+            closed: false,
             held: 0,
             used: 0,
             peak_used: 0,
@@ -75,56 +78,43 @@ impl Account {
     }
 
     pub fn usage(&self) -> PlaceUsage {
-        let Self {
-            place,
-            limit,
-            held,
-            used,
-            peak_used,
-            ..
-        } = *self;
-        PlaceUsage {
-            place,
-            limit,
-            held,
-            used,
-            peak_used,
-        }
+        let Self { place, held, used, peak_used, .. } = *self;
+        PlaceUsage { place, limit: self.limit(), held, used, peak_used }
     }
 
     /// What blocks could still take if every free byte could be had, as far as the limit goes.
     pub fn room_by_limit(&self) -> u64 {
-        self.limit
-            .saturating_sub(self.used + self.promised + self.stuck)
+        self.limit().saturating_sub(self.used + self.promised + self.stuck)
     }
 
     /// The same, given what the driver could still give (`None`: nobody can tell).
     pub fn room(&self, headroom: Option<u64>) -> u64 {
         let free = self.idle();
-        self.room_by_limit()
-            .min(headroom.map_or(u64::MAX, |headroom| headroom.saturating_add(free)))
+        self.room_by_limit().min(headroom.map_or(u64::MAX, |headroom| headroom.saturating_add(free)))
     }
 
     /// What could be created there without returning anything first, in whole frames.
     pub fn growth(&self, headroom: Option<u64>) -> u64 {
-        let most = self
-            .ceiling
-            .map_or(self.limit, |ceiling| self.limit.min(ceiling.held));
-        let bytes = most
-            .saturating_sub(self.committed())
-            .min(headroom.unwrap_or(u64::MAX));
+        if self.closed {
+            return 0;
+        }
+        let most = self.ceiling.map_or(self.limit, |ceiling| self.limit.min(ceiling.held));
+        let bytes = most.saturating_sub(self.committed()).min(headroom.unwrap_or(u64::MAX));
         bytes - bytes % FRAME
     }
 
     /// Whether what is promised goes beyond the limit (memory that was to leave did not).
     pub fn is_overdrawn(&self) -> bool {
-        self.committed() > self.limit
+        self.committed() > self.limit()
+    }
+
+    fn limit(&self) -> u64 {
+        if self.closed { self.held } else { self.limit }
     }
 
     /// Held, not used, and not on its way out.
     fn idle(&self) -> u64 {
-        self.held
-            .saturating_sub(self.used + self.leaving + self.stuck)
+        self.held.saturating_sub(self.used + self.leaving + self.stuck)
     }
 
     fn committed(&self) -> u64 {
@@ -187,19 +177,17 @@ impl Account {
     /// The place ran out after giving `created` bytes in this attempt.
     pub fn ran_out(&mut self, created: u64) {
         let held = self.held.saturating_sub(self.leaving) + created;
-        self.ceiling = Some(Ceiling {
-            held,
-            plans_left: CEILING_PLANS,
-        });
+        self.ceiling = Some(Ceiling { held, plans_left: CEILING_PLANS });
     }
 
     /// The place can not give memory, now or ever.
     pub fn close(&mut self) {
-        self.limit = self.held;
+        self.closed = true;
     }
 
-    pub fn forget_ceiling(&mut self) {
-        self.ceiling = None;
+    /// Believes the limit again; returns whether there was a ceiling.
+    pub fn forget_ceiling(&mut self) -> bool {
+        self.ceiling.take().is_some()
     }
 
     /// Another growth was planned; an old ceiling may be out of date.
@@ -234,7 +222,7 @@ impl Account {
             Soft::Owed { bytes: owed } => bytes >= owed,
             Soft::Spent => true,
         };
-        if settled && self.room(Some(headroom)) >= self.limit / 16 {
+        if settled && self.room(Some(headroom)) >= self.limit() / 16 {
             self.soft = Soft::Armed;
         }
     }

@@ -24,11 +24,7 @@ pub(crate) struct Chunks<H> {
 
 impl<H: Copy> Chunks<H> {
     pub fn new() -> Self {
-        Self {
-            slots: Vec::new(),
-            vacant: Vec::new(),
-            at_frame: Vec::new(),
-        }
+        Self { slots: Vec::new(), vacant: Vec::new(), at_frame: Vec::new() }
     }
 
     pub fn insert(&mut self, chunk: Chunk<H>) {
@@ -60,10 +56,7 @@ impl<H: Copy> Chunks<H> {
                 debug_assert!(false, "frame {frame} of a mapped run has no chunk");
                 break;
             };
-            debug_assert!(
-                chunk.start == frame && chunk.start + chunk.frames <= end,
-                "a chunk is released whole"
-            );
+            debug_assert!(chunk.start == frame && chunk.start + chunk.frames <= end, "a chunk is released whole");
             frame = chunk.start + chunk.frames;
             self.at_frame[chunk.start as usize..frame as usize].fill(NONE);
             self.vacant.push(slot);
@@ -86,11 +79,7 @@ impl<H: Copy> Chunks<H> {
         {
             last = chunk.start;
         }
-        if last <= first {
-            (end, end)
-        } else {
-            (first, last)
-        }
+        if last <= first { (end, end) } else { (first, last) }
     }
 
     /// `start..end` cut where the place changes: `(start, frames, place)` in address order.

@@ -65,12 +65,7 @@ pub(crate) fn build<B: Backend>(
             while left > 0 {
                 let size = left.min(LARGE_CHUNK);
                 let handle = patiently(|| backend.create(place, size)).map_err(cause_of_create)?;
-                let chunk = Chunk {
-                    start: frame,
-                    frames: (size / FRAME) as u32,
-                    place: id,
-                    handle,
-                };
+                let chunk = Chunk { start: frame, frames: (size / FRAME) as u32, place: id, handle };
                 let address = base + bytes_of(frame);
                 if let Err(fault) = patiently(|| backend.map(address, size, handle)) {
                     loose = Some(chunk);
@@ -82,37 +77,21 @@ pub(crate) fn build<B: Backend>(
             }
             // Once for the whole piece: the cost is mostly per call.
             let address = base + bytes_of(first);
-            patiently(|| backend.grant(address, bytes, place))
-                .map_err(|fault| Cause::Failed(error_of(fault)))
+            patiently(|| backend.grant(address, bytes, place)).map_err(|fault| Cause::Failed(error_of(fault)))
         };
         if let Err(cause) = lay(&mut chunks) {
-            let created = chunks
-                .iter()
-                .chain(&loose)
-                .filter(|chunk| chunk.place == id);
+            let created = chunks.iter().chain(&loose).filter(|chunk| chunk.place == id);
             let created = created.map(|chunk| bytes_of(chunk.frames)).sum();
-            let leaving = Leaving {
-                start: growth.start,
-                frames: frame - growth.start,
-                chunks,
-            };
+            let leaving = Leaving { start: growth.start, frames: frame - growth.start, chunks };
             let mut retired = dismantle(backend, base, leaving);
             if let Some(chunk) = loose {
                 // Created and not mapped; its frames never carried anything.
                 match insistently(|| backend.release(chunk.handle)) {
                     Ok(()) => retired.gone.push(chunk),
-                    Err(_) => retired.zombies.push(Zombie {
-                        mapped: false,
-                        chunks: vec![chunk],
-                    }),
+                    Err(_) => retired.zombies.push(Zombie { mapped: false, chunks: vec![chunk] }),
                 }
             }
-            return Err(Broken {
-                cause,
-                place: id,
-                created,
-                retired,
-            });
+            return Err(Broken { cause, place: id, created, retired });
         }
     }
     Ok(chunks)
@@ -120,74 +99,35 @@ pub(crate) fn build<B: Backend>(
 
 /// Unmaps and releases a range. What the backend will not take back is reported, never an error: there is nothing the
 /// caller could do about it now.
-pub(crate) fn dismantle<B: Backend>(
-    backend: &B,
-    base: u64,
-    leaving: Leaving<B::Handle>,
-) -> Retired<B::Handle> {
-    let Leaving {
-        start,
-        frames,
-        chunks,
-    } = leaving;
-    let unmapped = frames == 0
-        || insistently(|| backend.unmap(base + bytes_of(start), bytes_of(frames))).is_ok();
+pub(crate) fn dismantle<B: Backend>(backend: &B, base: u64, leaving: Leaving<B::Handle>) -> Retired<B::Handle> {
+    let Leaving { start, frames, chunks } = leaving;
+    let unmapped = frames == 0 || insistently(|| backend.unmap(base + bytes_of(start), bytes_of(frames))).is_ok();
     if unmapped {
         release(backend, chunks)
     } else {
-        Retired {
-            gone: Vec::new(),
-            zombies: vec![Zombie {
-                mapped: true,
-                chunks,
-            }],
-            unmapped,
-        }
+        Retired { gone: Vec::new(), zombies: vec![Zombie { mapped: true, chunks }], unmapped }
     }
 }
 
 /// Tries once more to get rid of chunks that the driver did not take back.
-pub(crate) fn bury<B: Backend>(
-    backend: &B,
-    base: u64,
-    zombie: Zombie<B::Handle>,
-) -> Retired<B::Handle> {
+pub(crate) fn bury<B: Backend>(backend: &B, base: u64, zombie: Zombie<B::Handle>) -> Retired<B::Handle> {
     let (Some(first), Some(last)) = (zombie.chunks.first(), zombie.chunks.last()) else {
-        return Retired {
-            gone: Vec::new(),
-            zombies: Vec::new(),
-            unmapped: true,
-        };
+        return Retired { gone: Vec::new(), zombies: Vec::new(), unmapped: true };
     };
     if zombie.mapped {
         let frames = last.start + last.frames - first.start;
-        dismantle(
-            backend,
-            base,
-            Leaving {
-                start: first.start,
-                frames,
-                chunks: zombie.chunks,
-            },
-        )
+        dismantle(backend, base, Leaving { start: first.start, frames, chunks: zombie.chunks })
     } else {
         release(backend, zombie.chunks)
     }
 }
 
 fn release<B: Backend>(backend: &B, chunks: Vec<Chunk<B::Handle>>) -> Retired<B::Handle> {
-    let mut retired = Retired {
-        gone: Vec::with_capacity(chunks.len()),
-        zombies: Vec::new(),
-        unmapped: true,
-    };
+    let mut retired = Retired { gone: Vec::with_capacity(chunks.len()), zombies: Vec::new(), unmapped: true };
     for chunk in chunks {
         match insistently(|| backend.release(chunk.handle)) {
             Ok(()) => retired.gone.push(chunk),
-            Err(_) => retired.zombies.push(Zombie {
-                mapped: false,
-                chunks: vec![chunk],
-            }),
+            Err(_) => retired.zombies.push(Zombie { mapped: false, chunks: vec![chunk] }),
         }
     }
     retired
@@ -224,9 +164,6 @@ fn cause_of_create<E>(fault: Fault<E>) -> Cause<E> {
 
 pub(crate) fn error_of<E>(fault: Fault<E>) -> E {
     match fault {
-        Fault::OutOfMemory(error)
-        | Fault::Unavailable(error)
-        | Fault::NotReady(error)
-        | Fault::Failed(error) => error,
+        Fault::OutOfMemory(error) | Fault::Unavailable(error) | Fault::NotReady(error) | Fault::Failed(error) => error,
     }
 }

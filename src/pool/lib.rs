@@ -28,8 +28,7 @@ mod state;
 
 pub use backend::{Backend, Fault};
 pub use interface::{
-    Allocation, Block, Config, Free, FreeError, Lenders, PlaceSpec, PlaceUsage, Refusal, Request,
-    Usage,
+    Allocation, Block, Config, Free, FreeError, Lenders, PlaceSpec, PlaceUsage, Refusal, Request, Usage,
 };
 pub use placement::{Links, Place, Policy, Room, order, spread};
 pub use pool::Pool;

@@ -61,10 +61,7 @@ pub fn order(home: u32, places: &[Place], links: &Links, lenders: Lenders) -> Ve
         Place::Gpu(_) if lenders == Lenders::HomeOnly => None,
         _ => links.ranks.get(&(home, place)).copied(),
     };
-    let mut ranked: Vec<(u32, Place)> = places
-        .iter()
-        .filter_map(|&place| Some((rank(place)?, place)))
-        .collect();
+    let mut ranked: Vec<(u32, Place)> = places.iter().filter_map(|&place| Some((rank(place)?, place))).collect();
     ranked.sort_unstable_by_key(|&(rank, place)| match place {
         Place::Gpu(ordinal) => (false, ordinal != home, rank, ordinal < home, ordinal),
         Place::Host(node) => (true, true, rank, false, node),
@@ -80,42 +77,20 @@ pub fn order(home: u32, places: &[Place], links: &Links, lenders: Lenders) -> Ve
 ///
 /// # Errors
 /// The bytes that all rooms together lack.
-pub fn spread(
-    bytes: u64,
-    rooms: &[Room],
-    policy: Policy,
-    turn: u64,
-) -> Result<Vec<(Place, u64)>, u64> {
-    let mut rooms: Vec<Room> = rooms
-        .iter()
-        .map(|room| Room {
-            bytes: room.bytes - room.bytes % FRAME,
-            ..*room
-        })
-        .collect();
-    let mut pieces = Pieces {
-        list: Vec::new(),
-        left: round_up(bytes),
-    };
+pub fn spread(bytes: u64, rooms: &[Room], policy: Policy, turn: u64) -> Result<Vec<(Place, u64)>, u64> {
+    let mut rooms: Vec<Room> =
+        rooms.iter().map(|room| Room { bytes: room.bytes - room.bytes % FRAME, ..*room }).collect();
+    let mut pieces = Pieces { list: Vec::new(), left: round_up(bytes) };
     // Known before dealing, so that a request beyond all bounds costs nothing.
-    let total = rooms
-        .iter()
-        .fold(0u64, |sum, room| sum.saturating_add(room.bytes));
+    let total = rooms.iter().fold(0u64, |sum, room| sum.saturating_add(room.bytes));
     if total < pieces.left {
         return Err(pieces.left - total);
     }
-    let gpus = rooms
-        .iter()
-        .take_while(|room| !room.place.is_host())
-        .count();
+    let gpus = rooms.iter().take_while(|room| !room.place.is_host()).count();
     match policy {
         Policy::LocalFirst => {}
         Policy::Interleave => {
-            let mut next = if gpus == 0 {
-                0
-            } else {
-                (turn % gpus as u64) as usize
-            };
+            let mut next = if gpus == 0 { 0 } else { (turn % gpus as u64) as usize };
             while pieces.left > 0 && rooms[..gpus].iter().any(|room| room.bytes > 0) {
                 pieces.take(&mut rooms[next], LARGE_CHUNK);
                 next = (next + 1) % gpus;
@@ -132,9 +107,7 @@ pub fn spread(
 
 /// `bytes` up to the next multiple of [`FRAME`], or the largest there is.
 pub(crate) fn round_up(bytes: u64) -> u64 {
-    bytes
-        .checked_next_multiple_of(FRAME)
-        .unwrap_or(u64::MAX - (FRAME - 1))
+    bytes.checked_next_multiple_of(FRAME).unwrap_or(u64::MAX - (FRAME - 1))
 }
 
 struct Pieces {

@@ -15,6 +15,8 @@ pub(crate) struct Attempt<'a> {
     pub headrooms: Vec<Option<u64>>,
     /// The device can not be waited for (or just was): only memory that is known to be quiet counts from here on.
     pub only_quiesced: bool,
+    /// Old ceilings were forgotten for it.
+    pub believed: bool,
     /// Everything that could be returned was, to find address space.
     pub trimmed: bool,
 }
@@ -53,11 +55,7 @@ impl<H: Copy> State<H> {
     /// are set aside for the caller, who must see the step through or take it back.
     pub fn plan<E>(&mut self, attempt: &mut Attempt) -> Step<H, E> {
         let Attempt { route, bytes, .. } = *attempt;
-        let newest = if attempt.only_quiesced {
-            self.quiesced
-        } else {
-            u64::MAX
-        };
+        let newest = if attempt.only_quiesced { self.quiesced } else { u64::MAX };
         let frames = u32::try_from(bytes / FRAME).unwrap_or(u32::MAX);
         if self.policy == Policy::LocalFirst
             && let Some(taken) = self.take_best(route.home, frames, newest)
@@ -67,9 +65,7 @@ impl<H: Copy> State<H> {
 
         // What the policy would do if nobody else used the places: an upper bound, known without asking the backend. It
         // finds the freed memory to reuse in the steady state, and what can not be had in any case.
-        let rooms = self.rooms(route, |state, place, _| {
-            state.accounts[place.index()].room_by_limit()
-        });
+        let rooms = self.rooms(route, |state, place, _| state.accounts[place.index()].room_by_limit());
         match self.spread(bytes, &rooms) {
             Err(missing) => return Step::Refuse(Refusal::Full { missing }),
             Ok(pieces) => {
@@ -84,11 +80,7 @@ impl<H: Copy> State<H> {
     fn plan_growth<E>(&mut self, attempt: &mut Attempt, frames: u32, newest: u64) -> Step<H, E> {
         let Attempt { route, bytes, .. } = *attempt;
         // The other policies can not choose before they have heard of every GPU.
-        let needed = if self.policy == Policy::LocalFirst {
-            1
-        } else {
-            route.gpus
-        };
+        let needed = if self.policy == Policy::LocalFirst { 1 } else { route.gpus };
         loop {
             let asked = attempt.headrooms.len();
             let mut missing = bytes;
@@ -97,9 +89,7 @@ impl<H: Copy> State<H> {
                     let Some(&headroom) = attempt.headrooms.get(index) else {
                         return 0;
                     };
-                    state.accounts[place.index()]
-                        .growth(headroom)
-                        .saturating_add(state.evictable(place, newest))
+                    state.accounts[place.index()].growth(headroom).saturating_add(state.evictable(place, newest))
                 });
                 match self.spread(bytes, &rooms) {
                     Ok(pieces) => {
@@ -111,14 +101,16 @@ impl<H: Copy> State<H> {
                 // A place too full to grow may still have the row of free frames that is wanted.
                 for &place in &route.order[..asked] {
                     if self.runs.best_fit(place, frames, newest).is_some()
-                        && let Some(step) =
-                            self.serve_warm(&[(place, bytes)], attempt, frames, newest)
+                        && let Some(step) = self.serve_warm(&[(place, bytes)], attempt, frames, newest)
                     {
                         return step;
                     }
                 }
             }
             let Some(&next) = route.order.get(asked) else {
+                if self.forget_ceilings(attempt) {
+                    continue;
+                }
                 return Step::Refuse(Refusal::Full { missing });
             };
             let account = &self.accounts[next.index()];
@@ -128,6 +120,22 @@ impl<H: Copy> State<H> {
             // At its limit; the driver's answer would change nothing.
             attempt.headrooms.push(Some(0));
         }
+    }
+
+    /// A place that ran out long ago may have room again; before the request is refused for that, and once in its course,
+    /// every place is believed anew. Whether that changes anything.
+    fn forget_ceilings(&mut self, attempt: &mut Attempt) -> bool {
+        if std::mem::replace(&mut attempt.believed, true) {
+            return false;
+        }
+        let mut any = false;
+        for &place in &attempt.route.order {
+            any |= self.account(place).forget_ceiling();
+        }
+        if any {
+            attempt.headrooms.clear();
+        }
+        any
     }
 
     /// Serves the block from free memory if there is any as good as `pieces`; refuses softly if that is due.
@@ -165,20 +173,14 @@ impl<H: Copy> State<H> {
                 on_peers += bytes;
             }
         }
-        self.overflows(on_peers, on_host)
-            && self
-                .account(attempt.route.home)
-                .refuse_softly(attempt.request.bytes)
+        self.overflows(on_peers, on_host) && self.account(attempt.route.home).refuse_softly(attempt.request.bytes)
     }
 
     /// Sets budgets, address space and the memory that has to go first aside for `pieces`.
     fn set_aside<E>(&mut self, attempt: &Attempt, pieces: Vec<(PlaceId, u64)>) -> Step<H, E> {
         let headroom = |place: PlaceId| {
             let index = attempt.route.order.iter().position(|&other| other == place);
-            index
-                .and_then(|index| attempt.headrooms.get(index))
-                .copied()
-                .flatten()
+            index.and_then(|index| attempt.headrooms.get(index)).copied().flatten()
         };
         let mut sums: Vec<(PlaceId, u64)> = Vec::new();
         for &(place, bytes) in &pieces {
@@ -190,18 +192,12 @@ impl<H: Copy> State<H> {
         let excess = |state: &Self, place: PlaceId, bytes: u64| {
             bytes.saturating_sub(state.accounts[place.index()].growth(headroom(place)))
         };
-        if sums.iter().any(|&(place, bytes)| {
-            self.evictable(place, self.quiesced) < excess(self, place, bytes)
-        }) {
+        if sums.iter().any(|&(place, bytes)| self.evictable(place, self.quiesced) < excess(self, place, bytes)) {
             return Step::Quiesce;
         }
         let frames: u64 = sums.iter().map(|(_, bytes)| bytes / FRAME).sum();
         let Some(start) = self.space.take(frames) else {
-            return if attempt.trimmed {
-                Step::Refuse(Refusal::AddressSpace)
-            } else {
-                Step::Trim
-            };
+            return if attempt.trimmed { Step::Refuse(Refusal::AddressSpace) } else { Step::Trim };
         };
         let mut leaving = Vec::new();
         for &(place, bytes) in &sums {
@@ -214,32 +210,18 @@ impl<H: Copy> State<H> {
         for account in &mut self.accounts {
             account.age_ceiling();
         }
-        Step::Grow(Growth {
-            start,
-            frames: frames as u32,
-            pieces,
-            leaving,
-        })
+        Step::Grow(Growth { start, frames: frames as u32, pieces, leaving })
     }
 
     fn rooms(&self, route: &Route, bytes: impl Fn(&Self, PlaceId, usize) -> u64) -> Vec<Room> {
         let places = route.order.iter().enumerate();
-        places
-            .map(|(index, &id)| Room {
-                place: self.place(id),
-                bytes: bytes(self, id, index),
-            })
-            .collect()
+        places.map(|(index, &id)| Room { place: self.place(id), bytes: bytes(self, id, index) }).collect()
     }
 
     fn spread(&self, bytes: u64, rooms: &[Room]) -> Result<Vec<(PlaceId, u64)>, u64> {
         let pieces = placement::spread(bytes, rooms, self.policy, self.turn)?;
-        let id =
-            |place: Place| PlaceId::all(self.accounts.len()).find(|id| self.place(*id) == place);
-        Ok(pieces
-            .into_iter()
-            .filter_map(|(place, bytes)| Some((id(place)?, bytes)))
-            .collect())
+        let id = |place: Place| PlaceId::all(self.accounts.len()).find(|id| self.place(*id) == place);
+        Ok(pieces.into_iter().filter_map(|(place, bytes)| Some((id(place)?, bytes))).collect())
     }
 
     /// The growth came to nothing: its budgets are free again.
@@ -254,31 +236,15 @@ impl<H: Copy> State<H> {
         let mut at_home = 0;
         for &(place, bytes) in &growth.pieces {
             self.account(place).deliver(bytes);
-            at_home += if place == attempt.route.home {
-                bytes
-            } else {
-                0
-            };
+            at_home += if place == attempt.route.home { bytes } else { 0 };
         }
         let place = match growth.pieces[..] {
             [(place, _)] => Some(place),
             _ => None,
         };
-        self.runs
-            .add(growth.start, growth.frames, crate::runs::Kind::Taken);
-        let taken = Taken {
-            start: growth.start,
-            frames: growth.frames,
-            generation: 0,
-            place,
-        };
-        let headroom = attempt
-            .headrooms
-            .first()
-            .copied()
-            .flatten()
-            .unwrap_or(u64::MAX)
-            .saturating_sub(at_home);
+        self.runs.add(growth.start, growth.frames, crate::runs::Kind::Taken);
+        let taken = Taken { start: growth.start, frames: growth.frames, generation: 0, place };
+        let headroom = attempt.headrooms.first().copied().flatten().unwrap_or(u64::MAX).saturating_sub(at_home);
         debug_assert_eq!(bytes_of(growth.frames), attempt.bytes);
         self.award(&taken, attempt.request, attempt.route, false, headroom)
     }

@@ -6,8 +6,7 @@ use crate::plan::{Attempt, Growth, Step};
 use crate::runs::Kind;
 use crate::state::{Leaving, Route, State, bytes_of};
 use crate::{
-    Allocation, Backend, Block, Config, FRAME, Fault, Free, FreeError, Place, Refusal, Request,
-    Usage, placement,
+    Allocation, Backend, Block, Config, FRAME, Fault, Free, FreeError, Place, Refusal, Request, Usage, placement,
 };
 use parking_lot::Mutex;
 
@@ -57,11 +56,7 @@ impl<B: Backend> Pool<B> {
     /// # Errors
     /// See [`Refusal`]. Whatever was begun is undone.
     pub fn allocate(&self, request: &Request) -> Result<Allocation, Refusal<B::Error>> {
-        let route = self
-            .routes
-            .iter()
-            .find(|route| route.ordinal == request.home)
-            .ok_or(Refusal::NotOurs)?;
+        let route = self.routes.iter().find(|route| route.ordinal == request.home).ok_or(Refusal::NotOurs)?;
         if request.bytes == 0 {
             return Err(Refusal::NotOurs);
         }
@@ -72,6 +67,7 @@ impl<B: Backend> Pool<B> {
             bytes,
             headrooms: Vec::new(),
             only_quiesced: false,
+            believed: false,
             trimmed: false,
         };
         let mut plans_left = PLANS_PER_PLACE * self.places.len();
@@ -106,9 +102,7 @@ impl<B: Backend> Pool<B> {
                         plans_left -= 1;
                         if plans_left == 0 {
                             return Err(match cause {
-                                Cause::OutOfMemory(error) | Cause::Unavailable(error) => {
-                                    Refusal::Backend(error)
-                                }
+                                Cause::OutOfMemory(error) | Cause::Unavailable(error) => Refusal::Backend(error),
                                 _ => Refusal::Full { missing: bytes },
                             });
                         }
@@ -128,10 +122,7 @@ impl<B: Backend> Pool<B> {
     /// # Errors
     /// See [`FreeError`]. Of several frees of one block at the same time exactly one succeeds.
     pub fn free(&self, address: u64, when: Free) -> Result<Block, FreeError<B::Error>> {
-        let frame = self
-            .frame_at(address)
-            .filter(|_| address.is_multiple_of(FRAME))
-            .ok_or(FreeError::NotABlock)?;
+        let frame = self.frame_at(address).filter(|_| address.is_multiple_of(FRAME)).ok_or(FreeError::NotABlock)?;
         let mut state = self.state.lock();
         let run = *state.runs.starting_at(frame).ok_or(FreeError::NotABlock)?;
         let Kind::Live(owned) = run.kind else {
@@ -171,11 +162,7 @@ impl<B: Backend> Pool<B> {
             Kind::Live(owned) if owned.owner == owner => Some(owned),
             _ => None,
         };
-        let blocks: Vec<_> = state
-            .runs
-            .all()
-            .filter_map(|run| Some((*run, live(run.kind)?)))
-            .collect();
+        let blocks: Vec<_> = state.runs.all().filter_map(|run| Some((*run, live(run.kind)?))).collect();
         for (run, owned) in &blocks {
             let generation = state.next_generation();
             state.retire_block(run, owned, generation);
@@ -198,18 +185,11 @@ impl<B: Backend> Pool<B> {
             return Vec::new();
         };
         let state = self.state.lock();
-        let Some(run) = state
-            .runs
-            .around(frame)
-            .filter(|run| state.block_of(run).is_some())
-        else {
+        let Some(run) = state.runs.around(frame).filter(|run| state.block_of(run).is_some()) else {
             return Vec::new();
         };
         let segments = state.chunks.segments(run.start, run.end());
-        segments
-            .into_iter()
-            .map(|(at, frames, id)| (state.address(at), bytes_of(frames), state.place(id)))
-            .collect()
+        segments.into_iter().map(|(at, frames, id)| (state.address(at), bytes_of(frames), state.place(id))).collect()
     }
 
     /// Returns freed memory to the driver in whole chunks (`cuMemUnmap`, `cuMemRelease`), the longest unused first: at
@@ -230,13 +210,7 @@ impl<B: Backend> Pool<B> {
                     returned += bytes_of(chunk.frames);
                 }
             }
-            state.count_trimmed(
-                retired
-                    .gone
-                    .iter()
-                    .map(|chunk| bytes_of(chunk.frames))
-                    .sum(),
-            );
+            state.count_trimmed(retired.gone.iter().map(|chunk| bytes_of(chunk.frames)).sum());
             state.zombies.extend(retired.zombies);
         }
         let targets: Vec<PlaceId> = PlaceId::all(self.places.len())
@@ -284,45 +258,27 @@ impl<B: Backend> Pool<B> {
             return (0, 0);
         };
         let gpus = &route.order[..route.gpus];
-        let headrooms: Vec<_> = gpus
-            .iter()
-            .map(|id| self.backend.headroom(self.places[id.index()]))
-            .collect();
+        let headrooms: Vec<_> = gpus.iter().map(|id| self.backend.headroom(self.places[id.index()])).collect();
         let state = self.state.lock();
         let accounts = gpus.iter().map(|id| &state.accounts[id.index()]);
-        accounts
-            .zip(headrooms)
-            .fold((0u64, 0u64), |(free, total), (account, headroom)| {
-                (
-                    free.saturating_add(account.room(headroom)),
-                    total.saturating_add(account.usage().limit),
-                )
-            })
+        accounts.zip(headrooms).fold((0u64, 0u64), |(free, total), (account, headroom)| {
+            (free.saturating_add(account.room(headroom)), total.saturating_add(account.usage().limit))
+        })
     }
 
     /// Sees a planned growth through, or takes it back.
-    fn grow(
-        &self,
-        mut growth: Growth<B::Handle>,
-        attempt: &Attempt,
-    ) -> Result<Allocation, Cause<B::Error>> {
+    fn grow(&self, mut growth: Growth<B::Handle>, attempt: &Attempt) -> Result<Allocation, Cause<B::Error>> {
         let leaving = std::mem::take(&mut growth.leaving);
         if !leaving.is_empty() {
             self.send_back(leaving);
             let mut state = self.state.lock();
-            if growth
-                .pieces
-                .iter()
-                .any(|(place, _)| state.account(*place).is_overdrawn())
-            {
+            if growth.pieces.iter().any(|(place, _)| state.account(*place).is_overdrawn()) {
                 state.withdraw(&growth);
                 state.space.give(growth.start, growth.frames);
                 return Err(Cause::Overdrawn);
             }
         }
-        match drive::build(&self.backend, self.base, &growth, |id| {
-            self.places[id.index()]
-        }) {
+        match drive::build(&self.backend, self.base, &growth, |id| self.places[id.index()]) {
             Ok(chunks) => {
                 let mut state = self.state.lock();
                 for chunk in chunks {
@@ -330,12 +286,7 @@ impl<B: Backend> Pool<B> {
                 }
                 Ok(state.deliver(&growth, attempt))
             }
-            Err(Broken {
-                cause,
-                place,
-                created,
-                retired,
-            }) => {
+            Err(Broken { cause, place, created, retired }) => {
                 let mut state = self.state.lock();
                 state.withdraw(&growth);
                 match cause {
@@ -362,11 +313,7 @@ impl<B: Backend> Pool<B> {
         let mut sum = 0;
         for row in leaving {
             let (start, frames) = (row.start, row.frames);
-            let Retired {
-                gone,
-                zombies,
-                unmapped,
-            } = drive::dismantle(&self.backend, self.base, row);
+            let Retired { gone, zombies, unmapped } = drive::dismantle(&self.backend, self.base, row);
             let mut state = self.state.lock();
             for chunk in &gone {
                 state.account(chunk.place).left(bytes_of(chunk.frames), 0);

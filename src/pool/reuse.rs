@@ -15,22 +15,11 @@ impl<H: Copy> State<H> {
         let start = self.runs.best_fit(place, frames, newest)?;
         let generation = self.runs.take(start, start + frames)?;
         self.account(place).take(bytes_of(frames));
-        Some(Taken {
-            start,
-            frames,
-            generation,
-            place: Some(place),
-        })
+        Some(Taken { start, frames, generation, place: Some(place) })
     }
 
     /// Takes free memory that is as good as fresh memory placed in `pieces`: at the one place, or across several.
-    pub fn take_like(
-        &mut self,
-        pieces: &[(PlaceId, u64)],
-        route: &Route,
-        frames: u32,
-        newest: u64,
-    ) -> Option<Taken> {
+    pub fn take_like(&mut self, pieces: &[(PlaceId, u64)], route: &Route, frames: u32, newest: u64) -> Option<Taken> {
         match pieces {
             [(place, _)] => self.take_best(*place, frames, newest),
             _ => {
@@ -42,26 +31,14 @@ impl<H: Copy> State<H> {
 
     /// The borders of the free row of frames to reuse for `pieces`: from the smallest row of free runs that has one, so
     /// that a block freed as a whole is found as a whole.
-    fn find_span(
-        &self,
-        pieces: &[(PlaceId, u64)],
-        route: &Route,
-        frames: u32,
-        newest: u64,
-    ) -> Option<(u32, u32)> {
+    fn find_span(&self, pieces: &[(PlaceId, u64)], route: &Route, frames: u32, newest: u64) -> Option<(u32, u32)> {
         let wanted = |matches: &dyn Fn(PlaceId) -> bool| -> u64 {
-            pieces
-                .iter()
-                .filter(|(place, _)| matches(*place))
-                .map(|(_, bytes)| bytes / FRAME)
-                .sum()
+            pieces.iter().filter(|(place, _)| matches(*place)).map(|(_, bytes)| bytes / FRAME).sum()
         };
         let home_least = wanted(&|place| place == route.home).saturating_sub(TOLERANCE / FRAME);
         let host_most = wanted(&|place| self.place(place).is_host()) + TOLERANCE / FRAME;
         let usable = |run: &Run| match run.kind {
-            Kind::Free { place, generation } => {
-                generation <= newest && route.order.contains(&place)
-            }
+            Kind::Free { place, generation } => generation <= newest && route.order.contains(&place),
             _ => false,
         };
         let mut best: Option<(u32, u32)> = None;
@@ -70,25 +47,18 @@ impl<H: Copy> State<H> {
                 continue;
             };
             let size = last.end() - first.start;
-            if size < frames
-                || best.is_some_and(|(least, _)| least <= size)
-                || !span.iter().all(usable)
-            {
+            if size < frames || best.is_some_and(|(least, _)| least <= size) || !span.iter().all(usable) {
                 continue;
             }
             let shares = Shares::new(self, &span, route.home);
             // Moving a window changes its shares at a constant rate until a border passes one of a run, so only windows
             // that begin or end at one need a look.
-            let mut windows = span
-                .iter()
-                .flat_map(|run| [Some(run.start), run.end().checked_sub(frames)])
-                .flatten()
-                .filter(|&at| {
+            let mut windows =
+                span.iter().flat_map(|run| [Some(run.start), run.end().checked_sub(frames)]).flatten().filter(|&at| {
                     let (home, host) = shares.within(at, at + frames);
                     home >= home_least && host <= host_most
                 });
-            if let Some(start) = windows.find(|&at| at >= first.start && at + frames <= last.end())
-            {
+            if let Some(start) = windows.find(|&at| at >= first.start && at + frames <= last.end()) {
                 best = Some((size, start));
             }
         }
@@ -105,17 +75,8 @@ impl<H: Copy> State<H> {
             places.push(place);
         }
         self.runs.join_taken(start, end);
-        let place = if let [place] = places[..] {
-            Some(place)
-        } else {
-            None
-        };
-        Some(Taken {
-            start,
-            frames: end - start,
-            generation,
-            place,
-        })
+        let place = if let [place] = places[..] { Some(place) } else { None };
+        Some(Taken { start, frames: end - start, generation, place })
     }
 }
 
@@ -148,16 +109,11 @@ impl Shares {
 
     fn before(&self, frame: u32) -> (u64, u64) {
         let index = self.borders.partition_point(|border| border.0 <= frame);
-        let Some(&(start, at_home, on_host, is_home, is_host)) =
-            self.borders.get(index.wrapping_sub(1))
-        else {
+        let Some(&(start, at_home, on_host, is_home, is_host)) = self.borders.get(index.wrapping_sub(1)) else {
             return (0, 0);
         };
         let into = u64::from(frame - start);
-        (
-            at_home + u64::from(is_home) * into,
-            on_host + u64::from(is_host) * into,
-        )
+        (at_home + u64::from(is_home) * into, on_host + u64::from(is_host) * into)
     }
 
     /// Frames at home and on the host in `start..end`.

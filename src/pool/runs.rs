@@ -100,9 +100,7 @@ impl Runs {
     pub fn set_kind(&mut self, start: u32, kind: Kind) {
         let slot = self.tags[start as usize] as usize;
         let run = &mut self.slots[slot];
-        debug_assert!(
-            run.start == start && run.free_place().is_none() && !matches!(kind, Kind::Free { .. })
-        );
+        debug_assert!(run.start == start && run.free_place().is_none() && !matches!(kind, Kind::Free { .. }));
         run.kind = kind;
     }
 
@@ -125,9 +123,7 @@ impl Runs {
     }
 
     fn free_from(&self, place: PlaceId, frames: u32) -> impl Iterator<Item = &Run> {
-        self.free[place.index()]
-            .range(key(frames, 0)..)
-            .filter_map(|&entry| self.starting_at(entry as u32))
+        self.free[place.index()].range(key(frames, 0)..).filter_map(|&entry| self.starting_at(entry as u32))
     }
 
     /// The rows of two or more adjacent free runs, each in address order.
@@ -135,12 +131,7 @@ impl Runs {
         let mut seams = self.seams.iter().copied().peekable();
         std::iter::from_fn(move || {
             let seam = seams.next()?;
-            let mut span: Vec<Run> = self
-                .ending_at(seam)
-                .into_iter()
-                .chain(self.starting_at(seam))
-                .copied()
-                .collect();
+            let mut span: Vec<Run> = self.ending_at(seam).into_iter().chain(self.starting_at(seam)).copied().collect();
             while let Some(last) = span.last()
                 && seams.peek() == Some(&last.end())
                 && let Some(next) = self.starting_at(last.end())
@@ -165,35 +156,15 @@ impl Runs {
         self.unlink(&run);
         let mut slot = self.tags[run.start as usize];
         if run.start < start {
-            self.put(
-                slot,
-                Run {
-                    frames: start - run.start,
-                    ..run
-                },
-            );
+            self.put(slot, Run { frames: start - run.start, ..run });
             slot = self.new_slot();
             self.starts.insert(start);
         }
-        self.put(
-            slot,
-            Run {
-                start,
-                frames: end - start,
-                kind: Kind::Taken,
-            },
-        );
+        self.put(slot, Run { start, frames: end - start, kind: Kind::Taken });
         if end < run.end() {
             let right = self.new_slot();
             self.starts.insert(end);
-            self.put(
-                right,
-                Run {
-                    start: end,
-                    frames: run.end() - end,
-                    ..run
-                },
-            );
+            self.put(right, Run { start: end, frames: run.end() - end, ..run });
             self.link(right);
         }
         if run.start < start {
@@ -222,14 +193,7 @@ impl Runs {
             self.tags.resize(end, NONE);
         }
         let slot = self.new_slot();
-        self.put(
-            slot,
-            Run {
-                start,
-                frames,
-                kind,
-            },
-        );
+        self.put(slot, Run { start, frames, kind });
         self.starts.insert(start);
     }
 
@@ -247,16 +211,10 @@ impl Runs {
         debug_assert!(run.start == start && run.free_place().is_none());
         let mut generation = generation;
         let mut newest = |other: Kind| match other {
-            Kind::Free {
-                generation: theirs, ..
-            } => generation = generation.max(theirs),
+            Kind::Free { generation: theirs, .. } => generation = generation.max(theirs),
             _ => debug_assert!(false, "only free runs are joined"),
         };
-        if let Some(left) = self
-            .ending_at(start)
-            .copied()
-            .filter(|left| left.free_place() == Some(place))
-        {
+        if let Some(left) = self.ending_at(start).copied().filter(|left| left.free_place() == Some(place)) {
             self.unlink(&left);
             newest(left.kind);
             let gone = self.tags[left.start as usize];
@@ -265,11 +223,7 @@ impl Runs {
             run.start = left.start;
             run.frames += left.frames;
         }
-        if let Some(right) = self
-            .starting_at(run.end())
-            .copied()
-            .filter(|right| right.free_place() == Some(place))
-        {
+        if let Some(right) = self.starting_at(run.end()).copied().filter(|right| right.free_place() == Some(place)) {
             self.unlink(&right);
             newest(right.kind);
             let gone = self.tags[right.start as usize];
@@ -287,22 +241,9 @@ impl Runs {
         let slot = self.tags[start as usize];
         let run = self.slots[slot as usize];
         debug_assert!(run.start == start && start < at && at < run.end());
-        self.put(
-            slot,
-            Run {
-                frames: at - start,
-                ..run
-            },
-        );
+        self.put(slot, Run { frames: at - start, ..run });
         let right = self.new_slot();
-        self.put(
-            right,
-            Run {
-                start: at,
-                frames: run.end() - at,
-                ..run
-            },
-        );
+        self.put(right, Run { start: at, frames: run.end() - at, ..run });
         self.starts.insert(at);
     }
 
@@ -318,16 +259,10 @@ impl Runs {
             return;
         };
         self.free[place.index()].insert(key(run.frames, run.start));
-        if self
-            .ending_at(run.start)
-            .is_some_and(|left| left.free_place().is_some())
-        {
+        if self.ending_at(run.start).is_some_and(|left| left.free_place().is_some()) {
             self.seams.insert(run.start);
         }
-        if self
-            .starting_at(run.end())
-            .is_some_and(|right| right.free_place().is_some())
-        {
+        if self.starting_at(run.end()).is_some_and(|right| right.free_place().is_some()) {
             self.seams.insert(run.end());
         }
     }
@@ -352,21 +287,13 @@ impl Runs {
 
     fn new_slot(&mut self) -> u32 {
         self.vacant.pop().unwrap_or_else(|| {
-            self.slots.push(Run {
-                start: 0,
-                frames: 0,
-                kind: Kind::Taken,
-            });
+            self.slots.push(Run { start: 0, frames: 0, kind: Kind::Taken });
             self.slots.len() as u32 - 1
         })
     }
 
     fn vacate(&mut self, slot: u32) {
-        self.slots[slot as usize] = Run {
-            start: 0,
-            frames: 0,
-            kind: Kind::Taken,
-        };
+        self.slots[slot as usize] = Run { start: 0, frames: 0, kind: Kind::Taken };
         self.vacant.push(slot);
     }
 

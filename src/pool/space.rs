@@ -16,12 +16,7 @@ pub(crate) struct Space {
 
 impl Space {
     pub fn new(frames: u32) -> Self {
-        Self {
-            edge: 0,
-            end: frames,
-            by_start: BTreeMap::new(),
-            by_size: BTreeSet::new(),
-        }
+        Self { edge: 0, end: frames, by_start: BTreeMap::new(), by_size: BTreeSet::new() }
     }
 
     /// Takes consecutive frames: the smallest returned extent that fits, else fresh ones. `None` when there is no such
@@ -84,10 +79,7 @@ mod tests {
     #[test]
     fn returned_extents_join_and_the_edge_falls_back() {
         let mut space = Space::new(10);
-        assert_eq!(
-            [space.take(4), space.take(2), space.take(4), space.take(1)],
-            [Some(0), Some(4), Some(6), None]
-        );
+        assert_eq!([space.take(4), space.take(2), space.take(4), space.take(1)], [Some(0), Some(4), Some(6), None]);
         space.give(0, 4);
         space.give(6, 4);
         assert_eq!(space.take(5), None, "two extents of 4 are not one of 5");
@@ -98,10 +90,7 @@ mod tests {
     #[test]
     fn the_smallest_extent_that_fits_is_taken() {
         let mut space = Space::new(100);
-        assert_eq!(
-            [space.take(8), space.take(1), space.take(3), space.take(1)],
-            [Some(0), Some(8), Some(9), Some(12)]
-        );
+        assert_eq!([space.take(8), space.take(1), space.take(3), space.take(1)], [Some(0), Some(8), Some(9), Some(12)]);
         space.give(0, 8);
         space.give(9, 3);
         assert_eq!(space.take(3), Some(9));

@@ -62,11 +62,7 @@ impl Starts {
 
     fn grow_to(&mut self, frame: usize) {
         let mut words = frame / 64 + 1;
-        if self
-            .levels
-            .first()
-            .is_some_and(|level| level.len() >= words)
-        {
+        if self.levels.first().is_some_and(|level| level.len() >= words) {
             return;
         }
         // Doubling keeps a pool that grows chunk by chunk from copying the summaries every time.
@@ -74,10 +70,7 @@ impl Starts {
         for height in 0.. {
             if height == self.levels.len() {
                 // The level below was the one-word top; a new top has a bit set if that word had any.
-                let summary = self
-                    .levels
-                    .last()
-                    .map_or(0, |level| u64::from(level.iter().any(|&word| word != 0)));
+                let summary = self.levels.last().map_or(0, |level| u64::from(level.iter().any(|&word| word != 0)));
                 self.levels.push(vec![summary]);
             }
             self.levels[height].resize(words, 0);

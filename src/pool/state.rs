@@ -26,23 +26,12 @@ impl Route {
         let mut routes = Vec::new();
         for (home, &place) in PlaceId::all(places.len()).zip(&places) {
             let Place::Gpu(ordinal) = place else { continue };
-            let order: Vec<PlaceId> =
-                placement::order(ordinal, &places, &config.links, config.lenders)
-                    .into_iter()
-                    .filter_map(|place| {
-                        PlaceId::all(places.len()).find(|id| places[id.index()] == place)
-                    })
-                    .collect();
-            let gpus = order
-                .iter()
-                .filter(|id| !places[id.index()].is_host())
-                .count();
-            routes.push(Route {
-                ordinal,
-                home,
-                order,
-                gpus,
-            });
+            let order: Vec<PlaceId> = placement::order(ordinal, &places, &config.links, config.lenders)
+                .into_iter()
+                .filter_map(|place| PlaceId::all(places.len()).find(|id| places[id.index()] == place))
+                .collect();
+            let gpus = order.iter().filter(|id| !places[id.index()].is_host()).count();
+            routes.push(Route { ordinal, home, order, gpus });
         }
         routes
     }
@@ -117,11 +106,7 @@ impl<H: Copy> State<H> {
             space: Space::new(u32::try_from(config.bytes / FRAME).unwrap_or(u32::MAX)),
             chunks: Chunks::new(),
             runs: Runs::new(config.places.len()),
-            accounts: config
-                .places
-                .iter()
-                .map(|&spec| Account::new(spec))
-                .collect(),
+            accounts: config.places.iter().map(|&spec| Account::new(spec)).collect(),
             zombies: Vec::new(),
             generation: 0,
             quiesced: 0,
@@ -159,19 +144,8 @@ impl<H: Copy> State<H> {
         totals.live_bytes += request.bytes;
         totals.peak_live_bytes = totals.peak_live_bytes.max(totals.live_bytes);
         let id = totals.allocations;
-        let Request {
-            bytes, home, owner, ..
-        } = *request;
-        self.runs.set_kind(
-            taken.start,
-            Kind::Live(Owned {
-                bytes,
-                home,
-                owner,
-                id,
-                place: taken.place,
-            }),
-        );
+        let Request { bytes, home, owner, .. } = *request;
+        self.runs.set_kind(taken.start, Kind::Live(Owned { bytes, home, owner, id, place: taken.place }));
         self.turn += 1;
 
         let (mut on_peers, mut on_host) = (0, 0);
@@ -187,10 +161,7 @@ impl<H: Copy> State<H> {
         match taken.place {
             Some(place) => count(self, place, taken.frames),
             None => {
-                for (_, frames, place) in self
-                    .chunks
-                    .segments(taken.start, taken.start + taken.frames)
-                {
+                for (_, frames, place) in self.chunks.segments(taken.start, taken.start + taken.frames) {
                     count(self, place, frames);
                 }
             }
@@ -203,19 +174,8 @@ impl<H: Copy> State<H> {
         } else {
             account.served_at_home(bytes, headroom);
         }
-        let block = Block {
-            address: self.address(taken.start),
-            bytes,
-            home,
-            owner,
-            id,
-        };
-        Allocation {
-            block,
-            reused,
-            on_peers,
-            on_host,
-        }
+        let block = Block { address: self.address(taken.start), bytes, home, owner, id };
+        Allocation { block, reused, on_peers, on_host }
     }
 
     /// Whether a block with that much away from home went over the edge of what its policy fills first.
@@ -230,26 +190,9 @@ impl<H: Copy> State<H> {
     /// The block that `run` is to the program, if it is one.
     pub fn block_of(&self, run: &Run) -> Option<Block> {
         match run.kind {
-            Kind::Live(Owned {
-                bytes,
-                home,
-                owner,
-                id,
-                ..
-            })
-            | Kind::Freeing(Owned {
-                bytes,
-                home,
-                owner,
-                id,
-                ..
-            }) => Some(Block {
-                address: self.address(run.start),
-                bytes,
-                home,
-                owner,
-                id,
-            }),
+            Kind::Live(Owned { bytes, home, owner, id, .. }) | Kind::Freeing(Owned { bytes, home, owner, id, .. }) => {
+                Some(Block { address: self.address(run.start), bytes, home, owner, id })
+            }
             Kind::Free { .. } | Kind::Taken => None,
         }
     }
@@ -291,9 +234,7 @@ impl<H: Copy> State<H> {
             .runs
             .free_at(place)
             .filter_map(|run| match run.kind {
-                Kind::Free { generation, .. } if generation <= newest => {
-                    Some((generation, run.start, run.end()))
-                }
+                Kind::Free { generation, .. } if generation <= newest => Some((generation, run.start, run.end())),
                 _ => None,
             })
             .collect();
@@ -318,11 +259,7 @@ impl<H: Copy> State<H> {
             self.runs.remove(start);
             self.account(place).leave(bytes_of(end - start));
             sum += bytes_of(end - start);
-            leaving.push(Leaving {
-                start,
-                frames: end - start,
-                chunks: self.chunks.remove_range(start, end),
-            });
+            leaving.push(Leaving { start, frames: end - start, chunks: self.chunks.remove_range(start, end) });
         }
         leaving
     }
@@ -344,14 +281,7 @@ impl<H: Copy> State<H> {
     }
 
     pub fn usage(&self) -> Usage {
-        let Totals {
-            live_blocks,
-            live_bytes,
-            peak_live_bytes,
-            allocations,
-            reuses,
-            trimmed_bytes,
-        } = self.totals;
+        let Totals { live_blocks, live_bytes, peak_live_bytes, allocations, reuses, trimmed_bytes } = self.totals;
         Usage {
             places: self.accounts.iter().map(Account::usage).collect(),
             live_blocks,

@@ -1,1 +1,154 @@
-fn main(){}
+//! The pool's own time: a warm allocation and its lazy free, on a backend that does nothing.
+//!
+//! `cargo bench -p gpupool-pool`. Prints, besides criterion's estimates, the percentiles of single operations and what
+//! eight threads get done beside one.
+
+use criterion::{BenchmarkId, Criterion};
+use gpupool_pool::{Backend, Config, FRAME, Fault, Free, Lenders, Links, Place, PlaceSpec, Policy, Pool, Request};
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Grants every wish at no cost, so that what is measured is the pool.
+#[derive(Default)]
+struct Nothing {
+    handles: AtomicU64,
+}
+
+impl Backend for Nothing {
+    type Handle = u64;
+    type Error = ();
+
+    fn headroom(&self, _place: Place) -> Option<u64> {
+        None
+    }
+    fn create(&self, _place: Place, _bytes: u64) -> Result<u64, Fault<()>> {
+        Ok(self.handles.fetch_add(1, Ordering::Relaxed))
+    }
+    fn release(&self, _handle: u64) -> Result<(), Fault<()>> {
+        Ok(())
+    }
+    fn map(&self, _address: u64, _bytes: u64, _handle: u64) -> Result<(), Fault<()>> {
+        Ok(())
+    }
+    fn unmap(&self, _address: u64, _bytes: u64) -> Result<(), Fault<()>> {
+        Ok(())
+    }
+    fn grant(&self, _address: u64, _bytes: u64, _place: Place) -> Result<(), Fault<()>> {
+        Ok(())
+    }
+    fn quiesce(&self) -> Result<(), Fault<()>> {
+        Ok(())
+    }
+}
+
+const SIZES: [(&str, u64); 3] = [("2MiB", FRAME), ("64MiB", 64 << 20), ("1GiB", 1 << 30)];
+
+fn request(bytes: u64) -> Request {
+    Request { bytes, home: 0, owner: 1, soft_refusal: false }
+}
+
+/// A pool with so many live blocks of 2 MiB, with a freed one between every two: the free list is as long.
+fn crowded(live: u64) -> Pool<Nothing> {
+    let config = Config {
+        base: 1 << 40,
+        bytes: 64 << 40,
+        places: vec![PlaceSpec { place: Place::Gpu(0), limit: 32 << 40 }],
+        links: Links::default(),
+        policy: Policy::LocalFirst,
+        lenders: Lenders::All,
+    };
+    let pool = Pool::new(config, Nothing::default());
+    let address = |_| pool.allocate(&request(FRAME)).map_or(0, |allocation| allocation.block.address);
+    let blocks: Vec<u64> = (0..2 * live).map(address).collect();
+    for address in blocks.iter().step_by(2) {
+        release(&pool, *address);
+    }
+    pool
+}
+
+fn release(pool: &Pool<Nothing>, address: u64) {
+    let freed = pool.free(address, Free::Lazy);
+    assert!(freed.is_ok(), "{address:#x} is not live");
+}
+
+fn cycle(pool: &Pool<Nothing>, bytes: u64) {
+    match pool.allocate(black_box(&request(bytes))) {
+        Ok(allocation) => release(pool, allocation.block.address),
+        Err(refusal) => unreachable!("{refusal:?} on a backend that never fails"),
+    }
+}
+
+fn warm(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("warm allocate + lazy free");
+    for live in [0, 100_000] {
+        let pool = crowded(live);
+        for (name, bytes) in SIZES {
+            cycle(&pool, bytes);
+            let id = BenchmarkId::new(name, format!("{live} live"));
+            group.bench_function(id, |bencher| bencher.iter(|| cycle(&pool, bytes)));
+        }
+    }
+    group.finish();
+}
+
+/// Percentiles of single cycles, which criterion's averages hide.
+fn percentiles() {
+    for live in [0, 100_000] {
+        let pool = crowded(live);
+        for (name, bytes) in SIZES {
+            let mut times: Vec<Duration> = (0..200_000)
+                .map(|_| {
+                    let start = Instant::now();
+                    cycle(&pool, bytes);
+                    start.elapsed()
+                })
+                .collect();
+            times.sort_unstable();
+            let at = |share: usize| times[times.len() * share / 1000];
+            println!("{name}, {live} live: p50 {:?}, p99 {:?}, p99.9 {:?}", at(500), at(990), at(999));
+        }
+    }
+}
+
+/// Cycles a second that so many threads get done together, each with its own size and a few blocks in hand.
+fn throughput(pool: &Pool<Nothing>, threads: u64) -> f64 {
+    const CYCLES: u64 = 400_000;
+    let barrier = Barrier::new(threads as usize + 1);
+    let each = CYCLES / threads;
+    let mut start = Instant::now();
+    std::thread::scope(|scope| {
+        for id in 0..threads {
+            let barrier = &barrier;
+            scope.spawn(move || {
+                barrier.wait();
+                for _ in 0..each {
+                    cycle(pool, (id + 1) * FRAME);
+                }
+            });
+        }
+        barrier.wait();
+        start = Instant::now();
+    });
+    (each * threads) as f64 / start.elapsed().as_secs_f64()
+}
+
+fn threads() {
+    let pool = crowded(1_000);
+    // In pairs and by turns, so that a busy machine is busy for both.
+    let mut ratios: Vec<f64> = (0..15).map(|_| throughput(&pool, 8) / throughput(&pool, 1)).collect();
+    ratios.sort_by(f64::total_cmp);
+    println!(
+        "8 threads against 1: throughput ratio {:.2} (median of 15; {:.2} to {:.2})",
+        ratios[7], ratios[0], ratios[14]
+    );
+}
+
+fn main() {
+    let mut criterion = Criterion::default().configure_from_args();
+    warm(&mut criterion);
+    criterion.final_summary();
+    percentiles();
+    threads();
+}

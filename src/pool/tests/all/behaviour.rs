@@ -1,0 +1,297 @@
+//! One rule a test.
+
+use crate::checks::{
+    GIB, GPU0, GPU1, HOST, MIB, allocate, assert_block, assert_returns_everything, note_busy, pool, pool_with, request,
+};
+use crate::mock::{BASE, FaultKind, Mock};
+use gpupool_pool::{
+    Allocation, Config, FRAME, Free, FreeError, Lenders, Place, PlaceSpec, Policy, Pool, Refusal, Request,
+};
+
+fn calls_since<T>(pool: &Pool<Mock>, act: impl FnOnce() -> T) -> (T, Vec<(&'static str, u64)>) {
+    pool.backend().inner().log.clear();
+    let result = act();
+    (result, pool.backend().inner().log.clone())
+}
+
+fn free(pool: &Pool<Mock>, allocation: &Allocation) {
+    pool.free(allocation.block.address, Free::Strict).unwrap();
+}
+
+#[test]
+fn a_large_block_is_made_of_large_chunks_and_one_tail() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB), (HOST, GIB)]);
+    let (_, log) = calls_since(&pool, || allocate(&pool, 71 * MIB).unwrap());
+    let sizes = |name: &str| log.iter().filter(|entry| entry.0 == name).map(|entry| entry.1 / MIB).collect::<Vec<_>>();
+    assert_eq!(sizes("create"), [32, 32, 8]);
+    assert_eq!(sizes("grant"), [72], "granted once for the whole range");
+    assert_eq!(log.iter().filter(|entry| entry.0 == "headroom").count(), 1, "nobody asks the host while home suffices");
+    let (_, log) = calls_since(&pool, || allocate(&pool, 5 * MIB).unwrap());
+    assert_eq!(log, [("headroom", 0), ("create", 6 * MIB), ("map", 6 * MIB), ("grant", 6 * MIB)]);
+}
+
+#[test]
+fn warm_reuse_makes_no_backend_call() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB), (GPU1, GIB)]);
+    let first = allocate(&pool, 100 * MIB).unwrap();
+    free(&pool, &first);
+    let (second, log) = calls_since(&pool, || allocate(&pool, 100 * MIB).unwrap());
+    assert_eq!((second.block.address, second.reused, log.len()), (first.block.address, true, 0));
+}
+
+#[test]
+fn the_best_fit_is_taken_and_the_lowest_of_equals() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
+    let blocks: Vec<Allocation> = [8, 2, 4, 2, 6, 2, 4, 2].map(|mib| allocate(&pool, mib * MIB).unwrap()).into();
+    for index in [6, 4, 2, 0] {
+        free(&pool, &blocks[index]);
+    }
+    let address = |mib: u64| allocate(&pool, mib * MIB).unwrap().block.address;
+    assert_eq!(address(4), blocks[2].block.address);
+    assert_eq!(address(4), blocks[6].block.address);
+    assert_eq!(address(4), blocks[4].block.address, "no exact fit is left: the smallest that is big enough");
+    assert_eq!(address(8), blocks[0].block.address);
+    assert_eq!(address(2), blocks[4].block.address + 4 * MIB, "the rest of the split run");
+}
+
+#[test]
+fn a_block_larger_than_any_gpu_spans_several_and_is_reused_as_a_whole() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 10 * GIB), (GPU1, 10 * GIB), (HOST, 10 * GIB)]);
+    let first = allocate(&pool, 25 * GIB).unwrap();
+    assert_eq!((first.on_peers, first.on_host), (10 * GIB, 5 * GIB));
+    assert_block(&pool, &first);
+    free(&pool, &first);
+    assert_eq!(pool.usage().places.iter().map(|place| place.held / GIB).collect::<Vec<_>>(), [10, 10, 5]);
+    let (second, log) = calls_since(&pool, || allocate(&pool, 25 * GIB).unwrap());
+    assert!(second.reused && log.iter().all(|entry| entry.0 == "headroom"), "{log:?}");
+    assert_eq!(second.block.address, first.block.address);
+    free(&pool, &second);
+    // A smaller one fits the same row: all of home, a part of the peer.
+    let third = allocate(&pool, 15 * GIB).unwrap();
+    assert_eq!((third.reused, third.on_peers, third.on_host), (true, 5 * GIB, 0));
+    assert_returns_everything(&pool, &[third]);
+}
+
+#[test]
+fn an_interleaved_block_is_reused_as_a_whole() {
+    let pool = pool(Policy::Interleave, &[(GPU0, GIB), (GPU1, GIB)]);
+    let first = allocate(&pool, GIB).unwrap();
+    assert_eq!(first.on_peers, GIB / 2);
+    free(&pool, &first);
+    let (second, log) = calls_since(&pool, || allocate(&pool, GIB).unwrap());
+    assert_eq!((second.block.address, log.len()), (first.block.address, 0));
+}
+
+#[test]
+fn free_memory_in_the_way_goes_first() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 128 * MIB), (GPU1, 128 * MIB)]);
+    let pieces: Vec<Allocation> = (0..2).map(|_| allocate(&pool, 64 * MIB).unwrap()).collect();
+    free(&pool, &pieces[0]);
+    // 64 MiB are free in place, but 32 at the end of the limit would have to be bridged.
+    let small = allocate(&pool, 2 * MIB).unwrap();
+    free(&pool, &pieces[1]);
+    let large = allocate(&pool, 96 * MIB).unwrap();
+    assert_eq!((large.reused, large.on_peers), (true, 0));
+    free(&pool, &large);
+    free(&pool, &small);
+    let whole = allocate(&pool, 128 * MIB).unwrap();
+    assert_eq!((whole.reused, whole.on_peers), (true, 0));
+    free(&pool, &whole);
+
+    // Two rows that can not be joined: the memory moves to a new address.
+    let rows: Vec<Allocation> = [30, 2, 30, 2, 30, 2, 32].map(|mib| allocate(&pool, mib * MIB).unwrap()).into();
+    pool.trim(None, None);
+    for row in &rows[..6] {
+        free(&pool, row);
+    }
+    let keep = allocate(&pool, 2 * MIB).unwrap();
+    let moved = allocate(&pool, 64 * MIB).unwrap();
+    assert_eq!((moved.on_peers, moved.on_host), (0, 0), "there is room at home, in pieces");
+    assert!(pool.usage().places[0].held <= 128 * MIB);
+    assert_returns_everything(&pool, &[keep, moved, rows[6]]);
+}
+
+#[test]
+fn the_whole_free_memory_of_a_gpu_can_become_one_block() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 128 * MIB), (GPU1, 128 * MIB)]);
+    let rows: Vec<Allocation> = (0..4).map(|_| allocate(&pool, 32 * MIB).unwrap()).collect();
+    free(&pool, &rows[0]);
+    free(&pool, &rows[2]);
+    let (joined, log) = calls_since(&pool, || allocate(&pool, 64 * MIB).unwrap());
+    assert_eq!((joined.reused, joined.on_peers), (false, 0));
+    assert_eq!(log.iter().filter(|entry| entry.0 == "release").count(), 2);
+    assert_eq!(pool.usage().trimmed_bytes, 64 * MIB);
+    assert_returns_everything(&pool, &[rows[1], rows[3], joined]);
+}
+
+#[test]
+fn a_cache_is_told_once_before_home_overflows() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 160 * MIB), (GPU1, GIB)]);
+    let ask = |mib: u64| pool.allocate(&Request { soft_refusal: true, ..request(mib * MIB, 0) });
+    let at_home = ask(120).unwrap();
+    assert_eq!(ask(64), Err(Refusal::Soft));
+    let small = ask(2).unwrap();
+    let spilled = ask(64).expect("the retry is served, whatever came in between");
+    assert_eq!(spilled.on_peers, (64 - 38) * MIB);
+    ask(64).expect("home is still full, and that was said");
+    free(&pool, &at_home);
+    ask(2).unwrap();
+    assert_eq!(ask(200), Err(Refusal::Soft), "armed again since home had room");
+    assert_eq!(allocate(&pool, 200 * MIB).map(|block| block.on_host), Ok(0), "others are not told");
+    free(&pool, &small);
+}
+
+#[test]
+fn a_cache_that_frees_when_told_is_told_again_next_time() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 160 * MIB), (GPU1, GIB)]);
+    let ask = |mib: u64| pool.allocate(&Request { soft_refusal: true, ..request(mib * MIB, 0) });
+    let cached = ask(120).unwrap();
+    assert_eq!(ask(64), Err(Refusal::Soft));
+    free(&pool, &cached);
+    assert_eq!(ask(64).unwrap().on_peers, 0);
+    assert_eq!(ask(128), Err(Refusal::Soft));
+}
+
+#[test]
+fn free_memory_at_home_is_no_overflow() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 128 * MIB), (GPU1, GIB)]);
+    let ask = |mib: u64| pool.allocate(&Request { soft_refusal: true, ..request(mib * MIB, 0) });
+    let rows: Vec<Allocation> = (0..4).map(|_| ask(32).unwrap()).collect();
+    free(&pool, &rows[0]);
+    free(&pool, &rows[2]);
+    assert_eq!(ask(64).unwrap().on_peers, 0);
+}
+
+#[test]
+fn a_place_that_runs_out_unannounced_is_filled_and_left() {
+    let capacity = [(GPU0, 100 * MIB), (GPU1, GIB)];
+    let pool = pool_with(Policy::LocalFirst, Lenders::All, &[(GPU0, GIB), (GPU1, GIB)], &capacity);
+    pool.backend().inner().blind = true;
+    let first = allocate(&pool, 192 * MIB).unwrap();
+    assert_eq!(first.on_peers, 96 * MIB, "three chunks fit at home");
+    let (second, log) = calls_since(&pool, || allocate(&pool, 32 * MIB).unwrap());
+    assert_eq!(log.iter().filter(|entry| entry.0 == "create").count(), 1, "home is not tried in vain again");
+    assert_returns_everything(&pool, &[first, second]);
+}
+
+#[test]
+fn a_place_that_can_not_give_is_never_asked_again() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 64 * MIB), (HOST, GIB)]);
+    let home = allocate(&pool, 64 * MIB).unwrap();
+    let calls = pool.backend().inner().calls;
+    pool.backend().inner().fault = Some((calls + 1, 1, FaultKind::Unavailable));
+    assert_eq!(allocate(&pool, 2 * MIB), Err(Refusal::Full { missing: 2 * MIB }));
+    let (answer, log) = calls_since(&pool, || allocate(&pool, 2 * MIB));
+    assert_eq!((answer, log.len()), (Err(Refusal::Full { missing: 2 * MIB }), 0));
+    assert_eq!(pool.usage().places[1].limit, 0);
+    assert_returns_everything(&pool, &[home]);
+}
+
+#[test]
+fn a_driver_that_asks_for_patience_gets_five_repeats() {
+    for (count, served) in [(5, true), (6, false)] {
+        let pool = pool(Policy::LocalFirst, &[(GPU0, 64 * MIB)]);
+        pool.backend().inner().fault = Some((3, count, FaultKind::NotReady));
+        assert_eq!(allocate(&pool, 2 * MIB).is_ok(), served, "{count} times not ready at the grant");
+    }
+}
+
+#[test]
+fn lazily_freed_memory_waits_for_the_device_before_reuse() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 64 * MIB)]);
+    let first = allocate(&pool, 64 * MIB).unwrap();
+    pool.free(first.block.address, Free::Lazy).unwrap();
+    note_busy(&pool, &first);
+    let (second, log) = calls_since(&pool, || allocate(&pool, 64 * MIB).unwrap());
+    assert_eq!(log, [("quiesce", 0)]);
+    assert_block(&pool, &second);
+}
+
+#[test]
+fn a_free_inside_a_capture_is_lazy_and_trim_leaves_it() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 64 * MIB), (GPU1, 64 * MIB)]);
+    let first = allocate(&pool, 64 * MIB).unwrap();
+    pool.backend().inner().capturing = true;
+    note_busy(&pool, &first);
+    assert_eq!(pool.free(first.block.address, Free::Strict), Ok(first.block));
+    assert_eq!(pool.trim(None, None), 0);
+    let second = allocate(&pool, 64 * MIB).unwrap();
+    assert_eq!((second.reused, second.on_peers), (false, 64 * MIB), "home's memory may still be in use");
+    pool.backend().inner().capturing = false;
+    assert_eq!(pool.trim(None, None), 64 * MIB);
+    assert_returns_everything(&pool, &[second]);
+}
+
+#[test]
+fn a_sticky_device_error_leaves_the_block_live() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 64 * MIB)]);
+    let first = allocate(&pool, 2 * MIB).unwrap();
+    let calls = pool.backend().inner().calls;
+    pool.backend().inner().fault = Some((calls + 1, 1, FaultKind::Failed));
+    assert_eq!(pool.free(first.block.address, Free::Strict), Err(FreeError::Backend(calls + 1)));
+    assert_eq!(pool.block_at(first.block.address), Some(first.block));
+    assert_eq!(pool.free(first.block.address, Free::Strict), Ok(first.block));
+}
+
+#[test]
+fn memory_info_counts_lending_gpus_and_what_the_driver_has() {
+    let limits = [(GPU0, 100 * MIB), (GPU1, 50 * MIB), (HOST, GIB)];
+    let all = pool_with(Policy::LocalFirst, Lenders::All, &limits, &limits);
+    assert_eq!(all.memory_info(0), (150 * MIB, 150 * MIB));
+    let block = allocate(&all, 20 * MIB).unwrap();
+    all.backend().inner().external.insert(GPU1, 40 * MIB);
+    assert_eq!(all.memory_info(0), (90 * MIB, 150 * MIB));
+    free(&all, &block);
+    assert_eq!(all.memory_info(0), (110 * MIB, 150 * MIB), "freed memory counts although it is still held");
+    let alone = pool_with(Policy::LocalFirst, Lenders::HomeOnly, &limits, &limits);
+    assert_eq!(alone.memory_info(1), (50 * MIB, 50 * MIB));
+    assert_eq!(alone.memory_info(2), (0, 0));
+}
+
+#[test]
+fn what_is_not_ours_is_said_so() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
+    assert_eq!(allocate(&pool, 0), Err(Refusal::NotOurs));
+    assert_eq!(pool.allocate(&request(1, 3)), Err(Refusal::NotOurs));
+    assert_eq!(allocate(&pool, GIB + 1), Err(Refusal::Full { missing: FRAME }));
+    assert_eq!(allocate(&pool, 1 << 63), Err(Refusal::Full { missing: (1 << 63) - GIB }));
+    assert!(matches!(allocate(&pool, u64::MAX), Err(Refusal::Full { .. })));
+    for address in [0, BASE - 1, BASE, BASE + FRAME, u64::MAX] {
+        assert_eq!(pool.free(address, Free::Strict), Err(FreeError::NotABlock));
+        assert_eq!((pool.block_at(address), pool.pieces(address).len()), (None, 0));
+    }
+    assert_eq!([BASE - 1, BASE, BASE + (64 << 40)].map(|address| pool.contains(address)), [false, true, false]);
+    assert_eq!(pool.backend().inner().calls, 0);
+}
+
+#[test]
+fn address_space_that_runs_out_is_found_by_returning_memory() {
+    let places = vec![PlaceSpec { place: GPU0, limit: GIB }];
+    let config = Config {
+        base: BASE,
+        bytes: 128 * MIB,
+        places,
+        links: Default::default(),
+        policy: Policy::LocalFirst,
+        lenders: Lenders::All,
+    };
+    let pool = Pool::new(config, Mock::new(&[(Place::Gpu(0), GIB)]));
+    let rows: Vec<Allocation> = (0..4).map(|_| allocate(&pool, 32 * MIB).unwrap()).collect();
+    assert_eq!(allocate(&pool, FRAME), Err(Refusal::AddressSpace));
+    free(&pool, &rows[1]);
+    free(&pool, &rows[2]);
+    pool.trim(None, Some(FRAME));
+    let next = allocate(&pool, 64 * MIB).expect("both halves are returned and taken again as one");
+    assert_returns_everything(&pool, &[rows[0], rows[3], next]);
+}
+
+#[test]
+fn blocks_of_a_dead_owner_are_freed_together() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
+    let ask = |owner: u64| pool.allocate(&Request { owner, ..request(40 * MIB, 0) }).unwrap();
+    let (first, other, last) = (ask(1), ask(2), ask(1));
+    assert_eq!(pool.free_owned_by(1), 2);
+    assert_eq!(pool.free_owned_by(1), 0);
+    assert_eq!([&first, &other, &last].map(|it| pool.block_at(it.block.address).is_some()), [false, true, false]);
+    assert_returns_everything(&pool, &[other]);
+}

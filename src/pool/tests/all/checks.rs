@@ -1,0 +1,125 @@
+//! What holds for every pool at any time, and the machine most tests run on.
+
+use crate::mock::{BASE, Mock};
+use gpupool_pool::{
+    Allocation, Config, FRAME, Lenders, Links, Place, PlaceSpec, Policy, Pool, Refusal, Request, order,
+};
+use std::collections::BTreeMap;
+
+pub const MIB: u64 = 1 << 20;
+pub const GIB: u64 = 1 << 30;
+pub const GPU0: Place = Place::Gpu(0);
+pub const GPU1: Place = Place::Gpu(1);
+pub const GPU2: Place = Place::Gpu(2);
+pub const HOST: Place = Place::Host(0);
+
+/// All GPUs reach each other and all host nodes.
+pub fn all_linked(places: &[Place]) -> Links {
+    let mut ranks = BTreeMap::new();
+    for &home in places {
+        let Place::Gpu(ordinal) = home else { continue };
+        for &place in places {
+            if place != home {
+                ranks.insert((ordinal, place), u32::from(place.is_host()));
+            }
+        }
+    }
+    Links { ranks }
+}
+
+/// A pool whose limits are what the places have, in 64 TiB of addresses.
+pub fn pool(policy: Policy, capacity: &[(Place, u64)]) -> Pool<Mock> {
+    pool_with(policy, Lenders::All, capacity, capacity)
+}
+
+pub fn pool_with(policy: Policy, lenders: Lenders, limits: &[(Place, u64)], capacity: &[(Place, u64)]) -> Pool<Mock> {
+    let places: Vec<Place> = limits.iter().map(|&(place, _)| place).collect();
+    let config = Config {
+        base: BASE,
+        bytes: 64 << 40,
+        places: limits.iter().map(|&(place, limit)| PlaceSpec { place, limit }).collect(),
+        links: all_linked(&places),
+        policy,
+        lenders,
+    };
+    Pool::new(config, Mock::new(capacity))
+}
+
+pub fn request(bytes: u64, home: u32) -> Request {
+    Request { bytes, home, owner: u64::from(home) + 1, soft_refusal: false }
+}
+
+pub fn allocate(pool: &Pool<Mock>, bytes: u64) -> Result<Allocation, Refusal<u64>> {
+    pool.allocate(&request(bytes, 0))
+}
+
+/// `usage()` against what the mock holds and what `live` blocks stand on.
+pub fn assert_accounts(pool: &Pool<Mock>, live: &[Allocation]) {
+    let usage = pool.usage();
+    let inner = pool.backend().inner();
+    let mut used: BTreeMap<Place, u64> = BTreeMap::new();
+    for allocation in live {
+        for (_, bytes, place) in pool.pieces(allocation.block.address) {
+            *used.entry(place).or_default() += bytes;
+        }
+    }
+    for place in &usage.places {
+        assert_eq!(place.held, inner.held(place.place), "held at {:?}", place.place);
+        assert_eq!(place.used, used.get(&place.place).copied().unwrap_or(0), "used at {:?}", place.place);
+        assert!(place.used <= place.held && place.held <= place.limit && place.used <= place.peak_used, "{place:?}");
+    }
+    assert_eq!(usage.live_blocks, live.len() as u64);
+    assert_eq!(usage.live_bytes, live.iter().map(|allocation| allocation.block.bytes).sum::<u64>());
+    assert!(usage.peak_live_bytes >= usage.live_bytes);
+}
+
+/// One block by itself: its pieces cover it, are usable, and agree with what the allocation said.
+pub fn assert_block(pool: &Pool<Mock>, allocation: &Allocation) {
+    let block = allocation.block;
+    let size = block.bytes.next_multiple_of(FRAME);
+    assert!(block.address.is_multiple_of(512) && pool.contains(block.address));
+    for offset in [0, 1, block.bytes / 2, block.bytes - 1] {
+        assert_eq!(pool.block_at(block.address + offset), Some(block));
+    }
+    let pieces = pool.pieces(block.address + block.bytes - 1);
+    let inner = pool.backend().inner();
+    let mut at = block.address;
+    let (mut on_peers, mut on_host) = (0, 0);
+    for (address, bytes, place) in pieces {
+        assert_eq!(address, at, "pieces are in address order, without gaps");
+        inner.assert_usable(address, bytes, place);
+        at += bytes;
+        match place {
+            Place::Host(_) => on_host += bytes,
+            Place::Gpu(ordinal) if ordinal != block.home => on_peers += bytes,
+            Place::Gpu(_) => {}
+        }
+    }
+    assert_eq!(at, block.address + size, "pieces cover the block");
+    assert_eq!((on_peers, on_host), (allocation.on_peers, allocation.on_host));
+    assert!(!inner.is_busy(block.address, size), "the device may still touch this memory");
+}
+
+/// Frees everything, trims, and expects the mock to hold nothing.
+pub fn assert_returns_everything(pool: &Pool<Mock>, live: &[Allocation]) {
+    pool.backend().inner().capturing = false;
+    pool.backend().inner().fault = None;
+    for allocation in live {
+        assert_eq!(pool.free(allocation.block.address, gpupool_pool::Free::Lazy), Ok(allocation.block));
+        note_busy(pool, allocation);
+    }
+    pool.trim(None, None);
+    assert_accounts(pool, &[]);
+    assert!(pool.backend().inner().is_empty(), "a handle or a mapping is left");
+}
+
+/// Tells the mock that the device may still work on this freed block.
+pub fn note_busy(pool: &Pool<Mock>, allocation: &Allocation) {
+    let block = allocation.block;
+    pool.backend().inner().note_busy(block.address, block.bytes.next_multiple_of(FRAME));
+}
+
+/// The places of a block of GPU `home`, best first.
+pub fn route(home: u32, places: &[Place], lenders: Lenders) -> Vec<Place> {
+    order(home, places, &all_linked(places), lenders)
+}

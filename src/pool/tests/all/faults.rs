@@ -1,0 +1,124 @@
+//! A fault at every single backend call.
+
+use crate::checks::{
+    GPU0, GPU1, HOST, MIB, assert_accounts, assert_block, assert_returns_everything, note_busy, pool, request,
+};
+use crate::mock::{FaultKind, Mock};
+use gpupool_pool::{Allocation, Free, FreeError, Policy, Pool, Refusal};
+
+const KINDS: [FaultKind; 4] = [FaultKind::OutOfMemory, FaultKind::Unavailable, FaultKind::NotReady, FaultKind::Failed];
+/// Once; until the repeats of one call are used up; and until those of the calls that would undo it are, too.
+const LENGTHS: [u64; 4] = [1, 6, 12, 40];
+
+/// Runs `script` with a fault from call `first` on for every `first`, kind and length, until the script ends before the
+/// fault begins. `script` returns the blocks it still holds.
+fn sweep(policy: Policy, script: impl Fn(&Pool<Mock>) -> Vec<Allocation>) {
+    for kind in KINDS {
+        for length in LENGTHS {
+            for first in 1.. {
+                let pool = pool(policy, &[(GPU0, 128 * MIB), (GPU1, 96 * MIB), (HOST, 256 * MIB)]);
+                pool.backend().inner().fault = Some((first, length, kind));
+                let live = script(&pool);
+                let calls = pool.backend().inner().calls;
+                assert_accounts(&pool, &live);
+                for allocation in &live {
+                    assert_block(&pool, allocation);
+                }
+                assert_returns_everything(&pool, &live);
+                if calls < first {
+                    assert!(first > 10, "the script makes no calls to fail");
+                    break;
+                }
+            }
+        }
+    }
+}
+
+fn try_allocate(pool: &Pool<Mock>, bytes: u64, live: &mut Vec<Allocation>) {
+    match pool.allocate(&request(bytes, 0)) {
+        Ok(allocation) => live.push(allocation),
+        Err(Refusal::Backend(call)) => assert!(call <= pool.backend().inner().calls, "the backend's own error"),
+        // Faults of the kinds that close a place leave the others, and those may be too small.
+        Err(Refusal::Full { missing }) => assert!(missing > 0),
+        Err(refusal) => panic!("{refusal:?}"),
+    }
+}
+
+fn try_free(pool: &Pool<Mock>, when: Free, live: &mut Vec<Allocation>) {
+    let Some(allocation) = live.pop() else { return };
+    match pool.free(allocation.block.address, when) {
+        Ok(block) => {
+            assert_eq!(block, allocation.block);
+            if when == Free::Lazy {
+                note_busy(pool, &allocation);
+            }
+        }
+        Err(FreeError::Backend(_)) => {
+            assert_eq!(pool.block_at(block_address(&allocation)), Some(allocation.block), "still live");
+            live.push(allocation);
+        }
+        Err(FreeError::NotABlock) => panic!("{allocation:?} was live"),
+    }
+}
+
+fn block_address(allocation: &Allocation) -> u64 {
+    allocation.block.address
+}
+
+#[test]
+fn in_allocations_over_several_places() {
+    for policy in [Policy::LocalFirst, Policy::Interleave, Policy::MostFree] {
+        sweep(policy, |pool| {
+            let mut live = Vec::new();
+            for bytes in [100 * MIB, 3 * MIB, 70 * MIB, 130 * MIB] {
+                try_allocate(pool, bytes, &mut live);
+            }
+            live
+        });
+    }
+}
+
+#[test]
+fn in_frees_reuse_and_trims() {
+    sweep(Policy::LocalFirst, |pool| {
+        let mut live = Vec::new();
+        try_allocate(pool, 300 * MIB, &mut live);
+        try_allocate(pool, 3 * MIB, &mut live);
+        try_free(pool, Free::Strict, &mut live);
+        try_allocate(pool, 4 * MIB, &mut live);
+        try_free(pool, Free::Lazy, &mut live);
+        try_free(pool, Free::Lazy, &mut live);
+        try_allocate(pool, 2 * MIB, &mut live);
+        pool.trim(Some(GPU1), Some(10 * MIB));
+        // Needs what is free at home to go first.
+        try_allocate(pool, 127 * MIB, &mut live);
+        pool.trim(None, None);
+        live
+    });
+}
+
+#[test]
+fn the_error_is_that_of_the_call_that_failed() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 128 * MIB)]);
+    pool.backend().inner().fault = Some((4, 1, FaultKind::Failed));
+    assert_eq!(pool.allocate(&request(64 * MIB, 0)), Err(Refusal::Backend(4)));
+    assert_eq!(pool.usage().places[0].held, 0);
+    assert!(pool.backend().inner().is_empty());
+}
+
+#[test]
+fn memory_the_driver_does_not_take_back_is_counted_until_it_does() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 128 * MIB)]);
+    let address = pool.allocate(&request(64 * MIB, 0)).unwrap().block.address;
+    pool.free(address, Free::Strict).unwrap();
+    let calls = pool.backend().inner().calls;
+    pool.backend().inner().fault = Some((calls + 1, 6, FaultKind::Failed));
+    assert_eq!(pool.trim(None, None), 0);
+    assert_eq!(pool.usage().places[0].held, 64 * MIB);
+    assert_eq!(pool.memory_info(0), (64 * MIB, 128 * MIB));
+    let next = pool.allocate(&request(64 * MIB, 0)).unwrap();
+    assert_ne!(next.block.address, address, "addresses that may still be mapped are not used again");
+    assert_eq!(pool.allocate(&request(1, 0)), Err(Refusal::Full { missing: 2 * MIB }));
+    assert_eq!(pool.trim(None, None), 64 * MIB);
+    assert_returns_everything(&pool, &[next]);
+}

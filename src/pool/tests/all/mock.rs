@@ -1,0 +1,234 @@
+//! A backend that keeps every rule of the driver and panics at the first one broken.
+
+use gpupool_pool::{Backend, FRAME, Fault, Place};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// First address of the reservation in these tests: high, so that no address fits 32 bits by luck.
+pub const BASE: u64 = 0x7000_0000_0000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    OutOfMemory,
+    Unavailable,
+    NotReady,
+    Failed,
+}
+
+/// What the mock's calls fail with: the number of the call that failed.
+pub type CallNumber = u64;
+
+struct Memory {
+    place: Place,
+    bytes: u64,
+    mapped_at: Option<u64>,
+}
+
+struct Mapping {
+    bytes: u64,
+    handle: u64,
+    granted: bool,
+}
+
+#[derive(Default)]
+pub struct Inner {
+    capacity: BTreeMap<Place, u64>,
+    /// Bytes that another process holds.
+    pub external: BTreeMap<Place, u64>,
+    /// Whether [`Backend::headroom`] knows nothing.
+    pub blind: bool,
+    /// Whether the device can not be waited for.
+    pub capturing: bool,
+    memories: BTreeMap<u64, Memory>,
+    mappings: BTreeMap<u64, Mapping>,
+    handles_made: u64,
+    /// Freed ranges that the device may still touch.
+    busy: Vec<(u64, u64)>,
+    /// Fallible calls so far.
+    pub calls: u64,
+    /// Fails this many calls from this one on.
+    pub fault: Option<(CallNumber, u64, FaultKind)>,
+    /// Every fallible call and [`Backend::headroom`], by name.
+    pub log: Vec<(&'static str, u64)>,
+}
+
+pub struct Mock {
+    inner: Mutex<Inner>,
+    /// Runs at the start of every call, outside the mock's own lock.
+    probe: Mutex<Option<Box<dyn Fn() + Send>>>,
+}
+
+impl Mock {
+    pub fn new(capacity: &[(Place, u64)]) -> Self {
+        let inner = Inner { capacity: capacity.iter().copied().collect(), ..Inner::default() };
+        Self { inner: Mutex::new(inner), probe: Mutex::new(None) }
+    }
+
+    pub fn set_probe(&self, probe: impl Fn() + Send + 'static) {
+        *self.probe.lock().unwrap() = Some(Box::new(probe));
+    }
+
+    /// A broken rule panics in the thread that broke it; the others go on to their own checks.
+    pub fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn call(&self, name: &'static str, bytes: u64) -> Result<MutexGuard<'_, Inner>, Fault<CallNumber>> {
+        if let Some(probe) = self.probe.lock().unwrap().as_ref() {
+            probe();
+        }
+        let mut inner = self.inner();
+        inner.calls += 1;
+        inner.log.push((name, bytes));
+        let number = inner.calls;
+        if let Some((first, count, kind)) = inner.fault
+            && (first..first + count).contains(&number)
+        {
+            return Err(match kind {
+                FaultKind::OutOfMemory => Fault::OutOfMemory(number),
+                FaultKind::Unavailable => Fault::Unavailable(number),
+                FaultKind::NotReady => Fault::NotReady(number),
+                FaultKind::Failed => Fault::Failed(number),
+            });
+        }
+        Ok(inner)
+    }
+}
+
+impl Inner {
+    pub fn held(&self, place: Place) -> u64 {
+        self.memories.values().filter(|memory| memory.place == place).map(|memory| memory.bytes).sum()
+    }
+
+    pub fn left(&self, place: Place) -> u64 {
+        let external = self.external.get(&place).copied().unwrap_or(0);
+        self.capacity.get(&place).copied().unwrap_or(0).saturating_sub(self.held(place) + external)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.memories.is_empty() && self.mappings.is_empty()
+    }
+
+    /// The device may touch this range until the next successful wait.
+    pub fn note_busy(&mut self, address: u64, bytes: u64) {
+        self.busy.push((address, address + bytes));
+    }
+
+    pub fn is_busy(&self, address: u64, bytes: u64) -> bool {
+        self.busy.iter().any(|&(start, end)| start < address + bytes && address < end)
+    }
+
+    pub fn anything_busy(&self) -> bool {
+        !self.busy.is_empty()
+    }
+
+    /// Every mapping, in address order.
+    pub fn mapped(&self) -> impl Iterator<Item = (u64, u64, Place)> {
+        self.mappings.iter().map(|(&address, mapping)| (address, mapping.bytes, self.memories[&mapping.handle].place))
+    }
+
+    /// Panics unless this range is mapped and granted at `place` from end to end.
+    pub fn assert_usable(&self, address: u64, bytes: u64, place: Place) {
+        let mut at = address;
+        while at < address + bytes {
+            let (&start, mapping) = self.mappings.range(..=at).next_back().expect("a block stands on mapped memory");
+            assert!(start + mapping.bytes > at, "nothing is mapped at {at:#x}");
+            assert!(mapping.granted, "{at:#x} was never granted");
+            assert_eq!(self.memories[&mapping.handle].place, place, "at {at:#x}");
+            at = start + mapping.bytes;
+        }
+    }
+
+    /// The start addresses of the mappings in a range that consists of whole ones.
+    fn whole(&self, address: u64, bytes: u64) -> Vec<u64> {
+        let mut at = address;
+        let mut starts = Vec::new();
+        while at < address + bytes {
+            let mapping = self.mappings.get(&at).unwrap_or_else(|| panic!("no mapping starts at {at:#x}"));
+            starts.push(at);
+            at += mapping.bytes;
+        }
+        assert_eq!(at, address + bytes, "the range ends inside a mapping");
+        starts
+    }
+}
+
+fn assert_frames(address: u64, bytes: u64) {
+    assert!(address >= BASE && address.is_multiple_of(FRAME), "address {address:#x}");
+    assert!(bytes > 0 && bytes.is_multiple_of(FRAME), "size {bytes}");
+}
+
+impl Backend for Mock {
+    type Handle = u64;
+    type Error = CallNumber;
+
+    fn headroom(&self, place: Place) -> Option<u64> {
+        let mut inner = self.inner();
+        inner.log.push(("headroom", 0));
+        (!inner.blind).then(|| inner.left(place))
+    }
+
+    fn create(&self, place: Place, bytes: u64) -> Result<u64, Fault<CallNumber>> {
+        let mut inner = self.call("create", bytes)?;
+        assert_frames(BASE, bytes);
+        if inner.left(place) < bytes {
+            return Err(Fault::OutOfMemory(inner.calls));
+        }
+        inner.handles_made += 1;
+        let handle = inner.handles_made;
+        inner.memories.insert(handle, Memory { place, bytes, mapped_at: None });
+        Ok(handle)
+    }
+
+    fn release(&self, handle: u64) -> Result<(), Fault<CallNumber>> {
+        let mut inner = self.call("release", 0)?;
+        let memory = inner.memories.remove(&handle).expect("release of a handle that is not held");
+        assert_eq!(memory.mapped_at, None, "release of a mapped handle");
+        Ok(())
+    }
+
+    fn map(&self, address: u64, bytes: u64, handle: u64) -> Result<(), Fault<CallNumber>> {
+        let mut inner = self.call("map", bytes)?;
+        assert_frames(address, bytes);
+        let below = inner.mappings.range(..address + bytes).next_back();
+        if let Some((&start, mapping)) = below {
+            assert!(start + mapping.bytes <= address, "{address:#x} is mapped twice");
+        }
+        let memory = inner.memories.get_mut(&handle).expect("map of a handle that is not held");
+        assert_eq!(memory.bytes, bytes, "a handle is mapped whole");
+        assert_eq!(memory.mapped_at.replace(address), None, "a handle is mapped once");
+        inner.mappings.insert(address, Mapping { bytes, handle, granted: false });
+        Ok(())
+    }
+
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), Fault<CallNumber>> {
+        let mut inner = self.call("unmap", bytes)?;
+        assert_frames(address, bytes);
+        assert!(!inner.is_busy(address, bytes), "unmap of memory that the device may still touch");
+        for start in inner.whole(address, bytes) {
+            let mapping = inner.mappings.remove(&start).unwrap();
+            inner.memories.get_mut(&mapping.handle).unwrap().mapped_at = None;
+        }
+        Ok(())
+    }
+
+    fn grant(&self, address: u64, bytes: u64, place: Place) -> Result<(), Fault<CallNumber>> {
+        let mut inner = self.call("grant", bytes)?;
+        for start in inner.whole(address, bytes) {
+            let mapping = inner.mappings.get_mut(&start).unwrap();
+            mapping.granted = true;
+            let handle = mapping.handle;
+            assert_eq!(inner.memories[&handle].place, place, "one grant covers one place");
+        }
+        Ok(())
+    }
+
+    fn quiesce(&self) -> Result<(), Fault<CallNumber>> {
+        let mut inner = self.call("quiesce", 0)?;
+        if inner.capturing {
+            return Err(Fault::NotReady(inner.calls));
+        }
+        inner.busy.clear();
+        Ok(())
+    }
+}

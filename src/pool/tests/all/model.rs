@@ -1,0 +1,253 @@
+//! Random operation sequences against a naive model: a flat list of blocks, and the mock's own list of mappings.
+
+use crate::checks::{
+    GPU0, GPU1, HOST, MIB, assert_accounts, assert_block, assert_returns_everything, note_busy, pool_with, route,
+};
+use crate::mock::Mock;
+use gpupool_pool::{Allocation, FRAME, Free, FreeError, Lenders, Place, Policy, Pool, Refusal, Request};
+use proptest::prelude::*;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Allocate { bytes: u64, home: u32, owner: u64, soft: bool },
+    Free { pick: usize, when: Free },
+    FreeTwice { pick: usize },
+    FreeOwner { owner: u64 },
+    Trim { place: Option<Place>, bytes: Option<u64> },
+    Capture(bool),
+    External { place: Place, bytes: u64 },
+    Blind(bool),
+}
+
+const LIMITS: [(Place, u64); 3] = [(GPU0, 256 * MIB), (GPU1, 193 * MIB), (HOST, 128 * MIB)];
+const CAPACITY: [(Place, u64); 3] = [(GPU0, 300 * MIB), (GPU1, 200 * MIB), (HOST, 128 * MIB)];
+
+fn any_place() -> impl Strategy<Value = Place> {
+    prop_oneof![Just(GPU0), Just(GPU1), Just(HOST)]
+}
+
+fn any_op() -> impl Strategy<Value = Op> {
+    let bytes = prop_oneof![
+        4 => (1..8u64).prop_map(|frames| frames * FRAME),
+        4 => 1..70 * MIB,
+        1 => 1..600 * MIB,
+    ];
+    let when = prop_oneof![Just(Free::Strict), Just(Free::Lazy)];
+    prop_oneof![
+        10 => (bytes, 0..2u32, 0..3u64, any::<bool>())
+            .prop_map(|(bytes, home, owner, soft)| Op::Allocate { bytes, home, owner, soft }),
+        8 => (any::<usize>(), when).prop_map(|(pick, when)| Op::Free { pick, when }),
+        1 => any::<usize>().prop_map(|pick| Op::FreeTwice { pick }),
+        1 => (0..3u64).prop_map(|owner| Op::FreeOwner { owner }),
+        1 => (proptest::option::of(any_place()), proptest::option::of(1..100 * MIB))
+            .prop_map(|(place, bytes)| Op::Trim { place, bytes }),
+        1 => any::<bool>().prop_map(Op::Capture),
+        1 => (any_place(), 0..300 * MIB).prop_map(|(place, bytes)| Op::External { place, bytes }),
+        1 => any::<bool>().prop_map(Op::Blind),
+    ]
+}
+
+struct Model {
+    pool: Pool<Mock>,
+    policy: Policy,
+    lenders: Lenders,
+    live: Vec<Allocation>,
+    /// The last request of a home was refused softly, so the next one must not be.
+    told: [bool; 2],
+    last_id: u64,
+}
+
+impl Model {
+    fn new(policy: Policy, lenders: Lenders) -> Self {
+        let pool = pool_with(policy, lenders, &LIMITS, &CAPACITY);
+        Self { pool, policy, lenders, live: Vec::new(), told: [false; 2], last_id: 0 }
+    }
+
+    fn run(&mut self, op: &Op) {
+        match *op {
+            Op::Allocate { bytes, home, owner, soft } => {
+                self.allocate(&Request { bytes, home, owner, soft_refusal: soft });
+            }
+            Op::Free { pick, when } => {
+                if self.live.is_empty() {
+                    return;
+                }
+                let gone = self.live.swap_remove(pick % self.live.len());
+                let waits = when == Free::Strict && !self.pool.backend().inner().capturing;
+                if !waits {
+                    note_busy(&self.pool, &gone);
+                }
+                assert_eq!(self.pool.free(gone.block.address, when), Ok(gone.block));
+                assert_eq!(self.pool.block_at(gone.block.address), None);
+                assert_eq!(self.pool.free(gone.block.address, when), Err(FreeError::NotABlock));
+            }
+            Op::FreeTwice { pick } => {
+                let Some(some) = self.live.get(pick % self.live.len().max(1)) else { return };
+                for offset in [1, 512, FRAME] {
+                    if some.block.bytes > offset {
+                        let answer = self.pool.free(some.block.address + offset, Free::Lazy);
+                        assert_eq!(answer, Err(FreeError::NotABlock), "an inner address is no block");
+                    }
+                }
+            }
+            Op::FreeOwner { owner } => {
+                let (gone, live): (Vec<_>, Vec<_>) =
+                    self.live.drain(..).partition(|allocation| allocation.block.owner == owner);
+                self.live = live;
+                for allocation in &gone {
+                    note_busy(&self.pool, allocation);
+                }
+                assert_eq!(self.pool.free_owned_by(owner), gone.len());
+            }
+            Op::Trim { place, bytes } => self.trim(place, bytes),
+            Op::Capture(on) => self.pool.backend().inner().capturing = on,
+            Op::External { place, bytes } => {
+                self.pool.backend().inner().external.insert(place, bytes);
+            }
+            Op::Blind(on) => self.pool.backend().inner().blind = on,
+        }
+    }
+
+    fn trim(&self, place: Option<Place>, bytes: Option<u64>) {
+        let held = || -> u64 {
+            let inner = self.pool.backend().inner();
+            LIMITS.iter().filter(|entry| place.is_none_or(|place| place == entry.0)).map(|e| inner.held(e.0)).sum()
+        };
+        let before = held();
+        let returned = self.pool.trim(place, bytes);
+        assert_eq!(before - held(), returned);
+        if returned < bytes.unwrap_or(u64::MAX) && !self.pool.backend().inner().capturing {
+            assert_eq!(
+                self.pool.trim(place, None),
+                0,
+                "a trim that returns less than it should left nothing to return"
+            );
+        }
+    }
+
+    /// Mapped memory under no live block, by the mock's account: maximal rows at one place, `(start, bytes, place)`.
+    fn free_rows(&self) -> Vec<(u64, u64, Place)> {
+        let mut rows: Vec<(u64, u64, Place)> = Vec::new();
+        let mappings: Vec<_> = self.pool.backend().inner().mapped().collect();
+        for (start, bytes, place) in mappings {
+            for address in (start..start + bytes).step_by(FRAME as usize) {
+                let taken = self.live.iter().any(|allocation| {
+                    let block = allocation.block;
+                    (block.address..block.address + block.bytes).contains(&address)
+                });
+                match rows.last_mut() {
+                    _ if taken => {}
+                    Some((at, size, there)) if *at + *size == address && *there == place => *size += FRAME,
+                    _ => rows.push((address, FRAME, place)),
+                }
+            }
+        }
+        rows
+    }
+
+    fn allocate(&mut self, request: &Request) {
+        let home = Place::Gpu(request.home);
+        let size = request.bytes.next_multiple_of(FRAME);
+        let rows = self.free_rows();
+        let best_fit = rows.iter().filter(|row| row.2 == home && row.1 >= size).min_by_key(|row| (row.1, row.0));
+        let waiting = self.pool.backend().inner().capturing && self.pool.backend().inner().anything_busy();
+        let told = std::mem::take(&mut self.told[request.home as usize]);
+        let calls = self.pool.backend().inner().log.len();
+        match self.pool.allocate(request) {
+            Ok(allocation) => {
+                let block = allocation.block;
+                assert_eq!((block.bytes, block.home, block.owner), (request.bytes, request.home, request.owner));
+                assert!(block.id > self.last_id, "ids are unique and rise");
+                self.last_id = block.id;
+                for other in &self.live {
+                    let apart = other.block.address + other.block.bytes <= block.address
+                        || block.address + size <= other.block.address;
+                    assert!(apart, "{block:?} overlaps {:?}", other.block);
+                }
+                assert_block(&self.pool, &allocation);
+                if allocation.reused {
+                    assert!(
+                        rows.iter().any(|row| (row.0..row.0 + row.1).contains(&block.address)),
+                        "it was there before"
+                    );
+                } else {
+                    let inner = self.pool.backend().inner();
+                    assert!(inner.log[calls..].iter().any(|entry| entry.0 == "create"), "nobody made this memory");
+                }
+                if self.policy == Policy::LocalFirst && !waiting {
+                    // The strict best fit at home, and nothing else while there is one.
+                    if let Some(row) = best_fit {
+                        assert_eq!(block.address, row.0, "{rows:x?}");
+                    }
+                }
+                if self.lenders == Lenders::HomeOnly {
+                    assert_eq!(allocation.on_peers, 0);
+                }
+                self.live.push(allocation);
+            }
+            Err(Refusal::Soft) => {
+                assert!(request.soft_refusal && !told, "told twice in a row");
+                assert!(best_fit.is_none() || self.policy != Policy::LocalFirst || waiting);
+                self.told[request.home as usize] = true;
+            }
+            Err(Refusal::Full { .. }) => self.assert_full(request, size),
+            Err(refusal) => panic!("{refusal:?} without a fault"),
+        }
+    }
+
+    /// The places really have no room: after everything free is returned, they lack it still.
+    fn assert_full(&self, request: &Request, size: u64) {
+        if self.pool.backend().inner().capturing || self.pool.backend().inner().blind {
+            return;
+        }
+        self.pool.trim(None, None);
+        let usage = self.pool.usage();
+        let inner = self.pool.backend().inner();
+        let room = |place: Place| {
+            let account = usage.places.iter().find(|account| account.place == place).unwrap();
+            let room = (account.limit - account.held).min(inner.left(place));
+            room - room % FRAME
+        };
+        let places = LIMITS.map(|entry| entry.0);
+        let rooms: u64 = route(request.home, &places, self.lenders).into_iter().map(room).sum();
+        assert!(rooms < size, "{size} were refused though {rooms} can be had");
+    }
+}
+
+fn check(policy: Policy, lenders: Lenders, ops: &[Op]) {
+    let mut model = Model::new(policy, lenders);
+    for op in ops {
+        model.run(op);
+        assert_accounts(&model.pool, &model.live);
+        let blocks: Vec<_> = model.live.iter().map(|allocation| allocation.block).collect();
+        for block in blocks {
+            assert_eq!(model.pool.block_at(block.address), Some(block), "nothing is lost");
+        }
+    }
+    model.pool.backend().inner().external.clear();
+    assert_returns_everything(&model.pool, &model.live);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn local_first_agrees_with_the_model(ops in proptest::collection::vec(any_op(), 1..120)) {
+        check(Policy::LocalFirst, Lenders::All, &ops);
+    }
+
+    #[test]
+    fn interleave_agrees_with_the_model(ops in proptest::collection::vec(any_op(), 1..120)) {
+        check(Policy::Interleave, Lenders::All, &ops);
+    }
+
+    #[test]
+    fn most_free_agrees_with_the_model(ops in proptest::collection::vec(any_op(), 1..120)) {
+        check(Policy::MostFree, Lenders::All, &ops);
+    }
+
+    #[test]
+    fn ranks_that_keep_to_themselves_agree_with_the_model(ops in proptest::collection::vec(any_op(), 1..120)) {
+        check(Policy::LocalFirst, Lenders::HomeOnly, &ops);
+    }
+}
