@@ -7,7 +7,10 @@ use harness::Run;
 const CODES: &[i32] = &[2, 999, 600, 1];
 
 /// Large enough to stand on two GPUs: its allocation makes several handles at two places.
-const SIZE: &str = "300";
+const OVER_TWO_GPUS: &str = "300";
+
+/// Fits on the first GPU: when the pool fails, the driver's own allocation succeeds.
+const ON_ONE_GPU: &str = "150";
 
 fn sweep(arguments: &str) -> Run {
     Run::program("fault_sweep").args(arguments).sim("3x256MiB").env("GPUPOOL_HOST_LIMIT", "256MiB").env("GPUPOOL_RESERVE", "16MiB")
@@ -34,7 +37,7 @@ fn accept(output: &harness::Output, code: i32) {
 #[test]
 fn a_fault_at_any_call_leaves_nothing_behind_in_a_running_pool() {
     for code in CODES {
-        let shim = sweep(&format!("{code} 1 {SIZE}")).shim().go();
+        let shim = sweep(&format!("{code} 1 {OVER_TWO_GPUS}")).shim().go();
         accept(&shim, *code);
         let swept: u64 = shim
             .stdout
@@ -46,8 +49,8 @@ fn a_fault_at_any_call_leaves_nothing_behind_in_a_running_pool() {
 }
 
 /// The calls of one allocation and free in a fresh process, where the pool is opened too.
-fn calls_of_a_first_allocation() -> u64 {
-    let counted = sweep(&format!("999 0 {SIZE} 1000000")).shim().go();
+fn calls_of_a_first_allocation(size: &str) -> u64 {
+    let counted = sweep(&format!("999 0 {size} 1000000")).shim().go();
     counted.succeeds();
     let calls = counted.stdout.lines().find_map(|line| line.strip_prefix("calls: ")?.parse().ok());
     calls.unwrap_or_else(|| counted.fail("no count"))
@@ -55,11 +58,26 @@ fn calls_of_a_first_allocation() -> u64 {
 
 #[test]
 fn a_fault_at_any_call_of_the_first_allocation_leaves_nothing_behind() {
-    let calls = calls_of_a_first_allocation();
+    let calls = calls_of_a_first_allocation(OVER_TWO_GPUS);
     assert!((20..2000).contains(&calls), "{calls} calls");
     for code in CODES {
         for n in 1..=calls {
-            accept(&sweep(&format!("{code} 0 {SIZE} {n}")).shim().go(), *code);
+            accept(&sweep(&format!("{code} 0 {OVER_TWO_GPUS} {n}")).shim().go(), *code);
+        }
+    }
+}
+
+/// The pool's failure is not the program's: what the driver could have served, it serves.
+#[test]
+fn what_fits_the_gpu_is_served_whichever_call_fails() {
+    let calls = calls_of_a_first_allocation(ON_ONE_GPU);
+    for code in [999, 2, 600] {
+        for n in 1..=calls {
+            let shim = sweep(&format!("{code} 0 {ON_ONE_GPU} {n}")).shim().go();
+            accept(&shim, code);
+            if shim.stdout.contains("allocation answers") {
+                shim.fail("the driver would have served this");
+            }
         }
     }
 }

@@ -46,13 +46,13 @@ fn dlsym_on_the_driver_handle_gives_every_hook() {
 
 #[test]
 fn linking_the_driver_gives_every_hook() {
-    let route = every_name();
+    let route = every_name().of_this_driver();
     assert_eq!(route.linked(), exported_hooks(&route));
 }
 
 #[test]
 fn the_default_scope_gives_every_hook() {
-    let route = every_name();
+    let route = every_name().of_this_driver();
     assert_eq!(route.ask("default", "", &[]), exported_hooks(&route));
 }
 

@@ -41,6 +41,15 @@ impl Route {
         self.compare(&run.go(), &shim.go())
     }
 
+    /// The same route without the rows that this driver is too old for. A library's exports are fixed when it is built, so
+    /// for a program that links such a name, or looks it up without a handle, the shim's export is there where the driver
+    /// has none; every other route answers as the driver does.
+    pub fn of_this_driver(&self) -> Self {
+        let known = self.ask("dlsym", "", &[]);
+        let names = self.names.iter().filter(|name| known.contains(*name) || !self.hooks.contains(*name));
+        Self { names: names.cloned().collect(), hooks: self.hooks.clone(), driver: self.driver.clone() }
+    }
+
     /// The same for a program that links the driver.
     #[track_caller]
     pub fn linked(&self) -> BTreeSet<String> {

@@ -37,7 +37,7 @@ static uint64_t fault_round(int code, uint64_t n, size_t bytes)
     if (allocated == CUDA_SUCCESS && n <= calls)
         printf("%llu: allocation survives\n", (unsigned long long)n);
     if (allocated != CUDA_SUCCESS)
-        printf("%llu: allocation answers %d\n", (unsigned long long)n, allocated);
+        printf("%llu: allocation answers %d%s\n", (unsigned long long)n, allocated, n <= calls ? "" : " without a fault");
     REQUIRE(allocated == CUDA_SUCCESS || block == 0);
 
     if (allocated == CUDA_SUCCESS) {
