@@ -36,8 +36,8 @@ pub(crate) struct Growth<H> {
 pub(crate) enum Step<H, E> {
     /// Served.
     Done(Allocation),
-    /// Served, once the device is done with the memory.
-    Wait(Taken),
+    /// Served, once the device is done with the memory; everything freed up to this generation is quiet after the wait.
+    Wait(Taken, u64),
     /// Find out what this place has left.
     Ask(Place),
     /// Let the device finish, so that freed memory can be returned.
@@ -155,7 +155,7 @@ impl<H: Copy> State<H> {
 
     fn hand_out<E>(&mut self, taken: Taken, attempt: &Attempt) -> Step<H, E> {
         if taken.generation > self.quiesced {
-            return Step::Wait(taken);
+            return Step::Wait(taken, self.generation);
         }
         // Free memory at home is room there, whatever the driver has; that much is known without asking.
         Step::Done(self.award(&taken, attempt.request, attempt.route, true, 0))

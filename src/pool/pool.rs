@@ -8,11 +8,14 @@ use crate::state::{Leaving, Route, State, bytes_of};
 use crate::{
     Allocation, Backend, Block, Config, FRAME, Fault, Free, FreeError, Place, Refusal, Request, Usage, placement,
 };
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 /// How often a growth is planned anew before the request is given up, for each place. Every failed one lowers a ceiling, so
 /// this only ends the dispute with a driver whose answers keep changing.
 const PLANS_PER_PLACE: usize = 8;
+
+/// Spin hints between two looks at a lock that is taken, about 4 µs in all.
+const PAUSES: [u32; 6] = [4, 8, 16, 32, 64, 128];
 
 /// One process's memory: blocks of any size over many places, at addresses that never change.
 ///
@@ -72,7 +75,7 @@ impl<B: Backend> Pool<B> {
         };
         let mut plans_left = PLANS_PER_PLACE * self.places.len();
         loop {
-            let step = self.state.lock().plan(&mut attempt);
+            let step = self.lock().plan(&mut attempt);
             match step {
                 Step::Done(allocation) => return Ok(allocation),
                 Step::Refuse(refusal) => return Err(refusal),
@@ -85,10 +88,14 @@ impl<B: Backend> Pool<B> {
                     attempt.only_quiesced = true;
                     self.quiesce_if_possible().map_err(Refusal::Backend)?;
                 }
-                Step::Wait(taken) => match self.quiesce() {
-                    Ok(()) => return Ok(self.state.lock().award(&taken, request, route, true, 0)),
+                Step::Wait(taken, begun) => match self.backend.quiesce() {
+                    Ok(()) => {
+                        let mut state = self.lock();
+                        state.quiesced = state.quiesced.max(begun);
+                        return Ok(state.award(&taken, request, route, true, 0));
+                    }
                     Err(fault) => {
-                        self.state.lock().put_back(&taken);
+                        self.lock().put_back(&taken);
                         if !matches!(fault, Fault::NotReady(_)) {
                             return Err(Refusal::Backend(drive::error_of(fault)));
                         }
@@ -123,7 +130,7 @@ impl<B: Backend> Pool<B> {
     /// See [`FreeError`]. Of several frees of one block at the same time exactly one succeeds.
     pub fn free(&self, address: u64, when: Free) -> Result<Block, FreeError<B::Error>> {
         let frame = self.frame_at(address).filter(|_| address.is_multiple_of(FRAME)).ok_or(FreeError::NotABlock)?;
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         let run = *state.runs.starting_at(frame).ok_or(FreeError::NotABlock)?;
         let Kind::Live(owned) = run.kind else {
             return Err(FreeError::NotABlock);
@@ -138,7 +145,7 @@ impl<B: Backend> Pool<B> {
         let begun = state.generation;
         drop(state);
         let answer = self.backend.quiesce();
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         let generation = match answer {
             Ok(()) => {
                 state.quiesced = state.quiesced.max(begun);
@@ -157,7 +164,7 @@ impl<B: Backend> Pool<B> {
     /// Frees every block of `owner` (its context is gone, and its work with it); returns how many there were. A block
     /// whose free is under way in another thread is left to that thread.
     pub fn free_owned_by(&self, owner: u64) -> usize {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         let live = |kind: Kind| match kind {
             Kind::Live(owned) if owned.owner == owner => Some(owned),
             _ => None,
@@ -174,7 +181,7 @@ impl<B: Backend> Pool<B> {
     /// counts as inside.
     pub fn block_at(&self, address: u64) -> Option<Block> {
         let frame = self.frame_at(address)?;
-        let state = self.state.lock();
+        let state = self.lock();
         state.block_of(state.runs.around(frame)?)
     }
 
@@ -184,7 +191,7 @@ impl<B: Backend> Pool<B> {
         let Some(frame) = self.frame_at(address) else {
             return Vec::new();
         };
-        let state = self.state.lock();
+        let state = self.lock();
         let Some(run) = state.runs.around(frame).filter(|run| state.block_of(run).is_some()) else {
             return Vec::new();
         };
@@ -199,11 +206,11 @@ impl<B: Backend> Pool<B> {
     /// returns only what is known to be quiet.
     pub fn trim(&self, place: Option<Place>, bytes: Option<u64>) -> u64 {
         let wanted = bytes.unwrap_or(u64::MAX);
-        let zombies = std::mem::take(&mut self.state.lock().zombies);
+        let zombies = std::mem::take(&mut self.lock().zombies);
         let mut returned = 0;
         for zombie in zombies {
             let retired = drive::bury(&self.backend, self.base, zombie);
-            let mut state = self.state.lock();
+            let mut state = self.lock();
             for chunk in &retired.gone {
                 state.account(chunk.place).unstick(bytes_of(chunk.frames));
                 if place.is_none_or(|place| state.place(chunk.place) == place) {
@@ -220,7 +227,7 @@ impl<B: Backend> Pool<B> {
         for quiet_first in [true, false] {
             if !quiet_first {
                 let needed = {
-                    let state = self.state.lock();
+                    let state = self.lock();
                     targets.iter().any(|&id| state.evictable(id, u64::MAX) > 0)
                 };
                 if returned >= wanted || !needed || self.quiesce().is_err() {
@@ -232,13 +239,13 @@ impl<B: Backend> Pool<B> {
                     break;
                 }
                 let leaving = {
-                    let mut state = self.state.lock();
+                    let mut state = self.lock();
                     let quiesced = state.quiesced;
                     state.evict(id, wanted - returned, quiesced)
                 };
                 let gone = self.send_back(leaving);
                 if gone > 0 {
-                    self.state.lock().account(id).forget_ceiling();
+                    self.lock().account(id).forget_ceiling();
                 }
                 returned += gone;
             }
@@ -248,7 +255,7 @@ impl<B: Backend> Pool<B> {
 
     /// The pool in numbers, exact at the moment of the call.
     pub fn usage(&self) -> Usage {
-        self.state.lock().usage()
+        self.lock().usage()
     }
 
     /// `(free, total)` bytes that a program whose home is this GPU can count on: the lending GPUs, not the host. Both 0
@@ -259,7 +266,7 @@ impl<B: Backend> Pool<B> {
         };
         let gpus = &route.order[..route.gpus];
         let headrooms: Vec<_> = gpus.iter().map(|id| self.backend.headroom(self.places[id.index()])).collect();
-        let state = self.state.lock();
+        let state = self.lock();
         let accounts = gpus.iter().map(|id| &state.accounts[id.index()]);
         accounts.zip(headrooms).fold((0u64, 0u64), |(free, total), (account, headroom)| {
             (free.saturating_add(account.room(headroom)), total.saturating_add(account.usage().limit))
@@ -271,7 +278,7 @@ impl<B: Backend> Pool<B> {
         let leaving = std::mem::take(&mut growth.leaving);
         if !leaving.is_empty() {
             self.send_back(leaving);
-            let mut state = self.state.lock();
+            let mut state = self.lock();
             if growth.pieces.iter().any(|(place, _)| state.account(*place).is_overdrawn()) {
                 state.withdraw(&growth);
                 state.space.give(growth.start, growth.frames);
@@ -280,14 +287,14 @@ impl<B: Backend> Pool<B> {
         }
         match drive::build(&self.backend, self.base, &growth, |id| self.places[id.index()]) {
             Ok(chunks) => {
-                let mut state = self.state.lock();
+                let mut state = self.lock();
                 for chunk in chunks {
                     state.chunks.insert(chunk);
                 }
                 Ok(state.deliver(&growth, attempt))
             }
             Err(Broken { cause, place, created, retired }) => {
-                let mut state = self.state.lock();
+                let mut state = self.lock();
                 state.withdraw(&growth);
                 match cause {
                     Cause::OutOfMemory(_) => state.account(place).ran_out(created),
@@ -314,7 +321,7 @@ impl<B: Backend> Pool<B> {
         for row in leaving {
             let (start, frames) = (row.start, row.frames);
             let Retired { gone, zombies, unmapped } = drive::dismantle(&self.backend, self.base, row);
-            let mut state = self.state.lock();
+            let mut state = self.lock();
             for chunk in &gone {
                 state.account(chunk.place).left(bytes_of(chunk.frames), 0);
                 sum += bytes_of(chunk.frames);
@@ -331,11 +338,26 @@ impl<B: Backend> Pool<B> {
         sum
     }
 
+    /// The lock. It is held for less than a cache line takes to change cores and come back, so threads that look for it all
+    /// the time slow down the one that works more than they gain. A thread that finds it taken stays away for a while,
+    /// twice as long each time, and sleeps when that did not help.
+    fn lock(&self) -> MutexGuard<'_, State<B::Handle>> {
+        for pause in PAUSES {
+            if let Some(state) = self.state.try_lock() {
+                return state;
+            }
+            for _ in 0..pause {
+                std::hint::spin_loop();
+            }
+        }
+        self.state.lock()
+    }
+
     /// Waits for the device; everything freed before the call is quiet after it.
     fn quiesce(&self) -> Result<(), Fault<B::Error>> {
-        let begun = self.state.lock().generation;
+        let begun = self.lock().generation;
         self.backend.quiesce()?;
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         state.quiesced = state.quiesced.max(begun);
         Ok(())
     }

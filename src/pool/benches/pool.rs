@@ -112,19 +112,18 @@ fn percentiles() {
     }
 }
 
-/// Cycles a second that so many threads get done together, each with its own size and a few blocks in hand.
+/// Cycles a second that so many threads get done together, all with the same size.
 fn throughput(pool: &Pool<Nothing>, threads: u64) -> f64 {
     const CYCLES: u64 = 400_000;
     let barrier = Barrier::new(threads as usize + 1);
     let each = CYCLES / threads;
     let mut start = Instant::now();
     std::thread::scope(|scope| {
-        for id in 0..threads {
-            let barrier = &barrier;
-            scope.spawn(move || {
+        for _ in 0..threads {
+            scope.spawn(|| {
                 barrier.wait();
                 for _ in 0..each {
-                    cycle(pool, (id + 1) * FRAME);
+                    cycle(pool, FRAME);
                 }
             });
         }
