@@ -66,7 +66,7 @@ fn every_export_resolves_as_bare_except_our_rows() {
 #[test]
 fn a_linked_program_gets_our_rows() {
     for driver in drivers() {
-        let route = Route::new(exports(driver), Driver::In(driver.clone()));
+        let route = Route::new(exports(driver), Driver::In(driver.clone())).of_this_driver();
         assert_eq!(route.linked(), route.ask("dlsym", "", &[]), "{}", driver.display());
     }
 }
