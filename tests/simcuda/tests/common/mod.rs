@@ -1,6 +1,8 @@
 //! Runs each test in a process of its own, with the driver just built, and calls it through cudarc's declarations: the
 //! types of a real client, so that a wrong parameter shows.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests, where a panic is the report")]
+
 use std::path::PathBuf;
 use std::process::Command;
 
