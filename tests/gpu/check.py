@@ -114,7 +114,8 @@ def main():
                 table.add(name, *result, time.monotonic() - since)
         finally:
             lab.end_children()
-    print(f"\n{table}\n{time.monotonic() - begin:.0f} s; {table.path} and gpu-check.log beside it have the rest", flush=True)
+    seconds = time.monotonic() - begin
+    print(f"\n{table}\n{seconds:.0f} s; {table.path} and gpu-check.log beside it have the rest", flush=True)
     return 1 if {"FAILED", "BELOW GOAL"} & set(results) else 0
 
 

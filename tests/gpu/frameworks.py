@@ -47,7 +47,7 @@ def _held_by(lab):
 
 
 def cupy_two(lab):
-    """Two arrays of 70 % of a GPU on device 0, and how fast the part on the peer is beside a program's own peer memory."""
+    """Two arrays of 70 % of a GPU on device 0; the part on the peer is as fast as a program's own peer memory."""
     _needs("cupy")
     _two_gpus(lab)
     size = _share(lab, 0.7)
@@ -135,11 +135,11 @@ def torch(lab):
             pairs.append((shim.measured()["milliseconds"][name], bare.measured()["milliseconds"][name]))
     medians = {name: [statistics.median(column) for column in zip(*pairs)] for name, pairs in times.items()}
     ratios = {name: ours / theirs for name, (ours, theirs) in medians.items()}
-    detail = "losses the same in 6 runs; step " + ", ".join(
-        f"{name} {medians[name][0]:.3f} ms, bare {medians[name][1]:.3f} ms, ratio {ratio:.4f}" for name, ratio in ratios.items()
-    )
-    detail += f" (goal {STEP_GOAL})"
-    lines = [f"{name}: shim {ours:.3f} ms, bare {theirs:.3f} ms" for name, pairs in times.items() for ours, theirs in pairs]
+    steps = [
+        f"{name} {ours:.3f} ms, bare {theirs:.3f} ms, ratio {ratios[name]:.4f}" for name, (ours, theirs) in medians.items()
+    ]
+    detail = f"losses the same in 6 runs; step {', '.join(steps)} (goal {STEP_GOAL})"
+    lines = [f"{name}: shim {one:.3f} ms, bare {other:.3f} ms" for name, pairs in times.items() for one, other in pairs]
     if max(ratios.values()) > STEP_GOAL:
         raise BelowGoal(detail, lines)
     return detail, lines
@@ -162,7 +162,7 @@ def torch_oversize(lab):
     measured = shim.measured()
     soft = [record for record in shim.events("pool.refuse") if record["why"] == "soft"]
     if not soft or measured["retries"] < 1:
-        raise Failed(f"{len(soft)} pool.refuse (soft) in the log and {measured['retries']} retries of PyTorch, expected both")
+        raise Failed(f"{len(soft)} soft refusals in the log, {measured['retries']} retries of PyTorch, expected both")
     if not _on_peers(measured["held"]):
         raise Failed(f"nothing lay on another GPU: {measured['held']}")
     held = ", ".join(f"{place} {size / GIB:.1f}" for place, size in measured["held"].items())

@@ -41,7 +41,7 @@ class Machine:
             f"- date: {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC",
             f"- GPUs: {len(self.gpus)} ({sizes}), driver {self.driver}",
             f"- processor: {_processor()}, {os.cpu_count()} cores; host memory {_memory_kib() // MIB} GiB",
-            f"- system: {platform.system()} {platform.release()}, {' '.join(platform.libc_ver())}, Python {platform.python_version()}",
+            f"- system: Linux {platform.release()}, {' '.join(platform.libc_ver())}, Python {platform.python_version()}",
         ]
         version = subprocess.run([str(gpupool), "--version"], capture_output=True, text=True, check=False)
         return lines + [f"- {version.stdout.strip() or 'gpupool does not say its version'}"]
@@ -60,13 +60,15 @@ def find():
     asked = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False)
     lines = [line.split(",") for line in asked.stdout.splitlines()]
     if asked.returncode or len(lines) < 2:
-        sys.exit(f"gpu-check: no GPU here: nvidia-smi lists none and libcuda.so.1 says: {asked.stderr.strip() or 'no device'}")
+        reason = asked.stderr.strip() or "no device"
+        sys.exit(f"gpu-check: no GPU here: nvidia-smi lists none, and the driver says: {reason}")
     return Machine([Gpu("", name, int(total), "") for name, total in lines[1:]], lines[0][0], False)
 
 
 def _smi(fields, selector=None):
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    output = subprocess.run(command + (["-i", selector] if selector else []), capture_output=True, text=True, check=False)
+    command += ["-i", selector] if selector else []
+    output = subprocess.run(command, capture_output=True, text=True, check=False)
     if output.returncode:
         sys.exit(f"gpu-check: {' '.join(command)} failed: {output.stdout.strip()} {output.stderr.strip()}")
     return [[field.strip() for field in line.split(",")] for line in output.stdout.splitlines() if line.strip()]
@@ -74,7 +76,8 @@ def _smi(fields, selector=None):
 
 def _processor():
     with open("/proc/cpuinfo", encoding="utf-8") as lines:
-        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+        names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        return next(names, platform.machine())
 
 
 def _memory_kib():
@@ -84,7 +87,10 @@ def _memory_kib():
 
 def _ask_driver():
     """Prints the driver's version and then a line `name,bytes` for each GPU."""
-    cuda = ctypes.CDLL("libcuda.so.1")
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        sys.exit(str(error))
     version, count = ctypes.c_int(), ctypes.c_int()
     if cuda.cuInit(0) or cuda.cuDriverGetVersion(ctypes.byref(version)) or cuda.cuDeviceGetCount(ctypes.byref(count)):
         sys.exit("cuInit fails")

@@ -202,7 +202,8 @@ class Running:
             stdout, stderr = self.process.communicate()
             stderr += f"\nended by the check after {timeout:.0f} s"
         self._lab._children.discard(self)
-        finished = Finished(self.title, self.process.returncode, said + stdout, stderr, time.monotonic() - self._begin)
+        seconds = time.monotonic() - self._begin
+        finished = Finished(self.title, self.process.returncode, said + stdout, stderr, seconds)
         for path in sorted(glob.glob(f"{self._logs}/*.jsonl")) if self._logs else []:
             finished.logs.append(_records(path))
         self._lab.note(_told(finished))

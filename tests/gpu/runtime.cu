@@ -38,11 +38,10 @@ static uint64_t sum(const std::vector<uint32_t> &values)
 
 static void describe(const char *name, const void *pointer)
 {
-    cudaPointerAttributes attributes;
-    CHECK(cudaPointerGetAttributes(&attributes, pointer));
-    printf("%s: type %d, device %d, device pointer %s, host pointer %s\n", name, (int)attributes.type, attributes.device,
-           attributes.devicePointer == pointer ? "same" : attributes.devicePointer ? "other" : "none",
-           attributes.hostPointer ? "set" : "none");
+    cudaPointerAttributes of;
+    CHECK(cudaPointerGetAttributes(&of, pointer));
+    printf("%s: type %d, device %d, device pointer %s, host pointer %s\n", name, (int)of.type, of.device,
+           of.devicePointer == pointer ? "same" : of.devicePointer ? "other" : "none", of.hostPointer ? "set" : "none");
 }
 
 /* Arrays of several sizes, with the driver's small one among them. */
