@@ -11,20 +11,25 @@
 //! (unlocked), commit (locked), and an act that fails half way is rolled back.
 
 #![forbid(unsafe_code)]
+#![allow(unexpected_cfgs, reason = "`cfg(loom)` is given by hand, to check the order of steps between threads")]
 
 mod backend;
 mod budget;
 mod chunks;
+mod clock;
 mod drive;
+mod front;
 mod interface;
 mod placement;
 mod plan;
 mod pool;
+mod registry;
 mod reuse;
 mod runs;
 mod space;
 mod starts;
 mod state;
+mod sync;
 
 pub use backend::{Backend, Fault};
 pub use interface::{

@@ -1,4 +1,4 @@
-//! Runs of mapped frames: live blocks, free memory, and what is between the two.
+//! Runs of mapped frames: free memory, and what is out of it.
 //!
 //! Every mapped frame belongs to exactly one run. A run is found in constant time from its first or last frame (boundary
 //! tags) and from an inner one through [`Starts`]. Free runs are homogeneous in place, never adjacent to another one of
@@ -9,27 +9,13 @@ use crate::budget::PlaceId;
 use crate::starts::Starts;
 use std::collections::BTreeSet;
 
-/// What a live run is to the program. The address is the run's, so that moving records can not make the two disagree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Owned {
-    pub bytes: u64,
-    pub home: u32,
-    pub owner: u64,
-    pub id: u64,
-    /// The one place all of it is at, or `None` if it spans several.
-    pub place: Option<PlaceId>,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Freed and still mapped. `generation` is that of the latest free in it.
     Free { place: PlaceId, generation: u64 },
-    /// A block the program holds.
-    Live(Owned),
-    /// A block whose free waits for the device.
-    Freeing(Owned),
-    /// Taken from the free memory and not yet a block.
-    Taken,
+    /// Not among the free memory: a block, on its way to become one, or kept by the front. Which of them, the run does not
+    /// know, so that blocks can come and go without the pool's lock.
+    Out,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -96,14 +82,6 @@ impl Runs {
         (frame < run.end()).then_some(run)
     }
 
-    /// Changes what the run at `start` is; `start` must be the first frame of a run that is not and does not become free.
-    pub fn set_kind(&mut self, start: u32, kind: Kind) {
-        let slot = self.tags[start as usize] as usize;
-        let run = &mut self.slots[slot];
-        debug_assert!(run.start == start && run.free_place().is_none() && !matches!(kind, Kind::Free { .. }));
-        run.kind = kind;
-    }
-
     /// All runs, in no order.
     pub fn all(&self) -> impl Iterator<Item = &Run> {
         self.slots.iter().filter(|run| run.frames > 0)
@@ -143,7 +121,7 @@ impl Runs {
         })
     }
 
-    /// Takes `start..end` out of the free run around it and makes it a run of its own, of kind [`Kind::Taken`]. What is
+    /// Takes `start..end` out of the free run around it and makes it a run of its own, of kind [`Kind::Out`]. What is
     /// left and right of it stays free. Returns the generation of the run, or `None` when there is no such free run.
     pub fn take(&mut self, start: u32, end: u32) -> Option<u64> {
         let run = *self.around(start)?;
@@ -160,7 +138,7 @@ impl Runs {
             slot = self.new_slot();
             self.starts.insert(start);
         }
-        self.put(slot, Run { start, frames: end - start, kind: Kind::Taken });
+        self.put(slot, Run { start, frames: end - start, kind: Kind::Out });
         if end < run.end() {
             let right = self.new_slot();
             self.starts.insert(end);
@@ -173,8 +151,8 @@ impl Runs {
         Some(generation)
     }
 
-    /// Makes one run of the adjacent [`Kind::Taken`] runs in `start..end`.
-    pub fn join_taken(&mut self, start: u32, end: u32) {
+    /// Makes one run of the adjacent [`Kind::Out`] runs in `start..end`.
+    pub fn join_out(&mut self, start: u32, end: u32) {
         let mut frame = start;
         while frame < end {
             let Some(next) = self.starting_at(frame).map(Run::end) else {
@@ -183,7 +161,7 @@ impl Runs {
             self.forget(frame);
             frame = next;
         }
-        self.add(start, end - start, Kind::Taken);
+        self.add(start, end - start, Kind::Out);
     }
 
     /// Adds a run on frames that belong to none.
@@ -287,13 +265,13 @@ impl Runs {
 
     fn new_slot(&mut self) -> u32 {
         self.vacant.pop().unwrap_or_else(|| {
-            self.slots.push(Run { start: 0, frames: 0, kind: Kind::Taken });
+            self.slots.push(Run { start: 0, frames: 0, kind: Kind::Out });
             self.slots.len() as u32 - 1
         })
     }
 
     fn vacate(&mut self, slot: u32) {
-        self.slots[slot as usize] = Run { start: 0, frames: 0, kind: Kind::Taken };
+        self.slots[slot as usize] = Run { start: 0, frames: 0, kind: Kind::Out };
         self.vacant.push(slot);
     }
 
