@@ -1,19 +1,22 @@
-//! Freed blocks at hand: the memory that threads free and allocate again without the pool's lock.
+//! Freed memory at hand: what threads free and allocate again without the pool's lock.
 //!
-//! Every thread belongs to a [`Shard`], which keeps the last blocks freed there as they are. An allocation of exactly as
-//! many frames at the same place takes one of them. An exact fit is always a best fit; only the address among equals may
-//! differ from what the free runs would give. Everything else is decided under the pool's lock, by code that first puts
-//! all kept memory back ([`Front::drain`]), and so sees every free byte: placement, best fit with coalescing, limits and
-//! refusals, trimming.
+//! Every thread belongs to a [`Shard`], which keeps the memory of the last small blocks freed there, neighbours joined. An
+//! allocation takes the best fit at its home place: from its own shard, unless the free runs of the pool have a better one
+//! (a set of their sizes can be read without the lock), or else from another thread's shard. So a thread that works on
+//! its own never splits what another free row would fit better; of what other threads keep, it sees only what it needs.
+//! Rows join only within a shard, and among equals the lowest address counts only there. Everything else is decided under
+//! the pool's lock, by code that first puts all kept memory back ([`Front::drain`]), and so sees every free byte:
+//! placement, joining, limits and refusals, growth, trimming.
 //!
-//! **Why not only a faster lock.** One lock costs two cores as much as one, and a line that goes to and fro between them
-//! on top. A thread that finds what it needs here touches no line that another core writes.
+//! **Why not only a faster lock.** One lock lets two cores do what one does, and a line that goes to and fro between them
+//! makes it less. **Why not whole blocks, for exact fits.** Measured with eight threads and four sizes, half of all
+//! allocations found none, because a pool that does not grow for their sake has little memory to keep.
 //!
-//! **Accounts.** To the free runs and the accounts a kept block is out, like a live one. So `used` and the live bytes of
-//! the state are sums over live *and* kept blocks; what is kept is subtracted where somebody asks. Their peaks stay
-//! exact without a shared counter because neither sum grows here. A kept block becomes a live one of the same frames,
-//! and the bytes asked for, which may differ within the last frame, are paid from the shard's `credit`: what the blocks
-//! freed into it had asked for, less what was spent. The state raises the sums only after a drain, or below their peaks.
+//! **Accounts.** To the free runs and the accounts kept memory is out, like a block. So `used` and the bytes asked for are
+//! sums over live blocks *and* what is kept, which is subtracted where somebody asks. Their peaks stay exact without a
+//! shared counter because neither sum grows here. Kept frames become a block's frames, and the bytes asked for, which may
+//! differ within the last frame, are paid from the shard's `credit`: what the blocks freed into it had asked for, less
+//! what was spent. The state raises the sums only after a drain, or below their peaks.
 //!
 //! **Quiet memory.** Each shard counts its lazy frees in a [`Clock`] of its own, and a wait vouches for the clocks that it
 //! read before it began: that of the state and that of one shard. One clock for all shards would let every wait vouch for
@@ -23,30 +26,35 @@
 
 use crate::budget::PlaceId;
 use crate::clock::Clock;
+use crate::runs::{Sizes, bucket};
 use crate::state::State;
 use crate::sync::{self, AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
 use crate::{Config, FRAME, PlaceSpec, Policy};
+use std::sync::Arc;
 
 /// Threads beyond so many share shards.
 const SHARDS: usize = if cfg!(loom) { 2 } else { 32 };
-/// Blocks that a shard keeps.
+/// Rows that a shard keeps.
 const KEPT: usize = if cfg!(loom) { 2 } else { 32 };
-/// Frames that a shard keeps, 1 GiB. A larger block costs more to use than to find.
+/// Frames that a shard keeps, 1 GiB.
 const KEPT_FRAMES: u32 = ((1 << 30) / FRAME) as u32;
+/// Frames of the largest block whose memory is kept, 64 MiB. It bounds the search for the block around an address, and
+/// nobody allocates larger ones so often that a lock matters.
+pub(crate) const KEPT_BLOCK: u32 = ((64 << 20) / FRAME) as u32;
 /// Block numbers that a shard takes at a time.
 const IDS: u64 = 64;
 
-/// A freed block that was not taken apart.
+/// A row of freed frames at one place.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     start: u32,
     frames: u32,
     place: PlaceId,
-    /// The number of its free in the shard's clock; 0 for memory known to be quiet.
+    /// The number of the latest free in it by the shard's clock; 0 for memory known to be quiet.
     stamp: u64,
 }
 
-/// A kept block that becomes a live one.
+/// Kept memory that becomes a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Popped {
     pub start: u32,
@@ -63,8 +71,9 @@ struct Magazine {
     frames: u32,
     /// Bytes asked for that pops may spend; see the module's text.
     credit: u64,
-    /// Blocks served from here.
+    /// Blocks that began and that ended here.
     served: u64,
+    retired: u64,
     /// Block numbers not given yet: the next one, and the first that is not this shard's.
     ids: (u64, u64),
 }
@@ -84,7 +93,8 @@ struct Shard {
 /// What is kept in all shards at one moment.
 #[derive(Debug)]
 pub(crate) struct Stock {
-    pub blocks: u64,
+    /// Blocks that began in the front less those that ended in it.
+    pub blocks: i64,
     pub credit: u64,
     pub served: u64,
     /// Frames by place.
@@ -94,6 +104,8 @@ pub(crate) struct Stock {
 #[derive(Debug)]
 pub(crate) struct Front {
     shards: Box<[Shard]>,
+    /// Of the free runs.
+    sizes: Arc<Sizes>,
     /// Whether anything is kept at all.
     keeps: bool,
     /// Whether blocks at a place may be kept and taken, by place: not while the account there has to see every block, and
@@ -102,35 +114,75 @@ pub(crate) struct Front {
     next_ids: AtomicU64,
 }
 
-/// In a shard's hint: there is credit.
-const CREDIT: u64 = 1 << 63;
+/// In a shard's hint: there is credit. Takes the place of the [`bucket`] of size 0.
+const CREDIT: u64 = 1;
 
-/// In a shard's hint: there may be a block of so many frames.
-fn bit(frames: u32) -> u64 {
-    1 << (frames % 63)
+/// The buckets of sizes in `from..to`, where `to` may be above all.
+fn between(from: u32, to: u32) -> u64 {
+    let below = |size: u32| 1u64.checked_shl(size).map_or(u64::MAX, |bit| bit - 1);
+    below(bucket(to)) & !below(bucket(from))
+}
+
+/// The buckets of sizes from `from` on.
+fn at_least(from: u32) -> u64 {
+    u64::MAX << bucket(from)
 }
 
 impl Magazine {
-    /// Takes a kept block of that shape out: a quiet one if there is any, so that waits are rare, and the lowest of equals.
-    fn pop(&mut self, place: PlaceId, frames: u32, bytes: u64, quiesced: u64) -> Option<Kept> {
-        let fits = |kept: &&Kept| kept.frames == frames && kept.place == place;
-        let best = self.kept.iter().filter(fits).min_by_key(|kept| (kept.stamp > quiesced, kept.start))?.start;
+    /// Takes the best fit out: the smallest row, of those a quiet one, so that waits are rare, of those the lowest. Leaves
+    /// it when `sizes`, those of the pool's free runs, have a better one.
+    fn pop(&mut self, place: PlaceId, frames: u32, bytes: u64, quiesced: u64, sizes: u64) -> Option<Kept> {
+        let fits = |(_, kept): &(usize, &Kept)| kept.frames >= frames && kept.place == place;
+        let order = |(_, kept): &(usize, &Kept)| (kept.frames, kept.stamp > quiesced, kept.start);
+        let (index, &best) = self.kept.iter().enumerate().filter(fits).min_by_key(order)?;
+        if sizes & between(frames, best.frames) != 0 {
+            return None;
+        }
         self.credit = self.credit.checked_sub(bytes)?;
         self.frames -= frames;
         self.served += 1;
-        let index = self.kept.iter().position(|kept| kept.start == best)?;
-        Some(self.kept.swap_remove(index))
+        if best.frames == frames {
+            self.kept.swap_remove(index);
+        } else {
+            self.kept[index] = Kept { start: best.start + frames, frames: best.frames - frames, ..best };
+        }
+        Some(Kept { frames, ..best })
+    }
+
+    /// Adds a row, joined with its neighbours; `false` if there is no room for it.
+    fn push(&mut self, mut row: Kept) -> bool {
+        if self.frames + row.frames > KEPT_FRAMES {
+            return false;
+        }
+        let added = row.frames;
+        let touches = |kept: &Kept, row: &Kept| {
+            kept.place == row.place && (kept.start + kept.frames == row.start || row.start + row.frames == kept.start)
+        };
+        let full = self.kept.len() == KEPT;
+        if full && !self.kept.iter().any(|kept| touches(kept, &row)) {
+            return false;
+        }
+        while let Some(index) = self.kept.iter().position(|kept| touches(kept, &row)) {
+            let other = self.kept.swap_remove(index);
+            row.start = row.start.min(other.start);
+            row.frames += other.frames;
+            row.stamp = row.stamp.max(other.stamp);
+        }
+        self.kept.push(row);
+        self.frames += added;
+        true
     }
 
     fn hint(&self) -> u64 {
         let credit = if self.credit > 0 { CREDIT } else { 0 };
-        self.kept.iter().fold(credit, |hint, kept| hint | bit(kept.frames))
+        self.kept.iter().fold(credit, |hint, kept| hint | 1 << bucket(kept.frames))
     }
 }
 
 impl Shard {
     fn new() -> Self {
-        let magazine = Magazine { kept: Vec::with_capacity(KEPT), frames: 0, credit: 0, served: 0, ids: (0, 0) };
+        let magazine =
+            Magazine { kept: Vec::with_capacity(KEPT), frames: 0, credit: 0, served: 0, retired: 0, ids: (0, 0) };
         Self { hint: AtomicU64::new(0), clock: Clock::default(), magazine: Mutex::new(magazine) }
     }
 
@@ -138,7 +190,7 @@ impl Shard {
         self.hint.store(hint, Ordering::Release);
     }
 
-    /// Puts the first `count` kept blocks back among the free runs, and that share of the credit.
+    /// Puts the first `count` kept rows back among the free runs, and that share of the credit.
     fn give_back<H: Copy>(&self, magazine: &mut Magazine, count: usize, state: &mut State<H>) {
         let share = match magazine.kept.len() {
             all if all == count => magazine.credit,
@@ -148,20 +200,22 @@ impl Shard {
         let quiesced = self.clock.quiesced();
         for kept in magazine.kept.drain(..count) {
             magazine.frames -= kept.frames;
-            state.take_back(kept.start, kept.frames, kept.place, kept.stamp <= quiesced);
+            let generation = state.generation_of_free(kept.stamp <= quiesced);
+            state.take_back(kept.start, kept.frames, kept.place, generation);
         }
-        state.settle(count as u64, share);
+        state.settle(share);
         self.note(magazine.hint());
     }
 }
 
 impl Front {
-    pub fn new(config: &Config) -> Self {
+    pub fn new(config: &Config, sizes: Arc<Sizes>) -> Self {
         // The other policies choose a place for every block anew; what was freed last says nothing about it.
         let keeps = config.policy == Policy::LocalFirst;
         let open = |spec: &PlaceSpec| AtomicBool::new(keeps && !spec.place.is_host());
         Self {
             shards: (0..SHARDS).map(|_| Shard::new()).collect(),
+            sizes,
             keeps,
             open: config.places.iter().map(open).collect(),
             next_ids: AtomicU64::new(1),
@@ -199,7 +253,7 @@ impl Front {
 
     /// Whether a block of that shape may be kept, or taken from what is.
     pub fn takes(&self, place: PlaceId, frames: u32) -> bool {
-        frames <= KEPT_FRAMES && self.open[place.index()].load(Ordering::Acquire)
+        frames <= KEPT_BLOCK && self.open[place.index()].load(Ordering::Acquire)
     }
 
     /// A number that no other block has or had; those of one thread rise.
@@ -216,11 +270,16 @@ impl Front {
         magazine.ids.0 - 1
     }
 
-    /// Takes a block of `frames` at `place` that this thread's shard keeps, for a request of `bytes`.
+    /// Whether the free runs at `place` have one of at least so many frames, or will have in a moment, or had.
+    pub fn may_be_free(&self, place: PlaceId, frames: u32) -> bool {
+        self.sizes.at(place) & at_least(frames) != 0
+    }
+
+    /// Takes `frames` at `place` that this thread's shard keeps, for a request of `bytes`.
     pub fn pop(&self, place: PlaceId, frames: u32, bytes: u64) -> Option<Popped> {
-        let index = self.own();
+        let (index, sizes) = (self.own(), self.sizes.at(place));
         let mut magazine = self.shards[index].magazine.lock();
-        let mut popped = self.pop_from(index, &mut magazine, place, frames, bytes)?;
+        let mut popped = self.pop_from(index, &mut magazine, (place, frames, bytes), sizes)?;
         popped.id = self.take_id(&mut magazine);
         Some(popped)
     }
@@ -229,13 +288,12 @@ impl Front {
         &self,
         index: usize,
         magazine: &mut Magazine,
-        place: PlaceId,
-        frames: u32,
-        bytes: u64,
+        (place, frames, bytes): (PlaceId, u32, u64),
+        sizes: u64,
     ) -> Option<Popped> {
         let shard = &self.shards[index];
         let quiesced = shard.clock.quiesced();
-        let kept = magazine.pop(place, frames, bytes, quiesced)?;
+        let kept = magazine.pop(place, frames, bytes, quiesced, sizes)?;
         shard.note(magazine.hint());
         Some(Popped { start: kept.start, id: 0, shard: index, busy: kept.stamp > quiesced })
     }
@@ -246,12 +304,12 @@ impl Front {
         for step in 1..shards.len() {
             let index = (own + step) % shards.len();
             let shard = &shards[index];
-            if shard.hint.load(Ordering::Acquire) & bit(frames) == 0 {
+            if shard.hint.load(Ordering::Acquire) & at_least(frames) == 0 {
                 continue;
             }
             // Waiting for who works there may take longer than what comes next.
             let Some(mut magazine) = shard.magazine.try_lock() else { continue };
-            if let Some(mut popped) = self.pop_from(index, &mut magazine, place, frames, bytes) {
+            if let Some(mut popped) = self.pop_from(index, &mut magazine, (place, frames, bytes), 0) {
                 drop(magazine);
                 popped.id = self.next_id();
                 return Some(popped);
@@ -265,20 +323,19 @@ impl Front {
         self.shards[popped.shard].magazine.lock().served -= 1;
     }
 
-    /// Keeps a freed block, of which the program had asked for `bytes`. Refuses one that would fill the shard;
-    /// [`Front::make_room`] first.
+    /// Keeps the memory of a freed block, of which the program had asked for `bytes`; `false` if the shard is full, then
+    /// [`Front::make_room`].
     pub fn push(&self, start: u32, frames: u32, place: PlaceId, bytes: u64, quiet: bool) -> bool {
         let shard = self.own_shard();
         let mut magazine = shard.magazine.lock();
-        if magazine.kept.len() == KEPT || magazine.frames + frames > KEPT_FRAMES {
-            return false;
-        }
         let stamp = if quiet { 0 } else { shard.clock.tick() };
-        magazine.kept.push(Kept { start, frames, place, stamp });
-        magazine.frames += frames;
-        magazine.credit += bytes;
-        shard.note(shard.hint.load(Ordering::Relaxed) | bit(frames) | CREDIT);
-        true
+        let room = magazine.push(Kept { start, frames, place, stamp });
+        if room {
+            magazine.retired += 1;
+            magazine.credit += bytes;
+            shard.note(magazine.hint());
+        }
+        room
     }
 
     /// Puts half of what this thread's shard keeps back among the free runs. The caller holds the pool's lock: at no
@@ -307,7 +364,7 @@ impl Front {
         let magazines: Vec<MutexGuard<'_, Magazine>> = self.shards.iter().map(|shard| shard.magazine.lock()).collect();
         let mut stock = Stock { blocks: 0, credit: 0, served: 0, frames: vec![0; self.open.len()] };
         for magazine in &magazines {
-            stock.blocks += magazine.kept.len() as u64;
+            stock.blocks += magazine.served as i64 - magazine.retired as i64;
             stock.credit += magazine.credit;
             stock.served += magazine.served;
             for kept in &magazine.kept {

@@ -6,7 +6,7 @@ use crate::drive::{self, Broken, Cause, Retired};
 use crate::front::{Front, Popped};
 use crate::plan::{Attempt, Growth, Step};
 use crate::registry::{Record, Registry};
-use crate::runs::Kind;
+use crate::runs::{Kind, Run};
 use crate::state::{Leaving, Route, State, Taken, bytes_of};
 use crate::sync::{Mutex, MutexGuard};
 use crate::{
@@ -55,7 +55,7 @@ impl<B: Backend> Pool<B> {
             places: config.places.iter().map(|spec| spec.place).collect(),
             routes: Route::all(&config),
             registry: Registry::new(config.bytes / FRAME),
-            front: Front::new(&config),
+            front: Front::new(&config, Arc::clone(state.runs.sizes())),
             clock: Arc::clone(&state.clock),
             state: Mutex::new(state),
         }
@@ -171,14 +171,15 @@ impl<B: Backend> Pool<B> {
         let popped = match self.front.pop(route.home, frames, request.bytes) {
             Some(popped) => popped,
             None => {
-                let mut state = self.lock();
-                if let Some(taken) = state.take_exact(route.home, frames, request.bytes) {
-                    return Ok(Some(match state.hand_out(taken) {
-                        Step::Done(taken) => Served::Block(self.award(&mut state, &taken, attempt, true, 0)),
-                        step => Served::NotYet(step),
-                    }));
+                if self.front.may_be_free(route.home, frames) {
+                    let mut state = self.lock();
+                    if let Some(taken) = state.take_below_peaks(route.home, frames, request.bytes) {
+                        return Ok(Some(match state.hand_out(taken) {
+                            Step::Done(taken) => Served::Block(self.award(&mut state, &taken, attempt, true, 0)),
+                            step => Served::NotYet(step),
+                        }));
+                    }
                 }
-                drop(state);
                 match self.front.steal(route.home, frames, request.bytes) {
                     Some(popped) => popped,
                     None => return Ok(None),
@@ -189,8 +190,9 @@ impl<B: Backend> Pool<B> {
         if busy && let Err(fault) = self.quiesce(shard) {
             let mut state = self.lock();
             self.front.unserve(&popped);
-            state.settle(1, request.bytes);
-            state.take_back(start, frames, route.home, false);
+            state.settle(request.bytes);
+            let generation = state.generation_of_free(false);
+            state.take_back(start, frames, route.home, generation);
             if !matches!(fault, Fault::NotReady(_)) {
                 return Err(Refusal::Backend(drive::error_of(fault)));
             }
@@ -277,8 +279,8 @@ impl<B: Backend> Pool<B> {
     pub fn free_owned_by(&self, owner: u64) -> usize {
         let mut state = self.lock();
         let out = state.runs.all().filter(|run| run.kind == Kind::Out);
-        let claim = |start: u32| Some((start, self.registry.claim_owned(start, owner)?));
-        let blocks: Vec<(u32, Record)> = out.filter_map(|run| claim(run.start)).collect();
+        let claim = |run: &Run| self.registry.claim_all(run.start, run.end(), owner);
+        let blocks: Vec<(u32, Record)> = out.flat_map(claim).collect();
         for (start, record) in &blocks {
             let generation = state.generation_of_free(false);
             state.retire_block(*start, record, generation);
@@ -291,7 +293,8 @@ impl<B: Backend> Pool<B> {
     pub fn block_at(&self, address: u64) -> Option<Block> {
         let frame = self.frame_at(address)?;
         let state = self.lock();
-        self.registry.block(state.runs.around(frame)?.start, self.base)
+        let (start, record) = self.registry.around(frame, state.runs.around(frame)?.start)?;
+        Some(record.block(self.address(start)))
     }
 
     /// Where each piece of the block that `address` lies in is: `(address, bytes, place)` in address order, neighbours at
@@ -301,11 +304,11 @@ impl<B: Backend> Pool<B> {
             return Vec::new();
         };
         let state = self.lock();
-        let Some(run) = state.runs.around(frame).filter(|run| self.registry.block(run.start, self.base).is_some())
-        else {
+        let run = state.runs.around(frame);
+        let Some((start, record)) = run.and_then(|run| self.registry.around(frame, run.start)) else {
             return Vec::new();
         };
-        let segments = state.chunks.segments(run.start, run.end());
+        let segments = state.chunks.segments(start, start + record.frames);
         segments.into_iter().map(|(at, frames, id)| (state.address(at), bytes_of(frames), state.place(id))).collect()
     }
 

@@ -5,8 +5,9 @@
 //! two cores that work on blocks of their own would still pass the lines of its locks to and fro.
 
 use crate::budget::PlaceId;
+use crate::front::KEPT_BLOCK;
 use crate::sync::Mutex;
-use crate::{Block, FRAME, Request};
+use crate::{Block, Request};
 use std::sync::OnceLock;
 
 /// Frames in a page of the table. A page (64 bytes a frame, so 1/32768 of the memory it describes) exists once a block
@@ -77,11 +78,6 @@ impl Registry {
         self.slot(start)?.lock().take_if(|record| !record.freeing)
     }
 
-    /// The same, if the block is `owner`'s.
-    pub fn claim_owned(&self, start: u32, owner: u64) -> Option<Record> {
-        self.slot(start)?.lock().take_if(|record| !record.freeing && record.owner == owner)
-    }
-
     /// Marks the block at `start` as being freed, so that no other free of it succeeds; it can still be seen.
     pub fn begin_free(&self, start: u32) -> Option<Record> {
         let mut slot = self.slot(start)?.lock();
@@ -100,9 +96,23 @@ impl Registry {
         }
     }
 
-    /// The block at `start`, being freed or not.
-    pub fn block(&self, start: u32, base: u64) -> Option<Block> {
+    /// The block that `frame` lies in, if it starts at most [`KEPT_BLOCK`] frames before, or at `run`; with its start.
+    pub fn around(&self, frame: u32, run: u32) -> Option<(u32, Record)> {
+        let covers = |&(start, record): &(u32, Record)| frame - start < record.frames;
+        let found = (frame.saturating_sub(KEPT_BLOCK - 1)..=frame).rev().find_map(|start| self.at(start));
+        found.filter(covers).or_else(|| self.at(run).filter(covers))
+    }
+
+    /// The starts of `owner`'s blocks in `start..end`.
+    pub fn claim_all(&self, start: u32, end: u32, owner: u64) -> impl Iterator<Item = (u32, Record)> {
+        (start..end).filter_map(move |start| {
+            let record = self.slot(start)?.lock().take_if(|record| !record.freeing && record.owner == owner)?;
+            Some((start, record))
+        })
+    }
+
+    fn at(&self, start: u32) -> Option<(u32, Record)> {
         let record = (*self.slot(start)?.lock())?;
-        Some(record.block(base + u64::from(start) * FRAME))
+        Some((start, record))
     }
 }

@@ -18,13 +18,9 @@ impl<H: Copy> State<H> {
         Some(Taken { start, frames, generation, place: Some(place) })
     }
 
-    /// Takes a free run of exactly that size at `place`, if the sums stay below their peaks; see [`crate::front`]. No drain
-    /// could find anything better.
-    pub fn take_exact(&mut self, place: PlaceId, frames: u32, bytes: u64) -> Option<Taken> {
-        let start = self.runs.best_fit(place, frames, u64::MAX)?;
-        let fits = self.runs.starting_at(start).is_some_and(|run| run.frames == frames);
-        (fits && self.is_below_peaks(place, bytes_of(frames), bytes))
-            .then(|| self.take_best(place, frames, u64::MAX))?
+    /// Takes the best fit at `place` among the free runs alone, if the sums stay below their peaks; see [`crate::front`].
+    pub fn take_below_peaks(&mut self, place: PlaceId, frames: u32, bytes: u64) -> Option<Taken> {
+        self.is_below_peaks(place, bytes_of(frames), bytes).then(|| self.take_best(place, frames, u64::MAX))?
     }
 
     /// Takes free memory that is as good as fresh memory placed in `pieces`: at the one place, or across several.

@@ -7,7 +7,9 @@
 
 use crate::budget::PlaceId;
 use crate::starts::Starts;
+use crate::sync::{AtomicU64, Ordering};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -50,8 +52,27 @@ pub(crate) struct Runs {
     starts: Starts,
     /// For each place, `frames << 32 | start`: the first entry at or above a size is the best fit, lowest address first.
     free: Vec<BTreeSet<u64>>,
+    /// For each place, how many free runs there are of each [`bucket`].
+    counts: Vec<[u32; 64]>,
+    sizes: Arc<Sizes>,
     /// First frames of free runs whose left neighbour is free too (and so at another place).
     seams: BTreeSet<u32>,
+}
+
+/// Which sizes of free runs there are at each place, for a look without the pool's lock. Written under it.
+#[derive(Debug)]
+pub(crate) struct Sizes(Box<[AtomicU64]>);
+
+/// The index of a size in a set of sizes: itself, or 63 for all from 63 frames on.
+pub(crate) fn bucket(frames: u32) -> u32 {
+    frames.min(63)
+}
+
+impl Sizes {
+    /// A bit for each [`bucket`].
+    pub fn at(&self, place: PlaceId) -> u64 {
+        self.0[place.index()].load(Ordering::Acquire)
+    }
 }
 
 fn key(frames: u32, start: u32) -> u64 {
@@ -66,8 +87,15 @@ impl Runs {
             tags: Vec::new(),
             starts: Starts::default(),
             free: vec![BTreeSet::new(); places],
+            counts: vec![[0; 64]; places],
+            sizes: Arc::new(Sizes((0..places).map(|_| AtomicU64::new(0)).collect())),
             seams: BTreeSet::new(),
         }
+    }
+
+    /// The sizes of the free runs.
+    pub fn sizes(&self) -> &Arc<Sizes> {
+        &self.sizes
     }
 
     /// The run that starts at `frame`.
@@ -237,6 +265,7 @@ impl Runs {
             return;
         };
         self.free[place.index()].insert(key(run.frames, run.start));
+        self.count(place, run.frames, |count| count + 1);
         if self.ending_at(run.start).is_some_and(|left| left.free_place().is_some()) {
             self.seams.insert(run.start);
         }
@@ -250,10 +279,22 @@ impl Runs {
             return;
         };
         self.free[place.index()].remove(&key(run.frames, run.start));
+        self.count(place, run.frames, |count| count - 1);
         // The set is empty unless blocks span places, and then this costs nothing.
         if !self.seams.is_empty() {
             self.seams.remove(&run.start);
             self.seams.remove(&run.end());
+        }
+    }
+
+    fn count(&mut self, place: PlaceId, frames: u32, change: impl Fn(u32) -> u32) {
+        let bucket = bucket(frames);
+        let count = &mut self.counts[place.index()][bucket as usize];
+        let before = std::mem::replace(count, change(*count));
+        // A line that all threads read is written only when the set changes.
+        if (before == 0) != (*count == 0) {
+            let sizes = &self.sizes.0[place.index()];
+            sizes.store(sizes.load(Ordering::Relaxed) ^ 1 << bucket, Ordering::Release);
         }
     }
 

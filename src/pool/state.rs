@@ -88,8 +88,8 @@ pub(crate) struct State<H> {
 /// Sums. The front serves and keeps blocks on its own; see there for what that means for each.
 #[derive(Debug, Default)]
 struct Totals {
-    /// Live and kept blocks.
-    out_blocks: u64,
+    /// Blocks that began here less those that ended here; the front has counts of its own.
+    blocks: i64,
     /// What was asked for in live blocks, and the front's credit.
     out_bytes: u64,
     /// The highest `out_bytes` without any credit, and so never exceeded by live blocks.
@@ -147,7 +147,7 @@ impl<H: Copy> State<H> {
         let totals = &mut self.totals;
         totals.allocations += 1;
         totals.reuses += u64::from(reused);
-        totals.out_blocks += 1;
+        totals.blocks += 1;
         totals.out_bytes += request.bytes;
         totals.peak_live_bytes = totals.peak_live_bytes.max(totals.out_bytes);
         self.turn += 1;
@@ -193,24 +193,44 @@ impl<H: Copy> State<H> {
     /// Ends the life of a block, of which the program had asked for `bytes`. The memory can be touched by the device until
     /// everything freed up to `generation` is quiesced.
     pub fn retire_block(&mut self, start: u32, record: &Record, generation: u64) {
-        self.settle(1, record.bytes);
-        self.release(start, record.frames, record.place, generation);
+        self.totals.blocks -= 1;
+        self.settle(record.bytes);
+        match record.place {
+            Some(place) => self.take_back(start, record.frames, place, generation),
+            None => self.release(start, record.frames, None, generation),
+        }
     }
 
-    /// So many blocks and bytes asked for are no longer out.
-    pub fn settle(&mut self, blocks: u64, bytes: u64) {
-        self.totals.out_blocks -= blocks;
+    /// So many bytes asked for are no longer out.
+    pub fn settle(&mut self, bytes: u64) {
         self.totals.out_bytes -= bytes;
     }
 
-    /// Puts memory that the front kept back among the free runs. What is not quiet counts as freed now; what is, as freed
-    /// by the last wait, so that it is not taken for the longest unused.
-    pub fn take_back(&mut self, start: u32, frames: u32, place: PlaceId, quiet: bool) {
-        let generation = self.generation_of_free(quiet);
-        self.release(start, frames, Some(place), generation);
+    /// Puts frames that are out, all at `place`, back among the free runs. The front may have cut and joined them since
+    /// they went out, so their borders need not be those of runs.
+    pub fn take_back(&mut self, start: u32, frames: u32, place: PlaceId, generation: u64) {
+        let end = start + frames;
+        let mut at = start;
+        while at < end {
+            let Some(&run) = self.runs.around(at).filter(|run| run.kind == Kind::Out) else {
+                debug_assert!(false, "frame {at} is not out");
+                return;
+            };
+            if run.start < at {
+                self.runs.cut(run.start, at);
+            }
+            let stop = run.end().min(end);
+            if stop < run.end() {
+                self.runs.cut(at, stop);
+            }
+            self.account(place).put_back(bytes_of(stop - at));
+            self.runs.release(at, place, generation);
+            at = stop;
+        }
     }
 
-    /// The generation of memory freed now.
+    /// The generation of memory that comes back now. What is not quiet counts as freed now; what is, as freed by the last
+    /// wait, so that it is not taken for the longest unused.
     pub fn generation_of_free(&self, quiet: bool) -> u64 {
         if quiet { self.clock.quiesced() } else { self.clock.tick() }
     }
@@ -291,11 +311,11 @@ impl<H: Copy> State<H> {
 
     /// The pool in numbers, given what the front keeps at this moment.
     pub fn usage(&self, stock: &Stock) -> Usage {
-        let Totals { out_blocks, out_bytes, peak_live_bytes, allocations, reuses, trimmed_bytes } = self.totals;
+        let Totals { blocks, out_bytes, peak_live_bytes, allocations, reuses, trimmed_bytes } = self.totals;
         let accounts = self.accounts.iter().zip(&stock.frames);
         Usage {
             places: accounts.map(|(account, kept)| account.usage(kept * FRAME)).collect(),
-            live_blocks: out_blocks - stock.blocks,
+            live_blocks: (blocks + stock.blocks) as u64,
             live_bytes: out_bytes - stock.credit,
             peak_live_bytes,
             allocations: allocations + stock.served,
