@@ -54,6 +54,15 @@ struct Kept {
     stamp: u64,
 }
 
+/// Why a shard serves nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Miss {
+    /// It has no fit, or the free runs have a better one.
+    NoFit,
+    /// It has the best fit, and not the credit for it.
+    NoCredit,
+}
+
 /// Kept memory that becomes a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Popped {
@@ -131,14 +140,14 @@ fn at_least(from: u32) -> u64 {
 impl Magazine {
     /// Takes the best fit out: the smallest row, of those a quiet one, so that waits are rare, of those the lowest. Leaves
     /// it when `sizes`, those of the pool's free runs, have a better one.
-    fn pop(&mut self, place: PlaceId, frames: u32, bytes: u64, quiesced: u64, sizes: u64) -> Option<Kept> {
+    fn pop(&mut self, place: PlaceId, frames: u32, bytes: u64, quiesced: u64, sizes: u64) -> Result<Kept, Miss> {
         let fits = |(_, kept): &(usize, &Kept)| kept.frames >= frames && kept.place == place;
         let order = |(_, kept): &(usize, &Kept)| (kept.frames, kept.stamp > quiesced, kept.start);
-        let (index, &best) = self.kept.iter().enumerate().filter(fits).min_by_key(order)?;
+        let (index, &best) = self.kept.iter().enumerate().filter(fits).min_by_key(order).ok_or(Miss::NoFit)?;
         if sizes & between(frames, best.frames) != 0 {
-            return None;
+            return Err(Miss::NoFit);
         }
-        self.credit = self.credit.checked_sub(bytes)?;
+        self.credit = self.credit.checked_sub(bytes).ok_or(Miss::NoCredit)?;
         self.frames -= frames;
         self.served += 1;
         if best.frames == frames {
@@ -146,7 +155,7 @@ impl Magazine {
         } else {
             self.kept[index] = Kept { start: best.start + frames, frames: best.frames - frames, ..best };
         }
-        Some(Kept { frames, ..best })
+        Ok(Kept { frames, ..best })
     }
 
     /// Adds a row, joined with its neighbours; `false` if there is no room for it.
@@ -276,12 +285,20 @@ impl Front {
     }
 
     /// Takes `frames` at `place` that this thread's shard keeps, for a request of `bytes`.
-    pub fn pop(&self, place: PlaceId, frames: u32, bytes: u64) -> Option<Popped> {
+    pub fn pop(&self, place: PlaceId, frames: u32, bytes: u64) -> Result<Popped, Miss> {
         let (index, sizes) = (self.own(), self.sizes.at(place));
         let mut magazine = self.shards[index].magazine.lock();
         let mut popped = self.pop_from(index, &mut magazine, (place, frames, bytes), sizes)?;
         popped.id = self.take_id(&mut magazine);
-        Some(popped)
+        Ok(popped)
+    }
+
+    /// Gives this thread's shard credit, which the state has added to its sum. The caller holds the pool's lock.
+    pub fn lend(&self, bytes: u64) {
+        let shard = self.own_shard();
+        let mut magazine = shard.magazine.lock();
+        magazine.credit += bytes;
+        shard.note(magazine.hint());
     }
 
     fn pop_from(
@@ -290,12 +307,12 @@ impl Front {
         magazine: &mut Magazine,
         (place, frames, bytes): (PlaceId, u32, u64),
         sizes: u64,
-    ) -> Option<Popped> {
+    ) -> Result<Popped, Miss> {
         let shard = &self.shards[index];
         let quiesced = shard.clock.quiesced();
         let kept = magazine.pop(place, frames, bytes, quiesced, sizes)?;
         shard.note(magazine.hint());
-        Some(Popped { start: kept.start, id: 0, shard: index, busy: kept.stamp > quiesced })
+        Ok(Popped { start: kept.start, id: 0, shard: index, busy: kept.stamp > quiesced })
     }
 
     /// The same from another thread's shard. Cheaper for all than a drain: theirs stay filled.
@@ -309,7 +326,7 @@ impl Front {
             }
             // Waiting for who works there may take longer than what comes next.
             let Some(mut magazine) = shard.magazine.try_lock() else { continue };
-            if let Some(mut popped) = self.pop_from(index, &mut magazine, (place, frames, bytes), 0) {
+            if let Ok(mut popped) = self.pop_from(index, &mut magazine, (place, frames, bytes), 0) {
                 drop(magazine);
                 popped.id = self.next_id();
                 return Some(popped);

@@ -3,7 +3,7 @@
 use crate::budget::PlaceId;
 use crate::clock::Clock;
 use crate::drive::{self, Broken, Cause, Retired};
-use crate::front::{Front, Popped};
+use crate::front::{Front, Miss, Popped};
 use crate::plan::{Attempt, Growth, Step};
 use crate::registry::{Record, Registry};
 use crate::runs::{Kind, Run};
@@ -168,9 +168,19 @@ impl<B: Backend> Pool<B> {
         else {
             return Ok(None);
         };
-        let popped = match self.front.pop(route.home, frames, request.bytes) {
-            Some(popped) => popped,
-            None => {
+        let mut answer = self.front.pop(route.home, frames, request.bytes);
+        if answer.is_err_and(|miss| miss == Miss::NoCredit) {
+            let mut state = self.lock();
+            if state.lend(request.bytes) {
+                self.front.lend(request.bytes);
+                drop(state);
+                answer = self.front.pop(route.home, frames, request.bytes);
+            }
+        }
+        let popped = match answer {
+            Ok(popped) => popped,
+            Err(Miss::NoCredit) => return Ok(None),
+            Err(Miss::NoFit) => {
                 if self.front.may_be_free(route.home, frames) {
                     let mut state = self.lock();
                     if let Some(taken) = state.take_below_peaks(route.home, frames, request.bytes) {

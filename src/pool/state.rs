@@ -201,6 +201,13 @@ impl<H: Copy> State<H> {
         }
     }
 
+    /// Counts so many bytes as asked for, on credit of the front, unless that were a new peak.
+    pub fn lend(&mut self, bytes: u64) -> bool {
+        let below = self.totals.out_bytes + bytes <= self.totals.peak_live_bytes;
+        self.totals.out_bytes += if below { bytes } else { 0 };
+        below
+    }
+
     /// So many bytes asked for are no longer out.
     pub fn settle(&mut self, bytes: u64) {
         self.totals.out_bytes -= bytes;

@@ -81,8 +81,7 @@ impl Model {
                     note_busy(&self.pool, &gone);
                 }
                 assert_eq!(self.pool.free(gone.block.address, when), Ok(gone.block));
-                let end = gone.block.address + gone.block.bytes.next_multiple_of(FRAME);
-                self.borders.extend([gone.block.address, end]);
+                self.note_borders(&gone);
                 assert_eq!(self.pool.block_at(gone.block.address), None);
                 assert_eq!(self.pool.free(gone.block.address, when), Err(FreeError::NotABlock));
             }
@@ -100,6 +99,7 @@ impl Model {
                     self.live.drain(..).partition(|allocation| allocation.block.owner == owner);
                 self.live = live;
                 for allocation in &gone {
+                    self.note_borders(allocation);
                     note_busy(&self.pool, allocation);
                 }
                 assert_eq!(self.pool.free_owned_by(owner), gone.len());
@@ -152,6 +152,23 @@ impl Model {
         rows
     }
 
+    fn note_borders(&mut self, gone: &Allocation) {
+        let end = gone.block.address + gone.block.bytes.next_multiple_of(FRAME);
+        self.borders.extend([gone.block.address, end]);
+    }
+
+    /// Whether a block at `address` begins where a free row may begin, and no row that surely is one would fit better.
+    fn is_best_unjoined(&self, address: u64, size: u64, home: Place, rows: &[(u64, u64, Place)]) -> bool {
+        let at_home = || rows.iter().filter(|row| row.2 == home);
+        let Some(around) = at_home().find(|row| (row.0..row.0 + row.1).contains(&address)) else { return false };
+        let begins = address == around.0 || self.borders.contains(&address);
+        // The row that was cut ends at a border, at this one at the earliest.
+        let end = self.borders.range(address + size..).next().map_or(u64::MAX, |&end| end).min(around.0 + around.1);
+        let is_whole = |row: &&(u64, u64, Place)| self.borders.range(row.0 + 1..row.0 + row.1).next().is_none();
+        let better = at_home().filter(is_whole).any(|row| (size..end - address).contains(&row.1));
+        begins && !better
+    }
+
     fn allocate(&mut self, request: &Request) {
         let home = Place::Gpu(request.home);
         let size = request.bytes.next_multiple_of(FRAME);
@@ -182,14 +199,11 @@ impl Model {
                     assert!(inner.log[calls..].iter().any(|entry| entry.0 == "create"), "nobody made this memory");
                 }
                 if self.policy == Policy::LocalFirst && !waiting {
-                    // The strict best fit at home, or else one that fits exactly between two borders: a freed block that
-                    // was not joined with its neighbours yet. Nothing else while there is a fit.
+                    // The strict best fit at home, as if all freed neighbours were joined, or at least the best of those
+                    // that need no joining.
                     if let Some(row) = best_fit {
-                        let is_border = |at: u64| {
-                            self.borders.contains(&at) || rows.iter().any(|row| row.0 == at || row.0 + row.1 == at)
-                        };
-                        let exact = is_border(block.address) && is_border(block.address + size);
-                        assert!(block.address == row.0 || exact, "{block:x?} in {rows:x?}, {:x?}", self.borders);
+                        let unjoined = || self.is_best_unjoined(block.address, size, home, &rows);
+                        assert!(block.address == row.0 || unjoined(), "{block:x?} in {rows:x?}, {:x?}", self.borders);
                     }
                 }
                 if self.lenders == Lenders::HomeOnly {
