@@ -20,6 +20,8 @@ mod clock;
 mod drive;
 mod front;
 mod interface;
+#[cfg(all(test, loom))]
+mod models;
 mod placement;
 mod plan;
 mod pool;
