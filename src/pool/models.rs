@@ -135,17 +135,20 @@ fn loom_a_free_against_an_allocation_that_needs_it_joined() {
     });
 }
 
-#[test]
-fn loom_memory_is_reused_only_after_a_wait_that_saw_its_work() {
-    every_order(|| {
+/// Memory freed lazily while another thread waits for the device: the wait must vouch for no more than it covered. So
+/// many threads take a seat first that the two share a shard (1), or do not (0).
+fn free_against_wait(threads_before: usize) {
+    every_order(move || {
         let pool = pool(2);
         let blocks = [allocate(&pool, 1).unwrap(), allocate(&pool, 1).unwrap()];
+        for _ in 0..threads_before {
+            thread::spawn(crate::sync::seat).join().unwrap();
+        }
         let other = Arc::clone(&pool);
         let thread = thread::spawn(move || {
             other.backend().submitted.store(1, Ordering::Relaxed);
             assert!(other.free(blocks[1], Free::Lazy).is_ok());
         });
-        // Its wait may come before, between or after the two; it must not vouch for what it did not cover.
         assert!(pool.free(blocks[0], Free::Strict).is_ok());
         let first = allocate(&pool, 1).expect("one was freed before");
         let second = allocate(&pool, 1);
@@ -156,6 +159,16 @@ fn loom_memory_is_reused_only_after_a_wait_that_saw_its_work() {
         let live: Vec<u64> = [Some(first), second].into_iter().flatten().collect();
         check_end(&pool, &live);
     });
+}
+
+#[test]
+fn loom_a_wait_vouches_for_its_shard_no_further_than_it_covered() {
+    free_against_wait(1);
+}
+
+#[test]
+fn loom_memory_of_another_shard_is_waited_for() {
+    free_against_wait(0);
 }
 
 #[test]
