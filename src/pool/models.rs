@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
+use crate::clock::Clock;
 use crate::{Backend, Config, FRAME, Fault, Free, FreeError, Lenders, Links, Place, PlaceSpec, Policy, Pool, Request};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -169,6 +170,24 @@ fn loom_a_wait_vouches_for_its_shard_no_further_than_it_covered() {
 #[test]
 fn loom_memory_of_another_shard_is_waited_for() {
     free_against_wait(0);
+}
+
+#[test]
+fn loom_a_wait_that_counts_a_free_saw_the_work_before_it() {
+    every_order(|| {
+        let clock = Arc::new(Clock::default());
+        let submitted = Arc::new(AtomicU64::new(0));
+        let (other, work) = (Arc::clone(&clock), Arc::clone(&submitted));
+        let thread = thread::spawn(move || {
+            work.store(1, Ordering::Relaxed);
+            other.tick()
+        });
+        let begun = clock.now();
+        let seen = submitted.load(Ordering::Relaxed);
+        clock.covered(begun);
+        let number = thread.join().unwrap();
+        assert!(clock.quiesced() < number || seen == 1, "the wait vouches for what it did not cover");
+    });
 }
 
 #[test]
