@@ -1,4 +1,4 @@
-//! The whole pool under the model checker: every order of steps between a few threads, up to two preemptions.
+//! The whole pool under the model checker: every order of steps between two threads.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p gpupool-pool --release loom`
 
@@ -81,7 +81,6 @@ fn check_end(pool: &Pool<Device>, live: &[u64]) {
 
 fn every_order(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(2);
     builder.max_branches = 20_000;
     builder.check(model);
 }
