@@ -112,7 +112,7 @@ def contexts(lab):
     created = sorted({record["device"] for record in finished.events("context.create")})
     detail = "MiB beyond the pool's memory: " + ", ".join(f"gpu{gpu} {size // MIB}" for gpu, size in enumerate(beyond))
     detail += f"; context.create in the log for GPU {', '.join(map(str, created)) or 'none'}"
-    if created != [0] or any(size >= NO_CONTEXT for size in beyond[1:]):
+    if created != [0] or any(abs(size) >= NO_CONTEXT for size in beyond[1:]):
         raise Failed(f"{detail}; expected a context on GPU 0 only, and under {NO_CONTEXT // MIB} MiB elsewhere")
     if not _on_peers(held):
         raise Failed(f"{detail}; no other GPU lends, so this shows nothing")
@@ -136,7 +136,8 @@ def torch(lab):
     medians = {name: [statistics.median(column) for column in zip(*pairs)] for name, pairs in times.items()}
     ratios = {name: ours / theirs for name, (ours, theirs) in medians.items()}
     steps = [
-        f"{name} {ours:.3f} ms, bare {theirs:.3f} ms, ratio {ratios[name]:.4f}" for name, (ours, theirs) in medians.items()
+        f"{name} {ours:.3f} ms, bare {theirs:.3f} ms, ratio {ratios[name]:.4f}"
+        for name, (ours, theirs) in medians.items()
     ]
     detail = f"losses the same in 6 runs; step {', '.join(steps)} (goal {STEP_GOAL})"
     lines = [f"{name}: shim {one:.3f} ms, bare {other:.3f} ms" for name, pairs in times.items() for one, other in pairs]
@@ -166,7 +167,7 @@ def torch_oversize(lab):
     if not _on_peers(measured["held"]):
         raise Failed(f"nothing lay on another GPU: {measured['held']}")
     held = ", ".join(f"{place} {size / GIB:.1f}" for place, size in measured["held"].items())
-    return f"bare: {bare.lines()[0]}; shim: 13 of 13, sums right; GiB held: {held}; {len(soft)} soft refusals"
+    return f"bare: {bare.lines()[0]}; shim: 13 of 13, sums right; GiB held: {held}; soft refusals: {len(soft)}"
 
 
 def nccl(lab):
