@@ -2,6 +2,7 @@
 
 import importlib.util
 import pathlib
+import socket
 import statistics
 import sys
 
@@ -170,12 +171,19 @@ def torch_oversize(lab):
     return f"bare: {bare.lines()[0]}; shim: 13 of 13, sums right; GiB held: {held}; soft refusals: {len(soft)}"
 
 
+def _two_ranks():
+    """By number, since a machine without a network need not resolve its own name."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2"]
+    return [*launcher, "--master-addr=127.0.0.1", f"--master-port={port}", HERE / "ddp.py"]
+
+
 def nccl(lab):
     """Two ranks of data-parallel training: the same losses, each rank on its own GPU."""
     _needs("torch")
     _two_gpus(lab)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", HERE / "ddp.py"]
-    bare, shim = lab.bare(launcher, 120).succeeded(), lab.shim(launcher, 120).succeeded()
+    bare, shim = lab.bare(_two_ranks(), 120).succeeded(), lab.shim(_two_ranks(), 120).succeeded()
     if len(bare.lines()) != 2 or sorted(bare.lines()) != sorted(shim.lines()):
         raise Failed(f"losses differ: shim {sorted(shim.lines())}, bare {sorted(bare.lines())}"[:500])
     ranks = [log for log in shim.logs if any(record["event"] == "pool.open" for record in log)]
