@@ -71,6 +71,25 @@ impl Site {
     pub fn is_empty(&self) -> bool {
         self.python.is_empty() && self.native.is_empty()
     }
+
+    /// The innermost frame of the program's own: past installed packages, the standard library and what Python makes up
+    /// (`<frozen …>`). A person can change that line; where there is none, the innermost frame is all there is.
+    pub fn program_frame(&self) -> Option<&PyFrame> {
+        self.python.iter().find(|frame| frame.is_of_program()).or(self.python.first())
+    }
+}
+
+impl PyFrame {
+    fn is_of_program(&self) -> bool {
+        let installed = |part: &str| {
+            let version = part.strip_prefix("python3.");
+            part == "site-packages"
+                || part == "dist-packages"
+                || version.is_some_and(|minor| minor.parse::<u8>().is_ok())
+        };
+        // `<stdin>` and `<string>` are the program's; a notebook's cells have paths.
+        !self.file.starts_with("<frozen ") && !self.file.split('/').any(installed)
+    }
 }
 
 /// `train.py:12 in main`.

@@ -151,3 +151,31 @@ fn events_nobody_writes_any_more_are_kept_as_they_are() {
     let line = GROW.replace("pool.grow", "fork");
     assert!(matches!(Record::from_json(line.as_bytes()).unwrap().event, Event::Other { .. }));
 }
+
+#[test]
+fn the_line_of_the_program_is_found_behind_packages_and_the_standard_library() {
+    let frame = |file: &str| PyFrame { file: file.to_owned(), line: 1, function: "f".to_owned() };
+    let program = |files: &[&str]| {
+        let site = Site { python: files.iter().map(|file| frame(file)).collect(), ..Site::default() };
+        site.program_frame().map(|frame| frame.file.clone())
+    };
+    let torch = "/venv/lib/python3.12/site-packages/torch/cuda/__init__.py";
+    let debian = "/usr/lib/python3/dist-packages/cupy/core.py";
+    assert_eq!(
+        program(&[torch, debian, "/usr/lib/python3.12/runpy.py", "<frozen runpy>", "/python3.x/train.py"]).as_deref(),
+        Some("/python3.x/train.py")
+    );
+    assert_eq!(program(&[torch, "<stdin>"]).as_deref(), Some("<stdin>"));
+    assert_eq!(program(&[torch, debian]).as_deref(), Some(torch));
+    assert_eq!(program(&[]), None);
+}
+
+#[test]
+fn a_line_longer_than_any_record_is_passed_over() {
+    let text = format!("{}\n{GROW}\n{}", "x".repeat(3 << 20), "y".repeat(1 << 20));
+    let read = records(&text);
+    assert_eq!(read.len(), 3);
+    assert_eq!(complaint(&read[0]), "line 1: not a record of gpupool: longer than 1048576 bytes");
+    assert!(read[1].is_ok());
+    assert!(complaint(&read[2]).starts_with("line 3: not a record of gpupool: longer"));
+}
