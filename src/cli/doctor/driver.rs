@@ -108,7 +108,7 @@ fn driver(probe: &Probe) -> Check {
     };
     let below = match &probe.nvml {
         Some(reason) => {
-            vec![shorten(&clean(&format!("without NVML, so free memory is not known: {reason}")), WIDTH - 9)]
+            vec![shorten(&clean(&format!("free memory is not known: {reason}")), WIDTH - 9)]
         }
         None => Vec::new(),
     };
