@@ -1,7 +1,7 @@
 //! What the pool is for: memory of several GPUs and the host behind one GPU's allocations, with the right data in it.
 
 use gpupool_events::Event;
-use harness::{Output, Run};
+use harness::{Build, Output, Run};
 
 /// Four small GPUs, whose memory a test can afford to write in full.
 const SMALL: &str = "4x256MiB";
@@ -31,9 +31,10 @@ fn what_does_not_fit_bare_fits_under_the_shim() {
 
 #[test]
 fn arrays_over_several_gpus_hold_their_data() {
-    let shim = Run::program("fill_spread").args("200 64 200 130").sim(SMALL).shim().log().go();
+    let shim = Run::program("fill_spread").args("200 64 200 130").sim(SMALL).shim().log().report().go();
     shim.succeeds();
     check_fill(&shim, 4);
+    assert_eq!(shim.reported("violations"), &serde_json::json!([]));
     let (peers, host) = spilled(&shim);
     assert!(peers > 300 << 20 && host == 0, "{peers} bytes on peers, {host} on the host");
 }
@@ -72,8 +73,12 @@ fn the_host_takes_what_no_gpu_can() {
 #[test]
 fn every_placement_keeps_the_data_right() {
     for placement in ["local-first", "interleave", "most-free"] {
-        let shim =
-            Run::program("fill_spread").args("100 170 64").sim("3x256MiB").env("GPUPOOL_PLACEMENT", placement).shim().go();
+        let shim = Run::program("fill_spread")
+            .args("100 170 64")
+            .sim("3x256MiB")
+            .env("GPUPOOL_PLACEMENT", placement)
+            .shim()
+            .go();
         shim.succeeds();
         check_fill(&shim, 3);
     }
@@ -118,8 +123,8 @@ fn memory_freed_while_a_kernel_reads_it_stays_whole() {
     bare.succeeds().says("round 1: the free returned before the kernel ran: no");
     let strict = run.clone().shim().go();
     strict.same_as(&bare);
-    // A lazy free may return early; the data must be right all the same.
-    let lazy = run.shim().env("GPUPOOL_FREE", "lazy").go();
+    // A lazy free returns early; the data must be right all the same.
+    let lazy = run.arg("lazy").shim().env("GPUPOOL_FREE", "lazy").go();
     lazy.succeeds().says("round 1: the free returned before the kernel ran: yes");
     for output in [&bare, &strict, &lazy] {
         for round in 1..=8 {
@@ -195,6 +200,10 @@ fn a_program_that_caches_is_told_once_and_then_served() {
         let shim = steps("r:150 r:150").env("GPUPOOL_SOFT_OOM", quiet).go();
         shim.succeeds().prints("allocate 150: 0\nallocate 150: 0\n");
     }
+    // Auto goes by the libraries of the frameworks that cache.
+    let caching = Build::library("caching", "c10_cuda").path();
+    let shim = steps("r:150 r:150").preload(caching).go();
+    shim.succeeds().prints("allocate 150: 0\nallocate 150: 2\nallocate 150: 0\n");
 }
 
 #[test]
@@ -207,7 +216,8 @@ fn freeing_the_cache_instead_keeps_everything_at_home() {
 #[test]
 fn freed_memory_goes_back_when_the_driver_needs_it() {
     // Pinned to the driver by a size below the smallest pooled one: 180 MiB that the pool holds freed must make room.
-    let shim = steps("a:180 f:0 a:180 f:1 a:90 a:90").env("GPUPOOL_MIN_SIZE", "100MiB").env("GPUPOOL_DEVICES", "0").go();
+    let shim =
+        steps("a:180 f:0 a:180 f:1 a:90 a:90").env("GPUPOOL_MIN_SIZE", "100MiB").env("GPUPOOL_DEVICES", "0").go();
     shim.succeeds().says("allocate 90: 0");
     assert!(!shim.stdout.contains("allocate 90: 2"), "{}", shim.stdout);
     assert!(!shim.events("pool.trim").is_empty(), "{:?}", shim.records);

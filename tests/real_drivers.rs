@@ -45,8 +45,10 @@ fn exports(driver: &Path) -> Vec<String> {
 
 #[test]
 fn three_major_versions_are_covered() {
-    let majors: std::collections::BTreeSet<_> =
-        drivers().iter().filter_map(|path| path.file_name()?.to_str()?.split_once('.').map(|(major, _)| major)).collect();
+    let majors: std::collections::BTreeSet<_> = drivers()
+        .iter()
+        .filter_map(|path| path.file_name()?.to_str()?.split_once('.').map(|(major, _)| major))
+        .collect();
     assert!(majors.is_empty() || majors.len() >= 3, "{majors:?}");
 }
 

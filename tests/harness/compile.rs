@@ -79,7 +79,8 @@ impl Build {
             .arg(folder.join(&self.source))
             .args(["-Wl,--as-needed", "-lcuda", "-ldl"])
             .arg(format!("-L{}", driver_folder().display()));
-        let output = command.output().unwrap_or_else(|e| panic!("no C compiler ({command:?}): {e}; install gcc or set CC"));
+        let output =
+            command.output().unwrap_or_else(|e| panic!("no C compiler ({command:?}): {e}; install gcc or set CC"));
         if !output.status.success() {
             panic!("{command:?} failed:\n{}", String::from_utf8_lossy(&output.stderr));
         }

@@ -2,6 +2,9 @@
 
 mod common;
 mod demo;
+mod doctor;
+mod explain;
 mod readme;
+mod report;
 mod run;
 mod sim;

@@ -154,7 +154,10 @@ pub fn seen() -> Vec<(CUdevice, Kind)> {
 /// An error of the current context is the program's to hear, as from the driver's own free. Another context in error has
 /// no work left that could touch memory, and one that is gone neither.
 pub fn synchronize_all(driver: &Driver) -> Result<(), CuResult> {
-    let current = driver.current_context().map_or(0, |context| context as usize);
+    let mut current = std::ptr::null_mut();
+    // SAFETY: the output is a local of the right type. An error here is that of a driver that is gone (the process exits).
+    unsafe { (driver.cuCtxGetCurrent)(&raw mut current) }.ok()?;
+    let current = current as usize;
     let handles: Vec<usize> = CONTEXTS.lock().iter().map(|known| known.handle).collect();
     let mut answer = CuResult::SUCCESS;
     for handle in handles {
@@ -176,8 +179,7 @@ pub fn synchronize_all(driver: &Driver) -> Result<(), CuResult> {
         };
     }
     match answer {
-        // The process is exiting and the driver is gone: nothing runs any more.
-        CuResult::DEINITIALIZED | CuResult::CONTEXT_IS_DESTROYED => Ok(()),
+        CuResult::CONTEXT_IS_DESTROYED => Ok(()),
         answer => answer.ok(),
     }
 }
