@@ -48,7 +48,9 @@ pub(crate) struct Account {
     closed: bool,
     /// Everything that exists there on the pool's behalf, `leaving` and `stuck` included.
     held: u64,
+    /// Under live blocks and what the front keeps.
     used: u64,
+    /// The highest `used` with nothing kept, and so never exceeded by live blocks.
     peak_used: u64,
     /// Promised to growth under way; it does not exist yet, or not for certain.
     promised: u64,
@@ -81,20 +83,37 @@ impl Account {
         }
     }
 
-    pub fn usage(&self) -> PlaceUsage {
+    /// The account in numbers, `kept` of `used` being under no live block.
+    pub fn usage(&self, kept: u64) -> PlaceUsage {
         let Self { place, held, used, peak_used, .. } = *self;
-        PlaceUsage { place, limit: self.limit(), held, used, peak_used }
+        PlaceUsage { place, limit: self.limit(), held, used: used - kept, peak_used }
+    }
+
+    /// Whether so much more in use is no new peak.
+    pub fn is_below_peak(&self, bytes: u64) -> bool {
+        self.used + bytes <= self.peak_used
+    }
+
+    /// Whether blocks come and go without a thought of soft refusals; if not, each has to be seen here.
+    pub fn is_carefree(&self) -> bool {
+        self.soft == Soft::Armed
     }
 
     /// What blocks could still take if every free byte could be had, as far as the limit goes.
     pub fn room_by_limit(&self) -> u64 {
-        self.limit().saturating_sub(self.used + self.promised + self.stuck)
+        self.room_beside(self.used)
     }
 
-    /// The same, given what the driver could still give (`None`: nobody can tell).
-    pub fn room(&self, headroom: Option<u64>) -> u64 {
-        let free = self.idle();
-        self.room_by_limit().min(headroom.map_or(u64::MAX, |headroom| headroom.saturating_add(free)))
+    fn room_beside(&self, used: u64) -> u64 {
+        self.limit().saturating_sub(used + self.promised + self.stuck)
+    }
+
+    /// The same, given what the driver could still give (`None`: nobody can tell), and what of `used` the front keeps.
+    pub fn room(&self, headroom: Option<u64>, kept: u64) -> u64 {
+        let used = self.used - kept;
+        // Held, not used, and not on its way out.
+        let idle = self.held.saturating_sub(used + self.leaving + self.stuck);
+        self.room_beside(used).min(headroom.map_or(u64::MAX, |headroom| headroom.saturating_add(idle)))
     }
 
     /// What could be created there without returning anything first, in whole frames.
@@ -112,13 +131,9 @@ impl Account {
         self.committed() > self.limit()
     }
 
-    fn limit(&self) -> u64 {
+    /// The most the place may hold, or what it holds once it proved unable to give memory.
+    pub fn limit(&self) -> u64 {
         if self.closed { self.held } else { self.limit }
-    }
-
-    /// Held, not used, and not on its way out.
-    fn idle(&self) -> u64 {
-        self.held.saturating_sub(self.used + self.leaving + self.stuck)
     }
 
     fn committed(&self) -> u64 {
@@ -154,7 +169,6 @@ impl Account {
         self.promised -= bytes;
         self.held += bytes;
         self.take(bytes);
-        self.note_peak();
     }
 
     /// Free memory goes into use. Not a peak yet: it may be put back.
@@ -241,7 +255,7 @@ impl Account {
             Soft::Owed { bytes: owed } => bytes >= owed,
             Soft::Spent => true,
         };
-        if settled && self.room(Some(headroom)) >= self.limit() / 16 {
+        if settled && self.room(Some(headroom), 0) >= self.limit() / 16 {
             self.soft = Soft::Armed;
         }
     }

@@ -7,24 +7,34 @@
 //! Vocabulary: a **frame** is 2 MiB of reserved address space; a **chunk** is one physical handle at one [`Place`]; a
 //! **run** is a row of consecutive frames; a **block** is the run a program holds. A chunk is released only whole.
 //!
+//! Warm allocations and frees of small blocks pass neither a lock nor a line that another thread works on (`front.rs`); all
+//! else is decided in one place, under one lock (`plan.rs`).
+//!
 //! Architecture Invariant: no lock is held while a [`Backend`] method runs. Every operation is plan (locked), act
 //! (unlocked), commit (locked), and an act that fails half way is rolled back.
 
 #![forbid(unsafe_code)]
+#![allow(unexpected_cfgs, reason = "`cfg(loom)` is given by hand, to check the order of steps between threads")]
 
 mod backend;
 mod budget;
 mod chunks;
+mod clock;
 mod drive;
+mod front;
 mod interface;
+#[cfg(all(test, loom))]
+mod models;
 mod placement;
 mod plan;
 mod pool;
+mod registry;
 mod reuse;
 mod runs;
 mod space;
 mod starts;
 mod state;
+mod sync;
 
 pub use backend::{Backend, Fault};
 pub use interface::{

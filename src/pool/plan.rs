@@ -2,7 +2,7 @@
 
 use crate::budget::{Account, PlaceId};
 use crate::state::{Leaving, Route, State, Taken, bytes_of};
-use crate::{Allocation, FRAME, Place, Policy, Refusal, Request, Room, placement};
+use crate::{FRAME, Place, Policy, Refusal, Request, Room, placement};
 
 /// A request being served, and what was found out for it between the looks at the state.
 #[derive(Debug)]
@@ -36,10 +36,10 @@ pub(crate) struct Growth<H> {
 /// What to do next, without the lock.
 #[derive(Debug)]
 pub(crate) enum Step<H, E> {
-    /// Served.
-    Done(Allocation),
-    /// Served, once the device is done with the memory; everything freed up to this generation is quiet after the wait.
-    Wait(Taken, u64),
+    /// Served from free memory.
+    Done(Taken),
+    /// The same, once the device is done with the memory.
+    Wait(Taken),
     /// Find out what this place has left.
     Ask(Place),
     /// Let the device finish, so that freed memory can be returned.
@@ -66,12 +66,12 @@ impl<H: Copy> State<H> {
 
     fn plan_now<E>(&mut self, attempt: &mut Attempt) -> Step<H, E> {
         let Attempt { route, bytes, .. } = *attempt;
-        let newest = if attempt.only_quiesced { self.quiesced } else { u64::MAX };
+        let newest = if attempt.only_quiesced { self.clock.quiesced() } else { u64::MAX };
         let frames = u32::try_from(bytes / FRAME).unwrap_or(u32::MAX);
         if self.policy == Policy::LocalFirst
             && let Some(taken) = self.take_best(route.home, frames, newest)
         {
-            return self.hand_out(taken, attempt);
+            return self.hand_out(taken);
         }
 
         // What the policy would do if nobody else used the places: an upper bound, known without asking the backend. It
@@ -161,15 +161,14 @@ impl<H: Copy> State<H> {
             return Some(Step::Refuse(Refusal::Soft));
         }
         let taken = self.take_like(pieces, attempt.route, frames, newest)?;
-        Some(self.hand_out(taken, attempt))
+        Some(self.hand_out(taken))
     }
 
-    fn hand_out<E>(&mut self, taken: Taken, attempt: &Attempt) -> Step<H, E> {
-        if taken.generation > self.quiesced {
-            return Step::Wait(taken, self.generation);
+    pub fn hand_out<E>(&self, taken: Taken) -> Step<H, E> {
+        if taken.generation > self.clock.quiesced() {
+            return Step::Wait(taken);
         }
-        // Free memory at home is room there, whatever the driver has; that much is known without asking.
-        Step::Done(self.award(&taken, attempt.request, attempt.route, true, 0))
+        Step::Done(taken)
     }
 
     fn is_soft(&mut self, pieces: &[(PlaceId, u64)], attempt: &Attempt) -> bool {
@@ -203,7 +202,8 @@ impl<H: Copy> State<H> {
         let excess = |state: &Self, place: PlaceId, bytes: u64| {
             bytes.saturating_sub(state.accounts[place.index()].growth(headroom(place)))
         };
-        if sums.iter().any(|&(place, bytes)| self.evictable(place, self.quiesced) < excess(self, place, bytes)) {
+        if sums.iter().any(|&(place, bytes)| self.evictable(place, self.clock.quiesced()) < excess(self, place, bytes))
+        {
             return Step::Quiesce;
         }
         let frames: u64 = sums.iter().map(|(_, bytes)| bytes / FRAME).sum();
@@ -214,7 +214,7 @@ impl<H: Copy> State<H> {
         for &(place, bytes) in &sums {
             let excess = excess(self, place, bytes);
             if excess > 0 {
-                leaving.append(&mut self.evict(place, excess, self.quiesced));
+                leaving.append(&mut self.evict(place, excess, self.clock.quiesced()));
                 self.account(place).lend(excess);
                 credits.push((place, excess));
             }
@@ -244,8 +244,8 @@ impl<H: Copy> State<H> {
         }
     }
 
-    /// The growth is done: its range is a block now.
-    pub fn deliver(&mut self, growth: &Growth<H>, attempt: &Attempt) -> Allocation {
+    /// The growth is done: its range is there to become a block. Returns what home's driver is known to have left, too.
+    pub fn deliver(&mut self, growth: &Growth<H>, attempt: &Attempt) -> (Taken, u64) {
         let mut at_home = 0;
         for &(place, bytes) in &growth.pieces {
             self.account(place).deliver(bytes);
@@ -255,10 +255,10 @@ impl<H: Copy> State<H> {
             [(place, _)] => Some(place),
             _ => None,
         };
-        self.runs.add(growth.start, growth.frames, crate::runs::Kind::Taken);
+        self.runs.add(growth.start, growth.frames, crate::runs::Kind::Out);
         let taken = Taken { start: growth.start, frames: growth.frames, generation: 0, place };
         let headroom = attempt.headrooms.first().copied().flatten().unwrap_or(u64::MAX).saturating_sub(at_home);
         debug_assert_eq!(bytes_of(growth.frames), attempt.bytes);
-        self.award(&taken, attempt.request, attempt.route, false, headroom)
+        (taken, headroom)
     }
 }

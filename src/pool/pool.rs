@@ -1,14 +1,18 @@
 //! The pool's operations: look at the state under the lock, call the backend without it, come back with the outcome.
 
 use crate::budget::PlaceId;
+use crate::clock::Clock;
 use crate::drive::{self, Broken, Cause, Retired};
+use crate::front::{Front, Miss, Popped};
 use crate::plan::{Attempt, Growth, Step};
-use crate::runs::Kind;
-use crate::state::{Leaving, Route, State, bytes_of};
+use crate::registry::{Record, Registry};
+use crate::runs::{Kind, Run};
+use crate::state::{Leaving, Route, State, Taken, bytes_of};
+use crate::sync::{Mutex, MutexGuard};
 use crate::{
     Allocation, Backend, Block, Config, FRAME, Fault, Free, FreeError, Place, Refusal, Request, Usage, placement,
 };
-use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 
 /// How often a growth is planned anew before the request is given up, for each place. Every failed one lowers a ceiling, so
 /// this only ends the dispute with a driver whose answers keep changing.
@@ -16,6 +20,12 @@ const PLANS_PER_PLACE: usize = 8;
 
 /// Spin hints between two looks at a lock that is taken, about 4 µs in all.
 const PAUSES: [u32; 6] = [4, 8, 16, 32, 64, 128];
+
+/// How far a request got.
+enum Served<B: Backend> {
+    Block(Allocation),
+    NotYet(Step<B::Handle, B::Error>),
+}
 
 /// One process's memory: blocks of any size over many places, at addresses that never change.
 ///
@@ -26,6 +36,10 @@ pub struct Pool<B: Backend> {
     bytes: u64,
     places: Vec<Place>,
     routes: Vec<Route>,
+    registry: Registry,
+    front: Front,
+    /// That of the state.
+    clock: Arc<Clock>,
     state: Mutex<State<B::Handle>>,
 }
 
@@ -33,13 +47,17 @@ impl<B: Backend> Pool<B> {
     /// A pool that holds nothing yet. It makes no call to `backend`; `config.base..config.base + config.bytes` is reserved
     /// already and stays so as long as the pool lives.
     pub fn new(config: Config, backend: B) -> Self {
+        let state = State::new(&config);
         Self {
             backend,
             base: config.base,
             bytes: config.bytes,
             places: config.places.iter().map(|spec| spec.place).collect(),
             routes: Route::all(&config),
-            state: Mutex::new(State::new(&config)),
+            registry: Registry::new(config.bytes / FRAME),
+            front: Front::new(&config, Arc::clone(state.runs.sizes())),
+            clock: Arc::clone(&state.clock),
+            state: Mutex::new(state),
         }
     }
 
@@ -74,10 +92,20 @@ impl<B: Backend> Pool<B> {
             trimmed: false,
         };
         let mut plans_left = PLANS_PER_PLACE * self.places.len();
+        let mut next = match self.serve_kept(&mut attempt)? {
+            Some(served) => served,
+            None => self.plan(&mut attempt),
+        };
         loop {
-            let step = self.lock().plan(&mut attempt);
+            let step = match next {
+                Served::Block(allocation) => return Ok(allocation),
+                Served::NotYet(step) => step,
+            };
             match step {
-                Step::Done(allocation) => return Ok(allocation),
+                Step::Done(taken) => {
+                    let mut state = self.lock();
+                    return Ok(self.award(&mut state, &taken, &attempt, true, 0));
+                }
                 Step::Refuse(refusal) => return Err(refusal),
                 Step::Ask(place) => attempt.headrooms.push(self.backend.headroom(place)),
                 Step::Settle => {
@@ -93,11 +121,10 @@ impl<B: Backend> Pool<B> {
                     attempt.only_quiesced = true;
                     self.quiesce_if_possible().map_err(Refusal::Backend)?;
                 }
-                Step::Wait(taken, begun) => match self.backend.quiesce() {
+                Step::Wait(taken) => match self.quiesce(self.front.own()) {
                     Ok(()) => {
                         let mut state = self.lock();
-                        state.quiesced = state.quiesced.max(begun);
-                        return Ok(state.award(&taken, request, route, true, 0));
+                        return Ok(self.award(&mut state, &taken, &attempt, true, 0));
                     }
                     Err(fault) => {
                         self.lock().put_back(&taken);
@@ -123,7 +150,100 @@ impl<B: Backend> Pool<B> {
                     }
                 },
             }
+            next = self.plan(&mut attempt);
         }
+    }
+
+    /// Looks at the state, with all free memory in it, for the next step; awards a block that can be had at once.
+    fn plan(&self, attempt: &mut Attempt) -> Served<B> {
+        let mut state = self.lock_all();
+        let step = state.plan(attempt);
+        if let Step::Done(taken) = step {
+            return Served::Block(self.award(&mut state, &taken, attempt, true, 0));
+        }
+        self.note_mood(&state, attempt.route);
+        Served::NotYet(step)
+    }
+
+    /// Serves the request with a freed block that fits exactly: kept by this thread's shard, among the free runs, or kept
+    /// by another shard. `None` if there is none, or none that can be waited for now.
+    fn serve_kept(&self, attempt: &mut Attempt) -> Result<Option<Served<B>>, Refusal<B::Error>> {
+        let Attempt { request, route, .. } = *attempt;
+        let Some(frames) = u32::try_from(attempt.bytes / FRAME).ok().filter(|&it| self.front.takes(route.home, it))
+        else {
+            return Ok(None);
+        };
+        let mut answer = self.front.pop(route.home, frames, request.bytes);
+        if answer.is_err_and(|miss| miss == Miss::NoCredit) {
+            let mut state = self.lock();
+            if state.lend(request.bytes) {
+                self.front.lend(request.bytes);
+                drop(state);
+                answer = self.front.pop(route.home, frames, request.bytes);
+            }
+        }
+        let popped = match answer {
+            Ok(popped) => popped,
+            Err(Miss::NoCredit) => return Ok(None),
+            Err(Miss::NoFit) => {
+                if self.front.may_be_free(route.home, frames) {
+                    let mut state = self.lock();
+                    if let Some(taken) = state.take_below_peaks(route.home, frames, request.bytes) {
+                        return Ok(Some(match state.hand_out(taken) {
+                            Step::Done(taken) => Served::Block(self.award(&mut state, &taken, attempt, true, 0)),
+                            step => Served::NotYet(step),
+                        }));
+                    }
+                }
+                match self.front.steal(route.home, frames, request.bytes) {
+                    Some(popped) => popped,
+                    None => return Ok(None),
+                }
+            }
+        };
+        let Popped { start, id, shard, busy } = popped;
+        if busy && let Err(fault) = self.quiesce(shard) {
+            let mut state = self.lock();
+            self.front.unserve(&popped);
+            state.settle(request.bytes);
+            let generation = state.generation_of_free(false);
+            state.take_back(start, frames, route.home, generation);
+            if !matches!(fault, Fault::NotReady(_)) {
+                return Err(Refusal::Backend(drive::error_of(fault)));
+            }
+            attempt.only_quiesced = true;
+            return Ok(None);
+        }
+        let record = Record::new(request, frames, Some(route.home), id);
+        self.registry.enter(start, record);
+        let block = record.block(self.address(start));
+        Ok(Some(Served::Block(Allocation { block, reused: true, on_peers: 0, on_host: 0 })))
+    }
+
+    /// Makes `taken` a block. The sums may only rise above their peaks while nothing is kept; see [`crate::front`].
+    fn award(
+        &self,
+        state: &mut State<B::Handle>,
+        taken: &Taken,
+        attempt: &Attempt,
+        reused: bool,
+        headroom: u64,
+    ) -> Allocation {
+        let Attempt { request, route, .. } = *attempt;
+        if !taken.place.is_some_and(|place| state.is_below_peaks(place, 0, request.bytes)) {
+            self.front.drain(state);
+        }
+        let record = Record::new(request, taken.frames, taken.place, self.front.next_id());
+        let block = record.block(self.address(taken.start));
+        let (on_peers, on_host) = state.award(taken, request, route, reused, headroom);
+        self.note_mood(state, route);
+        self.registry.enter(taken.start, record);
+        Allocation { block, reused, on_peers, on_host }
+    }
+
+    /// Lets the front serve blocks of this home GPU as long as nothing about them matters to its account.
+    fn note_mood(&self, state: &State<B::Handle>, route: &Route) {
+        self.front.set_open(route.home, state.accounts[route.home.index()].is_carefree());
     }
 
     /// Ends the life of the block that starts at `address`.
@@ -135,49 +255,50 @@ impl<B: Backend> Pool<B> {
     /// See [`FreeError`]. Of several frees of one block at the same time exactly one succeeds.
     pub fn free(&self, address: u64, when: Free) -> Result<Block, FreeError<B::Error>> {
         let frame = self.frame_at(address).filter(|_| address.is_multiple_of(FRAME)).ok_or(FreeError::NotABlock)?;
-        let mut state = self.lock();
-        let run = *state.runs.starting_at(frame).ok_or(FreeError::NotABlock)?;
-        let Kind::Live(owned) = run.kind else {
-            return Err(FreeError::NotABlock);
+        let (record, quiet) = match when {
+            Free::Lazy => (self.registry.claim(frame).ok_or(FreeError::NotABlock)?, false),
+            Free::Strict => {
+                let record = self.registry.begin_free(frame).ok_or(FreeError::NotABlock)?;
+                let answer = self.quiesce(self.front.own());
+                let lives_on = matches!(answer, Err(ref fault) if !matches!(fault, Fault::NotReady(_)));
+                self.registry.end_free(frame, lives_on);
+                match answer {
+                    Err(fault) if lives_on => return Err(FreeError::Backend(drive::error_of(fault))),
+                    answer => (record, answer.is_ok()),
+                }
+            }
         };
-        let block = state.block_of(&run).ok_or(FreeError::NotABlock)?;
-        if when == Free::Lazy {
-            let generation = state.next_generation();
-            state.retire_block(&run, &owned, generation);
-            return Ok(block);
+        self.retire(frame, &record, quiet);
+        Ok(record.block(address))
+    }
+
+    /// Keeps the memory of a block that ended at hand, or puts it among the free runs.
+    fn retire(&self, start: u32, record: &Record, quiet: bool) {
+        let Record { frames, bytes, .. } = *record;
+        if let Some(place) = record.place.filter(|&place| self.front.takes(place, frames)) {
+            if self.front.push(start, frames, place, bytes, quiet) {
+                return;
+            }
+            self.front.make_room(&mut self.lock());
+            if self.front.push(start, frames, place, bytes, quiet) {
+                return;
+            }
         }
-        state.runs.set_kind(frame, Kind::Freeing(owned));
-        let begun = state.generation;
-        drop(state);
-        let answer = self.backend.quiesce();
         let mut state = self.lock();
-        let generation = match answer {
-            Ok(()) => {
-                state.quiesced = state.quiesced.max(begun);
-                begun
-            }
-            Err(Fault::NotReady(_)) => state.next_generation(),
-            Err(fault) => {
-                state.runs.set_kind(frame, Kind::Live(owned));
-                return Err(FreeError::Backend(drive::error_of(fault)));
-            }
-        };
-        state.retire_block(&run, &owned, generation);
-        Ok(block)
+        let generation = state.generation_of_free(quiet);
+        state.retire_block(start, record, generation);
     }
 
     /// Frees every block of `owner` (its context is gone, and its work with it); returns how many there were. A block
     /// whose free is under way in another thread is left to that thread.
     pub fn free_owned_by(&self, owner: u64) -> usize {
         let mut state = self.lock();
-        let live = |kind: Kind| match kind {
-            Kind::Live(owned) if owned.owner == owner => Some(owned),
-            _ => None,
-        };
-        let blocks: Vec<_> = state.runs.all().filter_map(|run| Some((*run, live(run.kind)?))).collect();
-        for (run, owned) in &blocks {
-            let generation = state.next_generation();
-            state.retire_block(run, owned, generation);
+        let out = state.runs.all().filter(|run| run.kind == Kind::Out);
+        let claim = |run: &Run| self.registry.claim_all(run.start, run.end(), owner);
+        let blocks: Vec<(u32, Record)> = out.flat_map(claim).collect();
+        for (start, record) in &blocks {
+            let generation = state.generation_of_free(false);
+            state.retire_block(*start, record, generation);
         }
         blocks.len()
     }
@@ -187,7 +308,8 @@ impl<B: Backend> Pool<B> {
     pub fn block_at(&self, address: u64) -> Option<Block> {
         let frame = self.frame_at(address)?;
         let state = self.lock();
-        state.block_of(state.runs.around(frame)?)
+        let (start, record) = self.registry.around(frame, state.runs.around(frame)?.start)?;
+        Some(record.block(self.address(start)))
     }
 
     /// Where each piece of the block that `address` lies in is: `(address, bytes, place)` in address order, neighbours at
@@ -197,10 +319,11 @@ impl<B: Backend> Pool<B> {
             return Vec::new();
         };
         let state = self.lock();
-        let Some(run) = state.runs.around(frame).filter(|run| state.block_of(run).is_some()) else {
+        let run = state.runs.around(frame);
+        let Some((start, record)) = run.and_then(|run| self.registry.around(frame, run.start)) else {
             return Vec::new();
         };
-        let segments = state.chunks.segments(run.start, run.end());
+        let segments = state.chunks.segments(start, start + record.frames);
         segments.into_iter().map(|(at, frames, id)| (state.address(at), bytes_of(frames), state.place(id))).collect()
     }
 
@@ -232,10 +355,10 @@ impl<B: Backend> Pool<B> {
         for quiet_first in [true, false] {
             if !quiet_first {
                 let needed = {
-                    let state = self.lock();
+                    let state = self.lock_all();
                     targets.iter().any(|&id| state.evictable(id, u64::MAX) > 0)
                 };
-                if returned >= wanted || !needed || self.quiesce().is_err() {
+                if returned >= wanted || !needed || self.quiesce(self.front.own()).is_err() {
                     break;
                 }
             }
@@ -244,8 +367,8 @@ impl<B: Backend> Pool<B> {
                     break;
                 }
                 let leaving = {
-                    let mut state = self.lock();
-                    let quiesced = state.quiesced;
+                    let mut state = self.lock_all();
+                    let quiesced = state.clock.quiesced();
                     state.evict(id, wanted - returned, quiesced)
                 };
                 let gone = self.send_back(leaving, &mut []);
@@ -260,7 +383,8 @@ impl<B: Backend> Pool<B> {
 
     /// The pool in numbers, exact at the moment of the call.
     pub fn usage(&self) -> Usage {
-        self.lock().usage()
+        let state = self.lock();
+        state.usage(&self.front.stock())
     }
 
     /// `(free, total)` bytes that a program whose home is this GPU can count on: the lending GPUs, not the host. Both 0
@@ -272,9 +396,10 @@ impl<B: Backend> Pool<B> {
         let gpus = &route.order[..route.gpus];
         let headrooms: Vec<_> = gpus.iter().map(|id| self.backend.headroom(self.places[id.index()])).collect();
         let state = self.lock();
-        let accounts = gpus.iter().map(|id| &state.accounts[id.index()]);
-        accounts.zip(headrooms).fold((0u64, 0u64), |(free, total), (account, headroom)| {
-            (free.saturating_add(account.room(headroom)), total.saturating_add(account.usage().limit))
+        let kept = self.front.stock().frames;
+        gpus.iter().zip(headrooms).fold((0u64, 0u64), |(free, total), (id, headroom)| {
+            let (account, kept) = (&state.accounts[id.index()], kept[id.index()] * FRAME);
+            (free.saturating_add(account.room(headroom, kept)), total.saturating_add(account.limit()))
         })
     }
 
@@ -300,7 +425,8 @@ impl<B: Backend> Pool<B> {
                 for chunk in chunks {
                     state.chunks.insert(chunk);
                 }
-                Ok(state.deliver(&growth, attempt))
+                let (taken, headroom) = state.deliver(&growth, attempt);
+                Ok(self.award(&mut state, &taken, attempt, false, headroom))
             }
             Err(Broken { cause, place, created, retired }) => {
                 let mut state = self.lock();
@@ -353,11 +479,20 @@ impl<B: Backend> Pool<B> {
         sum
     }
 
+    /// The lock, with everything that is kept back among the free runs.
+    fn lock_all(&self) -> MutexGuard<'_, State<B::Handle>> {
+        let mut state = self.lock();
+        self.front.drain(&mut state);
+        state
+    }
+
     /// The lock. It is held for less than a cache line takes to change cores and come back, so threads that look for it all
     /// the time slow down the one that works more than they gain. A thread that finds it taken stays away for a while,
     /// twice as long each time, and sleeps when that did not help.
     fn lock(&self) -> MutexGuard<'_, State<B::Handle>> {
-        for pause in PAUSES {
+        // The model checker would try every number of looks.
+        let pauses: &[u32] = if cfg!(loom) { &[] } else { &PAUSES };
+        for &pause in pauses {
             if let Some(state) = self.state.try_lock() {
                 return state;
             }
@@ -368,21 +503,26 @@ impl<B: Backend> Pool<B> {
         self.state.lock()
     }
 
-    /// Waits for the device; everything freed before the call is quiet after it.
-    fn quiesce(&self) -> Result<(), Fault<B::Error>> {
-        let begun = self.lock().generation;
+    /// Waits for the device; everything freed before the call is quiet after it, but for what other shards keep.
+    fn quiesce(&self, shard: usize) -> Result<(), Fault<B::Error>> {
+        let kept = self.front.clock(shard);
+        let begun = (kept.now(), self.clock.now());
         self.backend.quiesce()?;
-        let mut state = self.lock();
-        state.quiesced = state.quiesced.max(begun);
+        kept.covered(begun.0);
+        self.clock.covered(begun.1);
         Ok(())
     }
 
     /// The same, where it is no failure that the device can not be waited for now.
     fn quiesce_if_possible(&self) -> Result<(), B::Error> {
-        match self.quiesce() {
+        match self.quiesce(self.front.own()) {
             Ok(()) | Err(Fault::NotReady(_)) => Ok(()),
             Err(fault) => Err(drive::error_of(fault)),
         }
+    }
+
+    fn address(&self, frame: u32) -> u64 {
+        self.base + bytes_of(frame)
     }
 
     fn frame_at(&self, address: u64) -> Option<u32> {

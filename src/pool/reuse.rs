@@ -18,6 +18,11 @@ impl<H: Copy> State<H> {
         Some(Taken { start, frames, generation, place: Some(place) })
     }
 
+    /// Takes the best fit at `place` among the free runs alone, if the sums stay below their peaks; see [`crate::front`].
+    pub fn take_below_peaks(&mut self, place: PlaceId, frames: u32, bytes: u64) -> Option<Taken> {
+        self.is_below_peaks(place, bytes_of(frames), bytes).then(|| self.take_best(place, frames, u64::MAX))?
+    }
+
     /// Takes free memory that is as good as fresh memory placed in `pieces`: at the one place, or across several.
     pub fn take_like(&mut self, pieces: &[(PlaceId, u64)], route: &Route, frames: u32, newest: u64) -> Option<Taken> {
         match pieces {
@@ -74,7 +79,7 @@ impl<H: Copy> State<H> {
             self.account(place).take(bytes_of(frames));
             places.push(place);
         }
-        self.runs.join_taken(start, end);
+        self.runs.join_out(start, end);
         let place = if let [place] = places[..] { Some(place) } else { None };
         Some(Taken { start, frames: end - start, generation, place })
     }

@@ -1,4 +1,4 @@
-//! Runs of mapped frames: live blocks, free memory, and what is between the two.
+//! Runs of mapped frames: free memory, and what is out of it.
 //!
 //! Every mapped frame belongs to exactly one run. A run is found in constant time from its first or last frame (boundary
 //! tags) and from an inner one through [`Starts`]. Free runs are homogeneous in place, never adjacent to another one of
@@ -7,29 +7,17 @@
 
 use crate::budget::PlaceId;
 use crate::starts::Starts;
+use crate::sync::{AtomicU64, Ordering};
 use std::collections::BTreeSet;
-
-/// What a live run is to the program. The address is the run's, so that moving records can not make the two disagree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Owned {
-    pub bytes: u64,
-    pub home: u32,
-    pub owner: u64,
-    pub id: u64,
-    /// The one place all of it is at, or `None` if it spans several.
-    pub place: Option<PlaceId>,
-}
+use std::sync::Arc;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Freed and still mapped. `generation` is that of the latest free in it.
     Free { place: PlaceId, generation: u64 },
-    /// A block the program holds.
-    Live(Owned),
-    /// A block whose free waits for the device.
-    Freeing(Owned),
-    /// Taken from the free memory and not yet a block.
-    Taken,
+    /// Not among the free memory: a block, on its way to become one, or kept by the front. Which of them, the run does not
+    /// know, so that blocks can come and go without the pool's lock.
+    Out,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -64,8 +52,27 @@ pub(crate) struct Runs {
     starts: Starts,
     /// For each place, `frames << 32 | start`: the first entry at or above a size is the best fit, lowest address first.
     free: Vec<BTreeSet<u64>>,
+    /// For each place, how many free runs there are of each [`bucket`].
+    counts: Vec<[u32; 64]>,
+    sizes: Arc<Sizes>,
     /// First frames of free runs whose left neighbour is free too (and so at another place).
     seams: BTreeSet<u32>,
+}
+
+/// Which sizes of free runs there are at each place, for a look without the pool's lock. Written under it.
+#[derive(Debug)]
+pub(crate) struct Sizes(Box<[AtomicU64]>);
+
+/// The index of a size in a set of sizes: itself, or 63 for all from 63 frames on.
+pub(crate) fn bucket(frames: u32) -> u32 {
+    frames.min(63)
+}
+
+impl Sizes {
+    /// A bit for each [`bucket`].
+    pub fn at(&self, place: PlaceId) -> u64 {
+        self.0[place.index()].load(Ordering::Acquire)
+    }
 }
 
 fn key(frames: u32, start: u32) -> u64 {
@@ -80,8 +87,15 @@ impl Runs {
             tags: Vec::new(),
             starts: Starts::default(),
             free: vec![BTreeSet::new(); places],
+            counts: vec![[0; 64]; places],
+            sizes: Arc::new(Sizes((0..places).map(|_| AtomicU64::new(0)).collect())),
             seams: BTreeSet::new(),
         }
+    }
+
+    /// The sizes of the free runs.
+    pub fn sizes(&self) -> &Arc<Sizes> {
+        &self.sizes
     }
 
     /// The run that starts at `frame`.
@@ -94,14 +108,6 @@ impl Runs {
     pub fn around(&self, frame: u32) -> Option<&Run> {
         let run = self.starting_at(self.starts.at_or_below(frame)?)?;
         (frame < run.end()).then_some(run)
-    }
-
-    /// Changes what the run at `start` is; `start` must be the first frame of a run that is not and does not become free.
-    pub fn set_kind(&mut self, start: u32, kind: Kind) {
-        let slot = self.tags[start as usize] as usize;
-        let run = &mut self.slots[slot];
-        debug_assert!(run.start == start && run.free_place().is_none() && !matches!(kind, Kind::Free { .. }));
-        run.kind = kind;
     }
 
     /// All runs, in no order.
@@ -143,7 +149,7 @@ impl Runs {
         })
     }
 
-    /// Takes `start..end` out of the free run around it and makes it a run of its own, of kind [`Kind::Taken`]. What is
+    /// Takes `start..end` out of the free run around it and makes it a run of its own, of kind [`Kind::Out`]. What is
     /// left and right of it stays free. Returns the generation of the run, or `None` when there is no such free run.
     pub fn take(&mut self, start: u32, end: u32) -> Option<u64> {
         let run = *self.around(start)?;
@@ -160,7 +166,7 @@ impl Runs {
             slot = self.new_slot();
             self.starts.insert(start);
         }
-        self.put(slot, Run { start, frames: end - start, kind: Kind::Taken });
+        self.put(slot, Run { start, frames: end - start, kind: Kind::Out });
         if end < run.end() {
             let right = self.new_slot();
             self.starts.insert(end);
@@ -173,8 +179,8 @@ impl Runs {
         Some(generation)
     }
 
-    /// Makes one run of the adjacent [`Kind::Taken`] runs in `start..end`.
-    pub fn join_taken(&mut self, start: u32, end: u32) {
+    /// Makes one run of the adjacent [`Kind::Out`] runs in `start..end`.
+    pub fn join_out(&mut self, start: u32, end: u32) {
         let mut frame = start;
         while frame < end {
             let Some(next) = self.starting_at(frame).map(Run::end) else {
@@ -183,7 +189,7 @@ impl Runs {
             self.forget(frame);
             frame = next;
         }
-        self.add(start, end - start, Kind::Taken);
+        self.add(start, end - start, Kind::Out);
     }
 
     /// Adds a run on frames that belong to none.
@@ -259,6 +265,7 @@ impl Runs {
             return;
         };
         self.free[place.index()].insert(key(run.frames, run.start));
+        self.count(place, run.frames, |count| count + 1);
         if self.ending_at(run.start).is_some_and(|left| left.free_place().is_some()) {
             self.seams.insert(run.start);
         }
@@ -272,10 +279,22 @@ impl Runs {
             return;
         };
         self.free[place.index()].remove(&key(run.frames, run.start));
+        self.count(place, run.frames, |count| count - 1);
         // The set is empty unless blocks span places, and then this costs nothing.
         if !self.seams.is_empty() {
             self.seams.remove(&run.start);
             self.seams.remove(&run.end());
+        }
+    }
+
+    fn count(&mut self, place: PlaceId, frames: u32, change: impl Fn(u32) -> u32) {
+        let bucket = bucket(frames);
+        let count = &mut self.counts[place.index()][bucket as usize];
+        let before = std::mem::replace(count, change(*count));
+        // A line that all threads read is written only when the set changes.
+        if (before == 0) != (*count == 0) {
+            let sizes = &self.sizes.0[place.index()];
+            sizes.store(sizes.load(Ordering::Relaxed) ^ 1 << bucket, Ordering::Release);
         }
     }
 
@@ -287,13 +306,13 @@ impl Runs {
 
     fn new_slot(&mut self) -> u32 {
         self.vacant.pop().unwrap_or_else(|| {
-            self.slots.push(Run { start: 0, frames: 0, kind: Kind::Taken });
+            self.slots.push(Run { start: 0, frames: 0, kind: Kind::Out });
             self.slots.len() as u32 - 1
         })
     }
 
     fn vacate(&mut self, slot: u32) {
-        self.slots[slot as usize] = Run { start: 0, frames: 0, kind: Kind::Taken };
+        self.slots[slot as usize] = Run { start: 0, frames: 0, kind: Kind::Out };
         self.vacant.push(slot);
     }
 

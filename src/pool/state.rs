@@ -4,9 +4,13 @@
 
 use crate::budget::{Account, PlaceId};
 use crate::chunks::{Chunk, Chunks};
-use crate::runs::{Kind, Owned, Run, Runs};
+use crate::clock::Clock;
+use crate::front::Stock;
+use crate::registry::Record;
+use crate::runs::{Kind, Runs};
 use crate::space::Space;
-use crate::{Allocation, Block, Config, FRAME, Place, Policy, Request, Usage, placement};
+use crate::{Config, FRAME, Place, Policy, Request, Usage, placement};
+use std::sync::Arc;
 
 /// The places that blocks of one home GPU may stand on.
 #[derive(Debug)]
@@ -73,19 +77,22 @@ pub(crate) struct State<H> {
     pub runs: Runs,
     pub accounts: Vec<Account>,
     pub zombies: Vec<Zombie<H>>,
-    /// Counts frees: the number of the latest one.
-    pub generation: u64,
-    /// Memory freed up to this generation can not be touched by the device any more.
-    pub quiesced: u64,
+    /// Counts the frees whose memory came back while the device might still touch it: their number is the generation of
+    /// a free run. Ticks under the pool's lock.
+    pub clock: Arc<Clock>,
     /// Counts blocks placed by [`Policy::Interleave`].
     pub turn: u64,
     totals: Totals,
 }
 
+/// Sums. The front serves and keeps blocks on its own; see there for what that means for each.
 #[derive(Debug, Default)]
 struct Totals {
-    live_blocks: u64,
-    live_bytes: u64,
+    /// Blocks that began here less those that ended here; the front has counts of its own.
+    blocks: i64,
+    /// What was asked for in live blocks, and the front's credit.
+    out_bytes: u64,
+    /// The highest `out_bytes` without any credit, and so never exceeded by live blocks.
     peak_live_bytes: u64,
     allocations: u64,
     reuses: u64,
@@ -108,8 +115,7 @@ impl<H: Copy> State<H> {
             runs: Runs::new(config.places.len()),
             accounts: config.places.iter().map(|&spec| Account::new(spec)).collect(),
             zombies: Vec::new(),
-            generation: 0,
-            quiesced: 0,
+            clock: Arc::default(),
             turn: 0,
             totals: Totals::default(),
         }
@@ -128,7 +134,8 @@ impl<H: Copy> State<H> {
         self.release(taken.start, taken.frames, taken.place, taken.generation);
     }
 
-    /// Makes `taken` a block. `headroom` is what home's driver is known to have left, 0 if nobody asked.
+    /// Makes `taken` a block; returns how much of it is on peers and on the host. `headroom` is what home's driver is known
+    /// to have left, 0 if nobody asked. Either the front keeps nothing, or the sums stay below their peaks.
     pub fn award(
         &mut self,
         taken: &Taken,
@@ -136,16 +143,13 @@ impl<H: Copy> State<H> {
         route: &Route,
         reused: bool,
         headroom: u64,
-    ) -> Allocation {
+    ) -> (u64, u64) {
         let totals = &mut self.totals;
         totals.allocations += 1;
         totals.reuses += u64::from(reused);
-        totals.live_blocks += 1;
-        totals.live_bytes += request.bytes;
-        totals.peak_live_bytes = totals.peak_live_bytes.max(totals.live_bytes);
-        let id = totals.allocations;
-        let Request { bytes, home, owner, .. } = *request;
-        self.runs.set_kind(taken.start, Kind::Live(Owned { bytes, home, owner, id, place: taken.place }));
+        totals.blocks += 1;
+        totals.out_bytes += request.bytes;
+        totals.peak_live_bytes = totals.peak_live_bytes.max(totals.out_bytes);
         self.turn += 1;
 
         let (mut on_peers, mut on_host) = (0, 0);
@@ -172,10 +176,9 @@ impl<H: Copy> State<H> {
         if overflowed {
             account.overflowed();
         } else {
-            account.served_at_home(bytes, headroom);
+            account.served_at_home(request.bytes, headroom);
         }
-        let block = Block { address: self.address(taken.start), bytes, home, owner, id };
-        Allocation { block, reused, on_peers, on_host }
+        (on_peers, on_host)
     }
 
     /// Whether a block with that much away from home went over the edge of what its policy fills first.
@@ -187,28 +190,61 @@ impl<H: Copy> State<H> {
         }
     }
 
-    /// The block that `run` is to the program, if it is one.
-    pub fn block_of(&self, run: &Run) -> Option<Block> {
-        match run.kind {
-            Kind::Live(Owned { bytes, home, owner, id, .. }) | Kind::Freeing(Owned { bytes, home, owner, id, .. }) => {
-                Some(Block { address: self.address(run.start), bytes, home, owner, id })
-            }
-            Kind::Free { .. } | Kind::Taken => None,
+    /// Ends the life of a block, of which the program had asked for `bytes`. The memory can be touched by the device until
+    /// everything freed up to `generation` is quiesced.
+    pub fn retire_block(&mut self, start: u32, record: &Record, generation: u64) {
+        self.totals.blocks -= 1;
+        self.settle(record.bytes);
+        match record.place {
+            Some(place) => self.take_back(start, record.frames, place, generation),
+            None => self.release(start, record.frames, None, generation),
         }
     }
 
-    /// Ends the life of the block on `run`, which is live or being freed. The memory can be touched by the device until
-    /// everything freed up to `generation` is quiesced.
-    pub fn retire_block(&mut self, run: &Run, owned: &Owned, generation: u64) {
-        self.totals.live_blocks -= 1;
-        self.totals.live_bytes -= owned.bytes;
-        self.release(run.start, run.frames, owned.place, generation);
+    /// Counts so many bytes as asked for, on credit of the front, unless that were a new peak.
+    pub fn lend(&mut self, bytes: u64) -> bool {
+        let below = self.totals.out_bytes + bytes <= self.totals.peak_live_bytes;
+        self.totals.out_bytes += if below { bytes } else { 0 };
+        below
     }
 
-    /// The number of a free that happens now.
-    pub fn next_generation(&mut self) -> u64 {
-        self.generation += 1;
-        self.generation
+    /// So many bytes asked for are no longer out.
+    pub fn settle(&mut self, bytes: u64) {
+        self.totals.out_bytes -= bytes;
+    }
+
+    /// Puts frames that are out, all at `place`, back among the free runs. The front may have cut and joined them since
+    /// they went out, so their borders need not be those of runs.
+    pub fn take_back(&mut self, start: u32, frames: u32, place: PlaceId, generation: u64) {
+        let end = start + frames;
+        let mut at = start;
+        while at < end {
+            let Some(&run) = self.runs.around(at).filter(|run| run.kind == Kind::Out) else {
+                debug_assert!(false, "frame {at} is not out");
+                return;
+            };
+            if run.start < at {
+                self.runs.cut(run.start, at);
+            }
+            let stop = run.end().min(end);
+            if stop < run.end() {
+                self.runs.cut(at, stop);
+            }
+            self.account(place).put_back(bytes_of(stop - at));
+            self.runs.release(at, place, generation);
+            at = stop;
+        }
+    }
+
+    /// The generation of memory that comes back now. What is not quiet counts as freed now; what is, as freed by the last
+    /// wait, so that it is not taken for the longest unused.
+    pub fn generation_of_free(&self, quiet: bool) -> u64 {
+        if quiet { self.clock.quiesced() } else { self.clock.tick() }
+    }
+
+    /// Whether a block of `used` bytes at `place`, of which the program asks for `bytes`, makes no new peak.
+    pub fn is_below_peaks(&self, place: PlaceId, used: u64, bytes: u64) -> bool {
+        self.accounts[place.index()].is_below_peak(used) && self.totals.out_bytes + bytes <= self.totals.peak_live_bytes
     }
 
     fn release(&mut self, start: u32, frames: u32, place: Option<PlaceId>, generation: u64) {
@@ -280,15 +316,17 @@ impl<H: Copy> State<H> {
         self.totals.trimmed_bytes += bytes;
     }
 
-    pub fn usage(&self) -> Usage {
-        let Totals { live_blocks, live_bytes, peak_live_bytes, allocations, reuses, trimmed_bytes } = self.totals;
+    /// The pool in numbers, given what the front keeps at this moment.
+    pub fn usage(&self, stock: &Stock) -> Usage {
+        let Totals { blocks, out_bytes, peak_live_bytes, allocations, reuses, trimmed_bytes } = self.totals;
+        let accounts = self.accounts.iter().zip(&stock.frames);
         Usage {
-            places: self.accounts.iter().map(Account::usage).collect(),
-            live_blocks,
-            live_bytes,
+            places: accounts.map(|(account, kept)| account.usage(kept * FRAME)).collect(),
+            live_blocks: (blocks + stock.blocks) as u64,
+            live_bytes: out_bytes - stock.credit,
             peak_live_bytes,
-            allocations,
-            reuses,
+            allocations: allocations + stock.served,
+            reuses: reuses + stock.served,
             trimmed_bytes,
         }
     }

@@ -112,36 +112,66 @@ fn percentiles() {
     }
 }
 
-/// Cycles a second that so many threads get done together, all with the same size.
-fn throughput(pool: &Pool<Nothing>, threads: u64) -> f64 {
-    const CYCLES: u64 = 400_000;
-    let barrier = Barrier::new(threads as usize + 1);
-    let each = CYCLES / threads;
-    let mut start = Instant::now();
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                barrier.wait();
-                for _ in 0..each {
-                    cycle(pool, FRAME);
-                }
-            });
+/// One thread's work: blocks of 1 to 8 MiB in sixteen slots, allocated and freed in random order.
+fn mixed(pool: &Pool<Nothing>, seed: u64, operations: u64) {
+    let mut random = 88_172_645_463_325_252 + seed;
+    let mut held = [None; 16];
+    for _ in 0..operations {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let slot = &mut held[random as usize % 16];
+        match slot.take() {
+            Some(address) => release(pool, address),
+            None => {
+                let bytes = (1 + (random >> 8) % 8) << 20;
+                *slot = pool.allocate(&request(bytes)).ok().map(|allocation| allocation.block.address);
+            }
         }
-        barrier.wait();
-        start = Instant::now();
+    }
+    held.into_iter().flatten().for_each(|address| release(pool, address));
+}
+
+/// Operations a second that so many threads get done together.
+fn throughput(threads: u64, work: impl Fn(u64, u64) + Sync) -> f64 {
+    const OPERATIONS: u64 = 800_000;
+    let barrier = Barrier::new(threads as usize);
+    let each = OPERATIONS / threads;
+    // The workers look at the clock themselves: a thread that only watches may be woken long after they began.
+    let times = std::thread::scope(|scope| {
+        let worker = |seed: u64| {
+            let (barrier, work) = (&barrier, &work);
+            scope.spawn(move || {
+                barrier.wait();
+                let start = Instant::now();
+                work(seed, each);
+                (start, Instant::now())
+            })
+        };
+        let workers: Vec<_> = (0..threads).map(worker).collect();
+        workers.into_iter().flat_map(|worker| worker.join().ok()).collect::<Vec<_>>()
     });
-    (each * threads) as f64 / start.elapsed().as_secs_f64()
+    let (start, end) = (times.iter().map(|time| time.0).min(), times.iter().map(|time| time.1).max());
+    let seconds = start.zip(end).map_or(f64::NAN, |(start, end)| (end - start).as_secs_f64());
+    (each * threads) as f64 / seconds
 }
 
 fn threads() {
     let pool = crowded(1_000);
+    let equal = |_: u64, operations: u64| (0..operations / 2).for_each(|_| cycle(&pool, FRAME));
+    let tight = crowded(0);
+    let mixed = |seed: u64, operations: u64| mixed(&tight, seed, operations);
     // In pairs and by turns, so that a busy machine is busy for both.
-    let mut ratios: Vec<f64> = (0..15).map(|_| throughput(&pool, 8) / throughput(&pool, 1)).collect();
-    ratios.sort_by(f64::total_cmp);
-    println!(
-        "8 threads against 1: throughput ratio {:.2} (median of 15; {:.2} to {:.2})",
-        ratios[7], ratios[0], ratios[14]
-    );
+    let report = |name: &str, work: &(dyn Fn(u64, u64) + Sync)| {
+        let mut ratios: Vec<f64> = (0..15).map(|_| throughput(8, work) / throughput(1, work)).collect();
+        ratios.sort_by(f64::total_cmp);
+        println!(
+            "8 threads against 1, {name}: throughput ratio {:.2} (median of 15; {:.2} to {:.2})",
+            ratios[7], ratios[0], ratios[14]
+        );
+    };
+    report("2 MiB", &equal);
+    report("1 to 8 MiB mixed", &mixed);
 }
 
 fn main() {

@@ -2,8 +2,8 @@
 
 use crate::checks::{GIB, GPU0, GPU1, HOST, assert_accounts, pool, request};
 use crate::mock::BASE;
-use gpupool_pool::{FRAME, Free, FreeError, Policy};
-use std::sync::atomic::{AtomicU32, Ordering};
+use gpupool_pool::{FRAME, Free, FreeError, Policy, Request};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -62,6 +62,89 @@ fn blocks_of_eight_threads_never_share_a_frame() {
     });
     assert_accounts(&pool, &live);
     crate::checks::assert_returns_everything(&pool, &live);
+}
+
+#[test]
+fn frees_of_the_same_blocks_trims_and_owners_that_go_agree_in_the_end() {
+    const ROUNDS: u64 = 20_000;
+    const SHELF: usize = 64;
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB), (GPU1, GIB)]);
+    // Blocks are put on a shelf that all threads free from without taking them off, so that most are freed several times,
+    // and now and then one that was allocated anew at the same address: a program's error, but never the pool's.
+    let shelf: Vec<AtomicU64> = (0..SHELF).map(|_| AtomicU64::new(0)).collect();
+    let (made, ended) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for id in 1..=8u64 {
+            let (pool, shelf, made, ended) = (&pool, &shelf, &made, &ended);
+            scope.spawn(move || {
+                let mut dice = Dice(id.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+                for _ in 0..ROUNDS {
+                    let place = &shelf[dice.roll(SHELF as u64) as usize];
+                    match dice.roll(400) {
+                        0 => _ = pool.trim(None, Some(16 << 20)),
+                        1 => _ = ended.fetch_add(pool.free_owned_by(3) as u64, Ordering::Relaxed),
+                        2 => {
+                            let usage = pool.usage();
+                            for place in &usage.places {
+                                assert!(place.used <= place.held && place.used <= place.peak_used, "{place:?}");
+                            }
+                            assert!(usage.live_bytes <= usage.peak_live_bytes && usage.reuses <= usage.allocations);
+                        }
+                        roll if roll % 2 == 0 => {
+                            let bytes = (1 + dice.roll(8)) << 20;
+                            let wanted = Request { owner: dice.roll(4), ..request(bytes, (id % 2) as u32) };
+                            if let Ok(allocation) = pool.allocate(&wanted) {
+                                made.fetch_add(1, Ordering::Relaxed);
+                                place.store(allocation.block.address, Ordering::Release);
+                            }
+                        }
+                        _ => {
+                            let when = if dice.roll(2) == 0 { Free::Lazy } else { Free::Strict };
+                            match pool.free(place.load(Ordering::Acquire), when) {
+                                Ok(_) => _ = ended.fetch_add(1, Ordering::Relaxed),
+                                Err(answer) => assert_eq!(answer, FreeError::NotABlock),
+                            }
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let (made, ended) = (made.into_inner(), ended.into_inner());
+    let usage = pool.usage();
+    assert_eq!((usage.allocations, usage.live_blocks), (made, made - ended));
+    let left: usize = (0..4).map(|owner| pool.free_owned_by(owner)).sum();
+    assert_eq!(left as u64, made - ended, "every block ended once");
+    crate::checks::assert_returns_everything(&pool, &[]);
+}
+
+#[test]
+fn what_one_thread_freed_serves_all_others() {
+    // Small blocks, and one that needs all of them joined: nothing is lost in the hands of the thread that freed it.
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 16 * FRAME)]);
+    let whole = pool.allocate(&request(16 * FRAME, 0)).unwrap();
+    pool.free(whole.block.address, Free::Strict).unwrap();
+    let blocks: Vec<_> = (0..16).map(|_| pool.allocate(&request(FRAME, 0)).unwrap()).collect();
+    std::thread::scope(|scope| {
+        for pair in blocks.chunks(4) {
+            let pool = &pool;
+            scope.spawn(move || {
+                for allocation in pair {
+                    pool.free(allocation.block.address, Free::Lazy).unwrap();
+                }
+            });
+        }
+    });
+    let usage = pool.usage();
+    assert_eq!((usage.live_blocks, usage.live_bytes, usage.places[0].used), (0, 0, 0));
+    assert_eq!(pool.memory_info(0), (16 * FRAME, 16 * FRAME));
+    let single = pool.allocate(&request(FRAME, 0)).unwrap();
+    assert!(single.reused);
+    pool.free(single.block.address, Free::Lazy).unwrap();
+    let whole = pool.allocate(&request(16 * FRAME, 0)).unwrap();
+    assert!(whole.reused, "the freed memory of four threads is one row");
+    assert_eq!(pool.usage().peak_live_bytes, 16 * FRAME);
+    crate::checks::assert_returns_everything(&pool, &[whole]);
 }
 
 #[test]

@@ -1,0 +1,227 @@
+//! The whole pool under the model checker: every order of steps between two threads.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p gpupool-pool --release loom`
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
+use crate::clock::Clock;
+use crate::{Backend, Config, FRAME, Fault, Free, FreeError, Lenders, Links, Place, PlaceSpec, Policy, Pool, Request};
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::thread;
+
+/// A device that work is submitted to, and that says in [`Backend::quiesce`] what of it was seen there. Nothing here
+/// orders threads: if a wait is to see a submission, the pool must have seen to that.
+#[derive(Default)]
+struct Device {
+    submitted: AtomicU64,
+    finished: AtomicU64,
+}
+
+impl Backend for Device {
+    type Handle = ();
+    type Error = ();
+
+    fn headroom(&self, _place: Place) -> Option<u64> {
+        None
+    }
+    fn create(&self, _place: Place, _bytes: u64) -> Result<(), Fault<()>> {
+        Ok(())
+    }
+    fn release(&self, _handle: ()) -> Result<(), Fault<()>> {
+        Ok(())
+    }
+    fn map(&self, _address: u64, _bytes: u64, _handle: ()) -> Result<(), Fault<()>> {
+        Ok(())
+    }
+    fn unmap(&self, _address: u64, _bytes: u64) -> Result<(), Fault<()>> {
+        Ok(())
+    }
+    fn grant(&self, _address: u64, _bytes: u64, _place: Place) -> Result<(), Fault<()>> {
+        Ok(())
+    }
+    fn quiesce(&self) -> Result<(), Fault<()>> {
+        let seen = self.submitted.load(Ordering::Relaxed);
+        self.finished.fetch_max(seen, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// A GPU of so many frames.
+fn pool(frames: u64) -> Arc<Pool<Device>> {
+    let config = Config {
+        base: 1 << 40,
+        bytes: 16 * FRAME,
+        places: vec![PlaceSpec { place: Place::Gpu(0), limit: frames * FRAME }],
+        links: Links::default(),
+        policy: Policy::LocalFirst,
+        lenders: Lenders::All,
+    };
+    Arc::new(Pool::new(config, Device::default()))
+}
+
+fn allocate(pool: &Pool<Device>, frames: u64) -> Option<u64> {
+    let request = Request { bytes: frames * FRAME, home: 0, owner: 1, soft_refusal: false };
+    pool.allocate(&request).ok().map(|allocation| allocation.block.address)
+}
+
+/// Whatever happened: the sums agree with these blocks, and everything comes back.
+fn check_end(pool: &Pool<Device>, live: &[u64]) {
+    let usage = pool.usage();
+    assert_eq!(usage.live_blocks, live.len() as u64);
+    assert!(usage.places[0].used <= usage.places[0].peak_used && usage.live_bytes <= usage.peak_live_bytes);
+    for &address in live {
+        assert!(pool.free(address, Free::Strict).is_ok());
+    }
+    pool.trim(None, None);
+    let usage = pool.usage();
+    assert_eq!((usage.live_blocks, usage.live_bytes), (0, 0));
+    assert_eq!((usage.places[0].used, usage.places[0].held), (0, 0));
+}
+
+fn every_order(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.max_branches = 20_000;
+    builder.check(model);
+}
+
+#[test]
+fn loom_of_two_frees_one_succeeds() {
+    for when in [Free::Lazy, Free::Strict] {
+        every_order(move || {
+            let pool = pool(2);
+            let block = allocate(&pool, 1).unwrap();
+            let other = Arc::clone(&pool);
+            let thread = thread::spawn(move || other.free(block, Free::Lazy));
+            let answers = [pool.free(block, when), thread.join().unwrap()];
+            assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 1);
+            assert!(answers.contains(&Err(FreeError::NotABlock)));
+            check_end(&pool, &[]);
+        });
+    }
+}
+
+#[test]
+fn loom_who_frees_can_allocate_again() {
+    // The GPU is full, so that each thread lives from what was freed: memory that is out of sight for a moment, on its
+    // way between a shard and the free runs, would make an allocation fail.
+    every_order(|| {
+        let pool = pool(2);
+        let blocks = [allocate(&pool, 1).unwrap(), allocate(&pool, 1).unwrap()];
+        let other = Arc::clone(&pool);
+        let again = |pool: &Pool<Device>, block: u64| {
+            assert!(pool.free(block, Free::Strict).is_ok());
+            allocate(pool, 1)
+        };
+        let thread = thread::spawn(move || again(&other, blocks[1]));
+        let live = [again(&pool, blocks[0]), thread.join().unwrap()].map(|block| block.expect("it freed one before"));
+        assert_ne!(live[0], live[1], "two blocks on one frame");
+        check_end(&pool, &live);
+    });
+}
+
+#[test]
+fn loom_a_free_against_an_allocation_that_needs_it_joined() {
+    every_order(|| {
+        let pool = pool(2);
+        let blocks = [allocate(&pool, 1).unwrap(), allocate(&pool, 1).unwrap()];
+        assert!(pool.free(blocks[0], Free::Strict).is_ok());
+        let other = Arc::clone(&pool);
+        let thread = thread::spawn(move || other.free(blocks[1], Free::Lazy).is_ok());
+        let early = allocate(&pool, 2);
+        assert!(thread.join().unwrap());
+        let block = early.or_else(|| allocate(&pool, 2)).expect("both halves are free");
+        check_end(&pool, &[block]);
+    });
+}
+
+/// Memory freed lazily while another thread waits for the device: the wait must vouch for no more than it covered. So
+/// many threads take a seat first that the two share a shard (1), or do not (0).
+fn free_against_wait(threads_before: usize) {
+    every_order(move || {
+        let pool = pool(2);
+        let blocks = [allocate(&pool, 1).unwrap(), allocate(&pool, 1).unwrap()];
+        for _ in 0..threads_before {
+            thread::spawn(crate::sync::seat).join().unwrap();
+        }
+        let other = Arc::clone(&pool);
+        let thread = thread::spawn(move || {
+            other.backend().submitted.store(1, Ordering::Relaxed);
+            assert!(other.free(blocks[1], Free::Lazy).is_ok());
+        });
+        assert!(pool.free(blocks[0], Free::Strict).is_ok());
+        let first = allocate(&pool, 1).expect("one was freed before");
+        let second = allocate(&pool, 1);
+        if first == blocks[1] || second == Some(blocks[1]) {
+            assert_eq!(pool.backend().finished.load(Ordering::Relaxed), 1, "the device may still touch this memory");
+        }
+        thread.join().unwrap();
+        let live: Vec<u64> = [Some(first), second].into_iter().flatten().collect();
+        check_end(&pool, &live);
+    });
+}
+
+#[test]
+fn loom_a_wait_vouches_for_its_shard_no_further_than_it_covered() {
+    free_against_wait(1);
+}
+
+#[test]
+fn loom_memory_of_another_shard_is_waited_for() {
+    free_against_wait(0);
+}
+
+#[test]
+fn loom_a_wait_that_counts_a_free_saw_the_work_before_it() {
+    every_order(|| {
+        let clock = Arc::new(Clock::default());
+        let submitted = Arc::new(AtomicU64::new(0));
+        let (other, work) = (Arc::clone(&clock), Arc::clone(&submitted));
+        let thread = thread::spawn(move || {
+            work.store(1, Ordering::Relaxed);
+            other.tick()
+        });
+        let begun = clock.now();
+        let seen = submitted.load(Ordering::Relaxed);
+        clock.covered(begun);
+        let number = thread.join().unwrap();
+        assert!(clock.quiesced() < number || seen == 1, "the wait vouches for what it did not cover");
+    });
+}
+
+#[test]
+fn loom_sums_are_never_torn() {
+    every_order(|| {
+        let pool = pool(2);
+        let blocks = [allocate(&pool, 1).unwrap(), allocate(&pool, 1).unwrap()];
+        let other = Arc::clone(&pool);
+        let thread = thread::spawn(move || {
+            assert!(other.free(blocks[1], Free::Lazy).is_ok());
+            allocate(&other, 1).expect("it freed one before")
+        });
+        let usage = pool.usage();
+        assert!((1..=2).contains(&usage.live_blocks), "{usage:?}");
+        assert_eq!(usage.live_bytes, usage.live_blocks * FRAME);
+        assert_eq!(usage.places[0].used, usage.live_bytes);
+        assert_eq!(usage.places[0].held, 2 * FRAME);
+        let last = thread.join().unwrap();
+        check_end(&pool, &[blocks[0], last]);
+    });
+}
+
+#[test]
+fn loom_a_trim_against_frees() {
+    every_order(|| {
+        let pool = pool(2);
+        let blocks = [allocate(&pool, 1).unwrap(), allocate(&pool, 1).unwrap()];
+        let other = Arc::clone(&pool);
+        let thread = thread::spawn(move || {
+            assert!(other.free(blocks[0], Free::Lazy).is_ok());
+            assert!(other.free(blocks[1], Free::Strict).is_ok());
+        });
+        assert!(pool.trim(None, None) <= 2 * FRAME);
+        assert_eq!(pool.free_owned_by(2), 0);
+        thread.join().unwrap();
+        check_end(&pool, &[]);
+    });
+}

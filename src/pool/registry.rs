@@ -1,0 +1,118 @@
+//! What each block is to the program, by the frame it starts at.
+//!
+//! A record has a lock of its own, so that frees of different blocks never meet: whoever takes the record out ends the
+//! block's life, and of several frees of one block exactly one finds it. A table sharded by a hash would be smaller, but
+//! two cores that work on blocks of their own would still pass the lines of its locks to and fro.
+
+use crate::budget::PlaceId;
+use crate::front::KEPT_BLOCK;
+use crate::sync::Mutex;
+use crate::{Block, Request};
+use std::sync::OnceLock;
+
+/// Frames in a page of the table. A page (64 bytes a frame, so 1/32768 of the memory it describes) exists once a block
+/// starts in it.
+const PAGE: usize = if cfg!(loom) { 16 } else { 4096 };
+
+/// A block the program holds, or one whose free waits for the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub bytes: u64,
+    pub owner: u64,
+    pub id: u64,
+    pub home: u32,
+    pub frames: u32,
+    /// The one place all of it is at, or `None` if it spans several.
+    pub place: Option<PlaceId>,
+    /// A strict free waits for the device.
+    pub freeing: bool,
+}
+
+impl Record {
+    pub fn new(request: &Request, frames: u32, place: Option<PlaceId>, id: u64) -> Self {
+        let Request { bytes, home, owner, .. } = *request;
+        Self { bytes, owner, id, home, frames, place, freeing: false }
+    }
+
+    pub fn block(&self, address: u64) -> Block {
+        Block { address, bytes: self.bytes, home: self.home, owner: self.owner, id: self.id }
+    }
+}
+
+/// A line of its own, or neighbouring blocks of two threads would share one.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Slot(Mutex<Option<Record>>);
+
+#[derive(Debug)]
+pub(crate) struct Registry {
+    pages: Box<[OnceLock<Box<[Slot]>>]>,
+}
+
+impl Registry {
+    /// A table for `frames` frames; an eighth of a byte a frame until pages are needed.
+    pub fn new(frames: u64) -> Self {
+        // Frame numbers are u32; the rest of a larger reservation is not used.
+        let frames = frames.min(u64::from(u32::MAX)) as usize;
+        Self { pages: (0..frames.div_ceil(PAGE)).map(|_| OnceLock::new()).collect() }
+    }
+
+    fn slot(&self, start: u32) -> Option<&Mutex<Option<Record>>> {
+        let page = self.pages.get(start as usize / PAGE)?.get()?;
+        Some(&page[start as usize % PAGE].0)
+    }
+
+    /// The block at `start` begins. Its frames are the caller's alone.
+    pub fn enter(&self, start: u32, record: Record) {
+        let Some(page) = self.pages.get(start as usize / PAGE) else {
+            debug_assert!(false, "frame {start} is outside the reservation");
+            return;
+        };
+        let page = page.get_or_init(|| (0..PAGE).map(|_| Slot(Mutex::new(None))).collect());
+        let before = page[start as usize % PAGE].0.lock().replace(record);
+        debug_assert!(before.is_none(), "two blocks start at frame {start}");
+    }
+
+    /// Ends the block at `start`, unless another free of it is under way.
+    pub fn claim(&self, start: u32) -> Option<Record> {
+        self.slot(start)?.lock().take_if(|record| !record.freeing)
+    }
+
+    /// Marks the block at `start` as being freed, so that no other free of it succeeds; it can still be seen.
+    pub fn begin_free(&self, start: u32) -> Option<Record> {
+        let mut slot = self.slot(start)?.lock();
+        let record = slot.as_mut().filter(|record| !record.freeing)?;
+        record.freeing = true;
+        Some(*record)
+    }
+
+    /// Ends the block that [`Registry::begin_free`] marked, or lets it live on.
+    pub fn end_free(&self, start: u32, lives_on: bool) {
+        let Some(slot) = self.slot(start) else { return };
+        let mut slot = slot.lock();
+        match slot.as_mut() {
+            Some(record) if lives_on => record.freeing = false,
+            _ => *slot = None,
+        }
+    }
+
+    /// The block that `frame` lies in, if it starts at most [`KEPT_BLOCK`] frames before, or at `run`; with its start.
+    pub fn around(&self, frame: u32, run: u32) -> Option<(u32, Record)> {
+        let covers = |&(start, record): &(u32, Record)| frame - start < record.frames;
+        let found = (frame.saturating_sub(KEPT_BLOCK - 1)..=frame).rev().find_map(|start| self.at(start));
+        found.filter(covers).or_else(|| self.at(run).filter(covers))
+    }
+
+    /// The starts of `owner`'s blocks in `start..end`.
+    pub fn claim_all(&self, start: u32, end: u32, owner: u64) -> impl Iterator<Item = (u32, Record)> {
+        (start..end).filter_map(move |start| {
+            let record = self.slot(start)?.lock().take_if(|record| !record.freeing && record.owner == owner)?;
+            Some((start, record))
+        })
+    }
+
+    fn at(&self, start: u32) -> Option<(u32, Record)> {
+        let record = (*self.slot(start)?.lock())?;
+        Some((start, record))
+    }
+}
