@@ -31,7 +31,10 @@ fn python_ctypes() {
 
 #[test]
 fn python_cuda_bindings() {
-    same(Run::client("bindings_client.py")).says("copied: right").says("address range: True 50331648").says("ordinal: 0");
+    same(Run::client("bindings_client.py"))
+        .says("copied: right")
+        .says("address range: True 50331648")
+        .says("ordinal: 0");
 }
 
 #[test]

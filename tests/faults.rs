@@ -13,7 +13,11 @@ const OVER_TWO_GPUS: &str = "300";
 const ON_ONE_GPU: &str = "150";
 
 fn sweep(arguments: &str) -> Run {
-    Run::program("fault_sweep").args(arguments).sim("3x256MiB").env("GPUPOOL_HOST_LIMIT", "256MiB").env("GPUPOOL_RESERVE", "16MiB")
+    Run::program("fault_sweep")
+        .args(arguments)
+        .sim("3x256MiB")
+        .env("GPUPOOL_HOST_LIMIT", "256MiB")
+        .env("GPUPOOL_RESERVE", "16MiB")
 }
 
 /// What one sweep may say: memory, or the fault's code, or that there is no memory.
@@ -84,7 +88,9 @@ fn what_fits_the_gpu_is_served_whichever_call_fails() {
 
 #[test]
 fn a_pitched_allocation_survives_faults_too() {
-    for fault in ["cuMemCreate:1=999", "cuMemMap:1=999", "cuMemSetAccess:1=999", "cuMemCreate:2=2", "cuMemAddressReserve:1=2"] {
+    for fault in
+        ["cuMemCreate:1=999", "cuMemMap:1=999", "cuMemSetAccess:1=999", "cuMemCreate:2=2", "cuMemAddressReserve:1=2"]
+    {
         let shim = Run::program("pitch").sim("2x1GiB").env("SIMCUDA_FAULT", fault).shim().report().go();
         shim.succeeds();
         assert_eq!(shim.reported("violations"), &serde_json::json!([]), "{fault}");

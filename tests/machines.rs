@@ -97,7 +97,9 @@ fn ranks_of_one_host_keep_to_their_own_gpu() {
 
 #[test]
 fn a_single_rank_and_an_explicit_list_use_other_gpus() {
-    for variables in [&[("LOCAL_WORLD_SIZE", "1")][..], &[("LOCAL_WORLD_SIZE", "4"), ("GPUPOOL_DEVICES", "0,1,2,3")][..]] {
+    for variables in
+        [&[("LOCAL_WORLD_SIZE", "1")][..], &[("LOCAL_WORLD_SIZE", "4"), ("GPUPOOL_DEVICES", "0,1,2,3")][..]]
+    {
         let run = Run::program("steps").args("a:150 a:150").sim("4x256MiB").shim().report();
         let shim = variables.iter().fold(run, |run, (name, value)| run.env(name, value)).go();
         shim.succeeds();

@@ -64,7 +64,8 @@ fn bash_and_its_children_are_the_same() {
 
 #[test]
 fn a_fork_heavy_script_is_the_same() {
-    let script = "for i in $(seq 100); do (exit $((i % 7))) || echo $i; done; seq 20 | while read n; do (echo $n); done | wc -l";
+    let script =
+        "for i in $(seq 100); do (exit $((i % 7))) || echo $i; done; seq 20 | while read n; do (echo $n); done | wc -l";
     unnoticed(Run::command("bash").arg("-c").arg(script)).succeeds().says("20");
 }
 

@@ -39,7 +39,9 @@ fn exported_hooks(route: &Route) -> BTreeSet<String> {
 fn dlsym_on_the_driver_handle_gives_every_hook() {
     let reached = exported_hooks(&every_name());
     // A driver may be older than a row, so rows may be absent, but never those that every CUDA program needs.
-    for name in ["cuMemAlloc_v2", "cuMemFree_v2", "cuMemAllocPitch_v2", "cuMemGetInfo_v2", "cuGetProcAddress_v2", "cuInit"] {
+    for name in
+        ["cuMemAlloc_v2", "cuMemFree_v2", "cuMemAllocPitch_v2", "cuMemGetInfo_v2", "cuGetProcAddress_v2", "cuInit"]
+    {
         assert!(reached.contains(name), "{name} is not reached by dlsym");
     }
 }
@@ -65,7 +67,8 @@ fn by_proc_address(form: &str) {
     let wrong: Vec<_> = legacy.iter().filter(suffixed).collect();
     assert!(wrong.is_empty(), "per-thread functions for flags 0: {wrong:?}");
     let exported = exported_hooks(&route);
-    let missing: Vec<_> = exported.iter().filter(|name| !legacy.contains(*name) && !per_thread.contains(*name)).collect();
+    let missing: Vec<_> =
+        exported.iter().filter(|name| !legacy.contains(*name) && !per_thread.contains(*name)).collect();
     assert!(missing.is_empty(), "{form} never leads to {missing:?}, which the driver exports");
 }
 

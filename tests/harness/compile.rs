@@ -39,15 +39,17 @@ impl Build {
         self
     }
 
-    /// Compiles with these names in `names.inc`, for `resolve_linked.c`.
-    pub fn names(self, names: &[String]) -> Self {
-        let folder = scratch(&format!("{}.names", self.output));
+    /// Compiles with these names in `names.inc` and links the driver in `folder`, for `resolve_linked.c`. Weak references
+    /// alone do not make a library needed, so the linker is told.
+    pub fn names(self, names: &[String], folder: &Path) -> Self {
+        let names_folder = scratch(&format!("{}.names", self.output));
         let text: String = names.iter().map(|name| format!("NAME({name})\n")).collect();
-        let file = folder.join("names.inc");
-        if fs::read_to_string(&file).ok().as_deref() != Some(&text) {
-            fs::write(&file, text).unwrap_or_else(|e| panic!("can not write {}: {e}", file.display()));
-        }
-        self.flag("-I").flag(&folder.display().to_string())
+        let file = names_folder.join("names.inc");
+        fs::write(&file, text).unwrap_or_else(|e| panic!("can not write {}: {e}", file.display()));
+        self.flag(&format!("-I{}", names_folder.display()))
+            .flag("-Wl,--no-as-needed")
+            .flag(&format!("-L{}", folder.display()))
+            .flag("-l:libcuda.so.1")
     }
 
     /// The path of the binary, compiled if the sources are newer.
@@ -63,7 +65,7 @@ impl Build {
     fn compile(&self) -> PathBuf {
         let folder = repository().join("tests/programs");
         let binary = scratch("programs").join(&self.output);
-        if is_current(&binary, &[folder.as_path()]) && !self.flags.iter().any(|flag| flag == "-I") {
+        if is_current(&binary, &[folder.as_path()]) && !self.flags.iter().any(|flag| flag.starts_with("-I")) {
             return binary;
         }
         let made = unfinished(&binary);
@@ -77,7 +79,8 @@ impl Build {
             .arg(folder.join(&self.source))
             .args(["-Wl,--as-needed", "-lcuda", "-ldl"])
             .arg(format!("-L{}", driver_folder().display()));
-        let output = command.output().unwrap_or_else(|e| panic!("no C compiler ({command:?}): {e}; install gcc or set CC"));
+        let output =
+            command.output().unwrap_or_else(|e| panic!("no C compiler ({command:?}): {e}; install gcc or set CC"));
         if !output.status.success() {
             panic!("{command:?} failed:\n{}", String::from_utf8_lossy(&output.stderr));
         }

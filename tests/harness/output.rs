@@ -147,7 +147,8 @@ fn differences(bare: &str, shim: &str) -> String {
     for at in 0..bare.len().max(shim.len()) {
         let (one, other) = (bare.get(at), shim.get(at));
         if one != other {
-            text += &format!("line {}: bare {:?}\n         shim {:?}\n", at + 1, one.unwrap_or(&""), other.unwrap_or(&""));
+            text +=
+                &format!("line {}: bare {:?}\n         shim {:?}\n", at + 1, one.unwrap_or(&""), other.unwrap_or(&""));
             if text.lines().count() >= 40 {
                 break;
             }

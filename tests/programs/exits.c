@@ -15,6 +15,15 @@ static void at_exit(void)
         CHECK(cuMemFree_v2(late));
 }
 
+static CUdeviceptr left_behind;
+
+static void after_the_driver(void)
+{
+    CUdeviceptr late = 0;
+    CUresult allocated = cuMemAlloc_v2(&late, 4 * MIB), freed = cuMemFree_v2(left_behind);
+    printf("after the driver's own handlers: allocation %d, free %d\n", allocated, freed);
+}
+
 static void *leave(void *how)
 {
     if (strcmp(how, "thread") == 0)
@@ -26,10 +35,14 @@ int main(int argc, char **argv)
 {
     const char *how = argc > 1 ? argv[1] : "return";
     CUdeviceptr block;
+    /* Registered before the driver is initialised, so it runs after the driver's handler. */
+    if (strcmp(how, "late") == 0)
+        atexit(after_the_driver);
     start_on(0);
     Kernels k = load_kernels();
     CHECK(cuMemAlloc_v2(&block, 8 * MIB));
     iota(&k, NULL, block, 2 * MIB, 0);
+    left_behind = block;
     printf("leaving by %s\n", how);
     fflush(stdout);
     if (strcmp(how, "_exit") == 0)

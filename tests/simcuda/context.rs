@@ -144,6 +144,13 @@ impl Context {
         }
     }
 
+    /// Takes a stream in, and lets go of those that were destroyed or whose thread ended and that have no work left.
+    pub fn add(&self, stream: Arc<Stream>) {
+        let mut streams = self.streams.lock();
+        streams.retain(|stream| !stream.is_over());
+        streams.push(stream);
+    }
+
     /// Whether kernels of this context may touch plain memory of `device`.
     pub fn reaches(&self, device: usize) -> bool {
         device == self.device || self.peers.lock().contains(&device)

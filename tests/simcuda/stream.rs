@@ -226,6 +226,12 @@ impl Stream {
         self.changed.notify_all();
     }
 
+    /// Closed and done: nobody waits for it any more. Until then the context keeps it, to wait for its work.
+    pub fn is_over(&self) -> bool {
+        let queue = self.queue.lock();
+        queue.closing && queue.submitted == self.done.load(Ordering::Acquire)
+    }
+
     /// Whether work here, queued or running, uses part of `start..end`.
     fn touches(&self, start: u64, end: u64) -> bool {
         if self.is_idle() {
@@ -310,7 +316,7 @@ fn own(context: &Arc<Context>) -> Outcome<Arc<Stream>> {
         }
         list.retain(|(_, stream)| stream.context().is_ok_and(|context| context.is_alive()));
         let stream = Arc::new(Stream::new(Arc::downgrade(context), 0, 0));
-        context.streams.lock().push(stream.clone());
+        context.add(stream.clone());
         list.push((context.id, stream.clone()));
         stream
     });
@@ -329,7 +335,7 @@ pub fn create_with_priority(out: Out<Handle>, flags: c_uint, priority: c_int) ->
     }
     let context = current()?;
     let stream = Arc::new(Stream::new(Arc::downgrade(&context), flags, priority.clamp(-5, 0)));
-    context.streams.lock().push(stream.clone());
+    context.add(stream.clone());
     out.set(driver().streams.insert(stream))
 }
 
@@ -337,12 +343,6 @@ pub fn destroy(handle: Handle) -> Outcome {
     let stream = driver().streams.remove(handle)?;
     if let Some(capture) = stream.capture.lock().as_ref() {
         capture.invalidate();
-    }
-    if let Ok(context) = stream.context() {
-        // Its unfinished work still counts for the context, which waits for it by `pending`'s streams: keep it there until done.
-        if stream.is_idle() {
-            context.streams.lock().retain(|other| !Arc::ptr_eq(other, &stream));
-        }
     }
     stream.close();
     Ok(())

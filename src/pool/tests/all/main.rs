@@ -1,5 +1,7 @@
 //! The pool against a mock backend that keeps the driver's rules.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests panic as tests do")]
+
 mod behaviour;
 mod checks;
 mod faults;

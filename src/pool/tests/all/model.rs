@@ -229,7 +229,7 @@ fn check(policy: Policy, lenders: Lenders, ops: &[Op]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn local_first_agrees_with_the_model(ops in proptest::collection::vec(any_op(), 1..120)) {

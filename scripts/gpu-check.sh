@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Checks a built gpupool on this machine's real GPUs and writes a table:
+#   scripts/gpu-check.sh [--only NAMES] [--output FOLDER]
+# Needs the two files of the build, python3, cc and a driver. What a check needs beyond that (nvcc, CuPy, PyTorch, JAX,
+# Numba, a second GPU) and does not find is told as "not run". Takes up to 10 minutes.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+
+for folder in "${CUDA_HOME:-/usr/local/cuda}/bin" /usr/local/cuda/bin; do
+    if [ -x "$folder/nvcc" ]; then PATH=$PATH:$folder; fi
+done
+
+release=${GPUPOOL_RELEASE:-$root/target/release}
+for file in libgpupool.so gpupool; do
+    if [ ! -f "$release/$file" ]; then
+        echo "gpu-check.sh: $release/$file is missing; build it with" >&2
+        echo "    cargo build --release --package gpupool --package gpupool-cli" >&2
+        echo "or set GPUPOOL_RELEASE to the folder that has it" >&2
+        exit 2
+    fi
+done
+# A copy from another machine may have lost this.
+chmod +x "$release/gpupool" 2>/dev/null || true
+
+exec python3 "$root/tests/gpu/check.py" --release "$release" "$@"

@@ -1,0 +1,1 @@
+//! Python frames as read in real processes of every CPython at hand.

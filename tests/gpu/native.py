@@ -1,0 +1,295 @@
+"""Checks with programs that are compiled here: the demo, the C clients, CUDA runtime programs, and allocation times."""
+
+import concurrent.futures
+import glob
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+from running import BelowGoal, Failed, NotRun, same
+
+TESTS = pathlib.Path(__file__).resolve().parent.parent
+
+# Program, arguments. Each fits on one GPU.
+TOGETHER = [
+    ("fill_spread", "8 64 130 200"),
+    ("pitch", ""),
+    ("queries", ""),
+    ("bad_input", ""),
+    ("resolver_answers", ""),
+    ("steps", "a:100 a:3 f:0 a:50 c:1 c:2 s f:1 f:2"),
+    ("exits", "return"),
+    ("exits", "exit"),
+    ("exits", "_exit"),
+    ("exits", "atexit"),
+    ("forks", "before"),
+    ("forks", "after"),
+    ("forks", "exec"),
+]
+# These look at the free memory of the whole GPU, or at which of two things comes first.
+ALONE = [("threads_contexts", ""), ("free_while_running", ""), ("leak", "300")]
+SETTINGS = ({}, {"MIN_SIZE": "1"})
+# Outputs in tests/programs/expected: file, program, arguments.
+EXPECTED = [
+    ("pitch", "pitch", ""),
+    ("queries", "queries", ""),
+    ("bad_input", "bad_input", ""),
+    ("resolver_answers", "resolver_answers", ""),
+    ("ipc_refused", "ipc_refused", ""),
+    ("free_while_running", "free_while_running", ""),
+    ("leak", "leak", "300"),
+    ("threads_contexts", "threads_contexts", ""),
+    ("fill_spread", "fill_spread", "8 64 130"),
+    ("forks_after", "forks", "after"),
+    ("exits_atexit", "exits", "atexit"),
+    ("peers", "peers", ""),
+]
+# Little room everywhere, so that a few GiB lie on two GPUs and the host.
+CROWDED = {"DEVICES": "0,1", "LIMIT": "2GiB", "HOST_LIMIT": "3GiB"}
+
+
+def _compiler():
+    compiler = os.environ.get("CC", "cc")
+    if not shutil.which(compiler):
+        raise NotRun(f"no C compiler ({compiler}); install gcc or set CC")
+    return compiler
+
+
+def _build(lab, command):
+    result = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    lab.note(f"$ {' '.join(map(str, command))}\n{result.stdout}{result.stderr}".rstrip())
+    if result.returncode:
+        reason = (result.stderr.strip() or result.stdout.strip() or "no output").splitlines()[-1]
+        raise Failed(f"{pathlib.Path(command[-1]).name} does not compile: {reason}")
+
+
+def _driver_library():
+    """The file to link with: the driver's own, or the toolkit's stand-in, which has the same soname."""
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    # Not on every user's PATH.
+    ldconfig = shutil.which("ldconfig") or "/sbin/ldconfig"
+    listed = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, check=False).stdout.splitlines()
+    paths = [line.split("=>")[1].strip() for line in listed if "libcuda.so" in line and "=>" in line]
+    folders += [os.path.dirname(path) for path in paths]
+    folders += ["/usr/local/nvidia/lib64", "/usr/lib/x86_64-linux-gnu", *glob.glob("/usr/local/cuda*/lib64/stubs")]
+    for folder in filter(None, folders):
+        for name in ("libcuda.so.1", "libcuda.so"):
+            if os.path.exists(f"{folder}/{name}"):
+                return f"{folder}/{name}"
+    raise NotRun("libcuda.so.1 is not where ldconfig, LD_LIBRARY_PATH or the CUDA toolkit have it")
+
+
+def _program(lab, name):
+    """The compiled tests/programs/NAME.c. Called by several threads for different names."""
+    binary = pathlib.Path(lab.folder.name) / name
+    if not binary.exists():
+        source = TESTS / "programs" / f"{name}.c"
+        flags = ["-std=c11", "-O1", "-g", "-pthread", "-Wl,--as-needed"]
+        _build(lab, [_compiler(), *flags, "-o", binary, source, _driver_library(), "-ldl"])
+    return binary
+
+
+def _bench(lab, name):
+    binary = pathlib.Path(lab.folder.name) / name
+    if not binary.exists():
+        _build(lab, [_compiler(), "-O2", "-pthread", "-o", binary, TESTS / "bench" / f"{name}.c", "-ldl"])
+    return binary
+
+
+def _bare(lab, name, arguments):
+    """The program without the shim; run once, since what it prints may not depend on the run."""
+    key = f"bare {name} {arguments}"
+    if key not in lab.kept:
+        lab.kept[key] = lab.bare([_program(lab, name), *arguments.split()], 60)
+    return lab.kept[key]
+
+
+def _compile_all(lab, names):
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as workers:
+        list(workers.map(lambda name: _program(lab, name), sorted(set(names))))
+
+
+def demo(lab):
+    """`gpupool demo` on the real GPUs."""
+    finished = lab.start([lab.gpupool, "demo"]).finish(180)
+    shown = [line[3:] for line in finished.stdout.splitlines() if line.startswith("=> ")]
+    finished.succeeded()
+    if not shown:
+        raise Failed("gpupool demo showed no step")
+    return "; ".join(shown), finished.stdout.strip().splitlines()
+
+
+def programs(lab):
+    """Every C client bare and under the shim; then those that need two GPUs or a crowded pool."""
+    crowded = lab.machine.gpus[1:]
+    _compile_all(lab, [name for name, _ in TOGETHER + ALONE] + ["ipc_refused", "peers", "churn"])
+    wrong = []
+
+    def compare(program):
+        name, arguments = program
+        bare = _bare(lab, name, arguments)
+        for settings in SETTINGS:
+            try:
+                same(bare, lab.shim([_program(lab, name), *arguments.split()], 60, settings))
+            except Failed as failure:
+                wrong.append(str(failure))
+
+    with concurrent.futures.ThreadPoolExecutor(4) as workers:
+        list(workers.map(compare, TOGETHER))
+    for program in ALONE:
+        compare(program)
+    more = [_sharing] + ([_spread, _peers, _churn, _leak] if crowded else [])
+    for check in more:
+        try:
+            check(lab)
+        except Failed as failure:
+            wrong.append(str(failure))
+    count = len(SETTINGS) * len(TOGETHER + ALONE) + len(more)
+    if wrong:
+        raise Failed(f"{len(wrong)} of {count} differ or fail, as listed below", wrong)
+    left_out = "" if crowded else "; fill_spread, peers, churn and leak over two GPUs not run: one GPU here"
+    return f"{count} comparisons and cases right{left_out}"
+
+
+def _sharing(lab):
+    """The one answer that differs on purpose."""
+    finished = lab.shim([_program(lab, "ipc_refused")], 60).succeeded()
+    if "cuIpcGetMemHandle(&handle, block): 1 CUDA_ERROR_INVALID_VALUE" not in finished.lines():
+        raise Failed("ipc_refused: sharing a pooled block is not answered with INVALID_VALUE")
+    if not finished.events("ipc.refused"):
+        raise Failed("ipc_refused: no ipc.refused in the log")
+
+
+def _needs(peaks, places, command):
+    empty = [place for place in places if not peaks.get(place)]
+    if empty:
+        raise Failed(f"{command}: nothing lay on {', '.join(empty)}; peaks {peaks}")
+
+
+def _spread(lab):
+    """A block larger than one GPU's share, and one that reaches the host."""
+    finished = lab.shim([_program(lab, "fill_spread"), "3000", "2500"], 90, CROWDED).succeeded()
+    wrong = [line for line in finished.lines() if "wrong" in line and not _is_clean(line)]
+    if wrong:
+        raise Failed(f"fill_spread over two GPUs and the host: {wrong[0]}")
+    _needs(finished.peaks(), ("gpu0", "gpu1", "host0"), "fill_spread")
+
+
+def _is_clean(line):
+    words = line.replace(",", "").replace(":", "").split()
+    return all(words[at - 1] == "0" for at, word in enumerate(words) if word == "wrong")
+
+
+def _peers(lab):
+    same(_bare(lab, "peers", ""), lab.shim([_program(lab, "peers")], 60))
+    finished = lab.shim([_program(lab, "peers")], 60, {"MIN_SIZE": "1"}).succeeded()
+    if any("wrong" in line and not _is_clean(line) for line in finished.lines()):
+        raise Failed("peers: copies between GPUs are wrong")
+
+
+def _churn(lab):
+    for more in ({"FREE": "strict"}, {"FREE": "lazy"}):
+        finished = lab.shim([_program(lab, "churn")], 90, {**CROWDED, "LIMIT": "256MiB", **more}).succeeded()
+        if finished.lines() != ["10000 blocks, 0 wrong words"]:
+            raise Failed(f"churn: {finished.lines()}")
+        _needs(finished.peaks(), ("gpu0", "gpu1", "host0"), "churn")
+
+
+def _leak(lab):
+    """Asked of the GPU itself, not of the pool. The driver keeps something of the first round, bare as well."""
+    finished = lab.shim([_program(lab, "leak"), "3000"], 90, {**CROWDED, "MEMINFO": "device"}).succeeded()
+    later = [line for line in finished.lines() if line.startswith(("round 1", "round 2"))]
+    if len(later) != 2 or not all("free memory as before" in line for line in later):
+        raise Failed(f"leak: {later or finished.lines()}")
+
+
+def expected(lab):
+    """The programs bare: the same lines as in tests/programs/expected, which the simulated driver is held to."""
+    wrong, done = [], 0
+    for file, name, arguments in EXPECTED:
+        path = TESTS / "programs" / "expected" / f"{file}.txt"
+        if (name == "peers" and len(lab.machine.gpus) < 2) or not path.exists():
+            continue
+        lines = path.read_text(encoding="utf-8").splitlines()
+        found = _bare(lab, name, arguments).lines()
+        done += 1
+        if found != lines:
+            common = min(len(found), len(lines))
+            at = next((n for n in range(common) if found[n] != lines[n]), common)
+            here = found[at] if at < len(found) else "nothing"
+            there = lines[at] if at < len(lines) else "nothing"
+            wrong.append(f"{file} line {at + 1}: {here!r}, expected {there!r}")
+    if wrong:
+        raise Failed(f"{len(wrong)} of {done} print something else, as listed below", wrong)
+    if not done:
+        raise NotRun("no file in tests/programs/expected")
+    return f"{done} programs print what the simulated driver is held to"
+
+
+def _nvcc(lab, runtime):
+    nvcc = shutil.which("nvcc")
+    if not nvcc:
+        raise NotRun("nvcc is neither on PATH nor in /usr/local/cuda/bin")
+    folder = pathlib.Path(lab.folder.name)
+    unlinked, binary = folder / "runtime.o", folder / f"runtime-{runtime}"
+    if not unlinked.exists():
+        _build(lab, [nvcc, "-O2", "-std=c++17", "-c", "-o", unlinked, TESTS / "gpu" / "runtime.cu"])
+    libraries = pathlib.Path(os.path.realpath(nvcc)).parent.parent / "lib64"
+    link = [nvcc, "-cudart", runtime, "-Xlinker", f"-rpath={libraries}", "-o", binary, unlinked]
+    _build(lab, link)
+    bare = lab.bare([binary], 60).succeeded()
+    pooled = []
+    for settings in ({}, {"MIN_SIZE": "1"}, {"FREE": "lazy"}):
+        shim = same(bare, lab.shim([binary], 60, {"LOG": "debug", **settings}))
+        blocks = shim.events("block.allocate")
+        if len(blocks) < 3:
+            raise Failed(f"{shim.command}: the log has {len(blocks)} block.allocate, expected 3 or more")
+        pooled.append(len(blocks))
+    return f"same {len(bare.lines())} lines as bare in 3 settings; pooled blocks {', '.join(map(str, pooled))}"
+
+
+def nvcc_static(lab):
+    """A program of the CUDA runtime, linked as nvcc does by default."""
+    return _nvcc(lab, "static")
+
+
+def nvcc_shared(lab):
+    """The same with libcudart.so."""
+    return _nvcc(lab, "shared")
+
+
+def alloc_times(lab):
+    """What an allocation, a free and a call that is passed on cost, bare and hooked, in one process."""
+    allocations, passed_on = _bench(lab, "allocations"), _bench(lab, "passed_on")
+    lines = []
+    runs = [
+        ("strict", [allocations, "warm", "2MiB", "64MiB", "1GiB"], {"FREE": "strict"}),
+        ("lazy", [allocations, "warm", "2MiB", "64MiB", "1GiB"], {"FREE": "lazy"}),
+        ("lazy", [allocations, "live", "5000"], {"FREE": "lazy"}),
+        ("lazy", [allocations, "threads", "8"], {"FREE": "lazy"}),
+        ("passed on", [passed_on], {}),
+    ]
+    for label, command, settings in runs:
+        finished = lab.shim(command, 90, settings).succeeded()
+        lines += [f"{label:<10} {line}" for line in finished.stdout.splitlines()]
+    unhooked = [line for line in lines if "NOT HOOKED" in line]
+    if unhooked:
+        raise Failed(f"the benchmark compared the driver with itself: {unhooked[0]}")
+    missed = [line for line in lines if not _meets_goal(line)]
+    if missed:
+        raise BelowGoal(f"{len(missed)} of {len(lines)} lines below miss their goal: " + "; ".join(missed), lines)
+    return f"all {len(lines)} lines below meet their goals", lines
+
+
+def _meets_goal(line):
+    """A warm pooled allocation with a lazy free: 1 us, p99 5 us. A call that is passed on: 25 ns more. Eight threads: no
+    slower than one. A strict free waits for the device, which no goal of ours can bound."""
+    pooled = re.search(r"pool +([\d.]+) us \(p99 +([\d.]+)\)", line)
+    threads = re.search(r"median ratio ([\d.]+)", line)
+    if threads:
+        return float(threads[1]) >= 1
+    if pooled and line.startswith("lazy"):
+        return float(pooled[1]) <= 1 and float(pooled[2]) <= 5
+    return "OVER 25 ns" not in line

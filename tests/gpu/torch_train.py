@@ -1,0 +1,109 @@
+"""A small transformer trained with AdamW, step by step and as a captured CUDA graph: losses, and the time of a step."""
+
+import os
+import statistics
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch
+from torch import nn
+
+from places import report
+
+WIDTH, HEADS, LAYERS, BATCH, TOKENS = 1024, 16, 4, 16, 256
+WARM, STEPS = 10, 40
+
+
+class Block(nn.Module):
+    """Attention is written out: the fused kernels choose their algorithm by more than the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x):
+        shape = (x.shape[0], x.shape[1], HEADS, WIDTH // HEADS)
+        q, k, v = (part.reshape(shape).transpose(1, 2) for part in self.qkv(self.before(x)).chunk(3, dim=-1))
+        weights = (q @ k.transpose(-1, -2) * (WIDTH // HEADS) ** -0.5).softmax(dim=-1)
+        x = x + self.out((weights @ v).transpose(1, 2).reshape(x.shape))
+        return x + self.mlp(self.between(x))
+
+
+def setup(capturable):
+    torch.manual_seed(1234)
+    model = nn.Sequential(*[Block() for _ in range(LAYERS)]).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=capturable)
+    batches = [torch.randn(BATCH, TOKENS, WIDTH, device="cuda") for _ in range(4)]
+    return model, optimizer, batches
+
+
+def loss_of(model, batch):
+    return (model(batch) - batch.roll(1, dims=1)).pow(2).mean()
+
+
+def timed(step):
+    """Runs all steps; the losses after warm-up and the median milliseconds of a step."""
+    losses, marks = [], []
+    for number in range(WARM + STEPS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        loss = step(number)
+        end.record()
+        losses.append(loss.detach().clone())
+        marks.append((start, end))
+    torch.cuda.synchronize()
+    return [loss.item() for loss in losses[WARM:]], statistics.median(s.elapsed_time(e) for s, e in marks[WARM:])
+
+
+def eager():
+    model, optimizer, batches = setup(False)
+
+    def step(number):
+        loss = loss_of(model, batches[number % len(batches)])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return timed(step)
+
+
+def captured():
+    model, optimizer, batches = setup(True)
+    batch = batches[0].clone()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            optimizer.zero_grad(set_to_none=True)
+            loss_of(model, batch).backward()
+            optimizer.step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    optimizer.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+
+    def step(number):
+        batch.copy_(batches[number % len(batches)])
+        graph.replay()
+        return loss
+
+    return timed(step)
+
+
+def main():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    times = {}
+    for name, train in (("eager", eager), ("graph", captured)):
+        losses, times[name] = train()
+        print(f"{name} losses: {losses!r}", flush=True)
+    report(milliseconds=times, reserved=torch.cuda.max_memory_reserved())
+
+
+main()

@@ -1,0 +1,481 @@
+//! The answers measured on real GPUs, row by row.
+
+#![allow(clippy::macro_metavars_in_unsafe, reason = "the macro is there to make the one unsafe call")]
+
+mod common;
+
+use common::{alone, arm, count, symbol, used};
+use cudarc::driver::sys::*;
+use std::ptr::{null, null_mut};
+
+const MIB: u64 = 1 << 20;
+const CHUNK: usize = 2 << 20;
+const TIB: usize = 1 << 40;
+const CONTEXT: u64 = 523 * MIB;
+
+const PTX: &std::ffi::CStr = c".version 7.0
+.target sm_70
+.address_size 64
+.visible .entry fill_u32(.param .u64 p, .param .u64 n, .param .u32 v) { ret; }
+.visible .entry iota_u32(.param .u64 p, .param .u64 n, .param .u32 v) { ret; }
+.visible .entry check_iota_u32(.param .u64 p, .param .u64 n, .param .u32 v, .param .u64 bad) { ret; }
+.visible .entry wait_flag(.param .u64 flag) { ret; }
+.visible .entry stranger(.param .u64 p) { ret; }
+";
+
+/// The primary context of `device`, made current.
+fn start_on(device: i32) -> CUcontext {
+    let mut context = null_mut();
+    ok!(cuInit(0));
+    ok!(cuDevicePrimaryCtxRetain(&mut context, device));
+    ok!(cuCtxSetCurrent(context));
+    context
+}
+
+fn location(device: i32) -> CUmemLocation {
+    // SAFETY: a structure of integers, for which zero is a value.
+    let mut location: CUmemLocation = unsafe { std::mem::zeroed() };
+    location.type_ = if device < 0 {
+        CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA
+    } else {
+        CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE
+    };
+    location.id = device.max(0);
+    location
+}
+
+fn prop(device: i32) -> CUmemAllocationProp {
+    // SAFETY: as above; the enumerations are set to members below.
+    let mut prop: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    prop.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location = location(device);
+    prop
+}
+
+/// A handle of `bytes` on a GPU, or on the host for -1.
+fn create(device: i32, bytes: usize) -> u64 {
+    let mut handle = 0;
+    ok!(cuMemCreate(&mut handle, bytes, &prop(device), 0));
+    handle
+}
+
+fn reserve(bytes: usize) -> u64 {
+    let mut address = 0;
+    ok!(cuMemAddressReserve(&mut address, bytes, 0, 0, 0));
+    address
+}
+
+fn grant(address: u64, bytes: usize, devices: &[i32]) -> i32 {
+    let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    let list: Vec<_> = devices.iter().map(|&device| CUmemAccessDesc { location: location(device), flags }).collect();
+    cu!(cuMemSetAccess(address, bytes, list.as_ptr(), list.len()))
+}
+
+/// One chunk of `device` at `address`, open to `devices`.
+fn place(address: u64, device: i32, devices: &[i32]) {
+    let handle = create(device, CHUNK);
+    ok!(cuMemMap(address, CHUNK, 0, handle, 0));
+    assert_eq!(grant(address, CHUNK, devices), 0);
+    ok!(cuMemRelease(handle));
+}
+
+fn function(name: &std::ffi::CStr) -> CUfunction {
+    let (mut module, mut function) = (null_mut(), null_mut());
+    ok!(cuModuleLoadData(&mut module, PTX.as_ptr().cast()));
+    ok!(cuModuleGetFunction(&mut function, module, name.as_ptr()));
+    function
+}
+
+fn launch(function: CUfunction, stream: CUstream, args: &mut [u64]) -> i32 {
+    let mut pointers: Vec<_> = args.iter_mut().map(|arg| (arg as *mut u64).cast()).collect();
+    cu!(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, pointers.as_mut_ptr(), null_mut()))
+}
+
+fn stream() -> CUstream {
+    let mut stream = null_mut();
+    ok!(cuStreamCreate(&mut stream, 1));
+    stream
+}
+
+fn read(address: u64) -> u32 {
+    let mut word = 0_u32;
+    ok!(cuMemcpyDtoH_v2((&raw mut word).cast(), address, 4));
+    word
+}
+
+fn pinned_flag() -> *mut u32 {
+    let mut flag = null_mut();
+    ok!(cuMemHostAlloc(&mut flag, 4096, 0));
+    flag.cast()
+}
+
+fn raise(flag: usize) {
+    // SAFETY: a live pinned word; the worker reads it atomically too.
+    unsafe { std::sync::atomic::AtomicU32::from_ptr(flag as *mut u32) }.store(1, std::sync::atomic::Ordering::Release);
+}
+
+#[test]
+fn reservations_reach_64_tib_and_their_end_can_be_mapped() {
+    alone("reservations_reach_64_tib_and_their_end_can_be_mapped", &[], || {
+        start_on(0);
+        let mut address = 0;
+        assert_eq!(cu!(cuMemAddressReserve(&mut address, 100 * TIB, 0, 0, 0)), 2);
+        let address = reserve(64 * TIB);
+        let end = address + 64 * TIB as u64 - CHUNK as u64;
+        place(end, 0, &[0]);
+        ok!(cuMemsetD32_v2(end, 7, CHUNK / 4));
+        assert_eq!(read(end + CHUNK as u64 - 4), 7);
+        assert_eq!(cu!(cuMemAddressFree(address, 64 * TIB)), 1, "something is mapped in it");
+        ok!(cuMemUnmap(end, CHUNK));
+        ok!(cuMemAddressFree(address, 64 * TIB));
+        for device in [0, -1] {
+            for option in [
+                CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM,
+                CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
+            ] {
+                let mut bytes = 0;
+                ok!(cuMemGetAllocationGranularity(&mut bytes, &prop(device), option));
+                assert_eq!(bytes, CHUNK);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_peers_memory_needs_no_context_there() {
+    alone("a_peers_memory_needs_no_context_there", &[], || {
+        start_on(0);
+        let address = reserve(CHUNK);
+        place(address, 1, &[0, 1]);
+        ok!(cuMemsetD32_v2(address, 5, CHUNK / 4));
+        assert_eq!(read(address), 5);
+        let (mut flags, mut active) = (0, 1);
+        ok!(cuDevicePrimaryCtxGetState(1, &mut flags, &mut active));
+        assert_eq!((active, used(0), used(1)), (0, CONTEXT, 2 * MIB));
+    });
+}
+
+#[test]
+fn one_range_spans_gpus_and_host() {
+    alone("one_range_spans_gpus_and_host", &[], || {
+        start_on(0);
+        let (address, words) = (reserve(4 * CHUNK), 3 * CHUNK as u64 / 4);
+        for (index, device) in [0, 1, -1].into_iter().enumerate() {
+            place(address + (index * CHUNK) as u64, device, &[0, 1]);
+        }
+        let (iota, check) = (function(c"iota_u32"), function(c"check_iota_u32"));
+        let mut bad = 0;
+        ok!(cuMemAlloc_v2(&mut bad, 8));
+        ok!(cuMemsetD8_v2(bad, 0, 8));
+        assert_eq!(launch(iota, null_mut(), &mut [address, words, 3]), 0);
+        assert_eq!(launch(check, null_mut(), &mut [address, words, 3, bad]), 0);
+        assert_eq!(read(bad), 0);
+        let border = address + CHUNK as u64;
+        ok!(cuMemsetD8_v2(border - 6, 0xab, 12));
+        assert_eq!(read(border - 4), 0xabab_abab);
+        let data: Vec<u8> = (0..3 * CHUNK).map(|index| (index / 7) as u8).collect();
+        let mut back = vec![0_u8; data.len()];
+        ok!(cuMemcpyHtoD_v2(address, data.as_ptr().cast(), data.len()));
+        ok!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), address, back.len()));
+        assert!(data == back);
+        ok!(cuMemcpyDtoD_v2(address, border + 1000, CHUNK));
+        ok!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), address, CHUNK));
+        assert!(back[..CHUNK] == data[CHUNK + 1000..2 * CHUNK + 1000]);
+        let copied = cu!(cuMemcpyHtoD_v2(address, data.as_ptr().cast(), data.len() + 1));
+        assert_eq!(copied, 1, "one byte more than is mapped");
+    });
+}
+
+#[test]
+fn access_that_was_not_granted_is_refused_or_kills_the_context() {
+    alone("access_that_was_not_granted_is_refused_or_kills_the_context", &[], || {
+        let first = start_on(0);
+        let address = reserve(CHUNK);
+        place(address, 1, &[0]);
+        ok!(cuMemsetD8_v2(address, 1, CHUNK));
+        let second = start_on(1);
+        let mut plain = 0;
+        ok!(cuMemAlloc_v2(&mut plain, CHUNK));
+        assert_eq!(cu!(cuMemcpyDtoD_v2(plain, address, 64)), 1);
+        ok!(cuCtxSynchronize());
+        assert_eq!(cu!(cuMemcpyPeer(plain, second, address, second, 64)), 0, "the call succeeds");
+        assert_eq!(cu!(cuCtxSynchronize()), 719, "and the context is dead");
+        assert_eq!(cu!(cuMemAlloc_v2(&mut plain, 64)), 719);
+        assert_eq!(cu!(cuCtxSynchronize()), 719);
+        ok!(cuCtxSetCurrent(first));
+        ok!(cuCtxSynchronize());
+    });
+}
+
+#[test]
+fn a_kernel_without_access_kills_its_context() {
+    alone("a_kernel_without_access_kills_its_context", &[], || {
+        start_on(0);
+        let address = reserve(CHUNK);
+        place(address, 0, &[1]);
+        assert_eq!(launch(function(c"fill_u32"), null_mut(), &mut [address, 4, 1]), 0);
+        assert_eq!(cu!(cuCtxSynchronize()), 719);
+    });
+}
+
+#[test]
+fn unmapping_what_a_kernel_uses_is_reported() {
+    alone("unmapping_what_a_kernel_uses_is_reported", &[], || {
+        start_on(0);
+        let address = reserve(2 * CHUNK);
+        place(address, 0, &[0]);
+        place(address + CHUNK as u64, 0, &[0]);
+        let (flag, stream) = (pinned_flag(), stream());
+        assert_eq!(launch(function(c"wait_flag"), stream, &mut [flag as u64]), 0);
+        assert_eq!(launch(function(c"fill_u32"), stream, &mut [address, 100, 1]), 0);
+        ok!(cuMemUnmap(address + CHUNK as u64, CHUNK));
+        assert_eq!(count("simcuda_violations"), 0, "a neighbour may go");
+        ok!(cuMemUnmap(address, CHUNK));
+        assert_eq!(count("simcuda_violations"), 1);
+        raise(flag as usize);
+        assert_eq!(cu!(cuStreamSynchronize(stream)), 700);
+    });
+}
+
+#[test]
+fn a_capture_allows_vmm_and_no_allocation() {
+    alone("a_capture_allows_vmm_and_no_allocation", &[], || {
+        start_on(0);
+        let (stream, mut graph, mut block) = (stream(), null_mut(), 0);
+        let global = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        ok!(cuStreamBeginCapture_v2(stream, global));
+        let address = reserve(CHUNK);
+        place(address, 0, &[0]);
+        ok!(cuMemsetD32Async(address, 9, 16, stream));
+        ok!(cuStreamEndCapture(stream, &mut graph));
+        assert_eq!(read(address), 0, "recorded, not run");
+        let mut executable = null_mut();
+        ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));
+        ok!(cuGraphLaunch(executable, stream));
+        ok!(cuStreamSynchronize(stream));
+        assert_eq!(read(address), 9);
+        let synchronize = || cu!(cuCtxSynchronize());
+        let allocate = || cu!(cuMemAlloc_v2(&mut block, 64));
+        let forbidden: [Box<dyn FnOnce() -> i32>; 2] = [Box::new(synchronize), Box::new(allocate)];
+        for call in forbidden {
+            ok!(cuStreamBeginCapture_v2(stream, global));
+            assert_eq!(call(), 900);
+            assert_eq!(cu!(cuStreamEndCapture(stream, &mut graph)), 901);
+        }
+        ok!(cuCtxSynchronize());
+    });
+}
+
+#[test]
+fn pointers_say_what_real_ones_say() {
+    alone("pointers_say_what_real_ones_say", &[], || {
+        start_on(0);
+        let address = reserve(4 * CHUNK);
+        for (index, device) in [0, 1, -1].into_iter().enumerate() {
+            place(address + (index * CHUNK) as u64, device, &[0, 1]);
+        }
+        let number = |attribute, pointer| {
+            let mut value = -1_i32;
+            ok!(cuPointerGetAttribute((&raw mut value).cast(), attribute, pointer));
+            value
+        };
+        let long = |attribute, pointer| {
+            let mut value = 0_u64;
+            ok!(cuPointerGetAttribute((&raw mut value).cast(), attribute, pointer));
+            value
+        };
+        use CUpointer_attribute::*;
+        let chunk = |index: u64| address + index * CHUNK as u64 + 100;
+        let ordinals = [0, 1, 2].map(|index| number(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, chunk(index)));
+        let types = [0, 1, 2].map(|index| number(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, chunk(index)));
+        assert_eq!((ordinals, types), ([0, 1, 0], [2, 2, 1]));
+        assert_eq!(long(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, chunk(1)), address);
+        assert_eq!(long(CU_POINTER_ATTRIBUTE_RANGE_SIZE, chunk(1)), 4 * CHUNK as u64);
+        assert_eq!(number(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, chunk(0)), 0);
+        let (mut base, mut bytes) = (0, 0);
+        ok!(cuMemGetAddressRange_v2(&mut base, &mut bytes, chunk(1)));
+        assert_eq!((base, bytes), (address + CHUNK as u64, CHUNK));
+        // SAFETY: an array of bytes.
+        let mut handle: CUipcMemHandle = unsafe { std::mem::zeroed() };
+        assert_eq!(cu!(cuIpcGetMemHandle(&mut handle, chunk(0))), 1);
+        let mut plain = 0;
+        ok!(cuMemAlloc_v2(&mut plain, 64));
+        ok!(cuIpcGetMemHandle(&mut handle, plain));
+    });
+}
+
+#[test]
+fn handles_are_mapped_and_unmapped_whole() {
+    alone("handles_are_mapped_and_unmapped_whole", &[], || {
+        start_on(0);
+        let address = reserve(16 * CHUNK);
+        let handle = create(0, 2 * CHUNK);
+        assert_eq!(cu!(cuMemMap(address, CHUNK, 0, handle, 0)), 1, "half of it");
+        assert_eq!(cu!(cuMemMap(address, CHUNK, CHUNK, handle, 0)), 1, "an offset");
+        ok!(cuMemMap(address, 2 * CHUNK, 0, handle, 0));
+        assert_eq!(cu!(cuMemMap(address + CHUNK as u64, 2 * CHUNK, 0, handle, 0)), 1, "over another");
+        assert_eq!(grant(address, CHUNK, &[0]), 1, "half of it");
+        assert_eq!(grant(address, 2 * CHUNK, &[0]), 0);
+        ok!(cuMemsetD32_v2(address, 1, 1));
+        let before = used(0);
+        ok!(cuMemRelease(handle));
+        assert_eq!((used(0), count("simcuda_handles")), (before, 0), "mapped memory outlives its handle");
+        assert_eq!(cu!(cuMemRelease(handle)), 1);
+        let mut again = 0;
+        ok!(cuMemRetainAllocationHandle(&mut again, (address + 5) as *mut _));
+        assert_eq!(again, handle);
+        assert_eq!(cu!(cuMemUnmap(address, CHUNK)), 1, "half of it");
+        ok!(cuMemUnmap(address, 2 * CHUNK));
+        ok!(cuMemMap(address + 4 * CHUNK as u64, 2 * CHUNK, 0, again, 0));
+        assert_eq!(grant(address + 4 * CHUNK as u64, 2 * CHUNK, &[0]), 0);
+        assert_eq!(read(address + 4 * CHUNK as u64), 1, "the data moved with it");
+        ok!(cuMemUnmap(address + 4 * CHUNK as u64, 2 * CHUNK));
+        ok!(cuMemRelease(again));
+        assert_eq!((used(0), count("simcuda_mapped")), (CONTEXT, 0));
+    });
+}
+
+#[test]
+fn memory_runs_out_at_the_last_byte() {
+    let small = [("SIMCUDA_GPUS", "1x1GiB"), ("SIMCUDA_HOST", "4MiB")];
+    alone("memory_runs_out_at_the_last_byte", &small, || {
+        start_on(0);
+        // 523 MiB are the context's; chunks are 2 MiB.
+        let (room, mut handle, mut block) = (500 * MIB as usize, 0, 0);
+        ok!(cuMemAlloc_v2(&mut block, room));
+        assert_eq!(cu!(cuMemCreate(&mut handle, CHUNK, &prop(0), 0)), 2);
+        assert_eq!(cu!(cuMemAlloc_v2(&mut block, 1)), 2);
+        let host = [create(-1, CHUNK), create(-1, CHUNK)];
+        assert_eq!(cu!(cuMemCreate(&mut handle, CHUNK, &prop(-1), 0)), 2);
+        ok!(cuMemRelease(host[0]));
+        create(-1, CHUNK);
+    });
+}
+
+#[test]
+fn a_container_may_forbid_host_memory() {
+    alone("a_container_may_forbid_host_memory", &[("SIMCUDA_HOST", "none")], || {
+        start_on(0);
+        let mut handle = 0;
+        assert_eq!(cu!(cuMemCreate(&mut handle, CHUNK, &prop(-1), 0)), 800);
+        create(0, CHUNK);
+    });
+}
+
+#[test]
+fn free_waits_for_the_device_and_allocation_does_not() {
+    alone("free_waits_for_the_device_and_allocation_does_not", &[], || {
+        start_on(0);
+        let (mut block, mut other) = (0, 0);
+        ok!(cuMemAlloc_v2(&mut block, 64 << 20));
+        let (flag, stream) = (pinned_flag(), stream());
+        assert_eq!(launch(function(c"wait_flag"), stream, &mut [flag as u64]), 0);
+        assert_eq!(launch(function(c"fill_u32"), stream, &mut [block, 4096, 1]), 0);
+        ok!(cuMemAlloc_v2(&mut other, 64 << 20));
+        assert_eq!(cu!(cuStreamQuery(stream)), 600, "still spinning");
+        let raiser = std::thread::spawn({
+            let flag = flag as usize;
+            move || raise(flag)
+        });
+        ok!(cuMemFree_v2(other));
+        ok!(cuStreamQuery(stream));
+        raiser.join().unwrap();
+    });
+}
+
+#[test]
+fn faults_strike_once_at_their_turn() {
+    alone("faults_strike_once_at_their_turn", &[("SIMCUDA_FAULT", "cuMemAlloc:2=999")], || {
+        start_on(0);
+        let mut block = 0;
+        ok!(cuMemAlloc_v2(&mut block, 64));
+        assert_eq!(cu!(cuMemAlloc_v2(&mut block, 64)), 999);
+        ok!(cuMemAlloc_v2(&mut block, 64));
+        assert_eq!(arm(c"*:2=2,cuMemFree_v2:1=700"), 0);
+        ok!(cuCtxSynchronize());
+        assert_eq!(cu!(cuCtxSynchronize()), 2);
+        assert_eq!(cu!(cuMemFree_v2(block)), 700);
+        ok!(cuMemFree_v2(block));
+        assert_eq!(arm(c"cuNoSuchCall:1=2"), 1);
+    });
+}
+
+#[test]
+fn kernels_that_are_not_built_in_load_and_do_not_launch() {
+    alone("kernels_that_are_not_built_in_load_and_do_not_launch", &[], || {
+        start_on(0);
+        let stranger = function(c"stranger");
+        assert_eq!(launch(stranger, null_mut(), &mut [0]), 801);
+        let (mut offset, mut bytes) = (9, 9);
+        ok!(cuFuncGetParamInfo(function(c"fill_u32"), 2, &mut offset, &mut bytes));
+        assert_eq!((offset, bytes), (16, 4));
+        assert_eq!(cu!(cuFuncGetParamInfo(stranger, 1, &mut offset, &mut bytes)), 1);
+    });
+}
+
+#[test]
+fn nothing_answers_before_init_but_the_resolver() {
+    alone("nothing_answers_before_init_but_the_resolver", &[], || {
+        let (mut n, mut pointer, mut status) =
+            (0, null_mut(), CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SUCCESS);
+        assert_eq!(cu!(cuDeviceGetCount(&mut n)), 3);
+        ok!(cuGetProcAddress_v2(c"cuMemAlloc".as_ptr(), &mut pointer, 12000, 0, &mut status));
+        assert_eq!(pointer, symbol("cuMemAlloc_v2"));
+        ok!(cuInit(0));
+        assert_eq!(cu!(cuDeviceGetCount(null_mut())), 1);
+        assert_eq!(cu!(cuCtxSynchronize()), 201);
+    });
+}
+
+#[test]
+fn every_export_is_reachable_by_its_base_name() {
+    alone("every_export_is_reachable_by_its_base_name", &[], || {
+        let versions =
+            [2000, 2030, 3020, 4000, 5050, 6050, 7000, 9020, 10000, 11000, 11040, 12000, 12030, 12050, 13000];
+        let library = std::fs::canonicalize(std::env::var("LD_LIBRARY_PATH").unwrap() + "/libcuda.so.1").unwrap();
+        let listed = std::process::Command::new("nm").args(["-D", "--defined-only"]).arg(library).output().unwrap();
+        let listed = String::from_utf8(listed.stdout).unwrap();
+        let exports: Vec<_> =
+            listed.lines().filter_map(|line| line.rsplit(' ').next()).filter(|name| name.starts_with("cu")).collect();
+        assert!(exports.len() > 250, "{}", exports.len());
+        for export in exports {
+            let name = export.trim_end_matches("_ptsz").trim_end_matches("_ptds");
+            let base = name
+                .rsplit_once("_v")
+                .filter(|(_, number)| number.parse::<u32>().is_ok())
+                .map_or(name, |(base, _)| base);
+            let base = std::ffi::CString::new(base).unwrap();
+            let reached = versions.iter().flat_map(|&version| [(version, 0), (version, 2)]).any(|(version, flags)| {
+                let mut pointer = null_mut();
+                ok!(cuGetProcAddress_v2(base.as_ptr(), &mut pointer, version, flags, null_mut()));
+                pointer == symbol(export)
+            });
+            assert!(reached, "{export}");
+        }
+    });
+}
+
+#[test]
+fn a_shared_descriptor_is_the_same_memory() {
+    alone("a_shared_descriptor_is_the_same_memory", &[], || {
+        start_on(0);
+        let mut wanted = prop(1);
+        let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        wanted.requestedHandleTypes = kind;
+        let (mut handle, mut imported, mut descriptor) = (0, 0, -1_i32);
+        ok!(cuMemCreate(&mut handle, CHUNK, &wanted, 0));
+        ok!(cuMemExportToShareableHandle((&raw mut descriptor).cast(), handle, kind, 0));
+        ok!(cuMemImportFromShareableHandle(&mut imported, descriptor as usize as *mut _, kind));
+        assert_eq!(used(1), CHUNK as u64, "counted once");
+        let address = reserve(2 * CHUNK);
+        let second = address + CHUNK as u64;
+        ok!(cuMemMap(address, CHUNK, 0, handle, 0));
+        ok!(cuMemMap(second, CHUNK, 0, imported, 0));
+        assert_eq!(grant(address, 2 * CHUNK, &[0]), 0);
+        ok!(cuMemsetD32_v2(address, 77, 1));
+        assert_eq!(read(second), 77);
+        let mut other = 0;
+        assert_eq!(cu!(cuMemImportFromShareableHandle(&mut other, null_mut(), kind)), 1, "not one of ours");
+        assert_eq!(cu!(cuMemcpy(0, null::<u8>() as u64, 16)), 1);
+    });
+}
