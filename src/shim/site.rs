@@ -28,7 +28,9 @@ pub struct Site {
 
 /// The place that is calling now. Some microseconds: for contexts, modules and findings, not for every call.
 pub fn here() -> Site {
-    let (python, truncated) = python::frames();
+    let stack = python::capture();
+    let truncated = stack.as_ref().is_some_and(python::Stack::is_truncated);
+    let python = stack.map(|stack| stack.resolve()).unwrap_or_default();
     Site { python, truncated, native: native() }
 }
 
@@ -81,7 +83,8 @@ impl Site {
             !["site-packages", "dist-packages", "/lib/python", "<frozen"].iter().any(|part| frame.file.contains(part))
         };
         if let Some(frame) = self.python.iter().find(own).or(self.python.first()) {
-            return format!("{}:{} in {}", frame.file, frame.line, frame.function);
+            let line = frame.line.map_or(String::new(), |line| format!(":{line}"));
+            return format!("{}{line} in {}", frame.file, frame.function);
         }
         let outside = |frame: &&Native| !frame.object.starts_with("libcud");
         match self.native.iter().find(outside).or(self.native.first()) {
@@ -131,7 +134,7 @@ mod tests {
     use super::*;
 
     fn python_frame(file: &str, line: u32) -> python::Frame {
-        python::Frame { file: file.to_owned(), function: "f".to_owned(), line }
+        python::Frame { file: file.to_owned(), function: "f".to_owned(), line: Some(line) }
     }
 
     #[test]

@@ -88,9 +88,6 @@ fn read_gpu(driver: &Driver, device: i32) -> Result<Gpu, CuResult> {
     let mut total = 0;
     // SAFETY: the output is a local of the right type.
     unsafe { (driver.cuDeviceTotalMem_v2)(&raw mut total, device) }.ok()?;
-    let mut uuid = cudarc::driver::sys::CUuuid { bytes: [0; 16] };
-    // SAFETY: the output is a local of the right type.
-    let known = unsafe { (driver.cuDeviceGetUuid)(&raw mut uuid, device) }.is_ok();
     Ok(Gpu {
         ordinal: device as u32,
         total: total as u64,
@@ -100,7 +97,7 @@ fn read_gpu(driver: &Driver, device: i32) -> Result<Gpu, CuResult> {
             .ok()
             .and_then(|node| u32::try_from(node).ok())
             .unwrap_or(0),
-        uuid: if known { uuid.bytes.map(|byte| byte as u8) } else { [0; 16] },
+        uuid: driver.uuid_bytes(device),
     })
 }
 
