@@ -18,7 +18,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("forks", "after"),
 ];
 
-/// What differs on purpose, under any mode that serves from the pool. Each is a line that the shim answers otherwise.
+/// What differs on purpose, under any mode that serves from the pool, and why.
 const DIFFERENT: &[(&str, &str)] = &[("ipc_refused", "pooled memory has no IPC handle until the pool builds one")];
 
 /// Programs whose output on two H200 is kept in `tests/programs/expected`, by file name.
@@ -34,6 +34,7 @@ const MEASURED: &[(&str, &str, &str)] = &[
     ("fill_spread", "fill_spread", "8 64 130"),
     ("forks_after", "forks", "after"),
     ("exits_atexit", "exits", "atexit"),
+    ("exits_late", "exits", "late"),
     ("peers", "peers", ""),
 ];
 

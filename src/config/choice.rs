@@ -82,6 +82,17 @@ choice! {
 }
 
 choice! {
+    /// What happens to a context on a GPU where none is meant to be (`GPUPOOL_CONTEXTS`).
+    Contexts {
+        /// It is made, and reported.
+        #[default]
+        Warn = "warn",
+        /// The call that would make it fails.
+        Deny = "deny",
+    }
+}
+
+choice! {
     /// A setting that decides for itself unless told (`GPUPOOL_SOFT_OOM`, `GPUPOOL_SUMMARY`).
     Switch {
         /// Decided from what the process turns out to be.

@@ -11,14 +11,16 @@
 mod choice;
 mod log_path;
 mod problem;
+mod python;
 mod ranks;
 mod settings;
 mod size;
 mod table;
 
-pub use choice::{Free, MemInfo, Mode, Placement, Switch};
+pub use choice::{Contexts, Free, MemInfo, Mode, Placement, Switch};
 pub use log_path::{LogPath, LogPathNames};
 pub use problem::Problem;
+pub use python::PYTHON_MINORS;
 pub use ranks::{RANK_VARIABLES, local_ranks};
 pub use settings::{Devices, Limits, Settings};
 pub use size::{SizeError, format_size, parse_size};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 
-use crate::choice::{Free, MemInfo, Mode, Placement, Switch};
+use crate::choice::{Contexts, Free, MemInfo, Mode, Placement, Switch};
 use crate::log_path::LogPath;
 use crate::problem::{Problem, unknown_name};
 use crate::size::{format_size, parse_size};
@@ -33,6 +33,16 @@ pub struct Settings {
     pub soft_oom: Switch,
     /// `GPUPOOL_MEMINFO`.
     pub meminfo: MemInfo,
+    /// `GPUPOOL_CONTEXTS`.
+    pub contexts: Contexts,
+    /// `GPUPOOL_CONTEXT_DEVICES`, in the order written; `None` where contexts may be anywhere.
+    pub context_devices: Option<Vec<u32>>,
+    /// `GPUPOOL_MALLOC_HEAP_SIZE`, for each context.
+    pub malloc_heap_size: Option<u64>,
+    /// `GPUPOOL_STACK_SIZE`, for each thread of a kernel.
+    pub stack_size: Option<u64>,
+    /// `GPUPOOL_PRINTF_FIFO_SIZE`, for each context.
+    pub printf_fifo_size: Option<u64>,
     /// `GPUPOOL_LOG`, unparsed: the directives' grammar belongs to the log, which checks them when it starts.
     pub log: Option<String>,
     /// `GPUPOOL_LOG_FILE`.
@@ -54,6 +64,11 @@ impl Default for Settings {
             free: Free::default(),
             soft_oom: Switch::default(),
             meminfo: MemInfo::default(),
+            contexts: Contexts::default(),
+            context_devices: None,
+            malloc_heap_size: None,
+            stack_size: None,
+            printf_fifo_size: None,
             log: None,
             log_file: None,
             summary: Switch::default(),
@@ -102,7 +117,25 @@ impl Settings {
                 problems.push(Problem { name: name.into_owned(), value: shown(&value), reason });
             }
         }
+        if let Some(problem) = settings.contradiction() {
+            // A list that was malformed has its own complaint already.
+            if problems.iter().all(|known| known.name != "GPUPOOL_CONTEXT_DEVICES") {
+                problems.push(problem);
+            }
+        }
         if problems.is_empty() { Ok(settings) } else { Err(problems) }
+    }
+
+    /// What no setting says wrong by itself.
+    fn contradiction(&self) -> Option<Problem> {
+        let unnamed = self.contexts == Contexts::Deny && self.context_devices.is_none();
+        unnamed.then(|| Problem {
+            name: "GPUPOOL_CONTEXTS".to_owned(),
+            value: Contexts::Deny.word().to_owned(),
+            reason: "says nothing without GPUPOOL_CONTEXT_DEVICES; write there the GPUs that may have a context, for \
+                     example 0"
+                .to_owned(),
+        })
     }
 
     /// Bytes to leave free on a GPU of `total` bytes.
@@ -122,10 +155,15 @@ impl Settings {
             1 => "this process sees only GPU 0".to_owned(),
             count => format!("this process sees GPUs 0 to {}", count - 1),
         };
-        if let Devices::List(list) = &self.devices {
+        let lending = match &self.devices {
+            Devices::Auto => None,
+            Devices::List(list) => Some(list),
+        };
+        let lists = [("GPUPOOL_DEVICES", lending), ("GPUPOOL_CONTEXT_DEVICES", self.context_devices.as_ref())];
+        for (name, list) in lists.into_iter().filter_map(|(name, list)| Some((name, list?))) {
             for gpu in list.iter().filter(|gpu| **gpu as usize >= totals.len()) {
                 let value = list.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-                problem("GPUPOOL_DEVICES", value, format!("there is no GPU {gpu}; {visible}"));
+                problem(name, value, format!("there is no GPU {gpu}; {visible}"));
             }
         }
         let limits: Vec<(u32, u64)> = match &self.limit {
@@ -153,16 +191,7 @@ impl Devices {
         if text == "auto" {
             return Ok(Devices::Auto);
         }
-        let mut list = Vec::new();
-        for item in text.split(',') {
-            let gpu = ordinal(item)
-                .ok_or_else(|| format!("{item:?} is not a GPU's number; write auto or for example 0,2,3"))?;
-            if list.contains(&gpu) {
-                return Err(format!("GPU {gpu} is named twice; write every GPU once"));
-            }
-            list.push(gpu);
-        }
-        Ok(Devices::List(list))
+        gpu_list(text, "auto or for example 0,2,3").map(Devices::List)
     }
 }
 
@@ -194,6 +223,19 @@ impl Limits {
         }
         Ok(Limits::PerGpu(limits))
     }
+}
+
+/// GPUs' numbers in the order written; `expected` is what a complaint says to write.
+pub(crate) fn gpu_list(text: &str, expected: &str) -> Result<Vec<u32>, String> {
+    let mut list = Vec::new();
+    for item in text.split(',') {
+        let gpu = ordinal(item).ok_or_else(|| format!("{item:?} is not a GPU's number; write {expected}"))?;
+        if list.contains(&gpu) {
+            return Err(format!("GPU {gpu} is named twice; write every GPU once"));
+        }
+        list.push(gpu);
+    }
+    Ok(list)
 }
 
 /// A GPU's number. `u32::from_str` alone would take "+1".

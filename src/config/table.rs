@@ -2,9 +2,9 @@
 
 use std::ffi::OsStr;
 
-use crate::choice::{Free, MemInfo, Mode, Placement, Switch};
+use crate::choice::{Contexts, Free, MemInfo, Mode, Placement, Switch};
 use crate::log_path::LogPath;
-use crate::settings::{Devices, Limits, Settings};
+use crate::settings::{Devices, Limits, Settings, gpu_list};
 use crate::size::parse_size;
 
 /// What every variable of ours starts with. An unknown name behind it is a mistake, not somebody else's variable.
@@ -119,6 +119,46 @@ pub const SETTINGS: &[Setting] = &[
         read: |settings, value| {
             choice(value, "an answer", MemInfo::WORDS, MemInfo::from_word).map(|word| settings.meminfo = word)
         },
+    },
+    Setting {
+        name: "GPUPOOL_CONTEXTS",
+        values: Contexts::WORDS,
+        default: "warn",
+        help: "What happens to a context on a GPU that GPUPOOL_CONTEXT_DEVICES does not name: it is reported, or the call \
+               that would make it fails.",
+        read: |settings, value| {
+            choice(value, "a policy", Contexts::WORDS, Contexts::from_word).map(|word| settings.contexts = word)
+        },
+    },
+    Setting {
+        name: "GPUPOOL_CONTEXT_DEVICES",
+        values: "0,2,3",
+        default: "every GPU",
+        help: "GPUs that are meant to have a context, by the program's own numbering.",
+        read: |settings, value| {
+            gpu_list(text(value)?, "for example 0,2,3").map(|list| settings.context_devices = Some(list))
+        },
+    },
+    Setting {
+        name: "GPUPOOL_MALLOC_HEAP_SIZE",
+        values: "size",
+        default: "the driver's, 8MiB",
+        help: "Heap of device malloc, set in each context as it is made.",
+        read: |settings, value| size(value, "256MiB").map(|bytes| settings.malloc_heap_size = Some(bytes)),
+    },
+    Setting {
+        name: "GPUPOOL_STACK_SIZE",
+        values: "size",
+        default: "the driver's, 1KiB",
+        help: "Stack of each GPU thread, set in each context as it is made.",
+        read: |settings, value| size(value, "16KiB").map(|bytes| settings.stack_size = Some(bytes)),
+    },
+    Setting {
+        name: "GPUPOOL_PRINTF_FIFO_SIZE",
+        values: "size",
+        default: "the driver's, 1MiB",
+        help: "Buffer of device printf, set in each context as it is made.",
+        read: |settings, value| size(value, "8MiB").map(|bytes| settings.printf_fifo_size = Some(bytes)),
     },
     Setting {
         name: "GPUPOOL_LOG",

@@ -1,7 +1,11 @@
 //! What can be told. One table: a row is the type, its name on the wire and its fields.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+
+use crate::shared::{PlaceLevel, PlacePeak, Site};
 
 /// Declares every event as a struct, the enum over them, and the conversion by wire name.
 macro_rules! events {
@@ -65,20 +69,6 @@ macro_rules! events {
     };
 }
 
-/// Bytes at one place, in [`ProcessExit`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlacePeak {
-    /// `gpu0`, `host0`.
-    pub place: String,
-    /// Bytes the pool holds there now, used or not.
-    pub held: u64,
-    /// The most bytes of live blocks there at any moment.
-    pub peak_used: u64,
-    /// The most bytes the pool may hold there; absent where only the driver limits it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limit: Option<u64>,
-}
-
 events! {
     /// The process used CUDA for the first time.
     ProcessStart = "process.start" {
@@ -92,6 +82,10 @@ events! {
         driver_version: Option<u32>,
         /// GPUs the process can see, where it has asked yet.
         gpus: Option<u32>,
+        /// Its number among the ranks of its job on this host, where a launcher says so.
+        local_rank: Option<u32>,
+        /// How many of them there are.
+        job_ranks: Option<u32>,
     }
     /// The process ends in order; a killed one leaves no such line.
     ProcessExit = "process.exit" {
@@ -195,23 +189,185 @@ events! {
         /// GPU that was current when it was allocated.
         home: u32,
     }
+    /// What the pool holds and uses, after it grew or shrank.
+    PoolLevel = "pool.level" {
+        /// One entry a place.
+        places: Vec<PlaceLevel>,
+    }
+    /// The driver was initialised: from here on it has read its environment, and a fork breaks it.
+    CudaInit = "cuda.init" {
+        /// `CUDA_VISIBLE_DEVICES` at that moment.
+        visible_devices: Option<String>,
+        /// `CUDA_DEVICE_ORDER` at that moment.
+        device_order: Option<String>,
+        /// The driver call.
+        call: String,
+        /// File of the library that called it.
+        caller: Option<String>,
+        /// Name of the thread.
+        thread: String,
+        /// Seconds since the process started.
+        seconds: f64,
+        /// Where.
+        site: Option<Site>,
+    }
     /// A CUDA context came into being.
     ContextCreate = "context.create" {
+        /// Its number in this log, from 1; 0 in logs that have none.
+        #[serde(default)]
+        id: u64,
         /// Its GPU.
         device: u32,
-        /// `primary` or `created`.
+        /// The GPU's PCI address, as `0000:1b:00.0`.
+        pci: Option<String>,
+        /// The GPU's UUID, as `GPU-…`.
+        uuid: Option<String>,
+        /// `primary`, `created` (`cuCtxCreate`), `found` (in use, unseen before) or `appeared` (between two calls).
+        kind: String,
+        /// The driver call that did it, or `appeared between A and B`.
+        call: String,
+        /// The runtime's name for it, where it can be told.
+        runtime_call: Option<String>,
+        /// File of the library that called the driver.
+        caller: Option<String>,
+        /// Name of the thread.
+        #[serde(default)]
+        thread: String,
+        /// Seconds since the process started.
+        #[serde(default)]
+        seconds: f64,
+        /// Bytes of the GPU's memory it took.
+        cost: Option<u64>,
+        /// Others use that GPU too, so `cost` may hold something of theirs.
+        #[serde(default)]
+        approximate: bool,
+        /// Where.
+        site: Option<Site>,
+    }
+    /// What was done in a context; written when it goes, and at exit.
+    ContextUse = "context.use" {
+        /// As in `context.create`.
+        id: u64,
+        /// Its GPU.
+        device: u32,
+        /// As in `context.create`.
+        kind: String,
+        /// Allocations, pooled or not.
+        allocations: u64,
+        /// The most bytes of them at any moment.
+        bytes_peak: u64,
+        /// Kernels launched.
+        launches: u64,
+        /// Copies and fills.
+        copies: u64,
+        /// Modules loaded.
+        modules: u64,
+        /// Seconds from the process's start to the last of these; absent where there was none.
+        last_use: Option<f64>,
+    }
+    /// A CUDA context is gone.
+    ContextDestroy = "context.destroy" {
+        /// As in `context.create`.
+        #[serde(default)]
+        id: u64,
+        /// Its GPU.
+        device: u32,
+        /// As in `context.create`.
         kind: String,
         /// The driver call that did it.
         call: String,
     }
-    /// A CUDA context is gone.
-    ContextDestroy = "context.destroy" {
-        /// Its GPU.
+    /// `GPUPOOL_CONTEXTS=deny` made the call fail.
+    ContextDenied = "context.denied" {
+        /// The GPU that was to get a context.
         device: u32,
-        /// `primary` or `created`.
-        kind: String,
-        /// The driver call that did it.
+        /// The driver call.
         call: String,
+        /// Where.
+        site: Option<Site>,
+    }
+    /// Code was loaded.
+    ModuleLoad = "module.load" {
+        /// Its number in this log, from 1.
+        id: u64,
+        /// The GPU; absent for a library, which is loaded on each GPU when that GPU first needs it.
+        device: Option<u32>,
+        /// The driver call.
+        call: String,
+        /// `cubin`, `ptx`, `fatbin`, `library`, `file` or `link`.
+        kind: String,
+        /// The file it came from.
+        path: Option<String>,
+        /// Bytes of the image.
+        bytes: Option<u64>,
+        /// Kernels in it.
+        kernels: Option<u32>,
+        /// How long the call took.
+        seconds: f64,
+        /// Bytes of the GPU's memory it took; negative where others gave some back meanwhile.
+        memory: Option<i64>,
+        /// Kernels are loaded when they are first used.
+        #[serde(default)]
+        lazy: bool,
+        /// The image uses `malloc` on the device.
+        #[serde(default)]
+        uses_malloc: bool,
+        /// File of the library that called the driver.
+        caller: Option<String>,
+        /// Name of the thread.
+        #[serde(default)]
+        thread: String,
+        /// Where.
+        site: Option<Site>,
+    }
+    /// Code is gone.
+    ModuleUnload = "module.unload" {
+        /// As in `module.load`.
+        id: u64,
+        /// The GPU, as in `module.load`.
+        device: Option<u32>,
+        /// The driver call.
+        call: String,
+    }
+    /// A limit of a context was set.
+    LimitSet = "limit.set" {
+        /// The context's GPU.
+        device: u32,
+        /// `stack_size`, `printf_fifo_size`, `malloc_heap_size` and so on: `CUlimit` in lower case.
+        limit: String,
+        /// What was asked for, mostly bytes.
+        value: u64,
+        /// `CUresult`.
+        result: i32,
+        /// `program` or `gpupool`.
+        by: String,
+        /// Where, if it was the program.
+        site: Option<Site>,
+    }
+    /// The program changed a variable that only counts until the driver is initialised.
+    EnvironmentSet = "environment.set" {
+        /// `CUDA_VISIBLE_DEVICES` or `CUDA_DEVICE_ORDER`.
+        name: String,
+        /// The new value; absent when the variable was removed.
+        value: Option<String>,
+        /// `setenv`, `putenv` or `unsetenv`.
+        call: String,
+        /// Where.
+        site: Option<Site>,
+    }
+    /// Something a person should change. [`finding`](crate::finding) knows the code.
+    FindingMade = "finding" {
+        /// `GP001` and so on.
+        code: String,
+        /// The GPU it is about.
+        device: Option<u32>,
+        /// One sentence: what was found.
+        what: String,
+        /// Where.
+        site: Option<Site>,
+        /// What else is known, by name: `value_then`, `value_now`.
+        #[serde(default)]
+        facts: BTreeMap<String, String>,
     }
     /// `cuIpcGetMemHandle` on a pooled block, which has no such handle.
     IpcRefused = "ipc.refused" {
@@ -235,20 +391,6 @@ events! {
         place: Option<String>,
         /// The hook it happened in.
         api: Option<String>,
-    }
-    /// The process forked; the child passes every call through.
-    Fork = "fork" {
-        /// Process that forked.
-        parent: u32,
-    }
-    /// A setting can not be used.
-    SettingsProblem = "settings.problem" {
-        /// The variable.
-        name: String,
-        /// Its value.
-        value: String,
-        /// What was expected.
-        reason: String,
     }
     /// A message with nothing to count.
     Note = "note" {

@@ -10,9 +10,13 @@
 #![forbid(unsafe_code)]
 
 mod event;
+mod findings;
 mod reader;
 mod record;
+mod shared;
 
 pub use event::*;
+pub use findings::{FINDINGS, Finding, finding, nearest_finding};
 pub use reader::{LineError, Reader, Wrong};
 pub use record::{Level, Record, VERSION};
+pub use shared::*;

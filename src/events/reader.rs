@@ -1,9 +1,12 @@
 //! Reading a log, line by line, whatever shape its writer left it in.
 
 use std::fmt;
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, Read as _};
 
 use crate::record::{Record, VERSION};
+
+/// The longest line that is kept, bytes. Records are a few hundred; a file that is no log may have no line feed at all.
+const LONGEST: usize = 1 << 20;
 
 /// The records of one log. A bad line is an error of its own and the next line is read after it; only a read error ends
 /// the log early.
@@ -34,6 +37,8 @@ pub enum Wrong {
     Version(Option<u64>),
     /// No `event` names the line.
     NoEvent,
+    /// Longer than any record.
+    TooLong,
     /// The file could not be read further.
     Read(io::Error),
 }
@@ -62,6 +67,7 @@ impl fmt::Display for Wrong {
             }
             Wrong::Version(None) => out.write_str("not a record of gpupool: it names no format (\"v\")"),
             Wrong::NoEvent => out.write_str("not a record of gpupool: it names no event"),
+            Wrong::TooLong => write!(out, "not a record of gpupool: longer than {LONGEST} bytes"),
             Wrong::Read(error) => write!(out, "can not be read: {error}"),
         }
     }
@@ -77,14 +83,12 @@ impl<R: BufRead> Reader<R> {
         loop {
             self.buffer.clear();
             self.line += 1;
-            match self.input.read_until(b'\n', &mut self.buffer) {
+            match self.input.by_ref().take(LONGEST as u64).read_until(b'\n', &mut self.buffer) {
                 Ok(0) => return None,
+                Ok(LONGEST) if !self.buffer.ends_with(b"\n") => return Some(Err(self.pass_over_line())),
                 Ok(_) if self.buffer.trim_ascii().is_empty() => {}
                 Ok(_) => break,
-                Err(error) => {
-                    self.ended = true;
-                    return Some(Err(Wrong::Read(error)));
-                }
+                Err(error) => return Some(Err(self.end(error))),
             }
         }
         let whole = self.buffer.ends_with(b"\n");
@@ -93,6 +97,19 @@ impl<R: BufRead> Reader<R> {
             Err(Wrong::Json(_)) if !whole => Err(Wrong::Truncated),
             other => other,
         })
+    }
+
+    fn end(&mut self, error: io::Error) -> Wrong {
+        self.ended = true;
+        Wrong::Read(error)
+    }
+
+    /// Goes on behind a line that does not fit.
+    fn pass_over_line(&mut self) -> Wrong {
+        match self.input.skip_until(b'\n') {
+            Ok(_) => Wrong::TooLong,
+            Err(error) => self.end(error),
+        }
     }
 }
 

@@ -52,8 +52,11 @@ pub(crate) struct Account {
     peak_used: u64,
     /// Promised to growth under way; it does not exist yet, or not for certain.
     promised: u64,
-    /// The part of `held` that is on its way back to the driver.
+    /// The part of `held` that is on its way back to the driver. It still takes room: until it is gone, only the growth
+    /// that sends it away may count on it, through `credit`.
     leaving: u64,
+    /// The part of `promised` that waits for memory which that same growth is sending away.
+    credit: u64,
     /// The part of `held` that the driver did not take back. Nothing stands on it.
     stuck: u64,
     ceiling: Option<Ceiling>,
@@ -71,6 +74,7 @@ impl Account {
             peak_used: 0,
             promised: 0,
             leaving: 0,
+            credit: 0,
             stuck: 0,
             ceiling: None,
             soft: Soft::Armed,
@@ -118,7 +122,22 @@ impl Account {
     }
 
     fn committed(&self) -> u64 {
-        (self.held + self.promised).saturating_sub(self.leaving)
+        (self.held + self.promised).saturating_sub(self.credit)
+    }
+
+    /// Whether memory is on its way back to the driver.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving > 0
+    }
+
+    /// A growth that was promised `bytes` of memory still here sends that away first. Never more than its promise.
+    pub fn lend(&mut self, bytes: u64) {
+        self.credit += bytes;
+    }
+
+    /// That memory is gone, or will not go: the promise stands on its own.
+    pub fn repay(&mut self, bytes: u64) {
+        self.credit -= bytes;
     }
 
     pub fn promise(&mut self, bytes: u64) {
@@ -225,5 +244,36 @@ impl Account {
         if settled && self.room(Some(headroom)) >= self.limit() / 16 {
             self.soft = Soft::Armed;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_on_its_way_out_is_room_for_nobody_but_the_growth_that_sends_it() {
+        let mut account = Account::new(PlaceSpec { place: Place::Gpu(0), limit: 100 * FRAME });
+        account.promise(100 * FRAME);
+        account.deliver(100 * FRAME);
+        account.put_back(100 * FRAME);
+        // A growth of 10 frames sends a chunk of 16 away.
+        account.leave(16 * FRAME);
+        account.lend(10 * FRAME);
+        account.promise(10 * FRAME);
+        assert_eq!(account.growth(None), 0, "the chunk is still there");
+        assert!(!account.is_overdrawn());
+        account.left(16 * FRAME, 0);
+        account.repay(10 * FRAME);
+        assert_eq!(account.growth(None), 6 * FRAME);
+        account.deliver(10 * FRAME);
+        assert_eq!(account.growth(None), 6 * FRAME);
+        // Memory that did not go leaves its growth overdrawn.
+        account.leave(16 * FRAME);
+        account.lend(10 * FRAME);
+        account.promise(16 * FRAME);
+        account.left(0, 16 * FRAME);
+        account.repay(10 * FRAME);
+        assert!(account.is_overdrawn());
     }
 }

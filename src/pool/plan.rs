@@ -1,6 +1,6 @@
 //! Deciding how to serve a request: one look at the state, one next step.
 
-use crate::budget::PlaceId;
+use crate::budget::{Account, PlaceId};
 use crate::state::{Leaving, Route, State, Taken, bytes_of};
 use crate::{Allocation, FRAME, Place, Policy, Refusal, Request, Room, placement};
 
@@ -29,6 +29,8 @@ pub(crate) struct Growth<H> {
     /// In address order.
     pub pieces: Vec<(PlaceId, u64)>,
     pub leaving: Vec<Leaving<H>>,
+    /// What each place's budget counts on of `leaving`.
+    pub credits: Vec<(PlaceId, u64)>,
 }
 
 /// What to do next, without the lock.
@@ -46,6 +48,8 @@ pub(crate) enum Step<H, E> {
     Trim,
     /// Create memory.
     Grow(Growth<H>),
+    /// Look again: memory that another thread is returning will be room in a moment.
+    Settle,
     /// Not served.
     Refuse(Refusal<E>),
 }
@@ -54,6 +58,13 @@ impl<H: Copy> State<H> {
     /// The next step for `attempt`. Budgets and address space of a [`Step::Grow`], and the memory of a [`Step::Wait`],
     /// are set aside for the caller, who must see the step through or take it back.
     pub fn plan<E>(&mut self, attempt: &mut Attempt) -> Step<H, E> {
+        match self.plan_now(attempt) {
+            Step::Refuse(Refusal::Full { .. }) if self.accounts.iter().any(Account::is_leaving) => Step::Settle,
+            step => step,
+        }
+    }
+
+    fn plan_now<E>(&mut self, attempt: &mut Attempt) -> Step<H, E> {
         let Attempt { route, bytes, .. } = *attempt;
         let newest = if attempt.only_quiesced { self.quiesced } else { u64::MAX };
         let frames = u32::try_from(bytes / FRAME).unwrap_or(u32::MAX);
@@ -199,18 +210,20 @@ impl<H: Copy> State<H> {
         let Some(start) = self.space.take(frames) else {
             return if attempt.trimmed { Step::Refuse(Refusal::AddressSpace) } else { Step::Trim };
         };
-        let mut leaving = Vec::new();
+        let (mut leaving, mut credits) = (Vec::new(), Vec::new());
         for &(place, bytes) in &sums {
             let excess = excess(self, place, bytes);
             if excess > 0 {
                 leaving.append(&mut self.evict(place, excess, self.quiesced));
+                self.account(place).lend(excess);
+                credits.push((place, excess));
             }
             self.account(place).promise(bytes);
         }
         for account in &mut self.accounts {
             account.age_ceiling();
         }
-        Step::Grow(Growth { start, frames: frames as u32, pieces, leaving })
+        Step::Grow(Growth { start, frames: frames as u32, pieces, leaving, credits })
     }
 
     fn rooms(&self, route: &Route, bytes: impl Fn(&Self, PlaceId, usize) -> u64) -> Vec<Room> {

@@ -80,6 +80,11 @@ impl<B: Backend> Pool<B> {
                 Step::Done(allocation) => return Ok(allocation),
                 Step::Refuse(refusal) => return Err(refusal),
                 Step::Ask(place) => attempt.headrooms.push(self.backend.headroom(place)),
+                Step::Settle => {
+                    // The other thread is inside the driver and holds nothing that this one has.
+                    std::thread::yield_now();
+                    attempt.headrooms.clear();
+                }
                 Step::Trim => {
                     self.trim(None, None);
                     attempt.trimmed = true;
@@ -243,7 +248,7 @@ impl<B: Backend> Pool<B> {
                     let quiesced = state.quiesced;
                     state.evict(id, wanted - returned, quiesced)
                 };
-                let gone = self.send_back(leaving);
+                let gone = self.send_back(leaving, &mut []);
                 if gone > 0 {
                     self.lock().account(id).forget_ceiling();
                 }
@@ -277,8 +282,12 @@ impl<B: Backend> Pool<B> {
     fn grow(&self, mut growth: Growth<B::Handle>, attempt: &Attempt) -> Result<Allocation, Cause<B::Error>> {
         let leaving = std::mem::take(&mut growth.leaving);
         if !leaving.is_empty() {
-            self.send_back(leaving);
+            self.send_back(leaving, &mut growth.credits);
             let mut state = self.lock();
+            // What did not go is nothing to count on.
+            for &(place, bytes) in &growth.credits {
+                state.account(place).repay(bytes);
+            }
             if growth.pieces.iter().any(|(place, _)| state.account(*place).is_overdrawn()) {
                 state.withdraw(&growth);
                 state.space.give(growth.start, growth.frames);
@@ -315,16 +324,22 @@ impl<B: Backend> Pool<B> {
         }
     }
 
-    /// Returns evicted chunks to the driver; returns the bytes that went.
-    fn send_back(&self, leaving: Vec<Leaving<B::Handle>>) -> u64 {
+    /// Returns evicted chunks to the driver; returns the bytes that went. `credits` are paid back as they go.
+    fn send_back(&self, leaving: Vec<Leaving<B::Handle>>, credits: &mut [(PlaceId, u64)]) -> u64 {
         let mut sum = 0;
         for row in leaving {
             let (start, frames) = (row.start, row.frames);
             let Retired { gone, zombies, unmapped } = drive::dismantle(&self.backend, self.base, row);
             let mut state = self.lock();
             for chunk in &gone {
-                state.account(chunk.place).left(bytes_of(chunk.frames), 0);
-                sum += bytes_of(chunk.frames);
+                let bytes = bytes_of(chunk.frames);
+                state.account(chunk.place).left(bytes, 0);
+                if let Some((place, credit)) = credits.iter_mut().find(|(place, _)| *place == chunk.place) {
+                    let paid = bytes.min(*credit);
+                    state.account(*place).repay(paid);
+                    *credit -= paid;
+                }
+                sum += bytes;
             }
             for chunk in zombies.iter().flat_map(|zombie| &zombie.chunks) {
                 state.account(chunk.place).left(0, bytes_of(chunk.frames));

@@ -4,11 +4,37 @@
 #[path = "../../src/shim/python/mod.rs"]
 mod python;
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::ffi::c_char;
 use std::fmt::Write;
 use std::hint::black_box;
 use std::sync::Mutex;
 use std::time::Instant;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Counts what this library allocates, by thread.
+struct Counting;
+
+// SAFETY: the system's allocator does all of it; the counter neither allocates nor panics.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's.
+        unsafe { System.dealloc(pointer, layout) };
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 /// Copies what fits of `text` into the caller's `size` bytes, with a zero at the end, and returns the whole length.
 ///
@@ -66,6 +92,22 @@ pub unsafe extern "C" fn frames_shown(into: *mut c_char, size: usize) -> isize {
 #[unsafe(no_mangle)]
 pub extern "C" fn frames_count() -> isize {
     python::capture().map_or(-1, |stack| stack.len().cast_signed())
+}
+
+/// As `frames_count`, from a thread that Python knows nothing of.
+#[unsafe(no_mangle)]
+pub extern "C" fn frames_count_on_new_thread() -> isize {
+    std::thread::spawn(|| frames_count()).join().unwrap_or(-2)
+}
+
+/// How often a thousand captures allocate.
+#[unsafe(no_mangle)]
+pub extern "C" fn frames_allocations() -> isize {
+    let before = ALLOCATIONS.get();
+    (0..1000).for_each(|_| {
+        black_box(python::capture());
+    });
+    (ALLOCATIONS.get() - before).cast_signed()
 }
 
 /// What `gpupool doctor` will show of this process.

@@ -41,7 +41,7 @@ class Machine:
             f"- date: {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC",
             f"- GPUs: {len(self.gpus)} ({sizes}), driver {self.driver}",
             f"- processor: {_processor()}, {os.cpu_count()} cores; host memory {_memory_kib() // MIB} GiB",
-            f"- system: Linux {platform.release()}, {' '.join(platform.libc_ver())}, Python {platform.python_version()}",
+            f"- Linux {platform.release()}, {' '.join(platform.libc_ver())}, Python {platform.python_version()}",
         ]
         version = subprocess.run([str(gpupool), "--version"], capture_output=True, text=True, check=False)
         return lines + [f"- {version.stdout.strip() or 'gpupool does not say its version'}"]

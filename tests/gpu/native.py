@@ -284,8 +284,8 @@ def alloc_times(lab):
 
 
 def _meets_goal(line):
-    """A warm pooled allocation with a lazy free: 1 us, p99 5 us. A call that is passed on: 25 ns more. Eight threads: no
-    slower than one. A strict free waits for the device, which no goal of ours can bound."""
+    """A warm pooled allocation with a lazy free: 1 us, p99 5 us. A call passed on: 25 ns more. Eight threads: no slower
+    than one. A strict free waits for the device, which no goal of ours can bound."""
     pooled = re.search(r"pool +([\d.]+) us \(p99 +([\d.]+)\)", line)
     threads = re.search(r"median ratio ([\d.]+)", line)
     if threads:

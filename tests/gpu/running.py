@@ -131,7 +131,7 @@ class Lab:
         shown = dict(env or {})
         if settings is not None:
             logs = tempfile.mkdtemp(dir=self.folder.name)
-            # Contexts and the libraries' own memory come on top of what the pool takes; 2 GiB must stay free all the same.
+            # Contexts and the libraries' own memory come on top of what the pool takes; 2 GiB must stay free.
             settings = {"RESERVE": "3GiB", **settings}
             variables["LD_PRELOAD"] = str(self.library)
             variables["GPUPOOL_LOG_FILE"] = f"{logs}/%p.jsonl"

@@ -1,7 +1,9 @@
 /*
+ * free_while_running [lazy]
  * Memory freed while a kernel that reads it is still queued: the driver's free waits for the device, so what is
  * allocated next may reuse the memory but must not disturb that kernel. The kernel is held back by a flag in pinned
- * memory; the freeing thread then takes memory of the same size and overwrites all of it.
+ * memory; the freeing thread then takes memory of the same size and overwrites all of it. With the argument the free is
+ * one that does not wait, and the kernel is held back until it has returned.
  */
 #define _GNU_SOURCE
 #include "kernels.h"
@@ -33,7 +35,7 @@ static void *free_and_reuse(void *argument)
     return NULL;
 }
 
-static void round_with_flag(const Kernels *k, Freeing *f, CUstream held, volatile uint32_t *flag, int round)
+static void round_with_flag(const Kernels *k, Freeing *f, CUstream held, volatile uint32_t *flag, int round, int lazy)
 {
     CUdeviceptr source, target, flag_on_device = (CUdeviceptr)(uintptr_t)flag;
     pthread_t thread;
@@ -51,8 +53,8 @@ static void round_with_flag(const Kernels *k, Freeing *f, CUstream held, volatil
     REQUIRE(pthread_create(&thread, NULL, free_and_reuse, f) == 0);
     while (!atomic_load(&f->calling))
         sched_yield();
-    /* A free that does not wait gets the time to return; the data is checked whether or not it used it. */
-    for (int i = 0; i < 20000 && !atomic_load(&f->freed); i++)
+    /* A free that should wait gets the time to return all the same; the data is checked whether or not it used it. */
+    for (int i = 0; (lazy || i < 20000) && !atomic_load(&f->freed); i++)
         sched_yield();
     printf("round %d: the free returned before the kernel ran: %s\n", round, atomic_load(&f->freed) ? "yes" : "no");
     *flag = 1;
@@ -82,8 +84,9 @@ static void round_in_order(const Kernels *k, CUstream stream, int round)
     CHECK(cuMemFree_v2(target));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    int lazy = argc > 1 && strcmp(argv[1], "lazy") == 0;
     Freeing f = {.context = start_on(0)};
     Kernels k = load_kernels();
     CUstream held;
@@ -92,7 +95,7 @@ int main(void)
     CHECK(cuStreamCreate(&f.stream, CU_STREAM_NON_BLOCKING));
     CHECK(cuMemHostAlloc(&flag, 4096, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
     for (int round = 1; round <= 3; round++)
-        round_with_flag(&k, &f, held, flag, round);
+        round_with_flag(&k, &f, held, flag, round, lazy);
     for (int round = 4; round <= 8; round++)
         round_in_order(&k, held, round);
     CHECK(cuMemFreeHost(flag));

@@ -13,7 +13,7 @@
     "mul.wide.u32 %rd8, %r1, %r2;\n cvt.u64.u32 %rd10, %r3;\n add.s64 %rd8, %rd8, %rd10;\n"                        \
     "mul.wide.u32 %rd9, %r2, %r4;\n"
 #define PTX_REGISTERS ".reg .pred %p<3>;\n .reg .b32 %r<12>;\n .reg .b64 %rd<16>;\n"
-/* A loop over i < %rd_n; ADDRESS_OF(array) gives the address of element i in %rd11. */
+/* Runs the body for this thread's share of i < n; PTX_ELEMENT puts the address of array[i] into a register. */
 #define PTX_LOOP(n, body)                                                                                          \
     "again:\n setp.ge.u64 %p1, %rd8, " n ";\n @%p1 bra done;\n" body                                              \
     "add.s64 %rd8, %rd8, %rd9;\n bra again;\n done:\n"

@@ -1,4 +1,4 @@
-/* How many threads and open files this process has at the start of main, and which variables it sees of ours. */
+/* How many threads and open files this process has at the start of main. */
 #include <dirent.h>
 #include <stdio.h>
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
 
-use gpupool_config::{Devices, Free, Limits, MemInfo, Mode, Placement, SETTINGS, Settings, Switch};
+use gpupool_config::{Contexts, Devices, Free, Limits, MemInfo, Mode, Placement, SETTINGS, Settings, Switch};
 
 fn read(vars: &[(&str, &str)]) -> Result<Settings, Vec<String>> {
     Settings::read(vars.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))))
@@ -32,7 +32,17 @@ fn an_empty_value_is_unset() {
 
 #[test]
 fn every_default_that_is_a_value_reads_as_the_default() {
-    let in_words = ["GPUPOOL_RESERVE", "GPUPOOL_LIMIT", "GPUPOOL_HOST_LIMIT", "GPUPOOL_LOG", "GPUPOOL_LOG_FILE"];
+    let in_words = [
+        "GPUPOOL_RESERVE",
+        "GPUPOOL_LIMIT",
+        "GPUPOOL_HOST_LIMIT",
+        "GPUPOOL_CONTEXT_DEVICES",
+        "GPUPOOL_MALLOC_HEAP_SIZE",
+        "GPUPOOL_STACK_SIZE",
+        "GPUPOOL_PRINTF_FIFO_SIZE",
+        "GPUPOOL_LOG",
+        "GPUPOOL_LOG_FILE",
+    ];
     for row in SETTINGS.iter().filter(|row| !in_words.contains(&row.name)) {
         assert_eq!(read(&[(row.name, row.default)]), Ok(Settings::default()), "{}", row.name);
     }
@@ -42,7 +52,9 @@ fn every_default_that_is_a_value_reads_as_the_default() {
 fn every_word_in_the_table_is_understood() {
     for row in SETTINGS.iter().filter(|row| !row.values.contains(' ') && row.values.contains('|')) {
         for word in row.values.split('|') {
-            assert!(read(&[(row.name, word)]).is_ok(), "{}={word}", row.name);
+            // What GPUPOOL_CONTEXTS=deny asks for; no other word minds it.
+            let read = read(&[(row.name, word), ("GPUPOOL_CONTEXT_DEVICES", "0")]);
+            assert!(read.is_ok() || row.name == "GPUPOOL_CONTEXT_DEVICES", "{}={word}", row.name);
         }
     }
 }
@@ -60,6 +72,11 @@ fn well_formed_settings_are_typed() {
         ("GPUPOOL_FREE", "lazy"),
         ("GPUPOOL_SOFT_OOM", "off"),
         ("GPUPOOL_MEMINFO", "device"),
+        ("GPUPOOL_CONTEXTS", "deny"),
+        ("GPUPOOL_CONTEXT_DEVICES", "3, 1"),
+        ("GPUPOOL_MALLOC_HEAP_SIZE", "256MiB"),
+        ("GPUPOOL_STACK_SIZE", "16k"),
+        ("GPUPOOL_PRINTF_FIFO_SIZE", "0"),
         ("GPUPOOL_LOG", "gpupool::memory=debug"),
         ("GPUPOOL_LOG_FILE", "/tmp/%e.%p"),
         ("GPUPOOL_SUMMARY", "on"),
@@ -76,6 +93,10 @@ fn well_formed_settings_are_typed() {
     assert_eq!(settings.free, Free::Lazy);
     assert_eq!(settings.soft_oom, Switch::Off);
     assert_eq!(settings.meminfo, MemInfo::Device);
+    assert_eq!(settings.contexts, Contexts::Deny);
+    assert_eq!(settings.context_devices, Some(vec![3, 1]));
+    assert_eq!(settings.malloc_heap_size, Some(256 << 20));
+    assert_eq!((settings.stack_size, settings.printf_fifo_size), (Some(16 << 10), Some(0)));
     assert_eq!(settings.log.as_deref(), Some("gpupool::memory=debug"));
     assert_eq!(settings.log_file.unwrap().template(), OsStr::new("/tmp/%e.%p"));
     assert_eq!(settings.summary, Switch::On);
@@ -107,6 +128,12 @@ fn malformed_values_say_what_to_write() {
     refused("GPUPOOL_FREE", "never", "not a way to free; write one of strict|lazy");
     refused("GPUPOOL_SOFT_OOM", "yes", "not a switch; write one of auto|on|off");
     refused("GPUPOOL_MEMINFO", "gpu", "not an answer; write one of pool|device");
+    refused("GPUPOOL_CONTEXTS", "forbid", "not a policy; write one of warn|deny");
+    refused("GPUPOOL_CONTEXT_DEVICES", "all", "\"all\" is not a GPU's number; write for example 0,2,3");
+    refused("GPUPOOL_CONTEXT_DEVICES", "1,1", "GPU 1 is named twice; write every GPU once");
+    refused("GPUPOOL_MALLOC_HEAP_SIZE", "big", "not a size; write for example 256MiB");
+    refused("GPUPOOL_STACK_SIZE", "1.5", "a fraction needs a unit; write for example 16KiB");
+    refused("GPUPOOL_PRINTF_FIFO_SIZE", "-1", "a size can not be negative; write for example 8MiB");
     refused("GPUPOOL_LOG_FILE", "%q", "%q means nothing here; use %p (process), %e (executable), %h (host) or %%");
     refused("GPUPOOL_SUMMARY", "1", "not a switch; write one of auto|on|off");
     refused("GPUPOOL_LIMITS", "1GiB", "no such setting; did you mean GPUPOOL_LIMIT?");
@@ -131,6 +158,20 @@ fn all_mistakes_are_told_at_once() {
 }
 
 #[test]
+fn deny_needs_to_know_where_contexts_are_meant_to_be() {
+    refused(
+        "GPUPOOL_CONTEXTS",
+        "deny",
+        "says nothing without GPUPOOL_CONTEXT_DEVICES; write there the GPUs that may have a context, for example 0",
+    );
+    assert!(read(&[("GPUPOOL_CONTEXT_DEVICES", "0"), ("GPUPOOL_CONTEXTS", "deny")]).is_ok());
+    assert!(read(&[("GPUPOOL_CONTEXT_DEVICES", "0")]).is_ok());
+    let both = read(&[("GPUPOOL_CONTEXTS", "deny"), ("GPUPOOL_CONTEXT_DEVICES", "x")]).unwrap_err();
+    assert_eq!(both.len(), 1, "{both:?}");
+    assert!(both[0].starts_with("GPUPOOL_CONTEXT_DEVICES=x"), "{both:?}");
+}
+
+#[test]
 fn the_reserve_is_small_on_a_small_gpu() {
     let settings = Settings::default();
     assert_eq!(settings.reserve_of(80 << 30), 1 << 30);
@@ -140,12 +181,18 @@ fn the_reserve_is_small_on_a_small_gpu() {
 
 #[test]
 fn gpus_that_are_not_there_are_found_once_they_are_known() {
-    let settings = read(&[("GPUPOOL_DEVICES", "0,5"), ("GPUPOOL_LIMIT", "0:90GiB,1:1GiB,7:1GiB")]).unwrap();
+    let settings = read(&[
+        ("GPUPOOL_DEVICES", "0,5"),
+        ("GPUPOOL_CONTEXT_DEVICES", "3,1"),
+        ("GPUPOOL_LIMIT", "0:90GiB,1:1GiB,7:1GiB"),
+    ])
+    .unwrap();
     let problems: Vec<_> = settings.check_gpus(&[80 << 30, 80 << 30]).iter().map(ToString::to_string).collect();
     assert_eq!(
         problems,
         [
             "GPUPOOL_DEVICES=0,5: there is no GPU 5; this process sees GPUs 0 to 1",
+            "GPUPOOL_CONTEXT_DEVICES=3,1: there is no GPU 3; this process sees GPUs 0 to 1",
             "GPUPOOL_LIMIT=0:90.0GiB: GPU 0 has 80.0 GiB; write at most that",
             "GPUPOOL_LIMIT=7:1.0GiB: there is no GPU 7; this process sees GPUs 0 to 1",
         ]

@@ -2,7 +2,9 @@
 
 use std::io::{self, BufReader, Read};
 
-use gpupool_events::{Event, Level, LineError, PlacePeak, PoolGrow, ProcessExit, Reader, Record};
+use gpupool_events::{
+    Event, Level, LineError, NativeFrame, PlacePeak, PoolGrow, ProcessExit, PyFrame, Reader, Record, Site,
+};
 
 const GROW: &str = r#"{"v":1,"t":1.5,"pid":7,"tid":9,"level":"info","event":"pool.grow","message":"grew","home":0,"bytes":64,"on_peers":32,"on_host":0}"#;
 
@@ -110,4 +112,70 @@ fn a_read_error_ends_the_log() {
     let read: Vec<_> = Reader::new(BufReader::new(Broken)).collect();
     assert_eq!(read.len(), 1);
     assert_eq!(complaint(&read[0]), "line 1: can not be read: gone");
+}
+
+#[test]
+fn a_context_of_an_older_log_is_read() {
+    let line = br#"{"v":1,"t":1,"pid":7,"tid":9,"level":"info","event":"context.create","message":"","device":3,"kind":"primary","call":"cuDevicePrimaryCtxRetain"}"#;
+    let Event::ContextCreate(context) = Record::from_json(line).unwrap().event else { panic!("another event") };
+    assert_eq!((context.id, context.device, context.cost, context.site), (0, 3, None, None));
+}
+
+#[test]
+fn a_site_is_nested_and_absent_parts_are_empty() {
+    let line = br#"{"v":1,"t":1,"pid":7,"tid":9,"level":"warn","event":"finding","message":"","code":"GP001","device":0,"what":"w","site":{"python":[{"file":"a.py","line":3,"function":"f"}]},"facts":{"value_now":"3"}}"#;
+    let record = Record::from_json(line).unwrap();
+    let Event::FindingMade(made) = &record.event else { panic!("another event") };
+    let site = made.site.as_ref().unwrap();
+    assert_eq!(site.to_string(), "a.py:3 in f");
+    assert!(site.native.is_empty() && !site.truncated);
+    assert_eq!(made.facts["value_now"], "3");
+    assert_eq!(Record::from_json(record.to_json().unwrap().as_bytes()).unwrap(), record);
+}
+
+#[test]
+fn a_site_is_told_by_its_innermost_frame() {
+    let native = NativeFrame { object: "/lib/libwork.so".to_owned(), symbol: Some("step".to_owned()), offset: 0x1a40 };
+    let mut site = Site { native: vec![native], ..Site::default() };
+    assert_eq!(site.to_string(), "step in /lib/libwork.so+0x1a40");
+    site.native[0].symbol = None;
+    assert_eq!(site.to_string(), "/lib/libwork.so+0x1a40");
+    site.python.push(PyFrame { file: "a.py".to_owned(), line: 0, function: "<module>".to_owned() });
+    assert_eq!(site.to_string(), "a.py in <module>");
+    assert_eq!(Site::default().to_string(), "an unknown place");
+    assert!(Site::default().is_empty() && !site.is_empty());
+}
+
+#[test]
+fn events_nobody_writes_any_more_are_kept_as_they_are() {
+    let line = GROW.replace("pool.grow", "fork");
+    assert!(matches!(Record::from_json(line.as_bytes()).unwrap().event, Event::Other { .. }));
+}
+
+#[test]
+fn the_line_of_the_program_is_found_behind_packages_and_the_standard_library() {
+    let frame = |file: &str| PyFrame { file: file.to_owned(), line: 1, function: "f".to_owned() };
+    let program = |files: &[&str]| {
+        let site = Site { python: files.iter().map(|file| frame(file)).collect(), ..Site::default() };
+        site.program_frame().map(|frame| frame.file.clone())
+    };
+    let torch = "/venv/lib/python3.12/site-packages/torch/cuda/__init__.py";
+    let debian = "/usr/lib/python3/dist-packages/cupy/core.py";
+    assert_eq!(
+        program(&[torch, debian, "/usr/lib/python3.12/runpy.py", "<frozen runpy>", "/python3.x/train.py"]).as_deref(),
+        Some("/python3.x/train.py")
+    );
+    assert_eq!(program(&[torch, "<stdin>"]).as_deref(), Some("<stdin>"));
+    assert_eq!(program(&[torch, debian]).as_deref(), Some(torch));
+    assert_eq!(program(&[]), None);
+}
+
+#[test]
+fn a_line_longer_than_any_record_is_passed_over() {
+    let text = format!("{}\n{GROW}\n{}", "x".repeat(3 << 20), "y".repeat(1 << 20));
+    let read = records(&text);
+    assert_eq!(read.len(), 3);
+    assert_eq!(complaint(&read[0]), "line 1: not a record of gpupool: longer than 1048576 bytes");
+    assert!(read[1].is_ok());
+    assert!(complaint(&read[2]).starts_with("line 3: not a record of gpupool: longer"));
 }

@@ -306,7 +306,9 @@ pub fn within<T>(driver: &Driver, context: CUcontext, act: impl FnOnce() -> T) -
 /// An error of the current context is the program's to hear, as from the driver's own free. Another context in error has
 /// no work left that could touch memory, and one that is gone neither.
 pub fn synchronize_all(driver: &Driver) -> Result<(), CuResult> {
-    let current = driver.current_context().unwrap_or(std::ptr::null_mut());
+    let mut current = std::ptr::null_mut();
+    // SAFETY: the output is a local of the right type. An error here is that of a driver that is gone (the process exits).
+    unsafe { (driver.cuCtxGetCurrent)(&raw mut current) }.ok()?;
     let mut answer = CuResult::SUCCESS;
     // SAFETY: cuCtxSynchronize has no preconditions.
     let synchronize = || unsafe { (driver.cuCtxSynchronize)() };
@@ -320,8 +322,7 @@ pub fn synchronize_all(driver: &Driver) -> Result<(), CuResult> {
         }
     }
     match answer {
-        // The process is exiting and the driver is gone: nothing runs any more.
-        CuResult::DEINITIALIZED | CuResult::CONTEXT_IS_DESTROYED => Ok(()),
+        CuResult::CONTEXT_IS_DESTROYED => Ok(()),
         answer => answer.ok(),
     }
 }

@@ -57,6 +57,10 @@ fn get_cold(row: Row) -> Option<*mut c_void> {
 
 /// The row whose real function is at `pointer`.
 pub fn row_of(pointer: *mut c_void) -> Option<usize> {
+    // The driver has no such function; nor has it, perhaps, that of a row, whose slot is null then.
+    if pointer.is_null() {
+        return None;
+    }
     if !FILLED.load(Ordering::Acquire) {
         let filled = fill(libc::RTLD_LAZY | libc::RTLD_NOLOAD);
         // The program's own lookup succeeded, so `dlerror` must say nothing of the ones we made.

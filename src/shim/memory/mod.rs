@@ -37,22 +37,26 @@ pub fn place_name(place: Place) -> String {
 /// mode says.
 #[inline]
 pub fn allocate(bytes: u64, mut driver_call: impl FnMut() -> CuResult) -> Answer {
-    let Some((opened, context)) = pool_for(bytes) else { return Answer::Driver(driver_call()) };
-    if opened.plan.mode == Mode::Spill {
-        let result = driver_call();
-        if result != CuResult::OUT_OF_MEMORY {
-            return Answer::Driver(result);
-        }
-        return from_pool(opened, &context, bytes).unwrap_or(Answer::Driver(result));
+    // The driver packs small requests better than frames of 2 MiB would, so it gets them first in every mode.
+    let driver_first = bytes < process::settings().min_size;
+    let first = driver_first.then(&mut driver_call);
+    if let Some(result) = first.filter(|result| *result != CuResult::OUT_OF_MEMORY) {
+        return Answer::Driver(result);
     }
-    from_pool(opened, &context, bytes).unwrap_or_else(|| Answer::Driver(driver_call()))
+    let Some((opened, context)) = pool_for() else { return Answer::Driver(first.unwrap_or_else(driver_call)) };
+    let first = first.or_else(|| (opened.plan.mode == Mode::Spill).then(&mut driver_call));
+    match first {
+        Some(result) if result != CuResult::OUT_OF_MEMORY => Answer::Driver(result),
+        first => {
+            from_pool(opened, &context, bytes).unwrap_or_else(|| Answer::Driver(first.unwrap_or_else(driver_call)))
+        }
+    }
 }
 
-/// The pool and the current context, where an allocation of this size is the pool's business.
+/// The pool and the current context, where allocations are the pool's business.
 #[inline]
-fn pool_for(bytes: u64) -> Option<(&'static Opened, Known)> {
-    let settings = process::settings();
-    if bytes < settings.min_size || settings.mode == Mode::Trace || !process::is_open() {
+fn pool_for() -> Option<(&'static Opened, Known)> {
+    if process::settings().mode == Mode::Trace || !process::is_open() {
         return None;
     }
     let driver = process::driver()?;
@@ -93,7 +97,8 @@ fn from_pool(opened: &Opened, context: &Known, bytes: u64) -> Option<Answer> {
                 );
                 return None;
             }
-            Err(Refusal::NotOurs) => return None,
+            // The latter: the process is exiting, and the driver is gone.
+            Err(Refusal::NotOurs | Refusal::Backend(CuResult::DEINITIALIZED)) => return None,
             Err(Refusal::AddressSpace) => "no address range of that size is left".to_owned(),
             Err(Refusal::Backend(result)) => result.to_string(),
         };

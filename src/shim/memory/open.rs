@@ -97,8 +97,9 @@ fn try_open(driver: &'static Driver, plan: &'static Plan) -> Option<Opened> {
         .iter()
         .map(|spec| format!("{} {}", super::place_name(spec.place), format_size(spec.limit)))
         .collect();
+    let names: Vec<String> = plan.places.iter().map(|spec| super::place_name(spec.place)).collect();
     tracing::info!(
-        target: "gpupool::memory", event = "pool.open", base, bytes, places.json = %serde_json::Value::from(places.clone()),
+        target: "gpupool::memory", event = "pool.open", base, bytes, places.json = %serde_json::Value::from(names),
         "pool of {} behind {} of address space", places.join(", "), format_size(bytes)
     );
     Some(Opened { plan, pool: Pool::new(config, vmm), base, bytes })

@@ -19,7 +19,7 @@ const PLACES: usize = 512;
 /// Frames that need more than this of a line table are decoded each time, to bound the memory kept to a few MiB.
 const LONGEST_TABLE: usize = 8 << 10;
 
-static PLACES_IN_USE: Mutex<Vec<Option<Entry>>> = Mutex::new(Vec::new());
+static CACHE: Mutex<Vec<Option<Entry>>> = Mutex::new(Vec::new());
 
 struct Entry {
     frame: RawFrame,
@@ -51,7 +51,7 @@ struct OwnText {
 /// The frames are on the calling thread's stack, and stay there until this returns.
 pub unsafe fn resolve(interpreter: &Interpreter, stack: &Stack) -> Vec<Frame> {
     // Whoever finds it taken decodes for itself rather than wait; that also serves a child whose parent forked meanwhile.
-    let mut places = PLACES_IN_USE.try_lock();
+    let mut places = CACHE.try_lock();
     if let Some(places) = &mut places
         && places.is_empty()
     {
@@ -60,15 +60,14 @@ pub unsafe fn resolve(interpreter: &Interpreter, stack: &Stack) -> Vec<Frame> {
     let mut frames = Vec::with_capacity(stack.len());
     for frame in stack.frames() {
         // SAFETY: the frame holds a reference to its code object, as the caller says.
-        let Some(code) = (unsafe { Code::read(interpreter, &frame) }) else { continue };
-        let place = places.as_mut().and_then(|places| places.get_mut(hash(&frame) % PLACES));
+        let Some(code) = (unsafe { Code::read(interpreter, frame) }) else { continue };
+        let place = places.as_mut().and_then(|places| places.get_mut(hash(frame) % PLACES));
         frames.push(match place {
-            Some(Some(entry)) if entry.is_of(&frame, &code) => entry.text.clone(),
+            Some(Some(entry)) if entry.is_of(frame, &code) => entry.text.clone(),
             place => {
-                let (text, used) = code.decode(interpreter, &frame);
+                let (text, used) = code.decode(interpreter, frame);
                 if let Some(place) = place {
-                    // The text also serves a later entry at this place, where only the line differs.
-                    *place = used.and_then(|used| Entry::new(frame, &code, used, text.clone()));
+                    *place = used.and_then(|used| Entry::new(*frame, &code, used, text.clone()));
                 }
                 text
             }

@@ -55,7 +55,7 @@ impl Check {
         if self.state.compare_exchange(OPEN, UNDER_WAY, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return true;
         }
-        let outcome = match checker.compare(interpreter, stack) {
+        let outcome = match checker.compare(stack) {
             // An exception is under way, and looking must not disturb it.
             None => OPEN,
             Some(Ok(())) => PASSED,
@@ -117,23 +117,23 @@ impl Checker {
     }
 
     /// `None`: not now. The GIL is held.
-    fn compare(&self, interpreter: &Interpreter, stack: &Stack) -> Option<Result<(), String>> {
+    fn compare(&self, stack: &Stack) -> Option<Result<(), String>> {
         // SAFETY: the GIL is held.
         if !unsafe { (self.error)() }.is_null() {
             return None;
         }
         // Making a frame object may start a collection, whose finalisers would run Python inside the program's call.
         // SAFETY: the GIL is held.
-        let collected = unsafe { (self.disable_gc)() };
-        let outcome = self.compare_frames(interpreter, stack);
-        if collected == 1 {
+        let collects = unsafe { (self.disable_gc)() };
+        let outcome = self.compare_frames(stack);
+        if collects == 1 {
             // SAFETY: the GIL is held.
             unsafe { (self.enable_gc)() };
         }
         Some(outcome)
     }
 
-    fn compare_frames(&self, interpreter: &Interpreter, stack: &Stack) -> Result<(), String> {
+    fn compare_frames(&self, stack: &Stack) -> Result<(), String> {
         let texts = stack.resolve();
         if texts.len() != stack.len() {
             return Err(format!("{} of {} frames have a code object", texts.len(), stack.len()));
@@ -144,7 +144,7 @@ impl Checker {
             (self.hold)(innermost);
             Owned { checker: self, object: innermost }
         };
-        for (depth, (raw, text)) in stack.frames().zip(&texts).take(COMPARED).enumerate() {
+        for (depth, (raw, text)) in stack.frames().iter().zip(&texts).take(COMPARED).enumerate() {
             if frame.object.is_null() {
                 return Err(format!("Python has {depth} frames, {} were read", stack.len()));
             }
@@ -171,7 +171,6 @@ impl Checker {
         if stack.len() < COMPARED && !frame.object.is_null() {
             return Err(format!("Python has more than the {} frames that were read", stack.len()));
         }
-        let _ = interpreter;
         Ok(())
     }
 

@@ -108,7 +108,7 @@ impl Interpreter {
         Ok(Self {
             version,
             layout,
-            check: Check::new(Checker::find(|name| symbol(name))),
+            check: Check::new(Checker::find(symbol)),
             types,
             this_thread: function!(required(c"PyGILState_GetThisThreadState"), extern "C" fn() -> *mut c_void)
                 .map_err(refuse)?,
@@ -212,7 +212,8 @@ impl Interpreter {
     pub unsafe fn text<'a>(&self, object: Address, offset: usize) -> Option<Raw<'a>> {
         let at = &self.layout.text;
         // SAFETY: the caller's, and the object is a string by its type's flags. Bits 2 to 4 of a string's state are the
-        // width, bit 5 says that it is in one piece, bit 6 that it is ASCII.
+        // width, bit 5 says that it is in one piece, bit 6 that it is ASCII. Another thread may intern the string meanwhile,
+        // which changes other bits.
         unsafe {
             let string = self.flagged(object, offset, IS_TEXT)?;
             let length = usize::try_from(string.read::<isize>(at.length)).ok()?;

@@ -116,22 +116,17 @@ mod tests {
 
     #[test]
     fn entries_of_every_kind() {
+        const HEAD: u8 = 0x80;
         let table = [
-            0x80 | 0 << 3 | 1,
-            0x12, // two units on the same line
-            0x80 | 11 << 3,
-            1,
-            2, // one unit, one line on
-            0x80 | 13 << 3,
-            0x05,           // two lines back
-            0x80 | 15 << 3, // no line
-            0x80 | 14 << 3 | 7,
-            0x40 | 8,
-            5,
-            0,
-            1,
-            1, // 164 lines on, with columns; eight units
-        ];
+            // Two units on the same line, one unit a line on, one two lines back, one without a line.
+            [HEAD | 1, 0x12].as_slice(),
+            &[HEAD | 11 << 3, 1, 2],
+            &[HEAD | 13 << 3, 0x05],
+            &[HEAD | 15 << 3],
+            // Eight units 164 lines on, with the end's line and both columns.
+            &[HEAD | 14 << 3 | 7, 0x40 | 8, 5, 0, 1, 1],
+        ]
+        .concat();
         assert_eq!(in_entries(&table, 7, 1), found(7, 2));
         assert_eq!(in_entries(&table, 7, 2), found(8, 5));
         assert_eq!(in_entries(&table, 7, 3), found(6, 7));

@@ -22,12 +22,11 @@ mod memory;
 mod published;
 mod stack;
 mod text;
-mod versions;
+pub mod versions;
 
 use std::fmt;
 
 pub use stack::{Frame, Stack};
-pub use versions::{Offsets, UNDERSTOOD, Understood};
 
 /// Frames taken of a stack, the innermost ones. A deeper stack is marked as truncated.
 pub const MAX_FRAMES: usize = 64;

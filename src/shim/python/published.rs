@@ -105,3 +105,87 @@ impl Structure<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V3_13_0: u32 = 0x030d_00f0;
+    const V3_14_10: u32 = 0x030e_0af0;
+
+    /// A block with these structures, each `(where it begins, its size, its offsets)`.
+    fn block(version: u32, structures: &[(usize, u64, &[u64])]) -> [u64; WORDS] {
+        let mut words = [0; WORDS];
+        (words[0], words[1]) = (COOKIE, version.into());
+        for (start, size, offsets) in structures {
+            words[*start] = *size;
+            words[start + 1..][..offsets.len()].copy_from_slice(offsets);
+        }
+        words
+    }
+
+    /// As CPython 3.13.0 for x86-64 publishes them.
+    fn v3_13() -> [u64; WORDS] {
+        block(
+            V3_13_0,
+            &[
+                (19, 304, &[0, 8, 16, 72, 152, 160, 232, 32]),
+                (28, 80, &[8, 0, 56, 72, 70]),
+                (34, 208, &[112, 120, 128, 136, 68, 52, 96, 104, 200]),
+                (44, 16, &[8]),
+                (64, 40, &[16, 32]),
+                (67, 64, &[32, 16, 40]),
+            ],
+        )
+    }
+
+    #[test]
+    fn the_structures_are_found_where_each_version_has_them() {
+        let expected = Layout {
+            thread: Thread { id: 152, frame: 72, hop: None },
+            frame: Frame { previous: 8, code: 0, code_tag: 0, position: Position::Pointer { at: 56, owner: 70 } },
+            code: Code { file: 112, name: 120, line_table: 136, first_line: 68, size: 200 },
+            text: Text { length: 16, state: 32, ascii: 40, compact: 56 },
+        };
+        assert_eq!(layout(&v3_13(), V3_13_0), Ok(expected));
+
+        // As CPython 3.14.10 publishes them.
+        let words = block(
+            V3_14_10,
+            &[
+                (22, 832, &[0, 8, 16, 72, 152, 160, 232, 32]),
+                (31, 88, &[8, 0, 56, 80, 74, 64, 0]),
+                (39, 216, &[112, 120, 128, 136, 68, 52, 96, 104, 208, 0]),
+                (50, 16, &[8]),
+                (74, 40, &[16, 32]),
+                (77, 64, &[32, 16, 40]),
+            ],
+        );
+        let position = Position::Pointer { at: 56, owner: 74 };
+        let expected = Layout {
+            frame: Frame { code_tag: 7, position, ..expected.frame },
+            code: Code { size: 208, ..expected.code },
+            ..expected
+        };
+        assert_eq!(layout(&words, V3_14_10), Ok(expected));
+    }
+
+    #[test]
+    fn offsets_that_can_not_be_are_refused() {
+        for (word, value, reason) in [
+            (23, 4096, "_PyRuntime gives offset 4096 in PyThreadState of 304 bytes"),
+            (31, 57, "_PyRuntime gives offset 57 for a pointer in _PyInterpreterFrame"),
+            (34, 1 << 40, "_PyRuntime gives offset 112 in PyCodeObject of 1099511627776 bytes"),
+            (45, 0, "_PyRuntime gives offset 0 for a field of every object that is at 8"),
+            (66, 24, "_PyRuntime gives offset 24 for a field of every object that is at 32"),
+        ] {
+            let mut words = v3_13();
+            words[word] = value;
+            assert_eq!(layout(&words, V3_13_0), Err(reason.to_owned()));
+        }
+        assert_eq!(
+            layout(&block(0x030f_00f0, &[]), 0x030f_00f0),
+            Err("no list of the offsets that 3.15 publishes".to_owned())
+        );
+    }
+}

@@ -14,8 +14,8 @@ for library in (RELEASED, HELD):
         function = getattr(library, name)
         function.restype = ctypes.c_ssize_t
         function.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
-    for name in ("frames_count", "frames_keep", "frames_resolve_kept"):
-        getattr(library, name).restype = ctypes.c_ssize_t
+    for name in ("count", "count_on_new_thread", "allocations", "keep", "resolve_kept"):
+        getattr(library, "frames_" + name).restype = ctypes.c_ssize_t
     for name in ("frames_time_raw", "frames_time_text"):
         getattr(library, name).restype = ctypes.c_double
         getattr(library, name).argtypes = [ctypes.c_uint32]
@@ -47,15 +47,6 @@ def parse(text):
 def shown(text):
     """A name as it arrives in UTF-8: what is no character is replaced."""
     return "".join("\ufffd" if 0xD800 <= ord(char) < 0xE000 else char for char in text)
-
-
-def frames_here(library=RELEASED):
-    """The frames of the caller as the probe reads them."""
-    text = told(library.frames_text)
-    assert text is not None, state()
-    frames, truncated = parse(text)
-    # Without this function and `told`.
-    return frames[2:], truncated
 
 
 def compare():

@@ -1,0 +1,155 @@
+//! What can be wrong with a program's use of its GPUs. One table; the log, the summary, `gpupool report` and
+//! `gpupool explain` all speak from it.
+
+/// One kind of mistake, by its code. Codes never change their meaning and are never given twice.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// `GP001`.
+    pub code: &'static str,
+    /// A few words.
+    pub title: &'static str,
+    /// What to do, in one line.
+    pub fix: &'static str,
+    /// What it means, what it costs, how it comes about and how to mend it: plain text of at most 78 columns, code
+    /// indented by four.
+    pub explain: &'static str,
+}
+
+/// Declares a constant for every finding and the table of them. The long texts are files of their own: they are read as
+/// text, not as code.
+macro_rules! findings {
+    ($($(#[$doc:meta])* $name:ident = $code:literal { title: $title:literal, fix: $fix:literal, })+) => {
+        impl Finding {
+            $(
+                $(#[$doc])*
+                pub const $name: Finding = Finding {
+                    code: $code,
+                    title: $title,
+                    fix: $fix,
+                    explain: include_str!(concat!("findings/", $code, ".txt")),
+                };
+            )+
+        }
+
+        /// Every finding, by code.
+        pub const FINDINGS: &[Finding] = &[$(Finding::$name),+];
+    };
+}
+
+findings! {
+    /// A primary context that was made and never used.
+    STRAY_CONTEXT = "GP001" {
+        title: "A context that nobody uses",
+        fix: "choose the GPU before that line (torch.cuda.set_device(i), cupy.cuda.Device(i).use(), cudaSetDevice(i)) or \
+              name it in the call",
+    }
+    /// Two or more ranks of a job with a context on GPU 0.
+    RANKS_ON_GPU_0 = "GP002" {
+        title: "Several ranks of a job on GPU 0",
+        fix: "call torch.cuda.set_device(int(os.environ[\"LOCAL_RANK\"])) before anything else touches CUDA",
+    }
+    /// `cuCtxEnablePeerAccess` and its runtime form need a context on both sides.
+    PEER_ACCESS = "GP003" {
+        title: "A context made by enabling peer access",
+        fix: "enable peer access only between GPUs that both compute; memory that gpupool takes from other GPUs needs none",
+    }
+    /// Each GPU was made current in turn, only to be looked at.
+    DEVICE_SWEEP = "GP004" {
+        title: "Contexts made by looking at every GPU in turn",
+        fix: "ask with calls that need no context: cudaGetDeviceProperties, cudaDeviceGetAttribute, \
+              torch.cuda.get_device_properties, NVML",
+    }
+    /// `CUDA_VISIBLE_DEVICES` or `CUDA_DEVICE_ORDER` changed after `cuInit`.
+    ENVIRONMENT_TOO_LATE = "GP005" {
+        title: "CUDA_VISIBLE_DEVICES or CUDA_DEVICE_ORDER set too late",
+        fix: "set it before the program starts, or above every import that touches CUDA",
+    }
+    /// `fork` after `cuInit`.
+    FORK_AFTER_INIT = "GP006" {
+        title: "A fork after CUDA was initialised",
+        fix: "start workers with multiprocessing.set_start_method(\"spawn\"), or fork before the first CUDA call",
+    }
+    /// Code loaded on a GPU that never runs it.
+    MODULE_ELSEWHERE = "GP007" {
+        title: "A module loaded on another GPU than the one that runs it",
+        fix: "make the GPU current before the module is built: with cupy.cuda.Device(i): …, with torch.cuda.device(i): …",
+    }
+    /// Every kernel of a module was loaded at once.
+    EAGER_MODULES = "GP008" {
+        title: "Modules loaded eagerly",
+        fix: "start the program with CUDA_MODULE_LOADING=LAZY, or unset it where the driver is 12.2 or newer",
+    }
+    /// Device `malloc` with the 8 MiB it has unless told otherwise.
+    DEVICE_HEAP_DEFAULT = "GP009" {
+        title: "Device malloc with a heap of the default size",
+        fix: "set GPUPOOL_MALLOC_HEAP_SIZE=256MiB, or call cudaDeviceSetLimit(cudaLimitMallocHeapSize, bytes) before the \
+              first kernel",
+    }
+    /// A heap or stack limit set when the driver no longer heeds it.
+    LIMIT_TOO_LATE = "GP010" {
+        title: "A limit of the device set too late",
+        fix: "set the limit right after choosing the GPU, before the first kernel; or set GPUPOOL_MALLOC_HEAP_SIZE, \
+              GPUPOOL_STACK_SIZE or GPUPOOL_PRINTF_FIFO_SIZE",
+    }
+    /// `GPUPOOL_CONTEXTS=deny` refused a context.
+    CONTEXT_DENIED = "GP011" {
+        title: "A context refused by GPUPOOL_CONTEXTS=deny",
+        fix: "use a GPU of GPUPOOL_CONTEXT_DEVICES at that line, or add this GPU to the list",
+    }
+}
+
+/// The finding with this code, in any case.
+pub fn finding(code: &str) -> Option<&'static Finding> {
+    FINDINGS.iter().find(|finding| finding.code.eq_ignore_ascii_case(code))
+}
+
+/// The finding that somebody who wrote `code` most likely meant, by its number: `GP5`, `5` and `GPO05` are GP005.
+pub fn nearest_finding(code: &str) -> &'static Finding {
+    let digits: String = code.chars().filter(char::is_ascii_digit).collect();
+    // More digits than fit are a large number all the same.
+    let number = if digits.is_empty() { 1 } else { digits.parse().unwrap_or(usize::MAX) };
+    // The codes are numbered from 1 without gaps.
+    &FINDINGS[number.clamp(1, FINDINGS.len()) - 1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_count_up_from_one() {
+        for (index, finding) in FINDINGS.iter().enumerate() {
+            assert_eq!(finding.code, format!("GP{:03}", index + 1));
+        }
+    }
+
+    #[test]
+    fn texts_fit_the_terminal_and_say_something() {
+        for finding in FINDINGS {
+            assert!(finding.title.chars().count() <= 60 && finding.title.is_ascii(), "{}", finding.code);
+            assert!(!finding.fix.contains('\n') && !finding.fix.ends_with('.'), "{}", finding.code);
+            assert!(finding.explain.split("\n\n").count() >= 3, "{}: too short to explain", finding.code);
+            assert!(finding.explain.ends_with('\n') && finding.explain.is_ascii(), "{}", finding.code);
+            for line in finding.explain.lines() {
+                assert!(line.len() <= 78 && line.trim_end() == line, "{}: {line}", finding.code);
+            }
+        }
+    }
+
+    #[test]
+    fn codes_are_found_in_any_case_and_slips_are_understood() {
+        assert_eq!(finding("gp005"), Some(&Finding::ENVIRONMENT_TOO_LATE));
+        assert_eq!(finding("GP5"), None);
+        for (slip, meant) in [
+            ("GP5", "GP005"),
+            ("5", "GP005"),
+            ("GP0011", "GP011"),
+            ("GP099", "GP011"),
+            ("GP000", "GP001"),
+            ("", "GP001"),
+        ] {
+            assert_eq!(nearest_finding(slip).code, meant, "{slip}");
+        }
+        assert_eq!(nearest_finding("99999999999999999999").code, "GP011");
+    }
+}

@@ -1,0 +1,124 @@
+//! Types that several events have in common.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Bytes at one place over the life of a process, in [`ProcessExit`](crate::ProcessExit).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacePeak {
+    /// `gpu0`, `host0`.
+    pub place: String,
+    /// Bytes the pool holds there now, used or not.
+    pub held: u64,
+    /// The most bytes of live blocks there at any moment.
+    pub peak_used: u64,
+    /// The most bytes the pool may hold there; absent where only the driver limits it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+}
+
+/// Bytes at one place at one moment, in [`PoolLevel`](crate::PoolLevel).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlaceLevel {
+    /// `gpu0`, `host0`.
+    pub place: String,
+    /// Bytes the pool holds there, used or not.
+    pub held: u64,
+    /// Bytes of live blocks there.
+    pub used: u64,
+}
+
+/// One function of Python on the stack.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PyFrame {
+    /// `co_filename`, as Python has it: absolute for imported modules, as given for scripts.
+    pub file: String,
+    /// The line that was being run; 0 where Python knows none.
+    pub line: u32,
+    /// `co_qualname`, or `co_name` before Python 3.11.
+    pub function: String,
+}
+
+/// One native function on the stack.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct NativeFrame {
+    /// File of the library or executable.
+    pub object: String,
+    /// The nearest exported name below the address, as the file spells it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub symbol: Option<String>,
+    /// The address in the file, for `addr2line -e object`; the same whatever address the file is loaded at.
+    pub offset: u64,
+}
+
+/// Where something happened. Innermost frame first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Site {
+    /// Python's frames; none on a thread that Python does not know.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub python: Vec<PyFrame>,
+    /// Native frames, where there are none of Python or they were asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub native: Vec<NativeFrame>,
+    /// There were more frames than were kept.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub truncated: bool,
+}
+
+impl Site {
+    /// Neither Python's frames nor native ones.
+    pub fn is_empty(&self) -> bool {
+        self.python.is_empty() && self.native.is_empty()
+    }
+
+    /// The innermost frame of the program's own: past installed packages, the standard library and what Python makes up
+    /// (`<frozen …>`). A person can change that line; where there is none, the innermost frame is all there is.
+    pub fn program_frame(&self) -> Option<&PyFrame> {
+        self.python.iter().find(|frame| frame.is_of_program()).or(self.python.first())
+    }
+}
+
+impl PyFrame {
+    fn is_of_program(&self) -> bool {
+        let installed = |part: &str| {
+            let version = part.strip_prefix("python3.");
+            part == "site-packages"
+                || part == "dist-packages"
+                || version.is_some_and(|minor| minor.parse::<u8>().is_ok())
+        };
+        // `<stdin>` and `<string>` are the program's; a notebook's cells have paths.
+        !self.file.starts_with("<frozen ") && !self.file.split('/').any(installed)
+    }
+}
+
+/// `train.py:12 in main`.
+impl fmt::Display for PyFrame {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => write!(out, "{} in {}", self.file, self.function),
+            line => write!(out, "{}:{line} in {}", self.file, self.function),
+        }
+    }
+}
+
+/// `step in libwork.so+0x1a40`.
+impl fmt::Display for NativeFrame {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(symbol) = &self.symbol {
+            write!(out, "{symbol} in ")?;
+        }
+        write!(out, "{}+{:#x}", self.object, self.offset)
+    }
+}
+
+/// The innermost frame: of Python if there is one, else native.
+impl fmt::Display for Site {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.python.first(), self.native.first()) {
+            (Some(frame), _) => frame.fmt(out),
+            (None, Some(frame)) => frame.fmt(out),
+            (None, None) => out.write_str("an unknown place"),
+        }
+    }
+}
