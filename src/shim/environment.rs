@@ -5,8 +5,8 @@
 //! before `cuInit`, and for any other name, they do nothing else.
 
 use crate::hook::{Row, dlsym, guard};
-use crate::site::{self, Site};
-use crate::{context, finding, process};
+use crate::{context, finding, process, site};
+use gpupool_events::{Finding, Site};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -38,8 +38,8 @@ pub fn initialised(call: &'static str) {
     let [visible_devices, device_order] = &initial.values;
     tracing::info!(
         target: "gpupool::process", event = "cuda.init", visible_devices, device_order, call,
-        caller = initial.site.caller(), thread = site::thread_name(), seconds = context::uptime(),
-        site.json = %initial.site.json(), "CUDA initialised by {}", initial.site.line()
+        caller = site::caller(&initial.site), thread = site::thread_name(), seconds = context::uptime(),
+        site.json = %site::json(&initial.site), "CUDA initialised by {}", site::line(&initial.site)
     );
     let _ = INITIAL.set(Box::new(initial));
 }
@@ -55,11 +55,11 @@ fn compare(call: Option<&str>) {
         if let Some(call) = call {
             tracing::info!(
                 target: "gpupool::process", event = "environment.set", name = WATCHED[index], value = now, call,
-                site.json = %site.json(), "{} changed by {}", WATCHED[index], site.line()
+                site.json = %site::json(&site), "{} changed by {}", WATCHED[index], site::line(&site)
             );
         }
         let show = |value: &Option<String>| value.as_ref().map_or("unset".to_owned(), |value| format!("\"{value}\""));
-        let (then, now, initialised_by) = (show(then), show(&now), initial.site.line());
+        let (then, now, initialised_by) = (show(then), show(&now), site::line(&initial.site));
         let what = format!(
             "{} was {then} when CUDA was initialised by {initialised_by}, and is {now} now, which CUDA does not see",
             WATCHED[index]
@@ -70,7 +70,7 @@ fn compare(call: Option<&str>) {
             ("value_now", now),
             ("initialised_by", initialised_by),
         ];
-        finding::make("GP005", None, &site, &facts, &what);
+        finding::make(&Finding::ENVIRONMENT_TOO_LATE, None, &site, &facts, &what);
     }
 }
 
@@ -97,7 +97,7 @@ pub fn used_after_fork(row: Row) {
     let what = format!(
         "this process was forked from one that had initialised CUDA, and calls {}: the driver refuses every call here", row.name()
     );
-    finding::make("GP006", None, &site, &[("call", row.name().to_owned())], &what);
+    finding::make(&Finding::FORK_AFTER_INIT, None, &site, &[("call", row.name().to_owned())], &what);
 }
 
 /// The C library's function behind one of ours.

@@ -1,8 +1,8 @@
 //! Which contexts nobody needed. Judged at the end of the process: a GPU may be used late.
 
 use super::{Context, all, limits};
-use crate::site::Site;
-use crate::{finding, module};
+use crate::{finding, module, site};
+use gpupool_events::{Finding, Site};
 use gpupool_config::format_size;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -30,7 +30,7 @@ pub fn judge() {
     }
     let mut rest: Vec<&Context> = stray.iter().copied().filter(|context| !peered(context)).collect();
     while let Some(first) = rest.first().copied() {
-        let (same, others) = rest.into_iter().partition::<Vec<_>, _>(|context| context.site.same_line(&first.site));
+        let (same, others) = rest.into_iter().partition::<Vec<_>, _>(|context| site::line(&context.site) == site::line(&first.site));
         if same.len() > 1 {
             by_sweep(&same);
         } else {
@@ -84,14 +84,14 @@ fn stray_primary(context: &Context, working: &[&Context]) {
         "a context on GPU {} was made by {} and nothing ran in it{}{only}; this process works on GPU {}",
         context.device, context.call, price(&[context]), devices(working)
     );
-    finding::make("GP001", Some(context.device), &context.site, &facts(context), &what);
+    finding::make(&Finding::STRAY_CONTEXT, Some(context.device), &context.site, &facts(context), &what);
 }
 
 fn by_peer_access(context: &Context) {
     let what = format!(
         "enabling peer access made a context on GPU {} and nothing ran in it{}", context.device, price(&[context])
     );
-    finding::make("GP003", Some(context.device), &context.site, &facts(context), &what);
+    finding::make(&Finding::PEER_ACCESS, Some(context.device), &context.site, &facts(context), &what);
 }
 
 fn by_sweep(contexts: &[&Context]) {
@@ -99,19 +99,19 @@ fn by_sweep(contexts: &[&Context]) {
         "one line made contexts on GPUs {} and nothing ran in any of them{}", devices(contexts), price(contexts)
     );
     let site: &Site = &contexts[0].site;
-    finding::make("GP004", Some(contexts[0].device), site, &facts(contexts[0]), &what);
+    finding::make(&Finding::DEVICE_SWEEP, Some(contexts[0].device), site, &facts(contexts[0]), &what);
 }
 
 /// A rank above 0 that sees several GPUs and works on the first one does what rank 0 does.
 fn rank_on_gpu_0(working: &[&Context]) {
     let rank = std::env::var("LOCAL_RANK").ok().and_then(|rank| rank.parse::<u32>().ok());
-    let several = super::driver().is_some_and(|driver| driver.device_count() > 1);
+    let several = super::device_count() > 1;
     if let Some(rank @ 1..) = rank
         && several
         && working.iter().all(|context| context.device == 0)
     {
         let what = format!("this is local rank {rank} and it works on GPU 0, as local rank 0 does");
-        finding::make("GP002", Some(0), &working[0].site, &[("local_rank", rank.to_string())], &what);
+        finding::make(&Finding::RANKS_ON_GPU_0, Some(0), &working[0].site, &[("local_rank", rank.to_string())], &what);
     }
 }
 

@@ -58,6 +58,6 @@ pub fn report(device: Option<CUdevice>, limit: i32, value: u64, result: crate::d
     let (limit, site) = (name(limit), site::here());
     tracing::info!(
         target: "gpupool::context", event = "limit.set", device, limit, value, result = result.0, by = "program",
-        site.json = %site.json(), "{limit} set to {} by {}: {result}", format_size(value), site.line()
+        site.json = %site::json(&site), "{limit} set to {} by {}: {result}", format_size(value), site::line(&site)
     );
 }

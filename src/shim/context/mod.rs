@@ -11,13 +11,14 @@ pub mod limits;
 pub mod policy;
 mod usage;
 
-pub use judge::judge;
+pub use judge::{heap_is_default, judge};
 pub use usage::Usage;
 
 use crate::driver::{self, CuResult, Driver};
 use crate::memory;
-use crate::site::{self, Site};
+use crate::site;
 use cudarc::driver::sys::{CUcontext, CUdevice};
+use gpupool_events::Site;
 use parking_lot::Mutex;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -75,6 +76,13 @@ static BY_ID: [AtomicPtr<Context>; 256] = [const { AtomicPtr::new(std::ptr::null
 static EPOCH: AtomicU64 = AtomicU64::new(1);
 /// The last call after which every device's state was known, for "appeared between".
 static LAST_SWEEP: Mutex<&'static str> = Mutex::new("the start of the process");
+
+/// GPUs that the process sees, once a sweep asked; the driver no longer answers when the process ends.
+static DEVICES: AtomicUsize = AtomicUsize::new(0);
+
+fn device_count() -> usize {
+    DEVICES.load(Ordering::Relaxed)
+}
 
 thread_local! {
     /// The context that was current here last, and the epoch of that.
@@ -197,9 +205,9 @@ fn report(driver: &Driver, context: &Context, approximate: bool) {
     });
     tracing::info!(
         target: "gpupool::context", event = "context.create", id, device, pci, uuid, kind = kind.word(), call,
-        runtime_call = site.runtime_call(), caller = site.caller(), thread = site::thread_name(), seconds = uptime(),
-        cost, approximate, site.json = %site.json(),
-        "{} context on GPU {device} ({call}{price}) by {}", kind.word(), site.line()
+        runtime_call = site::runtime_call(&site), caller = site::caller(&site), thread = site::thread_name(), seconds = uptime(),
+        cost, approximate, site.json = %site::json(&site),
+        "{} context on GPU {device} ({call}{price}) by {}", kind.word(), site::line(&site)
     );
 }
 
@@ -211,6 +219,7 @@ pub fn sweep(driver: &Driver, call: &'static str) {
     if !unsafe { (driver.cuDeviceGetCount)(&raw mut count) }.is_ok() {
         return;
     }
+    DEVICES.store(count as usize, Ordering::Relaxed);
     let before = std::mem::replace(&mut *LAST_SWEEP.lock(), call);
     for device in 0..count {
         let known = || ALL.lock().iter().any(|known| known.device == device && known.is_primary() && !known.is_gone());

@@ -5,9 +5,9 @@ pub mod image;
 use crate::context::{self, Context, limits};
 use crate::driver::{CuResult, Driver, real};
 use crate::hook::{Real, retry};
-use crate::site::{self, Site};
-use crate::finding;
+use crate::{finding, site};
 use gpupool_config::format_size;
+use gpupool_events::{Finding, Site};
 use image::Image;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -71,8 +71,8 @@ fn note(driver: &Driver, call: &'static str, path: Option<String>, image: Image,
     let device = context.device;
     tracing::info!(
         target: "gpupool::module", event = "module.load", id = context.id, device, call, kind, path, bytes, kernels, seconds,
-        memory, lazy, uses_malloc, caller = site.caller(), thread = site::thread_name(), site.json = %site.json(),
-        "{call}: {kind} of {} on GPU {device} by {}", bytes.map_or("unknown size".to_owned(), format_size), site.line()
+        memory, lazy, uses_malloc, caller = site::caller(&site), thread = site::thread_name(), site.json = %site::json(&site),
+        "{call}: {kind} of {} on GPU {device} by {}", bytes.map_or("unknown size".to_owned(), format_size), site::line(&site)
     );
     if !lazy {
         EAGER.fetch_add(memory.unwrap_or(0).max(0) as u64, Relaxed);
@@ -108,7 +108,7 @@ pub fn limit_set(limit: i32, value: u64, result: CuResult) {
         context.device
     );
     let facts = [("limit", limits::name(limit)), ("value", value.to_string()), ("result", result.0.to_string())];
-    finding::make("GP010", Some(context.device), &site::here(), &facts, &what);
+    finding::make(&Finding::LIMIT_TOO_LATE, Some(context.device), &site::here(), &facts, &what);
 }
 
 /// For a context in which nothing ran: where its modules came from, if any were loaded.
@@ -121,7 +121,7 @@ pub fn loaded_in_vain(context: u64, device: i32, working: &[&Context]) {
         "{} modules were loaded on GPU {device}, the first by {} ({}), and all work is on GPU {other}", mine.len(), first.call,
         first.image.kind
     );
-    finding::make("GP007", Some(device), &first.site, &[("modules", mine.len().to_string())], &what);
+    finding::make(&Finding::MODULE_ELSEWHERE, Some(device), &first.site, &[("modules", mine.len().to_string())], &what);
 }
 
 /// At the end of the process.
@@ -132,13 +132,13 @@ pub fn judge() {
         && let Some(first) = loaded.first()
     {
         let what = format!("modules were loaded eagerly and took {}; lazily, only kernels that run take memory", format_size(eager));
-        finding::make("GP008", Some(first.device), &first.site, &[("bytes", eager.to_string())], &what);
+        finding::make(&Finding::EAGER_MODULES, Some(first.device), &first.site, &[("bytes", eager.to_string())], &what);
     }
     if let Some(first) = loaded.iter().find(|loaded| loaded.default_heap) {
         let what = format!(
             "a module that uses device malloc was loaded on GPU {} with the heap at its default of {}", first.device,
             format_size(limits::DEFAULT_HEAP)
         );
-        finding::make("GP009", Some(first.device), &first.site, &[("heap", limits::DEFAULT_HEAP.to_string())], &what);
+        finding::make(&Finding::DEVICE_HEAP_DEFAULT, Some(first.device), &first.site, &[("heap", limits::DEFAULT_HEAP.to_string())], &what);
     }
 }
