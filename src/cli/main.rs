@@ -1,11 +1,14 @@
-//! `gpupool`: runs programs with the pool, or on GPUs that are not there. One file a command.
+//! `gpupool`: runs programs with the pool or on GPUs that are not there, and says what their logs tell. One file a command.
 
 mod child;
 mod companion;
 mod demo;
+mod explain;
 mod failure;
+mod report;
 mod run;
 mod sim;
+mod terminal;
 
 use std::process::ExitCode;
 
@@ -17,6 +20,8 @@ use clap::Parser;
 enum Command {
     Run(run::Args),
     Sim(sim::Args),
+    Report(report::Args),
+    Explain(explain::Args),
     Demo(demo::Args),
 }
 
@@ -24,6 +29,8 @@ fn main() -> ExitCode {
     let done = match Command::parse() {
         Command::Run(args) => run::run(args),
         Command::Sim(args) => sim::run(args),
+        Command::Report(args) => report::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Demo(args) => demo::run(&args),
     };
     done.unwrap_or_else(failure::Failure::report)

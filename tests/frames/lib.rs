@@ -12,6 +12,8 @@ use std::hint::black_box;
 use std::sync::Mutex;
 use std::time::Instant;
 
+use python::versions;
+
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
@@ -126,9 +128,9 @@ pub unsafe extern "C" fn frames_state(into: *mut c_char, size: usize) -> isize {
 /// `size` bytes at `into` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn frames_understood(into: *mut c_char, size: usize) -> isize {
-    let words = python::UNDERSTOOD.map(|python::Understood { minor, offsets }| match offsets {
-        python::Offsets::CompiledIn => format!("3.{minor} compiled-in"),
-        python::Offsets::Published => format!("3.{minor} published"),
+    let words = versions::UNDERSTOOD.map(|versions::Understood { minor, offsets }| match offsets {
+        versions::Offsets::CompiledIn => format!("3.{minor} compiled-in"),
+        versions::Offsets::Published => format!("3.{minor} published"),
     });
     // SAFETY: the caller's.
     unsafe { give(&words.join(", "), into, size) }

@@ -1,7 +1,10 @@
 //! What the tests of the command line share.
 
+use std::io::Read;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::ptr::null_mut;
 
 /// The executable under test, with no setting of the caller's own.
 pub fn gpupool() -> Command {
@@ -58,6 +61,41 @@ impl Bench {
 /// Runs to the end.
 pub fn output(command: &mut Command) -> Output {
     command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"))
+}
+
+/// Compares with a file of `tests/golden`. `UPDATE_GOLDEN=1` writes the file instead; look at the difference then.
+pub fn golden(name: &str, text: &str) {
+    let path = golden_folder().join(name);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    assert!(text == expected, "not as {name}; UPDATE_GOLDEN=1 writes it anew. Now:\n{text}\nexpected:\n{expected}");
+}
+
+/// Logs written by hand and what is made of them.
+pub fn golden_folder() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden"))
+}
+
+/// What `command` writes when its stdout and stderr are a terminal.
+pub fn on_a_terminal(command: &mut Command) -> String {
+    let (mut master, mut slave) = (-1, -1);
+    // SAFETY: both outputs are locals; the name, the settings and the size may be NULL.
+    let opened = unsafe { libc::openpty(&raw mut master, &raw mut slave, null_mut(), null_mut(), null_mut()) };
+    assert_eq!(opened, 0, "no pseudo-terminal: {}", std::io::Error::last_os_error());
+    // SAFETY: openpty succeeded, so both are open descriptors of ours, owned once each.
+    let (master, slave) = unsafe { (OwnedFd::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
+    let stderr = slave.try_clone().unwrap_or_else(|error| panic!("dup: {error}"));
+    command.env("TERM", "xterm").stdin(Stdio::null()).stdout(slave).stderr(stderr);
+    let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    // The command still holds the terminal's other end; without it the reading below ends when the child does.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut text = Vec::new();
+    // Linux answers EIO once nobody has the other end open; what was read up to there stays.
+    let _ = std::fs::File::from(master).read_to_end(&mut text);
+    child.wait().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 /// stdout as text.

@@ -2,6 +2,8 @@
 
 mod common;
 mod demo;
+mod explain;
 mod readme;
+mod report;
 mod run;
 mod sim;

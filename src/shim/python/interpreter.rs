@@ -1,7 +1,7 @@
 //! The CPython of this process: found once, then read.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use once_cell::race::OnceBox;
 
@@ -121,18 +121,23 @@ impl Interpreter {
         })
     }
 
-    /// This thread's `PyThreadState`, while Python runs. Another thread's is never returned, nor the remains of one: the
-    /// structure says whose it is.
+    /// This thread's `PyThreadState`, while Python runs. Another thread's is never returned: the structure says whose it is.
     #[inline]
     pub fn thread(&self) -> Option<Address> {
-        if (self.is_initialized)() == 0 || self.is_finalizing.is_some_and(|is_finalizing| is_finalizing() != 0) {
+        if !self.runs() {
             return None;
         }
         let thread = Address::new((self.this_thread)().expose_provenance())?;
-        // SAFETY: CPython keeps this thread's state alive for as long as the thread knows it, except at finalisation,
-        // which was excluded above. `pthread_self` has no preconditions.
+        // SAFETY: CPython keeps this thread's state for as long as the thread knows it, except at finalisation: then it is
+        // freed, which leaves it readable. `pthread_self` has no preconditions.
         let (owner, own) = unsafe { (thread.read::<c_ulong>(self.layout.thread.id), libc::pthread_self()) };
         (owner == own).then_some(thread)
+    }
+
+    /// Between `Py_Initialize` and the beginning of finalisation.
+    #[inline]
+    fn runs(&self) -> bool {
+        (self.is_initialized)() != 0 && self.is_finalizing.is_none_or(|is_finalizing| is_finalizing() == 0)
     }
 
     /// Reads the frames of this thread into `stack`, the innermost first.
@@ -142,12 +147,18 @@ impl Interpreter {
         const MOST: usize = 3 * (super::MAX_FRAMES + 1);
 
         let Layout { thread: of_thread, frame: of_frame, .. } = &self.layout;
-        // SAFETY: this thread's state, alive as `thread` says. The structure that 3.11 and 3.12 keep on the C stack belongs
-        // to a C function that has not returned, because this thread is further down in it.
-        let mut next = unsafe {
-            let innermost = thread.pointer(of_thread.frame, 0);
-            of_thread.hop.map_or(innermost, |hop| innermost.and_then(|on_stack| on_stack.pointer(hop, 0)))
-        };
+        // SAFETY: this thread's state, readable as `thread` says.
+        let innermost = unsafe { thread.pointer(of_thread.frame, 0) };
+        // A daemon thread that was put aside since may find that its state was freed, and something else in its place. So
+        // what was read is used only if finalisation, which begins long before that, has not begun even now.
+        fence(Ordering::Acquire);
+        if !self.runs() {
+            return;
+        }
+        // SAFETY: the structure that 3.11 and 3.12 keep on the C stack belongs to a C function that has not returned,
+        // because this thread is further down in it.
+        let mut next =
+            of_thread.hop.map_or(innermost, |hop| innermost.and_then(|on_stack| unsafe { on_stack.pointer(hop, 0) }));
         let prepares = matches!(of_frame.position, Position::Pointer { .. });
         for _ in 0..MOST {
             let Some(frame) = next else { return };

@@ -1,0 +1,49 @@
+//! `gpupool report`: what the logs of a program, or of all ranks of a job, say.
+
+mod findings;
+mod gather;
+mod json;
+mod model;
+mod text;
+mod timeline;
+mod words;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+pub use findings::Found;
+use gather::Logs;
+
+use crate::failure::Failure;
+use crate::terminal;
+
+/// Say what logs tell: contexts, findings, memory over time, modules
+///
+/// Logs are written by `gpupool run --log FILE` or GPUPOOL_LOG_FILE. Several logs are taken for the ranks of one job.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Logs, one a process
+    #[arg(required = true, value_name = "LOG")]
+    logs: Vec<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints the report.
+///
+/// # Errors
+/// Exit 2 if a path can not be read or is no log of gpupool; the others are shown all the same.
+pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let logs = Logs::read(&args.logs);
+    let found = findings::all(&logs.processes);
+    let text = if args.json { json::render(&logs, &found) } else { text::render(&logs, &found, terminal::colours()) };
+    terminal::print(&text)?;
+    let unreadable: Vec<String> = logs.logs.iter().filter(|log| !log.readable).map(words::why_unreadable).collect();
+    if unreadable.is_empty() { Ok(ExitCode::SUCCESS) } else { Err(Failure::usage(unreadable.join("\n"))) }
+}
+
+/// What was found in these logs, for whoever only wants that.
+pub fn findings_of(logs: &[PathBuf]) -> Vec<Found> {
+    findings::all(&Logs::read(logs).processes)
+}

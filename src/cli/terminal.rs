@@ -1,0 +1,248 @@
+//! Text for people: 80 columns, colours where they are wanted, nothing from a log that a terminal would obey.
+
+use std::io::{self, IsTerminal, Write};
+
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+use crate::failure::Failure;
+
+/// What every line keeps to.
+pub const WIDTH: usize = 80;
+
+/// Whether colours may be used on stdout: a terminal, and `NO_COLOR` unset or empty.
+pub fn colours() -> bool {
+    let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let dumb = std::env::var_os("TERM").is_some_and(|value| value == "dumb");
+    io::stdout().is_terminal() && !unwanted && !dumb
+}
+
+/// Writes to stdout at once. A reader that has left (`| head`) is no failure: it has what it wanted.
+///
+/// # Errors
+/// Anything else that stops the write, such as a full disk.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::broken(format!("stdout: {error}"))),
+        _ => Ok(()),
+    }
+}
+
+/// A text that grows line by line.
+pub struct Page {
+    text: String,
+    colours: bool,
+}
+
+impl Page {
+    /// An empty page.
+    pub fn new(colours: bool) -> Page {
+        Page { text: String::new(), colours }
+    }
+
+    /// What was written.
+    pub fn into_text(self) -> String {
+        self.text
+    }
+
+    /// A line by itself, above which there is an empty one unless the page is empty.
+    pub fn heading(&mut self, words: &str) {
+        if !self.text.is_empty() {
+            self.text.push('\n');
+        }
+        let words = self.paint("1", words);
+        self.line(&words);
+    }
+
+    /// A line, as it is.
+    pub fn line(&mut self, words: &str) {
+        self.text.push_str(words.trim_end());
+        self.text.push('\n');
+    }
+
+    /// `label` and, beside it, words that go on below themselves.
+    pub fn entry(&mut self, label: &str, words: &str) {
+        let indent = columns(label);
+        for (number, line) in wrap(&clean(words), WIDTH - indent).iter().enumerate() {
+            let before = if number == 0 { label.to_owned() } else { " ".repeat(indent) };
+            self.line(&format!("{before}{line}"));
+        }
+    }
+
+    /// `words` in a colour (the number of an SGR sequence), where colours are wanted.
+    pub fn paint(&self, colour: &str, words: &str) -> String {
+        if self.colours { format!("\x1b[{colour}m{words}\x1b[0m") } else { words.to_owned() }
+    }
+
+    /// Rows under their headings; see [`Table`].
+    pub fn table(&mut self, table: &Table) {
+        let widths = table.widths();
+        let heading = table.line(&widths, table.headings);
+        let heading = self.paint("2", heading.trim_end());
+        self.line(&heading);
+        for row in &table.rows {
+            let cells: Vec<&str> = row.cells.iter().map(String::as_str).collect();
+            let line = table.line(&widths, &cells);
+            self.line(&line);
+            for below in &row.below {
+                let indent = table.indent_below;
+                self.line(&format!("{:indent$}{}", "", shorten(&clean(below), WIDTH - indent)));
+            }
+        }
+    }
+}
+
+/// A table that keeps to [`WIDTH`]: each column is as wide as its widest cell, and the last one gets what is left, its
+/// cells shortened in the middle.
+pub struct Table {
+    headings: &'static [&'static str],
+    /// One letter a column: `r` for numbers, `l` for words.
+    alignment: &'static [u8],
+    indent_below: usize,
+    rows: Vec<Row>,
+}
+
+struct Row {
+    cells: Vec<String>,
+    below: Vec<String>,
+}
+
+impl Table {
+    /// A table without rows.
+    pub fn new(headings: &'static [&'static str], alignment: &'static [u8], indent_below: usize) -> Table {
+        Table { headings, alignment, indent_below, rows: Vec::new() }
+    }
+
+    /// Adds a row, with lines that belong to it and run under all columns.
+    pub fn row(&mut self, cells: Vec<String>, below: Vec<String>) {
+        self.rows.push(Row { cells: cells.iter().map(|cell| clean(cell)).collect(), below });
+    }
+
+    fn widths(&self) -> Vec<usize> {
+        let mut widths: Vec<usize> = self.headings.iter().map(|heading| columns(heading)).collect();
+        for row in &self.rows {
+            for (width, cell) in widths.iter_mut().zip(&row.cells) {
+                *width = columns(cell).max(*width);
+            }
+        }
+        if let Some((last, others)) = widths.split_last_mut() {
+            let taken = 2 + others.iter().map(|width| width + 2).sum::<usize>();
+            *last = (*last).min(WIDTH.saturating_sub(taken).max(8));
+        }
+        widths
+    }
+
+    fn line(&self, widths: &[usize], cells: &[&str]) -> String {
+        let mut line = String::new();
+        for ((cell, width), alignment) in cells.iter().zip(widths).zip(self.alignment) {
+            let cell = shorten(cell, *width);
+            let space = " ".repeat(width.saturating_sub(columns(&cell)));
+            line.push_str("  ");
+            line.push_str(&if *alignment == b'r' { space + &cell } else { cell + &space });
+        }
+        line
+    }
+}
+
+/// Columns that a terminal gives `text`.
+pub fn columns(text: &str) -> usize {
+    UnicodeWidthStr::width(text)
+}
+
+/// `text` without control characters: a path or message from a log must not move the cursor.
+pub fn clean(text: &str) -> String {
+    let printable = |c: char| if c.is_control() || is_direction(c) { char::REPLACEMENT_CHARACTER } else { c };
+    text.chars().map(printable).collect()
+}
+
+/// Characters that reorder what stands around them.
+fn is_direction(c: char) -> bool {
+    matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// `text` in at most `width` columns, its middle left out: the ends of a path say most.
+pub fn shorten(text: &str, width: usize) -> String {
+    if columns(text) <= width {
+        return text.to_owned();
+    }
+    let room = width.saturating_sub(1);
+    // The end says more than the beginning: the file, the line, the function.
+    let (head, _) = split_at_column(text.chars(), room / 3);
+    let head: String = head.into_iter().collect();
+    let (tail, _) = split_at_column(text.chars().rev(), room - columns(&head));
+    let tail: String = tail.into_iter().rev().collect();
+    format!("{head}…{tail}")
+}
+
+fn split_at_column(chars: impl Iterator<Item = char>, room: usize) -> (Vec<char>, usize) {
+    let mut taken = (Vec::new(), 0);
+    for c in chars {
+        let width = c.width().unwrap_or(0);
+        if taken.1 + width > room {
+            break;
+        }
+        taken.0.push(c);
+        taken.1 += width;
+    }
+    taken
+}
+
+/// `text` in lines of at most `width` columns, broken at spaces; a word that is longer is shortened.
+pub fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let word = shorten(word, width);
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => *line = word,
+            Some(line) if columns(line) + 1 + columns(&word) <= width => {
+                line.push(' ');
+                line.push_str(&word);
+            }
+            _ => lines.push(word),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_of_a_long_path_is_left_out() {
+        assert_eq!(shorten("/a/b.py:3 in f", 20), "/a/b.py:3 in f");
+        assert_eq!(shorten("/home/somebody/projects/training/train.py:3 in f", 31), "/home/some…ning/train.py:3 in f");
+        for width in 1..40 {
+            assert!(columns(&shorten("/データ/訓練/長い名前のファイル.py:12 in 主", width)) <= width);
+        }
+    }
+
+    #[test]
+    fn lines_break_at_spaces_and_keep_their_width() {
+        assert_eq!(wrap("one two  three", 8), ["one two", "three"]);
+        assert_eq!(wrap("", 8), [""]);
+        assert_eq!(wrap("a/very/long/word x", 8), ["a/…/word", "x"]);
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_replaced() {
+        assert_eq!(clean("a\x1b[31m\n\u{202e}b"), "a\u{fffd}[31m\u{fffd}\u{fffd}b");
+    }
+
+    #[test]
+    fn a_table_keeps_to_its_width() {
+        let mut table = Table::new(&["number", "where"], b"rl", 4);
+        table.row(vec!["7".to_owned(), "x".repeat(200)], vec!["y".repeat(200)]);
+        let mut page = Page::new(false);
+        page.table(&table);
+        let text = page.into_text();
+        assert!(text.lines().all(|line| columns(line) <= WIDTH), "{text}");
+        assert!(text.starts_with("  number  where\n       7  xxx"), "{text}");
+    }
+
+    #[test]
+    fn colours_are_only_there_when_wanted() {
+        assert_eq!(Page::new(false).paint("1", "x"), "x");
+        assert_eq!(Page::new(true).paint("1", "x"), "\x1b[1mx\x1b[0m");
+    }
+}

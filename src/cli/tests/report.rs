@@ -1,0 +1,209 @@
+//! `gpupool report` on logs written by hand, and on files that are no logs.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::common::{golden, golden_folder, gpupool, on_a_terminal, output, stderr, stdout};
+
+const START: &str = r#"{"v":1,"t":1,"pid":7,"tid":7,"level":"info","event":"process.start","message":"","version":"0.1.0","mode":"pool","exe":"/bin/x"}"#;
+
+/// In the folder of the logs, so that their paths are the same everywhere.
+fn report(arguments: &[&str]) -> Command {
+    let mut command = gpupool();
+    command.current_dir(golden_folder()).arg("report").args(arguments);
+    command
+}
+
+/// A log of these bytes.
+fn log_of(bytes: &[u8]) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(bytes).unwrap();
+    file
+}
+
+fn report_on(path: &Path) -> (Option<i32>, String, String) {
+    let output = output(gpupool().arg("report").arg(path));
+    (output.status.code(), stdout(&output), stderr(&output))
+}
+
+#[test]
+fn one_process() {
+    let output = output(&mut report(&["train.jsonl"]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    golden("train.txt", &stdout(&output));
+}
+
+#[test]
+fn ranks_are_merged_and_what_can_not_be_read_is_named() {
+    // In any order: the ranks say which they are.
+    let output = output(&mut report(&["rank2.jsonl", "rank0.jsonl", "rank1.jsonl"]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    golden("ranks.txt", &stdout(&output));
+}
+
+#[test]
+fn the_same_as_json() {
+    let text = stdout(&output(&mut report(&["--json", "train.jsonl", "rank1.jsonl"])));
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(json["report"], 1);
+    let ranked = &json["processes"][0];
+    let alone = &json["processes"][1];
+    assert_eq!((ranked["label"].as_str(), alone["label"].as_str()), (Some("rank 1"), Some("pid 4711")));
+    let stray = &alone["contexts"][1];
+    assert_eq!((&stray["made"]["device"], &stray["used"]), (&0.into(), &false.into()));
+    assert_eq!(stray["made"]["site"]["python"][1]["line"], 88);
+    assert_eq!(alone["memory"]["places"]["gpu0"]["peak"], 14u64 << 30);
+    let codes: Vec<&str> =
+        json["findings"].as_array().unwrap().iter().filter_map(|found| found["code"].as_str()).collect();
+    assert_eq!(codes, ["GP001", "GP005", "GP010"]);
+    assert!(json["findings"][0]["fix"].as_str().unwrap().contains("set_device"));
+}
+
+#[test]
+fn one_rank_on_gpu_0_or_one_gpu_a_rank_is_no_finding() {
+    let text = stdout(&output(&mut report(&["rank0.jsonl"])));
+    assert!(text.contains("\nFindings\n  none\n"), "{text}");
+    // Each rank sees another GPU as its GPU 0.
+    let own = |rank: u32| {
+        let start = START.replace("\"exe\"", &format!("\"gpus\":8,\"local_rank\":{rank},\"job_ranks\":2,\"exe\""));
+        let context = START.replace("process.start", "context.create").replace(
+            "\"exe\"",
+            &format!("\"device\":0,\"kind\":\"primary\",\"call\":\"c\",\"uuid\":\"GPU-{rank}\",\"exe\""),
+        );
+        log_of(format!("{start}\n{context}\n").replace("\"pid\":7", &format!("\"pid\":{}", 7 + rank)).as_bytes())
+    };
+    let (first, second) = (own(0), own(1));
+    let text = stdout(&output(gpupool().arg("report").args([first.path(), second.path()])));
+    assert!(text.contains("\nFindings\n  none\n"), "{text}");
+    // The same GPU is one.
+    let same = std::fs::read_to_string(second.path()).unwrap().replace("GPU-1", "GPU-0");
+    let same = log_of(same.as_bytes());
+    let text = stdout(&output(gpupool().arg("report").args([first.path(), same.path()])));
+    assert!(text.contains("GP002"), "{text}");
+}
+
+#[test]
+fn lines_fit_the_terminal() {
+    for logs in [&["train.jsonl"][..], &["rank0.jsonl", "rank1.jsonl", "rank2.jsonl"]] {
+        let text = stdout(&output(&mut report(logs)));
+        for line in text.lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_log_cut_anywhere_shows_what_came_before() {
+    let whole = std::fs::read(golden_folder().join("train.jsonl")).unwrap();
+    for cut in [whole.len() - 1, whole.len() - 2, whole.len() / 2, 700] {
+        let (code, text, complaint) = report_on(log_of(&whole[..cut]).path());
+        assert_eq!(code, Some(0), "cut at {cut}: {complaint}");
+        assert!(text.contains("pid 4711"), "cut at {cut}: {text}");
+        // Without its line feed the last record is still a whole one.
+        assert_eq!(text.contains("stops in the middle"), cut != whole.len() - 1, "cut at {cut}: {text}");
+    }
+}
+
+#[test]
+fn an_empty_log_is_said_to_be_empty() {
+    let (code, text, _) = report_on(log_of(b"").path());
+    assert_eq!(code, Some(0));
+    assert!(text.contains("empty: its process logged nothing"), "{text}");
+}
+
+#[test]
+fn what_is_no_log_is_named_and_is_exit_2() {
+    let newer = START.replace("\"v\":1", "\"v\":9");
+    for (bytes, reason) in [
+        (&b"\x7fELF\x02\x01\x01\0\xff\xfe\n\0\0"[..], "holds no record of gpupool; line 1: not a record"),
+        (b"epoch 1\nepoch 2\n", "holds no record of gpupool; line 1: not a record"),
+        (b"{}\n[]\n", "it names no format"),
+        (newer.as_bytes(), "format 9, this gpupool reads 1; use the one that wrote it"),
+    ] {
+        let (code, text, complaint) = report_on(log_of(bytes).path());
+        assert_eq!(code, Some(2), "{complaint}");
+        assert!(complaint.contains(reason) && text.contains("line 1: "), "{text}{complaint}");
+    }
+}
+
+#[test]
+fn a_path_that_can_not_be_read_does_not_hide_the_others() {
+    let output = output(&mut report(&["no-such.jsonl", ".", "rank0.jsonl"]));
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stdout(&output).contains("rank 0"), "{}", stdout(&output));
+    let expected = "gpupool: no-such.jsonl: no such file\ngpupool: .: is a folder; name the logs in it\n";
+    assert_eq!(stderr(&output), expected);
+}
+
+#[test]
+fn many_bad_lines_are_counted() {
+    let (code, text, _) = report_on(log_of(format!("{START}\n{}", "no\n".repeat(1000)).as_bytes()).path());
+    assert_eq!(code, Some(0));
+    assert!(text.contains("and 997 more lines that can not be read"), "{text}");
+}
+
+#[test]
+fn nothing_from_a_log_moves_the_cursor() {
+    let hostile = START.replace("/bin/x", "/bin/\\u001b[2J\\u0007\\u202e\\nx").replace("\"pool\"", "\"\\r\"");
+    let (code, text, _) = report_on(log_of(hostile.as_bytes()).path());
+    assert_eq!(code, Some(0));
+    assert!(!text.contains(['\x1b', '\x07', '\r', '\u{202e}']), "{text:?}");
+}
+
+#[test]
+fn colours_are_for_terminals_and_not_where_they_are_unwanted() {
+    let plain = stdout(&output(&mut report(&["train.jsonl"])));
+    assert!(!plain.contains('\x1b'));
+    let coloured = on_a_terminal(report(&["train.jsonl"]).env_remove("NO_COLOR"));
+    assert!(coloured.contains("\x1b[1mContexts\x1b[0m"), "{coloured}");
+    let unwanted = on_a_terminal(report(&["train.jsonl"]).env("NO_COLOR", "1"));
+    assert_eq!(unwanted.replace("\r\n", "\n"), plain);
+}
+
+/// 50 MB of every kind of record that could pile up: a pool that grows and shrinks, ever new contexts, modules, findings
+/// and places.
+fn long_log() -> tempfile::NamedTempFile {
+    let mut file = std::io::BufWriter::new(tempfile::NamedTempFile::new().unwrap());
+    writeln!(file, "{START}").unwrap();
+    for i in 0..60_000u64 {
+        let site =
+            format!(r#""site":{{"python":[{{"file":"/home/ada/generated/file{i}.py","line":{i},"function":"f"}}]}}"#);
+        let head =
+            format!(r#"{{"v":1,"t":{i}.5,"pid":7,"tid":7,"level":"warn","message":"message number {i}","event":"#);
+        writeln!(file, r#"{head}"pool.level","places":[{{"place":"gpu0","held":{i},"used":{i}}}]}}"#).unwrap();
+        writeln!(file, r#"{head}"context.create","id":{i},"device":0,"kind":"created","call":"c",{site}}}"#).unwrap();
+        writeln!(file, r#"{head}"module.load","id":{i},"call":"c","kind":"file","path":"/m{i}","seconds":0,{site}}}"#)
+            .unwrap();
+        writeln!(file, r#"{head}"finding","code":"GP001","what":"what {i}",{site}}}"#).unwrap();
+        writeln!(file, r#"{head}"block.free","address":{i},"bytes":{i},"home":0}}"#).unwrap();
+    }
+    file.into_inner().unwrap()
+}
+
+#[test]
+fn a_long_log_takes_little_memory_and_shows_how_far_it_is() {
+    let log = long_log();
+    assert!(log.as_file().metadata().unwrap().len() > 40 << 20);
+    let mut command = gpupool();
+    command.arg("report").arg(log.path()).stdout(Stdio::piped());
+    let child = command.spawn().unwrap();
+    let id = child.id().cast_signed();
+    let reader = std::thread::spawn(move || {
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut child.stdout.unwrap(), &mut text).map(|_| text)
+    });
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    let mut status = 0;
+    // SAFETY: the child is ours and not waited for yet; both outputs are locals, and zeroes are a valid rusage.
+    let usage = unsafe {
+        assert_eq!(libc::wait4(id, &raw mut status, 0, usage.as_mut_ptr()), id);
+        usage.assume_init()
+    };
+    assert_eq!(status, 0);
+    let text = reader.join().unwrap().unwrap();
+    assert!(text.contains("59744 more contexts") && text.contains("59744 more findings"), "{text}");
+    assert!(usage.ru_maxrss < 24 << 10, "{} KiB for a log of 50 MB", usage.ru_maxrss);
+    let shown = on_a_terminal(gpupool().arg("report").arg(log.path()));
+    assert!(shown.contains("\r\x1b[Kreading ") && shown.contains(" % of "), "{shown}");
+}
