@@ -10,8 +10,8 @@
 //! Architecture Invariant: nothing here takes the GIL, changes a reference count or calls into Python, except the one
 //! comparison in [`check`], which is made only while the thread holds the GIL already.
 //!
-//! What remains: a daemon thread that is inside [`capture`] in the very nanoseconds in which the main thread frees the
-//! thread states of a finalising interpreter. Python itself offers no way to close that.
+//! What remains: threads that go on after `Py_FinalizeEx` are told so by Python's own flags, which a program resets when it
+//! initialises Python a second time. A thread left behind by the first interpreter must not make hooked calls then.
 
 mod cache;
 mod check;
