@@ -13,7 +13,7 @@ pub fn here() -> Site {
     let stack = python::capture();
     report_python();
     let truncated = stack.as_ref().is_some_and(python::Stack::is_truncated);
-    let python = stack.map(|stack| stack.resolve()).unwrap_or_default();
+    let python: Vec<python::Frame> = stack.map(|stack| stack.resolve()).unwrap_or_default();
     let python = python.into_iter().map(|frame| PyFrame {
         file: frame.file.to_string(),
         line: frame.line.unwrap_or(0),
