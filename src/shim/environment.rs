@@ -34,6 +34,9 @@ pub fn initialised(call: &'static str) {
     if INITIAL.get().is_some() {
         return;
     }
+    if let Some(driver) = context::driver() {
+        context::remember(driver);
+    }
     let initial = Initial { values: values(), site: site::here() };
     let [visible_devices, device_order] = &initial.values;
     tracing::info!(

@@ -1,23 +1,42 @@
 //! What a context takes of its GPU: free memory before and after.
 
-use super::within;
+use super::{all, within};
 use crate::backend::nvml;
 use crate::driver::Driver;
 use crate::memory;
 use cudarc::driver::sys::{CUcontext, CUdevice};
+use once_cell::race::OnceBox;
+
+/// Free memory of every GPU when CUDA was initialised.
+static AT_INIT: OnceBox<Vec<Option<u64>>> = OnceBox::new();
+
+/// `cuInit` succeeded: the state against which contexts are priced that nobody sees being made.
+pub fn remember(driver: &Driver) {
+    let look = || (0..driver.device_count()).map(|device| Before::look(driver, device).free).collect();
+    let _ = AT_INIT.get_or_init(|| Box::new(look()));
+}
 
 /// Free memory of a GPU before a context was made on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Before {
     /// By NVML; without a context there is no other way to ask.
     free: Option<u64>,
-    /// Nobody looked in time, or the context was there already.
+    /// The context was there already.
     unknown: bool,
 }
 
 impl Before {
+    /// For a context that is not new.
     pub fn unknown() -> Self {
         Self { free: None, unknown: true }
+    }
+
+    /// For a context that was found when it was there: what was free when CUDA was initialised, less what this process has
+    /// taken on that GPU since.
+    pub fn at_init(device: CUdevice) -> Self {
+        let then = AT_INIT.get().and_then(|free| *free.get(usize::try_from(device).ok()?)?);
+        let others: u64 = all().iter().filter(|other| other.device == device && !other.is_gone()).filter_map(|other| other.cost).sum();
+        Self { free: then.map(|free| free.saturating_sub(others + memory::held_on(device))), unknown: false }
     }
 
     /// Looks now.
@@ -38,6 +57,9 @@ impl Before {
         {
             let shared = nvml.processes(&uuid).is_none_or(|count| count > 1);
             return (Some(before.saturating_sub(after)), shared);
+        }
+        if context.is_null() {
+            return (None, true);
         }
         let info = within(driver, context, || driver.memory().ok()).flatten();
         let held = memory::held_on(device);

@@ -1,6 +1,6 @@
 //! Which contexts nobody needed. Judged at the end of the process: a GPU may be used late.
 
-use super::{Context, all, limits};
+use super::{Context, Kind, all, limits};
 use crate::{finding, module, site};
 use gpupool_events::{Finding, Site};
 use gpupool_config::format_size;
@@ -77,12 +77,22 @@ fn facts(context: &Context) -> Vec<(&'static str, String)> {
     facts
 }
 
+/// What made a context, in a sentence: the runtime's function where it shows, which is what a person called.
+fn maker(context: &Context) -> &str {
+    match (site::runtime_call(&context.site), context.kind) {
+        (Some(call), _) => call,
+        (None, Kind::Found) => "the CUDA runtime",
+        (None, Kind::Appeared) => "a call past the driver's public interface",
+        (None, Kind::Primary | Kind::Created) => &context.call,
+    }
+}
+
 fn stray_primary(context: &Context, working: &[&Context]) {
     let pinned = context.usage.pinned.load(Relaxed);
     let only = if pinned > 0 { format!("; {pinned} pinned host allocations were made in it") } else { String::new() };
     let what = format!(
         "a context on GPU {} was made by {} and nothing ran in it{}{only}; this process works on GPU {}",
-        context.device, context.call, price(&[context]), devices(working)
+        context.device, maker(context), price(&[context]), devices(working)
     );
     finding::make(&Finding::STRAY_CONTEXT, Some(context.device), &context.site, &facts(context), &what);
 }

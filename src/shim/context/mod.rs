@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-pub use cost::Before;
+pub use cost::{Before, remember};
 
 /// How a context came to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +140,15 @@ fn lookup_current(driver: &Driver, context: CUcontext) -> Option<&'static Contex
     Some(known)
 }
 
+/// Whether this thread's current context is another one than at the last look; cheap where it is not.
+#[inline]
+pub fn has_switched(driver: &Driver) -> bool {
+    let current = driver.current_context().map_or(0, |context| context as usize);
+    let (epoch, last) = LAST.get();
+    let last = last.filter(|_| epoch == EPOCH.load(Ordering::Acquire));
+    current != last.map_or(0, |last| last.handle.load(Ordering::Acquire))
+}
+
 /// A context that is current and has no record: one that appeared before, or one that nobody saw being made.
 fn found_in_use(driver: &Driver, context: CUcontext) -> Option<&'static Context> {
     let device = driver.current_device().ok()?;
@@ -150,7 +159,7 @@ fn found_in_use(driver: &Driver, context: CUcontext) -> Option<&'static Context>
         known.handle.store(context as usize, Ordering::Release);
         return Some(known);
     }
-    Some(add(driver, context, device, Kind::Found, "found in use", Before::unknown()))
+    Some(add(driver, context, device, Kind::Found, "found in use", Before::at_init(device)))
 }
 
 /// Notes a context unless it is known. `call` says how it was made; `before` was taken before that call.
@@ -214,18 +223,14 @@ fn report(driver: &Driver, context: &Context, approximate: bool) {
 /// Looks for primary contexts that came to be without a hooked call. Cheap (tens of nanoseconds a device), and called
 /// only where something rare happens.
 pub fn sweep(driver: &Driver, call: &'static str) {
-    let mut count = 0;
-    // SAFETY: the output is a local of the right type.
-    if !unsafe { (driver.cuDeviceGetCount)(&raw mut count) }.is_ok() {
-        return;
-    }
+    let count = driver.device_count();
     DEVICES.store(count as usize, Ordering::Relaxed);
     let before = std::mem::replace(&mut *LAST_SWEEP.lock(), call);
     for device in 0..count {
         let known = || ALL.lock().iter().any(|known| known.device == device && known.is_primary() && !known.is_gone());
         if driver.primary_is_active(device) && !known() {
             let between = format!("appeared between {before} and {call}");
-            add(driver, std::ptr::null_mut(), device, Kind::Appeared, &between, Before::unknown());
+            add(driver, std::ptr::null_mut(), device, Kind::Appeared, &between, Before::at_init(device));
         }
     }
 }

@@ -111,6 +111,14 @@ impl Driver {
         result.is_ok() && active != 0
     }
 
+    /// How many GPUs the process sees; 0 where the driver does not answer.
+    pub fn device_count(&self) -> CUdevice {
+        let mut count = 0;
+        // SAFETY: the output is a local of the right type.
+        let result = unsafe { (self.cuDeviceGetCount)(&raw mut count) };
+        if result.is_ok() { count } else { 0 }
+    }
+
     /// `0000:07:00.0`; empty where the driver does not say.
     pub fn pci_address(&self, device: CUdevice) -> String {
         let mut text = [0 as c_char; 32];

@@ -89,9 +89,10 @@ pub unsafe fn destroy(real: &mut Real, ctx: CUcontext) -> CuResult {
 pub unsafe fn switched(real: &mut Real) -> CuResult {
     let result = real.call();
     if result.is_ok()
-        && let Some(driver) = context::driver()
+        && let Some(driver) = context::driver().filter(|driver| context::has_switched(driver))
     {
         let _ = context::current(driver);
+        context::sweep(driver, real.row.name());
     }
     result
 }
@@ -103,6 +104,7 @@ pub unsafe fn switched(real: &mut Real) -> CuResult {
 pub unsafe fn peer_enabled(real: &mut Real, peer: CUcontext) -> CuResult {
     let result = real.call();
     let Some(driver) = context::driver().filter(|_| result.is_ok()) else { return result };
+    context::sweep(driver, real.row.name());
     for context in [context::current(driver), context::by_handle(peer)].into_iter().flatten() {
         if !context.usage.is_used() {
             context.peered.store(true, Ordering::Relaxed);

@@ -27,6 +27,21 @@ pub unsafe fn copied(real: &mut Real) -> CuResult {
     result
 }
 
+/// A copy between two GPUs, which may make a context on either.
+///
+/// # Safety
+/// Called by a row's trampoline.
+pub unsafe fn copied_between(real: &mut Real) -> CuResult {
+    let result = real.call();
+    if let Some(driver) = context::driver() {
+        context::sweep(driver, real.row.name());
+        if let Some(context) = context::current(driver) {
+            context.usage.copied();
+        }
+    }
+    result
+}
+
 /// Pinned host memory: it needs some context, so one that has nothing else is not used.
 ///
 /// # Safety
