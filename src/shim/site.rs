@@ -37,8 +37,12 @@ fn report_python() {
 fn native() -> Vec<NativeFrame> {
     let mut frames = Vec::new();
     backtrace::trace(|frame| {
-        if let Some(found) = describe(frame.ip())
+        // A return address is behind its call, and may be the first of the next line or function.
+        let call = frame.ip().wrapping_byte_sub(1);
+        if let Some(found) = describe(call)
             && file_name(&found.object) != "libgpupool.so"
+            // fork and setenv are reached through the C library; the place is who called it.
+            && !(frames.is_empty() && file_name(&found.object).starts_with("libc.so"))
         {
             frames.push(found);
         }

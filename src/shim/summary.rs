@@ -28,7 +28,7 @@ pub fn write() {
         limit: Some(usage.limit),
         held: usage.held,
     });
-    let contexts = context::all();
+    let contexts: Vec<_> = context::all().into_iter().filter(|context| !context.is_gone()).collect();
     log::write_summary(
         process::settings().summary,
         &Summary {
