@@ -3,7 +3,9 @@
 mod child;
 mod companion;
 mod demo;
+mod doctor;
 mod explain;
+mod fail_on;
 mod failure;
 mod report;
 mod run;
@@ -22,6 +24,7 @@ enum Command {
     Sim(sim::Args),
     Report(report::Args),
     Explain(explain::Args),
+    Doctor(doctor::Args),
     Demo(demo::Args),
 }
 
@@ -31,6 +34,7 @@ fn main() -> ExitCode {
         Command::Sim(args) => sim::run(args),
         Command::Report(args) => report::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(&args),
     };
     done.unwrap_or_else(failure::Failure::report)

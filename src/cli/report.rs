@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 pub use findings::Found;
 use gather::Logs;
+pub use words::{count, place, ranges};
 
 use crate::failure::Failure;
 use crate::terminal;

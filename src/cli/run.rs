@@ -10,6 +10,7 @@ use std::process::{Command, ExitCode};
 use gpupool_config::{LogPath, LogPathNames, PREFIX, SETTINGS, Settings};
 
 use crate::companion;
+use crate::fail_on::FailOn;
 use crate::failure::Failure;
 
 /// Run a program with the pool behind its cudaMalloc
@@ -28,6 +29,9 @@ pub struct Args {
     /// Print a summary on stderr at exit (GPUPOOL_SUMMARY=on)
     #[arg(long)]
     summary: bool,
+    /// Exit with 3 when the program succeeds but one of these findings was made: codes as GP001,GP005, or any
+    #[arg(long, value_name = "CODES", value_delimiter = ',')]
+    fail_on: Vec<String>,
     /// The library to preload [default: libgpupool.so that came with this program]
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
@@ -36,13 +40,14 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-/// Becomes the program. A parent that waits would have to imitate the shell's job control and pass signals on; a process
+/// Becomes the program, unless its end is to be judged (`--fail-on`). A parent that waits would have to imitate the shell's job control and pass signals on; a process
 /// that is the program has its number, its terminal, its exit code and its death without any of that.
 ///
 /// # Errors
-/// Exit 2 for a setting or library that can not be used, 127 for a program that is not there, 126 for one that can not
+/// Exit 2 for a setting, finding or library that can not be used, 127 for a program that is not there, 126 for one that can not
 /// be started.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    let fail_on = FailOn::parse(&args.fail_on)?;
     let wanted = wanted(&args)?;
     let environment: BTreeMap<OsString, OsString> = std::env::vars_os().chain(wanted.clone()).collect();
     let settings = Settings::read(environment.into_iter())
@@ -56,7 +61,10 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     };
     let mut command = Command::new(program);
     command.args(arguments).envs(wanted).env("LD_PRELOAD", preload(&library, std::env::var_os("LD_PRELOAD"))?);
-    Err(Failure::start(program, &become_it(command)))
+    match fail_on {
+        Some(fail_on) => fail_on.run(command, &settings),
+        None => Err(Failure::start(program, &become_it(command))),
+    }
 }
 
 fn become_it(mut command: Command) -> std::io::Error {

@@ -2,6 +2,7 @@
 
 mod common;
 mod demo;
+mod doctor;
 mod explain;
 mod readme;
 mod report;

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 
-use crate::common::{Bench, gpupool, output, stderr, stdout};
+use crate::common::{Bench, golden_folder, gpupool, output, stderr, stdout};
 
 const PRINT_ARGUMENTS: &str = r#"printf '[%s]' "$@""#;
 
@@ -176,5 +176,99 @@ fn help_lists_every_setting() {
     for row in gpupool_config::SETTINGS {
         let expected = format!("{} ({}) {} [default: {}]", row.name, row.values, row.help, row.default);
         assert!(text.contains(&expected), "{expected}\n{text}");
+    }
+}
+
+/// A program that writes the log that the pool would have written, from `tests/golden`, and ends with `code`.
+fn logging(bench: &Bench, flags: &[&str], log: &str, code: i32) -> std::process::Command {
+    let log = golden_folder().join(log);
+    let mut command = bench.gpupool("run", flags);
+    let script = format!(
+        "to=$(echo \"$GPUPOOL_LOG_FILE\" | sed s/%p/$$/); [ -z \"$1\" ] || cp \"$1\" \"$to\"; echo \"$to\"; exit {code}"
+    );
+    command.args(["sh", "-c", &script, "sh"]).arg(log);
+    command
+}
+
+#[test]
+fn a_finding_fails_a_program_that_succeeds() {
+    let bench = Bench::new();
+    let output = output(&mut logging(&bench, &["--fail-on", "GP005,GP001"], "train.jsonl", 0));
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    let log = stdout(&output).trim().to_owned();
+    let expected = format!(
+        "gpupool: GP001: A context that nobody uses: the primary context on GPU 0 took ≈519.0 MiB 8.1 s after the start \
+         and nothing was done in it\ngpupool:   /home/ada/work/train.py:88 in report_speed\ngpupool: gpupool report {log}\n"
+    );
+    assert_eq!(stderr(&output), expected);
+    // The log is kept for the command that was just named.
+    std::fs::remove_dir_all(std::path::Path::new(&log).parent().unwrap()).unwrap();
+}
+
+#[test]
+fn other_findings_do_not_and_leave_nothing_behind() {
+    let bench = Bench::new();
+    let output = output(&mut logging(&bench, &["--fail-on", "GP006"], "train.jsonl", 0));
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+    assert!(!std::path::Path::new(stdout(&output).trim()).parent().unwrap().exists());
+}
+
+#[test]
+fn a_program_that_fails_keeps_its_own_code() {
+    let bench = Bench::new();
+    let output = output(&mut logging(&bench, &["--fail-on", "any"], "train.jsonl", 7));
+    assert_eq!(output.status.code(), Some(7));
+    assert!(stderr(&output).contains("GP001") && stderr(&output).contains("GP010"), "{}", stderr(&output));
+    std::fs::remove_dir_all(std::path::Path::new(stdout(&output).trim()).parent().unwrap()).unwrap();
+}
+
+#[test]
+fn a_log_that_was_asked_for_is_used_and_older_ones_are_not_read() {
+    let bench = Bench::new();
+    std::fs::copy(golden_folder().join("train.jsonl"), bench.path("old.jsonl")).unwrap();
+    let template = bench.path("%p.jsonl");
+    let clean =
+        output(&mut logging(&bench, &["--fail-on", "any", "--log", template.to_str().unwrap()], "rank0.jsonl", 0));
+    assert_eq!((clean.status.code(), stderr(&clean).as_str()), (Some(0), ""));
+    assert!(std::path::Path::new(stdout(&clean).trim()).exists());
+    let found =
+        output(&mut logging(&bench, &["--fail-on", "any", "--log", template.to_str().unwrap()], "train.jsonl", 0));
+    assert_eq!(found.status.code(), Some(3), "{}", stderr(&found));
+    // A path without a folder is meant from here, wherever the program goes.
+    let mut command = logging(&bench, &["--fail-on", "any", "--log", "%p.rel"], "train.jsonl", 0);
+    let relative = output(command.current_dir(bench.path("")));
+    assert_eq!(relative.status.code(), Some(3), "{}", stderr(&relative));
+}
+
+#[test]
+fn no_log_at_all_is_said() {
+    let bench = Bench::new();
+    let output = output(bench.gpupool("run", &["--fail-on", "any"]).arg("true"));
+    assert_eq!(output.status.code(), Some(0));
+    assert!(stderr(&output).starts_with("gpupool: --fail-on: no log was written"), "{}", stderr(&output));
+}
+
+#[test]
+fn judging_a_program_changes_neither_its_code_nor_its_death() {
+    let bench = Bench::new();
+    let code = output(bench.gpupool("run", &["--fail-on", "any"]).args(["sh", "-c", "exit 9"]));
+    assert_eq!(code.status.code(), Some(9));
+    let death = output(bench.gpupool("run", &["--fail-on", "any"]).args(["sh", "-c", "kill -SEGV $$"]));
+    assert_eq!(death.status.signal(), Some(libc::SIGSEGV));
+    let missing = output(bench.gpupool("run", &["--fail-on", "any"]).arg("/no/such/program"));
+    assert_eq!(missing.status.code(), Some(127));
+}
+
+#[test]
+fn what_could_never_find_anything_is_refused() {
+    let bench = Bench::new();
+    for (flags, reason) in [
+        (&["--fail-on", "GP1"][..], "GP1: no such finding; the nearest is GP001"),
+        (&["--fail-on", "any", "--mode", "off"], "nothing is looked at"),
+        (&["--fail-on", "any", "--set", "log=error"], "would not be logged"),
+    ] {
+        let output = output(bench.gpupool("run", flags).arg("true"));
+        assert_eq!(output.status.code(), Some(2), "{flags:?}");
+        assert!(stderr(&output).contains(reason), "{}", stderr(&output));
     }
 }

@@ -1,0 +1,165 @@
+//! `gpupool doctor`: what this machine and this environment let the pool do. One file a subject under `doctor/`.
+
+mod driver;
+mod host;
+mod matrix;
+mod preload;
+mod probe;
+mod software;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+use crate::terminal::{self, Page};
+
+/// Check this machine and this environment: driver, GPUs, links, host, preloads, settings
+///
+/// Exit code 0: all is well. 1: gpupool works, with the restrictions named. 2: it does not.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// The library to look for [default: libgpupool.so that came with this program]
+    #[arg(long, value_name = "PATH")]
+    library: Option<PathBuf>,
+    /// Ask the driver and print the answers: how the command starts itself
+    #[arg(long, hide = true)]
+    probe: bool,
+}
+
+/// How a check went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    /// As it should be.
+    Fine,
+    /// Something is less than it could be.
+    Finding,
+    /// The pool can not work.
+    Broken,
+}
+
+/// One thing that was looked at.
+pub struct Check {
+    /// A word: `driver`.
+    pub name: &'static str,
+    pub state: State,
+    /// One sentence.
+    pub words: String,
+    /// What to do; there is one unless the state is fine.
+    pub advice: Option<String>,
+    /// Lines that belong to it, already as wide as they may be.
+    pub below: Vec<String>,
+    /// The same and more for programs.
+    pub facts: Value,
+}
+
+impl Check {
+    /// A check with nothing to complain about.
+    pub fn fine(name: &'static str, words: impl Into<String>) -> Check {
+        let words = words.into();
+        Check { name, state: State::Fine, words, advice: None, below: Vec::new(), facts: Value::Null }
+    }
+
+    /// Something that could be better, and how.
+    pub fn finding(name: &'static str, words: impl Into<String>, advice: impl Into<String>) -> Check {
+        Check { state: State::Finding, advice: Some(advice.into()), ..Check::fine(name, words) }
+    }
+
+    /// Something without which the pool can not work, and what to do.
+    pub fn broken(name: &'static str, words: impl Into<String>, advice: impl Into<String>) -> Check {
+        Check { state: State::Broken, ..Check::finding(name, words, advice) }
+    }
+
+    /// With these lines below it.
+    pub fn below(mut self, lines: Vec<String>) -> Check {
+        self.below = lines;
+        self
+    }
+
+    /// With these facts.
+    pub fn facts(mut self, facts: Value) -> Check {
+        self.facts = facts;
+        self
+    }
+}
+
+impl State {
+    fn word(self) -> &'static str {
+        match self {
+            State::Fine => "fine",
+            State::Finding => "finding",
+            State::Broken => "broken",
+        }
+    }
+
+    fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// In the text: the mark at the line's start and its colour.
+    fn mark(self) -> (&'static str, &'static str) {
+        match self {
+            State::Fine => ("ok     ", "32"),
+            State::Finding => ("look   ", "1;33"),
+            State::Broken => ("BROKEN ", "1;31"),
+        }
+    }
+}
+
+/// Looks at everything and prints what it saw.
+///
+/// # Errors
+/// stdout can not be written.
+pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    if args.probe {
+        return probe::answer();
+    }
+    let (mut checks, gpus) = driver::checks();
+    checks.extend(host::checks());
+    checks.push(software::library(args.library.as_deref()));
+    checks.extend(preload::checks());
+    checks.push(software::python());
+    checks.extend(software::settings(gpus.as_deref()));
+    let state = checks.iter().map(|check| check.state).max().unwrap_or(State::Fine);
+    terminal::print(&if args.json { as_json(&checks, state) } else { as_text(&checks) })?;
+    Ok(ExitCode::from(state.code()))
+}
+
+fn as_text(checks: &[Check]) -> String {
+    let mut page = Page::new(terminal::colours());
+    for check in checks {
+        let (mark, colour) = check.state.mark();
+        let label = format!("{mark}{:<11}", check.name);
+        let mut lines = terminal::wrap(&terminal::clean(&check.words), terminal::WIDTH - label.len()).into_iter();
+        let first = lines.next().unwrap_or_default();
+        let mark = page.paint(colour, mark);
+        page.line(&format!("{mark}{:<11}{first}", check.name));
+        for line in lines {
+            page.line(&format!("{:18}{line}", ""));
+        }
+        for line in &check.below {
+            page.line(&format!("{:9}{line}", ""));
+        }
+        if let Some(advice) = &check.advice {
+            page.entry("         -> ", advice);
+        }
+    }
+    page.into_text()
+}
+
+fn as_json(checks: &[Check], state: State) -> String {
+    let checks: Vec<Value> = checks
+        .iter()
+        .map(|check| {
+            json!({
+                "name": check.name, "state": check.state.word(), "what": check.words, "advice": check.advice,
+                "facts": check.facts,
+            })
+        })
+        .collect();
+    format!("{:#}\n", json!({"doctor": 1, "state": state.word(), "checks": checks}))
+}

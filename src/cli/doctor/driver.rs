@@ -1,0 +1,198 @@
+//! The driver, its GPUs and their links.
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use gpupool_config::format_size;
+use serde_json::json;
+
+use super::probe::{Gpu, Link, Probe, Problem};
+use super::{Check, matrix};
+use crate::report;
+use crate::terminal::{WIDTH, clean, shorten};
+
+/// Eight GPUs without a persistence daemon take half a minute to wake up.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// `CUDA_ERROR_INVALID_CONTEXT`.
+const INVALID_CONTEXT: i32 = 201;
+/// `cuMemCreate` on the host came with CUDA 12.2.
+const HOST_MEMORY_SINCE: i32 = 12_020;
+
+/// What the driver is and can, and the memory of each GPU if there are any.
+pub fn checks() -> (Vec<Check>, Option<Vec<u64>>) {
+    let probe = match ask() {
+        Ok(probe) => probe,
+        Err(reason) => {
+            let advice = "see whether nvidia-smi works, and what `dmesg` says about NVRM";
+            return (vec![Check::broken("driver", reason, advice)], None);
+        }
+    };
+    if let Some(problem) = &probe.failure {
+        return (vec![failed(problem, &probe)], None);
+    }
+    if probe.gpus.is_empty() {
+        let advice = "see what nvidia-smi shows, and whether CUDA_VISIBLE_DEVICES hides them";
+        return (vec![Check::broken("driver", "no GPU can be seen", advice)], None);
+    }
+    let totals = probe.gpus.iter().map(|gpu| gpu.total).collect();
+    let checks = vec![driver(&probe), gpus(&probe), links(&probe), vmm(&probe), host_numa(&probe)];
+    (checks, Some(totals))
+}
+
+/// Starts this program once more to ask, and waits for its answer.
+fn ask() -> Result<Probe, String> {
+    let executable = std::env::current_exe().map_err(|error| format!("can not find this executable: {error}"))?;
+    // Without the preload: the question is what the driver says, not what the pool makes of it.
+    let child = Command::new(executable)
+        .args(["doctor", "--probe"])
+        .env_remove("LD_PRELOAD")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut child = child.map_err(|error| format!("can not start the process that asks the driver: {error}"))?;
+    let (send, receive) = mpsc::channel();
+    if let Some(mut stdout) = child.stdout.take() {
+        thread::spawn(move || {
+            let mut text = String::new();
+            let read = stdout.read_to_string(&mut text);
+            // The receiver has gone if this took too long.
+            let _ = send.send(read.map(|_| text));
+        });
+    }
+    let answer = receive.recv_timeout(PATIENCE);
+    if answer.is_err() {
+        // It may have ended by itself just now.
+        let _ = child.kill();
+    }
+    let status = child.wait().map_err(|error| format!("lost sight of the process that asks the driver: {error}"))?;
+    match answer {
+        Ok(Ok(text)) if status.success() => serde_json::from_str(&text)
+            .map_err(|error| format!("the process that asks the driver said nonsense: {error}")),
+        Ok(_) => Err(format!("asking the driver ended with {status}")),
+        Err(_) => Err(format!("the driver did not answer within {} seconds", PATIENCE.as_secs())),
+    }
+}
+
+fn failed(problem: &Problem, probe: &Probe) -> Check {
+    let from = probe.library.as_ref().map(|library| format!(" ({})", library.display())).unwrap_or_default();
+    let words = match problem.code {
+        0 => problem.words.clone(),
+        code => format!("{}{from} answers {} ({code})", problem.call, problem.words),
+    };
+    let advice = match problem.code {
+        0 => "install NVIDIA's driver; in a container, start it with --gpus all. Without GPUs, try `gpupool sim -- …`",
+        100 => "see what nvidia-smi shows, and whether CUDA_VISIBLE_DEVICES hides the GPUs",
+        802 => "the GPUs are not ready: see that nvidia-fabricmanager runs and has the driver's version",
+        803 | 804 => "the driver's library and its kernel module differ: restart the machine, or remove cuda-compat",
+        999 => "see what `dmesg` says about NVRM; after a suspend, reload nvidia_uvm",
+        _ => "see whether nvidia-smi works",
+    };
+    Check::broken("driver", words, advice)
+        .facts(json!({"call": problem.call, "code": problem.code, "name": problem.words}))
+}
+
+fn driver(probe: &Probe) -> Check {
+    let library = probe.library.as_ref().map(|library| library.display().to_string()).unwrap_or_default();
+    let cuda = probe.cuda.unwrap_or(0);
+    let release = probe.release.as_ref().map(|release| format!("{release}, ")).unwrap_or_default();
+    let words = format!("{release}CUDA {}.{}, {library}", cuda / 1000, cuda % 1000 / 10);
+    let facts = json!({"cuda": probe.cuda, "release": probe.release, "library": library, "nvml": probe.nvml});
+    let check = if cuda < HOST_MEMORY_SINCE {
+        Check::finding("driver", words, "memory on the host needs a driver for CUDA 12.2 or newer")
+    } else {
+        Check::fine("driver", words)
+    };
+    let below = match &probe.nvml {
+        Some(reason) => {
+            vec![shorten(&clean(&format!("free memory is not known: {reason}")), WIDTH - 9)]
+        }
+        None => Vec::new(),
+    };
+    check.below(below).facts(facts)
+}
+
+fn gpus(probe: &Probe) -> Check {
+    let total: u64 = probe.gpus.iter().map(|gpu| gpu.total).sum();
+    let count = report::count(probe.gpus.len() as u64, "GPU", "GPUs");
+    let below = probe.gpus.iter().enumerate().flat_map(|(number, gpu)| gpu_lines(number, gpu)).collect();
+    Check::fine("GPUs", format!("{count}, {} together", format_size(total))).below(below).facts(json!(probe.gpus))
+}
+
+fn gpu_lines(number: usize, gpu: &Gpu) -> Vec<String> {
+    let free = gpu.free.map(|free| format!(", {} free", format_size(free))).unwrap_or_default();
+    let name = shorten(&clean(&gpu.name), 30);
+    let mut lines = vec![
+        format!("GPU {number}  {name}, {}{free}", format_size(gpu.total)),
+        format!("       {}  {}", gpu.pci, gpu.uuid),
+    ];
+    if !gpu.processes.is_empty() {
+        let known: u64 = gpu.processes.iter().filter_map(|(_, bytes)| *bytes).sum();
+        let count = report::count(gpu.processes.len() as u64, "process", "processes");
+        lines.push(format!("       {count} on it, {}", format_size(known)));
+    }
+    lines
+}
+
+fn links(probe: &Probe) -> Check {
+    if probe.gpus.len() == 1 {
+        return Check::fine("peers", "one GPU, so the pool is this GPU and the host");
+    }
+    let facts = json!(probe.links);
+    let pairs = || probe.links.iter().flatten().filter(|link| **link != Link::Itself);
+    let below = matrix::lines(&probe.links);
+    let missing = pairs().filter(|link| **link == Link::None).count();
+    let check = if missing == 0 {
+        let slow = pairs().any(|link| *link == Link::Pcie);
+        let words = if slow {
+            "every GPU reaches every other, some over PCIe"
+        } else {
+            "every GPU reaches every other over NVLink"
+        };
+        Check::fine("peers", words)
+    } else {
+        let all = missing == pairs().count();
+        let words = if all { "no GPU reaches another" } else { "some GPUs do not reach each other" };
+        Check::finding(
+            "peers",
+            format!("{words}; only those that do can lend memory to each other"),
+            "peer access over PCIe needs the IOMMU off (or ACS on the bridges) and is off on most GeForce cards; in a \
+             virtual machine, ask for GPUs of one host bridge",
+        )
+    };
+    check.below(below).facts(facts)
+}
+
+fn vmm(probe: &Probe) -> Check {
+    let without: Vec<u32> = (0u32..).zip(&probe.gpus).filter(|(_, gpu)| !gpu.vmm).map(|(number, _)| number).collect();
+    if without.is_empty() {
+        return Check::fine("VMM", "virtual memory management on every GPU").facts(json!({"without": without}));
+    }
+    let words = format!("GPU {} has no virtual memory management and can not be pooled", report::ranges(&without));
+    let advice = "virtual GPUs (vGPU) often lack it; use whole GPUs or MIG instances";
+    let all = without.len() == probe.gpus.len();
+    let check = if all { Check::broken("VMM", words, advice) } else { Check::finding("VMM", words, advice) };
+    check.facts(json!({"without": without}))
+}
+
+fn host_numa(probe: &Probe) -> Check {
+    let facts = json!(probe.host.iter().map(|(node, code)| json!({"node": node, "result": code})).collect::<Vec<_>>());
+    let refused: Vec<_> = probe.host.iter().filter(|(_, code)| *code != 0).collect();
+    let nodes = |list: &[i32]| list.iter().map(i32::to_string).collect::<Vec<_>>().join(", ");
+    let all: Vec<i32> = probe.host.iter().map(|(node, _)| *node).collect();
+    let check = match refused.first() {
+        None => Check::fine("HOST_NUMA", format!("the driver gives memory on host node {}", nodes(&all))),
+        // Some drivers want a context even for this; making one here would cost what gpupool is there to save.
+        Some((_, INVALID_CONTEXT)) => Check::fine("HOST_NUMA", "not known: this driver says so only with a context"),
+        Some((node, code)) => Check::finding(
+            "HOST_NUMA",
+            format!("cuMemCreate on host node {node} answers {code}: the pool goes on without the host's memory"),
+            "in a container, allow it to bind memory: docker run --cap-add SYS_NICE; else see that the driver is for CUDA \
+             12.2 or newer",
+        ),
+    };
+    check.facts(facts)
+}

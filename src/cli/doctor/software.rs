@@ -1,0 +1,98 @@
+//! Our own library, the interpreter and the settings.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use gpupool_config::{Mode, PREFIX, PYTHON_MINORS, Settings};
+use serde_json::{Value, json};
+
+use super::Check;
+use crate::companion;
+use crate::terminal;
+
+/// Prints the version and whether the interpreter is free-threaded.
+const ASK_PYTHON: &str = "import sys; print(sys.version_info[0], sys.version_info[1], \
+                          getattr(sys, '_is_gil_enabled', lambda: True)(), sys.implementation.name)";
+
+/// Whether there is a library to preload.
+pub fn library(given: Option<&Path>) -> Check {
+    match companion::find("libgpupool.so", given, "--library", "gpupool") {
+        Ok(path) => Check::fine("library", path.display().to_string()).facts(json!(path)),
+        Err(_) => Check::finding(
+            "library",
+            "there is no libgpupool.so beside this program or in ../lib/gpupool",
+            "build it with `cargo build --release -p gpupool`, or name it with --library",
+        ),
+    }
+}
+
+/// Which interpreters' lines can be named in the log, and whether the one here is among them.
+pub fn python() -> Check {
+    let (first, last) = (PYTHON_MINORS[0], PYTHON_MINORS[PYTHON_MINORS.len() - 1]);
+    let words = format!("lines of CPython 3.{first} to 3.{last} can be named");
+    let here = ask_python();
+    let facts = json!({"understood": PYTHON_MINORS.map(|minor| format!("3.{minor}")), "here": here});
+    let check = match here.as_deref().map(|here| here.split_whitespace().collect::<Vec<_>>()) {
+        None => Check::fine("python", format!("{words}; there is no python3 here")),
+        Some(words_of_it) => match words_of_it.as_slice() {
+            ["3", minor, gil, "cpython"] if minor.parse().is_ok_and(|minor| PYTHON_MINORS.contains(&minor)) => {
+                if *gil == "True" {
+                    Check::fine("python", format!("{words}; python3 is 3.{minor}"))
+                } else {
+                    Check::finding(
+                        "python",
+                        format!("{words}; python3 is a free-threaded 3.{minor}, whose lines can not be"),
+                        "findings name native functions there; use a build with the GIL to see lines",
+                    )
+                }
+            }
+            other => Check::finding(
+                "python",
+                format!("{words}; python3 is {}", terminal::clean(&other.join(" "))),
+                "findings name native functions there; use one of these versions to see lines",
+            ),
+        },
+    };
+    check.facts(facts)
+}
+
+fn ask_python() -> Option<String> {
+    let answer = Command::new("python3")
+        .args(["-I", "-S", "-c", ASK_PYTHON])
+        .env_remove("LD_PRELOAD")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    answer.status.success().then(|| String::from_utf8_lossy(&answer.stdout).trim().to_owned())
+}
+
+/// The settings as the library will read them. `gpus`: the memory of each GPU, where there is a driver.
+pub fn settings(gpus: Option<&[u64]>) -> Vec<Check> {
+    let set: BTreeMap<String, String> = std::env::vars_os()
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
+        .filter(|(name, value)| name.starts_with(PREFIX) && !value.is_empty())
+        .collect();
+    let facts: Value = json!(set);
+    let problems = match Settings::read(std::env::vars_os()) {
+        Ok(settings) if settings.mode == Mode::Off => {
+            let words = "GPUPOOL_MODE=off: nothing is intercepted";
+            return vec![Check::finding("settings", words, "unset GPUPOOL_MODE to use the pool").facts(facts)];
+        }
+        Ok(settings) => gpus.map(|gpus| settings.check_gpus(gpus)).unwrap_or_default(),
+        Err(problems) => problems,
+    };
+    if !problems.is_empty() {
+        let advice = "`gpupool run` refuses to start with it, and a bare preload does nothing";
+        return problems
+            .iter()
+            .map(|problem| Check::broken("settings", problem.to_string(), advice).facts(facts.clone()))
+            .collect();
+    }
+    let words = if set.is_empty() { "all as by default" } else { "as follows, the rest as by default" };
+    let below = set
+        .iter()
+        .map(|(name, value)| terminal::shorten(&terminal::clean(&format!("{name}={value}")), terminal::WIDTH - 9));
+    vec![Check::fine("settings", words).below(below.collect()).facts(facts)]
+}

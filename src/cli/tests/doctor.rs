@@ -1,0 +1,173 @@
+//! `gpupool doctor` on simulated machines and broken ones. Needs the simulated driver beside the executable, as the demo
+//! does.
+
+use std::process::{Command, Output};
+
+use crate::common::{Bench, golden, gpupool, output, stderr, stdout};
+
+const GPUPOOL: &str = env!("CARGO_BIN_EXE_gpupool");
+
+/// Doctor on a simulated machine, with a library to find and a `python3` that answers `python`.
+fn simulated(bench: &Bench, machine: &[&str], python: &str, arguments: &[&str]) -> Command {
+    let mut command = gpupool();
+    command.arg("sim").args(machine).args(["--", GPUPOOL]);
+    complete(bench, &mut command, python, arguments);
+    command
+}
+
+fn complete(bench: &Bench, command: &mut Command, python: &str, arguments: &[&str]) {
+    use std::os::unix::fs::PermissionsExt;
+    let interpreter = bench.path("python3");
+    let executable = std::fs::Permissions::from_mode(0o755);
+    let written = std::fs::write(&interpreter, format!("#!/bin/sh\necho '{python}'\n"));
+    let written = written.and_then(|()| std::fs::set_permissions(&interpreter, executable));
+    written.unwrap_or_else(|error| panic!("{}: {error}", interpreter.display()));
+    let path = format!("{}:{}", bench.path("").display(), std::env::var("PATH").unwrap_or_default());
+    command.args(["doctor", "--library"]).arg(bench.library()).args(arguments).env("PATH", path);
+    command.env_remove("CUDA_VISIBLE_DEVICES");
+}
+
+/// The check called `name`.
+fn check(output: &Output, name: &str) -> serde_json::Value {
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(output)).unwrap_or_else(|error| panic!("{error}: {}", stderr(output)));
+    let checks = json["checks"].as_array().into_iter().flatten();
+    let named = checks.filter(|check| check["name"] == name).max_by_key(|check| check["state"] != "fine");
+    named.cloned().unwrap_or_else(|| panic!("no check {name} in {json:#}"))
+}
+
+const GOOD_PYTHON: &str = "3 12 True cpython";
+
+#[test]
+fn four_gpus_that_are_all_well() {
+    let bench = Bench::new();
+    let output = output(&mut simulated(&bench, &["--gpus", "4x32GiB"], GOOD_PYTHON, &[]));
+    assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
+    let text = stdout(&output);
+    assert!(text.lines().all(|line| line.chars().count() <= 80 || line.contains("/")), "{text}");
+    // What comes before and after depends on the machine: paths, memory of the host.
+    let lines = text.lines().skip_while(|line| !line.contains("GPUs ")).take_while(|line| !line.contains("host  "));
+    golden("doctor.txt", &lines.flat_map(|line| [line, "\n"]).collect::<String>());
+    assert!(text.contains("python3 is 3.12\n") && text.ends_with("settings   all as by default\n"), "{text}");
+}
+
+#[test]
+fn the_same_as_json() {
+    let bench = Bench::new();
+    let output = output(&mut simulated(&bench, &["--gpus", "2x16GiB"], GOOD_PYTHON, &["--json"]));
+    let gpus = check(&output, "GPUs");
+    assert_eq!(gpus["facts"][1]["total"], 16u64 << 30);
+    assert_eq!(gpus["facts"][1]["pci"], "0000:11:00.0");
+    assert_eq!(check(&output, "driver")["facts"]["cuda"], 13_000);
+    assert_eq!(check(&output, "HOST_NUMA")["facts"][0]["result"], 0);
+    assert_eq!(check(&output, "python")["facts"]["understood"][0], "3.10");
+}
+
+#[test]
+fn what_the_machine_lacks_is_a_finding() {
+    let bench = Bench::new();
+    for (machine, name, words) in [
+        (&["--gpus", "2x16GiB", "--link", "none"][..], "peers", "no GPU reaches another"),
+        (&["--gpus", "2x16GiB", "--host", "none"], "HOST_NUMA", "the pool goes on without the host's memory"),
+        (&["--gpus", "2x16GiB", "--fault", "cuMemCreate:1=800"], "HOST_NUMA", "answers 800"),
+    ] {
+        let output = output(&mut simulated(&bench, machine, GOOD_PYTHON, &["--json"]));
+        assert_eq!(output.status.code(), Some(1), "{machine:?}: {}", stdout(&output));
+        let found = check(&output, name);
+        assert_eq!(found["state"], "finding", "{machine:?}");
+        assert!(found["what"].as_str().unwrap().contains(words), "{found}");
+        assert!(found["advice"].is_string(), "{found}");
+    }
+    let output = output(&mut simulated(&bench, &["--gpus", "2x16GiB", "--link", "pcie"], GOOD_PYTHON, &["--json"]));
+    assert_eq!(check(&output, "peers")["what"], "every GPU reaches every other, some over PCIe");
+}
+
+#[test]
+fn a_driver_that_can_not_be_used_is_broken() {
+    let bench = Bench::new();
+    let failing = output(&mut simulated(&bench, &["--fault", "cuInit:1=999"], GOOD_PYTHON, &["--json"]));
+    assert_eq!(failing.status.code(), Some(2));
+    let driver = check(&failing, "driver");
+    assert!(driver["what"].as_str().unwrap().contains("answers CUDA_ERROR_UNKNOWN (999)"), "{driver}");
+
+    let mut hidden = simulated(&bench, &[], GOOD_PYTHON, &["--json"]);
+    let hidden = output(hidden.env("CUDA_VISIBLE_DEVICES", "-1"));
+    assert_eq!(hidden.status.code(), Some(2), "{}", stdout(&hidden));
+    let driver = check(&hidden, "driver");
+    assert!(driver["advice"].as_str().unwrap().contains("CUDA_VISIBLE_DEVICES"), "{driver}");
+}
+
+#[test]
+fn a_driver_that_does_not_load_or_kills_its_process_is_broken_too() {
+    let bench = Bench::new();
+    let doctor = |folder: &str| {
+        let mut command = gpupool();
+        complete(&bench, &mut command, GOOD_PYTHON, &["--json"]);
+        output(command.env("LD_LIBRARY_PATH", bench.path(folder)))
+    };
+    for folder in ["text", "deadly"] {
+        std::fs::create_dir(bench.path(folder)).unwrap();
+    }
+    std::fs::write(bench.path("text/libcuda.so.1"), "no library").unwrap();
+    let output = doctor("text");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(check(&output, "driver")["what"].as_str().unwrap().contains("libcuda.so.1"), "{}", stdout(&output));
+    let source = "#include <stdlib.h>\n__attribute__((constructor)) static void start(void) { abort(); }";
+    bench.compile("deadly/libcuda.so.1", source, &["-shared", "-fPIC", "-x", "c"]);
+    let output = doctor("deadly");
+    assert_eq!(output.status.code(), Some(2));
+    let what = check(&output, "driver")["what"].to_string();
+    assert!(what.contains("asking the driver ended with signal: 6"), "{what}");
+}
+
+#[test]
+fn rivals_among_the_preloads_are_named() {
+    let bench = Bench::new();
+    let ours =
+        bench.compile("libgpupool.so", "const char *gpupool_version(void) { return \"\"; }", &["-shared", "-fPIC"]);
+    let rival = bench.compile("rival.so", "int cuMemAlloc_v2(void) { return 0; }", &["-shared", "-fPIC"]);
+    for (order, words, position) in [
+        ([&rival, &ours], "answers for cuMemAlloc_v2 before gpupool does", "gpupool is number 2 of 2"),
+        ([&ours, &rival], "behind gpupool it may miss calls", "gpupool comes first"),
+    ] {
+        let preload = order.map(|path| path.display().to_string()).join(":");
+        let mut command = simulated(&bench, &[], GOOD_PYTHON, &["--json"]);
+        let output = output(command.env("LD_PRELOAD", preload));
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        assert!(check(&output, "preload")["what"].as_str().unwrap().contains(words), "{}", stdout(&output));
+        assert!(stdout(&output).contains(position), "{}", stdout(&output));
+    }
+}
+
+#[test]
+fn interpreters_that_can_not_be_read_are_findings() {
+    let bench = Bench::new();
+    for (python, words) in [
+        ("3 9 True cpython", "python3 is 3 9"),
+        ("3 13 False cpython", "free-threaded 3.13"),
+        ("3 10 True pypy", "pypy"),
+    ] {
+        let output = output(&mut simulated(&bench, &[], python, &["--json"]));
+        assert_eq!(output.status.code(), Some(1), "{python}");
+        assert!(check(&output, "python")["what"].as_str().unwrap().contains(words), "{}", stdout(&output));
+    }
+}
+
+#[test]
+fn settings_are_judged_as_the_library_would() {
+    let bench = Bench::new();
+    for (name, value, state, words) in [
+        ("GPUPOOL_MODE", "fast", "broken", "not a mode"),
+        ("GPUPOOL_DEVICES", "0,9", "broken", "there is no GPU 9"),
+        ("GPUPOOL_CONTEXTS", "deny", "broken", "GPUPOOL_CONTEXT_DEVICES"),
+        ("GPUPOOL_MODE", "off", "finding", "nothing is intercepted"),
+        ("GPUPOOL_FREE", "lazy", "fine", "as follows"),
+    ] {
+        let mut command = simulated(&bench, &[], GOOD_PYTHON, &["--json"]);
+        let output = output(command.env(name, value));
+        let settings = check(&output, "settings");
+        assert_eq!(settings["state"], state, "{settings}");
+        assert!(settings["what"].as_str().unwrap().contains(words), "{settings}");
+        assert_eq!(settings["facts"][name], value);
+    }
+}
