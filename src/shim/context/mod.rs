@@ -149,6 +149,16 @@ pub fn has_switched(driver: &Driver) -> bool {
     current != last.map_or(0, |last| last.handle.load(Ordering::Acquire))
 }
 
+/// Notes the context that has just become current. The runtime makes the handle of a primary context current before it
+/// retains it: such a one does not exist yet, and is noted when it does.
+pub fn noticed(driver: &Driver) {
+    let Some(context) = driver.current_context() else { return };
+    let exists = || driver.current_device().is_ok_and(|device| driver.primary_is_active(device));
+    if by_handle(context).is_some() || exists() {
+        let _ = current(driver);
+    }
+}
+
 /// A context that is current and has no record: one that appeared before, or one that nobody saw being made.
 fn found_in_use(driver: &Driver, context: CUcontext) -> Option<&'static Context> {
     let device = driver.current_device().ok()?;

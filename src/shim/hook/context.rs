@@ -91,7 +91,7 @@ pub unsafe fn switched(real: &mut Real) -> CuResult {
     if result.is_ok()
         && let Some(driver) = context::driver().filter(|driver| context::has_switched(driver))
     {
-        let _ = context::current(driver);
+        context::noticed(driver);
         context::sweep(driver, real.row.name());
     }
     result
