@@ -98,7 +98,8 @@ pub fn used_after_fork(row: Row) {
     // Another thread of the parent may have held the lock in the moment of the fork.
     let site = FORKED_AT.try_lock().and_then(|mut site| site.take()).unwrap_or_default();
     let what = format!(
-        "this process was forked from one that had initialised CUDA, and calls {}: the driver refuses every call here", row.name()
+        "this process was forked from one that had initialised CUDA, and calls {}: the driver refuses every call here",
+        row.name()
     );
     finding::make(&Finding::FORK_AFTER_INIT, None, &site, &[("call", row.name().to_owned())], &what);
 }

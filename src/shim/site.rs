@@ -122,7 +122,8 @@ mod tests {
 
     #[test]
     fn without_python_the_line_is_the_code_outside_cuda() {
-        let site = Site { native: vec![frame("libcudart.so.13", None), frame("libnccl.so.2", None)], ..Site::default() };
+        let site =
+            Site { native: vec![frame("libcudart.so.13", None), frame("libnccl.so.2", None)], ..Site::default() };
         assert_eq!(line(&site), "/usr/lib/libnccl.so.2+0x10");
         assert_eq!(caller(&site), Some("libcudart.so.13"));
         assert_eq!(line(&Site::default()), "unknown");
@@ -131,7 +132,8 @@ mod tests {
     #[test]
     fn the_runtime_call_is_the_one_that_the_program_made() {
         let symbols = ["__cudaInit", "cudaFree", "cudaSetDevice"];
-        let site = Site { native: symbols.map(|symbol| frame("libcudart.so.13", Some(symbol))).to_vec(), ..Site::default() };
+        let site =
+            Site { native: symbols.map(|symbol| frame("libcudart.so.13", Some(symbol))).to_vec(), ..Site::default() };
         assert_eq!(runtime_call(&site), Some("cudaSetDevice"));
     }
 

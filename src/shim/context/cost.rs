@@ -16,6 +16,11 @@ pub fn remember(driver: &Driver) {
     let _ = AT_INIT.get_or_init(|| Box::new(look()));
 }
 
+/// What the contexts that are known on a GPU took of it.
+fn others(device: CUdevice) -> u64 {
+    all().iter().filter(|other| other.device == device && !other.is_gone()).filter_map(|other| other.cost).sum()
+}
+
 /// Free memory of a GPU before a context was made on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Before {
@@ -35,8 +40,7 @@ impl Before {
     /// taken on that GPU since.
     pub fn at_init(device: CUdevice) -> Self {
         let then = AT_INIT.get().and_then(|free| *free.get(usize::try_from(device).ok()?)?);
-        let others: u64 = all().iter().filter(|other| other.device == device && !other.is_gone()).filter_map(|other| other.cost).sum();
-        Self { free: then.map(|free| free.saturating_sub(others + memory::held_on(device))), unknown: false }
+        Self { free: then.map(|free| free.saturating_sub(others(device) + memory::held_on(device))), unknown: false }
     }
 
     /// Looks now.
@@ -62,7 +66,7 @@ impl Before {
             return (None, true);
         }
         let info = within(driver, context, || driver.memory().ok()).flatten();
-        let held = memory::held_on(device);
+        let held = memory::held_on(device) + others(device);
         (info.map(|(free, total)| total.saturating_sub(free).saturating_sub(held)), true)
     }
 }

@@ -2,8 +2,8 @@
 
 use super::{Context, Kind, all, limits};
 use crate::{finding, module, site};
-use gpupool_events::{Finding, Site};
 use gpupool_config::format_size;
+use gpupool_events::{Finding, Site};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Logs what every context was used for, and makes the findings about contexts.
@@ -13,7 +13,8 @@ pub fn judge() {
         report_use(context);
     }
     // Without work anywhere there is no telling which context was meant.
-    let working = contexts.iter().filter(|context| context.usage.launches.load(Relaxed) + context.usage.copies.load(Relaxed) > 0);
+    let working =
+        contexts.iter().filter(|context| context.usage.launches.load(Relaxed) + context.usage.copies.load(Relaxed) > 0);
     let working: Vec<&Context> = working.copied().collect();
     if working.is_empty() {
         return;
@@ -30,7 +31,8 @@ pub fn judge() {
     }
     let mut rest: Vec<&Context> = stray.iter().copied().filter(|context| !peered(context)).collect();
     while let Some(first) = rest.first().copied() {
-        let (same, others) = rest.into_iter().partition::<Vec<_>, _>(|context| site::line(&context.site) == site::line(&first.site));
+        let (same, others) =
+            rest.into_iter().partition::<Vec<_>, _>(|context| site::line(&context.site) == site::line(&first.site));
         if same.len() > 1 {
             by_sweep(&same);
         } else {
@@ -89,24 +91,35 @@ fn maker(context: &Context) -> &str {
 
 fn stray_primary(context: &Context, working: &[&Context]) {
     let pinned = context.usage.pinned.load(Relaxed);
-    let only = if pinned > 0 { format!("; {pinned} pinned host allocations were made in it") } else { String::new() };
+    let only = match pinned {
+        0 => String::new(),
+        1 => "; one pinned host allocation was made in it".to_owned(),
+        many => format!("; {many} pinned host allocations were made in it"),
+    };
     let what = format!(
         "a context on GPU {} was made by {} and nothing ran in it{}{only}; this process works on GPU {}",
-        context.device, maker(context), price(&[context]), devices(working)
+        context.device,
+        maker(context),
+        price(&[context]),
+        devices(working)
     );
     finding::make(&Finding::STRAY_CONTEXT, Some(context.device), &context.site, &facts(context), &what);
 }
 
 fn by_peer_access(context: &Context) {
     let what = format!(
-        "enabling peer access made a context on GPU {} and nothing ran in it{}", context.device, price(&[context])
+        "enabling peer access made a context on GPU {} and nothing ran in it{}",
+        context.device,
+        price(&[context])
     );
     finding::make(&Finding::PEER_ACCESS, Some(context.device), &context.site, &facts(context), &what);
 }
 
 fn by_sweep(contexts: &[&Context]) {
     let what = format!(
-        "one line made contexts on GPUs {} and nothing ran in any of them{}", devices(contexts), price(contexts)
+        "one line made contexts on GPUs {} and nothing ran in any of them{}",
+        devices(contexts),
+        price(contexts)
     );
     let site: &Site = &contexts[0].site;
     finding::make(&Finding::DEVICE_SWEEP, Some(contexts[0].device), site, &facts(contexts[0]), &what);

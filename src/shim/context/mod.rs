@@ -162,14 +162,16 @@ pub fn noticed(driver: &Driver) {
 /// A context that is current and has no record: one that appeared before, or one that nobody saw being made.
 fn found_in_use(driver: &Driver, context: CUcontext) -> Option<&'static Context> {
     let device = driver.current_device().ok()?;
+    Some(add(driver, context, device, Kind::Found, "found in use", Before::at_init(device)))
+}
+
+/// The record of a primary context that appeared on this device, which learns its handle now.
+fn appeared(context: CUcontext, device: CUdevice) -> Option<&'static Context> {
     let waiting = ALL.lock().iter().copied().find(|known| {
         known.kind == Kind::Appeared && known.device == device && known.handle.load(Ordering::Acquire) == 0
-    });
-    if let Some(known) = waiting {
-        known.handle.store(context as usize, Ordering::Release);
-        return Some(known);
-    }
-    Some(add(driver, context, device, Kind::Found, "found in use", Before::at_init(device)))
+    })?;
+    waiting.handle.store(context as usize, Ordering::Release);
+    Some(waiting)
 }
 
 /// Notes a context unless it is known. `call` says how it was made; `before` was taken before that call.
@@ -183,6 +185,12 @@ pub fn add(
 ) -> &'static Context {
     static NEXT_ID: AtomicU64 = AtomicU64::new(1);
     if let Some(known) = ALL.lock().iter().copied().find(|known| known.is(context)) {
+        return known;
+    }
+    if kind != Kind::Created
+        && !context.is_null()
+        && let Some(known) = appeared(context, device)
+    {
         return known;
     }
     if !context.is_null() {

@@ -25,8 +25,12 @@ pub fn refuse(device: CUdevice, call: &'static str) -> Option<CuResult> {
         "context on GPU {device} denied ({call}) to {}", site::line(&site)
     );
     let list = allowed.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-    finding::make(&Finding::CONTEXT_DENIED, Some(device), &site, &[("call", call.to_owned()), ("allowed", list.clone())], &format!(
-        "{call} for GPU {device} was refused: GPUPOOL_CONTEXTS=deny allows contexts on GPU {list} only"
-    ));
+    finding::make(
+        &Finding::CONTEXT_DENIED,
+        Some(device),
+        &site,
+        &[("call", call.to_owned()), ("allowed", list.clone())],
+        &format!("{call} for GPU {device} was refused: GPUPOOL_CONTEXTS=deny allows contexts on GPU {list} only"),
+    );
     Some(DEVICE_UNAVAILABLE)
 }

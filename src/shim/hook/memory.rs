@@ -1,8 +1,8 @@
 //! Bodies: allocation and free of device memory.
 
 use super::{Real, retry};
-use crate::driver::CuResult;
 use crate::context;
+use crate::driver::CuResult;
 use crate::memory::{self, Answer};
 use cudarc::driver::sys::CUdeviceptr;
 use std::ffi::c_uint;

@@ -5,8 +5,8 @@ use super::{boundary, guard};
 use crate::driver::{CuResult, real};
 use crate::process;
 use cudarc::driver::sys::{
-    CUarray, CUcontext, CUdevice, CUdeviceptr, CUfunction, CUgraph, CUgraphExec, CUipcMemHandle, CUlibrary, CUmemoryPool,
-    CUmipmappedArray, CUmodule, CUstream,
+    CUarray, CUcontext, CUdevice, CUdeviceptr, CUfunction, CUgraph, CUgraphExec, CUipcMemHandle, CUlibrary,
+    CUmemoryPool, CUmipmappedArray, CUmodule, CUstream,
 };
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 

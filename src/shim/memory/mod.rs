@@ -47,9 +47,7 @@ pub fn allocate(bytes: u64, mut driver_call: impl FnMut() -> CuResult) -> Answer
     let first = first.or_else(|| (opened.plan.mode == Mode::Spill).then(&mut driver_call));
     match first {
         Some(result) if result != CuResult::OUT_OF_MEMORY => Answer::Driver(result),
-        first => {
-            from_pool(opened, context, bytes).unwrap_or_else(|| Answer::Driver(first.unwrap_or_else(driver_call)))
-        }
+        first => from_pool(opened, context, bytes).unwrap_or_else(|| Answer::Driver(first.unwrap_or_else(driver_call))),
     }
 }
 
@@ -209,9 +207,10 @@ pub fn trim() -> u64 {
 /// What every place holds now, for the picture over time.
 fn report_level() {
     let usage = usage().unwrap_or_default();
-    let level = usage.places.iter().map(
-        |usage| serde_json::json!({"place": place_name(usage.place), "held": usage.held, "used": usage.used}),
-    );
+    let level = usage
+        .places
+        .iter()
+        .map(|usage| serde_json::json!({"place": place_name(usage.place), "held": usage.held, "used": usage.used}));
     tracing::info!(
         target: "gpupool::memory", event = "pool.level", places.json = %serde_json::Value::from(level.collect::<Vec<_>>()),
         "the pool grew or shrank"

@@ -85,9 +85,8 @@ fn of_elf(bytes: &[u8]) -> Image {
 fn of_ptx(text: &[u8]) -> Image {
     let kernels = memmem::find_iter(text, b".entry").count() as u32;
     let word = |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$'));
-    let uses_malloc = memmem::find_iter(text, b"malloc").any(|at| {
-        !word(at.checked_sub(1).and_then(|before| text.get(before))) && !word(text.get(at + 6))
-    });
+    let uses_malloc = memmem::find_iter(text, b"malloc")
+        .any(|at| !word(at.checked_sub(1).and_then(|before| text.get(before))) && !word(text.get(at + 6)));
     Image { kind: "ptx", bytes: Some(text.len() as u64), kernels: Some(kernels), uses_malloc }
 }
 

@@ -99,12 +99,18 @@ pub fn limit_set(limit: i32, value: u64, result: CuResult) {
     if result.is_ok() {
         if limit == limits::MALLOC_HEAP_SIZE {
             // Too late for what has run, but the program knows of the heap.
-            LOADED.lock().iter_mut().filter(|loaded| loaded.context == context.id).for_each(|loaded| loaded.default_heap = false);
+            LOADED
+                .lock()
+                .iter_mut()
+                .filter(|loaded| loaded.context == context.id)
+                .for_each(|loaded| loaded.default_heap = false);
         }
         return;
     }
     let what = format!(
-        "{} could not be set to {} on GPU {} any more: the driver answered {result}", limits::name(limit), format_size(value),
+        "{} could not be set to {} on GPU {} any more: the driver answered {result}",
+        limits::name(limit),
+        format_size(value),
         context.device
     );
     let facts = [("limit", limits::name(limit)), ("value", value.to_string()), ("result", result.0.to_string())];
@@ -117,9 +123,13 @@ pub fn loaded_in_vain(context: u64, device: i32, working: &[&Context]) {
     let mine: Vec<&Loaded> = loaded.iter().filter(|loaded| loaded.context == context).collect();
     let Some(first) = mine.first() else { return };
     let other = working.first().map_or(-1, |context| context.device);
+    let loaded = match mine.len() {
+        1 => "one module was loaded".to_owned(),
+        many => format!("{many} modules were loaded"),
+    };
     let what = format!(
-        "{} modules were loaded on GPU {device}, the first by {} ({}), and all work is on GPU {other}", mine.len(), first.call,
-        first.image.kind
+        "{loaded} on GPU {device}, the first by {} ({}), and all work is on GPU {other}",
+        first.call, first.image.kind
     );
     finding::make(&Finding::MODULE_ELSEWHERE, Some(device), &first.site, &[("modules", mine.len().to_string())], &what);
 }
@@ -131,14 +141,24 @@ pub fn judge() {
     if eager as i64 >= WORTH_SAYING
         && let Some(first) = loaded.first()
     {
-        let what = format!("modules were loaded eagerly and took {}; lazily, only kernels that run take memory", format_size(eager));
+        let what = format!(
+            "modules were loaded eagerly and took {}; lazily, only kernels that run take memory",
+            format_size(eager)
+        );
         finding::make(&Finding::EAGER_MODULES, Some(first.device), &first.site, &[("bytes", eager.to_string())], &what);
     }
     if let Some(first) = loaded.iter().find(|loaded| loaded.default_heap) {
         let what = format!(
-            "a module that uses device malloc was loaded on GPU {} with the heap at its default of {}", first.device,
+            "a module that uses device malloc was loaded on GPU {} with the heap at its default of {}",
+            first.device,
             format_size(limits::DEFAULT_HEAP)
         );
-        finding::make(&Finding::DEVICE_HEAP_DEFAULT, Some(first.device), &first.site, &[("heap", limits::DEFAULT_HEAP.to_string())], &what);
+        finding::make(
+            &Finding::DEVICE_HEAP_DEFAULT,
+            Some(first.device),
+            &first.site,
+            &[("heap", limits::DEFAULT_HEAP.to_string())],
+            &what,
+        );
     }
 }
