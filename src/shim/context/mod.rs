@@ -166,11 +166,12 @@ fn found_in_use(driver: &Driver, context: CUcontext) -> Option<&'static Context>
 }
 
 /// The record of a primary context that appeared on this device, which learns its handle now.
-fn appeared(context: CUcontext, device: CUdevice) -> Option<&'static Context> {
+fn appeared(driver: &Driver, context: CUcontext, device: CUdevice) -> Option<&'static Context> {
     let waiting = ALL.lock().iter().copied().find(|known| {
         known.kind == Kind::Appeared && known.device == device && known.handle.load(Ordering::Acquire) == 0
     })?;
     waiting.handle.store(context as usize, Ordering::Release);
+    limits::apply(driver, context, device);
     Some(waiting)
 }
 
@@ -189,7 +190,7 @@ pub fn add(
     }
     if kind != Kind::Created
         && !context.is_null()
-        && let Some(known) = appeared(context, device)
+        && let Some(known) = appeared(driver, context, device)
     {
         return known;
     }
