@@ -84,7 +84,7 @@ pub fn runtime_call(site: &Site) -> Option<&str> {
     let is_runtime = |symbol: &&str| {
         symbol.strip_prefix("cuda").is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_uppercase()))
     };
-    frames.filter_map(|frame| frame.symbol.as_deref()).filter(is_runtime).last()
+    frames.filter_map(|frame| frame.symbol.as_deref()).rfind(is_runtime)
 }
 
 /// The one line a person looks for: the program's own innermost Python frame, or else the innermost native frame outside

@@ -233,9 +233,9 @@ fn report(driver: &Driver, context: &Context, approximate: bool) {
     });
     tracing::info!(
         target: "gpupool::context", event = "context.create", id, device, pci, uuid, kind = kind.word(), call,
-        runtime_call = site::runtime_call(&site), caller = site::caller(&site), thread = site::thread_name(), seconds = uptime(),
-        cost, approximate, site.json = %site::json(&site),
-        "{} context on GPU {device} ({call}{price}) by {}", kind.word(), site::line(&site)
+        runtime_call = site::runtime_call(site), caller = site::caller(site), thread = site::thread_name(), seconds = uptime(),
+        cost, approximate, site.json = %site::json(site),
+        "{} context on GPU {device} ({call}{price}) by {}", kind.word(), site::line(site)
     );
 }
 

@@ -75,23 +75,30 @@ fn elf_size(header: &[u8]) -> usize {
     usize::try_from(table + entry * count).unwrap_or(64).max(64)
 }
 
+/// Whether `malloc` stands there as a name of its own: between NULs in a symbol table, between blanks in PTX.
+fn names_malloc(bytes: &[u8]) -> bool {
+    let part_of_name =
+        |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$'));
+    memmem::find_iter(bytes, b"malloc").any(|at| {
+        !part_of_name(at.checked_sub(1).and_then(|before| bytes.get(before))) && !part_of_name(bytes.get(at + 6))
+    })
+}
+
 fn of_elf(bytes: &[u8]) -> Image {
     // A kernel's code is in a section `.text.NAME`; device functions that were not inlined have one too.
     let kernels = memmem::find_iter(bytes, b"\0.text.").count() as u32;
-    let uses_malloc = memmem::find(bytes, b"\0malloc\0").is_some();
+    let uses_malloc = names_malloc(bytes);
     Image { kind: "cubin", bytes: Some(bytes.len() as u64), kernels: Some(kernels), uses_malloc }
 }
 
 fn of_ptx(text: &[u8]) -> Image {
     let kernels = memmem::find_iter(text, b".entry").count() as u32;
-    let word = |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$'));
-    let uses_malloc = memmem::find_iter(text, b"malloc")
-        .any(|at| !word(at.checked_sub(1).and_then(|before| text.get(before))) && !word(text.get(at + 6)));
+    let uses_malloc = names_malloc(text);
     Image { kind: "ptx", bytes: Some(text.len() as u64), kernels: Some(kernels), uses_malloc }
 }
 
 fn of_fatbin(bytes: &[u8]) -> Image {
-    let uses_malloc = memmem::find(bytes, b"\0malloc\0").is_some();
+    let uses_malloc = names_malloc(bytes);
     Image { kind: "fatbin", bytes: Some(bytes.len() as u64), kernels: None, uses_malloc }
 }
 

@@ -6,6 +6,7 @@ use crate::context::{self, Context, limits};
 use crate::driver::{CuResult, Driver, real};
 use crate::hook::{Real, retry};
 use crate::{finding, site};
+use cudarc::driver::sys::CUdevice;
 use gpupool_config::format_size;
 use gpupool_events::{Finding, Site};
 use image::Image;
@@ -19,8 +20,9 @@ const REMEMBERED: usize = 256;
 const WORTH_SAYING: i64 = 32 << 20;
 
 struct Loaded {
+    /// 0 where none was current.
     context: u64,
-    device: i32,
+    device: Option<CUdevice>,
     call: &'static str,
     image: Image,
     /// It uses device malloc, and the heap was what the driver starts with.
@@ -61,34 +63,42 @@ pub fn load(real: &mut Real, path: Option<String>, look: impl FnOnce() -> Image)
 }
 
 fn note(driver: &Driver, call: &'static str, path: Option<String>, image: Image, before: Option<u64>, seconds: f64) {
-    let Some(context) = context::current(driver) else { return };
-    context.usage.modules.fetch_add(1, Relaxed);
+    // A library may be loaded before there is any context; its kernels then go to each context that runs them.
+    let context = context::current(driver);
+    if let Some(context) = context {
+        context.usage.modules.fetch_add(1, Relaxed);
+    }
+    let (id, device) = (context.map_or(0, |context| context.id), context.map(|context| context.device));
     let after = driver.free_memory().ok();
     let memory = before.zip(after).map(|(before, after)| before as i64 - after as i64);
     let lazy = is_lazy();
     let site = site::here();
     let Image { kind, bytes, kernels, uses_malloc } = image;
-    let device = context.device;
     tracing::info!(
-        target: "gpupool::module", event = "module.load", id = context.id, device, call, kind, path, bytes, kernels, seconds,
+        target: "gpupool::module", event = "module.load", id, device, call, kind, path, bytes, kernels, seconds,
         memory, lazy, uses_malloc, caller = site::caller(&site), thread = site::thread_name(), site.json = %site::json(&site),
-        "{call}: {kind} of {} on GPU {device} by {}", bytes.map_or("unknown size".to_owned(), format_size), site::line(&site)
+        "{call}: {kind} of {}{} by {}", bytes.map_or("unknown size".to_owned(), format_size), on(device), site::line(&site)
     );
     if !lazy {
         EAGER.fetch_add(memory.unwrap_or(0).max(0) as u64, Relaxed);
     }
     let default_heap = uses_malloc && context::heap_is_default(driver);
     let mut loaded = LOADED.lock();
-    if loaded.len() < REMEMBERED || default_heap {
-        loaded.push(Loaded { context: context.id, device, call, image, default_heap, site });
+    if loaded.len() < REMEMBERED || (default_heap && loaded.iter().all(|loaded| !loaded.default_heap)) {
+        loaded.push(Loaded { context: id, device, call, image, default_heap, site });
     }
+}
+
+/// ` on GPU 1`, or nothing.
+fn on(device: Option<CUdevice>) -> String {
+    device.map_or(String::new(), |device| format!(" on GPU {device}"))
 }
 
 /// A module is gone.
 pub fn unloaded(call: &'static str) {
     let context = context::driver().and_then(context::current);
-    let (id, device) = context.map_or((0, -1), |context| (context.id, context.device));
-    tracing::info!(target: "gpupool::module", event = "module.unload", id, device, call, "{call} on GPU {device}");
+    let (id, device) = (context.map_or(0, |context| context.id), context.map(|context| context.device));
+    tracing::info!(target: "gpupool::module", event = "module.unload", id, device, call, "{call}{}", on(device));
 }
 
 /// The program set a limit, and the driver has answered.
@@ -145,7 +155,7 @@ pub fn judge() {
             "modules were loaded eagerly and took {}; lazily, only kernels that run take memory",
             format_size(eager)
         );
-        finding::make(&Finding::EAGER_MODULES, Some(first.device), &first.site, &[("bytes", eager.to_string())], &what);
+        finding::make(&Finding::EAGER_MODULES, first.device, &first.site, &[("bytes", eager.to_string())], &what);
     }
     if let Some(first) = loaded.iter().find(|loaded| loaded.default_heap) {
         let what = format!(
