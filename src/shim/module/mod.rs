@@ -159,13 +159,13 @@ pub fn judge() {
     }
     if let Some(first) = loaded.iter().find(|loaded| loaded.default_heap) {
         let what = format!(
-            "a module that uses device malloc was loaded on GPU {} with the heap at its default of {}",
-            first.device,
+            "a module that uses device malloc was loaded{} with the heap at its default of {}",
+            on(first.device),
             format_size(limits::DEFAULT_HEAP)
         );
         finding::make(
             &Finding::DEVICE_HEAP_DEFAULT,
-            Some(first.device),
+            first.device,
             &first.site,
             &[("heap", limits::DEFAULT_HEAP.to_string())],
             &what,
