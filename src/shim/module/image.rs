@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_wrapped_fatbin_is_followed() {
-        let mut fatbin = vec![0u8; 16 + 8];
+        let mut fatbin = [0u8; 16 + 8];
         fatbin[..4].copy_from_slice(&FATBIN.to_le_bytes());
         fatbin[6..8].copy_from_slice(&16u16.to_le_bytes());
         fatbin[8..16].copy_from_slice(&8u64.to_le_bytes());
