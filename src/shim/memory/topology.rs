@@ -91,7 +91,9 @@ fn read_gpu(driver: &Driver, device: i32) -> Result<Gpu, CuResult> {
     Ok(Gpu {
         ordinal: device as u32,
         total: total as u64,
-        vmm: driver.device_attribute(VMM_SUPPORTED, device).is_ok_and(|value| value != 0),
+        // A driver that has the functions knows the attribute, so a failure says nothing about the GPU, which must not be
+        // lost to the pool for good.
+        vmm: driver.device_attribute(VMM_SUPPORTED, device)? != 0,
         host_node: driver
             .device_attribute(HOST_NUMA_ID, device)
             .ok()
