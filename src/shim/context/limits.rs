@@ -54,7 +54,7 @@ pub fn apply(driver: &Driver, context: CUcontext, device: CUdevice) {
 }
 
 /// The program set a limit itself; the driver has answered.
-pub fn report(device: Option<CUdevice>, limit: i32, value: u64, result: crate::driver::CuResult) {
+pub fn report(device: CUdevice, limit: i32, value: u64, result: crate::driver::CuResult) {
     let (limit, site) = (name(limit), site::here());
     tracing::info!(
         target: "gpupool::context", event = "limit.set", device, limit, value, result = result.0, by = "program",

@@ -5,7 +5,7 @@ pub mod image;
 use crate::context::{self, Context, limits};
 use crate::driver::{CuResult, Driver, real};
 use crate::hook::{Real, retry};
-use crate::{finding, site};
+use crate::{finding, process, site};
 use cudarc::driver::sys::CUdevice;
 use gpupool_config::format_size;
 use gpupool_events::{Finding, Site};
@@ -18,6 +18,9 @@ use std::time::Instant;
 const REMEMBERED: usize = 256;
 /// Memory below which eager loading is nobody's problem.
 const WORTH_SAYING: i64 = 32 << 20;
+
+/// The id of no context: they count from 1.
+const NO_CONTEXT: u64 = 0;
 
 struct Loaded {
     /// 0 where none was current.
@@ -68,7 +71,7 @@ fn note(driver: &Driver, call: &'static str, path: Option<String>, image: Image,
     if let Some(context) = context {
         context.usage.modules.fetch_add(1, Relaxed);
     }
-    let (id, device) = (context.map_or(0, |context| context.id), context.map(|context| context.device));
+    let (id, device) = (context.map_or(NO_CONTEXT, |context| context.id), context.map(|context| context.device));
     let after = driver.free_memory().ok();
     let memory = before.zip(after).map(|(before, after)| before as i64 - after as i64);
     let lazy = is_lazy();
@@ -82,7 +85,10 @@ fn note(driver: &Driver, call: &'static str, path: Option<String>, image: Image,
     if !lazy {
         EAGER.fetch_add(memory.unwrap_or(0).max(0) as u64, Relaxed);
     }
-    let default_heap = uses_malloc && context::heap_is_default(driver);
+    // Without a context there is no heap yet; each gets what the settings say, or else the default.
+    let is_default =
+        || context.map_or(process::settings().malloc_heap_size.is_none(), |_| context::heap_is_default(driver));
+    let default_heap = uses_malloc && is_default();
     let mut loaded = LOADED.lock();
     if loaded.len() < REMEMBERED || (default_heap && loaded.iter().all(|loaded| !loaded.default_heap)) {
         loaded.push(Loaded { context: id, device, call, image, default_heap, site });
@@ -97,22 +103,22 @@ fn on(device: Option<CUdevice>) -> String {
 /// A module is gone.
 pub fn unloaded(call: &'static str) {
     let context = context::driver().and_then(context::current);
-    let (id, device) = (context.map_or(0, |context| context.id), context.map(|context| context.device));
+    let (id, device) = (context.map_or(NO_CONTEXT, |context| context.id), context.map(|context| context.device));
     tracing::info!(target: "gpupool::module", event = "module.unload", id, device, call, "{call}{}", on(device));
 }
 
 /// The program set a limit, and the driver has answered.
 pub fn limit_set(limit: i32, value: u64, result: CuResult) {
-    let context = context::driver().and_then(context::current);
-    limits::report(context.map(|context| context.device), limit, value, result);
-    let Some(context) = context else { return };
+    // Without a context there is nothing that has limits, and the driver has said so.
+    let Some(context) = context::driver().and_then(context::current) else { return };
+    limits::report(context.device, limit, value, result);
     if result.is_ok() {
         if limit == limits::MALLOC_HEAP_SIZE {
             // Too late for what has run, but the program knows of the heap.
             LOADED
                 .lock()
                 .iter_mut()
-                .filter(|loaded| loaded.context == context.id)
+                .filter(|loaded| loaded.context == context.id || loaded.context == NO_CONTEXT)
                 .for_each(|loaded| loaded.default_heap = false);
         }
         return;
