@@ -239,6 +239,25 @@ fn report(driver: &Driver, context: &Context, approximate: bool) {
     );
 }
 
+/// Calls under way that make a context which has no record yet.
+static MAKING: AtomicUsize = AtomicUsize::new(0);
+
+/// Held around such a call and its [`add`]: another thread that sees the context meanwhile must not say that it appeared.
+pub struct Making(());
+
+impl Making {
+    pub fn begin() -> Self {
+        MAKING.fetch_add(1, Ordering::SeqCst);
+        Self(())
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        MAKING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// Looks for primary contexts that came to be without a hooked call. Cheap (tens of nanoseconds a device), and called
 /// only where something rare happens.
 pub fn sweep(driver: &Driver, call: &'static str) {
@@ -247,7 +266,8 @@ pub fn sweep(driver: &Driver, call: &'static str) {
     let before = std::mem::replace(&mut *LAST_SWEEP.lock(), call);
     for device in 0..count {
         let known = || ALL.lock().iter().any(|known| known.device == device && known.is_primary() && !known.is_gone());
-        if driver.primary_is_active(device) && !known() {
+        // In this order: who made it was in MAKING before it existed, and has noted it when no longer there.
+        if driver.primary_is_active(device) && MAKING.load(Ordering::SeqCst) == 0 && !known() {
             let between = format!("appeared between {before} and {call}");
             add(driver, std::ptr::null_mut(), device, Kind::Appeared, &between, Before::at_init(device));
         }

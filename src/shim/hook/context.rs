@@ -2,7 +2,7 @@
 //! is noted and why.
 
 use super::{Real, retry};
-use crate::context::{self, Before, Kind, policy};
+use crate::context::{self, Before, Kind, Making, policy};
 use crate::driver::CuResult;
 use crate::environment;
 use cudarc::driver::sys::{CUcontext, CUdevice};
@@ -44,6 +44,7 @@ unsafe fn made(real: &mut Real, ctx: *mut CUcontext, device: CUdevice, kind: Kin
     }
     context::sweep(driver, call);
     let before = if new { Before::look(driver, device) } else { Before::unknown() };
+    let _making = Making::begin();
     let result = retry::call(real);
     if result.is_ok() && !ctx.is_null() {
         // SAFETY: the driver answered success, so it has written a context there.
