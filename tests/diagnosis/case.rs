@@ -6,6 +6,7 @@ use harness::{Build, Output, Run, library, repository};
 use std::io::BufReader;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::{env, fs};
 use tempfile::TempDir;
 
@@ -28,8 +29,11 @@ pub struct Told {
     log: PathBuf,
 }
 
+/// By `cp`: a file that this process had open for writing could not be executed while a child of another test's thread,
+/// forked in that moment, still has it open.
 fn copy(from: &Path, to: &Path) {
-    fs::copy(from, to).unwrap_or_else(|e| panic!("can not copy {} to {}: {e}", from.display(), to.display()));
+    let copied = Command::new("cp").arg(from).arg(to).status();
+    assert!(copied.is_ok_and(|status| status.success()), "can not copy {} to {}", from.display(), to.display());
 }
 
 fn folder() -> TempDir {

@@ -60,6 +60,25 @@ fn use_is_counted_exactly() {
 }
 
 #[test]
+fn threads_that_meet_at_a_gpu_share_one_record() {
+    for _ in 0..10 {
+        let told = Case::program("contexts", "threads").go();
+        assert_eq!(created(&told).len(), 1, "{:?}", told.records);
+        let used = used(&told, 3);
+        assert_eq!((used.copies, used.allocations), (800, 8));
+        told.finds_nothing();
+    }
+}
+
+#[test]
+fn the_most_detailed_log_is_read_too() {
+    let told = Case::program("contexts", "stray").env("GPUPOOL_LOG", "trace").go();
+    told.finds(&["GP001"]);
+    let calls = told.records.iter().filter(|record| matches!(record.event, Event::Call(_))).count();
+    assert!(calls > 10, "{calls} calls");
+}
+
+#[test]
 fn a_stray_context_was_never_used() {
     let told = Case::program("contexts", "pinned").go();
     let stray = used(&told, 0);

@@ -80,6 +80,18 @@ fn device_malloc_with_a_heap_of_its_own_is_no_finding() {
 }
 
 #[test]
+fn a_library_loaded_before_any_context_is_judged_by_the_heap_that_comes() {
+    let told = c("library");
+    told.finds(&["GP009"]);
+    assert_eq!(loads(&told).iter().map(|load| load.device).collect::<Vec<_>>(), [None, Some(3)]);
+    // Without a context the driver refused the limit, which is its answer and no limit set too late.
+    told.says("cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, bytes): 201 CUDA_ERROR_INVALID_CONTEXT");
+    assert!(limits(&told).is_empty());
+    c("library_in_time").finds_nothing();
+    Case::program("modules", "library").env("GPUPOOL_MALLOC_HEAP_SIZE", "64MiB").go().finds_nothing();
+}
+
+#[test]
 fn the_heap_of_the_environment_is_set_before_the_first_module() {
     // It prints another heap than bare.
     let told = Case::program("modules", "malloc").env("GPUPOOL_MALLOC_HEAP_SIZE", "64MiB").differs().go();

@@ -102,6 +102,31 @@ static void use_a_little(void)
     CHECK(cuModuleUnload(kernels.module));
 }
 
+/* Eight threads meet at the first use of a GPU, and each makes a hundred copies. */
+static pthread_barrier_t start;
+
+static void *copy_a_hundred_times(void *unused)
+{
+    CUdeviceptr block;
+    pthread_barrier_wait(&start);
+    CHECK(cuCtxSetCurrent(retain(LAST)));
+    CHECK(cuMemAlloc_v2(&block, 1024));
+    for (int i = 0; i < 100; i++)
+        CHECK(cuMemsetD8_v2(block, 1, 1024));
+    CHECK(cuMemFree_v2(block));
+    return unused;
+}
+
+static void use_from_threads(void)
+{
+    pthread_t threads[8];
+    REQUIRE(pthread_barrier_init(&start, NULL, 8) == 0);
+    for (int i = 0; i < 8; i++)
+        REQUIRE(pthread_create(&threads[i], NULL, copy_a_hundred_times, NULL) == 0);
+    for (int i = 0; i < 8; i++)
+        REQUIRE(pthread_join(threads[i], NULL) == 0);
+}
+
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
@@ -158,6 +183,8 @@ int main(int argc, char **argv)
         compute_on(LAST);
     } else if (strcmp(name, "used") == 0) {
         use_a_little();
+    } else if (strcmp(name, "threads") == 0) {
+        use_from_threads();
     } else if (strcmp(name, "created") == 0) {
         /* A context made on purpose: nobody makes these by accident. */
         CHECK(cuCtxCreate_v2(&own, 0, FIRST));

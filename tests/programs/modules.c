@@ -53,6 +53,18 @@ int main(int argc, char **argv)
         compute_on(0);
         return 0;
     }
+    if (strcmp(name, "library") == 0 || strcmp(name, "library_in_time") == 0) {
+        /* As the runtime does: a library needs no context. */
+        void *library;
+        CHECK(cuLibraryLoadData(&library, WITH_MALLOC, NULL, NULL, 0, NULL, NULL, 0));
+        ask_for_heap(64 * MIB);
+        CHECK(cuCtxSetCurrent(retain(3)));
+        if (strcmp(name, "library_in_time") == 0)
+            ask_for_heap(64 * MIB);
+        compute_on(3);
+        CHECK(cuLibraryUnload(library));
+        return 0;
+    }
     start_on(0);
     if (strcmp(name, "malloc") == 0) {
         load_tree(WITH_MALLOC);
