@@ -39,7 +39,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Asks the driver.
+    /// Asks the driver. What decides who is in the pool must be answered: a passing error would leave a GPU out for ever.
     pub fn read(driver: &Driver) -> Result<Self, CuResult> {
         let mut count = 0;
         // SAFETY: the output is a local of the right type.
@@ -50,8 +50,8 @@ impl Topology {
             for to in (0..count).filter(|to| *to != from) {
                 let mut can = 0;
                 // SAFETY: the output is a local of the right type.
-                let result = unsafe { (driver.cuDeviceCanAccessPeer)(&raw mut can, from, to) };
-                if result.is_ok() && can != 0 {
+                unsafe { (driver.cuDeviceCanAccessPeer)(&raw mut can, from, to) }.ok()?;
+                if can != 0 {
                     let rank = peer_attribute(driver, PERFORMANCE_RANK, from, to).unwrap_or(0);
                     let nvlink = peer_attribute(driver, NATIVE_ATOMICS, from, to).unwrap_or(0) != 0;
                     let rank = rank.min(BEHIND_NVLINK - 1) + if nvlink { 0 } else { BEHIND_NVLINK };
