@@ -43,7 +43,7 @@ pub extern "C" fn gpupool_hook_names() -> *const c_char {
 /// stream is being captured.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpupool_trim() -> u64 {
-    let Some(_inside) = process::takes_part().then(guard::enter).flatten() else { return 0 };
+    let Some(_inside) = process::is_active().then(guard::enter).flatten() else { return 0 };
     std::panic::catch_unwind(memory::trim).unwrap_or(0)
 }
 
@@ -53,7 +53,7 @@ pub extern "C" fn gpupool_trim() -> u64 {
 /// `places` has room for `capacity` elements, or `capacity` is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpupool_places(places: *mut gpupool_place, capacity: usize) -> usize {
-    let Some(_inside) = process::takes_part().then(guard::enter).flatten() else { return 0 };
+    let Some(_inside) = process::is_active().then(guard::enter).flatten() else { return 0 };
     let usage = std::panic::catch_unwind(memory::usage).ok().flatten().unwrap_or_default();
     for (index, usage) in usage.places.iter().enumerate().take(capacity) {
         let place = match usage.place {

@@ -11,10 +11,15 @@ mod capture;
 mod context;
 mod control;
 mod driver;
+mod environment;
+mod finding;
 mod hook;
 mod log;
 mod memory;
+mod module;
 mod process;
+mod python;
+mod site;
 mod summary;
 
 /// Registers what has to be registered before `main`, and does nothing else: the fork handler must be there before the

@@ -3,7 +3,7 @@
 //! Nothing else in the shim is process-wide state of its own: settings, topology and pool hang off the first use.
 
 use crate::hook::{Row, guard};
-use crate::{driver, log, summary};
+use crate::{driver, environment, log, summary};
 use gpupool_config::{Mode, Problem, Settings};
 use once_cell::race::OnceBox;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -16,18 +16,21 @@ const STARTING: u8 = 1;
 const ACTIVE: u8 = 2;
 /// As ACTIVE for memory that was handed out, but no new blocks: something inside failed.
 const CLOSED: u8 = 3;
-/// Everything passes through: switched off, a bad setting, or a fork of a process that used CUDA.
+/// Everything passes through: switched off, or a bad setting.
 const PASSING: u8 = 4;
+/// As PASSING, in the child of a fork; its first call of the driver is told about.
+const FORKED: u8 = 5;
 
 static STATE: AtomicU8 = AtomicU8::new(IDLE);
 static SETTINGS: OnceBox<Settings> = OnceBox::new();
 
 /// Whether hooks do anything in this process; starts the shim at the first call.
 #[inline]
-pub fn takes_part() -> bool {
+pub fn takes_part(row: Row) -> bool {
     match STATE.load(Ordering::Acquire) {
         ACTIVE | CLOSED => true,
         IDLE => start(),
+        FORKED => forked(row),
         _ => false,
     }
 }
@@ -36,6 +39,21 @@ pub fn takes_part() -> bool {
 #[inline]
 pub fn is_open() -> bool {
     STATE.load(Ordering::Acquire) == ACTIVE
+}
+
+/// Whether a control function of the C interface may look at the pool.
+pub fn is_active() -> bool {
+    matches!(STATE.load(Ordering::Acquire), ACTIVE | CLOSED)
+}
+
+/// The child of a fork calls the driver. Giving things back at its end is what it inherited, not use.
+#[cold]
+fn forked(row: Row) -> bool {
+    let ends = ["Free", "Destroy", "Release", "Unload", "PopCurrent"].iter().any(|word| row.name().contains(word));
+    if !ends && STATE.compare_exchange(FORKED, PASSING, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+        let _ = std::panic::catch_unwind(|| environment::used_after_fork(row));
+    }
+    false
 }
 
 /// The settings that the process started with. Hooks run only after [`start`] stored them; the fallback is for paths
@@ -68,10 +86,15 @@ fn start() -> bool {
     let exe = std::env::current_exe().unwrap_or_default();
     tracing::info!(
         target: "gpupool::process", event = "process.start", version = env!("CARGO_PKG_VERSION"), mode = mode.word(),
-        exe = %exe.display(), "gpupool {} in {}, mode {}", env!("CARGO_PKG_VERSION"), exe.display(), mode.word()
+        exe = %exe.display(), local_rank = rank("LOCAL_RANK"), job_ranks = rank("LOCAL_WORLD_SIZE"), "gpupool {} in {}, mode {}", env!("CARGO_PKG_VERSION"), exe.display(), mode.word()
     );
     STATE.store(ACTIVE, Ordering::Release);
     true
+}
+
+/// A number that a launcher of several ranks set.
+fn rank(variable: &str) -> Option<u32> {
+    std::env::var(variable).ok()?.parse().ok()
 }
 
 /// Says what is wrong with the settings and lets everything pass: a limit that was misspelt must not be half obeyed.
@@ -109,16 +132,27 @@ fn install_panic_report() {
 pub fn register() {
     // SAFETY: both handlers are functions of this library, which is never unloaded (it was preloaded).
     unsafe {
-        libc::pthread_atfork(None, None, Some(after_fork_in_child));
+        libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child));
         libc::atexit(at_exit);
+    }
+}
+
+/// Remembers where, in case the child uses CUDA. Nothing where the shim is not active.
+extern "C" fn before_fork() {
+    if is_active()
+        && let Some(_inside) = guard::enter()
+    {
+        let _ = std::panic::catch_unwind(environment::before_fork);
     }
 }
 
 /// CUDA does not survive a fork, and neither do locks that another thread held: only atomics are touched here, and from
 /// now on every call goes straight to the driver, which says NOT_INITIALIZED as it does without us.
 extern "C" fn after_fork_in_child() {
-    if STATE.load(Ordering::Relaxed) != IDLE {
-        STATE.store(PASSING, Ordering::Release);
+    match STATE.load(Ordering::Relaxed) {
+        ACTIVE | CLOSED => STATE.store(FORKED, Ordering::Release),
+        STARTING => STATE.store(PASSING, Ordering::Release),
+        _ => {}
     }
 }
 

@@ -1,11 +1,14 @@
 //! What the process did, at its end.
 
 use crate::log::{self, PlaceSummary, Summary};
-use crate::{context, memory, process};
+use crate::{context, environment, memory, module, process};
 use gpupool_pool::PlaceUsage;
 
 /// Logs `process.exit` and writes the summary to stderr.
 pub fn write() {
+    context::judge();
+    module::judge();
+    environment::judge();
     let usage = memory::usage().unwrap_or_default();
     let peak: Vec<serde_json::Value> = usage
         .places
@@ -25,12 +28,12 @@ pub fn write() {
         limit: Some(usage.limit),
         held: usage.held,
     });
-    let contexts = context::seen();
+    let contexts: Vec<_> = context::all().into_iter().filter(|context| !context.is_gone()).collect();
     log::write_summary(
         process::settings().summary,
         &Summary {
             places: places.collect(),
-            contexts: contexts.iter().map(|(device, kind)| (*device as u32, kind.word().to_owned())).collect(),
+            contexts: contexts.iter().map(|context| (context.device as u32, context.kind.word().to_owned())).collect(),
             warnings: log::warnings(),
             log_file: log::file_path(),
             spilled: memory::spilled(),

@@ -12,6 +12,8 @@ import time
 
 sys.dont_write_bytecode = True
 
+import costs
+import diagnosis
 import frameworks
 import machine
 import native
@@ -32,6 +34,15 @@ CHECKS = {
     "alloc-times": native.alloc_times,
     "numba": frameworks.numba,
     "expected": native.expected,
+    "ctx-table": diagnosis.ctx_table,
+    "stray-torch": diagnosis.stray_torch,
+    "stray-cupy": diagnosis.stray_cupy,
+    "ranks": diagnosis.ranks,
+    "jax-ctx": diagnosis.jax_ctx,
+    "ctx-cost": diagnosis.ctx_cost,
+    "heap": diagnosis.heap,
+    "launch-cost": costs.launches,
+    "log-cost": costs.log,
 }
 
 

@@ -16,17 +16,17 @@ PEER_GOAL = 0.97
 STEP_GOAL = 1.01
 
 
-def _client(name, *arguments):
+def client(name, *arguments):
     return [sys.executable, HERE / name, *arguments]
 
 
-def _needs(*modules):
+def needs_modules(*modules):
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
         raise NotRun(f"no {', '.join(missing)} in {sys.executable}")
 
 
-def _two_gpus(lab):
+def needs_two_gpus(lab):
     if len(lab.machine.gpus) < 2:
         raise NotRun("needs two GPUs")
 
@@ -40,7 +40,7 @@ def _held_by(lab):
     if "cupy_two" not in lab.kept:
         smi = lab.machine.has_smi
         before = lab.machine.used() if smi else None
-        child = lab.start(_client("cupy_two.py", "pool", _share(lab, 0.7), "hold"), None, {"HOST_LIMIT": "0"})
+        child = lab.start(client("cupy_two.py", "pool", _share(lab, 0.7), "hold"), None, {"HOST_LIMIT": "0"})
         said = child.read_until(MEASURED, 120)
         during = lab.machine.used() if smi and MEASURED in said else None
         lab.kept["cupy_two"] = before, during, child.finish(120, said)
@@ -49,24 +49,24 @@ def _held_by(lab):
 
 def cupy_two(lab):
     """Two arrays of 70 % of a GPU on device 0; the part on the peer is as fast as a program's own peer memory."""
-    _needs("cupy")
-    _two_gpus(lab)
+    needs_modules("cupy")
+    needs_two_gpus(lab)
     size = _share(lab, 0.7)
-    bare = lab.bare(_client("cupy_two.py", "overflow", size), 90).succeeded()
+    bare = lab.bare(client("cupy_two.py", "overflow", size), 90).succeeded()
     if bare.lines()[-1:] != ["second array: OutOfMemoryError"]:
         raise Failed(f"bare, the second array should not fit: {bare.lines()}")
     _, _, held = _held_by(lab)
-    _right(held.succeeded(), ["a: right", "b: right", "a += b: right"])
+    printed(held.succeeded(), ["a: right", "b: right", "a += b: right"])
     if not held.events("pool.spill"):
         raise Failed("no pool.spill in the log, so both arrays would have fitted")
 
     # One peer lends, as in the native run; more of them could only be faster.
     pairs = []
     for _ in range(5):
-        shim = lab.shim(_client("cupy_two.py", "pool", size), 90, {"HOST_LIMIT": "0", "DEVICES": "0,1"})
-        _right(shim.succeeded(), ["a: right", "b: right", "a += b: right"])
-        native = lab.bare(_client("cupy_two.py", "native", size), 90)
-        _right(native.succeeded(), ["a += b: right"])
+        shim = lab.shim(client("cupy_two.py", "pool", size), 90, {"HOST_LIMIT": "0", "DEVICES": "0,1"})
+        printed(shim.succeeded(), ["a: right", "b: right", "a += b: right"])
+        native = lab.bare(client("cupy_two.py", "native", size), 90)
+        printed(native.succeeded(), ["a += b: right"])
         measured = shim.measured()
         on_peer = measured["held"].get("gpu1", 0)
         if on_peer < measured["quarter"]:
@@ -84,7 +84,7 @@ def cupy_two(lab):
     return detail, lines
 
 
-def _right(finished, expected):
+def printed(finished, expected):
     if finished.lines() != expected:
         raise Failed(f"{finished.command}: printed {finished.lines()}, expected {expected}")
 
@@ -95,8 +95,8 @@ def _on_peers(held):
 
 def contexts(lab):
     """nvidia-smi's memory per GPU while the pool holds both arrays: a context only where the program works."""
-    _needs("cupy")
-    _two_gpus(lab)
+    needs_modules("cupy")
+    needs_two_gpus(lab)
     if not lab.machine.has_smi:
         raise NotRun("no nvidia-smi")
     before, during, finished = _held_by(lab)
@@ -122,13 +122,13 @@ def contexts(lab):
 
 def torch(lab):
     """A training loop, eager and as a CUDA graph: the same losses, and the time of a step."""
-    _needs("torch")
+    needs_modules("torch")
     times = {"eager": [], "graph": []}
     reference = None
     for _ in range(3):
-        bare = lab.bare(_client("torch_train.py"), 90).succeeded()
+        bare = lab.bare(client("torch_train.py"), 90).succeeded()
         reference = same(reference, bare) if reference else bare
-        shim = same(reference, lab.shim(_client("torch_train.py"), 90))
+        shim = same(reference, lab.shim(client("torch_train.py"), 90))
         exits = shim.events("process.exit")
         if not exits or not exits[-1]["allocations"]:
             raise Failed("the pool served nothing, so this compares bare with bare")
@@ -149,9 +149,9 @@ def torch(lab):
 
 def torch_oversize(lab):
     """Tensors of 1.3 times GPU 0; PyTorch must be told to return its cache before the GPU overflows."""
-    _needs("torch")
-    _two_gpus(lab)
-    command = _client("torch_oversize.py", _share(lab, 0.1), 13)
+    needs_modules("torch")
+    needs_two_gpus(lab)
+    command = client("torch_oversize.py", _share(lab, 0.1), 13)
     bare = lab.bare(command, 90).succeeded(3)
     shim = lab.shim(command, 120, {"HOST_LIMIT": "0"}).succeeded()
     expected = [
@@ -160,7 +160,7 @@ def torch_oversize(lab):
         "after empty_cache: 0 bytes reserved",
         "a tensor made afterwards: right",
     ]
-    _right(shim, expected)
+    printed(shim, expected)
     measured = shim.measured()
     soft = [record for record in shim.events("pool.refuse") if record["why"] == "soft"]
     if not soft or measured["retries"] < 1:
@@ -181,8 +181,8 @@ def _two_ranks():
 
 def nccl(lab):
     """Two ranks of data-parallel training: the same losses, each rank on its own GPU."""
-    _needs("torch")
-    _two_gpus(lab)
+    needs_modules("torch")
+    needs_two_gpus(lab)
     bare, shim = lab.bare(_two_ranks(), 120).succeeded(), lab.shim(_two_ranks(), 120).succeeded()
     if len(bare.lines()) != 2 or sorted(bare.lines()) != sorted(shim.lines()):
         raise Failed(f"losses differ: shim {sorted(shim.lines())}, bare {sorted(bare.lines())}"[:500])
@@ -200,7 +200,7 @@ def nccl(lab):
 
 def jax(lab):
     """A jitted training step, with JAX's preallocation and without it."""
-    _needs("jax")
+    needs_modules("jax")
     gpus = lab.machine.gpus
     base = {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
     gradual = {**base, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -213,21 +213,25 @@ def jax(lab):
         while fraction / 0.9 <= 0.75:
             fraction /= 0.9
         cases[1] = ("all GPUs visible, preallocating", {**base, "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{fraction:.4f}"})
-    reference = lab.bare(_client("jax_train.py"), 90, base).succeeded()
+    reference = lab.bare(client("jax_train.py"), 90, base).succeeded()
     if reference.measured()["platform"] != "gpu":
         raise NotRun(f"JAX runs on {reference.measured()['platform']} here")
-    same(reference, lab.bare(_client("jax_train.py"), 90, gradual))
+    same(reference, lab.bare(client("jax_train.py"), 90, gradual))
     limits = []
     for name, env in cases:
-        shim = same(reference, lab.shim(_client("jax_train.py"), 90, env=env))
+        shim = same(reference, lab.shim(client("jax_train.py"), 90, env=env))
         limits.append(f"{name}: limit {(shim.measured()['limit'] or 0) / GIB:.0f} GiB")
     return f"losses the same as bare; {'; '.join(limits)}"
 
 
 def numba(lab):
     """A Numba kernel."""
-    _needs("numba")
-    bare, shim = lab.both(_client("numba_add.py"), 90)
+    needs_modules("numba")
+    # Numba is particular about its NumPy; where the two do not go together nothing of ours is tried.
+    broken = lab.bare([sys.executable, "-c", "from numba import cuda"], 60)
+    if broken.status != 0:
+        raise NotRun(f"numba does not import here: {broken.stderr.strip().splitlines()[-1]}")
+    bare, shim = lab.both(client("numba_add.py"), 90)
     bare.succeeded()
     if not shim.events("pool.grow"):
         raise Failed("the pool served nothing, so this compares bare with bare")

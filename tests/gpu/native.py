@@ -1,16 +1,12 @@
 """Checks with programs that are compiled here: the demo, the C clients, CUDA runtime programs, and allocation times."""
 
 import concurrent.futures
-import glob
 import os
-import pathlib
 import re
-import shutil
-import subprocess
 
+import building
+from building import TESTS
 from running import BelowGoal, Failed, NotRun, same
-
-TESTS = pathlib.Path(__file__).resolve().parent.parent
 
 # Program, arguments. Each fits on one GPU.
 TOGETHER = [
@@ -50,65 +46,17 @@ EXPECTED = [
 CROWDED = {"DEVICES": "0,1", "LIMIT": "2GiB", "HOST_LIMIT": "3GiB"}
 
 
-def _compiler():
-    compiler = os.environ.get("CC", "cc")
-    if not shutil.which(compiler):
-        raise NotRun(f"no C compiler ({compiler}); install gcc or set CC")
-    return compiler
-
-
-def _build(lab, command):
-    result = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
-    lab.note(f"$ {' '.join(map(str, command))}\n{result.stdout}{result.stderr}".rstrip())
-    if result.returncode:
-        reason = (result.stderr.strip() or result.stdout.strip() or "no output").splitlines()[-1]
-        raise Failed(f"{pathlib.Path(command[-1]).name} does not compile: {reason}")
-
-
-def _driver_library():
-    """The file to link with: the driver's own, or the toolkit's stand-in, which has the same soname."""
-    folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-    # Not on every user's PATH.
-    ldconfig = shutil.which("ldconfig") or "/sbin/ldconfig"
-    listed = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, check=False).stdout.splitlines()
-    paths = [line.split("=>")[1].strip() for line in listed if "libcuda.so" in line and "=>" in line]
-    folders += [os.path.dirname(path) for path in paths]
-    folders += ["/usr/local/nvidia/lib64", "/usr/lib/x86_64-linux-gnu", *glob.glob("/usr/local/cuda*/lib64/stubs")]
-    for folder in filter(None, folders):
-        for name in ("libcuda.so.1", "libcuda.so"):
-            if os.path.exists(f"{folder}/{name}"):
-                return f"{folder}/{name}"
-    raise NotRun("libcuda.so.1 is not where ldconfig, LD_LIBRARY_PATH or the CUDA toolkit have it")
-
-
-def _program(lab, name):
-    """The compiled tests/programs/NAME.c. Called by several threads for different names."""
-    binary = pathlib.Path(lab.folder.name) / name
-    if not binary.exists():
-        source = TESTS / "programs" / f"{name}.c"
-        flags = ["-std=c11", "-O1", "-g", "-pthread", "-Wl,--as-needed"]
-        _build(lab, [_compiler(), *flags, "-o", binary, source, _driver_library(), "-ldl"])
-    return binary
-
-
-def _bench(lab, name):
-    binary = pathlib.Path(lab.folder.name) / name
-    if not binary.exists():
-        _build(lab, [_compiler(), "-O2", "-pthread", "-o", binary, TESTS / "bench" / f"{name}.c", "-ldl"])
-    return binary
-
-
 def _bare(lab, name, arguments):
     """The program without the shim; run once, since what it prints may not depend on the run."""
     key = f"bare {name} {arguments}"
     if key not in lab.kept:
-        lab.kept[key] = lab.bare([_program(lab, name), *arguments.split()], 60)
+        lab.kept[key] = lab.bare([building.program(lab, name), *arguments.split()], 60)
     return lab.kept[key]
 
 
 def _compile_all(lab, names):
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as workers:
-        list(workers.map(lambda name: _program(lab, name), sorted(set(names))))
+        list(workers.map(lambda name: building.program(lab, name), sorted(set(names))))
 
 
 def demo(lab):
@@ -132,7 +80,7 @@ def programs(lab):
         bare = _bare(lab, name, arguments)
         for settings in SETTINGS:
             try:
-                same(bare, lab.shim([_program(lab, name), *arguments.split()], 60, settings))
+                same(bare, lab.shim([building.program(lab, name), *arguments.split()], 60, settings))
             except Failed as failure:
                 wrong.append(str(failure))
 
@@ -155,7 +103,7 @@ def programs(lab):
 
 def _sharing(lab):
     """The one answer that differs on purpose."""
-    finished = lab.shim([_program(lab, "ipc_refused")], 60).succeeded()
+    finished = lab.shim([building.program(lab, "ipc_refused")], 60).succeeded()
     if "cuIpcGetMemHandle(&handle, block): 1 CUDA_ERROR_INVALID_VALUE" not in finished.lines():
         raise Failed("ipc_refused: sharing a pooled block is not answered with INVALID_VALUE")
     if not finished.events("ipc.refused"):
@@ -170,7 +118,7 @@ def _needs(peaks, places, command):
 
 def _spread(lab):
     """A block larger than one GPU's share, and one that reaches the host."""
-    finished = lab.shim([_program(lab, "fill_spread"), "3000", "2500"], 90, CROWDED).succeeded()
+    finished = lab.shim([building.program(lab, "fill_spread"), "3000", "2500"], 90, CROWDED).succeeded()
     wrong = [line for line in finished.lines() if "wrong" in line and not _is_clean(line)]
     if wrong:
         raise Failed(f"fill_spread over two GPUs and the host: {wrong[0]}")
@@ -183,15 +131,15 @@ def _is_clean(line):
 
 
 def _peers(lab):
-    same(_bare(lab, "peers", ""), lab.shim([_program(lab, "peers")], 60))
-    finished = lab.shim([_program(lab, "peers")], 60, {"MIN_SIZE": "1"}).succeeded()
+    same(_bare(lab, "peers", ""), lab.shim([building.program(lab, "peers")], 60))
+    finished = lab.shim([building.program(lab, "peers")], 60, {"MIN_SIZE": "1"}).succeeded()
     if any("wrong" in line and not _is_clean(line) for line in finished.lines()):
         raise Failed("peers: copies between GPUs are wrong")
 
 
 def _churn(lab):
     for more in ({"FREE": "strict"}, {"FREE": "lazy"}):
-        finished = lab.shim([_program(lab, "churn")], 90, {**CROWDED, "LIMIT": "256MiB", **more}).succeeded()
+        finished = lab.shim([building.program(lab, "churn")], 90, {**CROWDED, "LIMIT": "256MiB", **more}).succeeded()
         if finished.lines() != ["10000 blocks, 0 wrong words"]:
             raise Failed(f"churn: {finished.lines()}")
         _needs(finished.peaks(), ("gpu0", "gpu1", "host0"), "churn")
@@ -199,7 +147,7 @@ def _churn(lab):
 
 def _leak(lab):
     """Asked of the GPU itself, not of the pool. The driver keeps something of the first round, bare as well."""
-    finished = lab.shim([_program(lab, "leak"), "3000"], 90, {**CROWDED, "MEMINFO": "device"}).succeeded()
+    finished = lab.shim([building.program(lab, "leak"), "3000"], 90, {**CROWDED, "MEMINFO": "device"}).succeeded()
     later = [line for line in finished.lines() if line.startswith(("round 1", "round 2"))]
     if len(later) != 2 or not all("free memory as before" in line for line in later):
         raise Failed(f"leak: {later or finished.lines()}")
@@ -228,17 +176,8 @@ def expected(lab):
     return f"{done} programs print what the simulated driver is held to"
 
 
-def _nvcc(lab, runtime):
-    nvcc = shutil.which("nvcc")
-    if not nvcc:
-        raise NotRun("nvcc is neither on PATH nor in /usr/local/cuda/bin")
-    folder = pathlib.Path(lab.folder.name)
-    unlinked, binary = folder / "runtime.o", folder / f"runtime-{runtime}"
-    if not unlinked.exists():
-        _build(lab, [nvcc, "-O2", "-std=c++17", "-c", "-o", unlinked, TESTS / "gpu" / "runtime.cu"])
-    libraries = pathlib.Path(os.path.realpath(nvcc)).parent.parent / "lib64"
-    link = [nvcc, "-cudart", runtime, "-Xlinker", f"-rpath={libraries}", "-o", binary, unlinked]
-    _build(lab, link)
+def _runtime(lab, runtime):
+    binary = building.cuda_program(lab, "runtime", runtime)
     bare = lab.bare([binary], 60).succeeded()
     pooled = []
     for settings in ({}, {"MIN_SIZE": "1"}, {"FREE": "lazy"}):
@@ -252,17 +191,17 @@ def _nvcc(lab, runtime):
 
 def nvcc_static(lab):
     """A program of the CUDA runtime, linked as nvcc does by default."""
-    return _nvcc(lab, "static")
+    return _runtime(lab, "static")
 
 
 def nvcc_shared(lab):
     """The same with libcudart.so."""
-    return _nvcc(lab, "shared")
+    return _runtime(lab, "shared")
 
 
 def alloc_times(lab):
     """What an allocation, a free and a call that is passed on cost, bare and hooked, in one process."""
-    allocations, passed_on = _bench(lab, "allocations"), _bench(lab, "passed_on")
+    allocations, passed_on = building.bench(lab, "allocations"), building.bench(lab, "passed_on")
     lines = []
     runs = [
         ("strict", [allocations, "warm", "2MiB", "64MiB", "1GiB"], {"FREE": "strict"}),

@@ -58,6 +58,8 @@ class Finished:
     seconds: float
     # One list of records a process, each record a line of its JSON log.
     logs: list = field(default_factory=list)
+    # The files they were read from.
+    log_files: list = field(default_factory=list)
 
     def lines(self):
         """What must be the same bare and under the shim."""
@@ -110,7 +112,7 @@ class Lab:
         return self.start(command, env).finish(timeout)
 
     def shim(self, command, timeout, settings=None, env=None):
-        """`settings` without their prefix: {"FREE": "lazy"}."""
+        """`settings` without their prefix: {"FREE": "lazy"}; None leaves one unset that is set otherwise."""
         return self.start(command, env, settings or {}).finish(timeout)
 
     def both(self, command, timeout, settings=None, env=None):
@@ -132,11 +134,11 @@ class Lab:
         if settings is not None:
             logs = tempfile.mkdtemp(dir=self.folder.name)
             # Contexts and the libraries' own memory come on top of what the pool takes; 2 GiB must stay free.
-            settings = {"RESERVE": "3GiB", **settings}
-            variables["LD_PRELOAD"] = str(self.library)
-            variables["GPUPOOL_LOG_FILE"] = f"{logs}/%p.jsonl"
-            variables.update({f"GPUPOOL_{name}": value for name, value in settings.items()})
-            shown.update({"LD_PRELOAD": "libgpupool.so", **{f"GPUPOOL_{name}": settings[name] for name in settings}})
+            settings = {"RESERVE": "3GiB", "LOG_FILE": f"{logs}/%p.jsonl", **settings}
+            named = {f"GPUPOOL_{name}": value for name, value in settings.items() if value is not None}
+            variables.update({"LD_PRELOAD": str(self.library), **named})
+            shown.update({"LD_PRELOAD": "libgpupool.so", **named})
+            shown.pop("GPUPOOL_LOG_FILE", None)
         words = [str(word) for word in command]
         assignments = [f"{name}={value}" for name, value in shown.items()]
         title = " ".join(assignments + [os.path.basename(word) for word in words])
@@ -206,6 +208,7 @@ class Running:
         finished = Finished(self.title, self.process.returncode, said + stdout, stderr, seconds)
         for path in sorted(glob.glob(f"{self._logs}/*.jsonl")) if self._logs else []:
             finished.logs.append(_records(path))
+            finished.log_files.append(path)
         self._lab.note(_told(finished))
         return finished
 

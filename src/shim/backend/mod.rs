@@ -1,5 +1,5 @@
 //! Where the pool's memory comes from.
 
 pub mod host;
-mod nvml;
+pub mod nvml;
 pub mod vmm;

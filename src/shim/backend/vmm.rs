@@ -1,6 +1,6 @@
 //! The pool's [`Backend`] over the driver's virtual memory management.
 
-use super::{host, nvml::Nvml};
+use super::{host, nvml};
 use crate::driver::{CuResult, Driver};
 use crate::memory::{place_name, topology::Topology};
 use crate::{capture, context};
@@ -9,7 +9,6 @@ use cudarc::driver::sys::{
     CUmemLocation, CUmemLocationType,
 };
 use gpupool_pool::{Backend, Fault, Place};
-use once_cell::race::OnceBox;
 use std::collections::BTreeMap;
 
 /// The reservation, and the rights that each place's memory is mapped with.
@@ -20,8 +19,7 @@ pub struct Vmm {
     /// Left free on each pool GPU, by ordinal.
     reserves: BTreeMap<u32, u64>,
     grants: BTreeMap<Place, Vec<CUmemAccessDesc>>,
-    uuids: Vec<(u32, [u8; 16])>,
-    nvml: OnceBox<Option<Nvml>>,
+    uuids: BTreeMap<u32, nvml::Uuid>,
 }
 
 impl Vmm {
@@ -63,7 +61,7 @@ impl Vmm {
         }
         let uuids =
             members.keys().filter_map(|ordinal| Some((*ordinal, topology.gpus.get(*ordinal as usize)?.uuid))).collect();
-        Ok(Self { driver, base, bytes, reserves: members.clone(), grants, uuids, nvml: OnceBox::new() })
+        Ok(Self { driver, base, bytes, reserves: members.clone(), grants, uuids })
     }
 
     pub fn base(&self) -> u64 {
@@ -75,9 +73,7 @@ impl Vmm {
     }
 
     fn nvml_free(&self, ordinal: u32) -> Option<u64> {
-        let index = self.uuids.iter().position(|(gpu, _)| *gpu == ordinal)?;
-        let load = || Box::new(Nvml::load(&self.uuids.iter().map(|(_, uuid)| *uuid).collect::<Vec<_>>()));
-        self.nvml.get_or_init(load).as_ref()?.free(index)
+        nvml::get()?.free(self.uuids.get(&ordinal)?)
     }
 }
 

@@ -1,25 +1,42 @@
-//! The contexts of this process: whom a free has to wait for, and whose blocks go when one is destroyed.
+//! The contexts of this process: who made each, what it cost, what it was used for; and whom a free has to wait for.
 //!
-//! Found where they are made (`cuDevicePrimaryCtxRetain`, `cuCtxCreate`) and, for those that come by private ways (the
-//! runtime has some), where they are made current or allocate.
+//! A context is found where it is made (`cuDevicePrimaryCtxRetain`, `cuCtxCreate`), where it is made current or used, and
+//! by asking every device's primary context for its state around calls that are rare anyway: the runtime has private ways.
+//!
+//! Records are never freed: there are a few, and a launch on another thread may be counting in one.
+
+mod cost;
+mod judge;
+pub mod limits;
+pub mod policy;
+mod usage;
+
+pub use judge::{heap_is_default, judge};
+pub use usage::Usage;
 
 use crate::driver::{self, CuResult, Driver};
 use crate::memory;
+use crate::site;
 use cudarc::driver::sys::{CUcontext, CUdevice};
+use gpupool_events::Site;
 use parking_lot::Mutex;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+
+pub use cost::{Before, remember};
 
 /// How a context came to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The device's primary context.
+    /// The device's primary context, seen being made.
     Primary,
     /// Made with `cuCtxCreate`.
     Created,
     /// Seen in use before the shim saw it being made. Only primary contexts can be made behind the driver interface's
     /// back, so it is treated as one.
     Found,
+    /// A primary context that came to be between two hooked calls, neither of which made it.
+    Appeared,
 }
 
 impl Kind {
@@ -28,125 +45,313 @@ impl Kind {
             Kind::Primary => "primary",
             Kind::Created => "created",
             Kind::Found => "found",
+            Kind::Appeared => "appeared",
         }
     }
 }
 
-/// A live context.
-#[derive(Clone, Copy, Debug)]
-pub struct Known {
-    /// The `CUcontext`. The driver may give the same value to a later context.
-    handle: usize,
+/// One context, from its making to the end of the process.
+#[derive(Debug)]
+pub struct Context {
+    /// The `CUcontext`; 0 while unknown, and once it is gone (the driver may give the value to a later context).
+    handle: AtomicUsize,
     pub device: CUdevice,
     pub kind: Kind,
-    /// Never given twice: the owner of this context's blocks.
+    /// Counts from 1; the owner of this context's blocks.
     pub id: u64,
+    /// What made it, for people.
+    pub call: String,
+    pub site: Site,
+    /// Bytes that the GPU lost with it.
+    pub cost: Option<u64>,
+    pub usage: Usage,
+    /// Peer access from or to it was enabled before anything was done with it.
+    pub peered: AtomicBool,
 }
 
-static CONTEXTS: Mutex<Vec<Known>> = Mutex::new(Vec::new());
-/// Contexts of the past, for the summary: device and kind of each.
-static SEEN: Mutex<Vec<(CUdevice, Kind)>> = Mutex::new(Vec::new());
+static ALL: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
+/// The first records by their id. A process with more contexts than this loses only their peaks.
+static BY_ID: [AtomicPtr<Context>; 256] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 256];
 /// Counts destructions; a thread's cached context is void once it moved.
 static EPOCH: AtomicU64 = AtomicU64::new(1);
+/// The last call after which every device's state was known, for "appeared between".
+static LAST_SWEEP: Mutex<&'static str> = Mutex::new("the start of the process");
 
-#[derive(Clone, Copy)]
-struct Cached {
-    epoch: u64,
-    known: Known,
+/// GPUs that the process sees, once a sweep asked; the driver no longer answers when the process ends.
+static DEVICES: AtomicUsize = AtomicUsize::new(0);
+
+fn device_count() -> usize {
+    DEVICES.load(Ordering::Relaxed)
 }
 
 thread_local! {
-    static LAST: Cell<Cached> = const {
-        Cell::new(Cached { epoch: 0, known: Known { handle: 0, device: 0, kind: Kind::Found, id: 0 } })
-    };
+    /// The context that was current here last, and the epoch of that.
+    static LAST: Cell<(u64, Option<&'static Context>)> = const { Cell::new((0, None)) };
+}
+
+/// Seconds since the process started.
+pub fn uptime() -> f64 {
+    /// Field 22 of `/proc/self/stat`, the start in clock ticks since the machine's.
+    fn started() -> Option<f64> {
+        let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+        let ticks: f64 = stat.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()?;
+        // SAFETY: sysconf has no preconditions.
+        Some(ticks / unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64)
+    }
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the output is a local.
+    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
+    let now = now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9;
+    started().map_or(0.0, |started| (now - started).max(0.0))
+}
+
+impl Context {
+    fn is(&self, context: CUcontext) -> bool {
+        !context.is_null() && self.handle.load(Ordering::Acquire) == context as usize
+    }
+
+    fn is_primary(&self) -> bool {
+        self.kind != Kind::Created
+    }
 }
 
 /// The context that is current on this thread. `None` where there is none.
 #[inline]
-pub fn current(driver: &Driver) -> Option<Known> {
+pub fn current(driver: &Driver) -> Option<&'static Context> {
     let context = driver.current_context()?;
-    let last = LAST.get();
-    if last.known.handle == context as usize && last.epoch == EPOCH.load(Ordering::Acquire) {
-        return Some(last.known);
+    if let (epoch, Some(last)) = LAST.get()
+        && last.handle.load(Ordering::Acquire) == context as usize
+        && epoch == EPOCH.load(Ordering::Acquire)
+    {
+        return Some(last);
     }
     lookup_current(driver, context)
 }
 
 #[cold]
-fn lookup_current(driver: &Driver, context: CUcontext) -> Option<Known> {
+fn lookup_current(driver: &Driver, context: CUcontext) -> Option<&'static Context> {
     let epoch = EPOCH.load(Ordering::Acquire);
-    let known = CONTEXTS.lock().iter().copied().find(|known| known.handle == context as usize);
-    let known = match known {
+    let found = ALL.lock().iter().copied().find(|known| known.is(context));
+    let known = match found {
         Some(known) => known,
-        None => add(context, driver.current_device().ok()?, Kind::Found, "found in use"),
+        None => found_in_use(driver, context)?,
     };
-    LAST.set(Cached { epoch, known });
+    LAST.set((epoch, Some(known)));
     Some(known)
 }
 
-/// Notes a context unless it is known. `call` says how it was made, for the log.
-pub fn add(context: CUcontext, device: CUdevice, kind: Kind, call: &str) -> Known {
+/// Whether this thread's current context is another one than at the last look; cheap where it is not.
+#[inline]
+pub fn has_switched(driver: &Driver) -> bool {
+    let current = driver.current_context().map_or(0, |context| context as usize);
+    let (epoch, last) = LAST.get();
+    let last = last.filter(|_| epoch == EPOCH.load(Ordering::Acquire));
+    current != last.map_or(0, |last| last.handle.load(Ordering::Acquire))
+}
+
+/// Notes the context that has just become current. The runtime makes the handle of a primary context current before it
+/// retains it: such a one does not exist yet, and is noted when it does.
+pub fn noticed(driver: &Driver) {
+    let Some(context) = driver.current_context() else { return };
+    let exists = || driver.current_device().is_ok_and(|device| driver.primary_is_active(device));
+    if by_handle(context).is_some() || exists() {
+        let _ = current(driver);
+    }
+}
+
+/// A context that is current and has no record: one that appeared before, or one that nobody saw being made.
+fn found_in_use(driver: &Driver, context: CUcontext) -> Option<&'static Context> {
+    let device = driver.current_device().ok()?;
+    Some(add(driver, context, device, Kind::Found, "found in use", Before::at_init(device)))
+}
+
+/// The record of a primary context that appeared on this device, which learns its handle now.
+fn appeared(driver: &Driver, context: CUcontext, device: CUdevice) -> Option<&'static Context> {
+    let waiting = ALL.lock().iter().copied().find(|known| {
+        known.kind == Kind::Appeared && known.device == device && known.handle.load(Ordering::Acquire) == 0
+    })?;
+    waiting.handle.store(context as usize, Ordering::Release);
+    limits::apply(driver, context, device);
+    Some(waiting)
+}
+
+/// Notes a context unless it is known. `call` says how it was made; `before` was taken before that call.
+pub fn add(
+    driver: &Driver,
+    context: CUcontext,
+    device: CUdevice,
+    kind: Kind,
+    call: &str,
+    before: Before,
+) -> &'static Context {
     static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-    let handle = context as usize;
-    let known = {
-        let mut contexts = CONTEXTS.lock();
-        if let Some(known) = contexts.iter().find(|known| known.handle == handle) {
-            return *known;
+    if let Some(known) = ALL.lock().iter().copied().find(|known| known.is(context)) {
+        return known;
+    }
+    if kind != Kind::Created
+        && !context.is_null()
+        && let Some(known) = appeared(driver, context, device)
+    {
+        return known;
+    }
+    if !context.is_null() {
+        limits::apply(driver, context, device);
+    }
+    let site = site::here();
+    let (cost, approximate) = before.cost(driver, context, device);
+    let known: &'static Context = Box::leak(Box::new(Context {
+        handle: AtomicUsize::new(context as usize),
+        device,
+        kind,
+        id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+        call: call.to_owned(),
+        site,
+        cost,
+        usage: Usage::default(),
+        peered: AtomicBool::new(false),
+    }));
+    {
+        // Two threads that retain one primary context at once: the first record stays.
+        let mut all = ALL.lock();
+        if let Some(first) = all.iter().copied().find(|known| known.is(context)) {
+            return first;
         }
-        let known = Known { handle, device, kind, id: NEXT_ID.fetch_add(1, Ordering::Relaxed) };
-        contexts.push(known);
-        known
-    };
-    SEEN.lock().push((device, kind));
-    tracing::info!(
-        target: "gpupool::context", event = "context.create", device, kind = kind.word(), call,
-        "{} context on GPU {device} ({call})", kind.word()
-    );
+        all.push(known);
+    }
+    if let Some(slot) = BY_ID.get(known.id as usize) {
+        slot.store(std::ptr::from_ref(known).cast_mut(), Ordering::Release);
+    }
+    report(driver, known, approximate);
     known
 }
 
-/// Drops the contexts that `gone` picks, and the blocks that belonged to them.
-fn remove(call: &str, gone: impl Fn(&Known) -> bool) {
-    let mut removed = Vec::new();
-    CONTEXTS.lock().retain(|known| {
-        let stays = !gone(known);
-        if !stays {
-            removed.push(*known);
-        }
-        stays
+fn report(driver: &Driver, context: &Context, approximate: bool) {
+    let Context { device, id, call, site, cost, kind, .. } = context;
+    let (pci, uuid) = (driver.pci_address(*device), driver.uuid(*device));
+    let price = cost.map_or(String::new(), |cost| {
+        format!(", {}{}", if approximate { "≈" } else { "" }, gpupool_config::format_size(cost))
     });
+    tracing::info!(
+        target: "gpupool::context", event = "context.create", id, device, pci, uuid, kind = kind.word(), call,
+        runtime_call = site::runtime_call(site), caller = site::caller(site), thread = site::thread_name(), seconds = uptime(),
+        cost, approximate, site.json = %site::json(site),
+        "{} context on GPU {device} ({call}{price}) by {}", kind.word(), site::line(site)
+    );
+}
+
+/// Calls under way that make a context which has no record yet.
+static MAKING: AtomicUsize = AtomicUsize::new(0);
+
+/// Held around such a call and its [`add`]: another thread that sees the context meanwhile must not say that it appeared.
+pub struct Making(());
+
+impl Making {
+    pub fn begin() -> Self {
+        MAKING.fetch_add(1, Ordering::SeqCst);
+        Self(())
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        MAKING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Looks for primary contexts that came to be without a hooked call. Cheap (tens of nanoseconds a device), and called
+/// only where something rare happens.
+pub fn sweep(driver: &Driver, call: &'static str) {
+    let count = driver.device_count();
+    DEVICES.store(count as usize, Ordering::Relaxed);
+    let before = std::mem::replace(&mut *LAST_SWEEP.lock(), call);
+    for device in 0..count {
+        let known = || ALL.lock().iter().any(|known| known.device == device && known.is_primary() && !known.is_gone());
+        // In this order: who made it was in MAKING before it existed, and has noted it when no longer there.
+        if driver.primary_is_active(device) && MAKING.load(Ordering::SeqCst) == 0 && !known() {
+            let between = format!("appeared between {before} and {call}");
+            add(driver, std::ptr::null_mut(), device, Kind::Appeared, &between, Before::at_init(device));
+        }
+    }
+}
+
+impl Context {
+    /// Gone contexts keep their record, with this for a handle.
+    const GONE: usize = usize::MAX;
+
+    pub fn is_gone(&self) -> bool {
+        self.handle.load(Ordering::Acquire) == Self::GONE
+    }
+}
+
+/// Marks the contexts that `gone` picks as gone, and drops the blocks that belonged to them.
+fn remove(call: &str, gone: impl Fn(&Context) -> bool) {
+    let removed: Vec<_> = ALL.lock().iter().copied().filter(|known| !known.is_gone() && gone(known)).collect();
     if removed.is_empty() {
         return;
+    }
+    for known in &removed {
+        known.handle.store(Context::GONE, Ordering::Release);
     }
     EPOCH.fetch_add(1, Ordering::AcqRel);
     for known in removed {
         let blocks = memory::owner_gone(known.id);
+        let Context { device, id, kind, .. } = known;
         tracing::info!(
-            target: "gpupool::context", event = "context.destroy", device = known.device, kind = known.kind.word(), call,
-            "{} context on GPU {} is gone ({call}), and {blocks} pooled blocks with it", known.kind.word(), known.device
+            target: "gpupool::context", event = "context.destroy", id, device, kind = kind.word(), call,
+            "{} context on GPU {device} is gone ({call}), and {blocks} pooled blocks with it", kind.word()
         );
     }
 }
 
 /// `cuCtxDestroy` succeeded.
 pub fn destroyed(context: CUcontext, call: &str) {
-    remove(call, |known| known.handle == context as usize);
+    remove(call, |known| known.is(context));
 }
 
 /// The primary context of this device does not exist any more.
 pub fn primary_gone(device: CUdevice, call: &str) {
-    remove(call, |known| known.device == device && known.kind != Kind::Created);
+    remove(call, |known| known.device == device && known.is_primary());
 }
 
 /// The `CUcontext` behind an id; null once it is gone.
 pub fn handle_of(id: u64) -> CUcontext {
-    let contexts = CONTEXTS.lock();
-    contexts.iter().find(|known| known.id == id).map_or(0, |known| known.handle) as CUcontext
+    let all = ALL.lock();
+    let handle = all.iter().find(|known| known.id == id && !known.is_gone());
+    handle.map_or(0, |known| known.handle.load(Ordering::Acquire)) as CUcontext
 }
 
-/// Every context that was there in this process, oldest first, for the summary.
-pub fn seen() -> Vec<(CUdevice, Kind)> {
-    SEEN.lock().clone()
+/// The record with this id, without a lock: asked at every free.
+#[inline]
+pub fn by_id(id: u64) -> Option<&'static Context> {
+    let known = BY_ID.get(id as usize)?.load(Ordering::Acquire);
+    // SAFETY: the slot is null or a record, and records are never freed.
+    unsafe { known.as_ref() }
+}
+
+/// The record of this handle.
+pub fn by_handle(context: CUcontext) -> Option<&'static Context> {
+    ALL.lock().iter().copied().find(|known| known.is(context))
+}
+
+/// Every context that was there in this process, oldest first.
+pub fn all() -> Vec<&'static Context> {
+    ALL.lock().clone()
+}
+
+/// Makes a context current for the length of `act`, unless it is current already.
+pub fn within<T>(driver: &Driver, context: CUcontext, act: impl FnOnce() -> T) -> Option<T> {
+    if driver.current_context() == Some(context) {
+        return Some(act());
+    }
+    // SAFETY: the handle is of a context that was not destroyed through the driver interface; it is popped below.
+    if !unsafe { (driver.cuCtxPushCurrent_v2)(context) }.is_ok() {
+        return None;
+    }
+    let value = act();
+    let mut popped = std::ptr::null_mut();
+    // SAFETY: the output is a local; the context on top is the one just pushed.
+    let _ = unsafe { (driver.cuCtxPopCurrent_v2)(&raw mut popped) };
+    Some(value)
 }
 
 /// Waits for all work in every context.
@@ -157,26 +362,17 @@ pub fn synchronize_all(driver: &Driver) -> Result<(), CuResult> {
     let mut current = std::ptr::null_mut();
     // SAFETY: the output is a local of the right type. An error here is that of a driver that is gone (the process exits).
     unsafe { (driver.cuCtxGetCurrent)(&raw mut current) }.ok()?;
-    let current = current as usize;
-    let handles: Vec<usize> = CONTEXTS.lock().iter().map(|known| known.handle).collect();
     let mut answer = CuResult::SUCCESS;
-    for handle in handles {
-        if handle == current {
-            // SAFETY: no preconditions.
-            answer = unsafe { (driver.cuCtxSynchronize)() };
-            continue;
+    // SAFETY: cuCtxSynchronize has no preconditions.
+    let synchronize = || unsafe { (driver.cuCtxSynchronize)() };
+    for context in all() {
+        if context.is(current) {
+            answer = synchronize();
+        } else if let handle @ 1.. = context.handle.load(Ordering::Acquire)
+            && handle != Context::GONE
+        {
+            let _ = within(driver, handle as CUcontext, synchronize);
         }
-        // SAFETY: the handle is of a context that was not destroyed through the driver interface; pushing it is undone
-        // below.
-        if !unsafe { (driver.cuCtxPushCurrent_v2)(handle as CUcontext) }.is_ok() {
-            continue;
-        }
-        let mut popped = std::ptr::null_mut();
-        // SAFETY: the output is a local; the context on top is the one just pushed.
-        let _ = unsafe {
-            let _ = (driver.cuCtxSynchronize)();
-            (driver.cuCtxPopCurrent_v2)(&raw mut popped)
-        };
     }
     match answer {
         CuResult::CONTEXT_IS_DESTROYED => Ok(()),

@@ -10,7 +10,7 @@ use cudarc::driver::sys::{
 };
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use once_cell::race::OnceBox;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 macro_rules! functions {
     ($($name:ident($($t:ty),*);)*) => {
@@ -46,6 +46,7 @@ functions! {
     cuDeviceGetCount(*mut c_int);
     cuDeviceGetAttribute(*mut c_int, c_int, CUdevice);
     cuDeviceGetUuid(*mut CUuuid, CUdevice);
+    cuDeviceGetPCIBusId(*mut c_char, c_int, CUdevice);
     cuDeviceTotalMem_v2(*mut usize, CUdevice);
     cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
     cuDeviceGetP2PAttribute(*mut c_int, c_int, CUdevice, CUdevice);
@@ -55,6 +56,8 @@ functions! {
     cuCtxPushCurrent_v2(CUcontext);
     cuCtxPopCurrent_v2(*mut CUcontext);
     cuCtxSynchronize();
+    cuCtxGetLimit(*mut usize, c_int);
+    cuCtxSetLimit(c_int, usize);
     cuMemGetInfo_v2(*mut usize, *mut usize);
     cuPointerGetAttributes(c_uint, *mut c_int, *mut *mut c_void, CUdeviceptr);
     cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, u64);
@@ -108,11 +111,47 @@ impl Driver {
         result.is_ok() && active != 0
     }
 
-    /// Free bytes on the device of the current context.
-    pub fn free_memory(&self) -> Result<u64, CuResult> {
+    /// How many GPUs the process sees; 0 where the driver does not answer.
+    pub fn device_count(&self) -> CUdevice {
+        let mut count = 0;
+        // SAFETY: the output is a local of the right type.
+        let result = unsafe { (self.cuDeviceGetCount)(&raw mut count) };
+        if result.is_ok() { count } else { 0 }
+    }
+
+    /// `0000:07:00.0`; empty where the driver does not say.
+    pub fn pci_address(&self, device: CUdevice) -> String {
+        let mut text = [0 as c_char; 32];
+        // SAFETY: the length is the buffer's.
+        let result = unsafe { (self.cuDeviceGetPCIBusId)(text.as_mut_ptr(), text.len() as c_int, device) };
+        // SAFETY: after a success the buffer holds a NUL-terminated string; before, it is all NUL.
+        let text = unsafe { CStr::from_ptr(text.as_ptr()) };
+        if result.is_ok() { text.to_string_lossy().into_owned() } else { String::new() }
+    }
+
+    /// The bytes of a device's UUID; zeros where the driver does not say.
+    pub fn uuid_bytes(&self, device: CUdevice) -> [u8; 16] {
+        let mut uuid = CUuuid { bytes: [0; 16] };
+        // SAFETY: the output is a local of the right type.
+        let known = unsafe { (self.cuDeviceGetUuid)(&raw mut uuid, device) }.is_ok();
+        if known { uuid.bytes.map(|byte| byte as u8) } else { [0; 16] }
+    }
+
+    /// `GPU-…`, as nvidia-smi writes it.
+    pub fn uuid(&self, device: CUdevice) -> String {
+        format!("GPU-{}", crate::backend::nvml::dashed(&self.uuid_bytes(device)))
+    }
+
+    /// Free and total bytes of the device of the current context.
+    pub fn memory(&self) -> Result<(u64, u64), CuResult> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the outputs are locals of the right types.
         unsafe { (self.cuMemGetInfo_v2)(&raw mut free, &raw mut total) }.ok()?;
-        Ok(free as u64)
+        Ok((free as u64, total as u64))
+    }
+
+    /// Free bytes on the device of the current context.
+    pub fn free_memory(&self) -> Result<u64, CuResult> {
+        self.memory().map(|(free, _)| free)
     }
 }

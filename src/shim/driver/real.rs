@@ -73,6 +73,17 @@ pub fn row_of(pointer: *mut c_void) -> Option<usize> {
     REAL.iter().position(|slot| std::ptr::eq(slot.load(Ordering::Acquire), pointer))
 }
 
+/// An export of the loaded driver that has no row.
+pub fn export(name: &std::ffi::CStr) -> Option<*mut c_void> {
+    // SAFETY: the name is NUL-terminated; RTLD_NOLOAD only looks.
+    let handle = unsafe { libc::dlopen(DRIVER.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if handle.is_null() {
+        return None;
+    }
+    let found = dlsym::lookup(handle, name);
+    (!found.is_null()).then_some(found)
+}
+
 /// Whether this process has a driver library loaded, without loading it.
 pub fn driver_is_loaded() -> bool {
     // SAFETY: the name is NUL-terminated; RTLD_NOLOAD only looks.

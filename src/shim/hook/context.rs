@@ -1,14 +1,21 @@
-//! Bodies: contexts. The driver's answer is never changed; see [`crate::context`] for what is noted and why.
+//! Bodies: contexts. The driver's answer changes only where the user forbids a context; see [`crate::context`] for what
+//! is noted and why.
 
 use super::{Real, retry};
-use crate::context::{self, Kind};
+use crate::context::{self, Before, Kind, Making, policy};
 use crate::driver::CuResult;
+use crate::environment;
 use cudarc::driver::sys::{CUcontext, CUdevice};
+use std::sync::atomic::Ordering;
 
 /// # Safety
 /// Called by a row's trampoline.
 pub unsafe fn init(real: &mut Real) -> CuResult {
-    real.call()
+    let result = real.call();
+    if result.is_ok() {
+        environment::initialised(real.row.name());
+    }
+    result
 }
 
 /// # Safety
@@ -28,10 +35,20 @@ pub unsafe fn create(real: &mut Real, ctx: *mut CUcontext, device: CUdevice) -> 
 /// # Safety
 /// `ctx` is the program's output argument of that call.
 unsafe fn made(real: &mut Real, ctx: *mut CUcontext, device: CUdevice, kind: Kind) -> CuResult {
+    let Some(driver) = context::driver() else { return real.call() };
+    let call = real.row.name();
+    // A primary context that exists is only counted up.
+    let new = kind == Kind::Created || !driver.primary_is_active(device);
+    if new && let Some(refusal) = policy::refuse(device, call) {
+        return refusal;
+    }
+    context::sweep(driver, call);
+    let before = if new { Before::look(driver, device) } else { Before::unknown() };
+    let _making = Making::begin();
     let result = retry::call(real);
     if result.is_ok() && !ctx.is_null() {
         // SAFETY: the driver answered success, so it has written a context there.
-        context::add(unsafe { *ctx }, device, kind, real.row.name());
+        context::add(driver, unsafe { *ctx }, device, kind, call, before);
     }
     result
 }
@@ -73,9 +90,26 @@ pub unsafe fn destroy(real: &mut Real, ctx: CUcontext) -> CuResult {
 pub unsafe fn switched(real: &mut Real) -> CuResult {
     let result = real.call();
     if result.is_ok()
-        && let Some(driver) = context::driver()
+        && let Some(driver) = context::driver().filter(|driver| context::has_switched(driver))
     {
-        let _ = context::current(driver);
+        context::noticed(driver);
+        context::sweep(driver, real.row.name());
+    }
+    result
+}
+
+/// Peer access between the current context and another: a context that was made only for that is told apart.
+///
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn peer_enabled(real: &mut Real, peer: CUcontext) -> CuResult {
+    let result = real.call();
+    let Some(driver) = context::driver().filter(|_| result.is_ok()) else { return result };
+    context::sweep(driver, real.row.name());
+    for context in [context::current(driver), context::by_handle(peer)].into_iter().flatten() {
+        if !context.usage.is_used() {
+            context.peered.store(true, Ordering::Relaxed);
+        }
     }
     result
 }

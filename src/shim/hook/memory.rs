@@ -1,6 +1,7 @@
 //! Bodies: allocation and free of device memory.
 
 use super::{Real, retry};
+use crate::context;
 use crate::driver::CuResult;
 use crate::memory::{self, Answer};
 use cudarc::driver::sys::CUdeviceptr;
@@ -17,7 +18,7 @@ pub unsafe fn allocate(real: &mut Real, dptr: *mut CUdeviceptr, bytes: usize) ->
         return real.call();
     }
     match memory::allocate(bytes as u64, || retry::call(real)) {
-        Answer::Driver(result) => result,
+        Answer::Driver(result) => served_by_driver(result),
         Answer::Pool(result, address) => {
             // SAFETY: not NULL; the driver writes there too, also 0 when it has no memory.
             unsafe { *dptr = address };
@@ -43,7 +44,7 @@ pub unsafe fn allocate_pitch(
         return real.call();
     }
     match memory::allocate(bytes as u64, || retry::call(real)) {
-        Answer::Driver(result) => result,
+        Answer::Driver(result) => served_by_driver(result),
         Answer::Pool(result, address) => {
             // SAFETY: neither is NULL; the driver writes to both after a success.
             unsafe { *dptr = address };
@@ -54,6 +55,16 @@ pub unsafe fn allocate_pitch(
             result
         }
     }
+}
+
+/// Counts an allocation that the driver made.
+fn served_by_driver(result: CuResult) -> CuResult {
+    if result.is_ok()
+        && let Some(context) = context::driver().and_then(context::current)
+    {
+        context.usage.allocated(0);
+    }
+    result
 }
 
 /// # Safety

@@ -11,9 +11,11 @@ mod trampoline;
 pub mod context;
 pub mod ipc;
 pub mod memory;
+pub mod module;
 pub mod query;
 pub mod retry;
 pub mod stream;
+pub mod usage;
 
 pub use boundary::Real;
 pub use trampoline::{HOOKS, Row};

@@ -89,17 +89,95 @@ macro_rules! for_each_hook {
             cuArray3DCreate_v2(array: *mut CUarray, descriptor: *const c_void) => retry::after_trim();
             cuMipmappedArrayCreate(array: *mut CUmipmappedArray, descriptor: *const c_void, levels: c_uint)
                 => retry::after_trim();
-            cuModuleLoad(module: *mut CUmodule, path: *const c_char) => retry::after_trim();
-            cuModuleLoadData(module: *mut CUmodule, image: *const c_void) => retry::after_trim();
-            cuModuleLoadDataEx(module: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut c_int,
-                values: *mut *mut c_void) => retry::after_trim();
-            cuModuleLoadFatBinary(module: *mut CUmodule, image: *const c_void) => retry::after_trim();
-            cuLibraryLoadData(library: *mut CUlibrary, code: *const c_void, jit: *mut c_int, jit_values: *mut *mut c_void,
-                jit_count: c_uint, options: *mut c_int, values: *mut *mut c_void, count: c_uint) => retry::after_trim();
             cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: u64) => retry::after_trim();
             cuGraphInstantiateWithParams(exec: *mut CUgraphExec, graph: CUgraph, params: *mut c_void)
                 => retry::after_trim();
-            cuCtxSetLimit(limit: c_int, value: usize) => retry::after_trim();
+
+            // Modules: what is loaded where, by whom, and what it costs.
+            cuModuleLoad(module: *mut CUmodule, path: *const c_char) => module::load_file(path);
+            cuModuleLoadData(module: *mut CUmodule, image: *const c_void) => module::load_data(image);
+            cuModuleLoadDataEx(module: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut c_int,
+                values: *mut *mut c_void) => module::load_data(image);
+            cuModuleLoadFatBinary(module: *mut CUmodule, image: *const c_void) => module::load_data(image);
+            cuModuleUnload(module: CUmodule) => module::unload();
+            cuLibraryLoadData(library: *mut CUlibrary, code: *const c_void, jit: *mut c_int, jit_values: *mut *mut c_void,
+                jit_count: c_uint, options: *mut c_int, values: *mut *mut c_void, count: c_uint) => module::load_data(code);
+            cuLibraryLoadFromFile(library: *mut CUlibrary, path: *const c_char, jit: *mut c_int,
+                jit_values: *mut *mut c_void, jit_count: c_uint, options: *mut c_int, values: *mut *mut c_void,
+                count: c_uint) => module::load_file(path);
+            cuLibraryUnload(library: CUlibrary) => module::unload();
+            cuLinkComplete(state: *mut c_void, cubin: *mut *mut c_void, size: *mut usize) => module::link_complete(size);
+            cuCtxSetLimit(limit: c_int, value: usize) => module::set_limit(limit, value);
+            cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) => context::peer_enabled(peer);
+
+            // Use: whether a context was needed shows only here.
+            cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: c_uint) => usage::pinned();
+            cuMemAllocHost_v2(pointer: *mut *mut c_void, bytes: usize) => usage::pinned();
+            cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: c_uint) => usage::pinned();
+            cuLaunchKernel(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
+                block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void,
+                extra: *mut *mut c_void) => usage::launched();
+            cuLaunchKernel_ptsz(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
+                block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void,
+                extra: *mut *mut c_void) => usage::launched();
+            cuLaunchKernelEx(config: *const c_void, function: CUfunction, parameters: *mut *mut c_void, extra: *mut *mut c_void)
+                => usage::launched();
+            cuLaunchKernelEx_ptsz(config: *const c_void, function: CUfunction, parameters: *mut *mut c_void, extra: *mut *mut c_void)
+                => usage::launched();
+            cuLaunchCooperativeKernel(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
+                block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void)
+                => usage::launched();
+            cuLaunchCooperativeKernel_ptsz(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
+                block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void)
+                => usage::launched();
+            cuGraphLaunch(exec: CUgraphExec, stream: CUstream) => usage::launched();
+            cuGraphLaunch_ptsz(exec: CUgraphExec, stream: CUstream) => usage::launched();
+            cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::copied();
+            cuMemcpy_ptds(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::copied();
+            cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::copied();
+            cuMemcpyAsync_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::copied();
+            cuMemcpyHtoD_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize) => usage::copied();
+            cuMemcpyHtoD_v2_ptds(dst: CUdeviceptr, src: *const c_void, bytes: usize) => usage::copied();
+            cuMemcpyHtoDAsync_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) => usage::copied();
+            cuMemcpyHtoDAsync_v2_ptsz(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) => usage::copied();
+            cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => usage::copied();
+            cuMemcpyDtoH_v2_ptds(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => usage::copied();
+            cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::copied();
+            cuMemcpyDtoHAsync_v2_ptsz(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::copied();
+            cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::copied();
+            cuMemcpyDtoD_v2_ptds(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::copied();
+            cuMemcpyDtoDAsync_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::copied();
+            cuMemcpyDtoDAsync_v2_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::copied();
+            cuMemcpyPeer(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => usage::copied_between();
+            cuMemcpyPeer_ptds(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => usage::copied_between();
+            cuMemcpyPeerAsync(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => usage::copied_between();
+            cuMemcpyPeerAsync_ptsz(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => usage::copied_between();
+            cuMemcpy2D_v2(copy: *const c_void) => usage::copied();
+            cuMemcpy2D_v2_ptds(copy: *const c_void) => usage::copied();
+            cuMemcpy2DUnaligned_v2(copy: *const c_void) => usage::copied();
+            cuMemcpy2DUnaligned_v2_ptds(copy: *const c_void) => usage::copied();
+            cuMemcpy3D_v2(copy: *const c_void) => usage::copied();
+            cuMemcpy3D_v2_ptds(copy: *const c_void) => usage::copied();
+            cuMemcpy3DPeer(copy: *const c_void) => usage::copied_between();
+            cuMemcpy3DPeer_ptds(copy: *const c_void) => usage::copied_between();
+            cuMemcpy2DAsync_v2(copy: *const c_void, stream: CUstream) => usage::copied();
+            cuMemcpy2DAsync_v2_ptsz(copy: *const c_void, stream: CUstream) => usage::copied();
+            cuMemcpy3DAsync_v2(copy: *const c_void, stream: CUstream) => usage::copied();
+            cuMemcpy3DAsync_v2_ptsz(copy: *const c_void, stream: CUstream) => usage::copied();
+            cuMemcpy3DPeerAsync(copy: *const c_void, stream: CUstream) => usage::copied_between();
+            cuMemcpy3DPeerAsync_ptsz(copy: *const c_void, stream: CUstream) => usage::copied_between();
+            cuMemsetD8_v2(dst: CUdeviceptr, value: u8, count: usize) => usage::copied();
+            cuMemsetD8_v2_ptds(dst: CUdeviceptr, value: u8, count: usize) => usage::copied();
+            cuMemsetD8Async(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) => usage::copied();
+            cuMemsetD8Async_ptsz(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) => usage::copied();
+            cuMemsetD16_v2(dst: CUdeviceptr, value: u16, count: usize) => usage::copied();
+            cuMemsetD16_v2_ptds(dst: CUdeviceptr, value: u16, count: usize) => usage::copied();
+            cuMemsetD16Async(dst: CUdeviceptr, value: u16, count: usize, stream: CUstream) => usage::copied();
+            cuMemsetD16Async_ptsz(dst: CUdeviceptr, value: u16, count: usize, stream: CUstream) => usage::copied();
+            cuMemsetD32_v2(dst: CUdeviceptr, value: c_uint, count: usize) => usage::copied();
+            cuMemsetD32_v2_ptds(dst: CUdeviceptr, value: c_uint, count: usize) => usage::copied();
+            cuMemsetD32Async(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => usage::copied();
+            cuMemsetD32Async_ptsz(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => usage::copied();
         }
     };
 }

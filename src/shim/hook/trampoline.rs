@@ -5,8 +5,8 @@ use super::{boundary, guard};
 use crate::driver::{CuResult, real};
 use crate::process;
 use cudarc::driver::sys::{
-    CUarray, CUcontext, CUdevice, CUdeviceptr, CUgraph, CUgraphExec, CUipcMemHandle, CUlibrary, CUmemoryPool,
-    CUmipmappedArray, CUmodule, CUstream,
+    CUarray, CUcontext, CUdevice, CUdeviceptr, CUfunction, CUgraph, CUgraphExec, CUipcMemHandle, CUlibrary,
+    CUmemoryPool, CUmipmappedArray, CUmodule, CUstream,
 };
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -64,7 +64,7 @@ macro_rules! trampolines {
                     // between it and the driver.
                     unsafe { function($($p),*) }
                 };
-                let Some(_inside) = process::takes_part().then(guard::enter).flatten() else { return call() };
+                let Some(_inside) = process::takes_part(Row::$name).then(guard::enter).flatten() else { return call() };
                 boundary::run(Row::$name, &mut { call }, |real| {
                     // SAFETY: a body reads or writes through the program's pointers only as the driver would: outputs
                     // after a success, where they are not NULL.

@@ -93,7 +93,7 @@ fn render(summary: &Summary<'_>) -> String {
         (None, None) => {}
     }
     if let Some(path) = summary.log_file {
-        line(format_args!("next: python3 -m json.tool --json-lines {}", quoted(path)));
+        line(format_args!("next: gpupool report {}", quoted(path)));
     }
     text
 }
@@ -170,7 +170,7 @@ gpupool: host0  peak   1.0 MiB, 2.0 MiB held unused
 gpupool: 29.0 GiB lay outside the GPU that asked for it
 gpupool: contexts: GPU 0 primary, GPU 1 created ×2
 gpupool: 1 warning; log: /tmp/a b.jsonl
-gpupool: next: python3 -m json.tool --json-lines '/tmp/a b.jsonl'
+gpupool: next: gpupool report '/tmp/a b.jsonl'
 ";
         assert_eq!(render(&summary), expected);
     }

@@ -5,7 +5,7 @@ mod open;
 mod plan;
 pub mod topology;
 
-use crate::context::{self, Known};
+use crate::context::{self, Context};
 use crate::driver::{CuResult, Driver};
 use crate::hook::Row;
 use crate::process;
@@ -47,15 +47,13 @@ pub fn allocate(bytes: u64, mut driver_call: impl FnMut() -> CuResult) -> Answer
     let first = first.or_else(|| (opened.plan.mode == Mode::Spill).then(&mut driver_call));
     match first {
         Some(result) if result != CuResult::OUT_OF_MEMORY => Answer::Driver(result),
-        first => {
-            from_pool(opened, &context, bytes).unwrap_or_else(|| Answer::Driver(first.unwrap_or_else(driver_call)))
-        }
+        first => from_pool(opened, context, bytes).unwrap_or_else(|| Answer::Driver(first.unwrap_or_else(driver_call))),
     }
 }
 
 /// The pool and the current context, where allocations are the pool's business.
 #[inline]
-fn pool_for() -> Option<(&'static Opened, Known)> {
+fn pool_for() -> Option<(&'static Opened, &'static Context)> {
     if process::settings().mode == Mode::Trace || !process::is_open() {
         return None;
     }
@@ -66,7 +64,7 @@ fn pool_for() -> Option<(&'static Opened, Known)> {
 }
 
 /// `None`: the pool has no block for this, and the driver is to be asked.
-fn from_pool(opened: &Opened, context: &Known, bytes: u64) -> Option<Answer> {
+fn from_pool(opened: &Opened, context: &Context, bytes: u64) -> Option<Answer> {
     let soft_oom = process::settings().soft_oom;
     let mut request =
         Request { bytes, home: context.device as u32, owner: context.id, soft_refusal: soft_oom != Switch::Off };
@@ -74,6 +72,7 @@ fn from_pool(opened: &Opened, context: &Known, bytes: u64) -> Option<Answer> {
     loop {
         let why = match opened.pool.allocate(&request) {
             Ok(allocation) => {
+                context.usage.allocated(bytes);
                 report(&allocation);
                 return Some(Answer::Pool(CuResult::SUCCESS, allocation.block.address));
             }
@@ -120,6 +119,7 @@ fn report(allocation: &Allocation) {
     );
     if !reused {
         report_growth(&block, on_peers, on_host);
+        report_level();
     }
 }
 
@@ -151,6 +151,9 @@ pub fn free(address: u64) -> Option<CuResult> {
     };
     Some(match opened.pool.free(address, when) {
         Ok(block) => {
+            if let Some(owner) = context::by_id(block.owner) {
+                owner.usage.freed(block.bytes);
+            }
             tracing::debug!(
                 target: "gpupool::memory", event = "block.free", address, bytes = block.bytes, home = block.home,
                 "freed {} at {address:#x}", format_size(block.bytes)
@@ -201,7 +204,21 @@ pub fn trim() -> u64 {
     bytes
 }
 
+/// What every place holds now, for the picture over time.
+fn report_level() {
+    let usage = usage().unwrap_or_default();
+    let level = usage
+        .places
+        .iter()
+        .map(|usage| serde_json::json!({"place": place_name(usage.place), "held": usage.held, "used": usage.used}));
+    tracing::info!(
+        target: "gpupool::memory", event = "pool.level", places.json = %serde_json::Value::from(level.collect::<Vec<_>>()),
+        "the pool grew or shrank"
+    );
+}
+
 fn report_trim(bytes: u64, why: &str) {
+    report_level();
     tracing::info!(
         target: "gpupool::memory", event = "pool.trim", bytes, why, "returned {} to the driver for {why}", format_size(bytes)
     );
@@ -233,6 +250,13 @@ fn answers_as_pool() -> Option<&'static Driver> {
 /// A call of the driver's with arguments of ours; `None` without a driver.
 pub fn driver_attributes(call: impl FnOnce(&Driver) -> CuResult) -> Option<CuResult> {
     process::driver().map(call)
+}
+
+/// Bytes that the pool holds on a device.
+pub fn held_on(device: i32) -> u64 {
+    let place = u32::try_from(device).map(Place::Gpu);
+    let usage = usage().unwrap_or_default();
+    usage.places.iter().find(|usage| place == Ok(usage.place)).map_or(0, |usage| usage.held)
 }
 
 /// What the pool holds and has held; `None` if it was never opened.

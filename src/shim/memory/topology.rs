@@ -39,7 +39,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Asks the driver.
+    /// Asks the driver. What decides who is in the pool must be answered: a passing error would leave a GPU out for ever.
     pub fn read(driver: &Driver) -> Result<Self, CuResult> {
         let mut count = 0;
         // SAFETY: the output is a local of the right type.
@@ -50,8 +50,8 @@ impl Topology {
             for to in (0..count).filter(|to| *to != from) {
                 let mut can = 0;
                 // SAFETY: the output is a local of the right type.
-                let result = unsafe { (driver.cuDeviceCanAccessPeer)(&raw mut can, from, to) };
-                if result.is_ok() && can != 0 {
+                unsafe { (driver.cuDeviceCanAccessPeer)(&raw mut can, from, to) }.ok()?;
+                if can != 0 {
                     let rank = peer_attribute(driver, PERFORMANCE_RANK, from, to).unwrap_or(0);
                     let nvlink = peer_attribute(driver, NATIVE_ATOMICS, from, to).unwrap_or(0) != 0;
                     let rank = rank.min(BEHIND_NVLINK - 1) + if nvlink { 0 } else { BEHIND_NVLINK };
@@ -88,19 +88,18 @@ fn read_gpu(driver: &Driver, device: i32) -> Result<Gpu, CuResult> {
     let mut total = 0;
     // SAFETY: the output is a local of the right type.
     unsafe { (driver.cuDeviceTotalMem_v2)(&raw mut total, device) }.ok()?;
-    let mut uuid = cudarc::driver::sys::CUuuid { bytes: [0; 16] };
-    // SAFETY: the output is a local of the right type.
-    let known = unsafe { (driver.cuDeviceGetUuid)(&raw mut uuid, device) }.is_ok();
     Ok(Gpu {
         ordinal: device as u32,
         total: total as u64,
-        vmm: driver.device_attribute(VMM_SUPPORTED, device).is_ok_and(|value| value != 0),
+        // A driver that has the functions knows the attribute, so a failure says nothing about the GPU, which must not be
+        // lost to the pool for good.
+        vmm: driver.device_attribute(VMM_SUPPORTED, device)? != 0,
         host_node: driver
             .device_attribute(HOST_NUMA_ID, device)
             .ok()
             .and_then(|node| u32::try_from(node).ok())
             .unwrap_or(0),
-        uuid: if known { uuid.bytes.map(|byte| byte as u8) } else { [0; 16] },
+        uuid: driver.uuid_bytes(device),
     })
 }
 

@@ -1,0 +1,72 @@
+//! What a context takes of its GPU: free memory before and after.
+
+use super::{all, within};
+use crate::backend::nvml;
+use crate::driver::Driver;
+use crate::memory;
+use cudarc::driver::sys::{CUcontext, CUdevice};
+use once_cell::race::OnceBox;
+
+/// Free memory of every GPU when CUDA was initialised.
+static AT_INIT: OnceBox<Vec<Option<u64>>> = OnceBox::new();
+
+/// `cuInit` succeeded: the state against which contexts are priced that nobody sees being made.
+pub fn remember(driver: &Driver) {
+    let look = || (0..driver.device_count()).map(|device| Before::look(driver, device).free).collect();
+    let _ = AT_INIT.get_or_init(|| Box::new(look()));
+}
+
+/// What the contexts that are known on a GPU took of it.
+fn others(device: CUdevice) -> u64 {
+    all().iter().filter(|other| other.device == device && !other.is_gone()).filter_map(|other| other.cost).sum()
+}
+
+/// Free memory of a GPU before a context was made on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Before {
+    /// By NVML; without a context there is no other way to ask.
+    free: Option<u64>,
+    /// The context was there already.
+    unknown: bool,
+}
+
+impl Before {
+    /// For a context that is not new.
+    pub fn unknown() -> Self {
+        Self { free: None, unknown: true }
+    }
+
+    /// For a context that was found when it was there: what was free when CUDA was initialised, less what this process has
+    /// taken on that GPU since.
+    pub fn at_init(device: CUdevice) -> Self {
+        let then = AT_INIT.get().and_then(|free| *free.get(usize::try_from(device).ok()?)?);
+        Self { free: then.map(|free| free.saturating_sub(others(device) + memory::held_on(device))), unknown: false }
+    }
+
+    /// Looks now.
+    pub fn look(driver: &Driver, device: CUdevice) -> Self {
+        Self { free: nvml::get().and_then(|nvml| nvml.free(&driver.uuid_bytes(device))), unknown: false }
+    }
+
+    /// `(bytes, approximate)`. Approximate: other processes have contexts on this GPU and may have allocated meanwhile, or
+    /// there is no NVML and everything in use beside the pool's memory is taken for the context's.
+    pub fn cost(&self, driver: &Driver, context: CUcontext, device: CUdevice) -> (Option<u64>, bool) {
+        if self.unknown {
+            return (None, true);
+        }
+        let uuid = driver.uuid_bytes(device);
+        if let Some(before) = self.free
+            && let Some(nvml) = nvml::get()
+            && let Some(after) = nvml.free(&uuid)
+        {
+            let shared = nvml.processes(&uuid).is_none_or(|count| count > 1);
+            return (Some(before.saturating_sub(after)), shared);
+        }
+        if context.is_null() {
+            return (None, true);
+        }
+        let info = within(driver, context, || driver.memory().ok()).flatten();
+        let held = memory::held_on(device) + others(device);
+        (info.map(|(free, total)| total.saturating_sub(free).saturating_sub(held)), true)
+    }
+}

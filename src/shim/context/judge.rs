@@ -1,0 +1,147 @@
+//! Which contexts nobody needed. Judged at the end of the process: a GPU may be used late.
+
+use super::{Context, Kind, all, limits};
+use crate::{finding, module, site};
+use gpupool_config::format_size;
+use gpupool_events::{Finding, Site};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Logs what every context was used for, and makes the findings about contexts.
+pub fn judge() {
+    let contexts = all();
+    for context in &contexts {
+        report_use(context);
+    }
+    // Without work anywhere there is no telling which context was meant.
+    let working =
+        contexts.iter().filter(|context| context.usage.launches.load(Relaxed) + context.usage.copies.load(Relaxed) > 0);
+    let working: Vec<&Context> = working.copied().collect();
+    if working.is_empty() {
+        return;
+    }
+    let stray: Vec<&Context> = contexts
+        .iter()
+        .copied()
+        .filter(|context| context.is_primary() && !context.usage.is_used())
+        .filter(|context| working.iter().all(|other| other.device != context.device))
+        .collect();
+    let peered = |context: &&Context| context.peered.load(Relaxed);
+    for context in stray.iter().copied().filter(peered) {
+        by_peer_access(context);
+    }
+    let mut rest: Vec<&Context> = stray.iter().copied().filter(|context| !peered(context)).collect();
+    while let Some(first) = rest.first().copied() {
+        let (same, others) =
+            rest.into_iter().partition::<Vec<_>, _>(|context| site::line(&context.site) == site::line(&first.site));
+        if same.len() > 1 {
+            by_sweep(&same);
+        } else {
+            stray_primary(first, &working);
+        }
+        rest = others;
+    }
+    for context in &stray {
+        module::loaded_in_vain(context.id, context.device, &working);
+    }
+    rank_on_gpu_0(&working);
+}
+
+fn report_use(context: &Context) {
+    let Context { id, device, kind, usage, .. } = context;
+    tracing::info!(
+        target: "gpupool::context", event = "context.use", id, device, kind = kind.word(),
+        allocations = usage.allocations.load(Relaxed), bytes_peak = usage.peak(), launches = usage.launches.load(Relaxed),
+        copies = usage.copies.load(Relaxed), modules = usage.modules.load(Relaxed), last_use = usage.last_use(),
+        "context on GPU {device}: {} launches, {} copies, {} allocations, {} modules",
+        usage.launches.load(Relaxed), usage.copies.load(Relaxed), usage.allocations.load(Relaxed), usage.modules.load(Relaxed)
+    );
+}
+
+fn price(contexts: &[&Context]) -> String {
+    match contexts.iter().filter_map(|context| context.cost).sum() {
+        0 => String::new(),
+        bytes => format!(", {}", format_size(bytes)),
+    }
+}
+
+fn devices(contexts: &[&Context]) -> String {
+    let mut devices: Vec<i32> = contexts.iter().map(|context| context.device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    devices.iter().map(i32::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn facts(context: &Context) -> Vec<(&'static str, String)> {
+    let mut facts = vec![("call", context.call.clone()), ("context", context.id.to_string())];
+    if let Some(cost) = context.cost {
+        facts.push(("cost", cost.to_string()));
+    }
+    facts
+}
+
+/// What made a context, in a sentence: the runtime's function where it shows, which is what a person called.
+fn maker(context: &Context) -> &str {
+    match (site::runtime_call(&context.site), context.kind) {
+        (Some(call), _) => call,
+        (None, Kind::Found) => "the CUDA runtime",
+        (None, Kind::Appeared) => "a call past the driver's public interface",
+        (None, Kind::Primary | Kind::Created) => &context.call,
+    }
+}
+
+fn stray_primary(context: &Context, working: &[&Context]) {
+    let pinned = context.usage.pinned.load(Relaxed);
+    let only = match pinned {
+        0 => String::new(),
+        1 => "; one pinned host allocation was made in it".to_owned(),
+        many => format!("; {many} pinned host allocations were made in it"),
+    };
+    let what = format!(
+        "a context on GPU {} was made by {} and nothing ran in it{}{only}; this process works on GPU {}",
+        context.device,
+        maker(context),
+        price(&[context]),
+        devices(working)
+    );
+    finding::make(&Finding::STRAY_CONTEXT, Some(context.device), &context.site, &facts(context), &what);
+}
+
+fn by_peer_access(context: &Context) {
+    let what = format!(
+        "enabling peer access made a context on GPU {} and nothing ran in it{}",
+        context.device,
+        price(&[context])
+    );
+    finding::make(&Finding::PEER_ACCESS, Some(context.device), &context.site, &facts(context), &what);
+}
+
+fn by_sweep(contexts: &[&Context]) {
+    let what = format!(
+        "one line made contexts on GPUs {} and nothing ran in any of them{}",
+        devices(contexts),
+        price(contexts)
+    );
+    let site: &Site = &contexts[0].site;
+    finding::make(&Finding::DEVICE_SWEEP, Some(contexts[0].device), site, &facts(contexts[0]), &what);
+}
+
+/// A rank above 0 that sees several GPUs and works on the first one does what rank 0 does.
+fn rank_on_gpu_0(working: &[&Context]) {
+    let rank = std::env::var("LOCAL_RANK").ok().and_then(|rank| rank.parse::<u32>().ok());
+    let several = super::device_count() > 1;
+    if let Some(rank @ 1..) = rank
+        && several
+        && working.iter().all(|context| context.device == 0)
+    {
+        let what = format!("this is local rank {rank} and it works on GPU 0, as local rank 0 does");
+        finding::make(&Finding::RANKS_ON_GPU_0, Some(0), &working[0].site, &[("local_rank", rank.to_string())], &what);
+    }
+}
+
+/// The heap limit of the current context, if it is still what the driver starts with.
+pub fn heap_is_default(driver: &crate::driver::Driver) -> bool {
+    let mut bytes = 0;
+    // SAFETY: the output is a local of the right type.
+    let result = unsafe { (driver.cuCtxGetLimit)(&raw mut bytes, limits::MALLOC_HEAP_SIZE) };
+    result.is_ok() && bytes as u64 == limits::DEFAULT_HEAP
+}

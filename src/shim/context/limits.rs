@@ -1,0 +1,63 @@
+//! Device limits: the malloc heap, stack and printf buffer that kernels have. The heap must be set before the first module
+//! that uses it is loaded, which a program that learns too late can not do; the environment can.
+
+use super::within;
+use crate::driver::Driver;
+use crate::process;
+use crate::site;
+use cudarc::driver::sys::{CUcontext, CUdevice};
+use gpupool_config::format_size;
+
+/// `CUlimit` values that have a name in the log.
+pub const STACK_SIZE: i32 = 0;
+pub const PRINTF_FIFO_SIZE: i32 = 1;
+pub const MALLOC_HEAP_SIZE: i32 = 2;
+
+/// The heap that a context starts with: 8 MiB on every GPU so far.
+pub const DEFAULT_HEAP: u64 = 8 << 20;
+
+/// A limit's name in the log; its number where it has none here.
+pub fn name(limit: i32) -> String {
+    match limit {
+        STACK_SIZE => "stack_size".to_owned(),
+        PRINTF_FIFO_SIZE => "printf_fifo_size".to_owned(),
+        MALLOC_HEAP_SIZE => "malloc_heap_size".to_owned(),
+        other => format!("limit_{other}"),
+    }
+}
+
+/// Sets the limits that the environment asks for in a context that was just made.
+pub fn apply(driver: &Driver, context: CUcontext, device: CUdevice) {
+    let settings = process::settings();
+    let wanted = [
+        (STACK_SIZE, settings.stack_size, "GPUPOOL_STACK_SIZE"),
+        (PRINTF_FIFO_SIZE, settings.printf_fifo_size, "GPUPOOL_PRINTF_FIFO_SIZE"),
+        (MALLOC_HEAP_SIZE, settings.malloc_heap_size, "GPUPOOL_MALLOC_HEAP_SIZE"),
+    ];
+    for (limit, bytes, variable) in wanted {
+        let Some(bytes) = bytes else { continue };
+        // SAFETY: the context is current inside `within`; the call takes numbers only.
+        let set = || unsafe { (driver.cuCtxSetLimit)(limit, bytes as usize) };
+        let Some(result) = within(driver, context, set) else { continue };
+        let limit = name(limit);
+        tracing::info!(
+            target: "gpupool::context", event = "limit.set", device, limit, value = bytes, result = result.0, by = "gpupool",
+            "{limit} of the new context on GPU {device} set to {}: {result}", format_size(bytes)
+        );
+        if !result.is_ok() {
+            crate::log::warn_once(
+                variable,
+                format_args!("{variable}={}: the driver answered {result} on GPU {device}", format_size(bytes)),
+            );
+        }
+    }
+}
+
+/// The program set a limit itself; the driver has answered.
+pub fn report(device: CUdevice, limit: i32, value: u64, result: crate::driver::CuResult) {
+    let (limit, site) = (name(limit), site::here());
+    tracing::info!(
+        target: "gpupool::context", event = "limit.set", device, limit, value, result = result.0, by = "program",
+        site.json = %site::json(&site), "{limit} set to {} by {}: {result}", format_size(value), site::line(&site)
+    );
+}

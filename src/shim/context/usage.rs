@@ -1,0 +1,82 @@
+//! What a context was used for. Counted on the way of launches and copies, so: relaxed atomics, no clock but the coarse one.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// Counters of one context.
+#[derive(Debug, Default)]
+pub struct Usage {
+    pub launches: AtomicU64,
+    pub copies: AtomicU64,
+    pub modules: AtomicU64,
+    /// Device allocations, the driver's and the pool's.
+    pub allocations: AtomicU64,
+    /// Pinned host allocations and registrations made while it was current.
+    pub pinned: AtomicU64,
+    /// Bytes of live pooled blocks, and the most of it.
+    live: AtomicU64,
+    peak: AtomicU64,
+    /// Milliseconds of the coarse clock at the last use; 0 for never.
+    last: AtomicU64,
+}
+
+impl Usage {
+    #[inline]
+    pub fn launched(&self) {
+        self.launches.fetch_add(1, Relaxed);
+        self.touch();
+    }
+
+    #[inline]
+    pub fn copied(&self) {
+        self.copies.fetch_add(1, Relaxed);
+        self.touch();
+    }
+
+    /// An allocation of device memory; `pooled` bytes of it are the pool's.
+    #[inline]
+    pub fn allocated(&self, pooled: u64) {
+        self.allocations.fetch_add(1, Relaxed);
+        if pooled > 0 {
+            let live = self.live.fetch_add(pooled, Relaxed) + pooled;
+            self.peak.fetch_max(live, Relaxed);
+        }
+        self.touch();
+    }
+
+    pub fn freed(&self, pooled: u64) {
+        self.live.fetch_sub(pooled, Relaxed);
+    }
+
+    /// The most bytes of pooled blocks at any moment.
+    pub fn peak(&self) -> u64 {
+        self.peak.load(Relaxed)
+    }
+
+    #[inline]
+    fn touch(&self) {
+        self.last.store(coarse_now().as_millis() as u64, Relaxed);
+    }
+
+    /// Whether anything ran or was stored there. Modules do not count: they are loaded for a context, not used; neither
+    /// does pinned memory, which needs any context and not this one.
+    pub fn is_used(&self) -> bool {
+        self.launches.load(Relaxed) + self.copies.load(Relaxed) + self.allocations.load(Relaxed) > 0
+    }
+
+    /// Seconds since the process started, at the last use.
+    pub fn last_use(&self) -> Option<f64> {
+        let last = self.last.load(Relaxed);
+        let age = coarse_now().saturating_sub(Duration::from_millis(last)).as_secs_f64();
+        (last > 0).then(|| (super::uptime() - age).max(0.0))
+    }
+}
+
+/// A clock that costs a few nanoseconds and ticks every few milliseconds.
+#[inline]
+fn coarse_now() -> Duration {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the output is a local; the clock exists since Linux 2.6.32.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}

@@ -1,0 +1,175 @@
+//! What the process told CUDA before it started, and what it changed too late: `CUDA_VISIBLE_DEVICES` and
+//! `CUDA_DEVICE_ORDER` are read by `cuInit` and never again, and a child of `fork` can not use its parent's CUDA.
+//!
+//! To name the line that set a variable, `setenv`, `putenv` and `unsetenv` are exported. They do what the C library's do;
+//! before `cuInit`, and for any other name, they do nothing else.
+
+use crate::hook::{Row, dlsym, guard};
+use crate::{context, finding, process, site};
+use gpupool_events::{Finding, Site};
+use once_cell::race::OnceBox;
+use parking_lot::Mutex;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+/// The variables that `cuInit` reads.
+const WATCHED: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
+
+/// The state at the first `cuInit` that succeeded.
+struct Initial {
+    values: [Option<String>; 2],
+    site: Site,
+}
+
+static INITIAL: OnceBox<Initial> = OnceBox::new();
+/// A finding was made for the variable at this index.
+static FOUND: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
+
+fn values() -> [Option<String>; 2] {
+    WATCHED.map(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+}
+
+/// `cuInit` succeeded.
+pub fn initialised(call: &'static str) {
+    if INITIAL.get().is_some() {
+        return;
+    }
+    if let Some(driver) = context::driver() {
+        context::remember(driver);
+    }
+    let initial = Initial { values: values(), site: site::here() };
+    let [visible_devices, device_order] = &initial.values;
+    tracing::info!(
+        target: "gpupool::process", event = "cuda.init", visible_devices, device_order, call,
+        caller = site::caller(&initial.site), thread = site::thread_name(), seconds = context::uptime(),
+        site.json = %site::json(&initial.site), "CUDA initialised by {}", site::line(&initial.site)
+    );
+    let _ = INITIAL.set(Box::new(initial));
+}
+
+/// A watched variable may have another value than CUDA read. `call`: who changed it, unknown at the end of the process.
+fn compare(call: Option<&str>) {
+    let Some(initial) = INITIAL.get() else { return };
+    for (index, (then, now)) in initial.values.iter().zip(values()).enumerate() {
+        if *then == now || FOUND[index].swap(true, Ordering::Relaxed) {
+            continue;
+        }
+        let site = if call.is_some() { site::here() } else { Site::default() };
+        if let Some(call) = call {
+            tracing::info!(
+                target: "gpupool::process", event = "environment.set", name = WATCHED[index], value = now, call,
+                site.json = %site::json(&site), "{} changed by {}", WATCHED[index], site::line(&site)
+            );
+        }
+        let show = |value: &Option<String>| value.as_ref().map_or("unset".to_owned(), |value| format!("\"{value}\""));
+        let (then, now, initialised_by) = (show(then), show(&now), site::line(&initial.site));
+        let what = format!(
+            "{} was {then} when CUDA was initialised by {initialised_by}, and is {now} now, which CUDA does not see",
+            WATCHED[index]
+        );
+        let facts = [
+            ("variable", WATCHED[index].to_owned()),
+            ("value_then", then),
+            ("value_now", now),
+            ("initialised_by", initialised_by),
+        ];
+        finding::make(&Finding::ENVIRONMENT_TOO_LATE, None, &site, &facts, &what);
+    }
+}
+
+/// At the end of the process: changes that came past `setenv`.
+pub fn judge() {
+    compare(None);
+}
+
+/// Where the process forked last, for the child.
+static FORKED_AT: Mutex<Option<Site>> = Mutex::new(None);
+
+/// In the parent, before a fork of a process that uses CUDA.
+pub fn before_fork() {
+    if INITIAL.get().is_some() {
+        let site = site::here();
+        *FORKED_AT.lock() = Some(site);
+    }
+}
+
+/// In the child of such a fork: it calls CUDA, which will not work.
+pub fn used_after_fork(row: Row) {
+    // Another thread of the parent may have held the lock in the moment of the fork.
+    let site = FORKED_AT.try_lock().and_then(|mut site| site.take()).unwrap_or_default();
+    let what = format!(
+        "this process was forked from one that had initialised CUDA, and calls {}: the driver refuses every call here",
+        row.name()
+    );
+    finding::make(&Finding::FORK_AFTER_INIT, None, &site, &[("call", row.name().to_owned())], &what);
+}
+
+/// The C library's function behind one of ours.
+fn next(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let known = slot.load(Ordering::Acquire);
+    if !known.is_null() {
+        return known;
+    }
+    let found = dlsym::lookup(libc::RTLD_NEXT, name);
+    slot.store(found, Ordering::Release);
+    found
+}
+
+/// After the C library changed a variable.
+///
+/// # Safety
+/// `name` is NULL or starts a NUL-terminated string, `NAME` or `NAME=value`.
+unsafe fn changed(name: *const c_char, call: &str) {
+    if name.is_null() || INITIAL.get().is_none() || !process::is_open() {
+        return;
+    }
+    // SAFETY: not NULL, and NUL-terminated.
+    let text = unsafe { CStr::from_ptr(name) }.to_bytes();
+    let name = text.split(|byte| *byte == b'=').next().unwrap_or(text);
+    if !WATCHED.iter().any(|watched| watched.as_bytes() == name) {
+        return;
+    }
+    let Some(_inside) = guard::enter() else { return };
+    let _ = std::panic::catch_unwind(|| compare(Some(call)));
+}
+
+macro_rules! environment_functions {
+    ($($name:ident($($p:ident: $t:ty),*);)*) => {
+        $(
+            /// The C library's function of this name, and a look at what it changed.
+            ///
+            /// # Safety
+            /// As the C library's.
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            #[cfg_attr(test, allow(dead_code, reason = "exported only from the library"))]
+            pub unsafe extern "C" fn $name($($p: $t),*) -> c_int {
+                static NEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+                let function = next(&NEXT, c_name(concat!(stringify!($name), "\0")));
+                if function.is_null() {
+                    return -1;
+                }
+                // SAFETY: the C library's export of this name has this signature.
+                let function: unsafe extern "C" fn($($t),*) -> c_int = unsafe { std::mem::transmute(function) };
+                // SAFETY: the caller's own arguments.
+                let result = unsafe { function($($p),*) };
+                let (first, ..) = ($($p,)*);
+                // SAFETY: the first argument of each of these functions is such a string.
+                unsafe { changed(first, stringify!($name)) };
+                result
+            }
+        )*
+    };
+}
+
+const fn c_name(name: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(name.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("not a C string"),
+    }
+}
+
+environment_functions! {
+    setenv(name: *const c_char, value: *const c_char, overwrite: c_int);
+    unsetenv(name: *const c_char);
+    putenv(assignment: *mut c_char);
+}

@@ -1,0 +1,180 @@
+//! Modules: what is loaded where, what it costs, and the findings about it.
+
+pub mod image;
+
+use crate::context::{self, Context, limits};
+use crate::driver::{CuResult, Driver, real};
+use crate::hook::{Real, retry};
+use crate::{finding, process, site};
+use cudarc::driver::sys::CUdevice;
+use gpupool_config::format_size;
+use gpupool_events::{Finding, Site};
+use image::Image;
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+/// Loads whose place is remembered for findings. A program that loads more (a compiler in a loop) is found by the first.
+const REMEMBERED: usize = 256;
+/// Memory below which eager loading is nobody's problem.
+const WORTH_SAYING: i64 = 32 << 20;
+
+/// The id of no context: they count from 1.
+const NO_CONTEXT: u64 = 0;
+
+struct Loaded {
+    /// 0 where none was current.
+    context: u64,
+    device: Option<CUdevice>,
+    call: &'static str,
+    image: Image,
+    /// It uses device malloc, and the heap was what the driver starts with.
+    default_heap: bool,
+    site: Site,
+}
+
+static LOADED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
+/// Bytes that GPUs lost to eager loads.
+static EAGER: AtomicU64 = AtomicU64::new(0);
+
+/// Whether the driver loads kernels only when they are used. `cuModuleGetLoadingMode`; drivers before 11.7 are eager.
+fn is_lazy() -> bool {
+    const LAZY: i32 = 2;
+    let Some(pointer) = real::export(c"cuModuleGetLoadingMode") else { return false };
+    // SAFETY: the C signature of this export.
+    let function: unsafe extern "C" fn(*mut i32) -> CuResult = unsafe { std::mem::transmute(pointer) };
+    let mut mode = 0;
+    // SAFETY: the output is a local.
+    unsafe { function(&raw mut mode) }.is_ok() && mode == LAZY
+}
+
+/// Makes a loading call, and notes what it loaded. `look` says what the image is and runs after a success.
+pub fn load(real: &mut Real, path: Option<String>, look: impl FnOnce() -> Image) -> CuResult {
+    let driver = context::driver();
+    let before = driver.and_then(|driver| driver.free_memory().ok());
+    let start = Instant::now();
+    let result = retry::call(real);
+    let seconds = start.elapsed().as_secs_f64();
+    let call = real.row.name();
+    if result.is_ok()
+        && let Some(driver) = driver
+    {
+        context::sweep(driver, call);
+        note(driver, call, path, look(), before, seconds);
+    }
+    result
+}
+
+fn note(driver: &Driver, call: &'static str, path: Option<String>, image: Image, before: Option<u64>, seconds: f64) {
+    // A library may be loaded before there is any context; its kernels then go to each context that runs them.
+    let context = context::current(driver);
+    if let Some(context) = context {
+        context.usage.modules.fetch_add(1, Relaxed);
+    }
+    let (id, device) = (context.map_or(NO_CONTEXT, |context| context.id), context.map(|context| context.device));
+    let after = driver.free_memory().ok();
+    let memory = before.zip(after).map(|(before, after)| before as i64 - after as i64);
+    let lazy = is_lazy();
+    let site = site::here();
+    let Image { kind, bytes, kernels, uses_malloc } = image;
+    tracing::info!(
+        target: "gpupool::module", event = "module.load", id, device, call, kind, path, bytes, kernels, seconds,
+        memory, lazy, uses_malloc, caller = site::caller(&site), thread = site::thread_name(), site.json = %site::json(&site),
+        "{call}: {kind} of {}{} by {}", bytes.map_or("unknown size".to_owned(), format_size), on(device), site::line(&site)
+    );
+    if !lazy {
+        EAGER.fetch_add(memory.unwrap_or(0).max(0) as u64, Relaxed);
+    }
+    // Without a context there is no heap yet; each gets what the settings say, or else the default.
+    let is_default =
+        || context.map_or(process::settings().malloc_heap_size.is_none(), |_| context::heap_is_default(driver));
+    let default_heap = uses_malloc && is_default();
+    let mut loaded = LOADED.lock();
+    if loaded.len() < REMEMBERED || (default_heap && loaded.iter().all(|loaded| !loaded.default_heap)) {
+        loaded.push(Loaded { context: id, device, call, image, default_heap, site });
+    }
+}
+
+/// ` on GPU 1`, or nothing.
+fn on(device: Option<CUdevice>) -> String {
+    device.map_or(String::new(), |device| format!(" on GPU {device}"))
+}
+
+/// A module is gone.
+pub fn unloaded(call: &'static str) {
+    let context = context::driver().and_then(context::current);
+    let (id, device) = (context.map_or(NO_CONTEXT, |context| context.id), context.map(|context| context.device));
+    tracing::info!(target: "gpupool::module", event = "module.unload", id, device, call, "{call}{}", on(device));
+}
+
+/// The program set a limit, and the driver has answered.
+pub fn limit_set(limit: i32, value: u64, result: CuResult) {
+    // Without a context there is nothing that has limits, and the driver has said so.
+    let Some(context) = context::driver().and_then(context::current) else { return };
+    limits::report(context.device, limit, value, result);
+    if result.is_ok() {
+        if limit == limits::MALLOC_HEAP_SIZE {
+            // Too late for what has run, but the program knows of the heap.
+            LOADED
+                .lock()
+                .iter_mut()
+                .filter(|loaded| loaded.context == context.id || loaded.context == NO_CONTEXT)
+                .for_each(|loaded| loaded.default_heap = false);
+        }
+        return;
+    }
+    let what = format!(
+        "{} could not be set to {} on GPU {} any more: the driver answered {result}",
+        limits::name(limit),
+        format_size(value),
+        context.device
+    );
+    let facts = [("limit", limits::name(limit)), ("value", value.to_string()), ("result", result.0.to_string())];
+    finding::make(&Finding::LIMIT_TOO_LATE, Some(context.device), &site::here(), &facts, &what);
+}
+
+/// For a context in which nothing ran: where its modules came from, if any were loaded.
+pub fn loaded_in_vain(context: u64, device: i32, working: &[&Context]) {
+    let loaded = LOADED.lock();
+    let mine: Vec<&Loaded> = loaded.iter().filter(|loaded| loaded.context == context).collect();
+    let Some(first) = mine.first() else { return };
+    let other = working.first().map_or(-1, |context| context.device);
+    let loaded = match mine.len() {
+        1 => "one module was loaded".to_owned(),
+        many => format!("{many} modules were loaded"),
+    };
+    let what = format!(
+        "{loaded} on GPU {device}, the first by {} ({}), and all work is on GPU {other}",
+        first.call, first.image.kind
+    );
+    finding::make(&Finding::MODULE_ELSEWHERE, Some(device), &first.site, &[("modules", mine.len().to_string())], &what);
+}
+
+/// At the end of the process.
+pub fn judge() {
+    let eager = EAGER.load(Relaxed);
+    let loaded = LOADED.lock();
+    if eager as i64 >= WORTH_SAYING
+        && let Some(first) = loaded.first()
+    {
+        let what = format!(
+            "modules were loaded eagerly and took {}; lazily, only kernels that run take memory",
+            format_size(eager)
+        );
+        finding::make(&Finding::EAGER_MODULES, first.device, &first.site, &[("bytes", eager.to_string())], &what);
+    }
+    if let Some(first) = loaded.iter().find(|loaded| loaded.default_heap) {
+        let what = format!(
+            "a module that uses device malloc was loaded{} with the heap at its default of {}",
+            on(first.device),
+            format_size(limits::DEFAULT_HEAP)
+        );
+        finding::make(
+            &Finding::DEVICE_HEAP_DEFAULT,
+            first.device,
+            &first.site,
+            &[("heap", limits::DEFAULT_HEAP.to_string())],
+            &what,
+        );
+    }
+}

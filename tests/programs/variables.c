@@ -1,0 +1,50 @@
+/*
+ * variables HOW [NAME]: changes an environment variable that the driver reads once, after it did (or `early`,
+ * before), in the ways that C has.
+ */
+#define _GNU_SOURCE
+#include "diagnosed.h"
+
+#include <unistd.h>
+
+NAMED void choose_gpu(const char *how, const char *name);
+NAMED void choose_gpu(const char *how, const char *name)
+{
+    /* putenv and environ keep the pointer. */
+    static char assignment[64];
+    snprintf(assignment, sizeof assignment, "%s=3", name);
+    if (strcmp(how, "putenv") == 0) {
+        REQUIRE(putenv(assignment) == 0);
+    } else if (strcmp(how, "unsetenv") == 0) {
+        REQUIRE(unsetenv(name) == 0);
+    } else if (strcmp(how, "environ") == 0) {
+        char **entry = environ;
+        while (*entry && strncmp(*entry, assignment, strlen(name) + 1) != 0)
+            entry++;
+        REQUIRE(*entry);
+        *entry = assignment;
+    } else {
+        REQUIRE(setenv(name, "3", 1) == 0);
+    }
+}
+
+NAMED void start_cuda(void);
+NAMED void start_cuda(void)
+{
+    CHECK(cuInit(0));
+}
+
+int main(int argc, char **argv)
+{
+    const char *how = argc > 1 ? argv[1] : "setenv";
+    const char *name = argc > 2 ? argv[2] : "CUDA_VISIBLE_DEVICES";
+    if (strcmp(how, "early") == 0)
+        choose_gpu(how, name);
+    start_cuda();
+    if (strcmp(how, "early") != 0)
+        choose_gpu(how, name);
+    compute_on(0);
+    const char *value = getenv(name);
+    printf("%s is %s\n", name, value ? value : "not set");
+    return 0;
+}
