@@ -124,8 +124,8 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_CONTEXTS",
         values: Contexts::WORDS,
         default: "warn",
-        help: "What happens to a context on a GPU that GPUPOOL_CONTEXT_DEVICES does not name: it is reported, or the call \
-               that would make it fails.",
+        help: "Contexts that nobody uses are reported; with deny, a call that would make one on a GPU which \
+               GPUPOOL_CONTEXT_DEVICES does not name fails.",
         read: |settings, value| {
             choice(value, "a policy", Contexts::WORDS, Contexts::from_word).map(|word| settings.contexts = word)
         },
@@ -134,7 +134,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_CONTEXT_DEVICES",
         values: "0,2,3",
         default: "every GPU",
-        help: "GPUs that are meant to have a context, by the program's own numbering.",
+        help: "GPUs that may have a context where GPUPOOL_CONTEXTS=deny, by the program's own numbering.",
         read: |settings, value| {
             gpu_list(text(value)?, "for example 0,2,3").map(|list| settings.context_devices = Some(list))
         },

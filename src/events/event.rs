@@ -290,11 +290,11 @@ events! {
     ModuleLoad = "module.load" {
         /// Its number in this log, from 1.
         id: u64,
-        /// The GPU; absent for a library, which is loaded on each GPU when that GPU first needs it.
+        /// The GPU that was current; absent where none was, as a library may be loaded before there is a context.
         device: Option<u32>,
         /// The driver call.
         call: String,
-        /// `cubin`, `ptx`, `fatbin`, `library`, `file` or `link`.
+        /// What the image is: `cubin`, `ptx`, `fatbin`, `link`, or `file` where it could not be read.
         kind: String,
         /// The file it came from.
         path: Option<String>,

@@ -36,7 +36,7 @@ pub struct PyFrame {
     pub file: String,
     /// The line that was being run; 0 where Python knows none.
     pub line: u32,
-    /// `co_qualname`, or `co_name` before Python 3.11.
+    /// `co_name`: the function without its class, as `traceback` has it.
     pub function: String,
 }
 

@@ -14,7 +14,6 @@
 //! (unlocked), commit (locked), and an act that fails half way is rolled back.
 
 #![forbid(unsafe_code)]
-#![allow(unexpected_cfgs, reason = "`cfg(loom)` is given by hand, to check the order of steps between threads")]
 
 mod backend;
 mod budget;

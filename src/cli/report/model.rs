@@ -86,7 +86,7 @@ impl Context {
     pub fn was_used(&self) -> Option<bool> {
         self.used
             .as_ref()
-            .map(|used| used.last_use.is_some() || used.allocations + used.launches + used.copies + used.modules > 0)
+            .map(|used| used.last_use.is_some() || used.allocations + used.launches + used.copies > 0)
     }
 }
 

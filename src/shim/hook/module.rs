@@ -5,25 +5,35 @@ use crate::driver::CuResult;
 use crate::module::{self, image};
 use std::ffi::{CStr, c_char, c_void};
 
+/// The handle that a loading call wrote; 0 where there is none.
+///
 /// # Safety
-/// `image` is the program's argument of that call.
-pub unsafe fn load_data(real: &mut Real, data: *const c_void) -> CuResult {
-    // SAFETY: looked at only after the driver accepted the image.
-    module::load(real, None, || unsafe { image::at(data) })
+/// `output` is NULL or the output argument of a call that succeeded.
+unsafe fn handle<T>(output: *const *mut T) -> usize {
+    // SAFETY: as above.
+    unsafe { output.as_ref() }.map_or(0, |handle| *handle as usize)
 }
 
 /// # Safety
-/// `path` is the program's argument of that call.
-pub unsafe fn load_file(real: &mut Real, path: *const c_char) -> CuResult {
+/// `output` and `data` are the program's arguments of that call.
+pub unsafe fn load_data<T>(real: &mut Real, output: *const *mut T, data: *const c_void) -> CuResult {
+    // SAFETY: looked at only after the driver accepted the image and wrote the output.
+    module::load(real, None, || unsafe { (handle(output), image::at(data)) })
+}
+
+/// # Safety
+/// `output` and `path` are the program's arguments of that call.
+pub unsafe fn load_file<T>(real: &mut Real, output: *const *mut T, path: *const c_char) -> CuResult {
     if path.is_null() {
         return real.call();
     }
     // SAFETY: not NULL, and the driver demands a NUL-terminated path.
     let path = unsafe { CStr::from_ptr(path) }.to_string_lossy().into_owned();
     let file = path.clone();
-    module::load(real, Some(path), move || match std::fs::read(&file) {
-        Ok(bytes) => image::of_bytes(&bytes),
-        Err(_) => image::Image { kind: "file", ..Default::default() },
+    module::load(real, Some(path), move || {
+        let unread = image::Image { kind: "file", ..Default::default() };
+        // SAFETY: called only after the driver wrote the output.
+        (unsafe { handle(output) }, std::fs::read(&file).map_or(unread, |bytes| image::of_bytes(&bytes)))
     })
 }
 
@@ -33,16 +43,16 @@ pub unsafe fn link_complete(real: &mut Real, size: *mut usize) -> CuResult {
     module::load(real, None, || {
         // SAFETY: NULL or written by the driver, which answered success.
         let bytes = unsafe { size.as_ref() }.map(|bytes| *bytes as u64);
-        image::Image { kind: "link", bytes, ..Default::default() }
+        (0, image::Image { kind: "link", bytes, ..Default::default() })
     })
 }
 
 /// # Safety
-/// Called by a row's trampoline.
-pub unsafe fn unload(real: &mut Real) -> CuResult {
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn unload<T>(real: &mut Real, handle: *mut T) -> CuResult {
     let result = real.call();
     if result.is_ok() {
-        module::unloaded(real.row.name());
+        module::unloaded(handle as usize, real.row.name());
     }
     result
 }

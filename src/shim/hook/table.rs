@@ -94,18 +94,18 @@ macro_rules! for_each_hook {
                 => retry::after_trim();
 
             // Modules: what is loaded where, by whom, and what it costs.
-            cuModuleLoad(module: *mut CUmodule, path: *const c_char) => module::load_file(path);
-            cuModuleLoadData(module: *mut CUmodule, image: *const c_void) => module::load_data(image);
+            cuModuleLoad(module: *mut CUmodule, path: *const c_char) => module::load_file(module, path);
+            cuModuleLoadData(module: *mut CUmodule, image: *const c_void) => module::load_data(module, image);
             cuModuleLoadDataEx(module: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut c_int,
-                values: *mut *mut c_void) => module::load_data(image);
-            cuModuleLoadFatBinary(module: *mut CUmodule, image: *const c_void) => module::load_data(image);
-            cuModuleUnload(module: CUmodule) => module::unload();
+                values: *mut *mut c_void) => module::load_data(module, image);
+            cuModuleLoadFatBinary(module: *mut CUmodule, image: *const c_void) => module::load_data(module, image);
+            cuModuleUnload(module: CUmodule) => module::unload(module);
             cuLibraryLoadData(library: *mut CUlibrary, code: *const c_void, jit: *mut c_int, jit_values: *mut *mut c_void,
-                jit_count: c_uint, options: *mut c_int, values: *mut *mut c_void, count: c_uint) => module::load_data(code);
+                jit_count: c_uint, options: *mut c_int, values: *mut *mut c_void, count: c_uint) => module::load_data(library, code);
             cuLibraryLoadFromFile(library: *mut CUlibrary, path: *const c_char, jit: *mut c_int,
                 jit_values: *mut *mut c_void, jit_count: c_uint, options: *mut c_int, values: *mut *mut c_void,
-                count: c_uint) => module::load_file(path);
-            cuLibraryUnload(library: CUlibrary) => module::unload();
+                count: c_uint) => module::load_file(library, path);
+            cuLibraryUnload(library: CUlibrary) => module::unload(library);
             cuLinkComplete(state: *mut c_void, cubin: *mut *mut c_void, size: *mut usize) => module::link_complete(size);
             cuCtxSetLimit(limit: c_int, value: usize) => module::set_limit(limit, value);
             cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) => context::peer_enabled(peer);

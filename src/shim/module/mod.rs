@@ -11,6 +11,7 @@ use gpupool_config::format_size;
 use gpupool_events::{Finding, Site};
 use image::Image;
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -34,6 +35,10 @@ struct Loaded {
 }
 
 static LOADED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
+/// Numbers of what is loaded now, by handle.
+static NUMBERS: Mutex<BTreeMap<usize, u64>> = Mutex::new(BTreeMap::new());
+/// Loads are numbered from 1.
+static NEXT: AtomicU64 = AtomicU64::new(1);
 /// Bytes that GPUs lost to eager loads.
 static EAGER: AtomicU64 = AtomicU64::new(0);
 
@@ -48,8 +53,9 @@ fn is_lazy() -> bool {
     unsafe { function(&raw mut mode) }.is_ok() && mode == LAZY
 }
 
-/// Makes a loading call, and notes what it loaded. `look` says what the image is and runs after a success.
-pub fn load(real: &mut Real, path: Option<String>, look: impl FnOnce() -> Image) -> CuResult {
+/// Makes a loading call, and notes what it loaded. `look` gives the handle and says what the image is; it runs after a
+/// success.
+pub fn load(real: &mut Real, path: Option<String>, look: impl FnOnce() -> (usize, Image)) -> CuResult {
     let driver = context::driver();
     let before = driver.and_then(|driver| driver.free_memory().ok());
     let start = Instant::now();
@@ -60,18 +66,37 @@ pub fn load(real: &mut Real, path: Option<String>, look: impl FnOnce() -> Image)
         && let Some(driver) = driver
     {
         context::sweep(driver, call);
-        note(driver, call, path, look(), before, seconds);
+        let (handle, image) = look();
+        let id = register(handle);
+        note(driver, id, call, path, image, before, seconds);
     }
     result
 }
 
-fn note(driver: &Driver, call: &'static str, path: Option<String>, image: Image, before: Option<u64>, seconds: f64) {
+/// The number of what was loaded, and of its handle until it is unloaded.
+fn register(handle: usize) -> u64 {
+    let id = NEXT.fetch_add(1, Relaxed);
+    if handle != 0 {
+        NUMBERS.lock().insert(handle, id);
+    }
+    id
+}
+
+fn note(
+    driver: &Driver,
+    id: u64,
+    call: &'static str,
+    path: Option<String>,
+    image: Image,
+    before: Option<u64>,
+    seconds: f64,
+) {
     // A library may be loaded before there is any context; its kernels then go to each context that runs them.
     let context = context::current(driver);
     if let Some(context) = context {
         context.usage.modules.fetch_add(1, Relaxed);
     }
-    let (id, device) = (context.map_or(NO_CONTEXT, |context| context.id), context.map(|context| context.device));
+    let device = context.map(|context| context.device);
     let after = driver.free_memory().ok();
     let memory = before.zip(after).map(|(before, after)| before as i64 - after as i64);
     let lazy = is_lazy();
@@ -91,7 +116,14 @@ fn note(driver: &Driver, call: &'static str, path: Option<String>, image: Image,
     let default_heap = uses_malloc && is_default();
     let mut loaded = LOADED.lock();
     if loaded.len() < REMEMBERED || (default_heap && loaded.iter().all(|loaded| !loaded.default_heap)) {
-        loaded.push(Loaded { context: id, device, call, image, default_heap, site });
+        loaded.push(Loaded {
+            context: context.map_or(NO_CONTEXT, |context| context.id),
+            device,
+            call,
+            image,
+            default_heap,
+            site,
+        });
     }
 }
 
@@ -101,9 +133,10 @@ fn on(device: Option<CUdevice>) -> String {
 }
 
 /// A module is gone.
-pub fn unloaded(call: &'static str) {
-    let context = context::driver().and_then(context::current);
-    let (id, device) = (context.map_or(NO_CONTEXT, |context| context.id), context.map(|context| context.device));
+pub fn unloaded(handle: usize, call: &'static str) {
+    // Loaded before the shim took part, if it has no number.
+    let id = NUMBERS.lock().remove(&handle).unwrap_or(0);
+    let device = context::driver().and_then(context::current).map(|context| context.device);
     tracing::info!(target: "gpupool::module", event = "module.unload", id, device, call, "{call}{}", on(device));
 }
 
