@@ -42,10 +42,17 @@ pub fn run(row: Row, call: &mut dyn FnMut() -> CuResult, body: impl FnOnce(&mut 
             }
         }
     };
-    if tracing::enabled!(target: "gpupool::call", tracing::Level::TRACE) {
-        tracing::trace!(target: "gpupool::call", event = "call", api = row.name(), result = result.0, "{} -> {}", row.name(), result);
-    }
+    trace(row, result);
     result
+}
+
+/// Logs a hooked call, at level trace.
+#[inline]
+pub fn trace(row: Row, result: CuResult) {
+    if tracing::enabled!(target: "gpupool::call", tracing::Level::TRACE) {
+        let api = row.name();
+        tracing::trace!(target: "gpupool::call", event = "call", api, result = result.0, "{api} -> {result}");
+    }
 }
 
 #[cfg(test)]

@@ -113,3 +113,32 @@ pub unsafe fn peer_enabled(real: &mut Real, peer: CUcontext) -> CuResult {
     }
     result
 }
+
+/// A copy between two GPUs, which may make a context on either.
+///
+/// # Safety
+/// Called by a row's trampoline.
+pub unsafe fn copied_between(real: &mut Real) -> CuResult {
+    let result = real.call();
+    if let Some(driver) = context::driver() {
+        context::sweep(driver, real.row.name());
+        if let Some(context) = context::current(driver) {
+            context.usage.copied();
+        }
+    }
+    result
+}
+
+/// Pinned host memory: it needs some context, so one that has nothing else is not used.
+///
+/// # Safety
+/// Called by a row's trampoline.
+pub unsafe fn pinned(real: &mut Real) -> CuResult {
+    let result = retry::call(real);
+    if result.is_ok()
+        && let Some(context) = context::driver().and_then(context::current)
+    {
+        context.usage.pinned.fetch_add(1, Ordering::Relaxed);
+    }
+    result
+}

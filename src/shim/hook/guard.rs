@@ -26,6 +26,12 @@ pub fn enter() -> Option<Guard> {
     })
 }
 
+/// Whether this thread is in no hook.
+#[inline]
+pub fn is_outside() -> bool {
+    DEPTH.with(|depth| depth.get() == 0)
+}
+
 impl Drop for Guard {
     #[inline]
     fn drop(&mut self) {

@@ -111,9 +111,9 @@ macro_rules! for_each_hook {
             cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) => context::peer_enabled(peer);
 
             // Use: whether a context was needed shows only here.
-            cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: c_uint) => usage::pinned();
-            cuMemAllocHost_v2(pointer: *mut *mut c_void, bytes: usize) => usage::pinned();
-            cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: c_uint) => usage::pinned();
+            cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: c_uint) => context::pinned();
+            cuMemAllocHost_v2(pointer: *mut *mut c_void, bytes: usize) => context::pinned();
+            cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: c_uint) => context::pinned();
             cuLaunchKernel(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
                 block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void,
                 extra: *mut *mut c_void) => usage::launched();
@@ -148,24 +148,24 @@ macro_rules! for_each_hook {
             cuMemcpyDtoD_v2_ptds(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::copied();
             cuMemcpyDtoDAsync_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::copied();
             cuMemcpyDtoDAsync_v2_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::copied();
-            cuMemcpyPeer(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => usage::copied_between();
-            cuMemcpyPeer_ptds(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => usage::copied_between();
-            cuMemcpyPeerAsync(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => usage::copied_between();
-            cuMemcpyPeerAsync_ptsz(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => usage::copied_between();
+            cuMemcpyPeer(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between();
+            cuMemcpyPeer_ptds(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between();
+            cuMemcpyPeerAsync(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => context::copied_between();
+            cuMemcpyPeerAsync_ptsz(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => context::copied_between();
             cuMemcpy2D_v2(copy: *const c_void) => usage::copied();
             cuMemcpy2D_v2_ptds(copy: *const c_void) => usage::copied();
             cuMemcpy2DUnaligned_v2(copy: *const c_void) => usage::copied();
             cuMemcpy2DUnaligned_v2_ptds(copy: *const c_void) => usage::copied();
             cuMemcpy3D_v2(copy: *const c_void) => usage::copied();
             cuMemcpy3D_v2_ptds(copy: *const c_void) => usage::copied();
-            cuMemcpy3DPeer(copy: *const c_void) => usage::copied_between();
-            cuMemcpy3DPeer_ptds(copy: *const c_void) => usage::copied_between();
+            cuMemcpy3DPeer(copy: *const c_void) => context::copied_between();
+            cuMemcpy3DPeer_ptds(copy: *const c_void) => context::copied_between();
             cuMemcpy2DAsync_v2(copy: *const c_void, stream: CUstream) => usage::copied();
             cuMemcpy2DAsync_v2_ptsz(copy: *const c_void, stream: CUstream) => usage::copied();
             cuMemcpy3DAsync_v2(copy: *const c_void, stream: CUstream) => usage::copied();
             cuMemcpy3DAsync_v2_ptsz(copy: *const c_void, stream: CUstream) => usage::copied();
-            cuMemcpy3DPeerAsync(copy: *const c_void, stream: CUstream) => usage::copied_between();
-            cuMemcpy3DPeerAsync_ptsz(copy: *const c_void, stream: CUstream) => usage::copied_between();
+            cuMemcpy3DPeerAsync(copy: *const c_void, stream: CUstream) => context::copied_between();
+            cuMemcpy3DPeerAsync_ptsz(copy: *const c_void, stream: CUstream) => context::copied_between();
             cuMemsetD8_v2(dst: CUdeviceptr, value: u8, count: usize) => usage::copied();
             cuMemsetD8_v2_ptds(dst: CUdeviceptr, value: u8, count: usize) => usage::copied();
             cuMemsetD8Async(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) => usage::copied();

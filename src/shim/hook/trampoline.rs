@@ -28,6 +28,52 @@ const fn c_name(bytes: &'static [u8]) -> &'static CStr {
     }
 }
 
+/// The driver's function of a row, as its C type; `NOT_SUPPORTED` to the program where the driver has none.
+macro_rules! real_function {
+    ($name:ident($($t:ty),*)) => {{
+        let Some(pointer) = real::get(Row::$name) else { return CuResult::NOT_SUPPORTED };
+        // SAFETY: `pointer` is the driver's export of exactly this name, and the row states its C signature.
+        let function: unsafe extern "C" fn($($t),*) -> CuResult = unsafe { std::mem::transmute(pointer) };
+        function
+    }};
+}
+
+macro_rules! trampoline {
+    // Launches and copies. They are counted after the call and nothing else, which can not panic and needs no guard: so
+    // no boundary, of which a launch would feel the twenty nanoseconds.
+    ($name:ident($($p:ident: $t:ty),*) => usage::$body:ident()) => {
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[allow(non_snake_case, reason = "the name is the driver's")]
+        pub unsafe extern "C" fn $name($($p: $t),*) -> CuResult {
+            let function = real_function!($name($($t),*));
+            // SAFETY: the arguments are the program's own, passed on unchanged.
+            let result = unsafe { function($($p),*) };
+            if process::takes_part(Row::$name) && guard::is_outside() {
+                super::usage::$body(Row::$name, result);
+            }
+            result
+        }
+    };
+    ($name:ident($($p:ident: $t:ty),*) => $subject:ident::$body:ident($($a:ident),*)) => {
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[allow(non_snake_case, reason = "the name is the driver's")]
+        pub unsafe extern "C" fn $name($($p: $t),*) -> CuResult {
+            let function = real_function!($name($($t),*));
+            let call = move || {
+                // SAFETY: the arguments are the program's own, passed on unchanged; what they must fulfil is between it
+                // and the driver.
+                unsafe { function($($p),*) }
+            };
+            let Some(_inside) = process::takes_part(Row::$name).then(guard::enter).flatten() else { return call() };
+            boundary::run(Row::$name, &mut { call }, |real| {
+                // SAFETY: a body reads or writes through the program's pointers only as the driver would: outputs after
+                // a success, where they are not NULL.
+                unsafe { super::$subject::$body(real, $($a),*) }
+            })
+        }
+    };
+}
+
 macro_rules! trampolines {
     ($($name:ident($($p:ident: $t:ty),* $(,)?) => $subject:ident::$body:ident($($a:ident),*);)*) => {
         /// A row of the table, in its order.
@@ -52,26 +98,7 @@ macro_rules! trampolines {
             ours: $name as *const c_void,
         }),*];
 
-        $(
-            #[cfg_attr(not(test), unsafe(no_mangle))]
-            #[allow(non_snake_case, reason = "the name is the driver's")]
-            pub unsafe extern "C" fn $name($($p: $t),*) -> CuResult {
-                let Some(pointer) = real::get(Row::$name) else { return CuResult::NOT_SUPPORTED };
-                // SAFETY: `pointer` is the driver's export of exactly this name, and the row states its C signature.
-                let function: unsafe extern "C" fn($($t),*) -> CuResult = unsafe { std::mem::transmute(pointer) };
-                let call = move || {
-                    // SAFETY: the arguments are the program's own, passed on unchanged; what they must fulfil is
-                    // between it and the driver.
-                    unsafe { function($($p),*) }
-                };
-                let Some(_inside) = process::takes_part(Row::$name).then(guard::enter).flatten() else { return call() };
-                boundary::run(Row::$name, &mut { call }, |real| {
-                    // SAFETY: a body reads or writes through the program's pointers only as the driver would: outputs
-                    // after a success, where they are not NULL.
-                    unsafe { super::$subject::$body(real, $($a),*) }
-                })
-            }
-        )*
+        $(trampoline! { $name($($p: $t),*) => $subject::$body($($a),*) })*
     };
 }
 for_each_hook!(trampolines);
