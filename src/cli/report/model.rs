@@ -84,9 +84,7 @@ pub struct SiteSum {
 impl Context {
     /// Whether anything was done in it; `None` where the log does not say, because its process was killed or is running.
     pub fn was_used(&self) -> Option<bool> {
-        self.used
-            .as_ref()
-            .map(|used| used.last_use.is_some() || used.allocations + used.launches + used.copies > 0)
+        self.used.as_ref().map(|used| used.last_use.is_some() || used.allocations + used.launches + used.copies > 0)
     }
 }
 
