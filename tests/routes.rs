@@ -89,12 +89,45 @@ fn proc_address_answers_like_the_driver_in_every_corner() {
 }
 
 #[test]
-fn routing_does_not_depend_on_the_mode() {
+fn routing_is_the_same_in_every_mode_that_is_not_off() {
     let route = every_name();
-    for mode in ["off", "trace", "spill"] {
+    for mode in ["trace", "spill"] {
         route.ask("gpa2", "0", &[("GPUPOOL_MODE", mode)]);
         route.ask("dlsym", "", &[("GPUPOOL_MODE", mode)]);
     }
+}
+
+/// `dlsym` is asked before there are settings to read, so its hooks stay and pass every call on.
+#[test]
+fn in_mode_off_proc_address_gives_the_drivers_own_functions() {
+    let names = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(names.path(), hooks().into_iter().collect::<Vec<_>>().join("\n") + "\n").unwrap();
+    for form in ["gpa1", "gpa2"] {
+        let run = Run::program("resolve").arg(form).arg(names.path()).arg("0");
+        let (bare, off) = (run.clone().go(), run.shim().env("GPUPOOL_MODE", "off").go());
+        off.succeeds().is_quiet();
+        assert!(bare.stdout.contains("libcuda.so.1:cuMemAlloc_v2"));
+        // The functions that resolve are themselves found by dlsym.
+        let but_resolvers = |text: &str| {
+            text.lines().filter(|line| !line.contains("cuGetProcAddress")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(but_resolvers(&off.stdout), but_resolvers(&bare.stdout));
+    }
+}
+
+#[test]
+fn launches_are_left_to_the_driver_where_nobody_hears_what_is_counted() {
+    let names = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(names.path(), "cuLaunchKernel\ncuMemcpyHtoD_v2\ncuMemAlloc_v2\n").unwrap();
+    let ask = |log: &str| {
+        let run = Run::program("resolve").arg("gpa2").arg(names.path()).arg("0").shim().env("GPUPOOL_LOG", log).go();
+        run.succeeds();
+        let ours = |name: &str| run.stdout.contains(&format!("libgpupool.so:{name}"));
+        [ours("cuLaunchKernel"), ours("cuMemcpyHtoD_v2"), ours("cuMemAlloc_v2")]
+    };
+    assert_eq!(ask("warn"), [true, true, true]);
+    assert_eq!(ask("error"), [false, false, true]);
+    assert_eq!(ask("off"), [false, false, true]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::hook::{Row, guard};
 use crate::{driver, environment, log, summary};
 use gpupool_config::{Mode, Problem, Settings};
 use once_cell::race::OnceBox;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 /// No driver function was called yet. A process that stays here never notices the shim.
 const IDLE: u8 = 0;
@@ -22,6 +22,8 @@ const PASSING: u8 = 4;
 const FORKED: u8 = 5;
 
 static STATE: AtomicU8 = AtomicU8::new(IDLE);
+/// Whether launches and copies are counted: someone hears of findings, or reads the log.
+static COUNTS: AtomicBool = AtomicBool::new(true);
 static SETTINGS: OnceBox<Settings> = OnceBox::new();
 
 /// Whether hooks do anything in this process; starts the shim at the first call.
@@ -56,6 +58,12 @@ fn forked(row: Row) -> bool {
     false
 }
 
+/// Whether launches and copies are counted in this process.
+#[inline]
+pub fn counts() -> bool {
+    COUNTS.load(Ordering::Relaxed)
+}
+
 /// The settings that the process started with. Hooks run only after [`start`] stored them; the fallback is for paths
 /// that have none (the exit handler of a process that never became active).
 pub fn settings() -> &'static Settings {
@@ -80,6 +88,8 @@ fn start() -> bool {
         return false;
     }
     log::start(&settings);
+    let silent = settings.log.as_deref().is_some_and(|level| matches!(level, "off" | "error"));
+    COUNTS.store(!silent, Ordering::Relaxed);
     let mode = settings.mode;
     let _ = SETTINGS.set(Box::new(settings));
     install_panic_report();

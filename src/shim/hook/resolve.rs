@@ -4,15 +4,17 @@
 //! the pointer says which version was chosen. Matching names instead would need the driver's own rules for versions,
 //! flags and aliases, and would be wrong again with the next release.
 
-use super::{HOOKS, Real};
+use super::{HOOKS, Real, Row};
 use crate::driver::{CuResult, real};
+use crate::process;
 use std::ffi::c_void;
 
 /// The hook for a pointer into the driver; any other pointer as it is. Callable from the `dlsym` path.
 pub fn hook_for(pointer: *mut c_void) -> *mut c_void {
     match real::row_of(pointer) {
-        Some(row) => HOOKS[row].ours.cast_mut(),
-        None => pointer,
+        // Launches are left to the driver where nobody would hear of what is counted.
+        Some(row) if process::counts() || !Row::COUNTS[row] => HOOKS[row].ours.cast_mut(),
+        _ => pointer,
     }
 }
 

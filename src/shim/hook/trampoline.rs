@@ -28,6 +28,10 @@ const fn c_name(bytes: &'static [u8]) -> &'static CStr {
     }
 }
 
+const fn is_usage(subject: &str) -> bool {
+    matches!(subject.as_bytes(), b"usage")
+}
+
 /// The driver's function of a row, as its C type; `NOT_SUPPORTED` to the program where the driver has none.
 macro_rules! real_function {
     ($name:ident($($t:ty),*)) => {{
@@ -85,6 +89,9 @@ macro_rules! trampolines {
         impl Row {
             /// Rows in the table.
             pub const COUNT: usize = [$(stringify!($name)),*].len();
+
+            /// Whether the row only counts (launches and copies), so that a program can do without it.
+            pub const COUNTS: [bool; Row::COUNT] = [$(is_usage(stringify!($subject))),*];
 
             /// The exported name.
             pub const fn name(self) -> &'static str {

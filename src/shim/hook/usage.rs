@@ -4,6 +4,7 @@
 use super::{Row, boundary};
 use crate::context::{self, Usage};
 use crate::driver::CuResult;
+use crate::process;
 
 /// After a launch.
 #[inline]
@@ -19,7 +20,9 @@ pub fn copied(row: Row, result: CuResult) {
 
 #[inline]
 fn count(row: Row, result: CuResult, as_what: impl Fn(&Usage)) {
-    if let Some(context) = context::driver().and_then(context::current) {
+    if process::counts()
+        && let Some(context) = context::driver().and_then(context::current)
+    {
         as_what(&context.usage);
     }
     boundary::trace(row, result);
