@@ -1,4 +1,4 @@
-//! What part this process lets the shim play: Idle → Active → Closed or Passing.
+//! What part this process lets the shim play: Idle → Active → Closed, Passing or Forked.
 //!
 //! Nothing else in the shim is process-wide state of its own: settings, topology and pool hang off the first use.
 
