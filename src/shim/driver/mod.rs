@@ -13,16 +13,20 @@ use once_cell::race::OnceBox;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 macro_rules! functions {
-    ($($name:ident($($t:ty),*);)*) => {
+    (
+        every driver { $($name:ident($($t:ty),*);)* }
+        newer drivers { $($newer:ident($($u:ty),*);)* }
+    ) => {
         /// Functions of the driver interface that the shim calls for itself, by their exported names. None of these
         /// calls passes through a hook: the pointers come from the driver's own symbol table.
         #[allow(non_snake_case, reason = "the names are the driver's")]
         pub struct Driver {
             $(pub $name: unsafe extern "C" fn($($t),*) -> CuResult,)*
+            $(pub $newer: Option<unsafe extern "C" fn($($u),*) -> CuResult>,)*
         }
 
         impl Driver {
-            /// Resolves every function; the error names the first that this driver lacks.
+            /// Resolves every function; the error names the first without which the shim can do nothing.
             fn load() -> Result<Self, String> {
                 // SAFETY: loading libcuda runs its constructors, which the program's own use of CUDA does as well.
                 let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) }
@@ -32,6 +36,11 @@ macro_rules! functions {
                         // SAFETY: the type is the C signature of this exported name.
                         let symbol = unsafe { library.get::<unsafe extern "C" fn($($t),*) -> CuResult>(concat!(stringify!($name), "\0").as_bytes()) };
                         *symbol.map_err(|_| concat!("this driver has no ", stringify!($name)).to_owned())?
+                    },)*
+                    $($newer: {
+                        // SAFETY: as above.
+                        let symbol = unsafe { library.get::<unsafe extern "C" fn($($u),*) -> CuResult>(concat!(stringify!($newer), "\0").as_bytes()) };
+                        symbol.ok().map(|symbol| *symbol)
                     },)*
                 };
                 // The pointers are used until the process ends.
@@ -43,30 +52,33 @@ macro_rules! functions {
 }
 
 functions! {
-    cuDeviceGetCount(*mut c_int);
-    cuDeviceGetAttribute(*mut c_int, c_int, CUdevice);
-    cuDeviceGetUuid(*mut CUuuid, CUdevice);
-    cuDeviceGetPCIBusId(*mut c_char, c_int, CUdevice);
-    cuDeviceTotalMem_v2(*mut usize, CUdevice);
-    cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
-    cuDeviceGetP2PAttribute(*mut c_int, c_int, CUdevice, CUdevice);
-    cuDevicePrimaryCtxGetState(CUdevice, *mut c_uint, *mut c_int);
-    cuCtxGetCurrent(*mut CUcontext);
-    cuCtxGetDevice(*mut CUdevice);
-    cuCtxPushCurrent_v2(CUcontext);
-    cuCtxPopCurrent_v2(*mut CUcontext);
-    cuCtxSynchronize();
-    cuCtxGetLimit(*mut usize, c_int);
-    cuCtxSetLimit(c_int, usize);
-    cuMemGetInfo_v2(*mut usize, *mut usize);
-    cuPointerGetAttributes(c_uint, *mut c_int, *mut *mut c_void, CUdeviceptr);
-    cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, u64);
-    cuMemAddressFree(CUdeviceptr, usize);
-    cuMemCreate(*mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, u64);
-    cuMemRelease(CUmemGenericAllocationHandle);
-    cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, u64);
-    cuMemUnmap(CUdeviceptr, usize);
-    cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+    every driver {
+        cuDeviceGetCount(*mut c_int);
+        cuDeviceGetAttribute(*mut c_int, c_int, CUdevice);
+        cuDeviceGetUuid(*mut CUuuid, CUdevice);
+        cuDeviceGetPCIBusId(*mut c_char, c_int, CUdevice);
+        cuDeviceTotalMem_v2(*mut usize, CUdevice);
+        cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
+        cuDeviceGetP2PAttribute(*mut c_int, c_int, CUdevice, CUdevice);
+        cuDevicePrimaryCtxGetState(CUdevice, *mut c_uint, *mut c_int);
+        cuCtxGetCurrent(*mut CUcontext);
+        cuCtxGetDevice(*mut CUdevice);
+        cuCtxPushCurrent_v2(CUcontext);
+        cuCtxPopCurrent_v2(*mut CUcontext);
+        cuCtxSynchronize();
+        cuCtxGetLimit(*mut usize, c_int);
+        cuCtxSetLimit(c_int, usize);
+        cuMemGetInfo_v2(*mut usize, *mut usize);
+        cuPointerGetAttributes(c_uint, *mut c_int, *mut *mut c_void, CUdeviceptr);
+        cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, u64);
+        cuMemAddressFree(CUdeviceptr, usize);
+        cuMemCreate(*mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, u64);
+        cuMemRelease(CUmemGenericAllocationHandle);
+        cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, u64);
+        cuMemUnmap(CUdeviceptr, usize);
+        cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+    }
+    newer drivers {}
 }
 
 /// The driver, or why it can not be used. `race`: two threads may both load it, which only costs time; waiting for one
