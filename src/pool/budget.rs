@@ -61,6 +61,8 @@ pub(crate) struct Account {
     credit: u64,
     /// The part of `held` that the driver did not take back. Nothing stands on it.
     stuck: u64,
+    /// Bytes of chunks that carry a mark of their own (`crate::pins`).
+    pinned: u64,
     ceiling: Option<Ceiling>,
     soft: Soft,
 }
@@ -78,6 +80,7 @@ impl Account {
             leaving: 0,
             credit: 0,
             stuck: 0,
+            pinned: 0,
             ceiling: None,
             soft: Soft::Armed,
         }
@@ -85,8 +88,8 @@ impl Account {
 
     /// The account in numbers, `kept` of `used` being under no live block.
     pub fn usage(&self, kept: u64) -> PlaceUsage {
-        let Self { place, held, used, peak_used, .. } = *self;
-        PlaceUsage { place, limit: self.limit(), held, used: used - kept, peak_used }
+        let Self { place, held, used, peak_used, pinned, .. } = *self;
+        PlaceUsage { place, limit: self.limit(), held, used: used - kept, peak_used, pinned }
     }
 
     /// Whether so much more in use is no new peak.
@@ -205,6 +208,16 @@ impl Account {
     pub fn unstick(&mut self, bytes: u64) {
         self.stuck -= bytes;
         self.held -= bytes;
+    }
+
+    /// A chunk got its first mark.
+    pub fn pin(&mut self, bytes: u64) {
+        self.pinned += bytes;
+    }
+
+    /// A chunk with a mark is no longer among the pool's.
+    pub fn unpin(&mut self, bytes: u64) {
+        self.pinned -= bytes;
     }
 
     /// The place ran out after giving `created` bytes in this attempt.

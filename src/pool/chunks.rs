@@ -1,5 +1,6 @@
 //! Which physical handle is behind a frame.
 
+use crate::Pins;
 use crate::budget::PlaceId;
 
 /// One physical handle and the frames it is mapped at.
@@ -9,6 +10,8 @@ pub(crate) struct Chunk<H> {
     pub frames: u32,
     pub place: PlaceId,
     pub handle: H,
+    /// Why its contents may not move to other physical memory; only reasons that last as long as the chunk.
+    pub pins: Pins,
 }
 
 const NONE: u32 = u32::MAX;
@@ -44,6 +47,30 @@ impl<H: Copy> Chunks<H> {
     pub fn at(&self, frame: u32) -> Option<&Chunk<H>> {
         let slot = *self.at_frame.get(frame as usize)?;
         self.slots.get(slot as usize)?.as_ref()
+    }
+
+    /// The chunks that `start..end` touches, in address order.
+    pub fn touched(&self, start: u32, end: u32) -> impl Iterator<Item = &Chunk<H>> {
+        let mut frame = start;
+        std::iter::from_fn(move || {
+            let chunk = self.at(frame).filter(|_| frame < end)?;
+            frame = chunk.start + chunk.frames;
+            Some(chunk)
+        })
+    }
+
+    /// Marks the chunks that `start..end` touches; returns those that had no mark before.
+    pub fn mark(&mut self, start: u32, end: u32, pins: Pins) -> Vec<Chunk<H>> {
+        let touched: Vec<u32> = self.touched(start, end).map(|chunk| self.at_frame[chunk.start as usize]).collect();
+        let mut new = Vec::new();
+        for slot in touched {
+            let Some(chunk) = &mut self.slots[slot as usize] else { continue };
+            if chunk.pins.is_empty() {
+                new.push(*chunk);
+            }
+            chunk.pins |= pins;
+        }
+        new
     }
 
     /// Takes the chunks out that lie in `start..end`; both are borders of chunks.

@@ -1,6 +1,6 @@
 //! What goes into the pool and what comes out of it, besides the [`crate::Backend`].
 
-use crate::{Links, Place, Policy};
+use crate::{Links, Pins, Place, Policy};
 
 /// What a place may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +79,25 @@ pub struct Allocation {
     pub on_host: u64,
 }
 
+/// A part of a block that lies in one chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece<H> {
+    /// Its first byte.
+    pub address: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// Where it is.
+    pub place: Place,
+    /// First address of the chunk, at or below `address`. Other blocks may stand on the same one.
+    pub chunk_address: u64,
+    /// Size of the chunk.
+    pub chunk_bytes: u64,
+    /// The chunk ([`crate::Backend::create`] made it). Valid while the block lives.
+    pub handle: H,
+    /// Why the chunk must stay on the physical memory it is on; empty where it may move.
+    pub pins: Pins,
+}
+
 /// Why there is no block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal<E> {
@@ -149,4 +168,6 @@ pub struct PlaceUsage {
     pub used: u64,
     /// The highest `used` that ever was.
     pub peak_used: u64,
+    /// The part of `held`, in whole chunks, that must stay on the physical memory it is on ([`Pins`]).
+    pub pinned: u64,
 }

@@ -24,6 +24,8 @@ mod front;
 mod interface;
 #[cfg(all(test, loom))]
 mod models;
+mod pieces;
+mod pins;
 mod placement;
 mod plan;
 mod pool;
@@ -37,8 +39,9 @@ mod sync;
 
 pub use backend::{Backend, Fault};
 pub use interface::{
-    Allocation, Block, Config, Free, FreeError, Lenders, PlaceSpec, PlaceUsage, Refusal, Request, Usage,
+    Allocation, Block, Config, Free, FreeError, Lenders, Piece, PlaceSpec, PlaceUsage, Refusal, Request, Usage,
 };
+pub use pins::{Pin, Pins};
 pub use placement::{Links, Place, Policy, Room, order, spread};
 pub use pool::Pool;
 

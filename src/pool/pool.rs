@@ -36,7 +36,7 @@ pub struct Pool<B: Backend> {
     bytes: u64,
     places: Vec<Place>,
     routes: Vec<Route>,
-    registry: Registry,
+    pub(crate) registry: Registry,
     front: Front,
     /// That of the state.
     clock: Arc<Clock>,
@@ -306,25 +306,12 @@ impl<B: Backend> Pool<B> {
     /// The live block that `address` lies in, inner addresses included. What is behind its last byte in its last frame
     /// counts as inside.
     pub fn block_at(&self, address: u64) -> Option<Block> {
-        let frame = self.frame_at(address)?;
+        if !self.contains(address) {
+            return None;
+        }
         let state = self.lock();
-        let (start, record) = self.registry.around(frame, state.runs.around(frame)?.start)?;
+        let (start, record) = self.around(&state, address)?;
         Some(record.block(self.address(start)))
-    }
-
-    /// Where each piece of the block that `address` lies in is: `(address, bytes, place)` in address order, neighbours at
-    /// one place merged, in whole frames. Empty if there is no such block.
-    pub fn pieces(&self, address: u64) -> Vec<(u64, u64, Place)> {
-        let Some(frame) = self.frame_at(address) else {
-            return Vec::new();
-        };
-        let state = self.lock();
-        let run = state.runs.around(frame);
-        let Some((start, record)) = run.and_then(|run| self.registry.around(frame, run.start)) else {
-            return Vec::new();
-        };
-        let segments = state.chunks.segments(start, start + record.frames);
-        segments.into_iter().map(|(at, frames, id)| (state.address(at), bytes_of(frames), state.place(id))).collect()
     }
 
     /// Returns freed memory to the driver in whole chunks (`cuMemUnmap`, `cuMemRelease`), the longest unused first: at
@@ -383,8 +370,8 @@ impl<B: Backend> Pool<B> {
 
     /// The pool in numbers, exact at the moment of the call.
     pub fn usage(&self) -> Usage {
-        let state = self.lock();
-        state.usage(&self.front.stock())
+        let mut state = self.lock();
+        state.usage(&self.front.stock(), &self.registry)
     }
 
     /// `(free, total)` bytes that a program whose home is this GPU can count on: the lending GPUs, not the host. Both 0
@@ -489,7 +476,7 @@ impl<B: Backend> Pool<B> {
     /// The lock. It is held for less than a cache line takes to change cores and come back, so threads that look for it all
     /// the time slow down the one that works more than they gain. A thread that finds it taken stays away for a while,
     /// twice as long each time, and sleeps when that did not help.
-    fn lock(&self) -> MutexGuard<'_, State<B::Handle>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State<B::Handle>> {
         // The model checker would try every number of looks.
         let pauses: &[u32] = if cfg!(loom) { &[] } else { &PAUSES };
         for &pause in pauses {
@@ -521,11 +508,11 @@ impl<B: Backend> Pool<B> {
         }
     }
 
-    fn address(&self, frame: u32) -> u64 {
+    pub(crate) fn address(&self, frame: u32) -> u64 {
         self.base + bytes_of(frame)
     }
 
-    fn frame_at(&self, address: u64) -> Option<u32> {
+    pub(crate) fn frame_at(&self, address: u64) -> Option<u32> {
         let frame = address.checked_sub(self.base)? / FRAME;
         u32::try_from(frame).ok()
     }

@@ -111,6 +111,11 @@ impl Registry {
         })
     }
 
+    /// Whether the block that starts there is still the one of that number.
+    pub fn lives(&self, start: u32, id: u64) -> bool {
+        self.at(start).is_some_and(|(_, record)| record.id == id)
+    }
+
     fn at(&self, start: u32) -> Option<(u32, Record)> {
         let record = (*self.slot(start)?.lock())?;
         Some((start, record))

@@ -6,7 +6,8 @@ use crate::budget::{Account, PlaceId};
 use crate::chunks::{Chunk, Chunks};
 use crate::clock::Clock;
 use crate::front::Stock;
-use crate::registry::Record;
+use crate::pins::Asked;
+use crate::registry::{Record, Registry};
 use crate::runs::{Kind, Runs};
 use crate::space::Space;
 use crate::{Config, FRAME, Place, Policy, Request, Usage, placement};
@@ -70,13 +71,14 @@ pub(crate) struct Zombie<H> {
 
 #[derive(Debug)]
 pub(crate) struct State<H> {
-    pub base: u64,
     pub policy: Policy,
     pub space: Space,
     pub chunks: Chunks<H>,
     pub runs: Runs,
     pub accounts: Vec<Account>,
     pub zombies: Vec<Zombie<H>>,
+    /// What the program wants to stay where it is.
+    pub asked: Asked,
     /// Counts the frees whose memory came back while the device might still touch it: their number is the generation of
     /// a free run. Ticks under the pool's lock.
     pub clock: Arc<Clock>,
@@ -107,7 +109,6 @@ pub(crate) fn bytes_of(frames: u32) -> u64 {
 impl<H: Copy> State<H> {
     pub fn new(config: &Config) -> Self {
         Self {
-            base: config.base,
             policy: config.policy,
             // A reservation beyond 2^32 frames (8 PiB) is not offered by any driver; the rest of one would go unused.
             space: Space::new(u32::try_from(config.bytes / FRAME).unwrap_or(u32::MAX)),
@@ -115,6 +116,7 @@ impl<H: Copy> State<H> {
             runs: Runs::new(config.places.len()),
             accounts: config.places.iter().map(|&spec| Account::new(spec)).collect(),
             zombies: Vec::new(),
+            asked: Asked::default(),
             clock: Arc::default(),
             turn: 0,
             totals: Totals::default(),
@@ -295,7 +297,10 @@ impl<H: Copy> State<H> {
             self.runs.remove(start);
             self.account(place).leave(bytes_of(end - start));
             sum += bytes_of(end - start);
-            leaving.push(Leaving { start, frames: end - start, chunks: self.chunks.remove_range(start, end) });
+            let chunks = self.chunks.remove_range(start, end);
+            let pinned = chunks.iter().filter(|chunk| !chunk.pins.is_empty()).map(|chunk| bytes_of(chunk.frames));
+            self.account(place).unpin(pinned.sum());
+            leaving.push(Leaving { start, frames: end - start, chunks });
         }
         leaving
     }
@@ -317,11 +322,17 @@ impl<H: Copy> State<H> {
     }
 
     /// The pool in numbers, given what the front keeps at this moment.
-    pub fn usage(&self, stock: &Stock) -> Usage {
+    pub fn usage(&mut self, stock: &Stock, registry: &Registry) -> Usage {
+        let asked = self.asked.chunks(&self.chunks, registry);
+        let asked: Vec<_> = asked.into_iter().filter_map(|start| self.chunks.at(start)).collect();
         let Totals { blocks, out_bytes, peak_live_bytes, allocations, reuses, trimmed_bytes } = self.totals;
-        let accounts = self.accounts.iter().zip(&stock.frames);
+        let mut places: Vec<_> =
+            self.accounts.iter().zip(&stock.frames).map(|(account, kept)| account.usage(kept * FRAME)).collect();
+        for chunk in asked.iter().filter(|chunk| chunk.pins.is_empty()) {
+            places[chunk.place.index()].pinned += bytes_of(chunk.frames);
+        }
         Usage {
-            places: accounts.map(|(account, kept)| account.usage(kept * FRAME)).collect(),
+            places,
             live_blocks: (blocks + stock.blocks) as u64,
             live_bytes: out_bytes - stock.credit,
             peak_live_bytes,
@@ -329,9 +340,5 @@ impl<H: Copy> State<H> {
             reuses: reuses + stock.served,
             trimmed_bytes,
         }
-    }
-
-    pub fn address(&self, frame: u32) -> u64 {
-        self.base + bytes_of(frame)
     }
 }

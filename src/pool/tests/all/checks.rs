@@ -2,7 +2,7 @@
 
 use crate::mock::{BASE, Mock};
 use gpupool_pool::{
-    Allocation, Config, FRAME, Lenders, Links, Place, PlaceSpec, Policy, Pool, Refusal, Request, order,
+    Allocation, Config, FRAME, Lenders, Links, Piece, Place, PlaceSpec, Policy, Pool, Refusal, Request, order,
 };
 use std::collections::BTreeMap;
 
@@ -59,8 +59,8 @@ pub fn assert_accounts(pool: &Pool<Mock>, live: &[Allocation]) {
     let inner = pool.backend().inner();
     let mut used: BTreeMap<Place, u64> = BTreeMap::new();
     for allocation in live {
-        for (_, bytes, place) in pool.pieces(allocation.block.address) {
-            *used.entry(place).or_default() += bytes;
+        for piece in pool.pieces(allocation.block.address, u64::MAX) {
+            *used.entry(piece.place).or_default() += piece.bytes;
         }
     }
     for place in &usage.places {
@@ -81,11 +81,13 @@ pub fn assert_block(pool: &Pool<Mock>, allocation: &Allocation) {
     for offset in [0, 1, block.bytes / 2, block.bytes - 1] {
         assert_eq!(pool.block_at(block.address + offset), Some(block));
     }
-    let pieces = pool.pieces(block.address + block.bytes - 1);
+    assert_pieces(pool, block.address, block.bytes);
+    assert_pieces(pool, block.address + block.bytes / 3, block.bytes / 2);
+    let pieces = pool.pieces(block.address, u64::MAX);
     let inner = pool.backend().inner();
     let mut at = block.address;
     let (mut on_peers, mut on_host) = (0, 0);
-    for (address, bytes, place) in pieces {
+    for Piece { address, bytes, place, .. } in pieces {
         assert_eq!(address, at, "pieces are in address order, without gaps");
         inner.assert_usable(address, bytes, place);
         at += bytes;
@@ -100,6 +102,20 @@ pub fn assert_block(pool: &Pool<Mock>, allocation: &Allocation) {
     assert!(!inner.is_busy(block.address, size), "the device may still touch this memory");
 }
 
+/// The pieces of a range inside a block cover it, each in the whole chunk that the mock knows of.
+fn assert_pieces(pool: &Pool<Mock>, address: u64, bytes: u64) {
+    let pieces = pool.pieces(address, bytes);
+    let inner = pool.backend().inner();
+    let mut at = address;
+    for piece in pieces {
+        assert_eq!(piece.address, at);
+        let mapped = inner.mapped_around(at).expect("a piece is mapped");
+        assert_eq!((piece.chunk_address, piece.chunk_bytes, piece.place, piece.handle), mapped);
+        at += piece.bytes;
+    }
+    assert_eq!(at, address + bytes, "pieces cover the range and nothing more");
+}
+
 /// Frees everything, trims, and expects the mock to hold nothing.
 pub fn assert_returns_everything(pool: &Pool<Mock>, live: &[Allocation]) {
     pool.backend().inner().capturing = false;
@@ -111,6 +127,11 @@ pub fn assert_returns_everything(pool: &Pool<Mock>, live: &[Allocation]) {
     pool.trim(None, None);
     assert_accounts(pool, &[]);
     assert!(pool.backend().inner().is_empty(), "a handle or a mapping is left");
+    assert_eq!(
+        pool.usage().places.iter().map(|place| place.pinned).sum::<u64>(),
+        0,
+        "nothing is left to stay in place"
+    );
 }
 
 /// Tells the mock that the device may still work on this freed block.

@@ -7,5 +7,6 @@ mod checks;
 mod faults;
 mod mock;
 mod model;
+mod pins;
 mod placement;
 mod threads;

@@ -127,6 +127,13 @@ impl Inner {
         self.mappings.iter().map(|(&address, mapping)| (address, mapping.bytes, self.memories[&mapping.handle].place))
     }
 
+    /// The mapping around an address: where it starts, its size, its place and its handle.
+    pub fn mapped_around(&self, address: u64) -> Option<(u64, u64, Place, u64)> {
+        let (&start, mapping) = self.mappings.range(..=address).next_back()?;
+        let place = self.memories[&mapping.handle].place;
+        (address < start + mapping.bytes).then_some((start, mapping.bytes, place, mapping.handle))
+    }
+
     /// Panics unless this range is mapped and granted at `place` from end to end.
     pub fn assert_usable(&self, address: u64, bytes: u64, place: Place) {
         let mut at = address;

@@ -4,9 +4,11 @@ use crate::checks::{
     GPU0, GPU1, HOST, MIB, assert_accounts, assert_block, assert_returns_everything, note_busy, pool_with, route,
 };
 use crate::mock::Mock;
-use gpupool_pool::{Allocation, FRAME, Free, FreeError, Lenders, Place, Policy, Pool, Refusal, Request};
+use gpupool_pool::{
+    Allocation, Block, FRAME, Free, FreeError, Lenders, Pin, Pins, Place, Policy, Pool, Refusal, Request,
+};
 use proptest::prelude::*;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -18,6 +20,8 @@ enum Op {
     Capture(bool),
     External { place: Place, bytes: u64 },
     Blind(bool),
+    Pin { pick: usize, from: u64, bytes: u64, why: Pin },
+    Unpin { pick: usize },
 }
 
 const LIMITS: [(Place, u64); 3] = [(GPU0, 256 * MIB), (GPU1, 193 * MIB), (HOST, 128 * MIB)];
@@ -25,6 +29,10 @@ const CAPACITY: [(Place, u64); 3] = [(GPU0, 300 * MIB), (GPU1, 200 * MIB), (HOST
 
 fn any_place() -> impl Strategy<Value = Place> {
     prop_oneof![Just(GPU0), Just(GPU1), Just(HOST)]
+}
+
+fn any_pin() -> impl Strategy<Value = Pin> {
+    prop_oneof![Just(Pin::Shared), Just(Pin::Retained), Just(Pin::Asked)]
 }
 
 fn any_op() -> impl Strategy<Value = Op> {
@@ -45,6 +53,9 @@ fn any_op() -> impl Strategy<Value = Op> {
         1 => any::<bool>().prop_map(Op::Capture),
         1 => (any_place(), 0..300 * MIB).prop_map(|(place, bytes)| Op::External { place, bytes }),
         1 => any::<bool>().prop_map(Op::Blind),
+        2 => (any::<usize>(), 0..40 * MIB, 1..60 * MIB, any_pin())
+            .prop_map(|(pick, from, bytes, why)| Op::Pin { pick, from, bytes, why }),
+        1 => any::<usize>().prop_map(|pick| Op::Unpin { pick }),
     ]
 }
 
@@ -58,12 +69,26 @@ struct Model {
     /// The last request of a home was refused softly, so the next one must not be.
     told: [bool; 2],
     last_id: u64,
+    /// Marks on physical memory, by handle.
+    marked: BTreeMap<u64, Pins>,
+    /// Ranges that the program asked to keep in place, with the number of their block.
+    asked: Vec<(u64, u64, u64)>,
 }
 
 impl Model {
     fn new(policy: Policy, lenders: Lenders) -> Self {
         let pool = pool_with(policy, lenders, &LIMITS, &CAPACITY);
-        Self { pool, policy, lenders, live: Vec::new(), borders: BTreeSet::new(), told: [false; 2], last_id: 0 }
+        Self {
+            pool,
+            policy,
+            lenders,
+            live: Vec::new(),
+            borders: BTreeSet::new(),
+            told: [false; 2],
+            last_id: 0,
+            marked: BTreeMap::new(),
+            asked: Vec::new(),
+        }
     }
 
     fn run(&mut self, op: &Op) {
@@ -110,6 +135,60 @@ impl Model {
                 self.pool.backend().inner().external.insert(place, bytes);
             }
             Op::Blind(on) => self.pool.backend().inner().blind = on,
+            Op::Pin { pick, from, bytes, why } => {
+                let Some(some) = self.live.get(pick % self.live.len().max(1)) else { return };
+                let block = some.block;
+                self.pin(&block, block.address + from % block.bytes.next_multiple_of(FRAME), bytes, why);
+            }
+            Op::Unpin { pick } => {
+                let mut asked = std::mem::take(&mut self.asked);
+                asked.retain(|range| self.lives(range.2));
+                if !asked.is_empty() {
+                    let (address, bytes, _) = asked.swap_remove(pick % asked.len());
+                    assert!(self.pool.unpin(address, bytes));
+                }
+                self.asked = asked;
+            }
+        }
+    }
+
+    fn lives(&self, id: u64) -> bool {
+        self.live.iter().any(|allocation| allocation.block.id == id)
+    }
+
+    fn pin(&mut self, block: &Block, address: u64, bytes: u64, why: Pin) {
+        let inside = address + bytes <= block.address + block.bytes.next_multiple_of(FRAME);
+        let touched: Vec<_> = {
+            let inner = self.pool.backend().inner();
+            let mappings = inner.mapped().filter_map(|(start, ..)| inner.mapped_around(start));
+            mappings.filter(|row| row.0 < address + bytes && address < row.0 + row.1).collect()
+        };
+        let sum = touched.iter().map(|row| row.1).sum();
+        assert_eq!(self.pool.pin(address, bytes, why), inside.then_some(sum));
+        match why {
+            _ if !inside => {}
+            Pin::Asked => self.asked.push((address, bytes, block.id)),
+            why => touched.iter().for_each(|row| *self.marked.entry(row.3).or_default() |= why.into()),
+        }
+    }
+
+    /// What must stay in place, by the mock's mappings and the model's own marks.
+    fn assert_pins(&self) {
+        let usage = self.pool.usage();
+        let inner = self.pool.backend().inner();
+        let mut pinned: BTreeMap<Place, u64> = BTreeMap::new();
+        for (start, bytes, place) in inner.mapped() {
+            let handle = inner.mapped_around(start).unwrap().3;
+            let asked = self
+                .asked
+                .iter()
+                .any(|range| range.0 < start + bytes && start < range.0 + range.1 && self.lives(range.2));
+            if asked || self.marked.contains_key(&handle) {
+                *pinned.entry(place).or_default() += bytes;
+            }
+        }
+        for account in &usage.places {
+            assert_eq!(account.pinned, pinned.get(&account.place).copied().unwrap_or(0), "at {:?}", account.place);
         }
     }
 
@@ -253,6 +332,7 @@ fn check(policy: Policy, lenders: Lenders, ops: &[Op]) {
     for op in ops {
         model.run(op);
         assert_accounts(&model.pool, &model.live);
+        model.assert_pins();
         let blocks: Vec<_> = model.live.iter().map(|allocation| allocation.block).collect();
         for block in blocks {
             assert_eq!(model.pool.block_at(block.address), Some(block), "nothing is lost");

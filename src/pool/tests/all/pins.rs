@@ -1,0 +1,94 @@
+//! Memory that must stay where it is.
+
+use crate::checks::{GIB, GPU0, GPU1, MIB, allocate, assert_returns_everything, pool};
+use crate::mock::Mock;
+use gpupool_pool::{Allocation, FRAME, Free, Pin, Pins, Policy, Pool};
+
+fn pinned(pool: &Pool<Mock>) -> Vec<u64> {
+    pool.usage().places.iter().map(|place| place.pinned / MIB).collect()
+}
+
+fn pins_at(pool: &Pool<Mock>, address: u64) -> Pins {
+    pool.pieces(address, 1)[0].pins
+}
+
+fn free(pool: &Pool<Mock>, allocation: &Allocation) {
+    pool.free(allocation.block.address, Free::Strict).unwrap();
+}
+
+#[test]
+fn a_mark_covers_the_chunks_below_its_range_and_is_counted_once() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 64 * MIB), (GPU1, GIB)]);
+    let block = allocate(&pool, 100 * MIB).unwrap();
+    let address = block.block.address;
+    // Chunks of 32 and 32 at home, of 32 and 4 on the peer: the range touches the second and the third.
+    assert_eq!(pool.pin(address + 40 * MIB, 25 * MIB, Pin::Shared), Some(64 * MIB));
+    assert_eq!(pool.pin(address + 40 * MIB, 1, Pin::Retained), Some(32 * MIB));
+    assert_eq!(pinned(&pool), [32, 32]);
+    let pins: Vec<u8> = pool.pieces(address, u64::MAX).iter().map(|piece| piece.pins.bits()).collect();
+    assert_eq!(pins, [0, 0b011, 0b001, 0]);
+    assert!(Pin::ALL.map(|pin| pins_at(&pool, address + 32 * MIB).has(pin)) == [true, true, false, false]);
+    assert_returns_everything(&pool, &[block]);
+}
+
+#[test]
+fn what_was_given_out_outlives_the_block_but_not_the_chunk() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
+    let first = allocate(&pool, 32 * MIB).unwrap();
+    pool.pin(first.block.address, 1, Pin::Shared).unwrap();
+    free(&pool, &first);
+    assert_eq!(pinned(&pool), [32], "whoever mapped it still has");
+    let second = allocate(&pool, 8 * MIB).unwrap();
+    assert_eq!(second.block.address, first.block.address, "freed memory with a mark is used as ever");
+    assert!(pins_at(&pool, second.block.address).has(Pin::Shared));
+    free(&pool, &second);
+    assert_eq!(pool.trim(None, None), 32 * MIB, "and goes back to the driver as ever");
+    assert_eq!(pinned(&pool), [0]);
+    let third = allocate(&pool, 32 * MIB).unwrap();
+    assert_eq!(pins_at(&pool, third.block.address), Pins::NONE, "a new chunk carries no mark of an old one");
+    assert_returns_everything(&pool, &[third]);
+}
+
+#[test]
+fn what_the_program_asked_for_ends_when_it_says_so() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
+    let block = allocate(&pool, 40 * MIB).unwrap();
+    let address = block.block.address;
+    assert_eq!(pool.pin(address, 40 * MIB, Pin::Asked), Some(40 * MIB));
+    assert_eq!(pool.pin(address + 33 * MIB, MIB, Pin::Asked), Some(8 * MIB));
+    assert_eq!(pinned(&pool), [40]);
+    assert!(!pool.unpin(address, 39 * MIB), "a range is named as it was marked");
+    assert!(pool.unpin(address, 40 * MIB));
+    assert!(!pool.unpin(address, 40 * MIB), "each mark once");
+    assert_eq!(pinned(&pool), [8], "the other range is still there");
+    assert!(pool.unpin(address + 33 * MIB, MIB));
+    assert_eq!((pinned(&pool), pins_at(&pool, address)), (vec![0], Pins::NONE));
+    assert_returns_everything(&pool, &[block]);
+}
+
+#[test]
+fn what_the_program_asked_for_ends_with_its_block() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
+    let first = allocate(&pool, 8 * MIB).unwrap();
+    let address = first.block.address;
+    pool.pin(address, 8 * MIB, Pin::Asked).unwrap();
+    free(&pool, &first);
+    assert_eq!(pinned(&pool), [0]);
+    let second = allocate(&pool, 8 * MIB).unwrap();
+    assert_eq!((second.block.address, pins_at(&pool, address)), (address, Pins::NONE));
+    assert!(!pool.unpin(address, 8 * MIB), "the next block at that address is another one");
+    assert_returns_everything(&pool, &[second]);
+}
+
+#[test]
+fn only_a_range_inside_one_block_is_marked() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
+    let (first, second) = (allocate(&pool, 3 * MIB).unwrap(), allocate(&pool, 4 * MIB).unwrap());
+    let address = first.block.address;
+    for (from, bytes) in [(address, 0), (address, 4 * MIB + 1), (address + FRAME, 3 * MIB), (address, u64::MAX)] {
+        assert_eq!(pool.pin(from, bytes, Pin::Shared), None, "{bytes} bytes from {}", from - address);
+    }
+    assert_eq!(pinned(&pool), [0]);
+    assert_eq!(pool.pin(address, 4 * MIB, Pin::Shared), Some(4 * MIB), "the last frame is the block's to its end");
+    assert_returns_everything(&pool, &[first, second]);
+}
