@@ -1,0 +1,23 @@
+//! What the pool asks of whoever pins memory.
+
+use crate::{Fault, Key};
+
+/// Pinned memory, as the pool needs it. Sizes are bytes and multiples of [`crate::PAGE`]. Called from any thread, never
+/// under the pool's lock.
+pub trait Backend: Send + Sync {
+    /// The backend's own error, passed through.
+    type Error: Clone + std::fmt::Debug + Send;
+
+    /// Pins new memory in the context and with the flags of `key` (`cuMemHostAlloc`); returns its address, a multiple of
+    /// [`crate::PAGE`]. After [`Fault::OutOfMemory`] the pool gives back what it can and asks once more; every other fault
+    /// ends the request.
+    fn pin(&self, key: Key, bytes: u64) -> Result<u64, Fault<Self::Error>>;
+
+    /// Gives back what one `pin` gave (`cuMemFreeHost`). It need not be quiet: the driver's free waits for the device. On an
+    /// error, a stream capture that is under way among them, the memory is taken to be pinned still and stays in the pool.
+    fn unpin(&self, key: Key, address: u64, bytes: u64) -> Result<(), Self::Error>;
+
+    /// Returns once no work submitted before the call can still touch pinned memory (`cuCtxSynchronize` of every context).
+    /// [`Fault::NotReady`] means "not now" (a stream capture is under way) and is not repeated.
+    fn quiesce(&self) -> Result<(), Fault<Self::Error>>;
+}
