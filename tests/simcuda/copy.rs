@@ -6,6 +6,7 @@ use crate::context::{Context, by_handle, current};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::{Copy2d, Copy3d, Handle, In};
+use crate::residence;
 use crate::space::{Span, granted};
 use crate::stream::{Stream, Work, resolve};
 use std::ffi::c_int;
@@ -121,7 +122,10 @@ impl Copy {
         // What was legal at the call and is gone now is an illegal address to the hardware.
         let faulty = |_| Code::ILLEGAL_ADDRESS;
         let line = |to, from, bytes| -> Outcome {
-            transfer(&dst.spans(to, bytes).map_err(faulty)?, &src.spans(from, bytes).map_err(faulty)?);
+            let (target, source) = (dst.spans(to, bytes).map_err(faulty)?, src.spans(from, bytes).map_err(faulty)?);
+            residence::touched(&target, dst.device);
+            residence::touched(&source, src.device);
+            transfer(&target, &source);
             Ok(())
         };
         if dst.is_dense(shape) && src.is_dense(shape) {

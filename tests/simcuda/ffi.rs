@@ -156,6 +156,14 @@ pub struct Location {
     pub id: c_int,
 }
 
+/// `CUmemLocationType`.
+impl Location {
+    pub const DEVICE: c_int = 1;
+    pub const HOST: c_int = 2;
+    pub const HOST_NUMA: c_int = 3;
+    pub const HOST_NUMA_CURRENT: c_int = 4;
+}
+
 /// `CUmemAllocationProp`, its enums as integers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -5,6 +5,7 @@ use crate::context::{Context, current};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::Handle;
+use crate::residence;
 use crate::space::{Kind, Span, granted};
 use crate::stream::{Action, Work, resolve};
 use std::sync::Arc;
@@ -53,12 +54,13 @@ impl Fill {
             let allowed = spans.iter().all(|span| granted(span, device, true));
             if allowed { Ok(()) } else { Err(Code::INVALID_VALUE) }
         })?;
-        let action: Action = Arc::new(move |_: &Context| self.run());
+        let action: Action = Arc::new(move |_: &Context| self.run(device));
         Ok(Work { action, touches: vec![(self.address, end)] })
     }
 
-    fn run(&self) -> Outcome {
+    fn run(&self, device: usize) -> Outcome {
         self.each_row(|spans| {
+            residence::touched(&spans, device);
             for span in &spans {
                 write(span, self.pattern);
             }

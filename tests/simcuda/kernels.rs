@@ -4,6 +4,7 @@ use crate::boundary::{Phase, phase};
 use crate::context::Context;
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
+use crate::residence;
 use crate::space::{Kind, Origin, Span, granted, owner};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -141,6 +142,7 @@ impl Words {
         for span in &spans {
             permitted(context, span, write)?;
         }
+        residence::touched(&spans, context.device);
         Ok(Self { spans, count })
     }
 }

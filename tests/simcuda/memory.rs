@@ -60,7 +60,7 @@ pub fn free(address: u64) -> Outcome {
         Kind::Managed { .. } => {
             wait_for_device(None);
             let region = driver.space.remove(address, |kind| matches!(kind, Kind::Managed { .. }))?;
-            crate::pinned::unmap(&region);
+            crate::managed::drop_region(&region);
             Ok(())
         }
     }

@@ -10,7 +10,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const DEVICE: c_int = 1;
+const DEVICE: c_int = Location::DEVICE;
 
 pub struct Pool {
     device: usize,

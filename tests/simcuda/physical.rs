@@ -5,7 +5,8 @@
 
 use crate::error::{Code, Outcome};
 use crate::extents::Extents;
-use parking_lot::Mutex;
+use crate::residence;
+use parking_lot::{Mutex, MutexGuard};
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -33,6 +34,8 @@ pub enum Use {
     Context,
     /// Pinned host memory.
     Pinned,
+    /// Pages of managed memory that are here now.
+    Managed,
 }
 
 /// Bytes in use, by purpose.
@@ -42,12 +45,13 @@ pub struct Usage {
     pub vmm: u64,
     pub contexts: u64,
     pub pinned: u64,
+    pub managed: u64,
     pub peak: u64,
 }
 
 impl Usage {
     pub fn total(&self) -> u64 {
-        self.plain + self.vmm + self.contexts + self.pinned
+        self.plain + self.vmm + self.contexts + self.pinned + self.managed
     }
 
     fn counter(&mut self, purpose: Use) -> &mut u64 {
@@ -56,6 +60,7 @@ impl Usage {
             Use::Vmm => &mut self.vmm,
             Use::Context => &mut self.contexts,
             Use::Pinned => &mut self.pinned,
+            Use::Managed => &mut self.managed,
         }
     }
 }
@@ -97,7 +102,27 @@ impl Store {
     /// Counts `bytes` against the capacity; OUT_OF_MEMORY if they are not there. For contexts and pinned memory, whose
     /// bytes are not in the file.
     pub fn charge(&self, bytes: u64, purpose: Use) -> Outcome {
-        self.charge_in(&mut self.state.lock(), bytes, purpose)
+        self.charged(bytes, purpose).map(drop)
+    }
+
+    /// As [`Store::charge`], without making managed memory leave.
+    pub fn charge_if_free(&self, bytes: u64, purpose: Use) -> bool {
+        self.charge_in(&mut self.state.lock(), bytes, purpose).is_ok()
+    }
+
+    /// Charges, and returns the state still locked. Managed pages make room, as they do on a real GPU.
+    fn charged(&self, bytes: u64, purpose: Use) -> Outcome<MutexGuard<'_, State>> {
+        loop {
+            let mut state = self.state.lock();
+            let Err(code) = self.charge_in(&mut state, bytes, purpose) else { return Ok(state) };
+            let missing = bytes.saturating_sub(self.capacity - state.usage.total());
+            let managed = state.usage.managed;
+            drop(state);
+            match self.place {
+                Place::Gpu(device) if missing <= managed && residence::evict(device, missing) => {}
+                _ => return Err(code),
+            }
+        }
     }
 
     pub fn refund(&self, bytes: u64, purpose: Use) {
@@ -122,8 +147,7 @@ impl Store {
 
     /// Takes `bytes`, a multiple of [`GRANULE`]. Fresh memory reads as zero.
     pub fn allocate(&'static self, bytes: u64, purpose: Use) -> Outcome<Arc<Physical>> {
-        let mut state = self.state.lock();
-        self.charge_in(&mut state, bytes, purpose)?;
+        let mut state = self.charged(bytes, purpose)?;
         // Contexts are charged without taking extents, so whatever was charged is there.
         let extents = state.free.take_scattered(bytes).ok_or(Code::OUT_OF_MEMORY)?;
         let pieces = extents

@@ -1,28 +1,39 @@
-//! Host memory the driver knows: pinned, registered and managed.
+//! Host memory the driver knows: pinned and registered.
 
 use crate::capture;
 use crate::context::{current, wait_for_device};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
-use crate::ffi::{Handle, Out};
-use crate::physical::Use;
+use crate::ffi::Out;
+use crate::physical::{GRANULE, Use};
 use crate::space::{Kind, Region};
 use std::ffi::c_uint;
 
 const PAGE: u64 = 4096;
 const ALLOC_FLAGS: c_uint = 7;
 const REGISTER_FLAGS: c_uint = 15;
-const ATTACH_GLOBAL: c_uint = 1;
-const ATTACH_HOST: c_uint = 2;
 
-fn map(bytes: u64) -> Outcome<u64> {
+/// Fresh memory of the process; whole frames start at a frame's border, as the driver's do.
+pub fn map(bytes: u64) -> Outcome<u64> {
+    let align = if bytes >= GRANULE { GRANULE } else { PAGE };
+    let room = bytes.checked_add(align - PAGE).ok_or(Code::OUT_OF_MEMORY)?;
     // SAFETY: a new anonymous mapping at an address the kernel picks. Shared, so that a child of fork sees writes as it
     // would with real pinned memory; NORESERVE, so that only what is touched is taken.
     let address = unsafe {
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        libc::mmap(std::ptr::null_mut(), bytes as usize, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        libc::mmap(std::ptr::null_mut(), room as usize, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
     };
-    if address == libc::MAP_FAILED { Err(Code::OUT_OF_MEMORY) } else { Ok(address as u64) }
+    if address == libc::MAP_FAILED {
+        return Err(Code::OUT_OF_MEMORY);
+    }
+    let start = (address as u64).next_multiple_of(align);
+    for (from, to) in [(address as u64, start), (start + bytes, address as u64 + room)] {
+        if to > from {
+            // SAFETY: whole pages of the mapping just made, outside what is handed out.
+            unsafe { libc::munmap(from as *mut _, (to - from) as usize) };
+        }
+    }
+    Ok(start)
 }
 
 /// Gives the pages of a region that was removed from the address space back to the system.
@@ -77,7 +88,7 @@ pub fn drop_region(region: &Region, registered: bool) {
     let Ok(region) = driver().space.remove(region.start, |_| true) else { return };
     match region.kind {
         Kind::Host { .. } if !registered => give_back(&region),
-        Kind::Managed { .. } => unmap(&region),
+        Kind::Managed { .. } => crate::managed::drop_region(&region),
         _ => {}
     }
 }
@@ -117,53 +128,7 @@ pub fn flags(out: Out<c_uint>, address: u64) -> Outcome {
     current()?;
     match driver().space.find(address).map(|region| region.kind) {
         Some(Kind::Host { flags, .. }) => out.set(flags | 2),
+        Some(Kind::Managed { .. }) => out.set(2),
         _ => Err(Code::INVALID_VALUE),
     }
-}
-
-/// `cuMemAllocManaged`: memory the processor and every GPU reach. It moves nowhere and counts against no GPU, as
-/// oversubscription would allow.
-pub fn alloc_managed(out: Out<u64>, bytes: usize, flags: c_uint) -> Outcome {
-    out.required()?;
-    let context = current()?;
-    if bytes == 0 || ![ATTACH_GLOBAL, ATTACH_HOST].contains(&flags) {
-        return Err(Code::INVALID_VALUE);
-    }
-    capture::forbid()?;
-    let address = map((bytes as u64).checked_next_multiple_of(PAGE).ok_or(Code::OUT_OF_MEMORY)?)?;
-    driver().space.insert_host(address, bytes as u64, Kind::Managed { context: context.id, device: context.device })?;
-    out.set(address)
-}
-
-/// `cuMemAdvise`: checked, and without effect.
-pub fn advise(address: u64, bytes: usize, advice: i32, _device: i32) -> Outcome {
-    managed(address, bytes)?;
-    if (1..=6).contains(&advice) { Ok(()) } else { Err(Code::INVALID_VALUE) }
-}
-
-pub fn advise_v2(address: u64, bytes: usize, advice: i32, _location: crate::ffi::Location) -> Outcome {
-    advise(address, bytes, advice, 0)
-}
-
-/// `cuMemPrefetchAsync`: checked, and without effect.
-pub fn prefetch(address: u64, bytes: usize, _device: i32, stream: Handle) -> Outcome {
-    managed(address, bytes)?;
-    crate::stream::resolve(stream).map(drop)
-}
-
-pub fn prefetch_v2(address: u64, bytes: usize, _to: crate::ffi::Location, flags: c_uint, stream: Handle) -> Outcome {
-    if flags != 0 {
-        return Err(Code::INVALID_VALUE);
-    }
-    prefetch(address, bytes, 0, stream)
-}
-
-fn managed(address: u64, bytes: usize) -> Outcome {
-    current()?;
-    let end = address.checked_add(bytes as u64).ok_or(Code::INVALID_VALUE)?;
-    let inside = driver()
-        .space
-        .find(address)
-        .is_some_and(|region| matches!(region.kind, Kind::Managed { .. }) && end <= region.end());
-    if inside && bytes > 0 { Ok(()) } else { Err(Code::INVALID_VALUE) }
 }

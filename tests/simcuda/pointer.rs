@@ -91,7 +91,7 @@ fn value(attribute: c_int, address: u64, region: &Region) -> Outcome<Value> {
             Kind::Vmm { grants, .. } if grants.host => Value::Long(address),
             _ => return Err(Code::INVALID_VALUE),
         },
-        6 => Value::Flag(false),
+        6 => Value::Flag(matches!(kind, Kind::Managed { .. })),
         7 | 20 => Value::Long(region.id),
         8 => Value::Flag(matches!(kind, Kind::Managed { .. })),
         9 => Value::Signed(ordinal(kind)),

@@ -3,7 +3,8 @@
 use crate::boundary;
 use crate::driver::if_initialised;
 use crate::ffi::In;
-use crate::{fault, report, vmm};
+use crate::physical::Place;
+use crate::{fault, report, residence, vmm};
 use std::ffi::{c_char, c_int};
 
 /// Replaces the list of faults (`SIMCUDA_FAULT`'s syntax; empty for none) and counts from the next call. Returns 0, or 1
@@ -39,6 +40,17 @@ pub extern "C" fn simcuda_used(device: c_int) -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn simcuda_host_used() -> u64 {
     if_initialised().map_or(0, |driver| driver.hosts.iter().map(|store| store.used()).sum())
+}
+
+/// How many bytes of a range of managed memory are at `place`: a GPU's ordinal, −1 for the host, −2 for those that no
+/// device has used and nobody has prefetched.
+#[unsafe(no_mangle)]
+pub extern "C" fn simcuda_managed_at(address: u64, bytes: u64, place: c_int) -> u64 {
+    residence::bytes_at(address, bytes, |at| match at {
+        Some(Place::Gpu(device)) => place >= 0 && device == place as usize,
+        Some(Place::Host(_)) => place == -1,
+        None => place == -2,
+    })
 }
 
 /// `cuMemCreate` handles not released.

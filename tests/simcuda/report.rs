@@ -78,12 +78,13 @@ fn text(driver: &Driver) -> String {
 fn usage(store: &Store) -> String {
     let usage = store.usage();
     format!(
-        "\"capacity\": {}, \"plain\": {}, \"vmm\": {}, \"contexts\": {}, \"pinned\": {}, \"used\": {}, \"peak\": {}",
+        "\"capacity\": {}, \"plain\": {}, \"vmm\": {}, \"contexts\": {}, \"pinned\": {}, \"managed\": {}, \"used\": {}, \"peak\": {}",
         store.capacity,
         usage.plain,
         usage.vmm,
         usage.contexts,
         usage.pinned,
+        usage.managed,
         usage.total(),
         usage.peak
     )

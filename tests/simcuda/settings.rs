@@ -25,6 +25,8 @@ pub struct Settings {
     /// The CUDA version answered, 1000 × major + 10 × minor (`SIMCUDA_DRIVER`).
     pub driver: i32,
     pub vmm: bool,
+    /// Whether GPUs fault, so that managed memory can move while it is used (`SIMCUDA_CONCURRENT_MANAGED`).
+    pub concurrent_managed: bool,
     pub faults: String,
     pub report: Option<String>,
 }
@@ -59,11 +61,8 @@ impl Settings {
             driver: parse(named("SIMCUDA_DRIVER", "13000"), "1000 × major + 10 × minor, 11000 to 13990", |text| {
                 text.parse().ok().filter(|version| (11_000..=13_990).contains(version))
             })?,
-            vmm: parse(named("SIMCUDA_VMM", "on"), "on or off", |text| match text {
-                "on" => Some(true),
-                "off" => Some(false),
-                _ => None,
-            })?,
+            vmm: parse(named("SIMCUDA_VMM", "on"), "on or off", switch)?,
+            concurrent_managed: parse(named("SIMCUDA_CONCURRENT_MANAGED", "on"), "on or off", switch)?,
             faults: get("SIMCUDA_FAULT").unwrap_or_default(),
             report: get("SIMCUDA_REPORT"),
             gpus,
@@ -77,6 +76,14 @@ fn parse<T>(
     parser: impl Fn(&str) -> Option<T>,
 ) -> Result<T, String> {
     parser(&text).ok_or_else(|| format!("{name}={text}: expected {allowed}"))
+}
+
+fn switch(text: &str) -> Option<bool> {
+    match text {
+        "on" => Some(true),
+        "off" => Some(false),
+        _ => None,
+    }
 }
 
 /// `16GiB`, `512MiB`, `64KiB` or plain bytes; whole numbers only.
@@ -161,6 +168,7 @@ mod tests {
             ("SIMCUDA_CONTEXT_MIB", "-1"),
             ("SIMCUDA_DRIVER", "12"),
             ("SIMCUDA_VMM", "yes"),
+            ("SIMCUDA_CONCURRENT_MANAGED", "1"),
         ] {
             let message = read(&[(name, value)]).unwrap_err();
             assert!(message.starts_with(&format!("{name}={value}: expected ")), "{message}");

@@ -140,11 +140,16 @@ Init {
     2020 cuMemHostGetDevicePointer(out: Out<u64>, address: u64, flags: c_uint) => pinned::device_pointer;
     3020 cuMemHostGetDevicePointer_v2(out: Out<u64>, address: u64, flags: c_uint) => pinned::device_pointer;
     2030 cuMemHostGetFlags(out: Out<c_uint>, address: u64) => pinned::flags;
-    6000 cuMemAllocManaged(out: Out<u64>, bytes: usize, flags: c_uint) => pinned::alloc_managed;
-    8000 cuMemAdvise(address: u64, bytes: usize, advice: c_int, device: c_int) => pinned::advise;
-    12020 cuMemAdvise_v2(address: u64, bytes: usize, advice: c_int, location: Location) => pinned::advise_v2;
-    8000 cuMemPrefetchAsync(address: u64, bytes: usize, device: c_int, stream: Handle) + cuMemPrefetchAsync_ptsz => pinned::prefetch;
-    12020 cuMemPrefetchAsync_v2(address: u64, bytes: usize, location: Location, flags: c_uint, stream: Handle) + cuMemPrefetchAsync_v2_ptsz => pinned::prefetch_v2;
+    6000 cuMemAllocManaged(out: Out<u64>, bytes: usize, flags: c_uint) => managed::alloc;
+    8000 cuMemAdvise(address: u64, bytes: usize, advice: c_int, device: c_int) => managed::advise;
+    12020 cuMemAdvise_v2(address: u64, bytes: usize, advice: c_int, location: Location) => managed::advise_v2;
+    8000 cuMemPrefetchAsync(address: u64, bytes: usize, device: c_int, stream: Handle) + cuMemPrefetchAsync_ptsz => managed::prefetch;
+    12020 cuMemPrefetchAsync_v2(address: u64, bytes: usize, location: Location, flags: c_uint, stream: Handle) + cuMemPrefetchAsync_v2_ptsz => managed::prefetch_v2;
+    13000 cuMemPrefetchBatchAsync(addresses: In<u64>, sizes: In<usize>, count: usize, locations: In<Location>, first: In<usize>, location_count: usize, flags: u64, stream: Handle) + cuMemPrefetchBatchAsync_ptsz => managed::prefetch_batch;
+    13000 cuMemDiscardBatchAsync(addresses: In<u64>, sizes: In<usize>, count: usize, flags: u64, stream: Handle) + cuMemDiscardBatchAsync_ptsz => managed::discard_batch;
+    13000 cuMemDiscardAndPrefetchBatchAsync(addresses: In<u64>, sizes: In<usize>, count: usize, locations: In<Location>, first: In<usize>, location_count: usize, flags: u64, stream: Handle) + cuMemDiscardAndPrefetchBatchAsync_ptsz => managed::prefetch_batch;
+    8000 cuMemRangeGetAttribute(data: Out<c_void>, size: usize, attribute: c_int, address: u64, bytes: usize) => managed::range_attribute;
+    8000 cuMemRangeGetAttributes(data: In<Out<c_void>>, sizes: In<usize>, attributes: In<c_int>, count: usize, address: u64, bytes: usize) => managed::range_attributes;
 
     // Virtual memory management
     10020 cuMemAddressReserve(out: Out<u64>, bytes: usize, align: usize, hint: u64, flags: u64) => vmm::reserve;

@@ -16,10 +16,10 @@ use std::sync::{Arc, Weak};
 const PINNED: c_int = 1;
 const POSIX_FD: c_int = 1;
 const FABRIC: c_int = 8;
-const DEVICE: c_int = 1;
-const HOST: c_int = 2;
-const HOST_NUMA: c_int = 3;
-const HOST_NUMA_CURRENT: c_int = 4;
+const DEVICE: c_int = Location::DEVICE;
+const HOST: c_int = Location::HOST;
+const HOST_NUMA: c_int = Location::HOST_NUMA;
+const HOST_NUMA_CURRENT: c_int = Location::HOST_NUMA_CURRENT;
 const READ: c_int = 1;
 const READ_WRITE: c_int = 3;
 

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{alone, arm, count, symbol, used};
+use common::*;
 use cudarc::driver::sys::*;
 use std::ptr::{null, null_mut};
 
@@ -12,25 +12,6 @@ const MIB: u64 = 1 << 20;
 const CHUNK: usize = 2 << 20;
 const TIB: usize = 1 << 40;
 const CONTEXT: u64 = 523 * MIB;
-
-const PTX: &std::ffi::CStr = c".version 7.0
-.target sm_70
-.address_size 64
-.visible .entry fill_u32(.param .u64 p, .param .u64 n, .param .u32 v) { ret; }
-.visible .entry iota_u32(.param .u64 p, .param .u64 n, .param .u32 v) { ret; }
-.visible .entry check_iota_u32(.param .u64 p, .param .u64 n, .param .u32 v, .param .u64 bad) { ret; }
-.visible .entry wait_flag(.param .u64 flag) { ret; }
-.visible .entry stranger(.param .u64 p) { ret; }
-";
-
-/// The primary context of `device`, made current.
-fn start_on(device: i32) -> CUcontext {
-    let mut context = null_mut();
-    ok!(cuInit(0));
-    ok!(cuDevicePrimaryCtxRetain(&mut context, device));
-    ok!(cuCtxSetCurrent(context));
-    context
-}
 
 fn location(device: i32) -> CUmemLocation {
     // SAFETY: a structure of integers, for which zero is a value.
@@ -77,41 +58,6 @@ fn place(address: u64, device: i32, devices: &[i32]) {
     ok!(cuMemMap(address, CHUNK, 0, handle, 0));
     assert_eq!(grant(address, CHUNK, devices), 0);
     ok!(cuMemRelease(handle));
-}
-
-fn function(name: &std::ffi::CStr) -> CUfunction {
-    let (mut module, mut function) = (null_mut(), null_mut());
-    ok!(cuModuleLoadData(&mut module, PTX.as_ptr().cast()));
-    ok!(cuModuleGetFunction(&mut function, module, name.as_ptr()));
-    function
-}
-
-fn launch(function: CUfunction, stream: CUstream, args: &mut [u64]) -> i32 {
-    let mut pointers: Vec<_> = args.iter_mut().map(|arg| (arg as *mut u64).cast()).collect();
-    cu!(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, pointers.as_mut_ptr(), null_mut()))
-}
-
-fn stream() -> CUstream {
-    let mut stream = null_mut();
-    ok!(cuStreamCreate(&mut stream, 1));
-    stream
-}
-
-fn read(address: u64) -> u32 {
-    let mut word = 0_u32;
-    ok!(cuMemcpyDtoH_v2((&raw mut word).cast(), address, 4));
-    word
-}
-
-fn pinned_flag() -> *mut u32 {
-    let mut flag = null_mut();
-    ok!(cuMemHostAlloc(&mut flag, 4096, 0));
-    flag.cast()
-}
-
-fn raise(flag: usize) {
-    // SAFETY: a live pinned word; the worker reads it atomically too.
-    unsafe { std::sync::atomic::AtomicU32::from_ptr(flag as *mut u32) }.store(1, std::sync::atomic::Ordering::Release);
 }
 
 #[test]

@@ -1,10 +1,13 @@
 //! Runs each test in a process of its own, with the driver just built, and calls it through cudarc's declarations: the
-//! types of a real client, so that a wrong parameter shows.
+//! types of a real client, so that a wrong parameter shows. Beside that, what nearly every test begins with.
 
+#![allow(dead_code, reason = "each file of tests uses a part of them")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests, where a panic is the report")]
 
+use cudarc::driver::sys::*;
 use std::path::PathBuf;
 use std::process::Command;
+use std::ptr::null_mut;
 
 /// A driver call; its result as a number.
 #[macro_export]
@@ -77,4 +80,59 @@ pub fn arm(spec: &std::ffi::CStr) -> i32 {
     type Arm = extern "C" fn(*const libc::c_char) -> i32;
     // SAFETY: `int simcuda_fault_arm(const char *)`.
     unsafe { std::mem::transmute::<*mut libc::c_void, Arm>(symbol("simcuda_fault_arm"))(spec.as_ptr()) }
+}
+
+/// The kernels that tests launch; what they do is in README.
+pub const PTX: &std::ffi::CStr = c".version 7.0
+.target sm_70
+.address_size 64
+.visible .entry fill_u32(.param .u64 p, .param .u64 n, .param .u32 v) { ret; }
+.visible .entry iota_u32(.param .u64 p, .param .u64 n, .param .u32 v) { ret; }
+.visible .entry check_iota_u32(.param .u64 p, .param .u64 n, .param .u32 v, .param .u64 bad) { ret; }
+.visible .entry wait_flag(.param .u64 flag) { ret; }
+.visible .entry stranger(.param .u64 p) { ret; }
+";
+
+/// The primary context of `device`, made current.
+pub fn start_on(device: i32) -> CUcontext {
+    let mut context = null_mut();
+    ok!(cuInit(0));
+    ok!(cuDevicePrimaryCtxRetain(&mut context, device));
+    ok!(cuCtxSetCurrent(context));
+    context
+}
+
+pub fn function(name: &std::ffi::CStr) -> CUfunction {
+    let (mut module, mut function) = (null_mut(), null_mut());
+    ok!(cuModuleLoadData(&mut module, PTX.as_ptr().cast()));
+    ok!(cuModuleGetFunction(&mut function, module, name.as_ptr()));
+    function
+}
+
+pub fn launch(function: CUfunction, stream: CUstream, args: &mut [u64]) -> i32 {
+    let mut pointers: Vec<_> = args.iter_mut().map(|arg| (arg as *mut u64).cast()).collect();
+    cu!(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, pointers.as_mut_ptr(), null_mut()))
+}
+
+pub fn stream() -> CUstream {
+    let mut stream = null_mut();
+    ok!(cuStreamCreate(&mut stream, 1));
+    stream
+}
+
+pub fn read(address: u64) -> u32 {
+    let mut word = 0_u32;
+    ok!(cuMemcpyDtoH_v2((&raw mut word).cast(), address, 4));
+    word
+}
+
+pub fn pinned_flag() -> *mut u32 {
+    let mut flag = null_mut();
+    ok!(cuMemHostAlloc(&mut flag, 4096, 0));
+    flag.cast()
+}
+
+pub fn raise(flag: usize) {
+    // SAFETY: a live pinned word; the worker reads it atomically too.
+    unsafe { std::sync::atomic::AtomicU32::from_ptr(flag as *mut u32) }.store(1, std::sync::atomic::Ordering::Release);
 }
