@@ -71,6 +71,17 @@ choice! {
 }
 
 choice! {
+    /// Who serves pinned host memory (`GPUPOOL_PINNED`).
+    Pinned {
+        /// The pool of pinned memory.
+        #[default]
+        Pool = "pool",
+        /// The driver.
+        Off = "off",
+    }
+}
+
+choice! {
     /// Whose numbers `cuMemGetInfo` and `cuDeviceTotalMem` give (`GPUPOOL_MEMINFO`).
     MemInfo {
         /// The pool's.

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod choice;
+mod duration;
 mod log_path;
 mod problem;
 mod python;
@@ -17,7 +18,8 @@ mod settings;
 mod size;
 mod table;
 
-pub use choice::{Contexts, Free, MemInfo, Mode, Placement, Switch};
+pub use choice::{Contexts, Free, MemInfo, Mode, Pinned, Placement, Switch};
+pub use duration::{DurationError, parse_duration};
 pub use log_path::{LogPath, LogPathNames};
 pub use problem::Problem;
 pub use python::PYTHON_MINORS;

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::time::Duration;
 
-use crate::choice::{Contexts, Free, MemInfo, Mode, Placement, Switch};
+use crate::choice::{Contexts, Free, MemInfo, Mode, Pinned, Placement, Switch};
 use crate::log_path::LogPath;
 use crate::problem::{Problem, unknown_name};
 use crate::size::{format_size, parse_size};
@@ -29,6 +30,12 @@ pub struct Settings {
     pub placement: Placement,
     /// `GPUPOOL_FREE`.
     pub free: Free,
+    /// `GPUPOOL_PINNED`.
+    pub pinned: Pinned,
+    /// `GPUPOOL_PINNED_LIMIT`; 0 pools nothing.
+    pub pinned_limit: Option<u64>,
+    /// `GPUPOOL_PINNED_IDLE`.
+    pub pinned_idle: Duration,
     /// `GPUPOOL_SOFT_OOM`.
     pub soft_oom: Switch,
     /// `GPUPOOL_MEMINFO`.
@@ -62,6 +69,9 @@ impl Default for Settings {
             host_limit: None,
             placement: Placement::default(),
             free: Free::default(),
+            pinned: Pinned::default(),
+            pinned_limit: None,
+            pinned_idle: Duration::from_secs(30),
             soft_oom: Switch::default(),
             meminfo: MemInfo::default(),
             contexts: Contexts::default(),

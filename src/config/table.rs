@@ -2,7 +2,8 @@
 
 use std::ffi::OsStr;
 
-use crate::choice::{Contexts, Free, MemInfo, Mode, Placement, Switch};
+use crate::choice::{Contexts, Free, MemInfo, Mode, Pinned, Placement, Switch};
+use crate::duration::parse_duration;
 use crate::log_path::LogPath;
 use crate::settings::{Devices, Limits, Settings, gpu_list};
 use crate::size::parse_size;
@@ -101,6 +102,33 @@ pub const SETTINGS: &[Setting] = &[
         help: "strict waits for the device on every free, as the driver does; lazy waits only before the memory is used again.",
         read: |settings, value| {
             choice(value, "a way to free", Free::WORDS, Free::from_word).map(|word| settings.free = word)
+        },
+    },
+    Setting {
+        name: "GPUPOOL_PINNED",
+        values: Pinned::WORDS,
+        default: "pool",
+        help: "Who serves pinned host memory (cudaMallocHost): a pool that keeps what was freed, or the driver.",
+        read: |settings, value| {
+            choice(value, "an answer", Pinned::WORDS, Pinned::from_word).map(|word| settings.pinned = word)
+        },
+    },
+    Setting {
+        name: "GPUPOOL_PINNED_LIMIT",
+        values: "size",
+        default: "a quarter of the memory, or of the container's limit",
+        help: "The most that the pool pins; what goes beyond it is left to the driver, and reported.",
+        read: |settings, value| size(value, "16GiB").map(|bytes| settings.pinned_limit = Some(bytes)),
+    },
+    Setting {
+        name: "GPUPOOL_PINNED_IDLE",
+        values: "duration",
+        default: "30s",
+        help: "Freed pinned memory that nobody used for this long goes back to the system.",
+        read: |settings, value| {
+            parse_duration(text(value)?)
+                .map(|duration| settings.pinned_idle = duration)
+                .map_err(|error| format!("{error}; write for example 30s"))
         },
     },
     Setting {

@@ -194,6 +194,62 @@ events! {
         /// One entry a place.
         places: Vec<PlaceLevel>,
     }
+    /// Pinned host memory was handed to the program, or its own memory registered.
+    PinnedAllocate = "pinned.allocate" {
+        /// What the program got or registered.
+        address: u64,
+        /// Bytes it asked for.
+        bytes: u64,
+        /// `CU_MEMHOSTALLOC_…` or `CU_MEMHOSTREGISTER_…`.
+        flags: u32,
+        /// Who pinned it: `pool`, `driver`, or `program` (registered memory is the program's own).
+        by: String,
+        /// Whether no driver call was needed.
+        reused: bool,
+    }
+    /// Pinned host memory was freed, or unregistered.
+    PinnedFree = "pinned.free" {
+        /// Its address.
+        address: u64,
+        /// Bytes asked for when it was allocated.
+        bytes: u64,
+        /// As in `pinned.allocate`.
+        by: String,
+    }
+    /// What is pinned, after that changed.
+    PinnedLevel = "pinned.level" {
+        /// Bytes that the process has pinned: the pool's segments, the driver's allocations and registered memory.
+        pinned: u64,
+        /// Bytes the program holds in them, as it asked for them.
+        requested: u64,
+        /// The part of both that is registered memory.
+        registered: u64,
+    }
+    /// Freed pinned memory went back to the system.
+    PinnedReturn = "pinned.return" {
+        /// Bytes returned.
+        bytes: u64,
+        /// `idle`, or who needed it.
+        why: String,
+    }
+    /// What one place in the program did with pinned memory; written at exit, the largest first.
+    PinnedSite = "pinned.site" {
+        /// How often it allocated or registered. Memory that the pool had ready is counted for the place that last asked
+        /// for that size, and every sixteenth time the place is looked at.
+        allocations: u64,
+        /// Bytes it asked for, all together.
+        requested: u64,
+        /// Bytes that had to be pinned for it; the rest of `requested` was served from memory pinned before.
+        pinned: u64,
+        /// The most bytes of its allocations at any moment.
+        peak: u64,
+        /// Bytes that are still allocated.
+        live: u64,
+        /// How long the driver took to pin for it.
+        seconds: f64,
+        /// Where.
+        site: Option<Site>,
+    }
     /// The driver was initialised: from here on it has read its environment, and a fork breaks it.
     CudaInit = "cuda.init" {
         /// `CUDA_VISIBLE_DEVICES` at that moment.

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
+use std::time::Duration;
 
-use gpupool_config::{Contexts, Devices, Free, Limits, MemInfo, Mode, Placement, SETTINGS, Settings, Switch};
+use gpupool_config::{Contexts, Devices, Free, Limits, MemInfo, Mode, Pinned, Placement, SETTINGS, Settings, Switch};
 
 fn read(vars: &[(&str, &str)]) -> Result<Settings, Vec<String>> {
     Settings::read(vars.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))))
@@ -36,6 +37,7 @@ fn every_default_that_is_a_value_reads_as_the_default() {
         "GPUPOOL_RESERVE",
         "GPUPOOL_LIMIT",
         "GPUPOOL_HOST_LIMIT",
+        "GPUPOOL_PINNED_LIMIT",
         "GPUPOOL_CONTEXT_DEVICES",
         "GPUPOOL_MALLOC_HEAP_SIZE",
         "GPUPOOL_STACK_SIZE",
@@ -70,6 +72,9 @@ fn well_formed_settings_are_typed() {
         ("GPUPOOL_HOST_LIMIT", "0"),
         ("GPUPOOL_PLACEMENT", "most-free"),
         ("GPUPOOL_FREE", "lazy"),
+        ("GPUPOOL_PINNED", "off"),
+        ("GPUPOOL_PINNED_LIMIT", "8GiB"),
+        ("GPUPOOL_PINNED_IDLE", "5min"),
         ("GPUPOOL_SOFT_OOM", "off"),
         ("GPUPOOL_MEMINFO", "device"),
         ("GPUPOOL_CONTEXTS", "deny"),
@@ -91,6 +96,8 @@ fn well_formed_settings_are_typed() {
     assert_eq!(settings.host_limit, Some(0));
     assert_eq!(settings.placement, Placement::MostFree);
     assert_eq!(settings.free, Free::Lazy);
+    assert_eq!((settings.pinned, settings.pinned_limit), (Pinned::Off, Some(8 << 30)));
+    assert_eq!(settings.pinned_idle, Duration::from_secs(300));
     assert_eq!(settings.soft_oom, Switch::Off);
     assert_eq!(settings.meminfo, MemInfo::Device);
     assert_eq!(settings.contexts, Contexts::Deny);
@@ -126,6 +133,9 @@ fn malformed_values_say_what_to_write() {
     refused("GPUPOOL_HOST_LIMIT", "99999999TiB", "larger than 16 EiB; write for example 64GiB");
     refused("GPUPOOL_PLACEMENT", "nearest", "not a placement; write one of local-first|interleave|most-free");
     refused("GPUPOOL_FREE", "never", "not a way to free; write one of strict|lazy");
+    refused("GPUPOOL_PINNED", "on", "not an answer; write one of pool|off");
+    refused("GPUPOOL_PINNED_LIMIT", "25%", "not a size; write for example 16GiB");
+    refused("GPUPOOL_PINNED_IDLE", "30", "a duration needs a unit: ms, s, min or h; write for example 30s");
     refused("GPUPOOL_SOFT_OOM", "yes", "not a switch; write one of auto|on|off");
     refused("GPUPOOL_MEMINFO", "gpu", "not an answer; write one of pool|device");
     refused("GPUPOOL_CONTEXTS", "forbid", "not a policy; write one of warn|deny");
