@@ -12,6 +12,7 @@ pub mod context;
 pub mod ipc;
 pub mod memory;
 pub mod module;
+pub mod pass;
 pub mod query;
 pub mod retry;
 pub mod stream;

@@ -6,14 +6,15 @@
 
 use super::{HOOKS, Real, Row};
 use crate::driver::{CuResult, real};
-use crate::process;
+use crate::{process, site};
+use parking_lot::Mutex;
 use std::ffi::c_void;
 
 /// The hook for a pointer into the driver; any other pointer as it is. Callable from the `dlsym` path.
 pub fn hook_for(pointer: *mut c_void) -> *mut c_void {
     match real::row_of(pointer) {
-        // Launches are left to the driver where nobody would hear of what is counted.
-        Some(row) if process::counts() || !Row::COUNTS[row] => HOOKS[row].ours.cast_mut(),
+        // Launches, and what is only traced, are left to the driver where nobody would hear of them.
+        Some(row) if process::counts() || !Row::ONLY_LISTENS[row] => HOOKS[row].ours.cast_mut(),
         _ => pointer,
     }
 }
@@ -29,4 +30,53 @@ pub unsafe fn proc_address(real: &mut Real, pfn: *mut *mut c_void) -> CuResult {
         unsafe { *pfn = hook_for(*pfn) };
     }
     result
+}
+
+/// `cuGetExportTable`: the tables are the driver's private interface, with a check of their own against changes, so what is
+/// called through them is not seen. The log says which were asked for, once each: a context that "appeared" came that way.
+///
+/// # Safety
+/// `id` is the program's argument of that call.
+pub unsafe fn export_table(real: &mut Real, id: *const [u8; 16]) -> CuResult {
+    let result = real.call();
+    if tracing::enabled!(target: "gpupool::call", tracing::Level::DEBUG) && result.is_ok() {
+        // SAFETY: the driver read the identifier, or it would not have answered success.
+        if let Some(id) = unsafe { id.as_ref() } {
+            report_table(id);
+        }
+    }
+    result
+}
+
+fn report_table(id: &[u8; 16]) {
+    static SEEN: Mutex<Vec<([u8; 16], String)>> = Mutex::new(Vec::new());
+    let site = site::here();
+    let caller = site::caller(&site).unwrap_or("unknown").to_owned();
+    let seen = (*id, caller);
+    {
+        let mut all = SEEN.lock();
+        if all.contains(&seen) {
+            return;
+        }
+        all.push(seen.clone());
+    }
+    let (table, caller) = (guid(id), seen.1);
+    tracing::debug!(
+        target: "gpupool::call", event = "note", about = "export_table", table, caller,
+        "{caller} asked for the driver's private table {table}; what it calls there is not seen"
+    );
+}
+
+/// A `CUuuid` as tools print it: the first three groups are little-endian numbers.
+fn guid(id: &[u8; 16]) -> String {
+    let order = [3, 2, 1, 0, 5, 4, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15];
+    let hex: Vec<String> = order.iter().map(|&at| format!("{:02X}", id[at])).collect();
+    format!(
+        "{}-{}-{}-{}-{}",
+        hex[..4].concat(),
+        hex[4..6].concat(),
+        hex[6..8].concat(),
+        hex[8..10].concat(),
+        hex[10..].concat()
+    )
 }

@@ -20,6 +20,7 @@ macro_rules! for_each_hook {
                 => resolve::proc_address(pfn);
             cuGetProcAddress_v2(symbol: *const c_char, pfn: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int)
                 => resolve::proc_address(pfn);
+            cuGetExportTable(table: *mut *const c_void, id: *const [u8; 16]) => resolve::export_table(id);
 
             // Device memory that the pool may answer.
             cuMemAlloc_v2(dptr: *mut CUdeviceptr, bytes: usize) => memory::allocate(dptr, bytes);
@@ -52,6 +53,12 @@ macro_rules! for_each_hook {
             cuCtxCreate_v3(ctx: *mut CUcontext, affinity: *mut c_void, count: c_int, flags: c_uint, device: CUdevice)
                 => context::create(ctx, device);
             cuCtxCreate_v4(ctx: *mut CUcontext, params: *mut c_void, flags: c_uint, device: CUdevice)
+                => context::create(ctx, device);
+            cuGLCtxCreate(ctx: *mut CUcontext, flags: c_uint, device: CUdevice) => context::create(ctx, device);
+            cuGLCtxCreate_v2(ctx: *mut CUcontext, flags: c_uint, device: CUdevice) => context::create(ctx, device);
+            cuVDPAUCtxCreate(ctx: *mut CUcontext, flags: c_uint, device: CUdevice, vdp: c_uint, resolver: *mut c_void)
+                => context::create(ctx, device);
+            cuVDPAUCtxCreate_v2(ctx: *mut CUcontext, flags: c_uint, device: CUdevice, vdp: c_uint, resolver: *mut c_void)
                 => context::create(ctx, device);
             cuCtxDestroy(ctx: CUcontext) => context::destroy(ctx);
             cuCtxDestroy_v2(ctx: CUcontext) => context::destroy(ctx);
@@ -89,8 +96,14 @@ macro_rules! for_each_hook {
             cuArray3DCreate_v2(array: *mut CUarray, descriptor: *const c_void) => retry::after_trim();
             cuMipmappedArrayCreate(array: *mut CUmipmappedArray, descriptor: *const c_void, levels: c_uint)
                 => retry::after_trim();
+            cuGraphInstantiate(exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut c_void, log: *mut c_char, bytes: usize)
+                => retry::after_trim();
+            cuGraphInstantiate_v2(exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut c_void, log: *mut c_char,
+                bytes: usize) => retry::after_trim();
             cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: u64) => retry::after_trim();
             cuGraphInstantiateWithParams(exec: *mut CUgraphExec, graph: CUgraph, params: *mut c_void)
+                => retry::after_trim();
+            cuGraphInstantiateWithParams_ptsz(exec: *mut CUgraphExec, graph: CUgraph, params: *mut c_void)
                 => retry::after_trim();
 
             // Modules: what is loaded where, by whom, and what it costs.
@@ -130,6 +143,10 @@ macro_rules! for_each_hook {
             cuLaunchCooperativeKernel_ptsz(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
                 block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void)
                 => usage::launched();
+            cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, devices: c_uint, flags: c_uint) => usage::launched();
+            cuLaunch(function: CUfunction) => usage::launched();
+            cuLaunchGrid(function: CUfunction, width: c_int, height: c_int) => usage::launched();
+            cuLaunchGridAsync(function: CUfunction, width: c_int, height: c_int, stream: CUstream) => usage::launched();
             cuGraphLaunch(exec: CUgraphExec, stream: CUstream) => usage::launched();
             cuGraphLaunch_ptsz(exec: CUgraphExec, stream: CUstream) => usage::launched();
             cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::copied();
@@ -166,6 +183,32 @@ macro_rules! for_each_hook {
             cuMemcpy3DAsync_v2_ptsz(copy: *const c_void, stream: CUstream) => usage::copied();
             cuMemcpy3DPeerAsync(copy: *const c_void, stream: CUstream) => context::copied_between();
             cuMemcpy3DPeerAsync_ptsz(copy: *const c_void, stream: CUstream) => context::copied_between();
+            cuMemcpyBatchAsync(dst: *mut CUdeviceptr, src: *mut CUdeviceptr, sizes: *mut usize, count: usize,
+                attributes: *mut c_void, indices: *mut usize, attribute_count: usize, failed: *mut usize, stream: CUstream)
+                => usage::copied();
+            cuMemcpyBatchAsync_ptsz(dst: *mut CUdeviceptr, src: *mut CUdeviceptr, sizes: *mut usize, count: usize,
+                attributes: *mut c_void, indices: *mut usize, attribute_count: usize, failed: *mut usize, stream: CUstream)
+                => usage::copied();
+            cuMemcpyBatchAsync_v2(dst: *mut CUdeviceptr, src: *mut CUdeviceptr, sizes: *mut usize, count: usize,
+                attributes: *mut c_void, indices: *mut usize, attribute_count: usize, stream: CUstream)
+                => usage::copied();
+            cuMemcpyBatchAsync_v2_ptsz(dst: *mut CUdeviceptr, src: *mut CUdeviceptr, sizes: *mut usize, count: usize,
+                attributes: *mut c_void, indices: *mut usize, attribute_count: usize, stream: CUstream)
+                => usage::copied();
+            cuMemcpy3DBatchAsync(count: usize, list: *mut c_void, failed: *mut usize, flags: u64, stream: CUstream)
+                => usage::copied();
+            cuMemcpy3DBatchAsync_ptsz(count: usize, list: *mut c_void, failed: *mut usize, flags: u64, stream: CUstream)
+                => usage::copied();
+            cuMemcpy3DBatchAsync_v2(count: usize, list: *mut c_void, flags: u64, stream: CUstream)
+                => usage::copied();
+            cuMemcpy3DBatchAsync_v2_ptsz(count: usize, list: *mut c_void, flags: u64, stream: CUstream)
+                => usage::copied();
+            cuMemcpyWithAttributesAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, attributes: *mut c_void,
+                stream: CUstream) => usage::copied();
+            cuMemcpy3DWithAttributesAsync(copy: *mut c_void, flags: u64, stream: CUstream) => usage::copied();
+            cuMemcpyWithAttributesAsync_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, attributes: *mut c_void,
+                stream: CUstream) => usage::copied();
+            cuMemcpy3DWithAttributesAsync_ptsz(copy: *mut c_void, flags: u64, stream: CUstream) => usage::copied();
             cuMemsetD8_v2(dst: CUdeviceptr, value: u8, count: usize) => usage::copied();
             cuMemsetD8_v2_ptds(dst: CUdeviceptr, value: u8, count: usize) => usage::copied();
             cuMemsetD8Async(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) => usage::copied();
@@ -178,6 +221,134 @@ macro_rules! for_each_hook {
             cuMemsetD32_v2_ptds(dst: CUdeviceptr, value: c_uint, count: usize) => usage::copied();
             cuMemsetD32Async(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => usage::copied();
             cuMemsetD32Async_ptsz(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => usage::copied();
+
+            // Only traced, so that a log at level trace has every call that concerns memory, contexts and captures. First: arrays
+            // and the pools of stream-ordered memory.
+            cuArrayDestroy(array: CUarray) => pass::through();
+            cuMipmappedArrayDestroy(array: CUmipmappedArray) => pass::through();
+            cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) => pass::through();
+            cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: c_int, value: *mut c_void) => pass::through();
+            cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: c_int, value: *mut c_void) => pass::through();
+            cuMemPoolSetAccess(pool: CUmemoryPool, list: *const c_void, count: usize) => pass::through();
+            cuMemPoolGetAccess(flags: *mut c_int, pool: CUmemoryPool, location: *mut c_void) => pass::through();
+            cuMemPoolExportToShareableHandle(handle: *mut c_void, pool: CUmemoryPool, kind: c_int, flags: u64)
+                => pass::through();
+            cuMemPoolImportFromShareableHandle(pool: *mut CUmemoryPool, handle: *mut c_void, kind: c_int, flags: u64)
+                => pass::through();
+            cuMemPoolExportPointer(data: *mut c_void, dptr: CUdeviceptr) => pass::through();
+            cuMemPoolImportPointer(dptr: *mut CUdeviceptr, pool: CUmemoryPool, data: *mut c_void) => pass::through();
+            cuDeviceGetMemPool(pool: *mut CUmemoryPool, device: CUdevice) => pass::through();
+            cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) => pass::through();
+            cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, device: CUdevice) => pass::through();
+            cuMemGetDefaultMemPool(pool: *mut CUmemoryPool, location: *mut c_void, kind: c_int) => pass::through();
+            cuMemGetMemPool(pool: *mut CUmemoryPool, location: *mut c_void, kind: c_int) => pass::through();
+            cuMemSetMemPool(location: *mut c_void, kind: c_int, pool: CUmemoryPool) => pass::through();
+
+            // Virtual memory management that makes no memory, and multicast objects.
+            cuMemAddressReserve(dptr: *mut CUdeviceptr, bytes: usize, alignment: usize, address: CUdeviceptr, flags: u64)
+                => pass::through();
+            cuMemGetAllocationGranularity(granularity: *mut usize, prop: *const c_void, option: c_int) => pass::through();
+            cuMemMapArrayAsync(list: *mut c_void, count: c_uint, stream: CUstream) => pass::through();
+            cuMemMapArrayAsync_ptsz(list: *mut c_void, count: c_uint, stream: CUstream) => pass::through();
+            cuMulticastCreate(handle: *mut u64, prop: *const c_void) => pass::through();
+            cuMulticastAddDevice(handle: u64, device: CUdevice) => pass::through();
+            cuMulticastBindMem(multicast: u64, offset: usize, handle: u64, from: usize, bytes: usize, flags: u64)
+                => pass::through();
+            cuMulticastBindMem_v2(multicast: u64, device: CUdevice, offset: usize, handle: u64, from: usize, bytes: usize, flags: u64)
+                => pass::through();
+            cuMulticastBindAddr(multicast: u64, offset: usize, dptr: CUdeviceptr, bytes: usize, flags: u64)
+                => pass::through();
+            cuMulticastBindAddr_v2(multicast: u64, device: CUdevice, offset: usize, dptr: CUdeviceptr, bytes: usize, flags: u64)
+                => pass::through();
+            cuMulticastUnbind(multicast: u64, device: CUdevice, offset: usize, bytes: usize) => pass::through();
+
+            // Pointers, and memory that others made: never the pool's to free.
+            cuPointerSetAttribute(value: *const c_void, attribute: c_int, dptr: CUdeviceptr) => pass::through();
+            cuImportExternalMemory(memory: *mut *mut c_void, descriptor: *const c_void) => pass::through();
+            cuExternalMemoryGetMappedBuffer(dptr: *mut CUdeviceptr, memory: *mut c_void, descriptor: *const c_void)
+                => pass::through();
+            cuDestroyExternalMemory(memory: *mut c_void) => pass::through();
+            cuGraphicsResourceGetMappedPointer_v2(dptr: *mut CUdeviceptr, bytes: *mut usize, resource: *mut c_void)
+                => pass::through();
+
+            // Modules: addresses of globals, which are never the pool's, and functions.
+            cuModuleGetGlobal_v2(dptr: *mut CUdeviceptr, bytes: *mut usize, module: CUmodule, name: *const c_char)
+                => pass::through();
+            cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) => pass::through();
+            cuLibraryGetGlobal(dptr: *mut CUdeviceptr, bytes: *mut usize, library: CUlibrary, name: *const c_char)
+                => pass::through();
+            cuLibraryGetManaged(dptr: *mut CUdeviceptr, bytes: *mut usize, library: CUlibrary, name: *const c_char)
+                => pass::through();
+            cuLibraryGetModule(module: *mut CUmodule, library: CUlibrary) => pass::through();
+            cuLinkCreate(count: c_uint, options: *mut c_int, values: *mut *mut c_void, state: *mut *mut c_void)
+                => pass::through();
+            cuLinkAddData(state: *mut c_void, kind: c_int, data: *mut c_void, bytes: usize, name: *const c_char, count: c_uint,
+                options: *mut c_int, values: *mut *mut c_void) => pass::through();
+            cuLinkAddFile(state: *mut c_void, kind: c_int, path: *const c_char, count: c_uint, options: *mut c_int,
+                values: *mut *mut c_void) => pass::through();
+            cuLinkCreate_v2(count: c_uint, options: *mut c_int, values: *mut *mut c_void, state: *mut *mut c_void)
+                => pass::through();
+            cuLinkAddData_v2(state: *mut c_void, kind: c_int, data: *mut c_void, bytes: usize, name: *const c_char, count: c_uint,
+                options: *mut c_int, values: *mut *mut c_void) => pass::through();
+            cuLinkAddFile_v2(state: *mut c_void, kind: c_int, path: *const c_char, count: c_uint, options: *mut c_int,
+                values: *mut *mut c_void) => pass::through();
+
+            // Contexts: what does not make or end one.
+            cuDevicePrimaryCtxSetFlags(device: CUdevice, flags: c_uint) => pass::through();
+            cuDevicePrimaryCtxSetFlags_v2(device: CUdevice, flags: c_uint) => pass::through();
+            cuDevicePrimaryCtxGetState(device: CUdevice, flags: *mut c_uint, active: *mut c_int) => pass::through();
+            cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice) => pass::through();
+            cuCtxDisablePeerAccess(peer: CUcontext) => pass::through();
+            cuCtxAttach(ctx: *mut CUcontext, flags: c_uint) => pass::through();
+            cuCtxDetach(ctx: CUcontext) => pass::through();
+            cuCtxGetDevice(device: *mut CUdevice) => pass::through();
+            cuCtxGetDevice_v2(device: *mut CUdevice, ctx: CUcontext) => pass::through();
+            cuCtxSynchronize() => pass::through();
+            cuCtxSynchronize_v2(ctx: CUcontext) => pass::through();
+            cuGreenCtxCreate(ctx: *mut *mut c_void, resources: *mut c_void, device: CUdevice, flags: c_uint)
+                => pass::through();
+            cuGreenCtxDestroy(ctx: *mut c_void) => pass::through();
+            cuCtxFromGreenCtx(ctx: *mut CUcontext, green: *mut c_void) => pass::through();
+            cuCheckpointProcessLock(pid: c_int, arguments: *mut c_void) => pass::through();
+            cuCheckpointProcessCheckpoint(pid: c_int, arguments: *mut c_void) => pass::through();
+            cuCheckpointProcessRestore(pid: c_int, arguments: *mut c_void) => pass::through();
+            cuCheckpointProcessUnlock(pid: c_int, arguments: *mut c_void) => pass::through();
+            cuCheckpointProcessGetState(pid: c_int, state: *mut c_int) => pass::through();
+            cuCheckpointProcessGetRestoreThreadId(pid: c_int, thread: *mut c_int) => pass::through();
+
+            // Graphs and captures, and work that is no kernel.
+            cuLaunchHostFunc(stream: CUstream, function: *mut c_void, data: *mut c_void) => pass::through();
+            cuLaunchHostFunc_ptsz(stream: CUstream, function: *mut c_void, data: *mut c_void) => pass::through();
+            cuLaunchHostFunc_v2(stream: CUstream, function: *mut c_void, data: *mut c_void, flags: c_uint) => pass::through();
+            cuLaunchHostFunc_v2_ptsz(stream: CUstream, function: *mut c_void, data: *mut c_void, flags: c_uint)
+                => pass::through();
+            cuGraphAddMemAllocNode(node: *mut *mut c_void, graph: CUgraph, dependencies: *const c_void, count: usize,
+                params: *mut c_void) => pass::through();
+            cuGraphAddMemFreeNode(node: *mut *mut c_void, graph: CUgraph, dependencies: *const c_void, count: usize,
+                dptr: CUdeviceptr) => pass::through();
+            cuGraphAddNode(node: *mut *mut c_void, graph: CUgraph, dependencies: *const c_void, count: usize, params: *mut c_void)
+                => pass::through();
+            cuGraphAddNode_v2(node: *mut *mut c_void, graph: CUgraph, dependencies: *const c_void, data: *const c_void, count: usize,
+                params: *mut c_void) => pass::through();
+            cuGraphMemAllocNodeGetParams(node: *mut c_void, params: *mut c_void) => pass::through();
+            cuGraphMemFreeNodeGetParams(node: *mut c_void, dptr: *mut CUdeviceptr) => pass::through();
+            cuGraphExecDestroy(exec: CUgraphExec) => pass::through();
+            cuDeviceGraphMemTrim(device: CUdevice) => pass::through();
+            cuDeviceGetGraphMemAttribute(device: CUdevice, attribute: c_int, value: *mut c_void) => pass::through();
+            cuDeviceSetGraphMemAttribute(device: CUdevice, attribute: c_int, value: *mut c_void) => pass::through();
+            cuStreamIsCapturing(stream: CUstream, status: *mut c_int) => pass::through();
+            cuStreamIsCapturing_ptsz(stream: CUstream, status: *mut c_int) => pass::through();
+            cuStreamGetCaptureInfo(stream: CUstream, status: *mut c_int, id: *mut u64) => pass::through();
+            cuStreamGetCaptureInfo_ptsz(stream: CUstream, status: *mut c_int, id: *mut u64) => pass::through();
+            cuStreamGetCaptureInfo_v2(stream: CUstream, status: *mut c_int, id: *mut u64, graph: *mut CUgraph,
+                dependencies: *mut *const c_void, count: *mut usize) => pass::through();
+            cuStreamGetCaptureInfo_v2_ptsz(stream: CUstream, status: *mut c_int, id: *mut u64, graph: *mut CUgraph,
+                dependencies: *mut *const c_void, count: *mut usize) => pass::through();
+            cuStreamGetCaptureInfo_v3(stream: CUstream, status: *mut c_int, id: *mut u64, graph: *mut CUgraph,
+                dependencies: *mut *const c_void, edges: *mut *const c_void, count: *mut usize) => pass::through();
+            cuStreamGetCaptureInfo_v3_ptsz(stream: CUstream, status: *mut c_int, id: *mut u64, graph: *mut CUgraph,
+                dependencies: *mut *const c_void, edges: *mut *const c_void, count: *mut usize) => pass::through();
+            cuThreadExchangeStreamCaptureMode(mode: *mut c_int) => pass::through();
         }
     };
 }

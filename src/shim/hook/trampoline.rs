@@ -28,8 +28,8 @@ const fn c_name(bytes: &'static [u8]) -> &'static CStr {
     }
 }
 
-const fn is_usage(subject: &str) -> bool {
-    matches!(subject.as_bytes(), b"usage")
+const fn only_listens(subject: &str) -> bool {
+    matches!(subject.as_bytes(), b"usage" | b"pass")
 }
 
 /// The driver's function of a row, as its C type; `NOT_SUPPORTED` to the program where the driver has none.
@@ -43,9 +43,15 @@ macro_rules! real_function {
 }
 
 macro_rules! trampoline {
-    // Launches and copies. They are counted after the call and nothing else, which can not panic and needs no guard: so
-    // no boundary, of which a launch would feel the twenty nanoseconds.
+    // Launches and copies are counted after the call and nothing else, which can not panic and needs no guard: so no
+    // boundary, of which a launch would feel the twenty nanoseconds. What is only traced takes the same way.
     ($name:ident($($p:ident: $t:ty),*) => usage::$body:ident()) => {
+        trampoline! { @listens $name($($p: $t),*) => usage::$body }
+    };
+    ($name:ident($($p:ident: $t:ty),*) => pass::$body:ident()) => {
+        trampoline! { @listens $name($($p: $t),*) => pass::$body }
+    };
+    (@listens $name:ident($($p:ident: $t:ty),*) => $subject:ident::$body:ident) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         #[allow(non_snake_case, reason = "the name is the driver's")]
         pub unsafe extern "C" fn $name($($p: $t),*) -> CuResult {
@@ -53,7 +59,7 @@ macro_rules! trampoline {
             // SAFETY: the arguments are the program's own, passed on unchanged.
             let result = unsafe { function($($p),*) };
             if process::takes_part(Row::$name) && guard::is_outside() {
-                super::usage::$body(Row::$name, result);
+                super::$subject::$body(Row::$name, result);
             }
             result
         }
@@ -90,8 +96,8 @@ macro_rules! trampolines {
             /// Rows in the table.
             pub const COUNT: usize = [$(stringify!($name)),*].len();
 
-            /// Whether the row only counts (launches and copies), so that a program can do without it.
-            pub const COUNTS: [bool; Row::COUNT] = [$(is_usage(stringify!($subject))),*];
+            /// Whether the row changes nothing and only counts or traces, so that a program can do without it.
+            pub const ONLY_LISTENS: [bool; Row::COUNT] = [$(only_listens(stringify!($subject))),*];
 
             /// The exported name.
             pub const fn name(self) -> &'static str {
