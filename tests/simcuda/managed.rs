@@ -28,7 +28,7 @@ pub fn alloc(out: Out<u64>, bytes: usize, flags: c_uint) -> Outcome {
     }
     capture::forbid()?;
     let bytes = bytes as u64;
-    let address = pinned::map(bytes.checked_next_multiple_of(PAGE).ok_or(Code::OUT_OF_MEMORY)?)?;
+    let address = pinned::map(bytes.checked_next_multiple_of(PAGE).ok_or(Code::OUT_OF_MEMORY)?, false)?;
     residence::enter(address, bytes);
     driver().space.insert_host(address, bytes, Kind::Managed { context: context.id, device: context.device })?;
     out.set(address)
@@ -37,7 +37,7 @@ pub fn alloc(out: Out<u64>, bytes: usize, flags: c_uint) -> Outcome {
 /// Gives back what a region that was removed from the address space took.
 pub fn drop_region(region: &Region) {
     residence::leave(region.start, region.bytes);
-    pinned::unmap(region);
+    pinned::unmap(region.start, region.bytes.next_multiple_of(PAGE));
 }
 
 /// A range of whole or part pages of one managed allocation, or INVALID_VALUE.

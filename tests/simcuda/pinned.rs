@@ -4,23 +4,28 @@ use crate::capture;
 use crate::context::{current, wait_for_device};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
+use crate::extents::Extents;
 use crate::ffi::Out;
 use crate::physical::{GRANULE, Use};
 use crate::space::{Kind, Region};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::ffi::c_uint;
 
 const PAGE: u64 = 4096;
 const ALLOC_FLAGS: c_uint = 7;
 const REGISTER_FLAGS: c_uint = 15;
 
-/// Fresh memory of the process; whole frames start at a frame's border, as the driver's do.
-pub fn map(bytes: u64) -> Outcome<u64> {
+/// Fresh memory of the process; whole frames start at a frame's border, as the driver's do. `resident` takes all its pages
+/// at once.
+pub fn map(bytes: u64, resident: bool) -> Outcome<u64> {
     let align = if bytes >= GRANULE { GRANULE } else { PAGE };
     let room = bytes.checked_add(align - PAGE).ok_or(Code::OUT_OF_MEMORY)?;
     // SAFETY: a new anonymous mapping at an address the kernel picks. Shared, so that a child of fork sees writes as it
     // would with real pinned memory; NORESERVE, so that only what is touched is taken.
     let address = unsafe {
-        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let populate = if resident { libc::MAP_POPULATE } else { libc::MAP_NORESERVE };
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | populate;
         libc::mmap(std::ptr::null_mut(), room as usize, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
     };
     if address == libc::MAP_FAILED {
@@ -36,26 +41,95 @@ pub fn map(bytes: u64) -> Outcome<u64> {
     Ok(start)
 }
 
-/// Gives the pages of a region that was removed from the address space back to the system.
-pub fn unmap(region: &Region) {
-    // SAFETY: `map` made it with this size, and the region is out of the address space, so nobody finds it any more.
-    unsafe { libc::munmap(region.start as *mut _, region.bytes.next_multiple_of(PAGE) as usize) };
+/// Gives the pages of memory that left the address space back to the system.
+pub fn unmap(start: u64, bytes: u64) {
+    // SAFETY: `map` made it with this size, and it is out of the address space, so nobody finds it any more.
+    unsafe { libc::munmap(start as *mut _, bytes as usize) };
 }
 
-/// `cuMemHostAlloc`.
+/// 2 MiB that small requests with the same context and flags share.
+struct Slab {
+    context: u64,
+    flags: c_uint,
+    free: Extents,
+}
+
+/// By start address. Nothing else is locked while this is.
+static SLABS: Mutex<BTreeMap<u64, Slab>> = Mutex::new(BTreeMap::new());
+
+/// Requests below this share slabs, at multiples of [`SMALL_ALIGN`].
+const SLAB_LIMIT: u64 = 1 << 20;
+const SMALL_ALIGN: u64 = 512;
+
+/// New pinned pages, counted against the host.
+fn pin(bytes: u64) -> Outcome<u64> {
+    let driver = driver();
+    driver.hosts[0].charge(bytes, Use::Pinned)?;
+    map(bytes, driver.settings.pinned_resident).inspect_err(|_| driver.hosts[0].refund(bytes, Use::Pinned))
+}
+
+fn unpin(start: u64, bytes: u64) {
+    unmap(start, bytes);
+    driver().hosts[0].refund(bytes, Use::Pinned);
+}
+
+/// A stretch of a slab.
+fn take_small(context: u64, flags: c_uint, bytes: u64) -> Outcome<u64> {
+    let rounded = bytes.next_multiple_of(SMALL_ALIGN);
+    let fitting = |slabs: &mut BTreeMap<u64, Slab>| {
+        slabs
+            .iter_mut()
+            .filter(|(_, slab)| slab.context == context && slab.flags == flags)
+            .find_map(|(start, slab)| Some(start + slab.free.take(rounded, SMALL_ALIGN)?))
+    };
+    if let Some(address) = fitting(&mut SLABS.lock()) {
+        return Ok(address);
+    }
+    let start = pin(GRANULE)?;
+    let mut slabs = SLABS.lock();
+    slabs.insert(start, Slab { context, flags, free: Extents::new(0, GRANULE) });
+    fitting(&mut slabs).ok_or(Code::OUT_OF_MEMORY)
+}
+
+/// Gives back a region that is out of the address space: its pages, or its stretch of a slab.
+fn give_back(region: &Region) {
+    if region.bytes >= SLAB_LIMIT {
+        return unpin(region.start, region.bytes.next_multiple_of(PAGE));
+    }
+    let start = region.start & !(GRANULE - 1);
+    let mut slabs = SLABS.lock();
+    let Some(slab) = slabs.get_mut(&start) else { return };
+    slab.free.give(region.start - start, region.bytes.next_multiple_of(SMALL_ALIGN));
+    let empty = slab.free.is_whole(GRANULE);
+    if empty {
+        slabs.remove(&start);
+    }
+    drop(slabs);
+    if empty {
+        unpin(start, GRANULE);
+    }
+}
+
+/// `cuMemHostAlloc`. A refused request leaves a null pointer, and so does one for nothing.
 pub fn alloc(out: Out<u64>, bytes: usize, flags: c_uint) -> Outcome {
     out.required()?;
+    out.set(0)?;
     let context = current()?;
-    if bytes == 0 || flags & !ALLOC_FLAGS != 0 {
+    if flags & !ALLOC_FLAGS != 0 {
         return Err(Code::INVALID_VALUE);
     }
     capture::forbid()?;
-    let driver = driver();
-    let rounded = (bytes as u64).checked_next_multiple_of(PAGE).ok_or(Code::OUT_OF_MEMORY)?;
-    driver.hosts[0].charge(rounded, Use::Pinned)?;
-    let address = map(rounded).inspect_err(|_| driver.hosts[0].refund(rounded, Use::Pinned))?;
+    let bytes = bytes as u64;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let address = if bytes < SLAB_LIMIT {
+        take_small(context.id, flags, bytes)?
+    } else {
+        pin(bytes.checked_next_multiple_of(PAGE).ok_or(Code::OUT_OF_MEMORY)?)?
+    };
     let kind = Kind::Host { context: context.id, device: context.device, flags, registered: false };
-    driver.space.insert_host(address, bytes as u64, kind)?;
+    driver().space.insert_host(address, bytes, kind)?;
     out.set(address)
 }
 
@@ -63,9 +137,11 @@ pub fn alloc_host(out: Out<u64>, bytes: usize) -> Outcome {
     alloc(out, bytes, 0)
 }
 
-/// `cuMemFreeHost`: waits for all devices, any of which may be using it.
+/// `cuMemFreeHost`: needs no context, and waits for all devices, any of which may be using the memory.
 pub fn free(address: u64) -> Outcome {
-    current()?;
+    if address == 0 {
+        return Ok(());
+    }
     capture::forbid()?;
     let ours = |kind: &Kind| matches!(kind, Kind::Host { registered: false, .. });
     let driver = driver();
@@ -73,17 +149,11 @@ pub fn free(address: u64) -> Outcome {
         return Err(Code::INVALID_VALUE);
     }
     wait_for_device(None);
-    let region = driver.space.remove(address, ours)?;
-    give_back(&region);
+    give_back(&driver.space.remove(address, ours)?);
     Ok(())
 }
 
-fn give_back(region: &Region) {
-    unmap(region);
-    driver().hosts[0].refund(region.bytes.next_multiple_of(PAGE), Use::Pinned);
-}
-
-/// What the end of a context does to host memory made in it.
+/// What the end of a context does to host memory made in it, portable or not.
 pub fn drop_region(region: &Region, registered: bool) {
     let Ok(region) = driver().space.remove(region.start, |_| true) else { return };
     match region.kind {
@@ -93,10 +163,11 @@ pub fn drop_region(region: &Region, registered: bool) {
     }
 }
 
-/// `cuMemHostRegister`.
+/// `cuMemHostRegister`: ALREADY_REGISTERED where it meets other registered memory, INVALID_VALUE for memory that the driver
+/// itself allocated and for addresses with nothing behind them.
 pub fn register(address: u64, bytes: usize, flags: c_uint) -> Outcome {
     let context = current()?;
-    if address == 0 || bytes == 0 || flags & !REGISTER_FLAGS != 0 {
+    if address == 0 || bytes == 0 || flags & !REGISTER_FLAGS != 0 || !is_mapped(address, bytes) {
         return Err(Code::INVALID_VALUE);
     }
     capture::forbid()?;
@@ -104,31 +175,67 @@ pub fn register(address: u64, bytes: usize, flags: c_uint) -> Outcome {
     driver().space.insert_host(address, bytes as u64, kind)
 }
 
+/// Whether the process has pages at all of a range.
+fn is_mapped(address: u64, bytes: usize) -> bool {
+    let start = address & !(PAGE - 1);
+    let Some(end) = address.checked_add(bytes as u64).and_then(|end| end.checked_next_multiple_of(PAGE)) else {
+        return false;
+    };
+    // SAFETY: without MS_SYNC or MS_INVALIDATE this only looks whether the range is mapped.
+    unsafe { libc::msync(start as *mut _, (end - start) as usize, libc::MS_ASYNC) == 0 }
+}
+
+/// `cuMemHostUnregister`: waits as a free does.
 pub fn unregister(address: u64) -> Outcome {
     current()?;
     capture::forbid()?;
+    let driver = driver();
     let registered = |kind: &Kind| matches!(kind, Kind::Host { registered: true, .. });
-    driver().space.remove(address, registered).map_err(|_| Code::HOST_MEMORY_NOT_REGISTERED)?;
-    Ok(())
+    match driver.space.find(address) {
+        None => return Err(Code::HOST_MEMORY_NOT_REGISTERED),
+        Some(region) if region.start != address || !registered(&region.kind) => return Err(Code::INVALID_VALUE),
+        Some(_) => {}
+    }
+    wait_for_device(None);
+    driver.space.remove(address, registered).map(drop)
 }
 
-/// `cuMemHostGetDevicePointer`: the same address, as everywhere with unified addressing.
+/// `cuMemHostGetDevicePointer`: the same address, as everywhere with unified addressing. Memory of `cuMemCreate` passes
+/// too, wherever it is.
 pub fn device_pointer(out: Out<u64>, address: u64, flags: c_uint) -> Outcome {
     out.required()?;
     current()?;
-    let known = driver().space.find(address).is_some_and(|region| matches!(region.kind, Kind::Host { .. }));
+    out.set(0)?;
+    let known = matches!(find(address), Some(Kind::Host { .. } | Kind::Vmm { .. }));
     if flags != 0 || !known {
         return Err(Code::INVALID_VALUE);
     }
     out.set(address)
 }
 
+/// `cuMemHostGetFlags`: everything is mapped, whether asked for or not.
 pub fn flags(out: Out<c_uint>, address: u64) -> Outcome {
+    const PORTABLE: c_uint = 1;
+    const MAPPED: c_uint = 2;
     out.required()?;
     current()?;
-    match driver().space.find(address).map(|region| region.kind) {
-        Some(Kind::Host { flags, .. }) => out.set(flags | 2),
-        Some(Kind::Managed { .. }) => out.set(2),
+    match find(address) {
+        Some(Kind::Host { flags, .. }) => out.set(flags | MAPPED),
+        Some(Kind::Managed { .. }) => out.set(MAPPED),
+        Some(Kind::Vmm { .. }) => out.set(PORTABLE | MAPPED),
         _ => Err(Code::INVALID_VALUE),
     }
+}
+
+fn find(address: u64) -> Option<Kind> {
+    driver().space.find(address).map(|region| region.kind)
+}
+
+/// What attributes say is mapped around a region: 2 MiB at least of the driver's own memory, the pages of registered.
+pub fn mapping(region: &Region, registered: bool) -> (u64, u64) {
+    if registered {
+        let start = region.start & !(PAGE - 1);
+        return (start, region.end().next_multiple_of(PAGE) - start);
+    }
+    (region.start, region.bytes.next_multiple_of(GRANULE))
 }

@@ -75,6 +75,14 @@ fn on_host(kind: &Kind) -> bool {
     }
 }
 
+/// The mapping around an address, start and bytes.
+fn mapping(region: &Region) -> (u64, u64) {
+    match region.kind {
+        Kind::Host { registered, .. } => crate::pinned::mapping(region, registered),
+        _ => (region.start, region.bytes),
+    }
+}
+
 fn value(attribute: c_int, address: u64, region: &Region) -> Outcome<Value> {
     let kind = &region.kind;
     let (start, bytes) = match kind {
@@ -109,8 +117,8 @@ fn value(attribute: c_int, address: u64, region: &Region) -> Outcome<Value> {
             Kind::Plain { origin: Origin::Pool(pool), .. } => *pool as u64,
             _ => 0,
         }),
-        18 => Value::Long(region.bytes),
-        19 => Value::Long(region.start),
+        18 => Value::Long(mapping(region).1),
+        19 => Value::Long(mapping(region).0),
         _ => return Err(Code::INVALID_VALUE),
     })
 }
@@ -142,6 +150,9 @@ pub fn attributes(count: c_uint, list: In<c_int>, out: In<Out<c_void>>, address:
 pub fn set_attribute(new: In<c_uint>, attribute: c_int, address: u64) -> Outcome {
     new.get()?;
     current()?;
-    let plain = driver().space.find(address).is_some_and(|region| matches!(region.kind, Kind::Plain { .. }));
-    if attribute == 6 && plain { Ok(()) } else { Err(Code::INVALID_VALUE) }
+    let able = driver()
+        .space
+        .find(address)
+        .is_some_and(|region| matches!(region.kind, Kind::Plain { .. } | Kind::Host { .. }));
+    if attribute == 6 && able { Ok(()) } else { Err(Code::INVALID_VALUE) }
 }

@@ -42,6 +42,12 @@ pub extern "C" fn simcuda_host_used() -> u64 {
     if_initialised().map_or(0, |driver| driver.hosts.iter().map(|store| store.used()).sum())
 }
 
+/// Bytes of pinned memory that the driver holds for the program, whole slabs for small requests.
+#[unsafe(no_mangle)]
+pub extern "C" fn simcuda_pinned() -> u64 {
+    if_initialised().map_or(0, |driver| driver.hosts.iter().map(|store| store.usage().pinned).sum())
+}
+
 /// How many bytes of a range of managed memory are at `place`: a GPU's ordinal, −1 for the host, −2 for those that no
 /// device has used and nobody has prefetched.
 #[unsafe(no_mangle)]

@@ -20,6 +20,8 @@ pub struct Settings {
     /// Bytes of host memory the driver may pin; `None` where the container forbids it (`SIMCUDA_HOST`).
     pub host: Option<u64>,
     pub host_nodes: u32,
+    /// Whether pinned memory takes its pages when it is allocated and not when it is touched (`SIMCUDA_PINNED`).
+    pub pinned_resident: bool,
     /// Bytes a context takes from its GPU (`SIMCUDA_CONTEXT_MIB`).
     pub context_bytes: u64,
     /// The CUDA version answered, 1000 × major + 10 × minor (`SIMCUDA_DRIVER`).
@@ -54,6 +56,11 @@ impl Settings {
             })?,
             host_nodes: parse(named("SIMCUDA_HOST_NODES", "1"), "1 to 16", |text| {
                 text.parse().ok().filter(|nodes| (1..=16).contains(nodes))
+            })?,
+            pinned_resident: parse(named("SIMCUDA_PINNED", "sparse"), "sparse or resident", |text| match text {
+                "sparse" => Some(false),
+                "resident" => Some(true),
+                _ => None,
             })?,
             context_bytes: parse(named("SIMCUDA_CONTEXT_MIB", "523"), "a number of MiB", |text| {
                 text.parse::<u64>().ok()?.checked_mul(1 << 20)
@@ -165,6 +172,7 @@ mod tests {
             ("SIMCUDA_LINK", "ethernet"),
             ("SIMCUDA_HOST", "lots"),
             ("SIMCUDA_HOST_NODES", "0"),
+            ("SIMCUDA_PINNED", "locked"),
             ("SIMCUDA_CONTEXT_MIB", "-1"),
             ("SIMCUDA_DRIVER", "12"),
             ("SIMCUDA_VMM", "yes"),

@@ -252,12 +252,14 @@ impl Space {
         Ok(())
     }
 
-    /// Enters host or managed memory at its own address; ALREADY_REGISTERED if part of it is known.
+    /// Enters host or managed memory at its own address; ALREADY_REGISTERED if part of it is, INVALID_VALUE if part of it is
+    /// known otherwise.
     pub fn insert_host(&self, start: u64, bytes: u64, kind: Kind) -> Outcome {
         let mut map = self.map.write();
         let end = start.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
-        if map.overlaps(start, end) {
-            return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
+        if let Some(region) = map.meets(start, end) {
+            let registered = matches!(region.kind, Kind::Host { registered: true, .. });
+            return Err(if registered { Code::HOST_MEMORY_ALREADY_REGISTERED } else { Code::INVALID_VALUE });
         }
         map.insert(start, bytes, kind);
         Ok(())
@@ -353,8 +355,12 @@ impl Map {
         (address - start < bytes).then_some((start, bytes))
     }
 
+    fn meets(&self, start: u64, end: u64) -> Option<&Region> {
+        self.regions.range(..end).next_back().map(|(_, region)| region).filter(|region| region.end() > start)
+    }
+
     fn overlaps(&self, start: u64, end: u64) -> bool {
-        self.regions.range(..end).next_back().is_some_and(|(_, region)| region.end() > start)
+        self.meets(start, end).is_some()
     }
 
     fn whole_mappings(&self, start: u64, bytes: u64) -> Outcome<Vec<u64>> {

@@ -136,3 +136,10 @@ pub fn raise(flag: usize) {
     // SAFETY: a live pinned word; the worker reads it atomically too.
     unsafe { std::sync::atomic::AtomicU32::from_ptr(flag as *mut u32) }.store(1, std::sync::atomic::Ordering::Release);
 }
+
+/// Pages of the process that are shared memory, in bytes: what pinned memory is to the system.
+pub fn shared_pages() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssShmem:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+}
