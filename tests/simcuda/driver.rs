@@ -73,13 +73,13 @@ impl Driver {
             .iter()
             .enumerate()
             .map(|(ordinal, &index)| {
-                let store = Store::new(Place::Gpu(ordinal), settings.gpus[index])?;
+                let store = Store::new(Place::Gpu(ordinal), index, settings.gpus[index])?;
                 Ok(Gpu { index, store, primary: Mutex::default(), pools: Mutex::default() })
             })
             .collect::<Result<_, String>>()?;
         let node_bytes = settings.host.unwrap_or(0) / u64::from(settings.host_nodes);
         let hosts = (0..settings.host_nodes)
-            .map(|node| Store::new(Place::Host(node), node_bytes & !(crate::physical::GRANULE - 1)))
+            .map(|node| Store::new(Place::Host(node), node as usize, node_bytes & !(crate::physical::GRANULE - 1)))
             .collect::<Result<_, String>>()?;
         Ok(Self {
             settings,

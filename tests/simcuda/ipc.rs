@@ -6,11 +6,21 @@ use crate::error::{Code, Outcome};
 use crate::ffi::{Handle, Out};
 use crate::physical::Use;
 use crate::space::{Kind, Origin};
+use parking_lot::Mutex;
 use std::ffi::c_uint;
 use std::fs::OpenOptions;
 
 const MAGIC: u64 = 0x6970_635f_6375_6461;
 const LAZY_PEER_ACCESS: c_uint = 1;
+
+/// What this process has open, each handle once.
+static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+
+struct Opened {
+    handle: MemHandle,
+    address: u64,
+    count: u32,
+}
 
 /// `CUipcMemHandle`: 64 bytes that name process, descriptor, stretch and device.
 #[repr(C)]
@@ -26,45 +36,69 @@ pub fn get(out: Out<MemHandle>, address: u64) -> Outcome {
     };
     // A scattered allocation can not be named in 64 bytes; memory has to be nearly full for that to happen.
     let [piece] = physical.pieces[..] else { return Err(Code::NOT_SUPPORTED) };
-    let descriptor = physical.store.descriptor() as u64;
+    let (descriptor, index) = (physical.file() as u64, driver().gpus[*device].index as u64);
+    physical.note_shared();
     // As with the real driver, the handle is that of the whole allocation, and small ones share it.
-    out.set(MemHandle([
-        MAGIC,
-        u64::from(std::process::id()),
-        descriptor,
-        piece.offset,
-        piece.bytes,
-        *device as u64,
-        0,
-        0,
-    ]))
+    out.set(MemHandle([MAGIC, u64::from(std::process::id()), descriptor, piece.offset, piece.bytes, index, 0, 0]))
 }
 
 pub fn open(out: Out<u64>, handle: MemHandle, flags: c_uint) -> Outcome {
     out.required()?;
     let context = current()?;
-    let MemHandle([magic, process, descriptor, offset, bytes, device, ..]) = handle;
-    // The real driver refuses the process that made the handle, too.
-    if magic != MAGIC || flags & !LAZY_PEER_ACCESS != 0 || process == u64::from(std::process::id()) {
+    let MemHandle([magic, process, descriptor, offset, bytes, index, ..]) = handle;
+    // The one flag there is has to be given.
+    if magic != MAGIC || flags != LAZY_PEER_ACCESS {
         return Err(Code::INVALID_VALUE);
     }
+    if process == u64::from(std::process::id()) {
+        return Err(Code::INVALID_CONTEXT);
+    }
     let driver = driver();
-    let device = usize::try_from(device).map_err(|_| Code::INVALID_DEVICE)?;
-    let gpu = driver.gpus.get(device).ok_or(Code::INVALID_DEVICE)?;
+    if let Some(known) = reopen(&handle) {
+        return out.set(known);
+    }
+    let device = driver.gpus.iter().position(|gpu| gpu.index as u64 == index).ok_or(Code::INVALID_DEVICE)?;
+    let gpu = &driver.gpus[device];
     let path = format!("/proc/{process}/fd/{descriptor}");
     let file = OpenOptions::new().read(true).write(true).open(path).map_err(|_| Code::INVALID_VALUE)?;
     let physical = gpu.store.import(file.into(), offset, bytes, Use::Plain)?;
-    out.set(driver.space.attach(physical, device, context.id)?)
+    let address = driver.space.attach(physical, device, context.id)?;
+    OPENED.lock().push(Opened { handle, address, count: 1 });
+    out.set(address)
+}
+
+/// Where a handle that is open already is open, counted once more.
+fn reopen(handle: &MemHandle) -> Option<u64> {
+    let mut opened = OPENED.lock();
+    // Contexts take what was opened in them with them.
+    opened.retain(|open| is_opened(open.address));
+    let open = opened.iter_mut().find(|open| open.handle.0 == handle.0)?;
+    open.count += 1;
+    Some(open.address)
+}
+
+fn is_opened(address: u64) -> bool {
+    let region = driver().space.find(address);
+    region
+        .is_some_and(|region| region.start == address && matches!(region.kind, Kind::Plain { origin: Origin::Ipc, .. }))
 }
 
 pub fn close(address: u64) -> Outcome {
     current()?;
     let driver = driver();
-    let region = driver.space.find(address).filter(|region| region.start == address).ok_or(Code::INVALID_VALUE)?;
-    match region.kind {
-        Kind::Plain { origin: Origin::Ipc, .. } => driver.space.free(address),
-        _ => Err(Code::INVALID_VALUE),
+    if !is_opened(address) {
+        return Err(Code::INVALID_VALUE);
     }
+    let mut opened = OPENED.lock();
+    if let Some(index) = opened.iter().position(|open| open.address == address) {
+        opened[index].count -= 1;
+        if opened[index].count > 0 {
+            return Ok(());
+        }
+        opened.swap_remove(index);
+    }
+    drop(opened);
+    driver.space.free(address)
 }
 
 pub fn get_event(out: Out<MemHandle>, _event: Handle) -> Outcome {

@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Granularity of physical memory, as measured on H200: minimum and recommended, for device and host.
 pub const GRANULE: u64 = 2 << 20;
@@ -74,29 +74,67 @@ pub struct Store {
     state: Mutex<State>,
     /// Mirror of the total, so that `cuMemGetInfo` takes no lock.
     used: AtomicU64,
+    /// Mirror of the length of `lingering`.
+    lingers: AtomicUsize,
 }
 
 struct State {
     free: Extents,
     usage: Usage,
+    /// Freed here, and still open in another process.
+    lingering: Vec<(Piece, Use)>,
 }
 
 impl Store {
-    pub fn new(place: Place, capacity: u64) -> Result<Self, String> {
+    /// `index` is the place's number in the machine, which every process knows it by.
+    pub fn new(place: Place, index: usize, capacity: u64) -> Result<Self, String> {
         let what = format!("{capacity} bytes for {place:?}");
-        let file = memory_file(&file_name(place), capacity).ok_or_else(|| format!("memfd_create of {what} failed"))?;
+        let file =
+            memory_file(&file_name(place, index), capacity).ok_or_else(|| format!("memfd_create of {what} failed"))?;
         let base = alias(&file, capacity)
             .ok_or_else(|| format!("mmap of {what} failed; lower SIMCUDA_GPUS or SIMCUDA_HOST"))?;
-        let state = Mutex::new(State { free: Extents::new(0, capacity), usage: Usage::default() });
-        Ok(Self { place, capacity, file, base, state, used: AtomicU64::new(0) })
+        let state = State { free: Extents::new(0, capacity), usage: Usage::default(), lingering: Vec::new() };
+        let (used, lingers) = (AtomicU64::new(0), AtomicUsize::new(0));
+        Ok(Self { place, capacity, file, base, state: Mutex::new(state), used, lingers })
     }
 
     pub fn used(&self) -> u64 {
+        self.reap();
         self.used.load(Ordering::Relaxed)
     }
 
     pub fn usage(&self) -> Usage {
+        self.reap();
         self.state.lock().usage
+    }
+
+    /// Takes back what other processes have let go of since it was freed here.
+    fn reap(&self) {
+        if self.lingers.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut state = self.state.lock();
+        let (open, closed): (Vec<_>, Vec<_>) = state.lingering.drain(..).partition(|(piece, _)| self.is_open(piece));
+        state.lingering = open;
+        self.lingers.store(state.lingering.len(), Ordering::Relaxed);
+        for (piece, purpose) in closed {
+            self.take_back(&mut state, &piece, purpose);
+        }
+    }
+
+    /// Whether another process can still reach this stretch: it holds a descriptor from [`Physical::share`].
+    fn is_open(&self, piece: &Piece) -> bool {
+        let mut lock = range_lock(libc::F_WRLCK, piece.offset, piece.bytes);
+        // SAFETY: plain system call on a descriptor we own, with a description that outlives it. It asks whether a lock
+        // could be had and takes none.
+        let asked = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
+        asked == 0 && lock.l_type != libc::F_UNLCK as libc::c_short
+    }
+
+    fn take_back(&self, state: &mut State, piece: &Piece, purpose: Use) {
+        punch(&self.file, piece);
+        state.free.give(piece.offset, piece.bytes);
+        self.refund_in(state, piece.bytes, purpose);
     }
 
     /// Counts `bytes` against the capacity; OUT_OF_MEMORY if they are not there. For contexts and pinned memory, whose
@@ -112,6 +150,7 @@ impl Store {
 
     /// Charges, and returns the state still locked. Managed pages make room, as they do on a real GPU.
     fn charged(&self, bytes: u64, purpose: Use) -> Outcome<MutexGuard<'_, State>> {
+        self.reap();
         loop {
             let mut state = self.state.lock();
             let Err(code) = self.charge_in(&mut state, bytes, purpose) else { return Ok(state) };
@@ -154,29 +193,19 @@ impl Store {
             .iter()
             .map(|&(offset, bytes)| Piece { alias: self.base + offset as usize, offset, bytes })
             .collect();
-        Ok(Arc::new(Physical { store: self, pieces, bytes, purpose, backing: Backing::Extents }))
-    }
-
-    /// As [`Store::allocate`], in a file of its own whose descriptor can go to another process.
-    pub fn allocate_exportable(&'static self, bytes: u64, purpose: Use) -> Outcome<Arc<Physical>> {
-        self.charge(bytes, purpose)?;
-        let made = memory_file(&file_name(self.place), bytes).and_then(|file| Some((alias(&file, bytes)?, file)));
-        let Some((base, file)) = made else {
-            self.refund(bytes, purpose);
-            return Err(Code::OPERATING_SYSTEM);
-        };
-        let pieces = vec![Piece { alias: base, offset: 0, bytes }];
-        Ok(Arc::new(Physical { store: self, pieces, bytes, purpose, backing: Backing::Own(file) }))
+        let backing = Backing::Extents { shared: AtomicBool::new(false) };
+        Ok(Arc::new(Physical { store: self, pieces, bytes, purpose, backing }))
     }
 
     /// Memory of another process (or of this one) by descriptor. Counted where it was made, not here.
     pub fn import(&'static self, file: OwnedFd, offset: u64, bytes: u64, purpose: Use) -> Outcome<Arc<Physical>> {
+        mark_open(&file, offset, bytes)?;
         let base = alias_at(&file, offset, bytes).ok_or(Code::OPERATING_SYSTEM)?;
         let pieces = vec![Piece { alias: base, offset, bytes }];
         Ok(Arc::new(Physical { store: self, pieces, bytes, purpose, backing: Backing::Foreign(file) }))
     }
 
-    /// Descriptor of the whole store, for legacy IPC.
+    /// Descriptor of the whole store.
     pub fn descriptor(&self) -> i32 {
         self.file.as_raw_fd()
     }
@@ -191,8 +220,10 @@ pub struct Piece {
 }
 
 enum Backing {
-    Extents,
-    Own(OwnedFd),
+    /// Of this process, in its store's file. `shared`: another process may have been given it.
+    Extents {
+        shared: AtomicBool,
+    },
     Foreign(OwnedFd),
 }
 
@@ -210,12 +241,44 @@ impl Physical {
         self.store.place
     }
 
-    /// The descriptor of an exportable or imported allocation.
-    pub fn file(&self) -> Option<&OwnedFd> {
+    /// The file that the pieces are stretches of.
+    pub fn file(&self) -> i32 {
         match &self.backing {
-            Backing::Extents => None,
-            Backing::Own(file) | Backing::Foreign(file) => Some(file),
+            Backing::Extents { .. } => self.store.descriptor(),
+            Backing::Foreign(file) => file.as_raw_fd(),
         }
+    }
+
+    /// From here on another process may hold this memory, beyond its end in this one.
+    pub fn note_shared(&self) {
+        if let Backing::Extents { shared } = &self.backing {
+            shared.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// A descriptor that names this memory to any process ([`shared_range`]), and keeps it until its last copy is closed.
+    /// The memory lies in its store's file, so that exportable memory costs no descriptor before it is exported, as with a
+    /// real GPU; the descriptor's position says which stretch it is.
+    pub fn share(&self) -> Outcome<OwnedFd> {
+        // Scattered memory can not be named so; memory has to be nearly full for that to happen.
+        let [piece] = self.pieces[..] else { return Err(Code::NOT_SUPPORTED) };
+        let path = CString::new(format!("/proc/self/fd/{}", self.file())).map_err(|_| Code::OPERATING_SYSTEM)?;
+        // SAFETY: the path is a C string; the call returns a new descriptor, of a description of its own, or -1.
+        let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
+        if fd < 0 {
+            return Err(Code::OPERATING_SYSTEM);
+        }
+        // SAFETY: the descriptor is new and nobody else closes it.
+        let file = unsafe { OwnedFd::from_raw_fd(fd) };
+        let position = ((piece.offset / GRANULE) << 32) | (piece.bytes / GRANULE);
+        // SAFETY: plain system call on a descriptor we own; a position beyond the end of a file is legal.
+        let placed = unsafe { libc::lseek(file.as_raw_fd(), position as i64, libc::SEEK_SET) };
+        if placed < 0 {
+            return Err(Code::OPERATING_SYSTEM);
+        }
+        mark_open(&file, piece.offset, piece.bytes)?;
+        self.note_shared();
+        Ok(file)
     }
 
     /// The driver's view of `offset..offset + bytes`, in order.
@@ -239,19 +302,17 @@ impl Physical {
 impl Drop for Physical {
     fn drop(&mut self) {
         match &self.backing {
-            Backing::Extents => {
-                for piece in &self.pieces {
-                    punch(&self.store.file, piece);
-                }
+            Backing::Extents { shared } => {
+                let shared = shared.load(Ordering::Relaxed);
                 let mut state = self.store.state.lock();
                 for piece in &self.pieces {
-                    state.free.give(piece.offset, piece.bytes);
+                    if shared && self.store.is_open(piece) {
+                        state.lingering.push((*piece, self.purpose));
+                    } else {
+                        self.store.take_back(&mut state, piece, self.purpose);
+                    }
                 }
-                self.store.refund_in(&mut state, self.bytes, self.purpose);
-            }
-            Backing::Own(_) => {
-                unalias(&self.pieces);
-                self.store.refund(self.bytes, self.purpose);
+                self.store.lingers.store(state.lingering.len(), Ordering::Relaxed);
             }
             Backing::Foreign(_) => unalias(&self.pieces),
         }
@@ -259,10 +320,41 @@ impl Drop for Physical {
 }
 
 /// The name of a memory file says whose memory it is, also to the process that receives its descriptor.
-pub fn file_name(place: Place) -> String {
+fn file_name(place: Place, index: usize) -> String {
     match place {
-        Place::Gpu(ordinal) => format!("simcuda-gpu-{ordinal}"),
-        Place::Host(node) => format!("simcuda-host-{node}"),
+        Place::Gpu(_) => format!("simcuda-gpu-{index}"),
+        Place::Host(_) => format!("simcuda-host-{index}"),
+    }
+}
+
+/// What a descriptor from [`Physical::share`] names: `gpu` or `host`, its number in the machine, offset and bytes in the
+/// file. `None` for any other descriptor.
+pub fn shared_range(descriptor: i32) -> Option<(String, usize, u64, u64)> {
+    let link = std::fs::read_link(format!("/proc/self/fd/{descriptor}")).ok()?;
+    let name = link.to_str()?.strip_prefix("/memfd:simcuda-")?.strip_suffix(" (deleted)")?;
+    let (kind, index) = name.split_once('-')?;
+    // SAFETY: plain system call on a descriptor that was just looked at; it moves nothing.
+    let position = unsafe { libc::lseek(descriptor, 0, libc::SEEK_CUR) };
+    let position = u64::try_from(position).ok().filter(|position| *position > 0)?;
+    Some((kind.to_owned(), index.parse().ok()?, (position >> 32) * GRANULE, (position & 0xffff_ffff) * GRANULE))
+}
+
+/// Says that this description has a stretch open, for as long as any copy of it is. A lock and not a count in the file: it
+/// goes with its last holder, however that ends.
+fn mark_open(file: &OwnedFd, offset: u64, bytes: u64) -> Outcome {
+    let lock = range_lock(libc::F_RDLCK, offset, bytes);
+    // SAFETY: plain system call on a descriptor we own, with a description that outlives it.
+    let locked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    if locked == 0 { Ok(()) } else { Err(Code::OPERATING_SYSTEM) }
+}
+
+fn range_lock(kind: i32, offset: u64, bytes: u64) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: offset as i64,
+        l_len: bytes as i64,
+        l_pid: 0,
     }
 }
 

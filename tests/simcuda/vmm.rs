@@ -4,13 +4,13 @@ use crate::device::linked;
 use crate::driver::{Driver, driver};
 use crate::error::{Code, Outcome};
 use crate::ffi::{AccessDesc, AllocationProp, In, Location, Out};
-use crate::physical::{GRANULE, Physical, Place, Store, Use};
+use crate::physical::{GRANULE, Physical, Place, Store, Use, shared_range};
 use crate::space::{Grants, Kind, next_id};
 use crate::{report, stream};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 const PINNED: c_int = 1;
@@ -95,8 +95,7 @@ pub fn create(out: Out<u64>, bytes: usize, prop: In<AllocationProp>, flags: u64)
     }
     let store = store(driver, &prop)?;
     let physical = match prop.handle_types {
-        0 => store.allocate(bytes, Use::Vmm)?,
-        POSIX_FD => store.allocate_exportable(bytes, Use::Vmm)?,
+        0 | POSIX_FD => store.allocate(bytes, Use::Vmm)?,
         // There is no fabric manager to share it through.
         FABRIC => return Err(Code::NOT_PERMITTED),
         _ => return Err(Code::INVALID_VALUE),
@@ -229,7 +228,7 @@ fn grant(physical: &Physical, grants: &mut Grants, desc: &AccessDesc) -> Outcome
 
 /// Maps host memory at its device address, for a program that granted its processor access.
 fn show_to_processor(start: u64, physical: &Physical) -> Outcome {
-    let file = physical.file().map_or_else(|| physical.store.descriptor(), AsRawFd::as_raw_fd);
+    let file = physical.file();
     let mut at = start;
     for piece in &physical.pieces {
         let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE;
@@ -317,13 +316,15 @@ pub fn handle_types(handle: u64) -> c_int {
 pub fn export(out: Out<c_int>, handle: u64, kind: c_int, flags: u64) -> Outcome {
     out.required()?;
     supported()?;
-    let physical = with_handles(|handles| handles.get(&handle).and_then(|entry| entry.physical.clone()));
-    let physical = physical.ok_or(Code::INVALID_VALUE)?;
-    if kind != POSIX_FD || flags != 0 {
+    let entry = with_handles(|handles| {
+        let entry = handles.get(&handle)?;
+        Some((entry.physical.clone()?, entry.prop.handle_types))
+    });
+    let (physical, types) = entry.ok_or(Code::INVALID_VALUE)?;
+    if kind != POSIX_FD || types & POSIX_FD == 0 || flags != 0 {
         return Err(Code::INVALID_VALUE);
     }
-    let file = physical.file().ok_or(Code::INVALID_VALUE)?.try_clone().map_err(|_| Code::OPERATING_SYSTEM)?;
-    out.set(file.into_raw_fd())
+    out.set(physical.share()?.into_raw_fd())
 }
 
 /// `cuMemImportFromShareableHandle`: the name of the file says whose memory it is, its size how much.
@@ -334,33 +335,16 @@ pub fn import(out: Out<u64>, shared: u64, kind: c_int) -> Outcome {
     if kind != POSIX_FD {
         return Err(Code::INVALID_VALUE);
     }
-    let (place, bytes) = describe(descriptor).ok_or(Code::INVALID_VALUE)?;
-    let (store, location) = match place {
-        Place::Gpu(ordinal) => (
-            &driver.gpus.get(ordinal).ok_or(Code::INVALID_DEVICE)?.store,
-            Location { kind: DEVICE, id: ordinal as c_int },
-        ),
-        Place::Host(node) => (
-            driver.hosts.get(node as usize).ok_or(Code::INVALID_VALUE)?,
-            Location { kind: HOST_NUMA, id: node as c_int },
-        ),
+    let (kind, index, offset, bytes) = shared_range(descriptor).ok_or(Code::INVALID_VALUE)?;
+    let (store, location) = match kind.as_str() {
+        "gpu" => {
+            let ordinal = driver.gpus.iter().position(|gpu| gpu.index == index).ok_or(Code::INVALID_DEVICE)?;
+            (&driver.gpus[ordinal].store, Location { kind: DEVICE, id: ordinal as c_int })
+        }
+        _ => (driver.hosts.get(index).ok_or(Code::INVALID_VALUE)?, Location { kind: HOST_NUMA, id: index as c_int }),
     };
-    // SAFETY: `describe` has just read from it, so it is an open descriptor; the copy is ours, the original the caller's.
+    // SAFETY: it was just looked at, so it is an open descriptor; the copy is ours, the original the caller's.
     let copy = unsafe { OwnedFd::from_raw_fd(libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 3)) };
-    let physical = store.import(copy, 0, bytes, Use::Vmm)?;
-    out.set(enter(physical, AllocationProp { kind: PINNED, handle_types: POSIX_FD, location, win32: 0, flags: [0; 8] }))
-}
-
-/// Place and size of one of this driver's memory files; `None` for any other descriptor.
-fn describe(descriptor: c_int) -> Option<(Place, u64)> {
-    let link = std::fs::read_link(format!("/proc/self/fd/{descriptor}")).ok()?;
-    let name = link.to_str()?.strip_prefix("/memfd:simcuda-")?.strip_suffix(" (deleted)")?;
-    let (kind, number) = name.split_once('-')?;
-    let place = match kind {
-        "gpu" => Place::Gpu(number.parse().ok()?),
-        "host" => Place::Host(number.parse().ok()?),
-        _ => return None,
-    };
-    let bytes = std::fs::metadata(format!("/proc/self/fd/{descriptor}")).ok()?.len();
-    Some((place, bytes))
+    let physical = store.import(copy, offset, bytes, Use::Vmm)?;
+    out.set(enter(physical, AllocationProp { kind: PINNED, handle_types: 0, location, win32: 0, flags: [0; 8] }))
 }

@@ -425,3 +425,34 @@ fn a_shared_descriptor_is_the_same_memory() {
         assert_eq!(cu!(cuMemcpy(0, null::<u8>() as u64, 16)), 1);
     });
 }
+
+#[test]
+fn shared_memory_lives_until_the_last_process_lets_go() {
+    alone("shared_memory_lives_until_the_last_process_lets_go", &[("SIMCUDA_GPUS", "1x1GiB")], || {
+        start_on(0);
+        let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        let mut wanted = prop(0);
+        wanted.requestedHandleTypes = kind;
+        let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let (before, chunk) = (open(), CHUNK as u64);
+        let handles = [0; 4].map(|mut handle| {
+            ok!(cuMemCreate(&mut handle, CHUNK, &wanted, 0));
+            handle
+        });
+        assert_eq!(open(), before, "memory that may be exported costs no descriptor");
+        let full = used(0);
+        let mut descriptor = -1_i32;
+        ok!(cuMemExportToShareableHandle((&raw mut descriptor).cast(), handles[1], kind, 0));
+        for handle in handles {
+            ok!(cuMemRelease(handle));
+        }
+        assert_eq!(used(0), full - 3 * chunk, "somebody has the descriptor");
+        let mut imported = 0;
+        ok!(cuMemImportFromShareableHandle(&mut imported, descriptor as usize as *mut _, kind));
+        // SAFETY: the descriptor is ours and closed once.
+        unsafe { libc::close(descriptor) };
+        assert_eq!(used(0), full - 3 * chunk, "the import has it");
+        ok!(cuMemRelease(imported));
+        assert_eq!(used(0), full - 4 * chunk);
+    });
+}
