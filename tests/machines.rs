@@ -72,6 +72,19 @@ fn where_host_memory_is_not_permitted_the_pool_goes_on_without_it() {
 }
 
 #[test]
+fn a_driver_that_refuses_to_share_memory_is_asked_for_less_once() {
+    // Both properties refused: adapters first, then other processes; then never asked for again.
+    let shim = Run::program("steps")
+        .args("a:150 a:150 c:0 c:1")
+        .sim("2x256MiB")
+        .env("SIMCUDA_FAULT", "cuMemCreate:1=801,cuMemCreate:2=801")
+        .shim()
+        .go();
+    shim.succeeds().says("block 1: 0 wrong").warns("can be given this memory").warns("shared with other processes");
+    assert_eq!(shim.stderr.matches("refused a property").count(), 2, "{}", shim.stderr);
+}
+
+#[test]
 fn without_virtual_memory_management_everything_is_the_drivers() {
     let run = Run::program("steps").args("a:100 a:200 f:0").sim("2x256MiB").env("SIMCUDA_VMM", "off");
     let bare = run.clone().go();

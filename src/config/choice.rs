@@ -104,7 +104,7 @@ choice! {
 }
 
 choice! {
-    /// A setting that decides for itself unless told (`GPUPOOL_SOFT_OOM`, `GPUPOOL_SUMMARY`).
+    /// A setting that decides for itself unless told (`GPUPOOL_SOFT_OOM`, `GPUPOOL_PEER_RDMA`, `GPUPOOL_SUMMARY`).
     Switch {
         /// Decided from what the process turns out to be.
         #[default]

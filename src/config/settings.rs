@@ -40,6 +40,8 @@ pub struct Settings {
     pub soft_oom: Switch,
     /// `GPUPOOL_MEMINFO`.
     pub meminfo: MemInfo,
+    /// `GPUPOOL_PEER_RDMA`.
+    pub peer_rdma: Switch,
     /// `GPUPOOL_CONTEXTS`.
     pub contexts: Contexts,
     /// `GPUPOOL_CONTEXT_DEVICES`, in the order written; `None` where contexts may be anywhere.
@@ -74,6 +76,7 @@ impl Default for Settings {
             pinned_idle: Duration::from_secs(30),
             soft_oom: Switch::default(),
             meminfo: MemInfo::default(),
+            peer_rdma: Switch::default(),
             contexts: Contexts::default(),
             context_devices: None,
             malloc_heap_size: None,

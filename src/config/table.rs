@@ -149,6 +149,13 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "GPUPOOL_PEER_RDMA",
+        values: Switch::WORDS,
+        default: "auto",
+        help: "Whether network adapters may be given pooled GPU memory (GPUDirect RDMA); auto is yes on every GPU that can.",
+        read: |settings, value| switch(value).map(|word| settings.peer_rdma = word),
+    },
+    Setting {
         name: "GPUPOOL_CONTEXTS",
         values: Contexts::WORDS,
         default: "warn",

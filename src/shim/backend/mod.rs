@@ -2,4 +2,5 @@
 
 pub mod host;
 pub mod nvml;
+mod sharing;
 pub mod vmm;

@@ -1,9 +1,10 @@
 //! The pool's [`Backend`] over the driver's virtual memory management.
 
+use super::sharing::Sharing;
 use super::{host, nvml};
 use crate::driver::{CuResult, Driver};
 use crate::memory::{place_name, topology::Topology};
-use crate::{capture, context};
+use crate::{capture, context, process};
 use cudarc::driver::sys::{
     CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationProp, CUmemAllocationType, CUmemGenericAllocationHandle,
     CUmemLocation, CUmemLocationType,
@@ -20,6 +21,7 @@ pub struct Vmm {
     reserves: BTreeMap<u32, u64>,
     grants: BTreeMap<Place, Vec<CUmemAccessDesc>>,
     uuids: BTreeMap<u32, nvml::Uuid>,
+    sharing: BTreeMap<Place, Sharing>,
 }
 
 impl Vmm {
@@ -59,9 +61,15 @@ impl Vmm {
         for &node in host_nodes {
             grants.insert(Place::Host(node), members.keys().copied().map(device).collect());
         }
+        let gpus: Vec<_> = members.keys().filter_map(|ordinal| topology.gpus.get(*ordinal as usize)).collect();
+        let peer_rdma = process::settings().peer_rdma;
+        let host_posix_fd = gpus.iter().any(|gpu| gpu.posix_fd);
+        let of_gpus = gpus.iter().map(|gpu| (Place::Gpu(gpu.ordinal), Sharing::of_gpu(gpu, peer_rdma)));
+        let of_hosts = host_nodes.iter().map(|node| (Place::Host(*node), Sharing::of_host(host_posix_fd)));
+        let sharing = of_gpus.chain(of_hosts).collect();
         let uuids =
             members.keys().filter_map(|ordinal| Some((*ordinal, topology.gpus.get(*ordinal as usize)?.uuid))).collect();
-        Ok(Self { driver, base, bytes, reserves: members.clone(), grants, uuids })
+        Ok(Self { driver, base, bytes, reserves: members.clone(), grants, uuids, sharing })
     }
 
     pub fn base(&self) -> u64 {
@@ -136,10 +144,15 @@ impl Backend for Vmm {
         prop.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         prop.location = CUmemLocation { type_, id };
         let mut handle = 0;
-        // SAFETY: the output is a local and the properties outlive the call.
-        unsafe { (self.driver.cuMemCreate)(&raw mut handle, bytes as usize, &raw const prop, 0) }
-            .ok()
-            .map_err(|result| fault_at(place, result))?;
+        let mut create = |prop: &CUmemAllocationProp| {
+            // SAFETY: the output is a local and the properties outlive the call.
+            unsafe { (self.driver.cuMemCreate)(&raw mut handle, bytes as usize, prop, 0) }
+        };
+        let result = match self.sharing.get(&place) {
+            Some(sharing) => sharing.create(place, prop, create),
+            None => create(&prop),
+        };
+        result.ok().map_err(|result| fault_at(place, result))?;
         Ok(handle)
     }
 

@@ -6,6 +6,10 @@ use std::collections::BTreeMap;
 
 /// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
 const VMM_SUPPORTED: i32 = 102;
+/// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED`.
+const POSIX_FD_SUPPORTED: i32 = 103;
+/// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
+const RDMA_WITH_VMM_SUPPORTED: i32 = 110;
 /// `CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID`.
 const HOST_NUMA_ID: i32 = 134;
 /// `CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK` and `…_NATIVE_ATOMIC_SUPPORTED`.
@@ -24,6 +28,10 @@ pub struct Gpu {
     pub total: u64,
     /// Whether it has virtual memory management.
     pub vmm: bool,
+    /// Whether its memory can go to another process as a file descriptor.
+    pub posix_fd: bool,
+    /// Whether its memory from `cuMemCreate` can be given to a network adapter (GPUDirect RDMA).
+    pub rdma: bool,
     /// The host NUMA node next to it; 0 where the driver does not say.
     pub host_node: u32,
     /// `cuDeviceGetUuid`.
@@ -94,6 +102,9 @@ fn read_gpu(driver: &Driver, device: i32) -> Result<Gpu, CuResult> {
         // A driver that has the functions knows the attribute, so a failure says nothing about the GPU, which must not be
         // lost to the pool for good.
         vmm: driver.device_attribute(VMM_SUPPORTED, device)? != 0,
+        // Without these there is less to share, and the pool serves as ever.
+        posix_fd: driver.device_attribute(POSIX_FD_SUPPORTED, device).is_ok_and(|value| value != 0),
+        rdma: driver.device_attribute(RDMA_WITH_VMM_SUPPORTED, device).is_ok_and(|value| value != 0),
         host_node: driver
             .device_attribute(HOST_NUMA_ID, device)
             .ok()
