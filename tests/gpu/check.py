@@ -4,6 +4,7 @@ A row is printed and the table written as soon as a check is done, so that a run
 """
 
 import argparse
+import concurrent.futures
 import os
 import pathlib
 import signal
@@ -13,37 +14,81 @@ import time
 sys.dont_write_bytecode = True
 
 import costs
+import cuda_python
 import diagnosis
-import frameworks
 import machine
 import native
+import pinned
+import pytorch
+import several
+import xla
 from running import BelowGoal, Failed, Lab, NotRun
 
-# By importance: a run that is cut off has done what matters most.
-CHECKS = {
-    "demo": native.demo,
-    "programs": native.programs,
-    "cupy-two": frameworks.cupy_two,
-    "contexts": frameworks.contexts,
-    "torch": frameworks.torch,
-    "torch-oversize": frameworks.torch_oversize,
-    "nvcc-static": native.nvcc_static,
-    "nvcc-shared": native.nvcc_shared,
-    "ddp": frameworks.nccl,
-    "jax": frameworks.jax,
-    "alloc-times": native.alloc_times,
-    "numba": frameworks.numba,
-    "expected": native.expected,
-    "ctx-table": diagnosis.ctx_table,
-    "stray-torch": diagnosis.stray_torch,
-    "stray-cupy": diagnosis.stray_cupy,
-    "ranks": diagnosis.ranks,
-    "jax-ctx": diagnosis.jax_ctx,
-    "ctx-cost": diagnosis.ctx_cost,
-    "heap": diagnosis.heap,
-    "launch-cost": costs.launches,
-    "log-cost": costs.log,
+# By importance within a set: a run that is cut off has done what matters most.
+SETS = {
+    "pool": {
+        "demo": native.demo,
+        "programs": native.programs,
+        "cupy-two": cuda_python.cupy_two,
+        "contexts": cuda_python.contexts,
+        "torch": pytorch.training,
+        "torch-oversize": pytorch.oversize,
+        "nvcc-static": native.nvcc_static,
+        "nvcc-shared": native.nvcc_shared,
+        "ddp": several.ddp,
+        "jax": xla.training,
+        "numba": cuda_python.numba,
+        "expected": native.expected,
+    },
+    "pinned": {
+        "pinned-copies": pinned.copies,
+        "pinned-times": pinned.times,
+        "pinned-torch": pinned.loader,
+        "pinned-cupy": pinned.asarray,
+        "pinned-replay": pinned.replay,
+        "pinned-staging": pinned.staging,
+    },
+    "allocators": {
+        "torch-allocators": pytorch.allocators,
+        "torch-graphs": pytorch.graphs,
+        "torch-queue": several.torch_queue,
+        "ipc": several.ipc_runtime,
+        "ipc-mixed": several.ipc_mixed,
+        "peer-access": several.peer_access,
+        "fsdp": several.fsdp,
+        "nccl-graph": several.nccl_graph,
+        "cupy-ranks": several.cupy_ranks,
+        "cupy-managed": cuda_python.cupy_managed,
+        "triton": pytorch.triton,
+        "rmm": cuda_python.rmm,
+        "torch-expandable": pytorch.oversize_expandable,
+        "torch-async": pytorch.oversize_async,
+        "cupy-default": cuda_python.cupy_default,
+        "cupy-async": cuda_python.cupy_async,
+        "jax-growing": xla.growing,
+        "jax-preallocating": xla.preallocating,
+    },
+    "diagnosis": {
+        "ctx-table": diagnosis.ctx_table,
+        "stray-torch": diagnosis.stray_torch,
+        "stray-cupy": diagnosis.stray_cupy,
+        "ranks": diagnosis.ranks,
+        "jax-ctx": diagnosis.jax_ctx,
+        "ctx-cost": diagnosis.ctx_cost,
+        "heap": diagnosis.heap,
+    },
+    "costs": {
+        "alloc-times": native.alloc_times,
+        "launch-cost": costs.launches,
+        "log-cost": costs.log,
+        "torch-modes": costs.torch_modes,
+        "cupy-modes": costs.cupy_modes,
+        "jax-modes": costs.jax_modes,
+    },
 }
+CHECKS = {name: check for checks in SETS.values() for name, check in checks.items()}
+# Checks that run side by side. More would contend for the processors.
+WORKERS = 6
 
 
 class Table:
@@ -65,19 +110,21 @@ class Table:
 
 
 def chosen(text):
-    names = text.split(",")
+    names = [name for word in text.split(",") for name in SETS.get(word, [word])]
     unknown = [name for name in names if name not in CHECKS]
     if unknown:
-        raise argparse.ArgumentTypeError(f"no check is called {', '.join(unknown)}; there are {', '.join(CHECKS)}")
+        sets = ", ".join(f"{name} ({', '.join(checks)})" for name, checks in SETS.items())
+        raise argparse.ArgumentTypeError(f"no check or set is called {', '.join(unknown)}; there are {sets}")
     # In the table's order, whatever order they were written in.
     return [name for name in CHECKS if name in names]
 
 
 def arguments():
     parser = argparse.ArgumentParser(prog="scripts/gpu-check.sh", description="Checks gpupool on this machine's GPUs.")
-    parser.add_argument("--only", type=chosen, default=list(CHECKS), metavar="NAMES", help=f"of {','.join(CHECKS)}")
+    help_only = f"checks or sets of them, with commas: {', '.join(SETS)}; {', '.join(CHECKS)}"
+    parser.add_argument("--only", type=chosen, default=list(CHECKS), metavar="NAMES", help=help_only)
     output = pathlib.Path(os.environ.get("OUT") or ".")
-    help_output = "for gpu-check.md and gpu-check.log [default: $OUT, else the current folder]"
+    help_output = "for gpu-check.md, gpu-check.log and what checks leave behind [default: $OUT, else the current folder]"
     parser.add_argument("--output", type=pathlib.Path, default=output, metavar="FOLDER", help=help_output)
     help_seconds = "what has not ended by then is ended, the rest not run [default: 560]"
     parser.add_argument("--seconds", type=float, default=560, metavar="N", help=help_seconds)
@@ -102,6 +149,39 @@ def run(check, lab):
     return "passed", detail, lines
 
 
+def timed(name, lab):
+    """What `run` says of it, and the seconds it took."""
+    lab.note(f"\n===== {name}")
+    since = time.monotonic()
+    result = run(CHECKS[name], lab) if lab.left() > 10 else ("not run", "not run: the time was used up", [])
+    return result, time.monotonic() - since
+
+
+def run_all(names, lab, table):
+    """First those that can run side by side, then the others one by one. All results."""
+    results = []
+
+    def done(name, result, seconds):
+        results.append(result[0])
+        table.add(name, *result, seconds)
+
+    beside = [name for name in names if getattr(CHECKS[name], "side_by_side", False)]
+    with concurrent.futures.ThreadPoolExecutor(WORKERS) as workers:
+        started = {workers.submit(timed, name, lab): name for name in beside}
+        try:
+            for ended in concurrent.futures.as_completed(started):
+                done(started[ended], *ended.result())
+        except BaseException:
+            # Ended from outside. The pool waits for its threads, which must not begin anything long now.
+            lab.stop()
+            raise
+    lab.end_children()
+    for name in (name for name in names if name not in beside):
+        done(name, *timed(name, lab))
+        lab.end_children()
+    return results
+
+
 def main():
     options = arguments()
     begin = time.monotonic()
@@ -112,17 +192,10 @@ def main():
     facts = here.facts(options.release / "gpupool")
     table = Table(options.output / "gpu-check.md", facts)
     print("\n".join(facts), flush=True)
-    results = []
     with open(options.output / "gpu-check.log", "w", encoding="utf-8") as log:
-        lab = Lab(options.release.resolve(), log, begin + options.seconds, here)
+        lab = Lab(options.release.resolve(), options.output.resolve(), log, begin + options.seconds, here)
         try:
-            for name in options.only:
-                lab.note(f"\n===== {name}")
-                since = time.monotonic()
-                result = run(CHECKS[name], lab) if lab.left() > 10 else ("not run", "not run: the time was used up", [])
-                lab.end_children()
-                results.append(result[0])
-                table.add(name, *result, time.monotonic() - since)
+            results = run_all(options.only, lab, table)
         finally:
             lab.end_children()
     seconds = time.monotonic() - begin

@@ -1,23 +1,31 @@
-"""Checks of what the diagnosis costs a program that has nothing wrong."""
-
-import statistics
+"""Checks of what the shim costs a program that fits on one GPU and has nothing wrong."""
 
 import building
-from frameworks import client, needs_modules
+from client import client, needs_modules
+from paired import Pairs, in_turn
 from running import BelowGoal, Failed, same
 
 LOG_GOAL = 1.005
+LOOP_GOAL = 1.01
 ROUNDS = 3
+# Every way in which the shim can serve. Managed memory is bounded, since too much of it can take a GPU down.
+MODES = {
+    "pool": {},
+    "lazy": {"FREE": "lazy"},
+    "spill": {"MODE": "spill"},
+    "trace": {"MODE": "trace"},
+    "managed": {"MODE": "managed", "LIMIT": "2GiB", "HOST_LIMIT": "0"},
+}
 
 
 def launches(lab):
     """A kernel launch, bare and counted, in one process."""
     finished = lab.shim([building.bench(lab, "launches")], 90, {}).succeeded()
     lines = finished.stdout.splitlines()
-    if len(lines) != 2 or "NOT HOOKED" in finished.stdout:
-        raise Failed(f"expected two lines about hooked calls, found {lines}", lines)
+    if not lines or "NOT HOOKED" in finished.stdout:
+        raise Failed(f"expected lines about hooked calls, found {lines}", lines)
     detail = "; ".join(" ".join(line.split()) for line in lines)
-    if "OVER" in lines[0]:
+    if "OVER" in finished.stdout:
         raise BelowGoal(detail, lines)
     return detail
 
@@ -26,27 +34,51 @@ def log(lab):
     """PyTorch's training loop with the log at its default level in a file, and with errors only and no file."""
     needs_modules("torch")
     quiet = {"LOG": "error", "LOG_FILE": None}
-    times = {"eager": [], "graph": []}
+    pairs = Pairs("ms", ("log", "none"))
     reference = None
-    for number in range(ROUNDS):
-        # In turn, so that a GPU that warms up favours neither.
-        order = [{}, quiet] if number % 2 else [quiet, {}]
-        runs = [lab.shim(client("torch_train.py"), 90, settings).succeeded() for settings in order]
-        for run in runs:
-            reference = same(reference, run) if reference else run
-        silent, logged = runs[::-1] if number % 2 else runs
+    command = client("torch_train.py")
+    runs = in_turn(ROUNDS, lambda: lab.shim(command, 90, {}), lambda: lab.shim(command, 90, quiet))
+    for logged, silent in runs:
+        for run in (logged, silent):
+            reference = same(reference, run) if reference else run.succeeded()
         if silent.logs or not logged.events("context.create"):
             raise Failed(f"{len(silent.logs)} logs where none was asked for; contexts in the other: {len(logged.logs)}")
-        for name, pairs in times.items():
-            pairs.append((logged.measured()["milliseconds"][name], silent.measured()["milliseconds"][name]))
-    medians = {name: [statistics.median(column) for column in zip(*pairs)] for name, pairs in times.items()}
-    ratios = {name: ours / theirs for name, (ours, theirs) in medians.items()}
-    steps = [
-        f"{name} {ours:.3f} ms, without {theirs:.3f} ms, ratio {ratios[name]:.4f}"
-        for name, (ours, theirs) in medians.items()
-    ]
-    detail = f"step with the log {', '.join(steps)} (goal {LOG_GOAL})"
-    lines = [f"{name}: log {one:.3f} ms, none {other:.3f} ms" for name, pairs in times.items() for one, other in pairs]
-    if max(ratios.values()) > LOG_GOAL:
-        raise BelowGoal(detail, lines)
-    return detail, lines
+        for name in ("eager", "graph"):
+            pairs.add(name, logged.measured()["milliseconds"][name], silent.measured()["milliseconds"][name])
+    return pairs.judged("step with the log ", at_most=LOG_GOAL)
+
+
+def torch_modes(lab):
+    """PyTorch's training loop in every mode."""
+    needs_modules("torch")
+    return _modes(lab, client("torch_train.py", "short", "small"))
+
+
+def cupy_modes(lab):
+    """A loop of CuPy kernels, matrix products and temporaries in every mode."""
+    needs_modules("cupy")
+    return _modes(lab, client("cupy_loop.py"))
+
+
+def jax_modes(lab):
+    """JAX's training loop in every mode."""
+    needs_modules("jax")
+    env = {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    return _modes(lab, client("jax_train.py"), env)
+
+
+def _modes(lab, command, env=None):
+    """Each mode against bare, a pair after the other, so that a mode's two runs are neighbours in time."""
+    pairs = Pairs("ms")
+    reference = lab.bare(command, 90, env).succeeded()
+    for mode, settings in MODES.items():
+        runs = in_turn(2, lambda: lab.shim(command, 90, settings, env), lambda: lab.bare(command, 90, env))
+        for shim, bare in runs:
+            same(reference, bare)
+            same(reference, shim)
+            started = [record["mode"] for record in shim.events("process.start")]
+            if started and started[0] != settings.get("MODE", "pool"):
+                raise Failed(f"{shim.command}: runs in mode {started[0]}")
+            for name, ours in shim.measured()["milliseconds"].items():
+                pairs.add(f"{mode} {name}", ours, bare.measured()["milliseconds"][name])
+    return pairs.judged("results the same; ", at_most=LOOP_GOAL)

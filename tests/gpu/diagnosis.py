@@ -5,9 +5,9 @@ import concurrent.futures
 import json
 
 import building
-from frameworks import HERE, client, needs_modules, printed, needs_two_gpus
+from client import CLIENTS, client, marked, needs_modules, needs_two_gpus, printed
 from machine import MIB
-from running import Failed, NotRun
+from running import Failed, NotRun, side_by_side
 
 # After a call in a fresh process: which GPUs have a primary context, and by which function of the runtime. Managed memory
 # makes one too, but is not for GPUs that others share.
@@ -93,13 +93,6 @@ def _row_differs(finished, call, logged, shared):
     return ""
 
 
-def _marked(script, mark):
-    """`file:line` of the line of a client that ends with this comment."""
-    path = HERE / script
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return f"{path}:{next(number for number, line in enumerate(lines, 1) if line.endswith(f'# {mark}'))}"
-
-
 def _findings(finished, expected):
     """The findings of a run, if their codes are the expected ones."""
     made = finished.events("finding")
@@ -125,7 +118,7 @@ def _stray(lab, script, output):
     printed(finished, output)
     records = _contexts_on(finished, [0, 1])
     (finding,) = _findings(finished, ["GP001"])
-    where = f"where: {_marked(script, 'the stray')} in "
+    where = f"where: {marked(script, 'the stray')} in "
     if finding["device"] != 0 or where not in finding["message"] or where not in finished.stderr:
         raise Failed(f"GP001 is about GPU {finding['device']}: {finding['message']!r}; expected GPU 0 and {where!r}")
     named = where.removeprefix("where: ").removesuffix(" in ").rsplit("/", 1)[-1]
@@ -138,6 +131,7 @@ def _mib(record):
     return "cost unknown" if cost is None else f"{'≈' if record['approximate'] else ''}{cost / MIB:.0f} MiB"
 
 
+@side_by_side
 def stray_torch(lab):
     """PyTorch on GPU 1, and `torch.cuda.synchronize(0)`."""
     needs_modules("torch")
@@ -145,6 +139,7 @@ def stray_torch(lab):
     return _stray(lab, "stray_torch.py", ["4294967296.0", "4194304.0"])
 
 
+@side_by_side
 def stray_cupy(lab):
     """A kernel of CuPy on GPU 1, and `cupy.cuda.Device(0).synchronize()`."""
     needs_modules("cupy")
@@ -152,6 +147,7 @@ def stray_cupy(lab):
     return _stray(lab, "stray_cupy.py", ["3145728.0"])
 
 
+@side_by_side
 def jax_ctx(lab):
     """JAX on two GPUs: both contexts come with the program's line, and neither is called a stray."""
     needs_modules("jax")
@@ -166,7 +162,7 @@ def jax_ctx(lab):
     places = []
     for record in records:
         frames = record.get("site", {}).get("python", [])
-        line = next((frame["line"] for frame in frames if frame["file"] == str(HERE / "jax_both.py")), None)
+        line = next((frame["line"] for frame in frames if frame["file"] == str(CLIENTS / "jax_both.py")), None)
         # XLA makes its contexts on threads of its own, which run no Python; the library is all there is to name.
         native = [frame["object"] for frame in record.get("site", {}).get("native", [])]
         if line is None and not any("xla_cuda" in path for path in native):
@@ -197,7 +193,7 @@ def ranks(lab):
     found = json.loads(report.stdout)["findings"]
     if [finding["code"] for finding in found] != ["GP002"]:
         raise Failed(f"the report of both logs has {[finding['code'] for finding in found]}, expected GP002 alone")
-    where = _marked("rank.py", "every rank on GPU 0")
+    where = marked("rank.py", "every rank on GPU 0")
     text = lab.start([lab.gpupool, "report", *logs]).finish(30).succeeded().stdout
     frames = [f"{frame['file']}:{frame['line']}" for frame in (found[0]["site"] or {}).get("python", [])]
     if where not in frames or "GP002" not in text:
@@ -242,6 +238,7 @@ def _held(lab, command, gpu, settings):
     return finished, during - before, before
 
 
+@side_by_side
 def heap(lab):
     """100 MiB of device malloc: too much for the default heap, enough with the setting."""
     binary = building.cuda_program(lab, "heap")

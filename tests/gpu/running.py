@@ -47,6 +47,12 @@ class NotRun(Exception):
     """This machine can not do the check; the text says why."""
 
 
+def side_by_side(check):
+    """Marks a check that holds under 10 GiB of each GPU and times nothing: several such run at once."""
+    check.side_by_side = True
+    return check
+
+
 @dataclass
 class Finished:
     """One process (and its children) that has ended."""
@@ -92,7 +98,9 @@ class Finished:
 class Lab:
     """Where children run: the library under test, the log of all of them, the time that is left."""
 
-    def __init__(self, release, log, deadline, machine):
+    def __init__(self, release, output, log, deadline, machine):
+        # For files that a check leaves behind.
+        self.output = output
         self.library = release / "libgpupool.so"
         self.gpupool = release / "gpupool"
         self.folder = tempfile.TemporaryDirectory(prefix="gpu-check-")
@@ -143,6 +151,11 @@ class Lab:
         assignments = [f"{name}={value}" for name, value in shown.items()]
         title = " ".join(assignments + [os.path.basename(word) for word in words])
         return Running(self, words, variables, logs, title)
+
+    def stop(self):
+        """Ends what runs; what is started from here on ends within a second."""
+        self._deadline = time.monotonic()
+        self.end_children()
 
     def note(self, text):
         with self._lock:

@@ -2,31 +2,9 @@
  * A program of the CUDA runtime: its ways to allocate, copy and capture, and what it says of pointers. Prints nothing
  * that differs between GPUs or runs. Nothing here knows of gpupool.
  */
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <vector>
 
-#define CHECK(call)                                                                                                \
-    do {                                                                                                           \
-        cudaError_t check_result = (call);                                                                         \
-        if (check_result != cudaSuccess) {                                                                         \
-            printf("%d: %s: %s\n", __LINE__, #call, cudaGetErrorName(check_result));                               \
-            exit(1);                                                                                               \
-        }                                                                                                          \
-    } while (0)
-
-__global__ void ramp(uint32_t *to, size_t n, uint32_t start)
-{
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
-        to[i] = start + (uint32_t)i;
-}
-
-__global__ void add(uint32_t *to, const uint32_t *a, const uint32_t *b, size_t n)
-{
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
-        to[i] = a[i] + b[i];
-}
+#include "check.cuh"
 
 static uint64_t sum(const std::vector<uint32_t> &values)
 {

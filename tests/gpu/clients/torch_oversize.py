@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from places import held, report
+from places import allocator, held, report
 
 
 def made(part, number):
@@ -46,7 +46,10 @@ def main():
     retries = torch.cuda.memory_stats()["num_alloc_retries"]
     places = held()
     wrong = [number for number, tensor in enumerate(tensors) if not is_right(tensor, number)]
-    print(f"{count} tensors, wrong: {wrong}")
+    kind = allocator(torch)
+    # While all of them live, somebody may look at the GPUs from outside.
+    print(f"{count} tensors, wrong: {wrong}", flush=True)
+    sys.stdin.readline()
     sums = [tensor.sum(dtype=torch.int64).item() for tensor in tensors]
     whole, rest = divmod(part // 4, 1 << 26)
     ramp = (1 << 10) * (0xFFFF * 0x10000 // 2)
@@ -59,7 +62,7 @@ def main():
     print("after empty_cache:", torch.cuda.memory_reserved(), "bytes reserved")
     again = made(part, 1)
     print("a tensor made afterwards:", "right" if is_right(again, 1) else "wrong")
-    report(held=places, retries=retries)
+    report(held=places, retries=retries, **kind)
     return 0
 
 

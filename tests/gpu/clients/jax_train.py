@@ -1,11 +1,14 @@
-"""A jitted training step of a small network in JAX: the losses, on the first device."""
+"""A jitted training step of a small network in JAX, on the first device: the losses, and the time of a step."""
+
+import statistics
+import time
 
 import jax
 import jax.numpy as jnp
 
 from places import report
 
-WIDTH, BATCH, STEPS = 2048, 1024, 20
+WIDTH, BATCH, STEPS, TIMED = 2048, 1024, 20, 200
 
 
 def forward(parameters, x):
@@ -31,13 +34,19 @@ def main():
     parameters = [(jax.random.normal(key, (WIDTH, WIDTH)) * WIDTH**-0.5, jnp.zeros(WIDTH)) for key in keys[:4]]
     moments = jax.tree.map(jnp.zeros_like, parameters)
     x = jax.random.normal(keys[4], (BATCH, WIDTH))
-    losses = []
-    for _ in range(STEPS):
+    losses, seconds = [], []
+    for number in range(STEPS + TIMED):
+        begin = time.perf_counter()
         loss, parameters, moments = step(parameters, moments, x)
-        losses.append(float(loss))
+        loss = float(loss)
+        seconds.append(time.perf_counter() - begin)
+        if number < STEPS:
+            losses.append(loss)
     print(f"losses: {losses!r}")
     device = jax.devices()[0]
-    report(platform=device.platform, devices=jax.device_count(), limit=(device.memory_stats() or {}).get("bytes_limit"))
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    milliseconds = {"step": 1000 * statistics.median(seconds[STEPS:])}
+    report(platform=device.platform, devices=jax.device_count(), limit=limit, milliseconds=milliseconds)
 
 
 main()

@@ -14,28 +14,7 @@ import warnings
 import cupy as cp
 
 from places import held, report
-
-STEP = 1 << 28
-FACTOR = 0x9E3779B97F4A7C15
-WORD = 1 << 64
-
-fill_part = cp.ElementwiseKernel("uint64 first, uint64 factor", "uint64 x", "x = (first + i) * factor", "fill_part")
-
-
-def fill(array, first):
-    """Element k becomes (first + k) * FACTOR, so that a page of another array, or from elsewhere in this one, shows."""
-    for at in range(0, array.size, STEP):
-        part = array[at : at + STEP]
-        fill_part(cp.uint64(first + at), cp.uint64(FACTOR), part)
-
-
-def total(array):
-    """Sum modulo 2^64, which is exact for integers in any order."""
-    return sum(int(array[at : at + STEP].sum(dtype=cp.uint64)) for at in range(0, array.size, STEP)) % WORD
-
-
-def expected(first, count):
-    return FACTOR * (first * count + count * (count - 1) // 2) % WORD
+from ramp import expected, fill, total, WORD
 
 
 def time_addition(a, b, first_a, first_b):

@@ -1,17 +1,22 @@
-"""A small transformer trained with AdamW, step by step and as a captured CUDA graph: losses, and the time of a step."""
+"""A small transformer trained with AdamW, step by step and as a captured CUDA graph: losses, and the time of a step.
+
+torch_train.py [short | small]   short: fewer steps; small: a model that needs under 1 GiB
+"""
 
 import os
 import statistics
+import sys
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
 from torch import nn
 
-from places import report
+from places import allocator, report
 
-WIDTH, HEADS, LAYERS, BATCH, TOKENS = 1024, 16, 4, 16, 256
-WARM, STEPS = 10, 40
+HEADS, LAYERS, TOKENS = 16, 4, 256
+WIDTH, BATCH = (512, 4) if "small" in sys.argv else (1024, 16)
+WARM, STEPS = (5, 10) if "short" in sys.argv else (10, 40)
 
 
 class Block(nn.Module):
@@ -103,7 +108,7 @@ def main():
     for name, train in (("eager", eager), ("graph", captured)):
         losses, times[name] = train()
         print(f"{name} losses: {losses!r}", flush=True)
-    report(milliseconds=times, reserved=torch.cuda.max_memory_reserved())
+    report(milliseconds=times, reserved=torch.cuda.max_memory_reserved(), **allocator(torch))
 
 
 main()
