@@ -95,18 +95,23 @@ class Table:
     """The results so far, on stdout and in gpu-check.md."""
 
     def __init__(self, path, facts):
-        self.path, self.facts, self.rows, self.blocks = path, facts, [], []
+        self.path, self.facts, self.rows, self.blocks = path, facts, {}, {}
 
     def add(self, name, result, detail, lines, seconds):
-        self.rows.append(f"| {name} | {result} | {detail.replace('|', '/').replace(chr(10), ' ')} |")
+        self.rows[name] = f"| {name} | {result} | {detail.replace('|', '/').replace(chr(10), ' ')} |"
         if lines:
-            self.blocks.append(f"### {name}\n\n```\n" + "\n".join(lines) + "\n```\n")
-        print(f"{self.rows[-1]} {seconds:.0f} s", *(f"    {line}" for line in lines), sep="\n", flush=True)
+            self.blocks[name] = f"### {name}\n\n```\n" + "\n".join(lines) + "\n```\n"
+        print(f"{self.rows[name]} {seconds:.0f} s", *(f"    {line}" for line in lines), sep="\n", flush=True)
         self.path.write_text(str(self), encoding="utf-8")
 
     def __str__(self):
-        rows = ["| check | result | detail |", "| --- | --- | --- |", *self.rows]
-        return "\n".join(["# Checks on real GPUs", "", *self.facts, "", *rows, "", *self.blocks])
+        # By importance, in whatever order they ended.
+        rows = ["| check | result | detail |", "| --- | --- | --- |", *self._in_order(self.rows)]
+        return "\n".join(["# Checks on real GPUs", "", *self.facts, "", *rows, "", *self._in_order(self.blocks)])
+
+    @staticmethod
+    def _in_order(told):
+        return [told[name] for name in CHECKS if name in told]
 
 
 def chosen(text):
