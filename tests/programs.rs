@@ -78,6 +78,12 @@ fn programs_print_the_same_in_mode_spill() {
 }
 
 #[test]
+fn programs_print_the_same_in_mode_managed() {
+    // `managed.rs` says what the answers to questions differ in.
+    all_alike(&["GPUPOOL_MODE=managed"], &["queries", "ipc_refused"]);
+}
+
+#[test]
 fn programs_print_the_same_in_mode_trace() {
     all_alike(&["GPUPOOL_MODE=trace"], &[]);
 }

@@ -12,7 +12,8 @@ fn overflowing() -> Run {
 /// Variable, value, and a part of the message that says what to write.
 const MALFORMED: &[(&str, &str, &str)] = &[
     ("GPUPOOL_MODE", "sideways", "pool"),
-    ("GPUPOOL_MODE", "managed", "not built"),
+    ("GPUPOOL_PREFETCH", "always", "launch"),
+    ("GPUPOOL_MANAGED_ADVICE", "yes", "on"),
     ("GPUPOOL_MIN_SIZE", "lots", "1MiB"),
     ("GPUPOOL_MIN_SIZE", "-1", "1MiB"),
     ("GPUPOOL_MIN_SIZE", "0", "at least 1"),

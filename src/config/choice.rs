@@ -39,6 +39,8 @@ choice! {
         Pool = "pool",
         /// The driver first, the pool when it says OUT_OF_MEMORY.
         Spill = "spill",
+        /// Every block is managed memory, its stripes kept where the placement puts them.
+        Managed = "managed",
         /// The driver alone; every call is logged.
         Trace = "trace",
         /// Nothing is intercepted.
@@ -89,6 +91,30 @@ choice! {
         Pool = "pool",
         /// The GPU's, as without gpupool.
         Device = "device",
+    }
+}
+
+choice! {
+    /// When managed memory is moved to where it was placed (`GPUPOOL_PREFETCH`).
+    Prefetch {
+        /// Never; it is where it was placed once somebody has touched it.
+        Off = "off",
+        /// When it is allocated.
+        #[default]
+        Alloc = "alloc",
+        /// Then, and before a launch that names it.
+        Launch = "launch",
+    }
+}
+
+choice! {
+    /// A thing that is done only for those who ask (`GPUPOOL_MANAGED_ADVICE`).
+    Toggle {
+        /// Not done.
+        #[default]
+        Off = "off",
+        /// Done.
+        On = "on",
     }
 }
 

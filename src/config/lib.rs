@@ -18,7 +18,7 @@ mod settings;
 mod size;
 mod table;
 
-pub use choice::{Contexts, Free, MemInfo, Mode, Pinned, Placement, Switch};
+pub use choice::{Contexts, Free, MemInfo, Mode, Pinned, Placement, Prefetch, Switch, Toggle};
 pub use duration::{DurationError, parse_duration};
 pub use log_path::{LogPath, LogPathNames};
 pub use problem::Problem;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
-use crate::choice::{Contexts, Free, MemInfo, Mode, Pinned, Placement, Switch};
+use crate::choice::{Contexts, Free, MemInfo, Mode, Pinned, Placement, Prefetch, Switch, Toggle};
 use crate::log_path::LogPath;
 use crate::problem::{Problem, unknown_name};
 use crate::size::{format_size, parse_size};
@@ -42,6 +42,10 @@ pub struct Settings {
     pub meminfo: MemInfo,
     /// `GPUPOOL_PEER_RDMA`.
     pub peer_rdma: Switch,
+    /// `GPUPOOL_PREFETCH`.
+    pub prefetch: Prefetch,
+    /// `GPUPOOL_MANAGED_ADVICE`.
+    pub managed_advice: Toggle,
     /// `GPUPOOL_CONTEXTS`.
     pub contexts: Contexts,
     /// `GPUPOOL_CONTEXT_DEVICES`, in the order written; `None` where contexts may be anywhere.
@@ -77,6 +81,8 @@ impl Default for Settings {
             soft_oom: Switch::default(),
             meminfo: MemInfo::default(),
             peer_rdma: Switch::default(),
+            prefetch: Prefetch::default(),
+            managed_advice: Toggle::default(),
             contexts: Contexts::default(),
             context_devices: None,
             malloc_heap_size: None,

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use crate::choice::{Contexts, Free, MemInfo, Mode, Pinned, Placement, Switch};
+use crate::choice::{Contexts, Free, MemInfo, Mode, Pinned, Placement, Prefetch, Switch, Toggle};
 use crate::duration::parse_duration;
 use crate::log_path::LogPath;
 use crate::settings::{Devices, Limits, Settings, gpu_list};
@@ -31,17 +31,9 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_MODE",
         values: Mode::WORDS,
         default: "pool",
-        help: "Who serves an allocation: the pool, the driver and then the pool (spill), the driver with every call logged \
-               (trace), or the driver alone (off).",
-        read: |settings, value| {
-            settings.mode = match text(value)? {
-                "managed" => {
-                    return Err(format!("mode managed is not built yet; write one of {}", Mode::WORDS));
-                }
-                word => Mode::from_word(word).ok_or_else(|| format!("not a mode; write one of {}", Mode::WORDS))?,
-            };
-            Ok(())
-        },
+        help: "Who serves an allocation: the pool, the driver and then the pool (spill), managed memory striped over the pool's \
+               places (managed), the driver with every call logged (trace), or the driver alone (off).",
+        read: |settings, value| choice(value, "a mode", Mode::WORDS, Mode::from_word).map(|word| settings.mode = word),
     },
     Setting {
         name: "GPUPOOL_MIN_SIZE",
@@ -154,6 +146,26 @@ pub const SETTINGS: &[Setting] = &[
         default: "auto",
         help: "Whether network adapters may be given pooled GPU memory (GPUDirect RDMA); auto is yes on every GPU that can.",
         read: |settings, value| switch(value).map(|word| settings.peer_rdma = word),
+    },
+    Setting {
+        name: "GPUPOOL_PREFETCH",
+        values: Prefetch::WORDS,
+        default: "alloc",
+        help: "When the stripes of managed memory are moved to their places: when it is allocated, or also before a launch \
+               whose arguments name it.",
+        read: |settings, value| {
+            choice(value, "a time", Prefetch::WORDS, Prefetch::from_word).map(|word| settings.prefetch = word)
+        },
+    },
+    Setting {
+        name: "GPUPOOL_MANAGED_ADVICE",
+        values: Toggle::WORDS,
+        default: "off",
+        help: "In every mode, places and prefetches memory that the program itself allocates with cuMemAllocManaged as mode \
+               managed does its blocks.",
+        read: |settings, value| {
+            choice(value, "on or off", Toggle::WORDS, Toggle::from_word).map(|word| settings.managed_advice = word)
+        },
     },
     Setting {
         name: "GPUPOOL_CONTEXTS",

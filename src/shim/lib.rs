@@ -15,6 +15,7 @@ mod environment;
 mod finding;
 mod hook;
 mod log;
+mod managed;
 mod memory;
 mod module;
 mod process;

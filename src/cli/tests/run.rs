@@ -82,7 +82,7 @@ fn bad_settings_refuse_the_start_and_are_all_named() {
     let expected = "\
 gpupool: GPUPOOL_COLOUR=red: no such setting; `gpupool run --help` lists them
 gpupool: GPUPOOL_LIMIT=0:70XB: not a size; write for example 0:70GiB,1:40GiB
-gpupool: GPUPOOL_MODE=fast: not a mode; write one of pool|spill|trace|off
+gpupool: GPUPOOL_MODE=fast: not a mode; write one of pool|spill|managed|trace|off
 ";
     assert_eq!(stderr(&output), expected);
     assert!(!mark.exists());

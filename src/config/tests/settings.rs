@@ -5,7 +5,9 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
-use gpupool_config::{Contexts, Devices, Free, Limits, MemInfo, Mode, Pinned, Placement, SETTINGS, Settings, Switch};
+use gpupool_config::{
+    Contexts, Devices, Free, Limits, MemInfo, Mode, Pinned, Placement, Prefetch, SETTINGS, Settings, Switch, Toggle,
+};
 
 fn read(vars: &[(&str, &str)]) -> Result<Settings, Vec<String>> {
     Settings::read(vars.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))))
@@ -77,6 +79,8 @@ fn well_formed_settings_are_typed() {
         ("GPUPOOL_PINNED_IDLE", "5min"),
         ("GPUPOOL_SOFT_OOM", "off"),
         ("GPUPOOL_MEMINFO", "device"),
+        ("GPUPOOL_PREFETCH", "launch"),
+        ("GPUPOOL_MANAGED_ADVICE", "on"),
         ("GPUPOOL_CONTEXTS", "deny"),
         ("GPUPOOL_CONTEXT_DEVICES", "3, 1"),
         ("GPUPOOL_MALLOC_HEAP_SIZE", "256MiB"),
@@ -100,6 +104,8 @@ fn well_formed_settings_are_typed() {
     assert_eq!(settings.pinned_idle, Duration::from_secs(300));
     assert_eq!(settings.soft_oom, Switch::Off);
     assert_eq!(settings.meminfo, MemInfo::Device);
+    assert_eq!(settings.prefetch, Prefetch::Launch);
+    assert_eq!(settings.managed_advice, Toggle::On);
     assert_eq!(settings.contexts, Contexts::Deny);
     assert_eq!(settings.context_devices, Some(vec![3, 1]));
     assert_eq!(settings.malloc_heap_size, Some(256 << 20));
@@ -117,8 +123,9 @@ fn one_limit_holds_for_every_gpu() {
 
 #[test]
 fn malformed_values_say_what_to_write() {
-    refused("GPUPOOL_MODE", "fast", "not a mode; write one of pool|spill|trace|off");
-    refused("GPUPOOL_MODE", "managed", "mode managed is not built yet; write one of pool|spill|trace|off");
+    refused("GPUPOOL_MODE", "fast", "not a mode; write one of pool|spill|managed|trace|off");
+    refused("GPUPOOL_PREFETCH", "on", "not a time; write one of off|alloc|launch");
+    refused("GPUPOOL_MANAGED_ADVICE", "auto", "not on or off; write one of off|on");
     refused("GPUPOOL_MIN_SIZE", "0", "must be at least 1; write 1 to pool every request");
     refused("GPUPOOL_MIN_SIZE", "-1", "a size can not be negative; write for example 1MiB");
     refused("GPUPOOL_DEVICES", "0,,1", "\"\" is not a GPU's number; write auto or for example 0,2,3");

@@ -4,3 +4,11 @@ pub mod host;
 pub mod nvml;
 mod sharing;
 pub mod vmm;
+
+use crate::driver::Driver;
+
+/// Free bytes of a GPU: by the driver where it is the current one, else by NVML; `None` where nobody can tell.
+pub fn free_on(driver: &Driver, ordinal: u32, uuid: &nvml::Uuid) -> Option<u64> {
+    let here = driver.current_device().is_ok_and(|device| device as u32 == ordinal);
+    if here { driver.free_memory().ok() } else { nvml::get()?.free(uuid) }
+}

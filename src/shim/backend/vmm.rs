@@ -79,10 +79,6 @@ impl Vmm {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
-
-    fn nvml_free(&self, ordinal: u32) -> Option<u64> {
-        nvml::get()?.free(self.uuids.get(&ordinal)?)
-    }
 }
 
 impl Drop for Vmm {
@@ -127,8 +123,7 @@ impl Backend for Vmm {
         match place {
             Place::Host(_) => Some(host::available()),
             Place::Gpu(ordinal) => {
-                let here = self.driver.current_device().is_ok_and(|device| device as u32 == ordinal);
-                let free = if here { self.driver.free_memory().ok() } else { self.nvml_free(ordinal) }?;
+                let free = super::free_on(self.driver, ordinal, self.uuids.get(&ordinal)?)?;
                 Some(free.saturating_sub(self.reserves.get(&ordinal).copied().unwrap_or(0)))
             }
         }

@@ -15,6 +15,7 @@ pub use judge::{heap_is_default, judge};
 pub use usage::Usage;
 
 use crate::driver::{self, CuResult, Driver};
+use crate::managed;
 use crate::memory;
 use crate::site;
 use cudarc::driver::sys::{CUcontext, CUdevice};
@@ -172,6 +173,7 @@ fn appeared(driver: &Driver, context: CUcontext, device: CUdevice) -> Option<&'s
     })?;
     waiting.handle.store(context as usize, Ordering::Release);
     limits::apply(driver, context, device);
+    managed::context_appeared(driver, context);
     Some(waiting)
 }
 
@@ -222,6 +224,7 @@ pub fn add(
         slot.store(std::ptr::from_ref(known).cast_mut(), Ordering::Release);
     }
     report(driver, known, approximate);
+    managed::context_appeared(driver, context);
     known
 }
 

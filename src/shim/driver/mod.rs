@@ -6,7 +6,8 @@ mod result;
 pub use result::CuResult;
 
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUuuid,
+    CUcontext, CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle,
+    CUmemLocation, CUstream, CUuuid,
 };
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use once_cell::race::OnceBox;
@@ -68,7 +69,10 @@ functions! {
         cuCtxSynchronize();
         cuCtxGetLimit(*mut usize, c_int);
         cuCtxSetLimit(c_int, usize);
+        cuStreamCreate(*mut CUstream, c_uint);
+        cuStreamDestroy_v2(CUstream);
         cuMemGetInfo_v2(*mut usize, *mut usize);
+        cuPointerGetAttribute(*mut c_void, c_int, CUdeviceptr);
         cuPointerGetAttributes(c_uint, *mut c_int, *mut *mut c_void, CUdeviceptr);
         cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, u64);
         cuMemAddressFree(CUdeviceptr, usize);
@@ -77,8 +81,14 @@ functions! {
         cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, u64);
         cuMemUnmap(CUdeviceptr, usize);
         cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+        cuMemAllocManaged(*mut CUdeviceptr, usize, c_uint);
+        cuMemAdvise(CUdeviceptr, usize, c_int, CUdevice);
+        cuMemPrefetchAsync(CUdeviceptr, usize, CUdevice, CUstream);
     }
-    newer drivers {}
+    newer drivers {
+        cuMemAdvise_v2(CUdeviceptr, usize, c_int, CUmemLocation);
+        cuMemPrefetchAsync_v2(CUdeviceptr, usize, CUmemLocation, c_uint, CUstream);
+    }
 }
 
 /// The driver, or why it can not be used. `race`: two threads may both load it, which only costs time; waiting for one

@@ -3,6 +3,7 @@
 use super::{Real, retry};
 use crate::context;
 use crate::driver::CuResult;
+use crate::managed;
 use crate::memory::{self, Answer};
 use cudarc::driver::sys::CUdeviceptr;
 use std::ffi::c_uint;
@@ -67,8 +68,21 @@ fn served_by_driver(result: CuResult) -> CuResult {
     result
 }
 
+/// Managed memory of the program's own: placed where the user asked for that.
+///
+/// # Safety
+/// `dptr` is the program's output argument of that call.
+pub unsafe fn allocate_managed(real: &mut Real, dptr: *mut CUdeviceptr, bytes: usize, flags: c_uint) -> CuResult {
+    let result = retry::call(real);
+    if result.is_ok() && !dptr.is_null() {
+        // SAFETY: not NULL, and the driver has just written to it.
+        managed::adopt(unsafe { *dptr }, bytes as u64, flags);
+    }
+    result
+}
+
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
-    memory::free(dptr).unwrap_or_else(|| real.call())
+    memory::free(dptr).unwrap_or_else(|| managed::free(dptr, || real.call()))
 }

@@ -2,8 +2,9 @@
 //! was current when it was made, wherever its pieces are.
 
 use super::Real;
+use crate::context;
 use crate::driver::CuResult;
-use crate::{context, memory};
+use crate::memory::{self, Known};
 use cudarc::driver::sys::{CUdevice, CUdeviceptr};
 use gpupool_pool::Block;
 use std::ffi::{c_int, c_uint, c_void};
@@ -67,7 +68,13 @@ pub unsafe fn total_memory(real: &mut Real, bytes: *mut usize, device: CUdevice)
 ///
 /// # Safety
 /// `data` is not NULL and has room for this attribute, as the driver demands.
-unsafe fn write_attribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr, block: &Block) -> Option<CuResult> {
+unsafe fn write_attribute(
+    data: *mut c_void,
+    attribute: c_int,
+    ptr: CUdeviceptr,
+    block: &Block,
+    managed: bool,
+) -> Option<CuResult> {
     use kind as a;
     /// # Safety
     /// As [`write_attribute`].
@@ -83,6 +90,8 @@ unsafe fn write_attribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr,
             a::DEVICE_POINTER => put::<u64>(data, ptr),
             a::HOST_POINTER => return Some(CuResult::INVALID_VALUE),
             a::BUFFER_ID => put::<u64>(data, FIRST_BUFFER_ID + block.id),
+            // What could be hidden of it is not worth a lie: the processor may use the memory, and tools ask.
+            a::IS_MANAGED if managed => return None,
             a::IS_MANAGED | a::IS_LEGACY_IPC_CAPABLE => put::<u32>(data, 0),
             a::DEVICE_ORDINAL => put::<i32>(data, block.home as i32),
             a::RANGE_START | a::MAPPING_BASE => put::<u64>(data, block.address),
@@ -98,15 +107,17 @@ unsafe fn write_attribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr,
 /// # Safety
 /// `data` is the program's output argument of that call.
 pub unsafe fn pointer_attribute(real: &mut Real, data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) -> CuResult {
-    if data.is_null() || !memory::is_pooled(ptr) {
+    if data.is_null() {
         return real.call();
     }
-    match memory::block_at(ptr) {
-        // SAFETY: `data` is not NULL and the program's for this attribute.
-        Some(block) => unsafe { write_attribute(data, attribute, ptr, &block) }.unwrap_or_else(|| real.call()),
-        // Freed memory that stays mapped: to the program it is gone.
-        None => CuResult::INVALID_VALUE,
-    }
+    let (block, managed) = match memory::known(ptr) {
+        Known::Foreign => return real.call(),
+        Known::Freed => return CuResult::INVALID_VALUE,
+        Known::Pooled(block) => (block, false),
+        Known::Managed(block) => (block, true),
+    };
+    // SAFETY: `data` is not NULL and the program's for this attribute.
+    unsafe { write_attribute(data, attribute, ptr, &block, managed) }.unwrap_or_else(|| real.call())
 }
 
 /// # Safety
@@ -118,16 +129,21 @@ pub unsafe fn pointer_attributes(
     data: *mut *mut c_void,
     ptr: CUdeviceptr,
 ) -> CuResult {
-    if attributes.is_null() || data.is_null() || !memory::is_pooled(ptr) {
+    if attributes.is_null() || data.is_null() {
         return real.call();
     }
-    let Some(block) = memory::block_at(ptr) else {
-        // Freed: the defaults that the driver writes for an address that is nobody's, such as 0.
-        // SAFETY: the program's own arguments but for the address.
-        return memory::driver_attributes(|driver| unsafe {
-            (driver.cuPointerGetAttributes)(count, attributes, data, 0)
-        })
-        .unwrap_or_else(|| real.call());
+    let (block, managed) = match memory::known(ptr) {
+        Known::Foreign => return real.call(),
+        Known::Freed => {
+            // The defaults that the driver writes for an address that is nobody's, such as 0.
+            // SAFETY: the program's own arguments but for the address.
+            return memory::driver_attributes(|driver| unsafe {
+                (driver.cuPointerGetAttributes)(count, attributes, data, 0)
+            })
+            .unwrap_or_else(|| real.call());
+        }
+        Known::Pooled(block) => (block, false),
+        Known::Managed(block) => (block, true),
     };
     let result = real.call();
     if !result.is_ok() {
@@ -137,8 +153,13 @@ pub unsafe fn pointer_attributes(
         // SAFETY: the driver read `count` attributes and wrote through as many pointers without an error.
         unsafe {
             let (attribute, output) = (*attributes.add(index), *data.add(index));
-            if !output.is_null() {
-                let _ = write_attribute(output, attribute, ptr, &block);
+            if output.is_null() {
+                continue;
+            }
+            let written = write_attribute(output, attribute, ptr, &block, managed);
+            // Asked for together, what a block does not have is not an error but 0.
+            if written.is_some_and(|result| !result.is_ok()) {
+                output.cast::<u64>().write_unaligned(0);
             }
         }
     }
@@ -148,10 +169,11 @@ pub unsafe fn pointer_attributes(
 /// # Safety
 /// The pointers are the program's output arguments of that call.
 pub unsafe fn address_range(real: &mut Real, base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) -> CuResult {
-    if !memory::is_pooled(ptr) {
-        return real.call();
-    }
-    let block = memory::block_at(ptr);
+    let block = match memory::known(ptr) {
+        Known::Foreign => return real.call(),
+        Known::Freed => None,
+        Known::Pooled(block) | Known::Managed(block) => Some(block),
+    };
     let (start, bytes) = block.map_or((0, 0), |block| (block.address, block.bytes));
     // SAFETY: NULL is legal for either; the driver writes zeros when it finds nothing.
     unsafe {

@@ -3,6 +3,7 @@
 use super::Real;
 use crate::capture;
 use crate::driver::CuResult;
+use crate::managed;
 use cudarc::driver::sys::CUstream;
 
 /// Answers of `cuStreamEndCapture` after which the stream is still being captured: the call was wrong, not the capture.
@@ -30,6 +31,7 @@ pub unsafe fn end(real: &mut Real, stream: CUstream) -> CuResult {
     let result = real.call();
     if !STILL_CAPTURING.contains(&result.0) {
         capture::ended(stream, per_thread_default(real));
+        managed::catch_up();
     }
     result
 }

@@ -84,7 +84,8 @@ macro_rules! for_each_hook {
 
             // Calls that take device memory of their own: when the driver has none left because freed runs of the pool
             // hold it, the pool gives them back and the call is made again.
-            cuMemAllocManaged(dptr: *mut CUdeviceptr, bytes: usize, flags: c_uint) => retry::after_trim();
+            cuMemAllocManaged(dptr: *mut CUdeviceptr, bytes: usize, flags: c_uint)
+                => memory::allocate_managed(dptr, bytes, flags);
             cuMemCreate(handle: *mut u64, size: usize, prop: *const c_void, flags: u64) => retry::after_trim();
             cuMemAllocAsync(dptr: *mut CUdeviceptr, bytes: usize, stream: CUstream) => retry::after_trim();
             cuMemAllocAsync_ptsz(dptr: *mut CUdeviceptr, bytes: usize, stream: CUstream) => retry::after_trim();

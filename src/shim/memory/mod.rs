@@ -5,10 +5,13 @@ mod open;
 mod plan;
 pub mod topology;
 
+pub use open::{plan, policy};
+pub use plan::Plan;
+
 use crate::context::{self, Context};
 use crate::driver::{CuResult, Driver};
 use crate::hook::Row;
-use crate::process;
+use crate::{managed, process};
 use gpupool_config::{Free as FreeSetting, MemInfo, Mode, Switch, format_size};
 use gpupool_pool::{Allocation, Block, Free, FreeError, Place, Refusal, Request, Usage};
 use open::Opened;
@@ -43,7 +46,10 @@ pub fn allocate(bytes: u64, mut driver_call: impl FnMut() -> CuResult) -> Answer
     if let Some(result) = first.filter(|result| *result != CuResult::OUT_OF_MEMORY) {
         return Answer::Driver(result);
     }
-    let Some((opened, context)) = pool_for() else { return Answer::Driver(first.unwrap_or_else(driver_call)) };
+    let Some((opened, context)) = pool_for() else {
+        let managed = managed::allocate(bytes).map(|address| Answer::Pool(CuResult::SUCCESS, address));
+        return managed.unwrap_or_else(|| Answer::Driver(first.unwrap_or_else(driver_call)));
+    };
     let first = first.or_else(|| (opened.plan.mode == Mode::Spill).then(&mut driver_call));
     match first {
         Some(result) if result != CuResult::OUT_OF_MEMORY => Answer::Driver(result),
@@ -90,10 +96,7 @@ fn from_pool(opened: &Opened, context: &Context, bytes: u64) -> Option<Answer> {
                 continue;
             }
             Err(Refusal::Full { missing }) => {
-                tracing::info!(
-                    target: "gpupool::memory", event = "pool.refuse", home, bytes, why = "full", missing,
-                    "no room for {} in the pool, {} are missing; the driver is asked", format_size(bytes), format_size(missing)
-                );
+                report_full(home, bytes, missing);
                 return None;
             }
             // The latter: the process is exiting, and the driver is gone.
@@ -101,16 +104,30 @@ fn from_pool(opened: &Opened, context: &Context, bytes: u64) -> Option<Answer> {
             Err(Refusal::AddressSpace) => "no address range of that size is left".to_owned(),
             Err(Refusal::Backend(result)) => result.to_string(),
         };
-        tracing::warn!(
-            target: "gpupool::memory", event = "pool.fallback", home, bytes, why,
-            "the pool could not make a block of {} for GPU {home} ({why}); the driver is asked", format_size(bytes)
-        );
+        report_fallback(home, bytes, &why);
         return None;
     }
 }
 
+/// There is no place for a block; the driver is asked.
+pub fn report_full(home: u32, bytes: u64, missing: u64) {
+    tracing::info!(
+        target: "gpupool::memory", event = "pool.refuse", home, bytes, why = "full", missing,
+        "no room for {} in the pool, {} are missing; the driver is asked", format_size(bytes), format_size(missing)
+    );
+}
+
+/// A block could not be made although there was room; the driver is asked.
+pub fn report_fallback(home: u32, bytes: u64, why: &str) {
+    tracing::warn!(
+        target: "gpupool::memory", event = "pool.fallback", home, bytes, why,
+        "the pool could not make a block of {} for GPU {home} ({why}); the driver is asked", format_size(bytes)
+    );
+}
+
+/// A block was made.
 #[inline]
-fn report(allocation: &Allocation) {
+pub fn report(allocation: &Allocation) {
     let Allocation { block, reused, on_peers, on_host } = *allocation;
     let Block { address, bytes, home, .. } = block;
     tracing::debug!(
@@ -151,13 +168,7 @@ pub fn free(address: u64) -> Option<CuResult> {
     };
     Some(match opened.pool.free(address, when) {
         Ok(block) => {
-            if let Some(owner) = context::by_id(block.owner) {
-                owner.usage.freed(block.bytes);
-            }
-            tracing::debug!(
-                target: "gpupool::memory", event = "block.free", address, bytes = block.bytes, home = block.home,
-                "freed {} at {address:#x}", format_size(block.bytes)
-            );
+            report_free(&block);
             CuResult::SUCCESS
         }
         // Freed twice, or an inner pointer: the driver's answer for either.
@@ -166,20 +177,47 @@ pub fn free(address: u64) -> Option<CuResult> {
     })
 }
 
-/// Whether an address lies in the pool's reservation, in a live block or not.
+/// A block is gone.
 #[inline]
-pub fn is_pooled(address: u64) -> bool {
-    open::opened().is_some_and(|opened| opened.contains(address))
+pub fn report_free(block: &Block) {
+    let Block { address, bytes, home, owner, .. } = *block;
+    if let Some(owner) = context::by_id(owner) {
+        owner.usage.freed(bytes);
+    }
+    tracing::debug!(
+        target: "gpupool::memory", event = "block.free", address, bytes, home,
+        "freed {} at {address:#x}", format_size(bytes)
+    );
 }
 
-/// The live block that an address lies in.
+/// What an address is, for the questions that a program asks about it.
+pub enum Known {
+    /// The driver's to answer.
+    Foreign,
+    /// In a live block of the pool's.
+    Pooled(Block),
+    /// In a live block that is managed memory.
+    Managed(Block),
+    /// In memory that was freed and stays mapped: to the program it is gone.
+    Freed,
+}
+
+/// What is known of an address.
+pub fn known(address: u64) -> Known {
+    match open::opened().filter(|opened| opened.contains(address)) {
+        Some(opened) => opened.pool.block_at(address).map_or(Known::Freed, Known::Pooled),
+        None => managed::block_at(address).map_or(Known::Foreign, Known::Managed),
+    }
+}
+
+/// The live block of the pool's that an address lies in.
 pub fn block_at(address: u64) -> Option<Block> {
     open::opened().filter(|opened| opened.contains(address))?.pool.block_at(address)
 }
 
 /// The context with this id is gone; its blocks go with it, as the driver's own allocations do.
 pub fn owner_gone(id: u64) -> usize {
-    open::opened().map_or(0, |opened| opened.pool.free_owned_by(id))
+    open::opened().map_or(0, |opened| opened.pool.free_owned_by(id)) + managed::owner_gone(id)
 }
 
 /// The driver has no memory left for a call of its own: freed runs go back to it. Whether there were any.
@@ -227,10 +265,13 @@ fn report_trim(bytes: u64, why: &str) {
 /// `(free, total)` for `cuMemGetInfo` in the current context; `None`: the driver's answer stands.
 pub fn info() -> Option<(u64, u64)> {
     let home = u32::try_from(answers_as_pool()?.current_device().ok()?).ok()?;
-    let opened = open::open(process::driver()?)?;
-    opened.plan.is_member(home as i32).then_some(())?;
-    let (free, _) = opened.pool.memory_info(home);
-    let total = opened.plan.total(home);
+    let driver = process::driver()?;
+    let plan = open::plan(driver).filter(|plan| plan.is_member(home as i32))?;
+    let total = plan.total(home);
+    let free = match open::open(driver) {
+        Some(opened) => opened.pool.memory_info(home).0,
+        None => managed::free_for(home)?,
+    };
     Some((free.min(total), total))
 }
 
@@ -261,7 +302,7 @@ pub fn held_on(device: i32) -> u64 {
 
 /// What the pool holds and has held; `None` if it was never opened.
 pub fn usage() -> Option<Usage> {
-    open::opened().map(|opened| opened.pool.usage())
+    open::opened().map(|opened| opened.pool.usage()).or_else(managed::usage)
 }
 
 /// Bytes of blocks that lay outside their home GPU, over the life of the process.

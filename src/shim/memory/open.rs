@@ -4,7 +4,7 @@ use super::plan::{NoPlan, Plan};
 use crate::backend::vmm::Vmm;
 use crate::driver::Driver;
 use crate::{log, process};
-use gpupool_config::{Placement, format_size};
+use gpupool_config::{Mode, Placement, format_size};
 use gpupool_pool::{Config, Policy, Pool};
 use once_cell::race::OnceBox;
 
@@ -61,7 +61,20 @@ pub fn open(driver: &'static Driver) -> Option<&'static Opened> {
         return known.as_ref();
     }
     let plan = plan(driver)?;
+    // Kept like an opened pool, so that later calls end at the first look.
+    if plan.mode == Mode::Managed {
+        return OPENED.get_or_init(|| Box::new(None)).as_ref();
+    }
     OPENED.get_or_init(|| Box::new(try_open(driver, plan))).as_ref()
+}
+
+/// How blocks are spread, as the settings say.
+pub fn policy() -> Policy {
+    match process::settings().placement {
+        Placement::LocalFirst => Policy::LocalFirst,
+        Placement::Interleave => Policy::Interleave,
+        Placement::MostFree => Policy::MostFree,
+    }
 }
 
 #[cold]
@@ -85,11 +98,7 @@ fn try_open(driver: &'static Driver, plan: &'static Plan) -> Option<Opened> {
         bytes,
         places: plan.places.clone(),
         links: plan.links.clone(),
-        policy: match process::settings().placement {
-            Placement::LocalFirst => Policy::LocalFirst,
-            Placement::Interleave => Policy::Interleave,
-            Placement::MostFree => Policy::MostFree,
-        },
+        policy: policy(),
         lenders: plan.lenders,
     };
     let places: Vec<String> = plan

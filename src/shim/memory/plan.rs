@@ -1,9 +1,10 @@
 //! What the pool of this process will be made of: which GPUs, how much of each, the host, and the mode that works here.
 //! Needs `cuInit` but no context; nothing is taken yet.
 
-use super::topology::Topology;
+use super::topology::{self, Topology};
 use crate::backend::host;
 use crate::driver::Driver;
+use crate::log;
 use gpupool_config::{Devices, Mode, Problem, Settings, local_ranks};
 use gpupool_pool::{Lenders, Links, Place, PlaceSpec};
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,7 +49,8 @@ impl Plan {
             Devices::Auto => true,
             Devices::List(list) => list.contains(&ordinal),
         };
-        let gpus: Vec<_> = topology.gpus.iter().filter(|gpu| gpu.vmm && listed(gpu.ordinal)).collect();
+        let managed = settings.mode == Mode::Managed && managed_works(&topology, listed);
+        let gpus: Vec<_> = topology.gpus.iter().filter(|gpu| (gpu.vmm || managed) && listed(gpu.ordinal)).collect();
         if gpus.is_empty() {
             return Err(NoPlan::Never("no GPU here has virtual memory management".to_owned()));
         }
@@ -70,10 +72,12 @@ impl Plan {
             places.push(PlaceSpec { place: Place::Host(node), limit: host_limit / host_nodes.len() as u64 });
         }
         let ordinals: Vec<u32> = members.keys().copied().collect();
+        let links = topology.links(&ordinals, &host_nodes);
+        let mode = if managed { Mode::Managed } else { working_mode(settings.mode, &topology, &ordinals) };
         Ok(Self {
-            mode: working_mode(settings, &topology, &ordinals),
+            mode,
             lenders: lenders(settings),
-            links: topology.links(&ordinals, &host_nodes),
+            links: if managed { topology::coherent(links) } else { links },
             topology,
             members,
             host_nodes,
@@ -97,11 +101,29 @@ impl Plan {
     }
 }
 
+/// Whether every GPU that was asked for can keep managed memory where it is placed. One that can not stops all GPUs while
+/// the processor touches such memory, and takes no advice.
+fn managed_works(topology: &Topology, listed: impl Fn(u32) -> bool) -> bool {
+    let unfit = topology.gpus.iter().find(|gpu| listed(gpu.ordinal) && !gpu.concurrent_managed);
+    if let Some(gpu) = unfit {
+        log::warn_once(
+            "managed",
+            format_args!(
+                "GPU {} has no concurrent managed access, so managed memory can not be placed; mode pool is used (set \
+                 GPUPOOL_MODE=pool to silence this)",
+                gpu.ordinal
+            ),
+        );
+    }
+    unfit.is_none()
+}
+
 /// Several GPUs none of which reaches another can not pool: there the driver serves what fits, and what does not goes to
 /// the host. (Memory mapped for one GPU alone would also break copies between GPUs, which work bare by staging.)
-fn working_mode(settings: &Settings, topology: &Topology, members: &[u32]) -> Mode {
+fn working_mode(asked: Mode, topology: &Topology, members: &[u32]) -> Mode {
     let pairs = members.iter().any(|a| members.iter().any(|b| a != b && topology.reach(*a, *b)));
-    if settings.mode == Mode::Pool && members.len() > 1 && !pairs {
+    let asked = if asked == Mode::Managed { Mode::Pool } else { asked };
+    if asked == Mode::Pool && members.len() > 1 && !pairs {
         tracing::warn!(
             target: "gpupool::memory", event = "pool.fallback", home = members[0], bytes = 0, why = "no peer access",
             "the {} GPUs have no peer access to each other, so none can lend to another; mode spill is used: the driver \
@@ -109,7 +131,7 @@ fn working_mode(settings: &Settings, topology: &Topology, members: &[u32]) -> Mo
         );
         return Mode::Spill;
     }
-    settings.mode
+    asked
 }
 
 /// Ranks of one job must not eat each other's memory, unless the user says which GPUs may be used.

@@ -10,6 +10,8 @@ const VMM_SUPPORTED: i32 = 102;
 const POSIX_FD_SUPPORTED: i32 = 103;
 /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
 const RDMA_WITH_VMM_SUPPORTED: i32 = 110;
+/// `CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS`.
+const CONCURRENT_MANAGED_ACCESS: i32 = 89;
 /// `CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID`.
 const HOST_NUMA_ID: i32 = 134;
 /// `CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK` and `…_NATIVE_ATOMIC_SUPPORTED`.
@@ -32,6 +34,8 @@ pub struct Gpu {
     pub posix_fd: bool,
     /// Whether its memory from `cuMemCreate` can be given to a network adapter (GPUDirect RDMA).
     pub rdma: bool,
+    /// Whether it and the processor may use managed memory at the same time, and so advice has an effect.
+    pub concurrent_managed: bool,
     /// The host NUMA node next to it; 0 where the driver does not say.
     pub host_node: u32,
     /// `cuDeviceGetUuid`.
@@ -92,6 +96,13 @@ impl Topology {
     }
 }
 
+/// Those of the links over which managed memory is used where it lies: NVLink, and to the host. Over PCIe the driver moves
+/// the pages instead, unless the program enabled peer access between contexts on both GPUs.
+pub fn coherent(mut links: Links) -> Links {
+    links.ranks.retain(|(_, place), rank| place.is_host() || *rank < BEHIND_NVLINK);
+    links
+}
+
 fn read_gpu(driver: &Driver, device: i32) -> Result<Gpu, CuResult> {
     let mut total = 0;
     // SAFETY: the output is a local of the right type.
@@ -105,6 +116,7 @@ fn read_gpu(driver: &Driver, device: i32) -> Result<Gpu, CuResult> {
         // Without these there is less to share, and the pool serves as ever.
         posix_fd: driver.device_attribute(POSIX_FD_SUPPORTED, device).is_ok_and(|value| value != 0),
         rdma: driver.device_attribute(RDMA_WITH_VMM_SUPPORTED, device).is_ok_and(|value| value != 0),
+        concurrent_managed: driver.device_attribute(CONCURRENT_MANAGED_ACCESS, device)? != 0,
         host_node: driver
             .device_attribute(HOST_NUMA_ID, device)
             .ok()

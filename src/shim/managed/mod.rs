@@ -1,0 +1,374 @@
+//! Managed memory that is kept where it was placed: mode `managed`, and the program's own managed memory where it asked
+//! for advice (`GPUPOOL_MANAGED_ADVICE`).
+//!
+//! The driver alone would keep managed memory on the GPU that touches it, and evict to the host only. Told a preferred
+//! location for each stripe, it leaves the stripe there and maps it for the GPUs that are named as accessing it: a block
+//! of several GPUs, as the pool's. A block is one `cuMemAllocManaged`, so what frees it is the driver's own `cuMemFree`.
+//!
+//! Advice and prefetches are hints: when the driver refuses one, the log says so once and the memory serves all the same.
+//! Neither is given during a capture, which they would invalidate; what is owed is made good after it.
+
+mod advice;
+mod blocks;
+mod places;
+
+use crate::context::{self, Context};
+use crate::driver::{CuResult, Driver};
+use crate::memory::{self, topology};
+use crate::{backend, capture, log, process};
+use advice::Advice;
+use blocks::Managed;
+use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUstream};
+use gpupool_config::{Mode, Prefetch, Settings, Toggle, format_size};
+use gpupool_pool::{Allocation, Block, Place, Usage};
+use once_cell::race::OnceBox;
+use parking_lot::Mutex;
+use places::{Level, Places, Stripes};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// `CU_MEM_ATTACH_GLOBAL`: any stream of any GPU may use the memory.
+const ATTACH_GLOBAL: u32 = 1;
+/// `CU_STREAM_NON_BLOCKING`: the legacy default stream does not wait for it.
+const NON_BLOCKING: u32 = 1;
+/// `CU_POINTER_ATTRIBUTE_RANGE_SIZE`.
+const RANGE_SIZE: i32 = 12;
+
+/// What managed memory is placed by; the plan's places, and what was placed there.
+struct Opened {
+    driver: &'static Driver,
+    plan: &'static memory::Plan,
+    places: Mutex<Places>,
+    live: Mutex<Totals>,
+}
+
+/// For the summary.
+#[derive(Clone, Copy, Default)]
+struct Totals {
+    blocks: u64,
+    bytes: u64,
+    peak: u64,
+    allocations: u64,
+}
+
+static OPENED: OnceBox<Option<Opened>> = OnceBox::new();
+/// Some live block has advice coming that could not be given yet.
+static OWED: AtomicBool = AtomicBool::new(false);
+
+fn wanted(settings: &Settings) -> bool {
+    settings.mode == Mode::Managed || settings.managed_advice == Toggle::On
+}
+
+/// Opened now if it was not. `None` where no managed memory is placed in this process.
+fn open() -> Option<&'static Opened> {
+    if let Some(known) = OPENED.get() {
+        return known.as_ref();
+    }
+    let settings = process::settings();
+    if !wanted(settings) {
+        return None;
+    }
+    let driver = process::driver()?;
+    let plan = memory::plan(driver)?;
+    let coherent = |place: Place| match place {
+        Place::Gpu(ordinal) => plan.topology.gpus.get(ordinal as usize).is_some_and(|gpu| gpu.concurrent_managed),
+        Place::Host(_) => true,
+    };
+    let specs: Vec<_> = plan.places.iter().copied().filter(|spec| coherent(spec.place)).collect();
+    let links = topology::coherent(plan.links.clone());
+    let places = Mutex::new(Places::new(&specs, links, memory::policy(), plan.lenders));
+    let opened = Opened { driver, plan, places, live: Mutex::default() };
+    OPENED.get_or_init(|| Box::new(Some(opened))).as_ref()
+}
+
+/// The same, where blocks of ours are managed memory: the plan may have fallen back to another mode.
+fn open_for_blocks() -> Option<&'static Opened> {
+    if process::settings().mode != Mode::Managed {
+        return None;
+    }
+    open().filter(|opened| opened.plan.mode == Mode::Managed)
+}
+
+/// Serves an allocation of `bytes` for the current context in mode managed: the address. `None`: the driver is asked.
+#[cold]
+pub fn allocate(bytes: u64) -> Option<u64> {
+    let opened = open_for_blocks().filter(|_| process::is_open())?;
+    let context = context::current(opened.driver)?;
+    let home = u32::try_from(context.device).ok()?;
+    let stripes = match opened.place(home, bytes)? {
+        Ok(stripes) => stripes,
+        Err(missing) => {
+            memory::report_full(home, bytes, missing);
+            return None;
+        }
+    };
+    let mut address = 0;
+    // SAFETY: the output is a local.
+    let result = unsafe { (opened.driver.cuMemAllocManaged)(&raw mut address, bytes as usize, ATTACH_GLOBAL) };
+    if !result.is_ok() {
+        opened.places.lock().give(&stripes);
+        memory::report_fallback(home, bytes, &result.to_string());
+        return None;
+    }
+    context.usage.allocated(bytes);
+    let managed = opened.began(context, address, bytes, stripes, true);
+    let (mut on_peers, mut on_host) = (0, 0);
+    for &(place, bytes) in managed.stripes.iter().filter(|(place, _)| *place != Place::Gpu(home)) {
+        *(if place.is_host() { &mut on_host } else { &mut on_peers }) += bytes;
+    }
+    memory::report(&Allocation { block: managed.block, reused: false, on_peers, on_host });
+    Some(address)
+}
+
+/// The program allocated managed memory itself (`cuMemAllocManaged` succeeded): placed like a block of ours, where asked
+/// for. Memory attached to the host or to a stream is none of the GPUs' in common, and small pieces share pages.
+pub fn adopt(address: CUdeviceptr, bytes: u64, flags: u32) {
+    let settings = process::settings();
+    let eligible = flags == ATTACH_GLOBAL && bytes >= settings.min_size && settings.managed_advice == Toggle::On;
+    let Some(opened) = eligible.then(open).flatten() else { return };
+    let Some(context) = context::current(opened.driver) else { return };
+    let Some(stripes) = u32::try_from(context.device).ok().and_then(|home| opened.place(home, bytes)?.ok()) else {
+        return;
+    };
+    opened.began(context, address, bytes, stripes, false);
+}
+
+impl Opened {
+    /// Sets room aside for a block of `home`: its stripes, or the bytes that are missing. `None`: the GPU is not ours.
+    fn place(&self, home: u32, bytes: u64) -> Option<Result<Stripes, u64>> {
+        let (order, needed) = {
+            let places = self.places.lock();
+            let order = places.order(home);
+            (order.clone(), places.needed(&order))
+        };
+        let mut answer = None;
+        let mut levels = Vec::new();
+        for place in order.iter().copied() {
+            levels.push((place, self.level(place)));
+            if levels.len() >= needed {
+                let taken = self.places.lock().take(bytes, &levels);
+                let served = taken.is_ok();
+                answer = Some(taken);
+                if served {
+                    break;
+                }
+            }
+        }
+        answer
+    }
+
+    /// What the system says of a place. No lock is held.
+    fn level(&self, place: Place) -> Level {
+        let ordinal = match place {
+            Place::Host(_) => return Level::Host { available: backend::host::available() },
+            Place::Gpu(ordinal) => ordinal,
+        };
+        let gpu = self.plan.topology.gpus.get(ordinal as usize);
+        let free = gpu.and_then(|gpu| backend::free_on(self.driver, ordinal, &gpu.uuid));
+        let (Some(gpu), Some(free)) = (gpu, free) else { return Level::Unknown };
+        let reserve = self.plan.members.get(&ordinal).copied().unwrap_or(0);
+        Level::Gpu { usable: gpu.total.saturating_sub(reserve), in_use: gpu.total.saturating_sub(free) }
+    }
+
+    /// Enters a new block and does for it what can be done now.
+    fn began(&self, context: &Context, address: u64, bytes: u64, stripes: Stripes, ours: bool) -> Arc<Managed> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let block = Block { address, bytes, home: context.device as u32, owner: context.id, id };
+        let managed = Managed { block, stripes, ours, placed: AtomicBool::new(false), accessed: AtomicU64::new(0) };
+        let managed = Arc::new(managed);
+        blocks::insert(managed.clone());
+        if ours {
+            let mut live = self.live.lock();
+            live.blocks += 1;
+            live.allocations += 1;
+            live.bytes += bytes;
+            live.peak = live.peak.max(live.bytes);
+        }
+        self.settle(&managed);
+        managed
+    }
+
+    /// A block is gone.
+    fn ended(&self, managed: &Managed) {
+        self.places.lock().give(&managed.stripes);
+        if managed.ours {
+            let mut live = self.live.lock();
+            live.blocks -= 1;
+            live.bytes -= managed.block.bytes;
+        }
+    }
+
+    /// Gives the advice that a block still lacks, and moves it when it gets its places.
+    fn settle(&self, managed: &Managed) {
+        let Some(context) = context::current(self.driver).filter(|_| !capture::under_way()) else {
+            OWED.store(true, Ordering::Release);
+            return;
+        };
+        let first = !managed.placed.swap(true, Ordering::AcqRel);
+        if first {
+            for (place, address, bytes) in managed.parts() {
+                self.advise(address, bytes, Advice::PreferredLocation, place);
+            }
+        }
+        for ordinal in self.devices_in_use() {
+            let bit = 1 << (ordinal % u64::BITS);
+            if managed.accessed.fetch_or(bit, Ordering::AcqRel) & bit == 0 {
+                let Block { address, bytes, .. } = managed.block;
+                self.advise(address, bytes, Advice::AccessedBy, Place::Gpu(ordinal));
+            }
+        }
+        if first
+            && process::settings().prefetch != Prefetch::Off
+            && let Some(stream) = self.stream(context)
+        {
+            self.prefetch(managed, stream);
+        }
+    }
+
+    /// Moves each stripe to its place, in the order of a stream of the current context.
+    fn prefetch(&self, managed: &Managed, stream: CUstream) {
+        for (place, address, bytes) in managed.parts() {
+            let result = advice::prefetch(self.driver, address, bytes, place, stream);
+            say_refused("cuMemPrefetchAsync", result, bytes, place);
+        }
+    }
+
+    fn advise(&self, address: u64, bytes: u64, what: Advice, place: Place) {
+        let result = advice::advise(self.driver, address, bytes, what, place);
+        say_refused("cuMemAdvise", result, bytes, place);
+    }
+
+    /// The pool's GPUs that have a context. The others can not touch the memory.
+    fn devices_in_use(&self) -> impl Iterator<Item = u32> {
+        let contexts = context::all().into_iter().filter(|context| !context.is_gone());
+        let mut ordinals: Vec<u32> = contexts.filter_map(|context| u32::try_from(context.device).ok()).collect();
+        ordinals.sort_unstable();
+        ordinals.dedup();
+        ordinals.into_iter().filter(|ordinal| self.plan.members.contains_key(ordinal))
+    }
+
+    /// The stream of ours in a context, made when first needed; it goes with the context.
+    fn stream(&self, context: &Context) -> Option<CUstream> {
+        static STREAMS: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
+        if let Some(known) = STREAMS.lock().get(&context.id) {
+            return Some(*known as CUstream);
+        }
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: the output is a local.
+        let result = unsafe { (self.driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING) };
+        if !result.is_ok() {
+            return None;
+        }
+        let first = *STREAMS.lock().entry(context.id).or_insert(stream as usize);
+        if first != stream as usize {
+            // SAFETY: made above, and nobody else knows it: another thread was first.
+            let _ = unsafe { (self.driver.cuStreamDestroy_v2)(stream) };
+        }
+        Some(first as CUstream)
+    }
+}
+
+fn say_refused(call: &'static str, result: CuResult, bytes: u64, place: Place) {
+    // The second: the process is exiting, and the driver is gone.
+    if !matches!(result, CuResult::SUCCESS | CuResult::DEINITIALIZED) {
+        log::warn_once(
+            call,
+            format_args!(
+                "{call} of {} for {} was refused ({result}): managed memory stays where the driver puts it, and works",
+                format_size(bytes),
+                memory::place_name(place)
+            ),
+        );
+    }
+}
+
+/// Gives what is owed, where nothing forbids it any more: a context appeared, a capture ended.
+pub fn catch_up() {
+    if let Some(Some(opened)) = OPENED.get()
+        && OWED.swap(false, Ordering::AcqRel)
+    {
+        blocks::all().iter().for_each(|managed| opened.settle(managed));
+    }
+}
+
+/// There is a new context, so that its GPU is to map the blocks that live. Another one is current, or none.
+pub fn context_appeared(driver: &Driver, context: CUcontext) {
+    if OPENED.get().is_none() {
+        return;
+    }
+    OWED.store(true, Ordering::Release);
+    if !context.is_null() {
+        context::within(driver, context, catch_up);
+    }
+}
+
+/// Frees an address by the driver's `cuMemFree`, and ends the block that begins there, if the driver did free it.
+#[inline]
+pub fn free(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
+    if blocks::may_contain(address) { free_block(address, call) } else { call() }
+}
+
+#[cold]
+fn free_block(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
+    // Taken out first: after the call the driver may give the address to another thread.
+    let removed = blocks::remove(address);
+    let result = call();
+    let (Some(managed), Some(Some(opened))) = (removed, OPENED.get()) else { return result };
+    if !result.is_ok() {
+        blocks::insert(managed);
+        return result;
+    }
+    opened.ended(&managed);
+    if managed.ours {
+        memory::report_free(&managed.block);
+    }
+    result
+}
+
+/// The live block of ours that an address lies in.
+pub fn block_at(address: u64) -> Option<Block> {
+    blocks::at(address).filter(|managed| managed.ours).map(|managed| managed.block)
+}
+
+/// The context with this id is gone. What the driver has freed with it is gone, too; how many blocks that were.
+pub fn owner_gone(id: u64) -> usize {
+    let Some(Some(opened)) = OPENED.get() else { return 0 };
+    let mut gone = 0;
+    for managed in blocks::all().into_iter().filter(|managed| managed.block.owner == id) {
+        let mut bytes = 0_usize;
+        let address = managed.block.address;
+        // SAFETY: the output is a local of the attribute's type.
+        let result = unsafe { (opened.driver.cuPointerGetAttribute)((&raw mut bytes).cast(), RANGE_SIZE, address) };
+        if (!result.is_ok() || bytes as u64 != managed.block.bytes) && blocks::remove(address).is_some() {
+            opened.ended(&managed);
+            gone += 1;
+        }
+    }
+    gone
+}
+
+/// Bytes that blocks for this GPU could still take of the GPUs, for `cuMemGetInfo`; `None` in other modes.
+pub fn free_for(home: u32) -> Option<u64> {
+    let opened = open_for_blocks()?;
+    let order = opened.places.lock().order(home);
+    let gpus = order.into_iter().filter(|place| !place.is_host());
+    let levels: Vec<_> = gpus.map(|place| (place, opened.level(place))).collect();
+    Some(opened.places.lock().rooms(&levels).iter().map(|room| room.bytes).sum())
+}
+
+/// As the pool's, with what was placed for what is held; `None` in other modes.
+pub fn usage() -> Option<Usage> {
+    let opened = OPENED.get()?.as_ref().filter(|opened| opened.plan.mode == Mode::Managed)?;
+    let places = opened.places.lock().usage();
+    let Totals { blocks, bytes, peak, allocations } = *opened.live.lock();
+    Some(Usage {
+        places,
+        live_blocks: blocks,
+        live_bytes: bytes,
+        peak_live_bytes: peak,
+        allocations,
+        ..Usage::default()
+    })
+}

@@ -1,0 +1,182 @@
+//! What each place holds of managed memory, and on which places a new block goes. Only numbers: no driver call.
+//!
+//! The pool's own budgets can not serve here: they count physical memory that the pool holds, which managed memory moves
+//! away from and comes back to. What is counted instead is what was *placed* somewhere. The driver lets GPUs be
+//! oversubscribed, and evicts to the host when they are, so the caps that hold are these.
+
+use gpupool_pool::{FRAME, Lenders, Links, Place, PlaceSpec, PlaceUsage, Policy, Room, order, spread};
+
+/// What the system says of a place now.
+#[derive(Clone, Copy, Debug)]
+pub enum Level {
+    /// A GPU: the bytes that may be used at all, and those in use, by whomever.
+    Gpu { usable: u64, in_use: u64 },
+    /// The host: the bytes that it could give.
+    Host { available: u64 },
+    /// Nobody can tell; the cap decides alone.
+    Unknown,
+}
+
+/// Bytes placed somewhere.
+#[derive(Debug)]
+struct Account {
+    place: Place,
+    limit: u64,
+    used: u64,
+    peak: u64,
+}
+
+impl Account {
+    /// What of ours is not on the GPU yet is not in the driver's number, and what is there is in both, so the larger of
+    /// the two is what the GPU has to hold.
+    fn room(&self, level: Level) -> u64 {
+        let below_limit = self.limit.saturating_sub(self.used);
+        match level {
+            Level::Gpu { usable, in_use } => below_limit.min(usable.saturating_sub(in_use.max(self.used))),
+            Level::Host { available } => below_limit.min(available),
+            Level::Unknown => below_limit,
+        }
+    }
+}
+
+/// Consecutive parts of a block, each with its place and bytes (whole frames; the last may reach past the block's end).
+pub type Stripes = Vec<(Place, u64)>;
+
+/// The accounts of all places, and the rules by which blocks go to them.
+#[derive(Debug)]
+pub struct Places {
+    accounts: Vec<Account>,
+    links: Links,
+    policy: Policy,
+    lenders: Lenders,
+    /// Blocks placed so far; see [`spread`].
+    turn: u64,
+}
+
+impl Places {
+    pub fn new(specs: &[PlaceSpec], links: Links, policy: Policy, lenders: Lenders) -> Self {
+        let account = |spec: &PlaceSpec| Account { place: spec.place, limit: spec.limit, used: 0, peak: 0 };
+        Self { accounts: specs.iter().map(account).collect(), links, policy, lenders, turn: 0 }
+    }
+
+    /// The places that a block of this GPU may go to, best first; empty where the GPU is not one of ours.
+    pub fn order(&self, home: u32) -> Vec<Place> {
+        let places: Vec<Place> = self.accounts.iter().map(|account| account.place).collect();
+        order(home, &places, &self.links, self.lenders)
+    }
+
+    /// How many places have to be known before a block can be placed: the first may do, unless the policy compares.
+    pub fn needed(&self, order: &[Place]) -> usize {
+        if self.policy == Policy::LocalFirst { 1 } else { order.len() }
+    }
+
+    /// The bytes that each place could still take.
+    pub fn rooms(&self, levels: &[(Place, Level)]) -> Vec<Room> {
+        let room = |&(place, level): &(Place, Level)| {
+            let account = self.accounts.iter().find(|account| account.place == place);
+            Room { place, bytes: account.map_or(0, |account| account.room(level)) }
+        };
+        levels.iter().map(room).collect()
+    }
+
+    /// Sets room aside for a block. `levels` are the places that may be used, in the order of [`Places::order`].
+    ///
+    /// # Errors
+    /// The bytes for which there is no room.
+    pub fn take(&mut self, bytes: u64, levels: &[(Place, Level)]) -> Result<Stripes, u64> {
+        let stripes = spread(bytes, &self.rooms(levels), self.policy, self.turn)?;
+        self.turn += 1;
+        for &(place, bytes) in &stripes {
+            if let Some(account) = self.account(place) {
+                account.used += bytes;
+                account.peak = account.peak.max(account.used);
+            }
+        }
+        Ok(stripes)
+    }
+
+    /// A block is gone, or was never made.
+    pub fn give(&mut self, stripes: &Stripes) {
+        for &(place, bytes) in stripes {
+            if let Some(account) = self.account(place) {
+                account.used = account.used.saturating_sub(bytes);
+            }
+        }
+    }
+
+    fn account(&mut self, place: Place) -> Option<&mut Account> {
+        self.accounts.iter_mut().find(|account| account.place == place)
+    }
+
+    /// The accounts in numbers; `held` is what was placed there.
+    pub fn usage(&self) -> Vec<PlaceUsage> {
+        let usage = |account: &Account| {
+            let &Account { place, limit, used, peak } = account;
+            PlaceUsage { place, limit, held: used, used, peak_used: peak, pinned: 0 }
+        };
+        self.accounts.iter().map(usage).collect()
+    }
+}
+
+/// The parts of a block of `bytes` at `address`, as `(place, address, bytes)`, the last cut to the block's end.
+pub fn parts(address: u64, bytes: u64, stripes: &Stripes) -> impl Iterator<Item = (Place, u64, u64)> {
+    debug_assert_eq!(stripes.iter().map(|(_, bytes)| bytes).sum::<u64>(), bytes.next_multiple_of(FRAME));
+    let end = address + bytes;
+    stripes.iter().scan(address, move |at, &(place, bytes)| {
+        let start = *at;
+        *at += bytes;
+        Some((place, start, bytes.min(end - start)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    const GPU: Place = Place::Gpu(0);
+    const PEER: Place = Place::Gpu(1);
+    const HOST: Place = Place::Host(0);
+
+    fn places(policy: Policy) -> Places {
+        let specs =
+            [(GPU, 10), (PEER, 10), (HOST, 4)].map(|(place, frames)| PlaceSpec { place, limit: frames * FRAME });
+        let links = Links { ranks: BTreeMap::from([((0, PEER), 1), ((0, HOST), 9), ((1, GPU), 1), ((1, HOST), 9)]) };
+        Places::new(&specs, links, policy, Lenders::All)
+    }
+
+    fn unknown(places: &Places) -> Vec<(Place, Level)> {
+        places.order(0).into_iter().map(|place| (place, Level::Unknown)).collect()
+    }
+
+    #[test]
+    fn a_block_fills_home_then_the_peer_then_the_host_and_no_more() {
+        let mut places = places(Policy::LocalFirst);
+        let levels = unknown(&places);
+        let stripes = places.take(23 * FRAME + 1, &levels);
+        assert_eq!(stripes, Ok(vec![(GPU, 10 * FRAME), (PEER, 10 * FRAME), (HOST, 4 * FRAME)]));
+        assert_eq!(places.take(1, &levels), Err(FRAME));
+        places.give(&vec![(PEER, FRAME)]);
+        assert_eq!(places.take(1, &levels), Ok(vec![(PEER, FRAME)]));
+    }
+
+    #[test]
+    fn what_others_use_is_no_room_and_what_we_placed_counts_once() {
+        let mut places = places(Policy::LocalFirst);
+        let level = |in_use: u64| vec![(GPU, Level::Gpu { usable: 8 * FRAME, in_use: in_use * FRAME })];
+        assert_eq!(places.take(3 * FRAME, &level(0)), Ok(vec![(GPU, 3 * FRAME)]));
+        // Three frames placed, none or all of them there yet.
+        assert_eq!(places.rooms(&level(0))[0].bytes, 5 * FRAME);
+        assert_eq!(places.rooms(&level(3))[0].bytes, 5 * FRAME);
+        // Four frames of somebody else's beside them.
+        assert_eq!(places.rooms(&level(7))[0].bytes, FRAME);
+        assert_eq!(places.take(2 * FRAME, &level(7)), Err(FRAME));
+    }
+
+    #[test]
+    fn parts_end_with_the_block() {
+        let stripes = vec![(GPU, 2 * FRAME), (PEER, FRAME)];
+        let parts: Vec<_> = parts(1 << 30, 2 * FRAME + 5, &stripes).collect();
+        assert_eq!(parts, [(GPU, 1 << 30, 2 * FRAME), (PEER, (1 << 30) + 2 * FRAME, 5)]);
+    }
+}
