@@ -10,7 +10,7 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 
 for folder in "${CUDA_HOME:-/usr/local/cuda}/bin" /usr/local/cuda/bin; do
-    if [ -x "$folder/nvcc" ]; then PATH=$PATH:$folder; fi
+    if [ -x "$folder/nvcc" ] || [ -x "$folder/compute-sanitizer" ]; then PATH=$PATH:$folder; fi
 done
 
 release=${GPUPOOL_RELEASE:-$root/target/release}

@@ -2,46 +2,32 @@
 
 use harness::{Output, Run, repository};
 
-/// Name, arguments. All fit into 8 GiB.
-const PROGRAMS: &[(&str, &str)] = &[
-    ("fill_spread", "8 64 130 200"),
-    ("pitch", ""),
-    ("free_while_running", ""),
-    ("leak", "300"),
-    ("threads_contexts", ""),
-    ("queries", ""),
-    ("bad_input", ""),
-    ("ipc_refused", ""),
-    ("steps", "a:100 a:3 f:0 a:50 c:1 c:2 s f:1 f:2"),
-    ("exits", "return"),
-    ("forks", "before"),
-    ("forks", "after"),
-];
+/// One line of `tests/programs/runs.txt`, which says what the words mean.
+struct Listed {
+    kept: String,
+    when: String,
+    name: String,
+    arguments: String,
+}
 
-/// What differs on purpose, under any mode that serves from the pool, and why.
-const DIFFERENT: &[(&str, &str)] = &[("ipc_refused", "pooled memory has no IPC handle until the pool builds one")];
-
-/// Programs whose output on two H200 is kept in `tests/programs/expected`, by file name.
-const MEASURED: &[(&str, &str, &str)] = &[
-    ("pitch", "pitch", ""),
-    ("queries", "queries", ""),
-    ("bad_input", "bad_input", ""),
-    ("resolver_answers", "resolver_answers", ""),
-    ("ipc_refused", "ipc_refused", ""),
-    ("free_while_running", "free_while_running", ""),
-    ("leak", "leak", "300"),
-    ("threads_contexts", "threads_contexts", ""),
-    ("fill_spread", "fill_spread", "8 64 130"),
-    ("forks_after", "forks", "after"),
-    ("exits_atexit", "exits", "atexit"),
-    ("exits_late", "exits", "late"),
-    ("peers", "peers", ""),
-];
+fn runs() -> Vec<Listed> {
+    let listed: Vec<Listed> = include_str!("programs/runs.txt")
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| {
+            let mut words = line.split_whitespace().map(str::to_owned);
+            let (kept, when, name) = (words.next()?, words.next()?, words.next()?);
+            Some(Listed { kept, when, name, arguments: words.collect::<Vec<_>>().join(" ") })
+        })
+        .collect();
+    assert!(listed.len() > 10, "runs.txt lists {} runs", listed.len());
+    listed
+}
 
 #[test]
 fn the_simulated_driver_says_what_a_real_one_said() {
-    for (file, name, arguments) in MEASURED {
-        let path = repository().join(format!("tests/programs/expected/{file}.txt"));
+    for Listed { kept, name, arguments, .. } in runs().iter().filter(|run| run.kept != "-") {
+        let path = repository().join(format!("tests/programs/expected/{kept}.txt"));
         let real = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         Run::program(name).args(arguments).sim("2x8GiB").go().prints(&real);
     }
@@ -52,29 +38,29 @@ fn on_one_gpu(name: &str, arguments: &str, settings: &[&str]) -> Output {
     Run::program(name).args(arguments).sim("1x8GiB").same_under_shim(settings)
 }
 
-fn all_alike(settings: &[&str], except: &[&str]) {
-    for (name, arguments) in PROGRAMS {
-        if !except.contains(name) {
-            on_one_gpu(name, arguments, settings);
-        }
+/// All that are listed as the same `when` the pool serves, or when it does not. They fit into 8 GiB.
+fn all_alike(settings: &[&str], when: &[&str]) {
+    for run in runs().iter().filter(|run| when.contains(&run.when.as_str())) {
+        on_one_gpu(&run.name, &run.arguments, settings);
     }
 }
 
+const POOL_SERVES: &[&str] = &["beside", "alone"];
+const DRIVER_SERVES: &[&str] = &["beside", "alone", "driver"];
+
 #[test]
 fn programs_print_the_same_in_mode_pool() {
-    let different: Vec<_> = DIFFERENT.iter().map(|(name, _)| *name).collect();
-    all_alike(&[], &different);
+    all_alike(&[], POOL_SERVES);
 }
 
 #[test]
 fn programs_print_the_same_when_every_request_is_pooled() {
-    let different: Vec<_> = DIFFERENT.iter().map(|(name, _)| *name).collect();
-    all_alike(&["GPUPOOL_MIN_SIZE=1"], &different);
+    all_alike(&["GPUPOOL_MIN_SIZE=1"], POOL_SERVES);
 }
 
 #[test]
 fn programs_print_the_same_in_mode_spill() {
-    all_alike(&["GPUPOOL_MODE=spill"], &[]);
+    all_alike(&["GPUPOOL_MODE=spill"], DRIVER_SERVES);
 }
 
 #[test]
@@ -85,12 +71,12 @@ fn programs_print_the_same_in_mode_managed() {
 
 #[test]
 fn programs_print_the_same_in_mode_trace() {
-    all_alike(&["GPUPOOL_MODE=trace"], &[]);
+    all_alike(&["GPUPOOL_MODE=trace"], DRIVER_SERVES);
 }
 
 #[test]
 fn programs_print_the_same_in_mode_off() {
-    all_alike(&["GPUPOOL_MODE=off"], &[]);
+    all_alike(&["GPUPOOL_MODE=off"], DRIVER_SERVES);
 }
 
 #[test]

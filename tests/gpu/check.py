@@ -20,6 +20,7 @@ import machine
 import native
 import pinned
 import pytorch
+import sanitizer
 import several
 import xla
 from running import BelowGoal, Failed, Lab, NotRun
@@ -61,6 +62,7 @@ SETS = {
         "cupy-managed": cuda_python.cupy_managed,
         "triton": pytorch.triton,
         "rmm": cuda_python.rmm,
+        "memcheck": sanitizer.memcheck,
         "torch-expandable": pytorch.oversize_expandable,
         "torch-async": pytorch.oversize_async,
         "cupy-default": cuda_python.cupy_default,

@@ -6,42 +6,9 @@ import re
 
 import building
 from building import TESTS
-from running import BelowGoal, Failed, NotRun, same
+from running import BelowGoal, Failed, same
 
-# Program, arguments. Each fits on one GPU.
-TOGETHER = [
-    ("fill_spread", "8 64 130 200"),
-    ("pitch", ""),
-    ("queries", ""),
-    ("bad_input", ""),
-    ("resolver_answers", ""),
-    ("steps", "a:100 a:3 f:0 a:50 c:1 c:2 s f:1 f:2"),
-    ("exits", "return"),
-    ("exits", "exit"),
-    ("exits", "_exit"),
-    ("exits", "atexit"),
-    ("forks", "before"),
-    ("forks", "after"),
-    ("forks", "exec"),
-]
-# These look at the free memory of the whole GPU, or at which of two things comes first.
-ALONE = [("threads_contexts", ""), ("free_while_running", ""), ("leak", "300")]
 SETTINGS = ({}, {"MIN_SIZE": "1"})
-# Outputs in tests/programs/expected: file, program, arguments.
-EXPECTED = [
-    ("pitch", "pitch", ""),
-    ("queries", "queries", ""),
-    ("bad_input", "bad_input", ""),
-    ("resolver_answers", "resolver_answers", ""),
-    ("ipc_refused", "ipc_refused", ""),
-    ("free_while_running", "free_while_running", ""),
-    ("leak", "leak", "300"),
-    ("threads_contexts", "threads_contexts", ""),
-    ("fill_spread", "fill_spread", "8 64 130"),
-    ("forks_after", "forks", "after"),
-    ("exits_atexit", "exits", "atexit"),
-    ("peers", "peers", ""),
-]
 # Little room everywhere, so that a few GiB lie on two GPUs and the host.
 CROWDED = {"DEVICES": "0,1", "LIMIT": "2GiB", "HOST_LIMIT": "3GiB"}
 
@@ -52,6 +19,13 @@ def _bare(lab, name, arguments):
     if key not in lab.kept:
         lab.kept[key] = lab.bare([building.program(lab, name), *arguments.split()], 60)
     return lab.kept[key]
+
+
+def _runs(*when):
+    """Lines of tests/programs/runs.txt with one of these words: kept output, program, arguments."""
+    lines = (TESTS / "programs" / "runs.txt").read_text(encoding="utf-8").splitlines()
+    listed = [line.split(maxsplit=3) for line in lines if not line.startswith("#")]
+    return [(run[0], run[2], " ".join(run[3:])) for run in listed if run[1] in when]
 
 
 def _compile_all(lab, names):
@@ -72,11 +46,12 @@ def demo(lab):
 def programs(lab):
     """Every C client bare and under the shim; then those that need two GPUs or a crowded pool."""
     crowded = lab.machine.gpus[1:]
-    _compile_all(lab, [name for name, _ in TOGETHER + ALONE] + ["ipc_refused", "peers", "churn"])
+    beside, alone = _runs("beside"), _runs("alone")
+    _compile_all(lab, [name for _, name, _ in beside + alone] + ["ipc_refused", "peers", "churn"])
     wrong = []
 
     def compare(program):
-        name, arguments = program
+        _, name, arguments = program
         bare = _bare(lab, name, arguments)
         for settings in SETTINGS:
             try:
@@ -85,8 +60,8 @@ def programs(lab):
                 wrong.append(str(failure))
 
     with concurrent.futures.ThreadPoolExecutor(4) as workers:
-        list(workers.map(compare, TOGETHER))
-    for program in ALONE:
+        list(workers.map(compare, beside))
+    for program in alone:
         compare(program)
     more = [_sharing] + ([_spread, _peers, _churn, _leak] if crowded else [])
     for check in more:
@@ -94,7 +69,7 @@ def programs(lab):
             check(lab)
         except Failed as failure:
             wrong.append(str(failure))
-    count = len(SETTINGS) * len(TOGETHER + ALONE) + len(more)
+    count = len(SETTINGS) * len(beside + alone) + len(more)
     if wrong:
         raise Failed(f"{len(wrong)} of {count} differ or fail, as listed below", wrong)
     left_out = "" if crowded else "; fill_spread, peers, churn and leak over two GPUs not run: one GPU here"
@@ -156,10 +131,11 @@ def _leak(lab):
 def expected(lab):
     """The programs bare: the same lines as in tests/programs/expected, which the simulated driver is held to."""
     wrong, done = [], 0
-    for file, name, arguments in EXPECTED:
-        path = TESTS / "programs" / "expected" / f"{file}.txt"
-        if (name == "peers" and len(lab.machine.gpus) < 2) or not path.exists():
+    two = ["two"] if len(lab.machine.gpus) > 1 else []
+    for file, name, arguments in _runs("beside", "alone", "driver", "kept", *two):
+        if file == "-":
             continue
+        path = TESTS / "programs" / "expected" / f"{file}.txt"
         lines = path.read_text(encoding="utf-8").splitlines()
         found = _bare(lab, name, arguments).lines()
         done += 1
@@ -171,8 +147,6 @@ def expected(lab):
             wrong.append(f"{file} line {at + 1}: {here!r}, expected {there!r}")
     if wrong:
         raise Failed(f"{len(wrong)} of {done} print something else, as listed below", wrong)
-    if not done:
-        raise NotRun("no file in tests/programs/expected")
     return f"{done} programs print what the simulated driver is held to"
 
 
