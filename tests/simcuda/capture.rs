@@ -1,6 +1,5 @@
 //! Stream capture: work recorded into a graph, and the calls that are not allowed meanwhile.
 
-use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::{Handle, Out};
 use crate::graph::Graph;
@@ -139,7 +138,7 @@ pub fn end(handle: Handle, out: Out<Handle>) -> Outcome {
         return Err(Code::STREAM_CAPTURE_INVALIDATED);
     }
     let work = std::mem::take(&mut *capture.work.lock());
-    out.set(driver().graphs.insert(Arc::new(Graph::of(work))))
+    out.set(Graph::enter(work))
 }
 
 /// `CUstreamCaptureStatus`: none, active, invalidated; and the capture's id.

@@ -365,6 +365,7 @@ fn synchronize_one(context: &Context) -> Outcome {
     context.check()?;
     capture::forbid()?;
     context.wait();
+    crate::mempool::synchronized();
     context.check()
 }
 

@@ -6,6 +6,7 @@ use crate::context::{Context, by_handle, current};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::{Copy2d, Copy3d, Handle, In};
+use crate::graph::Node;
 use crate::residence;
 use crate::space::{Span, granted};
 use crate::stream::{Stream, Work, resolve};
@@ -174,7 +175,7 @@ pub fn volume_work(copy: In<Copy3d>) -> Outcome<Work> {
     if copy.shape.is_empty() || !(copy.dst.check(copy.shape, true)? & copy.src.check(copy.shape, false)?) {
         return Err(Code::INVALID_VALUE);
     }
-    Ok(Work { touches: copy.touches()?, action: Arc::new(move |_: &Context| copy.run()) })
+    Ok(Work { touches: copy.touches()?, action: Arc::new(move |_: &Context| copy.run()), node: Node::Memcpy })
 }
 
 fn start(copy: Copy, when: When) -> Outcome {
@@ -221,7 +222,7 @@ fn synchronously(context: &Arc<Context>, action: &crate::stream::Action) -> Outc
 fn queue(stream: &Arc<Stream>, copy: Copy, action: crate::stream::Action, allowed: bool) -> Outcome {
     let capturing = stream.capturing()?.is_some();
     if capturing || !allowed {
-        return stream.submit(Work { action, touches: copy.touches()? });
+        return stream.submit(Work { action, touches: copy.touches()?, node: Node::Memcpy });
     }
     let linear = copy.dst.is_dense(copy.shape) && copy.src.is_dense(copy.shape);
     if copy.src.is_pageable() && !copy.dst.is_pageable() && linear && !stream.is_idle() {
@@ -236,10 +237,10 @@ fn queue(stream: &Arc<Stream>, copy: Copy, action: crate::stream::Action, allowe
             Ok(())
         });
         let touches = vec![(dst.address, dst.address + bytes as u64)];
-        return stream.submit(Work { action, touches });
+        return stream.submit(Work { action, touches, node: Node::Memcpy });
     }
     let waits = copy.dst.is_pageable() || copy.src.is_pageable();
-    let work = Work { action, touches: copy.touches()? };
+    let work = Work { action, touches: copy.touches()?, node: Node::Memcpy };
     if waits {
         stream.run_or_submit(work)?;
         stream.last().wait();

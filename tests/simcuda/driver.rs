@@ -35,7 +35,7 @@ pub struct Driver {
     pub functions: Handles<crate::module::Function>,
     pub graphs: Handles<crate::graph::Graph>,
     pub executables: Handles<crate::graph::Executable>,
-    pub nodes: Handles<crate::graph::Node>,
+    pub nodes: Handles<crate::graph::Entry>,
     pub pools: Handles<crate::mempool::Pool>,
     pub links: Handles<crate::module::Link>,
 }

@@ -5,6 +5,7 @@ use crate::context::current;
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::{Handle, Out};
+use crate::graph::Node;
 use crate::stream::{Ticket, Work, resolve};
 use parking_lot::Mutex;
 use std::ffi::c_uint;
@@ -58,6 +59,7 @@ pub fn record(handle: Handle, stream: Handle) -> Outcome {
             Ok(())
         }),
         touches: Vec::new(),
+        node: Node::Empty,
     })?;
     *last = Record { ticket: Some(stream.last()), time, capture: None };
     Ok(())
@@ -91,6 +93,7 @@ pub fn synchronize(handle: Handle) -> Outcome {
     if let Some(ticket) = ticket {
         ticket.wait();
     }
+    crate::mempool::synchronized();
     current().map(drop)
 }
 

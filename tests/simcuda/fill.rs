@@ -5,6 +5,7 @@ use crate::context::{Context, current};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::Handle;
+use crate::graph::Node;
 use crate::residence;
 use crate::space::{Kind, Span, granted};
 use crate::stream::{Action, Work, resolve};
@@ -55,7 +56,7 @@ impl Fill {
             if allowed { Ok(()) } else { Err(Code::INVALID_VALUE) }
         })?;
         let action: Action = Arc::new(move |_: &Context| self.run(device));
-        Ok(Work { action, touches: vec![(self.address, end)] })
+        Ok(Work { action, touches: vec![(self.address, end)], node: Node::Memset })
     }
 
     fn run(&self, device: usize) -> Outcome {

@@ -1,6 +1,6 @@
 //! Graphs: lists of work, from a capture or node by node, that run in the order in which they were added.
 
-use crate::driver::driver;
+use crate::driver::{Handles, driver};
 use crate::error::{Code, Outcome};
 use crate::ffi::{Copy3d, Handle, In, Out};
 use crate::stream::{HostFn, Work, host_work, resolve};
@@ -9,13 +9,26 @@ use parking_lot::Mutex;
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
+/// The work in the order in which it was added, each with its handle.
 pub struct Graph {
     nodes: Mutex<Vec<(Handle, Work)>>,
 }
 
-/// What a node handle stands for: its graph's handle, so that dependencies can be checked.
-pub struct Node {
+/// What a piece of work is to a graph (`CUgraphNodeType`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Node {
+    Kernel = 0,
+    Memcpy = 1,
+    Memset = 2,
+    Host = 3,
+    Graph = 4,
+    Empty = 5,
+}
+
+/// What a node handle stands for; its graph's handle, so that dependencies can be checked.
+pub struct Entry {
     graph: Handle,
+    node: Node,
 }
 
 /// `CUgraphExec`.
@@ -24,8 +37,14 @@ pub struct Executable {
 }
 
 impl Graph {
-    pub fn of(work: Vec<Work>) -> Self {
-        Self { nodes: Mutex::new(work.into_iter().map(|work| (0, work)).collect()) }
+    /// Enters a graph of `work`, with a handle for it and for each node.
+    pub fn enter(work: Vec<Work>) -> Handle {
+        let driver = driver();
+        let graph = Handles::<Graph>::reserve();
+        let enter = |work: Work| (driver.nodes.insert(Arc::new(Entry { graph, node: work.node })), work);
+        let nodes = work.into_iter().map(enter).collect();
+        driver.graphs.insert_as(graph, Arc::new(Self { nodes: Mutex::new(nodes) }));
+        graph
     }
 
     fn work(&self) -> Vec<Work> {
@@ -38,20 +57,20 @@ pub fn create(out: Out<Handle>, flags: c_uint) -> Outcome {
     if flags != 0 {
         return Err(Code::INVALID_VALUE);
     }
-    out.set(driver().graphs.insert(Arc::new(Graph::of(Vec::new()))))
+    out.set(Graph::enter(Vec::new()))
 }
 
 pub fn destroy(graph: Handle) -> Outcome {
     let driver = driver();
     driver.graphs.remove(graph).map_err(|_| Code::INVALID_VALUE)?;
-    driver.nodes.retain(|node| node.graph != graph);
+    driver.nodes.retain(|entry| entry.graph != graph);
     Ok(())
 }
 
 pub fn clone(out: Out<Handle>, graph: Handle) -> Outcome {
     out.required()?;
     let work = driver().graphs.get(graph).map_err(|_| Code::INVALID_VALUE)?.work();
-    out.set(driver().graphs.insert(Arc::new(Graph::of(work))))
+    out.set(Graph::enter(work))
 }
 
 /// Adds a node after `dependencies`, which exist already and so come before it anyway.
@@ -64,7 +83,7 @@ fn add(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize, 
             return Err(Code::INVALID_VALUE);
         }
     }
-    let node = driver.nodes.insert(Arc::new(Node { graph }));
+    let node = driver.nodes.insert(Arc::new(Entry { graph, node: work.node }));
     target.nodes.lock().push((node, work));
     out.set(node)
 }
@@ -156,10 +175,10 @@ pub fn add_host(
 }
 
 pub fn add_empty(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize) -> Outcome {
-    add(out, graph, dependencies, count, Work { action: Arc::new(|_| Ok(())), touches: Vec::new() })
+    add(out, graph, dependencies, count, Work { action: Arc::new(|_| Ok(())), touches: Vec::new(), node: Node::Empty })
 }
 
-/// `cuGraphGetNodes`: handles of nodes that were added; those of a capture have none here and read as 0.
+/// `cuGraphGetNodes`, in the order in which they were added.
 pub fn nodes(graph: Handle, list: Out<Handle>, count: Out<usize>) -> Outcome {
     let graph = driver().graphs.get(graph).map_err(|_| Code::INVALID_VALUE)?;
     let nodes = graph.nodes.lock();
@@ -170,6 +189,12 @@ pub fn nodes(graph: Handle, list: Out<Handle>, count: Out<usize>) -> Outcome {
         }
     }
     count.set(nodes.len())
+}
+
+/// `cuGraphNodeGetType`.
+pub fn node_type(node: Handle, out: Out<c_int>) -> Outcome {
+    out.required()?;
+    out.set(driver().nodes.get(node).map_err(|_| Code::INVALID_VALUE)?.node as c_int)
 }
 
 pub fn instantiate(out: Out<Handle>, graph: Handle, _flags: u64) -> Outcome {
@@ -219,7 +244,7 @@ pub fn launch_graph(executable: Handle, stream: Handle) -> Outcome {
     let touches = list.iter().flat_map(|work| work.touches.clone()).collect();
     let action: crate::stream::Action =
         Arc::new(move |context| list.iter().try_for_each(|work| (work.action)(context)));
-    resolve(stream)?.submit(Work { action, touches })
+    resolve(stream)?.submit(Work { action, touches, node: Node::Graph })
 }
 
 pub fn upload(executable: Handle, stream: Handle) -> Outcome {

@@ -154,8 +154,8 @@ fn permitted(context: &Context, span: &Span, write: bool) -> Outcome {
     let reachable = match span.region.as_ref().map(|region| &region.kind) {
         Some(kind @ Kind::Plain { origin, .. }) => owner(kind).is_none_or(|device| match origin {
             Origin::Pool(pool) => device == context.device || crate::mempool::grants(*pool, context.device),
-            // Opening an IPC handle enables peer access where it is needed.
-            Origin::Ipc => true,
+            // Opening what another process shares enables peer access where it is needed.
+            Origin::Ipc | Origin::Shared => true,
             Origin::Alloc => context.reaches(device),
         }),
         _ => true,

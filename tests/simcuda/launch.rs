@@ -4,6 +4,7 @@ use crate::context::Context;
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::{Handle, In};
+use crate::graph::Node;
 use crate::kernels::Args;
 use crate::module::Function;
 use crate::stream::{Work, resolve};
@@ -53,7 +54,7 @@ pub fn work(
         return Err(Code::NOT_SUPPORTED);
     };
     let touches = kernel.ranges(&args);
-    Ok(Work { action: Arc::new(move |context: &Context| kernel.run(&args, context)), touches })
+    Ok(Work { action: Arc::new(move |context: &Context| kernel.run(&args, context)), touches, node: Node::Kernel })
 }
 
 fn arguments(function: &Function, params: In<usize>, extra: In<usize>) -> Outcome<Args> {

@@ -5,6 +5,7 @@ use crate::context::current;
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::{Handle, In, Location, Out};
+use crate::graph::Node;
 use crate::pinned;
 use crate::residence::{self, PAGE, PROCESSOR, Page, place_of};
 use crate::space::{Kind, Region};
@@ -146,6 +147,7 @@ fn queue(stream: &Arc<Stream>, (start, bytes): (u64, u64), to: Location) -> Outc
             Ok(())
         }),
         touches: Vec::new(),
+        node: Node::Empty,
     })
 }
 

@@ -52,9 +52,8 @@ pub fn free(address: u64) -> Outcome {
     let region = driver.space.find(address).filter(|region| region.start == address).ok_or(Code::INVALID_VALUE)?;
     match region.kind {
         Kind::Plain { origin: Origin::Ipc, .. } | Kind::Vmm { .. } | Kind::Host { .. } => Err(Code::INVALID_VALUE),
-        Kind::Plain { origin, .. } => {
+        Kind::Plain { .. } => {
             wait_for_device(owner(&region.kind));
-            crate::mempool::forget(origin, region.bytes);
             driver.space.free(address)
         }
         Kind::Managed { .. } => {

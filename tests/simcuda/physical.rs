@@ -8,6 +8,7 @@ use crate::extents::Extents;
 use crate::residence;
 use parking_lot::{Mutex, MutexGuard};
 use std::ffi::CString;
+use std::fs::OpenOptions;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -262,14 +263,7 @@ impl Physical {
     pub fn share(&self) -> Outcome<OwnedFd> {
         // Scattered memory can not be named so; memory has to be nearly full for that to happen.
         let [piece] = self.pieces[..] else { return Err(Code::NOT_SUPPORTED) };
-        let path = CString::new(format!("/proc/self/fd/{}", self.file())).map_err(|_| Code::OPERATING_SYSTEM)?;
-        // SAFETY: the path is a C string; the call returns a new descriptor, of a description of its own, or -1.
-        let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
-        if fd < 0 {
-            return Err(Code::OPERATING_SYSTEM);
-        }
-        // SAFETY: the descriptor is new and nobody else closes it.
-        let file = unsafe { OwnedFd::from_raw_fd(fd) };
+        let file = reopen(self.file())?;
         let position = ((piece.offset / GRANULE) << 32) | (piece.bytes / GRANULE);
         // SAFETY: plain system call on a descriptor we own; a position beyond the end of a file is legal.
         let placed = unsafe { libc::lseek(file.as_raw_fd(), position as i64, libc::SEEK_SET) };
@@ -327,16 +321,28 @@ fn file_name(place: Place, index: usize) -> String {
     }
 }
 
-/// What a descriptor from [`Physical::share`] names: `gpu` or `host`, its number in the machine, offset and bytes in the
-/// file. `None` for any other descriptor.
-pub fn shared_range(descriptor: i32) -> Option<(String, usize, u64, u64)> {
+/// The file of a descriptor once more, under a description with a position and locks of its own.
+pub fn reopen(descriptor: i32) -> Outcome<OwnedFd> {
+    let file = OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{descriptor}"));
+    file.map(OwnedFd::from).map_err(|_| Code::OPERATING_SYSTEM)
+}
+
+/// Whose memory file a descriptor is, of any process: `gpu` or `host`, and its number in the machine.
+pub fn owner_of(descriptor: i32) -> Option<(String, usize)> {
     let link = std::fs::read_link(format!("/proc/self/fd/{descriptor}")).ok()?;
     let name = link.to_str()?.strip_prefix("/memfd:simcuda-")?.strip_suffix(" (deleted)")?;
     let (kind, index) = name.split_once('-')?;
+    Some((kind.to_owned(), index.parse().ok()?))
+}
+
+/// What a descriptor from [`Physical::share`] names: its owner, offset and bytes in the file. `None` for any other
+/// descriptor.
+pub fn shared_range(descriptor: i32) -> Option<(String, usize, u64, u64)> {
+    let (kind, index) = owner_of(descriptor)?;
     // SAFETY: plain system call on a descriptor that was just looked at; it moves nothing.
     let position = unsafe { libc::lseek(descriptor, 0, libc::SEEK_CUR) };
     let position = u64::try_from(position).ok().filter(|position| *position > 0)?;
-    Some((kind.to_owned(), index.parse().ok()?, (position >> 32) * GRANULE, (position & 0xffff_ffff) * GRANULE))
+    Some((kind, index, (position >> 32) * GRANULE, (position & 0xffff_ffff) * GRANULE))
 }
 
 /// Says that this description has a stretch open, for as long as any copy of it is. A lock and not a count in the file: it

@@ -60,6 +60,8 @@ fn ordinal(kind: &Kind) -> c_int {
 
 fn context(kind: &Kind) -> u64 {
     let id = match kind {
+        // A pool is the device's, not a context's.
+        Kind::Plain { origin: Origin::Pool(_), .. } => return 0,
         Kind::Plain { context, .. } | Kind::Host { context, .. } | Kind::Managed { context, .. } => *context,
         Kind::Vmm { .. } => return 0,
     };
@@ -79,6 +81,7 @@ fn on_host(kind: &Kind) -> bool {
 fn mapping(region: &Region) -> (u64, u64) {
     match region.kind {
         Kind::Host { registered, .. } => crate::pinned::mapping(region, registered),
+        Kind::Plain { ref physical, offset, origin: Origin::Pool(_), .. } => (region.start - offset, physical.bytes),
         _ => (region.start, region.bytes),
     }
 }

@@ -64,7 +64,10 @@ pub enum Kind {
 pub enum Origin {
     Alloc,
     Pool(Handle),
+    /// Memory of another process, through a legacy handle.
     Ipc,
+    /// Memory of another process' pool.
+    Shared,
 }
 
 /// A mapped or allocated stretch of addresses.
@@ -223,12 +226,25 @@ impl Space {
         Ok(start + at)
     }
 
+    /// Addresses for memory that is not the arena's own, from a frame's border on.
+    pub fn take_addresses(&self, bytes: u64) -> Outcome<u64> {
+        self.map.write().arena.take(bytes.next_multiple_of(GRANULE), GRANULE).ok_or(Code::OUT_OF_MEMORY)
+    }
+
+    pub fn give_addresses(&self, start: u64, bytes: u64) {
+        self.map.write().arena.give(start, bytes.next_multiple_of(GRANULE));
+    }
+
+    /// Enters an allocation at addresses that were taken for it.
+    pub fn insert(&self, start: u64, bytes: u64, kind: Kind) {
+        self.map.write().insert(start, bytes, kind);
+    }
+
     /// Gives imported memory an address (`cuIpcOpenMemHandle`).
     pub fn attach(&self, physical: Arc<Physical>, device: usize, context: u64) -> Outcome<u64> {
-        let mut map = self.map.write();
         let bytes = physical.bytes;
-        let start = map.arena.take(bytes.next_multiple_of(GRANULE), GRANULE).ok_or(Code::OUT_OF_MEMORY)?;
-        map.insert(start, bytes, Kind::Plain { context, device, physical, offset: 0, origin: Origin::Ipc });
+        let start = self.take_addresses(bytes)?;
+        self.insert(start, bytes, Kind::Plain { context, device, physical, offset: 0, origin: Origin::Ipc });
         Ok(start)
     }
 
@@ -236,6 +252,13 @@ impl Space {
     pub fn free(&self, address: u64) -> Outcome {
         let mut map = self.map.write();
         let region = map.regions.remove(&address).ok_or(Code::INVALID_VALUE)?;
+        if let Kind::Plain { origin: Origin::Pool(pool), .. } = region.kind {
+            drop(map);
+            let bytes = region.bytes;
+            drop(region);
+            crate::mempool::give_back(pool, address, bytes);
+            return Ok(());
+        }
         let slab_start = address & !(GRANULE - 1);
         match map.slabs.get_mut(&slab_start) {
             Some(slab) => {
@@ -245,7 +268,8 @@ impl Space {
                     map.arena.give(slab_start, GRANULE);
                 }
             }
-            None => map.arena.give(address, region.bytes.next_multiple_of(GRANULE)),
+            // What was imported may begin behind a frame's border.
+            None => map.arena.give(slab_start, (address - slab_start + region.bytes).next_multiple_of(GRANULE)),
         }
         drop(map);
         drop(region);

@@ -6,6 +6,7 @@ use crate::context::{Context, current};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::{Handle, Out};
+use crate::graph::Node;
 use parking_lot::{Condvar, Mutex};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -25,6 +26,8 @@ pub type Action = Arc<dyn Fn(&Context) -> Outcome + Send + Sync>;
 pub struct Work {
     pub action: Action,
     pub touches: Vec<(u64, u64)>,
+    /// What it becomes in a graph, if it is captured.
+    pub node: Node,
 }
 
 pub struct Stream {
@@ -90,6 +93,11 @@ impl Stream {
         }
     }
 
+    /// `cuStreamGetId`.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
     pub fn context(&self) -> Outcome<Arc<Context>> {
         self.context.upgrade().ok_or(Code::CONTEXT_IS_DESTROYED)
     }
@@ -153,7 +161,7 @@ impl Stream {
         let context = self.context()?;
         let mut after = self.others(&context);
         after.push(ticket);
-        self.enqueue(&context, Work { action: Arc::new(|_| Ok(())), touches: Vec::new() }, after);
+        self.enqueue(&context, Work { action: Arc::new(|_| Ok(())), touches: Vec::new(), node: Node::Empty }, after);
         Ok(())
     }
 
@@ -353,6 +361,7 @@ pub fn synchronize(handle: Handle) -> Outcome {
     refuse_if_capturing(&stream)?;
     let context = stream.context()?;
     stream.settle(&context);
+    crate::mempool::synchronized();
     context.check()
 }
 
@@ -413,7 +422,7 @@ pub fn host_work(function: Option<HostFn>, argument: Handle) -> Outcome<Work> {
         unsafe { function(argument as *mut c_void) };
         Ok(())
     });
-    Ok(Work { action, touches: Vec::new() })
+    Ok(Work { action, touches: Vec::new(), node: Node::Host })
 }
 
 /// `cuStreamAddCallback`. Not legal in a capture.
@@ -429,7 +438,7 @@ pub fn add_callback(handle: Handle, callback: Option<Callback>, argument: Handle
         unsafe { callback(handle, 0, argument as *mut c_void) };
         Ok(())
     });
-    stream.submit(Work { action, touches: Vec::new() })
+    stream.submit(Work { action, touches: Vec::new(), node: Node::Host })
 }
 
 /// `cuStreamAttachMemAsync`: managed memory is visible everywhere here.

@@ -167,9 +167,9 @@ Init {
     10020 cuMemImportFromShareableHandle(out: Out<u64>, shared: u64, kind: c_int) => vmm::import;
 
     // Stream-ordered allocation
-    11020 cuMemAllocAsync(out: Out<u64>, bytes: usize, stream: Handle) + cuMemAllocAsync_ptsz => mempool::alloc;
-    11020 cuMemAllocFromPoolAsync(out: Out<u64>, bytes: usize, pool: Handle, stream: Handle) + cuMemAllocFromPoolAsync_ptsz => mempool::alloc_from;
-    11020 cuMemFreeAsync(address: u64, stream: Handle) + cuMemFreeAsync_ptsz => mempool::free;
+    11020 cuMemAllocAsync(out: Out<u64>, bytes: usize, stream: Handle) + cuMemAllocAsync_ptsz => stream_ordered::alloc;
+    11020 cuMemAllocFromPoolAsync(out: Out<u64>, bytes: usize, pool: Handle, stream: Handle) + cuMemAllocFromPoolAsync_ptsz => stream_ordered::alloc_from;
+    11020 cuMemFreeAsync(address: u64, stream: Handle) + cuMemFreeAsync_ptsz => stream_ordered::free;
     11020 cuMemPoolCreate(out: Out<Handle>, props: In<PoolProps>) => mempool::create;
     11020 cuMemPoolDestroy(pool: Handle) => mempool::destroy;
     11020 cuMemPoolTrimTo(pool: Handle, keep: usize) => mempool::trim;
@@ -177,6 +177,13 @@ Init {
     11020 cuMemPoolSetAttribute(pool: Handle, attribute: c_int, value: In<c_void>) => mempool::set_attribute;
     11020 cuMemPoolSetAccess(pool: Handle, list: In<AccessDesc>, count: usize) => mempool::set_access;
     11020 cuMemPoolGetAccess(out: Out<c_int>, pool: Handle, location: In<Location>) => mempool::get_access;
+    11020 cuMemPoolExportToShareableHandle(out: Out<c_int>, pool: Handle, kind: c_int, flags: u64) => mempool::export;
+    11020 cuMemPoolImportFromShareableHandle(out: Out<Handle>, shared: u64, kind: c_int, flags: u64) => mempool::import;
+    11020 cuMemPoolExportPointer(out: Out<mempool::Shared>, address: u64) => mempool::export_pointer;
+    11020 cuMemPoolImportPointer(out: Out<u64>, pool: Handle, data: In<mempool::Shared>) => mempool::import_pointer;
+    13000 cuMemGetDefaultMemPool(out: Out<Handle>, location: In<Location>, kind: c_int) => mempool::get_default_at;
+    13000 cuMemGetMemPool(out: Out<Handle>, location: In<Location>, kind: c_int) => mempool::get_at;
+    13000 cuMemSetMemPool(location: In<Location>, kind: c_int, pool: Handle) => mempool::set_at;
 
     // Pointers and IPC
     4000 cuPointerGetAttribute(out: Out<c_void>, attribute: c_int, address: u64) => pointer::attribute;
@@ -314,6 +321,7 @@ Init {
     10000 cuGraphAddHostNode(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize, node: In<graph::HostNode>) => graph::add_host;
     10000 cuGraphAddEmptyNode(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize) => graph::add_empty;
     10000 cuGraphGetNodes(graph: Handle, list: Out<Handle>, count: Out<usize>) => graph::nodes;
+    10000 cuGraphNodeGetType(node: Handle, out: Out<c_int>) => graph::node_type;
     10000 cuGraphInstantiate(out: Out<Handle>, graph: Handle, node: Out<Handle>, log: Out<u8>, bytes: usize) => graph::instantiate_v1;
     11000 cuGraphInstantiate_v2(out: Out<Handle>, graph: Handle, node: Out<Handle>, log: Out<u8>, bytes: usize) => graph::instantiate_v1;
     11040 cuGraphInstantiateWithFlags(out: Out<Handle>, graph: Handle, flags: u64) also "cuGraphInstantiate" 12000 => graph::instantiate;
