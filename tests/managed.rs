@@ -208,3 +208,14 @@ fn questions_are_answered_as_bare_but_for_whether_it_is_managed() {
     assert_eq!(differing.len(), 4, "the four places in blocks of GPUPOOL_MIN_SIZE or more: {differing:?}");
     assert_eq!(shim.succeeds().stdout.replace("managed 1", "managed 0"), bare.stdout);
 }
+
+/// What `scripts/gpu-check.sh` measures on real GPUs; here only that the program does what it says.
+#[test]
+fn the_stripes_program_finds_its_stripes() {
+    for arguments in ["64 1", "64 1 context"] {
+        let run = Run::program("managed_stripes").args(arguments).sim("2x256MiB").shim();
+        let shim = run.env("GPUPOOL_MODE", "managed").env("GPUPOOL_LIMIT", "0:32MiB").go();
+        shim.succeeds().says("preferred: gpu0 32 gpu1 32").says("prefetched: gpu0 32 gpu1 32");
+        shim.says("mapped for: gpu0 gpu1").says("GPU 0: 0 wrong").says("GPU 1: 0 wrong");
+    }
+}

@@ -17,6 +17,7 @@ import costs
 import cuda_python
 import diagnosis
 import machine
+import managed
 import native
 import pinned
 import pytorch
@@ -56,6 +57,7 @@ SETS = {
         "ipc": several.ipc_runtime,
         "ipc-mixed": several.ipc_mixed,
         "peer-access": several.peer_access,
+        "managed-stripes": managed.stripes,
         "fsdp": several.fsdp,
         "nccl-graph": several.nccl_graph,
         "cupy-ranks": several.cupy_ranks,

@@ -19,7 +19,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags);
 CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUdevice to, CUstream stream);
 CUresult cuMemRangeGetAttribute(void *data, size_t size, int attribute, CUdeviceptr pointer, size_t bytes);
 
-/* Where most of these bytes are: a GPU's ordinal, CU_DEVICE_CPU, or CU_DEVICE_INVALID where they are nowhere yet or nobody can tell. */
+/* Where most of these bytes are: a GPU's ordinal, CU_DEVICE_CPU, or CU_DEVICE_INVALID (nowhere yet, or nobody can tell). */
 static inline int residence(CUdeviceptr pointer, size_t bytes, int devices)
 {
     uint64_t (*at)(uint64_t, uint64_t, int);

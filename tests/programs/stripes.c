@@ -7,8 +7,9 @@
  *   f:I     free it                           g:N     work on GPU N           d:N  destroy the context of g:N
  *   b, e    begin and end a capture           s       synchronise             i    memory as the program is told
  */
-#include "kernels.h"
 #include "managed.h"
+
+#include "kernels.h"
 
 #define MOST 32
 
