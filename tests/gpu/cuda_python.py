@@ -93,8 +93,14 @@ def numba(lab):
         alone = lab.bare(client("numba_add.py"), 90, env)
     if alone.status != 0:
         raise NotRun(f"Numba fails without us too: {alone.stderr.strip().splitlines()[-1]}")
-    shim = served(same(alone, lab.shim(client("numba_add.py"), 90, env=env)))
-    return f"same lines as bare; the pool grew {len(shim.events('pool.grow'))} times"
+    served(same(alone, lab.shim(client("numba_add.py"), 90, env=env)))
+    if len(lab.machine.gpus) < 2:
+        return "same lines as bare"
+    limited = {"LIMIT": "0:256MiB", "HOST_LIMIT": "0"}
+    shim = same(alone, lab.shim(client("numba_add.py"), 90, limited, env))
+    if not on_peers(shim.peaks()):
+        raise Failed(f"{shim.command}: nothing lay on another GPU: {shim.peaks()}")
+    return "same lines as bare, also with GPU 0 limited to 256 MiB and the rest on others"
 
 
 @side_by_side
