@@ -1,8 +1,10 @@
 /*
- * The C control interface of libgpupool.so. Generated from src/shim/control.rs; do not edit.
+ * The C control interface of libgpupool.so. Generated from src/shim/control; do not edit.
  *
- * Programs need not link the library: look a function up with dlsym(RTLD_DEFAULT, "gpupool_trim") and call it when it
- * is there. Any thread may call any function at any time.
+ * Programs need not link the library. Where it is preloaded, look a function up with dlsym(RTLD_DEFAULT, "gpupool_trim")
+ * and call it when it is there. Where it is not, gpupool_malloc and its kin serve a program that opened the library with
+ * dlopen; it stays loaded until the process ends. Any thread may call any function at any time, also in a forked child.
+ * Examples: include/examples.
  */
 
 #ifndef GPUPOOL_H
@@ -10,6 +12,70 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+// What part gpupool plays in this process.
+typedef enum {
+  // No function of the CUDA driver was called yet, so nothing was decided.
+  GPUPOOL_IDLE = 0,
+  // It takes part; `gpupool_mode` says how.
+  GPUPOOL_ACTIVE = 1,
+  // It failed inside: memory handed out stays valid, new memory comes from the driver.
+  GPUPOOL_CLOSED = 2,
+  // Everything goes to the driver: switched off, a setting that can not be used, or the child of a fork.
+  GPUPOOL_PASSING = 3,
+} gpupool_state;
+
+// Why a call did nothing. Functions that return `int` return 0 for success, one of these, or a `CUresult` (above 0)
+// where the driver was asked and refused.
+typedef enum {
+  // gpupool has no part in this process, or no pool yet: `gpupool_state` and `gpupool_why` tell.
+  GPUPOOL_NOT_ACTIVE = -1,
+  // A pointer is NULL, a size is 0 or a number is none of those that the function knows.
+  GPUPOOL_INVALID_ARGUMENT = -2,
+  // The address lies in no live block of the pool's.
+  GPUPOOL_NOT_POOLED = -3,
+  // This kind of memory can not do that.
+  GPUPOOL_NOT_SUPPORTED = -4,
+  // gpupool failed; the log says where.
+  GPUPOOL_INTERNAL = -5,
+} gpupool_error;
+
+// A part of a block that lies at one place.
+typedef struct {
+  // Its first byte.
+  uint64_t address;
+  // Its size.
+  uint64_t bytes;
+  // Where it is: a GPU's CUDA ordinal, or -1 less the number of a host NUMA node.
+  int place;
+  // Why it must stay on the physical memory it is on, 0 where it may move: 1 shared with other processes by CUDA IPC, 2
+  // its physical handle was retained, 4 a descriptor of it was given out, 8 `gpupool_pin`; added up.
+  unsigned int pins;
+} gpupool_piece;
+
+// The pool of this process in numbers. Fields are only ever added at the end.
+typedef struct {
+  // Set to `sizeof(gpupool_statistics)` by the caller; what is written back is how much of it this library filled.
+  size_t size;
+  // Blocks that the program holds.
+  uint64_t live_blocks;
+  // Bytes it asked for in them.
+  uint64_t live_bytes;
+  // The most that `live_bytes` ever was.
+  uint64_t peak_live_bytes;
+  // Bytes of physical memory that the pool holds on the GPUs: live blocks, and freed ones that it keeps.
+  uint64_t held_on_gpus;
+  // The same on the host.
+  uint64_t held_on_host;
+  // Blocks served so far.
+  uint64_t allocations;
+  // Those of them served from freed memory.
+  uint64_t reuses;
+  // Bytes of blocks that were not on the GPU that asked when they were made, over the life of the process.
+  uint64_t spilled_bytes;
+  // Bytes that went back to the driver so far.
+  uint64_t trimmed_bytes;
+} gpupool_statistics;
 
 // One place's memory, in bytes.
 typedef struct {
@@ -38,6 +104,88 @@ const char *gpupool_hook_names(void);
 // Returns all freed memory that the pool keeps to the driver, and says how many bytes that was. Does nothing while a
 // stream is being captured.
 uint64_t gpupool_trim(void);
+
+// Allocates `bytes` on GPU `device` (-1: that of the current context), from the pool or the driver as `cuMemAlloc` would
+// with the library preloaded. Without a context of that GPU its primary one is made, as the runtime's `cudaMalloc` does.
+// `stream` is the one that uses the memory first (NULL: the legacy stream): it is asked whether it is being captured.
+//
+// Works without `LD_PRELOAD`, in a program that opened the library. Returns 0, a `CUresult`, or a `gpupool_error`.
+//
+// # Safety
+// `pointer` points to a pointer, or is NULL; `stream` is a stream of that GPU's context.
+int gpupool_malloc(void **pointer,
+                   size_t bytes,
+                   int device,
+                   void *stream);
+
+// Frees what `gpupool_malloc` or `cuMemAlloc` gave, as `cuMemFree` would with the library preloaded: waits for the
+// device unless `stream` is being captured, or `GPUPOOL_FREE` is `lazy`. NULL is nothing.
+//
+// Without `LD_PRELOAD`, what is waited for are the current context and the primary contexts; other contexts of the
+// program's must be done with the memory. Returns 0, a `CUresult`, or a `gpupool_error`.
+//
+// # Safety
+// Nothing uses the memory after this call; `stream` is a stream of that GPU's context.
+int gpupool_free(void *pointer,
+                 int device,
+                 void *stream);
+
+// `gpupool_malloc` in the shape of `torch.cuda.memory.CUDAPluggableAllocator`, which has no way to report a failure:
+// NULL, and an error in the log.
+//
+// # Safety
+// As `gpupool_malloc`.
+void *gpupool_torch_malloc(ptrdiff_t size,
+                           int device,
+                           void *stream);
+
+// `gpupool_free` in the shape of `torch.cuda.memory.CUDAPluggableAllocator`.
+//
+// # Safety
+// As `gpupool_free`.
+void gpupool_torch_free(void *ptr, ptrdiff_t size, int device, void *stream);
+
+// Writes where the parts of `bytes` from `pointer` on lie, in address order, as far as the block that `pointer` lies in
+// goes. `count` holds the room of `pieces` before the call, and how many there are after it. Returns 0 or a
+// `gpupool_error`; memory that the driver serves is `GPUPOOL_NOT_POOLED`.
+//
+// # Safety
+// `count` points to a number or is NULL, and `pieces` has room for that many.
+int gpupool_pieces(const void *pointer,
+                   size_t bytes,
+                   gpupool_piece *pieces,
+                   size_t *count);
+
+// Keeps `bytes` from `pointer` on, which must lie in one block, on the physical memory that they are on, until
+// `gpupool_unpin` or the end of the block: for memory that something outside CUDA knows by its physical pages. (gpupool
+// moves no memory yet.) Returns 0 or a `gpupool_error`.
+//
+// # Safety
+// None: any address may be asked about.
+int gpupool_pin(const void *pointer,
+                size_t bytes);
+
+// Takes back one `gpupool_pin` of exactly this range. Returns 0 or a `gpupool_error`.
+//
+// # Safety
+// None: any address may be asked about.
+int gpupool_unpin(const void *pointer, size_t bytes);
+
+// See `gpupool_state`.
+gpupool_state gpupool_get_state(void);
+
+// How allocations are served now: a value of `GPUPOOL_MODE`, which differs from the setting where this machine can not do
+// that one, and is `off` where every allocation goes to the driver. A string that is never freed.
+const char *gpupool_mode(void);
+
+// Why allocations go to the driver, a sentence; empty where they do not. A string that is never freed.
+const char *gpupool_why(void);
+
+// Fills `statistics`, of which the caller has set `size`. Zeros while there is no pool.
+//
+// # Safety
+// `statistics` points to `statistics->size` bytes, or is NULL.
+int gpupool_get_statistics(gpupool_statistics *statistics);
 
 // Writes up to `capacity` places to `places` and returns how many the pool has (0 while it is not open).
 //

@@ -2,10 +2,11 @@
 //!
 //! Nothing else in the shim is process-wide state of its own: settings, topology and pool hang off the first use.
 
-use crate::hook::{Row, guard};
+use crate::hook::{Row, dlsym, guard};
 use crate::{driver, environment, log, summary};
 use gpupool_config::{Mode, Problem, Settings};
 use once_cell::race::OnceBox;
+use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 /// No driver function was called yet. A process that stays here never notices the shim.
@@ -25,6 +26,8 @@ static STATE: AtomicU8 = AtomicU8::new(IDLE);
 /// Whether launches and copies are counted: someone hears of findings, or reads the log.
 static COUNTS: AtomicBool = AtomicBool::new(true);
 static SETTINGS: OnceBox<Settings> = OnceBox::new();
+/// Why allocations go to the driver, once they do.
+static WHY: OnceBox<CString> = OnceBox::new();
 
 /// Whether hooks do anything in this process; starts the shim at the first call.
 #[inline]
@@ -43,6 +46,50 @@ pub fn is_open() -> bool {
     STATE.load(Ordering::Acquire) == ACTIVE
 }
 
+/// Whether the library stands where hooks take effect: before the C library in the search order, by a preload or because
+/// the program was linked with it. Where a program has only opened it, contexts, captures and launches go unseen, and no
+/// more is known of them than the driver can be asked at the moment.
+pub fn is_preloaded() -> bool {
+    static KNOWN: OnceBox<bool> = OnceBox::new();
+    *KNOWN.get_or_init(|| Box::new(dlsym::is_interposed()))
+}
+
+/// The part that the shim plays now, as numbers of the C interface see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Idle,
+    Active,
+    Closed,
+    Passing,
+}
+
+/// See [`Part`]. Starts nothing.
+pub fn part() -> Part {
+    match STATE.load(Ordering::Acquire) {
+        IDLE | STARTING => Part::Idle,
+        ACTIVE => Part::Active,
+        CLOSED => Part::Closed,
+        _ => Part::Passing,
+    }
+}
+
+/// Notes why allocations go to the driver; the first reason stays.
+pub fn explain(why: impl Into<Vec<u8>>) {
+    let _ = WHY.set(Box::new(CString::new(why).unwrap_or_default()));
+}
+
+/// Why allocations go to the driver, empty where they do not.
+pub fn why() -> &'static CStr {
+    match part() {
+        Part::Idle => c"no function of the CUDA driver was called yet",
+        Part::Closed => c"an internal error closed the pool; the log says where",
+        _ if STATE.load(Ordering::Acquire) == FORKED => AFTER_FORK,
+        Part::Active | Part::Passing => WHY.get().map_or(c"", CString::as_c_str),
+    }
+}
+
+const AFTER_FORK: &CStr = c"this process was forked from one that used CUDA, which does not survive a fork";
+
 /// Whether a control function of the C interface may look at the pool.
 pub fn is_active() -> bool {
     matches!(STATE.load(Ordering::Acquire), ACTIVE | CLOSED)
@@ -53,6 +100,7 @@ pub fn is_active() -> bool {
 fn forked(row: Row) -> bool {
     let ends = ["Free", "Destroy", "Release", "Unload", "PopCurrent"].iter().any(|word| row.name().contains(word));
     if !ends && STATE.compare_exchange(FORKED, PASSING, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+        explain(AFTER_FORK.to_bytes());
         let _ = std::panic::catch_unwind(|| environment::used_after_fork(row));
     }
     false
@@ -84,6 +132,7 @@ fn start() -> bool {
         }
     };
     if settings.mode == Mode::Off {
+        explain("GPUPOOL_MODE=off");
         STATE.store(PASSING, Ordering::Release);
         return false;
     }
@@ -115,6 +164,7 @@ pub fn refuse(problems: &[Problem]) {
     }
     text.push_str("gpupool: this program runs without gpupool until that is corrected\n");
     log::write_stderr(&text);
+    explain(problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "));
     STATE.store(PASSING, Ordering::Release);
 }
 
@@ -140,7 +190,7 @@ fn install_panic_report() {
 /// See [`crate::register`]. Both lists have room for this without allocating in any glibc since 2.36, and a process that
 /// never touches CUDA runs only the one comparison in each handler.
 pub fn register() {
-    // SAFETY: both handlers are functions of this library, which is never unloaded (it was preloaded).
+    // SAFETY: both handlers are functions of this library, which is never unloaded (build.rs).
     unsafe {
         libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child));
         libc::atexit(at_exit);

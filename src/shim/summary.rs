@@ -6,9 +6,12 @@ use gpupool_pool::PlaceUsage;
 
 /// Logs `process.exit` and writes the summary to stderr.
 pub fn write() {
-    context::judge();
-    module::judge();
-    environment::judge();
+    // Where launches and copies go unseen, every context would look unused.
+    if process::is_preloaded() {
+        context::judge();
+        module::judge();
+        environment::judge();
+    }
     let usage = memory::usage().unwrap_or_default();
     let peak: Vec<serde_json::Value> = usage
         .places

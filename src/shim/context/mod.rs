@@ -9,15 +9,14 @@ mod cost;
 mod judge;
 pub mod limits;
 pub mod policy;
+pub mod unseen;
 mod usage;
 
 pub use judge::{heap_is_default, judge};
 pub use usage::Usage;
 
 use crate::driver::{self, CuResult, Driver};
-use crate::managed;
-use crate::memory;
-use crate::site;
+use crate::{managed, memory, process, site};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_events::Site;
 use parking_lot::Mutex;
@@ -362,6 +361,9 @@ pub fn within<T>(driver: &Driver, context: CUcontext, act: impl FnOnce() -> T) -
 /// An error of the current context is the program's to hear, as from the driver's own free. Another context in error has
 /// no work left that could touch memory, and one that is gone neither.
 pub fn synchronize_all(driver: &Driver) -> Result<(), CuResult> {
+    if !process::is_preloaded() {
+        return unseen::synchronize(driver);
+    }
     let mut current = std::ptr::null_mut();
     // SAFETY: the output is a local of the right type. An error here is that of a driver that is gone (the process exits).
     unsafe { (driver.cuCtxGetCurrent)(&raw mut current) }.ok()?;

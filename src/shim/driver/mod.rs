@@ -62,11 +62,14 @@ functions! {
         cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
         cuDeviceGetP2PAttribute(*mut c_int, c_int, CUdevice, CUdevice);
         cuDevicePrimaryCtxGetState(CUdevice, *mut c_uint, *mut c_int);
+        cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
+        cuDevicePrimaryCtxRelease_v2(CUdevice);
         cuCtxGetCurrent(*mut CUcontext);
         cuCtxGetDevice(*mut CUdevice);
         cuCtxPushCurrent_v2(CUcontext);
         cuCtxPopCurrent_v2(*mut CUcontext);
         cuCtxSynchronize();
+        cuStreamIsCapturing(CUstream, *mut c_int);
         cuCtxGetLimit(*mut usize, c_int);
         cuCtxSetLimit(c_int, usize);
         cuStreamCreate(*mut CUstream, c_uint);

@@ -15,11 +15,13 @@ impl CuResult {
     pub const OUT_OF_MEMORY: Self = Self(2);
     pub const DEINITIALIZED: Self = Self(4);
     pub const INVALID_DEVICE: Self = Self(101);
+    pub const INVALID_CONTEXT: Self = Self(201);
     pub const NOT_FOUND: Self = Self(500);
     pub const NOT_READY: Self = Self(600);
     pub const CONTEXT_IS_DESTROYED: Self = Self(709);
     pub const NOT_PERMITTED: Self = Self(800);
     pub const NOT_SUPPORTED: Self = Self(801);
+    pub const STREAM_CAPTURE_IMPLICIT: Self = Self(906);
 
     /// `CUDA_SUCCESS`.
     #[inline]

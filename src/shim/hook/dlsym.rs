@@ -51,6 +51,12 @@ pub fn lookup(handle: *mut c_void, name: &CStr) -> *mut c_void {
     unsafe { function(handle, name.as_ptr()) }
 }
 
+/// Whether programs get another `dlsym` than the C library's: ours, or that of a library which was preloaded before it.
+/// Where a program has only opened this one, the C library comes first in the search order.
+pub fn is_interposed() -> bool {
+    !std::ptr::eq(lookup(libc::RTLD_DEFAULT, c"dlsym"), glibc())
+}
+
 /// What the naked `dlsym` does next, in the two registers of a 16-byte C struct.
 #[repr(C)]
 struct Verdict {

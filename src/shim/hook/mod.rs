@@ -5,7 +5,7 @@ pub mod dlsym;
 pub mod guard;
 pub mod resolve;
 pub mod table;
-mod trampoline;
+pub mod trampoline;
 
 // Bodies, by subject. Each is a few lines: it decides who answers, the work is done elsewhere.
 pub mod context;

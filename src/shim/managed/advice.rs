@@ -9,10 +9,18 @@ use std::ffi::c_int;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Advice {
+    /// Mostly read: every processor that reads gets a copy. The place means nothing.
+    ReadMostly = 1,
+    /// Takes that back.
+    UnsetReadMostly = 2,
     /// The driver keeps the pages there, and maps them for others that it can instead of moving them.
     PreferredLocation = 3,
+    /// Takes that back. The place means nothing.
+    UnsetPreferredLocation = 4,
     /// The driver maps the pages for that processor wherever they are, so that it does not fault.
     AccessedBy = 5,
+    /// Takes that back.
+    UnsetAccessedBy = 6,
 }
 
 /// `CU_DEVICE_CPU`: the host in the calls that know no NUMA nodes.

@@ -8,7 +8,7 @@
 //! Advice and prefetches are hints: when the driver refuses one, the log says so once and the memory serves all the same.
 //! Neither is given during a capture, which they would invalidate; what is owed is made good after it.
 
-mod advice;
+pub mod advice;
 mod blocks;
 mod places;
 

@@ -12,9 +12,11 @@ use crate::context::{self, Context};
 use crate::driver::{CuResult, Driver};
 use crate::hook::Row;
 use crate::{managed, process};
+use cudarc::driver::sys::CUmemGenericAllocationHandle;
 use gpupool_config::{Free as FreeSetting, MemInfo, Mode, Switch, format_size};
-use gpupool_pool::{Allocation, Block, Free, FreeError, Place, Refusal, Request, Usage};
+use gpupool_pool::{Allocation, Block, Free, FreeError, Piece, Pin, Place, Refusal, Request, Usage};
 use open::Opened;
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of blocks that lay outside their home GPU when they were made, for the summary.
@@ -33,6 +35,22 @@ pub fn place_name(place: Place) -> String {
     match place {
         Place::Gpu(ordinal) => format!("gpu{ordinal}"),
         Place::Host(node) => format!("host{node}"),
+    }
+}
+
+/// How allocations are served now, a value of `GPUPOOL_MODE`; `off` where no pool is possible.
+pub fn mode() -> &'static CStr {
+    let mode = match open::planned() {
+        Some(None) => Mode::Off,
+        Some(Some(plan)) => plan.mode,
+        None => process::settings().mode,
+    };
+    match mode {
+        Mode::Pool => c"pool",
+        Mode::Spill => c"spill",
+        Mode::Managed => c"managed",
+        Mode::Trace => c"trace",
+        Mode::Off => c"off",
     }
 }
 
@@ -213,6 +231,22 @@ pub fn known(address: u64) -> Known {
 /// The live block of the pool's that an address lies in.
 pub fn block_at(address: u64) -> Option<Block> {
     open::opened().filter(|opened| opened.contains(address))?.pool.block_at(address)
+}
+
+/// Where each part of a range of a live block lies; empty where there is no such block.
+pub fn pieces(address: u64, bytes: u64) -> Vec<Piece<CUmemGenericAllocationHandle>> {
+    let opened = open::opened().filter(|opened| opened.contains(address));
+    opened.map_or_else(Vec::new, |opened| opened.pool.pieces(address, bytes))
+}
+
+/// Keeps a range of a live block where it is, for the program; `false` where it lies in none.
+pub fn pin(address: u64, bytes: u64) -> bool {
+    open::opened().is_some_and(|opened| opened.pool.pin(address, bytes, Pin::Asked).is_some())
+}
+
+/// Takes one [`pin`] of this range back; `false` where there is none.
+pub fn unpin(address: u64, bytes: u64) -> bool {
+    open::opened().is_some_and(|opened| opened.pool.unpin(address, bytes))
 }
 
 /// The context with this id is gone; its blocks go with it, as the driver's own allocations do.

@@ -43,10 +43,16 @@ pub fn plan(driver: &Driver) -> Option<&'static Plan> {
         }
         Err(NoPlan::Never(why)) => {
             log::warn_once("plan", format_args!("no pool, every call goes to the driver: {why}"));
+            process::explain(why);
             None
         }
     };
     PLAN.get_or_init(|| Box::new(plan)).as_ref()
+}
+
+/// The plan, if it was made; `None` inside where a pool is impossible.
+pub fn planned() -> Option<Option<&'static Plan>> {
+    PLAN.get().map(Option::as_ref)
 }
 
 /// The pool if it was opened.
@@ -83,13 +89,9 @@ fn try_open(driver: &'static Driver, plan: &'static Plan) -> Option<Opened> {
     let least = plan.places.iter().map(|spec| spec.limit).sum::<u64>().saturating_mul(2).max(1 << 30);
     let vmm = Vmm::reserve(driver, &plan.topology, &plan.members, &plan.host_nodes, least)
         .inspect_err(|result| {
-            log::warn_once(
-                "reserve",
-                format_args!(
-                    "no pool, every call goes to the driver: cuMemAddressReserve gave no {} of address space ({result})",
-                    format_size(least)
-                ),
-            );
+            let why = format!("cuMemAddressReserve gave no {} of address space ({result})", format_size(least));
+            log::warn_once("reserve", format_args!("no pool, every call goes to the driver: {why}"));
+            process::explain(why);
         })
         .ok()?;
     let (base, bytes) = (vmm.base(), vmm.bytes());

@@ -1,0 +1,59 @@
+//! Contexts where the library was opened by the program and not preloaded: none is seen being made or destroyed, and a
+//! handle that was good at the last call may be nobody's now. Only two kinds can be used without that danger: the context
+//! that is current on this thread, and primary contexts, which the driver can be asked for.
+
+use super::{current, destroyed, within};
+use crate::driver::{CuResult, Driver};
+use cudarc::driver::sys::{CUcontext, CUdevice};
+
+/// The driver may have given the handle of a destroyed context to one on another GPU: then the record is of the old one.
+pub fn refresh(driver: &Driver) {
+    if let Some(known) = current(driver)
+        && driver.current_device().is_ok_and(|device| device != known.device)
+        && let Some(handle) = driver.current_context()
+    {
+        destroyed(handle, "seen gone");
+    }
+}
+
+/// The primary context of a device where it exists, held so that it stays until dropped.
+pub struct Primary<'a> {
+    driver: &'a Driver,
+    device: CUdevice,
+    pub handle: CUcontext,
+}
+
+impl<'a> Primary<'a> {
+    /// `None` where the device has none. (One that is destroyed between the question and the retain is made again: the
+    /// driver can not do both in one step.)
+    pub fn hold(driver: &'a Driver, device: CUdevice) -> Option<Self> {
+        if !driver.primary_is_active(device) {
+            return None;
+        }
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the output is a local; the reference is given back in `drop`.
+        let result = unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut handle, device) };
+        result.is_ok().then_some(Self { driver, device, handle })
+    }
+}
+
+impl Drop for Primary<'_> {
+    fn drop(&mut self) {
+        // SAFETY: gives back the reference that `hold` took.
+        let _ = unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device) };
+    }
+}
+
+/// Waits for all work in the current context and in every primary context. An error of the current context is the
+/// program's to hear.
+pub fn synchronize(driver: &Driver) -> Result<(), CuResult> {
+    // SAFETY: cuCtxSynchronize has no preconditions.
+    let wait = || unsafe { (driver.cuCtxSynchronize)() };
+    let current = driver.current_context();
+    for device in 0..driver.device_count() {
+        if let Some(primary) = Primary::hold(driver, device).filter(|primary| Some(primary.handle) != current) {
+            let _ = within(driver, primary.handle, wait);
+        }
+    }
+    if current.is_some() { wait().ok() } else { Ok(()) }
+}

@@ -1,0 +1,172 @@
+//! What is known of one block, and what can be asked of it.
+
+use super::statistics::{number_of, place_of};
+use super::{gpupool_error, looking};
+use crate::driver::{CuResult, Driver};
+use crate::managed::advice::{self, Advice};
+use crate::memory::{self, Known};
+use crate::process;
+use std::ffi::{c_int, c_uint, c_void};
+
+/// A part of a block that lies at one place.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct gpupool_piece {
+    /// Its first byte.
+    pub address: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// Where it is: a GPU's CUDA ordinal, or -1 less the number of a host NUMA node.
+    pub place: c_int,
+    /// Why it must stay on the physical memory it is on, 0 where it may move: 1 shared with other processes by CUDA IPC, 2
+    /// its physical handle was retained, 4 a descriptor of it was given out, 8 `gpupool_pin`; added up.
+    pub pins: c_uint,
+}
+
+/// What can be said of managed memory; the numbers of `CUmem_advise`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(non_camel_case_types, reason = "names of C")]
+pub enum gpupool_advice {
+    /// Mostly read: every processor that reads gets a copy. The place means nothing.
+    GPUPOOL_READ_MOSTLY = 1,
+    /// Takes `GPUPOOL_READ_MOSTLY` back.
+    GPUPOOL_NOT_READ_MOSTLY = 2,
+    /// Keep it at the place, and let others that can reach it there.
+    GPUPOOL_PREFERRED_LOCATION = 3,
+    /// Takes `GPUPOOL_PREFERRED_LOCATION` back. The place means nothing.
+    GPUPOOL_NO_PREFERRED_LOCATION = 4,
+    /// Map it for the processor at the place, wherever it is.
+    GPUPOOL_ACCESSED_BY = 5,
+    /// Takes `GPUPOOL_ACCESSED_BY` back.
+    GPUPOOL_NOT_ACCESSED_BY = 6,
+}
+
+/// Writes where the parts of `bytes` from `pointer` on lie, in address order, as far as the block that `pointer` lies in
+/// goes. `count` holds the room of `pieces` before the call, and how many there are after it. Returns 0 or a
+/// `gpupool_error`; memory that the driver serves is `GPUPOOL_NOT_POOLED`.
+///
+/// # Safety
+/// `count` points to a number or is NULL, and `pieces` has room for that many.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpupool_pieces(
+    pointer: *const c_void,
+    bytes: usize,
+    pieces: *mut gpupool_piece,
+    count: *mut usize,
+) -> c_int {
+    if count.is_null() || bytes == 0 {
+        return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into();
+    }
+    let found = match looking(|| merged(pointer as u64, bytes as u64)) {
+        Ok(found) => found,
+        Err(error) => return error.into(),
+    };
+    // SAFETY: not NULL, and the caller's.
+    let room = if pieces.is_null() { 0 } else { unsafe { *count } };
+    for (index, piece) in found.iter().enumerate().take(room) {
+        // SAFETY: `index` is below what the caller has room for.
+        unsafe { pieces.add(index).write(*piece) };
+    }
+    // SAFETY: as above.
+    unsafe { *count = found.len() };
+    0
+}
+
+/// The pieces, neighbours of one kind in one.
+fn merged(address: u64, bytes: u64) -> Result<Vec<gpupool_piece>, gpupool_error> {
+    let mut merged: Vec<gpupool_piece> = Vec::new();
+    for piece in memory::pieces(address, bytes) {
+        let piece = gpupool_piece {
+            address: piece.address,
+            bytes: piece.bytes,
+            place: number_of(piece.place),
+            pins: piece.pins.bits().into(),
+        };
+        match merged.last_mut().filter(|last| (last.place, last.pins) == (piece.place, piece.pins)) {
+            Some(last) => last.bytes += piece.bytes,
+            None => merged.push(piece),
+        }
+    }
+    if merged.is_empty() { Err(gpupool_error::GPUPOOL_NOT_POOLED) } else { Ok(merged) }
+}
+
+/// Keeps `bytes` from `pointer` on, which must lie in one block, on the physical memory that they are on, until
+/// `gpupool_unpin` or the end of the block: for memory that something outside CUDA knows by its physical pages. (gpupool
+/// moves no memory yet.) Returns 0 or a `gpupool_error`.
+///
+/// # Safety
+/// None: any address may be asked about.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpupool_pin(pointer: *const c_void, bytes: usize) -> c_int {
+    answer(|| memory::pin(pointer as u64, bytes as u64), bytes)
+}
+
+/// Takes back one `gpupool_pin` of exactly this range. Returns 0 or a `gpupool_error`.
+///
+/// # Safety
+/// None: any address may be asked about.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpupool_unpin(pointer: *const c_void, bytes: usize) -> c_int {
+    answer(|| memory::unpin(pointer as u64, bytes as u64), bytes)
+}
+
+fn answer(act: impl FnOnce() -> bool + std::panic::UnwindSafe, bytes: usize) -> c_int {
+    if bytes == 0 {
+        return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into();
+    }
+    match looking(|| if act() { Ok(()) } else { Err(gpupool_error::GPUPOOL_NOT_POOLED) }) {
+        Ok(()) => 0,
+        Err(error) => error.into(),
+    }
+}
+
+/// Gives advice (a `gpupool_advice`) on `bytes` of managed memory, gpupool's or the program's own: `cuMemAdvise` with a
+/// place. Memory of the pool does not move yet: `GPUPOOL_NOT_SUPPORTED`. Returns 0, a `CUresult` or a `gpupool_error`.
+///
+/// # Safety
+/// None: any address may be asked about.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, advice: c_int, place: c_int) -> c_int {
+    let advice = match advice {
+        1 => Advice::ReadMostly,
+        2 => Advice::UnsetReadMostly,
+        3 => Advice::PreferredLocation,
+        4 => Advice::UnsetPreferredLocation,
+        5 => Advice::AccessedBy,
+        6 => Advice::UnsetAccessedBy,
+        _ => return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into(),
+    };
+    let address = pointer as u64;
+    of_managed(address, |driver| advice::advise(driver, address, bytes as u64, advice, place_of(place)))
+}
+
+/// Moves `bytes` of managed memory, gpupool's or the program's own, to a place in the order of a stream of the current
+/// context: `cuMemPrefetchAsync`. Memory of the pool does not move yet: `GPUPOOL_NOT_SUPPORTED`. Returns 0, a `CUresult`
+/// or a `gpupool_error`.
+///
+/// # Safety
+/// `stream` is a stream of the current context, or NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpupool_prefetch(
+    pointer: *const c_void,
+    bytes: usize,
+    place: c_int,
+    stream: *mut c_void,
+) -> c_int {
+    let address = pointer as u64;
+    of_managed(address, |driver| advice::prefetch(driver, address, bytes as u64, place_of(place), stream.cast()))
+}
+
+/// Asks the driver, unless the memory is the pool's.
+fn of_managed(address: u64, ask: impl Fn(&Driver) -> CuResult + std::panic::RefUnwindSafe) -> c_int {
+    let answer = looking(|| match memory::known(address) {
+        Known::Pooled(_) => Err(gpupool_error::GPUPOOL_NOT_SUPPORTED),
+        Known::Freed => Err(gpupool_error::GPUPOOL_NOT_POOLED),
+        Known::Managed(_) | Known::Foreign => process::driver().map(&ask).ok_or(gpupool_error::GPUPOOL_NOT_ACTIVE),
+    });
+    match answer {
+        Ok(result) => result.0,
+        Err(error) => error.into(),
+    }
+}

@@ -1,0 +1,89 @@
+//! The C interface (`include/gpupool.h`): found with `dlsym(RTLD_DEFAULT, …)` where the library is preloaded, or opened
+//! with `dlopen`. No hook calls any of these; each may be called from any thread, with or without a pool.
+
+mod allocate;
+mod blocks;
+mod state;
+mod statistics;
+
+use crate::hook::{HOOKS, guard};
+use crate::{memory, process};
+use once_cell::race::OnceBox;
+use std::ffi::{c_char, c_int};
+
+/// Why a call did nothing. Functions that return `int` return 0 for success, one of these, or a `CUresult` (above 0)
+/// where the driver was asked and refused.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(non_camel_case_types, clippy::upper_case_acronyms, reason = "names of C")]
+pub enum gpupool_error {
+    /// gpupool has no part in this process, or no pool yet: `gpupool_state` and `gpupool_why` tell.
+    GPUPOOL_NOT_ACTIVE = -1,
+    /// A pointer is NULL, a size is 0 or a number is none of those that the function knows.
+    GPUPOOL_INVALID_ARGUMENT = -2,
+    /// The address lies in no live block of the pool's.
+    GPUPOOL_NOT_POOLED = -3,
+    /// This kind of memory can not do that.
+    GPUPOOL_NOT_SUPPORTED = -4,
+    /// gpupool failed; the log says where.
+    GPUPOOL_INTERNAL = -5,
+}
+
+impl From<gpupool_error> for c_int {
+    fn from(error: gpupool_error) -> c_int {
+        error as c_int
+    }
+}
+
+/// Runs the body of a function that looks at the pool: in a process where it may be looked at, kept apart from the hooks,
+/// and with no panic passing.
+fn looking<T>(body: impl FnOnce() -> Result<T, gpupool_error> + std::panic::UnwindSafe) -> Result<T, gpupool_error> {
+    let Some(_inside) = process::is_active().then(guard::enter).flatten() else {
+        return Err(gpupool_error::GPUPOOL_NOT_ACTIVE);
+    };
+    std::panic::catch_unwind(body).unwrap_or(Err(gpupool_error::GPUPOOL_INTERNAL))
+}
+
+/// This library's version, a string that is never freed.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpupool_version() -> *const c_char {
+    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+    VERSION.as_ptr().cast()
+}
+
+/// The names of all hooked driver functions, separated by NUL and ended by two.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpupool_hook_names() -> *const c_char {
+    static NAMES: OnceBox<Vec<u8>> = OnceBox::new();
+    let collect =
+        || Box::new(HOOKS.iter().flat_map(|hook| hook.name.to_bytes_with_nul()).chain(&[0]).copied().collect());
+    NAMES.get_or_init(collect).as_ptr().cast()
+}
+
+/// Returns all freed memory that the pool keeps to the driver, and says how many bytes that was. Does nothing while a
+/// stream is being captured.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpupool_trim() -> u64 {
+    looking(|| Ok(memory::trim())).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    /// `BLESS=1 cargo test -p gpupool header` writes the file.
+    #[test]
+    fn the_header_is_generated_from_these_files() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let config = cbindgen::Config::from_file(root.join("include/cbindgen.toml")).unwrap();
+        // The other files are found by their `mod`.
+        let source = root.join("src/shim/control/mod.rs");
+        let mut text = Vec::new();
+        cbindgen::Builder::new().with_config(config).with_src(source).generate().unwrap().write(&mut text);
+        let (text, header) = (String::from_utf8(text).unwrap(), root.join("include/gpupool.h"));
+        if std::env::var_os("BLESS").is_some() {
+            std::fs::write(&header, &text).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(&header).unwrap(), text, "BLESS=1 cargo test -p gpupool header");
+    }
+}

@@ -1,0 +1,44 @@
+//! What part gpupool plays in this process, and why.
+
+use crate::{memory, process};
+use std::ffi::c_char;
+
+/// What part gpupool plays in this process.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(non_camel_case_types, clippy::upper_case_acronyms, reason = "names of C")]
+pub enum gpupool_state {
+    /// No function of the CUDA driver was called yet, so nothing was decided.
+    GPUPOOL_IDLE = 0,
+    /// It takes part; `gpupool_mode` says how.
+    GPUPOOL_ACTIVE = 1,
+    /// It failed inside: memory handed out stays valid, new memory comes from the driver.
+    GPUPOOL_CLOSED = 2,
+    /// Everything goes to the driver: switched off, a setting that can not be used, or the child of a fork.
+    GPUPOOL_PASSING = 3,
+}
+
+/// See `gpupool_state`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpupool_get_state() -> gpupool_state {
+    match process::part() {
+        process::Part::Idle => gpupool_state::GPUPOOL_IDLE,
+        process::Part::Active => gpupool_state::GPUPOOL_ACTIVE,
+        process::Part::Closed => gpupool_state::GPUPOOL_CLOSED,
+        process::Part::Passing => gpupool_state::GPUPOOL_PASSING,
+    }
+}
+
+/// How allocations are served now: a value of `GPUPOOL_MODE`, which differs from the setting where this machine can not do
+/// that one, and is `off` where every allocation goes to the driver. A string that is never freed.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpupool_mode() -> *const c_char {
+    let mode = if process::part() == process::Part::Active { memory::mode() } else { c"off" };
+    mode.as_ptr()
+}
+
+/// Why allocations go to the driver, a sentence; empty where they do not. A string that is never freed.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpupool_why() -> *const c_char {
+    process::why().as_ptr()
+}

@@ -1,0 +1,116 @@
+/*
+ * control
+ * What the control interface says of a pool, from before the driver is called to a forked child. Two blocks: 32 MiB, and
+ * 160 MiB, which on two GPUs of 128 MiB lies on both.
+ */
+#include "control.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SMALL (32 * MIB)
+#define LARGE (160 * MIB)
+
+static void say_state(const Control *c, const char *when)
+{
+    printf("%s: %s, mode %s%s%s\n", when, state_name(c->state()), c->mode(), *c->why() ? ", " : "", c->why());
+}
+
+static void say_pieces(const Control *c, const char *what, CUdeviceptr address, size_t bytes)
+{
+    gpupool_piece pieces[8];
+    size_t count = 8;
+    int result = c->pieces(as_pointer(address), bytes, pieces, &count);
+    printf("%s: %d", what, result);
+    for (size_t i = 0; result == 0 && i < count; i++)
+        printf(", %llu MiB on %d pins %u", (unsigned long long)(pieces[i].bytes / MIB), pieces[i].place,
+               pieces[i].pins);
+    printf("\n");
+}
+
+static void say_statistics(const Control *c, const char *when)
+{
+    gpupool_statistics s = {.size = sizeof s};
+    int result = c->statistics(&s);
+    printf("%s: %d, %llu blocks, %llu MiB live, %llu MiB at most, %llu allocations, %llu reused, spilled %s\n", when,
+           result, (unsigned long long)s.live_blocks, (unsigned long long)(s.live_bytes / MIB),
+           (unsigned long long)(s.peak_live_bytes / MIB), (unsigned long long)s.allocations,
+           (unsigned long long)s.reuses, s.spilled_bytes ? "yes" : "no");
+}
+
+/* An older program knows fewer fields; what lies behind them in its memory is not ours to write. */
+static void ask_for_less(const Control *c)
+{
+    union {
+        gpupool_statistics all;
+        unsigned char bytes[sizeof(gpupool_statistics)];
+    } s;
+    size_t known = offsetof(gpupool_statistics, peak_live_bytes), touched = 0;
+    memset(&s, 0xa5, sizeof s);
+    s.all.size = known;
+    REQUIRE(c->statistics(&s.all) == 0);
+    for (size_t i = known; i < sizeof s; i++)
+        touched += s.bytes[i] != 0xa5;
+    printf("older program: size %s, %llu blocks, %zu bytes beyond\n", s.all.size == known ? "as asked" : "other",
+           (unsigned long long)s.all.live_blocks, touched);
+    s.all.size = 3;
+    printf("a size of 3: %d, no statistics: %d\n", c->statistics(&s.all), c->statistics(NULL));
+}
+
+static void in_a_child(const Control *c, CUdeviceptr block)
+{
+    void *pointer;
+    int status;
+    fflush(stdout);
+    pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        say_state(c, "child");
+        say_statistics(c, "child");
+        say_pieces(c, "child", block, SMALL);
+        printf("child: malloc %d, trim %llu\n", c->malloc(&pointer, SMALL, 0, NULL), (unsigned long long)c->trim());
+        say_state(c, "child later");
+        fflush(stdout);
+        _exit(0);
+    }
+    REQUIRE(waitpid(child, &status, 0) == child);
+    printf("child ended with %d\n", status);
+}
+
+int main(void)
+{
+    CUdeviceptr small, large;
+    Control c = find_control(RTLD_DEFAULT);
+    REQUIRE(c.version && *c.version());
+    say_state(&c, "at first");
+    say_statistics(&c, "at first");
+
+    start_on(0);
+    CHECK(cuMemAlloc_v2(&small, SMALL));
+    CHECK(cuMemAlloc_v2(&large, LARGE));
+    say_state(&c, "with two blocks");
+    say_statistics(&c, "with two blocks");
+    ask_for_less(&c);
+
+    say_pieces(&c, "small block", small, SMALL);
+    say_pieces(&c, "large block", large, LARGE);
+    say_pieces(&c, "its last 4 MiB", large + LARGE - 4 * MIB, 64 * MIB);
+    say_pieces(&c, "a stack address", as_address(&c), 4);
+    size_t count = 0;
+    printf("no room: %d, ", c.pieces(as_pointer(large), LARGE, NULL, &count));
+    printf("%zu pieces; no count: %d\n", count, c.pieces(as_pointer(large), LARGE, NULL, NULL));
+
+    printf("pin: %d, beyond the block: %d, nothing: %d\n", c.pin(as_pointer(small), SMALL),
+           c.pin(as_pointer(small), SMALL + 4 * MIB), c.pin(as_pointer(small), 0));
+    say_pieces(&c, "pinned block", small, SMALL);
+    printf("unpin: %d", c.unpin(as_pointer(small), SMALL));
+    printf(", again: %d\n", c.unpin(as_pointer(small), SMALL));
+    say_pieces(&c, "unpinned block", small, SMALL);
+
+    in_a_child(&c, small);
+    CHECK(cuMemFree_v2(small));
+    CHECK(cuMemFree_v2(large));
+    say_statistics(&c, "after the frees");
+    printf("trim: %s\n", c.trim() > 0 ? "some" : "none");
+    return 0;
+}

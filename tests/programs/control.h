@@ -1,0 +1,64 @@
+/*
+ * The functions of include/gpupool.h, looked up in what `handle` leads to: RTLD_DEFAULT where the library is preloaded.
+ */
+#ifndef CONTROL_H
+#define CONTROL_H
+
+#define _GNU_SOURCE
+#include "../../include/gpupool.h"
+#include "program.h"
+
+#include <dlfcn.h>
+
+typedef struct {
+    const char *(*version)(void);
+    gpupool_state (*state)(void);
+    const char *(*mode)(void), *(*why)(void);
+    int (*statistics)(gpupool_statistics *);
+    size_t (*places)(gpupool_place *, size_t);
+    int (*pieces)(const void *, size_t, gpupool_piece *, size_t *);
+    int (*pin)(const void *, size_t), (*unpin)(const void *, size_t);
+    int (*malloc)(void **, size_t, int, void *);
+    int (*free)(void *, int, void *);
+    void *(*torch_malloc)(ptrdiff_t, int, void *);
+    void (*torch_free)(void *, ptrdiff_t, int, void *);
+    uint64_t (*trim)(void);
+} Control;
+
+static inline Control find_control(void *handle)
+{
+    Control c;
+    *(void **)&c.version = dlsym(handle, "gpupool_version");
+    *(void **)&c.state = dlsym(handle, "gpupool_get_state");
+    *(void **)&c.mode = dlsym(handle, "gpupool_mode");
+    *(void **)&c.why = dlsym(handle, "gpupool_why");
+    *(void **)&c.statistics = dlsym(handle, "gpupool_get_statistics");
+    *(void **)&c.places = dlsym(handle, "gpupool_places");
+    *(void **)&c.pieces = dlsym(handle, "gpupool_pieces");
+    *(void **)&c.pin = dlsym(handle, "gpupool_pin");
+    *(void **)&c.unpin = dlsym(handle, "gpupool_unpin");
+    *(void **)&c.malloc = dlsym(handle, "gpupool_malloc");
+    *(void **)&c.free = dlsym(handle, "gpupool_free");
+    *(void **)&c.torch_malloc = dlsym(handle, "gpupool_torch_malloc");
+    *(void **)&c.torch_free = dlsym(handle, "gpupool_torch_free");
+    *(void **)&c.trim = dlsym(handle, "gpupool_trim");
+    return c;
+}
+
+static inline const char *state_name(gpupool_state state)
+{
+    static const char *const names[] = {"idle", "active", "closed", "passing"};
+    return names[state];
+}
+
+static inline void *as_pointer(CUdeviceptr address)
+{
+    return (void *)(uintptr_t)address;
+}
+
+static inline CUdeviceptr as_address(const void *pointer)
+{
+    return (CUdeviceptr)(uintptr_t)pointer;
+}
+
+#endif
