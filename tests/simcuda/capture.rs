@@ -141,9 +141,13 @@ pub fn end(handle: Handle, out: Out<Handle>) -> Outcome {
     out.set(Graph::enter(work))
 }
 
-/// `CUstreamCaptureStatus`: none, active, invalidated; and the capture's id.
+/// `CUstreamCaptureStatus`: none, active, invalidated; and the capture's id. Asked of the legacy stream while a blocking
+/// stream captures: STREAM_CAPTURE_IMPLICIT, which does no harm.
 fn status(handle: Handle) -> Outcome<(c_int, u64)> {
     let stream = resolve(handle)?;
+    if stream.implied()?.is_some() {
+        return Err(Code::STREAM_CAPTURE_IMPLICIT);
+    }
     let capture = stream.capture.lock().clone();
     Ok(capture.map_or((0, 0), |capture| (if capture.is_valid() { 1 } else { 2 }, capture.id)))
 }

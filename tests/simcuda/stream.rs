@@ -260,17 +260,23 @@ impl Stream {
         if let Some(capture) = own {
             return if capture.is_valid() { Ok(Some(capture)) } else { Err(Code::STREAM_CAPTURE_INVALIDATED) };
         }
-        let context = self.context()?;
-        if Arc::ptr_eq(self, &context.legacy) {
-            let streams = context.streams.lock().clone();
-            for stream in streams.iter().filter(|stream| stream.blocks()) {
-                if let Some(capture) = stream.capture.lock().as_ref() {
-                    capture.invalidate();
-                    return Err(Code::STREAM_CAPTURE_IMPLICIT);
-                }
+        match self.implied()? {
+            Some(capture) => {
+                capture.invalidate();
+                Err(Code::STREAM_CAPTURE_IMPLICIT)
             }
+            None => Ok(None),
         }
-        Ok(None)
+    }
+
+    /// Where this is the legacy stream: the capture of a blocking stream, which the legacy stream would have to wait for.
+    pub fn implied(self: &Arc<Self>) -> Outcome<Option<Arc<Capture>>> {
+        let context = self.context()?;
+        if !Arc::ptr_eq(self, &context.legacy) {
+            return Ok(None);
+        }
+        let streams = context.streams.lock().clone();
+        Ok(streams.iter().filter(|stream| stream.blocks()).find_map(|stream| stream.capture.lock().clone()))
     }
 }
 

@@ -1,0 +1,124 @@
+//! The C interface, `include/gpupool.h`: in a preloaded process, and where a program only opens the library.
+
+use harness::{Output, Run, library, repository};
+use std::process::Command;
+
+fn control(mode: &str) -> Output {
+    Run::program("control").sim("2x128MiB").env("GPUPOOL_MODE", mode).env("GPUPOOL_RESERVE", "16MiB").shim().go()
+}
+
+#[test]
+fn says_what_the_pool_is_and_holds() {
+    let told = control("pool");
+    told.succeeds().prints(
+        "\
+at first: idle, mode off, no function of the CUDA driver was called yet
+at first: -1, 0 blocks, 0 MiB live, 0 MiB at most, 0 allocations, 0 reused, spilled no
+with two blocks: active, mode pool
+with two blocks: 0, 2 blocks, 192 MiB live, 192 MiB at most, 2 allocations, 0 reused, spilled yes
+older program: size as asked, 2 blocks, 0 bytes beyond
+a size of 3: -2, no statistics: -2
+small block: 0, 32 MiB on 0 pins 0
+large block: 0, 64 MiB on 0 pins 0, 96 MiB on 1 pins 0
+its last 4 MiB: 0, 4 MiB on 1 pins 0
+a stack address: -3
+no room: 0, 2 pieces; no count: -2
+pin: 0, beyond the block: -3, nothing: -2
+pinned block: 0, 32 MiB on 0 pins 8
+unpin: 0, again: -3
+unpinned block: 0, 32 MiB on 0 pins 0
+child: passing, mode off, this process was forked from one that used CUDA, which does not survive a fork
+child: -1, 0 blocks, 0 MiB live, 0 MiB at most, 0 allocations, 0 reused, spilled no
+child: -1
+child: malloc 3, trim 0
+child later: passing, mode off, this process was forked from one that used CUDA, which does not survive a fork
+child ended with 0
+after the frees: 0, 0 blocks, 0 MiB live, 192 MiB at most, 2 allocations, 0 reused, spilled yes
+trim: some
+",
+    );
+}
+
+#[test]
+fn says_why_a_process_has_no_pool() {
+    let state = |name: &str, value: &str| Run::program("control_state").sim("2x128MiB").env(name, value).shim().go();
+    state("GPUPOOL_MODE", "off").succeeds().prints("passing, mode off, GPUPOOL_MODE=off\n");
+    state("GPUPOOL_MODE", "trace").succeeds().prints("active, mode trace\n");
+    state("GPUPOOL_MODE", "spill").succeeds().prints("active, mode spill\n");
+    state("SIMCUDA_LINK", "none").succeeds().prints("active, mode spill\n");
+    state("SIMCUDA_VMM", "off").succeeds().prints("active, mode off, no GPU here has virtual memory management\n");
+    let refused = state("GPUPOOL_LIMIT", "0:12parsecs");
+    refused.succeeds();
+    assert!(refused.stdout.starts_with("passing, mode off, GPUPOOL_LIMIT"), "{}", refused.stdout);
+}
+
+const OPENED: &str = "\
+before cuInit: 3
+no context, no device: 201
+the primary context was made: 1, and is current: 0
+it stays: 1
+wrong words: 0, 0 in a block larger than a GPU
+pooled: 2 of 3
+freed twice: 0, 1; inside a block: 1; nothing: 0
+as PyTorch asks: allocated, nothing: refused
+live: 0
+work on the block after its free: 0
+captured stream: capture ended with 0, 0 wrong words
+thread's own capture: capture ended with 0, 0 wrong words
+another stream: capture ended with 0, 0 wrong words
+after a context ended: served
+after closing it: 0 wrong words
+child: 3
+";
+
+fn opened() -> Run {
+    Run::program("opened").arg(library("libgpupool.so")).sim("2x256MiB").report()
+}
+
+#[test]
+fn serves_a_program_that_only_opens_the_library() {
+    for free in ["strict", "lazy"] {
+        let told = opened().env("GPUPOOL_FREE", free).go();
+        // A lazy free returns while the kernel may still run.
+        let is_told = |line: &&str| free == "strict" || !line.starts_with("work on the block");
+        let lines = |text: &'static str| text.lines().filter(is_told).collect::<Vec<_>>();
+        told.succeeds();
+        assert_eq!(told.stdout.lines().filter(is_told).collect::<Vec<_>>(), lines(OPENED), "GPUPOOL_FREE={free}");
+        assert_eq!(told.reported("violations"), &serde_json::json!([]), "GPUPOOL_FREE={free}");
+        // Launches were not seen, so nothing can be said of unused contexts.
+        assert!(!told.stderr.contains("GP001"), "{}", told.stderr);
+    }
+}
+
+#[test]
+fn serves_a_preloaded_program_the_same_way() {
+    opened().shim().go().succeeds().prints(OPENED);
+}
+
+#[test]
+fn a_program_that_opened_it_may_end_with_live_blocks() {
+    let told = opened().arg("leave").go();
+    told.succeeds().warns("gpu1   peak");
+    assert_eq!(told.reported("violations"), &serde_json::json!([]));
+}
+
+#[test]
+fn python_opens_it_by_ctypes() {
+    let run = Run::client("opened_client.py").arg(library("libgpupool.so")).sim("2x256MiB");
+    let expected = "block of 48 MiB: right\nblock of 300 MiB: right\nlive: 2\nrefused: 2\nlive: 0\n";
+    run.clone().go().succeeds().prints(expected);
+    run.shim().go().succeeds().prints(expected);
+}
+
+/// The header alone, in both languages, with every warning.
+#[test]
+fn the_header_compiles_as_c_and_as_cpp() {
+    for (compiler, language, standard) in [("cc", "c", "-std=c99"), ("c++", "c++", "-std=c++11")] {
+        let output = Command::new(compiler)
+            .args(["-x", language, standard, "-fsyntax-only", "-Wall", "-Wextra", "-pedantic", "-Werror"])
+            .arg(repository().join("include/gpupool.h"))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{compiler}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
