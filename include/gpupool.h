@@ -40,6 +40,22 @@ typedef enum {
   GPUPOOL_INTERNAL = -5,
 } gpupool_error;
 
+// What can be said of managed memory; the numbers of `CUmem_advise`.
+typedef enum {
+  // Mostly read: every processor that reads gets a copy. The place means nothing.
+  GPUPOOL_READ_MOSTLY = 1,
+  // Takes `GPUPOOL_READ_MOSTLY` back.
+  GPUPOOL_NOT_READ_MOSTLY = 2,
+  // Keep it at the place, and let others that can reach it there.
+  GPUPOOL_PREFERRED_LOCATION = 3,
+  // Takes `GPUPOOL_PREFERRED_LOCATION` back. The place means nothing.
+  GPUPOOL_NO_PREFERRED_LOCATION = 4,
+  // Map it for the processor at the place, wherever it is.
+  GPUPOOL_ACCESSED_BY = 5,
+  // Takes `GPUPOOL_ACCESSED_BY` back.
+  GPUPOOL_NOT_ACCESSED_BY = 6,
+} gpupool_advice;
+
 // A part of a block that lies at one place.
 typedef struct {
   // Its first byte.
@@ -170,6 +186,27 @@ int gpupool_pin(const void *pointer,
 // # Safety
 // None: any address may be asked about.
 int gpupool_unpin(const void *pointer, size_t bytes);
+
+// Gives advice (a `gpupool_advice`) on `bytes` of managed memory, gpupool's or the program's own: `cuMemAdvise` with a
+// place. Memory of the pool does not move yet: `GPUPOOL_NOT_SUPPORTED`. Returns 0, a `CUresult` or a `gpupool_error`.
+//
+// # Safety
+// None: any address may be asked about.
+int gpupool_advise(const void *pointer,
+                   size_t bytes,
+                   int advice,
+                   int place);
+
+// Moves `bytes` of managed memory, gpupool's or the program's own, to a place in the order of a stream of the current
+// context: `cuMemPrefetchAsync`. Memory of the pool does not move yet: `GPUPOOL_NOT_SUPPORTED`. Returns 0, a `CUresult`
+// or a `gpupool_error`.
+//
+// # Safety
+// `stream` is a stream of the current context, or NULL.
+int gpupool_prefetch(const void *pointer,
+                     size_t bytes,
+                     int place,
+                     void *stream);
 
 // See `gpupool_state`.
 gpupool_state gpupool_get_state(void);

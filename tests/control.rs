@@ -33,6 +33,8 @@ child: -1
 child: malloc 3, trim 0
 child later: passing, mode off, this process was forked from one that used CUDA, which does not survive a fork
 child ended with 0
+advice on managed memory: 0, 0, prefers GPU 1, was sent to the host
+advice on the pool's: -4, -4; on a freed block: -3; unknown advice: -2; on the stack: 1
 after the frees: 0, 0 blocks, 0 MiB live, 192 MiB at most, 2 allocations, 0 reused, spilled yes
 trim: some
 ",

@@ -57,6 +57,26 @@ static void ask_for_less(const Control *c)
     printf("a size of 3: %d, no statistics: %d\n", c->statistics(&s.all), c->statistics(NULL));
 }
 
+/* Managed memory can be moved; the pool's can not yet, and a freed block is nobody's. */
+static void say_advice(const Control *c, CUdeviceptr pooled, CUdeviceptr freed)
+{
+    enum { PREFERRED = 2, LAST_PREFETCH = 4 };
+    int place[2] = {-9, -9};
+    CUdeviceptr managed;
+    CHECK(cuMemAllocManaged(&managed, SMALL, 1));
+    printf("advice on managed memory: %d, ", c->advise(as_pointer(managed), SMALL, GPUPOOL_PREFERRED_LOCATION, 1));
+    printf("%d, ", c->prefetch(as_pointer(managed), SMALL, -1, NULL));
+    CHECK(cuCtxSynchronize());
+    CHECK(cuMemRangeGetAttribute(&place[0], sizeof place[0], PREFERRED, managed, SMALL));
+    CHECK(cuMemRangeGetAttribute(&place[1], sizeof place[1], LAST_PREFETCH, managed, SMALL));
+    printf("prefers GPU %d, was sent to %s\n", place[0], place[1] < 0 ? "the host" : "a GPU");
+    printf("advice on the pool's: %d, ", c->advise(as_pointer(pooled), SMALL, GPUPOOL_READ_MOSTLY, 0));
+    printf("%d; on a freed block: ", c->prefetch(as_pointer(pooled), SMALL, 1, NULL));
+    printf("%d; unknown advice: ", c->advise(as_pointer(freed), SMALL, GPUPOOL_ACCESSED_BY, 0));
+    printf("%d; on the stack: %d\n", c->advise(as_pointer(pooled), SMALL, 7, 0), c->prefetch(&managed, 4096, 0, NULL));
+    CHECK(cuMemFree_v2(managed));
+}
+
 static void in_a_child(const Control *c, CUdeviceptr block)
 {
     void *pointer;
@@ -108,8 +128,9 @@ int main(void)
     say_pieces(&c, "unpinned block", small, SMALL);
 
     in_a_child(&c, small);
-    CHECK(cuMemFree_v2(small));
     CHECK(cuMemFree_v2(large));
+    say_advice(&c, small, large);
+    CHECK(cuMemFree_v2(small));
     say_statistics(&c, "after the frees");
     printf("trim: %s\n", c.trim() > 0 ? "some" : "none");
     return 0;

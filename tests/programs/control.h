@@ -18,6 +18,8 @@ typedef struct {
     size_t (*places)(gpupool_place *, size_t);
     int (*pieces)(const void *, size_t, gpupool_piece *, size_t *);
     int (*pin)(const void *, size_t), (*unpin)(const void *, size_t);
+    int (*advise)(const void *, size_t, int, int);
+    int (*prefetch)(const void *, size_t, int, void *);
     int (*malloc)(void **, size_t, int, void *);
     int (*free)(void *, int, void *);
     void *(*torch_malloc)(ptrdiff_t, int, void *);
@@ -37,6 +39,8 @@ static inline Control find_control(void *handle)
     *(void **)&c.pieces = dlsym(handle, "gpupool_pieces");
     *(void **)&c.pin = dlsym(handle, "gpupool_pin");
     *(void **)&c.unpin = dlsym(handle, "gpupool_unpin");
+    *(void **)&c.advise = dlsym(handle, "gpupool_advise");
+    *(void **)&c.prefetch = dlsym(handle, "gpupool_prefetch");
     *(void **)&c.malloc = dlsym(handle, "gpupool_malloc");
     *(void **)&c.free = dlsym(handle, "gpupool_free");
     *(void **)&c.torch_malloc = dlsym(handle, "gpupool_torch_malloc");

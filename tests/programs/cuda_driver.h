@@ -72,6 +72,8 @@ CUresult cuMemFree_v2(CUdeviceptr pointer);
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr pointer);
 CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags);
 CUresult cuMemFreeHost(void *pointer);
+CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags);
+CUresult cuMemRangeGetAttribute(void *data, size_t bytes, int attribute, CUdeviceptr pointer, size_t count);
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes);
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
 CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes);

@@ -121,6 +121,15 @@ fn answer(act: impl FnOnce() -> bool + std::panic::UnwindSafe, bytes: usize) -> 
     }
 }
 
+const ADVICE: [(gpupool_advice, Advice); 6] = [
+    (gpupool_advice::GPUPOOL_READ_MOSTLY, Advice::ReadMostly),
+    (gpupool_advice::GPUPOOL_NOT_READ_MOSTLY, Advice::UnsetReadMostly),
+    (gpupool_advice::GPUPOOL_PREFERRED_LOCATION, Advice::PreferredLocation),
+    (gpupool_advice::GPUPOOL_NO_PREFERRED_LOCATION, Advice::UnsetPreferredLocation),
+    (gpupool_advice::GPUPOOL_ACCESSED_BY, Advice::AccessedBy),
+    (gpupool_advice::GPUPOOL_NOT_ACCESSED_BY, Advice::UnsetAccessedBy),
+];
+
 /// Gives advice (a `gpupool_advice`) on `bytes` of managed memory, gpupool's or the program's own: `cuMemAdvise` with a
 /// place. Memory of the pool does not move yet: `GPUPOOL_NOT_SUPPORTED`. Returns 0, a `CUresult` or a `gpupool_error`.
 ///
@@ -128,14 +137,8 @@ fn answer(act: impl FnOnce() -> bool + std::panic::UnwindSafe, bytes: usize) -> 
 /// None: any address may be asked about.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, advice: c_int, place: c_int) -> c_int {
-    let advice = match advice {
-        1 => Advice::ReadMostly,
-        2 => Advice::UnsetReadMostly,
-        3 => Advice::PreferredLocation,
-        4 => Advice::UnsetPreferredLocation,
-        5 => Advice::AccessedBy,
-        6 => Advice::UnsetAccessedBy,
-        _ => return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into(),
+    let Some((_, advice)) = ADVICE.into_iter().find(|(number, _)| *number as c_int == advice) else {
+        return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into();
     };
     let address = pointer as u64;
     of_managed(address, |driver| advice::advise(driver, address, bytes as u64, advice, place_of(place)))
