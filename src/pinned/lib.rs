@@ -18,7 +18,10 @@
 
 mod backend;
 mod interface;
+mod policy;
 mod pool;
+mod runs;
+mod state;
 
 pub use backend::Backend;
 pub use gpupool_pool::{Fault, Free, FreeError};

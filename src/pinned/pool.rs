@@ -1,6 +1,11 @@
 //! The pool's operations: look at the state under the lock, call the backend without it, come back with the outcome.
 
-use crate::{Allocation, Backend, Block, Config, Free, FreeError, Refusal, Request, Usage};
+use crate::state::{Attempt, Leaving, State, Step};
+use crate::{Allocation, Backend, Block, Config, Fault, Free, FreeError, Refusal, Request, Usage, policy};
+use gpupool_pool::Clock;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// One process's pinned memory. All methods may be called from any thread. None holds a lock while it calls the backend.
@@ -9,12 +14,29 @@ use std::time::Duration;
 pub struct Pool<B: Backend> {
     backend: B,
     config: Config,
+    /// All segments that ever were lie between these two.
+    lowest: AtomicU64,
+    highest: AtomicU64,
+    /// No segment is due to go back before then, in nanoseconds of `now`. May be early, never late.
+    due: AtomicU64,
+    /// That of the state.
+    clock: Arc<Clock>,
+    state: Mutex<State>,
 }
 
 impl<B: Backend> Pool<B> {
     /// A pool that holds nothing yet. It makes no call to `backend`.
     pub fn new(config: Config, backend: B) -> Self {
-        Self { backend, config }
+        let state = State::new(config);
+        Self {
+            backend,
+            config,
+            lowest: AtomicU64::new(u64::MAX),
+            highest: AtomicU64::new(0),
+            due: AtomicU64::new(u64::MAX),
+            clock: Arc::clone(&state.clock),
+            state: Mutex::new(state),
+        }
     }
 
     /// Who pins the memory.
@@ -32,7 +54,51 @@ impl<B: Backend> Pool<B> {
     /// # Errors
     /// See [`Refusal`].
     pub fn allocate(&self, request: &Request) -> Result<Allocation, Refusal<B::Error>> {
-        Err(Refusal::Limit { wanted: request.bytes })
+        if request.bytes == 0 {
+            return Err(Refusal::Empty);
+        }
+        let bytes = policy::footprint(request.bytes).ok_or(Refusal::Limit { wanted: request.bytes })?;
+        let mut attempt = Attempt::new(request, bytes);
+        let mut returned = 0;
+        loop {
+            let step = self.state.lock().plan(&mut attempt);
+            match step {
+                Step::Done(block) => return Ok(Allocation { block, pinned: 0, returned }),
+                Step::Limit(wanted) => return Err(Refusal::Limit { wanted }),
+                Step::Wait => {
+                    attempt.waited = true;
+                    match self.quiesce() {
+                        Ok(()) | Err(Fault::NotReady(_)) => {}
+                        Err(fault) => return Err(Refusal::Backend(error_of(fault))),
+                    }
+                }
+                Step::Return(leaving) => returned += self.send_back(leaving, None),
+                Step::Pin { bytes, ticket } => match self.backend.pin(request.key, bytes) {
+                    Ok(address) => {
+                        self.lowest.fetch_min(address, Ordering::Relaxed);
+                        self.highest.fetch_max(address + bytes, Ordering::Relaxed);
+                        let block = self.state.lock().pinned_at(ticket, address, &attempt);
+                        let block = block.ok_or(Refusal::ContextGone)?;
+                        return Ok(Allocation { block, pinned: bytes, returned });
+                    }
+                    Err(fault) => {
+                        let mut state = self.state.lock();
+                        state.withdraw(ticket);
+                        let Fault::OutOfMemory(error) = fault else {
+                            return Err(Refusal::Backend(error_of(fault)));
+                        };
+                        let leaving = if attempt.trimmed { Vec::new() } else { state.detach_unused(u64::MAX, None) };
+                        drop(state);
+                        if leaving.is_empty() && bytes == attempt.least() {
+                            return Err(Refusal::Backend(error));
+                        }
+                        attempt.exact = true;
+                        attempt.trimmed = true;
+                        returned += self.send_back(leaving, None);
+                    }
+                },
+            }
+        }
     }
 
     /// Ends the life of the block that starts at `address`.
@@ -43,39 +109,125 @@ impl<B: Backend> Pool<B> {
     ///
     /// # Errors
     /// See [`FreeError`]. Of several frees of one block at the same time exactly one succeeds.
-    pub fn free(&self, _address: u64, _when: Free, _now: Duration) -> Result<Block, FreeError<B::Error>> {
-        Err(FreeError::NotABlock)
+    pub fn free(&self, address: u64, when: Free, now: Duration) -> Result<Block, FreeError<B::Error>> {
+        let mut state = self.state.lock();
+        let block = state.block_to_end(address).ok_or(FreeError::NotABlock)?;
+        let mut quiet = false;
+        if when == Free::Strict {
+            state.mark(&block, true);
+            drop(state);
+            let answer = self.quiesce();
+            state = self.state.lock();
+            match answer {
+                Ok(()) => quiet = true,
+                Err(Fault::NotReady(_)) => {}
+                Err(fault) => {
+                    state.mark(&block, false);
+                    return Err(FreeError::Backend(error_of(fault)));
+                }
+            }
+        }
+        if state.end(&block, quiet, now) {
+            let due = nanoseconds(now.saturating_add(self.config.idle));
+            if due < self.due.load(Ordering::Relaxed) {
+                self.due.store(due, Ordering::Relaxed);
+            }
+        }
+        Ok(block)
     }
 
     /// The live block that `address` lies in, inner addresses included. What is behind its last byte in its last page or
     /// granule counts as inside.
-    pub fn block_at(&self, _address: u64) -> Option<Block> {
-        None
+    pub fn block_at(&self, address: u64) -> Option<Block> {
+        self.may_contain(address).then(|| self.state.lock().block_around(address))?
     }
 
     /// Whether `address` lies in a segment, in a block or not. Two comparisons and no lock for most addresses elsewhere.
-    pub fn contains(&self, _address: u64) -> bool {
-        false
+    pub fn contains(&self, address: u64) -> bool {
+        self.may_contain(address) && self.state.lock().runs.segment_around(address).is_some()
+    }
+
+    fn may_contain(&self, address: u64) -> bool {
+        // Who has an address of ours got it from a thread that wrote these before it handed the address out.
+        (self.lowest.load(Ordering::Relaxed)..self.highest.load(Ordering::Relaxed)).contains(&address)
     }
 
     /// Gives back the segments that were without a block for [`Config::idle`] (`cuMemFreeHost`); returns their bytes. One
     /// comparison and no lock when none is due.
-    pub fn return_idle(&self, _now: Duration) -> u64 {
-        0
+    pub fn return_idle(&self, now: Duration) -> u64 {
+        if nanoseconds(now) < self.due.load(Ordering::Relaxed) {
+            return 0;
+        }
+        let Some(until) = now.checked_sub(self.config.idle) else {
+            return 0;
+        };
+        let leaving = {
+            let mut state = self.state.lock();
+            let leaving = state.detach_unused(u64::MAX, Some(until));
+            self.set_due(&state);
+            leaving
+        };
+        self.send_back(leaving, Some(now))
     }
 
     /// Gives back every segment without a block (`cuMemFreeHost`): the host is short of memory. Returns their bytes.
     pub fn trim(&self) -> u64 {
-        0
+        let leaving = self.state.lock().detach_unused(u64::MAX, None);
+        self.send_back(leaving, None)
     }
 
     /// Forgets what was pinned in `context`, which ended and took its memory along; returns the blocks that lived there.
-    pub fn context_gone(&self, _context: u64) -> Vec<Block> {
-        Vec::new()
+    pub fn context_gone(&self, context: u64) -> Vec<Block> {
+        self.state.lock().context_gone(context)
     }
 
     /// The pool in numbers, exact at the moment of the call.
     pub fn usage(&self) -> Usage {
-        Usage::default()
+        self.state.lock().usage()
+    }
+
+    /// Returns segments to the driver; returns the bytes that went. One that does not go is unused since `now`, or as long
+    /// as before.
+    fn send_back(&self, leaving: Vec<Leaving>, now: Option<Duration>) -> u64 {
+        let mut sum = 0;
+        for leaving in leaving {
+            let segment = leaving.segment;
+            let answer = self.backend.unpin(segment.class.key, leaving.address, segment.bytes);
+            let mut state = self.state.lock();
+            match answer {
+                Ok(()) => {
+                    state.left(&leaving);
+                    sum += segment.bytes;
+                }
+                Err(_) => {
+                    state.put_back(leaving, now.unwrap_or(segment.since));
+                    self.set_due(&state);
+                }
+            }
+        }
+        sum
+    }
+
+    fn set_due(&self, state: &State) {
+        let due = state.unused_since().map(|since| since.saturating_add(self.config.idle));
+        self.due.store(due.map_or(u64::MAX, nanoseconds), Ordering::Relaxed);
+    }
+
+    /// Waits for the device; everything freed before the call is quiet after it.
+    fn quiesce(&self) -> Result<(), Fault<B::Error>> {
+        let begun = self.clock.now();
+        self.backend.quiesce()?;
+        self.clock.covered(begun);
+        Ok(())
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn error_of<E>(fault: Fault<E>) -> E {
+    match fault {
+        Fault::OutOfMemory(error) | Fault::Unavailable(error) | Fault::NotReady(error) | Fault::Failed(error) => error,
     }
 }

@@ -10,7 +10,7 @@ use crate::sync::{AtomicU64, Ordering};
 /// that number with release when it is over, and whoever reads the note with acquire comes after the wait. A wait may
 /// miss a free at the same time; then it vouches for less than it could, never for more.
 #[derive(Debug)]
-pub(crate) struct Clock {
+pub struct Clock {
     latest: AtomicU64,
     quiesced: AtomicU64,
 }

@@ -38,6 +38,7 @@ mod state;
 mod sync;
 
 pub use backend::{Backend, Fault};
+pub use clock::Clock;
 pub use interface::{
     Allocation, Block, Config, Free, FreeError, Lenders, Piece, PlaceSpec, PlaceUsage, Refusal, Request, Usage,
 };

@@ -1,0 +1,351 @@
+//! Everything under the pool's lock. A step here never calls the backend; whoever needs it unlocks first and comes back
+//! with what happened.
+
+use crate::policy;
+use crate::runs::{Class, Fit, Kind, Run, Runs, Segment};
+use crate::{Block, Config, PAGE, Request, Usage};
+use gpupool_pool::Clock;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A request on its way, with what was tried for it. Each of these is tried once, so a request ends.
+#[derive(Debug)]
+pub(crate) struct Attempt<'a> {
+    pub request: &'a Request,
+    pub class: Class,
+    /// Bytes of the run it needs.
+    pub bytes: u64,
+    /// The device was waited for, or could not be.
+    pub waited: bool,
+    /// Segments were given back so that this one stays within the bounds.
+    pub made_room: bool,
+    /// The driver was short: pin no more than this block needs.
+    pub exact: bool,
+    /// All that was unused was given back.
+    pub trimmed: bool,
+}
+
+impl<'a> Attempt<'a> {
+    pub fn new(request: &'a Request, bytes: u64) -> Self {
+        let class = Class { key: request.key, below_page: bytes < PAGE };
+        Self { request, class, bytes, waited: false, made_room: false, exact: false, trimmed: false }
+    }
+
+    /// The least that can be pinned for it.
+    pub fn least(&self) -> u64 {
+        policy::segment(self.bytes, 0)
+    }
+}
+
+/// What a request needs next.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// It stands.
+    Done(Block),
+    /// Memory that the device may still touch could serve it.
+    Wait,
+    /// First give back these segments.
+    Return(Vec<Leaving>),
+    /// Pin so many bytes; they count from now on.
+    Pin { bytes: u64, ticket: u64 },
+    /// So many bytes more would pass the limit.
+    Limit(u64),
+}
+
+/// A segment on its way back to the driver; no run knows it any more.
+#[derive(Debug)]
+pub(crate) struct Leaving {
+    pub address: u64,
+    pub segment: Segment,
+    /// What it would be again if it does not go.
+    runs: Vec<(u64, Run)>,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    config: Config,
+    pub runs: Runs,
+    /// Numbers the frees that did not wait; ticks under the pool's lock.
+    pub clock: Arc<Clock>,
+    /// Busy runs in the order of their frees, as `(number, address)`. An entry whose run is gone stays until its turn.
+    resting: VecDeque<(u64, u64)>,
+    /// Segments that are being pinned, as `(ticket, context, bytes)`.
+    pinning: Vec<(u64, u64, u64)>,
+    /// Bytes of segments on their way back.
+    leaving: u64,
+    last_ticket: u64,
+    last_id: u64,
+    totals: Totals,
+}
+
+#[derive(Debug, Default)]
+struct Totals {
+    requested: u64,
+    blocks: u64,
+    peak_pinned: u64,
+    peak_requested: u64,
+    peak_used: u64,
+    returned: u64,
+    allocations: u64,
+    reuses: u64,
+}
+
+impl State {
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            runs: Runs::default(),
+            clock: Arc::default(),
+            resting: VecDeque::new(),
+            pinning: Vec::new(),
+            leaving: 0,
+            last_ticket: 0,
+            last_id: 0,
+            totals: Totals::default(),
+        }
+    }
+
+    /// Looks for the next step of a request; serves it at once where that can be.
+    pub fn plan(&mut self, attempt: &mut Attempt) -> Step {
+        self.settle();
+        let peak = self.totals.peak_used.max(self.runs.used + attempt.bytes);
+        let slack = policy::slack(peak);
+        let together = policy::together(self.runs.small(attempt.class), slack);
+        let segment = policy::segment(attempt.bytes, together);
+        if let Some(fit) = self.fit(attempt, segment, slack) {
+            self.totals.reuses += 1;
+            return Step::Done(self.award(fit, attempt));
+        }
+        // Only a guess at whether it will do: what is freed may not lie together. A wait is what the free itself would
+        // have cost in the strict case, and pinning costs more than most.
+        if !attempt.waited && self.runs.busy(attempt.class) >= attempt.bytes {
+            return Step::Wait;
+        }
+        self.grow(attempt, segment, policy::ceiling(peak))
+    }
+
+    /// Where the block fits: exactly, beside others, or in a whole segment that it may break.
+    fn fit(&self, attempt: &Attempt, segment: u64, slack: u64) -> Option<Fit> {
+        let (part, whole) = self.runs.best_fits(attempt.class, attempt.bytes);
+        let exact = |fit: &Fit| fit.bytes == attempt.bytes;
+        // One no bigger than what would be pinned is as good as that. A bigger one is broken only as long as the rests
+        // of all broken ones stay small: it could not go back, and the next block of its size would need another.
+        let rests = self.runs.held - self.runs.spare - self.runs.used;
+        let may_break = |fit: &Fit| fit.bytes <= segment || rests + (fit.bytes - attempt.bytes) <= slack;
+        part.filter(exact).or(whole.filter(exact)).or(part).or(whole.filter(may_break))
+    }
+
+    /// How to pin memory for a request that fits nowhere.
+    fn grow(&mut self, attempt: &mut Attempt, segment: u64, ceiling: u64) -> Step {
+        let least = attempt.least();
+        let mut bytes = if attempt.exact { least } else { segment };
+        let all = self.pinned() + self.reserved();
+        if (all - self.runs.spare).saturating_add(least) > self.config.limit {
+            return Step::Limit(least);
+        }
+        if !attempt.made_room {
+            attempt.made_room = true;
+            let allowed = ceiling.min(self.config.limit);
+            let excess = (all + bytes).saturating_sub(allowed);
+            let leaving = self.detach_unused(excess, None);
+            if !leaving.is_empty() {
+                return Step::Return(leaving);
+            }
+        }
+        if all + bytes > self.config.limit {
+            bytes = least;
+        }
+        if all + bytes > self.config.limit {
+            // Somebody was faster, or a segment did not go.
+            return Step::Limit(least);
+        }
+        self.last_ticket += 1;
+        self.pinning.push((self.last_ticket, attempt.request.key.context, bytes));
+        Step::Pin { bytes, ticket: self.last_ticket }
+    }
+
+    /// A segment was pinned; serves the request from it. `None` if its context ended meanwhile, and the memory with it.
+    pub fn pinned_at(&mut self, ticket: u64, address: u64, attempt: &Attempt) -> Option<Block> {
+        let bytes = self.withdraw(ticket)?;
+        let small = bytes <= policy::slack(self.totals.peak_used);
+        let segment = Segment { bytes, class: attempt.class, small, used: 0, since: Duration::ZERO };
+        self.runs.add_segment(address, segment, vec![(address, Run { bytes, segment: address, kind: Kind::Free })]);
+        self.totals.peak_pinned = self.totals.peak_pinned.max(self.pinned());
+        Some(self.award(Fit { address, bytes }, attempt))
+    }
+
+    /// A segment is no longer being pinned; returns its bytes, or `None` if its context ended meanwhile.
+    pub fn withdraw(&mut self, ticket: u64) -> Option<u64> {
+        let at = self.pinning.iter().position(|&(theirs, ..)| theirs == ticket)?;
+        Some(self.pinning.swap_remove(at).2)
+    }
+
+    fn award(&mut self, fit: Fit, attempt: &Attempt) -> Block {
+        let Request { bytes, key } = *attempt.request;
+        self.last_id += 1;
+        self.runs.take(fit, attempt.bytes, bytes, self.last_id);
+        let totals = &mut self.totals;
+        totals.allocations += 1;
+        totals.blocks += 1;
+        totals.requested += bytes;
+        totals.peak_requested = totals.peak_requested.max(totals.requested);
+        totals.peak_used = totals.peak_used.max(self.runs.used);
+        Block { address: fit.address, bytes, key, id: self.last_id }
+    }
+
+    /// The live block that starts at `address`, if no thread ends it already.
+    pub fn block_to_end(&mut self, address: u64) -> Option<Block> {
+        let (start, run, segment) = self.runs.around(address)?;
+        match run.kind {
+            Kind::Live { requested, id, ending: false } if start == address => {
+                Some(Block { address, bytes: requested, key: segment.class.key, id })
+            }
+            _ => None,
+        }
+    }
+
+    /// The live block that `address` lies in.
+    pub fn block_around(&self, address: u64) -> Option<Block> {
+        let (start, run, segment) = self.runs.around(address)?;
+        match run.kind {
+            Kind::Live { requested, id, .. } => {
+                Some(Block { address: start, bytes: requested, key: segment.class.key, id })
+            }
+            _ => None,
+        }
+    }
+
+    /// Notes whether a thread is about to end `block`.
+    pub fn mark(&mut self, block: &Block, is_ending: bool) {
+        if let Some(run) = self.runs.starting_at(block.address)
+            && let Kind::Live { id, ending, .. } = &mut run.kind
+            && *id == block.id
+        {
+            *ending = is_ending;
+        }
+    }
+
+    /// Ends `block`, unless it went with its context. `quiet`: the device is done with it. Says whether its segment is
+    /// without a block from now on.
+    pub fn end(&mut self, block: &Block, quiet: bool, now: Duration) -> bool {
+        let lives = |kind: Kind| matches!(kind, Kind::Live { id, .. } if id == block.id);
+        if !self.runs.starting_at(block.address).is_some_and(|run| lives(run.kind)) {
+            return false;
+        }
+        self.totals.blocks -= 1;
+        self.totals.requested -= block.bytes;
+        let kind = if quiet { Kind::Free } else { self.rest(block.address) };
+        self.runs.end(block.address, kind, now)
+    }
+
+    /// The kind of a run at `address` that the device may touch from now on.
+    fn rest(&mut self, address: u64) -> Kind {
+        let number = self.clock.tick();
+        self.resting.push_back((number, address));
+        Kind::Busy { number }
+    }
+
+    /// Makes free what the device is done with.
+    fn settle(&mut self) {
+        let quiesced = self.clock.quiesced();
+        while let Some(&(number, address)) = self.resting.front()
+            && number <= quiesced
+        {
+            self.resting.pop_front();
+            self.runs.settle(address, number);
+        }
+    }
+
+    /// Takes segments without a block out, the longest unused first: until `bytes` are together, and only those unused
+    /// since `until` or longer.
+    pub fn detach_unused(&mut self, bytes: u64, until: Option<Duration>) -> Vec<Leaving> {
+        self.settle();
+        let mut sum = 0;
+        let mut chosen = Vec::new();
+        for (since, address, size) in self.runs.unused() {
+            if sum >= bytes || until.is_some_and(|until| since > until) {
+                break;
+            }
+            chosen.push(address);
+            sum += size;
+        }
+        chosen.into_iter().filter_map(|address| self.detach(address)).collect()
+    }
+
+    fn detach(&mut self, address: u64) -> Option<Leaving> {
+        let (segment, runs) = self.runs.remove_segment(address)?;
+        self.leaving += segment.bytes;
+        Some(Leaving { address, segment, runs })
+    }
+
+    /// A segment went back to the driver.
+    pub fn left(&mut self, gone: &Leaving) {
+        self.leaving -= gone.segment.bytes;
+        self.totals.returned += gone.segment.bytes;
+    }
+
+    /// The driver did not take a segment back: it is pinned still, and unused since `since`.
+    pub fn put_back(&mut self, kept: Leaving, since: Duration) {
+        let Leaving { address, segment, mut runs } = kept;
+        self.leaving -= segment.bytes;
+        for (address, run) in &mut runs {
+            if let Kind::Busy { .. } = run.kind {
+                // Its old entry may have had its turn while nobody knew the run.
+                run.kind = self.rest(*address);
+            }
+        }
+        self.runs.add_segment(address, Segment { since, ..segment }, runs);
+    }
+
+    /// Since when the longest unused segment is without a block.
+    pub fn unused_since(&self) -> Option<Duration> {
+        self.runs.unused().next().map(|(since, ..)| since)
+    }
+
+    /// Forgets the segments of a context that ended; returns the blocks that lived in them.
+    pub fn context_gone(&mut self, context: u64) -> Vec<Block> {
+        self.pinning.retain(|&(_, theirs, _)| theirs != context);
+        let mut blocks = Vec::new();
+        for address in self.runs.segments_of(context) {
+            let Some((segment, runs)) = self.runs.remove_segment(address) else { continue };
+            for (address, run) in runs {
+                if let Kind::Live { requested, id, .. } = run.kind {
+                    self.totals.blocks -= 1;
+                    self.totals.requested -= requested;
+                    blocks.push(Block { address, bytes: requested, key: segment.class.key, id });
+                }
+            }
+        }
+        self.runs.forget_classes_of(context);
+        blocks
+    }
+
+    /// Bytes the driver has pinned for the pool.
+    fn pinned(&self) -> u64 {
+        self.runs.held + self.leaving
+    }
+
+    /// Bytes that are being pinned.
+    fn reserved(&self) -> u64 {
+        self.pinning.iter().map(|&(.., bytes)| bytes).sum()
+    }
+
+    pub fn usage(&self) -> Usage {
+        let Totals { requested, blocks, peak_pinned, peak_requested, peak_used, returned, allocations, reuses } =
+            self.totals;
+        Usage {
+            pinned: self.pinned(),
+            requested,
+            used: self.runs.used,
+            peak_pinned,
+            peak_requested,
+            peak_used,
+            returned,
+            segments: self.runs.segments() as u64,
+            blocks,
+            allocations,
+            reuses,
+        }
+    }
+}
