@@ -8,7 +8,7 @@ use crate::residence;
 use crate::space::{Kind, Origin, Span, granted, owner};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Values of the parameters, each widened to 64 bits.
+/// Values of the parameters, each widened to 64 bits; a structure counts as its words.
 pub type Args = Vec<u64>;
 
 pub struct Kernel {
@@ -73,18 +73,9 @@ static KERNELS: &[Kernel] = &[
         },
     },
     // add_u32(dst, a, b, n)
-    Kernel {
-        name: "add_u32",
-        params: &[8, 8, 8, 8],
-        touches: |a| a[..3].iter().map(|&pointer| (pointer, words(a[3]))).collect(),
-        run: |a, context| {
-            let target = Words::new(context, a[0], a[3], true)?;
-            let (left, right) = (Words::new(context, a[1], a[3], false)?, Words::new(context, a[2], a[3], false)?);
-            each([&target, &left, &right], |_, [to, x, y]| {
-                to.store(x.load(Ordering::Relaxed).wrapping_add(y.load(Ordering::Relaxed)), Ordering::Relaxed);
-            })
-        },
-    },
+    Kernel { name: "add_u32", params: &[8, 8, 8, 8], touches: add_touches, run: add },
+    // add_struct(struct { dst, a, b, n })
+    Kernel { name: "add_struct", params: &[32], touches: add_touches, run: add },
     // copy_u32(dst, src, n)
     Kernel {
         name: "copy_u32",
@@ -123,6 +114,18 @@ static KERNELS: &[Kernel] = &[
         },
     },
 ];
+
+fn add_touches(a: &Args) -> Vec<(u64, u64)> {
+    a[..3].iter().map(|&pointer| (pointer, words(a[3]))).collect()
+}
+
+fn add(a: &Args, context: &Context) -> Outcome {
+    let target = Words::new(context, a[0], a[3], true)?;
+    let (left, right) = (Words::new(context, a[1], a[3], false)?, Words::new(context, a[2], a[3], false)?);
+    each([&target, &left, &right], |_, [to, x, y]| {
+        to.store(x.load(Ordering::Relaxed).wrapping_add(y.load(Ordering::Relaxed)), Ordering::Relaxed);
+    })
+}
 
 /// Memory of a kernel as 32-bit words. Atomics, because other streams, the program and other GPUs may use it meanwhile.
 struct Words {

@@ -60,18 +60,16 @@ pub fn work(
 fn arguments(function: &Function, params: In<usize>, extra: In<usize>) -> Outcome<Args> {
     if !extra.is_null() {
         let base = buffer(function, extra)?;
-        return Ok(function.params.iter().map(|&(offset, bytes)| scalar(base + offset, bytes)).collect());
+        return Ok(function.params.iter().flat_map(|&(offset, bytes)| words(base + offset, bytes)).collect());
     }
     if params.is_null() && !function.params.is_empty() {
         return Err(Code::INVALID_VALUE);
     }
     let pointers = params.list(function.params.len())?;
-    function
-        .params
-        .iter()
-        .zip(pointers)
-        .map(|(&(_, bytes), pointer)| if pointer == 0 { Err(Code::INVALID_VALUE) } else { Ok(scalar(pointer, bytes)) })
-        .collect()
+    if pointers.contains(&0) {
+        return Err(Code::INVALID_VALUE);
+    }
+    Ok(function.params.iter().zip(pointers).flat_map(|(&(_, bytes), pointer)| words(pointer, bytes)).collect())
 }
 
 /// The packed argument buffer of an `extra` list.
@@ -91,13 +89,15 @@ fn buffer(function: &Function, extra: In<usize>) -> Outcome<usize> {
     if base == 0 && needed > 0 || size < needed { Err(Code::INVALID_VALUE) } else { Ok(base) }
 }
 
-/// An argument of up to 8 bytes; built-in kernels have no larger ones.
-fn scalar(address: usize, bytes: usize) -> u64 {
-    let mut value = [0; 8];
-    for (index, byte) in value.iter_mut().enumerate().take(bytes) {
-        *byte = In::<u8>::from_address(address).at(index);
-    }
-    u64::from_le_bytes(value)
+/// An argument: a scalar, or the words of a structure.
+fn words(address: usize, bytes: usize) -> impl Iterator<Item = u64> {
+    (0..bytes).step_by(8).map(move |start| {
+        let mut value = [0; 8];
+        for (index, byte) in value.iter_mut().enumerate().take(bytes - start) {
+            *byte = In::<u8>::from_address(address).at(start + index);
+        }
+        u64::from_le_bytes(value)
+    })
 }
 
 #[allow(clippy::too_many_arguments, reason = "the driver's signature")]

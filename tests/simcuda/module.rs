@@ -16,17 +16,46 @@ use std::sync::Arc;
 /// A loaded module, or a library (`context` is `None`: it belongs to no context).
 pub struct Module {
     pub context: Option<u64>,
-    functions: BTreeMap<String, Handle>,
+    entries: BTreeMap<String, Entry>,
     globals: BTreeMap<String, (Global, u64)>,
 }
 
-/// A kernel of a module (`CUfunction`) or library (`CUkernel`); one handle serves as both.
+/// The handles of one kernel: the `CUfunction`, and in a library the `CUkernel` too.
+struct Entry {
+    function: Handle,
+    kernel: Option<Handle>,
+}
+
+/// What a `CUfunction` or a `CUkernel` stands for. Launches and occupancy take either, other calls only their own.
 pub struct Function {
     pub name: CString,
     pub params: Vec<(usize, usize)>,
     pub kernel: Option<&'static Kernel>,
+    kind: Kind,
     module: Handle,
     dynamic_shared: Mutex<c_int>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Function,
+    /// With the function it becomes in a context.
+    Kernel(Handle),
+}
+
+/// A `CUfunction`; INVALID_HANDLE for a `CUkernel`.
+fn function(handle: Handle) -> Outcome<Arc<Function>> {
+    let found = driver().functions.get(handle)?;
+    if found.kind == Kind::Function { Ok(found) } else { Err(Code::INVALID_HANDLE) }
+}
+
+/// A `CUkernel` and its `CUfunction`; INVALID_HANDLE for a `CUfunction`.
+fn kernel(handle: Handle) -> Outcome<(Arc<Function>, Handle)> {
+    let found = driver().functions.get(handle)?;
+    match found.kind {
+        Kind::Kernel(function) => Ok((found, function)),
+        Kind::Function => Err(Code::INVALID_HANDLE),
+    }
 }
 
 fn load(text: &str, context: Option<(u64, usize)>) -> Outcome<Handle> {
@@ -35,17 +64,23 @@ fn load(text: &str, context: Option<(u64, usize)>) -> Outcome<Handle> {
     }
     let driver = driver();
     let module = Handles::<Module>::reserve();
-    let mut functions = BTreeMap::new();
+    let mut entries = BTreeMap::new();
     for entry in ptx::entries(text) {
         let sizes: Vec<usize> = entry.params.iter().map(|(_, size)| *size).collect();
-        let function = Function {
-            name: CString::new(entry.name.as_str()).map_err(|_| Code::INVALID_PTX)?,
-            kernel: Kernel::named(&entry.name, &sizes),
-            params: entry.params,
-            module,
-            dynamic_shared: Mutex::new(0),
+        let name = CString::new(entry.name.as_str()).map_err(|_| Code::INVALID_PTX)?;
+        let enter = |kind| {
+            driver.functions.insert(Arc::new(Function {
+                name: name.clone(),
+                kernel: Kernel::named(&entry.name, &sizes),
+                params: entry.params.clone(),
+                kind,
+                module,
+                dynamic_shared: Mutex::new(0),
+            }))
         };
-        functions.insert(entry.name, driver.functions.insert(Arc::new(function)));
+        let function = enter(Kind::Function);
+        let kernel = context.is_none().then(|| enter(Kind::Kernel(function)));
+        entries.insert(entry.name.clone(), Entry { function, kernel });
     }
     let mut globals = BTreeMap::new();
     if let Some((id, device)) = context {
@@ -56,7 +91,7 @@ fn load(text: &str, context: Option<(u64, usize)>) -> Outcome<Handle> {
         }
     }
     let context = context.map(|(id, _)| id);
-    driver.modules.insert_as(module, Arc::new(Module { context, functions, globals }));
+    driver.modules.insert_as(module, Arc::new(Module { context, entries, globals }));
     Ok(module)
 }
 
@@ -114,11 +149,11 @@ pub fn unload(handle: Handle) -> Outcome {
 pub fn get_function(out: Out<Handle>, module: Handle, name: In<c_char>) -> Outcome {
     out.required()?;
     let module = driver().modules.get(module)?;
-    out.set(*module.functions.get(name.text()?).ok_or(Code::NOT_FOUND)?)
+    out.set(module.entries.get(name.text()?).ok_or(Code::NOT_FOUND)?.function)
 }
 
 pub fn function_count(out: Out<c_uint>, module: Handle) -> Outcome {
-    out.set(driver().modules.get(module)?.functions.len() as c_uint)
+    out.set(driver().modules.get(module)?.entries.len() as c_uint)
 }
 
 /// `cuModuleGetGlobal`. A variable with an initial value is refused: its memory here would read as zero.
@@ -173,9 +208,11 @@ pub fn library_load_file(
 pub fn unload_library(handle: Handle) -> Outcome {
     let driver = driver();
     let module = driver.modules.remove(handle)?;
-    for function in module.functions.values() {
-        // Each was entered when the module was loaded.
-        let _ = driver.functions.remove(*function);
+    for entry in module.entries.values() {
+        for handle in std::iter::once(entry.function).chain(entry.kernel) {
+            // Each was entered when the module was loaded.
+            let _ = driver.functions.remove(handle);
+        }
     }
     module.globals.values().try_for_each(|(_, address)| driver.space.free(*address))
 }
@@ -188,39 +225,64 @@ pub fn library_module(out: Out<Handle>, library: Handle) -> Outcome {
     out.set(library)
 }
 
-pub fn kernel_function(out: Out<Handle>, kernel: Handle) -> Outcome {
+/// `cuLibraryGetKernel`.
+pub fn library_kernel(out: Out<Handle>, library: Handle, name: In<c_char>) -> Outcome {
+    out.required()?;
+    let library = driver().modules.get(library)?;
+    let entry = library.entries.get(name.text()?).ok_or(Code::NOT_FOUND)?;
+    out.set(entry.kernel.ok_or(Code::INVALID_HANDLE)?)
+}
+
+/// `cuKernelGetFunction`: another handle. Here it is the same in every context.
+pub fn kernel_function(out: Out<Handle>, handle: Handle) -> Outcome {
     out.required()?;
     current()?;
-    driver().functions.get(kernel)?;
-    out.set(kernel)
+    out.set(kernel(handle)?.1)
 }
 
 // Functions
 
-pub fn function_module(out: Out<Handle>, function: Handle) -> Outcome {
-    out.set(driver().functions.get(function)?.module)
+pub fn function_module(out: Out<Handle>, handle: Handle) -> Outcome {
+    out.set(function(handle)?.module)
 }
 
-pub fn function_name(out: Out<*const c_char>, function: Handle) -> Outcome {
+pub fn function_name(out: Out<*const c_char>, handle: Handle) -> Outcome {
+    name(out, function(handle)?)
+}
+
+pub fn kernel_name(out: Out<*const c_char>, handle: Handle) -> Outcome {
+    name(out, kernel(handle)?.0)
+}
+
+fn name(out: Out<*const c_char>, function: Arc<Function>) -> Outcome {
     out.required()?;
-    let function = driver().functions.get(function)?;
     let name: &CStr = &function.name;
     // Valid until the module is unloaded, as documented: the function's own string.
     out.set(name.as_ptr())
 }
 
 /// `cuFuncGetParamInfo`: INVALID_VALUE past the last.
-pub fn param_info(function: Handle, index: usize, offset: Out<usize>, bytes: Out<usize>) -> Outcome {
-    let function = driver().functions.get(function)?;
+pub fn function_param(handle: Handle, index: usize, offset: Out<usize>, bytes: Out<usize>) -> Outcome {
+    param(function(handle)?, index, offset, bytes)
+}
+
+/// `cuKernelGetParamInfo`.
+pub fn kernel_param(handle: Handle, index: usize, offset: Out<usize>, bytes: Out<usize>) -> Outcome {
+    param(kernel(handle)?.0, index, offset, bytes)
+}
+
+fn param(function: Arc<Function>, index: usize, offset: Out<usize>, bytes: Out<usize>) -> Outcome {
     let (at, size) = *function.params.get(index).ok_or(Code::INVALID_VALUE)?;
     offset.set(at)?;
     bytes.set_if_wanted(size);
     Ok(())
 }
 
-pub fn function_attribute(out: Out<c_int>, attribute: c_int, function: Handle) -> Outcome {
-    out.required()?;
-    let function = driver().functions.get(function)?;
+pub fn function_attribute(out: Out<c_int>, attribute: c_int, handle: Handle) -> Outcome {
+    read_attribute(out, attribute, function(handle)?)
+}
+
+fn read_attribute(out: Out<c_int>, attribute: c_int, function: Arc<Function>) -> Outcome {
     out.set(match attribute {
         0 => 1024,
         4 => 32,
@@ -232,8 +294,11 @@ pub fn function_attribute(out: Out<c_int>, attribute: c_int, function: Handle) -
     })
 }
 
-pub fn set_function_attribute(function: Handle, attribute: c_int, value: c_int) -> Outcome {
-    let function = driver().functions.get(function)?;
+pub fn set_function_attribute(handle: Handle, attribute: c_int, value: c_int) -> Outcome {
+    write_attribute(attribute, value, function(handle)?)
+}
+
+fn write_attribute(attribute: c_int, value: c_int, function: Arc<Function>) -> Outcome {
     match attribute {
         8 if (0..=232_448).contains(&value) => {
             *function.dynamic_shared.lock() = value;
@@ -244,28 +309,28 @@ pub fn set_function_attribute(function: Handle, attribute: c_int, value: c_int) 
     }
 }
 
-pub fn kernel_attribute(out: Out<c_int>, attribute: c_int, kernel: Handle, device: c_int) -> Outcome {
+pub fn kernel_attribute(out: Out<c_int>, attribute: c_int, handle: Handle, device: c_int) -> Outcome {
     driver().gpu(device)?;
-    function_attribute(out, attribute, kernel)
+    read_attribute(out, attribute, kernel(handle)?.0)
 }
 
-pub fn set_kernel_attribute(attribute: c_int, value: c_int, kernel: Handle, device: c_int) -> Outcome {
+pub fn set_kernel_attribute(attribute: c_int, value: c_int, handle: Handle, device: c_int) -> Outcome {
     driver().gpu(device)?;
-    set_function_attribute(kernel, attribute, value)
+    write_attribute(attribute, value, kernel(handle)?.0)
 }
 
-pub fn set_cache_config(function: Handle, _config: c_int) -> Outcome {
-    driver().functions.get(function).map(drop)
+pub fn set_cache_config(handle: Handle, _config: c_int) -> Outcome {
+    function(handle).map(drop)
 }
 
 /// `cuFuncIsLoaded`: loading is eager.
-pub fn is_loaded(out: Out<c_int>, function: Handle) -> Outcome {
-    driver().functions.get(function)?;
+pub fn is_loaded(out: Out<c_int>, handle: Handle) -> Outcome {
+    function(handle)?;
     out.set(1)
 }
 
-pub fn load_function(function: Handle) -> Outcome {
-    driver().functions.get(function).map(drop)
+pub fn load_function(handle: Handle) -> Outcome {
+    function(handle).map(drop)
 }
 
 // Occupancy

@@ -360,6 +360,44 @@ fn kernels_that_are_not_built_in_load_and_do_not_launch() {
 }
 
 #[test]
+fn functions_and_kernels_are_different_handles() {
+    alone("functions_and_kernels_are_different_handles", &[], || {
+        start_on(0);
+        let (mut library, mut kernel, mut function) = (null_mut(), null_mut(), null_mut());
+        let (mut own, none) = (null_mut(), null_mut());
+        ok!(cuLibraryLoadData(&mut library, PTX.as_ptr().cast(), none, null_mut(), 0, null_mut(), null_mut(), 0));
+        ok!(cuLibraryGetKernel(&mut kernel, library, c"add_struct".as_ptr()));
+        ok!(cuKernelGetFunction(&mut function, kernel));
+        let (mut offset, mut bytes) = (9, 9);
+        assert_ne!(function, kernel.cast());
+        ok!(cuFuncGetParamInfo(function, 0, &mut offset, &mut bytes));
+        assert_eq!((offset, bytes), (0, 32));
+        ok!(cuKernelGetParamInfo(kernel, 0, &mut offset, null_mut()));
+        let as_kernel = function.cast();
+        assert_eq!(cu!(cuFuncGetParamInfo(kernel.cast(), 0, &mut offset, &mut bytes)), 400);
+        assert_eq!(cu!(cuKernelGetParamInfo(as_kernel, 0, &mut offset, &mut bytes)), 400);
+        assert_eq!(cu!(cuFuncGetModule(&mut own, kernel.cast())), 400);
+
+        // Pointers inside a structure, by parameter list and by buffer, through either handle.
+        let mut block = 0;
+        ok!(cuMemAlloc_v2(&mut block, 48));
+        let part = |index: u64| block + 16 * index;
+        assert_eq!(launch(self::function(c"iota_u32"), null_mut(), &mut [part(0), 4, 10]), 0);
+        assert_eq!(launch(self::function(c"iota_u32"), null_mut(), &mut [part(1), 4, 100]), 0);
+        let mut args = [part(2), part(0), part(1), 4_u64];
+        let mut list = [args.as_mut_ptr().cast()];
+        ok!(cuLaunchKernel(kernel.cast(), 1, 1, 1, 1, 1, 1, 0, null_mut(), list.as_mut_ptr(), null_mut()));
+        assert_eq!([0, 12].map(|at| read(part(2) + at)), [110, 116]);
+        (args[0], args[1]) = (part(0), part(1));
+        let mut size = 32_usize;
+        let marker = |number: usize| number as *mut _;
+        let mut extra = [marker(1), args.as_mut_ptr().cast(), marker(2), (&raw mut size).cast(), null_mut()];
+        ok!(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, null_mut(), null_mut(), extra.as_mut_ptr()));
+        assert_eq!(read(part(0)), 200);
+    });
+}
+
+#[test]
 fn nothing_answers_before_init_but_the_resolver() {
     alone("nothing_answers_before_init_but_the_resolver", &[], || {
         let (mut n, mut pointer, mut status) =

@@ -89,6 +89,7 @@ pub const PTX: &std::ffi::CStr = c".version 7.0
 .visible .entry fill_u32(.param .u64 p, .param .u64 n, .param .u32 v) { ret; }
 .visible .entry iota_u32(.param .u64 p, .param .u64 n, .param .u32 v) { ret; }
 .visible .entry check_iota_u32(.param .u64 p, .param .u64 n, .param .u32 v, .param .u64 bad) { ret; }
+.visible .entry add_struct(.param .align 8 .b8 p[32]) { ret; }
 .visible .entry wait_flag(.param .u64 flag) { ret; }
 .visible .entry stranger(.param .u64 p) { ret; }
 ";
