@@ -65,7 +65,6 @@ SETS = {
         "triton": pytorch.triton,
         "rmm": cuda_python.rmm,
         "memcheck": sanitizer.memcheck,
-        "managed": native.managed,
         "torch-expandable": pytorch.oversize_expandable,
         "torch-async": pytorch.oversize_async,
         "cupy-default": cuda_python.cupy_default,

@@ -6,7 +6,7 @@ import re
 
 import building
 from building import TESTS
-from running import BelowGoal, Failed, same, side_by_side
+from running import BelowGoal, Failed, same
 
 SETTINGS = ({}, {"MIN_SIZE": "1"})
 # Little room everywhere, so that a few GiB lie on two GPUs and the host.
@@ -148,25 +148,6 @@ def expected(lab):
     if wrong:
         raise Failed(f"{len(wrong)} of {done} print something else, as listed below", wrong)
     return f"{done} programs print what the simulated driver is held to"
-
-
-@side_by_side
-def managed(lab):
-    """Mode managed in a small size: each stripe is kept where the placement says, and the data is right everywhere."""
-    steps = "a:600 a:424 w:0 w:1 p:0 p:1 c:0 c:1 h:0 f:0 a:300 w:2 p:2 c:2 c:1".split()
-    settings = {"MODE": "managed", "LIMIT": "512MiB", "HOST_LIMIT": "0"}
-    expected = ["block 0 prefers gpu0 600", "block 1 prefers gpu0 424", "block 2 prefers gpu0 300"]
-    if len(lab.machine.gpus) > 1:
-        steps += ["g:1", "c:1", "c:2"]
-        expected = ["block 0 prefers gpu0 512 gpu1 88", "block 1 prefers gpu1 424", "block 2 prefers gpu0 300"]
-    else:
-        settings["LIMIT"] = "1100MiB"
-    shim = lab.shim([building.program(lab, "stripes"), *steps], 60, settings).succeeded()
-    wrong = [line for line in shim.lines() if "wrong" in line and not _is_clean(line)]
-    stripes = [line for line in shim.lines() if "prefers" in line]
-    if wrong or stripes != expected:
-        raise Failed(f"{shim.command}: {wrong or stripes}, expected {'0 wrong' if wrong else expected}")
-    return f"{'; '.join(stripes)}; 0 wrong words on each GPU and for the processor"
 
 
 def _runtime(lab, runtime):
