@@ -16,6 +16,7 @@ sys.dont_write_bytecode = True
 import costs
 import cuda_python
 import diagnosis
+import examples
 import machine
 import managed
 import native
@@ -64,6 +65,7 @@ SETS = {
         "cupy-managed": cuda_python.cupy_managed,
         "triton": pytorch.triton,
         "rmm": cuda_python.rmm,
+        "examples": examples.examples,
         "memcheck": sanitizer.memcheck,
         "torch-expandable": pytorch.oversize_expandable,
         "torch-async": pytorch.oversize_async,

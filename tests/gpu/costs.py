@@ -79,7 +79,7 @@ def _modes(lab, command, env=None):
             run = lab.bare(command, 90, env) if settings is None else lab.shim(command, 90, settings, env)
             reference = same(reference, run) if reference else run.succeeded()
             wanted = (settings or {}).get("MODE", "pool")
-            if settings is not None and [record["mode"] for record in run.events("process.start")] != [wanted]:
+            if settings is not None and {record["mode"] for record in run.events("process.start")} != {wanted}:
                 raise Failed(f"{run.command}: the log does not say that the mode is {wanted}")
             runs[mode] = run.measured()["milliseconds"]
         for mode in MODES:

@@ -73,6 +73,8 @@ def _recorded(lab, name, command):
     if levels:
         most = max(levels, key=lambda level: level["pinned"])
         told += f"; by the log {most['pinned'] / MIB:.1f} MiB for {most['requested'] / MIB:.1f} MiB asked for"
+    codes = sorted({finding["code"] for finding in shim.events("finding")})
+    told += f"; findings: {', '.join(codes) or 'none'}"
     if theirs and ours > PEAK_GOAL * theirs:
         raise BelowGoal(f"{told}; expected at most {PEAK_GOAL} times bare")
     return f"same {len(bare.lines())} lines as bare; {told}; {len(sequence)} steps in {path.name}"

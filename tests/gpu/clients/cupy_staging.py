@@ -11,12 +11,16 @@ import cupyx
 import numpy
 
 
-def staged(source):
-    memory = cp.cuda.alloc_pinned_memory(source.nbytes)  # the second buffer
+def filled(memory, source):
     buffer = numpy.frombuffer(memory, source.dtype, source.size)
     buffer[...] = source
+    return buffer
+
+
+def staged(source):
     array = cp.empty(source.size, source.dtype)
-    array.set(buffer)
+    # One line of Python, as asarray was.
+    array.set(filled(cp.cuda.alloc_pinned_memory(source.nbytes), source))  # the second buffer
     return array
 
 
