@@ -22,6 +22,7 @@ mod process;
 mod python;
 mod site;
 mod summary;
+mod vmm;
 
 /// Registers what has to be registered before `main`, and does nothing else: the fork handler must be there before the
 /// first fork, and the exit handler before any that the CUDA libraries register, so that it runs after them.

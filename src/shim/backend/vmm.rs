@@ -1,10 +1,9 @@
 //! The pool's [`Backend`] over the driver's virtual memory management.
 
 use super::sharing::Sharing;
-use super::{host, nvml};
 use crate::driver::{CuResult, Driver};
-use crate::memory::{place_name, topology::Topology};
-use crate::{capture, context, process};
+use crate::memory::{self, Plan, place_name};
+use crate::{capture, context, process, vmm};
 use cudarc::driver::sys::{
     CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationProp, CUmemAllocationType, CUmemGenericAllocationHandle,
     CUmemLocation, CUmemLocationType,
@@ -15,25 +14,16 @@ use std::collections::BTreeMap;
 /// The reservation, and the rights that each place's memory is mapped with.
 pub struct Vmm {
     driver: &'static Driver,
+    plan: &'static Plan,
     base: u64,
     bytes: u64,
-    /// Left free on each pool GPU, by ordinal.
-    reserves: BTreeMap<u32, u64>,
     grants: BTreeMap<Place, Vec<CUmemAccessDesc>>,
-    uuids: BTreeMap<u32, nvml::Uuid>,
     sharing: BTreeMap<Place, Sharing>,
 }
 
 impl Vmm {
     /// Reserves address space: 64 TiB, or the largest part of it that the driver gives, but at least `least` bytes.
-    /// `members` are the pool's GPUs with the bytes to leave free on each.
-    pub fn reserve(
-        driver: &'static Driver,
-        topology: &Topology,
-        members: &BTreeMap<u32, u64>,
-        host_nodes: &[u32],
-        least: u64,
-    ) -> Result<Self, CuResult> {
+    pub fn reserve(driver: &'static Driver, plan: &'static Plan, least: u64) -> Result<Self, CuResult> {
         let mut bytes: u64 = 64 << 40;
         let mut base = 0;
         loop {
@@ -51,25 +41,17 @@ impl Vmm {
             location: CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal as i32 },
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // Every device that can reach a place gets access, not only the one that asked: a copy from a context without
-        // it kills that context (driver facts, VMM).
-        let mut grants = BTreeMap::new();
-        for &place in members.keys() {
-            let readers = members.keys().copied().filter(|reader| topology.reach(*reader, place)).map(device);
-            grants.insert(Place::Gpu(place), readers.collect());
-        }
-        for &node in host_nodes {
-            grants.insert(Place::Host(node), members.keys().copied().map(device).collect());
-        }
-        let gpus: Vec<_> = members.keys().filter_map(|ordinal| topology.gpus.get(*ordinal as usize)).collect();
+        let grants =
+            plan.places.iter().map(|spec| (spec.place, plan.readers(spec.place).map(device).collect())).collect();
+        let topology = &plan.topology;
+        let gpus: Vec<_> = plan.members.keys().filter_map(|ordinal| topology.gpus.get(*ordinal as usize)).collect();
         let peer_rdma = process::settings().peer_rdma;
         let host_posix_fd = gpus.iter().any(|gpu| gpu.posix_fd);
         let of_gpus = gpus.iter().map(|gpu| (Place::Gpu(gpu.ordinal), Sharing::of_gpu(gpu, peer_rdma)));
-        let of_hosts = host_nodes.iter().map(|node| (Place::Host(*node), Sharing::of_host(host_posix_fd)));
+        let hosts = plan.places.iter().map(|spec| spec.place).filter(|place| place.is_host());
+        let of_hosts = hosts.map(|place| (place, Sharing::of_host(host_posix_fd)));
         let sharing = of_gpus.chain(of_hosts).collect();
-        let uuids =
-            members.keys().filter_map(|ordinal| Some((*ordinal, topology.gpus.get(*ordinal as usize)?.uuid))).collect();
-        Ok(Self { driver, base, bytes, reserves: members.clone(), grants, uuids, sharing })
+        Ok(Self { driver, plan, base, bytes, grants, sharing })
     }
 
     pub fn base(&self) -> u64 {
@@ -120,13 +102,11 @@ impl Backend for Vmm {
     type Error = CuResult;
 
     fn headroom(&self, place: Place) -> Option<u64> {
-        match place {
-            Place::Host(_) => Some(host::available()),
-            Place::Gpu(ordinal) => {
-                let free = super::free_on(self.driver, ordinal, self.uuids.get(&ordinal)?)?;
-                Some(free.saturating_sub(self.reserves.get(&ordinal).copied().unwrap_or(0)))
-            }
-        }
+        let free = self.plan.free_at(self.driver, place);
+        // What the program made there itself leaves the pool less of the limit.
+        let own @ 1.. = vmm::own_at(place) else { return free };
+        let room = self.plan.limit(place).saturating_sub(own).saturating_sub(memory::held_at(place));
+        Some(free.map_or(room, |free| free.min(room)))
     }
 
     fn create(&self, place: Place, bytes: u64) -> Result<Self::Handle, Fault<CuResult>> {

@@ -40,7 +40,7 @@ impl Before {
     /// taken on that GPU since.
     pub fn at_init(device: CUdevice) -> Self {
         let then = AT_INIT.get().and_then(|free| *free.get(usize::try_from(device).ok()?)?);
-        Self { free: then.map(|free| free.saturating_sub(others(device) + memory::held_on(device))), unknown: false }
+        Self { free: then.map(|free| free.saturating_sub(others(device) + memory::taken_on(device))), unknown: false }
     }
 
     /// Looks now.
@@ -66,7 +66,7 @@ impl Before {
             return (None, true);
         }
         let info = within(driver, context, || driver.memory().ok()).flatten();
-        let held = memory::held_on(device) + others(device);
+        let held = memory::taken_on(device) + others(device);
         (info.map(|(free, total)| total.saturating_sub(free).saturating_sub(held)), true)
     }
 }

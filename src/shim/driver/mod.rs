@@ -7,7 +7,7 @@ pub use result::CuResult;
 
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle,
-    CUmemLocation, CUstream, CUuuid,
+    CUmemLocation, CUmemoryPool, CUstream, CUuuid,
 };
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use once_cell::race::OnceBox;
@@ -69,11 +69,12 @@ functions! {
         cuCtxPushCurrent_v2(CUcontext);
         cuCtxPopCurrent_v2(*mut CUcontext);
         cuCtxSynchronize();
-        cuStreamIsCapturing(CUstream, *mut c_int);
         cuCtxGetLimit(*mut usize, c_int);
         cuCtxSetLimit(c_int, usize);
         cuStreamCreate(*mut CUstream, c_uint);
         cuStreamDestroy_v2(CUstream);
+        cuStreamGetCtx(CUstream, *mut CUcontext);
+        cuStreamIsCapturing(CUstream, *mut c_int);
         cuMemGetInfo_v2(*mut usize, *mut usize);
         cuPointerGetAttribute(*mut c_void, c_int, CUdeviceptr);
         cuPointerGetAttributes(c_uint, *mut c_int, *mut *mut c_void, CUdeviceptr);
@@ -84,6 +85,7 @@ functions! {
         cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, u64);
         cuMemUnmap(CUdeviceptr, usize);
         cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+        cuMemGetAllocationPropertiesFromHandle(*mut CUmemAllocationProp, CUmemGenericAllocationHandle);
         cuMemAllocManaged(*mut CUdeviceptr, usize, c_uint);
         cuMemAdvise(CUdeviceptr, usize, c_int, CUdevice);
         cuMemPrefetchAsync(CUdeviceptr, usize, CUdevice, CUstream);
@@ -91,6 +93,8 @@ functions! {
     newer drivers {
         cuMemAdvise_v2(CUdeviceptr, usize, c_int, CUmemLocation);
         cuMemPrefetchAsync_v2(CUdeviceptr, usize, CUmemLocation, c_uint, CUstream);
+        cuDeviceGetDefaultMemPool(*mut CUmemoryPool, CUdevice);
+        cuDeviceGetMemPool(*mut CUmemoryPool, CUdevice);
     }
 }
 

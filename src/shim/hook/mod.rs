@@ -16,7 +16,9 @@ pub mod pass;
 pub mod query;
 pub mod retry;
 pub mod stream;
+pub mod stream_ordered;
 pub mod usage;
+pub mod vmm;
 
 pub use boundary::Real;
 pub use trampoline::{HOOKS, Row};

@@ -2,9 +2,9 @@
 //! was current when it was made, wherever its pieces are.
 
 use super::Real;
-use crate::context;
 use crate::driver::CuResult;
 use crate::memory::{self, Known};
+use crate::{context, vmm};
 use cudarc::driver::sys::{CUdevice, CUdeviceptr};
 use gpupool_pool::Block;
 use std::ffi::{c_int, c_uint, c_void};
@@ -26,6 +26,9 @@ mod kind {
     pub const MAPPING_SIZE: i32 = 18;
     pub const MAPPING_BASE: i32 = 19;
 }
+
+/// `CU_MEMORYTYPE_DEVICE`.
+const DEVICE_MEMORY: u32 = 2;
 
 /// Block ids start here, so that they never equal a buffer id of the driver's, which counts up from 1.
 const FIRST_BUFFER_ID: u64 = 1 << 48;
@@ -86,7 +89,7 @@ unsafe fn write_attribute(
     unsafe {
         match attribute {
             a::CONTEXT => put(data, context::handle_of(block.owner)),
-            a::MEMORY_TYPE => put::<u32>(data, 2),
+            a::MEMORY_TYPE => put::<u32>(data, DEVICE_MEMORY),
             a::DEVICE_POINTER => put::<u64>(data, ptr),
             a::HOST_POINTER => return Some(CuResult::INVALID_VALUE),
             a::BUFFER_ID => put::<u64>(data, FIRST_BUFFER_ID + block.id),
@@ -104,6 +107,47 @@ unsafe fn write_attribute(
     Some(CuResult::SUCCESS)
 }
 
+/// Corrects one attribute of memory that the program made itself (`cuMemCreate`) and that lies elsewhere than it asked for.
+/// `None`: the driver's answer stands.
+///
+/// # Safety
+/// As [`write_attribute`], and the driver has written the attribute there.
+unsafe fn as_asked_for(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) -> Option<CuResult> {
+    let (device, place) = vmm::elsewhere_at(ptr)?;
+    // SAFETY: the types are the C types of these attributes; unaligned because the program only promised room.
+    unsafe {
+        match attribute {
+            kind::DEVICE_ORDINAL => data.cast::<u32>().write_unaligned(device),
+            kind::MEMORY_TYPE => data.cast::<u32>().write_unaligned(DEVICE_MEMORY),
+            kind::HOST_POINTER if place.is_host() => return Some(CuResult::INVALID_VALUE),
+            _ => return None,
+        }
+    }
+    Some(CuResult::SUCCESS)
+}
+
+/// Has `write` correct every attribute that has an output. Asked for together, what memory does not have is not an error
+/// but 0.
+///
+/// # Safety
+/// The driver answered success to `cuPointerGetAttributes` with these arguments: it read `count` attributes and wrote
+/// through as many pointers.
+unsafe fn rewrite(
+    count: c_uint,
+    attributes: *const c_int,
+    data: *const *mut c_void,
+    write: impl Fn(*mut c_void, c_int) -> Option<CuResult>,
+) {
+    for index in 0..count as usize {
+        // SAFETY: as above.
+        let (attribute, output) = unsafe { (*attributes.add(index), *data.add(index)) };
+        if !output.is_null() && write(output, attribute).is_some_and(|result| !result.is_ok()) {
+            // SAFETY: the attributes that some memory does not have are pointers.
+            unsafe { output.cast::<u64>().write_unaligned(0) };
+        }
+    }
+}
+
 /// # Safety
 /// `data` is the program's output argument of that call.
 pub unsafe fn pointer_attribute(real: &mut Real, data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) -> CuResult {
@@ -111,7 +155,14 @@ pub unsafe fn pointer_attribute(real: &mut Real, data: *mut c_void, attribute: c
         return real.call();
     }
     let (block, managed) = match memory::known(ptr) {
-        Known::Foreign => return real.call(),
+        Known::Foreign => {
+            let result = real.call();
+            if !result.is_ok() {
+                return result;
+            }
+            // SAFETY: `data` is not NULL, and the driver has just written this attribute there.
+            return unsafe { as_asked_for(data, attribute, ptr) }.unwrap_or(result);
+        }
         Known::Freed => return CuResult::INVALID_VALUE,
         Known::Pooled(block) => (block, false),
         Known::Managed(block) => (block, true),
@@ -133,7 +184,14 @@ pub unsafe fn pointer_attributes(
         return real.call();
     }
     let (block, managed) = match memory::known(ptr) {
-        Known::Foreign => return real.call(),
+        Known::Foreign => {
+            let result = real.call();
+            if result.is_ok() {
+                // SAFETY: the driver answered success for these arguments.
+                unsafe { rewrite(count, attributes, data, |output, attribute| as_asked_for(output, attribute, ptr)) };
+            }
+            return result;
+        }
         Known::Freed => {
             // The defaults that the driver writes for an address that is nobody's, such as 0.
             // SAFETY: the program's own arguments but for the address.
@@ -149,20 +207,12 @@ pub unsafe fn pointer_attributes(
     if !result.is_ok() {
         return result;
     }
-    for index in 0..count as usize {
-        // SAFETY: the driver read `count` attributes and wrote through as many pointers without an error.
-        unsafe {
-            let (attribute, output) = (*attributes.add(index), *data.add(index));
-            if output.is_null() {
-                continue;
-            }
-            let written = write_attribute(output, attribute, ptr, &block, managed);
-            // Asked for together, what a block does not have is not an error but 0.
-            if written.is_some_and(|result| !result.is_ok()) {
-                output.cast::<u64>().write_unaligned(0);
-            }
-        }
-    }
+    let write = |output, attribute| {
+        // SAFETY: the output has room for this attribute, as the driver has just written it.
+        unsafe { write_attribute(output, attribute, ptr, &block, managed) }
+    };
+    // SAFETY: the driver answered success for these arguments.
+    unsafe { rewrite(count, attributes, data, write) };
     result
 }
 

@@ -13,6 +13,13 @@ fn per_thread_default(real: &Real) -> bool {
     real.row.name().ends_with("_ptsz")
 }
 
+/// The stream that this call means by its argument, for a call of ours, which has no `_ptsz` in its name.
+pub(super) fn handle(real: &Real, stream: CUstream) -> CUstream {
+    /// `CU_STREAM_PER_THREAD`.
+    const PER_THREAD: usize = 2;
+    if stream.is_null() && per_thread_default(real) { PER_THREAD as CUstream } else { stream }
+}
+
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn begin(real: &mut Real, stream: CUstream) -> CuResult {

@@ -28,6 +28,40 @@ macro_rules! for_each_hook {
                 => memory::allocate_pitch(dptr, pitch, width, height, element);
             cuMemFree_v2(dptr: CUdeviceptr) => memory::free(dptr);
 
+            // Stream-ordered memory: the driver's, and the pool's where the driver has none.
+            cuMemAllocAsync(dptr: *mut CUdeviceptr, bytes: usize, stream: CUstream)
+                => stream_ordered::allocate(dptr, bytes, stream);
+            cuMemAllocAsync_ptsz(dptr: *mut CUdeviceptr, bytes: usize, stream: CUstream)
+                => stream_ordered::allocate(dptr, bytes, stream);
+            cuMemAllocFromPoolAsync(dptr: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream)
+                => stream_ordered::allocate_from(dptr, bytes, pool, stream);
+            cuMemAllocFromPoolAsync_ptsz(dptr: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream)
+                => stream_ordered::allocate_from(dptr, bytes, pool, stream);
+            cuMemFreeAsync(dptr: CUdeviceptr, stream: CUstream) => stream_ordered::free(dptr, stream);
+            cuMemFreeAsync_ptsz(dptr: CUdeviceptr, stream: CUstream) => stream_ordered::free(dptr, stream);
+            cuMemPoolCreate(pool: *mut CUmemoryPool, properties: *const PoolProperties)
+                => stream_ordered::pool_created(pool, properties);
+            cuMemPoolDestroy(pool: CUmemoryPool) => stream_ordered::pool_destroyed(pool);
+
+            // The program's own virtual memory management: what its GPU has no room for is placed elsewhere.
+            cuMemAddressReserve(dptr: *mut CUdeviceptr, bytes: usize, alignment: usize, address: CUdeviceptr, flags: u64)
+                => pass::through();
+            cuMemAddressFree(dptr: CUdeviceptr, bytes: usize) => vmm::unmap(dptr, bytes);
+            cuMemCreate(handle: *mut u64, bytes: usize, properties: *const Properties, flags: u64)
+                => vmm::create(handle, bytes, properties, flags);
+            cuMemRelease(handle: u64) => vmm::release(handle);
+            cuMemMap(dptr: CUdeviceptr, bytes: usize, offset: usize, handle: u64, flags: u64) => vmm::map(dptr, bytes, handle);
+            cuMemUnmap(dptr: CUdeviceptr, bytes: usize) => vmm::unmap(dptr, bytes);
+            cuMemSetAccess(dptr: CUdeviceptr, bytes: usize, list: *const Access, count: usize)
+                => vmm::set_access(dptr, bytes, list, count);
+            cuMemGetAccess(flags: *mut u64, location: *const Location, dptr: CUdeviceptr)
+                => vmm::get_access(flags, location, dptr);
+            cuMemGetAllocationPropertiesFromHandle(properties: *mut Properties, handle: u64)
+                => vmm::properties(properties, handle);
+            cuMemRetainAllocationHandle(handle: *mut u64, address: *mut c_void) => vmm::retain(handle);
+            cuMemImportFromShareableHandle(handle: *mut u64, shared: *mut c_void, kind: c_int) => vmm::import(handle);
+            cuMemExportToShareableHandle(shared: *mut c_void, handle: u64, kind: c_int, flags: u64) => pass::through();
+
             // Questions about device memory.
             cuMemGetInfo_v2(free: *mut usize, total: *mut usize) => query::memory_info(free, total);
             cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice) => query::total_memory(bytes, device);
@@ -86,13 +120,6 @@ macro_rules! for_each_hook {
             // hold it, the pool gives them back and the call is made again.
             cuMemAllocManaged(dptr: *mut CUdeviceptr, bytes: usize, flags: c_uint)
                 => memory::allocate_managed(dptr, bytes, flags);
-            cuMemCreate(handle: *mut u64, size: usize, prop: *const c_void, flags: u64) => retry::after_trim();
-            cuMemAllocAsync(dptr: *mut CUdeviceptr, bytes: usize, stream: CUstream) => retry::after_trim();
-            cuMemAllocAsync_ptsz(dptr: *mut CUdeviceptr, bytes: usize, stream: CUstream) => retry::after_trim();
-            cuMemAllocFromPoolAsync(dptr: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream)
-                => retry::after_trim();
-            cuMemAllocFromPoolAsync_ptsz(dptr: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream)
-                => retry::after_trim();
             cuArrayCreate_v2(array: *mut CUarray, descriptor: *const c_void) => retry::after_trim();
             cuArray3DCreate_v2(array: *mut CUarray, descriptor: *const c_void) => retry::after_trim();
             cuMipmappedArrayCreate(array: *mut CUmipmappedArray, descriptor: *const c_void, levels: c_uint)
@@ -246,8 +273,6 @@ macro_rules! for_each_hook {
             cuMemSetMemPool(location: *mut c_void, kind: c_int, pool: CUmemoryPool) => pass::through();
 
             // Virtual memory management that makes no memory, and multicast objects.
-            cuMemAddressReserve(dptr: *mut CUdeviceptr, bytes: usize, alignment: usize, address: CUdeviceptr, flags: u64)
-                => pass::through();
             cuMemGetAllocationGranularity(granularity: *mut usize, prop: *const c_void, option: c_int) => pass::through();
             cuMemMapArrayAsync(list: *mut c_void, count: c_uint, stream: CUstream) => pass::through();
             cuMemMapArrayAsync_ptsz(list: *mut c_void, count: c_uint, stream: CUstream) => pass::through();

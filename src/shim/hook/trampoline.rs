@@ -3,7 +3,9 @@
 use super::table::for_each_hook;
 use super::{boundary, guard};
 use crate::driver::{CuResult, real};
+use crate::memory::mempool::Properties as PoolProperties;
 use crate::process;
+use crate::vmm::types::{Access, Location, Properties};
 use cudarc::driver::sys::{
     CUarray, CUcontext, CUdevice, CUdeviceptr, CUfunction, CUgraph, CUgraphExec, CUipcMemHandle, CUlibrary,
     CUmemoryPool, CUmipmappedArray, CUmodule, CUstream,

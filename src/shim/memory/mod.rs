@@ -1,25 +1,27 @@
 //! Device memory: who serves an allocation, and what is known of pooled memory.
 
 mod caching;
+pub mod mempool;
 mod open;
 mod plan;
 pub mod topology;
 
+pub use caching::program_caches;
 pub use open::{plan, policy};
 pub use plan::Plan;
 
 use crate::context::{self, Context};
 use crate::driver::{CuResult, Driver};
 use crate::hook::Row;
-use crate::{managed, process};
-use cudarc::driver::sys::CUmemGenericAllocationHandle;
+use crate::{managed, process, vmm};
+use cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle};
 use gpupool_config::{Free as FreeSetting, MemInfo, Mode, Switch, format_size};
 use gpupool_pool::{Allocation, Block, Free, FreeError, Piece, Pin, Place, Refusal, Request, Usage};
 use open::Opened;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of blocks that lay outside their home GPU when they were made, for the summary.
+/// Bytes of blocks and handles that lay outside their home GPU when they were made, for the summary.
 static SPILLED: AtomicU64 = AtomicU64::new(0);
 
 /// Who served an allocation.
@@ -71,27 +73,47 @@ pub fn allocate(bytes: u64, mut driver_call: impl FnMut() -> CuResult) -> Answer
     let first = first.or_else(|| (opened.plan.mode == Mode::Spill).then(&mut driver_call));
     match first {
         Some(result) if result != CuResult::OUT_OF_MEMORY => Answer::Driver(result),
-        first => from_pool(opened, context, bytes).unwrap_or_else(|| Answer::Driver(first.unwrap_or_else(driver_call))),
+        first => {
+            let soft = process::settings().soft_oom != Switch::Off;
+            from_pool(opened, context, context.device, bytes, soft)
+                .unwrap_or_else(|| Answer::Driver(first.unwrap_or_else(driver_call)))
+        }
+    }
+}
+
+/// A block for a stream-ordered request on `device` that the driver had no memory for, owned by `context`. `None`: the
+/// driver's answer stands. Nobody is told OUT_OF_MEMORY first: the driver has just given back what its own pools kept.
+#[cold]
+pub fn allocate_after_driver(driver: &'static Driver, context: &Context, device: CUdevice, bytes: u64) -> Option<u64> {
+    let opened = opened_for(driver, device)?;
+    match from_pool(opened, context, device, bytes, false)? {
+        Answer::Pool(CuResult::SUCCESS, address) => Some(address),
+        _ => None,
     }
 }
 
 /// The pool and the current context, where allocations are the pool's business.
 #[inline]
 fn pool_for() -> Option<(&'static Opened, &'static Context)> {
+    let driver = process::driver()?;
+    let context = context::current(driver)?;
+    Some((opened_for(driver, context.device)?, context))
+}
+
+/// The pool, where memory asked for on this GPU is its business.
+#[inline]
+fn opened_for(driver: &'static Driver, device: CUdevice) -> Option<&'static Opened> {
     if process::settings().mode == Mode::Trace || !process::is_open() {
         return None;
     }
-    let driver = process::driver()?;
-    let context = context::current(driver)?;
     let opened = open::open(driver)?;
-    opened.plan.is_member(context.device).then_some((opened, context))
+    opened.plan.is_member(device).then_some(opened)
 }
 
 /// `None`: the pool has no block for this, and the driver is to be asked.
-fn from_pool(opened: &Opened, context: &Context, bytes: u64) -> Option<Answer> {
+fn from_pool(opened: &Opened, context: &Context, device: CUdevice, bytes: u64, soft: bool) -> Option<Answer> {
     let soft_oom = process::settings().soft_oom;
-    let mut request =
-        Request { bytes, home: context.device as u32, owner: context.id, soft_refusal: soft_oom != Switch::Off };
+    let mut request = Request { bytes, home: device as u32, owner: context.id, soft_refusal: soft };
     let home = request.home;
     loop {
         let why = match opened.pool.allocate(&request) {
@@ -167,7 +189,7 @@ fn report_growth(block: &Block, on_peers: u64, on_host: u64) {
             "pool grew by {} on GPU {home}", format_size(bytes)
         );
     } else {
-        SPILLED.fetch_add(on_peers + on_host, Ordering::Relaxed);
+        count_spilled(on_peers + on_host);
         tracing::info!(
             target: "gpupool::memory", event = "pool.spill", home, bytes, on_peers, on_host,
             "{} for GPU {home} did not fit there: {} are on other GPUs, {} on the host",
@@ -179,11 +201,24 @@ fn report_growth(block: &Block, on_peers: u64, on_host: u64) {
 /// Frees pooled memory. `None`: not pooled, the driver's to free.
 #[inline]
 pub fn free(address: u64) -> Option<CuResult> {
+    free_when(
+        address,
+        match process::settings().free {
+            FreeSetting::Strict => Free::Strict,
+            FreeSetting::Lazy => Free::Lazy,
+        },
+    )
+}
+
+/// Frees pooled memory without waiting: it is used again once everything that was submitted before is done, which no
+/// stream can tell from its own order.
+pub fn free_later(address: u64) -> Option<CuResult> {
+    free_when(address, Free::Lazy)
+}
+
+#[inline]
+fn free_when(address: u64, when: Free) -> Option<CuResult> {
     let opened = open::opened().filter(|opened| opened.contains(address))?;
-    let when = match process::settings().free {
-        FreeSetting::Strict => Free::Strict,
-        FreeSetting::Lazy => Free::Lazy,
-    };
     Some(match opened.pool.free(address, when) {
         Ok(block) => {
             report_free(&block);
@@ -254,12 +289,18 @@ pub fn owner_gone(id: u64) -> usize {
     open::opened().map_or(0, |opened| opened.pool.free_owned_by(id)) + managed::owner_gone(id)
 }
 
-/// The driver has no memory left for a call of its own: freed runs go back to it. Whether there were any.
+/// The driver has no memory left on the current GPU for a call of its own: freed runs go back to it. Whether there were
+/// any.
 #[cold]
 pub fn give_back(row: Row) -> bool {
-    let Some(opened) = open::opened() else { return false };
     let device = process::driver().and_then(|driver| driver.current_device().ok());
-    let place = device.and_then(|device| u32::try_from(device).ok()).map(Place::Gpu);
+    give_back_at(device.and_then(|device| u32::try_from(device).ok()).map(Place::Gpu), row)
+}
+
+/// The same at this place, or everywhere.
+#[cold]
+pub fn give_back_at(place: Option<Place>, row: Row) -> bool {
+    let Some(opened) = open::opened() else { return false };
     let bytes = opened.pool.trim(place, None);
     if bytes > 0 {
         report_trim(bytes, row.name());
@@ -327,11 +368,15 @@ pub fn driver_attributes(call: impl FnOnce(&Driver) -> CuResult) -> Option<CuRes
     process::driver().map(call)
 }
 
-/// Bytes that the pool holds on a device.
-pub fn held_on(device: i32) -> u64 {
-    let place = u32::try_from(device).map(Place::Gpu);
+/// Bytes on a device that are the pool's, or the program's own by our doing.
+pub fn taken_on(device: i32) -> u64 {
+    u32::try_from(device).map(Place::Gpu).map_or(0, |place| held_at(place) + vmm::own_at(place))
+}
+
+/// Bytes that the pool holds at a place.
+pub fn held_at(place: Place) -> u64 {
     let usage = usage().unwrap_or_default();
-    usage.places.iter().find(|usage| place == Ok(usage.place)).map_or(0, |usage| usage.held)
+    usage.places.iter().find(|usage| usage.place == place).map_or(0, |usage| usage.held)
 }
 
 /// What the pool holds and has held; `None` if it was never opened.
@@ -339,7 +384,12 @@ pub fn usage() -> Option<Usage> {
     open::opened().map(|opened| opened.pool.usage()).or_else(managed::usage)
 }
 
-/// Bytes of blocks that lay outside their home GPU, over the life of the process.
+/// Memory was made outside the GPU that it was asked for on.
+pub fn count_spilled(bytes: u64) {
+    SPILLED.fetch_add(bytes, Ordering::Relaxed);
+}
+
+/// Bytes of blocks and handles that lay outside their home GPU, over the life of the process.
 pub fn spilled() -> u64 {
     SPILLED.load(Ordering::Relaxed)
 }

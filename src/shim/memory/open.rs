@@ -87,7 +87,7 @@ pub fn policy() -> Policy {
 fn try_open(driver: &'static Driver, plan: &'static Plan) -> Option<Opened> {
     // Twice what all places can hold: address space fragments, memory does not.
     let least = plan.places.iter().map(|spec| spec.limit).sum::<u64>().saturating_mul(2).max(1 << 30);
-    let vmm = Vmm::reserve(driver, &plan.topology, &plan.members, &plan.host_nodes, least)
+    let vmm = Vmm::reserve(driver, plan, least)
         .inspect_err(|result| {
             let why = format!("cuMemAddressReserve gave no {} of address space ({result})", format_size(least));
             log::warn_once("reserve", format_args!("no pool, every call goes to the driver: {why}"));

@@ -2,7 +2,7 @@
 //! Needs `cuInit` but no context; nothing is taken yet.
 
 use super::topology::{self, Topology};
-use crate::backend::host;
+use crate::backend::{self, host};
 use crate::driver::Driver;
 use crate::log;
 use gpupool_config::{Devices, Mode, Problem, Settings, local_ranks};
@@ -17,7 +17,6 @@ pub struct Plan {
     pub topology: Topology,
     /// The pool's GPUs, with the bytes to leave free on each.
     pub members: BTreeMap<u32, u64>,
-    pub host_nodes: Vec<u32>,
     pub places: Vec<PlaceSpec>,
     pub links: Links,
     pub lenders: Lenders,
@@ -80,7 +79,6 @@ impl Plan {
             links: if managed { topology::coherent(links) } else { links },
             topology,
             members,
-            host_nodes,
             places,
             totals: shown,
         })
@@ -89,6 +87,49 @@ impl Plan {
     /// Whether memory asked for on this GPU is the pool's business.
     pub fn is_member(&self, device: i32) -> bool {
         u32::try_from(device).is_ok_and(|ordinal| self.members.contains_key(&ordinal))
+    }
+
+    /// The GPUs that memory of the pool at this place is granted to: all that can reach it, not only the one that asked. A
+    /// copy from a context without access kills that context (driver facts, VMM).
+    pub fn readers(&self, place: Place) -> impl Iterator<Item = u32> {
+        let reaches = move |reader: &u32| match place {
+            Place::Gpu(ordinal) => self.topology.reach(*reader, ordinal),
+            Place::Host(_) => true,
+        };
+        let is_ours = self.places.iter().any(|spec| spec.place == place);
+        self.members.keys().copied().filter(move |_| is_ours).filter(reaches)
+    }
+
+    /// The places for physical memory asked for on this GPU, best first; the first is the GPU itself.
+    pub fn order(&self, home: u32) -> Vec<Place> {
+        let reached = |place: &Place| match place {
+            Place::Gpu(ordinal) => self.topology.reach(home, *ordinal),
+            Place::Host(_) => true,
+        };
+        let places: Vec<Place> = self.places.iter().map(|spec| spec.place).filter(reached).collect();
+        gpupool_pool::order(home, &places, &self.links, self.lenders)
+    }
+
+    /// Bytes that a place could still give, less what must be left free there; `None` where nobody can tell.
+    pub fn free_at(&self, driver: &Driver, place: Place) -> Option<u64> {
+        match place {
+            Place::Host(_) => Some(host::available()),
+            Place::Gpu(ordinal) => {
+                let gpu = self.topology.gpus.get(ordinal as usize)?;
+                let free = backend::free_on(driver, ordinal, &gpu.uuid)?;
+                Some(free.saturating_sub(self.members.get(&ordinal).copied().unwrap_or(0)))
+            }
+        }
+    }
+
+    /// The most that may be taken of a place, in bytes.
+    pub fn limit(&self, place: Place) -> u64 {
+        self.places.iter().find(|spec| spec.place == place).map_or(0, |spec| spec.limit)
+    }
+
+    /// Bytes of memory of a GPU.
+    pub fn memory_of(&self, ordinal: u32) -> u64 {
+        self.topology.gpus.get(ordinal as usize).map_or(0, |gpu| gpu.total)
     }
 
     /// The bytes that a program on this GPU is told it has: its own and those of the GPUs that lend to it.

@@ -1,0 +1,122 @@
+//! Bodies: stream-ordered memory. It is the driver's business, which keeps pools of its own and knows the order of streams;
+//! only what it has no memory for comes from the pool.
+
+use super::{Real, retry, stream};
+use crate::driver::{CuResult, Driver};
+use crate::memory::{self, Known, mempool};
+use crate::{capture, context, managed};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUmemoryPool, CUstream};
+
+/// # Safety
+/// `dptr` is the program's output argument of that call.
+pub unsafe fn allocate(real: &mut Real, dptr: *mut CUdeviceptr, bytes: usize, stream: CUstream) -> CuResult {
+    let result = retry::call(real);
+    if result != CuResult::OUT_OF_MEMORY {
+        return result;
+    }
+    // The pool that is current on the stream's GPU, which may be one that the program made for a purpose.
+    let device = |driver: &Driver, of_stream| mempool::is_plain_on(driver, of_stream).then_some(of_stream);
+    // SAFETY: as for this function.
+    unsafe { serve(real, dptr, bytes, stream, device) }.unwrap_or(result)
+}
+
+/// # Safety
+/// `dptr` is the program's output argument of that call.
+pub unsafe fn allocate_from(
+    real: &mut Real,
+    dptr: *mut CUdeviceptr,
+    bytes: usize,
+    pool: CUmemoryPool,
+    stream: CUstream,
+) -> CuResult {
+    let result = retry::call(real);
+    if result != CuResult::OUT_OF_MEMORY {
+        return result;
+    }
+    // SAFETY: as for this function.
+    unsafe { serve(real, dptr, bytes, stream, |driver, _| mempool::device_of(driver, pool)) }.unwrap_or(result)
+}
+
+/// A block of the pool, for the GPU that `device` names given that of the stream. `None`: the driver's answer stands, as
+/// it does in a capture, where the request is a node of the graph and its memory the driver's.
+///
+/// # Safety
+/// `dptr` is the program's output argument of that call.
+#[cold]
+unsafe fn serve(
+    real: &Real,
+    dptr: *mut CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+    device: impl FnOnce(&Driver, CUdevice) -> Option<CUdevice>,
+) -> Option<CuResult> {
+    let driver = context::driver()?;
+    let stream = stream::handle(real, stream);
+    if dptr.is_null() || bytes == 0 || captured(driver, stream) != Ok(false) {
+        return None;
+    }
+    let mut handle: CUcontext = std::ptr::null_mut();
+    // SAFETY: the driver accepted the stream just now; the output is a local.
+    unsafe { (driver.cuStreamGetCtx)(stream, &raw mut handle) }.ok().ok()?;
+    let context = context::within(driver, handle, || context::current(driver))??;
+    let device = device(driver, context.device)?;
+    let address = memory::allocate_after_driver(driver, context, device, bytes as u64)?;
+    // SAFETY: not NULL; the driver has written there too, 0.
+    unsafe { *dptr = address };
+    Some(CuResult::SUCCESS)
+}
+
+/// Pooled memory is used again only after this point of the stream, and after that of every other one: see
+/// [`memory::free_later`]. In a capture it is memory of somebody else's, and the driver's answer for that is
+/// INVALID_VALUE, which leaves the capture as it was.
+///
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuResult {
+    match memory::known(dptr) {
+        Known::Pooled(_) => {}
+        Known::Freed => return CuResult::INVALID_VALUE,
+        // Also where the driver refuses: a block of managed memory, which it has no order of streams for, stays live then.
+        Known::Foreign | Known::Managed(_) => return managed::free(dptr, || real.call()),
+    }
+    if capture::under_way()
+        && let Some(driver) = context::driver()
+    {
+        match captured(driver, stream::handle(real, stream)) {
+            Ok(false) => {}
+            Ok(true) => return CuResult::INVALID_VALUE,
+            Err(refused) => return refused,
+        }
+    }
+    memory::free_later(dptr).unwrap_or_else(|| real.call())
+}
+
+/// Whether this stream is being captured, valid or not; the driver's error for a stream that may not be used meanwhile.
+fn captured(driver: &Driver, stream: CUstream) -> Result<bool, CuResult> {
+    let mut status = 0;
+    // SAFETY: the stream is the program's argument to a call that uses it; the output is a local.
+    unsafe { (driver.cuStreamIsCapturing)(stream, &raw mut status) }.ok()?;
+    Ok(status != 0)
+}
+
+/// # Safety
+/// `pool` and `properties` are the program's arguments of that call.
+pub unsafe fn pool_created(
+    real: &mut Real,
+    pool: *mut CUmemoryPool,
+    properties: *const mempool::Properties,
+) -> CuResult {
+    let result = real.call();
+    if result.is_ok() {
+        // SAFETY: the driver answered success, so it has read the one and written the other.
+        unsafe { mempool::created(*pool, &*properties) };
+    }
+    result
+}
+
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn pool_destroyed(real: &mut Real, pool: CUmemoryPool) -> CuResult {
+    mempool::destroyed(pool);
+    real.call()
+}

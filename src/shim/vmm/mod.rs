@@ -1,0 +1,171 @@
+//! Programs with their own virtual memory management (JAX, PyTorch's expandable segments): `cuMemCreate` for a GPU that
+//! has no memory left is served at the next place of the pool's order, and everything the program asks about that memory
+//! is answered as if it lay where it was asked for.
+//!
+//! A handle is one piece at one place: it can not be spread as a block can. Handles that went where they were asked to go
+//! are not known here, except on a GPU with a limit of the user's, where they count.
+
+mod ledger;
+mod steer;
+pub mod types;
+
+pub use ledger::{Mapping, Memory};
+pub use steer::{Request, create};
+
+use crate::driver::{CuResult, Driver};
+use crate::memory;
+use gpupool_pool::{Lenders, Place};
+use ledger::{Ledger, Origin};
+use parking_lot::Mutex;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use types::{Access, Location};
+
+static LEDGER: Mutex<Option<Ledger>> = Mutex::new(None);
+/// Pieces of memory in it, readable without the lock.
+static KNOWN: AtomicUsize = AtomicUsize::new(0);
+
+/// Looks at the ledger, or changes it. Nothing in here may call the driver.
+fn with_ledger<T>(act: impl FnOnce(&mut Ledger) -> T) -> T {
+    let mut ledger = LEDGER.lock();
+    let ledger = ledger.get_or_insert_default();
+    let value = act(ledger);
+    KNOWN.store(ledger.len(), Ordering::Release);
+    value
+}
+
+/// The same, where there is anything in it.
+#[inline]
+fn with_known<T>(act: impl FnOnce(&mut Ledger) -> Option<T>) -> Option<T> {
+    if KNOWN.load(Ordering::Acquire) == 0 { None } else { with_ledger(act) }
+}
+
+/// Bytes of the program's own memory that count at a place.
+pub fn own_at(place: Place) -> u64 {
+    with_known(|ledger| Some(ledger.own(place))).unwrap_or(0)
+}
+
+/// The GPU that the memory of this handle was asked for on, where it is elsewhere.
+pub fn asked_for(handle: u64) -> Option<u32> {
+    with_known(|ledger| ledger.asked_for(handle))
+}
+
+/// The GPU that the memory at this address was asked for on, where it is elsewhere, and where it is.
+#[inline]
+pub fn elsewhere_at(address: u64) -> Option<(u32, Place)> {
+    with_known(|ledger| ledger.elsewhere_at(address))
+}
+
+/// `cuMemRetainAllocationHandle` gave this handle.
+pub fn retained(handle: u64) {
+    with_known(|ledger| {
+        ledger.retained(handle);
+        Some(())
+    });
+}
+
+/// A handle is about to be released.
+pub fn release(handle: u64) -> Option<Memory> {
+    with_known(|ledger| ledger.release(handle))
+}
+
+/// It was not.
+pub fn not_released(handle: u64, before: Memory) {
+    with_ledger(|ledger| ledger.not_released(handle, before));
+}
+
+/// A handle is about to be mapped; whether [`end_map`] is to hear of the outcome.
+pub fn begin_map(handle: u64) -> bool {
+    with_known(|ledger| Some(ledger.begin_map(handle))).unwrap_or(false)
+}
+
+/// It was, or was not.
+pub fn end_map(handle: u64, address: u64, bytes: u64, succeeded: bool) {
+    with_ledger(|ledger| ledger.end_map(handle, address, bytes, succeeded));
+}
+
+/// A range is about to be unmapped.
+pub fn begin_unmap(address: u64, bytes: u64) -> Vec<(u64, Mapping)> {
+    with_known(|ledger| Some(ledger.take_mappings(address, bytes))).unwrap_or_default()
+}
+
+/// It was, or was not.
+pub fn end_unmap(taken: Vec<(u64, Mapping)>, succeeded: bool) {
+    if taken.is_empty() {
+        return;
+    }
+    with_ledger(|ledger| {
+        if succeeded {
+            taken.iter().for_each(|(_, mapping)| ledger.unmapped(mapping.handle));
+        } else {
+            ledger.put_back(taken);
+        }
+    });
+}
+
+/// Another process's memory came in. Where it lies is what the driver says; where it was asked for only that process
+/// knows, so it is looked at again when the program says who shall use it.
+pub fn imported(handle: u64, location: Location) {
+    if let Some(place) = location.place()
+        && steer::is_wanted()
+    {
+        with_ledger(|ledger| ledger.imported(handle, place));
+    }
+}
+
+/// The access that the program itself gave `location`; `None`: the driver's answer is that.
+pub fn access_at(address: u64, location: Location) -> Option<c_int> {
+    with_known(|ledger| ledger.access_at(address, location))
+}
+
+/// The program has set access to a range, and the driver did so. Memory in it that lies elsewhere is granted to every GPU
+/// that the pool would grant it to: a copy that names the GPU it was asked for runs, for all the driver knows, on the one
+/// it lies on, and without access that kills the context.
+pub fn widen(driver: &Driver, address: u64, bytes: u64, list: &[Access]) -> CuResult {
+    let Some(mapped) = with_known(|ledger| {
+        ledger.granted(address, bytes, list);
+        Some(ledger.mapped_in(address, bytes))
+    }) else {
+        return CuResult::SUCCESS;
+    };
+    let Some(flags) = list.iter().filter(|access| access.location.device().is_some()).map(|access| access.flags).max()
+    else {
+        return CuResult::SUCCESS;
+    };
+    if flags == 0 {
+        return CuResult::SUCCESS;
+    }
+    for (start, bytes, memory) in mapped {
+        let named = |device: u32| list.iter().any(|access| access.location.device() == Some(device));
+        let Some(plan) = memory::plan(driver) else { break };
+        let elsewhere = match (memory.origin, memory.place) {
+            (Origin::Asked(device), place) => place != Place::Gpu(device),
+            // Ranks that keep to themselves place nothing on each other's GPUs, and NCCL imports much.
+            (Origin::Imported, Place::Gpu(device)) => plan.lenders == Lenders::All && !named(device),
+            (Origin::Imported, Place::Host(_)) => true,
+        };
+        if !elsewhere {
+            continue;
+        }
+        let others: Vec<Access> = plan
+            .readers(memory.place)
+            .filter(|&reader| !named(reader))
+            .map(|reader| Access { location: Location::of(Place::Gpu(reader)), flags })
+            .collect();
+        if others.is_empty() {
+            continue;
+        }
+        // SAFETY: the range is mapped, as the driver has just set access to it, and the list outlives the call; an `Access`
+        // is the C struct with numbers for enums.
+        let result = unsafe { (driver.cuMemSetAccess)(start, bytes as usize, others.as_ptr().cast(), others.len()) };
+        if !result.is_ok() {
+            tracing::warn!(
+                target: "gpupool::memory", event = "note", about = "vmm.widen",
+                "cuMemSetAccess of {bytes} bytes at {start:#x} for the other GPUs of the pool: {result}; the program's call \
+                 fails with that, because copies between GPUs would end its context"
+            );
+            return result;
+        }
+    }
+    CuResult::SUCCESS
+}
