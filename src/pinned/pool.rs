@@ -111,10 +111,10 @@ impl<B: Backend> Pool<B> {
     /// See [`FreeError`]. Of several frees of one block at the same time exactly one succeeds.
     pub fn free(&self, address: u64, when: Free, now: Duration) -> Result<Block, FreeError<B::Error>> {
         let mut state = self.state.lock();
-        let block = state.block_to_end(address).ok_or(FreeError::NotABlock)?;
+        let (run, block) = state.block_to_end(address).ok_or(FreeError::NotABlock)?;
         let mut quiet = false;
         if when == Free::Strict {
-            state.mark(&block, true);
+            state.mark(run, &block, true);
             drop(state);
             let answer = self.quiesce();
             state = self.state.lock();
@@ -122,12 +122,12 @@ impl<B: Backend> Pool<B> {
                 Ok(()) => quiet = true,
                 Err(Fault::NotReady(_)) => {}
                 Err(fault) => {
-                    state.mark(&block, false);
+                    state.mark(run, &block, false);
                     return Err(FreeError::Backend(error_of(fault)));
                 }
             }
         }
-        if state.end(&block, quiet, now) {
+        if state.end(run, &block, quiet, now) {
             let due = nanoseconds(now.saturating_add(self.config.idle));
             if due < self.due.load(Ordering::Relaxed) {
                 self.due.store(due, Ordering::Relaxed);
@@ -139,7 +139,10 @@ impl<B: Backend> Pool<B> {
     /// The live block that `address` lies in, inner addresses included. What is behind its last byte in its last page or
     /// granule counts as inside.
     pub fn block_at(&self, address: u64) -> Option<Block> {
-        self.may_contain(address).then(|| self.state.lock().block_around(address))?
+        if !self.may_contain(address) {
+            return None;
+        }
+        self.state.lock().block_around(address).map(|(_, block)| block)
     }
 
     /// Whether `address` lies in a segment, in a block or not. Two comparisons and no lock for most addresses elsewhere.
@@ -192,7 +195,7 @@ impl<B: Backend> Pool<B> {
         let mut sum = 0;
         for leaving in leaving {
             let segment = leaving.segment;
-            let answer = self.backend.unpin(segment.class.key, leaving.address, segment.bytes);
+            let answer = self.backend.unpin(segment.class.key, segment.address, segment.bytes);
             let mut state = self.state.lock();
             match answer {
                 Ok(()) => {

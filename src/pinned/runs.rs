@@ -2,12 +2,11 @@
 
 use crate::Key;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound::{Excluded, Unbounded};
 use std::time::Duration;
 
 /// What keeps free memory apart. Blocks below a page have segments of their own: between blocks of pages they would leave
 /// rests that start at no page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Class {
     pub key: Key,
     pub below_page: bool,
@@ -16,6 +15,7 @@ pub(crate) struct Class {
 /// What one driver call pinned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
+    pub address: u64,
     pub bytes: u64,
     pub class: Class,
     /// No bigger than what small blocks were pinned in together at the time; see [`crate::policy`].
@@ -29,9 +29,8 @@ pub(crate) struct Segment {
 /// A row of bytes in one segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
+    pub address: u64,
     pub bytes: u64,
-    /// The address of its segment.
-    pub segment: u64,
     pub kind: Kind,
 }
 
@@ -52,14 +51,40 @@ pub(crate) enum Kind {
     },
 }
 
+/// A run's place in the table. It may be another run's by the time it is used again, so whoever kept it over an unlock
+/// looks at the run's kind, which carries a number of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RunId(u32);
+
+const NONE: RunId = RunId(u32::MAX);
+
+/// A run and what it is tied to. An entry of no bytes is vacant.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    run: Run,
+    segment: u32,
+    /// The runs beside it in its segment.
+    left: RunId,
+    right: RunId,
+}
+
+/// A segment and the class it belongs to, by their places in their tables.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    segment: Segment,
+    class: usize,
+}
+
 /// Where free runs of one class are. In the sets of `(bytes, address)` the first entry at or above a size is the best fit,
 /// the lowest address of equals.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Vacancies {
+    /// `None`: the context of the class ended, and the entry may become another's.
+    class: Option<Class>,
     /// Runs beside others, in segments that can not be given back as they are.
-    parts: BTreeSet<(u64, u64)>,
+    parts: BTreeSet<(u64, u64, u32)>,
     /// Whole segments.
-    wholes: BTreeSet<(u64, u64)>,
+    wholes: BTreeSet<(u64, u64, u32)>,
     /// Bytes of small segments.
     small: u64,
     /// Bytes in busy runs.
@@ -67,12 +92,19 @@ struct Vacancies {
 }
 
 /// All segments and the runs in them. Every byte of a segment belongs to exactly one run.
+///
+/// Runs are entries of a table that know their neighbours; the ordered maps are only for addresses that come from outside.
+/// So a block that ends and begins again where it was changes no map of addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
-    segments: BTreeMap<u64, Segment>,
-    runs: BTreeMap<u64, Run>,
-    vacancies: BTreeMap<Class, Vacancies>,
-    /// Segments without a live block, as `(since, address)`: the longest unused first.
+    slots: Vec<Slot>,
+    vacant: Vec<RunId>,
+    by_address: BTreeMap<u64, RunId>,
+    segments: Vec<Held>,
+    vacant_segments: Vec<u32>,
+    segment_by_address: BTreeMap<u64, u32>,
+    classes: Vec<Vacancies>,
+    /// Segments without a live block, the longest unused first.
     unused: BTreeSet<(Duration, u64)>,
     /// Bytes of all segments.
     pub held: u64,
@@ -82,230 +114,292 @@ pub(crate) struct Runs {
     pub spare: u64,
 }
 
-/// A place for a block, found among the free runs.
+/// A place for a block: a free run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fit {
-    pub address: u64,
+    pub run: RunId,
     /// Bytes of the run.
     pub bytes: u64,
 }
 
 impl Runs {
-    /// The segment that `address` lies in, and where it begins.
-    pub fn segment_around(&self, address: u64) -> Option<(u64, &Segment)> {
-        let (&start, segment) = self.segments.range(..=address).next_back()?;
-        (address - start < segment.bytes).then_some((start, segment))
+    /// The segment that `address` lies in.
+    pub fn segment_around(&self, address: u64) -> Option<&Segment> {
+        let (_, &index) = self.segment_by_address.range(..=address).next_back()?;
+        let segment = &self.segments[index as usize].segment;
+        (address - segment.address < segment.bytes).then_some(segment)
     }
 
     /// How many segments there are.
     pub fn segments(&self) -> usize {
-        self.segments.len()
+        self.segment_by_address.len()
     }
 
-    /// The run that begins at `address`.
-    pub fn starting_at(&mut self, address: u64) -> Option<&mut Run> {
-        self.runs.get_mut(&address)
+    /// The run that `address` lies in.
+    pub fn around(&self, address: u64) -> Option<RunId> {
+        let (&start, &id) = self.by_address.range(..=address).next_back()?;
+        (address - start < self.run(id).bytes).then_some(id)
     }
 
-    /// The run that `address` lies in, where it begins, and its segment.
-    pub fn around(&self, address: u64) -> Option<(u64, &Run, &Segment)> {
-        let (&start, run) = self.runs.range(..=address).next_back()?;
-        let segment = self.segments.get(&run.segment)?;
-        (address - start < run.bytes).then_some((start, run, segment))
+    /// A run; one of no bytes if it is gone.
+    pub fn run(&self, id: RunId) -> &Run {
+        &self.slots[id.0 as usize].run
+    }
+
+    /// What a run is, to note something about the block there.
+    pub fn kind_mut(&mut self, id: RunId) -> &mut Kind {
+        &mut self.slot(id).run.kind
+    }
+
+    /// The segment of a run.
+    pub fn segment(&self, id: RunId) -> &Segment {
+        &self.held_by(id).segment
     }
 
     /// The best fit for `bytes` among free runs beside others, and that among whole segments.
     pub fn best_fits(&self, class: Class, bytes: u64) -> (Option<Fit>, Option<Fit>) {
-        let Some(vacancies) = self.vacancies.get(&class) else {
+        let Some(vacancies) = self.class(class) else {
             return (None, None);
         };
-        let first =
-            |set: &BTreeSet<(u64, u64)>| set.range((bytes, 0)..).next().map(|&(bytes, address)| Fit { address, bytes });
+        let first = |set: &BTreeSet<(u64, u64, u32)>| {
+            set.range((bytes, 0, 0)..).next().map(|&(bytes, _, id)| Fit { run: RunId(id), bytes })
+        };
         (first(&vacancies.parts), first(&vacancies.wholes))
     }
 
     /// Bytes of this class that the device may still touch.
     pub fn busy(&self, class: Class) -> u64 {
-        self.vacancies.get(&class).map_or(0, |vacancies| vacancies.busy)
+        self.class(class).map_or(0, |vacancies| vacancies.busy)
     }
 
     /// Bytes of the small segments of this class.
     pub fn small(&self, class: Class) -> u64 {
-        self.vacancies.get(&class).map_or(0, |vacancies| vacancies.small)
+        self.class(class).map_or(0, |vacancies| vacancies.small)
     }
 
-    /// Segments without a live block, the longest unused first, as `(since, address, bytes)`.
-    pub fn unused(&self) -> impl Iterator<Item = (Duration, u64, u64)> {
-        self.unused.iter().filter_map(|&(since, address)| Some((since, address, self.segments.get(&address)?.bytes)))
-    }
-
-    /// Adds a segment without a block, and the runs in it.
-    pub fn add_segment(&mut self, address: u64, segment: Segment, runs: Vec<(u64, Run)>) {
-        let Segment { bytes, class, small, since, .. } = segment;
-        self.segments.insert(address, segment);
-        self.unused.insert((since, address));
-        self.held += bytes;
-        self.spare += bytes;
-        if small {
-            self.vacancies.entry(class).or_default().small += bytes;
-        }
-        for (address, run) in runs {
-            self.enter(address, run);
-        }
-    }
-
-    /// Removes the segment at `address` with all that lies in it. Returns it and its runs.
-    pub fn remove_segment(&mut self, address: u64) -> Option<(Segment, Vec<(u64, Run)>)> {
-        let segment = self.segments.remove(&address)?;
-        let starts: Vec<u64> = self.runs.range(address..address + segment.bytes).map(|(&start, _)| start).collect();
-        let gone = starts.into_iter().filter_map(|start| Some((start, self.leave(start, &segment)?))).collect();
-        if self.unused.remove(&(segment.since, address)) {
-            self.spare -= segment.bytes;
-        }
-        if segment.small
-            && let Some(vacancies) = self.vacancies.get_mut(&segment.class)
-        {
-            vacancies.small -= segment.bytes;
-        }
-        self.held -= segment.bytes;
-        self.used -= segment.used;
-        Some((segment, gone))
+    /// Segments without a live block, the longest unused first.
+    pub fn unused(&self) -> impl Iterator<Item = &Segment> {
+        self.unused.iter().filter_map(|&(_, address)| self.segment_around(address))
     }
 
     /// The addresses of the segments of a context.
     pub fn segments_of(&self, context: u64) -> Vec<u64> {
-        let theirs = self.segments.iter().filter(|(_, segment)| segment.class.key.context == context);
-        theirs.map(|(&address, _)| address).collect()
+        let all = self.segment_by_address.values().map(|&index| &self.segments[index as usize].segment);
+        all.filter(|segment| segment.class.key.context == context).map(|segment| segment.address).collect()
+    }
+
+    /// Adds a segment without a block, and the runs in it in the order of their addresses. Returns the first.
+    pub fn add_segment(&mut self, segment: Segment, runs: &[Run]) -> RunId {
+        let class = self.class_entry(segment.class);
+        let held = Held { segment, class };
+        let index = self.vacant_segments.pop().unwrap_or_else(|| {
+            self.segments.push(held);
+            self.segments.len() as u32 - 1
+        });
+        self.segments[index as usize] = held;
+        self.segment_by_address.insert(segment.address, index);
+        self.unused.insert((segment.since, segment.address));
+        self.held += segment.bytes;
+        self.spare += segment.bytes;
+        if segment.small {
+            self.classes[class].small += segment.bytes;
+        }
+        let (mut first, mut left) = (NONE, NONE);
+        for &run in runs {
+            let id = self.new_slot(Slot { run, segment: index, left, right: NONE });
+            if left == NONE {
+                first = id;
+            } else {
+                self.slot(left).right = id;
+            }
+            self.by_address.insert(run.address, id);
+            self.list(id);
+            left = id;
+        }
+        first
+    }
+
+    /// Removes the segment at `address` with all that lies in it. Returns it and its runs.
+    pub fn remove_segment(&mut self, address: u64) -> Option<(Segment, Vec<Run>)> {
+        let index = self.segment_by_address.remove(&address)?;
+        let Held { segment, class } = self.segments[index as usize];
+        let mut runs = Vec::new();
+        let mut next = self.by_address.get(&address).copied().unwrap_or(NONE);
+        while next != NONE {
+            let id = next;
+            let Slot { run, right, .. } = *self.slot(id);
+            self.unlist(id);
+            self.by_address.remove(&run.address);
+            self.vacate(id);
+            runs.push(run);
+            next = right;
+        }
+        if self.unused.remove(&(segment.since, address)) {
+            self.spare -= segment.bytes;
+        }
+        if segment.small {
+            self.classes[class].small -= segment.bytes;
+        }
+        self.held -= segment.bytes;
+        self.used -= segment.used;
+        self.vacant_segments.push(index);
+        Some((segment, runs))
     }
 
     /// Forgets the classes of a context without segments.
     pub fn forget_classes_of(&mut self, context: u64) {
-        self.vacancies.retain(|class, _| class.key.context != context);
+        for vacancies in &mut self.classes {
+            vacancies.class = vacancies.class.filter(|class| class.key.context != context);
+        }
     }
 
-    /// Makes a block of the first `bytes` of the free run `fit`.
-    pub fn take(&mut self, fit: Fit, bytes: u64, requested: u64, id: u64) {
-        let Some(start) = self.runs.get(&fit.address).map(|run| run.segment) else {
-            return;
-        };
-        let Some(segment) = self.segments.get_mut(&start) else {
-            return;
-        };
+    /// Makes a block of the first `bytes` of the free run `fit`; returns its address.
+    pub fn take(&mut self, fit: Fit, bytes: u64, requested: u64, id: u64) -> u64 {
+        self.unlist(fit.run);
+        let Slot { run, segment: index, right, .. } = *self.slot(fit.run);
+        let segment = &mut self.segments[index as usize].segment;
         if segment.used == 0 {
-            self.unused.remove(&(segment.since, start));
+            self.unused.remove(&(segment.since, segment.address));
             self.spare -= segment.bytes;
         }
         segment.used += bytes;
         self.used += bytes;
-        let segment = *segment;
-        self.leave(fit.address, &segment);
-        let live = Kind::Live { requested, id, ending: false };
-        self.enter(fit.address, Run { bytes, segment: start, kind: live });
-        if bytes < fit.bytes {
-            let rest = Run { bytes: fit.bytes - bytes, segment: start, kind: Kind::Free };
-            self.enter(fit.address + bytes, rest);
+        if bytes < run.bytes {
+            let rest = Run { address: run.address + bytes, bytes: run.bytes - bytes, kind: Kind::Free };
+            let rest_id = self.new_slot(Slot { run: rest, segment: index, left: fit.run, right });
+            if right != NONE {
+                self.slot(right).left = rest_id;
+            }
+            self.slot(fit.run).right = rest_id;
+            self.by_address.insert(rest.address, rest_id);
+            self.list(rest_id);
         }
+        let live = Kind::Live { requested, id, ending: false };
+        self.slot(fit.run).run = Run { address: run.address, bytes, kind: live };
+        run.address
     }
 
-    /// Ends the block at `address`: it is busy or free from now on. Says whether its segment is without a block then.
-    pub fn end(&mut self, address: u64, kind: Kind, now: Duration) -> bool {
-        let Some(run) = self.runs.get_mut(&address) else {
-            return false;
-        };
-        let (bytes, start) = (run.bytes, run.segment);
-        run.kind = kind;
-        let Some(segment) = self.segments.get_mut(&start) else {
-            return false;
-        };
+    /// Ends the block there: it is busy or free from now on. Says whether its segment is without a block then.
+    pub fn end(&mut self, id: RunId, kind: Kind, now: Duration) -> bool {
+        let slot = self.slot(id);
+        slot.run.kind = kind;
+        let (bytes, index) = (slot.run.bytes, slot.segment);
+        let segment = &mut self.segments[index as usize].segment;
         segment.used -= bytes;
         self.used -= bytes;
         let emptied = segment.used == 0;
         if emptied {
             segment.since = now;
-            self.unused.insert((now, start));
+            self.unused.insert((now, segment.address));
             self.spare += segment.bytes;
         }
         match kind {
-            Kind::Busy { .. } => {
-                let class = segment.class;
-                self.vacancies.entry(class).or_default().busy += bytes;
-            }
-            _ => self.join(address),
+            Kind::Free => self.join(id),
+            _ => self.list(id),
         }
         emptied
     }
 
-    /// Makes the run at `address` free if it is busy since the free of that number.
-    pub fn settle(&mut self, address: u64, number: u64) {
-        let Some(run) = self.runs.get_mut(&address).filter(|run| run.kind == (Kind::Busy { number })) else {
-            return;
-        };
-        run.kind = Kind::Free;
-        let (bytes, start) = (run.bytes, run.segment);
-        if let Some(segment) = self.segments.get(&start)
-            && let Some(vacancies) = self.vacancies.get_mut(&segment.class)
-        {
-            vacancies.busy -= bytes;
+    /// Makes the run there free if it is busy since the free of that number.
+    pub fn settle(&mut self, id: RunId, number: u64) {
+        if self.run(id).kind == (Kind::Busy { number }) {
+            self.unlist(id);
+            self.slot(id).run.kind = Kind::Free;
+            self.join(id);
         }
-        self.join(address);
     }
 
-    /// Joins the free run at `address`, which is among no vacancies yet, with the free runs beside it.
-    fn join(&mut self, address: u64) {
-        let Some(&run) = self.runs.get(&address) else {
-            return;
-        };
-        let Some(&segment) = self.segments.get(&run.segment) else {
-            return;
-        };
-        let (mut start, mut end) = (address, address + run.bytes);
-        let joins = |other: &Run| other.segment == run.segment && other.kind == Kind::Free;
-        let left = self.runs.range(..address).next_back().filter(|(_, left)| joins(left)).map(|(&at, _)| at);
-        let right = self.runs.range((Excluded(address), Unbounded)).next();
-        let right = right.filter(|(_, right)| joins(right)).map(|(&at, right)| (at, at + right.bytes));
-        if let Some((right, beyond)) = right {
-            self.leave(right, &segment);
-            end = beyond;
+    /// Joins a free run that is on no list yet with the free runs beside it.
+    fn join(&mut self, mut id: RunId) {
+        let Slot { left, right, .. } = *self.slot(id);
+        let is_free = |runs: &Runs, id: RunId| id != NONE && runs.run(id).kind == Kind::Free;
+        if is_free(self, right) {
+            self.unlist(right);
+            self.absorb(id, right);
         }
-        if let Some(left) = left {
-            self.leave(left, &segment);
-            self.runs.remove(&address);
-            start = left;
+        if is_free(self, left) {
+            self.unlist(left);
+            self.absorb(left, id);
+            id = left;
         }
-        self.enter(start, Run { bytes: end - start, segment: run.segment, kind: Kind::Free });
+        self.list(id);
     }
 
-    /// Writes a run down, among the vacancies too if it is one.
-    fn enter(&mut self, address: u64, run: Run) {
-        self.runs.insert(address, run);
-        let Some(segment) = self.segments.get(&run.segment) else {
-            return;
-        };
-        let vacancies = self.vacancies.entry(segment.class).or_default();
-        match run.kind {
-            Kind::Free if run.bytes == segment.bytes => vacancies.wholes.insert((run.bytes, address)),
-            Kind::Free => vacancies.parts.insert((run.bytes, address)),
-            Kind::Busy { .. } => {
-                vacancies.busy += run.bytes;
-                true
-            }
-            Kind::Live { .. } => true,
-        };
+    /// Adds the run to the right of another to that.
+    fn absorb(&mut self, left: RunId, right: RunId) {
+        let Slot { run, right: beyond, .. } = *self.slot(right);
+        self.by_address.remove(&run.address);
+        self.vacate(right);
+        let slot = self.slot(left);
+        slot.run.bytes += run.bytes;
+        slot.right = beyond;
+        if beyond != NONE {
+            self.slot(beyond).left = left;
+        }
     }
 
-    /// Takes a run off every list; `segment` is that which it lies in.
-    fn leave(&mut self, address: u64, segment: &Segment) -> Option<Run> {
-        let run = self.runs.remove(&address)?;
-        let vacancies = self.vacancies.entry(segment.class).or_default();
-        match run.kind {
-            Kind::Free if run.bytes == segment.bytes => vacancies.wholes.remove(&(run.bytes, address)),
-            Kind::Free => vacancies.parts.remove(&(run.bytes, address)),
-            Kind::Busy { .. } => {
-                vacancies.busy -= run.bytes;
-                true
-            }
-            Kind::Live { .. } => true,
-        };
-        Some(run)
+    /// Puts a run on the list of its kind, if there is one.
+    fn list(&mut self, id: RunId) {
+        let Run { address, bytes, kind } = *self.run(id);
+        let Held { segment, class } = *self.held_by(id);
+        let vacancies = &mut self.classes[class];
+        match kind {
+            Kind::Free if bytes == segment.bytes => drop(vacancies.wholes.insert((bytes, address, id.0))),
+            Kind::Free => drop(vacancies.parts.insert((bytes, address, id.0))),
+            Kind::Busy { .. } => vacancies.busy += bytes,
+            Kind::Live { .. } => {}
+        }
+    }
+
+    /// Takes a run off the list of its kind.
+    fn unlist(&mut self, id: RunId) {
+        let Run { address, bytes, kind } = *self.run(id);
+        let Held { segment, class } = *self.held_by(id);
+        let vacancies = &mut self.classes[class];
+        match kind {
+            Kind::Free if bytes == segment.bytes => drop(vacancies.wholes.remove(&(bytes, address, id.0))),
+            Kind::Free => drop(vacancies.parts.remove(&(bytes, address, id.0))),
+            Kind::Busy { .. } => vacancies.busy -= bytes,
+            Kind::Live { .. } => {}
+        }
+    }
+
+    fn slot(&mut self, id: RunId) -> &mut Slot {
+        &mut self.slots[id.0 as usize]
+    }
+
+    fn held_by(&self, id: RunId) -> &Held {
+        &self.segments[self.slots[id.0 as usize].segment as usize]
+    }
+
+    fn new_slot(&mut self, slot: Slot) -> RunId {
+        let id = self.vacant.pop().unwrap_or_else(|| {
+            self.slots.push(slot);
+            RunId(self.slots.len() as u32 - 1)
+        });
+        self.slots[id.0 as usize] = slot;
+        id
+    }
+
+    fn vacate(&mut self, id: RunId) {
+        let nothing = Run { address: 0, bytes: 0, kind: Kind::Free };
+        *self.slot(id) = Slot { run: nothing, segment: 0, left: NONE, right: NONE };
+        self.vacant.push(id);
+    }
+
+    fn class(&self, class: Class) -> Option<&Vacancies> {
+        self.classes.iter().find(|vacancies| vacancies.class == Some(class))
+    }
+
+    /// The entry of a class, which is made if there is none.
+    fn class_entry(&mut self, class: Class) -> usize {
+        let at = |wanted| self.classes.iter().position(|vacancies| vacancies.class == wanted);
+        let index = at(Some(class)).or_else(|| at(None)).unwrap_or(self.classes.len());
+        if index == self.classes.len() {
+            let (parts, wholes) = (BTreeSet::new(), BTreeSet::new());
+            self.classes.push(Vacancies { class: None, parts, wholes, small: 0, busy: 0 });
+        }
+        self.classes[index].class = Some(class);
+        index
     }
 }

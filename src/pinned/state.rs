@@ -2,7 +2,7 @@
 //! with what happened.
 
 use crate::policy;
-use crate::runs::{Class, Fit, Kind, Run, Runs, Segment};
+use crate::runs::{Class, Fit, Kind, Run, RunId, Runs, Segment};
 use crate::{Block, Config, PAGE, Request, Usage};
 use gpupool_pool::Clock;
 use std::collections::VecDeque;
@@ -56,10 +56,19 @@ pub(crate) enum Step {
 /// A segment on its way back to the driver; no run knows it any more.
 #[derive(Debug)]
 pub(crate) struct Leaving {
-    pub address: u64,
     pub segment: Segment,
     /// What it would be again if it does not go.
-    runs: Vec<(u64, Run)>,
+    runs: Vec<Run>,
+}
+
+/// The block that is `run`, if it is one.
+fn block(run: &Run, segment: &Segment) -> Option<Block> {
+    match run.kind {
+        Kind::Live { requested, id, .. } => {
+            Some(Block { address: run.address, bytes: requested, key: segment.class.key, id })
+        }
+        _ => None,
+    }
 }
 
 #[derive(Debug)]
@@ -68,8 +77,8 @@ pub(crate) struct State {
     pub runs: Runs,
     /// Numbers the frees that did not wait; ticks under the pool's lock.
     pub clock: Arc<Clock>,
-    /// Busy runs in the order of their frees, as `(number, address)`. An entry whose run is gone stays until its turn.
-    resting: VecDeque<(u64, u64)>,
+    /// Busy runs in the order of their frees, with the number of each. An entry whose run is gone stays until its turn.
+    resting: VecDeque<(u64, RunId)>,
     /// Segments that are being pinned, as `(ticket, context, bytes)`.
     pinning: Vec<(u64, u64, u64)>,
     /// Bytes of segments on their way back.
@@ -169,10 +178,10 @@ impl State {
     pub fn pinned_at(&mut self, ticket: u64, address: u64, attempt: &Attempt) -> Option<Block> {
         let bytes = self.withdraw(ticket)?;
         let small = bytes <= policy::slack(self.totals.peak_used);
-        let segment = Segment { bytes, class: attempt.class, small, used: 0, since: Duration::ZERO };
-        self.runs.add_segment(address, segment, vec![(address, Run { bytes, segment: address, kind: Kind::Free })]);
+        let segment = Segment { address, bytes, class: attempt.class, small, used: 0, since: Duration::ZERO };
+        let run = self.runs.add_segment(segment, &[Run { address, bytes, kind: Kind::Free }]);
         self.totals.peak_pinned = self.totals.peak_pinned.max(self.pinned());
-        Some(self.award(Fit { address, bytes }, attempt))
+        Some(self.award(Fit { run, bytes }, attempt))
     }
 
     /// A segment is no longer being pinned; returns its bytes, or `None` if its context ended meanwhile.
@@ -184,76 +193,70 @@ impl State {
     fn award(&mut self, fit: Fit, attempt: &Attempt) -> Block {
         let Request { bytes, key } = *attempt.request;
         self.last_id += 1;
-        self.runs.take(fit, attempt.bytes, bytes, self.last_id);
+        let address = self.runs.take(fit, attempt.bytes, bytes, self.last_id);
         let totals = &mut self.totals;
         totals.allocations += 1;
         totals.blocks += 1;
         totals.requested += bytes;
         totals.peak_requested = totals.peak_requested.max(totals.requested);
         totals.peak_used = totals.peak_used.max(self.runs.used);
-        Block { address: fit.address, bytes, key, id: self.last_id }
+        Block { address, bytes, key, id: self.last_id }
     }
 
-    /// The live block that starts at `address`, if no thread ends it already.
-    pub fn block_to_end(&mut self, address: u64) -> Option<Block> {
-        let (start, run, segment) = self.runs.around(address)?;
-        match run.kind {
-            Kind::Live { requested, id, ending: false } if start == address => {
-                Some(Block { address, bytes: requested, key: segment.class.key, id })
-            }
-            _ => None,
-        }
+    /// The live block that starts at `address`, if no thread ends it already, and its run.
+    pub fn block_to_end(&self, address: u64) -> Option<(RunId, Block)> {
+        let (run, block) = self.block_around(address)?;
+        let is_ending = matches!(self.runs.run(run).kind, Kind::Live { ending: true, .. });
+        (block.address == address && !is_ending).then_some((run, block))
     }
 
-    /// The live block that `address` lies in.
-    pub fn block_around(&self, address: u64) -> Option<Block> {
-        let (start, run, segment) = self.runs.around(address)?;
-        match run.kind {
-            Kind::Live { requested, id, .. } => {
-                Some(Block { address: start, bytes: requested, key: segment.class.key, id })
-            }
-            _ => None,
-        }
+    /// The live block that `address` lies in, and its run.
+    pub fn block_around(&self, address: u64) -> Option<(RunId, Block)> {
+        let id = self.runs.around(address)?;
+        let run = self.runs.run(id);
+        Some((id, block(run, self.runs.segment(id))?))
+    }
+
+    /// Whether `block` lives in that run still. It may have gone with its context.
+    fn lives(&self, run: RunId, block: &Block) -> bool {
+        matches!(self.runs.run(run).kind, Kind::Live { id, .. } if id == block.id)
     }
 
     /// Notes whether a thread is about to end `block`.
-    pub fn mark(&mut self, block: &Block, is_ending: bool) {
-        if let Some(run) = self.runs.starting_at(block.address)
-            && let Kind::Live { id, ending, .. } = &mut run.kind
-            && *id == block.id
+    pub fn mark(&mut self, run: RunId, block: &Block, is_ending: bool) {
+        if self.lives(run, block)
+            && let Kind::Live { ending, .. } = self.runs.kind_mut(run)
         {
             *ending = is_ending;
         }
     }
 
-    /// Ends `block`, unless it went with its context. `quiet`: the device is done with it. Says whether its segment is
-    /// without a block from now on.
-    pub fn end(&mut self, block: &Block, quiet: bool, now: Duration) -> bool {
-        let lives = |kind: Kind| matches!(kind, Kind::Live { id, .. } if id == block.id);
-        if !self.runs.starting_at(block.address).is_some_and(|run| lives(run.kind)) {
+    /// Ends `block`. `quiet`: the device is done with it. Says whether its segment is without a block from now on.
+    pub fn end(&mut self, run: RunId, block: &Block, quiet: bool, now: Duration) -> bool {
+        if !self.lives(run, block) {
             return false;
         }
         self.totals.blocks -= 1;
         self.totals.requested -= block.bytes;
-        let kind = if quiet { Kind::Free } else { self.rest(block.address) };
-        self.runs.end(block.address, kind, now)
-    }
-
-    /// The kind of a run at `address` that the device may touch from now on.
-    fn rest(&mut self, address: u64) -> Kind {
+        if quiet {
+            return self.runs.end(run, Kind::Free, now);
+        }
         let number = self.clock.tick();
-        self.resting.push_back((number, address));
-        Kind::Busy { number }
+        self.resting.push_back((number, run));
+        self.runs.end(run, Kind::Busy { number }, now)
     }
 
     /// Makes free what the device is done with.
     fn settle(&mut self) {
+        if self.resting.is_empty() {
+            return;
+        }
         let quiesced = self.clock.quiesced();
-        while let Some(&(number, address)) = self.resting.front()
+        while let Some(&(number, run)) = self.resting.front()
             && number <= quiesced
         {
             self.resting.pop_front();
-            self.runs.settle(address, number);
+            self.runs.settle(run, number);
         }
     }
 
@@ -263,12 +266,12 @@ impl State {
         self.settle();
         let mut sum = 0;
         let mut chosen = Vec::new();
-        for (since, address, size) in self.runs.unused() {
-            if sum >= bytes || until.is_some_and(|until| since > until) {
+        for segment in self.runs.unused() {
+            if sum >= bytes || until.is_some_and(|until| segment.since > until) {
                 break;
             }
-            chosen.push(address);
-            sum += size;
+            chosen.push(segment.address);
+            sum += segment.bytes;
         }
         chosen.into_iter().filter_map(|address| self.detach(address)).collect()
     }
@@ -276,7 +279,7 @@ impl State {
     fn detach(&mut self, address: u64) -> Option<Leaving> {
         let (segment, runs) = self.runs.remove_segment(address)?;
         self.leaving += segment.bytes;
-        Some(Leaving { address, segment, runs })
+        Some(Leaving { segment, runs })
     }
 
     /// A segment went back to the driver.
@@ -287,20 +290,25 @@ impl State {
 
     /// The driver did not take a segment back: it is pinned still, and unused since `since`.
     pub fn put_back(&mut self, kept: Leaving, since: Duration) {
-        let Leaving { address, segment, mut runs } = kept;
+        let Leaving { segment, mut runs } = kept;
         self.leaving -= segment.bytes;
-        for (address, run) in &mut runs {
-            if let Kind::Busy { .. } = run.kind {
-                // Its old entry may have had its turn while nobody knew the run.
-                run.kind = self.rest(*address);
+        // The old entries of busy runs may have had their turns while nobody knew these runs: new numbers for them.
+        let mut busy = Vec::new();
+        for run in &mut runs {
+            if let Kind::Busy { number } = &mut run.kind {
+                *number = self.clock.tick();
+                busy.push((*number, run.address));
             }
         }
-        self.runs.add_segment(address, Segment { since, ..segment }, runs);
+        self.runs.add_segment(Segment { since, ..segment }, &runs);
+        for (number, address) in busy {
+            self.resting.extend(self.runs.around(address).map(|run| (number, run)));
+        }
     }
 
     /// Since when the longest unused segment is without a block.
     pub fn unused_since(&self) -> Option<Duration> {
-        self.runs.unused().next().map(|(since, ..)| since)
+        self.runs.unused().next().map(|segment| segment.since)
     }
 
     /// Forgets the segments of a context that ended; returns the blocks that lived in them.
@@ -309,12 +317,10 @@ impl State {
         let mut blocks = Vec::new();
         for address in self.runs.segments_of(context) {
             let Some((segment, runs)) = self.runs.remove_segment(address) else { continue };
-            for (address, run) in runs {
-                if let Kind::Live { requested, id, .. } = run.kind {
-                    self.totals.blocks -= 1;
-                    self.totals.requested -= requested;
-                    blocks.push(Block { address, bytes: requested, key: segment.class.key, id });
-                }
+            for block in runs.iter().filter_map(|run| block(run, &segment)) {
+                self.totals.blocks -= 1;
+                self.totals.requested -= block.bytes;
+                blocks.push(block);
             }
         }
         self.runs.forget_classes_of(context);
