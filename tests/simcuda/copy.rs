@@ -7,8 +7,7 @@ use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::{Copy2d, Copy3d, Handle, In};
 use crate::graph::Node;
-use crate::residence;
-use crate::space::{Span, granted};
+use crate::space::{Span, access, granted};
 use crate::stream::{Stream, Work, resolve};
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -124,8 +123,8 @@ impl Copy {
         let faulty = |_| Code::ILLEGAL_ADDRESS;
         let line = |to, from, bytes| -> Outcome {
             let (target, source) = (dst.spans(to, bytes).map_err(faulty)?, src.spans(from, bytes).map_err(faulty)?);
-            residence::touched(&target, dst.device);
-            residence::touched(&source, src.device);
+            access(&target, dst.device)?;
+            access(&source, src.device)?;
             transfer(&target, &source);
             Ok(())
         };
@@ -233,6 +232,7 @@ fn queue(stream: &Arc<Stream>, copy: Copy, action: crate::stream::Action, allowe
         let dst = copy.dst;
         let action: crate::stream::Action = Arc::new(move |_: &Context| {
             let spans = dst.spans(dst.address, bytes as u64).map_err(|_| Code::ILLEGAL_ADDRESS)?;
+            access(&spans, dst.device)?;
             transfer(&spans, &[Span { alias: staged.as_ptr() as usize, bytes, region: None }]);
             Ok(())
         });

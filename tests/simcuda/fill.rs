@@ -6,8 +6,7 @@ use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::Handle;
 use crate::graph::Node;
-use crate::residence;
-use crate::space::{Kind, Span, granted};
+use crate::space::{Kind, Span, access, granted};
 use crate::stream::{Action, Work, resolve};
 use std::sync::Arc;
 
@@ -61,7 +60,7 @@ impl Fill {
 
     fn run(&self, device: usize) -> Outcome {
         self.each_row(|spans| {
-            residence::touched(&spans, device);
+            access(&spans, device)?;
             for span in &spans {
                 write(span, self.pattern);
             }

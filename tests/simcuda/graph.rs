@@ -3,26 +3,51 @@
 use crate::driver::{Handles, driver};
 use crate::error::{Code, Outcome};
 use crate::ffi::{Copy3d, Handle, In, Out};
+use crate::graph_memory::{self, AllocNode, Allocation, Room};
 use crate::stream::{HostFn, Work, host_work, resolve};
 use crate::{copy, fill, launch};
 use parking_lot::Mutex;
 use std::ffi::{c_int, c_uint};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// The work in the order in which it was added, each with its handle.
 pub struct Graph {
     nodes: Mutex<Vec<(Handle, Work)>>,
+    /// The executable made of it last. While that exists, a graph with memory nodes makes no other.
+    executable: Mutex<Weak<Executable>>,
 }
 
-/// What a piece of work is to a graph (`CUgraphNodeType`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a piece of work is to a graph.
+#[derive(Clone)]
 pub enum Node {
-    Kernel = 0,
-    Memcpy = 1,
-    Memset = 2,
-    Host = 3,
-    Graph = 4,
-    Empty = 5,
+    Kernel,
+    Memcpy,
+    Memset,
+    Host,
+    Graph,
+    Empty,
+    MemAlloc(Arc<Allocation>),
+    MemFree(Arc<Allocation>),
+}
+
+impl Node {
+    /// `CUgraphNodeType`.
+    fn number(&self) -> c_int {
+        match self {
+            Node::Kernel => 0,
+            Node::Memcpy => 1,
+            Node::Memset => 2,
+            Node::Host => 3,
+            Node::Graph => 4,
+            Node::Empty => 5,
+            Node::MemAlloc(_) => 10,
+            Node::MemFree(_) => 11,
+        }
+    }
+
+    fn is_memory(&self) -> bool {
+        matches!(self, Node::MemAlloc(_) | Node::MemFree(_))
+    }
 }
 
 /// What a node handle stands for; its graph's handle, so that dependencies can be checked.
@@ -34,21 +59,31 @@ pub struct Entry {
 /// `CUgraphExec`.
 pub struct Executable {
     work: Mutex<Vec<Work>>,
+    rooms: Vec<Arc<Room>>,
+    /// Memory that a launch left allocated is freed by the next one.
+    auto_free: bool,
 }
+
+const AUTO_FREE_ON_LAUNCH: u64 = 1;
 
 impl Graph {
     /// Enters a graph of `work`, with a handle for it and for each node.
     pub fn enter(work: Vec<Work>) -> Handle {
         let driver = driver();
         let graph = Handles::<Graph>::reserve();
-        let enter = |work: Work| (driver.nodes.insert(Arc::new(Entry { graph, node: work.node })), work);
+        let enter = |work: Work| (driver.nodes.insert(Arc::new(Entry { graph, node: work.node.clone() })), work);
         let nodes = work.into_iter().map(enter).collect();
-        driver.graphs.insert_as(graph, Arc::new(Self { nodes: Mutex::new(nodes) }));
+        let executable = Mutex::new(Weak::new());
+        driver.graphs.insert_as(graph, Arc::new(Self { nodes: Mutex::new(nodes), executable }));
         graph
     }
 
     fn work(&self) -> Vec<Work> {
         self.nodes.lock().iter().map(|(_, work)| work.clone()).collect()
+    }
+
+    fn has_memory(&self) -> bool {
+        self.nodes.lock().iter().any(|(_, work)| work.node.is_memory())
     }
 }
 
@@ -67,10 +102,14 @@ pub fn destroy(graph: Handle) -> Outcome {
     Ok(())
 }
 
+/// `cuGraphClone`. Two graphs can not own the same memory.
 pub fn clone(out: Out<Handle>, graph: Handle) -> Outcome {
     out.required()?;
-    let work = driver().graphs.get(graph).map_err(|_| Code::INVALID_VALUE)?.work();
-    out.set(Graph::enter(work))
+    let graph = driver().graphs.get(graph).map_err(|_| Code::INVALID_VALUE)?;
+    if graph.has_memory() {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    out.set(Graph::enter(graph.work()))
 }
 
 /// Adds a node after `dependencies`, which exist already and so come before it anyway.
@@ -83,7 +122,7 @@ fn add(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize, 
             return Err(Code::INVALID_VALUE);
         }
     }
-    let node = driver.nodes.insert(Arc::new(Entry { graph, node: work.node }));
+    let node = driver.nodes.insert(Arc::new(Entry { graph, node: work.node.clone() }));
     target.nodes.lock().push((node, work));
     out.set(node)
 }
@@ -194,13 +233,60 @@ pub fn nodes(graph: Handle, list: Out<Handle>, count: Out<usize>) -> Outcome {
 /// `cuGraphNodeGetType`.
 pub fn node_type(node: Handle, out: Out<c_int>) -> Outcome {
     out.required()?;
-    out.set(driver().nodes.get(node).map_err(|_| Code::INVALID_VALUE)?.node as c_int)
+    out.set(driver().nodes.get(node).map_err(|_| Code::INVALID_VALUE)?.node.number())
 }
 
-pub fn instantiate(out: Out<Handle>, graph: Handle, _flags: u64) -> Outcome {
+/// `cuGraphAddMemAllocNode`: the address is written back at once.
+pub fn add_alloc(
+    out: Out<Handle>,
+    graph: Handle,
+    dependencies: In<Handle>,
+    count: usize,
+    params: Out<AllocNode>,
+) -> Outcome {
     out.required()?;
-    let work = driver().graphs.get(graph).map_err(|_| Code::INVALID_VALUE)?.work();
-    out.set(driver().executables.insert(Arc::new(Executable { work: Mutex::new(work) })))
+    let given = params.take()?;
+    let allocation = given.allocate()?;
+    let address = allocation.address;
+    add(out, graph, dependencies, count, graph_memory::alloc_work(allocation))?;
+    params.set(given.with_address(address))
+}
+
+pub fn add_free(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize, address: u64) -> Outcome {
+    out.required()?;
+    add(out, graph, dependencies, count, graph_memory::free_work(address)?)
+}
+
+pub fn alloc_params(node: Handle, out: Out<AllocNode>) -> Outcome {
+    out.required()?;
+    match &driver().nodes.get(node).map_err(|_| Code::INVALID_VALUE)?.node {
+        Node::MemAlloc(allocation) => out.set(AllocNode::of(allocation)),
+        _ => Err(Code::INVALID_VALUE),
+    }
+}
+
+pub fn free_params(node: Handle, out: Out<u64>) -> Outcome {
+    out.required()?;
+    match &driver().nodes.get(node).map_err(|_| Code::INVALID_VALUE)?.node {
+        Node::MemFree(allocation) => out.set(allocation.address),
+        _ => Err(Code::INVALID_VALUE),
+    }
+}
+
+/// `cuGraphInstantiateWithFlags`. That a second executable of a graph with memory nodes is refused is documented, and not
+/// with which error.
+pub fn instantiate(out: Out<Handle>, graph: Handle, flags: u64) -> Outcome {
+    out.required()?;
+    let graph = driver().graphs.get(graph).map_err(|_| Code::INVALID_VALUE)?;
+    let mut latest = graph.executable.lock();
+    if graph.has_memory() && latest.strong_count() > 0 {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    let (work, rooms) = graph_memory::equip(graph.work());
+    let auto_free = flags & AUTO_FREE_ON_LAUNCH != 0;
+    let executable = Arc::new(Executable { work: Mutex::new(work), rooms, auto_free });
+    *latest = Arc::downgrade(&executable);
+    out.set(driver().executables.insert(executable))
 }
 
 /// `cuGraphInstantiate` of 10.0: no error node and no text, as nothing can go wrong here.
@@ -226,12 +312,13 @@ pub fn instantiate_with_params(out: Out<Handle>, graph: Handle, params: Out<Inst
     params.set(InstantiateParams { node: 0, result: 0, ..given })
 }
 
-/// `cuGraphExecUpdate`: takes over the work of a graph of the same size.
+/// `cuGraphExecUpdate`: takes over the work of a graph of the same size, without memory nodes.
 pub fn update(executable: Handle, graph: Handle, _result: Out<u8>) -> Outcome {
-    let work = driver().graphs.get(graph).map_err(|_| Code::INVALID_VALUE)?.work();
+    let graph = driver().graphs.get(graph).map_err(|_| Code::INVALID_VALUE)?;
+    let work = graph.work();
     let executable = driver().executables.get(executable).map_err(|_| Code::INVALID_VALUE)?;
     let mut current = executable.work.lock();
-    if current.len() != work.len() {
+    if current.len() != work.len() || graph.has_memory() || !executable.rooms.is_empty() {
         return Err(Code::GRAPH_EXEC_UPDATE_FAILURE);
     }
     *current = work;
@@ -240,16 +327,25 @@ pub fn update(executable: Handle, graph: Handle, _result: Out<u8>) -> Outcome {
 
 pub fn launch_graph(executable: Handle, stream: Handle) -> Outcome {
     let executable = driver().executables.get(executable).map_err(|_| Code::INVALID_VALUE)?;
+    let stream = resolve(stream)?;
     let list = executable.work.lock().clone();
+    if list.iter().any(|work| work.node.is_memory()) {
+        if stream.capturing()?.is_some() {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        graph_memory::plan(&list, &executable.rooms, executable.auto_free)?;
+    }
     let touches = list.iter().flat_map(|work| work.touches.clone()).collect();
     let action: crate::stream::Action =
         Arc::new(move |context| list.iter().try_for_each(|work| (work.action)(context)));
-    resolve(stream)?.submit(Work { action, touches, node: Node::Graph })
+    stream.submit(Work { action, touches, node: Node::Graph })
 }
 
+/// `cuGraphUpload`: takes the memory that a launch will need.
 pub fn upload(executable: Handle, stream: Handle) -> Outcome {
-    driver().executables.get(executable).map_err(|_| Code::INVALID_VALUE)?;
-    resolve(stream).map(drop)
+    let executable = driver().executables.get(executable).map_err(|_| Code::INVALID_VALUE)?;
+    resolve(stream)?;
+    executable.rooms.iter().try_for_each(|room| room.fill())
 }
 
 pub fn destroy_executable(executable: Handle) -> Outcome {

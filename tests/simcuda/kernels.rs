@@ -4,8 +4,7 @@ use crate::boundary::{Phase, phase};
 use crate::context::Context;
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
-use crate::residence;
-use crate::space::{Kind, Origin, Span, granted, owner};
+use crate::space::{Kind, Origin, Span, access, granted, owner};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Values of the parameters, each widened to 64 bits; a structure counts as its words.
@@ -145,7 +144,7 @@ impl Words {
         for span in &spans {
             permitted(context, span, write)?;
         }
-        residence::touched(&spans, context.device);
+        access(&spans, context.device)?;
         Ok(Self { spans, count })
     }
 }
@@ -159,6 +158,7 @@ fn permitted(context: &Context, span: &Span, write: bool) -> Outcome {
             Origin::Pool(pool) => device == context.device || crate::mempool::grants(*pool, context.device),
             // Opening what another process shares enables peer access where it is needed.
             Origin::Ipc | Origin::Shared => true,
+            Origin::Graph(devices) => devices & 1 << context.device != 0,
             Origin::Alloc => context.reaches(device),
         }),
         _ => true,

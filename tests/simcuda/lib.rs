@@ -21,6 +21,7 @@ mod fault;
 mod ffi;
 mod fill;
 mod graph;
+mod graph_memory;
 mod ipc;
 mod kernels;
 mod launch;

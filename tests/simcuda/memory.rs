@@ -52,6 +52,7 @@ pub fn free(address: u64) -> Outcome {
     let region = driver.space.find(address).filter(|region| region.start == address).ok_or(Code::INVALID_VALUE)?;
     match region.kind {
         Kind::Plain { origin: Origin::Ipc, .. } | Kind::Vmm { .. } | Kind::Host { .. } => Err(Code::INVALID_VALUE),
+        Kind::Plain { origin: Origin::Graph(_), .. } => crate::graph_memory::free_now(address),
         Kind::Plain { .. } => {
             wait_for_device(owner(&region.kind));
             driver.space.free(address)

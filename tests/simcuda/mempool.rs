@@ -57,6 +57,13 @@ impl Pool {
         }
     }
 
+    /// Who was granted access besides its own device.
+    pub fn access_list(&self) -> Vec<AccessDesc> {
+        let mask = self.access.load(Ordering::Relaxed) & !(1 << self.device);
+        let devices = (0..32).filter(|device| mask & 1 << device != 0);
+        devices.map(|id| AccessDesc { location: Location { kind: DEVICE, id }, flags: 3 }).collect()
+    }
+
     fn threshold(&self) -> u64 {
         self.settings[3].load(Ordering::Relaxed)
     }

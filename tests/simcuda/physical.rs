@@ -206,6 +206,12 @@ impl Store {
         Ok(Arc::new(Physical { store: self, pieces, bytes, purpose, backing: Backing::Foreign(file) }))
     }
 
+    /// Stands for memory that is not there: addresses of a graph's allocation between its launches.
+    pub fn vacant(&'static self, bytes: u64) -> Arc<Physical> {
+        let pieces = vec![Piece { alias: 0, offset: 0, bytes }];
+        Arc::new(Physical { store: self, pieces, bytes, purpose: Use::Plain, backing: Backing::Vacant })
+    }
+
     /// Descriptor of the whole store.
     pub fn descriptor(&self) -> i32 {
         self.file.as_raw_fd()
@@ -226,6 +232,7 @@ enum Backing {
         shared: AtomicBool,
     },
     Foreign(OwnedFd),
+    Vacant,
 }
 
 /// One physical allocation. It goes back to its store when the last of handle, mappings and running copies lets go.
@@ -242,10 +249,14 @@ impl Physical {
         self.store.place
     }
 
+    pub fn is_vacant(&self) -> bool {
+        matches!(self.backing, Backing::Vacant)
+    }
+
     /// The file that the pieces are stretches of.
     pub fn file(&self) -> i32 {
         match &self.backing {
-            Backing::Extents { .. } => self.store.descriptor(),
+            Backing::Extents { .. } | Backing::Vacant => self.store.descriptor(),
             Backing::Foreign(file) => file.as_raw_fd(),
         }
     }
@@ -309,6 +320,7 @@ impl Drop for Physical {
                 self.store.lingers.store(state.lingering.len(), Ordering::Relaxed);
             }
             Backing::Foreign(_) => unalias(&self.pieces),
+            Backing::Vacant => {}
         }
     }
 }

@@ -57,7 +57,7 @@ fn text(driver: &Driver) -> String {
         _ => None,
     }));
     let allocations = join(regions.iter().filter_map(|region| match &region.kind {
-        Kind::Plain { device, .. } => Some(range(region, &format!("Gpu({device})"))),
+        Kind::Plain { device, physical, .. } if !physical.is_vacant() => Some(range(region, &format!("Gpu({device})"))),
         Kind::Host { registered: false, .. } => Some(range(region, "Pinned")),
         Kind::Managed { .. } => Some(range(region, "Managed")),
         _ => None,

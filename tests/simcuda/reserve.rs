@@ -47,7 +47,7 @@ struct State {
     levels: Levels,
 }
 
-/// What a pool's attributes tell.
+/// What the attributes of a pool and of graph memory tell.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Levels {
     pub reserved: Level,

@@ -8,7 +8,6 @@ use crate::device::linked;
 use crate::driver::driver;
 use crate::ffi::Location;
 use crate::physical::{GRANULE, Place, Use};
-use crate::space::{Kind, Span};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
@@ -98,19 +97,9 @@ pub fn move_to(start: u64, bytes: u64, place: Place) {
     pages.merge(start, end);
 }
 
-/// What a GPU's access to `spans` does to those of managed memory.
-pub fn touched(spans: &[Span], device: usize) {
-    for span in spans {
-        if matches!(span.region.as_ref().map(|region| &region.kind), Some(Kind::Managed { .. })) {
-            // Managed memory is its own alias.
-            touch(span.alias as u64, span.bytes as u64, device);
-        }
-    }
-}
-
 /// What a GPU's access does: a page nobody has used yet is made, another one is mapped where it is if the GPU was announced
 /// as an accessor and reaches it, and moves if not, to its preferred location where that can be reached.
-fn touch(start: u64, bytes: u64, device: usize) {
+pub fn touch(start: u64, bytes: u64, device: usize) {
     let reaches = |place| match place {
         Place::Gpu(owner) => linked(device, owner),
         Place::Host(_) => true,

@@ -7,6 +7,7 @@ use crate::error::{Code, Outcome};
 use crate::extents::Extents;
 use crate::ffi::Handle;
 use crate::physical::{GRANULE, Physical, Place, Store, Use};
+use crate::residence;
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -68,6 +69,8 @@ pub enum Origin {
     Ipc,
     /// Memory of another process' pool.
     Shared,
+    /// Memory of a graph, with the devices that may use it, one bit each.
+    Graph(u64),
 }
 
 /// A mapped or allocated stretch of addresses.
@@ -238,6 +241,14 @@ impl Space {
     /// Enters an allocation at addresses that were taken for it.
     pub fn insert(&self, start: u64, bytes: u64, kind: Kind) {
         self.map.write().insert(start, bytes, kind);
+    }
+
+    /// Puts other memory behind a plain allocation.
+    pub fn back(&self, address: u64, memory: Arc<Physical>) {
+        let mut map = self.map.write();
+        if let Some(Region { kind: Kind::Plain { physical, .. }, .. }) = map.regions.get_mut(&address) {
+            *physical = memory;
+        }
     }
 
     /// Gives imported memory an address (`cuIpcOpenMemHandle`).
@@ -432,6 +443,20 @@ fn release(start: u64, bytes: u64) {
         // SAFETY: the range belongs to a reservation made by `hold` that nobody uses any more.
         unsafe { libc::munmap(start as *mut _, bytes as usize) };
     }
+}
+
+/// What has to be done before `device` uses memory: managed pages go where they belong. ILLEGAL_ADDRESS where a graph has
+/// no memory behind its addresses.
+pub fn access(spans: &[Span], device: usize) -> Outcome {
+    for span in spans {
+        match span.region.as_ref().map(|region| &region.kind) {
+            Some(Kind::Plain { physical, .. }) if physical.is_vacant() => return Err(Code::ILLEGAL_ADDRESS),
+            // Managed memory is its own alias.
+            Some(Kind::Managed { .. }) => residence::touch(span.alias as u64, span.bytes as u64, device),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Whether `device` may touch what is behind this span with ordinary copies.

@@ -5,6 +5,7 @@ use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::{Handle, Out};
 use crate::graph::Node;
+use crate::graph_memory::{self, Allocation};
 use crate::mempool::{current_of, usable};
 use crate::space::{Kind, Origin};
 use crate::stream::{Work, resolve};
@@ -34,7 +35,7 @@ pub fn alloc(out: Out<u64>, bytes: usize, stream: Handle) -> Outcome {
     alloc_from(out, bytes, current_of(device), stream)
 }
 
-/// `cuMemAllocFromPoolAsync`. The address is usable at once: an earlier owner has freed it in its stream's time, or in this
+/// `cuMemAllocFromPoolAsync`; in a capture, a node that allocates. The address is usable at once: an earlier owner has freed it in its stream's time, or in this
 /// stream.
 pub fn alloc_from(out: Out<u64>, bytes: usize, handle: Handle, stream: Handle) -> Outcome {
     out.required()?;
@@ -46,8 +47,10 @@ pub fn alloc_from(out: Out<u64>, bytes: usize, handle: Handle, stream: Handle) -
     }
     let bytes = bytes as u64;
     if let Some(capture) = stream.capturing()? {
-        capture.invalidate();
-        return Err(Code::NOT_SUPPORTED);
+        let allocation = Allocation::new(pool.device, bytes, pool.access_list())?;
+        let address = allocation.address;
+        capture.record(graph_memory::alloc_work(allocation));
+        return out.set(address);
     }
     if let Some(address) = reclaim(handle, stream.id(), bytes) {
         return out.set(address);
@@ -84,9 +87,16 @@ pub fn free(address: u64, stream: Handle) -> Outcome {
     current()?;
     let region = driver().space.find(address).filter(|region| region.start == address).ok_or(Code::INVALID_VALUE)?;
     let Kind::Plain { origin, .. } = region.kind else { return Err(Code::INVALID_VALUE) };
-    // In a capture only memory that a graph allocated can be freed; anything else is refused and breaks nothing.
-    if origin == Origin::Ipc || stream.capturing()?.is_some() {
+    if let Some(capture) = stream.capturing()? {
+        // Only memory that a graph allocated; anything else is refused and breaks nothing.
+        capture.record(graph_memory::free_work(address)?);
+        return Ok(());
+    }
+    if origin == Origin::Ipc {
         return Err(Code::INVALID_VALUE);
+    }
+    if let Origin::Graph(_) = origin {
+        return stream.run_or_submit(graph_memory::free_later(address)?);
     }
     let pool = if let Origin::Pool(handle) = origin { Some(handle) } else { None };
     let token = TOKENS.fetch_add(1, Ordering::Relaxed);

@@ -321,6 +321,13 @@ Init {
     10000 cuGraphAddHostNode(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize, node: In<graph::HostNode>) => graph::add_host;
     10000 cuGraphAddEmptyNode(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize) => graph::add_empty;
     10000 cuGraphGetNodes(graph: Handle, list: Out<Handle>, count: Out<usize>) => graph::nodes;
+    11040 cuGraphAddMemAllocNode(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize, params: Out<graph_memory::AllocNode>) => graph::add_alloc;
+    11040 cuGraphMemAllocNodeGetParams(node: Handle, out: Out<graph_memory::AllocNode>) => graph::alloc_params;
+    11040 cuGraphAddMemFreeNode(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize, address: u64) => graph::add_free;
+    11040 cuGraphMemFreeNodeGetParams(node: Handle, out: Out<u64>) => graph::free_params;
+    11040 cuDeviceGraphMemTrim(device: c_int) => graph_memory::trim;
+    11040 cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, out: Out<c_void>) => graph_memory::attribute;
+    11040 cuDeviceSetGraphMemAttribute(device: c_int, attribute: c_int, value: In<c_void>) => graph_memory::set_attribute;
     10000 cuGraphNodeGetType(node: Handle, out: Out<c_int>) => graph::node_type;
     10000 cuGraphInstantiate(out: Out<Handle>, graph: Handle, node: Out<Handle>, log: Out<u8>, bytes: usize) => graph::instantiate_v1;
     11000 cuGraphInstantiate_v2(out: Out<Handle>, graph: Handle, node: Out<Handle>, log: Out<u8>, bytes: usize) => graph::instantiate_v1;
