@@ -219,3 +219,39 @@ fn the_stripes_program_finds_its_stripes() {
         shim.says("mapped for: gpu0 gpu1").says("GPU 0: 0 wrong").says("GPU 1: 0 wrong");
     }
 }
+
+/// Every way in which a launch names a block that is on the host; `moved` is where it is afterwards.
+fn named_by_launch(moved: &str) -> String {
+    let ways = [
+        ("not named", "host"),
+        ("a pointer", moved),
+        ("the last word, as the second parameter", moved),
+        ("behind its end", "host"),
+        ("a buffer of arguments", moved),
+        ("in a structure", moved),
+        ("in bytes", moved),
+        ("after the module was loaded again", moved),
+        ("by a kernel of a library", moved),
+        ("cuLaunchKernelEx", moved),
+        ("cuLaunchCooperativeKernel", moved),
+        ("cuLaunchKernel_ptsz", moved),
+        ("in a capture", "host"),
+        ("after it", moved),
+        ("by many launches", moved),
+    ];
+    let moved: String = ways.iter().map(|(way, place)| format!("{way}: {place} 8\n")).collect();
+    moved
+        + "cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL): 400 CUDA_ERROR_INVALID_HANDLE\n\
+           cuLaunchKernel(k.fill, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL): 1 CUDA_ERROR_INVALID_VALUE\n"
+}
+
+#[test]
+fn a_launch_brings_the_blocks_that_it_names_back_to_their_places() {
+    let run = Run::program("named_by_launch").sim("2x512MiB").shim().env("GPUPOOL_MODE", "managed");
+    run.clone().go().succeeds().prints(&named_by_launch("host"));
+    let launch = run.clone().env("GPUPOOL_PREFETCH", "launch");
+    launch.clone().arg("until it is back").go().succeeds().prints(&named_by_launch("gpu0"));
+    // Nobody hears of launches then; they are looked at all the same.
+    let silent = launch.env("GPUPOOL_LOG", "off").arg("until it is back").go();
+    silent.succeeds().prints(&named_by_launch("gpu0"));
+}

@@ -66,7 +66,10 @@ fn programs_print_the_same_in_mode_spill() {
 #[test]
 fn programs_print_the_same_in_mode_managed() {
     // `managed.rs` says what the answers to questions differ in.
-    all_alike(&["GPUPOOL_MODE=managed"], &["queries", "ipc_refused"]);
+    for prefetch in ["alloc", "launch"] {
+        let settings = ["GPUPOOL_MODE=managed", &format!("GPUPOOL_PREFETCH={prefetch}")];
+        all_alike(&settings, &["queries", "ipc_refused"]);
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use crate::hook::{Row, dlsym, guard};
 use crate::{driver, environment, log, summary};
-use gpupool_config::{Mode, Problem, Settings};
+use gpupool_config::{Mode, Prefetch, Problem, Settings};
 use once_cell::race::OnceBox;
 use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -138,7 +138,8 @@ fn start() -> bool {
     }
     log::start(&settings);
     let silent = settings.log.as_deref().is_some_and(|level| matches!(level, "off" | "error"));
-    COUNTS.store(!silent, Ordering::Relaxed);
+    // Launches are looked at before they are made, too, whoever hears of it.
+    COUNTS.store(!silent || settings.prefetch == Prefetch::Launch, Ordering::Relaxed);
     let mode = settings.mode;
     let _ = SETTINGS.set(Box::new(settings));
     install_panic_report();

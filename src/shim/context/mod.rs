@@ -13,7 +13,7 @@ pub mod unseen;
 mod usage;
 
 pub use judge::{heap_is_default, judge};
-pub use usage::Usage;
+pub use usage::{Usage, coarse_now};
 
 use crate::driver::{self, CuResult, Driver};
 use crate::{managed, memory, process, site};

@@ -74,7 +74,7 @@ impl Usage {
 
 /// A clock that costs a few nanoseconds and ticks every few milliseconds.
 #[inline]
-fn coarse_now() -> Duration {
+pub fn coarse_now() -> Duration {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the output is a local; the clock exists since Linux 2.6.32.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };

@@ -6,8 +6,8 @@ mod result;
 pub use result::CuResult;
 
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle,
-    CUmemLocation, CUmemoryPool, CUstream, CUuuid,
+    CUcontext, CUdevice, CUdeviceptr, CUfunction, CUkernel, CUmemAccessDesc, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUmemLocation, CUmemoryPool, CUstream, CUuuid,
 };
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use once_cell::race::OnceBox;
@@ -92,6 +92,8 @@ functions! {
     }
     newer drivers {
         cuMemAdvise_v2(CUdeviceptr, usize, c_int, CUmemLocation);
+        cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
+        cuKernelGetParamInfo(CUkernel, usize, *mut usize, *mut usize);
         cuMemPrefetchAsync_v2(CUdeviceptr, usize, CUmemLocation, c_uint, CUstream);
         cuDeviceGetDefaultMemPool(*mut CUmemoryPool, CUdevice);
         cuDeviceGetMemPool(*mut CUmemoryPool, CUdevice);

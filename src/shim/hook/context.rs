@@ -5,6 +5,7 @@ use super::{Real, retry};
 use crate::context::{self, Before, Kind, Making, policy};
 use crate::driver::CuResult;
 use crate::environment;
+use crate::managed;
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use std::sync::atomic::Ordering;
 
@@ -56,6 +57,7 @@ unsafe fn made(real: &mut Real, ctx: *mut CUcontext, device: CUdevice, kind: Kin
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn release(real: &mut Real, device: CUdevice) -> CuResult {
+    managed::launch::forget_functions();
     let result = real.call();
     if result.is_ok() && context::driver().is_some_and(|driver| !driver.primary_is_active(device)) {
         context::primary_gone(device, real.row.name());
@@ -66,6 +68,7 @@ pub unsafe fn release(real: &mut Real, device: CUdevice) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn reset(real: &mut Real, device: CUdevice) -> CuResult {
+    managed::launch::forget_functions();
     let result = real.call();
     if result.is_ok() {
         context::primary_gone(device, real.row.name());
@@ -76,6 +79,7 @@ pub unsafe fn reset(real: &mut Real, device: CUdevice) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn destroy(real: &mut Real, ctx: CUcontext) -> CuResult {
+    managed::launch::forget_functions();
     let result = real.call();
     if result.is_ok() {
         context::destroyed(ctx, real.row.name());

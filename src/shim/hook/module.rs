@@ -2,6 +2,7 @@
 
 use super::Real;
 use crate::driver::CuResult;
+use crate::managed;
 use crate::module::{self, image};
 use std::ffi::{CStr, c_char, c_void};
 
@@ -50,6 +51,7 @@ pub unsafe fn link_complete(real: &mut Real, size: *mut usize) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn unload<T>(real: &mut Real, handle: *mut T) -> CuResult {
+    managed::launch::forget_functions();
     let result = real.call();
     if result.is_ok() {
         module::unloaded(handle as usize, real.row.name());

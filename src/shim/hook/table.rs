@@ -157,20 +157,20 @@ macro_rules! for_each_hook {
             cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: c_uint) => context::pinned();
             cuLaunchKernel(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
                 block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void,
-                extra: *mut *mut c_void) => usage::launched();
+                extra: *mut *mut c_void) => launch::kernel(function, stream, parameters, extra);
             cuLaunchKernel_ptsz(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
                 block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void,
-                extra: *mut *mut c_void) => usage::launched();
+                extra: *mut *mut c_void) => launch::kernel(function, stream, parameters, extra);
             cuLaunchKernelEx(config: *const c_void, function: CUfunction, parameters: *mut *mut c_void, extra: *mut *mut c_void)
-                => usage::launched();
+                => launch::configured(config, function, parameters, extra);
             cuLaunchKernelEx_ptsz(config: *const c_void, function: CUfunction, parameters: *mut *mut c_void, extra: *mut *mut c_void)
-                => usage::launched();
+                => launch::configured(config, function, parameters, extra);
             cuLaunchCooperativeKernel(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
                 block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void)
-                => usage::launched();
+                => launch::cooperative(function, stream, parameters);
             cuLaunchCooperativeKernel_ptsz(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
                 block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void)
-                => usage::launched();
+                => launch::cooperative(function, stream, parameters);
             cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, devices: c_uint, flags: c_uint) => usage::launched();
             cuLaunch(function: CUfunction) => usage::launched();
             cuLaunchGrid(function: CUfunction, width: c_int, height: c_int) => usage::launched();

@@ -4,8 +4,8 @@ use super::table::for_each_hook;
 use super::{boundary, guard};
 use crate::driver::{CuResult, real};
 use crate::memory::mempool::Properties as PoolProperties;
-use crate::process;
 use crate::vmm::types::{Access, Location, Properties};
+use crate::{managed, process};
 use cudarc::driver::sys::{
     CUarray, CUcontext, CUdevice, CUdeviceptr, CUfunction, CUgraph, CUgraphExec, CUipcMemHandle, CUlibrary,
     CUmemoryPool, CUmipmappedArray, CUmodule, CUstream,
@@ -31,7 +31,7 @@ const fn c_name(bytes: &'static [u8]) -> &'static CStr {
 }
 
 const fn only_listens(subject: &str) -> bool {
-    matches!(subject.as_bytes(), b"usage" | b"pass")
+    matches!(subject.as_bytes(), b"usage" | b"launch" | b"pass")
 }
 
 /// The driver's function of a row, as its C type; `NOT_SUPPORTED` to the program where the driver has none.
@@ -50,16 +50,37 @@ macro_rules! trampoline {
     ($name:ident($($p:ident: $t:ty),*) => usage::$body:ident()) => {
         trampoline! { @listens $name($($p: $t),*) => usage::$body }
     };
+    // Launches, whose arguments are looked at first where that was asked for. That is a function of its own, so that one
+    // which is only counted saves no register for it.
+    ($name:ident($($p:ident: $t:ty),*) => launch::$body:ident($($a:ident),*)) => {
+        trampoline! { @listens $name($($p: $t),*) => usage::launched, unless (managed::launch::scans()) {
+            #[cold]
+            unsafe extern "C" fn looked_at($($p: $t),*) -> CuResult {
+                let real = real_function!($name($($t),*));
+                // SAFETY: the program passes these arguments to the driver with this very call.
+                unsafe { super::launch::$body(Row::$name, $($a),*) };
+                // SAFETY: as above, unchanged.
+                let result = unsafe { real($($p),*) };
+                if process::takes_part(Row::$name) && guard::is_outside() {
+                    super::usage::launched(Row::$name, result);
+                }
+                result
+            }
+            // SAFETY: the arguments are those of this call.
+            return unsafe { looked_at($($p),*) };
+        } }
+    };
     ($name:ident($($p:ident: $t:ty),*) => pass::$body:ident()) => {
         trampoline! { @listens $name($($p: $t),*) => pass::$body }
     };
-    (@listens $name:ident($($p:ident: $t:ty),*) => $subject:ident::$body:ident) => {
+    (@listens $name:ident($($p:ident: $t:ty),*) => $subject:ident::$body:ident $(, unless ($other:expr) $way:block)?) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         #[allow(non_snake_case, reason = "the name is the driver's")]
         pub unsafe extern "C" fn $name($($p: $t),*) -> CuResult {
-            let function = real_function!($name($($t),*));
+            $(if $other $way)?
+            let real = real_function!($name($($t),*));
             // SAFETY: the arguments are the program's own, passed on unchanged.
-            let result = unsafe { function($($p),*) };
+            let result = unsafe { real($($p),*) };
             if process::takes_part(Row::$name) && guard::is_outside() {
                 super::$subject::$body(Row::$name, result);
             }

@@ -1,5 +1,7 @@
 //! The live blocks of managed memory that were placed: ours, and the program's own where it asked for advice.
 
+use super::index::{Held, Index};
+use super::launch;
 use super::places::{Stripes, parts};
 use gpupool_pool::{Block, Place};
 use parking_lot::Mutex;
@@ -19,12 +21,18 @@ pub struct Managed {
     pub placed: AtomicBool,
     /// The GPUs, one bit an ordinal, for which the driver was told to map it.
     pub accessed: AtomicU64,
+    /// When a launch may prefetch it.
+    pub slot: Held,
 }
 
 impl Managed {
     /// The stripes as `(place, address, bytes)`.
     pub fn parts(&self) -> impl Iterator<Item = (Place, u64, u64)> {
         parts(self.block.address, self.block.bytes, &self.stripes)
+    }
+
+    fn end(&self) -> u64 {
+        self.block.address + self.block.bytes
     }
 
     fn contains(&self, address: u64) -> bool {
@@ -37,6 +45,8 @@ static LIVE: Mutex<BTreeMap<u64, Arc<Managed>>> = Mutex::new(BTreeMap::new());
 /// From the lowest address of any of them to behind the highest, so that most questions end without the lock.
 static LOWEST: AtomicU64 = AtomicU64::new(u64::MAX);
 static HIGHEST: AtomicU64 = AtomicU64::new(0);
+/// For launches; kept only where they are looked at.
+pub static INDEX: Index = Index::new();
 
 /// Whether an address may lie in a live block. No lock; exact for blocks whose allocation has returned.
 #[inline]
@@ -47,7 +57,10 @@ pub fn may_contain(address: u64) -> bool {
 fn changed(live: &BTreeMap<u64, Arc<Managed>>) {
     let lowest = live.keys().next().copied().unwrap_or(u64::MAX);
     // Blocks do not overlap, so the last to begin is the last to end.
-    let highest = live.values().next_back().map_or(0, |last| last.block.address + last.block.bytes);
+    let highest = live.values().next_back().map_or(0, |last| last.end());
+    if launch::scans() {
+        INDEX.replace(live.len(), live.values().map(|managed| (managed.block.address, managed.end(), &managed.slot)));
+    }
     LOWEST.store(lowest, Ordering::Relaxed);
     HIGHEST.store(highest, Ordering::Release);
 }

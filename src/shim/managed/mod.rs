@@ -10,6 +10,9 @@
 
 pub mod advice;
 mod blocks;
+mod index;
+pub mod launch;
+mod layouts;
 mod places;
 
 use crate::context::{self, Context};
@@ -176,8 +179,11 @@ impl Opened {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let block = Block { address, bytes, home: context.device as u32, owner: context.id, id };
-        let managed = Managed { block, stripes, ours, placed: AtomicBool::new(false), accessed: AtomicU64::new(0) };
-        let managed = Arc::new(managed);
+        let (placed, accessed, slot) = (AtomicBool::new(false), AtomicU64::new(0), index::Held::new());
+        let managed = Arc::new(Managed { block, stripes, ours, placed, accessed, slot });
+        if process::settings().prefetch == Prefetch::Launch {
+            launch::start(self.driver);
+        }
         blocks::insert(managed.clone());
         if ours {
             let mut live = self.live.lock();
