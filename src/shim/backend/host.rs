@@ -1,4 +1,4 @@
-//! How much memory the host could give.
+//! What the host has: how much memory it could give, and whether network adapters may want the GPUs'.
 
 use std::fs;
 
@@ -28,6 +28,11 @@ fn container_room() -> Option<u64> {
         let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
         Some(number(limit)?.saturating_sub(number(usage)?))
     })
+}
+
+/// Whether there is a network adapter that reads other devices' memory (InfiniBand, RoCE).
+pub fn has_rdma_adapter() -> bool {
+    fs::read_dir("/sys/class/infiniband").is_ok_and(|mut adapters| adapters.next().is_some())
 }
 
 #[cfg(test)]
