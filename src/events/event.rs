@@ -131,13 +131,13 @@ events! {
         /// Bytes of it on the host.
         on_host: u64,
     }
-    /// A handle of the program's own (`cuMemCreate`) was made elsewhere than it asked for.
+    /// A handle of the program's own (`cuMemCreate`), or a part of it, was made elsewhere than it asked for.
     VmmSteer = "vmm.steer" {
         /// GPU that it was asked for on.
         home: u32,
-        /// Its bytes.
+        /// Bytes that are there.
         bytes: u64,
-        /// Where it is.
+        /// Where that is.
         place: String,
         /// `full` (the driver had no memory there), or `limit` (`GPUPOOL_LIMIT`).
         why: String,
@@ -155,7 +155,7 @@ events! {
         home: u32,
         /// Bytes asked for.
         bytes: u64,
-        /// `soft` (so that a cache is freed), `arena` (most of a GPU in one piece), `full`, or the driver's error.
+        /// `soft` (so that a cache is freed), `full`, or the driver's error.
         why: String,
         /// Bytes for which there was no place, when the pool was full.
         missing: Option<u64>,

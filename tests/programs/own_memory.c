@@ -2,7 +2,7 @@
  * own_memory STEP...: a script of a program with its own virtual memory management. Sizes are in MiB, I counts handles
  * from 0.
  *   g:N     work on GPU N, and ask for memory on it        c:SIZE  create a handle
- *   C:SIZE  the same, asking for less and less until served (a tenth each time)
+ *   C:SIZE  the same, asking for less and less until served (a tenth each time)     e:I  export it
  *   m:I     map it, for this GPU alone, and write it with a kernel
  *   x:I     check it on the host                           o:I     copy it to every other GPU's context and check it there
  *   p:I     what the program is told about it              R:I     retain it by its address, and release that handle
@@ -84,6 +84,12 @@ static void tell(int i)
         unsigned type_again = 0;
         CHECK(cuPointerGetAttributes(2, both, (void *[]){&again, &type_again}, own[i].address));
         REQUIRE(again == ordinal && type_again == type);
+        CHECK(cuPointerGetAttributes(2, both, (void *[]){&again, &type_again}, own[i].address + own[i].bytes - 1));
+        REQUIRE(again == ordinal && type_again == type);
+        CUdeviceptr base;
+        size_t bytes;
+        CHECK(cuMemGetAddressRange_v2(&base, &bytes, own[i].address + own[i].bytes - 1));
+        REQUIRE(base == own[i].address && bytes == own[i].bytes);
         printf(", memory type %u of GPU %d, access", type, ordinal);
         for (int d = 0; d < devices; d++) {
             uint64_t flags = 9;
@@ -136,13 +142,18 @@ int main(int argc, char **argv)
             tell(i);
             break;
         case 'R':
-            CHECK(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(own[i].address + 4096)));
+            CHECK(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(own[i].address + own[i].bytes - 1)));
             REQUIRE(again == own[i].handle);
             CHECK(cuMemRelease(again));
             break;
         case 'r':
             printf("release %d: %d\n", i, cuMemRelease(own[i].handle));
             break;
+        case 'e': {
+            int descriptor = -1;
+            printf("export %d: %d\n", i, cuMemExportToShareableHandle(&descriptor, own[i].handle, POSIX_FD, 0));
+            break;
+        }
         case 'u':
             CHECK(cuMemUnmap(own[i].address, own[i].bytes));
             CHECK(cuMemAddressFree(own[i].address, own[i].bytes));

@@ -85,6 +85,7 @@ functions! {
         cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, u64);
         cuMemUnmap(CUdeviceptr, usize);
         cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+        cuMemRetainAllocationHandle(*mut CUmemGenericAllocationHandle, *mut c_void);
         cuMemGetAllocationPropertiesFromHandle(*mut CUmemAllocationProp, CUmemGenericAllocationHandle);
         cuMemAllocManaged(*mut CUdeviceptr, usize, c_uint);
         cuMemAdvise(CUdeviceptr, usize, c_int, CUdevice);

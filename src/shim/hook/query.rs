@@ -219,12 +219,19 @@ pub unsafe fn pointer_attributes(
 /// # Safety
 /// The pointers are the program's output arguments of that call.
 pub unsafe fn address_range(real: &mut Real, base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) -> CuResult {
-    let block = match memory::known(ptr) {
-        Known::Foreign => return real.call(),
+    let range = match memory::known(ptr) {
+        Known::Foreign => {
+            let result = real.call();
+            match vmm::mapped_whole(ptr).filter(|_| result.is_ok()) {
+                // Of what is made of parts, not the part.
+                Some((start, bytes)) => Some((start, bytes)),
+                None => return result,
+            }
+        }
         Known::Freed => None,
-        Known::Pooled(block) | Known::Managed(block) => Some(block),
+        Known::Pooled(block) | Known::Managed(block) => Some((block.address, block.bytes)),
     };
-    let (start, bytes) = block.map_or((0, 0), |block| (block.address, block.bytes));
+    let (start, bytes) = range.unwrap_or((0, 0));
     // SAFETY: NULL is legal for either; the driver writes zeros when it finds nothing.
     unsafe {
         if !base.is_null() {
@@ -234,5 +241,5 @@ pub unsafe fn address_range(real: &mut Real, base: *mut CUdeviceptr, size: *mut 
             *size = bytes as usize;
         }
     }
-    if block.is_some() { CuResult::SUCCESS } else { CuResult::NOT_FOUND }
+    if range.is_some() { CuResult::SUCCESS } else { CuResult::NOT_FOUND }
 }

@@ -50,7 +50,7 @@ macro_rules! for_each_hook {
             cuMemCreate(handle: *mut u64, bytes: usize, properties: *const Properties, flags: u64)
                 => vmm::create(handle, bytes, properties, flags);
             cuMemRelease(handle: u64) => vmm::release(handle);
-            cuMemMap(dptr: CUdeviceptr, bytes: usize, offset: usize, handle: u64, flags: u64) => vmm::map(dptr, bytes, handle);
+            cuMemMap(dptr: CUdeviceptr, bytes: usize, offset: usize, handle: u64, flags: u64) => vmm::map(dptr, bytes, offset, handle, flags);
             cuMemUnmap(dptr: CUdeviceptr, bytes: usize) => vmm::unmap(dptr, bytes);
             cuMemSetAccess(dptr: CUdeviceptr, bytes: usize, list: *const Access, count: usize)
                 => vmm::set_access(dptr, bytes, list, count);
@@ -58,9 +58,9 @@ macro_rules! for_each_hook {
                 => vmm::get_access(flags, location, dptr);
             cuMemGetAllocationPropertiesFromHandle(properties: *mut Properties, handle: u64)
                 => vmm::properties(properties, handle);
-            cuMemRetainAllocationHandle(handle: *mut u64, address: *mut c_void) => vmm::retain(handle);
+            cuMemRetainAllocationHandle(handle: *mut u64, address: *mut c_void) => vmm::retain(handle, address);
             cuMemImportFromShareableHandle(handle: *mut u64, shared: *mut c_void, kind: c_int) => vmm::import(handle);
-            cuMemExportToShareableHandle(shared: *mut c_void, handle: u64, kind: c_int, flags: u64) => pass::through();
+            cuMemExportToShareableHandle(shared: *mut c_void, handle: u64, kind: c_int, flags: u64) => vmm::export(handle);
 
             // Questions about device memory.
             cuMemGetInfo_v2(free: *mut usize, total: *mut usize) => query::memory_info(free, total);

@@ -1,12 +1,12 @@
 //! Bodies: the program's own virtual memory management. See [`crate::vmm`].
 
 use super::{Real, retry};
-use crate::driver::CuResult;
+use crate::driver::{CuResult, Driver};
 use crate::vmm::types::{Access, Location, Properties};
-use crate::vmm::{self, Request};
-use crate::{context, process};
+use crate::vmm::{self, Part, Release, Request, Retained};
+use crate::{context, log, process};
 use cudarc::driver::sys::CUdeviceptr;
-use std::ffi::{c_int, c_ulonglong};
+use std::ffi::{c_int, c_ulonglong, c_void};
 
 /// # Safety
 /// `handle` and `properties` are the program's arguments of that call.
@@ -32,23 +32,64 @@ pub unsafe fn create(
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn release(real: &mut Real, handle: u64) -> CuResult {
-    let before = vmm::release(handle);
+    let parts = match vmm::release(handle) {
+        Release::Unknown => return real.call(),
+        Release::Counted => return CuResult::SUCCESS,
+        Release::Parts(parts) => parts,
+    };
     let result = real.call();
-    if let Some(before) = before.filter(|_| !result.is_ok()) {
-        vmm::not_released(handle, before);
+    if !result.is_ok() {
+        vmm::not_released(&parts);
+        return result;
+    }
+    let Some(driver) = process::driver() else { return result };
+    for part in parts.iter().filter(|(other, _)| *other != handle) {
+        // SAFETY: made by `vmm::create`, with one reference, which the program knows nothing of.
+        if !unsafe { (driver.cuMemRelease)(part.0) }.is_ok() {
+            vmm::not_released(std::slice::from_ref(part));
+        }
     }
     result
 }
 
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
-pub unsafe fn map(real: &mut Real, address: CUdeviceptr, bytes: usize, handle: u64) -> CuResult {
-    let known = vmm::begin_map(handle);
-    let result = real.call();
-    if known {
-        vmm::end_map(handle, address, bytes as u64, result.is_ok());
-    }
+pub unsafe fn map(
+    real: &mut Real,
+    address: CUdeviceptr,
+    bytes: usize,
+    offset: usize,
+    handle: u64,
+    flags: c_ulonglong,
+) -> CuResult {
+    let parts = vmm::begin_map(handle);
+    let result = match process::driver() {
+        Some(driver) if parts.len() > 1 => map_parts(driver, address, bytes as u64, offset, &parts, flags),
+        _ => real.call(),
+    };
+    vmm::end_map(&parts, address, bytes as u64, result.is_ok());
     result
+}
+
+/// Maps all parts one after the other, or none. As the driver, only from their beginning and all of them.
+fn map_parts(driver: &Driver, address: u64, bytes: u64, offset: usize, parts: &[Part], flags: u64) -> CuResult {
+    if offset != 0 || bytes != parts.iter().map(|part| part.bytes).sum::<u64>() {
+        return CuResult::INVALID_VALUE;
+    }
+    let mut done = 0;
+    for part in parts {
+        // SAFETY: the program's own range, in the pieces that the parts have.
+        let result = unsafe { (driver.cuMemMap)(address + done, part.bytes as usize, 0, part.handle, flags) };
+        if !result.is_ok() {
+            if done > 0 {
+                // SAFETY: mapped just now, and no work knows of it.
+                let _ = unsafe { (driver.cuMemUnmap)(address, done as usize) };
+            }
+            return result;
+        }
+        done += part.bytes;
+    }
+    CuResult::SUCCESS
 }
 
 /// Also for `cuMemAddressFree`, which ends what is mapped there if the driver lets it.
@@ -115,13 +156,65 @@ pub unsafe fn properties(real: &mut Real, properties: *mut Properties, handle: u
 
 /// # Safety
 /// `handle` is the program's output argument of that call.
-pub unsafe fn retain(real: &mut Real, handle: *mut u64) -> CuResult {
+pub unsafe fn retain(real: &mut Real, handle: *mut u64, address: *mut c_void) -> CuResult {
     let result = real.call();
-    if result.is_ok() {
-        // SAFETY: the driver answered success, so it has written there.
-        vmm::retained(unsafe { *handle });
-    }
+    let Some(driver) = process::driver().filter(|_| result.is_ok()) else { return result };
+    // SAFETY: the driver answered success, so it has written there.
+    let given = unsafe { *handle };
+    let whole = match vmm::retained(given, address as u64) {
+        Retained::Plain => return result,
+        Retained::Whole(whole) => {
+            // SAFETY: the reference that the driver has just given, which the program does not learn of.
+            let _ = unsafe { (driver.cuMemRelease)(given) };
+            whole
+        }
+        Retained::Revived(whole, others) => {
+            if let Err(refused) = retain_all(driver, given, &others) {
+                return refused;
+            }
+            vmm::revived(whole);
+            whole
+        }
+    };
+    // SAFETY: as above.
+    unsafe { *handle = whole };
     result
+}
+
+/// Takes a reference on what is mapped at each of these addresses, or gives `given` back, too.
+fn retain_all(driver: &Driver, given: u64, addresses: &[u64]) -> Result<(), CuResult> {
+    let mut taken = vec![given];
+    for address in addresses {
+        let mut handle = 0;
+        // SAFETY: the output is a local; the address is the driver's to judge.
+        let result = unsafe { (driver.cuMemRetainAllocationHandle)(&raw mut handle, *address as *mut c_void) };
+        if !result.is_ok() {
+            for handle in taken {
+                // SAFETY: taken just now.
+                let _ = unsafe { (driver.cuMemRelease)(handle) };
+            }
+            return Err(result);
+        }
+        taken.push(handle);
+    }
+    Ok(())
+}
+
+/// A descriptor is of one piece of memory, so what is made of parts has none.
+///
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn export(real: &mut Real, handle: u64) -> CuResult {
+    if !vmm::is_of_parts(handle) {
+        return real.call();
+    }
+    log::warn_once(
+        "vmm.export",
+        "cuMemExportToShareableHandle of a handle that no GPU had room for, so that it is made of parts: NOT_SUPPORTED; \
+         create smaller handles, or set GPUPOOL_DEVICES to the program's own GPU and GPUPOOL_HOST_LIMIT=0 to be told \
+         OUT_OF_MEMORY instead",
+    );
+    CuResult::NOT_SUPPORTED
 }
 
 /// # Safety

@@ -3,10 +3,13 @@
 //! The driver keeps a handle's number as long as the handle is referenced or its memory is mapped, so the number names the
 //! memory here. An entry goes *before* the call that ends it, and comes back if that call fails: the driver may give the
 //! number, or the address, to another thread before this one hears of the success.
+//!
+//! What no place has whole is made of parts, which the program knows by the handle of the first. The driver sees one
+//! reference on each as long as the program holds any on the whole.
 
 use super::types::{Access, Location};
 use gpupool_pool::Place;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Who made a piece of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,13 +26,51 @@ pub struct Memory {
     pub origin: Origin,
     pub place: Place,
     pub bytes: u64,
-    /// Handles that the program holds on it.
+    /// Handles that the program holds on it; of a part but the first, 1 as long as it holds any on the whole.
     references: u64,
     /// Address ranges that it is mapped at, or being mapped at.
     mappings: u64,
+    /// The handle of the first part, of what is made of parts.
+    whole: Option<u64>,
+}
+
+/// A part of what the program asked for in one piece, or all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub handle: u64,
+    pub place: Place,
+    pub bytes: u64,
+}
+
+/// What the driver is to be asked for a release.
+#[derive(Debug)]
+pub enum Release {
+    /// To release a handle that is not known here.
+    Unknown,
+    /// Nothing: the program holds other references on the parts.
+    Counted,
+    /// To release these, the program's handle first. As they were, for [`Ledger::not_released`].
+    Parts(Vec<(u64, Memory)>),
+}
+
+/// What is to be done for a handle that `cuMemRetainAllocationHandle` gave.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Retained {
+    /// Nothing more.
+    Plain,
+    /// It is of a part. The program is to have this one, and the driver's reference is one too many.
+    Whole(u64),
+    /// The same, and the driver is to take a reference on the other parts, which are mapped at these addresses: the program
+    /// held none any more.
+    Revived(u64, Vec<u64>),
 }
 
 impl Memory {
+    /// Whether it is a part of something.
+    pub fn is_part(&self) -> bool {
+        self.whole.is_some()
+    }
+
     /// The GPU that the program believes it on, where it is not there.
     fn asked_elsewhere(&self) -> Option<u32> {
         match self.origin {
@@ -48,23 +89,17 @@ pub struct Mapping {
     granted: Vec<Access>,
 }
 
-/// What one GPU's program was told instead of being served elsewhere.
-#[derive(Clone, Copy, Debug, Default)]
-struct Told {
-    /// OUT_OF_MEMORY once, so that it returns its cache.
-    soft: bool,
-    /// The last request that was refused for its size.
-    arena: Option<u64>,
-}
-
 /// See the module's text.
 #[derive(Debug, Default)]
 pub struct Ledger {
     memory: BTreeMap<u64, Memory>,
     mappings: BTreeMap<u64, Mapping>,
+    /// The parts of what is made of several, by the handle of the first.
+    wholes: BTreeMap<u64, Vec<Part>>,
     /// Bytes of memory made here, or about to be, that count at each place.
     own: BTreeMap<Place, u64>,
-    told: BTreeMap<u32, Told>,
+    /// GPUs whose programs were told OUT_OF_MEMORY once, so that they return their caches.
+    told: BTreeSet<u32>,
 }
 
 impl Ledger {
@@ -95,14 +130,21 @@ impl Ledger {
         }
     }
 
-    /// Memory was made where it had been promised.
-    pub fn made(&mut self, handle: u64, asked: u32, place: Place, bytes: u64) {
-        self.memory.insert(handle, Memory { origin: Origin::Asked(asked), place, bytes, references: 1, mappings: 0 });
+    /// What was asked for on this GPU was made, where it had been promised.
+    pub fn made(&mut self, asked: u32, parts: &[Part]) {
+        let whole = parts.first().filter(|_| parts.len() > 1).map(|first| first.handle);
+        for &Part { handle, place, bytes } in parts {
+            let origin = Origin::Asked(asked);
+            self.memory.insert(handle, Memory { origin, place, bytes, references: 1, mappings: 0, whole });
+        }
+        if let Some(whole) = whole {
+            self.wholes.insert(whole, parts.to_vec());
+        }
     }
 
     /// Memory of another process came in; it counts there.
     pub fn imported(&mut self, handle: u64, place: Place) {
-        let memory = Memory { origin: Origin::Imported, place, bytes: 0, references: 1, mappings: 0 };
+        let memory = Memory { origin: Origin::Imported, place, bytes: 0, references: 1, mappings: 0, whole: None };
         self.memory.insert(handle, memory);
     }
 
@@ -111,49 +153,106 @@ impl Ledger {
         self.memory.get(&handle)?.asked_elsewhere()
     }
 
-    /// One more handle on it.
-    pub fn retained(&mut self, handle: u64) {
-        if let Some(memory) = self.memory.get_mut(&handle) {
+    /// The parts behind a handle, if there are several.
+    pub fn parts(&self, handle: u64) -> Option<&[Part]> {
+        self.wholes.get(&handle).map(Vec::as_slice)
+    }
+
+    /// The driver gave one more reference on this handle, for the memory mapped at `address`.
+    pub fn retained(&mut self, handle: u64, address: u64) -> Retained {
+        let Some(memory) = self.memory.get_mut(&handle) else { return Retained::Plain };
+        let Some(whole) = memory.whole else {
             memory.references += 1;
+            return Retained::Plain;
+        };
+        if let Some(first) = self.memory.get_mut(&whole).filter(|first| first.references > 0) {
+            first.references += 1;
+            return Retained::Whole(whole);
+        }
+        let start = self.mapped_whole(address).map_or(0, |(start, _)| start);
+        let (mut at, mut others) = (start, Vec::new());
+        for part in self.wholes.get(&whole).into_iter().flatten() {
+            if part.handle != handle {
+                others.push(at);
+            }
+            at += part.bytes;
+        }
+        Retained::Revived(whole, others)
+    }
+
+    /// The driver did so.
+    pub fn revived(&mut self, whole: u64) {
+        for part in self.wholes.get(&whole).into_iter().flatten() {
+            if let Some(memory) = self.memory.get_mut(&part.handle) {
+                memory.references += 1;
+            }
         }
     }
 
-    /// One handle less. What it was before, for [`Ledger::not_released`].
-    pub fn release(&mut self, handle: u64) -> Option<Memory> {
-        let memory = self.memory.get_mut(&handle).filter(|memory| memory.references > 0)?;
+    /// One handle less.
+    pub fn release(&mut self, handle: u64) -> Release {
+        let Some(memory) = self.memory.get_mut(&handle).filter(|memory| memory.references > 0) else {
+            return Release::Unknown;
+        };
+        if memory.whole.is_some() && memory.references > 1 {
+            memory.references -= 1;
+            return Release::Counted;
+        }
+        let handles = match self.parts(handle) {
+            Some(parts) => parts.iter().map(|part| part.handle).collect(),
+            None => vec![handle],
+        };
+        Release::Parts(handles.into_iter().filter_map(|handle| Some((handle, self.release_one(handle)?))).collect())
+    }
+
+    fn release_one(&mut self, handle: u64) -> Option<Memory> {
+        let memory = self.memory.get_mut(&handle)?;
         let before = *memory;
         memory.references -= 1;
         self.drop_unused(handle);
         Some(before)
     }
 
-    /// The release failed.
-    pub fn not_released(&mut self, handle: u64, before: Memory) {
-        match self.memory.get_mut(&handle) {
-            Some(memory) => memory.references += 1,
-            None => {
-                self.memory.insert(handle, before);
-                *self.own.entry(before.place).or_default() += before.bytes;
+    /// The driver did not release these, of one [`Ledger::release`].
+    pub fn not_released(&mut self, parts: &[(u64, Memory)]) {
+        for &(handle, before) in parts {
+            match self.memory.get_mut(&handle) {
+                Some(memory) => memory.references += 1,
+                None => {
+                    self.memory.insert(handle, before);
+                    *self.own.entry(before.place).or_default() += before.bytes;
+                }
             }
         }
-    }
-
-    /// The memory is being mapped; whether it is known here.
-    pub fn begin_map(&mut self, handle: u64) -> bool {
-        let known = self.memory.get_mut(&handle);
-        let is_known = known.is_some();
-        if let Some(memory) = known {
-            memory.mappings += 1;
+        if let [(_, Memory { whole: Some(whole), .. }), _, ..] = *parts {
+            let part = |&(handle, Memory { place, bytes, .. }): &(u64, Memory)| Part { handle, place, bytes };
+            self.wholes.entry(whole).or_insert_with(|| parts.iter().map(part).collect());
         }
-        is_known
     }
 
-    /// Mapping what was begun succeeded, or not.
-    pub fn end_map(&mut self, handle: u64, address: u64, bytes: u64, succeeded: bool) {
-        if succeeded {
-            self.mappings.insert(address, Mapping { bytes, handle, granted: Vec::new() });
-        } else {
-            self.unmapped(handle);
+    /// The memory is being mapped: its parts, where it is known here.
+    pub fn begin_map(&mut self, handle: u64) -> Vec<Part> {
+        let Some(&Memory { place, bytes, .. }) = self.memory.get(&handle) else { return Vec::new() };
+        let parts = self.parts(handle).map_or_else(|| vec![Part { handle, place, bytes }], <[Part]>::to_vec);
+        for part in &parts {
+            if let Some(memory) = self.memory.get_mut(&part.handle) {
+                memory.mappings += 1;
+            }
+        }
+        parts
+    }
+
+    /// Mapping what was begun, at `address` and of `bytes`, succeeded or not.
+    pub fn end_map(&mut self, parts: &[Part], mut address: u64, bytes: u64, succeeded: bool) {
+        for part in parts {
+            if succeeded {
+                // What is not made here has no size here.
+                let bytes = if parts.len() > 1 { part.bytes } else { bytes };
+                self.mappings.insert(address, Mapping { bytes, handle: part.handle, granted: Vec::new() });
+                address += bytes;
+            } else {
+                self.unmapped(part.handle);
+            }
         }
     }
 
@@ -178,7 +277,7 @@ impl Ledger {
 
     /// The mapping at this address whose memory the program believes on another GPU: that GPU, and where it is.
     pub fn elsewhere_at(&self, address: u64) -> Option<(u32, Place)> {
-        let memory = self.memory.get(&self.mapping_at(address)?.handle)?;
+        let memory = self.memory.get(&self.mapping_at(address)?.1.handle)?;
         Some((memory.asked_elsewhere()?, memory.place))
     }
 
@@ -201,30 +300,27 @@ impl Ledger {
 
     /// The access that the program itself gave a location at this address; `None` where the driver's answer is that.
     pub fn access_at(&self, address: u64, location: Location) -> Option<i32> {
-        let mapping = self.mapping_at(address)?;
+        let (_, mapping) = self.mapping_at(address)?;
         Some(mapping.granted.iter().find(|known| known.location == location).map_or(0, |known| known.flags))
     }
 
     /// Whether a program that caches is to hear of it before its GPU overflows; once, until all that went elsewhere is
     /// gone.
     pub fn tell_softly(&mut self, device: u32) -> bool {
-        !std::mem::replace(&mut self.told.entry(device).or_default().soft, true)
+        self.told.insert(device)
     }
 
-    /// Whether a request is refused for its size: the first one, and each smaller one after it. Who asks again for as much
-    /// does not ask for less until it is served.
-    pub fn refuse_arena(&mut self, device: u32, bytes: u64) -> bool {
-        let arena = &mut self.told.entry(device).or_default().arena;
-        let refused = arena.is_none_or(|last| bytes < last);
-        if refused {
-            *arena = Some(bytes);
-        }
-        refused
+    /// Where what is made of parts is mapped that is mapped at this address, and its bytes.
+    pub fn mapped_whole(&self, address: u64) -> Option<(u64, u64)> {
+        let (start, mapping) = self.mapping_at(address)?;
+        let parts = self.wholes.get(&self.memory.get(&mapping.handle)?.whole?)?;
+        let before: u64 = parts.iter().take_while(|part| part.handle != mapping.handle).map(|part| part.bytes).sum();
+        Some((start - before, parts.iter().map(|part| part.bytes).sum()))
     }
 
-    fn mapping_at(&self, address: u64) -> Option<&Mapping> {
+    fn mapping_at(&self, address: u64) -> Option<(u64, &Mapping)> {
         let (start, mapping) = self.mappings.range(..=address).next_back()?;
-        (address - start < mapping.bytes).then_some(mapping)
+        (address - start < mapping.bytes).then_some((*start, mapping))
     }
 
     fn in_range(&self, address: u64, bytes: u64) -> impl Iterator<Item = (&u64, &Mapping)> {
@@ -237,6 +333,11 @@ impl Ledger {
         };
         self.memory.remove(&handle);
         self.withdraw(memory.place, memory.bytes);
+        if let Some(whole) = memory.whole
+            && !self.memory.values().any(|other| other.whole == Some(whole))
+        {
+            self.wholes.remove(&whole);
+        }
         if let Some(device) = memory.asked_elsewhere()
             && !self.memory.values().any(|other| other.asked_elsewhere() == Some(device))
         {
@@ -251,41 +352,50 @@ mod tests {
 
     const PEER: Place = Place::Gpu(1);
 
-    fn with_one() -> Ledger {
+    /// Memory of these sizes at the peer, in one piece for the program.
+    fn with(sizes: &[u64]) -> Ledger {
         let mut ledger = Ledger::default();
-        assert!(ledger.promise(PEER, 10, 10));
-        ledger.made(7, 0, PEER, 10);
+        assert!(ledger.promise(PEER, sizes.iter().sum(), 10));
+        let part = |(index, bytes): (usize, &u64)| Part { handle: 7 + index as u64, place: PEER, bytes: *bytes };
+        ledger.made(0, &sizes.iter().enumerate().map(part).collect::<Vec<_>>());
         ledger
+    }
+
+    fn map(ledger: &mut Ledger, address: u64) {
+        let parts = ledger.begin_map(7);
+        assert!(!parts.is_empty());
+        ledger.end_map(&parts, address, 10, true);
+    }
+
+    fn unmap(ledger: &mut Ledger) {
+        for (_, mapping) in ledger.take_mappings(0, 1000) {
+            ledger.unmapped(mapping.handle);
+        }
     }
 
     #[test]
     fn memory_that_is_released_while_mapped_lives_until_it_is_unmapped() {
-        let mut ledger = with_one();
-        assert!(ledger.begin_map(7));
-        ledger.end_map(7, 100, 10, true);
-        assert!(ledger.release(7).is_some());
+        let mut ledger = with(&[10]);
+        map(&mut ledger, 100);
+        assert!(matches!(ledger.release(7), Release::Parts(parts) if parts.len() == 1));
         assert_eq!(ledger.own(PEER), 10);
         assert_eq!(ledger.elsewhere_at(105), Some((0, PEER)));
-        assert!(ledger.begin_map(7), "a mapping keeps the handle's number");
-        ledger.end_map(7, 200, 10, true);
-        for (_, mapping) in ledger.take_mappings(0, 1000) {
-            ledger.unmapped(mapping.handle);
-        }
+        map(&mut ledger, 200);
+        unmap(&mut ledger);
         assert_eq!((ledger.len(), ledger.own(PEER)), (0, 0));
     }
 
     #[test]
     fn a_failed_call_leaves_everything_as_it_was() {
-        let mut ledger = with_one();
-        let before = ledger.release(7).unwrap();
+        let mut ledger = with(&[10]);
+        let Release::Parts(before) = ledger.release(7) else { panic!("the driver is to be asked") };
         assert_eq!(ledger.len(), 0);
-        ledger.not_released(7, before);
+        ledger.not_released(&before);
         assert_eq!((ledger.len(), ledger.own(PEER)), (1, 10));
-        assert!(ledger.begin_map(7));
-        ledger.end_map(7, 100, 10, false);
+        let parts = ledger.begin_map(7);
+        ledger.end_map(&parts, 100, 10, false);
         assert_eq!(ledger.elsewhere_at(100), None);
-        assert!(ledger.begin_map(7));
-        ledger.end_map(7, 100, 10, true);
+        map(&mut ledger, 100);
         let taken = ledger.take_mappings(100, 10);
         ledger.put_back(taken);
         assert_eq!(ledger.elsewhere_at(109), Some((0, PEER)));
@@ -293,8 +403,26 @@ mod tests {
     }
 
     #[test]
+    fn parts_are_one_to_the_program() {
+        let mut ledger = with(&[4, 6]);
+        map(&mut ledger, 100);
+        assert_eq!(ledger.mapped_whole(107), Some((100, 10)));
+        assert_eq!(ledger.retained(8, 107), Retained::Whole(7));
+        assert!(matches!(ledger.release(7), Release::Counted));
+        assert!(matches!(ledger.release(7), Release::Parts(parts) if parts.len() == 2));
+        assert!(matches!(ledger.release(7), Release::Unknown), "there is none left to release");
+        assert_eq!(ledger.retained(8, 107), Retained::Revived(7, vec![100]));
+        ledger.revived(7);
+        unmap(&mut ledger);
+        assert_eq!((ledger.len(), ledger.own(PEER)), (2, 10), "held by the handle that was taken again");
+        let _ = ledger.release(7);
+        assert_eq!((ledger.len(), ledger.own(PEER)), (0, 0));
+        assert!(ledger.parts(7).is_none());
+    }
+
+    #[test]
     fn promises_count_at_once_and_never_beyond_the_limit() {
-        let mut ledger = with_one();
+        let mut ledger = with(&[10]);
         assert!(!ledger.promise(PEER, 1, 10));
         assert!(ledger.promise(PEER, 1, 11));
         ledger.withdraw(PEER, 1);
@@ -304,9 +432,8 @@ mod tests {
 
     #[test]
     fn the_program_hears_back_what_it_set() {
-        let mut ledger = with_one();
-        ledger.begin_map(7);
-        ledger.end_map(7, 100, 10, true);
+        let mut ledger = with(&[10]);
+        map(&mut ledger, 100);
         let device = |id| Location { kind: Location::DEVICE, id };
         ledger.granted(100, 10, &[Access { location: device(0), flags: 3 }]);
         ledger.granted(100, 10, &[Access { location: device(0), flags: 1 }]);
@@ -317,10 +444,9 @@ mod tests {
 
     #[test]
     fn a_caching_program_is_told_again_once_everything_is_back() {
-        let mut ledger = with_one();
+        let mut ledger = with(&[10]);
         assert!(ledger.tell_softly(0) && !ledger.tell_softly(0));
-        assert!(ledger.refuse_arena(0, 5) && ledger.refuse_arena(0, 4) && !ledger.refuse_arena(0, 4));
         let _ = ledger.release(7);
-        assert!(ledger.tell_softly(0) && ledger.refuse_arena(0, 9));
+        assert!(ledger.tell_softly(0));
     }
 }

@@ -2,20 +2,20 @@
 //! has no memory left is served at the next place of the pool's order, and everything the program asks about that memory
 //! is answered as if it lay where it was asked for.
 //!
-//! A handle is one piece at one place: it can not be spread as a block can. Handles that went where they were asked to go
-//! are not known here, except on a GPU with a limit of the user's, where they count.
+//! What no place has whole is made of parts behind one handle, and mapped one after the other. Handles that went where they
+//! were asked to go are not known here, except on a GPU with a limit of the user's, where they count.
 
 mod ledger;
 mod steer;
 pub mod types;
 
-pub use ledger::{Mapping, Memory};
+pub use ledger::{Mapping, Part, Release, Retained};
 pub use steer::{Request, create};
 
 use crate::driver::{CuResult, Driver};
 use crate::memory;
 use gpupool_pool::{Lenders, Place};
-use ledger::{Ledger, Origin};
+use ledger::{Ledger, Memory, Origin};
 use parking_lot::Mutex;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -56,32 +56,46 @@ pub fn elsewhere_at(address: u64) -> Option<(u32, Place)> {
     with_known(|ledger| ledger.elsewhere_at(address))
 }
 
-/// `cuMemRetainAllocationHandle` gave this handle.
-pub fn retained(handle: u64) {
-    with_known(|ledger| {
-        ledger.retained(handle);
-        Some(())
-    });
+/// Where what is made of parts is mapped that is mapped at this address, and its bytes.
+pub fn mapped_whole(address: u64) -> Option<(u64, u64)> {
+    with_known(|ledger| ledger.mapped_whole(address))
+}
+
+/// Whether the memory of this handle is made of parts.
+pub fn is_of_parts(handle: u64) -> bool {
+    with_known(|ledger| ledger.parts(handle).map(drop)).is_some()
+}
+
+/// `cuMemRetainAllocationHandle` gave this handle for an address.
+pub fn retained(handle: u64, address: u64) -> Retained {
+    with_known(|ledger| Some(ledger.retained(handle, address))).unwrap_or(Retained::Plain)
+}
+
+/// The driver has taken a reference on every part.
+pub fn revived(whole: u64) {
+    with_ledger(|ledger| ledger.revived(whole));
 }
 
 /// A handle is about to be released.
-pub fn release(handle: u64) -> Option<Memory> {
-    with_known(|ledger| ledger.release(handle))
+pub fn release(handle: u64) -> Release {
+    with_known(|ledger| Some(ledger.release(handle))).unwrap_or(Release::Unknown)
 }
 
-/// It was not.
-pub fn not_released(handle: u64, before: Memory) {
-    with_ledger(|ledger| ledger.not_released(handle, before));
+/// These were not.
+pub fn not_released(parts: &[(u64, Memory)]) {
+    with_ledger(|ledger| ledger.not_released(parts));
 }
 
-/// A handle is about to be mapped; whether [`end_map`] is to hear of the outcome.
-pub fn begin_map(handle: u64) -> bool {
-    with_known(|ledger| Some(ledger.begin_map(handle))).unwrap_or(false)
+/// A handle is about to be mapped: what is behind it. [`end_map`] is to hear of the outcome unless that is nothing known.
+pub fn begin_map(handle: u64) -> Vec<Part> {
+    with_known(|ledger| Some(ledger.begin_map(handle))).unwrap_or_default()
 }
 
 /// It was, or was not.
-pub fn end_map(handle: u64, address: u64, bytes: u64, succeeded: bool) {
-    with_ledger(|ledger| ledger.end_map(handle, address, bytes, succeeded));
+pub fn end_map(parts: &[Part], address: u64, bytes: u64, succeeded: bool) {
+    if !parts.is_empty() {
+        with_ledger(|ledger| ledger.end_map(parts, address, bytes, succeeded));
+    }
 }
 
 /// A range is about to be unmapped.
@@ -139,7 +153,8 @@ pub fn widen(driver: &Driver, address: u64, bytes: u64, list: &[Access]) -> CuRe
         let named = |device: u32| list.iter().any(|access| access.location.device() == Some(device));
         let Some(plan) = memory::plan(driver) else { break };
         let elsewhere = match (memory.origin, memory.place) {
-            (Origin::Asked(device), place) => place != Place::Gpu(device),
+            // Of what is made of parts, those at home too: a copy of the whole runs on one GPU.
+            (Origin::Asked(device), place) => place != Place::Gpu(device) || memory.is_part(),
             // Ranks that keep to themselves place nothing on each other's GPUs, and NCCL imports much.
             (Origin::Imported, Place::Gpu(device)) => plan.lenders == Lenders::All && !named(device),
             (Origin::Imported, Place::Host(_)) => true,

@@ -1,5 +1,6 @@
-//! Where a handle goes that its GPU has no room for.
+//! Where a handle goes that its GPU has no room for: whole to the next place that has, or in parts.
 
+use super::ledger::Part;
 use super::types::Properties;
 use super::with_ledger;
 use crate::driver::{CuResult, Driver};
@@ -7,7 +8,7 @@ use crate::hook::{Real, Row};
 use crate::memory::{self, Plan, place_name};
 use crate::process;
 use gpupool_config::{Mode, Switch, format_size};
-use gpupool_pool::Place;
+use gpupool_pool::{FRAME, Place, Room, spread};
 
 /// What a program asks `cuMemCreate` for.
 pub struct Request {
@@ -57,7 +58,7 @@ pub unsafe fn create(real: &mut Real, output: *mut u64, request: &Request) -> Cu
     }
     // SAFETY: not NULL, and the driver answered success.
     let handle = unsafe { *output };
-    with_ledger(|ledger| ledger.made(handle, device, home, bytes));
+    with_ledger(|ledger| ledger.made(device, &[Part { handle, place: home, bytes }]));
     result
 }
 
@@ -92,69 +93,126 @@ fn has(driver: &Driver, plan: &Plan, place: Place, bytes: u64, row: Row) -> bool
     has() || memory::give_back_at(Some(place), row) && has()
 }
 
-/// What the GPU could still give to a request of the program, as far as that can be told.
-fn room(driver: &Driver, plan: &Plan, place: Place, most: u64) -> u64 {
-    let by_limit = most.saturating_sub(memory::held_at(place)).saturating_sub(super::own_at(place));
-    plan.free_at(driver, place).unwrap_or(0).min(by_limit)
-}
-
 /// # Safety
 /// As [`create`].
 #[cold]
 unsafe fn elsewhere(row: Row, output: *mut u64, request: &Request, most: u64, why: &'static str) -> CuResult {
-    let Request { bytes, device, ref properties } = *request;
+    let Request { bytes, device, .. } = *request;
     let Some((driver, plan)) = plan_for(device) else { return CuResult::OUT_OF_MEMORY };
-    if let Some(reason) = refusal(driver, plan, request, most) {
+    if tells_softly() && with_ledger(|ledger| ledger.tell_softly(device)) {
         tracing::info!(
-            target: "gpupool::memory", event = "pool.refuse", home = device, bytes, why = reason, missing = 0,
-            "OUT_OF_MEMORY for a handle of {} on GPU {device} ({reason})", format_size(bytes)
+            target: "gpupool::memory", event = "pool.refuse", home = device, bytes, why = "soft", missing = 0,
+            "OUT_OF_MEMORY for a handle of {} once, so that the program returns its cache before GPU {device} overflows",
+            format_size(bytes)
         );
         return CuResult::OUT_OF_MEMORY;
     }
-    for place in plan.order(device).into_iter().skip(1) {
-        if !has(driver, plan, place, bytes, row) || !set_aside(place, bytes, plan.limit(place), row) {
-            continue;
+    let limit = |place| if place == Place::Gpu(device) { most.min(plan.limit(place)) } else { plan.limit(place) };
+    // A piece of more than half a GPU is an arena that the program keeps everything in. Whole it would lie on the far side
+    // of a link, where half of it or more could be at home; and programs that size one by what they are told of free
+    // memory, which is the pool's (XLA), ask for more than any place has.
+    let whole = bytes <= plan.memory_of(device).min(most) / 2;
+    for place in plan.order(device).into_iter().skip(1).filter(|_| whole) {
+        if has(driver, plan, place, bytes, row)
+            && set_aside(place, bytes, limit(place), row)
+            && let Ok(parts) = make(driver, request, &[(place, bytes)])
+        {
+            // SAFETY: as for this function.
+            return unsafe { hand_out(output, request, &parts, why) };
         }
-        let there = properties.at(place);
-        let mut handle = 0;
-        // SAFETY: the output is a local, and the properties, a C struct with numbers for enums, outlive the call.
-        let result = unsafe { (driver.cuMemCreate)(&raw mut handle, bytes as usize, (&raw const there).cast(), 0) };
-        if !result.is_ok() {
-            with_ledger(|ledger| ledger.withdraw(place, bytes));
-            continue;
-        }
-        with_ledger(|ledger| ledger.made(handle, device, place, bytes));
-        // SAFETY: not NULL; the driver would write there.
-        unsafe { *output = handle };
-        memory::count_spilled(bytes);
-        let name = place_name(place);
-        tracing::info!(
-            target: "gpupool::memory", event = "vmm.steer", home = device, bytes, place = name, why,
-            "a handle of {} for GPU {device} was made on {name}: GPU {device} is {}", format_size(bytes),
-            if why == "limit" { "at its limit" } else { "full" }
-        );
-        return CuResult::SUCCESS;
+    }
+    let mut rooms = rooms(driver, plan, request, limit);
+    let trimmed = spread(bytes, &rooms, memory::policy(), 0).is_err() && memory::give_back_at(None, row);
+    if trimmed {
+        rooms = self::rooms(driver, plan, request, limit);
+    }
+    // Each failure takes a place out, so this ends.
+    while let Ok(pieces) = spread(bytes, &rooms, memory::policy(), 0) {
+        let failed = match promise(&pieces, limit) {
+            Ok(()) => match make(driver, request, &pieces) {
+                // SAFETY: as for this function.
+                Ok(parts) => return unsafe { hand_out(output, request, &parts, why) },
+                Err(place) => place,
+            },
+            Err(place) => place,
+        };
+        rooms.retain(|room| room.place != failed);
     }
     CuResult::OUT_OF_MEMORY
 }
 
-/// Why the program is better told that its GPU is full than given memory elsewhere. Who asks again all the same is served.
-///
-/// *soft*: it keeps freed memory in a cache, and returns that when it hears of it. *arena*: it asks for most of a GPU in
-/// one piece while the GPU still has half of that. Programs that do so (XLA) size one arena by what they are told of
-/// free memory, which is the pool's, and ask for less until they are served; at home they are served well, whereas the
-/// first piece that fits a peer would put all they have on the far side of a link.
-fn refusal(driver: &Driver, plan: &Plan, request: &Request, most: u64) -> Option<&'static str> {
-    let Request { bytes, device, .. } = *request;
-    let total = plan.memory_of(device).min(most);
-    let plenty = bytes > total / 2 && room(driver, plan, Place::Gpu(device), most) >= bytes / 2;
-    if (bytes > total || plenty) && with_ledger(|ledger| ledger.refuse_arena(device, bytes)) {
-        return Some("arena");
-    }
-    let soft = match process::settings().soft_oom {
+/// Whether this program returns a cache when it hears of OUT_OF_MEMORY.
+fn tells_softly() -> bool {
+    match process::settings().soft_oom {
         Switch::On => true,
         Switch::Off => false,
         Switch::Auto => memory::program_caches(),
+    }
+}
+
+/// What each place could give to a request, best first. Memory that was asked for with something else than whole
+/// granules, which the driver refuses, has none.
+fn rooms(driver: &Driver, plan: &Plan, request: &Request, limit: impl Fn(Place) -> u64) -> Vec<Room> {
+    let order = if request.bytes.is_multiple_of(FRAME) { plan.order(request.device) } else { Vec::new() };
+    let room = |place| {
+        let by_limit = limit(place).saturating_sub(memory::held_at(place)).saturating_sub(super::own_at(place));
+        Room { place, bytes: plan.free_at(driver, place).unwrap_or(u64::MAX).min(by_limit) }
     };
-    (soft && with_ledger(|ledger| ledger.tell_softly(device))).then_some("soft")
+    order.into_iter().map(room).collect()
+}
+
+/// Sets every piece aside, or none; the place that has no room.
+fn promise(pieces: &[(Place, u64)], limit: impl Fn(Place) -> u64) -> Result<(), Place> {
+    for (index, &(place, bytes)) in pieces.iter().enumerate() {
+        let left = limit(place).saturating_sub(memory::held_at(place));
+        if !with_ledger(|ledger| ledger.promise(place, bytes, left)) {
+            withdraw(&pieces[..index]);
+            return Err(place);
+        }
+    }
+    Ok(())
+}
+
+fn withdraw(pieces: &[(Place, u64)]) {
+    with_ledger(|ledger| pieces.iter().for_each(|&(place, bytes)| ledger.withdraw(place, bytes)));
+}
+
+/// Makes the pieces, which are set aside, or none; the place that has no memory.
+fn make(driver: &Driver, request: &Request, pieces: &[(Place, u64)]) -> Result<Vec<Part>, Place> {
+    let mut parts: Vec<Part> = Vec::with_capacity(pieces.len());
+    for &(place, bytes) in pieces {
+        let there = request.properties.at(place);
+        let mut handle = 0;
+        // SAFETY: the output is a local, and the properties, a C struct with numbers for enums, outlive the call.
+        let result = unsafe { (driver.cuMemCreate)(&raw mut handle, bytes as usize, (&raw const there).cast(), 0) };
+        if !result.is_ok() {
+            for part in &parts {
+                // SAFETY: made just now, and nobody else knows of it.
+                let _ = unsafe { (driver.cuMemRelease)(part.handle) };
+            }
+            withdraw(pieces);
+            return Err(place);
+        }
+        parts.push(Part { handle, place, bytes });
+    }
+    Ok(parts)
+}
+
+/// # Safety
+/// As [`create`]; `parts` were made for this request.
+unsafe fn hand_out(output: *mut u64, request: &Request, parts: &[Part], why: &'static str) -> CuResult {
+    let home = request.device;
+    with_ledger(|ledger| ledger.made(home, parts));
+    // SAFETY: not NULL; the driver would write there.
+    unsafe { *output = parts[0].handle };
+    let (whole, full) = (format_size(request.bytes), if why == "limit" { "at its limit" } else { "full" });
+    for &Part { place, bytes, .. } in parts.iter().filter(|part| part.place != Place::Gpu(home)) {
+        memory::count_spilled(bytes);
+        let name = place_name(place);
+        tracing::info!(
+            target: "gpupool::memory", event = "vmm.steer", home, bytes, place = name, why,
+            "{} of a handle of {whole} for GPU {home} are on {name}: GPU {home} is {full}", format_size(bytes)
+        );
+    }
+    CuResult::SUCCESS
 }
