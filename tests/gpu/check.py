@@ -67,6 +67,7 @@ SETS = {
         "rmm": cuda_python.rmm,
         "examples": examples.examples,
         "memcheck": sanitizer.memcheck,
+        "own-memory": native.own_memory,
         "torch-expandable": pytorch.oversize_expandable,
         "torch-async": pytorch.oversize_async,
         "cupy-default": cuda_python.cupy_default,

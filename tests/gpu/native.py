@@ -6,6 +6,8 @@ import re
 
 import building
 from building import TESTS
+from client import needs_two_gpus, printed, share
+from machine import MIB
 from running import BelowGoal, Failed, same
 
 SETTINGS = ({}, {"MIN_SIZE": "1"})
@@ -148,6 +150,34 @@ def expected(lab):
     if wrong:
         raise Failed(f"{len(wrong)} of {done} print something else, as listed below", wrong)
     return f"{done} programs print what the simulated driver is held to"
+
+
+def own_memory(lab):
+    """A program that creates and maps physical memory itself, 1.3 times GPU 0 of it; it can not tell where that lies."""
+    needs_two_gpus(lab)
+    program, count = building.program(lab, "own_memory"), 26
+    mib = share(lab, 0.05) // MIB // 2 * 2
+    creates = [f"c:{mib}"] * count
+    bare = lab.bare([program, *creates], 60).succeeded().lines().count(f"create {mib}: 2")
+    if not bare:
+        raise Failed(f"bare, {count} times {mib} MiB should not fit")
+    last = count - 1
+    uses = [f"m:{number}" for number in range(count)] + ["x:0", f"x:{count // 2}", f"x:{last}"]
+    uses += [f"R:{last}", f"p:{last}", f"o:{last}", f"u:{last}", f"r:{last}"]
+    shim = lab.shim([program, *creates, *uses], 120, {"HOST_LIMIT": "0"}).succeeded()
+    others = len(lab.machine.gpus) - 1
+    expected = [
+        *[f"create {mib}: 0"] * count,
+        *[f"handle {number}: 0 wrong" for number in (0, count // 2, last)],
+        f"handle {last} is at 1 0, memory type 2 of GPU 0, access 3{' 0' * others}, host pointer 1",
+        *[f"handle {last} in GPU {gpu}'s context: 0 wrong" for gpu in range(1, others + 1)],
+        f"release {last}: 0",
+    ]
+    printed(shim, expected)
+    steered = shim.events("vmm.steer")
+    if not steered:
+        raise Failed("no vmm.steer in the log, so all would have fitted")
+    return f"bare, {bare} of {count} handles of {mib} MiB are refused; shim: all served, {len(steered)} on another GPU, right"
 
 
 def _runtime(lab, runtime):

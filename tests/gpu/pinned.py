@@ -18,7 +18,7 @@ def times(lab):
     binary = building.bench(lab, "pinned")
     lines = []
     for free in ("strict", "lazy"):
-        finished = lab.shim([binary], 120, {"FREE": free}).succeeded()
+        finished = lab.shim([binary], 120, {"FREE": free, "PINNED_LIMIT": "4GiB"}).succeeded()
         lines += [f"{free:<7} {line}" for line in finished.stdout.splitlines()]
     return _judged(lines)
 
@@ -35,7 +35,7 @@ def _judged(lines, whole=False):
     unhooked = [line for line in lines if "NOT HOOKED" in line]
     if unhooked or not lines:
         raise Failed(f"the driver was compared with itself: {(unhooked or ['no output'])[0]}", lines)
-    missed = [line for line in lines if "OVER" in line or "BELOW" in line]
+    missed = [line for line in lines if any(word in line for word in ("OVER", "ABOVE", "BELOW"))]
     if missed:
         raise BelowGoal(f"{len(missed)} of {len(lines)} lines below miss their goal", lines)
     if whole:
@@ -86,11 +86,13 @@ def replay(lab):
     files = sorted((TESTS / "bench" / "sequences").glob("*.txt")) + sorted(lab.output.glob("pinned-*.txt"))
     if not files:
         raise Failed("no sequence in tests/bench/sequences")
-    lines = []
+    bare, pooled = [], []
     for path in files:
-        for name, finished in (("driver", lab.bare([binary, path], 60)), ("pool", lab.shim([binary, path], 60))):
-            lines += [f"{path.stem:<18} {name:<6} {line}" for line in finished.succeeded().stdout.splitlines()]
-    return _judged(lines)
+        for lines, finished in ((bare, lab.bare([binary, path], 60)), (pooled, lab.shim([binary, path], 60))):
+            lines += [f"{path.stem:<18} {line}" for line in finished.succeeded().stdout.splitlines()]
+    detail, lines = _judged(pooled)
+    # No goal is the driver's: it pins what is asked for, and in small requests a little more.
+    return detail, lines + bare
 
 
 @side_by_side

@@ -2,6 +2,9 @@
 
 import sys
 
+# CuPy looks for MPI, whose library ends a process that no launcher of MPI's has started.
+sys.modules["mpi4py"] = None
+
 import cupy as cp
 from cupyx.distributed import init_process_group
 
