@@ -4,6 +4,7 @@ mod findings;
 mod gather;
 mod json;
 mod model;
+mod pinned;
 mod text;
 mod timeline;
 mod words;
@@ -18,7 +19,7 @@ pub use words::{count, place, ranges};
 use crate::failure::Failure;
 use crate::terminal;
 
-/// Say what logs tell: contexts, findings, memory over time, modules
+/// Say what logs tell: contexts, findings, memory over time, pinned memory, modules
 ///
 /// Logs are written by `gpupool run --log FILE` or GPUPOOL_LOG_FILE. Several logs are taken for the ranks of one job.
 #[derive(clap::Args)]

@@ -6,12 +6,12 @@ use serde_json::{Value, json};
 use super::findings::Found;
 use super::gather::{Log, Logs};
 use super::model::{Context, Process};
-use super::words;
+use super::{pinned, words};
 
 /// Number of this form. Fields may be added to it; one that changes its meaning makes a new number.
 const FORM: u32 = 1;
 /// Parts that each place's time is cut into.
-const PARTS: usize = 200;
+pub const PARTS: usize = 200;
 
 /// The report as one JSON object. Sizes are bytes, times are seconds.
 pub fn render(logs: &Logs, found: &[Found]) -> String {
@@ -66,7 +66,7 @@ fn process(process: &Process, label: &str) -> Value {
         "start": process.start, "init": process.init, "exit": process.exit,
         "contexts": process.contexts.iter().map(context).collect::<Vec<_>>(), "modules": modules,
         "limits": process.limits, "sites": sites, "warnings": process.warnings, "left_out": process.more,
-        "memory": {"seconds_per_part": end / PARTS as f64, "places": levels},
+        "memory": {"seconds_per_part": end / PARTS as f64, "places": levels}, "pinned": pinned::json(&process.pinned, end),
     })
 }
 

@@ -7,6 +7,7 @@ use gpupool_events::{
     Record, Site,
 };
 
+use super::pinned::Pinned;
 use super::timeline::Timeline;
 
 /// Entries of one kind that are kept for a process. A program that makes more of them has one mistake many times, and the
@@ -36,11 +37,16 @@ pub struct Process {
     pub sites: HashMap<Site, SiteSum>,
     /// Bytes in use over time, by place.
     pub levels: BTreeMap<String, Timeline>,
+    /// Pinned host memory.
+    pub pinned: Pinned,
     /// Other warnings and errors, the first ones as they were written.
     pub warnings: Vec<String>,
     /// What was beyond the number kept: contexts, findings, limits, module groups, sites, warnings.
-    pub more: BTreeMap<&'static str, u64>,
+    pub more: LeftOut,
 }
+
+/// What was left out of a report, and how much of it.
+pub type LeftOut = BTreeMap<&'static str, u64>;
 
 /// A context and what became of it.
 pub struct Context {
@@ -122,6 +128,9 @@ impl Process {
                     self.levels.entry(place.place).or_default().add(now, place.used);
                 }
             }
+            Event::PinnedLevel(level) => self.pinned.level(record.t - self.first, &level),
+            Event::PinnedReturn(returned) => self.pinned.returned(returned),
+            Event::PinnedSite(site) => self.pinned.site(site, &mut self.more),
             _ if record.level <= Level::Warn => {
                 keep(&mut self.warnings, record.message, "warnings", &mut self.more);
             }
@@ -194,7 +203,8 @@ impl Process {
     }
 }
 
-fn keep<T>(list: &mut Vec<T>, entry: T, what: &'static str, more: &mut BTreeMap<&'static str, u64>) {
+/// Adds an entry to a list that is not full; else counts it.
+pub fn keep<T>(list: &mut Vec<T>, entry: T, what: &'static str, more: &mut LeftOut) {
     if list.len() < KEPT {
         list.push(entry);
     } else {

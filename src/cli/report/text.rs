@@ -6,18 +6,19 @@ use gpupool_events::{ContextUse, finding};
 use super::findings::Found;
 use super::gather::Logs;
 use super::model::{Context, ModuleGroup, ModuleSum, Process, SiteSum};
-use super::words;
+use super::timeline::Timeline;
+use super::{pinned, words};
 use crate::terminal::{Page, Table, WIDTH, clean, shorten, wrap};
 
 const BOLD_YELLOW: &str = "1;33";
 /// Rows of a section; whoever wants all takes `--json`.
-const ROWS: usize = 12;
+pub const ROWS: usize = 12;
 /// Contexts, which are what the report is for.
-const CONTEXT_ROWS: usize = 64;
+pub const CONTEXT_ROWS: usize = 64;
 /// Columns of the memory chart.
 const CHART: usize = 44;
 /// Indent of what stands below a row.
-const BELOW: usize = 6;
+pub const BELOW: usize = 6;
 
 /// The report as text of 80 columns.
 pub fn render(logs: &Logs, found: &[Found], colours: bool) -> String {
@@ -28,6 +29,7 @@ pub fn render(logs: &Logs, found: &[Found], colours: bool) -> String {
         contexts(&mut page, logs, &labels);
         findings(&mut page, found, &labels);
         memory(&mut page, logs, &labels);
+        pinned::text(&mut page, logs, &labels);
         modules(&mut page, logs, &labels);
         limits(&mut page, logs, &labels);
         call_sites(&mut page, logs);
@@ -38,7 +40,7 @@ pub fn render(logs: &Logs, found: &[Found], colours: bool) -> String {
 }
 
 /// Rows, up to a number; the rest is counted in a line.
-fn show(page: &mut Page, table: Table, hidden: usize) {
+pub fn show(page: &mut Page, table: Table, hidden: usize) {
     page.table(&table);
     if hidden > 0 {
         page.line(&format!("  {hidden} more; --json has them"));
@@ -200,25 +202,30 @@ fn findings(page: &mut Page, found: &[Found], labels: &[String]) {
     }
 }
 
-/// One line of blocks a place: its height is what the program used of the pool, against the most of all lines.
+/// What the program used of the pool, by place.
 fn memory(page: &mut Page, logs: &Logs, labels: &[String]) {
-    let end = logs.processes.iter().map(|process| process.last - process.first).fold(0.0, f64::max);
     let rows: Vec<_> = labels
         .iter()
         .zip(&logs.processes)
-        .flat_map(|(label, process)| process.levels.iter().map(move |(place, line)| (label, place, line)))
+        .flat_map(|(label, process)| process.levels.iter().map(|(place, line)| (label.as_str(), place.as_str(), line)))
         .filter(|(_, _, line)| line.peak() > 0)
         .collect();
-    let most = rows.iter().map(|(_, _, line)| line.peak()).max().unwrap_or(0);
     if rows.is_empty() {
         return peaks(page, logs, labels);
     }
-    page.heading(&format!("Pooled memory in use, from the start to {}", words::time(end)));
-    for (label, place, line) in rows.iter().take(CONTEXT_ROWS) {
+    chart(page, "Pooled memory in use", &rows, logs);
+}
+
+/// One line of blocks a row of process, name and quantity: its height is the quantity, against the most of all rows.
+pub fn chart(page: &mut Page, heading: &str, rows: &[(&str, &str, &Timeline)], logs: &Logs) {
+    let end = logs.processes.iter().map(|process| process.last - process.first).fold(0.0, f64::max);
+    let most = rows.iter().map(|(_, _, line)| line.peak()).max().unwrap_or(0);
+    page.heading(&format!("{heading}, from the start to {}", words::time(end)));
+    for (label, name, line) in rows.iter().take(CONTEXT_ROWS) {
         let chart: String = line.parts(CHART, end).into_iter().map(|bytes| block(bytes, most)).collect();
         let peak = format_size(line.peak());
-        let (label, place) = (shorten(&clean(label), 12), shorten(&clean(place), 6));
-        page.line(&format!("  {label:<12} {place:<6} {chart} {peak:>9}"));
+        let (label, name) = (shorten(&clean(label), 12), shorten(&clean(name), 6));
+        page.line(&format!("  {label:<12} {name:<6} {chart} {peak:>9}"));
     }
     if rows.len() > CONTEXT_ROWS {
         page.line(&format!("  {} more; --json has them", rows.len() - CONTEXT_ROWS));

@@ -53,6 +53,14 @@ fn the_same_as_json() {
     assert_eq!((&stray["made"]["device"], &stray["used"]), (&0.into(), &false.into()));
     assert_eq!(stray["made"]["site"]["python"][1]["line"], 88);
     assert_eq!(alone["memory"]["places"]["gpu0"]["peak"], 14u64 << 30);
+    let pinned = &alone["pinned"];
+    assert_eq!(pinned["levels"]["pinned"]["peak"], 832u64 << 20);
+    assert_eq!(pinned["levels"]["in_use"]["bytes"].as_array().map(Vec::len), Some(200));
+    assert_eq!(pinned["returned"]["idle"], 320u64 << 20);
+    assert_eq!(
+        (&pinned["sites"][0]["allocations"], &pinned["sites"][1]["live"]),
+        (&2400.into(), &(384u64 << 20).into())
+    );
     let codes: Vec<&str> =
         json["findings"].as_array().unwrap().iter().filter_map(|found| found["code"].as_str()).collect();
     assert_eq!(codes, ["GP001", "GP005", "GP010"]);
@@ -160,8 +168,8 @@ fn colours_are_for_terminals_and_not_where_they_are_unwanted() {
     assert_eq!(unwanted.replace("\r\n", "\n"), plain);
 }
 
-/// 50 MB of every kind of record that could pile up: a pool that grows and shrinks, ever new contexts, modules, findings
-/// and places.
+/// Far more than 40 MB of every kind of record that could pile up: pools that grow and shrink, ever new contexts, modules,
+/// findings, reasons and places.
 fn long_log() -> tempfile::NamedTempFile {
     let mut file = log_of(START.as_bytes());
     let mut text = String::from("\n");
@@ -175,6 +183,11 @@ fn long_log() -> tempfile::NamedTempFile {
             format!(r#""context.create","id":{i},"device":0,"kind":"created","call":"c",{site}"#),
             format!(r#""module.load","id":{i},"call":"c","kind":"file","path":"/m{i}","seconds":0,{site}"#),
             format!(r#""finding","code":"GP001","what":"what {i}",{site}"#),
+            format!(r#""pinned.level","pinned":{i},"requested":{i},"registered":{i}"#),
+            format!(r#""pinned.return","bytes":{i},"why":"reason {i}""#),
+            format!(
+                r#""pinned.site","allocations":1,"requested":{i},"pinned":{i},"peak":0,"live":0,"seconds":0,{site}"#
+            ),
             format!(r#""block.free","address":{i},"bytes":{i},"home":0"#),
         ] {
             text.push_str(&format!("{head}{event}}}\n"));
@@ -198,6 +211,7 @@ fn a_long_log_takes_little_memory_and_shows_how_far_it_is() {
     let output = output(&mut limited);
     assert!(output.status.success(), "{}", stderr(&output));
     let text = stdout(&output);
+    assert!(text.contains("59744 more pinned sites"), "{text}");
     assert!(text.contains("59744 more contexts") && text.contains("59744 more findings"), "{text}");
     let shown = on_a_terminal(gpupool().arg("report").arg(log.path()));
     assert!(shown.contains("\r\x1b[Kreading ") && shown.contains(" % of "), "{shown}");
