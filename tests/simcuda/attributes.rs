@@ -50,7 +50,7 @@ pub fn value(settings: &Settings, index: usize, attribute: c_int) -> Option<c_in
         17 | 18 | 20 | 35 | 84 | 88 | 100 | 101 => 0,
         91 | 113 | 114 | 115 | 120 | 122 | 123 | 125 | 127 | 129 => 1,
         // Stream memory operations of the first kind went away with CUDA 12; sparse arrays and interop are not simulated.
-        92 | 93 | 94 | 96 | 107 | 112 | 116 | 117 | 121 | 124 | 132 | 133 => 0,
+        92 | 93 | 94 | 96 | 107 | 112 | 117 | 121 | 132 | 133 => 0,
         118 => 0,
         119 => 1,
         126 => 4,
@@ -63,7 +63,9 @@ pub fn value(settings: &Settings, index: usize, attribute: c_int) -> Option<c_in
         75 => CAPABILITY.0,
         76 => CAPABILITY.1,
         // Virtual memory management: device, descriptors, RDMA, fabric; then host nodes.
-        102 | 103 | 110 => vmm,
+        102 | 103 => vmm,
+        110 => c_int::from(settings.vmm && settings.rdma),
+        116 | 124 => c_int::from(settings.rdma),
         128 => vmm,
         104 | 105 | 135 | 138 => 0,
         130 => 0,

@@ -1,16 +1,19 @@
-//! Legacy IPC: plain memory of another process of the same user, through that process' memory file.
+//! Legacy IPC: plain memory and events of another process of the same user, through that process' memory files.
 
 use crate::context::current;
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
+use crate::event;
 use crate::ffi::{Handle, Out};
 use crate::physical::Use;
+use crate::shared_event::{self, SharedEvent};
 use crate::space::{Kind, Origin};
 use parking_lot::Mutex;
 use std::ffi::c_uint;
 use std::fs::OpenOptions;
 
 const MAGIC: u64 = 0x6970_635f_6375_6461;
+const EVENT_MAGIC: u64 = 0x6370_695f_746e_7665;
 const LAZY_PEER_ACCESS: c_uint = 1;
 
 /// What this process has open, each handle once.
@@ -101,12 +104,30 @@ pub fn close(address: u64) -> Outcome {
     driver.space.free(address)
 }
 
-pub fn get_event(out: Out<MemHandle>, _event: Handle) -> Outcome {
+/// `cuIpcGetEventHandle`, of an event that was created for it.
+pub fn get_event(out: Out<MemHandle>, event: Handle) -> Outcome {
     out.required()?;
-    Err(Code::NOT_SUPPORTED)
+    current()?;
+    let descriptor = event::shared(event)?.descriptor() as u64;
+    out.set(MemHandle([EVENT_MAGIC, u64::from(std::process::id()), descriptor, 0, 0, 0, 0, 0]))
 }
 
-pub fn open_event(out: Out<Handle>, _handle: MemHandle) -> Outcome {
+pub fn open_event(out: Out<Handle>, handle: MemHandle) -> Outcome {
     out.required()?;
-    Err(Code::NOT_SUPPORTED)
+    current()?;
+    let MemHandle([magic, process, descriptor, ..]) = handle;
+    if magic != EVENT_MAGIC {
+        return Err(Code::INVALID_VALUE);
+    }
+    if process == u64::from(std::process::id()) {
+        return Err(Code::INVALID_CONTEXT);
+    }
+    let path = format!("/proc/{process}/fd/{descriptor}");
+    // The number may mean another file by now.
+    let is_event = std::fs::read_link(&path).is_ok_and(|link| link.to_string_lossy().contains(shared_event::NAME));
+    if !is_event {
+        return Err(Code::INVALID_VALUE);
+    }
+    let file = OpenOptions::new().read(true).write(true).open(path).map_err(|_| Code::INVALID_VALUE)?;
+    out.set(event::import(SharedEvent::over(file.into())?))
 }

@@ -39,6 +39,7 @@ mod report;
 mod reserve;
 mod residence;
 mod settings;
+mod shared_event;
 mod space;
 mod stream;
 mod stream_ordered;

@@ -268,6 +268,12 @@ impl Physical {
         }
     }
 
+    /// Keeps this memory for as long as `file`, a descriptor of the file it lies in, is open anywhere.
+    pub fn hold_by(&self, file: &OwnedFd) -> Outcome {
+        self.note_shared();
+        self.pieces.iter().try_for_each(|piece| mark_open(file, piece.offset, piece.bytes))
+    }
+
     /// A descriptor that names this memory to any process ([`shared_range`]), and keeps it until its last copy is closed.
     /// The memory lies in its store's file, so that exportable memory costs no descriptor before it is exported, as with a
     /// real GPU; the descriptor's position says which stretch it is.
@@ -319,7 +325,7 @@ impl Drop for Physical {
                 }
                 self.store.lingers.store(state.lingering.len(), Ordering::Relaxed);
             }
-            Backing::Foreign(_) => unalias(&self.pieces),
+            Backing::Foreign(_) => self.pieces.iter().for_each(|piece| unalias(piece.alias, piece.bytes)),
             Backing::Vacant => {}
         }
     }
@@ -376,7 +382,8 @@ fn range_lock(kind: i32, offset: u64, bytes: u64) -> libc::flock {
     }
 }
 
-fn memory_file(name: &str, bytes: u64) -> Option<OwnedFd> {
+/// A file of zeros in memory, of this process until its descriptor is passed on.
+pub fn memory_file(name: &str, bytes: u64) -> Option<OwnedFd> {
     let name = CString::new(name).ok()?;
     // SAFETY: the name is a C string; the call returns a new descriptor or -1.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
@@ -390,7 +397,7 @@ fn memory_file(name: &str, bytes: u64) -> Option<OwnedFd> {
     (sized == 0).then_some(file)
 }
 
-fn alias(file: &OwnedFd, bytes: u64) -> Option<usize> {
+pub fn alias(file: &OwnedFd, bytes: u64) -> Option<usize> {
     alias_at(file, 0, bytes)
 }
 
@@ -412,12 +419,10 @@ fn alias_at(file: &OwnedFd, offset: u64, bytes: u64) -> Option<usize> {
     (address != libc::MAP_FAILED).then_some(address as usize)
 }
 
-fn unalias(pieces: &[Piece]) {
-    for piece in pieces {
-        // SAFETY: the mapping was made by `alias_at` for this allocation alone, and nobody holds a view any more: views
-        // are used only while the `Arc` that is being dropped here is held.
-        unsafe { libc::munmap(piece.alias as *mut _, piece.bytes as usize) };
-    }
+/// Ends a mapping that [`alias`] made, for an owner that is being dropped: nobody uses it any more.
+pub fn unalias(base: usize, bytes: u64) {
+    // SAFETY: the mapping was made for that owner alone, and views of it are used only while the owner is held.
+    unsafe { libc::munmap(base as *mut _, bytes as usize) };
 }
 
 /// Returns the pages to the system; the stretch reads as zero for its next owner.

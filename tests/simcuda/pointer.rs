@@ -114,7 +114,12 @@ fn value(attribute: c_int, address: u64, region: &Region) -> Outcome<Value> {
             Kind::Vmm { handle, .. } => vmm::handle_types(*handle) as c_uint,
             _ => 0,
         }),
-        15 | 21 => Value::Flag(false),
+        15 => Value::Flag(match kind {
+            Kind::Plain { origin: Origin::Alloc, .. } => driver().settings.rdma,
+            Kind::Vmm { handle, .. } => vmm::is_rdma_capable(*handle),
+            _ => false,
+        }),
+        21 => Value::Flag(matches!(kind, Kind::Plain { origin: Origin::Alloc, .. })),
         16 => Value::Unsigned(3),
         17 => Value::Long(match kind {
             Kind::Plain { origin: Origin::Pool(pool), .. } => *pool as u64,

@@ -27,6 +27,8 @@ pub struct Settings {
     /// The CUDA version answered, 1000 × major + 10 × minor (`SIMCUDA_DRIVER`).
     pub driver: i32,
     pub vmm: bool,
+    /// Whether network cards can reach memory of the GPUs (`SIMCUDA_RDMA`).
+    pub rdma: bool,
     /// Whether GPUs fault, so that managed memory can move while it is used (`SIMCUDA_CONCURRENT_MANAGED`).
     pub concurrent_managed: bool,
     pub faults: String,
@@ -69,6 +71,7 @@ impl Settings {
                 text.parse().ok().filter(|version| (11_000..=13_990).contains(version))
             })?,
             vmm: parse(named("SIMCUDA_VMM", "on"), "on or off", switch)?,
+            rdma: parse(named("SIMCUDA_RDMA", "on"), "on or off", switch)?,
             concurrent_managed: parse(named("SIMCUDA_CONCURRENT_MANAGED", "on"), "on or off", switch)?,
             faults: get("SIMCUDA_FAULT").unwrap_or_default(),
             report: get("SIMCUDA_REPORT"),
@@ -177,6 +180,7 @@ mod tests {
             ("SIMCUDA_DRIVER", "12"),
             ("SIMCUDA_VMM", "yes"),
             ("SIMCUDA_CONCURRENT_MANAGED", "1"),
+            ("SIMCUDA_RDMA", "maybe"),
         ] {
             let message = read(&[(name, value)]).unwrap_err();
             assert!(message.starts_with(&format!("{name}={value}: expected ")), "{message}");

@@ -186,6 +186,7 @@ Init {
     13000 cuMemSetMemPool(location: In<Location>, kind: c_int, pool: Handle) => mempool::set_at;
 
     // Pointers and IPC
+    11070 cuMemGetHandleForAddressRange(out: Out<c_int>, address: u64, bytes: usize, kind: c_int, flags: u64) => vmm::range_handle;
     4000 cuPointerGetAttribute(out: Out<c_void>, attribute: c_int, address: u64) => pointer::attribute;
     7000 cuPointerGetAttributes(count: c_uint, list: In<c_int>, out: In<Out<c_void>>, address: u64) => pointer::attributes;
     6000 cuPointerSetAttribute(value: In<c_uint>, attribute: c_int, address: u64) => pointer::set_attribute;

@@ -4,7 +4,8 @@ use crate::device::linked;
 use crate::driver::{Driver, driver};
 use crate::error::{Code, Outcome};
 use crate::ffi::{AccessDesc, AllocationProp, In, Location, Out};
-use crate::physical::{GRANULE, Physical, Place, Store, Use, shared_range};
+use crate::physical::{GRANULE, Physical, Place, Store, Use, reopen, shared_range};
+use crate::residence::PAGE;
 use crate::space::{Grants, Kind, next_id};
 use crate::{report, stream};
 use parking_lot::Mutex;
@@ -14,7 +15,11 @@ use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 const PINNED: c_int = 1;
+/// `gpuDirectRDMACapable` in the flags of a property.
+const RDMA_CAPABLE: usize = 1;
 const POSIX_FD: c_int = 1;
+const DMA_BUF: c_int = 1;
+const MAP_AS_PCIE_BAR: u64 = 1;
 const FABRIC: c_int = 8;
 const DEVICE: c_int = Location::DEVICE;
 const HOST: c_int = Location::HOST;
@@ -94,6 +99,9 @@ pub fn create(out: Out<u64>, bytes: usize, prop: In<AllocationProp>, flags: u64)
         return Err(Code::INVALID_VALUE);
     }
     let store = store(driver, &prop)?;
+    if prop.flags[RDMA_CAPABLE] != 0 && !driver.settings.rdma && prop.location.kind == DEVICE {
+        return Err(Code::NOT_SUPPORTED);
+    }
     let physical = match prop.handle_types {
         0 | POSIX_FD => store.allocate(bytes, Use::Vmm)?,
         // There is no fabric manager to share it through.
@@ -132,10 +140,14 @@ pub fn release(handle: u64) -> Outcome {
 pub fn map(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) -> Outcome {
     let driver = supported()?;
     let bytes = aligned(address, bytes)?;
-    let physical = with_handles(|handles| handles.get(&handle).and_then(|entry| entry.physical.clone()));
-    let physical = physical.ok_or(Code::INVALID_VALUE)?;
-    if offset != 0 || flags != 0 || bytes != physical.bytes {
+    // A handle that was released can still be mapped while it is mapped somewhere.
+    let find = |entry: &Entry| entry.physical.clone().or_else(|| entry.mapped.upgrade());
+    let physical = with_handles(|handles| handles.get(&handle).and_then(find)).ok_or(Code::INVALID_VALUE)?;
+    if flags != 0 || bytes > physical.bytes {
         return Err(Code::INVALID_VALUE);
+    }
+    if offset != 0 || bytes < physical.bytes {
+        return Err(Code::NOT_SUPPORTED);
     }
     driver.space.map(address, physical, handle)
 }
@@ -310,6 +322,39 @@ pub fn properties(out: Out<AllocationProp>, handle: u64) -> Outcome {
 /// What a handle was created to be shared as, for pointer attributes.
 pub fn handle_types(handle: u64) -> c_int {
     with_handles(|handles| handles.get(&handle).map_or(0, |entry| entry.prop.handle_types))
+}
+
+/// Whether a handle was created for network cards to reach.
+pub fn is_rdma_capable(handle: u64) -> bool {
+    with_handles(|handles| handles.get(&handle).is_some_and(|entry| entry.prop.flags[RDMA_CAPABLE] != 0))
+}
+
+/// `cuMemGetHandleForAddressRange`: a descriptor that keeps a range of one GPU's memory, plain or mapped. A real one is a
+/// DMA buffer; this one can be held and closed.
+pub fn range_handle(out: Out<c_int>, address: u64, bytes: usize, kind: c_int, flags: u64) -> Outcome {
+    out.required()?;
+    let driver = driver();
+    let whole_pages = address.is_multiple_of(PAGE) && (bytes as u64).is_multiple_of(PAGE) && bytes > 0;
+    if kind != DMA_BUF || flags & !MAP_AS_PCIE_BAR != 0 || !whole_pages {
+        return Err(Code::INVALID_VALUE);
+    }
+    if !driver.settings.rdma {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    let spans = driver.space.spans(address, bytes as u64, false)?;
+    let memory = spans.iter().map(|span| match span.region.as_ref().map(|region| &region.kind) {
+        Some(Kind::Plain { physical, .. } | Kind::Vmm { physical, .. }) => Ok(physical.clone()),
+        _ => Err(Code::INVALID_VALUE),
+    });
+    let memory = memory.collect::<Outcome<Vec<_>>>()?;
+    let first = memory.first().ok_or(Code::INVALID_VALUE)?;
+    let one_gpu = matches!(first.place(), Place::Gpu(_)) && memory.iter().all(|other| other.file() == first.file());
+    if !one_gpu {
+        return Err(Code::INVALID_VALUE);
+    }
+    let file = reopen(first.file())?;
+    memory.iter().try_for_each(|physical| physical.hold_by(&file))?;
+    out.set(file.into_raw_fd())
 }
 
 /// `cuMemExportToShareableHandle`: a descriptor of the allocation's own memory file, to be sent over a socket.

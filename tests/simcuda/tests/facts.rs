@@ -256,8 +256,8 @@ fn handles_are_mapped_and_unmapped_whole() {
         start_on(0);
         let address = reserve(16 * CHUNK);
         let handle = create(0, 2 * CHUNK);
-        assert_eq!(cu!(cuMemMap(address, CHUNK, 0, handle, 0)), 1, "half of it");
-        assert_eq!(cu!(cuMemMap(address, CHUNK, CHUNK, handle, 0)), 1, "an offset");
+        assert_eq!(cu!(cuMemMap(address, CHUNK, 0, handle, 0)), 801, "half of it");
+        assert_eq!(cu!(cuMemMap(address, CHUNK, CHUNK, handle, 0)), 801, "an offset");
         ok!(cuMemMap(address, 2 * CHUNK, 0, handle, 0));
         assert_eq!(cu!(cuMemMap(address + CHUNK as u64, 2 * CHUNK, 0, handle, 0)), 1, "over another");
         assert_eq!(grant(address, CHUNK, &[0]), 1, "half of it");
@@ -266,6 +266,9 @@ fn handles_are_mapped_and_unmapped_whole() {
         let before = used(0);
         ok!(cuMemRelease(handle));
         assert_eq!((used(0), count("simcuda_handles")), (before, 0), "mapped memory outlives its handle");
+        let elsewhere = address + 8 * CHUNK as u64;
+        ok!(cuMemMap(elsewhere, 2 * CHUNK, 0, handle, 0));
+        ok!(cuMemUnmap(elsewhere, 2 * CHUNK));
         assert_eq!(cu!(cuMemRelease(handle)), 1);
         let mut again = 0;
         ok!(cuMemRetainAllocationHandle(&mut again, (address + 5) as *mut _));
@@ -492,5 +495,56 @@ fn shared_memory_lives_until_the_last_process_lets_go() {
         assert_eq!(used(0), full - 3 * chunk, "the import has it");
         ok!(cuMemRelease(imported));
         assert_eq!(used(0), full - 4 * chunk);
+    });
+}
+
+#[test]
+fn network_cards_reach_memory_that_was_made_for_them() {
+    alone("network_cards_reach_memory_that_was_made_for_them", &[], || {
+        start_on(0);
+        use CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE as RDMA;
+        let mut wanted = prop(0);
+        let (mut handle, address) = (0, reserve(2 * CHUNK));
+        wanted.allocFlags.gpuDirectRDMACapable = 1;
+        ok!(cuMemCreate(&mut handle, CHUNK, &wanted, 0));
+        ok!(cuMemMap(address, CHUNK, 0, handle, 0));
+        assert_eq!(grant(address, CHUNK, &[0]), 0);
+        ok!(cuMemRelease(handle));
+        place(address + CHUNK as u64, 0, &[0]);
+        let capable = |address| {
+            let mut value = 9_u32;
+            ok!(cuPointerGetAttribute((&raw mut value).cast(), RDMA, address));
+            value
+        };
+        let mut plain = 0;
+        ok!(cuMemAlloc_v2(&mut plain, CHUNK));
+        assert_eq!([address, address + CHUNK as u64, plain].map(capable), [1, 0, 1]);
+
+        let buffer = |address, bytes| {
+            let mut descriptor = -1_i32;
+            let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+            (cu!(cuMemGetHandleForAddressRange((&raw mut descriptor).cast(), address, bytes, kind, 0)), descriptor)
+        };
+        let (code, descriptor) = buffer(address, 2 * CHUNK);
+        assert_eq!((code, buffer(plain, 4096).0, buffer(plain, 100).0, buffer(64, 4096).0), (0, 0, 1, 1));
+        let before = used(0);
+        ok!(cuMemUnmap(address, 2 * CHUNK));
+        assert_eq!(used(0), before, "the buffer keeps the memory");
+        // SAFETY: the descriptor is this test's own.
+        unsafe { libc::close(descriptor) };
+        assert_eq!(used(0), before - 2 * CHUNK as u64);
+    });
+}
+
+#[test]
+fn a_machine_without_rdma_refuses_what_asks_for_it() {
+    alone("a_machine_without_rdma_refuses_what_asks_for_it", &[("SIMCUDA_RDMA", "off")], || {
+        start_on(0);
+        let (mut handle, mut able, mut wanted) = (0, 9, prop(0));
+        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+        ok!(cuDeviceGetAttribute(&mut able, attribute, 0));
+        wanted.allocFlags.gpuDirectRDMACapable = 1;
+        assert_eq!((able, cu!(cuMemCreate(&mut handle, CHUNK, &wanted, 0))), (0, 801));
+        create(0, CHUNK);
     });
 }
