@@ -162,7 +162,7 @@ void *gpupool_torch_malloc(ptrdiff_t size,
 void gpupool_torch_free(void *ptr, ptrdiff_t size, int device, void *stream);
 
 // Writes where the parts of `bytes` from `pointer` on lie, in address order, as far as the block that `pointer` lies in
-// goes. `count` holds the room of `pieces` before the call, and how many there are after it. Returns 0 or a
+// goes; of managed memory, where it was placed. `count` holds the room of `pieces` before the call, and how many there are after it. Returns 0 or a
 // `gpupool_error`; memory that the driver serves is `GPUPOOL_NOT_POOLED`.
 //
 // # Safety

@@ -52,6 +52,14 @@ fn a_fault_at_any_call_leaves_nothing_behind_in_a_running_pool() {
     }
 }
 
+#[test]
+fn a_fault_at_any_call_leaves_nothing_behind_in_mode_managed() {
+    for code in CODES {
+        let shim = sweep(&format!("{code} 1 {OVER_TWO_GPUS}")).shim().env("GPUPOOL_MODE", "managed").go();
+        accept(&shim, *code);
+    }
+}
+
 /// The calls of one allocation and free in a fresh process, where the pool is opened too.
 fn calls_of_a_first_allocation(size: &str) -> u64 {
     let counted = sweep(&format!("999 0 {size} 1000000")).shim().go();

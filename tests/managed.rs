@@ -134,6 +134,18 @@ fn frees_are_the_driver_s_and_make_room() {
 }
 
 #[test]
+fn a_free_in_a_stream_frees_too() {
+    let bare = Run::program("stripes").args("a:150 F:0 s i").sim(TWO).go();
+    bare.succeeds().says("free 0 in a stream: 0");
+    let shim = managed("a:150 w:0 F:0 i a:100 f:1 F:1").log().go();
+    shim.succeeds().says("free 0 in a stream: 0").says("memory: free 464, total 512").says("free 1 in a stream: 1");
+    assert_eq!(shim.events("block.free").len(), 2);
+    // In a capture the driver refuses what the capture did not allocate, and the capture goes on.
+    let captured = managed("a:150 b F:0 e c:0 i").go();
+    captured.succeeds().says("free 0 in a stream: 1").says("end of the capture: 0").says("memory: free 314, total 512");
+}
+
+#[test]
 fn blocks_go_with_their_context_when_the_driver_frees_them() {
     let shim = managed("a:150 g:1 a:100 d:0 i f:1 f:0 i").go();
     shim.succeeds().says("free 1: 0").says("free 0: 1");
@@ -194,6 +206,19 @@ fn the_program_s_own_managed_memory_is_placed_on_request() {
         for line in ["block 0: 0 wrong on GPU 0", "block 0: 0 wrong for the processor"] {
             shim.says(line);
             bare.says(line);
+        }
+    }
+}
+
+#[test]
+fn eight_threads_never_mix_their_blocks() {
+    for gpus in ["2x512MiB", "3x256MiB"] {
+        let run = Run::program("churn").sim(gpus).shim().report().env("GPUPOOL_MODE", "managed");
+        let run = run.env("GPUPOOL_MIN_SIZE", "1").env("GPUPOOL_HOST_LIMIT", "3GiB").env("GPUPOOL_RESERVE", "64MiB");
+        for prefetch in ["alloc", "launch"] {
+            let shim = run.clone().env("GPUPOOL_PREFETCH", prefetch).go();
+            shim.succeeds().prints("10000 blocks, 0 wrong words\n");
+            assert_eq!(shim.reported("violations"), &serde_json::json!([]), "{gpus} {prefetch}");
         }
     }
 }

@@ -4,7 +4,7 @@
  *   w:I     a kernel writes block I           c:I     a kernel checks it      h:I  the processor reads and checks it
  *   p:I     its preferred locations           r:I     where it is (simulated driver only)
  *   x:I     the GPUs it is mapped for         o:I     move it to the host, as a program may
- *   f:I     free it                           g:N     work on GPU N           d:N  destroy the context of g:N
+ *   f:I     free it      F:I  in a stream     g:N     work on GPU N           d:N  destroy the context of g:N
  *   b, e    begin and end a capture           s       synchronise             i    memory as the program is told
  */
 #include "managed.h"
@@ -17,6 +17,7 @@ enum { RELAXED = 2 };
 typedef struct CUgraph_st *CUgraph;
 CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream);
 
 static CUdeviceptr address[MOST];
 static size_t size[MOST];
@@ -81,7 +82,7 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         size_t value = strlen(argv[i]) > 2 ? strtoull(argv[i] + 2, NULL, 0) : 0;
         int block = (int)value;
-        if (strchr("wchprxof", argv[i][0]))
+        if (strchr("wchprxofF", argv[i][0]))
             REQUIRE(block < count);
         switch (argv[i][0]) {
         case 'a': case 'm': case 'M':
@@ -118,6 +119,9 @@ int main(int argc, char **argv)
             break;
         case 'f':
             printf("free %d: %d\n", block, cuMemFree_v2(address[block]));
+            break;
+        case 'F':
+            printf("free %d in a stream: %d\n", block, cuMemFreeAsync(address[block], stream));
             break;
         case 'g':
             gpu = (int)value;

@@ -3,6 +3,7 @@
 use super::statistics::{number_of, place_of};
 use super::{gpupool_error, looking};
 use crate::driver::{CuResult, Driver};
+use crate::managed;
 use crate::managed::advice::{self, Advice};
 use crate::memory::{self, Known};
 use crate::process;
@@ -43,7 +44,7 @@ pub enum gpupool_advice {
 }
 
 /// Writes where the parts of `bytes` from `pointer` on lie, in address order, as far as the block that `pointer` lies in
-/// goes. `count` holds the room of `pieces` before the call, and how many there are after it. Returns 0 or a
+/// goes; of managed memory, where it was placed. `count` holds the room of `pieces` before the call, and how many there are after it. Returns 0 or a
 /// `gpupool_error`; memory that the driver serves is `GPUPOOL_NOT_POOLED`.
 ///
 /// # Safety
@@ -75,14 +76,20 @@ pub unsafe extern "C" fn gpupool_pieces(
 
 /// The pieces, neighbours of one kind in one.
 fn merged(address: u64, bytes: u64) -> Result<Vec<gpupool_piece>, gpupool_error> {
+    let pooled = memory::pieces(address, bytes).into_iter().map(|piece| gpupool_piece {
+        address: piece.address,
+        bytes: piece.bytes,
+        place: number_of(piece.place),
+        pins: piece.pins.bits().into(),
+    });
+    let managed = managed::parts(address, bytes).into_iter().map(|(place, address, bytes)| gpupool_piece {
+        address,
+        bytes,
+        place: number_of(place),
+        pins: 0,
+    });
     let mut merged: Vec<gpupool_piece> = Vec::new();
-    for piece in memory::pieces(address, bytes) {
-        let piece = gpupool_piece {
-            address: piece.address,
-            bytes: piece.bytes,
-            place: number_of(piece.place),
-            pins: piece.pins.bits().into(),
-        };
+    for piece in pooled.chain(managed) {
         match merged.last_mut().filter(|last| (last.place, last.pins) == (piece.place, piece.pins)) {
             Some(last) => last.bytes += piece.bytes,
             None => merged.push(piece),

@@ -87,6 +87,7 @@ functions! {
         cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
         cuMemRetainAllocationHandle(*mut CUmemGenericAllocationHandle, *mut c_void);
         cuMemGetAllocationPropertiesFromHandle(*mut CUmemAllocationProp, CUmemGenericAllocationHandle);
+        cuMemFree_v2(CUdeviceptr);
         cuMemAllocManaged(*mut CUdeviceptr, usize, c_uint);
         cuMemAdvise(CUdeviceptr, usize, c_int, CUdevice);
         cuMemPrefetchAsync(CUdeviceptr, usize, CUdevice, CUstream);

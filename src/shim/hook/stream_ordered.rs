@@ -76,8 +76,8 @@ pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuRe
     match memory::known(dptr) {
         Known::Pooled(_) => {}
         Known::Freed => return CuResult::INVALID_VALUE,
-        // Also where the driver refuses: a block of managed memory, which it has no order of streams for, stays live then.
-        Known::Foreign | Known::Managed(_) => return managed::free(dptr, || real.call()),
+        Known::Foreign => return managed::free(dptr, || real.call()),
+        Known::Managed(_) => return managed::free_in_order(dptr, || real.call()),
     }
     if capture::under_way()
         && let Some(driver) = context::driver()

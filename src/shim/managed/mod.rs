@@ -316,6 +316,20 @@ pub fn free(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
     if blocks::may_contain(address) { free_block(address, call) } else { call() }
 }
 
+/// As [`free`], by the driver's `cuMemFreeAsync`, which takes memory of `cuMemAlloc` but may not take managed memory. Then
+/// `cuMemFree` does it, which waits for every stream. During a capture that would break it, and the refusal stands: it is
+/// also the answer for memory that the capture did not allocate.
+pub fn free_in_order(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
+    let result = free(address, call);
+    match process::driver() {
+        Some(driver) if result == CuResult::INVALID_VALUE && !capture::under_way() => {
+            // SAFETY: any address may be freed; the driver refuses what is nobody's.
+            free(address, || unsafe { (driver.cuMemFree_v2)(address) })
+        }
+        _ => result,
+    }
+}
+
 #[cold]
 fn free_block(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
     // Taken out first: after the call the driver may give the address to another thread.
@@ -336,6 +350,18 @@ fn free_block(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
 /// The live block of ours that an address lies in.
 pub fn block_at(address: u64) -> Option<Block> {
     blocks::at(address).filter(|managed| managed.ours).map(|managed| managed.block)
+}
+
+/// The parts of a range of a live block of ours, as `(place, address, bytes)`: where they were placed, whatever the program
+/// or the driver moved since.
+pub fn parts(address: u64, bytes: u64) -> Vec<(Place, u64, u64)> {
+    let Some(managed) = blocks::at(address).filter(|managed| managed.ours) else { return Vec::new() };
+    let end = address.saturating_add(bytes);
+    let within = |(place, start, bytes): (Place, u64, u64)| {
+        let (first, last) = (start.max(address), (start + bytes).min(end));
+        (first < last).then_some((place, first, last - first))
+    };
+    managed.parts().filter_map(within).collect()
 }
 
 /// The context with this id is gone. What the driver has freed with it is gone, too; how many blocks that were.
