@@ -1,9 +1,9 @@
 //! Bodies: calls that take device memory of their own. Freed runs that the pool keeps mapped are memory which the bare
 //! driver would have had; when it runs out, they go back and the call is made again.
 
-use super::Real;
+use super::{Real, Row, guard};
 use crate::driver::CuResult;
-use crate::memory;
+use crate::{memory, process};
 
 /// # Safety
 /// Called by a row's trampoline.
@@ -18,4 +18,14 @@ pub fn call(real: &mut Real) -> CuResult {
         return real.call();
     }
     result
+}
+
+/// For rows without a boundary, after OUT_OF_MEMORY: whether the call is worth making again.
+#[cold]
+pub fn made_room(row: Row) -> bool {
+    let Some(_inside) = guard::enter() else { return false };
+    std::panic::catch_unwind(|| memory::give_back(row)).unwrap_or_else(|_| {
+        process::broken(row);
+        false
+    })
 }

@@ -133,6 +133,8 @@ macro_rules! for_each_hook {
                 => retry::after_trim();
             cuGraphInstantiateWithParams_ptsz(exec: *mut CUgraphExec, graph: CUgraph, params: *mut c_void)
                 => retry::after_trim();
+            cuGraphUpload(exec: CUgraphExec, stream: CUstream) => retry::after_trim();
+            cuGraphUpload_ptsz(exec: CUgraphExec, stream: CUstream) => retry::after_trim();
 
             // Modules: what is loaded where, by whom, and what it costs.
             cuModuleLoad(module: *mut CUmodule, path: *const c_char) => module::load_file(module, path);

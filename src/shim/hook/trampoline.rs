@@ -60,8 +60,12 @@ macro_rules! trampoline {
                 // SAFETY: the program passes these arguments to the driver with this very call.
                 unsafe { super::launch::$body(Row::$name, $($a),*) };
                 // SAFETY: as above, unchanged.
-                let result = unsafe { real($($p),*) };
+                let mut result = unsafe { real($($p),*) };
                 if process::takes_part(Row::$name) && guard::is_outside() {
+                    if result == CuResult::OUT_OF_MEMORY && super::retry::made_room(Row::$name) {
+                        // SAFETY: as above; the driver took nothing of a call that it answered so.
+                        result = unsafe { real($($p),*) };
+                    }
                     super::usage::launched(Row::$name, result);
                 }
                 result
@@ -80,8 +84,13 @@ macro_rules! trampoline {
             $(if $other $way)?
             let real = real_function!($name($($t),*));
             // SAFETY: the arguments are the program's own, passed on unchanged.
-            let result = unsafe { real($($p),*) };
+            let mut result = unsafe { real($($p),*) };
             if process::takes_part(Row::$name) && guard::is_outside() {
+                // A launch may need memory, too: for a graph's nodes, or for what the threads of a kernel keep.
+                if result == CuResult::OUT_OF_MEMORY && super::retry::made_room(Row::$name) {
+                    // SAFETY: as above; the driver took nothing of a call that it answered so.
+                    result = unsafe { real($($p),*) };
+                }
                 super::$subject::$body(Row::$name, result);
             }
             result
