@@ -187,3 +187,14 @@ fn without_links_the_host_serves() {
     let run = shim("c:30 c:30 m:1 x:1 s").env("SIMCUDA_LINK", "none").go();
     tells(&run, "handle 1: 0 wrong\nused: gpu0 46 gpu1 0 gpu2 0 gpu3 0 host 30");
 }
+
+/// A descriptor says where memory is, not where it was asked for; the importer names the GPU that the exporter asked for.
+#[test]
+fn another_process_may_use_what_lies_elsewhere() {
+    let bare = Run::program("shared_handles").sim("2x96MiB").env("GPUPOOL_RESERVE", "16MiB").go();
+    let told = "imported: 0 wrong\naccess: 3 0\nin GPU 1's context: 0 wrong\n";
+    tells(&bare, told);
+    let run = Run::program("shared_handles").sim("2x64MiB").env("GPUPOOL_RESERVE", "8MiB").shim().go();
+    tells(&run, told);
+    tells(&run, "importer: 0\n");
+}

@@ -158,6 +158,6 @@ impl Backend for Vmm {
         if capture::under_way() {
             return Err(Fault::NotReady(CuResult::NOT_READY));
         }
-        context::synchronize_all(self.driver).map_err(Fault::Failed)
+        context::synchronize_all(self.driver).map_err(fault)
     }
 }

@@ -16,7 +16,7 @@ pub use judge::{heap_is_default, judge};
 pub use usage::{Usage, coarse_now};
 
 use crate::driver::{self, CuResult, Driver};
-use crate::{managed, memory, process, site};
+use crate::{capture, managed, memory, process, site};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_events::Site;
 use parking_lot::Mutex;
@@ -356,7 +356,7 @@ pub fn within<T>(driver: &Driver, context: CUcontext, act: impl FnOnce() -> T) -
     Some(value)
 }
 
-/// Waits for all work in every context.
+/// Waits for all work in every context; NOT_READY where a capture forbids that.
 ///
 /// An error of the current context is the program's to hear, as from the driver's own free. Another context in error has
 /// no work left that could touch memory, and one that is gone neither.
@@ -371,6 +371,10 @@ pub fn synchronize_all(driver: &Driver) -> Result<(), CuResult> {
     // SAFETY: cuCtxSynchronize has no preconditions.
     let synchronize = || unsafe { (driver.cuCtxSynchronize)() };
     for context in all() {
+        // One that began while the last context was waited for would be ended by the next wait.
+        if capture::under_way() {
+            return Err(CuResult::NOT_READY);
+        }
         if context.is(current) {
             answer = synchronize();
         } else if let handle @ 1.. = context.handle.load(Ordering::Acquire)
