@@ -38,48 +38,47 @@ fn on_one_gpu(name: &str, arguments: &str, settings: &[&str]) -> Output {
     Run::program(name).args(arguments).sim("1x8GiB").same_under_shim(settings)
 }
 
-/// All that are listed as the same `when` the pool serves, or when it does not. They fit into 8 GiB.
+/// All that are listed with one of these words. They fit into 8 GiB.
 fn all_alike(settings: &[&str], when: &[&str]) {
     for run in runs().iter().filter(|run| when.contains(&run.when.as_str())) {
         on_one_gpu(&run.name, &run.arguments, settings);
     }
 }
 
-const POOL_SERVES: &[&str] = &["beside", "alone"];
-const DRIVER_SERVES: &[&str] = &["beside", "alone", "driver"];
+const MANAGED: &[&str] = &["beside", "alone"];
+const UNMANAGED: &[&str] = &["beside", "alone", "plain"];
 
 #[test]
 fn programs_print_the_same_in_mode_pool() {
-    all_alike(&[], POOL_SERVES);
+    all_alike(&[], UNMANAGED);
 }
 
 #[test]
 fn programs_print_the_same_when_every_request_is_pooled() {
-    all_alike(&["GPUPOOL_MIN_SIZE=1"], POOL_SERVES);
+    all_alike(&["GPUPOOL_MIN_SIZE=1"], UNMANAGED);
 }
 
 #[test]
 fn programs_print_the_same_in_mode_spill() {
-    all_alike(&["GPUPOOL_MODE=spill"], DRIVER_SERVES);
+    all_alike(&["GPUPOOL_MODE=spill"], UNMANAGED);
 }
 
 #[test]
 fn programs_print_the_same_in_mode_managed() {
     // `managed.rs` says what the answers to questions differ in.
     for prefetch in ["alloc", "launch"] {
-        let settings = ["GPUPOOL_MODE=managed", &format!("GPUPOOL_PREFETCH={prefetch}")];
-        all_alike(&settings, &["queries", "ipc_refused"]);
+        all_alike(&["GPUPOOL_MODE=managed", &format!("GPUPOOL_PREFETCH={prefetch}")], MANAGED);
     }
 }
 
 #[test]
 fn programs_print_the_same_in_mode_trace() {
-    all_alike(&["GPUPOOL_MODE=trace"], DRIVER_SERVES);
+    all_alike(&["GPUPOOL_MODE=trace"], UNMANAGED);
 }
 
 #[test]
 fn programs_print_the_same_in_mode_off() {
-    all_alike(&["GPUPOOL_MODE=off"], DRIVER_SERVES);
+    all_alike(&["GPUPOOL_MODE=off"], UNMANAGED);
 }
 
 #[test]
@@ -93,17 +92,4 @@ fn nothing_is_said_on_stderr_while_nothing_is_wrong() {
 fn copies_between_two_gpus_are_the_same() {
     let shim = Run::program("peers").sim("2x1GiB").same_under_shim(&[]);
     shim.succeeds().says("peer copy 0 to 1: 0 wrong");
-}
-
-#[test]
-fn sharing_a_pooled_block_is_refused_and_the_log_says_so() {
-    let bare = Run::program("ipc_refused").sim("1x1GiB").go();
-    let shim = Run::program("ipc_refused").sim("1x1GiB").shim().log().go();
-    shim.succeeds().says("cuIpcGetMemHandle(&handle, block): 1 CUDA_ERROR_INVALID_VALUE");
-    shim.says("cuIpcGetMemHandle(&handle, block + 4096): 1 CUDA_ERROR_INVALID_VALUE");
-    assert!(!shim.events("ipc.refused").is_empty(), "{:?}", shim.records);
-    shim.warns("gpupool: ");
-    // Memory below GPUPOOL_MIN_SIZE is the driver's, and what it says of it is passed on.
-    let small = |output: &Output| output.stdout.lines().find(|line| line.contains("small")).map(str::to_owned);
-    assert_eq!(small(&shim), small(&bare));
 }

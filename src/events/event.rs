@@ -436,12 +436,41 @@ events! {
         #[serde(default)]
         facts: BTreeMap<String, String>,
     }
-    /// `cuIpcGetMemHandle` on a pooled block, which has no such handle.
-    IpcRefused = "ipc.refused" {
-        /// The address asked about.
+    /// `cuIpcGetMemHandle` on a pooled block, the first for that block.
+    IpcExport = "ipc.export" {
+        /// The block's address.
+        address: u64,
+        /// Its bytes.
+        bytes: u64,
+        /// Pieces of physical memory that it lies in.
+        chunks: u64,
+    }
+    /// `cuIpcOpenMemHandle` on a pooled block of another process, the first time.
+    IpcImport = "ipc.import" {
+        /// The address here.
         address: u64,
         /// Bytes of the block.
         bytes: u64,
+        /// Pieces of physical memory that it lies in.
+        chunks: u64,
+        /// Process id of the exporter.
+        exporter: u32,
+        /// How long it took.
+        seconds: f64,
+    }
+    /// `cuIpcCloseMemHandle`, the last for that block: it is no longer mapped here.
+    IpcClose = "ipc.close" {
+        /// The address it had here.
+        address: u64,
+        /// Bytes of the block.
+        bytes: u64,
+    }
+    /// Pooled memory was not shared.
+    IpcFailed = "ipc.failed" {
+        /// `export`, `import`, or `serve`: the exporter did not answer somebody's import.
+        what: String,
+        /// Why.
+        why: String,
     }
     /// A hooked call, at level trace.
     Call = "call" {

@@ -14,6 +14,7 @@ mod driver;
 mod environment;
 mod finding;
 mod hook;
+mod ipc;
 mod log;
 mod managed;
 mod memory;

@@ -3,7 +3,7 @@
 //! Nothing else in the shim is process-wide state of its own: settings, topology and pool hang off the first use.
 
 use crate::hook::{Row, dlsym, guard};
-use crate::{driver, environment, log, summary};
+use crate::{driver, environment, ipc, log, summary};
 use gpupool_config::{Mode, Prefetch, Problem, Settings};
 use once_cell::race::OnceBox;
 use std::ffi::{CStr, CString};
@@ -210,6 +210,7 @@ extern "C" fn before_fork() {
 /// CUDA does not survive a fork, and neither do locks that another thread held: only atomics are touched here, and from
 /// now on every call goes straight to the driver, which says NOT_INITIALIZED as it does without us.
 extern "C" fn after_fork_in_child() {
+    ipc::after_fork_in_child();
     match STATE.load(Ordering::Relaxed) {
         ACTIVE | CLOSED => STATE.store(FORKED, Ordering::Release),
         STARTING => STATE.store(PASSING, Ordering::Release),

@@ -1,7 +1,7 @@
 //! What the process did, at its end.
 
 use crate::log::{self, PlaceSummary, Summary};
-use crate::{context, environment, memory, module, process};
+use crate::{context, environment, ipc, memory, module, process};
 use gpupool_pool::PlaceUsage;
 
 /// Logs `process.exit` and writes the summary to stderr.
@@ -12,6 +12,7 @@ pub fn write() {
         module::judge();
         environment::judge();
     }
+    ipc::judge();
     let usage = memory::usage().unwrap_or_default();
     let peak: Vec<serde_json::Value> = usage
         .places

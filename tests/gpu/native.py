@@ -48,8 +48,8 @@ def demo(lab):
 def programs(lab):
     """Every C client bare and under the shim; then those that need two GPUs or a crowded pool."""
     crowded = lab.machine.gpus[1:]
-    beside, alone = _runs("beside"), _runs("alone")
-    _compile_all(lab, [name for _, name, _ in beside + alone] + ["ipc_refused", "peers", "churn"])
+    beside, alone = _runs("beside") + _runs("plain"), _runs("alone")
+    _compile_all(lab, [name for _, name, _ in beside + alone] + ["peers", "churn"])
     wrong = []
 
     def compare(program):
@@ -65,7 +65,7 @@ def programs(lab):
         list(workers.map(compare, beside))
     for program in alone:
         compare(program)
-    more = [_sharing] + ([_spread, _peers, _churn, _leak] if crowded else [])
+    more = [_spread, _peers, _churn, _leak] if crowded else []
     for check in more:
         try:
             check(lab)
@@ -76,15 +76,6 @@ def programs(lab):
         raise Failed(f"{len(wrong)} of {count} differ or fail, as listed below", wrong)
     left_out = "" if crowded else "; fill_spread, peers, churn and leak over two GPUs not run: one GPU here"
     return f"{count} comparisons and cases right{left_out}"
-
-
-def _sharing(lab):
-    """The one answer that differs on purpose."""
-    finished = lab.shim([building.program(lab, "ipc_refused")], 60).succeeded()
-    if "cuIpcGetMemHandle(&handle, block): 1 CUDA_ERROR_INVALID_VALUE" not in finished.lines():
-        raise Failed("ipc_refused: sharing a pooled block is not answered with INVALID_VALUE")
-    if not finished.events("ipc.refused"):
-        raise Failed("ipc_refused: no ipc.refused in the log")
 
 
 def _needs(peaks, places, command):
@@ -134,7 +125,7 @@ def expected(lab):
     """The programs bare: the same lines as in tests/programs/expected, which the simulated driver is held to."""
     wrong, done = [], 0
     two = ["two"] if len(lab.machine.gpus) > 1 else []
-    for file, name, arguments in _runs("beside", "alone", "driver", "kept", *two):
+    for file, name, arguments in _runs("beside", "plain", "alone", "kept", *two):
         if file == "-":
             continue
         path = TESTS / "programs" / "expected" / f"{file}.txt"

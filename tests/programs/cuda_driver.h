@@ -28,6 +28,8 @@ enum {
 enum { CU_STREAM_DEFAULT = 0, CU_STREAM_NON_BLOCKING = 1 };
 enum { CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2 };
 
+enum { CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1 };
+
 /* CUpointer_attribute */
 enum {
     CU_POINTER_ATTRIBUTE_CONTEXT = 1,
@@ -86,6 +88,8 @@ CUresult cuMemsetD2D32_v2(CUdeviceptr pointer, size_t pitch, unsigned value, siz
 CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr pointer);
 CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **data, CUdeviceptr pointer);
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer);
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags);
+CUresult cuIpcCloseMemHandle(CUdeviceptr pointer);
 
 CUresult cuStreamCreate(CUstream *stream, unsigned flags);
 CUresult cuStreamSynchronize(CUstream stream);

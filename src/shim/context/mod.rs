@@ -16,7 +16,7 @@ pub use judge::{heap_is_default, judge};
 pub use usage::{Usage, coarse_now};
 
 use crate::driver::{self, CuResult, Driver};
-use crate::{capture, managed, memory, process, site};
+use crate::{capture, ipc, managed, memory, process, site};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_events::Site;
 use parking_lot::Mutex;
@@ -297,6 +297,9 @@ fn remove(call: &str, gone: impl Fn(&Context) -> bool) {
     EPOCH.fetch_add(1, Ordering::AcqRel);
     for known in removed {
         let blocks = memory::owner_gone(known.id);
+        if let Some(driver) = self::driver() {
+            ipc::owner_gone(driver, known.id);
+        }
         let Context { device, id, kind, .. } = known;
         tracing::info!(
             target: "gpupool::context", event = "context.destroy", id, device, kind = kind.word(), call,

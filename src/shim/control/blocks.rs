@@ -106,7 +106,7 @@ fn merged(address: u64, bytes: u64) -> Result<Vec<gpupool_piece>, gpupool_error>
 /// None: any address may be asked about.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpupool_pin(pointer: *const c_void, bytes: usize) -> c_int {
-    answer(|| memory::pin(pointer as u64, bytes as u64), bytes)
+    answer(|| memory::pin(pointer as u64, bytes as u64, gpupool_pool::Pin::Asked), bytes)
 }
 
 /// Takes back one `gpupool_pin` of exactly this range. Returns 0 or a `gpupool_error`.

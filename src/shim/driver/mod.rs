@@ -88,6 +88,8 @@ functions! {
         cuMemRetainAllocationHandle(*mut CUmemGenericAllocationHandle, *mut c_void);
         cuMemGetAllocationPropertiesFromHandle(*mut CUmemAllocationProp, CUmemGenericAllocationHandle);
         cuMemFree_v2(CUdeviceptr);
+        cuMemExportToShareableHandle(*mut c_void, CUmemGenericAllocationHandle, c_int, u64);
+        cuMemImportFromShareableHandle(*mut CUmemGenericAllocationHandle, *mut c_void, c_int);
         cuMemAllocManaged(*mut CUdeviceptr, usize, c_uint);
         cuMemAdvise(CUdeviceptr, usize, c_int, CUdevice);
         cuMemPrefetchAsync(CUdeviceptr, usize, CUdevice, CUstream);

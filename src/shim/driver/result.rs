@@ -16,6 +16,7 @@ impl CuResult {
     pub const DEINITIALIZED: Self = Self(4);
     pub const INVALID_DEVICE: Self = Self(101);
     pub const INVALID_CONTEXT: Self = Self(201);
+    pub const OPERATING_SYSTEM: Self = Self(304);
     pub const NOT_FOUND: Self = Self(500);
     pub const NOT_READY: Self = Self(600);
     pub const CONTEXT_IS_DESTROYED: Self = Self(709);

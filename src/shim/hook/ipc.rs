@@ -2,21 +2,52 @@
 
 use super::Real;
 use crate::driver::CuResult;
-use crate::memory;
-use cudarc::driver::sys::CUdeviceptr;
-use gpupool_config::format_size;
+use crate::{ipc, memory, process};
+use cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
+use std::ffi::c_uint;
 
-/// Pooled memory has no legacy IPC handle (the driver refuses one for any VMM memory), and the answer is the driver's.
-///
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: the driver takes this value and no other.
+const LAZY_PEER_ACCESS: c_uint = 1;
+
+/// # Safety
+/// `handle` is the program's output argument of that call.
+pub unsafe fn export(real: &mut Real, handle: *mut CUipcMemHandle, dptr: CUdeviceptr) -> CuResult {
+    // Behind the last byte asked for is nothing of the program's.
+    let block = memory::block_at(dptr).filter(|block| dptr < block.address + block.bytes);
+    let (Some(block), Some(driver)) = (block, process::driver()) else { return real.call() };
+    if handle.is_null() || driver.current_context().is_none() {
+        return real.call();
+    }
+    match ipc::export(driver, &block) {
+        Ok(bytes) => {
+            // SAFETY: not NULL; the program's 64 bytes, for which it promised room only.
+            unsafe { handle.cast::<[u8; 64]>().write_unaligned(bytes) };
+            CuResult::SUCCESS
+        }
+        Err(result) => result,
+    }
+}
+
+/// # Safety
+/// `dptr` is the program's output argument of that call.
+pub unsafe fn open(real: &mut Real, dptr: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) -> CuResult {
+    let Some(driver) = process::driver() else { return real.call() };
+    if dptr.is_null() || flags != LAZY_PEER_ACCESS || driver.current_context().is_none() {
+        return real.call();
+    }
+    match ipc::open(driver, &handle.reserved.map(|byte| byte as u8)) {
+        None => real.call(),
+        Some(Ok(address)) => {
+            // SAFETY: not NULL; the driver writes there after a success.
+            unsafe { *dptr = address };
+            CuResult::SUCCESS
+        }
+        Some(Err(result)) => result,
+    }
+}
+
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
-pub unsafe fn export(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
-    let Some(block) = memory::block_at(dptr) else { return real.call() };
-    tracing::warn!(
-        target: "gpupool::memory", event = "ipc.refused", address = block.address, bytes = block.bytes,
-        "cuIpcGetMemHandle on pooled memory of {}: not supported, the program gets INVALID_VALUE; memory below \
-         GPUPOOL_MIN_SIZE is not pooled and can be shared, or set GPUPOOL_MODE=spill to keep what fits with the driver",
-        format_size(block.bytes)
-    );
-    CuResult::INVALID_VALUE
+pub unsafe fn close(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
+    process::driver().and_then(|driver| ipc::close(driver, dptr)).unwrap_or_else(|| real.call())
 }

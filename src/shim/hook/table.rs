@@ -73,7 +73,10 @@ macro_rules! for_each_hook {
                 => query::address_range(base, size, dptr);
 
             // Sharing with other processes.
-            cuIpcGetMemHandle(handle: *mut CUipcMemHandle, dptr: CUdeviceptr) => ipc::export(dptr);
+            cuIpcGetMemHandle(handle: *mut CUipcMemHandle, dptr: CUdeviceptr) => ipc::export(handle, dptr);
+            cuIpcOpenMemHandle(dptr: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) => ipc::open(dptr, handle, flags);
+            cuIpcOpenMemHandle_v2(dptr: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) => ipc::open(dptr, handle, flags);
+            cuIpcCloseMemHandle(dptr: CUdeviceptr) => ipc::close(dptr);
 
             // Contexts: who exists, so that a free knows whom to wait for and a destroyed context gives its blocks back.
             cuInit(flags: c_uint) => context::init();

@@ -13,7 +13,7 @@ pub use plan::Plan;
 use crate::context::{self, Context};
 use crate::driver::{CuResult, Driver};
 use crate::hook::Row;
-use crate::{managed, process, vmm};
+use crate::{ipc, managed, process, vmm};
 use cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle};
 use gpupool_config::{Free as FreeSetting, MemInfo, Mode, Switch, format_size};
 use gpupool_pool::{Allocation, Block, Free, FreeError, Piece, Pin, Place, Refusal, Request, Usage};
@@ -222,6 +222,7 @@ fn free_when(address: u64, when: Free) -> Option<CuResult> {
     Some(match opened.pool.free(address, when) {
         Ok(block) => {
             report_free(&block);
+            ipc::block_ended(block.id);
             CuResult::SUCCESS
         }
         // Freed twice, or an inner pointer: the driver's answer for either.
@@ -247,7 +248,7 @@ pub fn report_free(block: &Block) {
 pub enum Known {
     /// The driver's to answer.
     Foreign,
-    /// In a live block of the pool's.
+    /// In a live block of the pool, of this process or opened from another.
     Pooled(Block),
     /// In a live block that is managed memory.
     Managed(Block),
@@ -259,7 +260,10 @@ pub enum Known {
 pub fn known(address: u64) -> Known {
     match open::opened().filter(|opened| opened.contains(address)) {
         Some(opened) => opened.pool.block_at(address).map_or(Known::Freed, Known::Pooled),
-        None => managed::block_at(address).map_or(Known::Foreign, Known::Managed),
+        None => match ipc::imported_at(address) {
+            Some(block) => Known::Pooled(block),
+            None => managed::block_at(address).map_or(Known::Foreign, Known::Managed),
+        },
     }
 }
 
@@ -274,12 +278,12 @@ pub fn pieces(address: u64, bytes: u64) -> Vec<Piece<CUmemGenericAllocationHandl
     opened.map_or_else(Vec::new, |opened| opened.pool.pieces(address, bytes))
 }
 
-/// Keeps a range of a live block where it is, for the program; `false` where it lies in none.
-pub fn pin(address: u64, bytes: u64) -> bool {
-    open::opened().is_some_and(|opened| opened.pool.pin(address, bytes, Pin::Asked).is_some())
+/// Keeps a range of a live block on its physical memory, for this reason; `false` where it lies in no block.
+pub fn pin(address: u64, bytes: u64, why: Pin) -> bool {
+    open::opened().is_some_and(|opened| opened.pool.pin(address, bytes, why).is_some())
 }
 
-/// Takes one [`pin`] of this range back; `false` where there is none.
+/// Takes one pin of this range back that the program asked for; `false` where there is none.
 pub fn unpin(address: u64, bytes: u64) -> bool {
     open::opened().is_some_and(|opened| opened.pool.unpin(address, bytes))
 }

@@ -1,4 +1,4 @@
-/* Sharing a pooled block by the legacy IPC calls: refused with the driver's own code for memory it can not share. */
+/* Handles for other processes: of large and of small memory, of an inner byte, of none, and into nothing. */
 #include "program.h"
 
 int main(void)

@@ -1,0 +1,424 @@
+//! The importing side: what this process has open of others' blocks.
+
+use super::exporter::{self, POSIX_FD};
+use super::socket::Socket;
+use super::wire::{Answer, BATCH, Chunk, Handle, LONGEST, Layout, Request, Where};
+use crate::driver::{CuResult, Driver};
+use crate::memory::topology::Topology;
+use crate::{capture, context};
+use cudarc::driver::sys::{CUmemAccess_flags, CUmemAccessDesc, CUmemLocation, CUmemLocationType};
+use gpupool_config::format_size;
+use gpupool_pool::{Block, Place};
+use parking_lot::Mutex;
+use std::fmt::Display;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long an exporter may take over one answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Tries of a call that undoes something.
+const UNDO: u32 = 6;
+/// Numbers of imported blocks start here, apart from those of the pool's own.
+const FIRST_ID: u64 = 1 << 47;
+
+/// One opened handle.
+struct Import {
+    handle: [u8; 64],
+    /// As the program sees it.
+    block: Block,
+    range: Range,
+    /// How often it was opened, less how often it was closed.
+    count: u32,
+    /// The last close is under way.
+    closing: bool,
+}
+
+static IMPORTS: Mutex<Vec<Import>> = Mutex::new(Vec::new());
+/// How many there are, readable without the lock.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Closed while a stream was being captured, when nobody may wait for the device: unmapped later.
+static LEFT: Mutex<Vec<Range>> = Mutex::new(Vec::new());
+
+/// Why a block could not be opened: what the program gets, and what the log says.
+struct Failure(CuResult, String);
+
+fn failure(result: CuResult, why: impl Display) -> Failure {
+    Failure(result, why.to_string())
+}
+
+/// The imported block that an address lies in.
+#[inline]
+pub fn block_at(address: u64) -> Option<Block> {
+    if COUNT.load(Ordering::Acquire) == 0 {
+        return None;
+    }
+    let imports = IMPORTS.lock();
+    let mut blocks = imports.iter().filter(|import| !import.closing).map(|import| import.block);
+    blocks.find(|block| address.wrapping_sub(block.address) < block.bytes)
+}
+
+/// Opens a handle, or counts it once more; the address for the program.
+pub fn open(driver: &'static Driver, bytes: &[u8; 64], handle: &Handle) -> Result<u64, CuResult> {
+    if exporter::token() == Some(&handle.token) {
+        // What the driver says to the process that exported.
+        return Err(CuResult::INVALID_CONTEXT);
+    }
+    bury(driver);
+    if let Some(address) = reopen(bytes) {
+        return Ok(address);
+    }
+    let begun = Instant::now();
+    match fetch(driver, handle) {
+        Ok((range, layout)) => Ok(enter(driver, bytes, handle, range, &layout, begun)),
+        Err(Failure(result, why)) => {
+            let pid = handle.pid;
+            super::failed("import", format_args!("{} of process {pid}: {why}", format_size(handle.bytes)));
+            Err(result)
+        }
+    }
+}
+
+fn reopen(bytes: &[u8; 64]) -> Option<u64> {
+    let mut imports = IMPORTS.lock();
+    let import = imports.iter_mut().find(|import| import.handle == *bytes && !import.closing)?;
+    import.count += 1;
+    Some(import.block.address)
+}
+
+fn enter(
+    driver: &'static Driver,
+    bytes: &[u8; 64],
+    handle: &Handle,
+    range: Range,
+    layout: &Layout,
+    begun: Instant,
+) -> u64 {
+    static NEXT_ID: AtomicU64 = AtomicU64::new(FIRST_ID);
+    let device = (0..driver.device_count()).find(|device| driver.uuid_bytes(*device) == layout.home);
+    let home = device.or_else(|| driver.current_device().ok()).unwrap_or(0) as u32;
+    let owner = context::current(driver).map_or(0, |context| context.id);
+    let address = range.base + layout.offset;
+    let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+    let block = Block { address, bytes: handle.bytes, home, owner, id };
+    {
+        let mut imports = IMPORTS.lock();
+        // Another thread may have opened the same handle meanwhile; then this range goes again.
+        if let Some(first) = imports.iter_mut().find(|import| import.handle == *bytes && !import.closing) {
+            first.count += 1;
+            let address = first.block.address;
+            drop(imports);
+            drop(range);
+            return address;
+        }
+        imports.push(Import { handle: *bytes, block, range, count: 1, closing: false });
+        COUNT.store(imports.len(), Ordering::Release);
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    tracing::info!(
+        target: "gpupool::ipc", event = "ipc.import", address, bytes = handle.bytes, chunks = layout.chunks,
+        exporter = handle.pid, seconds, "opened {} of process {} at {address:#x}", format_size(handle.bytes), handle.pid
+    );
+    address
+}
+
+/// Closes what [`open`] gave. `None`: no such address, the driver's to answer.
+pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
+    if COUNT.load(Ordering::Acquire) == 0 {
+        return None;
+    }
+    {
+        let mut imports = IMPORTS.lock();
+        let import = imports.iter_mut().find(|import| import.block.address == address && !import.closing)?;
+        if import.count > 1 {
+            import.count -= 1;
+            return Some(CuResult::SUCCESS);
+        }
+        import.closing = true;
+    }
+    bury(driver);
+    // As the driver's own: work that uses the memory is waited for, and its error is the answer.
+    let answer = if capture::under_way() { Ok(()) } else { context::synchronize_all(driver) };
+    let removed = {
+        let mut imports = IMPORTS.lock();
+        let index = imports.iter().position(|import| import.block.address == address && import.closing)?;
+        if answer.is_ok() {
+            let import = imports.swap_remove(index);
+            COUNT.store(imports.len(), Ordering::Release);
+            Some(import)
+        } else {
+            imports[index].closing = false;
+            None
+        }
+    };
+    if let Some(import) = removed {
+        let bytes = import.block.bytes;
+        finish(import.range);
+        tracing::info!(
+            target: "gpupool::ipc", event = "ipc.close", address, bytes, "closed {} at {address:#x}", format_size(bytes)
+        );
+    }
+    Some(answer.err().unwrap_or(CuResult::SUCCESS))
+}
+
+/// The context with this id is gone, and what was opened in it.
+pub fn owner_gone(driver: &'static Driver, owner: u64) {
+    if COUNT.load(Ordering::Acquire) == 0 {
+        return;
+    }
+    let gone: Vec<Import> = {
+        let mut imports = IMPORTS.lock();
+        let (gone, left) = imports.drain(..).partition(|import| import.block.owner == owner && !import.closing);
+        *imports = left;
+        COUNT.store(imports.len(), Ordering::Release);
+        gone
+    };
+    // Other contexts may have used it as well. One in error has no work left.
+    if !gone.is_empty() && !capture::under_way() {
+        let _ = context::synchronize_all(driver);
+    }
+    gone.into_iter().for_each(|import| finish(import.range));
+}
+
+/// Unmaps a range that nothing uses any more, or keeps it until nothing can.
+fn finish(range: Range) {
+    if capture::under_way() {
+        LEFT.lock().push(range);
+    }
+}
+
+/// Unmaps what was closed during a capture.
+fn bury(driver: &Driver) {
+    if capture::under_way() {
+        return;
+    }
+    let left = std::mem::take(&mut *LEFT.lock());
+    if !left.is_empty() {
+        let _ = context::synchronize_all(driver);
+    }
+}
+
+/// Address space with chunks of another process mapped in it; both go when it is dropped.
+struct Range {
+    driver: &'static Driver,
+    base: u64,
+    span: u64,
+    /// Mapped so far, from `base` on.
+    mapped: u64,
+}
+
+impl Range {
+    fn reserve(driver: &'static Driver, span: u64) -> Result<Self, CuResult> {
+        let mut base = 0;
+        // SAFETY: the output is a local; no address is asked for.
+        unsafe { (driver.cuMemAddressReserve)(&raw mut base, span as usize, 0, 0, 0) }.ok()?;
+        Ok(Self { driver, base, span, mapped: 0 })
+    }
+
+    /// Maps another process's chunk behind those mapped already.
+    fn map(&mut self, descriptor: OwnedFd, bytes: u64) -> Result<(), CuResult> {
+        let mut handle = 0;
+        let shared = descriptor.as_raw_fd() as usize as *mut std::ffi::c_void;
+        // SAFETY: the output is a local; the descriptor is open, and the driver keeps what it needs of it.
+        unsafe { (self.driver.cuMemImportFromShareableHandle)(&raw mut handle, shared, POSIX_FD) }.ok()?;
+        drop(descriptor);
+        // SAFETY: the range behind `mapped` is reserved and unmapped, and the handle is of this size or is refused.
+        let mapped = unsafe { (self.driver.cuMemMap)(self.base + self.mapped, bytes as usize, 0, handle, 0) };
+        // The mapping keeps the memory.
+        // SAFETY: the handle was imported just now and is not used again.
+        insistently(|| unsafe { (self.driver.cuMemRelease)(handle) });
+        mapped.ok()?;
+        self.mapped += bytes;
+        Ok(())
+    }
+
+    fn grant(&self, from: u64, to: u64, devices: &[i32]) -> Result<(), CuResult> {
+        let device = |id: &i32| CUmemAccessDesc {
+            location: CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: *id },
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        let list: Vec<_> = devices.iter().map(device).collect();
+        let (address, bytes) = (self.base + from, (to - from) as usize);
+        // SAFETY: the range is mapped, and the list outlives the call.
+        unsafe { (self.driver.cuMemSetAccess)(address, bytes, list.as_ptr(), list.len()) }.ok()
+    }
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        // SAFETY: whoever drops it made sure that no work uses the memory; these are whole mappings.
+        let unmap = || unsafe { (self.driver.cuMemUnmap)(self.base, self.mapped as usize) };
+        if self.mapped > 0 && !insistently(unmap) {
+            // The addresses stay taken: whatever is mapped there must not be found under another name.
+            return;
+        }
+        // SAFETY: reserved by `reserve` with these values, and nothing is mapped in it.
+        insistently(|| unsafe { (self.driver.cuMemAddressFree)(self.base, self.span as usize) });
+    }
+}
+
+/// Makes a call that undoes something again after a failure: there is no second way to do that.
+fn insistently(call: impl Fn() -> CuResult) -> bool {
+    (0..UNDO).any(|_| call().is_ok())
+}
+
+/// Gets a block's chunks from its process and maps them.
+fn fetch(driver: &'static Driver, handle: &Handle) -> Result<(Range, Layout), Failure> {
+    let connection = connect(handle)?;
+    let topology = Topology::read(driver).map_err(|result| failure(result, "the GPUs do not answer"))?;
+    let mut most = descriptors_left();
+    let (mut first, mut range): (u32, Option<(Range, Layout)>) = (0, None);
+    // Rows of chunks at one place get access in one call: the cost is mostly per call.
+    let mut row: Option<(u64, Place)> = None;
+    loop {
+        let (layout, chunks, descriptors) = match ask(&connection, handle, first, most)? {
+            Some(answer) => answer,
+            None if most > 1 => {
+                most = 1;
+                continue;
+            }
+            None => {
+                return Err(failure(
+                    CuResult::OPERATING_SYSTEM,
+                    "this process has no file descriptor left (ulimit -n)",
+                ));
+            }
+        };
+        let (range, known) = match &mut range {
+            Some(range) => range,
+            None => {
+                let made = Range::reserve(driver, layout.span).map_err(|result| {
+                    failure(result, format_args!("no {} of address space ({result})", format_size(layout.span)))
+                })?;
+                range.insert((made, layout))
+            }
+        };
+        if *known != layout || !layout.holds(handle.bytes) || chunks.len() != descriptors.len() || chunks.is_empty() {
+            return Err(failure(CuResult::INVALID_VALUE, "its answer makes no sense"));
+        }
+        for (chunk, descriptor) in chunks.iter().zip(descriptors) {
+            let place = place_here(&topology, chunk)?;
+            if let Some((from, before)) = row.filter(|(_, before)| *before != place) {
+                give_access(range, &topology, from, before)?;
+                row = None;
+            }
+            row = row.or(Some((range.mapped, place)));
+            if chunk.bytes > range.span - range.mapped {
+                return Err(failure(CuResult::INVALID_VALUE, "its chunks are larger than it said"));
+            }
+            range.map(descriptor, chunk.bytes).map_err(|result| {
+                failure(
+                    result,
+                    format_args!("the driver did not take a chunk of {} ({result})", format_size(chunk.bytes)),
+                )
+            })?;
+        }
+        first += chunks.len() as u32;
+        if range.mapped == range.span {
+            break;
+        }
+    }
+    let (Some((range, layout)), Some((from, place))) = (range, row) else {
+        return Err(failure(CuResult::INVALID_VALUE, "its answer makes no sense"));
+    };
+    give_access(&range, &topology, from, place)?;
+    Ok((range, layout))
+}
+
+/// Gives every GPU of this process that can reach the place access to what is mapped from `from` on: a copy from a context
+/// without access would kill that context.
+fn give_access(range: &Range, topology: &Topology, from: u64, place: Place) -> Result<(), Failure> {
+    let reaches = |ordinal: u32| match place {
+        Place::Gpu(owner) => topology.reach(ordinal, owner),
+        Place::Host(_) => true,
+    };
+    let gpus = topology.gpus.iter().filter(|gpu| gpu.vmm && reaches(gpu.ordinal));
+    let devices: Vec<i32> = gpus.map(|gpu| gpu.ordinal as i32).collect();
+    range
+        .grant(from, range.mapped, &devices)
+        .map_err(|result| failure(result, format_args!("no access to its memory ({result})")))
+}
+
+/// Where a chunk is, by this process's numbers.
+fn place_here(topology: &Topology, chunk: &Chunk) -> Result<Place, Failure> {
+    match chunk.place {
+        Where::Host(node) => Ok(Place::Host(node)),
+        Where::Gpu(uuid) => {
+            let gpu = topology.gpus.iter().find(|gpu| gpu.uuid == uuid);
+            gpu.map(|gpu| Place::Gpu(gpu.ordinal)).ok_or_else(|| {
+                let name = crate::backend::nvml::dashed(&uuid);
+                failure(
+                    CuResult::INVALID_DEVICE,
+                    format_args!(
+                        "part of it is on GPU-{name}, which this process does not see (CUDA_VISIBLE_DEVICES); let it see \
+                         every GPU of the exporter's pool, or limit that with GPUPOOL_DEVICES"
+                    ),
+                )
+            })
+        }
+    }
+}
+
+fn connect(handle: &Handle) -> Result<Socket, Failure> {
+    let connection = Socket::connect(&Handle::socket(handle.pid, &handle.token), Instant::now() + PATIENCE);
+    let connection = connection.map_err(|error| {
+        failure(
+            CuResult::INVALID_VALUE,
+            format_args!("it can not be reached ({error}): it ended, or is in another network namespace (container)"),
+        )
+    })?;
+    // SAFETY: geteuid has no preconditions.
+    let own = unsafe { libc::geteuid() };
+    match connection.peer() {
+        Ok(peer) if peer.uid == own => Ok(connection),
+        Ok(peer) => {
+            Err(failure(CuResult::INVALID_VALUE, format_args!("it is of user {}, this one of user {own}", peer.uid)))
+        }
+        Err(error) => Err(failure(CuResult::INVALID_VALUE, format_args!("whose it is is unknown: {error}"))),
+    }
+}
+
+type Batch = (Layout, Vec<Chunk>, Vec<OwnedFd>);
+
+/// Asks for chunks from `first` on. `None`: descriptors were lost on the way, fewer have to be asked for.
+fn ask(connection: &Socket, handle: &Handle, first: u32, most: u32) -> Result<Option<Batch>, Failure> {
+    let lost = |error: std::io::Error| {
+        let seconds = PATIENCE.as_secs();
+        let why = match error.kind() {
+            std::io::ErrorKind::TimedOut => format!("it did not answer within {seconds} s"),
+            _ => format!("the connection failed: {error}"),
+        };
+        failure(CuResult::INVALID_VALUE, why)
+    };
+    let request = Request { block: handle.block, address: handle.address, first, most };
+    connection.send(&request.encode(), &[]).map_err(lost)?;
+    let mut buffer = [0; LONGEST];
+    let received = connection.receive_by(&mut buffer, Instant::now() + PATIENCE).map_err(lost)?;
+    if received.truncated {
+        return Ok(None);
+    }
+    if received.bytes == 0 {
+        return Err(failure(CuResult::INVALID_VALUE, "it ended"));
+    }
+    match Answer::decode(&buffer[..received.bytes]) {
+        Some(Answer::Chunks { layout, chunks }) => Ok(Some((layout, chunks, received.descriptors))),
+        Some(Answer::Gone) => Err(failure(CuResult::INVALID_VALUE, "it freed that memory")),
+        Some(Answer::Failed(code)) => Err(failure(
+            CuResult::INVALID_VALUE,
+            format_args!("its driver did not export the memory ({})", CuResult(code)),
+        )),
+        Some(Answer::Refused) => Err(failure(CuResult::INVALID_VALUE, "it belongs to another user")),
+        None => Err(failure(CuResult::INVALID_VALUE, "its answer makes no sense; is it another version of gpupool?")),
+    }
+}
+
+/// How many descriptors to ask for at a time: a quarter of those that this process may still open, since other threads
+/// open some, too.
+fn descriptors_left() -> u32 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the output is a local.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    let open = std::fs::read_dir("/proc/self/fd").map_or(0, |list| list.count() as u64);
+    let left = limit.rlim_cur.saturating_sub(open) / 4;
+    left.clamp(1, u64::from(BATCH)) as u32
+}

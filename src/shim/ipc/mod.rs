@@ -1,0 +1,42 @@
+//! CUDA IPC on pooled memory, between two processes that both run under the shim.
+//!
+//! The driver has no legacy handle for memory from `cuMemCreate`; what it has is a file descriptor for each chunk. So the
+//! 64 bytes that the program carries to the other process name a socket of the exporter, and the importer fetches the
+//! chunks there when it opens the handle. From then on it needs the exporter no more: the memory lives until the last
+//! process lets go, whoever ends first.
+//!
+//! Nothing of this exists in a process that shares nothing: the socket and its thread come with the first export.
+
+mod exporter;
+mod importer;
+mod socket;
+mod wire;
+
+use crate::driver::{CuResult, Driver};
+use gpupool_pool::Block;
+use std::fmt::Display;
+use wire::Handle;
+
+pub use exporter::{after_fork_in_child, block_ended, judge};
+pub use importer::{block_at as imported_at, close, owner_gone};
+
+/// The bytes of a handle for this block (`cuIpcGetMemHandle`).
+///
+/// # Errors
+/// The driver's code; the log says why.
+pub fn export(driver: &Driver, block: &Block) -> Result<[u8; 64], CuResult> {
+    exporter::export(driver, block).map(|handle| handle.encode())
+}
+
+/// Opens the handle in these bytes (`cuIpcOpenMemHandle`), and gives the block's address here. `None`: not a handle of
+/// ours, the driver's to open.
+pub fn open(driver: &'static Driver, bytes: &[u8; 64]) -> Option<Result<u64, CuResult>> {
+    let handle = Handle::decode(bytes)?;
+    Some(importer::open(driver, bytes, &handle))
+}
+
+/// Says that one of `export`, `import` and `serve` failed, and why.
+fn failed(what: &str, why: impl Display) {
+    let why = why.to_string();
+    tracing::warn!(target: "gpupool::ipc", event = "ipc.failed", what, why, "CUDA IPC, {what} failed: {why}");
+}
