@@ -10,14 +10,18 @@
  *   damaged:SLOT         open the handle with one byte changed
  *   again:SLOT           open it once more and say whether the address is the same
  *   range:SLOT           address range and attributes of a byte in the middle
- *   tasks                threads of this process
+ *   threads              threads of this process
  *   fork:SLOT            a child of this process tries to share, too
  *   files:N              at most N more file descriptors
  *   user:ID              become another user
  *   reset                reset the primary context
+ *   trim                 return freed memory to the driver (under the shim)
+ *   captured:SLOT        close it while a stream is being captured
  *   hold                 do nothing more, but stay there until killed (SIGSTOP)
- *   arm:FAULTS           faults of the simulated driver
- *   left                 handles, mapped bytes and descriptors left (simulated driver)
+ *   sweep:get:SLOT, sweep:open:SLOT
+ *                        the same with a fault at every driver call in turn (simulated driver): nothing may be left
+ *   fault:SPECIFICATION  faults of the simulated driver
+ *   left                 handles, mapped and used memory (simulated driver)
  *   exit                 end in order          kill            end at once
  */
 #include "simulator.h"
@@ -42,7 +46,6 @@ typedef struct {
 } Slot;
 
 static Slot slots[SLOTS];
-static const char *me;
 
 static int entries(const char *path)
 {
@@ -52,9 +55,14 @@ static int entries(const char *path)
         count++;
     if (directory)
         closedir(directory);
-    /* ".", "..", and the descriptor that counts. */
-    return count - 3 + (strstr(path, "task") != NULL);
+    /* "." and "..". */
+    return count - 2;
 }
+
+/* All but the one that counts. */
+static int open_files(void) { return entries("/proc/self/fd") - 1; }
+
+static int threads(void) { return entries("/proc/self/task"); }
 
 static uint32_t word_at(CUdeviceptr address)
 {
@@ -99,12 +107,51 @@ static void in_a_child(const char *name, const Slot *slot)
         CUdeviceptr opened = 0;
         printf("%s: in a child get %d, open %d, close %d, threads %d\n", name, cuIpcGetMemHandle(&handle, slot->address),
                cuIpcOpenMemHandle_v2(&opened, slot->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
-               cuIpcCloseMemHandle(slot->address), entries("/proc/self/task"));
+               cuIpcCloseMemHandle(slot->address), threads());
         fflush(stdout);
         _exit(0);
     }
     int status;
     REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status));
+}
+
+/* Closing while nobody may wait for the device. */
+static void captured(const char *name, const Slot *slot)
+{
+    CUstream stream;
+    CUgraph graph = NULL;
+    CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CHECK(cuStreamBeginCapture_v2(stream, 0));
+    CUresult closed = cuIpcCloseMemHandle(slot->address);
+    printf("%s: close %d, end of the capture %d\n", name, closed, cuStreamEndCapture(stream, &graph));
+    CHECK(cuStreamDestroy_v2(stream));
+}
+
+/* Fails every driver call of an export or import in turn, once, until the call has no more of them. */
+static void sweep(const char *name, const Simulator *simulator, int opens, Slot *slot)
+{
+    uint64_t handles = simulator->handles(), mapped = simulator->mapped(), used = physical_use(simulator, 2);
+    int files = open_files(), failed = 0, fault = 0;
+    for (;;) {
+        char specification[32];
+        snprintf(specification, sizeof specification, "*:%d=999", ++fault);
+        REQUIRE(simulator->arm(specification) == 0);
+        uint64_t before = simulator->calls();
+        CUdeviceptr opened = 0;
+        CUresult result = opens ? cuIpcOpenMemHandle_v2(&opened, slot->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+                                : cuIpcGetMemHandle(&slot->handle, slot->address);
+        uint64_t calls = simulator->calls() - before;
+        failed += result != CUDA_SUCCESS;
+        REQUIRE(simulator->arm("") == 0);
+        if (opens && result == CUDA_SUCCESS)
+            CHECK(cuIpcCloseMemHandle(opened));
+        REQUIRE(simulator->handles() == handles && simulator->mapped() == mapped);
+        /* The first export opens its socket. */
+        REQUIRE(physical_use(simulator, 2) == used && (!opens || open_files() == files));
+        if (calls < (uint64_t)fault)
+            break;
+    }
+    printf("%s: %s, some refused: %d\n", name, fault > (opens ? 10 : 1) ? "every call failed once" : "no calls", failed > 0);
 }
 
 /* What a process of the given letter does; the handle of the slot comes with the order and goes back with the answer. */
@@ -151,22 +198,30 @@ static void act(const Kernels *kernels, char *order)
                cuIpcCloseMemHandle(slot->address));
     } else if (!strcmp(action, "range")) {
         range(name, slot);
-    } else if (!strcmp(action, "tasks")) {
-        printf("%s: %d threads\n", name, entries("/proc/self/task"));
+    } else if (!strcmp(action, "threads")) {
+        printf("%s: %d\n", name, threads());
     } else if (!strcmp(action, "fork")) {
         in_a_child(name, slot);
     } else if (!strcmp(action, "files")) {
-        struct rlimit limit = {entries("/proc/self/fd") + atoi(first), 4096};
+        struct rlimit limit = {open_files() + atoi(first), 4096};
         REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
     } else if (!strcmp(action, "user")) {
         printf("%s: %s\n", name, seteuid(atoi(first)) ? "not allowed" : "done");
     } else if (!strcmp(action, "reset")) {
         printf("%s: %d\n", name, cuDevicePrimaryCtxReset_v2(0));
-    } else if (!strcmp(action, "arm")) {
-        REQUIRE(simulator.arm && simulator.arm(second ? strcat(strcat((char *)first, ":"), second) : first) == 0);
+    } else if (!strcmp(action, "trim")) {
+        printf("%s: %llu MiB\n", name, simulator.trim ? (unsigned long long)(simulator.trim() / MIB) : 0);
+    } else if (!strcmp(action, "captured")) {
+        captured(name, slot);
+    } else if (!strcmp(action, "sweep")) {
+        sweep(name, &simulator, strcmp(first, "open") == 0, &slots[value % SLOTS]);
+    } else if (!strcmp(action, "fault")) {
+        char specification[WORD];
+        snprintf(specification, sizeof specification, "%s:%s", first, second);
+        REQUIRE(simulator.arm && simulator.arm(specification) == 0);
     } else if (!strcmp(action, "left")) {
-        printf("%s: %llu handles, %llu MiB mapped\n", name, (unsigned long long)simulator.handles(),
-               (unsigned long long)simulator.mapped() / MIB);
+        printf("%s: %llu handles, %llu MiB mapped, %llu MiB used\n", name, (unsigned long long)simulator.handles(),
+               (unsigned long long)(simulator.mapped() / MIB), (unsigned long long)(physical_use(&simulator, 2) / MIB));
     } else {
         printf("no such action: %s\n", name);
         exit(1);
@@ -178,7 +233,7 @@ static void act(const Kernels *kernels, char *order)
 static int player(const char *letter)
 {
     char order[WORD];
-    me = letter;
+    (void)letter;
     start_on(0);
     Kernels kernels = load_kernels();
     CUipcMemHandle handles[SLOTS];

@@ -388,8 +388,13 @@ pub fn import(out: Out<u64>, shared: u64, kind: c_int) -> Outcome {
         }
         _ => (driver.hosts.get(index).ok_or(Code::INVALID_VALUE)?, Location { kind: HOST_NUMA, id: index as c_int }),
     };
-    // SAFETY: it was just looked at, so it is an open descriptor; the copy is ours, the original the caller's.
-    let copy = unsafe { OwnedFd::from_raw_fd(libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 3)) };
+    // SAFETY: it was just looked at, so it is an open descriptor.
+    let copy = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 3) };
+    if copy < 0 {
+        return Err(Code::OPERATING_SYSTEM);
+    }
+    // SAFETY: the copy is new and nobody else closes it; the original is the caller's.
+    let copy = unsafe { OwnedFd::from_raw_fd(copy) };
     let physical = store.import(copy, offset, bytes, Use::Vmm)?;
     out.set(enter(physical, AllocationProp { kind: PINNED, handle_types: 0, location, win32: 0, flags: [0; 8] }))
 }

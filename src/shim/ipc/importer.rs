@@ -265,7 +265,8 @@ fn insistently(call: impl Fn() -> CuResult) -> bool {
 /// Gets a block's chunks from its process and maps them.
 fn fetch(driver: &'static Driver, handle: &Handle) -> Result<(Range, Layout), Failure> {
     let connection = connect(handle)?;
-    let topology = Topology::read(driver).map_err(|result| failure(result, "the GPUs do not answer"))?;
+    let topology =
+        Topology::read(driver).map_err(|result| failure(result, format_args!("the GPUs do not answer ({result})")))?;
     let mut most = descriptors_left();
     let (mut first, mut range): (u32, Option<(Range, Layout)>) = (0, None);
     // Rows of chunks at one place get access in one call: the cost is mostly per call.

@@ -1,0 +1,234 @@
+//! Memory shared between processes: pooled memory goes from one process under the shim to another as the driver's does
+//! bare, and nowhere else.
+
+use gpupool_events::Event;
+use harness::{Output, Run};
+
+/// Two GPUs of 128 MiB and a host: 300 MiB lie on all three.
+const SPREAD: &str = "2x128MiB";
+
+fn ipc(steps: &str) -> Run {
+    Run::program("ipc").args(steps).sim("2x1GiB")
+}
+
+fn spread(steps: &str) -> Run {
+    let run = Run::program("ipc").args(steps).sim(SPREAD);
+    run.env("GPUPOOL_RESERVE", "8MiB").env("GPUPOOL_HOST_LIMIT", "200MiB").shim()
+}
+
+/// Process A has the log; it is the exporter in most tests here.
+fn logged(run: Run) -> Output {
+    run.log().env("B_GPUPOOL_LOG_FILE", "").env("C_GPUPOOL_LOG_FILE", "").go()
+}
+
+#[test]
+fn a_block_is_shared_as_the_driver_shares_one() {
+    let steps = "A:alloc:0:65536 A:fill:0:100 A:get:0:4096 A:open:0 A:damaged:0 B:damaged:0 B:open:0 B:range:0 \
+                 B:check:0:100 B:again:0 B:fill:0:7 A:check:0:7 B:get:0:0 B:free:0 B:close:0 B:close:0 B:close:0 \
+                 A:check:0:7 A:free:0 A:get:0:0 A:exit B:exit";
+    ipc(steps).same_under_shim(&[]).succeeds().says("B:check:0:100: 0 wrong, ends right");
+    ipc(steps).same_under_shim(&["GPUPOOL_FREE=lazy"]);
+    ipc(steps).same_under_shim(&["GPUPOOL_MODE=spill"]);
+    ipc(steps).same_under_shim(&["GPUPOOL_MODE=trace"]);
+}
+
+#[test]
+fn several_blocks_that_begin_inside_chunks_are_kept_apart() {
+    // The first block leaves a chunk of 32 MiB, on which the next ones stand side by side.
+    let steps = "A:alloc:0:32768 A:free:0 A:alloc:1:3000 A:alloc:2:6144 A:alloc:3:5000 A:fill:1:10 A:fill:2:20 A:fill:3:30 \
+                 A:get:1:0 A:get:2:99 A:get:3:0 B:open:3 B:open:1 B:open:2 B:range:2 B:check:1:10 B:check:2:20 B:check:3:30 \
+                 B:fill:2:7 A:check:1:10 A:check:2:7 A:check:3:30 B:close:3 B:check:2:7 B:close:1 B:close:2 B:exit A:free:2";
+    ipc(steps).same_under_shim(&[]).succeeds().says("A:check:2:7: 0 wrong, ends right");
+}
+
+#[test]
+fn a_block_over_gpus_and_the_host_is_one_block_in_the_other_process() {
+    let steps = "A:alloc:0:307200 A:fill:0:100 A:get:0:0 B:open:0 B:range:0 B:check:0:100 B:fill:0:7 A:check:0:7 C:open:0 \
+                 C:check:0:7 B:close:0 C:close:0 B:left C:left";
+    let shim = logged(spread(steps));
+    shim.succeeds().says("B:check:0:100: 0 wrong, ends right").says("A:check:0:7: 0 wrong, ends right");
+    shim.says("B:range:0: 0, 314572800 bytes, base right").says("C:check:0:7: 0 wrong, ends right");
+    shim.says("B:left: 0 handles, 0 MiB mapped, 16 MiB used").says("C:left: 0 handles, 0 MiB mapped, 16 MiB used");
+    let (on_peers, on_host) = shim.event("pool.spill", |event| match event {
+        Event::PoolSpill(spill) => Some((spill.on_peers, spill.on_host)),
+        _ => None,
+    });
+    assert!(on_peers > 50 << 20 && on_host > 50 << 20, "{on_peers} bytes on peers, {on_host} on the host");
+}
+
+#[test]
+fn gpus_are_matched_by_what_they_are_and_not_by_their_numbers() {
+    let steps =
+        "A:alloc:0:307200 A:fill:0:100 A:get:0:0 B:open:0 B:range:0 B:check:0:100 B:fill:0:7 A:check:0:7 B:close:0";
+    let shim = spread(steps).env("B_CUDA_VISIBLE_DEVICES", "1,0").go();
+    shim.succeeds().says("B:check:0:100: 0 wrong, ends right").says("A:check:0:7: 0 wrong, ends right");
+    shim.says("B:range:0: type 2, device 1, managed 0, context mine, 314572800 bytes from there");
+}
+
+#[test]
+fn memory_of_a_gpu_that_the_importer_does_not_see_is_refused() {
+    let run = ipc("A:alloc:0:65536 A:get:0:0 B:open:0 B:left").env("B_CUDA_VISIBLE_DEVICES", "1");
+    let shim = run.same_under_shim(&[]);
+    shim.succeeds().says("B:open:0: 101").says("B:left: 0 handles, 0 MiB mapped, 16 MiB used");
+    shim.warns("which this process does not see (CUDA_VISIBLE_DEVICES)");
+}
+
+#[test]
+fn the_exporter_may_free_and_end_first() {
+    for end in ["exit", "kill"] {
+        let steps = format!(
+            "A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:open:0 A:free:0 B:check:0:100 B:fill:0:7 A:{end} B:check:0:7 B:close:0 \
+             B:open:0 B:left B:exit"
+        );
+        let shim = ipc(&steps).same_under_shim(&[]);
+        shim.says("B:check:0:7: 0 wrong, ends right").says("B:open:0: 1").warns("can not be reached");
+    }
+}
+
+#[test]
+fn the_importer_may_end_first() {
+    for end in ["exit", "kill"] {
+        let steps = format!("A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:open:0 B:fill:0:7 B:{end} A:check:0:7 A:free:0");
+        ipc(&steps).same_under_shim(&[]).succeeds().says("A:check:0:7: 0 wrong, ends right");
+    }
+}
+
+#[test]
+fn freed_and_trimmed_memory_lives_until_the_last_close() {
+    let steps = "A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:open:0 A:free:0 A:trim A:left A:alloc:1:65536 A:fill:1:9 \
+                 B:check:0:100 B:close:0 A:left A:check:1:9";
+    let shim = ipc(steps).shim().go();
+    shim.succeeds()
+        .says("A:trim: 64 MiB")
+        .says("B:check:0:100: 0 wrong, ends right")
+        .says("A:check:1:9: 0 wrong, ends right");
+    // Given back by the exporter, and still there for the importer: until that one closes.
+    shim.says("A:left: 0 handles, 0 MiB mapped, 80 MiB used").says("A:left: 2 handles, 64 MiB mapped, 80 MiB used");
+}
+
+#[test]
+fn a_handle_of_a_freed_block_opens_nothing_also_when_its_address_is_used_again() {
+    let steps = "A:alloc:0:65536 A:get:0:0 A:free:0 B:open:0 A:alloc:1:65536 B:open:0 B:left";
+    let shim = ipc(steps).shim().go();
+    shim.succeeds().says("B:left: 0 handles, 0 MiB mapped, 16 MiB used").warns("it freed that memory");
+    assert_eq!(shim.stdout.matches("B:open:0: 1\n").count(), 2, "{}", shim.stdout);
+}
+
+#[test]
+fn a_context_that_goes_takes_what_was_opened_in_it() {
+    let steps = "A:alloc:0:65536 A:get:0:0 B:open:0 B:reset B:left";
+    ipc(steps).same_under_shim(&[]).succeeds().says("B:left: 0 handles, 0 MiB mapped, 0 MiB used");
+}
+
+#[test]
+fn closing_during_a_capture_waits_until_after_it() {
+    let steps = "A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:open:0 B:captured:0 B:open:0 B:check:0:100 B:close:0 B:left";
+    let shim = ipc(steps).shim().go();
+    shim.succeeds().says("B:captured:0: close 0, end of the capture 0").says("B:check:0:100: 0 wrong, ends right");
+    shim.says("B:left: 0 handles, 0 MiB mapped, 16 MiB used");
+}
+
+#[test]
+fn there_is_no_thread_before_the_first_export_and_none_in_an_importer() {
+    let steps = "A:alloc:0:65536 A:threads A:get:0:0 A:threads A:get:0:0 A:threads B:open:0 B:threads";
+    let shim = ipc(steps).shim().go();
+    shim.succeeds().prints(
+        "A:alloc:0:65536: 0\nA:threads: 1\nA:get:0:0: 0\nA:threads: 2\nA:get:0:0: 0\nA:threads: 2\nB:open:0: 0\nB:threads: 1\n",
+    );
+}
+
+#[test]
+fn the_child_of_a_fork_shares_nothing_and_keeps_nobody_waiting() {
+    let steps =
+        "A:alloc:0:65536 A:fill:0:100 A:get:0:0 A:fork:0 B:open:0 B:fork:0 B:check:0:100 B:close:0 A:check:0:100";
+    ipc(steps).same_under_shim(&[]).succeeds().says("A:fork:0: in a child get 3, open 3, close 3, threads 1");
+}
+
+#[test]
+fn few_descriptors_are_enough() {
+    // Twelve chunks; the simulated driver keeps a descriptor for each that it imported.
+    let steps = "A:alloc:0:307200 A:fill:0:100 A:get:0:0 A:files:2 B:files:17 B:open:0 B:check:0:100 B:close:0 B:left";
+    let shim = spread(steps).go();
+    shim.succeeds().says("B:check:0:100: 0 wrong, ends right").says("B:left: 0 handles, 0 MiB mapped, 16 MiB used");
+}
+
+#[test]
+fn without_descriptors_the_importer_gets_an_error_and_keeps_nothing() {
+    let shim = spread("A:alloc:0:307200 A:get:0:0 B:files:5 B:open:0 B:left").go();
+    shim.succeeds()
+        .says("B:open:0: 304")
+        .says("B:left: 0 handles, 0 MiB mapped, 16 MiB used")
+        .warns("CUDA IPC, import failed");
+}
+
+#[test]
+fn an_importer_without_the_shim_is_refused_and_the_exporter_says_so() {
+    let run = ipc("A:alloc:0:65536 A:get:0:0 B:open:0 A:free:0").env("B_LD_PRELOAD", "");
+    let shim = logged(run.shim());
+    shim.succeeds().says("B:open:0: 1").warns("run that one under gpupool, too");
+    let said =
+        shim.events("ipc.export").iter().any(|record| record.message.contains("only processes that run under gpupool"));
+    assert!(said, "{:?}", shim.records);
+}
+
+#[test]
+fn memory_of_an_exporter_without_the_shim_is_opened_by_the_driver() {
+    let steps = "A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:open:0 B:again:0 B:check:0:100 B:range:0 B:close:0 B:close:0";
+    let run = ipc(steps);
+    let bare = run.clone().go();
+    run.shim().env("A_LD_PRELOAD", "").go().same_as(&bare).succeeds();
+}
+
+#[test]
+fn an_exporter_that_hangs_does_not_hang_the_importer() {
+    let shim = ipc("A:alloc:0:65536 A:get:0:0 A:hold B:open:0 B:left").shim().go();
+    shim.says("B:open:0: 1").warns("it did not answer within 5 s").says("B:left: 0 handles, 0 MiB mapped, 16 MiB used");
+}
+
+#[test]
+fn another_user_gets_nothing() {
+    let shim = logged(ipc("A:alloc:0:65536 A:get:0:0 B:user:65534 B:open:0 B:left").shim());
+    if shim.stdout.contains("B:user:65534: not allowed") {
+        println!("only root can become another user: not checked");
+        return;
+    }
+    shim.says("B:open:0: 1").says("B:left: 0 handles, 0 MiB mapped, 16 MiB used").warns("of user 65534");
+    let refused = shim.event("ipc.failed", |event| match event {
+        Event::IpcFailed(failed) if failed.what == "serve" => Some(failed.why.clone()),
+        _ => None,
+    });
+    assert!(refused.contains("may not open memory"), "{refused}");
+}
+
+#[test]
+fn a_fault_at_any_driver_call_leaves_nothing_behind() {
+    let steps = "A:alloc:0:204800 A:fill:0:5 A:sweep:get:0 A:get:0:0 B:sweep:open:0 B:open:0 B:check:0:5 B:close:0 B:left \
+                 A:fault:cuMemExportToShareableHandle:1=999 B:open:0 B:open:0 B:check:0:5 B:close:0 B:left";
+    let shim = ipc(steps).shim().go();
+    shim.succeeds().says("A:sweep:get:0: every call failed once, some refused: 1");
+    shim.says("B:sweep:open:0: every call failed once, some refused: 1").says("B:check:0:5: 0 wrong, ends right");
+    assert!(shim.stdout.ends_with("B:left: 0 handles, 0 MiB mapped, 16 MiB used\n"), "{}", shim.stdout);
+}
+
+#[test]
+fn the_log_tells_both_sides() {
+    let steps = "A:alloc:0:65536 A:get:0:0 A:get:0:0 B:open:0 B:again:0 B:close:0 B:close:0";
+    let exporter = logged(ipc(steps).shim());
+    assert_eq!(exporter.events("ipc.export").len(), 1, "once a block: {:?}", exporter.records);
+    let importer = ipc(steps).shim().log().env("A_GPUPOOL_LOG_FILE", "").go();
+    let (bytes, chunks) = importer.event("ipc.import", |event| match event {
+        Event::IpcImport(import) => Some((import.bytes, import.chunks)),
+        _ => None,
+    });
+    assert_eq!((bytes, chunks), (64 << 20, 2));
+    assert_eq!((importer.events("ipc.import").len(), importer.events("ipc.close").len()), (1, 1));
+}
+
+#[test]
+fn python_processes_share_arrays() {
+    Run::client("ipc_client.py")
+        .sim("2x1GiB")
+        .same_under_shim(&[])
+        .succeeds()
+        .says("the receiver found 0 wrong words and wrote its own");
+}
