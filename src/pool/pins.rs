@@ -17,7 +17,7 @@ use std::ops::{BitOr, BitOrAssign};
 pub enum Pin {
     /// Other processes may have it mapped (`cuIpcGetMemHandle`).
     Shared,
-    /// Someone may hold its physical handle (`cuMemRetainAllocationHandle`).
+    /// Someone may hold its physical handle (`cuMemRetainAllocationHandle`), and whatever was exported from that.
     Retained,
     /// Someone may hold a file descriptor of it (`cuMemGetHandleForAddressRange`: RDMA).
     Descriptor,

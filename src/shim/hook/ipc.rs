@@ -4,6 +4,7 @@ use super::Real;
 use crate::driver::CuResult;
 use crate::{ipc, memory, process};
 use cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
+use gpupool_pool::Pin;
 use std::ffi::c_uint;
 
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: the driver takes this value and no other.
@@ -44,6 +45,18 @@ pub unsafe fn open(real: &mut Real, dptr: *mut CUdeviceptr, handle: CUipcMemHand
         }
         Some(Err(result)) => result,
     }
+}
+
+/// A file descriptor of the memory itself, for network adapters (dma-buf).
+///
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn descriptor(real: &mut Real, dptr: CUdeviceptr, bytes: usize) -> CuResult {
+    let result = real.call();
+    if result.is_ok() {
+        memory::pin(dptr, bytes as u64, Pin::Descriptor);
+    }
+    result
 }
 
 /// # Safety

@@ -77,6 +77,8 @@ macro_rules! for_each_hook {
             cuIpcOpenMemHandle(dptr: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) => ipc::open(dptr, handle, flags);
             cuIpcOpenMemHandle_v2(dptr: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) => ipc::open(dptr, handle, flags);
             cuIpcCloseMemHandle(dptr: CUdeviceptr) => ipc::close(dptr);
+            cuMemGetHandleForAddressRange(handle: *mut c_void, dptr: CUdeviceptr, bytes: usize, kind: c_int, flags: u64)
+                => ipc::descriptor(dptr, bytes);
 
             // Contexts: who exists, so that a free knows whom to wait for and a destroyed context gives its blocks back.
             cuInit(flags: c_uint) => context::init();

@@ -2,10 +2,12 @@
 
 use super::{Real, retry};
 use crate::driver::{CuResult, Driver};
+use crate::memory::{self, Known};
 use crate::vmm::types::{Access, Location, Properties};
 use crate::vmm::{self, Part, Release, Request, Retained};
 use crate::{context, log, process};
 use cudarc::driver::sys::CUdeviceptr;
+use gpupool_pool::Pin;
 use std::ffi::{c_int, c_ulonglong, c_void};
 
 /// # Safety
@@ -154,9 +156,24 @@ pub unsafe fn properties(real: &mut Real, properties: *mut Properties, handle: u
     result
 }
 
+/// Bare, memory from `cuMemAlloc` has no handle. Pooled memory has one where the block is a chunk of its own, and then it is
+/// given, since NCCL and UCX share memory that way; a handle of part of a block, or of more than the block, would be taken
+/// for the whole of it.
+///
 /// # Safety
 /// `handle` is the program's output argument of that call.
 pub unsafe fn retain(real: &mut Real, handle: *mut u64, address: *mut c_void) -> CuResult {
+    match memory::known(address as CUdeviceptr) {
+        Known::Pooled(block) if memory::is_one_chunk(&block) => {
+            let result = real.call();
+            if result.is_ok() {
+                memory::pin(block.address, block.bytes, Pin::Retained);
+            }
+            return result;
+        }
+        Known::Pooled(_) | Known::Freed => return CuResult::INVALID_VALUE,
+        Known::Managed(_) | Known::Foreign => {}
+    }
     let result = real.call();
     let Some(driver) = process::driver().filter(|_| result.is_ok()) else { return result };
     // SAFETY: the driver answered success, so it has written there.

@@ -278,6 +278,12 @@ pub fn pieces(address: u64, bytes: u64) -> Vec<Piece<CUmemGenericAllocationHandl
     opened.map_or_else(Vec::new, |opened| opened.pool.pieces(address, bytes))
 }
 
+/// Whether a block is a chunk of its own, so that the chunk's handle stands for the block.
+pub fn is_one_chunk(block: &Block) -> bool {
+    let whole = |piece: &Piece<_>| (piece.address, piece.bytes) == (piece.chunk_address, piece.chunk_bytes);
+    matches!(&pieces(block.address, u64::MAX)[..], [piece] if whole(piece))
+}
+
 /// Keeps a range of a live block on its physical memory, for this reason; `false` where it lies in no block.
 pub fn pin(address: u64, bytes: u64, why: Pin) -> bool {
     open::opened().is_some_and(|opened| opened.pool.pin(address, bytes, why).is_some())
