@@ -137,6 +137,14 @@ fn what_no_gpu_has_whole_is_made_of_parts_and_home_comes_first() {
     tells(&last, &format!("{empty}create 120: 0\nrelease 1: 0\n{empty}"));
 }
 
+/// Two GPUs with 32 and 48 MiB to give: an arena for more is refused rather than laid on the host, and the program asks
+/// for less until it fits.
+#[test]
+fn parts_do_not_reach_the_host() {
+    let run = shim("C:120 s").env("GPUPOOL_DEVICES", "0,1").go();
+    tells(&run, "created 76\nused: gpu0 48 gpu1 44 gpu2 0 gpu3 0 host 0");
+}
+
 #[test]
 fn a_handle_that_was_released_while_mapped_can_be_taken_again_with_all_its_parts() {
     let run = shim("c:120 m:0 r:0 R:0 x:0 s u:0 s").go();

@@ -3,6 +3,8 @@
 pub mod boundary;
 pub mod dlsym;
 pub mod guard;
+#[cfg(test)]
+mod listing;
 pub mod resolve;
 pub mod table;
 pub mod trampoline;

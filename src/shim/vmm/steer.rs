@@ -150,15 +150,16 @@ fn tells_softly() -> bool {
     }
 }
 
-/// What each place could give to a request, best first. Memory that was asked for with something else than whole
-/// granules, which the driver refuses, has none.
+/// What each GPU could give to a part of a request, best first. Not the host: an arena sized by what several GPUs have
+/// would be half there, where a program that hears of OUT_OF_MEMORY asks for less. What is not asked for in whole granules,
+/// which the driver refuses, gets nothing.
 fn rooms(driver: &Driver, plan: &Plan, request: &Request, limit: impl Fn(Place) -> u64) -> Vec<Room> {
     let order = if request.bytes.is_multiple_of(FRAME) { plan.order(request.device) } else { Vec::new() };
     let room = |place| {
         let by_limit = limit(place).saturating_sub(memory::held_at(place)).saturating_sub(super::own_at(place));
         Room { place, bytes: plan.free_at(driver, place).unwrap_or(u64::MAX).min(by_limit) }
     };
-    order.into_iter().map(room).collect()
+    order.into_iter().filter(|place| !place.is_host()).map(room).collect()
 }
 
 /// Sets every piece aside, or none; the place that has no room.
