@@ -117,8 +117,8 @@ const char *gpupool_version(void);
 // The names of all hooked driver functions, separated by NUL and ended by two.
 const char *gpupool_hook_names(void);
 
-// Returns all freed memory that the pool keeps to the driver, and says how many bytes that was. Does nothing while a
-// stream is being captured.
+// Returns all freed memory that the pools of device and of pinned memory keep to the driver, and says how many bytes that
+// was. Does nothing while a stream is being captured.
 uint64_t gpupool_trim(void);
 
 // Allocates `bytes` on GPU `device` (-1: that of the current context), from the pool or the driver as `cuMemAlloc` would

@@ -96,6 +96,42 @@ findings! {
         title: "A context refused by GPUPOOL_CONTEXTS=deny",
         fix: "use a GPU of GPUPOOL_CONTEXT_DEVICES at that line, or add this GPU to the list",
     }
+    /// A framework's allocator asked for powers of two, and copies reached only a part.
+    PINNED_ROUNDED = "GP012" {
+        title: "Pinned memory rounded up to powers of two",
+        fix: "keep the bytes of a batch just below a power of two, or pin a few buffers once and copy into them",
+    }
+    /// One place pins more and more, and frees nothing.
+    PINNED_GROWING = "GP013" {
+        title: "Pinned memory that keeps growing",
+        fix: "allocate the buffers once before the loop and use them again, or free each when its copy is done",
+    }
+    /// Data that is in pinned memory goes to the GPU through another pinned buffer.
+    STAGED_TWICE = "GP014" {
+        title: "Data staged through a second pinned buffer",
+        fix: "copy from the pinned memory itself; CuPy before 13 always takes a second buffer, so upgrade to CuPy 13",
+    }
+    /// The driver spent a good part of the process's time on pinning.
+    PINNING_SLOW = "GP015" {
+        title: "Time lost in pinning memory",
+        fix: "pin a few buffers once and use them again; with GPUPOOL_PINNED=pool, freed memory stays pinned for \
+              GPUPOOL_PINNED_IDLE",
+    }
+    /// `cuMemHostRegister` of what is registered.
+    REGISTERED_TWICE = "GP016" {
+        title: "Memory registered twice",
+        fix: "register each piece of memory once, where it is allocated, and unregister it before it is freed",
+    }
+    /// Pinned memory that nobody freed, in pieces.
+    PINNED_LEAKED = "GP017" {
+        title: "Pinned memory that was never freed",
+        fix: "free each piece when the copies out of it are done (cudaFreeHost), or use one piece again",
+    }
+    /// `GPUPOOL_PINNED_LIMIT`.
+    PINNED_LIMIT = "GP018" {
+        title: "More pinned memory than GPUPOOL_PINNED_LIMIT",
+        fix: "hold less pinned memory at a time at that line, or set GPUPOOL_PINNED_LIMIT to what the host can spare",
+    }
 }
 
 /// The finding with this code, in any case.
@@ -144,12 +180,12 @@ mod tests {
             ("GP5", "GP005"),
             ("5", "GP005"),
             ("GP0011", "GP011"),
-            ("GP099", "GP011"),
+            ("GP099", "GP018"),
             ("GP000", "GP001"),
             ("", "GP001"),
         ] {
             assert_eq!(nearest_finding(slip).code, meant, "{slip}");
         }
-        assert_eq!(nearest_finding("99999999999999999999").code, "GP011");
+        assert_eq!(nearest_finding("99999999999999999999").code, "GP018");
     }
 }

@@ -19,6 +19,7 @@ mod log;
 mod managed;
 mod memory;
 mod module;
+mod pinned;
 mod process;
 mod python;
 mod site;

@@ -3,6 +3,7 @@
 use crate::python;
 use gpupool_events::{NativeFrame, PyFrame, Site};
 use std::ffi::{CStr, c_void};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Native frames that are kept; what matters is near the driver.
@@ -20,6 +21,22 @@ pub fn here() -> Site {
         function: frame.function.to_string(),
     });
     Site { python: python.collect(), native: native(), truncated }
+}
+
+/// A number that stands for the place that is calling now, without a look at names: some hundred nanoseconds a frame. The
+/// same place has the same number for as long as its code stays loaded.
+pub fn fingerprint() -> u64 {
+    let mut hasher = DefaultHasher::new();
+    if let Some(stack) = python::capture() {
+        stack.hash(&mut hasher);
+    }
+    let mut frames = 0;
+    backtrace::trace(|frame| {
+        (frame.ip() as usize).hash(&mut hasher);
+        frames += 1;
+        frames < NATIVE
+    });
+    hasher.finish()
 }
 
 /// Says once why Python frames are missing where there is a Python.

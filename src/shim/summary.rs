@@ -1,7 +1,7 @@
 //! What the process did, at its end.
 
 use crate::log::{self, PlaceSummary, Summary};
-use crate::{context, environment, ipc, memory, module, process};
+use crate::{context, environment, ipc, memory, module, pinned, process};
 use gpupool_pool::PlaceUsage;
 
 /// Logs `process.exit` and writes the summary to stderr.
@@ -10,6 +10,7 @@ pub fn write() {
     if process::is_preloaded() {
         context::judge();
         module::judge();
+        pinned::judge();
         environment::judge();
     }
     ipc::judge();
@@ -41,6 +42,7 @@ pub fn write() {
             warnings: log::warnings(),
             log_file: log::file_path(),
             spilled: memory::spilled(),
+            pinned: pinned::peak(),
         },
     );
 }

@@ -69,6 +69,16 @@ impl Case {
         case.env("PYTHONPATH", &packages).env("PYTHONDONTWRITEBYTECODE", "1")
     }
 
+    /// Installs what stands for CuPy of this version beside the package of [`Case::client`].
+    pub fn cupy(self, version: &str) -> Self {
+        let packages = self.folder.path().join("site-packages");
+        for folder in ["cupy".to_owned(), format!("cupy_cuda12x-{version}.dist-info")] {
+            fs::create_dir(packages.join(&folder)).unwrap_or_else(|e| panic!("can not make {folder}: {e}"));
+        }
+        copy(&repository().join("tests/clients/cupy_stand_in.py"), &packages.join("cupy/__init__.py"));
+        self.env("CUPY_VERSION", version)
+    }
+
     /// One more argument: a library built from `tests/programs`.
     pub fn library(mut self, name: &str) -> Self {
         let library = self.folder.path().join(format!("lib{name}.so"));

@@ -1,4 +1,4 @@
-//! What is said about contexts, modules, limits and the environment: each classic mistake is a small program run by
+//! What is said about contexts, modules, limits, the environment and pinned memory: each classic mistake is a small program run by
 //! `gpupool run` on four simulated GPUs, and beside each stands a program that nearly makes the mistake, about which
 //! nothing may be said. The texts that people read are kept in `expected`.
 
@@ -10,6 +10,7 @@ mod forks;
 mod ledger;
 mod modules;
 mod normal;
+mod pinned;
 mod ranks;
 
 use gpupool_events::FINDINGS;

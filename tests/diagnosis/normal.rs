@@ -5,7 +5,7 @@ use crate::case::Told;
 /// Frames of the C library, of what calls `main`, and of `os.environ`: their number and names differ.
 const NOT_OURS: [&str; 3] = ["/libc.so.", "from _start in ", " in __setitem__"];
 
-/// Process ids, times, offsets in binaries, the folder of the run, frames that no program of ours has, and the widths of
+/// Process ids, times, curves over time, offsets in binaries, the folder of the run, frames that no program of ours has, and the widths of
 /// columns.
 pub fn normal(text: &str, all: &[&Told]) -> String {
     let mut text = text.to_owned();
@@ -48,6 +48,11 @@ fn words(line: &str, processes: &[String]) -> String {
         } else if word.contains('…') && word.contains('/') {
             // A path cut in the middle shows a part of the folder's random name.
             words.push("CUT".to_owned());
+        } else if word.chars().all(|drawn| ('▁'..='█').contains(&drawn)) {
+            // A curve over time, whose lowest points are blanks.
+            if words.last().is_none_or(|last| last != "CURVE") {
+                words.push("CURVE".to_owned());
+            }
         } else {
             words.push(without_offset(word));
         }

@@ -27,7 +27,7 @@ enum {
 };
 
 enum { CU_STREAM_DEFAULT = 0, CU_STREAM_NON_BLOCKING = 1 };
-enum { CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2 };
+enum { CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2, CU_MEMHOSTALLOC_WRITECOMBINED = 4 };
 
 enum { CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1 };
 
@@ -74,11 +74,18 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
 CUresult cuMemFree_v2(CUdeviceptr pointer);
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr pointer);
 CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags);
+CUresult cuMemAllocHost_v2(void **pointer, size_t bytes);
 CUresult cuMemFreeHost(void *pointer);
 CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags);
 CUresult cuMemRangeGetAttribute(void *data, size_t bytes, int attribute, CUdeviceptr pointer, size_t count);
+CUresult cuMemHostRegister_v2(void *pointer, size_t bytes, unsigned flags);
+CUresult cuMemHostUnregister(void *pointer);
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *pointer, unsigned flags);
+CUresult cuMemHostGetFlags(unsigned *flags, void *pointer);
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes);
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream);
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream);
 CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes);
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
 CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes);

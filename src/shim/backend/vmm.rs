@@ -1,9 +1,10 @@
 //! The pool's [`Backend`] over the driver's virtual memory management.
 
+use super::fault;
 use super::sharing::Sharing;
 use crate::driver::{CuResult, Driver};
 use crate::memory::{self, Plan, place_name};
-use crate::{capture, context, process, vmm};
+use crate::{context, pinned, process, vmm};
 use cudarc::driver::sys::{
     CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationProp, CUmemAllocationType, CUmemGenericAllocationHandle,
     CUmemLocation, CUmemLocationType,
@@ -71,14 +72,6 @@ impl Drop for Vmm {
     }
 }
 
-fn fault(result: CuResult) -> Fault<CuResult> {
-    match result {
-        CuResult::OUT_OF_MEMORY => Fault::OutOfMemory(result),
-        CuResult::NOT_READY => Fault::NotReady(result),
-        result => Fault::Failed(result),
-    }
-}
-
 /// For calls about one place: what a container without the right to host memory answers.
 fn fault_at(place: Place, result: CuResult) -> Fault<CuResult> {
     match (place, result) {
@@ -123,10 +116,14 @@ impl Backend for Vmm {
             // SAFETY: the output is a local and the properties outlive the call.
             unsafe { (self.driver.cuMemCreate)(&raw mut handle, bytes as usize, prop, 0) }
         };
-        let result = match self.sharing.get(&place) {
-            Some(sharing) => sharing.create(place, prop, create),
+        let mut make = || match self.sharing.get(&place) {
+            Some(sharing) => sharing.create(place, prop, &mut create),
             None => create(&prop),
         };
+        let mut result = make();
+        if result == CuResult::OUT_OF_MEMORY && matches!(place, Place::Host(_)) && pinned::trim("cuMemCreate") > 0 {
+            result = make();
+        }
         result.ok().map_err(|result| fault_at(place, result))?;
         Ok(handle)
     }
@@ -155,9 +152,6 @@ impl Backend for Vmm {
     }
 
     fn quiesce(&self) -> Result<(), Fault<CuResult>> {
-        if capture::under_way() {
-            return Err(Fault::NotReady(CuResult::NOT_READY));
-        }
-        context::synchronize_all(self.driver).map_err(fault)
+        context::quiesce(self.driver).map_err(fault)
     }
 }

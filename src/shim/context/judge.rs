@@ -13,8 +13,7 @@ pub fn judge() {
         report_use(context);
     }
     // Without work anywhere there is no telling which context was meant.
-    let working =
-        contexts.iter().filter(|context| context.usage.launches.load(Relaxed) + context.usage.copies.load(Relaxed) > 0);
+    let working = contexts.iter().filter(|context| context.usage.work() > 0);
     let working: Vec<&Context> = working.copied().collect();
     if working.is_empty() {
         return;

@@ -16,7 +16,7 @@ pub use judge::{heap_is_default, judge};
 pub use usage::{Usage, coarse_now};
 
 use crate::driver::{self, CuResult, Driver};
-use crate::{capture, ipc, managed, memory, process, site};
+use crate::{capture, ipc, managed, memory, pinned, process, site};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_events::Site;
 use parking_lot::Mutex;
@@ -297,6 +297,7 @@ fn remove(call: &str, gone: impl Fn(&Context) -> bool) {
     EPOCH.fetch_add(1, Ordering::AcqRel);
     for known in removed {
         let blocks = memory::owner_gone(known.id);
+        pinned::context_gone(known.id);
         if let Some(driver) = self::driver() {
             ipc::owner_gone(driver, known.id);
         }
@@ -390,6 +391,14 @@ pub fn synchronize_all(driver: &Driver) -> Result<(), CuResult> {
         CuResult::CONTEXT_IS_DESTROYED => Ok(()),
         answer => answer.ok(),
     }
+}
+
+/// As a pool's backend waits: not now while a stream is being captured, which waiting would invalidate.
+pub fn quiesce(driver: &Driver) -> Result<(), CuResult> {
+    if capture::under_way() {
+        return Err(CuResult::NOT_READY);
+    }
+    synchronize_all(driver)
 }
 
 /// The driver, for the bodies of context calls.

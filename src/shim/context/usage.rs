@@ -64,6 +64,11 @@ impl Usage {
         self.launches.load(Relaxed) + self.copies.load(Relaxed) + self.allocations.load(Relaxed) > 0
     }
 
+    /// Grows with every launch and copy.
+    pub fn work(&self) -> u64 {
+        self.launches.load(Relaxed) + self.copies.load(Relaxed)
+    }
+
     /// Seconds since the process started, at the last use.
     pub fn last_use(&self) -> Option<f64> {
         let last = self.last.load(Relaxed);

@@ -173,7 +173,9 @@ fn of_managed(address: u64, ask: impl Fn(&Driver) -> CuResult + std::panic::RefU
     let answer = looking(|| match memory::known(address) {
         Known::Pooled(_) => Err(gpupool_error::GPUPOOL_NOT_SUPPORTED),
         Known::Freed => Err(gpupool_error::GPUPOOL_NOT_POOLED),
-        Known::Managed(_) | Known::Foreign => process::driver().map(&ask).ok_or(gpupool_error::GPUPOOL_NOT_ACTIVE),
+        Known::Managed(_) | Known::Pinned(_) | Known::Foreign => {
+            process::driver().map(&ask).ok_or(gpupool_error::GPUPOOL_NOT_ACTIVE)
+        }
     });
     match answer {
         Ok(result) => result.0,

@@ -7,7 +7,7 @@ mod state;
 mod statistics;
 
 use crate::hook::{HOOKS, guard};
-use crate::{memory, process};
+use crate::{memory, pinned, process};
 use once_cell::race::OnceBox;
 use std::ffi::{c_char, c_int};
 
@@ -60,11 +60,11 @@ pub extern "C" fn gpupool_hook_names() -> *const c_char {
     NAMES.get_or_init(collect).as_ptr().cast()
 }
 
-/// Returns all freed memory that the pool keeps to the driver, and says how many bytes that was. Does nothing while a
-/// stream is being captured.
+/// Returns all freed memory that the pools of device and of pinned memory keep to the driver, and says how many bytes that
+/// was. Does nothing while a stream is being captured.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpupool_trim() -> u64 {
-    looking(|| Ok(memory::trim())).unwrap_or(0)
+    looking(|| Ok(memory::trim() + pinned::trim("gpupool_trim"))).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -76,6 +76,8 @@ functions! {
         cuStreamGetCtx(CUstream, *mut CUcontext);
         cuStreamIsCapturing(CUstream, *mut c_int);
         cuMemGetInfo_v2(*mut usize, *mut usize);
+        cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+        cuMemFreeHost(*mut c_void);
         cuPointerGetAttribute(*mut c_void, c_int, CUdeviceptr);
         cuPointerGetAttributes(c_uint, *mut c_int, *mut *mut c_void, CUdeviceptr);
         cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, u64);

@@ -19,6 +19,8 @@ impl CuResult {
     pub const OPERATING_SYSTEM: Self = Self(304);
     pub const NOT_FOUND: Self = Self(500);
     pub const NOT_READY: Self = Self(600);
+    pub const HOST_MEMORY_ALREADY_REGISTERED: Self = Self(712);
+    pub const HOST_MEMORY_NOT_REGISTERED: Self = Self(713);
     pub const CONTEXT_IS_DESTROYED: Self = Self(709);
     pub const NOT_PERMITTED: Self = Self(800);
     pub const NOT_SUPPORTED: Self = Self(801);

@@ -4,8 +4,7 @@
 use super::{Real, retry};
 use crate::context::{self, Before, Kind, Making, policy};
 use crate::driver::CuResult;
-use crate::environment;
-use crate::managed;
+use crate::{environment, managed, pinned};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use std::sync::atomic::Ordering;
 
@@ -133,16 +132,14 @@ pub unsafe fn copied_between(real: &mut Real) -> CuResult {
     result
 }
 
-/// Pinned host memory: it needs some context, so one that has nothing else is not used.
+/// The program waited for all work of a context: memory that has to wait for the device to go back goes back here.
 ///
 /// # Safety
 /// Called by a row's trampoline.
-pub unsafe fn pinned(real: &mut Real) -> CuResult {
-    let result = retry::call(real);
-    if result.is_ok()
-        && let Some(context) = context::driver().and_then(context::current)
-    {
-        context.usage.pinned.fetch_add(1, Ordering::Relaxed);
+pub unsafe fn synchronized(real: &mut Real) -> CuResult {
+    let result = real.call();
+    if result.is_ok() {
+        pinned::return_idle();
     }
     result
 }

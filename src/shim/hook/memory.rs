@@ -5,6 +5,7 @@ use crate::context;
 use crate::driver::CuResult;
 use crate::managed;
 use crate::memory::{self, Answer};
+use crate::pinned;
 use cudarc::driver::sys::CUdeviceptr;
 use std::ffi::c_uint;
 
@@ -84,5 +85,7 @@ pub unsafe fn allocate_managed(real: &mut Real, dptr: *mut CUdeviceptr, bytes: u
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
-    memory::free(dptr).unwrap_or_else(|| managed::free(dptr, || real.call()))
+    let result = memory::free(dptr).unwrap_or_else(|| managed::free(dptr, || real.call()));
+    pinned::return_idle();
+    result
 }

@@ -1,5 +1,6 @@
-//! Bodies: what a program asks about device memory. Pooled memory answers as one ordinary allocation of the device that
-//! was current when it was made, wherever its pieces are.
+//! Bodies: what a program asks about memory. Pooled device memory answers as one ordinary allocation of the device that was
+//! current when it was made, wherever its pieces are; pooled pinned memory as one of the host, whatever else the driver
+//! pinned with it.
 
 use super::Real;
 use crate::driver::CuResult;
@@ -25,6 +26,7 @@ mod kind {
     pub const ACCESS_FLAGS: i32 = 16;
     pub const MAPPING_SIZE: i32 = 18;
     pub const MAPPING_BASE: i32 = 19;
+    pub const MEMORY_BLOCK_ID: i32 = 20;
 }
 
 /// `CU_MEMORYTYPE_DEVICE`.
@@ -32,6 +34,8 @@ const DEVICE_MEMORY: u32 = 2;
 
 /// Block ids start here, so that they never equal a buffer id of the driver's, which counts up from 1.
 const FIRST_BUFFER_ID: u64 = 1 << 48;
+/// The same for blocks of pinned memory.
+const FIRST_PINNED_ID: u64 = 1 << 49;
 
 /// # Safety
 /// The pointers are the program's output arguments of that call.
@@ -67,11 +71,50 @@ pub unsafe fn total_memory(real: &mut Real, bytes: *mut usize, device: CUdevice)
     result
 }
 
-/// Writes one attribute of a block. `None`: the driver's to answer.
+/// # Safety
+/// `data` has room for a `T`, the C type of the attribute that is asked for.
+unsafe fn put<T>(data: *mut c_void, value: T) {
+    // SAFETY: as above; unaligned because the program only promised room.
+    unsafe { data.cast::<T>().write_unaligned(value) };
+}
+
+/// Writes one attribute of what is known of `ptr`. `None`: the driver's to answer.
 ///
 /// # Safety
-/// `data` is not NULL and has room for this attribute, as the driver demands.
-unsafe fn write_attribute(
+/// `data` is not NULL and has room for this attribute, as the driver demands; of foreign memory the driver has written it.
+unsafe fn write_attribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr, known: &Known) -> Option<CuResult> {
+    // SAFETY: as for this function.
+    unsafe {
+        match known {
+            Known::Foreign => as_asked_for(data, attribute, ptr),
+            Known::Freed => Some(CuResult::INVALID_VALUE),
+            Known::Pooled(block) => write_of_device(data, attribute, ptr, block, false),
+            Known::Managed(block) => write_of_device(data, attribute, ptr, block, true),
+            Known::Pinned(block) => write_of_pinned(data, attribute, block),
+        }
+    }
+}
+
+/// What the driver does not know: which part of its allocation this is. The rest, a block has in common with its segment.
+///
+/// # Safety
+/// As [`write_attribute`].
+unsafe fn write_of_pinned(data: *mut c_void, attribute: c_int, block: &gpupool_pinned::Block) -> Option<CuResult> {
+    use kind as a;
+    let value = match attribute {
+        a::RANGE_START | a::MAPPING_BASE => block.address,
+        a::RANGE_SIZE => block.bytes,
+        a::BUFFER_ID | a::MEMORY_BLOCK_ID => FIRST_PINNED_ID + block.id,
+        _ => return None,
+    };
+    // SAFETY: each of these is a number of 64 bits, and `data` has room for it.
+    unsafe { put::<u64>(data, value) };
+    Some(CuResult::SUCCESS)
+}
+
+/// # Safety
+/// As [`write_attribute`].
+unsafe fn write_of_device(
     data: *mut c_void,
     attribute: c_int,
     ptr: CUdeviceptr,
@@ -79,12 +122,6 @@ unsafe fn write_attribute(
     managed: bool,
 ) -> Option<CuResult> {
     use kind as a;
-    /// # Safety
-    /// As [`write_attribute`].
-    unsafe fn put<T>(data: *mut c_void, value: T) {
-        // SAFETY: the attribute's C type is `T`; unaligned because the program only promised room.
-        unsafe { data.cast::<T>().write_unaligned(value) };
-    }
     // SAFETY: each type is the C type of that attribute in cuda.h, and `data` has room for it.
     unsafe {
         match attribute {
@@ -154,21 +191,14 @@ pub unsafe fn pointer_attribute(real: &mut Real, data: *mut c_void, attribute: c
     if data.is_null() {
         return real.call();
     }
-    let (block, managed) = match memory::known(ptr) {
-        Known::Foreign => {
-            let result = real.call();
-            if !result.is_ok() {
-                return result;
-            }
-            // SAFETY: `data` is not NULL, and the driver has just written this attribute there.
-            return unsafe { as_asked_for(data, attribute, ptr) }.unwrap_or(result);
-        }
-        Known::Freed => return CuResult::INVALID_VALUE,
-        Known::Pooled(block) => (block, false),
-        Known::Managed(block) => (block, true),
-    };
+    let known = memory::known(ptr);
+    // What the pool does not know, the driver answers first.
+    let answer = matches!(known, Known::Foreign).then(|| real.call());
+    if let Some(refusal) = answer.filter(|result| !result.is_ok()) {
+        return refusal;
+    }
     // SAFETY: `data` is not NULL and the program's for this attribute.
-    unsafe { write_attribute(data, attribute, ptr, &block, managed) }.unwrap_or_else(|| real.call())
+    unsafe { write_attribute(data, attribute, ptr, &known) }.or(answer).unwrap_or_else(|| real.call())
 }
 
 /// # Safety
@@ -183,33 +213,22 @@ pub unsafe fn pointer_attributes(
     if attributes.is_null() || data.is_null() {
         return real.call();
     }
-    let (block, managed) = match memory::known(ptr) {
-        Known::Foreign => {
-            let result = real.call();
-            if result.is_ok() {
-                // SAFETY: the driver answered success for these arguments.
-                unsafe { rewrite(count, attributes, data, |output, attribute| as_asked_for(output, attribute, ptr)) };
-            }
-            return result;
-        }
-        Known::Freed => {
-            // The defaults that the driver writes for an address that is nobody's, such as 0.
-            // SAFETY: the program's own arguments but for the address.
-            return memory::driver_attributes(|driver| unsafe {
-                (driver.cuPointerGetAttributes)(count, attributes, data, 0)
-            })
-            .unwrap_or_else(|| real.call());
-        }
-        Known::Pooled(block) => (block, false),
-        Known::Managed(block) => (block, true),
-    };
+    let known = memory::known(ptr);
+    if matches!(known, Known::Freed) {
+        // The defaults that the driver writes for an address that is nobody's, such as 0.
+        // SAFETY: the program's own arguments but for the address.
+        return memory::driver_attributes(|driver| unsafe {
+            (driver.cuPointerGetAttributes)(count, attributes, data, 0)
+        })
+        .unwrap_or_else(|| real.call());
+    }
     let result = real.call();
     if !result.is_ok() {
         return result;
     }
     let write = |output, attribute| {
         // SAFETY: the output has room for this attribute, as the driver has just written it.
-        unsafe { write_attribute(output, attribute, ptr, &block, managed) }
+        unsafe { write_attribute(output, attribute, ptr, &known) }
     };
     // SAFETY: the driver answered success for these arguments.
     unsafe { rewrite(count, attributes, data, write) };
@@ -230,6 +249,7 @@ pub unsafe fn address_range(real: &mut Real, base: *mut CUdeviceptr, size: *mut 
         }
         Known::Freed => None,
         Known::Pooled(block) | Known::Managed(block) => Some((block.address, block.bytes)),
+        Known::Pinned(block) => Some((block.address, block.bytes)),
     };
     let (start, bytes) = range.unwrap_or((0, 0));
     // SAFETY: NULL is legal for either; the driver writes zeros when it finds nothing.

@@ -3,7 +3,7 @@
 
 use super::{Real, Row, guard};
 use crate::driver::CuResult;
-use crate::{memory, process};
+use crate::{memory, pinned, process};
 
 /// # Safety
 /// Called by a row's trampoline.
@@ -15,6 +15,15 @@ pub unsafe fn after_trim(real: &mut Real) -> CuResult {
 pub fn call(real: &mut Real) -> CuResult {
     let result = real.call();
     if result == CuResult::OUT_OF_MEMORY && memory::give_back(real.row) {
+        return real.call();
+    }
+    result
+}
+
+/// As [`call`], for calls that take host memory: what both pools keep of that goes back.
+pub fn call_for_host(real: &mut Real) -> CuResult {
+    let result = real.call();
+    if result == CuResult::OUT_OF_MEMORY && (pinned::give_back(real.row) | memory::give_back_host(real.row)) {
         return real.call();
     }
     result

@@ -75,7 +75,7 @@ unsafe fn serve(
 pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuResult {
     match memory::known(dptr) {
         Known::Pooled(_) => {}
-        Known::Freed => return CuResult::INVALID_VALUE,
+        Known::Freed | Known::Pinned(_) => return CuResult::INVALID_VALUE,
         Known::Foreign => return managed::free(dptr, || real.call()),
         Known::Managed(_) => return managed::free_in_order(dptr, || real.call()),
     }

@@ -72,6 +72,16 @@ macro_rules! for_each_hook {
             cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, dptr: CUdeviceptr)
                 => query::address_range(base, size, dptr);
 
+            // Pinned host memory that the pool may answer, and questions about it.
+            cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: c_uint) => host::allocate(pointer, bytes, flags);
+            cuMemAllocHost_v2(pointer: *mut *mut c_void, bytes: usize) => host::allocate_plain(pointer, bytes);
+            cuMemFreeHost(pointer: *mut c_void) => host::free(pointer);
+            cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: c_uint) => host::register(pointer, bytes, flags);
+            cuMemHostUnregister(pointer: *mut c_void) => host::unregister(pointer);
+            cuMemHostGetDevicePointer_v2(device: *mut CUdeviceptr, pointer: *mut c_void, flags: c_uint)
+                => host::device_pointer(device, pointer);
+            cuMemHostGetFlags(flags: *mut c_uint, pointer: *mut c_void) => host::flags(pointer);
+
             // Sharing with other processes.
             cuIpcGetMemHandle(handle: *mut CUipcMemHandle, dptr: CUdeviceptr) => ipc::export(handle, dptr);
             cuIpcOpenMemHandle(dptr: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) => ipc::open(dptr, handle, flags);
@@ -159,9 +169,6 @@ macro_rules! for_each_hook {
             cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) => context::peer_enabled(peer);
 
             // Use: whether a context was needed shows only here.
-            cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: c_uint) => context::pinned();
-            cuMemAllocHost_v2(pointer: *mut *mut c_void, bytes: usize) => context::pinned();
-            cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: c_uint) => context::pinned();
             cuLaunchKernel(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
                 block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void,
                 extra: *mut *mut c_void) => launch::kernel(function, stream, parameters, extra);
@@ -184,38 +191,38 @@ macro_rules! for_each_hook {
             cuLaunchGridAsync(function: CUfunction, width: c_int, height: c_int, stream: CUstream) => usage::launched();
             cuGraphLaunch(exec: CUgraphExec, stream: CUstream) => usage::launched();
             cuGraphLaunch_ptsz(exec: CUgraphExec, stream: CUstream) => usage::launched();
-            cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::copied();
-            cuMemcpy_ptds(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::copied();
-            cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::copied();
-            cuMemcpyAsync_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::copied();
-            cuMemcpyHtoD_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize) => usage::copied();
-            cuMemcpyHtoD_v2_ptds(dst: CUdeviceptr, src: *const c_void, bytes: usize) => usage::copied();
-            cuMemcpyHtoDAsync_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) => usage::copied();
-            cuMemcpyHtoDAsync_v2_ptsz(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) => usage::copied();
-            cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => usage::copied();
-            cuMemcpyDtoH_v2_ptds(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => usage::copied();
-            cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::copied();
-            cuMemcpyDtoHAsync_v2_ptsz(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::copied();
-            cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::copied();
-            cuMemcpyDtoD_v2_ptds(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::copied();
-            cuMemcpyDtoDAsync_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::copied();
-            cuMemcpyDtoDAsync_v2_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::copied();
+            cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::moved(dst, src, bytes);
+            cuMemcpy_ptds(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::moved(dst, src, bytes);
+            cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
+            cuMemcpyAsync_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
+            cuMemcpyHtoD_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize) => usage::moved(dst, src, bytes);
+            cuMemcpyHtoD_v2_ptds(dst: CUdeviceptr, src: *const c_void, bytes: usize) => usage::moved(dst, src, bytes);
+            cuMemcpyHtoDAsync_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
+            cuMemcpyHtoDAsync_v2_ptsz(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
+            cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => usage::moved(dst, src, bytes);
+            cuMemcpyDtoH_v2_ptds(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => usage::moved(dst, src, bytes);
+            cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
+            cuMemcpyDtoHAsync_v2_ptsz(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
+            cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::moved(dst, src, bytes);
+            cuMemcpyDtoD_v2_ptds(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::moved(dst, src, bytes);
+            cuMemcpyDtoDAsync_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
+            cuMemcpyDtoDAsync_v2_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
             cuMemcpyPeer(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between();
             cuMemcpyPeer_ptds(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between();
             cuMemcpyPeerAsync(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => context::copied_between();
             cuMemcpyPeerAsync_ptsz(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => context::copied_between();
-            cuMemcpy2D_v2(copy: *const c_void) => usage::copied();
-            cuMemcpy2D_v2_ptds(copy: *const c_void) => usage::copied();
-            cuMemcpy2DUnaligned_v2(copy: *const c_void) => usage::copied();
-            cuMemcpy2DUnaligned_v2_ptds(copy: *const c_void) => usage::copied();
-            cuMemcpy3D_v2(copy: *const c_void) => usage::copied();
-            cuMemcpy3D_v2_ptds(copy: *const c_void) => usage::copied();
+            cuMemcpy2D_v2(copy: *const c_void) => usage::moved_rows(copy);
+            cuMemcpy2D_v2_ptds(copy: *const c_void) => usage::moved_rows(copy);
+            cuMemcpy2DUnaligned_v2(copy: *const c_void) => usage::moved_rows(copy);
+            cuMemcpy2DUnaligned_v2_ptds(copy: *const c_void) => usage::moved_rows(copy);
+            cuMemcpy3D_v2(copy: *const c_void) => usage::moved_boxes(copy);
+            cuMemcpy3D_v2_ptds(copy: *const c_void) => usage::moved_boxes(copy);
             cuMemcpy3DPeer(copy: *const c_void) => context::copied_between();
             cuMemcpy3DPeer_ptds(copy: *const c_void) => context::copied_between();
-            cuMemcpy2DAsync_v2(copy: *const c_void, stream: CUstream) => usage::copied();
-            cuMemcpy2DAsync_v2_ptsz(copy: *const c_void, stream: CUstream) => usage::copied();
-            cuMemcpy3DAsync_v2(copy: *const c_void, stream: CUstream) => usage::copied();
-            cuMemcpy3DAsync_v2_ptsz(copy: *const c_void, stream: CUstream) => usage::copied();
+            cuMemcpy2DAsync_v2(copy: *const c_void, stream: CUstream) => usage::moved_rows(copy);
+            cuMemcpy2DAsync_v2_ptsz(copy: *const c_void, stream: CUstream) => usage::moved_rows(copy);
+            cuMemcpy3DAsync_v2(copy: *const c_void, stream: CUstream) => usage::moved_boxes(copy);
+            cuMemcpy3DAsync_v2_ptsz(copy: *const c_void, stream: CUstream) => usage::moved_boxes(copy);
             cuMemcpy3DPeerAsync(copy: *const c_void, stream: CUstream) => context::copied_between();
             cuMemcpy3DPeerAsync_ptsz(copy: *const c_void, stream: CUstream) => context::copied_between();
             cuMemcpyBatchAsync(dst: *mut CUdeviceptr, src: *mut CUdeviceptr, sizes: *mut usize, count: usize,
@@ -336,8 +343,8 @@ macro_rules! for_each_hook {
             cuCtxDetach(ctx: CUcontext) => pass::through();
             cuCtxGetDevice(device: *mut CUdevice) => pass::through();
             cuCtxGetDevice_v2(device: *mut CUdevice, ctx: CUcontext) => pass::through();
-            cuCtxSynchronize() => pass::through();
-            cuCtxSynchronize_v2(ctx: CUcontext) => pass::through();
+            cuCtxSynchronize() => context::synchronized();
+            cuCtxSynchronize_v2(ctx: CUcontext) => context::synchronized();
             cuGreenCtxCreate(ctx: *mut *mut c_void, resources: *mut c_void, device: CUdevice, flags: c_uint)
                 => pass::through();
             cuGreenCtxDestroy(ctx: *mut c_void) => pass::through();

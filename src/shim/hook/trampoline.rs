@@ -47,13 +47,13 @@ macro_rules! real_function {
 macro_rules! trampoline {
     // Launches and copies are counted after the call and nothing else, which can not panic and needs no guard: so no
     // boundary, of which a launch would feel the twenty nanoseconds. What is only traced takes the same way.
-    ($name:ident($($p:ident: $t:ty),*) => usage::$body:ident()) => {
-        trampoline! { @listens $name($($p: $t),*) => usage::$body }
+    ($name:ident($($p:ident: $t:ty),*) => usage::$body:ident($($a:ident),*)) => {
+        trampoline! { @listens $name($($p: $t),*) => usage::$body($($a),*) }
     };
     // Launches, whose arguments are looked at first where that was asked for. That is a function of its own, so that one
     // which is only counted saves no register for it.
     ($name:ident($($p:ident: $t:ty),*) => launch::$body:ident($($a:ident),*)) => {
-        trampoline! { @listens $name($($p: $t),*) => usage::launched, unless (managed::launch::scans()) {
+        trampoline! { @listens $name($($p: $t),*) => usage::launched(), unless (managed::launch::scans()) {
             #[cold]
             unsafe extern "C" fn looked_at($($p: $t),*) -> CuResult {
                 let real = real_function!($name($($t),*));
@@ -75,9 +75,9 @@ macro_rules! trampoline {
         } }
     };
     ($name:ident($($p:ident: $t:ty),*) => pass::$body:ident()) => {
-        trampoline! { @listens $name($($p: $t),*) => pass::$body }
+        trampoline! { @listens $name($($p: $t),*) => pass::$body() }
     };
-    (@listens $name:ident($($p:ident: $t:ty),*) => $subject:ident::$body:ident $(, unless ($other:expr) $way:block)?) => {
+    (@listens $name:ident($($p:ident: $t:ty),*) => $subject:ident::$body:ident($($a:ident),*) $(, unless ($other:expr) $way:block)?) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         #[allow(non_snake_case, reason = "the name is the driver's")]
         pub unsafe extern "C" fn $name($($p: $t),*) -> CuResult {
@@ -91,7 +91,7 @@ macro_rules! trampoline {
                     // SAFETY: as above; the driver took nothing of a call that it answered so.
                     result = unsafe { real($($p),*) };
                 }
-                super::$subject::$body(Row::$name, result);
+                super::$subject::$body(Row::$name, result $(, $a)*);
             }
             result
         }

@@ -1,10 +1,13 @@
 //! Bodies: launches and copies, counted for the context that is current. Nothing else happens here; a launch takes two
-//! microseconds, and these must not show in it.
+//! microseconds, and these must not show in it. Copies are also compared with the few addresses of pinned memory that are
+//! watched, if any are.
 
 use super::{Row, boundary};
 use crate::context::{self, Usage};
 use crate::driver::CuResult;
-use crate::process;
+use crate::{pinned, process};
+use cudarc::driver::sys::{CUDA_MEMCPY2D, CUDA_MEMCPY3D};
+use std::ffi::c_void;
 
 /// After a launch.
 #[inline]
@@ -16,6 +19,68 @@ pub fn launched(row: Row, result: CuResult) {
 #[inline]
 pub fn copied(row: Row, result: CuResult) {
     count(row, result, Usage::copied);
+}
+
+/// What a copy calls an address, by its side.
+pub trait Address {
+    fn number(self) -> u64;
+}
+
+impl Address for u64 {
+    #[inline]
+    fn number(self) -> u64 {
+        self
+    }
+}
+
+impl Address for *const c_void {
+    #[inline]
+    fn number(self) -> u64 {
+        self as u64
+    }
+}
+
+impl Address for *mut c_void {
+    #[inline]
+    fn number(self) -> u64 {
+        self as u64
+    }
+}
+
+/// After a copy of bytes in a row.
+#[inline]
+pub fn moved(row: Row, result: CuResult, dst: impl Address, src: impl Address, bytes: usize) {
+    copied(row, result);
+    if result.is_ok() {
+        pinned::after_copy(dst.number(), src.number(), bytes as u64);
+    }
+}
+
+/// After a copy of rows. Of the fields that are read, those that the kinds of memory do not ask for are whatever the
+/// program left there; an address too many only makes a block count as reached.
+#[inline]
+pub fn moved_rows(row: Row, result: CuResult, copy: *const c_void) {
+    copied(row, result);
+    if result.is_ok() && pinned::copies::is_watching() {
+        let copy = copy.cast::<CUDA_MEMCPY2D>();
+        // SAFETY: the driver read the structure without an error; of it, only fields are read that any bits are a value of.
+        let addresses =
+            unsafe { [(*copy).srcHost as u64, (*copy).srcDevice, (*copy).dstHost as u64, (*copy).dstDevice] };
+        pinned::copies::copied_some(&addresses);
+    }
+}
+
+/// As [`moved_rows`], after a copy of boxes.
+#[inline]
+pub fn moved_boxes(row: Row, result: CuResult, copy: *const c_void) {
+    copied(row, result);
+    if result.is_ok() && pinned::copies::is_watching() {
+        let copy = copy.cast::<CUDA_MEMCPY3D>();
+        // SAFETY: as in `moved_rows`.
+        let addresses =
+            unsafe { [(*copy).srcHost as u64, (*copy).srcDevice, (*copy).dstHost as u64, (*copy).dstDevice] };
+        pinned::copies::copied_some(&addresses);
+    }
 }
 
 #[inline]

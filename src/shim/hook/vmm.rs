@@ -172,7 +172,7 @@ pub unsafe fn retain(real: &mut Real, handle: *mut u64, address: *mut c_void) ->
             return result;
         }
         Known::Pooled(_) | Known::Freed => return CuResult::INVALID_VALUE,
-        Known::Managed(_) | Known::Foreign => {}
+        Known::Managed(_) | Known::Pinned(_) | Known::Foreign => {}
     }
     let result = real.call();
     let Some(driver) = process::driver().filter(|_| result.is_ok()) else { return result };

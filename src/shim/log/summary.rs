@@ -7,9 +7,9 @@ use gpupool_config::{Switch, format_size};
 
 use super::stderr;
 
-/// Lines for places; the other lines of a summary are at most four. A machine with more gets its busiest ones, and one
+/// Lines for places; the other lines of a summary are at most five. A machine with more gets its busiest ones, and one
 /// line for the rest.
-const PLACE_LINES: usize = 8;
+const PLACE_LINES: usize = 7;
 
 /// One place in the summary. Sizes are bytes.
 #[derive(Clone, Debug)]
@@ -37,6 +37,8 @@ pub struct Summary<'a> {
     pub log_file: Option<&'a Path>,
     /// Bytes of blocks that lay outside their home GPU, over the life of the process.
     pub spilled: u64,
+    /// The most host memory that was pinned, and the most that the program held in it.
+    pub pinned: (u64, u64),
 }
 
 /// Writes the summary if it is wanted: always, never, or (auto) when memory beyond the home GPU was used or something
@@ -77,6 +79,14 @@ fn render(summary: &Summary<'_>) -> String {
     }
     if summary.spilled > 0 {
         line(format_args!("{} lay outside the GPU that asked for it", format_size(summary.spilled)));
+    }
+    let (pinned, requested) = summary.pinned;
+    if pinned > 0 {
+        line(format_args!(
+            "pinned peak {:>9}, of which {} were asked for",
+            format_size(pinned),
+            format_size(requested)
+        ));
     }
     if !summary.contexts.is_empty() {
         line(format_args!("contexts: {}", contexts(&summary.contexts)));
@@ -162,12 +172,14 @@ mod tests {
             warnings: 1,
             log_file: Some(Path::new("/tmp/a b.jsonl")),
             spilled: 29 << 30,
+            pinned: (3 << 29, 1 << 30),
         };
         let expected = "\
 gpupool: gpu0   peak  31.0 GiB of 31.0 GiB
 gpupool: gpu1   peak  29.0 GiB of 31.0 GiB
 gpupool: host0  peak   1.0 MiB, 2.0 MiB held unused
 gpupool: 29.0 GiB lay outside the GPU that asked for it
+gpupool: pinned peak   1.5 GiB, of which 1.0 GiB were asked for
 gpupool: contexts: GPU 0 primary, GPU 1 created ×2
 gpupool: 1 warning; log: /tmp/a b.jsonl
 gpupool: next: gpupool report '/tmp/a b.jsonl'
@@ -183,11 +195,12 @@ gpupool: next: gpupool report '/tmp/a b.jsonl'
             warnings: 3,
             log_file: Some(Path::new("/tmp/x")),
             spilled: 1,
+            pinned: (1, 1),
         };
         let text = render(&summary);
         assert_eq!(text.lines().count(), 12, "{text}");
         assert!(text.contains("gpupool: gpu19  peak   4.0 GiB"), "{text}");
-        assert!(text.contains("13 more places"), "{text}");
+        assert!(text.contains("14 more places"), "{text}");
         assert!(text.contains("GPU 7 primary, 12 more"), "{text}");
     }
 

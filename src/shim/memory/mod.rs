@@ -13,7 +13,7 @@ pub use plan::Plan;
 use crate::context::{self, Context};
 use crate::driver::{CuResult, Driver};
 use crate::hook::Row;
-use crate::{ipc, managed, process, vmm};
+use crate::{ipc, managed, pinned, process, vmm};
 use cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle};
 use gpupool_config::{Free as FreeSetting, MemInfo, Mode, Switch, format_size};
 use gpupool_pool::{Allocation, Block, Free, FreeError, Piece, Pin, Place, Refusal, Request, Usage};
@@ -252,7 +252,9 @@ pub enum Known {
     Pooled(Block),
     /// In a live block that is managed memory.
     Managed(Block),
-    /// In memory that was freed and stays mapped: to the program it is gone.
+    /// In a live block of pinned host memory.
+    Pinned(gpupool_pinned::Block),
+    /// In memory that was freed and stays mapped, or pinned: to the program it is gone.
     Freed,
 }
 
@@ -260,6 +262,7 @@ pub enum Known {
 pub fn known(address: u64) -> Known {
     match open::opened().filter(|opened| opened.contains(address)) {
         Some(opened) => opened.pool.block_at(address).map_or(Known::Freed, Known::Pooled),
+        None if pinned::is_pooled(address) => pinned::block_at(address).map_or(Known::Freed, Known::Pinned),
         None => match ipc::imported_at(address) {
             Some(block) => Known::Pooled(block),
             None => managed::block_at(address).map_or(Known::Foreign, Known::Managed),
@@ -316,6 +319,14 @@ pub fn give_back_at(place: Option<Place>, row: Row) -> bool {
         report_trim(bytes, row.name());
     }
     bytes > 0
+}
+
+/// As [`give_back`], of what stands on the host. Whether there was any.
+#[cold]
+pub fn give_back_host(row: Row) -> bool {
+    let Some(opened) = open::opened() else { return false };
+    let hosts = opened.plan.places.iter().map(|spec| spec.place).filter(|place| place.is_host());
+    hosts.fold(false, |any, place| give_back_at(Some(place), row) | any)
 }
 
 /// Returns all freed memory to the driver; the bytes returned.

@@ -1,5 +1,6 @@
 //! The GPUs of this process and how they reach one another. Asked once, after `cuInit`; needs no context.
 
+use crate::backend::numa::HOST_NUMA_ID;
 use crate::driver::{CuResult, Driver};
 use gpupool_pool::{Links, Place};
 use std::collections::BTreeMap;
@@ -12,8 +13,6 @@ const POSIX_FD_SUPPORTED: i32 = 103;
 const RDMA_WITH_VMM_SUPPORTED: i32 = 110;
 /// `CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS`.
 const CONCURRENT_MANAGED_ACCESS: i32 = 89;
-/// `CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID`.
-const HOST_NUMA_ID: i32 = 134;
 /// `CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK` and `…_NATIVE_ATOMIC_SUPPORTED`.
 const PERFORMANCE_RANK: i32 = 1;
 const NATIVE_ATOMICS: i32 = 3;

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 /// A non-null address at which an object of the interpreter lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Address(NonZeroUsize);
 
 /// Every structure read here is aligned to the machine's word.

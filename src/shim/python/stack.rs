@@ -1,6 +1,7 @@
 //! Frames as captured, and as text.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use super::memory::Address;
 use super::{MAX_FRAMES, cache, interpreter};
 
 /// Where one call stands, before anything is made of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawFrame {
     /// The code object. Not a reference: it lives for as long as the frame does.
     pub code: Address,
@@ -91,6 +92,12 @@ pub struct Frame {
     pub function: Arc<str>,
     /// The line under way, from 1; `None` for code that has none.
     pub line: Option<u32>,
+}
+
+impl Hash for Stack {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        self.frames().hash(hasher);
+    }
 }
 
 impl fmt::Display for Frame {

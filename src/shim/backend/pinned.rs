@@ -1,0 +1,56 @@
+//! The pinned pool's [`Backend`] over the driver's own pinned allocations.
+
+use super::{fault, host, numa};
+use crate::driver::{CuResult, Driver};
+use crate::{capture, context, pinned};
+use gpupool_pinned::{Backend, Fault, Key};
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+thread_local! {
+    /// What pinning took on this thread since somebody asked. `const` and without a destructor: legal at any time.
+    static SPENT: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// How long this thread waited for the driver to pin since the last call of this.
+pub fn take_spent() -> Duration {
+    SPENT.replace(Duration::ZERO)
+}
+
+/// `cuMemHostAlloc` and `cuMemFreeHost` in the context that is current.
+pub struct Host(pub &'static Driver);
+
+impl Backend for Host {
+    type Error = CuResult;
+
+    fn pin(&self, key: Key, bytes: u64) -> Result<u64, Fault<CuResult>> {
+        // In two of the three capture modes the driver refuses and ends the capture. Whether this is one of them only the
+        // driver knows, so the program's own call is made instead of ours.
+        if capture::under_way() {
+            return Err(Fault::NotReady(CuResult::NOT_READY));
+        }
+        if host::available() < bytes {
+            pinned::trim("a host short of memory");
+        }
+        let _node = numa::prefer_near(self.0);
+        let mut address = std::ptr::null_mut();
+        let start = Instant::now();
+        // SAFETY: the output is a local.
+        let result = unsafe { (self.0.cuMemHostAlloc)(&raw mut address, bytes as usize, key.flags) };
+        SPENT.set(SPENT.get() + start.elapsed());
+        result.ok().map_err(fault)?;
+        Ok(address as u64)
+    }
+
+    fn unpin(&self, _: Key, address: u64, _: u64) -> Result<(), CuResult> {
+        if capture::under_way() {
+            return Err(CuResult::NOT_READY);
+        }
+        // SAFETY: `pin` got this address from the driver, and the pool gives it back once, when no block is there.
+        unsafe { (self.0.cuMemFreeHost)(address as *mut _) }.ok()
+    }
+
+    fn quiesce(&self) -> Result<(), Fault<CuResult>> {
+        context::quiesce(self.0).map_err(fault)
+    }
+}

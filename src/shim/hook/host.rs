@@ -1,0 +1,95 @@
+//! Bodies: pinned host memory, allocated and registered.
+
+use super::{Real, retry};
+use crate::driver::CuResult;
+use crate::memory::{self, Known};
+use crate::pinned::{self, ledger::By};
+use std::ffi::{c_uint, c_void};
+use std::time::Instant;
+
+/// # Safety
+/// `pointer` is the program's output argument of that call.
+pub unsafe fn allocate(real: &mut Real, pointer: *mut *mut c_void, bytes: usize, flags: c_uint) -> CuResult {
+    if pointer.is_null() || bytes == 0 {
+        return real.call();
+    }
+    if let Some(address) = pinned::allocate(bytes as u64, flags) {
+        // SAFETY: not NULL; the driver writes there too.
+        unsafe { *pointer = address as *mut c_void };
+        return CuResult::SUCCESS;
+    }
+    let start = Instant::now();
+    let result = retry::call_for_host(real);
+    if result.is_ok() {
+        // SAFETY: not NULL, and the driver has just written to it.
+        let address = unsafe { *pointer } as u64;
+        pinned::driver_allocated(address, bytes as u64, flags, By::Driver, start.elapsed());
+    }
+    result
+}
+
+/// # Safety
+/// As [`allocate`]. This older function gives what the other gives without flags.
+pub unsafe fn allocate_plain(real: &mut Real, pointer: *mut *mut c_void, bytes: usize) -> CuResult {
+    // SAFETY: as for this function.
+    unsafe { allocate(real, pointer, bytes, 0) }
+}
+
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn free(real: &mut Real, pointer: *mut c_void) -> CuResult {
+    let address = pointer as u64;
+    let result = pinned::free(address).unwrap_or_else(|| pinned::forgetting(address, || real.call()));
+    pinned::return_idle();
+    result
+}
+
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn register(real: &mut Real, pointer: *mut c_void, bytes: usize, flags: c_uint) -> CuResult {
+    let start = Instant::now();
+    let result = retry::call_for_host(real);
+    let (address, bytes) = (pointer as u64, bytes as u64);
+    if result.is_ok() {
+        pinned::driver_allocated(address, bytes, flags, By::Program, start.elapsed());
+    } else if result == CuResult::HOST_MEMORY_ALREADY_REGISTERED {
+        pinned::registered_twice(address, bytes);
+    }
+    result
+}
+
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn unregister(real: &mut Real, pointer: *mut c_void) -> CuResult {
+    let address = pointer as u64;
+    if pinned::is_pooled(address) {
+        // To the driver most blocks are the middle of something; the program asks about a whole allocation, or about
+        // memory that is gone.
+        let live = pinned::block_at(address).is_some();
+        return if live { CuResult::INVALID_VALUE } else { CuResult::HOST_MEMORY_NOT_REGISTERED };
+    }
+    pinned::forgetting(address, || real.call())
+}
+
+/// # Safety
+/// `device` is the program's output argument of that call.
+pub unsafe fn device_pointer(real: &mut Real, device: *mut u64, pointer: *mut c_void) -> CuResult {
+    if device.is_null() || !is_hidden(pointer as u64) {
+        return real.call();
+    }
+    // SAFETY: not NULL; the driver writes 0 there for memory that is not pinned.
+    unsafe { *device = 0 };
+    CuResult::INVALID_VALUE
+}
+
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn flags(real: &mut Real, pointer: *mut c_void) -> CuResult {
+    if is_hidden(pointer as u64) { CuResult::INVALID_VALUE } else { real.call() }
+}
+
+/// Memory that the driver takes for pinned and the program must not: what is freed of the pinned pool's segments, and
+/// blocks of device memory, for which the driver answers as for pinned memory because they are mapped.
+fn is_hidden(address: u64) -> bool {
+    !matches!(memory::known(address), Known::Foreign | Known::Pinned(_))
+}

@@ -1,0 +1,252 @@
+//! Pinned host memory: who serves it, what is known of it, and what is said of the program's use of it.
+//!
+//! The pool (`gpupool-pinned`) keeps what was freed, because to pin a gibibyte takes the driver a third of a second. Its
+//! segments are the driver's own pinned allocations, so copies, kernels and other libraries find in them what they find in
+//! memory of the driver's; only questions about sizes and ids are answered for the block (`hook/query.rs`).
+//!
+//! Architecture Invariant: freed memory goes back to the driver only inside calls that wait for the device in any case
+//! (frees, `cuCtxSynchronize`), where the host is short of memory, or where the pool is about to pin more. The driver's
+//! free waits for running kernels, and a program may have one that waits for the program.
+
+pub mod callers;
+pub mod copies;
+mod judge;
+pub mod ledger;
+pub mod staging;
+
+use crate::backend::host;
+use crate::backend::pinned::{Host, take_spent};
+use crate::context::{self, Context};
+use crate::driver::CuResult;
+use crate::hook::Row;
+use crate::{capture, process, site};
+use gpupool_config::{Free as FreeSetting, Mode, Pinned, format_size};
+use gpupool_pinned::{Allocation, Block, Config, Free, FreeError, Key, Pool, Refusal, Request};
+use ledger::{By, Entry, Level, Live};
+use once_cell::race::OnceBox;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+pub use judge::judge;
+pub use staging::after_copy;
+
+/// Flags of `cuMemHostAlloc` that the pool keeps apart: portable, mapped, write-combined. Others are for the driver to
+/// refuse, or to know.
+const FLAGS: u32 = 7;
+const WRITE_COMBINED: u32 = 4;
+const PAGE: u64 = 4096;
+
+/// `race`: two threads may both make one, the second is dropped unused.
+static POOL: OnceBox<Pool<Host>> = OnceBox::new();
+
+/// The pool, if anything was ever asked of it.
+#[inline]
+fn opened() -> Option<&'static Pool<Host>> {
+    POOL.get()
+}
+
+/// What this process may pin in the pool, in bytes.
+fn limit() -> u64 {
+    process::settings().pinned_limit.unwrap_or_else(|| host::total() / 4)
+}
+
+/// The pool and the current context, where pinned memory is the pool's business.
+fn pool_for(flags: u32) -> Option<(&'static Pool<Host>, &'static Context)> {
+    let settings = process::settings();
+    let off = settings.pinned == Pinned::Off || settings.pinned_limit == Some(0) || settings.mode == Mode::Trace;
+    if off || flags & !FLAGS != 0 || !process::is_open() {
+        return None;
+    }
+    let driver = process::driver()?;
+    let context = context::current(driver)?;
+    let config = || Config { limit: limit(), idle: settings.pinned_idle };
+    Some((POOL.get_or_init(|| Box::new(Pool::new(config(), Host(driver)))), context))
+}
+
+/// Serves an allocation of `bytes` for the current context from the pool: its address. `None`: the driver is to be asked.
+pub fn allocate(bytes: u64, flags: u32) -> Option<u64> {
+    let (pool, context) = pool_for(flags)?;
+    let outcome = pool.allocate(&Request { bytes, key: Key { context: context.id, flags } });
+    let spent = take_spent();
+    let Allocation { block, pinned, returned } = match outcome {
+        Ok(allocation) => allocation,
+        Err(Refusal::Limit { wanted }) => {
+            over_limit(wanted, pool.config().limit);
+            return None;
+        }
+        // The driver's own answer to the program's own call is better than ours to what we made of it.
+        Err(Refusal::Backend(_) | Refusal::ContextGone | Refusal::Empty) => return None,
+    };
+    if returned > 0 {
+        report_return(returned, "new pinned memory");
+    }
+    note(&entry(block.address, bytes, flags, By::Pool, pinned, spent, context));
+    Some(block.address)
+}
+
+/// The driver served an allocation, or accepted a registration, in so much time.
+pub fn driver_allocated(address: u64, bytes: u64, flags: u32, by: By, spent: Duration) {
+    if let Some(context) = context::driver().and_then(context::current) {
+        note(&entry(address, bytes, flags, by, bytes.next_multiple_of(PAGE), spent, context));
+    }
+}
+
+fn entry(address: u64, bytes: u64, flags: u32, by: By, pinned: u64, spent: Duration, context: &Context) -> Entry {
+    let watch =
+        by != By::Program && bytes >= staging::WORTH_LOOKING && flags & WRITE_COMBINED == 0 && staging::is_looking();
+    let nanos = spent.as_nanos() as u64;
+    Entry { address, bytes, flags, by, context: context.id, pinned, nanos, work: context.usage.work(), watch }
+}
+
+fn note(entry: &Entry) {
+    if let Some(context) = context::by_id(entry.context) {
+        context.usage.pinned.fetch_add(1, Ordering::Relaxed);
+    }
+    if !process::counts() {
+        return;
+    }
+    let growing = ledger::allocated(entry, site::fingerprint, site::here);
+    let Entry { address, bytes, flags, by, pinned, .. } = *entry;
+    tracing::debug!(
+        target: "gpupool::pinned", event = "pinned.allocate", address, bytes, flags, by = by.word(), reused = pinned == 0,
+        "{} pinned at {address:#x}", format_size(bytes)
+    );
+    if pinned > 0 {
+        report_level();
+    }
+    if let Some(growing) = growing {
+        judge::growing(&growing);
+    }
+}
+
+/// Frees pooled memory. `None`: not pooled, the driver's to free.
+pub fn free(address: u64) -> Option<CuResult> {
+    let pool = opened().filter(|pool| pool.contains(address))?;
+    let when = match process::settings().free {
+        FreeSetting::Strict => Free::Strict,
+        FreeSetting::Lazy => Free::Lazy,
+    };
+    Some(forgetting(address, || match pool.free(address, when, context::coarse_now()) {
+        Ok(_) => CuResult::SUCCESS,
+        // Freed twice, or an inner pointer: the driver's answer for either.
+        Err(FreeError::NotABlock) => CuResult::INVALID_VALUE,
+        Err(FreeError::Backend(result)) => result,
+    }))
+}
+
+/// Makes the call that ends what starts at `address`, which is taken out of the ledger before: once it is free, another
+/// thread may get the same address.
+pub fn forgetting(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
+    let taken = ledger::take(address);
+    let result = call();
+    match taken {
+        Some((live, copies)) if result.is_ok() => gone(address, &live, copies),
+        Some((live, _)) => ledger::put_back(address, live),
+        None => {}
+    }
+    result
+}
+
+fn gone(address: u64, live: &Live, copies: u32) {
+    let Live { bytes, by, .. } = *live;
+    tracing::debug!(
+        target: "gpupool::pinned", event = "pinned.free", address, bytes, by = by.word(),
+        "{} of pinned memory freed at {address:#x}", format_size(bytes)
+    );
+    if by != By::Pool {
+        report_level();
+    }
+    staging::freed(live, copies);
+}
+
+/// The driver refused to register what is registered in part: said once a place.
+pub fn registered_twice(address: u64, bytes: u64) {
+    if process::counts() && ledger::first_registered_twice(site::fingerprint(), site::here) {
+        judge::registered_twice(address, bytes, &site::here());
+    }
+}
+
+/// Whether an address lies in a segment of the pool, in a live block or not.
+#[inline]
+pub fn is_pooled(address: u64) -> bool {
+    opened().is_some_and(|pool| pool.contains(address))
+}
+
+/// The live block that an address lies in; what is behind its last byte is not.
+pub fn block_at(address: u64) -> Option<Block> {
+    let block = opened()?.block_at(address)?;
+    (address < block.address + block.bytes).then_some(block)
+}
+
+/// A context is gone, and its pinned memory with it.
+pub fn context_gone(context: u64) {
+    let dropped = opened().map_or(0, |pool| pool.context_gone(context).len());
+    ledger::context_gone(context);
+    if dropped > 0 {
+        report_level();
+    }
+}
+
+/// Gives back segments that nobody used for a while. For calls that wait for the device in any case.
+#[inline]
+pub fn return_idle() {
+    let Some(pool) = opened().filter(|_| !capture::under_way()) else { return };
+    let bytes = pool.return_idle(context::coarse_now());
+    if bytes > 0 {
+        report_return(bytes, "idle");
+    }
+}
+
+/// Gives all freed memory back to the driver, for `why`; the bytes.
+#[cold]
+pub fn trim(why: &str) -> u64 {
+    let bytes = opened().filter(|_| !capture::under_way()).map_or(0, Pool::trim);
+    if bytes > 0 {
+        report_return(bytes, why);
+    }
+    bytes
+}
+
+/// The driver has no host memory left for this call. Whether any was given back.
+#[cold]
+pub fn give_back(row: Row) -> bool {
+    trim(row.name()) > 0
+}
+
+fn report_return(bytes: u64, why: &str) {
+    tracing::info!(
+        target: "gpupool::pinned", event = "pinned.return", bytes, why, "{} of freed pinned memory returned for {why}",
+        format_size(bytes)
+    );
+    report_level();
+}
+
+/// The level now, for the picture over time; small changes wait for the next one.
+fn report_level() {
+    /// Bytes.
+    const STEP: u64 = 1 << 20;
+    static SAID: AtomicU64 = AtomicU64::new(0);
+    let Level { pinned, requested, registered } = ledger::level(opened().map_or(0, |pool| pool.usage().pinned));
+    let said = SAID.load(Ordering::Relaxed);
+    if pinned.abs_diff(said) < STEP && pinned != 0 {
+        return;
+    }
+    SAID.store(pinned, Ordering::Relaxed);
+    tracing::info!(
+        target: "gpupool::pinned", event = "pinned.level", pinned, requested, registered,
+        "{} pinned for {} that the program holds", format_size(pinned), format_size(requested)
+    );
+}
+
+fn over_limit(bytes: u64, limit: u64) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if process::counts() && !SAID.swap(true, Ordering::Relaxed) {
+        judge::over_limit(bytes, limit);
+    }
+}
+
+/// The most bytes that were pinned, and the most that the program held of them, over the life of the process.
+pub fn peak() -> (u64, u64) {
+    let Level { pinned, requested, .. } = ledger::peak();
+    (pinned, requested)
+}

@@ -1,0 +1,27 @@
+"""staging: an array in pinned memory goes to the GPU by CuPy's asarray, or what stands for it."""
+
+import ctypes
+import os
+
+import cuda_calls
+import cupy
+
+SIZE = 512 << 10
+
+
+def pinned_array():
+    array = cupy.Pinned(SIZE)
+    ctypes.memmove(array.address, os.urandom(SIZE), SIZE)
+    return array
+
+
+def main():
+    cuda_calls.init()
+    cuda_calls.use(0)
+    array = pinned_array()
+    for _ in range(3):
+        on_gpu = cupy.asarray(array)
+    print("copied", on_gpu.value != 0)
+
+
+main()
