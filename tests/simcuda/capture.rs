@@ -1,7 +1,8 @@
 //! Stream capture: work recorded into a graph, and the calls that are not allowed meanwhile.
 
+use crate::driver::driver;
 use crate::error::{Code, Outcome};
-use crate::ffi::{Handle, Out};
+use crate::ffi::{Handle, In, Out};
 use crate::graph::Graph;
 use crate::space::next_id;
 use crate::stream::{Stream, Work, resolve};
@@ -26,6 +27,8 @@ pub struct Capture {
     /// simulation gains nothing from keeping the edges.
     work: Mutex<Vec<Work>>,
     streams: Mutex<Vec<Arc<Stream>>>,
+    /// The graph that gets the work; a new one if there is none.
+    target: Option<Handle>,
 }
 
 static CAPTURES: Mutex<Vec<Arc<Capture>>> = Mutex::new(Vec::new());
@@ -92,6 +95,28 @@ pub fn forbid() -> Outcome {
 }
 
 pub fn begin(handle: Handle, mode: c_int) -> Outcome {
+    start(handle, mode, None)
+}
+
+/// `cuStreamBeginCapture` of 10.0, which has one mode.
+pub fn begin_v1(handle: Handle) -> Outcome {
+    begin(handle, GLOBAL)
+}
+
+/// `cuStreamBeginCaptureToGraph`. Everything in the graph precedes what is captured, whatever the dependencies.
+pub fn begin_to_graph(
+    handle: Handle,
+    graph: Handle,
+    _dependencies: In<Handle>,
+    _edges: In<u8>,
+    _count: usize,
+    mode: c_int,
+) -> Outcome {
+    driver().graphs.get(graph).map_err(|_| Code::INVALID_VALUE)?;
+    start(handle, mode, Some(graph))
+}
+
+fn start(handle: Handle, mode: c_int, target: Option<Handle>) -> Outcome {
     if !(GLOBAL..=RELAXED).contains(&mode) {
         return Err(Code::INVALID_VALUE);
     }
@@ -110,6 +135,7 @@ pub fn begin(handle: Handle, mode: c_int) -> Outcome {
         valid: AtomicBool::new(true),
         work: Mutex::default(),
         streams: Mutex::new(vec![stream.clone()]),
+        target,
     });
     *slot = Some(capture.clone());
     CAPTURES.lock().push(capture);
@@ -138,7 +164,13 @@ pub fn end(handle: Handle, out: Out<Handle>) -> Outcome {
         return Err(Code::STREAM_CAPTURE_INVALIDATED);
     }
     let work = std::mem::take(&mut *capture.work.lock());
-    out.set(Graph::enter(work))
+    match capture.target {
+        None => out.set(Graph::enter(work)),
+        Some(graph) => {
+            driver().graphs.get(graph).map_err(|_| Code::INVALID_VALUE)?.extend(graph, work);
+            out.set(graph)
+        }
+    }
 }
 
 /// `CUstreamCaptureStatus`: none, active, invalidated; and the capture's id. Asked of the legacy stream while a blocking
@@ -155,6 +187,11 @@ fn status(handle: Handle) -> Outcome<(c_int, u64)> {
 pub fn is_capturing(handle: Handle, out: Out<c_int>) -> Outcome {
     out.required()?;
     out.set(status(handle)?.0)
+}
+
+/// `cuStreamGetCaptureInfo` of 10.1.
+pub fn info_v1(handle: Handle, out: Out<c_int>, id: Out<u64>) -> Outcome {
+    info_v3(handle, out, id, Out::null(), Out::null(), Out::null(), Out::null())
 }
 
 pub fn info_v2(

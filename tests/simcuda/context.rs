@@ -34,6 +34,8 @@ pub struct Context {
     peers: Mutex<Vec<usize>>,
     limits: Mutex<[usize; LIMITS]>,
     cache_config: AtomicI32,
+    /// Ends at 0: created once, and `cuCtxAttach`.
+    attached: AtomicU32,
 }
 
 /// The primary context of a device.
@@ -76,6 +78,7 @@ impl Context {
             peers: Mutex::default(),
             limits: Mutex::new(DEFAULT_LIMITS),
             cache_config: AtomicI32::new(0),
+            attached: AtomicU32::new(1),
         });
         driver.contexts.insert_as(handle, context.clone());
         Ok(context)
@@ -104,6 +107,7 @@ impl Context {
         }
         driver.streams.retain(|stream| stream.context_id() != Some(self.id));
         driver.modules.retain(|module| module.context != Some(self.id));
+        driver.arrays.retain(|array| array.context != self.id);
         // A re-created primary context has the same handle; only this one may be taken out.
         driver.contexts.retain(|context| context.id != self.id);
         driver.gpus[self.device].store.refund(driver.settings.context_bytes, Use::Context);
@@ -306,6 +310,26 @@ pub fn destroy(handle: Handle) -> Outcome {
     });
     context.destroy();
     Ok(())
+}
+
+/// `cuCtxAttach`: the current context, counted once more.
+pub fn attach(out: Out<Handle>, flags: c_uint) -> Outcome {
+    out.required()?;
+    let context = current()?;
+    if flags != 0 || context.primary {
+        return Err(Code::INVALID_VALUE);
+    }
+    context.attached.fetch_add(1, Ordering::AcqRel);
+    out.set(context.handle)
+}
+
+/// `cuCtxDetach`, of the current context; the last one destroys it.
+pub fn detach(handle: Handle) -> Outcome {
+    let context = current()?;
+    if context.handle != handle || context.primary {
+        return Err(Code::INVALID_CONTEXT);
+    }
+    if context.attached.fetch_sub(1, Ordering::AcqRel) == 1 { destroy(handle) } else { Ok(()) }
 }
 
 pub fn push(handle: Handle) -> Outcome {

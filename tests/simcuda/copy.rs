@@ -5,7 +5,7 @@ use crate::capture;
 use crate::context::{Context, by_handle, current};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
-use crate::ffi::{Copy2d, Copy3d, Handle, In};
+use crate::ffi::{Copy2d, Copy3d, Handle, In, Out};
 use crate::graph::Node;
 use crate::space::{Span, access, granted};
 use crate::stream::{Stream, Work, resolve};
@@ -288,6 +288,53 @@ pub fn on_device(dst: u64, src: u64, bytes: usize) -> Outcome {
 
 pub fn on_device_async(dst: u64, src: u64, bytes: usize, stream: Handle) -> Outcome {
     linear((dst, Side::Device), (src, Side::Device), bytes, Ungranted::Refuse, When::Queued(stream))
+}
+
+/// `cuMemcpyBatchAsync`: copies in any order; here in the given one. Attributes are hints, and not used.
+#[allow(clippy::too_many_arguments, reason = "the driver's signature")]
+pub fn batch(
+    targets: In<u64>,
+    sources: In<u64>,
+    sizes: In<usize>,
+    count: usize,
+    _attributes: In<u8>,
+    _first: In<usize>,
+    attribute_count: usize,
+    stream: Handle,
+) -> Outcome {
+    if count == 0 || attribute_count == 0 || attribute_count > count || stream <= 1 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let (targets, sources, sizes) = (targets.list(count)?, sources.list(count)?, sizes.list(count)?);
+    for ((target, source), bytes) in targets.into_iter().zip(sources).zip(sizes) {
+        any_async(target, source, bytes, stream)?;
+    }
+    Ok(())
+}
+
+/// `cuMemcpyBatchAsync` of 12.8, which also names the copy that failed; `SIZE_MAX` stands for none in particular.
+#[allow(clippy::too_many_arguments, reason = "the driver's signature")]
+pub fn batch_v1(
+    targets: In<u64>,
+    sources: In<u64>,
+    sizes: In<usize>,
+    count: usize,
+    attributes: In<u8>,
+    first: In<usize>,
+    attribute_count: usize,
+    failed: Out<usize>,
+    stream: Handle,
+) -> Outcome {
+    batch(targets, sources, sizes, count, attributes, first, attribute_count, stream)
+        .inspect_err(|_| failed.set_if_wanted(usize::MAX))
+}
+
+/// `cuMemcpyWithAttributesAsync`.
+pub fn with_attributes(target: u64, source: u64, bytes: usize, attributes: In<u8>, stream: Handle) -> Outcome {
+    if attributes.is_null() {
+        return Err(Code::INVALID_VALUE);
+    }
+    any_async(target, source, bytes, stream)
 }
 
 /// `cuMemcpyPeer`: each side is accessed by the device of its own context.

@@ -38,6 +38,7 @@ pub struct Driver {
     pub nodes: Handles<crate::graph::Entry>,
     pub pools: Handles<crate::mempool::Pool>,
     pub links: Handles<crate::module::Link>,
+    pub arrays: Handles<crate::array::Array>,
 }
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
@@ -96,6 +97,7 @@ impl Driver {
             nodes: Handles::new(),
             pools: Handles::new(),
             links: Handles::new(),
+            arrays: Handles::new(),
         })
     }
 

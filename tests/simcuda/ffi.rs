@@ -67,6 +67,14 @@ impl<T> Out<T> {
         Out(std::ptr::null_mut())
     }
 
+    pub fn from_address(address: usize) -> Self {
+        Out(address as *mut T)
+    }
+
+    pub fn address(self) -> usize {
+        self.0 as usize
+    }
+
     pub fn cast<U>(self) -> Out<U> {
         Out(self.0.cast())
     }

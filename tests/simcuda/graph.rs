@@ -70,12 +70,17 @@ impl Graph {
     /// Enters a graph of `work`, with a handle for it and for each node.
     pub fn enter(work: Vec<Work>) -> Handle {
         let driver = driver();
-        let graph = Handles::<Graph>::reserve();
-        let enter = |work: Work| (driver.nodes.insert(Arc::new(Entry { graph, node: work.node.clone() })), work);
-        let nodes = work.into_iter().map(enter).collect();
-        let executable = Mutex::new(Weak::new());
-        driver.graphs.insert_as(graph, Arc::new(Self { nodes: Mutex::new(nodes), executable }));
-        graph
+        let handle = Handles::<Graph>::reserve();
+        let graph = Arc::new(Self { nodes: Mutex::default(), executable: Mutex::new(Weak::new()) });
+        graph.extend(handle, work);
+        driver.graphs.insert_as(handle, graph);
+        handle
+    }
+
+    /// Adds work at the end; `graph` is its own handle.
+    pub fn extend(&self, graph: Handle, work: Vec<Work>) {
+        let enter = |work: Work| (driver().nodes.insert(Arc::new(Entry { graph, node: work.node.clone() })), work);
+        self.nodes.lock().extend(work.into_iter().map(enter));
     }
 
     fn work(&self) -> Vec<Work> {
@@ -215,6 +220,49 @@ pub fn add_host(
 
 pub fn add_empty(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize) -> Outcome {
     add(out, graph, dependencies, count, Work { action: Arc::new(|_| Ok(())), touches: Vec::new(), node: Node::Empty })
+}
+
+/// `CUgraphNodeParams`: its kind, then the parameters of that kind.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct AnyNode {
+    kind: c_int,
+    reserved: [c_int; 3],
+    params: [u64; 29],
+    tail: u64,
+}
+
+const _: () = assert!(size_of::<AnyNode>() == size_of::<cudarc::driver::sys::CUgraphNodeParams>());
+
+/// `cuGraphAddNode`: the kinds that have a call of their own here.
+pub fn add_any(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize, node: Out<AnyNode>) -> Outcome {
+    const PARAMS: usize = std::mem::offset_of!(AnyNode, params);
+    // In `CUDA_MEMCPY_NODE_PARAMS`, behind flags and context.
+    const COPY: usize = PARAMS + 16;
+    let kind = node.take()?.kind;
+    let params = |offset| node.address() + offset;
+    match kind {
+        0 => add_kernel(out, graph, dependencies, count, In::from_address(params(PARAMS))),
+        1 => add_memcpy(out, graph, dependencies, count, In::from_address(params(COPY)), 0),
+        2 => add_memset(out, graph, dependencies, count, In::from_address(params(PARAMS)), 0),
+        3 => add_host(out, graph, dependencies, count, In::from_address(params(PARAMS))),
+        5 => add_empty(out, graph, dependencies, count),
+        10 => add_alloc(out, graph, dependencies, count, Out::from_address(params(PARAMS))),
+        11 => add_free(out, graph, dependencies, count, In::<u64>::from_address(params(PARAMS)).get()?),
+        _ => Err(Code::NOT_SUPPORTED),
+    }
+}
+
+/// `cuGraphAddNode_v2`. Edges carry nothing here.
+pub fn add_any_v2(
+    out: Out<Handle>,
+    graph: Handle,
+    dependencies: In<Handle>,
+    _edges: In<u8>,
+    count: usize,
+    node: Out<AnyNode>,
+) -> Outcome {
+    add_any(out, graph, dependencies, count, node)
 }
 
 /// `cuGraphGetNodes`, in the order in which they were added.

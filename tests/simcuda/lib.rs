@@ -7,6 +7,7 @@
 //! `table` lists every export; `boundary` is the way in; `physical` and `space` are the memory; `stream`, `capture` and
 //! `graph` order the work; the rest answers calls, one file a subject.
 
+mod array;
 mod attributes;
 mod boundary;
 mod capture;

@@ -18,6 +18,9 @@ pub struct Module {
     pub context: Option<u64>,
     entries: BTreeMap<String, Entry>,
     globals: BTreeMap<String, (Global, u64)>,
+    /// A library's variables, and where each is in the contexts that asked for it.
+    declared: Vec<Global>,
+    placed: Mutex<BTreeMap<(u64, String), u64>>,
 }
 
 /// The handles of one kernel: the `CUfunction`, and in a library the `CUkernel` too.
@@ -90,8 +93,11 @@ fn load(text: &str, context: Option<(u64, usize)>) -> Outcome<Handle> {
             globals.insert(global.name.clone(), (global, address));
         }
     }
+    let declared = if context.is_none() { ptx::globals(text) } else { Vec::new() };
     let context = context.map(|(id, _)| id);
-    driver.modules.insert_as(module, Arc::new(Module { context, entries, globals }));
+    driver
+        .modules
+        .insert_as(module, Arc::new(Module { context, entries, globals, declared, placed: Mutex::default() }));
     Ok(module)
 }
 
@@ -214,6 +220,10 @@ pub fn unload_library(handle: Handle) -> Outcome {
             let _ = driver.functions.remove(handle);
         }
     }
+    for address in module.placed.lock().values() {
+        // Its context may have taken it already.
+        let _ = driver.space.free(*address);
+    }
     module.globals.values().try_for_each(|(_, address)| driver.space.free(*address))
 }
 
@@ -231,6 +241,38 @@ pub fn library_kernel(out: Out<Handle>, library: Handle, name: In<c_char>) -> Ou
     let library = driver().modules.get(library)?;
     let entry = library.entries.get(name.text()?).ok_or(Code::NOT_FOUND)?;
     out.set(entry.kernel.ok_or(Code::INVALID_HANDLE)?)
+}
+
+/// `cuLibraryGetGlobal`: each context has its own, made when it is first asked for.
+pub fn library_global(address: Out<u64>, bytes: Out<usize>, library: Handle, name: In<c_char>) -> Outcome {
+    let context = current()?;
+    let (library, name) = (driver().modules.get(library)?, name.text()?);
+    let global = library.declared.iter().find(|global| global.name == name).ok_or(Code::NOT_FOUND)?;
+    if global.initialised {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    let mut placed = library.placed.lock();
+    let key = (context.id, name.to_owned());
+    let start = match placed.get(&key) {
+        Some(start) => *start,
+        None => {
+            let store = &driver().gpus[context.device].store;
+            let size = global.bytes as u64;
+            let start = driver().space.allocate(store, context.device, context.id, Origin::Alloc, size)?;
+            placed.insert(key, start);
+            start
+        }
+    };
+    address.set_if_wanted(start);
+    bytes.set_if_wanted(global.bytes);
+    Ok(())
+}
+
+/// `cuLibraryGetManaged`: no PTX here declares managed variables.
+pub fn library_managed(_address: Out<u64>, _bytes: Out<usize>, library: Handle, name: In<c_char>) -> Outcome {
+    driver().modules.get(library)?;
+    name.text()?;
+    Err(Code::NOT_FOUND)
 }
 
 /// `cuKernelGetFunction`: another handle. Here it is the same in every context.
@@ -393,6 +435,22 @@ pub fn link_add_data(
     let added = data.list(bytes)?;
     let mut text = link.text.lock();
     text.extend(added.iter().take_while(|byte| **byte != 0));
+    text.push(b'\n');
+    Ok(())
+}
+
+pub fn link_add_file(
+    link: Handle,
+    _kind: c_int,
+    path: In<c_char>,
+    _count: c_uint,
+    _options: In<c_int>,
+    _values: In<usize>,
+) -> Outcome {
+    let link = driver().links.get(link)?;
+    let added = read(path)?;
+    let mut text = link.text.lock();
+    text.extend(added.bytes());
     text.push(b'\n');
     Ok(())
 }

@@ -420,6 +420,11 @@ pub fn launch_host(handle: Handle, function: Option<HostFn>, argument: Handle) -
     resolve(handle)?.submit(host_work(function, argument)?)
 }
 
+/// `cuLaunchHostFunc_v2`: how to wait for it is a hint.
+pub fn launch_host_v2(handle: Handle, function: Option<HostFn>, argument: Handle, sync: c_uint) -> Outcome {
+    if sync > 1 { Err(Code::INVALID_VALUE) } else { launch_host(handle, function, argument) }
+}
+
 /// The work of a host function, also for graph nodes.
 pub fn host_work(function: Option<HostFn>, argument: Handle) -> Outcome<Work> {
     let function = function.ok_or(Code::INVALID_VALUE)?;

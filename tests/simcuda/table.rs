@@ -1,10 +1,11 @@
 //! Every export, once. A row gives the symbol, the CUDA version that introduced it under its base name, its per-thread
-//! twin if it has one, its parameters as C sees them, and the function that answers.
+//! twin if it has one, its parameters as C sees them, and the function that answers or (`->`) the refusal.
 //!
 //! From a row come the `extern "C"` function, its twin, and the entry of `cuGetProcAddress`; there is no second list to
 //! forget. Enumerations are `c_int` and handles are integers: a caller may pass any value, which a Rust enum may not hold.
 
 use crate::boundary::{DefaultStream, Needs, enter};
+use crate::error::Code;
 use crate::ffi::{AccessDesc, AllocationProp, Copy2d, Copy3d, Handle, In, Location, Out, PoolProps};
 use crate::registry::Row;
 use crate::*;
@@ -19,15 +20,23 @@ macro_rules! export {
             enter(stringify!($export), Needs::$needs, DefaultStream::$default, || $body($($arg),*))
         }
     };
+    ($needs:ident, $default:ident, $export:ident, ($($arg:ident: $ty:ty),* $(,)?), -> $code:ident) => {
+        /// Refused: this machine does not have what it is for. Nothing that its arguments point to is looked at.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $export($(_: $ty),*) -> c_int {
+            enter(stringify!($export), Needs::$needs, DefaultStream::$default, || Err(Code::$code))
+        }
+    };
 }
 
 macro_rules! driver_api {
     ($($needs:ident {
-        $($since:literal $export:ident $args:tt $(+ $twin:ident)? $(also $other:literal $from:literal)? => $body:path;)*
+        $($since:literal $export:ident $args:tt $(+ $twin:ident)? $(also $other:literal $from:literal)?
+            $(-> $code:ident)? $(=> $body:path)?;)*
     })*) => {
         $($(
-            export!($needs, Legacy, $export, $args, $body);
-            $(export!($needs, PerThread, $twin, $args, $body);)?
+            export!($needs, Legacy, $export, $args, $($body)? $(-> $code)?);
+            driver_api!(@twin $needs, $args, $($twin)?, $($body)? $(-> $code)?);
         )*)*
 
         /// The rows, for `cuGetProcAddress`.
@@ -40,6 +49,10 @@ macro_rules! driver_api {
                 also: driver_api!(@option $(($other, $from))?),
             },
         )*)*];
+    };
+    (@twin $needs:ident, $args:tt, , $($answer:tt)*) => {};
+    (@twin $needs:ident, $args:tt, $twin:ident, $($answer:tt)*) => {
+        export!($needs, PerThread, $twin, $args, $($answer)*);
     };
     (@option) => { None };
     (@option $value:expr) => { Some($value) };
@@ -116,6 +129,23 @@ Init {
     11000 cuCtxResetPersistingL2Cache() => context::reset_persisting_l2;
     4000 cuCtxEnablePeerAccess(peer: Handle, flags: c_uint) => context::enable_peer;
     4000 cuCtxDisablePeerAccess(peer: Handle) => context::disable_peer;
+    2000 cuCtxAttach(out: Out<Handle>, flags: c_uint) => context::attach;
+    2000 cuCtxDetach(context: Handle) => context::detach;
+    2000 cuGLCtxCreate(out: Out<Handle>, flags: c_uint, device: c_int) -> NOT_SUPPORTED;
+    3020 cuGLCtxCreate_v2(out: Out<Handle>, flags: c_uint, device: c_int) -> NOT_SUPPORTED;
+    3010 cuVDPAUCtxCreate(out: Out<Handle>, flags: c_uint, device: c_int, vdp: c_uint, resolve: usize) -> NOT_SUPPORTED;
+    3020 cuVDPAUCtxCreate_v2(out: Out<Handle>, flags: c_uint, device: c_int, vdp: c_uint, resolve: usize) -> NOT_SUPPORTED;
+    12040 cuGreenCtxCreate(out: Out<Handle>, resources: Handle, device: c_int, flags: c_uint) -> NOT_SUPPORTED;
+    12040 cuGreenCtxDestroy(context: Handle) -> INVALID_HANDLE;
+    12040 cuCtxFromGreenCtx(out: Out<Handle>, context: Handle) -> INVALID_HANDLE;
+
+    // Processes on disk
+    12080 cuCheckpointProcessGetRestoreThreadId(process: c_int, out: Out<c_int>) -> NOT_SUPPORTED;
+    12080 cuCheckpointProcessGetState(process: c_int, out: Out<c_int>) -> NOT_SUPPORTED;
+    12080 cuCheckpointProcessLock(process: c_int, args: In<u8>) -> NOT_SUPPORTED;
+    12080 cuCheckpointProcessCheckpoint(process: c_int, args: In<u8>) -> NOT_SUPPORTED;
+    12080 cuCheckpointProcessRestore(process: c_int, args: In<u8>) -> NOT_SUPPORTED;
+    12080 cuCheckpointProcessUnlock(process: c_int, args: In<u8>) -> NOT_SUPPORTED;
 
     // Plain device memory
     2000 cuMemGetInfo(free: Out<c_uint>, total: Out<c_uint>) => memory::info_32;
@@ -128,6 +158,15 @@ Init {
     3020 cuMemFree_v2(address: u64) => memory::free;
     2000 cuMemGetAddressRange(base: Out<c_uint>, bytes: Out<c_uint>, address: c_uint) => memory::address_range_32;
     3020 cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<usize>, address: u64) => memory::address_range;
+
+    // Arrays
+    3020 cuArrayCreate_v2(out: Out<Handle>, plane: In<array::Plane>) => array::create;
+    3020 cuArray3DCreate_v2(out: Out<Handle>, descriptor: In<array::Descriptor>) => array::create_3d;
+    3020 cuArrayGetDescriptor_v2(out: Out<array::Plane>, array: Handle) => array::descriptor;
+    3020 cuArray3DGetDescriptor_v2(out: Out<array::Descriptor>, array: Handle) => array::descriptor_3d;
+    2000 cuArrayDestroy(array: Handle) => array::destroy;
+    5000 cuMipmappedArrayCreate(out: Out<Handle>, descriptor: In<array::Descriptor>, levels: c_uint) => array::create_mipmapped;
+    5000 cuMipmappedArrayDestroy(array: Handle) => array::destroy_mipmapped;
 
     // Host and managed memory
     2020 cuMemHostAlloc(out: Out<u64>, bytes: usize, flags: c_uint) => pinned::alloc;
@@ -165,6 +204,20 @@ Init {
     11000 cuMemRetainAllocationHandle(out: Out<u64>, address: u64) => vmm::retain;
     10020 cuMemExportToShareableHandle(out: Out<c_int>, handle: u64, kind: c_int, flags: u64) => vmm::export;
     10020 cuMemImportFromShareableHandle(out: Out<u64>, shared: u64, kind: c_int) => vmm::import;
+    11010 cuMemMapArrayAsync(list: In<u8>, count: c_uint, stream: Handle) + cuMemMapArrayAsync_ptsz -> NOT_SUPPORTED;
+    12010 cuMulticastCreate(out: Out<u64>, prop: In<u8>) -> NOT_SUPPORTED;
+    12010 cuMulticastAddDevice(handle: u64, device: c_int) -> INVALID_VALUE;
+    12010 cuMulticastBindMem(handle: u64, offset: usize, memory: u64, from: usize, bytes: usize, flags: u64) -> INVALID_VALUE;
+    13010 cuMulticastBindMem_v2(handle: u64, device: c_int, offset: usize, memory: u64, from: usize, bytes: usize, flags: u64) -> INVALID_VALUE;
+    12010 cuMulticastBindAddr(handle: u64, offset: usize, address: u64, bytes: usize, flags: u64) -> INVALID_VALUE;
+    13010 cuMulticastBindAddr_v2(handle: u64, device: c_int, offset: usize, address: u64, bytes: usize, flags: u64) -> INVALID_VALUE;
+    12010 cuMulticastUnbind(handle: u64, device: c_int, offset: usize, bytes: usize) -> INVALID_VALUE;
+
+    // Memory of other interfaces
+    10000 cuImportExternalMemory(out: Out<Handle>, desc: In<u8>) -> NOT_SUPPORTED;
+    10000 cuExternalMemoryGetMappedBuffer(out: Out<u64>, memory: Handle, desc: In<u8>) -> INVALID_HANDLE;
+    10000 cuDestroyExternalMemory(memory: Handle) -> INVALID_HANDLE;
+    3020 cuGraphicsResourceGetMappedPointer_v2(out: Out<u64>, bytes: Out<usize>, resource: Handle) -> INVALID_HANDLE;
 
     // Stream-ordered allocation
     11020 cuMemAllocAsync(out: Out<u64>, bytes: usize, stream: Handle) + cuMemAllocAsync_ptsz => stream_ordered::alloc;
@@ -215,6 +268,12 @@ Init {
     3020 cuMemcpy3DAsync_v2(copy: In<Copy3d>, stream: Handle) + cuMemcpy3DAsync_v2_ptsz => copy::volume_async;
     4000 cuMemcpy3DPeer(copy: In<Copy3d>) + cuMemcpy3DPeer_ptds => copy::volume_peer;
     4000 cuMemcpy3DPeerAsync(copy: In<Copy3d>, stream: Handle) + cuMemcpy3DPeerAsync_ptsz => copy::volume_peer_async;
+    12080 cuMemcpyBatchAsync(targets: In<u64>, sources: In<u64>, sizes: In<usize>, count: usize, attributes: In<u8>, first: In<usize>, attribute_count: usize, failed: Out<usize>, stream: Handle) + cuMemcpyBatchAsync_ptsz => copy::batch_v1;
+    13000 cuMemcpyBatchAsync_v2(targets: In<u64>, sources: In<u64>, sizes: In<usize>, count: usize, attributes: In<u8>, first: In<usize>, attribute_count: usize, stream: Handle) + cuMemcpyBatchAsync_v2_ptsz => copy::batch;
+    12080 cuMemcpy3DBatchAsync(count: usize, list: In<u8>, failed: Out<usize>, flags: u64, stream: Handle) + cuMemcpy3DBatchAsync_ptsz -> NOT_SUPPORTED;
+    13000 cuMemcpy3DBatchAsync_v2(count: usize, list: In<u8>, flags: u64, stream: Handle) + cuMemcpy3DBatchAsync_v2_ptsz -> NOT_SUPPORTED;
+    13020 cuMemcpyWithAttributesAsync(target: u64, source: u64, bytes: usize, attributes: In<u8>, stream: Handle) + cuMemcpyWithAttributesAsync_ptsz => copy::with_attributes;
+    13020 cuMemcpy3DWithAttributesAsync(copy: In<u8>, flags: u64, stream: Handle) + cuMemcpy3DWithAttributesAsync_ptsz -> NOT_SUPPORTED;
 
     // Fills
     3020 cuMemsetD8_v2(address: u64, value: u8, count: usize) + cuMemsetD8_v2_ptds => fill::d8;
@@ -246,11 +305,15 @@ Init {
     5000 cuStreamAddCallback(stream: Handle, callback: Option<stream::Callback>, argument: Handle, flags: c_uint) + cuStreamAddCallback_ptsz => stream::add_callback;
     6000 cuStreamAttachMemAsync(stream: Handle, address: u64, bytes: usize, flags: c_uint) + cuStreamAttachMemAsync_ptsz => stream::attach;
     10000 cuLaunchHostFunc(stream: Handle, function: Option<stream::HostFn>, argument: Handle) + cuLaunchHostFunc_ptsz => stream::launch_host;
+    13020 cuLaunchHostFunc_v2(stream: Handle, function: Option<stream::HostFn>, argument: Handle, sync: c_uint) + cuLaunchHostFunc_v2_ptsz => stream::launch_host_v2;
 
     // Capture
+    10000 cuStreamBeginCapture(stream: Handle) + cuStreamBeginCapture_ptsz => capture::begin_v1;
     10010 cuStreamBeginCapture_v2(stream: Handle, mode: c_int) + cuStreamBeginCapture_v2_ptsz => capture::begin;
+    12030 cuStreamBeginCaptureToGraph(stream: Handle, graph: Handle, dependencies: In<Handle>, edges: In<u8>, count: usize, mode: c_int) + cuStreamBeginCaptureToGraph_ptsz => capture::begin_to_graph;
     10000 cuStreamEndCapture(stream: Handle, out: Out<Handle>) + cuStreamEndCapture_ptsz => capture::end;
     10000 cuStreamIsCapturing(stream: Handle, out: Out<c_int>) + cuStreamIsCapturing_ptsz => capture::is_capturing;
+    10010 cuStreamGetCaptureInfo(stream: Handle, out: Out<c_int>, id: Out<u64>) + cuStreamGetCaptureInfo_ptsz => capture::info_v1;
     11030 cuStreamGetCaptureInfo_v2(stream: Handle, out: Out<c_int>, id: Out<u64>, graph: Out<Handle>, nodes: Out<usize>, count: Out<usize>) + cuStreamGetCaptureInfo_v2_ptsz => capture::info_v2;
     12030 cuStreamGetCaptureInfo_v3(stream: Handle, out: Out<c_int>, id: Out<u64>, graph: Out<Handle>, nodes: Out<usize>, edges: Out<usize>, count: Out<usize>) + cuStreamGetCaptureInfo_v3_ptsz => capture::info_v3;
     10010 cuThreadExchangeStreamCaptureMode(mode: Out<c_int>) => capture::exchange_mode;
@@ -281,6 +344,8 @@ Init {
     12000 cuLibraryUnload(library: Handle) => module::unload_library;
     12000 cuLibraryGetKernel(out: Out<Handle>, library: Handle, name: In<c_char>) => module::library_kernel;
     12000 cuLibraryGetModule(out: Out<Handle>, library: Handle) => module::library_module;
+    12000 cuLibraryGetGlobal(address: Out<u64>, bytes: Out<usize>, library: Handle, name: In<c_char>) => module::library_global;
+    12000 cuLibraryGetManaged(address: Out<u64>, bytes: Out<usize>, library: Handle, name: In<c_char>) => module::library_managed;
     12040 cuLibraryGetKernelCount(out: Out<c_uint>, library: Handle) => module::function_count;
     12000 cuKernelGetFunction(out: Out<Handle>, kernel: Handle) => module::kernel_function;
     12000 cuKernelGetAttribute(out: Out<c_int>, attribute: c_int, kernel: Handle, device: c_int) => module::kernel_attribute;
@@ -303,6 +368,8 @@ Init {
     6050 cuLinkCreate_v2(count: c_uint, options: In<c_int>, values: In<usize>, out: Out<Handle>) => module::link_create;
     5050 cuLinkAddData(link: Handle, kind: c_int, data: In<u8>, bytes: usize, name: In<c_char>, count: c_uint, options: In<c_int>, values: In<usize>) => module::link_add_data;
     6050 cuLinkAddData_v2(link: Handle, kind: c_int, data: In<u8>, bytes: usize, name: In<c_char>, count: c_uint, options: In<c_int>, values: In<usize>) => module::link_add_data;
+    5050 cuLinkAddFile(link: Handle, kind: c_int, path: In<c_char>, count: c_uint, options: In<c_int>, values: In<usize>) => module::link_add_file;
+    6050 cuLinkAddFile_v2(link: Handle, kind: c_int, path: In<c_char>, count: c_uint, options: In<c_int>, values: In<usize>) => module::link_add_file;
     5050 cuLinkComplete(link: Handle, out: Out<usize>, bytes: Out<usize>) => module::link_complete;
     5050 cuLinkDestroy(link: Handle) => module::link_destroy;
 
@@ -310,6 +377,10 @@ Init {
     4000 cuLaunchKernel(function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: Handle, params: In<usize>, extra: In<usize>) + cuLaunchKernel_ptsz => launch::kernel;
     11060 cuLaunchKernelEx(config: In<launch::Config>, function: Handle, params: In<usize>, extra: In<usize>) + cuLaunchKernelEx_ptsz => launch::kernel_ex;
     9000 cuLaunchCooperativeKernel(function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: Handle, params: In<usize>) + cuLaunchCooperativeKernel_ptsz => launch::cooperative;
+    9000 cuLaunchCooperativeKernelMultiDevice(list: In<u8>, count: c_uint, flags: c_uint) -> NOT_SUPPORTED;
+    2000 cuLaunch(function: Handle) -> NOT_SUPPORTED;
+    2000 cuLaunchGrid(function: Handle, width: c_int, height: c_int) -> NOT_SUPPORTED;
+    2000 cuLaunchGridAsync(function: Handle, width: c_int, height: c_int, stream: Handle) -> NOT_SUPPORTED;
 
     // Graphs
     10000 cuGraphCreate(out: Out<Handle>, flags: c_uint) => graph::create;
@@ -321,6 +392,8 @@ Init {
     10000 cuGraphAddMemsetNode(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize, node: In<graph::MemsetNode>, context: Handle) => graph::add_memset;
     10000 cuGraphAddHostNode(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize, node: In<graph::HostNode>) => graph::add_host;
     10000 cuGraphAddEmptyNode(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize) => graph::add_empty;
+    12020 cuGraphAddNode(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize, node: Out<graph::AnyNode>) => graph::add_any;
+    12030 cuGraphAddNode_v2(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, edges: In<u8>, count: usize, node: Out<graph::AnyNode>) => graph::add_any_v2;
     10000 cuGraphGetNodes(graph: Handle, list: Out<Handle>, count: Out<usize>) => graph::nodes;
     11040 cuGraphAddMemAllocNode(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize, params: Out<graph_memory::AllocNode>) => graph::add_alloc;
     11040 cuGraphMemAllocNodeGetParams(node: Handle, out: Out<graph_memory::AllocNode>) => graph::alloc_params;
