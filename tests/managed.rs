@@ -91,6 +91,32 @@ fn beyond_all_caps_the_driver_is_asked_for_plain_memory() {
 }
 
 #[test]
+fn a_program_that_caches_is_told_once_and_then_served() {
+    let steps = |script: &str, soft: &str| {
+        let run = Run::program("steps").args(script).sim(TWO).shim().env("GPUPOOL_MODE", "managed").log();
+        run.env("GPUPOOL_RESERVE", "16MiB").env("GPUPOOL_SOFT_OOM", soft).go()
+    };
+    let shim = steps("r:150 r:150 c:0 c:1", "on");
+    shim.succeeds().prints("allocate 150: 0\nallocate 150: 2\nallocate 150: 0\nblock 0: 0 wrong\nblock 1: 0 wrong\n");
+    assert_eq!(shim.events("pool.refuse").len(), 1);
+    steps("r:150 r:150", "auto").succeeds().prints("allocate 150: 0\nallocate 150: 0\n");
+    // The cache was given back instead: all fits at home.
+    let shim = steps("a:150 a:150 f:0 a:150 c:1", "on");
+    shim.succeeds().prints("allocate 150: 0\nallocate 150: 2\nfree 0: 0\nallocate 150: 0\nblock 1: 0 wrong\n");
+    assert!(shim.events("pool.spill").is_empty());
+}
+
+#[test]
+fn stream_ordered_memory_that_the_driver_lacks_is_managed() {
+    let bare = Run::program("stripes").args("S:200 S:200").sim(TWO).go();
+    bare.succeeds().says("allocate 200 in a stream: 2");
+    let shim = managed("S:200 S:200 w:0 w:1 c:0 c:1 p:1 F:0 F:1").go();
+    shim.succeeds().says("allocate 200 in a stream: 0").says("block 1 prefers gpu1 200");
+    shim.says("block 0: 0 wrong on GPU 0").says("block 1: 0 wrong on GPU 0");
+    shim.says("free 0 in a stream: 0").says("free 1 in a stream: 0");
+}
+
+#[test]
 fn limits_of_each_gpu_hold() {
     let shim = managed("a:300 p:0").env("GPUPOOL_LIMIT", "0:64MiB,1:200MiB").go();
     shim.succeeds().says("block 0 prefers gpu0 64 gpu1 200 host 36");

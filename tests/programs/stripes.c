@@ -1,6 +1,7 @@
 /*
  * stripes STEP...: where managed memory is meant to live, and where it is. Sizes are in MiB.
  *   a:SIZE  allocate device memory            m:SIZE  allocate managed memory (M: attached to the host)
+ *   S:SIZE  allocate in the order of a stream
  *   w:I     a kernel writes block I           c:I     a kernel checks it      h:I  the processor reads and checks it
  *   p:I     its preferred locations           r:I     where it is (simulated driver only)
  *   x:I     the GPUs it is mapped for         o:I     move it to the host, as a program may
@@ -17,8 +18,10 @@ enum { RELAXED = 2 };
 typedef struct CUgraph_st *CUgraph;
 CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
+CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream);
 CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream);
 
+static CUstream stream;
 static CUdeviceptr address[MOST];
 static size_t size[MOST];
 static int count, devices;
@@ -29,9 +32,11 @@ static void allocate(char kind, size_t mib)
     REQUIRE(count < MOST);
     if (kind == 'a')
         result = cuMemAlloc_v2(&address[count], mib * MIB);
+    else if (kind == 'S')
+        result = cuMemAllocAsync(&address[count], mib * MIB, stream);
     else
         result = cuMemAllocManaged(&address[count], mib * MIB, kind == 'm' ? CU_MEM_ATTACH_GLOBAL : CU_MEM_ATTACH_HOST);
-    printf("allocate %zu: %d\n", mib, result);
+    printf("allocate %zu%s: %d\n", mib, kind == 'S' ? " in a stream" : "", result);
     size[count] = mib * MIB;
     count += result == CUDA_SUCCESS;
 }
@@ -69,7 +74,6 @@ static void print_accessors(int block)
 int main(int argc, char **argv)
 {
     CUcontext context;
-    CUstream stream;
     CUgraph graph;
     size_t free_bytes, total;
     Kernels k[8];
@@ -85,7 +89,7 @@ int main(int argc, char **argv)
         if (strchr("wchprxofF", argv[i][0]))
             REQUIRE(block < count);
         switch (argv[i][0]) {
-        case 'a': case 'm': case 'M':
+        case 'a': case 'm': case 'M': case 'S':
             allocate(argv[i][0], value);
             break;
         case 'w':

@@ -17,16 +17,16 @@ mod places;
 
 use crate::context::{self, Context};
 use crate::driver::{CuResult, Driver};
-use crate::memory::{self, topology};
+use crate::memory::{self, Answer, topology};
 use crate::{backend, capture, log, process};
 use advice::Advice;
 use blocks::Managed;
-use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUstream};
-use gpupool_config::{Mode, Prefetch, Settings, Toggle, format_size};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUstream};
+use gpupool_config::{Mode, Prefetch, Settings, Switch, Toggle, format_size};
 use gpupool_pool::{Allocation, Block, Place, Usage};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
-use places::{Level, Places, Stripes};
+use places::{Level, Places, Refusal, Stripes};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -93,19 +93,31 @@ fn open_for_blocks() -> Option<&'static Opened> {
     open().filter(|opened| opened.plan.mode == Mode::Managed)
 }
 
-/// Serves an allocation of `bytes` for the current context in mode managed: the address. `None`: the driver is asked.
+/// Serves an allocation of `bytes` for the current context in mode managed. `None`: the driver is asked.
 #[cold]
-pub fn allocate(bytes: u64) -> Option<u64> {
-    let opened = open_for_blocks().filter(|_| process::is_open())?;
+pub fn allocate(bytes: u64) -> Option<Answer> {
+    let opened = open_for_blocks()?;
     let context = context::current(opened.driver)?;
-    let home = u32::try_from(context.device).ok()?;
-    let stripes = match opened.place(home, bytes)? {
-        Ok(stripes) => stripes,
-        Err(missing) => {
-            memory::report_full(home, bytes, missing);
-            return None;
+    allocate_for(context, context.device, bytes, process::settings().soft_oom != Switch::Off)
+}
+
+/// The same, near a GPU and owned by a context. `soft`: a program that caches is told OUT_OF_MEMORY once before the GPU
+/// overflows.
+#[cold]
+pub fn allocate_for(context: &Context, device: CUdevice, bytes: u64, soft: bool) -> Option<Answer> {
+    let opened = open_for_blocks().filter(|_| process::is_open())?;
+    let home = u32::try_from(device).ok()?;
+    let mut placed = opened.place(home, bytes, soft)?;
+    if placed == Err(Refusal::Soft) {
+        if let Some(answer) = memory::refused_softly(home, bytes) {
+            return Some(answer);
         }
-    };
+        placed = opened.place(home, bytes, false)?;
+    }
+    if let Err(Refusal::Full { missing }) = placed {
+        memory::report_full(home, bytes, missing);
+    }
+    let stripes = placed.ok()?;
     let mut address = 0;
     // SAFETY: the output is a local.
     let result = unsafe { (opened.driver.cuMemAllocManaged)(&raw mut address, bytes as usize, ATTACH_GLOBAL) };
@@ -115,13 +127,13 @@ pub fn allocate(bytes: u64) -> Option<u64> {
         return None;
     }
     context.usage.allocated(bytes);
-    let managed = opened.began(context, address, bytes, stripes, true);
+    let managed = opened.began(context, home, address, bytes, stripes, true);
     let (mut on_peers, mut on_host) = (0, 0);
     for &(place, bytes) in managed.stripes.iter().filter(|(place, _)| *place != Place::Gpu(home)) {
         *(if place.is_host() { &mut on_host } else { &mut on_peers }) += bytes;
     }
     memory::report(&Allocation { block: managed.block, reused: false, on_peers, on_host });
-    Some(address)
+    Some(Answer::Pool(CuResult::SUCCESS, address))
 }
 
 /// The program allocated managed memory itself (`cuMemAllocManaged` succeeded): placed like a block of ours, where asked
@@ -131,15 +143,15 @@ pub fn adopt(address: CUdeviceptr, bytes: u64, flags: u32) {
     let eligible = flags == ATTACH_GLOBAL && bytes >= settings.min_size && settings.managed_advice == Toggle::On;
     let Some(opened) = eligible.then(open).flatten() else { return };
     let Some(context) = context::current(opened.driver) else { return };
-    let Some(stripes) = u32::try_from(context.device).ok().and_then(|home| opened.place(home, bytes)?.ok()) else {
-        return;
-    };
-    opened.began(context, address, bytes, stripes, false);
+    let Ok(home) = u32::try_from(context.device) else { return };
+    if let Some(Ok(stripes)) = opened.place(home, bytes, false) {
+        opened.began(context, home, address, bytes, stripes, false);
+    }
 }
 
 impl Opened {
-    /// Sets room aside for a block of `home`: its stripes, or the bytes that are missing. `None`: the GPU is not ours.
-    fn place(&self, home: u32, bytes: u64) -> Option<Result<Stripes, u64>> {
+    /// Sets room aside for a block of `home`. `None`: the GPU is not ours.
+    fn place(&self, home: u32, bytes: u64, soft: bool) -> Option<Result<Stripes, Refusal>> {
         let (order, needed) = {
             let places = self.places.lock();
             let order = places.order(home);
@@ -150,10 +162,10 @@ impl Opened {
         for place in order.iter().copied() {
             levels.push((place, self.level(place)));
             if levels.len() >= needed {
-                let taken = self.places.lock().take(bytes, &levels);
-                let served = taken.is_ok();
+                let taken = self.places.lock().take(bytes, &levels, soft);
+                let is_full = matches!(taken, Err(Refusal::Full { .. }));
                 answer = Some(taken);
-                if served {
+                if !is_full {
                     break;
                 }
             }
@@ -175,10 +187,18 @@ impl Opened {
     }
 
     /// Enters a new block and does for it what can be done now.
-    fn began(&self, context: &Context, address: u64, bytes: u64, stripes: Stripes, ours: bool) -> Arc<Managed> {
+    fn began(
+        &self,
+        context: &Context,
+        home: u32,
+        address: u64,
+        bytes: u64,
+        stripes: Stripes,
+        ours: bool,
+    ) -> Arc<Managed> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let block = Block { address, bytes, home: context.device as u32, owner: context.id, id };
+        let block = Block { address, bytes, home, owner: context.id, id };
         let (placed, accessed, slot) = (AtomicBool::new(false), AtomicU64::new(0), index::Held::new());
         let managed = Arc::new(Managed { block, stripes, ours, placed, accessed, slot });
         if process::settings().prefetch == Prefetch::Launch {

@@ -17,6 +17,24 @@ pub enum Level {
     Unknown,
 }
 
+/// Why a block was not placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// It would overflow its GPU, and whoever asks may be told so once.
+    Soft,
+    /// All places together lack `missing` bytes.
+    Full { missing: u64 },
+}
+
+/// Whether a program that caches will be, is being, or was told that this GPU overflows. A refusal is *owed* a block until
+/// one as large is placed: the retry must be served whatever other threads do in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Soft {
+    Armed,
+    Owed { bytes: u64 },
+    Spent,
+}
+
 /// Bytes placed somewhere.
 #[derive(Debug)]
 struct Account {
@@ -24,6 +42,7 @@ struct Account {
     limit: u64,
     used: u64,
     peak: u64,
+    soft: Soft,
 }
 
 impl Account {
@@ -35,6 +54,23 @@ impl Account {
             Level::Gpu { usable, in_use } => below_limit.min(usable.saturating_sub(in_use.max(self.used))),
             Level::Host { available } => below_limit.min(available),
             Level::Unknown => below_limit,
+        }
+    }
+
+    /// A block of this GPU was placed. Armed again once a sixteenth of the limit is free, so that a program at the brink
+    /// is not told at every request.
+    fn served(&mut self, bytes: u64, overflows: bool, level: Level) {
+        let settled = match self.soft {
+            _ if overflows => {
+                self.soft = Soft::Spent;
+                return;
+            }
+            Soft::Armed => return,
+            Soft::Owed { bytes: owed } => bytes >= owed,
+            Soft::Spent => true,
+        };
+        if settled && self.room(level) >= self.limit / 16 {
+            self.soft = Soft::Armed;
         }
     }
 }
@@ -55,7 +91,8 @@ pub struct Places {
 
 impl Places {
     pub fn new(specs: &[PlaceSpec], links: Links, policy: Policy, lenders: Lenders) -> Self {
-        let account = |spec: &PlaceSpec| Account { place: spec.place, limit: spec.limit, used: 0, peak: 0 };
+        let account =
+            |spec: &PlaceSpec| Account { place: spec.place, limit: spec.limit, used: 0, peak: 0, soft: Soft::Armed };
         Self { accounts: specs.iter().map(account).collect(), links, policy, lenders, turn: 0 }
     }
 
@@ -79,18 +116,31 @@ impl Places {
         levels.iter().map(room).collect()
     }
 
-    /// Sets room aside for a block. `levels` are the places that may be used, in the order of [`Places::order`].
-    ///
-    /// # Errors
-    /// The bytes for which there is no room.
-    pub fn take(&mut self, bytes: u64, levels: &[(Place, Level)]) -> Result<Stripes, u64> {
-        let stripes = spread(bytes, &self.rooms(levels), self.policy, self.turn)?;
+    /// Sets room aside for a block. `levels` are the places that may be used, in the order of [`Places::order`]: the first
+    /// is its GPU. `soft`: whoever asks may be told once that the GPU overflows.
+    pub fn take(&mut self, bytes: u64, levels: &[(Place, Level)], soft: bool) -> Result<Stripes, Refusal> {
+        let spread = spread(bytes, &self.rooms(levels), self.policy, self.turn);
+        let stripes = spread.map_err(|missing| Refusal::Full { missing })?;
+        let Some(&(home, level)) = levels.first() else { return Ok(stripes) };
+        let elsewhere = |place: Place| match self.policy {
+            Policy::LocalFirst => place != home,
+            // These send blocks to peers of their own choice, long before home is full.
+            Policy::Interleave | Policy::MostFree => place.is_host(),
+        };
+        let overflows = stripes.iter().any(|(place, _)| elsewhere(*place));
+        if let Some(account) = self.account(home).filter(|account| soft && overflows && account.soft == Soft::Armed) {
+            account.soft = Soft::Owed { bytes };
+            return Err(Refusal::Soft);
+        }
         self.turn += 1;
         for &(place, bytes) in &stripes {
             if let Some(account) = self.account(place) {
                 account.used += bytes;
                 account.peak = account.peak.max(account.used);
             }
+        }
+        if let Some(account) = self.account(home) {
+            account.served(bytes, overflows, level);
         }
         Ok(stripes)
     }
@@ -111,7 +161,7 @@ impl Places {
     /// The accounts in numbers; `held` is what was placed there.
     pub fn usage(&self) -> Vec<PlaceUsage> {
         let usage = |account: &Account| {
-            let &Account { place, limit, used, peak } = account;
+            let &Account { place, limit, used, peak, .. } = account;
             PlaceUsage { place, limit, held: used, used, peak_used: peak, pinned: 0 }
         };
         self.accounts.iter().map(usage).collect()
@@ -153,24 +203,40 @@ mod tests {
     fn a_block_fills_home_then_the_peer_then_the_host_and_no_more() {
         let mut places = places(Policy::LocalFirst);
         let levels = unknown(&places);
-        let stripes = places.take(23 * FRAME + 1, &levels);
+        let stripes = places.take(23 * FRAME + 1, &levels, false);
         assert_eq!(stripes, Ok(vec![(GPU, 10 * FRAME), (PEER, 10 * FRAME), (HOST, 4 * FRAME)]));
-        assert_eq!(places.take(1, &levels), Err(FRAME));
+        assert_eq!(places.take(1, &levels, false), Err(Refusal::Full { missing: FRAME }));
         places.give(&vec![(PEER, FRAME)]);
-        assert_eq!(places.take(1, &levels), Ok(vec![(PEER, FRAME)]));
+        assert_eq!(places.take(1, &levels, false), Ok(vec![(PEER, FRAME)]));
     }
 
     #[test]
     fn what_others_use_is_no_room_and_what_we_placed_counts_once() {
         let mut places = places(Policy::LocalFirst);
         let level = |in_use: u64| vec![(GPU, Level::Gpu { usable: 8 * FRAME, in_use: in_use * FRAME })];
-        assert_eq!(places.take(3 * FRAME, &level(0)), Ok(vec![(GPU, 3 * FRAME)]));
+        assert_eq!(places.take(3 * FRAME, &level(0), false), Ok(vec![(GPU, 3 * FRAME)]));
         // Three frames placed, none or all of them there yet.
         assert_eq!(places.rooms(&level(0))[0].bytes, 5 * FRAME);
         assert_eq!(places.rooms(&level(3))[0].bytes, 5 * FRAME);
         // Four frames of somebody else's beside them.
         assert_eq!(places.rooms(&level(7))[0].bytes, FRAME);
-        assert_eq!(places.take(2 * FRAME, &level(7)), Err(FRAME));
+        assert_eq!(places.take(2 * FRAME, &level(7), false), Err(Refusal::Full { missing: FRAME }));
+    }
+
+    #[test]
+    fn a_refusal_is_made_once_and_the_retry_is_served_whatever_others_do() {
+        let mut places = places(Policy::LocalFirst);
+        let levels = unknown(&places);
+        let mut take = |frames: u64| places.take(frames * FRAME, &levels, true);
+        assert!(take(8).is_ok());
+        assert_eq!(take(4), Err(Refusal::Soft));
+        assert_eq!(take(1), Ok(vec![(GPU, FRAME)]), "somebody else's, at home");
+        assert_eq!(take(4), Ok(vec![(GPU, FRAME), (PEER, 3 * FRAME)]));
+        assert_eq!(take(2), Ok(vec![(PEER, 2 * FRAME)]), "told once");
+        places.give(&vec![(GPU, 10 * FRAME)]);
+        assert!(places.take(FRAME, &levels, true).is_ok(), "home has room again");
+        assert_eq!(places.take(10 * FRAME, &levels, true), Err(Refusal::Soft));
+        assert_eq!(places.take(10 * FRAME, &levels, false), Ok(vec![(GPU, 9 * FRAME), (PEER, FRAME)]));
     }
 
     #[test]

@@ -67,8 +67,7 @@ pub fn allocate(bytes: u64, mut driver_call: impl FnMut() -> CuResult) -> Answer
         return Answer::Driver(result);
     }
     let Some((opened, context)) = pool_for() else {
-        let managed = managed::allocate(bytes).map(|address| Answer::Pool(CuResult::SUCCESS, address));
-        return managed.unwrap_or_else(|| Answer::Driver(first.unwrap_or_else(driver_call)));
+        return managed::allocate(bytes).unwrap_or_else(|| Answer::Driver(first.unwrap_or_else(driver_call)));
     };
     let first = first.or_else(|| (opened.plan.mode == Mode::Spill).then(&mut driver_call));
     match first {
@@ -85,8 +84,11 @@ pub fn allocate(bytes: u64, mut driver_call: impl FnMut() -> CuResult) -> Answer
 /// driver's answer stands. Nobody is told OUT_OF_MEMORY first: the driver has just given back what its own pools kept.
 #[cold]
 pub fn allocate_after_driver(driver: &'static Driver, context: &Context, device: CUdevice, bytes: u64) -> Option<u64> {
-    let opened = opened_for(driver, device)?;
-    match from_pool(opened, context, device, bytes, false)? {
+    let answer = match opened_for(driver, device) {
+        Some(opened) => from_pool(opened, context, device, bytes, false),
+        None => managed::allocate_for(context, device, bytes, false),
+    };
+    match answer? {
         Answer::Pool(CuResult::SUCCESS, address) => Some(address),
         _ => None,
     }
@@ -112,7 +114,6 @@ fn opened_for(driver: &'static Driver, device: CUdevice) -> Option<&'static Open
 
 /// `None`: the pool has no block for this, and the driver is to be asked.
 fn from_pool(opened: &Opened, context: &Context, device: CUdevice, bytes: u64, soft: bool) -> Option<Answer> {
-    let soft_oom = process::settings().soft_oom;
     let mut request = Request { bytes, home: device as u32, owner: context.id, soft_refusal: soft };
     let home = request.home;
     loop {
@@ -122,19 +123,13 @@ fn from_pool(opened: &Opened, context: &Context, device: CUdevice, bytes: u64, s
                 report(&allocation);
                 return Some(Answer::Pool(CuResult::SUCCESS, allocation.block.address));
             }
-            // Looked up only here, where it matters: libraries may be loaded at any time.
-            Err(Refusal::Soft) if soft_oom == Switch::On || caching::program_caches() => {
-                tracing::info!(
-                    target: "gpupool::memory", event = "pool.refuse", home, bytes, why = "soft", missing = 0,
-                    "OUT_OF_MEMORY for {} once, so that the program returns its cache before GPU {home} overflows",
-                    format_size(bytes)
-                );
-                return Some(Answer::Pool(CuResult::OUT_OF_MEMORY, 0));
-            }
-            Err(Refusal::Soft) => {
-                request.soft_refusal = false;
-                continue;
-            }
+            Err(Refusal::Soft) => match refused_softly(home, bytes) {
+                Some(answer) => return Some(answer),
+                None => {
+                    request.soft_refusal = false;
+                    continue;
+                }
+            },
             Err(Refusal::Full { missing }) => {
                 report_full(home, bytes, missing);
                 return None;
@@ -147,6 +142,19 @@ fn from_pool(opened: &Opened, context: &Context, device: CUdevice, bytes: u64, s
         report_fallback(home, bytes, &why);
         return None;
     }
+}
+
+/// A block would overflow its GPU: the answer for a program that caches; `None` for one that does not. Looked up only here,
+/// where it matters: libraries may be loaded at any time.
+pub fn refused_softly(home: u32, bytes: u64) -> Option<Answer> {
+    if process::settings().soft_oom != Switch::On && !caching::program_caches() {
+        return None;
+    }
+    tracing::info!(
+        target: "gpupool::memory", event = "pool.refuse", home, bytes, why = "soft", missing = 0,
+        "OUT_OF_MEMORY for {} once, so that the program returns its cache before GPU {home} overflows", format_size(bytes)
+    );
+    Some(Answer::Pool(CuResult::OUT_OF_MEMORY, 0))
 }
 
 /// There is no place for a block; the driver is asked.
