@@ -13,8 +13,10 @@ pub trait Backend: Send + Sync {
     /// ends the request.
     fn pin(&self, key: Key, bytes: u64) -> Result<u64, Fault<Self::Error>>;
 
-    /// Gives back what one `pin` gave (`cuMemFreeHost`). It need not be quiet: the driver's free waits for the device. On an
-    /// error, a stream capture that is under way among them, the memory is taken to be pinned still and stays in the pool.
+    /// Gives back what one `pin` gave (`cuMemFreeHost`). It need not be quiet: the driver's free waits for the device. After
+    /// an error the memory is taken to be pinned still and stays in the pool. That is also the answer to give where nobody
+    /// must wait: in a stream capture, or, if the call comes from [`crate::Pool::allocate`], while the device may be busy.
+    /// [`crate::Pool::return_idle`] makes up for it.
     fn unpin(&self, key: Key, address: u64, bytes: u64) -> Result<(), Self::Error>;
 
     /// Returns once no work submitted before the call can still touch pinned memory (`cuCtxSynchronize` of every context).

@@ -17,7 +17,7 @@ pub struct Pool<B: Backend> {
     /// All segments that ever were lie between these two.
     lowest: AtomicU64,
     highest: AtomicU64,
-    /// No segment is due to go back before then, in nanoseconds of `now`. May be early, never late.
+    /// No segment is due to go back before then, in nanoseconds of `now`.
     due: AtomicU64,
     /// That of the state.
     clock: Arc<Clock>,
@@ -77,8 +77,11 @@ impl<B: Backend> Pool<B> {
                     Ok(address) => {
                         self.lowest.fetch_min(address, Ordering::Relaxed);
                         self.highest.fetch_max(address + bytes, Ordering::Relaxed);
-                        let block = self.state.lock().pinned_at(ticket, address, &attempt);
-                        let block = block.ok_or(Refusal::ContextGone)?;
+                        let mut state = self.state.lock();
+                        let block = state.pinned_at(ticket, address, &attempt).ok_or(Refusal::ContextGone)?;
+                        if state.excess() > 0 {
+                            self.due.store(0, Ordering::Relaxed);
+                        }
                         return Ok(Allocation { block, pinned: bytes, returned });
                     }
                     Err(fault) => {
@@ -155,21 +158,19 @@ impl<B: Backend> Pool<B> {
         (self.lowest.load(Ordering::Relaxed)..self.highest.load(Ordering::Relaxed)).contains(&address)
     }
 
-    /// Gives back the segments that were without a block for [`Config::idle`] (`cuMemFreeHost`); returns their bytes. One
-    /// comparison and no lock when none is due.
+    /// Gives back the segments that were without a block for [`Config::idle`] (`cuMemFreeHost`), and those that could not
+    /// make room for another while that was pinned; returns their bytes. One comparison and no lock when none is due.
     pub fn return_idle(&self, now: Duration) -> u64 {
         if nanoseconds(now) < self.due.load(Ordering::Relaxed) {
             return 0;
         }
-        let Some(until) = now.checked_sub(self.config.idle) else {
-            return 0;
-        };
-        let leaving = {
-            let mut state = self.state.lock();
-            let leaving = state.detach_unused(u64::MAX, Some(until));
-            self.set_due(&state);
-            leaving
-        };
+        let mut state = self.state.lock();
+        let until = now.checked_sub(self.config.idle);
+        let mut leaving = until.map_or_else(Vec::new, |until| state.detach_unused(u64::MAX, Some(until)));
+        let excess = state.excess();
+        leaving.extend(state.detach_unused(excess, None));
+        self.set_due(&state);
+        drop(state);
         self.send_back(leaving, Some(now))
     }
 

@@ -332,6 +332,12 @@ impl State {
         self.runs.held + self.leaving
     }
 
+    /// Bytes without a block that are pinned beyond the bound.
+    pub fn excess(&self) -> u64 {
+        let all = self.runs.held + self.reserved();
+        all.saturating_sub(policy::ceiling(self.totals.peak_used)).min(self.runs.spare)
+    }
+
     /// Bytes that are being pinned.
     fn reserved(&self) -> u64 {
         self.pinning.iter().map(|&(.., bytes)| bytes).sum()

@@ -87,6 +87,10 @@ int main(int count, char **arguments) {
         fprintf(stderr, "%s: no allocation in it\n", arguments[1]);
         return 2;
     }
+    if (peak_pinned < peak_used / 2) {
+        fprintf(stderr, "pinned memory is not resident, so nothing can be measured; on the simulated driver set SIMCUDA_PINNED=resident\n");
+        return 1;
+    }
     double mib = 1 << 20, ratio = peak_used > 0 ? peak_pinned / peak_used : 0;
     double median = quantile(times, allocations < BLOCKS ? allocations : BLOCKS, 0.5) * 1e6;
     printf("%-6s in use %.1f MiB at the peak, pinned %.1f MiB   ratio %.3f   %s   %zu allocations, median %.2f us\n",

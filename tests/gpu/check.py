@@ -56,6 +56,7 @@ SETS = {
         "torch-graphs": pytorch.graphs,
         "torch-queue": several.torch_queue,
         "ipc": several.ipc_runtime,
+        "ipc-driver": several.ipc_driver,
         "ipc-mixed": several.ipc_mixed,
         "peer-access": several.peer_access,
         "managed-stripes": managed.stripes,

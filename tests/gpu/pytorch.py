@@ -99,9 +99,9 @@ def graphs(lab):
     """Graphs with memory of their own, replayed while other memory comes and goes."""
     needs_modules("torch")
     command = client("torch_graphs.py")
-    cases = {"": {}, " lazily freed": {"FREE": "lazy"}}
+    cases = {"by default": {}, "lazily freed": {"FREE": "lazy"}}
     if len(lab.machine.gpus) > 1:
-        cases[" over two GPUs"] = {**CROWDED, "LIMIT": "0:256MiB"}
+        cases["over two GPUs"] = {**CROWDED, "LIMIT": "0:256MiB"}
     reference = lab.bare(command, 90).succeeded()
     for settings in cases.values():
         shim = served(same(reference, lab.shim(command, 90, settings)))
@@ -109,7 +109,7 @@ def graphs(lab):
             raise Failed(f"{shim.command}: nothing lay on GPU 1; peaks {shim.peaks()}")
     same(reference, lab.bare(command, 90, EXPANDABLE))
     same(reference, lab.shim(command, 90, env=EXPANDABLE))
-    return f"{len(reference.lines())} lines the same:{','.join(cases)}, and with expandable segments"
+    return f"{len(reference.lines())} lines the same {', '.join(cases)}, and with expandable segments"
 
 
 @side_by_side

@@ -4,6 +4,17 @@ import building
 from client import client, free_port, needs_modules, needs_two_gpus, printed, rank_client
 from running import Failed, NotRun, same, side_by_side
 
+# Scripts of tests/programs/ipc.c; A and B are two processes.
+SHARED = (
+    "A:alloc:0:153600 A:fill:0:100 A:get:0:4096 B:open:0 B:range:0 B:check:0:100 B:again:0 B:fill:0:7 A:check:0:7 "
+    "B:free:0 B:close:0 B:close:0 B:close:0 A:check:0:7 A:free:0 B:exit A:exit",
+    "A:alloc:0:32768 A:free:0 A:alloc:1:3000 A:alloc:2:70000 A:fill:1:10 A:fill:2:20 A:get:1:0 A:get:2:99 B:open:2 B:open:1 "
+    "B:check:1:10 B:check:2:20 A:free:2 B:check:2:20 B:close:2 A:alloc:3:70000 A:fill:3:30 A:check:3:30 A:exit B:check:1:10",
+    "A:alloc:0:153600 A:fill:0:5 A:get:0:0 B:open:0 A:exit B:check:0:5 B:fill:0:9 B:check:0:9 B:close:0 B:exit",
+    "A:alloc:0:153600 A:fill:0:5 A:get:0:0 B:open:0 B:fill:0:9 B:exit A:check:0:9 A:free:0 A:alloc:1:153600 A:exit",
+    "A:alloc:0:153600 A:fill:0:5 A:get:0:0 B:open:0 B:check:0:5 A:kill B:check:0:5 B:close:0 B:exit",
+)
+
 
 def _ranks(lab, script, env=None):
     """Two ranks, bare and under the shim: the same lines, in any order, and each rank's memory on its own GPU."""
@@ -50,10 +61,7 @@ def nccl_graph(lab):
 def torch_queue(lab):
     """CUDA tensors sent through a torch.multiprocessing queue, whichever process ends first."""
     needs_modules("torch")
-    cases = [{}]
-    if len(lab.machine.gpus) > 1:
-        # What is shared lies on both GPUs then.
-        cases.append({"LIMIT": "0:64MiB", "HOST_LIMIT": "0", "SOFT_OOM": "off"})
+    cases = [settings for settings in _ipc_settings(lab) if "FREE" not in settings]
     told = []
     for order in ("sender-first", "receiver-first"):
         command = client("torch_queue.py", order)
@@ -98,14 +106,31 @@ def ipc_runtime(lab):
     binary = building.cuda_program(lab, "ipc")
     for order in ("importer-first", "exporter-first"):
         bare = lab.bare([binary, order], 60).succeeded()
-        cases = [{}, {"FREE": "lazy"}]
-        if len(lab.machine.gpus) > 1:
-            cases.append({"LIMIT": "0:64MiB", "HOST_LIMIT": "0", "SOFT_OOM": "off"})
-        for settings in cases:
+        for settings in _ipc_settings(lab):
             shim = same(bare, lab.shim([binary, order], 60, settings))
             if not shim.events("ipc.export") or not shim.events("ipc.import"):
                 raise Failed(f"{shim.command}: no ipc.export or ipc.import in the log, so nothing pooled was shared")
-    return f"same {len(bare.lines())} lines as bare, in both orders of ending, {len(cases)} settings"
+    return f"same {len(bare.lines())} lines as bare, in both orders of ending"
+
+
+@side_by_side
+def ipc_driver(lab):
+    """The same at the driver interface, step by step: inner pointers, opened twice, freed while open, either ends first."""
+    program = building.program(lab, "ipc")
+    count = 0
+    for steps in SHARED:
+        command = [program, *steps.split()]
+        bare = lab.bare(command, 60).succeeded()
+        for settings in _ipc_settings(lab):
+            same(bare, lab.shim(command, 60, settings))
+            count += 1
+    return f"{count} runs print the same as bare"
+
+
+def _ipc_settings(lab):
+    settings = [{}, {"FREE": "lazy"}]
+    # What is shared lies on both GPUs then.
+    return settings + [{"LIMIT": "0:64MiB", "HOST_LIMIT": "0", "SOFT_OOM": "off"}] * (len(lab.machine.gpus) > 1)
 
 
 @side_by_side

@@ -42,6 +42,15 @@ fn small_segments_grow_with_what_is_in_them() {
 }
 
 #[test]
+fn small_segments_start_small_again_when_all_went_back() {
+    let pool = pool(GIB);
+    let blocks: Vec<u64> = (0..10_000).map(|_| allocate(&pool, 4 * KIB).0).collect();
+    blocks.into_iter().for_each(|address| free(&pool, address));
+    pool.trim();
+    assert_eq!(allocate(&pool, 4 * KIB).1, 64 * KIB);
+}
+
+#[test]
 fn the_smallest_rest_that_is_big_enough_is_taken() {
     let pool = pool(GIB);
     let blocks: Vec<u64> = [12, 4, 20, 4, 8, 4, 8].map(|kib| allocate(&pool, kib * KIB).0).to_vec();

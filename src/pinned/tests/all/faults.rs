@@ -128,6 +128,21 @@ fn a_segment_that_does_not_go_is_tried_again_only_after_the_idle_time() {
 }
 
 #[test]
+fn what_could_not_make_room_goes_at_the_next_wait() {
+    let pool = pool(GIB);
+    let blocks = [100 * MIB, 60 * MIB].map(|bytes| try_allocate(&pool, bytes).unwrap().block);
+    for block in blocks {
+        pool.free(block.address, Free::Strict, Duration::ZERO).unwrap();
+    }
+    let calls = pool.backend().inner().calls;
+    pool.backend().inner().fault = Some((calls + 1, 1, FaultKind::Failed));
+    let allocation = try_allocate(&pool, 90 * MIB).unwrap();
+    assert_eq!((allocation.pinned, allocation.returned, pool.usage().pinned), (90 * MIB, 0, 250 * MIB));
+    assert_eq!(pool.return_idle(Duration::ZERO), 100 * MIB, "as much as is beyond the bound, and not before its time");
+    assert_eq!(pool.return_idle(Duration::ZERO), 0);
+}
+
+#[test]
 fn busy_memory_that_does_not_go_is_busy_still() {
     let pool = pool(GIB);
     let block = try_allocate(&pool, MIB).unwrap().block;
