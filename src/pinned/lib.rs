@@ -22,6 +22,7 @@ mod policy;
 mod pool;
 mod runs;
 mod state;
+mod underway;
 
 pub use backend::Backend;
 pub use gpupool_pool::{Fault, Free, FreeError};

@@ -199,10 +199,7 @@ impl<B: Backend> Pool<B> {
             let answer = self.backend.unpin(segment.class.key, segment.address, segment.bytes);
             let mut state = self.state.lock();
             match answer {
-                Ok(()) => {
-                    state.left(&leaving);
-                    sum += segment.bytes;
-                }
+                Ok(()) => sum += state.left(&leaving),
                 Err(_) => {
                     state.put_back(leaving, now.unwrap_or(segment.since));
                     self.set_due(&state);

@@ -3,6 +3,7 @@
 
 use crate::policy;
 use crate::runs::{Class, Fit, Kind, Run, RunId, Runs, Segment};
+use crate::underway::Underway;
 use crate::{Block, Config, PAGE, Request, Usage};
 use gpupool_pool::Clock;
 use std::collections::VecDeque;
@@ -59,6 +60,7 @@ pub(crate) struct Leaving {
     pub segment: Segment,
     /// What it would be again if it does not go.
     runs: Vec<Run>,
+    ticket: u64,
 }
 
 /// The block that is `run`, if it is one.
@@ -79,11 +81,10 @@ pub(crate) struct State {
     pub clock: Arc<Clock>,
     /// Busy runs in the order of their frees, with the number of each. An entry whose run is gone stays until its turn.
     resting: VecDeque<(u64, RunId)>,
-    /// Segments that are being pinned, as `(ticket, context, bytes)`.
-    pinning: Vec<(u64, u64, u64)>,
-    /// Bytes of segments on their way back.
-    leaving: u64,
-    last_ticket: u64,
+    /// Segments that are being pinned.
+    pinning: Underway,
+    /// Segments on their way back.
+    leaving: Underway,
     last_id: u64,
     totals: Totals,
 }
@@ -107,9 +108,8 @@ impl State {
             runs: Runs::default(),
             clock: Arc::default(),
             resting: VecDeque::new(),
-            pinning: Vec::new(),
-            leaving: 0,
-            last_ticket: 0,
+            pinning: Underway::default(),
+            leaving: Underway::default(),
             last_id: 0,
             totals: Totals::default(),
         }
@@ -149,7 +149,7 @@ impl State {
     fn grow(&mut self, attempt: &mut Attempt, segment: u64, ceiling: u64) -> Step {
         let least = attempt.least();
         let mut bytes = if attempt.exact { least } else { segment };
-        let all = self.pinned() + self.reserved();
+        let all = self.pinned() + self.pinning.bytes();
         if (all - self.runs.spare).saturating_add(least) > self.config.limit {
             return Step::Limit(least);
         }
@@ -169,9 +169,7 @@ impl State {
             // Somebody was faster, or a segment did not go.
             return Step::Limit(least);
         }
-        self.last_ticket += 1;
-        self.pinning.push((self.last_ticket, attempt.request.key.context, bytes));
-        Step::Pin { bytes, ticket: self.last_ticket }
+        Step::Pin { bytes, ticket: self.pinning.begin(attempt.request.key.context, bytes) }
     }
 
     /// A segment was pinned; serves the request from it. `None` if its context ended meanwhile, and the memory with it.
@@ -186,8 +184,7 @@ impl State {
 
     /// A segment is no longer being pinned; returns its bytes, or `None` if its context ended meanwhile.
     pub fn withdraw(&mut self, ticket: u64) -> Option<u64> {
-        let at = self.pinning.iter().position(|&(theirs, ..)| theirs == ticket)?;
-        Some(self.pinning.swap_remove(at).2)
+        self.pinning.end(ticket)
     }
 
     fn award(&mut self, fit: Fit, attempt: &Attempt) -> Block {
@@ -278,20 +275,24 @@ impl State {
 
     fn detach(&mut self, address: u64) -> Option<Leaving> {
         let (segment, runs) = self.runs.remove_segment(address)?;
-        self.leaving += segment.bytes;
-        Some(Leaving { segment, runs })
+        let ticket = self.leaving.begin(segment.class.key.context, segment.bytes);
+        Some(Leaving { segment, runs, ticket })
     }
 
-    /// A segment went back to the driver.
-    pub fn left(&mut self, gone: &Leaving) {
-        self.leaving -= gone.segment.bytes;
-        self.totals.returned += gone.segment.bytes;
+    /// A segment went back to the driver; returns its bytes, 0 if it went with its context first.
+    pub fn left(&mut self, gone: &Leaving) -> u64 {
+        let bytes = self.leaving.end(gone.ticket).unwrap_or(0);
+        self.totals.returned += bytes;
+        bytes
     }
 
-    /// The driver did not take a segment back: it is pinned still, and unused since `since`.
+    /// The driver did not take a segment back: it is pinned still, and unused since `since`. Or it went with its context,
+    /// and that is why.
     pub fn put_back(&mut self, kept: Leaving, since: Duration) {
-        let Leaving { segment, mut runs } = kept;
-        self.leaving -= segment.bytes;
+        let Leaving { segment, mut runs, ticket } = kept;
+        if self.leaving.end(ticket).is_none() {
+            return;
+        }
         // The old entries of busy runs may have had their turns while nobody knew these runs: new numbers for them.
         let mut busy = Vec::new();
         for run in &mut runs {
@@ -313,7 +314,8 @@ impl State {
 
     /// Forgets the segments of a context that ended; returns the blocks that lived in them.
     pub fn context_gone(&mut self, context: u64) -> Vec<Block> {
-        self.pinning.retain(|&(_, theirs, _)| theirs != context);
+        self.pinning.context_gone(context);
+        self.leaving.context_gone(context);
         let mut blocks = Vec::new();
         for address in self.runs.segments_of(context) {
             let Some((segment, runs)) = self.runs.remove_segment(address) else { continue };
@@ -329,18 +331,13 @@ impl State {
 
     /// Bytes the driver has pinned for the pool.
     fn pinned(&self) -> u64 {
-        self.runs.held + self.leaving
+        self.runs.held + self.leaving.bytes()
     }
 
     /// Bytes without a block that are pinned beyond the bound.
     pub fn excess(&self) -> u64 {
-        let all = self.runs.held + self.reserved();
+        let all = self.runs.held + self.pinning.bytes();
         all.saturating_sub(policy::ceiling(self.totals.peak_used)).min(self.runs.spare)
-    }
-
-    /// Bytes that are being pinned.
-    fn reserved(&self) -> u64 {
-        self.pinning.iter().map(|&(.., bytes)| bytes).sum()
     }
 
     pub fn usage(&self) -> Usage {

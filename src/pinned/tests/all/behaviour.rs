@@ -1,6 +1,6 @@
 //! What the pool does, case by case.
 
-use crate::mock::{GIB, IDLE, KEY, KIB, MIB, Mock, allocate, pool, try_allocate};
+use crate::mock::{FaultKind, GIB, IDLE, KEY, KIB, MIB, Mock, allocate, pool, try_allocate};
 use gpupool_pinned::{Free, FreeError, Key, Pool, Refusal, Request};
 use std::time::Duration;
 
@@ -298,6 +298,19 @@ fn a_context_that_ends_while_memory_is_pinned_in_it_gets_none() {
     });
     assert_eq!(try_allocate(&pool, MIB), Err(Refusal::ContextGone));
     assert_eq!((pool.usage().pinned, pool.usage().segments), (0, 0));
+}
+
+#[test]
+fn a_context_that_ends_while_its_memory_goes_back_leaves_none() {
+    let pool = std::sync::Arc::new(pool(GIB));
+    let address = allocate(&pool, MIB).0;
+    free(&pool, address);
+    let again = std::sync::Arc::downgrade(&pool);
+    pool.backend().set_probe(move || drop(again.upgrade().map(|pool| pool.context_gone(KEY.context))));
+    let calls = pool.backend().inner().calls;
+    pool.backend().inner().fault = Some((calls + 1, 1, FaultKind::Failed));
+    assert_eq!(pool.trim(), 0, "the driver refuses, as it knows no such memory any more");
+    assert_eq!((pool.usage().pinned, pool.usage().segments, pool.contains(address)), (0, 0, false));
 }
 
 #[test]
