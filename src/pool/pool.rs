@@ -37,7 +37,7 @@ pub struct Pool<B: Backend> {
     places: Vec<Place>,
     routes: Vec<Route>,
     pub(crate) registry: Registry,
-    front: Front,
+    pub(crate) front: Front,
     /// That of the state.
     clock: Arc<Clock>,
     state: Mutex<State<B::Handle>>,
@@ -273,7 +273,7 @@ impl<B: Backend> Pool<B> {
     }
 
     /// Keeps the memory of a block that ended at hand, or puts it among the free runs.
-    fn retire(&self, start: u32, record: &Record, quiet: bool) {
+    pub(crate) fn retire(&self, start: u32, record: &Record, quiet: bool) {
         let Record { frames, bytes, .. } = *record;
         if let Some(place) = record.place.filter(|&place| self.front.takes(place, frames)) {
             if self.front.push(start, frames, place, bytes, quiet) {
@@ -438,7 +438,7 @@ impl<B: Backend> Pool<B> {
     }
 
     /// Returns evicted chunks to the driver; returns the bytes that went. `credits` are paid back as they go.
-    fn send_back(&self, leaving: Vec<Leaving<B::Handle>>, credits: &mut [(PlaceId, u64)]) -> u64 {
+    pub(crate) fn send_back(&self, leaving: Vec<Leaving<B::Handle>>, credits: &mut [(PlaceId, u64)]) -> u64 {
         let mut sum = 0;
         for row in leaving {
             let (start, frames) = (row.start, row.frames);
@@ -491,7 +491,7 @@ impl<B: Backend> Pool<B> {
     }
 
     /// Waits for the device; everything freed before the call is quiet after it, but for what other shards keep.
-    fn quiesce(&self, shard: usize) -> Result<(), Fault<B::Error>> {
+    pub(crate) fn quiesce(&self, shard: usize) -> Result<(), Fault<B::Error>> {
         let kept = self.front.clock(shard);
         let begun = (kept.now(), self.clock.now());
         self.backend.quiesce()?;

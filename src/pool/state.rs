@@ -291,18 +291,36 @@ impl<H: Copy> State<H> {
             {
                 end = last.start + last.frames;
             }
-            if start == end || self.runs.take(start, end).is_none() {
-                continue;
+            if let Some(row) = self.take_out(start, end, place) {
+                sum += bytes_of(row.frames);
+                leaving.push(row);
             }
-            self.runs.remove(start);
-            self.account(place).leave(bytes_of(end - start));
-            sum += bytes_of(end - start);
-            let chunks = self.chunks.remove_range(start, end);
-            let pinned = chunks.iter().filter(|chunk| !chunk.pins.is_empty()).map(|chunk| bytes_of(chunk.frames));
-            self.account(place).unpin(pinned.sum());
-            leaving.push(Leaving { start, frames: end - start, chunks });
         }
         leaving
+    }
+
+    /// Takes the whole chunks out of the pool that lie in these frames, which are free and quiet.
+    pub fn evict_range(&mut self, start: u32, end: u32) -> Vec<Leaving<H>> {
+        let mut leaving = Vec::new();
+        for (start, frames, place) in self.chunks.segments(start, end) {
+            let (start, end) = self.chunks.whole_within(start, start + frames);
+            leaving.extend(self.take_out(start, end, place));
+        }
+        leaving
+    }
+
+    /// Takes a free row of whole chunks at `place` out of the pool; nothing if it is empty or not free.
+    fn take_out(&mut self, start: u32, end: u32, place: PlaceId) -> Option<Leaving<H>> {
+        if start == end {
+            return None;
+        }
+        self.runs.take(start, end)?;
+        self.runs.remove(start);
+        self.account(place).leave(bytes_of(end - start));
+        let chunks = self.chunks.remove_range(start, end);
+        let pinned = chunks.iter().filter(|chunk| !chunk.pins.is_empty()).map(|chunk| bytes_of(chunk.frames));
+        self.account(place).unpin(pinned.sum());
+        Some(Leaving { start, frames: end - start, chunks })
     }
 
     /// Bytes that [`State::evict`] could take out at `place`.

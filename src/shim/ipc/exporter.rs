@@ -78,6 +78,13 @@ pub fn export(driver: &Driver, block: &Block) -> std::result::Result<Handle, CuR
     Ok(Handle { pid: std::process::id(), token: *token, block: id, address, bytes })
 }
 
+/// Whether the block that starts at this address was exported.
+#[inline]
+pub fn is_exported(address: u64) -> bool {
+    COUNT.load(Ordering::Acquire) != 0
+        && memory::block_at(address).is_some_and(|block| EXPORTED.lock().contains_key(&block.id))
+}
+
 /// An exported block ended, if this was one.
 #[inline]
 pub fn block_ended(id: u64) {

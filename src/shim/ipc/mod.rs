@@ -17,7 +17,7 @@ use gpupool_pool::Block;
 use std::fmt::Display;
 use wire::Handle;
 
-pub use exporter::{after_fork_in_child, block_ended, judge};
+pub use exporter::{after_fork_in_child, block_ended, is_exported, judge};
 pub use importer::{block_at as imported_at, close, owner_gone};
 
 /// The bytes of a handle for this block (`cuIpcGetMemHandle`).

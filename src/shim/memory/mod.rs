@@ -227,7 +227,12 @@ pub fn free_later(address: u64) -> Option<CuResult> {
 #[inline]
 fn free_when(address: u64, when: Free) -> Option<CuResult> {
     let opened = open::opened().filter(|opened| opened.contains(address))?;
-    Some(match opened.pool.free(address, when) {
+    // Another process may read it on, as it may bare.
+    let freed = match ipc::is_exported(address) {
+        true => opened.pool.free_and_return(address),
+        false => opened.pool.free(address, when),
+    };
+    Some(match freed {
         Ok(block) => {
             report_free(&block);
             ipc::block_ended(block.id);

@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 enum Op {
     Allocate { bytes: u64, home: u32, owner: u64, soft: bool },
     Free { pick: usize, when: Free },
+    FreeAndReturn { pick: usize },
     FreeTwice { pick: usize },
     FreeOwner { owner: u64 },
     Trim { place: Option<Place>, bytes: Option<u64> },
@@ -46,6 +47,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         10 => (bytes, 0..2u32, 0..3u64, any::<bool>())
             .prop_map(|(bytes, home, owner, soft)| Op::Allocate { bytes, home, owner, soft }),
         8 => (any::<usize>(), when).prop_map(|(pick, when)| Op::Free { pick, when }),
+        2 => any::<usize>().prop_map(|pick| Op::FreeAndReturn { pick }),
         1 => any::<usize>().prop_map(|pick| Op::FreeTwice { pick }),
         1 => (0..3u64).prop_map(|owner| Op::FreeOwner { owner }),
         1 => (proptest::option::of(any_place()), proptest::option::of(1..100 * MIB))
@@ -110,6 +112,13 @@ impl Model {
                 assert_eq!(self.pool.block_at(gone.block.address), None);
                 assert_eq!(self.pool.free(gone.block.address, when), Err(FreeError::NotABlock));
             }
+            Op::FreeAndReturn { pick } => {
+                if self.live.is_empty() {
+                    return;
+                }
+                let gone = self.live.swap_remove(pick % self.live.len());
+                self.free_and_return(&gone);
+            }
             Op::FreeTwice { pick } => {
                 let Some(some) = self.live.get(pick % self.live.len().max(1)) else { return };
                 for offset in [1, 512, FRAME] {
@@ -150,6 +159,21 @@ impl Model {
                 self.asked = asked;
             }
         }
+    }
+
+    fn free_and_return(&mut self, gone: &Allocation) {
+        let block = gone.block;
+        let capturing = self.pool.backend().inner().capturing;
+        let (start, end) = (block.address, block.address + block.bytes.next_multiple_of(FRAME));
+        if capturing {
+            note_busy(&self.pool, gone);
+        }
+        assert_eq!(self.pool.free_and_return(start), Ok(block));
+        assert_eq!(self.pool.free_and_return(start), Err(FreeError::NotABlock));
+        self.note_borders(gone);
+        let inner = self.pool.backend().inner();
+        let whole = inner.mapped().any(|(at, bytes, _)| start <= at && at + bytes <= end);
+        assert!(capturing || !whole, "a chunk that only this block stood on is still there");
     }
 
     fn lives(&self, id: u64) -> bool {

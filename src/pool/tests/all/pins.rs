@@ -50,6 +50,23 @@ fn what_was_given_out_outlives_the_block_but_not_the_chunk() {
 }
 
 #[test]
+fn a_block_that_others_hold_leaves_with_its_chunks_and_spares_those_of_neighbours() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 96 * MIB), (GPU1, GIB)]);
+    let first = allocate(&pool, 32 * MIB).unwrap();
+    free(&pool, &first);
+    let neighbour = allocate(&pool, 30 * MIB).unwrap();
+    let spread = allocate(&pool, 100 * MIB).unwrap();
+    pool.pin(spread.block.address, 100 * MIB, Pin::Shared).unwrap();
+    let held = |pool: &Pool<Mock>| pool.usage().places.iter().map(|place| place.held / MIB).collect::<Vec<_>>();
+    let before = held(&pool);
+    assert_eq!(pool.free_and_return(spread.block.address), Ok(spread.block));
+    assert_eq!((before, held(&pool), pinned(&pool)), (vec![96, 36], vec![32, 0], vec![0, 0]));
+    // Of a chunk that another block stands on, only the block's part is free again.
+    assert_eq!(pool.free_and_return(neighbour.block.address), Ok(neighbour.block));
+    assert_returns_everything(&pool, &[]);
+}
+
+#[test]
 fn what_the_program_asked_for_ends_when_it_says_so() {
     let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
     let block = allocate(&pool, 40 * MIB).unwrap();
