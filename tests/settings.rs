@@ -187,6 +187,21 @@ fn meminfo_says_the_pool_or_the_device() {
 }
 
 #[test]
+fn meminfo_counts_no_gpu_twice_where_the_program_works_on_several() {
+    let totals = |steps: &str| -> Vec<u64> {
+        let run = Run::program("steps").args(steps).sim("4x256MiB").shim().go();
+        let lines = run.succeeds().stdout.lines().filter_map(|line| line.split(", total ").nth(1)?.split(',').next());
+        lines.map(|total| total.parse().expect("a number")).collect()
+    };
+    let [alone, second, first] = totals("i g:1 i g:0 i")[..] else { panic!("three answers expected") };
+    assert_eq!(
+        (second, first),
+        (alone / 4 * 3, alone / 4 * 3),
+        "each has its own GPU and the two that nobody works on"
+    );
+}
+
+#[test]
 fn spill_asks_the_driver_first() {
     let shim = overflowing().shim().log().env("GPUPOOL_MODE", "spill").go();
     shim.succeeds().prints("allocate 150: 0\nallocate 150: 0\n");

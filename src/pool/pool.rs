@@ -374,17 +374,18 @@ impl<B: Backend> Pool<B> {
         state.usage(&self.front.stock(), &self.registry)
     }
 
-    /// `(free, total)` bytes that a program whose home is this GPU can count on: the lending GPUs, not the host. Both 0
-    /// if `home` is not a place of this pool.
-    pub fn memory_info(&self, home: u32) -> (u64, u64) {
+    /// `(free, total)` bytes that a program whose home is this GPU can count on: its own and those of the GPUs that lend to
+    /// it and that `counts` agrees to, not the host. Both 0 if `home` is not a place of this pool.
+    pub fn memory_info(&self, home: u32, counts: impl Fn(u32) -> bool) -> (u64, u64) {
         let Some(route) = self.routes.iter().find(|route| route.ordinal == home) else {
             return (0, 0);
         };
-        let gpus = &route.order[..route.gpus];
-        let headrooms: Vec<_> = gpus.iter().map(|id| self.backend.headroom(self.places[id.index()])).collect();
+        let counted = |place: Place| matches!(place, Place::Gpu(ordinal) if ordinal == home || counts(ordinal));
+        let gpus = route.order[..route.gpus].iter().filter(|id| counted(self.places[id.index()]));
+        let headrooms: Vec<_> = gpus.clone().map(|id| self.backend.headroom(self.places[id.index()])).collect();
         let state = self.lock();
         let kept = self.front.stock().frames;
-        gpus.iter().zip(headrooms).fold((0u64, 0u64), |(free, total), (id, headroom)| {
+        gpus.zip(headrooms).fold((0u64, 0u64), |(free, total), (id, headroom)| {
             let (account, kept) = (&state.accounts[id.index()], kept[id.index()] * FRAME);
             (free.saturating_add(account.room(headroom, kept)), total.saturating_add(account.limit()))
         })

@@ -344,6 +344,11 @@ pub fn all() -> Vec<&'static Context> {
     ALL.lock().clone()
 }
 
+/// Whether this process has a context on a device now.
+pub fn is_on(device: CUdevice) -> bool {
+    ALL.lock().iter().any(|context| context.device == device && !context.is_gone())
+}
+
 /// Makes a context current for the length of `act`, unless it is current already.
 pub fn within<T>(driver: &Driver, context: CUcontext, act: impl FnOnce() -> T) -> Option<T> {
     if driver.current_context() == Some(context) {

@@ -402,10 +402,11 @@ pub fn owner_gone(id: u64) -> usize {
 }
 
 /// Bytes that blocks for this GPU could still take of the GPUs, for `cuMemGetInfo`; `None` in other modes.
-pub fn free_for(home: u32) -> Option<u64> {
+pub fn free_for(home: u32, counts: impl Fn(u32) -> bool) -> Option<u64> {
     let opened = open_for_blocks()?;
     let order = opened.places.lock().order(home);
-    let gpus = order.into_iter().filter(|place| !place.is_host());
+    let counted = |place: &Place| matches!(*place, Place::Gpu(ordinal) if ordinal == home || counts(ordinal));
+    let gpus = order.into_iter().filter(counted);
     let levels: Vec<_> = gpus.map(|place| (place, opened.level(place))).collect();
     Some(opened.places.lock().rooms(&levels).iter().map(|room| room.bytes).sum())
 }

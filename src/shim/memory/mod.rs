@@ -371,15 +371,22 @@ fn report_trim(bytes: u64, why: &str) {
     );
 }
 
+/// Whether another GPU's program is told of this one's memory. Not where the process has a context on it: a program that
+/// works on several GPUs and sizes a cache on each by what it is told (JAX takes three quarters) would count the same
+/// memory once for each, and the first cache would take what the second GPU had bare.
+fn is_free_to_lend(ordinal: u32) -> bool {
+    !context::is_on(ordinal as i32)
+}
+
 /// `(free, total)` for `cuMemGetInfo` in the current context; `None`: the driver's answer stands.
 pub fn info() -> Option<(u64, u64)> {
     let home = u32::try_from(answers_as_pool()?.current_device().ok()?).ok()?;
     let driver = process::driver()?;
     let plan = open::plan(driver).filter(|plan| plan.is_member(home as i32))?;
-    let total = plan.total(home);
+    let total = plan.total(home, is_free_to_lend);
     let free = match open::open(driver) {
-        Some(opened) => opened.pool.memory_info(home).0,
-        None => managed::free_for(home)?,
+        Some(opened) => opened.pool.memory_info(home, is_free_to_lend).0,
+        None => managed::free_for(home, is_free_to_lend)?,
     };
     Some((free.min(total), total))
 }
@@ -387,7 +394,7 @@ pub fn info() -> Option<(u64, u64)> {
 /// Bytes for `cuDeviceTotalMem`; `None`: the driver's answer stands.
 pub fn total(device: i32) -> Option<u64> {
     let plan = open::plan(answers_as_pool()?)?;
-    plan.is_member(device).then(|| plan.total(device as u32))
+    plan.is_member(device).then(|| plan.total(device as u32, is_free_to_lend))
 }
 
 /// The driver, where questions about a GPU's memory are answered for the pool.

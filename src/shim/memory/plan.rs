@@ -132,11 +132,14 @@ impl Plan {
         self.topology.gpus.get(ordinal as usize).map_or(0, |gpu| gpu.total)
     }
 
-    /// The bytes that a program on this GPU is told it has: its own and those of the GPUs that lend to it.
-    pub fn total(&self, home: u32) -> u64 {
+    /// The bytes that a program on this GPU is told it has: its own and those of the GPUs that lend to it and that `counts`
+    /// agrees to.
+    pub fn total(&self, home: u32, counts: impl Fn(u32) -> bool) -> u64 {
         let lends = |ordinal: u32| {
             ordinal == home
-                || (self.lenders == Lenders::All && self.links.ranks.contains_key(&(home, Place::Gpu(ordinal))))
+                || (self.lenders == Lenders::All
+                    && counts(ordinal)
+                    && self.links.ranks.contains_key(&(home, Place::Gpu(ordinal))))
         };
         self.totals.iter().filter(|(ordinal, _)| lends(**ordinal)).map(|(_, total)| total).sum()
     }

@@ -237,15 +237,17 @@ fn a_sticky_device_error_leaves_the_block_live() {
 fn memory_info_counts_lending_gpus_and_what_the_driver_has() {
     let limits = [(GPU0, 100 * MIB), (GPU1, 50 * MIB), (HOST, GIB)];
     let all = pool_with(Policy::LocalFirst, Lenders::All, &limits, &limits);
-    assert_eq!(all.memory_info(0), (150 * MIB, 150 * MIB));
+    assert_eq!(all.memory_info(0, |_| true), (150 * MIB, 150 * MIB));
     let block = allocate(&all, 20 * MIB).unwrap();
     all.backend().inner().external.insert(GPU1, 40 * MIB);
-    assert_eq!(all.memory_info(0), (90 * MIB, 150 * MIB));
+    assert_eq!(all.memory_info(0, |_| true), (90 * MIB, 150 * MIB));
     free(&all, &block);
-    assert_eq!(all.memory_info(0), (110 * MIB, 150 * MIB), "freed memory counts although it is still held");
+    assert_eq!(all.memory_info(0, |_| true), (110 * MIB, 150 * MIB), "freed memory counts although it is still held");
+    assert_eq!(all.memory_info(0, |_| false), (100 * MIB, 100 * MIB), "a GPU's own memory always counts");
+    assert_eq!(all.memory_info(1, |ordinal| ordinal != 0), (10 * MIB, 50 * MIB));
     let alone = pool_with(Policy::LocalFirst, Lenders::HomeOnly, &limits, &limits);
-    assert_eq!(alone.memory_info(1), (50 * MIB, 50 * MIB));
-    assert_eq!(alone.memory_info(2), (0, 0));
+    assert_eq!(alone.memory_info(1, |_| true), (50 * MIB, 50 * MIB));
+    assert_eq!(alone.memory_info(2, |_| true), (0, 0));
 }
 
 #[test]
