@@ -51,7 +51,7 @@ def fsdp(lab):
 
 @side_by_side
 def nccl_graph(lab):
-    """All-reduces in a captured graph, whose buffers NCCL registers: it maps the memory of one rank in the other."""
+    """All-reduces in a captured graph. NCCL asks whether it can map one rank's buffer in the other, and else copies."""
     _ranks(lab, "nccl_graph.py", {"NCCL_GRAPH_REGISTER": "1"})
     _ranks(lab, "nccl_graph.py", {"NCCL_GRAPH_REGISTER": "0"})
     return "sums the same with NCCL_GRAPH_REGISTER=1 and 0"
