@@ -3,7 +3,7 @@
 use super::{Real, retry};
 use crate::driver::CuResult;
 use crate::memory::{self, Known};
-use crate::pinned::{self, ledger::By};
+use crate::pinned::{self, Answer, ledger::By};
 use std::ffi::{c_uint, c_void};
 use std::time::Instant;
 
@@ -13,17 +13,24 @@ pub unsafe fn allocate(real: &mut Real, pointer: *mut *mut c_void, bytes: usize,
     if pointer.is_null() || bytes == 0 {
         return real.call();
     }
-    if let Some(address) = pinned::allocate(bytes as u64, flags) {
-        // SAFETY: not NULL; the driver writes there too.
-        unsafe { *pointer = address as *mut c_void };
-        return CuResult::SUCCESS;
-    }
+    let limit = match pinned::allocate(bytes as u64, flags) {
+        Answer::Pool(address) => {
+            // SAFETY: not NULL; the driver writes there too.
+            unsafe { *pointer = address as *mut c_void };
+            return CuResult::SUCCESS;
+        }
+        Answer::Driver => None,
+        Answer::OverLimit(limit) => Some(limit),
+    };
     let start = Instant::now();
     let result = retry::call_for_host(real);
     if result.is_ok() {
         // SAFETY: not NULL, and the driver has just written to it.
         let address = unsafe { *pointer } as u64;
         pinned::driver_allocated(address, bytes as u64, flags, By::Driver, start.elapsed());
+        if let Some(limit) = limit {
+            pinned::over_limit(bytes as u64, limit);
+        }
     }
     result
 }

@@ -107,7 +107,7 @@ pub fn growing(growing: &Growing) {
 /// The limit of the pool was met for the first time.
 pub fn over_limit(bytes: u64, limit: u64) {
     let what = format!(
-        "{} of pinned memory would take the pool over its limit of {}; the driver pinned them",
+        "{} of pinned memory would have taken the pool over its limit of {}; the driver pinned them",
         format_size(bytes),
         format_size(limit)
     );

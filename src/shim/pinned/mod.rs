@@ -63,25 +63,32 @@ fn pool_for(flags: u32) -> Option<(&'static Pool<Host>, &'static Context)> {
     Some((POOL.get_or_init(|| Box::new(Pool::new(config(), Host(driver)))), context))
 }
 
-/// Serves an allocation of `bytes` for the current context from the pool: its address. `None`: the driver is to be asked.
-pub fn allocate(bytes: u64, flags: u32) -> Option<u64> {
-    let (pool, context) = pool_for(flags)?;
+/// Who serves an allocation.
+pub enum Answer {
+    /// The pool, with the memory at this address.
+    Pool(u64),
+    /// The driver is to be asked.
+    Driver,
+    /// As that, because the pool would go over its limit, in bytes.
+    OverLimit(u64),
+}
+
+/// Serves an allocation of `bytes` for the current context, if it is the pool's to serve.
+pub fn allocate(bytes: u64, flags: u32) -> Answer {
+    let Some((pool, context)) = pool_for(flags) else { return Answer::Driver };
     let outcome = pool.allocate(&Request { bytes, key: Key { context: context.id, flags } });
     let spent = take_spent();
     let Allocation { block, pinned, returned } = match outcome {
         Ok(allocation) => allocation,
-        Err(Refusal::Limit { wanted }) => {
-            over_limit(wanted, pool.config().limit);
-            return None;
-        }
+        Err(Refusal::Limit { .. }) => return Answer::OverLimit(pool.config().limit),
         // The driver's own answer to the program's own call is better than ours to what we made of it.
-        Err(Refusal::Backend(_) | Refusal::ContextGone | Refusal::Empty) => return None,
+        Err(Refusal::Backend(_) | Refusal::ContextGone | Refusal::Empty) => return Answer::Driver,
     };
     if returned > 0 {
         report_return(returned, "new pinned memory");
     }
     note(&entry(block.address, bytes, flags, By::Pool, pinned, spent, context));
-    Some(block.address)
+    Answer::Pool(block.address)
 }
 
 /// The driver served an allocation, or accepted a registration, in so much time.
@@ -238,7 +245,8 @@ fn report_level() {
     );
 }
 
-fn over_limit(bytes: u64, limit: u64) {
+/// The driver served what would have taken the pool over its limit: said once.
+pub fn over_limit(bytes: u64, limit: u64) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if process::counts() && !SAID.swap(true, Ordering::Relaxed) {
         judge::over_limit(bytes, limit);
