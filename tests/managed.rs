@@ -249,6 +249,12 @@ fn eight_threads_never_mix_their_blocks() {
     }
 }
 
+#[test]
+fn sharing_a_managed_block_is_the_driver_s_to_refuse_and_the_log_says_so() {
+    let run = Run::program("ipc_handles").sim("1x1GiB").shim();
+    run.env("GPUPOOL_MODE", "managed").go().warns("cuIpcGetMemHandle: the driver shares no managed memory");
+}
+
 /// What the answers to a program's questions differ in, all of it.
 #[test]
 fn questions_are_answered_as_bare_but_for_whether_it_is_managed() {
@@ -301,8 +307,11 @@ fn a_launch_brings_the_blocks_that_it_names_back_to_their_places() {
     let run = Run::program("named_by_launch").sim("2x512MiB").shim().env("GPUPOOL_MODE", "managed");
     run.clone().go().succeeds().prints(&named_by_launch("host"));
     let launch = run.clone().env("GPUPOOL_PREFETCH", "launch");
-    launch.clone().arg("until it is back").go().succeeds().prints(&named_by_launch("gpu0"));
+    launch.clone().arg("until-back").go().succeeds().prints(&named_by_launch("gpu0"));
+    // The program's own managed memory, which no mode allocates.
+    let own = launch.clone().env("GPUPOOL_MODE", "pool").env("GPUPOOL_MANAGED_ADVICE", "on").args("until-back own");
+    own.go().succeeds().prints(&named_by_launch("gpu0"));
     // Nobody hears of launches then; they are looked at all the same.
-    let silent = launch.env("GPUPOOL_LOG", "off").arg("until it is back").go();
+    let silent = launch.env("GPUPOOL_LOG", "off").arg("until-back").go();
     silent.succeeds().prints(&named_by_launch("gpu0"));
 }

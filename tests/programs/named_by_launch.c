@@ -1,7 +1,8 @@
 /*
  * Managed blocks that were moved to the host, and launches that name them in every way. No kernel here has anything to do
- * (n is 0), so a block that is back at its GPU afterwards was moved there before the launch. With any argument the last
- * step launches until it is.
+ * (n is 0), so a block that is back at its GPU afterwards was moved there before the launch.
+ *
+ * named_by_launch [until-back [own]]: the last step launches until the block is back; blocks are from cuMemAllocManaged.
  */
 #include "managed.h"
 
@@ -42,12 +43,12 @@ static const char STRUCTURES[] =
 
 static CUdeviceptr block;
 static CUstream stream;
-static int devices;
+static int devices, own;
 
-/* A new block of our own, sent to the host. */
+/* A new block, sent to the host. */
 static void away(void)
 {
-    CHECK(cuMemAlloc_v2(&block, BLOCK * MIB));
+    CHECK(own ? cuMemAllocManaged(&block, BLOCK * MIB, CU_MEM_ATTACH_GLOBAL) : cuMemAlloc_v2(&block, BLOCK * MIB));
     CHECK(cuCtxSynchronize());
     CHECK(cuMemPrefetchAsync(block, BLOCK * MIB, CU_DEVICE_CPU, NULL));
     CHECK(cuCtxSynchronize());
@@ -72,7 +73,7 @@ int main(int argc, char **argv)
     CUdeviceptr other;
     uint64_t n = 0;
     uint32_t value = 1;
-    (void)argv;
+    own = argc > 2 && !strcmp(argv[2], "own");
     start_on(0);
     CHECK(cuDeviceGetCount(&devices));
     CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));

@@ -2,7 +2,8 @@
 
 use super::Real;
 use crate::driver::CuResult;
-use crate::{ipc, memory, process};
+use crate::memory::{self, Known};
+use crate::{ipc, log, process};
 use cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
 use gpupool_pool::Pin;
 use std::ffi::c_uint;
@@ -15,7 +16,19 @@ const LAZY_PEER_ACCESS: c_uint = 1;
 pub unsafe fn export(real: &mut Real, handle: *mut CUipcMemHandle, dptr: CUdeviceptr) -> CuResult {
     // Behind the last byte asked for is nothing of the program's.
     let block = memory::block_at(dptr).filter(|block| dptr < block.address + block.bytes);
-    let (Some(block), Some(driver)) = (block, process::driver()) else { return real.call() };
+    let (Some(block), Some(driver)) = (block, process::driver()) else {
+        let result = real.call();
+        if !result.is_ok() && matches!(memory::known(dptr), Known::Managed(_)) {
+            log::warn_once(
+                "ipc-managed",
+                format_args!(
+                    "cuIpcGetMemHandle: the driver shares no managed memory with other processes ({result}); set \
+                     GPUPOOL_MODE=pool or spill for this program"
+                ),
+            );
+        }
+        return result;
+    };
     if handle.is_null() || driver.current_context().is_none() {
         return real.call();
     }
