@@ -6,59 +6,11 @@ mod common;
 
 use common::*;
 use cudarc::driver::sys::*;
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 
 const MIB: u64 = 1 << 20;
-const CHUNK: usize = 2 << 20;
 const TIB: usize = 1 << 40;
 const CONTEXT: u64 = 523 * MIB;
-
-fn location(device: i32) -> CUmemLocation {
-    // SAFETY: a structure of integers, for which zero is a value.
-    let mut location: CUmemLocation = unsafe { std::mem::zeroed() };
-    location.type_ = if device < 0 {
-        CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA
-    } else {
-        CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE
-    };
-    location.id = device.max(0);
-    location
-}
-
-fn prop(device: i32) -> CUmemAllocationProp {
-    // SAFETY: as above; the enumerations are set to members below.
-    let mut prop: CUmemAllocationProp = unsafe { std::mem::zeroed() };
-    prop.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-    prop.location = location(device);
-    prop
-}
-
-/// A handle of `bytes` on a GPU, or on the host for -1.
-fn create(device: i32, bytes: usize) -> u64 {
-    let mut handle = 0;
-    ok!(cuMemCreate(&mut handle, bytes, &prop(device), 0));
-    handle
-}
-
-fn reserve(bytes: usize) -> u64 {
-    let mut address = 0;
-    ok!(cuMemAddressReserve(&mut address, bytes, 0, 0, 0));
-    address
-}
-
-fn grant(address: u64, bytes: usize, devices: &[i32]) -> i32 {
-    let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    let list: Vec<_> = devices.iter().map(|&device| CUmemAccessDesc { location: location(device), flags }).collect();
-    cu!(cuMemSetAccess(address, bytes, list.as_ptr(), list.len()))
-}
-
-/// One chunk of `device` at `address`, open to `devices`.
-fn place(address: u64, device: i32, devices: &[i32]) {
-    let handle = create(device, CHUNK);
-    ok!(cuMemMap(address, CHUNK, 0, handle, 0));
-    assert_eq!(grant(address, CHUNK, devices), 0);
-    ok!(cuMemRelease(handle));
-}
 
 #[test]
 fn reservations_reach_64_tib_and_their_end_can_be_mapped() {
@@ -445,31 +397,6 @@ fn every_export_is_reachable_by_its_base_name() {
 }
 
 #[test]
-fn a_shared_descriptor_is_the_same_memory() {
-    alone("a_shared_descriptor_is_the_same_memory", &[], || {
-        start_on(0);
-        let mut wanted = prop(1);
-        let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-        wanted.requestedHandleTypes = kind;
-        let (mut handle, mut imported, mut descriptor) = (0, 0, -1_i32);
-        ok!(cuMemCreate(&mut handle, CHUNK, &wanted, 0));
-        ok!(cuMemExportToShareableHandle((&raw mut descriptor).cast(), handle, kind, 0));
-        ok!(cuMemImportFromShareableHandle(&mut imported, descriptor as usize as *mut _, kind));
-        assert_eq!(used(1), CHUNK as u64, "counted once");
-        let address = reserve(2 * CHUNK);
-        let second = address + CHUNK as u64;
-        ok!(cuMemMap(address, CHUNK, 0, handle, 0));
-        ok!(cuMemMap(second, CHUNK, 0, imported, 0));
-        assert_eq!(grant(address, 2 * CHUNK, &[0]), 0);
-        ok!(cuMemsetD32_v2(address, 77, 1));
-        assert_eq!(read(second), 77);
-        let mut other = 0;
-        assert_eq!(cu!(cuMemImportFromShareableHandle(&mut other, null_mut(), kind)), 1, "not one of ours");
-        assert_eq!(cu!(cuMemcpy(0, null::<u8>() as u64, 16)), 1);
-    });
-}
-
-#[test]
 fn shared_memory_lives_until_the_last_process_lets_go() {
     alone("shared_memory_lives_until_the_last_process_lets_go", &[("SIMCUDA_GPUS", "1x1GiB")], || {
         start_on(0);
@@ -501,52 +428,17 @@ fn shared_memory_lives_until_the_last_process_lets_go() {
 }
 
 #[test]
-fn network_cards_reach_memory_that_was_made_for_them() {
-    alone("network_cards_reach_memory_that_was_made_for_them", &[], || {
-        start_on(0);
-        use CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE as RDMA;
-        let mut wanted = prop(0);
-        let (mut handle, address) = (0, reserve(2 * CHUNK));
-        wanted.allocFlags.gpuDirectRDMACapable = 1;
-        ok!(cuMemCreate(&mut handle, CHUNK, &wanted, 0));
-        ok!(cuMemMap(address, CHUNK, 0, handle, 0));
-        assert_eq!(grant(address, CHUNK, &[0]), 0);
-        ok!(cuMemRelease(handle));
-        place(address + CHUNK as u64, 0, &[0]);
-        let capable = |address| {
-            let mut value = 9_u32;
-            ok!(cuPointerGetAttribute((&raw mut value).cast(), RDMA, address));
-            value
-        };
-        let mut plain = 0;
-        ok!(cuMemAlloc_v2(&mut plain, CHUNK));
-        assert_eq!([address, address + CHUNK as u64, plain].map(capable), [1, 0, 1]);
-
-        let buffer = |address, bytes| {
-            let mut descriptor = -1_i32;
-            let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
-            (cu!(cuMemGetHandleForAddressRange((&raw mut descriptor).cast(), address, bytes, kind, 0)), descriptor)
-        };
-        let (code, descriptor) = buffer(address, 2 * CHUNK);
-        assert_eq!((code, buffer(plain, 4096).0, buffer(plain, 100).0, buffer(64, 4096).0), (0, 0, 1, 1));
-        let before = used(0);
-        ok!(cuMemUnmap(address, 2 * CHUNK));
-        assert_eq!(used(0), before, "the buffer keeps the memory");
-        // SAFETY: the descriptor is this test's own.
-        unsafe { libc::close(descriptor) };
-        assert_eq!(used(0), before - 2 * CHUNK as u64);
-    });
-}
-
-#[test]
-fn a_machine_without_rdma_refuses_what_asks_for_it() {
-    alone("a_machine_without_rdma_refuses_what_asks_for_it", &[("SIMCUDA_RDMA", "off")], || {
-        start_on(0);
-        let (mut handle, mut able, mut wanted) = (0, 9, prop(0));
-        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
-        ok!(cuDeviceGetAttribute(&mut able, attribute, 0));
-        wanted.allocFlags.gpuDirectRDMACapable = 1;
-        assert_eq!((able, cu!(cuMemCreate(&mut handle, CHUNK, &wanted, 0))), (0, 801));
-        create(0, CHUNK);
+fn an_attached_context_ends_with_its_last_detachment() {
+    alone("an_attached_context_ends_with_its_last_detachment", &[], || {
+        start_on(1);
+        let (mut context, mut again) = (null_mut(), null_mut());
+        assert_eq!(cu!(cuCtxAttach(&mut again, 0)), 1, "a primary context is retained instead");
+        ok!(cuCtxCreate_v4(&mut context, null_mut(), 0, 0));
+        ok!(cuCtxAttach(&mut again, 0));
+        assert_eq!(again, context);
+        ok!(cuCtxDetach(context));
+        ok!(cuCtxSynchronize());
+        ok!(cuCtxDetach(context));
+        assert_eq!((used(0), cu!(cuCtxSetCurrent(context))), (0, 201));
     });
 }

@@ -144,3 +144,53 @@ pub fn shared_pages() -> usize {
     let line = status.lines().find_map(|line| line.strip_prefix("RssShmem:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
 }
+
+/// One frame: the smallest handle.
+pub const CHUNK: usize = 2 << 20;
+
+pub fn location(device: i32) -> CUmemLocation {
+    // SAFETY: a structure of integers, for which zero is a value.
+    let mut location: CUmemLocation = unsafe { std::mem::zeroed() };
+    location.type_ = if device < 0 {
+        CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA
+    } else {
+        CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE
+    };
+    location.id = device.max(0);
+    location
+}
+
+pub fn prop(device: i32) -> CUmemAllocationProp {
+    // SAFETY: as above; the enumerations are set to members below.
+    let mut prop: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    prop.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location = location(device);
+    prop
+}
+
+/// A handle of `bytes` on a GPU, or on the host for -1.
+pub fn create(device: i32, bytes: usize) -> u64 {
+    let mut handle = 0;
+    ok!(cuMemCreate(&mut handle, bytes, &prop(device), 0));
+    handle
+}
+
+pub fn reserve(bytes: usize) -> u64 {
+    let mut address = 0;
+    ok!(cuMemAddressReserve(&mut address, bytes, 0, 0, 0));
+    address
+}
+
+pub fn grant(address: u64, bytes: usize, devices: &[i32]) -> i32 {
+    let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    let list: Vec<_> = devices.iter().map(|&device| CUmemAccessDesc { location: location(device), flags }).collect();
+    cu!(cuMemSetAccess(address, bytes, list.as_ptr(), list.len()))
+}
+
+/// One chunk of `device` at `address`, open to `devices`.
+pub fn place(address: u64, device: i32, devices: &[i32]) {
+    let handle = create(device, CHUNK);
+    ok!(cuMemMap(address, CHUNK, 0, handle, 0));
+    assert_eq!(grant(address, CHUNK, devices), 0);
+    ok!(cuMemRelease(handle));
+}
