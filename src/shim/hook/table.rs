@@ -311,6 +311,37 @@ macro_rules! for_each_hook {
             cuGraphicsResourceGetMappedPointer_v2(dptr: *mut CUdeviceptr, bytes: *mut usize, resource: *mut c_void)
                 => pass::through();
 
+            // Advice about managed memory.
+            cuMemAdvise(dptr: CUdeviceptr, bytes: usize, advice: c_int, device: CUdevice) => pass::through();
+            cuMemAdvise_v2(dptr: CUdeviceptr, bytes: usize, advice: c_int, location: Location) => pass::through();
+            cuMemPrefetchAsync(dptr: CUdeviceptr, bytes: usize, device: CUdevice, stream: CUstream) => pass::through();
+            cuMemPrefetchAsync_ptsz(dptr: CUdeviceptr, bytes: usize, device: CUdevice, stream: CUstream) => pass::through();
+            cuMemPrefetchAsync_v2(dptr: CUdeviceptr, bytes: usize, location: Location, flags: c_uint, stream: CUstream)
+                => pass::through();
+            cuMemPrefetchAsync_v2_ptsz(dptr: CUdeviceptr, bytes: usize, location: Location, flags: c_uint, stream: CUstream)
+                => pass::through();
+            cuMemPrefetchBatchAsync(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, locations: *mut c_void,
+                indices: *mut usize, location_count: usize, flags: u64, stream: CUstream)
+                => pass::through();
+            cuMemPrefetchBatchAsync_ptsz(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, locations: *mut c_void,
+                indices: *mut usize, location_count: usize, flags: u64, stream: CUstream)
+                => pass::through();
+            cuMemDiscardAndPrefetchBatchAsync(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, locations: *mut c_void,
+                indices: *mut usize, location_count: usize, flags: u64, stream: CUstream)
+                => pass::through();
+            cuMemDiscardAndPrefetchBatchAsync_ptsz(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, locations: *mut c_void,
+                indices: *mut usize, location_count: usize, flags: u64, stream: CUstream)
+                => pass::through();
+            cuMemDiscardBatchAsync(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, flags: u64, stream: CUstream)
+                => pass::through();
+            cuMemDiscardBatchAsync_ptsz(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, flags: u64, stream: CUstream)
+                => pass::through();
+            cuMemRangeGetAttribute(data: *mut c_void, size: usize, attribute: c_int, dptr: CUdeviceptr, bytes: usize)
+                => pass::through();
+            cuMemRangeGetAttributes(data: *mut *mut c_void, sizes: *mut usize, attributes: *mut c_int, count: usize,
+                dptr: CUdeviceptr, bytes: usize)
+                => pass::through();
+
             // Modules: addresses of globals, which are never the pool's, and functions.
             cuModuleGetGlobal_v2(dptr: *mut CUdeviceptr, bytes: *mut usize, module: CUmodule, name: *const c_char)
                 => pass::through();
