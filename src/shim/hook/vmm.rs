@@ -75,8 +75,12 @@ pub unsafe fn map(
 
 /// Maps all parts one after the other, or none. As the driver, only from their beginning and all of them.
 fn map_parts(driver: &Driver, address: u64, bytes: u64, offset: usize, parts: &[Part], flags: u64) -> CuResult {
-    if offset != 0 || bytes != parts.iter().map(|part| part.bytes).sum::<u64>() {
+    let whole: u64 = parts.iter().map(|part| part.bytes).sum();
+    if (offset as u64).checked_add(bytes).is_none_or(|end| end > whole) {
         return CuResult::INVALID_VALUE;
+    }
+    if bytes != whole {
+        return CuResult::NOT_SUPPORTED;
     }
     let mut done = 0;
     for part in parts {
