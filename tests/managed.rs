@@ -2,7 +2,8 @@
 //! prefetch before a launch.
 
 use gpupool_events::Event;
-use harness::{Output, Run};
+use harness::{Driver, Output, Run, library};
+use tempfile::TempDir;
 
 /// Two GPUs of which 240 MiB each lend; a context takes 16 of the first.
 const TWO: &str = "2x256MiB";
@@ -193,6 +194,41 @@ fn advice_that_is_refused_is_told_once_and_harms_nothing() {
     shim.warns("cuMemPrefetchAsync of 224.0 MiB for gpu0 was refused (CUDA_ERROR_UNKNOWN (999))");
     let told = shim.stderr.matches("cuMemAdvise of ").count();
     assert_eq!(told, 1, "{}", shim.stderr);
+}
+
+/// The simulated driver without these exports: under another name they are not found by their own.
+fn driver_without(names: &[&str]) -> std::io::Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    let mut bytes = std::fs::read(library("libsimcuda.so"))?;
+    for name in names {
+        let (name, mut at) = (format!("\0{name}\0").into_bytes(), 0);
+        let mut found = 0;
+        while let Some(next) = bytes[at..].windows(name.len()).position(|window| window == name) {
+            bytes[at + next + 1] = b'X';
+            (at, found) = (at + next + 1, found + 1);
+        }
+        assert!(found > 0, "{names:?}");
+    }
+    std::fs::write(folder.path().join("libcuda.so.1"), bytes)?;
+    Ok(folder)
+}
+
+#[test]
+fn drivers_before_locations_are_advised_by_device() {
+    let driver = driver_without(&["cuMemAdvise_v2", "cuMemPrefetchAsync_v2"]).unwrap();
+    let shim = managed("a:500 p:0 r:0 x:0 w:0 c:0").driver(Driver::In(driver.path().to_owned())).go();
+    shim.succeeds().says("block 0 prefers gpu0 224 gpu1 240 host 36").says("block 0 is at gpu0 224 gpu1 240 host 36");
+    shim.says("block 0 mapped for 0").says("block 0: 0 wrong on GPU 0");
+}
+
+#[test]
+fn drivers_that_do_not_tell_parameters_prefetch_at_allocation() {
+    let driver = driver_without(&["cuFuncGetParamInfo"]).unwrap();
+    let shim =
+        managed("a:300 r:0 w:0 c:0").env("GPUPOOL_PREFETCH", "launch").driver(Driver::In(driver.path().to_owned()));
+    let shim = shim.go();
+    shim.succeeds().says("block 0 is at gpu0 224 gpu1 76").says("block 0: 0 wrong on GPU 0");
+    shim.warns("GPUPOOL_PREFETCH=launch: this driver does not tell the parameters of kernels");
 }
 
 #[test]
