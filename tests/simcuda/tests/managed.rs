@@ -251,3 +251,33 @@ fn a_prefetch_breaks_every_capture_and_advice_the_strict_ones() {
         }
     });
 }
+
+#[test]
+fn threads_overfill_the_gpus_and_every_page_is_somewhere_once() {
+    let small = [("SIMCUDA_GPUS", "2x64MiB"), ("SIMCUDA_CONTEXT_MIB", "1")];
+    alone("threads_overfill_the_gpus_and_every_page_is_somewhere_once", &small, || {
+        let context = start_on(0) as usize;
+        let blocks: Vec<u64> = (0..4).map(|_| managed(48 * MIB)).collect();
+        std::thread::scope(|scope| {
+            for (thread, &block) in blocks.iter().enumerate() {
+                scope.spawn(move || {
+                    ok!(cuCtxSetCurrent(context as CUcontext));
+                    let stream = stream();
+                    for round in 0..100 {
+                        let (start, device) = ((round * 5 % 40) as u64 * MIB, ((round + thread) % 3) as c_int - 1);
+                        assert_eq!(prefetch(block + start, 8 << 20, device, stream), 0);
+                        let mut plain = 0;
+                        // May be refused while the others' plain memory is there.
+                        if cu!(cuMemAlloc_v2(&mut plain, 4 << 20)) == 0 {
+                            ok!(cuMemFree_v2(plain));
+                        }
+                    }
+                    ok!(cuStreamSynchronize(stream));
+                });
+            }
+        });
+        let total = |place| blocks.iter().map(|&block| at(block, 48 * MIB, place)).sum::<u64>();
+        assert_eq!([total(0) + MIB, total(1)], [used(0), used(1)]);
+        assert_eq!(total(0) + total(1) + total(HOST) + total(NOWHERE), 4 * 48 * MIB);
+    });
+}

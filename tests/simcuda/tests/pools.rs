@@ -223,3 +223,35 @@ fn an_exported_pool_shares_its_allocations() {
         assert_eq!((cu!(cuMemsetD8_v2(view, 0, 1)), read(block + 4)), (1, 77));
     });
 }
+
+#[test]
+fn threads_share_a_pool_and_lose_no_byte() {
+    alone("threads_share_a_pool_and_lose_no_byte", &[], || {
+        let context = start_on(0) as usize;
+        let (before, pool) = (used(0), default_pool(0));
+        std::thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                scope.spawn(move || {
+                    ok!(cuCtxSetCurrent(context as CUcontext));
+                    let (stream, mut blocks) = (stream(), Vec::new());
+                    for round in 0..200 {
+                        let bytes = (1 + (round * 7 + thread * 13) % 40) * 100_000;
+                        let block = take(bytes, stream);
+                        ok!(cuMemsetD32Async(block, round as u32, 16, stream));
+                        blocks.push((block, round as u32));
+                        if blocks.len() > 5 {
+                            let (block, value) = blocks.remove((round % 5) as usize);
+                            ok!(cuStreamSynchronize(stream));
+                            assert_eq!((read(block), read(block + 60)), (value, value));
+                            assert_eq!(give(block, stream), 0);
+                        }
+                    }
+                    blocks.iter().for_each(|(block, _)| assert_eq!(give(*block, stream), 0));
+                    ok!(cuStreamSynchronize(stream));
+                });
+            }
+        });
+        ok!(cuCtxSynchronize());
+        assert_eq!((held(pool), used(0)), ((0, 0), before));
+    });
+}
