@@ -145,6 +145,16 @@ fn parts_do_not_reach_the_host() {
     tells(&run, "created 76\nused: gpu0 48 gpu1 44 gpu2 0 gpu3 0 host 0");
 }
 
+/// Asked for on a GPU that is not the current one, whose free memory nobody can tell here.
+#[test]
+fn home_comes_first_where_its_free_memory_is_unknown() {
+    let run = shim("d:1 c:100 s").go();
+    tells(&run, "create 100: 0\nused: gpu0 16 gpu1 48 gpu2 48 gpu3 4");
+    // 44 MiB are left there. The first guess is 48.
+    let run = shim("d:1 c:20 c:100 s").go();
+    tells(&run, "create 100: 0\nused: gpu0 16 gpu1 44 gpu2 48 gpu3 28");
+}
+
 #[test]
 fn a_handle_that_was_released_while_mapped_can_be_taken_again_with_all_its_parts() {
     let run = shim("c:120 m:0 r:0 R:0 x:0 s u:0 s").go();

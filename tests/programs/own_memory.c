@@ -2,6 +2,7 @@
  * own_memory STEP...: a script of a program with its own virtual memory management. Sizes are in MiB, I counts handles
  * from 0.
  *   g:N     work on GPU N, and ask for memory on it        c:SIZE  create a handle
+ *   d:N     ask for memory on GPU N from where the work is
  *   C:SIZE  the same, asking for less and less until served (a tenth each time)     e:I  export it
  *   m:I     map it, for this GPU alone, and write it with a kernel
  *   x:I     check it on the host                           o:I     copy it to every other GPU's context and check it there
@@ -117,6 +118,9 @@ int main(int argc, char **argv)
         switch (argv[step][0]) {
         case 'g':
             work_on(i);
+            break;
+        case 'd':
+            device = i;
             break;
         case 'c':
             printf("create %zu: %d\n", value, create(value));

@@ -126,17 +126,16 @@ unsafe fn elsewhere(row: Row, output: *mut u64, request: &Request, most: u64, wh
     if trimmed {
         rooms = self::rooms(driver, plan, request, limit);
     }
-    // Each failure takes a place out, so this ends.
+    // Each failure at least halves a room, so this ends. (Where nobody could tell what a place has, the first guess is all.)
     while let Ok(pieces) = spread(bytes, &rooms, memory::policy(), 0) {
-        let failed = match promise(&pieces, limit) {
-            Ok(()) => match make(driver, request, &pieces) {
-                // SAFETY: as for this function.
-                Ok(parts) => return unsafe { hand_out(output, request, &parts, why) },
-                Err(place) => place,
-            },
-            Err(place) => place,
+        let (place, result) = match promise(&pieces, limit).and_then(|()| make(driver, request, &pieces)) {
+            // SAFETY: as for this function.
+            Ok(parts) => return unsafe { hand_out(output, request, &parts, why) },
+            Err(failed) => failed,
         };
-        rooms.retain(|room| room.place != failed);
+        let asked: u64 = pieces.iter().filter(|(other, _)| *other == place).map(|(_, bytes)| bytes).sum();
+        let left = if result == CuResult::OUT_OF_MEMORY { asked / 2 } else { 0 };
+        rooms.iter_mut().filter(|room| room.place == place).for_each(|room| room.bytes = left);
     }
     CuResult::OUT_OF_MEMORY
 }
@@ -163,12 +162,12 @@ fn rooms(driver: &Driver, plan: &Plan, request: &Request, limit: impl Fn(Place) 
 }
 
 /// Sets every piece aside, or none; the place that has no room.
-fn promise(pieces: &[(Place, u64)], limit: impl Fn(Place) -> u64) -> Result<(), Place> {
+fn promise(pieces: &[(Place, u64)], limit: impl Fn(Place) -> u64) -> Result<(), (Place, CuResult)> {
     for (index, &(place, bytes)) in pieces.iter().enumerate() {
         let left = limit(place).saturating_sub(memory::held_at(place));
         if !with_ledger(|ledger| ledger.promise(place, bytes, left)) {
             withdraw(&pieces[..index]);
-            return Err(place);
+            return Err((place, CuResult::OUT_OF_MEMORY));
         }
     }
     Ok(())
@@ -178,8 +177,8 @@ fn withdraw(pieces: &[(Place, u64)]) {
     with_ledger(|ledger| pieces.iter().for_each(|&(place, bytes)| ledger.withdraw(place, bytes)));
 }
 
-/// Makes the pieces, which are set aside, or none; the place that has no memory.
-fn make(driver: &Driver, request: &Request, pieces: &[(Place, u64)]) -> Result<Vec<Part>, Place> {
+/// Makes the pieces, which are set aside, or none; the place where that failed, and how.
+fn make(driver: &Driver, request: &Request, pieces: &[(Place, u64)]) -> Result<Vec<Part>, (Place, CuResult)> {
     let mut parts: Vec<Part> = Vec::with_capacity(pieces.len());
     for &(place, bytes) in pieces {
         let there = request.properties.at(place);
@@ -192,7 +191,7 @@ fn make(driver: &Driver, request: &Request, pieces: &[(Place, u64)]) -> Result<V
                 let _ = unsafe { (driver.cuMemRelease)(part.handle) };
             }
             withdraw(pieces);
-            return Err(place);
+            return Err((place, result));
         }
         parts.push(Part { handle, place, bytes });
     }
