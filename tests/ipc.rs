@@ -224,6 +224,33 @@ fn the_log_tells_both_sides() {
 }
 
 #[test]
+fn memory_that_leaves_by_its_handle_is_pinned_and_lives_with_whoever_has_it() {
+    let shim = Run::program("ipc_pins").sim("2x1GiB").shim().go();
+    shim.succeeds().prints(
+        "\
+cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)freed): 1 CUDA_ERROR_INVALID_VALUE
+several chunks: 40 MiB 0
+cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)several): 1 CUDA_ERROR_INVALID_VALUE
+shared: 40 MiB 1
+cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)whole): 0 CUDA_SUCCESS
+retained: 8 MiB 2
+cuMemGetHandleForAddressRange(&descriptor, whole, 8 * MIB, DMA_BUF, 0): 0 CUDA_SUCCESS
+and a descriptor given: 8 MiB 6
+through the handle: 0 wrong
+cuMemRelease(handle): 1 CUDA_ERROR_INVALID_VALUE
+a new one: 8 MiB 0
+retained twice: the same handle
+",
+    );
+}
+
+#[test]
+fn events_are_shared_as_without_the_shim() {
+    let steps = "A:alloc:0:65536 A:fill:0:100 A:event:1 A:get:0:0 B:await:1 B:open:0 B:check:0:100 B:close:0";
+    ipc(steps).same_under_shim(&[]).succeeds().says("B:await:1: open 0, wait 0");
+}
+
+#[test]
 fn python_processes_share_arrays() {
     Run::client("ipc_client.py")
         .sim("2x1GiB")

@@ -7,6 +7,8 @@
  *   check:SLOT:START     the same words, by a kernel and by a copy of the ends
  *   get:SLOT:OFFSET      a handle, of the byte at OFFSET
  *   open:SLOT            open the handle       close:SLOT      close it
+ *   event:SLOT           an event for other processes, recorded; its handle is the slot's
+ *   await:SLOT           open such a handle and wait for the event
  *   damaged:SLOT         open the handle with one byte changed
  *   again:SLOT           open it once more and say whether the address is the same
  *   range:SLOT           address range and attributes of a byte in the middle
@@ -181,6 +183,15 @@ static void act(const Kernels *kernels, char *order)
         CUresult result = cuIpcOpenMemHandle_v2(&opened, slot->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
         printf("%s: %d\n", name, result);
         slot->address = opened ? opened : slot->address;
+    } else if (!strcmp(action, "event")) {
+        CUevent event;
+        CHECK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS));
+        CHECK(cuEventRecord(event, NULL));
+        printf("%s: %d\n", name, cuIpcGetEventHandle(&slot->handle, event));
+    } else if (!strcmp(action, "await")) {
+        CUevent event = NULL;
+        CUresult opened = cuIpcOpenEventHandle(&event, slot->handle);
+        printf("%s: open %d, wait %d\n", name, opened, cuEventSynchronize(event));
     } else if (!strcmp(action, "again")) {
         CUdeviceptr opened = 0;
         CUresult result = cuIpcOpenMemHandle_v2(&opened, slot->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);

@@ -1,0 +1,82 @@
+/* What leaves the process by its physical memory, and that such memory is known to stay where it is. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+
+#include "kernels.h"
+#include "vmm.h"
+
+#include "../../include/gpupool.h"
+
+#include <unistd.h>
+
+CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr pointer, size_t bytes, int kind, uint64_t flags);
+
+enum { DMA_BUF = 1 };
+
+static int (*find_pieces)(const void *, size_t, gpupool_piece *, size_t *);
+
+static void say_pins(const char *when, CUdeviceptr pointer, size_t bytes)
+{
+    gpupool_piece pieces[8];
+    size_t count = 8;
+    REQUIRE(find_pieces((const void *)(uintptr_t)pointer, bytes, pieces, &count) == 0);
+    printf("%s:", when);
+    for (size_t i = 0; i < count; i++)
+        printf(" %zu MiB %u", (size_t)(pieces[i].bytes / MIB), pieces[i].pins);
+    printf("\n");
+}
+
+int main(void)
+{
+    CUdeviceptr whole, several, freed, mapped;
+    CUipcMemHandle shared;
+    uint64_t handle, other;
+    int descriptor = -1;
+    uint64_t (*trim)(void);
+    *(void **)&find_pieces = dlsym(RTLD_DEFAULT, "gpupool_pieces");
+    *(void **)&trim = dlsym(RTLD_DEFAULT, "gpupool_trim");
+    REQUIRE(find_pieces && trim);
+    start_on(0);
+    Kernels kernels = load_kernels();
+    CHECK(cuMemAlloc_v2(&freed, 32 * MIB));
+    CHECK(cuMemFree_v2(freed));
+    SHOW(cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)freed));
+    trim();
+
+    CHECK(cuMemAlloc_v2(&several, 40 * MIB));
+    say_pins("several chunks", several, 40 * MIB);
+    SHOW(cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)several));
+    CHECK(cuIpcGetMemHandle(&shared, several));
+    say_pins("shared", several, 40 * MIB);
+
+    CHECK(cuMemAlloc_v2(&whole, 8 * MIB));
+    iota(&kernels, NULL, whole, 8 * MIB / 4, 5);
+    SHOW(cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)whole));
+    say_pins("retained", whole, 8 * MIB);
+    SHOW(cuMemGetHandleForAddressRange(&descriptor, whole, 8 * MIB, DMA_BUF, 0));
+    close(descriptor);
+    say_pins("and a descriptor given", whole, 8 * MIB);
+
+    /* Whoever has the handle has the memory, when the pool has let go of it. */
+    CHECK(cuMemFree_v2(whole));
+    trim();
+    mapped = map_for(0, handle, 8 * MIB);
+    printf("through the handle: %llu wrong\n", (unsigned long long)count_wrong(&kernels, mapped, 8 * MIB / 4, 5));
+    CHECK(cuMemUnmap(mapped, 8 * MIB));
+    CHECK(cuMemAddressFree(mapped, 8 * MIB));
+    CHECK(cuMemRelease(handle));
+    SHOW(cuMemRelease(handle));
+
+    CHECK(cuMemAlloc_v2(&whole, 8 * MIB));
+    say_pins("a new one", whole, 8 * MIB);
+    CHECK(cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)whole));
+    CHECK(cuMemRetainAllocationHandle(&other, (void *)(uintptr_t)whole));
+    printf("retained twice: %s handle\n", handle == other ? "the same" : "another");
+    CHECK(cuMemExportToShareableHandle(&descriptor, handle, POSIX_FD, 0));
+    close(descriptor);
+    CHECK(cuMemRelease(handle));
+    CHECK(cuMemRelease(other));
+    CHECK(cuMemFree_v2(whole));
+    CHECK(cuMemFree_v2(several));
+    return 0;
+}
