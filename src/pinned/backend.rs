@@ -13,11 +13,13 @@ pub trait Backend: Send + Sync {
     /// ends the request.
     fn pin(&self, key: Key, bytes: u64) -> Result<u64, Fault<Self::Error>>;
 
-    /// Gives back what one `pin` gave (`cuMemFreeHost`). It need not be quiet: the driver's free waits for the device. After
-    /// an error the memory is taken to be pinned still and stays in the pool. That is also the answer to give where nobody
-    /// must wait: in a stream capture, or, if the call comes from [`crate::Pool::allocate`], while the device may be busy.
-    /// [`crate::Pool::return_idle`] makes up for it.
-    fn unpin(&self, key: Key, address: u64, bytes: u64) -> Result<(), Self::Error>;
+    /// Gives back what one `pin` gave (`cuMemFreeHost`). It need not be quiet: the driver's free waits for the device. Where
+    /// that must not be, because `may_wait` is false and the device may be busy, or because of a stream capture, the answer
+    /// is an error. After any error the memory is taken to be pinned still and stays in the pool.
+    ///
+    /// `may_wait` is false only inside [`crate::Pool::allocate`]: the driver's own allocation does not wait, and a kernel
+    /// may be running that waits for the program. [`crate::Pool::return_idle`] makes up for it.
+    fn unpin(&self, key: Key, address: u64, bytes: u64, may_wait: bool) -> Result<(), Self::Error>;
 
     /// Returns once no work submitted before the call can still touch pinned memory (`cuCtxSynchronize` of every context).
     /// [`Fault::NotReady`] means "not now" (a stream capture is under way) and is not repeated.

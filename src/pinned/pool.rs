@@ -72,7 +72,7 @@ impl<B: Backend> Pool<B> {
                         Err(fault) => return Err(Refusal::Backend(error_of(fault))),
                     }
                 }
-                Step::Return(leaving) => returned += self.send_back(leaving, None),
+                Step::Return { leaving, may_wait } => returned += self.send_back(leaving, None, may_wait),
                 Step::Pin { bytes, ticket } => match self.backend.pin(request.key, bytes) {
                     Ok(address) => {
                         self.lowest.fetch_min(address, Ordering::Relaxed);
@@ -97,7 +97,7 @@ impl<B: Backend> Pool<B> {
                         }
                         attempt.exact = true;
                         attempt.trimmed = true;
-                        returned += self.send_back(leaving, None);
+                        returned += self.send_back(leaving, None, true);
                     }
                 },
             }
@@ -171,13 +171,13 @@ impl<B: Backend> Pool<B> {
         leaving.extend(state.detach_unused(excess, None));
         self.set_due(&state);
         drop(state);
-        self.send_back(leaving, Some(now))
+        self.send_back(leaving, Some(now), true)
     }
 
     /// Gives back every segment without a block (`cuMemFreeHost`): the host is short of memory. Returns their bytes.
     pub fn trim(&self) -> u64 {
         let leaving = self.state.lock().detach_unused(u64::MAX, None);
-        self.send_back(leaving, None)
+        self.send_back(leaving, None, true)
     }
 
     /// Forgets what was pinned in `context`, which ended and took its memory along; returns the blocks that lived there.
@@ -192,11 +192,11 @@ impl<B: Backend> Pool<B> {
 
     /// Returns segments to the driver; returns the bytes that went. One that does not go is unused since `now`, or as long
     /// as before.
-    fn send_back(&self, leaving: Vec<Leaving>, now: Option<Duration>) -> u64 {
+    fn send_back(&self, leaving: Vec<Leaving>, now: Option<Duration>, may_wait: bool) -> u64 {
         let mut sum = 0;
         for leaving in leaving {
             let segment = leaving.segment;
-            let answer = self.backend.unpin(segment.class.key, segment.address, segment.bytes);
+            let answer = self.backend.unpin(segment.class.key, segment.address, segment.bytes, may_wait);
             let mut state = self.state.lock();
             match answer {
                 Ok(()) => sum += state.left(&leaving),

@@ -46,8 +46,8 @@ pub(crate) enum Step {
     Done(Block),
     /// Memory that the device may still touch could serve it.
     Wait,
-    /// First give back these segments.
-    Return(Vec<Leaving>),
+    /// First give back these segments, if need be by waiting for the device.
+    Return { leaving: Vec<Leaving>, may_wait: bool },
     /// Pin so many bytes; they count from now on.
     Pin { bytes: u64, ticket: u64 },
     /// So many bytes more would pass the limit.
@@ -159,7 +159,8 @@ impl State {
             let excess = (all + bytes).saturating_sub(allowed);
             let leaving = self.detach_unused(excess, None);
             if !leaving.is_empty() {
-                return Step::Return(leaving);
+                // Beyond the bound for a while is better than waiting; beyond the limit is not allowed.
+                return Step::Return { leaving, may_wait: all + bytes > self.config.limit };
             }
         }
         if all + bytes > self.config.limit {

@@ -19,7 +19,7 @@ impl Backend for Nothing {
     fn pin(&self, _key: Key, bytes: u64) -> Result<u64, Fault<()>> {
         Ok(self.next.fetch_add(bytes, Ordering::Relaxed))
     }
-    fn unpin(&self, _key: Key, _address: u64, _bytes: u64) -> Result<(), ()> {
+    fn unpin(&self, _key: Key, _address: u64, _bytes: u64, _may_wait: bool) -> Result<(), ()> {
         Ok(())
     }
     fn quiesce(&self) -> Result<(), Fault<()>> {

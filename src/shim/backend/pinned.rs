@@ -42,8 +42,8 @@ impl Backend for Host {
         Ok(address as u64)
     }
 
-    fn unpin(&self, _: Key, address: u64, _: u64) -> Result<(), CuResult> {
-        if capture::under_way() {
+    fn unpin(&self, _: Key, address: u64, _: u64, may_wait: bool) -> Result<(), CuResult> {
+        if capture::under_way() || !may_wait && context::may_be_busy() {
             return Err(CuResult::NOT_READY);
         }
         // SAFETY: `pin` got this address from the driver, and the pool gives it back once, when no block is there.

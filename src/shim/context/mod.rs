@@ -74,6 +74,8 @@ static ALL: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
 static BY_ID: [AtomicPtr<Context>; 256] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 256];
 /// Counts destructions; a thread's cached context is void once it moved.
 static EPOCH: AtomicU64 = AtomicU64::new(1);
+/// How many kernels had been launched when all contexts were last waited for.
+static WAITED_FOR: AtomicU64 = AtomicU64::new(0);
 /// The last call after which every device's state was known, for "appeared between".
 static LAST_SWEEP: Mutex<&'static str> = Mutex::new("the start of the process");
 
@@ -379,7 +381,9 @@ pub fn synchronize_all(driver: &Driver) -> Result<(), CuResult> {
     let mut answer = CuResult::SUCCESS;
     // SAFETY: cuCtxSynchronize has no preconditions.
     let synchronize = || unsafe { (driver.cuCtxSynchronize)() };
-    for context in all() {
+    let contexts = all();
+    let launched = launches(&contexts);
+    for context in contexts {
         // One that began while the last context was waited for would be ended by the next wait.
         if capture::under_way() {
             return Err(CuResult::NOT_READY);
@@ -393,9 +397,21 @@ pub fn synchronize_all(driver: &Driver) -> Result<(), CuResult> {
         }
     }
     match answer {
-        CuResult::CONTEXT_IS_DESTROYED => Ok(()),
-        answer => answer.ok(),
+        CuResult::CONTEXT_IS_DESTROYED => return Ok(()),
+        answer => answer.ok()?,
     }
+    WAITED_FOR.store(launched, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Whether a kernel may be running: one was launched since all contexts were last waited for, or nobody counts launches.
+pub fn may_be_busy() -> bool {
+    !process::is_preloaded() || !process::counts() || launches(&all()) != WAITED_FOR.load(Ordering::Relaxed)
+}
+
+/// Kernels launched in these contexts.
+fn launches(contexts: &[&Context]) -> u64 {
+    contexts.iter().map(|context| context.usage.launches.load(Ordering::Relaxed)).sum()
 }
 
 /// As a pool's backend waits: not now while a stream is being captured, which waiting would invalidate.

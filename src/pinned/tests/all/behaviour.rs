@@ -145,6 +145,16 @@ fn the_limit_holds_and_is_named_by_what_it_refused() {
 }
 
 #[test]
+fn only_the_limit_is_worth_a_wait() {
+    let pool = pool(100 * MIB);
+    let kept = allocate(&pool, 60 * MIB).0;
+    free(&pool, kept);
+    pool.backend().inner().running = true;
+    assert_eq!(try_allocate(&pool, 30 * MIB).map(|allocation| allocation.returned), Ok(0));
+    assert_eq!(try_allocate(&pool, 40 * MIB).map(|allocation| allocation.returned), Ok(60 * MIB));
+}
+
+#[test]
 fn just_below_the_limit_a_small_block_is_pinned_alone() {
     let pool = pool(MIB + 4 * KIB);
     allocate(&pool, MIB);

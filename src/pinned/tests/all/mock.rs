@@ -30,6 +30,8 @@ pub struct Inner {
     pub capacity: u64,
     /// Whether the device can not be waited for, by a free neither.
     pub capturing: bool,
+    /// Whether a kernel runs, for which a free would wait.
+    pub running: bool,
     pub calls: u64,
     /// Fails this many calls from this one on.
     pub fault: Option<(CallNumber, u64, FaultKind)>,
@@ -118,12 +120,12 @@ impl Backend for Mock {
         Ok(address)
     }
 
-    fn unpin(&self, key: Key, address: u64, bytes: u64) -> Result<(), CallNumber> {
+    fn unpin(&self, key: Key, address: u64, bytes: u64, may_wait: bool) -> Result<(), CallNumber> {
         let error = |fault| match fault {
             Fault::OutOfMemory(call) | Fault::Unavailable(call) | Fault::NotReady(call) | Fault::Failed(call) => call,
         };
         let mut inner = self.call("unpin", bytes).map_err(error)?;
-        if inner.capturing {
+        if inner.capturing || (inner.running && !may_wait) {
             return Err(inner.calls);
         }
         assert_eq!(inner.segments.remove(&address), Some((bytes, key)), "unpinned as it was pinned");
