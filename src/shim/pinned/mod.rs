@@ -5,8 +5,9 @@
 //! memory of the driver's; only questions about sizes and ids are answered for the block (`hook/query.rs`).
 //!
 //! Architecture Invariant: freed memory goes back to the driver only inside calls that wait for the device in any case
-//! (frees, `cuCtxSynchronize`), where the host is short of memory, or where the pool is about to pin more. The driver's
-//! free waits for running kernels, and a program may have one that waits for the program.
+//! (frees, `cuCtxSynchronize`), where the host is short of memory, or where the pool is about to pin more and no kernel may be
+//! running or the limit is reached. The driver's free waits for running kernels, and a program may have one that waits for
+//! the program.
 
 pub mod callers;
 pub mod copies;
