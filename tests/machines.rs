@@ -79,7 +79,6 @@ fn a_driver_that_refuses_to_share_memory_is_asked_for_less_once() {
         .sim("2x256MiB")
         .env("SIMCUDA_FAULT", "cuMemCreate:1=801,cuMemCreate:2=801")
         .shim()
-        .env("GPUPOOL_PEER_RDMA", "on")
         .go();
     shim.succeeds().says("block 1: 0 wrong").warns("can be given this memory").warns("shared with other processes");
     assert_eq!(shim.stderr.matches("refused a property").count(), 2, "{}", shim.stderr);

@@ -144,7 +144,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_PEER_RDMA",
         values: Switch::WORDS,
         default: "auto",
-        help: "Whether network adapters may be given pooled GPU memory (GPUDirect RDMA); auto is yes where the host has such an adapter.",
+        help: "Whether network adapters may be given pooled GPU memory (GPUDirect RDMA); auto is yes on every GPU that can.",
         read: |settings, value| switch(value).map(|word| settings.peer_rdma = word),
     },
     Setting {

@@ -36,7 +36,7 @@ def cupy_two(lab):
         raise Failed("no pool.spill in the log, so both arrays would have fitted")
 
     # One peer lends, as in the native run; more of them could only be faster.
-    pairs = Pairs("GB/s", ("shim", "native"), digits=1)
+    pairs, cold = Pairs("GB/s", ("shim", "native"), digits=1), []
     pooled = client("cupy_two.py", "pool", size)
     runs = in_turn(
         5,
@@ -51,7 +51,9 @@ def cupy_two(lab):
         if on_peer < measured["quarter"]:
             raise Failed(f"{on_peer} bytes are on GPU 1, fewer than the {measured['quarter']} of the second operand")
         pairs.add("a += b with b on the peer", measured["rate"], native.measured()["rate"])
-    before = f"bare: second array OutOfMemoryError; shim: 2 x {size / GIB:.0f} GiB, sums right; "
+        cold.append(measured["cold"] / native.measured()["cold"])
+    first = f"first half second {min(cold):.3f} to {max(cold):.3f} of native; "
+    before = f"bare: second array OutOfMemoryError; shim: 2 x {size / GIB:.0f} GiB, sums right; {first}"
     return pairs.judged(before, at_least=PEER_GOAL)
 
 

@@ -1,4 +1,4 @@
-//! What the host has: how much memory it could give, and whether network adapters may want the GPUs'.
+//! How much memory the host could give.
 
 use std::fs;
 
@@ -36,11 +36,6 @@ fn container() -> Option<(u64, u64)> {
         let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
         Some((number(limit)?, number(usage)?))
     })
-}
-
-/// Whether there is a network adapter that reads other devices' memory (InfiniBand, RoCE).
-pub fn has_rdma_adapter() -> bool {
-    fs::read_dir("/sys/class/infiniband").is_ok_and(|mut adapters| adapters.next().is_some())
 }
 
 #[cfg(test)]

@@ -1,9 +1,6 @@
 //! What memory is created with so that others can be given it: other processes (a file descriptor) and network adapters
-//! (GPUDirect RDMA). The descriptor costs nothing that could be measured, so all memory of the pool can have one. Memory
-//! for adapters is read over NVLink at up to 8 % less in about half of all runs (`tests/bench/RESULTS.md`), so it is
-//! asked for only where the machine has an adapter.
+//! (GPUDirect RDMA). Neither costs bandwidth (`tests/bench/RESULTS.md`), so all memory of the pool has what its place allows.
 
-use super::host;
 use crate::driver::CuResult;
 use crate::log;
 use crate::memory::{place_name, topology::Gpu};
@@ -33,7 +30,7 @@ impl Sharing {
     /// Of a GPU's memory.
     pub fn of_gpu(gpu: &Gpu, peer_rdma: Switch) -> Self {
         let rdma = match peer_rdma {
-            Switch::Auto => gpu.rdma && host::has_rdma_adapter(),
+            Switch::Auto => gpu.rdma,
             Switch::On => true,
             Switch::Off => false,
         };
