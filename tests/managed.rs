@@ -126,8 +126,8 @@ fn limits_of_each_gpu_hold() {
 #[test]
 fn memory_info_is_that_of_all_places() {
     let shim = managed("i a:300 i g:1 i").go();
-    // The second context takes 16 MiB that nobody placed.
-    let expected = ["memory: free 464, total 512", "memory: free 164, total 512", "memory: free 164, total 512"];
+    // With a context on each, each GPU is told of its own memory; the second context takes 16 MiB that nobody placed.
+    let expected = ["memory: free 464, total 512", "memory: free 164, total 512", "memory: free 148, total 256"];
     assert_eq!(lines(&shim, "memory"), expected);
     let bare = managed("i").env("GPUPOOL_MEMINFO", "device").go();
     bare.succeeds().says("memory: free 240, total 256");

@@ -123,7 +123,10 @@ pub fn allocate_for(context: &Context, device: CUdevice, bytes: u64, soft: bool)
     let result = unsafe { (opened.driver.cuMemAllocManaged)(&raw mut address, bytes as usize, ATTACH_GLOBAL) };
     if !result.is_ok() {
         opened.places.lock().give(&stripes);
-        memory::report_fallback(home, bytes, &result.to_string());
+        // The other: the process is exiting, and the driver is gone.
+        if result != CuResult::DEINITIALIZED {
+            memory::report_fallback(home, bytes, &result.to_string());
+        }
         return None;
     }
     context.usage.allocated(bytes);
@@ -152,14 +155,11 @@ pub fn adopt(address: CUdeviceptr, bytes: u64, flags: u32) {
 impl Opened {
     /// Sets room aside for a block of `home`. `None`: the GPU is not ours.
     fn place(&self, home: u32, bytes: u64, soft: bool) -> Option<Result<Stripes, Refusal>> {
-        let (order, needed) = {
-            let places = self.places.lock();
-            let order = places.order(home);
-            (order.clone(), places.needed(&order))
-        };
+        let order = self.places.lock().order(home);
+        let needed = self.places.lock().needed(&order);
         let mut answer = None;
         let mut levels = Vec::new();
-        for place in order.iter().copied() {
+        for place in order {
             levels.push((place, self.level(place)));
             if levels.len() >= needed {
                 let taken = self.places.lock().take(bytes, &levels, soft);
