@@ -14,14 +14,14 @@ use gpupool_events::{Finding, Site};
 use memchr::memmem;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// Copies that are looked at in the life of a process, each for some milliseconds at most.
-const CHECKS: i32 = 64;
+/// Copies that are looked at in the life of a process: each takes ten milliseconds at most.
+const CHECKS: i32 = 32;
 /// Below this nobody's time is lost.
 pub const WORTH_LOOKING: u64 = 64 << 10;
 /// Bytes compared of one copy, from its start.
 const COMPARED: u64 = 16 << 20;
 /// Bytes of other memory searched for one copy.
-const SEARCHED: u64 = 64 << 20;
+const SEARCHED: u64 = 16 << 20;
 /// Bytes read at a time.
 const WINDOW: usize = 1 << 20;
 /// Bytes that the search looks for before anything is compared.
