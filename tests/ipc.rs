@@ -57,6 +57,15 @@ fn a_block_over_gpus_and_the_host_is_one_block_in_the_other_process() {
 }
 
 #[test]
+fn threads_that_open_and_close_one_handle_agree() {
+    let steps =
+        "A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:race:0 C:race:0 B:open:0 B:check:0:100 B:close:0 B:left C:left";
+    let shim = ipc(steps).same_under_shim(&[]);
+    shim.succeeds().says("B:race:0: 0 wrong").says("C:race:0: 0 wrong").is_quiet();
+    shim.says("B:left: 0 handles, 0 MiB mapped, 16 MiB used").says("C:left: 0 handles, 0 MiB mapped, 16 MiB used");
+}
+
+#[test]
 fn gpus_are_matched_by_what_they_are_and_not_by_their_numbers() {
     let steps =
         "A:alloc:0:307200 A:fill:0:100 A:get:0:0 B:open:0 B:range:0 B:check:0:100 B:fill:0:7 A:check:0:7 B:close:0";

@@ -11,6 +11,7 @@
  *   await:SLOT           open such a handle and wait for the event
  *   damaged:SLOT         open the handle with one byte changed
  *   again:SLOT           open it once more and say whether the address is the same
+ *   race:SLOT            eight threads open and close it again and again, and read it meanwhile
  *   range:SLOT           address range and attributes of a byte in the middle
  *   threads              threads of this process
  *   fork:SLOT            a child of this process tries to share, too
@@ -31,6 +32,7 @@
 #include "kernels.h"
 
 #include <dirent.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -97,6 +99,41 @@ static void range(const char *name, const Slot *slot)
     CHECK(cuCtxGetCurrent(&current));
     printf("%s: type %d, device %d, managed %d, context %s, %zu bytes from %s\n", name, type, ordinal, managed,
            context == current ? "mine" : "another", range_bytes, start == slot->address ? "there" : "elsewhere");
+}
+
+static void *open_and_close(void *argument)
+{
+    Slot *slot = argument;
+    CUcontext context;
+    CUdevice device;
+    CHECK(cuDeviceGet(&device, 0));
+    CHECK(cuDevicePrimaryCtxRetain(&context, device));
+    CHECK(cuCtxSetCurrent(context));
+    uintptr_t wrong = 0;
+    uint32_t start = 0;
+    for (int i = 0; i < 40; i++) {
+        CUdeviceptr opened;
+        CHECK(cuIpcOpenMemHandle_v2(&opened, slot->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+        start = i == 0 ? word_at(opened) : start;
+        wrong += word_at(opened) != start || word_at(opened + slot->bytes - 4) != start + slot->bytes / 4 - 1;
+        CHECK(cuIpcCloseMemHandle(opened));
+    }
+    CHECK(cuDevicePrimaryCtxRelease_v2(device));
+    return (void *)wrong;
+}
+
+static void race(const char *name, Slot *slot)
+{
+    pthread_t threads[8];
+    uintptr_t wrong = 0;
+    for (int i = 0; i < 8; i++)
+        REQUIRE(pthread_create(&threads[i], NULL, open_and_close, slot) == 0);
+    for (int i = 0; i < 8; i++) {
+        void *of_thread;
+        REQUIRE(pthread_join(threads[i], &of_thread) == 0);
+        wrong += (uintptr_t)of_thread;
+    }
+    printf("%s: %zu wrong\n", name, (size_t)wrong);
 }
 
 static void in_a_child(const char *name, const Slot *slot)
@@ -207,6 +244,8 @@ static void act(const Kernels *kernels, char *order)
     } else if (!strcmp(action, "close")) {
         printf("%s: inner %d, whole %d\n", name, cuIpcCloseMemHandle(slot->address + 512),
                cuIpcCloseMemHandle(slot->address));
+    } else if (!strcmp(action, "race")) {
+        race(name, slot);
     } else if (!strcmp(action, "range")) {
         range(name, slot);
     } else if (!strcmp(action, "threads")) {
