@@ -10,7 +10,6 @@
 
 typedef struct CUlib_st *CUlibrary;
 typedef struct CUkern_st *CUkernel;
-typedef struct CUgraph_st *CUgraph;
 typedef struct {
     unsigned grid[3], block[3], shared;
     CUstream stream;
@@ -29,8 +28,6 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
 CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                    unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                                    CUstream stream, void **parameters);
-CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
-CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
 
 enum { BLOCK = 8, THREAD_LOCAL = 1 };
 

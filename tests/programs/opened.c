@@ -13,8 +13,6 @@
 #include <unistd.h>
 
 CUresult cuStreamQuery(CUstream stream);
-CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
-CUresult cuStreamEndCapture(CUstream stream, void **graph);
 
 #define BLOCK (48 * MIB)
 #define WORDS (BLOCK / 4)
@@ -122,7 +120,7 @@ static void a_free_waits(const Kernels *k)
 static void in_a_capture(const Kernels *k, const char *what, unsigned flags, int mode, int is_told)
 {
     CUstream stream;
-    void *graph = NULL;
+    CUgraph graph = NULL;
     CHECK(cuStreamCreate(&stream, flags));
     CUstream told = is_told ? stream : NULL;
     CUdeviceptr before = take(BLOCK, 0, told), inside;

@@ -7,7 +7,6 @@
 #include "program.h"
 
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
-typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphExec_st *CUgraphExec;
 
 typedef struct {
@@ -34,8 +33,6 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep);
 CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value);
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device);
 
-CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
-CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
 CUresult cuStreamIsCapturing(CUstream stream, int *status);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags);
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream);

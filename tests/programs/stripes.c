@@ -15,9 +15,6 @@
 #define MOST 32
 
 enum { RELAXED = 2 };
-typedef struct CUgraph_st *CUgraph;
-CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
-CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
 CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream);
 CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream);
 
