@@ -4,13 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::{env, fs, process};
 
-/// `target/release` or `target/debug`: the folder above the `deps` that this test runs from. What lies there was built by
+/// `target/release` or `target/debug`: the folder above the `deps` that this test runs from, or the one that a program of
+/// this package lies in. What lies there was built by
 /// the same cargo invocation settings as the test, so a debug test never runs a release library.
 pub fn artifact_folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let executable = env::current_exe().unwrap_or_else(|e| panic!("own path unknown: {e}"));
-        match executable.ancestors().find(|folder| folder.ends_with("deps")).and_then(Path::parent) {
+        let folder = executable.ancestors().find(|folder| folder.ends_with("deps")).unwrap_or(&executable);
+        match folder.parent().filter(|folder| folder.join("deps").is_dir()) {
             Some(folder) => folder.to_path_buf(),
             None => panic!("{} is not in a cargo target folder; run it by cargo test", executable.display()),
         }

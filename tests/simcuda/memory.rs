@@ -78,10 +78,11 @@ pub fn info(free: Out<usize>, total: Out<usize>) -> Outcome {
 /// `cuMemGetAddressRange`: of the allocation, or of the one handle mapped there.
 pub fn address_range(base: Out<u64>, bytes: Out<usize>, address: u64) -> Outcome {
     current()?;
-    let region = driver().space.find(address).ok_or(Code::NOT_FOUND)?;
-    base.set_if_wanted(region.start);
-    bytes.set_if_wanted(region.bytes as usize);
-    Ok(())
+    let region = driver().space.find(address);
+    let (start, size) = region.as_ref().map_or((0, 0), |region| (region.start, region.bytes as usize));
+    base.set_if_wanted(start);
+    bytes.set_if_wanted(size);
+    region.map(drop).ok_or(Code::NOT_FOUND)
 }
 
 // The first interface, with 32-bit device pointers. Nothing on a 64-bit machine can use it, and a GPU of today refuses too.
