@@ -7,6 +7,7 @@
 #include "managed.h"
 
 #include "kernels.h"
+#include "streams.h"
 
 #include <time.h>
 
@@ -76,9 +77,9 @@ static void pairs(const char *when, CUdeviceptr managed, CUdeviceptr native, siz
     printf("]}\n");
 }
 
-static CUdeviceptr native_on(int gpu, size_t bytes)
+static CUdeviceptr native_on_peer(size_t bytes)
 {
-    CUmemAllocationProp properties = {.type = PINNED, .location = {DEVICE, gpu}};
+    CUmemAllocationProp properties = {.type = PINNED, .location = {DEVICE, 1}};
     CUmemAccessDesc grants[] = {{{DEVICE, 0}, READ_WRITE}, {{DEVICE, 1}, READ_WRITE}};
     CUdeviceptr start;
     uint64_t handle;
@@ -86,6 +87,15 @@ static CUdeviceptr native_on(int gpu, size_t bytes)
     CHECK(cuMemCreate(&handle, bytes, &properties, 0));
     CHECK(cuMemMap(start, bytes, 0, handle, 0));
     CHECK(cuMemSetAccess(start, bytes, grants, 2));
+    CHECK(cuMemsetD32_v2(start, 1, bytes / 4));
+    return start;
+}
+
+/* Stream-ordered, because handles of the program's own would count against the limit that sends half of the array away. */
+static CUdeviceptr native_at_home(size_t bytes)
+{
+    CUdeviceptr start;
+    CHECK(cuMemAllocAsync(&start, bytes, NULL));
     CHECK(cuMemsetD32_v2(start, 1, bytes / 4));
     return start;
 }
@@ -157,7 +167,7 @@ int main(int argc, char **argv)
     iota(&k, NULL, array, bytes / 4, 7);
     printf("GPU 0: %llu wrong\n", (unsigned long long)count_wrong(&k, array, bytes / 4, 7));
 
-    CUdeviceptr native = native_on(1, rest), local = native_on(0, half);
+    CUdeviceptr native = native_on_peer(rest), local = native_at_home(half);
     pairs(argc == 4 ? "a context on the peer from the start" : "no context on the peer", on_peer, native, rest);
     pairs("the part at home", array, local, half);
 

@@ -76,19 +76,20 @@ fn unpin(start: u64, bytes: u64) {
 /// A stretch of a slab.
 fn take_small(context: u64, flags: c_uint, bytes: u64) -> Outcome<u64> {
     let rounded = bytes.next_multiple_of(SMALL_ALIGN);
-    let fitting = |slabs: &mut BTreeMap<u64, Slab>| {
-        slabs
-            .iter_mut()
-            .filter(|(_, slab)| slab.context == context && slab.flags == flags)
-            .find_map(|(start, slab)| Some(start + slab.free.take(rounded, SMALL_ALIGN)?))
-    };
-    if let Some(address) = fitting(&mut SLABS.lock()) {
+    let known = SLABS
+        .lock()
+        .iter_mut()
+        .filter(|(_, slab)| slab.context == context && slab.flags == flags)
+        .find_map(|(start, slab)| Some(start + slab.free.take(rounded, SMALL_ALIGN)?));
+    if let Some(address) = known {
         return Ok(address);
     }
     let start = pin(GRANULE)?;
-    let mut slabs = SLABS.lock();
-    slabs.insert(start, Slab { context, flags, free: Extents::new(0, GRANULE) });
-    fitting(&mut slabs).ok_or(Code::OUT_OF_MEMORY)
+    // From the new one, although another thread may have made room meanwhile: an empty slab would never be given back.
+    let mut free = Extents::new(0, GRANULE);
+    let offset = free.take(rounded, SMALL_ALIGN).ok_or(Code::OUT_OF_MEMORY)?;
+    SLABS.lock().insert(start, Slab { context, flags, free });
+    Ok(start + offset)
 }
 
 /// Gives back a region that is out of the address space: its pages, or its stretch of a slab.

@@ -25,7 +25,8 @@ WARM_UP = 4
 
 def time_addition(a, b, first_a, first_b):
     """Median GB/s of `a += b` in its first and its last rounds, each of the three passes over the memory counted, and
-    whether the result is right. A GPU on which nobody has a context wakes up only in the first seconds of traffic."""
+    whether the result is right. A GPU falls asleep some seconds after its last context ended, and is read more slowly then:
+    the last rounds are what holds."""
     rates, begin = [], time.monotonic()
     while time.monotonic() - begin < WARM_UP or len(rates) < 2 * ROUNDS:
         start, end = cp.cuda.Event(), cp.cuda.Event()
