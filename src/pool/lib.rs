@@ -21,6 +21,7 @@ mod chunks;
 mod clock;
 mod drive;
 mod front;
+mod index;
 mod interface;
 #[cfg(all(test, loom))]
 mod models;
@@ -39,6 +40,7 @@ mod sync;
 
 pub use backend::{Backend, Fault};
 pub use clock::Clock;
+pub use index::AddressIndex;
 pub use interface::{
     Allocation, Block, Config, Free, FreeError, Lenders, Piece, PlaceSpec, PlaceUsage, Refusal, Request, Usage,
 };

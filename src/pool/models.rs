@@ -5,7 +5,10 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
 use crate::clock::Clock;
-use crate::{Backend, Config, FRAME, Fault, Free, FreeError, Lenders, Links, Place, PlaceSpec, Policy, Pool, Request};
+use crate::{
+    AddressIndex, Backend, Config, FRAME, Fault, Free, FreeError, Lenders, Links, Place, PlaceSpec, Policy, Pool,
+    Request,
+};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
@@ -187,6 +190,52 @@ fn loom_a_wait_that_counts_a_free_saw_the_work_before_it() {
         let number = thread.join().unwrap();
         assert!(clock.quiesced() < number || seen == 1, "the wait vouches for what it did not cover");
     });
+}
+
+/// Asks for addresses once beside changes, as often as they can be told, and after them.
+fn index_beside(before: &'static [u64], changes: fn(&AddressIndex), asked: u64, right: fn(Option<u64>) -> bool) {
+    every_order(move || {
+        let index = Arc::new(AddressIndex::default());
+        for &block in before {
+            index.insert(block, block + 50);
+        }
+        for &block in before {
+            index.find(block).unwrap().store(block, Ordering::Relaxed);
+        }
+        let other = Arc::clone(&index);
+        let thread = thread::spawn(move || changes(&other));
+        if let Some(found) = index.look(asked) {
+            let number = found.map(|number| number.load(Ordering::Relaxed));
+            assert!(right(number), "{number:?}");
+        }
+        thread.join().unwrap();
+        let number = index.look(asked).unwrap().map(|number| number.load(Ordering::Relaxed));
+        assert!(right(number), "{number:?}, though nothing changes any more");
+    });
+}
+
+#[test]
+fn loom_a_look_finds_a_block_that_stays() {
+    let insert: fn(&AddressIndex) = |index| index.insert(100, 150);
+    let remove: fn(&AddressIndex) = |index| index.remove(100);
+    // Its row moves, in one table or to another.
+    index_beside(&[200], insert, 220, |number| number == Some(200));
+    index_beside(&[100, 200], remove, 220, |number| number == Some(200));
+    index_beside(&[200, 300], insert, 220, |number| number == Some(200));
+    index_beside(&[100, 200, 300], remove, 220, |number| number == Some(200));
+}
+
+#[test]
+fn loom_a_look_never_takes_another_block_for_the_one_that_went() {
+    // The row of the one becomes that of the other: what is read in between has the start of one and the end of the other.
+    index_beside(&[100, 200], |index| index.remove(100), 120, |number| matches!(number, None | Some(100)));
+    index_beside(&[200], |index| index.insert(100, 150), 120, |number| matches!(number, None | Some(0)));
+    // A second change in the table that the first made.
+    let replace: fn(&AddressIndex) = |index| {
+        index.remove(200);
+        index.insert(10, 60);
+    };
+    index_beside(&[100, 200], replace, 120, |number| number == Some(100));
 }
 
 #[test]

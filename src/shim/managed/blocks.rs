@@ -1,13 +1,12 @@
 //! The live blocks of managed memory that were placed: ours, and the program's own where it asked for advice.
 
-use super::index::{Held, Index};
 use super::launch;
 use super::places::{Stripes, parts};
-use gpupool_pool::{Block, Place};
+use gpupool_pool::{AddressIndex, Block, Place};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 
 /// One allocation of `cuMemAllocManaged`.
 #[derive(Debug)]
@@ -21,8 +20,6 @@ pub struct Managed {
     pub placed: AtomicBool,
     /// The GPUs, one bit an ordinal, for which the driver was told to map it.
     pub accessed: AtomicU64,
-    /// When a launch may prefetch it.
-    pub slot: Held,
 }
 
 impl Managed {
@@ -45,8 +42,9 @@ static LIVE: Mutex<BTreeMap<u64, Arc<Managed>>> = Mutex::new(BTreeMap::new());
 /// From the lowest address of any of them to behind the highest, so that most questions end without the lock.
 static LOWEST: AtomicU64 = AtomicU64::new(u64::MAX);
 static HIGHEST: AtomicU64 = AtomicU64::new(0);
-/// For launches; kept only where they are looked at.
-pub static INDEX: Index = Index::new();
+/// When a launch may prefetch each block again, in milliseconds of the coarse clock; 0: at once, since no launch has named
+/// it yet. Kept only where launches are looked at.
+pub static INDEX: LazyLock<AddressIndex> = LazyLock::new(AddressIndex::default);
 
 /// Whether an address may lie in a live block. No lock; exact for blocks whose allocation has returned.
 #[inline]
@@ -58,9 +56,6 @@ fn changed(live: &BTreeMap<u64, Arc<Managed>>) {
     let lowest = live.keys().next().copied().unwrap_or(u64::MAX);
     // Blocks do not overlap, so the last to begin is the last to end.
     let highest = live.values().next_back().map_or(0, |last| last.end());
-    if launch::scans() {
-        INDEX.replace(live.len(), live.values().map(|managed| (managed.block.address, managed.end(), &managed.slot)));
-    }
     LOWEST.store(lowest, Ordering::Relaxed);
     HIGHEST.store(highest, Ordering::Release);
 }
@@ -68,6 +63,9 @@ fn changed(live: &BTreeMap<u64, Arc<Managed>>) {
 /// A block begins to live.
 pub fn insert(managed: Arc<Managed>) {
     let mut live = LIVE.lock();
+    if launch::scans() {
+        INDEX.insert(managed.block.address, managed.end());
+    }
     live.insert(managed.block.address, managed);
     changed(&live);
 }
@@ -79,6 +77,9 @@ pub fn remove(address: u64) -> Option<Arc<Managed>> {
     }
     let mut live = LIVE.lock();
     let removed = live.remove(&address);
+    if launch::scans() {
+        INDEX.remove(address);
+    }
     changed(&live);
     removed
 }

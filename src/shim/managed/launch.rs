@@ -165,8 +165,8 @@ struct Due {
 impl Due {
     #[inline]
     fn look(&mut self, address: u64) {
-        let Some(slot) = blocks::INDEX.find(address) else { return };
-        let next = slot.next.load(Ordering::Relaxed);
+        let Some(due) = blocks::INDEX.find(address) else { return };
+        let next = due.load(Ordering::Relaxed);
         if next != 0 {
             let now = *self.now.get_or_insert_with(milliseconds);
             if now < next || now < QUIET_UNTIL.load(Ordering::Relaxed) {
@@ -208,10 +208,10 @@ fn act(row: Row, stream: CUstream, due: &Due) {
         let begin = Instant::now();
         let now = milliseconds();
         for &address in due.addresses.iter().take(due.count) {
-            let Some(slot) = blocks::INDEX.find(address) else { continue };
+            let Some(due) = blocks::INDEX.find(address) else { continue };
             // Another thread's launch, or a second pointer into the same block, may have been first.
-            let next = slot.next.load(Ordering::Relaxed);
-            let mine = slot.next.compare_exchange(next, now + PERIOD, Ordering::Relaxed, Ordering::Relaxed);
+            let next = due.load(Ordering::Relaxed);
+            let mine = due.compare_exchange(next, now + PERIOD, Ordering::Relaxed, Ordering::Relaxed);
             if next <= now
                 && mine.is_ok()
                 && let Some(managed) = blocks::at(address)

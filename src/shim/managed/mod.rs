@@ -10,7 +10,6 @@
 
 pub mod advice;
 mod blocks;
-mod index;
 pub mod launch;
 mod layouts;
 mod places;
@@ -199,8 +198,8 @@ impl Opened {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let block = Block { address, bytes, home, owner: context.id, id };
-        let (placed, accessed, slot) = (AtomicBool::new(false), AtomicU64::new(0), index::Held::new());
-        let managed = Arc::new(Managed { block, stripes, ours, placed, accessed, slot });
+        let (placed, accessed) = (AtomicBool::new(false), AtomicU64::new(0));
+        let managed = Arc::new(Managed { block, stripes, ours, placed, accessed });
         if process::settings().prefetch == Prefetch::Launch {
             launch::start(self.driver);
         }
