@@ -109,7 +109,7 @@ findings! {
     /// Data that is in pinned memory goes to the GPU through another pinned buffer.
     STAGED_TWICE = "GP014" {
         title: "Data staged through a second pinned buffer",
-        fix: "copy from the pinned memory itself; CuPy before 13 always takes a second buffer, so upgrade to CuPy 13",
+        fix: "copy from the pinned memory itself; CuPy before 13 takes a second buffer in any case: upgrade it",
     }
     /// The driver spent a good part of the process's time on pinning.
     PINNING_SLOW = "GP015" {
