@@ -162,8 +162,8 @@ void *gpupool_torch_malloc(ptrdiff_t size,
 void gpupool_torch_free(void *ptr, ptrdiff_t size, int device, void *stream);
 
 // Writes where the parts of `bytes` from `pointer` on lie, in address order, as far as the block that `pointer` lies in
-// goes; of managed memory, where it was placed. `count` holds the room of `pieces` before the call, and how many there are after it. Returns 0 or a
-// `gpupool_error`; memory that the driver serves is `GPUPOOL_NOT_POOLED`.
+// goes; of managed memory, where it was placed. `count` holds the room of `pieces` before the call, and how many there are
+// after it. Returns 0 or a `gpupool_error`; memory that the driver serves is `GPUPOOL_NOT_POOLED`.
 //
 // # Safety
 // `count` points to a number or is NULL, and `pieces` has room for that many.

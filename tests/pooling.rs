@@ -152,14 +152,10 @@ fn after_all_frees_and_a_trim_the_machine_is_as_before() {
 fn freed_memory_is_used_again() {
     let shim = steps("a:100 f:0 a:100 f:1 a:60 a:40 c:2 c:3").go();
     shim.succeeds();
-    let reused: Vec<bool> = shim
-        .records
-        .iter()
-        .filter_map(|record| match &record.event {
-            Event::BlockAllocate(block) => Some(block.reused),
-            _ => None,
-        })
-        .collect();
+    let reused = shim.picked(|event| match event {
+        Event::BlockAllocate(block) => Some(block.reused),
+        _ => None,
+    });
     assert_eq!(reused, [false, true, true, true], "{:?}", shim.records);
 }
 

@@ -54,14 +54,10 @@ fn small_requests_are_served_when_the_gpu_is_full() {
 fn a_free_in_a_stream_does_not_wait_and_its_memory_is_used_again_after_that() {
     let run = shim("a:30 a:40 w k:1 f:1 W b:40 k:2 x:2 u");
     tells(&run, "free async 1: 0\nallocate 40: 0\nallocation 2: 0 wrong\n");
-    let reused: Vec<bool> = run
-        .records
-        .iter()
-        .filter_map(|record| match &record.event {
-            Event::BlockAllocate(block) => Some(block.reused),
-            _ => None,
-        })
-        .collect();
+    let reused = run.picked(|event| match event {
+        Event::BlockAllocate(block) => Some(block.reused),
+        _ => None,
+    });
     assert_eq!(reused, [false, true]);
     assert_eq!(run.reported("violations"), &serde_json::json!([]));
 }

@@ -1,6 +1,6 @@
 //! What each place may hold, holds, and is about to hold.
 
-use crate::{FRAME, Place, PlaceSpec, PlaceUsage};
+use crate::{FRAME, Place, PlaceSpec, PlaceUsage, SoftRefusal};
 
 /// Index of a place in [`crate::Config::places`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,18 +25,6 @@ const CEILING_PLANS: u32 = 64;
 struct Ceiling {
     held: u64,
     plans_left: u32,
-}
-
-/// Whether a caller that caches will be, is being, or was told that its home GPU overflows.
-///
-/// There are three states and not two because the retry must be served whatever other threads do in between. A refusal
-/// is *owed* an allocation until one goes off home (the retry did not fit) or an equally large one fits at home (the
-/// caller's cache was given back).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Soft {
-    Armed,
-    Owed { bytes: u64 },
-    Spent,
 }
 
 /// The account of one place. All sums are bytes.
@@ -64,7 +52,7 @@ pub(crate) struct Account {
     /// Bytes of chunks that carry a mark of their own (`crate::pins`).
     pinned: u64,
     ceiling: Option<Ceiling>,
-    soft: Soft,
+    soft: SoftRefusal,
 }
 
 impl Account {
@@ -82,7 +70,7 @@ impl Account {
             stuck: 0,
             pinned: 0,
             ceiling: None,
-            soft: Soft::Armed,
+            soft: SoftRefusal::default(),
         }
     }
 
@@ -99,7 +87,7 @@ impl Account {
 
     /// Whether blocks come and go without a thought of soft refusals; if not, each has to be seen here.
     pub fn is_carefree(&self) -> bool {
-        self.soft == Soft::Armed
+        self.soft == SoftRefusal::Armed
     }
 
     /// What blocks could still take if every free byte could be had, as far as the limit goes.
@@ -246,31 +234,19 @@ impl Account {
         }
     }
 
-    /// Asked before a block of `bytes` overflows this home GPU: whether the caller is to be told.
+    /// See [`SoftRefusal::refuse`].
     pub fn refuse_softly(&mut self, bytes: u64) -> bool {
-        let armed = self.soft == Soft::Armed;
-        if armed {
-            self.soft = Soft::Owed { bytes };
-        }
-        armed
+        self.soft.refuse(bytes)
     }
 
-    /// A block of `bytes` whose home this is overflowed it.
+    /// A block whose home this is overflowed it.
     pub fn overflowed(&mut self) {
-        self.soft = Soft::Spent;
+        self.soft.overflowed();
     }
 
-    /// A block of `bytes` was served at this home GPU, and the driver would still give `headroom` there. The warning is
-    /// armed again once a sixteenth of the limit is free, so that a program at the brink is not told at every request.
+    /// A block of `bytes` was served at this home GPU, and the driver would still give `headroom` there.
     pub fn served_at_home(&mut self, bytes: u64, headroom: u64) {
-        let settled = match self.soft {
-            Soft::Armed => return,
-            Soft::Owed { bytes: owed } => bytes >= owed,
-            Soft::Spent => true,
-        };
-        if settled && self.room(Some(headroom), 0) >= self.limit() / 16 {
-            self.soft = Soft::Armed;
-        }
+        self.soft.served_at_home(bytes, self.limit(), self.room(Some(headroom), 0));
     }
 }
 

@@ -33,6 +33,7 @@ mod pool;
 mod registry;
 mod reuse;
 mod runs;
+mod soft;
 mod space;
 mod starts;
 mod state;
@@ -47,6 +48,7 @@ pub use interface::{
 pub use pins::{Pin, Pins};
 pub use placement::{Links, Place, Policy, Room, order, spread};
 pub use pool::Pool;
+pub use soft::SoftRefusal;
 
 /// Bytes of one frame. The driver's minimum and recommended granularity for device and host memory alike.
 pub const FRAME: u64 = 2 << 20;

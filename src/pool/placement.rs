@@ -33,6 +33,17 @@ pub enum Policy {
     MostFree,
 }
 
+impl Policy {
+    /// Whether a block with so many bytes away from home goes over the edge of what this policy fills first.
+    pub fn overflows(self, on_peers: u64, on_host: u64) -> bool {
+        match self {
+            Policy::LocalFirst => on_peers + on_host > 0,
+            // These send blocks to peers of their own choice, long before home is full.
+            Policy::Interleave | Policy::MostFree => on_host > 0,
+        }
+    }
+}
+
 /// Who reaches whom, and how fast.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Links {

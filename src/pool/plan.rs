@@ -183,7 +183,8 @@ impl<H: Copy> State<H> {
                 on_peers += bytes;
             }
         }
-        self.overflows(on_peers, on_host) && self.account(attempt.route.home).refuse_softly(attempt.request.bytes)
+        self.policy.overflows(on_peers, on_host)
+            && self.account(attempt.route.home).refuse_softly(attempt.request.bytes)
     }
 
     /// Sets budgets, address space and the memory that has to go first aside for `pieces`.

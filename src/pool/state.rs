@@ -173,7 +173,7 @@ impl<H: Copy> State<H> {
             }
         }
 
-        let overflowed = self.overflows(on_peers, on_host);
+        let overflowed = self.policy.overflows(on_peers, on_host);
         let account = self.account(route.home);
         if overflowed {
             account.overflowed();
@@ -181,15 +181,6 @@ impl<H: Copy> State<H> {
             account.served_at_home(request.bytes, headroom);
         }
         (on_peers, on_host)
-    }
-
-    /// Whether a block with that much away from home went over the edge of what its policy fills first.
-    pub fn overflows(&self, on_peers: u64, on_host: u64) -> bool {
-        match self.policy {
-            Policy::LocalFirst => on_peers + on_host > 0,
-            // These send blocks to peers of their own choice, long before home is full.
-            Policy::Interleave | Policy::MostFree => on_host > 0,
-        }
     }
 
     /// Ends the life of a block, of which the program had asked for `bytes`. The memory can be touched by the device until

@@ -5,8 +5,8 @@ use crate::case::Told;
 /// Frames of the C library, of what calls `main`, and of `os.environ`: their number and names differ.
 const NOT_OURS: [&str; 3] = ["/libc.so.", "from _start in ", " in __setitem__"];
 
-/// Process ids, times, curves over time, offsets in binaries, the folder of the run, frames that no program of ours has, and the widths of
-/// columns.
+/// Process ids, times, curves over time, offsets in binaries, the folder of the run, frames that no program of ours has, and
+/// the widths of columns.
 pub fn normal(text: &str, all: &[&Told]) -> String {
     let mut text = text.to_owned();
     for told in all {

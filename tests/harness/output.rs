@@ -119,6 +119,11 @@ impl Output {
         self.records.iter().filter(|record| record.event.name() == name).collect()
     }
 
+    /// What `pick` takes of the log's events, in their order.
+    pub fn picked<T>(&self, pick: impl Fn(&Event) -> Option<T>) -> Vec<T> {
+        self.records.iter().filter_map(|record| pick(&record.event)).collect()
+    }
+
     /// The log's first event that `pick` accepts.
     #[track_caller]
     pub fn event<T>(&self, what: &str, pick: impl Fn(&Event) -> Option<T>) -> T {

@@ -175,10 +175,7 @@ int main(int argc, char **argv)
             CHECK(cuMemFree_v2(plain));
             break;
         case 's':
-            printf("used:");
-            for (int gpu = 0; simulator.used && gpu < devices; gpu++)
-                printf(" gpu%d %llu", gpu, (unsigned long long)(simulator.used(gpu) / MIB));
-            printf(" host %llu\n", (unsigned long long)(simulator.host_used ? simulator.host_used() / MIB : 0));
+            print_used(&simulator, devices, 1);
             break;
         default:
             fprintf(stderr, "own_memory: %s is not a step\n", argv[step]);

@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
+#include <stdio.h>
 
 typedef struct {
     int (*arm)(const char *specification);
@@ -32,6 +33,18 @@ static inline Simulator find_simulator(void)
     *(void **)&s.violations = dlsym(RTLD_DEFAULT, "simcuda_violations");
     *(void **)&s.trim = dlsym(RTLD_DEFAULT, "gpupool_trim");
     return s;
+}
+
+/* What is used of each GPU and, where `host` says so, of the host, in MiB; only `used:` on a real driver. */
+static inline void print_used(const Simulator *s, int devices, int host)
+{
+    const uint64_t mib = 1 << 20;
+    printf("used:");
+    for (int gpu = 0; s->used && gpu < devices; gpu++)
+        printf(" gpu%d %llu", gpu, (unsigned long long)(s->used(gpu) / mib));
+    if (host)
+        printf(" host %llu", (unsigned long long)(s->host_used ? s->host_used() / mib : 0));
+    printf("\n");
 }
 
 /* The physical memory of the whole machine, in bytes, as the simulator counts it; 0 on a real driver. */

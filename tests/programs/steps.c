@@ -88,10 +88,7 @@ int main(int argc, char **argv)
                 simulator.trim();
             break;
         case 'u':
-            printf("used:");
-            for (int gpu = 0; simulator.used && gpu < devices; gpu++)
-                printf(" gpu%d %llu", gpu, (unsigned long long)(simulator.used(gpu) / MIB));
-            printf(" host %llu\n", (unsigned long long)(simulator.host_used ? simulator.host_used() / MIB : 0));
+            print_used(&simulator, devices, 1);
             break;
         default:
             fprintf(stderr, "steps: %s is not a step\n", argv[i]);

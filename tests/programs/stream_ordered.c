@@ -122,10 +122,7 @@ int main(int argc, char **argv)
             CHECK(cuCtxSynchronize());
             break;
         case 'u':
-            printf("used:");
-            for (int gpu = 0; simulator.used && gpu < devices; gpu++)
-                printf(" gpu%d %llu", gpu, (unsigned long long)(simulator.used(gpu) / MIB));
-            printf("\n");
+            print_used(&simulator, devices, 0);
             break;
         default:
             fprintf(stderr, "stream_ordered: %s is not a step\n", argv[step]);

@@ -8,7 +8,25 @@ mod sharing;
 pub mod vmm;
 
 use crate::driver::{CuResult, Driver};
-use gpupool_pool::Fault;
+use cudarc::driver::sys::{CUmemAccess_flags, CUmemAccessDesc, CUmemLocation, CUmemLocationType};
+use gpupool_pool::{Fault, Place};
+
+/// A place as the driver names it.
+pub fn location(place: Place) -> CUmemLocation {
+    let (type_, id) = match place {
+        Place::Gpu(ordinal) => (CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, ordinal),
+        Place::Host(node) => (CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, node),
+    };
+    CUmemLocation { type_, id: id as i32 }
+}
+
+/// Reading and writing by a GPU, as `cuMemSetAccess` takes it.
+pub fn read_write(ordinal: u32) -> CUmemAccessDesc {
+    CUmemAccessDesc {
+        location: location(Place::Gpu(ordinal)),
+        flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    }
+}
 
 /// Free bytes of a GPU: by the driver where it is the current one, else by NVML; `None` where nobody can tell.
 pub fn free_on(driver: &Driver, ordinal: u32, uuid: &nvml::Uuid) -> Option<u64> {

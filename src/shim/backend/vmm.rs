@@ -1,14 +1,11 @@
 //! The pool's [`Backend`] over the driver's virtual memory management.
 
-use super::fault;
 use super::sharing::Sharing;
+use super::{fault, location, read_write};
 use crate::driver::{CuResult, Driver};
 use crate::memory::{self, Plan, place_name};
 use crate::{context, pinned, process, vmm};
-use cudarc::driver::sys::{
-    CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationProp, CUmemAllocationType, CUmemGenericAllocationHandle,
-    CUmemLocation, CUmemLocationType,
-};
+use cudarc::driver::sys::{CUmemAccessDesc, CUmemAllocationProp, CUmemAllocationType, CUmemGenericAllocationHandle};
 use gpupool_pool::{Backend, Fault, Place};
 use std::collections::BTreeMap;
 
@@ -38,12 +35,8 @@ impl Vmm {
                 return Err(result);
             }
         }
-        let device = |ordinal: u32| CUmemAccessDesc {
-            location: CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal as i32 },
-            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
         let grants =
-            plan.places.iter().map(|spec| (spec.place, plan.readers(spec.place).map(device).collect())).collect();
+            plan.places.iter().map(|spec| (spec.place, plan.readers(spec.place).map(read_write).collect())).collect();
         let topology = &plan.topology;
         let gpus: Vec<_> = plan.members.keys().filter_map(|ordinal| topology.gpus.get(*ordinal as usize)).collect();
         let peer_rdma = process::settings().peer_rdma;
@@ -103,14 +96,10 @@ impl Backend for Vmm {
     }
 
     fn create(&self, place: Place, bytes: u64) -> Result<Self::Handle, Fault<CuResult>> {
-        let (type_, id) = match place {
-            Place::Gpu(ordinal) => (CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, ordinal as i32),
-            Place::Host(node) => (CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, node as i32),
-        };
         // SAFETY: all-zero is a valid value of this C struct: no handle types, no flags.
         let mut prop: CUmemAllocationProp = unsafe { std::mem::zeroed() };
         prop.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-        prop.location = CUmemLocation { type_, id };
+        prop.location = location(place);
         let mut handle = 0;
         let mut create = |prop: &CUmemAllocationProp| {
             // SAFETY: the output is a local and the properties outlive the call.

@@ -4,7 +4,7 @@ use super::statistics::{number_of, place_of};
 use super::{gpupool_error, looking};
 use crate::driver::{CuResult, Driver};
 use crate::managed;
-use crate::managed::advice::{self, Advice};
+use crate::managed::advice;
 use crate::memory::{self, Known};
 use crate::process;
 use std::ffi::{c_int, c_uint, c_void};
@@ -28,6 +28,7 @@ pub struct gpupool_piece {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(non_camel_case_types, reason = "names of C")]
+#[allow(dead_code, reason = "programs name them; here the number goes on to the driver")]
 pub enum gpupool_advice {
     /// Mostly read: every processor that reads gets a copy. The place means nothing.
     GPUPOOL_READ_MOSTLY = 1,
@@ -44,8 +45,8 @@ pub enum gpupool_advice {
 }
 
 /// Writes where the parts of `bytes` from `pointer` on lie, in address order, as far as the block that `pointer` lies in
-/// goes; of managed memory, where it was placed. `count` holds the room of `pieces` before the call, and how many there are after it. Returns 0 or a
-/// `gpupool_error`; memory that the driver serves is `GPUPOOL_NOT_POOLED`.
+/// goes; of managed memory, where it was placed. `count` holds the room of `pieces` before the call, and how many there are
+/// after it. Returns 0 or a `gpupool_error`; memory that the driver serves is `GPUPOOL_NOT_POOLED`.
 ///
 /// # Safety
 /// `count` points to a number or is NULL, and `pieces` has room for that many.
@@ -128,15 +129,6 @@ fn answer(act: impl FnOnce() -> bool + std::panic::UnwindSafe, bytes: usize) -> 
     }
 }
 
-const ADVICE: [(gpupool_advice, Advice); 6] = [
-    (gpupool_advice::GPUPOOL_READ_MOSTLY, Advice::ReadMostly),
-    (gpupool_advice::GPUPOOL_NOT_READ_MOSTLY, Advice::UnsetReadMostly),
-    (gpupool_advice::GPUPOOL_PREFERRED_LOCATION, Advice::PreferredLocation),
-    (gpupool_advice::GPUPOOL_NO_PREFERRED_LOCATION, Advice::UnsetPreferredLocation),
-    (gpupool_advice::GPUPOOL_ACCESSED_BY, Advice::AccessedBy),
-    (gpupool_advice::GPUPOOL_NOT_ACCESSED_BY, Advice::UnsetAccessedBy),
-];
-
 /// Gives advice (a `gpupool_advice`) on `bytes` of managed memory, gpupool's or the program's own: `cuMemAdvise` with a
 /// place. Memory of the pool does not move yet: `GPUPOOL_NOT_SUPPORTED`. Returns 0, a `CUresult` or a `gpupool_error`.
 ///
@@ -144,9 +136,11 @@ const ADVICE: [(gpupool_advice, Advice); 6] = [
 /// None: any address may be asked about.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, advice: c_int, place: c_int) -> c_int {
-    let Some((_, advice)) = ADVICE.into_iter().find(|(number, _)| *number as c_int == advice) else {
+    // The enum of C has no gaps, and its numbers are the driver's.
+    let (first, last) = (gpupool_advice::GPUPOOL_READ_MOSTLY, gpupool_advice::GPUPOOL_NOT_ACCESSED_BY);
+    if !(first as c_int..=last as c_int).contains(&advice) {
         return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into();
-    };
+    }
     let address = pointer as u64;
     of_managed(address, |driver| advice::advise(driver, address, bytes as u64, advice, place_of(place)))
 }

@@ -3,10 +3,10 @@
 use super::exporter::{self, POSIX_FD};
 use super::socket::Socket;
 use super::wire::{Answer, BATCH, Chunk, Handle, LONGEST, Layout, Request, Where};
+use crate::backend::read_write;
 use crate::driver::{CuResult, Driver};
 use crate::memory::topology::Topology;
 use crate::{capture, context};
-use cudarc::driver::sys::{CUmemAccess_flags, CUmemAccessDesc, CUmemLocation, CUmemLocationType};
 use gpupool_config::format_size;
 use gpupool_pool::{Block, Place};
 use parking_lot::Mutex;
@@ -232,12 +232,8 @@ impl Range {
         Ok(())
     }
 
-    fn grant(&self, from: u64, to: u64, devices: &[i32]) -> Result<(), CuResult> {
-        let device = |id: &i32| CUmemAccessDesc {
-            location: CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: *id },
-            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
-        let list: Vec<_> = devices.iter().map(device).collect();
+    fn grant(&self, from: u64, to: u64, devices: &[u32]) -> Result<(), CuResult> {
+        let list: Vec<_> = devices.iter().copied().map(read_write).collect();
         let (address, bytes) = (self.base + from, (to - from) as usize);
         // SAFETY: the range is mapped, and the list outlives the call.
         unsafe { (self.driver.cuMemSetAccess)(address, bytes, list.as_ptr(), list.len()) }.ok()
@@ -334,7 +330,7 @@ fn give_access(range: &Range, topology: &Topology, from: u64, place: Place) -> R
         Place::Host(_) => true,
     };
     let gpus = topology.gpus.iter().filter(|gpu| gpu.vmm && reaches(gpu.ordinal));
-    let devices: Vec<i32> = gpus.map(|gpu| gpu.ordinal as i32).collect();
+    let devices: Vec<u32> = gpus.map(|gpu| gpu.ordinal).collect();
     range
         .grant(from, range.mapped, &devices)
         .map_err(|result| failure(result, format_args!("no access to its memory ({result})")))

@@ -18,9 +18,8 @@ use crate::context::{self, Context};
 use crate::driver::{CuResult, Driver};
 use crate::memory::{self, Answer, topology};
 use crate::{backend, capture, log, process};
-use advice::Advice;
 use blocks::Managed;
-use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUstream};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUmem_advise, CUstream};
 use gpupool_config::{Mode, Prefetch, Settings, Switch, Toggle, format_size};
 use gpupool_pool::{Allocation, Block, Place, Usage};
 use once_cell::race::OnceBox;
@@ -234,14 +233,14 @@ impl Opened {
         let first = !managed.placed.swap(true, Ordering::AcqRel);
         if first {
             for (place, address, bytes) in managed.parts() {
-                self.advise(address, bytes, Advice::PreferredLocation, place);
+                self.advise(address, bytes, CUmem_advise::CU_MEM_ADVISE_SET_PREFERRED_LOCATION, place);
             }
         }
         for ordinal in self.devices_in_use() {
             let bit = 1 << (ordinal % u64::BITS);
             if managed.accessed.fetch_or(bit, Ordering::AcqRel) & bit == 0 {
                 let Block { address, bytes, .. } = managed.block;
-                self.advise(address, bytes, Advice::AccessedBy, Place::Gpu(ordinal));
+                self.advise(address, bytes, CUmem_advise::CU_MEM_ADVISE_SET_ACCESSED_BY, Place::Gpu(ordinal));
             }
         }
         if first
@@ -260,8 +259,8 @@ impl Opened {
         }
     }
 
-    fn advise(&self, address: u64, bytes: u64, what: Advice, place: Place) {
-        let result = advice::advise(self.driver, address, bytes, what, place);
+    fn advise(&self, address: u64, bytes: u64, what: CUmem_advise, place: Place) {
+        let result = advice::advise(self.driver, address, bytes, what as i32, place);
         say_refused("cuMemAdvise", result, bytes, place);
     }
 

@@ -4,7 +4,7 @@
 //! away from and comes back to. What is counted instead is what was *placed* somewhere. The driver lets GPUs be
 //! oversubscribed, and evicts to the host when they are, so the caps that hold are these.
 
-use gpupool_pool::{FRAME, Lenders, Links, Place, PlaceSpec, PlaceUsage, Policy, Room, order, spread};
+use gpupool_pool::{FRAME, Lenders, Links, Place, PlaceSpec, PlaceUsage, Policy, Room, SoftRefusal, order, spread};
 
 /// What the system says of a place now.
 #[derive(Clone, Copy, Debug)]
@@ -26,15 +26,6 @@ pub enum Refusal {
     Full { missing: u64 },
 }
 
-/// Whether a program that caches will be, is being, or was told that this GPU overflows. A refusal is *owed* a block until
-/// one as large is placed: the retry must be served whatever other threads do in between.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Soft {
-    Armed,
-    Owed { bytes: u64 },
-    Spent,
-}
-
 /// Bytes placed somewhere.
 #[derive(Debug)]
 struct Account {
@@ -42,7 +33,7 @@ struct Account {
     limit: u64,
     used: u64,
     peak: u64,
-    soft: Soft,
+    soft: SoftRefusal,
 }
 
 impl Account {
@@ -54,23 +45,6 @@ impl Account {
             Level::Gpu { usable, in_use } => below_limit.min(usable.saturating_sub(in_use.max(self.used))),
             Level::Host { available } => below_limit.min(available),
             Level::Unknown => below_limit,
-        }
-    }
-
-    /// A block of this GPU was placed. Armed again once a sixteenth of the limit is free, so that a program at the brink
-    /// is not told at every request.
-    fn served(&mut self, bytes: u64, overflows: bool, level: Level) {
-        let settled = match self.soft {
-            _ if overflows => {
-                self.soft = Soft::Spent;
-                return;
-            }
-            Soft::Armed => return,
-            Soft::Owed { bytes: owed } => bytes >= owed,
-            Soft::Spent => true,
-        };
-        if settled && self.room(level) >= self.limit / 16 {
-            self.soft = Soft::Armed;
         }
     }
 }
@@ -91,8 +65,10 @@ pub struct Places {
 
 impl Places {
     pub fn new(specs: &[PlaceSpec], links: Links, policy: Policy, lenders: Lenders) -> Self {
-        let account =
-            |spec: &PlaceSpec| Account { place: spec.place, limit: spec.limit, used: 0, peak: 0, soft: Soft::Armed };
+        let account = |spec: &PlaceSpec| {
+            let &PlaceSpec { place, limit } = spec;
+            Account { place, limit, used: 0, peak: 0, soft: SoftRefusal::default() }
+        };
         Self { accounts: specs.iter().map(account).collect(), links, policy, lenders, turn: 0 }
     }
 
@@ -122,14 +98,16 @@ impl Places {
         let spread = spread(bytes, &self.rooms(levels), self.policy, self.turn);
         let stripes = spread.map_err(|missing| Refusal::Full { missing })?;
         let Some(&(home, level)) = levels.first() else { return Ok(stripes) };
-        let elsewhere = |place: Place| match self.policy {
-            Policy::LocalFirst => place != home,
-            // These send blocks to peers of their own choice, long before home is full.
-            Policy::Interleave | Policy::MostFree => place.is_host(),
-        };
-        let overflows = stripes.iter().any(|(place, _)| elsewhere(*place));
-        if let Some(account) = self.account(home).filter(|account| soft && overflows && account.soft == Soft::Armed) {
-            account.soft = Soft::Owed { bytes };
+        let (mut on_peers, mut on_host) = (0, 0);
+        for &(place, bytes) in &stripes {
+            match place {
+                Place::Host(_) => on_host += bytes,
+                Place::Gpu(_) if place != home => on_peers += bytes,
+                Place::Gpu(_) => {}
+            }
+        }
+        let overflows = self.policy.overflows(on_peers, on_host);
+        if soft && overflows && self.account(home).is_some_and(|account| account.soft.refuse(bytes)) {
             return Err(Refusal::Soft);
         }
         self.turn += 1;
@@ -140,7 +118,11 @@ impl Places {
             }
         }
         if let Some(account) = self.account(home) {
-            account.served(bytes, overflows, level);
+            if overflows {
+                account.soft.overflowed();
+            } else {
+                account.soft.served_at_home(bytes, account.limit, account.room(level));
+            }
         }
         Ok(stripes)
     }
