@@ -5,7 +5,9 @@
 # GPUs; what 560 seconds (--seconds N) do not suffice for is not run.
 # Needs the two files of the build, python3, cc and a driver. What a check needs beyond that (nvcc, CuPy, PyTorch, JAX,
 # Numba, RMM, a second GPU) and does not find is told as "not run". Packages that are not installed may lie in folders of
-# their own, made by pip install --target: RMM_SITE names RMM's, NUMBA_SITE one with a NumPy that Numba can use.
+# their own, made by pip install --target: RMM_SITE names RMM's (librmm-cu13, rapids-logger), NUMBA_SITE one with a NumPy that
+# Numba can use, CUDA_CORE_SITE cuda-core's with CUDA_CORE_TESTS for its tests. GPUPOOL_BEFORE names the folder of an earlier
+# build, which "before" times beside this one.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 

@@ -61,6 +61,25 @@ def bench(lab, name):
     return binary
 
 
+def rmm_program(lab, name, folder):
+    """The compiled tests/bench/NAME.cpp, with RMM's headers and libraries from a folder that pip filled (--target)."""
+    compiler, nvcc = shutil.which("g++"), shutil.which("nvcc")
+    if not compiler or not nvcc:
+        raise NotRun("needs g++ and the CUDA toolkit")
+    binary = pathlib.Path(lab.folder.name) / name
+    toolkit = pathlib.Path(os.path.realpath(nvcc)).parent.parent
+    roots = [pathlib.Path(folder) / "librmm", pathlib.Path(folder) / "rapids_logger"]
+    # RMM brings the CUDA C++ library that it is written against; it must be found before the toolkit's.
+    includes = [roots[0] / "include", roots[0] / "include" / "rapids", roots[1] / "include", toolkit / "include"]
+    libraries = [root / "lib64" for root in roots] + [toolkit / "lib64"]
+    if not binary.exists():
+        flags = ["-std=c++20", "-O2", "-pthread", *[f"-I{path}" for path in includes]]
+        link = [f"-L{path}" for path in libraries] + [f"-Wl,-rpath,{path}" for path in libraries]
+        named = ["-l:librmm.so", "-l:librapids_logger.so", "-lcudart"]
+        _build(lab, [compiler, *flags, "-o", binary, TESTS / "bench" / f"{name}.cpp", *link, *named])
+    return binary
+
+
 def cuda_program(lab, name, runtime="static"):
     """The compiled tests/gpu/NAME.cu with a static or a shared runtime."""
     nvcc = shutil.which("nvcc")

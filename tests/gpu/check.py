@@ -66,6 +66,7 @@ SETS = {
         "cupy-managed": cuda_python.cupy_managed,
         "triton": pytorch.triton,
         "rmm": cuda_python.rmm,
+        "green-contexts": cuda_python.green_contexts,
         "examples": examples.examples,
         "memcheck": sanitizer.memcheck,
         "own-memory": native.own_memory,
@@ -87,6 +88,8 @@ SETS = {
     },
     "costs": {
         "alloc-times": native.alloc_times,
+        "before": costs.before,
+        "rmm-threads": cuda_python.rmm_threads,
         "launch-cost": costs.launches,
         "log-cost": costs.log,
         "torch-modes": costs.torch_modes,

@@ -1,9 +1,11 @@
 """Checks of what the shim costs a program that fits on one GPU and has nothing wrong."""
 
+import os
+
 import building
 from client import client, needs_modules
 from paired import Pairs, in_turn
-from running import BelowGoal, Failed, same
+from running import BelowGoal, Failed, NotRun, same
 
 LOG_GOAL = 1.005
 LOOP_GOAL = 1.01
@@ -32,6 +34,36 @@ def launches(lab):
     if "OVER" in detail:
         raise BelowGoal(detail, lines)
     return detail
+
+
+def before(lab):
+    """Hooked calls and warm pairs with an earlier build of the library and with this one, in turn."""
+    earlier = os.environ.get("GPUPOOL_BEFORE")
+    if not earlier:
+        raise NotRun("GPUPOOL_BEFORE is not set; it names the folder of an earlier build's libgpupool.so")
+    allocations, passed_on = building.bench(lab, "allocations"), building.bench(lab, "passed_on")
+    launches = building.bench(lab, "launches")
+    runs = [
+        ("strict", [allocations, "warm", "2MiB", "64MiB"], {"FREE": "strict"}),
+        ("lazy", [allocations, "warm", "2MiB", "64MiB"], {"FREE": "lazy"}),
+        ("strict", [allocations, "threads", "8"], {"FREE": "strict"}),
+        ("lazy", [allocations, "threads", "8"], {"FREE": "lazy"}),
+        ("passed on", [passed_on], {}),
+        ("launch", [launches], {}),
+    ]
+    if len(lab.machine.gpus) > 1:
+        one_gpu = {"CUDA_VISIBLE_DEVICES": "0"}
+        runs += [(f"{label}, one GPU", command, {**settings, **one_gpu}) for label, command, settings in runs[:4]]
+    lines = []
+    for label, command, settings in runs:
+        env = {name: value for name, value in settings.items() if name.startswith("CUDA_")}
+        ours = {name: value for name, value in settings.items() if name not in env}
+        for _ in range(2):
+            for when, folder in (("before", earlier), ("now", None)):
+                library = f"{folder}/libgpupool.so" if folder else None
+                finished = lab.shim(command, 90, ours, env, library).succeeded()
+                lines += [f"{label:<16} {when:<7} {line}" for line in finished.stdout.splitlines()]
+    return f"{len(lines)} lines below", lines
 
 
 def log(lab):

@@ -1,9 +1,14 @@
-"""Checks with Python programs that are written for CUDA: CuPy, Numba, RMM."""
+"""Checks with programs that are written for CUDA by others: CuPy, Numba, RMM, cuda.core."""
 
+import os
+import re
+import sys
+
+import building
 from client import client, needs_modules, needs_two_gpus, on_peers, past_one_gpu, printed, served, share, site
 from machine import GIB, MIB
 from paired import Pairs, in_turn
-from running import MEASURED, Failed, NotRun, same, side_by_side
+from running import MEASURED, BelowGoal, Failed, NotRun, same, side_by_side
 
 # A context without memory in it costs several hundred MiB on a data-centre GPU; this is what may come from elsewhere.
 NO_CONTEXT = 100 * MIB
@@ -120,6 +125,52 @@ def rmm(lab):
     if not on_peers(held):
         raise Failed(f"with GPU 0 limited to 2 GiB nothing lay on another GPU: {held}")
     return f"same {len(bare.lines())} lines as bare, also with GPU 0 limited to 2 GiB and the rest on others"
+
+
+@side_by_side
+def green_contexts(lab):
+    """NVIDIA's own tests of green contexts in cuda.core, bare and under the shim, three times: a context that ended must
+    never be waited for."""
+    env = site("CUDA_CORE_SITE")
+    tests = os.environ.get("CUDA_CORE_TESTS")
+    if not tests:
+        raise NotRun("CUDA_CORE_TESTS is not set; it names cuda_core/tests of NVIDIA/cuda-python")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{tests}/test_green_context.py"]
+
+    def verdict(run):
+        """pytest's last line without the seconds; what a crash leaves instead is not like it."""
+        last = (run.stdout.strip().splitlines() or ["nothing"])[-1]
+        return run.status, re.sub(r" in [0-9.]+s.*", "", last)
+
+    bare = verdict(lab.bare(command, 90, env))
+    if bare[0] != 0:
+        raise NotRun(f"they do not pass without us: {bare[1]}")
+    for settings in ({}, {"FREE": "lazy"}, {"LOG": "debug"}):
+        run = lab.shim(command, 90, settings, env)
+        if verdict(run) != bare:
+            raise Failed(f"{run.command}: exit code {run.status}, {verdict(run)[1]!r}, bare {bare[1]!r}")
+    return f"bare and three times under the shim: {bare[1]}"
+
+
+def rmm_threads(lab):
+    """The same mix on one thread and on several: cudaMalloc under the shim, beside RMM's pool and arena, in one process."""
+    folder = os.environ.get("RMM_SITE")
+    if not folder:
+        raise NotRun("RMM_SITE is not set; it names a folder with the wheels librmm-cu13 and rapids-logger, by pip --target")
+    binary = building.rmm_program(lab, "rmm_threads", folder)
+    lines, missed = [], []
+    runs = [("bare", None), ("strict", {"FREE": "strict"}), ("lazy", {"FREE": "lazy"})]
+    for label, settings in runs:
+        command = [binary, *((2, 4, 8) if settings else (8,))]
+        run = lab.bare(command, 120) if settings is None else lab.shim(command, 120, settings)
+        told = run.succeeded().stdout.splitlines()
+        lines += [f"{label:<7}{line}" for line in told]
+        eight = {line.split("  ")[0].strip(): float(line.rsplit(" ", 1)[1]) for line in told if " 8 threads" in line}
+        if settings and eight["cudaMalloc"] < eight["RMM arena"]:
+            missed.append(f"{label}: eight threads {eight['cudaMalloc']} of one, RMM's arena {eight['RMM arena']}")
+    if missed:
+        raise BelowGoal("; ".join(missed), lines)
+    return "eight threads gain at least what RMM's arena gains", lines
 
 
 @side_by_side

@@ -119,16 +119,17 @@ class Lab:
     def bare(self, command, timeout, env=None):
         return self.start(command, env).finish(timeout)
 
-    def shim(self, command, timeout, settings=None, env=None):
-        """`settings` without their prefix: {"FREE": "lazy"}; None leaves one unset that is set otherwise."""
-        return self.start(command, env, settings or {}).finish(timeout)
+    def shim(self, command, timeout, settings=None, env=None, library=None):
+        """`settings` without their prefix: {"FREE": "lazy"}; None leaves one unset that is set otherwise. `library` is
+        preloaded in place of the one under test."""
+        return self.start(command, env, settings or {}, library).finish(timeout)
 
     def both(self, command, timeout, settings=None, env=None):
         """Bare, then under the shim; fails unless both end alike and print the same."""
         bare = self.bare(command, timeout, env)
         return bare, same(bare, self.shim(command, timeout, settings, env))
 
-    def start(self, command, env=None, settings=None):
+    def start(self, command, env=None, settings=None, library=None):
         """Starts a child, under the shim if there are settings."""
         variables = {
             name: value
@@ -144,7 +145,7 @@ class Lab:
             # Contexts and the libraries' own memory come on top of what the pool takes; 2 GiB must stay free.
             settings = {"RESERVE": "3GiB", "LOG_FILE": f"{logs}/%p.jsonl", **settings}
             named = {f"GPUPOOL_{name}": value for name, value in settings.items() if value is not None}
-            variables.update({"LD_PRELOAD": str(self.library), **named})
+            variables.update({"LD_PRELOAD": str(library or self.library), **named})
             shown.update({"LD_PRELOAD": "libgpupool.so", **named})
             shown.pop("GPUPOOL_LOG_FILE", None)
         words = [str(word) for word in command]
