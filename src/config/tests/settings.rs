@@ -217,3 +217,11 @@ fn gpus_that_are_not_there_are_found_once_they_are_known() {
     assert!(Settings::default().check_gpus(&[]).is_empty());
     assert!(read(&[("GPUPOOL_LIMIT", "90GiB")]).unwrap().check_gpus(&[80 << 30]).is_empty());
 }
+
+#[test]
+fn ranks_on_this_host_are_read_beside_the_settings() {
+    let settings =
+        read(&[("SLURM_NTASKS_PER_NODE", "8"), ("GPUPOOL_FREE", "lazy"), ("LOCAL_WORLD_SIZE", "4")]).unwrap();
+    assert_eq!((settings.local_ranks, settings.ranks()), (Some(("LOCAL_WORLD_SIZE", 4)), 4));
+    assert_eq!(read(&[("LOCAL_WORLD_SIZE", "1")]).unwrap().ranks(), 1);
+}
