@@ -95,8 +95,8 @@ pub fn driver_allocated(address: u64, bytes: u64, flags: u32, by: By, spent: Dur
 }
 
 fn entry(address: u64, bytes: u64, flags: u32, by: By, pinned: u64, spent: Duration, context: &Context) -> Entry {
-    let watch =
-        by != By::Program && bytes >= staging::WORTH_LOOKING && flags & WRITE_COMBINED == 0 && staging::is_looking();
+    let is_slow = by != By::Program && flags & WRITE_COMBINED != 0;
+    let watch = bytes >= staging::WORTH_LOOKING && !is_slow && staging::is_looking();
     let nanos = spent.as_nanos() as u64;
     Entry { address, bytes, flags, by, context: context.id, pinned, nanos, work: context.usage.work(), watch }
 }
