@@ -201,6 +201,13 @@ impl Settings {
                 problem(name, value, format!("there is no GPU {gpu}; {visible}"));
             }
         }
+        // A reserve above one small GPU among larger ones keeps that out; above all of them it leaves nothing to pool.
+        if let (Some(reserve), Some(most)) = (self.reserve, totals.iter().max())
+            && reserve >= *most
+        {
+            let reason = format!("no GPU here has more than {}; write less than that", format_size(*most));
+            problem("GPUPOOL_RESERVE", format_size(reserve).replace(' ', ""), reason);
+        }
         let limits: Vec<(u32, u64)> = match &self.limit {
             // One size for every GPU is "at most", so a smaller GPU among larger ones is no mistake.
             Limits::Unset | Limits::Every(_) => Vec::new(),

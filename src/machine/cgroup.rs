@@ -100,15 +100,12 @@ pub fn limits(root: &Path, mounts: &[Mount]) -> Vec<Group> {
     let text = fs::read(root.join("proc/self/cgroup")).ok();
     // Without it: the root, which is a container's own group where it has a view of its own.
     let text = text.as_deref().unwrap_or(b"0::/\n1:memory:/\n");
-    let mut folders: Vec<(Version, PathBuf)> = Vec::new();
+    let mut groups = Vec::new();
     for (version, path) in text.split(|byte| *byte == b'\n').filter_map(own_group) {
-        for folder in folders_of(mounts, version, &path) {
-            if !folders.contains(&(version, folder.clone())) {
-                folders.push((version, folder));
-            }
-        }
+        let folders = folders_of(mounts, version, &path).into_iter().enumerate();
+        groups.extend(folders.filter_map(|(outwards, folder)| read(root, version, folder, outwards == 0)));
     }
-    folders.into_iter().filter_map(|(version, folder)| read(root, version, folder)).collect()
+    groups
 }
 
 /// `0::/user.slice` and `4:cpu,memory:/docker/4f`, but not `3:cpuset:/`.
@@ -144,7 +141,7 @@ fn folders_of(mounts: &[Mount], version: Version, path: &Path) -> Vec<PathBuf> {
 }
 
 /// The limit of the group in this folder, if it has one.
-fn read(root: &Path, version: Version, folder: PathBuf) -> Option<Group> {
+fn read(root: &Path, version: Version, folder: PathBuf, is_innermost: bool) -> Option<Group> {
     /// Version 1 writes no limit as the largest number of pages.
     const NONE: u64 = 1 << 60;
     let here = root.join(folder.strip_prefix("/").unwrap_or(&folder));
@@ -153,8 +150,10 @@ fn read(root: &Path, version: Version, folder: PathBuf) -> Option<Group> {
     let (limits, used, cache) = match version {
         Version::Two => ([number("memory.max"), number("memory.high")], "memory.current", "inactive_file "),
         Version::One => {
-            // The least of this group's and of those around it, also of those that a container cannot see.
-            let around = text("memory.stat").and_then(|stat| stated(&stat, "hierarchical_memory_limit "));
+            // The least of this group's and of those around it, also of those that a container cannot see. The kernel sums
+            // this file up over all processors when it is read, so it is read once.
+            let stat = if is_innermost { text("memory.stat") } else { None };
+            let around = stat.and_then(|stat| stated(&stat, "hierarchical_memory_limit "));
             ([number("memory.limit_in_bytes"), around], "memory.usage_in_bytes", "total_inactive_file ")
         }
     };
