@@ -242,15 +242,15 @@ fn the_doctor_tells_of_the_limit_that_the_library_obeys() {
     }
 }
 
-/// Half of 46 GiB for each of eight ranks would be four times what there is.
+/// Half of 6 GiB for each of eight ranks would be four times what there is.
 #[test]
 fn ranks_of_one_host_divide_its_memory() {
     for variable in ["LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"] {
-        let host = MadeHost::new(&[]);
-        assert!(host.lends(2800, &[(variable, "8")]), "{variable}: an eighth of 23 GiB");
-        assert!(!host.lends(3300, &[(variable, "8")]), "{variable}: an eighth of 23 GiB");
-        assert!(host.lends(3300, &[(variable, "1")]), "{variable}: one rank has it all");
-        assert!(host.lends(3300, &[(variable, "8"), ("GPUPOOL_HOST_LIMIT", "4GiB")]), "a setting is for each rank");
+        let host = MadeHost::job((6144 + 2048 + 64) * MIB, 2);
+        assert!(host.lends(300, &[(variable, "8")]), "{variable}: an eighth of 3 GiB");
+        assert!(!host.lends(600, &[(variable, "8")]), "{variable}: an eighth of 3 GiB");
+        assert!(host.lends(600, &[(variable, "1")]), "{variable}: one rank has it all");
+        assert!(host.lends(600, &[(variable, "8"), ("GPUPOOL_HOST_LIMIT", "1GiB")]), "a setting is for each rank");
     }
     let host = MadeHost::job(320 * MIB, 2);
     assert_eq!((host.pins(&[]), host.pins(&[("LOCAL_WORLD_SIZE", "8")])), (8, 2));
