@@ -1,8 +1,11 @@
 //! Machines that lack something: no driver, no GPU, no peer access, no virtual memory management, no host memory; and
 //! jobs whose ranks share one host.
 
-use harness::{Driver, Output, Run};
+use gpupool_events::Event;
+use harness::{Build, Driver, Output, Run, library};
 use serde_json::Value;
+use std::fs;
+use tempfile::TempDir;
 
 #[test]
 fn without_any_driver_programs_fail_as_bare() {
@@ -125,4 +128,141 @@ fn a_single_rank_and_an_explicit_list_use_other_gpus() {
 fn gpus_of_different_sizes_lend_what_they_have() {
     let shim = Run::program("fill_spread").args("120 400").sim("1x128MiB,1x512MiB,1x64MiB").shim().go();
     shim.succeeds().says("array 1: 0 wrong by kernel, 0 by copy");
+}
+
+/// A host that is described by these files, and not by the kernel's.
+struct MadeHost(TempDir);
+
+impl MadeHost {
+    /// 64 GiB, 48 of them available, and these files of `/proc/self` and of the memory controller.
+    fn new(files: &[(&str, &str)]) -> Self {
+        let meminfo = ("proc/meminfo", "MemTotal:       67108864 kB\nMemAvailable:   50331648 kB\n");
+        Self::without_proc(&[&[meminfo], files].concat())
+    }
+
+    fn without_proc(files: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("no temporary folder: {e}"));
+        for (path, text) in files {
+            let path = folder.path().join(path);
+            let made = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&path, text));
+            made.unwrap_or_else(|e| panic!("can not write {}: {e}", path.display()));
+        }
+        Self(folder)
+    }
+
+    /// The job of a scheduler that may use so much, with 64 MiB of that in use. The step inside it has no limit.
+    fn job(limit: u64, version: u8) -> Self {
+        let (limit, used) = (limit.to_string(), (64u64 << 20).to_string());
+        match version {
+            1 => Self::new(&[
+                ("proc/self/mountinfo", "36 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"),
+                ("proc/self/cgroup", "4:memory:/slurm/uid_1/job_7/step_0\n0::/\n"),
+                ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+                ("sys/fs/cgroup/memory/memory.usage_in_bytes", &used),
+                ("sys/fs/cgroup/memory/slurm/uid_1/job_7/memory.limit_in_bytes", &limit),
+                ("sys/fs/cgroup/memory/slurm/uid_1/job_7/memory.usage_in_bytes", &used),
+            ]),
+            _ => Self::new(&[
+                ("proc/self/mountinfo", "29 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"),
+                ("proc/self/cgroup", "0::/system.slice/slurmstepd.scope/job_7/step_0\n"),
+                ("sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/memory.max", &limit),
+                ("sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/memory.current", &used),
+                ("sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/step_0/memory.max", "max\n"),
+                ("sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/step_0/memory.current", &used),
+            ]),
+        }
+    }
+
+    /// A run there.
+    fn see(&self, run: Run) -> Run {
+        run.preload(Build::library("made_host", "made_host").path()).env("MADE_HOST", self.0.path())
+    }
+
+    /// Whether the second of two blocks, which no GPU has room for, found these MiB on the host.
+    #[track_caller]
+    fn lends(&self, mib: u64, variables: &[(&str, &str)]) -> bool {
+        let run = self.see(Run::program("steps").arg("a:150").arg(format!("a:{mib}")).sim("1x256MiB")).shim();
+        let shim = variables.iter().fold(run, |run, (name, value)| run.env(name, value)).go();
+        shim.succeeds();
+        shim.stdout.contains(&format!("allocate {mib}: 0\n"))
+    }
+
+    /// How many of eight pinned blocks of 4 MiB the pool took, before its limit.
+    #[track_caller]
+    fn pins(&self, variables: &[(&str, &str)]) -> usize {
+        let run = self.see(Run::program("pinned_cases").arg("limits").sim("2x1GiB")).shim().log();
+        let shim = variables.iter().fold(run, |run, (name, value)| run.env(name, value)).go();
+        shim.succeeds().says("8 blocks used and freed");
+        let pooled = shim.picked(|event| match event {
+            Event::PinnedAllocate(made) if made.by == "pool" => Some(()),
+            _ => None,
+        });
+        assert_eq!(shim.stderr.contains("GP018"), pooled.len() < 8, "{}", shim.stderr);
+        pooled.len()
+    }
+}
+
+const MIB: u64 = 1 << 20;
+
+/// 2 GiB are kept back and half of the rest is lent: 480 MiB.
+#[test]
+fn a_limit_of_a_scheduler_bounds_what_the_host_lends() {
+    for version in [1, 2] {
+        let host = MadeHost::job(3072 * MIB, version);
+        assert!(host.lends(400, &[]), "version {version}");
+        assert!(!host.lends(700, &[]), "version {version}");
+        assert!(host.lends(700, &[("GPUPOOL_HOST_LIMIT", "900MiB")]), "version {version}: a setting has its way");
+    }
+    assert!(MadeHost::new(&[]).lends(700, &[]));
+}
+
+#[test]
+fn a_limit_of_a_scheduler_bounds_what_is_pinned() {
+    for version in [1, 2] {
+        assert_eq!(MadeHost::job(40 * MIB, version).pins(&[]), 2, "version {version}: a quarter is 10 MiB");
+        assert_eq!(MadeHost::job(200 * MIB, version).pins(&[]), 8, "version {version}");
+    }
+    assert_eq!(MadeHost::job(40 * MIB, 2).pins(&[("GPUPOOL_PINNED_LIMIT", "1GiB")]), 8);
+}
+
+#[test]
+fn the_doctor_tells_of_the_limit_that_the_library_obeys() {
+    for version in [1, 2] {
+        let host = MadeHost::job(3072 * MIB, version);
+        let doctor = host.see(Run::command(library("gpupool")).args("doctor --json")).go();
+        let told: Value = serde_json::from_str(&doctor.stdout).unwrap_or_else(|e| doctor.fail(&e.to_string()));
+        let checks = told.pointer("/checks").and_then(Value::as_array).cloned().unwrap_or_default();
+        let Some(check) = checks.iter().find(|check| check.get("name") == Some(&Value::from("host"))) else {
+            doctor.fail("no check of the host")
+        };
+        let limit = check.pointer("/facts/cgroup/limit").and_then(Value::as_u64);
+        assert_eq!(limit, Some(3072 * MIB), "{check:#}");
+        assert_eq!(check.pointer("/facts/host_limit").and_then(Value::as_u64), Some(480 * MIB), "{check:#}");
+        assert_eq!(check.pointer("/facts/pinned_limit").and_then(Value::as_u64), Some(768 * MIB), "{check:#}");
+    }
+}
+
+/// Half of 6 GiB for each of eight ranks would be four times what there is.
+#[test]
+fn ranks_of_one_host_divide_its_memory() {
+    for variable in ["LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"] {
+        let host = MadeHost::job((6144 + 2048 + 64) * MIB, 2);
+        assert!(host.lends(300, &[(variable, "8")]), "{variable}: an eighth of 3 GiB");
+        assert!(!host.lends(600, &[(variable, "8")]), "{variable}: an eighth of 3 GiB");
+        assert!(host.lends(600, &[(variable, "1")]), "{variable}: one rank has it all");
+        assert!(host.lends(600, &[(variable, "8"), ("GPUPOOL_HOST_LIMIT", "1GiB")]), "a setting is for each rank");
+    }
+    let host = MadeHost::job(320 * MIB, 2);
+    assert_eq!((host.pins(&[]), host.pins(&[("LOCAL_WORLD_SIZE", "8")])), (8, 2));
+}
+
+#[test]
+fn without_proc_there_is_host_memory_to_lend_and_to_pin() {
+    let host = MadeHost::without_proc(&[]);
+    assert!(host.lends(700, &[]));
+    assert_eq!(host.pins(&[]), 8);
+    // A container's limit can be read without /proc.
+    let limited = MadeHost::without_proc(&[("sys/fs/cgroup/memory.max", "41943040\n")]);
+    assert_eq!(limited.pins(&[]), 2);
+    assert!(!limited.lends(400, &[]));
 }

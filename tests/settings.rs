@@ -58,9 +58,24 @@ fn what_the_machine_lacks_is_named_too() {
         ("GPUPOOL_DEVICES", "0,7", "GPUPOOL_DEVICES=0,7"),
         ("GPUPOOL_LIMIT", "0:1TiB", "GPU 0 has 256.0 MiB"),
         ("GPUPOOL_LIMIT", "9:64MiB", "GPUPOOL_LIMIT=9:64"),
+        ("GPUPOOL_RESERVE", "1GiB", "no GPU here has more than 256.0 MiB"),
     ] {
         let shim = overflowing().shim().env(name, value).go();
         shim.same_as(&bare).warns(name).warns(expected);
+    }
+}
+
+/// Well formed, and as small or as large as a number can be.
+#[test]
+fn the_least_and_the_greatest_value_of_a_size_end_no_program() {
+    for name in
+        ["MIN_SIZE", "LIMIT", "HOST_LIMIT", "PINNED_LIMIT", "MALLOC_HEAP_SIZE", "STACK_SIZE", "PRINTF_FIFO_SIZE"]
+    {
+        for value in ["0", "1", "18446744073709551615"].iter().filter(|value| (name, **value) != ("MIN_SIZE", "0")) {
+            let shim = overflowing().shim().env(&format!("GPUPOOL_{name}"), value).go();
+            shim.succeeds().says("allocate 150: 0");
+            assert!(!shim.stderr.contains("error"), "GPUPOOL_{name}={value}: {}", shim.stderr);
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::choice::{Contexts, Free, MemInfo, Mode, Pinned, Placement, Prefetch, Switch, Toggle};
 use crate::log_path::LogPath;
 use crate::problem::{Problem, unknown_name};
+use crate::ranks::{RANK_VARIABLES, local_ranks};
 use crate::size::{format_size, parse_size};
 use crate::table::{PREFIX, SETTINGS, VERDICTS};
 
@@ -62,6 +63,8 @@ pub struct Settings {
     pub log_file: Option<LogPath>,
     /// `GPUPOOL_SUMMARY`.
     pub summary: Switch,
+    /// The launcher's variable that says that several ranks of a job run on this host, and how many.
+    pub local_ranks: Option<(&'static str, u32)>,
 }
 
 impl Default for Settings {
@@ -91,6 +94,7 @@ impl Default for Settings {
             log: None,
             log_file: None,
             summary: Switch::default(),
+            local_ranks: None,
         }
     }
 }
@@ -116,14 +120,20 @@ pub enum Limits {
 }
 
 impl Settings {
-    /// Reads the settings among `vars`; variables without our prefix are passed over, an empty value counts as unset.
+    /// Reads the settings among `vars`, and what a launcher says of the job's ranks; variables without our prefix are passed
+    /// over otherwise, an empty value counts as unset.
     ///
     /// # Errors
     /// Every mistake at once, in the order of `vars`: a person mends them in one go.
     pub fn read(vars: impl Iterator<Item = (OsString, OsString)>) -> Result<Settings, Vec<Problem>> {
         let mut settings = Settings::default();
         let mut problems = Vec::new();
+        let mut launcher = Vec::new();
         for (name, value) in vars {
+            if RANK_VARIABLES.iter().any(|known| OsStr::new(known) == name) {
+                launcher.push((name, value));
+                continue;
+            }
             let name = name.to_string_lossy();
             if !name.starts_with(PREFIX) || name == VERDICTS || value.is_empty() {
                 continue;
@@ -136,6 +146,7 @@ impl Settings {
                 problems.push(Problem { name: name.into_owned(), value: shown(&value), reason });
             }
         }
+        settings.local_ranks = local_ranks(launcher.into_iter());
         if let Some(problem) = settings.contradiction() {
             // A list that was malformed has its own complaint already.
             if problems.iter().all(|known| known.name != "GPUPOOL_CONTEXT_DEVICES") {
@@ -155,6 +166,11 @@ impl Settings {
                      example 0"
                 .to_owned(),
         })
+    }
+
+    /// Ranks of the job on this host, this process among them.
+    pub fn ranks(&self) -> u32 {
+        self.local_ranks.map_or(1, |(_, ranks)| ranks)
     }
 
     /// Bytes to leave free on a GPU of `total` bytes.
@@ -184,6 +200,13 @@ impl Settings {
                 let value = list.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
                 problem(name, value, format!("there is no GPU {gpu}; {visible}"));
             }
+        }
+        // A reserve above one small GPU among larger ones keeps that out; above all of them it leaves nothing to pool.
+        if let (Some(reserve), Some(most)) = (self.reserve, totals.iter().max())
+            && reserve >= *most
+        {
+            let reason = format!("no GPU here has more than {}; write less than that", format_size(*most));
+            problem("GPUPOOL_RESERVE", format_size(reserve).replace(' ', ""), reason);
         }
         let limits: Vec<(u32, u64)> = match &self.limit {
             // One size for every GPU is "at most", so a smaller GPU among larger ones is no mistake.

@@ -77,8 +77,8 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "GPUPOOL_HOST_LIMIT",
         values: "size",
-        default: "half of what is available",
-        help: "The most the pool takes of the host's memory; 0 keeps to the GPUs.",
+        default: "half of what is available, divided by the ranks on the host",
+        help: "The most the pool takes of the host's memory in this process; 0 keeps to the GPUs.",
         read: |settings, value| size(value, "64GiB").map(|bytes| settings.host_limit = Some(bytes)),
     },
     Setting {
@@ -112,8 +112,8 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "GPUPOOL_PINNED_LIMIT",
         values: "size",
-        default: "a quarter of the memory, or of the container's limit",
-        help: "The most that the pool pins; what goes beyond it is left to the driver, and reported.",
+        default: "a quarter of the memory, divided by the ranks on the host",
+        help: "The most that the pool pins in this process; what goes beyond it is left to the driver, and reported.",
         read: |settings, value| size(value, "16GiB").map(|bytes| settings.pinned_limit = Some(bytes)),
     },
     Setting {

@@ -7,25 +7,28 @@
 
 static CUdeviceptr target;
 
-NAMED void *pinned_data(int varied);
-NAMED void *pinned_data(int varied)
+/* Data that varies, other for each seed; zeros for 0. */
+static void *fill(void *memory, uint64_t seed)
 {
-    uint64_t *data;
+    uint64_t *data = memory;
+    for (uint64_t i = 0; i < BYTES / sizeof *data; i++)
+        data[i] = (i + 1) * seed * 0x9e3779b97f4a7c15u;
+    return memory;
+}
+
+NAMED void *pinned_data(uint64_t seed);
+NAMED void *pinned_data(uint64_t seed)
+{
     void *memory;
     CHECK(cuMemHostAlloc(&memory, BYTES, CU_MEMHOSTALLOC_PORTABLE));
-    data = memory;
-    for (uint64_t i = 0; i < BYTES / sizeof *data; i++)
-        data[i] = varied ? i * 0x9e3779b97f4a7c15u : 0;
-    return memory;
+    return fill(memory, seed);
 }
 
 static void *pageable_data(void)
 {
-    uint64_t *data = malloc(BYTES);
-    REQUIRE(data);
-    for (uint64_t i = 0; i < BYTES / sizeof *data; i++)
-        data[i] = i * 0x9e3779b97f4a7c15u;
-    return data;
+    void *memory = malloc(BYTES);
+    REQUIRE(memory);
+    return fill(memory, 1);
 }
 
 /* What CuPy did before version 13, whatever memory the data came from. */
@@ -51,19 +54,67 @@ static void copy_back_and_forth(const void *data)
     CHECK(cuMemFreeHost(result));
 }
 
+/*
+ * What nvbandwidth does before and after each measurement: a pattern is computed into a new pinned buffer and sent to the
+ * GPU once, and a kernel writes it to the memory that is measured, which may be pinned. Here copies do what the kernel does.
+ */
+NAMED void set_pattern(void *host, uint64_t seed);
+NAMED void set_pattern(void *host, uint64_t seed)
+{
+    void *pattern = pinned_data(seed);
+    CHECK(cuMemcpyHtoD_v2(target, pattern, BYTES));
+    if (host)
+        CHECK(cuMemcpyDtoH_v2(host, target, BYTES));
+    CHECK(cuMemFreeHost(pattern));
+}
+
+/* Inlined, so that each measurement is a place of its own. */
+__attribute__((always_inline)) static inline void measure(void *host)
+{
+    set_pattern(NULL, 0xcafebabe);
+    set_pattern(host, 0xbaadf00d);
+    CHECK(cuMemcpyHtoD_v2(target, host, BYTES));
+    set_pattern(NULL, 0xbaadf00d);
+}
+
+/* The same data from pinned memory and, by way of a pinned buffer, from pageable memory, as a benchmark compares them. */
+static void compare_both_ways(void *pinned, void *pageable)
+{
+    for (uint64_t round = 1; round <= 6; round++) {
+        CHECK(cuMemcpyHtoD_v2(target, fill(pinned, round), BYTES));
+        copy_staged(fill(pageable, round), 1);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
     start_on(0);
     CHECK(cuMemAlloc_v2(&target, BYTES));
     if (strcmp(name, "twice") == 0) {
+        /* Three lines of the program, one cause. */
         void *data = pinned_data(1);
-        for (int i = 0; i < 3; i++)
-            copy_staged(data, 1);
+        for (uint64_t i = 0; i < 3; i++) {
+            copy_staged(fill(data, 3 * i + 1), 1);
+            copy_staged(fill(data, 3 * i + 2), 1);
+            copy_staged(fill(data, 3 * i + 3), 1);
+        }
     } else if (strcmp(name, "registered") == 0) {
         void *data = pageable_data();
         CHECK(cuMemHostRegister_v2(data, BYTES, 0));
-        copy_staged((char *)data, 1);
+        for (uint64_t i = 1; i <= 3; i++)
+            copy_staged(fill(data, i), 1);
+    } else if (strcmp(name, "seldom") == 0) {
+        void *data = pinned_data(1);
+        for (uint64_t i = 1; i <= 2; i++)
+            copy_staged(fill(data, i), 1);
+    } else if (strcmp(name, "pattern") == 0) {
+        void *host = pinned_data(1);
+        measure(host);
+        measure(host);
+        measure(host);
+    } else if (strcmp(name, "both_ways") == 0) {
+        compare_both_ways(pinned_data(1), pageable_data());
     } else if (strcmp(name, "straight") == 0) {
         CHECK(cuMemcpyHtoD_v2(target, pinned_data(1), BYTES));
     } else if (strcmp(name, "pageable") == 0) {

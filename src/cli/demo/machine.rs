@@ -1,8 +1,10 @@
 //! What the demo runs on, and sizes that make its point there.
 
 use std::fmt;
+use std::path::Path;
 
 use gpupool_config::format_size;
+use gpupool_machine::Host;
 
 use super::Workshop;
 use super::step::{Expect, Step};
@@ -150,16 +152,7 @@ fn whole(bytes: u64) -> u64 {
     bytes / GIB * GIB
 }
 
-/// Bytes of host memory that a process here can still take: the machine's and the container's, whichever is less.
+/// Bytes of host memory that a process here can still take.
 fn available() -> u64 {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let machine = read("/proc/meminfo")
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok())
-        .unwrap_or(0)
-        .saturating_mul(1024);
-    let number = |path: &str| read(path).trim().parse::<u64>().ok();
-    let container = number("/sys/fs/cgroup/memory.max")
-        .map(|most| most.saturating_sub(number("/sys/fs/cgroup/memory.current").unwrap_or(0)));
-    machine.min(container.unwrap_or(u64::MAX))
+    Host::at(Path::new("/")).memory().available().unwrap_or(0)
 }

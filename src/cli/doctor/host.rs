@@ -1,125 +1,93 @@
-//! The host's memory, and what a container leaves of it.
+//! The host's memory, what a limit leaves of it, and what the pool makes of that.
 
-use std::fs;
 use std::path::Path;
 
-use gpupool_config::format_size;
+use gpupool_config::{Settings, format_size};
+use gpupool_machine::{Group, Host, KEPT_BACK, Memory};
 use serde_json::json;
 
 use super::Check;
 
-/// What the pool keeps back for the host itself.
-const KEPT_BACK: u64 = 2 << 30;
-
-/// The host's memory, and a container's limit if there is one.
+/// The host's memory, and the tightest limit on it if there is one.
 pub fn checks() -> Vec<Check> {
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = field(&meminfo, "MemTotal");
-    let available = field(&meminfo, "MemAvailable");
-    let group = fs::read_to_string("/proc/self/cgroup").ok().and_then(|text| tightest(&text));
-    let left = group.as_ref().map(|group| group.limit.saturating_sub(group.used));
-    let usable = available.unwrap_or(0).min(left.unwrap_or(u64::MAX));
+    // Settings that can not be read are another check's finding; without them the defaults are told.
+    let settings = Settings::read(std::env::vars_os()).unwrap_or_default();
+    vec![check(&Host::at(Path::new("/")).memory(), &settings)]
+}
+
+fn check(memory: &Memory, settings: &Settings) -> Check {
+    let group = memory.tightest();
+    let host_limit = settings.host_limit.or_else(|| memory.host_limit(settings.ranks()));
+    let pinned_limit = settings.pinned_limit.or_else(|| memory.pinned_limit(settings.ranks()));
     let facts = json!({
-        "total": total, "available": available, "cgroup": group.as_ref().map(|group| json!({
+        "total": memory.installed, "available": memory.free, "cgroup": group.map(|group| json!({
             "folder": group.folder, "limit": group.limit, "used": group.used,
         })),
+        "ranks": settings.ranks(), "host_limit": host_limit, "pinned_limit": pinned_limit,
     });
     let known = |bytes: Option<u64>| bytes.map_or("?".to_owned(), format_size);
-    let mut words = format!("{} of {} available", known(available), known(total));
-    if let Some(group) = &group {
+    let mut words = format!("{} of {} available", known(memory.free), known(memory.installed));
+    if let Some(Group { folder, limit, used }) = group {
         words.push_str(&format!(
-            "; this container may use {}, {} of it are in use",
-            format_size(group.limit),
-            format_size(group.used)
+            "; {} allows {}, {} of it are in use",
+            folder.display(),
+            format_size(*limit),
+            format_size(*used)
         ));
     }
-    let check = if usable > KEPT_BACK {
-        Check::fine("host", words)
-    } else {
-        let kept = format_size(KEPT_BACK);
-        Check::finding(
+    words.push_str(&format!("; the pool takes up to {} and pins up to {}", known(host_limit), known(pinned_limit)));
+    if let Some((variable, ranks)) = settings.local_ranks {
+        words.push_str(&format!(" in each of {ranks} ranks ({variable})"));
+    }
+    let check = match memory.spare() {
+        Some(1..) => Check::fine("host", words),
+        Some(0) => {
+            let kept = format_size(KEPT_BACK);
+            let advice = format!(
+                "the pool keeps {kept} back and finds no room on the host; raise the limit of the job or container, or \
+                 free memory"
+            );
+            Check::finding("host", words, advice)
+        }
+        None => Check::finding(
             "host",
             words,
-            format!(
-                "the pool keeps {kept} back and finds no room on the host; raise the container's limit or free memory"
-            ),
-        )
+            "neither /proc/meminfo nor the kernel tells how much memory there is, so the pool takes none of the host's; \
+             set GPUPOOL_HOST_LIMIT",
+        ),
     };
-    vec![check.facts(facts)]
-}
-
-fn field(meminfo: &str, name: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
-/// A limit on memory and what is used of it, bytes.
-#[derive(Debug, PartialEq, Eq)]
-struct Group {
-    folder: String,
-    limit: u64,
-    used: u64,
-}
-
-/// The group among this process's own and those around it that leaves the least. A container sees its own group as the
-/// root; a service or a job of a scheduler has limits on the way there.
-fn tightest(cgroup: &str) -> Option<Group> {
-    let mut groups = Vec::new();
-    for line in cgroup.lines() {
-        let mut parts = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else { continue };
-        let (root, names) = match controllers {
-            "" => ("/sys/fs/cgroup", ["memory.max", "memory.current"]),
-            list if list.split(',').any(|name| name == "memory") => {
-                ("/sys/fs/cgroup/memory", ["memory.limit_in_bytes", "memory.usage_in_bytes"])
-            }
-            _ => continue,
-        };
-        let inside = Path::new(path.trim_start_matches('/'));
-        groups.extend(inside.ancestors().filter_map(|folder| read_group(&Path::new(root).join(folder), names)));
-    }
-    groups.into_iter().min_by_key(|group| group.limit.saturating_sub(group.used))
-}
-
-/// The limit of one group. `max`, and the number that version 1 writes for no limit, are none.
-fn read_group(folder: &Path, [limit, used]: [&str; 2]) -> Option<Group> {
-    const NONE: u64 = 1 << 60;
-    let number = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
-    let limit = number(limit).filter(|limit| *limit < NONE)?;
-    Some(Group { folder: folder.display().to_string(), limit, used: number(used)? })
+    check.facts(facts)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_kernels_numbers_are_kib() {
-        let text = "MemTotal:       24589672 kB\nMemAvailable:   20000000 kB\nHugePages_Total: 3\n";
-        assert_eq!(field(text, "MemTotal"), Some(24_589_672 << 10));
-        assert_eq!(field(text, "MemAvailable"), Some(20_000_000 << 10));
-        assert_eq!(field(text, "MemFree"), None);
-        assert_eq!(field(text, "HugePages_Total"), None);
+    const GIB: u64 = 1 << 30;
+
+    fn told(memory: &Memory, ranks: u32) -> Check {
+        check(memory, &Settings { local_ranks: Some(("LOCAL_WORLD_SIZE", ranks)), ..Settings::default() })
     }
 
     #[test]
-    fn a_groups_limit_is_a_number_or_none() {
-        let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-        let names = ["memory.max", "memory.current"];
-        assert_eq!(read_group(folder.path(), names), None);
-        write("memory.current", "1000\n");
-        write("memory.max", "max\n");
-        assert_eq!(read_group(folder.path(), names), None);
-        write("memory.max", "9223372036854771712\n");
-        assert_eq!(read_group(folder.path(), names), None);
-        write("memory.max", "4096\n");
-        let group = read_group(folder.path(), names).unwrap();
-        assert_eq!((group.limit, group.used), (4096, 1000));
+    fn the_tightest_limit_is_named_and_what_is_made_of_it() {
+        let group = |folder: &str, limit| Group { folder: folder.into(), limit: limit * GIB, used: GIB };
+        let groups = vec![group("/sys/fs/cgroup/job/step", 30), group("/sys/fs/cgroup/job", 11)];
+        let check = told(&Memory { installed: Some(64 * GIB), free: Some(48 * GIB), groups }, 2);
+        assert_eq!(
+            check.words,
+            "48.0 GiB of 64.0 GiB available; /sys/fs/cgroup/job allows 11.0 GiB, 1.0 GiB of it are in use; the pool takes \
+             up to 2.0 GiB and pins up to 1.4 GiB in each of 2 ranks (LOCAL_WORLD_SIZE)"
+        );
+        assert_eq!(check.facts["cgroup"]["limit"], 11 * GIB);
+        assert!(check.advice.is_none());
     }
 
     #[test]
-    fn lines_that_are_no_groups_are_passed_over() {
-        assert_eq!(tightest("nonsense\n4:cpu:/x\n0::/no/such/group\n"), None);
+    fn too_little_and_unknown_memory_are_findings() {
+        let little = told(&Memory { installed: Some(4 * GIB), free: Some(GIB), groups: Vec::new() }, 1);
+        assert!(little.advice.is_some_and(|advice| advice.contains("keeps 2.0 GiB back")));
+        let unknown = told(&Memory::default(), 1);
+        assert!(unknown.words.starts_with("? of ? available") && unknown.advice.is_some(), "{}", unknown.words);
     }
 }

@@ -5,6 +5,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
+use proptest::prelude::*;
+
 use gpupool_config::{
     Contexts, Devices, Free, Limits, MemInfo, Mode, Pinned, Placement, Prefetch, SETTINGS, Settings, Switch, Toggle,
     VERDICTS,
@@ -220,6 +222,48 @@ fn gpus_that_are_not_there_are_found_once_they_are_known() {
             "GPUPOOL_LIMIT=7:1.0GiB: there is no GPU 7; this process sees GPUs 0 to 1",
         ]
     );
+    let reserve = read(&[("GPUPOOL_RESERVE", "80GiB")]).unwrap();
+    let problems: Vec<_> = reserve.check_gpus(&[80 << 30, 40 << 30]).iter().map(ToString::to_string).collect();
+    assert_eq!(problems, ["GPUPOOL_RESERVE=80.0GiB: no GPU here has more than 80.0 GiB; write less than that"]);
+    assert!(reserve.check_gpus(&[80 << 30, 81 << 30]).is_empty());
     assert!(Settings::default().check_gpus(&[]).is_empty());
     assert!(read(&[("GPUPOOL_LIMIT", "90GiB")]).unwrap().check_gpus(&[80 << 30]).is_empty());
+}
+
+#[test]
+fn ranks_on_this_host_are_read_beside_the_settings() {
+    let settings =
+        read(&[("SLURM_NTASKS_PER_NODE", "8"), ("GPUPOOL_FREE", "lazy"), ("LOCAL_WORLD_SIZE", "4")]).unwrap();
+    assert_eq!((settings.local_ranks, settings.ranks()), (Some(("LOCAL_WORLD_SIZE", 4)), 4));
+    assert_eq!(read(&[("LOCAL_WORLD_SIZE", "1")]).unwrap().ranks(), 1);
+}
+
+/// What people paste, mistype or compute: none of it may pass for something else.
+#[test]
+fn odd_sizes_and_durations_are_refused_by_name() {
+    let odd = [
+        "50%", "1e3GiB", "1,5GiB", "٣GiB", "３GiB", "½GiB", "1 GiB 1", "1GiBs", "0x10", "1_000", "NaN", "inf", "--1",
+        "+1", "  ",
+    ];
+    for row in SETTINGS.iter().filter(|row| matches!(row.values, "size" | "duration")) {
+        for value in odd {
+            let told = read(&[(row.name, value)]).expect_err(value).join("\n");
+            assert!(
+                told.starts_with(&format!("{}={value}: ", row.name)) && told.contains("write for example"),
+                "{told}"
+            );
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_value_of_any_setting_makes_it_panic(row in 0..SETTINGS.len(), value in "[-+.,:%0-9a-zA-Z \\n٣]{0,24}|.{0,24}") {
+        prop_assume!(!value.is_empty());
+        let name = SETTINGS[row].name;
+        if let Err(told) = read(&[(name, &value), ("GPUPOOL_CONTEXT_DEVICES", "0")]) {
+            let all_named = told.iter().all(|line| line.starts_with(&format!("{name}={value}: ")));
+            prop_assert!(all_named || name == "GPUPOOL_CONTEXT_DEVICES", "{told:?}");
+        }
+    }
 }

@@ -29,7 +29,7 @@ impl Backend for Host {
         if capture::under_way() {
             return Err(Fault::NotReady(CuResult::NOT_READY));
         }
-        if host::available() < bytes {
+        if host::available().is_some_and(|available| available < bytes) {
             pinned::trim("a host short of memory");
         }
         let _node = numa::prefer_near(self.0);

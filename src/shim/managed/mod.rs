@@ -174,7 +174,9 @@ impl Opened {
     /// What the system says of a place. No lock is held.
     fn level(&self, place: Place) -> Level {
         let ordinal = match place {
-            Place::Host(_) => return Level::Host { available: backend::host::available() },
+            Place::Host(_) => {
+                return backend::host::available().map_or(Level::Unknown, |available| Level::Host { available });
+            }
             Place::Gpu(ordinal) => ordinal,
         };
         let gpu = self.plan.topology.gpus.get(ordinal as usize);

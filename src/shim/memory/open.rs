@@ -86,7 +86,8 @@ pub fn policy() -> Policy {
 #[cold]
 fn try_open(driver: &'static Driver, plan: &'static Plan) -> Option<Opened> {
     // Twice what all places can hold: address space fragments, memory does not.
-    let least = plan.places.iter().map(|spec| spec.limit).sum::<u64>().saturating_mul(2).max(1 << 30);
+    let all = plan.places.iter().fold(0u64, |sum, spec| sum.saturating_add(spec.limit));
+    let least = all.saturating_mul(2).max(1 << 30);
     let vmm = Vmm::reserve(driver, plan, least)
         .inspect_err(|result| {
             let why = format!("cuMemAddressReserve gave no {} of address space ({result})", format_size(least));

@@ -5,7 +5,7 @@ use super::topology::{self, Topology};
 use crate::backend::{self, host};
 use crate::driver::Driver;
 use crate::log;
-use gpupool_config::{Devices, Mode, Problem, Settings, local_ranks};
+use gpupool_config::{Devices, Mode, Problem, Settings};
 use gpupool_pool::{Lenders, Links, Place, PlaceSpec};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -64,7 +64,7 @@ impl Plan {
             let limit = gpu.total.saturating_sub(reserve).min(limit);
             places.push(PlaceSpec { place: Place::Gpu(gpu.ordinal), limit });
         }
-        let host_limit = settings.host_limit.unwrap_or_else(|| host::available() / 2);
+        let host_limit = host::limit();
         let nodes: BTreeSet<u32> = gpus.iter().map(|gpu| gpu.host_node).collect();
         let host_nodes: Vec<u32> = if host_limit == 0 { Vec::new() } else { nodes.into_iter().collect() };
         for &node in &host_nodes {
@@ -113,7 +113,7 @@ impl Plan {
     /// Bytes that a place could still give, less what must be left free there; `None` where nobody can tell.
     pub fn free_at(&self, driver: &Driver, place: Place) -> Option<u64> {
         match place {
-            Place::Host(_) => Some(host::available()),
+            Place::Host(_) => host::available(),
             Place::Gpu(ordinal) => {
                 let gpu = self.topology.gpus.get(ordinal as usize)?;
                 let free = backend::free_on(driver, ordinal, &gpu.uuid)?;
@@ -183,7 +183,7 @@ fn lenders(settings: &Settings) -> Lenders {
     if settings.devices != Devices::Auto {
         return Lenders::All;
     }
-    let Some((variable, ranks)) = local_ranks(std::env::vars_os()) else { return Lenders::All };
+    let Some((variable, ranks)) = settings.local_ranks else { return Lenders::All };
     tracing::info!(
         target: "gpupool::memory", event = "note", about = "home_only", variable, ranks,
         "{variable}={ranks}: one rank of several on this host, so it keeps to its own GPU and the host; GPUPOOL_DEVICES \

@@ -57,6 +57,14 @@ pub fn identity(site: &Site) -> String {
     }
 }
 
+/// What places have in common that are reached through one function: the innermost frame. A library that does something
+/// wrong does so for each line that calls it, and is one thing to mend.
+pub fn cause(site: &Site) -> String {
+    let python = site.python.first().map(ToString::to_string);
+    let native = || site.native.first().map(|frame| format!("{}+{:x}", frame.object, frame.offset));
+    python.or_else(native).unwrap_or_default()
+}
+
 /// Whether two places are one line of a Python program.
 pub fn same_line(one: &Site, other: &Site) -> bool {
     one.program_frame().is_some() && one.program_frame() == other.program_frame()
@@ -125,6 +133,8 @@ mod tests {
         assert_eq!(identity(&line(3)), identity(&Site { native: Vec::new(), ..line(3) }));
         assert!(same_line(&line(3), &line(3)) && !same_line(&line(3), &line(4)));
         assert_ne!(identity(&native(&["/lib/a.so"])), identity(&native(&["/lib/b.so"])));
+        assert_eq!(cause(&native(&["/lib/a.so", "/lib/b.so"])), cause(&native(&["/lib/a.so", "/bin/c"])));
+        assert_ne!(cause(&line(3)), cause(&line(4)));
         assert!(!same_line(&native(&["/lib/a.so"]), &native(&["/lib/a.so"])), "a whole function is no line");
     }
 }

@@ -44,6 +44,8 @@ pub struct Seen {
     pub reach: u64,
     /// Copies out of it.
     pub out: u32,
+    /// Whether any went into it: it is filled by the device.
+    pub into: bool,
 }
 
 /// Whether any block is watched.
@@ -52,8 +54,7 @@ pub fn is_watching() -> bool {
     USED.load(Ordering::Relaxed) != 0
 }
 
-/// Watches a block. `awaits`: [`copied`] tells of the first copy out of it, unless one went into it before. False where no
-/// slot is free. The caller holds the ledger's lock.
+/// Watches a block. `awaits`: [`copied`] tells of the first copy out of it. False where no slot is free. The caller holds the ledger's lock.
 pub fn watch(address: u64, bytes: u64, awaits: bool) -> bool {
     let Some(index) = TABLE.iter().position(|slot| slot.end.load(Ordering::Relaxed) == 0) else { return false };
     let slot = &TABLE[index];
@@ -91,7 +92,11 @@ fn slot_of(address: u64) -> Option<&'static Slot> {
 }
 
 fn look(slot: &Slot) -> Seen {
-    Seen { reach: slot.reach.load(Ordering::Relaxed), out: slot.out.load(Ordering::Relaxed) }
+    Seen {
+        reach: slot.reach.load(Ordering::Relaxed),
+        out: slot.out.load(Ordering::Relaxed),
+        into: slot.into.load(Ordering::Relaxed),
+    }
 }
 
 /// After a copy of `bytes` bytes. Returns the start of the block that it came from, if that block awaited its first copy.
@@ -104,7 +109,7 @@ pub fn copied(dst: u64, src: u64, bytes: u64) -> Option<u64> {
         if (start..end).contains(&src) {
             slot.reach.fetch_max((src - start).saturating_add(bytes), Ordering::Relaxed);
             let before = slot.out.fetch_add(1, Ordering::Relaxed);
-            if before == 0 && slot.awaits.load(Ordering::Relaxed) && !slot.into.load(Ordering::Relaxed) {
+            if before == 0 && slot.awaits.load(Ordering::Relaxed) {
                 first = Some(start);
             }
         }
@@ -136,17 +141,17 @@ mod tests {
         assert_eq!(copied(0x7f, 0x10000, 0x10), None, "the second");
         assert_eq!(copied(0x20ff0, 0x7f, 0x10), None);
         assert_eq!(copied(0x21000, 0xffff, 1), None, "beside both");
-        assert_eq!(seen(0x10000), Some(Seen { reach: 0x900, out: 2 }));
-        assert_eq!(unwatch(0x10000), Some(Seen { reach: 0x900, out: 2 }));
+        assert_eq!(seen(0x10000), Some(Seen { reach: 0x900, out: 2, into: false }));
+        assert_eq!(unwatch(0x10000), Some(Seen { reach: 0x900, out: 2, into: false }));
         assert_eq!(unwatch(0x10000), None);
         assert_eq!(copied(0, 0x10800, 1), None);
-        assert_eq!(unwatch(0x20000), Some(Seen { reach: 0x1000, out: 0 }));
+        assert_eq!(unwatch(0x20000), Some(Seen { reach: 0x1000, out: 0, into: true }));
         assert!(!is_watching());
 
         watch(0x10000, 0x1000, true);
         copied_some(&[0, 0x10010]);
-        assert_eq!(copied(0, 0x10000, 1), None, "what the device has filled is no staging buffer");
-        assert_eq!(unwatch(0x10000), Some(Seen { reach: u64::MAX, out: 1 }));
+        assert_eq!(copied(0, 0x10000, 1), Some(0x10000));
+        assert_eq!(unwatch(0x10000), Some(Seen { reach: u64::MAX, out: 1, into: true }), "rows may go either way");
 
         for index in 0..SLOTS as u64 {
             assert!(watch(0x100000 * (index + 1), 1, false));

@@ -77,15 +77,36 @@ pub struct Live {
     context: u64,
     place: usize,
     work: u64,
-    /// The other pinned memory that held its data when it was copied for the first time.
-    pub twin: Option<u64>,
+    /// What other pinned memory held its data when it was copied for the first time.
+    pub twin: Option<Twin>,
+    /// The program has copied out of it.
+    straight: bool,
     watched: bool,
+}
+
+/// Other pinned memory with the same data.
+#[derive(Clone, Copy, Debug)]
+pub struct Twin {
+    pub address: u64,
+    /// A number for the data.
+    pub content: u64,
+}
+
+/// Buffers whose data was in pinned memory already, of one cause.
+#[derive(Clone, Debug, Default)]
+pub struct Staged {
+    pub buffers: u64,
+    pub bytes: u64,
+    contents: Vec<u64>,
+    said: bool,
 }
 
 /// One place in the program, and all that came of it.
 #[derive(Clone, Debug, Default)]
 pub struct Place {
     pub site: Site,
+    /// See [`callers::cause`].
+    cause: String,
     /// The framework whose allocator asked, where it rounds sizes up or keeps what it was given.
     pub framework: Option<Framework>,
     pub allocations: u64,
@@ -111,7 +132,6 @@ pub struct Place {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Said {
     pub growing: bool,
-    pub staged: bool,
     pub registered_twice: bool,
 }
 
@@ -134,6 +154,8 @@ struct Ledger {
     /// The place that last asked for a size, and how often it is to be believed.
     by_size: BTreeMap<u64, (usize, u8)>,
     live: BTreeMap<u64, Live>,
+    /// By cause.
+    staged: BTreeMap<String, Staged>,
     allocations: u64,
     requested: u64,
     /// Bytes pinned outside the pool, registered ones among them.
@@ -226,19 +248,59 @@ pub fn others(except: u64, bytes: u64) -> Vec<(u64, u64)> {
     })
 }
 
-/// Notes that the data of the block at this address was in pinned memory already, at `twin`.
-pub fn mark_staged(address: u64, twin: u64) {
+/// Whether the block at this address may turn out to be a second buffer: memory that the program registered is its own,
+/// and what the device has filled is no copy of other memory.
+pub fn may_be_staged(address: u64) -> bool {
+    let filled = copies::seen(address).is_none_or(|seen| seen.into);
+    !filled && with(|ledger| ledger.live.get(&address).is_some_and(|live| live.by != By::Program))
+}
+
+/// Notes that the data of the block at this address was in pinned memory already, at `twin`. Not where the program has
+/// copied out of that memory: it knows how to, and has its reasons to take another way as well.
+pub fn mark_staged(address: u64, twin: Twin) {
+    let copied = copies::seen(twin.address).is_some_and(|seen| seen.out > 0);
     with(|ledger| {
-        if let Some(live) = ledger.live.get_mut(&address) {
+        let straight = copied || ledger.live.get(&twin.address).is_none_or(|live| live.straight);
+        if let Some(live) = ledger.live.get_mut(&address).filter(|_| !straight) {
             live.twin = Some(twin);
         }
     });
+}
+
+/// Takes the mark off the block at this address, and what lies there.
+pub fn take_mark(address: u64) -> Option<Live> {
+    with(|ledger| {
+        let live = ledger.live.get_mut(&address)?;
+        let marked = *live;
+        live.twin.take().map(|_| marked)
+    })
+}
+
+/// Counts a buffer that was for nothing. Returns the account of its cause the moment that it is certain: when so many with
+/// different data were counted that it can be no coincidence. A program that computes a pattern into each buffer has the same
+/// data in other pinned memory, too, but always that.
+pub fn count_staged(live: &Live, twin: Twin) -> Option<Staged> {
+    /// Different contents.
+    const CERTAIN: usize = 3;
+    with(|ledger| {
+        let cause = ledger.places[live.place].cause.clone();
+        let staged = ledger.staged.entry(cause).or_default();
+        staged.buffers += 1;
+        staged.bytes += live.bytes;
+        if !staged.contents.contains(&twin.content) {
+            staged.contents.push(twin.content);
+        }
+        let certain = staged.contents.len() >= CERTAIN;
+        let said = std::mem::replace(&mut staged.said, certain);
+        (certain && !said).then(|| staged.clone())
+    })
 }
 
 /// The first copy out of this block was looked at; watched for that alone, it is not watched any more.
 pub fn was_looked_at(address: u64) {
     with(|ledger| {
         let Some(live) = ledger.live.get_mut(&address) else { return };
+        live.straight = true;
         if live.watched && live.twin.is_none() && ledger.places[live.place].framework.is_none_or(|it| !it.rounds) {
             live.watched = false;
             copies::unwatch(address);
@@ -267,17 +329,6 @@ pub fn overlapping(address: u64, bytes: u64) -> Option<Site> {
 /// The place of memory that was just taken out.
 pub fn site_of(live: &Live) -> Site {
     with(|ledger| ledger.places[live.place].site.clone())
-}
-
-/// Whether this is the first time that something is said of the place of `address` (or of `live`); it is from now on.
-pub fn first_staged(live: &Live) -> bool {
-    with(|ledger| !std::mem::replace(&mut ledger.places[live.place].said.staged, true))
-}
-
-/// As [`first_staged`], of what lives at this address.
-pub fn first_staged_at(address: u64) -> bool {
-    let live = with(|ledger| ledger.live.get(&address).copied());
-    live.is_some_and(|live| first_staged(&live))
 }
 
 /// The place with these frames, and whether memory was registered there twice before.
@@ -357,7 +408,8 @@ impl Ledger {
             Some(place) => *place,
             None if self.places.len() >= PLACES => OTHER,
             None => {
-                self.places.push(Place { framework: callers::framework(&site), site, ..Place::default() });
+                let (cause, framework) = (callers::cause(&site), callers::framework(&site));
+                self.places.push(Place { cause, framework, site, ..Place::default() });
                 self.by_identity.insert(identity, self.places.len() - 1);
                 self.places.len() - 1
             }
@@ -379,10 +431,10 @@ impl Ledger {
         account.pinned += entry.pinned;
         account.nanos += entry.nanos;
         let rounded = account.framework.is_some_and(|it| it.rounds) && bytes.is_power_of_two() && bytes >= 1 << 20;
-        let awaits = entry.watch && !account.said.staged && !self.live.is_empty();
+        let awaits = entry.watch && !self.staged.get(&account.cause).is_some_and(|staged| staged.said);
         let watched = (rounded || awaits) && copies::watch(address, bytes, awaits);
         let peak = self.peak.requested;
-        self.insert(address, Live { bytes, flags, by, context, place, work, twin: None, watched });
+        self.insert(address, Live { bytes, flags, by, context, place, work, twin: None, straight: false, watched });
         if self.requested > peak && self.allocations > WARM_UP { self.places[place].reached_peak(work) } else { None }
     }
 

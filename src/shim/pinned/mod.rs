@@ -46,11 +46,6 @@ fn opened() -> Option<&'static Pool<Host>> {
     POOL.get()
 }
 
-/// What this process may pin in the pool, in bytes.
-fn limit() -> u64 {
-    process::settings().pinned_limit.unwrap_or_else(|| host::total() / 4)
-}
-
 /// The pool and the current context, where pinned memory is the pool's business.
 fn pool_for(flags: u32) -> Option<(&'static Pool<Host>, &'static Context)> {
     let settings = process::settings();
@@ -60,7 +55,7 @@ fn pool_for(flags: u32) -> Option<(&'static Pool<Host>, &'static Context)> {
     }
     let driver = process::driver()?;
     let context = context::current(driver)?;
-    let config = || Config { limit: limit(), idle: settings.pinned_idle };
+    let config = || Config { limit: host::pinned_limit(), idle: settings.pinned_idle };
     Some((POOL.get_or_init(|| Box::new(Pool::new(config(), Host(driver)))), context))
 }
 
@@ -100,8 +95,8 @@ pub fn driver_allocated(address: u64, bytes: u64, flags: u32, by: By, spent: Dur
 }
 
 fn entry(address: u64, bytes: u64, flags: u32, by: By, pinned: u64, spent: Duration, context: &Context) -> Entry {
-    let watch =
-        by != By::Program && bytes >= staging::WORTH_LOOKING && flags & WRITE_COMBINED == 0 && staging::is_looking();
+    let is_slow = by != By::Program && flags & WRITE_COMBINED != 0;
+    let watch = bytes >= staging::WORTH_LOOKING && !is_slow && staging::is_looking();
     let nanos = spent.as_nanos() as u64;
     Entry { address, bytes, flags, by, context: context.id, pinned, nanos, work: context.usage.work(), watch }
 }

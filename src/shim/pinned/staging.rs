@@ -4,14 +4,20 @@
 //! the new buffer was for nothing. To be sure, the bytes must vary (zeros are everywhere), and either one line of Python
 //! allocated the buffer and copied it, as CuPy does inside `asarray`, or the buffer is freed after that one copy.
 //!
+//! Equal bytes are no proof that one was copied from the other. A benchmark computes its pattern into a new buffer each time,
+//! and what it measures is pinned memory with that pattern in it: so several buffers with different data must have been for
+//! nothing, of one cause. And a program that also copies straight out of the other memory compares the ways, or has a reason.
+//!
 //! The other memory may be freed by another thread at any moment, so it is read by `process_vm_readv`, which then fails.
 
-use super::{callers, copies, ledger};
+use super::ledger::{self, Live, Staged, Twin};
+use super::{callers, copies};
 use crate::hook::guard;
 use crate::{finding, site};
 use gpupool_config::format_size;
 use gpupool_events::{Finding, Site};
 use memchr::memmem;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Copies that are looked at in the life of a process: each takes ten milliseconds at most.
@@ -47,32 +53,40 @@ pub fn first_copy(start: u64, source: u64, bytes: u64) {
 }
 
 fn look(start: u64, source: u64, bytes: u64) {
-    let checked = bytes >= WORTH_LOOKING && CHECKS_LEFT.fetch_sub(1, Ordering::Relaxed) > 0;
-    let twin = if checked { find(source, bytes, &ledger::others(start, bytes)) } else { None };
+    let others = ledger::others(start, bytes);
+    let worth_it = bytes >= WORTH_LOOKING && !others.is_empty() && ledger::may_be_staged(start);
+    let twin =
+        if worth_it && CHECKS_LEFT.fetch_sub(1, Ordering::Relaxed) > 0 { find(source, bytes, &others) } else { None };
     if let Some(twin) = twin {
         ledger::mark_staged(start, twin);
         let here = site::here();
-        if let Some((place, size)) = ledger::place_of(start)
-            && callers::same_line(&place, &here)
-            && ledger::first_staged_at(start)
+        if ledger::place_of(start).is_some_and(|(place, _)| callers::same_line(&place, &here))
+            && let Some(live) = ledger::take_mark(start)
         {
-            say(&here, size, twin);
+            count(&here, &live);
         }
     }
     ledger::was_looked_at(start);
 }
 
 /// A block that was marked by [`look`] is freed. `copies`: how many were made out of it.
-pub fn freed(live: &ledger::Live, copies: u32) {
-    if let Some(twin) = live.twin.filter(|_| copies == 1)
-        && ledger::first_staged(live)
-    {
-        say(&ledger::site_of(live), live.bytes, twin);
+pub fn freed(live: &Live, copies: u32) {
+    if live.twin.is_some() && copies == 1 {
+        count(&ledger::site_of(live), live);
     }
 }
 
-fn say(site: &Site, bytes: u64, twin: u64) {
-    let mut facts = vec![("bytes", bytes.to_string())];
+fn count(site: &Site, live: &Live) {
+    if let Some(twin) = live.twin
+        && let Some(staged) = ledger::count_staged(live, twin)
+    {
+        say(site, &staged, twin.address);
+    }
+}
+
+fn say(site: &Site, staged: &Staged, twin: u64) {
+    let Staged { buffers, bytes, .. } = *staged;
+    let mut facts = vec![("bytes", bytes.to_string()), ("buffers", buffers.to_string())];
     let source = ledger::place_of(twin).map(|(place, _)| site::line(&place));
     let by = source.as_ref().map_or(String::new(), |source| format!(", by {source}"));
     if let Some(source) = &source {
@@ -84,21 +98,23 @@ fn say(site: &Site, bytes: u64, twin: u64) {
         facts.push(("cupy", version));
     }
     let what = format!(
-        "{} were pinned, filled and copied to the GPU once, with data that was in pinned memory already{by}{cupy}",
+        "{buffers} pinned buffers of {} together were filled and copied to the GPU once each, with data that was in pinned \
+         memory already{by}{cupy}",
         format_size(bytes)
     );
     finding::make(&Finding::STAGED_TWICE, None, site, &facts, &what);
 }
 
-/// The start of other memory that holds the `bytes` bytes at `source`.
-fn find(source: u64, bytes: u64, others: &[(u64, u64)]) -> Option<u64> {
-    let (needle, at) = needle(source, bytes)?;
+/// The start of other memory that holds the `bytes` bytes at `source`, and a number for those.
+fn find(source: u64, bytes: u64, others: &[(u64, u64)]) -> Option<Twin> {
+    let (needle, at, content) = needle(source, bytes)?;
+    let twin = |address: &u64| Some(Twin { address: *address, content });
     let holds = |address: u64| equal(source, address, bytes.min(COMPARED)).then_some(());
     // Mostly the data starts where the other memory does.
     for (address, _) in others.iter().take(CANDIDATES) {
         let mut there = [0; NEEDLE];
         if read(address + at, &mut there) && there == needle && holds(*address).is_some() {
-            return Some(*address);
+            return twin(address);
         }
     }
     let mut left = SEARCHED;
@@ -109,7 +125,7 @@ fn find(source: u64, bytes: u64, others: &[(u64, u64)]) -> Option<u64> {
         if search(*address + at, end, &needle, |found| {
             found + bytes - at <= address + size && holds(found - at).is_some()
         }) {
-            return Some(*address);
+            return twin(address);
         }
     }
     None
@@ -141,10 +157,12 @@ fn search(from: u64, end: u64, needle: &[u8; NEEDLE], accept: impl Fn(u64) -> bo
     false
 }
 
-/// The most varied of sixteen samples, and where in the data it is; `None` where all together hardly vary.
-fn needle(source: u64, bytes: u64) -> Option<([u8; NEEDLE], u64)> {
+/// The most varied of sixteen samples, where in the data it is, and a number for all of them; `None` where all together
+/// hardly vary.
+fn needle(source: u64, bytes: u64) -> Option<([u8; NEEDLE], u64, u64)> {
     const SAMPLES: u64 = 16;
     let mut words = Vec::new();
+    let mut hasher = DefaultHasher::new();
     let mut best: Option<(usize, [u8; NEEDLE], u64)> = None;
     for index in 0..SAMPLES {
         let at = ((bytes - NEEDLE as u64) / (SAMPLES - 1) * index) & !7;
@@ -152,6 +170,7 @@ fn needle(source: u64, bytes: u64) -> Option<([u8; NEEDLE], u64)> {
         if !read(source + at, &mut sample) {
             return None;
         }
+        sample.hash(&mut hasher);
         let of = distinct(sample.chunks_exact(8).map(<[u8]>::to_vec).collect());
         if best.is_none_or(|(most, ..)| of.len() > most) {
             best = Some((of.len(), sample, at));
@@ -159,7 +178,7 @@ fn needle(source: u64, bytes: u64) -> Option<([u8; NEEDLE], u64)> {
         words.extend(of);
     }
     let (_, sample, at) = best?;
-    (distinct(words).len() >= VARIETY).then_some((sample, at))
+    (distinct(words).len() >= VARIETY).then_some((sample, at, hasher.finish()))
 }
 
 fn distinct(mut words: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
@@ -214,15 +233,29 @@ mod tests {
         memory.as_ptr() as u64
     }
 
+    fn found(data: &[u8], others: &[(u64, u64)]) -> Option<u64> {
+        find(at(data), data.len() as u64, others).map(|twin| twin.address)
+    }
+
     #[test]
     fn the_same_bytes_are_found_wherever_they_start() {
         let data = varied(3 << 20);
         let copied = data[WINDOW + 9..WINDOW + 9 + (128 << 10)].to_vec();
         let others = [(at(&data), data.len() as u64)];
-        assert_eq!(find(at(&copied), copied.len() as u64, &others), Some(at(&data)));
+        assert_eq!(found(&copied, &others), Some(at(&data)));
         let mut wrong = copied.clone();
         wrong[100_000] ^= 1;
-        assert_eq!(find(at(&wrong), wrong.len() as u64, &others), None);
+        assert_eq!(found(&wrong, &others), None);
+    }
+
+    #[test]
+    fn different_data_has_different_numbers() {
+        let number =
+            |data: &[u8]| find(at(data), data.len() as u64, &[(at(data), data.len() as u64)]).map(|twin| twin.content);
+        let data = varied(1 << 20);
+        let other: Vec<u8> = data.iter().map(|byte| byte ^ 1).collect();
+        assert_eq!(number(&data), number(&data.clone()));
+        assert_ne!(number(&data), number(&other));
     }
 
     #[test]
@@ -231,14 +264,14 @@ mod tests {
         let pattern: Vec<u8> = (0..1u32 << 20).map(|index| (index % 4) as u8).collect();
         for data in [zeros, pattern] {
             let other = data.clone();
-            assert_eq!(find(at(&data), data.len() as u64, &[(at(&other), other.len() as u64)]), None);
+            assert_eq!(found(&data, &[(at(&other), other.len() as u64)]), None);
         }
     }
 
     #[test]
     fn memory_that_is_gone_is_not_found() {
         let data = varied(1 << 20);
-        assert_eq!(find(at(&data), data.len() as u64, &[(0x1000, 1 << 20)]), None);
+        assert_eq!(found(&data, &[(0x1000, 1 << 20)]), None);
         assert!(!read(0x1000, &mut [0; 8]));
     }
 
@@ -247,6 +280,6 @@ mod tests {
         let data = varied(2 << 20);
         let copied = data[1 << 20..].to_vec();
         let others = [(at(&data), (2 << 20) - 8)];
-        assert_eq!(find(at(&copied), copied.len() as u64, &others), None);
+        assert_eq!(found(&copied, &others), None);
     }
 }
