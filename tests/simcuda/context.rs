@@ -53,7 +53,13 @@ pub struct Primary {
     flags: u32,
     /// Kept over a release, as the real driver does: the runtime compares contexts by it.
     handle: Handle,
+    /// The life before, which the handle stands for until the next one.
+    last: Option<Arc<Context>>,
 }
+
+/// Handles of contexts that were destroyed, the latest last. The driver gives those of created ones out again.
+static DESTROYED: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
+static DESTROYED_GREEN: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
 
 const LIMITS: usize = 11;
 /// Stack, printf, heap, depth, launches, L2 fetch, persisting L2, shared memory, CIG, CIG fallback, per-block memory.
@@ -70,7 +76,7 @@ impl Context {
     fn create(device: usize, flags: u32, primary: Option<Handle>) -> Outcome<Arc<Self>> {
         let driver = driver();
         driver.gpus[device].store.charge(driver.settings.context_bytes, Use::Context)?;
-        let handle = primary.unwrap_or_else(Handles::<Context>::reserve);
+        let handle = primary.or_else(|| DESTROYED.lock().pop()).unwrap_or_else(Handles::<Context>::reserve);
         Ok(Self::enter(handle, device, flags, primary.is_some(), None))
     }
 
@@ -141,6 +147,11 @@ impl Context {
         self.legacy.close();
         // A re-created primary context has the same handle; only this one may be taken out.
         driver().contexts.retain(|context| context.id != self.id);
+        if self.parent.is_some() {
+            DESTROYED_GREEN.lock().push(self.handle);
+        } else if !self.primary {
+            DESTROYED.lock().push(self.handle);
+        }
         true
     }
 
@@ -265,12 +276,35 @@ pub fn current() -> Outcome<Arc<Context>> {
     Ok(context)
 }
 
+/// Where a primary context was made anew, a thread that had the last one current has this one.
 fn top() -> Option<Arc<Context>> {
-    with_stack(|stack| stack.last().cloned())
+    let top = with_stack(|stack| stack.last().cloned())?;
+    if top.is_alive() || !top.primary || top.parent.is_some() {
+        return Some(top);
+    }
+    let next = driver().gpus[top.device].primary.lock().context.clone();
+    Some(next.unwrap_or(top))
+}
+
+/// The context that a handle stands for when it is made current. That of a primary one does between its lives, too.
+fn to_be_current(handle: Handle) -> Outcome<Arc<Context>> {
+    let driver = driver();
+    driver.contexts.get(handle).or_else(|_| {
+        let last = driver.gpus.iter().find_map(|gpu| {
+            let primary = gpu.primary.lock();
+            primary.last.clone().filter(|_| primary.handle == handle)
+        });
+        last.ok_or(Code::INVALID_CONTEXT)
+    })
 }
 
 fn with_stack<T>(body: impl FnOnce(&mut Vec<Arc<Context>>) -> T) -> T {
     STACK.with_borrow_mut(|stack| body(stack))
+}
+
+/// The refusal of calls that need no context where the current one is gone.
+pub fn refuse_if_gone() -> Outcome {
+    top().map_or(Ok(()), |context| context.check())
 }
 
 /// Waits for all work on `device`, of whichever context (`cuMemFree` does).
@@ -334,6 +368,7 @@ pub fn primary_release(device: c_int) -> Outcome {
     }
     primary.retained -= 1;
     let ended = if primary.retained == 0 { primary.context.take() } else { None };
+    primary.last = ended.clone().or(primary.last.take());
     drop(primary);
     if let Some(context) = ended {
         context.destroy();
@@ -343,8 +378,12 @@ pub fn primary_release(device: c_int) -> Outcome {
 
 pub fn primary_reset(device: c_int) -> Outcome {
     let mut primary = driver().gpu(device)?.primary.lock();
+    if primary.context.as_ref().is_some_and(|context| !context.parts().is_empty()) {
+        return Err(Code::NOT_PERMITTED);
+    }
     primary.retained = 0;
     let ended = primary.context.take();
+    primary.last = ended.clone().or(primary.last.take());
     drop(primary);
     if let Some(context) = ended {
         context.destroy();
@@ -435,7 +474,12 @@ pub fn detach(handle: Handle) -> Outcome {
 }
 
 pub fn push(handle: Handle) -> Outcome {
-    let context = driver().contexts.get(handle).map_err(|_| Code::INVALID_CONTEXT)?;
+    if DESTROYED.lock().contains(&handle) || DESTROYED_GREEN.lock().contains(&handle) {
+        // A real driver answers success, and its own memory is damaged.
+        eprintln!("simcuda: cuCtxPushCurrent of a context that was destroyed");
+        std::process::abort();
+    }
+    let context = to_be_current(handle)?;
     with_stack(|stack| stack.push(context));
     Ok(())
 }
@@ -450,7 +494,7 @@ pub fn pop(out: Out<Handle>) -> Outcome {
 pub fn set_current(handle: Handle) -> Outcome {
     let context = match handle {
         0 => None,
-        _ => Some(driver().contexts.get(handle).map_err(|_| Code::INVALID_CONTEXT)?),
+        _ => Some(to_be_current(handle)?),
     };
     with_stack(|stack| {
         stack.pop();

@@ -143,6 +143,7 @@ pub fn free(address: u64) -> Outcome {
     if address == 0 {
         return Ok(());
     }
+    crate::context::refuse_if_gone()?;
     capture::forbid()?;
     let ours = |kind: &Kind| matches!(kind, Kind::Host { registered: false, .. });
     let driver = driver();

@@ -303,9 +303,10 @@ thread_local! {
 struct Own(Vec<(u64, Arc<Stream>)>);
 
 impl Drop for Own {
-    /// The streams of a thread that ends finish their work and go.
+    /// The streams of a thread that ends finish their work and go, and their captures with them.
     fn drop(&mut self) {
         for (_, stream) in &self.0 {
+            capture::abandon_of(stream);
             stream.close();
         }
     }
