@@ -33,7 +33,7 @@ pub fn write() {
         limit: Some(usage.limit),
         held: usage.held,
     });
-    let contexts: Vec<_> = context::all().into_iter().filter(|context| !context.is_gone()).collect();
+    let contexts = context::all();
     log::write_summary(
         process::settings().summary,
         &Summary {

@@ -1,6 +1,7 @@
 //! The way into every driver call: is the driver up, is a fault due, and under which default stream does it run.
 
 use crate::error::{Code, Outcome};
+use parking_lot::Mutex;
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -79,5 +80,25 @@ pub fn enter(export: &'static str, needs: Needs, default: DefaultStream, body: i
         return code.0;
     }
     DEFAULT_STREAM.set(default);
-    body().err().unwrap_or(Code::SUCCESS).0
+    let answer = body().err().unwrap_or(Code::SUCCESS).0;
+    if AFTER_ARMED.load(Ordering::Relaxed) {
+        let due = AFTER.lock().take_if(|(name, _)| *name == export);
+        if let Some((_, act)) = due {
+            AFTER_ARMED.store(false, Ordering::Relaxed);
+            act();
+        }
+    }
+    answer
+}
+
+/// See `simcuda_after`.
+type After = (&'static str, extern "C" fn());
+static AFTER: Mutex<Option<After>> = Mutex::new(None);
+/// Spares its lock in the usual run without one.
+static AFTER_ARMED: AtomicBool = AtomicBool::new(false);
+
+pub fn set_after(after: Option<After>) {
+    let mut slot = AFTER.lock();
+    AFTER_ARMED.store(after.is_some(), Ordering::Relaxed);
+    *slot = after;
 }

@@ -4,15 +4,16 @@ use crate::capture;
 use crate::driver::{Driver, Handles, driver};
 use crate::error::{Code, Outcome};
 use crate::ffi::{Handle, In, Out};
+use crate::graph::Node;
 use crate::physical::Use;
 use crate::space::{Kind, next_id};
-use crate::stream::Stream;
+use crate::stream::{Stream, Ticket, Work};
 use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint};
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 pub struct Context {
     pub handle: Handle,
@@ -36,6 +37,12 @@ pub struct Context {
     cache_config: AtomicI32,
     /// Ends at 0: created once, and `cuCtxAttach`.
     attached: AtomicU32,
+    /// Of a green context: the primary context whose part it is, which owns all that is made in it but streams.
+    parent: Option<Arc<Context>>,
+    /// The green contexts that are parts of this one.
+    parts: Mutex<Vec<Weak<Context>>>,
+    /// What all later work here waits for (`cuCtxWaitEvent`).
+    gates: Mutex<Vec<Ticket>>,
 }
 
 /// The primary context of a device.
@@ -46,7 +53,13 @@ pub struct Primary {
     flags: u32,
     /// Kept over a release, as the real driver does: the runtime compares contexts by it.
     handle: Handle,
+    /// The life before, which the handle stands for until the next one.
+    last: Option<Arc<Context>>,
 }
+
+/// Handles of contexts that were destroyed, the latest last. The driver gives those of created ones out again.
+static DESTROYED: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
+static DESTROYED_GREEN: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
 
 const LIMITS: usize = 11;
 /// Stack, printf, heap, depth, launches, L2 fetch, persisting L2, shared memory, CIG, CIG fallback, per-block memory.
@@ -63,12 +76,26 @@ impl Context {
     fn create(device: usize, flags: u32, primary: Option<Handle>) -> Outcome<Arc<Self>> {
         let driver = driver();
         driver.gpus[device].store.charge(driver.settings.context_bytes, Use::Context)?;
-        let handle = primary.unwrap_or_else(Handles::<Context>::reserve);
+        let handle = primary.or_else(|| DESTROYED.lock().pop()).unwrap_or_else(Handles::<Context>::reserve);
+        Ok(Self::enter(handle, device, flags, primary.is_some(), None))
+    }
+
+    /// A part of a primary context, with streams and a handle of its own. What it takes from its GPU was not measured;
+    /// here it is nothing.
+    pub fn green(parent: Arc<Context>) -> Arc<Self> {
+        let flags = parent.flags.load(Ordering::Relaxed);
+        // As its primary context it is nobody's to destroy, attach or detach.
+        let part = Self::enter(Handles::<Context>::reserve(), parent.device, flags, true, Some(parent.clone()));
+        parent.parts.lock().push(Arc::downgrade(&part));
+        part
+    }
+
+    fn enter(handle: Handle, device: usize, flags: u32, primary: bool, parent: Option<Arc<Context>>) -> Arc<Self> {
         let context = Arc::new_cyclic(|me| Self {
             handle,
             id: next_id(),
             device,
-            primary: primary.is_some(),
+            primary,
             flags: AtomicU32::new(flags),
             fault: AtomicI32::new(0),
             alive: AtomicBool::new(true),
@@ -79,22 +106,61 @@ impl Context {
             limits: Mutex::new(DEFAULT_LIMITS),
             cache_config: AtomicI32::new(0),
             attached: AtomicU32::new(1),
+            parent,
+            parts: Mutex::default(),
+            gates: Mutex::default(),
         });
-        driver.contexts.insert_as(handle, context.clone());
-        Ok(context)
+        driver().contexts.insert_as(handle, context.clone());
+        context
     }
 
-    /// Waits for its work, then gives back its memory and everything made in it.
-    fn destroy(&self) {
+    /// The context that owns what is made here: the primary one of a green context, or else this one.
+    pub fn root(&self) -> &Context {
+        self.parent.as_deref().unwrap_or(self)
+    }
+
+    /// By its identity, whose memory, modules and arrays those are that are made here.
+    pub fn owner(&self) -> u64 {
+        self.root().id
+    }
+
+    fn parts(&self) -> Vec<Arc<Context>> {
+        let mut parts = self.parts.lock();
+        parts.retain(|part| part.upgrade().is_some_and(|part| part.is_alive()));
+        parts.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Waits for its work and ends its captures and workers; whether it was not over yet. What is left of a green context
+    /// then are the handles of its streams, which answer CONTEXT_IS_DESTROYED.
+    pub fn end(&self) -> bool {
         if !self.alive.swap(false, Ordering::AcqRel) {
-            return;
+            return false;
+        }
+        for part in self.parts() {
+            part.end();
         }
         self.wait();
-        let driver = driver();
+        capture::abandon(self);
         for stream in self.streams.lock().drain(..) {
             stream.close();
         }
         self.legacy.close();
+        // A re-created primary context has the same handle; only this one may be taken out.
+        driver().contexts.retain(|context| context.id != self.id);
+        if self.parent.is_some() {
+            DESTROYED_GREEN.lock().push(self.handle);
+        } else if !self.primary {
+            DESTROYED.lock().push(self.handle);
+        }
+        true
+    }
+
+    /// Ends it and gives back its memory and everything made in it.
+    fn destroy(&self) {
+        if !self.end() {
+            return;
+        }
+        let driver = driver();
         for region in driver.space.regions() {
             match region.kind {
                 Kind::Plain { context, .. } if context == self.id => drop(driver.space.free(region.start)),
@@ -108,14 +174,13 @@ impl Context {
         driver.streams.retain(|stream| stream.context_id() != Some(self.id));
         driver.modules.retain(|module| module.context != Some(self.id));
         driver.arrays.retain(|array| array.context != self.id);
-        // A re-created primary context has the same handle; only this one may be taken out.
-        driver.contexts.retain(|context| context.id != self.id);
         driver.gpus[self.device].store.refund(driver.settings.context_bytes, Use::Context);
     }
 
-    /// Makes `code` the answer to every later call in this context. The first error stays.
+    /// Makes `code` the answer to every later call in this context, and in the primary one of a green context and all of
+    /// its parts. The first error stays.
     pub fn kill(&self, code: Code) {
-        let _ = self.fault.compare_exchange(0, code.0, Ordering::AcqRel, Ordering::Acquire);
+        let _ = self.root().fault.compare_exchange(0, code.0, Ordering::AcqRel, Ordering::Acquire);
     }
 
     pub fn check(&self) -> Outcome {
@@ -127,7 +192,7 @@ impl Context {
 
     /// The error that sticks, if there is one. Work already queued goes on in a context that is being destroyed.
     pub fn check_fault(&self) -> Outcome {
-        match self.fault.load(Ordering::Acquire) {
+        match self.root().fault.load(Ordering::Acquire) {
             0 => Ok(()),
             code => Err(Code(code)),
         }
@@ -137,15 +202,58 @@ impl Context {
         self.alive.load(Ordering::Acquire)
     }
 
-    /// Waits until everything submitted so far is done.
+    /// Waits until everything submitted so far is done, in green contexts that are parts of this one too.
     pub fn wait(&self) {
-        if self.pending.load(Ordering::Acquire) == 0 {
-            return;
+        self.unfinished().iter().for_each(Ticket::wait);
+    }
+
+    /// The last points of the streams with work, of parts too.
+    pub fn unfinished(&self) -> Vec<Ticket> {
+        let mut tickets = Vec::new();
+        for context in self.parts().iter().map(Arc::as_ref).chain([self]) {
+            if context.pending.load(Ordering::Acquire) > 0 {
+                tickets.extend(context.all_streams().iter().map(Stream::last));
+            }
         }
-        let streams: Vec<_> = self.streams.lock().iter().cloned().chain([self.legacy.clone()]).collect();
-        for ticket in streams.iter().map(Stream::last) {
-            ticket.wait();
+        tickets.retain(|ticket| !ticket.is_done());
+        tickets
+    }
+
+    fn all_streams(&self) -> Vec<Arc<Stream>> {
+        self.streams.lock().iter().cloned().chain([self.legacy.clone()]).collect()
+    }
+
+    /// Runs something in no stream of the program's, and says when it is over.
+    pub fn aside(self: &Arc<Self>, body: impl Fn() + Send + Sync + 'static) -> Outcome<Ticket> {
+        let stream = Arc::new(Stream::aside(self));
+        self.add(stream.clone());
+        let action = move |_: &Context| {
+            body();
+            Ok(())
+        };
+        stream.submit(Work { action: Arc::new(action), touches: Vec::new(), node: Node::Empty })?;
+        let ticket = stream.last();
+        stream.close();
+        Ok(ticket)
+    }
+
+    /// Makes all later work here and in its parts wait.
+    pub fn close_gate(&self, tickets: &[Ticket]) {
+        for context in self.parts().iter().map(Arc::as_ref).chain([self]) {
+            context.gates.lock().extend_from_slice(tickets);
         }
+    }
+
+    /// What work submitted now has to wait for because of [`Context::close_gate`].
+    pub fn gates(&self) -> Vec<Ticket> {
+        let mut gates = self.gates.lock();
+        gates.retain(|ticket| !ticket.is_done());
+        gates.clone()
+    }
+
+    /// Whether `other` is this context or a green context that is part of it.
+    pub fn covers(&self, other: &Context) -> bool {
+        self.id == other.id || other.parent.as_ref().is_some_and(|parent| parent.id == self.id)
     }
 
     /// Takes a stream in, and lets go of those that were destroyed or whose thread ended and that have no work left.
@@ -157,7 +265,7 @@ impl Context {
 
     /// Whether kernels of this context may touch plain memory of `device`.
     pub fn reaches(&self, device: usize) -> bool {
-        device == self.device || self.peers.lock().contains(&device)
+        device == self.device || self.root().peers.lock().contains(&device)
     }
 }
 
@@ -168,12 +276,35 @@ pub fn current() -> Outcome<Arc<Context>> {
     Ok(context)
 }
 
+/// Where a primary context was made anew, a thread that had the last one current has this one.
 fn top() -> Option<Arc<Context>> {
-    with_stack(|stack| stack.last().cloned())
+    let top = with_stack(|stack| stack.last().cloned())?;
+    if top.is_alive() || !top.primary || top.parent.is_some() {
+        return Some(top);
+    }
+    let next = driver().gpus[top.device].primary.lock().context.clone();
+    Some(next.unwrap_or(top))
+}
+
+/// The context that a handle stands for when it is made current. That of a primary one does between its lives, too.
+fn to_be_current(handle: Handle) -> Outcome<Arc<Context>> {
+    let driver = driver();
+    driver.contexts.get(handle).or_else(|_| {
+        let last = driver.gpus.iter().find_map(|gpu| {
+            let primary = gpu.primary.lock();
+            primary.last.clone().filter(|_| primary.handle == handle)
+        });
+        last.ok_or(Code::INVALID_CONTEXT)
+    })
 }
 
 fn with_stack<T>(body: impl FnOnce(&mut Vec<Arc<Context>>) -> T) -> T {
     STACK.with_borrow_mut(|stack| body(stack))
+}
+
+/// The refusal of calls that need no context where the current one is gone.
+pub fn refuse_if_gone() -> Outcome {
+    top().map_or(Ok(()), |context| context.check())
 }
 
 /// Waits for all work on `device`, of whichever context (`cuMemFree` does).
@@ -206,6 +337,11 @@ fn check_flags(flags: c_uint) -> Outcome {
 
 pub fn primary_retain(out: Out<Handle>, device: c_int) -> Outcome {
     out.required()?;
+    out.set(retain_primary(device)?.handle)
+}
+
+/// The primary context of a device, made if there is none and counted once more.
+pub fn retain_primary(device: c_int) -> Outcome<Arc<Context>> {
     let driver = driver();
     let device = ordinal(driver, device)?;
     let mut primary = driver.gpus[device].primary.lock();
@@ -221,7 +357,7 @@ pub fn primary_retain(out: Out<Handle>, device: c_int) -> Outcome {
         }
     };
     primary.retained += 1;
-    out.set(context.handle)
+    Ok(context)
 }
 
 pub fn primary_release(device: c_int) -> Outcome {
@@ -232,6 +368,7 @@ pub fn primary_release(device: c_int) -> Outcome {
     }
     primary.retained -= 1;
     let ended = if primary.retained == 0 { primary.context.take() } else { None };
+    primary.last = ended.clone().or(primary.last.take());
     drop(primary);
     if let Some(context) = ended {
         context.destroy();
@@ -241,8 +378,12 @@ pub fn primary_release(device: c_int) -> Outcome {
 
 pub fn primary_reset(device: c_int) -> Outcome {
     let mut primary = driver().gpu(device)?.primary.lock();
+    if primary.context.as_ref().is_some_and(|context| !context.parts().is_empty()) {
+        return Err(Code::NOT_PERMITTED);
+    }
     primary.retained = 0;
     let ended = primary.context.take();
+    primary.last = ended.clone().or(primary.last.take());
     drop(primary);
     if let Some(context) = ended {
         context.destroy();
@@ -333,7 +474,12 @@ pub fn detach(handle: Handle) -> Outcome {
 }
 
 pub fn push(handle: Handle) -> Outcome {
-    let context = driver().contexts.get(handle).map_err(|_| Code::INVALID_CONTEXT)?;
+    if DESTROYED.lock().contains(&handle) || DESTROYED_GREEN.lock().contains(&handle) {
+        // A real driver answers success, and its own memory is damaged.
+        eprintln!("simcuda: cuCtxPushCurrent of a context that was destroyed");
+        std::process::abort();
+    }
+    let context = to_be_current(handle)?;
     with_stack(|stack| stack.push(context));
     Ok(())
 }
@@ -348,7 +494,7 @@ pub fn pop(out: Out<Handle>) -> Outcome {
 pub fn set_current(handle: Handle) -> Outcome {
     let context = match handle {
         0 => None,
-        _ => Some(driver().contexts.get(handle).map_err(|_| Code::INVALID_CONTEXT)?),
+        _ => Some(to_be_current(handle)?),
     };
     with_stack(|stack| {
         stack.pop();
@@ -387,7 +533,7 @@ pub fn synchronize_of(handle: Handle) -> Outcome {
 
 fn synchronize_one(context: &Context) -> Outcome {
     context.check()?;
-    capture::forbid()?;
+    capture::forbid_in(context)?;
     context.wait();
     crate::mempool::synchronized();
     context.check()
@@ -414,12 +560,12 @@ pub fn api_version(handle: Handle, out: Out<c_uint>) -> Outcome {
 
 pub fn get_limit(out: Out<usize>, limit: c_int) -> Outcome {
     let context = current()?;
-    out.set(*context.limits.lock().get(limit_index(limit)?).ok_or(Code::INVALID_VALUE)?)
+    out.set(*context.root().limits.lock().get(limit_index(limit)?).ok_or(Code::INVALID_VALUE)?)
 }
 
 pub fn set_limit(limit: c_int, value: usize) -> Outcome {
     let context = current()?;
-    context.limits.lock()[limit_index(limit)?] = value;
+    context.root().limits.lock()[limit_index(limit)?] = value;
     Ok(())
 }
 
@@ -469,7 +615,7 @@ pub fn enable_peer(handle: Handle, flags: c_uint) -> Outcome {
     if !crate::device::linked(context.device, peer.device) {
         return Err(Code::PEER_ACCESS_UNSUPPORTED);
     }
-    let mut peers = context.peers.lock();
+    let mut peers = context.root().peers.lock();
     if peers.contains(&peer.device) {
         return Err(Code::PEER_ACCESS_ALREADY_ENABLED);
     }
@@ -480,7 +626,7 @@ pub fn enable_peer(handle: Handle, flags: c_uint) -> Outcome {
 pub fn disable_peer(handle: Handle) -> Outcome {
     let context = current()?;
     let peer = driver().contexts.get(handle).map_err(|_| Code::INVALID_CONTEXT)?;
-    let mut peers = context.peers.lock();
+    let mut peers = context.root().peers.lock();
     let at = peers.iter().position(|&device| device == peer.device).ok_or(Code::PEER_ACCESS_NOT_ENABLED)?;
     peers.swap_remove(at);
     Ok(())

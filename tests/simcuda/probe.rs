@@ -24,6 +24,16 @@ pub unsafe extern "C" fn simcuda_fault_arm(spec: In<c_char>) -> c_int {
     }
 }
 
+/// Has `act` called once, at the end of the next call of `export` on any thread and before it returns: what is between a
+/// call's effect and its caller's next step takes as long as a test likes.
+///
+/// # Safety
+/// `export` is a zero-terminated string that lives on, or null for nothing to be called.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn simcuda_after(export: In<c_char>, act: Option<extern "C" fn()>) {
+    boundary::set_after(export.text().ok().zip(act).filter(|_| !export.is_null()));
+}
+
 /// Driver calls of this process so far, refused ones and queries included.
 #[unsafe(no_mangle)]
 pub extern "C" fn simcuda_calls() -> u64 {

@@ -1,6 +1,6 @@
 //! What a context takes of its GPU: free memory before and after.
 
-use super::{all, within};
+use super::{REGISTRY, within_own};
 use crate::backend::nvml;
 use crate::driver::Driver;
 use crate::memory;
@@ -18,7 +18,7 @@ pub fn remember(driver: &Driver) {
 
 /// What the contexts that are known on a GPU took of it.
 fn others(device: CUdevice) -> u64 {
-    all().iter().filter(|other| other.device == device && !other.is_gone()).filter_map(|other| other.cost).sum()
+    REGISTRY.lock().cost_on(device)
 }
 
 /// Free memory of a GPU before a context was made on it.
@@ -65,7 +65,7 @@ impl Before {
         if context.is_null() {
             return (None, true);
         }
-        let info = within(driver, context, || driver.memory().ok()).flatten();
+        let info = within_own(driver, context, || driver.memory().ok()).flatten();
         let held = memory::taken_on(device) + others(device);
         (info.map(|(free, total)| total.saturating_sub(free).saturating_sub(held)), true)
     }

@@ -1,6 +1,6 @@
 //! Which contexts nobody needed. Judged at the end of the process: a GPU may be used late.
 
-use super::{Context, Kind, all, limits};
+use super::{Kind, REGISTRY, Record, limits};
 use crate::{finding, module, site};
 use gpupool_config::format_size;
 use gpupool_events::{Finding, Site};
@@ -8,30 +8,29 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Logs what every context was used for, and makes the findings about contexts.
 pub fn judge() {
-    let contexts = all();
+    let contexts = REGISTRY.lock().records();
     for context in &contexts {
         report_use(context);
     }
     // Without work anywhere there is no telling which context was meant.
-    let working = contexts.iter().filter(|context| context.usage.work() > 0);
-    let working: Vec<&Context> = working.copied().collect();
+    let working: Vec<&Record> = contexts.iter().filter(|context| context.usage.work() > 0).collect();
     if working.is_empty() {
         return;
     }
-    let stray: Vec<&Context> = contexts
+    let stray: Vec<&Record> = contexts
         .iter()
-        .copied()
-        .filter(|context| context.is_primary() && !context.usage.is_used())
+        .filter(|context| context.kind != Kind::Created && !context.usage.is_used())
         .filter(|context| working.iter().all(|other| other.device != context.device))
         .collect();
-    let peered = |context: &&Context| context.peered.load(Relaxed);
+    let peered = |context: &&Record| context.peered;
     for context in stray.iter().copied().filter(peered) {
         by_peer_access(context);
     }
-    let mut rest: Vec<&Context> = stray.iter().copied().filter(|context| !peered(context)).collect();
+    let mut rest: Vec<&Record> = stray.iter().copied().filter(|context| !peered(context)).collect();
     while let Some(first) = rest.first().copied() {
-        let (same, others) =
-            rest.into_iter().partition::<Vec<_>, _>(|context| site::line(&context.site) == site::line(&first.site));
+        let (same, others) = rest
+            .into_iter()
+            .partition::<Vec<_>, _>(|context| site::line(&context.origin.site) == site::line(&first.origin.site));
         if same.len() > 1 {
             by_sweep(&same);
         } else {
@@ -45,8 +44,8 @@ pub fn judge() {
     rank_on_gpu_0(&working);
 }
 
-fn report_use(context: &Context) {
-    let Context { id, device, kind, usage, .. } = context;
+pub(super) fn report_use(context: &Record) {
+    let Record { id, device, kind, usage, .. } = context;
     tracing::info!(
         target: "gpupool::context", event = "context.use", id, device, kind = kind.word(),
         allocations = usage.allocations.load(Relaxed), bytes_peak = usage.peak(), launches = usage.launches.load(Relaxed),
@@ -56,39 +55,39 @@ fn report_use(context: &Context) {
     );
 }
 
-fn price(contexts: &[&Context]) -> String {
-    match contexts.iter().filter_map(|context| context.cost).sum() {
+fn price(contexts: &[&Record]) -> String {
+    match contexts.iter().filter_map(|context| context.origin.cost).sum() {
         0 => String::new(),
         bytes => format!(", {}", format_size(bytes)),
     }
 }
 
-fn devices(contexts: &[&Context]) -> String {
+fn devices(contexts: &[&Record]) -> String {
     let mut devices: Vec<i32> = contexts.iter().map(|context| context.device).collect();
     devices.sort_unstable();
     devices.dedup();
     devices.iter().map(i32::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn facts(context: &Context) -> Vec<(&'static str, String)> {
-    let mut facts = vec![("call", context.call.clone()), ("context", context.id.to_string())];
-    if let Some(cost) = context.cost {
+fn facts(context: &Record) -> Vec<(&'static str, String)> {
+    let mut facts = vec![("call", context.origin.call.clone()), ("context", context.id.to_string())];
+    if let Some(cost) = context.origin.cost {
         facts.push(("cost", cost.to_string()));
     }
     facts
 }
 
 /// What made a context, in a sentence: the runtime's function where it shows, which is what a person called.
-fn maker(context: &Context) -> &str {
-    match (site::runtime_call(&context.site), context.kind) {
+fn maker(context: &Record) -> &str {
+    match (site::runtime_call(&context.origin.site), context.kind) {
         (Some(call), _) => call,
         (None, Kind::Found) => "the CUDA runtime",
         (None, Kind::Appeared) => "a call past the driver's public interface",
-        (None, Kind::Primary | Kind::Created) => &context.call,
+        (None, Kind::Primary | Kind::Created) => &context.origin.call,
     }
 }
 
-fn stray_primary(context: &Context, working: &[&Context]) {
+fn stray_primary(context: &Record, working: &[&Record]) {
     let pinned = context.usage.pinned.load(Relaxed);
     let only = match pinned {
         0 => String::new(),
@@ -102,30 +101,30 @@ fn stray_primary(context: &Context, working: &[&Context]) {
         price(&[context]),
         devices(working)
     );
-    finding::make(&Finding::STRAY_CONTEXT, Some(context.device), &context.site, &facts(context), &what);
+    finding::make(&Finding::STRAY_CONTEXT, Some(context.device), &context.origin.site, &facts(context), &what);
 }
 
-fn by_peer_access(context: &Context) {
+fn by_peer_access(context: &Record) {
     let what = format!(
         "enabling peer access made a context on GPU {} and nothing ran in it{}",
         context.device,
         price(&[context])
     );
-    finding::make(&Finding::PEER_ACCESS, Some(context.device), &context.site, &facts(context), &what);
+    finding::make(&Finding::PEER_ACCESS, Some(context.device), &context.origin.site, &facts(context), &what);
 }
 
-fn by_sweep(contexts: &[&Context]) {
+fn by_sweep(contexts: &[&Record]) {
     let what = format!(
         "one line made contexts on GPUs {} and nothing ran in any of them{}",
         devices(contexts),
         price(contexts)
     );
-    let site: &Site = &contexts[0].site;
+    let site: &Site = &contexts[0].origin.site;
     finding::make(&Finding::DEVICE_SWEEP, Some(contexts[0].device), site, &facts(contexts[0]), &what);
 }
 
 /// A rank above 0 that sees several GPUs and works on the first one does what rank 0 does.
-fn rank_on_gpu_0(working: &[&Context]) {
+fn rank_on_gpu_0(working: &[&Record]) {
     let rank = std::env::var("LOCAL_RANK").ok().and_then(|rank| rank.parse::<u32>().ok());
     let several = super::device_count() > 1;
     if let Some(rank @ 1..) = rank
@@ -133,7 +132,13 @@ fn rank_on_gpu_0(working: &[&Context]) {
         && working.iter().all(|context| context.device == 0)
     {
         let what = format!("this is local rank {rank} and it works on GPU 0, as local rank 0 does");
-        finding::make(&Finding::RANKS_ON_GPU_0, Some(0), &working[0].site, &[("local_rank", rank.to_string())], &what);
+        finding::make(
+            &Finding::RANKS_ON_GPU_0,
+            Some(0),
+            &working[0].origin.site,
+            &[("local_rank", rank.to_string())],
+            &what,
+        );
     }
 }
 

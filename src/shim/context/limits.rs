@@ -1,7 +1,7 @@
 //! Device limits: the malloc heap, stack and printf buffer that kernels have. The heap must be set before the first module
 //! that uses it is loaded, which a program that learns too late can not do; the environment can.
 
-use super::within;
+use super::within_own;
 use crate::driver::Driver;
 use crate::process;
 use crate::site;
@@ -36,9 +36,9 @@ pub fn apply(driver: &Driver, context: CUcontext, device: CUdevice) {
     ];
     for (limit, bytes, variable) in wanted {
         let Some(bytes) = bytes else { continue };
-        // SAFETY: the context is current inside `within`; the call takes numbers only.
+        // SAFETY: the context is current inside `within_own`; the call takes numbers only.
         let set = || unsafe { (driver.cuCtxSetLimit)(limit, bytes as usize) };
-        let Some(result) = within(driver, context, set) else { continue };
+        let Some(result) = within_own(driver, context, set) else { continue };
         let limit = name(limit);
         tracing::info!(
             target: "gpupool::context", event = "limit.set", device, limit, value = bytes, result = result.0, by = "gpupool",

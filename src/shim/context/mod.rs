@@ -3,25 +3,32 @@
 //! A context is found where it is made (`cuDevicePrimaryCtxRetain`, `cuCtxCreate`), where it is made current or used, and
 //! by asking every device's primary context for its state around calls that are rare anyway: the runtime has private ways.
 //!
-//! Records are never freed: there are a few, and a launch on another thread may be counting in one.
+//! What ends a context is told before the driver is asked ([`end`]), because its handle may be another context's the moment
+//! the driver is done: until that call is over nobody goes by the handle alone, and nobody pushes it.
 
 mod cost;
+pub mod end;
 mod judge;
 pub mod limits;
 pub mod policy;
+mod registry;
 pub mod unseen;
 mod usage;
 
 pub use judge::{heap_is_default, judge};
+pub use registry::{By, Record, Tally};
 pub use usage::{Usage, coarse_now};
 
 use crate::driver::{self, CuResult, Driver};
-use crate::{capture, ipc, managed, memory, pinned, process, site};
+use crate::{capture, managed, process, site};
 use cudarc::driver::sys::{CUcontext, CUdevice};
-use gpupool_events::Site;
-use parking_lot::Mutex;
+use once_cell::race::OnceBox;
+use parking_lot::{Condvar, Mutex};
+use registry::{Found, Name, Origin, Registry};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 pub use cost::{Before, remember};
 
@@ -50,29 +57,53 @@ impl Kind {
     }
 }
 
-/// One context, from its making to the end of the process.
-#[derive(Debug)]
+/// One context, as long as it lives. Every later life of a primary context is another one.
+#[derive(Clone, Copy, Debug)]
 pub struct Context {
-    /// The `CUcontext`; 0 while unknown, and once it is gone (the driver may give the value to a later context).
-    handle: AtomicUsize,
     pub device: CUdevice,
     pub kind: Kind,
     /// Counts from 1; the owner of this context's blocks.
     pub id: u64,
-    /// What made it, for people.
-    pub call: String,
-    pub site: Site,
-    /// Bytes that the GPU lost with it.
-    pub cost: Option<u64>,
-    pub usage: Usage,
-    /// Peer access from or to it was enabled before anything was done with it.
-    pub peered: AtomicBool,
+    tally: &'static Tally,
 }
 
-static ALL: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
-/// The first records by their id. A process with more contexts than this loses only their peaks.
-static BY_ID: [AtomicPtr<Context>; 256] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 256];
-/// Counts destructions; a thread's cached context is void once it moved.
+impl PartialEq for Context {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+impl Eq for Context {}
+
+impl Deref for Context {
+    type Target = Tally;
+
+    fn deref(&self) -> &Tally {
+        self.tally
+    }
+}
+
+impl Context {
+    fn is_primary(&self) -> bool {
+        self.kind != Kind::Created
+    }
+
+    /// Whether it ended. What was made for it since belongs to nobody.
+    #[inline]
+    pub fn is_gone(&self) -> bool {
+        self.tally.id.load(Ordering::Acquire) != self.id
+    }
+
+    /// The `CUcontext`; null while it is not known, and once it is gone.
+    pub fn handle(&self) -> CUcontext {
+        handle_of(self.id)
+    }
+}
+
+static REGISTRY: Mutex<Registry> = Mutex::new(Registry::new());
+/// A call that may have ended a context is over, or a context was given back that was pushed for a moment.
+static CHANGED: Condvar = Condvar::new();
+/// Counts what ends contexts, when it begins and when it is over; a thread's remembered context is void once it moved.
 static EPOCH: AtomicU64 = AtomicU64::new(1);
 /// How many kernels had been launched when all contexts were last waited for.
 static WAITED_FOR: AtomicU64 = AtomicU64::new(0);
@@ -86,12 +117,23 @@ fn device_count() -> usize {
     DEVICES.load(Ordering::Relaxed)
 }
 
-thread_local! {
-    /// The context that was current here last, and the epoch of that.
-    static LAST: Cell<(u64, Option<&'static Context>)> = const { Cell::new((0, None)) };
+/// The context that was current on a thread last, its handle, and the epoch of that.
+#[derive(Clone, Copy)]
+struct Last {
+    epoch: u64,
+    handle: usize,
+    context: Option<Context>,
 }
 
-/// Seconds since the process started.
+impl Last {
+    const NONE: Self = Self { epoch: 0, handle: 0, context: None };
+}
+
+thread_local! {
+    static LAST: Cell<Last> = const { Cell::new(Last::NONE) };
+}
+
+/// Seconds since the process started; 0 where the system does not tell when that was.
 pub fn uptime() -> f64 {
     /// Field 22 of `/proc/self/stat`, the start in clock ticks since the machine's.
     fn started() -> Option<f64> {
@@ -100,85 +142,113 @@ pub fn uptime() -> f64 {
         // SAFETY: sysconf has no preconditions.
         Some(ticks / unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64)
     }
+    static STARTED: OnceBox<Option<f64>> = OnceBox::new();
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the output is a local.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
     let now = now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9;
-    started().map_or(0.0, |started| (now - started).max(0.0))
+    STARTED.get_or_init(|| Box::new(started())).map_or(0.0, |started| (now - started).max(0.0))
 }
 
-impl Context {
-    fn is(&self, context: CUcontext) -> bool {
-        !context.is_null() && self.handle.load(Ordering::Acquire) == context as usize
-    }
-
-    fn is_primary(&self) -> bool {
-        self.kind != Kind::Created
-    }
-}
-
-/// The context that is current on this thread. `None` where there is none.
+/// The context that is current on this thread. `None` where there is none that lives.
 #[inline]
-pub fn current(driver: &Driver) -> Option<&'static Context> {
-    let context = driver.current_context()?;
-    if let (epoch, Some(last)) = LAST.get()
-        && last.handle.load(Ordering::Acquire) == context as usize
-        && epoch == EPOCH.load(Ordering::Acquire)
-    {
-        return Some(last);
+pub fn current(driver: &Driver) -> Option<Context> {
+    let handle = driver.current_context()?;
+    remembered(handle).or_else(|| look_up_current(driver, handle))
+}
+
+/// The context that is current on this thread; `Err`: that takes a longer look, which may log. `Ok(None)`: there is none.
+#[inline]
+pub fn glance(driver: &Driver) -> Result<Option<Context>, ()> {
+    match driver.current_context() {
+        None => Ok(None),
+        Some(handle) => remembered(handle).map(Some).ok_or(()),
     }
-    lookup_current(driver, context)
+}
+
+#[inline]
+fn remembered(handle: CUcontext) -> Option<Context> {
+    let last = LAST.get();
+    (last.handle == handle as usize && last.epoch == EPOCH.load(Ordering::Acquire)).then_some(last.context)?
 }
 
 #[cold]
-fn lookup_current(driver: &Driver, context: CUcontext) -> Option<&'static Context> {
+fn look_up_current(driver: &Driver, handle: CUcontext) -> Option<Context> {
     let epoch = EPOCH.load(Ordering::Acquire);
-    let found = ALL.lock().iter().copied().find(|known| known.is(context));
-    let known = match found {
-        Some(known) => known,
-        None => found_in_use(driver, context)?,
+    // The handle of a context that is gone stays current, and every call with it fails; so does one of a primary context
+    // that is not made yet, which the runtime makes current before it retains it.
+    let life = driver.current_life().ok()?;
+    let name = Name { handle: handle as usize, life };
+    let found = REGISTRY.lock().find(name);
+    let (context, settled) = match found {
+        Found::Known { context, settled } => (context, settled),
+        Found::Renamed(context) => (renamed(driver, context, name)?, true),
+        Found::Unknown => (found_in_use(driver, handle)?, true),
     };
-    LAST.set((epoch, Some(known)));
-    Some(known)
+    if settled {
+        LAST.set(Last { epoch, handle: handle as usize, context: Some(context) });
+    }
+    Some(context)
+}
+
+/// The current context has the handle of one that ended without anybody seeing it.
+fn renamed(driver: &Driver, context: Context, name: Name) -> Option<Context> {
+    if driver.current_device().ok()? == context.device {
+        REGISTRY.lock().lives_on(context.id, name);
+        return Some(context);
+    }
+    end::unseen(context, "seen gone");
+    found_in_use(driver, name.handle as CUcontext)
+}
+
+/// What a call answers that needs a usable context, where the current one is not: that of a context which is gone or
+/// broken. Without any context, calls that can do without succeed.
+#[inline]
+pub fn refusal(driver: &Driver) -> Option<CuResult> {
+    let handle = driver.current_context()?;
+    if remembered(handle).is_some() {
+        return None;
+    }
+    driver.current_life().err()
 }
 
 /// Whether this thread's current context is another one than at the last look; cheap where it is not.
 #[inline]
 pub fn has_switched(driver: &Driver) -> bool {
     let current = driver.current_context().map_or(0, |context| context as usize);
-    let (epoch, last) = LAST.get();
-    let last = last.filter(|_| epoch == EPOCH.load(Ordering::Acquire));
-    current != last.map_or(0, |last| last.handle.load(Ordering::Acquire))
+    let Last { epoch, handle, .. } = LAST.get();
+    current != if epoch == EPOCH.load(Ordering::Acquire) { handle } else { 0 }
 }
 
-/// Notes the context that has just become current. The runtime makes the handle of a primary context current before it
-/// retains it: such a one does not exist yet, and is noted when it does.
+/// Notes the context that has just become current.
 pub fn noticed(driver: &Driver) {
-    let Some(context) = driver.current_context() else { return };
-    let exists = || driver.current_device().is_ok_and(|device| driver.primary_is_active(device));
-    if by_handle(context).is_some() || exists() {
-        let _ = current(driver);
-    }
+    let _ = current(driver);
 }
 
-/// A context that is current and has no record: one that appeared before, or one that nobody saw being made.
-fn found_in_use(driver: &Driver, context: CUcontext) -> Option<&'static Context> {
+/// A context that is current and has no record: a primary one that appeared before, or that nobody saw being made. Any
+/// other is not ours to serve: nobody would see it end.
+fn found_in_use(driver: &Driver, context: CUcontext) -> Option<Context> {
     let device = driver.current_device().ok()?;
-    Some(add(driver, context, device, Kind::Found, "found in use", Before::at_init(device)))
+    let primary = || match REGISTRY.lock().primary_handle(device) {
+        0 => unseen::Primary::hold(driver, device).map_or(0, |primary| primary.handle as usize),
+        known => known,
+    };
+    if process::is_preloaded() && primary() != context as usize {
+        return None;
+    }
+    add(driver, context, device, Kind::Found, "found in use", Before::at_init(device))
 }
 
 /// The record of a primary context that appeared on this device, which learns its handle now.
-fn appeared(driver: &Driver, context: CUcontext, device: CUdevice) -> Option<&'static Context> {
-    let waiting = ALL.lock().iter().copied().find(|known| {
-        known.kind == Kind::Appeared && known.device == device && known.handle.load(Ordering::Acquire) == 0
-    })?;
-    waiting.handle.store(context as usize, Ordering::Release);
+fn appeared(driver: &Driver, context: CUcontext, device: CUdevice, name: Name) -> Option<Context> {
+    let waiting = REGISTRY.lock().name_waiting(name, device)?;
     limits::apply(driver, context, device);
     managed::context_appeared(driver, context);
     Some(waiting)
 }
 
-/// Notes a context unless it is known. `call` says how it was made; `before` was taken before that call.
+/// Notes a context unless it is known. `call` says how it was made; `before` was taken before that call. `None`: it is gone
+/// again already, by another thread's doing.
 pub fn add(
     driver: &Driver,
     context: CUcontext,
@@ -186,51 +256,39 @@ pub fn add(
     kind: Kind,
     call: &str,
     before: Before,
-) -> &'static Context {
-    static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-    if let Some(known) = ALL.lock().iter().copied().find(|known| known.is(context)) {
-        return known;
-    }
-    if kind != Kind::Created
-        && !context.is_null()
-        && let Some(known) = appeared(driver, context, device)
-    {
-        return known;
-    }
+) -> Option<Context> {
+    let life = match context.is_null() {
+        true => None,
+        false => driver.life(context).ok()?,
+    };
+    let name = Name { handle: context as usize, life };
     if !context.is_null() {
+        if let Found::Known { context, .. } = REGISTRY.lock().find(name) {
+            return Some(context);
+        }
+        if kind != Kind::Created
+            && let Some(known) = appeared(driver, context, device, name)
+        {
+            return Some(known);
+        }
         limits::apply(driver, context, device);
     }
     let site = site::here();
     let (cost, approximate) = before.cost(driver, context, device);
-    let known: &'static Context = Box::leak(Box::new(Context {
-        handle: AtomicUsize::new(context as usize),
-        device,
-        kind,
-        id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-        call: call.to_owned(),
-        site,
-        cost,
-        usage: Usage::default(),
-        peered: AtomicBool::new(false),
-    }));
-    {
-        // Two threads that retain one primary context at once: the first record stays.
-        let mut all = ALL.lock();
-        if let Some(first) = all.iter().copied().find(|known| known.is(context)) {
-            return first;
-        }
-        all.push(known);
-    }
-    if let Some(slot) = BY_ID.get(known.id as usize) {
-        slot.store(std::ptr::from_ref(known).cast_mut(), Ordering::Release);
-    }
-    report(driver, known, approximate);
+    let origin = Arc::new(Origin { call: call.to_owned(), site, cost });
+    // Of two threads that retain one primary context at once, or that see at once that one appeared, the first enters it.
+    let entered = REGISTRY.lock().enter(name, device, kind, origin.clone());
+    let known = match entered {
+        Ok(known) => known,
+        Err(first) => return Some(first),
+    };
+    report(driver, &known, &origin, approximate);
     managed::context_appeared(driver, context);
-    known
+    Some(known)
 }
 
-fn report(driver: &Driver, context: &Context, approximate: bool) {
-    let Context { device, id, call, site, cost, kind, .. } = context;
+fn report(driver: &Driver, context: &Context, origin: &Origin, approximate: bool) {
+    let (Context { device, id, kind, .. }, Origin { call, site, cost }) = (context, origin);
     let (pci, uuid) = (driver.pci_address(*device), driver.uuid(*device));
     let price = cost.map_or(String::new(), |cost| {
         format!(", {}{}", if approximate { "≈" } else { "" }, gpupool_config::format_size(cost))
@@ -269,7 +327,7 @@ pub fn sweep(driver: &Driver, call: &'static str) {
     DEVICES.store(count as usize, Ordering::Relaxed);
     let before = std::mem::replace(&mut *LAST_SWEEP.lock(), call);
     for device in 0..count {
-        let known = || ALL.lock().iter().any(|known| known.device == device && known.is_primary() && !known.is_gone());
+        let known = || REGISTRY.lock().has_primary(device);
         // In this order: who made it was in MAKING before it existed, and has noted it when no longer there.
         if driver.primary_is_active(device) && MAKING.load(Ordering::SeqCst) == 0 && !known() {
             let between = format!("appeared between {before} and {call}");
@@ -278,85 +336,93 @@ pub fn sweep(driver: &Driver, call: &'static str) {
     }
 }
 
-impl Context {
-    /// Gone contexts keep their record, with this for a handle.
-    const GONE: usize = usize::MAX;
-
-    pub fn is_gone(&self) -> bool {
-        self.handle.load(Ordering::Acquire) == Self::GONE
-    }
+/// A reference to the primary context of this device was taken.
+pub fn retained(device: CUdevice) {
+    REGISTRY.lock().retained(device);
 }
 
-/// Marks the contexts that `gone` picks as gone, and drops the blocks that belonged to them.
-fn remove(call: &str, gone: impl Fn(&Context) -> bool) {
-    let removed: Vec<_> = ALL.lock().iter().copied().filter(|known| !known.is_gone() && gone(known)).collect();
-    if removed.is_empty() {
-        return;
-    }
-    for known in &removed {
-        known.handle.store(Context::GONE, Ordering::Release);
-    }
-    EPOCH.fetch_add(1, Ordering::AcqRel);
-    for known in removed {
-        let blocks = memory::owner_gone(known.id);
-        pinned::context_gone(known.id);
-        if let Some(driver) = self::driver() {
-            ipc::owner_gone(driver, known.id);
-        }
-        let Context { device, id, kind, .. } = known;
-        tracing::info!(
-            target: "gpupool::context", event = "context.destroy", id, device, kind = kind.word(), call,
-            "{} context on GPU {device} is gone ({call}), and {blocks} pooled blocks with it", kind.word()
-        );
-    }
+/// A green context was made on this device.
+pub fn green_began(green: usize, device: CUdevice) {
+    REGISTRY.lock().green_began(green, device);
 }
 
-/// `cuCtxDestroy` succeeded.
-pub fn destroyed(context: CUcontext, call: &str) {
-    remove(call, |known| known.is(context));
-}
-
-/// The primary context of this device does not exist any more.
-pub fn primary_gone(device: CUdevice, call: &str) {
-    remove(call, |known| known.device == device && known.is_primary());
+/// The handle that a green context has as a context. What is made in it belongs to the primary one.
+pub fn green_is(green: usize, context: CUcontext) {
+    REGISTRY.lock().green_is(green, context as usize);
 }
 
 /// The `CUcontext` behind an id; null once it is gone.
 pub fn handle_of(id: u64) -> CUcontext {
-    let all = ALL.lock();
-    let handle = all.iter().find(|known| known.id == id && !known.is_gone());
-    handle.map_or(0, |known| known.handle.load(Ordering::Acquire)) as CUcontext
+    REGISTRY.lock().handle_of(id) as CUcontext
 }
 
-/// The record with this id, without a lock: asked at every free.
+/// What is counted of the context with this id, while it lives: asked at every free, so mostly without a lock.
 #[inline]
-pub fn by_id(id: u64) -> Option<&'static Context> {
-    let known = BY_ID.get(id as usize)?.load(Ordering::Acquire);
-    // SAFETY: the slot is null or a record, and records are never freed.
-    unsafe { known.as_ref() }
+pub fn by_id(id: u64) -> Option<&'static Tally> {
+    registry::recent(id).or_else(|| by_id_cold(id))
 }
 
-/// The record of this handle.
-pub fn by_handle(context: CUcontext) -> Option<&'static Context> {
-    ALL.lock().iter().copied().find(|known| known.is(context))
+/// It is gone, or it is one of so many that a later one took its place among those that are at hand.
+#[cold]
+fn by_id_cold(id: u64) -> Option<&'static Tally> {
+    REGISTRY.lock().by_id(id).map(|context| context.tally)
 }
 
-/// Every context that was there in this process, oldest first.
-pub fn all() -> Vec<&'static Context> {
-    ALL.lock().clone()
+/// The context of this handle. That of a green context is its primary one.
+pub fn by_handle(context: CUcontext) -> Option<Context> {
+    if context.is_null() { None } else { REGISTRY.lock().by_handle(context as usize) }
+}
+
+/// Every context of this process that lives, oldest first.
+pub fn all() -> Vec<Context> {
+    REGISTRY.lock().live()
 }
 
 /// Whether this process has a context on a device now.
 pub fn is_on(device: CUdevice) -> bool {
-    ALL.lock().iter().any(|context| context.device == device && !context.is_gone())
+    REGISTRY.lock().is_on(device)
 }
 
-/// Makes a context current for the length of `act`, unless it is current already.
+/// A context that lives for as long as this does: calls that would end it wait.
+struct Lease(u64);
+
+impl Lease {
+    /// `None`: no context of this handle is known to live. A call under way that may end it is waited for, since it may
+    /// live on after that, with work that somebody has to wait for.
+    fn take(context: CUcontext) -> Option<Self> {
+        let mut registry = REGISTRY.lock();
+        loop {
+            match registry.lease(context as usize)? {
+                Ok(id) => return Some(Self(id)),
+                Err(()) => CHANGED.wait(&mut registry),
+            }
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        REGISTRY.lock().give_back(self.0);
+        CHANGED.notify_all();
+    }
+}
+
+/// Makes a context current for the length of `act`, unless it is current already. `None` where it is not known to live: the
+/// driver takes the handle of a destroyed context for a good one, and the process crashes later.
 pub fn within<T>(driver: &Driver, context: CUcontext, act: impl FnOnce() -> T) -> Option<T> {
     if driver.current_context() == Some(context) {
         return Some(act());
     }
-    // SAFETY: the handle is of a context that was not destroyed through the driver interface; it is popped below.
+    let _lives = Lease::take(context)?;
+    within_own(driver, context, act)
+}
+
+/// As [`within`], for a context that the caller keeps alive, or that the driver has just given to this thread.
+pub fn within_own<T>(driver: &Driver, context: CUcontext, act: impl FnOnce() -> T) -> Option<T> {
+    if driver.current_context() == Some(context) {
+        return Some(act());
+    }
+    // SAFETY: the caller vouches for the context, which lives until it is popped below.
     if !unsafe { (driver.cuCtxPushCurrent_v2)(context) }.is_ok() {
         return None;
     }
@@ -388,12 +454,11 @@ pub fn synchronize_all(driver: &Driver) -> Result<(), CuResult> {
         if capture::under_way() {
             return Err(CuResult::NOT_READY);
         }
-        if context.is(current) {
+        let handle = context.handle();
+        if handle == current {
             answer = synchronize();
-        } else if let handle @ 1.. = context.handle.load(Ordering::Acquire)
-            && handle != Context::GONE
-        {
-            let _ = within(driver, handle as CUcontext, synchronize);
+        } else if !handle.is_null() {
+            let _ = within(driver, handle, synchronize);
         }
     }
     match answer {
@@ -410,8 +475,9 @@ pub fn may_be_busy() -> bool {
 }
 
 /// Kernels launched in these contexts.
-fn launches(contexts: &[&Context]) -> u64 {
-    contexts.iter().map(|context| context.usage.launches.load(Ordering::Relaxed)).sum()
+fn launches(contexts: &[Context]) -> u64 {
+    let gone = REGISTRY.lock().gone_launches();
+    gone + contexts.iter().map(|context| context.usage.launches.load(Ordering::Relaxed)).sum::<u64>()
 }
 
 /// As a pool's backend waits: not now while a stream is being captured, which waiting would invalidate.

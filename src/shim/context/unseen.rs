@@ -2,17 +2,19 @@
 //! handle that was good at the last call may be nobody's now. Only two kinds can be used without that danger: the context
 //! that is current on this thread, and primary contexts, which the driver can be asked for.
 
-use super::{current, destroyed, within};
+use super::{By, current, end, retained, within_own};
 use crate::driver::{CuResult, Driver};
+use crate::process;
 use cudarc::driver::sys::{CUcontext, CUdevice};
 
-/// The driver may have given the handle of a destroyed context to one on another GPU: then the record is of the old one.
+/// The driver may have given the handle of a destroyed context to another one, on another GPU even: this thread looks
+/// again. Where the driver does not number contexts, only the GPU tells them apart.
 pub fn refresh(driver: &Driver) {
+    end::forget_current();
     if let Some(known) = current(driver)
         && driver.current_device().is_ok_and(|device| device != known.device)
-        && let Some(handle) = driver.current_context()
     {
-        destroyed(handle, "seen gone");
+        end::unseen(known, "seen gone");
     }
 }
 
@@ -33,6 +35,9 @@ impl<'a> Primary<'a> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the output is a local; the reference is given back in `drop`.
         let result = unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut handle, device) };
+        if result.is_ok() && process::is_preloaded() {
+            retained(device);
+        }
         result.is_ok().then_some(Self { driver, device, handle })
     }
 }
@@ -40,7 +45,12 @@ impl<'a> Primary<'a> {
 impl Drop for Primary<'_> {
     fn drop(&mut self) {
         // SAFETY: gives back the reference that `hold` took.
-        let _ = unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device) };
+        let release = || unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device) };
+        // The program may have given up all of its own meanwhile; then this is the end.
+        let _ = match process::is_preloaded() {
+            true => end::of_primary(self.driver, self.device, By::Release, "cuDevicePrimaryCtxRelease", release),
+            false => release(),
+        };
     }
 }
 
@@ -52,7 +62,7 @@ pub fn synchronize(driver: &Driver) -> Result<(), CuResult> {
     let current = driver.current_context();
     for device in 0..driver.device_count() {
         if let Some(primary) = Primary::hold(driver, device).filter(|primary| Some(primary.handle) != current) {
-            let _ = within(driver, primary.handle, wait);
+            let _ = within_own(driver, primary.handle, wait);
         }
     }
     if current.is_some() { wait().ok() } else { Ok(()) }

@@ -1,6 +1,6 @@
 //! What a context was used for. Counted on the way of launches and copies, so: relaxed atomics, no clock but the coarse one.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Counters of one context.
@@ -13,8 +13,10 @@ pub struct Usage {
     pub allocations: AtomicU64,
     /// Pinned host allocations and registrations made while it was current.
     pub pinned: AtomicU64,
-    /// Bytes of live pooled blocks, and the most of it.
-    live: AtomicU64,
+    /// Work that is none of these: events, host functions, prefetches, memory made with `cuMemCreate`.
+    others: AtomicU64,
+    /// Bytes of live pooled blocks, and the most of it. Below 0 for a moment where a free is counted late.
+    live: AtomicI64,
     peak: AtomicU64,
     /// Milliseconds of the coarse clock at the last use; 0 for never.
     last: AtomicU64,
@@ -33,19 +35,26 @@ impl Usage {
         self.touch();
     }
 
+    /// Other work was submitted.
+    #[inline]
+    pub fn worked(&self) {
+        self.others.fetch_add(1, Relaxed);
+        self.touch();
+    }
+
     /// An allocation of device memory; `pooled` bytes of it are the pool's.
     #[inline]
     pub fn allocated(&self, pooled: u64) {
         self.allocations.fetch_add(1, Relaxed);
         if pooled > 0 {
-            let live = self.live.fetch_add(pooled, Relaxed) + pooled;
-            self.peak.fetch_max(live, Relaxed);
+            let live = self.live.fetch_add(pooled as i64, Relaxed) + pooled as i64;
+            self.peak.fetch_max(live.max(0) as u64, Relaxed);
         }
         self.touch();
     }
 
     pub fn freed(&self, pooled: u64) {
-        self.live.fetch_sub(pooled, Relaxed);
+        self.live.fetch_sub(pooled as i64, Relaxed);
     }
 
     /// The most bytes of pooled blocks at any moment.
@@ -61,12 +70,33 @@ impl Usage {
     /// Whether anything ran or was stored there. Modules do not count: they are loaded for a context, not used; neither
     /// does pinned memory, which needs any context and not this one.
     pub fn is_used(&self) -> bool {
-        self.launches.load(Relaxed) + self.copies.load(Relaxed) + self.allocations.load(Relaxed) > 0
+        self.work() + self.allocations.load(Relaxed) + self.others.load(Relaxed) > 0
     }
 
     /// Grows with every launch and copy.
     pub fn work(&self) -> u64 {
         self.launches.load(Relaxed) + self.copies.load(Relaxed)
+    }
+
+    fn counters(&self) -> [&AtomicU64; 8] {
+        let Self { launches, copies, modules, allocations, pinned, others, live: _, peak, last } = self;
+        [launches, copies, modules, allocations, pinned, others, peak, last]
+    }
+
+    /// Begins anew, for another context.
+    pub fn restart(&self) {
+        self.counters().into_iter().for_each(|counter| counter.store(0, Relaxed));
+        self.live.store(0, Relaxed);
+    }
+
+    /// The numbers as they are now.
+    pub fn copy(&self) -> Self {
+        let copy = Self::default();
+        for (to, from) in copy.counters().into_iter().zip(self.counters()) {
+            to.store(from.load(Relaxed), Relaxed);
+        }
+        copy.live.store(self.live.load(Relaxed), Relaxed);
+        copy
     }
 
     /// Seconds since the process started, at the last use.

@@ -3,7 +3,7 @@
 //! preloaded or only opened.
 
 use super::gpupool_error;
-use crate::context::{unseen, within};
+use crate::context::{unseen, within_own};
 use crate::driver::{CuResult, Driver};
 use crate::hook::trampoline::{cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRetain, cuMemAlloc_v2, cuMemFree_v2};
 use crate::{capture, driver, log, process};
@@ -129,7 +129,7 @@ fn on_device(device: c_int, make: bool, act: impl FnOnce(&Driver) -> CuResult) -
     // Through the hook: where this makes the context, the log tells by whom.
     // SAFETY: the output is a local.
     unsafe { cuDevicePrimaryCtxRetain(&raw mut context, device) }.ok().map_err(|result| result.0)?;
-    let answer = within(driver, context, || act(driver)).unwrap_or(CuResult::INVALID_CONTEXT);
+    let answer = within_own(driver, context, || act(driver)).unwrap_or(CuResult::INVALID_CONTEXT);
     // The reference that made the context stays, as the runtime's does: the memory lives in it.
     if exists {
         // SAFETY: gives back the reference taken above.

@@ -97,6 +97,7 @@ functions! {
         cuMemPrefetchAsync(CUdeviceptr, usize, CUdevice, CUstream);
     }
     newer drivers {
+        cuCtxGetId(CUcontext, *mut u64);
         cuMemAdvise_v2(CUdeviceptr, usize, c_int, CUmemLocation);
         cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
         cuKernelGetParamInfo(CUkernel, usize, *mut usize, *mut usize);
@@ -121,6 +122,27 @@ impl Driver {
         // SAFETY: the output is a local of the right type.
         let result = unsafe { (self.cuCtxGetCurrent)(&raw mut context) };
         (result.is_ok() && !context.is_null()).then_some(context)
+    }
+
+    /// The driver's number of the current context, which no other one ever gets, or the answer of calls in a context that is
+    /// gone or broken. `None` inside where the driver does not number contexts (before 12.0).
+    pub fn current_life(&self) -> Result<Option<u64>, CuResult> {
+        let mut bytes = 0;
+        match self.cuCtxGetId {
+            Some(_) => self.life(std::ptr::null_mut()),
+            // SAFETY: the output is a local. Any question to the context does.
+            None => unsafe { (self.cuCtxGetLimit)(&raw mut bytes, 0) }.ok().map(|()| None),
+        }
+    }
+
+    /// The same of a context that the driver has just given to this thread, or of a primary one, whose handle is good for
+    /// ever: null is the current one.
+    pub fn life(&self, context: CUcontext) -> Result<Option<u64>, CuResult> {
+        let Some(get_id) = self.cuCtxGetId else { return Ok(None) };
+        let mut id = 0;
+        // SAFETY: the output is a local, and the handle is one that the driver knows.
+        unsafe { get_id(context, &raw mut id) }.ok()?;
+        Ok(Some(id))
     }
 
     /// The device of the current context.

@@ -1,6 +1,6 @@
 //! The one place where Rust ends and C begins: no panic crosses it, and what the driver answered is never lost to one.
 
-use super::Row;
+use super::{Row, guard};
 use crate::driver::CuResult;
 use crate::process;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -44,6 +44,16 @@ pub fn run(row: Row, call: &mut dyn FnMut() -> CuResult, body: impl FnOnce(&mut 
     };
     trace(row, result);
     result
+}
+
+/// Runs what a row without a boundary needs one for, after its call. Driver calls that it makes pass through.
+#[cold]
+pub fn aside(row: Row, body: impl FnOnce()) {
+    let Some(_inside) = guard::enter() else { return };
+    // AssertUnwindSafe: after a panic the pool is closed for allocations, which is what may be half changed.
+    if catch_unwind(AssertUnwindSafe(body)).is_err() {
+        process::broken(row);
+    }
 }
 
 /// Logs a hooked call, at level trace.

@@ -2,10 +2,11 @@
 //! is noted and why.
 
 use super::{Real, retry};
-use crate::context::{self, Before, Kind, Making, policy};
-use crate::driver::CuResult;
+use crate::context::{self, Before, By, Kind, Making, end, policy, unseen};
+use crate::driver::{CuResult, Driver};
 use crate::{environment, managed, pinned};
 use cudarc::driver::sys::{CUcontext, CUdevice};
+use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
 /// # Safety
@@ -21,23 +22,42 @@ pub unsafe fn init(real: &mut Real) -> CuResult {
 /// # Safety
 /// `ctx` is the program's output argument of that call.
 pub unsafe fn retain(real: &mut Real, ctx: *mut CUcontext, device: CUdevice) -> CuResult {
-    // SAFETY: as for this function.
-    unsafe { made(real, ctx, device, Kind::Primary) }
+    making(real, device, Kind::Primary, |_| {
+        context::retained(device);
+        // SAFETY: the driver answered success, so it has written a context there, unless it takes NULL.
+        unsafe { ctx.as_ref() }.copied()
+    })
 }
 
 /// # Safety
 /// `ctx` is the program's output argument of that call.
 pub unsafe fn create(real: &mut Real, ctx: *mut CUcontext, device: CUdevice) -> CuResult {
-    // SAFETY: as for this function.
-    unsafe { made(real, ctx, device, Kind::Created) }
+    making(real, device, Kind::Created, |_| {
+        // SAFETY: the driver answered success, so it has written a context there, unless it takes NULL.
+        unsafe { ctx.as_ref() }.copied()
+    })
 }
 
+/// A green context, which retains the primary one and so may make it.
+///
 /// # Safety
-/// `ctx` is the program's output argument of that call.
-unsafe fn made(real: &mut Real, ctx: *mut CUcontext, device: CUdevice, kind: Kind) -> CuResult {
+/// `green` is the program's output argument of that call.
+pub unsafe fn green_create(real: &mut Real, green: *mut *mut c_void, device: CUdevice) -> CuResult {
+    making(real, device, Kind::Primary, |driver| {
+        context::retained(device);
+        // SAFETY: the driver answered success, so it has written a green context there, unless it takes NULL.
+        if let Some(green) = unsafe { green.as_ref() } {
+            context::green_began(*green as usize, device);
+        }
+        unseen::Primary::hold(driver, device).map(|primary| primary.handle)
+    })
+}
+
+/// Makes a call that makes a context, or counts a primary one up that exists. `made` runs after a success, and says which
+/// handle it has.
+fn making(real: &mut Real, device: CUdevice, kind: Kind, made: impl FnOnce(&Driver) -> Option<CUcontext>) -> CuResult {
     let Some(driver) = context::driver() else { return real.call() };
     let call = real.row.name();
-    // A primary context that exists is only counted up.
     let new = kind == Kind::Created || !driver.primary_is_active(device);
     if new && let Some(refusal) = policy::refuse(device, call) {
         return refusal;
@@ -46,9 +66,10 @@ unsafe fn made(real: &mut Real, ctx: *mut CUcontext, device: CUdevice, kind: Kin
     let before = if new { Before::look(driver, device) } else { Before::unknown() };
     let _making = Making::begin();
     let result = retry::call(real);
-    if result.is_ok() && !ctx.is_null() {
-        // SAFETY: the driver answered success, so it has written a context there.
-        context::add(driver, unsafe { *ctx }, device, kind, call, before);
+    if result.is_ok()
+        && let Some(context) = made(driver)
+    {
+        context::add(driver, context, device, kind, call, before);
     }
     result
 }
@@ -57,31 +78,54 @@ unsafe fn made(real: &mut Real, ctx: *mut CUcontext, device: CUdevice, kind: Kin
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn release(real: &mut Real, device: CUdevice) -> CuResult {
     managed::launch::forget_functions();
-    let result = real.call();
-    if result.is_ok() && context::driver().is_some_and(|driver| !driver.primary_is_active(device)) {
-        context::primary_gone(device, real.row.name());
-    }
-    result
+    let Some(driver) = context::driver() else { return real.call() };
+    end::of_primary(driver, device, By::Release, real.row.name(), || real.call())
 }
 
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn reset(real: &mut Real, device: CUdevice) -> CuResult {
     managed::launch::forget_functions();
-    let result = real.call();
-    if result.is_ok() {
-        context::primary_gone(device, real.row.name());
-    }
-    result
+    let Some(driver) = context::driver() else { return real.call() };
+    end::of_primary(driver, device, By::Reset, real.row.name(), || real.call())
 }
 
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn destroy(real: &mut Real, ctx: CUcontext) -> CuResult {
     managed::launch::forget_functions();
+    end::of_handle(ctx, real.row.name(), || real.call(), || true)
+}
+
+/// `cuCtxDetach` of the current context: the last of as many as `cuCtxAttach` and the making of it ends it.
+///
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn detach(real: &mut Real, ctx: CUcontext) -> CuResult {
+    managed::launch::forget_functions();
+    let Some(driver) = context::driver() else { return real.call() };
+    let life = driver.current_life();
+    let lives = || driver.current_context() == Some(ctx) && driver.current_life() == life;
+    end::of_handle(ctx, real.row.name(), || real.call(), || !lives())
+}
+
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn green_destroy(real: &mut Real, green: *mut c_void) -> CuResult {
+    managed::launch::forget_functions();
+    let Some(driver) = context::driver() else { return real.call() };
+    end::of_green(driver, green as usize, real.row.name(), || real.call())
+}
+
+/// # Safety
+/// `ctx` is the program's output argument of that call.
+pub unsafe fn from_green(real: &mut Real, ctx: *mut CUcontext, green: *mut c_void) -> CuResult {
     let result = real.call();
-    if result.is_ok() {
-        context::destroyed(ctx, real.row.name());
+    // SAFETY: the driver answered success, so it has written a context there, unless it takes NULL.
+    if result.is_ok()
+        && let Some(context) = unsafe { ctx.as_ref() }
+    {
+        context::green_is(green as usize, *context);
     }
     result
 }

@@ -1,6 +1,7 @@
 //! Bodies: pinned host memory, allocated and registered.
 
 use super::{Real, retry};
+use crate::context;
 use crate::driver::CuResult;
 use crate::memory::{self, Known};
 use crate::pinned::{self, Answer, ledger::By};
@@ -45,6 +46,10 @@ pub unsafe fn allocate_plain(real: &mut Real, pointer: *mut *mut c_void, bytes: 
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn free(real: &mut Real, pointer: *mut c_void) -> CuResult {
+    // In a context that is gone nothing is freed, of whomever it is.
+    if context::driver().and_then(context::refusal).is_some() {
+        return real.call();
+    }
     let address = pointer as u64;
     let result = pinned::free(address).unwrap_or_else(|| pinned::forgetting(address, || real.call()));
     pinned::return_idle();

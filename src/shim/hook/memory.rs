@@ -60,7 +60,7 @@ pub unsafe fn allocate_pitch(
 }
 
 /// Counts an allocation that the driver made.
-fn served_by_driver(result: CuResult) -> CuResult {
+pub(super) fn served_by_driver(result: CuResult) -> CuResult {
     if result.is_ok()
         && let Some(context) = context::driver().and_then(context::current)
     {
@@ -85,6 +85,10 @@ pub unsafe fn allocate_managed(real: &mut Real, dptr: *mut CUdeviceptr, bytes: u
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
+    // In a context that is gone nothing is freed, of whomever it is.
+    if context::driver().and_then(context::refusal).is_some() {
+        return real.call();
+    }
     let result = memory::free(dptr).unwrap_or_else(|| managed::free(dptr, || real.call()));
     pinned::return_idle();
     result

@@ -1,7 +1,7 @@
 //! Bodies: stream capture. See [`crate::capture`].
 
 use super::Real;
-use crate::capture;
+use crate::capture::{self, Seen};
 use crate::driver::CuResult;
 use crate::managed;
 use cudarc::driver::sys::CUstream;
@@ -23,11 +23,10 @@ pub(super) fn handle(real: &Real, stream: CUstream) -> CUstream {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn begin(real: &mut Real, stream: CUstream) -> CuResult {
-    // Before the call: a free on another thread in between must already see the capture.
-    capture::began(stream, per_thread_default(real));
+    let attempt = capture::begin(stream, per_thread_default(real));
     let result = real.call();
-    if !result.is_ok() {
-        capture::ended(stream, per_thread_default(real));
+    if result.is_ok() {
+        attempt.succeeded();
     }
     result
 }
@@ -35,10 +34,10 @@ pub unsafe fn begin(real: &mut Real, stream: CUstream) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn end(real: &mut Real, stream: CUstream) -> CuResult {
+    let seen = capture::seen(stream, per_thread_default(real));
     let result = real.call();
     if !STILL_CAPTURING.contains(&result.0) {
-        capture::ended(stream, per_thread_default(real));
-        managed::catch_up();
+        ended(seen);
     }
     result
 }
@@ -46,9 +45,17 @@ pub unsafe fn end(real: &mut Real, stream: CUstream) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn destroy(real: &mut Real, stream: CUstream) -> CuResult {
+    let seen = capture::seen(stream, false);
     let result = real.call();
     if result.is_ok() {
-        capture::ended(stream, false);
+        ended(seen);
     }
     result
+}
+
+fn ended(seen: Option<Seen>) {
+    if let Some(seen) = seen {
+        seen.ended();
+        managed::catch_up();
+    }
 }

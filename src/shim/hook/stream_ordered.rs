@@ -1,7 +1,7 @@
 //! Bodies: stream-ordered memory. It is the driver's business, which keeps pools of its own and knows the order of streams;
 //! only what it has no memory for comes from the pool.
 
-use super::{Real, retry, stream};
+use super::{Real, memory as memory_body, retry, stream};
 use crate::driver::{CuResult, Driver};
 use crate::memory::{self, Known, mempool};
 use crate::{capture, context, managed};
@@ -12,7 +12,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUmemoryPool, CUstre
 pub unsafe fn allocate(real: &mut Real, dptr: *mut CUdeviceptr, bytes: usize, stream: CUstream) -> CuResult {
     let result = retry::call(real);
     if result != CuResult::OUT_OF_MEMORY {
-        return result;
+        return memory_body::served_by_driver(result);
     }
     // The pool that is current on the stream's GPU, which may be one that the program made for a purpose.
     let device = |driver: &Driver, of_stream| mempool::is_plain_on(driver, of_stream).then_some(of_stream);
@@ -31,7 +31,7 @@ pub unsafe fn allocate_from(
 ) -> CuResult {
     let result = retry::call(real);
     if result != CuResult::OUT_OF_MEMORY {
-        return result;
+        return memory_body::served_by_driver(result);
     }
     // SAFETY: as for this function.
     unsafe { serve(real, dptr, bytes, stream, |driver, _| mempool::device_of(driver, pool)) }.unwrap_or(result)
@@ -58,9 +58,9 @@ unsafe fn serve(
     let mut handle: CUcontext = std::ptr::null_mut();
     // SAFETY: the driver accepted the stream just now; the output is a local.
     unsafe { (driver.cuStreamGetCtx)(stream, &raw mut handle) }.ok().ok()?;
-    let context = context::within(driver, handle, || context::current(driver))??;
+    let context = context::by_handle(handle)?;
     let device = device(driver, context.device)?;
-    let address = memory::allocate_after_driver(driver, context, device, bytes as u64)?;
+    let address = memory::allocate_after_driver(driver, &context, device, bytes as u64)?;
     // SAFETY: not NULL; the driver has written there too, 0.
     unsafe { *dptr = address };
     Some(CuResult::SUCCESS)

@@ -111,6 +111,11 @@ macro_rules! for_each_hook {
                 => context::create(ctx, device);
             cuCtxDestroy(ctx: CUcontext) => context::destroy(ctx);
             cuCtxDestroy_v2(ctx: CUcontext) => context::destroy(ctx);
+            cuCtxDetach(ctx: CUcontext) => context::detach(ctx);
+            cuGreenCtxCreate(green: *mut *mut c_void, resources: *mut c_void, device: CUdevice, flags: c_uint)
+                => context::green_create(green, device);
+            cuGreenCtxDestroy(green: *mut c_void) => context::green_destroy(green);
+            cuCtxFromGreenCtx(ctx: *mut CUcontext, green: *mut c_void) => context::from_green(ctx, green);
             cuCtxSetCurrent(ctx: CUcontext) => context::switched();
             cuCtxPushCurrent(ctx: CUcontext) => context::switched();
             cuCtxPushCurrent_v2(ctx: CUcontext) => context::switched();
@@ -126,6 +131,14 @@ macro_rules! for_each_hook {
                 count: usize, mode: c_int) => stream::begin(stream);
             cuStreamBeginCaptureToGraph_ptsz(stream: CUstream, graph: CUgraph, dependencies: *const c_void,
                 data: *const c_void, count: usize, mode: c_int) => stream::begin(stream);
+            cuStreamBeginRecaptureToGraph(stream: CUstream, mode: c_int, graph: CUgraph, callback: *mut c_void,
+                data: *mut c_void) => stream::begin(stream);
+            cuStreamBeginRecaptureToGraph_ptsz(stream: CUstream, mode: c_int, graph: CUgraph, callback: *mut c_void,
+                data: *mut c_void) => stream::begin(stream);
+            cuStreamBeginCaptureToCig(stream: CUstream, params: *mut c_void) => stream::begin(stream);
+            cuStreamBeginCaptureToCig_ptsz(stream: CUstream, params: *mut c_void) => stream::begin(stream);
+            cuStreamEndCaptureToCig(stream: CUstream) => stream::end(stream);
+            cuStreamEndCaptureToCig_ptsz(stream: CUstream) => stream::end(stream);
             cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) => stream::end(stream);
             cuStreamEndCapture_ptsz(stream: CUstream, graph: *mut CUgraph) => stream::end(stream);
             cuStreamDestroy(stream: CUstream) => stream::destroy(stream);
@@ -263,6 +276,12 @@ macro_rules! for_each_hook {
             cuMemsetD32_v2_ptds(dst: CUdeviceptr, value: c_uint, count: usize) => usage::copied();
             cuMemsetD32Async(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => usage::copied();
             cuMemsetD32Async_ptsz(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => usage::copied();
+            cuEventRecord(event: CUevent, stream: CUstream) => usage::worked();
+            cuEventRecord_ptsz(event: CUevent, stream: CUstream) => usage::worked();
+            cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: c_uint) => usage::worked();
+            cuEventRecordWithFlags_ptsz(event: CUevent, stream: CUstream, flags: c_uint) => usage::worked();
+            cuStreamAddCallback(stream: CUstream, callback: *mut c_void, data: *mut c_void, flags: c_uint) => usage::worked();
+            cuStreamAddCallback_ptsz(stream: CUstream, callback: *mut c_void, data: *mut c_void, flags: c_uint) => usage::worked();
 
             // Only traced, so that a log at level trace has every call that concerns memory, contexts and captures. First: arrays
             // and the pools of stream-ordered memory.
@@ -314,24 +333,24 @@ macro_rules! for_each_hook {
             // Advice about managed memory.
             cuMemAdvise(dptr: CUdeviceptr, bytes: usize, advice: c_int, device: CUdevice) => pass::through();
             cuMemAdvise_v2(dptr: CUdeviceptr, bytes: usize, advice: c_int, location: Location) => pass::through();
-            cuMemPrefetchAsync(dptr: CUdeviceptr, bytes: usize, device: CUdevice, stream: CUstream) => pass::through();
-            cuMemPrefetchAsync_ptsz(dptr: CUdeviceptr, bytes: usize, device: CUdevice, stream: CUstream) => pass::through();
+            cuMemPrefetchAsync(dptr: CUdeviceptr, bytes: usize, device: CUdevice, stream: CUstream) => usage::worked();
+            cuMemPrefetchAsync_ptsz(dptr: CUdeviceptr, bytes: usize, device: CUdevice, stream: CUstream) => usage::worked();
             cuMemPrefetchAsync_v2(dptr: CUdeviceptr, bytes: usize, location: Location, flags: c_uint, stream: CUstream)
-                => pass::through();
+                => usage::worked();
             cuMemPrefetchAsync_v2_ptsz(dptr: CUdeviceptr, bytes: usize, location: Location, flags: c_uint, stream: CUstream)
-                => pass::through();
+                => usage::worked();
             cuMemPrefetchBatchAsync(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, locations: *mut c_void,
                 indices: *mut usize, location_count: usize, flags: u64, stream: CUstream)
-                => pass::through();
+                => usage::worked();
             cuMemPrefetchBatchAsync_ptsz(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, locations: *mut c_void,
                 indices: *mut usize, location_count: usize, flags: u64, stream: CUstream)
-                => pass::through();
+                => usage::worked();
             cuMemDiscardAndPrefetchBatchAsync(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, locations: *mut c_void,
                 indices: *mut usize, location_count: usize, flags: u64, stream: CUstream)
-                => pass::through();
+                => usage::worked();
             cuMemDiscardAndPrefetchBatchAsync_ptsz(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, locations: *mut c_void,
                 indices: *mut usize, location_count: usize, flags: u64, stream: CUstream)
-                => pass::through();
+                => usage::worked();
             cuMemDiscardBatchAsync(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, flags: u64, stream: CUstream)
                 => pass::through();
             cuMemDiscardBatchAsync_ptsz(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, flags: u64, stream: CUstream)
@@ -371,15 +390,10 @@ macro_rules! for_each_hook {
             cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice) => pass::through();
             cuCtxDisablePeerAccess(peer: CUcontext) => pass::through();
             cuCtxAttach(ctx: *mut CUcontext, flags: c_uint) => pass::through();
-            cuCtxDetach(ctx: CUcontext) => pass::through();
             cuCtxGetDevice(device: *mut CUdevice) => pass::through();
             cuCtxGetDevice_v2(device: *mut CUdevice, ctx: CUcontext) => pass::through();
             cuCtxSynchronize() => context::synchronized();
             cuCtxSynchronize_v2(ctx: CUcontext) => context::synchronized();
-            cuGreenCtxCreate(ctx: *mut *mut c_void, resources: *mut c_void, device: CUdevice, flags: c_uint)
-                => pass::through();
-            cuGreenCtxDestroy(ctx: *mut c_void) => pass::through();
-            cuCtxFromGreenCtx(ctx: *mut CUcontext, green: *mut c_void) => pass::through();
             cuCheckpointProcessLock(pid: c_int, arguments: *mut c_void) => pass::through();
             cuCheckpointProcessCheckpoint(pid: c_int, arguments: *mut c_void) => pass::through();
             cuCheckpointProcessRestore(pid: c_int, arguments: *mut c_void) => pass::through();
@@ -388,11 +402,11 @@ macro_rules! for_each_hook {
             cuCheckpointProcessGetRestoreThreadId(pid: c_int, thread: *mut c_int) => pass::through();
 
             // Graphs and captures, and work that is no kernel.
-            cuLaunchHostFunc(stream: CUstream, function: *mut c_void, data: *mut c_void) => pass::through();
-            cuLaunchHostFunc_ptsz(stream: CUstream, function: *mut c_void, data: *mut c_void) => pass::through();
-            cuLaunchHostFunc_v2(stream: CUstream, function: *mut c_void, data: *mut c_void, flags: c_uint) => pass::through();
+            cuLaunchHostFunc(stream: CUstream, function: *mut c_void, data: *mut c_void) => usage::worked();
+            cuLaunchHostFunc_ptsz(stream: CUstream, function: *mut c_void, data: *mut c_void) => usage::worked();
+            cuLaunchHostFunc_v2(stream: CUstream, function: *mut c_void, data: *mut c_void, flags: c_uint) => usage::worked();
             cuLaunchHostFunc_v2_ptsz(stream: CUstream, function: *mut c_void, data: *mut c_void, flags: c_uint)
-                => pass::through();
+                => usage::worked();
             cuGraphAddMemAllocNode(node: *mut *mut c_void, graph: CUgraph, dependencies: *const c_void, count: usize,
                 params: *mut c_void) => pass::through();
             cuGraphAddMemFreeNode(node: *mut *mut c_void, graph: CUgraph, dependencies: *const c_void, count: usize,

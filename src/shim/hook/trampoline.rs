@@ -7,7 +7,7 @@ use crate::memory::mempool::Properties as PoolProperties;
 use crate::vmm::types::{Access, Location, Properties};
 use crate::{managed, process};
 use cudarc::driver::sys::{
-    CUarray, CUcontext, CUdevice, CUdeviceptr, CUfunction, CUgraph, CUgraphExec, CUipcMemHandle, CUlibrary,
+    CUarray, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUipcMemHandle, CUlibrary,
     CUmemoryPool, CUmipmappedArray, CUmodule, CUstream,
 };
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};

@@ -4,7 +4,7 @@
 
 use super::{Row, boundary};
 use crate::context::{self, Usage};
-use crate::driver::CuResult;
+use crate::driver::{CuResult, Driver};
 use crate::{pinned, process};
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUDA_MEMCPY3D};
 use std::ffi::c_void;
@@ -83,12 +83,36 @@ pub fn moved_boxes(row: Row, result: CuResult, copy: *const c_void) {
     }
 }
 
+/// After other work: a host function, an event, a prefetch.
+#[inline]
+pub fn worked(row: Row, result: CuResult) {
+    if result.is_ok() {
+        count(row, result, Usage::worked);
+    } else {
+        boundary::trace(row, result);
+    }
+}
+
 #[inline]
 fn count(row: Row, result: CuResult, as_what: impl Fn(&Usage)) {
     if process::counts()
-        && let Some(context) = context::driver().and_then(context::current)
+        && let Some(driver) = context::driver()
     {
-        as_what(&context.usage);
+        match context::glance(driver) {
+            Ok(Some(context)) => as_what(&context.usage),
+            Ok(None) => {}
+            Err(()) => count_in_unknown(row, driver, as_what),
+        }
     }
     boundary::trace(row, result);
+}
+
+/// The first of a thread in its context, which may have to be noted first: that logs, asks the driver and may fail.
+#[cold]
+fn count_in_unknown(row: Row, driver: &Driver, as_what: impl Fn(&Usage)) {
+    boundary::aside(row, || {
+        if let Some(context) = context::current(driver) {
+            as_what(&context.usage);
+        }
+    });
 }

@@ -21,14 +21,23 @@ pub unsafe fn create(
 ) -> CuResult {
     // SAFETY: NULL, or readable as the driver demands.
     let properties = unsafe { properties.as_ref() };
-    match properties.and_then(|properties| Some((*properties, properties.plain_device()?))) {
+    let result = match properties.and_then(|properties| Some((*properties, properties.plain_device()?))) {
         Some((properties, device)) if !handle.is_null() && bytes > 0 && flags == 0 => {
             let request = Request { bytes: bytes as u64, properties, device };
             // SAFETY: not NULL, and the program's output argument.
             unsafe { vmm::create(real, handle, &request) }
         }
         _ => retry::call(real),
+    };
+    // Such memory needs no context; made where the program is, it is what the context there is for.
+    if result.is_ok()
+        && let Some(context) = context::driver().and_then(context::current)
+        && let Some(device) = properties.and_then(|properties| properties.location.device())
+        && u32::try_from(context.device) == Ok(device)
+    {
+        context.usage.worked();
     }
+    result
 }
 
 /// # Safety

@@ -138,7 +138,10 @@ pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
     }
     bury(driver);
     // As the driver's own: work that uses the memory is waited for, and its error is the answer.
-    let answer = if capture::under_way() { Ok(()) } else { context::synchronize_all(driver) };
+    let (answer, quiet) = match synchronize_unless_captured(driver) {
+        Err(CuResult::NOT_READY) => (Ok(()), false),
+        answer => (answer, answer.is_ok()),
+    };
     let removed = {
         let mut imports = IMPORTS.lock();
         let index = imports.iter().position(|import| import.block.address == address && import.closing)?;
@@ -153,7 +156,7 @@ pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
     };
     if let Some(import) = removed {
         let bytes = import.block.bytes;
-        finish(import.range);
+        finish(import.range, quiet);
         tracing::info!(
             target: "gpupool::ipc", event = "ipc.close", address, bytes, "closed {} at {address:#x}", format_size(bytes)
         );
@@ -173,28 +176,31 @@ pub fn owner_gone(driver: &'static Driver, owner: u64) {
         COUNT.store(imports.len(), Ordering::Release);
         gone
     };
-    // Other contexts may have used it as well. One in error has no work left.
-    if !gone.is_empty() && !capture::under_way() {
-        let _ = context::synchronize_all(driver);
+    if gone.is_empty() {
+        return;
     }
-    gone.into_iter().for_each(|import| finish(import.range));
+    // Other contexts may have used it as well. One in error has no work left.
+    let quiet = synchronize_unless_captured(driver) != Err(CuResult::NOT_READY);
+    gone.into_iter().for_each(|import| finish(import.range, quiet));
 }
 
-/// Unmaps a range that nothing uses any more, or keeps it until nothing can.
-fn finish(range: Range) {
-    if capture::under_way() {
+/// Waits for all work; NOT_READY where a capture forbids that, which may begin at any moment.
+fn synchronize_unless_captured(driver: &Driver) -> Result<(), CuResult> {
+    if capture::under_way() { Err(CuResult::NOT_READY) } else { context::synchronize_all(driver) }
+}
+
+/// Unmaps a range that nothing uses any more, or keeps it until somebody could wait for what does.
+fn finish(range: Range, quiet: bool) {
+    if !quiet {
         LEFT.lock().push(range);
     }
 }
 
 /// Unmaps what was closed during a capture.
 fn bury(driver: &Driver) {
-    if capture::under_way() {
-        return;
-    }
     let left = std::mem::take(&mut *LEFT.lock());
-    if !left.is_empty() {
-        let _ = context::synchronize_all(driver);
+    if !left.is_empty() && synchronize_unless_captured(driver) == Err(CuResult::NOT_READY) {
+        LEFT.lock().extend(left);
     }
 }
 

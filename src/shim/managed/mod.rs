@@ -96,7 +96,7 @@ fn open_for_blocks() -> Option<&'static Opened> {
 pub fn allocate(bytes: u64) -> Option<Answer> {
     let opened = open_for_blocks()?;
     let context = context::current(opened.driver)?;
-    allocate_for(context, context.device, bytes, process::settings().soft_oom != Switch::Off)
+    allocate_for(&context, context.device, bytes, process::settings().soft_oom != Switch::Off)
 }
 
 /// The same, near a GPU and owned by a context. `soft`: a program that caches is told OUT_OF_MEMORY once before the GPU
@@ -146,7 +146,7 @@ pub fn adopt(address: CUdeviceptr, bytes: u64, flags: u32) {
     let Some(context) = context::current(opened.driver) else { return };
     let Ok(home) = u32::try_from(context.device) else { return };
     if let Some(Ok(stripes)) = opened.place(home, bytes, false) {
-        opened.began(context, home, address, bytes, stripes, false);
+        opened.began(&context, home, address, bytes, stripes, false);
     }
 }
 
@@ -247,7 +247,7 @@ impl Opened {
         }
         if first
             && process::settings().prefetch != Prefetch::Off
-            && let Some(stream) = self.stream(context)
+            && let Some(stream) = self.stream(&context)
         {
             self.prefetch(managed, stream);
         }
@@ -268,7 +268,7 @@ impl Opened {
 
     /// The pool's GPUs that have a context. The others can not touch the memory.
     fn devices_in_use(&self) -> impl Iterator<Item = u32> {
-        let contexts = context::all().into_iter().filter(|context| !context.is_gone());
+        let contexts = context::all().into_iter();
         let mut ordinals: Vec<u32> = contexts.filter_map(|context| u32::try_from(context.device).ok()).collect();
         ordinals.sort_unstable();
         ordinals.dedup();
@@ -278,6 +278,10 @@ impl Opened {
     /// The stream of ours in a context, made when first needed; it goes with the context.
     fn stream(&self, context: &Context) -> Option<CUstream> {
         static STREAMS: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
+        // A stream made in a green context would end with that, and not with the primary one.
+        if self.driver.current_context() != Some(context.handle()) {
+            return None;
+        }
         if let Some(known) = STREAMS.lock().get(&context.id) {
             return Some(*known as CUstream);
         }

@@ -74,7 +74,7 @@ pub fn allocate(bytes: u64, mut driver_call: impl FnMut() -> CuResult) -> Answer
         Some(result) if result != CuResult::OUT_OF_MEMORY => Answer::Driver(result),
         first => {
             let soft = process::settings().soft_oom != Switch::Off;
-            from_pool(opened, context, context.device, bytes, soft)
+            from_pool(opened, &context, context.device, bytes, soft)
                 .unwrap_or_else(|| Answer::Driver(first.unwrap_or_else(driver_call)))
         }
     }
@@ -96,7 +96,7 @@ pub fn allocate_after_driver(driver: &'static Driver, context: &Context, device:
 
 /// The pool and the current context, where allocations are the pool's business.
 #[inline]
-fn pool_for() -> Option<(&'static Opened, &'static Context)> {
+fn pool_for() -> Option<(&'static Opened, Context)> {
     let driver = process::driver()?;
     let context = context::current(driver)?;
     Some((opened_for(driver, context.device)?, context))
@@ -118,6 +118,11 @@ fn from_pool(opened: &Opened, context: &Context, device: CUdevice, bytes: u64, s
     let home = request.home;
     loop {
         let why = match opened.pool.allocate(&request) {
+            // It ended meanwhile, and what belonged to it was dropped: this came too late for that.
+            Ok(_) if context.is_gone() => {
+                context::end::disown(context);
+                return None;
+            }
             Ok(allocation) => {
                 context.usage.allocated(bytes);
                 report(&allocation);

@@ -2,7 +2,7 @@
 
 pub mod image;
 
-use crate::context::{self, Context, limits};
+use crate::context::{self, Record, limits};
 use crate::driver::{CuResult, Driver, real};
 use crate::hook::{Real, retry};
 use crate::{finding, process, site};
@@ -167,7 +167,7 @@ pub fn limit_set(limit: i32, value: u64, result: CuResult) {
 }
 
 /// For a context in which nothing ran: where its modules came from, if any were loaded.
-pub fn loaded_in_vain(context: u64, device: i32, working: &[&Context]) {
+pub fn loaded_in_vain(context: u64, device: i32, working: &[&Record]) {
     let loaded = LOADED.lock();
     let mine: Vec<&Loaded> = loaded.iter().filter(|loaded| loaded.context == context).collect();
     let Some(first) = mine.first() else { return };

@@ -47,7 +47,7 @@ fn opened() -> Option<&'static Pool<Host>> {
 }
 
 /// The pool and the current context, where pinned memory is the pool's business.
-fn pool_for(flags: u32) -> Option<(&'static Pool<Host>, &'static Context)> {
+fn pool_for(flags: u32) -> Option<(&'static Pool<Host>, Context)> {
     let settings = process::settings();
     let off = settings.pinned == Pinned::Off || settings.pinned_limit == Some(0) || settings.mode == Mode::Trace;
     if off || flags & !FLAGS != 0 || !process::is_open() {
@@ -83,14 +83,19 @@ pub fn allocate(bytes: u64, flags: u32) -> Answer {
     if returned > 0 {
         report_return(returned, "new pinned memory");
     }
-    note(&entry(block.address, bytes, flags, By::Pool, pinned, spent, context));
+    if context.is_gone() {
+        // It ended meanwhile, and what was pinned in it was forgotten: this came too late for that.
+        context_gone(context.id);
+        return Answer::Driver;
+    }
+    note(&entry(block.address, bytes, flags, By::Pool, pinned, spent, &context));
     Answer::Pool(block.address)
 }
 
 /// The driver served an allocation, or accepted a registration, in so much time.
 pub fn driver_allocated(address: u64, bytes: u64, flags: u32, by: By, spent: Duration) {
     if let Some(context) = context::driver().and_then(context::current) {
-        note(&entry(address, bytes, flags, by, bytes.next_multiple_of(PAGE), spent, context));
+        note(&entry(address, bytes, flags, by, bytes.next_multiple_of(PAGE), spent, &context));
     }
 }
 

@@ -1,0 +1,143 @@
+//! How contexts end: what is noted before the driver is asked, and what goes with a context that ended.
+
+use super::{By, CHANGED, EPOCH, LAST, Last, REGISTRY, judge};
+use crate::driver::{CuResult, Driver};
+use crate::{capture, driver, ipc, managed, memory, pinned};
+use cudarc::driver::sys::{CUcontext, CUdevice};
+use std::sync::atomic::Ordering;
+
+use super::Context;
+use super::registry::{Ended, Name};
+
+/// Makes a call that gives up the primary context of a device, and ends its record if it ended.
+///
+/// The record stays: the call may be one of many releases. Until it is over nobody remembers the context, and whoever
+/// looks it up asks the driver which life it is, so what is made in the next one is not taken for this one's.
+pub fn of_primary(driver: &Driver, device: CUdevice, by: By, call: &str, act: impl FnOnce() -> CuResult) -> CuResult {
+    let lives = {
+        let mut registry = REGISTRY.lock();
+        let lives = registry.begin_primary(device, by);
+        EPOCH.fetch_add(1, Ordering::AcqRel);
+        while registry.is_leased(lives.iter().map(|(id, _)| *id)) {
+            CHANGED.wait(&mut registry);
+        }
+        lives
+    };
+    let result = act();
+    let mut over = lives;
+    over.retain(|(_, name)| result.is_ok() && is_over(driver, device, *name, by));
+    let ended = {
+        let mut registry = REGISTRY.lock();
+        let ended = registry.end_primary(device, by, result.is_ok(), &over);
+        EPOCH.fetch_add(1, Ordering::AcqRel);
+        ended
+    };
+    CHANGED.notify_all();
+    let gone = !ended.is_empty();
+    tell(ended, call);
+    if gone {
+        managed::catch_up();
+    }
+    result
+}
+
+/// Whether this life of the primary context is over. Another may have begun meanwhile, with the same handle.
+fn is_over(driver: &Driver, device: CUdevice, name: Name, by: By) -> bool {
+    if !driver.primary_is_active(device) {
+        return true;
+    }
+    match name.life {
+        Some(_) => driver.life(name.handle as CUcontext) != Ok(name.life),
+        // Drivers before 12.0 do not number contexts.
+        None => by == By::Reset,
+    }
+}
+
+/// Makes a call that ends the context of this handle, or may do so: then `is_over` says after a success whether it did.
+pub fn of_handle(
+    context: CUcontext,
+    call: &str,
+    act: impl FnOnce() -> CuResult,
+    is_over: impl FnOnce() -> bool,
+) -> CuResult {
+    let ids = {
+        let mut registry = REGISTRY.lock();
+        let ids = registry.begin_handle(context as usize);
+        EPOCH.fetch_add(1, Ordering::AcqRel);
+        while registry.is_leased(ids.iter().copied()) {
+            CHANGED.wait(&mut registry);
+        }
+        ids
+    };
+    let result = act();
+    let over = result.is_ok() && is_over();
+    let ended = {
+        let mut registry = REGISTRY.lock();
+        let ended = registry.end_handle(&ids, over);
+        EPOCH.fetch_add(1, Ordering::AcqRel);
+        ended
+    };
+    CHANGED.notify_all();
+    let gone = !ended.is_empty();
+    tell(ended, call);
+    if gone {
+        managed::catch_up();
+    }
+    result
+}
+
+/// Makes the call that destroys a green context. It gives back the reference to the primary one that made it possible, and
+/// may so end that; memory that was made in it lives in the primary one and stays.
+pub fn of_green(driver: &Driver, green: usize, call: &str, act: impl FnOnce() -> CuResult) -> CuResult {
+    let Some((device, handles)) = REGISTRY.lock().green_ends(green) else { return act() };
+    let result = of_primary(driver, device, By::Release, call, act);
+    if !result.is_ok() {
+        let mut registry = REGISTRY.lock();
+        registry.green_began(green, device);
+        handles.iter().for_each(|handle| registry.green_is(green, *handle));
+    }
+    result
+}
+
+/// A context ended without anybody seeing it.
+pub fn unseen(context: Context, call: &str) {
+    let ended = {
+        let mut registry = REGISTRY.lock();
+        let ids = [context.id];
+        registry.end_handle(&ids, true)
+    };
+    EPOCH.fetch_add(1, Ordering::AcqRel);
+    tell(ended, call);
+}
+
+/// This thread looks its context up again at the next question.
+pub fn forget_current() {
+    LAST.set(Last::NONE);
+}
+
+/// What goes with contexts that ended: blocks, pinned memory, what was opened of other processes, captures.
+fn tell(ended: Vec<Ended>, call: &str) {
+    for Ended { context, unkept } in ended {
+        capture::context_gone(context.id);
+        let blocks = disown(&context);
+        let Context { device, id, kind, .. } = context;
+        tracing::info!(
+            target: "gpupool::context", event = "context.destroy", id, device, kind = kind.word(), call,
+            "{} context on GPU {device} is gone ({call}), and {blocks} pooled blocks with it", kind.word()
+        );
+        if let Some(record) = unkept {
+            judge::report_use(&record);
+        }
+    }
+}
+
+/// Drops all that belongs to a context that is gone; how many blocks that were. Called again by who made something for it
+/// while it ended.
+pub fn disown(context: &Context) -> usize {
+    let blocks = memory::owner_gone(context.id);
+    pinned::context_gone(context.id);
+    if let Ok(driver) = driver::get() {
+        ipc::owner_gone(driver, context.id);
+    }
+    blocks
+}

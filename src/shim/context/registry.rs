@@ -1,0 +1,496 @@
+//! Which contexts live, by which handles they are known, what is under way with them, and what is kept of those that ended.
+//!
+//! A handle is not a name for ever: a primary context has the same one in each of its lives, and the driver gives the
+//! handle of a destroyed context to a later one. What tells two lives apart is the driver's number of a context
+//! (`cuCtxGetId`), which is never given twice. So an entry has both, and an entry of another life is another context.
+//!
+//! Nothing in here calls the driver: it is all under one lock, which is never held while the driver runs.
+
+use super::{Context, Kind, Usage};
+use cudarc::driver::sys::CUdevice;
+use gpupool_events::Site;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+
+/// Contexts that ended and are kept whole for the judgement at the end of the process. Of later ones, what they were used
+/// for is logged when they end.
+const KEPT: usize = 256;
+/// Counters that lie idle before one of them is used again, so that a thread which counted a launch late does not count it
+/// for another context.
+const RESTING: usize = 64;
+
+/// What is counted of one context. Never freed, because a launch on another thread may be counting here while the context
+/// ends; used again for a later context instead, so there are as many as contexts lived at a time.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// The context's id; 0 while it has none.
+    pub(super) id: AtomicU64,
+    pub usage: Usage,
+    /// Peer access from or to it was enabled before anything was done with it.
+    pub peered: AtomicBool,
+}
+
+/// How a context came to be, for people.
+#[derive(Debug)]
+pub struct Origin {
+    /// What made it.
+    pub call: String,
+    pub site: Site,
+    /// Bytes that the GPU lost with it.
+    pub cost: Option<u64>,
+}
+
+/// All that is known of one context, live or gone.
+#[derive(Clone, Debug)]
+pub struct Record {
+    pub id: u64,
+    pub device: CUdevice,
+    pub kind: Kind,
+    pub origin: Arc<Origin>,
+    pub usage: Arc<Usage>,
+    pub peered: bool,
+}
+
+/// Which context a call is about: the handle, 0 where it is not known yet, and the driver's number, where it has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Name {
+    pub handle: usize,
+    pub life: Option<u64>,
+}
+
+impl Name {
+    /// Whether both are known to be of different contexts.
+    fn differs(self, other: Self) -> bool {
+        self.life.zip(other.life).is_some_and(|(own, other)| own != other)
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    context: Context,
+    name: Name,
+    origin: Arc<Origin>,
+    /// Threads that have pushed it for a moment.
+    leases: u32,
+    /// Calls under way that may end it by its handle.
+    ending: u32,
+}
+
+/// What is known of a device.
+#[derive(Debug, Default)]
+struct Device {
+    /// Entries of its primary context: one, or while it ends and begins at the same time two.
+    primaries: Vec<u64>,
+    /// Contexts there, of either kind, and what they cost.
+    live: u32,
+    cost: u64,
+    /// How often the primary one was seen being retained and not released.
+    retained: u64,
+    /// Calls under way that give one reference back, and that take all.
+    releases: u64,
+    resets: u64,
+}
+
+impl Device {
+    fn is_ending(&self) -> bool {
+        self.releases + self.resets > 0
+    }
+
+    /// Whether one of those may be the end. References that nobody saw being taken make it answer yes too often.
+    fn may_end(&self) -> bool {
+        self.resets > 0 || self.releases > 0 && self.releases >= self.retained
+    }
+}
+
+/// How a call gives up the primary context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    Release,
+    Reset,
+}
+
+/// The answer to a look-up.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Found {
+    /// `settled`: no call is under way that may end it.
+    Known {
+        context: Context,
+        settled: bool,
+    },
+    /// The handle is known, and by the driver's number it is another context by now: nobody saw this one end.
+    Renamed(Context),
+    Unknown,
+}
+
+/// A context that was taken out.
+pub struct Ended {
+    pub context: Context,
+    /// Its record, where it is not kept for the judgement.
+    pub unkept: Option<Record>,
+}
+
+#[derive(Debug)]
+struct Green {
+    device: CUdevice,
+    /// What `cuCtxFromGreenCtx` gave for it.
+    handles: Vec<usize>,
+}
+
+#[derive(Debug)]
+pub struct Registry {
+    entries: BTreeMap<u64, Entry>,
+    handles: BTreeMap<usize, Vec<u64>>,
+    devices: BTreeMap<CUdevice, Device>,
+    /// Green contexts by their own handle, and their devices by the handle that they have as contexts. What is made in one
+    /// belongs to the primary context, so there is no entry of its own: nothing of ours ever pushes such a handle.
+    greens: BTreeMap<usize, Green>,
+    of_green: BTreeMap<usize, CUdevice>,
+    idle: VecDeque<&'static Tally>,
+    gone: Vec<Record>,
+    gone_launches: u64,
+    last_id: u64,
+}
+
+/// The counters of recent contexts, by the last bits of their id: for look-ups at every free, without the lock.
+static BY_ID: [AtomicPtr<Tally>; 256] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 256];
+
+fn place_of(id: u64) -> &'static AtomicPtr<Tally> {
+    &BY_ID[id as usize % BY_ID.len()]
+}
+
+/// The counters of a recent live context, without a lock.
+#[inline]
+pub fn recent(id: u64) -> Option<&'static Tally> {
+    let known = place_of(id).load(Ordering::Acquire);
+    // SAFETY: the place is null or has counters, which are never freed.
+    let known = unsafe { known.as_ref() }?;
+    (known.id.load(Ordering::Acquire) == id).then_some(known)
+}
+
+impl Registry {
+    pub const fn new() -> Self {
+        Self {
+            entries: BTreeMap::new(),
+            handles: BTreeMap::new(),
+            devices: BTreeMap::new(),
+            greens: BTreeMap::new(),
+            of_green: BTreeMap::new(),
+            idle: VecDeque::new(),
+            gone: Vec::new(),
+            gone_launches: 0,
+            last_id: 0,
+        }
+    }
+
+    fn is_ending(&self, entry: &Entry) -> bool {
+        entry.ending > 0 || entry.context.is_primary() && self.device_of(entry).is_some_and(Device::is_ending)
+    }
+
+    /// Whether a call is under way that may be the end of this context.
+    fn may_end(&self, entry: &Entry) -> bool {
+        entry.ending > 0 || entry.context.is_primary() && self.device_of(entry).is_some_and(Device::may_end)
+    }
+
+    fn device_of(&self, entry: &Entry) -> Option<&Device> {
+        self.devices.get(&entry.context.device)
+    }
+
+    /// The context of this name.
+    pub fn find(&self, name: Name) -> Found {
+        if let Some(device) = self.of_green.get(&name.handle) {
+            let primary = self.devices.get(device).and_then(|device| device.primaries.last());
+            return primary.map_or(Found::Unknown, |id| self.known(*id));
+        }
+        let Some(ids) = self.handles.get(&name.handle) else { return Found::Unknown };
+        let entries = || ids.iter().rev().filter_map(|id| self.entries.get(id));
+        let same = |entry: &&Entry| match name.life.zip(entry.name.life) {
+            Some((own, other)) => own == other,
+            // By the handle alone, what may be ending may be the life before.
+            None => !self.may_end(entry),
+        };
+        if let Some(entry) = entries().find(same) {
+            return self.known(entry.context.id);
+        }
+        let unseen = entries().find(|entry| entry.name.differs(name) && !self.is_ending(entry));
+        unseen.map_or(Found::Unknown, |entry| Found::Renamed(entry.context))
+    }
+
+    /// The context with this id, whose end nobody saw, is in another life. For us it is the same one: what was made since
+    /// with the old life in mind must not be taken away with it.
+    pub fn lives_on(&mut self, id: u64, name: Name) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.name.life = name.life;
+        }
+    }
+
+    fn known(&self, id: u64) -> Found {
+        match self.entries.get(&id) {
+            Some(entry) => Found::Known { context: entry.context, settled: !self.is_ending(entry) },
+            None => Found::Unknown,
+        }
+    }
+
+    /// The context that has this handle, if there is one: where the driver cannot be asked for more.
+    pub fn by_handle(&self, handle: usize) -> Option<Context> {
+        match self.find(Name { handle, life: None }) {
+            Found::Known { context, .. } => Some(context),
+            Found::Renamed(_) | Found::Unknown => None,
+        }
+    }
+
+    /// Gives a primary context that appeared on this device its name, which is known now.
+    pub fn name_waiting(&mut self, name: Name, device: CUdevice) -> Option<Context> {
+        let primaries = &self.devices.get(&device)?.primaries;
+        let waiting =
+            |id: &&u64| self.entries.get(*id).is_some_and(|entry| entry.name.handle == 0 && !self.is_ending(entry));
+        let id = *primaries.iter().find(waiting)?;
+        let entry = self.entries.get_mut(&id)?;
+        entry.name = name;
+        self.handles.entry(name.handle).or_default().push(id);
+        Some(entry.context)
+    }
+
+    /// The handle of the primary context that is known to live on this device; 0 where there is none, or it is not known.
+    pub fn primary_handle(&self, device: CUdevice) -> usize {
+        let primary = self.devices.get(&device).and_then(|device| device.primaries.last());
+        primary.map_or(0, |id| self.handle_of(*id))
+    }
+
+    /// Whether a primary context is known to live on this device.
+    pub fn has_primary(&self, device: CUdevice) -> bool {
+        self.devices.get(&device).is_some_and(|device| !device.primaries.is_empty())
+    }
+
+    /// Enters a new context. `Err`: it is known, because another thread was first.
+    pub fn enter(&mut self, name: Name, device: CUdevice, kind: Kind, origin: Arc<Origin>) -> Result<Context, Context> {
+        let first = match name.handle {
+            0 => self.devices.get(&device).and_then(|device| device.primaries.last()).map(|id| self.known(*id)),
+            _ => Some(self.find(name)),
+        };
+        match first {
+            Some(Found::Known { context, .. }) => return Err(context),
+            Some(Found::Renamed(context))
+                if (context.device, context.kind) == (device, kind)
+                    || context.is_primary() && kind != Kind::Created =>
+            {
+                self.lives_on(context.id, name);
+                return Err(context);
+            }
+            _ => {}
+        }
+        if kind != Kind::Created
+            && name.handle != 0
+            && let Some(context) = self.name_waiting(name, device)
+        {
+            return Err(context);
+        }
+        self.last_id += 1;
+        let id = self.last_id;
+        let tally = match self.idle.len() > RESTING {
+            true => self.idle.pop_front(),
+            false => None,
+        };
+        let tally = tally.unwrap_or_else(|| Box::leak(Box::default()));
+        tally.usage.restart();
+        tally.peered.store(false, Ordering::Relaxed);
+        tally.id.store(id, Ordering::Release);
+        place_of(id).store(std::ptr::from_ref(tally).cast_mut(), Ordering::Release);
+        let context = Context { id, device, kind, tally };
+        let of_device = self.devices.entry(device).or_default();
+        of_device.live += 1;
+        of_device.cost += origin.cost.unwrap_or(0);
+        if context.is_primary() {
+            of_device.primaries.push(id);
+        }
+        if name.handle != 0 {
+            self.handles.entry(name.handle).or_default().push(id);
+        }
+        self.entries.insert(id, Entry { context, name, origin, leases: 0, ending: 0 });
+        Ok(context)
+    }
+
+    /// Takes contexts out: they ended.
+    fn take(&mut self, ids: &[u64]) -> Vec<Ended> {
+        let mut ended = Vec::new();
+        for id in ids {
+            let Some(entry) = self.entries.remove(id) else { continue };
+            let context = entry.context;
+            let record = record(&entry, Arc::new(context.tally.usage.copy()));
+            context.tally.id.store(0, Ordering::Release);
+            if let Some(ids) = self.handles.get_mut(&entry.name.handle) {
+                ids.retain(|other| other != id);
+                if ids.is_empty() {
+                    self.handles.remove(&entry.name.handle);
+                }
+            }
+            if let Some(device) = self.devices.get_mut(&context.device) {
+                device.primaries.retain(|other| other != id);
+                device.live -= 1;
+                device.cost = device.cost.saturating_sub(entry.origin.cost.unwrap_or(0));
+            }
+            self.gone_launches += record.usage.launches.load(Ordering::Relaxed);
+            self.idle.push_back(context.tally);
+            let unkept = if self.is_worth_keeping(&record) {
+                self.gone.push(record);
+                None
+            } else {
+                Some(record)
+            };
+            ended.push(Ended { context, unkept });
+        }
+        ended
+    }
+
+    /// Whoever worked on a GPU first is always kept: it tells where the process works.
+    fn is_worth_keeping(&self, record: &Record) -> bool {
+        let works = |other: &Record| other.device == record.device && other.usage.work() > 0;
+        self.gone.len() < KEPT || works(record) && !self.gone.iter().any(works)
+    }
+
+    /// A reference to the primary context of this device was taken.
+    pub fn retained(&mut self, device: CUdevice) {
+        self.devices.entry(device).or_default().retained += 1;
+    }
+
+    /// A call begins that gives up the primary context. Returns the lives that it may end.
+    pub fn begin_primary(&mut self, device: CUdevice, by: By) -> Vec<(u64, Name)> {
+        let of_device = self.devices.entry(device).or_default();
+        match by {
+            By::Release => of_device.releases += 1,
+            By::Reset => of_device.resets += 1,
+        }
+        let primaries = of_device.primaries.clone();
+        primaries.iter().filter_map(|id| Some((*id, self.entries.get(id)?.name))).collect()
+    }
+
+    /// That call is over; those lives ended.
+    pub fn end_primary(&mut self, device: CUdevice, by: By, succeeded: bool, over: &[(u64, Name)]) -> Vec<Ended> {
+        let of_device = self.devices.entry(device).or_default();
+        match by {
+            By::Release => {
+                of_device.releases -= 1;
+                of_device.retained = of_device.retained.saturating_sub(succeeded.into());
+            }
+            By::Reset => {
+                of_device.resets -= 1;
+                of_device.retained = if succeeded { 0 } else { of_device.retained };
+            }
+        }
+        // One that took another life for its own meanwhile goes on.
+        let is_over = |(id, name): &&(u64, Name)| self.entries.get(id).is_some_and(|entry| !entry.name.differs(*name));
+        let over: Vec<u64> = over.iter().filter(is_over).map(|(id, _)| *id).collect();
+        self.take(&over)
+    }
+
+    /// A call begins that may end the contexts of this handle. Returns which those are.
+    pub fn begin_handle(&mut self, handle: usize) -> Vec<u64> {
+        let ids = self.handles.get(&handle).cloned().unwrap_or_default();
+        for id in &ids {
+            if let Some(entry) = self.entries.get_mut(id) {
+                entry.ending += 1;
+            }
+        }
+        ids
+    }
+
+    /// That call is over; whether they ended.
+    pub fn end_handle(&mut self, ids: &[u64], over: bool) -> Vec<Ended> {
+        if over {
+            return self.take(ids);
+        }
+        for id in ids {
+            if let Some(entry) = self.entries.get_mut(id) {
+                entry.ending -= 1;
+            }
+        }
+        Vec::new()
+    }
+
+    /// Whether anybody has one of these pushed that may be ending now.
+    pub fn is_leased(&self, mut ids: impl Iterator<Item = u64>) -> bool {
+        ids.any(|id| self.entries.get(&id).is_some_and(|entry| entry.leases > 0 && self.may_end(entry)))
+    }
+
+    /// Lends a context of this handle to a thread that pushes it: it lives until that is given back. `None`: it is not
+    /// known to live. `Err`: it may be ending; ask again after a call that ends something is over.
+    pub fn lease(&mut self, handle: usize) -> Option<Result<u64, ()>> {
+        let entry = self.handles.get(&handle)?.iter().rev().find_map(|id| self.entries.get(id))?;
+        if self.may_end(entry) {
+            return Some(Err(()));
+        }
+        let id = entry.context.id;
+        self.entries.get_mut(&id)?.leases += 1;
+        Some(Ok(id))
+    }
+
+    pub fn give_back(&mut self, id: u64) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.leases -= 1;
+        }
+    }
+
+    /// A green context was made on this device.
+    pub fn green_began(&mut self, green: usize, device: CUdevice) {
+        self.greens.insert(green, Green { device, handles: Vec::new() });
+    }
+
+    /// `cuCtxFromGreenCtx` gave this handle.
+    pub fn green_is(&mut self, green: usize, handle: usize) {
+        let Some(known) = self.greens.get_mut(&green) else { return };
+        if !known.handles.contains(&handle) {
+            known.handles.push(handle);
+        }
+        self.of_green.insert(handle, known.device);
+    }
+
+    /// A green context is about to be destroyed: its handles name nothing from here on. Returns its device and handles.
+    pub fn green_ends(&mut self, green: usize) -> Option<(CUdevice, Vec<usize>)> {
+        let Green { device, handles } = self.greens.remove(&green)?;
+        for handle in &handles {
+            self.of_green.remove(handle);
+        }
+        Some((device, handles))
+    }
+
+    /// The handle of a context; 0 for one that is gone or has none yet.
+    pub fn handle_of(&self, id: u64) -> usize {
+        self.entries.get(&id).map_or(0, |entry| entry.name.handle)
+    }
+
+    pub fn by_id(&self, id: u64) -> Option<Context> {
+        self.entries.get(&id).map(|entry| entry.context)
+    }
+
+    /// Those that live, oldest first.
+    pub fn live(&self) -> Vec<Context> {
+        self.entries.values().map(|entry| entry.context).collect()
+    }
+
+    pub fn is_on(&self, device: CUdevice) -> bool {
+        self.devices.get(&device).is_some_and(|device| device.live > 0)
+    }
+
+    /// What the contexts on a device took of it.
+    pub fn cost_on(&self, device: CUdevice) -> u64 {
+        self.devices.get(&device).map_or(0, |device| device.cost)
+    }
+
+    /// Kernels launched in contexts that are gone.
+    pub fn gone_launches(&self) -> u64 {
+        self.gone_launches
+    }
+
+    /// Every context that is known, oldest first.
+    pub fn records(&self) -> Vec<Record> {
+        let live = self.entries.values().map(|entry| record(entry, Arc::new(entry.context.tally.usage.copy())));
+        let mut records: Vec<Record> = self.gone.iter().cloned().chain(live).collect();
+        records.sort_by_key(|record| record.id);
+        records
+    }
+}
+
+fn record(entry: &Entry, usage: Arc<Usage>) -> Record {
+    let Context { id, device, kind, tally } = entry.context;
+    Record { id, device, kind, origin: entry.origin.clone(), usage, peered: tally.peered.load(Ordering::Relaxed) }
+}

@@ -1,0 +1,72 @@
+//! Contexts that end while others begin, green ones, and what is left of those that are gone.
+
+use gpupool_events::Event;
+use harness::{Output, Run};
+
+#[track_caller]
+fn lives(case: &str) -> Output {
+    let run = Run::program("lives").arg(case).sim("1x1GiB").report();
+    let shim = run.same_under_shim(&[]);
+    shim.succeeds().says("what the next life made is whole: yes");
+    shim.says("cuMemFree_v2(next.block): 0 CUDA_SUCCESS").says("cuMemFreeHost(next.pinned): 0 CUDA_SUCCESS");
+    assert_eq!(shim.reported("violations"), &serde_json::json!([]));
+    shim
+}
+
+#[test]
+fn what_a_primary_context_s_next_life_made_outlives_the_reset_of_the_last() {
+    lives("reset");
+    lives("remembered");
+}
+
+#[test]
+fn what_a_primary_context_s_next_life_made_outlives_the_last_release() {
+    lives("release");
+    lives("not_the_last");
+}
+
+#[test]
+fn what_is_made_in_a_context_with_the_handle_of_a_destroyed_one_stays() {
+    lives("destroy").says("the handle is the same again: yes");
+    lives("refused").says("cuCtxDestroy_v2(context): 999");
+}
+
+#[test]
+fn a_green_context_takes_nothing_along_but_itself() {
+    let shim = Run::program("greens").sim("2x1GiB").report().same_under_shim(&[]);
+    shim.succeeds().says("round 3: owners are the primary context: 1 1").says("its owner is the primary context: 1");
+    assert_eq!(shim.reported("violations"), &serde_json::json!([]));
+}
+
+#[test]
+fn a_context_that_is_gone_answers_as_bare_and_takes_its_blocks_along() {
+    let shim = Run::program("gone").sim("2x1GiB").same_under_shim(&[]);
+    shim.succeeds().says("-- detached, and not for the last time");
+    // Drivers that do not number contexts.
+    Run::program("gone").sim("2x1GiB").env("SIMCUDA_DRIVER", "11080").same_under_shim(&[]);
+}
+
+fn abandoned(case: &str) -> Run {
+    let run = Run::program("abandoned").arg(case).sim("1x1GiB").report();
+    run.env("GPUPOOL_HOST_LIMIT", "0")
+}
+
+#[test]
+fn memory_is_used_again_after_a_capture_that_nobody_ended() {
+    for case in ["stream", "context", "reset", "thread", "twice"] {
+        let shim = abandoned(case).same_under_shim(&[]);
+        shim.succeeds().says("cuMemAlloc_v2(&block, large): 0 CUDA_SUCCESS");
+        assert!(!shim.stdout.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{case}: {}", shim.stdout);
+        assert_eq!(shim.reported("violations"), &serde_json::json!([]), "{case}");
+    }
+}
+
+#[test]
+fn a_second_capture_that_is_refused_leaves_the_first_in_peace() {
+    let shim = abandoned("free_meanwhile").shim().go();
+    shim.succeeds();
+    for call in ["cuMemFree_v2(block)", "cuStreamEndCapture(stream, &graph)", "cuMemAlloc_v2(&block, large)"] {
+        shim.says(&format!("{call}: 0 CUDA_SUCCESS"));
+    }
+    assert!(!shim.stdout.contains("INVALIDATED"), "{}", shim.stdout);
+}
