@@ -17,6 +17,8 @@ pub struct Output {
     pub records: Vec<Record>,
     /// The simulated driver's report, when [`crate::Run::report`] asked for one and the process ended in order.
     pub report: Option<Value>,
+    /// What the simulated driver says was taken from under unfinished work, by any process of the run.
+    pub violations: Vec<String>,
     /// Files that the program left in its folder, the log and the report aside.
     pub files: Vec<String>,
 }

@@ -37,6 +37,7 @@ pub struct Run {
     driver: Driver,
     logged: bool,
     reported: bool,
+    may_violate: bool,
 }
 
 impl Run {
@@ -60,6 +61,7 @@ impl Run {
             driver: Driver::Simulated,
             logged: false,
             reported: false,
+            may_violate: false,
         }
     }
 
@@ -129,6 +131,13 @@ impl Run {
         self
     }
 
+    /// The simulated driver is strict: a run in which memory was taken from under unfinished work fails its test. Not this
+    /// one, which is looked at for that by [`Output::violations`].
+    pub fn may_violate(mut self) -> Self {
+        self.may_violate = true;
+        self
+    }
+
     /// Runs it bare and then under the shim with `settings` (`NAME=VALUE`), and expects the same output and status.
     #[track_caller]
     pub fn same_under_shim(&self, settings: &[&str]) -> Output {
@@ -148,7 +157,9 @@ impl Run {
     pub fn go(self) -> Output {
         let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("no temporary folder: {e}"));
         let (log, report) = (folder.path().join("log.jsonl"), folder.path().join("report.json"));
-        let command = self.command_in(folder.path(), &log, &report);
+        let violations = folder.path().join("violations");
+        let mut command = self.command_in(folder.path(), &log, &report);
+        command.env("SIMCUDA_VIOLATIONS", &violations);
         let description = describe(&command);
         let (status, stdout, stderr) = wait(command, &description);
         let mut output = Output {
@@ -158,7 +169,9 @@ impl Run {
             stderr,
             records: Vec::new(),
             report: fs::read_to_string(&report).ok().and_then(|text| serde_json::from_str(&text).ok()),
-            files: files_in(folder.path(), &[&log, &report]),
+            files: files_in(folder.path(), &[&log, &report, &violations]),
+            // No process makes the file before it has something to say.
+            violations: fs::read_to_string(&violations).unwrap_or_default().lines().map(str::to_owned).collect(),
         };
         if self.logged {
             match fs::File::open(&log) {
@@ -175,6 +188,9 @@ impl Run {
                 Err(e) => output.fail(&format!("the log can not be read: {e}")),
             }
         }
+        if !self.may_violate && !output.violations.is_empty() {
+            output.fail(&format!("took memory away that was still in use:\n{}", output.violations.join("\n")));
+        }
         output
     }
 
@@ -188,6 +204,7 @@ impl Run {
             Driver::In(folder) => drop(command.env("LD_LIBRARY_PATH", folder)),
             Driver::System => {}
         }
+        command.env("SIMCUDA_STRICT", "on");
         if self.reported {
             command.env("SIMCUDA_REPORT", report);
         }

@@ -74,7 +74,7 @@ int main(int argc, char **argv)
     CUgraph graph;
     size_t free_bytes, total;
     Kernels k[8];
-    int gpu = 0;
+    int gpu = 0, capturing = 0;
     start_on(0);
     CHECK(cuDeviceGetCount(&devices));
     REQUIRE(devices <= 8);
@@ -109,7 +109,9 @@ int main(int argc, char **argv)
             print_stripes(block, "prefers", preferred);
             break;
         case 'r':
-            CHECK(cuCtxSynchronize());
+            /* It would break a capture, in which nothing runs that had to be waited for. */
+            if (!capturing)
+                CHECK(cuCtxSynchronize());
             print_stripes(block, "is at", resident);
             break;
         case 'x':
@@ -136,9 +138,11 @@ int main(int argc, char **argv)
             break;
         case 'b':
             CHECK(cuStreamBeginCapture_v2(stream, RELAXED));
+            capturing = 1;
             break;
         case 'e':
             printf("end of the capture: %d\n", cuStreamEndCapture(stream, &graph));
+            capturing = 0;
             break;
         case 's':
             CHECK(cuCtxSynchronize());

@@ -1,6 +1,7 @@
 //! Contexts: primary and created ones, the stack of each thread, errors that stick, limits, peer access.
 
 use crate::capture;
+use crate::clock::{self, Time};
 use crate::driver::{Driver, Handles, driver};
 use crate::error::{Code, Outcome};
 use crate::ffi::{Handle, In, Out};
@@ -8,6 +9,7 @@ use crate::graph::Node;
 use crate::physical::Use;
 use crate::space::{Kind, next_id};
 use crate::stream::{Stream, Ticket, Work};
+use crate::strict::{self, Unfinished};
 use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint};
@@ -41,6 +43,8 @@ pub struct Context {
     parent: Option<Arc<Context>>,
     /// The green contexts that are parts of this one.
     parts: Mutex<Vec<Weak<Context>>>,
+    /// What calls do themselves right now, with a number each.
+    calls: Mutex<Vec<(u64, Unfinished)>>,
     /// What all later work here waits for (`cuCtxWaitEvent`).
     gates: Mutex<Vec<Ticket>>,
 }
@@ -108,6 +112,7 @@ impl Context {
             attached: AtomicU32::new(1),
             parent,
             parts: Mutex::default(),
+            calls: Mutex::default(),
             gates: Mutex::default(),
         });
         driver().contexts.insert_as(handle, context.clone());
@@ -204,7 +209,31 @@ impl Context {
 
     /// Waits until everything submitted so far is done, in green contexts that are parts of this one too.
     pub fn wait(&self) {
-        self.unfinished().iter().for_each(Ticket::wait);
+        for ticket in self.unfinished() {
+            ticket.wait();
+            clock::host_saw(ticket.end());
+        }
+    }
+
+    /// Runs what a call does itself, known to [`Context::unfinished_work`] meanwhile.
+    pub fn during<T>(&self, work: &Work, body: impl FnOnce() -> T) -> T {
+        if !strict::is_on() || work.touches.is_empty() {
+            return body();
+        }
+        let token = next_id();
+        self.calls.lock().push((token, Unfinished::new(work, None, Some(strict::tick()))));
+        let result = body();
+        self.calls.lock().retain(|(other, _)| *other != token);
+        result
+    }
+
+    /// What was submitted here and has not finished, for strict mode.
+    pub fn unfinished_work(&self) -> Vec<Unfinished> {
+        let mut work: Vec<_> = self.calls.lock().iter().map(|(_, work)| work.clone()).collect();
+        if self.pending.load(Ordering::Acquire) > 0 {
+            work.extend(self.all_streams().iter().flat_map(|stream| stream.unfinished_work()));
+        }
+        work
     }
 
     /// The last points of the streams with work, of parts too.
@@ -217,6 +246,12 @@ impl Context {
         }
         tickets.retain(|ticket| !ticket.is_done());
         tickets
+    }
+
+    /// When all that has run here and in its parts ended.
+    pub fn time(&self) -> Time {
+        let own = self.all_streams().iter().map(|stream| stream.time()).max().unwrap_or(0);
+        self.parts().iter().map(|part| part.time()).fold(own, Time::max)
     }
 
     fn all_streams(&self) -> Vec<Arc<Stream>> {

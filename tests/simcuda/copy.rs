@@ -2,6 +2,7 @@
 
 use crate::boundary::{DefaultStream, default_stream};
 use crate::capture;
+use crate::clock;
 use crate::context::{Context, by_handle, current};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
@@ -125,6 +126,7 @@ impl Copy {
             let (target, source) = (dst.spans(to, bytes).map_err(faulty)?, src.spans(from, bytes).map_err(faulty)?);
             access(&target, dst.device)?;
             access(&source, src.device)?;
+            clock::copy(src.device, &target, &source);
             transfer(&target, &source);
             Ok(())
         };
@@ -197,7 +199,7 @@ fn start(copy: Copy, when: When) -> Outcome {
     match when {
         When::Done => {
             capture::forbid()?;
-            synchronously(&context, &action)
+            synchronously(&context, &Work { action, touches: copy.touches()?, node: Node::Memcpy })
         }
         When::Queued(handle) => {
             let stream = resolve(handle)?;
@@ -207,13 +209,15 @@ fn start(copy: Copy, when: When) -> Outcome {
 }
 
 /// A copy that returns when it is done: after the work that its default stream has to wait for.
-fn synchronously(context: &Arc<Context>, action: &crate::stream::Action) -> Outcome {
+fn synchronously(context: &Arc<Context>, work: &Work) -> Outcome {
     let handle = if default_stream() == DefaultStream::Legacy { 1 } else { 2 };
-    resolve(handle)?.settle(context);
+    let stream = resolve(handle)?;
+    let earliest = stream.settle(context);
     context.check()?;
-    if let Err(code) = action(context) {
+    if let Err(code) = stream.run_here(context, work, earliest) {
         context.kill(code);
     }
+    clock::host_saw(stream.last().end());
     Ok(())
 }
 
@@ -233,7 +237,9 @@ fn queue(stream: &Arc<Stream>, copy: Copy, action: crate::stream::Action, allowe
         let action: crate::stream::Action = Arc::new(move |_: &Context| {
             let spans = dst.spans(dst.address, bytes as u64).map_err(|_| Code::ILLEGAL_ADDRESS)?;
             access(&spans, dst.device)?;
-            transfer(&spans, &[Span { alias: staged.as_ptr() as usize, bytes, region: None }]);
+            let staged = [Span { alias: staged.as_ptr() as usize, bytes, region: None }];
+            clock::copy(dst.device, &spans, &staged);
+            transfer(&spans, &staged);
             Ok(())
         });
         let touches = vec![(dst.address, dst.address + bytes as u64)];
@@ -243,7 +249,9 @@ fn queue(stream: &Arc<Stream>, copy: Copy, action: crate::stream::Action, allowe
     let work = Work { action, touches: copy.touches()?, node: Node::Memcpy };
     if waits {
         stream.run_or_submit(work)?;
-        stream.last().wait();
+        let last = stream.last();
+        last.wait();
+        clock::host_saw(last.end());
         return Ok(());
     }
     stream.submit(work)

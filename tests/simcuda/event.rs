@@ -1,6 +1,7 @@
 //! Events: points in streams, with a time.
 
 use crate::capture::{self, Capture};
+use crate::clock::{self, Time};
 use crate::context::{Context, current};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
@@ -11,7 +12,6 @@ use crate::stream::{Ticket, Work, resolve};
 use parking_lot::Mutex;
 use std::ffi::c_uint;
 use std::sync::Arc;
-use std::time::Instant;
 
 const DISABLE_TIMING: c_uint = 2;
 const INTERPROCESS: c_uint = 4;
@@ -31,7 +31,7 @@ pub struct Event {
 struct Record {
     point: Option<Point>,
     /// When the stream got there; shared with the work that will know.
-    time: Arc<Mutex<Option<Instant>>>,
+    time: Arc<Mutex<Option<Time>>>,
     capture: Option<Arc<Capture>>,
 }
 
@@ -39,8 +39,8 @@ struct Record {
 #[derive(Clone)]
 enum Point {
     Stream(Ticket),
-    /// All streams of a context.
-    Context(Vec<Ticket>),
+    /// All streams of a context: those with work, and when the work of the others had ended.
+    Context(Vec<Ticket>, Time),
     /// Of any process, by number.
     Shared(Arc<SharedEvent>, u32),
 }
@@ -49,32 +49,40 @@ impl Point {
     fn is_done(&self) -> bool {
         match self {
             Point::Stream(ticket) => ticket.is_done(),
-            Point::Context(tickets) => tickets.iter().all(Ticket::is_done),
+            Point::Context(tickets, _) => tickets.iter().all(Ticket::is_done),
             Point::Shared(event, number) => event.is_done(*number),
+        }
+    }
+
+    /// When it was reached, once it is done. Other processes' clocks are their own.
+    fn end(&self) -> Time {
+        match self {
+            Point::Stream(ticket) => ticket.end(),
+            Point::Context(tickets, ended) => tickets.iter().map(Ticket::end).fold(*ended, Time::max),
+            Point::Shared(..) => 0,
         }
     }
 
     fn wait(&self) {
         match self {
             Point::Stream(ticket) => ticket.wait(),
-            Point::Context(tickets) => tickets.iter().for_each(Ticket::wait),
+            Point::Context(tickets, _) => tickets.iter().for_each(Ticket::wait),
             Point::Shared(event, number) => event.wait(*number),
         }
     }
 }
 
 impl Event {
-    /// The latest recording, if it is not finished; CAPTURED_EVENT for one in a capture.
-    fn unfinished(&self) -> Outcome<Option<Point>> {
+    /// The latest recording; CAPTURED_EVENT for one in a capture.
+    fn point(&self) -> Outcome<Option<Point>> {
         let last = self.last.lock();
         if last.capture.is_some() {
             return Err(Code::CAPTURED_EVENT);
         }
-        let point = match &self.shared {
+        Ok(match &self.shared {
             Some(shared) => Some(Point::Shared(shared.clone(), shared.recorded())),
             None => last.point.clone(),
-        };
-        Ok(point.filter(|point| !point.is_done()))
+        })
     }
 }
 
@@ -120,7 +128,7 @@ pub fn record(handle: Handle, stream: Handle) -> Outcome {
     let shared = event.shared.clone().map(|shared| (shared.begin(), shared));
     stream.run_or_submit(Work {
         action: Arc::new(move |_| {
-            *mark.lock() = Some(Instant::now());
+            *mark.lock() = Some(clock::now());
             if let Some((number, shared)) = &shared {
                 shared.finish(*number);
             }
@@ -162,7 +170,7 @@ pub fn record_all(context: &Arc<Context>, handle: Handle) -> Outcome {
             shared.finish(number);
         })?;
     }
-    *event.last.lock() = Record { point: Some(Point::Context(tickets)), ..Record::default() };
+    *event.last.lock() = Record { point: Some(Point::Context(tickets, context.time())), ..Record::default() };
     Ok(())
 }
 
@@ -180,10 +188,10 @@ pub fn wait_all(context: &Arc<Context>, handle: Handle) -> Outcome {
         return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
     }
     capture::forbid_in(context)?;
-    match event.unfinished()? {
+    match event.point()? {
         None => {}
         Some(Point::Stream(ticket)) => context.close_gate(&[ticket]),
-        Some(Point::Context(tickets)) => context.close_gate(&tickets),
+        Some(Point::Context(tickets, _)) => context.close_gate(&tickets),
         Some(Point::Shared(event, number)) => {
             let ticket = context.aside(move || event.wait(number))?;
             context.close_gate(&[ticket]);
@@ -193,21 +201,25 @@ pub fn wait_all(context: &Arc<Context>, handle: Handle) -> Outcome {
 }
 
 pub fn query(handle: Handle) -> Outcome {
-    match driver().events.get(handle)?.unfinished()? {
-        None => Ok(()),
-        Some(_) => Err(Code::NOT_READY),
+    match driver().events.get(handle)?.point()? {
+        Some(point) if !point.is_done() => Err(Code::NOT_READY),
+        point => {
+            clock::host_saw(point.map_or(0, |point| point.end()));
+            Ok(())
+        }
     }
 }
 
 pub fn synchronize(handle: Handle) -> Outcome {
-    if let Some(point) = driver().events.get(handle)?.unfinished()? {
+    if let Some(point) = driver().events.get(handle)?.point()? {
         point.wait();
+        clock::host_saw(point.end());
     }
     crate::mempool::synchronized();
     current().map(drop)
 }
 
-/// `cuEventElapsedTime`, in milliseconds.
+/// `cuEventElapsedTime`, in milliseconds of the simulated GPUs.
 pub fn elapsed(out: Out<f32>, start: Handle, end: Handle) -> Outcome {
     out.required()?;
     let time = |handle| {
@@ -216,15 +228,14 @@ pub fn elapsed(out: Out<f32>, start: Handle, end: Handle) -> Outcome {
         if event.flags & DISABLE_TIMING != 0 || last.point.is_none() {
             return Err(Code::INVALID_HANDLE);
         }
-        let time = *last.time.lock();
-        time.ok_or(Code::NOT_READY)
+        match &last.point {
+            Some(point @ Point::Context(..)) if point.is_done() => Ok(point.end()),
+            _ => last.time.lock().ok_or(Code::NOT_READY),
+        }
     };
     let (start, end) = (time(start)?, time(end)?);
-    let signed = match end.checked_duration_since(start) {
-        Some(after) => after.as_secs_f32(),
-        None => -start.duration_since(end).as_secs_f32(),
-    };
-    out.set(signed * 1e3)
+    const MILLISECOND: f64 = 1e9;
+    out.set(((end as f64 - start as f64) / MILLISECOND) as f32)
 }
 
 /// `cuStreamWaitEvent`. An event of a capture takes the stream into that capture.
@@ -239,14 +250,19 @@ pub fn stream_wait(stream: Handle, handle: Handle, flags: c_uint) -> Outcome {
         return capture.join(&stream);
     }
     let own = stream.capturing()?;
-    let Some(point) = event.unfinished()? else { return Ok(()) };
+    let Some(point) = event.point()? else { return Ok(()) };
     if let Some(own) = own {
+        // What is done already is nothing to wait for.
+        if point.is_done() {
+            return Ok(());
+        }
         own.invalidate();
         return Err(Code::STREAM_CAPTURE_ISOLATION);
     }
     match point {
         Point::Stream(ticket) => stream.wait_for(vec![ticket]),
-        Point::Context(tickets) => stream.wait_for(tickets),
+        Point::Context(tickets, _) => stream.wait_for(tickets),
+        Point::Shared(event, number) if event.is_done(number) => Ok(()),
         Point::Shared(event, number) => {
             let action = move |_: &Context| {
                 event.wait(number);

@@ -1,6 +1,7 @@
 //! `cuMemset*`: a value of 1, 2 or 4 bytes over a line or a rectangle.
 
 use crate::capture;
+use crate::clock;
 use crate::context::{Context, current};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
@@ -61,6 +62,7 @@ impl Fill {
     fn run(&self, device: usize) -> Outcome {
         self.each_row(|spans| {
             access(&spans, device)?;
+            clock::kernel(device, &spans, true);
             for span in &spans {
                 write(span, self.pattern);
             }

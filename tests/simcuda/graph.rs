@@ -4,6 +4,7 @@ use crate::driver::{Handles, driver};
 use crate::error::{Code, Outcome};
 use crate::ffi::{Copy3d, Handle, In, Out};
 use crate::graph_memory::{self, AllocNode, Allocation, Room};
+use crate::kernels::Kernel;
 use crate::stream::{HostFn, Work, host_work, resolve};
 use crate::{copy, fill, launch};
 use parking_lot::Mutex;
@@ -20,11 +21,15 @@ pub struct Graph {
 /// What a piece of work is to a graph.
 #[derive(Clone)]
 pub enum Node {
-    Kernel,
+    Kernel(&'static Kernel),
     Memcpy,
     Memset,
     Host,
-    Graph,
+    /// Of so many nodes, one of which may be a kernel that follows pointers.
+    Graph {
+        works: usize,
+        follows: bool,
+    },
     Empty,
     MemAlloc(Arc<Allocation>),
     MemFree(Arc<Allocation>),
@@ -34,15 +39,20 @@ impl Node {
     /// `CUgraphNodeType`.
     fn number(&self) -> c_int {
         match self {
-            Node::Kernel => 0,
+            Node::Kernel(_) => 0,
             Node::Memcpy => 1,
             Node::Memset => 2,
             Node::Host => 3,
-            Node::Graph => 4,
+            Node::Graph { .. } => 4,
             Node::Empty => 5,
             Node::MemAlloc(_) => 10,
             Node::MemFree(_) => 11,
         }
+    }
+
+    /// Whether it uses memory that nothing in its parameters names.
+    pub fn follows_pointers(&self) -> bool {
+        matches!(self, Node::Kernel(Kernel { follows: true, .. }) | Node::Graph { follows: true, .. })
     }
 
     fn is_memory(&self) -> bool {
@@ -384,9 +394,10 @@ pub fn launch_graph(executable: Handle, stream: Handle) -> Outcome {
         graph_memory::plan(&list, &executable.rooms, executable.auto_free)?;
     }
     let touches = list.iter().flat_map(|work| work.touches.clone()).collect();
+    let node = Node::Graph { works: list.len(), follows: list.iter().any(|work| work.node.follows_pointers()) };
     let action: crate::stream::Action =
         Arc::new(move |context| list.iter().try_for_each(|work| (work.action)(context)));
-    stream.submit(Work { action, touches, node: Node::Graph })
+    stream.submit(Work { action, touches, node })
 }
 
 /// `cuGraphUpload`: takes the memory that a launch will need.

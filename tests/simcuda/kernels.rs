@@ -1,11 +1,13 @@
 //! The kernels that run here. A test's PTX does the same on a real GPU; here only the name and the parameters count.
 
 use crate::boundary::{Phase, phase};
+use crate::clock;
 use crate::context::Context;
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::space::{Kind, Origin, Span, access, granted, owner};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
 
 /// Values of the parameters, each widened to 64 bits; a structure counts as its words.
 pub type Args = Vec<u64>;
@@ -14,6 +16,8 @@ pub struct Kernel {
     pub name: &'static str,
     /// Sizes of the parameters; PTX with others means another kernel.
     pub params: &'static [usize],
+    /// It also uses memory whose addresses it finds in memory.
+    pub follows: bool,
     /// Stretches of memory it uses: which parameter points to how many bytes.
     touches: fn(&Args) -> Vec<(u64, u64)>,
     run: fn(&Args, &Context) -> Outcome,
@@ -38,11 +42,16 @@ fn words(count: u64) -> u64 {
     count.saturating_mul(4)
 }
 
+fn longs(count: u64) -> u64 {
+    count.saturating_mul(8)
+}
+
 static KERNELS: &[Kernel] = &[
     // fill_u32(pointer, n, value)
     Kernel {
         name: "fill_u32",
         params: &[8, 8, 4],
+        follows: false,
         touches: |a| vec![(a[0], words(a[1]))],
         run: |a, context| {
             let target = Words::new(context, a[0], a[1], true)?;
@@ -53,6 +62,7 @@ static KERNELS: &[Kernel] = &[
     Kernel {
         name: "iota_u32",
         params: &[8, 8, 4],
+        follows: false,
         touches: |a| vec![(a[0], words(a[1]))],
         run: |a, context| {
             let target = Words::new(context, a[0], a[1], true)?;
@@ -63,6 +73,7 @@ static KERNELS: &[Kernel] = &[
     Kernel {
         name: "check_iota_u32",
         params: &[8, 8, 4, 8],
+        follows: false,
         touches: |a| vec![(a[0], words(a[1])), (a[3], 8)],
         run: |a, context| {
             let source = Words::new(context, a[0], a[1], false)?;
@@ -72,13 +83,14 @@ static KERNELS: &[Kernel] = &[
         },
     },
     // add_u32(dst, a, b, n)
-    Kernel { name: "add_u32", params: &[8, 8, 8, 8], touches: add_touches, run: add },
+    Kernel { name: "add_u32", params: &[8, 8, 8, 8], follows: false, touches: add_touches, run: add },
     // add_struct(struct { dst, a, b, n })
-    Kernel { name: "add_struct", params: &[32], touches: add_touches, run: add },
+    Kernel { name: "add_struct", params: &[32], follows: false, touches: add_touches, run: add },
     // copy_u32(dst, src, n)
     Kernel {
         name: "copy_u32",
         params: &[8, 8, 8],
+        follows: false,
         touches: |a| a[..2].iter().map(|&pointer| (pointer, words(a[2]))).collect(),
         run: |a, context| {
             let (target, source) = (Words::new(context, a[0], a[2], true)?, Words::new(context, a[1], a[2], false)?);
@@ -89,6 +101,7 @@ static KERNELS: &[Kernel] = &[
     Kernel {
         name: "sum_u32",
         params: &[8, 8, 8],
+        follows: false,
         touches: |a| vec![(a[0], words(a[1])), (a[2], 8)],
         run: |a, context| {
             let source = Words::new(context, a[0], a[1], false)?;
@@ -97,22 +110,92 @@ static KERNELS: &[Kernel] = &[
             add_to(context, a[2], sum)
         },
     },
-    // wait_flag(flag): spins until the word at flag is not 0
+    // sum_table_u32(table, count, n, out): adds to *out the sum of n words behind each of the pointers in a table
     Kernel {
-        name: "wait_flag",
-        params: &[8],
-        touches: |a| vec![(a[0], 4)],
+        name: "sum_table_u32",
+        params: &[8, 8, 8, 8],
+        follows: true,
+        touches: |a| vec![(a[0], longs(a[1])), (a[3], 8)],
         run: |a, context| {
-            let flag = Words::new(context, a[0], 1, false)?;
-            let mut raised = false;
-            while !raised && phase() == Phase::Ready && context.check_fault().is_ok() {
-                each([&flag], |_, [at]| raised = at.load(Ordering::Acquire) != 0)?;
-                std::thread::yield_now();
+            let mut sum = 0_u64;
+            for index in 0..a[1] {
+                let source = Words::new(context, load(context, a[0] + 8 * index)?, a[2], false)?;
+                each([&source], |_, [at]| sum += u64::from(at.load(Ordering::Relaxed)))?;
+            }
+            add_to(context, a[3], sum)
+        },
+    },
+    // fill_table_u32(table, count, n, value): writes n words behind each of them
+    Kernel {
+        name: "fill_table_u32",
+        params: &[8, 8, 8, 4],
+        follows: true,
+        touches: |a| vec![(a[0], longs(a[1]))],
+        run: |a, context| {
+            for index in 0..a[1] {
+                let target = Words::new(context, load(context, a[0] + 8 * index)?, a[2], true)?;
+                each([&target], |_, [at]| at.store(a[3] as u32, Ordering::Relaxed))?;
             }
             Ok(())
         },
     },
+    // sum_list_u64(head, out, flag): waits for flag if there is one, then goes through a list of { next, value } and
+    // adds the values to *out
+    Kernel {
+        name: "sum_list_u64",
+        params: &[8, 8, 8],
+        follows: true,
+        touches: |a| vec![(a[0], 16), (a[1], 8), (a[2], 4)],
+        run: |a, context| {
+            if a[2] != 0 {
+                wait_for(&Words::new(context, a[2], 1, false)?, context)?;
+            }
+            let (mut node, mut sum) = (a[0], 0_u64);
+            while node != 0 && phase() == Phase::Ready {
+                sum = sum.wrapping_add(load(context, node + 8)?);
+                node = load(context, node)?;
+            }
+            add_to(context, a[1], sum)
+        },
+    },
+    // add_list_u64(head, value): adds to the value of each node of such a list
+    Kernel {
+        name: "add_list_u64",
+        params: &[8, 8],
+        follows: true,
+        touches: |a| vec![(a[0], 16)],
+        run: |a, context| {
+            let mut node = a[0];
+            while node != 0 && phase() == Phase::Ready {
+                add_to(context, node + 8, a[1])?;
+                node = load(context, node)?;
+            }
+            Ok(())
+        },
+    },
+    // wait_flag(flag): spins until the word at flag is not 0
+    Kernel {
+        name: "wait_flag",
+        params: &[8],
+        follows: false,
+        touches: |a| vec![(a[0], 4)],
+        run: |a, context| {
+            let flag = Words::new(context, a[0], 1, false)?;
+            wait_for(&flag, context)
+        },
+    },
 ];
+
+/// Spins until the word is not 0.
+fn wait_for(flag: &Words, context: &Context) -> Outcome {
+    let (mut raised, start) = (false, Instant::now());
+    while !raised && phase() == Phase::Ready && context.check_fault().is_ok() {
+        each([flag], |_, [at]| raised = at.load(Ordering::Acquire) != 0)?;
+        std::thread::yield_now();
+    }
+    clock::spend(start.elapsed());
+    Ok(())
+}
 
 fn add_touches(a: &Args) -> Vec<(u64, u64)> {
     a[..3].iter().map(|&pointer| (pointer, words(a[3]))).collect()
@@ -145,6 +228,7 @@ impl Words {
             permitted(context, span, write)?;
         }
         access(&spans, context.device)?;
+        clock::kernel(context.device, &spans, write);
         Ok(Self { spans, count })
     }
 }
@@ -193,15 +277,24 @@ fn each<const N: usize>(operands: [&Words; N], mut body: impl FnMut(u64, [&Atomi
     Ok(())
 }
 
+/// The 64-bit word at `address`.
+fn long(context: &Context, address: u64, write: bool) -> Outcome<(Words, usize)> {
+    let words = Words::new(context, address, 2, write)?;
+    let whole = words.spans.first().filter(|span| span.bytes == 8 && address.is_multiple_of(8));
+    let alias = whole.ok_or(Code::ILLEGAL_ADDRESS)?.alias;
+    Ok((words, alias))
+}
+
+fn load(context: &Context, address: u64) -> Outcome<u64> {
+    let (_words, alias) = long(context, address, false)?;
+    // SAFETY: eight aligned bytes of a span that is held.
+    Ok(unsafe { AtomicU64::from_ptr(alias as *mut u64) }.load(Ordering::Acquire))
+}
+
 /// Adds to the 64-bit counter at `address`.
 fn add_to(context: &Context, address: u64, value: u64) -> Outcome {
-    let counter = Words::new(context, address, 2, true)?;
-    let span = counter
-        .spans
-        .first()
-        .filter(|span| span.bytes == 8 && address.is_multiple_of(8))
-        .ok_or(Code::ILLEGAL_ADDRESS)?;
+    let (_words, alias) = long(context, address, true)?;
     // SAFETY: eight aligned bytes of a span that is held.
-    unsafe { AtomicU64::from_ptr(span.alias as *mut u64) }.fetch_add(value, Ordering::Relaxed);
+    unsafe { AtomicU64::from_ptr(alias as *mut u64) }.fetch_add(value, Ordering::Relaxed);
     Ok(())
 }

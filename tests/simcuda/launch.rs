@@ -54,7 +54,8 @@ pub fn work(
         return Err(Code::NOT_SUPPORTED);
     };
     let touches = kernel.ranges(&args);
-    Ok(Work { action: Arc::new(move |context: &Context| kernel.run(&args, context)), touches, node: Node::Kernel })
+    let action = Arc::new(move |context: &Context| kernel.run(&args, context));
+    Ok(Work { action, touches, node: Node::Kernel(kernel) })
 }
 
 fn arguments(function: &Function, params: In<usize>, extra: In<usize>) -> Outcome<Args> {

@@ -2,7 +2,7 @@
 //!
 //! It answers the documented driver interface for GPUs that the environment describes (`SIMCUDA_GPUS` and so on, see
 //! README.md), with real memory behind the addresses, so that programs run unmodified and data can be checked. The yes
-//! and no answers are those measured on real GPUs; times are not simulated.
+//! and no answers are those measured on real GPUs, and so is the speed that events are timed by.
 //!
 //! `table` lists every export; `boundary` is the way in; `physical` and `space` are the memory; `stream`, `capture` and
 //! `graph` order the work; the rest answers calls, one file a subject.
@@ -11,6 +11,7 @@ mod array;
 mod attributes;
 mod boundary;
 mod capture;
+mod clock;
 mod context;
 mod copy;
 mod device;
@@ -45,5 +46,6 @@ mod shared_event;
 mod space;
 mod stream;
 mod stream_ordered;
+mod strict;
 mod table;
 mod vmm;

@@ -6,6 +6,7 @@
 use crate::error::{Code, Outcome};
 use crate::extents::Extents;
 use crate::residence;
+use crate::strict;
 use parking_lot::{Mutex, MutexGuard};
 use std::ffi::CString;
 use std::fs::OpenOptions;
@@ -133,7 +134,9 @@ impl Store {
     }
 
     fn take_back(&self, state: &mut State, piece: &Piece, purpose: Use) {
+        let written = strict::written(&self.file, piece.offset, piece.bytes);
         punch(&self.file, piece);
+        strict::poison(&self.file, &written);
         state.free.give(piece.offset, piece.bytes);
         self.refund_in(state, piece.bytes, purpose);
     }
@@ -185,7 +188,8 @@ impl Store {
         self.used.store(state.usage.total(), Ordering::Relaxed);
     }
 
-    /// Takes `bytes`, a multiple of [`GRANULE`]. Fresh memory reads as zero.
+    /// Takes `bytes`, a multiple of [`GRANULE`]. Fresh memory reads as zero; in strict mode,
+    /// memory that was released before does not.
     pub fn allocate(&'static self, bytes: u64, purpose: Use) -> Outcome<Arc<Physical>> {
         let mut state = self.charged(bytes, purpose)?;
         // Contexts are charged without taking extents, so whatever was charged is there.

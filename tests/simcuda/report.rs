@@ -13,10 +13,21 @@ static VIOLATIONS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 /// Records something a correct program never does, and says it once on stderr.
 pub fn violation(message: String) {
     let mut list = VIOLATIONS.lock();
+    note(&message);
     if list.is_empty() {
         eprintln!("simcuda: {message} (further violations are only counted)");
     }
     list.push(message);
+}
+
+/// Appends a line where the settings say, at once: a process that is killed has said it too, and each of several.
+fn note(message: &str) {
+    let Some(path) = if_initialised().and_then(|driver| driver.settings.violations.as_ref()) else { return };
+    let line = format!("{}: {message}\n", std::process::id());
+    let file = std::fs::OpenOptions::new().append(true).create(true).mode(0o600).open(path);
+    if let Err(error) = file.and_then(|mut file| std::io::Write::write_all(&mut file, line.as_bytes())) {
+        eprintln!("simcuda: SIMCUDA_VIOLATIONS={path}: {error}");
+    }
 }
 
 pub fn violations() -> usize {

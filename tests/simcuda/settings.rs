@@ -33,6 +33,11 @@ pub struct Settings {
     pub concurrent_managed: bool,
     pub faults: String,
     pub report: Option<String>,
+    /// Whether memory that is taken from under unfinished work is looked for, and released memory poisoned
+    /// (`SIMCUDA_STRICT`).
+    pub strict: bool,
+    /// Where violations are appended as they happen (`SIMCUDA_VIOLATIONS`).
+    pub violations: Option<String>,
 }
 
 const GIB: u64 = 1 << 30;
@@ -75,6 +80,8 @@ impl Settings {
             concurrent_managed: parse(named("SIMCUDA_CONCURRENT_MANAGED", "on"), "on or off", switch)?,
             faults: get("SIMCUDA_FAULT").unwrap_or_default(),
             report: get("SIMCUDA_REPORT"),
+            strict: parse(named("SIMCUDA_STRICT", "off"), "on or off", switch)?,
+            violations: get("SIMCUDA_VIOLATIONS"),
             gpus,
         })
     }
@@ -181,6 +188,7 @@ mod tests {
             ("SIMCUDA_VMM", "yes"),
             ("SIMCUDA_CONCURRENT_MANAGED", "1"),
             ("SIMCUDA_RDMA", "maybe"),
+            ("SIMCUDA_STRICT", "very"),
         ] {
             let message = read(&[(name, value)]).unwrap_err();
             assert!(message.starts_with(&format!("{name}={value}: expected ")), "{message}");

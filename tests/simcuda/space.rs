@@ -8,6 +8,7 @@ use crate::extents::Extents;
 use crate::ffi::Handle;
 use crate::physical::{GRANULE, Physical, Place, Store, Use};
 use crate::residence;
+use crate::strict;
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -89,7 +90,7 @@ impl Region {
     }
 
     /// Where the driver sees `address..address + bytes`, which lies within the region.
-    fn views(&self, address: u64, bytes: u64) -> Vec<(usize, usize)> {
+    pub fn views(&self, address: u64, bytes: u64) -> Vec<(usize, usize)> {
         let into = address - self.start;
         match &self.kind {
             Kind::Plain { physical, offset, .. } => physical.views(offset + into, bytes).collect(),
@@ -154,6 +155,16 @@ impl Space {
     /// All regions, for the report.
     pub fn regions(&self) -> Vec<Region> {
         self.map.read().regions.values().cloned().collect()
+    }
+
+    /// The regions that a range meets.
+    pub fn within(&self, start: u64, end: u64) -> Vec<Region> {
+        let map = self.map.read();
+        map.find(start)
+            .into_iter()
+            .chain(map.regions.range(start + 1..end).map(|(_, region)| region))
+            .cloned()
+            .collect()
     }
 
     pub fn reservations(&self) -> Vec<(u64, u64)> {
@@ -261,6 +272,11 @@ impl Space {
 
     /// Ends the plain allocation that starts at `address`; its memory goes back when the last user lets go.
     pub fn free(&self, address: u64) -> Outcome {
+        if strict::is_on()
+            && let Some(region) = self.find(address).filter(|region| region.start == address)
+        {
+            strict::freeing(&region);
+        }
         let mut map = self.map.write();
         let region = map.regions.remove(&address).ok_or(Code::INVALID_VALUE)?;
         if let Kind::Plain { origin: Origin::Pool(pool), .. } = region.kind {
@@ -302,6 +318,11 @@ impl Space {
 
     /// Removes the region that starts at `address` if `matches`; INVALID_VALUE otherwise.
     pub fn remove(&self, address: u64, matches: impl Fn(&Kind) -> bool) -> Outcome<Region> {
+        if strict::is_on()
+            && let Some(region) = self.find(address).filter(|region| region.start == address && matches(&region.kind))
+        {
+            strict::freeing(&region);
+        }
         let mut map = self.map.write();
         if !map.regions.get(&address).is_some_and(|region| matches(&region.kind)) {
             return Err(Code::INVALID_VALUE);
@@ -359,7 +380,7 @@ impl Space {
         &self,
         start: u64,
         bytes: u64,
-        change: impl Fn(&Physical, &mut Grants) -> Outcome,
+        mut change: impl FnMut(&Physical, &mut Grants) -> Outcome,
     ) -> Outcome<Vec<Region>> {
         let mut map = self.map.write();
         let starts = map.whole_mappings(start, bytes)?;

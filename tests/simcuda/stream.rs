@@ -2,11 +2,13 @@
 
 use crate::boundary::{DefaultStream, default_stream};
 use crate::capture::{self, Capture};
+use crate::clock::{self, Time};
 use crate::context::{Context, current};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::{Handle, Out};
 use crate::graph::Node;
+use crate::strict::{self, Unfinished};
 use parking_lot::{Condvar, Mutex};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -38,22 +40,58 @@ pub struct Stream {
     queue: Mutex<Queue>,
     changed: Condvar,
     done: AtomicU64,
+    /// When the work that has run so far ended.
+    time: AtomicU64,
     pub capture: Mutex<Option<Arc<Capture>>>,
 }
 
 #[derive(Default)]
 struct Queue {
-    waiting: VecDeque<Job>,
-    /// Ranges of the job that runs now.
-    running: Vec<(u64, u64)>,
+    waiting: VecDeque<Arc<Job>>,
+    running: Option<Arc<Job>>,
     submitted: u64,
+    /// When the last of it ends.
+    end: Arc<AtomicU64>,
     worker: bool,
     closing: bool,
 }
 
 struct Job {
     work: Work,
-    after: Vec<Ticket>,
+    after: After,
+    end: Arc<AtomicU64>,
+    /// When it began, as `strict` counts; 0 if something precedes it. What nothing precedes may have begun at once.
+    began: AtomicU64,
+}
+
+/// What a piece of work has to follow besides its own stream.
+struct After {
+    /// Those that are not done.
+    tickets: Vec<Ticket>,
+    /// The latest end of those that are, and of what the submitting thread knows of.
+    earliest: Time,
+}
+
+impl After {
+    fn new(mut tickets: Vec<Ticket>) -> Self {
+        let mut earliest = clock::host();
+        tickets.retain(|ticket| {
+            let done = ticket.is_done();
+            if done {
+                earliest = earliest.max(ticket.end());
+            }
+            !done
+        });
+        Self { tickets, earliest }
+    }
+
+    /// Waits for all of them; when the work can begin.
+    fn wait(&self) -> Time {
+        self.tickets.iter().fold(self.earliest, |earliest, ticket| {
+            ticket.wait();
+            earliest.max(ticket.end())
+        })
+    }
 }
 
 /// A point in a stream: everything up to the `number`-th piece of work.
@@ -61,6 +99,7 @@ struct Job {
 pub struct Ticket {
     stream: Arc<Stream>,
     number: u64,
+    end: Arc<AtomicU64>,
 }
 
 impl Ticket {
@@ -77,6 +116,11 @@ impl Ticket {
             self.stream.changed.wait(&mut queue);
         }
     }
+
+    /// When it was reached, once it is done.
+    pub fn end(&self) -> Time {
+        self.end.load(Ordering::Acquire)
+    }
 }
 
 impl Stream {
@@ -89,6 +133,7 @@ impl Stream {
             queue: Mutex::default(),
             changed: Condvar::new(),
             done: AtomicU64::new(0),
+            time: AtomicU64::new(0),
             capture: Mutex::new(None),
         }
     }
@@ -96,6 +141,11 @@ impl Stream {
     /// One that no handle names and that waits for nothing.
     pub fn aside(context: &Arc<Context>) -> Self {
         Self::new(Arc::downgrade(context), NON_BLOCKING, 0)
+    }
+
+    /// When the work that has run so far ended.
+    pub fn time(&self) -> Time {
+        self.time.load(Ordering::Acquire)
     }
 
     /// `cuStreamGetId`.
@@ -118,7 +168,8 @@ impl Stream {
 
     /// The point after everything submitted so far.
     pub fn last(self: &Arc<Self>) -> Ticket {
-        Ticket { stream: self.clone(), number: self.queue.lock().submitted }
+        let queue = self.queue.lock();
+        Ticket { stream: self.clone(), number: queue.submitted, end: queue.end.clone() }
     }
 
     pub fn is_idle(&self) -> bool {
@@ -127,24 +178,22 @@ impl Stream {
 
     /// What new work must wait for besides its own stream: the legacy stream and the blocking streams wait for each other.
     fn others(self: &Arc<Self>, context: &Context) -> Vec<Ticket> {
-        let mut after = if Arc::ptr_eq(self, &context.legacy) {
+        let mut others = if Arc::ptr_eq(self, &context.legacy) {
             context.streams.lock().iter().filter(|stream| stream.blocks()).map(Stream::last).collect()
         } else if self.blocks() {
             vec![context.legacy.last()]
         } else {
             Vec::new()
         };
-        after.extend(context.gates());
-        after.retain(|ticket: &Ticket| !ticket.is_done());
-        after
+        others.extend(context.gates());
+        others
     }
 
-    /// Waits until everything that a synchronous call on this stream has to follow is done.
-    pub fn settle(self: &Arc<Self>, context: &Context) {
-        for ticket in self.others(context) {
-            ticket.wait();
-        }
-        self.last().wait();
+    /// Waits until everything that a synchronous call on this stream has to follow is done; when that is.
+    pub fn settle(self: &Arc<Self>, context: &Context) -> Time {
+        let mut all = self.others(context);
+        all.push(self.last());
+        After::new(all).wait()
     }
 
     /// Puts work at the end of the stream, or into the graph that it captures.
@@ -154,29 +203,34 @@ impl Stream {
             return Ok(());
         }
         let context = self.context()?;
-        let after = self.others(&context);
+        let after = After::new(self.others(&context));
         self.enqueue(&context, work, after);
         Ok(())
     }
 
     /// Makes later work here wait for points of other streams.
     pub fn wait_for(self: &Arc<Self>, mut tickets: Vec<Ticket>) -> Outcome {
-        tickets.retain(|ticket| !ticket.is_done());
-        if tickets.is_empty() {
+        let context = self.context()?;
+        let mut all = self.others(&context);
+        all.append(&mut tickets);
+        let after = After::new(all);
+        if after.tickets.is_empty() && self.is_idle() {
+            self.time.fetch_max(after.earliest, Ordering::AcqRel);
             return Ok(());
         }
-        let context = self.context()?;
-        let mut after = self.others(&context);
-        after.append(&mut tickets);
         self.enqueue(&context, Work { action: Arc::new(|_| Ok(())), touches: Vec::new(), node: Node::Empty }, after);
         Ok(())
     }
 
-    fn enqueue(self: &Arc<Self>, context: &Arc<Context>, work: Work, after: Vec<Ticket>) {
+    fn enqueue(self: &Arc<Self>, context: &Arc<Context>, work: Work, after: After) {
         context.pending.fetch_add(1, Ordering::AcqRel);
         let mut queue = self.queue.lock();
+        let is_first = queue.submitted == self.done.load(Ordering::Acquire) && after.tickets.is_empty();
+        let began = AtomicU64::new(if is_first { strict::tick() } else { 0 });
         queue.submitted += 1;
-        queue.waiting.push_back(Job { work, after });
+        queue.end = Arc::default();
+        let end = queue.end.clone();
+        queue.waiting.push_back(Arc::new(Job { work, after, end, began }));
         let start = !std::mem::replace(&mut queue.worker, true);
         drop(queue);
         self.changed.notify_all();
@@ -197,10 +251,26 @@ impl Stream {
     /// whose real counterpart returns before the work is done, but where a thread would be waste.
     pub fn run_or_submit(self: &Arc<Self>, work: Work) -> Outcome {
         let context = self.context()?;
-        if self.capturing()?.is_none() && self.is_idle() && self.others(&context).is_empty() {
-            return (work.action)(&context).inspect_err(|code| context.kill(*code));
+        if self.capturing()?.is_none() && self.is_idle() {
+            let after = After::new(self.others(&context));
+            if after.tickets.is_empty() {
+                return self.run_here(&context, &work, after.earliest).inspect_err(|code| context.kill(*code));
+            }
         }
         self.submit(work)
+    }
+
+    /// Runs work on the calling thread, as if the stream had.
+    pub fn run_here(&self, context: &Context, work: &Work, earliest: Time) -> Outcome {
+        let start = self.time.load(Ordering::Acquire).max(earliest);
+        let (outcome, end) = context.during(work, || clock::run(start, || (work.action)(context)));
+        self.time.fetch_max(end, Ordering::AcqRel);
+        let mut queue = self.queue.lock();
+        // Work that was submitted meanwhile has an end of its own.
+        if queue.submitted == self.done.load(Ordering::Acquire) {
+            queue.end = Arc::new(AtomicU64::new(end));
+        }
+        outcome
     }
 
     fn work(self: Arc<Self>, context: &Arc<Context>) {
@@ -215,19 +285,23 @@ impl Stream {
                 }
                 self.changed.wait(&mut queue);
             };
-            queue.running.clone_from(&job.work.touches);
+            queue.running = Some(job.clone());
             drop(queue);
-            for ticket in &job.after {
-                ticket.wait();
+            let mut end = self.time.load(Ordering::Acquire).max(job.after.wait());
+            // Only this thread changes it.
+            if job.began.load(Ordering::Relaxed) == 0 {
+                job.began.store(strict::tick(), Ordering::Release);
             }
-            if context.check_fault().is_ok()
-                && let Err(code) = (job.work.action)(context)
-            {
-                context.kill(code);
+            if context.check_fault().is_ok() {
+                let outcome;
+                (outcome, end) = clock::run(end, || (job.work.action)(context));
+                outcome.unwrap_or_else(|code| context.kill(code));
             }
-            drop(job);
+            self.time.fetch_max(end, Ordering::AcqRel);
+            job.end.store(end, Ordering::Release);
             let mut queue = self.queue.lock();
-            queue.running.clear();
+            queue.running = None;
+            drop(job);
             self.done.fetch_add(1, Ordering::AcqRel);
             context.pending.fetch_sub(1, Ordering::AcqRel);
             drop(queue);
@@ -247,14 +321,18 @@ impl Stream {
         queue.closing && queue.submitted == self.done.load(Ordering::Acquire)
     }
 
-    /// Whether work here, queued or running, uses part of `start..end`.
-    fn touches(&self, start: u64, end: u64) -> bool {
+    /// The work here that is queued or running.
+    pub fn unfinished_work(&self) -> Vec<Unfinished> {
         if self.is_idle() {
-            return false;
+            return Vec::new();
         }
         let queue = self.queue.lock();
-        let meets = |range: &(u64, u64)| range.0 < end && start < range.1;
-        queue.running.iter().any(meets) || queue.waiting.iter().flat_map(|job| &job.work.touches).any(meets)
+        let jobs = queue.running.iter().chain(&queue.waiting);
+        let unfinished = |job: &Arc<Job>| {
+            let began = job.began.load(Ordering::Acquire);
+            Unfinished::new(&job.work, Some(self.id), (began > 0).then_some(began))
+        };
+        jobs.map(unfinished).collect()
     }
 
     /// The capture this stream is part of; STREAM_CAPTURE_INVALIDATED if it broke, STREAM_CAPTURE_IMPLICIT if this is the
@@ -285,14 +363,6 @@ impl Stream {
         let streams = context.streams.lock().clone();
         Ok(streams.iter().filter(|stream| stream.blocks()).find_map(|stream| stream.capture.lock().clone()))
     }
-}
-
-/// Whether any unfinished work of any context uses part of `start..end`.
-pub fn in_use(start: u64, end: u64) -> bool {
-    driver().contexts.all().iter().filter(|context| context.pending.load(Ordering::Acquire) > 0).any(|context| {
-        let streams = context.streams.lock().clone();
-        streams.iter().chain([&context.legacy]).any(|stream| stream.touches(start, end))
-    })
 }
 
 thread_local! {
@@ -382,7 +452,7 @@ pub fn synchronize(handle: Handle) -> Outcome {
     let stream = resolve(handle)?;
     refuse_if_capturing(&stream)?;
     let context = stream.context()?;
-    stream.settle(&context);
+    clock::host_saw(stream.settle(&context));
     crate::mempool::synchronized();
     context.check()
 }
@@ -393,6 +463,7 @@ pub fn query(handle: Handle) -> Outcome {
     if !stream.is_idle() {
         return Err(Code::NOT_READY);
     }
+    clock::host_saw(stream.last().end());
     stream.context()?.check()
 }
 

@@ -7,7 +7,7 @@ use crate::ffi::{AccessDesc, AllocationProp, In, Location, Out};
 use crate::physical::{GRANULE, Physical, Place, Store, Use, reopen, shared_range};
 use crate::residence::PAGE;
 use crate::space::{Grants, Kind, next_id};
-use crate::{report, stream};
+use crate::strict;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -149,21 +149,22 @@ pub fn map(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) -
     if offset != 0 || bytes < physical.bytes {
         return Err(Code::NOT_SUPPORTED);
     }
-    driver.space.map(address, physical, handle)
+    driver.space.map(address, physical, handle)?;
+    strict::mapping(address, address + bytes);
+    Ok(())
 }
 
 /// `cuMemUnmap`. It does not wait for the device, so taking memory from under work that uses it is a bug of the caller
-/// that a real GPU may or may not punish; here it is always reported.
+/// that a real GPU may or may not punish; here it is always reported, in strict mode or not.
 pub fn unmap(address: u64, bytes: usize) -> Outcome {
     let driver = supported()?;
     let bytes = aligned(address, bytes)?;
-    let used = stream::in_use(address, address.saturating_add(bytes));
+    let end = address.saturating_add(bytes);
+    let reachable =
+        driver.space.within(address, end).iter().fold(0, |mask, at| mask | strict::reachable_from(&at.kind));
+    let users = strict::users_of(address, end, reachable);
     let regions = driver.space.unmap(address, bytes)?;
-    if used {
-        report::violation(format!(
-            "cuMemUnmap of {bytes} bytes at {address:#x} while queued or running work uses them"
-        ));
-    }
+    strict::unmapped(address, end, reachable, &users);
     let visible = regions.iter().filter(|region| matches!(&region.kind, Kind::Vmm { grants, .. } if grants.host));
     for region in visible {
         hide_from_processor(region.start, region.bytes);
@@ -203,9 +204,19 @@ pub fn set_access(address: u64, bytes: usize, list: In<AccessDesc>, count: usize
             _ => return Err(Code::INVALID_VALUE),
         }
     }
+    let limits = |desc: &&AccessDesc| desc.location.kind == DEVICE && desc.flags != READ_WRITE;
+    let limited = list.iter().filter(limits).fold(0, |mask, desc| mask | 1 << desc.location.id);
+    let users = strict::users_on(address, address.saturating_add(bytes), limited);
+    let mut lost = 0;
     let changed = driver.space.set_access(address, bytes, |physical, grants| {
-        list.iter().try_for_each(|desc| grant(physical, grants, desc))
+        let before = *grants;
+        list.iter().try_for_each(|desc| grant(physical, grants, desc))?;
+        lost |= before.read & !grants.read | before.write & !grants.write;
+        Ok(())
     })?;
+    if lost != 0 {
+        strict::lost_access(address, address + bytes, &users);
+    }
     for region in &changed {
         if let Kind::Vmm { physical, grants, .. } = &region.kind
             && grants.host

@@ -27,9 +27,15 @@ macro_rules! ok {
     };
 }
 
-/// Runs `body` in a new process under `settings`. `name` is the test's own.
+/// Runs `body` in a new process under `settings`, in strict mode, and expects no violation. `name` is the test's own.
 #[track_caller]
 pub fn alone(name: &str, settings: &[(&str, &str)], body: fn()) {
+    wrongly(name, settings, body, |violations| assert!(violations.is_empty(), "{violations:#?}"));
+}
+
+/// As [`alone`], for a body that does what is not allowed: `check` gets the violations, one a line without the process.
+#[track_caller]
+pub fn wrongly(name: &str, settings: &[(&str, &str)], body: fn(), check: fn(&[&str])) {
     if std::env::var("SIMCUDA_TEST").as_deref() == Ok(name) {
         return body();
     }
@@ -43,15 +49,22 @@ pub fn alone(name: &str, settings: &[(&str, &str)], body: fn()) {
         let _ = std::fs::remove_file(&link);
         std::os::unix::fs::symlink(&built, link).unwrap();
     }
+    let violations = folder.join("violations");
+    let _ = std::fs::remove_file(&violations);
     let output = Command::new(me)
         .args([name, "--exact", "--nocapture", "--test-threads=1"])
         .env("SIMCUDA_TEST", name)
         .env("LD_LIBRARY_PATH", &folder)
+        .env("SIMCUDA_STRICT", "on")
+        .env("SIMCUDA_VIOLATIONS", &violations)
         .envs(settings.iter().copied())
         .output()
         .unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && out.contains("1 passed"), "{name}: {}\n{out}\n{err}", output.status);
+    let violations = std::fs::read_to_string(violations).unwrap_or_default();
+    let violations: Vec<_> = violations.lines().map(|line| line.split_once(": ").unwrap().1).collect();
+    check(&violations);
 }
 
 /// The address of an export, driver call or probe.
@@ -89,8 +102,13 @@ pub const PTX: &std::ffi::CStr = c".version 7.0
 .visible .entry fill_u32(.param .u64 p, .param .u64 n, .param .u32 v) { ret; }
 .visible .entry iota_u32(.param .u64 p, .param .u64 n, .param .u32 v) { ret; }
 .visible .entry check_iota_u32(.param .u64 p, .param .u64 n, .param .u32 v, .param .u64 bad) { ret; }
+.visible .entry sum_u32(.param .u64 p, .param .u64 n, .param .u64 out) { ret; }
 .visible .entry add_struct(.param .align 8 .b8 p[32]) { ret; }
 .visible .entry wait_flag(.param .u64 flag) { ret; }
+.visible .entry sum_table_u32(.param .u64 table, .param .u64 count, .param .u64 n, .param .u64 out) { ret; }
+.visible .entry fill_table_u32(.param .u64 table, .param .u64 count, .param .u64 n, .param .u32 v) { ret; }
+.visible .entry sum_list_u64(.param .u64 head, .param .u64 out, .param .u64 flag) { ret; }
+.visible .entry add_list_u64(.param .u64 head, .param .u64 v) { ret; }
 .visible .entry stranger(.param .u64 p) { ret; }
 ";
 

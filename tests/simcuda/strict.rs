@@ -1,0 +1,225 @@
+//! Strict mode (`SIMCUDA_STRICT`): memory that unfinished work may still use is not taken away, and what was released
+//! shows in whatever reads it.
+//!
+//! A real GPU lets most of this pass and gives a wrong word or a fault now and then. Here it is a violation each time,
+//! whether or not the work came to touch the memory.
+
+use crate::context::Context;
+use crate::driver::driver;
+use crate::graph::Node;
+use crate::physical::GRANULE;
+use crate::report;
+use crate::space::{Kind, Origin, Region};
+use crate::stream::Work;
+use parking_lot::Mutex;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What released memory reads as at the beginning of each 2 MiB, or of a small allocation.
+const POISON: u8 = 0xdb;
+/// How much of it. A page for each frame shows a reader that goes over the frame, and costs little memory and time.
+const POISONED: u64 = 4096;
+
+pub fn is_on() -> bool {
+    crate::driver::if_initialised().is_some_and(|driver| driver.settings.strict)
+}
+
+/// Counts what begins and what is unmapped, to tell which was first.
+static CLOCK: AtomicU64 = AtomicU64::new(1);
+
+pub fn tick() -> u64 {
+    CLOCK.fetch_add(1, Ordering::AcqRel)
+}
+
+/// A piece of work that has not finished.
+#[derive(Clone)]
+pub struct Unfinished {
+    /// When it began, if it has.
+    pub began: Option<u64>,
+    /// The stream that runs it; none for a call that does its work itself.
+    pub stream: Option<u64>,
+    pub touches: Vec<(u64, u64)>,
+    pub node: Node,
+}
+
+impl Unfinished {
+    pub fn new(work: &Work, stream: Option<u64>, began: Option<u64>) -> Self {
+        Self { began, stream, touches: work.touches.clone(), node: work.node.clone() }
+    }
+
+    fn names(&self, start: u64, end: u64) -> bool {
+        self.touches.iter().any(|range| range.0 < end && start < range.1)
+    }
+
+    /// In words, with where it is.
+    fn describe(&self, context: &Context) -> String {
+        let what = match &self.node {
+            Node::Kernel(kernel) if kernel.follows => format!("kernel {}, which follows pointers,", kernel.name),
+            Node::Kernel(kernel) => format!("kernel {}", kernel.name),
+            Node::Memcpy => "a copy".to_owned(),
+            Node::Memset => "a fill".to_owned(),
+            Node::Graph { works, .. } => format!("a graph of {works} nodes"),
+            Node::Host | Node::Empty | Node::MemAlloc(_) | Node::MemFree(_) => "work".to_owned(),
+        };
+        let place = match self.stream {
+            Some(stream) => format!("in stream {stream}"),
+            None => "in a call that waits for it".to_owned(),
+        };
+        let state = if self.began.is_some() { "runs" } else { "is queued" };
+        format!("{what} {state} {place} of context {} on GPU {}", context.id, context.device)
+    }
+}
+
+/// Who may use the memory of a region besides those that name its addresses: the GPUs, one bit each, whose kernels find it
+/// by following pointers.
+pub fn reachable_from(kind: &Kind) -> u64 {
+    match kind {
+        Kind::Vmm { grants, .. } => grants.read | grants.write,
+        // The program or the library that frees says that nobody follows a pointer there any more, and the driver waits
+        // for the owner's work. Only what names the addresses is sure to be wrong.
+        Kind::Plain { .. } | Kind::Host { .. } | Kind::Managed { .. } => 0,
+    }
+}
+
+/// The work that may use part of a range, described. Asked before the memory is taken away: afterwards the work may have
+/// failed and be over.
+pub fn users_of(start: u64, end: u64, reachable: u64) -> Vec<String> {
+    users(start, end, reachable, None)
+}
+
+/// With `began_before`, only what had begun then.
+fn users(start: u64, end: u64, reachable: u64, began_before: Option<u64>) -> Vec<String> {
+    let mut found = Vec::new();
+    for context in driver().contexts.all() {
+        for work in context.unfinished_work() {
+            let early = began_before.is_none_or(|moment| work.began.is_some_and(|began| began < moment));
+            let follows = work.node.follows_pointers() && reachable & 1 << context.device != 0;
+            if early && (follows || work.names(start, end)) {
+                found.push(work.describe(&context));
+            }
+        }
+    }
+    found
+}
+
+fn say(what: &str, start: u64, end: u64, users: &[String]) {
+    if let Some(first) = users.first() {
+        let more = if users.len() > 1 { format!(" (and {} more)", users.len() - 1) } else { String::new() };
+        report::violation(format!("{what} of {} bytes at {start:#x} while {first}{more}", end - start));
+    }
+}
+
+/// Addresses that were unmapped while something ran that had begun before, and may be mapped anew under it.
+static VACATED: Mutex<Vec<Vacated>> = Mutex::new(Vec::new());
+
+struct Vacated {
+    start: u64,
+    end: u64,
+    reachable: u64,
+    at: u64,
+}
+
+/// `cuMemUnmap` took mappings away while `users` were not finished, and other GPUs' kernels could reach them.
+pub fn unmapped(start: u64, end: u64, reachable: u64, users: &[String]) {
+    if users.is_empty() {
+        return;
+    }
+    say("cuMemUnmap", start, end, users);
+    if is_on() {
+        let mut vacated = VACATED.lock();
+        vacated.retain(|range| !self::users(range.start, range.end, range.reachable, Some(range.at)).is_empty());
+        vacated.push(Vacated { start, end, reachable, at: tick() });
+    }
+}
+
+/// `cuMemMap` puts memory at addresses.
+pub fn mapping(start: u64, end: u64) {
+    if !is_on() {
+        return;
+    }
+    for range in VACATED.lock().iter().filter(|range| range.start < end && start < range.end) {
+        let (start, end) = (start.max(range.start), end.min(range.end));
+        say("mapping anew what was unmapped,", start, end, &users(start, end, range.reachable, Some(range.at)));
+    }
+}
+
+/// The work of the GPUs in `devices`, one bit each, that may use part of a range.
+pub fn users_on(start: u64, end: u64, devices: u64) -> Vec<String> {
+    if devices == 0 || !is_on() {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    for context in driver().contexts.all().iter().filter(|context| devices & 1 << context.device != 0) {
+        let uses = |work: &Unfinished| work.node.follows_pointers() || work.names(start, end);
+        found.extend(context.unfinished_work().iter().filter(|work| uses(work)).map(|work| work.describe(context)));
+    }
+    found
+}
+
+/// `cuMemSetAccess` took access away while `users` were not finished.
+pub fn lost_access(start: u64, end: u64, users: &[String]) {
+    say("cuMemSetAccess, which takes access away,", start, end, users);
+}
+
+/// A plain allocation, pinned, registered or managed memory is about to be given back, after whatever the call waited for.
+/// Not that of graphs: it is freed by work which itself counts as using it.
+pub fn freeing(region: &Region) {
+    if !is_on() || matches!(region.kind, Kind::Plain { origin: Origin::Graph(_), .. }) {
+        return;
+    }
+    let what = match &region.kind {
+        Kind::Plain { origin: Origin::Alloc, .. } => "a free",
+        Kind::Plain { origin: Origin::Ipc | Origin::Shared, .. } => "closing shared memory",
+        Kind::Plain { .. } => "a free in a stream",
+        Kind::Host { registered: true, .. } => "an unregistration",
+        Kind::Host { .. } => "a free of pinned memory",
+        Kind::Managed { .. } => "a free of managed memory",
+        Kind::Vmm { .. } => "an unmapping",
+    };
+    say(what, region.start, region.end(), &users_of(region.start, region.end(), reachable_from(&region.kind)));
+    if let Kind::Plain { origin: Origin::Alloc | Origin::Pool(_), .. } = region.kind {
+        poison_small(region);
+    }
+}
+
+/// Overwrites the beginning of an allocation whose frame stays in use.
+fn poison_small(region: &Region) {
+    let mut left = POISONED.min(region.bytes) as usize;
+    for (view, bytes) in region.views(region.start, region.bytes.min(POISONED)) {
+        let length = bytes.min(left);
+        // SAFETY: the region's own memory, which it holds; the allocation is over, and views are the driver's alias.
+        unsafe { std::ptr::write_bytes(view as *mut u8, POISON, length) };
+        left -= length;
+    }
+}
+
+/// Frames of a stretch of a memory file that hold data, by their offset. Called before the stretch is emptied.
+pub fn written(file: &OwnedFd, offset: u64, bytes: u64) -> Vec<u64> {
+    let mut frames = Vec::new();
+    if !is_on() {
+        return frames;
+    }
+    let (mut at, end) = (offset, offset + bytes);
+    while at < end {
+        // SAFETY: plain system call on a descriptor we own. Its position, which this moves, is used by nobody.
+        let data = unsafe { libc::lseek(file.as_raw_fd(), at as i64, libc::SEEK_DATA) };
+        let Ok(data) = u64::try_from(data) else { break };
+        if data >= end {
+            break;
+        }
+        let frame = data.max(offset) / GRANULE * GRANULE;
+        frames.push(frame.max(offset));
+        at = frame + GRANULE;
+    }
+    frames
+}
+
+/// Makes the first page of each of these frames say that it was released.
+pub fn poison(file: &OwnedFd, frames: &[u64]) {
+    let page = [POISON; POISONED as usize];
+    for frame in frames {
+        // SAFETY: plain system call on a descriptor we own, from a buffer of that size. What it could not write stays
+        // empty, which is only less telling.
+        unsafe { libc::pwrite(file.as_raw_fd(), page.as_ptr().cast(), page.len(), *frame as i64) };
+    }
+}
