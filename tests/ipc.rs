@@ -137,6 +137,14 @@ fn closing_during_a_capture_waits_until_after_it() {
 }
 
 #[test]
+fn closing_is_not_refused_because_a_capture_begins_meanwhile() {
+    let steps = "A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:open:0 B:overtaken:0 B:open:0 B:check:0:100 B:close:0 B:left";
+    let shim = ipc(steps).shim().go();
+    shim.succeeds().says("B:overtaken:0: close 0, end of the capture 0").says("B:check:0:100: 0 wrong, ends right");
+    shim.says("B:left: 0 handles, 0 MiB mapped, 16 MiB used");
+}
+
+#[test]
 fn there_is_no_thread_before_the_first_export_and_none_in_an_importer() {
     let steps = "A:alloc:0:65536 A:threads A:get:0:0 A:threads A:get:0:0 A:threads B:open:0 B:threads";
     let shim = ipc(steps).shim().go();

@@ -78,6 +78,13 @@ fn what_is_used_is_no_finding() {
 }
 
 #[test]
+fn work_that_is_neither_kernel_nor_copy_is_use() {
+    for way in ["async", "event", "host_function", "prefetch", "handle"] {
+        c(&format!("only_{way}")).finds_nothing();
+    }
+}
+
+#[test]
 fn without_work_anywhere_no_context_is_called_stray() {
     c("idle").finds_nothing();
 }

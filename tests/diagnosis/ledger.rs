@@ -71,6 +71,24 @@ fn threads_that_meet_at_a_gpu_share_one_record() {
 }
 
 #[test]
+fn two_threads_that_see_one_context_appear_write_it_down_once() {
+    let told = Case::program("contexts", "appeared_twice").go();
+    let of_first: Vec<_> = created(&told).into_iter().filter(|made| made.device == 0).collect();
+    assert_eq!(of_first.len(), 1, "{of_first:?}");
+}
+
+#[test]
+fn each_of_hundreds_of_contexts_is_told_with_its_use() {
+    let told = Case::program("contexts", "many").env("SIMCUDA_CONTEXT_MIB", "16").go();
+    let events = told.records.iter().map(|record| &record.event);
+    let used: Vec<&ContextUse> =
+        events.filter_map(|event| if let Event::ContextUse(used) = event { Some(used) } else { None }).collect();
+    assert_eq!((created(&told).len(), used.len()), (601, 601));
+    let last = used.iter().find(|used| used.id == 601).unwrap_or_else(|| told.fail("no use of the last context"));
+    assert_eq!((last.allocations, last.bytes_peak), (5, 4 << 20));
+}
+
+#[test]
 fn the_most_detailed_log_is_read_too() {
     let told = Case::program("contexts", "stray").env("GPUPOOL_LOG", "trace").go();
     told.finds(&["GP001"]);

@@ -4,6 +4,8 @@
  */
 #define _GNU_SOURCE
 #include "diagnosed.h"
+#include "simulator.h"
+#include "vmm.h"
 
 #include <dlfcn.h>
 
@@ -127,6 +129,82 @@ static void use_from_threads(void)
         REQUIRE(pthread_join(threads[i], NULL) == 0);
 }
 
+CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream);
+CUresult cuLaunchHostFunc(CUstream stream, void (*function)(void *), void *data);
+CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUdevice device, CUstream stream);
+
+static void nothing(void *unused)
+{
+    (void)unused;
+}
+
+/* Each is one way to use the first GPU's context and no other. */
+static void use_otherwise(const char *way)
+{
+    CUdeviceptr block;
+    CUevent event;
+    CHECK(cuCtxSetCurrent(retain(FIRST)));
+    if (strcmp(way, "async") == 0) {
+        CHECK(cuMemAllocAsync(&block, 4096, NULL));
+    } else if (strcmp(way, "event") == 0) {
+        CHECK(cuEventCreate(&event, 0));
+        CHECK(cuEventRecord(event, NULL));
+    } else if (strcmp(way, "host_function") == 0) {
+        CHECK(cuLaunchHostFunc(NULL, nothing, NULL));
+    } else if (strcmp(way, "prefetch") == 0) {
+        CHECK(cuMemAllocManaged(&block, 4096, 1));
+        CHECK(cuMemPrefetchAsync(block, 4096, FIRST, NULL));
+    } else if (strcmp(way, "handle") == 0) {
+        CUmemAllocationProp properties = on_device(FIRST);
+        uint64_t handle;
+        CHECK(cuMemCreate(&handle, 2 * MIB, &properties, 0));
+    }
+}
+
+/* One after the other, more than any table has places for; the last frees what it allocates. */
+static void make_many(void)
+{
+    CUcontext one;
+    CUdeviceptr block;
+    CHECK(cuCtxSetCurrent(retain(LAST)));
+    for (int i = 0; i < 600; i++) {
+        CHECK(cuCtxCreate_v2(&one, 0, FIRST));
+        if (i + 1 < 600)
+            CHECK(cuCtxDestroy_v2(one));
+    }
+    for (int i = 0; i < 5; i++) {
+        CHECK(cuMemAlloc_v2(&block, 4 * MIB));
+        CHECK(cuMemFree_v2(block));
+    }
+}
+
+/*
+ * Two threads see at the same time that a context appeared on the first GPU: while the first one writes that down, the
+ * second does it all.
+ */
+static void *look_again(void *unused)
+{
+    CHECK(cuCtxSetCurrent(retain(2)));
+    return unused;
+}
+
+static void see_it_too(void)
+{
+    in_thread(look_again, NULL);
+}
+
+static void appear_for_two(void)
+{
+    Simulator simulator = find_simulator();
+    CHECK(cuCtxSetCurrent(retain(1)));
+    retain(2);
+    CHECK(cuCtxSetCurrent(NULL));
+    retain_unseen(FIRST);
+    if (simulator.after)
+        simulator.after("cuDeviceGetUuid", see_it_too);
+    retain(2);
+}
+
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
@@ -185,6 +263,13 @@ int main(int argc, char **argv)
         use_a_little();
     } else if (strcmp(name, "threads") == 0) {
         use_from_threads();
+    } else if (strncmp(name, "only_", 5) == 0) {
+        use_otherwise(name + 5);
+        compute_on(LAST);
+    } else if (strcmp(name, "many") == 0) {
+        make_many();
+    } else if (strcmp(name, "appeared_twice") == 0) {
+        appear_for_two();
     } else if (strcmp(name, "created") == 0) {
         /* A context made on purpose: nobody makes these by accident. */
         CHECK(cuCtxCreate_v2(&own, 0, FIRST));

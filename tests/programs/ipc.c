@@ -20,6 +20,7 @@
  *   reset                reset the primary context
  *   trim                 return freed memory to the driver (under the shim)
  *   captured:SLOT        close it while a stream is being captured
+ *   overtaken:SLOT       close it, and a capture begins while that waits (simulated driver)
  *   hold                 do nothing more, but stay there until killed (SIGSTOP)
  *   sweep:get:SLOT, sweep:open:SLOT
  *                        the same with a fault at every driver call in turn (simulated driver): nothing may be left
@@ -30,6 +31,7 @@
 #include "simulator.h"
 
 #include "kernels.h"
+#include "streams.h"
 
 #include <dirent.h>
 #include <pthread.h>
@@ -166,6 +168,39 @@ static void captured(const char *name, const Slot *slot)
     CHECK(cuStreamDestroy_v2(stream));
 }
 
+static CUstream late;
+
+static void *begin_late(void *context)
+{
+    CHECK(cuCtxSetCurrent(context));
+    CHECK(cuStreamBeginCapture_v2(late, CAPTURE_RELAXED));
+    return context;
+}
+
+static void capture_late(void)
+{
+    CUcontext context;
+    pthread_t thread;
+    CHECK(cuCtxGetCurrent(&context));
+    REQUIRE(pthread_create(&thread, NULL, begin_late, context) == 0);
+    REQUIRE(pthread_join(thread, NULL) == 0);
+}
+
+/* A second context, so that there is one to be waited for after the capture began. */
+static void overtaken(const char *name, const Simulator *simulator, const Slot *slot)
+{
+    CUcontext second;
+    CUgraph graph = NULL;
+    CHECK(cuStreamCreate(&late, CU_STREAM_NON_BLOCKING));
+    CHECK(cuCtxCreate_v2(&second, 0, 0));
+    CHECK(cuCtxPopCurrent_v2(&second));
+    simulator->after("cuCtxSynchronize", capture_late);
+    CUresult closed = cuIpcCloseMemHandle(slot->address);
+    printf("%s: close %d, end of the capture %d\n", name, closed, cuStreamEndCapture(late, &graph));
+    CHECK(cuStreamDestroy_v2(late));
+    CHECK(cuCtxDestroy_v2(second));
+}
+
 /* Fails every driver call of an export or import in turn, once, until the call has no more of them. */
 static void sweep(const char *name, const Simulator *simulator, int opens, Slot *slot)
 {
@@ -263,6 +298,8 @@ static void act(const Kernels *kernels, char *order)
         printf("%s: %llu MiB\n", name, simulator.trim ? (unsigned long long)(simulator.trim() / MIB) : 0);
     } else if (!strcmp(action, "captured")) {
         captured(name, slot);
+    } else if (!strcmp(action, "overtaken")) {
+        overtaken(name, &simulator, slot);
     } else if (!strcmp(action, "sweep")) {
         sweep(name, &simulator, strcmp(first, "open") == 0, &slots[value % SLOTS]);
     } else if (!strcmp(action, "fault")) {

@@ -94,9 +94,10 @@ impl Context {
         self.tally.id.load(Ordering::Acquire) != self.id
     }
 
-    /// The `CUcontext`; null while it is not known, and once it is gone.
-    pub fn handle(&self) -> CUcontext {
-        handle_of(self.id)
+    /// The `CUcontext`; `None` while it is unknown, and once the context is gone.
+    pub fn live_handle(&self) -> Option<CUcontext> {
+        let handle = self.tally.handle.load(Ordering::Acquire);
+        (handle != 0 && !self.is_gone()).then_some(handle as CUcontext)
     }
 }
 
@@ -454,10 +455,10 @@ pub fn synchronize_all(driver: &Driver) -> Result<(), CuResult> {
         if capture::under_way() {
             return Err(CuResult::NOT_READY);
         }
-        let handle = context.handle();
+        let Some(handle) = context.live_handle() else { continue };
         if handle == current {
             answer = synchronize();
-        } else if !handle.is_null() {
+        } else {
             let _ = within(driver, handle, synchronize);
         }
     }
@@ -474,10 +475,15 @@ pub fn may_be_busy() -> bool {
     !process::is_preloaded() || !process::counts() || launches(&all()) != WAITED_FOR.load(Ordering::Relaxed)
 }
 
-/// Kernels launched in these contexts.
+/// Kernels launched in these contexts, and in those that are gone.
 fn launches(contexts: &[Context]) -> u64 {
-    let gone = REGISTRY.lock().gone_launches();
+    let gone: u64 = (0..device_count() as CUdevice).map(gone_launches).sum();
     gone + contexts.iter().map(|context| context.usage.launches.load(Ordering::Relaxed)).sum::<u64>()
+}
+
+/// Kernels launched in contexts of this device that are gone.
+pub fn gone_launches(device: CUdevice) -> u64 {
+    REGISTRY.lock().gone_launches(device)
 }
 
 /// As a pool's backend waits: not now while a stream is being captured, which waiting would invalidate.

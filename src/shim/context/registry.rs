@@ -11,7 +11,7 @@ use cudarc::driver::sys::CUdevice;
 use gpupool_events::Site;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 /// Contexts that ended and are kept whole for the judgement at the end of the process. Of later ones, what they were used
 /// for is logged when they end.
@@ -26,6 +26,8 @@ const RESTING: usize = 64;
 pub struct Tally {
     /// The context's id; 0 while it has none.
     pub(super) id: AtomicU64,
+    /// Its handle; 0 while that is not known, and once it is gone.
+    pub(super) handle: AtomicUsize,
     pub usage: Usage,
     /// Peer access from or to it was enabled before anything was done with it.
     pub peered: AtomicBool,
@@ -85,6 +87,8 @@ struct Device {
     /// Contexts there, of either kind, and what they cost.
     live: u32,
     cost: u64,
+    /// Kernels launched in those that are gone.
+    gone_launches: u64,
     /// How often the primary one was seen being retained and not released.
     retained: u64,
     /// Calls under way that give one reference back, and that take all.
@@ -148,7 +152,6 @@ pub struct Registry {
     of_green: BTreeMap<usize, CUdevice>,
     idle: VecDeque<&'static Tally>,
     gone: Vec<Record>,
-    gone_launches: u64,
     last_id: u64,
 }
 
@@ -178,7 +181,6 @@ impl Registry {
             of_green: BTreeMap::new(),
             idle: VecDeque::new(),
             gone: Vec::new(),
-            gone_launches: 0,
             last_id: 0,
         }
     }
@@ -247,6 +249,7 @@ impl Registry {
         let id = *primaries.iter().find(waiting)?;
         let entry = self.entries.get_mut(&id)?;
         entry.name = name;
+        entry.context.tally.handle.store(name.handle, Ordering::Release);
         self.handles.entry(name.handle).or_default().push(id);
         Some(entry.context)
     }
@@ -294,6 +297,7 @@ impl Registry {
         let tally = tally.unwrap_or_else(|| Box::leak(Box::default()));
         tally.usage.restart();
         tally.peered.store(false, Ordering::Relaxed);
+        tally.handle.store(name.handle, Ordering::Release);
         tally.id.store(id, Ordering::Release);
         place_of(id).store(std::ptr::from_ref(tally).cast_mut(), Ordering::Release);
         let context = Context { id, device, kind, tally };
@@ -318,6 +322,7 @@ impl Registry {
             let context = entry.context;
             let record = record(&entry, Arc::new(context.tally.usage.copy()));
             context.tally.id.store(0, Ordering::Release);
+            context.tally.handle.store(0, Ordering::Release);
             if let Some(ids) = self.handles.get_mut(&entry.name.handle) {
                 ids.retain(|other| other != id);
                 if ids.is_empty() {
@@ -327,9 +332,9 @@ impl Registry {
             if let Some(device) = self.devices.get_mut(&context.device) {
                 device.primaries.retain(|other| other != id);
                 device.live -= 1;
+                device.gone_launches += record.usage.launches.load(Ordering::Relaxed);
                 device.cost = device.cost.saturating_sub(entry.origin.cost.unwrap_or(0));
             }
-            self.gone_launches += record.usage.launches.load(Ordering::Relaxed);
             self.idle.push_back(context.tally);
             let unkept = if self.is_worth_keeping(&record) {
                 self.gone.push(record);
@@ -476,9 +481,9 @@ impl Registry {
         self.devices.get(&device).map_or(0, |device| device.cost)
     }
 
-    /// Kernels launched in contexts that are gone.
-    pub fn gone_launches(&self) -> u64 {
-        self.gone_launches
+    /// Kernels launched in contexts of this device that are gone.
+    pub fn gone_launches(&self, device: CUdevice) -> u64 {
+        self.devices.get(&device).map_or(0, |device| device.gone_launches)
     }
 
     /// Every context that is known, oldest first.
@@ -493,4 +498,138 @@ impl Registry {
 fn record(entry: &Entry, usage: Arc<Usage>) -> Record {
     let Context { id, device, kind, tally } = entry.context;
     Record { id, device, kind, origin: entry.origin.clone(), usage, peered: tally.peered.load(Ordering::Relaxed) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn origin() -> Arc<Origin> {
+        let site = Site { python: Vec::new(), native: Vec::new(), truncated: false };
+        Arc::new(Origin { call: "a test".to_owned(), site, cost: Some(3) })
+    }
+
+    fn name(handle: usize, life: u64) -> Name {
+        Name { handle, life: Some(life) }
+    }
+
+    fn enter(registry: &mut Registry, name: Name, device: CUdevice, kind: Kind) -> Context {
+        registry.enter(name, device, kind, origin()).unwrap()
+    }
+
+    #[test]
+    fn the_next_life_of_a_handle_is_another_context_while_the_last_one_ends() {
+        let mut registry = Registry::new();
+        let first = enter(&mut registry, name(0x10, 1), 0, Kind::Primary);
+        registry.retained(0);
+        let lives = registry.begin_primary(0, By::Reset);
+        assert_eq!(registry.find(name(0x10, 1)), Found::Known { context: first, settled: false });
+        let next = enter(&mut registry, name(0x10, 2), 0, Kind::Primary);
+        assert_ne!(first, next);
+        let ended = registry.end_primary(0, By::Reset, true, &lives);
+        assert_eq!(ended.iter().map(|ended| ended.context).collect::<Vec<_>>(), [first]);
+        assert!(first.is_gone() && !next.is_gone());
+        assert_eq!(registry.find(name(0x10, 2)), Found::Known { context: next, settled: true });
+        assert_eq!(registry.by_handle(0x10), Some(next));
+    }
+
+    #[test]
+    fn a_driver_that_does_not_number_contexts_is_believed_once_nothing_ends() {
+        let mut registry = Registry::new();
+        let unnumbered = Name { handle: 0x10, life: None };
+        let first = enter(&mut registry, unnumbered, 0, Kind::Primary);
+        (0..2).for_each(|_| registry.retained(0));
+        let lives = registry.begin_primary(0, By::Release);
+        assert!(matches!(registry.find(unnumbered), Found::Known { context, .. } if context == first), "not the last");
+        registry.end_primary(0, By::Release, true, &[]);
+        assert_eq!(lives.len(), 1);
+        let lives = registry.begin_primary(0, By::Release);
+        assert_eq!(registry.find(unnumbered), Found::Unknown, "it may be the next one");
+        let next = enter(&mut registry, unnumbered, 0, Kind::Primary);
+        registry.end_primary(0, By::Release, true, &lives);
+        assert!(first.is_gone() && !next.is_gone());
+    }
+
+    #[test]
+    fn a_release_that_leaves_the_context_leaves_its_record() {
+        let mut registry = Registry::new();
+        let context = enter(&mut registry, name(0x10, 1), 0, Kind::Primary);
+        registry.begin_primary(0, By::Release);
+        assert!(matches!(registry.find(name(0x10, 1)), Found::Known { settled: false, .. }));
+        assert!(registry.end_primary(0, By::Release, true, &[]).is_empty());
+        assert_eq!(registry.find(name(0x10, 1)), Found::Known { context, settled: true });
+    }
+
+    #[test]
+    fn what_lives_on_in_a_life_that_nobody_saw_begin_does_not_end_with_the_last() {
+        let mut registry = Registry::new();
+        let context = enter(&mut registry, name(0x10, 1), 0, Kind::Primary);
+        let lives = registry.begin_primary(0, By::Release);
+        registry.end_primary(0, By::Release, true, &[]);
+        assert_eq!(registry.find(name(0x10, 2)), Found::Renamed(context));
+        registry.lives_on(context.id, name(0x10, 2));
+        registry.begin_primary(0, By::Release);
+        assert!(registry.end_primary(0, By::Release, true, &lives).is_empty());
+        assert!(!context.is_gone());
+    }
+
+    #[test]
+    fn nobody_is_lent_a_context_that_may_be_ending() {
+        let mut registry = Registry::new();
+        let context = enter(&mut registry, name(0x10, 1), 0, Kind::Created);
+        assert_eq!(registry.lease(0x10), Some(Ok(context.id)));
+        let ids = registry.begin_handle(0x10);
+        assert!(registry.is_leased(ids.iter().copied()));
+        assert_eq!(registry.lease(0x10), Some(Err(())));
+        registry.give_back(context.id);
+        assert!(!registry.is_leased(ids.iter().copied()));
+        registry.end_handle(&ids, false);
+        assert_eq!(registry.lease(0x10), Some(Ok(context.id)));
+        registry.give_back(context.id);
+        let ids = registry.begin_handle(0x10);
+        registry.end_handle(&ids, true);
+        assert_eq!(registry.lease(0x10), None);
+    }
+
+    #[test]
+    fn a_context_that_appeared_is_one_however_many_saw_it() {
+        let mut registry = Registry::new();
+        let nameless = Name { handle: 0, life: None };
+        let first = enter(&mut registry, nameless, 0, Kind::Appeared);
+        assert_eq!(registry.enter(nameless, 0, Kind::Appeared, origin()), Err(first));
+        assert_eq!(registry.enter(name(0x10, 1), 0, Kind::Found, origin()), Err(first));
+        assert_eq!(registry.enter(nameless, 0, Kind::Appeared, origin()), Err(first));
+        assert_eq!(registry.by_handle(0x10), Some(first));
+        assert_eq!(registry.records().len(), 1);
+    }
+
+    #[test]
+    fn a_green_context_is_the_primary_one_until_it_ends() {
+        let mut registry = Registry::new();
+        let primary = enter(&mut registry, name(0x10, 1), 0, Kind::Primary);
+        registry.green_began(0x900, 0);
+        registry.green_is(0x900, 0x90);
+        assert_eq!(registry.by_handle(0x90), Some(primary));
+        assert_eq!(registry.lease(0x90), None, "its own handle is pushed by nobody");
+        assert_eq!(registry.green_ends(0x900), Some((0, vec![0x90])));
+        assert_eq!(registry.by_handle(0x90), None);
+    }
+
+    #[test]
+    fn what_is_kept_of_many_contexts_is_bounded_and_tells_where_there_was_work() {
+        let mut registry = Registry::new();
+        for life in 1..=5000 {
+            let device = if life <= 4990 { 0 } else { 1 };
+            let context = enter(&mut registry, name(0x10, life), device, Kind::Created);
+            context.usage.launched();
+            let ids = registry.begin_handle(0x10);
+            let ended = registry.end_handle(&ids, true);
+            assert_eq!(ended[0].unkept.is_some(), life > KEPT as u64 && life != 4991);
+        }
+        assert_eq!(registry.records().len(), KEPT + 1);
+        assert_eq!((registry.gone_launches(0), registry.gone_launches(1)), (4990, 10));
+        assert!(registry.idle.len() <= RESTING + 1, "counters are used again");
+        assert!(registry.entries.is_empty() && registry.handles.is_empty());
+        assert_eq!((registry.is_on(0), registry.cost_on(0)), (false, 0));
+    }
 }

@@ -279,7 +279,7 @@ impl Opened {
     fn stream(&self, context: &Context) -> Option<CUstream> {
         static STREAMS: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
         // A stream made in a green context would end with that, and not with the primary one.
-        if self.driver.current_context() != Some(context.handle()) {
+        if self.driver.current_context() != context.live_handle() {
             return None;
         }
         if let Some(known) = STREAMS.lock().get(&context.id) {
