@@ -4,10 +4,10 @@
 
 use crate::hook::{Row, dlsym, guard};
 use crate::{driver, environment, ipc, log, summary};
-use gpupool_config::{Mode, Prefetch, Problem, Settings};
+use gpupool_config::{Mode, Problem, Settings};
 use once_cell::race::OnceBox;
 use std::ffi::{CStr, CString};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// No driver function was called yet. A process that stays here never notices the shim.
 const IDLE: u8 = 0;
@@ -23,8 +23,6 @@ const PASSING: u8 = 4;
 const FORKED: u8 = 5;
 
 static STATE: AtomicU8 = AtomicU8::new(IDLE);
-/// Whether launches and copies are counted: someone hears of findings, or reads the log.
-static COUNTS: AtomicBool = AtomicBool::new(true);
 static SETTINGS: OnceBox<Settings> = OnceBox::new();
 /// Why allocations go to the driver, once they do.
 static WHY: OnceBox<CString> = OnceBox::new();
@@ -101,15 +99,10 @@ fn forked(row: Row) -> bool {
     let ends = ["Free", "Destroy", "Release", "Unload", "PopCurrent"].iter().any(|word| row.name().contains(word));
     if !ends && STATE.compare_exchange(FORKED, PASSING, Ordering::AcqRel, Ordering::Acquire).is_ok() {
         explain(AFTER_FORK.to_bytes());
+        let _inside = guard::enter_sheltered();
         let _ = std::panic::catch_unwind(|| environment::used_after_fork(row));
     }
     false
-}
-
-/// Whether launches and copies are counted in this process.
-#[inline]
-pub fn counts() -> bool {
-    COUNTS.load(Ordering::Relaxed)
 }
 
 /// The settings that the process started with. Hooks run only after [`start`] stored them; the fallback is for paths
@@ -120,7 +113,7 @@ pub fn settings() -> &'static Settings {
 
 #[cold]
 fn start() -> bool {
-    let Some(_inside) = guard::enter() else { return false };
+    let Some(_inside) = guard::enter_sheltered() else { return false };
     if STATE.compare_exchange(IDLE, STARTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
         return false;
     }
@@ -137,9 +130,6 @@ fn start() -> bool {
         return false;
     }
     log::start(&settings);
-    let silent = settings.log.as_deref().is_some_and(|level| matches!(level, "off" | "error"));
-    // Launches are looked at before they are made, too, whoever hears of it.
-    COUNTS.store(!silent || settings.prefetch == Prefetch::Launch, Ordering::Relaxed);
     let mode = settings.mode;
     let _ = SETTINGS.set(Box::new(settings));
     install_panic_report();
@@ -173,10 +163,13 @@ pub fn refuse(problems: &[Problem]) {
 #[cold]
 pub fn broken(row: Row) {
     let _ = STATE.compare_exchange(ACTIVE, CLOSED, Ordering::AcqRel, Ordering::Acquire);
-    tracing::error!(
-        target: "gpupool::process", event = "panic", api = row.name(),
-        "internal error in {}: the pool makes no new blocks, memory handed out stays valid; please report it", row.name()
-    );
+    // It may be the log that failed, and nobody behind this catches its second panic.
+    let _ = std::panic::catch_unwind(|| {
+        tracing::error!(
+            target: "gpupool::process", event = "panic", api = row.name(),
+            "internal error in {}: the pool makes no new blocks, memory handed out stays valid; please report it", row.name()
+        );
+    });
 }
 
 /// Reports panics of this library through its own log; the standard library linked into it is its own copy, so a Rust
@@ -191,6 +184,7 @@ fn install_panic_report() {
 /// See [`crate::register`]. Both lists have room for this without allocating in any glibc since 2.36, and a process that
 /// never touches CUDA runs only the one comparison in each handler.
 pub fn register() {
+    log::remember_stderr();
     // SAFETY: both handlers are functions of this library, which is never unloaded (build.rs).
     unsafe {
         libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child));
@@ -201,7 +195,7 @@ pub fn register() {
 /// Remembers where, in case the child uses CUDA. Nothing where the shim is not active.
 extern "C" fn before_fork() {
     if is_active()
-        && let Some(_inside) = guard::enter()
+        && let Some(_inside) = guard::enter_sheltered()
     {
         let _ = std::panic::catch_unwind(environment::before_fork);
     }
@@ -223,7 +217,7 @@ extern "C" fn at_exit() {
     if !matches!(STATE.load(Ordering::Acquire), ACTIVE | CLOSED) {
         return;
     }
-    let Some(_inside) = guard::enter() else { return };
+    let Some(_inside) = guard::enter_sheltered() else { return };
     // A panic must not cross into libc's exit.
     let _ = std::panic::catch_unwind(summary::write);
 }
