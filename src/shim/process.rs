@@ -3,7 +3,8 @@
 //! Nothing else in the shim is process-wide state of its own: settings, topology and pool hang off the first use.
 
 use crate::hook::{Row, dlsym, guard};
-use crate::{driver, environment, ipc, log, summary};
+use crate::log::{self, verdict};
+use crate::{driver, environment, ipc, summary};
 use gpupool_config::{Mode, Problem, Settings};
 use once_cell::race::OnceBox;
 use std::ffi::{CStr, CString};
@@ -100,7 +101,11 @@ fn forked(row: Row) -> bool {
     if !ends && STATE.compare_exchange(FORKED, PASSING, Ordering::AcqRel, Ordering::Acquire).is_ok() {
         explain(AFTER_FORK.to_bytes());
         let _inside = guard::enter_sheltered();
-        let _ = std::panic::catch_unwind(|| environment::used_after_fork(row));
+        let _ = std::panic::catch_unwind(|| {
+            environment::used_after_fork(row);
+            // Nothing more is found in this process.
+            verdict::ended();
+        });
     }
     false
 }
@@ -114,9 +119,19 @@ pub fn settings() -> &'static Settings {
 #[cold]
 fn start() -> bool {
     let Some(_inside) = guard::enter_sheltered() else { return false };
+    // Called by trampolines outside of their boundary.
+    std::panic::catch_unwind(start_inside).unwrap_or_else(|_| {
+        STATE.store(PASSING, Ordering::Release);
+        false
+    })
+}
+
+fn start_inside() -> bool {
     if STATE.compare_exchange(IDLE, STARTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
         return false;
     }
+    // Before the settings: where these are wrong, nothing is looked at in this process, and `run --fail-on` must know.
+    verdict::prepare();
     let settings = match Settings::read(std::env::vars_os()) {
         Ok(settings) => settings,
         Err(problems) => {
@@ -130,6 +145,7 @@ fn start() -> bool {
         return false;
     }
     log::start(&settings);
+    verdict::began();
     let mode = settings.mode;
     let _ = SETTINGS.set(Box::new(settings));
     install_panic_report();
@@ -219,7 +235,11 @@ extern "C" fn at_exit() {
     }
     let Some(_inside) = guard::enter_sheltered() else { return };
     // A panic must not cross into libc's exit.
-    let _ = std::panic::catch_unwind(summary::write);
+    let judged = std::panic::catch_unwind(summary::write);
+    // After an internal error it is not known what would have been found.
+    if judged.is_ok() && is_open() {
+        let _ = std::panic::catch_unwind(verdict::ended);
+    }
 }
 
 /// The driver, or one line in the log about why there is none.

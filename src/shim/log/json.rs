@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fmt::{self, Write as _};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Read as _};
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -159,7 +159,7 @@ impl LogFile {
             .append(true)
             .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK)
             .open(&self.path)?;
-        let file = above_standard(file)?;
+        let file = output::above_standard(file)?;
         let born = output::birth(file.as_raw_fd()) == self.birth;
         match self.is_at(file.as_raw_fd()).filter(|_| born) {
             Some(length) => act(file.as_raw_fd(), length),
@@ -253,22 +253,7 @@ fn begun_before_exec(path: &Path) -> Option<File> {
 
 /// The same file under a high number; `None` where the process may not have so many.
 fn high(file: File) -> Option<OwnedFd> {
-    duplicate(&file, DESCRIPTOR_FLOOR).ok()
-}
-
-/// The same file under a number that is none of the standard streams', where a program would write to it without knowing.
-fn above_standard(file: File) -> io::Result<OwnedFd> {
-    if file.as_raw_fd() > libc::STDERR_FILENO { Ok(file.into()) } else { duplicate(&file, libc::STDERR_FILENO + 1) }
-}
-
-fn duplicate(file: &File, floor: libc::c_int) -> io::Result<OwnedFd> {
-    // SAFETY: `file` owns an open descriptor; F_DUPFD_CLOEXEC takes an integer and touches no memory.
-    let number = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, floor) };
-    if number < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: fcntl succeeded, so `number` is a new descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+    output::duplicate(&file, DESCRIPTOR_FLOOR).ok()
 }
 
 fn host_name() -> OsString {

@@ -19,6 +19,7 @@ mod json;
 mod output;
 mod stderr;
 mod summary;
+pub mod verdict;
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,9 @@
 //! Writing where somebody else is at home: no signal of ours reaches the program.
 
+use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 /// What a write may raise: its reader went away, or the file would grow beyond RLIMIT_FSIZE. Both end a program that did
@@ -32,6 +34,22 @@ pub(super) fn reserve(descriptor: libc::c_int, start: u64, end: u64) -> io::Resu
         unsafe { libc::fallocate64(descriptor, libc::FALLOC_FL_KEEP_SIZE, start, bytes) as isize }
     })
     .map(drop)
+}
+
+/// The same file under a number that is none of the standard streams', where a program would write to it without knowing.
+pub(super) fn above_standard(file: File) -> io::Result<OwnedFd> {
+    if file.as_raw_fd() > libc::STDERR_FILENO { Ok(file.into()) } else { duplicate(&file, libc::STDERR_FILENO + 1) }
+}
+
+/// The same file under the first free number from `floor` on.
+pub(super) fn duplicate(file: &File, floor: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: `file` owns an open descriptor; F_DUPFD_CLOEXEC takes an integer and touches no memory.
+    let number = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, floor) };
+    if number < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: fcntl succeeded, so `number` is a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// The size that this process's files may have.
