@@ -127,3 +127,23 @@ fn nothing_of_ours_can_be_cancelled() {
         }
     }
 }
+
+/// Another thread's call ends while a line is being written, whatever the line is about: nobody holds a lock meanwhile.
+#[test]
+fn a_write_that_takes_long_stops_nobody_else() {
+    let busy = Build::library("busy_writes", "busy_writes").path();
+    for (program, arguments) in [
+        ("modules", "elsewhere"),
+        ("contexts", "stray"),
+        ("variables", "setenv"),
+        ("pinned_cases", "reuse"),
+        ("steps", "a:600 a:900 c:0 c:1 f:0 a:300 t s i g:1 a:100 f:1"),
+    ] {
+        let built = Build::program(program).flag("-rdynamic");
+        let run = Run::built(&built).args(arguments).sim("4x1GiB").preload(busy.clone()).shim();
+        let told = run.env("GPUPOOL_LOG", "trace").env("GPUPOOL_LOG_FILE", "log").go();
+        if !told.stderr.contains("busy writes: ") || told.stderr.contains("busy writes: 0") {
+            told.fail("expected that something was written while the other thread was busy");
+        }
+    }
+}
