@@ -20,6 +20,7 @@ pub use registry::{By, Record, Tally};
 pub use usage::{Usage, coarse_now};
 
 use crate::driver::{self, CuResult, Driver};
+use crate::hook::cancel;
 use crate::{capture, managed, process, site};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use once_cell::race::OnceBox;
@@ -138,6 +139,7 @@ thread_local! {
 pub fn uptime() -> f64 {
     /// Field 22 of `/proc/self/stat`, the start in clock ticks since the machine's.
     fn started() -> Option<f64> {
+        let _sheltered = cancel::shelter();
         let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
         let ticks: f64 = stat.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()?;
         // SAFETY: sysconf has no preconditions.
@@ -470,9 +472,9 @@ pub fn synchronize_all(driver: &Driver) -> Result<(), CuResult> {
     Ok(())
 }
 
-/// Whether a kernel may be running: one was launched since all contexts were last waited for, or nobody counts launches.
+/// Whether a kernel may be running: one was launched since all contexts were last waited for, or launches go unseen.
 pub fn may_be_busy() -> bool {
-    !process::is_preloaded() || !process::counts() || launches(&all()) != WAITED_FOR.load(Ordering::Relaxed)
+    !process::is_preloaded() || launches(&all()) != WAITED_FOR.load(Ordering::Relaxed)
 }
 
 /// Kernels launched in these contexts, and in those that are gone.

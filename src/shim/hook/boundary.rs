@@ -46,22 +46,24 @@ pub fn run(row: Row, call: &mut dyn FnMut() -> CuResult, body: impl FnOnce(&mut 
     result
 }
 
-/// Runs what a row without a boundary needs one for, after its call. Driver calls that it makes pass through.
-#[cold]
-pub fn aside(row: Row, body: impl FnOnce()) {
-    let Some(_inside) = guard::enter() else { return };
-    // AssertUnwindSafe: after a panic the pool is closed for allocations, which is what may be half changed.
-    if catch_unwind(AssertUnwindSafe(body)).is_err() {
-        process::broken(row);
-    }
-}
-
-/// Logs a hooked call, at level trace.
+/// Logs a hooked call, at level trace. Rows without a boundary come here, too.
 #[inline]
 pub fn trace(row: Row, result: CuResult) {
     if tracing::enabled!(target: "gpupool::call", tracing::Level::TRACE) {
-        let api = row.name();
-        tracing::trace!(target: "gpupool::call", event = "call", api, result = result.0, "{api} -> {result}");
+        contained(row, || {
+            let api = row.name();
+            tracing::trace!(target: "gpupool::call", event = "call", api, result = result.0, "{api} -> {result}");
+        });
+    }
+}
+
+/// For what rows without a boundary do now and then: inside a hook, without being cancelled, and no panic passes.
+#[cold]
+pub fn contained(row: Row, act: impl FnOnce()) {
+    let _inside = guard::enter_sheltered();
+    // AssertUnwindSafe: as in `run`.
+    if catch_unwind(AssertUnwindSafe(act)).is_err() {
+        process::broken(row);
     }
 }
 

@@ -4,8 +4,8 @@
 
 use super::{Row, boundary};
 use crate::context::{self, Usage};
-use crate::driver::{CuResult, Driver};
-use crate::{pinned, process};
+use crate::driver::{self, CuResult};
+use crate::pinned;
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUDA_MEMCPY3D};
 use std::ffi::c_void;
 
@@ -95,23 +95,20 @@ pub fn worked(row: Row, result: CuResult) {
 
 #[inline]
 fn count(row: Row, result: CuResult, as_what: impl Fn(&Usage)) {
-    if process::counts()
-        && let Some(driver) = context::driver()
-    {
-        match context::glance(driver) {
-            Ok(Some(context)) => as_what(&context.usage),
-            Ok(None) => {}
-            Err(()) => count_in_unknown(row, driver, as_what),
-        }
+    match driver::at_hand().map(context::glance) {
+        Some(Ok(Some(context))) => as_what(&context.usage),
+        Some(Ok(None)) => {}
+        Some(Err(())) | None => count_in_unknown(row, as_what),
     }
     boundary::trace(row, result);
 }
 
-/// The first of a thread in its context, which may have to be noted first: that logs, asks the driver and may fail.
+/// The first of a thread in its context, which may have to be noted first: that takes a lock, allocates, asks the driver,
+/// logs and may fail.
 #[cold]
-fn count_in_unknown(row: Row, driver: &Driver, as_what: impl Fn(&Usage)) {
-    boundary::aside(row, || {
-        if let Some(context) = context::current(driver) {
+fn count_in_unknown(row: Row, as_what: impl Fn(&Usage)) {
+    boundary::contained(row, || {
+        if let Some(context) = context::driver().and_then(context::current) {
             as_what(&context.usage);
         }
     });
