@@ -9,9 +9,9 @@ use std::process::{Command, ExitCode};
 
 use gpupool_config::{Mode, Settings};
 use gpupool_events::finding;
-use tempfile::TempDir;
 
 use crate::failure::Failure;
+use crate::folder::Folder;
 use crate::report::{self, Found};
 use crate::{child, explain, terminal};
 
@@ -57,6 +57,8 @@ impl FailOn {
         }
         let counted: Vec<Found> = report::findings_of(&paths).into_iter().filter(|found| self.counts(found)).collect();
         if counted.is_empty() {
+            // Before ending as the child did, which may mean dying of a signal and runs no destructor.
+            drop(logs);
             return Ok(child::end_as(status));
         }
         tell(&counted);
@@ -102,7 +104,7 @@ struct Logs {
     /// What fitted the template before.
     before: BTreeSet<PathBuf>,
     /// Where they are if nobody asked for any.
-    folder: Option<TempDir>,
+    folder: Option<Folder>,
 }
 
 impl Logs {
@@ -110,12 +112,7 @@ impl Logs {
         let (template, folder) = match &settings.log_file {
             Some(path) => (absolute(path.template())?, None),
             None => {
-                let folder = tempfile::Builder::new().prefix("gpupool-log-").tempdir().map_err(|error| {
-                    Failure::broken(format!(
-                        "can not make a folder for the log in {}: {error}",
-                        std::env::temp_dir().display()
-                    ))
-                })?;
+                let folder = Folder::create("gpupool-log-", "the log", b"")?;
                 let mut template = escaped(folder.path().as_os_str());
                 template.push("/%p.jsonl");
                 (template, Some(folder))
@@ -133,7 +130,7 @@ impl Logs {
     /// Leaves the logs where they are and says how to read them.
     fn keep(self, paths: &[PathBuf]) {
         if let Some(folder) = self.folder {
-            let _ = folder.keep();
+            folder.keep();
         }
         let shown: Vec<String> = paths.iter().take(8).map(|path| path.display().to_string()).collect();
         let more = if paths.len() > shown.len() { " …" } else { "" };

@@ -7,6 +7,8 @@ mod doctor;
 mod explain;
 mod fail_on;
 mod failure;
+mod folder;
+mod inherited;
 mod report;
 mod run;
 mod sim;

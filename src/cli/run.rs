@@ -12,6 +12,7 @@ use gpupool_config::{LogPath, LogPathNames, PREFIX, SETTINGS, Settings};
 use crate::companion;
 use crate::fail_on::FailOn;
 use crate::failure::Failure;
+use crate::inherited;
 
 /// Run a program with the pool behind its cudaMalloc
 #[derive(clap::Args)]
@@ -68,7 +69,10 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
 }
 
 fn become_it(mut command: Command) -> std::io::Error {
-    command.exec()
+    inherited::hand_on(&mut command);
+    let error = command.exec();
+    inherited::go_on();
+    error
 }
 
 /// The variables that the flags stand for. The flags with a name of their own win over `--set`.

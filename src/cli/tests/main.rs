@@ -7,4 +7,5 @@ mod explain;
 mod readme;
 mod report;
 mod run;
+mod signals;
 mod sim;
