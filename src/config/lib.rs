@@ -26,4 +26,4 @@ pub use python::PYTHON_MINORS;
 pub use ranks::{RANK_VARIABLES, local_ranks};
 pub use settings::{Devices, Limits, Settings};
 pub use size::{SizeError, format_size, parse_size};
-pub use table::{PREFIX, SETTINGS, Setting};
+pub use table::{PREFIX, SETTINGS, Setting, VERDICTS};

@@ -8,7 +8,7 @@ use crate::choice::{Contexts, Free, MemInfo, Mode, Pinned, Placement, Prefetch, 
 use crate::log_path::LogPath;
 use crate::problem::{Problem, unknown_name};
 use crate::size::{format_size, parse_size};
-use crate::table::{PREFIX, SETTINGS};
+use crate::table::{PREFIX, SETTINGS, VERDICTS};
 
 /// What a process was told. Sizes are bytes; `None` is the default that the table describes and only the process can
 /// work out.
@@ -125,7 +125,7 @@ impl Settings {
         let mut problems = Vec::new();
         for (name, value) in vars {
             let name = name.to_string_lossy();
-            if !name.starts_with(PREFIX) || value.is_empty() {
+            if !name.starts_with(PREFIX) || name == VERDICTS || value.is_empty() {
                 continue;
             }
             let read = match SETTINGS.iter().find(|row| row.name == name) {

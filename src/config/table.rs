@@ -11,6 +11,10 @@ use crate::size::parse_size;
 /// What every variable of ours starts with. An unknown name behind it is a mistake, not somebody else's variable.
 pub const PREFIX: &str = "GPUPOOL_";
 
+/// The folder for what each process finds, past the log: set by `gpupool run --fail-on` and nobody else, hence no row of
+/// [`SETTINGS`]. `gpupool_events::Verdict` says what lies there.
+pub const VERDICTS: &str = "GPUPOOL_VERDICTS";
+
 /// One row: a variable, told for people and read for the program.
 pub struct Setting {
     /// The variable.

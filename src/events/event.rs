@@ -70,7 +70,8 @@ macro_rules! events {
 }
 
 events! {
-    /// The process used CUDA for the first time.
+    /// The process used CUDA for the first time. A second one of the same process comes of `exec`: another program, whose
+    /// records these are from here on. The one before did not reach its end, and was not killed either.
     ProcessStart = "process.start" {
         /// Version of gpupool.
         version: String,
@@ -99,6 +100,19 @@ events! {
         allocations: u64,
         /// Those of them served from memory freed before.
         reuses: u64,
+    }
+    /// There is no more room for the log (disk, quota, RLIMIT_FSIZE). The lines that follow are lost, until `log.lost` says
+    /// how many there were; where this is the last record, nothing is known of how the process ended.
+    LogFull = "log.full" {
+        /// What the system says.
+        why: String,
+    }
+    /// Lines of this process are missing before this one.
+    LogLost = "log.lost" {
+        /// How many, since the last such record.
+        lines: u64,
+        /// What the system said.
+        why: String,
     }
     /// The pool reserved its address space, at the first pooled allocation.
     PoolOpen = "pool.open" {

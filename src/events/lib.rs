@@ -14,9 +14,11 @@ mod findings;
 mod reader;
 mod record;
 mod shared;
+mod verdict;
 
 pub use event::*;
 pub use findings::{FINDINGS, Finding, finding, nearest_finding};
 pub use reader::{LineError, Reader, Wrong};
 pub use record::{Level, Record, VERSION};
 pub use shared::*;
+pub use verdict::{Began, Verdict, VerdictEnd, VerdictLine};

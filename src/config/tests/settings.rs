@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use gpupool_config::{
     Contexts, Devices, Free, Limits, MemInfo, Mode, Pinned, Placement, Prefetch, SETTINGS, Settings, Switch, Toggle,
+    VERDICTS,
 };
 
 fn read(vars: &[(&str, &str)]) -> Result<Settings, Vec<String>> {
@@ -23,6 +24,11 @@ fn refused(name: &str, value: &str, message: &str) {
 fn nothing_set_is_the_default() {
     assert_eq!(read(&[]), Ok(Settings::default()));
     assert_eq!(read(&[("PATH", "/bin"), ("GPUPOOLING", "x")]), Ok(Settings::default()));
+}
+
+#[test]
+fn the_folder_of_verdicts_is_no_setting_and_no_mistake() {
+    assert_eq!(read(&[(VERDICTS, "/tmp/gpupool-verdicts")]), Ok(Settings::default()));
 }
 
 #[test]

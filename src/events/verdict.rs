@@ -1,0 +1,187 @@
+//! What each process found, past the log: no filter, no full log and no two processes with one log's name may change the
+//! answer of `gpupool run --fail-on`.
+//!
+//! `run` makes an empty folder and names it in the variable `GPUPOOL_VERDICTS` (`gpupool_config::VERDICTS`). A process
+//! makes a file of its own there, `PID-N`, before it does anything else, and appends one JSON object a line, one write
+//! each:
+//!
+//! ```json
+//! {"verdict":"began","v":1,"pid":7,"started":8123,"t":1767225600.25,"exe":"/usr/bin/python3","log":"/tmp/log.7.jsonl"}
+//! {"verdict":"finding","code":"GP001","device":1,"what":"…","site":{…},"facts":{…}}
+//! {"verdict":"ended","findings":1}
+//! ```
+//!
+//! A process writes `ended` when it has judged everything and every finding before is written. So a file without that line,
+//! or with fewer findings than the line counts, or with nothing at all, is of a process of which not everything is known:
+//! it was killed, left by `_exit`, or there was no room. A process that calls no driver function makes no file.
+//!
+//! The folder is one for all processes of a run, and each has a file rather than a place in a common one: an empty file
+//! tells that a process was there even where not one byte may be written (RLIMIT_FSIZE, a full disk).
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::event::FindingMade;
+
+/// The format that this crate writes, and the newest that it reads.
+const VERSION: u32 = 1;
+
+/// One line of a process's file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "verdict", rename_all = "lowercase")]
+pub enum VerdictLine {
+    /// The first line.
+    Began(Began),
+    /// Something a person should change.
+    Finding(FindingMade),
+    /// Everything was judged and said.
+    Ended {
+        /// How many findings the file has above.
+        findings: u64,
+    },
+}
+
+/// Who writes the file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Began {
+    v: u32,
+    /// The process's number, as it knows it.
+    pub pid: u32,
+    /// When the process started, in clock ticks since the machine's start; `exec` does not change it. 0 where unknown.
+    pub started: u64,
+    /// Seconds since 1970, UTC.
+    pub t: f64,
+    /// Path of the executable.
+    pub exe: String,
+    /// The process's log, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<String>,
+}
+
+impl Began {
+    /// In today's format.
+    pub fn new(pid: u32, started: u64, t: f64, exe: String, log: Option<String>) -> Began {
+        Began { v: VERSION, pid, started, t, exe, log }
+    }
+}
+
+impl VerdictLine {
+    /// The line with its line feed.
+    ///
+    /// # Errors
+    /// Never for what can be read; a time that is not finite has no JSON.
+    pub fn to_json(&self) -> serde_json::Result<String> {
+        serde_json::to_string(self).map(|line| line + "\n")
+    }
+}
+
+/// How a process's file ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VerdictEnd {
+    /// Everything was judged, and all that was found is here.
+    Complete,
+    /// The process became another program (`exec`), which has a file of its own. What is judged at the end of a process
+    /// was not judged for the program before.
+    Replaced,
+    /// The process did not say that it was done: killed, ended by `_exit`, still running, or unable to write.
+    Open,
+    /// The file is not what a process writes; the words say why.
+    Damaged(String),
+}
+
+/// The file of one process.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// Its path.
+    pub path: PathBuf,
+    /// Its first line; absent where not even that could be written.
+    pub began: Option<Began>,
+    /// What was found, in the order of finding.
+    pub findings: Vec<FindingMade>,
+    /// Whether that is all.
+    pub end: VerdictEnd,
+}
+
+impl Verdict {
+    /// Makes a new, empty file for the process `pid` in `folder`, readable by its user only.
+    ///
+    /// # Errors
+    /// The folder is gone, full, or of another user.
+    pub fn create(folder: &Path, pid: u32) -> io::Result<(File, PathBuf)> {
+        let mut number = 1u64;
+        loop {
+            // A program that became another one by `exec` has its number already, and so has one in another container.
+            let path = folder.join(format!("{pid}-{number}"));
+            match OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path) {
+                Ok(file) => return Ok((file, path)),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Reads every file in `folder`, in the order in which their processes began.
+    ///
+    /// # Errors
+    /// The folder or a file in it cannot be read.
+    pub fn read_all(folder: &Path) -> io::Result<Vec<Verdict>> {
+        let mut verdicts = Vec::new();
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            let lines = BufReader::new(File::open(&path)?);
+            verdicts.push(Verdict::read(path, lines)?);
+        }
+        let began = |verdict: &Verdict| verdict.began.as_ref().map_or(f64::MAX, |began| began.t);
+        verdicts.sort_by(|a, b| began(a).total_cmp(&began(b)).then_with(|| a.path.cmp(&b.path)));
+        for at in 0..verdicts.len() {
+            if verdicts[at].end == VerdictEnd::Open
+                && let Some(began) = &verdicts[at].began
+                && began.started != 0
+                && verdicts[at + 1..].iter().any(|later| later.is_of(began))
+            {
+                verdicts[at].end = VerdictEnd::Replaced;
+            }
+        }
+        Ok(verdicts)
+    }
+
+    /// Whether this is the same process as that of another file.
+    fn is_of(&self, other: &Began) -> bool {
+        self.began.as_ref().is_some_and(|began| (began.pid, began.started) == (other.pid, other.started))
+    }
+
+    fn read(path: PathBuf, lines: impl BufRead) -> io::Result<Verdict> {
+        let mut verdict = Verdict { path, began: None, findings: Vec::new(), end: VerdictEnd::Open };
+        for (index, line) in lines.split(b'\n').enumerate() {
+            let line = line?;
+            if line.is_empty() {
+                // A line that was cut off is ended by the next one's writer.
+                continue;
+            }
+            match serde_json::from_slice(&line) {
+                Ok(VerdictLine::Began(began)) if began.v == VERSION => verdict.began = Some(began),
+                Ok(VerdictLine::Began(Began { v, .. })) => {
+                    verdict.end = VerdictEnd::Damaged(format!("format {v}, this gpupool reads {VERSION}"));
+                    break;
+                }
+                Ok(VerdictLine::Finding(finding)) => verdict.findings.push(finding),
+                Ok(VerdictLine::Ended { findings }) if findings <= verdict.findings.len() as u64 => {
+                    if verdict.end == VerdictEnd::Open {
+                        verdict.end = VerdictEnd::Complete;
+                    }
+                }
+                Ok(VerdictLine::Ended { findings }) => {
+                    let found = verdict.findings.len();
+                    verdict.end = VerdictEnd::Damaged(format!("{findings} findings were made and {found} are here"));
+                }
+                // What follows may still be whole: a finding that can be read counts whatever is beside it.
+                Err(error) => verdict.end = VerdictEnd::Damaged(format!("line {}: {error}", index + 1)),
+            }
+        }
+        Ok(verdict)
+    }
+}
