@@ -10,6 +10,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitCode, ExitStatus};
 use std::ptr;
@@ -37,7 +38,7 @@ const LEFT_ALONE: [libc::c_int; 10] = [
 
 /// Runs `command` to its end, passing on the signals that others send to us alone meanwhile.
 ///
-/// Signals are taken by `sigwaitinfo`, not by handlers: one that arrives before the child exists simply waits, and no
+/// Signals are taken off their queue, not by handlers: one that arrives before the child exists simply waits, and no
 /// code runs at odd moments.
 ///
 /// # Errors
@@ -129,6 +130,15 @@ fn block() -> (libc::sigset_t, Before) {
 }
 
 fn watch(child: libc::pid_t, signals: &libc::sigset_t, witness: Option<Witness>) -> io::Result<ExitStatus> {
+    let arrivals = arrivals(signals)?;
+    let mut taken = *signals;
+    // SAFETY: `taken` is an initialised set.
+    unsafe { libc::sigdelset(&raw mut taken, libc::SIGTSTP) };
+    // Without a witness the kernel's own are taken for the terminal's, which go to the group.
+    let to_the_group = |signal, from_kernel| {
+        let seen = witness.as_ref().and_then(|witness| witness.got(signal));
+        seen.unwrap_or(from_kernel)
+    };
     loop {
         let mut status = 0;
         // SAFETY: `status` is writable; the number is that of a child which was not waited for yet.
@@ -137,44 +147,78 @@ fn watch(child: libc::pid_t, signals: &libc::sigset_t, witness: Option<Witness>)
             -1 => return Err(io::Error::last_os_error()),
             _ => return Ok(ExitStatus::from_raw(status)),
         }
-        let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
-        // SAFETY: `signals` is an initialised set and `info` is writable.
-        let signal = unsafe { libc::sigwaitinfo(signals, info.as_mut_ptr()) };
-        if signal < 0 {
-            match io::Error::last_os_error() {
-                error if error.kind() == io::ErrorKind::Interrupted => continue,
-                error => return Err(error),
+        wait(&arrivals)?;
+        // Left pending until it is passed on: a SIGCONT that comes meanwhile takes it off, as it should.
+        if is_pending(libc::SIGTSTP) {
+            if !to_the_group(libc::SIGTSTP, true) {
+                pass_on(child, libc::SIGTSTP, None);
             }
-        }
-        if signal == libc::SIGCHLD {
-            continue;
-        }
-        // SAFETY: sigwaitinfo returned a signal, so it filled `info`.
-        let info = unsafe { info.assume_init() };
-        // Without a witness the kernel's own are taken for the terminal's, which go to the group.
-        let to_the_group = witness.as_ref().and_then(|witness| witness.got(signal)).unwrap_or(info.si_code > 0);
-        if !to_the_group {
-            pass_on(child, signal, &info);
-        }
-        if signal == libc::SIGTSTP {
             stop();
+        }
+        while let Some(info) = take(&taken) {
+            let signal = info.si_signo;
+            if signal != libc::SIGCHLD && !to_the_group(signal, info.si_code > 0) {
+                pass_on(child, signal, Some(&info));
+            }
         }
     }
 }
 
+/// What can be read when one of `signals` waits.
+fn arrivals(signals: &libc::sigset_t) -> io::Result<OwnedFd> {
+    // SAFETY: `signals` is an initialised set; -1 makes a new descriptor.
+    match unsafe { libc::signalfd(-1, signals, libc::SFD_CLOEXEC) } {
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: signalfd succeeded, so this is a new descriptor that nobody else owns.
+        descriptor => Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
+    }
+}
+
+fn wait(arrivals: &OwnedFd) -> io::Result<()> {
+    let mut poll = libc::pollfd { fd: arrivals.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: `poll` is one valid entry and outlives the call.
+    match unsafe { libc::poll(&raw mut poll, 1, -1) } {
+        -1 => Err(io::Error::last_os_error()).or_else(|error| match error.kind() {
+            io::ErrorKind::Interrupted => Ok(()),
+            _ => Err(error),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn is_pending(signal: libc::c_int) -> bool {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset fills the set, so that it can be read whatever sigpending does.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigpending(set.as_mut_ptr());
+        libc::sigismember(set.as_ptr(), signal) == 1
+    }
+}
+
+/// The next of `signals` that waits already.
+fn take(signals: &libc::sigset_t) -> Option<libc::siginfo_t> {
+    let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `signals` is an initialised set, `info` is writable and `now` outlives the call.
+    let signal = unsafe { libc::sigtimedwait(signals, info.as_mut_ptr(), &raw const now) };
+    // SAFETY: sigtimedwait returned a signal, so it filled `info`.
+    (signal > 0).then(|| unsafe { info.assume_init() })
+}
+
 /// Sends `signal` to the child, which was not waited for yet, so its number is still its own.
-fn pass_on(child: libc::pid_t, signal: libc::c_int, info: &libc::siginfo_t) {
+fn pass_on(child: libc::pid_t, signal: libc::c_int, info: Option<&libc::siginfo_t>) {
     // SAFETY: plain integers; a value that was queued with the signal is in `info` if its code is SI_QUEUE, and is handed
     // on as the bits that it is.
     unsafe {
-        match info.si_code {
-            libc::SI_QUEUE => libc::sigqueue(child, signal, info.si_value()),
+        match info {
+            Some(info) if info.si_code == libc::SI_QUEUE => libc::sigqueue(child, signal, info.si_value()),
             _ => libc::kill(child, signal),
         }
     };
 }
 
-/// Stops as SIGTSTP would have stopped us at once, unless it is ignored or nobody could continue us: the kernel decides.
+/// Lets SIGTSTP do what it would have done at once: stop us, unless it is ignored or nobody could continue us.
 fn stop() {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigemptyset fills `set` before it is read; the action of SIGTSTP is the default or to ignore it, so no
@@ -182,7 +226,6 @@ fn stop() {
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), libc::SIGTSTP);
-        libc::raise(libc::SIGTSTP);
         libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), ptr::null_mut());
         libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), ptr::null_mut());
     }
