@@ -50,7 +50,7 @@ enum Link {
 /// # Errors
 /// As [`crate::run::run`].
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
-    let driver = companion::find("libsimcuda.so", args.driver.as_deref(), "--driver", "simcuda")?;
+    let driver = companion::find(companion::DRIVER, args.driver.as_deref())?;
     let Some((program, arguments)) = args.command.split_first() else {
         return Err(Failure::usage("no program to run; write it behind --"));
     };

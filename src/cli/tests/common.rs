@@ -48,7 +48,8 @@ impl Bench {
     pub fn new() -> Bench {
         let folder = tempfile::tempdir().unwrap_or_else(|error| panic!("no temporary folder: {error}"));
         let bench = Bench { folder };
-        bench.compile("empty.so", "int gpupool_cli_test_library;", &["-shared", "-fPIC"]);
+        // The names by which the pool and the simulated driver are known.
+        bench.compile("empty.so", "int gpupool_version, cuInit;", &["-shared", "-fPIC"]);
         bench
     }
 
