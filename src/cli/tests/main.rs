@@ -4,6 +4,7 @@ mod common;
 mod demo;
 mod doctor;
 mod explain;
+mod fail_on;
 mod readme;
 mod report;
 mod run;
