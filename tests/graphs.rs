@@ -1,6 +1,6 @@
 //! Captures and graphs: nothing of ours ends a capture that the driver would leave alone, and replays find their memory.
 
-use harness::Run;
+use harness::{Build, Run, repository};
 
 fn graphs(part: &str) -> Run {
     Run::program("graphs").arg(part).sim("2x512MiB").env("GPUPOOL_RESERVE", "16MiB")
@@ -63,4 +63,22 @@ fn memory_may_be_allocated_while_capturing() {
 fn a_launch_that_needs_memory_gets_what_the_pool_keeps() {
     let run = graphs("room").env("SIMCUDA_GPUS", "2x64MiB").env("GPUPOOL_RESERVE", "4MiB");
     run.same_under_shim(&[]).says("cuGraphLaunch(exec, stream): 0 CUDA_SUCCESS");
+}
+
+/// What is logged is not what is done: the same memory for the same calls, whichever way the program got its functions.
+#[test]
+fn no_level_of_the_log_changes_who_gets_memory() {
+    let mut by_address = Build::program("graphs").output("graphs_by_address").flag("-include");
+    let header = repository().join("tests/programs/by_proc_address.h");
+    by_address = by_address.flag(header.to_str().unwrap_or_default());
+    for name in ["cuGraphLaunch", "cuMemAlloc_v2", "cuLaunchKernel"] {
+        by_address = by_address.flag(&format!("-Wl,--wrap={name}"));
+    }
+    for program in [Run::program("graphs"), Run::built(&by_address)] {
+        let run = program.arg("room").sim("2x64MiB").env("GPUPOOL_RESERVE", "4MiB");
+        for level in ["off", "error", "info", "debug", "trace", "0", "error,gpupool::memory=info"] {
+            let told = run.same_under_shim(&[&format!("GPUPOOL_LOG={level}"), "GPUPOOL_LOG_FILE=log"]);
+            told.says("cuGraphLaunch(exec, stream): 0 CUDA_SUCCESS");
+        }
+    }
 }

@@ -104,17 +104,6 @@ pub fn used_after_fork(row: Row) {
     finding::make(&Finding::FORK_AFTER_INIT, None, &site, &[("call", row.name().to_owned())], &what);
 }
 
-/// The C library's function behind one of ours.
-fn next(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
-    let known = slot.load(Ordering::Acquire);
-    if !known.is_null() {
-        return known;
-    }
-    let found = dlsym::lookup(libc::RTLD_NEXT, name);
-    slot.store(found, Ordering::Release);
-    found
-}
-
 /// After the C library changed a variable.
 ///
 /// # Safety
@@ -129,22 +118,23 @@ unsafe fn changed(name: *const c_char, call: &str) {
     if !WATCHED.iter().any(|watched| watched.as_bytes() == name) {
         return;
     }
-    let Some(_inside) = guard::enter() else { return };
+    let Some(_inside) = guard::enter_sheltered() else { return };
     let _ = std::panic::catch_unwind(|| compare(Some(call)));
 }
 
 macro_rules! environment_functions {
     ($($name:ident($($p:ident: $t:ty),*);)*) => {
         $(
-            /// The C library's function of this name, and a look at what it changed.
+            /// The C library's function of this name, and a look at what it changed. Behind that look, its thread may be
+            /// cancelled asynchronously, which unwinds this.
             ///
             /// # Safety
             /// As the C library's.
             #[cfg_attr(not(test), unsafe(no_mangle))]
             #[cfg_attr(test, allow(dead_code, reason = "exported only from the library"))]
-            pub unsafe extern "C" fn $name($($p: $t),*) -> c_int {
+            pub unsafe extern "C-unwind" fn $name($($p: $t),*) -> c_int {
                 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-                let function = next(&NEXT, c_name(concat!(stringify!($name), "\0")));
+                let function = dlsym::next(&NEXT, c_name(concat!(stringify!($name), "\0")));
                 if function.is_null() {
                     return -1;
                 }

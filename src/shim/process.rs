@@ -3,11 +3,12 @@
 //! Nothing else in the shim is process-wide state of its own: settings, topology and pool hang off the first use.
 
 use crate::hook::{Row, dlsym, guard};
-use crate::{driver, environment, ipc, log, summary};
-use gpupool_config::{Mode, Prefetch, Problem, Settings};
+use crate::log::{self, verdict};
+use crate::{driver, environment, ipc, summary};
+use gpupool_config::{Mode, Problem, Settings};
 use once_cell::race::OnceBox;
 use std::ffi::{CStr, CString};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// No driver function was called yet. A process that stays here never notices the shim.
 const IDLE: u8 = 0;
@@ -23,8 +24,6 @@ const PASSING: u8 = 4;
 const FORKED: u8 = 5;
 
 static STATE: AtomicU8 = AtomicU8::new(IDLE);
-/// Whether launches and copies are counted: someone hears of findings, or reads the log.
-static COUNTS: AtomicBool = AtomicBool::new(true);
 static SETTINGS: OnceBox<Settings> = OnceBox::new();
 /// Why allocations go to the driver, once they do.
 static WHY: OnceBox<CString> = OnceBox::new();
@@ -101,15 +100,14 @@ fn forked(row: Row) -> bool {
     let ends = ["Free", "Destroy", "Release", "Unload", "PopCurrent"].iter().any(|word| row.name().contains(word));
     if !ends && STATE.compare_exchange(FORKED, PASSING, Ordering::AcqRel, Ordering::Acquire).is_ok() {
         explain(AFTER_FORK.to_bytes());
-        let _ = std::panic::catch_unwind(|| environment::used_after_fork(row));
+        let _inside = guard::enter_sheltered();
+        let _ = std::panic::catch_unwind(|| {
+            environment::used_after_fork(row);
+            // Nothing more is found in this process.
+            verdict::ended();
+        });
     }
     false
-}
-
-/// Whether launches and copies are counted in this process.
-#[inline]
-pub fn counts() -> bool {
-    COUNTS.load(Ordering::Relaxed)
 }
 
 /// The settings that the process started with. Hooks run only after [`start`] stored them; the fallback is for paths
@@ -120,10 +118,20 @@ pub fn settings() -> &'static Settings {
 
 #[cold]
 fn start() -> bool {
-    let Some(_inside) = guard::enter() else { return false };
+    let Some(_inside) = guard::enter_sheltered() else { return false };
+    // Called by trampolines outside of their boundary.
+    std::panic::catch_unwind(start_inside).unwrap_or_else(|_| {
+        STATE.store(PASSING, Ordering::Release);
+        false
+    })
+}
+
+fn start_inside() -> bool {
     if STATE.compare_exchange(IDLE, STARTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
         return false;
     }
+    // Before the settings: where these are wrong, nothing is looked at in this process, and `run --fail-on` must know.
+    verdict::prepare();
     let settings = match Settings::read(std::env::vars_os()) {
         Ok(settings) => settings,
         Err(problems) => {
@@ -137,9 +145,7 @@ fn start() -> bool {
         return false;
     }
     log::start(&settings);
-    let silent = settings.log.as_deref().is_some_and(|level| matches!(level, "off" | "error"));
-    // Launches are looked at before they are made, too, whoever hears of it.
-    COUNTS.store(!silent || settings.prefetch == Prefetch::Launch, Ordering::Relaxed);
+    verdict::began();
     let mode = settings.mode;
     let _ = SETTINGS.set(Box::new(settings));
     install_panic_report();
@@ -173,10 +179,13 @@ pub fn refuse(problems: &[Problem]) {
 #[cold]
 pub fn broken(row: Row) {
     let _ = STATE.compare_exchange(ACTIVE, CLOSED, Ordering::AcqRel, Ordering::Acquire);
-    tracing::error!(
-        target: "gpupool::process", event = "panic", api = row.name(),
-        "internal error in {}: the pool makes no new blocks, memory handed out stays valid; please report it", row.name()
-    );
+    // It may be the log that failed, and nobody behind this catches its second panic.
+    let _ = std::panic::catch_unwind(|| {
+        tracing::error!(
+            target: "gpupool::process", event = "panic", api = row.name(),
+            "internal error in {}: the pool makes no new blocks, memory handed out stays valid; please report it", row.name()
+        );
+    });
 }
 
 /// Reports panics of this library through its own log; the standard library linked into it is its own copy, so a Rust
@@ -191,6 +200,7 @@ fn install_panic_report() {
 /// See [`crate::register`]. Both lists have room for this without allocating in any glibc since 2.36, and a process that
 /// never touches CUDA runs only the one comparison in each handler.
 pub fn register() {
+    log::remember_stderr();
     // SAFETY: both handlers are functions of this library, which is never unloaded (build.rs).
     unsafe {
         libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child));
@@ -201,7 +211,7 @@ pub fn register() {
 /// Remembers where, in case the child uses CUDA. Nothing where the shim is not active.
 extern "C" fn before_fork() {
     if is_active()
-        && let Some(_inside) = guard::enter()
+        && let Some(_inside) = guard::enter_sheltered()
     {
         let _ = std::panic::catch_unwind(environment::before_fork);
     }
@@ -223,9 +233,13 @@ extern "C" fn at_exit() {
     if !matches!(STATE.load(Ordering::Acquire), ACTIVE | CLOSED) {
         return;
     }
-    let Some(_inside) = guard::enter() else { return };
+    let Some(_inside) = guard::enter_sheltered() else { return };
     // A panic must not cross into libc's exit.
-    let _ = std::panic::catch_unwind(summary::write);
+    let judged = std::panic::catch_unwind(summary::write);
+    // After an internal error it is not known what would have been found.
+    if judged.is_ok() && is_open() {
+        let _ = std::panic::catch_unwind(verdict::ended);
+    }
 }
 
 /// The driver, or one line in the log about why there is none.

@@ -1,5 +1,6 @@
 //! Where in the program something happened: Python frames where Python is running, native ones behind them.
 
+use crate::hook::cancel;
 use crate::python;
 use gpupool_events::{NativeFrame, PyFrame, Site};
 use std::ffi::{CStr, c_void};
@@ -11,6 +12,7 @@ const NATIVE: usize = 24;
 
 /// The place that is calling now. Some microseconds: for contexts, modules and findings, not for every call.
 pub fn here() -> Site {
+    let _sheltered = cancel::shelter();
     let stack = python::capture();
     report_python();
     let truncated = stack.as_ref().is_some_and(python::Stack::is_truncated);

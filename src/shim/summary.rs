@@ -43,6 +43,7 @@ pub fn write() {
             log_file: log::file_path(),
             spilled: memory::spilled(),
             pinned: pinned::peak(),
+            lost: log::lost(),
         },
     );
 }

@@ -2,6 +2,7 @@
 //! make contexts; NVML knows without. Optional: where it is missing, the pool finds out by asking for memory, and what a
 //! context costs is an estimate.
 
+use crate::hook::cancel;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
@@ -38,6 +39,7 @@ pub fn get() -> Option<&'static Nvml> {
 
 impl Nvml {
     fn load() -> Option<Self> {
+        let _sheltered = cancel::shelter();
         // SAFETY: NVML's constructors have no preconditions; nvidia-smi runs the same.
         let library = unsafe { Library::open(Some("libnvidia-ml.so.1"), RTLD_NOW | RTLD_LOCAL) }.ok()?;
         // SAFETY: the types are the C signatures of these exported names.
@@ -79,6 +81,7 @@ impl Nvml {
 
     /// Free bytes of a GPU.
     pub fn free(&self, uuid: &Uuid) -> Option<u64> {
+        let _sheltered = cancel::shelter();
         let device = self.handle(uuid)?;
         let mut memory = Memory::default();
         // SAFETY: the handle came from NVML, the output is a local of nvmlMemory_t's layout.
@@ -89,6 +92,7 @@ impl Nvml {
     pub fn processes(&self, uuid: &Uuid) -> Option<u32> {
         /// With room for no entry the answer is this code, and the count.
         const INSUFFICIENT_SIZE: c_int = 7;
+        let _sheltered = cancel::shelter();
         let (device, processes) = (self.handle(uuid)?, self.processes?);
         let mut count = 0;
         // SAFETY: the handle came from NVML; a count of 0 needs no array.

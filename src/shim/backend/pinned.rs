@@ -2,6 +2,7 @@
 
 use super::{fault, host, numa};
 use crate::driver::{CuResult, Driver};
+use crate::hook::cancel;
 use crate::{capture, context, pinned};
 use gpupool_pinned::{Backend, Fault, Key};
 use std::cell::Cell;
@@ -29,6 +30,7 @@ impl Backend for Host {
         if capture::under_way() {
             return Err(Fault::NotReady(CuResult::NOT_READY));
         }
+        let _sheltered = cancel::shelter();
         if host::available() < bytes {
             pinned::trim("a host short of memory");
         }

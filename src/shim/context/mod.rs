@@ -16,6 +16,7 @@ pub use judge::{heap_is_default, judge};
 pub use usage::{Usage, coarse_now};
 
 use crate::driver::{self, CuResult, Driver};
+use crate::hook::cancel;
 use crate::{capture, ipc, managed, memory, pinned, process, site};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_events::Site;
@@ -95,6 +96,7 @@ thread_local! {
 pub fn uptime() -> f64 {
     /// Field 22 of `/proc/self/stat`, the start in clock ticks since the machine's.
     fn started() -> Option<f64> {
+        let _sheltered = cancel::shelter();
         let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
         let ticks: f64 = stat.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()?;
         // SAFETY: sysconf has no preconditions.
@@ -121,13 +123,25 @@ impl Context {
 #[inline]
 pub fn current(driver: &Driver) -> Option<&'static Context> {
     let context = driver.current_context()?;
-    if let (epoch, Some(last)) = LAST.get()
-        && last.handle.load(Ordering::Acquire) == context as usize
-        && epoch == EPOCH.load(Ordering::Acquire)
-    {
+    if let Some(last) = last(context) {
         return Some(last);
     }
     lookup_current(driver, context)
+}
+
+/// As [`current`], if it is this thread's last: nothing is looked up, allocated or locked.
+#[inline]
+pub fn at_hand(driver: &Driver) -> Option<&'static Context> {
+    last(driver.current_context()?)
+}
+
+/// This thread's last context, if it is this one.
+#[inline]
+fn last(context: CUcontext) -> Option<&'static Context> {
+    let (epoch, last) = LAST.get();
+    last.filter(|last| {
+        last.handle.load(Ordering::Acquire) == context as usize && epoch == EPOCH.load(Ordering::Acquire)
+    })
 }
 
 #[cold]
@@ -404,9 +418,9 @@ pub fn synchronize_all(driver: &Driver) -> Result<(), CuResult> {
     Ok(())
 }
 
-/// Whether a kernel may be running: one was launched since all contexts were last waited for, or nobody counts launches.
+/// Whether a kernel may be running: one was launched since all contexts were last waited for, or launches go unseen.
 pub fn may_be_busy() -> bool {
-    !process::is_preloaded() || !process::counts() || launches(&all()) != WAITED_FOR.load(Ordering::Relaxed)
+    !process::is_preloaded() || launches(&all()) != WAITED_FOR.load(Ordering::Relaxed)
 }
 
 /// Kernels launched in these contexts.

@@ -38,7 +38,7 @@ impl From<gpupool_error> for c_int {
 /// Runs the body of a function that looks at the pool: in a process where it may be looked at, kept apart from the hooks,
 /// and with no panic passing.
 fn looking<T>(body: impl FnOnce() -> Result<T, gpupool_error> + std::panic::UnwindSafe) -> Result<T, gpupool_error> {
-    let Some(_inside) = process::is_active().then(guard::enter).flatten() else {
+    let Some(_inside) = process::is_active().then(guard::enter_sheltered).flatten() else {
         return Err(gpupool_error::GPUPOOL_NOT_ACTIVE);
     };
     std::panic::catch_unwind(body).unwrap_or(Err(gpupool_error::GPUPOOL_INTERNAL))

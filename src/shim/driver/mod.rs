@@ -5,6 +5,7 @@ mod result;
 
 pub use result::CuResult;
 
+use crate::hook::cancel;
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdeviceptr, CUfunction, CUkernel, CUmemAccessDesc, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUmemLocation, CUmemoryPool, CUstream, CUuuid,
@@ -109,9 +110,20 @@ functions! {
 /// The driver, or why it can not be used. `race`: two threads may both load it, which only costs time; waiting for one
 /// another while the loader's lock is held could deadlock.
 pub fn get() -> Result<&'static Driver, &'static str> {
-    static DRIVER: OnceBox<Result<Driver, String>> = OnceBox::new();
-    DRIVER.get_or_init(|| Box::new(Driver::load())).as_ref().map_err(String::as_str)
+    let load = || {
+        let _sheltered = cancel::shelter();
+        Box::new(Driver::load())
+    };
+    DRIVER.get_or_init(load).as_ref().map_err(String::as_str)
 }
+
+/// The driver, if it was loaded before.
+#[inline]
+pub fn at_hand() -> Option<&'static Driver> {
+    DRIVER.get()?.as_ref().ok()
+}
+
+static DRIVER: OnceBox<Result<Driver, String>> = OnceBox::new();
 
 impl Driver {
     /// The current context, or `None` where there is none.

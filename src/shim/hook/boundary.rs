@@ -1,6 +1,6 @@
 //! The one place where Rust ends and C begins: no panic crosses it, and what the driver answered is never lost to one.
 
-use super::Row;
+use super::{Row, guard};
 use crate::driver::CuResult;
 use crate::process;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -46,12 +46,24 @@ pub fn run(row: Row, call: &mut dyn FnMut() -> CuResult, body: impl FnOnce(&mut 
     result
 }
 
-/// Logs a hooked call, at level trace.
+/// Logs a hooked call, at level trace. Rows without a boundary come here, too.
 #[inline]
 pub fn trace(row: Row, result: CuResult) {
     if tracing::enabled!(target: "gpupool::call", tracing::Level::TRACE) {
-        let api = row.name();
-        tracing::trace!(target: "gpupool::call", event = "call", api, result = result.0, "{api} -> {result}");
+        contained(row, || {
+            let api = row.name();
+            tracing::trace!(target: "gpupool::call", event = "call", api, result = result.0, "{api} -> {result}");
+        });
+    }
+}
+
+/// For what rows without a boundary do now and then: inside a hook, without being cancelled, and no panic passes.
+#[cold]
+pub fn contained(row: Row, act: impl FnOnce()) {
+    let _inside = guard::enter_sheltered();
+    // AssertUnwindSafe: as in `run`.
+    if catch_unwind(AssertUnwindSafe(act)).is_err() {
+        process::broken(row);
     }
 }
 

@@ -51,6 +51,17 @@ pub fn lookup(handle: *mut c_void, name: &CStr) -> *mut c_void {
     unsafe { function(handle, name.as_ptr()) }
 }
 
+/// The C library's function behind one of the same name that this library exports.
+pub fn next(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let known = slot.load(Ordering::Acquire);
+    if !known.is_null() {
+        return known;
+    }
+    let found = lookup(libc::RTLD_NEXT, name);
+    slot.store(found, Ordering::Release);
+    found
+}
+
 /// Whether programs get another `dlsym` than the C library's: ours, or that of a library which was preloaded before it.
 /// Where a program has only opened this one, the C library comes first in the search order.
 pub fn is_interposed() -> bool {

@@ -3,6 +3,7 @@
 //! The driver and the shim call hooked names too (the driver through its own exports when a tool patched them, the shim
 //! through the log's or the loader's detours). Such inner calls go straight to the driver.
 
+use super::cancel::{self, Shelter};
 use std::cell::Cell;
 
 thread_local! {
@@ -11,8 +12,8 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Marks this thread as inside a hook until dropped.
-pub struct Guard(());
+/// Marks this thread as inside a hook until dropped, and keeps it from being cancelled where somebody may do that.
+pub struct Guard(Option<Shelter>);
 
 /// `None` when this thread is inside a hook already.
 #[inline]
@@ -22,8 +23,17 @@ pub fn enter() -> Option<Guard> {
             return None;
         }
         depth.set(1);
-        Some(Guard(()))
+        Some(Guard(cancel::is_known().then(cancel::shelter)))
     })
+}
+
+/// As [`enter`], for ways that take microseconds anyway: the thread cannot be cancelled until the guard is dropped, also by
+/// the first `pthread_cancel` of the process, which comes meanwhile.
+#[inline]
+pub fn enter_sheltered() -> Option<Guard> {
+    let mut guard = enter()?;
+    guard.0.get_or_insert_with(cancel::shelter);
+    Some(guard)
 }
 
 /// Whether this thread is in no hook.
@@ -36,6 +46,8 @@ impl Drop for Guard {
     #[inline]
     fn drop(&mut self) {
         DEPTH.with(|depth| depth.set(0));
+        // Last: a thread that is cancelled asynchronously ends here.
+        drop(self.0.take());
     }
 }
 

@@ -1,6 +1,7 @@
 //! Everything between the program and the bodies: the table, the exported trampolines, and the ways to reach them.
 
 pub mod boundary;
+pub mod cancel;
 pub mod dlsym;
 pub mod guard;
 #[cfg(test)]

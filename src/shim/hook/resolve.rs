@@ -4,18 +4,18 @@
 //! the pointer says which version was chosen. Matching names instead would need the driver's own rules for versions,
 //! flags and aliases, and would be wrong again with the next release.
 
-use super::{HOOKS, Real, Row};
+use super::{HOOKS, Real};
 use crate::driver::{CuResult, real};
-use crate::{process, site};
+use crate::site;
 use parking_lot::Mutex;
 use std::ffi::c_void;
 
 /// The hook for a pointer into the driver; any other pointer as it is. Callable from the `dlsym` path.
 pub fn hook_for(pointer: *mut c_void) -> *mut c_void {
     match real::row_of(pointer) {
-        // Launches, and what is only traced, are left to the driver where nobody would hear of them.
-        Some(row) if process::counts() || !Row::ONLY_LISTENS[row] => HOOKS[row].ours.cast_mut(),
-        _ => pointer,
+        // All of them, whatever the log's level: launches, too, are made again when memory was found for them.
+        Some(row) => HOOKS[row].ours.cast_mut(),
+        None => pointer,
     }
 }
 

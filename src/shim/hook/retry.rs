@@ -32,7 +32,7 @@ pub fn call_for_host(real: &mut Real) -> CuResult {
 /// For rows without a boundary, after OUT_OF_MEMORY: whether the call is worth making again.
 #[cold]
 pub fn made_room(row: Row) -> bool {
-    let Some(_inside) = guard::enter() else { return false };
+    let Some(_inside) = guard::enter_sheltered() else { return false };
     std::panic::catch_unwind(|| memory::give_back(row)).unwrap_or_else(|_| {
         process::broken(row);
         false

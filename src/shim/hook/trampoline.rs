@@ -1,5 +1,7 @@
 //! What the table becomes: one exported `extern "C"` function a row, and the list of them.
 
+#[cfg(doc)]
+use super::cancel;
 use super::table::for_each_hook;
 use super::{boundary, guard};
 use crate::driver::{CuResult, real};
@@ -30,16 +32,20 @@ const fn c_name(bytes: &'static [u8]) -> &'static CStr {
     }
 }
 
-const fn only_listens(subject: &str) -> bool {
-    matches!(subject.as_bytes(), b"usage" | b"launch" | b"pass")
+/// Whether the calls of a subject are so quick that forbidding to cancel the thread would show in them ([`cancel`]).
+const fn is_quick(subject: &str) -> bool {
+    matches!(subject.as_bytes(), b"memory" | b"host" | b"query" | b"stream" | b"stream_ordered" | b"context")
 }
+
+// Every function here has the ABI that may be unwound through: a thread may be cancelled asynchronously, or in the driver.
+// No panic comes as far.
 
 /// The driver's function of a row, as its C type; `NOT_SUPPORTED` to the program where the driver has none.
 macro_rules! real_function {
     ($name:ident($($t:ty),*)) => {{
         let Some(pointer) = real::get(Row::$name) else { return CuResult::NOT_SUPPORTED };
         // SAFETY: `pointer` is the driver's export of exactly this name, and the row states its C signature.
-        let function: unsafe extern "C" fn($($t),*) -> CuResult = unsafe { std::mem::transmute(pointer) };
+        let function: unsafe extern "C-unwind" fn($($t),*) -> CuResult = unsafe { std::mem::transmute(pointer) };
         function
     }};
 }
@@ -55,7 +61,7 @@ macro_rules! trampoline {
     ($name:ident($($p:ident: $t:ty),*) => launch::$body:ident($($a:ident),*)) => {
         trampoline! { @listens $name($($p: $t),*) => usage::launched(), unless (managed::launch::scans()) {
             #[cold]
-            unsafe extern "C" fn looked_at($($p: $t),*) -> CuResult {
+            unsafe extern "C-unwind" fn looked_at($($p: $t),*) -> CuResult {
                 let real = real_function!($name($($t),*));
                 // SAFETY: the program passes these arguments to the driver with this very call.
                 unsafe { super::launch::$body(Row::$name, $($a),*) };
@@ -80,7 +86,7 @@ macro_rules! trampoline {
     (@listens $name:ident($($p:ident: $t:ty),*) => $subject:ident::$body:ident($($a:ident),*) $(, unless ($other:expr) $way:block)?) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         #[allow(non_snake_case, reason = "the name is the driver's")]
-        pub unsafe extern "C" fn $name($($p: $t),*) -> CuResult {
+        pub unsafe extern "C-unwind" fn $name($($p: $t),*) -> CuResult {
             $(if $other $way)?
             let real = real_function!($name($($t),*));
             // SAFETY: the arguments are the program's own, passed on unchanged.
@@ -99,14 +105,15 @@ macro_rules! trampoline {
     ($name:ident($($p:ident: $t:ty),*) => $subject:ident::$body:ident($($a:ident),*)) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         #[allow(non_snake_case, reason = "the name is the driver's")]
-        pub unsafe extern "C" fn $name($($p: $t),*) -> CuResult {
+        pub unsafe extern "C-unwind" fn $name($($p: $t),*) -> CuResult {
             let function = real_function!($name($($t),*));
             let call = move || {
                 // SAFETY: the arguments are the program's own, passed on unchanged; what they must fulfil is between it
                 // and the driver.
                 unsafe { function($($p),*) }
             };
-            let Some(_inside) = process::takes_part(Row::$name).then(guard::enter).flatten() else { return call() };
+            let enter = const { if is_quick(stringify!($subject)) { guard::enter } else { guard::enter_sheltered } };
+            let Some(_inside) = process::takes_part(Row::$name).then(enter).flatten() else { return call() };
             boundary::run(Row::$name, &mut { call }, |real| {
                 // SAFETY: a body reads or writes through the program's pointers only as the driver would: outputs after
                 // a success, where they are not NULL.
@@ -127,9 +134,6 @@ macro_rules! trampolines {
         impl Row {
             /// Rows in the table.
             pub const COUNT: usize = [$(stringify!($name)),*].len();
-
-            /// Whether the row changes nothing and only counts or traces, so that a program can do without it.
-            pub const ONLY_LISTENS: [bool; Row::COUNT] = [$(only_listens(stringify!($subject))),*];
 
             /// The exported name.
             pub const fn name(self) -> &'static str {

@@ -4,8 +4,8 @@
 
 use super::{Row, boundary};
 use crate::context::{self, Usage};
-use crate::driver::CuResult;
-use crate::{pinned, process};
+use crate::driver::{self, CuResult};
+use crate::pinned;
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUDA_MEMCPY3D};
 use std::ffi::c_void;
 
@@ -84,11 +84,21 @@ pub fn moved_boxes(row: Row, result: CuResult, copy: *const c_void) {
 }
 
 #[inline]
-fn count(row: Row, result: CuResult, as_what: impl Fn(&Usage)) {
-    if process::counts()
-        && let Some(context) = context::driver().and_then(context::current)
-    {
-        as_what(&context.usage);
+fn count(row: Row, result: CuResult, as_what: fn(&Usage)) {
+    match driver::at_hand().and_then(context::at_hand) {
+        Some(context) => as_what(&context.usage),
+        None => count_first(row, as_what),
     }
     boundary::trace(row, result);
+}
+
+/// The context is another one than this thread's last, and perhaps one that nobody saw being made: that is looked up under
+/// a lock, allocates, calls the driver and logs.
+#[cold]
+fn count_first(row: Row, as_what: fn(&Usage)) {
+    boundary::contained(row, || {
+        if let Some(context) = context::driver().and_then(context::current) {
+            as_what(&context.usage);
+        }
+    });
 }

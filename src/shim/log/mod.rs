@@ -16,8 +16,10 @@
 
 mod filter;
 mod json;
+mod output;
 mod stderr;
 mod summary;
+pub mod verdict;
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -30,7 +32,7 @@ use tracing::Subscriber;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 
-pub use stderr::warnings;
+pub use stderr::{remember_stderr, warnings};
 pub use summary::{PlaceSummary, Summary, write_summary};
 
 static STARTED: AtomicBool = AtomicBool::new(false);
@@ -64,8 +66,7 @@ pub fn start(settings: &Settings) {
     let _ = tracing::subscriber::set_global_default(subscriber);
     for complaint in complaints {
         // Not an event: GPUPOOL_LOG=off would swallow the one line that tells why there is no log.
-        stderr::say(libc::STDERR_FILENO, "warning", &complaint);
-        stderr::count_warning();
+        stderr::warn_now(&complaint);
     }
 }
 
@@ -87,7 +88,12 @@ pub fn warn_once(about: &'static str, message: impl Display) {
 
 /// Writes `text` to stderr as it is, in one write, past every filter: for what must be said before there is a log.
 pub fn write_stderr(text: &str) {
-    stderr::write_once(libc::STDERR_FILENO, text.as_bytes());
+    stderr::write(libc::STDERR_FILENO, text);
+}
+
+/// Lines of the log that were lost, and why the last one was.
+pub fn lost() -> Option<(u64, std::io::Error)> {
+    json::lost()
 }
 
 /// The JSON log of this process, once [`start`] has opened it.

@@ -3,15 +3,15 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::io;
-use std::mem::MaybeUninit;
-use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
+
+use super::output;
+use crate::hook::cancel;
 
 /// Different warnings that are remembered; beyond that a repetition may show again, which costs less than memory that
 /// grows for as long as somebody's program runs.
@@ -92,40 +92,61 @@ impl Visit for Message {
 
 /// `gpupool: LEVEL: MESSAGE` in one write, further lines of the message indented.
 pub(super) fn say(descriptor: libc::c_int, level: &str, message: &str) {
-    write_once(descriptor, format!("gpupool: {level}: {}\n", message.replace('\n', "\n  ")).as_bytes());
+    write(descriptor, &format!("gpupool: {level}: {}\n", message.replace('\n', "\n  ")));
 }
 
-/// One `write(2)`, repeated only where a signal came before the first byte. Returns the bytes written, 0 for any error.
-///
-/// A reader that went away must not cost the program its life: it would not have written here by itself. So SIGPIPE is
-/// held back in this thread for the duration of the write, and taken off the queue if the write raised it.
-pub(super) fn write_once(descriptor: libc::c_int, bytes: &[u8]) -> usize {
-    let mut pipe = MaybeUninit::<libc::sigset_t>::uninit();
-    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    let mut pending = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: each set is filled by the call that takes it mutably before another call reads it, and all of them live
-    // until the end of this function. `bytes` is readable for its length.
-    unsafe {
-        libc::sigemptyset(pipe.as_mut_ptr());
-        libc::sigaddset(pipe.as_mut_ptr(), libc::SIGPIPE);
-        libc::sigemptyset(pending.as_mut_ptr());
-        libc::sigpending(pending.as_mut_ptr());
-        let was_pending = libc::sigismember(pending.as_ptr(), libc::SIGPIPE) == 1;
-        let held = libc::pthread_sigmask(libc::SIG_BLOCK, pipe.as_ptr(), before.as_mut_ptr()) == 0;
+/// A warning that comes past every filter, because it tells why something else does not come.
+pub(super) fn warn_now(message: &str) {
+    say(libc::STDERR_FILENO, "warning", message);
+    count_warning();
+}
 
-        let mut written = libc::write(descriptor, bytes.as_ptr().cast(), bytes.len());
-        while written < 0 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted {
-            written = libc::write(descriptor, bytes.as_ptr().cast(), bytes.len());
-        }
-        let broken = written < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EPIPE);
+/// Writes text for a person. Names of files, of Python's functions and values of variables are in it, which a terminal may
+/// take for commands: of control characters only line feeds go through.
+pub(super) fn write(descriptor: libc::c_int, text: &str) {
+    let _sheltered = cancel::shelter();
+    if descriptor == libc::STDERR_FILENO && !is_stderr() {
+        return;
+    }
+    let _ = output::write_all(descriptor, clean(text).as_bytes());
+}
 
-        if held {
-            if broken && !was_pending {
-                let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-                libc::sigtimedwait(pipe.as_ptr(), ptr::null_mut(), &now);
-            }
-            libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
-        }
-        usize::try_from(written).unwrap_or(0)
+/// `text` without what a terminal would obey: control characters, and those that reorder what stands around them.
+fn clean(text: &str) -> String {
+    let obeyed = |c: char| {
+        (c.is_control() && c != '\n')
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    text.chars().map(|c| if obeyed(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
+/// Device and inode of descriptor 2 when the library was loaded; an inode is never 0.
+static DEVICE: AtomicU64 = AtomicU64::new(0);
+static INODE: AtomicU64 = AtomicU64::new(0);
+
+/// Notes what descriptor 2 is. A program may close it later, and a file of its own gets the number.
+pub fn remember_stderr() {
+    if let Ok(status) = output::status(libc::STDERR_FILENO) {
+        DEVICE.store(status.st_dev, Ordering::Relaxed);
+        INODE.store(status.st_ino, Ordering::Relaxed);
+    }
+}
+
+/// Whether descriptor 2 is what it was. A program that sends its stderr elsewhere by `dup2` is not told apart from one
+/// whose data file got the number: text of ours in a data file does more harm than text of ours that nobody sees, and the
+/// log has it all.
+fn is_stderr() -> bool {
+    let was = (DEVICE.load(Ordering::Relaxed), INODE.load(Ordering::Relaxed));
+    was.1 != 0 && output::status(libc::STDERR_FILENO).is_ok_and(|status| (status.st_dev, status.st_ino) == was)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::clean;
+
+    #[test]
+    fn what_a_terminal_would_obey_is_taken_out() {
+        assert_eq!(clean("a\u{1b}[2Jb\r\u{9b}c\u{202e}d\ne"), "a\u{fffd}[2Jb\u{fffd}\u{fffd}c\u{fffd}d\ne");
+        assert_eq!(clean("gpu0 ×2 ünïcode"), "gpu0 ×2 ünïcode");
     }
 }

@@ -25,7 +25,7 @@ pub struct PlaceSummary {
 }
 
 /// What a process did, for its summary.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Summary<'a> {
     /// Every place that could lend.
     pub places: Vec<PlaceSummary>,
@@ -39,6 +39,8 @@ pub struct Summary<'a> {
     pub spilled: u64,
     /// The most host memory that was pinned, and the most that the program held in it.
     pub pinned: (u64, u64),
+    /// Lines of the log that were lost, and why ([`super::lost`]).
+    pub lost: Option<(u64, std::io::Error)>,
 }
 
 /// Writes the summary if it is wanted: always, never, or (auto) when memory beyond the home GPU was used or something
@@ -50,7 +52,7 @@ pub fn write_summary(when: Switch, summary: &Summary<'_>) {
         Switch::Auto => summary.spilled > 0 || summary.warnings > 0,
     };
     if wanted {
-        stderr::write_once(libc::STDERR_FILENO, render(summary).as_bytes());
+        stderr::write(libc::STDERR_FILENO, &render(summary));
     }
 }
 
@@ -96,9 +98,11 @@ fn render(summary: &Summary<'_>) -> String {
         1 => Some("1 warning".to_owned()),
         many => Some(format!("{many} warnings")),
     };
+    let lost =
+        summary.lost.as_ref().map_or(String::new(), |(lines, why)| format!(" ({lines} lines of it were lost: {why})"));
     match (summary.log_file, warnings) {
-        (Some(path), Some(warnings)) => line(format_args!("{warnings}; log: {}", path.display())),
-        (Some(path), None) => line(format_args!("log: {}", path.display())),
+        (Some(path), Some(warnings)) => line(format_args!("{warnings}; log: {}{lost}", one_line(path))),
+        (Some(path), None) => line(format_args!("log: {}{lost}", one_line(path))),
         (None, Some(warnings)) => line(format_args!("{warnings}")),
         (None, None) => {}
     }
@@ -144,9 +148,14 @@ fn contexts(contexts: &[(u32, String)]) -> String {
     words.join(", ")
 }
 
+/// A path in one line.
+fn one_line(path: &Path) -> String {
+    path.display().to_string().replace('\n', "\u{fffd}")
+}
+
 /// A path as a shell takes it.
 fn quoted(path: &Path) -> String {
-    let path = path.display().to_string();
+    let path = one_line(path);
     let plain = path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-+:@%".contains(&byte));
     if plain { path } else { format!("'{}'", path.replace('\'', "'\\''")) }
 }
@@ -173,6 +182,7 @@ mod tests {
             log_file: Some(Path::new("/tmp/a b.jsonl")),
             spilled: 29 << 30,
             pinned: (3 << 29, 1 << 30),
+            lost: None,
         };
         let expected = "\
 gpupool: gpu0   peak  31.0 GiB of 31.0 GiB
@@ -196,6 +206,7 @@ gpupool: next: gpupool report '/tmp/a b.jsonl'
             log_file: Some(Path::new("/tmp/x")),
             spilled: 1,
             pinned: (1, 1),
+            lost: None,
         };
         let text = render(&summary);
         assert_eq!(text.lines().count(), 12, "{text}");

@@ -5,7 +5,7 @@ use std::io::{BufReader, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 
-use gpupool_events::{Event, Level, PlacePeak, PoolGrow, Reader, Record};
+use gpupool_events::{Event, Level, PlacePeak, PoolGrow, PyFrame, Reader, Record, Site};
 use tracing::subscriber::with_default;
 
 use super::*;
@@ -205,21 +205,99 @@ fn lines_of_many_threads_stay_whole() {
 fn a_reader_that_left_does_not_kill_the_process() {
     let (text, stderr) = pipe();
     drop(text);
-    assert_eq!(stderr::write_once(stderr.as_raw_fd(), b"nobody reads this\n"), 0);
+    let (written, error) = output::write_all(stderr.as_raw_fd(), b"nobody reads this\n").unwrap_err();
+    assert_eq!((written, error.raw_os_error()), (0, Some(libc::EPIPE)));
 }
 
 #[test]
-fn a_log_the_program_closed_never_lands_in_its_files() {
+fn a_log_the_program_closed_goes_on_and_never_lands_in_its_files() {
     let folder = Folder::new("closed");
     let path = folder.0.join("log");
     let template = settings(&[("GPUPOOL_LOG_FILE", path.to_str().unwrap())]).log_file.unwrap();
     let (file, _) = json::LogFile::create(&template).unwrap();
     let precious = File::create(folder.0.join("precious")).unwrap();
+    let (_text, stderr) = pipe();
     let number = file.number();
     // SAFETY: both descriptors are open and owned by this test; dup2 makes the log's number mean the other file.
     let made = unsafe { libc::dup2(precious.as_raw_fd(), number) };
     assert_eq!(made, number);
-    with_default(subscriber(&Settings::default(), Some(file), number, &mut Vec::new()), || tracing::info!("lost"));
+    let subscriber = subscriber(&Settings::default(), Some(file), stderr.as_raw_fd(), &mut Vec::new());
+    with_default(subscriber, || tracing::info!("goes on"));
     assert_eq!(fs::metadata(folder.0.join("precious")).unwrap().len(), 0);
-    assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+    assert!(fs::read_to_string(&path).unwrap().contains("goes on"));
+}
+
+#[test]
+fn a_log_that_was_removed_is_not_made_again() {
+    let folder = Folder::new("removed");
+    let path = folder.0.join("log");
+    let template = settings(&[("GPUPOOL_LOG_FILE", path.to_str().unwrap())]).log_file.unwrap();
+    let (file, _) = json::LogFile::create(&template).unwrap();
+    // SAFETY: the log's descriptor; the log finds it closed, as a program leaves it.
+    unsafe { libc::close(file.number()) };
+    // Over the log, while that still has its inode: times of birth are too coarse to tell two files of one test apart.
+    fs::write(folder.0.join("other"), "somebody else's\n").unwrap();
+    fs::rename(folder.0.join("other"), &path).unwrap();
+    let (_text, stderr) = pipe();
+    let subscriber = subscriber(&Settings::default(), Some(file), stderr.as_raw_fd(), &mut Vec::new());
+    with_default(subscriber, || tracing::info!("nowhere"));
+    assert_eq!(fs::read_to_string(&path).unwrap(), "somebody else's\n");
+}
+
+/// As a program that `exec` made of another one finds it.
+#[test]
+fn the_log_that_this_process_began_is_continued_and_no_other() {
+    let folder = Folder::new("exec");
+    let line = |pid: u32, t: f64| {
+        format!(r#"{{"v":1,"t":{t:.6},"pid":{pid},"tid":1,"level":"info","event":"note","message":"m"}}"#)
+    };
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
+    let own = std::process::id();
+    for (name, text, continued) in [
+        ("own", line(own, now) + "\n", true),
+        ("others", line(own + 1, now) + "\n", false),
+        ("earlier", line(own, now - 86400.0 * 365.0) + "\n", false),
+        ("data", "1,2,3\n".to_owned(), false),
+        ("empty", String::new(), false),
+    ] {
+        let path = folder.0.join(name);
+        fs::write(&path, &text).unwrap();
+        let template = settings(&[("GPUPOOL_LOG_FILE", path.to_str().unwrap())]).log_file.unwrap();
+        assert_eq!(json::LogFile::create(&template).is_ok(), continued, "{name}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), text, "{name}");
+    }
+    let link = folder.0.join("link");
+    fs::hard_link(folder.0.join("own"), &link).unwrap();
+    let template = settings(&[("GPUPOOL_LOG_FILE", link.to_str().unwrap())]).log_file.unwrap();
+    assert!(json::LogFile::create(&template).is_err(), "a file with two names may be somebody's data");
+}
+
+/// No text that reaches a line ends it or makes it another.
+#[test]
+fn hostile_bytes_stay_inside_their_field() {
+    let folder = Folder::new("hostile");
+    let path = folder.0.join("log");
+    let name = String::from_utf8_lossy(b"/tmp/a\"b\\c\nd\r\x1b[2J\0\xff\xc2\x9b\xe2\x80\xa8 e.py").into_owned();
+    let site = Site {
+        python: vec![PyFrame {
+            file: name.clone(),
+            line: 3,
+            function: "f\u{1b}]0;x\u{7}\ngpupool: error: forged".to_owned(),
+        }],
+        ..Site::default()
+    };
+    let (records, text, _) = log(&[("GPUPOOL_LOG_FILE", path.to_str().unwrap())], || {
+        crate::finding::make(
+            &gpupool_events::Finding::STRAY_CONTEXT,
+            Some(1),
+            &site,
+            &[("file", name.clone())],
+            "what\n\u{1b}[31mred",
+        );
+    });
+    let [Record { event: Event::FindingMade(made), .. }] = &records[..] else { panic!("{records:?}") };
+    assert_eq!(made.site.as_ref(), Some(&site));
+    assert_eq!((&made.facts["file"], made.what.as_str()), (&name, "what\n\u{1b}[31mred"));
+    assert!(text.lines().all(|line| line.starts_with("gpupool: warning: ") || line.starts_with("  ")), "{text:?}");
+    assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
 }

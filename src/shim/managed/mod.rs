@@ -16,6 +16,7 @@ mod places;
 
 use crate::context::{self, Context};
 use crate::driver::{CuResult, Driver};
+use crate::hook::cancel;
 use crate::memory::{self, Answer, topology};
 use crate::{backend, capture, log, process};
 use blocks::Managed;
@@ -173,6 +174,7 @@ impl Opened {
 
     /// What the system says of a place. No lock is held.
     fn level(&self, place: Place) -> Level {
+        let _sheltered = cancel::shelter();
         let ordinal = match place {
             Place::Host(_) => return Level::Host { available: backend::host::available() },
             Place::Gpu(ordinal) => ordinal,

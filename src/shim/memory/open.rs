@@ -3,6 +3,7 @@
 use super::plan::{NoPlan, Plan};
 use crate::backend::vmm::Vmm;
 use crate::driver::Driver;
+use crate::hook::cancel;
 use crate::{log, process};
 use gpupool_config::{Mode, Placement, format_size};
 use gpupool_pool::{Config, Policy, Pool};
@@ -34,6 +35,7 @@ pub fn plan(driver: &Driver) -> Option<&'static Plan> {
     if let Some(known) = PLAN.get() {
         return known.as_ref();
     }
+    let _sheltered = cancel::shelter();
     let plan = match Plan::read(driver, process::settings()) {
         Ok(plan) => Some(plan),
         Err(NoPlan::NotYet) => return None,

@@ -19,7 +19,7 @@ use crate::backend::host;
 use crate::backend::pinned::{Host, take_spent};
 use crate::context::{self, Context};
 use crate::driver::CuResult;
-use crate::hook::Row;
+use crate::hook::{Row, cancel};
 use crate::{capture, process, site};
 use gpupool_config::{Free as FreeSetting, Mode, Pinned, format_size};
 use gpupool_pinned::{Allocation, Block, Config, Free, FreeError, Key, Pool, Refusal, Request};
@@ -60,8 +60,12 @@ fn pool_for(flags: u32) -> Option<(&'static Pool<Host>, &'static Context)> {
     }
     let driver = process::driver()?;
     let context = context::current(driver)?;
-    let config = || Config { limit: limit(), idle: settings.pinned_idle };
-    Some((POOL.get_or_init(|| Box::new(Pool::new(config(), Host(driver)))), context))
+    let make = || {
+        let _sheltered = cancel::shelter();
+        let config = Config { limit: limit(), idle: settings.pinned_idle };
+        Box::new(Pool::new(config, Host(driver)))
+    };
+    Some((POOL.get_or_init(make), context))
 }
 
 /// Who serves an allocation.
@@ -109,9 +113,6 @@ fn entry(address: u64, bytes: u64, flags: u32, by: By, pinned: u64, spent: Durat
 fn note(entry: &Entry) {
     if let Some(context) = context::by_id(entry.context) {
         context.usage.pinned.fetch_add(1, Ordering::Relaxed);
-    }
-    if !process::counts() {
-        return;
     }
     let growing = ledger::allocated(entry, site::fingerprint, site::here);
     let Entry { address, bytes, flags, by, pinned, .. } = *entry;
@@ -169,7 +170,7 @@ fn gone(address: u64, live: &Live, copies: u32) {
 
 /// The driver refused to register what is registered in part: said once a place.
 pub fn registered_twice(address: u64, bytes: u64) {
-    if process::counts() && ledger::first_registered_twice(site::fingerprint(), site::here) {
+    if ledger::first_registered_twice(site::fingerprint(), site::here) {
         judge::registered_twice(address, bytes, &site::here());
     }
 }
@@ -249,7 +250,7 @@ fn report_level() {
 /// The driver served what would have taken the pool over its limit: said once.
 pub fn over_limit(bytes: u64, limit: u64) {
     static SAID: AtomicBool = AtomicBool::new(false);
-    if process::counts() && !SAID.swap(true, Ordering::Relaxed) {
+    if !SAID.swap(true, Ordering::Relaxed) {
         judge::over_limit(bytes, limit);
     }
 }

@@ -1,0 +1,129 @@
+//! Programs to which the system gives little: limits, and descriptors that are closed, few, or used again. With a log that
+//! has much to say, they get what they get bare.
+
+use gpupool_events::Event;
+use harness::{Build, Output, Run};
+
+fn surroundings(arguments: &str) -> Run {
+    Run::program("surroundings").args(arguments).sim("2x1GiB")
+}
+
+/// The same bare and under the shim with a log at level debug.
+#[track_caller]
+fn same_with_a_log(arguments: &str) -> Output {
+    let bare = surroundings(arguments).go();
+    let shim = surroundings(arguments).shim().log().env("GPUPOOL_SUMMARY", "on").go();
+    shim.same_as(&bare);
+    shim
+}
+
+#[test]
+fn a_log_that_may_not_grow_costs_the_program_nothing() {
+    for bytes in [0, 4096, 20000] {
+        same_with_a_log(&format!("fsize-kill {bytes}")).succeeds().says("failed: 0");
+    }
+}
+
+#[test]
+fn the_signal_of_a_file_that_grows_too_large_is_the_programs_alone() {
+    let shim = same_with_a_log("fsize 20000");
+    shim.says("signals before: 0, its own write: -1, File too large, signals: 1");
+}
+
+#[test]
+fn lost_lines_are_counted_in_the_log_and_at_the_end() {
+    let shim = same_with_a_log("fsize-kill 20000");
+    let Some(Event::LogFull(full)) = shim.records.last().map(|record| record.event.clone()) else {
+        shim.fail("expected log.full at the end of the log")
+    };
+    assert!(full.why.contains("File too large"), "{full:?}");
+    shim.warns("lines of it were lost: ").warns("File too large");
+}
+
+#[test]
+fn limits_are_met_as_bare() {
+    for arguments in ["as 4096", "as 300", "nproc 1", "core 0", "nofile 64", "nofile 16"] {
+        same_with_a_log(arguments);
+    }
+    // Bare, too, the loader needs one descriptor at a time.
+    for descriptors in 3..=10 {
+        same_with_a_log(&format!("nofile {descriptors}"));
+    }
+}
+
+#[test]
+fn a_file_that_got_the_number_of_stderr_gets_no_text_of_ours() {
+    let shim = same_with_a_log("stderr");
+    shim.says("data holds 10 bytes: data is 2");
+}
+
+#[test]
+fn the_log_never_takes_the_numbers_of_the_standard_streams() {
+    // The driver has files, too; ours must not be among them, nor keep the program from opening its own.
+    for descriptors in [3, 5, 6, 7, 8, 64, 300] {
+        same_with_a_log(&format!("low {descriptors}"));
+    }
+    let roomy = same_with_a_log("low 64");
+    roomy.says("child ended with 0, signal 0");
+    assert!(matches!(roomy.records.last().map(|record| &record.event), Some(Event::ProcessExit(_))), "no whole log");
+}
+
+#[test]
+fn a_program_that_closes_everything_gets_the_numbers_for_itself() {
+    let shim = same_with_a_log("closed 400");
+    shim.says("child ended with 0, signal 0").says("data holds 0 bytes: ");
+    let Some(Event::ProcessExit(_)) = shim.records.last().map(|record| record.event.clone()) else {
+        shim.fail("expected the log to go on to its end")
+    };
+}
+
+/// The request waits when the call begins, or comes from a write in its middle: the log's. (Bare it would be met inside the
+/// simulated driver, which ends the process then; the real one is C.)
+#[test]
+fn a_thread_that_is_cancelled_in_a_call_ends_behind_it() {
+    let run = |kind: &str| Run::built(&Build::program("cancelled").flag("-rdynamic")).arg(kind).sim("2x1GiB").shim();
+    for (kind, requests) in [("deferred", 16), ("asynchronous", 8)] {
+        let logged = run(kind).env("GPUPOOL_LOG", "trace").env("GPUPOOL_LOG_FILE", "log").go();
+        // The environment is changed once: the second time it is what it was, and there is nothing to write.
+        logged.warns(if kind == "deferred" { "cancelled in a write: 7" } else { "cancelled in a write: 8" });
+        for told in [logged, run(kind).env("GPUPOOL_LOG", "off").go()] {
+            told.succeeds().says("afterwards: 0");
+            let ended = told.stdout.lines().filter(|line| line.ends_with(": 0, cancelled")).count();
+            if ended != requests {
+                told.fail("expected every call to be answered, and every thread to be cancelled behind it");
+            }
+        }
+    }
+}
+
+/// Wherever the library reads, writes or waits, cancelling the thread is forbidden: a request would unwind through it.
+#[test]
+fn nothing_of_ours_can_be_cancelled() {
+    let points = Build::library("cancel_points", "cancel_points").path();
+    let runs = [
+        ("steps", "a:600 a:900 c:0 c:1 f:0 a:300 t s i g:1 a:100 f:1"),
+        ("pinned_cases", "reuse"),
+        ("contexts", "stray"),
+        ("modules", "malloc"),
+        ("variables", "setenv"),
+        ("forks", "after"),
+        ("forks", "exec"),
+        ("surroundings", "closed 300"),
+        ("managed_stripes", ""),
+        ("stream_ordered", ""),
+        ("shared_handles", ""),
+        ("ipc", "A:alloc:0:65536 A:fill:0:100 A:get:0:4096 B:open:0 B:check:0:100 B:close:0 A:free:0 A:exit B:exit"),
+    ];
+    for (program, arguments) in runs {
+        for settings in [&[("GPUPOOL_LOG", "trace")][..], &[("GPUPOOL_LOG", "off"), ("GPUPOOL_MODE", "managed")]] {
+            // The tests of findings build the same programs, and want functions with names.
+            let built = Build::program(program).flag("-rdynamic");
+            let run = Run::built(&built).args(arguments).sim("2x1GiB").preload(points.clone()).shim();
+            let run = settings.iter().fold(run, |run, (name, value)| run.env(name, value));
+            let told = run.env("GPUPOOL_LOG_FILE", "log-%p").env("GPUPOOL_SUMMARY", "on").go();
+            if told.stderr.contains("can be cancelled in") || told.stderr.is_empty() {
+                told.fail(&format!("{program} {arguments}: expected a summary, and no place to be cancelled in"));
+            }
+        }
+    }
+}
