@@ -1,32 +1,70 @@
 //! Running a program in our stead: its signals, its exit code, its death.
+//!
+//! Whoever started us knows our number and our group, and means the program by both. What is sent to us alone is passed on.
+//! What is sent to the group, as a terminal's Ctrl-C is, has reached the program already: a second one would make many
+//! programs give up their orderly end. The signal itself does not tell the two apart, so a witness in the same group does.
+//! Moving the program, or us, to a group of its own would need none, but a shell could no longer stop and continue both.
+//!
+//! Whoever kills us means the program as well: it is ended with us (`PR_SET_PDEATHSIG`). Without that `timeout -s KILL` or
+//! `Popen.kill` would end the one that waits and leave the GPUs taken by the one that works.
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::process::{Command, ExitCode, ExitStatus};
 use std::ptr;
 
 use crate::failure::Failure;
+use crate::inherited;
+use witness::Witness;
 
-/// What somebody who knows only our process id may send.
-const FORWARDED: [libc::c_int; 6] =
-    [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
+mod witness;
 
-/// Runs `command` to its end, passing on the signals that other processes send us meanwhile.
+/// What is not passed on: signals that cannot be blocked, that a fault of our own would raise, or that stop whoever uses the
+/// terminal from the background, which we do not.
+const LEFT_ALONE: [libc::c_int; 10] = [
+    libc::SIGKILL,
+    libc::SIGSTOP,
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGSYS,
+    libc::SIGTTIN,
+    libc::SIGTTOU,
+];
+
+/// Runs `command` to its end, passing on the signals that others send to us alone meanwhile.
 ///
-/// Signals are taken by `sigwaitinfo`, not by handlers: one that arrives before the child exists simply waits, and no
+/// Signals are taken off their queue, not by handlers: one that arrives before the child exists simply waits, and no
 /// code runs at odd moments.
 ///
 /// # Errors
 /// The program could not be started.
 pub fn wait_for(mut command: Command) -> Result<ExitStatus, Failure> {
     let (signals, before) = block();
-    // SAFETY: runs in the child between fork and exec, where only async-signal-safe functions may be called; both are,
-    // and neither allocates or takes a lock.
-    unsafe { command.pre_exec(move || before.restore()) };
+    let witness = Witness::start();
+    let beside = witness.as_ref().map(Witness::question);
+    // SAFETY: getpid takes nothing and cannot fail.
+    let parent = unsafe { libc::getpid() };
+    // SAFETY: runs in the child between fork and exec, where only async-signal-safe functions may be called; all of these
+    // are, and none allocates or takes a lock.
+    unsafe {
+        command.pre_exec(move || {
+            end_with(parent)?;
+            if let Some(beside) = beside {
+                beside.catch_up();
+            }
+            before.restore()
+        })
+    };
+    inherited::hand_on(&mut command);
     let started = command.spawn();
-    let mut child = started.map_err(|error| Failure::start(command.get_program(), &error))?;
-    watch(&mut child, &signals).map_err(|error| Failure::broken(format!("lost sight of the program: {error}")))
+    let child = started.map_err(|error| Failure::start(command.get_program(), &error))?;
+    watch(child.id().cast_signed(), &signals, witness)
+        .map_err(|error| Failure::broken(format!("lost sight of the program: {error}")))
 }
 
 /// Ends as the child ended: with its exit code, or by the signal that killed it.
@@ -37,6 +75,20 @@ pub fn end_as(status: ExitStatus) -> ExitCode {
         return ExitCode::from(128u8.saturating_add(u8::try_from(signal).unwrap_or(u8::MAX)));
     }
     ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+}
+
+/// In the child: dies when `parent` does, also if that has happened already.
+fn end_with(parent: libc::pid_t) -> io::Result<()> {
+    // SAFETY: PR_SET_PDEATHSIG takes a signal's number; getppid and raise touch no memory.
+    unsafe {
+        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if libc::getppid() != parent {
+            libc::raise(libc::SIGKILL);
+        }
+    }
+    Ok(())
 }
 
 /// What a child must find as if we were not there.
@@ -63,12 +115,12 @@ impl Before {
 fn block() -> (libc::sigset_t, Before) {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     let mut mask = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigemptyset fills `set` and pthread_sigmask fills `mask` before either is read, and every pointer is valid
+    // SAFETY: sigfillset fills `set` and pthread_sigmask fills `mask` before either is read, and every pointer is valid
     // for its call. SIG_DFL is no function that could run; with SIGCHLD ignored there would be no status to wait for.
     unsafe {
-        libc::sigemptyset(set.as_mut_ptr());
-        for signal in FORWARDED.into_iter().chain([libc::SIGCHLD]) {
-            libc::sigaddset(set.as_mut_ptr(), signal);
+        libc::sigfillset(set.as_mut_ptr());
+        for signal in LEFT_ALONE {
+            libc::sigdelset(set.as_mut_ptr(), signal);
         }
         let on_child = libc::signal(libc::SIGCHLD, libc::SIG_DFL);
         libc::sigemptyset(mask.as_mut_ptr());
@@ -77,28 +129,105 @@ fn block() -> (libc::sigset_t, Before) {
     }
 }
 
-fn watch(child: &mut Child, signals: &libc::sigset_t) -> io::Result<ExitStatus> {
+fn watch(child: libc::pid_t, signals: &libc::sigset_t, witness: Option<Witness>) -> io::Result<ExitStatus> {
+    let arrivals = arrivals(signals)?;
+    let mut taken = *signals;
+    // SAFETY: `taken` is an initialised set.
+    unsafe { libc::sigdelset(&raw mut taken, libc::SIGTSTP) };
+    // Without a witness the kernel's own are taken for the terminal's, which go to the group.
+    let to_the_group = |signal, from_kernel| {
+        let seen = witness.as_ref().and_then(|witness| witness.got(signal));
+        seen.unwrap_or(from_kernel)
+    };
     loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(status);
+        let mut status = 0;
+        // SAFETY: `status` is writable; the number is that of a child which was not waited for yet.
+        match unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } {
+            0 => {}
+            -1 => return Err(io::Error::last_os_error()),
+            _ => return Ok(ExitStatus::from_raw(status)),
         }
-        let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
-        // SAFETY: `signals` is an initialised set and `info` is writable.
-        let signal = unsafe { libc::sigwaitinfo(signals, info.as_mut_ptr()) };
-        if signal < 0 {
-            match io::Error::last_os_error() {
-                error if error.kind() == io::ErrorKind::Interrupted => continue,
-                error => return Err(error),
+        wait(&arrivals)?;
+        // Left pending until it is passed on: a SIGCONT that comes meanwhile takes it off, as it should.
+        if is_pending(libc::SIGTSTP) {
+            if !to_the_group(libc::SIGTSTP, true) {
+                pass_on(child, libc::SIGTSTP, None);
+            }
+            stop();
+        }
+        while let Some(info) = take(&taken) {
+            let signal = info.si_signo;
+            if signal != libc::SIGCHLD && !to_the_group(signal, info.si_code > 0) {
+                pass_on(child, signal, Some(&info));
             }
         }
-        // SAFETY: sigwaitinfo returned a signal, so it filled `info`.
-        let sent_by_process = unsafe { info.assume_init() }.si_code <= 0;
-        // What the terminal sends (Ctrl-C) goes to the whole foreground group, so the child has it already; a second one
-        // would make many programs give up their orderly end.
-        if signal != libc::SIGCHLD && sent_by_process {
-            // SAFETY: plain integers. The child was not waited for yet, so its number is still its own.
-            unsafe { libc::kill(child.id().cast_signed(), signal) };
+    }
+}
+
+/// What can be read when one of `signals` waits.
+fn arrivals(signals: &libc::sigset_t) -> io::Result<OwnedFd> {
+    // SAFETY: `signals` is an initialised set; -1 makes a new descriptor.
+    match unsafe { libc::signalfd(-1, signals, libc::SFD_CLOEXEC) } {
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: signalfd succeeded, so this is a new descriptor that nobody else owns.
+        descriptor => Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
+    }
+}
+
+fn wait(arrivals: &OwnedFd) -> io::Result<()> {
+    let mut poll = libc::pollfd { fd: arrivals.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: `poll` is one valid entry and outlives the call.
+    match unsafe { libc::poll(&raw mut poll, 1, -1) } {
+        -1 => Err(io::Error::last_os_error()).or_else(|error| match error.kind() {
+            io::ErrorKind::Interrupted => Ok(()),
+            _ => Err(error),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn is_pending(signal: libc::c_int) -> bool {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset fills the set, so that it can be read whatever sigpending does.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigpending(set.as_mut_ptr());
+        libc::sigismember(set.as_ptr(), signal) == 1
+    }
+}
+
+/// The next of `signals` that waits already.
+fn take(signals: &libc::sigset_t) -> Option<libc::siginfo_t> {
+    let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `signals` is an initialised set, `info` is writable and `now` outlives the call.
+    let signal = unsafe { libc::sigtimedwait(signals, info.as_mut_ptr(), &raw const now) };
+    // SAFETY: sigtimedwait returned a signal, so it filled `info`.
+    (signal > 0).then(|| unsafe { info.assume_init() })
+}
+
+/// Sends `signal` to the child, which was not waited for yet, so its number is still its own.
+fn pass_on(child: libc::pid_t, signal: libc::c_int, info: Option<&libc::siginfo_t>) {
+    // SAFETY: plain integers; a value that was queued with the signal is in `info` if its code is SI_QUEUE, and is handed
+    // on as the bits that it is.
+    unsafe {
+        match info {
+            Some(info) if info.si_code == libc::SI_QUEUE => libc::sigqueue(child, signal, info.si_value()),
+            _ => libc::kill(child, signal),
         }
+    };
+}
+
+/// Lets SIGTSTP do what it would have done at once: stop us, unless it is ignored or nobody could continue us.
+fn stop() {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset fills `set` before it is read; the action of SIGTSTP is the default or to ignore it, so no
+    // handler runs.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), libc::SIGTSTP);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), ptr::null_mut());
+        libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), ptr::null_mut());
     }
 }
 

@@ -1,22 +1,30 @@
 //! `gpupool run --fail-on`: a program that succeeds, and a finding that makes this a failure.
+//!
+//! What was found comes from the verdicts that each process writes past its log (`gpupool_events::Verdict`): a log has filters,
+//! may be full, and is one file for several processes if its name is fixed. A log is written beside them, for the report, only
+//! where nothing else was said about logs.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use gpupool_config::{Mode, Settings};
-use gpupool_events::finding;
-use tempfile::TempDir;
+use gpupool_config::{Mode, Settings, VERDICTS};
+use gpupool_events::{Finding, Verdict, VerdictEnd, finding};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, complain};
+use crate::folder::Folder;
 use crate::report::{self, Found};
-use crate::{child, explain, terminal};
+use crate::{child, elf, explain, terminal};
 
 /// The exit code when the program succeeded and a finding was made that it should fail on.
-pub const FOUND: u8 = 3;
+const FOUND: u8 = 3;
+/// The exit code when the program succeeded and nobody knows whether one was made.
+const UNKNOWN: u8 = 4;
+/// Lines about processes of which not everything is known.
+const TOLD: usize = 8;
 
 /// Which findings count.
 pub struct FailOn {
@@ -40,28 +48,53 @@ impl FailOn {
         Ok(Some(FailOn { codes: words.iter().map(code).collect::<Result<_, _>>()? }))
     }
 
-    /// Runs the program with a log, and ends as it does unless a finding counts.
+    /// Runs the program, and ends as it does unless a finding counts or might.
     ///
     /// # Errors
-    /// The settings let no finding reach the log (exit 2), or the program could not be started.
+    /// Nothing could be found under these settings or in this program (exit 2), or the program could not be started.
     pub fn run(&self, mut command: Command, settings: &Settings) -> Result<ExitCode, Failure> {
-        check(settings)?;
-        let logs = Logs::prepare(settings)?;
-        command.env("GPUPOOL_LOG_FILE", &logs.template);
+        check(settings, &command)?;
+        let records = Records::prepare(settings)?;
+        command.env(VERDICTS, records.verdicts());
+        if let Some(log) = &records.log {
+            command.env("GPUPOOL_LOG_FILE", log);
+        }
         let status = child::wait_for(command)?;
-        let paths = logs.written();
-        if paths.is_empty() {
-            eprintln!(
-                "gpupool: --fail-on: no log was written: the program did not use CUDA, or could not be intercepted"
-            );
+        let judged = self.judge(&records, status.success());
+        records.put_away(judged != Judged::Clean);
+        // Last: ending as the child did may mean dying of a signal, which runs no destructor.
+        Ok(match judged {
+            Judged::Found if status.success() => ExitCode::from(FOUND),
+            Judged::Unknown if status.success() => ExitCode::from(UNKNOWN),
+            _ => child::end_as(status),
+        })
+    }
+
+    /// Says what was found and what is not known. That a program which failed, or was killed, did not judge itself to the end
+    /// is no news.
+    fn judge(&self, records: &Records, succeeded: bool) -> Judged {
+        let verdicts = match Verdict::read_all(&records.verdicts()) {
+            Ok(verdicts) => verdicts,
+            Err(error) => {
+                let folder = records.verdicts();
+                complain(&format!("--fail-on: what was found is not known: {}: {error}", folder.display()));
+                return Judged::Unknown;
+            }
+        };
+        let counted: Vec<Found> = found(&verdicts).into_iter().filter(|found| self.counts(found)).collect();
+        counted.iter().for_each(tell);
+        let unknown: Vec<String> = verdicts.iter().filter_map(unknown).collect();
+        if succeeded {
+            tell_unknown(&unknown);
+            if verdicts.is_empty() {
+                complain("--fail-on: no process used CUDA, or none could be intercepted: there is nothing to judge");
+            }
         }
-        let counted: Vec<Found> = report::findings_of(&paths).into_iter().filter(|found| self.counts(found)).collect();
-        if counted.is_empty() {
-            return Ok(child::end_as(status));
+        match (counted.is_empty(), unknown.is_empty()) {
+            (false, _) => Judged::Found,
+            (true, false) => Judged::Unknown,
+            (true, true) => Judged::Clean,
         }
-        tell(&counted);
-        logs.keep(&paths);
-        Ok(if status.success() { ExitCode::from(FOUND) } else { child::end_as(status) })
     }
 
     fn counts(&self, found: &Found) -> bool {
@@ -69,89 +102,143 @@ impl FailOn {
     }
 }
 
-/// Refuses settings under which nothing could ever be found: a test that can not fail is worse than none.
-fn check(settings: &Settings) -> Result<(), Failure> {
+#[derive(PartialEq, Eq)]
+enum Judged {
+    Clean,
+    Found,
+    Unknown,
+}
+
+/// Refuses what nothing could ever be found in: a test that cannot fail is worse than none.
+fn check(settings: &Settings, command: &Command) -> Result<(), Failure> {
     if settings.mode == Mode::Off {
         return Err(Failure::usage("--fail-on with GPUPOOL_MODE=off: nothing is looked at; use another mode"));
     }
-    match settings.log.as_deref().map(str::trim) {
-        Some(level) if ["off", "error"].iter().any(|word| level.eq_ignore_ascii_case(word)) => {
-            Err(Failure::usage(format!(
-                "--fail-on with GPUPOOL_LOG={level}: findings are warnings and would not be logged; write warn or info"
-            )))
-        }
-        _ => Ok(()),
+    match elf::why_not_intercepted(command.get_program()) {
+        Some(reason) => Err(Failure::usage(format!(
+            "--fail-on: {} {reason}, so that nothing in it can be looked at; link it dynamically, and install it without \
+             such rights",
+            command.get_program().display()
+        ))),
+        None => Ok(()),
     }
+}
+
+/// The findings of all processes, and what only all of them together show.
+fn found(verdicts: &[Verdict]) -> Vec<Found> {
+    let made = verdicts.iter().enumerate();
+    let mut found =
+        report::merge(made.flat_map(|(index, verdict)| verdict.findings.iter().map(move |made| (index, made))));
+    let together = Finding::RANKS_ON_GPU_0.code;
+    if !found.iter().any(|found| found.code == together) {
+        let logs: BTreeSet<PathBuf> =
+            verdicts.iter().filter_map(|verdict| verdict.began.as_ref()?.log.as_ref().map(PathBuf::from)).collect();
+        let logs: Vec<PathBuf> = logs.into_iter().collect();
+        found.extend(report::findings_of(&logs).into_iter().filter(|found| found.code == together));
+    }
+    found
 }
 
 /// One line a finding, on stderr: the program may have written its results to stdout.
-fn tell(found: &[Found]) {
-    for found in found {
-        let title = finding(&found.code).map_or("", |known| known.title);
-        eprintln!("gpupool: {}: {title}: {}", terminal::clean(&found.code), terminal::clean(&found.what));
-        if let Some(place) = found.site.as_ref().map(|site| report::place(site, terminal::WIDTH)) {
-            eprintln!("gpupool:   {place}");
+fn tell(found: &Found) {
+    let title = finding(&found.code).map_or("", |known| known.title);
+    complain(&format!("{}: {title}: {}", terminal::clean(&found.code), terminal::clean(&found.what)));
+    if let Some(place) = found.site.as_ref().map(|site| report::place(site, terminal::WIDTH)) {
+        complain(&format!("  {place}"));
+    }
+}
+
+fn tell_unknown(unknown: &[String]) {
+    for words in unknown.iter().take(TOLD) {
+        complain(&format!("--fail-on: not everything that was found is known: {words}"));
+    }
+    if unknown.len() > TOLD {
+        complain(&format!("--fail-on: the same of {} more processes", unknown.len() - TOLD));
+    }
+}
+
+/// Why not everything is known of a process, if it is not.
+fn unknown(verdict: &Verdict) -> Option<String> {
+    let name = verdict.path.file_name().unwrap_or_default().to_string_lossy();
+    let pid = name.split('-').next().unwrap_or_default();
+    let who = match &verdict.began {
+        Some(began) => format!("{} (pid {})", terminal::clean(&began.exe), began.pid),
+        None => format!("pid {}", terminal::clean(pid)),
+    };
+    let why = match &verdict.end {
+        VerdictEnd::Complete => return None,
+        VerdictEnd::Replaced => "became another program (exec) before its contexts and modules were judged".to_owned(),
+        VerdictEnd::Open if verdict.began.is_none() => {
+            let folder = verdict.path.parent().unwrap_or(Path::new("/"));
+            format!("could not write into {}, or was killed at its start", folder.display())
+        }
+        VerdictEnd::Open => "did not come to its end: it was killed, left by _exit, or is still running".to_owned(),
+        VerdictEnd::Damaged(why) => format!("could not write all of it: {}", terminal::clean(why)),
+    };
+    Some(format!("{who} {why}"))
+}
+
+/// What the program and its children write.
+struct Records {
+    folder: Folder,
+    /// `GPUPOOL_LOG_FILE` for the program, if it is ours.
+    log: Option<OsString>,
+    /// The folder of another `--fail-on` that this one runs under.
+    outer: Option<PathBuf>,
+}
+
+impl Records {
+    fn prepare(settings: &Settings) -> Result<Records, Failure> {
+        let folder = Folder::create("gpupool-log-", "what is found", b"")?;
+        let mut log = escaped(folder.path().as_os_str());
+        log.push("/%p.jsonl");
+        let asked = settings.log_file.is_some() || settings.log.is_some();
+        let outer = std::env::var_os(VERDICTS).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+        let records = Records { folder, log: (!asked).then_some(log), outer };
+        let verdicts = records.verdicts();
+        fs::create_dir(&verdicts)
+            .map_err(|error| Failure::broken(format!("cannot make the folder {}: {error}", verdicts.display())))?;
+        Ok(records)
+    }
+
+    fn verdicts(&self) -> PathBuf {
+        self.folder.path().join("verdicts")
+    }
+
+    /// Removes everything, or says how to read the logs, which then stay.
+    fn put_away(self, wanted: bool) {
+        if let Some(outer) = &self.outer {
+            hand_on(&self.verdicts(), outer);
+        }
+        let mut logs = logs_in(self.folder.path());
+        if !wanted || logs.is_empty() {
+            return;
+        }
+        let _ = fs::remove_dir_all(self.verdicts());
+        self.folder.keep();
+        logs.sort();
+        let shown: Vec<String> = logs.iter().take(8).map(|path| path.display().to_string()).collect();
+        let more = if logs.len() > shown.len() { " …" } else { "" };
+        complain(&format!("gpupool report {}{more}", shown.join(" ")));
+    }
+}
+
+/// Copies the verdicts for whoever waits for this command as for a process of the program.
+fn hand_on(from: &Path, to: &Path) {
+    let entries = fs::read_dir(from).into_iter().flatten().flatten();
+    for entry in entries {
+        let name = entry.file_name();
+        let pid = name.to_string_lossy().split('-').next().and_then(|pid| pid.parse().ok()).unwrap_or(0);
+        // What cannot be copied stays an empty file, which says that something is not known.
+        if let (Ok(text), Ok((mut file, _))) = (fs::read(entry.path()), Verdict::create(to, pid)) {
+            let _ = std::io::Write::write_all(&mut file, &text);
         }
     }
 }
 
-/// The logs that the program and its children write.
-struct Logs {
-    /// `GPUPOOL_LOG_FILE` for the program.
-    template: OsString,
-    /// What fitted the template before.
-    before: BTreeSet<PathBuf>,
-    /// Where they are if nobody asked for any.
-    folder: Option<TempDir>,
-}
-
-impl Logs {
-    fn prepare(settings: &Settings) -> Result<Logs, Failure> {
-        let (template, folder) = match &settings.log_file {
-            Some(path) => (absolute(path.template())?, None),
-            None => {
-                let folder = tempfile::Builder::new().prefix("gpupool-log-").tempdir().map_err(|error| {
-                    Failure::broken(format!(
-                        "can not make a folder for the log in {}: {error}",
-                        std::env::temp_dir().display()
-                    ))
-                })?;
-                let mut template = escaped(folder.path().as_os_str());
-                template.push("/%p.jsonl");
-                (template, Some(folder))
-            }
-        };
-        let before = matching(&template);
-        Ok(Logs { template, before, folder })
-    }
-
-    /// The files that have come since. Logs are never written over, so a new one is the program's.
-    fn written(&self) -> Vec<PathBuf> {
-        matching(&self.template).into_iter().filter(|path| !self.before.contains(path)).collect()
-    }
-
-    /// Leaves the logs where they are and says how to read them.
-    fn keep(self, paths: &[PathBuf]) {
-        if let Some(folder) = self.folder {
-            let _ = folder.keep();
-        }
-        let shown: Vec<String> = paths.iter().take(8).map(|path| path.display().to_string()).collect();
-        let more = if paths.len() > shown.len() { " …" } else { "" };
-        eprintln!("gpupool: gpupool report {}{more}", shown.join(" "));
-    }
-}
-
-/// The template from the root on: the program may change its folder before it opens the log.
-fn absolute(template: &OsStr) -> Result<OsString, Failure> {
-    if Path::new(template).is_absolute() {
-        return Ok(template.to_owned());
-    }
-    let folder = std::env::current_dir()
-        .map_err(|error| Failure::broken(format!("can not find the current folder: {error}")))?;
-    let mut path = escaped(folder.as_os_str());
-    path.push("/");
-    path.push(template);
-    Ok(path)
+fn logs_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.filter(|path| path.extension() == Some(OsStr::new("jsonl"))).collect()
 }
 
 /// A path as a template that stands for itself.
@@ -163,91 +250,9 @@ fn escaped(path: &OsStr) -> OsString {
     OsString::from_vec(bytes.collect())
 }
 
-/// The files that `template` may stand for, whatever its codes are.
-fn matching(template: &OsStr) -> BTreeSet<PathBuf> {
-    let mut found = vec![PathBuf::new()];
-    for component in Path::new(template).components() {
-        found = match component {
-            Component::Normal(name) if name.as_bytes().contains(&b'%') => {
-                let pieces = pieces(name.as_bytes());
-                found.iter().flat_map(|folder| entries(folder, &pieces)).collect()
-            }
-            other => found.into_iter().map(|folder| folder.join(other)).collect(),
-        };
-    }
-    found.into_iter().filter(|path| path.is_file()).collect()
-}
-
-fn entries(folder: &Path, pieces: &[Vec<u8>]) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(folder) else {
-        return Vec::new();
-    };
-    let names = entries.flatten().filter(|entry| fits(entry.file_name().as_bytes(), pieces));
-    names.map(|entry| entry.path()).collect()
-}
-
-/// The text between the codes of a name; one piece means that there is no code in it.
-fn pieces(name: &[u8]) -> Vec<Vec<u8>> {
-    let mut pieces = vec![Vec::new()];
-    let mut bytes = name.iter();
-    while let Some(byte) = bytes.next() {
-        let literal = match byte {
-            b'%' => bytes.next().filter(|code| **code == b'%'),
-            other => Some(other),
-        };
-        match (literal, pieces.last_mut()) {
-            (Some(literal), Some(piece)) => piece.push(*literal),
-            _ => pieces.push(Vec::new()),
-        }
-    }
-    pieces
-}
-
-/// Whether `name` is the pieces in their order with anything between them.
-fn fits(name: &[u8], pieces: &[Vec<u8>]) -> bool {
-    let [first, between @ .., last] = pieces else {
-        return pieces.first().is_some_and(|whole| whole == name);
-    };
-    let Some(mut rest) = name.strip_prefix(&**first).and_then(|rest| rest.strip_suffix(&**last)) else {
-        return false;
-    };
-    for piece in between {
-        let Some(at) = (0..=rest.len()).find(|at| rest[*at..].starts_with(piece)) else {
-            return false;
-        };
-        rest = &rest[at + piece.len()..];
-    }
-    true
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_fit_their_template() {
-        let fits = |template: &str, name: &str| fits(name.as_bytes(), &pieces(template.as_bytes()));
-        assert!(fits("%p.jsonl", "77.jsonl") && fits("a.%h.%p.b", "a.node1.77.b") && fits("100%%", "100%"));
-        assert!(fits("%p%e", "anything") && fits("x%p", "x"));
-        for (template, name) in
-            [("%p.jsonl", "77.json"), ("a.%p", "b.7"), ("ab%pba", "aba"), ("%p-%p-%p", "1-2"), ("100%%", "100x")]
-        {
-            assert!(!fits(template, name), "{template} {name}");
-        }
-    }
-
-    #[test]
-    fn files_are_found_through_folders_with_codes() {
-        let folder = tempfile::tempdir().unwrap();
-        for host in ["node1", "node2"] {
-            fs::create_dir(folder.path().join(host)).unwrap();
-            fs::write(folder.path().join(host).join("7.jsonl"), "").unwrap();
-        }
-        let mut template = escaped(folder.path().as_os_str());
-        template.push("/%h/%p.jsonl");
-        assert_eq!(matching(&template).len(), 2);
-        assert_eq!(matching(OsStr::new("/no/such/%p")).len(), 0);
-    }
 
     #[test]
     fn codes_are_understood_in_any_case_and_strangers_refused() {

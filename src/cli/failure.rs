@@ -1,6 +1,9 @@
 //! Why a command did not do what it was asked, and the exit code that says so.
 
+use std::io::Write;
 use std::process::ExitCode;
+
+use crate::terminal;
 
 /// Told on stderr; the process then exits with `code`.
 #[derive(Debug)]
@@ -28,9 +31,19 @@ impl Failure {
 
     /// Says it, one `gpupool:` a line.
     pub fn report(self) -> ExitCode {
-        for line in self.message.lines() {
-            eprintln!("gpupool: {line}");
-        }
+        self.message.lines().for_each(complain);
         ExitCode::from(self.code)
     }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(self.message.lines().next().unwrap_or_default())
+    }
+}
+
+/// One line on stderr, without anything in it that a terminal would obey. A stderr that is closed or full (`eprintln!` would
+/// panic) must not change the exit code.
+pub fn complain(line: &str) {
+    let _ = std::io::stderr().write_all(format!("gpupool: {}\n", terminal::clean(line)).as_bytes());
 }

@@ -4,14 +4,18 @@ mod child;
 mod companion;
 mod demo;
 mod doctor;
+mod elf;
 mod explain;
 mod fail_on;
 mod failure;
+mod folder;
+mod inherited;
 mod report;
 mod run;
 mod sim;
 mod terminal;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -29,7 +33,11 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let done = match Command::parse() {
+    let command = match Command::try_parse() {
+        Ok(command) => command,
+        Err(instead) => return said(&instead),
+    };
+    let done = match command {
         Command::Run(args) => run::run(args),
         Command::Sim(args) => sim::run(args),
         Command::Report(args) => report::run(&args),
@@ -38,4 +46,17 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
     };
     done.unwrap_or_else(failure::Failure::report)
+}
+
+/// Prints what clap has to say in place of a command: help, version, or what is wrong with the words.
+fn said(instead: &clap::Error) -> ExitCode {
+    let code = u8::try_from(instead.exit_code()).unwrap_or(2);
+    let printed = instead.print().and_then(|()| std::io::stdout().flush());
+    match printed {
+        // Nobody could be told, and for help that was all there was to do.
+        Err(error) if code == 0 => {
+            terminal::unless_left(error).map_or_else(failure::Failure::report, |()| ExitCode::SUCCESS)
+        }
+        _ => ExitCode::from(code),
+    }
 }

@@ -12,7 +12,7 @@ mod words;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-pub use findings::Found;
+pub use findings::{Found, merge};
 use gather::Logs;
 pub use words::{count, place, ranges};
 

@@ -9,16 +9,15 @@ use std::process::{Command, ExitCode};
 
 use gpupool_config::{LogPath, LogPathNames, PREFIX, SETTINGS, Settings};
 
-use crate::companion;
 use crate::fail_on::FailOn;
 use crate::failure::Failure;
+use crate::{companion, elf, inherited};
 
 /// Run a program with the pool behind its cudaMalloc
 #[derive(clap::Args)]
 #[command(after_help = settings_help())]
 pub struct Args {
-    /// Who serves an allocation: pool, spill, trace or off (GPUPOOL_MODE)
-    #[arg(long, value_name = "MODE")]
+    #[arg(long, value_name = "MODE", help = mode_help())]
     mode: Option<OsString>,
     /// Any setting, as limit=0:70GiB or GPUPOOL_LIMIT=0:70GiB; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
@@ -29,7 +28,8 @@ pub struct Args {
     /// Print a summary on stderr at exit (GPUPOOL_SUMMARY=on)
     #[arg(long)]
     summary: bool,
-    /// Exit with 3 when the program succeeds but one of these findings was made: codes as GP001,GP005, or any
+    /// Exit with 3 when the program succeeds but one of these findings was made, and with 4 when that is not known, as one of
+    /// its processes was killed or could not write: codes as GP001,GP005, or any
     #[arg(long, value_name = "CODES", value_delimiter = ',')]
     fail_on: Vec<String>,
     /// The library to preload [default: libgpupool.so that came with this program]
@@ -44,7 +44,7 @@ pub struct Args {
 /// that is the program has its number, its terminal, its exit code and its death without any of that.
 ///
 /// # Errors
-/// Exit 2 for a setting, finding or library that can not be used, 127 for a program that is not there, 126 for one that can not
+/// Exit 2 for a setting, finding or library that cannot be used, 127 for a program that is not there, 126 for one that cannot
 /// be started.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let fail_on = FailOn::parse(&args.fail_on)?;
@@ -55,12 +55,13 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     if let Some(template) = &settings.log_file {
         check_log(template)?;
     }
-    let library = companion::find("libgpupool.so", args.library.as_deref(), "--library", "gpupool")?;
+    let library = companion::find(companion::POOL, args.library.as_deref())?;
     let Some((program, arguments)) = args.command.split_first() else {
         return Err(Failure::usage("no program to run; write it behind --"));
     };
     let mut command = Command::new(program);
-    command.args(arguments).envs(wanted).env("LD_PRELOAD", preload(&library, std::env::var_os("LD_PRELOAD"))?);
+    let before = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+    command.args(arguments).envs(wanted).env("LD_PRELOAD", preload(&library, &before, elf::sanitizers_of(program))?);
     match fail_on {
         Some(fail_on) => fail_on.run(command, &settings),
         None => Err(Failure::start(program, &become_it(command))),
@@ -68,7 +69,10 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
 }
 
 fn become_it(mut command: Command) -> std::io::Error {
-    command.exec()
+    inherited::hand_on(&mut command);
+    let error = command.exec();
+    inherited::go_on();
+    error
 }
 
 /// The variables that the flags stand for. The flags with a name of their own win over `--set`.
@@ -109,10 +113,13 @@ fn check_log(template: &LogPath) -> Result<(), Failure> {
     let text = template.template().display();
     let varies = template.template().as_bytes().contains(&b'%');
     let path = template.expand(LogPathNames { pid: 0, executable: OsStr::new(""), host: OsStr::new("") });
-    if !varies && path.symlink_metadata().is_ok() {
-        return Err(Failure::usage(format!(
-            "GPUPOOL_LOG_FILE={text}: exists already; remove it, or put %p into the name"
-        )));
+    if !varies && let Ok(there) = path.symlink_metadata() {
+        let advice = if there.is_file() {
+            "exists already; remove it, or put %p into the name"
+        } else {
+            "is there already and no file; the log is a new file: choose another name, or leave it out to have no log"
+        };
+        return Err(Failure::usage(format!("GPUPOOL_LOG_FILE={text}: {advice}")));
     }
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -123,7 +130,7 @@ fn check_log(template: &LogPath) -> Result<(), Failure> {
     if !folder_varies && !writable(folder) {
         let folder = folder.display();
         return Err(Failure::usage(format!(
-            "GPUPOOL_LOG_FILE={text}: can not write into the folder {folder}; choose another"
+            "GPUPOOL_LOG_FILE={text}: cannot write into the folder {folder}; choose another"
         )));
     }
     Ok(())
@@ -137,23 +144,35 @@ fn writable(folder: &Path) -> bool {
     folder.is_dir() && unsafe { libc::access(name.as_ptr(), libc::W_OK | libc::X_OK) } == 0
 }
 
-/// `LD_PRELOAD` with our library first and everything that was there behind it.
-fn preload(library: &Path, before: Option<OsString>) -> Result<OsString, Failure> {
+/// `LD_PRELOAD` with our library first and everything that was there behind it, except for the runtimes of sanitizers: those
+/// refuse to start behind anything, whether the program needs them or they are preloaded.
+fn preload(library: &Path, before: &OsStr, sanitizers: Vec<OsString>) -> Result<OsString, Failure> {
     // The loader splits at these and replaces $ORIGIN and the like; it knows no way to quote them.
     if library.as_os_str().as_bytes().iter().any(|byte| b" :$".contains(byte) || byte.is_ascii_whitespace()) {
         let library = library.display();
         return Err(Failure::usage(format!(
-            "{library}: LD_PRELOAD can not hold a path with a space, ':' or '$'; move it"
+            "{library}: LD_PRELOAD cannot hold a path with a space, ':' or '$'; move it"
         )));
     }
-    let mut list = library.as_os_str().to_owned();
-    for other in before.iter().flat_map(|list| list.as_bytes().split(|byte| b" :".contains(byte))) {
-        if !other.is_empty() && other != library.as_os_str().as_bytes() {
-            list.push(":");
-            list.push(OsStr::from_bytes(other));
-        }
-    }
-    Ok(list)
+    let before = before.as_bytes().split(|byte| b" :".contains(byte)).filter(|entry| !entry.is_empty());
+    let (first, others): (Vec<&OsStr>, Vec<&OsStr>) =
+        before.map(OsStr::from_bytes).partition(|entry| elf::is_sanitizer(entry));
+    let named = |sanitizer: &&OsString| !first.iter().any(|entry| Path::new(entry).file_name() == Some(sanitizer));
+    let missing = sanitizers.iter().filter(named).map(OsString::as_os_str);
+    let others = others.into_iter().filter(|entry| *entry != library.as_os_str());
+    let list: Vec<&OsStr> = first.iter().copied().chain(missing).chain([library.as_os_str()]).chain(others).collect();
+    Ok(list.join(OsStr::new(":")))
+}
+
+/// The modes, as the table of settings has them.
+fn mode_help() -> String {
+    let values = SETTINGS.iter().find(|row| row.name == "GPUPOOL_MODE").map_or("", |row| row.values);
+    let values: Vec<&str> = values.split('|').collect();
+    let words = match values.as_slice() {
+        [others @ .., last] if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+        one => one.concat(),
+    };
+    format!("Who serves an allocation: {words} (GPUPOOL_MODE)")
 }
 
 /// The table of settings as the end of a help text.
@@ -171,17 +190,27 @@ mod tests {
 
     #[test]
     fn the_library_comes_first_and_once() {
-        let list = |before: &str| preload(Path::new("/a/libgpupool.so"), Some(before.into())).unwrap();
-        assert_eq!(preload(Path::new("/a/libgpupool.so"), None).unwrap(), "/a/libgpupool.so");
+        let list = |before: &str| preload(Path::new("/a/libgpupool.so"), OsStr::new(before), Vec::new()).unwrap();
         assert_eq!(list(""), "/a/libgpupool.so");
         assert_eq!(list("/b.so /c.so:/d.so"), "/a/libgpupool.so:/b.so:/c.so:/d.so");
         assert_eq!(list("/b.so:/a/libgpupool.so"), "/a/libgpupool.so:/b.so");
     }
 
     #[test]
+    fn sanitizers_stay_in_front_and_come_once() {
+        let list = |before: &str, needed: &[&str]| {
+            let needed = needed.iter().map(OsString::from).collect();
+            preload(Path::new("/a/libgpupool.so"), OsStr::new(before), needed).unwrap()
+        };
+        assert_eq!(list("", &["libasan.so.8"]), "libasan.so.8:/a/libgpupool.so");
+        assert_eq!(list("/b.so:/x/libtsan.so.2", &[]), "/x/libtsan.so.2:/a/libgpupool.so:/b.so");
+        assert_eq!(list("/x/libasan.so.8", &["libasan.so.8"]), "/x/libasan.so.8:/a/libgpupool.so");
+    }
+
+    #[test]
     fn a_path_the_loader_would_split_is_refused() {
         for path in ["/a b/x.so", "/a:b/x.so", "/$ORIGIN/x.so"] {
-            assert!(preload(Path::new(path), None).is_err(), "{path}");
+            assert!(preload(Path::new(path), OsStr::new(""), Vec::new()).is_err(), "{path}");
         }
     }
 

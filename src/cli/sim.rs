@@ -7,9 +7,9 @@ use std::process::{Command, ExitCode};
 
 use clap::ValueEnum;
 use gpupool_config::parse_size;
-use tempfile::TempDir;
 
 use crate::failure::Failure;
+use crate::folder::Folder;
 use crate::{child, companion};
 
 /// Run a program on simulated GPUs
@@ -50,16 +50,11 @@ enum Link {
 /// # Errors
 /// As [`crate::run::run`].
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
-    let driver = companion::find("libsimcuda.so", args.driver.as_deref(), "--driver", "simcuda")?;
+    let driver = companion::find(companion::DRIVER, args.driver.as_deref())?;
     let Some((program, arguments)) = args.command.split_first() else {
         return Err(Failure::usage("no program to run; write it behind --"));
     };
-    let folder = driver_folder(&driver).map_err(|error| {
-        Failure::broken(format!(
-            "can not make a folder for the simulated driver in {}: {error}",
-            std::env::temp_dir().display()
-        ))
-    })?;
+    let folder = driver_folder(&driver)?;
 
     let mut command = Command::new(program);
     command.args(arguments).env("LD_LIBRARY_PATH", library_path(folder.path(), std::env::var_os("LD_LIBRARY_PATH")));
@@ -81,10 +76,12 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
 }
 
 /// A folder with nothing but the names under which programs look for the driver.
-fn driver_folder(driver: &Path) -> std::io::Result<TempDir> {
-    let folder = tempfile::Builder::new().prefix("gpupool-sim-").tempdir()?;
+fn driver_folder(driver: &Path) -> Result<Folder, Failure> {
+    // The loader splits LD_LIBRARY_PATH at the first two and replaces $ORIGIN and the like.
+    let folder = Folder::create("gpupool-sim-", "the simulated driver", b":;$")?;
     for name in ["libcuda.so.1", "libcuda.so"] {
-        symlink(driver, folder.path().join(name))?;
+        let link = folder.path().join(name);
+        symlink(driver, &link).map_err(|error| Failure::broken(format!("cannot make {}: {error}", link.display())))?;
     }
     Ok(folder)
 }

@@ -5,10 +5,10 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use object::{Object, ObjectSymbol};
 use serde_json::json;
 
 use super::Check;
+use crate::elf;
 use crate::report;
 use crate::terminal;
 
@@ -16,8 +16,6 @@ use crate::terminal;
 const DECIDING: [&str; 4] = ["dlsym", "cuGetProcAddress", "cuGetProcAddress_v2", "cuMemAlloc_v2"];
 /// A name that only our library has.
 const OURS: &str = "gpupool_version";
-/// Libraries beyond this are no libraries; reading them would take long.
-const LARGEST: u64 = 1 << 30;
 
 /// One preloaded library, in the loader's order.
 #[derive(Debug, PartialEq, Eq)]
@@ -74,20 +72,8 @@ fn look_into(path: &Path) -> Content {
 
 /// The names of [`DECIDING`] and [`OURS`] that a library defines for others.
 fn names_of(path: &Path) -> Result<Vec<&'static str>, String> {
-    let size = fs::metadata(path).map_err(|error| error.to_string())?.len();
-    if size > LARGEST {
-        return Err(format!("larger than {LARGEST} bytes"));
-    }
-    let bytes = fs::read(path).map_err(|error| error.to_string())?;
-    let file = object::File::parse(&*bytes).map_err(|error| format!("no library: {error}"))?;
-    if file.architecture() != object::Architecture::X86_64 {
-        return Err(format!("a library for {:?}", file.architecture()));
-    }
-    let wanted = DECIDING.iter().chain([&OURS]);
-    Ok(wanted
-        .copied()
-        .filter(|name| file.dynamic_symbols().any(|symbol| symbol.is_definition() && symbol.name() == Ok(name)))
-        .collect())
+    let wanted: Vec<&'static str> = DECIDING.iter().chain([&OURS]).copied().collect();
+    elf::exports(path, &wanted)
 }
 
 fn judge(list: &[Preloaded]) -> Vec<Check> {

@@ -17,13 +17,12 @@ const ASK_PYTHON: &str = "import sys; print(sys.version_info[0], sys.version_inf
 
 /// Whether there is a library to preload.
 pub fn library(given: Option<&Path>) -> Check {
-    match companion::find("libgpupool.so", given, "--library", "gpupool") {
-        Ok(path) => Check::fine("library", path.display().to_string()).facts(json!(path)),
-        Err(_) => Check::finding(
-            "library",
-            "there is no libgpupool.so beside this program or in ../lib/gpupool",
-            "build it with `cargo build --release -p gpupool`, or name it with --library",
-        ),
+    match companion::find(companion::POOL, given) {
+        Ok(path) => Check::fine("library", path.display().to_string()).facts(json!(path.to_string_lossy())),
+        Err(failure) => {
+            let advice = "build it with `cargo build --release -p gpupool`, or name it with --library";
+            Check::broken("library", failure.to_string(), advice)
+        }
     }
 }
 

@@ -25,20 +25,33 @@ pub struct Found {
 
 /// All findings: those of the logs, by code, and those that only the logs together show.
 pub fn all(processes: &[Process]) -> Vec<Found> {
-    let mut found: Vec<Found> = Vec::new();
-    for (index, process) in processes.iter().enumerate() {
-        for (made, times) in &process.findings {
-            match found.iter_mut().find(|found| found.is_same(made)) {
-                Some(same) => same.add(index, made, *times),
-                None => found.push(Found::new(index, made, *times)),
-            }
-        }
-    }
+    let made = processes.iter().enumerate();
+    let mut found = gathered(
+        made.flat_map(|(index, process)| process.findings.iter().map(move |(made, times)| (index, made, *times))),
+    );
     let ranks = Finding::RANKS_ON_GPU_0.code;
     if !found.iter().any(|found| found.code == ranks) {
         found.extend(ranks_on_gpu_0(processes));
     }
     found.sort_by(|a, b| a.code.cmp(&b.code));
+    found
+}
+
+/// Findings with the processes that made them, by code.
+pub fn merge<'a>(made: impl Iterator<Item = (usize, &'a FindingMade)>) -> Vec<Found> {
+    let mut found = gathered(made.map(|(index, made)| (index, made, 1)));
+    found.sort_by(|a, b| a.code.cmp(&b.code));
+    found
+}
+
+fn gathered<'a>(made: impl Iterator<Item = (usize, &'a FindingMade, u64)>) -> Vec<Found> {
+    let mut found: Vec<Found> = Vec::new();
+    for (index, made, times) in made {
+        match found.iter_mut().find(|found| found.is_same(made)) {
+            Some(same) => same.add(index, made, times),
+            None => found.push(Found::new(index, made, times)),
+        }
+    }
     found
 }
 

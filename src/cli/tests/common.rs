@@ -2,13 +2,15 @@
 
 use std::io::Read;
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::ptr::null_mut;
 
-/// The executable under test, with no setting of the caller's own.
+/// The executable under test, with no setting and no signal of the caller's own.
 pub fn gpupool() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpupool"));
+    usual_signals(&mut command);
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if ["GPUPOOL_", "SIMCUDA_", "LD_"].iter().any(|prefix| text.starts_with(prefix)) {
@@ -16,6 +18,24 @@ pub fn gpupool() -> Command {
         }
     }
     command
+}
+
+/// Starts `command` with every signal as it is by default: tests may run under `nohup`, or in the background of a script.
+pub fn usual_signals(command: &mut Command) {
+    let reset = || {
+        let mut none = std::mem::MaybeUninit::uninit();
+        // SAFETY: SIG_DFL is no function that could run, and sigemptyset fills the set before it is used.
+        unsafe {
+            for signal in 1..=libc::SIGRTMAX() {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            libc::sigemptyset(none.as_mut_ptr());
+            libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), null_mut());
+        }
+        Ok(())
+    };
+    // SAFETY: `reset` calls async-signal-safe functions only.
+    unsafe { command.pre_exec(reset) };
 }
 
 /// A folder for one test, with a library in it that can be preloaded and does nothing: these tests are about the command
@@ -28,7 +48,8 @@ impl Bench {
     pub fn new() -> Bench {
         let folder = tempfile::tempdir().unwrap_or_else(|error| panic!("no temporary folder: {error}"));
         let bench = Bench { folder };
-        bench.compile("empty.so", "int gpupool_cli_test_library;", &["-shared", "-fPIC"]);
+        // The names by which the pool and the simulated driver are known.
+        bench.compile("empty.so", "int gpupool_version, cuInit;", &["-shared", "-fPIC"]);
         bench
     }
 

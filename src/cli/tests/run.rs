@@ -3,8 +3,10 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Command;
 
-use crate::common::{Bench, golden_folder, gpupool, output, stderr, stdout};
+use crate::common::{Bench, gpupool, output, stderr, stdout};
 
 const PRINT_ARGUMENTS: &str = r#"printf '[%s]' "$@""#;
 
@@ -102,9 +104,10 @@ fn a_log_that_can_not_be_written_is_refused() {
     std::fs::write(bench.path("old"), "").unwrap();
     for (path, reason) in [
         (bench.path("old"), "exists already"),
-        (bench.path("no/folder"), "can not write into the folder"),
-        (bench.path("no/%p"), "can not write into the folder"),
+        (bench.path("no/folder"), "cannot write into the folder"),
+        (bench.path("no/%p"), "cannot write into the folder"),
         (bench.path("%z"), "%z means nothing"),
+        ("/dev/null".into(), "is there already and no file; the log is a new file: choose another name"),
     ] {
         let output = output(bench.gpupool("run", &["--log", path.to_str().unwrap()]).arg("true"));
         assert_eq!(output.status.code(), Some(2), "{}", path.display());
@@ -119,6 +122,60 @@ fn a_missing_library_is_named_with_the_ways_out() {
     let output = output(gpupool().args(["run", "--library", "/no/such.so", "--", "true"]));
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(stderr(&output), "gpupool: --library /no/such.so: no such file\n");
+}
+
+#[test]
+fn a_library_that_is_not_the_pool_is_refused() {
+    let bench = Bench::new();
+    let other = bench.compile("other.so", "int other;", &["-shared", "-fPIC"]);
+    let object = bench.compile("gpupool.o", "int gpupool_version, cuInit;", &["-c"]);
+    std::fs::write(bench.path("cut.so"), &std::fs::read(bench.library()).unwrap()[..5000]).unwrap();
+    let mut foreign = std::fs::read(bench.library()).unwrap();
+    foreign[18] = 183; // e_machine: aarch64
+    std::fs::write(bench.path("foreign.so"), foreign).unwrap();
+    for (command, flag) in [("run", "--library"), ("sim", "--driver")] {
+        for (library, reason) in [
+            (Path::new("/etc/passwd"), "no library"),
+            (&other, "not lib"),
+            (&object, "no library: not a shared object"),
+            (&bench.path("cut.so"), "no library"),
+            (&bench.path("foreign.so"), "a library for Aarch64"),
+        ] {
+            let output = output(gpupool().args([command, flag]).arg(library).args(["--", "echo", "ran"]));
+            assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""), "{}", library.display());
+            let complaint = stderr(&output);
+            assert!(complaint.contains(reason) && complaint.contains(flag), "{complaint}");
+        }
+    }
+}
+
+#[test]
+fn a_program_with_a_sanitizer_of_its_own_starts() {
+    let bench = Bench::new();
+    for (flag, runtime) in [("-fsanitize=address", "libasan.so"), ("-fsanitize=thread", "libtsan.so")] {
+        let source = bench.path("sanitized.c");
+        std::fs::write(&source, "#include <stdio.h>\nint main(void) { puts(\"ran\"); return 5; }").unwrap();
+        let program = bench.path(runtime);
+        let compiled = Command::new("cc").args([flag, "-o"]).arg(&program).arg(&source).output().unwrap();
+        if !compiled.status.success() || !stdout(&output(&mut Command::new(&program))).contains("ran") {
+            println!("skipped {flag}: the compiler has no {runtime}, or it does not run on this machine");
+            continue;
+        }
+        let direct = output(bench.gpupool("run", &[]).arg(&program));
+        assert_eq!((stdout(&direct).as_str(), direct.status.code()), ("ran\n", Some(5)), "{}", stderr(&direct));
+        // Through a script, and from the search path.
+        let script = bench.path("script");
+        std::fs::write(&script, format!("#!{}\n", program.display())).unwrap();
+        make_executable(&script);
+        let path = format!("{}:{}", bench.path("").display(), std::env::var("PATH").unwrap());
+        let found = output(bench.gpupool("run", &[]).arg("script").env("PATH", path));
+        assert_eq!((stdout(&found).as_str(), found.status.code()), ("ran\n", Some(5)), "{}", stderr(&found));
+    }
+}
+
+fn make_executable(path: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
 #[test]
@@ -168,6 +225,19 @@ fn mistakes_on_the_command_line_are_exit_2_and_on_stderr() {
 }
 
 #[test]
+fn what_cannot_be_said_is_a_failure() {
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    for arguments in [&["--help"][..], &["run", "--help"], &["--version"], &["explain"], &["doctor", "--json"]] {
+        let output = output(gpupool().args(arguments).stdout(full()));
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert_eq!(stderr(&output), "gpupool: stdout: No space left on device (os error 28)\n", "{arguments:?}");
+    }
+    // There is nothing better to do than to keep the code.
+    assert_eq!(gpupool().args(["explain", "GP999"]).stderr(full()).status().unwrap().code(), Some(2));
+    assert_eq!(gpupool().arg("fly").stderr(full()).status().unwrap().code(), Some(2));
+}
+
+#[test]
 fn help_lists_every_setting() {
     let output = output(gpupool().args(["run", "--help"]));
     assert!(output.status.success());
@@ -177,98 +247,7 @@ fn help_lists_every_setting() {
         let expected = format!("{} ({}) {} [default: {}]", row.name, row.values, row.help, row.default);
         assert!(text.contains(&expected), "{expected}\n{text}");
     }
-}
-
-/// A program that writes the log that the pool would have written, from `tests/golden`, and ends with `code`.
-fn logging(bench: &Bench, flags: &[&str], log: &str, code: i32) -> std::process::Command {
-    let log = golden_folder().join(log);
-    let mut command = bench.gpupool("run", flags);
-    let script = format!(
-        "to=$(echo \"$GPUPOOL_LOG_FILE\" | sed s/%p/$$/); [ -z \"$1\" ] || cp \"$1\" \"$to\"; echo \"$to\"; exit {code}"
-    );
-    command.args(["sh", "-c", &script, "sh"]).arg(log);
-    command
-}
-
-#[test]
-fn a_finding_fails_a_program_that_succeeds() {
-    let bench = Bench::new();
-    let output = output(&mut logging(&bench, &["--fail-on", "GP005,GP001"], "train.jsonl", 0));
-    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
-    let log = stdout(&output).trim().to_owned();
-    let expected = format!(
-        "gpupool: GP001: A context that nobody uses: the primary context on GPU 0 took ≈519.0 MiB 8.1 s after the start \
-         and nothing was done in it\ngpupool:   /home/ada/work/train.py:88 in report_speed\ngpupool: gpupool report {log}\n"
-    );
-    assert_eq!(stderr(&output), expected);
-    // The log is kept for the command that was just named.
-    std::fs::remove_dir_all(std::path::Path::new(&log).parent().unwrap()).unwrap();
-}
-
-#[test]
-fn other_findings_do_not_and_leave_nothing_behind() {
-    let bench = Bench::new();
-    let output = output(&mut logging(&bench, &["--fail-on", "GP006"], "train.jsonl", 0));
-    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
-    assert!(!std::path::Path::new(stdout(&output).trim()).parent().unwrap().exists());
-}
-
-#[test]
-fn a_program_that_fails_keeps_its_own_code() {
-    let bench = Bench::new();
-    let output = output(&mut logging(&bench, &["--fail-on", "any"], "train.jsonl", 7));
-    assert_eq!(output.status.code(), Some(7));
-    assert!(stderr(&output).contains("GP001") && stderr(&output).contains("GP010"), "{}", stderr(&output));
-    std::fs::remove_dir_all(std::path::Path::new(stdout(&output).trim()).parent().unwrap()).unwrap();
-}
-
-#[test]
-fn a_log_that_was_asked_for_is_used_and_older_ones_are_not_read() {
-    let bench = Bench::new();
-    std::fs::copy(golden_folder().join("train.jsonl"), bench.path("old.jsonl")).unwrap();
-    let template = bench.path("%p.jsonl");
-    let clean =
-        output(&mut logging(&bench, &["--fail-on", "any", "--log", template.to_str().unwrap()], "rank0.jsonl", 0));
-    assert_eq!((clean.status.code(), stderr(&clean).as_str()), (Some(0), ""));
-    assert!(std::path::Path::new(stdout(&clean).trim()).exists());
-    let found =
-        output(&mut logging(&bench, &["--fail-on", "any", "--log", template.to_str().unwrap()], "train.jsonl", 0));
-    assert_eq!(found.status.code(), Some(3), "{}", stderr(&found));
-    // A path without a folder is meant from here, wherever the program goes.
-    let mut command = logging(&bench, &["--fail-on", "any", "--log", "%p.rel"], "train.jsonl", 0);
-    let relative = output(command.current_dir(bench.path("")));
-    assert_eq!(relative.status.code(), Some(3), "{}", stderr(&relative));
-}
-
-#[test]
-fn no_log_at_all_is_said() {
-    let bench = Bench::new();
-    let output = output(bench.gpupool("run", &["--fail-on", "any"]).arg("true"));
-    assert_eq!(output.status.code(), Some(0));
-    assert!(stderr(&output).starts_with("gpupool: --fail-on: no log was written"), "{}", stderr(&output));
-}
-
-#[test]
-fn judging_a_program_changes_neither_its_code_nor_its_death() {
-    let bench = Bench::new();
-    let code = output(bench.gpupool("run", &["--fail-on", "any"]).args(["sh", "-c", "exit 9"]));
-    assert_eq!(code.status.code(), Some(9));
-    let death = output(bench.gpupool("run", &["--fail-on", "any"]).args(["sh", "-c", "kill -SEGV $$"]));
-    assert_eq!(death.status.signal(), Some(libc::SIGSEGV));
-    let missing = output(bench.gpupool("run", &["--fail-on", "any"]).arg("/no/such/program"));
-    assert_eq!(missing.status.code(), Some(127));
-}
-
-#[test]
-fn what_could_never_find_anything_is_refused() {
-    let bench = Bench::new();
-    for (flags, reason) in [
-        (&["--fail-on", "GP1"][..], "GP1: no such finding; the nearest is GP001"),
-        (&["--fail-on", "any", "--mode", "off"], "nothing is looked at"),
-        (&["--fail-on", "any", "--set", "log=error"], "would not be logged"),
-    ] {
-        let output = output(bench.gpupool("run", flags).arg("true"));
-        assert_eq!(output.status.code(), Some(2), "{flags:?}");
-        assert!(stderr(&output).contains(reason), "{}", stderr(&output));
-    }
+    let modes = text.split_once("Who serves an allocation: ").unwrap().1.split_once(" (GPUPOOL_MODE)").unwrap().0;
+    assert_eq!(modes, "pool, spill, managed, trace or off");
+    assert!(text.contains("and with 4 when that is not known"), "{text}");
 }

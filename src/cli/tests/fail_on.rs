@@ -1,0 +1,190 @@
+//! `gpupool run --fail-on`: what the program's end becomes, by what its processes found and by what nobody knows.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use gpupool_events::{Began, Event, FindingMade, Reader, VerdictLine};
+
+use crate::common::{Bench, golden_folder, output, stderr, stdout};
+
+/// The findings of a log of `tests/golden`.
+fn findings(log: &str) -> Vec<FindingMade> {
+    let log = std::fs::File::open(golden_folder().join(log)).unwrap();
+    let records = Reader::new(std::io::BufReader::new(log));
+    let made = records.filter_map(|record| match record.unwrap().event {
+        Event::FindingMade(made) => Some(made),
+        _ => None,
+    });
+    made.collect()
+}
+
+fn began(pid: u32) -> VerdictLine {
+    VerdictLine::Began(Began::new(pid, 1000 + u64::from(pid), 1.5, "/bin/x".to_owned(), None))
+}
+
+/// What a process writes that came to its end with these findings.
+fn whole(pid: u32, findings: Vec<FindingMade>) -> Vec<VerdictLine> {
+    let ended = VerdictLine::Ended { findings: findings.len() as u64 };
+    std::iter::once(began(pid)).chain(findings.into_iter().map(VerdictLine::Finding)).chain([ended]).collect()
+}
+
+/// A program that puts `files` into the folder of verdicts and runs `script`.
+fn program(bench: &Bench, flags: &[&str], files: &[(&str, Vec<VerdictLine>)], script: &str) -> Command {
+    let prepared = bench.path("verdicts");
+    let _ = std::fs::remove_dir_all(&prepared);
+    std::fs::create_dir(&prepared).unwrap();
+    for (name, lines) in files {
+        let text: String = lines.iter().map(|line| line.to_json().unwrap()).collect();
+        std::fs::write(prepared.join(name), text).unwrap();
+    }
+    let mut command = bench.gpupool("run", flags);
+    let script =
+        format!("for file in \"$0\"/*; do [ ! -e \"$file\" ] || cp \"$file\" \"$GPUPOOL_VERDICTS\"; done; {script}");
+    command.args(["sh", "-c", &script]).arg(prepared);
+    std::fs::create_dir_all(bench.path("tmp")).unwrap();
+    command.env("TMPDIR", bench.path("tmp"));
+    command
+}
+
+/// What is left in the temporary folder.
+fn left(bench: &Bench) -> Vec<PathBuf> {
+    std::fs::read_dir(bench.path("tmp")).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+fn code_and_words(output: &Output) -> (Option<i32>, String) {
+    (output.status.code(), stderr(output))
+}
+
+#[test]
+fn a_finding_fails_a_program_that_succeeds() {
+    let bench = Bench::new();
+    let files = [("7-1", whole(7, findings("train.jsonl")))];
+    let script = "to=$(echo \"$GPUPOOL_LOG_FILE\" | sed s/%p/$$/); echo > \"$to\"; echo \"$to\"";
+    let output = output(&mut program(&bench, &["--fail-on", "GP001"], &files, script));
+    let log = stdout(&output).trim().to_owned();
+    let expected = format!(
+        "gpupool: GP001: A context that nobody uses: the primary context on GPU 0 took ≈519.0 MiB 8.1 s after the start \
+         and nothing was done in it\ngpupool:   /home/ada/work/train.py:88 in report_speed\ngpupool: gpupool report {log}\n"
+    );
+    assert_eq!(code_and_words(&output), (Some(3), expected));
+    // The log is kept for the command that was just named, and nothing else is.
+    assert_eq!(left(&bench), [Path::new(&log).parent().unwrap().to_owned()]);
+    assert_eq!(std::fs::read_dir(&left(&bench)[0]).unwrap().count(), 1);
+}
+
+#[test]
+fn other_findings_do_not_and_leave_nothing_behind() {
+    let bench = Bench::new();
+    let files = [("7-1", whole(7, findings("train.jsonl")))];
+    let output = output(&mut program(&bench, &["--fail-on", "GP006"], &files, "true"));
+    assert_eq!(code_and_words(&output), (Some(0), String::new()));
+    assert_eq!(left(&bench), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_program_that_fails_keeps_its_own_end() {
+    let bench = Bench::new();
+    let files = [("7-1", whole(7, findings("train.jsonl"))), ("8-1", vec![began(8)])];
+    let failed = output(&mut program(&bench, &["--fail-on", "any"], &files, "exit 7"));
+    assert_eq!(failed.status.code(), Some(7));
+    assert!(stderr(&failed).contains("GP001") && stderr(&failed).contains("GP010"), "{}", stderr(&failed));
+    let died = output(&mut program(&bench, &["--fail-on", "any"], &files, "kill -SEGV $$"));
+    assert_eq!(died.status.signal(), Some(libc::SIGSEGV));
+    assert_eq!(left(&bench), Vec::<PathBuf>::new());
+    let missing = output(bench.gpupool("run", &["--fail-on", "any"]).arg("/no/such/program"));
+    assert_eq!(missing.status.code(), Some(127));
+}
+
+#[test]
+fn what_is_not_known_fails_a_program_that_succeeds() {
+    let bench = Bench::new();
+    let made = findings("train.jsonl");
+    let lost = vec![began(7), VerdictLine::Finding(made[0].clone()), VerdictLine::Ended { findings: 2 }];
+    for (lines, reason) in [
+        (vec![began(7)], "/bin/x (pid 7) did not come to its end: it was killed, left by _exit, or is still running"),
+        (vec![], "pid 7 could not write into "),
+        (lost, "/bin/x (pid 7) could not write all of it: 2 findings were made and 1 are here"),
+    ] {
+        let files = [("7-1", lines), ("8-1", whole(8, Vec::new()))];
+        let output = output(&mut program(&bench, &["--fail-on", "GP006"], &files, "true"));
+        assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
+        let expected = format!("gpupool: --fail-on: not everything that was found is known: {reason}");
+        assert!(stderr(&output).starts_with(&expected), "{}", stderr(&output));
+    }
+    let replaced = [("7-1", vec![began(7)]), ("7-2", whole(7, Vec::new()))];
+    let replaced = output(&mut program(&bench, &["--fail-on", "any"], &replaced, "true"));
+    assert_eq!(replaced.status.code(), Some(4));
+    assert!(stderr(&replaced).contains("became another program (exec)"), "{}", stderr(&replaced));
+    // A finding that is known counts for more.
+    let both = [("7-1", vec![began(7), VerdictLine::Finding(made[0].clone())])];
+    let both = output(&mut program(&bench, &["--fail-on", "any"], &both, "true"));
+    assert_eq!(both.status.code(), Some(3), "{}", stderr(&both));
+    assert!(stderr(&both).contains("GP010") && stderr(&both).contains("not everything"), "{}", stderr(&both));
+    // The folder itself is gone.
+    let gone = output(&mut program(&bench, &["--fail-on", "any"], &[], "rm -r \"$GPUPOOL_VERDICTS\""));
+    assert_eq!(gone.status.code(), Some(4), "{}", stderr(&gone));
+}
+
+#[test]
+fn logs_that_were_asked_for_are_left_as_they_were_asked_for() {
+    let bench = Bench::new();
+    let script = "echo $GPUPOOL_LOG_FILE $GPUPOOL_LOG";
+    for (flags, words) in [
+        (&["--fail-on", "any", "--log", "/tmp/%p.x"][..], "/tmp/%p.x\n"),
+        (&["--fail-on", "any", "--set", "log=error"], "error\n"),
+        (&["--fail-on", "any", "--set", "log=gpupool::context=debug"], "gpupool::context=debug\n"),
+    ] {
+        let files = [("7-1", whole(7, Vec::new()))];
+        let output = output(&mut program(&bench, flags, &files, script));
+        assert_eq!(code_and_words(&output), (Some(0), String::new()), "{flags:?}");
+        assert_eq!(stdout(&output), words);
+    }
+}
+
+#[test]
+fn nothing_to_judge_is_said() {
+    let bench = Bench::new();
+    let output = output(bench.gpupool("run", &["--fail-on", "any"]).arg("true"));
+    assert_eq!(output.status.code(), Some(0));
+    assert!(stderr(&output).starts_with("gpupool: --fail-on: no process used CUDA"), "{}", stderr(&output));
+}
+
+#[test]
+fn one_inside_another_tells_the_outer_one_too() {
+    let bench = Bench::new();
+    let mut inner = program(&bench, &["--fail-on", "GP006"], &[("7-1", whole(7, findings("train.jsonl")))], "true");
+    let mut outer = bench.gpupool("run", &["--fail-on", "GP001"]);
+    outer.arg(inner.get_program()).args(inner.get_args()).env("TMPDIR", bench.path("tmp"));
+    assert_eq!(output(&mut inner).status.code(), Some(0));
+    let output = output(&mut outer);
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+}
+
+#[test]
+fn what_could_never_find_anything_is_refused() {
+    let bench = Bench::new();
+    let static_program = bench.compile("static", "int main(void) { return 0; }", &["-static"]);
+    let static_program = static_program.to_str().unwrap();
+    for (flags, program, reason) in [
+        (&["--fail-on", "GP1"][..], "true", "GP1: no such finding; the nearest is GP001"),
+        (&["--fail-on", "any", "--mode", "off"], "true", "nothing is looked at"),
+        (&["--fail-on", "any"], static_program, "is statically linked, so that nothing in it can be looked at"),
+    ] {
+        let output = output(bench.gpupool("run", flags).arg(program));
+        assert_eq!(output.status.code(), Some(2), "{flags:?}");
+        assert!(stderr(&output).contains(reason), "{}", stderr(&output));
+    }
+    assert!(output(bench.gpupool("run", &[]).arg(static_program)).status.success());
+}
+
+#[test]
+fn nothing_that_was_found_moves_the_cursor() {
+    let bench = Bench::new();
+    let hostile =
+        FindingMade { code: "GP\u{1b}[2J".to_owned(), what: "\u{7}\u{202e}\nx".to_owned(), ..FindingMade::default() };
+    let output = output(&mut program(&bench, &["--fail-on", "any"], &[("7-1", whole(7, vec![hostile]))], "true"));
+    assert_eq!(output.status.code(), Some(3));
+    assert!(!stderr(&output).contains(['\x1b', '\x07', '\u{202e}']), "{:?}", stderr(&output));
+    assert_eq!(stderr(&output).lines().count(), 1, "{}", stderr(&output));
+}
