@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::choice::{Contexts, Free, MemInfo, Mode, Pinned, Placement, Prefetch, Switch, Toggle};
 use crate::log_path::LogPath;
 use crate::problem::{Problem, unknown_name};
+use crate::ranks::local_ranks;
 use crate::size::{format_size, parse_size};
 use crate::table::{PREFIX, SETTINGS};
 
@@ -62,6 +63,9 @@ pub struct Settings {
     pub log_file: Option<LogPath>,
     /// `GPUPOOL_SUMMARY`.
     pub summary: Switch,
+    /// No setting of ours: what the launcher of a job says ([`local_ranks`]). Read with the settings, since a program may
+    /// change its environment while another of its threads first needs this.
+    pub local_ranks: Option<(&'static str, u32)>,
 }
 
 impl Default for Settings {
@@ -91,6 +95,7 @@ impl Default for Settings {
             log: None,
             log_file: None,
             summary: Switch::default(),
+            local_ranks: None,
         }
     }
 }
@@ -121,7 +126,8 @@ impl Settings {
     /// # Errors
     /// Every mistake at once, in the order of `vars`: a person mends them in one go.
     pub fn read(vars: impl Iterator<Item = (OsString, OsString)>) -> Result<Settings, Vec<Problem>> {
-        let mut settings = Settings::default();
+        let vars: Vec<(OsString, OsString)> = vars.collect();
+        let mut settings = Settings { local_ranks: local_ranks(vars.iter().cloned()), ..Settings::default() };
         let mut problems = Vec::new();
         for (name, value) in vars {
             let name = name.to_string_lossy();

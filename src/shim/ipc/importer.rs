@@ -272,8 +272,8 @@ fn insistently(call: impl Fn() -> CuResult) -> bool {
 /// Gets a block's chunks from its process and maps them.
 fn fetch(driver: &'static Driver, handle: &Handle) -> Result<(Mapped, Layout), Failure> {
     let mut lease = Lease::of(handle)?;
-    let topology =
-        Topology::read(driver).map_err(|result| failure(result, format_args!("the GPUs do not answer ({result})")))?;
+    let topology = Topology::read(driver)
+        .map_err(|unanswered| failure(unanswered.result, format_args!("the GPUs do not answer ({unanswered})")))?;
     let mut most = descriptors_left();
     let (mut first, mut range): (u32, Option<(Range, Layout)>) = (0, None);
     // Rows of chunks at one place get access in one call: the cost is mostly per call.
