@@ -115,6 +115,45 @@ fn freed_memory_lives_until_the_last_close_and_is_nobody_elses_till_then() {
 }
 
 #[test]
+fn nobody_gets_frames_that_somebody_else_still_has_open() {
+    // Blocks 1 and 2 stand on one chunk of 32 MiB, which stays while 2 lives; 3 fits exactly where 1 was.
+    let shared = "A:alloc:0:32768 A:free:0 A:alloc:1:4096 A:alloc:2:4096 A:fill:1:100 A:fill:2:50 A:get:1:0 B:open:1";
+    let after = "A:alloc:3:4096 A:alloc:4:24576 A:fill:3:9 A:fill:4:9 B:check:1:100 B:fill:1:7 A:check:3:9 A:check:4:9";
+    for settings in [&[][..], &["GPUPOOL_FREE=lazy"], &["GPUPOOL_MODE=spill"]] {
+        let shim = ipc(&format!("{shared} A:free:1 {after} A:check:2:50")).same_under_shim(settings);
+        shim.succeeds().says("B:check:1:100: 0 wrong, ends right");
+    }
+    // Frees that nobody can wait for.
+    let shim = ipc(&format!("{shared} A:freed:1 {after} A:check:2:50 B:check:1:7")).shim().go();
+    shim.succeeds().says("A:freed:1: free 0, end of the capture 0").says("B:check:1:100: 0 wrong, ends right");
+    shim.says("A:check:3:9: 0 wrong, ends right").says("B:check:1:7: 0 wrong, ends right");
+}
+
+#[test]
+fn what_is_open_elsewhere_outlives_the_context_that_it_was_made_in() {
+    let open = "A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:open:0";
+    let after = "A:alloc:1:65536 A:fill:1:9 B:check:0:100 B:fill:0:7 A:check:1:9 B:check:0:7 B:close:0";
+    for steps in [format!("{open} A:reset A:anew {after}"), format!("A:context {open} A:destroy {after}")] {
+        let shim = ipc(&steps).same_under_shim(&[]);
+        shim.succeeds().says("B:check:0:100: 0 wrong, ends right").says("A:check:1:9: 0 wrong, ends right");
+    }
+    let freed = ipc(&format!("{open} A:freed:0 {after}")).shim().go();
+    freed.succeeds().says("B:check:0:100: 0 wrong, ends right").says("A:check:1:9: 0 wrong, ends right");
+}
+
+#[test]
+fn frames_serve_again_once_nobody_has_them_open() {
+    // The GPU has room for two such chunks and not for three.
+    let shared = "A:alloc:0:32768 A:free:0 A:alloc:1:16384 A:alloc:2:4096 A:get:1:0 B:open:1 A:free:1";
+    for end in ["B:close:1", "B:exit", "B:kill"] {
+        let steps = format!("{shared} {end} C:open:1 A:alloc:3:16384 A:alloc:4:32768 A:fill:3:5 A:check:3:5");
+        let run = Run::program("ipc").args(&steps).sim("1x96MiB").env("GPUPOOL_RESERVE", "8MiB");
+        let shim = run.env("GPUPOOL_HOST_LIMIT", "0").shim().go();
+        shim.says("A:alloc:3:16384: 0").says("A:alloc:4:32768: 0").says("A:check:3:5: 0 wrong, ends right");
+    }
+}
+
+#[test]
 fn a_handle_of_a_freed_block_opens_nothing_also_when_its_address_is_used_again() {
     let steps = "A:alloc:0:65536 A:get:0:0 A:free:0 B:open:0 A:alloc:1:65536 B:open:0 B:left";
     let shim = ipc(steps).shim().go();
@@ -217,6 +256,84 @@ fn another_user_gets_nothing() {
         _ => None,
     });
     assert!(refused.contains("may not open memory"), "{refused}");
+}
+
+#[test]
+fn an_exporter_that_closed_all_its_descriptors_serves_on() {
+    // One step more before it waits: the thread has met what was closed, and neither it nor the importer goes round.
+    let steps = "A:alloc:0:65536 A:fill:0:100 A:alloc:1:8192 A:fill:1:5 A:get:0:0 A:get:1:0 B:open:0 A:daemonise B:open:1 \
+                 A:asleep B:check:0:100 B:check:1:5 C:open:0 C:check:0:100 B:close:0 B:close:1 A:asleep";
+    let run = ipc(steps);
+    let shim = run.shim().go();
+    shim.succeeds().is_quiet().says("A:asleep: yes").says("B:check:1:5: 0 wrong, ends right");
+    shim.says("C:check:0:100: 0 wrong, ends right");
+    assert!(!shim.stdout.contains("A:asleep: no"), "{}", shim.stdout);
+}
+
+#[test]
+fn what_was_open_before_an_exporter_closed_its_descriptors_stays_whole() {
+    let steps = "A:alloc:0:32768 A:free:0 A:alloc:1:4096 A:alloc:2:4096 A:fill:1:100 A:fill:2:50 A:get:1:0 A:get:2:0 B:open:1 \
+                 A:daemonise C:open:2 A:free:1 A:alloc:3:4096 A:fill:3:9 B:check:1:100 B:exit C:check:2:50 A:check:3:9";
+    let shim = ipc(steps).shim().go();
+    shim.succeeds().says("B:check:1:100: 0 wrong, ends right").says("A:check:3:9: 0 wrong, ends right");
+}
+
+#[test]
+fn descriptors_of_the_programs_that_took_our_numbers_stay_open() {
+    let steps = "A:alloc:0:65536 A:fill:0:100 A:alloc:1:65536 A:fill:1:5 A:get:0:0 A:get:1:0 B:open:0 A:reuse C:open:0 A:kept \
+                 A:asleep A:fork:0 A:kept C:check:0:100 B:reuse B:open:1 B:close:0 B:kept B:open:0 B:check:0:100 B:check:1:5 \
+                 B:close:1 B:kept";
+    let shim = ipc(steps).shim().go();
+    shim.succeeds().says("A:reuse: all there in the child: yes").says("B:reuse: all there in the child: yes");
+    shim.says("A:asleep: yes").says("C:check:0:100: 0 wrong, ends right").says("B:check:0:100: 0 wrong, ends right");
+    assert_eq!(shim.stdout.matches("kept: all").count(), 4, "{}", shim.stdout);
+}
+
+#[test]
+fn public_names_and_numbers_open_nothing() {
+    let steps = "A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:forge:0 A:asleep B:open:0 B:check:0:100";
+    let shim = ipc(steps).shim().go();
+    shim.succeeds().says("B:forge:0: 0 descriptors, asked yes").says("B:check:0:100: 0 wrong, ends right");
+}
+
+#[test]
+fn the_number_that_stands_for_unknown_users_is_nobodys() {
+    let shim = ipc("A:alloc:0:65536 A:get:0:0 A:user:65534 B:user:65534 B:open:0 B:left").shim().go();
+    if shim.stdout.contains("user:65534: not allowed") {
+        println!("only root can become another user: not checked");
+        return;
+    }
+    shim.says("B:open:0: 1").warns("stands for every user that this user namespace does not know");
+}
+
+#[test]
+fn another_user_who_only_connects_stops_nobody_and_fills_no_log() {
+    let knocks =
+        "A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:user:65533 B:knock:200 C:crowd:70 C:open:0 C:check:0:100 C:close:0";
+    let shim = logged(ipc(knocks).shim());
+    if shim.stdout.contains("B:user:65533: not allowed") {
+        println!("only root can become another user: not checked");
+        return;
+    }
+    shim.says("B:knock:200: 200 ended").says("C:check:0:100: 0 wrong, ends right");
+    let told = shim.picked(|event| match event {
+        Event::IpcFailed(failed) if failed.what == "serve" => Some(failed.why.clone()),
+        _ => None,
+    });
+    assert!((2..=10).contains(&told.len()), "{told:#?}");
+    assert_eq!(told.last().map(String::as_str), Some("200 connections in all were refused"), "{told:#?}");
+    // Nobody reads what the exporter says any more.
+    let deaf = knocks.replace("B:user", "A:deaf B:user").replace("A:fill:0:100", "A:fill:0:100 A:free:1");
+    let shim = ipc(&format!("{deaf} A:kill")).shim().go();
+    shim.says("B:knock:200: 200 ended").says("C:check:0:100: 0 wrong, ends right");
+}
+
+#[test]
+fn a_capture_that_begins_while_a_close_waits_does_not_fail_it() {
+    let steps = "A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:open:0 B:running:0 B:open:0 B:check:0:100 B:close:0 B:left";
+    let shim = ipc(steps).shim().env("GPUPOOL_PINNED", "off").go();
+    shim.succeeds().says("B:running:0: close 0, end of the capture 0").says("B:check:0:100: 0 wrong, ends right");
+    shim.says("B:left: 0 handles, 0 MiB mapped, 16 MiB used");
 }
 
 #[test]

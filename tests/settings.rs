@@ -139,6 +139,45 @@ fn a_home_gpu_outside_the_list_is_left_to_the_driver() {
 }
 
 #[test]
+fn gpus_that_do_not_lend_use_pooled_memory_as_the_drivers() {
+    let run = Run::program("other_gpus").sim("3x256MiB");
+    for settings in [&["GPUPOOL_DEVICES=0"][..], &["GPUPOOL_DEVICES=0,2"], &["GPUPOOL_DEVICES=0", "GPUPOOL_FREE=lazy"]]
+    {
+        run.same_under_shim(settings).succeeds().says("GPU 1: its context is alive: 0");
+    }
+    // Where they do not reach its memory, the driver stages what it has given itself.
+    let shim = run.env("SIMCUDA_LINK", "none").same_under_shim(&["GPUPOOL_DEVICES=0"]);
+    shim.succeeds().says("GPU 2: copy from GPU 0: 0 0, 0 wrong").warns("no peer access to each other");
+    // The same for memory that is spilled.
+    let steps = "c:30 c:30 m:1 x:1 o:1 u:1 r:1";
+    let run = Run::program("own_memory").args(steps).sim("4x64MiB").env("GPUPOOL_DEVICES", "0,1");
+    let shim = run.env("GPUPOOL_RESERVE", "8MiB").shim().go();
+    shim.succeeds().says("handle 1 in GPU 2's context: 0 wrong").says("handle 1 in GPU 3's context: 0 wrong");
+}
+
+#[test]
+fn what_a_launcher_says_is_read_with_the_settings() {
+    let shim = Run::program("late_ranks").sim("2x256MiB").env("SIMCUDA_CONTEXT_MIB", "0").shim().go();
+    shim.succeeds();
+    let on_the_peer = shim.stdout.split_whitespace().nth(4).and_then(|mib| mib.parse::<u64>().ok());
+    assert!(on_the_peer > Some(0), "it keeps to itself: {}", shim.stdout);
+}
+
+#[test]
+fn gpus_that_do_not_answer_are_asked_again_and_one_that_never_does_is_told_once() {
+    let run = Run::program("steps").args("a:2 a:2 a:2 a:2 a:2 a:2 a:2 a:2 a:2 a:2 a:2 c:0 c:10").sim("2x256MiB");
+    let faults =
+        |count: u32| -> Vec<String> { (1..=count).map(|nth| format!("cuDeviceCanAccessPeer:{nth}=999")).collect() };
+    let passing = run.clone().env("SIMCUDA_FAULT", faults(3).join(",")).shim().log().go();
+    passing.succeeds().is_quiet();
+    assert!(!passing.events("block.allocate").is_empty(), "{:?}", passing.records);
+    let lasting = run.env("SIMCUDA_FAULT", faults(60).join(",")).shim().log().go();
+    lasting.succeeds().warns("cuDeviceCanAccessPeer of GPU 0 to GPU 1: CUDA_ERROR_UNKNOWN (999), 8 times");
+    assert_eq!(lasting.stderr.matches("cuDeviceCanAccessPeer").count(), 1, "{}", lasting.stderr);
+    assert!(lasting.events("block.allocate").is_empty(), "{:?}", lasting.records);
+}
+
+#[test]
 fn limit_is_the_most_that_is_taken() {
     let (_, mib) = used("a:150 a:100", "2x256MiB", &["GPUPOOL_LIMIT=0:64MiB,1:200MiB", "GPUPOOL_HOST_LIMIT=1GiB"]);
     assert!(mib[0] <= 64 && mib[1] <= 200, "{mib:?}");

@@ -1,7 +1,7 @@
 //! Which physical handle is behind a frame.
 
-use crate::Pins;
 use crate::budget::PlaceId;
+use crate::{Pin, Pins};
 
 /// One physical handle and the frames it is mapped at.
 #[derive(Clone, Copy, Debug)]
@@ -11,7 +11,32 @@ pub(crate) struct Chunk<H> {
     pub place: PlaceId,
     pub handle: H,
     /// Why its contents may not move to other physical memory; only reasons that last as long as the chunk.
-    pub pins: Pins,
+    pub marks: Marks,
+}
+
+/// How often each reason was given, in the order of [`Pin::ALL`]: a call that fails after it was marked takes its own mark
+/// back and nobody else's.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Marks([u32; 3]);
+
+impl Marks {
+    fn add(&mut self, pin: Pin) {
+        if let Some(count) = self.0.get_mut(pin as usize) {
+            *count = count.saturating_add(1);
+        }
+    }
+
+    fn remove(&mut self, pin: Pin) {
+        if let Some(count) = self.0.get_mut(pin as usize) {
+            *count = count.saturating_sub(1);
+        }
+    }
+
+    /// The reasons that there are.
+    pub fn pins(self) -> Pins {
+        let given = Pin::ALL.into_iter().zip(self.0).filter(|(_, count)| *count > 0);
+        given.fold(Pins::NONE, |pins, (pin, _)| pins | pin.into())
+    }
 }
 
 const NONE: u32 = u32::MAX;
@@ -60,17 +85,33 @@ impl<H: Copy> Chunks<H> {
     }
 
     /// Marks the chunks that `start..end` touches; returns those that had no mark before.
-    pub fn mark(&mut self, start: u32, end: u32, pins: Pins) -> Vec<Chunk<H>> {
+    pub fn mark(&mut self, start: u32, end: u32, pin: Pin) -> Vec<Chunk<H>> {
+        let mut changed = self.change(start, end, |marks| marks.add(pin));
+        changed.retain(|before| before.marks.pins().is_empty());
+        changed
+    }
+
+    /// Takes one such mark back; returns the chunks that have none now.
+    pub fn unmark(&mut self, start: u32, end: u32, pin: Pin) -> Vec<Chunk<H>> {
+        let mut changed = self.change(start, end, |marks| marks.remove(pin));
+        changed.retain(|before| {
+            let mut after = before.marks;
+            after.remove(pin);
+            !before.marks.pins().is_empty() && after.pins().is_empty()
+        });
+        changed
+    }
+
+    /// Changes the marks of the chunks that `start..end` touches; returns the chunks as they were.
+    fn change(&mut self, start: u32, end: u32, change: impl Fn(&mut Marks)) -> Vec<Chunk<H>> {
         let touched: Vec<u32> = self.touched(start, end).map(|chunk| self.at_frame[chunk.start as usize]).collect();
-        let mut new = Vec::new();
+        let mut before = Vec::with_capacity(touched.len());
         for slot in touched {
             let Some(chunk) = &mut self.slots[slot as usize] else { continue };
-            if chunk.pins.is_empty() {
-                new.push(*chunk);
-            }
-            chunk.pins |= pins;
+            before.push(*chunk);
+            change(&mut chunk.marks);
         }
-        new
+        before
     }
 
     /// Takes the chunks out that lie in `start..end`; both are borders of chunks.

@@ -164,7 +164,7 @@ pub struct PlaceUsage {
     /// Physical memory the pool holds there: live blocks, freed runs that stay mapped, and what the driver refused to
     /// take back.
     pub held: u64,
-    /// The part of `held` that live blocks stand on, in whole frames.
+    /// The part of `held` that live blocks stand on, in whole frames, and what ended blocks left that others have open.
     pub used: u64,
     /// The highest `used` that ever was.
     pub peak_used: u64,

@@ -21,6 +21,7 @@ mod chunks;
 mod clock;
 mod drive;
 mod front;
+mod held;
 mod index;
 mod interface;
 #[cfg(all(test, loom))]

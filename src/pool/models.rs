@@ -272,8 +272,47 @@ fn loom_a_trim_against_frees() {
             assert!(other.free(blocks[1], Free::Strict).is_ok());
         });
         assert!(pool.trim(None, None) <= 2 * FRAME);
-        assert_eq!(pool.free_owned_by(2), 0);
+        assert_eq!(pool.free_owned_by(2), []);
         thread.join().unwrap();
         check_end(&pool, &[]);
     });
+}
+
+#[test]
+fn loom_frames_that_others_hold_serve_nobody_until_they_let_go() {
+    for when in [Free::Lazy, Free::Strict] {
+        every_order(move || {
+            let pool = pool(2);
+            let (block, neighbour) = two_on_one_chunk(&pool);
+            let id = pool.block_at(block).unwrap().id;
+            let other = Arc::clone(&pool);
+            // Another process opens the block and lets go of it, while this one frees it and allocates again.
+            let held = Arc::new(AtomicU64::new(0));
+            let has = Arc::clone(&held);
+            let thread = thread::spawn(move || {
+                if other.hold(block, id).is_some() {
+                    has.store(1, Ordering::SeqCst);
+                    has.store(0, Ordering::SeqCst);
+                    other.let_go(block, id);
+                }
+            });
+            assert!(pool.free(block, when).is_ok());
+            let next = allocate(&pool, 1);
+            if next == Some(block) {
+                assert_eq!(held.load(Ordering::SeqCst), 0, "two have these frames");
+            }
+            thread.join().unwrap();
+            let next = next.or_else(|| allocate(&pool, 1)).expect("nobody has it any more");
+            check_end(&pool, &[neighbour, next]);
+        });
+    }
+}
+
+/// Two blocks of a frame each on one chunk of two.
+fn two_on_one_chunk(pool: &Pool<Device>) -> (u64, u64) {
+    let whole = allocate(pool, 2).unwrap();
+    assert!(pool.free(whole, Free::Strict).is_ok());
+    let blocks = (allocate(pool, 1).unwrap(), allocate(pool, 1).unwrap());
+    assert_eq!(blocks, (whole, whole + FRAME));
+    blocks
 }

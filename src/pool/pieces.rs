@@ -1,10 +1,9 @@
 //! Where a block lies, and which of it must stay there.
 
-use crate::drive;
 use crate::pool::Pool;
 use crate::registry::Record;
 use crate::state::{State, bytes_of};
-use crate::{Backend, Block, FRAME, Fault, FreeError, Piece, Pin, Pins};
+use crate::{Backend, Block, FRAME, Piece, Pin, Pins};
 
 /// A range inside one live block, in frames.
 struct Within {
@@ -37,7 +36,7 @@ impl<B: Backend> Pool<B> {
                 chunk_address,
                 chunk_bytes,
                 handle: chunk.handle,
-                pins: chunk.pins | if asked { Pin::Asked.into() } else { Pins::NONE },
+                pins: chunk.marks.pins() | if asked { Pin::Asked.into() } else { Pins::NONE },
             });
         }
         pieces
@@ -47,6 +46,10 @@ impl<B: Backend> Pool<B> {
     /// of the chunks it touches: marks are by the chunk, so neighbours in the same one stay, too. [`Pin::Asked`] holds
     /// until [`Pool::unpin`] or the end of the block, any other reason until the chunk goes back to the driver.
     ///
+    /// [`Pin::Retained`] and [`Pin::Descriptor`] are said *before* a handle or a descriptor is given away, and taken back
+    /// with [`Pool::unmark`] where none was. Nobody hears when the last of them is closed, so the frames of the block never
+    /// serve another one: when it ends they wait until their chunk can go back to the driver, who does know.
+    ///
     /// `None`, and no mark, unless the whole range lies in one live block.
     pub fn pin(&self, address: u64, bytes: u64, why: Pin) -> Option<u64> {
         let mut state = self.lock();
@@ -54,7 +57,12 @@ impl<B: Backend> Pool<B> {
         if why == Pin::Asked {
             state.asked.add((address, bytes), (start, end), block);
         } else {
-            for chunk in state.chunks.mark(start, end, why.into()) {
+            if matches!(why, Pin::Retained | Pin::Descriptor)
+                && !self.registry.change(block.0, block.1, false, |record| record.given += 1)
+            {
+                return None;
+            }
+            for chunk in state.chunks.mark(start, end, why) {
                 state.account(chunk.place).pin(bytes_of(chunk.frames));
             }
         }
@@ -66,32 +74,47 @@ impl<B: Backend> Pool<B> {
         self.lock().asked.remove(address, bytes, &self.registry)
     }
 
-    /// As [`Pool::free`], and the chunks that no other block stands on go back to the driver at once: for a block that others
-    /// have mapped, so that what they still read is not overwritten by the next block. It waits for the device in any case;
-    /// inside a stream capture, where nobody can wait, it is a lazy free.
-    ///
-    /// # Errors
-    /// See [`FreeError`].
-    pub fn free_and_return(&self, address: u64) -> Result<Block, FreeError<B::Error>> {
-        let start = self.frame_at(address).filter(|_| address.is_multiple_of(FRAME)).ok_or(FreeError::NotABlock)?;
-        let record = self.registry.begin_free(start).ok_or(FreeError::NotABlock)?;
-        let answer = self.quiesce(self.front.own());
-        let lives_on = matches!(answer, Err(ref fault) if !matches!(fault, Fault::NotReady(_)));
-        self.registry.end_free(start, lives_on);
-        match answer {
-            Ok(()) => {
-                let leaving = {
-                    let mut state = self.lock();
-                    let generation = state.generation_of_free(true);
-                    state.retire_block(start, &record, generation);
-                    state.evict_range(start, start + record.frames)
-                };
-                self.send_back(leaving, &mut []);
-            }
-            Err(fault) if lives_on => return Err(FreeError::Backend(drive::error_of(fault))),
-            Err(_) => self.retire(start, &record, false),
+    /// Takes back one mark that [`Pool::pin`] put on this range for a call that then failed; `false` if its block ended
+    /// meanwhile, and then the mark stays as long as the chunk.
+    pub fn unmark(&self, address: u64, bytes: u64, why: Pin) -> bool {
+        let mut state = self.lock();
+        let Some(Within { start, end, block }) = self.within(&state, address, bytes) else { return false };
+        if why == Pin::Asked
+            || !self.registry.change(block.0, block.1, true, |record| {
+                if why != Pin::Shared {
+                    record.given = record.given.saturating_sub(1);
+                }
+            })
+        {
+            return false;
         }
-        Ok(record.block(address))
+        for chunk in state.chunks.unmark(start, end, why) {
+            state.account(chunk.place).unpin(bytes_of(chunk.frames));
+        }
+        true
+    }
+
+    /// Another process is about to get the block that starts at `address` and has this number: its frames serve nobody else
+    /// from here on, whatever becomes of the block, until as many [`Pool::let_go`]. `None`, and no hold, where that block has
+    /// ended or is ending.
+    pub fn hold(&self, address: u64, id: u64) -> Option<Block> {
+        let start = self.frame_at(address).filter(|_| address.is_multiple_of(FRAME))?;
+        let mut held = None;
+        self.registry.change(start, id, false, |record| {
+            record.holds += 1;
+            held = Some(record.block(address));
+        });
+        held
+    }
+
+    /// That process has it no more. If the block has ended and nobody else has it, its frames can serve again.
+    pub fn let_go(&self, address: u64, id: u64) {
+        let Some(start) = self.frame_at(address) else { return };
+        // Under the lock, so that a block which ends at this moment is found in one of the two places, or will be soon.
+        let mut state = self.lock();
+        if !self.registry.change(start, id, true, |record| record.holds = record.holds.saturating_sub(1)) {
+            state.let_go(id);
+        }
     }
 
     /// The live block around an address, with its first frame.

@@ -4,8 +4,8 @@
 //! a chunk keeps such a mark until it goes back to the driver, also under the blocks that come to stand on it later. Only
 //! what the program itself asked for ends, with the block or before ([`Asked`]).
 //!
-//! A mark does not keep the memory: freed blocks are reused and trimmed as ever, and whoever holds a handle or a descriptor
-//! keeps the pages alive, no longer the pool.
+//! A mark does not keep the memory: it goes back to the driver as ever, and whoever holds a handle or a descriptor keeps the
+//! pages alive, no longer the pool. What it may not do meanwhile is serve another block: see `crate::held`.
 
 use crate::chunks::Chunks;
 use crate::registry::Registry;

@@ -60,6 +60,7 @@ impl<H: Copy> State<H> {
     pub fn plan<E>(&mut self, attempt: &mut Attempt) -> Step<H, E> {
         match self.plan_now(attempt) {
             Step::Refuse(Refusal::Full { .. }) if self.accounts.iter().any(Account::is_leaving) => Step::Settle,
+            Step::Refuse(Refusal::Full { .. }) if !attempt.trimmed && self.has_held(None, u64::MAX) => Step::Trim,
             step => step,
         }
     }

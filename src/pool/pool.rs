@@ -116,6 +116,7 @@ impl<B: Backend> Pool<B> {
                 Step::Trim => {
                     self.trim(None, None);
                     attempt.trimmed = true;
+                    attempt.headrooms.clear();
                 }
                 Step::Quiesce => {
                     attempt.only_quiesced = true;
@@ -261,10 +262,10 @@ impl<B: Backend> Pool<B> {
                 let record = self.registry.begin_free(frame).ok_or(FreeError::NotABlock)?;
                 let answer = self.quiesce(self.front.own());
                 let lives_on = matches!(answer, Err(ref fault) if !matches!(fault, Fault::NotReady(_)));
-                self.registry.end_free(frame, lives_on);
+                let ended = self.registry.end_free(frame, lives_on);
                 match answer {
                     Err(fault) if lives_on => return Err(FreeError::Backend(drive::error_of(fault))),
-                    answer => (record, answer.is_ok()),
+                    answer => (ended.unwrap_or(record), answer.is_ok()),
                 }
             }
         };
@@ -275,6 +276,9 @@ impl<B: Backend> Pool<B> {
     /// Keeps the memory of a block that ended at hand, or puts it among the free runs.
     pub(crate) fn retire(&self, start: u32, record: &Record, quiet: bool) {
         let Record { frames, bytes, .. } = *record;
+        if record.is_out() {
+            return self.hold_back(start, record, quiet);
+        }
         if let Some(place) = record.place.filter(|&place| self.front.takes(place, frames)) {
             if self.front.push(start, frames, place, bytes, quiet) {
                 return;
@@ -289,18 +293,35 @@ impl<B: Backend> Pool<B> {
         state.retire_block(start, record, generation);
     }
 
-    /// Frees every block of `owner` (its context is gone, and its work with it); returns how many there were. A block
-    /// whose free is under way in another thread is left to that thread.
-    pub fn free_owned_by(&self, owner: u64) -> usize {
+    /// Frees every block of `owner` (its context is gone, and its work with it); returns them. A block whose free is under
+    /// way in another thread is left to that thread.
+    pub fn free_owned_by(&self, owner: u64) -> Vec<Block> {
         let mut state = self.lock();
         let out = state.runs.all().filter(|run| run.kind == Kind::Out);
         let claim = |run: &Run| self.registry.claim_all(run.start, run.end(), owner);
         let blocks: Vec<(u32, Record)> = out.flat_map(claim).collect();
         for (start, record) in &blocks {
             let generation = state.generation_of_free(false);
-            state.retire_block(*start, record, generation);
+            if record.is_out() {
+                state.hold_back(*start, record, generation);
+            } else {
+                state.retire_block(*start, record, generation);
+            }
         }
-        blocks.len()
+        blocks.iter().map(|(start, record)| record.block(self.address(*start))).collect()
+    }
+
+    /// Keeps the memory of a block that ended away from everybody, since others have it. What of it fills chunks with
+    /// nothing else in them goes back to the driver, who keeps it for those others.
+    fn hold_back(&self, start: u32, record: &Record, quiet: bool) {
+        let leaving = {
+            let mut state = self.lock_all();
+            let generation = state.generation_of_free(quiet);
+            state.hold_back(start, record, generation);
+            let quiesced = state.clock.quiesced();
+            state.evict_held(None, quiesced)
+        };
+        self.send_back(leaving, &mut []);
     }
 
     /// The live block that `address` lies in, inner addresses included. What is behind its last byte in its last frame
@@ -343,7 +364,7 @@ impl<B: Backend> Pool<B> {
             if !quiet_first {
                 let needed = {
                     let state = self.lock_all();
-                    targets.iter().any(|&id| state.evictable(id, u64::MAX) > 0)
+                    targets.iter().any(|&id| state.evictable(id, u64::MAX) > 0 || state.has_held(Some(id), u64::MAX))
                 };
                 if returned >= wanted || !needed || self.quiesce(self.front.own()).is_err() {
                     break;
@@ -356,7 +377,10 @@ impl<B: Backend> Pool<B> {
                 let leaving = {
                     let mut state = self.lock_all();
                     let quiesced = state.clock.quiesced();
-                    state.evict(id, wanted - returned, quiesced)
+                    let mut leaving = state.evict_held(Some(id), quiesced);
+                    let held = leaving.iter().map(|row| bytes_of(row.frames)).sum();
+                    leaving.append(&mut state.evict(id, (wanted - returned).saturating_sub(held), quiesced));
+                    leaving
                 };
                 let gone = self.send_back(leaving, &mut []);
                 if gone > 0 {

@@ -26,12 +26,21 @@ pub(crate) struct Record {
     pub place: Option<PlaceId>,
     /// A strict free waits for the device.
     pub freeing: bool,
+    /// How many others have the block open ([`crate::Pool::hold`]).
+    pub holds: u32,
+    /// How often a handle or a descriptor of it was given away, which nobody says the end of.
+    pub given: u32,
 }
 
 impl Record {
     pub fn new(request: &Request, frames: u32, place: Option<PlaceId>, id: u64) -> Self {
         let Request { bytes, home, owner, .. } = *request;
-        Self { bytes, owner, id, home, frames, place, freeing: false }
+        Self { bytes, owner, id, home, frames, place, freeing: false, holds: 0, given: 0 }
+    }
+
+    /// Whether others have its memory, so that the frames may not serve again when it ends.
+    pub fn is_out(&self) -> bool {
+        self.holds > 0 || self.given > 0
     }
 
     pub fn block(&self, address: u64) -> Block {
@@ -86,14 +95,26 @@ impl Registry {
         Some(*record)
     }
 
-    /// Ends the block that [`Registry::begin_free`] marked, or lets it live on.
-    pub fn end_free(&self, start: u32, lives_on: bool) {
-        let Some(slot) = self.slot(start) else { return };
-        let mut slot = slot.lock();
+    /// Ends the block that [`Registry::begin_free`] marked, or lets it live on. The record as it was at its end: others may
+    /// have let go of the block since the free began.
+    pub fn end_free(&self, start: u32, lives_on: bool) -> Option<Record> {
+        let mut slot = self.slot(start)?.lock();
         match slot.as_mut() {
-            Some(record) if lives_on => record.freeing = false,
-            _ => *slot = None,
+            Some(record) if lives_on => {
+                record.freeing = false;
+                None
+            }
+            _ => slot.take(),
         }
+    }
+
+    /// Changes the record of the block of this number, if it lives; a block whose free has begun does where `freeing` says
+    /// so. Whether it was changed.
+    pub fn change(&self, start: u32, id: u64, freeing: bool, change: impl FnOnce(&mut Record)) -> bool {
+        let Some(slot) = self.slot(start) else { return false };
+        let mut slot = slot.lock();
+        let record = slot.as_mut().filter(|record| record.id == id && (freeing || !record.freeing));
+        record.map(change).is_some()
     }
 
     /// The block that `frame` lies in, if it starts at most [`KEPT_BLOCK`] frames before, or at `run`; with its start.

@@ -6,6 +6,7 @@ use crate::budget::{Account, PlaceId};
 use crate::chunks::{Chunk, Chunks};
 use crate::clock::Clock;
 use crate::front::Stock;
+use crate::held::Held;
 use crate::pins::Asked;
 use crate::registry::{Record, Registry};
 use crate::runs::{Kind, Runs};
@@ -77,6 +78,8 @@ pub(crate) struct State<H> {
     pub runs: Runs,
     pub accounts: Vec<Account>,
     pub zombies: Vec<Zombie<H>>,
+    /// Memory of ended blocks that others have.
+    pub held: Held,
     /// What the program wants to stay where it is.
     pub asked: Asked,
     /// Counts the frees whose memory came back while the device might still touch it: their number is the generation of
@@ -116,6 +119,7 @@ impl<H: Copy> State<H> {
             runs: Runs::new(config.places.len()),
             accounts: config.places.iter().map(|&spec| Account::new(spec)).collect(),
             zombies: Vec::new(),
+            held: Held::default(),
             asked: Asked::default(),
             clock: Arc::default(),
             turn: 0,
@@ -186,12 +190,17 @@ impl<H: Copy> State<H> {
     /// Ends the life of a block, of which the program had asked for `bytes`. The memory can be touched by the device until
     /// everything freed up to `generation` is quiesced.
     pub fn retire_block(&mut self, start: u32, record: &Record, generation: u64) {
-        self.totals.blocks -= 1;
-        self.settle(record.bytes);
+        self.end_block(record);
         match record.place {
             Some(place) => self.take_back(start, record.frames, place, generation),
             None => self.release(start, record.frames, None, generation),
         }
+    }
+
+    /// A block is one no longer; its frames are still out.
+    pub fn end_block(&mut self, record: &Record) {
+        self.totals.blocks -= 1;
+        self.settle(record.bytes);
     }
 
     /// Counts so many bytes as asked for, on credit of the front, unless that were a new peak.
@@ -290,18 +299,8 @@ impl<H: Copy> State<H> {
         leaving
     }
 
-    /// Takes the whole chunks out of the pool that lie in these frames, which are free and quiet.
-    pub fn evict_range(&mut self, start: u32, end: u32) -> Vec<Leaving<H>> {
-        let mut leaving = Vec::new();
-        for (start, frames, place) in self.chunks.segments(start, end) {
-            let (start, end) = self.chunks.whole_within(start, start + frames);
-            leaving.extend(self.take_out(start, end, place));
-        }
-        leaving
-    }
-
     /// Takes a free row of whole chunks at `place` out of the pool; nothing if it is empty or not free.
-    fn take_out(&mut self, start: u32, end: u32, place: PlaceId) -> Option<Leaving<H>> {
+    pub fn take_out(&mut self, start: u32, end: u32, place: PlaceId) -> Option<Leaving<H>> {
         if start == end {
             return None;
         }
@@ -309,7 +308,7 @@ impl<H: Copy> State<H> {
         self.runs.remove(start);
         self.account(place).leave(bytes_of(end - start));
         let chunks = self.chunks.remove_range(start, end);
-        let pinned = chunks.iter().filter(|chunk| !chunk.pins.is_empty()).map(|chunk| bytes_of(chunk.frames));
+        let pinned = chunks.iter().filter(|chunk| !chunk.marks.pins().is_empty()).map(|chunk| bytes_of(chunk.frames));
         self.account(place).unpin(pinned.sum());
         Some(Leaving { start, frames: end - start, chunks })
     }
@@ -337,7 +336,7 @@ impl<H: Copy> State<H> {
         let Totals { blocks, out_bytes, peak_live_bytes, allocations, reuses, trimmed_bytes } = self.totals;
         let mut places: Vec<_> =
             self.accounts.iter().zip(&stock.frames).map(|(account, kept)| account.usage(kept * FRAME)).collect();
-        for chunk in asked.iter().filter(|chunk| chunk.pins.is_empty()) {
+        for chunk in asked.iter().filter(|chunk| chunk.marks.pins().is_empty()) {
             places[chunk.place.index()].pinned += bytes_of(chunk.frames);
         }
         Usage {

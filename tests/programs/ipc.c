@@ -18,9 +18,22 @@
  *   files:N              at most N more file descriptors
  *   user:ID              become another user
  *   reset                reset the primary context
+ *   daemonise            close every socket that the program did not open (not the driver's files, without which it cannot go on)
+ *   reuse                put a file of the program's own under the number of every socket, fork, and look at them in the child
+ *   kept                 whether they are still the program's own
+ *   asleep               wait until the thread that serves others waits, too
+ *   deaf                 standard error is a full pipe from here on
+ *   forge:SLOT           ask for the block with all that is public: the socket's name, the block's number and its address
+ *   knock:N              connect N times to every such socket, and wait each time until that ends
+ *   crowd:N              connect N times, say nothing and stay
+ *   running:SLOT         close it while a kernel runs, and begin a capture while the close waits for that
  *   trim                 return freed memory to the driver (under the shim)
  *   captured:SLOT        close it while a stream is being captured
  *   overtaken:SLOT       close it, and a capture begins while that waits (simulated driver)
+ *   freed:SLOT           cuMemFree of it while a stream is being captured
+ *   anew                 begin to work in the primary context again, after reset
+ *   context              work in a context of its own from here on
+ *   destroy              destroy that context and work in the primary one again
  *   hold                 do nothing more, but stay there until killed (SIGSTOP)
  *   sweep:get:SLOT, sweep:open:SLOT
  *                        the same with a fault at every driver call in turn (simulated driver): nothing may be left
@@ -34,14 +47,22 @@
 #include "streams.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #define SLOTS 8
 #define WORD 512
+#define DESCRIPTORS 2048
 
 extern char **environ;
 
@@ -201,6 +222,259 @@ static void overtaken(const char *name, const Simulator *simulator, const Slot *
     CHECK(cuCtxDestroy_v2(second));
 }
 
+/* Bare, a free breaks the capture; what it does under the shim is none of the comparison's business. */
+static void freed(const char *name, const Slot *slot)
+{
+    CUstream stream;
+    CUgraph graph = NULL;
+    CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CHECK(cuStreamBeginCapture_v2(stream, 0));
+    CUresult result = cuMemFree_v2(slot->address);
+    printf("%s: free %d, end of the capture %d\n", name, result, cuStreamEndCapture(stream, &graph));
+    CHECK(cuStreamDestroy_v2(stream));
+}
+
+/* The program's own file under numbers that were sockets. */
+static int reused[DESCRIPTORS], reused_count, own_file = -1;
+
+static int still_own(void)
+{
+    struct stat own, found;
+    int count = 0;
+    REQUIRE(fstat(own_file, &own) == 0);
+    for (int i = 0; i < reused_count; i++)
+        count += fstat(reused[i], &found) == 0 && found.st_ino == own.st_ino && found.st_dev == own.st_dev;
+    return count;
+}
+
+static int is_socket(int fd)
+{
+    struct stat found;
+    return fstat(fd, &found) == 0 && S_ISSOCK(found.st_mode);
+}
+
+static void close_sockets(void)
+{
+    for (int fd = 5; fd < DESCRIPTORS; fd++)
+        if (is_socket(fd))
+            close(fd);
+}
+
+static void reuse(const char *name)
+{
+    own_file = memfd_create("own", 0);
+    REQUIRE(own_file >= 0);
+    for (int fd = 5; fd < DESCRIPTORS; fd++) {
+        if (!is_socket(fd))
+            continue;
+        REQUIRE(dup2(own_file, fd) == fd);
+        reused[reused_count++] = fd;
+    }
+    fflush(stdout);
+    pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (!child) {
+        printf("%s: all there in the child: %s\n", name, reused_count && still_own() == reused_count ? "yes" : "no");
+        fflush(stdout);
+        _exit(0);
+    }
+    int status;
+    REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status));
+}
+
+/* Whether the thread of that name is waiting, as the system sees it. */
+static int is_asleep(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    int asleep = 0;
+    for (struct dirent *task; (task = readdir(tasks));) {
+        char path[WORD], text[WORD] = {0};
+        snprintf(path, sizeof path, "/proc/self/task/%s/stat", task->d_name);
+        int fd = open(path, O_RDONLY);
+        if (fd < 0)
+            continue;
+        asleep |= read(fd, text, sizeof text - 1) > 0 && strstr(text, "(gpupool-ipc) S");
+        close(fd);
+    }
+    closedir(tasks);
+    return asleep;
+}
+
+static void say_asleep(const char *name)
+{
+    int asleep = 0;
+    /* One that goes round and round is never seen asleep. */
+    for (int i = 0; i < 5000 && !asleep; i++) {
+        sched_yield();
+        asleep = is_asleep();
+    }
+    printf("%s: %s\n", name, asleep ? "yes" : "no");
+}
+
+static void become_deaf(void)
+{
+    int ends[2];
+    char text[4096] = {0};
+    REQUIRE(pipe(ends) == 0 && fcntl(ends[1], F_SETFL, O_NONBLOCK) == 0);
+    while (write(ends[1], text, sizeof text) > 0)
+        ;
+    while (write(ends[1], text, 1) > 0)
+        ;
+    REQUIRE(fcntl(ends[1], F_SETFL, 0) == 0 && dup2(ends[1], 2) == 2);
+    close(ends[1]);
+}
+
+/* A connection to the nth socket whose public name is of an exporter; -1 if there are not so many. */
+static int knock(int nth)
+{
+    char line[WORD];
+    FILE *list = fopen("/proc/net/unix", "r");
+    int found = -1;
+    REQUIRE(list);
+    while (found < 0 && fgets(line, sizeof line, list)) {
+        char *name = strstr(line, "@gpupool-ipc-");
+        /* 00010000: listening. */
+        if (!name || !strstr(line, " 00010000 ") || nth-- > 0)
+            continue;
+        struct sockaddr_un address = {.sun_family = AF_UNIX};
+        size_t length = strcspn(name + 1, "\n");
+        memcpy(address.sun_path + 1, name + 1, length);
+        found = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        REQUIRE(found >= 0);
+        REQUIRE(connect(found, (struct sockaddr *)&address, sizeof address.sun_family + 1 + length) == 0);
+    }
+    fclose(list);
+    return found;
+}
+
+/* Sends a request and counts the descriptors that come back until the connection ends or answers. */
+static int descriptors_for(int connection, const void *request, size_t bytes)
+{
+    char answer[8192];
+    _Alignas(8) char control[2048];
+    struct iovec part = {answer, sizeof answer};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    int count = 0;
+    if (send(connection, request, bytes, MSG_NOSIGNAL) < 0 || recvmsg(connection, &message, 0) <= 0)
+        return 0;
+    for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header))
+        count += (int)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+    return count;
+}
+
+/* All that anybody can know: names of sockets, and numbers and addresses, which are few enough to be tried. The first form
+ * of the request has no secret, the second has a wrong one. */
+static void forge(const char *name, const Slot *slot)
+{
+    int had = 0, asked = 0, connection;
+    for (int nth = 0; (connection = knock(nth)) >= 0; nth++) {
+        uint64_t block, address;
+        memcpy(&block, slot->handle.reserved + 32, 8);
+        memcpy(&address, slot->handle.reserved + 40, 8);
+        struct __attribute__((packed)) {
+            uint32_t version;
+            uint64_t block, address;
+            uint32_t first, most;
+        } plain = {1, block, address, 0, 1};
+        had += descriptors_for(connection, &plain, sizeof plain);
+        close(connection);
+        for (uint64_t number = 1; number < 8; number++) {
+            for (uint32_t kind = 0; kind < 2; kind++) {
+                struct __attribute__((packed)) {
+                    uint32_t version, kind;
+                    uint64_t block;
+                    char secret[16];
+                    uint32_t first, most;
+                } guess = {2, kind, number, {1, 2, 3}, 0, 1};
+                connection = knock(nth);
+                had += descriptors_for(connection, &guess, sizeof guess);
+                /* A wrong secret ends the connection, so that guesses are not cheap. */
+                close(connection);
+                asked++;
+            }
+        }
+    }
+    printf("%s: %d descriptors, asked %s\n", name, had, asked ? "yes" : "no");
+}
+
+static void knock_often(const char *name, int times)
+{
+    int ended = 0, connection;
+    for (int i = 0; i < times && (connection = knock(0)) >= 0; i++) {
+        char answer[64];
+        while (read(connection, answer, sizeof answer) > 0)
+            ;
+        close(connection);
+        ended++;
+    }
+    printf("%s: %d ended\n", name, ended);
+}
+
+typedef struct {
+    CUcontext context;
+    CUdeviceptr address;
+    CUresult result;
+    atomic_int calling, done;
+} Closing;
+
+static void *close_it(void *argument)
+{
+    Closing *closing = argument;
+    CHECK(cuCtxSetCurrent(closing->context));
+    atomic_store(&closing->calling, 1);
+    closing->result = cuIpcCloseMemHandle(closing->address);
+    atomic_store(&closing->done, 1);
+    return NULL;
+}
+
+/* A close waits for a kernel of the first context, and meanwhile a capture begins in the second. */
+static void close_while_running(const char *name, const Kernels *kernels, const Slot *slot)
+{
+    Closing closing = {.address = slot->address};
+    CUcontext second;
+    CUstream held, captured;
+    CUgraph graph = NULL;
+    CUdevice device;
+    pthread_t thread;
+    void *flag;
+    CHECK(cuCtxGetCurrent(&closing.context));
+    CHECK(cuStreamCreate(&held, CU_STREAM_NON_BLOCKING));
+    CHECK(cuMemHostAlloc(&flag, 4096, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
+    *(volatile uint32_t *)flag = 0;
+    CUdeviceptr flag_on_device = (CUdeviceptr)(uintptr_t)flag;
+    CHECK(cuLaunchKernel(kernels->wait_flag, 1, 1, 1, 1, 1, 1, 0, held, (void *[]){&flag_on_device}, NULL));
+    CHECK(cuDeviceGet(&device, 0));
+    CHECK(cuCtxCreate_v2(&second, 0, device));
+    CHECK(cuStreamCreate(&captured, CU_STREAM_NON_BLOCKING));
+    REQUIRE(pthread_create(&thread, NULL, close_it, &closing) == 0);
+    while (!atomic_load(&closing.calling))
+        sched_yield();
+    /* It gets the time to wait for the kernel; one that does not is answered all the same. */
+    for (int i = 0; i < 20000 && !atomic_load(&closing.done); i++)
+        sched_yield();
+    CHECK(cuStreamBeginCapture_v2(captured, 2));
+    *(volatile uint32_t *)flag = 1;
+    REQUIRE(pthread_join(thread, NULL) == 0);
+    CUresult ended = cuStreamEndCapture(captured, &graph);
+    printf("%s: close %d, end of the capture %d\n", name, closing.result, ended);
+    CHECK(cuStreamDestroy_v2(captured));
+    CHECK(cuCtxDestroy_v2(second));
+    CHECK(cuCtxSetCurrent(closing.context));
+    CHECK(cuStreamSynchronize(held));
+    CHECK(cuStreamDestroy_v2(held));
+    CHECK(cuMemFreeHost(flag));
+}
+
+static CUcontext own_context(const char *name)
+{
+    CUcontext context;
+    CUdevice device;
+    CHECK(cuDeviceGet(&device, 0));
+    CHECK(cuCtxCreate_v2(&context, 0, device));
+    printf("%s: done\n", name);
+    return context;
+}
+
 /* Fails every driver call of an export or import in turn, once, until the call has no more of them. */
 static void sweep(const char *name, const Simulator *simulator, int opens, Slot *slot)
 {
@@ -229,8 +503,9 @@ static void sweep(const char *name, const Simulator *simulator, int opens, Slot 
 }
 
 /* What a process of the given letter does; the handle of the slot comes with the order and goes back with the answer. */
-static void act(const Kernels *kernels, char *order)
+static void act(Kernels *kernels, char *order)
 {
+    static CUcontext own;
     char name[WORD], *rest;
     snprintf(name, sizeof name, "%s", order);
     const char *action = strtok_r(order + 2, ":", &rest), *first = strtok_r(NULL, ":", &rest);
@@ -300,6 +575,37 @@ static void act(const Kernels *kernels, char *order)
         captured(name, slot);
     } else if (!strcmp(action, "overtaken")) {
         overtaken(name, &simulator, slot);
+    } else if (!strcmp(action, "daemonise")) {
+        close_sockets();
+    } else if (!strcmp(action, "reuse")) {
+        reuse(name);
+    } else if (!strcmp(action, "kept")) {
+        printf("%s: %s\n", name, still_own() == reused_count ? "all" : "not all");
+    } else if (!strcmp(action, "asleep")) {
+        say_asleep(name);
+    } else if (!strcmp(action, "deaf")) {
+        become_deaf();
+    } else if (!strcmp(action, "forge")) {
+        forge(name, slot);
+    } else if (!strcmp(action, "knock")) {
+        knock_often(name, atoi(first));
+    } else if (!strcmp(action, "crowd")) {
+        for (int i = 0; i < atoi(first); i++)
+            REQUIRE(knock(0) >= 0);
+    } else if (!strcmp(action, "running")) {
+        close_while_running(name, kernels, slot);
+    } else if (!strcmp(action, "freed")) {
+        freed(name, slot);
+    } else if (!strcmp(action, "anew")) {
+        start_on(0);
+        *kernels = load_kernels();
+    } else if (!strcmp(action, "context")) {
+        own = own_context(name);
+        *kernels = load_kernels();
+    } else if (!strcmp(action, "destroy")) {
+        printf("%s: %d\n", name, cuCtxDestroy_v2(own));
+        start_on(0);
+        *kernels = load_kernels();
     } else if (!strcmp(action, "sweep")) {
         sweep(name, &simulator, strcmp(first, "open") == 0, &slots[value % SLOTS]);
     } else if (!strcmp(action, "fault")) {

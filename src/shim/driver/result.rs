@@ -13,6 +13,7 @@ impl CuResult {
     pub const SUCCESS: Self = Self(0);
     pub const INVALID_VALUE: Self = Self(1);
     pub const OUT_OF_MEMORY: Self = Self(2);
+    pub const NOT_INITIALIZED: Self = Self(3);
     pub const DEINITIALIZED: Self = Self(4);
     pub const INVALID_DEVICE: Self = Self(101);
     pub const INVALID_CONTEXT: Self = Self(201);
@@ -24,6 +25,7 @@ impl CuResult {
     pub const CONTEXT_IS_DESTROYED: Self = Self(709);
     pub const NOT_PERMITTED: Self = Self(800);
     pub const NOT_SUPPORTED: Self = Self(801);
+    pub const STREAM_CAPTURE_UNSUPPORTED: Self = Self(900);
     pub const STREAM_CAPTURE_IMPLICIT: Self = Self(906);
 
     /// `CUDA_SUCCESS`.

@@ -65,9 +65,11 @@ pub unsafe fn open(real: &mut Real, dptr: *mut CUdeviceptr, handle: CUipcMemHand
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn descriptor(real: &mut Real, dptr: CUdeviceptr, bytes: usize) -> CuResult {
+    // Before anybody has it: a block that is freed in between must not serve again.
+    let marked = memory::pin(dptr, bytes as u64, Pin::Descriptor);
     let result = real.call();
-    if result.is_ok() {
-        memory::pin(dptr, bytes as u64, Pin::Descriptor);
+    if marked && !result.is_ok() {
+        memory::unmark(dptr, bytes as u64, Pin::Descriptor);
     }
     result
 }

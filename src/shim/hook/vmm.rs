@@ -178,9 +178,13 @@ pub unsafe fn properties(real: &mut Real, properties: *mut Properties, handle: u
 pub unsafe fn retain(real: &mut Real, handle: *mut u64, address: *mut c_void) -> CuResult {
     match memory::known(address as CUdeviceptr) {
         Known::Pooled(block) if memory::is_one_chunk(&block) => {
+            // Before anybody has it: a block that is freed in between must not serve again.
+            if !memory::pin(block.address, block.bytes, Pin::Retained) {
+                return CuResult::INVALID_VALUE;
+            }
             let result = real.call();
-            if result.is_ok() {
-                memory::pin(block.address, block.bytes, Pin::Retained);
+            if !result.is_ok() {
+                memory::unmark(block.address, block.bytes, Pin::Retained);
             }
             return result;
         }

@@ -1,8 +1,9 @@
 //! The importing side: what this process has open of others' blocks.
 
-use super::exporter::{self, POSIX_FD};
-use super::socket::Socket;
-use super::wire::{Answer, BATCH, Chunk, Handle, LONGEST, Layout, Request, Where};
+use super::exporter::POSIX_FD;
+use super::peers::{Failure, Lease, failure};
+use super::server;
+use super::wire::{Answer, BATCH, Chunk, Handle, Layout, Where};
 use crate::backend::read_write;
 use crate::driver::{CuResult, Driver};
 use crate::memory::topology::Topology;
@@ -10,13 +11,10 @@ use crate::{capture, context};
 use gpupool_config::format_size;
 use gpupool_pool::{Block, Place};
 use parking_lot::Mutex;
-use std::fmt::Display;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// How long an exporter may take over one answer.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// Tries of a call that undoes something.
 const UNDO: u32 = 6;
 /// Numbers of imported blocks start here, apart from those of the pool's own.
@@ -27,7 +25,7 @@ struct Import {
     handle: [u8; 64],
     /// As the program sees it.
     block: Block,
-    range: Range,
+    mapped: Mapped,
     /// How often it was opened, less how often it was closed.
     count: u32,
     /// The last close is under way.
@@ -38,13 +36,12 @@ static IMPORTS: Mutex<Vec<Import>> = Mutex::new(Vec::new());
 /// How many there are, readable without the lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Closed while a stream was being captured, when nobody may wait for the device: unmapped later.
-static LEFT: Mutex<Vec<Range>> = Mutex::new(Vec::new());
+static LEFT: Mutex<Vec<Mapped>> = Mutex::new(Vec::new());
 
-/// Why a block could not be opened: what the program gets, and what the log says.
-struct Failure(CuResult, String);
-
-fn failure(result: CuResult, why: impl Display) -> Failure {
-    Failure(result, why.to_string())
+/// Another process's block in this one. Unmapped before the exporter hears that it is: fields are dropped in their order.
+struct Mapped {
+    range: Range,
+    _lease: Lease,
 }
 
 /// The imported block that an address lies in.
@@ -60,7 +57,7 @@ pub fn block_at(address: u64) -> Option<Block> {
 
 /// Opens a handle, or counts it once more; the address for the program.
 pub fn open(driver: &'static Driver, bytes: &[u8; 64], handle: &Handle) -> Result<u64, CuResult> {
-    if exporter::token() == Some(&handle.token) {
+    if server::process() == Some(handle.process) {
         // What the driver says to the process that exported.
         return Err(CuResult::INVALID_CONTEXT);
     }
@@ -70,7 +67,7 @@ pub fn open(driver: &'static Driver, bytes: &[u8; 64], handle: &Handle) -> Resul
     }
     let begun = Instant::now();
     match fetch(driver, handle) {
-        Ok((range, layout)) => Ok(enter(driver, bytes, handle, range, &layout, begun)),
+        Ok((mapped, layout)) => Ok(enter(driver, bytes, handle, mapped, &layout, begun)),
         Err(Failure(result, why)) => {
             let pid = handle.pid;
             super::failed("import", format_args!("{} of process {pid}: {why}", format_size(handle.bytes)));
@@ -90,7 +87,7 @@ fn enter(
     driver: &'static Driver,
     bytes: &[u8; 64],
     handle: &Handle,
-    range: Range,
+    mapped: Mapped,
     layout: &Layout,
     begun: Instant,
 ) -> u64 {
@@ -98,7 +95,7 @@ fn enter(
     let device = (0..driver.device_count()).find(|device| driver.uuid_bytes(*device) == layout.home);
     let home = device.or_else(|| driver.current_device().ok()).unwrap_or(0) as u32;
     let owner = context::current(driver).map_or(0, |context| context.id);
-    let address = range.base + layout.offset;
+    let address = mapped.range.base + layout.offset;
     let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
     let block = Block { address, bytes: handle.bytes, home, owner, id };
     {
@@ -108,10 +105,10 @@ fn enter(
             first.count += 1;
             let address = first.block.address;
             drop(imports);
-            drop(range);
+            drop(mapped);
             return address;
         }
-        imports.push(Import { handle: *bytes, block, range, count: 1, closing: false });
+        imports.push(Import { handle: *bytes, block, mapped, count: 1, closing: false });
         COUNT.store(imports.len(), Ordering::Release);
     }
     let seconds = begun.elapsed().as_secs_f64();
@@ -138,10 +135,7 @@ pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
     }
     bury(driver);
     // As the driver's own: work that uses the memory is waited for, and its error is the answer.
-    let (answer, quiet) = match synchronize_unless_captured(driver) {
-        Err(CuResult::NOT_READY) => (Ok(()), false),
-        answer => (answer, answer.is_ok()),
-    };
+    let answer = wait(driver);
     let removed = {
         let mut imports = IMPORTS.lock();
         let index = imports.iter().position(|import| import.block.address == address && import.closing)?;
@@ -156,7 +150,7 @@ pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
     };
     if let Some(import) = removed {
         let bytes = import.block.bytes;
-        finish(import.range, quiet);
+        finish(import.mapped, answer == Ok(true));
         tracing::info!(
             target: "gpupool::ipc", event = "ipc.close", address, bytes, "closed {} at {address:#x}", format_size(bytes)
         );
@@ -180,27 +174,38 @@ pub fn owner_gone(driver: &'static Driver, owner: u64) {
         return;
     }
     // Other contexts may have used it as well. One in error has no work left.
-    let quiet = synchronize_unless_captured(driver) != Err(CuResult::NOT_READY);
-    gone.into_iter().for_each(|import| finish(import.range, quiet));
+    let quiet = wait(driver).unwrap_or(true);
+    gone.into_iter().for_each(|import| finish(import.mapped, quiet));
 }
 
-/// Waits for all work; NOT_READY where a capture forbids that, which may begin at any moment.
-fn synchronize_unless_captured(driver: &Driver) -> Result<(), CuResult> {
-    if capture::under_way() { Err(CuResult::NOT_READY) } else { context::synchronize_all(driver) }
-}
-
-/// Unmaps a range that nothing uses any more, or keeps it until somebody could wait for what does.
-fn finish(range: Range, quiet: bool) {
-    if !quiet {
-        LEFT.lock().push(range);
+/// Waits for all work that may use what is about to be unmapped; `false` where nobody may wait now, because a stream is
+/// being captured or began to be while this waited.
+fn wait(driver: &Driver) -> Result<bool, CuResult> {
+    if capture::under_way() {
+        return Ok(false);
+    }
+    match context::synchronize_all(driver) {
+        Ok(()) => Ok(true),
+        Err(CuResult::NOT_READY | CuResult::STREAM_CAPTURE_UNSUPPORTED) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
-/// Unmaps what was closed during a capture.
+/// Unmaps what nothing uses any more, or keeps it until that is known.
+fn finish(mapped: Mapped, quiet: bool) {
+    if quiet {
+        drop(mapped);
+    } else {
+        LEFT.lock().push(mapped);
+    }
+}
+
+/// Unmaps what was closed when nobody could wait.
 fn bury(driver: &Driver) {
     let left = std::mem::take(&mut *LEFT.lock());
-    if !left.is_empty() && synchronize_unless_captured(driver) == Err(CuResult::NOT_READY) {
-        LEFT.lock().extend(left);
+    if !left.is_empty() {
+        let quiet = wait(driver).unwrap_or(true);
+        left.into_iter().for_each(|mapped| finish(mapped, quiet));
     }
 }
 
@@ -265,17 +270,18 @@ fn insistently(call: impl Fn() -> CuResult) -> bool {
 }
 
 /// Gets a block's chunks from its process and maps them.
-fn fetch(driver: &'static Driver, handle: &Handle) -> Result<(Range, Layout), Failure> {
-    let connection = connect(handle)?;
-    let topology =
-        Topology::read(driver).map_err(|result| failure(result, format_args!("the GPUs do not answer ({result})")))?;
+fn fetch(driver: &'static Driver, handle: &Handle) -> Result<(Mapped, Layout), Failure> {
+    let mut lease = Lease::of(handle)?;
+    let topology = Topology::read(driver)
+        .map_err(|unanswered| failure(unanswered.result, format_args!("the GPUs do not answer ({unanswered})")))?;
     let mut most = descriptors_left();
     let (mut first, mut range): (u32, Option<(Range, Layout)>) = (0, None);
     // Rows of chunks at one place get access in one call: the cost is mostly per call.
     let mut row: Option<(u64, Place)> = None;
     loop {
-        let (layout, chunks, descriptors) = match ask(&connection, handle, first, most)? {
-            Some(answer) => answer,
+        let (layout, chunks, descriptors) = match lease.ask(first, most)? {
+            Some((Answer::Chunks { layout, chunks }, received)) => (layout, chunks, received.descriptors),
+            Some(_) => return Err(failure(CuResult::INVALID_VALUE, "its answer makes no sense")),
             None if most > 1 => {
                 most = 1;
                 continue;
@@ -325,7 +331,8 @@ fn fetch(driver: &'static Driver, handle: &Handle) -> Result<(Range, Layout), Fa
         return Err(failure(CuResult::INVALID_VALUE, "its answer makes no sense"));
     };
     give_access(&range, &topology, from, place)?;
-    Ok((range, layout))
+    lease.done();
+    Ok((Mapped { range, _lease: lease }, layout))
 }
 
 /// Gives every GPU of this process that can reach the place access to what is mapped from `from` on: a copy from a context
@@ -359,59 +366,6 @@ fn place_here(topology: &Topology, chunk: &Chunk) -> Result<Place, Failure> {
                 )
             })
         }
-    }
-}
-
-fn connect(handle: &Handle) -> Result<Socket, Failure> {
-    let connection = Socket::connect(&Handle::socket(handle.pid, &handle.token), Instant::now() + PATIENCE);
-    let connection = connection.map_err(|error| {
-        failure(
-            CuResult::INVALID_VALUE,
-            format_args!("it can not be reached ({error}): it ended, or is in another network namespace (container)"),
-        )
-    })?;
-    // SAFETY: geteuid has no preconditions.
-    let own = unsafe { libc::geteuid() };
-    match connection.peer() {
-        Ok(peer) if peer.uid == own => Ok(connection),
-        Ok(peer) => {
-            Err(failure(CuResult::INVALID_VALUE, format_args!("it is of user {}, this one of user {own}", peer.uid)))
-        }
-        Err(error) => Err(failure(CuResult::INVALID_VALUE, format_args!("whose it is is unknown: {error}"))),
-    }
-}
-
-type Batch = (Layout, Vec<Chunk>, Vec<OwnedFd>);
-
-/// Asks for chunks from `first` on. `None`: descriptors were lost on the way, fewer have to be asked for.
-fn ask(connection: &Socket, handle: &Handle, first: u32, most: u32) -> Result<Option<Batch>, Failure> {
-    let lost = |error: std::io::Error| {
-        let seconds = PATIENCE.as_secs();
-        let why = match error.kind() {
-            std::io::ErrorKind::TimedOut => format!("it did not answer within {seconds} s"),
-            _ => format!("the connection failed: {error}"),
-        };
-        failure(CuResult::INVALID_VALUE, why)
-    };
-    let request = Request { block: handle.block, address: handle.address, first, most };
-    connection.send(&request.encode(), &[]).map_err(lost)?;
-    let mut buffer = [0; LONGEST];
-    let received = connection.receive_by(&mut buffer, Instant::now() + PATIENCE).map_err(lost)?;
-    if received.truncated {
-        return Ok(None);
-    }
-    if received.bytes == 0 {
-        return Err(failure(CuResult::INVALID_VALUE, "it ended"));
-    }
-    match Answer::decode(&buffer[..received.bytes]) {
-        Some(Answer::Chunks { layout, chunks }) => Ok(Some((layout, chunks, received.descriptors))),
-        Some(Answer::Gone) => Err(failure(CuResult::INVALID_VALUE, "it freed that memory")),
-        Some(Answer::Failed(code)) => Err(failure(
-            CuResult::INVALID_VALUE,
-            format_args!("its driver did not export the memory ({})", CuResult(code)),
-        )),
-        Some(Answer::Refused) => Err(failure(CuResult::INVALID_VALUE, "it belongs to another user")),
-        None => Err(failure(CuResult::INVALID_VALUE, "its answer makes no sense; is it another version of gpupool?")),
     }
 }
 

@@ -1,14 +1,18 @@
 //! CUDA IPC on pooled memory, between two processes that both run under the shim.
 //!
 //! The driver has no legacy handle for memory from `cuMemCreate`; what it has is a file descriptor for each chunk. So the
-//! 64 bytes that the program carries to the other process name a socket of the exporter, and the importer fetches the
-//! chunks there when it opens the handle. From then on it needs the exporter no more: the memory lives until the last
-//! process lets go, whoever ends first.
+//! 64 bytes that the program carries to the other process name a socket of the exporter and hold a secret, and the importer
+//! fetches the chunks there when it opens the handle. From then on it needs the exporter no more: the memory lives until the
+//! last process lets go, whoever ends first. The connection stays as long as the importer has anything open, since the
+//! exporter must not use that memory for something else.
 //!
 //! Nothing of this exists in a process that shares nothing: the socket and its thread come with the first export.
 
 mod exporter;
 mod importer;
+mod own;
+mod peers;
+mod server;
 mod socket;
 mod wire;
 
@@ -17,8 +21,9 @@ use gpupool_pool::Block;
 use std::fmt::Display;
 use wire::Handle;
 
-pub use exporter::{after_fork_in_child, block_ended, is_exported, judge};
+pub use exporter::{block_ended, judge};
 pub use importer::{block_at as imported_at, close, owner_gone};
+pub use own::after_fork_in_child;
 
 /// The bytes of a handle for this block (`cuIpcGetMemHandle`).
 ///
@@ -34,6 +39,24 @@ pub fn open(driver: &'static Driver, bytes: &[u8; 64]) -> Option<Result<u64, CuR
     let handle = Handle::decode(bytes)?;
     Some(importer::open(driver, bytes, &handle))
 }
+
+/// Whether a process of this user is one of our own user's; the reason if not.
+fn is_same_user(uid: u32) -> Result<(), String> {
+    // SAFETY: geteuid has no preconditions.
+    let own = unsafe { libc::geteuid() };
+    if uid != own {
+        return Err(format!("it is of user {uid}, this one of user {own}"));
+    }
+    // All users that a user namespace has no number for look like this one.
+    let nobody = std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok().and_then(|text| text.trim().parse().ok());
+    if uid == nobody.unwrap_or(OVERFLOW_UID) {
+        return Err(format!("user {uid} stands for every user that this user namespace does not know"));
+    }
+    Ok(())
+}
+
+/// Linux's default for `/proc/sys/kernel/overflowuid`.
+const OVERFLOW_UID: u32 = 65534;
 
 /// Says that one of `export`, `import` and `serve` failed, and why.
 fn failed(what: &str, why: impl Display) {

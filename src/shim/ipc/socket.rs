@@ -1,5 +1,6 @@
 //! Unix sockets that carry whole messages and file descriptors. The standard library has neither.
 
+use super::own::Own;
 use std::io::{Error, ErrorKind, Result};
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -10,7 +11,7 @@ const CONTROL: usize = 8 << 10;
 
 /// A sequenced-packet socket: messages arrive whole and in order, and an end is seen.
 #[derive(Debug)]
-pub struct Socket(OwnedFd);
+pub struct Socket(Own);
 
 /// What one message brought.
 #[derive(Debug)]
@@ -58,7 +59,7 @@ impl Socket {
         // SAFETY: socket has no preconditions.
         let fd = checked(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?;
         // SAFETY: the descriptor is new and nobody else closes it.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(Self(Own::new(unsafe { OwnedFd::from_raw_fd(fd) })?))
     }
 
     /// A socket that others connect to by this name. Its calls never block.
@@ -80,7 +81,7 @@ impl Socket {
             checked(unsafe { libc::accept4(self.fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags) })
         })?;
         // SAFETY: the descriptor is new and nobody else closes it.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(Self(Own::new(unsafe { OwnedFd::from_raw_fd(fd) })?))
     }
 
     /// Connects to a listener of that name, which may be too busy to take it at once.
@@ -109,7 +110,12 @@ impl Socket {
     }
 
     pub fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.0.number()
+    }
+
+    /// Whether the descriptor still is this socket: the program may have closed it, and its next file has the number.
+    pub fn is_there(&self) -> bool {
+        self.0.is_there()
     }
 
     fn set_option<T>(&self, option: libc::c_int, value: &T) -> Result<()> {

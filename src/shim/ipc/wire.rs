@@ -9,25 +9,42 @@ pub const BATCH: u32 = 200;
 /// A `CUipcMemHandle` of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle {
-    /// The exporting process, for people.
+    /// The exporting process, for people and for the name of its socket.
     pub pid: u32,
-    /// What its socket is called; nobody can guess it.
-    pub token: Token,
-    /// [`gpupool_pool::Block::id`]: an address may be another block's by now, a number never.
-    pub block: u64,
-    /// First byte of the block in the exporter.
-    pub address: u64,
+    /// Random, one a process, and no secret: it is part of a name that everybody can read.
+    pub process: u64,
+    pub key: Key,
     /// Bytes of the block.
     pub bytes: u64,
 }
 
-/// Random, one a process.
-pub type Token = [u8; 16];
+/// What opens a block: its number and the secret that only those know who were given the handle.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Key {
+    /// [`gpupool_pool::Block::id`]: an address may be another block's by now, a number never.
+    pub block: u64,
+    pub secret: Secret,
+}
+
+impl std::fmt::Debug for Key {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "block {}", self.block)
+    }
+}
+
+/// Random, one a block: whoever may open one block cannot guess what opens another.
+pub type Secret = [u8; 16];
+
+/// Whether two secrets are the same; takes as long wherever they differ, so that it cannot be found byte by byte.
+pub fn same_secret(one: &Secret, other: &Secret) -> bool {
+    let different = one.iter().zip(other).fold(0, |different, (one, other)| different | (one ^ other));
+    std::hint::black_box(different) == 0
+}
 
 /// Begins every handle of ours; handles of the driver's begin otherwise.
 const MAGIC: [u8; 8] = *b"gpupool\x1c";
 /// Of the handle and of the messages.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 impl Handle {
     /// The bytes that the program gets. The same block has the same bytes each time, as with the driver: programs use
@@ -38,10 +55,10 @@ impl Handle {
         out.put(&MAGIC);
         out.put(&VERSION.to_ne_bytes());
         out.put(&self.pid.to_ne_bytes());
-        out.put(&self.token);
-        for number in [self.block, self.address, self.bytes] {
-            out.put(&number.to_ne_bytes());
-        }
+        out.put(&self.process.to_ne_bytes());
+        out.put(&self.key.block.to_ne_bytes());
+        out.put(&self.key.secret);
+        out.put(&self.bytes.to_ne_bytes());
         let check = checksum(&bytes[..56]);
         bytes[56..].copy_from_slice(&check.to_ne_bytes());
         bytes
@@ -53,48 +70,64 @@ impl Handle {
         if from.take()? != MAGIC || from.u32()? != VERSION || checksum(&bytes[..56]) != Reader(&bytes[56..]).u64()? {
             return None;
         }
-        let (pid, token) = (from.u32()?, from.take()?);
-        Some(Self { pid, token, block: from.u64()?, address: from.u64()?, bytes: from.u64()? })
+        let (pid, process) = (from.u32()?, from.u64()?);
+        let key = Key { block: from.u64()?, secret: from.take()? };
+        Some(Self { pid, process, key, bytes: from.u64()? })
     }
 
     /// The abstract name of the exporter's socket.
-    pub fn socket(pid: u32, token: &Token) -> String {
-        let hex: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("gpupool-ipc-{pid}-{hex}")
+    pub fn socket(pid: u32, process: u64) -> String {
+        format!("gpupool-ipc-{pid}-{process:016x}")
     }
 }
 
-/// The importer asks for chunks of a block, some at a time.
+/// What the importer asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
-    pub block: u64,
-    pub address: u64,
-    /// Index of the first chunk.
-    pub first: u32,
-    /// How many at most: what the importer has descriptors left for.
-    pub most: u32,
+pub enum Request {
+    /// To have the block: from the answer on its memory serves nobody else, until [`Request::LetGo`] or the end of the
+    /// importer.
+    Hold,
+    /// Chunks of a block that it has: the index of the first one, and how many at most, which is what the importer has
+    /// descriptors left for.
+    Chunks { first: u32, most: u32 },
+    /// It has the block no more. There is no answer.
+    LetGo,
 }
 
 impl Request {
-    pub const SIZE: usize = 28;
+    pub const SIZE: usize = 40;
 
-    pub fn encode(&self) -> [u8; Self::SIZE] {
+    pub fn encode(&self, key: &Key) -> [u8; Self::SIZE] {
+        let (kind, first, most) = match *self {
+            Request::Hold => (0u32, 0, 0),
+            Request::Chunks { first, most } => (1, first, most),
+            Request::LetGo => (2, 0, 0),
+        };
         let mut bytes = [0; Self::SIZE];
         let mut out = Writer(&mut bytes);
         out.put(&VERSION.to_ne_bytes());
-        out.put(&self.block.to_ne_bytes());
-        out.put(&self.address.to_ne_bytes());
-        out.put(&self.first.to_ne_bytes());
-        out.put(&self.most.to_ne_bytes());
+        out.put(&kind.to_ne_bytes());
+        out.put(&key.block.to_ne_bytes());
+        out.put(&key.secret);
+        out.put(&first.to_ne_bytes());
+        out.put(&most.to_ne_bytes());
         bytes
     }
 
-    pub fn decode(bytes: &[u8]) -> Option<Self> {
+    pub fn decode(bytes: &[u8]) -> Option<(Self, Key)> {
         let mut from = Reader(bytes);
         if bytes.len() != Self::SIZE || from.u32()? != VERSION {
             return None;
         }
-        Some(Self { block: from.u64()?, address: from.u64()?, first: from.u32()?, most: from.u32()? })
+        let (kind, key) = (from.u32()?, Key { block: from.u64()?, secret: from.take()? });
+        let (first, most) = (from.u32()?, from.u32()?);
+        let request = match kind {
+            0 => Request::Hold,
+            1 => Request::Chunks { first, most },
+            2 => Request::LetGo,
+            _ => return None,
+        };
+        Some((request, key))
     }
 }
 
@@ -117,6 +150,8 @@ pub struct Chunk {
 /// What the exporter says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
+    /// The importer has the block.
+    Held,
     /// Some chunks of the block, and how it lies in all of them.
     Chunks { layout: Layout, chunks: Vec<Chunk> },
     /// The block was freed.
@@ -161,6 +196,7 @@ impl Answer {
             Answer::Gone => (1, 0),
             Answer::Failed(code) => (2, *code),
             Answer::Refused => (3, 0),
+            Answer::Held => (4, 0),
         };
         let mut out = [status.to_ne_bytes(), code.to_ne_bytes()].concat();
         if let Answer::Chunks { layout, chunks } = self {
@@ -189,6 +225,7 @@ impl Answer {
             1 => return Some(Answer::Gone),
             2 => return Some(Answer::Failed(code)),
             3 => return Some(Answer::Refused),
+            4 => return Some(Answer::Held),
             _ => return None,
         }
         let layout = Layout { chunks: from.u32()?, span: from.u64()?, offset: from.u64()?, home: from.take()? };
@@ -204,7 +241,7 @@ impl Answer {
     }
 }
 
-/// FNV-1a: not against forgery, which the token is, but so that a handle which was damaged on its way goes to the driver.
+/// FNV-1a: not against forgery, which the secret is, but so that a handle which was damaged on its way goes to the driver.
 fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
@@ -243,7 +280,7 @@ mod tests {
     use super::*;
 
     fn handle() -> Handle {
-        Handle { pid: 77, token: [9; 16], block: 3, address: 0x7000_0000_0000, bytes: 5 << 20 }
+        Handle { pid: 77, process: 0x1234_5678, key: Key { block: 3, secret: [9; 16] }, bytes: 5 << 20 }
     }
 
     #[test]
@@ -259,16 +296,34 @@ mod tests {
     }
 
     #[test]
+    fn a_secret_is_told_by_no_name_and_no_log() {
+        let secret: String = handle().key.secret.iter().map(|byte| format!("{byte:02x}")).collect();
+        let Handle { pid, process, key, .. } = handle();
+        assert!(!Handle::socket(pid, process).contains(&secret));
+        assert_eq!(format!("{key:?}"), "block 3");
+        assert!(same_secret(&key.secret, &[9; 16]));
+        for at in 0..16 {
+            let mut other = key.secret;
+            other[at] ^= 0x10;
+            assert!(!same_secret(&key.secret, &other), "byte {at}");
+        }
+    }
+
+    #[test]
     fn messages_read_back() {
-        let request = Request { block: 3, address: 1 << 40, first: 200, most: 7 };
-        assert_eq!(Request::decode(&request.encode()), Some(request));
-        assert_eq!(Request::decode(&request.encode()[1..]), None);
+        let key = handle().key;
+        for request in [Request::Hold, Request::Chunks { first: 200, most: 7 }, Request::LetGo] {
+            assert_eq!(Request::decode(&request.encode(&key)), Some((request, key)));
+            assert_eq!(Request::decode(&request.encode(&key)[1..]), None);
+        }
         let layout = Layout { chunks: 2, span: 34 << 20, offset: 2 << 20, home: [5; 16] };
         let chunks = vec![
             Chunk { bytes: 32 << 20, place: Where::Gpu([5; 16]) },
             Chunk { bytes: 2 << 20, place: Where::Host(1) },
         ];
-        for answer in [Answer::Chunks { layout, chunks }, Answer::Gone, Answer::Failed(-3), Answer::Refused] {
+        for answer in
+            [Answer::Chunks { layout, chunks }, Answer::Held, Answer::Gone, Answer::Failed(-3), Answer::Refused]
+        {
             let bytes = answer.encode();
             assert!(bytes.len() <= LONGEST);
             assert_eq!(Answer::decode(&bytes), Some(answer));

@@ -232,12 +232,7 @@ pub fn free_later(address: u64) -> Option<CuResult> {
 #[inline]
 fn free_when(address: u64, when: Free) -> Option<CuResult> {
     let opened = open::opened().filter(|opened| opened.contains(address))?;
-    // Another process may read it on, as it may bare.
-    let freed = match ipc::is_exported(address) {
-        true => opened.pool.free_and_return(address),
-        false => opened.pool.free(address, when),
-    };
-    Some(match freed {
+    Some(match opened.pool.free(address, when) {
         Ok(block) => {
             report_free(&block);
             ipc::block_ended(block.id);
@@ -310,6 +305,25 @@ pub fn pin(address: u64, bytes: u64, why: Pin) -> bool {
     open::opened().is_some_and(|opened| opened.pool.pin(address, bytes, why).is_some())
 }
 
+/// Takes back a mark that [`pin`] put on this range for a call that then failed.
+pub fn unmark(address: u64, bytes: u64, why: Pin) {
+    if let Some(opened) = open::opened() {
+        opened.pool.unmark(address, bytes, why);
+    }
+}
+
+/// Another process is about to get the block that starts here and has this number; see [`gpupool_pool::Pool::hold`].
+pub fn hold(address: u64, id: u64) -> Option<Block> {
+    open::opened()?.pool.hold(address, id)
+}
+
+/// It has the block no more.
+pub fn let_go(address: u64, id: u64) {
+    if let Some(opened) = open::opened() {
+        opened.pool.let_go(address, id);
+    }
+}
+
 /// Takes one pin of this range back that the program asked for; `false` where there is none.
 pub fn unpin(address: u64, bytes: u64) -> bool {
     open::opened().is_some_and(|opened| opened.pool.unpin(address, bytes))
@@ -317,7 +331,9 @@ pub fn unpin(address: u64, bytes: u64) -> bool {
 
 /// The context with this id is gone; its blocks go with it, as the driver's own allocations do.
 pub fn owner_gone(id: u64) -> usize {
-    open::opened().map_or(0, |opened| opened.pool.free_owned_by(id)) + managed::owner_gone(id)
+    let ended = open::opened().map_or_else(Vec::new, |opened| opened.pool.free_owned_by(id));
+    ended.iter().for_each(|block| ipc::block_ended(block.id));
+    ended.len() + managed::owner_gone(id)
 }
 
 /// The driver has no memory left on the current GPU for a call of its own: freed runs go back to it. Whether there were

@@ -8,6 +8,7 @@ use crate::{log, process};
 use gpupool_config::{Mode, Placement, format_size};
 use gpupool_pool::{Config, Policy, Pool};
 use once_cell::race::OnceBox;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The pool and what it was made from.
 pub struct Opened {
@@ -30,6 +31,10 @@ impl Opened {
 static PLAN: OnceBox<Option<Plan>> = OnceBox::new();
 static OPENED: OnceBox<Option<Opened>> = OnceBox::new();
 
+/// How often the driver may not answer before there is no pool for good.
+const PATIENCE: u32 = 8;
+static UNANSWERED: AtomicU32 = AtomicU32::new(0);
+
 /// The plan; `None` where the driver is not ready or a pool is impossible (said once in the log).
 pub fn plan(driver: &Driver) -> Option<&'static Plan> {
     if let Some(known) = PLAN.get() {
@@ -39,6 +44,13 @@ pub fn plan(driver: &Driver) -> Option<&'static Plan> {
     let plan = match Plan::read(driver, process::settings()) {
         Ok(plan) => Some(plan),
         Err(NoPlan::NotYet) => return None,
+        Err(NoPlan::Unanswered(_)) if UNANSWERED.fetch_add(1, Ordering::Relaxed) + 1 < PATIENCE => return None,
+        Err(NoPlan::Unanswered(unanswered)) => {
+            let why = format!("the driver does not say what GPUs there are ({unanswered}, {PATIENCE} times)");
+            log::warn_once("plan", format_args!("no pool, every call goes to the driver: {why}"));
+            process::explain(why);
+            None
+        }
         Err(NoPlan::Settings(problems)) => {
             process::refuse(&problems);
             None

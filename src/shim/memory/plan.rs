@@ -1,9 +1,9 @@
 //! What the pool of this process will be made of: which GPUs, how much of each, the host, and the mode that works here.
 //! Needs `cuInit` but no context; nothing is taken yet.
 
-use super::topology::{self, Topology};
+use super::topology::{self, Topology, Unanswered};
 use crate::backend::{self, host};
-use crate::driver::Driver;
+use crate::driver::{CuResult, Driver};
 use crate::log;
 use gpupool_config::{Devices, Mode, Problem, Settings};
 use gpupool_pool::{Lenders, Links, Place, PlaceSpec};
@@ -27,8 +27,10 @@ pub struct Plan {
 /// Why there is no plan.
 #[derive(Debug)]
 pub enum NoPlan {
-    /// The driver is not ready (no `cuInit` yet); ask again later.
+    /// The driver is not ready (no `cuInit` yet, or the process ends); ask again later.
     NotYet,
+    /// The driver did not answer, which may pass.
+    Unanswered(Unanswered),
     /// The settings name what is not there.
     Settings(Vec<Problem>),
     /// This machine can not have a pool.
@@ -38,7 +40,10 @@ pub enum NoPlan {
 impl Plan {
     /// Works the plan out.
     pub fn read(driver: &Driver, settings: &Settings) -> Result<Self, NoPlan> {
-        let topology = Topology::read(driver).map_err(|_| NoPlan::NotYet)?;
+        let topology = Topology::read(driver).map_err(|unanswered| match unanswered.result {
+            CuResult::NOT_INITIALIZED | CuResult::DEINITIALIZED => NoPlan::NotYet,
+            _ => NoPlan::Unanswered(unanswered),
+        })?;
         let totals: Vec<u64> = topology.gpus.iter().map(|gpu| gpu.total).collect();
         let problems = settings.check_gpus(&totals);
         if !problems.is_empty() {
@@ -89,15 +94,17 @@ impl Plan {
         u32::try_from(device).is_ok_and(|ordinal| self.members.contains_key(&ordinal))
     }
 
-    /// The GPUs that memory of the pool at this place is granted to: all that can reach it, not only the one that asked. A
-    /// copy from a context without access kills that context (driver facts, VMM).
+    /// The GPUs that memory of the pool at this place is granted to: all that the process sees and that can reach it, whether
+    /// they lend memory or not. A copy from a context without access kills that context (driver facts, VMM). Each GPU more
+    /// makes mapping about twice as dear as the first, which is paid where the user left GPUs out that the program works on.
     pub fn readers(&self, place: Place) -> impl Iterator<Item = u32> {
         let reaches = move |reader: &u32| match place {
             Place::Gpu(ordinal) => self.topology.reach(*reader, ordinal),
             Place::Host(_) => true,
         };
         let is_ours = self.places.iter().any(|spec| spec.place == place);
-        self.members.keys().copied().filter(move |_| is_ours).filter(reaches)
+        let gpus = self.topology.gpus.iter().filter(move |gpu| is_ours && gpu.vmm);
+        gpus.map(|gpu| gpu.ordinal).filter(reaches)
     }
 
     /// The places for physical memory asked for on this GPU, best first; the first is the GPU itself.
@@ -162,16 +169,18 @@ fn managed_works(topology: &Topology, listed: impl Fn(u32) -> bool) -> bool {
     unfit.is_none()
 }
 
-/// Several GPUs none of which reaches another can not pool: there the driver serves what fits, and what does not goes to
-/// the host. (Memory mapped for one GPU alone would also break copies between GPUs, which work bare by staging.)
+/// GPUs none of which reaches another can not pool: there the driver serves what fits, and what does not goes to the host.
+/// (Memory mapped for one GPU alone would also break copies from the others that the process sees, members or not; bare
+/// they work by staging.)
 fn working_mode(asked: Mode, topology: &Topology, members: &[u32]) -> Mode {
-    let pairs = members.iter().any(|a| members.iter().any(|b| a != b && topology.reach(*a, *b)));
+    let seen: Vec<u32> = topology.gpus.iter().map(|gpu| gpu.ordinal).collect();
+    let pairs = members.iter().any(|a| seen.iter().any(|b| a != b && topology.reach(*a, *b)));
     let asked = if asked == Mode::Managed { Mode::Pool } else { asked };
-    if asked == Mode::Pool && members.len() > 1 && !pairs {
+    if asked == Mode::Pool && seen.len() > 1 && !pairs {
         tracing::warn!(
             target: "gpupool::memory", event = "pool.fallback", home = members[0], bytes = 0, why = "no peer access",
             "the {} GPUs have no peer access to each other, so none can lend to another; mode spill is used: the driver \
-             first, then the host (set GPUPOOL_MODE=spill to silence this)", members.len()
+             first, then the host (set GPUPOOL_MODE=spill to silence this)", seen.len()
         );
         return Mode::Spill;
     }

@@ -4,6 +4,7 @@ use crate::backend::numa::HOST_NUMA_ID;
 use crate::driver::{CuResult, Driver};
 use gpupool_pool::{Links, Place};
 use std::collections::BTreeMap;
+use std::fmt::{Display, Formatter};
 
 /// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
 const VMM_SUPPORTED: i32 = 102;
@@ -49,19 +50,41 @@ pub struct Topology {
     peers: BTreeMap<(u32, u32), u32>,
 }
 
+/// A question about the GPUs that the driver did not answer.
+#[derive(Clone, Debug)]
+pub struct Unanswered {
+    pub result: CuResult,
+    question: String,
+}
+
+impl Unanswered {
+    /// For errors of this question.
+    fn of(question: impl Display) -> impl FnOnce(CuResult) -> Self {
+        move |result| Self { result, question: question.to_string() }
+    }
+}
+
+impl Display for Unanswered {
+    fn fmt(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(out, "{}: {}", self.question, self.result)
+    }
+}
+
 impl Topology {
     /// Asks the driver. What decides who is in the pool must be answered: a passing error would leave a GPU out for ever.
-    pub fn read(driver: &Driver) -> Result<Self, CuResult> {
+    pub fn read(driver: &Driver) -> Result<Self, Unanswered> {
         let mut count = 0;
         // SAFETY: the output is a local of the right type.
-        unsafe { (driver.cuDeviceGetCount)(&raw mut count) }.ok()?;
+        unsafe { (driver.cuDeviceGetCount)(&raw mut count) }.ok().map_err(Unanswered::of("cuDeviceGetCount"))?;
         let gpus = (0..count).map(|device| read_gpu(driver, device)).collect::<Result<Vec<_>, _>>()?;
         let mut peers = BTreeMap::new();
         for from in 0..count {
             for to in (0..count).filter(|to| *to != from) {
                 let mut can = 0;
                 // SAFETY: the output is a local of the right type.
-                unsafe { (driver.cuDeviceCanAccessPeer)(&raw mut can, from, to) }.ok()?;
+                unsafe { (driver.cuDeviceCanAccessPeer)(&raw mut can, from, to) }
+                    .ok()
+                    .map_err(Unanswered::of(format_args!("cuDeviceCanAccessPeer of GPU {from} to GPU {to}")))?;
                 if can != 0 {
                     let rank = peer_attribute(driver, PERFORMANCE_RANK, from, to).unwrap_or(0);
                     let nvlink = peer_attribute(driver, NATIVE_ATOMICS, from, to).unwrap_or(0) != 0;
@@ -102,20 +125,26 @@ pub fn coherent(mut links: Links) -> Links {
     links
 }
 
-fn read_gpu(driver: &Driver, device: i32) -> Result<Gpu, CuResult> {
+fn read_gpu(driver: &Driver, device: i32) -> Result<Gpu, Unanswered> {
     let mut total = 0;
     // SAFETY: the output is a local of the right type.
-    unsafe { (driver.cuDeviceTotalMem_v2)(&raw mut total, device) }.ok()?;
+    unsafe { (driver.cuDeviceTotalMem_v2)(&raw mut total, device) }
+        .ok()
+        .map_err(Unanswered::of(format_args!("cuDeviceTotalMem of GPU {device}")))?;
+    let attribute = |attribute| {
+        let question = format_args!("cuDeviceGetAttribute {attribute} of GPU {device}");
+        driver.device_attribute(attribute, device).map_err(Unanswered::of(question))
+    };
     Ok(Gpu {
         ordinal: device as u32,
         total: total as u64,
         // A driver that has the functions knows the attribute, so a failure says nothing about the GPU, which must not be
         // lost to the pool for good.
-        vmm: driver.device_attribute(VMM_SUPPORTED, device)? != 0,
+        vmm: attribute(VMM_SUPPORTED)? != 0,
         // Without these there is less to share, and the pool serves as ever.
         posix_fd: driver.device_attribute(POSIX_FD_SUPPORTED, device).is_ok_and(|value| value != 0),
         rdma: driver.device_attribute(RDMA_WITH_VMM_SUPPORTED, device).is_ok_and(|value| value != 0),
-        concurrent_managed: driver.device_attribute(CONCURRENT_MANAGED_ACCESS, device)? != 0,
+        concurrent_managed: attribute(CONCURRENT_MANAGED_ACCESS)? != 0,
         host_node: driver
             .device_attribute(HOST_NUMA_ID, device)
             .ok()

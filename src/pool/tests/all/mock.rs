@@ -134,6 +134,17 @@ impl Inner {
         (address < start + mapping.bytes).then_some((start, mapping.bytes, place, mapping.handle))
     }
 
+    /// The physical memory of the frame at an address: a handle and an offset in it.
+    pub fn frame_at(&self, address: u64) -> Option<(u64, u64)> {
+        let (start, _, _, handle) = self.mapped_around(address)?;
+        Some((handle, (address - start) / FRAME * FRAME))
+    }
+
+    /// Where this handle is mapped.
+    pub fn mapped_at(&self, handle: u64) -> Option<u64> {
+        self.memories.get(&handle)?.mapped_at
+    }
+
     /// Panics unless this range is mapped and granted at `place` from end to end.
     pub fn assert_usable(&self, address: u64, bytes: u64, place: Place) {
         let mut at = address;

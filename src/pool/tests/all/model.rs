@@ -1,7 +1,7 @@
 //! Random operation sequences against a naive model: a flat list of blocks, and the mock's own list of mappings.
 
 use crate::checks::{
-    GPU0, GPU1, HOST, MIB, assert_accounts, assert_block, assert_returns_everything, note_busy, pool_with, route,
+    GPU0, GPU1, HOST, MIB, assert_accounts_beside, assert_block, assert_returns_everything, note_busy, pool_with, route,
 };
 use crate::mock::Mock;
 use gpupool_pool::{
@@ -14,7 +14,9 @@ use std::collections::{BTreeMap, BTreeSet};
 enum Op {
     Allocate { bytes: u64, home: u32, owner: u64, soft: bool },
     Free { pick: usize, when: Free },
-    FreeAndReturn { pick: usize },
+    Hold { pick: usize },
+    LetGo { pick: usize },
+    Unmark { pick: usize, why: Pin },
     FreeTwice { pick: usize },
     FreeOwner { owner: u64 },
     Trim { place: Option<Place>, bytes: Option<u64> },
@@ -33,7 +35,7 @@ fn any_place() -> impl Strategy<Value = Place> {
 }
 
 fn any_pin() -> impl Strategy<Value = Pin> {
-    prop_oneof![Just(Pin::Shared), Just(Pin::Retained), Just(Pin::Asked)]
+    prop_oneof![4 => Just(Pin::Shared), 1 => Just(Pin::Retained), 1 => Just(Pin::Descriptor), 4 => Just(Pin::Asked)]
 }
 
 fn any_op() -> impl Strategy<Value = Op> {
@@ -47,7 +49,9 @@ fn any_op() -> impl Strategy<Value = Op> {
         10 => (bytes, 0..2u32, 0..3u64, any::<bool>())
             .prop_map(|(bytes, home, owner, soft)| Op::Allocate { bytes, home, owner, soft }),
         8 => (any::<usize>(), when).prop_map(|(pick, when)| Op::Free { pick, when }),
-        2 => any::<usize>().prop_map(|pick| Op::FreeAndReturn { pick }),
+        2 => any::<usize>().prop_map(|pick| Op::Hold { pick }),
+        2 => any::<usize>().prop_map(|pick| Op::LetGo { pick }),
+        1 => (any::<usize>(), any_pin()).prop_map(|(pick, why)| Op::Unmark { pick, why }),
         1 => any::<usize>().prop_map(|pick| Op::FreeTwice { pick }),
         1 => (0..3u64).prop_map(|owner| Op::FreeOwner { owner }),
         1 => (proptest::option::of(any_place()), proptest::option::of(1..100 * MIB))
@@ -75,6 +79,24 @@ struct Model {
     marked: BTreeMap<u64, Pins>,
     /// Ranges that the program asked to keep in place, with the number of their block.
     asked: Vec<(u64, u64, u64)>,
+    /// Blocks that others have, by number.
+    out: BTreeMap<u64, Out>,
+}
+
+/// What others have of a block.
+#[derive(Debug, Default)]
+struct Out {
+    address: u64,
+    holds: u32,
+    given: bool,
+    /// Its frames as handles and offsets in them, once it has ended.
+    frames: Option<BTreeSet<(u64, u64)>>,
+}
+
+impl Out {
+    fn is_over(&self) -> bool {
+        self.holds == 0 && !self.given
+    }
 }
 
 impl Model {
@@ -90,6 +112,7 @@ impl Model {
             last_id: 0,
             marked: BTreeMap::new(),
             asked: Vec::new(),
+            out: BTreeMap::new(),
         }
     }
 
@@ -107,17 +130,52 @@ impl Model {
                 if !waits {
                     note_busy(&self.pool, &gone);
                 }
+                let is_out = self.ends(&gone.block);
                 assert_eq!(self.pool.free(gone.block.address, when), Ok(gone.block));
                 self.note_borders(&gone);
+                if waits && is_out {
+                    let (start, end) =
+                        (gone.block.address, gone.block.address + gone.block.bytes.next_multiple_of(FRAME));
+                    let inner = self.pool.backend().inner();
+                    let whole = inner.mapped().any(|(at, bytes, _)| start <= at && at + bytes <= end);
+                    assert!(!whole, "a chunk that only this block stood on is still there");
+                }
                 assert_eq!(self.pool.block_at(gone.block.address), None);
                 assert_eq!(self.pool.free(gone.block.address, when), Err(FreeError::NotABlock));
             }
-            Op::FreeAndReturn { pick } => {
-                if self.live.is_empty() {
-                    return;
+            Op::Hold { pick } => {
+                let Some(some) = self.live.get(pick % self.live.len().max(1)) else { return };
+                let block = some.block;
+                assert_eq!(self.pool.hold(block.address, block.id), Some(block));
+                assert_eq!(self.pool.hold(block.address, block.id + 1), None, "that number is another block's");
+                let out = self.out.entry(block.id).or_default();
+                (out.address, out.holds) = (block.address, out.holds + 1);
+            }
+            Op::LetGo { pick } => {
+                let open: Vec<u64> = self.out.iter().filter(|(_, out)| out.holds > 0).map(|(id, _)| *id).collect();
+                let Some(id) = open.get(pick % open.len().max(1)) else { return };
+                let out = self.out.get_mut(id).unwrap();
+                out.holds -= 1;
+                self.pool.let_go(out.address, *id);
+                if out.is_over() {
+                    let out = self.out.remove(id).unwrap();
+                    // What was freed long before joins the free runs only now.
+                    for &(handle, offset) in out.frames.iter().flatten() {
+                        let start = self.pool.backend().inner().mapped_at(handle);
+                        self.borders.extend(start.into_iter().flat_map(|at| [at + offset, at + offset + FRAME]));
+                    }
                 }
-                let gone = self.live.swap_remove(pick % self.live.len());
-                self.free_and_return(&gone);
+            }
+            Op::Unmark { pick, why } => {
+                let Some(some) = self.live.get(pick % self.live.len().max(1)) else { return };
+                let block = some.block;
+                // As a call does that is marked and then fails.
+                let usage = self.pool.usage();
+                let given = self.out.get(&block.id).is_some_and(|out| out.given);
+                if why != Pin::Asked && !given && self.pool.pin(block.address, block.bytes, why).is_some() {
+                    assert!(self.pool.unmark(block.address, block.bytes, why));
+                }
+                assert_eq!(self.pool.usage(), usage);
             }
             Op::FreeTwice { pick } => {
                 let Some(some) = self.live.get(pick % self.live.len().max(1)) else { return };
@@ -133,10 +191,11 @@ impl Model {
                     self.live.drain(..).partition(|allocation| allocation.block.owner == owner);
                 self.live = live;
                 for allocation in &gone {
+                    self.ends(&allocation.block);
                     self.note_borders(allocation);
                     note_busy(&self.pool, allocation);
                 }
-                assert_eq!(self.pool.free_owned_by(owner), gone.len());
+                assert_eq!(self.pool.free_owned_by(owner).len(), gone.len());
             }
             Op::Trim { place, bytes } => self.trim(place, bytes),
             Op::Capture(on) => self.pool.backend().inner().capturing = on,
@@ -161,19 +220,38 @@ impl Model {
         }
     }
 
-    fn free_and_return(&mut self, gone: &Allocation) {
-        let block = gone.block;
-        let capturing = self.pool.backend().inner().capturing;
-        let (start, end) = (block.address, block.address + block.bytes.next_multiple_of(FRAME));
-        if capturing {
-            note_busy(&self.pool, gone);
-        }
-        assert_eq!(self.pool.free_and_return(start), Ok(block));
-        assert_eq!(self.pool.free_and_return(start), Err(FreeError::NotABlock));
-        self.note_borders(gone);
+    /// This block is about to end; whether others have it.
+    fn ends(&mut self, block: &Block) -> bool {
+        let frames = self.frames_of(block);
+        let Some(out) = self.out.get_mut(&block.id).filter(|out| !out.is_over()) else {
+            self.out.remove(&block.id);
+            return false;
+        };
+        out.frames = Some(frames);
+        true
+    }
+
+    fn frames_of(&self, block: &Block) -> BTreeSet<(u64, u64)> {
         let inner = self.pool.backend().inner();
-        let whole = inner.mapped().any(|(at, bytes, _)| start <= at && at + bytes <= end);
-        assert!(capturing || !whole, "a chunk that only this block stood on is still there");
+        let end = block.address + block.bytes.next_multiple_of(FRAME);
+        (block.address..end).step_by(FRAME as usize).filter_map(|address| inner.frame_at(address)).collect()
+    }
+
+    /// Whether others have this frame of an ended block.
+    fn is_held(&self, frame: Option<(u64, u64)>) -> bool {
+        let ended = || self.out.values().filter_map(|out| out.frames.as_ref());
+        frame.is_some_and(|frame| ended().any(|frames| frames.contains(&frame)))
+    }
+
+    /// How much of what is mapped such frames are.
+    fn held_bytes(&self) -> BTreeMap<Place, u64> {
+        let inner = self.pool.backend().inner();
+        let mut bytes = BTreeMap::new();
+        for (start, size, place) in inner.mapped() {
+            let held = (start..start + size).step_by(FRAME as usize).filter(|at| self.is_held(inner.frame_at(*at)));
+            *bytes.entry(place).or_default() += held.count() as u64 * FRAME;
+        }
+        bytes
     }
 
     fn lives(&self, id: u64) -> bool {
@@ -192,6 +270,11 @@ impl Model {
         match why {
             _ if !inside => {}
             Pin::Asked => self.asked.push((address, bytes, block.id)),
+            why if why != Pin::Shared && !self.out.get(&block.id).is_some_and(|out| out.given) => {
+                let out = self.out.entry(block.id).or_default();
+                (out.address, out.given) = (block.address, true);
+                touched.iter().for_each(|row| *self.marked.entry(row.3).or_default() |= why.into());
+            }
             why => touched.iter().for_each(|row| *self.marked.entry(row.3).or_default() |= why.into()),
         }
     }
@@ -238,13 +321,15 @@ impl Model {
     /// Mapped memory under no live block, by the mock's account: maximal rows at one place, `(start, bytes, place)`.
     fn free_rows(&self) -> Vec<(u64, u64, Place)> {
         let mut rows: Vec<(u64, u64, Place)> = Vec::new();
-        let mappings: Vec<_> = self.pool.backend().inner().mapped().collect();
+        let inner = self.pool.backend().inner();
+        let mappings: Vec<_> = inner.mapped().collect();
         for (start, bytes, place) in mappings {
             for address in (start..start + bytes).step_by(FRAME as usize) {
-                let taken = self.live.iter().any(|allocation| {
-                    let block = allocation.block;
-                    (block.address..block.address + block.bytes).contains(&address)
-                });
+                let taken = self.is_held(inner.frame_at(address))
+                    || self.live.iter().any(|allocation| {
+                        let block = allocation.block;
+                        (block.address..block.address + block.bytes).contains(&address)
+                    });
                 match rows.last_mut() {
                     _ if taken => {}
                     Some((at, size, there)) if *at + *size == address && *there == place => *size += FRAME,
@@ -297,6 +382,9 @@ impl Model {
                     let apart = other.block.address + other.block.bytes <= block.address
                         || block.address + size <= other.block.address;
                     assert!(apart, "{block:?} overlaps {:?}", other.block);
+                }
+                for frame in self.frames_of(&block) {
+                    assert!(!self.is_held(Some(frame)), "{block:?} got frames that others have open");
                 }
                 assert_block(&self.pool, &allocation);
                 if allocation.reused {
@@ -355,7 +443,7 @@ fn check(policy: Policy, lenders: Lenders, ops: &[Op]) {
     let mut model = Model::new(policy, lenders);
     for op in ops {
         model.run(op);
-        assert_accounts(&model.pool, &model.live);
+        assert_accounts_beside(&model.pool, &model.live, model.held_bytes());
         model.assert_pins();
         let blocks: Vec<_> = model.live.iter().map(|allocation| allocation.block).collect();
         for block in blocks {

@@ -49,6 +49,10 @@ fn what_was_given_out_outlives_the_block_but_not_the_chunk() {
     assert_returns_everything(&pool, &[third]);
 }
 
+fn held(pool: &Pool<Mock>) -> Vec<u64> {
+    pool.usage().places.iter().map(|place| place.held / MIB).collect()
+}
+
 #[test]
 fn a_block_that_others_hold_leaves_with_its_chunks_and_spares_those_of_neighbours() {
     let pool = pool(Policy::LocalFirst, &[(GPU0, 96 * MIB), (GPU1, GIB)]);
@@ -57,13 +61,59 @@ fn a_block_that_others_hold_leaves_with_its_chunks_and_spares_those_of_neighbour
     let neighbour = allocate(&pool, 30 * MIB).unwrap();
     let spread = allocate(&pool, 100 * MIB).unwrap();
     pool.pin(spread.block.address, 100 * MIB, Pin::Shared).unwrap();
-    let held = |pool: &Pool<Mock>| pool.usage().places.iter().map(|place| place.held / MIB).collect::<Vec<_>>();
+    assert_eq!(pool.hold(spread.block.address, spread.block.id), Some(spread.block));
     let before = held(&pool);
-    assert_eq!(pool.free_and_return(spread.block.address), Ok(spread.block));
+    free(&pool, &spread);
     assert_eq!((before, held(&pool), pinned(&pool)), (vec![96, 36], vec![32, 0], vec![0, 0]));
-    // Of a chunk that another block stands on, only the block's part is free again.
-    assert_eq!(pool.free_and_return(neighbour.block.address), Ok(neighbour.block));
-    assert_returns_everything(&pool, &[]);
+    assert_eq!(pool.hold(spread.block.address, spread.block.id), None, "it has ended");
+    pool.let_go(spread.block.address, spread.block.id);
+    // Of a chunk that another block stands on, only the block's part is not.
+    assert_eq!(pool.hold(neighbour.block.address, neighbour.block.id), Some(neighbour.block));
+    let beside = allocate(&pool, 2 * MIB).unwrap();
+    assert_eq!(beside.block.address, neighbour.block.address + 30 * MIB);
+    free(&pool, &neighbour);
+    let other = allocate(&pool, 2 * MIB).unwrap();
+    assert!(!other.reused, "others still read the rest of that chunk");
+    pool.let_go(neighbour.block.address, neighbour.block.id);
+    assert_eq!(allocate(&pool, 30 * MIB).map(|again| again.block.address), Ok(neighbour.block.address));
+    assert_returns_everything(&pool, &[beside, other, allocation_at(&pool, neighbour.block.address)]);
+}
+
+fn allocation_at(pool: &Pool<Mock>, address: u64) -> Allocation {
+    Allocation { block: pool.block_at(address).unwrap(), reused: true, on_peers: 0, on_host: 0 }
+}
+
+#[test]
+fn what_a_handle_was_given_of_serves_nobody_else_until_its_chunk_has_gone() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 64 * MIB)]);
+    let first = allocate(&pool, 32 * MIB).unwrap();
+    free(&pool, &first);
+    let (given, neighbour) = (allocate(&pool, 16 * MIB).unwrap(), allocate(&pool, 16 * MIB).unwrap());
+    pool.pin(given.block.address, 16 * MIB, Pin::Descriptor).unwrap();
+    free(&pool, &given);
+    let elsewhere = allocate(&pool, 16 * MIB).unwrap();
+    assert!(!elsewhere.reused);
+    free(&pool, &neighbour);
+    // Both halves of the chunk are wanted, and it can go now that no block stands on it.
+    let whole = allocate(&pool, 48 * MIB).unwrap();
+    assert!(!whole.reused);
+    assert_returns_everything(&pool, &[elsewhere, whole]);
+}
+
+#[test]
+fn a_mark_for_a_call_that_failed_is_as_if_it_had_never_been() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
+    let block = allocate(&pool, 8 * MIB).unwrap();
+    let address = block.block.address;
+    pool.pin(address, 8 * MIB, Pin::Retained).unwrap();
+    pool.pin(address, 8 * MIB, Pin::Descriptor).unwrap();
+    assert!(pool.unmark(address, 8 * MIB, Pin::Retained) && pinned(&pool) == [8], "the other mark is another call's");
+    assert!(pool.unmark(address, 8 * MIB, Pin::Descriptor) && pinned(&pool) == [0]);
+    free(&pool, &block);
+    let again = allocate(&pool, 8 * MIB).unwrap();
+    assert!(again.reused, "nobody has it");
+    assert!(!pool.unmark(address + MIB, 8 * MIB, Pin::Retained), "that range lies in no block");
+    assert_returns_everything(&pool, &[again]);
 }
 
 #[test]

@@ -1,0 +1,140 @@
+//! Memory of ended blocks that others still have: processes that opened it, whoever got a handle or a descriptor.
+//!
+//! Such frames are out, like those of a block, so nobody is served from them. They become free when the last process that
+//! opened the block lets go. Those of which a handle or a descriptor was given away wait for their chunk: once no live block
+//! stands on it, it goes back to the driver, who keeps the memory for whoever has it. That way holds also for the former,
+//! and is the only one that gives a chunk back while another process has it open.
+
+use crate::budget::PlaceId;
+use crate::registry::Record;
+use crate::runs::Kind;
+use crate::state::{Leaving, State};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What is left of one block.
+#[derive(Debug)]
+struct Left {
+    /// Frames that are still here, `(start, end)`; those whose chunk went to the driver are not.
+    parts: Vec<(u32, u32)>,
+    /// That of its end.
+    generation: u64,
+    /// How many processes have it open.
+    holds: u32,
+    /// A handle or a descriptor was given away.
+    given: bool,
+}
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    /// By the number of the block.
+    blocks: BTreeMap<u64, Left>,
+    /// Let go of before its end had come by here: numbers of blocks that end at this moment, and how often.
+    early: BTreeMap<u64, u32>,
+}
+
+impl<H: Copy> State<H> {
+    /// A block ended that others have.
+    pub fn hold_back(&mut self, start: u32, record: &Record, generation: u64) {
+        self.end_block(record);
+        let early = self.held.early.remove(&record.id).unwrap_or(0);
+        let left = Left {
+            parts: vec![(start, start + record.frames)],
+            generation,
+            holds: record.holds.saturating_sub(early),
+            given: record.given > 0,
+        };
+        self.held.blocks.insert(record.id, left);
+        self.free_unless_held(record.id);
+    }
+
+    /// One process less has this block, which has ended, or ends at this moment.
+    pub fn let_go(&mut self, id: u64) {
+        match self.held.blocks.get_mut(&id) {
+            Some(left) => left.holds = left.holds.saturating_sub(1),
+            None => *self.held.early.entry(id).or_default() += 1,
+        }
+        self.free_unless_held(id);
+    }
+
+    fn free_unless_held(&mut self, id: u64) {
+        // Where nothing is left here, whoever has a handle is the driver's concern alone.
+        let is_done = |left: &Left| left.holds == 0 && (!left.given || left.parts.is_empty());
+        if self.held.blocks.get(&id).is_some_and(is_done)
+            && let Some(Left { parts, generation, .. }) = self.held.blocks.remove(&id)
+        {
+            for (start, end) in parts {
+                self.release_part(start, end, generation);
+            }
+        }
+    }
+
+    fn release_part(&mut self, start: u32, end: u32, generation: u64) {
+        for (start, frames, place) in self.chunks.segments(start, end) {
+            self.take_back(start, frames, place, generation);
+        }
+    }
+
+    /// Whether a chunk at `place`, or anywhere, could go that only such memory and free memory stand on, all of it from up
+    /// to `newest`.
+    pub fn has_held(&self, place: Option<PlaceId>, newest: u64) -> bool {
+        !self.unused(place, newest).is_empty()
+    }
+
+    /// Takes these chunks out of the pool.
+    pub fn evict_held(&mut self, place: Option<PlaceId>, newest: u64) -> Vec<Leaving<H>> {
+        let mut leaving = Vec::new();
+        for (start, end, place) in self.unused(place, newest) {
+            let mut freed = Vec::new();
+            for left in self.held.blocks.values_mut() {
+                let parts = std::mem::take(&mut left.parts);
+                for (from, to) in parts {
+                    let inside = (from.max(start), to.min(end));
+                    if inside.0 >= inside.1 {
+                        left.parts.push((from, to));
+                        continue;
+                    }
+                    freed.push((inside, left.generation));
+                    left.parts.extend([(from, inside.0), (inside.1, to)].into_iter().filter(|part| part.0 < part.1));
+                }
+            }
+            for ((from, to), generation) in freed {
+                self.release_part(from, to, generation);
+            }
+            leaving.extend(self.take_out(start, end, place));
+        }
+        self.held.blocks.retain(|_, left| left.holds > 0 || !left.parts.is_empty());
+        leaving
+    }
+
+    /// Their borders and places.
+    fn unused(&self, place: Option<PlaceId>, newest: u64) -> Vec<(u32, u32, PlaceId)> {
+        let quiet = || self.held.blocks.values().filter(|left| left.generation <= newest);
+        let parts: BTreeMap<u32, u32> = quiet().flat_map(|left| left.parts.iter().copied()).collect();
+        let starts: BTreeSet<u32> =
+            parts.iter().flat_map(|(&start, &end)| self.chunks.touched(start, end)).map(|chunk| chunk.start).collect();
+        let chunks = starts.into_iter().filter_map(|start| self.chunks.at(start));
+        let at_place = chunks.filter(|chunk| place.is_none_or(|place| place == chunk.place));
+        let bounds = at_place.map(|chunk| (chunk.start, chunk.start + chunk.frames, chunk.place));
+        bounds.filter(|&(start, end, _)| self.is_unused(start, end, newest, &parts)).collect()
+    }
+
+    /// Whether every frame in `start..end` is free and quiet, or in one of `parts`.
+    fn is_unused(&self, start: u32, end: u32, newest: u64, parts: &BTreeMap<u32, u32>) -> bool {
+        let mut at = start;
+        while at < end {
+            let part = parts.range(..=at).next_back().map(|(_, &end)| end).filter(|end| *end > at);
+            let free = || match self.runs.around(at) {
+                Some(run) if matches!(run.kind, Kind::Free { generation, .. } if generation <= newest) => {
+                    Some(run.end())
+                }
+                _ => None,
+            };
+            match part.or_else(free) {
+                Some(next) => at = next,
+                None => return false,
+            }
+        }
+        true
+    }
+}

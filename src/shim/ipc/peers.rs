@@ -1,0 +1,201 @@
+//! The importing side's connections: one to an exporter as long as anything of its is open here, more only while several
+//! threads ask at once.
+
+use super::socket::{Received, Socket};
+use super::wire::{Answer, Handle, Key, LONGEST, Request};
+use crate::driver::CuResult;
+use parking_lot::Mutex;
+use std::fmt::Display;
+use std::io::ErrorKind;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How long an exporter may take over one answer.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+/// Pauses between tries with an exporter that was there and did not answer: one whose program has closed its descriptors
+/// opens the socket again within a moment, one that has ended does not.
+const PAUSES: [Duration; 5] = [
+    Duration::from_millis(1),
+    Duration::from_millis(10),
+    Duration::from_millis(50),
+    Duration::from_millis(200),
+    Duration::from_millis(500),
+];
+
+/// Why a block could not be opened: what the program gets, and what the log says.
+pub struct Failure(pub CuResult, pub String);
+
+pub fn failure(result: CuResult, why: impl Display) -> Failure {
+    Failure(result, why.to_string())
+}
+
+/// A connection to an exporter.
+struct Peer {
+    process: u64,
+    socket: Socket,
+    /// A thread asks something on it, or nobody may any more: what it answers might be to an earlier question.
+    busy: AtomicBool,
+}
+
+static PEERS: Mutex<Vec<Weak<Peer>>> = Mutex::new(Vec::new());
+
+/// Why there is no answer.
+enum Silence {
+    /// The connection has ended.
+    Ended(String),
+    /// It did not answer in time.
+    TimedOut,
+}
+
+/// A block of another process that this one may have: from here until this is dropped its memory serves nobody else there.
+pub struct Lease {
+    peer: Arc<Peer>,
+    key: Key,
+    /// Where the connection is this thread's, for [`Lease::ask`].
+    asks: bool,
+}
+
+impl Lease {
+    /// Asks the exporter for the block.
+    pub fn of(handle: &Handle) -> Result<Self, Failure> {
+        let mut pauses = PAUSES.iter();
+        let mut was_there = false;
+        loop {
+            let (peer, new) = match idle(handle.process) {
+                Some(peer) => (peer, false),
+                None => match connect(handle) {
+                    Ok(peer) => (peer, true),
+                    Err(Unreachable::Refused(why)) if was_there => match pauses.next() {
+                        Some(pause) => {
+                            std::thread::sleep(*pause);
+                            continue;
+                        }
+                        None => return Err(failure(CuResult::INVALID_VALUE, why)),
+                    },
+                    Err(Unreachable::Refused(why) | Unreachable::Foreign(why)) => {
+                        return Err(failure(CuResult::INVALID_VALUE, why));
+                    }
+                },
+            };
+            match ask(&peer, Request::Hold, &handle.key) {
+                Ok((Answer::Held, _)) => return Ok(Self { peer, key: handle.key, asks: true }),
+                Ok((answer, _)) => {
+                    peer.busy.store(false, Ordering::Release);
+                    return Err(unwanted(&answer));
+                }
+                Err(Silence::TimedOut) => return Err(timed_out()),
+                Err(Silence::Ended(why)) => {
+                    was_there |= new;
+                    if new {
+                        let Some(pause) = pauses.next() else { return Err(failure(CuResult::INVALID_VALUE, why)) };
+                        std::thread::sleep(*pause);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks for chunks from `first` on. `None`: descriptors were lost on the way, fewer have to be asked for.
+    pub fn ask(&self, first: u32, most: u32) -> Result<Option<(Answer, Received)>, Failure> {
+        match ask(&self.peer, Request::Chunks { first, most }, &self.key) {
+            Ok((_, received)) if received.truncated => Ok(None),
+            Ok((answer @ Answer::Chunks { .. }, received)) => Ok(Some((answer, received))),
+            Ok((answer, _)) => Err(unwanted(&answer)),
+            Err(Silence::TimedOut) => Err(timed_out()),
+            Err(Silence::Ended(why)) => Err(failure(CuResult::INVALID_VALUE, why)),
+        }
+    }
+
+    /// This thread has nothing more to ask; others may use the connection.
+    pub fn done(&mut self) {
+        if std::mem::replace(&mut self.asks, false) {
+            self.peer.busy.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // The last one of a connection ends it, which says the same of all. Where the exporter cannot be told, it waits for
+        // that end, too.
+        if self.peer.socket.is_there() {
+            let _ = self.peer.socket.send(&Request::LetGo.encode(&self.key), &[]);
+        }
+        // Not `done`: whoever drops it in the middle of its questions leaves an answer behind, perhaps.
+    }
+}
+
+/// A connection to this process that nobody asks anything on now; it is the caller's to ask on.
+fn idle(process: u64) -> Option<Arc<Peer>> {
+    let mut peers = PEERS.lock();
+    peers.retain(|peer| peer.strong_count() > 0);
+    let known = peers.iter().filter_map(Weak::upgrade);
+    let free = |peer: &Arc<Peer>| peer.process == process && !peer.busy.swap(true, Ordering::AcqRel);
+    // Found one at a time: whichever are passed over are dropped after the lock, lest one be the last and end here.
+    let mut passed = Vec::new();
+    let found = known.inspect(|peer| passed.push(Arc::clone(peer))).find(free);
+    drop(peers);
+    found
+}
+
+/// Why there is no connection.
+enum Unreachable {
+    /// Nobody listens.
+    Refused(String),
+    /// Whoever listens is not to be asked.
+    Foreign(String),
+}
+
+fn connect(handle: &Handle) -> Result<Arc<Peer>, Unreachable> {
+    let name = Handle::socket(handle.pid, handle.process);
+    let socket = Socket::connect(&name, Instant::now() + PATIENCE).map_err(|error| {
+        let why = format!("it can not be reached ({error}): it ended, or is in another network namespace (container)");
+        match error.kind() {
+            ErrorKind::ConnectionRefused => Unreachable::Refused(why),
+            _ => Unreachable::Foreign(why),
+        }
+    })?;
+    // The secret is for the exporter alone: anybody may take a name that its owner has left.
+    match socket.peer() {
+        Ok(peer) => super::is_same_user(peer.uid).map_err(Unreachable::Foreign)?,
+        Err(error) => return Err(Unreachable::Foreign(format!("whose it is is unknown: {error}"))),
+    }
+    let peer = Arc::new(Peer { process: handle.process, socket, busy: AtomicBool::new(true) });
+    PEERS.lock().push(Arc::downgrade(&peer));
+    Ok(peer)
+}
+
+/// Asks on a connection that is this thread's. Where no answer comes, nobody asks on it any more.
+fn ask(peer: &Peer, request: Request, key: &Key) -> Result<(Answer, Received), Silence> {
+    let lost = |error: std::io::Error| match error.kind() {
+        ErrorKind::TimedOut => Silence::TimedOut,
+        _ => Silence::Ended(format!("the connection failed: {error}")),
+    };
+    if !peer.socket.is_there() {
+        return Err(Silence::Ended("this program closed the connection".to_owned()));
+    }
+    peer.socket.send(&request.encode(key), &[]).map_err(lost)?;
+    let mut buffer = [0; LONGEST];
+    let received = peer.socket.receive_by(&mut buffer, Instant::now() + PATIENCE).map_err(lost)?;
+    if received.bytes == 0 {
+        return Err(Silence::Ended("it ended, or does not know this handle".to_owned()));
+    }
+    let nonsense = || Silence::Ended("its answer makes no sense; is it another version of gpupool?".to_owned());
+    let answer = Answer::decode(&buffer[..received.bytes]).ok_or_else(nonsense)?;
+    Ok((answer, received))
+}
+
+fn timed_out() -> Failure {
+    failure(CuResult::INVALID_VALUE, format_args!("it did not answer within {} s", PATIENCE.as_secs()))
+}
+
+fn unwanted(answer: &Answer) -> Failure {
+    let why = match answer {
+        Answer::Gone => "it freed that memory".to_owned(),
+        Answer::Failed(code) => format!("its driver did not export the memory ({})", CuResult(*code)),
+        Answer::Refused => "it belongs to another user".to_owned(),
+        Answer::Held | Answer::Chunks { .. } => "its answer makes no sense".to_owned(),
+    };
+    failure(CuResult::INVALID_VALUE, why)
+}

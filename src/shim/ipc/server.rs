@@ -1,0 +1,438 @@
+//! The exporting side's thread, from the first export on: it gives other processes of the same user the chunks of exported
+//! blocks, and knows which of them have what.
+//!
+//! It serves all connections by turns and never waits for one of them: no call on a connection blocks, what says nothing
+//! for long is sent away, and a line of the log that could block is counted instead. So neither an importer that hangs nor
+//! another user who only connects delays anybody.
+//!
+//! The program may close every descriptor of the process, these among them. A descriptor that is no longer ours is let go
+//! of unused, and the socket is opened again under its name.
+
+use super::exporter::{self, Asked, descriptor_of};
+use super::socket::{Socket, readable, wait};
+use super::wire::{Answer, BATCH, Chunk, Handle, Key, Layout, Request, Where};
+use crate::driver::Driver;
+use crate::hook::guard;
+use crate::{memory, process};
+use gpupool_pool::{Block, Place};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::io::Result;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Connections of processes that have nothing open; the oldest gives way to a new one.
+const SILENT: usize = 64;
+/// Connections in all. Those that have something open are never sent away for another.
+const CONNECTIONS: usize = 1024;
+/// How long a connection that has nothing open may say nothing. An importer that opens a block asks at once.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long to leave new connections waiting when this process has no descriptor left for one, or no socket.
+const WITHOUT_DESCRIPTORS: Duration = Duration::from_millis(100);
+/// How often to look whether a process has ended whose connection says nothing of it.
+const LOOKS: [Duration; 2] = [Duration::from_millis(5), Duration::from_secs(1)];
+
+/// The public part of this process's name, once the thread runs.
+static PROCESS: OnceLock<u64> = OnceLock::new();
+/// Held while the thread is started, so that there is one.
+static STARTING: Mutex<()> = Mutex::new(());
+
+/// The public part of this process's name; `None` where nothing was exported.
+pub fn process() -> Option<u64> {
+    PROCESS.get().copied()
+}
+
+/// Starts the thread, unless it runs.
+pub fn start() -> Result<u64> {
+    if let Some(process) = PROCESS.get() {
+        return Ok(*process);
+    }
+    let _starting = STARTING.lock();
+    if let Some(process) = PROCESS.get() {
+        return Ok(*process);
+    }
+    let mut random = [0; 8];
+    exporter::fill_randomly(&mut random)?;
+    let process = u64::from_ne_bytes(random);
+    let name = Handle::socket(std::process::id(), process);
+    let listener = Socket::listen(&name)?;
+    let signals = BlockedSignals::all();
+    let server = Server { name, listener: Some(listener), connections: Vec::new(), left: Vec::new(), accepting: true };
+    std::thread::Builder::new().name("gpupool-ipc".to_owned()).spawn(move || server.serve())?;
+    drop(signals);
+    Ok(*PROCESS.get_or_init(|| process))
+}
+
+/// All signals blocked on this thread until dropped: a thread started meanwhile has them blocked for good, and none of the
+/// program's handlers ever runs on it.
+struct BlockedSignals(libc::sigset_t);
+
+impl BlockedSignals {
+    fn all() -> Self {
+        // SAFETY: all-zero is a valid value of this C type; the calls write the two locals.
+        unsafe {
+            let (mut every, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+            libc::sigfillset(&raw mut every);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const every, &raw mut before);
+            Self(before)
+        }
+    }
+}
+
+impl Drop for BlockedSignals {
+    fn drop(&mut self) {
+        // SAFETY: the set is the one that this thread had.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+    }
+}
+
+/// A process, and when it started, in ticks: the number alone may be another's by now.
+#[derive(Clone, Copy)]
+struct Importer {
+    pid: i32,
+    started: u64,
+}
+
+impl Importer {
+    /// `None` where it cannot be seen (another PID namespace, no /proc), so that nobody could say whether it has ended.
+    fn of(pid: i32) -> Option<Self> {
+        let (_, started) = state_of(pid)?;
+        Some(Self { pid, started })
+    }
+
+    fn has_ended(self) -> bool {
+        state_of(self.pid).is_none_or(|(state, started)| started != self.started || matches!(state, b'Z' | b'X'))
+    }
+}
+
+/// State and start of a process, fields 3 and 22 of `/proc/PID/stat`.
+fn state_of(pid: i32) -> Option<(u8, u64)> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit(')').next()?.split_whitespace();
+    let state = *fields.next()?.as_bytes().first()?;
+    Some((state, fields.nth(18)?.parse().ok()?))
+}
+
+/// Blocks that one importer has open: their addresses, and how often each.
+#[derive(Default)]
+struct Holds(BTreeMap<u64, (u64, u32)>);
+
+impl Holds {
+    fn add(&mut self, address: u64, id: u64) {
+        self.0.entry(id).or_insert((address, 0)).1 += 1;
+    }
+
+    fn remove(&mut self, id: u64) {
+        let Some((address, count)) = self.0.get_mut(&id) else { return };
+        memory::let_go(*address, id);
+        *count -= 1;
+        if *count == 0 {
+            self.0.remove(&id);
+        }
+    }
+}
+
+impl Drop for Holds {
+    /// The importer is gone, and has nothing open any more.
+    fn drop(&mut self) {
+        for (id, (address, count)) in std::mem::take(&mut self.0) {
+            (0..count).for_each(|_| memory::let_go(address, id));
+        }
+    }
+}
+
+struct Connection {
+    socket: Socket,
+    importer: Option<Importer>,
+    holds: Holds,
+    /// When it last said something.
+    heard: Instant,
+}
+
+/// What a process has open whose connection is no more, although the process may be.
+struct Left {
+    /// `None`: nobody can say whether it has ended, so it has not.
+    importer: Option<Importer>,
+    /// Let go of when this is dropped.
+    _holds: Holds,
+    looks: u32,
+}
+
+struct Server {
+    name: String,
+    listener: Option<Socket>,
+    connections: Vec<Connection>,
+    left: Vec<Left>,
+    /// New connections are not taken for a moment.
+    accepting: bool,
+}
+
+impl Server {
+    fn serve(mut self) {
+        // Every driver call of this thread is ours.
+        let _inside = guard::enter();
+        loop {
+            self.drop_what_is_not_ours();
+            let mut list: Vec<_> = self.connections.iter().map(|connection| readable(connection.socket.fd())).collect();
+            let listener = self.listener.as_ref().filter(|_| self.accepting);
+            list.extend(listener.map(|listener| readable(listener.fd())));
+            let waited = wait(&mut list, self.limit());
+            self.accepting = true;
+            // What is ready was ours when the wait began; the program may have closed it since.
+            self.drop_if_replaced(&mut list);
+            self.left.retain_mut(|left| !left.is_over());
+            if waited.is_err() {
+                // More descriptors than this process may still have, or the kernel is out of memory: those who have nothing
+                // open are sent away, and say so.
+                self.connections.retain(|connection| !connection.holds.0.is_empty());
+                self.accepting = false;
+                continue;
+            }
+            let arrived = listener_is_ready(&list, self.connections.len());
+            self.answer_all(&list);
+            if arrived {
+                self.accept();
+            }
+        }
+    }
+
+    /// How long to wait for somebody to say something.
+    fn limit(&self) -> Option<Duration> {
+        let silent = self.connections.iter().filter(|connection| connection.holds.0.is_empty());
+        let patience = silent.map(|connection| PATIENCE.saturating_sub(connection.heard.elapsed())).min();
+        let closed = (self.listener.is_none() || !self.accepting).then_some(WITHOUT_DESCRIPTORS);
+        let looks = self.left.iter().filter_map(Left::pause).min();
+        [patience, closed, looks].into_iter().flatten().min()
+    }
+
+    /// Lets go of descriptors that the program has closed, and opens the socket again.
+    fn drop_what_is_not_ours(&mut self) {
+        if self.listener.as_ref().is_none_or(|listener| !listener.is_there()) {
+            self.listener = None;
+            self.listener = Socket::listen(&self.name).ok();
+        }
+        let (there, closed): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.connections).into_iter().partition(|connection| connection.socket.is_there());
+        self.connections = there;
+        self.left.extend(closed.into_iter().filter_map(|connection| connection.leave(true)));
+        self.connections.retain(|connection| !connection.holds.0.is_empty() || connection.heard.elapsed() < PATIENCE);
+    }
+
+    /// Marks as not ready what is no longer what was waited for.
+    fn drop_if_replaced(&self, list: &mut [libc::pollfd]) {
+        let sockets = self.connections.iter().map(|connection| &connection.socket).chain(&self.listener);
+        for (entry, socket) in list.iter_mut().zip(sockets) {
+            if entry.revents != 0 && !socket.is_there() {
+                entry.revents = 0;
+            }
+        }
+    }
+
+    fn answer_all(&mut self, list: &[libc::pollfd]) {
+        let mut index = 0;
+        let mut kept = Vec::with_capacity(self.connections.len());
+        for mut connection in std::mem::take(&mut self.connections) {
+            let ready = list.get(index).is_some_and(|entry| entry.revents != 0);
+            index += 1;
+            if !ready || catch_unwind(AssertUnwindSafe(|| connection.answer())).unwrap_or(false) {
+                kept.push(connection);
+            } else {
+                self.left.extend(connection.leave(false));
+            }
+        }
+        self.connections = kept;
+    }
+
+    fn accept(&mut self) {
+        let Some(listener) = &self.listener else { return };
+        match listener.accept() {
+            Ok(socket) => {
+                let silent = |connection: &Connection| connection.holds.0.is_empty();
+                if self.connections.iter().filter(|connection| silent(connection)).count() >= SILENT
+                    && let Some(oldest) = self.connections.iter().position(silent)
+                {
+                    self.connections.remove(oldest);
+                }
+                if self.connections.len() < CONNECTIONS {
+                    self.connections.extend(admit(socket));
+                }
+            }
+            Err(error) => self.accepting = !matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)),
+        }
+    }
+}
+
+/// Whether the listener, which is in the list behind the connections, has a new one.
+fn listener_is_ready(list: &[libc::pollfd], connections: usize) -> bool {
+    list.get(connections).is_some_and(|entry| entry.revents != 0)
+}
+
+impl Left {
+    fn is_over(&mut self) -> bool {
+        self.looks += 1;
+        self.importer.is_some_and(Importer::has_ended)
+    }
+
+    /// Until the next look: soon at first, since most processes whose connection ended are about to end.
+    fn pause(&self) -> Option<Duration> {
+        self.importer.map(|_| if self.looks < 20 { LOOKS[0] } else { LOOKS[1] })
+    }
+}
+
+/// A connection of the same user's; others are told no.
+fn admit(socket: Socket) -> Option<Connection> {
+    let refuse = |socket: &Socket, why: String| {
+        let _ = socket.send(&Answer::Refused.encode(), &[]);
+        REFUSED.tell(&why);
+    };
+    match socket.peer() {
+        Ok(peer) => match super::is_same_user(peer.uid) {
+            Ok(()) => {
+                let importer = Importer::of(peer.pid);
+                Some(Connection { socket, importer, holds: Holds::default(), heard: Instant::now() })
+            }
+            Err(why) => {
+                refuse(&socket, format!("process {} may not open memory of this one: {why}", peer.pid));
+                None
+            }
+        },
+        Err(error) => {
+            refuse(&socket, format!("who connected is unknown: {error}"));
+            None
+        }
+    }
+}
+
+/// Failures of one kind that this thread meets, each of which somebody else may bring about as often as they like.
+struct Failures {
+    count: AtomicU64,
+    told: AtomicU64,
+}
+
+/// Connections sent away for whose they were.
+static REFUSED: Failures = Failures { count: AtomicU64::new(0), told: AtomicU64::new(0) };
+/// Chunks that the driver did not export.
+static FAILED: Failures = Failures { count: AtomicU64::new(0), told: AtomicU64::new(0) };
+
+impl Failures {
+    /// Says it the first time and then each time that they have doubled, unless whoever reads standard error has stopped to
+    /// do so: this thread must not wait for them.
+    fn tell(&self, why: &str) {
+        let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        if count.is_power_of_two() && stderr_takes() {
+            self.told.store(count, Ordering::Relaxed);
+            let times = if count == 1 { String::new() } else { format!(" ({count} times so far)") };
+            super::failed("serve", format_args!("{why}{times}"));
+        }
+    }
+}
+
+/// Whether a line on standard error would be taken at once. A closed one takes everything.
+fn stderr_takes() -> bool {
+    let mut entry = [libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 }];
+    // SAFETY: the list is of that length.
+    unsafe { libc::poll(entry.as_mut_ptr(), 1, 0) != 0 }
+}
+
+/// At the end of the process: how much was not said one by one.
+pub fn judge() {
+    let count = |failures: &Failures| failures.count.load(Ordering::Relaxed);
+    if REFUSED.told.load(Ordering::Relaxed) < count(&REFUSED) {
+        super::failed("serve", format_args!("{} connections in all were refused", count(&REFUSED)));
+    }
+    if FAILED.told.load(Ordering::Relaxed) < count(&FAILED) {
+        super::failed("serve", format_args!("{} chunks in all were not exported by the driver", count(&FAILED)));
+    }
+}
+
+impl Connection {
+    /// Answers what has been said; whether more may be.
+    fn answer(&mut self) -> bool {
+        // One byte more than a request, so that a longer message is not taken for one.
+        let mut buffer = [0; Request::SIZE + 1];
+        let Ok(received) = self.socket.receive(&mut buffer) else { return false };
+        let Some((request, key)) = Request::decode(&buffer[..received.bytes]) else { return false };
+        self.heard = Instant::now();
+        if request == Request::LetGo {
+            self.holds.remove(key.block);
+            return true;
+        }
+        let address = match exporter::find(&key) {
+            Asked::Block(address) => address,
+            Asked::Gone => return self.say(&Answer::Gone, &[]),
+            Asked::Guessed => return false,
+        };
+        match request {
+            Request::Hold => self.hold(address, key),
+            Request::Chunks { first, most } if self.holds.0.contains_key(&key.block) => {
+                let gone = (Answer::Gone, Vec::new());
+                let (answer, descriptors) = process::driver()
+                    .map_or(gone, |driver| chunks(driver, address, key.block, first as usize, most as usize));
+                self.say(&answer, &descriptors)
+            }
+            _ => false,
+        }
+    }
+
+    fn hold(&mut self, address: u64, key: Key) -> bool {
+        let Some(block) = memory::hold(address, key.block) else { return self.say(&Answer::Gone, &[]) };
+        self.holds.add(block.address, block.id);
+        exporter::was_opened(block.id);
+        self.say(&Answer::Held, &[])
+    }
+
+    fn say(&self, answer: &Answer, descriptors: &[OwnedFd]) -> bool {
+        self.socket.send(&answer.encode(), descriptors).is_ok()
+    }
+
+    /// The connection is over; what its importer may still have. `closed_here`: this process closed it, which says nothing
+    /// about the importer.
+    fn leave(self, closed_here: bool) -> Option<Left> {
+        let Connection { importer, holds, .. } = self;
+        let ended = importer.is_none_or(Importer::has_ended) && !(closed_here && importer.is_none());
+        (!ended && !holds.0.is_empty()).then_some(Left { importer, _holds: holds, looks: 0 })
+    }
+}
+
+/// The chunks of a block that are asked for, with a descriptor each.
+fn chunks(driver: &Driver, address: u64, id: u64, from: usize, most: usize) -> (Answer, Vec<OwnedFd>) {
+    let gone = || (Answer::Gone, Vec::new());
+    let Some(block) = block_of(address, id) else { return gone() };
+    let pieces = memory::pieces(block.address, block.bytes);
+    let Some(first) = pieces.first() else { return gone() };
+    let layout = Layout {
+        chunks: pieces.len() as u32,
+        span: pieces.iter().map(|piece| piece.chunk_bytes).sum(),
+        offset: block.address - first.chunk_address,
+        home: driver.uuid_bytes(block.home as i32),
+    };
+    let (mut chunks, mut descriptors) = (Vec::new(), Vec::new());
+    for piece in pieces.iter().skip(from).take(most.clamp(1, BATCH as usize)) {
+        let place = match piece.place {
+            Place::Gpu(ordinal) => Where::Gpu(driver.uuid_bytes(ordinal as i32)),
+            Place::Host(node) => Where::Host(node),
+        };
+        match descriptor_of(driver, piece) {
+            Ok(descriptor) => descriptors.push(descriptor),
+            // No descriptor left for more, perhaps: what there is goes, and the importer asks on.
+            Err(_) if !chunks.is_empty() => break,
+            Err(result) => {
+                FAILED.tell(&format!("a chunk of {:#x} was not exported ({result})", block.address));
+                return (Answer::Failed(result.0), Vec::new());
+            }
+        }
+        chunks.push(Chunk { bytes: piece.chunk_bytes, place });
+    }
+    // Only of a block that lived all the while are these the chunks: no other block ever gets its number.
+    if block_of(address, id).is_none() {
+        return gone();
+    }
+    (Answer::Chunks { layout, chunks }, descriptors)
+}
+
+fn block_of(address: u64, id: u64) -> Option<Block> {
+    memory::block_at(address).filter(|block| (block.id, block.address) == (id, address))
+}
