@@ -1,13 +1,14 @@
 //! From files to [`Process`]es, in one pass, keeping no record.
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, BufReader, IsTerminal, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use gpupool_config::format_size;
-use gpupool_events::{Reader, Wrong};
+use gpupool_events::{Event, Reader, Wrong};
 
 use super::model::Process;
 
@@ -43,9 +44,13 @@ impl Logs {
     pub fn read(paths: &[PathBuf]) -> Logs {
         let progress = Progress::new(paths);
         let mut logs = Logs::default();
-        for (number, path) in paths.iter().enumerate() {
+        let mut seen = HashSet::new();
+        for path in paths {
+            let number = logs.logs.len();
             let mut log = Log { path: path.clone(), records: 0, bad_lines: 0, problems: Vec::new(), readable: true };
             match open(path) {
+                // By whatever other name, it was read.
+                Ok(file) if !is_new(&file, &mut seen) => continue,
                 Ok(file) => logs.read_one(number, &mut log, file, &progress),
                 Err(reason) => {
                     log.readable = false;
@@ -76,8 +81,15 @@ impl Logs {
                 }
             };
             log.records += 1;
-            let index = match by_pid.get(&record.pid) {
-                Some(index) => *index,
+            let known = by_pid.get(&record.pid).copied();
+            let starts_again = |index: &usize| {
+                matches!(record.event, Event::ProcessStart(_)) && self.processes[*index].start.is_some()
+            };
+            if let Some(index) = known.filter(starts_again) {
+                self.processes[index].replaced = true;
+            }
+            let index = match known.filter(|index| !self.processes[*index].replaced) {
+                Some(index) => index,
                 None if self.processes.len() - first < PROCESSES => {
                     self.processes.push(Process::new(number, &record));
                     by_pid.insert(record.pid, self.processes.len() - 1);
@@ -107,7 +119,7 @@ impl Log {
     fn judge(&mut self) {
         let told = self.problems.len() as u64;
         if self.bad_lines > told {
-            self.problems.push(format!("and {} more lines that can not be read", self.bad_lines - told));
+            self.problems.push(format!("and {} more lines that cannot be read", self.bad_lines - told));
         }
         match (self.records, self.bad_lines) {
             (0, 0) => self.problems.push("empty: its process logged nothing, or was killed before it could".to_owned()),
@@ -117,16 +129,21 @@ impl Log {
     }
 }
 
+/// Whether this file was not met yet. What is no file (a pipe) gives each of its bytes once anyway.
+fn is_new(file: &File, seen: &mut HashSet<(u64, u64)>) -> bool {
+    file.metadata().map_or(true, |data| !data.is_file() || seen.insert((data.dev(), data.ino())))
+}
+
 /// Opens a file that can be read as a log. A folder can be opened too, and then fails with a message that helps nobody.
 fn open(path: &Path) -> Result<File, String> {
     let file = File::open(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => "no such file".to_owned(),
-        _ => format!("can not be opened: {error}"),
+        _ => format!("cannot be opened: {error}"),
     })?;
     match file.metadata() {
         Ok(metadata) if metadata.is_dir() => Err("is a folder; name the logs in it".to_owned()),
         Ok(_) => Ok(file),
-        Err(error) => Err(format!("can not be opened: {error}")),
+        Err(error) => Err(format!("cannot be opened: {error}")),
     }
 }
 

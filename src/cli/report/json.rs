@@ -63,7 +63,8 @@ fn process(process: &Process, label: &str) -> Value {
         .collect();
     json!({
         "label": label, "log": process.log, "pid": process.pid, "first": process.first, "last": process.last,
-        "start": process.start, "init": process.init, "exit": process.exit,
+        "start": process.start, "init": process.init, "exit": process.exit, "end": process.end().word(),
+        "lost": process.lost.as_ref().map(|(lines, why)| json!({"lines": lines, "why": why})), "full": process.full,
         "contexts": process.contexts.iter().map(context).collect::<Vec<_>>(), "modules": modules,
         "limits": process.limits, "sites": sites, "warnings": process.warnings, "left_out": process.more,
         "memory": {"seconds_per_part": end / PARTS as f64, "places": levels}, "pinned": pinned::json(&process.pinned, end),

@@ -28,6 +28,12 @@ pub struct Process {
     pub last: f64,
     pub start: Option<ProcessStart>,
     pub exit: Option<ProcessExit>,
+    /// It became another program by `exec`, which is a process of its own here.
+    pub replaced: bool,
+    /// Why there was no room for its last lines.
+    pub full: Option<String>,
+    /// Lines that are missing for want of room, and why.
+    pub lost: Option<(u64, String)>,
     pub init: Option<CudaInit>,
     pub contexts: Vec<Context>,
     /// Findings and how often each was made.
@@ -43,6 +49,41 @@ pub struct Process {
     pub warnings: Vec<String>,
     /// What was beyond the number kept: contexts, findings, limits, module groups, sites, warnings.
     pub more: LeftOut,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// By itself, with a last word.
+    Exit,
+    /// As another program.
+    Exec,
+    /// There was no room for its end.
+    LogFull,
+    /// The log just stops.
+    None,
+}
+
+impl End {
+    /// In a table and in JSON.
+    pub fn word(self) -> &'static str {
+        match self {
+            End::Exit => "exit",
+            End::Exec => "exec",
+            End::LogFull => "log full",
+            End::None => "none",
+        }
+    }
+
+    /// What the word means, where that is not plain.
+    pub fn meaning(self) -> Option<&'static str> {
+        match self {
+            End::Exit => None,
+            End::Exec => Some("the process became another program, which is the next one of its number."),
+            End::LogFull => Some("there was no room for the rest of the log; what came after is not known."),
+            End::None => Some("the log stops without a last word; the process was killed or is still running."),
+        }
+    }
 }
 
 /// What was left out of a report, and how much of it.
@@ -100,6 +141,16 @@ impl Process {
         Process { log, pid: record.pid, first: record.t, last: record.t, ..Process::default() }
     }
 
+    /// How it ended, as far as its log tells.
+    pub fn end(&self) -> End {
+        match (&self.exit, self.replaced, &self.full) {
+            (Some(_), ..) => End::Exit,
+            (None, true, _) => End::Exec,
+            (None, false, Some(_)) => End::LogFull,
+            (None, false, None) => End::None,
+        }
+    }
+
     /// Takes in one record of this process.
     pub fn add(&mut self, record: Record) {
         self.first = self.first.min(record.t);
@@ -107,6 +158,13 @@ impl Process {
         match record.event {
             Event::ProcessStart(start) => self.start = Some(start),
             Event::ProcessExit(exit) => self.exit = Some(exit),
+            Event::LogFull(full) => self.full = Some(full.why),
+            Event::LogLost(lost) => {
+                // There was room again.
+                self.full = None;
+                let before = self.lost.as_ref().map_or(0, |(lines, _)| *lines);
+                self.lost = Some((before.saturating_add(lost.lines), lost.why));
+            }
             Event::CudaInit(init) => self.init = Some(init),
             Event::ContextCreate(made) => self.context(made),
             Event::ContextUse(used) => {

@@ -5,7 +5,7 @@ use gpupool_events::{ContextUse, finding};
 
 use super::findings::Found;
 use super::gather::Logs;
-use super::model::{Context, ModuleGroup, ModuleSum, Process, SiteSum};
+use super::model::{Context, End, ModuleGroup, ModuleSum, Process, SiteSum};
 use super::timeline::Timeline;
 use super::{pinned, words};
 use crate::terminal::{Page, Table, WIDTH, clean, shorten, wrap};
@@ -58,16 +58,17 @@ fn processes(page: &mut Page, logs: &Logs, labels: &[String]) {
                 process.pid.to_string(),
                 start.map_or("?", |start| start.mode.as_str()).to_owned(),
                 words::time(process.last - process.first),
-                // A log that simply stops says only that.
-                if process.exit.is_some() { "exit" } else { "none" }.to_owned(),
+                process.end().word().to_owned(),
                 start.map_or("?", |start| start.exe.as_str()).to_owned(),
             ],
             initialised(process),
         );
     }
     show(page, table, logs.processes.len().saturating_sub(CONTEXT_ROWS));
-    if logs.processes.iter().any(|process| process.exit.is_none()) {
-        page.entry("  ", "end none: the log stops without a last word; the process was killed or is still running.");
+    for end in [End::Exec, End::LogFull, End::None] {
+        if let Some(meaning) = end.meaning().filter(|_| logs.processes.iter().any(|process| process.end() == end)) {
+            page.entry("  ", &format!("end {}: {meaning}", end.word()));
+        }
     }
 }
 
@@ -370,7 +371,8 @@ fn warnings(page: &mut Page, logs: &Logs, labels: &[String]) {
 /// What is missing from the report, and why.
 fn problems(page: &mut Page, logs: &Logs, labels: &[String]) {
     let left_out = |process: &Process| !process.more.is_empty();
-    if logs.logs.iter().all(|log| log.problems.is_empty()) && !logs.processes.iter().any(left_out) {
+    let incomplete = |process: &Process| left_out(process) || process.full.is_some() || process.lost.is_some();
+    if logs.logs.iter().all(|log| log.problems.is_empty()) && !logs.processes.iter().any(incomplete) {
         return;
     }
     page.heading("Not in this report");
@@ -378,6 +380,15 @@ fn problems(page: &mut Page, logs: &Logs, labels: &[String]) {
         page.line(&format!("  {}", shorten(&clean(&log.path.display().to_string()), WIDTH - 2)));
         for problem in &log.problems {
             page.entry("    ", problem);
+        }
+    }
+    for (process, label) in logs.processes.iter().zip(labels) {
+        if let Some((lines, why)) = &process.lost {
+            let lines = words::count(*lines, "line", "lines");
+            page.entry(&format!("  {label}: "), &format!("{lines} of the log for which there was no room: {why}"));
+        }
+        if let Some(why) = &process.full {
+            page.entry(&format!("  {label}: "), &format!("the rest of the log, for which there was no room: {why}"));
         }
     }
     for (process, label) in logs.processes.iter().zip(labels).filter(|(process, _)| left_out(process)) {

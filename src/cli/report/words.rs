@@ -19,7 +19,16 @@ pub fn labels(processes: &[Process]) -> Vec<String> {
         Some(own) => format!("rank {own} (pid {})", process.pid),
         None => format!("pid {}", process.pid),
     };
-    processes.iter().map(label).collect()
+    let mut labels: Vec<String> = processes.iter().map(label).collect();
+    // Programs that followed each other in one process share its number.
+    for (index, process) in processes.iter().enumerate().filter(|(_, process)| process.replaced) {
+        let later =
+            processes.iter().enumerate().filter(|(_, later)| (later.log, later.pid) == (process.log, process.pid));
+        for (number, (index, _)) in later.enumerate().filter(|(_, (later, _))| *later > index) {
+            labels[index] = format!("{} program {}", label(&processes[index]), number + 1);
+        }
+    }
+    labels
 }
 
 /// Several processes in a few words: `ranks 0-6`, `rank 1, pid 7`, `pid 7 and 12 more`.
@@ -136,7 +145,8 @@ pub fn count(number: u64, one: &str, many: &str) -> String {
 /// The sentence for a path that is no readable log.
 pub fn why_unreadable(log: &Log) -> String {
     let what = if log.bad_lines > 0 { "holds no record of gpupool; " } else { "" };
-    format!("{}: {what}{}", log.path.display(), log.problems.join("; "))
+    // One line a log, whatever is in it.
+    clean(&format!("{}: {what}{}", log.path.display(), log.problems.join("; ")))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use gpupool_events::{Began, Event, FindingMade, Reader, VerdictLine};
 
-use crate::common::{Bench, golden_folder, output, stderr, stdout};
+use crate::common::{Bench, golden_folder, gpupool, output, stderr, stdout};
 
 /// The findings of a log of `tests/golden`.
 fn findings(log: &str) -> Vec<FindingMade> {
@@ -187,4 +187,92 @@ fn nothing_that_was_found_moves_the_cursor() {
     assert_eq!(output.status.code(), Some(3));
     assert!(!stderr(&output).contains(['\x1b', '\x07', '\u{202e}']), "{:?}", stderr(&output));
     assert_eq!(stderr(&output).lines().count(), 1, "{}", stderr(&output));
+}
+
+/// Makes a context on GPU 0 that nobody uses, and works on GPU 1. `children`: in two processes; `exec`: and again as another
+/// program; `cut`: empties its log; `full`: has no room for its
+/// end; `killed`: and is killed.
+const STRAY: &str = r#"
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static void *driver;
+static void call(const char *name, long a, long b, long c) {
+    int (*function)(long, long, long) = dlsym(driver, name);
+    int result = function(a, b, c);
+    if (result) { fprintf(stderr, "%s: %d\n", name, result); exit(9); }
+}
+static int stray(void) {
+    void *contexts[2], *memory;
+    driver = dlopen("libcuda.so.1", RTLD_NOW);
+    call("cuInit", 0, 0, 0);
+    call("cuDevicePrimaryCtxRetain", (long)&contexts[0], 0, 0);
+    call("cuDevicePrimaryCtxRetain", (long)&contexts[1], 1, 0);
+    call("cuCtxSetCurrent", (long)contexts[1], 0, 0);
+    call("cuMemAlloc_v2", (long)&memory, 4 << 20, 0);
+    call("cuMemsetD8_v2", (long)memory, 1, 4 << 20);
+    return 0;
+}
+int main(int count, char **words) {
+    const char *how = count > 1 ? words[1] : "";
+    if (!strcmp(how, "children")) {
+        int status, sum = 0;
+        for (int i = 0; i < 2; i++) if (!fork()) exit(stray());
+        while (wait(&status) > 0) sum |= status;
+        return sum != 0;
+    }
+    if (!strcmp(how, "exec")) { stray(); execl(words[0], words[0], (char *)0); }
+    if (!strcmp(how, "killed") && !fork()) { stray(); raise(SIGKILL); }
+    if (!strcmp(how, "killed")) { wait(0); return 0; }
+    stray();
+    if (!strcmp(how, "cut")) return truncate(words[2], 0);
+    if (!strcmp(how, "full")) return setrlimit(RLIMIT_FSIZE, &(struct rlimit){0, 0});
+    return 0;
+}
+"#;
+
+/// The real libraries, which a build puts beside the executable, as for the demo.
+#[test]
+fn whatever_is_logged_a_finding_that_was_made_counts() {
+    let bench = Bench::new();
+    let stray = bench.compile("stray", STRAY, &["-ldl", "-w", "-Wl,--no-as-needed"]);
+    let run = |flags: &[&str], words: &[&str]| {
+        let mut command = gpupool();
+        command.args(["sim", "--gpus", "2x1GiB", "--", env!("CARGO_BIN_EXE_gpupool"), "run", "--fail-on", "GP001"]);
+        output(
+            command
+                .args(flags)
+                .arg("--")
+                .arg(&stray)
+                .args(words)
+                .current_dir(bench.path(""))
+                .env("TMPDIR", bench.path("")),
+        )
+    };
+    let fixed = ["--log", "fixed.jsonl"];
+    for log in ["error", "off", "0", "1", "gpupool::context=debug", "error,gpupool::memory=info"] {
+        let log = format!("log={log}");
+        for flags in [&["--set", &log][..], &["--set", &log, "--log", "log.%p"]] {
+            let output = run(flags, &[]);
+            assert_eq!(output.status.code(), Some(3), "{flags:?}: {}", stderr(&output));
+        }
+    }
+    for (flags, words, code) in [
+        (&[][..], &["children"][..], 3),
+        (&fixed, &["children"], 3),
+        (&["--log", "cut"], &["cut", "cut"], 3),
+        // Each program of a process is judged at its end; the one that was replaced had none.
+        (&[], &["exec"], 3),
+        (&["--mode", "trace"], &[], 3),
+        (&[], &["killed"], 4),
+        (&[], &["full"], 4),
+    ] {
+        let output = run(flags, words);
+        assert_eq!(output.status.code(), Some(code), "{flags:?} {words:?}: {}", stderr(&output));
+    }
 }

@@ -147,7 +147,7 @@ fn a_path_that_can_not_be_read_does_not_hide_the_others() {
 fn many_bad_lines_are_counted() {
     let (code, text, _) = report_on(log_of(format!("{START}\n{}", "no\n".repeat(1000)).as_bytes()).path());
     assert_eq!(code, Some(0));
-    assert!(text.contains("and 997 more lines that can not be read"), "{text}");
+    assert!(text.contains("and 997 more lines that cannot be read"), "{text}");
 }
 
 #[test]
@@ -156,6 +156,86 @@ fn nothing_from_a_log_moves_the_cursor() {
     let (code, text, _) = report_on(log_of(hostile.as_bytes()).path());
     assert_eq!(code, Some(0));
     assert!(!text.contains(['\x1b', '\x07', '\r', '\u{202e}']), "{text:?}");
+}
+
+#[test]
+fn nothing_from_what_is_no_log_moves_the_cursor_either() {
+    // What stands in a bad line is in the complaint about it.
+    for bad in [
+        START.replace("\"info\"", "\"\\u001b[2J\\nx\""),
+        START.replace("process.start", "context.create").replace("\"exe\"", "\"device\":\"\\u001b[2J\\u202e\",\"exe\""),
+    ] {
+        for arguments in [&[][..], &["--json"]] {
+            let log = log_of(bad.as_bytes());
+            let output = output(gpupool().arg("report").args(arguments).arg(log.path()));
+            assert_eq!(output.status.code(), Some(2), "{}", stdout(&output));
+            let all = stdout(&output) + &stderr(&output);
+            assert!(!all.contains(['\x1b', '\x07', '\r', '\u{202e}']), "{all:?}");
+            assert_eq!(stderr(&output).lines().count(), 1, "{all}");
+        }
+    }
+    // Nor does a name.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("\x1b[2J\nx");
+    let (code, _, complaint) = report_on(&path);
+    assert_eq!(code, Some(2));
+    assert!(!complaint.contains('\x1b') && complaint.lines().count() == 1, "{complaint:?}");
+}
+
+#[test]
+fn a_log_that_is_named_twice_is_read_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    std::fs::copy(golden_folder().join("train.jsonl"), &log).unwrap();
+    std::fs::hard_link(&log, folder.path().join("hard")).unwrap();
+    std::os::unix::fs::symlink("log", folder.path().join("soft")).unwrap();
+    let names = ["log", "./log", "hard", "soft", "log"];
+    let once = stdout(&output(gpupool().current_dir(&folder).args(["report", "log"])));
+    assert_eq!(stdout(&output(gpupool().current_dir(&folder).arg("report").args(names))), once);
+}
+
+#[test]
+fn a_log_without_room_is_not_taken_for_a_killed_process() {
+    let full = START.replace("process.start", "log.full").replace("\"exe\"", "\"why\":\"No space left\",\"exe\"");
+    let (_, text, _) = report_on(log_of(format!("{START}\n{full}\n").as_bytes()).path());
+    assert!(!text.contains("killed"), "{text}");
+    assert!(text.contains("end log full: there was no room for the rest of the log"), "{text}");
+    assert!(text.contains("pid 7: the rest of the log, for which there was no room: No space left"), "{text}");
+    // There was room again.
+    let lost = START.replace("process.start", "log.lost").replace("\"exe\"", "\"lines\":41,\"why\":\"quota\",\"exe\"");
+    let log = log_of(format!("{START}\n{full}\n{lost}\n{lost}\n").as_bytes());
+    let (_, text, _) = report_on(log.path());
+    assert!(text.contains("pid 7: 82 lines of the log for which there was no room: quota"), "{text}");
+    assert!(text.contains("killed") && !text.contains("the rest of the log"), "{text}");
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&output(gpupool().args(["report", "--json"]).arg(log.path())))).unwrap();
+    assert_eq!(json["processes"][0]["lost"]["lines"], 82);
+    assert_eq!(json["processes"][0]["end"], "none");
+}
+
+#[test]
+fn programs_that_follow_each_other_in_a_process_are_told_apart() {
+    let second = START.replace("\"t\":1", "\"t\":5").replace("/bin/x", "/bin/y");
+    let (_, text, _) = report_on(log_of(format!("{START}\n{second}\n").as_bytes()).path());
+    assert!(text.contains("end exec: the process became another program"), "{text}");
+    let rows: Vec<_> = text.lines().filter(|line| line.contains("/bin/")).collect();
+    assert!(rows[0].contains("pid 7 ") && rows[0].contains("exec") && rows[0].contains("/bin/x"), "{text}");
+    assert!(rows[1].contains("pid 7 program 2") && rows[1].contains("none") && rows[1].contains("/bin/y"), "{text}");
+}
+
+#[test]
+fn memory_that_is_freed_falls_in_the_chart() {
+    let level = |t: u32, used: u64| {
+        START.replace("\"t\":1", &format!("\"t\":{t}")).replace("process.start", "pool.level").replace(
+            "\"exe\"",
+            &format!("\"places\":[{{\"place\":\"gpu0\",\"held\":{},\"used\":{used}}}],\"exe\"", 1u64 << 30),
+        )
+    };
+    // What is held does not matter: a pool that keeps freed memory is not in use.
+    let log = format!("{START}\n{}\n{}\n{}\n", level(1, 1 << 30), level(6, 1 << 28), level(11, 0));
+    let (_, text, _) = report_on(log_of(log.as_bytes()).path());
+    let line = text.lines().find(|line| line.contains("gpu0")).unwrap();
+    assert!(line.contains(&format!("{}{}", "█".repeat(20), "▂".repeat(20))), "{text}");
 }
 
 #[test]
