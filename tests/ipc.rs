@@ -377,6 +377,11 @@ through the handle: 0 wrong
 cuMemRelease(handle): 1 CUDA_ERROR_INVALID_VALUE
 a new one: 8 MiB 0
 retained twice: the same handle
+cuMemGetHandleForAddressRange(&descriptor, given, 8 * MIB, DMA_BUF, 1 << 20): 1 CUDA_ERROR_INVALID_VALUE
+refused: 4 MiB 0
+cuMemGetHandleForAddressRange(&descriptor, given, 4 * MIB, DMA_BUF, 0): 0 CUDA_SUCCESS
+what is open by its descriptor serves again: no
+all of it goes: 1
 ",
     );
 }
@@ -385,6 +390,17 @@ retained twice: the same handle
 fn events_are_shared_as_without_the_shim() {
     let steps = "A:alloc:0:65536 A:fill:0:100 A:event:1 A:get:0:0 B:await:1 B:open:0 B:check:0:100 B:close:0";
     ipc(steps).same_under_shim(&[]).succeeds().says("B:await:1: open 0, wait 0");
+}
+
+#[test]
+fn blocks_that_come_and_go_under_many_importers_keep_their_words() {
+    for (seed, free) in [("1", "strict"), ("2", "lazy")] {
+        let run = Run::program("ipc_stress").args(&format!("{seed} 30 2")).sim("1x512MiB,1x64MiB");
+        let run = run.env("GPUPOOL_LIMIT", "0:160MiB,1:48MiB").env("GPUPOOL_HOST_LIMIT", "200MiB");
+        let shim = run.env("GPUPOOL_FREE", free).shim().report().go();
+        shim.succeeds().prints("some opened, 0 handles left, 0 MiB mapped\n");
+        assert_eq!(shim.reported("violations"), &serde_json::json!([]));
+    }
 }
 
 #[test]

@@ -78,5 +78,23 @@ int main(void)
     CHECK(cuMemRelease(other));
     CHECK(cuMemFree_v2(whole));
     CHECK(cuMemFree_v2(several));
+    trim();
+
+    /* Three blocks on one chunk: what a descriptor was given of is not the next block's, as long as its chunk is here. */
+    CUdeviceptr given, neighbour, next;
+    CHECK(cuMemAlloc_v2(&whole, 32 * MIB));
+    CHECK(cuMemFree_v2(whole));
+    CHECK(cuMemAlloc_v2(&given, 4 * MIB));
+    CHECK(cuMemAlloc_v2(&neighbour, 4 * MIB));
+    SHOW(cuMemGetHandleForAddressRange(&descriptor, given, 8 * MIB, DMA_BUF, 1 << 20));
+    say_pins("refused", given, 4 * MIB);
+    SHOW(cuMemGetHandleForAddressRange(&descriptor, given, 4 * MIB, DMA_BUF, 0));
+    CHECK(cuMemFree_v2(given));
+    CHECK(cuMemAlloc_v2(&next, 4 * MIB));
+    printf("what is open by its descriptor serves again: %s\n", next == given ? "yes" : "no");
+    close(descriptor);
+    CHECK(cuMemFree_v2(next));
+    CHECK(cuMemFree_v2(neighbour));
+    printf("all of it goes: %d\n", trim() >= 32 * MIB);
     return 0;
 }

@@ -191,10 +191,20 @@ pub unsafe fn retain(real: &mut Real, handle: *mut u64, address: *mut c_void) ->
         Known::Pooled(_) | Known::Freed => return CuResult::INVALID_VALUE,
         Known::Managed(_) | Known::Pinned(_) | Known::Foreign => {}
     }
+    let expected = vmm::begin_retain(address as u64);
     let result = real.call();
-    let Some(driver) = process::driver().filter(|_| result.is_ok()) else { return result };
-    // SAFETY: the driver answered success, so it has written there.
-    let given = unsafe { *handle };
+    let given = match result.is_ok() {
+        // SAFETY: the driver answered success, so it has written there.
+        true => Some(unsafe { *handle }),
+        false => None,
+    };
+    if let Some(expected) = expected {
+        if given == Some(expected) {
+            return result;
+        }
+        vmm::not_retained(expected);
+    }
+    let (Some(driver), Some(given)) = (process::driver(), given) else { return result };
     let whole = match vmm::retained(given, address as u64) {
         Retained::Plain => return result,
         Retained::Whole(whole) => {

@@ -15,6 +15,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
+/// Tries with connections that break in the middle: another thread of either program closes what it did not open.
+const TRIES: u32 = 4;
 /// Tries of a call that undoes something.
 const UNDO: u32 = 6;
 /// Numbers of imported blocks start here, apart from those of the pool's own.
@@ -66,12 +68,17 @@ pub fn open(driver: &'static Driver, bytes: &[u8; 64], handle: &Handle) -> Resul
         return Ok(address);
     }
     let begun = Instant::now();
-    match fetch(driver, handle) {
-        Ok((mapped, layout)) => Ok(enter(driver, bytes, handle, mapped, &layout, begun)),
-        Err(Failure(result, why)) => {
-            let pid = handle.pid;
-            super::failed("import", format_args!("{} of process {pid}: {why}", format_size(handle.bytes)));
-            Err(result)
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match fetch(driver, handle) {
+            Ok((mapped, layout)) => return Ok(enter(driver, bytes, handle, mapped, &layout, begun)),
+            Err(Failure { broken: true, .. }) if tries < TRIES => {}
+            Err(Failure { result, why, .. }) => {
+                let pid = handle.pid;
+                super::failed("import", format_args!("{} of process {pid}: {why}", format_size(handle.bytes)));
+                return Err(result);
+            }
         }
     }
 }

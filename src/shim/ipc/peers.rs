@@ -15,19 +15,27 @@ use std::time::{Duration, Instant};
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// Pauses between tries with an exporter that was there and did not answer: one whose program has closed its descriptors
 /// opens the socket again within a moment, one that has ended does not.
-const PAUSES: [Duration; 5] = [
+const PAUSES: [Duration; 6] = [
     Duration::from_millis(1),
     Duration::from_millis(10),
     Duration::from_millis(50),
     Duration::from_millis(200),
     Duration::from_millis(500),
+    Duration::from_secs(1),
 ];
 
-/// Why a block could not be opened: what the program gets, and what the log says.
-pub struct Failure(pub CuResult, pub String);
+/// Why a block could not be opened.
+pub struct Failure {
+    /// What the program gets.
+    pub result: CuResult,
+    /// What the log says.
+    pub why: String,
+    /// The connection broke in the middle, which says nothing about the block: worth another try.
+    pub broken: bool,
+}
 
 pub fn failure(result: CuResult, why: impl Display) -> Failure {
-    Failure(result, why.to_string())
+    Failure { result, why: why.to_string(), broken: false }
 }
 
 /// A connection to an exporter.
@@ -66,15 +74,17 @@ impl Lease {
                 Some(peer) => (peer, false),
                 None => match connect(handle) {
                     Ok(peer) => (peer, true),
-                    Err(Unreachable::Refused(why)) if was_there => match pauses.next() {
-                        Some(pause) => {
-                            std::thread::sleep(*pause);
-                            continue;
-                        }
-                        None => return Err(failure(CuResult::INVALID_VALUE, why)),
-                    },
-                    Err(Unreachable::Refused(why) | Unreachable::Foreign(why)) => {
-                        return Err(failure(CuResult::INVALID_VALUE, why));
+                    Err(unreachable) => {
+                        let again = match unreachable.kind {
+                            Kind::Absent => was_there || is_alive(handle.pid),
+                            Kind::Broken => true,
+                            Kind::Foreign => false,
+                        };
+                        let Some(pause) = pauses.next().filter(|_| again) else {
+                            return Err(failure(CuResult::INVALID_VALUE, unreachable.why));
+                        };
+                        std::thread::sleep(*pause);
+                        continue;
                     }
                 },
             };
@@ -103,7 +113,7 @@ impl Lease {
             Ok((answer @ Answer::Chunks { .. }, received)) => Ok(Some((answer, received))),
             Ok((answer, _)) => Err(unwanted(&answer)),
             Err(Silence::TimedOut) => Err(timed_out()),
-            Err(Silence::Ended(why)) => Err(failure(CuResult::INVALID_VALUE, why)),
+            Err(Silence::Ended(why)) => Err(Failure { result: CuResult::INVALID_VALUE, why, broken: true }),
         }
     }
 
@@ -139,27 +149,48 @@ fn idle(process: u64) -> Option<Arc<Peer>> {
     found
 }
 
+/// Whether a process of that number is there, as far as this one sees.
+fn is_alive(pid: u32) -> bool {
+    // SAFETY: signal 0 is sent to nobody; the call only says whether it could be.
+    i32::try_from(pid).is_ok_and(|pid| pid > 0 && unsafe { libc::kill(pid, 0) } == 0)
+}
+
 /// Why there is no connection.
-enum Unreachable {
+struct Unreachable {
+    kind: Kind,
+    why: String,
+}
+
+enum Kind {
     /// Nobody listens.
-    Refused(String),
-    /// Whoever listens is not to be asked.
-    Foreign(String),
+    Absent,
+    /// Another thread of this program closed the descriptor.
+    Broken,
+    /// Whoever listens is not to be asked, or it failed otherwise.
+    Foreign,
+}
+
+impl Unreachable {
+    fn of(error: &std::io::Error, why: String) -> Self {
+        let kind = match error.raw_os_error() {
+            Some(libc::ECONNREFUSED) => Kind::Absent,
+            Some(libc::EBADF | libc::ENOTSOCK) => Kind::Broken,
+            _ => Kind::Foreign,
+        };
+        Self { kind, why }
+    }
 }
 
 fn connect(handle: &Handle) -> Result<Arc<Peer>, Unreachable> {
     let name = Handle::socket(handle.pid, handle.process);
     let socket = Socket::connect(&name, Instant::now() + PATIENCE).map_err(|error| {
         let why = format!("it can not be reached ({error}): it ended, or is in another network namespace (container)");
-        match error.kind() {
-            ErrorKind::ConnectionRefused => Unreachable::Refused(why),
-            _ => Unreachable::Foreign(why),
-        }
+        Unreachable::of(&error, why)
     })?;
     // The secret is for the exporter alone: anybody may take a name that its owner has left.
     match socket.peer() {
-        Ok(peer) => super::is_same_user(peer.uid).map_err(Unreachable::Foreign)?,
-        Err(error) => return Err(Unreachable::Foreign(format!("whose it is is unknown: {error}"))),
+        Ok(peer) => super::is_same_user(peer.uid).map_err(|why| Unreachable { kind: Kind::Foreign, why })?,
+        Err(error) => return Err(Unreachable::of(&error, format!("whose it is is unknown: {error}"))),
     }
     let peer = Arc::new(Peer { process: handle.process, socket, busy: AtomicBool::new(true) });
     PEERS.lock().push(Arc::downgrade(&peer));

@@ -232,11 +232,9 @@ impl Server {
     }
 
     fn answer_all(&mut self, list: &[libc::pollfd]) {
-        let mut index = 0;
         let mut kept = Vec::with_capacity(self.connections.len());
-        for mut connection in std::mem::take(&mut self.connections) {
+        for (index, mut connection) in std::mem::take(&mut self.connections).into_iter().enumerate() {
             let ready = list.get(index).is_some_and(|entry| entry.revents != 0);
-            index += 1;
             if !ready || catch_unwind(AssertUnwindSafe(|| connection.answer())).unwrap_or(false) {
                 kept.push(connection);
             } else {

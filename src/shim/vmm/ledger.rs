@@ -158,6 +158,20 @@ impl Ledger {
         self.wholes.get(&handle).map(Vec::as_slice)
     }
 
+    /// The driver is about to give one more reference on what is mapped at `address`: its handle, where that is known here
+    /// and not made of parts. Counted before, because another thread may release the last reference but this one meanwhile.
+    pub fn begin_retain(&mut self, address: u64) -> Option<u64> {
+        let handle = self.mapping_at(address)?.1.handle;
+        let memory = self.memory.get_mut(&handle).filter(|memory| memory.whole.is_none())?;
+        memory.references += 1;
+        Some(handle)
+    }
+
+    /// It gave none, or one on other memory.
+    pub fn not_retained(&mut self, handle: u64) {
+        let _ = self.release_one(handle);
+    }
+
     /// The driver gave one more reference on this handle, for the memory mapped at `address`.
     pub fn retained(&mut self, handle: u64, address: u64) -> Retained {
         let Some(memory) = self.memory.get_mut(&handle) else { return Retained::Plain };
@@ -383,6 +397,18 @@ mod tests {
         map(&mut ledger, 200);
         unmap(&mut ledger);
         assert_eq!((ledger.len(), ledger.own(PEER)), (0, 0));
+    }
+
+    #[test]
+    fn memory_stays_known_that_is_released_while_it_is_retained() {
+        let mut ledger = with(&[10]);
+        map(&mut ledger, 100);
+        assert_eq!((ledger.begin_retain(99), ledger.begin_retain(105)), (None, Some(7)));
+        assert!(matches!(ledger.release(7), Release::Parts(_)));
+        unmap(&mut ledger);
+        assert_eq!((ledger.len(), ledger.own(PEER)), (1, 10), "the driver gave a handle of it");
+        ledger.not_retained(7);
+        assert_eq!((ledger.len(), ledger.own(PEER)), (0, 0), "or did not");
     }
 
     #[test]

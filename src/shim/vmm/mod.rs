@@ -66,6 +66,16 @@ pub fn is_of_parts(handle: u64) -> bool {
     with_known(|ledger| ledger.parts(handle).map(drop)).is_some()
 }
 
+/// `cuMemRetainAllocationHandle` is about to be called for an address: the handle that it will give, where that is known.
+pub fn begin_retain(address: u64) -> Option<u64> {
+    with_known(|ledger| ledger.begin_retain(address))
+}
+
+/// It did not.
+pub fn not_retained(handle: u64) {
+    with_ledger(|ledger| ledger.not_retained(handle));
+}
+
 /// `cuMemRetainAllocationHandle` gave this handle for an address.
 pub fn retained(handle: u64, address: u64) -> Retained {
     with_known(|ledger| Some(ledger.retained(handle, address))).unwrap_or(Retained::Plain)
