@@ -272,6 +272,15 @@ impl Physical {
         }
     }
 
+    /// Whether another process may hold it.
+    pub fn is_shared(&self) -> bool {
+        match &self.backing {
+            Backing::Extents { shared } => shared.load(Ordering::Relaxed),
+            Backing::Foreign(_) => true,
+            Backing::Vacant => false,
+        }
+    }
+
     /// Keeps this memory for as long as `file`, a descriptor of the file it lies in, is open anywhere.
     pub fn hold_by(&self, file: &OwnedFd) -> Outcome {
         self.note_shared();

@@ -177,7 +177,9 @@ pub fn freeing(region: &Region) {
         Kind::Vmm { .. } => "an unmapping",
     };
     say(what, region.start, region.end(), &users_of(region.start, region.end(), reachable_from(&region.kind)));
-    if let Kind::Plain { origin: Origin::Alloc | Origin::Pool(_), .. } = region.kind {
+    if let Kind::Plain { origin: Origin::Alloc | Origin::Pool(_), physical, .. } = &region.kind
+        && !physical.is_shared()
+    {
         poison_small(region);
     }
 }
