@@ -39,10 +39,11 @@ mod registry;
 mod report;
 mod reserve;
 mod residence;
-mod settings;
 mod shared_event;
 mod space;
 mod stream;
 mod stream_ordered;
 mod table;
 mod vmm;
+
+use simmachine::settings;
