@@ -33,6 +33,9 @@ pub struct Args {
     /// The simulated driver [default: libsimcuda.so that came with this program]
     #[arg(long, value_name = "PATH")]
     driver: Option<PathBuf>,
+    /// Leave out the libnvidia-ml.so.1 that lies beside the driver, as where a container lacks it
+    #[arg(long)]
+    no_nvml: bool,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -47,7 +50,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let Some((program, arguments)) = args.command.split_first() else {
         return Err(Failure::usage("no program to run; write it behind --"));
     };
-    let folder = driver_folder(&driver).map_err(|error| {
+    let folder = driver_folder(&driver, !args.no_nvml).map_err(|error| {
         Failure::broken(format!(
             "can not make a folder for the simulated driver in {}: {error}",
             std::env::temp_dir().display()
@@ -74,14 +77,14 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     Ok(child::end_as(status?))
 }
 
-/// A folder with nothing but the names under which programs look for the driver and for NVML, which lies beside it.
-fn driver_folder(driver: &Path) -> std::io::Result<TempDir> {
+/// A folder with nothing but the names under which programs look for the driver and for NVML, if it lies beside it.
+fn driver_folder(driver: &Path, with_nvml: bool) -> std::io::Result<TempDir> {
     let folder = tempfile::Builder::new().prefix("gpupool-sim-").tempdir()?;
     for name in ["libcuda.so.1", "libcuda.so"] {
         symlink(driver, folder.path().join(name))?;
     }
     let nvml = driver.with_file_name("libsimnvml.so");
-    if nvml.is_file() {
+    if with_nvml && nvml.is_file() {
         symlink(nvml, folder.path().join("libnvidia-ml.so.1"))?;
     }
     Ok(folder)

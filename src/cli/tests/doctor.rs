@@ -1,7 +1,6 @@
 //! `gpupool doctor` on simulated machines and broken ones. Needs the simulated driver beside the executable, as the demo
 //! does.
 
-use std::path::Path;
 use std::process::{Command, Output};
 
 use crate::common::{Bench, golden, gpupool, output, stderr, stdout};
@@ -59,11 +58,7 @@ fn of_gpus(text: &str) -> String {
 #[test]
 fn where_there_is_no_nvml_the_driver_alone_tells() {
     let bench = Bench::new();
-    // A copy, with no simulated NVML beside it.
-    let driver = bench.path("driver.so");
-    std::fs::copy(Path::new(GPUPOOL).with_file_name("libsimcuda.so"), &driver).unwrap();
-    let machine = ["--gpus", "4x32GiB", "--driver", driver.to_str().unwrap()];
-    let output = output(&mut simulated(&bench, &machine, GOOD_PYTHON, &[]));
+    let output = output(&mut simulated(&bench, &["--gpus", "4x32GiB", "--no-nvml"], GOOD_PYTHON, &[]));
     let text = stdout(&output);
     golden("doctor_no_nvml.txt", &of_gpus(&text));
     assert!(text.contains("free memory is not known: libnvidia-ml.so.1 is not there"), "{text}");

@@ -76,6 +76,7 @@ fn nvml_is_found_where_it_lies_beside_the_driver() {
     std::fs::write(bench.path("libsimnvml.so"), "").unwrap();
     let beside = bench.path("libsimnvml.so").canonicalize().unwrap();
     assert_eq!(stdout(&output(bench.gpupool("sim", &[]).args(show))), format!("{}\n", beside.display()));
+    assert_eq!(stdout(&output(bench.gpupool("sim", &["--no-nvml"]).args(show))), "");
 }
 
 #[test]
