@@ -703,3 +703,69 @@ fn is_locked(descriptor: RawFd, start: i64, bytes: i64) -> bool {
     let asked = unsafe { libc::fcntl(descriptor, libc::F_OFD_GETLK, &raw mut lock) };
     asked == 0 && lock.l_type != libc::F_UNLCK as libc::c_short
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine of this test alone, with one GPU of which 8 frames are free.
+    fn machine() -> Machine {
+        let settings = Settings::read(|name| (name == "SIMCUDA_GPUS").then(|| "1x64MiB".to_owned())).unwrap();
+        let machine = Machine::join(&settings).unwrap();
+        machine.memory(0, "simcuda-gpu-0").unwrap();
+        // All but 8 of the 32 frames.
+        machine.charge(0, Use::Plain, 24 * GRANULE).unwrap();
+        assert_eq!(machine.take(0, 24 * GRANULE), Some(vec![(0, 24 * GRANULE)]));
+        machine
+    }
+
+    fn take(machine: &Machine, frames: u64) -> Option<Vec<(u64, u64)>> {
+        machine.charge(0, Use::Vmm, frames * GRANULE).ok()?;
+        let taken = machine.take(0, frames * GRANULE).unwrap();
+        Some(taken.into_iter().map(|(offset, bytes)| (offset / GRANULE, bytes / GRANULE)).collect())
+    }
+
+    fn give(machine: &Machine, frame: u64, frames: u64) {
+        machine.give(0, Use::Vmm, frame * GRANULE, frames * GRANULE);
+    }
+
+    #[test]
+    fn frames_come_in_one_stretch_where_there_is_one_and_else_in_several() {
+        let machine = machine();
+        assert_eq!([take(&machine, 2), take(&machine, 3)], [Some(vec![(24, 2)]), Some(vec![(26, 3)])]);
+        give(&machine, 24, 2);
+        assert_eq!(take(&machine, 3), Some(vec![(29, 3)]), "the first stretch that is long enough");
+        assert_eq!(take(&machine, 3), None);
+        give(&machine, 30, 2);
+        assert_eq!(take(&machine, 4), Some(vec![(24, 2), (30, 2)]));
+        give(&machine, 26, 1);
+        assert_eq!([take(&machine, 2), take(&machine, 1)], [None, Some(vec![(26, 1)])]);
+        assert_eq!(machine.used(0), 64 << 20);
+    }
+
+    #[test]
+    fn what_is_missing_is_told_and_nothing_charged() {
+        let machine = machine();
+        assert_eq!(machine.charge(0, Use::Pinned, 8 * GRANULE + 5), Err(5));
+        assert_eq!(machine.used(0), 24 * GRANULE);
+        assert_eq!(machine.charge(0, Use::Pinned, 8 * GRANULE), Ok(()));
+        assert_eq!(machine.charge(0, Use::Context, 1), Err(1));
+        machine.refund(0, Use::Pinned, 8 * GRANULE);
+        assert_eq!(machine.used(0), 24 * GRANULE);
+    }
+
+    #[test]
+    fn shared_frames_are_kept_while_a_lock_on_them_is_held() {
+        let machine = machine();
+        assert_eq!(take(&machine, 4), Some(vec![(24, 4)]));
+        let record = machine.share(0, Use::Vmm, 24 * GRANULE, 4 * GRANULE).unwrap();
+        let memory = machine.memory(0, "simcuda-gpu-0").unwrap();
+        let path = format!("/proc/self/fd/{}", memory.file.as_raw_fd());
+        let holder = OpenOptions::new().read(true).write(true).open(path).unwrap();
+        lock_bytes(&holder, libc::F_RDLCK, 24 << 21, 4 << 21, libc::F_OFD_SETLK).unwrap();
+        machine.end_shared(record);
+        assert_eq!((machine.used(0), take(&machine, 5)), (28 * GRANULE, None));
+        drop(holder);
+        assert_eq!((machine.used(0), take(&machine, 5)), (24 * GRANULE, Some(vec![(24, 5)])));
+    }
+}
