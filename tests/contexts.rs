@@ -1,6 +1,5 @@
 //! Contexts that end while others begin, green ones, and what is left of those that are gone.
 
-use gpupool_events::Event;
 use harness::{Output, Run};
 
 #[track_caller]

@@ -2,7 +2,7 @@
 //! jobs whose ranks share one host.
 
 use gpupool_events::Event;
-use harness::{Build, Driver, Output, Run, library};
+use harness::{Build, Driver, Output, Run, library, repository};
 use serde_json::Value;
 use std::fs;
 use tempfile::TempDir;
@@ -265,4 +265,138 @@ fn without_proc_there_is_host_memory_to_lend_and_to_pin() {
     let limited = MadeHost::without_proc(&[("sys/fs/cgroup/memory.max", "41943040\n")]);
     assert_eq!(limited.pins(&[]), 2);
     assert!(!limited.lends(400, &[]));
+}
+
+/// Processes that play the steps of `ipc` on one machine, where a context costs 16 MiB.
+fn together(steps: &str) -> Run {
+    Run::program("ipc").args(steps).sim("2x256MiB").machine().nvml()
+}
+
+#[test]
+fn processes_of_one_machine_see_each_others_memory() {
+    let steps = "A:alloc:0:102400 B:info B:nvml A:alloc:1:102400 B:alloc:0:40960 B:info A:info A:kill B:info B:nvml \
+                 B:alloc:0:204800 B:nvml";
+    let bare = together(steps).go();
+    bare.succeeds().says("B:info: 124 of 256 MiB").says("B:nvml: 132 MiB, 16 of it mine, 2 processes, 1980 MHz");
+    bare.says("B:alloc:0:40960: 2").says("B:info: 24 of 256 MiB").says("A:info: 24 of 256 MiB");
+    // Killed, and at once nothing of it is left.
+    bare.says("A:kill: -9").says("B:info: 240 of 256 MiB").says("B:nvml: 16 MiB, 16 of it mine, 1 processes, 1980 MHz");
+    bare.says("B:alloc:0:204800: 0").says("B:nvml: 216 MiB, 216 of it mine, 1 processes, 1980 MHz");
+}
+
+#[test]
+fn a_process_of_its_own_machine_sees_only_itself() {
+    let run = Run::program("ipc").args("A:alloc:0:102400 B:info B:nvml A:nvml").sim("2x256MiB").nvml();
+    let bare = run.go();
+    bare.succeeds().says("B:info: 240 of 256 MiB").says("B:nvml: 16 MiB, 16 of it mine, 1 processes, 1980 MHz");
+    bare.says("A:nvml: 116 MiB, 116 of it mine, 1 processes, 1980 MHz");
+}
+
+#[test]
+fn what_a_killed_exporter_shared_lives_as_long_as_its_importer() {
+    let steps =
+        "A:alloc:0:65536 A:fill:0:7 A:get:0:0 B:open:0 A:nvml A:kill B:check:0:7 B:info B:free:0 B:close:0 B:info";
+    let bare = together(steps).go();
+    bare.succeeds().says("A:nvml: 96 MiB, 80 of it mine, 2 processes, 1980 MHz");
+    bare.says("B:check:0:7: 0 wrong, ends right").says("B:info: 176 of 256 MiB").says("B:info: 240 of 256 MiB");
+}
+
+#[test]
+fn pools_of_two_programs_take_what_the_other_leaves() {
+    // 150 MiB each on GPU 0, then 150 MiB for which GPU 0 has no room and GPU 1 has; the rest is on the host.
+    let steps = "A:alloc:0:153600 B:alloc:1:153600 A:alloc:2:153600 A:fill:0:100 B:fill:1:200 A:fill:2:300 A:check:0:100 \
+                 B:check:1:200 A:check:2:300 A:left A:kill B:check:1:200 B:alloc:3:204800 B:fill:3:1 B:check:3:1 B:left";
+    for nvml in [true, false] {
+        let run = Run::program("ipc").args(steps).sim("2x256MiB").machine().shim();
+        let run = run.env("GPUPOOL_HOST_LIMIT", "128MiB").env("GPUPOOL_RESERVE", "8MiB");
+        let shim = if nvml { run.nvml() } else { run }.go();
+        shim.succeeds().says("B:alloc:3:204800: 0").says("B:check:3:1: 0 wrong, ends right");
+        for check in ["A:check:0:100", "B:check:1:200", "A:check:2:300", "B:check:1:200"] {
+            shim.says(&format!("{check}: 0 wrong, ends right"));
+        }
+    }
+}
+
+#[test]
+fn nvml_tells_of_the_machine() {
+    let machine = |actions: &str| Run::program("nvml_machine").args(actions).sim("2x256MiB").nvml();
+    let told = machine("gpus idle handles ended").go();
+    told.succeeds().says("before init: 1").says("after shutdown: 1");
+    told.says("GPU 1: Simulated GPU 0 GiB, GPU-73696d63-7564-612d-6770-752d00000001, 0000:11:00.0, 00000000:11:00.0");
+    told.says("   40/0/0 0/99/99; NVLinks 18 to GPUs, 0 to a switch, 0 refused");
+    told.says("0: 345 MHz, 0 processes, mine 0 MiB, used 0 MiB")
+        .says("1: 1980 MHz, 1 processes, mine 16 MiB, used 16 MiB");
+    told.says("2: 345 MHz, 0 processes, mine 0 MiB, used 0 MiB").says("52 W more with a context, 0 W afterwards");
+    told.says("version 2: 0, adds up: 1, another version: 25");
+    told.says("GPU 0: 1 1 1").says("GPU 1: 1 1 1").says("strangers: 2 6 2 2");
+    machine("gpus idle handles").same_under_shim(&[]);
+    // NVML counts all GPUs of the machine.
+    machine("handles").env("CUDA_VISIBLE_DEVICES", "1").go().says("GPU 1: 1 1 1");
+}
+
+#[test]
+fn nvml_tells_what_happens_to_the_gpus() {
+    let events = Run::program("nvml_machine").arg("events").sim("2x256MiB").nvml().env("SIMCUDA_EVENTS", "events").go();
+    events.succeeds().prints(
+        "before init: 1\n\
+         register: 0, of a type that there is not: 3\n\
+         wait: 10, GPU -1, type 0, data 0\n\
+         wait: 0, GPU 0, type 0x8, data 79\n\
+         wait: 0, GPU 0, type 0x400, data 0\n\
+         wait: 0, GPU 0, type 0x800, data 0\n\
+         wait: 10, GPU -1, type 0, data 0\n\
+         wait: 0, GPU 0, type 0x8, data 31\n\
+         rows: 0 corrected, 1 uncorrected, pending 1, failed 1; 2 errors\n\
+         free: 0\n\
+         once more: 2\n",
+    );
+}
+
+/// A matrix of links that comes with the simulated driver.
+fn matrix(name: &str) -> String {
+    format!("matrix:{}", repository().join("tests/simcuda/links").join(name).display())
+}
+
+/// MiB in use on each GPU, by the program's last line of them.
+fn used_by_gpu(output: &Output) -> Vec<u64> {
+    let line = output.stdout.lines().rfind(|line| line.starts_with("used:")).unwrap_or("");
+    let words: Vec<&str> = line.split(' ').collect();
+    words.windows(2).filter(|pair| pair[0].starts_with("gpu")).filter_map(|pair| pair[1].parse().ok()).collect()
+}
+
+#[test]
+fn a_gpu_on_another_island_does_not_lend() {
+    for (visible, expected) in [("0,1,2,3", [true, true, false, false]), ("2,0,3,1", [true, false, true, false])] {
+        let run = Run::program("steps").args("a:200 a:200 a:200 c:0 c:1 c:2 u").sim("4x256MiB").shim();
+        let run = run.env("SIMCUDA_LINK", matrix("pcie-islands.txt")).env("CUDA_VISIBLE_DEVICES", visible);
+        let shim = run.env("GPUPOOL_HOST_LIMIT", "512MiB").go();
+        shim.succeeds().says("block 2: 0 wrong");
+        let lends: Vec<bool> = used_by_gpu(&shim).into_iter().map(|mib| mib > 0).collect();
+        assert_eq!(lends, expected, "CUDA_VISIBLE_DEVICES={visible}\n{}", shim.stdout);
+    }
+}
+
+#[test]
+fn the_widest_link_lends_first_and_what_has_none_never() {
+    let run = Run::program("steps").sim("8x256MiB").shim().env("SIMCUDA_LINK", matrix("dgx1.txt"));
+    let run = run.env("GPUPOOL_HOST_LIMIT", "512MiB");
+    // GPU 0 has two links to GPUs 3 and 4, one to GPUs 1 and 2, and none to the others.
+    let shim = run.clone().args("a:200 a:200 a:200 c:0 c:1 c:2 u").go();
+    let lends: Vec<bool> = used_by_gpu(shim.succeeds()).into_iter().map(|mib| mib > 0).collect();
+    assert_eq!(lends, [true, false, false, true, true, false, false, false], "{}", shim.stdout);
+    let shim = run.args("a:200 a:200 a:200 a:200 a:200 a:200 u").go();
+    let lends: Vec<bool> = used_by_gpu(shim.says("allocate 200: 0")).into_iter().map(|mib| mib > 0).collect();
+    assert_eq!(lends, [true, true, true, true, true, false, false, false], "{}", shim.stdout);
+}
+
+#[test]
+fn a_bad_matrix_is_named_with_its_line() {
+    let file = tempfile::NamedTempFile::new().unwrap_or_else(|e| panic!("no temporary file: {e}"));
+    std::fs::write(file.path(), "GPU0 GPU1\nGPU0 X NV1\nGPU1 NV1 Y\n").unwrap_or_else(|e| panic!("{e}"));
+    let link = format!("matrix:{}", file.path().display());
+    let told = Run::program("steps").arg("a:1").env("SIMCUDA_LINK", &link).go();
+    told.exits(1)
+        .warns(&format!("simcuda: SIMCUDA_LINK={link}: line 3: expected NV1 to NV18, PIX, PXB, PHB, NODE or SYS"));
+    let told = Run::program("steps").arg("a:1").sim("4x256MiB").env("SIMCUDA_LINK", matrix("dgx1.txt")).go();
+    told.exits(1).warns("expected 4 GPUs, as in SIMCUDA_GPUS, found 8");
 }

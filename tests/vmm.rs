@@ -156,6 +156,12 @@ fn home_comes_first_where_its_free_memory_is_unknown() {
 }
 
 #[test]
+fn nvml_tells_the_free_memory_of_a_gpu_that_is_not_current() {
+    let run = shim("d:1 c:20 c:100 s").nvml().go();
+    tells(&run, "create 100: 0\nused: gpu0 16 gpu1 48 gpu2 48 gpu3 24");
+}
+
+#[test]
 fn a_handle_that_was_released_while_mapped_can_be_taken_again_with_all_its_parts() {
     let run = shim("c:120 m:0 r:0 R:0 x:0 s u:0 s").go();
     tells(&run, "release 0: 0\nhandle 0: 0 wrong\nused: gpu0 48 gpu1 48 gpu2 40 gpu3 0 host 0\nused: gpu0 16 gpu1 0");

@@ -5,7 +5,6 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use clap::ValueEnum;
 use gpupool_config::parse_size;
 
 use crate::failure::Failure;
@@ -15,15 +14,16 @@ use crate::{child, companion};
 /// Run a program on simulated GPUs
 ///
 /// The program finds a libcuda.so.1 that has as many GPUs as you say and keeps their memory in sparse files: it costs
-/// what is written to it. Programs that use the driver interface run; the CUDA runtime (cudart) does not.
+/// what is written to it. All processes that the program starts share them, as on one machine, and find a libnvidia-ml.so.1
+/// that tells of it. Programs that use the driver interface run; the CUDA runtime (cudart) does not.
 #[derive(clap::Args)]
 pub struct Args {
     /// GPUs, as 4x32GiB or 2x16GiB,1x80GiB [default: 2x16GiB]
     #[arg(long, value_name = "COUNTxSIZE", value_parser = gpus)]
     gpus: Option<String>,
-    /// How the GPUs reach each other [default: nvlink]
-    #[arg(long, value_name = "LINK")]
-    link: Option<Link>,
+    /// How the GPUs reach each other: nvlink, pcie, none, or matrix:FILE with what `nvidia-smi topo -m` prints [default: nvlink]
+    #[arg(long, value_name = "LINK", value_parser = link)]
+    link: Option<OsString>,
     /// Host memory that the driver may take, or none [default: 64GiB]
     #[arg(long, value_name = "SIZE", value_parser = host)]
     host: Option<String>,
@@ -33,16 +33,12 @@ pub struct Args {
     /// The simulated driver [default: libsimcuda.so that came with this program]
     #[arg(long, value_name = "PATH")]
     driver: Option<PathBuf>,
+    /// Leave out the libnvidia-ml.so.1 that lies beside the driver, as where a container lacks it
+    #[arg(long)]
+    no_nvml: bool,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Link {
-    Nvlink,
-    Pcie,
-    None,
 }
 
 /// Runs the program with the simulated driver in front of its library path, and ends as it ends.
@@ -54,16 +50,17 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let Some((program, arguments)) = args.command.split_first() else {
         return Err(Failure::usage("no program to run; write it behind --"));
     };
-    let folder = driver_folder(&driver)?;
+    let folder = driver_folder(&driver, !args.no_nvml)?;
 
     let mut command = Command::new(program);
     command.args(arguments).env("LD_LIBRARY_PATH", library_path(folder.path(), std::env::var_os("LD_LIBRARY_PATH")));
-    let link = args.link.and_then(|link| link.to_possible_value()).map(|value| value.get_name().to_owned());
+    // Its own one, also inside another: processes of one machine have the same GPUs.
+    command.env("SIMCUDA_MACHINE", folder.path().join("machine"));
     let variables = [
-        ("SIMCUDA_GPUS", args.gpus),
-        ("SIMCUDA_LINK", link),
-        ("SIMCUDA_HOST", args.host),
-        ("SIMCUDA_FAULT", args.fault),
+        ("SIMCUDA_GPUS", args.gpus.map(OsString::from)),
+        ("SIMCUDA_LINK", args.link),
+        ("SIMCUDA_HOST", args.host.map(OsString::from)),
+        ("SIMCUDA_FAULT", args.fault.map(OsString::from)),
     ];
     for (name, value) in variables {
         // What no flag names keeps its variable, so that a script can set the machine once for many commands.
@@ -75,13 +72,20 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     Ok(child::end_as(status?))
 }
 
-/// A folder with nothing but the names under which programs look for the driver.
-fn driver_folder(driver: &Path) -> Result<Folder, Failure> {
+/// A folder with nothing but the names under which programs look for the driver and for NVML, if it lies beside it.
+fn driver_folder(driver: &Path, with_nvml: bool) -> Result<Folder, Failure> {
     // The loader splits LD_LIBRARY_PATH at the first two and replaces $ORIGIN and the like.
     let folder = Folder::create("gpupool-sim-", "the simulated driver", b":;$")?;
-    for name in ["libcuda.so.1", "libcuda.so"] {
+    let link = |file: &Path, name: &str| {
         let link = folder.path().join(name);
-        symlink(driver, &link).map_err(|error| Failure::broken(format!("cannot make {}: {error}", link.display())))?;
+        symlink(file, &link).map_err(|error| Failure::broken(format!("cannot make {}: {error}", link.display())))
+    };
+    for name in ["libcuda.so.1", "libcuda.so"] {
+        link(driver, name)?;
+    }
+    let nvml = driver.with_file_name("libsimnvml.so");
+    if with_nvml && nvml.is_file() {
+        link(&nvml, "libnvidia-ml.so.1")?;
     }
     Ok(folder)
 }
@@ -111,6 +115,18 @@ pub fn gpus(text: &str) -> Result<String, String> {
         }
     }
     Ok(text.to_owned())
+}
+
+/// A file is named by its whole path: the program may look for it from another folder. What is in it the driver checks.
+fn link(text: &str) -> Result<OsString, String> {
+    let Some(file) = text.strip_prefix("matrix:") else {
+        let known = ["nvlink", "pcie", "none"].contains(&text);
+        return if known { Ok(text.into()) } else { Err("write nvlink, pcie, none or matrix:FILE".to_owned()) };
+    };
+    let path = Path::new(file).canonicalize().map_err(|error| format!("{file}: {error}"))?;
+    let mut setting = OsString::from("matrix:");
+    setting.push(path);
+    Ok(setting)
 }
 
 fn host(text: &str) -> Result<String, String> {

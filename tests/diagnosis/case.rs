@@ -18,6 +18,7 @@ pub struct Case {
     command: Vec<PathBuf>,
     variables: Vec<(String, String)>,
     fault: Option<String>,
+    nvml: bool,
     same_bare: bool,
     code: i32,
 }
@@ -44,7 +45,7 @@ fn folder() -> TempDir {
 impl Case {
     fn new(folder: TempDir, command: Vec<PathBuf>, arguments: &str) -> Self {
         let command = command.into_iter().chain(arguments.split_whitespace().map(PathBuf::from)).collect();
-        Self { folder, command, variables: Vec::new(), fault: None, same_bare: true, code: 0 }
+        Self { folder, command, variables: Vec::new(), fault: None, nvml: false, same_bare: true, code: 0 }
     }
 
     /// A program of `tests/programs` whose functions have names at run time.
@@ -99,6 +100,12 @@ impl Case {
         self
     }
 
+    /// With NVML, which tells exactly what the driver alone lets one guess.
+    pub fn nvml(mut self) -> Self {
+        self.nvml = true;
+        self
+    }
+
     /// The program is meant to fare otherwise than bare.
     pub fn differs(mut self) -> Self {
         self.same_bare = false;
@@ -128,6 +135,9 @@ impl Case {
         let mut run = Run::command(&gpupool).args("sim --gpus").arg(GPUS);
         if let Some(fault) = &self.fault {
             run = run.arg("--fault").arg(fault);
+        }
+        if !self.nvml {
+            run = run.arg("--no-nvml");
         }
         run = run.arg("--").arg(&gpupool).args("run --log").arg(&log).arg("--");
         let run = self.command.iter().fold(run, |run, word| run.arg(word));

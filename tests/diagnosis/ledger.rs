@@ -41,6 +41,14 @@ fn what_a_context_costs_is_what_the_driver_took() {
 }
 
 #[test]
+fn with_nvml_the_cost_of_a_context_is_exact() {
+    let told = Case::program("contexts", "stray").env("SIMCUDA_CONTEXT_MIB", "300").nvml().go();
+    told.finds(&["GP001"]).warns("nothing ran in it, 300.0 MiB;");
+    let costs: Vec<_> = created(&told).iter().map(|made| (made.cost, made.approximate)).collect();
+    assert_eq!(costs, [(Some(300 << 20), false); 2]);
+}
+
+#[test]
 fn a_second_context_of_a_gpu_costs_what_it_adds() {
     for case in ["two", "destroyed"] {
         let told = Case::program("contexts", case).env("SIMCUDA_CONTEXT_MIB", "16").go();

@@ -58,6 +58,19 @@ pub(crate) fn unfinished(path: &Path) -> PathBuf {
     path.with_extension(format!("{}.unfinished", process::id()))
 }
 
+/// The same folder with a `libnvidia-ml.so.1` beside the driver.
+pub fn driver_folder_with_nvml() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = scratch("driver-nvml");
+        for name in ["libcuda.so.1", "libcuda.so"] {
+            replace_link(&library("libsimcuda.so"), &folder.join(name));
+        }
+        replace_link(&library("libsimnvml.so"), &folder.join("libnvidia-ml.so.1"));
+        folder
+    })
+}
+
 fn replace_link(target: &Path, link: &Path) {
     let made = unfinished(link);
     let _ = fs::remove_file(&made);

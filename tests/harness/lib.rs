@@ -15,7 +15,7 @@ mod output;
 mod routes;
 mod run;
 
-pub use artifacts::{artifact_folder, driver_folder, library, repository};
+pub use artifacts::{artifact_folder, driver_folder, driver_folder_with_nvml, library, repository};
 pub use compile::{Build, program};
 pub use output::Output;
 pub use routes::{Route, hooks};

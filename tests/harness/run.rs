@@ -1,6 +1,6 @@
 //! One run of one program: what it is, the driver it finds, and whether the shim is preloaded.
 
-use crate::artifacts::{driver_folder, library, repository};
+use crate::artifacts::{driver_folder, driver_folder_with_nvml, library, repository};
 use crate::{Build, Output};
 use gpupool_events::Reader;
 use std::collections::BTreeMap;
@@ -24,6 +24,9 @@ pub enum Driver {
     System,
 }
 
+/// The file that a machine of several processes has in the run's folder.
+const MACHINE: &str = "machine";
+
 /// A program that hangs is ended after this long, and its test fails with what it had said.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -38,6 +41,8 @@ pub struct Run {
     logged: bool,
     reported: bool,
     may_violate: bool,
+    machine: bool,
+    nvml: bool,
 }
 
 impl Run {
@@ -62,6 +67,8 @@ impl Run {
             logged: false,
             reported: false,
             may_violate: false,
+            machine: false,
+            nvml: false,
         }
     }
 
@@ -100,6 +107,18 @@ impl Run {
     /// memory a test can afford to write, are mostly free.
     pub fn sim(self, gpus: &str) -> Self {
         self.env("SIMCUDA_GPUS", gpus).env("SIMCUDA_CONTEXT_MIB", "16")
+    }
+
+    /// Puts all processes of the run on one machine, whose GPUs and host they share. Otherwise each has one of its own.
+    pub fn machine(mut self) -> Self {
+        self.machine = true;
+        self
+    }
+
+    /// Puts the simulated NVML beside the simulated driver. Without it programs find none, as in many containers.
+    pub fn nvml(mut self) -> Self {
+        self.nvml = true;
+        self
     }
 
     /// Another driver than the simulated one.
@@ -169,7 +188,7 @@ impl Run {
             stderr,
             records: Vec::new(),
             report: fs::read_to_string(&report).ok().and_then(|text| serde_json::from_str(&text).ok()),
-            files: files_in(folder.path(), &[&log, &report, &violations]),
+            files: files_in(folder.path(), &[&log, &report, &violations, &folder.path().join(MACHINE)]),
             // No process makes the file before it has something to say.
             violations: fs::read_to_string(&violations).unwrap_or_default().lines().map(str::to_owned).collect(),
         };
@@ -200,11 +219,15 @@ impl Run {
         command.env("PATH", env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into()));
         command.env("HOME", folder).env("TMPDIR", folder).env("LC_ALL", "C");
         match &self.driver {
+            Driver::Simulated if self.nvml => drop(command.env("LD_LIBRARY_PATH", driver_folder_with_nvml())),
             Driver::Simulated => drop(command.env("LD_LIBRARY_PATH", driver_folder())),
             Driver::In(folder) => drop(command.env("LD_LIBRARY_PATH", folder)),
             Driver::System => {}
         }
         command.env("SIMCUDA_STRICT", "on");
+        if self.machine {
+            command.env("SIMCUDA_MACHINE", folder.join(MACHINE));
+        }
         if self.reported {
             command.env("SIMCUDA_REPORT", report);
         }

@@ -38,6 +38,8 @@
  *   sweep:get:SLOT, sweep:open:SLOT
  *                        the same with a fault at every driver call in turn (simulated driver): nothing may be left
  *   fault:SPECIFICATION  faults of the simulated driver
+ *   info                 free memory as the process is told
+ *   nvml                 used memory and processes on GPU 0 by NVML, of the whole machine
  *   left                 handles, mapped and used memory (simulated driver)
  *   exit                 end in order          kill            end at once
  */
@@ -45,6 +47,7 @@
 
 #include "kernels.h"
 #include "streams.h"
+#include "nvml.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -612,6 +615,16 @@ static void act(Kernels *kernels, char *order)
         char specification[WORD];
         snprintf(specification, sizeof specification, "%s:%s", first, second);
         REQUIRE(simulator.arm && simulator.arm(specification) == 0);
+    } else if (!strcmp(action, "info")) {
+        size_t free_bytes, total;
+        CHECK(cuMemGetInfo_v2(&free_bytes, &total));
+        printf("%s: %zu of %zu MiB\n", name, free_bytes / MIB, total / MIB);
+    } else if (!strcmp(action, "nvml")) {
+        uint64_t mine;
+        REQUIRE(NVML("nvmlInit_v2", void)() == 0);
+        int processes = nvml_processes(0, getpid(), &mine);
+        printf("%s: %llu MiB, %llu of it mine, %d processes, %u MHz\n", name, nvml_memory(0).used / MIB,
+               (unsigned long long)mine / MIB, processes, nvml_sm_clock(0));
     } else if (!strcmp(action, "left")) {
         printf("%s: %llu handles, %llu MiB mapped, %llu MiB used\n", name, (unsigned long long)simulator.handles(),
                (unsigned long long)(simulator.mapped() / MIB), (unsigned long long)(physical_use(&simulator, 2) / MIB));

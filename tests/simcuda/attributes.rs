@@ -6,11 +6,6 @@ use std::ffi::c_int;
 /// Compute capability, major and minor.
 pub const CAPABILITY: (c_int, c_int) = (9, 0);
 
-/// PCI bus of the GPU with this index. From 0x10 on, one each.
-pub fn bus(index: usize) -> c_int {
-    0x10 + index as c_int
-}
-
 /// The value of attribute number `attribute` (`CUdevice_attribute`), or `None` for a number CUDA 13.0 does not have.
 pub fn value(settings: &Settings, index: usize, attribute: c_int) -> Option<c_int> {
     let vmm = c_int::from(settings.vmm);
@@ -55,7 +50,7 @@ pub fn value(settings: &Settings, index: usize, attribute: c_int) -> Option<c_in
         119 => 1,
         126 => 4,
         // PCI: bus, device, domain, board.
-        33 => bus(index),
+        33 => simmachine::bus(index),
         34 | 50 => 0,
         85 => index as c_int,
         139 => 0x2335_10de,

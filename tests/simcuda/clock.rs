@@ -5,10 +5,10 @@
 //! from what the submitting thread had waited for, whichever is latest. Two streams that use one link at once are not
 //! slowed down, and a launch by itself takes no time.
 
+use crate::device;
 use crate::driver::driver;
 use crate::physical::Place;
 use crate::residence;
-use crate::settings::Link;
 use crate::space::{Kind, Span};
 use std::cell::Cell;
 
@@ -99,7 +99,7 @@ fn speed(device: usize, place: Place, speeds: &Speeds) -> u64 {
     match place {
         Place::Gpu(owner) if owner == device => speeds.local,
         // Over PCIe a peer is as far as the host, which is behind the same bus; that was not measured.
-        Place::Gpu(_) if driver().settings.link == Link::Nvlink => speeds.peer,
+        Place::Gpu(owner) if device::link(device, owner).is_nvlink() => speeds.peer,
         Place::Gpu(_) | Place::Host(_) => speeds.host,
     }
 }

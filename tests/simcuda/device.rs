@@ -4,7 +4,7 @@ use crate::attributes;
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::{In, Out};
-use crate::settings::Link;
+use simmachine::links::Link;
 use std::ffi::{c_char, c_int, c_uint};
 
 pub fn get(out: Out<c_int>, ordinal: c_int) -> Outcome {
@@ -19,24 +19,11 @@ pub fn count(out: Out<c_int>) -> Outcome {
 
 pub fn name(out: Out<c_char>, capacity: c_int, device: c_int) -> Outcome {
     let gpu = driver().gpu(device)?;
-    out.set_text(&format!("Simulated GPU {} GiB", gpu.store.capacity >> 30), capacity)
-}
-
-/// The 16 bytes of a GPU's UUID: fixed, so that runs compare, and different for each index.
-pub fn uuid_bytes(index: usize) -> [u8; 16] {
-    let mut bytes = *b"simcuda-gpu-\0\0\0\0";
-    bytes[12..].copy_from_slice(&(index as u32).to_be_bytes());
-    bytes
-}
-
-/// `GPU-…` as nvidia-smi prints it.
-pub fn uuid_text(index: usize) -> String {
-    let hex: String = uuid_bytes(index).iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+    out.set_text(&simmachine::name(gpu.store.capacity), capacity)
 }
 
 pub fn uuid(out: Out<[u8; 16]>, device: c_int) -> Outcome {
-    out.set(uuid_bytes(driver().gpu(device)?.index))
+    out.set(simmachine::uuid_bytes(driver().gpu(device)?.index))
 }
 
 pub fn luid(_out: Out<c_char>, _mask: Out<c_uint>, _device: c_int) -> Outcome {
@@ -62,7 +49,7 @@ pub fn bus_id(out: Out<c_char>, capacity: c_int, device: c_int) -> Outcome {
 }
 
 fn bus_id_text(index: usize) -> String {
-    format!("0000:{:02X}:00.0", attributes::bus(index))
+    simmachine::bus_id(index, 4)
 }
 
 pub fn by_bus_id(out: Out<c_int>, text: In<c_char>) -> Outcome {
@@ -75,19 +62,20 @@ pub fn by_bus_id(out: Out<c_int>, text: In<c_char>) -> Outcome {
     out.set(found.ok_or(Code::INVALID_DEVICE)? as c_int)
 }
 
-/// Whether two GPUs can reach each other's memory.
-pub fn linked(a: usize, b: usize) -> bool {
-    a == b || driver().settings.link != Link::None
+/// What joins two GPUs, by ordinal.
+pub fn link(a: usize, b: usize) -> Link {
+    let driver = driver();
+    driver.settings.links.between(driver.gpus[a].index, driver.gpus[b].index)
 }
 
-fn pair(a: c_int, b: c_int) -> Outcome<bool> {
-    driver().gpu(a)?;
-    driver().gpu(b)?;
-    Ok(a != b && linked(a as usize, b as usize))
+/// Whether two GPUs, by ordinal, can reach each other's memory.
+pub fn linked(a: usize, b: usize) -> bool {
+    link(a, b).is_peer()
 }
 
 pub fn can_access_peer(out: Out<c_int>, device: c_int, peer: c_int) -> Outcome {
-    out.set(c_int::from(pair(device, peer)?))
+    let (from, to) = (driver().gpu(device)?.index, driver().gpu(peer)?.index);
+    out.set(c_int::from(from != to && driver().settings.links.between(from, to).is_peer()))
 }
 
 /// `cuDeviceGetP2PAttribute`: rank (0 is the fastest), access, native atomics, array access.
@@ -96,13 +84,13 @@ pub fn peer_attribute(out: Out<c_int>, attribute: c_int, device: c_int, peer: c_
     if device == peer {
         return Err(Code::INVALID_DEVICE);
     }
-    let linked = pair(device, peer)?;
-    let nvlink = linked && driver().settings.link == Link::Nvlink;
+    let (from, to) = (driver().gpu(device)?.index, driver().gpu(peer)?.index);
+    let links = &driver().settings.links;
+    let link = links.between(from, to);
     out.set(match attribute {
-        1 => c_int::from(!nvlink),
-        2 => c_int::from(linked),
-        3 | 5 => c_int::from(nvlink),
-        4 => c_int::from(linked),
+        1 => links.rank(from, to),
+        2 | 4 => c_int::from(link.is_peer()),
+        3 | 5 => c_int::from(link.is_nvlink()),
         _ => return Err(Code::INVALID_VALUE),
     })
 }

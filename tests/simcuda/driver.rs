@@ -9,6 +9,7 @@ use crate::settings::Settings;
 use crate::space::Space;
 use crate::{fault, report};
 use parking_lot::{Mutex, RwLock};
+use simmachine::Machine;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,6 +26,8 @@ pub struct Gpu {
 
 pub struct Driver {
     pub settings: Settings,
+    /// The accounts of the machine, which other processes may share.
+    pub machine: Machine,
     pub gpus: Vec<Gpu>,
     pub hosts: Vec<Store>,
     pub space: Space,
@@ -71,21 +74,22 @@ pub fn version() -> c_int {
 
 impl Driver {
     fn new(settings: Settings) -> Result<Self, String> {
+        let machine = Machine::join(&settings)?;
         let gpus = settings
             .visible
             .iter()
             .enumerate()
             .map(|(ordinal, &index)| {
-                let store = Store::new(Place::Gpu(ordinal), index, settings.gpus[index])?;
+                let store = Store::new(&machine, Place::Gpu(ordinal), index, settings.gpus[index])?;
                 Ok(Gpu { index, store, primary: Mutex::default(), pools: Mutex::default() })
             })
             .collect::<Result<_, String>>()?;
-        let node_bytes = settings.host.unwrap_or(0) / u64::from(settings.host_nodes);
         let hosts = (0..settings.host_nodes)
-            .map(|node| Store::new(Place::Host(node), node as usize, node_bytes & !(crate::physical::GRANULE - 1)))
+            .map(|node| Store::new(&machine, Place::Host(node), node as usize, settings.node_bytes()))
             .collect::<Result<_, String>>()?;
         Ok(Self {
             settings,
+            machine,
             gpus,
             hosts,
             space: Space::new()?,

@@ -1,4 +1,4 @@
-//! Which stretches of a range are free. Used for physical memory, for address space and inside small-block slabs.
+//! Which stretches of a range are free. Used for address space and inside small-block slabs.
 
 use std::collections::BTreeMap;
 
@@ -28,29 +28,6 @@ impl Extents {
             self.free.insert(at + bytes, start + length - (at + bytes));
         }
         Some(at)
-    }
-
-    /// `bytes` from as few stretches as first fit finds, so that a request fails only when the sum is not there:
-    /// a GPU's page tables make fragmentation of physical memory invisible too.
-    pub fn take_scattered(&mut self, bytes: u64) -> Option<Vec<(u64, u64)>> {
-        if let Some(at) = self.take(bytes, 1) {
-            return Some(vec![(at, bytes)]);
-        }
-        if self.free.values().sum::<u64>() < bytes {
-            return None;
-        }
-        let mut missing = bytes;
-        let mut taken = Vec::new();
-        while missing > 0 {
-            let (start, length) = self.free.pop_first()?;
-            let used = length.min(missing);
-            if used < length {
-                self.free.insert(start + used, length - used);
-            }
-            taken.push((start, used));
-            missing -= used;
-        }
-        Some(taken)
     }
 
     /// Gives a stretch back. It must have been taken before.
@@ -95,16 +72,5 @@ mod tests {
         assert_eq!(extents.take(512, 4096), Some(4096));
         assert_eq!(extents.take(3996, 1), Some(100));
         assert_eq!(extents.take(10_000, 1), None);
-    }
-
-    #[test]
-    fn scattered_memory_counts_by_the_sum() {
-        let mut extents = Extents::new(0, 3000);
-        let a = extents.take(1000, 1).unwrap();
-        let _b = extents.take(1000, 1).unwrap();
-        extents.give(a, 1000);
-        assert_eq!(extents.take_scattered(2001), None);
-        assert_eq!(extents.take_scattered(1500), Some(vec![(0, 1000), (2000, 500)]));
-        assert_eq!(extents.take_scattered(500), Some(vec![(2500, 500)]));
     }
 }

@@ -40,7 +40,7 @@ pub fn get(out: Out<MemHandle>, address: u64) -> Outcome {
     // A scattered allocation can not be named in 64 bytes; memory has to be nearly full for that to happen.
     let [piece] = physical.pieces[..] else { return Err(Code::NOT_SUPPORTED) };
     let (descriptor, index) = (physical.file() as u64, driver().gpus[*device].index as u64);
-    physical.note_shared();
+    physical.note_shared()?;
     // As with the real driver, the handle is that of the whole allocation, and small ones share it.
     out.set(MemHandle([MAGIC, u64::from(std::process::id()), descriptor, piece.offset, piece.bytes, index, 0, 0]))
 }

@@ -41,7 +41,6 @@ mod registry;
 mod report;
 mod reserve;
 mod residence;
-mod settings;
 mod shared_event;
 mod space;
 mod stream;
@@ -49,3 +48,5 @@ mod stream_ordered;
 mod strict;
 mod table;
 mod vmm;
+
+use simmachine::settings;

@@ -70,7 +70,7 @@ pub fn free(address: u64) -> Outcome {
 pub fn info(free: Out<usize>, total: Out<usize>) -> Outcome {
     let context = current()?;
     let store = &driver().gpus[context.device].store;
-    free.set_if_wanted((store.capacity - store.used()) as usize);
+    free.set_if_wanted(store.free() as usize);
     total.set_if_wanted(store.capacity as usize);
     Ok(())
 }

@@ -3,19 +3,17 @@
 //! The driver reaches all of it through that alias mapping. Device addresses are never mapped for the processor, so a
 //! program that follows a device pointer crashes as it would with a real GPU, and data outlives any change of addresses.
 
+use crate::driver::driver;
 use crate::error::{Code, Outcome};
-use crate::extents::Extents;
 use crate::residence;
 use crate::strict;
-use parking_lot::{Mutex, MutexGuard};
-use std::ffi::CString;
+use parking_lot::Mutex;
+use simmachine::{Machine, gpu_place, host_place, map_file};
 use std::fs::OpenOptions;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
 
-/// Granularity of physical memory, as measured on H200: minimum and recommended, for device and host.
-pub const GRANULE: u64 = 2 << 20;
+pub use simmachine::{GRANULE, Use, memory_file};
 
 /// Where memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,21 +24,7 @@ pub enum Place {
     Host(u32),
 }
 
-/// What memory is used for; the report and the probes count by it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
-    /// `cuMemAlloc` and its relatives.
-    Plain,
-    /// `cuMemCreate`.
-    Vmm,
-    Context,
-    /// Pinned host memory.
-    Pinned,
-    /// Pages of managed memory that are here now.
-    Managed,
-}
-
-/// Bytes in use, by purpose.
+/// Bytes that this process uses, by purpose.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
     pub plain: u64,
@@ -67,145 +51,104 @@ impl Usage {
     }
 }
 
-/// All physical memory of one place.
+/// All physical memory of one place. What is free of it is the machine's to say, of all processes.
 pub struct Store {
     pub place: Place,
     pub capacity: u64,
-    file: OwnedFd,
+    /// Its number in the machine's ledger.
+    number: usize,
     base: usize,
-    state: Mutex<State>,
-    /// Mirror of the total, so that `cuMemGetInfo` takes no lock.
-    used: AtomicU64,
-    /// Mirror of the length of `lingering`.
-    lingers: AtomicUsize,
-}
-
-struct State {
-    free: Extents,
-    usage: Usage,
-    /// Freed here, and still open in another process.
-    lingering: Vec<(Piece, Use)>,
+    file: i32,
+    /// Device and number of that file.
+    inode: (u64, u64),
+    /// Of this process; nothing else is locked while this is.
+    usage: Mutex<Usage>,
 }
 
 impl Store {
     /// `index` is the place's number in the machine, which every process knows it by.
-    pub fn new(place: Place, index: usize, capacity: u64) -> Result<Self, String> {
-        let what = format!("{capacity} bytes for {place:?}");
-        let file =
-            memory_file(&file_name(place, index), capacity).ok_or_else(|| format!("memfd_create of {what} failed"))?;
-        let base = alias(&file, capacity)
-            .ok_or_else(|| format!("mmap of {what} failed; lower SIMCUDA_GPUS or SIMCUDA_HOST"))?;
-        let state = State { free: Extents::new(0, capacity), usage: Usage::default(), lingering: Vec::new() };
-        let (used, lingers) = (AtomicU64::new(0), AtomicUsize::new(0));
-        Ok(Self { place, capacity, file, base, state: Mutex::new(state), used, lingers })
+    pub fn new(machine: &Machine, place: Place, index: usize, capacity: u64) -> Result<Self, String> {
+        let number = match place {
+            Place::Gpu(_) => gpu_place(index),
+            Place::Host(_) => host_place(index),
+        };
+        let memory = machine.memory(number, &file_name(place, index))?;
+        let (base, file) = (memory.base, memory.file.as_raw_fd());
+        let inode = inode_of(file).unwrap_or_default();
+        Ok(Self { place, capacity, number, base, file, inode, usage: Mutex::default() })
     }
 
+    /// Bytes in use, by all processes of the machine.
     pub fn used(&self) -> u64 {
-        self.reap();
-        self.used.load(Ordering::Relaxed)
+        driver().machine.used(self.number)
+    }
+
+    /// Bytes that nobody uses.
+    pub fn free(&self) -> u64 {
+        self.capacity.saturating_sub(self.used())
     }
 
     pub fn usage(&self) -> Usage {
-        self.reap();
-        self.state.lock().usage
+        *self.usage.lock()
     }
 
-    /// Takes back what other processes have let go of since it was freed here.
-    fn reap(&self) {
-        if self.lingers.load(Ordering::Relaxed) == 0 {
-            return;
-        }
-        let mut state = self.state.lock();
-        let (open, closed): (Vec<_>, Vec<_>) = state.lingering.drain(..).partition(|(piece, _)| self.is_open(piece));
-        state.lingering = open;
-        self.lingers.store(state.lingering.len(), Ordering::Relaxed);
-        for (piece, purpose) in closed {
-            self.take_back(&mut state, &piece, purpose);
-        }
-    }
-
-    /// Whether another process can still reach this stretch: it holds a descriptor from [`Physical::share`].
-    fn is_open(&self, piece: &Piece) -> bool {
-        let mut lock = range_lock(libc::F_WRLCK, piece.offset, piece.bytes);
-        // SAFETY: plain system call on a descriptor we own, with a description that outlives it. It asks whether a lock
-        // could be had and takes none.
-        let asked = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
-        asked == 0 && lock.l_type != libc::F_UNLCK as libc::c_short
-    }
-
-    fn take_back(&self, state: &mut State, piece: &Piece, purpose: Use) {
-        let written = strict::written(&self.file, piece.offset, piece.bytes);
-        punch(&self.file, piece);
-        strict::poison(&self.file, &written);
-        state.free.give(piece.offset, piece.bytes);
-        self.refund_in(state, piece.bytes, purpose);
-    }
-
-    /// Counts `bytes` against the capacity; OUT_OF_MEMORY if they are not there. For contexts and pinned memory, whose
-    /// bytes are not in the file.
+    /// Counts `bytes` against the capacity; OUT_OF_MEMORY if they are not there. Managed pages make room, as they do on a
+    /// real GPU.
     pub fn charge(&self, bytes: u64, purpose: Use) -> Outcome {
-        self.charged(bytes, purpose).map(drop)
-    }
-
-    /// As [`Store::charge`], without making managed memory leave.
-    pub fn charge_if_free(&self, bytes: u64, purpose: Use) -> bool {
-        self.charge_in(&mut self.state.lock(), bytes, purpose).is_ok()
-    }
-
-    /// Charges, and returns the state still locked. Managed pages make room, as they do on a real GPU.
-    fn charged(&self, bytes: u64, purpose: Use) -> Outcome<MutexGuard<'_, State>> {
-        self.reap();
         loop {
-            let mut state = self.state.lock();
-            let Err(code) = self.charge_in(&mut state, bytes, purpose) else { return Ok(state) };
-            let missing = bytes.saturating_sub(self.capacity - state.usage.total());
-            let managed = state.usage.managed;
-            drop(state);
+            let Err(missing) = self.try_charge(bytes, purpose) else { return Ok(()) };
+            let managed = self.usage.lock().managed;
             match self.place {
                 Place::Gpu(device) if missing <= managed && residence::evict(device, missing) => {}
-                _ => return Err(code),
+                _ => return Err(Code::OUT_OF_MEMORY),
             }
         }
     }
 
-    pub fn refund(&self, bytes: u64, purpose: Use) {
-        self.refund_in(&mut self.state.lock(), bytes, purpose);
+    /// As [`Store::charge`], without making managed memory leave.
+    pub fn charge_if_free(&self, bytes: u64, purpose: Use) -> bool {
+        self.try_charge(bytes, purpose).is_ok()
     }
 
-    fn charge_in(&self, state: &mut State, bytes: u64, purpose: Use) -> Outcome {
-        let total = state.usage.total();
-        if bytes > self.capacity - total {
-            return Err(Code::OUT_OF_MEMORY);
-        }
-        *state.usage.counter(purpose) += bytes;
-        state.usage.peak = state.usage.peak.max(total + bytes);
-        self.used.store(total + bytes, Ordering::Relaxed);
+    /// The error is how many bytes are missing.
+    fn try_charge(&self, bytes: u64, purpose: Use) -> Result<(), u64> {
+        driver().machine.charge(self.number, purpose, bytes)?;
+        let mut usage = self.usage.lock();
+        *usage.counter(purpose) += bytes;
+        usage.peak = usage.peak.max(usage.total());
         Ok(())
     }
 
-    fn refund_in(&self, state: &mut State, bytes: u64, purpose: Use) {
-        *state.usage.counter(purpose) -= bytes;
-        self.used.store(state.usage.total(), Ordering::Relaxed);
+    pub fn refund(&self, bytes: u64, purpose: Use) {
+        driver().machine.refund(self.number, purpose, bytes);
+        self.forget(bytes, purpose);
+    }
+
+    fn forget(&self, bytes: u64, purpose: Use) {
+        *self.usage.lock().counter(purpose) -= bytes;
     }
 
     /// Takes `bytes`, a multiple of [`GRANULE`]. Fresh memory reads as zero; in strict mode,
     /// memory that was released before does not.
     pub fn allocate(&'static self, bytes: u64, purpose: Use) -> Outcome<Arc<Physical>> {
-        let mut state = self.charged(bytes, purpose)?;
-        // Contexts are charged without taking extents, so whatever was charged is there.
-        let extents = state.free.take_scattered(bytes).ok_or(Code::OUT_OF_MEMORY)?;
+        self.charge(bytes, purpose)?;
+        // What was charged is there: frames are given back before their charge is.
+        let Some(extents) = driver().machine.take(self.number, bytes) else {
+            self.refund(bytes, purpose);
+            return Err(Code::OUT_OF_MEMORY);
+        };
         let pieces = extents
             .iter()
             .map(|&(offset, bytes)| Piece { alias: self.base + offset as usize, offset, bytes })
             .collect();
-        let backing = Backing::Extents { shared: AtomicBool::new(false) };
+        let backing = Backing::Own { records: OnceLock::new() };
         Ok(Arc::new(Physical { store: self, pieces, bytes, purpose, backing }))
     }
 
     /// Memory of another process (or of this one) by descriptor. Counted where it was made, not here.
     pub fn import(&'static self, file: OwnedFd, offset: u64, bytes: u64, purpose: Use) -> Outcome<Arc<Physical>> {
         mark_open(&file, offset, bytes)?;
-        let base = alias_at(&file, offset, bytes).ok_or(Code::OPERATING_SYSTEM)?;
+        let base = map_file(&file, offset, bytes).ok_or(Code::OPERATING_SYSTEM)?;
         let pieces = vec![Piece { alias: base, offset, bytes }];
         Ok(Arc::new(Physical { store: self, pieces, bytes, purpose, backing: Backing::Foreign(file) }))
     }
@@ -218,7 +161,12 @@ impl Store {
 
     /// Descriptor of the whole store.
     pub fn descriptor(&self) -> i32 {
-        self.file.as_raw_fd()
+        self.file
+    }
+
+    /// As [`Store::descriptor`], unless the program closed that number and has another file there.
+    pub fn own_descriptor(&self) -> Option<i32> {
+        inode_of(self.file).filter(|inode| *inode == self.inode).map(|_| self.file)
     }
 }
 
@@ -231,9 +179,10 @@ pub struct Piece {
 }
 
 enum Backing {
-    /// Of this process, in its store's file. `shared`: another process may have been given it.
-    Extents {
-        shared: AtomicBool,
+    /// Made by this process, in its store's file. `records`: in the ledger, of each piece, once another process may have
+    /// been given it.
+    Own {
+        records: OnceLock<Vec<usize>>,
     },
     Foreign(OwnedFd),
     Vacant,
@@ -260,22 +209,39 @@ impl Physical {
     /// The file that the pieces are stretches of.
     pub fn file(&self) -> i32 {
         match &self.backing {
-            Backing::Extents { .. } | Backing::Vacant => self.store.descriptor(),
+            Backing::Own { .. } | Backing::Vacant => self.store.descriptor(),
             Backing::Foreign(file) => file.as_raw_fd(),
         }
     }
 
     /// From here on another process may hold this memory, beyond its end in this one.
-    pub fn note_shared(&self) {
-        if let Backing::Extents { shared } = &self.backing {
-            shared.store(true, Ordering::Relaxed);
+    pub fn note_shared(&self) -> Outcome {
+        let Backing::Own { records } = &self.backing else { return Ok(()) };
+        static SHARING: Mutex<()> = Mutex::new(());
+        let _one = SHARING.lock();
+        if records.get().is_some() {
+            return Ok(());
         }
+        let (machine, place) = (&driver().machine, self.store.number);
+        let mut made = Vec::new();
+        for piece in &self.pieces {
+            match machine.share(place, self.purpose, piece.offset, piece.bytes) {
+                Some(record) => made.push(record),
+                None => {
+                    let taken_back = made.iter().zip(&self.pieces);
+                    taken_back.for_each(|(&record, _)| machine.take_back(record));
+                    return Err(Code::OPERATING_SYSTEM);
+                }
+            }
+        }
+        records.get_or_init(|| made);
+        Ok(())
     }
 
     /// Whether another process may hold it.
     pub fn is_shared(&self) -> bool {
         match &self.backing {
-            Backing::Extents { shared } => shared.load(Ordering::Relaxed),
+            Backing::Own { records } => records.get().is_some(),
             Backing::Foreign(_) => true,
             Backing::Vacant => false,
         }
@@ -283,7 +249,7 @@ impl Physical {
 
     /// Keeps this memory for as long as `file`, a descriptor of the file it lies in, is open anywhere.
     pub fn hold_by(&self, file: &OwnedFd) -> Outcome {
-        self.note_shared();
+        self.note_shared()?;
         self.pieces.iter().try_for_each(|piece| mark_open(file, piece.offset, piece.bytes))
     }
 
@@ -300,8 +266,8 @@ impl Physical {
         if placed < 0 {
             return Err(Code::OPERATING_SYSTEM);
         }
+        self.note_shared()?;
         mark_open(&file, piece.offset, piece.bytes)?;
-        self.note_shared();
         Ok(file)
     }
 
@@ -326,17 +292,19 @@ impl Physical {
 impl Drop for Physical {
     fn drop(&mut self) {
         match &self.backing {
-            Backing::Extents { shared } => {
-                let shared = shared.load(Ordering::Relaxed);
-                let mut state = self.store.state.lock();
-                for piece in &self.pieces {
-                    if shared && self.store.is_open(piece) {
-                        state.lingering.push((*piece, self.purpose));
-                    } else {
-                        self.store.take_back(&mut state, piece, self.purpose);
+            Backing::Own { records } => {
+                let (machine, place) = (&driver().machine, self.store.number);
+                self.store.forget(self.bytes, self.purpose);
+                match records.get() {
+                    Some(records) => records.iter().for_each(|&record| machine.end_shared(record)),
+                    None => {
+                        for piece in &self.pieces {
+                            let written = strict::written(self.store, piece);
+                            let poison = || strict::poison(&written);
+                            machine.give(place, self.purpose, piece.offset, piece.bytes, poison);
+                        }
                     }
                 }
-                self.store.lingers.store(state.lingering.len(), Ordering::Relaxed);
             }
             Backing::Foreign(_) => self.pieces.iter().for_each(|piece| unalias(piece.alias, piece.bytes)),
             Backing::Vacant => {}
@@ -350,6 +318,13 @@ fn file_name(place: Place, index: usize) -> String {
         Place::Gpu(_) => format!("simcuda-gpu-{index}"),
         Place::Host(_) => format!("simcuda-host-{index}"),
     }
+}
+
+fn inode_of(descriptor: i32) -> Option<(u64, u64)> {
+    // SAFETY: all-zero is a valid value of this C struct.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: plain system call; the output is a local.
+    (unsafe { libc::fstat(descriptor, &raw mut found) } == 0).then_some((found.st_dev, found.st_ino))
 }
 
 /// The file of a descriptor once more, under a description with a position and locks of its own.
@@ -379,68 +354,16 @@ pub fn shared_range(descriptor: i32) -> Option<(String, usize, u64, u64)> {
 /// Says that this description has a stretch open, for as long as any copy of it is. A lock and not a count in the file: it
 /// goes with its last holder, however that ends.
 fn mark_open(file: &OwnedFd, offset: u64, bytes: u64) -> Outcome {
-    let lock = range_lock(libc::F_RDLCK, offset, bytes);
-    // SAFETY: plain system call on a descriptor we own, with a description that outlives it.
-    let locked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
-    if locked == 0 { Ok(()) } else { Err(Code::OPERATING_SYSTEM) }
-}
-
-fn range_lock(kind: i32, offset: u64, bytes: u64) -> libc::flock {
-    libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: offset as i64,
-        l_len: bytes as i64,
-        l_pid: 0,
-    }
-}
-
-/// A file of zeros in memory, of this process until its descriptor is passed on.
-pub fn memory_file(name: &str, bytes: u64) -> Option<OwnedFd> {
-    let name = CString::new(name).ok()?;
-    // SAFETY: the name is a C string; the call returns a new descriptor or -1.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return None;
-    }
-    // SAFETY: the descriptor is new and nobody else closes it.
-    let file = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: plain system call on a descriptor we own.
-    let sized = unsafe { libc::ftruncate(file.as_raw_fd(), i64::try_from(bytes).ok()?) };
-    (sized == 0).then_some(file)
+    simmachine::lock_bytes(file, libc::F_RDLCK, offset as i64, bytes as i64, libc::F_OFD_SETLK)
+        .map_err(|_| Code::OPERATING_SYSTEM)
 }
 
 pub fn alias(file: &OwnedFd, bytes: u64) -> Option<usize> {
-    alias_at(file, 0, bytes)
-}
-
-fn alias_at(file: &OwnedFd, offset: u64, bytes: u64) -> Option<usize> {
-    if bytes == 0 {
-        return Some(0);
-    }
-    // SAFETY: a new mapping at an address the kernel picks replaces nothing. NORESERVE: only what is touched is taken.
-    let address = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            bytes as usize,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED | libc::MAP_NORESERVE,
-            file.as_raw_fd(),
-            i64::try_from(offset).ok()?,
-        )
-    };
-    (address != libc::MAP_FAILED).then_some(address as usize)
+    map_file(file, 0, bytes)
 }
 
 /// Ends a mapping that [`alias`] made, for an owner that is being dropped: nobody uses it any more.
 pub fn unalias(base: usize, bytes: u64) {
     // SAFETY: the mapping was made for that owner alone, and views of it are used only while the owner is held.
     unsafe { libc::munmap(base as *mut _, bytes as usize) };
-}
-
-/// Returns the pages to the system; the stretch reads as zero for its next owner.
-fn punch(file: &OwnedFd, piece: &Piece) {
-    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // SAFETY: plain system call on a descriptor we own, within its size.
-    unsafe { libc::fallocate(file.as_raw_fd(), mode, piece.offset as i64, piece.bytes as i64) };
 }

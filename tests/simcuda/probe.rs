@@ -40,13 +40,20 @@ pub extern "C" fn simcuda_calls() -> u64 {
     boundary::calls()
 }
 
-/// Bytes in use on the GPU with this ordinal, contexts included; 0 for one that does not exist.
+/// The ledger of this process' machine, for the simulated NVML; null before `cuInit`.
+#[unsafe(no_mangle)]
+pub extern "C" fn simcuda_ledger() -> *const simmachine::Ledger {
+    if_initialised().map_or(std::ptr::null(), |driver| driver.machine.ledger())
+}
+
+/// Bytes in use on the GPU with this ordinal, by all processes of the machine, contexts included; 0 for one that does not
+/// exist.
 #[unsafe(no_mangle)]
 pub extern "C" fn simcuda_used(device: c_int) -> u64 {
     if_initialised().and_then(|driver| Some(driver.gpu(device).ok()?.store.used())).unwrap_or(0)
 }
 
-/// Bytes of host memory the driver holds, pinned and mapped, over all nodes.
+/// Bytes of host memory the driver holds for all processes of the machine, pinned and mapped, over all nodes.
 #[unsafe(no_mangle)]
 pub extern "C" fn simcuda_host_used() -> u64 {
     if_initialised().map_or(0, |driver| driver.hosts.iter().map(|store| store.used()).sum())

@@ -207,7 +207,7 @@ impl Pages {
         [end, frame].into_iter().find(|&upto| {
             let store = &driver().gpus[device].store;
             let bytes = upto - at;
-            let missing = bytes.saturating_sub(store.capacity - store.used());
+            let missing = bytes.saturating_sub(store.free());
             (missing == 0 || self.evict(device, missing, keep)) && store.charge_if_free(bytes, Use::Managed)
         })
     }

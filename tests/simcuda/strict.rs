@@ -7,12 +7,11 @@
 use crate::context::Context;
 use crate::driver::driver;
 use crate::graph::Node;
-use crate::physical::GRANULE;
+use crate::physical::{GRANULE, Piece, Store};
 use crate::report;
 use crate::space::{Kind, Origin, Region};
 use crate::stream::Work;
 use parking_lot::Mutex;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What released memory reads as at the beginning of each 2 MiB, or of a small allocation.
@@ -195,33 +194,26 @@ fn poison_small(region: &Region) {
     }
 }
 
-/// Frames of a stretch of a memory file that hold data, by their offset. Called before the stretch is emptied.
-pub fn written(file: &OwnedFd, offset: u64, bytes: u64) -> Vec<u64> {
+/// Where the frames of a stretch are that hold data, in the driver's view. Called before the stretch is emptied.
+pub fn written(store: &Store, piece: &Piece) -> Vec<usize> {
     let mut frames = Vec::new();
-    if !is_on() {
-        return frames;
-    }
-    let (mut at, end) = (offset, offset + bytes);
+    let Some(file) = store.own_descriptor().filter(|_| is_on()) else { return frames };
+    let (mut at, end) = (piece.offset, piece.offset + piece.bytes);
     while at < end {
-        // SAFETY: plain system call on a descriptor we own. Its position, which this moves, is used by nobody.
-        let data = unsafe { libc::lseek(file.as_raw_fd(), at as i64, libc::SEEK_DATA) };
-        let Ok(data) = u64::try_from(data) else { break };
-        if data >= end {
-            break;
-        }
-        let frame = data.max(offset) / GRANULE * GRANULE;
-        frames.push(frame.max(offset));
+        // SAFETY: plain system call on the store's own descriptor. Its position, which this moves, is used by nobody.
+        let data = unsafe { libc::lseek(file, at as i64, libc::SEEK_DATA) };
+        let Some(data) = u64::try_from(data).ok().filter(|data| *data < end) else { break };
+        let frame = data.max(piece.offset) / GRANULE * GRANULE;
+        frames.push(piece.alias + (frame - piece.offset) as usize);
         at = frame + GRANULE;
     }
     frames
 }
 
 /// Makes the first page of each of these frames say that it was released.
-pub fn poison(file: &OwnedFd, frames: &[u64]) {
-    let page = [POISON; POISONED as usize];
+pub fn poison(frames: &[usize]) {
     for frame in frames {
-        // SAFETY: plain system call on a descriptor we own, from a buffer of that size. What it could not write stays
-        // empty, which is only less telling.
-        unsafe { libc::pwrite(file.as_raw_fd(), page.as_ptr().cast(), page.len(), *frame as i64) };
+        // SAFETY: the driver's own view of a frame that was just emptied and that nobody else can take yet.
+        unsafe { std::ptr::write_bytes(*frame as *mut u8, POISON, POISONED as usize) };
     }
 }

@@ -45,10 +45,45 @@ fn four_gpus_that_are_all_well() {
     assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
     let text = stdout(&output);
     assert!(text.lines().all(|line| line.chars().count() <= 80 || line.contains("/")), "{text}");
-    // What comes before and after depends on the machine: paths, memory of the host.
-    let lines = text.lines().skip_while(|line| !line.contains("GPUs ")).take_while(|line| !line.contains("host  "));
-    golden("doctor.txt", &lines.flat_map(|line| [line, "\n"]).collect::<String>());
+    golden("doctor.txt", &of_gpus(&text));
     assert!(text.contains("python3 is 3.12\n") && text.ends_with("settings   all as by default\n"), "{text}");
+}
+
+/// What comes before and after depends on the machine: paths, memory of the host.
+fn of_gpus(text: &str) -> String {
+    let lines = text.lines().skip_while(|line| !line.contains("GPUs ")).take_while(|line| !line.contains("host  "));
+    lines.flat_map(|line| [line, "\n"]).collect()
+}
+
+#[test]
+fn where_there_is_no_nvml_the_driver_alone_tells() {
+    let bench = Bench::new();
+    let output = output(&mut simulated(&bench, &["--gpus", "4x32GiB", "--no-nvml"], GOOD_PYTHON, &[]));
+    let text = stdout(&output);
+    golden("doctor_no_nvml.txt", &of_gpus(&text));
+    assert!(text.contains("free memory is not known: libnvidia-ml.so.1 is not there"), "{text}");
+}
+
+#[test]
+fn links_are_told_pair_by_pair() {
+    let bench = Bench::new();
+    let links = bench.path("links.txt");
+    let matrix =
+        "GPU0 GPU1 GPU2 GPU3\nGPU0 X NV2 PHB SYS\nGPU1 NV2 X NV1 SYS\nGPU2 PHB NV1 X PIX\nGPU3 SYS SYS PIX X\n";
+    std::fs::write(&links, matrix).unwrap();
+    let machine = ["--link", &format!("matrix:{}", links.display())];
+    let output = output(&mut simulated(&bench, &machine, GOOD_PYTHON, &["--json"]));
+    let peers = check(&output, "peers");
+    let row = |from: usize| peers["facts"][from].to_string();
+    assert_eq!(
+        [0, 1, 2, 3].map(row),
+        [
+            r#"["Itself",{"Nvlink":2},"Pcie","None"]"#,
+            r#"[{"Nvlink":2},"Itself",{"Nvlink":1},"None"]"#,
+            r#"["Pcie",{"Nvlink":1},"Itself","Pcie"]"#,
+            r#"["None","None","Pcie","Itself"]"#,
+        ]
+    );
 }
 
 #[test]

@@ -50,9 +50,46 @@ fn flags_describe_the_machine_and_the_rest_is_inherited() {
 }
 
 #[test]
+fn every_sim_is_a_machine_of_its_own_and_a_matrix_is_named_by_its_whole_path() {
+    let bench = Bench::new();
+    std::fs::write(bench.path("links.txt"), "GPU0\nGPU0 X\n").unwrap();
+    let mut outer = bench.gpupool("sim", &["--link", "matrix:links.txt"]);
+    outer.current_dir(bench.path("")).args([
+        "sh",
+        "-c",
+        r#"echo "$SIMCUDA_LINK $SIMCUDA_MACHINE"; "$0" sim --driver "$1" -- \
+         sh -c 'echo "$SIMCUDA_LINK $SIMCUDA_MACHINE"'"#,
+    ]);
+    let output = output(outer.arg(env!("CARGO_BIN_EXE_gpupool")).arg(bench.library()));
+    let text = stdout(&output);
+    let lines: Vec<_> = text.lines().filter_map(|line| line.split_once(' ')).collect();
+    let link = format!("matrix:{}", bench.path("links.txt").canonicalize().unwrap().display());
+    assert_eq!(lines.iter().map(|(link, _)| *link).collect::<Vec<_>>(), [link.as_str(); 2], "{}", stderr(&output));
+    assert!(lines[0].1.ends_with("/machine") && lines[1].1.ends_with("/machine") && lines[0].1 != lines[1].1, "{text}");
+}
+
+#[test]
+fn nvml_is_found_where_it_lies_beside_the_driver() {
+    let bench = Bench::new();
+    let show = ["sh", "-c", r#"readlink "${LD_LIBRARY_PATH%%:*}/libnvidia-ml.so.1""#];
+    assert_eq!(stdout(&output(bench.gpupool("sim", &[]).args(show))), "");
+    std::fs::write(bench.path("libsimnvml.so"), "").unwrap();
+    let beside = bench.path("libsimnvml.so").canonicalize().unwrap();
+    assert_eq!(stdout(&output(bench.gpupool("sim", &[]).args(show))), format!("{}\n", beside.display()));
+    assert_eq!(stdout(&output(bench.gpupool("sim", &["--no-nvml"]).args(show))), "");
+}
+
+#[test]
 fn machines_that_make_no_sense_are_refused() {
     let bench = Bench::new();
-    for flags in [["--gpus", "4x"], ["--gpus", "0x32GiB"], ["--link", "string"], ["--host", "lots"]] {
+    let refused = [
+        ["--gpus", "4x"],
+        ["--gpus", "0x32GiB"],
+        ["--link", "string"],
+        ["--link", "matrix:/no/such/file"],
+        ["--host", "lots"],
+    ];
+    for flags in refused {
         let output = output(bench.gpupool("sim", &flags).arg("true"));
         assert_eq!(output.status.code(), Some(2), "{flags:?}");
         assert!(stderr(&output).contains(flags[1]), "{}", stderr(&output));

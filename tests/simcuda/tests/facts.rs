@@ -40,6 +40,62 @@ fn reservations_reach_64_tib_and_their_end_can_be_mapped() {
 }
 
 #[test]
+fn links_are_as_the_matrix_says_whatever_the_ordinals_are() {
+    let matrix = concat!("matrix:", env!("CARGO_MANIFEST_DIR"), "/links/dgx1.txt");
+    // Ordinals 0 to 3 are the machine's GPUs 4, 0, 1 and 7.
+    let settings = [("SIMCUDA_LINK", matrix), ("CUDA_VISIBLE_DEVICES", "4,0,1,7")];
+    alone("links_are_as_the_matrix_says_whatever_the_ordinals_are", &settings, || {
+        use CUdevice_P2PAttribute as Of;
+        let (context, address) = (start_on(0), reserve(CHUNK));
+        // Two links, one link, none, and between GPUs 1 and 7 none.
+        for (from, to, can, atomics) in
+            [(0, 1, 1, 1), (0, 3, 1, 1), (1, 2, 1, 1), (0, 2, 0, 0), (2, 3, 0, 0), (3, 3, 0, 9)]
+        {
+            let mut answer = 9;
+            ok!(cuDeviceCanAccessPeer(&mut answer, from, to));
+            assert_eq!(answer, can, "{from} to {to}");
+            if from != to {
+                ok!(cuDeviceGetP2PAttribute(
+                    &mut answer,
+                    Of::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED,
+                    from,
+                    to
+                ));
+                assert_eq!(answer, atomics, "{from} to {to}");
+                ok!(cuDeviceGetP2PAttribute(&mut answer, Of::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, from, to));
+                assert_eq!(answer, can, "{from} to {to}");
+            }
+        }
+        let rank = |from, to| {
+            let mut rank = 9;
+            ok!(cuDeviceGetP2PAttribute(&mut rank, Of::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK, from, to));
+            rank
+        };
+        assert_eq!([rank(0, 1), rank(0, 3), rank(1, 2)], [0, 0, 1], "NV2, NV2, NV1");
+        // What has no link can be copied, through the host, but neither granted nor enabled.
+        let handle = create(2, CHUNK);
+        ok!(cuMemMap(address, CHUNK, 0, handle, 0));
+        assert_ne!(grant(address, CHUNK, &[0]), 0);
+        let (mut other, mut here, mut there) = (null_mut(), 0, 0);
+        ok!(cuMemAlloc_v2(&mut here, CHUNK));
+        ok!(cuMemsetD32_v2(here, 41, 1));
+        ok!(cuDevicePrimaryCtxRetain(&mut other, 2));
+        assert_eq!(cu!(cuCtxEnablePeerAccess(other, 0)), 217);
+        ok!(cuCtxSetCurrent(other));
+        ok!(cuMemAlloc_v2(&mut there, CHUNK));
+        ok!(cuMemcpyPeer(there, other, here, context, 4));
+        assert_eq!(read(there), 41);
+    });
+}
+
+#[test]
+fn a_matrix_that_cannot_be_read_is_named() {
+    alone("a_matrix_that_cannot_be_read_is_named", &[("SIMCUDA_LINK", "matrix:/no/such/file")], || {
+        assert_eq!(cu!(cuInit(0)), 1);
+    });
+}
+
+#[test]
 fn a_peers_memory_needs_no_context_there() {
     alone("a_peers_memory_needs_no_context_there", &[], || {
         start_on(0);

@@ -1,14 +1,9 @@
 //! The machine to simulate, read from the environment once, in `cuInit`.
 
+use crate::ledger::{GRANULE, MAX_PLACE_BYTES, gpu_place, host_place};
+use crate::links::Links;
 use std::collections::HashSet;
-
-/// How the GPUs reach each other (`SIMCUDA_LINK`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Link {
-    Nvlink,
-    Pcie,
-    None,
-}
+use std::path::PathBuf;
 
 #[derive(Debug)]
 pub struct Settings {
@@ -16,7 +11,8 @@ pub struct Settings {
     pub gpus: Vec<u64>,
     /// Physical index of each visible GPU, by ordinal (`CUDA_VISIBLE_DEVICES`).
     pub visible: Vec<usize>,
-    pub link: Link,
+    /// How the GPUs reach each other, by physical index (`SIMCUDA_LINK`).
+    pub links: Links,
     /// Bytes of host memory the driver may pin; `None` where the container forbids it (`SIMCUDA_HOST`).
     pub host: Option<u64>,
     pub host_nodes: u32,
@@ -38,6 +34,10 @@ pub struct Settings {
     pub strict: bool,
     /// Where violations are appended as they happen (`SIMCUDA_VIOLATIONS`).
     pub violations: Option<String>,
+    /// The file that all processes of one machine name (`SIMCUDA_MACHINE`).
+    pub machine: Option<PathBuf>,
+    /// What happened to the GPUs, for NVML to tell (`SIMCUDA_EVENTS`).
+    pub events: Option<PathBuf>,
 }
 
 const GIB: u64 = 1 << 30;
@@ -46,20 +46,31 @@ impl Settings {
     /// Reads the environment through `get`. The error is one line for a person: variable, value, what is allowed.
     pub fn read(get: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let named = |name: &'static str, default: &str| (name, get(name).unwrap_or_else(|| default.to_owned()));
-        let gpus =
-            parse(named("SIMCUDA_GPUS", "2x16GiB"), "COUNTxSIZE, comma separated, as in 2x16GiB,1x80GiB", gpu_list)?;
+        let (variable, link) = named("SIMCUDA_LINK", "nvlink");
+        let matrix = Links::from_file(&link)?;
+        // A matrix says how many GPUs there are.
+        let default = matrix.as_ref().map_or_else(|| "2x16GiB".to_owned(), |links| format!("{}x16GiB", links.len()));
+        let allowed = "COUNTxSIZE, comma separated, as in 2x16GiB,1x80GiB";
+        let gpus = parse(named("SIMCUDA_GPUS", &default), allowed, gpu_list)?;
+        let links = match matrix {
+            Some(links) if links.len() == gpus.len() => links,
+            Some(links) => {
+                let (rows, count) = (links.len(), gpus.len());
+                return Err(format!("{variable}={link}: expected {count} GPUs, as in SIMCUDA_GPUS, found {rows}"));
+            }
+            None => {
+                parse((variable, link), "nvlink, pcie, none or matrix:FILE", |text| Links::uniform(text, gpus.len()))?
+            }
+        };
+        let path = |name| get(name).filter(|text| !text.is_empty()).map(PathBuf::from);
         let visible =
             get("CUDA_VISIBLE_DEVICES").map_or_else(|| (0..gpus.len()).collect(), |list| visible(&list, gpus.len()));
         Ok(Self {
             visible,
-            link: parse(named("SIMCUDA_LINK", "nvlink"), "nvlink, pcie or none", |text| match text {
-                "nvlink" => Some(Link::Nvlink),
-                "pcie" => Some(Link::Pcie),
-                "none" => Some(Link::None),
-                _ => None,
-            })?,
-            host: parse(named("SIMCUDA_HOST", "64GiB"), "a size as in 64GiB, or none", |text| {
-                if text == "none" { Some(None) } else { size(text).map(Some) }
+            links,
+            host: parse(named("SIMCUDA_HOST", "64GiB"), "a size up to 4TiB as in 64GiB, or none", |text| {
+                let fits = |bytes: &u64| *bytes <= MAX_PLACE_BYTES;
+                if text == "none" { Some(None) } else { size(text).filter(fits).map(Some) }
             })?,
             host_nodes: parse(named("SIMCUDA_HOST_NODES", "1"), "1 to 16", |text| {
                 text.parse().ok().filter(|nodes| (1..=16).contains(nodes))
@@ -82,8 +93,25 @@ impl Settings {
             report: get("SIMCUDA_REPORT"),
             strict: parse(named("SIMCUDA_STRICT", "off"), "on or off", switch)?,
             violations: get("SIMCUDA_VIOLATIONS"),
+            machine: path("SIMCUDA_MACHINE"),
+            events: path("SIMCUDA_EVENTS"),
             gpus,
         })
+    }
+
+    /// Bytes of each host node.
+    pub fn node_bytes(&self) -> u64 {
+        self.host.unwrap_or(0) / u64::from(self.host_nodes) & !(GRANULE - 1)
+    }
+
+    /// Bytes of every place of the machine.
+    pub fn capacities(&self) -> Vec<u64> {
+        let mut places = vec![0; host_place(16)];
+        for (index, bytes) in self.gpus.iter().enumerate() {
+            places[gpu_place(index)] = *bytes;
+        }
+        places[host_place(0)..host_place(self.host_nodes as usize)].fill(self.node_bytes());
+        places
     }
 }
 
@@ -123,10 +151,10 @@ fn gpu_list(text: &str) -> Option<Vec<u64>> {
         let (count, bytes) = group.trim().split_once('x')?;
         let (count, bytes) = (count.parse::<usize>().ok()?, size(bytes)?);
         // Less than 64 MiB could not hold a context's first slab; more than 4 TiB would not fit beside a 64 TiB reservation.
-        if !(64 << 20..=4 << 40).contains(&bytes) || gpus.len() + count > 32 {
+        if !(64 << 20..=MAX_PLACE_BYTES).contains(&bytes) || gpus.len() + count > 32 {
             return None;
         }
-        gpus.extend(std::iter::repeat_n(bytes & !((2 << 20) - 1), count));
+        gpus.extend(std::iter::repeat_n(bytes & !(GRANULE - 1), count));
     }
     Some(gpus)
 }
@@ -138,7 +166,7 @@ fn visible(list: &str, count: usize) -> Vec<usize> {
         .map_while(|entry| {
             let entry = entry.trim();
             let index = match entry.strip_prefix("GPU-") {
-                Some(_) => (0..count).find(|&index| crate::device::uuid_text(index).starts_with(entry))?,
+                Some(_) => (0..count).find(|&index| crate::identity::uuid_text(index).starts_with(entry))?,
                 None => entry.parse::<usize>().ok().filter(|&index| index < count)?,
             };
             seen.insert(index).then_some(index)
@@ -159,7 +187,7 @@ mod tests {
         let settings =
             read(&[("SIMCUDA_GPUS", "2x16GiB,1x80GiB"), ("SIMCUDA_HOST", "none"), ("SIMCUDA_LINK", "pcie")]).unwrap();
         assert_eq!(settings.gpus, [16 * GIB, 16 * GIB, 80 * GIB]);
-        assert_eq!((settings.host, settings.link), (None, Link::Pcie));
+        assert_eq!((settings.host, settings.links), (None, Links::uniform("pcie", 3).unwrap()));
         assert_eq!(settings.visible, [0, 1, 2]);
     }
 
