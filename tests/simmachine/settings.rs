@@ -101,7 +101,7 @@ impl Settings {
 
     /// Bytes of each host node.
     pub fn node_bytes(&self) -> u64 {
-        self.host.unwrap_or(0) / u64::from(self.host_nodes) & !(GRANULE - 1)
+        (self.host.unwrap_or(0) / u64::from(self.host_nodes)) & !(GRANULE - 1)
     }
 
     /// Bytes of every place of the machine.

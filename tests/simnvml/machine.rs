@@ -5,7 +5,6 @@ use nvml_wrapper_sys::bindings::*;
 use simmachine::links::Link;
 use simmachine::settings::Settings;
 use simmachine::{Ledger, Visitor, gpu_place};
-use std::ptr::null;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
@@ -59,7 +58,7 @@ fn visitor() -> Answer<Option<Visitor>> {
     // SAFETY: `const Ledger *simcuda_ledger(void)` of the simulated driver, the only library with that export.
     let ledger = unsafe { std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> *const Ledger>(export) }();
     // SAFETY: not null, it is the ledger of the driver in this process.
-    Ok((ledger != null()).then(|| unsafe { Visitor::within(ledger) }))
+    Ok((!ledger.is_null()).then(|| unsafe { Visitor::within(ledger) }))
 }
 
 /// Addresses to tell GPUs by: a handle is one of these.
