@@ -81,7 +81,8 @@ fn what_waits_for_a_context_breaks_its_captures_in_every_mode() {
         let context = start_on(0);
         let (stream, mut graph, mut event) = (stream(), null_mut(), null_mut());
         ok!(cuEventCreate(&mut event, 2));
-        let calls: [(&str, fn(CUcontext, CUevent) -> i32); 4] = [
+        type Call = fn(CUcontext, CUevent) -> i32;
+        let calls: [(&str, Call); 4] = [
             ("synchronize", |_, _| cu!(cuCtxSynchronize())),
             ("synchronize by handle", |context, _| cu!(cuCtxSynchronize_v2(context))),
             ("record", |context, event| cu!(cuCtxRecordEvent(context, event))),
