@@ -63,6 +63,19 @@ fn exec_starts_anew() {
 }
 
 #[test]
+fn the_program_after_exec_goes_on_with_the_log() {
+    let shim = Run::program("forks").arg("exec").sim("2x1GiB").shim().log().go();
+    shim.exits(9).is_quiet().says("after exec: contents right");
+    let starts = shim.events("process.start");
+    assert_eq!(starts.len(), 2, "{:?}", shim.records);
+    assert_eq!(starts[0].pid, starts[1].pid);
+    assert_eq!(shim.events("process.exit").len(), 1, "{:?}", shim.records);
+    let own = Run::program("forks").arg("exec").sim("2x1GiB").shim().env("GPUPOOL_LOG_FILE", "log-%p").go();
+    own.exits(9).is_quiet();
+    assert_eq!(own.files.len(), 1, "{:?}", own.files);
+}
+
+#[test]
 fn each_process_has_its_own_log_file() {
     let shim = Run::program("forks").arg("before").sim("2x1GiB").shim().env("GPUPOOL_LOG_FILE", "log-%p-%e.jsonl").go();
     shim.succeeds();

@@ -41,6 +41,21 @@ fn lost_lines_are_counted_in_the_log_and_at_the_end() {
 }
 
 #[test]
+fn a_log_that_gets_room_again_says_what_is_missing() {
+    let shim = same_with_a_log("fsize-later 20000");
+    let full = shim.records.iter().position(|record| matches!(record.event, Event::LogFull(_)));
+    let lost = shim.records.iter().position(|record| matches!(record.event, Event::LogLost(_)));
+    let (Some(full), Some(lost)) = (full, lost) else { shim.fail("expected log.full and log.lost") };
+    assert_eq!(lost, full + 1, "{:?}", shim.records);
+    let Event::LogLost(told) = &shim.records[lost].event else { shim.fail("no log.lost") };
+    // At level debug, each of the 200 rounds has two lines.
+    let here = shim.events("block.allocate").len() + shim.events("block.free").len();
+    assert_eq!(here as u64 + told.lines, 800, "{told:?}");
+    assert_eq!(shim.events("process.exit").len(), 1);
+    shim.warns("lines of it were lost: File too large");
+}
+
+#[test]
 fn limits_are_met_as_bare() {
     for arguments in ["as 4096", "as 300", "nproc 1", "core 0", "nofile 64", "nofile 16"] {
         same_with_a_log(arguments);
@@ -124,6 +139,26 @@ fn nothing_of_ours_can_be_cancelled() {
             if told.stderr.contains("can be cancelled in") || told.stderr.is_empty() {
                 told.fail(&format!("{program} {arguments}: expected a summary, and no place to be cancelled in"));
             }
+        }
+    }
+}
+
+/// Another thread's call ends while a line is being written, whatever the line is about: nobody holds a lock meanwhile.
+#[test]
+fn a_write_that_takes_long_stops_nobody_else() {
+    let busy = Build::library("busy_writes", "busy_writes").path();
+    for (program, arguments) in [
+        ("modules", "elsewhere"),
+        ("contexts", "stray"),
+        ("variables", "setenv"),
+        ("pinned_cases", "reuse"),
+        ("steps", "a:600 a:900 c:0 c:1 f:0 a:300 t s i g:1 a:100 f:1"),
+    ] {
+        let built = Build::program(program).flag("-rdynamic");
+        let run = Run::built(&built).args(arguments).sim("4x1GiB").preload(busy.clone()).shim();
+        let told = run.env("GPUPOOL_LOG", "trace").env("GPUPOOL_LOG_FILE", "log").go();
+        if !told.stderr.contains("busy writes: ") || told.stderr.contains("busy writes: 0") {
+            told.fail("expected that something was written while the other thread was busy");
         }
     }
 }

@@ -10,7 +10,7 @@ use gpupool_events::{Finding, Site};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::AtomicPtr;
 
 /// The variables that `cuInit` reads.
 const WATCHED: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
@@ -22,8 +22,6 @@ struct Initial {
 }
 
 static INITIAL: OnceBox<Initial> = OnceBox::new();
-/// A finding was made for the variable at this index.
-static FOUND: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
 
 fn values() -> [Option<String>; 2] {
     WATCHED.map(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
@@ -47,20 +45,45 @@ pub fn initialised(call: &'static str) {
     let _ = INITIAL.set(Box::new(initial));
 }
 
-/// A watched variable may have another value than CUDA read. `call`: who changed it, unknown at the end of the process.
-fn compare(call: Option<&str>) {
+/// The last change of a watched variable that was seen.
+#[derive(Clone)]
+struct Change {
+    value: Option<String>,
+    site: Site,
+}
+
+/// By the variable's index.
+static CHANGES: Mutex<[Option<Change>; 2]> = Mutex::new([None, None]);
+
+/// A watched variable may have another value than before; `call` was made to change it.
+fn look(call: &str) {
     let Some(initial) = INITIAL.get() else { return };
     for (index, (then, now)) in initial.values.iter().zip(values()).enumerate() {
-        if *then == now || FOUND[index].swap(true, Ordering::Relaxed) {
+        let before = CHANGES.lock()[index].as_ref().map_or_else(|| then.clone(), |change| change.value.clone());
+        if before == now {
             continue;
         }
-        let site = if call.is_some() { site::here() } else { Site::default() };
-        if let Some(call) = call {
-            tracing::info!(
-                target: "gpupool::process", event = "environment.set", name = WATCHED[index], value = now, call,
-                site.json = %site::json(&site), "{} changed by {}", WATCHED[index], site::line(&site)
-            );
+        let site = site::here();
+        tracing::info!(
+            target: "gpupool::process", event = "environment.set", name = WATCHED[index], value = now, call,
+            site.json = %site::json(&site), "{} changed by {}", WATCHED[index], site::line(&site)
+        );
+        CHANGES.lock()[index] = Some(Change { value: now, site });
+    }
+}
+
+/// At the end of the process: what is not as CUDA read it. Not at the change itself: a program that sets a variable for the
+/// processes that it starts, and takes it back, has done nothing wrong.
+pub fn judge() {
+    let Some(initial) = INITIAL.get() else { return };
+    let changes = CHANGES.lock().clone();
+    for (index, (then, now)) in initial.values.iter().zip(values()).enumerate() {
+        if *then == now {
+            continue;
         }
+        // A change that came past `setenv` has no place.
+        let change = changes[index].as_ref().filter(|change| change.value == now);
+        let site = change.map(|change| change.site.clone()).unwrap_or_default();
         let show = |value: &Option<String>| value.as_ref().map_or("unset".to_owned(), |value| format!("\"{value}\""));
         let (then, now, initialised_by) = (show(then), show(&now), site::line(&initial.site));
         let what = format!(
@@ -75,11 +98,6 @@ fn compare(call: Option<&str>) {
         ];
         finding::make(&Finding::ENVIRONMENT_TOO_LATE, None, &site, &facts, &what);
     }
-}
-
-/// At the end of the process: changes that came past `setenv`.
-pub fn judge() {
-    compare(None);
 }
 
 /// Where the process forked last, for the child.
@@ -119,7 +137,7 @@ unsafe fn changed(name: *const c_char, call: &str) {
         return;
     }
     let Some(_inside) = guard::enter_sheltered() else { return };
-    let _ = std::panic::catch_unwind(|| compare(Some(call)));
+    let _ = std::panic::catch_unwind(|| look(call));
 }
 
 macro_rules! environment_functions {

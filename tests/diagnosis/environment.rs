@@ -81,3 +81,13 @@ fn in_time_or_to_the_same_value_or_another_variable_is_no_finding() {
         Case::program("variables", how).env(VISIBLE, "3").go().finds_nothing();
     }
 }
+
+/// Each worker hears of its own GPU, and the parent has what it had.
+#[test]
+fn a_variable_that_is_set_for_workers_and_taken_back_is_no_finding() {
+    let told = c("workers");
+    told.finds_nothing();
+    assert_eq!(told.events("environment.set").len(), 3, "the log has each change");
+    Case::program("variables", "workers").go().finds_nothing();
+    python("taken_back").finds_nothing();
+}

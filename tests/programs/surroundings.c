@@ -3,6 +3,7 @@
  * closed, used again, or few. It tells what it got of the system and of CUDA, which must be what it gets bare.
  *   fsize BYTES    no file of it may grow beyond that; its own file does, and says so by a signal
  *   fsize-kill BYTES  the same, and nobody handles the signal
+ *   fsize-later BYTES  as that, and the limit is taken back halfway
  *   nofile N, as MIB, nproc N, core 0   the limit of that name, MIB above what is mapped
  *   stderr         2 is closed and its number taken by a file of the program's
  *   low N          0 to 2 are closed, and there are N descriptors
@@ -80,8 +81,17 @@ static void with_limit(const char *what, size_t value)
         limit(RLIMIT_AS, mapped_bytes() + value * MIB);
     if (strcmp(what, "fsize") == 0)
         signal(SIGXFSZ, on_too_large);
-    if (strncmp(what, "fsize", 5) == 0)
+    if (strcmp(what, "fsize-later") == 0) {
+        struct rlimit before, low;
+        REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
+        low = before;
+        low.rlim_cur = value;
+        REQUIRE(setrlimit(RLIMIT_FSIZE, &low) == 0);
+        printf("failed: %d\n", work(200));
+        REQUIRE(setrlimit(RLIMIT_FSIZE, &before) == 0);
+    } else if (strncmp(what, "fsize", 5) == 0) {
         limit(RLIMIT_FSIZE, value);
+    }
     printf("failed: %d\n", work(200));
     if (strcmp(what, "fsize") == 0) {
         int file = open("own", O_CREAT | O_WRONLY | O_TRUNC, 0600);

@@ -1,6 +1,6 @@
 /*
  * variables HOW [NAME]: changes an environment variable that the driver reads once, after it did (or `early`,
- * before), in the ways that C has.
+ * before), in the ways that C has. `workers` changes it for two processes that it starts, and takes it back.
  */
 #define _GNU_SOURCE
 #include "diagnosed.h"
@@ -41,7 +41,16 @@ int main(int argc, char **argv)
     if (strcmp(how, "early") == 0)
         choose_gpu(how, name);
     start_cuda();
-    if (strcmp(how, "early") != 0)
+    if (strcmp(how, "workers") == 0) {
+        const char *before = getenv(name);
+        char *kept = before ? strdup(before) : NULL;
+        for (int worker = 0; worker < 2; worker++) {
+            REQUIRE(setenv(name, worker ? "3" : "0", 1) == 0);
+            REQUIRE(system("test -n \"$CUDA_VISIBLE_DEVICES\"") == 0);
+        }
+        REQUIRE((kept ? setenv(name, kept, 1) : unsetenv(name)) == 0);
+        free(kept);
+    } else if (strcmp(how, "early") != 0)
         choose_gpu(how, name);
     compute_on(0);
     const char *value = getenv(name);

@@ -18,15 +18,16 @@ impl Folder {
 
     /// A process's file with these lines.
     fn file(&self, pid: u32, lines: &[VerdictLine]) -> PathBuf {
-        let (mut file, path) = Verdict::create(&self.0, pid).unwrap();
+        let (mut file, path) = Verdict::create(&self.0, pid).unwrap_or_else(|error| panic!("{error}"));
         for line in lines {
-            file.write_all(line.to_json().unwrap().as_bytes()).unwrap();
+            let line = line.to_json().unwrap_or_else(|error| panic!("{line:?}: {error}"));
+            file.write_all(line.as_bytes()).unwrap_or_else(|error| panic!("{error}"));
         }
         path
     }
 
     fn read(&self) -> Vec<Verdict> {
-        Verdict::read_all(&self.0).unwrap()
+        Verdict::read_all(&self.0).unwrap_or_else(|error| panic!("{error}"))
     }
 
     fn only(&self) -> Verdict {

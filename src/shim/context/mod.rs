@@ -397,6 +397,8 @@ pub fn synchronize_all(driver: &Driver) -> Result<(), CuResult> {
     let synchronize = || unsafe { (driver.cuCtxSynchronize)() };
     let contexts = all();
     let launched = launches(&contexts);
+    // Where there is something to wait for, the driver may do so in a call at which threads are cancelled.
+    let _sheltered = (launched != WAITED_FOR.load(Ordering::Relaxed)).then(cancel::shelter);
     for context in contexts {
         // One that began while the last context was waited for would be ended by the next wait.
         if capture::under_way() {

@@ -97,6 +97,15 @@ mod tests {
     }
 
     #[test]
+    fn what_rows_without_a_boundary_do_is_inside_a_hook_and_keeps_its_panics() {
+        contained(Row::cuLaunchKernel, || {
+            assert!(!guard::is_outside());
+            panic!("planted");
+        });
+        assert!(guard::is_outside());
+    }
+
+    #[test]
     fn a_body_that_answers_makes_no_real_call() {
         let mut calls = 0;
         assert_eq!(run(Row::cuInit, &mut count(&mut calls), |_| CuResult::SUCCESS), CuResult::SUCCESS);

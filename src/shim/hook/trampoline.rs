@@ -33,8 +33,13 @@ const fn c_name(bytes: &'static [u8]) -> &'static CStr {
 }
 
 /// Whether the calls of a subject are so quick that forbidding to cancel the thread would show in them ([`cancel`]).
-const fn is_quick(subject: &str) -> bool {
-    matches!(subject.as_bytes(), b"memory" | b"host" | b"query" | b"stream" | b"stream_ordered" | b"context")
+const fn is_quick(subject: &str, body: &str) -> bool {
+    match subject.as_bytes() {
+        // This one waits.
+        b"context" => !matches!(body.as_bytes(), b"synchronized"),
+        b"memory" | b"host" | b"query" | b"stream" | b"stream_ordered" => true,
+        _ => false,
+    }
 }
 
 // Every function here has the ABI that may be unwound through: a thread may be cancelled asynchronously, or in the driver.
@@ -112,7 +117,7 @@ macro_rules! trampoline {
                 // and the driver.
                 unsafe { function($($p),*) }
             };
-            let enter = const { if is_quick(stringify!($subject)) { guard::enter } else { guard::enter_sheltered } };
+            let enter = const { if is_quick(stringify!($subject), stringify!($body)) { guard::enter } else { guard::enter_sheltered } };
             let Some(_inside) = process::takes_part(Row::$name).then(enter).flatten() else { return call() };
             boundary::run(Row::$name, &mut { call }, |real| {
                 // SAFETY: a body reads or writes through the program's pointers only as the driver would: outputs after

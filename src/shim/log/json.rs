@@ -186,13 +186,18 @@ impl LogFile {
         if needed <= room {
             return Ok(());
         }
-        let wanted = needed.saturating_add(STEP).min(limit);
-        match output::reserve(descriptor, length, wanted) {
-            Ok(()) => {
-                self.room.fetch_max(wanted, Ordering::Relaxed);
+        let no_room = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
+        let ahead = needed.saturating_add(STEP).min(limit);
+        let reserved = match output::reserve(descriptor, length, ahead) {
+            Err(error) if no_room(&error) => output::reserve(descriptor, length, needed).map(|()| needed),
+            reserved => reserved.map(|()| ahead),
+        };
+        match reserved {
+            Ok(end) => {
+                self.room.fetch_max(end, Ordering::Relaxed);
                 Ok(())
             }
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)) => Err(error),
+            Err(error) if no_room(&error) => Err(error),
             // This file system cannot; a write will tell.
             Err(_) => {
                 self.room.store(u64::MAX, Ordering::Relaxed);

@@ -23,6 +23,7 @@ const WORTH_SAYING: i64 = 32 << 20;
 /// The id of no context: they count from 1.
 const NO_CONTEXT: u64 = 0;
 
+#[derive(Clone)]
 struct Loaded {
     /// 0 where none was current.
     context: u64,
@@ -35,6 +36,12 @@ struct Loaded {
 }
 
 static LOADED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
+
+/// What was loaded so far. A copy, because findings are written, and no lock is held meanwhile.
+fn loaded() -> Vec<Loaded> {
+    LOADED.lock().clone()
+}
+
 /// Numbers of what is loaded now, by handle.
 static NUMBERS: Mutex<BTreeMap<usize, u64>> = Mutex::new(BTreeMap::new());
 /// Loads are numbered from 1.
@@ -168,16 +175,16 @@ pub fn limit_set(limit: i32, value: u64, result: CuResult) {
 
 /// For a context in which nothing ran: where its modules came from, if any were loaded.
 pub fn loaded_in_vain(context: u64, device: i32, working: &[&Context]) {
-    let loaded = LOADED.lock();
+    let loaded = loaded();
     let mine: Vec<&Loaded> = loaded.iter().filter(|loaded| loaded.context == context).collect();
     let Some(first) = mine.first() else { return };
     let other = working.first().map_or(-1, |context| context.device);
-    let loaded = match mine.len() {
+    let number = match mine.len() {
         1 => "one module was loaded".to_owned(),
         many => format!("{many} modules were loaded"),
     };
     let what = format!(
-        "{loaded} on GPU {device}, the first by {} ({}), and all work is on GPU {other}",
+        "{number} on GPU {device}, the first by {} ({}), and all work is on GPU {other}",
         first.call, first.image.kind
     );
     finding::make(&Finding::MODULE_ELSEWHERE, Some(device), &first.site, &[("modules", mine.len().to_string())], &what);
@@ -186,7 +193,7 @@ pub fn loaded_in_vain(context: u64, device: i32, working: &[&Context]) {
 /// At the end of the process.
 pub fn judge() {
     let eager = EAGER.load(Relaxed);
-    let loaded = LOADED.lock();
+    let loaded = loaded();
     if eager as i64 >= WORTH_SAYING
         && let Some(first) = loaded.first()
     {
