@@ -52,6 +52,7 @@ fn explain(page: &mut Page, code: &str) -> Result<(), Failure> {
 /// The complaint about a code that is none of ours.
 pub fn unknown(code: &str) -> Failure {
     let nearest = nearest_finding(code);
+    let code = if code.is_empty() { "\"\"" } else { code };
     Failure::usage(format!(
         "{}: no such finding; the nearest is {} ({}). `gpupool explain` lists them",
         terminal::clean(code),

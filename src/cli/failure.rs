@@ -26,7 +26,8 @@ impl Failure {
     /// A program could not be started; the codes are the shell's.
     pub fn start(program: &std::ffi::OsStr, error: &std::io::Error) -> Failure {
         let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
-        Failure { code, message: format!("{}: {error}", program.display()) }
+        let name = if program.is_empty() { "\"\"".to_owned() } else { program.display().to_string() };
+        Failure { code, message: format!("{name}: {error}") }
     }
 
     /// Says it, one `gpupool:` a line.

@@ -29,7 +29,9 @@ impl Folder {
     /// # Errors
     /// No folder can be made; says for what and where.
     pub fn create(prefix: &str, purpose: &str, without: &[u8]) -> Result<Folder, Failure> {
-        let temporary = std::env::temp_dir();
+        // An empty TMPDIR is none.
+        let temporary = Some(std::env::temp_dir()).filter(|folder| !folder.as_os_str().is_empty());
+        let temporary = temporary.unwrap_or_else(|| OTHERS[0].into());
         let failed = |reason: String| {
             let temporary = temporary.display();
             Failure::broken(format!(

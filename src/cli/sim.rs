@@ -28,7 +28,7 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", value_parser = host)]
     host: Option<String>,
     /// Calls that fail, as cuMemMap:3=999: the third cuMemMap answers 999
-    #[arg(long, value_name = "CALL:N=CODE")]
+    #[arg(long, value_name = "CALL:N=CODE", value_parser = faults)]
     fault: Option<String>,
     /// The simulated driver [default: libsimcuda.so that came with this program]
     #[arg(long, value_name = "PATH")]
@@ -127,6 +127,22 @@ fn link(text: &str) -> Result<OsString, String> {
     let mut setting = OsString::from("matrix:");
     setting.push(path);
     Ok(setting)
+}
+
+/// Whether the call exists only the driver knows.
+fn faults(text: &str) -> Result<String, String> {
+    let is_fault = |item: &str| {
+        let (call, code) = item.split_once('=')?;
+        let (_, turn) = call.split_once(':')?;
+        code.trim().parse::<u32>().ok()?;
+        turn.parse::<u64>().ok().filter(|turn| *turn > 0)
+    };
+    let mut items = text.split(',').map(str::trim);
+    if items.all(|item| is_fault(item).is_some()) {
+        Ok(text.to_owned())
+    } else {
+        Err("write CALL:N=CODE, for example cuMemMap:3=999 or *:17=2".to_owned())
+    }
 }
 
 fn host(text: &str) -> Result<String, String> {

@@ -36,6 +36,9 @@ pub fn unless_left(error: io::Error) -> Result<(), Failure> {
     }
 }
 
+/// What every column of a table may have.
+const LEAST: usize = 8;
+
 /// A text that grows line by line.
 pub struct Page {
     text: String,
@@ -134,8 +137,14 @@ impl Table {
             }
         }
         if let Some((last, others)) = widths.split_last_mut() {
-            let taken = 2 + others.iter().map(|width| width + 2).sum::<usize>();
-            *last = (*last).min(WIDTH.saturating_sub(taken).max(8));
+            let taken = |others: &[usize]| 2 + others.iter().map(|width| width + 2).sum::<usize>();
+            // Names as long as that are nobody's; the widest gives way, so that the last column is still there.
+            while taken(others) + LEAST > WIDTH
+                && let Some(widest) = others.iter_mut().max().filter(|widest| **widest > LEAST)
+            {
+                *widest -= 1;
+            }
+            *last = (*last).min(WIDTH.saturating_sub(taken(others)).max(LEAST));
         }
         widths
     }

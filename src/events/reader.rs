@@ -93,8 +93,8 @@ impl<R: BufRead> Reader<R> {
         }
         let whole = self.buffer.ends_with(b"\n");
         Some(match Record::from_json(&self.buffer) {
-            // Every record is one write that ends in a line feed, so a bad line without one was cut off.
-            Err(Wrong::Json(_)) if !whole => Err(Wrong::Truncated),
+            // Every record is one write that ends in a line feed, so a bad line without one was cut off, if it is one.
+            Err(Wrong::Json(_)) if !whole && self.buffer.starts_with(b"{") => Err(Wrong::Truncated),
             other => other,
         })
     }

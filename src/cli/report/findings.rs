@@ -111,7 +111,8 @@ fn ranks_on_gpu_0(processes: &[Process]) -> Option<Found> {
     if distinct.len() < 2 || !several_gpus {
         return None;
     }
-    let cost: u64 = together.iter().filter_map(|(_, _, context)| context.made.cost).sum();
+    let costs = together.iter().filter_map(|(_, _, context)| context.made.cost);
+    let cost = costs.fold(0, u64::saturating_add);
     let taken = if cost > 0 { format!(", {} together", format_size(cost)) } else { String::new() };
     // The rank whose own GPU it is does nothing wrong; the line to change is another's.
     let (_, _, guilty) = together.iter().find(|(_, rank, _)| *rank != 0)?;

@@ -131,7 +131,9 @@ pub struct SiteSum {
 impl Context {
     /// Whether anything was done in it; `None` where the log does not say, because its process was killed or is running.
     pub fn was_used(&self) -> Option<bool> {
-        self.used.as_ref().map(|used| used.last_use.is_some() || used.allocations + used.launches + used.copies > 0)
+        self.used
+            .as_ref()
+            .map(|used| used.last_use.is_some() || [used.allocations, used.launches, used.copies] != [0; 3])
     }
 }
 
@@ -208,7 +210,7 @@ impl Process {
         if let Some(site) = &made.site {
             let sum = self.site(site);
             sum.contexts += 1;
-            sum.memory += i64::try_from(made.cost.unwrap_or(0)).unwrap_or(0);
+            sum.memory = sum.memory.saturating_add(i64::try_from(made.cost.unwrap_or(0)).unwrap_or(i64::MAX));
         }
         keep(&mut self.contexts, Context { made, used: None, gone: None }, "contexts", &mut self.more);
     }
@@ -226,7 +228,7 @@ impl Process {
         if let Some(site) = &module.site {
             let sum = self.site(site);
             sum.modules += 1;
-            sum.memory += module.memory.unwrap_or(0);
+            sum.memory = sum.memory.saturating_add(module.memory.unwrap_or(0));
             sum.seconds += module.seconds;
         }
         let file = module.path.or(module.caller).unwrap_or_else(|| "unknown".to_owned());
@@ -238,8 +240,8 @@ impl Process {
         let sum = self.modules.entry(group).or_default();
         sum.modules += 1;
         sum.kernels += u64::from(module.kernels.unwrap_or(0));
-        sum.bytes += module.bytes.unwrap_or(0);
-        sum.memory += module.memory.unwrap_or(0);
+        sum.bytes = sum.bytes.saturating_add(module.bytes.unwrap_or(0));
+        sum.memory = sum.memory.saturating_add(module.memory.unwrap_or(0));
         sum.seconds += module.seconds;
         sum.eager += u64::from(!module.lazy);
         sum.uses_malloc |= module.uses_malloc;

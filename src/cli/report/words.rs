@@ -133,7 +133,9 @@ pub fn time(seconds: f64) -> String {
         s if s < 0.1 => format!("{:.0} ms", s * 1000.0),
         s if s < 100.0 => format!("{s:.1} s"),
         s if s < 6000.0 => format!("{:.0} min", s / 60.0),
-        s => format!("{:.1} h", s / 3600.0),
+        s if s < 1e9 => format!("{:.1} h", s / 3600.0),
+        // No program runs for decades.
+        _ => "?".to_owned(),
     }
 }
 

@@ -156,6 +156,24 @@ fn a_driver_that_does_not_load_or_kills_its_process_is_broken_too() {
 }
 
 #[test]
+fn a_library_that_is_none_is_broken() {
+    let bench = Bench::new();
+    for (library, words) in
+        [("/etc/passwd", "no library"), ("/no/such.so", "no such file"), ("/bin/sh", "libgpupool.so")]
+    {
+        let mut command = gpupool();
+        command.args(["doctor", "--json", "--library", library]);
+        let output = output(&mut command);
+        assert_eq!(output.status.code(), Some(2), "{library}");
+        let check = check(&output, "library");
+        assert_eq!(check["state"], "broken", "{check}");
+        assert!(check["what"].as_str().unwrap().contains(words), "{check}");
+    }
+    let good = output(gpupool().args(["doctor", "--json", "--library"]).arg(bench.library()));
+    assert_eq!(check(&good, "library")["state"], "fine");
+}
+
+#[test]
 fn rivals_among_the_preloads_are_named() {
     let bench = Bench::new();
     let ours =

@@ -126,6 +126,8 @@ fn what_is_no_log_is_named_and_is_exit_2() {
         (&b"\x7fELF\x02\x01\x01\0\xff\xfe\n\0\0"[..], "holds no record of gpupool; line 1: not a record"),
         (b"epoch 1\nepoch 2\n", "holds no record of gpupool; line 1: not a record"),
         (b"{}\n[]\n", "it names no format"),
+        (&[0; 5000][..], "line 1: not a record of gpupool"),
+        (&vec![b'x'; 3 << 20], "longer than 1048576 bytes"),
         (newer.as_bytes(), "format 9, this gpupool reads 1; use the one that wrote it"),
     ] {
         let (code, text, complaint) = report_on(log_of(bytes).path());
@@ -295,4 +297,54 @@ fn a_long_log_takes_little_memory_and_shows_how_far_it_is() {
     assert!(text.contains("59744 more contexts") && text.contains("59744 more findings"), "{text}");
     let shown = on_a_terminal(gpupool().arg("report").arg(log.path()));
     assert!(shown.contains("\r\x1b[Kreading ") && shown.contains(" % of "), "{shown}");
+}
+
+#[test]
+fn numbers_and_names_of_any_size_are_shown_in_80_columns() {
+    let of = |event: &str, fields: &str| {
+        START.replace("process.start", event).replace("\"exe\"", &format!("{fields},\"exe\""))
+    };
+    let site = r#""site":{"python":[{"file":"/a.py","line":4294967295,"function":"f"}]}"#;
+    let most = u64::MAX;
+    let lines = [
+        START.replace("\"pool\"", &format!("\"{}\"", "m".repeat(400_000))),
+        of(
+            "context.create",
+            &format!(r#""id":1,"device":0,"kind":"k","call":"c","cost":{most},"seconds":1e308,{site}"#),
+        ),
+        of("context.use", &format!(r#""id":1,"device":0,"launches":{most},"copies":{most},"allocations":{most}"#)),
+        of(
+            "module.load",
+            &format!(r#""id":1,"call":"c","kind":"file","seconds":1e308,"bytes":{most},"memory":{},{site}"#, i64::MAX),
+        ),
+        of("pinned.level", &format!(r#""pinned":{0},"requested":{0},"registered":{0}"#, 1u64 << 50)),
+        of("pinned.return", &format!(r#""bytes":{most},"why":"x""#)),
+        of("pool.level", &format!(r#""places":[{{"place":"gpu0","held":1,"used":{}}}]"#, 1u64 << 50))
+            .replace("\"t\":1", "\"t\":1e308"),
+    ];
+    // Twice, so that sums are made.
+    let log = log_of((lines.join("\n") + "\n").repeat(2).as_bytes());
+    let (code, text, complaint) = report_on(log.path());
+    assert_eq!((code, complaint.as_str()), (Some(0), ""), "{text}");
+    for line in text.lines() {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+    assert!(!text.contains("\n       -"), "no sum is below zero: {text}");
+    let json = stdout(&output(gpupool().args(["report", "--json"]).arg(log.path())));
+    assert!(serde_json::from_str::<serde_json::Value>(&json).is_ok());
+}
+
+#[test]
+fn what_is_no_file_is_refused_or_read_to_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let (code, _, complaint) = report_on(&socket);
+    assert_eq!(code, Some(2));
+    assert!(complaint.contains("cannot be opened"), "{complaint}");
+    // A log out of a pipe, as of `<(zcat log.gz)`.
+    let mut piped = Command::new("sh");
+    piped.args(["-c", "cat \"$1\" | \"$0\" report /dev/stdin", env!("CARGO_BIN_EXE_gpupool")]);
+    let piped = output(piped.arg(golden_folder().join("train.jsonl")));
+    golden("train.txt", &stdout(&piped));
 }

@@ -88,6 +88,7 @@ fn machines_that_make_no_sense_are_refused() {
         ["--link", "string"],
         ["--link", "matrix:/no/such/file"],
         ["--host", "lots"],
+        ["--fault", "cuMemMap=3"],
     ];
     for flags in refused {
         let output = output(bench.gpupool("sim", &flags).arg("true"));
@@ -153,4 +154,25 @@ fn signals_reach_the_program_and_its_answer_counts() {
         assert_eq!(rest, format!("got {signal}\n"));
         assert_eq!(child.wait().unwrap().code(), Some(signal));
     }
+}
+
+#[test]
+fn a_temporary_folder_of_any_name_will_do() {
+    let bench = Bench::new();
+    std::fs::create_dir(bench.path("a:b;c $ORIGIN")).unwrap();
+    std::fs::create_dir(bench.path("relative")).unwrap();
+    let absolute = bench.path("a:b;c $ORIGIN");
+    let script = r#"cd /; readlink "${LD_LIBRARY_PATH%%:*}"/libcuda.so.1; echo "$LD_LIBRARY_PATH""#;
+    for temporary in [absolute.as_os_str(), "relative".as_ref(), "".as_ref()] {
+        let mut command = bench.gpupool("sim", &[]);
+        command.args(["sh", "-c", script]).env("TMPDIR", temporary).current_dir(bench.path(""));
+        let output = output(&mut command);
+        let text = stdout(&output);
+        let (target, folder) = text.trim_end().split_once('\n').unwrap_or_else(|| panic!("{}", stderr(&output)));
+        assert_eq!(target, bench.library().canonicalize().unwrap().to_str().unwrap());
+        assert!(!Path::new(folder).exists());
+    }
+    let none = output(bench.gpupool("sim", &[]).arg("true").env("TMPDIR", "/no/such/folder"));
+    assert_eq!(none.status.code(), Some(1));
+    assert!(stderr(&none).contains("in /no/such/folder: No such file"), "{}", stderr(&none));
 }
