@@ -1,10 +1,9 @@
 //! Where a block lies, and which of it must stay there.
 
-use crate::drive;
 use crate::pool::Pool;
 use crate::registry::Record;
 use crate::state::{State, bytes_of};
-use crate::{Backend, Block, FRAME, Fault, FreeError, Piece, Pin, Pins};
+use crate::{Backend, Block, FRAME, FreeError, Piece, Pin, Pins};
 
 /// A range inside one live block, in frames.
 struct Within {
@@ -67,29 +66,23 @@ impl<B: Backend> Pool<B> {
     }
 
     /// As [`Pool::free`], and the chunks that no other block stands on go back to the driver at once: for a block that others
-    /// have mapped, so that what they still read is not overwritten by the next block. It waits for the device in any case;
+    /// have mapped, so that what they still read is not overwritten by the next block. It waits for the home GPU in any case;
     /// inside a stream capture, where nobody can wait, it is a lazy free.
     ///
     /// # Errors
     /// See [`FreeError`].
     pub fn free_and_return(&self, address: u64) -> Result<Block, FreeError<B::Error>> {
-        let start = self.frame_at(address).filter(|_| address.is_multiple_of(FRAME)).ok_or(FreeError::NotABlock)?;
-        let record = self.registry.begin_free(start).ok_or(FreeError::NotABlock)?;
-        let answer = self.quiesce(self.front.own());
-        let lives_on = matches!(answer, Err(ref fault) if !matches!(fault, Fault::NotReady(_)));
-        self.registry.end_free(start, lives_on);
-        match answer {
-            Ok(()) => {
-                let leaving = {
-                    let mut state = self.lock();
-                    let generation = state.generation_of_free(true);
-                    state.retire_block(start, &record, generation);
-                    state.evict_range(start, start + record.frames)
-                };
-                self.send_back(leaving, &mut []);
-            }
-            Err(fault) if lives_on => return Err(FreeError::Backend(drive::error_of(fault))),
-            Err(_) => self.retire(start, &record, false),
+        let start = self.start_at(address).ok_or(FreeError::NotABlock)?;
+        let (record, quiet) = self.wait_and_end(start, |record| self.quiesce(self.front.own(), &[record.gpu]))?;
+        if quiet {
+            let leaving = {
+                let mut state = self.lock();
+                state.retire_block(start, &record, None);
+                state.evict_range(start, start + record.frames)
+            };
+            self.send_back(leaving, &mut []);
+        } else {
+            self.retire(start, &record, Some(record.gpu));
         }
         Ok(record.block(address))
     }

@@ -38,7 +38,7 @@ impl Backend for Nothing {
     fn grant(&self, _address: u64, _bytes: u64, _place: Place) -> Result<(), Fault<()>> {
         Ok(())
     }
-    fn quiesce(&self) -> Result<(), Fault<()>> {
+    fn quiesce(&self, _gpus: &[u32]) -> Result<(), Fault<()>> {
         Ok(())
     }
 }

@@ -3,8 +3,9 @@
 use super::sharing::Sharing;
 use super::{fault, location, read_write};
 use crate::driver::{CuResult, Driver};
+use crate::fence::{self, Gpus};
 use crate::memory::{self, Plan, place_name};
-use crate::{context, pinned, process, vmm};
+use crate::{pinned, process, vmm};
 use cudarc::driver::sys::{CUmemAccessDesc, CUmemAllocationProp, CUmemAllocationType, CUmemGenericAllocationHandle};
 use gpupool_pool::{Backend, Fault, Place};
 use std::collections::BTreeMap;
@@ -140,7 +141,7 @@ impl Backend for Vmm {
             .map_err(|result| fault_at(place, result))
     }
 
-    fn quiesce(&self) -> Result<(), Fault<CuResult>> {
-        context::quiesce(self.driver).map_err(fault)
+    fn quiesce(&self, gpus: &[u32]) -> Result<(), Fault<CuResult>> {
+        fence::quiesce(self.driver, Gpus::Of(gpus)).map_err(fault)
     }
 }

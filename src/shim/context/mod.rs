@@ -1,4 +1,4 @@
-//! The contexts of this process: who made each, what it cost, what it was used for; and whom a free has to wait for.
+//! The contexts of this process: who made each, what it cost, what it was used for.
 //!
 //! A context is found where it is made (`cuDevicePrimaryCtxRetain`, `cuCtxCreate`), where it is made current or used, and
 //! by asking every device's primary context for its state around calls that are rare anyway: the runtime has private ways.
@@ -15,8 +15,8 @@ mod usage;
 pub use judge::{heap_is_default, judge};
 pub use usage::{Usage, coarse_now};
 
-use crate::driver::{self, CuResult, Driver};
-use crate::{capture, ipc, managed, memory, pinned, process, site};
+use crate::driver::{self, Driver};
+use crate::{ipc, managed, memory, pinned, site};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_events::Site;
 use parking_lot::Mutex;
@@ -74,8 +74,6 @@ static ALL: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
 static BY_ID: [AtomicPtr<Context>; 256] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 256];
 /// Counts destructions; a thread's cached context is void once it moved.
 static EPOCH: AtomicU64 = AtomicU64::new(1);
-/// How many kernels had been launched when all contexts were last waited for.
-static WAITED_FOR: AtomicU64 = AtomicU64::new(0);
 /// The last call after which every device's state was known, for "appeared between".
 static LAST_SWEEP: Mutex<&'static str> = Mutex::new("the start of the process");
 
@@ -114,6 +112,12 @@ impl Context {
 
     fn is_primary(&self) -> bool {
         self.kind != Kind::Created
+    }
+
+    /// The `CUcontext`; `None` while it is unknown, and once the context is gone.
+    pub fn live_handle(&self) -> Option<CUcontext> {
+        let handle = self.handle.load(Ordering::Acquire);
+        (handle != 0 && handle != Self::GONE).then_some(handle as CUcontext)
     }
 }
 
@@ -365,61 +369,6 @@ pub fn within<T>(driver: &Driver, context: CUcontext, act: impl FnOnce() -> T) -
     // SAFETY: the output is a local; the context on top is the one just pushed.
     let _ = unsafe { (driver.cuCtxPopCurrent_v2)(&raw mut popped) };
     Some(value)
-}
-
-/// Waits for all work in every context; NOT_READY where a capture forbids that.
-///
-/// An error of the current context is the program's to hear, as from the driver's own free. Another context in error has
-/// no work left that could touch memory, and one that is gone neither.
-pub fn synchronize_all(driver: &Driver) -> Result<(), CuResult> {
-    if !process::is_preloaded() {
-        return unseen::synchronize(driver);
-    }
-    let mut current = std::ptr::null_mut();
-    // SAFETY: the output is a local of the right type. An error here is that of a driver that is gone (the process exits).
-    unsafe { (driver.cuCtxGetCurrent)(&raw mut current) }.ok()?;
-    let mut answer = CuResult::SUCCESS;
-    // SAFETY: cuCtxSynchronize has no preconditions.
-    let synchronize = || unsafe { (driver.cuCtxSynchronize)() };
-    let contexts = all();
-    let launched = launches(&contexts);
-    for context in contexts {
-        // One that began while the last context was waited for would be ended by the next wait.
-        if capture::under_way() {
-            return Err(CuResult::NOT_READY);
-        }
-        if context.is(current) {
-            answer = synchronize();
-        } else if let handle @ 1.. = context.handle.load(Ordering::Acquire)
-            && handle != Context::GONE
-        {
-            let _ = within(driver, handle as CUcontext, synchronize);
-        }
-    }
-    match answer {
-        CuResult::CONTEXT_IS_DESTROYED => return Ok(()),
-        answer => answer.ok()?,
-    }
-    WAITED_FOR.store(launched, Ordering::Relaxed);
-    Ok(())
-}
-
-/// Whether a kernel may be running: one was launched since all contexts were last waited for, or nobody counts launches.
-pub fn may_be_busy() -> bool {
-    !process::is_preloaded() || !process::counts() || launches(&all()) != WAITED_FOR.load(Ordering::Relaxed)
-}
-
-/// Kernels launched in these contexts.
-fn launches(contexts: &[&Context]) -> u64 {
-    contexts.iter().map(|context| context.usage.launches.load(Ordering::Relaxed)).sum()
-}
-
-/// As a pool's backend waits: not now while a stream is being captured, which waiting would invalidate.
-pub fn quiesce(driver: &Driver) -> Result<(), CuResult> {
-    if capture::under_way() {
-        return Err(CuResult::NOT_READY);
-    }
-    synchronize_all(driver)
 }
 
 /// The driver, for the bodies of context calls.

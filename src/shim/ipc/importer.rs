@@ -5,6 +5,7 @@ use super::socket::Socket;
 use super::wire::{Answer, BATCH, Chunk, Handle, LONGEST, Layout, Request, Where};
 use crate::backend::read_write;
 use crate::driver::{CuResult, Driver};
+use crate::fence::{self, Gpus};
 use crate::memory::topology::Topology;
 use crate::{capture, context};
 use gpupool_config::format_size;
@@ -138,7 +139,7 @@ pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
     }
     bury(driver);
     // As the driver's own: work that uses the memory is waited for, and its error is the answer.
-    let answer = if capture::under_way() { Ok(()) } else { context::synchronize_all(driver) };
+    let answer = if capture::under_way() { Ok(()) } else { fence::wait(driver, Gpus::All) };
     let removed = {
         let mut imports = IMPORTS.lock();
         let index = imports.iter().position(|import| import.block.address == address && import.closing)?;
@@ -175,7 +176,7 @@ pub fn owner_gone(driver: &'static Driver, owner: u64) {
     };
     // Other contexts may have used it as well. One in error has no work left.
     if !gone.is_empty() && !capture::under_way() {
-        let _ = context::synchronize_all(driver);
+        let _ = fence::wait(driver, Gpus::All);
     }
     gone.into_iter().for_each(|import| finish(import.range));
 }
@@ -194,7 +195,7 @@ fn bury(driver: &Driver) {
     }
     let left = std::mem::take(&mut *LEFT.lock());
     if !left.is_empty() {
-        let _ = context::synchronize_all(driver);
+        let _ = fence::wait(driver, Gpus::All);
     }
 }
 

@@ -218,21 +218,31 @@ pub fn free(address: u64) -> Option<CuResult> {
     )
 }
 
-/// Frees pooled memory without waiting: it is used again once everything that was submitted before is done, which no
-/// stream can tell from its own order.
-pub fn free_later(address: u64) -> Option<CuResult> {
-    free_when(address, Free::Lazy)
+/// Frees pooled memory in the order of a stream of `device`, without waiting: it is used again once everything is done that
+/// was submitted before to that GPU, which need not be the block's home.
+pub fn free_later(address: u64, device: CUdevice) -> Option<CuResult> {
+    let gpu = u32::try_from(device).ok()?;
+    let opened = open::opened().filter(|opened| opened.contains(address))?;
+    Some(freed(match ipc::is_exported(address) {
+        true => opened.pool.free_and_return(address),
+        false => opened.pool.free_after(address, gpu),
+    }))
 }
 
 #[inline]
 fn free_when(address: u64, when: Free) -> Option<CuResult> {
     let opened = open::opened().filter(|opened| opened.contains(address))?;
     // Another process may read it on, as it may bare.
-    let freed = match ipc::is_exported(address) {
+    Some(freed(match ipc::is_exported(address) {
         true => opened.pool.free_and_return(address),
         false => opened.pool.free(address, when),
-    };
-    Some(match freed {
+    }))
+}
+
+/// The program's answer.
+#[inline]
+fn freed(outcome: Result<Block, FreeError<CuResult>>) -> CuResult {
+    match outcome {
         Ok(block) => {
             report_free(&block);
             ipc::block_ended(block.id);
@@ -241,7 +251,7 @@ fn free_when(address: u64, when: Free) -> Option<CuResult> {
         // Freed twice, or an inner pointer: the driver's answer for either.
         Err(FreeError::NotABlock) => CuResult::INVALID_VALUE,
         Err(FreeError::Backend(result)) => result,
-    })
+    }
 }
 
 /// A block is gone.
@@ -315,19 +325,25 @@ pub fn owner_gone(id: u64) -> usize {
     open::opened().map_or(0, |opened| opened.pool.free_owned_by(id)) + managed::owner_gone(id)
 }
 
+/// The GPU of the current context, if there is one: whom this thread may wait for. Another may be at work on a kernel that
+/// waits for this very thread.
+fn own_gpu() -> Vec<u32> {
+    let device = process::driver().and_then(|driver| driver.current_device().ok());
+    device.and_then(|device| u32::try_from(device).ok()).into_iter().collect()
+}
+
 /// The driver has no memory left on the current GPU for a call of its own: freed runs go back to it. Whether there were
 /// any.
 #[cold]
 pub fn give_back(row: Row) -> bool {
-    let device = process::driver().and_then(|driver| driver.current_device().ok());
-    give_back_at(device.and_then(|device| u32::try_from(device).ok()).map(Place::Gpu), row)
+    give_back_at(own_gpu().first().copied().map(Place::Gpu), row)
 }
 
 /// The same at this place, or everywhere.
 #[cold]
 pub fn give_back_at(place: Option<Place>, row: Row) -> bool {
     let Some(opened) = open::opened() else { return false };
-    let bytes = opened.pool.trim(place, None);
+    let bytes = opened.pool.trim(place, None, &own_gpu());
     if bytes > 0 {
         report_trim(bytes, row.name());
     }
@@ -344,7 +360,7 @@ pub fn give_back_host(row: Row) -> bool {
 
 /// Returns all freed memory to the driver; the bytes returned.
 pub fn trim() -> u64 {
-    let bytes = open::opened().map_or(0, |opened| opened.pool.trim(None, None));
+    let bytes = open::opened().map_or(0, |opened| opened.pool.trim(None, None, &own_gpu()));
     if bytes > 0 {
         report_trim(bytes, "gpupool_trim");
     }
