@@ -68,6 +68,7 @@ CUresult cuCtxPopCurrent_v2(CUcontext *context);
 CUresult cuCtxSetCurrent(CUcontext context);
 CUresult cuCtxGetCurrent(CUcontext *context);
 CUresult cuCtxGetDevice(CUdevice *device);
+CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags);
 CUresult cuCtxSynchronize(void);
 
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes);

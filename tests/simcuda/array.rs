@@ -110,7 +110,7 @@ fn make(out: Out<Handle>, descriptor: Descriptor, levels: Option<u32>) -> Outcom
     let driver = driver();
     let (store, bytes) = (&driver.gpus[context.device].store, bytes.next_multiple_of(PAGE));
     store.charge(bytes, Use::Plain)?;
-    let array = Array { context: context.id, store, bytes, descriptor, mipmapped: levels.is_some() };
+    let array = Array { context: context.owner(), store, bytes, descriptor, mipmapped: levels.is_some() };
     out.set(driver.arrays.insert(Arc::new(array)))
 }
 

@@ -1,5 +1,6 @@
 //! Stream capture: work recorded into a graph, and the calls that are not allowed meanwhile.
 
+use crate::context::Context;
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::{Handle, In, Out};
@@ -92,6 +93,60 @@ pub fn forbid() -> Outcome {
         }
     }
     if offended { Err(Code::STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
+}
+
+/// For calls that wait for or stand for all work of a context: as [`forbid`], and a capture in that context is broken
+/// whatever its mode.
+pub fn forbid_in(context: &Context) -> Outcome {
+    if !any() {
+        return Ok(());
+    }
+    let mut offended = false;
+    for capture in CAPTURES.lock().iter() {
+        let streams = capture.streams.lock();
+        if streams.iter().any(|stream| stream.context().is_ok_and(|own| context.covers(&own))) {
+            capture.invalidate();
+            offended = true;
+        }
+    }
+    forbid()?;
+    if offended { Err(Code::STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
+}
+
+/// Ends the captures that have a stream of a context that is no more: nobody could end them.
+pub fn abandon(context: &Context) {
+    drop_where(|stream| stream.context_id() == Some(context.id));
+}
+
+/// The same for a stream that is no more.
+pub fn abandon_of(stream: &Stream) {
+    drop_where(|other| std::ptr::eq(other, stream));
+}
+
+/// Ends the captures whose first stream is among the `ended` ones, and breaks those that another of their streams left.
+fn drop_where(ended: impl Fn(&Stream) -> bool) {
+    if !any() {
+        return;
+    }
+    let mut dropped = Vec::new();
+    CAPTURES.lock().retain(|capture| {
+        let streams = capture.streams.lock();
+        if streams.iter().any(|stream| ended(stream)) {
+            capture.invalidate();
+        }
+        let over = streams.first().is_some_and(|origin| ended(origin));
+        if over {
+            dropped.push(capture.clone());
+        }
+        !over
+    });
+    for capture in dropped {
+        let streams = std::mem::take(&mut *capture.streams.lock());
+        for stream in streams {
+            *stream.capture.lock() = None;
+        }
+        COUNT.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 pub fn begin(handle: Handle, mode: c_int) -> Outcome {

@@ -4,15 +4,16 @@ use crate::capture;
 use crate::driver::{Driver, Handles, driver};
 use crate::error::{Code, Outcome};
 use crate::ffi::{Handle, In, Out};
+use crate::graph::Node;
 use crate::physical::Use;
 use crate::space::{Kind, next_id};
-use crate::stream::Stream;
+use crate::stream::{Stream, Ticket, Work};
 use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint};
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 pub struct Context {
     pub handle: Handle,
@@ -36,6 +37,12 @@ pub struct Context {
     cache_config: AtomicI32,
     /// Ends at 0: created once, and `cuCtxAttach`.
     attached: AtomicU32,
+    /// Of a green context: the primary context whose part it is, which owns all that is made in it but streams.
+    parent: Option<Arc<Context>>,
+    /// The green contexts that are parts of this one.
+    parts: Mutex<Vec<Weak<Context>>>,
+    /// What all later work here waits for (`cuCtxWaitEvent`).
+    gates: Mutex<Vec<Ticket>>,
 }
 
 /// The primary context of a device.
@@ -64,11 +71,25 @@ impl Context {
         let driver = driver();
         driver.gpus[device].store.charge(driver.settings.context_bytes, Use::Context)?;
         let handle = primary.unwrap_or_else(Handles::<Context>::reserve);
+        Ok(Self::enter(handle, device, flags, primary.is_some(), None))
+    }
+
+    /// A part of a primary context, with streams and a handle of its own. What it takes from its GPU was not measured;
+    /// here it is nothing.
+    pub fn green(parent: Arc<Context>) -> Arc<Self> {
+        let flags = parent.flags.load(Ordering::Relaxed);
+        // As its primary context it is nobody's to destroy, attach or detach.
+        let part = Self::enter(Handles::<Context>::reserve(), parent.device, flags, true, Some(parent.clone()));
+        parent.parts.lock().push(Arc::downgrade(&part));
+        part
+    }
+
+    fn enter(handle: Handle, device: usize, flags: u32, primary: bool, parent: Option<Arc<Context>>) -> Arc<Self> {
         let context = Arc::new_cyclic(|me| Self {
             handle,
             id: next_id(),
             device,
-            primary: primary.is_some(),
+            primary,
             flags: AtomicU32::new(flags),
             fault: AtomicI32::new(0),
             alive: AtomicBool::new(true),
@@ -79,22 +100,56 @@ impl Context {
             limits: Mutex::new(DEFAULT_LIMITS),
             cache_config: AtomicI32::new(0),
             attached: AtomicU32::new(1),
+            parent,
+            parts: Mutex::default(),
+            gates: Mutex::default(),
         });
-        driver.contexts.insert_as(handle, context.clone());
-        Ok(context)
+        driver().contexts.insert_as(handle, context.clone());
+        context
     }
 
-    /// Waits for its work, then gives back its memory and everything made in it.
-    fn destroy(&self) {
+    /// The context that owns what is made here: the primary one of a green context, or else this one.
+    pub fn root(&self) -> &Context {
+        self.parent.as_deref().unwrap_or(self)
+    }
+
+    /// By its identity, whose memory, modules and arrays those are that are made here.
+    pub fn owner(&self) -> u64 {
+        self.root().id
+    }
+
+    fn parts(&self) -> Vec<Arc<Context>> {
+        let mut parts = self.parts.lock();
+        parts.retain(|part| part.upgrade().is_some_and(|part| part.is_alive()));
+        parts.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Waits for its work and ends its captures and workers; whether it was not over yet. What is left of a green context
+    /// then are the handles of its streams, which answer CONTEXT_IS_DESTROYED.
+    pub fn end(&self) -> bool {
         if !self.alive.swap(false, Ordering::AcqRel) {
-            return;
+            return false;
+        }
+        for part in self.parts() {
+            part.end();
         }
         self.wait();
-        let driver = driver();
+        capture::abandon(self);
         for stream in self.streams.lock().drain(..) {
             stream.close();
         }
         self.legacy.close();
+        // A re-created primary context has the same handle; only this one may be taken out.
+        driver().contexts.retain(|context| context.id != self.id);
+        true
+    }
+
+    /// Ends it and gives back its memory and everything made in it.
+    fn destroy(&self) {
+        if !self.end() {
+            return;
+        }
+        let driver = driver();
         for region in driver.space.regions() {
             match region.kind {
                 Kind::Plain { context, .. } if context == self.id => drop(driver.space.free(region.start)),
@@ -108,14 +163,13 @@ impl Context {
         driver.streams.retain(|stream| stream.context_id() != Some(self.id));
         driver.modules.retain(|module| module.context != Some(self.id));
         driver.arrays.retain(|array| array.context != self.id);
-        // A re-created primary context has the same handle; only this one may be taken out.
-        driver.contexts.retain(|context| context.id != self.id);
         driver.gpus[self.device].store.refund(driver.settings.context_bytes, Use::Context);
     }
 
-    /// Makes `code` the answer to every later call in this context. The first error stays.
+    /// Makes `code` the answer to every later call in this context, and in the primary one of a green context and all of
+    /// its parts. The first error stays.
     pub fn kill(&self, code: Code) {
-        let _ = self.fault.compare_exchange(0, code.0, Ordering::AcqRel, Ordering::Acquire);
+        let _ = self.root().fault.compare_exchange(0, code.0, Ordering::AcqRel, Ordering::Acquire);
     }
 
     pub fn check(&self) -> Outcome {
@@ -127,7 +181,7 @@ impl Context {
 
     /// The error that sticks, if there is one. Work already queued goes on in a context that is being destroyed.
     pub fn check_fault(&self) -> Outcome {
-        match self.fault.load(Ordering::Acquire) {
+        match self.root().fault.load(Ordering::Acquire) {
             0 => Ok(()),
             code => Err(Code(code)),
         }
@@ -137,15 +191,58 @@ impl Context {
         self.alive.load(Ordering::Acquire)
     }
 
-    /// Waits until everything submitted so far is done.
+    /// Waits until everything submitted so far is done, in green contexts that are parts of this one too.
     pub fn wait(&self) {
-        if self.pending.load(Ordering::Acquire) == 0 {
-            return;
+        self.unfinished().iter().for_each(Ticket::wait);
+    }
+
+    /// The last points of the streams with work, of parts too.
+    pub fn unfinished(&self) -> Vec<Ticket> {
+        let mut tickets = Vec::new();
+        for context in self.parts().iter().map(Arc::as_ref).chain([self]) {
+            if context.pending.load(Ordering::Acquire) > 0 {
+                tickets.extend(context.all_streams().iter().map(Stream::last));
+            }
         }
-        let streams: Vec<_> = self.streams.lock().iter().cloned().chain([self.legacy.clone()]).collect();
-        for ticket in streams.iter().map(Stream::last) {
-            ticket.wait();
+        tickets.retain(|ticket| !ticket.is_done());
+        tickets
+    }
+
+    fn all_streams(&self) -> Vec<Arc<Stream>> {
+        self.streams.lock().iter().cloned().chain([self.legacy.clone()]).collect()
+    }
+
+    /// Runs something in no stream of the program's, and says when it is over.
+    pub fn aside(self: &Arc<Self>, body: impl Fn() + Send + Sync + 'static) -> Outcome<Ticket> {
+        let stream = Arc::new(Stream::aside(self));
+        self.add(stream.clone());
+        let action = move |_: &Context| {
+            body();
+            Ok(())
+        };
+        stream.submit(Work { action: Arc::new(action), touches: Vec::new(), node: Node::Empty })?;
+        let ticket = stream.last();
+        stream.close();
+        Ok(ticket)
+    }
+
+    /// Makes all later work here and in its parts wait.
+    pub fn close_gate(&self, tickets: &[Ticket]) {
+        for context in self.parts().iter().map(Arc::as_ref).chain([self]) {
+            context.gates.lock().extend_from_slice(tickets);
         }
+    }
+
+    /// What work submitted now has to wait for because of [`Context::close_gate`].
+    pub fn gates(&self) -> Vec<Ticket> {
+        let mut gates = self.gates.lock();
+        gates.retain(|ticket| !ticket.is_done());
+        gates.clone()
+    }
+
+    /// Whether `other` is this context or a green context that is part of it.
+    pub fn covers(&self, other: &Context) -> bool {
+        self.id == other.id || other.parent.as_ref().is_some_and(|parent| parent.id == self.id)
     }
 
     /// Takes a stream in, and lets go of those that were destroyed or whose thread ended and that have no work left.
@@ -157,7 +254,7 @@ impl Context {
 
     /// Whether kernels of this context may touch plain memory of `device`.
     pub fn reaches(&self, device: usize) -> bool {
-        device == self.device || self.peers.lock().contains(&device)
+        device == self.device || self.root().peers.lock().contains(&device)
     }
 }
 
@@ -206,6 +303,11 @@ fn check_flags(flags: c_uint) -> Outcome {
 
 pub fn primary_retain(out: Out<Handle>, device: c_int) -> Outcome {
     out.required()?;
+    out.set(retain_primary(device)?.handle)
+}
+
+/// The primary context of a device, made if there is none and counted once more.
+pub fn retain_primary(device: c_int) -> Outcome<Arc<Context>> {
     let driver = driver();
     let device = ordinal(driver, device)?;
     let mut primary = driver.gpus[device].primary.lock();
@@ -221,7 +323,7 @@ pub fn primary_retain(out: Out<Handle>, device: c_int) -> Outcome {
         }
     };
     primary.retained += 1;
-    out.set(context.handle)
+    Ok(context)
 }
 
 pub fn primary_release(device: c_int) -> Outcome {
@@ -387,7 +489,7 @@ pub fn synchronize_of(handle: Handle) -> Outcome {
 
 fn synchronize_one(context: &Context) -> Outcome {
     context.check()?;
-    capture::forbid()?;
+    capture::forbid_in(context)?;
     context.wait();
     crate::mempool::synchronized();
     context.check()
@@ -414,12 +516,12 @@ pub fn api_version(handle: Handle, out: Out<c_uint>) -> Outcome {
 
 pub fn get_limit(out: Out<usize>, limit: c_int) -> Outcome {
     let context = current()?;
-    out.set(*context.limits.lock().get(limit_index(limit)?).ok_or(Code::INVALID_VALUE)?)
+    out.set(*context.root().limits.lock().get(limit_index(limit)?).ok_or(Code::INVALID_VALUE)?)
 }
 
 pub fn set_limit(limit: c_int, value: usize) -> Outcome {
     let context = current()?;
-    context.limits.lock()[limit_index(limit)?] = value;
+    context.root().limits.lock()[limit_index(limit)?] = value;
     Ok(())
 }
 
@@ -469,7 +571,7 @@ pub fn enable_peer(handle: Handle, flags: c_uint) -> Outcome {
     if !crate::device::linked(context.device, peer.device) {
         return Err(Code::PEER_ACCESS_UNSUPPORTED);
     }
-    let mut peers = context.peers.lock();
+    let mut peers = context.root().peers.lock();
     if peers.contains(&peer.device) {
         return Err(Code::PEER_ACCESS_ALREADY_ENABLED);
     }
@@ -480,7 +582,7 @@ pub fn enable_peer(handle: Handle, flags: c_uint) -> Outcome {
 pub fn disable_peer(handle: Handle) -> Outcome {
     let context = current()?;
     let peer = driver().contexts.get(handle).map_err(|_| Code::INVALID_CONTEXT)?;
-    let mut peers = context.peers.lock();
+    let mut peers = context.root().peers.lock();
     let at = peers.iter().position(|&device| device == peer.device).ok_or(Code::PEER_ACCESS_NOT_ENABLED)?;
     peers.swap_remove(at);
     Ok(())

@@ -39,6 +39,8 @@ pub struct Driver {
     pub pools: Handles<crate::mempool::Pool>,
     pub links: Handles<crate::module::Link>,
     pub arrays: Handles<crate::array::Array>,
+    pub resources: Handles<crate::green::Resources>,
+    pub greens: Handles<crate::green::Green>,
 }
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
@@ -98,6 +100,8 @@ impl Driver {
             pools: Handles::new(),
             links: Handles::new(),
             arrays: Handles::new(),
+            resources: Handles::new(),
+            greens: Handles::new(),
         })
     }
 
@@ -217,6 +221,11 @@ impl<T> Handles<T> {
     /// Drops those for which `keep` is false (a context takes its streams and modules with it).
     pub fn retain(&self, keep: impl Fn(&T) -> bool) {
         self.map.write().retain(|_, object| keep(object));
+    }
+
+    /// The handle of one that `is` it.
+    pub fn find(&self, is: impl Fn(&T) -> bool) -> Option<Handle> {
+        self.map.read().iter().find(|(_, object)| is(object)).map(|(handle, _)| *handle)
     }
 
     pub fn all(&self) -> Vec<Arc<T>> {

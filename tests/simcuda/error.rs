@@ -69,6 +69,8 @@ codes! {
     CAPTURED_EVENT = 907 c"CUDA_ERROR_CAPTURED_EVENT" c"operation not permitted on an event last recorded in a capturing stream";
     STREAM_CAPTURE_WRONG_THREAD = 908 c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD" c"attempt to terminate a thread-local capture sequence from another thread";
     GRAPH_EXEC_UPDATE_FAILURE = 910 c"CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE" c"the graph update was not performed because it included changes which violated constraints specific to instantiated graph update";
+    INVALID_RESOURCE_TYPE = 914 c"CUDA_ERROR_INVALID_RESOURCE_TYPE" c"invalid resource type";
+    INVALID_RESOURCE_CONFIGURATION = 915 c"CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION" c"invalid resource configuration";
     UNKNOWN = 999 c"CUDA_ERROR_UNKNOWN" c"unknown error";
 }
 

@@ -1,6 +1,6 @@
 //! Events: points in streams, with a time.
 
-use crate::capture::Capture;
+use crate::capture::{self, Capture};
 use crate::context::{Context, current};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
@@ -19,6 +19,8 @@ const FLAG_MASK: c_uint = 7;
 
 pub struct Event {
     flags: c_uint,
+    /// Of the context that owns it; it is recorded only there.
+    owner: u64,
     last: Mutex<Record>,
     /// What other processes see of it, if it is for them too.
     shared: Option<Arc<SharedEvent>>,
@@ -37,6 +39,8 @@ struct Record {
 #[derive(Clone)]
 enum Point {
     Stream(Ticket),
+    /// All streams of a context.
+    Context(Vec<Ticket>),
     /// Of any process, by number.
     Shared(Arc<SharedEvent>, u32),
 }
@@ -45,6 +49,7 @@ impl Point {
     fn is_done(&self) -> bool {
         match self {
             Point::Stream(ticket) => ticket.is_done(),
+            Point::Context(tickets) => tickets.iter().all(Ticket::is_done),
             Point::Shared(event, number) => event.is_done(*number),
         }
     }
@@ -52,6 +57,7 @@ impl Point {
     fn wait(&self) {
         match self {
             Point::Stream(ticket) => ticket.wait(),
+            Point::Context(tickets) => tickets.iter().for_each(Ticket::wait),
             Point::Shared(event, number) => event.wait(*number),
         }
     }
@@ -74,18 +80,19 @@ impl Event {
 
 pub fn create(out: Out<Handle>, flags: c_uint) -> Outcome {
     out.required()?;
-    current()?;
+    let owner = current()?.owner();
     if flags & !FLAG_MASK != 0 || flags & INTERPROCESS != 0 && flags & DISABLE_TIMING == 0 {
         return Err(Code::INVALID_VALUE);
     }
     let shared = if flags & INTERPROCESS != 0 { Some(Arc::new(SharedEvent::new()?)) } else { None };
-    out.set(driver().events.insert(Arc::new(Event { flags, last: Mutex::default(), shared })))
+    out.set(driver().events.insert(Arc::new(Event { flags, owner, last: Mutex::default(), shared })))
 }
 
-/// An event of another process.
-pub fn import(shared: SharedEvent) -> Handle {
-    let shared = Some(Arc::new(shared));
-    driver().events.insert(Arc::new(Event { flags: INTERPROCESS | DISABLE_TIMING, last: Mutex::default(), shared }))
+/// An event of another process, opened in the current context.
+pub fn import(shared: SharedEvent) -> Outcome<Handle> {
+    let (owner, shared) = (current()?.owner(), Some(Arc::new(shared)));
+    let flags = INTERPROCESS | DISABLE_TIMING;
+    Ok(driver().events.insert(Arc::new(Event { flags, owner, last: Mutex::default(), shared })))
 }
 
 /// What other processes see of an event; INVALID_HANDLE if it was not made for them.
@@ -100,6 +107,9 @@ pub fn destroy(handle: Handle) -> Outcome {
 pub fn record(handle: Handle, stream: Handle) -> Outcome {
     let event = driver().events.get(handle)?;
     let stream = resolve(stream)?;
+    if stream.context()?.owner() != event.owner {
+        return Err(Code::INVALID_HANDLE);
+    }
     let mut last = event.last.lock();
     if let Some(capture) = stream.capturing()? {
         *last = Record { capture: Some(capture), ..Record::default() };
@@ -128,6 +138,58 @@ pub fn record_with_flags(handle: Handle, stream: Handle, flags: c_uint) -> Outco
         return Err(Code::INVALID_VALUE);
     }
     record(handle, stream)
+}
+
+/// `cuCtxRecordEvent`: all that was submitted to the context so far, and to its green contexts.
+pub fn record_context(context: Handle, handle: Handle) -> Outcome {
+    record_all(&driver().contexts.get(context).map_err(|_| Code::INVALID_CONTEXT)?, handle)
+}
+
+pub fn record_all(context: &Arc<Context>, handle: Handle) -> Outcome {
+    let event = driver().events.get(handle)?;
+    if context.owner() != event.owner {
+        return Err(Code::INVALID_HANDLE);
+    }
+    context.check()?;
+    capture::forbid_in(context)?;
+    let tickets = context.unfinished();
+    if let Some(shared) = event.shared.clone() {
+        let number = shared.begin();
+        let waiting = tickets.clone();
+        // No stream of the program may be held up, so the end is awaited beside them.
+        context.aside(move || {
+            waiting.iter().for_each(Ticket::wait);
+            shared.finish(number);
+        })?;
+    }
+    *event.last.lock() = Record { point: Some(Point::Context(tickets)), ..Record::default() };
+    Ok(())
+}
+
+/// `cuCtxWaitEvent`: all that is submitted to the context from here on, and to its green contexts.
+pub fn context_wait(context: Handle, handle: Handle) -> Outcome {
+    wait_all(&driver().contexts.get(context).map_err(|_| Code::INVALID_CONTEXT)?, handle)
+}
+
+pub fn wait_all(context: &Arc<Context>, handle: Handle) -> Outcome {
+    let event = driver().events.get(handle)?;
+    context.check()?;
+    let captured = event.last.lock().capture.clone();
+    if let Some(capture) = captured {
+        capture.invalidate();
+        return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
+    }
+    capture::forbid_in(context)?;
+    match event.unfinished()? {
+        None => {}
+        Some(Point::Stream(ticket)) => context.close_gate(&[ticket]),
+        Some(Point::Context(tickets)) => context.close_gate(&tickets),
+        Some(Point::Shared(event, number)) => {
+            let ticket = context.aside(move || event.wait(number))?;
+            context.close_gate(&[ticket]);
+        }
+    }
+    Ok(())
 }
 
 pub fn query(handle: Handle) -> Outcome {
@@ -183,7 +245,8 @@ pub fn stream_wait(stream: Handle, handle: Handle, flags: c_uint) -> Outcome {
         return Err(Code::STREAM_CAPTURE_ISOLATION);
     }
     match point {
-        Point::Stream(ticket) => stream.wait_for(ticket),
+        Point::Stream(ticket) => stream.wait_for(vec![ticket]),
+        Point::Context(tickets) => stream.wait_for(tickets),
         Point::Shared(event, number) => {
             let action = move |_: &Context| {
                 event.wait(number);

@@ -65,7 +65,7 @@ pub fn open(out: Out<u64>, handle: MemHandle, flags: c_uint) -> Outcome {
     let path = format!("/proc/{process}/fd/{descriptor}");
     let file = OpenOptions::new().read(true).write(true).open(path).map_err(|_| Code::INVALID_VALUE)?;
     let physical = gpu.store.import(file.into(), offset, bytes, Use::Plain)?;
-    let address = driver.space.attach(physical, device, context.id)?;
+    let address = driver.space.attach(physical, device, context.owner())?;
     OPENED.lock().push(Opened { handle, address, count: 1 });
     out.set(address)
 }
@@ -129,5 +129,5 @@ pub fn open_event(out: Out<Handle>, handle: MemHandle) -> Outcome {
         return Err(Code::INVALID_VALUE);
     }
     let file = OpenOptions::new().read(true).write(true).open(path).map_err(|_| Code::INVALID_VALUE)?;
-    out.set(event::import(SharedEvent::over(file.into())?))
+    out.set(event::import(SharedEvent::over(file.into())?)?)
 }

@@ -23,6 +23,7 @@ mod ffi;
 mod fill;
 mod graph;
 mod graph_memory;
+mod green;
 mod ipc;
 mod kernels;
 mod launch;

@@ -31,7 +31,7 @@ pub fn alloc(out: Out<u64>, bytes: usize, flags: c_uint) -> Outcome {
     let bytes = bytes as u64;
     let address = pinned::map(bytes.checked_next_multiple_of(PAGE).ok_or(Code::OUT_OF_MEMORY)?, false)?;
     residence::enter(address, bytes);
-    driver().space.insert_host(address, bytes, Kind::Managed { context: context.id, device: context.device })?;
+    driver().space.insert_host(address, bytes, Kind::Managed { context: context.owner(), device: context.device })?;
     out.set(address)
 }
 

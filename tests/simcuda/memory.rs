@@ -22,7 +22,7 @@ pub fn alloc(out: Out<u64>, bytes: usize) -> Outcome {
     capture::forbid()?;
     let driver = driver();
     let store = &driver.gpus[context.device].store;
-    out.set(driver.space.allocate(store, context.device, context.id, Origin::Alloc, bytes as u64)?)
+    out.set(driver.space.allocate(store, context.device, context.owner(), Origin::Alloc, bytes as u64)?)
 }
 
 pub fn alloc_pitch(out: Out<u64>, pitch_out: Out<usize>, width: usize, height: usize, element: c_uint) -> Outcome {

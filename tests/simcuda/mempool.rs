@@ -326,7 +326,7 @@ pub fn import_pointer(out: Out<u64>, handle: Handle, data: In<Shared>) -> Outcom
     let lead = offset % PAGE;
     let store = &driver().gpus[pool.device].store;
     let physical = store.import(file, offset - lead, (lead + bytes).next_multiple_of(PAGE), Use::Plain)?;
-    let context = current().map_or(0, |context| context.id);
+    let context = current().map_or(0, |context| context.owner());
     let space = &driver().space;
     let start = space.take_addresses(physical.bytes)? + lead;
     let device = pool.device;

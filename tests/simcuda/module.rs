@@ -120,7 +120,7 @@ pub fn load_data(out: Out<Handle>, data: In<c_void>) -> Outcome {
     out.required()?;
     let context = current()?;
     capture::forbid()?;
-    out.set(load(image(data)?, Some((context.id, context.device)))?)
+    out.set(load(image(data)?, Some((context.owner(), context.device)))?)
 }
 
 pub fn load_data_ex(
@@ -144,7 +144,7 @@ fn read(path: In<c_char>) -> Outcome<String> {
 pub fn load_file(out: Out<Handle>, path: In<c_char>) -> Outcome {
     out.required()?;
     let context = current()?;
-    out.set(load(&read(path)?, Some((context.id, context.device)))?)
+    out.set(load(&read(path)?, Some((context.owner(), context.device)))?)
 }
 
 pub fn unload(handle: Handle) -> Outcome {
@@ -252,13 +252,13 @@ pub fn library_global(address: Out<u64>, bytes: Out<usize>, library: Handle, nam
         return Err(Code::NOT_SUPPORTED);
     }
     let mut placed = library.placed.lock();
-    let key = (context.id, name.to_owned());
+    let key = (context.owner(), name.to_owned());
     let start = match placed.get(&key) {
         Some(start) => *start,
         None => {
             let store = &driver().gpus[context.device].store;
             let size = global.bytes as u64;
-            let start = driver().space.allocate(store, context.device, context.id, Origin::Alloc, size)?;
+            let start = driver().space.allocate(store, context.device, context.owner(), Origin::Alloc, size)?;
             placed.insert(key, start);
             start
         }

@@ -125,11 +125,11 @@ pub fn alloc(out: Out<u64>, bytes: usize, flags: c_uint) -> Outcome {
         return Ok(());
     }
     let address = if bytes < SLAB_LIMIT {
-        take_small(context.id, flags, bytes)?
+        take_small(context.owner(), flags, bytes)?
     } else {
         pin(bytes.checked_next_multiple_of(PAGE).ok_or(Code::OUT_OF_MEMORY)?)?
     };
-    let kind = Kind::Host { context: context.id, device: context.device, flags, registered: false };
+    let kind = Kind::Host { context: context.owner(), device: context.device, flags, registered: false };
     driver().space.insert_host(address, bytes, kind)?;
     out.set(address)
 }
@@ -172,7 +172,7 @@ pub fn register(address: u64, bytes: usize, flags: c_uint) -> Outcome {
         return Err(Code::INVALID_VALUE);
     }
     capture::forbid()?;
-    let kind = Kind::Host { context: context.id, device: context.device, flags, registered: true };
+    let kind = Kind::Host { context: context.owner(), device: context.device, flags, registered: true };
     driver().space.insert_host(address, bytes as u64, kind)
 }
 

@@ -93,6 +93,11 @@ impl Stream {
         }
     }
 
+    /// One that no handle names and that waits for nothing.
+    pub fn aside(context: &Arc<Context>) -> Self {
+        Self::new(Arc::downgrade(context), NON_BLOCKING, 0)
+    }
+
     /// `cuStreamGetId`.
     pub fn id(&self) -> u64 {
         self.id
@@ -129,6 +134,7 @@ impl Stream {
         } else {
             Vec::new()
         };
+        after.extend(context.gates());
         after.retain(|ticket: &Ticket| !ticket.is_done());
         after
     }
@@ -153,14 +159,15 @@ impl Stream {
         Ok(())
     }
 
-    /// Makes later work here wait for `ticket` of another stream.
-    pub fn wait_for(self: &Arc<Self>, ticket: Ticket) -> Outcome {
-        if ticket.is_done() {
+    /// Makes later work here wait for points of other streams.
+    pub fn wait_for(self: &Arc<Self>, mut tickets: Vec<Ticket>) -> Outcome {
+        tickets.retain(|ticket| !ticket.is_done());
+        if tickets.is_empty() {
             return Ok(());
         }
         let context = self.context()?;
         let mut after = self.others(&context);
-        after.push(ticket);
+        after.append(&mut tickets);
         self.enqueue(&context, Work { action: Arc::new(|_| Ok(())), touches: Vec::new(), node: Node::Empty }, after);
         Ok(())
     }
@@ -347,17 +354,25 @@ pub fn create_with_priority(out: Out<Handle>, flags: c_uint, priority: c_int) ->
     if flags & !NON_BLOCKING != 0 {
         return Err(Code::INVALID_VALUE);
     }
-    let context = current()?;
-    let stream = Arc::new(Stream::new(Arc::downgrade(&context), flags, priority.clamp(-5, 0)));
+    create_in(&current()?, out, flags, priority)
+}
+
+/// A stream of this context, whichever is current.
+pub fn create_in(context: &Arc<Context>, out: Out<Handle>, flags: c_uint, priority: c_int) -> Outcome {
+    let stream = Arc::new(Stream::new(Arc::downgrade(context), flags, priority.clamp(-5, 0)));
     context.add(stream.clone());
     out.set(driver().streams.insert(stream))
 }
 
 pub fn destroy(handle: Handle) -> Outcome {
-    let stream = driver().streams.remove(handle)?;
-    if let Some(capture) = stream.capture.lock().as_ref() {
-        capture.invalidate();
+    let driver = driver();
+    // Those of a green context outlive it, and not even this is answered then.
+    let is_dead = |context: Arc<Context>| !context.is_alive();
+    if driver.streams.get(handle)?.context().map_or(true, is_dead) {
+        return Err(Code::CONTEXT_IS_DESTROYED);
     }
+    let stream = driver.streams.remove(handle)?;
+    capture::abandon_of(&stream);
     stream.close();
     Ok(())
 }
@@ -393,6 +408,15 @@ fn refuse_if_capturing(stream: &Arc<Stream>) -> Outcome {
 
 pub fn get_context(handle: Handle, out: Out<Handle>) -> Outcome {
     out.set(resolve(handle)?.context()?.handle)
+}
+
+/// `cuStreamGetCtx_v2`: of a stream of a green context, its primary context and the green one.
+pub fn get_contexts(handle: Handle, out: Out<Handle>, green: Out<Handle>) -> Outcome {
+    out.required()?;
+    green.required()?;
+    let context = resolve(handle)?.context()?;
+    out.set(context.root().handle)?;
+    green.set(crate::green::handle_of(&context))
 }
 
 pub fn get_flags(handle: Handle, out: Out<c_uint>) -> Outcome {

@@ -57,7 +57,7 @@ pub fn alloc_from(out: Out<u64>, bytes: usize, handle: Handle, stream: Handle) -
     }
     let taken = pool.reserve.take(bytes)?;
     let kind = Kind::Plain {
-        context: stream.context()?.id,
+        context: stream.context()?.owner(),
         device: pool.device,
         physical: taken.physical,
         offset: taken.offset,

@@ -135,9 +135,23 @@ Init {
     3020 cuGLCtxCreate_v2(out: Out<Handle>, flags: c_uint, device: c_int) -> NOT_SUPPORTED;
     3010 cuVDPAUCtxCreate(out: Out<Handle>, flags: c_uint, device: c_int, vdp: c_uint, resolve: usize) -> NOT_SUPPORTED;
     3020 cuVDPAUCtxCreate_v2(out: Out<Handle>, flags: c_uint, device: c_int, vdp: c_uint, resolve: usize) -> NOT_SUPPORTED;
-    12040 cuGreenCtxCreate(out: Out<Handle>, resources: Handle, device: c_int, flags: c_uint) -> NOT_SUPPORTED;
-    12040 cuGreenCtxDestroy(context: Handle) -> INVALID_HANDLE;
-    12040 cuCtxFromGreenCtx(out: Out<Handle>, context: Handle) -> INVALID_HANDLE;
+    12050 cuCtxRecordEvent(context: Handle, event: Handle) => event::record_context;
+    12050 cuCtxWaitEvent(context: Handle, event: Handle) => event::context_wait;
+
+    // Green contexts
+    12040 cuDeviceGetDevResource(device: c_int, out: Out<green::Resource>, kind: c_int) => green::of_device;
+    12040 cuCtxGetDevResource(context: Handle, out: Out<green::Resource>, kind: c_int) => green::of_context;
+    12040 cuGreenCtxGetDevResource(green: Handle, out: Out<green::Resource>, kind: c_int) => green::of_green;
+    12040 cuDevSmResourceSplitByCount(groups: Out<green::Resource>, count: Out<c_uint>, input: In<green::Resource>, rest: Out<green::Resource>, flags: c_uint, least: c_uint) => green::split;
+    12040 cuDevResourceGenerateDesc(out: Out<Handle>, list: In<green::Resource>, count: c_uint) => green::describe;
+    12040 cuGreenCtxCreate(out: Out<Handle>, resources: Handle, device: c_int, flags: c_uint) => green::create;
+    12040 cuGreenCtxDestroy(green: Handle) => green::destroy;
+    12040 cuCtxFromGreenCtx(out: Out<Handle>, green: Handle) => green::context;
+    12050 cuGreenCtxStreamCreate(out: Out<Handle>, green: Handle, flags: c_uint, priority: c_int) => green::stream;
+    12040 cuGreenCtxRecordEvent(green: Handle, event: Handle) => green::record;
+    12040 cuGreenCtxWaitEvent(green: Handle, event: Handle) => green::wait;
+    12040 cuStreamGetGreenCtx(stream: Handle, out: Out<Handle>) => green::of_stream;
+    13000 cuGreenCtxGetId(green: Handle, out: Out<u64>) => green::id;
 
     // Processes on disk
     12080 cuCheckpointProcessGetRestoreThreadId(process: c_int, out: Out<c_int>) -> NOT_SUPPORTED;
@@ -298,6 +312,7 @@ Init {
     2000 cuStreamQuery(stream: Handle) + cuStreamQuery_ptsz => stream::query;
     3020 cuStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint) + cuStreamWaitEvent_ptsz => event::stream_wait;
     9020 cuStreamGetCtx(stream: Handle, out: Out<Handle>) + cuStreamGetCtx_ptsz => stream::get_context;
+    12050 cuStreamGetCtx_v2(stream: Handle, out: Out<Handle>, green: Out<Handle>) + cuStreamGetCtx_v2_ptsz => stream::get_contexts;
     5050 cuStreamGetFlags(stream: Handle, out: Out<c_uint>) + cuStreamGetFlags_ptsz => stream::get_flags;
     5050 cuStreamGetPriority(stream: Handle, out: Out<c_int>) + cuStreamGetPriority_ptsz => stream::get_priority;
     12000 cuStreamGetId(stream: Handle, out: Out<u64>) + cuStreamGetId_ptsz => stream::get_id;

@@ -1,0 +1,387 @@
+//! Contexts, primary, created and green: who waits for whom, what breaks a capture, and what is left after an end.
+
+#![allow(clippy::macro_metavars_in_unsafe, reason = "the macro is there to make the one unsafe call")]
+
+mod common;
+
+use common::*;
+use cudarc::driver::sys::*;
+use std::ptr::null_mut;
+use std::time::Duration;
+
+const MODES: [CUstreamCaptureMode; 3] = [
+    CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+    CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+    CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
+];
+
+/// Lets a kernel go after a long time, so that a call that waits for it wrongly fails its test and does not hang it.
+fn raise_in_the_end(flag: usize) {
+    std::thread::spawn(move || {
+        std::thread::park_timeout(Duration::from_secs(30));
+        raise(flag);
+    });
+}
+
+fn lowered(flag: *mut u32) -> bool {
+    // SAFETY: a live pinned word.
+    unsafe { std::sync::atomic::AtomicU32::from_ptr(flag) }.load(std::sync::atomic::Ordering::Acquire) == 0
+}
+
+fn allocate(bytes: usize) -> u64 {
+    let mut block = 0;
+    ok!(cuMemAlloc_v2(&mut block, bytes));
+    block
+}
+
+#[test]
+fn a_free_waits_for_the_gpu_that_owns_the_memory_and_for_no_other() {
+    alone("a_free_waits_for_the_gpu_that_owns_the_memory_and_for_no_other", &[], || {
+        let (second, first) = (start_on(1), start_on(0));
+        let flag = pinned_flag();
+        raise_in_the_end(flag as usize);
+        let mut plain = [0; 2].map(|_: i32| [allocate(4096), allocate(64 << 20)]).concat();
+        plain.extend([allocate(4096), allocate(64 << 20)]);
+        ok!(cuCtxSetCurrent(second));
+        let (stream, wait) = (stream(), function(c"wait_flag"));
+        assert_eq!(launch(wait, stream, &mut [flag as u64]), 0);
+        let mut free_two = |when: &str| {
+            for _ in 0..2 {
+                ok!(cuMemFree_v2(plain.pop().unwrap()));
+                ok!(cuCtxSetCurrent(second));
+                assert!(lowered(flag) && cu!(cuStreamQuery(stream)) == 600, "the free waited, with {when}");
+                ok!(cuCtxSetCurrent(first));
+            }
+        };
+        ok!(cuCtxSetCurrent(first));
+        free_two("no peer access");
+        ok!(cuCtxEnablePeerAccess(second, 0));
+        free_two("access from the owner");
+        ok!(cuCtxSetCurrent(second));
+        ok!(cuCtxEnablePeerAccess(first, 0));
+        ok!(cuCtxSetCurrent(first));
+        free_two("access both ways");
+        // The owner is what counts, not the context that is current.
+        ok!(cuCtxSetCurrent(second));
+        let own = allocate(4096);
+        ok!(cuCtxSetCurrent(first));
+        let raiser = std::thread::spawn({
+            let flag = flag as usize;
+            move || raise(flag)
+        });
+        ok!(cuMemFree_v2(own));
+        ok!(cuStreamQuery(stream));
+        raiser.join().unwrap();
+    });
+}
+
+#[test]
+fn what_waits_for_a_context_breaks_its_captures_in_every_mode() {
+    alone("what_waits_for_a_context_breaks_its_captures_in_every_mode", &[], || {
+        let context = start_on(0);
+        let (stream, mut graph, mut event) = (stream(), null_mut(), null_mut());
+        ok!(cuEventCreate(&mut event, 2));
+        let calls: [(&str, fn(CUcontext, CUevent) -> i32); 4] = [
+            ("synchronize", |_, _| cu!(cuCtxSynchronize())),
+            ("synchronize by handle", |context, _| cu!(cuCtxSynchronize_v2(context))),
+            ("record", |context, event| cu!(cuCtxRecordEvent(context, event))),
+            ("wait", |context, event| cu!(cuCtxWaitEvent(context, event))),
+        ];
+        for mode in MODES {
+            for (name, call) in calls {
+                ok!(cuStreamBeginCapture_v2(stream, mode));
+                assert_eq!(call(context, event), 900, "{name} in mode {mode:?}");
+                assert_eq!(cu!(cuStreamEndCapture(stream, &mut graph)), 901, "{name} in mode {mode:?}");
+            }
+            ok!(cuStreamBeginCapture_v2(stream, mode));
+            let (context, event) = (context as usize, event as usize);
+            let elsewhere = move || {
+                ok!(cuCtxSetCurrent(context as CUcontext));
+                (cu!(cuCtxSynchronize()), cu!(cuCtxRecordEvent(context as CUcontext, event as CUevent)))
+            };
+            assert_eq!(std::thread::spawn(elsewhere).join().unwrap(), (900, 900), "from another thread, {mode:?}");
+            assert_eq!(cu!(cuStreamEndCapture(stream, &mut graph)), 901, "{mode:?}");
+            // A wait for the stream that captures.
+            ok!(cuStreamBeginCapture_v2(stream, mode));
+            assert_eq!((cu!(cuStreamSynchronize(stream)), cu!(cuStreamEndCapture(stream, &mut graph))), (900, 901));
+        }
+        // A relaxed capture in one context is nothing to another.
+        ok!(cuStreamBeginCapture_v2(stream, MODES[2]));
+        start_on(1);
+        ok!(cuCtxSynchronize());
+        ok!(cuCtxSetCurrent(context));
+        ok!(cuStreamEndCapture(stream, &mut graph));
+        ok!(cuCtxSynchronize());
+    });
+}
+
+#[test]
+fn an_event_of_a_context_stands_for_all_of_its_streams() {
+    alone("an_event_of_a_context_stands_for_all_of_its_streams", &[], || {
+        let context = start_on(0);
+        let (held, later, flag, mut event) = (stream(), stream(), pinned_flag(), null_mut());
+        raise_in_the_end(flag as usize);
+        ok!(cuEventCreate(&mut event, 2));
+        ok!(cuCtxRecordEvent(context, event));
+        ok!(cuEventQuery(event));
+        assert_eq!(launch(function(c"wait_flag"), held, &mut [flag as u64]), 0);
+        ok!(cuCtxRecordEvent(context, event));
+        assert_eq!(cu!(cuEventQuery(event)), 600);
+        ok!(cuCtxWaitEvent(context, event));
+        let block = allocate(4096);
+        assert_eq!(launch(function(c"fill_u32"), later, &mut [block, 4, 7]), 0);
+        assert_eq!(cu!(cuStreamQuery(later)), 600, "it waits for what the event stands for");
+        raise(flag as usize);
+        ok!(cuEventSynchronize(event));
+        ok!(cuStreamQuery(held));
+        ok!(cuStreamSynchronize(later));
+        assert_eq!(read(block), 7);
+        let other = start_on(1);
+        assert_eq!(cu!(cuCtxRecordEvent(other, event)), 400, "of another context");
+        assert_eq!(cu!(cuEventRecord(event, null_mut())), 400);
+    });
+}
+
+/// A green context of 16 multiprocessors of GPU 0, and its `CUcontext`.
+fn green() -> (CUgreenCtx, CUcontext) {
+    // SAFETY: a structure of integers, for which zero is a value.
+    let (mut all, mut part): (CUdevResource, CUdevResource) = unsafe { std::mem::zeroed() };
+    let (mut groups, mut desc, mut green, mut context) = (1, null_mut(), null_mut(), null_mut());
+    let kind = CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
+    ok!(cuDeviceGetDevResource(0, &mut all, kind));
+    ok!(cuDevSmResourceSplitByCount(&mut part, &mut groups, &all, null_mut(), 0, 16));
+    ok!(cuDevResourceGenerateDesc(&mut desc, &mut part, 1));
+    ok!(cuGreenCtxCreate(&mut green, desc, 0, 1));
+    ok!(cuCtxFromGreenCtx(&mut context, green));
+    (green, context)
+}
+
+fn primary_is_active() -> bool {
+    let (mut flags, mut active) = (0, -1);
+    ok!(cuDevicePrimaryCtxGetState(0, &mut flags, &mut active));
+    active == 1
+}
+
+#[test]
+fn multiprocessors_are_split_as_documented() {
+    alone("multiprocessors_are_split_as_documented", &[], || {
+        ok!(cuInit(0));
+        let kind = CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
+        // SAFETY: structures of integers, for which zero is a value.
+        let (mut all, mut rest, mut parts): (CUdevResource, CUdevResource, [CUdevResource; 4]) =
+            unsafe { std::mem::zeroed() };
+        // SAFETY: the one member of the union that these calls write.
+        let size = |resource: &CUdevResource| unsafe { resource.__bindgen_anon_1.sm.smCount };
+        ok!(cuDeviceGetDevResource(0, &mut all, kind));
+        assert_eq!(size(&all), 132);
+        let mut groups = 0;
+        ok!(cuDevSmResourceSplitByCount(null_mut(), &mut groups, &all, null_mut(), 0, 20));
+        assert_eq!(groups, 5, "of 24 each");
+        groups = 4;
+        ok!(cuDevSmResourceSplitByCount(parts.as_mut_ptr(), &mut groups, &all, &mut rest, 0, 20));
+        assert_eq!((groups, parts.each_ref().map(size), size(&rest)), (4, [24; 4], 36));
+        assert_eq!(cu!(cuDevSmResourceSplitByCount(parts.as_mut_ptr(), &mut groups, &all, &mut rest, 0, 200)), 915);
+        let mut desc = null_mut();
+        ok!(cuDevResourceGenerateDesc(&mut desc, parts.as_mut_ptr(), 2));
+        let mut mixed = [parts[0], all];
+        assert_eq!(cu!(cuDevResourceGenerateDesc(&mut desc, mixed.as_mut_ptr(), 2)), 915);
+        let (mut green, mut context) = (null_mut(), null_mut());
+        assert_eq!(cu!(cuGreenCtxCreate(&mut green, desc, 0, 0)), 1, "the flag is required");
+        assert_eq!(cu!(cuGreenCtxCreate(&mut green, desc, 1, 1)), 1, "another GPU's");
+        ok!(cuGreenCtxCreate(&mut green, desc, 0, 1));
+        ok!(cuGreenCtxGetDevResource(green, &mut all, kind));
+        assert_eq!(size(&all), 48);
+        ok!(cuCtxFromGreenCtx(&mut context, green));
+        ok!(cuCtxGetDevResource(context, &mut all, kind));
+        assert_eq!(size(&all), 48);
+    });
+}
+
+#[test]
+fn a_green_context_keeps_the_primary_one_and_its_memory_outlives_it() {
+    alone("a_green_context_keeps_the_primary_one_and_its_memory_outlives_it", &[], || {
+        let primary = start_on(0);
+        let (green, derived) = green();
+        assert_ne!(derived, primary);
+        let mut again = null_mut();
+        ok!(cuCtxFromGreenCtx(&mut again, green));
+        assert_eq!(again, derived);
+        ok!(cuCtxSetCurrent(derived));
+        let (block, before) = (allocate(64 << 20), used(0));
+        let mut own = null_mut();
+        ok!(cuGreenCtxStreamCreate(&mut own, green, 1, 0));
+        assert_eq!(launch(function(c"fill_u32"), own, &mut [block, 16, 9]), 0);
+        ok!(cuStreamSynchronize(own));
+        assert_eq!(read(block), 9);
+        let (mut context, mut of) = (null_mut(), null_mut());
+        ok!(cuStreamGetCtx_v2(own, &mut context, &mut of));
+        assert_eq!((context, of), (primary, green));
+        ok!(cuStreamGetGreenCtx(own, &mut of));
+        assert_eq!(of, green);
+        assert_eq!(cu!(cuCtxDestroy_v2(derived)), 201, "it is not the program's to destroy");
+        ok!(cuDevicePrimaryCtxRelease_v2(0));
+        assert!(primary_is_active(), "the green context retains it");
+        ok!(cuGreenCtxDestroy(green));
+        assert!(!primary_is_active() && used(0) == 0, "nobody retains it any more: {}", used(0));
+
+        // With the primary context retained, memory stays.
+        start_on(0);
+        let (green, derived) = self::green();
+        ok!(cuCtxPushCurrent_v2(derived));
+        let block = allocate(64 << 20);
+        ok!(cuCtxPopCurrent_v2(&mut context));
+        ok!(cuGreenCtxDestroy(green));
+        assert_eq!(used(0), before);
+        ok!(cuMemsetD32_v2(block, 3, 4));
+        assert_eq!(read(block), 3);
+        ok!(cuMemFree_v2(block));
+        assert_eq!(cu!(cuMemFree_v2(block)), 1);
+    });
+}
+
+#[test]
+fn a_green_context_that_was_destroyed_answers_with_errors() {
+    alone("a_green_context_that_was_destroyed_answers_with_errors", &[], || {
+        let primary = start_on(0);
+        let (green, derived) = green();
+        let (mut own, mut event, mut graph, mut context, mut number) =
+            (null_mut(), null_mut(), null_mut(), null_mut(), 0);
+        ok!(cuEventCreate(&mut event, 2));
+        ok!(cuGreenCtxStreamCreate(&mut own, green, 1, 0));
+        ok!(cuCtxSetCurrent(derived));
+        ok!(cuStreamBeginCapture_v2(own, MODES[0]));
+        assert_eq!(cu!(cuGreenCtxRecordEvent(green, event)), 900);
+        assert_eq!(cu!(cuStreamEndCapture(own, &mut graph)), 901);
+        ok!(cuStreamBeginCapture_v2(own, MODES[0]));
+        ok!(cuGreenCtxDestroy(green));
+        // Its own capture ended with it.
+        assert_eq!(cu!(cuMemAlloc_v2(&mut number, 4096)), 709);
+        assert_eq!((cu!(cuCtxSynchronize()), cu!(cuCtxSetCurrent(derived))), (709, 201));
+        ok!(cuCtxSetCurrent(primary));
+        ok!(cuMemAlloc_v2(&mut number, 4096));
+        let answers = [
+            cu!(cuStreamQuery(own)),
+            cu!(cuStreamSynchronize(own)),
+            cu!(cuStreamDestroy_v2(own)),
+            cu!(cuMemsetD32Async(number, 1, 4, own)),
+        ];
+        assert_eq!(answers, [709; 4], "as documented for CUDA 13.0");
+        let answers = [
+            cu!(cuCtxFromGreenCtx(&mut context, green)),
+            cu!(cuGreenCtxDestroy(green)),
+            cu!(cuGreenCtxStreamCreate(&mut own, green, 1, 0)),
+            cu!(cuGreenCtxRecordEvent(green, event)),
+            cu!(cuGreenCtxWaitEvent(green, event)),
+            cu!(cuCtxPushCurrent_v2(derived)),
+        ];
+        assert_eq!(answers, [201; 6]);
+    });
+}
+
+#[test]
+fn the_primary_context_waits_for_its_green_ones() {
+    alone("the_primary_context_waits_for_its_green_ones", &[], || {
+        let primary = start_on(0);
+        let (green, derived) = green();
+        let (mut own, mut event, flag) = (null_mut(), null_mut(), pinned_flag());
+        raise_in_the_end(flag as usize);
+        ok!(cuEventCreate(&mut event, 2));
+        ok!(cuGreenCtxStreamCreate(&mut own, green, 1, 0));
+        ok!(cuCtxSetCurrent(derived));
+        assert_eq!(launch(function(c"wait_flag"), own, &mut [flag as u64]), 0);
+        ok!(cuCtxSetCurrent(primary));
+        ok!(cuCtxRecordEvent(primary, event));
+        assert_eq!(cu!(cuEventQuery(event)), 600);
+        let block = allocate(4096);
+        let raiser = std::thread::spawn({
+            let flag = flag as usize;
+            move || raise(flag)
+        });
+        // The memory is the GPU's, so a free waits for green contexts too.
+        ok!(cuMemFree_v2(block));
+        ok!(cuStreamQuery(own));
+        raiser.join().unwrap();
+        ok!(cuEventQuery(event));
+        // SAFETY: a live pinned word.
+        unsafe { flag.write_volatile(0) };
+        assert_eq!(launch(function(c"wait_flag"), own, &mut [flag as u64]), 0);
+        let raiser = std::thread::spawn({
+            let flag = flag as usize;
+            move || raise(flag)
+        });
+        ok!(cuCtxSynchronize());
+        ok!(cuStreamQuery(own));
+        raiser.join().unwrap();
+        // A reset ends what is part of it, and the green handle has nothing left to release.
+        ok!(cuDevicePrimaryCtxReset_v2(0));
+        assert_eq!(cu!(cuGreenCtxStreamCreate(&mut own, green, 1, 0)), 709);
+        ok!(cuGreenCtxDestroy(green));
+        assert!(!primary_is_active());
+    });
+}
+
+#[test]
+fn after_a_reset_the_old_context_is_dead_and_its_memory_gone() {
+    alone("after_a_reset_the_old_context_is_dead_and_its_memory_gone", &[], || {
+        let before = start_on(0);
+        let (old, mut block, mut base, mut bytes, mut pinned) = (allocate(64 << 20), 0, 0, 0, null_mut());
+        ok!(cuDevicePrimaryCtxReset_v2(0));
+        assert!(!primary_is_active() && used(0) == 0);
+        let answers = [
+            cu!(cuMemAlloc_v2(&mut block, 4096)),
+            cu!(cuMemAllocPitch_v2(&mut block, &mut bytes, 64, 64, 4)),
+            cu!(cuMemAllocManaged(&mut block, 4096, 1)),
+            cu!(cuMemHostAlloc(&mut pinned, 4096, 0)),
+            cu!(cuMemGetInfo_v2(&mut bytes, &mut bytes.clone())),
+            cu!(cuMemGetAddressRange_v2(&mut base, &mut bytes, old)),
+            cu!(cuMemFree_v2(old)),
+            cu!(cuMemcpyDtoH_v2((&raw mut base).cast(), old, 4)),
+            cu!(cuCtxSynchronize()),
+        ];
+        assert_eq!(answers, [709; 9]);
+        let mut after = null_mut();
+        ok!(cuDevicePrimaryCtxRetain(&mut after, 0));
+        assert_eq!(after, before, "the same handle");
+        ok!(cuCtxSetCurrent(after));
+        assert_eq!(cu!(cuMemFree_v2(old)), 1);
+        ok!(cuMemFree_v2(allocate(64 << 20)));
+        ok!(cuCtxSetCurrent(null_mut()));
+        assert_eq!(cu!(cuMemGetAddressRange_v2(&mut base, &mut bytes, old)), 201);
+        assert_eq!(cu!(cuMemAlloc_v2(&mut block, 4096)), 201);
+    });
+}
+
+#[test]
+fn a_capture_ends_with_its_context_or_its_stream() {
+    alone("a_capture_ends_with_its_context_or_its_stream", &[], || {
+        let keeper = start_on(1);
+        let allocates = || {
+            let mut block = 0;
+            cu!(cuMemAlloc_v2(&mut block, 4096))
+        };
+        let destroyed: [fn(CUcontext); 2] =
+            [|context| ok!(cuCtxDestroy_v2(context)), |context| ok!(cuCtxDetach(context))];
+        for end in destroyed {
+            let mut context = null_mut();
+            ok!(cuCtxCreate_v4(&mut context, null_mut(), 0, 0));
+            ok!(cuStreamBeginCapture_v2(stream(), MODES[0]));
+            assert_eq!(allocates(), 900);
+            end(context);
+            ok!(cuCtxSetCurrent(keeper));
+            assert_eq!(allocates(), 0);
+        }
+        let primary = start_on(0);
+        let (first, mut graph) = (stream(), null_mut());
+        ok!(cuStreamBeginCapture_v2(first, MODES[0]));
+        ok!(cuDevicePrimaryCtxReset_v2(0));
+        ok!(cuCtxSetCurrent(keeper));
+        assert_eq!(allocates(), 0);
+        assert_ne!(cu!(cuStreamEndCapture(first, &mut graph)), 0);
+        assert_eq!(start_on(0), primary);
+        let first = stream();
+        ok!(cuStreamBeginCapture_v2(first, MODES[0]));
+        assert_eq!(cu!(cuStreamBeginCapture_v2(first, MODES[0])), 401, "it captures already");
+        ok!(cuStreamDestroy_v2(first));
+        assert_eq!(allocates(), 0);
+    });
+}
