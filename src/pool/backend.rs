@@ -28,8 +28,8 @@ pub trait Backend: Send + Sync {
     fn headroom(&self, place: Place) -> Option<u64>;
     /// Creates physical memory at `place` (`cuMemCreate`).
     fn create(&self, place: Place, bytes: u64) -> Result<Self::Handle, Fault<Self::Error>>;
-    /// Returns it (`cuMemRelease`). It is mapped nowhere at that point.
-    fn release(&self, handle: Self::Handle) -> Result<(), Fault<Self::Error>>;
+    /// Returns what `create` made there (`cuMemRelease`). It is mapped nowhere at that point.
+    fn release(&self, handle: Self::Handle, place: Place, bytes: u64) -> Result<(), Fault<Self::Error>>;
     /// Maps a whole handle at `address` (`cuMemMap`).
     fn map(&self, address: u64, bytes: u64, handle: Self::Handle) -> Result<(), Fault<Self::Error>>;
     /// Unmaps exactly what one or several `map` calls put there (`cuMemUnmap`).

@@ -31,7 +31,7 @@ impl Backend for Device {
     fn create(&self, _place: Place, _bytes: u64) -> Result<(), Fault<()>> {
         Ok(())
     }
-    fn release(&self, _handle: ()) -> Result<(), Fault<()>> {
+    fn release(&self, _handle: (), _place: Place, _bytes: u64) -> Result<(), Fault<()>> {
         Ok(())
     }
     fn map(&self, _address: u64, _bytes: u64, _handle: ()) -> Result<(), Fault<()>> {

@@ -352,7 +352,7 @@ impl<B: Backend> Pool<B> {
         let zombies = std::mem::take(&mut self.lock().zombies);
         let mut returned = 0;
         for zombie in zombies {
-            let retired = drive::bury(&self.backend, self.base, zombie);
+            let retired = drive::bury(&self.backend, self.base, zombie, |id| self.places[id.index()]);
             let mut state = self.lock();
             for chunk in &retired.gone {
                 state.account(chunk.place).unstick(bytes_of(chunk.frames));
@@ -472,7 +472,8 @@ impl<B: Backend> Pool<B> {
         let mut sum = 0;
         for row in leaving {
             let (start, frames) = (row.start, row.frames);
-            let Retired { gone, zombies, unmapped } = drive::dismantle(&self.backend, self.base, row);
+            let Retired { gone, zombies, unmapped } =
+                drive::dismantle(&self.backend, self.base, row, |id| self.places[id.index()]);
             let mut state = self.lock();
             for chunk in &gone {
                 let bytes = bytes_of(chunk.frames);

@@ -436,6 +436,12 @@ pub fn held_at(place: Place) -> u64 {
     usage.places.iter().find(|usage| usage.place == place).map_or(0, |usage| usage.held)
 }
 
+/// Bytes of managed memory placed there, in mode managed; what the pool holds counts where the program's own does
+/// (`vmm::join_pool`).
+pub fn placed_at(place: Place) -> u64 {
+    if open::opened().is_some() { 0 } else { held_at(place) }
+}
+
 /// What the pool holds and has held; `None` if it was never opened.
 pub fn usage() -> Option<Usage> {
     open::opened().map(|opened| opened.pool.usage()).or_else(managed::usage)

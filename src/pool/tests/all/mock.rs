@@ -192,10 +192,11 @@ impl Backend for Mock {
         Ok(handle)
     }
 
-    fn release(&self, handle: u64) -> Result<(), Fault<CallNumber>> {
+    fn release(&self, handle: u64, place: Place, bytes: u64) -> Result<(), Fault<CallNumber>> {
         let mut inner = self.call("release", 0)?;
         let memory = inner.memories.remove(&handle).expect("release of a handle that is not held");
         assert_eq!(memory.mapped_at, None, "release of a mapped handle");
+        assert_eq!((memory.place, memory.bytes), (place, bytes), "release of what was made elsewhere");
         Ok(())
     }
 
