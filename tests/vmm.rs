@@ -233,3 +233,15 @@ fn threads_that_make_and_release_at_once_lose_nothing() {
         assert_eq!(run.reported("violations"), &serde_json::json!([]), "{limit}");
     }
 }
+
+#[test]
+fn a_limit_holds_for_the_pool_and_the_program_s_own_handles_together() {
+    // One gets its 60 MiB at home, the other what is left there and the rest, or all, on the next GPU.
+    let run = Run::program("one_limit").args("60 600").sim("2x512MiB").env("GPUPOOL_LIMIT", "0:100MiB").shim().report();
+    let shim = run.go();
+    shim.succeeds().prints("done\n");
+    let peak = shim.reported("gpus/0/peak").as_u64().unwrap_or(0) >> 20;
+    // The context has 16 MiB.
+    assert!(peak <= 116, "{peak} MiB on GPU 0");
+    assert_eq!(shim.reported("violations"), &serde_json::json!([]));
+}

@@ -1,6 +1,6 @@
 //! The pool's operations: look at the state under the lock, call the backend without it, come back with the outcome.
 
-use crate::state::{Attempt, Leaving, State, Step};
+use crate::state::{Attempt, EVERY_GPU, Leaving, State, Step};
 use crate::{Allocation, Backend, Block, Config, Fault, Free, FreeError, Refusal, Request, Usage, policy};
 use gpupool_pool::Clock;
 use parking_lot::Mutex;
@@ -214,11 +214,11 @@ impl<B: Backend> Pool<B> {
         self.due.store(due.map_or(u64::MAX, nanoseconds), Ordering::Relaxed);
     }
 
-    /// Waits for the device; everything freed before the call is quiet after it.
+    /// Waits for every GPU; everything freed before the call is quiet after it.
     fn quiesce(&self) -> Result<(), Fault<B::Error>> {
         let begun = self.clock.now();
         self.backend.quiesce()?;
-        self.clock.covered(begun);
+        self.clock.covered(EVERY_GPU, begun);
         Ok(())
     }
 }

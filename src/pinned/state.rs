@@ -10,6 +10,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// What the clock counts waits for: all GPUs together, as the driver's own free of pinned memory does.
+pub(crate) const EVERY_GPU: usize = 0;
+
 /// A request on its way, with what was tried for it. Each of these is tried once, so a request ends.
 #[derive(Debug)]
 pub(crate) struct Attempt<'a> {
@@ -106,7 +109,7 @@ impl State {
         Self {
             config,
             runs: Runs::default(),
-            clock: Arc::default(),
+            clock: Arc::new(Clock::new(1)),
             resting: VecDeque::new(),
             pinning: Underway::default(),
             leaving: Underway::default(),
@@ -249,7 +252,7 @@ impl State {
         if self.resting.is_empty() {
             return;
         }
-        let quiesced = self.clock.quiesced();
+        let quiesced = self.clock.quiesced(EVERY_GPU);
         while let Some(&(number, run)) = self.resting.front()
             && number <= quiesced
         {

@@ -28,15 +28,16 @@ pub trait Backend: Send + Sync {
     fn headroom(&self, place: Place) -> Option<u64>;
     /// Creates physical memory at `place` (`cuMemCreate`).
     fn create(&self, place: Place, bytes: u64) -> Result<Self::Handle, Fault<Self::Error>>;
-    /// Returns it (`cuMemRelease`). It is mapped nowhere at that point.
-    fn release(&self, handle: Self::Handle) -> Result<(), Fault<Self::Error>>;
+    /// Returns what `create` made there (`cuMemRelease`). It is mapped nowhere at that point.
+    fn release(&self, handle: Self::Handle, place: Place, bytes: u64) -> Result<(), Fault<Self::Error>>;
     /// Maps a whole handle at `address` (`cuMemMap`).
     fn map(&self, address: u64, bytes: u64, handle: Self::Handle) -> Result<(), Fault<Self::Error>>;
     /// Unmaps exactly what one or several `map` calls put there (`cuMemUnmap`).
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), Fault<Self::Error>>;
     /// Gives every device that can reach `place` read and write access to this mapped range (`cuMemSetAccess`).
     fn grant(&self, address: u64, bytes: u64, place: Place) -> Result<(), Fault<Self::Error>>;
-    /// Returns once no work submitted before the call can still touch pool memory (`cuCtxSynchronize` of every context).
-    /// `NotReady` here means "not now" (a stream capture is under way) and is not repeated.
-    fn quiesce(&self) -> Result<(), Fault<Self::Error>>;
+    /// Returns once no work that was submitted to these GPUs before the call is running any more (`cuCtxSynchronize` of
+    /// every context there). It must not wait for any other GPU. `NotReady` here means "not now" (a stream capture is under
+    /// way) and is not repeated.
+    fn quiesce(&self, gpus: &[u32]) -> Result<(), Fault<Self::Error>>;
 }

@@ -4,7 +4,7 @@ use crate::budget::PlaceId;
 use crate::chunks::{Chunk, Marks};
 use crate::plan::Growth;
 use crate::state::{Leaving, Zombie, bytes_of};
-use crate::{Backend, FRAME, Fault, LARGE_CHUNK};
+use crate::{Backend, FRAME, Fault, LARGE_CHUNK, Place};
 
 /// How often a call that may succeed later is made again. There is no pause in between: a backend that wants one waits
 /// itself, since only it knows for what.
@@ -52,7 +52,7 @@ pub(crate) fn build<B: Backend>(
     backend: &B,
     base: u64,
     growth: &Growth<B::Handle>,
-    place_of: impl Fn(PlaceId) -> crate::Place,
+    place_of: impl Fn(PlaceId) -> Place + Copy,
 ) -> Built<B::Handle, B::Error> {
     let mut chunks: Vec<Chunk<B::Handle>> = Vec::new();
     let mut frame = growth.start;
@@ -84,10 +84,10 @@ pub(crate) fn build<B: Backend>(
             let created = chunks.iter().chain(&loose).filter(|chunk| chunk.place == id);
             let created = created.map(|chunk| bytes_of(chunk.frames)).sum();
             let leaving = Leaving { start: growth.start, frames: frame - growth.start, chunks };
-            let mut retired = dismantle(backend, base, leaving);
+            let mut retired = dismantle(backend, base, leaving, place_of);
             if let Some(chunk) = loose {
                 // Created and not mapped; its frames never carried anything.
-                match insistently(|| backend.release(chunk.handle)) {
+                match insistently(|| backend.release(chunk.handle, place_of(chunk.place), bytes_of(chunk.frames))) {
                     Ok(()) => retired.gone.push(chunk),
                     Err(_) => retired.zombies.push(Zombie { mapped: false, chunks: vec![chunk] }),
                 }
@@ -100,33 +100,47 @@ pub(crate) fn build<B: Backend>(
 
 /// Unmaps and releases a range. What the backend will not take back is reported, never an error: there is nothing the
 /// caller could do about it now.
-pub(crate) fn dismantle<B: Backend>(backend: &B, base: u64, leaving: Leaving<B::Handle>) -> Retired<B::Handle> {
+pub(crate) fn dismantle<B: Backend>(
+    backend: &B,
+    base: u64,
+    leaving: Leaving<B::Handle>,
+    place_of: impl Fn(PlaceId) -> Place + Copy,
+) -> Retired<B::Handle> {
     let Leaving { start, frames, chunks } = leaving;
     let unmapped = frames == 0 || insistently(|| backend.unmap(base + bytes_of(start), bytes_of(frames))).is_ok();
     if unmapped {
-        release(backend, chunks)
+        release(backend, chunks, place_of)
     } else {
         Retired { gone: Vec::new(), zombies: vec![Zombie { mapped: true, chunks }], unmapped }
     }
 }
 
 /// Tries once more to get rid of chunks that the driver did not take back.
-pub(crate) fn bury<B: Backend>(backend: &B, base: u64, zombie: Zombie<B::Handle>) -> Retired<B::Handle> {
+pub(crate) fn bury<B: Backend>(
+    backend: &B,
+    base: u64,
+    zombie: Zombie<B::Handle>,
+    place_of: impl Fn(PlaceId) -> Place + Copy,
+) -> Retired<B::Handle> {
     let (Some(first), Some(last)) = (zombie.chunks.first(), zombie.chunks.last()) else {
         return Retired { gone: Vec::new(), zombies: Vec::new(), unmapped: true };
     };
     if zombie.mapped {
         let frames = last.start + last.frames - first.start;
-        dismantle(backend, base, Leaving { start: first.start, frames, chunks: zombie.chunks })
+        dismantle(backend, base, Leaving { start: first.start, frames, chunks: zombie.chunks }, place_of)
     } else {
-        release(backend, zombie.chunks)
+        release(backend, zombie.chunks, place_of)
     }
 }
 
-fn release<B: Backend>(backend: &B, chunks: Vec<Chunk<B::Handle>>) -> Retired<B::Handle> {
+fn release<B: Backend>(
+    backend: &B,
+    chunks: Vec<Chunk<B::Handle>>,
+    place_of: impl Fn(PlaceId) -> Place + Copy,
+) -> Retired<B::Handle> {
     let mut retired = Retired { gone: Vec::with_capacity(chunks.len()), zombies: Vec::new(), unmapped: true };
     for chunk in chunks {
-        match insistently(|| backend.release(chunk.handle)) {
+        match insistently(|| backend.release(chunk.handle, place_of(chunk.place), bytes_of(chunk.frames))) {
             Ok(()) => retired.gone.push(chunk),
             Err(_) => retired.zombies.push(Zombie { mapped: false, chunks: vec![chunk] }),
         }

@@ -21,7 +21,9 @@
 //!
 //! **Quiet memory.** Each shard counts its lazy frees in a [`Clock`] of its own, and a wait vouches for the clocks that it
 //! read before it began: that of the state and that of one shard. One clock for all shards would let every wait vouch for
-//! all of them, but all threads would write its line at every lazy free.
+//! all of them, but all threads would write its line at every lazy free. A row at a GPU's place is quiet or waits for that
+//! GPU, which is the home of all who are served from it. What another GPU borrowed there, and may be at work on, is not
+//! kept: nobody here could wait for it.
 //!
 //! **Order of locks**: the pool's, then shards by index, then a record of the registry.
 
@@ -51,7 +53,8 @@ struct Kept {
     start: u32,
     frames: u32,
     place: PlaceId,
-    /// The number of the latest free in it by the shard's clock; 0 for memory known to be quiet.
+    /// The number of the latest free in it by the shard's clock, until which the place's GPU may be at work on it; 0 for
+    /// memory known to be quiet.
     stamp: u64,
 }
 
@@ -71,7 +74,7 @@ pub(crate) struct Popped {
     pub id: u64,
     /// The shard that kept it.
     pub shard: usize,
-    /// The device may still touch it.
+    /// The GPU of its place may still touch it.
     pub busy: bool,
 }
 
@@ -221,7 +224,7 @@ impl Magazine {
 }
 
 impl Shard {
-    fn new() -> Self {
+    fn new(places: usize) -> Self {
         let magazine = Magazine {
             kept: Vec::with_capacity(KEPT),
             joined: true,
@@ -231,7 +234,7 @@ impl Shard {
             retired: 0,
             ids: (0, 0),
         };
-        Self { hint: AtomicU64::new(0), clock: Clock::default(), magazine: Mutex::new(magazine) }
+        Self { hint: AtomicU64::new(0), clock: Clock::new(places), magazine: Mutex::new(magazine) }
     }
 
     fn note(&self, hint: u64) {
@@ -245,11 +248,11 @@ impl Shard {
             all => magazine.credit / all as u64 * count as u64,
         };
         magazine.credit -= share;
-        let quiesced = self.clock.quiesced();
         for kept in magazine.kept.drain(..count) {
             magazine.frames -= kept.frames;
-            let generation = state.generation_of_free(kept.stamp <= quiesced);
-            state.take_back(kept.start, kept.frames, kept.place, generation);
+            let busy = kept.stamp > self.clock.quiesced(kept.place.index());
+            let freed = state.freed_now(busy.then_some(kept.place));
+            state.take_back(kept.start, kept.frames, kept.place, freed);
         }
         state.settle(share);
         self.note(magazine.hint());
@@ -262,7 +265,7 @@ impl Front {
         let keeps = config.policy == Policy::LocalFirst;
         let open = |spec: &PlaceSpec| AtomicBool::new(keeps && !spec.place.is_host());
         Self {
-            shards: (0..SHARDS).map(|_| Shard::new()).collect(),
+            shards: (0..SHARDS).map(|_| Shard::new(config.places.len())).collect(),
             sizes,
             keeps,
             open: config.places.iter().map(open).collect(),
@@ -348,7 +351,7 @@ impl Front {
         sizes: u64,
     ) -> Result<Popped, Miss> {
         let shard = &self.shards[index];
-        let quiesced = shard.clock.quiesced();
+        let quiesced = shard.clock.quiesced(place.index());
         let kept = magazine.pop(place, frames, bytes, quiesced, sizes)?;
         shard.note(magazine.hint());
         Ok(Popped { start: kept.start, id: 0, shard: index, busy: kept.stamp > quiesced })
@@ -379,8 +382,8 @@ impl Front {
         self.shards[popped.shard].magazine.lock().served -= 1;
     }
 
-    /// Keeps the memory of a freed block, of which the program had asked for `bytes`; `false` if the shard is full, then
-    /// [`Front::make_room`].
+    /// Keeps the memory of a freed block, of which the program had asked for `bytes`, and which the place's GPU may be at
+    /// work on still unless it is `quiet`; `false` if the shard is full, then [`Front::make_room`].
     pub fn push(&self, start: u32, frames: u32, place: PlaceId, bytes: u64, quiet: bool) -> bool {
         let shard = self.own_shard();
         let mut magazine = shard.magazine.lock();

@@ -7,7 +7,7 @@
 
 use crate::budget::PlaceId;
 use crate::registry::Record;
-use crate::runs::Kind;
+use crate::runs::{Freed, Kind};
 use crate::state::{Leaving, State};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 struct Left {
     /// Frames that are still here, `(start, end)`; those whose chunk went to the driver are not.
     parts: Vec<(u32, u32)>,
-    /// That of its end.
-    generation: u64,
+    /// How the block ended.
+    freed: Freed,
     /// How many processes have it open.
     holds: u32,
     /// A handle or a descriptor was given away.
@@ -35,12 +35,12 @@ pub(crate) struct Held {
 
 impl<H: Copy> State<H> {
     /// A block ended that others have.
-    pub fn hold_back(&mut self, start: u32, record: &Record, generation: u64) {
+    pub fn hold_back(&mut self, start: u32, record: &Record, freed: Freed) {
         self.end_block(record);
         let early = self.held.early.remove(&record.id).unwrap_or(0);
         let left = Left {
             parts: vec![(start, start + record.frames)],
-            generation,
+            freed,
             holds: record.holds.saturating_sub(early),
             given: record.given > 0,
         };
@@ -61,30 +61,35 @@ impl<H: Copy> State<H> {
         // Where nothing is left here, whoever has a handle is the driver's concern alone.
         let is_done = |left: &Left| left.holds == 0 && (!left.given || left.parts.is_empty());
         if self.held.blocks.get(&id).is_some_and(is_done)
-            && let Some(Left { parts, generation, .. }) = self.held.blocks.remove(&id)
+            && let Some(Left { parts, freed, .. }) = self.held.blocks.remove(&id)
         {
             for (start, end) in parts {
-                self.release_part(start, end, generation);
+                self.release_part(start, end, freed);
             }
         }
     }
 
-    fn release_part(&mut self, start: u32, end: u32, generation: u64) {
+    fn release_part(&mut self, start: u32, end: u32, freed: Freed) {
         for (start, frames, place) in self.chunks.segments(start, end) {
-            self.take_back(start, frames, place, generation);
+            self.take_back(start, frames, place, freed);
         }
     }
 
-    /// Whether a chunk at `place`, or anywhere, could go that only such memory and free memory stand on, all of it from up
-    /// to `newest`.
-    pub fn has_held(&self, place: Option<PlaceId>, newest: u64) -> bool {
-        !self.unused(place, newest).is_empty()
+    /// Whether a chunk at `place`, or anywhere, could go that only such memory and free memory stand on, after a wait for
+    /// this GPU if any.
+    pub fn has_held(&self, place: Option<PlaceId>, waits_for: Option<PlaceId>) -> bool {
+        !self.unused(place, waits_for).is_empty()
     }
 
-    /// Takes these chunks out of the pool.
-    pub fn evict_held(&mut self, place: Option<PlaceId>, newest: u64) -> Vec<Leaving<H>> {
+    /// Whether this GPU may be at work on such memory.
+    pub fn has_held_at_work(&self, gpu: PlaceId) -> bool {
+        self.held.blocks.values().any(|left| left.freed.gpu == Some(gpu) && !left.freed.is_quiet(&self.clock))
+    }
+
+    /// Takes the chunks out of the pool that only such memory and free memory stand on, all of it quiet.
+    pub fn evict_held(&mut self, place: Option<PlaceId>) -> Vec<Leaving<H>> {
         let mut leaving = Vec::new();
-        for (start, end, place) in self.unused(place, newest) {
+        for (start, end, place) in self.unused(place, None) {
             let mut freed = Vec::new();
             for left in self.held.blocks.values_mut() {
                 let parts = std::mem::take(&mut left.parts);
@@ -94,13 +99,15 @@ impl<H: Copy> State<H> {
                         left.parts.push((from, to));
                         continue;
                     }
-                    freed.push((inside, left.generation));
+                    freed.push((inside, left.freed));
                     left.parts.extend([(from, inside.0), (inside.1, to)].into_iter().filter(|part| part.0 < part.1));
                 }
             }
-            for ((from, to), generation) in freed {
-                self.release_part(from, to, generation);
+            for ((from, to), freed) in freed {
+                self.release_part(from, to, freed);
             }
+            // What was freed in different ways is one row of free memory only then.
+            self.runs.settle();
             leaving.extend(self.take_out(start, end, place));
         }
         self.held.blocks.retain(|_, left| left.holds > 0 || !left.parts.is_empty());
@@ -108,24 +115,24 @@ impl<H: Copy> State<H> {
     }
 
     /// Their borders and places.
-    fn unused(&self, place: Option<PlaceId>, newest: u64) -> Vec<(u32, u32, PlaceId)> {
-        let quiet = || self.held.blocks.values().filter(|left| left.generation <= newest);
-        let parts: BTreeMap<u32, u32> = quiet().flat_map(|left| left.parts.iter().copied()).collect();
+    fn unused(&self, place: Option<PlaceId>, waits_for: Option<PlaceId>) -> Vec<(u32, u32, PlaceId)> {
+        let usable = self.held.blocks.values().filter(|left| self.is_usable(left.freed, waits_for));
+        let parts: BTreeMap<u32, u32> = usable.flat_map(|left| left.parts.iter().copied()).collect();
         let starts: BTreeSet<u32> =
             parts.iter().flat_map(|(&start, &end)| self.chunks.touched(start, end)).map(|chunk| chunk.start).collect();
         let chunks = starts.into_iter().filter_map(|start| self.chunks.at(start));
         let at_place = chunks.filter(|chunk| place.is_none_or(|place| place == chunk.place));
         let bounds = at_place.map(|chunk| (chunk.start, chunk.start + chunk.frames, chunk.place));
-        bounds.filter(|&(start, end, _)| self.is_unused(start, end, newest, &parts)).collect()
+        bounds.filter(|&(start, end, _)| self.is_unused(start, end, waits_for, &parts)).collect()
     }
 
-    /// Whether every frame in `start..end` is free and quiet, or in one of `parts`.
-    fn is_unused(&self, start: u32, end: u32, newest: u64, parts: &BTreeMap<u32, u32>) -> bool {
+    /// Whether every frame in `start..end` is free, and quiet after that wait, or in one of `parts`.
+    fn is_unused(&self, start: u32, end: u32, waits_for: Option<PlaceId>, parts: &BTreeMap<u32, u32>) -> bool {
         let mut at = start;
         while at < end {
             let part = parts.range(..=at).next_back().map(|(_, &end)| end).filter(|end| *end > at);
             let free = || match self.runs.around(at) {
-                Some(run) if matches!(run.kind, Kind::Free { generation, .. } if generation <= newest) => {
+                Some(run) if matches!(run.kind, Kind::Free { freed, .. } if self.is_usable(freed, waits_for)) => {
                     Some(run.end())
                 }
                 _ => None,

@@ -43,7 +43,7 @@ pub struct Config {
 pub struct Request {
     /// Bytes the program asked for, above 0.
     pub bytes: u64,
-    /// The GPU that was current.
+    /// The GPU that was current, and that a free waits for.
     pub home: u32,
     /// Who the block belongs to (the context), opaque; see [`crate::Pool::free_owned_by`].
     pub owner: u64,
@@ -119,10 +119,10 @@ pub enum Refusal<E> {
 /// When the memory of a freed block may be used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Free {
-    /// Wait now, like the driver's own free.
+    /// Wait now for the block's home GPU, like the driver's own free.
     #[default]
     Strict,
-    /// Return at once; wait when the memory is about to be used again.
+    /// Return at once; somebody waits for that GPU when the memory is about to be used again.
     Lazy,
 }
 

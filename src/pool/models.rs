@@ -13,12 +13,12 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
-/// A device that work is submitted to, and that says in [`Backend::quiesce`] what of it was seen there. Nothing here
-/// orders threads: if a wait is to see a submission, the pool must have seen to that.
+/// Two GPUs that work is submitted to, and that say in [`Backend::quiesce`] what of it was seen there. Nothing here orders
+/// threads: if a wait is to see a submission, the pool must have seen to that.
 #[derive(Default)]
 struct Device {
-    submitted: AtomicU64,
-    finished: AtomicU64,
+    submitted: [AtomicU64; 2],
+    finished: [AtomicU64; 2],
 }
 
 impl Backend for Device {
@@ -31,7 +31,7 @@ impl Backend for Device {
     fn create(&self, _place: Place, _bytes: u64) -> Result<(), Fault<()>> {
         Ok(())
     }
-    fn release(&self, _handle: ()) -> Result<(), Fault<()>> {
+    fn release(&self, _handle: (), _place: Place, _bytes: u64) -> Result<(), Fault<()>> {
         Ok(())
     }
     fn map(&self, _address: u64, _bytes: u64, _handle: ()) -> Result<(), Fault<()>> {
@@ -43,9 +43,11 @@ impl Backend for Device {
     fn grant(&self, _address: u64, _bytes: u64, _place: Place) -> Result<(), Fault<()>> {
         Ok(())
     }
-    fn quiesce(&self) -> Result<(), Fault<()>> {
-        let seen = self.submitted.load(Ordering::Relaxed);
-        self.finished.fetch_max(seen, Ordering::Relaxed);
+    fn quiesce(&self, gpus: &[u32]) -> Result<(), Fault<()>> {
+        for &gpu in gpus {
+            let seen = self.submitted[gpu as usize].load(Ordering::Relaxed);
+            self.finished[gpu as usize].fetch_max(seen, Ordering::Relaxed);
+        }
         Ok(())
     }
 }
@@ -63,8 +65,28 @@ fn pool(frames: u64) -> Arc<Pool<Device>> {
     Arc::new(Pool::new(config, Device::default()))
 }
 
+/// A GPU of so many frames that lends all of them to a second one, which has none.
+fn lending_pool(frames: u64) -> Arc<Pool<Device>> {
+    let config = Config {
+        base: 1 << 40,
+        bytes: 16 * FRAME,
+        places: vec![
+            PlaceSpec { place: Place::Gpu(0), limit: frames * FRAME },
+            PlaceSpec { place: Place::Gpu(1), limit: 0 },
+        ],
+        links: Links { ranks: [((1, Place::Gpu(0)), 0)].into() },
+        policy: Policy::LocalFirst,
+        lenders: Lenders::All,
+    };
+    Arc::new(Pool::new(config, Device::default()))
+}
+
 fn allocate(pool: &Pool<Device>, frames: u64) -> Option<u64> {
-    let request = Request { bytes: frames * FRAME, home: 0, owner: 1, soft_refusal: false };
+    allocate_for(pool, 0, frames)
+}
+
+fn allocate_for(pool: &Pool<Device>, home: u32, frames: u64) -> Option<u64> {
+    let request = Request { bytes: frames * FRAME, home, owner: 1, soft_refusal: false };
     pool.allocate(&request).ok().map(|allocation| allocation.block.address)
 }
 
@@ -76,7 +98,7 @@ fn check_end(pool: &Pool<Device>, live: &[u64]) {
     for &address in live {
         assert!(pool.free(address, Free::Strict).is_ok());
     }
-    pool.trim(None, None);
+    pool.trim(None, None, &[0, 1]);
     let usage = pool.usage();
     assert_eq!((usage.live_blocks, usage.live_bytes), (0, 0));
     assert_eq!((usage.places[0].used, usage.places[0].held), (0, 0));
@@ -149,14 +171,14 @@ fn free_against_wait(threads_before: usize) {
         }
         let other = Arc::clone(&pool);
         let thread = thread::spawn(move || {
-            other.backend().submitted.store(1, Ordering::Relaxed);
+            other.backend().submitted[0].store(1, Ordering::Relaxed);
             assert!(other.free(blocks[1], Free::Lazy).is_ok());
         });
         assert!(pool.free(blocks[0], Free::Strict).is_ok());
         let first = allocate(&pool, 1).expect("one was freed before");
         let second = allocate(&pool, 1);
         if first == blocks[1] || second == Some(blocks[1]) {
-            assert_eq!(pool.backend().finished.load(Ordering::Relaxed), 1, "the device may still touch this memory");
+            assert_eq!(pool.backend().finished[0].load(Ordering::Relaxed), 1, "the GPU may still touch this memory");
         }
         thread.join().unwrap();
         let live: Vec<u64> = [Some(first), second].into_iter().flatten().collect();
@@ -174,10 +196,52 @@ fn loom_memory_of_another_shard_is_waited_for() {
     free_against_wait(0);
 }
 
+/// What GPU 1 borrowed of GPU 0 is freed lazily while somebody waits for GPU 0, and with `both` for GPU 1 too: only that
+/// wait makes it anybody's.
+fn borrowed_against_wait(both: bool) {
+    every_order(move || {
+        let pool = lending_pool(2);
+        let (own, lent) = (allocate(&pool, 1).unwrap(), allocate_for(&pool, 1, 1).unwrap());
+        let other = Arc::clone(&pool);
+        let thread = thread::spawn(move || {
+            other.backend().submitted[1].store(1, Ordering::Relaxed);
+            assert!(other.free(lent, Free::Lazy).is_ok());
+            if both {
+                // Needs the memory joined, or waits for it; either way it waits for GPU 1 only.
+                let again = allocate_for(&other, 1, 1).expect("it freed one before");
+                assert!(other.free(again, Free::Strict).is_ok());
+            }
+        });
+        assert!(pool.free(own, Free::Strict).is_ok());
+        let first = allocate(&pool, 1);
+        let second = allocate(&pool, 1);
+        if first == Some(lent) || second == Some(lent) {
+            assert_eq!(
+                pool.backend().finished[1].load(Ordering::Relaxed),
+                1,
+                "the other GPU may still touch this memory"
+            );
+        }
+        thread.join().unwrap();
+        let live: Vec<u64> = [first, second].into_iter().flatten().collect();
+        check_end(&pool, &live);
+    });
+}
+
+#[test]
+fn loom_a_wait_for_one_gpu_says_nothing_about_what_another_borrowed() {
+    borrowed_against_wait(false);
+}
+
+#[test]
+fn loom_what_a_gpu_borrowed_is_everybody_s_after_a_wait_for_it() {
+    borrowed_against_wait(true);
+}
+
 #[test]
 fn loom_a_wait_that_counts_a_free_saw_the_work_before_it() {
     every_order(|| {
-        let clock = Arc::new(Clock::default());
+        let clock = Arc::new(Clock::new(1));
         let submitted = Arc::new(AtomicU64::new(0));
         let (other, work) = (Arc::clone(&clock), Arc::clone(&submitted));
         let thread = thread::spawn(move || {
@@ -186,9 +250,9 @@ fn loom_a_wait_that_counts_a_free_saw_the_work_before_it() {
         });
         let begun = clock.now();
         let seen = submitted.load(Ordering::Relaxed);
-        clock.covered(begun);
+        clock.covered(0, begun);
         let number = thread.join().unwrap();
-        assert!(clock.quiesced() < number || seen == 1, "the wait vouches for what it did not cover");
+        assert!(clock.quiesced(0) < number || seen == 1, "the wait vouches for what it did not cover");
     });
 }
 
@@ -271,7 +335,7 @@ fn loom_a_trim_against_frees() {
             assert!(other.free(blocks[0], Free::Lazy).is_ok());
             assert!(other.free(blocks[1], Free::Strict).is_ok());
         });
-        assert!(pool.trim(None, None) <= 2 * FRAME);
+        assert!(pool.trim(None, None, &[0, 1]) <= 2 * FRAME);
         assert_eq!(pool.free_owned_by(2), []);
         thread.join().unwrap();
         check_end(&pool, &[]);

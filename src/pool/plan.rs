@@ -1,7 +1,7 @@
 //! Deciding how to serve a request: one look at the state, one next step.
 
 use crate::budget::{Account, PlaceId};
-use crate::state::{Leaving, Route, State, Taken, bytes_of};
+use crate::state::{From, Leaving, Route, State, Taken, bytes_of};
 use crate::{FRAME, Place, Policy, Refusal, Request, Room, placement};
 
 /// A request being served, and what was found out for it between the looks at the state.
@@ -13,7 +13,7 @@ pub(crate) struct Attempt<'a> {
     pub bytes: u64,
     /// What the backend said of the first places of the route.
     pub headrooms: Vec<Option<u64>>,
-    /// The device can not be waited for (or just was): only memory that is known to be quiet counts from here on.
+    /// The home GPU can not be waited for (or just was): only memory that is known to be quiet counts from here on.
     pub only_quiesced: bool,
     /// Old ceilings were forgotten for it.
     pub believed: bool,
@@ -38,11 +38,11 @@ pub(crate) struct Growth<H> {
 pub(crate) enum Step<H, E> {
     /// Served from free memory.
     Done(Taken),
-    /// The same, once the device is done with the memory.
+    /// The same, once the home GPU is done with the memory.
     Wait(Taken),
     /// Find out what this place has left.
     Ask(Place),
-    /// Let the device finish, so that freed memory can be returned.
+    /// Let the home GPU finish, so that freed memory can be returned.
     Quiesce,
     /// Return everything, so that address space comes free.
     Trim,
@@ -60,17 +60,27 @@ impl<H: Copy> State<H> {
     pub fn plan<E>(&mut self, attempt: &mut Attempt) -> Step<H, E> {
         match self.plan_now(attempt) {
             Step::Refuse(Refusal::Full { .. }) if self.accounts.iter().any(Account::is_leaving) => Step::Settle,
-            Step::Refuse(Refusal::Full { .. }) if !attempt.trimmed && self.has_held(None, u64::MAX) => Step::Trim,
+            Step::Refuse(Refusal::Full { .. }) if !attempt.trimmed && self.has_held(None, Some(attempt.route.home)) => {
+                Step::Trim
+            }
+            // What lies beside memory that the home GPU may be at work on is one with it only after the wait.
+            Step::Refuse(Refusal::Full { .. })
+                if !attempt.only_quiesced
+                    && attempt.route.order.iter().any(|&place| self.is_at_work(place, attempt.route.home)) =>
+            {
+                Step::Quiesce
+            }
             step => step,
         }
     }
 
     fn plan_now<E>(&mut self, attempt: &mut Attempt) -> Step<H, E> {
         let Attempt { route, bytes, .. } = *attempt;
-        let newest = if attempt.only_quiesced { self.clock.quiesced() } else { u64::MAX };
+        self.runs.settle();
+        let waits_for = if attempt.only_quiesced { None } else { Some(route.home) };
         let frames = u32::try_from(bytes / FRAME).unwrap_or(u32::MAX);
         if self.policy == Policy::LocalFirst
-            && let Some(taken) = self.take_best(route.home, frames, newest)
+            && let Some(taken) = self.take_best(route.home, frames, waits_for)
         {
             return self.hand_out(taken);
         }
@@ -81,15 +91,15 @@ impl<H: Copy> State<H> {
         match self.spread(bytes, &rooms) {
             Err(missing) => return Step::Refuse(Refusal::Full { missing }),
             Ok(pieces) => {
-                if let Some(step) = self.serve_warm(&pieces, attempt, frames, newest) {
+                if let Some(step) = self.serve_warm(&pieces, attempt, frames, waits_for) {
                     return step;
                 }
             }
         }
-        self.plan_growth(attempt, frames, newest)
+        self.plan_growth(attempt, frames, waits_for)
     }
 
-    fn plan_growth<E>(&mut self, attempt: &mut Attempt, frames: u32, newest: u64) -> Step<H, E> {
+    fn plan_growth<E>(&mut self, attempt: &mut Attempt, frames: u32, waits_for: Option<PlaceId>) -> Step<H, E> {
         let Attempt { route, bytes, .. } = *attempt;
         // The other policies can not choose before they have heard of every GPU.
         let needed = if self.policy == Policy::LocalFirst { 1 } else { route.gpus };
@@ -101,19 +111,19 @@ impl<H: Copy> State<H> {
                     let Some(&headroom) = attempt.headrooms.get(index) else {
                         return 0;
                     };
-                    state.accounts[place.index()].growth(headroom).saturating_add(state.evictable(place, newest))
+                    state.accounts[place.index()].growth(headroom).saturating_add(state.evictable(place, waits_for))
                 });
                 match self.spread(bytes, &rooms) {
                     Ok(pieces) => {
-                        let warm = self.serve_warm(&pieces, attempt, frames, newest);
+                        let warm = self.serve_warm(&pieces, attempt, frames, waits_for);
                         return warm.unwrap_or_else(|| self.set_aside(attempt, pieces));
                     }
                     Err(lacking) => missing = lacking,
                 }
                 // A place too full to grow may still have the row of free frames that is wanted.
                 for &place in &route.order[..asked] {
-                    if self.runs.best_fit(place, frames, newest).is_some()
-                        && let Some(step) = self.serve_warm(&[(place, bytes)], attempt, frames, newest)
+                    if self.runs.best_fit(place, frames, |freed| self.is_usable(freed, waits_for)).is_some()
+                        && let Some(step) = self.serve_warm(&[(place, bytes)], attempt, frames, waits_for)
                     {
                         return step;
                     }
@@ -156,20 +166,17 @@ impl<H: Copy> State<H> {
         pieces: &[(PlaceId, u64)],
         attempt: &Attempt,
         frames: u32,
-        newest: u64,
+        waits_for: Option<PlaceId>,
     ) -> Option<Step<H, E>> {
         if self.is_soft(pieces, attempt) {
             return Some(Step::Refuse(Refusal::Soft));
         }
-        let taken = self.take_like(pieces, attempt.route, frames, newest)?;
+        let taken = self.take_like(pieces, attempt.route, frames, waits_for)?;
         Some(self.hand_out(taken))
     }
 
     pub fn hand_out<E>(&self, taken: Taken) -> Step<H, E> {
-        if taken.generation > self.clock.quiesced() {
-            return Step::Wait(taken);
-        }
-        Step::Done(taken)
+        if taken.busy { Step::Wait(taken) } else { Step::Done(taken) }
     }
 
     fn is_soft(&mut self, pieces: &[(PlaceId, u64)], attempt: &Attempt) -> bool {
@@ -204,8 +211,7 @@ impl<H: Copy> State<H> {
         let excess = |state: &Self, place: PlaceId, bytes: u64| {
             bytes.saturating_sub(state.accounts[place.index()].growth(headroom(place)))
         };
-        if sums.iter().any(|&(place, bytes)| self.evictable(place, self.clock.quiesced()) < excess(self, place, bytes))
-        {
+        if sums.iter().any(|&(place, bytes)| self.evictable(place, None) < excess(self, place, bytes)) {
             return Step::Quiesce;
         }
         let frames: u64 = sums.iter().map(|(_, bytes)| bytes / FRAME).sum();
@@ -216,7 +222,7 @@ impl<H: Copy> State<H> {
         for &(place, bytes) in &sums {
             let excess = excess(self, place, bytes);
             if excess > 0 {
-                leaving.append(&mut self.evict(place, excess, self.clock.quiesced()));
+                leaving.append(&mut self.evict(place, excess));
                 self.account(place).lend(excess);
                 credits.push((place, excess));
             }
@@ -258,7 +264,7 @@ impl<H: Copy> State<H> {
             _ => None,
         };
         self.runs.add(growth.start, growth.frames, crate::runs::Kind::Out);
-        let taken = Taken { start: growth.start, frames: growth.frames, generation: 0, place };
+        let taken = Taken { start: growth.start, frames: growth.frames, busy: false, place, from: From::Nowhere };
         let headroom = attempt.headrooms.first().copied().flatten().unwrap_or(u64::MAX).saturating_sub(at_home);
         debug_assert_eq!(bytes_of(growth.frames), attempt.bytes);
         (taken, headroom)

@@ -114,15 +114,15 @@ impl<B: Backend> Pool<B> {
                     attempt.headrooms.clear();
                 }
                 Step::Trim => {
-                    self.trim(None, None);
+                    self.trim(None, None, &[request.home]);
                     attempt.trimmed = true;
                     attempt.headrooms.clear();
                 }
                 Step::Quiesce => {
                     attempt.only_quiesced = true;
-                    self.quiesce_if_possible().map_err(Refusal::Backend)?;
+                    self.quiesce_if_possible(route.home).map_err(Refusal::Backend)?;
                 }
-                Step::Wait(taken) => match self.quiesce(self.front.own()) {
+                Step::Wait(taken) => match self.quiesce(self.front.own(), &[route.home]) {
                     Ok(()) => {
                         let mut state = self.lock();
                         return Ok(self.award(&mut state, &taken, &attempt, true, 0));
@@ -203,19 +203,19 @@ impl<B: Backend> Pool<B> {
             }
         };
         let Popped { start, id, shard, busy } = popped;
-        if busy && let Err(fault) = self.quiesce(shard) {
+        if busy && let Err(fault) = self.quiesce(shard, &[route.home]) {
             let mut state = self.lock();
             self.front.unserve(&popped);
             state.settle(request.bytes);
-            let generation = state.generation_of_free(false);
-            state.take_back(start, frames, route.home, generation);
+            let freed = state.freed_now(Some(route.home));
+            state.take_back(start, frames, route.home, freed);
             if !matches!(fault, Fault::NotReady(_)) {
                 return Err(Refusal::Backend(drive::error_of(fault)));
             }
             attempt.only_quiesced = true;
             return Ok(None);
         }
-        let record = Record::new(request, frames, Some(route.home), id);
+        let record = Record::new(request, route.home, frames, Some(route.home), id);
         self.registry.enter(start, record);
         let block = record.block(self.address(start));
         Ok(Some(Served::Block(Allocation { block, reused: true, on_peers: 0, on_host: 0 })))
@@ -234,7 +234,7 @@ impl<B: Backend> Pool<B> {
         if !taken.place.is_some_and(|place| state.is_below_peaks(place, 0, request.bytes)) {
             self.front.drain(state);
         }
-        let record = Record::new(request, taken.frames, taken.place, self.front.next_id());
+        let record = Record::new(request, route.home, taken.frames, taken.place, self.front.next_id());
         let block = record.block(self.address(taken.start));
         let (on_peers, on_host) = state.award(taken, request, route, reused, headroom);
         self.note_mood(state, route);
@@ -249,48 +249,79 @@ impl<B: Backend> Pool<B> {
 
     /// Ends the life of the block that starts at `address`.
     ///
-    /// [`Free::Strict`] returns when no work submitted before can touch the memory any more; inside a stream capture,
-    /// where nobody can wait, it turns into [`Free::Lazy`].
+    /// [`Free::Strict`] returns when the block's home GPU can not touch the memory any more by work submitted before;
+    /// inside a stream capture, where nobody can wait, it turns into [`Free::Lazy`].
     ///
     /// # Errors
     /// See [`FreeError`]. Of several frees of one block at the same time exactly one succeeds.
     pub fn free(&self, address: u64, when: Free) -> Result<Block, FreeError<B::Error>> {
-        let frame = self.frame_at(address).filter(|_| address.is_multiple_of(FRAME)).ok_or(FreeError::NotABlock)?;
+        let frame = self.start_at(address).ok_or(FreeError::NotABlock)?;
         let (record, quiet) = match when {
             Free::Lazy => (self.registry.claim(frame).ok_or(FreeError::NotABlock)?, false),
-            Free::Strict => {
-                let record = self.registry.begin_free(frame).ok_or(FreeError::NotABlock)?;
-                let answer = self.quiesce(self.front.own());
-                let lives_on = matches!(answer, Err(ref fault) if !matches!(fault, Fault::NotReady(_)));
-                let ended = self.registry.end_free(frame, lives_on);
-                match answer {
-                    Err(fault) if lives_on => return Err(FreeError::Backend(drive::error_of(fault))),
-                    answer => (ended.unwrap_or(record), answer.is_ok()),
-                }
-            }
+            Free::Strict => self.wait_and_end(frame, |record| self.quiesce(self.front.own(), &[record.gpu]))?,
         };
-        self.retire(frame, &record, quiet);
+        self.retire(frame, &record, (!quiet).then_some(record.gpu));
         Ok(record.block(address))
     }
 
-    /// Keeps the memory of a block that ended at hand, or puts it among the free runs.
-    pub(crate) fn retire(&self, start: u32, record: &Record, quiet: bool) {
+    /// Frees lazily in the order of a stream of this GPU, which need not be the block's home: all that the program does with
+    /// the block comes before this point of that stream, so that GPU is the one to wait for. One that is not of this pool
+    /// is waited for now, because nobody would later.
+    ///
+    /// # Errors
+    /// See [`FreeError`].
+    pub fn free_after(&self, address: u64, gpu: u32) -> Result<Block, FreeError<B::Error>> {
+        let frame = self.start_at(address).ok_or(FreeError::NotABlock)?;
+        let Some(route) = self.routes.iter().find(|route| route.ordinal == gpu) else {
+            let record = self.registry.begin_free(frame).ok_or(FreeError::NotABlock)?;
+            let answer = self.backend.quiesce(&[gpu]);
+            let ended = self.registry.end_free(frame, answer.is_err());
+            answer.map_err(|fault| FreeError::Backend(drive::error_of(fault)))?;
+            let record = ended.unwrap_or(record);
+            self.retire(frame, &record, None);
+            return Ok(record.block(address));
+        };
+        let record = self.registry.claim(frame).ok_or(FreeError::NotABlock)?;
+        self.retire(frame, &record, Some(route.home));
+        Ok(record.block(address))
+    }
+
+    /// Ends the block at `frame` once `wait` is over. Says whether its memory is quiet then; it lives on after an error other
+    /// than that nobody can wait now.
+    pub(crate) fn wait_and_end(
+        &self,
+        frame: u32,
+        wait: impl FnOnce(&Record) -> Result<(), Fault<B::Error>>,
+    ) -> Result<(Record, bool), FreeError<B::Error>> {
+        let record = self.registry.begin_free(frame).ok_or(FreeError::NotABlock)?;
+        let answer = wait(&record);
+        let lives_on = matches!(answer, Err(ref fault) if !matches!(fault, Fault::NotReady(_)));
+        // Somebody may have been given the memory during the wait: the record of the end says so.
+        let ended = self.registry.end_free(frame, lives_on);
+        match answer {
+            Err(fault) if lives_on => Err(FreeError::Backend(drive::error_of(fault))),
+            answer => Ok((ended.unwrap_or(record), answer.is_ok())),
+        }
+    }
+
+    /// Keeps the memory of a block that ended at hand, or puts it among the free runs. `busy` is the GPU that may be at work
+    /// on it still, if any.
+    pub(crate) fn retire(&self, start: u32, record: &Record, busy: Option<PlaceId>) {
         let Record { frames, bytes, .. } = *record;
         if record.is_out() {
-            return self.hold_back(start, record, quiet);
+            return self.hold_back(start, record, busy);
         }
-        if let Some(place) = record.place.filter(|&place| self.front.takes(place, frames)) {
-            if self.front.push(start, frames, place, bytes, quiet) {
+        let keeps = |place: PlaceId| busy.is_none_or(|gpu| gpu == place) && self.front.takes(place, frames);
+        if let Some(place) = record.place.filter(|&place| keeps(place)) {
+            if self.front.push(start, frames, place, bytes, busy.is_none()) {
                 return;
             }
             self.front.make_room(&mut self.lock());
-            if self.front.push(start, frames, place, bytes, quiet) {
+            if self.front.push(start, frames, place, bytes, busy.is_none()) {
                 return;
             }
         }
-        let mut state = self.lock();
-        let generation = state.generation_of_free(quiet);
-        state.retire_block(start, record, generation);
+        self.lock().retire_block(start, record, busy);
     }
 
     /// Frees every block of `owner` (its context is gone, and its work with it); returns them. A block whose free is under
@@ -301,11 +332,11 @@ impl<B: Backend> Pool<B> {
         let claim = |run: &Run| self.registry.claim_all(run.start, run.end(), owner);
         let blocks: Vec<(u32, Record)> = out.flat_map(claim).collect();
         for (start, record) in &blocks {
-            let generation = state.generation_of_free(false);
             if record.is_out() {
-                state.hold_back(*start, record, generation);
+                let freed = state.freed_now(Some(record.gpu));
+                state.hold_back(*start, record, freed);
             } else {
-                state.retire_block(*start, record, generation);
+                state.retire_block(*start, record, Some(record.gpu));
             }
         }
         blocks.iter().map(|(start, record)| record.block(self.address(*start))).collect()
@@ -313,13 +344,12 @@ impl<B: Backend> Pool<B> {
 
     /// Keeps the memory of a block that ended away from everybody, since others have it. What of it fills chunks with
     /// nothing else in them goes back to the driver, who keeps it for those others.
-    fn hold_back(&self, start: u32, record: &Record, quiet: bool) {
+    fn hold_back(&self, start: u32, record: &Record, busy: Option<PlaceId>) {
         let leaving = {
             let mut state = self.lock_all();
-            let generation = state.generation_of_free(quiet);
-            state.hold_back(start, record, generation);
-            let quiesced = state.clock.quiesced();
-            state.evict_held(None, quiesced)
+            let freed = state.freed_now(busy);
+            state.hold_back(start, record, freed);
+            state.evict_held(None)
         };
         self.send_back(leaving, &mut []);
     }
@@ -338,14 +368,14 @@ impl<B: Backend> Pool<B> {
     /// Returns freed memory to the driver in whole chunks (`cuMemUnmap`, `cuMemRelease`), the longest unused first: at
     /// `place` or everywhere, at least `bytes` or all. Returns the bytes returned.
     ///
-    /// Waits for the device if lazily freed memory is needed for that. Inside a stream capture, where nobody can wait, it
-    /// returns only what is known to be quiet.
-    pub fn trim(&self, place: Option<Place>, bytes: Option<u64>) -> u64 {
+    /// Waits for those of `waits_for`, GPUs, on whose lazily freed memory it depends, and for no other: what another GPU may
+    /// still be at work on stays. Inside a stream capture, where nobody can wait, it returns only what is known to be quiet.
+    pub fn trim(&self, place: Option<Place>, bytes: Option<u64>, waits_for: &[u32]) -> u64 {
         let wanted = bytes.unwrap_or(u64::MAX);
         let zombies = std::mem::take(&mut self.lock().zombies);
         let mut returned = 0;
         for zombie in zombies {
-            let retired = drive::bury(&self.backend, self.base, zombie);
+            let retired = drive::bury(&self.backend, self.base, zombie, |id| self.places[id.index()]);
             let mut state = self.lock();
             for chunk in &retired.gone {
                 state.account(chunk.place).unstick(bytes_of(chunk.frames));
@@ -359,14 +389,18 @@ impl<B: Backend> Pool<B> {
         let targets: Vec<PlaceId> = PlaceId::all(self.places.len())
             .filter(|id| place.is_none_or(|place| self.places[id.index()] == place))
             .collect();
-        // First what is known to be quiet; the device is waited for only if that was not enough.
+        // First what is known to be quiet; somebody is waited for only if that was not enough.
         for quiet_first in [true, false] {
             if !quiet_first {
-                let needed = {
+                let mut needed: Vec<PlaceId> =
+                    self.routes.iter().filter(|it| waits_for.contains(&it.ordinal)).map(|it| it.home).collect();
+                {
                     let state = self.lock_all();
-                    targets.iter().any(|&id| state.evictable(id, u64::MAX) > 0 || state.has_held(Some(id), u64::MAX))
-                };
-                if returned >= wanted || !needed || self.quiesce(self.front.own()).is_err() {
+                    needed.retain(|&gpu| {
+                        state.has_held_at_work(gpu) || targets.iter().any(|&id| state.is_at_work(id, gpu))
+                    });
+                }
+                if returned >= wanted || needed.is_empty() || self.quiesce(self.front.own(), &needed).is_err() {
                     break;
                 }
             }
@@ -376,10 +410,9 @@ impl<B: Backend> Pool<B> {
                 }
                 let leaving = {
                     let mut state = self.lock_all();
-                    let quiesced = state.clock.quiesced();
-                    let mut leaving = state.evict_held(Some(id), quiesced);
+                    let mut leaving = state.evict_held(Some(id));
                     let held = leaving.iter().map(|row| bytes_of(row.frames)).sum();
-                    leaving.append(&mut state.evict(id, (wanted - returned).saturating_sub(held), quiesced));
+                    leaving.append(&mut state.evict(id, (wanted - returned).saturating_sub(held)));
                     leaving
                 };
                 let gone = self.send_back(leaving, &mut []);
@@ -467,7 +500,8 @@ impl<B: Backend> Pool<B> {
         let mut sum = 0;
         for row in leaving {
             let (start, frames) = (row.start, row.frames);
-            let Retired { gone, zombies, unmapped } = drive::dismantle(&self.backend, self.base, row);
+            let Retired { gone, zombies, unmapped } =
+                drive::dismantle(&self.backend, self.base, row, |id| self.places[id.index()]);
             let mut state = self.lock();
             for chunk in &gone {
                 let bytes = bytes_of(chunk.frames);
@@ -515,19 +549,29 @@ impl<B: Backend> Pool<B> {
         self.state.lock()
     }
 
-    /// Waits for the device; everything freed before the call is quiet after it, but for what other shards keep.
-    pub(crate) fn quiesce(&self, shard: usize) -> Result<(), Fault<B::Error>> {
+    /// Waits for GPUs; what was freed before the call, and they alone might be at work on, is quiet after it, but for what
+    /// other shards keep.
+    pub(crate) fn quiesce(&self, shard: usize, gpus: &[PlaceId]) -> Result<(), Fault<B::Error>> {
         let kept = self.front.clock(shard);
         let begun = (kept.now(), self.clock.now());
-        self.backend.quiesce()?;
-        kept.covered(begun.0);
-        self.clock.covered(begun.1);
+        let ordinal = |gpu: PlaceId| match self.places[gpu.index()] {
+            Place::Gpu(ordinal) => Some(ordinal),
+            Place::Host(_) => None,
+        };
+        match *gpus {
+            [gpu] => self.backend.quiesce(ordinal(gpu).as_slice())?,
+            _ => self.backend.quiesce(&gpus.iter().filter_map(|&gpu| ordinal(gpu)).collect::<Vec<_>>())?,
+        }
+        for gpu in gpus {
+            kept.covered(gpu.index(), begun.0);
+            self.clock.covered(gpu.index(), begun.1);
+        }
         Ok(())
     }
 
-    /// The same, where it is no failure that the device can not be waited for now.
-    fn quiesce_if_possible(&self) -> Result<(), B::Error> {
-        match self.quiesce(self.front.own()) {
+    /// The same for one, where it is no failure that it can not be waited for now.
+    fn quiesce_if_possible(&self, gpu: PlaceId) -> Result<(), B::Error> {
+        match self.quiesce(self.front.own(), &[gpu]) {
             Ok(()) | Err(Fault::NotReady(_)) => Ok(()),
             Err(fault) => Err(drive::error_of(fault)),
         }
@@ -535,6 +579,11 @@ impl<B: Backend> Pool<B> {
 
     pub(crate) fn address(&self, frame: u32) -> u64 {
         self.base + bytes_of(frame)
+    }
+
+    /// The frame that begins at `address`.
+    pub(crate) fn start_at(&self, address: u64) -> Option<u32> {
+        self.frame_at(address).filter(|_| address.is_multiple_of(FRAME))
     }
 
     pub(crate) fn frame_at(&self, address: u64) -> Option<u32> {

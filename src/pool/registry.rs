@@ -21,6 +21,8 @@ pub(crate) struct Record {
     pub owner: u64,
     pub id: u64,
     pub home: u32,
+    /// The place that `home` is: whom a free waits for, wherever the memory lies.
+    pub gpu: PlaceId,
     pub frames: u32,
     /// The one place all of it is at, or `None` if it spans several.
     pub place: Option<PlaceId>,
@@ -33,9 +35,9 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    pub fn new(request: &Request, frames: u32, place: Option<PlaceId>, id: u64) -> Self {
+    pub fn new(request: &Request, gpu: PlaceId, frames: u32, place: Option<PlaceId>, id: u64) -> Self {
         let Request { bytes, home, owner, .. } = *request;
-        Self { bytes, owner, id, home, frames, place, freeing: false, holds: 0, given: 0 }
+        Self { bytes, owner, id, home, gpu, frames, place, freeing: false, holds: 0, given: 0 }
     }
 
     /// Whether others have its memory, so that the frames may not serve again when it ends.

@@ -2,33 +2,49 @@
 
 use crate::FRAME;
 use crate::budget::PlaceId;
-use crate::runs::{Kind, Run};
-use crate::state::{Route, State, Taken, bytes_of};
+use crate::runs::{Freed, Kind, Run};
+use crate::state::{From, Route, State, Taken, bytes_of};
 
 /// How much less of home, or more of the host, a reused row of frames may have than fresh memory would: two large chunks.
 /// The borders of a block that was freed are rarely where the placement of today would put them.
 const TOLERANCE: u64 = 64 << 20;
 
 impl<H: Copy> State<H> {
-    /// Takes the best fit at `place` among what was freed up to `newest`.
-    pub fn take_best(&mut self, place: PlaceId, frames: u32, newest: u64) -> Option<Taken> {
-        let start = self.runs.best_fit(place, frames, newest)?;
-        let generation = self.runs.take(start, start + frames)?;
+    /// Whether memory freed like that is of use to somebody who can wait for this GPU, or for none. Nobody waits for a GPU
+    /// that others work on: it may be busy with a kernel that waits for this very thread.
+    pub fn is_usable(&self, freed: Freed, waits_for: Option<PlaceId>) -> bool {
+        freed.gpu == waits_for || freed.is_quiet(&self.clock)
+    }
+
+    /// Takes the best fit at `place` among what is usable.
+    pub fn take_best(&mut self, place: PlaceId, frames: u32, waits_for: Option<PlaceId>) -> Option<Taken> {
+        let start = self.runs.best_fit(place, frames, |freed| self.is_usable(freed, waits_for))?;
+        let freed = self.runs.take(start, start + frames)?;
         self.account(place).take(bytes_of(frames));
-        Some(Taken { start, frames, generation, place: Some(place) })
+        let from = From::One((start + frames, place, freed));
+        Some(Taken { start, frames, busy: !freed.is_quiet(&self.clock), place: Some(place), from })
     }
 
     /// Takes the best fit at `place` among the free runs alone, if the sums stay below their peaks; see [`crate::front`].
     pub fn take_below_peaks(&mut self, place: PlaceId, frames: u32, bytes: u64) -> Option<Taken> {
-        self.is_below_peaks(place, bytes_of(frames), bytes).then(|| self.take_best(place, frames, u64::MAX))?
+        if !self.is_below_peaks(place, bytes_of(frames), bytes) {
+            return None;
+        }
+        self.take_best(place, frames, Some(place))
     }
 
     /// Takes free memory that is as good as fresh memory placed in `pieces`: at the one place, or across several.
-    pub fn take_like(&mut self, pieces: &[(PlaceId, u64)], route: &Route, frames: u32, newest: u64) -> Option<Taken> {
+    pub fn take_like(
+        &mut self,
+        pieces: &[(PlaceId, u64)],
+        route: &Route,
+        frames: u32,
+        waits_for: Option<PlaceId>,
+    ) -> Option<Taken> {
         match pieces {
-            [(place, _)] => self.take_best(*place, frames, newest),
+            [(place, _)] => self.take_best(*place, frames, waits_for),
             _ => {
-                let (start, end) = self.find_span(pieces, route, frames, newest)?;
+                let (start, end) = self.find_span(pieces, route, frames, waits_for)?;
                 self.take_span(start, end)
             }
         }
@@ -36,15 +52,21 @@ impl<H: Copy> State<H> {
 
     /// The borders of the free row of frames to reuse for `pieces`: from the smallest row of free runs that has one, so
     /// that a block freed as a whole is found as a whole.
-    fn find_span(&self, pieces: &[(PlaceId, u64)], route: &Route, frames: u32, newest: u64) -> Option<(u32, u32)> {
+    fn find_span(
+        &self,
+        pieces: &[(PlaceId, u64)],
+        route: &Route,
+        frames: u32,
+        waits_for: Option<PlaceId>,
+    ) -> Option<(u32, u32)> {
         let wanted = |matches: &dyn Fn(PlaceId) -> bool| -> u64 {
             pieces.iter().filter(|(place, _)| matches(*place)).map(|(_, bytes)| bytes / FRAME).sum()
         };
         let home_least = wanted(&|place| place == route.home).saturating_sub(TOLERANCE / FRAME);
         let host_most = wanted(&|place| self.place(place).is_host()) + TOLERANCE / FRAME;
         let usable = |run: &Run| match run.kind {
-            Kind::Free { place, generation } => generation <= newest && route.order.contains(&place),
-            _ => false,
+            Kind::Free { place, freed } => self.is_usable(freed, waits_for) && route.order.contains(&place),
+            Kind::Out => false,
         };
         let mut best: Option<(u32, u32)> = None;
         for span in self.runs.free_spans() {
@@ -71,17 +93,22 @@ impl<H: Copy> State<H> {
     }
 
     fn take_span(&mut self, start: u32, end: u32) -> Option<Taken> {
-        let mut generation = 0;
-        let mut places = Vec::new();
-        for (from, frames, place) in self.chunks.segments(start, end) {
-            // Segments and free runs have the same borders inside a row of free runs: both end where the place changes.
-            generation = generation.max(self.runs.take(from, from + frames)?);
-            self.account(place).take(bytes_of(frames));
-            places.push(place);
+        let mut busy = false;
+        let mut from = Vec::new();
+        let mut at = start;
+        while at < end {
+            let run = *self.runs.around(at)?;
+            let Kind::Free { place, freed } = run.kind else { return None };
+            let stop = run.end().min(end);
+            busy |= !freed.is_quiet(&self.clock);
+            self.runs.take(at, stop)?;
+            self.account(place).take(bytes_of(stop - at));
+            from.push((stop, place, freed));
+            at = stop;
         }
         self.runs.join_out(start, end);
-        let place = if let [place] = places[..] { Some(place) } else { None };
-        Some(Taken { start, frames: end - start, generation, place })
+        let place = from.first().map(|run| run.1).filter(|&place| from.iter().all(|run| run.1 == place));
+        Some(Taken { start, frames: end - start, busy, place, from: From::Several(from) })
     }
 }
 
@@ -99,7 +126,7 @@ impl Shares {
             .map(|run| {
                 let place = match run.kind {
                     Kind::Free { place, .. } => Some(place),
-                    _ => None,
+                    Kind::Out => None,
                 };
                 let is_home = place == Some(home);
                 let is_host = place.is_some_and(|place| state.place(place).is_host());

@@ -1,20 +1,62 @@
 //! Runs of mapped frames: free memory, and what is out of it.
 //!
 //! Every mapped frame belongs to exactly one run. A run is found in constant time from its first or last frame (boundary
-//! tags) and from an inner one through [`Starts`]. Free runs are homogeneous in place, never adjacent to another one of
-//! the same place, and indexed by size for each place. Where two free runs of different places touch there is a *seam*;
-//! the seams are how a freed block that spanned several places is found again as a whole.
+//! tags) and from an inner one through [`Starts`]. Free runs are homogeneous in place and indexed by size for each place.
+//! Where two free runs touch there is a *seam*; the seams are how a freed block that spanned several places is found again
+//! as a whole.
+//!
+//! Two free runs of one place that touch become one, unless a GPU that does not own the place may still be at work on one of
+//! them ([`Freed::gpu`]): joined, that GPU would have to be waited for before anybody could use either, and a small block
+//! that it had borrowed would keep the whole free memory of its neighbour. They are joined once it is known to be done
+//! ([`Runs::settle`]).
 
 use crate::budget::PlaceId;
+use crate::clock::Clock;
 use crate::starts::Starts;
 use crate::sync::{AtomicU64, Ordering};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+/// What matters of a free to whoever uses the memory next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Freed {
+    /// Its number by the state's clock: how long ago it was, and which waits have covered it.
+    pub number: u64,
+    /// The GPU that may be at work on the memory until a wait for it covers that number; `None`: nobody is.
+    pub gpu: Option<PlaceId>,
+}
+
+impl Freed {
+    /// Whether nobody is at work on the memory any more.
+    pub fn is_quiet(&self, clock: &Clock) -> bool {
+        self.gpu.is_none_or(|gpu| self.number <= clock.quiesced(gpu.index()))
+    }
+
+    /// The same, by what is known now.
+    fn settled(self, clock: &Clock) -> Self {
+        if self.is_quiet(clock) { Self { gpu: None, ..self } } else { self }
+    }
+
+    /// Whether nobody but the GPU that `place` is may be at work on the memory.
+    fn is_own(self, place: PlaceId) -> bool {
+        self.gpu.is_none_or(|gpu| gpu == place)
+    }
+
+    /// What holds for two neighbours at `place` as one run; `None` if they must not become one.
+    fn joined(self, other: Self, place: PlaceId) -> Option<Self> {
+        match (self.gpu, other.gpu) {
+            (Some(_), None) if self.is_own(place) => Some(self),
+            (None, Some(_)) if other.is_own(place) => Some(other),
+            (gpu, theirs) if gpu == theirs => Some(Self { number: self.number.max(other.number), gpu }),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Freed and still mapped. `generation` is that of the latest free in it.
-    Free { place: PlaceId, generation: u64 },
+    /// Freed and still mapped.
+    Free { place: PlaceId, freed: Freed },
     /// Not among the free memory: a block, on its way to become one, or kept by the front. Which of them, the run does not
     /// know, so that blocks can come and go without the pool's lock.
     Out,
@@ -55,8 +97,13 @@ pub(crate) struct Runs {
     /// For each place, how many free runs there are of each [`bucket`].
     counts: Vec<[u32; 64]>,
     sizes: Arc<Sizes>,
-    /// First frames of free runs whose left neighbour is free too (and so at another place).
+    /// First frames of free runs whose left neighbour is free too.
     seams: BTreeSet<u32>,
+    /// First frames of free runs that a GPU other than their place's own may be at work on, as far as is known. They are
+    /// not among `counts`: hardly anybody can use them.
+    borrowed: BTreeSet<u32>,
+    /// That of the state.
+    clock: Arc<Clock>,
 }
 
 /// Which sizes of free runs there are at each place, for a look without the pool's lock. Written under it.
@@ -80,7 +127,7 @@ fn key(frames: u32, start: u32) -> u64 {
 }
 
 impl Runs {
-    pub fn new(places: usize) -> Self {
+    pub fn new(places: usize, clock: Arc<Clock>) -> Self {
         Self {
             slots: Vec::new(),
             vacant: Vec::new(),
@@ -90,6 +137,8 @@ impl Runs {
             counts: vec![[0; 64]; places],
             sizes: Arc::new(Sizes((0..places).map(|_| AtomicU64::new(0)).collect())),
             seams: BTreeSet::new(),
+            borrowed: BTreeSet::new(),
+            clock,
         }
     }
 
@@ -121,10 +170,10 @@ impl Runs {
     }
 
     /// The best fit at `place` for `frames`: the smallest free run that is big enough, the lowest of equals, among those
-    /// freed no later than `newest`.
-    pub fn best_fit(&self, place: PlaceId, frames: u32, newest: u64) -> Option<u32> {
+    /// that are `usable`.
+    pub fn best_fit(&self, place: PlaceId, frames: u32, usable: impl Fn(Freed) -> bool) -> Option<u32> {
         self.free_from(place, frames)
-            .find(|run| matches!(run.kind, Kind::Free { generation, .. } if generation <= newest))
+            .find(|run| matches!(run.kind, Kind::Free { freed, .. } if usable(freed)))
             .map(|run| run.start)
     }
 
@@ -150,10 +199,10 @@ impl Runs {
     }
 
     /// Takes `start..end` out of the free run around it and makes it a run of its own, of kind [`Kind::Out`]. What is
-    /// left and right of it stays free. Returns the generation of the run, or `None` when there is no such free run.
-    pub fn take(&mut self, start: u32, end: u32) -> Option<u64> {
+    /// left and right of it stays free. Returns how the run was freed, or `None` when there is no such free run.
+    pub fn take(&mut self, start: u32, end: u32) -> Option<Freed> {
         let run = *self.around(start)?;
-        let Kind::Free { generation, .. } = run.kind else {
+        let Kind::Free { freed, .. } = run.kind else {
             return None;
         };
         if end > run.end() {
@@ -176,7 +225,7 @@ impl Runs {
         if run.start < start {
             self.link(self.tags[run.start as usize]);
         }
-        Some(generation)
+        Some(freed)
     }
 
     /// Makes one run of the adjacent [`Kind::Out`] runs in `start..end`.
@@ -210,36 +259,71 @@ impl Runs {
         end
     }
 
-    /// Makes the run at `start`, which is not free and lies wholly at `place`, free; joins it with its neighbours.
-    pub fn release(&mut self, start: u32, place: PlaceId, generation: u64) {
+    /// Makes the run at `start`, which is not free and lies wholly at `place`, free; joins it with its neighbours where
+    /// that may be.
+    pub fn release(&mut self, start: u32, place: PlaceId, freed: Freed) {
         let slot = self.tags[start as usize];
         let mut run = self.slots[slot as usize];
         debug_assert!(run.start == start && run.free_place().is_none());
-        let mut generation = generation;
-        let mut newest = |other: Kind| match other {
-            Kind::Free { generation: theirs, .. } => generation = generation.max(theirs),
-            _ => debug_assert!(false, "only free runs are joined"),
-        };
-        if let Some(left) = self.ending_at(start).copied().filter(|left| left.free_place() == Some(place)) {
+        let mut freed = freed;
+        // More than one: a neighbour that was apart from its own until now no longer is.
+        while let Some(left) = self.ending_at(run.start).copied()
+            && let Some(both) = self.joined(freed, &left, place)
+        {
             self.unlink(&left);
-            newest(left.kind);
+            freed = both;
             let gone = self.tags[left.start as usize];
             self.starts.remove(run.start);
             self.vacate(gone);
             run.start = left.start;
             run.frames += left.frames;
         }
-        if let Some(right) = self.starting_at(run.end()).copied().filter(|right| right.free_place() == Some(place)) {
+        while let Some(right) = self.starting_at(run.end()).copied()
+            && let Some(both) = self.joined(freed, &right, place)
+        {
             self.unlink(&right);
-            newest(right.kind);
+            freed = both;
             let gone = self.tags[right.start as usize];
             self.starts.remove(right.start);
             self.vacate(gone);
             run.frames += right.frames;
         }
-        run.kind = Kind::Free { place, generation };
+        run.kind = Kind::Free { place, freed };
         self.put(slot, run);
         self.link(slot);
+    }
+
+    /// What holds for memory freed at `place` and a neighbour as one run; `None` if they must not become one.
+    fn joined(&self, freed: Freed, neighbour: &Run, place: PlaceId) -> Option<Freed> {
+        match neighbour.kind {
+            Kind::Free { place: there, freed: theirs } if there == place => {
+                freed.joined(theirs.settled(&self.clock), place)
+            }
+            _ => None,
+        }
+    }
+
+    /// Makes what a GPU had borrowed, and is known to be done with, plain free memory, and joins it with its neighbours.
+    pub fn settle(&mut self) {
+        if self.borrowed.is_empty() {
+            return;
+        }
+        let is_done = |start: &u32| match self.starting_at(*start).map(|run| run.kind) {
+            Some(Kind::Free { place, freed }) if freed.is_quiet(&self.clock) => Some((*start, place, freed.number)),
+            _ => None,
+        };
+        let done: Vec<(u32, PlaceId, u64)> = self.borrowed.iter().filter_map(is_done).collect();
+        for (start, place, number) in done {
+            // One before may have been joined with it.
+            if !self.borrowed.contains(&start) {
+                continue;
+            }
+            let slot = self.tags[start as usize];
+            let run = self.slots[slot as usize];
+            self.unlink(&run);
+            self.slots[slot as usize].kind = Kind::Out;
+            self.release(start, place, Freed { number, gpu: None });
+        }
     }
 
     /// Cuts the run at `start`, which is not free, in two; the second begins at `at`.
@@ -261,11 +345,15 @@ impl Runs {
 
     fn link(&mut self, slot: u32) {
         let run = self.slots[slot as usize];
-        let Kind::Free { place, .. } = run.kind else {
+        let Kind::Free { place, freed } = run.kind else {
             return;
         };
         self.free[place.index()].insert(key(run.frames, run.start));
-        self.count(place, run.frames, |count| count + 1);
+        if freed.is_own(place) {
+            self.count(place, run.frames, |count| count + 1);
+        } else {
+            self.borrowed.insert(run.start);
+        }
         if self.ending_at(run.start).is_some_and(|left| left.free_place().is_some()) {
             self.seams.insert(run.start);
         }
@@ -275,12 +363,16 @@ impl Runs {
     }
 
     fn unlink(&mut self, run: &Run) {
-        let Kind::Free { place, .. } = run.kind else {
+        let Kind::Free { place, freed } = run.kind else {
             return;
         };
         self.free[place.index()].remove(&key(run.frames, run.start));
-        self.count(place, run.frames, |count| count - 1);
-        // The set is empty unless blocks span places, and then this costs nothing.
+        if freed.is_own(place) {
+            self.count(place, run.frames, |count| count - 1);
+        } else {
+            self.borrowed.remove(&run.start);
+        }
+        // Mostly there are none, and then this costs nothing.
         if !self.seams.is_empty() {
             self.seams.remove(&run.start);
             self.seams.remove(&run.end());

@@ -9,7 +9,7 @@ use crate::front::Stock;
 use crate::held::Held;
 use crate::pins::Asked;
 use crate::registry::{Record, Registry};
-use crate::runs::{Kind, Runs};
+use crate::runs::{Freed, Kind, Runs};
 use crate::space::Space;
 use crate::{Config, FRAME, Place, Policy, Request, Usage, placement};
 use std::sync::Arc;
@@ -44,14 +44,35 @@ impl Route {
 }
 
 /// A row of frames that is about to become a block.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Taken {
     pub start: u32,
     pub frames: u32,
-    /// That of its latest free.
-    pub generation: u64,
+    /// The home GPU of the request may still be at work on it.
+    pub busy: bool,
     /// Where it is, if all of it is at one place.
     pub place: Option<PlaceId>,
+    /// The free runs it was taken from, in address order: the end of each, its place, and how it was freed.
+    pub from: From,
+}
+
+/// Free runs that a row was taken from. One mostly, and that needs no allocation.
+#[derive(Clone, Debug)]
+pub(crate) enum From {
+    /// New memory.
+    Nowhere,
+    One((u32, PlaceId, Freed)),
+    Several(Vec<(u32, PlaceId, Freed)>),
+}
+
+impl From {
+    fn iter(&self) -> std::slice::Iter<'_, (u32, PlaceId, Freed)> {
+        match self {
+            From::Nowhere => [].iter(),
+            From::One(run) => std::slice::from_ref(run).iter(),
+            From::Several(runs) => runs.iter(),
+        }
+    }
 }
 
 /// Mapped chunks on their way back to the driver; no run and no table knows them any more.
@@ -82,8 +103,8 @@ pub(crate) struct State<H> {
     pub held: Held,
     /// What the program wants to stay where it is.
     pub asked: Asked,
-    /// Counts the frees whose memory came back while the device might still touch it: their number is the generation of
-    /// a free run. Ticks under the pool's lock.
+    /// Counts the frees whose memory came back while a GPU might still touch it, whichever: one row of numbers, so that free
+    /// runs have an age whoever used them. Ticks under the pool's lock.
     pub clock: Arc<Clock>,
     /// Counts blocks placed by [`Policy::Interleave`].
     pub turn: u64,
@@ -111,17 +132,18 @@ pub(crate) fn bytes_of(frames: u32) -> u64 {
 
 impl<H: Copy> State<H> {
     pub fn new(config: &Config) -> Self {
+        let clock = Arc::new(Clock::new(config.places.len()));
         Self {
             policy: config.policy,
             // A reservation beyond 2^32 frames (8 PiB) is not offered by any driver; the rest of one would go unused.
             space: Space::new(u32::try_from(config.bytes / FRAME).unwrap_or(u32::MAX)),
             chunks: Chunks::new(),
-            runs: Runs::new(config.places.len()),
+            runs: Runs::new(config.places.len(), Arc::clone(&clock)),
             accounts: config.places.iter().map(|&spec| Account::new(spec)).collect(),
             zombies: Vec::new(),
             held: Held::default(),
             asked: Asked::default(),
-            clock: Arc::default(),
+            clock,
             turn: 0,
             totals: Totals::default(),
         }
@@ -135,9 +157,17 @@ impl<H: Copy> State<H> {
         self.accounts[id.index()].place
     }
 
-    /// Puts `taken` back among the free runs.
+    /// Puts `taken` back among the free runs, as it was.
     pub fn put_back(&mut self, taken: &Taken) {
-        self.release(taken.start, taken.frames, taken.place, taken.generation);
+        let mut at = taken.start;
+        for &(end, place, freed) in taken.from.iter() {
+            if end < taken.start + taken.frames {
+                self.runs.cut(at, end);
+            }
+            self.account(place).put_back(bytes_of(end - at));
+            self.runs.release(at, place, freed);
+            at = end;
+        }
     }
 
     /// Makes `taken` a block; returns how much of it is on peers and on the host. `headroom` is what home's driver is known
@@ -187,13 +217,13 @@ impl<H: Copy> State<H> {
         (on_peers, on_host)
     }
 
-    /// Ends the life of a block, of which the program had asked for `bytes`. The memory can be touched by the device until
-    /// everything freed up to `generation` is quiesced.
-    pub fn retire_block(&mut self, start: u32, record: &Record, generation: u64) {
+    /// Ends the life of a block, which this GPU may be at work on still, or none.
+    pub fn retire_block(&mut self, start: u32, record: &Record, busy: Option<PlaceId>) {
+        let freed = self.freed_now(busy);
         self.end_block(record);
         match record.place {
-            Some(place) => self.take_back(start, record.frames, place, generation),
-            None => self.release(start, record.frames, None, generation),
+            Some(place) => self.take_back(start, record.frames, place, freed),
+            None => self.release(start, record.frames, None, freed),
         }
     }
 
@@ -217,7 +247,7 @@ impl<H: Copy> State<H> {
 
     /// Puts frames that are out, all at `place`, back among the free runs. The front may have cut and joined them since
     /// they went out, so their borders need not be those of runs.
-    pub fn take_back(&mut self, start: u32, frames: u32, place: PlaceId, generation: u64) {
+    pub fn take_back(&mut self, start: u32, frames: u32, place: PlaceId, freed: Freed) {
         let end = start + frames;
         let mut at = start;
         while at < end {
@@ -233,15 +263,16 @@ impl<H: Copy> State<H> {
                 self.runs.cut(at, stop);
             }
             self.account(place).put_back(bytes_of(stop - at));
-            self.runs.release(at, place, generation);
+            self.runs.release(at, place, freed);
             at = stop;
         }
     }
 
-    /// The generation of memory that comes back now. What is not quiet counts as freed now; what is, as freed by the last
-    /// wait, so that it is not taken for the longest unused.
-    pub fn generation_of_free(&self, quiet: bool) -> u64 {
-        if quiet { self.clock.quiesced() } else { self.clock.tick() }
+    /// Memory that comes back now, and that this GPU may be at work on still, or none. Quiet memory has no number of its
+    /// own, and is as old as the latest that is not.
+    pub fn freed_now(&self, gpu: Option<PlaceId>) -> Freed {
+        let number = if gpu.is_some() { self.clock.tick() } else { self.clock.now() };
+        Freed { number, gpu }
     }
 
     /// Whether a block of `used` bytes at `place`, of which the program asks for `bytes`, makes no new peak.
@@ -249,10 +280,10 @@ impl<H: Copy> State<H> {
         self.accounts[place.index()].is_below_peak(used) && self.totals.out_bytes + bytes <= self.totals.peak_live_bytes
     }
 
-    fn release(&mut self, start: u32, frames: u32, place: Option<PlaceId>, generation: u64) {
+    fn release(&mut self, start: u32, frames: u32, place: Option<PlaceId>, freed: Freed) {
         if let Some(place) = place {
             self.account(place).put_back(bytes_of(frames));
-            self.runs.release(start, place, generation);
+            self.runs.release(start, place, freed);
             return;
         }
         let end = start + frames;
@@ -261,18 +292,18 @@ impl<H: Copy> State<H> {
                 self.runs.cut(start, start + frames);
             }
             self.account(place).put_back(bytes_of(frames));
-            self.runs.release(start, place, generation);
+            self.runs.release(start, place, freed);
         }
     }
 
-    /// Takes free memory at `place` out of the pool in whole chunks, at least `bytes` or all, the longest unused first,
-    /// and only what was freed up to `newest`.
-    pub fn evict(&mut self, place: PlaceId, bytes: u64, newest: u64) -> Vec<Leaving<H>> {
+    /// Takes quiet memory at `place` out of the pool in whole chunks, at least `bytes` or all, the longest unused first.
+    pub fn evict(&mut self, place: PlaceId, bytes: u64) -> Vec<Leaving<H>> {
+        self.runs.settle();
         let mut cold: Vec<(u64, u32, u32)> = self
             .runs
             .free_at(place)
             .filter_map(|run| match run.kind {
-                Kind::Free { generation, .. } if generation <= newest => Some((generation, run.start, run.end())),
+                Kind::Free { freed, .. } if freed.is_quiet(&self.clock) => Some((freed.number, run.start, run.end())),
                 _ => None,
             })
             .collect();
@@ -313,16 +344,22 @@ impl<H: Copy> State<H> {
         Some(Leaving { start, frames: end - start, chunks })
     }
 
-    /// Bytes that [`State::evict`] could take out at `place`.
-    pub fn evictable(&self, place: PlaceId, newest: u64) -> u64 {
+    /// Bytes that [`State::evict`] could take out at `place`, after a wait for this GPU if any.
+    pub fn evictable(&self, place: PlaceId, waits_for: Option<PlaceId>) -> u64 {
         self.runs
             .free_at(place)
-            .filter(|run| matches!(run.kind, Kind::Free { generation, .. } if generation <= newest))
+            .filter(|run| matches!(run.kind, Kind::Free { freed, .. } if self.is_usable(freed, waits_for)))
             .map(|run| {
                 let (start, end) = self.chunks.whole_within(run.start, run.end());
                 bytes_of(end - start)
             })
             .sum()
+    }
+
+    /// Whether this GPU may be at work on free memory at `place`.
+    pub fn is_at_work(&self, place: PlaceId, gpu: PlaceId) -> bool {
+        let by = |freed: Freed| freed.gpu == Some(gpu) && !freed.is_quiet(&self.clock);
+        self.runs.free_at(place).any(|run| matches!(run.kind, Kind::Free { freed, .. } if by(freed)))
     }
 
     pub fn count_trimmed(&mut self, bytes: u64) {

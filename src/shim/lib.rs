@@ -12,6 +12,7 @@ mod context;
 mod control;
 mod driver;
 mod environment;
+mod fence;
 mod finding;
 mod hook;
 mod ipc;

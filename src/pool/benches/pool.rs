@@ -26,7 +26,7 @@ impl Backend for Nothing {
     fn create(&self, _place: Place, _bytes: u64) -> Result<u64, Fault<()>> {
         Ok(self.handles.fetch_add(1, Ordering::Relaxed))
     }
-    fn release(&self, _handle: u64) -> Result<(), Fault<()>> {
+    fn release(&self, _handle: u64, _place: Place, _bytes: u64) -> Result<(), Fault<()>> {
         Ok(())
     }
     fn map(&self, _address: u64, _bytes: u64, _handle: u64) -> Result<(), Fault<()>> {
@@ -38,7 +38,7 @@ impl Backend for Nothing {
     fn grant(&self, _address: u64, _bytes: u64, _place: Place) -> Result<(), Fault<()>> {
         Ok(())
     }
-    fn quiesce(&self) -> Result<(), Fault<()>> {
+    fn quiesce(&self, _gpus: &[u32]) -> Result<(), Fault<()>> {
         Ok(())
     }
 }

@@ -2,8 +2,9 @@
 
 use super::{fault, host, numa};
 use crate::driver::{CuResult, Driver};
+use crate::fence::{self, Gpus};
 use crate::hook::cancel;
-use crate::{capture, context, pinned};
+use crate::{capture, pinned};
 use gpupool_pinned::{Backend, Fault, Key};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -45,7 +46,7 @@ impl Backend for Host {
     }
 
     fn unpin(&self, _: Key, address: u64, _: u64, may_wait: bool) -> Result<(), CuResult> {
-        if capture::under_way() || !may_wait && context::may_be_busy() {
+        if capture::under_way() || !may_wait && fence::may_be_busy() {
             return Err(CuResult::NOT_READY);
         }
         // SAFETY: `pin` got this address from the driver, and the pool gives it back once, when no block is there.
@@ -53,6 +54,6 @@ impl Backend for Host {
     }
 
     fn quiesce(&self) -> Result<(), Fault<CuResult>> {
-        context::quiesce(self.0).map_err(fault)
+        fence::quiesce(self.0, Gpus::All).map_err(fault)
     }
 }

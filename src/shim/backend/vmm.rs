@@ -3,8 +3,9 @@
 use super::sharing::Sharing;
 use super::{fault, location, read_write};
 use crate::driver::{CuResult, Driver};
+use crate::fence::{self, Gpus};
 use crate::memory::{self, Plan, place_name};
-use crate::{context, pinned, process, vmm};
+use crate::{pinned, process, vmm};
 use cudarc::driver::sys::{CUmemAccessDesc, CUmemAllocationProp, CUmemAllocationType, CUmemGenericAllocationHandle};
 use gpupool_pool::{Backend, Fault, Place};
 use std::collections::BTreeMap;
@@ -55,6 +56,28 @@ impl Vmm {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
+
+    fn make(&self, place: Place, bytes: u64) -> Result<CUmemGenericAllocationHandle, Fault<CuResult>> {
+        // SAFETY: all-zero is a valid value of this C struct: no handle types, no flags.
+        let mut prop: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+        prop.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        prop.location = location(place);
+        let mut handle = 0;
+        let mut create = |prop: &CUmemAllocationProp| {
+            // SAFETY: the output is a local and the properties outlive the call.
+            unsafe { (self.driver.cuMemCreate)(&raw mut handle, bytes as usize, prop, 0) }
+        };
+        let mut make = || match self.sharing.get(&place) {
+            Some(sharing) => sharing.create(place, prop, &mut create),
+            None => create(&prop),
+        };
+        let mut result = make();
+        if result == CuResult::OUT_OF_MEMORY && matches!(place, Place::Host(_)) && pinned::trim("cuMemCreate") > 0 {
+            result = make();
+        }
+        result.ok().map_err(|result| fault_at(place, result))?;
+        Ok(handle)
+    }
 }
 
 impl Drop for Vmm {
@@ -96,30 +119,18 @@ impl Backend for Vmm {
     }
 
     fn create(&self, place: Place, bytes: u64) -> Result<Self::Handle, Fault<CuResult>> {
-        // SAFETY: all-zero is a valid value of this C struct: no handle types, no flags.
-        let mut prop: CUmemAllocationProp = unsafe { std::mem::zeroed() };
-        prop.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-        prop.location = location(place);
-        let mut handle = 0;
-        let mut create = |prop: &CUmemAllocationProp| {
-            // SAFETY: the output is a local and the properties outlive the call.
-            unsafe { (self.driver.cuMemCreate)(&raw mut handle, bytes as usize, prop, 0) }
-        };
-        let mut make = || match self.sharing.get(&place) {
-            Some(sharing) => sharing.create(place, prop, &mut create),
-            None => create(&prop),
-        };
-        let mut result = make();
-        if result == CuResult::OUT_OF_MEMORY && matches!(place, Place::Host(_)) && pinned::trim("cuMemCreate") > 0 {
-            result = make();
+        // Since the pool asked for the headroom the program may have made memory of its own.
+        if !vmm::join_pool(place, bytes, self.plan.limit(place)) {
+            return Err(Fault::OutOfMemory(CuResult::OUT_OF_MEMORY));
         }
-        result.ok().map_err(|result| fault_at(place, result))?;
-        Ok(handle)
+        self.make(place, bytes).inspect_err(|_| vmm::left_pool(place, bytes))
     }
 
-    fn release(&self, handle: Self::Handle) -> Result<(), Fault<CuResult>> {
+    fn release(&self, handle: Self::Handle, place: Place, bytes: u64) -> Result<(), Fault<CuResult>> {
         // SAFETY: the pool releases a handle once, after unmapping it.
-        unsafe { (self.driver.cuMemRelease)(handle) }.ok().map_err(fault)
+        unsafe { (self.driver.cuMemRelease)(handle) }.ok().map_err(fault)?;
+        vmm::left_pool(place, bytes);
+        Ok(())
     }
 
     fn map(&self, address: u64, bytes: u64, handle: Self::Handle) -> Result<(), Fault<CuResult>> {
@@ -140,7 +151,7 @@ impl Backend for Vmm {
             .map_err(|result| fault_at(place, result))
     }
 
-    fn quiesce(&self) -> Result<(), Fault<CuResult>> {
-        context::quiesce(self.driver).map_err(fault)
+    fn quiesce(&self, gpus: &[u32]) -> Result<(), Fault<CuResult>> {
+        fence::quiesce(self.driver, Gpus::Of(gpus)).map_err(fault)
     }
 }

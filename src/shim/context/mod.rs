@@ -1,4 +1,4 @@
-//! The contexts of this process: who made each, what it cost, what it was used for; and whom a free has to wait for.
+//! The contexts of this process: who made each, what it cost, what it was used for.
 //!
 //! A context is found where it is made (`cuDevicePrimaryCtxRetain`, `cuCtxCreate`), where it is made current or used, and
 //! by asking every device's primary context for its state around calls that are rare anyway: the runtime has private ways.
@@ -21,7 +21,7 @@ pub use usage::{Usage, coarse_now};
 
 use crate::driver::{self, CuResult, Driver};
 use crate::hook::cancel;
-use crate::{capture, managed, process, site};
+use crate::{managed, process, site};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use once_cell::race::OnceBox;
 use parking_lot::{Condvar, Mutex};
@@ -107,8 +107,6 @@ static REGISTRY: Mutex<Registry> = Mutex::new(Registry::new());
 static CHANGED: Condvar = Condvar::new();
 /// Counts what ends contexts, when it begins and when it is over; a thread's remembered context is void once it moved.
 static EPOCH: AtomicU64 = AtomicU64::new(1);
-/// How many kernels had been launched when all contexts were last waited for.
-static WAITED_FOR: AtomicU64 = AtomicU64::new(0);
 /// The last call after which every device's state was known, for "appeared between".
 static LAST_SWEEP: Mutex<&'static str> = Mutex::new("the start of the process");
 
@@ -436,66 +434,9 @@ pub fn within_own<T>(driver: &Driver, context: CUcontext, act: impl FnOnce() -> 
     Some(value)
 }
 
-/// Waits for all work in every context; NOT_READY where a capture forbids that.
-///
-/// An error of the current context is the program's to hear, as from the driver's own free. Another context in error has
-/// no work left that could touch memory, and one that is gone neither.
-pub fn synchronize_all(driver: &Driver) -> Result<(), CuResult> {
-    if !process::is_preloaded() {
-        return unseen::synchronize(driver);
-    }
-    let mut current = std::ptr::null_mut();
-    // SAFETY: the output is a local of the right type. An error here is that of a driver that is gone (the process exits).
-    unsafe { (driver.cuCtxGetCurrent)(&raw mut current) }.ok()?;
-    let mut answer = CuResult::SUCCESS;
-    // SAFETY: cuCtxSynchronize has no preconditions.
-    let synchronize = || unsafe { (driver.cuCtxSynchronize)() };
-    let contexts = all();
-    let launched = launches(&contexts);
-    // Where there is something to wait for, the driver may do so in a call at which threads are cancelled.
-    let _sheltered = (launched != WAITED_FOR.load(Ordering::Relaxed)).then(cancel::shelter);
-    for context in contexts {
-        // One that began while the last context was waited for would be ended by the next wait.
-        if capture::under_way() {
-            return Err(CuResult::NOT_READY);
-        }
-        let Some(handle) = context.live_handle() else { continue };
-        if handle == current {
-            answer = synchronize();
-        } else {
-            let _ = within(driver, handle, synchronize);
-        }
-    }
-    match answer {
-        CuResult::CONTEXT_IS_DESTROYED => return Ok(()),
-        answer => answer.ok()?,
-    }
-    WAITED_FOR.store(launched, Ordering::Relaxed);
-    Ok(())
-}
-
-/// Whether a kernel may be running: one was launched since all contexts were last waited for, or launches go unseen.
-pub fn may_be_busy() -> bool {
-    !process::is_preloaded() || launches(&all()) != WAITED_FOR.load(Ordering::Relaxed)
-}
-
-/// Kernels launched in these contexts, and in those that are gone.
-fn launches(contexts: &[Context]) -> u64 {
-    let gone: u64 = (0..device_count() as CUdevice).map(gone_launches).sum();
-    gone + contexts.iter().map(|context| context.usage.launches.load(Ordering::Relaxed)).sum::<u64>()
-}
-
 /// Kernels launched in contexts of this device that are gone.
 pub fn gone_launches(device: CUdevice) -> u64 {
     REGISTRY.lock().gone_launches(device)
-}
-
-/// As a pool's backend waits: not now while a stream is being captured, which waiting would invalidate.
-pub fn quiesce(driver: &Driver) -> Result<(), CuResult> {
-    if capture::under_way() {
-        return Err(CuResult::NOT_READY);
-    }
-    synchronize_all(driver)
 }
 
 /// The driver, for the bodies of context calls.

@@ -4,6 +4,7 @@
 
 use super::{By, current, end, retained, within_own};
 use crate::driver::{CuResult, Driver};
+use crate::fence::Gpus;
 use crate::process;
 use cudarc::driver::sys::{CUcontext, CUdevice};
 
@@ -54,13 +55,13 @@ impl Drop for Primary<'_> {
     }
 }
 
-/// Waits for all work in the current context and in every primary context. An error of the current context is the
-/// program's to hear.
-pub fn synchronize(driver: &Driver) -> Result<(), CuResult> {
+/// Waits for all work on these GPUs in the current context and in every primary context. An error of the current context is
+/// the program's to hear.
+pub fn synchronize(driver: &Driver, gpus: Gpus) -> Result<(), CuResult> {
     // SAFETY: cuCtxSynchronize has no preconditions.
     let wait = || unsafe { (driver.cuCtxSynchronize)() };
-    let current = driver.current_context();
-    for device in 0..driver.device_count() {
+    let current = driver.current_context().filter(|_| driver.current_device().is_ok_and(|device| gpus.contain(device)));
+    for device in (0..driver.device_count()).filter(|device| gpus.contain(*device)) {
         if let Some(primary) = Primary::hold(driver, device).filter(|primary| Some(primary.handle) != current) {
             let _ = within_own(driver, primary.handle, wait);
         }

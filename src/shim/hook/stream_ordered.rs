@@ -66,7 +66,7 @@ unsafe fn serve(
     Some(CuResult::SUCCESS)
 }
 
-/// Pooled memory is used again only after this point of the stream, and after that of every other one: see
+/// Pooled memory is used again only after this point of the stream, and after that of every other one of its GPU: see
 /// [`memory::free_later`]. In a capture it is memory of somebody else's, and the driver's answer for that is
 /// INVALID_VALUE, which leaves the capture as it was.
 ///
@@ -79,16 +79,31 @@ pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuRe
         Known::Foreign => return managed::free(dptr, || real.call()),
         Known::Managed(_) => return managed::free_in_order(dptr, || real.call()),
     }
-    if capture::under_way()
-        && let Some(driver) = context::driver()
-    {
-        match captured(driver, stream::handle(real, stream)) {
+    let Some(driver) = context::driver() else { return real.call() };
+    let stream = stream::handle(real, stream);
+    if capture::under_way() {
+        match captured(driver, stream) {
             Ok(false) => {}
             Ok(true) => return CuResult::INVALID_VALUE,
             Err(refused) => return refused,
         }
     }
-    memory::free_later(dptr).unwrap_or_else(|| real.call())
+    let freed = match device_of(driver, stream) {
+        Ok(device) => memory::free_later(dptr, device),
+        Err(refused) => return refused,
+    };
+    freed.unwrap_or_else(|| real.call())
+}
+
+/// The GPU that a stream is on; the driver's error for one that is none.
+fn device_of(driver: &Driver, stream: CUstream) -> Result<CUdevice, CuResult> {
+    let mut handle: CUcontext = std::ptr::null_mut();
+    // SAFETY: the stream is the program's argument to a call that uses it; the output is a local.
+    unsafe { (driver.cuStreamGetCtx)(stream, &raw mut handle) }.ok()?;
+    if driver.current_context() == Some(handle) {
+        return driver.current_device();
+    }
+    context::within(driver, handle, || driver.current_device()).unwrap_or(Err(CuResult::INVALID_CONTEXT))
 }
 
 /// Whether this stream is being captured, valid or not; the driver's error for a stream that may not be used meanwhile.

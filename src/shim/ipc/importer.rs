@@ -6,6 +6,7 @@ use super::server;
 use super::wire::{Answer, BATCH, Chunk, Handle, Layout, Where};
 use crate::backend::read_write;
 use crate::driver::{CuResult, Driver};
+use crate::fence::{self, Gpus};
 use crate::memory::topology::Topology;
 use crate::{capture, context};
 use gpupool_config::format_size;
@@ -191,7 +192,7 @@ fn wait(driver: &Driver) -> Result<bool, CuResult> {
     if capture::under_way() {
         return Ok(false);
     }
-    match context::synchronize_all(driver) {
+    match fence::wait(driver, Gpus::All) {
         Ok(()) => Ok(true),
         Err(CuResult::NOT_READY | CuResult::STREAM_CAPTURE_UNSUPPORTED) => Ok(false),
         Err(error) => Err(error),

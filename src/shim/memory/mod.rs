@@ -223,16 +223,24 @@ pub fn free(address: u64) -> Option<CuResult> {
     )
 }
 
-/// Frees pooled memory without waiting: it is used again once everything that was submitted before is done, which no
-/// stream can tell from its own order.
-pub fn free_later(address: u64) -> Option<CuResult> {
-    free_when(address, Free::Lazy)
+/// Frees pooled memory in the order of a stream of `device`, without waiting: it is used again once everything is done that
+/// was submitted before to that GPU, which need not be the block's home.
+pub fn free_later(address: u64, device: CUdevice) -> Option<CuResult> {
+    let gpu = u32::try_from(device).ok()?;
+    let opened = open::opened().filter(|opened| opened.contains(address))?;
+    Some(freed(opened.pool.free_after(address, gpu)))
 }
 
 #[inline]
 fn free_when(address: u64, when: Free) -> Option<CuResult> {
     let opened = open::opened().filter(|opened| opened.contains(address))?;
-    Some(match opened.pool.free(address, when) {
+    Some(freed(opened.pool.free(address, when)))
+}
+
+/// The program's answer.
+#[inline]
+fn freed(outcome: Result<Block, FreeError<CuResult>>) -> CuResult {
+    match outcome {
         Ok(block) => {
             report_free(&block);
             ipc::block_ended(block.id);
@@ -241,7 +249,7 @@ fn free_when(address: u64, when: Free) -> Option<CuResult> {
         // Freed twice, or an inner pointer: the driver's answer for either.
         Err(FreeError::NotABlock) => CuResult::INVALID_VALUE,
         Err(FreeError::Backend(result)) => result,
-    })
+    }
 }
 
 /// A block is gone.
@@ -336,19 +344,25 @@ pub fn owner_gone(id: u64) -> usize {
     ended.len() + managed::owner_gone(id)
 }
 
+/// The GPU of the current context, if there is one: whom this thread may wait for. Another may be at work on a kernel that
+/// waits for this very thread.
+fn own_gpu() -> Vec<u32> {
+    let device = process::driver().and_then(|driver| driver.current_device().ok());
+    device.and_then(|device| u32::try_from(device).ok()).into_iter().collect()
+}
+
 /// The driver has no memory left on the current GPU for a call of its own: freed runs go back to it. Whether there were
 /// any.
 #[cold]
 pub fn give_back(row: Row) -> bool {
-    let device = process::driver().and_then(|driver| driver.current_device().ok());
-    give_back_at(device.and_then(|device| u32::try_from(device).ok()).map(Place::Gpu), row)
+    give_back_at(own_gpu().first().copied().map(Place::Gpu), row)
 }
 
 /// The same at this place, or everywhere.
 #[cold]
 pub fn give_back_at(place: Option<Place>, row: Row) -> bool {
     let Some(opened) = open::opened() else { return false };
-    let bytes = opened.pool.trim(place, None);
+    let bytes = opened.pool.trim(place, None, &own_gpu());
     if bytes > 0 {
         report_trim(bytes, row.name());
     }
@@ -365,7 +379,7 @@ pub fn give_back_host(row: Row) -> bool {
 
 /// Returns all freed memory to the driver; the bytes returned.
 pub fn trim() -> u64 {
-    let bytes = open::opened().map_or(0, |opened| opened.pool.trim(None, None));
+    let bytes = open::opened().map_or(0, |opened| opened.pool.trim(None, None, &own_gpu()));
     if bytes > 0 {
         report_trim(bytes, "gpupool_trim");
     }
@@ -439,6 +453,12 @@ pub fn taken_on(device: i32) -> u64 {
 pub fn held_at(place: Place) -> u64 {
     let usage = usage().unwrap_or_default();
     usage.places.iter().find(|usage| usage.place == place).map_or(0, |usage| usage.held)
+}
+
+/// Bytes of managed memory placed there, in mode managed; what the pool holds counts where the program's own does
+/// (`vmm::join_pool`).
+pub fn placed_at(place: Place) -> u64 {
+    if open::opened().is_some() { 0 } else { held_at(place) }
 }
 
 /// What the pool holds and has held; `None` if it was never opened.

@@ -98,6 +98,9 @@ pub struct Ledger {
     wholes: BTreeMap<u64, Vec<Part>>,
     /// Bytes of memory made here, or about to be, that count at each place.
     own: BTreeMap<Place, u64>,
+    /// Bytes that the pool has there, or is about to have. Both in one ledger, so that both together keep to a limit
+    /// whoever is first.
+    pooled: BTreeMap<Place, u64>,
     /// GPUs whose programs were told OUT_OF_MEMORY once, so that they return their caches.
     told: BTreeSet<u32>,
 }
@@ -113,14 +116,40 @@ impl Ledger {
         self.own.get(&place).copied().unwrap_or(0)
     }
 
-    /// Sets bytes at a place aside for memory about to be made, unless that is more than `most` together.
+    /// Bytes that the pool has at a place.
+    pub fn pooled(&self, place: Place) -> u64 {
+        self.pooled.get(&place).copied().unwrap_or(0)
+    }
+
+    fn fits(&self, place: Place, bytes: u64, most: u64) -> bool {
+        let taken = self.own(place).checked_add(self.pooled(place));
+        taken.and_then(|taken| taken.checked_add(bytes)).is_some_and(|sum| sum <= most)
+    }
+
+    /// Sets bytes at a place aside for memory about to be made, unless that is more than `most` together with all that is
+    /// there.
     pub fn promise(&mut self, place: Place, bytes: u64, most: u64) -> bool {
-        let own = self.own.entry(place).or_default();
-        let fits = own.checked_add(bytes).is_some_and(|sum| sum <= most);
+        let fits = self.fits(place, bytes, most);
         if fits {
-            *own += bytes;
+            *self.own.entry(place).or_default() += bytes;
         }
         fits
+    }
+
+    /// The same for memory of the pool's. What it has alone it counts itself.
+    pub fn promise_pooled(&mut self, place: Place, bytes: u64, most: u64) -> bool {
+        let fits = self.own(place) == 0 || self.fits(place, bytes, most);
+        if fits {
+            *self.pooled.entry(place).or_default() += bytes;
+        }
+        fits
+    }
+
+    /// The pool has that much less there.
+    pub fn withdraw_pooled(&mut self, place: Place, bytes: u64) {
+        if let Some(pooled) = self.pooled.get_mut(&place) {
+            *pooled -= bytes;
+        }
     }
 
     /// Nothing came of the promise, or the memory is gone.
@@ -454,6 +483,17 @@ mod tests {
         ledger.withdraw(PEER, 1);
         assert!(!ledger.promise(PEER, u64::MAX, u64::MAX));
         assert_eq!(ledger.own(PEER), 10);
+    }
+
+    #[test]
+    fn the_pool_and_the_program_together_keep_to_the_limit() {
+        let mut ledger = with(&[10]);
+        assert!(ledger.promise_pooled(PEER, 5, 15));
+        assert!(!ledger.promise_pooled(PEER, 1, 15), "the program has the rest");
+        assert!(!ledger.promise(PEER, 1, 15), "the pool has the rest");
+        ledger.withdraw_pooled(PEER, 5);
+        assert!(ledger.promise(PEER, 5, 15));
+        assert_eq!((ledger.own(PEER), ledger.pooled(PEER)), (15, 0));
     }
 
     #[test]

@@ -45,6 +45,17 @@ pub fn own_at(place: Place) -> u64 {
     with_known(|ledger| Some(ledger.own(place))).unwrap_or(0)
 }
 
+/// Whether the pool may have so many bytes more at a place that are at most `most` with the program's own there. They count
+/// from now on, until [`left_pool`].
+pub fn join_pool(place: Place, bytes: u64, most: u64) -> bool {
+    with_ledger(|ledger| ledger.promise_pooled(place, bytes, most))
+}
+
+/// The pool has so many bytes less at a place.
+pub fn left_pool(place: Place, bytes: u64) {
+    with_ledger(|ledger| ledger.withdraw_pooled(place, bytes));
+}
+
 /// The GPU that the memory of this handle was asked for on, where it is elsewhere.
 pub fn asked_for(handle: u64) -> Option<u32> {
     with_known(|ledger| ledger.asked_for(handle))

@@ -81,7 +81,7 @@ fn plan_for(device: u32) -> Option<(&'static Driver, &'static Plan)> {
 /// make room.
 fn set_aside(place: Place, bytes: u64, most: u64, row: Row) -> bool {
     let fits = || {
-        let left = most.saturating_sub(memory::held_at(place));
+        let left = most.saturating_sub(memory::placed_at(place));
         with_ledger(|ledger| ledger.promise(place, bytes, left))
     };
     fits() || memory::give_back_at(Some(place), row) && fits()
@@ -164,7 +164,7 @@ fn rooms(driver: &Driver, plan: &Plan, request: &Request, limit: impl Fn(Place) 
 /// Sets every piece aside, or none; the place that has no room.
 fn promise(pieces: &[(Place, u64)], limit: impl Fn(Place) -> u64) -> Result<(), (Place, CuResult)> {
     for (index, &(place, bytes)) in pieces.iter().enumerate() {
-        let left = limit(place).saturating_sub(memory::held_at(place));
+        let left = limit(place).saturating_sub(memory::placed_at(place));
         if !with_ledger(|ledger| ledger.promise(place, bytes, left)) {
             withdraw(&pieces[..index]);
             return Err((place, CuResult::OUT_OF_MEMORY));

@@ -103,7 +103,7 @@ pub fn assert_block(pool: &Pool<Mock>, allocation: &Allocation) {
     }
     assert_eq!(at, block.address + size, "pieces cover the block");
     assert_eq!((on_peers, on_host), (allocation.on_peers, allocation.on_host));
-    assert!(!inner.is_busy(block.address, size), "the device may still touch this memory");
+    assert!(!inner.is_busy(block.address, size), "a GPU may still touch this memory");
 }
 
 /// The pieces of a range inside a block cover it, each in the whole chunk that the mock knows of.
@@ -128,7 +128,7 @@ pub fn assert_returns_everything(pool: &Pool<Mock>, live: &[Allocation]) {
         assert_eq!(pool.free(allocation.block.address, gpupool_pool::Free::Lazy), Ok(allocation.block));
         note_busy(pool, allocation);
     }
-    pool.trim(None, None);
+    pool.trim(None, None, &[0, 1]);
     assert_accounts(pool, &[]);
     assert!(pool.backend().inner().is_empty(), "a handle or a mapping is left");
     assert_eq!(
@@ -138,10 +138,15 @@ pub fn assert_returns_everything(pool: &Pool<Mock>, live: &[Allocation]) {
     );
 }
 
-/// Tells the mock that the device may still work on this freed block.
+/// Tells the mock that its home GPU may still work on this freed block.
 pub fn note_busy(pool: &Pool<Mock>, allocation: &Allocation) {
+    note_busy_on(pool, allocation, allocation.block.home);
+}
+
+/// The same of any GPU.
+pub fn note_busy_on(pool: &Pool<Mock>, allocation: &Allocation, gpu: u32) {
     let block = allocation.block;
-    pool.backend().inner().note_busy(block.address, block.bytes.next_multiple_of(FRAME));
+    pool.backend().inner().note_busy(block.address, block.bytes.next_multiple_of(FRAME), gpu);
 }
 
 /// The places of a block of GPU `home`, best first.

@@ -98,10 +98,10 @@ fn in_frees_reuse_and_trims() {
             assert_eq!(pool.hold(last.block.address, last.block.id), Some(last.block));
         }
         try_free(pool, Free::Strict, &mut live);
-        pool.trim(Some(GPU1), Some(10 * MIB));
+        pool.trim(Some(GPU1), Some(10 * MIB), &[0, 1]);
         // Needs what is free at home to go first.
         try_allocate(pool, 127 * MIB, &mut live);
-        pool.trim(None, None);
+        pool.trim(None, None, &[0, 1]);
         live
     });
 }
@@ -122,12 +122,12 @@ fn memory_the_driver_does_not_take_back_is_counted_until_it_does() {
     pool.free(address, Free::Strict).unwrap();
     let calls = pool.backend().inner().calls;
     pool.backend().inner().fault = Some((calls + 1, 6, FaultKind::Failed));
-    assert_eq!(pool.trim(None, None), 0);
+    assert_eq!(pool.trim(None, None, &[0, 1]), 0);
     assert_eq!(pool.usage().places[0].held, 64 * MIB);
     assert_eq!(pool.memory_info(0, |_| true), (64 * MIB, 128 * MIB));
     let next = pool.allocate(&request(64 * MIB, 0)).unwrap();
     assert_ne!(next.block.address, address, "addresses that may still be mapped are not used again");
     assert_eq!(pool.allocate(&request(1, 0)), Err(Refusal::Full { missing: 2 * MIB }));
-    assert_eq!(pool.trim(None, None), 64 * MIB);
+    assert_eq!(pool.trim(None, None, &[0, 1]), 64 * MIB);
     assert_returns_everything(&pool, &[next]);
 }

@@ -42,13 +42,13 @@ pub struct Inner {
     memories: BTreeMap<u64, Memory>,
     mappings: BTreeMap<u64, Mapping>,
     handles_made: u64,
-    /// Freed ranges that the device may still touch.
-    busy: Vec<(u64, u64)>,
+    /// Freed ranges that a GPU may still touch, and which.
+    busy: Vec<(u64, u64, u32)>,
     /// Fallible calls so far.
     pub calls: u64,
     /// Fails this many calls from this one on.
     pub fault: Option<(CallNumber, u64, FaultKind)>,
-    /// Every fallible call and [`Backend::headroom`], by name.
+    /// Every fallible call and [`Backend::headroom`], by name, with its bytes; of a wait, with a bit for each GPU.
     pub log: Vec<(&'static str, u64)>,
 }
 
@@ -109,13 +109,18 @@ impl Inner {
         self.memories.is_empty() && self.mappings.is_empty()
     }
 
-    /// The device may touch this range until the next successful wait.
-    pub fn note_busy(&mut self, address: u64, bytes: u64) {
-        self.busy.push((address, address + bytes));
+    /// This GPU may touch this range until the next successful wait for it.
+    pub fn note_busy(&mut self, address: u64, bytes: u64, gpu: u32) {
+        self.busy.push((address, address + bytes, gpu));
     }
 
     pub fn is_busy(&self, address: u64, bytes: u64) -> bool {
-        self.busy.iter().any(|&(start, end)| start < address + bytes && address < end)
+        self.busy.iter().any(|&(start, end, _)| start < address + bytes && address < end)
+    }
+
+    /// Whether a GPU other than this one may touch this range.
+    pub fn is_busy_elsewhere(&self, address: u64, bytes: u64, gpu: u32) -> bool {
+        self.busy.iter().any(|&(start, end, other)| other != gpu && start < address + bytes && address < end)
     }
 
     pub fn anything_busy(&self) -> bool {
@@ -198,10 +203,11 @@ impl Backend for Mock {
         Ok(handle)
     }
 
-    fn release(&self, handle: u64) -> Result<(), Fault<CallNumber>> {
+    fn release(&self, handle: u64, place: Place, bytes: u64) -> Result<(), Fault<CallNumber>> {
         let mut inner = self.call("release", 0)?;
         let memory = inner.memories.remove(&handle).expect("release of a handle that is not held");
         assert_eq!(memory.mapped_at, None, "release of a mapped handle");
+        assert_eq!((memory.place, memory.bytes), (place, bytes), "release of what was made elsewhere");
         Ok(())
     }
 
@@ -222,7 +228,7 @@ impl Backend for Mock {
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), Fault<CallNumber>> {
         let mut inner = self.call("unmap", bytes)?;
         assert_frames(address, bytes);
-        assert!(!inner.is_busy(address, bytes), "unmap of memory that the device may still touch");
+        assert!(!inner.is_busy(address, bytes), "unmap of memory that a GPU may still touch");
         for start in inner.whole(address, bytes) {
             let mapping = inner.mappings.remove(&start).unwrap();
             inner.memories.get_mut(&mapping.handle).unwrap().mapped_at = None;
@@ -241,12 +247,12 @@ impl Backend for Mock {
         Ok(())
     }
 
-    fn quiesce(&self) -> Result<(), Fault<CallNumber>> {
-        let mut inner = self.call("quiesce", 0)?;
+    fn quiesce(&self, gpus: &[u32]) -> Result<(), Fault<CallNumber>> {
+        let mut inner = self.call("quiesce", gpus.iter().fold(0, |set, gpu| set | 1 << gpu))?;
         if inner.capturing {
             return Err(Fault::NotReady(inner.calls));
         }
-        inner.busy.clear();
+        inner.busy.retain(|(.., gpu)| !gpus.contains(gpu));
         Ok(())
     }
 }

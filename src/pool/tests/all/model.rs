@@ -1,7 +1,8 @@
 //! Random operation sequences against a naive model: a flat list of blocks, and the mock's own list of mappings.
 
 use crate::checks::{
-    GPU0, GPU1, HOST, MIB, assert_accounts_beside, assert_block, assert_returns_everything, note_busy, pool_with, route,
+    GPU0, GPU1, HOST, MIB, assert_accounts_beside, assert_block, assert_returns_everything, note_busy_on, pool_with,
+    route,
 };
 use crate::mock::Mock;
 use gpupool_pool::{
@@ -12,19 +13,57 @@ use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]
 enum Op {
-    Allocate { bytes: u64, home: u32, owner: u64, soft: bool },
-    Free { pick: usize, when: Free },
-    Hold { pick: usize },
-    LetGo { pick: usize },
-    Unmark { pick: usize, why: Pin },
-    FreeTwice { pick: usize },
-    FreeOwner { owner: u64 },
-    Trim { place: Option<Place>, bytes: Option<u64> },
+    Allocate {
+        bytes: u64,
+        home: u32,
+        owner: u64,
+        soft: bool,
+    },
+    Free {
+        pick: usize,
+        when: Free,
+    },
+    /// In the order of a stream of that GPU.
+    FreeAfter {
+        pick: usize,
+        gpu: u32,
+    },
+    Hold {
+        pick: usize,
+    },
+    LetGo {
+        pick: usize,
+    },
+    Unmark {
+        pick: usize,
+        why: Pin,
+    },
+    FreeTwice {
+        pick: usize,
+    },
+    FreeOwner {
+        owner: u64,
+    },
+    Trim {
+        place: Option<Place>,
+        bytes: Option<u64>,
+        waits_for: Vec<u32>,
+    },
     Capture(bool),
-    External { place: Place, bytes: u64 },
+    External {
+        place: Place,
+        bytes: u64,
+    },
     Blind(bool),
-    Pin { pick: usize, from: u64, bytes: u64, why: Pin },
-    Unpin { pick: usize },
+    Pin {
+        pick: usize,
+        from: u64,
+        bytes: u64,
+        why: Pin,
+    },
+    Unpin {
+        pick: usize,
+    },
 }
 
 const LIMITS: [(Place, u64); 3] = [(GPU0, 256 * MIB), (GPU1, 193 * MIB), (HOST, 128 * MIB)];
@@ -52,10 +91,11 @@ fn any_op() -> impl Strategy<Value = Op> {
         2 => any::<usize>().prop_map(|pick| Op::Hold { pick }),
         2 => any::<usize>().prop_map(|pick| Op::LetGo { pick }),
         1 => (any::<usize>(), any_pin()).prop_map(|(pick, why)| Op::Unmark { pick, why }),
+        2 => (any::<usize>(), 0..3u32).prop_map(|(pick, gpu)| Op::FreeAfter { pick, gpu }),
         1 => any::<usize>().prop_map(|pick| Op::FreeTwice { pick }),
         1 => (0..3u64).prop_map(|owner| Op::FreeOwner { owner }),
-        1 => (proptest::option::of(any_place()), proptest::option::of(1..100 * MIB))
-            .prop_map(|(place, bytes)| Op::Trim { place, bytes }),
+        1 => (proptest::option::of(any_place()), proptest::option::of(1..100 * MIB), proptest::sample::subsequence(vec![0, 1], 0..=2))
+            .prop_map(|(place, bytes, waits_for)| Op::Trim { place, bytes, waits_for }),
         1 => any::<bool>().prop_map(Op::Capture),
         1 => (any_place(), 0..300 * MIB).prop_map(|(place, bytes)| Op::External { place, bytes }),
         1 => any::<bool>().prop_map(Op::Blind),
@@ -72,6 +112,8 @@ struct Model {
     live: Vec<Allocation>,
     /// Where freed blocks began and ended since the last trim.
     borders: BTreeSet<u64>,
+    /// Freed while a GPU that does not own all of it might still be at work on it: the pool may learn late that it is free.
+    borrowed: Vec<(u64, u64)>,
     /// The last request of a home was refused softly, so the next one must not be.
     told: [bool; 2],
     last_id: u64,
@@ -108,6 +150,7 @@ impl Model {
             lenders,
             live: Vec::new(),
             borders: BTreeSet::new(),
+            borrowed: Vec::new(),
             told: [false; 2],
             last_id: 0,
             marked: BTreeMap::new(),
@@ -117,6 +160,33 @@ impl Model {
     }
 
     fn run(&mut self, op: &Op) {
+        let calls = self.pool.backend().inner().log.len();
+        let may_wait_for = self.waited_for(op);
+        self.act(op);
+        let waits = self.pool.backend().inner().log[calls..]
+            .iter()
+            .filter(|call| call.0 == "quiesce")
+            .map(|call| call.1)
+            .collect::<Vec<_>>();
+        for set in waits {
+            assert_eq!(set & !may_wait_for, 0, "{op:?} waited for another GPU than its own");
+        }
+    }
+
+    /// The GPUs that a call may wait for: a bit each.
+    fn waited_for(&self, op: &Op) -> u64 {
+        let home = |pick: usize| self.live.get(pick % self.live.len().max(1)).map_or(0, |it| 1 << it.block.home);
+        match *op {
+            Op::Allocate { home, .. } => 1 << home,
+            Op::Free { pick, .. } => home(pick),
+            // Nobody else would wait for a GPU that is not the pool's.
+            Op::FreeAfter { gpu: 2, .. } => 1 << 2,
+            Op::Trim { ref waits_for, .. } => waits_for.iter().map(|gpu| 1 << gpu).sum(),
+            _ => 0,
+        }
+    }
+
+    fn act(&mut self, op: &Op) {
         match *op {
             Op::Allocate { bytes, home, owner, soft } => {
                 self.allocate(&Request { bytes, home, owner, soft_refusal: soft });
@@ -128,7 +198,7 @@ impl Model {
                 let gone = self.live.swap_remove(pick % self.live.len());
                 let waits = when == Free::Strict && !self.pool.backend().inner().capturing;
                 if !waits {
-                    note_busy(&self.pool, &gone);
+                    self.note_busy(&gone, gone.block.home);
                 }
                 let is_out = self.ends(&gone.block);
                 assert_eq!(self.pool.free(gone.block.address, when), Ok(gone.block));
@@ -142,6 +212,25 @@ impl Model {
                 }
                 assert_eq!(self.pool.block_at(gone.block.address), None);
                 assert_eq!(self.pool.free(gone.block.address, when), Err(FreeError::NotABlock));
+            }
+            Op::FreeAfter { pick, gpu } => {
+                if self.live.is_empty() {
+                    return;
+                }
+                let at = pick % self.live.len();
+                let address = self.live[at].block.address;
+                if gpu == 2 && self.pool.backend().inner().capturing {
+                    assert!(matches!(self.pool.free_after(address, gpu), Err(FreeError::Backend(_))));
+                    return;
+                }
+                let gone = self.live.swap_remove(at);
+                if gpu < 2 {
+                    self.note_busy(&gone, gpu);
+                }
+                self.ends(&gone.block);
+                assert_eq!(self.pool.free_after(address, gpu), Ok(gone.block));
+                self.note_borders(&gone);
+                assert_eq!(self.pool.free_after(address, gpu), Err(FreeError::NotABlock));
             }
             Op::Hold { pick } => {
                 let Some(some) = self.live.get(pick % self.live.len().max(1)) else { return };
@@ -193,11 +282,11 @@ impl Model {
                 for allocation in &gone {
                     self.ends(&allocation.block);
                     self.note_borders(allocation);
-                    note_busy(&self.pool, allocation);
+                    self.note_busy(allocation, allocation.block.home);
                 }
                 assert_eq!(self.pool.free_owned_by(owner).len(), gone.len());
             }
-            Op::Trim { place, bytes } => self.trim(place, bytes),
+            Op::Trim { place, bytes, ref waits_for } => self.trim(place, bytes, waits_for),
             Op::Capture(on) => self.pool.backend().inner().capturing = on,
             Op::External { place, bytes } => {
                 self.pool.backend().inner().external.insert(place, bytes);
@@ -299,33 +388,37 @@ impl Model {
         }
     }
 
-    fn trim(&mut self, place: Option<Place>, bytes: Option<u64>) {
+    fn trim(&mut self, place: Option<Place>, bytes: Option<u64>, waits_for: &[u32]) {
         let held = || -> u64 {
             let inner = self.pool.backend().inner();
             LIMITS.iter().filter(|entry| place.is_none_or(|place| place == entry.0)).map(|e| inner.held(e.0)).sum()
         };
-        // What is not returned is put back among the free runs, where neighbours join.
-        self.borders.clear();
+        // What is not returned is put back among the free runs, where neighbours join unless a GPU may be at work on one.
+        if !self.pool.backend().inner().anything_busy() {
+            self.borders.clear();
+        }
         let before = held();
-        let returned = self.pool.trim(place, bytes);
+        let returned = self.pool.trim(place, bytes, waits_for);
         assert_eq!(before - held(), returned);
         if returned < bytes.unwrap_or(u64::MAX) && !self.pool.backend().inner().capturing {
             assert_eq!(
-                self.pool.trim(place, None),
+                self.pool.trim(place, None, waits_for),
                 0,
                 "a trim that returns less than it should left nothing to return"
             );
         }
     }
 
-    /// Mapped memory under no live block, by the mock's account: maximal rows at one place, `(start, bytes, place)`.
-    fn free_rows(&self) -> Vec<(u64, u64, Place)> {
+    /// Mapped memory under no live block that no GPU but `home` may still touch, by the mock's account: maximal rows at one
+    /// place, `(start, bytes, place)`.
+    fn free_rows(&self, home: u32) -> Vec<(u64, u64, Place)> {
         let mut rows: Vec<(u64, u64, Place)> = Vec::new();
         let inner = self.pool.backend().inner();
         let mappings: Vec<_> = inner.mapped().collect();
         for (start, bytes, place) in mappings {
             for address in (start..start + bytes).step_by(FRAME as usize) {
                 let taken = self.is_held(inner.frame_at(address))
+                    || inner.is_busy_elsewhere(address, FRAME, home)
                     || self.live.iter().any(|allocation| {
                         let block = allocation.block;
                         (block.address..block.address + block.bytes).contains(&address)
@@ -340,6 +433,16 @@ impl Model {
         rows
     }
 
+    fn note_busy(&mut self, gone: &Allocation, gpu: u32) {
+        note_busy_on(&self.pool, gone, gpu);
+        let (start, end) = (gone.block.address, gone.block.address + gone.block.bytes.next_multiple_of(FRAME));
+        let owned =
+            |(at, bytes, place): (u64, u64, Place)| at + bytes <= start || end <= at || place == Place::Gpu(gpu);
+        if !self.pool.backend().inner().mapped().all(owned) {
+            self.borrowed.push((start, end));
+        }
+    }
+
     fn note_borders(&mut self, gone: &Allocation) {
         let end = gone.block.address + gone.block.bytes.next_multiple_of(FRAME);
         self.borders.extend([gone.block.address, end]);
@@ -352,7 +455,10 @@ impl Model {
         let begins = address == around.0 || self.borders.contains(&address);
         // The row that was cut ends at a border, at this one at the earliest.
         let end = self.borders.range(address + size..).next().map_or(u64::MAX, |&end| end).min(around.0 + around.1);
-        let is_whole = |row: &&(u64, u64, Place)| self.borders.range(row.0 + 1..row.0 + row.1).next().is_none();
+        let is_whole = |row: &&(u64, u64, Place)| {
+            let was_borrowed = self.borrowed.iter().any(|range| range.0 < row.0 + row.1 && row.0 < range.1);
+            !was_borrowed && self.borders.range(row.0 + 1..row.0 + row.1).next().is_none()
+        };
         let better = at_home().filter(is_whole).any(|row| (size..end - address).contains(&row.1));
         begins && !better
     }
@@ -360,7 +466,7 @@ impl Model {
     fn allocate(&mut self, request: &Request) {
         let home = Place::Gpu(request.home);
         let size = request.bytes.next_multiple_of(FRAME);
-        let rows = self.free_rows();
+        let rows = self.free_rows(request.home);
         let best_fit = rows.iter().filter(|row| row.2 == home && row.1 >= size).min_by_key(|row| (row.1, row.0));
         let waiting = self.pool.backend().inner().capturing && self.pool.backend().inner().anything_busy();
         // Somebody else holds so much that a place has less than nothing left. The driver says 0 then, and memory returned
@@ -387,6 +493,9 @@ impl Model {
                     assert!(!self.is_held(Some(frame)), "{block:?} got frames that others have open");
                 }
                 assert_block(&self.pool, &allocation);
+                let (start, end) = (block.address, block.address + size);
+                let rests = |range: (u64, u64)| [(range.0, range.1.min(start)), (range.0.max(end), range.1)];
+                self.borrowed = self.borrowed.iter().flat_map(|&range| rests(range)).filter(|it| it.0 < it.1).collect();
                 if allocation.reused {
                     assert!(
                         rows.iter().any(|row| (row.0..row.0 + row.1).contains(&block.address)),
@@ -425,7 +534,7 @@ impl Model {
         if self.pool.backend().inner().capturing || self.pool.backend().inner().blind {
             return;
         }
-        self.pool.trim(None, None);
+        self.pool.trim(None, None, &[request.home]);
         let usage = self.pool.usage();
         let inner = self.pool.backend().inner();
         let room = |place: Place| {

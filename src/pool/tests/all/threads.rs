@@ -52,7 +52,7 @@ fn blocks_of_eight_threads_never_share_a_frame() {
                     let when = if dice.roll(2) == 0 { Free::Lazy } else { Free::Strict };
                     assert_eq!(pool.free(gone.block.address, when), Ok(gone.block));
                 } else if dice.roll(64) == 0 {
-                    pool.trim(None, Some(64 << 20));
+                    pool.trim(None, Some(64 << 20), &[0, 1]);
                 }
             }
             live
@@ -81,7 +81,7 @@ fn frees_of_the_same_blocks_trims_and_owners_that_go_agree_in_the_end() {
                 for _ in 0..ROUNDS {
                     let place = &shelf[dice.roll(SHELF as u64) as usize];
                     match dice.roll(400) {
-                        0 => _ = pool.trim(None, Some(16 << 20)),
+                        0 => _ = pool.trim(None, Some(16 << 20), &[0, 1]),
                         1 => _ = ended.fetch_add(pool.free_owned_by(3).len() as u64, Ordering::Relaxed),
                         2 => {
                             let usage = pool.usage();
@@ -185,7 +185,7 @@ fn no_lock_is_held_while_the_backend_works() {
     let third = pool.allocate(&request(2 * FRAME, 0)).unwrap();
     assert!(third.reused);
     pool.free(third.block.address, Free::Lazy).unwrap();
-    pool.trim(None, None);
+    pool.trim(None, None, &[0, 1]);
     let called = |name: &str| pool.backend().inner().log.iter().any(|entry| entry.0 == name);
     for name in ["create", "map", "grant", "quiesce", "unmap", "release"] {
         assert!(called(name), "{name} was never called");

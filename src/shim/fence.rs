@@ -1,0 +1,112 @@
+//! Who a free waits for: everything that was submitted to one GPU, and nothing else.
+//!
+//! The driver's free waits for the GPU that owns the memory and for nobody else, with peer access enabled or not (driver
+//! facts). So do ours: a program may have a kernel on another GPU that waits for the very thread that frees.
+//!
+//! Architecture Invariant: nothing here waits for a GPU that the caller did not name, and nothing waits while a stream is
+//! being captured, which would end the capture.
+
+use crate::context::{self, Context, unseen};
+use crate::driver::{CuResult, Driver};
+use crate::hook::cancel;
+use crate::{capture, process};
+use cudarc::driver::sys::CUdevice;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// GPUs to wait for.
+#[derive(Clone, Copy, Debug)]
+pub enum Gpus<'a> {
+    /// These ordinals.
+    Of(&'a [u32]),
+    /// All that this process has a context on.
+    All,
+}
+
+impl Gpus<'_> {
+    pub fn contain(self, device: CUdevice) -> bool {
+        match self {
+            Gpus::Of(ordinals) => u32::try_from(device).is_ok_and(|ordinal| ordinals.contains(&ordinal)),
+            Gpus::All => true,
+        }
+    }
+}
+
+/// GPUs beyond these are always taken to be busy.
+const GPUS: usize = 64;
+/// For each GPU, how many kernels had been launched there when it was last waited for.
+static WAITED_FOR: [AtomicU64; GPUS] = [const { AtomicU64::new(0) }; GPUS];
+
+/// As a pool's backend waits: NOT_READY while a stream is being captured, which waiting would end.
+pub fn quiesce(driver: &Driver, gpus: Gpus) -> Result<(), CuResult> {
+    if capture::under_way() {
+        return Err(CuResult::NOT_READY);
+    }
+    wait(driver, gpus)
+}
+
+/// Waits for all work in every context on these GPUs, primary or created; what was submitted through a green context is
+/// work of its GPU's primary one. NOT_READY where a capture forbids that.
+///
+/// An error of the current context, if it is on one of them, is the program's to hear, as from the driver's own free.
+/// Another context in error has no work left that could touch memory, and one that is gone neither.
+pub fn wait(driver: &Driver, gpus: Gpus) -> Result<(), CuResult> {
+    if !process::is_preloaded() {
+        return unseen::synchronize(driver, gpus);
+    }
+    let mut current = std::ptr::null_mut();
+    // SAFETY: the output is a local of the right type. An error here is that of a driver that is gone (the process exits).
+    unsafe { (driver.cuCtxGetCurrent)(&raw mut current) }.ok()?;
+    let mut answer = CuResult::SUCCESS;
+    // SAFETY: cuCtxSynchronize has no preconditions.
+    let synchronize = || unsafe { (driver.cuCtxSynchronize)() };
+    let mut contexts = context::all();
+    contexts.retain(|context| gpus.contain(context.device));
+    let launched: Vec<(usize, u64)> = launches(&contexts);
+    // Where there is something to wait for, the driver may do so in a call at which threads are cancelled.
+    let _sheltered = launched.iter().any(|&(gpu, count)| waited_for(gpu) != Some(count)).then(cancel::shelter);
+    for handle in contexts.iter().filter_map(|context| context.live_handle()) {
+        // One that began while the last context was waited for would be ended by the next wait.
+        if capture::under_way() {
+            return Err(CuResult::NOT_READY);
+        }
+        if handle == current {
+            answer = synchronize();
+        } else {
+            let _: Option<CuResult> = context::within(driver, handle, synchronize);
+        }
+    }
+    match answer {
+        CuResult::CONTEXT_IS_DESTROYED => return Ok(()),
+        answer => answer.ok()?,
+    }
+    for (gpu, count) in launched {
+        if let Some(waited_for) = WAITED_FOR.get(gpu) {
+            waited_for.store(count, Ordering::Relaxed);
+        }
+    }
+    Ok(())
+}
+
+/// How many kernels had been launched on a GPU when it was last waited for; `None` where nobody keeps that.
+fn waited_for(gpu: usize) -> Option<u64> {
+    WAITED_FOR.get(gpu).map(|count| count.load(Ordering::Relaxed))
+}
+
+/// Whether a kernel may be running on any GPU: one was launched since that was last waited for, or launches go unseen.
+pub fn may_be_busy() -> bool {
+    !process::is_preloaded() || launches(&context::all()).into_iter().any(|(gpu, count)| waited_for(gpu) != Some(count))
+}
+
+/// Kernels launched on the GPUs of these contexts, by GPU: in them, and in others that are gone.
+fn launches(contexts: &[Context]) -> Vec<(usize, u64)> {
+    let mut sums: Vec<(usize, u64)> = Vec::new();
+    for context in contexts {
+        let gpu = usize::try_from(context.device).unwrap_or(usize::MAX);
+        let count = context.usage.launches.load(Ordering::Relaxed);
+        match sums.iter_mut().find(|(known, _)| *known == gpu) {
+            Some((_, sum)) => *sum += count,
+            None => sums.push((gpu, count + context::gone_launches(context.device))),
+        }
+    }
+    sums
+}

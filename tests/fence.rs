@@ -1,0 +1,52 @@
+//! Who a free waits for: the GPU that the memory is of, and nobody else. A program that waits for another GPU here would
+//! wait for ever, and says so.
+
+use harness::{Output, Run};
+
+fn on_two(program: &str, arguments: &str, gpus: &str) -> Run {
+    Run::program(program).args(arguments).sim(gpus).env("GPUPOOL_RESERVE", "16MiB").report()
+}
+
+#[track_caller]
+fn is_right(output: &Output) {
+    output.succeeds().says("done");
+    assert_eq!(output.reported("violations"), &serde_json::json!([]));
+}
+
+/// Pooled blocks, and such as the driver has.
+const SIZES: [&str; 2] = ["GPUPOOL_MIN_SIZE=1MiB", "GPUPOOL_MIN_SIZE=1"];
+
+#[test]
+fn a_free_waits_for_whom_the_driver_s_waits() {
+    for size in SIZES {
+        Run::program("waits").sim("2x1GiB").same_under_shim(&[size]);
+    }
+}
+
+#[test]
+fn a_kernel_held_on_one_gpu_holds_no_free_of_another_s_memory() {
+    on_two("held", "free 64 3 1", "2x512MiB").same_under_shim(&[SIZES[1]]);
+    for free in ["strict", "lazy"] {
+        // The second block lies on both GPUs: it is GPU 0's all the same.
+        let shim = on_two("held", "free 64 600 3", "2x512MiB").env("GPUPOOL_FREE", free).shim().go();
+        is_right(&shim);
+        shim.says("600 MiB: 0 wrong");
+    }
+}
+
+#[test]
+fn threads_on_two_gpus_get_on_while_the_other_gpu_is_busy() {
+    on_two("held", "turns", "2x512MiB").same_under_shim(&[SIZES[1]]);
+    for free in ["strict", "lazy"] {
+        is_right(&on_two("held", "turns", "2x512MiB").env("GPUPOOL_FREE", free).shim().go());
+    }
+}
+
+#[test]
+fn what_another_gpu_borrowed_is_nobody_s_until_that_gpu_is_done() {
+    // The block of 300 MiB beside one as large: partly on GPU 0, which takes all it can get meanwhile.
+    let run = on_two("held", "borrowed 300", "2x512MiB").env("GPUPOOL_HOST_LIMIT", "0");
+    let shim = run.env("GPUPOOL_FREE", "lazy").shim().go();
+    is_right(&shim);
+    shim.says("0 words of the block and 0 of the pinned memory overwritten");
+}

@@ -1,0 +1,135 @@
+/*
+ * held free MIB..   a kernel is held on GPU 1 while blocks of GPU 0 of these sizes are freed, allocated anew and used
+ * held turns        a kernel is held on each GPU in turn while a thread works on the other one, which then lets it go
+ * held borrowed MIB a block of GPU 1, of which that has no room for the whole, is freed while a held kernel there is still
+ *                   to read it, and GPU 0 takes and overwrites all memory that it gets; with pinned memory too. Where
+ *                   frees wait this would never end.
+ */
+#define _GNU_SOURCE
+#include "held.h"
+
+static Gpu gpus[2];
+
+static void frees(int count, char **sizes)
+{
+    CUdeviceptr blocks[8];
+    REQUIRE(count > 0 && count <= 8);
+    CHECK(cuCtxSetCurrent(gpus[0].context));
+    for (int i = 0; i < count; i++)
+        CHECK(cuMemAlloc_v2(&blocks[i], strtoull(sizes[i], NULL, 10) * MIB));
+    hold(&gpus[1]);
+    pthread_t guard = watch("free, allocation or use on GPU 0");
+    CHECK(cuCtxSetCurrent(gpus[0].context));
+    for (int i = 0; i < count; i++)
+        CHECK(cuMemFree_v2(blocks[i]));
+    for (int i = count - 1; i >= 0; i--) {
+        uint64_t words = strtoull(sizes[i], NULL, 10) * MIB / 4;
+        CHECK(cuMemAlloc_v2(&blocks[i], words * 4));
+        iota(&gpus[0].kernels, gpus[0].stream, blocks[i], words, (uint32_t)i);
+        CHECK(cuStreamSynchronize(gpus[0].stream));
+        printf("%s MiB: %llu wrong\n", sizes[i],
+               (unsigned long long)count_wrong(&gpus[0].kernels, blocks[i], words, (uint32_t)i));
+    }
+    for (int i = 0; i < count; i++)
+        CHECK(cuMemFree_v2(blocks[i]));
+    watch_ends(guard);
+    let_go(&gpus[1]);
+}
+
+/* Allocates and frees on one GPU while a kernel is held on the other; what that waits for is that this gets on. */
+static void *work(void *argument)
+{
+    Gpu *own = argument, *other = &gpus[own == &gpus[0]];
+    CHECK(cuCtxSetCurrent(own->context));
+    for (size_t i = 0; i < 40; i++) {
+        CUdeviceptr block;
+        CHECK(cuMemAlloc_v2(&block, (1 + i % 7) * MIB));
+        CHECK(cuMemsetD32Async(block, (unsigned)i, (1 + i % 7) * MIB / 4, own->stream));
+        CHECK(cuMemFree_v2(block));
+    }
+    *other->flag = 1;
+    return NULL;
+}
+
+static void turns(void)
+{
+    pthread_t guard = watch("work on the one GPU while the other is busy");
+    for (int turn = 0; turn < 4; turn++) {
+        pthread_t thread;
+        hold(&gpus[turn % 2]);
+        REQUIRE(pthread_create(&thread, NULL, work, &gpus[(turn + 1) % 2]) == 0);
+        CHECK(cuStreamSynchronize(gpus[turn % 2].stream));
+        REQUIRE(pthread_join(thread, NULL) == 0);
+    }
+    watch_ends(guard);
+    printf("every turn ended\n");
+}
+
+static void borrowed(size_t bytes)
+{
+    enum { PINNED = 8 * MIB };
+    CUdeviceptr lent, target, pinned_target, taken[64];
+    uint32_t *pinned, *next;
+    uint64_t words = bytes / 4;
+    int count = 0;
+    CHECK(cuCtxSetCurrent(gpus[1].context));
+    CHECK(cuMemAlloc_v2(&target, bytes));
+    CHECK(cuMemAlloc_v2(&pinned_target, PINNED));
+    CHECK(cuMemAlloc_v2(&lent, bytes));
+    CHECK(cuMemHostAlloc((void **)&pinned, PINNED, CU_MEMHOSTALLOC_PORTABLE));
+    for (uint32_t i = 0; i < PINNED / 4; i++)
+        pinned[i] = i + 5;
+    iota(&gpus[1].kernels, gpus[1].stream, lent, words, 3);
+    CHECK(cuStreamSynchronize(gpus[1].stream));
+    hold(&gpus[1]);
+    copy(&gpus[1].kernels, gpus[1].stream, target, lent, words);
+    CHECK(cuMemcpyHtoDAsync_v2(pinned_target, pinned, PINNED, gpus[1].stream));
+
+    pthread_t guard = watch("free by GPU 1, or allocation by GPU 0");
+    CHECK(cuMemFree_v2(lent));
+    CHECK(cuMemFreeHost(pinned));
+    CHECK(cuCtxSetCurrent(gpus[0].context));
+    /* All that there is, in pieces that get smaller. */
+    for (size_t size = 256 * MIB; size >= 2 * MIB;) {
+        CUresult result = count < 64 ? cuMemAlloc_v2(&taken[count], size) : CUDA_ERROR_OUT_OF_MEMORY;
+        if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+            size /= 2;
+            continue;
+        }
+        CHECK(result);
+        CHECK(cuMemsetD32Async(taken[count], 0xffffffffu, size / 4, gpus[0].stream));
+        CHECK(cuStreamSynchronize(gpus[0].stream));
+        count++;
+    }
+    REQUIRE(count > 0 && count < 64);
+    for (int i = 0; i < count; i++)
+        CHECK(cuMemFree_v2(taken[i]));
+    watch_ends(guard);
+
+    let_go(&gpus[1]);
+    CHECK(cuMemHostAlloc((void **)&next, PINNED, CU_MEMHOSTALLOC_PORTABLE));
+    memset(next, 0xff, PINNED);
+    printf("%llu words of the block and %llu of the pinned memory overwritten\n",
+           (unsigned long long)count_wrong(&gpus[1].kernels, target, words, 3),
+           (unsigned long long)count_wrong(&gpus[1].kernels, pinned_target, PINNED / 4, 5));
+    CHECK(cuMemFreeHost(next));
+    for (CUdeviceptr *block = (CUdeviceptr[]){target, pinned_target, 0}; *block; block++)
+        CHECK(cuMemFree_v2(*block));
+}
+
+int main(int argc, char **argv)
+{
+    const char *what = argc > 1 ? argv[1] : "";
+    for (int i = 0; i < 2; i++)
+        open_gpu(&gpus[i], i);
+    if (strcmp(what, "free") == 0)
+        frees(argc - 2, argv + 2);
+    else if (strcmp(what, "turns") == 0)
+        turns();
+    else if (strcmp(what, "borrowed") == 0 && argc > 2)
+        borrowed(strtoull(argv[2], NULL, 10) * MIB);
+    else
+        return 2;
+    printf("done\n");
+    return 0;
+}
