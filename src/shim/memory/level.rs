@@ -2,7 +2,7 @@
 //! fallen much since it was last told, which reused memory does without either.
 //!
 //! A block that comes or goes costs an addition and a comparison on a number of its thread. Only when that has changed by a
-//! share of the [`step`] do threads meet. How often the level is told is bounded by bytes: a step of difference each time,
+//! whole step do threads meet. How often the level is told is bounded by bytes: a step of difference each time,
 //! and, the more was told, the more that must have come and gone in between, up to what a GPU holds. So a program that
 //! allocates and frees the same in a loop does not fill its log.
 
@@ -11,11 +11,10 @@ use gpupool_pool::{PlaceSpec, Usage};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
-/// A difference worth telling is what the largest GPU may hold over this, and a thread speaks up at an eighth of that.
+/// A difference worth telling, and worth a thread's speaking up, is what the largest GPU may hold over this.
 const STEPS: u64 = 64;
 /// The least step.
 const LEAST: u64 = 16 << 20;
-const SHARES: u64 = 8;
 
 /// Bytes; nothing is told before there is a pool.
 static STEP: AtomicU64 = AtomicU64::new(u64::MAX);
@@ -55,7 +54,7 @@ pub fn fell(bytes: u64) {
 fn changed(bytes: i64) {
     let change = CHANGE.get().wrapping_add(bytes);
     CHANGE.set(change);
-    if change.unsigned_abs() >= STEP.load(Relaxed) / SHARES {
+    if change.unsigned_abs() >= STEP.load(Relaxed) {
         speak_up();
     }
 }
