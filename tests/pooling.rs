@@ -66,6 +66,9 @@ fn the_host_takes_what_no_gpu_can() {
     let shim = run.shim().log().go();
     shim.succeeds();
     check_fill(&shim, 2);
+    // Said once, however many blocks lie there, and with what can be done about it.
+    shim.warns("are in the host's memory").warns("GPUPOOL_HOST_LIMIT=0");
+    assert_eq!(shim.stderr.matches("in the host's memory").count(), 1, "{}", shim.stderr);
     let (peers, host) = spilled(&shim);
     assert!(peers > 150 << 20 && host > 200 << 20, "{peers} bytes on peers, {host} on the host");
 }
@@ -157,6 +160,26 @@ fn freed_memory_is_used_again() {
         _ => None,
     });
     assert_eq!(reused, [false, true, true, true], "{:?}", shim.records);
+}
+
+/// What was told of the bytes in use at all places, in MiB.
+fn in_use(output: &Output) -> Vec<u64> {
+    output.picked(|event| match event {
+        Event::PoolLevel(level) => Some(level.places.iter().map(|place| place.used).sum::<u64>() >> 20),
+        _ => None,
+    })
+}
+
+#[test]
+fn the_level_is_told_when_use_falls_and_rises_though_nothing_grows() {
+    let shim = steps("a:100 a:60 f:0 f:1 a:100 f:2").go();
+    shim.succeeds();
+    assert_eq!(in_use(&shim), [100, 160, 60, 0, 100, 0], "{:?}", shim.records);
+    // Ten thousand blocks that come and go are no reason for as many lines.
+    let shim = churn("2x512MiB").log().go();
+    shim.succeeds();
+    let told = in_use(&shim).len();
+    assert!((10..2000).contains(&told), "told {told} times");
 }
 
 #[test]

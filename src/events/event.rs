@@ -214,7 +214,7 @@ events! {
         /// GPU that was current when it was allocated.
         home: u32,
     }
-    /// What the pool holds and uses, after it grew or shrank.
+    /// What the pool holds and uses, after it grew or shrank, or after what is in use changed much.
     PoolLevel = "pool.level" {
         /// One entry a place.
         places: Vec<PlaceLevel>,

@@ -14,6 +14,7 @@ pub fn write() {
         environment::judge();
     }
     ipc::judge();
+    memory::level::report_last();
     let usage = memory::usage().unwrap_or_default();
     let peak: Vec<serde_json::Value> = usage
         .places

@@ -61,7 +61,8 @@ pub extern "C" fn gpupool_hook_names() -> *const c_char {
 }
 
 /// Returns all freed memory that the pools of device and of pinned memory keep to the driver, and says how many bytes that
-/// was. Does nothing while a stream is being captured.
+/// was. Of device memory that was freed without waiting it returns what the GPU of the current context is done with, which is
+/// waited for, or what another GPU is known to be done with. Does nothing while a stream is being captured.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpupool_trim() -> u64 {
     looking(|| Ok(memory::trim() + pinned::trim("gpupool_trim"))).unwrap_or(0)

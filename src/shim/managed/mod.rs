@@ -80,6 +80,7 @@ fn open() -> Option<&'static Opened> {
     let specs: Vec<_> = plan.places.iter().copied().filter(|spec| coherent(spec.place)).collect();
     let links = topology::coherent(plan.links.clone());
     let places = Mutex::new(Places::new(&specs, links, memory::policy(), plan.lenders));
+    memory::level::opened(&specs);
     let opened = Opened { driver, plan, places, live: Mutex::default() };
     OPENED.get_or_init(|| Box::new(Some(opened))).as_ref()
 }

@@ -1,6 +1,7 @@
 //! Device memory: who serves an allocation, and what is known of pooled memory.
 
 mod caching;
+pub mod level;
 pub mod mempool;
 mod open;
 mod plan;
@@ -13,7 +14,7 @@ pub use plan::Plan;
 use crate::context::{self, Context};
 use crate::driver::{CuResult, Driver};
 use crate::hook::Row;
-use crate::{ipc, managed, pinned, process, vmm};
+use crate::{ipc, log, managed, pinned, process, vmm};
 use cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle};
 use gpupool_config::{Free as FreeSetting, MemInfo, Mode, Switch, format_size};
 use gpupool_pool::{Allocation, Block, Free, FreeError, Piece, Pin, Place, Refusal, Request, Usage};
@@ -187,9 +188,11 @@ pub fn report(allocation: &Allocation) {
         target: "gpupool::memory", event = "block.allocate", address, bytes, home, reused, on_peers, on_host,
         "{} at {address:#x} for GPU {home}", format_size(bytes)
     );
-    if !reused {
+    if reused {
+        level::rose(bytes);
+    } else {
         report_growth(&block, on_peers, on_host);
-        report_level();
+        level::report();
     }
 }
 
@@ -203,12 +206,29 @@ fn report_growth(block: &Block, on_peers: u64, on_host: u64) {
         );
     } else {
         count_spilled(on_peers + on_host);
+        if on_host > 0 {
+            report_host(home, on_host, bytes);
+        }
         tracing::info!(
             target: "gpupool::memory", event = "pool.spill", home, bytes, on_peers, on_host,
             "{} for GPU {home} did not fit there: {} are on other GPUs, {} on the host",
             format_size(bytes), format_size(on_peers), format_size(on_host)
         );
     }
+}
+
+/// Memory for a GPU is on the host: said the first time, because nothing fails and all that uses it is slow.
+pub fn report_host(home: u32, on_host: u64, bytes: u64) {
+    log::warn_once(
+        "host",
+        format_args!(
+            "{} of the {} just allocated for GPU {home} are in the host's memory, because no GPU that can lend has room; \
+             kernels reach it over PCIe, many times more slowly than a GPU's memory (make the working set smaller, free \
+             GPUs or add some to GPUPOOL_DEVICES, or set GPUPOOL_HOST_LIMIT=0 to get OUT_OF_MEMORY instead; said once)",
+            format_size(on_host),
+            format_size(bytes)
+        ),
+    );
 }
 
 /// Frees pooled memory. `None`: not pooled, the driver's to free.
@@ -263,6 +283,7 @@ pub fn report_free(block: &Block) {
         target: "gpupool::memory", event = "block.free", address, bytes, home,
         "freed {} at {address:#x}", format_size(bytes)
     );
+    level::fell(bytes);
 }
 
 /// What an address is, for the questions that a program asks about it.
@@ -341,7 +362,11 @@ pub fn unpin(address: u64, bytes: u64) -> bool {
 pub fn owner_gone(id: u64) -> usize {
     let ended = open::opened().map_or_else(Vec::new, |opened| opened.pool.free_owned_by(id));
     ended.iter().for_each(|block| ipc::block_ended(block.id));
-    ended.len() + managed::owner_gone(id)
+    let blocks = ended.len() + managed::owner_gone(id);
+    if blocks > 0 {
+        level::report();
+    }
+    blocks
 }
 
 /// The GPU of the current context, if there is one: whom this thread may wait for. Another may be at work on a kernel that
@@ -386,21 +411,8 @@ pub fn trim() -> u64 {
     bytes
 }
 
-/// What every place holds now, for the picture over time.
-fn report_level() {
-    let usage = usage().unwrap_or_default();
-    let level = usage
-        .places
-        .iter()
-        .map(|usage| serde_json::json!({"place": place_name(usage.place), "held": usage.held, "used": usage.used}));
-    tracing::info!(
-        target: "gpupool::memory", event = "pool.level", places.json = %serde_json::Value::from(level.collect::<Vec<_>>()),
-        "the pool grew or shrank"
-    );
-}
-
 fn report_trim(bytes: u64, why: &str) {
-    report_level();
+    level::report();
     tracing::info!(
         target: "gpupool::memory", event = "pool.trim", bytes, why, "returned {} to the driver for {why}", format_size(bytes)
     );

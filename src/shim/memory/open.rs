@@ -128,5 +128,6 @@ fn try_open(driver: &'static Driver, plan: &'static Plan) -> Option<Opened> {
         target: "gpupool::memory", event = "pool.open", base, bytes, places.json = %serde_json::Value::from(names),
         "pool of {} behind {} of address space", places.join(", "), format_size(bytes)
     );
+    super::level::opened(&plan.places);
     Some(Opened { plan, pool: Pool::new(config, vmm), base, bytes })
 }

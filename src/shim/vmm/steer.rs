@@ -208,6 +208,9 @@ unsafe fn hand_out(output: *mut u64, request: &Request, parts: &[Part], why: &'s
     let (whole, full) = (format_size(request.bytes), if why == "limit" { "at its limit" } else { "full" });
     for &Part { place, bytes, .. } in parts.iter().filter(|part| part.place != Place::Gpu(home)) {
         memory::count_spilled(bytes);
+        if place.is_host() {
+            memory::report_host(home, bytes, request.bytes);
+        }
         let name = place_name(place);
         tracing::info!(
             target: "gpupool::memory", event = "vmm.steer", home, bytes, place = name, why,

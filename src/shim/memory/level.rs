@@ -1,0 +1,112 @@
+//! How much is held and in use, told over time: whenever the pool grows or shrinks, and when what is in use has risen or
+//! fallen much since it was last told, which reused memory does without either.
+//!
+//! A block that comes or goes costs an addition and a comparison on a number of its thread. Only when that has changed by a
+//! whole step do threads meet. How often the level is told is bounded by bytes: a step of difference each time,
+//! and, the more was told, the more that must have come and gone in between, up to what a GPU holds. So a program that
+//! allocates and frees the same in a loop does not fill its log.
+
+use super::{place_name, usage};
+use gpupool_pool::{PlaceSpec, Usage};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+
+/// A difference worth telling, and worth a thread's speaking up, is what the largest GPU may hold over this.
+const STEPS: u64 = 64;
+/// The least step.
+const LEAST: u64 = 16 << 20;
+
+/// Bytes; nothing is told before there is a pool.
+static STEP: AtomicU64 = AtomicU64::new(u64::MAX);
+/// Bytes in use, as far as threads have spoken up.
+static IN_USE: AtomicI64 = AtomicI64::new(0);
+/// The same when the level was last told.
+static TOLD: AtomicI64 = AtomicI64::new(0);
+/// Bytes that came and went since then.
+static MOVED: AtomicU64 = AtomicU64::new(0);
+/// How often it was told because of what is in use.
+static TIMES: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// What this thread has not spoken of yet. `const` and without a destructor: legal at any time.
+    static CHANGE: Cell<i64> = const { Cell::new(0) };
+}
+
+/// There is a pool over these places.
+pub fn opened(places: &[PlaceSpec]) {
+    let largest = places.iter().filter(|spec| !spec.place.is_host()).map(|spec| spec.limit).max().unwrap_or(0);
+    STEP.store((largest / STEPS).max(LEAST), Relaxed);
+}
+
+/// A block of so many bytes began.
+#[inline]
+pub fn rose(bytes: u64) {
+    changed(bytes as i64);
+}
+
+/// A block of so many bytes ended.
+#[inline]
+pub fn fell(bytes: u64) {
+    changed(-(bytes as i64));
+}
+
+#[inline]
+fn changed(bytes: i64) {
+    let change = CHANGE.get().wrapping_add(bytes);
+    CHANGE.set(change);
+    if change.unsigned_abs() >= STEP.load(Relaxed) {
+        speak_up();
+    }
+}
+
+#[cold]
+fn speak_up() {
+    let change = CHANGE.replace(0);
+    let in_use = IN_USE.fetch_add(change, Relaxed).wrapping_add(change);
+    let moved = MOVED.fetch_add(change.unsigned_abs(), Relaxed).saturating_add(change.unsigned_abs());
+    let step = STEP.load(Relaxed);
+    let gap = step.saturating_mul((1 + TIMES.load(Relaxed) / STEPS).min(STEPS));
+    if in_use.abs_diff(TOLD.load(Relaxed)) < step || moved < gap {
+        return;
+    }
+    let usage = usage().unwrap_or_default();
+    // Threads that ended without having spoken of their rest make the sum drift; this is what it should be.
+    let exact = in_use_of(&usage);
+    if exact.abs_diff(TOLD.load(Relaxed)) < step {
+        IN_USE.store(exact, Relaxed);
+        return;
+    }
+    TIMES.fetch_add(1, Relaxed);
+    tell(&usage);
+}
+
+fn in_use_of(usage: &Usage) -> i64 {
+    usage.places.iter().map(|place| place.used as i64).sum()
+}
+
+/// What every place holds and has in use now.
+pub fn report() {
+    tell(&usage().unwrap_or_default());
+}
+
+/// The same at the end of the process, where it is another than was told last.
+pub fn report_last() {
+    if let Some(usage) = usage().filter(|usage| in_use_of(usage) != TOLD.load(Relaxed)) {
+        tell(&usage);
+    }
+}
+
+fn tell(usage: &Usage) {
+    let exact = in_use_of(usage);
+    IN_USE.store(exact, Relaxed);
+    TOLD.store(exact, Relaxed);
+    MOVED.store(0, Relaxed);
+    let level = usage
+        .places
+        .iter()
+        .map(|usage| serde_json::json!({"place": place_name(usage.place), "held": usage.held, "used": usage.used}));
+    tracing::info!(
+        target: "gpupool::memory", event = "pool.level", places.json = %serde_json::Value::from(level.collect::<Vec<_>>()),
+        "what is held and in use has changed"
+    );
+}
