@@ -21,7 +21,8 @@ step() { printf '\n== %s\n' "$*"; "$@"; }
 
 step cargo fmt --all --check
 step cargo clippy --workspace --all-targets --release -- -D warnings
-step cargo build --release --workspace
+# With the tests: what they add to the features of shared dependencies would have half of it built again for them.
+step cargo build --release --workspace --lib --bins --tests
 
 # The Python clients. Made anew when the list of packages changes; a half-made one has no mark and is made again.
 requirements=tests/clients/requirements.txt
@@ -40,7 +41,7 @@ status=0
 step cargo test --release --workspace --no-fail-fast 2>&1 | tee "$counts" || status=$?
 # The pool's locks and clocks under every interleaving; loom replaces the atomics, so this is a build of its own.
 step env RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$PWD/target}/loom" \
-    cargo test --release --package gpupool-pool loom 2>&1 | tee -a "$counts" || status=$?
+    cargo test --release --package gpupool-pool --lib loom 2>&1 | tee -a "$counts" || status=$?
 
 printf '\n== tests\n'
 awk '/^ +(Running|Doc-tests)/ { sub(/ \(.*/, ""); sub(/^ +(Running )?/, ""); name = $0 }

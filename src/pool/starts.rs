@@ -82,7 +82,7 @@ impl Starts {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::Starts;
     use std::collections::BTreeSet;

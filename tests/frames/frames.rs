@@ -88,7 +88,7 @@ fn nothing_before_main_and_nothing_after_exit() {
     let link = [format!("-L{folder}"), "-lframes_probe".into(), format!("-Wl,-rpath,{folder}")];
     let preloaded = compile("preloaded.c", "preloaded.so", &[&["-shared".into(), "-fPIC".into()], &link[..]].concat());
     for python in pythons::all() {
-        let told = output("preloaded", python.command("shapes.py").env("LD_PRELOAD", &preloaded));
+        let told = output("preloaded", python.command("exit.py").env("LD_PRELOAD", &preloaded));
         let err = String::from_utf8_lossy(&told.stderr);
         assert!(told.status.success(), "CPython {}: {err}", python.version);
         let count = |line| err.lines().filter(|said| *said == line).count();

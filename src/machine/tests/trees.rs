@@ -19,14 +19,14 @@ struct Tree(TempDir);
 
 impl Tree {
     fn new(mountinfo: &str, cgroup: &str) -> Self {
-        let tree = Self(tempfile::tempdir().expect("a temporary folder"));
+        let tree = Self(tempfile::tempdir().unwrap_or_else(|error| panic!("no temporary folder: {error}")));
         tree.file("proc/meminfo", MEMINFO).file("proc/self/mountinfo", mountinfo).file("proc/self/cgroup", cgroup)
     }
 
     fn file(self, path: &str, text: &str) -> Self {
         let path = self.0.path().join(path);
-        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder can be made");
-        fs::write(path, text).expect("a file can be written");
+        let made = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&path, text));
+        made.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         self
     }
 
