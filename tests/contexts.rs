@@ -69,3 +69,17 @@ fn a_second_capture_that_is_refused_leaves_the_first_in_peace() {
     }
     assert!(!shim.stdout.contains("INVALIDATED"), "{}", shim.stdout);
 }
+
+#[test]
+fn threads_that_begin_and_end_contexts_of_every_kind_take_nothing_from_each_other() {
+    let run = Run::program("lifecycle").arg("12").sim("2x1GiB").report();
+    let bare = run.clone().go();
+    bare.succeeds().prints("enough was made, 0 wrong\nafter the resets, 0 wrong\n");
+    for free in ["strict", "lazy"] {
+        for _ in 0..4 {
+            let shim = run.clone().arg("2").shim().env("GPUPOOL_FREE", free).go();
+            shim.same_as(&bare);
+            assert_eq!(shim.reported("violations"), &serde_json::json!([]), "{free}");
+        }
+    }
+}

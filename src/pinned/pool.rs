@@ -180,6 +180,13 @@ impl<B: Backend> Pool<B> {
         self.send_back(leaving, None, true)
     }
 
+    /// The driver gave this range to the program. What was there went with a context whose end is about to be told.
+    pub fn given_anew(&self, address: u64, bytes: u64) {
+        if self.may_contain(address) || self.may_contain(address.saturating_add(bytes)) {
+            self.state.lock().given_anew(address, bytes);
+        }
+    }
+
     /// Forgets what was pinned in `context`, which ended and took its memory along; returns the blocks that lived there.
     pub fn context_gone(&self, context: u64) -> Vec<Block> {
         self.state.lock().context_gone(context)

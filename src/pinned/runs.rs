@@ -188,6 +188,13 @@ impl Runs {
         all.filter(|segment| segment.class.key.context == context).map(|segment| segment.address).collect()
     }
 
+    /// First addresses of the segments that meet a range.
+    pub fn segments_in(&self, address: u64, bytes: u64) -> Vec<u64> {
+        let before = self.segment_around(address).map(|segment| segment.address);
+        let inside = self.segment_by_address.range(address..address + bytes).map(|(start, _)| *start);
+        before.into_iter().filter(|start| *start < address).chain(inside).collect()
+    }
+
     /// Adds a segment without a block, and the runs in it in the order of their addresses. Returns the first.
     pub fn add_segment(&mut self, segment: Segment, runs: &[Run]) -> RunId {
         let class = self.class_entry(segment.class);

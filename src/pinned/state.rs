@@ -179,6 +179,7 @@ impl State {
     /// A segment was pinned; serves the request from it. `None` if its context ended meanwhile, and the memory with it.
     pub fn pinned_at(&mut self, ticket: u64, address: u64, attempt: &Attempt) -> Option<Block> {
         let bytes = self.withdraw(ticket)?;
+        self.given_anew(address, bytes);
         let small = bytes <= policy::slack(self.totals.peak_used);
         let segment = Segment { address, bytes, class: attempt.class, small, used: 0, since: Duration::ZERO };
         let run = self.runs.add_segment(segment, &[Run { address, bytes, kind: Kind::Free }]);
@@ -291,10 +292,10 @@ impl State {
     }
 
     /// The driver did not take a segment back: it is pinned still, and unused since `since`. Or it went with its context,
-    /// and that is why.
+    /// and that is why; then another one may have its addresses already.
     pub fn put_back(&mut self, kept: Leaving, since: Duration) {
         let Leaving { segment, mut runs, ticket } = kept;
-        if self.leaving.end(ticket).is_none() {
+        if self.leaving.end(ticket).is_none() || !self.runs.segments_in(segment.address, segment.bytes).is_empty() {
             return;
         }
         // The old entries of busy runs may have had their turns while nobody knew these runs: new numbers for them.
@@ -320,16 +321,27 @@ impl State {
     pub fn context_gone(&mut self, context: u64) -> Vec<Block> {
         self.pinning.context_gone(context);
         self.leaving.context_gone(context);
-        let mut blocks = Vec::new();
-        for address in self.runs.segments_of(context) {
-            let Some((segment, runs)) = self.runs.remove_segment(address) else { continue };
-            for block in runs.iter().filter_map(|run| block(run, &segment)) {
-                self.totals.blocks -= 1;
-                self.totals.requested -= block.bytes;
-                blocks.push(block);
-            }
-        }
+        let segments = self.runs.segments_of(context);
+        let blocks = segments.into_iter().flat_map(|address| self.forget(address)).collect();
         self.runs.forget_classes_of(context);
+        blocks
+    }
+
+    /// The driver gave this range to somebody: what was there ended with its context, and nobody has said so yet.
+    pub fn given_anew(&mut self, address: u64, bytes: u64) {
+        for gone in self.runs.segments_in(address, bytes) {
+            self.forget(gone);
+        }
+    }
+
+    /// Forgets a segment that the driver does not have any more; returns the blocks that lived in it.
+    fn forget(&mut self, address: u64) -> Vec<Block> {
+        let Some((segment, runs)) = self.runs.remove_segment(address) else { return Vec::new() };
+        let blocks: Vec<Block> = runs.iter().filter_map(|run| block(run, &segment)).collect();
+        for block in &blocks {
+            self.totals.blocks -= 1;
+            self.totals.requested -= block.bytes;
+        }
         blocks
     }
 

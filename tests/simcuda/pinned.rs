@@ -157,7 +157,13 @@ pub fn free(address: u64) -> Outcome {
 
 /// What the end of a context does to host memory made in it, portable or not.
 pub fn drop_region(region: &Region, registered: bool) {
-    let Ok(region) = driver().space.remove(region.start, |_| true) else { return };
+    // Somebody may have given it back since it was found, and its addresses to another context.
+    let owner = |kind: &Kind| match kind {
+        Kind::Host { context, .. } | Kind::Managed { context, .. } => Some(*context),
+        _ => None,
+    };
+    let own = owner(&region.kind);
+    let Ok(region) = driver().space.remove(region.start, |kind| owner(kind) == own) else { return };
     match region.kind {
         Kind::Host { .. } if !registered => give_back(&region),
         Kind::Managed { .. } => crate::managed::drop_region(&region),

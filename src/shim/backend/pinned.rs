@@ -4,7 +4,7 @@ use super::{fault, host, numa};
 use crate::driver::{CuResult, Driver};
 use crate::fence::{self, Gpus};
 use crate::hook::cancel;
-use crate::{capture, pinned};
+use crate::{capture, context, pinned};
 use gpupool_pinned::{Backend, Fault, Key};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -45,10 +45,12 @@ impl Backend for Host {
         Ok(address as u64)
     }
 
-    fn unpin(&self, _: Key, address: u64, _: u64, may_wait: bool) -> Result<(), CuResult> {
+    fn unpin(&self, key: Key, address: u64, _: u64, may_wait: bool) -> Result<(), CuResult> {
         if capture::under_way() || !may_wait && fence::may_be_busy() {
             return Err(CuResult::NOT_READY);
         }
+        // With its context the memory would go, and the driver could give the address to another thread before this call.
+        let Some(_lives) = context::keep(key.context) else { return Err(CuResult::NOT_READY) };
         // SAFETY: `pin` got this address from the driver, and the pool gives it back once, when no block is there.
         unsafe { (self.0.cuMemFreeHost)(address as *mut _) }.ok()
     }

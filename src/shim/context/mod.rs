@@ -385,7 +385,12 @@ pub fn is_on(device: CUdevice) -> bool {
 }
 
 /// A context that lives for as long as this does: calls that would end it wait.
-struct Lease(u64);
+pub struct Lease(u64);
+
+/// Keeps the context with this id alive. `None`: it is gone, or a call is under way that may end it; nobody waits for that.
+pub fn keep(id: u64) -> Option<Lease> {
+    REGISTRY.lock().lease_by_id(id)?.ok().map(Lease)
+}
 
 impl Lease {
     /// `None`: no context of this handle is known to live. A call under way that may end it is waited for, since it may

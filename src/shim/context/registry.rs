@@ -420,11 +420,15 @@ impl Registry {
     /// Lends a context of this handle to a thread that pushes it: it lives until that is given back. `None`: it is not
     /// known to live. `Err`: it may be ending; ask again after a call that ends something is over.
     pub fn lease(&mut self, handle: usize) -> Option<Result<u64, ()>> {
-        let entry = self.handles.get(&handle)?.iter().rev().find_map(|id| self.entries.get(id))?;
-        if self.may_end(entry) {
+        let id = *self.handles.get(&handle)?.last()?;
+        self.lease_by_id(id)
+    }
+
+    /// As [`Registry::lease`], for a context by its id.
+    pub fn lease_by_id(&mut self, id: u64) -> Option<Result<u64, ()>> {
+        if self.may_end(self.entries.get(&id)?) {
             return Some(Err(()));
         }
-        let id = entry.context.id;
         self.entries.get_mut(&id)?.leases += 1;
         Some(Ok(id))
     }

@@ -121,11 +121,11 @@ pub unsafe fn green_destroy(real: &mut Real, green: *mut c_void) -> CuResult {
 /// `ctx` is the program's output argument of that call.
 pub unsafe fn from_green(real: &mut Real, ctx: *mut CUcontext, green: *mut c_void) -> CuResult {
     let result = real.call();
-    // SAFETY: the driver answered success, so it has written a context there, unless it takes NULL.
-    if result.is_ok()
-        && let Some(context) = unsafe { ctx.as_ref() }
-    {
-        context::green_is(green as usize, *context);
+    if result.is_ok() {
+        // SAFETY: the driver answered success, so it has written a context there, unless it takes NULL.
+        if let Some(context) = unsafe { ctx.as_ref() } {
+            context::green_is(green as usize, *context);
+        }
     }
     result
 }

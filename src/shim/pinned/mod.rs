@@ -98,6 +98,9 @@ pub fn allocate(bytes: u64, flags: u32) -> Answer {
 
 /// The driver served an allocation, or accepted a registration, in so much time.
 pub fn driver_allocated(address: u64, bytes: u64, flags: u32, by: By, spent: Duration) {
+    if let Some(pool) = opened() {
+        pool.given_anew(address, bytes);
+    }
     if let Some(context) = context::driver().and_then(context::current) {
         note(&entry(address, bytes, flags, by, bytes.next_multiple_of(PAGE), spent, &context));
     }

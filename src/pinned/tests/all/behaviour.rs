@@ -300,6 +300,33 @@ fn a_context_takes_its_memory_along() {
 }
 
 #[test]
+fn what_is_pinned_where_a_context_that_ended_had_memory_does_not_go_when_that_is_told() {
+    let pool = pool(GIB);
+    let there = Key { context: 2, flags: 1 };
+    let lost = pool.allocate(&Request { bytes: MIB, key: there }).unwrap().block;
+    // The driver ends a context before it returns from the call that says so, and gives its addresses to other threads.
+    pool.backend().inner().end_context(2);
+    let (address, pinned) = allocate(&pool, MIB);
+    assert_eq!((address, pinned), (lost.address, MIB));
+    assert_eq!(pool.context_gone(2), []);
+    assert_eq!((pool.usage().used, pool.usage().blocks), (MIB, 1));
+    free(&pool, address);
+}
+
+#[test]
+fn what_the_driver_gives_to_the_program_is_none_of_the_pool_s_any_more() {
+    let pool = pool(GIB);
+    let there = Key { context: 2, flags: 1 };
+    let lost = pool.allocate(&Request { bytes: MIB, key: there }).unwrap().block;
+    let kept = allocate(&pool, MIB).0;
+    pool.given_anew(lost.address + 4 * KIB, 4 * KIB);
+    assert!(!pool.contains(lost.address) && pool.contains(kept));
+    assert_eq!(pool.free(lost.address, Free::Strict, START), Err(FreeError::NotABlock));
+    assert_eq!(pool.context_gone(2), []);
+    assert_eq!(pool.usage().blocks, 1);
+}
+
+#[test]
 fn a_context_that_ends_while_memory_is_pinned_in_it_gets_none() {
     let pool = std::sync::Arc::new(pool(GIB));
     let again = std::sync::Arc::downgrade(&pool);
