@@ -1,12 +1,11 @@
 /*
- * green
  * A green context: its handle is another than the primary one, kernels run in its stream, and memory made in it outlives
  * it. Twice, so that what was made for the first would be found by the second.
  */
 #include "green.h"
 #include "kernels.h"
 
-#define BYTES (64 * MIB)
+#define BYTES (8 * MIB)
 #define ELEMENTS (BYTES / 4)
 
 int main(void)

@@ -3,7 +3,7 @@
  * Kernels that find memory by pointers in memory: a table of blocks of these sizes that are filled and summed, and a
  * list with a node in each block, gone through after the host let it.
  */
-#include "kernels.h"
+#include "pointer_kernels.h"
 
 #define MOST 16
 
@@ -29,7 +29,7 @@ int main(int argc, char **argv)
     void *flag;
     REQUIRE(count > 0 && count <= MOST);
     start_on(0);
-    Kernels k = load_kernels();
+    PointerKernels k = load_pointer_kernels();
     for (uint64_t i = 0; i < count; i++) {
         uint64_t bytes = strtoull(argv[i + 1], NULL, 0) * MIB;
         CHECK(cuMemAlloc_v2(&blocks[i], bytes));
