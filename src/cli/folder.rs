@@ -110,7 +110,9 @@ mod tests {
         let kept_path = kept.path().to_owned();
         kept.keep();
         // As a killed process leaves it: the folder is there, nobody holds the lock.
-        let left = left.folder.keep();
+        let Folder { folder, _lock: lock } = left;
+        drop(lock);
+        let left = folder.keep();
         remove_stale(base.path(), "y-");
         assert!(left.exists());
         remove_stale(base.path(), "x-");

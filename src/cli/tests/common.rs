@@ -128,3 +128,9 @@ pub fn stdout(output: &Output) -> String {
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
+
+/// What a step of a test's preparation gives, which must not fail.
+#[track_caller]
+pub fn made<T, E: std::fmt::Debug>(result: Result<T, E>) -> T {
+    result.unwrap_or_else(|error| panic!("the test could not be prepared: {error:?}"))
+}

@@ -6,17 +6,17 @@ use std::process::{Command, Output};
 
 use gpupool_events::{Began, Event, FindingMade, Reader, VerdictLine};
 
-use crate::common::{Bench, golden_folder, gpupool, output, stderr, stdout};
+use crate::common::{Bench, golden_folder, gpupool, made, output, stderr, stdout};
 
 /// The findings of a log of `tests/golden`.
 fn findings(log: &str) -> Vec<FindingMade> {
-    let log = std::fs::File::open(golden_folder().join(log)).unwrap();
+    let log = made(std::fs::File::open(golden_folder().join(log)));
     let records = Reader::new(std::io::BufReader::new(log));
-    let made = records.filter_map(|record| match record.unwrap().event {
-        Event::FindingMade(made) => Some(made),
+    let findings = records.filter_map(|record| match made(record).event {
+        Event::FindingMade(finding) => Some(finding),
         _ => None,
     });
-    made.collect()
+    findings.collect()
 }
 
 fn began(pid: u32) -> VerdictLine {
@@ -33,23 +33,23 @@ fn whole(pid: u32, findings: Vec<FindingMade>) -> Vec<VerdictLine> {
 fn program(bench: &Bench, flags: &[&str], files: &[(&str, Vec<VerdictLine>)], script: &str) -> Command {
     let prepared = bench.path("verdicts");
     let _ = std::fs::remove_dir_all(&prepared);
-    std::fs::create_dir(&prepared).unwrap();
+    made(std::fs::create_dir(&prepared));
     for (name, lines) in files {
-        let text: String = lines.iter().map(|line| line.to_json().unwrap()).collect();
-        std::fs::write(prepared.join(name), text).unwrap();
+        let text: String = lines.iter().map(|line| made(line.to_json())).collect();
+        made(std::fs::write(prepared.join(name), text));
     }
     let mut command = bench.gpupool("run", flags);
     let script =
         format!("for file in \"$0\"/*; do [ ! -e \"$file\" ] || cp \"$file\" \"$GPUPOOL_VERDICTS\"; done; {script}");
     command.args(["sh", "-c", &script]).arg(prepared);
-    std::fs::create_dir_all(bench.path("tmp")).unwrap();
+    made(std::fs::create_dir_all(bench.path("tmp")));
     command.env("TMPDIR", bench.path("tmp"));
     command
 }
 
 /// What is left in the temporary folder.
 fn left(bench: &Bench) -> Vec<PathBuf> {
-    std::fs::read_dir(bench.path("tmp")).unwrap().map(|entry| entry.unwrap().path()).collect()
+    made(std::fs::read_dir(bench.path("tmp"))).map(|entry| made(entry).path()).collect()
 }
 
 fn code_and_words(output: &Output) -> (Option<i32>, String) {
@@ -99,8 +99,8 @@ fn a_program_that_fails_keeps_its_own_end() {
 #[test]
 fn what_is_not_known_fails_a_program_that_succeeds() {
     let bench = Bench::new();
-    let made = findings("train.jsonl");
-    let lost = vec![began(7), VerdictLine::Finding(made[0].clone()), VerdictLine::Ended { findings: 2 }];
+    let all = findings("train.jsonl");
+    let lost = vec![began(7), VerdictLine::Finding(all[0].clone()), VerdictLine::Ended { findings: 2 }];
     for (lines, reason) in [
         (vec![began(7)], "/bin/x (pid 7) did not come to its end: it was killed, left by _exit, or is still running"),
         (vec![], "pid 7 could not write into "),
@@ -117,7 +117,7 @@ fn what_is_not_known_fails_a_program_that_succeeds() {
     assert_eq!(replaced.status.code(), Some(4));
     assert!(stderr(&replaced).contains("became another program (exec)"), "{}", stderr(&replaced));
     // A finding that is known counts for more.
-    let both = [("7-1", vec![began(7), VerdictLine::Finding(made[0].clone())])];
+    let both = [("7-1", vec![began(7), VerdictLine::Finding(all[0].clone())])];
     let both = output(&mut program(&bench, &["--fail-on", "any"], &both, "true"));
     assert_eq!(both.status.code(), Some(3), "{}", stderr(&both));
     assert!(stderr(&both).contains("GP010") && stderr(&both).contains("not everything"), "{}", stderr(&both));

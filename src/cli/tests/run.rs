@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::{Bench, gpupool, output, stderr, stdout};
+use crate::common::{Bench, gpupool, made, output, stderr, stdout};
 
 const PRINT_ARGUMENTS: &str = r#"printf '[%s]' "$@""#;
 
@@ -175,7 +175,7 @@ fn a_program_with_a_sanitizer_of_its_own_starts() {
 
 fn make_executable(path: &Path) {
     use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    made(std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)));
 }
 
 #[test]

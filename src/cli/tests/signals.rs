@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use crate::common::{Bench, output, stderr, stdout};
+use crate::common::{Bench, made, output, stderr, stdout};
 
 /// The ways to start a program.
 const WAYS: [(&str, &[&str]); 3] = [("run", &[]), ("run", &["--fail-on", "any"]), ("sim", &[])];
@@ -42,8 +42,8 @@ struct Lines {
 
 impl Lines {
     fn start(command: &mut Command) -> Lines {
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let out = BufReader::new(child.stdout.take().unwrap());
+        let mut child = made(command.stdout(Stdio::piped()).spawn());
+        let out = BufReader::new(made(child.stdout.take().ok_or("no pipe")));
         let mut lines = Lines { child, out };
         assert_eq!(lines.next(), "ready");
         lines
@@ -53,7 +53,7 @@ impl Lines {
     fn next(&mut self) -> String {
         assert!(!self.out.buffer().is_empty() || is_ready(&self.out), "nothing was said");
         let mut line = String::new();
-        self.out.read_line(&mut line).unwrap();
+        made(self.out.read_line(&mut line));
         line.trim_end().to_owned()
     }
 
