@@ -36,10 +36,8 @@ pub fn free_on(driver: &Driver, ordinal: u32, uuid: &nvml::Uuid) -> Option<u64> 
     if driver.current_device().is_ok_and(|device| device as u32 == ordinal) {
         return driver.free_memory().ok();
     }
-    match nvml::get() {
-        Some(nvml) => nvml.free(uuid),
-        None => context::within_one_on(driver, ordinal as i32, || driver.free_memory().ok()).flatten(),
-    }
+    let in_context = || context::within_one_on(driver, ordinal as i32, || driver.free_memory().ok()).flatten();
+    nvml::get().and_then(|nvml| nvml.free(uuid)).or_else(in_context)
 }
 
 /// What the driver's answer is to a pool.
