@@ -395,7 +395,7 @@ fn events_are_shared_as_without_the_shim() {
 #[test]
 fn blocks_that_come_and_go_under_many_importers_keep_their_words() {
     for (seed, free) in [("1", "strict"), ("2", "lazy")] {
-        let run = Run::program("ipc_stress").args(&format!("{seed} 30 2")).sim("1x512MiB,1x64MiB");
+        let run = Run::program("ipc_stress").args(&format!("{seed} 10 2")).sim("1x512MiB,1x64MiB");
         let run = run.env("GPUPOOL_LIMIT", "0:160MiB,1:48MiB").env("GPUPOOL_HOST_LIMIT", "200MiB");
         let shim = run.env("GPUPOOL_FREE", free).shim().report().go();
         shim.succeeds().prints("some opened, 0 handles left, 0 MiB mapped\n");

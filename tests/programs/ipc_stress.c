@@ -112,7 +112,8 @@ static void make(int index, int context, uint64_t *dice)
         return;
     CHECK(result);
     CHECK(cuMemsetD32_v2(address, word, bytes / 4));
-    CHECK(cuCtxSynchronize());
+    /* Of the stream alone: another thread may be capturing in this context, which may not be synchronised then. */
+    CHECK(cuStreamSynchronize(NULL));
     CHECK(cuIpcGetMemHandle(&handle, address));
     blocks[index].address = address;
     blocks[index].context = context;
@@ -222,9 +223,17 @@ static void *open_and_look(void *argument)
         size_t bytes;
     } held[HELD] = {0};
     CHECK(cuCtxSetCurrent(primary));
+    /* A round counts once it had a block to look at. Which of the two processes is the quicker is not known: all rounds
+     * could be over before the first block is there, or one thread lose every race for a block. */
     for (int round = 0; round < rounds; round++) {
-        int at = (int)roll(&dice, HELD), kind = (int)roll(&dice, 60);
+        int at = (int)roll(&dice, HELD), index = (int)roll(&dice, SLOTS), kind = (int)roll(&dice, 60);
+        unsigned sequence = 0;
         Published slot;
+        if (!held[at].address && !(sequence = published(index, &slot))) {
+            round--;
+            sched_yield();
+            continue;
+        }
         if (kind == 0) {
             close_sockets();
         } else if (kind == 1) {
@@ -240,10 +249,6 @@ static void *open_and_look(void *argument)
             held[at].address = 0;
             continue;
         }
-        int index = (int)roll(&dice, SLOTS);
-        unsigned sequence = published(index, &slot);
-        if (!sequence)
-            continue;
         CUdeviceptr address;
         CUresult result = cuIpcOpenMemHandle_v2(&address, slot.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
         if (result == CUDA_SUCCESS) {
@@ -258,6 +263,7 @@ static void *open_and_look(void *argument)
             wrong("a block that is there is not opened", (uint64_t)result);
         } else {
             atomic_fetch_add(&shared->refused, 1);
+            round--;
         }
     }
     for (int i = 0; i < HELD; i++)

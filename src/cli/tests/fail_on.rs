@@ -243,7 +243,7 @@ fn whatever_is_logged_a_finding_that_was_made_counts() {
     let stray = bench.compile("stray", STRAY, &["-ldl", "-w", "-Wl,--no-as-needed"]);
     let run = |flags: &[&str], words: &[&str]| {
         let mut command = gpupool();
-        command.args(["sim", "--gpus", "2x1GiB", "--", env!("CARGO_BIN_EXE_gpupool"), "run", "--fail-on", "GP001"]);
+        command.args(["sim", "--gpus", "2x2GiB", "--", env!("CARGO_BIN_EXE_gpupool"), "run", "--fail-on", "GP001"]);
         output(
             command
                 .args(flags)
