@@ -193,6 +193,19 @@ fn reserve_is_left_free() {
     assert_eq!(mib.iter().sum::<u64>(), 300, "{mib:?}");
 }
 
+/// What was not the pool's to begin with counts, too: here the contexts, of GPUs that borrow from each other. With NVML and
+/// without, as in a container that was not given it.
+#[test]
+fn reserve_is_left_free_beside_contexts_whoever_borrows() {
+    for nvml in [true, false] {
+        let run =
+            Run::program("steps").args("g:1 g:0 a:300 g:1 a:300 u").sim("2x256MiB").env("SIMCUDA_CONTEXT_MIB", "60");
+        let run = if nvml { run.nvml() } else { run };
+        let shim = run.shim().env("GPUPOOL_RESERVE", "100MiB").env("GPUPOOL_HOST_LIMIT", "1GiB").go();
+        shim.succeeds().says("used: gpu0 156 gpu1 156 host 408");
+    }
+}
+
 #[test]
 fn host_limit_bounds_the_host() {
     let (_, mib) = used("a:400 a:150 a:50", "2x256MiB", &["GPUPOOL_HOST_LIMIT=128MiB", "GPUPOOL_RESERVE=16MiB"]);

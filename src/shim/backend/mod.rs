@@ -7,6 +7,7 @@ pub mod pinned;
 mod sharing;
 pub mod vmm;
 
+use crate::context;
 use crate::driver::{CuResult, Driver};
 use cudarc::driver::sys::{CUmemAccess_flags, CUmemAccessDesc, CUmemLocation, CUmemLocationType};
 use gpupool_pool::{Fault, Place};
@@ -28,10 +29,15 @@ pub fn read_write(ordinal: u32) -> CUmemAccessDesc {
     }
 }
 
-/// Free bytes of a GPU: by the driver where it is the current one, else by NVML; `None` where nobody can tell.
+/// Free bytes of a GPU: by the driver where it is the current one, else by NVML, which needs no context to be made current.
+/// Where that is missing (as in containers without the `utility` capability), by the driver in a context that this process
+/// has there: the reserve of such a GPU is what the program's own calls live on. `None` where nobody can tell.
 pub fn free_on(driver: &Driver, ordinal: u32, uuid: &nvml::Uuid) -> Option<u64> {
-    let here = driver.current_device().is_ok_and(|device| device as u32 == ordinal);
-    if here { driver.free_memory().ok() } else { nvml::get()?.free(uuid) }
+    if driver.current_device().is_ok_and(|device| device as u32 == ordinal) {
+        return driver.free_memory().ok();
+    }
+    let in_context = || context::within_one_on(driver, ordinal as i32, || driver.free_memory().ok()).flatten();
+    nvml::get().and_then(|nvml| nvml.free(uuid)).or_else(in_context)
 }
 
 /// What the driver's answer is to a pool.

@@ -444,6 +444,18 @@ pub fn within_own<T>(driver: &Driver, context: CUcontext, act: impl FnOnce() -> 
     Some(value)
 }
 
+/// Makes some context of this device current for the length of `act`. `None` where none lives that could be. One that a call
+/// may be ending is left alone: nobody waits here.
+pub fn within_one_on<T>(driver: &Driver, device: CUdevice, act: impl FnOnce() -> T) -> Option<T> {
+    if !process::is_preloaded() {
+        let primary = unseen::Primary::hold(driver, device)?;
+        return within_own(driver, primary.handle, act);
+    }
+    let mut here = all().into_iter().filter(|context| context.device == device);
+    let (_lives, handle) = here.find_map(|context| Some((keep(context.id)?, context.live_handle()?)))?;
+    within_own(driver, handle, act)
+}
+
 /// Kernels launched in contexts of this device that are gone.
 pub fn gone_launches(device: CUdevice) -> u64 {
     REGISTRY.lock().gone_launches(device)
