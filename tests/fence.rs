@@ -1,4 +1,4 @@
-//! Who a free waits for: the GPU that the memory is of, and nobody else. A program that waits for another GPU here would
+//! Who a free waits for: the context that the memory is of, and nobody else. A program that waits for another one here would
 //! wait for ever, and says so.
 
 use harness::{Output, Run};
@@ -31,6 +31,17 @@ fn a_kernel_held_on_one_gpu_holds_no_free_of_another_s_memory() {
         let shim = on_two("held", "free 64 600 3", "2x512MiB").env("GPUPOOL_FREE", free).shim().go();
         is_right(&shim);
         shim.says("600 MiB: 0 wrong");
+    }
+}
+
+#[test]
+fn a_kernel_held_in_one_context_holds_no_free_of_another_s_memory() {
+    for size in SIZES {
+        for free in ["strict", "lazy"] {
+            let run =
+                on_two("held", "contexts", "2x512MiB").env("GPUPOOL_FREE", free).env("GPUPOOL_MIN_SIZE", &size[17..]);
+            is_right(&run.shim().go());
+        }
     }
 }
 

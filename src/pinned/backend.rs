@@ -17,11 +17,13 @@ pub trait Backend: Send + Sync {
     /// that must not be, because `may_wait` is false and the device may be busy, or because of a stream capture, the answer
     /// is an error. After any error the memory is taken to be pinned still and stays in the pool.
     ///
-    /// `may_wait` is false only inside [`crate::Pool::allocate`]: the driver's own allocation does not wait, and a kernel
-    /// may be running that waits for the program. [`crate::Pool::return_idle`] makes up for it.
+    /// `may_wait` is false inside [`crate::Pool::allocate`], since the driver's own allocation does not wait, and for memory of
+    /// contexts that the caller has nothing to do with: a kernel may be running there that waits for the program.
+    /// [`crate::Pool::return_idle`] makes up for it.
     fn unpin(&self, key: Key, address: u64, bytes: u64, may_wait: bool) -> Result<(), Self::Error>;
 
-    /// Returns once no work submitted before the call can still touch pinned memory (`cuCtxSynchronize` of every context).
+    /// Returns once no work submitted in this context ([`Key::context`]) before the call is running any more
+    /// (`cuCtxSynchronize` there): what the driver's own free of pinned memory waits for, portable or not (measured).
     /// [`Fault::NotReady`] means "not now" (a stream capture is under way) and is not repeated.
-    fn quiesce(&self) -> Result<(), Fault<Self::Error>>;
+    fn quiesce(&self, context: u64) -> Result<(), Fault<Self::Error>>;
 }

@@ -1,10 +1,8 @@
 //! The pool's operations: look at the state under the lock, call the backend without it, come back with the outcome.
 
-use crate::state::{Attempt, EVERY_GPU, Leaving, State, Step};
+use crate::state::{Attempt, Leaving, State, Step};
 use crate::{Allocation, Backend, Block, Config, Fault, Free, FreeError, Refusal, Request, Usage, policy};
-use gpupool_pool::Clock;
 use parking_lot::Mutex;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -19,8 +17,6 @@ pub struct Pool<B: Backend> {
     highest: AtomicU64,
     /// No segment is due to go back before then, in nanoseconds of `now`.
     due: AtomicU64,
-    /// That of the state.
-    clock: Arc<Clock>,
     state: Mutex<State>,
 }
 
@@ -34,7 +30,6 @@ impl<B: Backend> Pool<B> {
             lowest: AtomicU64::new(u64::MAX),
             highest: AtomicU64::new(0),
             due: AtomicU64::new(u64::MAX),
-            clock: Arc::clone(&state.clock),
             state: Mutex::new(state),
         }
     }
@@ -67,12 +62,12 @@ impl<B: Backend> Pool<B> {
                 Step::Limit(wanted) => return Err(Refusal::Limit { wanted }),
                 Step::Wait => {
                     attempt.waited = true;
-                    match self.quiesce() {
+                    match self.quiesce(request.key.context) {
                         Ok(()) | Err(Fault::NotReady(_)) => {}
                         Err(fault) => return Err(Refusal::Backend(error_of(fault))),
                     }
                 }
-                Step::Return { leaving, may_wait } => returned += self.send_back(leaving, None, may_wait),
+                Step::Return { leaving, may_wait } => returned += self.send_back(leaving, None, |_| may_wait),
                 Step::Pin { bytes, ticket } => match self.backend.pin(request.key, bytes) {
                     Ok(address) => {
                         self.lowest.fetch_min(address, Ordering::Relaxed);
@@ -97,7 +92,7 @@ impl<B: Backend> Pool<B> {
                         }
                         attempt.exact = true;
                         attempt.trimmed = true;
-                        returned += self.send_back(leaving, None, true);
+                        returned += self.send_back(leaving, None, |_| true);
                     }
                 },
             }
@@ -119,7 +114,7 @@ impl<B: Backend> Pool<B> {
         if when == Free::Strict {
             state.mark(run, &block, true);
             drop(state);
-            let answer = self.quiesce();
+            let answer = self.quiesce(block.key.context);
             state = self.state.lock();
             match answer {
                 Ok(()) => quiet = true,
@@ -160,7 +155,10 @@ impl<B: Backend> Pool<B> {
 
     /// Gives back the segments that were without a block for [`Config::idle`] (`cuMemFreeHost`), and those that could not
     /// make room for another while that was pinned; returns their bytes. One comparison and no lock when none is due.
-    pub fn return_idle(&self, now: Duration) -> u64 {
+    ///
+    /// The driver's free waits for the context that the memory is of. `waited` is the one that the caller has just waited
+    /// for, if any: nobody else's memory goes back while its context may be busy.
+    pub fn return_idle(&self, now: Duration, waited: Option<u64>) -> u64 {
         if nanoseconds(now) < self.due.load(Ordering::Relaxed) {
             return 0;
         }
@@ -171,13 +169,13 @@ impl<B: Backend> Pool<B> {
         leaving.extend(state.detach_unused(excess, None));
         self.set_due(&state);
         drop(state);
-        self.send_back(leaving, Some(now), true)
+        self.send_back(leaving, Some(now), |context| waited == Some(context))
     }
 
     /// Gives back every segment without a block (`cuMemFreeHost`): the host is short of memory. Returns their bytes.
     pub fn trim(&self) -> u64 {
         let leaving = self.state.lock().detach_unused(u64::MAX, None);
-        self.send_back(leaving, None, true)
+        self.send_back(leaving, None, |_| true)
     }
 
     /// The driver gave this range to the program. What was there went with a context whose end is about to be told.
@@ -199,11 +197,12 @@ impl<B: Backend> Pool<B> {
 
     /// Returns segments to the driver; returns the bytes that went. One that does not go is unused since `now`, or as long
     /// as before.
-    fn send_back(&self, leaving: Vec<Leaving>, now: Option<Duration>, may_wait: bool) -> u64 {
+    fn send_back(&self, leaving: Vec<Leaving>, now: Option<Duration>, may_wait: impl Fn(u64) -> bool) -> u64 {
         let mut sum = 0;
         for leaving in leaving {
             let segment = leaving.segment;
-            let answer = self.backend.unpin(segment.class.key, segment.address, segment.bytes, may_wait);
+            let key = segment.class.key;
+            let answer = self.backend.unpin(key, segment.address, segment.bytes, may_wait(key.context));
             let mut state = self.state.lock();
             match answer {
                 Ok(()) => sum += state.left(&leaving),
@@ -221,11 +220,11 @@ impl<B: Backend> Pool<B> {
         self.due.store(due.map_or(u64::MAX, nanoseconds), Ordering::Relaxed);
     }
 
-    /// Waits for every GPU; everything freed before the call is quiet after it.
-    fn quiesce(&self) -> Result<(), Fault<B::Error>> {
-        let begun = self.clock.now();
-        self.backend.quiesce()?;
-        self.clock.covered(EVERY_GPU, begun);
+    /// Waits for a context; everything of its own that was freed before the call is quiet after it.
+    fn quiesce(&self, context: u64) -> Result<(), Fault<B::Error>> {
+        let begun = self.state.lock().unwaited;
+        self.backend.quiesce(context)?;
+        self.state.lock().waited_for(context, begun);
         Ok(())
     }
 }

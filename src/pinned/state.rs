@@ -5,13 +5,8 @@ use crate::policy;
 use crate::runs::{Class, Fit, Kind, Run, RunId, Runs, Segment};
 use crate::underway::Underway;
 use crate::{Block, Config, PAGE, Request, Usage};
-use gpupool_pool::Clock;
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
-
-/// What the clock counts waits for: all GPUs together, as the driver's own free of pinned memory does.
-pub(crate) const EVERY_GPU: usize = 0;
 
 /// A request on its way, with what was tried for it. Each of these is tried once, so a request ends.
 #[derive(Debug)]
@@ -80,10 +75,11 @@ fn block(run: &Run, segment: &Segment) -> Option<Block> {
 pub(crate) struct State {
     config: Config,
     pub runs: Runs,
-    /// Numbers the frees that did not wait; ticks under the pool's lock.
-    pub clock: Arc<Clock>,
-    /// Busy runs in the order of their frees, with the number of each. An entry whose run is gone stays until its turn.
-    resting: VecDeque<(u64, RunId)>,
+    /// Frees that did not wait, so far: the number of the latest.
+    pub unwaited: u64,
+    /// Busy runs of each context in the order of their frees, with the number of each. An entry whose run is gone stays until
+    /// its turn.
+    resting: BTreeMap<u64, VecDeque<(u64, RunId)>>,
     /// Segments that are being pinned.
     pinning: Underway,
     /// Segments on their way back.
@@ -109,8 +105,8 @@ impl State {
         Self {
             config,
             runs: Runs::default(),
-            clock: Arc::new(Clock::new(1)),
-            resting: VecDeque::new(),
+            unwaited: 0,
+            resting: BTreeMap::new(),
             pinning: Underway::default(),
             leaving: Underway::default(),
             last_id: 0,
@@ -120,7 +116,6 @@ impl State {
 
     /// Looks for the next step of a request; serves it at once where that can be.
     pub fn plan(&mut self, attempt: &mut Attempt) -> Step {
-        self.settle();
         let peak = self.totals.peak_used.max(self.runs.used + attempt.bytes);
         let slack = policy::slack(peak);
         let together = policy::together(self.runs.small(attempt.class), slack);
@@ -243,29 +238,29 @@ impl State {
         if quiet {
             return self.runs.end(run, Kind::Free, now);
         }
-        let number = self.clock.tick();
-        self.resting.push_back((number, run));
+        self.unwaited += 1;
+        let number = self.unwaited;
+        self.resting.entry(block.key.context).or_default().push_back((number, run));
         self.runs.end(run, Kind::Busy { number }, now)
     }
 
-    /// Makes free what the device is done with.
-    fn settle(&mut self) {
-        if self.resting.is_empty() {
-            return;
-        }
-        let quiesced = self.clock.quiesced(EVERY_GPU);
-        while let Some(&(number, run)) = self.resting.front()
-            && number <= quiesced
+    /// A wait for this context is over; when it began, the latest free that did not wait had this number.
+    pub fn waited_for(&mut self, context: u64, begun: u64) {
+        let Some(resting) = self.resting.get_mut(&context) else { return };
+        while let Some(&(number, run)) = resting.front()
+            && number <= begun
         {
-            self.resting.pop_front();
+            resting.pop_front();
             self.runs.settle(run, number);
+        }
+        if resting.is_empty() {
+            self.resting.remove(&context);
         }
     }
 
     /// Takes segments without a block out, the longest unused first: until `bytes` are together, and only those unused
     /// since `until` or longer.
     pub fn detach_unused(&mut self, bytes: u64, until: Option<Duration>) -> Vec<Leaving> {
-        self.settle();
         let mut sum = 0;
         let mut chosen = Vec::new();
         for segment in self.runs.unused() {
@@ -302,13 +297,15 @@ impl State {
         let mut busy = Vec::new();
         for run in &mut runs {
             if let Kind::Busy { number } = &mut run.kind {
-                *number = self.clock.tick();
+                self.unwaited += 1;
+                *number = self.unwaited;
                 busy.push((*number, run.address));
             }
         }
         self.runs.add_segment(Segment { since, ..segment }, &runs);
         for (number, address) in busy {
-            self.resting.extend(self.runs.around(address).map(|run| (number, run)));
+            let resting = self.resting.entry(segment.class.key.context).or_default();
+            resting.extend(self.runs.around(address).map(|run| (number, run)));
         }
     }
 
@@ -321,6 +318,7 @@ impl State {
     pub fn context_gone(&mut self, context: u64) -> Vec<Block> {
         self.pinning.context_gone(context);
         self.leaving.context_gone(context);
+        self.resting.remove(&context);
         let segments = self.runs.segments_of(context);
         let blocks = segments.into_iter().flat_map(|address| self.forget(address)).collect();
         self.runs.forget_classes_of(context);

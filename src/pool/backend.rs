@@ -40,4 +40,11 @@ pub trait Backend: Send + Sync {
     /// every context there). It must not wait for any other GPU. `NotReady` here means "not now" (a stream capture is under
     /// way) and is not repeated.
     fn quiesce(&self, gpus: &[u32]) -> Result<(), Fault<Self::Error>>;
+    /// Returns once no work that was submitted before the call in the context of this owner ([`crate::Request::owner`]), on
+    /// this GPU, is running any more: what the driver's own free waits for (`cuCtxSynchronize` there). Says whether that was
+    /// all work on the GPU, as it is where no other context is. Faults as for [`Backend::quiesce`].
+    fn quiesce_owner(&self, owner: u64, gpu: u32) -> Result<bool, Fault<Self::Error>> {
+        let _ = owner;
+        self.quiesce(&[gpu]).map(|()| true)
+    }
 }

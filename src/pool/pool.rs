@@ -258,7 +258,7 @@ impl<B: Backend> Pool<B> {
         let frame = self.start_at(address).ok_or(FreeError::NotABlock)?;
         let (record, quiet) = match when {
             Free::Lazy => (self.registry.claim(frame).ok_or(FreeError::NotABlock)?, false),
-            Free::Strict => self.wait_and_end(frame, |record| self.quiesce(self.front.own(), &[record.gpu]))?,
+            Free::Strict => self.wait_and_end(frame, |record| self.quiesce_owner(record))?,
         };
         self.retire(frame, &record, (!quiet).then_some(record.gpu));
         Ok(record.block(address))
@@ -547,6 +547,19 @@ impl<B: Backend> Pool<B> {
             }
         }
         self.state.lock()
+    }
+
+    /// Waits for the owner of a block. Where that is all there is on its GPU, what was freed before is quiet, too.
+    fn quiesce_owner(&self, record: &Record) -> Result<(), Fault<B::Error>> {
+        let shard = self.front.own();
+        let Place::Gpu(ordinal) = self.places[record.gpu.index()] else { return self.quiesce(shard, &[record.gpu]) };
+        let kept = self.front.clock(shard);
+        let begun = (kept.now(), self.clock.now());
+        if self.backend.quiesce_owner(record.owner, ordinal)? {
+            kept.covered(record.gpu.index(), begun.0);
+            self.clock.covered(record.gpu.index(), begun.1);
+        }
+        Ok(())
     }
 
     /// Waits for GPUs; what was freed before the call, and they alone might be at work on, is quiet after it, but for what

@@ -1,7 +1,9 @@
-//! Who a free waits for: everything that was submitted to one GPU, and nothing else.
+//! Who a free waits for: everything that was submitted in one context, and nothing else.
 //!
-//! The driver's free waits for the GPU that owns the memory and for nobody else, with peer access enabled or not (driver
-//! facts). So do ours: a program may have a kernel on another GPU that waits for the very thread that frees.
+//! The driver's free waits for the context that owns the memory, with its green contexts, and for nobody else: no other
+//! context of that GPU, and no other GPU, with peer access enabled or not (measured, for device and for pinned memory). So do
+//! ours: a program may have a kernel elsewhere that waits for the very thread that frees. Who takes memory that was freed
+//! without a wait waits for its whole GPU, because the pool keeps notes by GPU and not by context.
 //!
 //! Architecture Invariant: nothing here waits for a GPU that the caller did not name, and nothing waits while a stream is
 //! being captured, which would end the capture.
@@ -44,6 +46,38 @@ pub fn quiesce(driver: &Driver, gpus: Gpus) -> Result<(), CuResult> {
     wait(driver, gpus)
 }
 
+/// Waits for all work in the context with this id, which is on these GPUs; that includes what was submitted through its green
+/// contexts. Says whether that was all work on its GPU. NOT_READY while a stream is being captured.
+///
+/// An error of the context is the program's to hear if it works in it, as from the driver's own free. One that is gone was
+/// waited for when it ended.
+pub fn quiesce_owner(driver: &Driver, id: u64, gpus: Gpus) -> Result<bool, CuResult> {
+    if capture::under_way() {
+        return Err(CuResult::NOT_READY);
+    }
+    if !process::is_preloaded() {
+        return unseen::synchronize(driver, gpus).map(|()| true);
+    }
+    let Some((owner, is_alone)) = context::owner(id) else { return Ok(false) };
+    // Of a context that was only seen to appear nobody knows the handle, but nothing was made in it either.
+    let Some(handle) = owner.live_handle() else { return Ok(false) };
+    let launched: Vec<(usize, u64)> = if is_alone { launches(&[owner]) } else { Vec::new() };
+    let is_quiet = is_alone && launched.iter().all(|&(gpu, count)| waited_for(gpu) == Some(count));
+    // Where there is something to wait for, the driver may do so in a call at which threads are cancelled.
+    let _sheltered = (!is_quiet).then(cancel::shelter);
+    // SAFETY: cuCtxSynchronize has no preconditions.
+    let answer = context::within(driver, handle, || unsafe { (driver.cuCtxSynchronize)() });
+    // In a green context the error is that of its primary one, which is the owner.
+    let is_heard = || context::current(driver).is_some_and(|current| current == owner);
+    match answer {
+        Some(CuResult::CONTEXT_IS_DESTROYED) | None => return Ok(false),
+        Some(answer) if !answer.is_ok() && is_heard() => return Err(answer),
+        Some(_) => {}
+    }
+    note_waits(&launched);
+    Ok(is_alone)
+}
+
 /// Waits for all work in every context on these GPUs, primary or created; what was submitted through a green context is
 /// work of its GPU's primary one. NOT_READY where a capture forbids that.
 ///
@@ -79,12 +113,17 @@ pub fn wait(driver: &Driver, gpus: Gpus) -> Result<(), CuResult> {
         CuResult::CONTEXT_IS_DESTROYED => return Ok(()),
         answer => answer.ok()?,
     }
-    for (gpu, count) in launched {
+    note_waits(&launched);
+    Ok(())
+}
+
+/// So many kernels had been launched on each of these GPUs before a wait that is over.
+fn note_waits(launched: &[(usize, u64)]) {
+    for &(gpu, count) in launched {
         if let Some(waited_for) = WAITED_FOR.get(gpu) {
             waited_for.store(count, Ordering::Relaxed);
         }
     }
-    Ok(())
 }
 
 /// How many kernels had been launched on a GPU when it was last waited for; `None` where nobody keeps that.
@@ -92,9 +131,13 @@ fn waited_for(gpu: usize) -> Option<u64> {
     WAITED_FOR.get(gpu).map(|count| count.load(Ordering::Relaxed))
 }
 
-/// Whether a kernel may be running on any GPU: one was launched since that was last waited for, or launches go unseen.
-pub fn may_be_busy() -> bool {
-    !process::is_preloaded() || launches(&context::all()).into_iter().any(|(gpu, count)| waited_for(gpu) != Some(count))
+/// Whether a kernel may be running on the GPU of the context with this id: one was launched since that was last waited for,
+/// or launches go unseen.
+pub fn may_be_busy(id: u64) -> bool {
+    let Some((owner, _)) = context::owner(id).filter(|_| process::is_preloaded()) else { return true };
+    let mut contexts = context::all();
+    contexts.retain(|context| context.device == owner.device);
+    launches(&contexts).into_iter().any(|(gpu, count)| waited_for(gpu) != Some(count))
 }
 
 /// Kernels launched on the GPUs of these contexts, by GPU: in them, and in others that are gone.

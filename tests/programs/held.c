@@ -1,6 +1,8 @@
 /*
  * held free MIB..   a kernel is held on GPU 1 while blocks of GPU 0 of these sizes are freed, allocated anew and used
  * held turns        a kernel is held on each GPU in turn while a thread works on the other one, which then lets it go
+ * held contexts     a kernel is held in another context of GPU 0 while a block and pinned memory of its primary context are freed,
+ *                   and the other way round
  * held borrowed MIB a block of GPU 1, of which that has no room for the whole, is freed while a held kernel there is still
  *                   to read it, and GPU 0 takes and overwrites all memory that it gets; with pinned memory too. Where
  *                   frees wait this would never end.
@@ -65,6 +67,31 @@ static void turns(void)
     printf("every turn ended\n");
 }
 
+static void contexts(void)
+{
+    Gpu both[2] = {gpus[0]};
+    CHECK(cuCtxCreate_v2(&both[1].context, 0, 0));
+    both[1].kernels = load_kernels();
+    CHECK(cuStreamCreate(&both[1].stream, CU_STREAM_NON_BLOCKING));
+    CHECK(cuMemHostAlloc((void **)&both[1].flag, 4096, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
+    for (int busy = 0; busy < 2; busy++) {
+        CUdeviceptr block;
+        void *pinned;
+        CHECK(cuCtxSetCurrent(both[!busy].context));
+        CHECK(cuMemAlloc_v2(&block, 8 * MIB));
+        CHECK(cuMemHostAlloc(&pinned, 8 * MIB, CU_MEMHOSTALLOC_PORTABLE));
+        hold(&both[busy]);
+        pthread_t guard = watch(busy ? "free of the primary context's memory" : "free of a created context's memory");
+        /* Whichever context is current. */
+        CHECK(cuMemFree_v2(block));
+        CHECK(cuMemFreeHost(pinned));
+        watch_ends(guard);
+        let_go(&both[busy]);
+        printf("%s context busy: the other one's memory is freed\n", busy ? "created" : "primary");
+    }
+    CHECK(cuCtxDestroy_v2(both[1].context));
+}
+
 static void borrowed(size_t bytes)
 {
     enum { PINNED = 8 * MIB };
@@ -126,6 +153,8 @@ int main(int argc, char **argv)
         frees(argc - 2, argv + 2);
     else if (strcmp(what, "turns") == 0)
         turns();
+    else if (strcmp(what, "contexts") == 0)
+        contexts();
     else if (strcmp(what, "borrowed") == 0 && argc > 2)
         borrowed(strtoull(argv[2], NULL, 10) * MIB);
     else

@@ -57,7 +57,7 @@ static void *watch_calls(void *unused)
     pthread_mutex_lock(&watch_lock);
     while (watched)
         if (pthread_cond_timedwait(&watch_over, &watch_lock, &limit) == ETIMEDOUT && watched) {
-            printf("%s: waits for the other GPU\n", watched);
+            printf("%s: waits for what it must not wait for\n", watched);
             fflush(stdout);
             _exit(1);
         }

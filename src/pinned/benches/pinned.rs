@@ -22,7 +22,7 @@ impl Backend for Nothing {
     fn unpin(&self, _key: Key, _address: u64, _bytes: u64, _may_wait: bool) -> Result<(), ()> {
         Ok(())
     }
-    fn quiesce(&self) -> Result<(), Fault<()>> {
+    fn quiesce(&self, _context: u64) -> Result<(), Fault<()>> {
         Ok(())
     }
 }
@@ -55,7 +55,7 @@ fn release(pool: &Pool<Nothing>, address: u64, when: Free) {
 fn cycle(pool: &Pool<Nothing>, bytes: u64, when: Free) {
     let address = allocate(pool, bytes);
     release(pool, address, when);
-    pool.return_idle(black_box(Duration::ZERO));
+    pool.return_idle(black_box(Duration::ZERO), Some(1));
 }
 
 fn main() {

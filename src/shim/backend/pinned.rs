@@ -46,7 +46,7 @@ impl Backend for Host {
     }
 
     fn unpin(&self, key: Key, address: u64, _: u64, may_wait: bool) -> Result<(), CuResult> {
-        if capture::under_way() || !may_wait && fence::may_be_busy() {
+        if capture::under_way() || !may_wait && fence::may_be_busy(key.context) {
             return Err(CuResult::NOT_READY);
         }
         // With its context the memory would go, and the driver could give the address to another thread before this call.
@@ -55,7 +55,7 @@ impl Backend for Host {
         unsafe { (self.0.cuMemFreeHost)(address as *mut _) }.ok()
     }
 
-    fn quiesce(&self) -> Result<(), Fault<CuResult>> {
-        fence::quiesce(self.0, Gpus::All).map_err(fault)
+    fn quiesce(&self, context: u64) -> Result<(), Fault<CuResult>> {
+        fence::quiesce_owner(self.0, context, Gpus::All).map(drop).map_err(fault)
     }
 }

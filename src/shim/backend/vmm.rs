@@ -154,4 +154,8 @@ impl Backend for Vmm {
     fn quiesce(&self, gpus: &[u32]) -> Result<(), Fault<CuResult>> {
         fence::quiesce(self.driver, Gpus::Of(gpus)).map_err(fault)
     }
+
+    fn quiesce_owner(&self, owner: u64, gpu: u32) -> Result<bool, Fault<CuResult>> {
+        fence::quiesce_owner(self.driver, owner, Gpus::Of(&[gpu])).map_err(fault)
+    }
 }

@@ -369,6 +369,11 @@ fn by_id_cold(id: u64) -> Option<&'static Tally> {
     REGISTRY.lock().by_id(id).map(|context| context.tally)
 }
 
+/// The context with this id, while it lives, and whether it is the only one on its device.
+pub fn owner(id: u64) -> Option<(Context, bool)> {
+    REGISTRY.lock().owner(id)
+}
+
 /// The context of this handle. That of a green context is its primary one.
 pub fn by_handle(context: CUcontext) -> Option<Context> {
     if context.is_null() { None } else { REGISTRY.lock().by_handle(context as usize) }

@@ -485,6 +485,12 @@ impl Registry {
         self.devices.get(&device).map_or(0, |device| device.cost)
     }
 
+    /// The context with this id, while it lives, and whether it is the only one on its device.
+    pub fn owner(&self, id: u64) -> Option<(Context, bool)> {
+        let context = self.by_id(id)?;
+        Some((context, self.devices.get(&context.device).is_some_and(|device| device.live == 1)))
+    }
+
     /// Kernels launched in contexts of this device that are gone.
     pub fn gone_launches(&self, device: CUdevice) -> u64 {
         self.devices.get(&device).map_or(0, |device| device.gone_launches)

@@ -176,14 +176,25 @@ pub unsafe fn copied_between(real: &mut Real) -> CuResult {
     result
 }
 
-/// The program waited for all work of a context: memory that has to wait for the device to go back goes back here.
+/// The program waited for all work of the current context: memory that has to wait for it to go back goes back here.
 ///
 /// # Safety
 /// Called by a row's trampoline.
 pub unsafe fn synchronized(real: &mut Real) -> CuResult {
+    // SAFETY: NULL names the current context.
+    unsafe { synchronized_in(real, std::ptr::null_mut()) }
+}
+
+/// As [`synchronized`], of a context that the call names.
+///
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn synchronized_in(real: &mut Real, ctx: CUcontext) -> CuResult {
     let result = real.call();
     if result.is_ok() {
-        pinned::return_idle();
+        let current = || context::driver().and_then(context::current);
+        let waited = if ctx.is_null() { current() } else { context::by_handle(ctx) };
+        pinned::return_idle(waited.map(|context| context.id));
     }
     result
 }

@@ -51,9 +51,11 @@ pub unsafe fn free(real: &mut Real, pointer: *mut c_void) -> CuResult {
         return real.call();
     }
     let address = pointer as u64;
-    let result = pinned::free(address).unwrap_or_else(|| pinned::forgetting(address, || real.call()));
-    pinned::return_idle();
-    result
+    pinned::free(address).unwrap_or_else(|| {
+        let result = pinned::forgetting(address, || real.call());
+        pinned::return_idle(None);
+        result
+    })
 }
 
 /// # Safety

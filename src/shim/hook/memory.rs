@@ -89,7 +89,9 @@ pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
     if context::driver().and_then(context::refusal).is_some() {
         return real.call();
     }
-    let result = memory::free(dptr).unwrap_or_else(|| managed::free(dptr, || real.call()));
-    pinned::return_idle();
-    result
+    memory::free(dptr).unwrap_or_else(|| {
+        let result = managed::free(dptr, || real.call());
+        pinned::return_idle(None);
+        result
+    })
 }

@@ -393,7 +393,7 @@ macro_rules! for_each_hook {
             cuCtxGetDevice(device: *mut CUdevice) => pass::through();
             cuCtxGetDevice_v2(device: *mut CUdevice, ctx: CUcontext) => pass::through();
             cuCtxSynchronize() => context::synchronized();
-            cuCtxSynchronize_v2(ctx: CUcontext) => context::synchronized();
+            cuCtxSynchronize_v2(ctx: CUcontext) => context::synchronized_in(ctx);
             cuCheckpointProcessLock(pid: c_int, arguments: *mut c_void) => pass::through();
             cuCheckpointProcessCheckpoint(pid: c_int, arguments: *mut c_void) => pass::through();
             cuCheckpointProcessRestore(pid: c_int, arguments: *mut c_void) => pass::through();

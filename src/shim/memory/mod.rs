@@ -254,7 +254,11 @@ pub fn free_later(address: u64, device: CUdevice) -> Option<CuResult> {
 #[inline]
 fn free_when(address: u64, when: Free) -> Option<CuResult> {
     let opened = open::opened().filter(|opened| opened.contains(address))?;
-    Some(freed(opened.pool.free(address, when)))
+    let outcome = opened.pool.free(address, when);
+    let waited = outcome.as_ref().ok().filter(|_| when == Free::Strict).map(|block| block.owner);
+    let answer = freed(outcome);
+    pinned::return_idle(waited);
+    Some(answer)
 }
 
 /// The program's answer.

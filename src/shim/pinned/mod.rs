@@ -139,7 +139,10 @@ pub fn free(address: u64) -> Option<CuResult> {
         FreeSetting::Lazy => Free::Lazy,
     };
     Some(forgetting(address, || match pool.free(address, when, context::coarse_now()) {
-        Ok(_) => CuResult::SUCCESS,
+        Ok(block) => {
+            return_idle(Some(block.key.context).filter(|_| when == Free::Strict));
+            CuResult::SUCCESS
+        }
         // Freed twice, or an inner pointer: the driver's answer for either.
         Err(FreeError::NotABlock) => CuResult::INVALID_VALUE,
         Err(FreeError::Backend(result)) => result,
@@ -199,11 +202,12 @@ pub fn context_gone(context: u64) {
     }
 }
 
-/// Gives back segments that nobody used for a while. For calls that wait for the device in any case.
+/// Gives back segments that nobody used for a while. For calls that have waited for work in any case: for that of the context
+/// `waited`, if it is known.
 #[inline]
-pub fn return_idle() {
+pub fn return_idle(waited: Option<u64>) {
     let Some(pool) = opened().filter(|_| !capture::under_way()) else { return };
-    let bytes = pool.return_idle(context::coarse_now());
+    let bytes = pool.return_idle(context::coarse_now(), waited);
     if bytes > 0 {
         report_return(bytes, "idle");
     }

@@ -168,11 +168,11 @@ fn unused_segments_go_back_when_their_time_is_over() {
     let second = Duration::from_secs(1);
     pool.free(a, Free::Strict, second).unwrap();
     pool.free(b, Free::Lazy, 2 * second).unwrap();
-    assert_eq!(pool.return_idle(IDLE), 0);
-    assert_eq!(pool.return_idle(IDLE + second), 4 * MIB);
+    assert_eq!(pool.return_idle(IDLE, Some(1)), 0);
+    assert_eq!(pool.return_idle(IDLE + second, Some(1)), 4 * MIB);
     assert_eq!(pool.usage().pinned, 8 * MIB);
-    assert_eq!(pool.return_idle(IDLE + 3 * second), 8 * MIB);
-    assert_eq!(pool.return_idle(10 * IDLE), 0);
+    assert_eq!(pool.return_idle(IDLE + 3 * second, Some(1)), 8 * MIB);
+    assert_eq!(pool.return_idle(10 * IDLE, Some(1)), 0);
     assert!(pool.backend().inner().segments.is_empty());
     assert_eq!(pool.usage().returned, 12 * MIB);
 }
@@ -183,10 +183,10 @@ fn a_segment_in_use_again_is_not_idle() {
     let address = allocate(&pool, 4 * MIB).0;
     free(&pool, address);
     allocate(&pool, 4 * MIB);
-    assert_eq!(pool.return_idle(2 * IDLE), 0);
+    assert_eq!(pool.return_idle(2 * IDLE, Some(1)), 0);
     pool.free(address, Free::Strict, 2 * IDLE).unwrap();
-    assert_eq!(pool.return_idle(3 * IDLE - Duration::from_nanos(1)), 0);
-    assert_eq!(pool.return_idle(3 * IDLE), 4 * MIB);
+    assert_eq!(pool.return_idle(3 * IDLE - Duration::from_nanos(1), Some(1)), 0);
+    assert_eq!(pool.return_idle(3 * IDLE, Some(1)), 4 * MIB);
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn nothing_idle_costs_no_call() {
     let pool = pool(GIB);
     allocate(&pool, 4 * MIB);
     let calls = pool.backend().inner().calls;
-    assert_eq!(pool.return_idle(Duration::MAX), 0);
+    assert_eq!(pool.return_idle(Duration::MAX, Some(1)), 0);
     assert_eq!(pool.backend().inner().calls, calls);
 }
 
@@ -215,7 +215,7 @@ fn memory_freed_lazily_is_used_again_only_after_a_wait() {
     pool.free(address, Free::Lazy, START).unwrap();
     assert_eq!(pool.backend().inner().log.last(), Some(&("pin", 4 * MIB)), "the free waits for nothing");
     assert_eq!(allocate(&pool, 4 * MIB), (address, 0));
-    assert_eq!(pool.backend().inner().log.last(), Some(&("quiesce", 0)));
+    assert_eq!(pool.backend().inner().log.last(), Some(&("quiesce", 1)));
 }
 
 #[test]

@@ -98,7 +98,7 @@ fn in_making_room_and_giving_back() {
         run.allocate(200 * MIB);
         run.free(0, Free::Strict);
         run.now += 2 * IDLE;
-        run.pool.return_idle(run.now);
+        run.pool.return_idle(run.now, Some(1));
         run.allocate(5 * MIB);
         run.free(0, Free::Lazy);
         run.pool.trim();
@@ -120,11 +120,11 @@ fn a_segment_that_does_not_go_is_tried_again_only_after_the_idle_time() {
     let block = try_allocate(&pool, MIB).unwrap().block;
     pool.free(block.address, Free::Strict, Duration::ZERO).unwrap();
     pool.backend().inner().fault = Some((3, 1, FaultKind::Failed));
-    assert_eq!(pool.return_idle(IDLE), 0);
+    assert_eq!(pool.return_idle(IDLE, Some(1)), 0);
     let calls = pool.backend().inner().calls;
-    assert_eq!(pool.return_idle(2 * IDLE - Duration::from_secs(1)), 0);
+    assert_eq!(pool.return_idle(2 * IDLE - Duration::from_secs(1), Some(1)), 0);
     assert_eq!(pool.backend().inner().calls, calls);
-    assert_eq!(pool.return_idle(2 * IDLE), MIB);
+    assert_eq!(pool.return_idle(2 * IDLE, Some(1)), MIB);
 }
 
 #[test]
@@ -137,8 +137,12 @@ fn what_could_not_make_room_goes_at_the_next_wait() {
     pool.backend().inner().running = true;
     let allocation = try_allocate(&pool, 90 * MIB).unwrap();
     assert_eq!((allocation.pinned, allocation.returned, pool.usage().pinned), (90 * MIB, 0, 250 * MIB));
-    assert_eq!(pool.return_idle(Duration::ZERO), 100 * MIB, "as much as is beyond the bound, and not before its time");
-    assert_eq!(pool.return_idle(Duration::ZERO), 0);
+    assert_eq!(
+        pool.return_idle(Duration::ZERO, Some(1)),
+        100 * MIB,
+        "as much as is beyond the bound, and not before its time"
+    );
+    assert_eq!(pool.return_idle(Duration::ZERO, Some(1)), 0);
 }
 
 #[test]
@@ -149,5 +153,5 @@ fn busy_memory_that_does_not_go_is_busy_still() {
     pool.backend().inner().fault = Some((2, 1, FaultKind::Failed));
     assert_eq!(pool.trim(), 0);
     assert_eq!(try_allocate(&pool, MIB).map(|allocation| allocation.block.address), Ok(block.address));
-    assert_eq!(pool.backend().inner().log.last(), Some(&("quiesce", 0)));
+    assert_eq!(pool.backend().inner().log.last(), Some(&("quiesce", 1)));
 }

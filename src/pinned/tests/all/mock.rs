@@ -132,8 +132,8 @@ impl Backend for Mock {
         Ok(())
     }
 
-    fn quiesce(&self) -> Result<(), Fault<CallNumber>> {
-        let inner = self.call("quiesce", 0)?;
+    fn quiesce(&self, context: u64) -> Result<(), Fault<CallNumber>> {
+        let inner = self.call("quiesce", context)?;
         if inner.capturing { Err(Fault::NotReady(inner.calls)) } else { Ok(()) }
     }
 }

@@ -52,8 +52,8 @@ type Segments = BTreeMap<u64, (u64, Key)>;
 #[derive(Default)]
 struct Model {
     live: BTreeMap<u64, Block>,
-    /// Lazily freed and not waited for since: bytes by address.
-    busy: BTreeMap<u64, u64>,
+    /// Lazily freed, and their context not waited for since: bytes and context by address.
+    busy: BTreeMap<u64, (u64, u64)>,
     /// Segments of blocks below a page.
     small_segments: BTreeSet<u64>,
     capturing: bool,
@@ -71,7 +71,7 @@ impl Model {
     fn gaps(&self, start: u64, bytes: u64) -> Vec<(u64, u64)> {
         let taken = self.live.range(start..start + bytes).map(|(&at, block)| (at, footprint(block.bytes)));
         let mut taken: Vec<_> =
-            taken.chain(self.busy.range(start..start + bytes).map(|(&at, &size)| (at, size))).collect();
+            taken.chain(self.busy.range(start..start + bytes).map(|(&at, &(size, _))| (at, size))).collect();
         taken.sort_unstable();
         let mut gaps = Vec::new();
         let mut at = start;
@@ -103,6 +103,11 @@ impl Model {
         }
     }
 
+    /// Others may still be at work on what was theirs.
+    fn waited_for(&mut self, context: u64) {
+        self.busy.retain(|_, (_, theirs)| *theirs != context);
+    }
+
     fn allocate(&mut self, pool: &Pool<Mock>, bytes: u64, key: Key) -> Result<(), TestCaseError> {
         let waits =
             |pool: &Pool<Mock>| pool.backend().inner().log.iter().filter(|(name, _)| *name == "quiesce").count();
@@ -114,7 +119,7 @@ impl Model {
         if waits(pool) > waits_before {
             prop_assert!(!matches!(expected, Ok(Some(_))), "waited although {expected:?} was there");
             if !self.capturing {
-                self.busy.clear();
+                self.waited_for(key.context);
                 expected = self.fit(&segments, bytes, key);
             }
         }
@@ -155,7 +160,7 @@ impl Model {
         for other in self.live.values() {
             prop_assert!(other.address + footprint(other.bytes) <= first || end <= other.address, "{other:?} overlaps");
         }
-        for (&at, &size) in &self.busy {
+        for (&at, &(size, _)) in &self.busy {
             prop_assert!(at + size <= first || end <= at, "the device may still touch {at:#x}");
         }
         self.live.insert(block.address, block);
@@ -200,9 +205,9 @@ impl Model {
                 prop_assert_eq!(pool.free(block.address, when, self.now), Ok(block));
                 self.live.remove(&block.address);
                 if lazily || self.capturing {
-                    self.busy.insert(block.address, footprint(block.bytes));
+                    self.busy.insert(block.address, (footprint(block.bytes), block.key.context));
                 } else {
-                    self.busy.clear();
+                    self.waited_for(block.key.context);
                 }
             }
             Op::FreeWrongly { pick, offset } if !self.live.is_empty() => {
@@ -221,7 +226,7 @@ impl Model {
             Op::Wait { seconds } => {
                 self.now += Duration::from_secs(seconds);
                 let unused = self.unused(pool);
-                let returned = pool.return_idle(self.now);
+                let returned = pool.return_idle(self.now, Some(1));
                 prop_assert!(returned <= unused);
                 if seconds >= IDLE.as_secs() {
                     prop_assert_eq!(returned, unused, "all were unused that long");
@@ -254,9 +259,11 @@ proptest! {
         for op in &ops {
             model.apply(&pool, op)?;
         }
-        // Whatever happened, after a last wait every segment is one free run again.
+        // Whatever happened, after a last wait for each context every segment is one free run again.
         model.apply(&pool, &Op::Capture(false))?;
-        model.apply(&pool, &Op::Allocate { bytes: 1, key: Key { context: 3, flags: 0 } })?;
+        for context in 1..=3 {
+            model.apply(&pool, &Op::Allocate { bytes: 1, key: Key { context, flags: 0 } })?;
+        }
         while !model.live.is_empty() {
             model.apply(&pool, &Op::Free { pick: 0, lazily: false })?;
         }

@@ -18,7 +18,7 @@ fn peaks(sizes: impl Iterator<Item = u64>, held: usize, when: Free) -> (u64, u64
         }
         live.push_back(pool.allocate(&Request { bytes, key: KEY }).unwrap().block.address);
         now += Duration::from_millis(20);
-        pool.return_idle(now);
+        pool.return_idle(now, Some(1));
     }
     let usage = pool.usage();
     assert!(now < IDLE || usage.reuses > 0);

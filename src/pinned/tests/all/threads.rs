@@ -58,7 +58,7 @@ fn blocks_of_eight_threads_never_share_a_byte() {
             }
             match dice.roll(64) {
                 0 => drop(pool.trim()),
-                1 => drop(pool.return_idle(Duration::from_secs(step))),
+                1 => drop(pool.return_idle(Duration::from_secs(step), Some(1))),
                 _ => {}
             }
         }
@@ -111,6 +111,6 @@ fn the_backend_may_call_back() {
         let when = if number % 2 == 0 { Free::Lazy } else { Free::Strict };
         pool.free(block.block.address, when, Duration::ZERO).unwrap();
     }
-    assert!(pool.return_idle(Duration::from_secs(99)) > 0);
+    assert!(pool.return_idle(Duration::from_secs(99), Some(1)) > 0);
     assert_eq!(pool.usage().pinned, 0);
 }

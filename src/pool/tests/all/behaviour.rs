@@ -208,6 +208,21 @@ fn lazily_freed_memory_waits_for_the_device_before_reuse() {
 }
 
 #[test]
+fn a_wait_for_one_context_vouches_for_its_own_block_only() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 128 * MIB)]);
+    let (lazy, strict) = (allocate(&pool, 64 * MIB).unwrap(), allocate(&pool, 64 * MIB).unwrap());
+    pool.backend().inner().others = true;
+    pool.free(lazy.block.address, Free::Lazy).unwrap();
+    note_busy(&pool, &lazy);
+    let ((), log) = calls_since(&pool, || free(&pool, &strict));
+    assert_eq!(log, [("quiesce owner", strict.block.owner)]);
+    let (again, log) = calls_since(&pool, || allocate(&pool, 64 * MIB).unwrap());
+    assert_eq!((again.block.address, log.len()), (strict.block.address, 0));
+    let (_, log) = calls_since(&pool, || allocate(&pool, 64 * MIB).unwrap());
+    assert_eq!(log, [("quiesce", 1)], "the memory of another context's lazy free needs the whole GPU");
+}
+
+#[test]
 fn a_free_inside_a_capture_is_lazy_and_trim_leaves_it() {
     let pool = pool(Policy::LocalFirst, &[(GPU0, 64 * MIB), (GPU1, 64 * MIB)]);
     let first = allocate(&pool, 64 * MIB).unwrap();

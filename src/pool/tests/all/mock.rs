@@ -39,6 +39,8 @@ pub struct Inner {
     pub blind: bool,
     /// Whether the device can not be waited for.
     pub capturing: bool,
+    /// Whether GPUs have contexts beside that of the owner who frees.
+    pub others: bool,
     memories: BTreeMap<u64, Memory>,
     mappings: BTreeMap<u64, Mapping>,
     handles_made: u64,
@@ -254,5 +256,13 @@ impl Backend for Mock {
         }
         inner.busy.retain(|(.., gpu)| !gpus.contains(gpu));
         Ok(())
+    }
+
+    fn quiesce_owner(&self, owner: u64, gpu: u32) -> Result<bool, Fault<CallNumber>> {
+        if !self.inner().others {
+            return self.quiesce(&[gpu]).map(|()| true);
+        }
+        let inner = self.call("quiesce owner", owner)?;
+        if inner.capturing { Err(Fault::NotReady(inner.calls)) } else { Ok(false) }
     }
 }
