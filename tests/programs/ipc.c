@@ -24,7 +24,7 @@
  *   asleep               wait until the thread that serves others waits, too
  *   deaf                 standard error is a full pipe from here on
  *   forge:SLOT           ask for the block with all that is public: the socket's name, the block's number and its address
- *   knock:N              connect N times to every such socket, and wait each time until that ends
+ *   knock:N              connect N times to the socket of slot 0's exporter, and wait each time until that ends
  *   crowd:N              connect N times, say nothing and stay
  *   running:SLOT         close it while a kernel runs, and begin a capture while the close waits for that
  *   trim                 return freed memory to the driver (under the shim)
@@ -327,15 +327,19 @@ static void become_deaf(void)
     close(ends[1]);
 }
 
-/* A connection to the nth socket whose public name is of an exporter; -1 if there are not so many. */
+/* A connection to the nth socket whose public name is of slot 0's exporter; -1 if there are not so many. Those of other
+ * programs on this machine are left alone: tests run side by side. */
 static int knock(int nth)
 {
-    char line[WORD];
+    char line[WORD], ours[WORD];
+    uint32_t exporter;
+    memcpy(&exporter, slots[0].handle.reserved + 12, sizeof exporter);
+    snprintf(ours, sizeof ours, "@gpupool-ipc-%u-", exporter);
     FILE *list = fopen("/proc/net/unix", "r");
     int found = -1;
     REQUIRE(list);
     while (found < 0 && fgets(line, sizeof line, list)) {
-        char *name = strstr(line, "@gpupool-ipc-");
+        char *name = strstr(line, ours);
         /* 00010000: listening. */
         if (!name || !strstr(line, " 00010000 ") || nth-- > 0)
             continue;
