@@ -40,4 +40,7 @@ pub trait Backend: Send + Sync {
     /// every context there). It must not wait for any other GPU. `NotReady` here means "not now" (a stream capture is under
     /// way) and is not repeated.
     fn quiesce(&self, gpus: &[u32]) -> Result<(), Fault<Self::Error>>;
+    /// Whether all work that was submitted to this GPU before the call is over, asked without waiting for it. `false` where
+    /// nobody can tell, or not now.
+    fn has_finished(&self, gpu: u32) -> bool;
 }

@@ -154,4 +154,8 @@ impl Backend for Vmm {
     fn quiesce(&self, gpus: &[u32]) -> Result<(), Fault<CuResult>> {
         fence::quiesce(self.driver, Gpus::Of(gpus)).map_err(fault)
     }
+
+    fn has_finished(&self, gpu: u32) -> bool {
+        fence::has_finished(self.driver, Gpus::Of(&[gpu]))
+    }
 }

@@ -6,7 +6,7 @@ mod result;
 pub use result::CuResult;
 
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUfunction, CUkernel, CUmemAccessDesc, CUmemAllocationProp,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUkernel, CUmemAccessDesc, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUmemLocation, CUmemoryPool, CUstream, CUuuid,
 };
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -75,6 +75,9 @@ functions! {
         cuStreamDestroy_v2(CUstream);
         cuStreamGetCtx(CUstream, *mut CUcontext);
         cuStreamIsCapturing(CUstream, *mut c_int);
+        cuEventCreate(*mut CUevent, c_uint);
+        cuEventQuery(CUevent);
+        cuEventDestroy_v2(CUevent);
         cuMemGetInfo_v2(*mut usize, *mut usize);
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
         cuMemFreeHost(*mut c_void);
@@ -97,6 +100,7 @@ functions! {
         cuMemPrefetchAsync(CUdeviceptr, usize, CUdevice, CUstream);
     }
     newer drivers {
+        cuCtxRecordEvent(CUcontext, CUevent);
         cuMemAdvise_v2(CUdeviceptr, usize, c_int, CUmemLocation);
         cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
         cuKernelGetParamInfo(CUkernel, usize, *mut usize, *mut usize);

@@ -1,7 +1,7 @@
 //! A backend that keeps every rule of the driver and panics at the first one broken.
 
 use gpupool_pool::{Backend, FRAME, Fault, Place};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// First address of the reservation in these tests: high, so that no address fits 32 bits by luck.
@@ -39,6 +39,8 @@ pub struct Inner {
     pub blind: bool,
     /// Whether the device can not be waited for.
     pub capturing: bool,
+    /// GPUs with a kernel that waits for the host: who waits for one of them waits for ever.
+    pub held: BTreeSet<u32>,
     memories: BTreeMap<u64, Memory>,
     mappings: BTreeMap<u64, Mapping>,
     handles_made: u64,
@@ -241,7 +243,18 @@ impl Backend for Mock {
         if inner.capturing {
             return Err(Fault::NotReady(inner.calls));
         }
+        assert!(gpus.iter().all(|gpu| !inner.held.contains(gpu)), "this wait for {gpus:?} never ends");
         inner.busy.retain(|(.., gpu)| !gpus.contains(gpu));
         Ok(())
+    }
+
+    fn has_finished(&self, gpu: u32) -> bool {
+        let mut inner = self.inner();
+        inner.log.push(("look", 1 << gpu));
+        let finished = !inner.capturing && !inner.held.contains(&gpu);
+        if finished {
+            inner.busy.retain(|(.., other)| *other != gpu);
+        }
+        finished
     }
 }
