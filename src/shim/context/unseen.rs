@@ -62,7 +62,7 @@ pub fn synchronize(driver: &Driver, gpus: Gpus) -> Result<(), CuResult> {
 /// Whether `holds` of the current context and of every primary context on these GPUs.
 pub fn all(driver: &Driver, gpus: Gpus, holds: impl Fn(CUcontext) -> bool) -> bool {
     let current = driver.current_context().filter(|_| driver.current_device().is_ok_and(|device| gpus.contain(device)));
-    let primaries = (0..driver.device_count()).filter(|device| gpus.contain(*device));
+    let mut primaries = (0..driver.device_count()).filter(|device| gpus.contain(*device));
     let hold = |device| Primary::hold(driver, device).is_none_or(|primary| holds(primary.handle));
-    primaries.map(hold).all(|held| held) && current.is_none_or(&holds)
+    primaries.all(hold) && current.is_none_or(&holds)
 }
