@@ -273,9 +273,8 @@ fn a_green_context_that_was_destroyed_answers_with_errors() {
             cu!(cuGreenCtxStreamCreate(&mut own, green, 1, 0)),
             cu!(cuGreenCtxRecordEvent(green, event)),
             cu!(cuGreenCtxWaitEvent(green, event)),
-            cu!(cuCtxPushCurrent_v2(derived)),
         ];
-        assert_eq!(answers, [201; 6]);
+        assert_eq!(answers, [201; 5]);
     });
 }
 
@@ -313,10 +312,11 @@ fn the_primary_context_waits_for_its_green_ones() {
         ok!(cuCtxSynchronize());
         ok!(cuStreamQuery(own));
         raiser.join().unwrap();
-        // A reset ends what is part of it, and the green handle has nothing left to release.
-        ok!(cuDevicePrimaryCtxReset_v2(0));
-        assert_eq!(cu!(cuGreenCtxStreamCreate(&mut own, green, 1, 0)), 709);
+        // A reset is refused as long as there is a part.
+        assert_eq!(cu!(cuDevicePrimaryCtxReset_v2(0)), 800);
+        assert!(primary_is_active());
         ok!(cuGreenCtxDestroy(green));
+        ok!(cuDevicePrimaryCtxReset_v2(0));
         assert!(!primary_is_active());
     });
 }
@@ -384,5 +384,31 @@ fn a_capture_ends_with_its_context_or_its_stream() {
         assert_eq!(cu!(cuStreamBeginCapture_v2(first, MODES[0])), 401, "it captures already");
         ok!(cuStreamDestroy_v2(first));
         assert_eq!(allocates(), 0);
+    });
+}
+
+#[test]
+fn a_primary_context_s_handle_is_good_between_its_lives_and_a_created_one_s_is_used_again() {
+    alone("a_primary_context_s_handle_is_good_between_its_lives_and_a_created_one_s_is_used_again", &[], || {
+        let (mut again, mut other, mut address) = (null_mut(), null_mut(), 0);
+        let (mut first, mut second) = (0, 0);
+        let primary = start_on(0);
+        ok!(cuCtxGetId(null_mut(), &mut first));
+        ok!(cuDevicePrimaryCtxReset_v2(0));
+        assert_eq!((cu!(cuCtxGetId(null_mut(), &mut second)), cu!(cuMemAlloc_v2(&mut address, 4096))), (709, 709));
+        ok!(cuCtxSetCurrent(primary));
+        ok!(cuDevicePrimaryCtxRetain(&mut again, 0));
+        assert_eq!(primary, again);
+        ok!(cuCtxGetId(null_mut(), &mut second));
+        assert_ne!(first, second);
+        ok!(cuMemAlloc_v2(&mut address, 4096));
+
+        ok!(cuCtxCreate_v4(&mut other, null_mut(), 0, 0));
+        ok!(cuCtxGetId(other, &mut first));
+        ok!(cuCtxDestroy_v2(other));
+        ok!(cuCtxCreate_v4(&mut again, null_mut(), 0, 0));
+        assert_eq!(other, again, "not always on a real driver, but often");
+        ok!(cuCtxGetId(again, &mut second));
+        assert_ne!(first, second);
     });
 }
