@@ -173,8 +173,8 @@ pub fn play(case: Case, process: u64) {
             scope.spawn(move || stage.thread(number, &print));
         }
     });
-    drop(stage);
-    print(&remains(&driver, count));
+    let contexts = stage.contexts;
+    print(&remains(&driver, &contexts, count));
     if let Some(peer) = peer {
         print(&peer.end());
     }
@@ -186,9 +186,13 @@ fn default_pool(driver: &Driver, device: i32) -> usize {
     pool
 }
 
-/// What is left of the machine when everything was freed and the pool gave back what it kept.
-fn remains(driver: &Driver, count: i32) -> String {
-    driver.ask(c"gpupool_trim");
+/// What is left of the machine when everything was freed and the pool gave back what it kept: it waits for nobody but who
+/// trims, so that is done in every context.
+fn remains(driver: &Driver, contexts: &[usize], count: i32) -> String {
+    for context in contexts {
+        assert_eq!(driver.cuCtxSetCurrent(*context), 0, "cuCtxSetCurrent");
+        driver.ask(c"gpupool_trim");
+    }
     let mut text = "left:".to_owned();
     for device in 0..count {
         driver.cuMemPoolTrimTo(default_pool(driver, device), 0);
