@@ -63,6 +63,9 @@ pub fn quiesce_owner(driver: &Driver, id: u64, gpus: Gpus) -> Result<bool, CuRes
     if !process::is_preloaded() {
         return unseen::synchronize(driver, gpus).map(|()| true);
     }
+    let mut current = std::ptr::null_mut();
+    // SAFETY: the output is a local of the right type. An error here is that of a driver that is gone (the process exits).
+    unsafe { (driver.cuCtxGetCurrent)(&raw mut current) }.ok()?;
     let Some((owner, is_alone)) = context::owner(id) else { return Ok(false) };
     // Of a context that was only seen to appear nobody knows the handle, but nothing was made in it either.
     let Some(handle) = owner.live_handle() else { return Ok(false) };
