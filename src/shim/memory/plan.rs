@@ -180,12 +180,12 @@ fn working_mode(asked: Mode, topology: &Topology, members: &[u32]) -> Mode {
     let asked = if asked == Mode::Managed { Mode::Pool } else { asked };
     if asked == Mode::Pool && !all {
         let (who, then) = match any {
-            true => ("not all of the", "then GPUs with peer access, then the host"),
-            false => ("none of the", "then the host"),
+            true => ("some of the", "then GPUs with peer access, then the host"),
+            false => ("the", "then the host"),
         };
         tracing::warn!(
             target: "gpupool::memory", event = "pool.fallback", home = members[0], bytes = 0, why = "no peer access",
-            "{who} {} GPUs have peer access to each other; mode spill is used: the driver first, {then} (set \
+            "{who} {} GPUs have no peer access to each other; mode spill is used: the driver first, {then} (set \
              GPUPOOL_MODE=spill to silence this)", seen.len()
         );
         return Mode::Spill;
