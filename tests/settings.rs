@@ -145,6 +145,10 @@ fn gpus_that_do_not_lend_use_pooled_memory_as_the_drivers() {
     {
         run.same_under_shim(settings).succeeds().says("GPU 1: its context is alive: 0");
     }
+    // On islands, too, of which only some GPUs reach others.
+    let islands = format!("matrix:{}", harness::repository().join("tests/simcuda/links/pcie-islands.txt").display());
+    let run_there = Run::program("other_gpus").sim("4x256MiB").env("SIMCUDA_LINK", &islands);
+    run_there.same_under_shim(&["GPUPOOL_MIN_SIZE=1"]).succeeds().warns("some of the 4 GPUs have no peer access");
     // Where they do not reach its memory, the driver stages what it has given itself.
     let shim = run.env("SIMCUDA_LINK", "none").same_under_shim(&["GPUPOOL_DEVICES=0"]);
     shim.succeeds().says("GPU 2: copy from GPU 0: 0 0, 0 wrong").warns("no peer access to each other");

@@ -245,3 +245,8 @@ fn a_limit_holds_for_the_pool_and_the_program_s_own_handles_together() {
     assert!(peak <= 116, "{peak} MiB on GPU 0");
     assert_eq!(shim.reported("violations"), &serde_json::json!([]));
 }
+
+#[test]
+fn mappings_of_what_the_program_only_allocated_stay_as_they_are() {
+    Run::program("not_theirs").sim(SMALL).same_under_shim(&[]).succeeds().says("round 1: 0 wrong");
+}

@@ -47,4 +47,7 @@ pub trait Backend: Send + Sync {
         let _ = owner;
         self.quiesce(&[gpu]).map(|()| true)
     }
+    /// Whether all work that was submitted to this GPU before the call is over, asked without waiting for it. `false` where
+    /// nobody can tell, or not now.
+    fn has_finished(&self, gpu: u32) -> bool;
 }

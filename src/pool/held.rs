@@ -81,9 +81,11 @@ impl<H: Copy> State<H> {
         !self.unused(place, waits_for).is_empty()
     }
 
-    /// Whether this GPU may be at work on such memory.
-    pub fn has_held_at_work(&self, gpu: PlaceId) -> bool {
-        self.held.blocks.values().any(|left| left.freed.gpu == Some(gpu) && !left.freed.is_quiet(&self.clock))
+    /// The GPUs that may be at work on such memory.
+    pub fn held_at_work(&self) -> Vec<PlaceId> {
+        let busy = self.held.blocks.values().filter(|left| !left.freed.is_quiet(&self.clock));
+        let gpus: BTreeSet<PlaceId> = busy.filter_map(|left| left.freed.gpu).collect();
+        gpus.into_iter().collect()
     }
 
     /// Takes the chunks out of the pool that only such memory and free memory stand on, all of it quiet.

@@ -50,6 +50,9 @@ impl Backend for Device {
         }
         Ok(())
     }
+    fn has_finished(&self, _gpu: u32) -> bool {
+        false
+    }
 }
 
 /// A GPU of so many frames.

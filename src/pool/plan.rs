@@ -15,6 +15,8 @@ pub(crate) struct Attempt<'a> {
     pub headrooms: Vec<Option<u64>>,
     /// The home GPU can not be waited for (or just was): only memory that is known to be quiet counts from here on.
     pub only_quiesced: bool,
+    /// Other GPUs were asked whether they are done with what could serve it.
+    pub looked: bool,
     /// Old ceilings were forgotten for it.
     pub believed: bool,
     /// Everything that could be returned was, to find address space.
@@ -44,6 +46,8 @@ pub(crate) enum Step<H, E> {
     Ask(Place),
     /// Let the home GPU finish, so that freed memory can be returned.
     Quiesce,
+    /// Ask these GPUs, which others work on, whether they are done with freed memory here.
+    Look(Vec<PlaceId>),
     /// Return everything, so that address space comes free.
     Trim,
     /// Create memory.
@@ -83,6 +87,12 @@ impl<H: Copy> State<H> {
             && let Some(taken) = self.take_best(route.home, frames, waits_for)
         {
             return self.hand_out(taken);
+        }
+        if !std::mem::replace(&mut attempt.looked, true) {
+            let others = self.others_at_work(&route.order, Some(route.home));
+            if !others.is_empty() {
+                return Step::Look(others);
+            }
         }
 
         // What the policy would do if nobody else used the places: an upper bound, known without asking the backend. It

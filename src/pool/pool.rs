@@ -88,6 +88,7 @@ impl<B: Backend> Pool<B> {
             bytes,
             headrooms: Vec::new(),
             only_quiesced: false,
+            looked: false,
             believed: false,
             trimmed: false,
         };
@@ -122,6 +123,7 @@ impl<B: Backend> Pool<B> {
                     attempt.only_quiesced = true;
                     self.quiesce_if_possible(route.home).map_err(Refusal::Backend)?;
                 }
+                Step::Look(gpus) => gpus.into_iter().for_each(|gpu| self.look(gpu)),
                 Step::Wait(taken) => match self.quiesce(self.front.own(), &[route.home]) {
                     Ok(()) => {
                         let mut state = self.lock();
@@ -368,8 +370,8 @@ impl<B: Backend> Pool<B> {
     /// Returns freed memory to the driver in whole chunks (`cuMemUnmap`, `cuMemRelease`), the longest unused first: at
     /// `place` or everywhere, at least `bytes` or all. Returns the bytes returned.
     ///
-    /// Waits for those of `waits_for`, GPUs, on whose lazily freed memory it depends, and for no other: what another GPU may
-    /// still be at work on stays. Inside a stream capture, where nobody can wait, it returns only what is known to be quiet.
+    /// Waits for those of `waits_for`, GPUs, on whose lazily freed memory it depends, and for no other: what another GPU
+    /// turns out to be at work on still stays. Inside a stream capture, where nobody can wait, it returns only what is known to be quiet.
     pub fn trim(&self, place: Option<Place>, bytes: Option<u64>, waits_for: &[u32]) -> u64 {
         let wanted = bytes.unwrap_or(u64::MAX);
         let zombies = std::mem::take(&mut self.lock().zombies);
@@ -392,16 +394,16 @@ impl<B: Backend> Pool<B> {
         // First what is known to be quiet; somebody is waited for only if that was not enough.
         for quiet_first in [true, false] {
             if !quiet_first {
-                let mut needed: Vec<PlaceId> =
-                    self.routes.iter().filter(|it| waits_for.contains(&it.ordinal)).map(|it| it.home).collect();
-                {
-                    let state = self.lock_all();
-                    needed.retain(|&gpu| {
-                        state.has_held_at_work(gpu) || targets.iter().any(|&id| state.is_at_work(id, gpu))
-                    });
-                }
-                if returned >= wanted || needed.is_empty() || self.quiesce(self.front.own(), &needed).is_err() {
+                if returned >= wanted {
                     break;
+                }
+                let at_work = self.lock_all().others_at_work(&targets, None);
+                let may_wait = |gpu: &PlaceId| self.ordinal(*gpu).is_some_and(|ordinal| waits_for.contains(&ordinal));
+                let (own, others): (Vec<_>, Vec<_>) = at_work.into_iter().partition(may_wait);
+                others.into_iter().for_each(|gpu| self.look(gpu));
+                if !own.is_empty() {
+                    // Where nobody can wait now, what is quiet goes all the same.
+                    let _ = self.quiesce(self.front.own(), &own);
                 }
             }
             for &id in &targets {
@@ -567,13 +569,9 @@ impl<B: Backend> Pool<B> {
     pub(crate) fn quiesce(&self, shard: usize, gpus: &[PlaceId]) -> Result<(), Fault<B::Error>> {
         let kept = self.front.clock(shard);
         let begun = (kept.now(), self.clock.now());
-        let ordinal = |gpu: PlaceId| match self.places[gpu.index()] {
-            Place::Gpu(ordinal) => Some(ordinal),
-            Place::Host(_) => None,
-        };
         match *gpus {
-            [gpu] => self.backend.quiesce(ordinal(gpu).as_slice())?,
-            _ => self.backend.quiesce(&gpus.iter().filter_map(|&gpu| ordinal(gpu)).collect::<Vec<_>>())?,
+            [gpu] => self.backend.quiesce(self.ordinal(gpu).as_slice())?,
+            _ => self.backend.quiesce(&gpus.iter().filter_map(|&gpu| self.ordinal(gpu)).collect::<Vec<_>>())?,
         }
         for gpu in gpus {
             kept.covered(gpu.index(), begun.0);
@@ -582,7 +580,25 @@ impl<B: Backend> Pool<B> {
         Ok(())
     }
 
-    /// The same for one, where it is no failure that it can not be waited for now.
+    /// Asks a GPU whether it is done, without waiting: what was freed before the call, and it alone might be at work on, is
+    /// quiet if so, but for what other shards keep.
+    fn look(&self, gpu: PlaceId) {
+        let kept = self.front.clock(self.front.own());
+        let begun = (kept.now(), self.clock.now());
+        if self.ordinal(gpu).is_some_and(|ordinal| self.backend.has_finished(ordinal)) {
+            kept.covered(gpu.index(), begun.0);
+            self.clock.covered(gpu.index(), begun.1);
+        }
+    }
+
+    fn ordinal(&self, gpu: PlaceId) -> Option<u32> {
+        match self.places[gpu.index()] {
+            Place::Gpu(ordinal) => Some(ordinal),
+            Place::Host(_) => None,
+        }
+    }
+
+    /// The wait for one, where it is no failure that it can not be waited for now.
     fn quiesce_if_possible(&self, gpu: PlaceId) -> Result<(), B::Error> {
         match self.quiesce(self.front.own(), &[gpu]) {
             Ok(()) | Err(Fault::NotReady(_)) => Ok(()),

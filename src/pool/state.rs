@@ -356,6 +356,22 @@ impl<H: Copy> State<H> {
             .sum()
     }
 
+    /// The GPUs but this one that may be at work on free memory at these places, or on memory of ended blocks that others have.
+    pub fn others_at_work(&self, places: &[PlaceId], but: Option<PlaceId>) -> Vec<PlaceId> {
+        let mut gpus = self.held_at_work();
+        gpus.retain(|gpu| Some(*gpu) != but);
+        for run in places.iter().flat_map(|&place| self.runs.free_at(place)) {
+            if let Kind::Free { freed: freed @ Freed { gpu: Some(gpu), .. }, .. } = run.kind
+                && Some(gpu) != but
+                && !gpus.contains(&gpu)
+                && !freed.is_quiet(&self.clock)
+            {
+                gpus.push(gpu);
+            }
+        }
+        gpus
+    }
+
     /// Whether this GPU may be at work on free memory at `place`.
     pub fn is_at_work(&self, place: PlaceId, gpu: PlaceId) -> bool {
         let by = |freed: Freed| freed.gpu == Some(gpu) && !freed.is_quiet(&self.clock);

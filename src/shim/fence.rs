@@ -12,7 +12,7 @@ use crate::context::{self, Context, unseen};
 use crate::driver::{CuResult, Driver};
 use crate::hook::cancel;
 use crate::{capture, process};
-use cudarc::driver::sys::CUdevice;
+use cudarc::driver::sys::{CUcontext, CUdevice, CUevent};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// GPUs to wait for.
@@ -33,6 +33,11 @@ impl Gpus<'_> {
     }
 }
 
+/// `CU_EVENT_DISABLE_TIMING`.
+const UNTIMED: u32 = 2;
+/// How often an event is looked at before the work in front of it is taken to be running: an idle GPU takes a moment to
+/// pass one.
+const LOOKS: usize = 200;
 /// GPUs beyond these are always taken to be busy.
 const GPUS: usize = 64;
 /// For each GPU, how many kernels had been launched there when it was last waited for.
@@ -58,6 +63,9 @@ pub fn quiesce_owner(driver: &Driver, id: u64, gpus: Gpus) -> Result<bool, CuRes
     if !process::is_preloaded() {
         return unseen::synchronize(driver, gpus).map(|()| true);
     }
+    let mut current = std::ptr::null_mut();
+    // SAFETY: the output is a local of the right type. An error here is that of a driver that is gone (the process exits).
+    unsafe { (driver.cuCtxGetCurrent)(&raw mut current) }.ok()?;
     let Some((owner, is_alone)) = context::owner(id) else { return Ok(false) };
     // Of a context that was only seen to appear nobody knows the handle, but nothing was made in it either.
     let Some(handle) = owner.live_handle() else { return Ok(false) };
@@ -124,6 +132,37 @@ fn note_waits(launched: &[(usize, u64)]) {
             waited_for.store(count, Ordering::Relaxed);
         }
     }
+}
+
+/// Whether all that was submitted to these GPUs is over, asked without waiting. `false` while a capture forbids the question,
+/// and with drivers before CUDA 12.5, which have none that covers streams of every kind.
+pub fn has_finished(driver: &Driver, gpus: Gpus) -> bool {
+    let Some(record) = driver.cuCtxRecordEvent else { return false };
+    let finished = |handle: CUcontext| {
+        !capture::under_way() && context::within(driver, handle, || passes(driver, handle, record)).unwrap_or(false)
+    };
+    if !process::is_preloaded() {
+        return unseen::all(driver, gpus, finished);
+    }
+    let contexts = context::all();
+    contexts.iter().filter(|it| gpus.contain(it.device)).filter_map(|it| it.live_handle()).all(finished)
+}
+
+/// Whether an event behind all work of the current context comes to pass.
+fn passes(driver: &Driver, context: CUcontext, record: unsafe extern "C" fn(CUcontext, CUevent) -> CuResult) -> bool {
+    let mut event = std::ptr::null_mut();
+    // SAFETY: the output is a local.
+    if !unsafe { (driver.cuEventCreate)(&raw mut event, UNTIMED) }.is_ok() {
+        return false;
+    }
+    // SAFETY: the event was made just now, in this context, which is current and so alive.
+    let recorded = unsafe { record(context, event) }.is_ok();
+    // SAFETY: the event was made just now and is destroyed below.
+    let passed = || unsafe { (driver.cuEventQuery)(event) }.is_ok();
+    let finished = recorded && (0..LOOKS).any(|_| passed());
+    // SAFETY: the event was made just now and is not used again; the driver keeps one that is pending until it passed.
+    let _: CuResult = unsafe { (driver.cuEventDestroy_v2)(event) };
+    finished
 }
 
 /// How many kernels had been launched on a GPU when it was last waited for; `None` where nobody keeps that.

@@ -201,6 +201,7 @@ fn install_panic_report() {
 /// never touches CUDA runs only the one comparison in each handler.
 pub fn register() {
     log::remember_stderr();
+    verdict::remember_folder();
     // SAFETY: both handlers are functions of this library, which is never unloaded (build.rs).
     unsafe {
         libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child));

@@ -140,7 +140,10 @@ static void borrowed(size_t bytes)
            (unsigned long long)count_wrong(&gpus[1].kernels, target, words, 3),
            (unsigned long long)count_wrong(&gpus[1].kernels, pinned_target, PINNED / 4, 5));
     CHECK(cuMemFreeHost(next));
-    for (CUdeviceptr *block = (CUdeviceptr[]){target, pinned_target, 0}; *block; block++)
+    /* With the kernel gone, GPU 1 has again what GPU 0 freed without waiting, though nobody waited for that. */
+    CHECK(cuMemAlloc_v2(&lent, bytes));
+    CHECK(cuMemsetD32_v2(lent, 1, words));
+    for (CUdeviceptr *block = (CUdeviceptr[]){lent, target, pinned_target, 0}; *block; block++)
         CHECK(cuMemFree_v2(*block));
 }
 

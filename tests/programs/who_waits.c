@@ -3,7 +3,8 @@
  * GPU 0, or on GPU 1; without peer access, with access from 0 to 1, and with access both ways. Needs two GPUs. Each call is
  * made by a thread of its own. When that has not returned after a while the kernel is let go, so nothing here hangs.
  *
- * Only the lines of cuMemFree are known to be the same on every driver; see driver facts.
+ * What was measured of these is in waits.c. Of managed memory, of memory of a stream's order and with peer access, only
+ * this program asks.
  */
 #include "kernels.h"
 #include "streams.h"

@@ -95,8 +95,8 @@ pub fn forbid() -> Outcome {
     if offended { Err(Code::STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
 }
 
-/// For calls that wait for or stand for all work of a context: as [`forbid`], and a capture in that context is broken
-/// whatever its mode.
+/// For calls that wait for or stand for all work of a context: a capture in that context is broken whatever its mode and
+/// thread, and one in another context goes on.
 pub fn forbid_in(context: &Context) -> Outcome {
     if !any() {
         return Ok(());
@@ -109,7 +109,6 @@ pub fn forbid_in(context: &Context) -> Outcome {
             offended = true;
         }
     }
-    forbid()?;
     if offended { Err(Code::STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
 }
 

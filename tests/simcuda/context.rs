@@ -7,6 +7,7 @@ use crate::error::{Code, Outcome};
 use crate::ffi::{Handle, In, Out};
 use crate::graph::Node;
 use crate::physical::Use;
+use crate::report;
 use crate::space::{Kind, next_id};
 use crate::stream::{Stream, Ticket, Work};
 use crate::strict::{self, Unfinished};
@@ -321,8 +322,8 @@ fn top() -> Option<Arc<Context>> {
     Some(next.unwrap_or(top))
 }
 
-/// The context that a handle stands for when it is made current. That of a primary one does between its lives, too.
-fn to_be_current(handle: Handle) -> Outcome<Arc<Context>> {
+/// The context that a handle stands for. That of a primary one does between its lives, too.
+fn known(handle: Handle) -> Outcome<Arc<Context>> {
     let driver = driver();
     driver.contexts.get(handle).or_else(|_| {
         let last = driver.gpus.iter().find_map(|gpu| {
@@ -342,7 +343,16 @@ pub fn refuse_if_gone() -> Outcome {
     top().map_or(Ok(()), |context| context.check())
 }
 
-/// Waits for all work on `device`, of whichever context (`cuMemFree` does).
+/// Waits for all work of the context with this identity and of its green ones, as frees of what was made in it do. For
+/// nobody else: neither another context of its GPU nor the one that is current.
+pub fn wait_for_owner(id: u64) {
+    let owner = driver().contexts.all().into_iter().find(|context| context.id == id);
+    if let Some(context) = owner {
+        context.wait();
+    }
+}
+
+/// Waits for all work on `device`, of whichever context; on all of them for none.
 pub fn wait_for_device(device: Option<usize>) {
     for context in driver().contexts.all() {
         if device.is_none_or(|device| device == context.device) {
@@ -351,12 +361,21 @@ pub fn wait_for_device(device: Option<usize>) {
     }
 }
 
-/// A context by handle; the current one for 0.
+/// A context by handle, alive; the current one for 0.
 pub fn by_handle(handle: Handle) -> Outcome<Arc<Context>> {
     if handle == 0 {
         return current();
     }
-    driver().contexts.get(handle).map_err(|_| Code::INVALID_CONTEXT)
+    if was_destroyed(handle) {
+        return Err(Code::CONTEXT_IS_DESTROYED);
+    }
+    let context = known(handle)?;
+    if context.is_alive() { Ok(context) } else { Err(Code::CONTEXT_IS_DESTROYED) }
+}
+
+/// Whether it was the handle of a created or a green context, and is nobody's since.
+fn was_destroyed(handle: Handle) -> bool {
+    DESTROYED.lock().contains(&handle) || DESTROYED_GREEN.lock().contains(&handle)
 }
 
 fn ordinal(driver: &Driver, device: c_int) -> Outcome<usize> {
@@ -398,8 +417,9 @@ pub fn retain_primary(device: c_int) -> Outcome<Arc<Context>> {
 pub fn primary_release(device: c_int) -> Outcome {
     let driver = driver();
     let mut primary = driver.gpu(device)?.primary.lock();
+    // One too many is answered as if it had ended something.
     if primary.retained == 0 {
-        return Err(Code::INVALID_CONTEXT);
+        return Ok(());
     }
     primary.retained -= 1;
     let ended = if primary.retained == 0 { primary.context.take() } else { None };
@@ -509,12 +529,13 @@ pub fn detach(handle: Handle) -> Outcome {
 }
 
 pub fn push(handle: Handle) -> Outcome {
-    if DESTROYED.lock().contains(&handle) || DESTROYED_GREEN.lock().contains(&handle) {
-        // A real driver answers success, and its own memory is damaged.
-        eprintln!("simcuda: cuCtxPushCurrent of a context that was destroyed");
+    if was_destroyed(handle) {
+        // A real driver answers success and then 709 to every call, and ends the process when the context is popped. Here
+        // it ends at the call that was wrong.
+        report::violation(format!("cuCtxPushCurrent of {handle:#x}, a context that was destroyed"));
         std::process::abort();
     }
-    let context = to_be_current(handle)?;
+    let context = known(handle)?;
     with_stack(|stack| stack.push(context));
     Ok(())
 }
@@ -529,7 +550,7 @@ pub fn pop(out: Out<Handle>) -> Outcome {
 pub fn set_current(handle: Handle) -> Outcome {
     let context = match handle {
         0 => None,
-        _ => Some(to_be_current(handle)?),
+        _ => Some(known(handle)?),
     };
     with_stack(|stack| {
         stack.pop();

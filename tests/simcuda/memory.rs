@@ -1,7 +1,7 @@
 //! Plain device memory: `cuMemAlloc` and its relatives, and what is free.
 
 use crate::capture;
-use crate::context::{current, wait_for_device};
+use crate::context::{current, wait_for_device, wait_for_owner};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::Out;
@@ -36,8 +36,8 @@ pub fn alloc_pitch(out: Out<u64>, pitch_out: Out<usize>, width: usize, height: u
     pitch_out.set(pitch)
 }
 
-/// `cuMemFree`: waits for the device that owns the memory, because closed-source libraries rely on that. It needs no
-/// current context (the address says which one it is), but one that is broken refuses it.
+/// `cuMemFree`: waits for the context that owns the memory, whichever is current, because closed-source libraries rely on
+/// that. It needs no current context (the address says which one it is), but one that is broken refuses it.
 pub fn free(address: u64) -> Outcome {
     if let Err(code) = current()
         && code != Code::INVALID_CONTEXT
@@ -53,6 +53,11 @@ pub fn free(address: u64) -> Outcome {
     match region.kind {
         Kind::Plain { origin: Origin::Ipc, .. } | Kind::Vmm { .. } | Kind::Host { .. } => Err(Code::INVALID_VALUE),
         Kind::Plain { origin: Origin::Graph(_), .. } => crate::graph_memory::free_now(address),
+        Kind::Plain { context, origin: Origin::Alloc, .. } => {
+            wait_for_owner(context);
+            driver.space.free(address)
+        }
+        // A pool is no context's, but its device's.
         Kind::Plain { .. } => {
             wait_for_device(owner(&region.kind));
             driver.space.free(address)

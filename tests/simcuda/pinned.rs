@@ -1,7 +1,7 @@
 //! Host memory the driver knows: pinned and registered.
 
 use crate::capture;
-use crate::context::{current, wait_for_device};
+use crate::context::{current, wait_for_owner};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::extents::Extents;
@@ -138,20 +138,22 @@ pub fn alloc_host(out: Out<u64>, bytes: usize) -> Outcome {
     alloc(out, bytes, 0)
 }
 
-/// `cuMemFreeHost`: needs no context, and waits for all devices, any of which may be using the memory.
+/// `cuMemFreeHost`: needs no context, and waits for the one that the memory was made in, also where it is portable and
+/// other GPUs may be using it.
 pub fn free(address: u64) -> Outcome {
     if address == 0 {
         return Ok(());
     }
     crate::context::refuse_if_gone()?;
     capture::forbid()?;
-    let ours = |kind: &Kind| matches!(kind, Kind::Host { registered: false, .. });
     let driver = driver();
-    if !driver.space.find(address).is_some_and(|region| region.start == address && ours(&region.kind)) {
+    let Some(Region { kind: Kind::Host { context: owner, registered: false, .. }, .. }) =
+        driver.space.find(address).filter(|region| region.start == address)
+    else {
         return Err(Code::INVALID_VALUE);
-    }
-    wait_for_device(None);
-    give_back(&driver.space.remove(address, ours)?);
+    };
+    wait_for_owner(owner);
+    give_back(&driver.space.remove(address, |kind| matches!(kind, Kind::Host { registered: false, .. }))?);
     Ok(())
 }
 
@@ -198,14 +200,15 @@ pub fn unregister(address: u64) -> Outcome {
     current()?;
     capture::forbid()?;
     let driver = driver();
-    let registered = |kind: &Kind| matches!(kind, Kind::Host { registered: true, .. });
-    match driver.space.find(address) {
-        None => return Err(Code::HOST_MEMORY_NOT_REGISTERED),
-        Some(region) if region.start != address || !registered(&region.kind) => return Err(Code::INVALID_VALUE),
-        Some(_) => {}
+    let region = driver.space.find(address).ok_or(Code::HOST_MEMORY_NOT_REGISTERED)?;
+    let Region { start, kind: Kind::Host { context: owner, registered: true, .. }, .. } = region else {
+        return Err(Code::INVALID_VALUE);
+    };
+    if start != address {
+        return Err(Code::INVALID_VALUE);
     }
-    wait_for_device(None);
-    driver.space.remove(address, registered).map(drop)
+    wait_for_owner(owner);
+    driver.space.remove(address, |kind| matches!(kind, Kind::Host { registered: true, .. })).map(drop)
 }
 
 /// `cuMemHostGetDevicePointer`: the same address, as everywhere with unified addressing. Memory of `cuMemCreate` passes

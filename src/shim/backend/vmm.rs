@@ -158,4 +158,8 @@ impl Backend for Vmm {
     fn quiesce_owner(&self, owner: u64, gpu: u32) -> Result<bool, Fault<CuResult>> {
         fence::quiesce_owner(self.driver, owner, Gpus::Of(&[gpu])).map_err(fault)
     }
+
+    fn has_finished(&self, gpu: u32) -> bool {
+        fence::has_finished(self.driver, Gpus::Of(&[gpu]))
+    }
 }

@@ -68,3 +68,11 @@ pub fn synchronize(driver: &Driver, gpus: Gpus) -> Result<(), CuResult> {
     }
     if current.is_some() { wait().ok() } else { Ok(()) }
 }
+
+/// Whether `holds` of the current context and of every primary context on these GPUs.
+pub fn all(driver: &Driver, gpus: Gpus, holds: impl Fn(CUcontext) -> bool) -> bool {
+    let current = driver.current_context().filter(|_| driver.current_device().is_ok_and(|device| gpus.contain(device)));
+    let mut primaries = (0..driver.device_count()).filter(|device| gpus.contain(*device));
+    let hold = |device| Primary::hold(driver, device).is_none_or(|primary| holds(primary.handle));
+    primaries.all(hold) && current.is_none_or(&holds)
+}

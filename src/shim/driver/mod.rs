@@ -7,7 +7,7 @@ pub use result::CuResult;
 
 use crate::hook::cancel;
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUfunction, CUkernel, CUmemAccessDesc, CUmemAllocationProp,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUkernel, CUmemAccessDesc, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUmemLocation, CUmemoryPool, CUstream, CUuuid,
 };
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -76,6 +76,9 @@ functions! {
         cuStreamDestroy_v2(CUstream);
         cuStreamGetCtx(CUstream, *mut CUcontext);
         cuStreamIsCapturing(CUstream, *mut c_int);
+        cuEventCreate(*mut CUevent, c_uint);
+        cuEventQuery(CUevent);
+        cuEventDestroy_v2(CUevent);
         cuMemGetInfo_v2(*mut usize, *mut usize);
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
         cuMemFreeHost(*mut c_void);
@@ -99,6 +102,7 @@ functions! {
     }
     newer drivers {
         cuCtxGetId(CUcontext, *mut u64);
+        cuCtxRecordEvent(CUcontext, CUevent);
         cuMemAdvise_v2(CUdeviceptr, usize, c_int, CUmemLocation);
         cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
         cuKernelGetParamInfo(CUkernel, usize, *mut usize, *mut usize);

@@ -112,6 +112,9 @@ fn map_parts(driver: &Driver, address: u64, bytes: u64, offset: usize, parts: &[
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn unmap(real: &mut Real, address: CUdeviceptr, bytes: usize) -> CuResult {
+    if memory::is_reserved(address, bytes as u64) {
+        return CuResult::INVALID_VALUE;
+    }
     let taken = vmm::begin_unmap(address, bytes as u64);
     let result = real.call();
     vmm::end_unmap(taken, result.is_ok());
@@ -127,6 +130,9 @@ pub unsafe fn set_access(
     list: *const Access,
     count: usize,
 ) -> CuResult {
+    if memory::is_reserved(address, bytes as u64) {
+        return CuResult::INVALID_VALUE;
+    }
     let result = real.call();
     if !result.is_ok() || list.is_null() {
         return result;

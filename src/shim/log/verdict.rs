@@ -5,6 +5,7 @@
 //! could not be written waits for the next one. While one is missing the file lacks its last line, and whoever reads it
 //! knows that not everything is known.
 
+use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -15,6 +16,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use gpupool_config::VERDICTS;
 use gpupool_events::{Began, FindingMade, Verdict, VerdictLine};
+use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 
 use super::{file_path, output, stderr};
@@ -39,12 +41,22 @@ fn own() -> Option<&'static Own> {
     own.filter(|own| own.pid == std::process::id())
 }
 
+/// The folder that was named when the library was loaded.
+static FOLDER: OnceBox<OsString> = OnceBox::new();
+
+/// Before `main`: a program may clear or change its environment before it first calls the driver.
+pub fn remember_folder() {
+    if let Some(folder) = std::env::var_os(VERDICTS).filter(|folder| !folder.is_empty()) {
+        let _ = FOLDER.set(Box::new(folder));
+    }
+}
+
 /// Makes the file, empty: from now on this process is known to have something to say.
 pub fn prepare() {
-    let Some(folder) = std::env::var_os(VERDICTS).filter(|folder| !folder.is_empty()) else { return };
+    let Some(folder) = FOLDER.get() else { return };
     let _sheltered = cancel::shelter();
     let pid = std::process::id();
-    match Verdict::create(Path::new(&folder), pid) {
+    match Verdict::create(Path::new(folder), pid) {
         Ok((_, path)) => {
             let own = Own { pid, path, made: AtomicU64::new(0), waiting: Mutex::new(Vec::new()) };
             OWN.store(Box::into_raw(Box::new(own)), Ordering::Release);

@@ -261,6 +261,12 @@ fn free_when(address: u64, when: Free) -> Option<CuResult> {
     Some(answer)
 }
 
+/// Whether a range touches the pool's addresses: to the program they are the driver's own allocations, whose mappings it may
+/// neither end nor change.
+pub fn is_reserved(address: u64, bytes: u64) -> bool {
+    open::opened().is_some_and(|opened| opened.touches(address, bytes))
+}
+
 /// The program's answer.
 #[inline]
 fn freed(outcome: Result<Block, FreeError<CuResult>>) -> CuResult {

@@ -24,6 +24,11 @@ impl Opened {
     pub fn contains(&self, address: u64) -> bool {
         address.wrapping_sub(self.base) < self.bytes
     }
+
+    /// Whether a range has an address in the reservation.
+    pub fn touches(&self, address: u64, bytes: u64) -> bool {
+        self.contains(address) || address < self.base && address.saturating_add(bytes) > self.base
+    }
 }
 
 // `race` cells: two threads may both plan or open, the second result is dropped (and a second reservation returned);

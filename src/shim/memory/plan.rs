@@ -169,18 +169,24 @@ fn managed_works(topology: &Topology, listed: impl Fn(u32) -> bool) -> bool {
     unfit.is_none()
 }
 
-/// GPUs none of which reaches another can not pool: there the driver serves what fits, and what does not goes to the host.
-/// (Memory mapped for one GPU alone would also break copies from the others that the process sees, members or not; bare
-/// they work by staging.)
+/// Where not every GPU that the process sees reaches every member, not all memory can be pooled: a copy from a GPU that does
+/// not reach pooled memory fails or ends its context, where bare the driver stages it. There the driver serves what fits on
+/// a GPU, and the pool only what does not and would be refused bare.
 fn working_mode(asked: Mode, topology: &Topology, members: &[u32]) -> Mode {
     let seen: Vec<u32> = topology.gpus.iter().map(|gpu| gpu.ordinal).collect();
-    let pairs = members.iter().any(|a| seen.iter().any(|b| a != b && topology.reach(*a, *b)));
+    let others = |a: u32| seen.iter().filter(move |b| **b != a);
+    let all = members.iter().all(|a| others(*a).all(|b| topology.reach(*b, *a)));
+    let any = members.iter().any(|a| others(*a).any(|b| topology.reach(*a, *b)));
     let asked = if asked == Mode::Managed { Mode::Pool } else { asked };
-    if asked == Mode::Pool && seen.len() > 1 && !pairs {
+    if asked == Mode::Pool && !all {
+        let (who, then) = match any {
+            true => ("some of the", "then GPUs with peer access, then the host"),
+            false => ("the", "then the host"),
+        };
         tracing::warn!(
             target: "gpupool::memory", event = "pool.fallback", home = members[0], bytes = 0, why = "no peer access",
-            "the {} GPUs have no peer access to each other, so none can lend to another; mode spill is used: the driver \
-             first, then the host (set GPUPOOL_MODE=spill to silence this)", seen.len()
+            "{who} {} GPUs have no peer access to each other; mode spill is used: the driver first, {then} (set \
+             GPUPOOL_MODE=spill to silence this)", seen.len()
         );
         return Mode::Spill;
     }

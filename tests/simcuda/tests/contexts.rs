@@ -7,21 +7,12 @@ mod common;
 use common::*;
 use cudarc::driver::sys::*;
 use std::ptr::null_mut;
-use std::time::Duration;
 
 const MODES: [CUstreamCaptureMode; 3] = [
     CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
     CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
     CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
 ];
-
-/// Lets a kernel go after a long time, so that a call that waits for it wrongly fails its test and does not hang it.
-fn raise_in_the_end(flag: usize) {
-    std::thread::spawn(move || {
-        std::thread::park_timeout(Duration::from_secs(30));
-        raise(flag);
-    });
-}
 
 fn lowered(flag: *mut u32) -> bool {
     // SAFETY: a live pinned word.
@@ -34,44 +25,95 @@ fn allocate(bytes: usize) -> u64 {
     block
 }
 
+/// What is given back in these tests, and the call that does it.
+type Ending = (&'static str, Box<dyn FnOnce() -> i32>);
+
+fn endings() -> Vec<Ending> {
+    let mut list: Vec<Ending> = Vec::new();
+    for bytes in [4096, 64 << 20] {
+        let block = allocate(bytes);
+        list.push(("cuMemFree", Box::new(move || cu!(cuMemFree_v2(block)))));
+        for flags in [0, 1] {
+            let mut pinned = null_mut();
+            ok!(cuMemHostAlloc(&mut pinned, bytes, flags));
+            list.push(("cuMemFreeHost", Box::new(move || cu!(cuMemFreeHost(pinned)))));
+        }
+    }
+    let own = vec![0_u8; 4096].leak().as_mut_ptr();
+    ok!(cuMemHostRegister_v2(own.cast(), 4096, 0));
+    list.push(("cuMemHostUnregister", Box::new(move || cu!(cuMemHostUnregister(own.cast())))));
+    list
+}
+
+/// Runs a call of each kind while a kernel in `busy` waits for the host, in the context `current`.
+fn while_held(busy: CUcontext, held: CUstream, current: CUcontext, calls: Vec<Ending>, waits: bool) {
+    ok!(cuCtxSetCurrent(busy));
+    let (flag, wait) = (pinned_flag(), function(c"wait_flag"));
+    raise_in_the_end(flag as usize);
+    for (name, call) in calls {
+        ok!(cuCtxSetCurrent(busy));
+        // SAFETY: a live pinned word that no kernel reads now.
+        unsafe { flag.write_volatile(0) };
+        assert_eq!(launch(wait, held, &mut [flag as u64]), 0);
+        ok!(cuCtxSetCurrent(current));
+        let address = flag as usize;
+        let raiser = waits.then(|| std::thread::spawn(move || raise(address)));
+        assert_eq!(call(), 0, "{name}");
+        ok!(cuCtxSetCurrent(busy));
+        assert_eq!(cu!(cuStreamQuery(held)), if waits { 0 } else { 600 }, "{name}, which waits: {waits}");
+        assert!(waits || lowered(flag), "{name} waited");
+        match raiser {
+            Some(raiser) => assert!(raiser.join().is_ok()),
+            None => raise(address),
+        }
+        ok!(cuStreamSynchronize(held));
+    }
+}
+
 #[test]
-fn a_free_waits_for_the_gpu_that_owns_the_memory_and_for_no_other() {
-    alone("a_free_waits_for_the_gpu_that_owns_the_memory_and_for_no_other", &[], || {
-        let (second, first) = (start_on(1), start_on(0));
-        let flag = pinned_flag();
-        raise_in_the_end(flag as usize);
-        let mut plain = [0; 2].map(|_: i32| [allocate(4096), allocate(64 << 20)]).concat();
-        plain.extend([allocate(4096), allocate(64 << 20)]);
-        ok!(cuCtxSetCurrent(second));
-        let (stream, wait) = (stream(), function(c"wait_flag"));
-        assert_eq!(launch(wait, stream, &mut [flag as u64]), 0);
-        let mut free_two = |when: &str| {
-            for _ in 0..2 {
-                ok!(cuMemFree_v2(plain.pop().unwrap()));
-                ok!(cuCtxSetCurrent(second));
-                assert!(lowered(flag) && cu!(cuStreamQuery(stream)) == 600, "the free waited, with {when}");
-                ok!(cuCtxSetCurrent(first));
-            }
-        };
-        ok!(cuCtxSetCurrent(first));
-        free_two("no peer access");
-        ok!(cuCtxEnablePeerAccess(second, 0));
-        free_two("access from the owner");
-        ok!(cuCtxSetCurrent(second));
-        ok!(cuCtxEnablePeerAccess(first, 0));
-        ok!(cuCtxSetCurrent(first));
-        free_two("access both ways");
-        // The owner is what counts, not the context that is current.
-        ok!(cuCtxSetCurrent(second));
-        let own = allocate(4096);
-        ok!(cuCtxSetCurrent(first));
-        let raiser = std::thread::spawn({
-            let flag = flag as usize;
-            move || raise(flag)
+fn a_free_waits_for_the_context_that_owns_the_memory_and_for_no_other() {
+    alone("a_free_waits_for_the_context_that_owns_the_memory_and_for_no_other", &[], || {
+        let contexts = [start_on(1), start_on(0), null_mut()];
+        let [other_gpu, primary, mut created] = contexts;
+        ok!(cuCtxCreate_v4(&mut created, null_mut(), 0, 0));
+        let streams = [other_gpu, primary, created].map(|context| {
+            ok!(cuCtxSetCurrent(context));
+            (context, stream())
         });
-        ok!(cuMemFree_v2(own));
-        ok!(cuStreamQuery(stream));
-        raiser.join().unwrap();
+        for (owner, _) in streams {
+            for (busy, held) in streams {
+                // Whatever is current makes no difference.
+                for (current, _) in streams {
+                    ok!(cuCtxSetCurrent(owner));
+                    while_held(busy, held, current, endings(), owner == busy);
+                }
+            }
+        }
+        // Nor does peer access.
+        for (from, to) in [(primary, other_gpu), (other_gpu, primary)] {
+            ok!(cuCtxSetCurrent(from));
+            ok!(cuCtxEnablePeerAccess(to, 0));
+            ok!(cuCtxSetCurrent(primary));
+            while_held(other_gpu, streams[0].1, primary, endings(), false);
+        }
+    });
+}
+
+#[test]
+fn virtual_memory_is_made_and_given_back_without_a_wait() {
+    alone("virtual_memory_is_made_and_given_back_without_a_wait", &[], || {
+        let context = start_on(0);
+        let address = reserve(CHUNK);
+        let handle = std::rc::Rc::new(std::cell::Cell::new(0));
+        let (made, mapped, released) = (handle.clone(), handle.clone(), handle);
+        let calls: Vec<Ending> = vec![
+            ("cuMemCreate", Box::new(move || (made.set(create(0, CHUNK)), 0).1)),
+            ("cuMemMap", Box::new(move || cu!(cuMemMap(address, CHUNK, 0, mapped.get(), 0)))),
+            ("cuMemSetAccess", Box::new(move || grant(address, CHUNK, &[0, 1]))),
+            ("cuMemUnmap", Box::new(move || cu!(cuMemUnmap(address, CHUNK)))),
+            ("cuMemRelease", Box::new(move || cu!(cuMemRelease(released.get())))),
+        ];
+        while_held(context, stream(), context, calls, false);
     });
 }
 
@@ -106,13 +148,49 @@ fn what_waits_for_a_context_breaks_its_captures_in_every_mode() {
             ok!(cuStreamBeginCapture_v2(stream, mode));
             assert_eq!((cu!(cuStreamSynchronize(stream)), cu!(cuStreamEndCapture(stream, &mut graph))), (900, 901));
         }
-        // A relaxed capture in one context is nothing to another.
+    });
+}
+
+#[test]
+fn what_waits_for_a_context_is_nothing_to_captures_in_another() {
+    alone("what_waits_for_a_context_is_nothing_to_captures_in_another", &[], || {
+        let (other_gpu, primary, mut created) = (start_on(1), start_on(0), null_mut());
+        ok!(cuCtxCreate_v4(&mut created, null_mut(), 0, 0));
+        ok!(cuCtxSetCurrent(primary));
+        let (stream, mut graph) = (stream(), null_mut());
+        for mode in MODES {
+            for elsewhere in [other_gpu, created] {
+                ok!(cuStreamBeginCapture_v2(stream, mode));
+                ok!(cuCtxSetCurrent(elsewhere));
+                let mut event = null_mut();
+                ok!(cuEventCreate(&mut event, 2));
+                ok!(cuCtxSynchronize());
+                ok!(cuCtxRecordEvent(elsewhere, event));
+                ok!(cuCtxWaitEvent(elsewhere, event));
+                ok!(cuCtxSetCurrent(primary));
+                ok!(cuStreamEndCapture(stream, &mut graph));
+            }
+        }
+        ok!(cuCtxSynchronize());
+    });
+}
+
+#[test]
+fn a_free_breaks_global_captures_of_all_threads_and_no_relaxed_one() {
+    alone("a_free_breaks_global_captures_of_all_threads_and_no_relaxed_one", &[], || {
+        let (context, stream, mut graph) = (start_on(0) as usize, stream(), null_mut());
+        let (first, second) = (allocate(4 << 20), allocate(4 << 20));
         ok!(cuStreamBeginCapture_v2(stream, MODES[2]));
-        start_on(1);
-        ok!(cuCtxSynchronize());
-        ok!(cuCtxSetCurrent(context));
+        ok!(cuMemFree_v2(first));
         ok!(cuStreamEndCapture(stream, &mut graph));
-        ok!(cuCtxSynchronize());
+        ok!(cuStreamBeginCapture_v2(stream, MODES[0]));
+        let elsewhere = move || {
+            ok!(cuCtxSetCurrent(context as CUcontext));
+            cu!(cuMemFree_v2(second))
+        };
+        assert_eq!(std::thread::spawn(elsewhere).join().unwrap(), 900);
+        assert_eq!(cu!(cuStreamEndCapture(stream, &mut graph)), 901);
+        ok!(cuMemFree_v2(second));
     });
 }
 
@@ -297,7 +375,7 @@ fn the_primary_context_waits_for_its_green_ones() {
             let flag = flag as usize;
             move || raise(flag)
         });
-        // The memory is the GPU's, so a free waits for green contexts too.
+        // The memory is the primary context's, so a free waits for its green ones too.
         ok!(cuMemFree_v2(block));
         ok!(cuStreamQuery(own));
         raiser.join().unwrap();
@@ -312,6 +390,17 @@ fn the_primary_context_waits_for_its_green_ones() {
         ok!(cuCtxSynchronize());
         ok!(cuStreamQuery(own));
         raiser.join().unwrap();
+        // Not the other way round.
+        let work = stream();
+        // SAFETY: a live pinned word.
+        unsafe { flag.write_volatile(0) };
+        assert_eq!(launch(function(c"wait_flag"), work, &mut [flag as u64]), 0);
+        ok!(cuCtxSetCurrent(derived));
+        ok!(cuCtxSynchronize());
+        assert!(lowered(flag) && cu!(cuStreamQuery(work)) == 600, "the green context waited for the primary one");
+        raise(flag as usize);
+        ok!(cuCtxSetCurrent(primary));
+        ok!(cuCtxSynchronize());
         // A reset is refused as long as there is a part.
         assert_eq!(cu!(cuDevicePrimaryCtxReset_v2(0)), 800);
         assert!(primary_is_active());
@@ -343,7 +432,8 @@ fn after_a_reset_the_old_context_is_dead_and_its_memory_gone() {
         let mut after = null_mut();
         ok!(cuDevicePrimaryCtxRetain(&mut after, 0));
         assert_eq!(after, before, "the same handle");
-        ok!(cuCtxSetCurrent(after));
+        // The handle that stayed current is the new life's.
+        ok!(cuCtxSynchronize());
         assert_eq!(cu!(cuMemFree_v2(old)), 1);
         ok!(cuMemFree_v2(allocate(64 << 20)));
         ok!(cuCtxSetCurrent(null_mut()));
@@ -396,6 +486,7 @@ fn a_primary_context_s_handle_is_good_between_its_lives_and_a_created_one_s_is_u
         ok!(cuCtxGetId(null_mut(), &mut first));
         ok!(cuDevicePrimaryCtxReset_v2(0));
         assert_eq!((cu!(cuCtxGetId(null_mut(), &mut second)), cu!(cuMemAlloc_v2(&mut address, 4096))), (709, 709));
+        assert_eq!((cu!(cuCtxGetId(primary, &mut second)), cu!(cuDevicePrimaryCtxRelease_v2(0))), (709, 0));
         ok!(cuCtxSetCurrent(primary));
         ok!(cuDevicePrimaryCtxRetain(&mut again, 0));
         assert_eq!(primary, again);
@@ -406,9 +497,35 @@ fn a_primary_context_s_handle_is_good_between_its_lives_and_a_created_one_s_is_u
         ok!(cuCtxCreate_v4(&mut other, null_mut(), 0, 0));
         ok!(cuCtxGetId(other, &mut first));
         ok!(cuCtxDestroy_v2(other));
+        assert_eq!(cu!(cuCtxGetId(other, &mut second)), 709);
         ok!(cuCtxCreate_v4(&mut again, null_mut(), 0, 0));
         assert_eq!(other, again, "not always on a real driver, but often");
         ok!(cuCtxGetId(again, &mut second));
         assert_ne!(first, second);
     });
+}
+
+#[test]
+fn to_push_a_context_that_was_destroyed_ends_the_process() {
+    const NAME: &str = "to_push_a_context_that_was_destroyed_ends_the_process";
+    for kind in ["created", "green"] {
+        let push = || {
+            let primary = start_on(0);
+            let mut context = null_mut();
+            if std::env::var("KIND").as_deref() == Ok("green") {
+                let green;
+                (green, context) = self::green();
+                ok!(cuGreenCtxDestroy(green));
+            } else {
+                ok!(cuCtxCreate_v4(&mut context, null_mut(), 0, 0));
+                ok!(cuCtxDestroy_v2(context));
+            }
+            ok!(cuCtxSetCurrent(primary));
+            ok!(cuCtxPushCurrent_v2(context));
+        };
+        aborts(NAME, &[("KIND", kind)], push, |violations| {
+            assert_eq!(violations.len(), 1, "{violations:#?}");
+            assert!(violations[0].starts_with("cuCtxPushCurrent of 0x"), "{}", violations[0]);
+        });
+    }
 }

@@ -157,8 +157,8 @@ fn the_end_of_a_context_ends_what_was_pinned_in_it() {
 }
 
 #[test]
-fn frees_and_unregistrations_wait_for_the_device() {
-    alone("frees_and_unregistrations_wait_for_the_device", &[], || {
+fn frees_and_unregistrations_wait_for_their_context() {
+    alone("frees_and_unregistrations_wait_for_their_context", &[], || {
         start_on(0);
         let (block, mut own) = (pinned(4 * MIB, 0), vec![0_u8; 4096]);
         let own = own.as_mut_ptr() as u64;

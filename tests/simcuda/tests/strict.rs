@@ -123,31 +123,45 @@ fn take_what_is_named() {
 }
 
 #[test]
-fn memory_that_another_gpu_uses_is_not_freed() {
-    // The free waits for the GPU that owns the memory only, so this is the program's to keep in order.
-    wrongly("memory_that_another_gpu_uses_is_not_freed", &[], free_what_another_gpu_uses, |violations| {
-        assert_eq!(violations.len(), 1, "{violations:#?}");
-        let parts = ["a free of 4096 bytes", "kernel fill_u32 is queued in stream", "on GPU 1"];
-        assert!(parts.iter().all(|part| violations[0].contains(part)), "{}", violations[0]);
+fn memory_that_another_context_uses_is_not_freed() {
+    // The free waits for the context that owns the memory only, so this is the program's to keep in order.
+    wrongly("memory_that_another_context_uses_is_not_freed", &[], free_what_others_use, |violations| {
+        let used = "kernel fill_u32 is queued in stream";
+        let expected = [
+            ["a free of 4096 bytes", used, "on GPU 1"],
+            ["a free of pinned memory of 4096 bytes", used, "on GPU 1"],
+            ["a free of 4096 bytes", used, "on GPU 0"],
+            ["a free of pinned memory of 4096 bytes", used, "on GPU 0"],
+        ];
+        assert_eq!(violations.len(), expected.len(), "{violations:#?}");
+        for (said, parts) in violations.iter().zip(expected) {
+            assert!(parts.iter().all(|part| said.contains(part)), "{said}, expected {parts:?}");
+        }
     });
 }
 
-fn free_what_another_gpu_uses() {
-    let first = start_on(0);
-    let [used, other] = [0; 2].map(|mut block| {
-        ok!(cuMemAlloc_v2(&mut block, 4096));
-        block
-    });
-    start_on(1);
+fn free_what_others_use() {
+    let (first, second, mut created) = (start_on(0), start_on(1), null_mut());
     ok!(cuCtxEnablePeerAccess(first, 0));
-    let (stream, flag) = (stream(), pinned_flag());
-    assert_eq!(launch(function(c"wait_flag"), stream, &mut [flag as u64]), 0);
-    assert_eq!(launch(function(c"fill_u32"), stream, &mut [used, 4, 1]), 0);
-    ok!(cuMemFree_v2(other));
-    assert_eq!(count("simcuda_violations"), 0);
-    ok!(cuMemFree_v2(used));
-    raise(flag as usize);
-    assert_eq!(cu!(cuStreamSynchronize(stream)), 700);
+    ok!(cuCtxCreate_v4(&mut created, null_mut(), 0, 0));
+    for (round, other) in [second, created].into_iter().enumerate() {
+        ok!(cuCtxSetCurrent(first));
+        let (used, spare, mut pinned) = (upload(&[0; 512]), upload(&[0; 512]), null_mut());
+        ok!(cuMemHostAlloc(&mut pinned, 4096, 1));
+        ok!(cuCtxSetCurrent(other));
+        let (stream, flag) = (stream(), pinned_flag());
+        raise_in_the_end(flag as usize);
+        assert_eq!(launch(function(c"wait_flag"), stream, &mut [flag as u64]), 0);
+        for target in [used, pinned as u64] {
+            assert_eq!(launch(function(c"fill_u32"), stream, &mut [target, 4, 1]), 0);
+        }
+        ok!(cuMemFree_v2(spare));
+        assert_eq!(count("simcuda_violations"), 2 * round as u64);
+        ok!(cuMemFree_v2(used));
+        ok!(cuMemFreeHost(pinned));
+        raise(flag as usize);
+        assert_eq!(cu!(cuStreamSynchronize(stream)), 700);
+    }
 }
 
 #[test]

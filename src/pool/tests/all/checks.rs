@@ -123,6 +123,7 @@ fn assert_pieces(pool: &Pool<Mock>, address: u64, bytes: u64) {
 /// Frees everything, trims, and expects the mock to hold nothing.
 pub fn assert_returns_everything(pool: &Pool<Mock>, live: &[Allocation]) {
     pool.backend().inner().capturing = false;
+    pool.backend().inner().held.clear();
     pool.backend().inner().fault = None;
     for allocation in live {
         assert_eq!(pool.free(allocation.block.address, gpupool_pool::Free::Lazy), Ok(allocation.block));

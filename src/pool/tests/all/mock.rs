@@ -1,7 +1,7 @@
 //! A backend that keeps every rule of the driver and panics at the first one broken.
 
 use gpupool_pool::{Backend, FRAME, Fault, Place};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// First address of the reservation in these tests: high, so that no address fits 32 bits by luck.
@@ -41,6 +41,8 @@ pub struct Inner {
     pub capturing: bool,
     /// Whether GPUs have contexts beside that of the owner who frees.
     pub others: bool,
+    /// GPUs with a kernel that waits for the host: who waits for one of them waits for ever.
+    pub held: BTreeSet<u32>,
     memories: BTreeMap<u64, Memory>,
     mappings: BTreeMap<u64, Mapping>,
     handles_made: u64,
@@ -254,6 +256,7 @@ impl Backend for Mock {
         if inner.capturing {
             return Err(Fault::NotReady(inner.calls));
         }
+        assert!(gpus.iter().all(|gpu| !inner.held.contains(gpu)), "this wait for {gpus:?} never ends");
         inner.busy.retain(|(.., gpu)| !gpus.contains(gpu));
         Ok(())
     }
@@ -264,5 +267,15 @@ impl Backend for Mock {
         }
         let inner = self.call("quiesce owner", owner)?;
         if inner.capturing { Err(Fault::NotReady(inner.calls)) } else { Ok(false) }
+    }
+
+    fn has_finished(&self, gpu: u32) -> bool {
+        let mut inner = self.inner();
+        inner.log.push(("look", 1 << gpu));
+        let finished = !inner.capturing && !inner.held.contains(&gpu);
+        if finished {
+            inner.busy.retain(|(.., other)| *other != gpu);
+        }
+        finished
     }
 }

@@ -50,6 +50,8 @@ enum Op {
         waits_for: Vec<u32>,
     },
     Capture(bool),
+    /// A kernel on a GPU begins to wait for the host, or none does any more.
+    Stall(Option<u32>),
     External {
         place: Place,
         bytes: u64,
@@ -97,6 +99,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         1 => (proptest::option::of(any_place()), proptest::option::of(1..100 * MIB), proptest::sample::subsequence(vec![0, 1], 0..=2))
             .prop_map(|(place, bytes, waits_for)| Op::Trim { place, bytes, waits_for }),
         1 => any::<bool>().prop_map(Op::Capture),
+        2 => proptest::option::of(0..2u32).prop_map(Op::Stall),
         1 => (any_place(), 0..300 * MIB).prop_map(|(place, bytes)| Op::External { place, bytes }),
         1 => any::<bool>().prop_map(Op::Blind),
         2 => (any::<usize>(), 0..40 * MIB, 1..60 * MIB, any_pin())
@@ -162,6 +165,8 @@ impl Model {
     fn run(&mut self, op: &Op) {
         let calls = self.pool.backend().inner().log.len();
         let may_wait_for = self.waited_for(op);
+        // Who works for a GPU waits for it, as with the driver: the kernel there ends before.
+        self.pool.backend().inner().held.retain(|gpu| may_wait_for >> gpu & 1 == 0);
         self.act(op);
         let waits = self.pool.backend().inner().log[calls..]
             .iter()
@@ -288,6 +293,7 @@ impl Model {
             }
             Op::Trim { place, bytes, ref waits_for } => self.trim(place, bytes, waits_for),
             Op::Capture(on) => self.pool.backend().inner().capturing = on,
+            Op::Stall(gpu) => self.pool.backend().inner().held = gpu.into_iter().collect(),
             Op::External { place, bytes } => {
                 self.pool.backend().inner().external.insert(place, bytes);
             }
@@ -409,16 +415,16 @@ impl Model {
         }
     }
 
-    /// Mapped memory under no live block that no GPU but `home` may still touch, by the mock's account: maximal rows at one
+    /// Mapped memory under no live block, and with `home` only such that no other GPU may still touch, by the mock's account: maximal rows at one
     /// place, `(start, bytes, place)`.
-    fn free_rows(&self, home: u32) -> Vec<(u64, u64, Place)> {
+    fn free_rows(&self, home: Option<u32>) -> Vec<(u64, u64, Place)> {
         let mut rows: Vec<(u64, u64, Place)> = Vec::new();
         let inner = self.pool.backend().inner();
         let mappings: Vec<_> = inner.mapped().collect();
         for (start, bytes, place) in mappings {
             for address in (start..start + bytes).step_by(FRAME as usize) {
                 let taken = self.is_held(inner.frame_at(address))
-                    || inner.is_busy_elsewhere(address, FRAME, home)
+                    || home.is_some_and(|home| inner.is_busy_elsewhere(address, FRAME, home))
                     || self.live.iter().any(|allocation| {
                         let block = allocation.block;
                         (block.address..block.address + block.bytes).contains(&address)
@@ -466,7 +472,8 @@ impl Model {
     fn allocate(&mut self, request: &Request) {
         let home = Place::Gpu(request.home);
         let size = request.bytes.next_multiple_of(FRAME);
-        let rows = self.free_rows(request.home);
+        let rows = self.free_rows(Some(request.home));
+        let all_rows = self.free_rows(None);
         let best_fit = rows.iter().filter(|row| row.2 == home && row.1 >= size).min_by_key(|row| (row.1, row.0));
         let waiting = self.pool.backend().inner().capturing && self.pool.backend().inner().anything_busy();
         // Somebody else holds so much that a place has less than nothing left. The driver says 0 then, and memory returned
@@ -498,14 +505,16 @@ impl Model {
                 self.borrowed = self.borrowed.iter().flat_map(|&range| rests(range)).filter(|it| it.0 < it.1).collect();
                 if allocation.reused {
                     assert!(
-                        rows.iter().any(|row| (row.0..row.0 + row.1).contains(&block.address)),
+                        all_rows.iter().any(|row| (row.0..row.0 + row.1).contains(&block.address)),
                         "it was there before"
                     );
                 } else {
                     let inner = self.pool.backend().inner();
                     assert!(inner.log[calls..].iter().any(|entry| entry.0 == "create"), "nobody made this memory");
                 }
-                if self.policy == Policy::LocalFirst && !waiting {
+                // Whoever asked another GPU may know of better rows than were free before.
+                let looked = self.pool.backend().inner().log[calls..].iter().any(|call| call.0 == "look");
+                if self.policy == Policy::LocalFirst && !waiting && !looked {
                     // The strict best fit at home, as if all freed neighbours were joined, or at least the best of those
                     // that need no joining.
                     if let Some(row) = best_fit {

@@ -5,8 +5,9 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests, where a panic is the report")]
 
 use cudarc::driver::sys::*;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::ptr::null_mut;
 
 /// A driver call; its result as a number.
@@ -36,6 +37,17 @@ pub fn alone(name: &str, settings: &[(&str, &str)], body: fn()) {
 /// As [`alone`], for a body that does what is not allowed: `check` gets the violations, one a line without the process.
 #[track_caller]
 pub fn wrongly(name: &str, settings: &[(&str, &str)], body: fn(), check: fn(&[&str])) {
+    run(name, settings, body, check, |status, out| status.success() && out.contains("1 passed"));
+}
+
+/// As [`wrongly`], for a body that the driver ends with an abort.
+#[track_caller]
+pub fn aborts(name: &str, settings: &[(&str, &str)], body: fn(), check: fn(&[&str])) {
+    run(name, settings, body, check, |status, _| status.signal() == Some(libc::SIGABRT));
+}
+
+#[track_caller]
+fn run(name: &str, settings: &[(&str, &str)], body: fn(), check: fn(&[&str]), expected: fn(&ExitStatus, &str) -> bool) {
     if std::env::var("SIMCUDA_TEST").as_deref() == Ok(name) {
         return body();
     }
@@ -61,7 +73,7 @@ pub fn wrongly(name: &str, settings: &[(&str, &str)], body: fn(), check: fn(&[&s
         .output()
         .unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && out.contains("1 passed"), "{name}: {}\n{out}\n{err}", output.status);
+    assert!(expected(&output.status, &out), "{name}: {}\n{out}\n{err}", output.status);
     let violations = std::fs::read_to_string(violations).unwrap_or_default();
     let violations: Vec<_> = violations.lines().map(|line| line.split_once(": ").unwrap().1).collect();
     check(&violations);
@@ -154,6 +166,14 @@ pub fn pinned_flag() -> *mut u32 {
 pub fn raise(flag: usize) {
     // SAFETY: a live pinned word; the worker reads it atomically too.
     unsafe { std::sync::atomic::AtomicU32::from_ptr(flag as *mut u32) }.store(1, std::sync::atomic::Ordering::Release);
+}
+
+/// Lets a kernel go after a long time, so that a call that waits for it wrongly fails its test and does not hang it.
+pub fn raise_in_the_end(flag: usize) {
+    std::thread::spawn(move || {
+        std::thread::park_timeout(std::time::Duration::from_secs(30));
+        raise(flag);
+    });
 }
 
 /// Pages of the process that are shared memory, in bytes: what pinned memory is to the system.
