@@ -10,6 +10,7 @@ const ENDINGS: &[(&str, Result<i32, i32>)] = &[
     ("thread", Ok(7)),
     ("atexit", Ok(4)),
     ("late", Ok(4)),
+    ("dangling", Ok(4)),
     ("abort", Err(6)),
     ("segv", Err(11)),
     ("kill", Err(9)),

@@ -116,6 +116,14 @@ fn in_mode_off_proc_address_gives_the_drivers_own_functions() {
 }
 
 #[test]
+fn functions_that_are_looked_up_while_another_thread_starts_are_ours_too() {
+    for _ in 0..3 {
+        let run = Run::program("resolve_early").sim("1x64MiB").log();
+        run.shim().go().succeeds().prints("all got the same function\n");
+    }
+}
+
+#[test]
 fn no_level_of_the_log_changes_what_is_hooked() {
     let names = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(names.path(), hooks().into_iter().collect::<Vec<_>>().join("\n") + "\n").unwrap();

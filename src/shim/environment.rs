@@ -27,6 +27,63 @@ fn values() -> [Option<String>; 2] {
     WATCHED.map(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
 }
 
+/// As [`values`], when nobody vouches any more for the memory that the environment lies in. `None` where that cannot be read
+/// without the danger of a fault.
+fn values_at_end() -> Option<[Option<String>; 2]> {
+    unsafe extern "C" {
+        static environ: *const *const c_char;
+    }
+    /// More than a program has, less than would take long.
+    const ENTRIES: usize = 1 << 14;
+    // SAFETY: the C library's variable of this name is a pointer.
+    let start = unsafe { std::ptr::read_volatile(&raw const environ) } as usize;
+    let mut values = [None, None];
+    if start == 0 {
+        return Some(values);
+    }
+    for index in 0..ENTRIES {
+        let mut pointer = [0; size_of::<usize>()];
+        if read_own(start + index * pointer.len(), &mut pointer) < pointer.len() {
+            return None;
+        }
+        let entry = usize::from_ne_bytes(pointer);
+        if entry == 0 {
+            return Some(values);
+        }
+        let mut text = [0; 512];
+        let length = read_own(entry, &mut text);
+        let text = &text[..length];
+        let text = text.split(|byte| *byte == 0).next().unwrap_or(text);
+        for (value, name) in values.iter_mut().zip(WATCHED) {
+            let assigned = text.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"="));
+            if let Some(assigned) = assigned.filter(|_| value.is_none()) {
+                *value = Some(String::from_utf8_lossy(assigned).into_owned());
+            }
+        }
+    }
+    None
+}
+
+/// Copies what can be read from an address of this process on; how many bytes.
+fn read_own(address: usize, into: &mut [u8]) -> usize {
+    /// What is behind the end of a mapping must not keep the bytes before it from being read.
+    const PAGE: usize = 4096;
+    let mut done = 0;
+    while done < into.len() {
+        let from = address + done;
+        let bytes = (PAGE - from % PAGE).min(into.len() - done);
+        let to = libc::iovec { iov_base: into[done..].as_mut_ptr().cast(), iov_len: bytes };
+        let from = libc::iovec { iov_base: from as *mut c_void, iov_len: bytes };
+        // SAFETY: the output is a local's; memory that is not there makes the call fail and nothing else.
+        let read = unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
+        match usize::try_from(read) {
+            Ok(read @ 1..) => done += read,
+            _ => break,
+        }
+    }
+    done
+}
+
 /// `cuInit` succeeded.
 pub fn initialised(call: &'static str) {
     if INITIAL.get().is_some() {
@@ -72,12 +129,14 @@ fn look(call: &str) {
     }
 }
 
-/// At the end of the process: what is not as CUDA read it. Not at the change itself: a program that sets a variable for the
-/// processes that it starts, and takes it back, has done nothing wrong.
+/// At the end of the process: what was not set back to what CUDA read. Not at the change itself: a program that sets a
+/// variable for the processes that it starts, and takes it back, has done nothing wrong. The environment is not read again
+/// here by `getenv`: an entry may lie in memory that is gone by now, or another thread may be changing it.
 pub fn judge() {
     let Some(initial) = INITIAL.get() else { return };
     let changes = CHANGES.lock().clone();
-    for (index, (then, now)) in initial.values.iter().zip(values()).enumerate() {
+    let Some(values) = values_at_end() else { return };
+    for (index, (then, now)) in initial.values.iter().zip(values).enumerate() {
         if *then == now {
             continue;
         }

@@ -33,10 +33,19 @@ static WHY: OnceBox<CString> = OnceBox::new();
 pub fn takes_part(row: Row) -> bool {
     match STATE.load(Ordering::Acquire) {
         ACTIVE | CLOSED => true,
-        IDLE => start(),
+        IDLE => start() || resolves(row),
+        STARTING => resolves(row),
         FORKED => forked(row),
         _ => false,
     }
+}
+
+/// Whether this call hands out functions that the program keeps, while another thread starts the shim: a pointer to the
+/// driver's own would bypass the hooks for good. A hook that is called too early passes through by itself.
+#[cold]
+fn resolves(row: Row) -> bool {
+    matches!(row, Row::cuGetProcAddress | Row::cuGetProcAddress_v2)
+        && matches!(STATE.load(Ordering::Acquire), STARTING | ACTIVE | CLOSED)
 }
 
 /// Whether new blocks may be made.
@@ -150,12 +159,22 @@ fn start_inside() -> bool {
     let _ = SETTINGS.set(Box::new(settings));
     install_panic_report();
     let exe = std::env::current_exe().unwrap_or_default();
+    let local_rank = rank("LOCAL_RANK");
+    let _ = LOCAL_RANK.set(Box::new(local_rank));
     tracing::info!(
         target: "gpupool::process", event = "process.start", version = env!("CARGO_PKG_VERSION"), mode = mode.word(),
-        exe = %exe.display(), local_rank = rank("LOCAL_RANK"), job_ranks = rank("LOCAL_WORLD_SIZE"), "gpupool {} in {}, mode {}", env!("CARGO_PKG_VERSION"), exe.display(), mode.word()
+        exe = %exe.display(), local_rank, job_ranks = rank("LOCAL_WORLD_SIZE"), "gpupool {} in {}, mode {}", env!("CARGO_PKG_VERSION"), exe.display(), mode.word()
     );
     STATE.store(ACTIVE, Ordering::Release);
     true
+}
+
+/// What `LOCAL_RANK` said when the shim started. At the end of the process nobody vouches for the environment any more.
+static LOCAL_RANK: OnceBox<Option<u32>> = OnceBox::new();
+
+/// This process's number among the ranks of its job on this host, if a launcher gave it one.
+pub fn local_rank() -> Option<u32> {
+    LOCAL_RANK.get().copied().flatten()
 }
 
 /// A number that a launcher of several ranks set.

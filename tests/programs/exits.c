@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 static void at_exit(void)
@@ -14,6 +15,13 @@ static void at_exit(void)
     printf("in atexit: allocation %s\n", result == CUDA_SUCCESS ? "works" : "is refused");
     if (result == CUDA_SUCCESS)
         CHECK(cuMemFree_v2(late));
+}
+
+static char *page;
+
+static void unmap_page(void)
+{
+    munmap(page, 4096);
 }
 
 static CUdeviceptr left_behind;
@@ -41,6 +49,12 @@ int main(int argc, char **argv)
         atexit(after_the_driver);
     if (strcmp(how, "cleared") == 0)
         clearenv();
+    /* An entry of the environment that nobody may read any more. */
+    if (strcmp(how, "dangling") == 0) {
+        page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        REQUIRE(page != MAP_FAILED && putenv(strcpy(page, "NOBODY=reads")) == 0);
+        atexit(unmap_page);
+    }
     start_on(0);
     Kernels k = load_kernels();
     CHECK(cuMemAlloc_v2(&block, 8 * MIB));

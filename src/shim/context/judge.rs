@@ -1,6 +1,7 @@
 //! Which contexts nobody needed. Judged at the end of the process: a GPU may be used late.
 
 use super::{Kind, REGISTRY, Record, limits};
+use crate::process;
 use crate::{finding, module, site};
 use gpupool_config::format_size;
 use gpupool_events::{Finding, Site};
@@ -125,7 +126,7 @@ fn by_sweep(contexts: &[&Record]) {
 
 /// A rank above 0 that sees several GPUs and works on the first one does what rank 0 does.
 fn rank_on_gpu_0(working: &[&Record]) {
-    let rank = std::env::var("LOCAL_RANK").ok().and_then(|rank| rank.parse::<u32>().ok());
+    let rank = process::local_rank();
     let several = super::device_count() > 1;
     if let Some(rank @ 1..) = rank
         && several
