@@ -35,8 +35,8 @@ const fn c_name(bytes: &'static [u8]) -> &'static CStr {
 /// Whether the calls of a subject are so quick that forbidding to cancel the thread would show in them ([`cancel`]).
 const fn is_quick(subject: &str, body: &str) -> bool {
     match subject.as_bytes() {
-        // This one waits.
-        b"context" => !matches!(body.as_bytes(), b"synchronized"),
+        // These wait.
+        b"context" => !matches!(body.as_bytes(), b"synchronized" | b"synchronized_in"),
         b"memory" | b"host" | b"query" | b"stream" | b"stream_ordered" => true,
         _ => false,
     }
