@@ -5,7 +5,7 @@
 //! before `cuInit`, and for any other name, they do nothing else.
 
 use crate::hook::{Row, dlsym, guard};
-use crate::{context, finding, process, site};
+use crate::{context, finding, own_memory, process, site};
 use gpupool_events::{Finding, Site};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
@@ -72,14 +72,10 @@ fn read_own(address: usize, into: &mut [u8]) -> usize {
     while done < into.len() {
         let from = address + done;
         let bytes = (PAGE - from % PAGE).min(into.len() - done);
-        let to = libc::iovec { iov_base: into[done..].as_mut_ptr().cast(), iov_len: bytes };
-        let from = libc::iovec { iov_base: from as *mut c_void, iov_len: bytes };
-        // SAFETY: the output is a local's; memory that is not there makes the call fail and nothing else.
-        let read = unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
-        match usize::try_from(read) {
-            Ok(read @ 1..) => done += read,
-            _ => break,
+        if !own_memory::read(from as u64, &mut into[done..done + bytes]) {
+            break;
         }
+        done += bytes;
     }
     done
 }

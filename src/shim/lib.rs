@@ -20,6 +20,7 @@ mod log;
 mod managed;
 mod memory;
 mod module;
+mod own_memory;
 mod pinned;
 mod process;
 mod python;

@@ -32,13 +32,18 @@ pub fn of_primary(driver: &Driver, device: CUdevice, by: By, call: &str, act: im
         EPOCH.fetch_add(1, Ordering::AcqRel);
         ended
     };
+    is_known(ended, call);
+    result
+}
+
+/// After a call that may have ended these: whoever waited for it goes on, and what follows from an end is done.
+fn is_known(ended: Vec<Ended>, call: &str) {
     CHANGED.notify_all();
     let gone = !ended.is_empty();
     tell(ended, call);
     if gone {
         managed::catch_up();
     }
-    result
 }
 
 /// Whether this life of the primary context is over. Another may have begun meanwhile, with the same handle.
@@ -77,12 +82,7 @@ pub fn of_handle(
         EPOCH.fetch_add(1, Ordering::AcqRel);
         ended
     };
-    CHANGED.notify_all();
-    let gone = !ended.is_empty();
-    tell(ended, call);
-    if gone {
-        managed::catch_up();
-    }
+    is_known(ended, call);
     result
 }
 

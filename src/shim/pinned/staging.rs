@@ -13,6 +13,7 @@
 use super::ledger::{self, Live, Staged, Twin};
 use super::{callers, copies};
 use crate::hook::guard;
+use crate::own_memory::read;
 use crate::{finding, site};
 use gpupool_config::format_size;
 use gpupool_events::{Finding, Site};
@@ -199,16 +200,6 @@ fn equal(one: u64, other: u64, bytes: u64) -> bool {
         at += length as u64;
     }
     true
-}
-
-/// Reads memory of this process that may be gone. False where it is, or where a sandbox forbids to look: nothing is
-/// found then.
-fn read(address: u64, into: &mut [u8]) -> bool {
-    let to = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-    let from = libc::iovec { iov_base: address as *mut _, iov_len: into.len() };
-    // SAFETY: `to` is the slice; whatever `from` says, the kernel checks it.
-    let read = unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
-    usize::try_from(read) == Ok(into.len())
 }
 
 /// After a copy, on its fast path: [`copies`] knows what is watched.
