@@ -167,6 +167,15 @@ pub fn glance(driver: &Driver) -> Result<Option<Context>, ()> {
     }
 }
 
+/// Whether the context that this thread used last is known to be in use already, so that one more allocation there need not
+/// be noted. The driver is not asked, because the question costs as much as passing on the call: a switch that no hook saw is
+/// noticed at the next look.
+#[inline]
+pub fn is_in_use() -> bool {
+    let last = LAST.get();
+    last.epoch == EPOCH.load(Ordering::Acquire) && last.context.is_some_and(|context| context.usage.is_used())
+}
+
 #[inline]
 fn remembered(handle: CUcontext) -> Option<Context> {
     let last = LAST.get();
@@ -211,6 +220,12 @@ pub fn refusal(driver: &Driver) -> Option<CuResult> {
         return None;
     }
     driver.current_life().err()
+}
+
+/// Whether a call of this thread's that needs a usable context is refused, as [`refusal`] says.
+#[inline]
+pub fn is_refused() -> bool {
+    driver().and_then(refusal).is_some()
 }
 
 /// Whether this thread's current context is another one than at the last look; cheap where it is not.

@@ -1,7 +1,6 @@
 //! Bodies: pinned host memory, allocated and registered.
 
 use super::{Real, retry};
-use crate::context;
 use crate::driver::CuResult;
 use crate::memory::{self, Known};
 use crate::pinned::{self, Answer, ledger::By};
@@ -46,14 +45,12 @@ pub unsafe fn allocate_plain(real: &mut Real, pointer: *mut *mut c_void, bytes: 
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn free(real: &mut Real, pointer: *mut c_void) -> CuResult {
-    // In a context that is gone nothing is freed, of whomever it is.
-    if context::driver().and_then(context::refusal).is_some() {
-        return real.call();
-    }
     let address = pointer as u64;
     pinned::free(address).unwrap_or_else(|| {
         let result = pinned::forgetting(address, || real.call());
-        pinned::return_idle(None);
+        if result.is_ok() {
+            pinned::return_idle(None);
+        }
         result
     })
 }

@@ -85,13 +85,11 @@ pub unsafe fn allocate_managed(real: &mut Real, dptr: *mut CUdeviceptr, bytes: u
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
-    // In a context that is gone nothing is freed, of whomever it is.
-    if context::driver().and_then(context::refusal).is_some() {
-        return real.call();
-    }
     memory::free(dptr).unwrap_or_else(|| {
         let result = managed::free(dptr, || real.call());
-        pinned::return_idle(None);
+        if result.is_ok() {
+            pinned::return_idle(None);
+        }
         result
     })
 }

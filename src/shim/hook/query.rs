@@ -3,7 +3,7 @@
 //! pinned with it.
 
 use super::Real;
-use crate::driver::CuResult;
+use crate::driver::{CuResult, Driver};
 use crate::memory::{self, Known};
 use crate::{context, vmm};
 use cudarc::driver::sys::{CUdevice, CUdeviceptr};
@@ -238,11 +238,13 @@ pub unsafe fn pointer_attributes(
 /// # Safety
 /// The pointers are the program's output arguments of that call.
 pub unsafe fn address_range(real: &mut Real, base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) -> CuResult {
-    // Without a context that can be used, the driver does not look at the address.
-    if context::driver().is_none_or(|driver| driver.current_context().is_none() || context::refusal(driver).is_some()) {
+    let known = memory::known(ptr);
+    // Without a context that can be used, the driver does not look at the address. It says so itself where it is asked.
+    let is_usable = |driver: &Driver| driver.current_context().is_some() && context::refusal(driver).is_none();
+    if !matches!(known, Known::Foreign) && !context::driver().is_some_and(is_usable) {
         return real.call();
     }
-    let range = match memory::known(ptr) {
+    let range = match known {
         Known::Foreign => {
             let result = real.call();
             match vmm::mapped_whole(ptr).filter(|_| result.is_ok()) {

@@ -12,7 +12,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUmemoryPool, CUstre
 pub unsafe fn allocate(real: &mut Real, dptr: *mut CUdeviceptr, bytes: usize, stream: CUstream) -> CuResult {
     let result = retry::call(real);
     if result != CuResult::OUT_OF_MEMORY {
-        return memory_body::served_by_driver(result);
+        return used(result);
     }
     // The pool that is current on the stream's GPU, which may be one that the program made for a purpose.
     let device = |driver: &Driver, of_stream| mempool::is_plain_on(driver, of_stream).then_some(of_stream);
@@ -31,10 +31,16 @@ pub unsafe fn allocate_from(
 ) -> CuResult {
     let result = retry::call(real);
     if result != CuResult::OUT_OF_MEMORY {
-        return memory_body::served_by_driver(result);
+        return used(result);
     }
     // SAFETY: as for this function.
     unsafe { serve(real, dptr, bytes, stream, |driver, _| mempool::device_of(driver, pool)) }.unwrap_or(result)
+}
+
+/// Has the context in which the driver allocated count as one that is in use.
+#[inline]
+fn used(result: CuResult) -> CuResult {
+    if context::is_in_use() { result } else { memory_body::served_by_driver(result) }
 }
 
 /// A block of the pool, for the GPU that `device` names given that of the stream. `None`: the driver's answer stands, as

@@ -254,6 +254,11 @@ pub fn free_later(address: u64, device: CUdevice) -> Option<CuResult> {
 #[inline]
 fn free_when(address: u64, when: Free) -> Option<CuResult> {
     let opened = open::opened().filter(|opened| opened.contains(address))?;
+    // In a context that is gone nothing is freed, of whomever it is: the driver says so. Asked of our own addresses only,
+    // since the driver looks by itself at a call that is passed on.
+    if context::is_refused() {
+        return None;
+    }
     let outcome = opened.pool.free(address, when);
     let waited = outcome.as_ref().ok().filter(|_| when == Free::Strict).map(|block| block.owner);
     let answer = freed(outcome);

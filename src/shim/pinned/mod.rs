@@ -134,6 +134,10 @@ fn note(entry: &Entry) {
 /// Frees pooled memory. `None`: not pooled, the driver's to free.
 pub fn free(address: u64) -> Option<CuResult> {
     let pool = opened().filter(|pool| pool.contains(address))?;
+    // In a context that is gone nothing is freed, of whomever it is: the driver says so.
+    if context::is_refused() {
+        return None;
+    }
     let when = match process::settings().free {
         FreeSetting::Strict => Free::Strict,
         FreeSetting::Lazy => Free::Lazy,
