@@ -69,12 +69,14 @@ pub fn quiesce_owner(driver: &Driver, id: u64, gpus: Gpus) -> Result<bool, CuRes
     let Some((owner, is_alone)) = context::owner(id) else { return Ok(false) };
     // Of a context that was only seen to appear nobody knows the handle, but nothing was made in it either.
     let Some(handle) = owner.live_handle() else { return Ok(false) };
-    let launched: Vec<(usize, u64)> = if is_alone { launches(&[owner]) } else { Vec::new() };
-    let is_quiet = is_alone && launched.iter().all(|&(gpu, count)| waited_for(gpu) == Some(count));
+    // Of a GPU with several contexts, one wait says nothing.
+    let launched = is_alone.then(|| launches_of(&owner));
+    let is_quiet = launched.is_some_and(|(gpu, count)| waited_for(gpu) == Some(count));
     // Where there is something to wait for, the driver may do so in a call at which threads are cancelled.
     let _sheltered = (!is_quiet).then(cancel::shelter);
     // SAFETY: cuCtxSynchronize has no preconditions.
-    let answer = context::within(driver, handle, || unsafe { (driver.cuCtxSynchronize)() });
+    let synchronize = || unsafe { (driver.cuCtxSynchronize)() };
+    let answer = if handle == current { Some(synchronize()) } else { context::within(driver, handle, synchronize) };
     // In a green context the error is that of its primary one, which is the owner.
     let is_heard = || context::current(driver).is_some_and(|current| current == owner);
     match answer {
@@ -82,7 +84,7 @@ pub fn quiesce_owner(driver: &Driver, id: u64, gpus: Gpus) -> Result<bool, CuRes
         Some(answer) if !answer.is_ok() && is_heard() => return Err(answer),
         Some(_) => {}
     }
-    note_waits(&launched);
+    note_waits(launched.as_slice());
     Ok(is_alone)
 }
 
@@ -183,12 +185,17 @@ pub fn may_be_busy(id: u64) -> bool {
 fn launches(contexts: &[Context]) -> Vec<(usize, u64)> {
     let mut sums: Vec<(usize, u64)> = Vec::new();
     for context in contexts {
-        let gpu = usize::try_from(context.device).unwrap_or(usize::MAX);
-        let count = context.usage.launches.load(Ordering::Relaxed);
+        let (gpu, count) = launches_of(context);
         match sums.iter_mut().find(|(known, _)| *known == gpu) {
-            Some((_, sum)) => *sum += count,
-            None => sums.push((gpu, count + context::gone_launches(context.device))),
+            Some((_, sum)) => *sum += context.usage.launches.load(Ordering::Relaxed),
+            None => sums.push((gpu, count)),
         }
     }
     sums
+}
+
+/// Kernels launched in this context and in those of its GPU that are gone.
+fn launches_of(context: &Context) -> (usize, u64) {
+    let gpu = usize::try_from(context.device).unwrap_or(usize::MAX);
+    (gpu, context.usage.launches.load(Ordering::Relaxed) + context::gone_launches(context.device))
 }
