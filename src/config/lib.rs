@@ -12,7 +12,6 @@ mod choice;
 mod duration;
 mod log_path;
 mod problem;
-mod python;
 mod ranks;
 mod settings;
 mod size;
@@ -22,7 +21,6 @@ pub use choice::{Contexts, Free, MemInfo, Mode, Pinned, Placement, Prefetch, Swi
 pub use duration::{DurationError, parse_duration};
 pub use log_path::{LogPath, LogPathNames};
 pub use problem::Problem;
-pub use python::PYTHON_MINORS;
 pub use ranks::{RANK_VARIABLES, local_ranks};
 pub use settings::{Devices, Limits, Settings};
 pub use size::{SizeError, format_size, parse_size};

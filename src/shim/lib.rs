@@ -23,7 +23,6 @@ mod module;
 mod own_memory;
 mod pinned;
 mod process;
-mod python;
 mod site;
 mod summary;
 mod vmm;

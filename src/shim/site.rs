@@ -1,8 +1,8 @@
 //! Where in the program something happened: Python frames where Python is running, native ones behind them.
 
 use crate::hook::cancel;
-use crate::python;
 use gpupool_events::{NativeFrame, PyFrame, Site};
+use gpupool_python as python;
 use std::ffi::{CStr, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};

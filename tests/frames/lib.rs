@@ -1,9 +1,6 @@
 //! The shim's reader of Python frames as a library of its own, callable by ctypes and from C: it is tested in processes
 //! of every CPython at hand, without a CUDA driver or hooks between.
 
-#[path = "../../src/shim/python/mod.rs"]
-mod python;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::ffi::c_char;
@@ -12,7 +9,7 @@ use std::hint::black_box;
 use std::sync::Mutex;
 use std::time::Instant;
 
-use python::versions;
+use gpupool_python::{self as python, versions};
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
@@ -93,7 +90,7 @@ pub unsafe extern "C" fn frames_shown(into: *mut c_char, size: usize) -> isize {
 /// How many frames are captured, without making text; -1 where nothing is.
 #[unsafe(no_mangle)]
 pub extern "C" fn frames_count() -> isize {
-    python::capture().map_or(-1, |stack| stack.len().cast_signed())
+    python::capture().map_or(-1, |stack| stack.depth().cast_signed())
 }
 
 /// As `frames_count`, from a thread that Python knows nothing of.
@@ -142,7 +139,7 @@ static KEPT: Mutex<Option<python::Stack>> = Mutex::new(None);
 #[unsafe(no_mangle)]
 pub extern "C" fn frames_keep() -> isize {
     let stack = python::capture();
-    let length = stack.as_ref().map_or(-1, |stack| stack.len().cast_signed());
+    let length = stack.as_ref().map_or(-1, |stack| stack.depth().cast_signed());
     *KEPT.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = stack;
     length
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use gpupool_config::{Mode, PREFIX, PYTHON_MINORS, Settings};
+use gpupool_config::{Mode, PREFIX, Settings};
+use gpupool_python::versions::UNDERSTOOD;
 use serde_json::{Value, json};
 
 use super::Check;
@@ -28,14 +29,15 @@ pub fn library(given: Option<&Path>) -> Check {
 
 /// Which interpreters' lines can be named in the log, and whether the one here is among them.
 pub fn python() -> Check {
-    let (first, last) = (PYTHON_MINORS[0], PYTHON_MINORS[PYTHON_MINORS.len() - 1]);
+    let minors = UNDERSTOOD.map(|version| version.minor);
+    let (first, last) = (minors[0], minors[minors.len() - 1]);
     let words = format!("lines of CPython 3.{first} to 3.{last} can be named");
     let here = ask_python();
-    let facts = json!({"understood": PYTHON_MINORS.map(|minor| format!("3.{minor}")), "here": here});
+    let facts = json!({"understood": minors.map(|minor| format!("3.{minor}")), "here": here});
     let check = match here.as_deref().map(|here| here.split_whitespace().collect::<Vec<_>>()) {
         None => Check::fine("python", format!("{words}; there is no python3 here")),
         Some(words_of_it) => match words_of_it.as_slice() {
-            ["3", minor, gil, "cpython"] if minor.parse().is_ok_and(|minor| PYTHON_MINORS.contains(&minor)) => {
+            ["3", minor, gil, "cpython"] if minor.parse().is_ok_and(|minor| minors.contains(&minor)) => {
                 if *gil == "True" {
                     Check::fine("python", format!("{words}; python3 is 3.{minor}"))
                 } else {

@@ -5,8 +5,8 @@ use std::hash::{Hash, Hasher};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use super::memory::Address;
-use super::{MAX_FRAMES, cache, interpreter};
+use crate::memory::Address;
+use crate::{MAX_FRAMES, cache, interpreter};
 
 /// Where one call stands, before anything is made of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,7 +58,7 @@ impl Stack {
     }
 
     /// How many frames were captured, at most [`MAX_FRAMES`].
-    pub fn len(&self) -> usize {
+    pub fn depth(&self) -> usize {
         self.length
     }
 

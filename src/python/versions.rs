@@ -1,4 +1,4 @@
-//! Which interpreters can be read. Depends on nothing, so that the command line may show the same table.
+//! Which interpreters can be read: the library obeys this table, and `gpupool doctor` shows it.
 
 /// One minor version of CPython whose frames can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum Offsets {
     Published,
 }
 
-/// Every version that can be read. Free-threaded builds can not, whatever their version.
+/// Every version that can be read. Free-threaded builds cannot, whatever their version.
 pub const UNDERSTOOD: [Understood; 5] = [
     Understood { minor: 10, offsets: Offsets::CompiledIn },
     Understood { minor: 11, offsets: Offsets::CompiledIn },

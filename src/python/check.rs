@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use once_cell::race::OnceBox;
 
-use super::interpreter::{Interpreter, function};
-use super::memory::Address;
-use super::stack::Stack;
+use crate::interpreter::{Interpreter, function};
+use crate::memory::Address;
+use crate::stack::Stack;
 
 const OPEN: u8 = 0;
 const UNDER_WAY: u8 = 1;
@@ -135,8 +135,8 @@ impl Checker {
 
     fn compare_frames(&self, stack: &Stack) -> Result<(), String> {
         let texts = stack.resolve();
-        if texts.len() != stack.len() {
-            return Err(format!("{} of {} frames have a code object", texts.len(), stack.len()));
+        if texts.len() != stack.depth() {
+            return Err(format!("{} of {} frames have a code object", texts.len(), stack.depth()));
         }
         // SAFETY: the GIL is held. The result is borrowed, so that a reference is taken to be dropped as the others are.
         let mut frame = unsafe {
@@ -146,7 +146,7 @@ impl Checker {
         };
         for (depth, (raw, text)) in stack.frames().iter().zip(&texts).take(COMPARED).enumerate() {
             if frame.object.is_null() {
-                return Err(format!("Python has {depth} frames, {} were read", stack.len()));
+                return Err(format!("Python has {depth} frames, {} were read", stack.depth()));
             }
             // SAFETY: a frame object and the GIL; a new reference.
             let code = Owned { checker: self, object: unsafe { (self.code)(frame.object) } };
@@ -168,8 +168,8 @@ impl Checker {
             // SAFETY: a frame object and the GIL; a new reference, or null behind the outermost frame.
             frame = Owned { checker: self, object: unsafe { (self.back)(frame.object) } };
         }
-        if stack.len() < COMPARED && !frame.object.is_null() {
-            return Err(format!("Python has more than the {} frames that were read", stack.len()));
+        if stack.depth() < COMPARED && !frame.object.is_null() {
+            return Err(format!("Python has more than the {} frames that were read", stack.depth()));
         }
         Ok(())
     }

@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use once_cell::race::OnceBox;
 
-use super::check::{Check, Checker};
-use super::layout::{
+use crate::check::{Check, Checker};
+use crate::layout::{
     self, FIRST_NOT_PYTHON, IS_BYTES, IS_TEXT, Layout, OBJECT_TYPE, OF_GENERATOR, Position, TYPE_FLAGS, Types,
 };
-use super::memory::Address;
-use super::stack::{RawFrame, Stack};
-use super::text::{LONGEST, Raw};
-use super::versions::{Offsets, UNDERSTOOD};
-use super::{Version, published};
+use crate::memory::Address;
+use crate::stack::{RawFrame, Stack};
+use crate::text::{LONGEST, Raw};
+use crate::versions::{Offsets, UNDERSTOOD};
+use crate::{Version, published};
 
 /// Bytes an instruction, or a part of one.
 const UNIT: isize = 2;
@@ -144,7 +144,7 @@ impl Interpreter {
     #[inline]
     pub fn read(&self, thread: Address, stack: &mut Stack) {
         // Between frames of Python there may be one of C code and one that the interpreter made for a class's call.
-        const MOST: usize = 3 * (super::MAX_FRAMES + 1);
+        const MOST: usize = 3 * (crate::MAX_FRAMES + 1);
 
         let Layout { thread: of_thread, frame: of_frame, .. } = &self.layout;
         // SAFETY: this thread's state, readable as `thread` says.

@@ -3,7 +3,7 @@
 //! It is a run of 64-bit words: a cookie, the version, whether the build is free-threaded, then for each structure its
 //! size and some offsets. Minor versions insert words, so each has its own list of where the structures begin.
 
-use super::layout::{BYTES_DATA, BYTES_LENGTH, Code, Frame, Layout, OBJECT_TYPE, Position, Text, Thread};
+use crate::layout::{BYTES_DATA, BYTES_LENGTH, Code, Frame, Layout, OBJECT_TYPE, Position, Text, Thread};
 
 const COOKIE: u64 = u64::from_ne_bytes(*b"xdebugpy");
 

@@ -41,7 +41,7 @@ pub fn capture() -> Option<Stack> {
     let thread = interpreter.thread()?;
     let mut stack = Stack::new();
     interpreter.read(thread, &mut stack);
-    if stack.len() == 0 || !(interpreter.check.passed() || interpreter.check.run(interpreter, thread, &stack)) {
+    if stack.depth() == 0 || !(interpreter.check.passed() || interpreter.check.run(interpreter, thread, &stack)) {
         return None;
     }
     Some(stack)

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::interpreter::Interpreter;
-use super::layout::Position;
-use super::lines::{self, Found};
-use super::stack::{Frame, RawFrame, Stack};
-use super::text::Raw;
+use crate::interpreter::Interpreter;
+use crate::layout::Position;
+use crate::lines::{self, Found};
+use crate::stack::{Frame, RawFrame, Stack};
+use crate::text::Raw;
 
 /// Places; a call site has one. 512 hold the frames of a training loop several times over.
 const PLACES: usize = 512;
@@ -57,7 +57,7 @@ pub unsafe fn resolve(interpreter: &Interpreter, stack: &Stack) -> Vec<Frame> {
     {
         places.resize_with(PLACES, || None);
     }
-    let mut frames = Vec::with_capacity(stack.len());
+    let mut frames = Vec::with_capacity(stack.depth());
     for frame in stack.frames() {
         // SAFETY: the frame holds a reference to its code object, as the caller says.
         let Some(code) = (unsafe { Code::read(interpreter, frame) }) else { continue };

@@ -1,6 +1,6 @@
-//! Where the fields lie, for each version that [`super::versions`] lists.
+//! Where the fields lie, for each version that [`crate::versions`] lists.
 
-use super::memory::Address;
+use crate::memory::Address;
 
 /// Offsets in bytes. Fields that are in the same place in every understood version are constants below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
