@@ -8,9 +8,9 @@
 //! looks at what it can: see [`look`].
 
 use crate::context;
-use crate::driver::{CuResult, Driver};
 use crate::process;
-use cudarc::driver::sys::{CUcontext, CUstream};
+use cudarc::driver::sys::CUstream;
+use gpupool_cuda::{CuResult, Driver};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -72,10 +72,9 @@ pub fn look(driver: &Driver, stream: CUstream) -> Option<Looked> {
         return None;
     }
     let captured = |stream| {
-        let mut status = 0;
-        // SAFETY: the stream is the program's, or the legacy one; the output is a local.
-        let result = unsafe { (driver.cuStreamIsCapturing)(stream, &raw mut status) };
-        result == CuResult::STREAM_CAPTURE_IMPLICIT || (result.is_ok() && status != 0)
+        // SAFETY: the stream is the program's, or the legacy one.
+        let answer = unsafe { driver.is_capturing(stream) };
+        matches!(answer, Ok(true) | Err(CuResult::STREAM_CAPTURE_IMPLICIT))
     };
     (captured(stream) || captured(std::ptr::null_mut())).then(|| {
         LOOKED.fetch_add(1, Ordering::AcqRel);
@@ -139,9 +138,8 @@ fn context_of(stream: CUstream) -> Option<u64> {
     if stream.is_null() || [LEGACY, PER_THREAD].contains(&(stream as usize)) {
         return Some(context::current(driver)?.id);
     }
-    let mut handle: CUcontext = std::ptr::null_mut();
-    // SAFETY: the stream is the program's argument to a call that uses it; the output is a local.
-    unsafe { (driver.cuStreamGetCtx)(stream, &raw mut handle) }.ok().ok()?;
+    // SAFETY: the stream is the program's argument to a call that uses it.
+    let handle = unsafe { driver.stream_context(stream) }.ok()?;
     Some(context::by_handle(handle)?.id)
 }
 

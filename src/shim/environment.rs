@@ -4,9 +4,9 @@
 //! To name the line that set a variable, `setenv`, `putenv` and `unsetenv` are exported. They do what the C library's do;
 //! before `cuInit`, and for any other name, they do nothing else.
 
-use crate::hook::{Row, dlsym, guard};
 use crate::{context, finding, own_memory, process, site};
 use gpupool_events::{Finding, Site};
+use gpupool_interpose::{Api, dlsym, guard};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -167,14 +167,14 @@ pub fn before_fork() {
 }
 
 /// In the child of such a fork: it calls CUDA, which will not work.
-pub fn used_after_fork(row: Row) {
+pub fn used_after_fork(api: Api) {
     // Another thread of the parent may have held the lock in the moment of the fork.
     let site = FORKED_AT.try_lock().and_then(|mut site| site.take()).unwrap_or_default();
     let what = format!(
         "this process was forked from one that had initialised CUDA, and calls {}: the driver refuses every call here",
-        row.name()
+        api.name()
     );
-    finding::make(&Finding::FORK_AFTER_INIT, None, &site, &[("call", row.name().to_owned())], &what);
+    finding::make(&Finding::FORK_AFTER_INIT, None, &site, &[("call", api.name().to_owned())], &what);
 }
 
 /// After the C library changed a variable.

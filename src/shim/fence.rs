@@ -9,10 +9,10 @@
 //! being captured, which would end the capture.
 
 use crate::context::{self, Context, unseen};
-use crate::driver::{CuResult, Driver};
-use crate::hook::cancel;
 use crate::{capture, process};
-use cudarc::driver::sys::{CUcontext, CUdevice, CUevent};
+use cudarc::driver::sys::{CUcontext, CUdevice};
+use gpupool_cuda::{CuResult, Driver};
+use gpupool_interpose::cancel;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// GPUs to wait for.
@@ -33,8 +33,6 @@ impl Gpus<'_> {
     }
 }
 
-/// `CU_EVENT_DISABLE_TIMING`.
-const UNTIMED: u32 = 2;
 /// How often an event is looked at before the work in front of it is taken to be running: an idle GPU takes a moment to
 /// pass one.
 const LOOKS: usize = 200;
@@ -63,9 +61,8 @@ pub fn quiesce_owner(driver: &Driver, id: u64, gpus: Gpus) -> Result<bool, CuRes
     if !process::is_preloaded() {
         return unseen::synchronize(driver, gpus).map(|()| true);
     }
-    let mut current = std::ptr::null_mut();
-    // SAFETY: the output is a local of the right type. An error here is that of a driver that is gone (the process exits).
-    unsafe { (driver.cuCtxGetCurrent)(&raw mut current) }.ok()?;
+    // An error here is that of a driver that is gone, because the process exits.
+    let current = driver.ask_current_context()?;
     let Some((owner, is_alone)) = context::owner(id) else { return Ok(false) };
     // Of a context that was only seen to appear nobody knows the handle, but nothing was made in it either.
     let Some(handle) = owner.live_handle() else { return Ok(false) };
@@ -74,9 +71,9 @@ pub fn quiesce_owner(driver: &Driver, id: u64, gpus: Gpus) -> Result<bool, CuRes
     let is_quiet = launched.is_some_and(|(gpu, count)| waited_for(gpu) == Some(count));
     // Where there is something to wait for, the driver may do so in a call at which threads are cancelled.
     let _sheltered = (!is_quiet).then(cancel::shelter);
-    // SAFETY: cuCtxSynchronize has no preconditions.
-    let synchronize = || unsafe { (driver.cuCtxSynchronize)() };
-    let answer = if handle == current { Some(synchronize()) } else { context::within(driver, handle, synchronize) };
+    let synchronize = || driver.synchronize();
+    let answer =
+        if Some(handle) == current { Some(synchronize()) } else { context::within(driver, handle, synchronize) };
     // In a green context the error is that of its primary one, which is the owner.
     let is_heard = || context::current(driver).is_some_and(|current| current == owner);
     match answer {
@@ -97,12 +94,10 @@ pub fn wait(driver: &Driver, gpus: Gpus) -> Result<(), CuResult> {
     if !process::is_preloaded() {
         return unseen::synchronize(driver, gpus);
     }
-    let mut current = std::ptr::null_mut();
-    // SAFETY: the output is a local of the right type. An error here is that of a driver that is gone (the process exits).
-    unsafe { (driver.cuCtxGetCurrent)(&raw mut current) }.ok()?;
+    // An error here is that of a driver that is gone, because the process exits.
+    let current = driver.ask_current_context()?;
     let mut answer = CuResult::SUCCESS;
-    // SAFETY: cuCtxSynchronize has no preconditions.
-    let synchronize = || unsafe { (driver.cuCtxSynchronize)() };
+    let synchronize = || driver.synchronize();
     let mut contexts = context::all();
     contexts.retain(|context| gpus.contain(context.device));
     let launched: Vec<(usize, u64)> = launches(&contexts);
@@ -113,7 +108,7 @@ pub fn wait(driver: &Driver, gpus: Gpus) -> Result<(), CuResult> {
         if capture::under_way() {
             return Err(CuResult::NOT_READY);
         }
-        if handle == current {
+        if Some(handle) == current {
             answer = synchronize();
         } else {
             let _: Option<CuResult> = context::within(driver, handle, synchronize);
@@ -139,9 +134,11 @@ fn note_waits(launched: &[(usize, u64)]) {
 /// Whether all that was submitted to these GPUs is over, asked without waiting. `false` while a capture forbids the question,
 /// and with drivers before CUDA 12.5, which have none that covers streams of every kind.
 pub fn has_finished(driver: &Driver, gpus: Gpus) -> bool {
-    let Some(record) = driver.cuCtxRecordEvent else { return false };
+    if !driver.records_contexts() {
+        return false;
+    }
     let finished = |handle: CUcontext| {
-        !capture::under_way() && context::within(driver, handle, || passes(driver, handle, record)).unwrap_or(false)
+        !capture::under_way() && context::within(driver, handle, || passes(driver, handle)).unwrap_or(false)
     };
     if !process::is_preloaded() {
         return unseen::all(driver, gpus, finished);
@@ -151,20 +148,10 @@ pub fn has_finished(driver: &Driver, gpus: Gpus) -> bool {
 }
 
 /// Whether an event behind all work of the current context comes to pass.
-fn passes(driver: &Driver, context: CUcontext, record: unsafe extern "C" fn(CUcontext, CUevent) -> CuResult) -> bool {
-    let mut event = std::ptr::null_mut();
-    // SAFETY: the output is a local.
-    if !unsafe { (driver.cuEventCreate)(&raw mut event, UNTIMED) }.is_ok() {
-        return false;
-    }
-    // SAFETY: the event was made just now, in this context, which is current and so alive.
-    let recorded = unsafe { record(context, event) }.is_ok();
-    // SAFETY: the event was made just now and is destroyed below.
-    let passed = || unsafe { (driver.cuEventQuery)(event) }.is_ok();
-    let finished = recorded && (0..LOOKS).any(|_| passed());
-    // SAFETY: the event was made just now and is not used again; the driver keeps one that is pending until it passed.
-    let _: CuResult = unsafe { (driver.cuEventDestroy_v2)(event) };
-    finished
+fn passes(driver: &Driver, context: CUcontext) -> bool {
+    // SAFETY: the caller has made the context current.
+    let behind = unsafe { driver.behind_all_work(context) };
+    behind.is_some_and(|behind| (0..LOOKS).any(|_| behind.has_passed()))
 }
 
 /// How many kernels had been launched on a GPU when it was last waited for; `None` where nobody keeps that.

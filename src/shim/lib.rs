@@ -10,7 +10,6 @@ mod backend;
 mod capture;
 mod context;
 mod control;
-mod driver;
 mod environment;
 mod fence;
 mod finding;

@@ -2,10 +2,11 @@
 //!
 //! Nothing else in the shim is process-wide state of its own: settings, topology and pool hang off the first use.
 
-use crate::hook::{Row, dlsym, guard};
 use crate::log::{self, verdict};
-use crate::{driver, environment, ipc, summary};
+use crate::{environment, ipc, summary};
 use gpupool_config::{Mode, Problem, Settings};
+use gpupool_cuda as cuda;
+use gpupool_interpose::{Api, dlsym, guard};
 use once_cell::race::OnceBox;
 use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -30,12 +31,12 @@ static WHY: OnceBox<CString> = OnceBox::new();
 
 /// Whether hooks do anything in this process; starts the shim at the first call.
 #[inline]
-pub fn takes_part(row: Row) -> bool {
+pub fn takes_part(api: Api) -> bool {
     match STATE.load(Ordering::Acquire) {
         ACTIVE | CLOSED => true,
-        IDLE => start() || resolves(row),
-        STARTING => resolves(row),
-        FORKED => forked(row),
+        IDLE => start() || resolves(api),
+        STARTING => resolves(api),
+        FORKED => forked(api),
         _ => false,
     }
 }
@@ -43,8 +44,8 @@ pub fn takes_part(row: Row) -> bool {
 /// Whether this call hands out functions that the program keeps, while another thread starts the shim: a pointer to the
 /// driver's own would bypass the hooks for good. A hook that is called too early passes through by itself.
 #[cold]
-fn resolves(row: Row) -> bool {
-    matches!(row, Row::cuGetProcAddress | Row::cuGetProcAddress_v2)
+fn resolves(api: Api) -> bool {
+    matches!(api.name(), "cuGetProcAddress" | "cuGetProcAddress_v2")
         && matches!(STATE.load(Ordering::Acquire), STARTING | ACTIVE | CLOSED)
 }
 
@@ -105,13 +106,13 @@ pub fn is_active() -> bool {
 
 /// The child of a fork calls the driver. Giving things back at its end is what it inherited, not use.
 #[cold]
-fn forked(row: Row) -> bool {
-    let ends = ["Free", "Destroy", "Release", "Unload", "PopCurrent"].iter().any(|word| row.name().contains(word));
+fn forked(api: Api) -> bool {
+    let ends = ["Free", "Destroy", "Release", "Unload", "PopCurrent"].iter().any(|word| api.name().contains(word));
     if !ends && STATE.compare_exchange(FORKED, PASSING, Ordering::AcqRel, Ordering::Acquire).is_ok() {
         explain(AFTER_FORK.to_bytes());
         let _inside = guard::enter_sheltered();
         let _ = std::panic::catch_unwind(|| {
-            environment::used_after_fork(row);
+            environment::used_after_fork(api);
             // Nothing more is found in this process.
             verdict::ended();
         });
@@ -196,13 +197,13 @@ pub fn refuse(problems: &[Problem]) {
 
 /// A body panicked: no new blocks from now on, what was handed out stays valid. The panic hook has said where.
 #[cold]
-pub fn broken(row: Row) {
+pub fn broken(api: Api) {
     let _ = STATE.compare_exchange(ACTIVE, CLOSED, Ordering::AcqRel, Ordering::Acquire);
     // It may be the log that failed, and nobody behind this catches its second panic.
     let _ = std::panic::catch_unwind(|| {
         tracing::error!(
-            target: "gpupool::process", event = "panic", api = row.name(),
-            "internal error in {}: the pool makes no new blocks, memory handed out stays valid; please report it", row.name()
+            target: "gpupool::process", event = "panic", api = api.name(),
+            "internal error in {}: the pool makes no new blocks, memory handed out stays valid; please report it", api.name()
         );
     });
 }
@@ -263,6 +264,6 @@ extern "C" fn at_exit() {
 }
 
 /// The driver, or one line in the log about why there is none.
-pub fn driver() -> Option<&'static driver::Driver> {
-    driver::get().inspect_err(|reason| log::warn_once("driver", reason)).ok()
+pub fn driver() -> Option<&'static cuda::Driver> {
+    cuda::get().inspect_err(|reason| log::warn_once("driver", reason)).ok()
 }

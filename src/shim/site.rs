@@ -1,7 +1,7 @@
 //! Where in the program something happened: Python frames where Python is running, native ones behind them.
 
-use crate::hook::cancel;
 use gpupool_events::{NativeFrame, PyFrame, Site};
+use gpupool_interpose::cancel;
 use gpupool_python as python;
 use std::ffi::{CStr, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};

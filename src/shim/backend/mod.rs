@@ -8,26 +8,8 @@ mod sharing;
 pub mod vmm;
 
 use crate::context;
-use crate::driver::{CuResult, Driver};
-use cudarc::driver::sys::{CUmemAccess_flags, CUmemAccessDesc, CUmemLocation, CUmemLocationType};
-use gpupool_pool::{Fault, Place};
-
-/// A place as the driver names it.
-pub fn location(place: Place) -> CUmemLocation {
-    let (type_, id) = match place {
-        Place::Gpu(ordinal) => (CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, ordinal),
-        Place::Host(node) => (CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, node),
-    };
-    CUmemLocation { type_, id: id as i32 }
-}
-
-/// Reading and writing by a GPU, as `cuMemSetAccess` takes it.
-pub fn read_write(ordinal: u32) -> CUmemAccessDesc {
-    CUmemAccessDesc {
-        location: location(Place::Gpu(ordinal)),
-        flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-    }
-}
+use gpupool_cuda::{CuResult, Driver};
+use gpupool_pool::Fault;
 
 /// Free bytes of a GPU: by the driver where it is the current one, else by NVML, which needs no context to be made current.
 /// Where that is missing (as in containers without the `utility` capability), by the driver in a context that this process

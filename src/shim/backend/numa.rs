@@ -1,6 +1,6 @@
 //! Host memory near a GPU: a copy to a GPU on the other socket has to cross the link between them.
 
-use crate::driver::Driver;
+use gpupool_cuda::Driver;
 use std::ffi::{c_int, c_ulong};
 use std::fs;
 use std::sync::OnceLock;

@@ -2,7 +2,7 @@
 //! make contexts; NVML knows without. Optional: where it is missing, the pool finds out by asking for memory, and what a
 //! context costs is an estimate.
 
-use crate::hook::cancel;
+use gpupool_interpose::cancel;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
@@ -72,7 +72,7 @@ impl Nvml {
     /// `GPU-` is how NVML writes a whole GPU, `MIG-` an instance of one.
     fn find(&self, uuid: &Uuid) -> Option<usize> {
         ["GPU-", "MIG-"].iter().find_map(|prefix| {
-            let name = CString::new(format!("{prefix}{}", dashed(uuid))).ok()?;
+            let name = CString::new(format!("{prefix}{}", gpupool_cuda::device::dashed(uuid))).ok()?;
             let mut device: Device = std::ptr::null_mut();
             // SAFETY: the name is NUL-terminated and the output a local.
             (unsafe { (self.by_uuid)(name.as_ptr(), &raw mut device) } == 0).then_some(device as usize)
@@ -99,10 +99,4 @@ impl Nvml {
         let result = unsafe { processes(device, &raw mut count, std::ptr::null_mut()) };
         matches!(result, 0 | INSUFFICIENT_SIZE).then_some(count)
     }
-}
-
-/// A UUID as tools print it, without the prefix.
-pub fn dashed(uuid: &Uuid) -> String {
-    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }

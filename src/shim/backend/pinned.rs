@@ -1,10 +1,10 @@
 //! The pinned pool's [`Backend`] over the driver's own pinned allocations.
 
 use super::{fault, host, numa};
-use crate::driver::{CuResult, Driver};
 use crate::fence::{self, Gpus};
-use crate::hook::cancel;
 use crate::{capture, context, pinned};
+use gpupool_cuda::{CuResult, Driver};
+use gpupool_interpose::cancel;
 use gpupool_pinned::{Backend, Fault, Key};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -36,13 +36,10 @@ impl Backend for Host {
             pinned::trim("a host short of memory");
         }
         let _node = numa::prefer_near(self.0);
-        let mut address = std::ptr::null_mut();
         let start = Instant::now();
-        // SAFETY: the output is a local.
-        let result = unsafe { (self.0.cuMemHostAlloc)(&raw mut address, bytes as usize, key.flags) };
+        let pinned = self.0.pin(bytes, key.flags);
         SPENT.set(SPENT.get() + start.elapsed());
-        result.ok().map_err(fault)?;
-        Ok(address as u64)
+        pinned.map_err(fault)
     }
 
     fn unpin(&self, key: Key, address: u64, _: u64, may_wait: bool) -> Result<(), CuResult> {
@@ -52,7 +49,7 @@ impl Backend for Host {
         // With its context the memory would go, and the driver could give the address to another thread before this call.
         let Some(_lives) = context::keep(key.context) else { return Err(CuResult::NOT_READY) };
         // SAFETY: `pin` got this address from the driver, and the pool gives it back once, when no block is there.
-        unsafe { (self.0.cuMemFreeHost)(address as *mut _) }.ok()
+        unsafe { self.0.unpin(address) }.ok()
     }
 
     fn quiesce(&self, context: u64) -> Result<(), Fault<CuResult>> {

@@ -1,11 +1,10 @@
 //! What memory is created with so that others can be given it: other processes (a file descriptor) and network adapters
 //! (GPUDirect RDMA). Neither costs bandwidth (`tests/bench/RESULTS.md`), so all memory of the pool has what its place allows.
 
-use crate::driver::CuResult;
 use crate::log;
 use crate::memory::{place_name, topology::Gpu};
-use cudarc::driver::sys::{CUmemAllocationHandleType, CUmemAllocationProp};
 use gpupool_config::Switch;
+use gpupool_cuda::{CuResult, Properties};
 use gpupool_pool::Place;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -23,7 +22,7 @@ struct Ability<'a> {
     /// What is lost with it.
     lost: &'static str,
     /// Takes it out of what is asked for.
-    strip: fn(&mut CUmemAllocationProp),
+    strip: fn(&mut Properties),
 }
 
 impl Sharing {
@@ -47,36 +46,37 @@ impl Sharing {
     pub fn create(
         &self,
         place: Place,
-        mut prop: CUmemAllocationProp,
-        mut create: impl FnMut(&CUmemAllocationProp) -> CuResult,
-    ) -> CuResult {
+        mut create: impl FnMut(&Properties) -> Result<u64, CuResult>,
+    ) -> Result<u64, CuResult> {
+        let mut properties = Properties::of(place);
         let abilities: [Ability; 2] = [
             Ability {
                 flag: &self.rdma,
                 about: "rdma",
                 lost: "no network adapter can be given this memory (GPUPOOL_PEER_RDMA)",
-                strip: |prop| prop.allocFlags.gpuDirectRDMACapable = 0,
+                strip: |properties| properties.rdma = 0,
             },
             Ability {
                 flag: &self.posix_fd,
                 about: "posix_fd",
                 lost: "it can not be shared with other processes",
-                strip: |prop| prop.requestedHandleTypes = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+                strip: |properties| properties.handle_types = 0,
             },
         ];
         if self.posix_fd.load(Ordering::Relaxed) {
-            prop.requestedHandleTypes = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+            properties.handle_types = Properties::POSIX_FD;
         }
-        prop.allocFlags.gpuDirectRDMACapable = self.rdma.load(Ordering::Relaxed).into();
-        let mut result = create(&prop);
+        properties.rdma = self.rdma.load(Ordering::Relaxed).into();
+        let mut result = create(&properties);
         let mut dropped = Vec::new();
         for ability in abilities.iter().filter(|ability| ability.flag.load(Ordering::Relaxed)) {
-            if !is_refusal(result) {
+            let Err(refusal) = result else { break };
+            if !is_refusal(refusal) {
                 break;
             }
-            (ability.strip)(&mut prop);
-            dropped.push((ability, result));
-            result = create(&prop);
+            (ability.strip)(&mut properties);
+            dropped.push((ability, refusal));
+            result = create(&properties);
         }
         // Refused to the last, it was not for the abilities.
         for (Ability { flag, about, lost, .. }, refusal) in dropped.into_iter().filter(|_| result.is_ok()) {

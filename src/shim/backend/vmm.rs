@@ -1,12 +1,11 @@
 //! The pool's [`Backend`] over the driver's virtual memory management.
 
+use super::fault;
 use super::sharing::Sharing;
-use super::{fault, location, read_write};
-use crate::driver::{CuResult, Driver};
 use crate::fence::{self, Gpus};
 use crate::memory::{self, Plan, place_name};
 use crate::{pinned, process, vmm};
-use cudarc::driver::sys::{CUmemAccessDesc, CUmemAllocationProp, CUmemAllocationType, CUmemGenericAllocationHandle};
+use gpupool_cuda::{Access, CuResult, Driver, Properties};
 use gpupool_pool::{Backend, Fault, Place};
 use std::collections::BTreeMap;
 
@@ -16,7 +15,7 @@ pub struct Vmm {
     plan: &'static Plan,
     base: u64,
     bytes: u64,
-    grants: BTreeMap<Place, Vec<CUmemAccessDesc>>,
+    grants: BTreeMap<Place, Vec<Access>>,
     sharing: BTreeMap<Place, Sharing>,
 }
 
@@ -24,20 +23,18 @@ impl Vmm {
     /// Reserves address space: 64 TiB, or the largest part of it that the driver gives, but at least `least` bytes.
     pub fn reserve(driver: &'static Driver, plan: &'static Plan, least: u64) -> Result<Self, CuResult> {
         let mut bytes: u64 = 64 << 40;
-        let mut base = 0;
-        loop {
-            // SAFETY: the output is a local; no address is asked for.
-            let result = unsafe { (driver.cuMemAddressReserve)(&raw mut base, bytes as usize, 0, 0, 0) };
-            if result.is_ok() {
-                break;
+        let base = loop {
+            match driver.reserve(bytes) {
+                Ok(base) => break base,
+                Err(result) if bytes / 2 < least => return Err(result),
+                Err(_) => bytes /= 2,
             }
-            bytes /= 2;
-            if bytes < least {
-                return Err(result);
-            }
-        }
-        let grants =
-            plan.places.iter().map(|spec| (spec.place, plan.readers(spec.place).map(read_write).collect())).collect();
+        };
+        let grants = plan
+            .places
+            .iter()
+            .map(|spec| (spec.place, plan.readers(spec.place).map(Access::read_write).collect()))
+            .collect();
         let topology = &plan.topology;
         let gpus: Vec<_> = plan.members.keys().filter_map(|ordinal| topology.gpus.get(*ordinal as usize)).collect();
         let peer_rdma = process::settings().peer_rdma;
@@ -57,34 +54,24 @@ impl Vmm {
         self.bytes
     }
 
-    fn make(&self, place: Place, bytes: u64) -> Result<CUmemGenericAllocationHandle, Fault<CuResult>> {
-        // SAFETY: all-zero is a valid value of this C struct: no handle types, no flags.
-        let mut prop: CUmemAllocationProp = unsafe { std::mem::zeroed() };
-        prop.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-        prop.location = location(place);
-        let mut handle = 0;
-        let mut create = |prop: &CUmemAllocationProp| {
-            // SAFETY: the output is a local and the properties outlive the call.
-            unsafe { (self.driver.cuMemCreate)(&raw mut handle, bytes as usize, prop, 0) }
-        };
+    fn make(&self, place: Place, bytes: u64) -> Result<u64, Fault<CuResult>> {
+        let mut create = |properties: &Properties| self.driver.create(bytes, properties);
         let mut make = || match self.sharing.get(&place) {
-            Some(sharing) => sharing.create(place, prop, &mut create),
-            None => create(&prop),
+            Some(sharing) => sharing.create(place, &mut create),
+            None => create(&Properties::of(place)),
         };
-        let mut result = make();
-        if result == CuResult::OUT_OF_MEMORY && matches!(place, Place::Host(_)) && pinned::trim("cuMemCreate") > 0 {
-            result = make();
+        let mut made = make();
+        if made == Err(CuResult::OUT_OF_MEMORY) && matches!(place, Place::Host(_)) && pinned::trim("cuMemCreate") > 0 {
+            made = make();
         }
-        result.ok().map_err(|result| fault_at(place, result))?;
-        Ok(handle)
+        made.map_err(|result| fault_at(place, result))
     }
 }
 
 impl Drop for Vmm {
     /// Runs only where two threads opened the pool at once: the second reservation goes back unused.
     fn drop(&mut self) {
-        // SAFETY: reserved by `reserve` with these values, and nothing is mapped in it.
-        let _ = unsafe { (self.driver.cuMemAddressFree)(self.base, self.bytes as usize) };
+        let _ = self.driver.free_reservation(self.base, self.bytes);
     }
 }
 
@@ -107,7 +94,7 @@ fn fault_at(place: Place, result: CuResult) -> Fault<CuResult> {
 }
 
 impl Backend for Vmm {
-    type Handle = CUmemGenericAllocationHandle;
+    type Handle = u64;
     type Error = CuResult;
 
     fn headroom(&self, place: Place) -> Option<u64> {
@@ -127,28 +114,22 @@ impl Backend for Vmm {
     }
 
     fn release(&self, handle: Self::Handle, place: Place, bytes: u64) -> Result<(), Fault<CuResult>> {
-        // SAFETY: the pool releases a handle once, after unmapping it.
-        unsafe { (self.driver.cuMemRelease)(handle) }.ok().map_err(fault)?;
+        self.driver.release(handle).ok().map_err(fault)?;
         vmm::left_pool(place, bytes);
         Ok(())
     }
 
     fn map(&self, address: u64, bytes: u64, handle: Self::Handle) -> Result<(), Fault<CuResult>> {
-        // SAFETY: the range lies in the reservation and is unmapped; the handle has this size.
-        unsafe { (self.driver.cuMemMap)(address, bytes as usize, 0, handle, 0) }.ok().map_err(fault)
+        self.driver.map(address, bytes, handle, 0).ok().map_err(fault)
     }
 
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), Fault<CuResult>> {
-        // SAFETY: the range is of whole mappings, and the pool made sure that no work touches it any more.
-        unsafe { (self.driver.cuMemUnmap)(address, bytes as usize) }.ok().map_err(fault)
+        self.driver.unmap(address, bytes).ok().map_err(fault)
     }
 
     fn grant(&self, address: u64, bytes: u64, place: Place) -> Result<(), Fault<CuResult>> {
         let grants = self.grants.get(&place).map_or(&[][..], Vec::as_slice);
-        // SAFETY: the range is mapped, and the list outlives the call.
-        unsafe { (self.driver.cuMemSetAccess)(address, bytes as usize, grants.as_ptr(), grants.len()) }
-            .ok()
-            .map_err(|result| fault_at(place, result))
+        self.driver.set_access(address, bytes, grants).ok().map_err(|result| fault_at(place, result))
     }
 
     fn quiesce(&self, gpus: &[u32]) -> Result<(), Fault<CuResult>> {

@@ -2,9 +2,9 @@
 
 use super::{REGISTRY, within_own};
 use crate::backend::nvml;
-use crate::driver::Driver;
 use crate::memory;
 use cudarc::driver::sys::{CUcontext, CUdevice};
+use gpupool_cuda::Driver;
 use once_cell::race::OnceBox;
 
 /// Free memory of every GPU when CUDA was initialised.

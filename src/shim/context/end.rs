@@ -1,9 +1,9 @@
 //! How contexts end: what is noted before the driver is asked, and what goes with a context that ended.
 
 use super::{By, CHANGED, EPOCH, LAST, Last, REGISTRY, judge};
-use crate::driver::{CuResult, Driver};
-use crate::{capture, driver, ipc, managed, memory, pinned};
+use crate::{capture, ipc, managed, memory, pinned};
 use cudarc::driver::sys::{CUcontext, CUdevice};
+use gpupool_cuda::{self as cuda, CuResult, Driver};
 use std::sync::atomic::Ordering;
 
 use super::Context;
@@ -52,7 +52,8 @@ fn is_over(driver: &Driver, device: CUdevice, name: Name, by: By) -> bool {
         return true;
     }
     match name.life {
-        Some(_) => driver.life(name.handle as CUcontext) != Ok(name.life),
+        // SAFETY: the handle of a primary context stays good.
+        Some(_) => (unsafe { driver.life(name.handle as CUcontext) }) != Ok(name.life),
         // Drivers before 12.0 do not number contexts.
         None => by == By::Reset,
     }
@@ -136,7 +137,7 @@ fn tell(ended: Vec<Ended>, call: &str) {
 pub fn disown(context: &Context) -> usize {
     let blocks = memory::owner_gone(context.id);
     pinned::context_gone(context.id);
-    if let Ok(driver) = driver::get() {
+    if let Ok(driver) = cuda::get() {
         ipc::owner_gone(driver, context.id);
     }
     blocks

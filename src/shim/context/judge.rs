@@ -144,9 +144,6 @@ fn rank_on_gpu_0(working: &[&Record]) {
 }
 
 /// The heap limit of the current context, if it is still what the driver starts with.
-pub fn heap_is_default(driver: &crate::driver::Driver) -> bool {
-    let mut bytes = 0;
-    // SAFETY: the output is a local of the right type.
-    let result = unsafe { (driver.cuCtxGetLimit)(&raw mut bytes, limits::MALLOC_HEAP_SIZE) };
-    result.is_ok() && bytes as u64 == limits::DEFAULT_HEAP
+pub fn heap_is_default(driver: &gpupool_cuda::Driver) -> bool {
+    driver.limit(limits::MALLOC_HEAP_SIZE) == Ok(limits::DEFAULT_HEAP)
 }

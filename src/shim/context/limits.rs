@@ -2,11 +2,11 @@
 //! that uses it is loaded, which a program that learns too late can not do; the environment can.
 
 use super::within_own;
-use crate::driver::Driver;
 use crate::process;
 use crate::site;
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_config::format_size;
+use gpupool_cuda::Driver;
 
 /// `CUlimit` values that have a name in the log.
 pub const STACK_SIZE: i32 = 0;
@@ -36,8 +36,7 @@ pub fn apply(driver: &Driver, context: CUcontext, device: CUdevice) {
     ];
     for (limit, bytes, variable) in wanted {
         let Some(bytes) = bytes else { continue };
-        // SAFETY: the context is current inside `within_own`; the call takes numbers only.
-        let set = || unsafe { (driver.cuCtxSetLimit)(limit, bytes as usize) };
+        let set = || driver.set_limit(limit, bytes);
         let Some(result) = within_own(driver, context, set) else { continue };
         let limit = name(limit);
         tracing::info!(
@@ -54,7 +53,7 @@ pub fn apply(driver: &Driver, context: CUcontext, device: CUdevice) {
 }
 
 /// The program set a limit itself; the driver has answered.
-pub fn report(device: CUdevice, limit: i32, value: u64, result: crate::driver::CuResult) {
+pub fn report(device: CUdevice, limit: i32, value: u64, result: gpupool_cuda::CuResult) {
     let (limit, site) = (name(limit), site::here());
     tracing::info!(
         target: "gpupool::context", event = "limit.set", device, limit, value, result = result.0, by = "program",

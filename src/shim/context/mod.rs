@@ -19,10 +19,10 @@ pub use judge::{heap_is_default, judge};
 pub use registry::{By, Record, Tally};
 pub use usage::{Usage, coarse_now};
 
-use crate::driver::{self, CuResult, Driver};
-use crate::hook::cancel;
 use crate::{managed, process, site};
 use cudarc::driver::sys::{CUcontext, CUdevice};
+use gpupool_cuda::{self as cuda, CuResult, Driver};
+use gpupool_interpose::cancel;
 use once_cell::race::OnceBox;
 use parking_lot::{Condvar, Mutex};
 use registry::{Found, Name, Origin, Registry};
@@ -275,7 +275,8 @@ pub fn add(
 ) -> Option<Context> {
     let life = match context.is_null() {
         true => None,
-        false => driver.life(context).ok()?,
+        // SAFETY: the caller got the context from the driver just now, or it is a primary one.
+        false => unsafe { driver.life(context) }.ok()?,
     };
     let name = Name { handle: context as usize, life };
     if !context.is_null() {
@@ -449,13 +450,9 @@ pub fn within_own<T>(driver: &Driver, context: CUcontext, act: impl FnOnce() -> 
         return Some(act());
     }
     // SAFETY: the caller vouches for the context, which lives until it is popped below.
-    if !unsafe { (driver.cuCtxPushCurrent_v2)(context) }.is_ok() {
-        return None;
-    }
+    unsafe { driver.push_context(context) }.ok()?;
     let value = act();
-    let mut popped = std::ptr::null_mut();
-    // SAFETY: the output is a local; the context on top is the one just pushed.
-    let _ = unsafe { (driver.cuCtxPopCurrent_v2)(&raw mut popped) };
+    driver.pop_context();
     Some(value)
 }
 
@@ -478,5 +475,5 @@ pub fn gone_launches(device: CUdevice) -> u64 {
 
 /// The driver, for the bodies of context calls.
 pub fn driver() -> Option<&'static Driver> {
-    driver::get().ok()
+    cuda::get().ok()
 }

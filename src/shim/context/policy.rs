@@ -1,9 +1,9 @@
 //! Where contexts may be made (`GPUPOOL_CONTEXTS=deny`).
 
-use crate::driver::CuResult;
 use crate::{finding, process, site};
 use cudarc::driver::sys::CUdevice;
 use gpupool_config::Contexts;
+use gpupool_cuda::CuResult;
 use gpupool_events::Finding;
 
 /// What the driver answers where a GPU takes no further context (compute mode "exclusive process").

@@ -3,10 +3,10 @@
 //! that is current on this thread, and primary contexts, which the driver can be asked for.
 
 use super::{By, current, end, retained, within_own};
-use crate::driver::{CuResult, Driver};
 use crate::fence::Gpus;
 use crate::process;
 use cudarc::driver::sys::{CUcontext, CUdevice};
+use gpupool_cuda::{CuResult, Driver};
 
 /// The driver may have given the handle of a destroyed context to another one, on another GPU even: this thread looks
 /// again. Where the driver does not number contexts, only the GPU tells them apart.
@@ -33,20 +33,17 @@ impl<'a> Primary<'a> {
         if !driver.primary_is_active(device) {
             return None;
         }
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: the output is a local; the reference is given back in `drop`.
-        let result = unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut handle, device) };
-        if result.is_ok() && process::is_preloaded() {
+        let handle = driver.retain_primary(device).ok()?;
+        if process::is_preloaded() {
             retained(device);
         }
-        result.is_ok().then_some(Self { driver, device, handle })
+        Some(Self { driver, device, handle })
     }
 }
 
 impl Drop for Primary<'_> {
     fn drop(&mut self) {
-        // SAFETY: gives back the reference that `hold` took.
-        let release = || unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device) };
+        let release = || self.driver.release_primary(self.device);
         // The program may have given up all of its own meanwhile; then this is the end.
         let _ = match process::is_preloaded() {
             true => end::of_primary(self.driver, self.device, By::Release, "cuDevicePrimaryCtxRelease", release),
@@ -58,8 +55,7 @@ impl Drop for Primary<'_> {
 /// Waits for all work on these GPUs in the current context and in every primary context. An error of the current context is
 /// the program's to hear.
 pub fn synchronize(driver: &Driver, gpus: Gpus) -> Result<(), CuResult> {
-    // SAFETY: cuCtxSynchronize has no preconditions.
-    let wait = || unsafe { (driver.cuCtxSynchronize)() };
+    let wait = || driver.synchronize();
     let current = driver.current_context().filter(|_| driver.current_device().is_ok_and(|device| gpus.contain(device)));
     for device in (0..driver.device_count()).filter(|device| gpus.contain(*device)) {
         if let Some(primary) = Primary::hold(driver, device).filter(|primary| Some(primary.handle) != current) {

@@ -4,10 +4,10 @@
 
 use super::gpupool_error;
 use crate::context::{unseen, within_own};
-use crate::driver::{CuResult, Driver};
 use crate::hook::trampoline::{cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRetain, cuMemAlloc_v2, cuMemFree_v2};
-use crate::{capture, driver, log, process};
+use crate::{capture, log, process};
 use cudarc::driver::sys::CUstream;
+use gpupool_cuda::{self as cuda, CuResult, Driver};
 use std::ffi::{c_int, c_void};
 
 /// Allocates `bytes` on GPU `device` (-1: that of the current context), from the pool or the driver as `cuMemAlloc` would
@@ -116,7 +116,7 @@ fn release(address: u64, device: c_int, stream: CUstream) -> Result<(), c_int> {
 
 /// Runs `act` with a context of this GPU current. `make`: where it has none, the primary one is made.
 fn on_device(device: c_int, make: bool, act: impl FnOnce(&Driver) -> CuResult) -> Result<(), c_int> {
-    let driver = driver::get().map_err(|_| c_int::from(gpupool_error::GPUPOOL_NOT_ACTIVE))?;
+    let driver = cuda::get().map_err(|_| c_int::from(gpupool_error::GPUPOOL_NOT_ACTIVE))?;
     if !process::is_preloaded() && process::is_active() {
         unseen::refresh(driver);
     }
@@ -142,7 +142,7 @@ fn on_device(device: c_int, make: bool, act: impl FnOnce(&Driver) -> CuResult) -
 fn complain(function: &str, what: &str, error: c_int) {
     let why = match error {
         error if error == c_int::from(gpupool_error::GPUPOOL_NOT_ACTIVE) => {
-            driver::get().err().unwrap_or("gpupool has no part in this process").to_owned()
+            cuda::get().err().unwrap_or("gpupool has no part in this process").to_owned()
         }
         error => CuResult(error).to_string(),
     };

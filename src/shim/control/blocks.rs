@@ -2,11 +2,10 @@
 
 use super::statistics::{number_of, place_of};
 use super::{gpupool_error, looking};
-use crate::driver::{CuResult, Driver};
 use crate::managed;
-use crate::managed::advice;
 use crate::memory::{self, Known};
 use crate::process;
+use gpupool_cuda::{CuResult, Driver};
 use std::ffi::{c_int, c_uint, c_void};
 
 /// A part of a block that lies at one place.
@@ -142,7 +141,7 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
         return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into();
     }
     let address = pointer as u64;
-    of_managed(address, |driver| advice::advise(driver, address, bytes as u64, advice, place_of(place)))
+    of_managed(address, |driver| driver.advise(address, bytes as u64, advice, place_of(place)))
 }
 
 /// Moves `bytes` of managed memory, gpupool's or the program's own, to a place in the order of a stream of the current
@@ -159,7 +158,9 @@ pub unsafe extern "C" fn gpupool_prefetch(
     stream: *mut c_void,
 ) -> c_int {
     let address = pointer as u64;
-    of_managed(address, |driver| advice::prefetch(driver, address, bytes as u64, place_of(place), stream.cast()))
+    // SAFETY: as for this function.
+    let prefetch = |driver: &Driver| unsafe { driver.prefetch(address, bytes as u64, place_of(place), stream.cast()) };
+    of_managed(address, prefetch)
 }
 
 /// Asks the driver, unless the memory is the pool's.

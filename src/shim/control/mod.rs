@@ -6,8 +6,9 @@ mod blocks;
 mod state;
 mod statistics;
 
-use crate::hook::{HOOKS, guard};
+use crate::hook::HOOKS;
 use crate::{memory, pinned, process};
+use gpupool_interpose::guard;
 use once_cell::race::OnceBox;
 use std::ffi::{c_char, c_int};
 

@@ -1,57 +1,27 @@
-//! The one place where Rust ends and C begins: no panic crosses it, and what the driver answered is never lost to one.
+//! What every body has behind it: the boundary that keeps panics in, and the line in the log about the call.
 
-use super::{Row, guard};
-use crate::driver::CuResult;
 use crate::process;
+use gpupool_cuda::CuResult;
+use gpupool_interpose::{Api, boundary, guard};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The real driver call with the arguments the program gave. It remembers its answer, so that a panic after the call
-/// does not make the shim repeat it.
-pub struct Real<'a> {
-    /// The function that the program called.
-    pub row: Row,
-    call: &'a mut dyn FnMut() -> CuResult,
-    answer: Option<CuResult>,
-}
+/// The real driver call with the arguments the program gave.
+pub type Real<'a> = gpupool_interpose::Real<'a, CuResult>;
 
-impl Real<'_> {
-    /// Calls the driver.
-    #[inline]
-    pub fn call(&mut self) -> CuResult {
-        let answer = (self.call)();
-        self.answer = Some(answer);
-        answer
-    }
-}
-
-/// Runs a body. On a panic the pool takes no new allocations, and the program gets the driver's answer: the one already
-/// given, or else the real call's.
+/// Runs a body. On a panic the pool takes no new allocations, and the program gets the driver's answer.
 #[inline]
-pub fn run(row: Row, call: &mut dyn FnMut() -> CuResult, body: impl FnOnce(&mut Real) -> CuResult) -> CuResult {
-    let mut real = Real { row, call, answer: None };
-    // AssertUnwindSafe: after a panic the pool is closed for allocations, which is what may be half changed, and `real`
-    // is read only for whether it was called.
-    let result = match catch_unwind(AssertUnwindSafe(|| body(&mut real))) {
-        Ok(result) => result,
-        Err(_) => {
-            let answered = real.answer;
-            process::broken(row);
-            match answered {
-                Some(answer) => answer,
-                None => real.call(),
-            }
-        }
-    };
-    trace(row, result);
+pub fn run(api: Api, call: &mut dyn FnMut() -> CuResult, body: impl FnOnce(&mut Real) -> CuResult) -> CuResult {
+    let result = boundary::run(api, call, body, process::broken);
+    trace(api, result);
     result
 }
 
 /// Logs a hooked call, at level trace. Rows without a boundary come here, too.
 #[inline]
-pub fn trace(row: Row, result: CuResult) {
+pub fn trace(api: Api, result: CuResult) {
     if tracing::enabled!(target: "gpupool::call", tracing::Level::TRACE) {
-        contained(row, || {
-            let api = row.name();
+        contained(api, || {
+            let api = api.name();
             tracing::trace!(target: "gpupool::call", event = "call", api, result = result.0, "{api} -> {result}");
         });
     }
@@ -59,11 +29,11 @@ pub fn trace(row: Row, result: CuResult) {
 
 /// For what rows without a boundary do now and then: inside a hook, without being cancelled, and no panic passes.
 #[cold]
-pub fn contained(row: Row, act: impl FnOnce()) {
+pub fn contained(api: Api, act: impl FnOnce()) {
     let _inside = guard::enter_sheltered();
-    // AssertUnwindSafe: as in `run`.
+    // AssertUnwindSafe: after a panic the pool is closed for allocations, which is what may be half changed.
     if catch_unwind(AssertUnwindSafe(act)).is_err() {
-        process::broken(row);
+        process::broken(api);
     }
 }
 
@@ -71,44 +41,12 @@ pub fn contained(row: Row, act: impl FnOnce()) {
 mod tests {
     use super::*;
 
-    fn count(calls: &mut u32) -> impl FnMut() -> CuResult {
-        || {
-            *calls += 1;
-            CuResult(700)
-        }
-    }
-
-    #[test]
-    fn a_panic_before_the_real_call_becomes_the_real_call() {
-        let mut calls = 0;
-        assert_eq!(run(Row::cuInit, &mut count(&mut calls), |_| panic!("planted")), CuResult(700));
-        assert_eq!(calls, 1);
-    }
-
-    #[test]
-    fn a_panic_after_the_real_call_keeps_its_answer_and_does_not_repeat_it() {
-        let mut calls = 0;
-        let body = |real: &mut Real| {
-            assert_eq!(real.call(), CuResult(700));
-            panic!("planted")
-        };
-        assert_eq!(run(Row::cuInit, &mut count(&mut calls), body), CuResult(700));
-        assert_eq!(calls, 1);
-    }
-
     #[test]
     fn what_rows_without_a_boundary_do_is_inside_a_hook_and_keeps_its_panics() {
-        contained(Row::cuLaunchKernel, || {
+        contained(Api("cuLaunchKernel"), || {
             assert!(!guard::is_outside());
             panic!("planted");
         });
         assert!(guard::is_outside());
-    }
-
-    #[test]
-    fn a_body_that_answers_makes_no_real_call() {
-        let mut calls = 0;
-        assert_eq!(run(Row::cuInit, &mut count(&mut calls), |_| CuResult::SUCCESS), CuResult::SUCCESS);
-        assert_eq!(calls, 0);
     }
 }

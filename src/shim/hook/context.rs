@@ -3,9 +3,9 @@
 
 use super::{Real, retry};
 use crate::context::{self, Before, By, Kind, Making, end, policy, unseen};
-use crate::driver::{CuResult, Driver};
 use crate::{environment, managed, pinned};
 use cudarc::driver::sys::{CUcontext, CUdevice};
+use gpupool_cuda::{CuResult, Driver};
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 pub unsafe fn init(real: &mut Real) -> CuResult {
     let result = real.call();
     if result.is_ok() {
-        environment::initialised(real.row.name());
+        environment::initialised(real.api.name());
     }
     result
 }
@@ -57,7 +57,7 @@ pub unsafe fn green_create(real: &mut Real, green: *mut *mut c_void, device: CUd
 /// handle it has.
 fn making(real: &mut Real, device: CUdevice, kind: Kind, made: impl FnOnce(&Driver) -> Option<CUcontext>) -> CuResult {
     let Some(driver) = context::driver() else { return real.call() };
-    let call = real.row.name();
+    let call = real.api.name();
     let new = kind == Kind::Created || !driver.primary_is_active(device);
     if new && let Some(refusal) = policy::refuse(device, call) {
         return refusal;
@@ -79,7 +79,7 @@ fn making(real: &mut Real, device: CUdevice, kind: Kind, made: impl FnOnce(&Driv
 pub unsafe fn release(real: &mut Real, device: CUdevice) -> CuResult {
     managed::launch::forget_functions();
     let Some(driver) = context::driver() else { return real.call() };
-    end::of_primary(driver, device, By::Release, real.row.name(), || real.call())
+    end::of_primary(driver, device, By::Release, real.api.name(), || real.call())
 }
 
 /// # Safety
@@ -87,14 +87,14 @@ pub unsafe fn release(real: &mut Real, device: CUdevice) -> CuResult {
 pub unsafe fn reset(real: &mut Real, device: CUdevice) -> CuResult {
     managed::launch::forget_functions();
     let Some(driver) = context::driver() else { return real.call() };
-    end::of_primary(driver, device, By::Reset, real.row.name(), || real.call())
+    end::of_primary(driver, device, By::Reset, real.api.name(), || real.call())
 }
 
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn destroy(real: &mut Real, ctx: CUcontext) -> CuResult {
     managed::launch::forget_functions();
-    end::of_handle(ctx, real.row.name(), || real.call(), || true)
+    end::of_handle(ctx, real.api.name(), || real.call(), || true)
 }
 
 /// `cuCtxDetach` of the current context: the last of as many as `cuCtxAttach` and the making of it ends it.
@@ -106,7 +106,7 @@ pub unsafe fn detach(real: &mut Real, ctx: CUcontext) -> CuResult {
     let Some(driver) = context::driver() else { return real.call() };
     let life = driver.current_life();
     let lives = || driver.current_context() == Some(ctx) && driver.current_life() == life;
-    end::of_handle(ctx, real.row.name(), || real.call(), || !lives())
+    end::of_handle(ctx, real.api.name(), || real.call(), || !lives())
 }
 
 /// # Safety
@@ -114,7 +114,7 @@ pub unsafe fn detach(real: &mut Real, ctx: CUcontext) -> CuResult {
 pub unsafe fn green_destroy(real: &mut Real, green: *mut c_void) -> CuResult {
     managed::launch::forget_functions();
     let Some(driver) = context::driver() else { return real.call() };
-    end::of_green(driver, green as usize, real.row.name(), || real.call())
+    end::of_green(driver, green as usize, real.api.name(), || real.call())
 }
 
 /// # Safety
@@ -140,7 +140,7 @@ pub unsafe fn switched(real: &mut Real) -> CuResult {
         && let Some(driver) = context::driver().filter(|driver| context::has_switched(driver))
     {
         context::noticed(driver);
-        context::sweep(driver, real.row.name());
+        context::sweep(driver, real.api.name());
     }
     result
 }
@@ -152,7 +152,7 @@ pub unsafe fn switched(real: &mut Real) -> CuResult {
 pub unsafe fn peer_enabled(real: &mut Real, peer: CUcontext) -> CuResult {
     let result = real.call();
     let Some(driver) = context::driver().filter(|_| result.is_ok()) else { return result };
-    context::sweep(driver, real.row.name());
+    context::sweep(driver, real.api.name());
     for context in [context::current(driver), context::by_handle(peer)].into_iter().flatten() {
         if !context.usage.is_used() {
             context.peered.store(true, Ordering::Relaxed);
@@ -168,7 +168,7 @@ pub unsafe fn peer_enabled(real: &mut Real, peer: CUcontext) -> CuResult {
 pub unsafe fn copied_between(real: &mut Real) -> CuResult {
     let result = real.call();
     if let Some(driver) = context::driver() {
-        context::sweep(driver, real.row.name());
+        context::sweep(driver, real.api.name());
         if let Some(context) = context::current(driver) {
             context.usage.copied();
         }

@@ -1,9 +1,9 @@
 //! Bodies: pinned host memory, allocated and registered.
 
 use super::{Real, retry};
-use crate::driver::CuResult;
 use crate::memory::{self, Known};
 use crate::pinned::{self, Answer, ledger::By};
+use gpupool_cuda::CuResult;
 use std::ffi::{c_uint, c_void};
 use std::time::Instant;
 

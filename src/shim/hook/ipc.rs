@@ -1,10 +1,10 @@
 //! Bodies: sharing memory with other processes.
 
 use super::Real;
-use crate::driver::CuResult;
 use crate::memory::{self, Known};
 use crate::{ipc, log, process};
 use cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
+use gpupool_cuda::CuResult;
 use gpupool_pool::Pin;
 use std::ffi::c_uint;
 

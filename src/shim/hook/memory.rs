@@ -2,11 +2,11 @@
 
 use super::{Real, retry};
 use crate::context;
-use crate::driver::CuResult;
 use crate::managed;
 use crate::memory::{self, Answer};
 use crate::pinned;
 use cudarc::driver::sys::CUdeviceptr;
+use gpupool_cuda::CuResult;
 use std::ffi::c_uint;
 
 /// Bytes that a row of pitched memory is rounded up to. Every GPU since compute capability 5 answers so; measured on

@@ -1,9 +1,7 @@
 //! Everything between the program and the bodies: the table, the exported trampolines, and the ways to reach them.
 
 pub mod boundary;
-pub mod cancel;
-pub mod dlsym;
-pub mod guard;
+pub mod exports;
 #[cfg(test)]
 mod listing;
 pub mod resolve;
@@ -26,4 +24,4 @@ pub mod usage;
 pub mod vmm;
 
 pub use boundary::Real;
-pub use trampoline::{HOOKS, Row};
+pub use trampoline::HOOKS;

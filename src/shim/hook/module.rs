@@ -1,9 +1,9 @@
 //! Bodies: modules and libraries. See [`crate::module`].
 
 use super::Real;
-use crate::driver::CuResult;
 use crate::managed;
 use crate::module::{self, image};
+use gpupool_cuda::CuResult;
 use std::ffi::{CStr, c_char, c_void};
 
 /// The handle that a loading call wrote; 0 where there is none.
@@ -54,7 +54,7 @@ pub unsafe fn unload<T>(real: &mut Real, handle: *mut T) -> CuResult {
     managed::launch::forget_functions();
     let result = real.call();
     if result.is_ok() {
-        module::unloaded(handle as usize, real.row.name());
+        module::unloaded(handle as usize, real.api.name());
     }
     result
 }

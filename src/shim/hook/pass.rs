@@ -1,10 +1,11 @@
 //! Rows that change nothing: the call is the driver's, and the log at level trace has it.
 
-use super::{Row, boundary};
-use crate::driver::CuResult;
+use super::boundary;
+use gpupool_cuda::CuResult;
+use gpupool_interpose::Api;
 
 /// After the call.
 #[inline]
-pub fn through(row: Row, result: CuResult) {
-    boundary::trace(row, result);
+pub fn through(api: Api, result: CuResult) {
+    boundary::trace(api, result);
 }

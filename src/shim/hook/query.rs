@@ -3,10 +3,10 @@
 //! pinned with it.
 
 use super::Real;
-use crate::driver::{CuResult, Driver};
 use crate::memory::{self, Known};
 use crate::{context, vmm};
 use cudarc::driver::sys::{CUdevice, CUdeviceptr};
+use gpupool_cuda::{CuResult, Driver};
 use gpupool_pool::Block;
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -217,10 +217,8 @@ pub unsafe fn pointer_attributes(
     if matches!(known, Known::Freed) {
         // The defaults that the driver writes for an address that is nobody's, such as 0.
         // SAFETY: the program's own arguments but for the address.
-        return memory::driver_attributes(|driver| unsafe {
-            (driver.cuPointerGetAttributes)(count, attributes, data, 0)
-        })
-        .unwrap_or_else(|| real.call());
+        let defaults = |driver: &Driver| unsafe { driver.attributes(count, attributes, data, 0) };
+        return context::driver().map(defaults).unwrap_or_else(|| real.call());
     }
     let result = real.call();
     if !result.is_ok() {

@@ -1,23 +1,10 @@
-//! From a pointer the driver gave to the hook of the same export.
-//!
-//! The driver exports no two `cu*` names at one address, and `cuGetProcAddress` hands out exactly those addresses, so
-//! the pointer says which version was chosen. Matching names instead would need the driver's own rules for versions,
-//! flags and aliases, and would be wrong again with the next release.
+//! Bodies: how functions are found through the driver itself.
 
-use super::{HOOKS, Real};
-use crate::driver::{CuResult, real};
+use super::{Real, trampoline::SLOTS};
 use crate::site;
+use gpupool_cuda::CuResult;
 use parking_lot::Mutex;
 use std::ffi::c_void;
-
-/// The hook for a pointer into the driver; any other pointer as it is. Callable from the `dlsym` path.
-pub fn hook_for(pointer: *mut c_void) -> *mut c_void {
-    match real::row_of(pointer) {
-        // All of them, whatever the log's level: launches, too, are made again when memory was found for them.
-        Some(row) => HOOKS[row].ours.cast_mut(),
-        None => pointer,
-    }
-}
 
 /// `cuGetProcAddress`, both forms: the driver's status, version rules and errors are its own; only the pointer changes.
 ///
@@ -27,7 +14,7 @@ pub unsafe fn proc_address(real: &mut Real, pfn: *mut *mut c_void) -> CuResult {
     let result = real.call();
     if result.is_ok() && !pfn.is_null() {
         // SAFETY: the driver answered success, so it has written through `pfn`.
-        unsafe { *pfn = hook_for(*pfn) };
+        unsafe { *pfn = SLOTS.hook_for(*pfn) };
     }
     result
 }

@@ -1,9 +1,10 @@
 //! Bodies: calls that take device memory of their own. Freed runs that the pool keeps mapped are memory which the bare
 //! driver would have had; when it runs out, they go back and the call is made again.
 
-use super::{Real, Row, guard};
-use crate::driver::CuResult;
+use super::Real;
 use crate::{memory, pinned, process};
+use gpupool_cuda::CuResult;
+use gpupool_interpose::{Api, guard};
 
 /// # Safety
 /// Called by a row's trampoline.
@@ -14,7 +15,7 @@ pub unsafe fn after_trim(real: &mut Real) -> CuResult {
 /// The real call, once more after a trim if the driver had no memory left.
 pub fn call(real: &mut Real) -> CuResult {
     let result = real.call();
-    if result == CuResult::OUT_OF_MEMORY && memory::give_back(real.row) {
+    if result == CuResult::OUT_OF_MEMORY && memory::give_back(real.api) {
         return real.call();
     }
     result
@@ -23,7 +24,7 @@ pub fn call(real: &mut Real) -> CuResult {
 /// As [`call`], for calls that take host memory: what both pools keep of that goes back.
 pub fn call_for_host(real: &mut Real) -> CuResult {
     let result = real.call();
-    if result == CuResult::OUT_OF_MEMORY && (pinned::give_back(real.row) | memory::give_back_host(real.row)) {
+    if result == CuResult::OUT_OF_MEMORY && (pinned::give_back(real.api) | memory::give_back_host(real.api)) {
         return real.call();
     }
     result
@@ -31,10 +32,10 @@ pub fn call_for_host(real: &mut Real) -> CuResult {
 
 /// For rows without a boundary, after OUT_OF_MEMORY: whether the call is worth making again.
 #[cold]
-pub fn made_room(row: Row) -> bool {
+pub fn made_room(api: Api) -> bool {
     let Some(_inside) = guard::enter_sheltered() else { return false };
-    std::panic::catch_unwind(|| memory::give_back(row)).unwrap_or_else(|_| {
-        process::broken(row);
+    std::panic::catch_unwind(|| memory::give_back(api)).unwrap_or_else(|_| {
+        process::broken(api);
         false
     })
 }

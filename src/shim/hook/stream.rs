@@ -2,15 +2,15 @@
 
 use super::Real;
 use crate::capture::{self, Seen};
-use crate::driver::CuResult;
 use crate::managed;
 use cudarc::driver::sys::CUstream;
+use gpupool_cuda::CuResult;
 
 /// Answers of `cuStreamEndCapture` after which the stream is still being captured: the call was wrong, not the capture.
 const STILL_CAPTURING: [i32; 5] = [1, 201, 400, 903, 908];
 
 fn per_thread_default(real: &Real) -> bool {
-    real.row.name().ends_with("_ptsz")
+    real.api.name().ends_with("_ptsz")
 }
 
 /// The stream that this call means by its argument, for a call of ours, which has no `_ptsz` in its name.

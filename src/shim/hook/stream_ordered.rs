@@ -2,10 +2,10 @@
 //! only what it has no memory for comes from the pool.
 
 use super::{Real, memory as memory_body, retry, stream};
-use crate::driver::{CuResult, Driver};
 use crate::memory::{self, Known, mempool};
 use crate::{capture, context, managed};
-use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUmemoryPool, CUstream};
+use cudarc::driver::sys::{CUdevice, CUdeviceptr, CUmemoryPool, CUstream};
+use gpupool_cuda::{CuResult, Driver, PoolProperties};
 
 /// # Safety
 /// `dptr` is the program's output argument of that call.
@@ -58,12 +58,13 @@ unsafe fn serve(
 ) -> Option<CuResult> {
     let driver = context::driver()?;
     let stream = stream::handle(real, stream);
-    if dptr.is_null() || bytes == 0 || captured(driver, stream) != Ok(false) {
+    // SAFETY: the driver accepted the stream just now.
+    let captured = unsafe { driver.is_capturing(stream) };
+    if dptr.is_null() || bytes == 0 || captured != Ok(false) {
         return None;
     }
-    let mut handle: CUcontext = std::ptr::null_mut();
-    // SAFETY: the driver accepted the stream just now; the output is a local.
-    unsafe { (driver.cuStreamGetCtx)(stream, &raw mut handle) }.ok().ok()?;
+    // SAFETY: the driver accepted the stream just now.
+    let handle = unsafe { driver.stream_context(stream) }.ok()?;
     let context = context::by_handle(handle)?;
     let device = device(driver, context.device)?;
     let address = memory::allocate_after_driver(driver, &context, device, bytes as u64)?;
@@ -88,7 +89,8 @@ pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuRe
     let Some(driver) = context::driver() else { return real.call() };
     let stream = stream::handle(real, stream);
     if capture::under_way() {
-        match captured(driver, stream) {
+        // SAFETY: the stream is the program's argument to a call that uses it.
+        match unsafe { driver.is_capturing(stream) } {
             Ok(false) => {}
             Ok(true) => return CuResult::INVALID_VALUE,
             Err(refused) => return refused,
@@ -103,30 +105,17 @@ pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuRe
 
 /// The GPU that a stream is on; the driver's error for one that is none.
 fn device_of(driver: &Driver, stream: CUstream) -> Result<CUdevice, CuResult> {
-    let mut handle: CUcontext = std::ptr::null_mut();
-    // SAFETY: the stream is the program's argument to a call that uses it; the output is a local.
-    unsafe { (driver.cuStreamGetCtx)(stream, &raw mut handle) }.ok()?;
+    // SAFETY: the stream is the program's argument to a call that uses it.
+    let handle = unsafe { driver.stream_context(stream) }?;
     if driver.current_context() == Some(handle) {
         return driver.current_device();
     }
     context::within(driver, handle, || driver.current_device()).unwrap_or(Err(CuResult::INVALID_CONTEXT))
 }
 
-/// Whether this stream is being captured, valid or not; the driver's error for a stream that may not be used meanwhile.
-fn captured(driver: &Driver, stream: CUstream) -> Result<bool, CuResult> {
-    let mut status = 0;
-    // SAFETY: the stream is the program's argument to a call that uses it; the output is a local.
-    unsafe { (driver.cuStreamIsCapturing)(stream, &raw mut status) }.ok()?;
-    Ok(status != 0)
-}
-
 /// # Safety
 /// `pool` and `properties` are the program's arguments of that call.
-pub unsafe fn pool_created(
-    real: &mut Real,
-    pool: *mut CUmemoryPool,
-    properties: *const mempool::Properties,
-) -> CuResult {
+pub unsafe fn pool_created(real: &mut Real, pool: *mut CUmemoryPool, properties: *const PoolProperties) -> CuResult {
     let result = real.call();
     if result.is_ok() {
         // SAFETY: the driver answered success, so it has read the one and written the other.

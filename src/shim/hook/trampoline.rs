@@ -1,29 +1,17 @@
-//! What the table becomes: one exported `extern "C"` function a row, and the list of them.
+//! What the table becomes: one exported `extern "C"` function a api, and the list of them.
 
+use super::boundary;
 #[cfg(doc)]
 use super::cancel;
 use super::table::for_each_hook;
-use super::{boundary, guard};
-use crate::driver::{CuResult, real};
-use crate::memory::mempool::Properties as PoolProperties;
-use crate::vmm::types::{Access, Location, Properties};
 use crate::{managed, process};
 use cudarc::driver::sys::{
     CUarray, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUipcMemHandle, CUlibrary,
     CUmemoryPool, CUmipmappedArray, CUmodule, CUstream,
 };
+use gpupool_cuda::{Access, CuResult, Location, PoolProperties, Properties};
+use gpupool_interpose::{Api, Hook, Slots, guard};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-
-/// A row as the resolvers see it.
-pub struct Hook {
-    /// The exported name.
-    pub name: &'static CStr,
-    /// The trampoline.
-    pub ours: *const c_void,
-}
-
-// SAFETY: both fields are addresses of immutable statics and code.
-unsafe impl Sync for Hook {}
 
 const fn c_name(bytes: &'static [u8]) -> &'static CStr {
     match CStr::from_bytes_with_nul(bytes) {
@@ -45,10 +33,10 @@ const fn is_quick(subject: &str, body: &str) -> bool {
 // Every function here has the ABI that may be unwound through: a thread may be cancelled asynchronously, or in the driver.
 // No panic comes as far.
 
-/// The driver's function of a row, as its C type; `NOT_SUPPORTED` to the program where the driver has none.
+/// The driver's function of a api, as its C type; `NOT_SUPPORTED` to the program where the driver has none.
 macro_rules! real_function {
     ($name:ident($($t:ty),*)) => {{
-        let Some(pointer) = real::get(Row::$name) else { return CuResult::NOT_SUPPORTED };
+        let Some(pointer) = SLOTS.get(Row::$name as usize) else { return CuResult::NOT_SUPPORTED };
         // SAFETY: `pointer` is the driver's export of exactly this name, and the row states its C signature.
         let function: unsafe extern "C-unwind" fn($($t),*) -> CuResult = unsafe { std::mem::transmute(pointer) };
         function
@@ -69,15 +57,15 @@ macro_rules! trampoline {
             unsafe extern "C-unwind" fn looked_at($($p: $t),*) -> CuResult {
                 let real = real_function!($name($($t),*));
                 // SAFETY: the program passes these arguments to the driver with this very call.
-                unsafe { super::launch::$body(Row::$name, $($a),*) };
+                unsafe { super::launch::$body(Api(stringify!($name)), $($a),*) };
                 // SAFETY: as above, unchanged.
                 let mut result = unsafe { real($($p),*) };
-                if process::takes_part(Row::$name) && guard::is_outside() {
-                    if result == CuResult::OUT_OF_MEMORY && super::retry::made_room(Row::$name) {
+                if process::takes_part(Api(stringify!($name))) && guard::is_outside() {
+                    if result == CuResult::OUT_OF_MEMORY && super::retry::made_room(Api(stringify!($name))) {
                         // SAFETY: as above; the driver took nothing of a call that it answered so.
                         result = unsafe { real($($p),*) };
                     }
-                    super::usage::launched(Row::$name, result);
+                    super::usage::launched(Api(stringify!($name)), result);
                 }
                 result
             }
@@ -96,13 +84,13 @@ macro_rules! trampoline {
             let real = real_function!($name($($t),*));
             // SAFETY: the arguments are the program's own, passed on unchanged.
             let mut result = unsafe { real($($p),*) };
-            if process::takes_part(Row::$name) && guard::is_outside() {
+            if process::takes_part(Api(stringify!($name))) && guard::is_outside() {
                 // A launch may need memory, too: for a graph's nodes, or for what the threads of a kernel keep.
-                if result == CuResult::OUT_OF_MEMORY && super::retry::made_room(Row::$name) {
+                if result == CuResult::OUT_OF_MEMORY && super::retry::made_room(Api(stringify!($name))) {
                     // SAFETY: as above; the driver took nothing of a call that it answered so.
                     result = unsafe { real($($p),*) };
                 }
-                super::$subject::$body(Row::$name, result $(, $a)*);
+                super::$subject::$body(Api(stringify!($name)), result $(, $a)*);
             }
             result
         }
@@ -118,8 +106,8 @@ macro_rules! trampoline {
                 unsafe { function($($p),*) }
             };
             let enter = const { if is_quick(stringify!($subject), stringify!($body)) { guard::enter } else { guard::enter_sheltered } };
-            let Some(_inside) = process::takes_part(Row::$name).then(enter).flatten() else { return call() };
-            boundary::run(Row::$name, &mut { call }, |real| {
+            let Some(_inside) = process::takes_part(Api(stringify!($name))).then(enter).flatten() else { return call() };
+            boundary::run(Api(stringify!($name)), &mut { call }, |real| {
                 // SAFETY: a body reads or writes through the program's pointers only as the driver would: outputs after
                 // a success, where they are not NULL.
                 unsafe { super::$subject::$body(real, $($a),*) }
@@ -130,27 +118,21 @@ macro_rules! trampoline {
 
 macro_rules! trampolines {
     ($($name:ident($($p:ident: $t:ty),* $(,)?) => $subject:ident::$body:ident($($a:ident),*);)*) => {
-        /// A row of the table, in its order.
+        /// A row's place in the table.
         #[allow(non_camel_case_types, reason = "the names are the driver's")]
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[repr(usize)]
-        pub enum Row { $($name),* }
+        enum Row { $($name),* }
 
-        impl Row {
-            /// Rows in the table.
-            pub const COUNT: usize = [$(stringify!($name)),*].len();
+        /// Rows in the table.
+        const ROWS: usize = [$(stringify!($name)),*].len();
 
-            /// The exported name.
-            pub const fn name(self) -> &'static str {
-                match self { $(Row::$name => stringify!($name)),* }
-            }
-        }
-
-        /// Every row, in the table's order.
-        pub static HOOKS: [Hook; Row::COUNT] = [$(Hook {
+        /// Every api, in the table's order.
+        pub static HOOKS: [Hook; ROWS] = [$(Hook {
             name: c_name(concat!(stringify!($name), "\0").as_bytes()),
             ours: $name as *const c_void,
         }),*];
+
+        /// The driver's function behind each row.
+        pub static SLOTS: Slots<ROWS> = Slots::new(&HOOKS);
 
         $(trampoline! { $name($($p: $t),*) => $subject::$body($($a),*) })*
     };
@@ -165,7 +147,7 @@ mod tests {
     #[test]
     fn every_row_is_a_driver_name_of_its_own() {
         let names: HashSet<_> = HOOKS.iter().map(|hook| hook.name).collect();
-        assert_eq!(names.len(), Row::COUNT);
+        assert_eq!(names.len(), ROWS);
         for name in names {
             assert!(
                 matches!(name.to_bytes(), [b'c', b'u', b'A'..=b'Z', ..]),
@@ -177,6 +159,6 @@ mod tests {
     #[test]
     fn a_row_and_its_hook_have_the_same_index() {
         assert_eq!(HOOKS[Row::cuInit as usize].name, c"cuInit");
-        assert_eq!(Row::cuMemAlloc_v2.name().as_bytes(), HOOKS[Row::cuMemAlloc_v2 as usize].name.to_bytes());
+        assert_eq!(HOOKS[Row::cuMemAlloc_v2 as usize].name, c"cuMemAlloc_v2");
     }
 }

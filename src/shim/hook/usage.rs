@@ -2,23 +2,24 @@
 //! microseconds, and these must not show in it. Copies are also compared with the few addresses of pinned memory that are
 //! watched, if any are.
 
-use super::{Row, boundary};
+use super::boundary;
 use crate::context::{self, Usage};
-use crate::driver::{self, CuResult};
 use crate::pinned;
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUDA_MEMCPY3D};
+use gpupool_cuda::{self as cuda, CuResult};
+use gpupool_interpose::Api;
 use std::ffi::c_void;
 
 /// After a launch.
 #[inline]
-pub fn launched(row: Row, result: CuResult) {
-    count(row, result, Usage::launched);
+pub fn launched(api: Api, result: CuResult) {
+    count(api, result, Usage::launched);
 }
 
 /// After a copy or a fill.
 #[inline]
-pub fn copied(row: Row, result: CuResult) {
-    count(row, result, Usage::copied);
+pub fn copied(api: Api, result: CuResult) {
+    count(api, result, Usage::copied);
 }
 
 /// What a copy calls an address, by its side.
@@ -49,8 +50,8 @@ impl Address for *mut c_void {
 
 /// After a copy of bytes in a row.
 #[inline]
-pub fn moved(row: Row, result: CuResult, dst: impl Address, src: impl Address, bytes: usize) {
-    copied(row, result);
+pub fn moved(api: Api, result: CuResult, dst: impl Address, src: impl Address, bytes: usize) {
+    copied(api, result);
     if result.is_ok() {
         pinned::after_copy(dst.number(), src.number(), bytes as u64);
     }
@@ -59,8 +60,8 @@ pub fn moved(row: Row, result: CuResult, dst: impl Address, src: impl Address, b
 /// After a copy of rows. Of the fields that are read, those that the kinds of memory do not ask for are whatever the
 /// program left there; an address too many only makes a block count as reached.
 #[inline]
-pub fn moved_rows(row: Row, result: CuResult, copy: *const c_void) {
-    copied(row, result);
+pub fn moved_rows(api: Api, result: CuResult, copy: *const c_void) {
+    copied(api, result);
     if result.is_ok() && pinned::copies::is_watching() {
         let copy = copy.cast::<CUDA_MEMCPY2D>();
         // SAFETY: the driver read the structure without an error; of it, only fields are read that any bits are a value of.
@@ -72,8 +73,8 @@ pub fn moved_rows(row: Row, result: CuResult, copy: *const c_void) {
 
 /// As [`moved_rows`], after a copy of boxes.
 #[inline]
-pub fn moved_boxes(row: Row, result: CuResult, copy: *const c_void) {
-    copied(row, result);
+pub fn moved_boxes(api: Api, result: CuResult, copy: *const c_void) {
+    copied(api, result);
     if result.is_ok() && pinned::copies::is_watching() {
         let copy = copy.cast::<CUDA_MEMCPY3D>();
         // SAFETY: as in `moved_rows`.
@@ -85,29 +86,29 @@ pub fn moved_boxes(row: Row, result: CuResult, copy: *const c_void) {
 
 /// After other work: a host function, an event, a prefetch.
 #[inline]
-pub fn worked(row: Row, result: CuResult) {
+pub fn worked(api: Api, result: CuResult) {
     if result.is_ok() {
-        count(row, result, Usage::worked);
+        count(api, result, Usage::worked);
     } else {
-        boundary::trace(row, result);
+        boundary::trace(api, result);
     }
 }
 
 #[inline]
-fn count(row: Row, result: CuResult, as_what: impl Fn(&Usage)) {
-    match driver::at_hand().map(context::glance) {
+fn count(api: Api, result: CuResult, as_what: impl Fn(&Usage)) {
+    match cuda::at_hand().map(context::glance) {
         Some(Ok(Some(context))) => as_what(&context.usage),
         Some(Ok(None)) => {}
-        Some(Err(())) | None => count_in_unknown(row, as_what),
+        Some(Err(())) | None => count_in_unknown(api, as_what),
     }
-    boundary::trace(row, result);
+    boundary::trace(api, result);
 }
 
 /// The first of a thread in its context, which may have to be noted first: that takes a lock, allocates, asks the driver,
 /// logs and may fail.
 #[cold]
-fn count_in_unknown(row: Row, as_what: impl Fn(&Usage)) {
-    boundary::contained(row, || {
+fn count_in_unknown(api: Api, as_what: impl Fn(&Usage)) {
+    boundary::contained(api, || {
         if let Some(context) = context::driver().and_then(context::current) {
             as_what(&context.usage);
         }

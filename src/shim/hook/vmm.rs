@@ -1,12 +1,12 @@
 //! Bodies: the program's own virtual memory management. See [`crate::vmm`].
 
 use super::{Real, retry};
-use crate::driver::{CuResult, Driver};
 use crate::memory::{self, Known};
-use crate::vmm::types::{Access, Location, Properties};
 use crate::vmm::{self, Part, Release, Request, Retained};
 use crate::{context, log, process};
 use cudarc::driver::sys::CUdeviceptr;
+use gpupool_cuda::{Access, Location, Properties};
+use gpupool_cuda::{CuResult, Driver};
 use gpupool_pool::Pin;
 use std::ffi::{c_int, c_ulonglong, c_void};
 
@@ -55,8 +55,8 @@ pub unsafe fn release(real: &mut Real, handle: u64) -> CuResult {
     }
     let Some(driver) = process::driver() else { return result };
     for part in parts.iter().filter(|(other, _)| *other != handle) {
-        // SAFETY: made by `vmm::create`, with one reference, which the program knows nothing of.
-        if !unsafe { (driver.cuMemRelease)(part.0) }.is_ok() {
+        // Made by `vmm::create`, with one reference, which the program knows nothing of.
+        if !driver.release(part.0).is_ok() {
             vmm::not_released(std::slice::from_ref(part));
         }
     }
@@ -93,12 +93,10 @@ fn map_parts(driver: &Driver, address: u64, bytes: u64, offset: usize, parts: &[
     }
     let mut done = 0;
     for part in parts {
-        // SAFETY: the program's own range, in the pieces that the parts have.
-        let result = unsafe { (driver.cuMemMap)(address + done, part.bytes as usize, 0, part.handle, flags) };
+        let result = driver.map(address + done, part.bytes, part.handle, flags);
         if !result.is_ok() {
             if done > 0 {
-                // SAFETY: mapped just now, and no work knows of it.
-                let _ = unsafe { (driver.cuMemUnmap)(address, done as usize) };
+                let _ = driver.unmap(address, done);
             }
             return result;
         }
@@ -214,8 +212,8 @@ pub unsafe fn retain(real: &mut Real, handle: *mut u64, address: *mut c_void) ->
     let whole = match vmm::retained(given, address as u64) {
         Retained::Plain => return result,
         Retained::Whole(whole) => {
-            // SAFETY: the reference that the driver has just given, which the program does not learn of.
-            let _ = unsafe { (driver.cuMemRelease)(given) };
+            // The reference that the driver has just given, which the program does not learn of.
+            let _ = driver.release(given);
             whole
         }
         Retained::Revived(whole, others) => {
@@ -235,17 +233,15 @@ pub unsafe fn retain(real: &mut Real, handle: *mut u64, address: *mut c_void) ->
 fn retain_all(driver: &Driver, given: u64, addresses: &[u64]) -> Result<(), CuResult> {
     let mut taken = vec![given];
     for address in addresses {
-        let mut handle = 0;
-        // SAFETY: the output is a local; the address is the driver's to judge.
-        let result = unsafe { (driver.cuMemRetainAllocationHandle)(&raw mut handle, *address as *mut c_void) };
-        if !result.is_ok() {
-            for handle in taken {
-                // SAFETY: taken just now.
-                let _ = unsafe { (driver.cuMemRelease)(handle) };
+        match driver.retain_at(*address) {
+            Ok(handle) => taken.push(handle),
+            Err(result) => {
+                for handle in taken {
+                    let _ = driver.release(handle);
+                }
+                return Err(result);
             }
-            return Err(result);
         }
-        taken.push(handle);
     }
     Ok(())
 }
@@ -274,11 +270,7 @@ pub unsafe fn import(real: &mut Real, handle: *mut u64) -> CuResult {
     let Some(driver) = context::driver().filter(|_| result.is_ok()) else { return result };
     // SAFETY: the driver answered success, so it has written there.
     let handle = unsafe { *handle };
-    // SAFETY: all-zero is a valid value of this struct of numbers.
-    let mut properties: Properties = unsafe { std::mem::zeroed() };
-    // SAFETY: the output is a local, the C struct with numbers for enums.
-    let known = unsafe { (driver.cuMemGetAllocationPropertiesFromHandle)((&raw mut properties).cast(), handle) };
-    if known.is_ok() {
+    if let Ok(properties) = driver.properties_of(handle) {
         vmm::imported(handle, properties.location);
     }
     result

@@ -6,18 +6,14 @@
 
 use super::server;
 use super::wire::{Handle, Key, Secret, same_secret};
-use crate::driver::{CuResult, Driver};
 use crate::{log, memory};
 use gpupool_config::format_size;
-use gpupool_pool::{Block, Piece, Pin};
+use gpupool_cuda::{CuResult, Driver};
+use gpupool_pool::{Block, Pin};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind, Result};
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
-pub const POSIX_FD: i32 = 1;
 
 /// A block that was exported and lives.
 struct Export {
@@ -62,7 +58,7 @@ pub fn export(driver: &Driver, block: &Block) -> std::result::Result<Handle, CuR
     let pieces = memory::pieces(address, bytes);
     // Tried on one chunk, so that what cannot be shared is refused here and not in the importer.
     if let Some(first) = pieces.first() {
-        descriptor_of(driver, first).inspect_err(|result| {
+        driver.export(first.handle).inspect_err(|result| {
             super::failed("export", format_args!("the driver does not share this memory ({result})"));
         })?;
     }
@@ -159,13 +155,4 @@ fn warn_unopened(when: &str) {
              run that one under gpupool, too"
         ),
     );
-}
-
-/// A descriptor of the chunk's memory (`cuMemExportToShareableHandle`).
-pub fn descriptor_of(driver: &Driver, piece: &Piece<u64>) -> std::result::Result<OwnedFd, CuResult> {
-    let mut descriptor: i32 = -1;
-    // SAFETY: the output is of the type that this kind of handle has; the handle is valid while the block lives.
-    unsafe { (driver.cuMemExportToShareableHandle)((&raw mut descriptor).cast(), piece.handle, POSIX_FD, 0) }.ok()?;
-    // SAFETY: the descriptor is new and nobody else closes it.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }

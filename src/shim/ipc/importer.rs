@@ -1,18 +1,16 @@
 //! The importing side: what this process has open of others' blocks.
 
-use super::exporter::POSIX_FD;
 use super::peers::{Failure, Lease, failure};
 use super::server;
 use super::wire::{Answer, BATCH, Chunk, Handle, Layout, Where};
-use crate::backend::read_write;
-use crate::driver::{CuResult, Driver};
 use crate::fence::{self, Gpus};
 use crate::memory::topology::Topology;
 use crate::{capture, context};
 use gpupool_config::format_size;
+use gpupool_cuda::{Access, CuResult, Driver};
 use gpupool_pool::{Block, Place};
 use parking_lot::Mutex;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -228,47 +226,37 @@ struct Range {
 
 impl Range {
     fn reserve(driver: &'static Driver, span: u64) -> Result<Self, CuResult> {
-        let mut base = 0;
-        // SAFETY: the output is a local; no address is asked for.
-        unsafe { (driver.cuMemAddressReserve)(&raw mut base, span as usize, 0, 0, 0) }.ok()?;
+        let base = driver.reserve(span)?;
         Ok(Self { driver, base, span, mapped: 0 })
     }
 
     /// Maps another process's chunk behind those mapped already.
     fn map(&mut self, descriptor: OwnedFd, bytes: u64) -> Result<(), CuResult> {
-        let mut handle = 0;
-        let shared = descriptor.as_raw_fd() as usize as *mut std::ffi::c_void;
-        // SAFETY: the output is a local; the descriptor is open, and the driver keeps what it needs of it.
-        unsafe { (self.driver.cuMemImportFromShareableHandle)(&raw mut handle, shared, POSIX_FD) }.ok()?;
+        let handle = self.driver.import(&descriptor)?;
         drop(descriptor);
-        // SAFETY: the range behind `mapped` is reserved and unmapped, and the handle is of this size or is refused.
-        let mapped = unsafe { (self.driver.cuMemMap)(self.base + self.mapped, bytes as usize, 0, handle, 0) };
+        let mapped = self.driver.map(self.base + self.mapped, bytes, handle, 0);
         // The mapping keeps the memory.
-        // SAFETY: the handle was imported just now and is not used again.
-        insistently(|| unsafe { (self.driver.cuMemRelease)(handle) });
+        insistently(|| self.driver.release(handle));
         mapped.ok()?;
         self.mapped += bytes;
         Ok(())
     }
 
     fn grant(&self, from: u64, to: u64, devices: &[u32]) -> Result<(), CuResult> {
-        let list: Vec<_> = devices.iter().copied().map(read_write).collect();
-        let (address, bytes) = (self.base + from, (to - from) as usize);
-        // SAFETY: the range is mapped, and the list outlives the call.
-        unsafe { (self.driver.cuMemSetAccess)(address, bytes, list.as_ptr(), list.len()) }.ok()
+        let list: Vec<_> = devices.iter().copied().map(Access::read_write).collect();
+        self.driver.set_access(self.base + from, to - from, &list).ok()
     }
 }
 
 impl Drop for Range {
     fn drop(&mut self) {
-        // SAFETY: whoever drops it made sure that no work uses the memory; these are whole mappings.
-        let unmap = || unsafe { (self.driver.cuMemUnmap)(self.base, self.mapped as usize) };
+        // Whoever drops it made sure that no work uses the memory.
+        let unmap = || self.driver.unmap(self.base, self.mapped);
         if self.mapped > 0 && !insistently(unmap) {
             // The addresses stay taken: whatever is mapped there must not be found under another name.
             return;
         }
-        // SAFETY: reserved by `reserve` with these values, and nothing is mapped in it.
-        insistently(|| unsafe { (self.driver.cuMemAddressFree)(self.base, self.span as usize) });
+        insistently(|| self.driver.free_reservation(self.base, self.span));
     }
 }
 
@@ -364,7 +352,7 @@ fn place_here(topology: &Topology, chunk: &Chunk) -> Result<Place, Failure> {
         Where::Gpu(uuid) => {
             let gpu = topology.gpus.iter().find(|gpu| gpu.uuid == uuid);
             gpu.map(|gpu| Place::Gpu(gpu.ordinal)).ok_or_else(|| {
-                let name = crate::backend::nvml::dashed(&uuid);
+                let name = gpupool_cuda::device::dashed(&uuid);
                 failure(
                     CuResult::INVALID_DEVICE,
                     format_args!(

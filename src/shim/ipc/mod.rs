@@ -16,7 +16,7 @@ mod server;
 mod socket;
 mod wire;
 
-use crate::driver::{CuResult, Driver};
+use gpupool_cuda::{CuResult, Driver};
 use gpupool_pool::Block;
 use std::fmt::Display;
 use wire::Handle;

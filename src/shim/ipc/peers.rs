@@ -3,7 +3,7 @@
 
 use super::socket::{Received, Socket};
 use super::wire::{Answer, Handle, Key, LONGEST, Request};
-use crate::driver::CuResult;
+use gpupool_cuda::CuResult;
 use parking_lot::Mutex;
 use std::fmt::Display;
 use std::io::ErrorKind;

@@ -8,12 +8,12 @@
 //! The program may close every descriptor of the process, these among them. A descriptor that is no longer ours is let go
 //! of unused, and the socket is opened again under its name.
 
-use super::exporter::{self, Asked, descriptor_of};
+use super::exporter::{self, Asked};
 use super::socket::{Socket, readable, wait};
 use super::wire::{Answer, BATCH, Chunk, Handle, Key, Layout, Request, Where};
-use crate::driver::Driver;
-use crate::hook::guard;
 use crate::{memory, process};
+use gpupool_cuda::Driver;
+use gpupool_interpose::guard;
 use gpupool_pool::{Block, Place};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -413,7 +413,7 @@ fn chunks(driver: &Driver, address: u64, id: u64, from: usize, most: usize) -> (
             Place::Gpu(ordinal) => Where::Gpu(driver.uuid_bytes(ordinal as i32)),
             Place::Host(node) => Where::Host(node),
         };
-        match descriptor_of(driver, piece) {
+        match driver.export(piece.handle) {
             Ok(descriptor) => descriptors.push(descriptor),
             // No descriptor left for more, perhaps: what there is goes, and the importer asks on.
             Err(_) if !chunks.is_empty() => break,

@@ -19,7 +19,7 @@ use tracing_subscriber::layer::{Context, Layer};
 
 use super::{output, stderr};
 use crate::context;
-use crate::hook::cancel;
+use gpupool_interpose::cancel;
 
 /// Above the descriptors that a program opens itself, so that its first file still gets the number it has without us.
 const DESCRIPTOR_FLOOR: libc::c_int = 256;

@@ -11,7 +11,7 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
 use super::output;
-use crate::hook::cancel;
+use gpupool_interpose::cancel;
 
 /// Different warnings that are remembered; beyond that a repetition may show again, which costs less than memory that
 /// grows for as long as somebody's program runs.

@@ -20,7 +20,7 @@ use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 
 use super::{file_path, output, stderr};
-use crate::hook::cancel;
+use gpupool_interpose::cancel;
 
 /// The file of one process. It is made once and never freed; a child of a fork makes its own.
 struct Own {

@@ -9,9 +9,9 @@
 
 use super::{OPENED, blocks, layouts};
 use crate::context::coarse_now;
-use crate::hook::{Row, guard};
 use crate::{capture, log, process};
 use cudarc::driver::sys::{CUfunction, CUlaunchConfig, CUstream};
+use gpupool_interpose::{Api, guard};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -37,8 +37,8 @@ pub fn scans() -> bool {
 }
 
 /// Launches are looked at from now on, where the driver tells what their parameters are.
-pub(super) fn start(driver: &crate::driver::Driver) {
-    if driver.cuFuncGetParamInfo.is_some() {
+pub(super) fn start(driver: &gpupool_cuda::Driver) {
+    if driver.knows_parameters() {
         SCANS.store(true, Ordering::Release);
     } else {
         log::warn_once(
@@ -122,11 +122,11 @@ impl Arguments {
 /// # Safety
 /// The arguments are those that the program passes to the driver with this function.
 #[inline]
-pub unsafe fn before(row: Row, function: CUfunction, stream: CUstream, arguments: Arguments) {
+pub unsafe fn before(api: Api, function: CUfunction, stream: CUstream, arguments: Arguments) {
     if function.is_null() {
         return;
     }
-    let Some(layout) = layouts::known(function).or_else(|| learn(row, function)) else { return };
+    let Some(layout) = layouts::known(function).or_else(|| learn(api, function)) else { return };
     let mut due = Due::default();
     // SAFETY: as for this function.
     unsafe {
@@ -137,7 +137,7 @@ pub unsafe fn before(row: Row, function: CUfunction, stream: CUstream, arguments
         });
     }
     if due.count > 0 {
-        act(row, stream, &due);
+        act(api, stream, &due);
     }
 }
 
@@ -146,11 +146,11 @@ pub unsafe fn before(row: Row, function: CUfunction, stream: CUstream, arguments
 /// # Safety
 /// As [`before`]; `config` is the program's argument of that call.
 #[inline]
-pub unsafe fn before_configured(row: Row, config: *const c_void, function: CUfunction, arguments: Arguments) {
+pub unsafe fn before_configured(api: Api, config: *const c_void, function: CUfunction, arguments: Arguments) {
     // SAFETY: NULL, or what the driver reads too.
     let Some(config) = (unsafe { config.cast::<CUlaunchConfig>().as_ref() }) else { return };
     // SAFETY: as for this function.
-    unsafe { before(row, function, config.hStream, arguments) };
+    unsafe { before(api, function, config.hStream, arguments) };
 }
 
 /// Addresses in blocks that are due.
@@ -185,26 +185,26 @@ fn milliseconds() -> u64 {
 }
 
 /// The way to what may lock, allocate and call the driver; the launch itself has no boundary around it.
-fn inside<T>(row: Row, act: impl FnOnce() -> T) -> Option<T> {
-    let _inside = process::takes_part(row).then(guard::enter_sheltered).flatten()?;
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).inspect_err(|_| process::broken(row)).ok()
+fn inside<T>(api: Api, act: impl FnOnce() -> T) -> Option<T> {
+    let _inside = process::takes_part(api).then(guard::enter_sheltered).flatten()?;
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).inspect_err(|_| process::broken(api)).ok()
 }
 
 #[cold]
-fn learn(row: Row, function: CUfunction) -> Option<&'static layouts::Layout> {
+fn learn(api: Api, function: CUfunction) -> Option<&'static layouts::Layout> {
     let opened = OPENED.get()?.as_ref()?;
-    inside(row, || layouts::learn(opened.driver, function))
+    inside(api, || layouts::learn(opened.driver, function))
 }
 
 #[cold]
-fn act(row: Row, stream: CUstream, due: &Due) {
+fn act(api: Api, stream: CUstream, due: &Due) {
     if capture::under_way() {
         return;
     }
     let Some(Some(opened)) = OPENED.get() else { return };
-    let per_thread = stream.is_null() && row.name().ends_with("_ptsz");
+    let per_thread = stream.is_null() && api.name().ends_with("_ptsz");
     let stream = if per_thread { PER_THREAD } else { stream };
-    let _ = inside(row, || {
+    let _ = inside(api, || {
         let begin = Instant::now();
         let now = milliseconds();
         for &address in due.addresses.iter().take(due.count) {

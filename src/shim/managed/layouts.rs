@@ -1,8 +1,8 @@
 //! Where the 8-byte words of a kernel's parameters lie. Asked of the driver once for each function, and then found without
 //! a lock.
 
-use crate::driver::{CuResult, Driver};
-use cudarc::driver::sys::{CUfunction, CUkernel};
+use cudarc::driver::sys::CUfunction;
+use gpupool_cuda::Driver;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
@@ -96,28 +96,12 @@ fn shared(words: Vec<Word>) -> &'static Layout {
 }
 
 fn ask(driver: &Driver, function: CUfunction) -> Vec<Word> {
-    /// `CUDA_ERROR_INVALID_HANDLE`: `function` is a `CUkernel`, which launches take as well.
-    const INVALID_HANDLE: CuResult = CuResult(400);
-    let mut parameters = Vec::new();
-    loop {
-        let (mut offset, mut bytes) = (0, 0);
-        // SAFETY: the outputs are locals; the driver tells handles of functions from others.
-        let mut ask = |call: unsafe extern "C" fn(CUfunction, usize, *mut usize, *mut usize) -> CuResult| unsafe {
-            call(function, parameters.len(), &raw mut offset, &raw mut bytes)
-        };
-        let mut result = driver.cuFuncGetParamInfo.map_or(INVALID_HANDLE, &mut ask);
-        if result == INVALID_HANDLE
-            && let Some(call) = driver.cuKernelGetParamInfo
-        {
-            let kernel: CUkernel = function.cast();
-            // SAFETY: as above, of kernels.
-            result = unsafe { call(kernel, parameters.len(), &raw mut offset, &raw mut bytes) };
-        }
-        if !result.is_ok() {
-            return words(&parameters);
-        }
-        parameters.push((offset, bytes));
-    }
+    let parameter = |index| {
+        // SAFETY: the function is the one that the program launches.
+        unsafe { driver.parameter(function, index) }
+    };
+    let parameters: Vec<_> = (0..).map_while(parameter).collect();
+    words(&parameters)
 }
 
 /// The aligned words in parameters of these offsets and sizes.

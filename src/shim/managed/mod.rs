@@ -8,20 +8,19 @@
 //! Advice and prefetches are hints: when the driver refuses one, the log says so once and the memory serves all the same.
 //! Neither is given during a capture, which they would invalidate; what is owed is made good after it.
 
-pub mod advice;
-mod blocks;
+pub mod blocks;
 pub mod launch;
 mod layouts;
 mod places;
 
 use crate::context::{self, Context};
-use crate::driver::{CuResult, Driver};
-use crate::hook::cancel;
 use crate::memory::{self, Answer, topology};
 use crate::{backend, capture, log, process};
 use blocks::Managed;
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUmem_advise, CUstream};
 use gpupool_config::{Mode, Prefetch, Settings, Switch, Toggle, format_size};
+use gpupool_cuda::{CuResult, Driver};
+use gpupool_interpose::cancel;
 use gpupool_pool::{Allocation, Block, Place, Usage};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
@@ -32,10 +31,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// `CU_MEM_ATTACH_GLOBAL`: any stream of any GPU may use the memory.
 const ATTACH_GLOBAL: u32 = 1;
-/// `CU_STREAM_NON_BLOCKING`: the legacy default stream does not wait for it.
-const NON_BLOCKING: u32 = 1;
-/// `CU_POINTER_ATTRIBUTE_RANGE_SIZE`.
-const RANGE_SIZE: i32 = 12;
 
 /// What managed memory is placed by; the plan's places, and what was placed there.
 struct Opened {
@@ -118,17 +113,17 @@ pub fn allocate_for(context: &Context, device: CUdevice, bytes: u64, soft: bool)
         memory::report_full(home, bytes, missing);
     }
     let stripes = placed.ok()?;
-    let mut address = 0;
-    // SAFETY: the output is a local.
-    let result = unsafe { (opened.driver.cuMemAllocManaged)(&raw mut address, bytes as usize, ATTACH_GLOBAL) };
-    if !result.is_ok() {
-        opened.places.lock().give(&stripes);
-        // The other: the process is exiting, and the driver is gone.
-        if result != CuResult::DEINITIALIZED {
-            memory::report_fallback(home, bytes, &result.to_string());
+    let address = match opened.driver.allocate_managed(bytes) {
+        Ok(address) => address,
+        Err(result) => {
+            opened.places.lock().give(&stripes);
+            // Where the driver is gone, the process is exiting.
+            if result != CuResult::DEINITIALIZED {
+                memory::report_fallback(home, bytes, &result.to_string());
+            }
+            return None;
         }
-        return None;
-    }
+    };
     context.usage.allocated(bytes);
     let managed = opened.began(context, home, address, bytes, stripes, true);
     let (mut on_peers, mut on_host) = (0, 0);
@@ -259,13 +254,14 @@ impl Opened {
     /// Moves each stripe to its place, in the order of a stream of the current context.
     fn prefetch(&self, managed: &Managed, stream: CUstream) {
         for (place, address, bytes) in managed.parts() {
-            let result = advice::prefetch(self.driver, address, bytes, place, stream);
+            // SAFETY: the stream is the program's own for this very call, or ours.
+            let result = unsafe { self.driver.prefetch(address, bytes, place, stream) };
             say_refused("cuMemPrefetchAsync", result, bytes, place);
         }
     }
 
     fn advise(&self, address: u64, bytes: u64, what: CUmem_advise, place: Place) {
-        let result = advice::advise(self.driver, address, bytes, what as i32, place);
+        let result = self.driver.advise(address, bytes, what as i32, place);
         say_refused("cuMemAdvise", result, bytes, place);
     }
 
@@ -288,16 +284,11 @@ impl Opened {
         if let Some(known) = STREAMS.lock().get(&context.id) {
             return Some(*known as CUstream);
         }
-        let mut stream = std::ptr::null_mut();
-        // SAFETY: the output is a local.
-        let result = unsafe { (self.driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING) };
-        if !result.is_ok() {
-            return None;
-        }
+        let stream = self.driver.create_stream().ok()?;
         let first = *STREAMS.lock().entry(context.id).or_insert(stream as usize);
         if first != stream as usize {
             // SAFETY: made above, and nobody else knows it: another thread was first.
-            let _ = unsafe { (self.driver.cuStreamDestroy_v2)(stream) };
+            let _ = unsafe { self.driver.destroy_stream(stream) };
         }
         Some(first as CUstream)
     }
@@ -350,8 +341,7 @@ pub fn free_in_order(address: u64, call: impl FnOnce() -> CuResult) -> CuResult 
     let result = free(address, call);
     match process::driver() {
         Some(driver) if result == CuResult::INVALID_VALUE && !capture::under_way() => {
-            // SAFETY: any address may be freed; the driver refuses what is nobody's.
-            free(address, || unsafe { (driver.cuMemFree_v2)(address) })
+            free(address, || driver.free(address))
         }
         _ => result,
     }
@@ -396,11 +386,9 @@ pub fn owner_gone(id: u64) -> usize {
     let Some(Some(opened)) = OPENED.get() else { return 0 };
     let mut gone = 0;
     for managed in blocks::all().into_iter().filter(|managed| managed.block.owner == id) {
-        let mut bytes = 0_usize;
         let address = managed.block.address;
-        // SAFETY: the output is a local of the attribute's type.
-        let result = unsafe { (opened.driver.cuPointerGetAttribute)((&raw mut bytes).cast(), RANGE_SIZE, address) };
-        if (!result.is_ok() || bytes as u64 != managed.block.bytes) && blocks::remove(address).is_some() {
+        let is_gone = opened.driver.range_size(address) != Ok(managed.block.bytes);
+        if is_gone && blocks::remove(address).is_some() {
             opened.ended(&managed);
             gone += 1;
         }

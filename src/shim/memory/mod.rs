@@ -12,11 +12,11 @@ pub use open::{plan, policy};
 pub use plan::Plan;
 
 use crate::context::{self, Context};
-use crate::driver::{CuResult, Driver};
-use crate::hook::Row;
 use crate::{ipc, log, managed, pinned, process, vmm};
 use cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle};
 use gpupool_config::{Free as FreeSetting, MemInfo, Mode, Switch, format_size};
+use gpupool_cuda::{CuResult, Driver};
+use gpupool_interpose::Api;
 use gpupool_pool::{Allocation, Block, Free, FreeError, Piece, Pin, Place, Refusal, Request, Usage};
 use open::Opened;
 use std::ffi::CStr;
@@ -394,27 +394,27 @@ fn own_gpu() -> Vec<u32> {
 /// The driver has no memory left on the current GPU for a call of its own: freed runs go back to it. Whether there were
 /// any.
 #[cold]
-pub fn give_back(row: Row) -> bool {
-    give_back_at(own_gpu().first().copied().map(Place::Gpu), row)
+pub fn give_back(api: Api) -> bool {
+    give_back_at(own_gpu().first().copied().map(Place::Gpu), api)
 }
 
 /// The same at this place, or everywhere.
 #[cold]
-pub fn give_back_at(place: Option<Place>, row: Row) -> bool {
+pub fn give_back_at(place: Option<Place>, api: Api) -> bool {
     let Some(opened) = open::opened() else { return false };
     let bytes = opened.pool.trim(place, None, &own_gpu());
     if bytes > 0 {
-        report_trim(bytes, row.name());
+        report_trim(bytes, api.name());
     }
     bytes > 0
 }
 
 /// As [`give_back`], of what stands on the host. Whether there was any.
 #[cold]
-pub fn give_back_host(row: Row) -> bool {
+pub fn give_back_host(api: Api) -> bool {
     let Some(opened) = open::opened() else { return false };
     let hosts = opened.plan.places.iter().map(|spec| spec.place).filter(|place| place.is_host());
-    hosts.fold(false, |any, place| give_back_at(Some(place), row) | any)
+    hosts.fold(false, |any, place| give_back_at(Some(place), api) | any)
 }
 
 /// Returns all freed memory to the driver; the bytes returned.
@@ -464,11 +464,6 @@ fn answers_as_pool() -> Option<&'static Driver> {
     let settings = process::settings();
     let asked = settings.meminfo == MemInfo::Pool && settings.mode != Mode::Trace;
     asked.then(process::driver).flatten()
-}
-
-/// A call of the driver's with arguments of ours; `None` without a driver.
-pub fn driver_attributes(call: impl FnOnce(&Driver) -> CuResult) -> Option<CuResult> {
-    process::driver().map(call)
 }
 
 /// Bytes on a device that are the pool's, or the program's own by our doing.

@@ -2,10 +2,10 @@
 
 use super::plan::{NoPlan, Plan};
 use crate::backend::vmm::Vmm;
-use crate::driver::Driver;
-use crate::hook::cancel;
 use crate::{log, process};
 use gpupool_config::{Mode, Placement, format_size};
+use gpupool_cuda::Driver;
+use gpupool_interpose::cancel;
 use gpupool_pool::{Config, Policy, Pool};
 use once_cell::race::OnceBox;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -3,9 +3,9 @@
 
 use super::topology::{self, Topology, Unanswered};
 use crate::backend::{self, host};
-use crate::driver::{CuResult, Driver};
 use crate::log;
 use gpupool_config::{Devices, Mode, Problem, Settings};
+use gpupool_cuda::{CuResult, Driver};
 use gpupool_pool::{Lenders, Links, Place, PlaceSpec};
 use std::collections::{BTreeMap, BTreeSet};
 

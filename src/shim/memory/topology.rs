@@ -1,7 +1,7 @@
 //! The GPUs of this process and how they reach one another. Asked once, after `cuInit`; needs no context.
 
 use crate::backend::numa::HOST_NUMA_ID;
-use crate::driver::{CuResult, Driver};
+use gpupool_cuda::{CuResult, Driver};
 use gpupool_pool::{Links, Place};
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
@@ -73,19 +73,15 @@ impl Display for Unanswered {
 impl Topology {
     /// Asks the driver. What decides who is in the pool must be answered: a passing error would leave a GPU out for ever.
     pub fn read(driver: &Driver) -> Result<Self, Unanswered> {
-        let mut count = 0;
-        // SAFETY: the output is a local of the right type.
-        unsafe { (driver.cuDeviceGetCount)(&raw mut count) }.ok().map_err(Unanswered::of("cuDeviceGetCount"))?;
+        let count = driver.ask_device_count().map_err(Unanswered::of("cuDeviceGetCount"))?;
         let gpus = (0..count).map(|device| read_gpu(driver, device)).collect::<Result<Vec<_>, _>>()?;
         let mut peers = BTreeMap::new();
         for from in 0..count {
             for to in (0..count).filter(|to| *to != from) {
-                let mut can = 0;
-                // SAFETY: the output is a local of the right type.
-                unsafe { (driver.cuDeviceCanAccessPeer)(&raw mut can, from, to) }
-                    .ok()
+                let can = driver
+                    .can_access_peer(from, to)
                     .map_err(Unanswered::of(format_args!("cuDeviceCanAccessPeer of GPU {from} to GPU {to}")))?;
-                if can != 0 {
+                if can {
                     let rank = peer_attribute(driver, PERFORMANCE_RANK, from, to).unwrap_or(0);
                     let nvlink = peer_attribute(driver, NATIVE_ATOMICS, from, to).unwrap_or(0) != 0;
                     let rank = rank.min(BEHIND_NVLINK - 1) + if nvlink { 0 } else { BEHIND_NVLINK };
@@ -126,18 +122,15 @@ pub fn coherent(mut links: Links) -> Links {
 }
 
 fn read_gpu(driver: &Driver, device: i32) -> Result<Gpu, Unanswered> {
-    let mut total = 0;
-    // SAFETY: the output is a local of the right type.
-    unsafe { (driver.cuDeviceTotalMem_v2)(&raw mut total, device) }
-        .ok()
-        .map_err(Unanswered::of(format_args!("cuDeviceTotalMem of GPU {device}")))?;
+    let total =
+        driver.total_memory(device).map_err(Unanswered::of(format_args!("cuDeviceTotalMem of GPU {device}")))?;
     let attribute = |attribute| {
         let question = format_args!("cuDeviceGetAttribute {attribute} of GPU {device}");
         driver.device_attribute(attribute, device).map_err(Unanswered::of(question))
     };
     Ok(Gpu {
         ordinal: device as u32,
-        total: total as u64,
+        total,
         // A driver that has the functions knows the attribute, so a failure says nothing about the GPU, which must not be
         // lost to the pool for good.
         vmm: attribute(VMM_SUPPORTED)? != 0,
@@ -155,8 +148,5 @@ fn read_gpu(driver: &Driver, device: i32) -> Result<Gpu, Unanswered> {
 }
 
 fn peer_attribute(driver: &Driver, attribute: i32, from: i32, to: i32) -> Option<u32> {
-    let mut value = 0;
-    // SAFETY: the output is a local of the right type.
-    unsafe { (driver.cuDeviceGetP2PAttribute)(&raw mut value, attribute, from, to) }.ok().ok()?;
-    u32::try_from(value).ok()
+    driver.peer_attribute(attribute, from, to).ok().and_then(|value| u32::try_from(value).ok())
 }

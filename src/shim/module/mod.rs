@@ -3,11 +3,11 @@
 pub mod image;
 
 use crate::context::{self, Record, limits};
-use crate::driver::{CuResult, Driver, real};
 use crate::hook::{Real, retry};
 use crate::{finding, process, site};
 use cudarc::driver::sys::CUdevice;
 use gpupool_config::format_size;
+use gpupool_cuda::{CuResult, Driver};
 use gpupool_events::{Finding, Site};
 use image::Image;
 use parking_lot::Mutex;
@@ -52,7 +52,7 @@ static EAGER: AtomicU64 = AtomicU64::new(0);
 /// Whether the driver loads kernels only when they are used. `cuModuleGetLoadingMode`; drivers before 11.7 are eager.
 fn is_lazy() -> bool {
     const LAZY: i32 = 2;
-    let Some(pointer) = real::export(c"cuModuleGetLoadingMode") else { return false };
+    let Some(pointer) = gpupool_interpose::export(c"cuModuleGetLoadingMode") else { return false };
     // SAFETY: the C signature of this export.
     let function: unsafe extern "C" fn(*mut i32) -> CuResult = unsafe { std::mem::transmute(pointer) };
     let mut mode = 0;
@@ -68,7 +68,7 @@ pub fn load(real: &mut Real, path: Option<String>, look: impl FnOnce() -> (usize
     let start = Instant::now();
     let result = retry::call(real);
     let seconds = start.elapsed().as_secs_f64();
-    let call = real.row.name();
+    let call = real.api.name();
     if result.is_ok()
         && let Some(driver) = driver
     {

@@ -18,10 +18,10 @@ pub mod staging;
 use crate::backend::host;
 use crate::backend::pinned::{Host, take_spent};
 use crate::context::{self, Context};
-use crate::driver::CuResult;
-use crate::hook::{Row, cancel};
 use crate::{capture, process, site};
 use gpupool_config::{Free as FreeSetting, Mode, Pinned, format_size};
+use gpupool_cuda::CuResult;
+use gpupool_interpose::{Api, cancel};
 use gpupool_pinned::{Allocation, Block, Config, Free, FreeError, Key, Pool, Refusal, Request};
 use ledger::{By, Entry, Level, Live};
 use once_cell::race::OnceBox;
@@ -229,8 +229,8 @@ pub fn trim(why: &str) -> u64 {
 
 /// The driver has no host memory left for this call. Whether any was given back.
 #[cold]
-pub fn give_back(row: Row) -> bool {
-    trim(row.name()) > 0
+pub fn give_back(api: Api) -> bool {
+    trim(api.name()) > 0
 }
 
 fn report_return(bytes: u64, why: &str) {

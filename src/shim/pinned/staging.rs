@@ -12,11 +12,11 @@
 
 use super::ledger::{self, Live, Staged, Twin};
 use super::{callers, copies};
-use crate::hook::guard;
 use crate::own_memory::read;
 use crate::{finding, site};
 use gpupool_config::format_size;
 use gpupool_events::{Finding, Site};
+use gpupool_interpose::guard;
 use memchr::memmem;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicI32, Ordering};

@@ -7,7 +7,7 @@
 //! What no place has whole is made of parts, which the program knows by the handle of the first. The driver sees one
 //! reference on each as long as the program holds any on the whole.
 
-use super::types::{Access, Location};
+use gpupool_cuda::{Access, Location};
 use gpupool_pool::Place;
 use std::collections::{BTreeMap, BTreeSet};
 

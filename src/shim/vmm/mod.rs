@@ -7,19 +7,17 @@
 
 mod ledger;
 mod steer;
-pub mod types;
 
 pub use ledger::{Mapping, Part, Release, Retained};
 pub use steer::{Request, create};
 
-use crate::driver::{CuResult, Driver};
 use crate::memory;
+use gpupool_cuda::{Access, CuResult, Driver, Location};
 use gpupool_pool::{Lenders, Place};
 use ledger::{Ledger, Memory, Origin};
 use parking_lot::Mutex;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use types::{Access, Location};
 
 static LEDGER: Mutex<Option<Ledger>> = Mutex::new(None);
 /// Pieces of memory in it, readable without the lock.
@@ -191,9 +189,7 @@ pub fn widen(driver: &Driver, address: u64, bytes: u64, list: &[Access]) -> CuRe
         if others.is_empty() {
             continue;
         }
-        // SAFETY: the range is mapped, as the driver has just set access to it, and the list outlives the call; an `Access`
-        // is the C struct with numbers for enums.
-        let result = unsafe { (driver.cuMemSetAccess)(start, bytes as usize, others.as_ptr().cast(), others.len()) };
+        let result = driver.set_access(start, bytes, &others);
         if !result.is_ok() {
             tracing::warn!(
                 target: "gpupool::memory", event = "note", about = "vmm.widen",

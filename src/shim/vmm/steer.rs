@@ -1,13 +1,14 @@
 //! Where a handle goes that its GPU has no room for: whole to the next place that has, or in parts.
 
 use super::ledger::Part;
-use super::types::Properties;
 use super::with_ledger;
-use crate::driver::{CuResult, Driver};
-use crate::hook::{Real, Row};
+use crate::hook::Real;
 use crate::memory::{self, Plan, place_name};
 use crate::process;
 use gpupool_config::{Mode, Switch, format_size};
+use gpupool_cuda::Properties;
+use gpupool_cuda::{CuResult, Driver};
+use gpupool_interpose::Api;
 use gpupool_pool::{FRAME, Place, Room, spread};
 
 /// What a program asks `cuMemCreate` for.
@@ -38,14 +39,14 @@ pub unsafe fn create(real: &mut Real, output: *mut u64, request: &Request) -> Cu
             return result;
         }
         // SAFETY: as for this function.
-        return unsafe { elsewhere(real.row, output, request, u64::MAX, "full") };
+        return unsafe { elsewhere(real.api, output, request, u64::MAX, "full") };
     };
     if plan_for(device).is_none() {
         return at_home(real, home);
     }
-    if !set_aside(home, bytes, limit, real.row) {
+    if !set_aside(home, bytes, limit, real.api) {
         // SAFETY: as for this function.
-        return unsafe { elsewhere(real.row, output, request, limit, "limit") };
+        return unsafe { elsewhere(real.api, output, request, limit, "limit") };
     }
     let result = at_home(real, home);
     if !result.is_ok() {
@@ -54,7 +55,7 @@ pub unsafe fn create(real: &mut Real, output: *mut u64, request: &Request) -> Cu
             return result;
         }
         // SAFETY: as for this function.
-        return unsafe { elsewhere(real.row, output, request, limit, "full") };
+        return unsafe { elsewhere(real.api, output, request, limit, "full") };
     }
     // SAFETY: not NULL, and the driver answered success.
     let handle = unsafe { *output };
@@ -65,7 +66,7 @@ pub unsafe fn create(real: &mut Real, output: *mut u64, request: &Request) -> Cu
 /// The real call, once more after freed runs of the pool there went back to the driver.
 fn at_home(real: &mut Real, home: Place) -> CuResult {
     let result = real.call();
-    if result == CuResult::OUT_OF_MEMORY && memory::give_back_at(Some(home), real.row) {
+    if result == CuResult::OUT_OF_MEMORY && memory::give_back_at(Some(home), real.api) {
         return real.call();
     }
     result
@@ -79,24 +80,24 @@ fn plan_for(device: u32) -> Option<(&'static Driver, &'static Plan)> {
 
 /// Sets `bytes` at a place aside if, with what the pool holds there, that is no more than `most`. Freed runs of the pool
 /// make room.
-fn set_aside(place: Place, bytes: u64, most: u64, row: Row) -> bool {
+fn set_aside(place: Place, bytes: u64, most: u64, api: Api) -> bool {
     let fits = || {
         let left = most.saturating_sub(memory::placed_at(place));
         with_ledger(|ledger| ledger.promise(place, bytes, left))
     };
-    fits() || memory::give_back_at(Some(place), row) && fits()
+    fits() || memory::give_back_at(Some(place), api) && fits()
 }
 
 /// Whether a place has that much and its reserve, as far as that can be told. Freed runs of the pool make room.
-fn has(driver: &Driver, plan: &Plan, place: Place, bytes: u64, row: Row) -> bool {
+fn has(driver: &Driver, plan: &Plan, place: Place, bytes: u64, api: Api) -> bool {
     let has = || plan.free_at(driver, place).is_none_or(|free| free >= bytes);
-    has() || memory::give_back_at(Some(place), row) && has()
+    has() || memory::give_back_at(Some(place), api) && has()
 }
 
 /// # Safety
 /// As [`create`].
 #[cold]
-unsafe fn elsewhere(row: Row, output: *mut u64, request: &Request, most: u64, why: &'static str) -> CuResult {
+unsafe fn elsewhere(api: Api, output: *mut u64, request: &Request, most: u64, why: &'static str) -> CuResult {
     let Request { bytes, device, .. } = *request;
     let Some((driver, plan)) = plan_for(device) else { return CuResult::OUT_OF_MEMORY };
     if tells_softly() && with_ledger(|ledger| ledger.tell_softly(device)) {
@@ -113,8 +114,8 @@ unsafe fn elsewhere(row: Row, output: *mut u64, request: &Request, most: u64, wh
     // memory, which is the pool's (XLA), ask for more than any place has.
     let whole = bytes <= plan.memory_of(device).min(most) / 2;
     for place in plan.order(device).into_iter().skip(1).filter(|_| whole) {
-        if has(driver, plan, place, bytes, row)
-            && set_aside(place, bytes, limit(place), row)
+        if has(driver, plan, place, bytes, api)
+            && set_aside(place, bytes, limit(place), api)
             && let Ok(parts) = make(driver, request, &[(place, bytes)])
         {
             // SAFETY: as for this function.
@@ -122,7 +123,7 @@ unsafe fn elsewhere(row: Row, output: *mut u64, request: &Request, most: u64, wh
         }
     }
     let mut rooms = rooms(driver, plan, request, limit);
-    let trimmed = spread(bytes, &rooms, memory::policy(), 0).is_err() && memory::give_back_at(None, row);
+    let trimmed = spread(bytes, &rooms, memory::policy(), 0).is_err() && memory::give_back_at(None, api);
     if trimmed {
         rooms = self::rooms(driver, plan, request, limit);
     }
@@ -181,19 +182,16 @@ fn withdraw(pieces: &[(Place, u64)]) {
 fn make(driver: &Driver, request: &Request, pieces: &[(Place, u64)]) -> Result<Vec<Part>, (Place, CuResult)> {
     let mut parts: Vec<Part> = Vec::with_capacity(pieces.len());
     for &(place, bytes) in pieces {
-        let there = request.properties.at(place);
-        let mut handle = 0;
-        // SAFETY: the output is a local, and the properties, a C struct with numbers for enums, outlive the call.
-        let result = unsafe { (driver.cuMemCreate)(&raw mut handle, bytes as usize, (&raw const there).cast(), 0) };
-        if !result.is_ok() {
-            for part in &parts {
-                // SAFETY: made just now, and nobody else knows of it.
-                let _ = unsafe { (driver.cuMemRelease)(part.handle) };
+        match driver.create(bytes, &request.properties.at(place)) {
+            Ok(handle) => parts.push(Part { handle, place, bytes }),
+            Err(result) => {
+                for part in &parts {
+                    let _ = driver.release(part.handle);
+                }
+                withdraw(pieces);
+                return Err((place, result));
             }
-            withdraw(pieces);
-            return Err((place, result));
         }
-        parts.push(Part { handle, place, bytes });
     }
     Ok(parts)
 }

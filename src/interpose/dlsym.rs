@@ -2,19 +2,20 @@
 //!
 //! glibc takes the return address of `dlsym` for its caller when it resolves `RTLD_NEXT` and `RTLD_DEFAULT`, so a hook
 //! written as an ordinary function would send another preloaded library's `RTLD_NEXT` back to that library. This one is
-//! naked: it asks [`pick`] and then jumps to glibc's with the caller's frame and arguments intact, as if it were not
+//! naked: it asks [`Slots::pick`](crate::Slots::pick) and then jumps to glibc's with the caller's frame and arguments intact, as if it were not
 //! there. Only names that start like a driver function are looked at; everything on this path is free of allocation,
 //! locks and `std`, since memory allocators call `dlsym` while they start.
 //!
+//! The exported function itself is made by [`export_dlsym`](crate::export_dlsym) in the library that has the hooks: in this
+//! crate it would be exported from every program that is linked with it.
+//!
 //! Hooking `dlopen` as well was rejected: its RUNPATH search depends on the caller in the same way.
 
-use super::{HOOKS, resolve};
-use crate::driver::real;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 #[cfg(not(target_arch = "x86_64"))]
-compile_error!("gpupool hooks dlsym in x86-64 assembly; this target needs its own version of hook/dlsym.rs");
+compile_error!("gpupool hooks dlsym in x86-64 assembly; this target needs its own version of src/interpose/dlsym.rs");
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
@@ -40,14 +41,17 @@ fn glibc() -> *mut c_void {
 }
 
 /// glibc's answer to `dlsym(handle, name)` asked from inside this library.
-pub fn lookup(handle: *mut c_void, name: &CStr) -> *mut c_void {
+///
+/// # Safety
+/// The handle came from `dlopen`, or is one of the two that stand for a search order.
+pub unsafe fn lookup(handle: *mut c_void, name: &CStr) -> *mut c_void {
     let function = glibc();
     if function.is_null() {
         return std::ptr::null_mut();
     }
     // SAFETY: `glibc` returns dlsym of the C library or null, which was just excluded.
     let function: Dlsym = unsafe { std::mem::transmute(function) };
-    // SAFETY: the name is NUL-terminated; the handle is the program's own, or one that this library opened.
+    // SAFETY: the name is NUL-terminated, and the caller vouches for the handle.
     unsafe { function(handle, name.as_ptr()) }
 }
 
@@ -57,97 +61,101 @@ pub fn next(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     if !known.is_null() {
         return known;
     }
-    let found = lookup(libc::RTLD_NEXT, name);
+    let found = behind_us(name);
     slot.store(found, Ordering::Release);
     found
+}
+
+/// The function of this name in a library behind this one in the search order, or null.
+pub fn behind_us(name: &CStr) -> *mut c_void {
+    // SAFETY: RTLD_NEXT stands for a search order.
+    unsafe { lookup(libc::RTLD_NEXT, name) }
 }
 
 /// Whether programs get another `dlsym` than the C library's: ours, or that of a library which was preloaded before it.
 /// Where a program has only opened this one, the C library comes first in the search order.
 pub fn is_interposed() -> bool {
-    !std::ptr::eq(lookup(libc::RTLD_DEFAULT, c"dlsym"), glibc())
+    // SAFETY: RTLD_DEFAULT stands for a search order.
+    let first = unsafe { lookup(libc::RTLD_DEFAULT, c"dlsym") };
+    !std::ptr::eq(first, glibc())
 }
 
 /// What the naked `dlsym` does next, in the two registers of a 16-byte C struct.
 #[repr(C)]
-struct Verdict {
+pub struct Verdict {
     /// The answer, where `jump` is null.
     answer: *mut c_void,
     /// Where to go on with the caller's arguments, or null.
     jump: *mut c_void,
 }
 
-/// `handle`, `name` and return address of a call to `dlsym`; see the module's text.
-unsafe extern "C" fn pick(handle: *mut c_void, name: *const c_char, caller: *const c_void) -> Verdict {
-    let pass = Verdict { answer: std::ptr::null_mut(), jump: glibc() };
-    if handle == libc::RTLD_NEXT || name.is_null() {
-        return pass;
+impl Verdict {
+    /// The C library answers.
+    pub(crate) fn pass() -> Self {
+        Self { answer: std::ptr::null_mut(), jump: glibc() }
     }
-    // SAFETY: `name` is not NULL, and `dlsym` demands a NUL-terminated string.
-    let name = unsafe { CStr::from_ptr(name) };
-    let [b'c', b'u', b'A'..=b'Z', ..] = name.to_bytes() else { return pass };
-    if real::inside_driver_or_shim(caller) {
-        return pass;
+
+    pub(crate) fn answer(answer: *mut c_void) -> Self {
+        Self { answer, jump: std::ptr::null_mut() }
     }
-    let Some(row) = HOOKS.iter().position(|hook| hook.name == name) else {
-        return pass;
+
+    /// NULL, with `dlerror` set by the lookup that has just failed.
+    pub(crate) fn absent() -> Self {
+        Self::answer(std::ptr::null_mut())
+    }
+}
+
+/// Exports `dlsym(3)` from a library: asks `$pick`, an `unsafe extern "C" fn(handle, name, caller) -> Verdict`, and then
+/// answers or jumps to the C library's function.
+#[macro_export]
+macro_rules! export_dlsym {
+    ($pick:path) => {
+        /// `dlsym(3)`.
+        ///
+        /// # Safety
+        /// As the C library's.
+        #[unsafe(naked)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[cfg_attr(test, allow(dead_code, reason = "exported only from the library"))]
+        pub unsafe extern "C" fn dlsym(
+            _handle: *mut ::std::ffi::c_void,
+            _name: *const ::std::ffi::c_char,
+        ) -> *mut ::std::ffi::c_void {
+            ::std::arch::naked_asm!(
+                "endbr64",
+                "push rdi",
+                "push rsi",
+                "mov rdx, [rsp + 16]", // the caller's return address
+                "sub rsp, 8",          // 16-byte alignment at the call
+                "call {pick}",
+                "add rsp, 8",
+                "pop rsi",
+                "pop rdi",
+                "test rdx, rdx",
+                "jz 2f",
+                "jmp rdx",
+                "2:",
+                "ret",
+                pick = sym $pick,
+            )
+        }
     };
-    if handle == libc::RTLD_DEFAULT {
-        // This library exports the name, so glibc would find it even where the program has no CUDA at all; a program
-        // that asks whether CUDA is there must hear what it would hear without us.
-        return if real::driver_is_loaded() || !lookup(libc::RTLD_NEXT, name).is_null() { pass } else { absent() };
-    }
-    let found = lookup(handle, name);
-    if found.is_null() {
-        return pass;
-    }
-    if std::ptr::eq(found, HOOKS[row].ours) {
-        // A handle on the global scope (`dlopen(NULL)`), where this library comes first.
-        return if real::driver_is_loaded() || !lookup(libc::RTLD_NEXT, name).is_null() { pass } else { absent() };
-    }
-    Verdict { answer: resolve::hook_for(found), jump: std::ptr::null_mut() }
-}
-
-/// NULL, with `dlerror` set by the lookup that has just failed.
-fn absent() -> Verdict {
-    Verdict { answer: std::ptr::null_mut(), jump: std::ptr::null_mut() }
-}
-
-/// `dlsym(3)`.
-///
-/// # Safety
-/// As the C library's.
-#[unsafe(naked)]
-#[cfg_attr(not(test), unsafe(no_mangle))]
-#[cfg_attr(test, allow(dead_code, reason = "exported only from the library"))]
-pub unsafe extern "C" fn dlsym(_handle: *mut c_void, _name: *const c_char) -> *mut c_void {
-    std::arch::naked_asm!(
-        "endbr64",
-        "push rdi",
-        "push rsi",
-        "mov rdx, [rsp + 16]", // the caller's return address
-        "sub rsp, 8",          // 16-byte alignment at the call
-        "call {pick}",
-        "add rsp, 8",
-        "pop rsi",
-        "pop rdi",
-        "test rdx, rdx",
-        "jz 2f",
-        "jmp rdx",
-        "2:",
-        "ret",
-        pick = sym pick,
-    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Hook, Slots};
+
+    static HOOKS: [Hook; 1] = [Hook { name: c"cuInit", ours: ours as *const c_void }];
+    static SLOTS: Slots<1> = Slots::new(&HOOKS);
+
+    extern "C" fn ours() {}
 
     /// The verdict for a caller outside this library, in a process without a driver.
     fn verdict(handle: *mut c_void, name: &CStr) -> Verdict {
         // SAFETY: the name is NUL-terminated; address 1 is nobody's code.
-        unsafe { pick(handle, name.as_ptr(), std::ptr::without_provenance(1)) }
+        unsafe { SLOTS.pick(handle, name.as_ptr(), std::ptr::without_provenance(1)) }
     }
 
     #[test]
@@ -157,7 +165,7 @@ mod tests {
         }
         assert_eq!(verdict(libc::RTLD_NEXT, c"cuInit").jump, glibc());
         // SAFETY: a NULL name is passed over before it is read.
-        assert_eq!(unsafe { pick(libc::RTLD_DEFAULT, std::ptr::null(), std::ptr::null()) }.jump, glibc());
+        assert_eq!(unsafe { SLOTS.pick(libc::RTLD_DEFAULT, std::ptr::null(), std::ptr::null()) }.jump, glibc());
     }
 
     #[test]
@@ -171,7 +179,7 @@ mod tests {
     #[test]
     fn this_library_and_the_driver_get_the_real_functions() {
         // SAFETY: the name is NUL-terminated.
-        let own = unsafe { pick(libc::RTLD_DEFAULT, c"cuInit".as_ptr(), verdict as *const c_void) };
+        let own = unsafe { SLOTS.pick(libc::RTLD_DEFAULT, c"cuInit".as_ptr(), verdict as *const c_void) };
         assert_eq!(own.jump, glibc());
     }
 }

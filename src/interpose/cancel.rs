@@ -7,10 +7,10 @@
 //!
 //! Forbidding and allowing it again takes two atomic operations, as long as a whole free from a thread's cache. Nearly no
 //! program cancels threads, so hooks that are often called do it only once somebody did or prepared to:
-//! [`is_known`], which the two functions exported here set. The first cancellation of a process may come when the thread is
+//! [`is_known`], which [`cancel`] and [`set_cancel_type`] set; the library exports both under the C library's names. The first cancellation of a process may come when the thread is
 //! inside such a hook already; hence the [`shelter`]s around all that writes, opens or reads a file on their way.
 
-use super::dlsym;
+use crate::dlsym;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
@@ -68,13 +68,11 @@ impl Drop for Shelter {
     }
 }
 
-/// `pthread_cancel(3)`.
+/// What the exported `pthread_cancel(3)` does.
 ///
 /// # Safety
 /// As the C library's.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-#[cfg_attr(test, allow(dead_code, reason = "exported only from the library"))]
-pub unsafe extern "C-unwind" fn pthread_cancel(thread: libc::pthread_t) -> c_int {
+pub unsafe fn cancel(thread: libc::pthread_t) -> c_int {
     static NEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
     KNOWN.store(true, Ordering::Relaxed);
     let function = dlsym::next(&NEXT, c"pthread_cancel");
@@ -87,13 +85,11 @@ pub unsafe extern "C-unwind" fn pthread_cancel(thread: libc::pthread_t) -> c_int
     unsafe { function(thread) }
 }
 
-/// `pthread_setcanceltype(3)`.
+/// What the exported `pthread_setcanceltype(3)` does.
 ///
 /// # Safety
 /// As the C library's.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-#[cfg_attr(test, allow(dead_code, reason = "exported only from the library"))]
-pub unsafe extern "C-unwind" fn pthread_setcanceltype(kind: c_int, before: *mut c_int) -> c_int {
+pub unsafe fn set_cancel_type(kind: c_int, before: *mut c_int) -> c_int {
     if kind == ASYNCHRONOUS {
         KNOWN.store(true, Ordering::Relaxed);
     }

@@ -1,7 +1,7 @@
-//! The C structs of virtual memory management, with numbers for enums: the program may write any value into them, and a
-//! Rust enum that holds an unknown one is undefined behaviour.
+//! The C structs of memory, with numbers for enums: the program may write any value into them, and a Rust enum that holds an
+//! unknown one is undefined behaviour.
 
-use cudarc::driver::sys::{CUmemAccessDesc, CUmemAllocationProp, CUmemLocation};
+use cudarc::driver::sys::{CUmemAccessDesc, CUmemAllocationProp, CUmemLocation, CUmemPoolProps};
 use gpupool_pool::Place;
 use std::ffi::{c_int, c_void};
 
@@ -50,6 +50,15 @@ pub struct Access {
     pub flags: c_int,
 }
 
+impl Access {
+    const READ_WRITE: c_int = 3;
+
+    /// Reading and writing by a GPU.
+    pub fn read_write(ordinal: u32) -> Self {
+        Self { location: Location::of(Place::Gpu(ordinal)), flags: Self::READ_WRITE }
+    }
+}
+
 /// `CUmemAllocationProp`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -65,13 +74,30 @@ pub struct Properties {
 }
 
 impl Properties {
+    /// `CU_MEM_ALLOCATION_TYPE_PINNED`, the only kind there is for applications.
+    const PINNED: c_int = 1;
+    /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+    pub const POSIX_FD: c_int = 1;
+
+    /// Memory of a place that cannot be shared.
+    pub fn of(place: Place) -> Self {
+        Self {
+            kind: Self::PINNED,
+            handle_types: 0,
+            location: Location::of(place),
+            win32: std::ptr::null_mut(),
+            compression: 0,
+            rdma: 0,
+            usage: 0,
+            reserved: [0; 4],
+        }
+    }
+
     /// The GPU that plain memory is asked for on. `None` for what only that GPU, or only the host, can give: memory shared
     /// over a fabric, compressed, for sparse textures or for hardware decompression.
     pub fn plain_device(&self) -> Option<u32> {
-        const PINNED: c_int = 1;
-        const POSIX_FD: c_int = 1;
-        let plain = self.kind == PINNED
-            && self.handle_types & !POSIX_FD == 0
+        let plain = self.kind == Self::PINNED
+            && self.handle_types & !Self::POSIX_FD == 0
             && self.compression == 0
             && self.usage == 0
             && self.reserved == [0; 4];
@@ -85,6 +111,28 @@ impl Properties {
     }
 }
 
+/// `CUmemPoolProps`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct PoolProperties {
+    pub kind: c_int,
+    pub handle_types: c_int,
+    pub location: Location,
+    pub win32: *mut c_void,
+    pub max_size: usize,
+    pub usage: u16,
+    pub reserved: [u8; 54],
+}
+
+impl PoolProperties {
+    /// The GPU that the pool hands plain memory of out. `None` where it has a largest size, can be shared, or is of the host.
+    pub fn plain_device(&self) -> Option<u32> {
+        let plain = self.kind == Properties::PINNED && self.handle_types == 0 && self.max_size == 0 && self.usage == 0;
+        self.location.device().filter(|_| plain)
+    }
+}
+
+const _: () = assert!(size_of::<PoolProperties>() == size_of::<CUmemPoolProps>());
 const _: () = assert!(size_of::<Location>() == size_of::<CUmemLocation>());
 const _: () = assert!(size_of::<Access>() == size_of::<CUmemAccessDesc>());
 const _: () = assert!(size_of::<Properties>() == size_of::<CUmemAllocationProp>());

@@ -3,7 +3,7 @@
 //! The driver and the shim call hooked names too (the driver through its own exports when a tool patched them, the shim
 //! through the log's or the loader's detours). Such inner calls go straight to the driver.
 
-use super::cancel::{self, Shelter};
+use crate::cancel::{self, Shelter};
 use std::cell::Cell;
 
 thread_local! {

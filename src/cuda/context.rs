@@ -1,0 +1,161 @@
+//! Contexts: which is current, what it is, and waiting for its work.
+
+use crate::{CuResult, Driver};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUevent};
+use std::ffi::c_int;
+
+/// `CU_EVENT_DISABLE_TIMING`.
+const UNTIMED: u32 = 2;
+
+/// An event of ours behind all work of a context (`cuCtxRecordEvent`).
+pub struct Behind<'a> {
+    driver: &'a Driver,
+    event: CUevent,
+}
+
+impl Behind<'_> {
+    /// Whether all that work is over (`cuEventQuery`), without waiting.
+    pub fn has_passed(&self) -> bool {
+        // SAFETY: the event was made by `behind_all_work` and is destroyed when this is dropped.
+        unsafe { (self.driver.cuEventQuery)(self.event) }.is_ok()
+    }
+}
+
+impl Drop for Behind<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the event was made by `behind_all_work` and is not used again; the driver keeps one that is pending until
+        // it has passed.
+        let _: CuResult = unsafe { (self.driver.cuEventDestroy_v2)(self.event) };
+    }
+}
+
+impl Driver {
+    /// The context that is current on this thread (`cuCtxGetCurrent`), or `None` where there is none.
+    #[inline]
+    pub fn current_context(&self) -> Option<CUcontext> {
+        self.ask_current_context().ok().flatten()
+    }
+
+    /// As [`current_context`](Self::current_context), with the error of a driver that is gone because the process exits.
+    #[inline]
+    pub fn ask_current_context(&self) -> Result<Option<CUcontext>, CuResult> {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the output is a local of the right type.
+        unsafe { (self.cuCtxGetCurrent)(&raw mut context) }.ok()?;
+        Ok((!context.is_null()).then_some(context))
+    }
+
+    /// The driver's number of the current context (`cuCtxGetId`), which no other one ever gets, or the answer of calls in a
+    /// context that is gone or broken. `None` inside where the driver does not number contexts (before CUDA 12.0).
+    pub fn current_life(&self) -> Result<Option<u64>, CuResult> {
+        if self.cuCtxGetId.is_some() {
+            // SAFETY: NULL stands for the current context.
+            return unsafe { self.life(std::ptr::null_mut()) };
+        }
+        // Any question to the context does.
+        self.limit(0).map(|_| None)
+    }
+
+    /// As [`current_life`](Self::current_life), of another context.
+    ///
+    /// # Safety
+    /// The driver has just given this context to the calling thread, or it is a primary one, whose handle stays good, or NULL,
+    /// which is the current one.
+    pub unsafe fn life(&self, context: CUcontext) -> Result<Option<u64>, CuResult> {
+        let Some(get_id) = self.cuCtxGetId else { return Ok(None) };
+        let mut id = 0;
+        // SAFETY: the output is a local, and the caller vouches for the handle.
+        unsafe { get_id(context, &raw mut id) }.ok()?;
+        Ok(Some(id))
+    }
+
+    /// The device of the current context (`cuCtxGetDevice`).
+    #[inline]
+    pub fn current_device(&self) -> Result<CUdevice, CuResult> {
+        let mut device = 0;
+        // SAFETY: the output is a local of the right type.
+        unsafe { (self.cuCtxGetDevice)(&raw mut device) }.ok()?;
+        Ok(device)
+    }
+
+    /// Makes a context current on this thread (`cuCtxPushCurrent`).
+    ///
+    /// # Safety
+    /// The context lives until [`pop_context`](Self::pop_context): the driver accepts the handle of a dead one and aborts later.
+    pub unsafe fn push_context(&self, context: CUcontext) -> Result<(), CuResult> {
+        // SAFETY: the caller vouches for the context.
+        unsafe { (self.cuCtxPushCurrent_v2)(context) }.ok()
+    }
+
+    /// Takes back what [`push_context`](Self::push_context) did (`cuCtxPopCurrent`).
+    pub fn pop_context(&self) {
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: the output is a local.
+        let _: CuResult = unsafe { (self.cuCtxPopCurrent_v2)(&raw mut popped) };
+    }
+
+    /// Waits for all work of the current context and its green contexts (`cuCtxSynchronize`). Breaks a capture of that
+    /// context. The driver may wait in a call at which threads are cancelled.
+    pub fn synchronize(&self) -> CuResult {
+        // SAFETY: the call has no preconditions.
+        unsafe { (self.cuCtxSynchronize)() }
+    }
+
+    /// An event behind all work of a context, of streams of every kind. `None` with drivers before CUDA 12.5, which cannot
+    /// record one, and where it cannot be made. Breaks a capture of that context.
+    ///
+    /// # Safety
+    /// The context is current.
+    pub unsafe fn behind_all_work(&self, context: CUcontext) -> Option<Behind<'_>> {
+        let record = self.cuCtxRecordEvent?;
+        let mut event = std::ptr::null_mut();
+        // SAFETY: the output is a local.
+        unsafe { (self.cuEventCreate)(&raw mut event, UNTIMED) }.ok().ok()?;
+        let behind = Behind { driver: self, event };
+        // SAFETY: the event was made just now in this context, which is current and so alive.
+        unsafe { record(context, event) }.ok().ok()?;
+        Some(behind)
+    }
+
+    /// Whether [`behind_all_work`](Self::behind_all_work) can answer with this driver.
+    pub fn records_contexts(&self) -> bool {
+        self.cuCtxRecordEvent.is_some()
+    }
+
+    /// A limit of the current context (`cuCtxGetLimit`), a number of `CUlimit`; mostly bytes.
+    pub fn limit(&self, limit: c_int) -> Result<u64, CuResult> {
+        let mut value = 0;
+        // SAFETY: the output is a local of the right type.
+        unsafe { (self.cuCtxGetLimit)(&raw mut value, limit) }.ok()?;
+        Ok(value as u64)
+    }
+
+    /// Sets a limit of the current context (`cuCtxSetLimit`).
+    pub fn set_limit(&self, limit: c_int, value: u64) -> CuResult {
+        // SAFETY: the call takes numbers only.
+        unsafe { (self.cuCtxSetLimit)(limit, value as usize) }
+    }
+
+    /// Whether the primary context of a device exists (`cuDevicePrimaryCtxGetState`).
+    pub fn primary_is_active(&self, device: CUdevice) -> bool {
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: the outputs are locals of the right types.
+        let result = unsafe { (self.cuDevicePrimaryCtxGetState)(device, &raw mut flags, &raw mut active) };
+        result.is_ok() && active != 0
+    }
+
+    /// The primary context of a device, made where there is none (`cuDevicePrimaryCtxRetain`). It stays until
+    /// [`release_primary`](Self::release_primary).
+    pub fn retain_primary(&self, device: CUdevice) -> Result<CUcontext, CuResult> {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the output is a local of the right type.
+        unsafe { (self.cuDevicePrimaryCtxRetain)(&raw mut context, device) }.ok()?;
+        Ok(context)
+    }
+
+    /// Gives back what [`retain_primary`](Self::retain_primary) took (`cuDevicePrimaryCtxRelease`).
+    pub fn release_primary(&self, device: CUdevice) -> CuResult {
+        // SAFETY: the call takes a number only.
+        unsafe { (self.cuDevicePrimaryCtxRelease_v2)(device) }
+    }
+}

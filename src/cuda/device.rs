@@ -1,0 +1,110 @@
+//! Devices: how many, what each is, and how they reach each other.
+
+use crate::{CuResult, Driver};
+use cudarc::driver::sys::{CUdevice, CUmemoryPool, CUuuid};
+use std::ffi::{CStr, c_char, c_int};
+
+/// The bytes of a UUID as `nvidia-smi` writes them, without a prefix: `01234567-89ab-…`.
+pub fn dashed(uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+impl Driver {
+    /// How many GPUs the process sees (`cuDeviceGetCount`).
+    pub fn ask_device_count(&self) -> Result<CUdevice, CuResult> {
+        let mut count = 0;
+        // SAFETY: the output is a local of the right type.
+        unsafe { (self.cuDeviceGetCount)(&raw mut count) }.ok()?;
+        Ok(count)
+    }
+
+    /// How many GPUs the process sees; 0 where the driver does not answer.
+    pub fn device_count(&self) -> CUdevice {
+        self.ask_device_count().unwrap_or(0)
+    }
+
+    /// One attribute of a device (`cuDeviceGetAttribute`), a number of `CUdevice_attribute`.
+    pub fn device_attribute(&self, attribute: c_int, device: CUdevice) -> Result<i32, CuResult> {
+        let mut value = 0;
+        // SAFETY: the output is a local of the right type.
+        unsafe { (self.cuDeviceGetAttribute)(&raw mut value, attribute, device) }.ok()?;
+        Ok(value)
+    }
+
+    /// Bytes of memory on a device (`cuDeviceTotalMem`).
+    pub fn total_memory(&self, device: CUdevice) -> Result<u64, CuResult> {
+        let mut bytes = 0;
+        // SAFETY: the output is a local of the right type.
+        unsafe { (self.cuDeviceTotalMem_v2)(&raw mut bytes, device) }.ok()?;
+        Ok(bytes as u64)
+    }
+
+    /// Free and total bytes of the device of the current context (`cuMemGetInfo`).
+    pub fn memory(&self) -> Result<(u64, u64), CuResult> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the outputs are locals of the right types.
+        unsafe { (self.cuMemGetInfo_v2)(&raw mut free, &raw mut total) }.ok()?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Free bytes on the device of the current context (`cuMemGetInfo`).
+    pub fn free_memory(&self) -> Result<u64, CuResult> {
+        self.memory().map(|(free, _)| free)
+    }
+
+    /// Whether peer access from one device to another is possible (`cuDeviceCanAccessPeer`).
+    pub fn can_access_peer(&self, from: CUdevice, to: CUdevice) -> Result<bool, CuResult> {
+        let mut can = 0;
+        // SAFETY: the output is a local of the right type.
+        unsafe { (self.cuDeviceCanAccessPeer)(&raw mut can, from, to) }.ok()?;
+        Ok(can != 0)
+    }
+
+    /// One attribute of the link between two devices (`cuDeviceGetP2PAttribute`), a number of `CUdevice_P2PAttribute`.
+    pub fn peer_attribute(&self, attribute: c_int, from: CUdevice, to: CUdevice) -> Result<i32, CuResult> {
+        let mut value = 0;
+        // SAFETY: the output is a local of the right type.
+        unsafe { (self.cuDeviceGetP2PAttribute)(&raw mut value, attribute, from, to) }.ok()?;
+        Ok(value)
+    }
+
+    /// `0000:07:00.0` (`cuDeviceGetPCIBusId`); empty where the driver does not say.
+    pub fn pci_address(&self, device: CUdevice) -> String {
+        let mut text = [0 as c_char; 32];
+        // SAFETY: the length is the buffer's.
+        let result = unsafe { (self.cuDeviceGetPCIBusId)(text.as_mut_ptr(), text.len() as c_int, device) };
+        // SAFETY: after a success the buffer holds a NUL-terminated string; before, it is all NUL.
+        let text = unsafe { CStr::from_ptr(text.as_ptr()) };
+        if result.is_ok() { text.to_string_lossy().into_owned() } else { String::new() }
+    }
+
+    /// The bytes of a device's UUID (`cuDeviceGetUuid`); zeros where the driver does not say.
+    pub fn uuid_bytes(&self, device: CUdevice) -> [u8; 16] {
+        let mut uuid = CUuuid { bytes: [0; 16] };
+        // SAFETY: the output is a local of the right type.
+        let known = unsafe { (self.cuDeviceGetUuid)(&raw mut uuid, device) }.is_ok();
+        if known { uuid.bytes.map(|byte| byte as u8) } else { [0; 16] }
+    }
+
+    /// `GPU-…`, as `nvidia-smi` writes it.
+    pub fn uuid(&self, device: CUdevice) -> String {
+        format!("GPU-{}", dashed(&self.uuid_bytes(device)))
+    }
+
+    /// The pool that `cuMemAllocAsync` takes from on a device now (`cuDeviceGetMemPool`). `None` before CUDA 11.2.
+    pub fn current_mempool(&self, device: CUdevice) -> Option<CUmemoryPool> {
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: the output is a local of the right type.
+        unsafe { self.cuDeviceGetMemPool?(&raw mut pool, device) }.ok().ok()?;
+        Some(pool)
+    }
+
+    /// The pool that a device starts with (`cuDeviceGetDefaultMemPool`). `None` before CUDA 11.2.
+    pub fn default_mempool(&self, device: CUdevice) -> Option<CUmemoryPool> {
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: the output is a local of the right type.
+        unsafe { self.cuDeviceGetDefaultMemPool?(&raw mut pool, device) }.ok().ok()?;
+        Some(pool)
+    }
+}

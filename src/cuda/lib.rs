@@ -1,0 +1,22 @@
+//! Calls of the CUDA driver that the library makes for itself: typed, with errors as values, and none of them through a hook.
+//!
+//! [`Driver`] holds the driver's functions as the loader found them; its methods are by subject in [`context`], [`device`],
+//! [`memory`], [`pointer`] and [`stream`]. It is a table of functions and not a trait: a test that wants to count or fail
+//! calls gives it another library ([`Driver::load`]), as the simulated driver is one.
+//!
+//! Methods that take numbers (a device, an address, a handle of physical memory) are safe: the driver checks numbers and
+//! answers an error. Those that take a context, a stream or an event are `unsafe`: the driver follows such a handle as a
+//! pointer, so it must be one that lives.
+
+pub mod context;
+pub mod device;
+pub mod memory;
+pub mod pointer;
+mod result;
+pub mod stream;
+mod structs;
+mod table;
+
+pub use result::CuResult;
+pub use structs::{Access, Location, PoolProperties, Properties};
+pub use table::{Driver, at_hand, get};

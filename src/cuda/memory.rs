@@ -1,0 +1,163 @@
+//! Memory: addresses, physical memory behind them, managed and pinned memory.
+//!
+//! All sizes are in bytes; those of physical memory and of mappings are multiples of the granularity, 2 MiB.
+
+use crate::{Access, CuResult, Driver, Location, Properties};
+use cudarc::driver::sys::{CUdevice, CUstream};
+use gpupool_pool::Place;
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// `CU_MEM_ATTACH_GLOBAL`.
+const ATTACH_GLOBAL: c_uint = 1;
+/// `CU_DEVICE_CPU`: the host in the calls that know no NUMA nodes.
+const CPU: CUdevice = -1;
+
+/// A place in the calls that know no NUMA nodes.
+fn device(place: Place) -> CUdevice {
+    match place {
+        Place::Gpu(ordinal) => ordinal as CUdevice,
+        Place::Host(_) => CPU,
+    }
+}
+
+impl Driver {
+    /// Reserves addresses anywhere (`cuMemAddressReserve`).
+    pub fn reserve(&self, bytes: u64) -> Result<u64, CuResult> {
+        let mut base = 0;
+        // SAFETY: the output is a local; no address is asked for.
+        unsafe { (self.cuMemAddressReserve)(&raw mut base, bytes as usize, 0, 0, 0) }.ok()?;
+        Ok(base)
+    }
+
+    /// Gives back a reservation in which nothing is mapped (`cuMemAddressFree`).
+    pub fn free_reservation(&self, base: u64, bytes: u64) -> CuResult {
+        // SAFETY: the call takes numbers only, and the driver knows its reservations.
+        unsafe { (self.cuMemAddressFree)(base, bytes as usize) }
+    }
+
+    /// Makes physical memory (`cuMemCreate`); its handle, which has one reference. Needs no context.
+    pub fn create(&self, bytes: u64, properties: &Properties) -> Result<u64, CuResult> {
+        let mut handle = 0;
+        // SAFETY: the output is a local, and the properties, the C struct with numbers for enums, outlive the call.
+        unsafe { (self.cuMemCreate)(&raw mut handle, bytes as usize, properties, 0) }.ok()?;
+        Ok(handle)
+    }
+
+    /// Drops one reference on physical memory (`cuMemRelease`). Mappings keep the memory.
+    pub fn release(&self, handle: u64) -> CuResult {
+        // SAFETY: the call takes a number only, and the driver knows its handles.
+        unsafe { (self.cuMemRelease)(handle) }
+    }
+
+    /// Maps physical memory from its beginning at a reserved address (`cuMemMap`). `flags` is 0 but for those that a program
+    /// gave.
+    pub fn map(&self, address: u64, bytes: u64, handle: u64, flags: u64) -> CuResult {
+        // SAFETY: the call takes numbers only; the driver refuses ranges that are not reserved or not free.
+        unsafe { (self.cuMemMap)(address, bytes as usize, 0, handle, flags) }
+    }
+
+    /// Ends whole mappings (`cuMemUnmap`). The driver waits for nobody: the caller has made sure that no work uses the range.
+    pub fn unmap(&self, address: u64, bytes: u64) -> CuResult {
+        // SAFETY: the call takes numbers only; the driver refuses ranges that are not whole mappings.
+        unsafe { (self.cuMemUnmap)(address, bytes as usize) }
+    }
+
+    /// Says who may use a mapped range (`cuMemSetAccess`), besides whoever was allowed before.
+    pub fn set_access(&self, address: u64, bytes: u64, list: &[Access]) -> CuResult {
+        // SAFETY: the list, of the C struct with numbers for enums, outlives the call.
+        unsafe { (self.cuMemSetAccess)(address, bytes as usize, list.as_ptr(), list.len()) }
+    }
+
+    /// Takes a reference on the physical memory that is mapped at an address (`cuMemRetainAllocationHandle`); its handle.
+    pub fn retain_at(&self, address: u64) -> Result<u64, CuResult> {
+        let mut handle = 0;
+        // SAFETY: the output is a local; the address is looked up and not followed.
+        unsafe { (self.cuMemRetainAllocationHandle)(&raw mut handle, address as *mut c_void) }.ok()?;
+        Ok(handle)
+    }
+
+    /// What physical memory was made with (`cuMemGetAllocationPropertiesFromHandle`).
+    pub fn properties_of(&self, handle: u64) -> Result<Properties, CuResult> {
+        let mut properties = Properties::of(Place::Gpu(0));
+        // SAFETY: the output is a local, the C struct with numbers for enums.
+        unsafe { (self.cuMemGetAllocationPropertiesFromHandle)(&raw mut properties, handle) }.ok()?;
+        Ok(properties)
+    }
+
+    /// A descriptor of physical memory, for another process (`cuMemExportToShareableHandle`).
+    pub fn export(&self, handle: u64) -> Result<OwnedFd, CuResult> {
+        let mut descriptor: c_int = -1;
+        // SAFETY: the output is of the type that this kind of handle has; the driver knows its handles.
+        unsafe { (self.cuMemExportToShareableHandle)((&raw mut descriptor).cast(), handle, Properties::POSIX_FD, 0) }
+            .ok()?;
+        // SAFETY: the descriptor is new, and nobody else closes it.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    /// The physical memory behind another process's descriptor (`cuMemImportFromShareableHandle`); its handle, which has one
+    /// reference. The driver keeps what it needs of the descriptor.
+    pub fn import(&self, descriptor: &OwnedFd) -> Result<u64, CuResult> {
+        let mut handle = 0;
+        let shared = descriptor.as_raw_fd() as usize as *mut c_void;
+        // SAFETY: the output is a local; the descriptor is open, and the driver finds out what it is of.
+        unsafe { (self.cuMemImportFromShareableHandle)(&raw mut handle, shared, Properties::POSIX_FD) }.ok()?;
+        Ok(handle)
+    }
+
+    /// Frees memory of `cuMemAlloc` or `cuMemAllocManaged` (`cuMemFree`). Waits for the context that owns it.
+    pub fn free(&self, address: u64) -> CuResult {
+        // SAFETY: any address may be freed; the driver refuses what is nobody's.
+        unsafe { (self.cuMemFree_v2)(address) }
+    }
+
+    /// Managed memory that every GPU may use (`cuMemAllocManaged`).
+    pub fn allocate_managed(&self, bytes: u64) -> Result<u64, CuResult> {
+        let mut address = 0;
+        // SAFETY: the output is a local.
+        unsafe { (self.cuMemAllocManaged)(&raw mut address, bytes as usize, ATTACH_GLOBAL) }.ok()?;
+        Ok(address)
+    }
+
+    /// Gives advice, a number of `CUmem_advise`, on managed memory (`cuMemAdvise_v2`, or `cuMemAdvise` where the driver is
+    /// older). Invalidates a capture.
+    pub fn advise(&self, address: u64, bytes: u64, advice: c_int, place: Place) -> CuResult {
+        match self.cuMemAdvise_v2 {
+            // SAFETY: the call takes numbers only, and the driver checks range and location.
+            Some(call) => unsafe { call(address, bytes as usize, advice, Location::of(place)) },
+            // SAFETY: the call takes numbers only, and the driver checks range and device.
+            None => unsafe { (self.cuMemAdvise)(address, bytes as usize, advice, device(place)) },
+        }
+    }
+
+    /// Moves managed memory to a place, in the order of a stream of the current context (`cuMemPrefetchAsync_v2`, or
+    /// `cuMemPrefetchAsync`). Invalidates a capture.
+    ///
+    /// # Safety
+    /// The stream lives.
+    pub unsafe fn prefetch(&self, address: u64, bytes: u64, place: Place, stream: CUstream) -> CuResult {
+        match self.cuMemPrefetchAsync_v2 {
+            // SAFETY: the driver checks range and location; the caller vouches for the stream.
+            Some(call) => unsafe { call(address, bytes as usize, Location::of(place), 0, stream) },
+            // SAFETY: the driver checks range and device; the caller vouches for the stream.
+            None => unsafe { (self.cuMemPrefetchAsync)(address, bytes as usize, device(place), stream) },
+        }
+    }
+
+    /// Pinned host memory of the current context (`cuMemHostAlloc`), with the flags of `CU_MEMHOSTALLOC_*`.
+    pub fn pin(&self, bytes: u64, flags: c_uint) -> Result<u64, CuResult> {
+        let mut address = std::ptr::null_mut();
+        // SAFETY: the output is a local.
+        unsafe { (self.cuMemHostAlloc)(&raw mut address, bytes as usize, flags) }.ok()?;
+        Ok(address as u64)
+    }
+
+    /// Gives pinned host memory back (`cuMemFreeHost`). Waits for the context that owns it.
+    ///
+    /// # Safety
+    /// [`pin`](Self::pin) gave this address, and nobody uses the memory any more: it is unmapped from the process.
+    pub unsafe fn unpin(&self, address: u64) -> CuResult {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { (self.cuMemFreeHost)(address as *mut c_void) }
+    }
+}

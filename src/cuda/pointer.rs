@@ -1,0 +1,62 @@
+//! What the driver says of an address, and of a kernel's parameters.
+
+use crate::{CuResult, Driver};
+use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUkernel};
+use std::ffi::{c_int, c_uint, c_void};
+
+/// `CU_POINTER_ATTRIBUTE_RANGE_SIZE`.
+const RANGE_SIZE: c_int = 12;
+/// What the driver answers for a handle of another kind.
+const INVALID_HANDLE: CuResult = CuResult(400);
+
+impl Driver {
+    /// Bytes of the allocation that an address lies in (`cuPointerGetAttribute`).
+    pub fn range_size(&self, address: u64) -> Result<u64, CuResult> {
+        let mut bytes = 0_usize;
+        // SAFETY: the output is a local of the attribute's type.
+        unsafe { (self.cuPointerGetAttribute)((&raw mut bytes).cast(), RANGE_SIZE, address) }.ok()?;
+        Ok(bytes as u64)
+    }
+
+    /// Several attributes of an address at once (`cuPointerGetAttributes`).
+    ///
+    /// # Safety
+    /// `attributes` has `count` numbers, and `data` as many pointers, each NULL or with room for its attribute.
+    pub unsafe fn attributes(
+        &self,
+        count: c_uint,
+        attributes: *mut c_int,
+        data: *mut *mut c_void,
+        address: CUdeviceptr,
+    ) -> CuResult {
+        // SAFETY: the caller vouches for the lists.
+        unsafe { (self.cuPointerGetAttributes)(count, attributes, data, address) }
+    }
+
+    /// Offset and bytes of a kernel's parameter in its parameter buffer (`cuFuncGetParamInfo`, or `cuKernelGetParamInfo`,
+    /// since a launch takes either handle). `None` behind the last one, and before CUDA 12.4.
+    ///
+    /// # Safety
+    /// The handle is of a function or a kernel that lives.
+    pub unsafe fn parameter(&self, function: CUfunction, index: usize) -> Option<(usize, usize)> {
+        let (mut offset, mut bytes) = (0, 0);
+        let mut result = match self.cuFuncGetParamInfo {
+            // SAFETY: the outputs are locals; the driver tells handles of functions from others.
+            Some(call) => unsafe { call(function, index, &raw mut offset, &raw mut bytes) },
+            None => INVALID_HANDLE,
+        };
+        if result == INVALID_HANDLE
+            && let Some(call) = self.cuKernelGetParamInfo
+        {
+            let kernel: CUkernel = function.cast();
+            // SAFETY: the outputs are locals; the driver tells handles of kernels from others.
+            result = unsafe { call(kernel, index, &raw mut offset, &raw mut bytes) };
+        }
+        result.is_ok().then_some((offset, bytes))
+    }
+
+    /// Whether [`parameter`](Self::parameter) can answer with this driver.
+    pub fn knows_parameters(&self) -> bool {
+        self.cuFuncGetParamInfo.is_some()
+    }
+}

@@ -1,0 +1,49 @@
+//! Streams: whose they are, and whether they are being captured.
+
+use crate::{CuResult, Driver};
+use cudarc::driver::sys::{CUcontext, CUstream};
+
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: u32 = 1;
+
+impl Driver {
+    /// A stream of the current context that does not wait for the default one (`cuStreamCreate`).
+    pub fn create_stream(&self) -> Result<CUstream, CuResult> {
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: the output is a local.
+        unsafe { (self.cuStreamCreate)(&raw mut stream, NON_BLOCKING) }.ok()?;
+        Ok(stream)
+    }
+
+    /// Ends a stream (`cuStreamDestroy`).
+    ///
+    /// # Safety
+    /// The stream lives, and nobody uses it again.
+    pub unsafe fn destroy_stream(&self, stream: CUstream) -> CuResult {
+        // SAFETY: the caller vouches for the stream.
+        unsafe { (self.cuStreamDestroy_v2)(stream) }
+    }
+
+    /// The context of a stream (`cuStreamGetCtx`).
+    ///
+    /// # Safety
+    /// The stream lives, or is one of the default ones.
+    pub unsafe fn stream_context(&self, stream: CUstream) -> Result<CUcontext, CuResult> {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the output is a local, and the caller vouches for the stream.
+        unsafe { (self.cuStreamGetCtx)(stream, &raw mut context) }.ok()?;
+        Ok(context)
+    }
+
+    /// Whether a stream is being captured, valid or not (`cuStreamIsCapturing`); the driver's error for a stream that may not
+    /// be used meanwhile.
+    ///
+    /// # Safety
+    /// The stream lives, or is one of the default ones.
+    pub unsafe fn is_capturing(&self, stream: CUstream) -> Result<bool, CuResult> {
+        let mut status = 0;
+        // SAFETY: the output is a local, and the caller vouches for the stream.
+        unsafe { (self.cuStreamIsCapturing)(stream, &raw mut status) }.ok()?;
+        Ok(status != 0)
+    }
+}
