@@ -355,10 +355,10 @@ pub fn wait_for_owner(id: u64) {
     }
 }
 
-/// Waits for all work on `device`, of whichever context; on all of them for none.
-pub fn wait_for_device(device: Option<usize>) {
+/// Waits for all work on `device`, of whichever context.
+pub fn wait_for_device(device: usize) {
     for context in driver().contexts.all() {
-        if device.is_none_or(|device| device == context.device) {
+        if device == context.device {
             context.wait();
         }
     }

@@ -1,13 +1,13 @@
 //! Legacy IPC: plain memory and events of another process of the same user, through that process' memory files.
 
-use crate::context::current;
+use crate::context::{current, wait_for_owner};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::event;
 use crate::ffi::{Handle, Out};
 use crate::physical::Use;
 use crate::shared_event::{self, SharedEvent};
-use crate::space::{Kind, Origin};
+use crate::space::{Kind, Origin, Region};
 use parking_lot::Mutex;
 use std::ffi::c_uint;
 use std::fs::OpenOptions;
@@ -86,12 +86,17 @@ fn is_opened(address: u64) -> bool {
         .is_some_and(|region| region.start == address && matches!(region.kind, Kind::Plain { origin: Origin::Ipc, .. }))
 }
 
+/// `cuIpcCloseMemHandle`: the last one waits for the context that the handle was opened in and for the current one, which a
+/// capture there neither hinders nor hears of.
 pub fn close(address: u64) -> Outcome {
-    current()?;
+    let current = current()?;
     let driver = driver();
-    if !is_opened(address) {
-        return Err(Code::INVALID_VALUE);
-    }
+    let owner = match driver.space.find(address) {
+        Some(Region { start, kind: Kind::Plain { context, origin: Origin::Ipc, .. }, .. }) if start == address => {
+            context
+        }
+        _ => return Err(Code::INVALID_VALUE),
+    };
     let mut opened = OPENED.lock();
     if let Some(index) = opened.iter().position(|open| open.address == address) {
         opened[index].count -= 1;
@@ -101,6 +106,8 @@ pub fn close(address: u64) -> Outcome {
         opened.swap_remove(index);
     }
     drop(opened);
+    wait_for_owner(owner);
+    wait_for_owner(current.owner());
     driver.space.free(address)
 }
 
