@@ -61,3 +61,18 @@ fn what_another_gpu_borrowed_is_nobody_s_until_that_gpu_is_done() {
     is_right(&shim);
     shim.says("0 words of the block and 0 of the pinned memory overwritten");
 }
+
+#[test]
+fn a_global_capture_outlives_the_question_whether_a_gpu_is_done() {
+    let run = on_two("held", "asked 300", "2x512MiB").env("GPUPOOL_HOST_LIMIT", "0").env("GPUPOOL_FREE", "lazy");
+    let shim = run.shim().go();
+    is_right(&shim);
+    shim.says("end of the capture: 0");
+}
+
+#[test]
+fn a_wait_that_a_capture_forbids_is_no_wait() {
+    let shim = on_two("held", "refused", "2x512MiB").shim().go();
+    is_right(&shim);
+    shim.says("0 words of the block overwritten");
+}

@@ -12,6 +12,7 @@ use crate::driver::{CuResult, Driver};
 use crate::process;
 use cudarc::driver::sys::{CUcontext, CUstream};
 use parking_lot::Mutex;
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The legacy default stream, and the per-thread one, which is one handle for many streams.
@@ -81,6 +82,33 @@ pub fn look(driver: &Driver, stream: CUstream) -> Option<Looked> {
         LOOKED.fetch_add(1, Ordering::AcqRel);
         Looked(())
     })
+}
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const RELAXED: c_int = 2;
+
+/// Held while this thread is relaxed: its calls break no capture but those that they are about.
+pub struct Relaxed<'a> {
+    driver: &'a Driver,
+    /// The program's own mode; `None` if the driver refused.
+    before: Option<c_int>,
+}
+
+/// Makes the calling thread relaxed until that is dropped.
+pub fn relax(driver: &Driver) -> Relaxed<'_> {
+    let mut mode = RELAXED;
+    // SAFETY: the value is a local, which the driver reads and writes.
+    let result = unsafe { (driver.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
+    Relaxed { driver, before: result.is_ok().then_some(mode) }
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        if let Some(mut mode) = self.before {
+            // SAFETY: the value is a local, which the driver reads and writes.
+            let _: CuResult = unsafe { (self.driver.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
+        }
+    }
 }
 
 fn key(stream: CUstream, per_thread_default: bool) -> Key {
