@@ -24,6 +24,11 @@ fn a_free_waits_for_whom_the_driver_s_waits() {
 }
 
 #[test]
+fn a_close_of_another_process_s_memory_waits_for_whom_the_driver_s_waits() {
+    Run::program("closes").sim("2x1GiB").same_under_shim(&[]);
+}
+
+#[test]
 fn a_kernel_held_on_one_gpu_holds_no_free_of_another_s_memory() {
     on_two("held", "free 64 3 1", "2x512MiB").same_under_shim(&[SIZES[1]]);
     for free in ["strict", "lazy"] {
