@@ -9,8 +9,8 @@ use crate::physical::Use;
 use crate::shared_event::{self, SharedEvent};
 use crate::space::{Kind, Origin, Region};
 use parking_lot::Mutex;
+use simmachine::descriptor;
 use std::ffi::c_uint;
-use std::fs::OpenOptions;
 
 const MAGIC: u64 = 0x6970_635f_6375_6461;
 const EVENT_MAGIC: u64 = 0x6370_695f_746e_7665;
@@ -63,8 +63,8 @@ pub fn open(out: Out<u64>, handle: MemHandle, flags: c_uint) -> Outcome {
     let device = driver.gpus.iter().position(|gpu| gpu.index as u64 == index).ok_or(Code::INVALID_DEVICE)?;
     let gpu = &driver.gpus[device];
     let path = format!("/proc/{process}/fd/{descriptor}");
-    let file = OpenOptions::new().read(true).write(true).open(path).map_err(|_| Code::INVALID_VALUE)?;
-    let physical = gpu.store.import(file.into(), offset, bytes, Use::Plain)?;
+    let file = descriptor::open(path).map_err(|_| Code::INVALID_VALUE)?;
+    let physical = gpu.store.import(file, offset, bytes, Use::Plain)?;
     let address = driver.space.attach(physical, device, context.owner())?;
     OPENED.lock().push(Opened { handle, address, count: 1 });
     out.set(address)
@@ -135,6 +135,6 @@ pub fn open_event(out: Out<Handle>, handle: MemHandle) -> Outcome {
     if !is_event {
         return Err(Code::INVALID_VALUE);
     }
-    let file = OpenOptions::new().read(true).write(true).open(path).map_err(|_| Code::INVALID_VALUE)?;
-    out.set(event::import(SharedEvent::over(file.into())?)?)
+    let file = descriptor::open(path).map_err(|_| Code::INVALID_VALUE)?;
+    out.set(event::import(SharedEvent::over(file)?)?)
 }
