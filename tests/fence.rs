@@ -24,6 +24,11 @@ fn a_free_waits_for_whom_the_driver_s_waits() {
 }
 
 #[test]
+fn a_close_of_another_process_s_memory_waits_for_whom_the_driver_s_waits() {
+    Run::program("closes").sim("2x1GiB").same_under_shim(&[]);
+}
+
+#[test]
 fn a_kernel_held_on_one_gpu_holds_no_free_of_another_s_memory() {
     on_two("held", "free 64 3 1", "2x512MiB").same_under_shim(&[SIZES[1]]);
     for free in ["strict", "lazy"] {
@@ -60,4 +65,19 @@ fn what_another_gpu_borrowed_is_nobody_s_until_that_gpu_is_done() {
     let shim = run.env("GPUPOOL_FREE", "lazy").shim().go();
     is_right(&shim);
     shim.says("0 words of the block and 0 of the pinned memory overwritten");
+}
+
+#[test]
+fn a_global_capture_outlives_the_question_whether_a_gpu_is_done() {
+    let run = on_two("held", "asked 300", "2x512MiB").env("GPUPOOL_HOST_LIMIT", "0").env("GPUPOOL_FREE", "lazy");
+    let shim = run.shim().go();
+    is_right(&shim);
+    shim.says("end of the capture: 0");
+}
+
+#[test]
+fn a_wait_that_a_capture_forbids_is_no_wait() {
+    let shim = on_two("held", "refused", "2x512MiB").shim().go();
+    is_right(&shim);
+    shim.says("0 words of the block overwritten");
 }

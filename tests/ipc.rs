@@ -168,6 +168,14 @@ fn a_context_that_goes_takes_what_was_opened_in_it() {
 }
 
 #[test]
+fn a_context_that_goes_with_what_was_opened_in_it_waits_for_no_other() {
+    let steps = "A:alloc:0:65536 A:get:0:0 B:taken:0 B:left";
+    let shim = ipc(steps).same_under_shim(&[]);
+    shim.succeeds().says("B:taken:0: close 1");
+    assert!(shim.stdout.contains("B:left: 0 handles, 0 MiB mapped"), "{}", shim.stdout);
+}
+
+#[test]
 fn closing_during_a_capture_waits_until_after_it() {
     let steps = "A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:open:0 B:captured:0 B:open:0 B:check:0:100 B:close:0 B:left";
     let shim = ipc(steps).shim().go();

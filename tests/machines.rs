@@ -400,3 +400,13 @@ fn a_bad_matrix_is_named_with_its_line() {
     let told = Run::program("steps").arg("a:1").sim("4x256MiB").env("SIMCUDA_LINK", matrix("dgx1.txt")).go();
     told.exits(1).warns("expected 4 GPUs, as in SIMCUDA_GPUS, found 8");
 }
+
+#[test]
+fn a_program_without_standard_output_prints_into_what_it_opens_next() {
+    let lines = "numbers taken: 0\nin the file: the program's own words\nwords that are wrong: 0\n";
+    for run in [Run::program("closed_output").sim("1x256MiB"), Run::program("closed_output").sim("1x256MiB").machine()]
+    {
+        run.clone().go().prints(lines);
+        run.shim().go().prints(lines);
+    }
+}

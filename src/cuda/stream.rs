@@ -2,9 +2,27 @@
 
 use crate::{CuResult, Driver};
 use cudarc::driver::sys::{CUcontext, CUstream};
+use std::ffi::c_int;
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const RELAXED: c_int = 2;
+
+/// Held while this thread is relaxed: its calls break no capture but those that they are about.
+pub struct Relaxed<'a> {
+    driver: &'a Driver,
+    /// The program's own mode; `None` if the driver refused.
+    before: Option<c_int>,
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            self.driver.exchange_capture_mode(before);
+        }
+    }
+}
 
 impl Driver {
     /// A stream of the current context that does not wait for the default one (`cuStreamCreate`).
@@ -45,5 +63,17 @@ impl Driver {
         // SAFETY: the output is a local, and the caller vouches for the stream.
         unsafe { (self.cuStreamIsCapturing)(stream, &raw mut status) }.ok()?;
         Ok(status != 0)
+    }
+
+    /// Makes the calling thread relaxed until that is dropped (`cuThreadExchangeStreamCaptureMode`).
+    pub fn relax(&self) -> Relaxed<'_> {
+        Relaxed { driver: self, before: self.exchange_capture_mode(RELAXED) }
+    }
+
+    /// The calling thread's mode so far; `None` if the driver refused.
+    fn exchange_capture_mode(&self, mut mode: c_int) -> Option<c_int> {
+        // SAFETY: the value is a local, which the driver reads and writes.
+        let result = unsafe { (self.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
+        result.is_ok().then_some(mode)
     }
 }

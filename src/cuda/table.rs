@@ -74,6 +74,7 @@ functions! {
         cuStreamDestroy_v2(CUstream);
         cuStreamGetCtx(CUstream, *mut CUcontext);
         cuStreamIsCapturing(CUstream, *mut c_int);
+        cuThreadExchangeStreamCaptureMode(*mut c_int);
         cuEventCreate(*mut CUevent, c_uint);
         cuEventQuery(CUevent);
         cuEventDestroy_v2(CUevent);

@@ -78,6 +78,8 @@ pub fn quiesce_owner(driver: &Driver, id: u64, gpus: Gpus) -> Result<bool, CuRes
     let is_heard = || context::current(driver).is_some_and(|current| current == owner);
     match answer {
         Some(CuResult::CONTEXT_IS_DESTROYED) | None => return Ok(false),
+        // A capture began there since it was looked for. The driver has waited for nothing.
+        Some(CuResult::STREAM_CAPTURE_UNSUPPORTED) => return Err(CuResult::NOT_READY),
         Some(answer) if !answer.is_ok() && is_heard() => return Err(answer),
         Some(_) => {}
     }
@@ -108,10 +110,13 @@ pub fn wait(driver: &Driver, gpus: Gpus) -> Result<(), CuResult> {
         if capture::under_way() {
             return Err(CuResult::NOT_READY);
         }
-        if Some(handle) == current {
-            answer = synchronize();
-        } else {
-            let _: Option<CuResult> = context::within(driver, handle, synchronize);
+        let is_current = Some(handle) == current;
+        let waited = if is_current { Some(synchronize()) } else { context::within(driver, handle, synchronize) };
+        match waited {
+            // A capture began there since it was looked for. The driver has waited for nothing.
+            Some(CuResult::STREAM_CAPTURE_UNSUPPORTED) => return Err(CuResult::NOT_READY),
+            Some(result) if is_current => answer = result,
+            _ => {}
         }
     }
     match answer {
@@ -134,17 +139,31 @@ fn note_waits(launched: &[(usize, u64)]) {
 /// Whether all that was submitted to these GPUs is over, asked without waiting. `false` while a capture forbids the question,
 /// and with drivers before CUDA 12.5, which have none that covers streams of every kind.
 pub fn has_finished(driver: &Driver, gpus: Gpus) -> bool {
-    if !driver.records_contexts() {
-        return false;
-    }
-    let finished = |handle: CUcontext| {
-        !capture::under_way() && context::within(driver, handle, || passes(driver, handle)).unwrap_or(false)
-    };
+    let finished = |handle| is_idle(driver, handle);
     if !process::is_preloaded() {
         return unseen::all(driver, gpus, finished);
     }
     let contexts = context::all();
     contexts.iter().filter(|it| gpus.contain(it.device)).filter_map(|it| it.live_handle()).all(finished)
+}
+
+/// As [`has_finished`], of the context with this id. One that is gone was waited for when it ended.
+pub fn owner_has_finished(driver: &Driver, id: u64) -> bool {
+    let owner = context::owner(id).and_then(|(owner, _)| owner.live_handle());
+    owner.is_none_or(|handle| is_idle(driver, handle))
+}
+
+/// Whether all work of a context is over, asked without waiting.
+///
+/// A capture may begin on another thread after it was looked for here. A global one would be broken by `cuEventQuery`, so this
+/// thread is relaxed meanwhile. One in this very context is broken by `cuCtxRecordEvent` in every mode (both measured): of
+/// that, the moment between the look and the call is left, as there is no other question.
+fn is_idle(driver: &Driver, handle: CUcontext) -> bool {
+    if !driver.records_contexts() || capture::under_way() {
+        return false;
+    }
+    let _relaxed = driver.relax();
+    context::within(driver, handle, || passes(driver, handle)).unwrap_or(false)
 }
 
 /// Whether an event behind all work of the current context comes to pass.

@@ -6,9 +6,18 @@
  * held borrowed MIB a block of GPU 1, of which that has no room for the whole, is freed while a held kernel there is still
  *                   to read it, and GPU 0 takes and overwrites all memory that it gets; with pinned memory too. Where
  *                   frees wait this would never end.
+ * held asked MIB    the same block is freed without a wait, and GPU 0 asks whether GPU 1 is done with it: another thread begins a
+ *                   global capture in the middle of that (simulated driver)
+ * held refused      a block is freed whose context is about to be waited for when a capture begins there (simulated driver); a
+ *                   kernel that is held is still to read the block
  */
 #define _GNU_SOURCE
 #include "held.h"
+#include "simulator.h"
+#include "streams.h"
+
+#include <sched.h>
+#include <stdatomic.h>
 
 static Gpu gpus[2];
 
@@ -147,6 +156,105 @@ static void borrowed(size_t bytes)
         CHECK(cuMemFree_v2(*block));
 }
 
+/* A capture on a thread of its own, begun by whoever calls begin_capture. */
+static struct {
+    CUcontext context;
+    CUstream stream;
+    int mode;
+    pthread_t thread;
+    atomic_int begun, over;
+    CUresult ended;
+} capture;
+
+static void *run_capture(void *unused)
+{
+    CUgraph graph = NULL;
+    (void)unused;
+    CHECK(cuCtxSetCurrent(capture.context));
+    CHECK(cuStreamBeginCapture_v2(capture.stream, capture.mode));
+    atomic_store(&capture.begun, 1);
+    while (!atomic_load(&capture.over))
+        sched_yield();
+    capture.ended = cuStreamEndCapture(capture.stream, &graph);
+    return NULL;
+}
+
+static void begin_capture(void)
+{
+    REQUIRE(pthread_create(&capture.thread, NULL, run_capture, NULL) == 0);
+    while (!atomic_load(&capture.begun))
+        sched_yield();
+}
+
+/* It is begun behind the next such call, whoever makes that. */
+static void capture_after(const char *call, Gpu *gpu, int mode)
+{
+    Simulator simulator = find_simulator();
+    REQUIRE(simulator.after);
+    capture.context = gpu->context;
+    capture.mode = mode;
+    CHECK(cuCtxSetCurrent(gpu->context));
+    CHECK(cuStreamCreate(&capture.stream, CU_STREAM_NON_BLOCKING));
+    simulator.after(call, begin_capture);
+}
+
+static void end_capture(void)
+{
+    atomic_store(&capture.over, 1);
+    REQUIRE(pthread_join(capture.thread, NULL) == 0);
+}
+
+static void asked(size_t bytes)
+{
+    CUdeviceptr beside, lent, taken[64];
+    int count = 0;
+    CHECK(cuCtxSetCurrent(gpus[1].context));
+    CHECK(cuMemAlloc_v2(&beside, bytes));
+    CHECK(cuMemAlloc_v2(&lent, bytes));
+    CHECK(cuMemFree_v2(lent));
+    capture_after("cuCtxRecordEvent", &gpus[0], CAPTURE_GLOBAL);
+    CHECK(cuCtxSetCurrent(gpus[0].context));
+    while (!atomic_load(&capture.begun) && count < 64)
+        CHECK(cuMemAlloc_v2(&taken[count++], 32 * MIB));
+    REQUIRE(atomic_load(&capture.begun));
+    end_capture();
+    printf("end of the capture: %d\n", capture.ended);
+    while (count > 0)
+        CHECK(cuMemFree_v2(taken[--count]));
+    CHECK(cuMemFree_v2(beside));
+}
+
+static void refused(void)
+{
+    enum { BYTES = 8 * MIB };
+    CUcontext other;
+    CUdeviceptr target, block, next;
+    uint64_t words = BYTES / 4;
+    CHECK(cuCtxCreate_v2(&other, 0, 0));
+    CHECK(cuCtxSetCurrent(gpus[0].context));
+    CHECK(cuMemAlloc_v2(&target, BYTES));
+    CHECK(cuMemAlloc_v2(&block, BYTES));
+    iota(&gpus[0].kernels, gpus[0].stream, block, words, 3);
+    CHECK(cuStreamSynchronize(gpus[0].stream));
+    hold(&gpus[0]);
+    copy(&gpus[0].kernels, gpus[0].stream, target, block, words);
+    capture_after("cuCtxPushCurrent_v2", &gpus[0], CAPTURE_RELAXED);
+    CHECK(cuCtxSetCurrent(other));
+    pthread_t guard = watch("a free that nobody can wait for");
+    CHECK(cuMemFree_v2(block));
+    REQUIRE(atomic_load(&capture.begun));
+    CHECK(cuMemAlloc_v2(&next, BYTES));
+    CHECK(cuMemsetD32Async(next, 0xffffffffu, words, NULL));
+    watch_ends(guard);
+    end_capture();
+    let_go(&gpus[0]);
+    printf("%llu words of the block overwritten\n",
+           (unsigned long long)count_wrong(&gpus[0].kernels, target, words, 3));
+    CHECK(cuMemFree_v2(next));
+    CHECK(cuMemFree_v2(target));
+    CHECK(cuCtxDestroy_v2(other));
+}
+
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
@@ -160,6 +268,10 @@ int main(int argc, char **argv)
         contexts();
     else if (strcmp(what, "borrowed") == 0 && argc > 2)
         borrowed(strtoull(argv[2], NULL, 10) * MIB);
+    else if (strcmp(what, "asked") == 0 && argc > 2)
+        asked(strtoull(argv[2], NULL, 10) * MIB);
+    else if (strcmp(what, "refused") == 0)
+        refused();
     else
         return 2;
     printf("done\n");

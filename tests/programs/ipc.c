@@ -30,6 +30,7 @@
  *   trim                 return freed memory to the driver (under the shim)
  *   captured:SLOT        close it while a stream is being captured
  *   overtaken:SLOT       close it, and a capture begins while that waits (simulated driver)
+ *   taken:SLOT           open it in a context of its own, and destroy that while a kernel is held in this one
  *   freed:SLOT           cuMemFree of it while a stream is being captured
  *   anew                 begin to work in the primary context again, after reset
  *   context              work in a context of its own from here on
@@ -45,7 +46,7 @@
  */
 #include "simulator.h"
 
-#include "kernels.h"
+#include "held.h"
 #include "streams.h"
 #include "nvml.h"
 
@@ -210,19 +211,34 @@ static void capture_late(void)
     REQUIRE(pthread_join(thread, NULL) == 0);
 }
 
-/* A second context, so that there is one to be waited for after the capture began. */
+/* The close waits for two contexts: that of the opening, and then the current one, in which the capture has begun. */
 static void overtaken(const char *name, const Simulator *simulator, const Slot *slot)
 {
     CUcontext second;
     CUgraph graph = NULL;
-    CHECK(cuStreamCreate(&late, CU_STREAM_NON_BLOCKING));
     CHECK(cuCtxCreate_v2(&second, 0, 0));
-    CHECK(cuCtxPopCurrent_v2(&second));
+    CHECK(cuStreamCreate(&late, CU_STREAM_NON_BLOCKING));
     simulator->after("cuCtxSynchronize", capture_late);
     CUresult closed = cuIpcCloseMemHandle(slot->address);
     printf("%s: close %d, end of the capture %d\n", name, closed, cuStreamEndCapture(late, &graph));
     CHECK(cuStreamDestroy_v2(late));
     CHECK(cuCtxDestroy_v2(second));
+}
+
+static void taken_along(const char *name, const Slot *slot)
+{
+    Gpu gpu;
+    CUcontext second;
+    CUdeviceptr opened;
+    open_gpu(&gpu, 0);
+    CHECK(cuCtxCreate_v2(&second, 0, 0));
+    CHECK(cuIpcOpenMemHandle_v2(&opened, slot->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+    hold(&gpu);
+    pthread_t guard = watch("the end of another context, in which memory is open");
+    CHECK(cuCtxDestroy_v2(second));
+    watch_ends(guard);
+    let_go(&gpu);
+    printf("%s: close %d\n", name, cuIpcCloseMemHandle(opened));
 }
 
 /* Bare, a free breaks the capture; what it does under the shim is none of the comparison's business. */
@@ -582,6 +598,8 @@ static void act(Kernels *kernels, char *order)
         captured(name, slot);
     } else if (!strcmp(action, "overtaken")) {
         overtaken(name, &simulator, slot);
+    } else if (!strcmp(action, "taken")) {
+        taken_along(name, slot);
     } else if (!strcmp(action, "daemonise")) {
         close_sockets();
     } else if (!strcmp(action, "reuse")) {

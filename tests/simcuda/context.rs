@@ -145,12 +145,11 @@ impl Context {
         for part in self.parts() {
             part.end();
         }
+        // Before the wait: nothing comes behind what that finds.
+        self.all_streams().iter().for_each(|stream| stream.close());
         self.wait();
         capture::abandon(self);
-        for stream in self.streams.lock().drain(..) {
-            stream.close();
-        }
-        self.legacy.close();
+        self.streams.lock().clear();
         // A re-created primary context has the same handle; only this one may be taken out.
         driver().contexts.retain(|context| context.id != self.id);
         if self.parent.is_some() {
@@ -296,6 +295,10 @@ impl Context {
     pub fn add(&self, stream: Arc<Stream>) {
         let mut streams = self.streams.lock();
         streams.retain(|stream| !stream.is_over());
+        // Looked at under the lock, under which the end finds all streams that are there.
+        if !self.is_alive() {
+            stream.close();
+        }
         streams.push(stream);
     }
 
@@ -352,10 +355,10 @@ pub fn wait_for_owner(id: u64) {
     }
 }
 
-/// Waits for all work on `device`, of whichever context; on all of them for none.
-pub fn wait_for_device(device: Option<usize>) {
+/// Waits for all work on `device`, of whichever context.
+pub fn wait_for_device(device: usize) {
     for context in driver().contexts.all() {
-        if device.is_none_or(|device| device == context.device) {
+        if device == context.device {
             context.wait();
         }
     }

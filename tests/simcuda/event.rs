@@ -200,7 +200,9 @@ pub fn wait_all(context: &Arc<Context>, handle: Handle) -> Outcome {
     Ok(())
 }
 
+/// `cuEventQuery`. It breaks the captures that forbid unsafe calls, although it waits for nothing.
 pub fn query(handle: Handle) -> Outcome {
+    capture::forbid()?;
     match driver().events.get(handle)?.point()? {
         Some(point) if !point.is_done() => Err(Code::NOT_READY),
         point => {

@@ -153,7 +153,7 @@ pub fn free_now(address: u64) -> Outcome {
     if !allocation.live.swap(false, Ordering::AcqRel) {
         return Err(Code::INVALID_VALUE);
     }
-    wait_for_device(Some(allocation.device));
+    wait_for_device(allocation.device);
     allocation.vacate();
     Ok(())
 }

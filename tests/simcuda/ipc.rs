@@ -1,16 +1,16 @@
 //! Legacy IPC: plain memory and events of another process of the same user, through that process' memory files.
 
-use crate::context::current;
+use crate::context::{current, wait_for_owner};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::event;
 use crate::ffi::{Handle, Out};
 use crate::physical::Use;
 use crate::shared_event::{self, SharedEvent};
-use crate::space::{Kind, Origin};
+use crate::space::{Kind, Origin, Region};
 use parking_lot::Mutex;
+use simmachine::descriptor;
 use std::ffi::c_uint;
-use std::fs::OpenOptions;
 
 const MAGIC: u64 = 0x6970_635f_6375_6461;
 const EVENT_MAGIC: u64 = 0x6370_695f_746e_7665;
@@ -63,8 +63,8 @@ pub fn open(out: Out<u64>, handle: MemHandle, flags: c_uint) -> Outcome {
     let device = driver.gpus.iter().position(|gpu| gpu.index as u64 == index).ok_or(Code::INVALID_DEVICE)?;
     let gpu = &driver.gpus[device];
     let path = format!("/proc/{process}/fd/{descriptor}");
-    let file = OpenOptions::new().read(true).write(true).open(path).map_err(|_| Code::INVALID_VALUE)?;
-    let physical = gpu.store.import(file.into(), offset, bytes, Use::Plain)?;
+    let file = descriptor::open(path).map_err(|_| Code::INVALID_VALUE)?;
+    let physical = gpu.store.import(file, offset, bytes, Use::Plain)?;
     let address = driver.space.attach(physical, device, context.owner())?;
     OPENED.lock().push(Opened { handle, address, count: 1 });
     out.set(address)
@@ -86,12 +86,17 @@ fn is_opened(address: u64) -> bool {
         .is_some_and(|region| region.start == address && matches!(region.kind, Kind::Plain { origin: Origin::Ipc, .. }))
 }
 
+/// `cuIpcCloseMemHandle`: the last one waits for the context that the handle was opened in and for the current one, which a
+/// capture there neither hinders nor hears of.
 pub fn close(address: u64) -> Outcome {
-    current()?;
+    let current = current()?;
     let driver = driver();
-    if !is_opened(address) {
-        return Err(Code::INVALID_VALUE);
-    }
+    let owner = match driver.space.find(address) {
+        Some(Region { start, kind: Kind::Plain { context, origin: Origin::Ipc, .. }, .. }) if start == address => {
+            context
+        }
+        _ => return Err(Code::INVALID_VALUE),
+    };
     let mut opened = OPENED.lock();
     if let Some(index) = opened.iter().position(|open| open.address == address) {
         opened[index].count -= 1;
@@ -101,6 +106,8 @@ pub fn close(address: u64) -> Outcome {
         opened.swap_remove(index);
     }
     drop(opened);
+    wait_for_owner(owner);
+    wait_for_owner(current.owner());
     driver.space.free(address)
 }
 
@@ -128,6 +135,6 @@ pub fn open_event(out: Out<Handle>, handle: MemHandle) -> Outcome {
     if !is_event {
         return Err(Code::INVALID_VALUE);
     }
-    let file = OpenOptions::new().read(true).write(true).open(path).map_err(|_| Code::INVALID_VALUE)?;
-    out.set(event::import(SharedEvent::over(file.into())?)?)
+    let file = descriptor::open(path).map_err(|_| Code::INVALID_VALUE)?;
+    out.set(event::import(SharedEvent::over(file)?)?)
 }

@@ -1,11 +1,11 @@
 //! Plain device memory: `cuMemAlloc` and its relatives, and what is free.
 
 use crate::capture;
-use crate::context::{current, wait_for_device, wait_for_owner};
+use crate::context::{current, wait_for_owner};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::Out;
-use crate::space::{Kind, Origin, owner};
+use crate::space::{Kind, Origin};
 use std::ffi::c_uint;
 
 /// Rows of `cuMemAllocPitch` start at multiples of this.
@@ -57,13 +57,10 @@ pub fn free(address: u64) -> Outcome {
             wait_for_owner(context);
             driver.space.free(address)
         }
-        // A pool is no context's, but its device's.
-        Kind::Plain { .. } => {
-            wait_for_device(owner(&region.kind));
-            driver.space.free(address)
-        }
-        Kind::Managed { .. } => {
-            wait_for_device(None);
+        // Memory of a pool is no context's. Documented: the driver takes all use of it to be over.
+        Kind::Plain { .. } => driver.space.free(address),
+        Kind::Managed { context, .. } => {
+            wait_for_owner(context);
             let region = driver.space.remove(address, |kind| matches!(kind, Kind::Managed { .. }))?;
             crate::managed::drop_region(&region);
             Ok(())

@@ -8,8 +8,7 @@ use crate::error::{Code, Outcome};
 use crate::residence;
 use crate::strict;
 use parking_lot::Mutex;
-use simmachine::{Machine, gpu_place, host_place, map_file};
-use std::fs::OpenOptions;
+use simmachine::{Machine, descriptor, gpu_place, host_place, map_file};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 
@@ -328,9 +327,8 @@ fn inode_of(descriptor: i32) -> Option<(u64, u64)> {
 }
 
 /// The file of a descriptor once more, under a description with a position and locks of its own.
-pub fn reopen(descriptor: i32) -> Outcome<OwnedFd> {
-    let file = OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{descriptor}"));
-    file.map(OwnedFd::from).map_err(|_| Code::OPERATING_SYSTEM)
+pub fn reopen(number: i32) -> Outcome<OwnedFd> {
+    descriptor::open(format!("/proc/self/fd/{number}")).map_err(|_| Code::OPERATING_SYSTEM)
 }
 
 /// Whose memory file a descriptor is, of any process: `gpu` or `host`, and its number in the machine.

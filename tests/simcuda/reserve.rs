@@ -81,11 +81,12 @@ impl Reserve {
 
     /// `bytes` of what it holds, or of a new chunk.
     pub fn take(&self, bytes: u64) -> Outcome<Taken> {
+        // No machine has what cannot be rounded up.
+        let usual = bytes.checked_next_multiple_of(CHUNK).ok_or(Code::OUT_OF_MEMORY)?;
         if let Some(taken) = self.state.lock().cut(bytes) {
             return Ok(taken);
         }
-        let exact = bytes.checked_next_multiple_of(GRANULE).ok_or(Code::OUT_OF_MEMORY)?;
-        let usual = exact.checked_next_multiple_of(CHUNK).ok_or(Code::OUT_OF_MEMORY)?;
+        let exact = bytes.next_multiple_of(GRANULE);
         let (address, physical) = self.grow(usual).or_else(|_| self.grow(exact))?;
         let mut state = self.state.lock();
         state.levels.reserved.add(physical.bytes);
@@ -96,7 +97,7 @@ impl Reserve {
     }
 
     fn grow(&self, bytes: u64) -> Outcome<(u64, Arc<Physical>)> {
-        if self.limit > 0 && self.levels().reserved.current + bytes > self.limit {
+        if self.limit > 0 && bytes > self.limit.saturating_sub(self.levels().reserved.current) {
             return Err(Code::OUT_OF_MEMORY);
         }
         let physical = driver().gpus[self.device].store.allocate(bytes, Use::Plain)?;

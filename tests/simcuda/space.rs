@@ -242,7 +242,8 @@ impl Space {
 
     /// Addresses for memory that is not the arena's own, from a frame's border on.
     pub fn take_addresses(&self, bytes: u64) -> Outcome<u64> {
-        self.map.write().arena.take(bytes.next_multiple_of(GRANULE), GRANULE).ok_or(Code::OUT_OF_MEMORY)
+        let rounded = bytes.checked_next_multiple_of(GRANULE).ok_or(Code::OUT_OF_MEMORY)?;
+        self.map.write().arena.take(rounded, GRANULE).ok_or(Code::OUT_OF_MEMORY)
     }
 
     pub fn give_addresses(&self, start: u64, bytes: u64) {

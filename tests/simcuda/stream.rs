@@ -204,8 +204,7 @@ impl Stream {
         }
         let context = self.context()?;
         let after = After::new(self.others(&context));
-        self.enqueue(&context, work, after);
-        Ok(())
+        self.enqueue(&context, work, after)
     }
 
     /// Makes later work here wait for points of other streams.
@@ -218,13 +217,17 @@ impl Stream {
             self.time.fetch_max(after.earliest, Ordering::AcqRel);
             return Ok(());
         }
-        self.enqueue(&context, Work { action: Arc::new(|_| Ok(())), touches: Vec::new(), node: Node::Empty }, after);
-        Ok(())
+        self.enqueue(&context, Work { action: Arc::new(|_| Ok(())), touches: Vec::new(), node: Node::Empty }, after)
     }
 
-    fn enqueue(self: &Arc<Self>, context: &Arc<Context>, work: Work, after: After) {
-        context.pending.fetch_add(1, Ordering::AcqRel);
+    /// CONTEXT_IS_DESTROYED where the stream was closed after the caller had found it well: its worker may be gone, and
+    /// whoever waited for this work would wait for ever.
+    fn enqueue(self: &Arc<Self>, context: &Arc<Context>, work: Work, after: After) -> Outcome {
         let mut queue = self.queue.lock();
+        if queue.closing {
+            return Err(Code::CONTEXT_IS_DESTROYED);
+        }
+        context.pending.fetch_add(1, Ordering::AcqRel);
         let is_first = queue.submitted == self.done.load(Ordering::Acquire) && after.tickets.is_empty();
         let began = AtomicU64::new(if is_first { strict::tick() } else { 0 });
         queue.submitted += 1;
@@ -245,6 +248,7 @@ impl Stream {
                 std::process::abort();
             }
         }
+        Ok(())
     }
 
     /// Runs the work of a stream that is idle on the calling thread if nothing precedes it, or else submits it. For calls
@@ -309,7 +313,7 @@ impl Stream {
         }
     }
 
-    /// Lets the worker end once the queue is empty (`cuStreamDestroy` does not wait).
+    /// Lets the worker end once the queue is empty (`cuStreamDestroy` does not wait), and takes no more work.
     pub fn close(&self) {
         self.queue.lock().closing = true;
         self.changed.notify_all();
@@ -551,4 +555,34 @@ pub fn add_callback(handle: Handle, callback: Option<Callback>, argument: Handle
 /// `cuStreamAttachMemAsync`: managed memory is visible everywhere here.
 pub fn attach(handle: Handle, _address: u64, _bytes: usize, _flags: c_uint) -> Outcome {
     resolve(handle).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread may have its stream in hand when another one ends the context or the stream: what it submits then would be
+    /// nobody's to run, and whoever waits for the context would wait for ever.
+    #[test]
+    fn a_stream_that_was_closed_takes_no_more_work() {
+        crate::driver::init(0).unwrap();
+        let context = crate::context::retain_primary(0).unwrap();
+        let work = || Work { action: Arc::new(|_| Ok(())), touches: Vec::new(), node: Node::Empty };
+        let created = Arc::new(Stream::new(Arc::downgrade(&context), NON_BLOCKING, 0));
+        context.add(created.clone());
+        for stream in [&context.legacy, &created] {
+            stream.submit(work()).unwrap();
+            stream.last().wait();
+        }
+        context.end();
+        for stream in [&context.legacy, &created] {
+            assert_eq!(stream.submit(work()), Err(Code::CONTEXT_IS_DESTROYED));
+            assert!(stream.last().is_done());
+        }
+        assert!(context.unfinished().is_empty());
+        // Nor does one that is made while the context ends.
+        let late = Arc::new(Stream::new(Arc::downgrade(&context), NON_BLOCKING, 0));
+        context.add(late.clone());
+        assert_eq!(late.submit(work()), Err(Code::CONTEXT_IS_DESTROYED));
+    }
 }

@@ -10,6 +10,7 @@
 //! Changes are made under a mutex that survives the death of its owner. Every step between two stores counts too much
 //! rather than too little, and leaves a dead process' slot to be cleared by whoever looks next.
 
+use crate::descriptor::{self, above_standard};
 use crate::settings::Settings;
 use std::cell::UnsafeCell;
 use std::ffi::CString;
@@ -253,7 +254,7 @@ fn open(path: &Path, settings: &Settings) -> Result<(&'static Ledger, Shared), S
     let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
     let file = file.map_err(|error| failed("cannot be opened", error))?;
     let inode = file.metadata().map_err(|error| failed("cannot be looked at", error))?.ino();
-    let file = OwnedFd::from(file);
+    let file = above_standard(file).map_err(|error| failed("cannot be kept open", error))?;
     lock_bytes(&file, libc::F_WRLCK, MAKING, 1, libc::F_OFD_SETLKW)
         .map_err(|error| failed("cannot be locked", error))?;
     let bytes = size_of::<Ledger>();
@@ -591,7 +592,7 @@ impl Slot {
         let wanted = format!("/memfd:simcuda-{}", if name.is_empty() { "" } else { &name["simcuda-".len()..] });
         // The number means another file where the process closed its descriptors.
         std::fs::read_link(&path).ok().filter(|link| link.to_string_lossy().starts_with(&wanted))?;
-        OpenOptions::new().read(true).write(true).open(path).ok().map(OwnedFd::from)
+        descriptor::open(path).ok()
     }
 }
 
@@ -651,7 +652,7 @@ pub fn memory_file(name: &str, bytes: u64) -> Option<OwnedFd> {
         return None;
     }
     // SAFETY: the descriptor is new and nobody else closes it.
-    let file = unsafe { OwnedFd::from_raw_fd(fd) };
+    let file = above_standard(unsafe { OwnedFd::from_raw_fd(fd) }).ok()?;
     // SAFETY: plain system call on a descriptor we own.
     let sized = unsafe { libc::ftruncate(file.as_raw_fd(), i64::try_from(bytes).ok()?) };
     (sized == 0).then_some(file)

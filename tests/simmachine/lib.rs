@@ -2,6 +2,7 @@
 //! on. Settings and links come from the environment, names of the GPUs from their numbers, and who uses how much from the
 //! ledger that all processes of one machine map.
 
+pub mod descriptor;
 mod identity;
 mod ledger;
 pub mod links;

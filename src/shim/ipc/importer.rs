@@ -3,9 +3,9 @@
 use super::peers::{Failure, Lease, failure};
 use super::server;
 use super::wire::{Answer, BATCH, Chunk, Handle, Layout, Where};
+use crate::context;
 use crate::fence::{self, Gpus};
 use crate::memory::topology::Topology;
-use crate::{capture, context};
 use gpupool_config::format_size;
 use gpupool_cuda::{Access, CuResult, Driver};
 use gpupool_pool::{Block, Place};
@@ -37,7 +37,13 @@ static IMPORTS: Mutex<Vec<Import>> = Mutex::new(Vec::new());
 /// How many there are, readable without the lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Closed while a stream was being captured, when nobody may wait for the device: unmapped later.
-static LEFT: Mutex<Vec<Mapped>> = Mutex::new(Vec::new());
+static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
+
+struct Left {
+    _mapped: Mapped,
+    /// The ids of the contexts whose work the close would have waited for.
+    contexts: [u64; 2],
+}
 
 /// Another process's block in this one. Unmapped before the exporter hears that it is: fields are dropped in their order.
 struct Mapped {
@@ -62,7 +68,8 @@ pub fn open(driver: &'static Driver, bytes: &[u8; 64], handle: &Handle) -> Resul
         // What the driver says to the process that exported.
         return Err(CuResult::INVALID_CONTEXT);
     }
-    bury(driver);
+    // No open waits for anybody.
+    bury(driver, &[]);
     if let Some(address) = reopen(bytes) {
         return Ok(address);
     }
@@ -130,7 +137,7 @@ pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
     if COUNT.load(Ordering::Acquire) == 0 {
         return None;
     }
-    {
+    let owner = {
         let mut imports = IMPORTS.lock();
         let import = imports.iter_mut().find(|import| import.block.address == address && !import.closing)?;
         if import.count > 1 {
@@ -138,10 +145,12 @@ pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
             return Some(CuResult::SUCCESS);
         }
         import.closing = true;
-    }
-    bury(driver);
-    // As the driver's own: work that uses the memory is waited for, and its error is the answer.
-    let answer = wait(driver);
+        import.block.owner
+    };
+    // As the driver's own: the context that it was opened in and the current one are waited for, and nobody else, who may
+    // be waiting for this very thread. An error of the current one is the answer.
+    let contexts = [owner, context::current(driver).map_or(owner, |context| context.id)];
+    let answer = wait(driver, &contexts);
     let removed = {
         let mut imports = IMPORTS.lock();
         let index = imports.iter().position(|import| import.block.address == address && import.closing)?;
@@ -156,7 +165,12 @@ pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
     };
     if let Some(import) = removed {
         let bytes = import.block.bytes;
-        finish(import.mapped, answer == Ok(true));
+        if answer == Ok(true) {
+            drop(import.mapped);
+            bury(driver, &contexts);
+        } else {
+            LEFT.lock().push(Left { _mapped: import.mapped, contexts });
+        }
         tracing::info!(
             target: "gpupool::ipc", event = "ipc.close", address, bytes, "closed {} at {address:#x}", format_size(bytes)
         );
@@ -176,43 +190,33 @@ pub fn owner_gone(driver: &'static Driver, owner: u64) {
         COUNT.store(imports.len(), Ordering::Release);
         gone
     };
-    if gone.is_empty() {
-        return;
-    }
-    // Other contexts may have used it as well. One in error has no work left.
-    let quiet = wait(driver).unwrap_or(true);
-    gone.into_iter().for_each(|import| finish(import.mapped, quiet));
+    // The driver has waited for the context, and waits for no other when it takes what was opened there along.
+    drop(gone);
+    bury(driver, &[owner]);
 }
 
-/// Waits for all work that may use what is about to be unmapped; `false` where nobody may wait now, because a stream is
-/// being captured or began to be while this waited.
-fn wait(driver: &Driver) -> Result<bool, CuResult> {
-    if capture::under_way() {
-        return Ok(false);
+/// Waits for all work in the contexts with these ids; `false` where nobody may wait now, because a stream is being captured
+/// or began to be while this waited.
+fn wait(driver: &Driver, contexts: &[u64]) -> Result<bool, CuResult> {
+    for id in contexts {
+        match fence::quiesce_owner(driver, *id, Gpus::All) {
+            Ok(_) => {}
+            Err(CuResult::NOT_READY) => return Ok(false),
+            Err(error) => return Err(error),
+        }
     }
-    match fence::wait(driver, Gpus::All) {
-        Ok(()) => Ok(true),
-        Err(CuResult::NOT_READY | CuResult::STREAM_CAPTURE_UNSUPPORTED) => Ok(false),
-        Err(error) => Err(error),
-    }
+    Ok(true)
 }
 
-/// Unmaps what nothing uses any more, or keeps it until that is known.
-fn finish(mapped: Mapped, quiet: bool) {
-    if quiet {
-        drop(mapped);
-    } else {
-        LEFT.lock().push(mapped);
-    }
-}
-
-/// Unmaps what was closed when nobody could wait.
-fn bury(driver: &Driver) {
+/// Unmaps what was closed when nobody could wait, and what nothing uses by now: the work of its contexts is over, or those
+/// in `waited_for` have just been waited for. Waits for nobody itself.
+fn bury(driver: &Driver, waited_for: &[u64]) {
     let left = std::mem::take(&mut *LEFT.lock());
-    if !left.is_empty() {
-        let quiet = wait(driver).unwrap_or(true);
-        left.into_iter().for_each(|mapped| finish(mapped, quiet));
-    }
+    let is_over = |id: &u64| waited_for.contains(id) || fence::owner_has_finished(driver, *id);
+    // What nothing uses is dropped here, unlocked.
+    let (_unused, mut used): (Vec<Left>, Vec<Left>) =
+        left.into_iter().partition(|left| left.contexts.iter().all(is_over));
+    LEFT.lock().append(&mut used);
 }
 
 /// Address space with chunks of another process mapped in it; both go when it is dropped.

@@ -39,10 +39,21 @@ fn endings() -> Vec<Ending> {
             list.push(("cuMemFreeHost", Box::new(move || cu!(cuMemFreeHost(pinned)))));
         }
     }
+    let mut managed = 0;
+    ok!(cuMemAllocManaged(&mut managed, 4096, 1));
+    list.push(("cuMemFree of managed memory", Box::new(move || cu!(cuMemFree_v2(managed)))));
     let own = vec![0_u8; 4096].leak().as_mut_ptr();
     ok!(cuMemHostRegister_v2(own.cast(), 4096, 0));
     list.push(("cuMemHostUnregister", Box::new(move || cu!(cuMemHostUnregister(own.cast())))));
     list
+}
+
+/// Memory of a pool, which is no context's.
+fn pooled() -> Vec<Ending> {
+    let mut block = 0;
+    ok!(cuMemAllocAsync(&mut block, 4096, null_mut()));
+    ok!(cuStreamSynchronize(null_mut()));
+    vec![("cuMemFree of a pool's memory", Box::new(move || cu!(cuMemFree_v2(block))))]
 }
 
 /// Runs a call of each kind while a kernel in `busy` waits for the host, in the context `current`.
@@ -86,6 +97,8 @@ fn a_free_waits_for_the_context_that_owns_the_memory_and_for_no_other() {
                 for (current, _) in streams {
                     ok!(cuCtxSetCurrent(owner));
                     while_held(busy, held, current, endings(), owner == busy);
+                    ok!(cuCtxSetCurrent(owner));
+                    while_held(busy, held, current, pooled(), false);
                 }
             }
         }
@@ -191,6 +204,35 @@ fn a_free_breaks_global_captures_of_all_threads_and_no_relaxed_one() {
         assert_eq!(std::thread::spawn(elsewhere).join().unwrap(), 900);
         assert_eq!(cu!(cuStreamEndCapture(stream, &mut graph)), 901);
         ok!(cuMemFree_v2(second));
+    });
+}
+
+#[test]
+fn asking_about_an_event_breaks_a_global_capture_unless_the_thread_is_relaxed() {
+    alone("asking_about_an_event_breaks_a_global_capture_unless_the_thread_is_relaxed", &[], || {
+        let context = start_on(0);
+        let mut event = null_mut();
+        ok!(cuEventCreate(&mut event, 2));
+        ok!(cuCtxRecordEvent(context, event));
+        let (context, event) = (context as usize, event as usize);
+        for captured in MODES {
+            for asking in MODES {
+                let stream = stream();
+                let mut graph = null_mut();
+                ok!(cuStreamBeginCapture_v2(stream, captured));
+                let asked = std::thread::spawn(move || {
+                    let mut mode = asking;
+                    ok!(cuCtxSetCurrent(context as CUcontext));
+                    ok!(cuThreadExchangeStreamCaptureMode(&mut mode));
+                    cu!(cuEventQuery(event as CUevent))
+                });
+                let asked = asked.join().unwrap_or(-1);
+                let breaks = captured == MODES[0] && asking == MODES[0];
+                assert_eq!(asked, if breaks { 900 } else { 0 }, "{captured:?}, asked in {asking:?}");
+                assert_eq!(cu!(cuStreamEndCapture(stream, &mut graph)), if breaks { 901 } else { 0 });
+                ok!(cuStreamDestroy_v2(stream));
+            }
+        }
     });
 }
 

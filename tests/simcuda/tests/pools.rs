@@ -85,6 +85,43 @@ fn a_pool_gives_back_beyond_its_threshold_when_a_stream_is_waited_for() {
 }
 
 #[test]
+fn what_no_machine_has_is_out_of_memory() {
+    alone("what_no_machine_has_is_out_of_memory", &[], || {
+        start_on(0);
+        let (stream, own, mut graph) = (stream(), make_pool(|_| ()), null_mut());
+        let limited = make_pool(|props| props.maxSize = 64 << 20);
+        let pools = [default_pool(0), own, limited];
+        // Each pool has a chunk with room in it.
+        let blocks = pools.map(|pool| {
+            let mut block = 0;
+            ok!(cuMemAllocFromPoolAsync(&mut block, 4096, pool, stream));
+            block
+        });
+        let sizes = [usize::MAX, usize::MAX - 511, usize::MAX - (2 << 20) + 1, 1 << 62, 1 << 50];
+        for bytes in sizes {
+            for pool in pools {
+                let mut block = 7;
+                assert_eq!(cu!(cuMemAllocFromPoolAsync(&mut block, bytes, pool, stream)), 2, "{bytes:#x}");
+                assert_eq!(block, 0);
+            }
+            let mut block = 7;
+            assert_eq!(cu!(cuMemAlloc_v2(&mut block, bytes)), 2, "{bytes:#x}");
+            assert_eq!(cu!(cuMemAllocManaged(&mut block, bytes, 1)), 2, "{bytes:#x}");
+            assert_eq!(cu!(cuMemHostAlloc((&raw mut block).cast(), bytes, 0)), 2, "{bytes:#x}");
+        }
+        ok!(cuStreamBeginCapture_v2(stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED));
+        for bytes in sizes {
+            let mut block = 7;
+            assert_eq!(cu!(cuMemAllocAsync(&mut block, bytes, stream)), 2, "{bytes:#x}");
+        }
+        ok!(cuStreamEndCapture(stream, &mut graph));
+        for block in blocks {
+            assert_eq!(give(block, stream), 0);
+        }
+    });
+}
+
+#[test]
 fn a_stream_has_its_freed_memory_again_before_it_gets_there() {
     alone("a_stream_has_its_freed_memory_again_before_it_gets_there", &[], || {
         start_on(0);

@@ -105,6 +105,41 @@ fn a_shared_descriptor_is_the_same_memory() {
 }
 
 #[test]
+fn memory_that_lies_scattered_is_no_less_and_cannot_be_exported() {
+    let settings = [("SIMCUDA_GPUS", "1x64MiB"), ("SIMCUDA_CONTEXT_MIB", "8")];
+    alone("memory_that_lies_scattered_is_no_less_and_cannot_be_exported", &settings, || {
+        start_on(0);
+        let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        let mut wanted = prop(0);
+        wanted.requestedHandleTypes = kind;
+        // All of the GPU in frames, of which every other one is given back.
+        let frames: Vec<u64> = (0..28)
+            .map(|_| {
+                let mut block = 0;
+                ok!(cuMemAlloc_v2(&mut block, 2 << 20));
+                block
+            })
+            .collect();
+        frames.iter().step_by(2).for_each(|&frame| ok!(cuMemFree_v2(frame)));
+        let (mut handle, mut descriptor, mut block) = (0, -1_i32, 0);
+        // The context has no frames, so as many are free in one stretch.
+        ok!(cuMemAlloc_v2(&mut block, 8 << 20));
+        ok!(cuMemCreate(&mut handle, 8 << 20, &wanted, 0));
+        ok!(cuMemAlloc_v2(&mut block, 8 << 20));
+        assert_eq!(cu!(cuMemExportToShareableHandle((&raw mut descriptor).cast(), handle, kind, 0)), 801);
+        let mut named = CUipcMemHandle { reserved: [0; 64] };
+        assert_eq!(cu!(cuIpcGetMemHandle(&mut named, block)), 801);
+        let address = reserve(8 << 20);
+        ok!(cuMemMap(address, 8 << 20, 0, handle, 0));
+        assert_eq!(grant(address, 8 << 20, &[0]), 0);
+        for at in [block, address] {
+            ok!(cuMemsetD32_v2(at, 5, 2 << 20));
+            assert_eq!((read(at), read(at + (8 << 20) - 4)), (5, 5));
+        }
+    });
+}
+
+#[test]
 fn network_cards_reach_memory_that_was_made_for_them() {
     alone("network_cards_reach_memory_that_was_made_for_them", &[], || {
         start_on(0);
