@@ -134,10 +134,16 @@ impl Driver {
     /// The current context, or `None` where there is none.
     #[inline]
     pub fn current_context(&self) -> Option<CUcontext> {
+        self.asked_for_context().ok().flatten()
+    }
+
+    /// The same, or why the driver does not say.
+    #[inline]
+    pub fn asked_for_context(&self) -> Result<Option<CUcontext>, CuResult> {
         let mut context = std::ptr::null_mut();
         // SAFETY: the output is a local of the right type.
-        let result = unsafe { (self.cuCtxGetCurrent)(&raw mut context) };
-        (result.is_ok() && !context.is_null()).then_some(context)
+        unsafe { (self.cuCtxGetCurrent)(&raw mut context) }.ok()?;
+        Ok((!context.is_null()).then_some(context))
     }
 
     /// The driver's number of the current context, which no other one ever gets, or the answer of calls in a context that is
