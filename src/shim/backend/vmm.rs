@@ -7,7 +7,7 @@ use crate::fence::{self, Gpus};
 use crate::memory::{self, Plan, place_name};
 use crate::{pinned, process, vmm};
 use cudarc::driver::sys::{CUmemAccessDesc, CUmemAllocationProp, CUmemAllocationType, CUmemGenericAllocationHandle};
-use gpupool_pool::{Backend, Fault, Place};
+use gpupool_pool::{Backend, FRAME, Fault, Place};
 use std::collections::BTreeMap;
 
 /// The reservation, and the rights that each place's memory is mapped with.
@@ -21,9 +21,10 @@ pub struct Vmm {
 }
 
 impl Vmm {
-    /// Reserves address space: 64 TiB, or the largest part of it that the driver gives, but at least `least` bytes.
-    pub fn reserve(driver: &'static Driver, plan: &'static Plan, least: u64) -> Result<Self, CuResult> {
-        let mut bytes: u64 = 64 << 40;
+    /// Reserves address space: `wanted` bytes, or half as much again and again until the driver has a range of that size, but
+    /// at least `least` bytes.
+    pub fn reserve(driver: &'static Driver, plan: &'static Plan, wanted: u64, least: u64) -> Result<Self, CuResult> {
+        let mut bytes = wanted;
         let mut base = 0;
         loop {
             // SAFETY: the output is a local; no address is asked for.
@@ -31,7 +32,7 @@ impl Vmm {
             if result.is_ok() {
                 break;
             }
-            bytes /= 2;
+            bytes = (bytes / 2).next_multiple_of(FRAME);
             if bytes < least {
                 return Err(result);
             }
