@@ -12,12 +12,16 @@ use gpupool_config::format_size;
 use gpupool_pool::{Block, Piece, Pin};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::ffi::c_int;
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub const POSIX_FD: i32 = 1;
+
+/// `CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES`.
+const ALLOWED_HANDLE_TYPES: c_int = 14;
 
 /// A block that was exported and lives.
 struct Export {
@@ -91,6 +95,19 @@ pub fn export(driver: &Driver, block: &Block) -> std::result::Result<Handle, CuR
         );
     }
     Ok(handle(secret))
+}
+
+/// Whether every piece of this process's block was made so that it can be given away as a descriptor.
+pub fn is_shareable(driver: &Driver, block: &Block) -> bool {
+    let pieces = memory::pieces(block.address, block.bytes);
+    let is_exportable = |piece: &Piece<u64>| {
+        let mut types: c_int = 0;
+        // SAFETY: the output is of the C type of this attribute, a number of 32 bits.
+        let result =
+            unsafe { (driver.cuPointerGetAttribute)((&raw mut types).cast(), ALLOWED_HANDLE_TYPES, piece.address) };
+        result.is_ok() && types & POSIX_FD != 0
+    };
+    !pieces.is_empty() && pieces.iter().all(is_exportable)
 }
 
 /// Fills a buffer with random numbers for secrets.
