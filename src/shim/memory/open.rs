@@ -38,8 +38,9 @@ static OPENED: OnceBox<Option<Opened>> = OnceBox::new();
 
 /// Addresses for a pool of little memory, in which sizes differ most from each other.
 const LEAST_WANTED: u64 = 1 << 40;
-/// The driver grants no larger reservation (measured: 64 TiB yes, 100 no).
-const MOST_WANTED: u64 = 64 << 40;
+/// Addresses for a pool of any size, unless it holds half of that. Of the 128 TiB there are, this leaves the program a range of
+/// 64 TiB and more (measured: 80).
+const MOST_WANTED: u64 = 32 << 40;
 
 /// How often the driver may not answer before there is no pool for good.
 const PATIENCE: u32 = 8;
@@ -114,7 +115,7 @@ fn try_open(driver: &'static Driver, plan: &'static Plan) -> Option<Opened> {
     // reservations.
     let all = plan.places.iter().fold(0u64, |sum, spec| sum.saturating_add(spec.limit));
     let least = all.saturating_mul(2).max(1 << 30);
-    let wanted = all.saturating_mul(8).clamp(LEAST_WANTED, MOST_WANTED).next_multiple_of(FRAME);
+    let wanted = all.saturating_mul(8).clamp(LEAST_WANTED, MOST_WANTED).max(least).next_multiple_of(FRAME);
     let vmm = Vmm::reserve(driver, plan, wanted, least)
         .inspect_err(|result| {
             let why = format!("cuMemAddressReserve gave no {} of address space ({result})", format_size(least));
