@@ -32,6 +32,19 @@ fn a_block_is_shared_as_the_driver_shares_one() {
     ipc(steps).same_under_shim(&["GPUPOOL_MODE=trace"]);
 }
 
+/// Libraries choose by this attribute how they share memory (UCX, NCCL).
+#[test]
+fn memory_of_which_a_handle_can_be_had_says_so() {
+    let steps = "A:alloc:0:65536 A:alloc:1:8 A:capable:0 A:capable:1 A:get:0:0 B:open:0 B:capable:0 A:capable:0";
+    let shim = ipc(steps).same_under_shim(&[]);
+    shim.succeeds().says("A:capable:0: 0 1, together 1").says("B:capable:0: 0 0, together 0");
+    // Where none can be had, the answer is no.
+    let run = ipc("A:alloc:0:65536 A:capable:0 A:get:0:0").env("SIMCUDA_FAULT", "cuMemCreate:1=801,cuMemCreate:2=801");
+    run.shim().go().says("A:capable:0: 0 0, together 0").says("A:get:0:0: 1");
+    let run = ipc("A:alloc:0:65536 A:capable:0 A:get:0:0").env("GPUPOOL_MODE", "managed");
+    run.shim().go().says("A:capable:0: 0 0, together 0").says("A:get:0:0: 1");
+}
+
 #[test]
 fn several_blocks_that_begin_inside_chunks_are_kept_apart() {
     // The first block leaves a chunk of 32 MiB, on which the next ones stand side by side.
@@ -245,7 +258,9 @@ fn memory_of_an_exporter_without_the_shim_is_opened_by_the_driver() {
 #[test]
 fn an_exporter_that_hangs_does_not_hang_the_importer() {
     let shim = ipc("A:alloc:0:65536 A:get:0:0 A:hold B:open:0 B:left").shim().go();
-    shim.says("B:open:0: 1").warns("it did not answer within 5 s").says("B:left: 0 handles, 0 MiB mapped, 16 MiB used");
+    shim.says("B:open:0: 1")
+        .warns("it did not answer within 5 s; it is stopped")
+        .says("B:left: 0 handles, 0 MiB mapped, 16 MiB used");
 }
 
 #[test]

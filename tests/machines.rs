@@ -75,16 +75,15 @@ fn where_host_memory_is_not_permitted_the_pool_goes_on_without_it() {
 }
 
 #[test]
-fn a_driver_that_refuses_to_share_memory_is_asked_for_less_once() {
-    // Both properties refused: adapters first, then other processes; then never asked for again.
-    let shim = Run::program("steps")
-        .args("a:150 a:150 c:0 c:1")
-        .sim("2x256MiB")
-        .env("SIMCUDA_FAULT", "cuMemCreate:1=801,cuMemCreate:2=801")
-        .shim()
-        .go();
-    shim.succeeds().says("block 1: 0 wrong").warns("can be given this memory").warns("shared with other processes");
+fn a_driver_that_keeps_refusing_to_share_memory_is_asked_for_less() {
+    // Both properties refused, each twice in a row; then neither is asked for again. One block is one piece.
+    let faults = |calls: &[u32]| calls.iter().map(|nth| format!("cuMemCreate:{nth}=801")).collect::<Vec<_>>().join(",");
+    let run = Run::program("steps").args("a:40 a:40 a:40 a:40 a:40 c:0 c:4").sim("1x512MiB");
+    let shim = run.clone().env("SIMCUDA_FAULT", faults(&[1, 2, 4, 5, 7, 9])).shim().go();
+    shim.succeeds().says("block 4: 0 wrong").warns("can be given this memory").warns("shared with other processes");
     assert_eq!(shim.stderr.matches("refused a property").count(), 2, "{}", shim.stderr);
+    // A refusal that passes.
+    run.env("SIMCUDA_FAULT", faults(&[1, 4])).shim().go().succeeds().is_quiet();
 }
 
 #[test]

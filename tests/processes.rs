@@ -10,6 +10,7 @@ const ENDINGS: &[(&str, Result<i32, i32>)] = &[
     ("thread", Ok(7)),
     ("atexit", Ok(4)),
     ("late", Ok(4)),
+    ("again", Ok(4)),
     ("dangling", Ok(4)),
     ("abort", Err(6)),
     ("segv", Err(11)),
@@ -26,6 +27,18 @@ fn every_way_to_end_gives_the_same_status() {
             Err(signal) => shim.killed_by(*signal),
         };
         shim.is_quiet();
+    }
+}
+
+/// Once the driver is gone, it alone answers: also for what was freed before.
+#[test]
+fn what_is_freed_again_after_the_driver_ended_gets_its_answer() {
+    for settings in [&[][..], &["GPUPOOL_FREE=lazy"], &["GPUPOOL_MODE=managed"]] {
+        let shim = Run::program("exits").arg("again").sim("2x1GiB").same_under_shim(settings);
+        shim.exits(4).says(
+            "after the driver's own handlers: freed again 4, an inner byte 4, in a stream 4, pinned memory again 4, for the \
+             first time 4",
+        );
     }
 }
 

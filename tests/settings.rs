@@ -136,6 +136,21 @@ fn a_home_gpu_outside_the_list_is_left_to_the_driver() {
     let shim = overflowing().shim().log().env("GPUPOOL_DEVICES", "1").go();
     shim.same_as(&bare);
     assert!(shim.events("block.allocate").is_empty(), "{:?}", shim.records);
+    // It is said, once, with what to write; in every mode that pools, and whatever the program allocates with.
+    for mode in ["pool", "spill", "managed"] {
+        let shim = overflowing().shim().env("GPUPOOL_MODE", mode).env("GPUPOOL_DEVICES", "1").go();
+        shim.same_as(&bare).warns("warning: GPUPOOL_DEVICES=1 does not name GPU 0").warns("GPUPOOL_DEVICES=0,1");
+        assert_eq!(shim.stderr.matches("does not name").count(), 1, "{}", shim.stderr);
+    }
+    let handles = Run::program("own_memory").args("c:300").sim("2x256MiB").shim().env("GPUPOOL_DEVICES", "1").go();
+    handles.warns("GPUPOOL_DEVICES=1 does not name GPU 0");
+    // Not where nothing was asked for there, or nothing is pooled.
+    for (steps, mode) in [("g:1 a:150", "pool"), ("a:150", "trace")] {
+        let run = Run::program("steps").args(steps).sim("2x256MiB").shim().log();
+        let shim = run.env("GPUPOOL_MODE", mode).env("GPUPOOL_DEVICES", "1").go();
+        shim.succeeds();
+        assert!(!shim.stderr.contains("does not name"), "{}", shim.stderr);
+    }
 }
 
 #[test]

@@ -250,3 +250,11 @@ fn a_limit_holds_for_the_pool_and_the_program_s_own_handles_together() {
 fn mappings_of_what_the_program_only_allocated_stay_as_they_are() {
     Run::program("not_theirs").sim(SMALL).same_under_shim(&[]).succeeds().says("round 1: 0 wrong");
 }
+
+#[test]
+fn a_program_s_own_large_reservations_succeed_beside_the_pool_s() {
+    for gpus in ["2x256MiB", "8x141GiB"] {
+        let shim = Run::program("addresses").sim(gpus).same_under_shim(&["GPUPOOL_HOST_LIMIT=1GiB"]);
+        shim.succeeds().is_quiet().says("after, 64 TiB: 0");
+    }
+}

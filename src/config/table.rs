@@ -57,7 +57,7 @@ pub const SETTINGS: &[Setting] = &[
         values: "auto|0,2,3",
         default: "auto",
         help: "GPUs that lend memory, by the program's own numbering; auto is all it can see, or its own one in a job of \
-               several ranks on the host.",
+               several ranks on the host. Memory for a GPU that a list leaves out is the driver's.",
         read: |settings, value| Devices::parse(text(value)?).map(|devices| settings.devices = devices),
     },
     Setting {

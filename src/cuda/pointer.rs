@@ -6,6 +6,8 @@ use std::ffi::{c_int, c_uint, c_void};
 
 /// `CU_POINTER_ATTRIBUTE_RANGE_SIZE`.
 const RANGE_SIZE: c_int = 12;
+/// `CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES`.
+const ALLOWED_HANDLE_TYPES: c_int = 14;
 /// What the driver answers for a handle of another kind.
 const INVALID_HANDLE: CuResult = CuResult(400);
 
@@ -16,6 +18,14 @@ impl Driver {
         // SAFETY: the output is a local of the attribute's type.
         unsafe { (self.cuPointerGetAttribute)((&raw mut bytes).cast(), RANGE_SIZE, address) }.ok()?;
         Ok(bytes as u64)
+    }
+
+    /// The ways in which the memory at an address can be shared (`cuPointerGetAttribute`), bits of `CUmemAllocationHandleType`.
+    pub fn allowed_handle_types(&self, address: u64) -> Result<c_int, CuResult> {
+        let mut types: c_int = 0;
+        // SAFETY: the output is a local of the attribute's type.
+        unsafe { (self.cuPointerGetAttribute)((&raw mut types).cast(), ALLOWED_HANDLE_TYPES, address) }.ok()?;
+        Ok(types)
     }
 
     /// Several attributes of an address at once (`cuPointerGetAttributes`).

@@ -2,6 +2,8 @@
 /* exits HOW: ends with live blocks and queued work in the way named, so that the exit status can be compared. */
 #include "kernels.h"
 
+#include "streams.h"
+
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -33,6 +35,17 @@ static void after_the_driver(void)
     printf("after the driver's own handlers: allocation %d, free %d\n", allocated, freed);
 }
 
+static CUdeviceptr freed_before;
+static void *pinned_before, *pinned;
+
+static void again_after_the_driver(void)
+{
+    CUresult device = cuMemFree_v2(freed_before), inner = cuMemFree_v2(left_behind + 4096);
+    printf("after the driver's own handlers: freed again %d, an inner byte %d", device, inner);
+    CUresult ordered = cuMemFreeAsync(freed_before, NULL), host = cuMemFreeHost(pinned_before);
+    printf(", in a stream %d, pinned memory again %d, for the first time %d\n", ordered, host, cuMemFreeHost(pinned));
+}
+
 static void *leave(void *how)
 {
     if (strcmp(how, "thread") == 0)
@@ -47,6 +60,8 @@ int main(int argc, char **argv)
     /* Registered before the driver is initialised, so it runs after the driver's handler. */
     if (strcmp(how, "late") == 0)
         atexit(after_the_driver);
+    if (strcmp(how, "again") == 0)
+        atexit(again_after_the_driver);
     if (strcmp(how, "cleared") == 0)
         clearenv();
     /* An entry of the environment that nobody may read any more. */
@@ -60,6 +75,11 @@ int main(int argc, char **argv)
     CHECK(cuMemAlloc_v2(&block, 8 * MIB));
     iota(&k, NULL, block, 2 * MIB, 0);
     left_behind = block;
+    CHECK(cuMemAlloc_v2(&freed_before, 8 * MIB));
+    CHECK(cuMemFree_v2(freed_before));
+    CHECK(cuMemHostAlloc(&pinned_before, MIB, 0));
+    CHECK(cuMemHostAlloc(&pinned, MIB, 0));
+    CHECK(cuMemFreeHost(pinned_before));
     printf("leaving by %s\n", how);
     fflush(stdout);
     if (strcmp(how, "_exit") == 0)

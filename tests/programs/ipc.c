@@ -13,6 +13,7 @@
  *   again:SLOT           open it once more and say whether the address is the same
  *   race:SLOT            eight threads open and close it again and again, and read it meanwhile
  *   range:SLOT           address range and attributes of a byte in the middle
+ *   capable:SLOT         whether the driver says that a handle can be had of it
  *   threads              threads of this process
  *   fork:SLOT            a child of this process tries to share, too
  *   files:N              at most N more file descriptors
@@ -581,6 +582,14 @@ static void act(Kernels *kernels, char *order)
         race(name, slot);
     } else if (!strcmp(action, "range")) {
         range(name, slot);
+    } else if (!strcmp(action, "capable")) {
+        int capable = -1;
+        int attribute = CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
+        printf("%s: %d", name, cuPointerGetAttribute(&capable, attribute, slot->address + 4096));
+        printf(" %d", capable & 255);
+        void *together[] = {&capable};
+        CHECK(cuPointerGetAttributes(1, &attribute, together, slot->address));
+        printf(", together %d\n", capable & 255);
     } else if (!strcmp(action, "threads")) {
         printf("%s: %d\n", name, threads());
     } else if (!strcmp(action, "fork")) {

@@ -6,7 +6,7 @@ use crate::fence::{self, Gpus};
 use crate::memory::{self, Plan, place_name};
 use crate::{pinned, process, vmm};
 use gpupool_cuda::{Access, CuResult, Driver, Properties};
-use gpupool_pool::{Backend, Fault, Place};
+use gpupool_pool::{Backend, FRAME, Fault, Place};
 use std::collections::BTreeMap;
 
 /// The reservation, and the rights that each place's memory is mapped with.
@@ -20,14 +20,19 @@ pub struct Vmm {
 }
 
 impl Vmm {
-    /// Reserves address space: 64 TiB, or the largest part of it that the driver gives, but at least `least` bytes.
-    pub fn reserve(driver: &'static Driver, plan: &'static Plan, least: u64) -> Result<Self, CuResult> {
-        let mut bytes: u64 = 64 << 40;
+    /// Reserves address space: `wanted` bytes, or half as much again and again until the driver has a range of that size, but
+    /// at least `least` bytes.
+    pub fn reserve(driver: &'static Driver, plan: &'static Plan, wanted: u64, least: u64) -> Result<Self, CuResult> {
+        let mut bytes = wanted;
         let base = loop {
             match driver.reserve(bytes) {
                 Ok(base) => break base,
-                Err(result) if bytes / 2 < least => return Err(result),
-                Err(_) => bytes /= 2,
+                Err(result) => {
+                    bytes = (bytes / 2).next_multiple_of(FRAME);
+                    if bytes < least {
+                        return Err(result);
+                    }
+                }
             }
         };
         let grants = plan

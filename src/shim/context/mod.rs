@@ -212,10 +212,13 @@ fn renamed(driver: &Driver, context: Context, name: Name) -> Option<Context> {
 }
 
 /// What a call answers that needs a usable context, where the current one is not: that of a context which is gone or
-/// broken. Without any context, calls that can do without succeed.
+/// broken, or of a driver that is gone at the end of the process. Without any context, calls that can do without succeed.
 #[inline]
 pub fn refusal(driver: &Driver) -> Option<CuResult> {
-    let handle = driver.current_context()?;
+    let handle = match driver.ask_current_context() {
+        Err(CuResult::DEINITIALIZED) => return Some(CuResult::DEINITIALIZED),
+        answer => answer.ok().flatten()?,
+    };
     if remembered(handle).is_some() {
         return None;
     }

@@ -4,7 +4,7 @@
 
 use super::Real;
 use crate::memory::{self, Known};
-use crate::{context, vmm};
+use crate::{context, ipc, vmm};
 use cudarc::driver::sys::{CUdevice, CUdeviceptr};
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_pool::Block;
@@ -132,7 +132,8 @@ unsafe fn write_of_device(
             a::BUFFER_ID => put::<u64>(data, FIRST_BUFFER_ID + block.id),
             // What could be hidden of it is not worth a lie: the processor may use the memory, and tools ask.
             a::IS_MANAGED if managed => return None,
-            a::IS_MANAGED | a::IS_LEGACY_IPC_CAPABLE => put::<u32>(data, 0),
+            a::IS_MANAGED => put::<u32>(data, 0),
+            a::IS_LEGACY_IPC_CAPABLE => put::<u32>(data, (!managed && ipc::is_shareable(block)).into()),
             a::DEVICE_ORDINAL => put::<i32>(data, block.home as i32),
             a::RANGE_START | a::MAPPING_BASE => put::<u64>(data, block.address),
             a::RANGE_SIZE | a::MAPPING_SIZE => put::<u64>(data, block.bytes),

@@ -82,7 +82,11 @@ unsafe fn serve(
 pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuResult {
     match memory::known(dptr) {
         Known::Pooled(_) => {}
-        Known::Freed | Known::Pinned(_) => return CuResult::INVALID_VALUE,
+        // Where the context or, at the end of the process, the driver is gone, that is the answer.
+        Known::Freed | Known::Pinned(_) => {
+            let refused = context::driver().and_then(context::refusal).is_some();
+            return if refused { real.call() } else { CuResult::INVALID_VALUE };
+        }
         Known::Foreign => return managed::free(dptr, || real.call()),
         Known::Managed(_) => return managed::free_in_order(dptr, || real.call()),
     }

@@ -8,8 +8,8 @@ use super::server;
 use super::wire::{Handle, Key, Secret, same_secret};
 use crate::{log, memory};
 use gpupool_config::format_size;
-use gpupool_cuda::{CuResult, Driver};
-use gpupool_pool::{Block, Pin};
+use gpupool_cuda::{CuResult, Driver, Properties};
+use gpupool_pool::{Block, Piece, Pin};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind, Result};
@@ -87,6 +87,15 @@ pub fn export(driver: &Driver, block: &Block) -> std::result::Result<Handle, CuR
         );
     }
     Ok(handle(secret))
+}
+
+/// Whether every piece of this process's block was made so that it can be given away as a descriptor.
+pub fn is_shareable(driver: &Driver, block: &Block) -> bool {
+    let pieces = memory::pieces(block.address, block.bytes);
+    let is_exportable = |piece: &Piece<u64>| {
+        driver.allowed_handle_types(piece.address).is_ok_and(|types| types & Properties::POSIX_FD != 0)
+    };
+    !pieces.is_empty() && pieces.iter().all(is_exportable)
 }
 
 /// Fills a buffer with random numbers for secrets.

@@ -16,6 +16,7 @@ mod server;
 mod socket;
 mod wire;
 
+use crate::process;
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_pool::Block;
 use std::fmt::Display;
@@ -31,6 +32,11 @@ pub use own::after_fork_in_child;
 /// The driver's code; the log says why.
 pub fn export(driver: &Driver, block: &Block) -> Result<[u8; 64], CuResult> {
     exporter::export(driver, block).map(|handle| handle.encode())
+}
+
+/// Whether [`export`] would give a handle of this block, as far as that can be told without giving one.
+pub fn is_shareable(block: &Block) -> bool {
+    process::driver().is_some_and(|driver| exporter::is_shareable(driver, block))
 }
 
 /// Opens the handle in these bytes (`cuIpcOpenMemHandle`), and gives the block's address here. `None`: not a handle of

@@ -7,11 +7,15 @@ use gpupool_cuda::CuResult;
 use parking_lot::Mutex;
 use std::fmt::Display;
 use std::io::ErrorKind;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long an exporter may take over one answer.
+/// How long an exporter may take over one answer. One that has ended is noticed at once, by the end of the connection. One that
+/// does not answer is stopped, by a debugger or a scheduler that moves jobs, or has no processor left for its thread, and is
+/// waited for as long as a person would before he takes the program for hung. Less would refuse memory that is there on a
+/// crowded machine; the driver itself, bare, needs no answer of the exporter's.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// Pauses between tries with an exporter that was there and did not answer: one whose program has closed its descriptors
 /// opens the socket again within a moment, one that has ended does not.
@@ -41,6 +45,8 @@ pub fn failure(result: CuResult, why: impl Display) -> Failure {
 /// A connection to an exporter.
 struct Peer {
     process: u64,
+    /// By the numbers of this process's namespace; 0 where it has none there.
+    pid: u32,
     socket: Socket,
     /// A thread asks something on it, or nobody may any more: what it answers might be to an earlier question.
     busy: AtomicBool,
@@ -68,7 +74,13 @@ impl Lease {
     /// Asks the exporter for the block.
     pub fn of(handle: &Handle) -> Result<Self, Failure> {
         let mut pauses = PAUSES.iter();
-        let mut was_there = false;
+        // The exporter's number here, once it was there; the one in the handle is of the exporter's own namespace.
+        let mut seen: Option<u32> = None;
+        // One that nobody can look at may be alive.
+        let may_live = |seen: Option<u32>| match seen {
+            Some(0) => true,
+            known => is_alive(known.unwrap_or(handle.pid)),
+        };
         loop {
             let (peer, new) = match idle(handle.process) {
                 Some(peer) => (peer, false),
@@ -76,7 +88,7 @@ impl Lease {
                     Ok(peer) => (peer, true),
                     Err(unreachable) => {
                         let again = match unreachable.kind {
-                            Kind::Absent => was_there || is_alive(handle.pid),
+                            Kind::Absent => may_live(seen),
                             Kind::Broken => true,
                             Kind::Foreign => false,
                         };
@@ -94,11 +106,13 @@ impl Lease {
                     peer.busy.store(false, Ordering::Release);
                     return Err(unwanted(&answer));
                 }
-                Err(Silence::TimedOut) => return Err(timed_out()),
+                Err(Silence::TimedOut) => return Err(timed_out(&peer)),
                 Err(Silence::Ended(why)) => {
-                    was_there |= new;
                     if new {
-                        let Some(pause) = pauses.next() else { return Err(failure(CuResult::INVALID_VALUE, why)) };
+                        seen = Some(peer.pid);
+                        let Some(pause) = pauses.next().filter(|_| may_live(seen)) else {
+                            return Err(failure(CuResult::INVALID_VALUE, why));
+                        };
                         std::thread::sleep(*pause);
                     }
                 }
@@ -112,7 +126,7 @@ impl Lease {
             Ok((_, received)) if received.truncated => Ok(None),
             Ok((answer @ Answer::Chunks { .. }, received)) => Ok(Some((answer, received))),
             Ok((answer, _)) => Err(unwanted(&answer)),
-            Err(Silence::TimedOut) => Err(timed_out()),
+            Err(Silence::TimedOut) => Err(timed_out(&self.peer)),
             Err(Silence::Ended(why)) => Err(Failure { result: CuResult::INVALID_VALUE, why, broken: true }),
         }
     }
@@ -149,10 +163,30 @@ fn idle(process: u64) -> Option<Arc<Peer>> {
     found
 }
 
-/// Whether a process of that number is there, as far as this one sees.
+/// Whether a process of that number is there, as far as this one sees, and has not ended: one that nobody has waited for yet
+/// keeps its number, and takes signals.
 fn is_alive(pid: u32) -> bool {
-    // SAFETY: signal 0 is sent to nobody; the call only says whether it could be.
-    i32::try_from(pid).is_ok_and(|pid| pid > 0 && unsafe { libc::kill(pid, 0) } == 0)
+    let Some(number) = i32::try_from(pid).ok().filter(|pid| *pid > 0) else { return false };
+    // SAFETY: the call takes numbers only.
+    let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, number, 0) };
+    let Ok(descriptor @ 0..) = RawFd::try_from(opened) else {
+        // ESRCH, or a kernel before 5.3 or a sandbox that knows no such call.
+        // SAFETY: signal 0 is sent to nobody; the call only says whether it could be.
+        return unsafe { libc::kill(number, 0) } == 0 && !matches!(state(pid), Some('Z' | 'X'));
+    };
+    // SAFETY: the descriptor is new and nobody else closes it.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    let mut ended = libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry, which is a local; the call does not wait.
+    unsafe { libc::poll(&raw mut ended, 1, 0) != 1 }
+}
+
+/// What a process does, as `/proc/PID/stat` says: `T` is stopped, `t` is held by a debugger, `Z` has ended. Its name, in brackets
+/// before that, may hold anything.
+fn state(pid: u32) -> Option<char> {
+    let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let name_ends = text.iter().rposition(|byte| *byte == b')')?;
+    text.get(name_ends + 2).map(|byte| char::from(*byte))
 }
 
 /// Why there is no connection.
@@ -188,11 +222,14 @@ fn connect(handle: &Handle) -> Result<Arc<Peer>, Unreachable> {
         Unreachable::of(&error, why)
     })?;
     // The secret is for the exporter alone: anybody may take a name that its owner has left.
-    match socket.peer() {
-        Ok(peer) => super::is_same_user(peer.uid).map_err(|why| Unreachable { kind: Kind::Foreign, why })?,
+    let pid = match socket.peer() {
+        Ok(peer) => {
+            super::is_same_user(peer.uid).map_err(|why| Unreachable { kind: Kind::Foreign, why })?;
+            u32::try_from(peer.pid).unwrap_or(0)
+        }
         Err(error) => return Err(Unreachable::of(&error, format!("whose it is is unknown: {error}"))),
-    }
-    let peer = Arc::new(Peer { process: handle.process, socket, busy: AtomicBool::new(true) });
+    };
+    let peer = Arc::new(Peer { process: handle.process, pid, socket, busy: AtomicBool::new(true) });
     PEERS.lock().push(Arc::downgrade(&peer));
     Ok(peer)
 }
@@ -217,8 +254,13 @@ fn ask(peer: &Peer, request: Request, key: &Key) -> Result<(Answer, Received), S
     Ok((answer, received))
 }
 
-fn timed_out() -> Failure {
-    failure(CuResult::INVALID_VALUE, format_args!("it did not answer within {} s", PATIENCE.as_secs()))
+fn timed_out(peer: &Peer) -> Failure {
+    let why = match state(peer.pid) {
+        Some('T') => "; it is stopped (SIGSTOP)",
+        Some('t') => "; a debugger holds it",
+        _ => "",
+    };
+    failure(CuResult::INVALID_VALUE, format_args!("it did not answer within {} s{why}", PATIENCE.as_secs()))
 }
 
 fn unwanted(answer: &Answer) -> Failure {
@@ -229,4 +271,32 @@ fn unwanted(answer: &Answer) -> Failure {
         Answer::Held | Answer::Chunks { .. } => "its answer makes no sense".to_owned(),
     };
     failure(CuResult::INVALID_VALUE, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{is_alive, state};
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_process_that_ended_is_not_alive_though_nobody_waited_for_it() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let pid = child.id();
+        assert!(is_alive(pid));
+        let mut input = child.stdin.take().unwrap();
+        input.write_all(b"the end").unwrap();
+        drop(input);
+        // SAFETY: all-zero is a valid value of this C struct.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        // SAFETY: the output is a local. The child stays to be waited for.
+        let waited = unsafe { libc::waitid(libc::P_PID, pid, &raw mut info, libc::WEXITED | libc::WNOWAIT) };
+        assert_eq!((waited, state(pid)), (0, Some('Z')));
+        // SAFETY: signal 0 is sent to nobody.
+        assert_eq!(unsafe { libc::kill(pid as i32, 0) }, 0, "its number is taken");
+        assert!(!is_alive(pid));
+        child.wait().unwrap();
+        assert!(!is_alive(pid));
+        assert!(!is_alive(0) && !is_alive(u32::MAX));
+    }
 }

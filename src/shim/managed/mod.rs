@@ -150,6 +150,9 @@ pub fn adopt(address: CUdeviceptr, bytes: u64, flags: u32) {
 impl Opened {
     /// Sets room aside for a block of `home`. `None`: the GPU is not ours.
     fn place(&self, home: u32, bytes: u64, soft: bool) -> Option<Result<Stripes, Refusal>> {
+        if !self.plan.serves(home as i32) {
+            return None;
+        }
         let order = self.places.lock().order(home);
         let needed = self.places.lock().needed(&order);
         let mut answer = None;

@@ -110,7 +110,7 @@ fn opened_for(driver: &'static Driver, device: CUdevice) -> Option<&'static Open
         return None;
     }
     let opened = open::open(driver)?;
-    opened.plan.is_member(device).then_some(opened)
+    opened.plan.serves(device).then_some(opened)
 }
 
 /// `None`: the pool has no block for this, and the driver is to be asked.

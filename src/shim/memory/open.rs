@@ -6,7 +6,7 @@ use crate::{log, process};
 use gpupool_config::{Mode, Placement, format_size};
 use gpupool_cuda::Driver;
 use gpupool_interpose::cancel;
-use gpupool_pool::{Config, Policy, Pool};
+use gpupool_pool::{Config, FRAME, Policy, Pool};
 use once_cell::race::OnceBox;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -35,6 +35,12 @@ impl Opened {
 // neither waits for the other inside a driver call.
 static PLAN: OnceBox<Option<Plan>> = OnceBox::new();
 static OPENED: OnceBox<Option<Opened>> = OnceBox::new();
+
+/// Addresses for a pool of little memory, in which sizes differ most from each other.
+const LEAST_WANTED: u64 = 1 << 40;
+/// Addresses for a pool of any size, unless it holds half of that. Of the 128 TiB there are, this leaves the program a range of
+/// 64 TiB and more (measured: 80).
+const MOST_WANTED: u64 = 32 << 40;
 
 /// How often the driver may not answer before there is no pool for good.
 const PATIENCE: u32 = 8;
@@ -104,10 +110,13 @@ pub fn policy() -> Policy {
 
 #[cold]
 fn try_open(driver: &'static Driver, plan: &'static Plan) -> Option<Opened> {
-    // Twice what all places can hold: address space fragments, memory does not.
+    // More than all places can hold, because address space fragments and memory does not: eight times as much, and at least
+    // twice where the driver has less. Not all that it grants: what is reserved here is missing for the program's own large
+    // reservations.
     let all = plan.places.iter().fold(0u64, |sum, spec| sum.saturating_add(spec.limit));
     let least = all.saturating_mul(2).max(1 << 30);
-    let vmm = Vmm::reserve(driver, plan, least)
+    let wanted = all.saturating_mul(8).clamp(LEAST_WANTED, MOST_WANTED).max(least).next_multiple_of(FRAME);
+    let vmm = Vmm::reserve(driver, plan, wanted, least)
         .inspect_err(|result| {
             let why = format!("cuMemAddressReserve gave no {} of address space ({result})", format_size(least));
             log::warn_once("reserve", format_args!("no pool, every call goes to the driver: {why}"));

@@ -3,7 +3,7 @@
 
 use super::topology::{self, Topology, Unanswered};
 use crate::backend::{self, host};
-use crate::log;
+use crate::{log, process};
 use gpupool_config::{Devices, Mode, Problem, Settings};
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_pool::{Lenders, Links, Place, PlaceSpec};
@@ -89,9 +89,35 @@ impl Plan {
         })
     }
 
-    /// Whether memory asked for on this GPU is the pool's business.
+    /// Whether this GPU is a place of the pool.
     pub fn is_member(&self, device: i32) -> bool {
         u32::try_from(device).is_ok_and(|ordinal| self.members.contains_key(&ordinal))
+    }
+
+    /// Whether memory asked for on this GPU, by its ordinal, is the pool's business. Where the user left the GPU out that the
+    /// program works on, nothing is pooled there, which is easily taken for an effect of the pool: it is said once.
+    pub fn serves(&self, device: i32) -> bool {
+        let serves = self.is_member(device);
+        if !serves {
+            self.report_left_out(device);
+        }
+        serves
+    }
+
+    #[cold]
+    fn report_left_out(&self, device: i32) {
+        let Devices::List(list) = &process::settings().devices else { return };
+        let Some(home) = u32::try_from(device).ok().filter(|home| !list.contains(home)) else { return };
+        let written = |list: &mut dyn Iterator<Item = &u32>| list.map(u32::to_string).collect::<Vec<_>>().join(",");
+        log::warn_once(
+            "devices",
+            format_args!(
+                "GPUPOOL_DEVICES={} does not name GPU {home}, on which this program allocates: memory for that GPU is left \
+                 to the driver, and no other GPU lends to it (write GPUPOOL_DEVICES={}, or leave it unset for every GPU)",
+                written(&mut list.iter()),
+                written(&mut [home].iter().chain(list)),
+            ),
+        );
     }
 
     /// The GPUs that memory of the pool at this place is granted to: all that the process sees and that can reach it, whether

@@ -75,7 +75,7 @@ fn at_home(real: &mut Real, home: Place) -> CuResult {
 /// The driver and the plan, where this GPU is a place of it.
 fn plan_for(device: u32) -> Option<(&'static Driver, &'static Plan)> {
     let driver = process::driver()?;
-    Some((driver, memory::plan(driver).filter(|plan| plan.is_member(device as i32))?))
+    Some((driver, memory::plan(driver).filter(|plan| plan.serves(device as i32))?))
 }
 
 /// Sets `bytes` at a place aside if, with what the pool holds there, that is no more than `most`. Freed runs of the pool
