@@ -7,7 +7,7 @@
 //! with its context, and on a thread's own default stream with the thread. Where a program has only opened the library, it
 //! looks at what it can: see [`look`].
 
-use crate::context;
+use crate::context::{self, Observer};
 use crate::process;
 use cudarc::driver::sys::CUstream;
 use gpupool_cuda::{CuResult, Driver};
@@ -193,8 +193,18 @@ impl Seen {
     }
 }
 
-/// The context with this id is gone, and its captures with it.
-pub fn context_gone(id: u64) {
+/// Ends the captures of contexts that are gone.
+pub struct OfContexts;
+
+impl Observer for OfContexts {
+    fn ended(&self, id: u64) -> usize {
+        context_gone(id);
+        0
+    }
+}
+
+/// The context with this id is gone, and with it the captures of its streams.
+fn context_gone(id: u64) {
     drop_where(|capture| capture.context == Some(id));
 }
 

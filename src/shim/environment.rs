@@ -4,7 +4,7 @@
 //! To name the line that set a variable, `setenv`, `putenv` and `unsetenv` are exported. They do what the C library's do;
 //! before `cuInit`, and for any other name, they do nothing else.
 
-use crate::{context, finding, own_memory, process, site};
+use crate::{clock, context, finding, own_memory, process, site};
 use gpupool_events::{Finding, Site};
 use gpupool_interpose::{Api, dlsym, guard};
 use once_cell::race::OnceBox;
@@ -92,7 +92,7 @@ pub fn initialised(call: &'static str) {
     let [visible_devices, device_order] = &initial.values;
     tracing::info!(
         target: "gpupool::process", event = "cuda.init", visible_devices, device_order, call,
-        caller = site::caller(&initial.site), thread = site::thread_name(), seconds = context::uptime(),
+        caller = site::caller(&initial.site), thread = site::thread_name(), seconds = clock::uptime(),
         site.json = %site::json(&initial.site), "CUDA initialised by {}", site::line(&initial.site)
     );
     let _ = INITIAL.set(Box::new(initial));

@@ -8,30 +8,13 @@
 //! Architecture Invariant: nothing here waits for a GPU that the caller did not name, and nothing waits while a stream is
 //! being captured, which would end the capture.
 
-use crate::context::{self, Context, unseen};
+use crate::context::{self, Context, Gpus, unseen};
+
 use crate::{capture, process};
-use cudarc::driver::sys::{CUcontext, CUdevice};
+use cudarc::driver::sys::CUcontext;
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_interpose::cancel;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// GPUs to wait for.
-#[derive(Clone, Copy, Debug)]
-pub enum Gpus<'a> {
-    /// These ordinals.
-    Of(&'a [u32]),
-    /// All that this process has a context on.
-    All,
-}
-
-impl Gpus<'_> {
-    pub fn contain(self, device: CUdevice) -> bool {
-        match self {
-            Gpus::Of(ordinals) => u32::try_from(device).is_ok_and(|ordinal| ordinals.contains(&ordinal)),
-            Gpus::All => true,
-        }
-    }
-}
 
 /// How often an event is looked at before the work in front of it is taken to be running: an idle GPU takes a moment to
 /// pass one.

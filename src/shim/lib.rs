@@ -8,6 +8,7 @@
 
 mod backend;
 mod capture;
+mod clock;
 mod context;
 mod control;
 mod environment;
@@ -19,6 +20,8 @@ mod log;
 mod managed;
 mod memory;
 mod module;
+mod nvml;
+mod observers;
 mod own_memory;
 mod pinned;
 mod process;

@@ -3,7 +3,7 @@
 //! Nothing else in the shim is process-wide state of its own: settings, topology and pool hang off the first use.
 
 use crate::log::{self, verdict};
-use crate::{environment, ipc, summary};
+use crate::{context, environment, ipc, observers, summary};
 use gpupool_config::{Mode, Problem, Settings};
 use gpupool_cuda as cuda;
 use gpupool_interpose::{Api, dlsym, guard};
@@ -159,6 +159,7 @@ fn start_inside() -> bool {
     let mode = settings.mode;
     let _ = SETTINGS.set(Box::new(settings));
     install_panic_report();
+    context::observe(observers::OF_CONTEXTS);
     let exe = std::env::current_exe().unwrap_or_default();
     let local_rank = rank("LOCAL_RANK");
     let _ = LOCAL_RANK.set(Box::new(local_rank));

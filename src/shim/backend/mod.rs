@@ -2,12 +2,11 @@
 
 pub mod host;
 pub mod numa;
-pub mod nvml;
 pub mod pinned;
 mod sharing;
 pub mod vmm;
 
-use crate::context;
+use crate::{context, nvml};
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_pool::Fault;
 

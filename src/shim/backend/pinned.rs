@@ -1,7 +1,8 @@
 //! The pinned pool's [`Backend`] over the driver's own pinned allocations.
 
 use super::{fault, host, numa};
-use crate::fence::{self, Gpus};
+use crate::context::Gpus;
+use crate::fence;
 use crate::{capture, context, pinned};
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_interpose::cancel;

@@ -2,7 +2,8 @@
 
 use super::fault;
 use super::sharing::Sharing;
-use crate::fence::{self, Gpus};
+use crate::context::Gpus;
+use crate::fence;
 use crate::memory::{self, Plan, place_name};
 use crate::{pinned, process, vmm};
 use gpupool_cuda::{Access, CuResult, Driver, Properties};

@@ -1,8 +1,7 @@
 //! What a context takes of its GPU: free memory before and after.
 
-use super::{REGISTRY, within_own};
-use crate::backend::nvml;
-use crate::memory;
+use super::{REGISTRY, observers, within_own};
+use crate::nvml;
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_cuda::Driver;
 use once_cell::race::OnceBox;
@@ -19,6 +18,11 @@ pub fn remember(driver: &Driver) {
 /// What the contexts that are known on a GPU took of it.
 fn others(device: CUdevice) -> u64 {
     REGISTRY.lock().cost_on(device)
+}
+
+/// What this library holds there, and not a context.
+fn held_on(device: CUdevice) -> u64 {
+    observers::all().map(|observer| observer.held_on(device)).sum()
 }
 
 /// Free memory of a GPU before a context was made on it.
@@ -40,7 +44,7 @@ impl Before {
     /// taken on that GPU since.
     pub fn at_init(device: CUdevice) -> Self {
         let then = AT_INIT.get().and_then(|free| *free.get(usize::try_from(device).ok()?)?);
-        Self { free: then.map(|free| free.saturating_sub(others(device) + memory::taken_on(device))), unknown: false }
+        Self { free: then.map(|free| free.saturating_sub(others(device) + held_on(device))), unknown: false }
     }
 
     /// Looks now.
@@ -66,7 +70,7 @@ impl Before {
             return (None, true);
         }
         let info = within_own(driver, context, || driver.memory().ok()).flatten();
-        let held = memory::taken_on(device) + others(device);
+        let held = held_on(device) + others(device);
         (info.map(|(free, total)| total.saturating_sub(free).saturating_sub(held)), true)
     }
 }

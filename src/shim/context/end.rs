@@ -1,9 +1,8 @@
 //! How contexts end: what is noted before the driver is asked, and what goes with a context that ended.
 
-use super::{By, CHANGED, EPOCH, LAST, Last, REGISTRY, judge};
-use crate::{capture, ipc, managed, memory, pinned};
+use super::{By, CHANGED, EPOCH, LAST, Last, REGISTRY, judge, observers};
 use cudarc::driver::sys::{CUcontext, CUdevice};
-use gpupool_cuda::{self as cuda, CuResult, Driver};
+use gpupool_cuda::{CuResult, Driver};
 use std::sync::atomic::Ordering;
 
 use super::Context;
@@ -42,7 +41,7 @@ fn is_known(ended: Vec<Ended>, call: &str) {
     let gone = !ended.is_empty();
     tell(ended, call);
     if gone {
-        managed::catch_up();
+        observers::all().for_each(|observer| observer.settled());
     }
 }
 
@@ -116,10 +115,9 @@ pub fn forget_current() {
     LAST.set(Last::NONE);
 }
 
-/// What goes with contexts that ended: blocks, pinned memory, what was opened of other processes, captures.
+/// Has what goes with contexts that ended dropped.
 fn tell(ended: Vec<Ended>, call: &str) {
     for Ended { context, unkept } in ended {
-        capture::context_gone(context.id);
         let blocks = disown(&context);
         let Context { device, id, kind, .. } = context;
         tracing::info!(
@@ -135,10 +133,5 @@ fn tell(ended: Vec<Ended>, call: &str) {
 /// Drops all that belongs to a context that is gone; how many blocks that were. Called again by who made something for it
 /// while it ended.
 pub fn disown(context: &Context) -> usize {
-    let blocks = memory::owner_gone(context.id);
-    pinned::context_gone(context.id);
-    if let Ok(driver) = cuda::get() {
-        ipc::owner_gone(driver, context.id);
-    }
-    blocks
+    observers::all().map(|observer| observer.ended(context.id)).sum()
 }

@@ -10,20 +10,20 @@ mod cost;
 pub mod end;
 mod judge;
 pub mod limits;
+mod observers;
 pub mod policy;
 mod registry;
 pub mod unseen;
 mod usage;
 
 pub use judge::{heap_is_default, judge};
+pub use observers::{Observer, observe};
 pub use registry::{By, Record, Tally};
-pub use usage::{Usage, coarse_now};
+pub use usage::Usage;
 
-use crate::{managed, process, site};
+use crate::{clock, process, site};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_cuda::{self as cuda, CuResult, Driver};
-use gpupool_interpose::cancel;
-use once_cell::race::OnceBox;
 use parking_lot::{Condvar, Mutex};
 use registry::{Found, Name, Origin, Registry};
 use std::cell::Cell;
@@ -102,6 +102,24 @@ impl Context {
     }
 }
 
+/// GPUs whose contexts are meant.
+#[derive(Clone, Copy, Debug)]
+pub enum Gpus<'a> {
+    /// These ordinals.
+    Of(&'a [u32]),
+    /// All that this process has a context on.
+    All,
+}
+
+impl Gpus<'_> {
+    pub fn contain(self, device: CUdevice) -> bool {
+        match self {
+            Gpus::Of(ordinals) => u32::try_from(device).is_ok_and(|ordinal| ordinals.contains(&ordinal)),
+            Gpus::All => true,
+        }
+    }
+}
+
 static REGISTRY: Mutex<Registry> = Mutex::new(Registry::new());
 /// A call that may have ended a context is over, or a context was given back that was pushed for a moment.
 static CHANGED: Condvar = Condvar::new();
@@ -131,24 +149,6 @@ impl Last {
 
 thread_local! {
     static LAST: Cell<Last> = const { Cell::new(Last::NONE) };
-}
-
-/// Seconds since the process started; 0 where the system does not tell when that was.
-pub fn uptime() -> f64 {
-    /// Field 22 of `/proc/self/stat`, the start in clock ticks since the machine's.
-    fn started() -> Option<f64> {
-        let _sheltered = cancel::shelter();
-        let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-        let ticks: f64 = stat.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()?;
-        // SAFETY: sysconf has no preconditions.
-        Some(ticks / unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64)
-    }
-    static STARTED: OnceBox<Option<f64>> = OnceBox::new();
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the output is a local.
-    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
-    let now = now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9;
-    STARTED.get_or_init(|| Box::new(started())).map_or(0.0, |started| (now - started).max(0.0))
 }
 
 /// The context that is current on this thread. `None` where there is none that lives.
@@ -262,7 +262,7 @@ fn found_in_use(driver: &Driver, context: CUcontext) -> Option<Context> {
 fn appeared(driver: &Driver, context: CUcontext, device: CUdevice, name: Name) -> Option<Context> {
     let waiting = REGISTRY.lock().name_waiting(name, device)?;
     limits::apply(driver, context, device);
-    managed::context_appeared(driver, context);
+    observers::all().for_each(|observer| observer.began(driver, context));
     Some(waiting)
 }
 
@@ -303,7 +303,7 @@ pub fn add(
         Err(first) => return Some(first),
     };
     report(driver, &known, &origin, approximate);
-    managed::context_appeared(driver, context);
+    observers::all().for_each(|observer| observer.began(driver, context));
     Some(known)
 }
 
@@ -315,7 +315,7 @@ fn report(driver: &Driver, context: &Context, origin: &Origin, approximate: bool
     });
     tracing::info!(
         target: "gpupool::context", event = "context.create", id, device, pci, uuid, kind = kind.word(), call,
-        runtime_call = site::runtime_call(site), caller = site::caller(site), thread = site::thread_name(), seconds = uptime(),
+        runtime_call = site::runtime_call(site), caller = site::caller(site), thread = site::thread_name(), seconds = clock::uptime(),
         cost, approximate, site.json = %site::json(site),
         "{} context on GPU {device} ({call}{price}) by {}", kind.word(), site::line(site)
     );

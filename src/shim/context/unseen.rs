@@ -2,8 +2,7 @@
 //! handle that was good at the last call may be nobody's now. Only two kinds can be used without that danger: the context
 //! that is current on this thread, and primary contexts, which the driver can be asked for.
 
-use super::{By, current, end, retained, within_own};
-use crate::fence::Gpus;
+use super::{By, Gpus, current, end, retained, within_own};
 use crate::process;
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_cuda::{CuResult, Driver};

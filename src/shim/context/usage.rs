@@ -1,5 +1,6 @@
 //! What a context was used for. Counted on the way of launches and copies, so: relaxed atomics, no clock but the coarse one.
 
+use crate::clock;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -64,7 +65,7 @@ impl Usage {
 
     #[inline]
     fn touch(&self) {
-        self.last.store(coarse_now().as_millis() as u64, Relaxed);
+        self.last.store(clock::coarse_now().as_millis() as u64, Relaxed);
     }
 
     /// Whether anything ran or was stored there. Modules do not count: they are loaded for a context, not used; neither
@@ -102,16 +103,7 @@ impl Usage {
     /// Seconds since the process started, at the last use.
     pub fn last_use(&self) -> Option<f64> {
         let last = self.last.load(Relaxed);
-        let age = coarse_now().saturating_sub(Duration::from_millis(last)).as_secs_f64();
-        (last > 0).then(|| (super::uptime() - age).max(0.0))
+        let age = clock::coarse_now().saturating_sub(Duration::from_millis(last)).as_secs_f64();
+        (last > 0).then(|| (clock::uptime() - age).max(0.0))
     }
-}
-
-/// A clock that costs a few nanoseconds and ticks every few milliseconds.
-#[inline]
-pub fn coarse_now() -> Duration {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the output is a local; the clock exists since Linux 2.6.32.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }

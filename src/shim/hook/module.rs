@@ -1,6 +1,6 @@
 //! Bodies: modules and libraries. See [`crate::module`].
 
-use super::Real;
+use super::{Real, retry};
 use crate::managed;
 use crate::module::{self, image};
 use gpupool_cuda::CuResult;
@@ -19,7 +19,7 @@ unsafe fn handle<T>(output: *const *mut T) -> usize {
 /// `output` and `data` are the program's arguments of that call.
 pub unsafe fn load_data<T>(real: &mut Real, output: *const *mut T, data: *const c_void) -> CuResult {
     // SAFETY: looked at only after the driver accepted the image and wrote the output.
-    module::load(real, None, || unsafe { (handle(output), image::at(data)) })
+    module::load(real.api, || retry::call(real), None, || unsafe { (handle(output), image::at(data)) })
 }
 
 /// # Safety
@@ -31,21 +31,31 @@ pub unsafe fn load_file<T>(real: &mut Real, output: *const *mut T, path: *const 
     // SAFETY: not NULL, and the driver demands a NUL-terminated path.
     let path = unsafe { CStr::from_ptr(path) }.to_string_lossy().into_owned();
     let file = path.clone();
-    module::load(real, Some(path), move || {
-        let unread = image::Image { kind: "file", ..Default::default() };
-        // SAFETY: called only after the driver wrote the output.
-        (unsafe { handle(output) }, std::fs::read(&file).map_or(unread, |bytes| image::of_bytes(&bytes)))
-    })
+    module::load(
+        real.api,
+        || retry::call(real),
+        Some(path),
+        move || {
+            let unread = image::Image { kind: "file", ..Default::default() };
+            // SAFETY: called only after the driver wrote the output.
+            (unsafe { handle(output) }, std::fs::read(&file).map_or(unread, |bytes| image::of_bytes(&bytes)))
+        },
+    )
 }
 
 /// # Safety
 /// `size` is the program's output argument of that call.
 pub unsafe fn link_complete(real: &mut Real, size: *mut usize) -> CuResult {
-    module::load(real, None, || {
-        // SAFETY: NULL or written by the driver, which answered success.
-        let bytes = unsafe { size.as_ref() }.map(|bytes| *bytes as u64);
-        (0, image::Image { kind: "link", bytes, ..Default::default() })
-    })
+    module::load(
+        real.api,
+        || retry::call(real),
+        None,
+        || {
+            // SAFETY: NULL or written by the driver, which answered success.
+            let bytes = unsafe { size.as_ref() }.map(|bytes| *bytes as u64);
+            (0, image::Image { kind: "link", bytes, ..Default::default() })
+        },
+    )
 }
 
 /// # Safety
@@ -62,7 +72,7 @@ pub unsafe fn unload<T>(real: &mut Real, handle: *mut T) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn set_limit(real: &mut Real, limit: i32, value: usize) -> CuResult {
-    let result = super::retry::call(real);
+    let result = retry::call(real);
     module::limit_set(limit, value as u64, result);
     result
 }

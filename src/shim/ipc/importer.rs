@@ -3,8 +3,9 @@
 use super::peers::{Failure, Lease, failure};
 use super::server;
 use super::wire::{Answer, BATCH, Chunk, Handle, Layout, Where};
-use crate::context;
-use crate::fence::{self, Gpus};
+use crate::context::Gpus;
+use crate::context::{self, Observer};
+use crate::fence;
 use crate::memory::topology::Topology;
 use gpupool_config::format_size;
 use gpupool_cuda::{Access, CuResult, Driver};
@@ -178,8 +179,20 @@ pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
     Some(answer.err().unwrap_or(CuResult::SUCCESS))
 }
 
+/// Closes what was opened in contexts that are gone.
+pub struct OfContexts;
+
+impl Observer for OfContexts {
+    fn ended(&self, id: u64) -> usize {
+        if let Ok(driver) = gpupool_cuda::get() {
+            owner_gone(driver, id);
+        }
+        0
+    }
+}
+
 /// The context with this id is gone, and what was opened in it.
-pub fn owner_gone(driver: &'static Driver, owner: u64) {
+fn owner_gone(driver: &'static Driver, owner: u64) {
     if COUNT.load(Ordering::Acquire) == 0 {
         return;
     }

@@ -23,7 +23,7 @@ use std::fmt::Display;
 use wire::Handle;
 
 pub use exporter::{block_ended, judge};
-pub use importer::{block_at as imported_at, close, owner_gone};
+pub use importer::{OfContexts, block_at as imported_at, close};
 pub use own::after_fork_in_child;
 
 /// The bytes of a handle for this block (`cuIpcGetMemHandle`).

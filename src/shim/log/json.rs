@@ -18,7 +18,7 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
 use super::{output, stderr};
-use crate::context;
+use crate::clock;
 use gpupool_interpose::cancel;
 
 /// Above the descriptors that a program opens itself, so that its first file still gets the number it has without us.
@@ -252,7 +252,7 @@ fn begun_before_exec(path: &Path) -> Option<File> {
     let record = Record::from_json(&first).ok()?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     // The kernel counts the start of a process in hundredths of a second.
-    let in_our_life = record.t >= now - context::uptime() - 0.02;
+    let in_our_life = record.t >= now - clock::uptime() - 0.02;
     (record.pid == std::process::id() && in_our_life).then_some(file)
 }
 

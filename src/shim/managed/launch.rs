@@ -8,7 +8,7 @@
 //! Not seen: pointers that a kernel finds in memory, launches of graphs, and more than the first words of large parameters.
 
 use super::{OPENED, blocks, layouts};
-use crate::context::coarse_now;
+use crate::clock::coarse_now;
 use crate::{capture, log, process};
 use cudarc::driver::sys::{CUfunction, CUlaunchConfig, CUstream};
 use gpupool_interpose::{Api, guard};

@@ -13,7 +13,7 @@ pub mod launch;
 mod layouts;
 mod places;
 
-use crate::context::{self, Context};
+use crate::context::{self, Context, Observer};
 use crate::memory::{self, Answer, topology};
 use crate::{backend, capture, log, process};
 use blocks::Managed;
@@ -320,8 +320,29 @@ pub fn catch_up() {
     }
 }
 
+/// Has the GPUs of new contexts map the blocks that live, and ends those of contexts that are gone.
+pub struct OfContexts;
+
+impl Observer for OfContexts {
+    fn began(&self, driver: &Driver, context: CUcontext) {
+        context_appeared(driver, context);
+    }
+
+    fn ended(&self, id: u64) -> usize {
+        let blocks = owner_gone(id);
+        if blocks > 0 {
+            memory::level::report();
+        }
+        blocks
+    }
+
+    fn settled(&self) {
+        catch_up();
+    }
+}
+
 /// There is a new context, so that its GPU is to map the blocks that live. Another one is current, or none.
-pub fn context_appeared(driver: &Driver, context: CUcontext) {
+fn context_appeared(driver: &Driver, context: CUcontext) {
     if OPENED.get().is_none() {
         return;
     }
@@ -385,7 +406,7 @@ pub fn parts(address: u64, bytes: u64) -> Vec<(Place, u64, u64)> {
 }
 
 /// The context with this id is gone. What the driver has freed with it is gone, too; how many blocks that were.
-pub fn owner_gone(id: u64) -> usize {
+fn owner_gone(id: u64) -> usize {
     let Some(Some(opened)) = OPENED.get() else { return 0 };
     let mut gone = 0;
     for managed in blocks::all().into_iter().filter(|managed| managed.block.owner == id) {

@@ -11,7 +11,7 @@ pub use caching::program_caches;
 pub use open::{plan, policy};
 pub use plan::Plan;
 
-use crate::context::{self, Context};
+use crate::context::{self, Context, Observer};
 use crate::{ipc, log, managed, pinned, process, vmm};
 use cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle};
 use gpupool_config::{Free as FreeSetting, MemInfo, Mode, Switch, format_size};
@@ -373,15 +373,22 @@ pub fn unpin(address: u64, bytes: u64) -> bool {
     open::opened().is_some_and(|opened| opened.pool.unpin(address, bytes))
 }
 
-/// The context with this id is gone; its blocks go with it, as the driver's own allocations do.
-pub fn owner_gone(id: u64) -> usize {
-    let ended = open::opened().map_or_else(Vec::new, |opened| opened.pool.free_owned_by(id));
-    ended.iter().for_each(|block| ipc::block_ended(block.id));
-    let blocks = ended.len() + managed::owner_gone(id);
-    if blocks > 0 {
-        level::report();
+/// Frees the blocks of contexts that are gone, as the driver does with its own allocations.
+pub struct OfContexts;
+
+impl Observer for OfContexts {
+    fn ended(&self, id: u64) -> usize {
+        let ended = open::opened().map_or_else(Vec::new, |opened| opened.pool.free_owned_by(id));
+        ended.iter().for_each(|block| ipc::block_ended(block.id));
+        if !ended.is_empty() {
+            level::report();
+        }
+        ended.len()
     }
-    blocks
+
+    fn held_on(&self, device: CUdevice) -> u64 {
+        taken_on(device)
+    }
 }
 
 /// The GPU of the current context, if there is one: whom this thread may wait for. Another may be at work on a kernel that
@@ -467,7 +474,7 @@ fn answers_as_pool() -> Option<&'static Driver> {
 }
 
 /// Bytes on a device that are the pool's, or the program's own by our doing.
-pub fn taken_on(device: i32) -> u64 {
+fn taken_on(device: i32) -> u64 {
     u32::try_from(device).map(Place::Gpu).map_or(0, |place| held_at(place) + vmm::own_at(place))
 }
 

@@ -3,12 +3,12 @@
 pub mod image;
 
 use crate::context::{self, Record, limits};
-use crate::hook::{Real, retry};
 use crate::{finding, process, site};
 use cudarc::driver::sys::CUdevice;
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_events::{Finding, Site};
+use gpupool_interpose::Api;
 use image::Image;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -62,13 +62,18 @@ fn is_lazy() -> bool {
 
 /// Makes a loading call, and notes what it loaded. `look` gives the handle and says what the image is; it runs after a
 /// success.
-pub fn load(real: &mut Real, path: Option<String>, look: impl FnOnce() -> (usize, Image)) -> CuResult {
+pub fn load(
+    api: Api,
+    load: impl FnOnce() -> CuResult,
+    path: Option<String>,
+    look: impl FnOnce() -> (usize, Image),
+) -> CuResult {
     let driver = context::driver();
     let before = driver.and_then(|driver| driver.free_memory().ok());
     let start = Instant::now();
-    let result = retry::call(real);
+    let result = load();
     let seconds = start.elapsed().as_secs_f64();
-    let call = real.api.name();
+    let call = api.name();
     if result.is_ok()
         && let Some(driver) = driver
     {

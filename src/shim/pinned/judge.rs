@@ -2,7 +2,7 @@
 //! every place.
 
 use super::ledger::{self, Account, Growing, WORTH_SAYING};
-use crate::{context, finding, site};
+use crate::{clock, finding, site};
 use gpupool_config::format_size;
 use gpupool_events::{Finding, Site};
 
@@ -83,7 +83,7 @@ fn leaked(account: &Account) {
 
 fn slow(accounts: &[Account]) {
     let spent = seconds(accounts.iter().map(|account| account.place.nanos).sum());
-    let uptime = context::uptime();
+    let uptime = clock::uptime();
     let worst = accounts.iter().max_by_key(|account| account.place.nanos);
     let Some(worst) = worst.filter(|_| spent >= SECONDS && spent >= PART * uptime) else { return };
     let what = format!(

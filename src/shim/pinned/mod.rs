@@ -17,8 +17,8 @@ pub mod staging;
 
 use crate::backend::host;
 use crate::backend::pinned::{Host, take_spent};
-use crate::context::{self, Context};
-use crate::{capture, process, site};
+use crate::context::{self, Context, Observer};
+use crate::{capture, clock, process, site};
 use gpupool_config::{Free as FreeSetting, Mode, Pinned, format_size};
 use gpupool_cuda::CuResult;
 use gpupool_interpose::{Api, cancel};
@@ -89,7 +89,7 @@ pub fn allocate(bytes: u64, flags: u32) -> Answer {
     }
     if context.is_gone() {
         // It ended meanwhile, and what was pinned in it was forgotten: this came too late for that.
-        context_gone(context.id);
+        OfContexts.ended(context.id);
         return Answer::Driver;
     }
     note(&entry(block.address, bytes, flags, By::Pool, pinned, spent, &context));
@@ -142,7 +142,7 @@ pub fn free(address: u64) -> Option<CuResult> {
         FreeSetting::Strict => Free::Strict,
         FreeSetting::Lazy => Free::Lazy,
     };
-    Some(forgetting(address, || match pool.free(address, when, context::coarse_now()) {
+    Some(forgetting(address, || match pool.free(address, when, clock::coarse_now()) {
         Ok(block) => {
             return_idle(Some(block.key.context).filter(|_| when == Free::Strict));
             CuResult::SUCCESS
@@ -197,12 +197,17 @@ pub fn block_at(address: u64) -> Option<Block> {
     (address < block.address + block.bytes).then_some(block)
 }
 
-/// A context is gone, and its pinned memory with it.
-pub fn context_gone(context: u64) {
-    let dropped = opened().map_or(0, |pool| pool.context_gone(context).len());
-    ledger::context_gone(context);
-    if dropped > 0 {
-        report_level();
+/// Forgets the pinned memory of contexts that are gone, which the driver has freed with them.
+pub struct OfContexts;
+
+impl Observer for OfContexts {
+    fn ended(&self, context: u64) -> usize {
+        let dropped = opened().map_or(0, |pool| pool.context_gone(context).len());
+        ledger::context_gone(context);
+        if dropped > 0 {
+            report_level();
+        }
+        0
     }
 }
 
@@ -211,7 +216,7 @@ pub fn context_gone(context: u64) {
 #[inline]
 pub fn return_idle(waited: Option<u64>) {
     let Some(pool) = opened().filter(|_| !capture::under_way()) else { return };
-    let bytes = pool.return_idle(context::coarse_now(), waited);
+    let bytes = pool.return_idle(clock::coarse_now(), waited);
     if bytes > 0 {
         report_return(bytes, "idle");
     }

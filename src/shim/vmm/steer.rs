@@ -2,13 +2,12 @@
 
 use super::ledger::Part;
 use super::with_ledger;
-use crate::hook::Real;
 use crate::memory::{self, Plan, place_name};
 use crate::process;
 use gpupool_config::{Mode, Switch, format_size};
 use gpupool_cuda::Properties;
 use gpupool_cuda::{CuResult, Driver};
-use gpupool_interpose::Api;
+use gpupool_interpose::{Api, Real};
 use gpupool_pool::{FRAME, Place, Room, spread};
 
 /// What a program asks `cuMemCreate` for.
@@ -30,7 +29,7 @@ pub fn is_wanted() -> bool {
 ///
 /// # Safety
 /// `output` is the program's output argument of that call, and not NULL.
-pub unsafe fn create(real: &mut Real, output: *mut u64, request: &Request) -> CuResult {
+pub unsafe fn create(real: &mut Real<CuResult>, output: *mut u64, request: &Request) -> CuResult {
     let Request { bytes, device, .. } = *request;
     let home = Place::Gpu(device);
     let Some(limit) = process::settings().limit.of(device).filter(|_| is_wanted()) else {
@@ -64,7 +63,7 @@ pub unsafe fn create(real: &mut Real, output: *mut u64, request: &Request) -> Cu
 }
 
 /// The real call, once more after freed runs of the pool there went back to the driver.
-fn at_home(real: &mut Real, home: Place) -> CuResult {
+fn at_home(real: &mut Real<CuResult>, home: Place) -> CuResult {
     let result = real.call();
     if result == CuResult::OUT_OF_MEMORY && memory::give_back_at(Some(home), real.api) {
         return real.call();

@@ -1,0 +1,40 @@
+//! Who is told that a context began or ended. What goes with a context (blocks, pinned memory, what was opened of other
+//! processes, captures) is kept by modules that ask this one, so they cannot be named here: they are in a list that the start
+//! of the library hands over.
+
+use cudarc::driver::sys::{CUcontext, CUdevice};
+use gpupool_cuda::Driver;
+use once_cell::race::OnceBox;
+
+/// What a module does when contexts come and go. Everything is called without a lock of this module's.
+pub trait Observer: Sync {
+    /// A context is new here, though it may have been made before. Its handle is null while that is unknown; another context
+    /// is current, or none.
+    fn began(&self, _driver: &Driver, _context: CUcontext) {}
+
+    /// The context with this id is gone: drops what belongs to it, and says how many blocks of device memory that were. Called
+    /// again by who made something for the context while it ended.
+    fn ended(&self, _id: u64) -> usize {
+        0
+    }
+
+    /// Contexts have ended, and every observer has heard of it.
+    fn settled(&self) {}
+
+    /// Bytes on a device that are held by this library and not by a context.
+    fn held_on(&self, _device: CUdevice) -> u64 {
+        0
+    }
+}
+
+static OBSERVERS: OnceBox<&'static [&'static dyn Observer]> = OnceBox::new();
+
+/// Hands the list over; before the first context is noted. A second list is ignored.
+pub fn observe(list: &'static [&'static dyn Observer]) {
+    let _ = OBSERVERS.set(Box::new(list));
+}
+
+/// In the order of the list.
+pub(super) fn all() -> impl Iterator<Item = &'static dyn Observer> {
+    OBSERVERS.get().copied().unwrap_or_default().iter().copied()
+}
