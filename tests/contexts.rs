@@ -25,6 +25,11 @@ fn what_a_primary_context_s_next_life_made_outlives_the_last_release() {
 }
 
 #[test]
+fn a_primary_context_is_used_before_the_thread_that_makes_it_has_heard_of_it() {
+    lives("begun");
+}
+
+#[test]
 fn what_is_made_in_a_context_with_the_handle_of_a_destroyed_one_stays() {
     lives("destroy").says("the handle is the same again: yes");
     lives("refused").says("cuCtxDestroy_v2(context): 999 CUDA_ERROR_UNKNOWN");

@@ -2,13 +2,11 @@
  * lives CASE
  * A context ends on one thread, and the next one begins on another before the first thread has heard of it: what is made in
  * the next life, under the same handle, is not taken away with the last. The simulated driver holds the call that ends
- * the first between its effect and its return.
+ * the first, or makes the next, between its effect and its return.
  */
 #define _GNU_SOURCE
-#include "program.h"
+#include "held.h"
 #include "simulator.h"
-
-#include <pthread.h>
 
 enum { LEAST = 4 };
 
@@ -149,6 +147,13 @@ int main(int argc, char **argv)
         simulator.after("cuDevicePrimaryCtxReset_v2", next_for_another);
         CHECK(cuDevicePrimaryCtxReset_v2(0));
         REQUIRE(pthread_join(thread, NULL) == 0);
+    } else if (strcmp(name, "begun") == 0) {
+        /* The next life is there, and who has the handle uses it before the thread that made it has heard of it. */
+        CHECK(cuDevicePrimaryCtxRelease_v2(0));
+        simulator.after("cuDevicePrimaryCtxRetain", same_primary);
+        pthread_t guard = watch("use of a primary context that another thread is just making");
+        CHECK(cuDevicePrimaryCtxRetain(&context, 0));
+        watch_ends(guard);
     } else if (strcmp(name, "not_the_last") == 0) {
         CHECK(cuDevicePrimaryCtxRetain(&context, 0));
         simulator.after("cuDevicePrimaryCtxRelease_v2", same_primary);

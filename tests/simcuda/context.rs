@@ -1,4 +1,4 @@
-//! Contexts: primary and created ones, the stack of each thread, errors that stick, limits, peer access.
+//! Contexts of every kind: what they are, created ones, the stack of each thread, errors that stick, limits, peer access.
 
 use crate::capture;
 use crate::clock::{self, Time};
@@ -7,6 +7,7 @@ use crate::error::{Code, Outcome};
 use crate::ffi::{Handle, In, Out};
 use crate::graph::Node;
 use crate::physical::Use;
+use crate::primary;
 use crate::report;
 use crate::space::{Kind, next_id};
 use crate::stream::{Stream, Ticket, Work};
@@ -25,7 +26,7 @@ pub struct Context {
     /// Ordinal of its GPU.
     pub device: usize,
     pub primary: bool,
-    flags: AtomicU32,
+    pub flags: AtomicU32,
     /// The error that every later call in this context returns; 0 while it is well.
     fault: AtomicI32,
     alive: AtomicBool,
@@ -50,18 +51,6 @@ pub struct Context {
     gates: Mutex<Vec<Ticket>>,
 }
 
-/// The primary context of a device.
-#[derive(Default)]
-pub struct Primary {
-    context: Option<Arc<Context>>,
-    retained: u64,
-    flags: u32,
-    /// Kept over a release, as the real driver does: the runtime compares contexts by it.
-    handle: Handle,
-    /// The life before, which the handle stands for until the next one.
-    last: Option<Arc<Context>>,
-}
-
 /// Handles of contexts that were destroyed, the latest last. The driver gives those of created ones out again.
 static DESTROYED: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
 static DESTROYED_GREEN: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
@@ -78,7 +67,7 @@ thread_local! {
 }
 
 impl Context {
-    fn create(device: usize, flags: u32, primary: Option<Handle>) -> Outcome<Arc<Self>> {
+    pub fn create(device: usize, flags: u32, primary: Option<Handle>) -> Outcome<Arc<Self>> {
         let driver = driver();
         driver.gpus[device].store.charge(driver.settings.context_bytes, Use::Context)?;
         let handle = primary.or_else(|| DESTROYED.lock().pop()).unwrap_or_else(Handles::<Context>::reserve);
@@ -130,7 +119,7 @@ impl Context {
         self.root().id
     }
 
-    fn parts(&self) -> Vec<Arc<Context>> {
+    pub fn parts(&self) -> Vec<Arc<Context>> {
         let mut parts = self.parts.lock();
         parts.retain(|part| part.upgrade().is_some_and(|part| part.is_alive()));
         parts.iter().filter_map(Weak::upgrade).collect()
@@ -161,7 +150,7 @@ impl Context {
     }
 
     /// Ends it and gives back its memory and everything made in it.
-    fn destroy(&self) {
+    pub fn destroy(&self) {
         if !self.end() {
             return;
         }
@@ -321,20 +310,12 @@ fn top() -> Option<Arc<Context>> {
     if top.is_alive() || !top.primary || top.parent.is_some() {
         return Some(top);
     }
-    let next = driver().gpus[top.device].primary.lock().context.clone();
-    Some(next.unwrap_or(top))
+    Some(primary::life(top.device).unwrap_or(top))
 }
 
 /// The context that a handle stands for. That of a primary one does between its lives, too.
 fn known(handle: Handle) -> Outcome<Arc<Context>> {
-    let driver = driver();
-    driver.contexts.get(handle).or_else(|_| {
-        let last = driver.gpus.iter().find_map(|gpu| {
-            let primary = gpu.primary.lock();
-            primary.last.clone().filter(|_| primary.handle == handle)
-        });
-        last.ok_or(Code::INVALID_CONTEXT)
-    })
+    driver().contexts.get(handle).or_else(|_| primary::last_life(handle).ok_or(Code::INVALID_CONTEXT))
 }
 
 fn with_stack<T>(body: impl FnOnce(&mut Vec<Arc<Context>>) -> T) -> T {
@@ -381,96 +362,13 @@ fn was_destroyed(handle: Handle) -> bool {
     DESTROYED.lock().contains(&handle) || DESTROYED_GREEN.lock().contains(&handle)
 }
 
-fn ordinal(driver: &Driver, device: c_int) -> Outcome<usize> {
+pub fn ordinal(driver: &Driver, device: c_int) -> Outcome<usize> {
     driver.gpu(device)?;
     usize::try_from(device).map_err(|_| Code::INVALID_DEVICE)
 }
 
-fn check_flags(flags: c_uint) -> Outcome {
+pub fn check_flags(flags: c_uint) -> Outcome {
     if flags & !FLAG_MASK != 0 || (flags & 7).count_ones() > 1 { Err(Code::INVALID_VALUE) } else { Ok(()) }
-}
-
-// Primary contexts
-
-pub fn primary_retain(out: Out<Handle>, device: c_int) -> Outcome {
-    out.required()?;
-    out.set(retain_primary(device)?.handle)
-}
-
-/// The primary context of a device, made if there is none and counted once more.
-pub fn retain_primary(device: c_int) -> Outcome<Arc<Context>> {
-    let driver = driver();
-    let device = ordinal(driver, device)?;
-    let mut primary = driver.gpus[device].primary.lock();
-    let context = match &primary.context {
-        Some(context) => context.clone(),
-        None => {
-            if primary.handle == 0 {
-                primary.handle = Handles::<Context>::reserve();
-            }
-            let context = Context::create(device, primary.flags, Some(primary.handle))?;
-            primary.context = Some(context.clone());
-            context
-        }
-    };
-    primary.retained += 1;
-    Ok(context)
-}
-
-pub fn primary_release(device: c_int) -> Outcome {
-    let driver = driver();
-    let mut primary = driver.gpu(device)?.primary.lock();
-    // One too many is answered as if it had ended something.
-    if primary.retained == 0 {
-        return Ok(());
-    }
-    primary.retained -= 1;
-    let ended = if primary.retained == 0 { primary.context.take() } else { None };
-    primary.last = ended.clone().or(primary.last.take());
-    drop(primary);
-    if let Some(context) = ended {
-        context.destroy();
-    }
-    Ok(())
-}
-
-pub fn primary_reset(device: c_int) -> Outcome {
-    let mut primary = driver().gpu(device)?.primary.lock();
-    if primary.context.as_ref().is_some_and(|context| !context.parts().is_empty()) {
-        return Err(Code::NOT_PERMITTED);
-    }
-    primary.retained = 0;
-    let ended = primary.context.take();
-    primary.last = ended.clone().or(primary.last.take());
-    drop(primary);
-    if let Some(context) = ended {
-        context.destroy();
-    }
-    Ok(())
-}
-
-pub fn primary_set_flags(device: c_int, flags: c_uint) -> Outcome {
-    check_flags(flags)?;
-    let mut primary = driver().gpu(device)?.primary.lock();
-    primary.flags = flags;
-    if let Some(context) = &primary.context {
-        context.flags.store(flags, Ordering::Relaxed);
-    }
-    Ok(())
-}
-
-pub fn primary_state(device: c_int, flags: Out<c_uint>, active: Out<c_int>) -> Outcome {
-    let primary = driver().gpu(device)?.primary.lock();
-    flags.required()?;
-    active.required()?;
-    flags.set(primary.flags)?;
-    active.set(c_int::from(primary.context.is_some()))
-}
-
-/// How often `device`'s primary context is retained, for the report.
-pub fn primary_count(device: usize) -> (bool, u64) {
-    let primary = driver().gpus[device].primary.lock();
-    (primary.context.is_some(), primary.retained)
 }
 
 // Created contexts and the thread's stack

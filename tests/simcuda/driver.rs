@@ -20,7 +20,7 @@ pub struct Gpu {
     /// Its number in the machine, which names it in UUID and bus id whatever `CUDA_VISIBLE_DEVICES` did to ordinals.
     pub index: usize,
     pub store: Store,
-    pub primary: Mutex<crate::context::Primary>,
+    pub primary: Mutex<crate::primary::Primary>,
     pub pools: Mutex<crate::mempool::DevicePools>,
 }
 

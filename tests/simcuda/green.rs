@@ -9,6 +9,7 @@ use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::event;
 use crate::ffi::{Handle, In, Out};
+use crate::primary;
 use crate::stream::{self, resolve};
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
@@ -167,7 +168,7 @@ pub fn create(out: Out<Handle>, resources: Handle, device: c_int, flags: c_uint)
     if flags != DEFAULT_STREAM || resources.device != device as usize {
         return Err(Code::INVALID_VALUE);
     }
-    let context = Context::green(context::retain_primary(device)?);
+    let context = Context::green(primary::hold(device)?);
     out.set(driver.greens.insert(Arc::new(Green { context, count: resources.count })))
 }
 
@@ -176,7 +177,7 @@ pub fn destroy(handle: Handle) -> Outcome {
     let green = driver().greens.remove(handle).map_err(|_| Code::INVALID_CONTEXT)?;
     let ended = green.context.end();
     // A reset of the primary context ended it already, and nothing is retained any more.
-    if ended { context::primary_release(green.context.device as c_int) } else { Ok(()) }
+    if ended { primary::release(green.context.device as c_int) } else { Ok(()) }
 }
 
 /// `cuCtxFromGreenCtx`: a handle that differs from the primary context's, the same each time.

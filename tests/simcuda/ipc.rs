@@ -9,7 +9,7 @@ use crate::physical::Use;
 use crate::shared_event::{self, SharedEvent};
 use crate::space::{Kind, Origin, Region};
 use parking_lot::Mutex;
-use simmachine::descriptor;
+use simmachine::files;
 use std::ffi::c_uint;
 
 const MAGIC: u64 = 0x6970_635f_6375_6461;
@@ -63,7 +63,7 @@ pub fn open(out: Out<u64>, handle: MemHandle, flags: c_uint) -> Outcome {
     let device = driver.gpus.iter().position(|gpu| gpu.index as u64 == index).ok_or(Code::INVALID_DEVICE)?;
     let gpu = &driver.gpus[device];
     let path = format!("/proc/{process}/fd/{descriptor}");
-    let file = descriptor::open(path).map_err(|_| Code::INVALID_VALUE)?;
+    let file = files::open(path).map_err(|_| Code::INVALID_VALUE)?;
     let physical = gpu.store.import(file, offset, bytes, Use::Plain)?;
     let address = driver.space.attach(physical, device, context.owner())?;
     OPENED.lock().push(Opened { handle, address, count: 1 });
@@ -135,6 +135,6 @@ pub fn open_event(out: Out<Handle>, handle: MemHandle) -> Outcome {
     if !is_event {
         return Err(Code::INVALID_VALUE);
     }
-    let file = descriptor::open(path).map_err(|_| Code::INVALID_VALUE)?;
+    let file = files::open(path).map_err(|_| Code::INVALID_VALUE)?;
     out.set(event::import(SharedEvent::over(file)?)?)
 }

@@ -35,6 +35,7 @@ mod module;
 mod physical;
 mod pinned;
 mod pointer;
+mod primary;
 mod probe;
 mod ptx;
 mod registry;

@@ -8,11 +8,13 @@ use crate::error::{Code, Outcome};
 use crate::residence;
 use crate::strict;
 use parking_lot::Mutex;
-use simmachine::{Machine, descriptor, gpu_place, host_place, map_file};
+use simmachine::files::{self, map_file};
+use simmachine::{Machine, gpu_place, host_place};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 
-pub use simmachine::{GRANULE, Use, memory_file};
+pub use simmachine::files::memory_file;
+pub use simmachine::{GRANULE, Use};
 
 /// Where memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -327,8 +329,8 @@ fn inode_of(descriptor: i32) -> Option<(u64, u64)> {
 }
 
 /// The file of a descriptor once more, under a description with a position and locks of its own.
-pub fn reopen(number: i32) -> Outcome<OwnedFd> {
-    descriptor::open(format!("/proc/self/fd/{number}")).map_err(|_| Code::OPERATING_SYSTEM)
+pub fn reopen(descriptor: i32) -> Outcome<OwnedFd> {
+    files::open(format!("/proc/self/fd/{descriptor}")).map_err(|_| Code::OPERATING_SYSTEM)
 }
 
 /// Whose memory file a descriptor is, of any process: `gpu` or `host`, and its number in the machine.
@@ -352,7 +354,7 @@ pub fn shared_range(descriptor: i32) -> Option<(String, usize, u64, u64)> {
 /// Says that this description has a stretch open, for as long as any copy of it is. A lock and not a count in the file: it
 /// goes with its last holder, however that ends.
 fn mark_open(file: &OwnedFd, offset: u64, bytes: u64) -> Outcome {
-    simmachine::lock_bytes(file, libc::F_RDLCK, offset as i64, bytes as i64, libc::F_OFD_SETLK)
+    files::lock_bytes(file, libc::F_RDLCK, offset as i64, bytes as i64, libc::F_OFD_SETLK)
         .map_err(|_| Code::OPERATING_SYSTEM)
 }
 

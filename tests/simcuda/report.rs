@@ -3,7 +3,7 @@
 use crate::driver::{Driver, if_initialised};
 use crate::physical::Store;
 use crate::space::{Kind, Region};
-use crate::{context, vmm};
+use crate::{primary, vmm};
 use parking_lot::Mutex;
 use std::fmt::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -55,7 +55,7 @@ pub fn write() {
 fn text(driver: &Driver) -> String {
     let regions = driver.space.regions();
     let gpus = join(driver.gpus.iter().enumerate().map(|(ordinal, gpu)| {
-        let (active, retained) = context::primary_count(ordinal);
+        let (active, retained) = primary::count(ordinal);
         format!(
             "{{\"ordinal\": {ordinal}, {}, \"primary_active\": {active}, \"primary_retained\": {retained}}}",
             usage(&gpu.store)

@@ -566,7 +566,7 @@ mod tests {
     #[test]
     fn a_stream_that_was_closed_takes_no_more_work() {
         crate::driver::init(0).unwrap();
-        let context = crate::context::retain_primary(0).unwrap();
+        let context = crate::primary::hold(0).unwrap();
         let work = || Work { action: Arc::new(|_| Ok(())), touches: Vec::new(), node: Node::Empty };
         let created = Arc::new(Stream::new(Arc::downgrade(&context), NON_BLOCKING, 0));
         context.add(created.clone());

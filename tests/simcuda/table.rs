@@ -91,14 +91,14 @@ Init {
     11020 cuDeviceSetMemPool(device: c_int, pool: Handle) => mempool::set;
 
     // Contexts
-    7000 cuDevicePrimaryCtxRetain(out: Out<Handle>, device: c_int) => context::primary_retain;
-    7000 cuDevicePrimaryCtxRelease(device: c_int) => context::primary_release;
-    11000 cuDevicePrimaryCtxRelease_v2(device: c_int) => context::primary_release;
-    7000 cuDevicePrimaryCtxReset(device: c_int) => context::primary_reset;
-    11000 cuDevicePrimaryCtxReset_v2(device: c_int) => context::primary_reset;
-    7000 cuDevicePrimaryCtxSetFlags(device: c_int, flags: c_uint) => context::primary_set_flags;
-    11000 cuDevicePrimaryCtxSetFlags_v2(device: c_int, flags: c_uint) => context::primary_set_flags;
-    7000 cuDevicePrimaryCtxGetState(device: c_int, flags: Out<c_uint>, active: Out<c_int>) => context::primary_state;
+    7000 cuDevicePrimaryCtxRetain(out: Out<Handle>, device: c_int) => primary::retain;
+    7000 cuDevicePrimaryCtxRelease(device: c_int) => primary::release;
+    11000 cuDevicePrimaryCtxRelease_v2(device: c_int) => primary::release;
+    7000 cuDevicePrimaryCtxReset(device: c_int) => primary::reset;
+    11000 cuDevicePrimaryCtxReset_v2(device: c_int) => primary::reset;
+    7000 cuDevicePrimaryCtxSetFlags(device: c_int, flags: c_uint) => primary::set_flags;
+    11000 cuDevicePrimaryCtxSetFlags_v2(device: c_int, flags: c_uint) => primary::set_flags;
+    7000 cuDevicePrimaryCtxGetState(device: c_int, flags: Out<c_uint>, active: Out<c_int>) => primary::state;
     2000 cuCtxCreate(out: Out<Handle>, flags: c_uint, device: c_int) => context::create;
     3020 cuCtxCreate_v2(out: Out<Handle>, flags: c_uint, device: c_int) => context::create;
     11040 cuCtxCreate_v3(out: Out<Handle>, affinity: In<u8>, count: c_int, flags: c_uint, device: c_int) => context::create_v3;

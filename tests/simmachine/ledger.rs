@@ -10,15 +10,13 @@
 //! Changes are made under a mutex that survives the death of its owner. Every step between two stores counts too much
 //! rather than too little, and leaves a dead process' slot to be cleared by whoever looks next.
 
-use crate::descriptor::{self, above_standard};
+use crate::files::{self, above_standard, is_locked, lock_bytes, map, map_file, memory_file};
 use crate::settings::Settings;
 use std::cell::UnsafeCell;
-use std::ffi::CString;
 use std::fs::OpenOptions;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64};
@@ -592,7 +590,7 @@ impl Slot {
         let wanted = format!("/memfd:simcuda-{}", if name.is_empty() { "" } else { &name["simcuda-".len()..] });
         // The number means another file where the process closed its descriptors.
         std::fs::read_link(&path).ok().filter(|link| link.to_string_lossy().starts_with(&wanted))?;
-        descriptor::open(path).ok()
+        files::open(path).ok()
     }
 }
 
@@ -641,69 +639,6 @@ impl Visitor {
         };
         with_context.map(|(index, slot)| (slot.pid.load(Relaxed), bytes(index, slot))).collect()
     }
-}
-
-/// A file of zeros in memory, of this process until its descriptor is passed on.
-pub fn memory_file(name: &str, bytes: u64) -> Option<OwnedFd> {
-    let name = CString::new(name).ok()?;
-    // SAFETY: the name is a C string; the call returns a new descriptor or -1.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return None;
-    }
-    // SAFETY: the descriptor is new and nobody else closes it.
-    let file = above_standard(unsafe { OwnedFd::from_raw_fd(fd) }).ok()?;
-    // SAFETY: plain system call on a descriptor we own.
-    let sized = unsafe { libc::ftruncate(file.as_raw_fd(), i64::try_from(bytes).ok()?) };
-    (sized == 0).then_some(file)
-}
-
-/// Maps a stretch of a memory file; only what is touched is taken.
-pub fn map_file(file: &OwnedFd, offset: u64, bytes: u64) -> Option<usize> {
-    map_at(bytes, libc::MAP_SHARED | libc::MAP_NORESERVE, file.as_raw_fd(), offset)
-}
-
-fn map(bytes: u64, flags: i32, descriptor: RawFd) -> Option<usize> {
-    map_at(bytes, flags, descriptor, 0)
-}
-
-fn map_at(bytes: u64, flags: i32, descriptor: RawFd, offset: u64) -> Option<usize> {
-    if bytes == 0 {
-        return Some(0);
-    }
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping at an address the kernel picks replaces nothing.
-    let address =
-        unsafe { libc::mmap(null_mut(), bytes as usize, access, flags, descriptor, i64::try_from(offset).ok()?) };
-    (address != libc::MAP_FAILED).then_some(address as usize)
-}
-
-fn range_lock(kind: i32, start: i64, bytes: i64) -> libc::flock {
-    libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: start,
-        l_len: bytes,
-        l_pid: 0,
-    }
-}
-
-/// Takes or ends a lock of the descriptor's description: it goes with its last holder, however that ends.
-pub fn lock_bytes(file: &impl AsRawFd, kind: i32, start: i64, bytes: i64, command: i32) -> std::io::Result<()> {
-    let lock = range_lock(kind, start, bytes);
-    // SAFETY: plain system call on a descriptor we own, with a description that outlives it.
-    match unsafe { libc::fcntl(file.as_raw_fd(), command, &raw const lock) } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
-    }
-}
-
-/// Whether another description has a lock there.
-fn is_locked(descriptor: RawFd, start: i64, bytes: i64) -> bool {
-    let mut lock = range_lock(libc::F_WRLCK, start, bytes);
-    // SAFETY: plain system call with a description that outlives it. It asks whether a lock could be had and takes none.
-    let asked = unsafe { libc::fcntl(descriptor, libc::F_OFD_GETLK, &raw mut lock) };
-    asked == 0 && lock.l_type != libc::F_UNLCK as libc::c_short
 }
 
 #[cfg(test)]

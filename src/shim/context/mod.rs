@@ -248,9 +248,13 @@ pub fn noticed(driver: &Driver) {
 /// other is not ours to serve: nobody would see it end.
 fn found_in_use(driver: &Driver, context: CUcontext) -> Option<Context> {
     let device = driver.current_device().ok()?;
-    let primary = || match REGISTRY.lock().primary_handle(device) {
-        0 => unseen::Primary::hold(driver, device).map_or(0, |primary| primary.handle as usize),
-        known => known,
+    let primary = || {
+        // Looked up by itself: in the head of a `match` the lock would be held through its arms, which take it, too.
+        let known = REGISTRY.lock().primary_handle(device);
+        if known != 0 {
+            return known;
+        }
+        unseen::Primary::hold(driver, device).map_or(0, |primary| primary.handle as usize)
     };
     if process::is_preloaded() && primary() != context as usize {
         return None;
