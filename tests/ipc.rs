@@ -250,7 +250,9 @@ fn memory_of_an_exporter_without_the_shim_is_opened_by_the_driver() {
 #[test]
 fn an_exporter_that_hangs_does_not_hang_the_importer() {
     let shim = ipc("A:alloc:0:65536 A:get:0:0 A:hold B:open:0 B:left").shim().go();
-    shim.says("B:open:0: 1").warns("it did not answer within 5 s; it is stopped").says("B:left: 0 handles, 0 MiB mapped, 16 MiB used");
+    shim.says("B:open:0: 1")
+        .warns("it did not answer within 5 s; it is stopped")
+        .says("B:left: 0 handles, 0 MiB mapped, 16 MiB used");
 }
 
 #[test]
