@@ -119,7 +119,8 @@ const char *gpupool_hook_names(void);
 
 // Returns all freed memory that the pools of device and of pinned memory keep to the driver, and says how many bytes that
 // was. Of device memory that was freed without waiting it returns what the GPU of the current context is done with, which is
-// waited for, or what another GPU is known to be done with. Does nothing while a stream is being captured.
+// waited for, or what another GPU is known to be done with. Nothing is waited for while a stream is being captured, and
+// without `LD_PRELOAD`, where captures are not seen.
 uint64_t gpupool_trim(void);
 
 // Allocates `bytes` on GPU `device` (-1: that of the current context), from the pool or the driver as `cuMemAlloc` would

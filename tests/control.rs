@@ -68,6 +68,7 @@ work on the block after its free: 0
 captured stream: capture ended with 0, 0 wrong words
 thread's own capture: capture ended with 0, 0 wrong words
 another stream: capture ended with 0, 0 wrong words
+trimmed: capture ended with 0
 after a context ended: served
 after closing it: 0 wrong words
 child: 3

@@ -2,7 +2,7 @@
 //! were not there; a right one shows in what happens.
 
 use gpupool_events::Event;
-use harness::{Output, Run};
+use harness::{Build, Output, Run};
 
 /// A program that overflows its GPU: bare, its second allocation fails, so whether the pool takes part is seen.
 fn overflowing() -> Run {
@@ -84,6 +84,54 @@ fn a_log_that_can_not_be_written_is_told_and_nothing_else_changes() {
     for path in ["/no/such/folder/log.jsonl", "/dev/full/log", "/proc/log.jsonl"] {
         let shim = overflowing().shim().env("GPUPOOL_LOG_FILE", path).go();
         shim.succeeds().says("allocate 150: 0").warns("GPUPOOL_LOG_FILE").warns(path);
+    }
+}
+
+#[test]
+fn a_relative_log_lies_where_the_program_started() {
+    let run = Run::program("moves").arg("/").sim("1x256MiB").shim().env("GPUPOOL_SUMMARY", "on");
+    let shim = run.env("GPUPOOL_LOG_FILE", "mine.jsonl").go();
+    shim.succeeds();
+    assert_eq!(shim.files.len(), 1, "{:?} {}", shim.files, shim.stderr);
+    shim.warns(&format!("log: {}", shim.files[0])).warns(&format!("gpupool report {}", shim.files[0]));
+}
+
+#[test]
+fn a_log_that_is_not_there_any_more_is_not_named_as_one_to_read() {
+    let run = Run::program("moves").args(". mine.jsonl").sim("1x256MiB").shim().env("GPUPOOL_SUMMARY", "on");
+    let shim = run.env("GPUPOOL_LOG_FILE", "mine.jsonl").go();
+    shim.succeeds().warns("mine.jsonl (it was removed)").leaves_no_file();
+    assert!(!shim.stderr.contains("gpupool report"), "{}", shim.stderr);
+    // The one that `gpupool run --fail-on` makes for itself is removed behind the program's end, or named by it.
+    let folder = tempfile::tempdir().unwrap();
+    let verdicts = folder.path().join("verdicts");
+    std::fs::create_dir(&verdicts).unwrap();
+    let run = Run::program("moves").arg(".").sim("1x256MiB").shim().env("GPUPOOL_SUMMARY", "on");
+    let shim = run.env("GPUPOOL_VERDICTS", &verdicts).env("GPUPOOL_LOG_FILE", folder.path().join("%p.jsonl")).go();
+    shim.succeeds().warns("no memory was pooled");
+    assert!(!shim.stderr.contains(&folder.path().display().to_string()), "{}", shim.stderr);
+}
+
+/// Two containers with one folder for their logs have processes of the same numbers.
+#[test]
+fn logs_of_different_pid_namespaces_have_different_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Build::program("moves").path();
+    let contained = |command: &str| {
+        let run =
+            Run::command("unshare").args("--pid --fork --mount-proc").arg(command).arg("/").sim("1x256MiB").shim();
+        run.env("GPUPOOL_LOG_FILE", folder.path().join("log.%p.jsonl")).go()
+    };
+    if !contained("/bin/true").status.success() {
+        println!("only root can make a PID namespace here: not checked");
+        return;
+    }
+    for logs in 1..=2 {
+        contained(&program.display().to_string()).succeeds().is_quiet();
+        let names = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        let names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
+        assert_eq!(names.len(), logs, "{names:?}");
+        assert!(names.iter().all(|name| name.starts_with("log.1-")), "{names:?}");
     }
 }
 

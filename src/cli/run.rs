@@ -48,12 +48,18 @@ pub struct Args {
 /// be started.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let fail_on = FailOn::parse(&args.fail_on)?;
-    let wanted = wanted(&args)?;
+    let mut wanted = wanted(&args)?;
     let environment: BTreeMap<OsString, OsString> = std::env::vars_os().chain(wanted.clone()).collect();
     let settings = Settings::read(environment.into_iter())
         .map_err(|problems| Failure::usage(problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")))?;
     if let Some(template) = &settings.log_file {
         check_log(template)?;
+        // Now, for all processes of the program: each would take it from the folder that it is in when it starts.
+        let folder = std::env::current_dir().map_err(|error| {
+            Failure::broken(format!("the folder that this runs in cannot be found: {error}; change to another one"))
+        });
+        let template = if template.is_relative() { template.from_folder(&folder?) } else { template.clone() };
+        wanted.insert(format!("{PREFIX}LOG_FILE").into(), template.template().to_owned());
     }
     let library = companion::find(companion::POOL, args.library.as_deref())?;
     let Some((program, arguments)) = args.command.split_first() else {
@@ -112,7 +118,8 @@ fn variable(name: &OsStr) -> Result<OsString, Failure> {
 fn check_log(template: &LogPath) -> Result<(), Failure> {
     let text = template.template().display();
     let varies = template.template().as_bytes().contains(&b'%');
-    let path = template.expand(LogPathNames { pid: 0, executable: OsStr::new(""), host: OsStr::new("") });
+    let path =
+        template.expand(LogPathNames { pid: 0, contained: None, executable: OsStr::new(""), host: OsStr::new("") });
     if !varies && let Ok(there) = path.symlink_metadata() {
         let advice = if there.is_file() {
             "exists already; remove it, or put %p into the name"

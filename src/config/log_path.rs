@@ -2,9 +2,9 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// A checked path template: `%p` process id, `%e` executable name, `%h` host name, `%%` a percent sign.
+/// A checked path template: `%p` process id (in a container with what tells it from those of others), `%e` executable name, `%h` host name, `%%` a percent sign.
 ///
 /// Without `%p`, a program that starts itself again would meet its own file, which the log refuses to open twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +15,9 @@ pub struct LogPath(OsString);
 pub struct LogPathNames<'a> {
     /// `%p`.
     pub pid: u32,
+    /// Where `pid` is not a number of the whole machine: its PID namespace, and when the process started. Containers that
+    /// write into one folder have the same numbers, at the same time or one after the other.
+    pub contained: Option<(u64, u64)>,
     /// `%e`: the file name of `/proc/self/exe`.
     pub executable: &'a OsStr,
     /// `%h`.
@@ -46,6 +49,30 @@ impl LogPath {
         Ok(LogPath(text.to_owned()))
     }
 
+    /// Whether it says nothing without a folder.
+    pub fn is_relative(&self) -> bool {
+        Path::new(&self.0).is_relative()
+    }
+
+    /// The same path from `folder` on, where it is relative: what stands for a file now must not for another one once a program
+    /// has changed its folder.
+    #[must_use]
+    pub fn from_folder(&self, folder: &Path) -> LogPath {
+        if !self.is_relative() {
+            return self.clone();
+        }
+        let folder = folder.as_os_str().as_bytes().iter();
+        let mut path: Vec<u8> = folder
+            .flat_map(|byte| if *byte == b'%' { &b"%%"[..] } else { std::slice::from_ref(byte) })
+            .copied()
+            .collect();
+        if !path.ends_with(b"/") {
+            path.push(b'/');
+        }
+        path.extend(self.0.as_bytes());
+        LogPath(OsString::from_vec(path))
+    }
+
     /// The path as it was written, codes and all, for messages.
     pub fn template(&self) -> &OsStr {
         &self.0
@@ -61,7 +88,12 @@ impl LogPath {
                 continue;
             }
             match bytes.next() {
-                Some(b'p') => path.extend(names.pid.to_string().bytes()),
+                Some(b'p') => {
+                    path.extend(names.pid.to_string().bytes());
+                    if let Some((namespace, started)) = names.contained {
+                        path.extend(format!("-{namespace}-{started}").bytes());
+                    }
+                }
                 Some(b'e') => path.extend(one_name(names.executable)),
                 Some(b'h') => path.extend(one_name(names.host)),
                 // `parse` let nothing else through but %%.
@@ -82,7 +114,8 @@ mod tests {
     use std::path::Path;
 
     fn expand(template: &str) -> PathBuf {
-        let names = LogPathNames { pid: 42, executable: OsStr::new("py/thon"), host: OsStr::new("node1") };
+        let names =
+            LogPathNames { pid: 42, contained: None, executable: OsStr::new("py/thon"), host: OsStr::new("node1") };
         LogPath::parse(OsStr::new(template)).unwrap().expand(names)
     }
 
@@ -96,8 +129,30 @@ mod tests {
     #[test]
     fn bytes_that_are_no_utf8_are_kept() {
         let template = OsStr::from_bytes(b"/tmp/\xff%p");
-        let names = LogPathNames { pid: 1, executable: OsStr::new("e"), host: OsStr::new("h") };
+        let names = LogPathNames { pid: 1, contained: None, executable: OsStr::new("e"), host: OsStr::new("h") };
         assert_eq!(LogPath::parse(template).unwrap().expand(names).as_os_str().as_bytes(), b"/tmp/\xff1");
+    }
+
+    #[test]
+    fn in_a_container_the_number_of_a_process_has_its_namespace_and_start_behind_it() {
+        let names = LogPathNames {
+            pid: 1,
+            contained: Some((4026532178, 77)),
+            executable: OsStr::new("e"),
+            host: OsStr::new("h"),
+        };
+        let path = LogPath::parse(OsStr::new("/logs/%e.%p.jsonl")).unwrap().expand(names);
+        assert_eq!(path, Path::new("/logs/e.1-4026532178-77.jsonl"));
+    }
+
+    #[test]
+    fn a_relative_path_stands_for_one_file_and_an_absolute_one_stays() {
+        let from = |template: &str, folder: &str| {
+            LogPath::parse(OsStr::new(template)).unwrap().from_folder(Path::new(folder)).template().to_owned()
+        };
+        assert_eq!(from("log.%p", "/home/100%/x"), "/home/100%%/x/log.%p");
+        assert_eq!(from("../log", "/"), "/../log");
+        assert_eq!(from("/tmp/%h/log", "/home"), "/tmp/%h/log");
     }
 
     #[test]

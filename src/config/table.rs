@@ -225,7 +225,8 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_LOG_FILE",
         values: "path with %p process, %e executable, %h host, %% percent",
         default: "no file",
-        help: "Writes the log as JSON lines to a new file.",
+        help: "Writes the log as JSON lines to a new file, a relative one where the program started. In a container, %p has the \
+               PID namespace and the start of the process behind its number.",
         read: |settings, value| LogPath::parse(value).map(|path| settings.log_file = Some(path)),
     },
     Setting {

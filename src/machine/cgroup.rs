@@ -102,7 +102,7 @@ pub fn limits(root: &Path, mounts: &[Mount]) -> Vec<Group> {
     let text = text.as_deref().unwrap_or(b"0::/\n1:memory:/\n");
     let mut groups = Vec::new();
     for (version, path) in text.split(|byte| *byte == b'\n').filter_map(own_group) {
-        let folders = folders_of(mounts, version, &path).into_iter().enumerate();
+        let folders = folders_of(root, mounts, version, &path).into_iter().enumerate();
         groups.extend(folders.filter_map(|(outwards, folder)| read(root, version, folder, outwards == 0)));
     }
     groups
@@ -120,8 +120,8 @@ fn own_group(line: &[u8]) -> Option<(Version, PathBuf)> {
     Some((version, PathBuf::from(OsStr::from_bytes(path))))
 }
 
-/// The folders of the group at `path` and of the groups around it, as far as they can be seen.
-fn folders_of(mounts: &[Mount], version: Version, path: &Path) -> Vec<PathBuf> {
+/// The folders of the group at `path` and of the groups around it that limit it, as far as they can be seen.
+fn folders_of(root: &Path, mounts: &[Mount], version: Version, path: &Path) -> Vec<PathBuf> {
     // `/../other`: the group lies outside of what this process may know about. What is mounted here is not around it.
     if path.components().any(|component| component == Component::ParentDir) {
         return Vec::new();
@@ -130,7 +130,9 @@ fn folders_of(mounts: &[Mount], version: Version, path: &Path) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     for mount in of_version() {
         if let Ok(inside) = path.strip_prefix(&mount.group) {
-            folders.extend(inside.ancestors().map(|part| mount.point.join(part)));
+            let mut outwards = inside.ancestors().map(|part| mount.point.join(part));
+            folders.extend(outwards.next());
+            folders.extend(outwards.take_while(|folder| limits_those_inside(root, version, folder)));
         }
     }
     // An engine that hides the way down to the container mounts its group alone, by a name that this process does not know.
@@ -138,6 +140,13 @@ fn folders_of(mounts: &[Mount], version: Version, path: &Path) -> Vec<PathBuf> {
         folders.extend(of_version().next().map(|mount| mount.point.clone()));
     }
     folders
+}
+
+/// Whether what the groups inside this one use counts against its limit, and so against those around it. Before Linux 5.11 a
+/// group of version 1 had to ask for that (`memory.use_hierarchy`); the kernel then charges no group further out either.
+fn limits_those_inside(root: &Path, version: Version, folder: &Path) -> bool {
+    let asks = root.join(folder.strip_prefix("/").unwrap_or(folder)).join("memory.use_hierarchy");
+    version == Version::Two || !fs::read_to_string(asks).is_ok_and(|text| text.trim() == "0")
 }
 
 /// The limit of the group in this folder, if it has one.

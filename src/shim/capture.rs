@@ -46,7 +46,7 @@ struct Captures {
 static CAPTURES: Mutex<Captures> = Mutex::new(Captures { list: Vec::new(), last: 0 });
 /// How many there are, readable without the lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// How many calls under way found a capture by [`look`].
+/// How many calls under way found a capture by [`look`] or [`suppose`] one.
 static LOOKED: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether any stream of the process is being captured.
@@ -55,13 +55,26 @@ pub fn under_way() -> bool {
     COUNT.load(Ordering::Acquire) + LOOKED.load(Ordering::Acquire) != 0
 }
 
-/// Held for a call of a program that has only opened this library: a capture was found, and nothing may synchronise.
+/// Held for a call of a program that has only opened this library: a capture was found, or may be there unseen, and nothing may
+/// synchronise.
 pub struct Looked(());
+
+impl Looked {
+    fn new() -> Self {
+        LOOKED.fetch_add(1, Ordering::AcqRel);
+        Self(())
+    }
+}
 
 impl Drop for Looked {
     fn drop(&mut self) {
         LOOKED.fetch_sub(1, Ordering::AcqRel);
     }
+}
+
+/// For a call that is told of no stream: where captures are not seen to begin, there may be one.
+pub fn suppose() -> Option<Looked> {
+    (!process::is_preloaded()).then(Looked::new)
 }
 
 /// Whether this stream is being captured, or any other that the legacy stream waits for, in a process where captures are
@@ -76,10 +89,7 @@ pub fn look(driver: &Driver, stream: CUstream) -> Option<Looked> {
         let answer = unsafe { driver.is_capturing(stream) };
         matches!(answer, Ok(true) | Err(CuResult::STREAM_CAPTURE_IMPLICIT))
     };
-    (captured(stream) || captured(std::ptr::null_mut())).then(|| {
-        LOOKED.fetch_add(1, Ordering::AcqRel);
-        Looked(())
-    })
+    (captured(stream) || captured(std::ptr::null_mut())).then(Looked::new)
 }
 
 fn key(stream: CUstream, per_thread_default: bool) -> Key {

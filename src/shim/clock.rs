@@ -4,15 +4,18 @@ use gpupool_interpose::cancel;
 use once_cell::race::OnceBox;
 use std::time::Duration;
 
+/// When the process started, in clock ticks since the machine did: field 22 of `/proc/self/stat`.
+pub fn started_at() -> Option<u64> {
+    let _sheltered = cancel::shelter();
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    stat.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()
+}
+
 /// Seconds since the process started; 0 where the system does not tell when that was.
 pub fn uptime() -> f64 {
-    /// Field 22 of `/proc/self/stat`, the start in clock ticks since the machine's.
     fn started() -> Option<f64> {
-        let _sheltered = cancel::shelter();
-        let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-        let ticks: f64 = stat.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()?;
         // SAFETY: sysconf has no preconditions.
-        Some(ticks / unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64)
+        Some(started_at()? as f64 / unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64)
     }
     static STARTED: OnceBox<Option<f64>> = OnceBox::new();
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };

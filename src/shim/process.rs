@@ -222,6 +222,7 @@ fn install_panic_report() {
 /// never touches CUDA runs only the one comparison in each handler.
 pub fn register() {
     log::remember_stderr();
+    log::remember_folder();
     verdict::remember_folder();
     // SAFETY: both handlers are functions of this library, which is never unloaded (build.rs).
     unsafe {

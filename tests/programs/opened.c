@@ -139,6 +139,24 @@ static void in_a_capture(const Kernels *k, const char *what, unsigned flags, int
     CHECK(cuStreamDestroy_v2(stream));
 }
 
+/* A block that is freed inside a capture, and freed memory that is asked back there, of which no stream is told. */
+static void trimmed_in_a_capture(const Kernels *k)
+{
+    CUstream stream;
+    CUgraph graph = NULL;
+    CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CUdeviceptr block = take(BLOCK, 0, stream), out = take(BLOCK, 0, stream);
+    iota(k, stream, block, WORDS, 3);
+    CHECK(cuStreamBeginCapture_v2(stream, 0));
+    give(block, 0, stream);
+    iota(k, stream, out, WORDS, 5);
+    control.trim();
+    printf("trimmed: capture ended with %d\n", cuStreamEndCapture(stream, &graph));
+    CHECK(cuStreamSynchronize(stream));
+    give(out, 0, stream);
+    CHECK(cuStreamDestroy_v2(stream));
+}
+
 /* Contexts that end without the library's knowledge: their handles must not be used again. */
 static void contexts_end(void)
 {
@@ -193,6 +211,7 @@ int main(int count, char **arguments)
     in_a_capture(&k, "captured stream", CU_STREAM_NON_BLOCKING, 0, 1);
     in_a_capture(&k, "thread's own capture", CU_STREAM_NON_BLOCKING, 1, 1);
     in_a_capture(&k, "another stream", CU_STREAM_DEFAULT, 0, 0);
+    trimmed_in_a_capture(&k);
     contexts_end();
     /* Closing it is legal, and memory that it gave stays. */
     CUdeviceptr kept = take(BLOCK, 0, NULL);

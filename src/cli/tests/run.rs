@@ -251,3 +251,20 @@ fn help_lists_every_setting() {
     assert_eq!(modes, "pool, spill, managed, trace or off");
     assert!(text.contains("and with 4 when that is not known"), "{text}");
 }
+
+/// Each process of the program would take a relative one from the folder that it is in when it starts.
+#[test]
+fn a_relative_log_is_taken_from_the_folder_in_which_it_was_asked_for() {
+    let bench = Bench::new();
+    let folder = bench.path("100%");
+    std::fs::create_dir(&folder).unwrap();
+    let expected = format!("{}%/log.%p\n", folder.display());
+    let told = |gpupool: &mut std::process::Command| {
+        stdout(&output(gpupool.args(["sh", "-c", "cd / && echo $GPUPOOL_LOG_FILE"]).current_dir(&folder)))
+    };
+    assert_eq!(told(&mut bench.gpupool("run", &["--log", "log.%p"])), expected);
+    assert_eq!(told(&mut bench.gpupool("run", &["--set", "log-file=log.%p"])), expected);
+    assert_eq!(told(bench.gpupool("run", &[]).env("GPUPOOL_LOG_FILE", "log.%p")), expected);
+    assert_eq!(told(&mut bench.gpupool("run", &["--log", "/tmp/%p"])), "/tmp/%p\n");
+    assert_eq!(told(&mut bench.gpupool("run", &[])), "\n");
+}

@@ -117,6 +117,29 @@ fn slurm_limits_the_job_in_version_1() {
     tree.gives(20, 8);
 }
 
+/// Before Linux 5.11 a group of version 1 is charged for what those inside it use only where it says so. One that does not say
+/// so, and all around it, limits nobody but itself.
+#[test]
+fn a_group_of_version_1_without_hierarchy_does_not_limit_those_inside_it() {
+    let nested = |hierarchies: [&str; 3]| {
+        let tree = Tree::new(ONE, "4:memory:/slice/job/task\n")
+            .one("/slice", 10 * GIB, 10 * GIB, 9 * GIB, 0)
+            .one("/slice/job", 20 * GIB, 20 * GIB, 12 * GIB, 0)
+            .one("/slice/job/task", 30 * GIB, 30 * GIB, 4 * GIB, 0);
+        let groups = ["/slice", "/slice/job", "/slice/job/task"].into_iter().zip(hierarchies);
+        groups.filter(|(_, says)| !says.is_empty()).fold(tree, |tree, (group, says)| {
+            tree.file(&format!("sys/fs/cgroup/memory{group}/memory.use_hierarchy"), &format!("{says}\n"))
+        })
+    };
+    nested(["0", "0", "0"]).gives(30, 26);
+    // What a group says of those inside it says nothing of those around it.
+    nested(["0", "0", "1"]).gives(30, 26);
+    nested(["0", "1", "1"]).gives(20, 8);
+    nested(["1", "1", "1"]).gives(10, 1);
+    // Later kernels may have no such file.
+    nested(["", "", ""]).gives(10, 1);
+}
+
 #[test]
 fn docker_with_a_view_of_its_own_has_its_group_at_the_root() {
     let tree = Tree::new(TWO, "0::/\n").two("", &[("max", 8 * GIB), ("current", GIB)]);

@@ -7,7 +7,7 @@ mod state;
 mod statistics;
 
 use crate::hook::HOOKS;
-use crate::{memory, pinned, process};
+use crate::{capture, memory, pinned, process};
 use gpupool_interpose::guard;
 use once_cell::race::OnceBox;
 use std::ffi::{c_char, c_int};
@@ -63,10 +63,15 @@ pub extern "C" fn gpupool_hook_names() -> *const c_char {
 
 /// Returns all freed memory that the pools of device and of pinned memory keep to the driver, and says how many bytes that
 /// was. Of device memory that was freed without waiting it returns what the GPU of the current context is done with, which is
-/// waited for, or what another GPU is known to be done with. Does nothing while a stream is being captured.
+/// waited for, or what another GPU is known to be done with. Nothing is waited for while a stream is being captured, and
+/// without `LD_PRELOAD`, where captures are not seen.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpupool_trim() -> u64 {
-    looking(|| Ok(memory::trim() + pinned::trim("gpupool_trim"))).unwrap_or(0)
+    looking(|| {
+        let _captured = capture::suppose();
+        Ok(memory::trim() + pinned::trim("gpupool_trim"))
+    })
+    .unwrap_or(0)
 }
 
 #[cfg(test)]

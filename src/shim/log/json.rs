@@ -6,13 +6,14 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use gpupool_config::{LogPath, LogPathNames};
 use gpupool_events::Record;
+use once_cell::race::OnceBox;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
@@ -38,6 +39,26 @@ static WHY: AtomicI32 = AtomicI32::new(0);
 pub(super) fn lost() -> Option<(u64, io::Error)> {
     let lines = LOST.load(Ordering::Relaxed);
     (lines > 0).then(|| (lines, io::Error::from_raw_os_error(WHY.load(Ordering::Relaxed))))
+}
+
+/// Where the process started, if a relative log was asked for then.
+static FOLDER: OnceBox<PathBuf> = OnceBox::new();
+
+/// Before `main`: see [`FOLDER`].
+pub fn remember_folder() {
+    let asked = std::env::var_os("GPUPOOL_LOG_FILE").filter(|path| !path.is_empty() && Path::new(path).is_relative());
+    if let Some(folder) = asked.and_then(|_| std::env::current_dir().ok()) {
+        let _ = FOLDER.set(Box::new(folder));
+    }
+}
+
+/// The inode of the first PID namespace, the same in every kernel (`PROC_PID_INIT_INO`).
+const FIRST_NAMESPACE: u64 = 0xeffffffc;
+
+/// This process's PID namespace and its start, where its number is none of the whole machine. `exec` changes neither.
+fn contained() -> Option<(u64, u64)> {
+    let namespace = std::fs::metadata("/proc/self/ns/pid").ok()?.ino();
+    (namespace != FIRST_NAMESPACE).then(|| (namespace, clock::started_at().unwrap_or(0)))
 }
 
 /// A log file of this process, created by it.
@@ -74,11 +95,15 @@ impl LogFile {
         let executable = std::fs::read_link("/proc/self/exe").unwrap_or_default();
         let path = template.expand(LogPathNames {
             pid: std::process::id(),
+            contained: contained(),
             executable: executable.file_name().unwrap_or_default(),
             host: &host_name(),
         });
-        // A relative path would mean another file once the program changes its folder.
-        let path = std::path::absolute(&path).unwrap_or(path);
+        // A relative path would mean another file once the program changes its folder, as it may have by now.
+        let path = match FOLDER.get().filter(|_| path.is_relative()) {
+            Some(folder) => folder.join(&path),
+            None => std::path::absolute(&path).unwrap_or(path),
+        };
         let opened = open(&path).map_err(|error| {
             let advice = match error.kind() {
                 io::ErrorKind::AlreadyExists => "remove it, or put %p into the name",

@@ -26,17 +26,20 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gpupool_config::{Mode, Settings};
+use gpupool_config::{Mode, Settings, VERDICTS};
 use parking_lot::Mutex;
 use tracing::Subscriber;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 
+pub use json::remember_folder;
 pub use stderr::{remember_stderr, warnings};
 pub use summary::{PlaceSummary, Summary, write_summary};
 
 static STARTED: AtomicBool = AtomicBool::new(false);
 static FILE_PATH: OnceLock<PathBuf> = OnceLock::new();
+/// The log is one that `gpupool run --fail-on` made for itself, and removes or names when the program has ended.
+static BORROWED: AtomicBool = AtomicBool::new(false);
 static WARNED: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
 
 /// Opens the log. Later calls do nothing. No failure reaches the program: what can not be opened is said on stderr, and
@@ -48,6 +51,9 @@ pub fn start(settings: &Settings) {
     let mut complaints = Vec::new();
     let file = settings.log_file.as_ref().and_then(|template| match json::LogFile::create(template) {
         Ok((file, path)) => {
+            let verdicts = std::env::var_os(VERDICTS).map(PathBuf::from);
+            let beside = verdicts.is_some_and(|verdicts| verdicts.parent().is_some_and(|it| path.parent() == Some(it)));
+            BORROWED.store(beside, Ordering::Relaxed);
             // The only caller, so the cell is empty.
             let _ = FILE_PATH.set(path);
             Some(file)
@@ -99,6 +105,11 @@ pub fn lost() -> Option<(u64, std::io::Error)> {
 /// The JSON log of this process, once [`start`] has opened it.
 pub fn file_path() -> Option<&'static Path> {
     FILE_PATH.get().map(PathBuf::as_path)
+}
+
+/// The same, where it is the user's: what a summary may tell him to read.
+pub fn lasting_file() -> Option<&'static Path> {
+    file_path().filter(|_| !BORROWED.load(Ordering::Relaxed))
 }
 
 /// File and stderr, each behind its own filter.

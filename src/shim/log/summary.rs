@@ -33,8 +33,10 @@ pub struct Summary<'a> {
     pub contexts: Vec<(u32, String)>,
     /// Warnings and errors ([`super::warnings`]).
     pub warnings: u64,
-    /// The JSON log ([`super::file_path`]).
+    /// The JSON log ([`super::lasting_file`]).
     pub log_file: Option<&'a Path>,
+    /// There is no such file any more.
+    pub log_removed: bool,
     /// Bytes of blocks that lay outside their home GPU, over the life of the process.
     pub spilled: u64,
     /// The most host memory that was pinned, and the most that the program held in it.
@@ -98,15 +100,16 @@ fn render(summary: &Summary<'_>) -> String {
         1 => Some("1 warning".to_owned()),
         many => Some(format!("{many} warnings")),
     };
+    let removed = if summary.log_removed { " (it was removed)" } else { "" };
     let lost =
         summary.lost.as_ref().map_or(String::new(), |(lines, why)| format!(" ({lines} lines of it were lost: {why})"));
     match (summary.log_file, warnings) {
-        (Some(path), Some(warnings)) => line(format_args!("{warnings}; log: {}{lost}", one_line(path))),
-        (Some(path), None) => line(format_args!("log: {}{lost}", one_line(path))),
+        (Some(path), Some(warnings)) => line(format_args!("{warnings}; log: {}{removed}{lost}", one_line(path))),
+        (Some(path), None) => line(format_args!("log: {}{removed}{lost}", one_line(path))),
         (None, Some(warnings)) => line(format_args!("{warnings}")),
         (None, None) => {}
     }
-    if let Some(path) = summary.log_file {
+    if let Some(path) = summary.log_file.filter(|_| !summary.log_removed) {
         line(format_args!("next: gpupool report {}", quoted(path)));
     }
     text
@@ -180,6 +183,7 @@ mod tests {
             contexts: vec![(0, "primary".to_owned()), (1, "created".to_owned()), (1, "created".to_owned())],
             warnings: 1,
             log_file: Some(Path::new("/tmp/a b.jsonl")),
+            log_removed: false,
             spilled: 29 << 30,
             pinned: (3 << 29, 1 << 30),
             lost: None,
@@ -204,6 +208,7 @@ gpupool: next: gpupool report '/tmp/a b.jsonl'
             contexts: (0..20).map(|gpu| (gpu, "primary".to_owned())).collect(),
             warnings: 3,
             log_file: Some(Path::new("/tmp/x")),
+            log_removed: false,
             spilled: 1,
             pinned: (1, 1),
             lost: None,
