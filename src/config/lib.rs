@@ -23,7 +23,7 @@ pub use duration::{DurationError, parse_duration};
 pub use log_path::{LogPath, LogPathNames};
 pub use problem::Problem;
 pub use python::PYTHON_MINORS;
-pub use ranks::{RANK_VARIABLES, local_ranks};
+pub use ranks::{Rank, launcher_variables, local_ranks, rank};
 pub use settings::{Devices, Limits, Settings};
 pub use size::{SizeError, format_size, parse_size};
 pub use table::{PREFIX, SETTINGS, Setting, VERDICTS};
