@@ -10,6 +10,7 @@
 
 mod choice;
 mod duration;
+mod log_level;
 mod log_path;
 mod problem;
 mod python;
@@ -20,6 +21,7 @@ mod table;
 
 pub use choice::{Contexts, Free, MemInfo, Mode, Pinned, Placement, Prefetch, Switch, Toggle};
 pub use duration::{DurationError, parse_duration};
+pub use log_level::check_log;
 pub use log_path::{LogPath, LogPathNames};
 pub use problem::Problem;
 pub use python::PYTHON_MINORS;
