@@ -88,14 +88,20 @@ pub fn initialised(call: &'static str) {
     if let Some(driver) = context::driver() {
         context::remember(driver);
     }
+    let gpus = context::driver().map(|driver| driver.device_count());
     let initial = Initial { values: values(), site: site::here() };
     let [visible_devices, device_order] = &initial.values;
     tracing::info!(
-        target: "gpupool::process", event = "cuda.init", visible_devices, device_order, call,
+        target: "gpupool::process", event = "cuda.init", visible_devices, device_order, gpus, call,
         caller = site::caller(&initial.site), thread = site::thread_name(), seconds = context::uptime(),
         site.json = %site::json(&initial.site), "CUDA initialised by {}", site::line(&initial.site)
     );
     let _ = INITIAL.set(Box::new(initial));
+}
+
+/// `CUDA_VISIBLE_DEVICES` as CUDA read it.
+pub fn visible_devices() -> Option<String> {
+    INITIAL.get().and_then(|initial| initial.values[0].clone())
 }
 
 /// The last change of a watched variable that was seen.

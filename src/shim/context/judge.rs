@@ -1,7 +1,6 @@
 //! Which contexts nobody needed. Judged at the end of the process: a GPU may be used late.
 
 use super::{Kind, REGISTRY, Record, limits};
-use crate::process;
 use crate::{finding, module, site};
 use gpupool_config::format_size;
 use gpupool_events::{Finding, Site};
@@ -42,7 +41,6 @@ pub fn judge() {
     for context in &stray {
         module::loaded_in_vain(context.id, context.device, &working);
     }
-    rank_on_gpu_0(&working);
 }
 
 pub(super) fn report_use(context: &Record) {
@@ -122,25 +120,6 @@ fn by_sweep(contexts: &[&Record]) {
     );
     let site: &Site = &contexts[0].origin.site;
     finding::make(&Finding::DEVICE_SWEEP, Some(contexts[0].device), site, &facts(contexts[0]), &what);
-}
-
-/// A rank above 0 that sees several GPUs and works on the first one does what rank 0 does.
-fn rank_on_gpu_0(working: &[&Record]) {
-    let rank = process::local_rank();
-    let several = super::device_count() > 1;
-    if let Some(rank @ 1..) = rank
-        && several
-        && working.iter().all(|context| context.device == 0)
-    {
-        let what = format!("this is local rank {rank} and it works on GPU 0, as local rank 0 does");
-        finding::make(
-            &Finding::RANKS_ON_GPU_0,
-            Some(0),
-            &working[0].origin.site,
-            &[("local_rank", rank.to_string())],
-            &what,
-        );
-    }
 }
 
 /// The heap limit of the current context, if it is still what the driver starts with.

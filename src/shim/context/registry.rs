@@ -39,8 +39,9 @@ pub struct Origin {
     /// What made it.
     pub call: String,
     pub site: Site,
-    /// Bytes that the GPU lost with it.
+    /// Bytes that the GPU lost with it, and whether some of it may be somebody else's.
     pub cost: Option<u64>,
+    pub approximate: bool,
 }
 
 /// All that is known of one context, live or gone.
@@ -169,6 +170,11 @@ pub fn recent(id: u64) -> Option<&'static Tally> {
     // SAFETY: the place is null or has counters, which are never freed.
     let known = unsafe { known.as_ref() }?;
     (known.id.load(Ordering::Acquire) == id).then_some(known)
+}
+
+/// Whether a context with this id, or a later one in its place, was ever entered. Without a lock.
+pub fn is_known_of(id: u64) -> bool {
+    !place_of(id).load(Ordering::Acquire).is_null()
 }
 
 impl Registry {
@@ -516,7 +522,7 @@ mod tests {
 
     fn origin() -> Arc<Origin> {
         let site = Site { python: Vec::new(), native: Vec::new(), truncated: false };
-        Arc::new(Origin { call: "a test".to_owned(), site, cost: Some(3) })
+        Arc::new(Origin { call: "a test".to_owned(), site, cost: Some(3), approximate: false })
     }
 
     fn name(handle: usize, life: u64) -> Name {

@@ -46,8 +46,13 @@ fn loaded() -> Vec<Loaded> {
 static NUMBERS: Mutex<BTreeMap<usize, u64>> = Mutex::new(BTreeMap::new());
 /// Loads are numbered from 1.
 static NEXT: AtomicU64 = AtomicU64::new(1);
-/// Bytes that GPUs lost to eager loads.
+/// Bytes that GPUs lost to eager loads, and to nobody else.
 static EAGER: AtomicU64 = AtomicU64::new(0);
+
+/// Whether anything was ever loaded. Takes no lock, so that it can be asked where the process leaves at once.
+pub fn was_any() -> bool {
+    NEXT.load(Relaxed) > 1
+}
 
 /// Whether the driver loads kernels only when they are used. `cuModuleGetLoadingMode`; drivers before 11.7 are eager.
 fn is_lazy() -> bool {
