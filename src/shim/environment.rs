@@ -132,10 +132,11 @@ fn look(call: &str) {
 }
 
 /// At the end of the process: what was not set back to what CUDA read. Not at the change itself: a program that sets a
-/// variable for the processes that it starts, and takes it back, has done nothing wrong. The environment is not read again
+/// variable for the processes that it starts, and takes it back, has done nothing wrong; nor has one that uses no GPU itself,
+/// and only starts those that do. The environment is not read again
 /// here by `getenv`: an entry may lie in memory that is gone by now, or another thread may be changing it.
 pub fn judge() {
-    let Some(initial) = INITIAL.get() else { return };
+    let Some(initial) = INITIAL.get().filter(|_| context::was_any()) else { return };
     let changes = CHANGES.lock().clone();
     let Some(values) = values_at_end() else { return };
     for (index, (then, now)) in initial.values.iter().zip(values).enumerate() {
