@@ -15,7 +15,7 @@ mod registry;
 pub mod unseen;
 mod usage;
 
-pub use judge::{heap_is_default, judge};
+pub use judge::{devices, heap_is_default, judge};
 pub use registry::{By, Record, Tally};
 pub use usage::{Usage, coarse_now};
 

@@ -183,14 +183,15 @@ pub fn loaded_in_vain(context: u64, device: i32, working: &[&Record]) {
     let loaded = loaded();
     let mine: Vec<&Loaded> = loaded.iter().filter(|loaded| loaded.context == context).collect();
     let Some(first) = mine.first() else { return };
-    let other = working.first().map_or(-1, |context| context.device);
-    let number = match mine.len() {
-        1 => "one module was loaded".to_owned(),
-        many => format!("{many} modules were loaded"),
+    let (number, first_of_them) = match mine.len() {
+        1 => ("one module was loaded".to_owned(), ""),
+        many => (format!("{many} modules were loaded"), "the first "),
     };
     let what = format!(
-        "{number} on GPU {device}, the first by {} ({}), and all work is on GPU {other}",
-        first.call, first.image.kind
+        "{number} on GPU {device}, {first_of_them}by {} ({}), and nothing ran there; this process works on GPU {}",
+        first.call,
+        first.image.kind,
+        context::devices(working)
     );
     finding::make(&Finding::MODULE_ELSEWHERE, Some(device), &first.site, &[("modules", mine.len().to_string())], &what);
 }
