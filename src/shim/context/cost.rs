@@ -21,6 +21,12 @@ fn others(device: CUdevice) -> u64 {
     REGISTRY.lock().cost_on(device)
 }
 
+/// Whether no other process has a context on this GPU. Without NVML that is not known, and the answer is no.
+pub fn is_alone_on(driver: &Driver, device: CUdevice) -> bool {
+    let uuid = driver.uuid_bytes(device);
+    nvml::get().and_then(|nvml| nvml.processes(&uuid)).is_some_and(|count| count <= 1)
+}
+
 /// Free memory of a GPU before a context was made on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Before {

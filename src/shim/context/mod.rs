@@ -34,7 +34,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-pub use cost::{Before, remember};
+pub use cost::{Before, is_alone_on, remember};
 
 /// How a context came to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

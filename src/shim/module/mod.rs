@@ -5,7 +5,7 @@ pub mod image;
 use crate::context::{self, Record, limits};
 use crate::driver::{CuResult, Driver, real};
 use crate::hook::{Real, retry};
-use crate::{finding, process, site};
+use crate::{finding, memory, process, site};
 use cudarc::driver::sys::CUdevice;
 use gpupool_config::format_size;
 use gpupool_events::{Finding, Site};
@@ -65,11 +65,32 @@ fn is_lazy() -> bool {
     unsafe { function(&raw mut mode) }.is_ok() && mode == LAZY
 }
 
+/// The current GPU's memory at one moment.
+#[derive(Clone, Copy)]
+struct Look {
+    free: u64,
+    /// Bytes of it that the pool holds: other threads may allocate while this one loads.
+    pooled: u64,
+}
+
+impl Look {
+    fn now(driver: &Driver) -> Option<Self> {
+        let free = driver.free_memory().ok()?;
+        let pooled = driver.current_device().map_or(0, memory::taken_on);
+        Some(Self { free, pooled })
+    }
+
+    /// Bytes that the GPU lost since, to others than the pool.
+    fn lost_since(self, before: Self) -> u64 {
+        before.free.saturating_sub(self.free).saturating_sub(self.pooled.saturating_sub(before.pooled))
+    }
+}
+
 /// Makes a loading call, and notes what it loaded. `look` gives the handle and says what the image is; it runs after a
 /// success.
 pub fn load(real: &mut Real, path: Option<String>, look: impl FnOnce() -> (usize, Image)) -> CuResult {
     let driver = context::driver();
-    let before = driver.and_then(|driver| driver.free_memory().ok());
+    let before = driver.and_then(Look::now);
     let start = Instant::now();
     let result = retry::call(real);
     let seconds = start.elapsed().as_secs_f64();
@@ -100,7 +121,7 @@ fn note(
     call: &'static str,
     path: Option<String>,
     image: Image,
-    before: Option<u64>,
+    before: Option<Look>,
     seconds: f64,
 ) {
     // A library may be loaded before there is any context; its kernels then go to each context that runs them.
@@ -109,8 +130,8 @@ fn note(
         context.usage.modules.fetch_add(1, Relaxed);
     }
     let device = context.map(|context| context.device);
-    let after = driver.free_memory().ok();
-    let memory = before.zip(after).map(|(before, after)| before as i64 - after as i64);
+    let after = Look::now(driver);
+    let memory = before.zip(after).map(|(before, after)| before.free as i64 - after.free as i64);
     let lazy = is_lazy();
     let site = site::here();
     let Image { kind, bytes, kernels, uses_malloc } = image;
@@ -119,8 +140,12 @@ fn note(
         memory, lazy, uses_malloc, caller = site::caller(&site), thread = site::thread_name(), site.json = %site::json(&site),
         "{call}: {kind} of {}{} by {}", bytes.map_or("unknown size".to_owned(), format_size), on(device), site::line(&site)
     );
-    if !lazy {
-        EAGER.fetch_add(memory.unwrap_or(0).max(0) as u64, Relaxed);
+    // What other processes took meanwhile looks the same, so it is only counted where there are none.
+    if !lazy
+        && let Some(lost) = before.zip(after).map(|(before, after)| after.lost_since(before)).filter(|lost| *lost > 0)
+        && device.is_some_and(|device| context::is_alone_on(driver, device))
+    {
+        EAGER.fetch_add(lost, Relaxed);
     }
     // Without a context there is no heap yet; each gets what the settings say, or else the default.
     let is_default =
