@@ -110,7 +110,7 @@ impl Workshop {
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy();
             let ours = ["GPUPOOL_", "SIMCUDA_"].iter().any(|prefix| name.starts_with(prefix));
-            if ours || gpupool_config::RANK_VARIABLES.contains(&&*name) {
+            if ours || gpupool_config::launcher_variables().any(|known| known == name) {
                 command.env_remove(&*name);
             }
         }

@@ -4,7 +4,6 @@
 //! may be full, and is one file for several processes if its name is fixed. A log is written beside them, for the report, only
 //! where nothing else was said about logs.
 
-use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -12,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use gpupool_config::{Mode, Settings, VERDICTS};
-use gpupool_events::{Finding, Verdict, VerdictEnd, finding};
+use gpupool_events::{Attendance, Finding, RankOnGpu0, Verdict, VerdictEnd, finding};
 
 use crate::failure::{Failure, complain};
 use crate::folder::Folder;
@@ -81,13 +80,24 @@ impl FailOn {
                 return Judged::Unknown;
             }
         };
-        let counted: Vec<Found> = found(&verdicts).into_iter().filter(|found| self.counts(found)).collect();
+        let ranks = ranks(&verdicts);
+        let counted: Vec<Found> = found(&verdicts, &ranks).into_iter().filter(|found| self.counts(found)).collect();
         counted.iter().for_each(tell);
-        let unknown: Vec<String> = verdicts.iter().filter_map(unknown).collect();
+        let mut unknown: Vec<String> = verdicts.iter().filter_map(unknown).collect();
+        match Attendance::read(&records.verdicts()) {
+            Ok(attendance) => unknown.extend(missing(&attendance, &verdicts)),
+            Err(error) => unknown.push(format!(
+                "the file of who was there, {}, was deleted or cannot be read: {error}",
+                records.verdicts().join(Attendance::FILE).display()
+            )),
+        }
+        if self.asks_for(Finding::RANKS_ON_GPU_0.code) && !counted.iter().any(is_of_ranks) {
+            unknown.extend(ranks.iter().find_map(|(_, rank)| others_unseen(rank)));
+        }
         if succeeded {
             tell_unknown(&unknown);
-            if verdicts.is_empty() {
-                complain("--fail-on: no process used CUDA, or none could be intercepted: there is nothing to judge");
+            if verdicts.is_empty() && unknown.is_empty() {
+                complain("--fail-on: no process used CUDA: there is nothing to judge");
             }
         }
         match (counted.is_empty(), unknown.is_empty()) {
@@ -97,8 +107,12 @@ impl FailOn {
         }
     }
 
+    fn asks_for(&self, code: &str) -> bool {
+        self.codes.is_empty() || self.codes.contains(&code)
+    }
+
     fn counts(&self, found: &Found) -> bool {
-        self.codes.is_empty() || self.codes.contains(&found.code.as_str())
+        self.asks_for(&found.code)
     }
 }
 
@@ -124,19 +138,60 @@ fn check(settings: &Settings, command: &Command) -> Result<(), Failure> {
     }
 }
 
+/// The ranks that have a context on GPU 0, with the numbers of their processes.
+fn ranks(verdicts: &[Verdict]) -> Vec<(usize, RankOnGpu0)> {
+    let numbered = verdicts.iter().enumerate();
+    numbered.filter_map(|(index, verdict)| Some((index, verdict.on_gpu_0.clone()?))).collect()
+}
+
 /// The findings of all processes, and what only all of them together show.
-fn found(verdicts: &[Verdict]) -> Vec<Found> {
+fn found(verdicts: &[Verdict], ranks: &[(usize, RankOnGpu0)]) -> Vec<Found> {
     let made = verdicts.iter().enumerate();
     let mut found =
         report::merge(made.flat_map(|(index, verdict)| verdict.findings.iter().map(move |made| (index, made))));
-    let together = Finding::RANKS_ON_GPU_0.code;
-    if !found.iter().any(|found| found.code == together) {
-        let logs: BTreeSet<PathBuf> =
-            verdicts.iter().filter_map(|verdict| verdict.began.as_ref()?.log.as_ref().map(PathBuf::from)).collect();
-        let logs: Vec<PathBuf> = logs.into_iter().collect();
-        found.extend(report::findings_of(&logs).into_iter().filter(|found| found.code == together));
-    }
+    found.extend(report::ranks_on_gpu_0(ranks));
     found
+}
+
+fn is_of_ranks(found: &Found) -> bool {
+    found.code == Finding::RANKS_ON_GPU_0.code
+}
+
+/// Why it is not known whether a rank shares GPU 0 with others: this command is a rank itself, so that the others run beside
+/// it. A launcher that runs under this command gives numbers of its own, and then all ranks of this host are seen.
+fn others_unseen(rank: &RankOnGpu0) -> Option<String> {
+    let own = gpupool_config::rank(std::env::vars_os())?;
+    let is_own = (own.number, &own.job) == (rank.local_rank, &rank.job);
+    (is_own && report::is_guest(rank)).then(|| {
+        format!(
+            "local rank {} has a context on GPU 0, and what the other ranks of its job do is not seen here; put \
+             `gpupool run` in front of the launcher",
+            rank.local_rank
+        )
+    })
+}
+
+/// Of whom nothing is known, by who was there.
+fn missing(attendance: &Attendance, verdicts: &[Verdict]) -> Vec<String> {
+    let deleted = |pid: u32| format!("pid {pid} used CUDA, and what it wrote was deleted or could not be written");
+    let mut missing: Vec<String> = attendance.without_file(verdicts).into_iter().map(deleted).collect();
+    if verdicts.is_empty() && missing.is_empty() {
+        // Where somebody was found to use CUDA, a helper without it that was killed is no news.
+        missing.extend(attendance.lost.iter().map(|pid| {
+            format!(
+                "pid {pid} became a program that libgpupool.so was not loaded into, was killed, or is still running; leave \
+                 LD_PRELOAD and {VERDICTS} in the environment of every program (env -i, sudo and containers remove them)"
+            )
+        }));
+        if !attendance.anybody {
+            missing.push(
+                "no process loaded libgpupool.so; leave LD_PRELOAD in the environment of the program, which must be linked \
+                 dynamically and installed without rights of its own (setuid)"
+                    .to_owned(),
+            );
+        }
+    }
+    missing
 }
 
 /// One line a finding, on stderr: the program may have written its results to stdout.
@@ -159,11 +214,9 @@ fn tell_unknown(unknown: &[String]) {
 
 /// Why not everything is known of a process, if it is not.
 fn unknown(verdict: &Verdict) -> Option<String> {
-    let name = verdict.path.file_name().unwrap_or_default().to_string_lossy();
-    let pid = name.split('-').next().unwrap_or_default();
     let who = match &verdict.began {
         Some(began) => format!("{} (pid {})", terminal::clean(&began.exe), began.pid),
-        None => format!("pid {}", terminal::clean(pid)),
+        None => verdict.pid().map_or("a process".to_owned(), |pid| format!("pid {pid}")),
     };
     let why = match &verdict.end {
         VerdictEnd::Complete => return None,
@@ -196,8 +249,11 @@ impl Records {
         let outer = std::env::var_os(VERDICTS).filter(|folder| !folder.is_empty()).map(PathBuf::from);
         let records = Records { folder, log: (!asked).then_some(log), outer };
         let verdicts = records.verdicts();
+        let attendance = verdicts.join(Attendance::FILE);
         fs::create_dir(&verdicts)
             .map_err(|error| Failure::broken(format!("cannot make the folder {}: {error}", verdicts.display())))?;
+        fs::write(&attendance, "")
+            .map_err(|error| Failure::broken(format!("cannot make the file {}: {error}", attendance.display())))?;
         Ok(records)
     }
 
@@ -228,6 +284,13 @@ fn hand_on(from: &Path, to: &Path) {
     let entries = fs::read_dir(from).into_iter().flatten().flatten();
     for entry in entries {
         let name = entry.file_name();
+        if name == Attendance::FILE {
+            let outer = fs::OpenOptions::new().append(true).open(to.join(&name));
+            if let (Ok(text), Ok(mut file)) = (fs::read(entry.path()), outer) {
+                let _ = std::io::Write::write_all(&mut file, &text);
+            }
+            continue;
+        }
         let pid = name.to_string_lossy().split('-').next().and_then(|pid| pid.parse().ok()).unwrap_or(0);
         // What cannot be copied stays an empty file, which says that something is not known.
         if let (Ok(text), Ok((mut file, _))) = (fs::read(entry.path()), Verdict::create(to, pid)) {

@@ -10,6 +10,7 @@ mod fail_on;
 mod failure;
 mod folder;
 mod inherited;
+mod log_settings;
 mod report;
 mod run;
 mod sim;

@@ -12,7 +12,7 @@ mod words;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-pub use findings::{Found, merge};
+pub use findings::{Found, is_guest, merge, ranks_on_gpu_0};
 use gather::Logs;
 pub use words::{count, place, ranges};
 
@@ -43,9 +43,4 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     terminal::print(&text)?;
     let unreadable: Vec<String> = logs.logs.iter().filter(|log| !log.readable).map(words::why_unreadable).collect();
     if unreadable.is_empty() { Ok(ExitCode::SUCCESS) } else { Err(Failure::usage(unreadable.join("\n"))) }
-}
-
-/// What was found in these logs, for whoever only wants that.
-pub fn findings_of(logs: &[PathBuf]) -> Vec<Found> {
-    findings::all(&Logs::read(logs).processes)
 }

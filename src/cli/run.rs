@@ -7,11 +7,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use gpupool_config::{LogPath, LogPathNames, PREFIX, SETTINGS, Settings};
+use gpupool_config::{PREFIX, SETTINGS, Settings};
 
 use crate::fail_on::FailOn;
 use crate::failure::Failure;
-use crate::{companion, elf, inherited};
+use crate::{companion, elf, inherited, log_settings};
 
 /// Run a program with the pool behind its cudaMalloc
 #[derive(clap::Args)]
@@ -52,8 +52,11 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let environment: BTreeMap<OsString, OsString> = std::env::vars_os().chain(wanted.clone()).collect();
     let settings = Settings::read(environment.into_iter())
         .map_err(|problems| Failure::usage(problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")))?;
+    let problems = log_settings::problems(&settings);
+    if !problems.is_empty() {
+        return Err(Failure::usage(problems.join("\n")));
+    }
     if let Some(template) = &settings.log_file {
-        check_log(template)?;
         // Now, for all processes of the program: each would take it from the folder that it is in when it starts.
         let folder = std::env::current_dir().map_err(|error| {
             Failure::broken(format!("the folder that this runs in cannot be found: {error}; change to another one"))
@@ -111,44 +114,6 @@ fn variable(name: &OsStr) -> Result<OsString, Failure> {
     let name = name.to_str().ok_or_else(|| Failure::usage(format!("--set {}: not UTF-8", name.display())))?;
     let name = name.to_ascii_uppercase().replace('-', "_");
     Ok(if name.starts_with(PREFIX) { name } else { format!("{PREFIX}{name}") }.into())
-}
-
-/// Refuses a log that the program could only complain about. The name holds the program's own number, so only what is
-/// the same for every process can be looked at here; the library checks the rest.
-fn check_log(template: &LogPath) -> Result<(), Failure> {
-    let text = template.template().display();
-    let varies = template.template().as_bytes().contains(&b'%');
-    let path =
-        template.expand(LogPathNames { pid: 0, contained: None, executable: OsStr::new(""), host: OsStr::new("") });
-    if !varies && let Ok(there) = path.symlink_metadata() {
-        let advice = if there.is_file() {
-            "exists already; remove it, or put %p into the name"
-        } else {
-            "is there already and no file; the log is a new file: choose another name, or leave it out to have no log"
-        };
-        return Err(Failure::usage(format!("GPUPOOL_LOG_FILE={text}: {advice}")));
-    }
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let folder_varies =
-        template.template().as_bytes().iter().rev().skip_while(|byte| **byte != b'/').any(|byte| *byte == b'%');
-    if !folder_varies && !writable(folder) {
-        let folder = folder.display();
-        return Err(Failure::usage(format!(
-            "GPUPOOL_LOG_FILE={text}: cannot write into the folder {folder}; choose another"
-        )));
-    }
-    Ok(())
-}
-
-fn writable(folder: &Path) -> bool {
-    let Ok(name) = std::ffi::CString::new(folder.as_os_str().as_bytes()) else {
-        return false;
-    };
-    // SAFETY: `name` is a NUL-terminated string that outlives the call.
-    folder.is_dir() && unsafe { libc::access(name.as_ptr(), libc::W_OK | libc::X_OK) } == 0
 }
 
 /// `LD_PRELOAD` with our library first and everything that was there behind it, except for the runtimes of sanitizers: those

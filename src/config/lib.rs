@@ -10,6 +10,7 @@
 
 mod choice;
 mod duration;
+mod log_level;
 mod log_path;
 mod problem;
 mod ranks;
@@ -19,9 +20,10 @@ mod table;
 
 pub use choice::{Contexts, Free, MemInfo, Mode, Pinned, Placement, Prefetch, Switch, Toggle};
 pub use duration::{DurationError, parse_duration};
+pub use log_level::check_log;
 pub use log_path::{LogPath, LogPathNames};
 pub use problem::Problem;
-pub use ranks::{RANK_VARIABLES, local_ranks};
+pub use ranks::{Rank, launcher_variables, local_ranks, rank};
 pub use settings::{Devices, Limits, Settings};
 pub use size::{SizeError, format_size, parse_size};
 pub use table::{PREFIX, SETTINGS, Setting, VERDICTS};

@@ -1,17 +1,77 @@
-//! How many ranks of one job share this host.
+//! What launchers of several ranks say in the environment: which rank this is, how many share this host, and of which job.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 
-/// Variables that launchers set to the number of ranks on the host, the most specific launcher first: `torchrun` inside a
-/// Slurm job knows better than Slurm.
-pub const RANK_VARIABLES: &[&str] = &[
-    "LOCAL_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MPI_LOCALNRANKS",
-    "MV2_COMM_WORLD_LOCAL_SIZE",
-    "SLURM_NTASKS_PER_NODE",
-    "SLURM_TASKS_PER_NODE",
+/// What one launcher sets.
+struct Launcher {
+    /// The rank's number on its host, from 0.
+    rank: &'static str,
+    /// How many ranks there are on the host; the first of these that is set.
+    counts: &'static [&'static str],
+    /// What together tells the job from others on the host, and is the same for all its ranks.
+    job: &'static [&'static str],
+}
+
+/// The most specific launcher first: `torchrun` inside a Slurm job knows better than Slurm.
+const LAUNCHERS: &[Launcher] = &[
+    // torchrun, Accelerate, DeepSpeed, Lightning.
+    Launcher {
+        rank: "LOCAL_RANK",
+        counts: &["LOCAL_WORLD_SIZE"],
+        job: &["TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"],
+    },
+    // Open MPI; its job has a name in version 5 and a number in version 4.
+    Launcher {
+        rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        counts: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
+        job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
+    },
+    // Intel MPI, MPICH.
+    Launcher { rank: "MPI_LOCALRANKID", counts: &["MPI_LOCALNRANKS"], job: &[] },
+    // MVAPICH2.
+    Launcher { rank: "MV2_COMM_WORLD_LOCAL_RANK", counts: &["MV2_COMM_WORLD_LOCAL_SIZE"], job: &[] },
+    Launcher {
+        rank: "SLURM_LOCALID",
+        counts: &["SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"],
+        job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
+    },
 ];
+
+/// Every variable of launchers that anything here depends on.
+pub fn launcher_variables() -> impl Iterator<Item = &'static str> {
+    LAUNCHERS.iter().flat_map(|launcher| {
+        std::iter::once(launcher.rank).chain(launcher.counts.iter().copied()).chain(launcher.job.iter().copied())
+    })
+}
+
+/// Which rank of a job this process is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rank {
+    /// The launcher's variable that says so.
+    pub variable: &'static str,
+    /// Its number among the ranks on this host, from 0.
+    pub number: u32,
+    /// How many ranks there are on this host, where the launcher says.
+    pub ranks: Option<u32>,
+    /// What tells the job from others on this host, where the launcher says.
+    pub job: Option<String>,
+}
+
+/// Which rank this process is; `None` where no launcher gave it a number.
+///
+/// The first launcher that gives one decides, and only what it says itself is taken for the rest: `torchrun` inside a Slurm
+/// job has other ranks than Slurm.
+pub fn rank(vars: impl Iterator<Item = (OsString, OsString)>) -> Option<Rank> {
+    let said = said(vars);
+    let text = |name: &'static str| said.get(name).and_then(|value| value.to_str());
+    let (launcher, number) =
+        LAUNCHERS.iter().find_map(|launcher| Some((launcher, text(launcher.rank)?.trim().parse().ok()?)))?;
+    let ranks = launcher.counts.iter().find_map(|name| largest_count(text(name)?));
+    let job: Vec<&str> = launcher.job.iter().copied().filter_map(text).collect();
+    let job = (!job.is_empty()).then(|| job.join(":"));
+    Some(Rank { variable: launcher.rank, number, ranks, job })
+}
 
 /// The variable that says that several ranks of a job run on this host, and how many; `None` for a process that owns its
 /// job.
@@ -19,14 +79,18 @@ pub const RANK_VARIABLES: &[&str] = &[
 /// The first launcher that says anything decides, also when it says 1. A value that is no number is passed over: these
 /// variables are not ours to complain about.
 pub fn local_ranks(vars: impl Iterator<Item = (OsString, OsString)>) -> Option<(&'static str, u32)> {
-    let mut found: Vec<Option<u32>> = vec![None; RANK_VARIABLES.len()];
-    for (name, value) in vars {
-        if let Some(index) = RANK_VARIABLES.iter().position(|known| OsStr::new(known) == name) {
-            found[index] = value.to_str().and_then(largest_count);
-        }
-    }
-    let first = found.iter().position(Option::is_some)?;
-    found[first].filter(|ranks| *ranks > 1).map(|ranks| (RANK_VARIABLES[first], ranks))
+    let said = said(vars);
+    let counts = LAUNCHERS.iter().flat_map(|launcher| launcher.counts);
+    let (variable, ranks) = counts.copied().find_map(|name| Some((name, largest_count(said.get(name)?.to_str()?)?)))?;
+    (ranks > 1).then_some((variable, ranks))
+}
+
+/// What launchers said, by variable.
+fn said(vars: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<&'static str, OsString> {
+    let known = |(name, value): (OsString, OsString)| {
+        Some((launcher_variables().find(|known| OsStr::new(known) == name)?, value))
+    };
+    vars.filter_map(known).collect()
 }
 
 /// Slurm writes one count per group of hosts, `4(x2),1`. Which group this host is in is not told, so the largest counts:
@@ -43,6 +107,23 @@ mod tests {
         local_ranks(vars.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))))
     }
 
+    fn rank_in(vars: &[(&str, &str)]) -> Option<Rank> {
+        rank(vars.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))))
+    }
+
+    #[test]
+    fn a_rank_is_told_by_one_launcher_with_its_job() {
+        let slurm =
+            [("SLURM_LOCALID", "0"), ("SLURM_TASKS_PER_NODE", "1"), ("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "2")];
+        let of_slurm = rank_in(&slurm);
+        let expected = Rank { variable: "SLURM_LOCALID", number: 0, ranks: Some(1), job: Some("7:2".to_owned()) };
+        assert_eq!(of_slurm, Some(expected));
+        let both: Vec<_> = slurm.into_iter().chain([("LOCAL_RANK", "5"), ("MASTER_PORT", "29500")]).collect();
+        let expected = Rank { variable: "LOCAL_RANK", number: 5, ranks: None, job: Some("29500".to_owned()) };
+        assert_eq!(rank_in(&both), Some(expected));
+        assert_eq!(rank_in(&[("LOCAL_RANK", "first"), ("LOCAL_WORLD_SIZE", "2")]), None);
+    }
+
     #[test]
     fn one_process_owns_its_job() {
         assert_eq!(ranks(&[]), None);
@@ -52,8 +133,12 @@ mod tests {
 
     #[test]
     fn every_launcher_is_heard() {
-        for name in RANK_VARIABLES {
+        for name in LAUNCHERS.iter().flat_map(|launcher| launcher.counts) {
             assert_eq!(ranks(&[(name, "4")]), Some((*name, 4)));
+        }
+        for launcher in LAUNCHERS {
+            let rank = rank_in(&[(launcher.rank, "3"), (launcher.counts[0], "4")]);
+            assert_eq!(rank, Some(Rank { variable: launcher.rank, number: 3, ranks: Some(4), job: None }));
         }
     }
 

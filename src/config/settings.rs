@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::choice::{Contexts, Free, MemInfo, Mode, Pinned, Placement, Prefetch, Switch, Toggle};
 use crate::log_path::LogPath;
 use crate::problem::{Problem, unknown_name};
-use crate::ranks::{RANK_VARIABLES, local_ranks};
+use crate::ranks::{launcher_variables, local_ranks};
 use crate::size::{format_size, parse_size};
 use crate::table::{PREFIX, SETTINGS, VERDICTS};
 
@@ -130,7 +130,7 @@ impl Settings {
         let mut problems = Vec::new();
         let mut launcher = Vec::new();
         for (name, value) in vars {
-            if RANK_VARIABLES.iter().any(|known| OsStr::new(known) == name) {
+            if launcher_variables().any(|known| OsStr::new(known) == name) {
                 launcher.push((name, value));
                 continue;
             }

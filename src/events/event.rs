@@ -87,6 +87,10 @@ events! {
         local_rank: Option<u32>,
         /// How many of them there are.
         job_ranks: Option<u32>,
+        /// What tells the job from others on this host, where the launcher says.
+        job: Option<String>,
+        /// The host's name, where this is a rank.
+        host: Option<String>,
     }
     /// The process ends in order; a killed one leaves no such line.
     ProcessExit = "process.exit" {
@@ -281,6 +285,8 @@ events! {
         visible_devices: Option<String>,
         /// `CUDA_DEVICE_ORDER` at that moment.
         device_order: Option<String>,
+        /// GPUs that the process can see.
+        gpus: Option<u32>,
         /// The driver call.
         call: String,
         /// File of the library that called it.

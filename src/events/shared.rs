@@ -29,6 +29,37 @@ pub struct PlaceLevel {
     pub used: u64,
 }
 
+/// A rank of a job that has a context on its GPU 0: what shows whether several ranks share that GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankOnGpu0 {
+    /// Its number among the ranks of its job on its host.
+    pub local_rank: u32,
+    /// How many of them there are, where the launcher says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job_ranks: Option<u32>,
+    /// What tells the job from others on the host, where the launcher says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<String>,
+    /// The host's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// GPUs that the process can see.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpus: Option<u32>,
+    /// The GPU's UUID, as `GPU-…`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    /// `CUDA_VISIBLE_DEVICES` as CUDA read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub visible_devices: Option<String>,
+    /// Bytes of the GPU's memory that the context took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<u64>,
+    /// Where it was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub site: Option<Site>,
+}
+
 /// One function of Python on the stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PyFrame {

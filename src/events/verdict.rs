@@ -6,7 +6,8 @@
 //! each:
 //!
 //! ```json
-//! {"verdict":"began","v":1,"pid":7,"started":8123,"t":1767225600.25,"exe":"/usr/bin/python3","log":"/tmp/log.7.jsonl"}
+//! {"verdict":"began","v":1,"pid":7,"started":8123,"t":1767225600.25,"exe":"/usr/bin/python3"}
+//! {"verdict":"gpu0","local_rank":1,"job_ranks":8,"job":"…","host":"…","gpus":8,"uuid":"GPU-…","site":{…}}
 //! {"verdict":"finding","code":"GP001","device":1,"what":"…","site":{…},"facts":{…}}
 //! {"verdict":"ended","findings":1}
 //! ```
@@ -14,6 +15,10 @@
 //! A process writes `ended` when it has judged everything and every finding before is written. So a file without that line,
 //! or with fewer findings than the line counts, or with nothing at all, is of a process of which not everything is known:
 //! it was killed, left by `_exit`, or there was no room. A process that calls no driver function makes no file.
+//!
+//! That nobody found anything says something only where somebody looked. So `run` also makes the file `processes`
+//! ([`Attendance`]), to which each process appends a line as the library is loaded into it, as it first calls the driver, and as
+//! it leaves without having done so. Who became a program without the library has said the first and not the last.
 //!
 //! The folder is one for all processes of a run, and each has a file rather than a place in a common one: an empty file
 //! tells that a process was there even where not one byte may be written (RLIMIT_FSIZE, a full disk).
@@ -26,6 +31,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::event::FindingMade;
+use crate::shared::RankOnGpu0;
 
 /// The format that this crate writes, and the newest that it reads.
 const VERSION: u32 = 1;
@@ -36,6 +42,8 @@ const VERSION: u32 = 1;
 pub enum VerdictLine {
     /// The first line.
     Began(Began),
+    /// A rank of a job made a context on its GPU 0: whether others did, too, shows in their files.
+    Gpu0(RankOnGpu0),
     /// Something a person should change.
     Finding(FindingMade),
     /// Everything was judged and said.
@@ -57,15 +65,12 @@ pub struct Began {
     pub t: f64,
     /// Path of the executable.
     pub exe: String,
-    /// The process's log, where it has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub log: Option<String>,
 }
 
 impl Began {
     /// In today's format.
-    pub fn new(pid: u32, started: u64, t: f64, exe: String, log: Option<String>) -> Began {
-        Began { v: VERSION, pid, started, t, exe, log }
+    pub fn new(pid: u32, started: u64, t: f64, exe: String) -> Began {
+        Began { v: VERSION, pid, started, t, exe }
     }
 }
 
@@ -100,6 +105,8 @@ pub struct Verdict {
     pub path: PathBuf,
     /// Its first line; absent where not even that could be written.
     pub began: Option<Began>,
+    /// The rank's first context on GPU 0.
+    pub on_gpu_0: Option<RankOnGpu0>,
     /// What was found, in the order of finding.
     pub findings: Vec<FindingMade>,
     /// Whether that is all.
@@ -124,6 +131,11 @@ impl Verdict {
         }
     }
 
+    /// The process's number, by the name of its file.
+    pub fn pid(&self) -> Option<u32> {
+        self.path.file_name()?.to_str()?.split('-').next()?.parse().ok()
+    }
+
     /// Reads every file in `folder`, in the order in which their processes began.
     ///
     /// # Errors
@@ -132,6 +144,9 @@ impl Verdict {
         let mut verdicts = Vec::new();
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();
+            if path.file_name().is_some_and(|name| name == Attendance::FILE) {
+                continue;
+            }
             let lines = BufReader::new(File::open(&path)?);
             verdicts.push(Verdict::read(path, lines)?);
         }
@@ -155,7 +170,7 @@ impl Verdict {
     }
 
     fn read(path: PathBuf, lines: impl BufRead) -> io::Result<Verdict> {
-        let mut verdict = Verdict { path, began: None, findings: Vec::new(), end: VerdictEnd::Open };
+        let mut verdict = Verdict { path, began: None, on_gpu_0: None, findings: Vec::new(), end: VerdictEnd::Open };
         for (index, line) in lines.split(b'\n').enumerate() {
             let line = line?;
             if line.is_empty() {
@@ -167,6 +182,9 @@ impl Verdict {
                 Ok(VerdictLine::Began(Began { v, .. })) => {
                     verdict.end = VerdictEnd::Damaged(format!("format {v}, this gpupool reads {VERSION}"));
                     break;
+                }
+                Ok(VerdictLine::Gpu0(rank)) => {
+                    verdict.on_gpu_0.get_or_insert(rank);
                 }
                 Ok(VerdictLine::Finding(finding)) => verdict.findings.push(finding),
                 Ok(VerdictLine::Ended { findings }) if findings <= verdict.findings.len() as u64 => {
@@ -183,5 +201,107 @@ impl Verdict {
             }
         }
         Ok(verdict)
+    }
+}
+
+/// A line of the file `processes`, `loaded 7`. Written where nothing may be allocated and no lock be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Present {
+    /// The library was loaded into this process; once more after `exec`.
+    Loaded,
+    /// It calls the driver, so it has a file of its own.
+    Used,
+    /// It leaves and has not called the driver.
+    Left,
+}
+
+impl Present {
+    /// How it is written.
+    pub fn word(self) -> &'static str {
+        match self {
+            Present::Loaded => "loaded",
+            Present::Used => "used",
+            Present::Left => "left",
+        }
+    }
+}
+
+/// Which processes the library was loaded into, and how far each is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Attendance {
+    /// Whether there was any.
+    pub anybody: bool,
+    /// Processes that neither called the driver nor left in order: they became a program without the library, were killed,
+    /// or are still running.
+    pub lost: Vec<u32>,
+    /// Processes that called the driver, once for each file that they must have.
+    pub used: Vec<u32>,
+}
+
+impl Attendance {
+    /// The file's name. It is made by whoever makes the folder, and by nobody else: where it is gone, somebody deleted it.
+    pub const FILE: &str = "processes";
+
+    /// Reads the file in `folder`.
+    ///
+    /// # Errors
+    /// It is gone, or cannot be read.
+    pub fn read(folder: &Path) -> io::Result<Attendance> {
+        Ok(Attendance::of(&fs::read_to_string(folder.join(Attendance::FILE))?))
+    }
+
+    fn of(text: &str) -> Attendance {
+        let mut attendance = Attendance::default();
+        for line in text.lines() {
+            let Some((word, pid)) = line.split_once(' ').and_then(|(word, pid)| Some((word, pid.parse().ok()?))) else {
+                continue;
+            };
+            attendance.lost.retain(|lost| *lost != pid);
+            if word == Present::Loaded.word() {
+                attendance.anybody = true;
+                attendance.lost.push(pid);
+            } else if word == Present::Used.word() {
+                attendance.used.push(pid);
+            }
+        }
+        attendance
+    }
+
+    /// Processes whose file is not among these, although they must have one.
+    pub fn without_file(&self, verdicts: &[Verdict]) -> Vec<u32> {
+        let mut files: Vec<u32> = verdicts.iter().filter_map(Verdict::pid).collect();
+        let mut without = self.used.clone();
+        without.retain(|pid| files.iter().position(|file| file == pid).map(|at| files.swap_remove(at)).is_none());
+        without
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_loaded_into_and_did_not_leave_is_lost() {
+        let of = |text: &str| Attendance::of(text);
+        assert_eq!(of(""), Attendance::default());
+        assert_eq!(of("loaded 7\nleft 7\n"), Attendance { anybody: true, ..Attendance::default() });
+        assert_eq!(of("loaded 7\nloaded 7\nused 7\n").lost, Vec::<u32>::new());
+        assert_eq!(of("loaded 7\nloaded 8\nleft 8\n").lost, [7]);
+        assert_eq!(of("used 9\nused 9\n"), Attendance { used: vec![9, 9], ..Attendance::default() });
+        assert_eq!(of("rubbish\nloaded x\n"), Attendance::default());
+    }
+
+    #[test]
+    fn each_program_of_a_process_must_have_its_file() {
+        let file = |name: &str| Verdict {
+            path: name.into(),
+            began: None,
+            on_gpu_0: None,
+            findings: Vec::new(),
+            end: VerdictEnd::Open,
+        };
+        let attendance = Attendance { anybody: true, lost: Vec::new(), used: vec![7, 7, 8] };
+        assert_eq!(attendance.without_file(&[file("/v/7-1"), file("/v/7-2"), file("/v/8-1")]), Vec::<u32>::new());
+        assert_eq!(attendance.without_file(&[file("/v/7-2")]), [7, 8]);
     }
 }

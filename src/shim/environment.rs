@@ -88,14 +88,20 @@ pub fn initialised(call: &'static str) {
     if let Some(driver) = context::driver() {
         context::remember(driver);
     }
+    let gpus = context::driver().map(|driver| driver.device_count());
     let initial = Initial { values: values(), site: site::here() };
     let [visible_devices, device_order] = &initial.values;
     tracing::info!(
-        target: "gpupool::process", event = "cuda.init", visible_devices, device_order, call,
+        target: "gpupool::process", event = "cuda.init", visible_devices, device_order, gpus, call,
         caller = site::caller(&initial.site), thread = site::thread_name(), seconds = clock::uptime(),
         site.json = %site::json(&initial.site), "CUDA initialised by {}", site::line(&initial.site)
     );
     let _ = INITIAL.set(Box::new(initial));
+}
+
+/// `CUDA_VISIBLE_DEVICES` as CUDA read it.
+pub fn visible_devices() -> Option<String> {
+    INITIAL.get().and_then(|initial| initial.values[0].clone())
 }
 
 /// The last change of a watched variable that was seen.
@@ -126,10 +132,11 @@ fn look(call: &str) {
 }
 
 /// At the end of the process: what was not set back to what CUDA read. Not at the change itself: a program that sets a
-/// variable for the processes that it starts, and takes it back, has done nothing wrong. The environment is not read again
+/// variable for the processes that it starts, and takes it back, has done nothing wrong; nor has one that uses no GPU itself,
+/// and only starts those that do. The environment is not read again
 /// here by `getenv`: an entry may lie in memory that is gone by now, or another thread may be changing it.
 pub fn judge() {
-    let Some(initial) = INITIAL.get() else { return };
+    let Some(initial) = INITIAL.get().filter(|_| context::was_any()) else { return };
     let changes = CHANGES.lock().clone();
     let Some(values) = values_at_end() else { return };
     for (index, (then, now)) in initial.values.iter().zip(values).enumerate() {

@@ -16,6 +16,7 @@ mod fence;
 mod finding;
 mod hook;
 mod ipc;
+mod leave;
 mod log;
 mod managed;
 mod memory;

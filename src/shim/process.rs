@@ -3,12 +3,12 @@
 //! Nothing else in the shim is process-wide state of its own: settings, topology and pool hang off the first use.
 
 use crate::log::{self, verdict};
-use crate::{context, environment, ipc, observers, summary};
-use gpupool_config::{Mode, Problem, Settings};
+use crate::{context, environment, ipc, leave, module, observers, summary};
+use gpupool_config::{Mode, Problem, Rank, Settings};
 use gpupool_cuda as cuda;
 use gpupool_interpose::{Api, dlsym, guard};
 use once_cell::race::OnceBox;
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// No driver function was called yet. A process that stays here never notices the shim.
@@ -161,27 +161,24 @@ fn start_inside() -> bool {
     install_panic_report();
     context::observe(observers::OF_CONTEXTS);
     let exe = std::env::current_exe().unwrap_or_default();
-    let local_rank = rank("LOCAL_RANK");
-    let _ = LOCAL_RANK.set(Box::new(local_rank));
+    let rank = RANK.get_or_init(|| Box::new(gpupool_config::rank(std::env::vars_os()))).as_ref();
+    let host = rank.map(|_| log::host_name().to_string_lossy().into_owned());
     tracing::info!(
         target: "gpupool::process", event = "process.start", version = env!("CARGO_PKG_VERSION"), mode = mode.word(),
-        exe = %exe.display(), local_rank, job_ranks = rank("LOCAL_WORLD_SIZE"), "gpupool {} in {}, mode {}", env!("CARGO_PKG_VERSION"), exe.display(), mode.word()
+        exe = %exe.display(), local_rank = rank.map(|rank| rank.number), job_ranks = rank.and_then(|rank| rank.ranks),
+        job = rank.and_then(|rank| rank.job.as_deref()), host,
+        "gpupool {} in {}, mode {}", env!("CARGO_PKG_VERSION"), exe.display(), mode.word()
     );
     STATE.store(ACTIVE, Ordering::Release);
     true
 }
 
-/// What `LOCAL_RANK` said when the shim started. At the end of the process nobody vouches for the environment any more.
-static LOCAL_RANK: OnceBox<Option<u32>> = OnceBox::new();
+/// What a launcher said when the shim started; the program may change its environment later.
+static RANK: OnceBox<Option<Rank>> = OnceBox::new();
 
-/// This process's number among the ranks of its job on this host, if a launcher gave it one.
-pub fn local_rank() -> Option<u32> {
-    LOCAL_RANK.get().copied().flatten()
-}
-
-/// A number that a launcher of several ranks set.
-fn rank(variable: &str) -> Option<u32> {
-    std::env::var(variable).ok()?.parse().ok()
+/// Which rank of a job this process is, if a launcher gave it a number.
+pub fn rank() -> Option<&'static Rank> {
+    RANK.get().and_then(Option::as_ref)
 }
 
 /// Says what is wrong with the settings and lets everything pass: a limit that was misspelt must not be half obeyed.
@@ -218,16 +215,24 @@ fn install_panic_report() {
     }));
 }
 
-/// See [`crate::register`]. Both lists have room for this without allocating in any glibc since 2.36, and a process that
-/// never touches CUDA runs only the one comparison in each handler.
+unsafe extern "C" {
+    /// What `at_quick_exit` calls; that one is no function of the shared C library.
+    fn __cxa_at_quick_exit(function: extern "C" fn(*mut c_void), library: *mut c_void) -> c_int;
+}
+
+/// See [`crate::register`]. The lists have room for this without allocating in any glibc since 2.36, and a process that
+/// never touches CUDA runs only a few comparisons in each handler.
 pub fn register() {
     log::remember_stderr();
     log::remember_folder();
     verdict::remember_folder();
-    // SAFETY: both handlers are functions of this library, which is never unloaded (build.rs).
+    leave::find_next();
+    // SAFETY: the handlers are functions of this library, which is never unloaded (build.rs); NULL belongs to no library that
+    // could be.
     unsafe {
         libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child));
         libc::atexit(at_exit);
+        __cxa_at_quick_exit(at_quick_exit, std::ptr::null_mut());
     }
 }
 
@@ -251,9 +256,32 @@ extern "C" fn after_fork_in_child() {
     }
 }
 
+/// The other orderly end, which runs none of the handlers of `exit`.
+extern "C" fn at_quick_exit(_: *mut c_void) {
+    at_exit();
+}
+
+/// The process leaves by `_exit`, perhaps in the handler of a signal, in a child of `vfork`, or while other threads are in the
+/// middle of something: nothing can be judged here. Where there is nothing to judge, that is said, without a lock or an
+/// allocation: of a process that never called the driver, and of one that only asked, as a forked worker may that counts
+/// the GPUs. Contexts and what is loaded are all that is judged at the end.
+pub fn leaves_at_once() {
+    if !verdict::is_asked() {
+        return;
+    }
+    match STATE.load(Ordering::Acquire) {
+        IDLE => verdict::left(),
+        ACTIVE if !context::was_any() && !module::was_any() => verdict::ended_at_once(),
+        _ => {}
+    }
+}
+
 /// Writes the summary. Nothing is freed: the driver does that, and other threads may still be running.
 extern "C" fn at_exit() {
     if !matches!(STATE.load(Ordering::Acquire), ACTIVE | CLOSED) {
+        if STATE.load(Ordering::Acquire) == IDLE {
+            verdict::left();
+        }
         return;
     }
     let Some(_inside) = guard::enter_sheltered() else { return };

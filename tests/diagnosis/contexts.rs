@@ -84,6 +84,16 @@ fn work_that_is_neither_kernel_nor_copy_is_use() {
     }
 }
 
+/// Contexts on several GPUs that a line made and gave back, one after the other, are never several at a time.
+#[test]
+fn only_contexts_that_live_at_the_same_time_are_counted_together() {
+    c("visit").finds_nothing();
+    c("again").finds(&["GP001"]);
+    let told = c("visit_while_working");
+    told.finds(&["GP001"]);
+    assert_eq!(told.place(), "visit_every_gpu in contexts");
+}
+
 #[test]
 fn without_work_anywhere_no_context_is_called_stray() {
     c("idle").finds_nothing();

@@ -91,3 +91,11 @@ fn a_variable_that_is_set_for_workers_and_taken_back_is_no_finding() {
     Case::program("variables", "workers").go().finds_nothing();
     python("taken_back").finds_nothing();
 }
+
+/// A launcher that uses no GPU itself has nothing to lose by what its variable says in the end.
+#[test]
+fn a_variable_that_is_set_for_workers_by_a_launcher_without_a_context_is_no_finding() {
+    let told = c("launcher");
+    told.finds_nothing();
+    assert!(told.events("context.create").is_empty());
+}

@@ -52,9 +52,17 @@ fn files_libraries_and_unloads_are_logged() {
     assert_eq!(unloads.collect::<Vec<_>>(), ["cuModuleUnload", "cuLibraryUnload"]);
 }
 
+/// What a process on the same GPU takes meanwhile is no price of a module.
+#[test]
+fn memory_that_others_take_during_a_load_is_not_counted() {
+    let told = Case::program("modules", "beside").nvml().go();
+    told.finds_nothing();
+    assert!(loads(&told)[0].memory > Some(100 << 20), "the case is none: {:?}", loads(&told));
+}
+
 #[test]
 fn eager_loading_that_takes_much_is_found() {
-    let told = c("large");
+    let told = Case::program("modules", "large").nvml().go();
     told.finds(&["GP008"]).reads("eager");
     assert_eq!(loads(&told)[0].memory, Some(48 << 20));
     // Every load on this driver is eager; a small one is nobody's problem.

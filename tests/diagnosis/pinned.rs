@@ -34,6 +34,23 @@ fn a_benchmark_that_sends_the_same_pattern_again_and_again_is_not_blamed() {
     staging("pattern").finds_nothing();
 }
 
+/// Both buffers are filled before either is copied; the one whose copy comes later is no source of the other.
+#[test]
+fn data_that_is_sent_from_both_buffers_is_no_staging() {
+    staging("twins").finds_nothing();
+}
+
+/// The other memory got its data from the GPU, not from whoever filled the buffer.
+#[test]
+fn data_that_came_back_from_the_gpu_is_no_source() {
+    staging("fetched").finds_nothing();
+}
+
+#[test]
+fn data_that_was_staged_and_freed_is_found_too() {
+    staging("freed").finds(&["GP014"]);
+}
+
 #[test]
 fn a_benchmark_of_both_ways_to_copy_is_not_blamed() {
     staging("both_ways").finds_nothing();

@@ -3,18 +3,29 @@
 use crate::case::{Case, Told, compare, report};
 use crate::normal::normal;
 
-#[track_caller]
-fn rank(rank: u32, case: &str) -> Told {
-    let run = Case::program("contexts", case).env("LOCAL_RANK", &rank.to_string());
-    run.env("LOCAL_WORLD_SIZE", "2").go()
+fn with(case: &str, variables: &[(&str, &str)]) -> Told {
+    variables.iter().fold(Case::program("contexts", case), |case, (name, value)| case.env(name, value)).go()
 }
 
+#[track_caller]
+fn rank(rank: u32, case: &str) -> Told {
+    with(case, &[("LOCAL_RANK", &rank.to_string()), ("LOCAL_WORLD_SIZE", "2")])
+}
+
+/// The report has no finding.
+#[track_caller]
+fn nothing(all: &[&Told]) {
+    all.iter().for_each(|told| drop(told.finds_nothing()));
+    let merged = report(all);
+    assert!(merged.contains("\nFindings\n  none\n"), "{merged}");
+}
+
+/// One rank alone does not know what the others do.
 #[test]
-fn two_ranks_that_work_on_gpu_0_are_one_finding() {
+fn two_ranks_that_work_on_gpu_0_are_one_finding_of_both() {
     let (first, second) = (rank(0, "first"), rank(1, "first"));
-    first.finds_nothing();
-    second.finds(&["GP002"]);
-    assert_eq!(second.place(), "compute_on in contexts");
+    nothing(&[&first]);
+    nothing(&[&second]);
     let merged = report(&[&first, &second]);
     assert_eq!(merged.matches("GP002  ").count(), 1, "{merged}");
     compare("ranks", &normal(&merged, &[&first, &second]));
@@ -29,20 +40,40 @@ fn a_rank_that_only_touches_gpu_0_is_found_in_the_merged_logs() {
 }
 
 #[test]
+fn every_launcher_is_understood() {
+    for [rank, ranks] in [
+        ["OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"],
+        ["MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
+        ["MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"],
+        ["SLURM_LOCALID", "SLURM_TASKS_PER_NODE"],
+    ] {
+        let [first, second] = ["0", "1"].map(|number| with("first", &[(rank, number), (ranks, "2")]));
+        let merged = report(&[&first, &second]);
+        assert!(merged.contains("GP002  ") && merged.contains("rank 1"), "{rank}: {merged}");
+    }
+}
+
+#[test]
 fn a_gpu_for_each_rank_is_no_finding() {
-    let (first, second) = (rank(0, "first"), rank(1, "one"));
-    first.finds_nothing();
-    second.finds_nothing();
-    let merged = report(&[&first, &second]);
-    assert!(merged.contains("\nFindings\n  none\n"), "{merged}");
+    nothing(&[&rank(0, "first"), &rank(1, "one")]);
     // One visible GPU a rank: both are GPU 0 to their programs, and none of ours to blame.
-    let own = |rank: &str| {
-        let case = Case::program("contexts", "first").env("LOCAL_RANK", rank).env("LOCAL_WORLD_SIZE", "2");
-        case.env("CUDA_VISIBLE_DEVICES", rank).go()
+    let own =
+        |rank: &str| with("first", &[("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", "2"), ("CUDA_VISIBLE_DEVICES", rank)]);
+    nothing(&[&own("0"), &own("1")]);
+}
+
+#[test]
+fn ranks_of_two_jobs_are_not_counted_together() {
+    let of = |job: &str, rank: &str, case| {
+        with(case, &[("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", "2"), ("TORCHELASTIC_RUN_ID", job)])
     };
-    let (first, second) = (own("0"), own("1"));
-    first.finds_nothing();
-    second.finds_nothing();
-    let merged = report(&[&first, &second]);
-    assert!(merged.contains("\nFindings\n  none\n"), "{merged}");
+    nothing(&[&of("a", "0", "first"), &of("a", "1", "one"), &of("b", "0", "one"), &of("b", "1", "first")]);
+}
+
+#[test]
+fn more_ranks_than_gpus_have_to_share() {
+    let of = |rank: &str| with("first", &[("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", "8")]);
+    nothing(&[&of("0"), &of("4")]);
+    let merged = report(&[&of("0"), &of("4"), &of("5")]);
+    assert!(merged.contains("GP002  "), "{merged}");
 }

@@ -28,6 +28,19 @@ NAMED void look_at_every_gpu(void)
         CHECK(cuCtxSetCurrent(retain(device)));
 }
 
+/* As look_at_every_gpu, but each context goes before the next one comes. */
+NAMED void visit_every_gpu(void);
+NAMED void visit_every_gpu(void)
+{
+    int count;
+    CHECK(cuDeviceGetCount(&count));
+    for (CUdevice device = 0; device < count; device++) {
+        CHECK(cuCtxSetCurrent(retain(device)));
+        CHECK(cuCtxSetCurrent(NULL));
+        CHECK(cuDevicePrimaryCtxRelease_v2(device));
+    }
+}
+
 NAMED void reach_first_gpu(void);
 NAMED void reach_first_gpu(void)
 {
@@ -226,6 +239,17 @@ int main(int argc, char **argv)
         look_at_first_gpu();
     } else if (strcmp(name, "sweep") == 0) {
         look_at_every_gpu();
+        compute_on(LAST);
+    } else if (strcmp(name, "visit") == 0) {
+        visit_every_gpu();
+        compute_on(LAST);
+    } else if (strcmp(name, "visit_while_working") == 0) {
+        compute_on(LAST);
+        visit_every_gpu();
+    } else if (strcmp(name, "again") == 0) {
+        look_at_first_gpu();
+        CHECK(cuDevicePrimaryCtxRelease_v2(FIRST));
+        look_at_first_gpu();
         compute_on(LAST);
     } else if (strcmp(name, "all") == 0) {
         look_at_every_gpu();

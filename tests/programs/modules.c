@@ -1,5 +1,13 @@
-/* modules CASE: code loaded where it does not run, too much of it, and with a heap that is too small for it. */
+#define _GNU_SOURCE
+/*
+ * modules CASE: code loaded where it does not run, too much of it, and with a heap that is too small for it; beside another
+ * process that takes memory of the GPU meanwhile.
+ */
 #include "diagnosed.h"
+#include "simulator.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define HEAD ".version 7.0\n.target sm_70\n.address_size 64\n"
 
@@ -32,6 +40,43 @@ NAMED void ask_for_heap(size_t bytes)
     SHOW(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, bytes));
 }
 
+static pid_t neighbour;
+static int to_neighbour;
+
+/* Another process, without the pool, takes memory of the GPU, and keeps it until this one is done. */
+static void neighbour_comes(void)
+{
+    int done[2], ready[2];
+    char byte;
+    REQUIRE(pipe(done) == 0 && pipe(ready) == 0);
+    neighbour = fork();
+    REQUIRE(neighbour >= 0);
+    if (neighbour == 0) {
+        unsetenv("LD_PRELOAD");
+        dup2(done[0], 0);
+        dup2(ready[1], 1);
+        close(done[1]);
+        execl("/proc/self/exe", "modules", "neighbour", (char *)NULL);
+        _exit(127);
+    }
+    close(done[0]);
+    close(ready[1]);
+    REQUIRE(read(ready[0], &byte, 1) == 1);
+    close(ready[0]);
+    to_neighbour = done[1];
+}
+
+static void be_a_neighbour(void)
+{
+    CUdeviceptr memory;
+    char byte;
+    CHECK(cuInit(0));
+    CHECK(cuCtxSetCurrent(retain(0)));
+    CHECK(cuMemAlloc_v2(&memory, 100 * MIB));
+    REQUIRE(write(1, "r", 1) == 1 && read(0, &byte, 1) == 0);
+    _exit(0);
+}
+
 static void show_heap(void)
 {
     size_t heap = 0;
@@ -42,6 +87,8 @@ static void show_heap(void)
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
+    if (strcmp(name, "neighbour") == 0)
+        be_a_neighbour();
     CHECK(cuInit(0));
     if (strcmp(name, "elsewhere") == 0) {
         warm_up_on_first_gpu();
@@ -78,6 +125,13 @@ int main(int argc, char **argv)
         ask_for_heap(64 * MIB);
     } else if (strcmp(name, "large") == 0) {
         CHECK(cuModuleUnload(load_tree(LARGE)));
+    } else if (strcmp(name, "beside") == 0) {
+        Simulator simulator = find_simulator();
+        int status;
+        REQUIRE(simulator.after);
+        simulator.after("cuModuleLoadData", neighbour_comes);
+        load_tree(WITHOUT_MALLOC);
+        REQUIRE(neighbour > 0 && close(to_neighbour) == 0 && waitpid(neighbour, &status, 0) == neighbour && status == 0);
     } else if (strcmp(name, "file") == 0) {
         CUmodule module;
         void *library;

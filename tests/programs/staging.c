@@ -86,6 +86,33 @@ static void compare_both_ways(void *pinned, void *pageable)
     }
 }
 
+/* Two pinned buffers with the same data, as for two GPUs: both are filled before either is copied. */
+static void send_twins(void)
+{
+    void *first[3], *second[3];
+    for (uint64_t i = 0; i < 3; i++) {
+        first[i] = pinned_data(i + 1);
+        second[i] = pinned_data(i + 1);
+    }
+    for (int i = 0; i < 3; i++) {
+        CHECK(cuMemcpyHtoD_v2(target, second[i], BYTES));
+        CHECK(cuMemFreeHost(second[i]));
+    }
+    for (int i = 0; i < 3; i++) {
+        CHECK(cuMemcpyHtoD_v2(target, first[i], BYTES));
+        CHECK(cuMemFreeHost(first[i]));
+    }
+}
+
+/* A test of copies: what came back from the GPU lies in pinned memory when the same data is sent anew. */
+static void send_and_fetch(void *back)
+{
+    for (uint64_t i = 1; i <= 3; i++) {
+        set_pattern(back, i);
+        set_pattern(NULL, i);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
@@ -115,6 +142,16 @@ int main(int argc, char **argv)
         measure(host);
     } else if (strcmp(name, "both_ways") == 0) {
         compare_both_ways(pinned_data(1), pageable_data());
+    } else if (strcmp(name, "twins") == 0) {
+        send_twins();
+    } else if (strcmp(name, "fetched") == 0) {
+        send_and_fetch(pinned_data(9));
+    } else if (strcmp(name, "freed") == 0) {
+        for (uint64_t i = 1; i <= 3; i++) {
+            void *data = pinned_data(i);
+            copy_staged(data, 1);
+            CHECK(cuMemFreeHost(data));
+        }
     } else if (strcmp(name, "straight") == 0) {
         CHECK(cuMemcpyHtoD_v2(target, pinned_data(1), BYTES));
     } else if (strcmp(name, "pageable") == 0) {

@@ -1,6 +1,7 @@
 /*
  * variables HOW [NAME]: changes an environment variable that the driver reads once, after it did (or `early`,
- * before), in the ways that C has. `workers` changes it for two processes that it starts, and takes it back.
+ * before), in the ways that C has. `workers` changes it for two processes that it starts, and takes it back; `launcher`
+ * leaves it as the last of them had it, and does nothing on any GPU itself.
  */
 #define _GNU_SOURCE
 #include "diagnosed.h"
@@ -41,6 +42,18 @@ int main(int argc, char **argv)
     if (strcmp(how, "early") == 0)
         choose_gpu(how, name);
     start_cuda();
+    if (strcmp(how, "launcher") == 0) {
+        int count;
+        CHECK(cuDeviceGetCount(&count));
+        for (int worker = 0; worker < count; worker++) {
+            char gpu[16];
+            snprintf(gpu, sizeof gpu, "%d", worker);
+            REQUIRE(setenv(name, gpu, 1) == 0);
+            REQUIRE(system("test -n \"$CUDA_VISIBLE_DEVICES\"") == 0);
+        }
+        printf("started workers for %d GPUs\n", count);
+        return 0;
+    }
     if (strcmp(how, "workers") == 0) {
         const char *before = getenv(name);
         char *kept = before ? strdup(before) : NULL;

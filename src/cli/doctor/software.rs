@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::Check;
 use crate::companion;
+use crate::log_settings;
 use crate::terminal;
 
 /// Prints the version and whether the interpreter is free-threaded.
@@ -76,12 +77,16 @@ pub fn settings(gpus: Option<&[u64]>) -> Vec<Check> {
         .filter(|(name, value)| name.starts_with(PREFIX) && !value.is_empty())
         .collect();
     let facts: Value = json!(set);
+    let mut of_the_log = Vec::new();
     let problems = match Settings::read(std::env::vars_os()) {
         Ok(settings) if settings.mode == Mode::Off => {
             let words = "GPUPOOL_MODE=off: nothing is intercepted";
             return vec![Check::finding("settings", words, "unset GPUPOOL_MODE to use the pool").facts(facts)];
         }
-        Ok(settings) => gpus.map(|gpus| settings.check_gpus(gpus)).unwrap_or_default(),
+        Ok(settings) => {
+            of_the_log = log_settings::problems(&settings);
+            gpus.map(|gpus| settings.check_gpus(gpus)).unwrap_or_default()
+        }
         Err(problems) => problems,
     };
     if !problems.is_empty() {
@@ -89,6 +94,13 @@ pub fn settings(gpus: Option<&[u64]>) -> Vec<Check> {
         return problems
             .iter()
             .map(|problem| Check::broken("settings", problem.to_string(), advice).facts(facts.clone()))
+            .collect();
+    }
+    if !of_the_log.is_empty() {
+        let advice = "`gpupool run` refuses to start with it; a bare preload complains and goes on with the default";
+        return of_the_log
+            .iter()
+            .map(|problem| Check::finding("settings", problem, advice).facts(facts.clone()))
             .collect();
     }
     let words = if set.is_empty() { "all as by default" } else { "as follows, the rest as by default" };

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use gpupool_config::format_size;
-use gpupool_events::{Finding, FindingMade, Site};
+use gpupool_events::{Finding, FindingMade, RankOnGpu0, Site};
 
 use super::model::{Context, Process};
+use super::words::ranges;
 
 /// A finding and the processes that it was made in.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,10 +30,9 @@ pub fn all(processes: &[Process]) -> Vec<Found> {
     let mut found = gathered(
         made.flat_map(|(index, process)| process.findings.iter().map(move |(made, times)| (index, made, *times))),
     );
-    let ranks = Finding::RANKS_ON_GPU_0.code;
-    if !found.iter().any(|found| found.code == ranks) {
-        found.extend(ranks_on_gpu_0(processes));
-    }
+    let ranks: Vec<(usize, RankOnGpu0)> =
+        processes.iter().enumerate().filter_map(|(index, process)| Some((index, on_gpu_0(process)?))).collect();
+    found.extend(ranks_on_gpu_0(&ranks));
     found.sort_by(|a, b| a.code.cmp(&b.code));
     found
 }
@@ -85,56 +85,92 @@ impl Found {
     }
 }
 
-/// GP002: several ranks of one host with a context on the GPU that is the first of each, although there are more GPUs.
-fn ranks_on_gpu_0(processes: &[Process]) -> Option<Found> {
-    let ranks = |process: &Process| process.start.as_ref().and_then(|start| start.local_rank);
-    let several_gpus = processes.iter().any(sees_more_than_one_gpu);
-    let on_gpu_0: Vec<(usize, u32, &Context)> = processes
-        .iter()
-        .enumerate()
-        .filter_map(|(index, process)| Some((index, ranks(process)?, process)))
-        .filter_map(|(index, rank, process)| {
-            Some((index, rank, process.contexts.iter().find(|context| context.made.device == 0)?))
-        })
-        .collect();
-    // With a list of its own for each rank, GPU 0 is another GPU in each of them. UUIDs tell; a log without them can only
-    // be trusted if every rank was shown the same GPUs.
-    let (first, _, first_context) = on_gpu_0.first()?;
-    let same_gpu = |index: usize, context: &Context| match (&first_context.made.uuid, &context.made.uuid) {
-        (Some(a), Some(b)) => a == b,
-        _ => visible_devices(&processes[*first]) == visible_devices(&processes[index]),
+/// What a log tells of a rank with a context on its GPU 0.
+fn on_gpu_0(process: &Process) -> Option<RankOnGpu0> {
+    let start = process.start.as_ref()?;
+    let Context { made, .. } = process.contexts.iter().find(|context| context.made.device == 0)?;
+    Some(RankOnGpu0 {
+        local_rank: start.local_rank?,
+        job_ranks: start.job_ranks,
+        job: start.job.clone(),
+        host: start.host.clone(),
+        gpus: Some(gpus(process)),
+        uuid: made.uuid.clone(),
+        visible_devices: visible_devices(process).map(str::to_owned),
+        cost: made.cost,
+        site: made.site.clone(),
+    })
+}
+
+/// GP002: more ranks of one job with a context on the GPU that is the first of each than have to share it, although there are
+/// more GPUs. Each rank comes with the number of its process.
+pub fn ranks_on_gpu_0(ranks: &[(usize, RankOnGpu0)]) -> Vec<Found> {
+    let mut groups: Vec<Vec<&(usize, RankOnGpu0)>> = Vec::new();
+    for rank in ranks {
+        match groups.iter_mut().find(|group| is_same_gpu(&group[0].1, &rank.1)) {
+            Some(group) => group.push(rank),
+            None => groups.push(vec![rank]),
+        }
+    }
+    groups.iter().filter_map(|group| on_one_gpu(group)).collect()
+}
+
+/// With a list of its own for each rank, GPU 0 is another GPU in each of them. UUIDs tell; where there are none, all is the
+/// same only if both were shown the same GPUs.
+fn is_same_gpu(one: &RankOnGpu0, other: &RankOnGpu0) -> bool {
+    let gpu = match (&one.uuid, &other.uuid) {
+        (Some(one), Some(other)) => one == other,
+        _ => one.visible_devices == other.visible_devices,
     };
-    let together: Vec<_> = on_gpu_0.iter().filter(|(index, _, context)| same_gpu(*index, context)).collect();
-    let mut distinct: Vec<u32> = together.iter().map(|(_, rank, _)| *rank).collect();
+    gpu && one.job == other.job && one.host == other.host
+}
+
+fn on_one_gpu(group: &[&(usize, RankOnGpu0)]) -> Option<Found> {
+    let gpus = group.iter().filter_map(|(_, rank)| rank.gpus).max().unwrap_or(1);
+    let mut distinct: Vec<u32> = group.iter().map(|(_, rank)| rank.local_rank).collect();
     distinct.sort_unstable();
     distinct.dedup();
-    if distinct.len() < 2 || !several_gpus {
+    let told = group.iter().filter_map(|(_, rank)| rank.job_ranks).max().unwrap_or(0);
+    let job_ranks = distinct.last().map_or(told, |last| told.max(last + 1));
+    if gpus < 2 || distinct.len() as u64 <= u64::from(job_ranks.div_ceil(gpus)).max(1) {
         return None;
     }
-    let costs = together.iter().filter_map(|(_, _, context)| context.made.cost);
-    let cost = costs.fold(0, u64::saturating_add);
+    let cost = group.iter().filter_map(|(_, rank)| rank.cost).fold(0, u64::saturating_add);
     let taken = if cost > 0 { format!(", {} together", format_size(cost)) } else { String::new() };
     // The rank whose own GPU it is does nothing wrong; the line to change is another's.
-    let (_, _, guilty) = together.iter().find(|(_, rank, _)| *rank != 0)?;
+    let (_, guilty) = group.iter().copied().find(|(_, rank)| is_guest(rank)).or(group.last().copied())?;
+    let mut processes: Vec<usize> = group.iter().map(|(index, _)| *index).collect();
+    processes.dedup();
     Some(Found {
         code: Finding::RANKS_ON_GPU_0.code.to_owned(),
-        what: format!("{} ranks of the job have a context on GPU 0{taken}", distinct.len()),
-        site: guilty.made.site.clone(),
+        what: format!(
+            "local ranks {} of one job have a context on GPU 0{taken}; there are {gpus} GPUs",
+            ranges(&distinct)
+        ),
+        site: guilty.site.clone(),
         facts: BTreeMap::new(),
         devices: vec![0],
-        processes: together.iter().map(|(index, _, _)| *index).collect(),
-        times: together.len() as u64,
+        times: processes.len() as u64,
+        processes,
     })
+}
+
+/// Whether GPU 0 is another rank's, where ranks are given GPUs in turn.
+pub fn is_guest(rank: &RankOnGpu0) -> bool {
+    rank.gpus.is_some_and(|gpus| gpus > 1 && rank.local_rank % gpus != 0)
 }
 
 fn visible_devices(process: &Process) -> Option<&str> {
     process.init.as_ref().and_then(|init| init.visible_devices.as_deref())
 }
 
-fn sees_more_than_one_gpu(process: &Process) -> bool {
-    let other_gpu = |place: &str| place.strip_prefix("gpu").is_some_and(|number| number != "0");
-    process.start.as_ref().and_then(|start| start.gpus).is_some_and(|gpus| gpus > 1)
-        || process.contexts.iter().any(|context| context.made.device > 0)
-        || process.levels.keys().any(|place| other_gpu(place))
-        || process.exit.as_ref().is_some_and(|exit| exit.peak.iter().any(|peak| other_gpu(&peak.place)))
+/// How many GPUs a process sees; where its log does not say, as many as it is known to have met.
+fn gpus(process: &Process) -> u32 {
+    let told = process.init.as_ref().and_then(|init| init.gpus);
+    let told = told.or(process.start.as_ref().and_then(|start| start.gpus));
+    let number = |place: &str| place.strip_prefix("gpu").and_then(|number| number.parse::<u32>().ok());
+    let places = process.levels.keys().map(String::as_str);
+    let peaks = process.exit.iter().flat_map(|exit| &exit.peak).map(|peak| peak.place.as_str());
+    let met = places.chain(peaks).filter_map(number).chain(process.contexts.iter().map(|context| context.made.device));
+    told.unwrap_or_else(|| met.max().map_or(1, |most| most.saturating_add(1)))
 }

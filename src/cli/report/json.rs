@@ -20,6 +20,7 @@ pub fn render(logs: &Logs, found: &[Found]) -> String {
         "report": FORM,
         "logs": logs.logs.iter().map(log).collect::<Vec<_>>(),
         "processes": logs.processes.iter().zip(&labels).map(|(one, label)| process(one, label)).collect::<Vec<_>>(),
+        "findings_missing": words::findings_missing(&logs.processes).iter().map(|index| &labels[*index]).collect::<Vec<_>>(),
         "findings": found.iter().map(|found| one_finding(found, &labels)).collect::<Vec<_>>(),
     });
     format!("{report:#}\n")

@@ -81,7 +81,10 @@ impl End {
             End::Exit => None,
             End::Exec => Some("the process became another program, which is the next one of its number."),
             End::LogFull => Some("there was no room for the rest of the log; what came after is not known."),
-            End::None => Some("the log stops without a last word; the process was killed or is still running."),
+            End::None => Some(
+                "the log stops without a last word; the process was killed, left by _exit, is still running, or GPUPOOL_LOG \
+                 leaves that line out.",
+            ),
         }
     }
 }

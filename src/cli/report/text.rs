@@ -27,7 +27,7 @@ pub fn render(logs: &Logs, found: &[Found], colours: bool) -> String {
     if !logs.processes.is_empty() {
         processes(&mut page, logs, &labels);
         contexts(&mut page, logs, &labels);
-        findings(&mut page, found, &labels);
+        findings(&mut page, logs, found, &labels);
         memory(&mut page, logs, &labels);
         pinned::text(&mut page, logs, &labels);
         modules(&mut page, logs, &labels);
@@ -165,11 +165,11 @@ fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-fn findings(page: &mut Page, found: &[Found], labels: &[String]) {
+fn findings(page: &mut Page, logs: &Logs, found: &[Found], labels: &[String]) {
     page.heading("Findings");
+    let missing = words::findings_missing(&logs.processes);
     if found.is_empty() {
-        page.line("  none");
-        return;
+        page.line(if missing.is_empty() { "  none" } else { "  none known" });
     }
     for (number, found) in found.iter().enumerate() {
         if number > 0 {
@@ -200,6 +200,23 @@ fn findings(page: &mut Page, found: &[Found], labels: &[String]) {
             page.entry("    fix    ", known.fix);
             page.line(&format!("    more   gpupool explain {}", known.code));
         }
+    }
+    if !missing.is_empty() {
+        if !found.is_empty() {
+            page.line("");
+        }
+        let (whose, verb) = match missing.as_slice() {
+            [one] => (format!("the log of {}", labels[*one]), "ends"),
+            several => (format!("the logs of {}", words::together(labels, several)), "end"),
+        };
+        page.entry(
+            "  ",
+            &format!(
+                "{whose} {verb} early: what is judged at the end of a process is not in the log, which is most of what is said \
+                 of contexts, modules and the environment (GP001, GP003, GP004, GP005, GP007 to GP009, GP012, GP014, GP015, \
+                 GP017)"
+            ),
+        );
     }
 }
 

@@ -3,7 +3,7 @@
 use gpupool_events::{NativeFrame, PyFrame, Site};
 
 use super::gather::Log;
-use super::model::Process;
+use super::model::{End, Process};
 use crate::terminal::{clean, columns, shorten};
 
 /// Frames shown behind the line that matters.
@@ -29,6 +29,13 @@ pub fn labels(processes: &[Process]) -> Vec<String> {
         }
     }
     labels
+}
+
+/// Processes whose logs end before what is judged at the end of a process. A child of a fork has no start in its log, and
+/// nothing is judged at its end.
+pub fn findings_missing(processes: &[Process]) -> Vec<usize> {
+    let is_cut = |process: &Process| process.start.is_some() && process.end() != End::Exit;
+    processes.iter().enumerate().filter(|(_, process)| is_cut(process)).map(|(index, _)| index).collect()
 }
 
 /// Several processes in a few words: `ranks 0-6`, `rank 1, pid 7`, `pid 7 and 12 more`.

@@ -38,8 +38,29 @@ pub fn usual_signals(command: &mut Command) {
     unsafe { command.pre_exec(reset) };
 }
 
-/// A folder for one test, with a library in it that can be preloaded and does nothing: these tests are about the command
-/// line, and must not depend on what the real libraries do.
+/// What stands for the pool: it has the names by which the pool and the simulated driver are known, and says that it is
+/// there.
+const LIBRARY: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+int gpupool_version, cuInit;
+__attribute__((constructor)) static void here(void) {
+    char path[4096];
+    const char *folder = getenv("GPUPOOL_VERDICTS");
+    FILE *file;
+    if (!folder) return;
+    snprintf(path, sizeof path, "%s/processes", folder);
+    file = fopen(path, "r+");
+    if (!file) return;
+    fseek(file, 0, SEEK_END);
+    fprintf(file, "loaded %d\nleft %d\n", (int)getpid(), (int)getpid());
+    fclose(file);
+}
+"#;
+
+/// A folder for one test, with a library in it that can be preloaded and does next to nothing: these tests are about the
+/// command line, and must not depend on what the real libraries do.
 pub struct Bench {
     folder: tempfile::TempDir,
 }
@@ -48,8 +69,7 @@ impl Bench {
     pub fn new() -> Bench {
         let folder = tempfile::tempdir().unwrap_or_else(|error| panic!("no temporary folder: {error}"));
         let bench = Bench { folder };
-        // The names by which the pool and the simulated driver are known.
-        bench.compile("empty.so", "int gpupool_version, cuInit;", &["-shared", "-fPIC"]);
+        bench.compile("empty.so", LIBRARY, &["-shared", "-fPIC"]);
         bench
     }
 

@@ -224,3 +224,21 @@ fn settings_are_judged_as_the_library_would() {
         assert_eq!(settings["facts"][name], value);
     }
 }
+
+#[test]
+fn settings_of_the_log_that_say_nothing_are_found() {
+    let bench = Bench::new();
+    let folder = bench.path("no/folder/log.jsonl");
+    for (name, value, words) in [
+        ("GPUPOOL_LOG", "blah", "neither a level nor a part of gpupool"),
+        ("GPUPOOL_LOG_FILE", "/dev/null", "is there already and no file"),
+        ("GPUPOOL_LOG_FILE", folder.to_str().unwrap(), "cannot write into the folder"),
+    ] {
+        let mut command = simulated(&bench, &["--gpus", "2x16GiB"], GOOD_PYTHON, &["--json"]);
+        let output = output(command.env(name, value));
+        assert_eq!(output.status.code(), Some(1), "{name}={value}: {}", stdout(&output));
+        let found = check(&output, "settings");
+        assert_eq!(found["state"], "finding", "{found}");
+        assert!(found["what"].as_str().unwrap().contains(words), "{found}");
+    }
+}

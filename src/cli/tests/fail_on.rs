@@ -20,7 +20,7 @@ fn findings(log: &str) -> Vec<FindingMade> {
 }
 
 fn began(pid: u32) -> VerdictLine {
-    VerdictLine::Began(Began::new(pid, 1000 + u64::from(pid), 1.5, "/bin/x".to_owned(), None))
+    VerdictLine::Began(Began::new(pid, 1000 + u64::from(pid), 1.5, "/bin/x".to_owned()))
 }
 
 /// What a process writes that came to its end with these findings.
@@ -142,12 +142,19 @@ fn logs_that_were_asked_for_are_left_as_they_were_asked_for() {
     }
 }
 
+/// A library that says nothing, as one does that is not loaded.
 #[test]
-fn nothing_to_judge_is_said() {
+fn where_nobody_reports_nothing_is_known() {
     let bench = Bench::new();
-    let output = output(bench.gpupool("run", &["--fail-on", "any"]).arg("true"));
-    assert_eq!(output.status.code(), Some(0));
-    assert!(stderr(&output).starts_with("gpupool: --fail-on: no process used CUDA"), "{}", stderr(&output));
+    let silent = bench.compile("silent.so", "int gpupool_version;", &["-shared", "-fPIC"]);
+    let output = output(gpupool().args(["run", "--fail-on", "any", "--library"]).arg(silent).args(["--", "true"]));
+    assert_eq!(output.status.code(), Some(4));
+    let said = stderr(&output);
+    assert!(
+        said.starts_with("gpupool: --fail-on: not everything that was found is known: no process loaded"),
+        "{said}"
+    );
+    assert!(said.contains("LD_PRELOAD"), "{said}");
 }
 
 #[test]
@@ -191,7 +198,10 @@ fn nothing_that_was_found_moves_the_cursor() {
 
 /// Makes a context on GPU 0 that nobody uses, and works on GPU 1. `children`: in two processes; `exec`: and again as another
 /// program; `cut`: empties its log; `full`: has no room for its
-/// end; `killed`: and is killed.
+/// end; `killed`: and is killed. `ranks A B`: nothing but two ranks of a job, at work on GPUs A and B; `alone A`: one of them.
+/// `worker HOW`: a forked child does nothing with CUDA (`idle`), counts the GPUs (`count`) or uses them (`use`), and leaves by
+/// `_exit`; `parent`: as `idle`, of a parent that has used CUDA. `left`: leaves by `_exit` without CUDA, and so
+/// does a child of `vfork` before; `deleted`: deletes its verdict.
 const STRAY: &str = r#"
 #include <dlfcn.h>
 #include <signal.h>
@@ -206,6 +216,41 @@ static void call(const char *name, long a, long b, long c) {
     int (*function)(long, long, long) = dlsym(driver, name);
     int result = function(a, b, c);
     if (result) { fprintf(stderr, "%s: %d\n", name, result); exit(9); }
+}
+static void work(int gpu) {
+    void *context, *memory;
+    driver = dlopen("libcuda.so.1", RTLD_NOW);
+    call("cuInit", 0, 0, 0);
+    call("cuDevicePrimaryCtxRetain", (long)&context, gpu, 0);
+    call("cuCtxSetCurrent", (long)context, 0, 0);
+    call("cuMemAlloc_v2", (long)&memory, 4 << 20, 0);
+    call("cuMemsetD8_v2", (long)memory, 1, 4 << 20);
+}
+static int ranks(char **gpus) {
+    int status, sum = 0;
+    for (int i = 0; i < 2; i++) if (!fork()) {
+        setenv("LOCAL_RANK", i ? "1" : "0", 1);
+        setenv("LOCAL_WORLD_SIZE", "2", 1);
+        work(atoi(gpus[i]));
+        exit(0);
+    }
+    while (wait(&status) > 0) sum |= status;
+    return sum != 0;
+}
+static int worker(const char *how) {
+    int status, count;
+    if (!strcmp(how, "parent")) work(0);
+    if (!fork()) {
+        if (!strcmp(how, "use")) work(0);
+        if (!strcmp(how, "count")) {
+            driver = dlopen("libcuda.so.1", RTLD_NOW);
+            call("cuInit", 0, 0, 0);
+            call("cuDeviceGetCount", (long)&count, 0, 0);
+        }
+        _exit(0);
+    }
+    wait(&status);
+    return status;
 }
 static int stray(void) {
     void *contexts[2], *memory;
@@ -226,6 +271,14 @@ int main(int count, char **words) {
         while (wait(&status) > 0) sum |= status;
         return sum != 0;
     }
+    if (!strcmp(how, "ranks")) return ranks(words + 2);
+    if (!strcmp(how, "alone")) { work(atoi(words[2])); return 0; }
+    if (!strcmp(how, "worker")) return worker(words[2]);
+    if (!strcmp(how, "left")) {
+        if (!vfork()) _exit(0);
+        _exit(0);
+    }
+    if (!strcmp(how, "deleted")) { work(0); return system("rm \"$GPUPOOL_VERDICTS\"/*-*"); }
     if (!strcmp(how, "exec")) { stray(); execl(words[0], words[0], (char *)0); }
     if (!strcmp(how, "killed") && !fork()) { stray(); raise(SIGKILL); }
     if (!strcmp(how, "killed")) { wait(0); return 0; }
@@ -236,24 +289,103 @@ int main(int count, char **words) {
 }
 "#;
 
-/// The real libraries, which a build puts beside the executable, as for the demo.
+/// That program under `--fail-on`, with the real libraries, which a build puts beside the executable, as for the demo.
+struct Real {
+    bench: Bench,
+    program: PathBuf,
+}
+
+impl Real {
+    fn new() -> Real {
+        let bench = Bench::new();
+        let program = bench.compile("stray", STRAY, &["-ldl", "-w", "-Wl,--no-as-needed"]);
+        Real { bench, program }
+    }
+
+    fn command(&self, codes: &str, flags: &[&str]) -> Command {
+        let mut command = gpupool();
+        command.args(["sim", "--gpus", "2x2GiB", "--", env!("CARGO_BIN_EXE_gpupool"), "run", "--fail-on", codes]);
+        command.args(flags).arg("--").current_dir(self.bench.path("")).env("TMPDIR", self.bench.path(""));
+        command
+    }
+
+    fn run(&self, codes: &str, flags: &[&str], words: &[&str]) -> Output {
+        output(self.command(codes, flags).arg(&self.program).args(words))
+    }
+}
+
+#[track_caller]
+fn ends_with(code: i32, output: &Output) {
+    assert_eq!(output.status.code(), Some(code), "{}", stderr(output));
+}
+
+#[test]
+fn ranks_on_one_gpu_are_found_whatever_is_logged() {
+    let real = Real::new();
+    for flags in [&[][..], &["--set", "log=off"], &["--log", "fixed.jsonl"], &["--set", "log=off", "--log", "one.%p"]] {
+        let both = real.run("GP002", flags, &["ranks", "0", "0"]);
+        ends_with(3, &both);
+        assert!(stderr(&both).contains("local ranks 0-1"), "{}", stderr(&both));
+        let _ = std::fs::remove_file(real.bench.path("fixed.jsonl"));
+        ends_with(0, &real.run("GP002", flags, &["ranks", "0", "1"]));
+        let _ = std::fs::remove_file(real.bench.path("fixed.jsonl"));
+    }
+}
+
+/// Where each rank has a `gpupool run` of its own, what the others do cannot be known.
+#[test]
+fn a_rank_that_is_seen_alone_on_the_gpu_of_another_is_not_judged() {
+    let real = Real::new();
+    for (rank, gpu, code) in [("0", "0", 0), ("1", "1", 0), ("1", "0", 4)] {
+        let mut command = real.command("GP002", &["--set", "log=off"]);
+        command.arg(&real.program).args(["alone", gpu]);
+        let output = output(command.env("OMPI_COMM_WORLD_LOCAL_RANK", rank).env("OMPI_COMM_WORLD_LOCAL_SIZE", "2"));
+        ends_with(code, &output);
+        assert_eq!(stderr(&output).contains("in front of the launcher"), code == 4, "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_program_that_the_library_was_kept_out_of_is_not_known() {
+    let real = Real::new();
+    for words in
+        [&["env", "-i", "true"][..], &["env", "-u", "LD_PRELOAD", "true"], &["sh", "-c", "env -i true; exit 0"]]
+    {
+        let output = output(real.command("any", &[]).args(words));
+        ends_with(4, &output);
+        assert!(stderr(&output).contains("LD_PRELOAD"), "{}", stderr(&output));
+    }
+    let deleted = real.run("any", &[], &["deleted"]);
+    ends_with(4, &deleted);
+    assert!(stderr(&deleted).contains("was deleted"), "{}", stderr(&deleted));
+    let all = output(real.command("any", &[]).args(["sh", "-c", "rm \"$GPUPOOL_VERDICTS\"/*"]));
+    ends_with(4, &all);
+}
+
+#[test]
+fn a_program_without_cuda_has_no_finding_however_it_leaves() {
+    let real = Real::new();
+    for words in [&["true"][..], &["sh", "-c", "true; exec sh -c 'true; true'"], &["sh", "-c", "(exit 3); env true"]] {
+        let output = output(real.command("any", &[]).args(words));
+        ends_with(0, &output);
+        assert!(stderr(&output).contains("no process used CUDA"), "{}", stderr(&output));
+    }
+    ends_with(0, &real.run("any", &[], &["left"]));
+}
+
+#[test]
+fn a_forked_worker_that_uses_no_gpu_leaves_nothing_unknown() {
+    let real = Real::new();
+    for how in ["idle", "parent", "count"] {
+        ends_with(0, &real.run("any", &[], &["worker", how]));
+    }
+    ends_with(4, &real.run("any", &[], &["worker", "use"]));
+}
+
 #[test]
 fn whatever_is_logged_a_finding_that_was_made_counts() {
-    let bench = Bench::new();
-    let stray = bench.compile("stray", STRAY, &["-ldl", "-w", "-Wl,--no-as-needed"]);
-    let run = |flags: &[&str], words: &[&str]| {
-        let mut command = gpupool();
-        command.args(["sim", "--gpus", "2x2GiB", "--", env!("CARGO_BIN_EXE_gpupool"), "run", "--fail-on", "GP001"]);
-        output(
-            command
-                .args(flags)
-                .arg("--")
-                .arg(&stray)
-                .args(words)
-                .current_dir(bench.path(""))
-                .env("TMPDIR", bench.path("")),
-        )
-    };
+    let real = Real::new();
+    let run = |flags: &[&str], words: &[&str]| real.run("GP001", flags, words);
     let fixed = ["--log", "fixed.jsonl"];
     for log in ["error", "off", "0", "1", "gpupool::context=debug", "error,gpupool::memory=info"] {
         let log = format!("log={log}");

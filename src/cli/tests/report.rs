@@ -82,12 +82,28 @@ fn one_rank_on_gpu_0_or_one_gpu_a_rank_is_no_finding() {
     };
     let (first, second) = (own(0), own(1));
     let text = stdout(&output(gpupool().arg("report").args([first.path(), second.path()])));
-    assert!(text.contains("\nFindings\n  none\n"), "{text}");
+    assert!(text.contains("\nFindings\n  none known\n"), "{text}");
     // The same GPU is one.
     let same = std::fs::read_to_string(second.path()).unwrap().replace("GPU-1", "GPU-0");
     let same = log_of(same.as_bytes());
     let text = stdout(&output(gpupool().arg("report").args([first.path(), same.path()])));
     assert!(text.contains("GP002"), "{text}");
+}
+
+/// What is judged at the end of a process is missing from the log of one that was killed.
+#[test]
+fn findings_of_a_process_that_was_killed_are_not_said_to_be_none() {
+    let whole = std::fs::read_to_string(golden_folder().join("rank0.jsonl")).unwrap();
+    let (_, text, _) = report_on(log_of(whole.as_bytes()).path());
+    assert!(text.contains("\nFindings\n  none\n") && !text.contains("not in the log"), "{text}");
+    let lines: Vec<&str> = whole.lines().filter(|line| !line.contains("\"process.exit\"")).collect();
+    let killed = log_of((lines.join("\n") + "\n").as_bytes());
+    let (_, text, _) = report_on(killed.path());
+    assert!(text.contains("\nFindings\n  none known\n"), "{text}");
+    assert!(text.contains("the log of rank 0 ends early") && text.contains("GP001"), "{text}");
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&output(gpupool().args(["report", "--json"]).arg(killed.path())))).unwrap();
+    assert_eq!((&json["findings_missing"][0], &json["findings"]), (&"rank 0".into(), &serde_json::json!([])));
 }
 
 #[test]

@@ -99,6 +99,22 @@ fn a_setting_that_is_no_pair_is_refused() {
 }
 
 #[test]
+fn a_level_that_is_none_is_refused() {
+    let bench = Bench::new();
+    for bad in ["blah", "info,gpupol::memory=debug", "gpupool::memory=loud", "[[["] {
+        let output = output(bench.gpupool("run", &["--set", &format!("log={bad}")]).arg("true"));
+        assert_eq!(output.status.code(), Some(2), "{bad}");
+        let said = stderr(&output);
+        assert!(said.contains(&format!("GPUPOOL_LOG={bad}: ")), "{said}");
+        assert!(said.contains("error, warn, info, debug, trace, off"), "{said}");
+    }
+    for good in ["off", "TRACE", "3", "warn,gpupool::memory=debug", "gpupool"] {
+        let output = output(bench.gpupool("run", &["--set", &format!("log={good}")]).arg("true"));
+        assert!(output.status.success(), "{good}: {}", stderr(&output));
+    }
+}
+
+#[test]
 fn a_log_that_can_not_be_written_is_refused() {
     let bench = Bench::new();
     std::fs::write(bench.path("old"), "").unwrap();

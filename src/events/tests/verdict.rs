@@ -44,7 +44,7 @@ impl Drop for Folder {
 }
 
 fn began(pid: u32, started: u64, t: f64) -> VerdictLine {
-    VerdictLine::Began(Began::new(pid, started, t, "/bin/x".to_owned(), None))
+    VerdictLine::Began(Began::new(pid, started, t, "/bin/x".to_owned()))
 }
 
 fn found(code: &str) -> VerdictLine {

@@ -20,9 +20,15 @@ fn others(device: CUdevice) -> u64 {
     REGISTRY.lock().cost_on(device)
 }
 
-/// What this library holds there, and not a context.
-fn held_on(device: CUdevice) -> u64 {
+/// Bytes that this library holds on a device, and not a context.
+pub fn held_on(device: CUdevice) -> u64 {
     observers::all().map(|observer| observer.held_on(device)).sum()
+}
+
+/// Whether no other process has a context on this GPU. Without NVML that is not known, and the answer is no.
+pub fn is_alone_on(driver: &Driver, device: CUdevice) -> bool {
+    let uuid = driver.uuid_bytes(device);
+    nvml::get().and_then(|nvml| nvml.processes(&uuid)).is_some_and(|count| count <= 1)
 }
 
 /// Free memory of a GPU before a context was made on it.

@@ -1,7 +1,6 @@
 //! Which contexts nobody needed. Judged at the end of the process: a GPU may be used late.
 
 use super::{Kind, REGISTRY, Record, limits};
-use crate::process;
 use crate::{finding, module, site};
 use gpupool_config::format_size;
 use gpupool_events::{Finding, Site};
@@ -18,10 +17,12 @@ pub fn judge() {
     if working.is_empty() {
         return;
     }
+    // What ended before any work began, or came after it was over, took nothing from it.
     let stray: Vec<&Record> = contexts
         .iter()
         .filter(|context| context.kind != Kind::Created && !context.usage.is_used())
         .filter(|context| working.iter().all(|other| other.device != context.device))
+        .filter(|context| working.iter().any(|other| other.met(context)))
         .collect();
     let peered = |context: &&Record| context.peered;
     for context in stray.iter().copied().filter(peered) {
@@ -32,17 +33,26 @@ pub fn judge() {
         let (same, others) = rest
             .into_iter()
             .partition::<Vec<_>, _>(|context| site::line(&context.origin.site) == site::line(&first.origin.site));
-        if same.len() > 1 {
-            by_sweep(&same);
-        } else {
-            stray_primary(first, &working);
+        match at_once(&same).as_slice() {
+            [one] => stray_primary(one, &working),
+            several => by_sweep(several),
         }
         rest = others;
     }
     for context in &stray {
         module::loaded_in_vain(context.id, context.device, &working);
     }
-    rank_on_gpu_0(&working);
+}
+
+/// The most of these that lived at one moment: all but one of those began before the last, and none ended before that.
+fn at_once<'a>(contexts: &[&'a Record]) -> Vec<&'a Record> {
+    let beside = |last: &Record| {
+        let there = contexts.iter().copied().filter(|other| other.id <= last.id && other.met(last));
+        there.collect::<Vec<_>>()
+    };
+    let sets = contexts.iter().map(|last| beside(last));
+    // Of equal ones the first: where one line is met again and again, that is where it began.
+    sets.reduce(|most, set| if set.len() > most.len() { set } else { most }).unwrap_or_default()
 }
 
 pub(super) fn report_use(context: &Record) {
@@ -57,13 +67,15 @@ pub(super) fn report_use(context: &Record) {
 }
 
 fn price(contexts: &[&Record]) -> String {
+    let about = if contexts.iter().any(|context| context.origin.approximate) { "≈" } else { "" };
     match contexts.iter().filter_map(|context| context.origin.cost).sum() {
         0 => String::new(),
-        bytes => format!(", {}", format_size(bytes)),
+        bytes => format!(", {about}{}", format_size(bytes)),
     }
 }
 
-fn devices(contexts: &[&Record]) -> String {
+/// Their GPUs, in order, each once.
+pub fn devices(contexts: &[&Record]) -> String {
     let mut devices: Vec<i32> = contexts.iter().map(|context| context.device).collect();
     devices.sort_unstable();
     devices.dedup();
@@ -107,8 +119,9 @@ fn stray_primary(context: &Record, working: &[&Record]) {
 
 fn by_peer_access(context: &Record) {
     let what = format!(
-        "enabling peer access made a context on GPU {} and nothing ran in it{}",
+        "a context on GPU {} was made by {} and nothing was done with it but to enable peer access{}",
         context.device,
+        maker(context),
         price(&[context])
     );
     finding::make(&Finding::PEER_ACCESS, Some(context.device), &context.origin.site, &facts(context), &what);
@@ -116,31 +129,12 @@ fn by_peer_access(context: &Record) {
 
 fn by_sweep(contexts: &[&Record]) {
     let what = format!(
-        "one line made contexts on GPUs {} and nothing ran in any of them{}",
+        "one line made contexts on GPUs {} that lived at the same time, and nothing ran in any of them{}",
         devices(contexts),
         price(contexts)
     );
     let site: &Site = &contexts[0].origin.site;
     finding::make(&Finding::DEVICE_SWEEP, Some(contexts[0].device), site, &facts(contexts[0]), &what);
-}
-
-/// A rank above 0 that sees several GPUs and works on the first one does what rank 0 does.
-fn rank_on_gpu_0(working: &[&Record]) {
-    let rank = process::local_rank();
-    let several = super::device_count() > 1;
-    if let Some(rank @ 1..) = rank
-        && several
-        && working.iter().all(|context| context.device == 0)
-    {
-        let what = format!("this is local rank {rank} and it works on GPU 0, as local rank 0 does");
-        finding::make(
-            &Finding::RANKS_ON_GPU_0,
-            Some(0),
-            &working[0].origin.site,
-            &[("local_rank", rank.to_string())],
-            &what,
-        );
-    }
 }
 
 /// The heap limit of the current context, if it is still what the driver starts with.

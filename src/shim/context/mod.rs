@@ -16,14 +16,17 @@ mod registry;
 pub mod unseen;
 mod usage;
 
-pub use judge::{heap_is_default, judge};
+pub use judge::{devices, heap_is_default, judge};
 pub use observers::{Observer, observe};
 pub use registry::{By, Record, Tally};
 pub use usage::Usage;
 
-use crate::{clock, process, site};
+use crate::log::{self, verdict};
+use crate::{clock, environment, process, site};
 use cudarc::driver::sys::{CUcontext, CUdevice};
+use gpupool_config::Rank;
 use gpupool_cuda::{self as cuda, CuResult, Driver};
+use gpupool_events::RankOnGpu0;
 use parking_lot::{Condvar, Mutex};
 use registry::{Found, Name, Origin, Registry};
 use std::cell::Cell;
@@ -31,7 +34,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-pub use cost::{Before, remember};
+pub use cost::{Before, held_on, is_alone_on, remember};
 
 /// How a context came to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,13 +130,6 @@ static CHANGED: Condvar = Condvar::new();
 static EPOCH: AtomicU64 = AtomicU64::new(1);
 /// The last call after which every device's state was known, for "appeared between".
 static LAST_SWEEP: Mutex<&'static str> = Mutex::new("the start of the process");
-
-/// GPUs that the process sees, once a sweep asked; the driver no longer answers when the process ends.
-static DEVICES: AtomicUsize = AtomicUsize::new(0);
-
-fn device_count() -> usize {
-    DEVICES.load(Ordering::Relaxed)
-}
 
 /// The context that was current on a thread last, its handle, and the epoch of that.
 #[derive(Clone, Copy)]
@@ -299,24 +295,25 @@ pub fn add(
     }
     let site = site::here();
     let (cost, approximate) = before.cost(driver, context, device);
-    let origin = Arc::new(Origin { call: call.to_owned(), site, cost });
+    let origin = Arc::new(Origin { call: call.to_owned(), site, cost, approximate });
     // Of two threads that retain one primary context at once, or that see at once that one appeared, the first enters it.
     let entered = REGISTRY.lock().enter(name, device, kind, origin.clone());
     let known = match entered {
         Ok(known) => known,
         Err(first) => return Some(first),
     };
-    report(driver, &known, &origin, approximate);
+    report(driver, &known, &origin);
     observers::all().for_each(|observer| observer.began(driver, context));
     Some(known)
 }
 
-fn report(driver: &Driver, context: &Context, origin: &Origin, approximate: bool) {
-    let (Context { device, id, kind, .. }, Origin { call, site, cost }) = (context, origin);
+fn report(driver: &Driver, context: &Context, origin: &Origin) {
+    let (Context { device, id, kind, .. }, Origin { call, site, cost, approximate }) = (context, origin);
     let (pci, uuid) = (driver.pci_address(*device), driver.uuid(*device));
     let price = cost.map_or(String::new(), |cost| {
-        format!(", {}{}", if approximate { "≈" } else { "" }, gpupool_config::format_size(cost))
+        format!(", {}{}", if *approximate { "≈" } else { "" }, gpupool_config::format_size(cost))
     });
+    tell_rank(driver, *device, &uuid, origin);
     tracing::info!(
         target: "gpupool::context", event = "context.create", id, device, pci, uuid, kind = kind.word(), call,
         runtime_call = site::runtime_call(site), caller = site::caller(site), thread = site::thread_name(), seconds = clock::uptime(),
@@ -324,6 +321,34 @@ fn report(driver: &Driver, context: &Context, origin: &Origin, approximate: bool
         "{} context on GPU {device} ({call}{price}) by {}", kind.word(), site::line(site)
     );
 }
+
+/// What shows together with other ranks of the job whether several of them are on one GPU, which `run --fail-on` asks past
+/// the log.
+fn tell_rank(driver: &Driver, device: CUdevice, uuid: &str, origin: &Origin) {
+    if device != 0 {
+        return;
+    }
+    let Some(Rank { number, ranks, job, .. }) = process::rank() else { return };
+    verdict::on_gpu_0(RankOnGpu0 {
+        local_rank: *number,
+        job_ranks: *ranks,
+        job: job.clone(),
+        host: Some(log::host_name().to_string_lossy().into_owned()),
+        gpus: u32::try_from(driver.device_count()).ok(),
+        uuid: Some(uuid.to_owned()),
+        visible_devices: environment::visible_devices(),
+        cost: origin.cost,
+        site: Some(origin.site.clone()),
+    });
+}
+
+/// Whether this process ever had a context. Takes no lock, so that it can be asked where the process leaves at once.
+pub fn was_any() -> bool {
+    registry::is_known_of(FIRST)
+}
+
+/// The id of the first context of a process.
+const FIRST: u64 = 1;
 
 /// Calls under way that make a context which has no record yet.
 static MAKING: AtomicUsize = AtomicUsize::new(0);
@@ -348,7 +373,6 @@ impl Drop for Making {
 /// only where something rare happens.
 pub fn sweep(driver: &Driver, call: &'static str) {
     let count = driver.device_count();
-    DEVICES.store(count as usize, Ordering::Relaxed);
     let before = std::mem::replace(&mut *LAST_SWEEP.lock(), call);
     for device in 0..count {
         let known = || REGISTRY.lock().has_primary(device);

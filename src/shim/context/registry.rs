@@ -39,8 +39,9 @@ pub struct Origin {
     /// What made it.
     pub call: String,
     pub site: Site,
-    /// Bytes that the GPU lost with it.
+    /// Bytes that the GPU lost with it, and whether some of it may be somebody else's.
     pub cost: Option<u64>,
+    pub approximate: bool,
 }
 
 /// All that is known of one context, live or gone.
@@ -52,6 +53,15 @@ pub struct Record {
     pub origin: Arc<Origin>,
     pub usage: Arc<Usage>,
     pub peered: bool,
+    /// The newest context when this one ended; what is newer came after it. `u64::MAX` while it lives.
+    pub until: u64,
+}
+
+impl Record {
+    /// Whether both lived at some moment.
+    pub fn met(&self, other: &Self) -> bool {
+        self.id.max(other.id) <= self.until.min(other.until)
+    }
 }
 
 /// Which context a call is about: the handle, 0 where it is not known yet, and the driver's number, where it has one.
@@ -169,6 +179,11 @@ pub fn recent(id: u64) -> Option<&'static Tally> {
     // SAFETY: the place is null or has counters, which are never freed.
     let known = unsafe { known.as_ref() }?;
     (known.id.load(Ordering::Acquire) == id).then_some(known)
+}
+
+/// Whether a context with this id, or a later one in its place, was ever entered. Without a lock.
+pub fn is_known_of(id: u64) -> bool {
+    !place_of(id).load(Ordering::Acquire).is_null()
 }
 
 impl Registry {
@@ -320,7 +335,7 @@ impl Registry {
         for id in ids {
             let Some(entry) = self.entries.remove(id) else { continue };
             let context = entry.context;
-            let record = record(&entry, Arc::new(context.tally.usage.copy()));
+            let record = Record { until: self.last_id, ..record(&entry, Arc::new(context.tally.usage.copy())) };
             context.tally.id.store(0, Ordering::Release);
             context.tally.handle.store(0, Ordering::Release);
             if let Some(ids) = self.handles.get_mut(&entry.name.handle) {
@@ -507,7 +522,8 @@ impl Registry {
 
 fn record(entry: &Entry, usage: Arc<Usage>) -> Record {
     let Context { id, device, kind, tally } = entry.context;
-    Record { id, device, kind, origin: entry.origin.clone(), usage, peered: tally.peered.load(Ordering::Relaxed) }
+    let peered = tally.peered.load(Ordering::Relaxed);
+    Record { id, device, kind, origin: entry.origin.clone(), usage, peered, until: u64::MAX }
 }
 
 #[cfg(test)]
@@ -516,7 +532,7 @@ mod tests {
 
     fn origin() -> Arc<Origin> {
         let site = Site { python: Vec::new(), native: Vec::new(), truncated: false };
-        Arc::new(Origin { call: "a test".to_owned(), site, cost: Some(3) })
+        Arc::new(Origin { call: "a test".to_owned(), site, cost: Some(3), approximate: false })
     }
 
     fn name(handle: usize, life: u64) -> Name {
@@ -611,6 +627,24 @@ mod tests {
         assert_eq!(registry.enter(nameless, 0, Kind::Appeared, origin()), Err(first));
         assert_eq!(registry.by_handle(0x10), Some(first));
         assert_eq!(registry.records().len(), 1);
+    }
+
+    #[test]
+    fn contexts_meet_that_lived_at_the_same_time() {
+        let mut registry = Registry::new();
+        let end = |registry: &mut Registry, handle| {
+            let ids = registry.begin_handle(handle);
+            registry.end_handle(&ids, true)
+        };
+        enter(&mut registry, name(0x10, 1), 0, Kind::Primary);
+        enter(&mut registry, name(0x20, 2), 1, Kind::Primary);
+        end(&mut registry, 0x10);
+        enter(&mut registry, name(0x30, 3), 2, Kind::Primary);
+        end(&mut registry, 0x20);
+        let records = registry.records();
+        let [first, second, third] = &records[..] else { panic!("{records:?}") };
+        assert!(first.met(second) && second.met(first) && second.met(third) && third.met(second));
+        assert!(!first.met(third) && !third.met(first));
     }
 
     #[test]

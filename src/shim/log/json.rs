@@ -1,11 +1,9 @@
 //! The file: one record a line, one write a record.
 
-use std::ffi::OsString;
 use std::fmt::{self, Write as _};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -18,7 +16,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
-use super::{output, stderr};
+use super::{host_name, output, stderr};
 use crate::clock;
 use gpupool_interpose::cancel;
 
@@ -106,7 +104,13 @@ impl LogFile {
         };
         let opened = open(&path).map_err(|error| {
             let advice = match error.kind() {
-                io::ErrorKind::AlreadyExists => "remove it, or put %p into the name",
+                // Not a device, a folder or a link, which may be somebody's.
+                io::ErrorKind::AlreadyExists if path.symlink_metadata().is_ok_and(|there| there.is_file()) => {
+                    "remove it, or put %p into the name"
+                }
+                io::ErrorKind::AlreadyExists => {
+                    "the log is a new file: choose another name, or leave it out to have no log"
+                }
                 io::ErrorKind::NotFound => "create the folder, or choose another path",
                 _ => "choose a path that this user may write",
             };
@@ -284,15 +288,6 @@ fn begun_before_exec(path: &Path) -> Option<File> {
 /// The same file under a high number; `None` where the process may not have so many.
 fn high(file: File) -> Option<OwnedFd> {
     output::duplicate(&file, DESCRIPTOR_FLOOR).ok()
-}
-
-fn host_name() -> OsString {
-    let mut name = vec![0u8; 256];
-    // SAFETY: `name` is writable for the length given, less one byte that stays NUL whatever is written.
-    let failed = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) } != 0;
-    let length = if failed { 0 } else { name.iter().position(|byte| *byte == 0).unwrap_or(0) };
-    name.truncate(length);
-    OsString::from_vec(name)
 }
 
 /// Writes every event it is shown into a [`LogFile`].

@@ -21,7 +21,9 @@ mod stderr;
 mod summary;
 pub mod verdict;
 
+use std::ffi::OsString;
 use std::fmt::Display;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -110,6 +112,16 @@ pub fn file_path() -> Option<&'static Path> {
 /// The same, where it is the user's: what a summary may tell him to read.
 pub fn lasting_file() -> Option<&'static Path> {
     file_path().filter(|_| !BORROWED.load(Ordering::Relaxed))
+}
+
+/// The name of this host.
+pub fn host_name() -> OsString {
+    let mut name = vec![0u8; 256];
+    // SAFETY: `name` is writable for the length given, less one byte that stays NUL whatever is written.
+    let failed = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) } != 0;
+    let length = if failed { 0 } else { name.iter().position(|byte| *byte == 0).unwrap_or(0) };
+    name.truncate(length);
+    OsString::from_vec(name)
 }
 
 /// File and stderr, each behind its own filter.

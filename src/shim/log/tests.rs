@@ -113,9 +113,12 @@ fn the_file_is_new_private_and_absolute() {
 
     let link = folder.0.join("link");
     std::os::unix::fs::symlink(folder.0.join("elsewhere"), &link).unwrap();
-    for (path, advice) in
-        [(&link, "remove it"), (&folder.0.join("no/folder"), "create the folder"), (&"/proc/x".into(), "another path")]
-    {
+    for (path, advice) in [
+        (&link, "choose another name"),
+        (&"/dev/null".into(), "choose another name"),
+        (&folder.0.join("no/folder"), "create the folder"),
+        (&"/proc/x".into(), "another path"),
+    ] {
         let template = settings(&[("GPUPOOL_LOG_FILE", path.to_str().unwrap())]).log_file.unwrap();
         let complaint = json::LogFile::create(&template).err().unwrap();
         assert!(complaint.contains(advice) && complaint.contains("Going on without it"), "{complaint}");

@@ -4,32 +4,47 @@
 //! The file is opened for each line and no descriptor is held, since a program may close it or have none to spare. A line that
 //! could not be written waits for the next one. While one is missing the file lacks its last line, and whoever reads it
 //! knows that not everything is known.
+//!
+//! What is said where a process leaves by `_exit` is said by a handler of a signal, too, or by the child of a `vfork`: there,
+//! and for the file `processes`, nothing is allocated, no lock is taken, and nothing of this library is changed.
 
-use std::ffi::OsString;
-use std::fs::OpenOptions;
-use std::io;
-use std::os::fd::AsRawFd;
+use std::ffi::{CStr, CString, OsString};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use gpupool_config::VERDICTS;
-use gpupool_events::{Began, FindingMade, Verdict, VerdictLine};
+use gpupool_events::{Attendance, Began, FindingMade, Present, RankOnGpu0, Verdict, VerdictLine};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 
-use super::{file_path, output, stderr};
+use super::{output, stderr};
 use gpupool_interpose::cancel;
 
 /// The file of one process. It is made once and never freed; a child of a fork makes its own.
 struct Own {
     pid: u32,
     path: PathBuf,
+    /// The same path, for where nothing may be allocated.
+    c_path: CString,
     /// Findings made, written or not.
     made: AtomicU64,
-    /// Lines that could not be written yet, whole.
-    waiting: Mutex<Vec<u8>>,
+    /// Lines that could not be written yet.
+    waiting: Mutex<Waiting>,
+    /// How many lines are not in the file: those, and what is just being written.
+    behind: AtomicU64,
+}
+
+/// Whole lines, and how many.
+#[derive(Default)]
+struct Waiting {
+    text: Vec<u8>,
+    lines: u64,
 }
 
 static OWN: AtomicPtr<Own> = AtomicPtr::new(std::ptr::null_mut());
@@ -41,24 +56,69 @@ fn own() -> Option<&'static Own> {
     own.filter(|own| own.pid == std::process::id())
 }
 
-/// The folder that was named when the library was loaded.
-static FOLDER: OnceBox<OsString> = OnceBox::new();
+/// What was named when the library was loaded: the folder, and the file in it that tells who is there.
+struct Told {
+    folder: OsString,
+    attendance: CString,
+}
+
+static TOLD: OnceBox<Told> = OnceBox::new();
+/// The process that the library was loaded into, if a folder was named. A child of its own by `fork` has not been loaded into.
+static LOADED: AtomicU32 = AtomicU32::new(0);
 
 /// Before `main`: a program may clear or change its environment before it first calls the driver.
 pub fn remember_folder() {
-    if let Some(folder) = std::env::var_os(VERDICTS).filter(|folder| !folder.is_empty()) {
-        let _ = FOLDER.set(Box::new(folder));
+    let Some(folder) = std::env::var_os(VERDICTS).filter(|folder| !folder.is_empty()) else { return };
+    // The environment has no NUL in it.
+    let Ok(attendance) = CString::new(Path::new(&folder).join(Attendance::FILE).as_os_str().as_bytes()) else { return };
+    let _ = TOLD.set(Box::new(Told { folder, attendance }));
+    LOADED.store(std::process::id(), Ordering::Relaxed);
+    present(Present::Loaded);
+}
+
+/// Whether anybody wants to know what is found.
+pub fn is_asked() -> bool {
+    TOLD.get().is_some()
+}
+
+/// Says to the file `processes` how it stands with this process. What cannot be written is missing there, and then it is
+/// not known how this process ended.
+fn present(how: Present) {
+    let Some(told) = TOLD.get() else { return };
+    let mut line = [0; 32];
+    let mut rest = &mut line[..];
+    // The longest word and number have room.
+    let _ = writeln!(rest, "{} {}", how.word(), std::process::id());
+    let length = 32 - rest.len();
+    append_plainly(&told.attendance, &line[..length]);
+}
+
+/// Appends to a file that is there. Makes system calls and nothing else.
+fn append_plainly(path: &CStr, text: &[u8]) {
+    let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: the path is a C string.
+    let descriptor = unsafe { libc::open(path.as_ptr(), flags) };
+    if descriptor < 0 {
+        return;
+    }
+    // SAFETY: open succeeded, so this is a new descriptor that nobody else owns.
+    let file = unsafe { File::from_raw_fd(descriptor) };
+    if let Ok(file) = output::above_standard(file) {
+        let _ = output::write_all(file.as_raw_fd(), text);
     }
 }
 
 /// Makes the file, empty: from now on this process is known to have something to say.
 pub fn prepare() {
-    let Some(folder) = FOLDER.get() else { return };
+    let Some(told) = TOLD.get() else { return };
     let _sheltered = cancel::shelter();
     let pid = std::process::id();
-    match Verdict::create(Path::new(folder), pid) {
+    let folder = Path::new(&told.folder);
+    match Verdict::create(folder, pid) {
         Ok((_, path)) => {
-            let own = Own { pid, path, made: AtomicU64::new(0), waiting: Mutex::new(Vec::new()) };
+            let c_path = CString::new(path.as_os_str().as_bytes()).unwrap_or_default();
+            let (made, behind) = (AtomicU64::new(0), AtomicU64::new(0));
+            let own = Own { pid, path, c_path, made, waiting: Mutex::new(Waiting::default()), behind };
             OWN.store(Box::into_raw(Box::new(own)), Ordering::Release);
         }
         Err(error) => stderr::warn_now(&format!(
@@ -66,6 +126,7 @@ pub fn prepare() {
             folder.display()
         )),
     }
+    present(Present::Used);
 }
 
 /// Says who this is, once the log is there.
@@ -73,8 +134,44 @@ pub fn began() {
     let Some(own) = own() else { return };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     let exe = std::env::current_exe().unwrap_or_default().display().to_string();
-    let log = file_path().map(|path| path.display().to_string());
-    own.write(&VerdictLine::Began(Began::new(own.pid, started(), now, exe, log)));
+    own.write(&VerdictLine::Began(Began::new(own.pid, started(), now, exe)));
+}
+
+/// This process is a rank of a job and made a context on its GPU 0.
+pub fn on_gpu_0(rank: RankOnGpu0) {
+    if let Some(own) = own() {
+        own.write(&VerdictLine::Gpu0(rank));
+    }
+}
+
+/// The process leaves and has not called the driver. For the process itself: a child of a `fork` or `vfork` says nothing.
+pub fn left() {
+    if LOADED.load(Ordering::Relaxed) == std::process::id() && OWN.load(Ordering::Acquire).is_null() {
+        for_good();
+        present(Present::Left);
+    }
+}
+
+/// This thread, with which the process ends, is not cancelled any more: nothing may unwind through what follows.
+fn for_good() {
+    std::mem::forget(cancel::shelter());
+}
+
+/// As [`ended`], for a process that leaves at once, where there is nothing to be judged any more.
+pub fn ended_at_once() {
+    let Some(own) = own().filter(|own| own.behind.load(Ordering::Acquire) == 0) else { return };
+    for_good();
+    let mut line = [0; 64];
+    let length = ended_line(own.made.load(Ordering::Relaxed), &mut line);
+    append_plainly(&own.c_path, &line[..length]);
+}
+
+/// [`VerdictLine::Ended`] with its line feed, without an allocation; its length.
+fn ended_line(findings: u64, line: &mut [u8; 64]) -> usize {
+    let mut rest = &mut line[..];
+    // A number of twenty digits has room.
+    let _ = writeln!(rest, "{{\"verdict\":\"ended\",\"findings\":{findings}}}");
+    64 - rest.len()
 }
 
 /// Something was found.
@@ -99,18 +196,22 @@ impl Own {
     /// Appends a line, behind those that wait. No lock is held while it is written.
     fn write(&self, line: &VerdictLine) {
         let Ok(line) = line.to_json() else { return };
-        let mut text = std::mem::take(&mut *self.waiting.lock());
+        self.behind.fetch_add(1, Ordering::AcqRel);
+        let Waiting { mut text, mut lines } = std::mem::take(&mut *self.waiting.lock());
         text.extend_from_slice(line.as_bytes());
-        if let Err((written, _)) = self.append(&text) {
-            // What was written of it is told from what is written again by the line's end in between; the reader sees
-            // from it that the file is damaged, and from the last line what it holds.
-            let mut waiting = self.waiting.lock();
-            if written > 0 {
-                text.insert(0, b'\n');
-            }
-            text.extend_from_slice(&waiting);
-            *waiting = text;
+        lines += 1;
+        let Err((written, _)) = self.append(&text) else {
+            self.behind.fetch_sub(lines, Ordering::AcqRel);
+            return;
+        };
+        // What was written of it is told from what is written again by the line's end in between; the reader sees from it
+        // that the file is damaged, and from the last line what it holds.
+        let mut waiting = self.waiting.lock();
+        if written > 0 {
+            text.insert(0, b'\n');
         }
+        text.extend_from_slice(&waiting.text);
+        *waiting = Waiting { text, lines: lines + waiting.lines };
     }
 
     fn append(&self, text: &[u8]) -> Result<(), (usize, io::Error)> {
@@ -127,4 +228,18 @@ fn started() -> u64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let ticks = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(19)?.parse().ok());
     ticks.unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_that_is_written_by_hand_is_the_one_that_is_read() {
+        for findings in [0, 7, u64::MAX] {
+            let mut line = [0; 64];
+            let length = ended_line(findings, &mut line);
+            assert_eq!(line[..length], *VerdictLine::Ended { findings }.to_json().unwrap().as_bytes());
+        }
+    }
 }

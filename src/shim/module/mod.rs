@@ -46,8 +46,13 @@ fn loaded() -> Vec<Loaded> {
 static NUMBERS: Mutex<BTreeMap<usize, u64>> = Mutex::new(BTreeMap::new());
 /// Loads are numbered from 1.
 static NEXT: AtomicU64 = AtomicU64::new(1);
-/// Bytes that GPUs lost to eager loads.
+/// Bytes that GPUs lost to eager loads, and to nobody else.
 static EAGER: AtomicU64 = AtomicU64::new(0);
+
+/// Whether anything was ever loaded. Takes no lock, so that it can be asked where the process leaves at once.
+pub fn was_any() -> bool {
+    NEXT.load(Relaxed) > 1
+}
 
 /// Whether the driver loads kernels only when they are used. `cuModuleGetLoadingMode`; drivers before 11.7 are eager.
 fn is_lazy() -> bool {
@@ -60,6 +65,27 @@ fn is_lazy() -> bool {
     unsafe { function(&raw mut mode) }.is_ok() && mode == LAZY
 }
 
+/// The current GPU's memory at one moment.
+#[derive(Clone, Copy)]
+struct Look {
+    free: u64,
+    /// Bytes of it that the pool holds: other threads may allocate while this one loads.
+    pooled: u64,
+}
+
+impl Look {
+    fn now(driver: &Driver) -> Option<Self> {
+        let free = driver.free_memory().ok()?;
+        let pooled = driver.current_device().map_or(0, context::held_on);
+        Some(Self { free, pooled })
+    }
+
+    /// Bytes that the GPU lost since, to others than the pool.
+    fn lost_since(self, before: Self) -> u64 {
+        before.free.saturating_sub(self.free).saturating_sub(self.pooled.saturating_sub(before.pooled))
+    }
+}
+
 /// Makes a loading call, and notes what it loaded. `look` gives the handle and says what the image is; it runs after a
 /// success.
 pub fn load(
@@ -69,7 +95,7 @@ pub fn load(
     look: impl FnOnce() -> (usize, Image),
 ) -> CuResult {
     let driver = context::driver();
-    let before = driver.and_then(|driver| driver.free_memory().ok());
+    let before = driver.and_then(Look::now);
     let start = Instant::now();
     let result = load();
     let seconds = start.elapsed().as_secs_f64();
@@ -100,7 +126,7 @@ fn note(
     call: &'static str,
     path: Option<String>,
     image: Image,
-    before: Option<u64>,
+    before: Option<Look>,
     seconds: f64,
 ) {
     // A library may be loaded before there is any context; its kernels then go to each context that runs them.
@@ -109,8 +135,8 @@ fn note(
         context.usage.modules.fetch_add(1, Relaxed);
     }
     let device = context.map(|context| context.device);
-    let after = driver.free_memory().ok();
-    let memory = before.zip(after).map(|(before, after)| before as i64 - after as i64);
+    let after = Look::now(driver);
+    let memory = before.zip(after).map(|(before, after)| before.free as i64 - after.free as i64);
     let lazy = is_lazy();
     let site = site::here();
     let Image { kind, bytes, kernels, uses_malloc } = image;
@@ -119,8 +145,12 @@ fn note(
         memory, lazy, uses_malloc, caller = site::caller(&site), thread = site::thread_name(), site.json = %site::json(&site),
         "{call}: {kind} of {}{} by {}", bytes.map_or("unknown size".to_owned(), format_size), on(device), site::line(&site)
     );
-    if !lazy {
-        EAGER.fetch_add(memory.unwrap_or(0).max(0) as u64, Relaxed);
+    // What other processes took meanwhile looks the same, so it is only counted where there are none.
+    if !lazy
+        && let Some(lost) = before.zip(after).map(|(before, after)| after.lost_since(before)).filter(|lost| *lost > 0)
+        && device.is_some_and(|device| context::is_alone_on(driver, device))
+    {
+        EAGER.fetch_add(lost, Relaxed);
     }
     // Without a context there is no heap yet; each gets what the settings say, or else the default.
     let is_default =
@@ -183,14 +213,15 @@ pub fn loaded_in_vain(context: u64, device: i32, working: &[&Record]) {
     let loaded = loaded();
     let mine: Vec<&Loaded> = loaded.iter().filter(|loaded| loaded.context == context).collect();
     let Some(first) = mine.first() else { return };
-    let other = working.first().map_or(-1, |context| context.device);
-    let number = match mine.len() {
-        1 => "one module was loaded".to_owned(),
-        many => format!("{many} modules were loaded"),
+    let (number, first_of_them) = match mine.len() {
+        1 => ("one module was loaded".to_owned(), ""),
+        many => (format!("{many} modules were loaded"), "the first "),
     };
     let what = format!(
-        "{number} on GPU {device}, the first by {} ({}), and all work is on GPU {other}",
-        first.call, first.image.kind
+        "{number} on GPU {device}, {first_of_them}by {} ({}), and nothing ran there; this process works on GPU {}",
+        first.call,
+        first.image.kind,
+        context::devices(working)
     );
     finding::make(&Finding::MODULE_ELSEWHERE, Some(device), &first.site, &[("modules", mine.len().to_string())], &what);
 }

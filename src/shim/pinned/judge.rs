@@ -2,6 +2,7 @@
 //! every place.
 
 use super::ledger::{self, Account, Growing, WORTH_SAYING};
+use super::staging;
 use crate::{clock, finding, site};
 use gpupool_config::format_size;
 use gpupool_events::{Finding, Site};
@@ -26,6 +27,7 @@ pub fn judge() {
         leaked(account);
     }
     slow(&accounts);
+    staging::judge();
 }
 
 fn report(account: &Account) {

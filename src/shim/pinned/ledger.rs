@@ -97,8 +97,22 @@ pub struct Twin {
 pub struct Staged {
     pub buffers: u64,
     pub bytes: u64,
+    /// Where the last of them was allocated or copied.
+    pub site: Site,
+    /// Who pinned the memory that its data was in.
+    pub source: Site,
     contents: Vec<u64>,
     said: bool,
+}
+
+/// A buffer that was for nothing, unless the program copies out of the other memory as well.
+#[derive(Clone, Debug)]
+struct Suspect {
+    twin: Twin,
+    cause: String,
+    bytes: u64,
+    site: Site,
+    source: usize,
 }
 
 /// One place in the program, and all that came of it.
@@ -156,6 +170,8 @@ struct Ledger {
     live: BTreeMap<u64, Live>,
     /// By cause.
     staged: BTreeMap<String, Staged>,
+    /// No more than first copies that were looked at.
+    suspects: Vec<Suspect>,
     allocations: u64,
     requested: u64,
     /// Bytes pinned outside the pool, registered ones among them.
@@ -256,9 +272,10 @@ pub fn may_be_staged(address: u64) -> bool {
 }
 
 /// Notes that the data of the block at this address was in pinned memory already, at `twin`. Not where the program has
-/// copied out of that memory: it knows how to, and has its reasons to take another way as well.
+/// copied out of that memory: it knows how to, and has its reasons to take another way as well. Nor where a copy has filled
+/// it: then the data came from the GPU, and not by way of that memory. Of memory that is not watched neither is known.
 pub fn mark_staged(address: u64, twin: Twin) {
-    let copied = copies::seen(twin.address).is_some_and(|seen| seen.out > 0);
+    let copied = copies::seen(twin.address).is_none_or(|seen| seen.out > 0 || seen.into);
     with(|ledger| {
         let straight = copied || ledger.live.get(&twin.address).is_none_or(|live| live.straight);
         if let Some(live) = ledger.live.get_mut(&address).filter(|_| !straight) {
@@ -276,23 +293,44 @@ pub fn take_mark(address: u64) -> Option<Live> {
     })
 }
 
-/// Counts a buffer that was for nothing. Returns the account of its cause the moment that it is certain: when so many with
-/// different data were counted that it can be no coincidence. A program that computes a pattern into each buffer has the same
-/// data in other pinned memory, too, but always that.
-pub fn count_staged(live: &Live, twin: Twin) -> Option<Staged> {
+/// A buffer was for nothing, as far as that shows. Whether the program also copies out of the other memory is known when that
+/// is freed, or at the end: both may have been filled before either was copied.
+pub fn suspect(live: &Live, twin: Twin, site: Site) {
+    with(|ledger| {
+        let Some(source) = ledger.live.get(&twin.address).map(|other| other.place) else { return };
+        let cause = ledger.places[live.place].cause.clone();
+        ledger.suspects.push(Suspect { twin, cause, bytes: live.bytes, site, source });
+    });
+}
+
+/// At the end of the process: what was not copied out of until now never is.
+pub fn settle_all() {
+    with(|ledger| {
+        let mut twins: Vec<u64> = ledger.suspects.iter().map(|suspect| suspect.twin.address).collect();
+        twins.sort_unstable();
+        twins.dedup();
+        for twin in twins {
+            let copied = copies::seen(twin).is_some_and(|seen| seen.out > 0);
+            let straight = copied || ledger.live.get(&twin).is_none_or(|live| live.straight);
+            ledger.settle(twin, straight);
+        }
+    });
+}
+
+/// The accounts that have become certain, each once: so many buffers with different data were for nothing that it can be no
+/// coincidence. A program that computes a pattern into each buffer has the same data in other pinned memory, too, but always
+/// that.
+pub fn certainly_staged() -> Vec<Staged> {
     /// Different contents.
     const CERTAIN: usize = 3;
     with(|ledger| {
-        let cause = ledger.places[live.place].cause.clone();
-        let staged = ledger.staged.entry(cause).or_default();
-        staged.buffers += 1;
-        staged.bytes += live.bytes;
-        if !staged.contents.contains(&twin.content) {
-            staged.contents.push(twin.content);
-        }
-        let certain = staged.contents.len() >= CERTAIN;
-        let said = std::mem::replace(&mut staged.said, certain);
-        (certain && !said).then(|| staged.clone())
+        let certain = ledger.staged.values_mut().filter(|staged| !staged.said && staged.contents.len() >= CERTAIN);
+        certain
+            .map(|staged| {
+                staged.said = true;
+                staged.clone()
+            })
+            .collect()
     })
 }
 
@@ -457,6 +495,7 @@ impl Ledger {
     fn remove(&mut self, address: u64) -> Option<(Live, u32)> {
         let live = self.live.remove(&address)?;
         let seen = if live.watched { copies::unwatch(address) } else { None };
+        self.settle(address, live.straight || seen.is_some_and(|seen| seen.out > 0));
         if let Some(seen) = seen {
             self.note_reach(&live, seen);
         }
@@ -471,6 +510,24 @@ impl Ledger {
             self.registered -= live.bytes;
         }
         Some((live, seen.map_or(0, |seen| seen.out)))
+    }
+
+    /// The memory at this address is not copied out of any more; `straight`: it was. Then what is suspected of a detour was
+    /// none, else it is counted.
+    fn settle(&mut self, twin: u64, straight: bool) {
+        for suspect in self.suspects.extract_if(.., |suspect| suspect.twin.address == twin) {
+            if straight {
+                continue;
+            }
+            let staged = self.staged.entry(suspect.cause).or_default();
+            staged.buffers += 1;
+            staged.bytes += suspect.bytes;
+            staged.source = self.places[suspect.source].site.clone();
+            staged.site = suspect.site;
+            if !staged.contents.contains(&suspect.twin.content) {
+                staged.contents.push(suspect.twin.content);
+            }
+        }
     }
 
     /// A block that no copy ever touched may be used in another way, and says nothing.

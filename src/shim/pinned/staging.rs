@@ -6,7 +6,8 @@
 //!
 //! Equal bytes are no proof that one was copied from the other. A benchmark computes its pattern into a new buffer each time,
 //! and what it measures is pinned memory with that pattern in it: so several buffers with different data must have been for
-//! nothing, of one cause. And a program that also copies straight out of the other memory compares the ways, or has a reason.
+//! nothing, of one cause. And a program that also copies straight out of the other memory, before or later, compares the ways,
+//! or has a reason, or has filled both. So it is said when the other memory is freed, or at the end of the process.
 //!
 //! The other memory may be freed by another thread at any moment, so it is read by `process_vm_readv`, which then fails.
 
@@ -19,7 +20,7 @@ use gpupool_events::{Finding, Site};
 use gpupool_interpose::guard;
 use memchr::memmem;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 /// Copies that are looked at in the life of a process: each takes ten milliseconds at most.
 const CHECKS: i32 = 32;
@@ -64,34 +65,49 @@ fn look(start: u64, source: u64, bytes: u64) {
         if ledger::place_of(start).is_some_and(|(place, _)| callers::same_line(&place, &here))
             && let Some(live) = ledger::take_mark(start)
         {
-            count(&here, &live);
+            suspect(here, &live);
         }
     }
     ledger::was_looked_at(start);
 }
 
-/// A block that was marked by [`look`] is freed. `copies`: how many were made out of it.
+/// A block is freed: one that was marked by [`look`], or one that others were marked for. `copies`: how many were made out of
+/// it.
 pub fn freed(live: &Live, copies: u32) {
     if live.twin.is_some() && copies == 1 {
-        count(&ledger::site_of(live), live);
+        suspect(ledger::site_of(live), live);
+    }
+    say_certain();
+}
+
+/// At the end of the process.
+pub fn judge() {
+    ledger::settle_all();
+    say_certain();
+}
+
+/// Whether there was any suspect.
+static SUSPECTED: AtomicBool = AtomicBool::new(false);
+
+fn suspect(site: Site, live: &Live) {
+    if let Some(twin) = live.twin {
+        ledger::suspect(live, twin, site);
+        SUSPECTED.store(true, Ordering::Relaxed);
     }
 }
 
-fn count(site: &Site, live: &Live) {
-    if let Some(twin) = live.twin
-        && let Some(staged) = ledger::count_staged(live, twin)
-    {
-        say(site, &staged, twin.address);
+fn say_certain() {
+    if SUSPECTED.load(Ordering::Relaxed) {
+        ledger::certainly_staged().iter().for_each(say);
     }
 }
 
-fn say(site: &Site, staged: &Staged, twin: u64) {
-    let Staged { buffers, bytes, .. } = *staged;
+fn say(staged: &Staged) {
+    let Staged { buffers, bytes, site, source, .. } = staged;
     let mut facts = vec![("bytes", bytes.to_string()), ("buffers", buffers.to_string())];
-    let source = ledger::place_of(twin).map(|(place, _)| site::line(&place));
-    let by = source.as_ref().map_or(String::new(), |source| format!(", by {source}"));
-    if let Some(source) = &source {
-        facts.push(("pinned_by", source.clone()));
+    let by = if source.is_empty() { String::new() } else { format!(", by {}", site::line(source)) };
+    if !source.is_empty() {
+        facts.push(("pinned_by", site::line(source)));
     }
     let version = callers::cupy_version(site);
     let cupy = version.as_ref().map_or(String::new(), |version| format!("; this is CuPy {version}"));
@@ -101,7 +117,7 @@ fn say(site: &Site, staged: &Staged, twin: u64) {
     let what = format!(
         "{buffers} pinned buffers of {} together were filled and copied to the GPU once each, with data that was in pinned \
          memory already{by}{cupy}",
-        format_size(bytes)
+        format_size(*bytes)
     );
     finding::make(&Finding::STAGED_TWICE, None, site, &facts, &what);
 }
