@@ -157,7 +157,7 @@ fn on_one_gpu(group: &[&(usize, RankOnGpu0)]) -> Option<Found> {
 
 /// Whether GPU 0 is another rank's, where ranks are given GPUs in turn.
 pub fn is_guest(rank: &RankOnGpu0) -> bool {
-    rank.gpus.is_some_and(|gpus| gpus > 1 && rank.local_rank % gpus != 0)
+    rank.gpus.is_some_and(|gpus| gpus > 1 && !rank.local_rank.is_multiple_of(gpus))
 }
 
 fn visible_devices(process: &Process) -> Option<&str> {
