@@ -15,6 +15,16 @@ impl PlaceId {
     pub fn index(self) -> usize {
         usize::from(self.0)
     }
+
+    /// The number of a place, which fits sixteen bits with one to spare.
+    pub fn number(self) -> u32 {
+        u32::from(self.0)
+    }
+
+    /// The place of such a number.
+    pub fn from_number(number: u32) -> Self {
+        PlaceId(number as u16)
+    }
 }
 
 /// Growth plans after which a [`Ceiling`] is forgotten.
@@ -206,6 +216,27 @@ impl Account {
     /// A chunk with a mark is no longer among the pool's.
     pub fn unpin(&mut self, bytes: u64) {
         self.pinned -= bytes;
+    }
+
+    /// What a chunk from elsewhere may take here.
+    #[cfg(test)]
+    pub fn room_to_move_in(&self) -> u64 {
+        self.limit().saturating_sub(self.committed())
+    }
+
+    /// So much memory of the pool, `used` of it out, lies here that lay elsewhere.
+    #[cfg(test)]
+    pub fn move_in(&mut self, bytes: u64, used: u64) {
+        self.held += bytes;
+        self.used += used;
+        self.note_peak();
+    }
+
+    /// So much memory of the pool, `used` of it out, lies elsewhere now.
+    #[cfg(test)]
+    pub fn move_out(&mut self, bytes: u64, used: u64) {
+        self.held -= bytes;
+        self.used -= used;
     }
 
     /// The place ran out after giving `created` bytes in this attempt.

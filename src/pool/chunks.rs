@@ -1,7 +1,9 @@
-//! Which physical handle is behind a frame.
+//! Which physical handle is behind a frame, and where it is: the one owner of "where".
 
 use crate::budget::PlaceId;
+use crate::place_map::PlaceMap;
 use crate::{Pin, Pins};
+use std::sync::Arc;
 
 /// One physical handle and the frames it is mapped at.
 #[derive(Clone, Copy, Debug)]
@@ -48,14 +50,33 @@ pub(crate) struct Chunks<H> {
     vacant: Vec<u32>,
     /// The slot behind each frame, as far as frames were ever used.
     at_frame: Vec<u32>,
+    /// The places of the chunks once more, by frame, for looks without the lock that all this is under.
+    places: Arc<PlaceMap>,
 }
 
 impl<H: Copy> Chunks<H> {
-    pub fn new() -> Self {
-        Self { slots: Vec::new(), vacant: Vec::new(), at_frame: Vec::new() }
+    /// No chunk in so many frames.
+    pub fn new(frames: u64) -> Self {
+        let places = Arc::new(PlaceMap::new(frames));
+        Self { slots: Vec::new(), vacant: Vec::new(), at_frame: Vec::new(), places }
     }
 
-    pub fn insert(&mut self, chunk: Chunk<H>) {
+    /// Where the chunks lie.
+    pub fn places(&self) -> &Arc<PlaceMap> {
+        &self.places
+    }
+
+    /// Adds chunks that lie one behind the other.
+    pub fn insert(&mut self, chunks: &[Chunk<H>]) {
+        for row in chunks.chunk_by(|left, right| left.place == right.place) {
+            row.iter().for_each(|chunk| self.enter(*chunk));
+            if let (Some(first), Some(last)) = (row.first(), row.last()) {
+                self.places.set(first.start, last.start + last.frames, Some(first.place));
+            }
+        }
+    }
+
+    fn enter(&mut self, chunk: Chunk<H>) {
         let slot = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() as u32 - 1
@@ -114,6 +135,16 @@ impl<H: Copy> Chunks<H> {
         before
     }
 
+    /// The chunk behind `frame` lies at another place now. No free run stands on it, and all shards of the front are locked.
+    #[cfg(test)]
+    pub fn relocate(&mut self, frame: u32, to: PlaceId) {
+        let slot = self.at_frame.get(frame as usize).copied().unwrap_or(NONE);
+        if let Some(chunk) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) {
+            chunk.place = to;
+            self.places.set(chunk.start, chunk.start + chunk.frames, Some(to));
+        }
+    }
+
     /// Takes the chunks out that lie in `start..end`; both are borders of chunks.
     pub fn remove_range(&mut self, start: u32, end: u32) -> Vec<Chunk<H>> {
         let mut removed = Vec::new();
@@ -130,6 +161,7 @@ impl<H: Copy> Chunks<H> {
             self.vacant.push(slot);
             removed.push(chunk);
         }
+        self.places.set(start, frame, None);
         removed
     }
 
@@ -148,23 +180,5 @@ impl<H: Copy> Chunks<H> {
             last = chunk.start;
         }
         if last <= first { (end, end) } else { (first, last) }
-    }
-
-    /// `start..end` cut where the place changes: `(start, frames, place)` in address order.
-    pub fn segments(&self, start: u32, end: u32) -> Vec<(u32, u32, PlaceId)> {
-        let mut list: Vec<(u32, u32, PlaceId)> = Vec::new();
-        let mut frame = start;
-        while let Some(chunk) = self.at(frame)
-            && frame < end
-        {
-            let next = (chunk.start + chunk.frames).min(end);
-            match list.last_mut() {
-                Some((_, frames, place)) if *place == chunk.place => *frames += next - frame,
-                _ => list.push((frame, next - frame, chunk.place)),
-            }
-            frame = next;
-        }
-        debug_assert_eq!(frame, end, "every frame of a mapped run has a chunk");
-        list
     }
 }

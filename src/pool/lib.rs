@@ -15,6 +15,10 @@
 
 #![forbid(unsafe_code)]
 
+// So that the tests read like a user's of this crate, though they may move memory, which users may not.
+#[cfg(all(test, not(loom)))]
+extern crate self as gpupool_pool;
+
 mod backend;
 mod budget;
 mod chunks;
@@ -24,14 +28,18 @@ mod front;
 mod held;
 mod index;
 mod interface;
+mod magazine;
 #[cfg(all(test, loom))]
 mod models;
 mod pieces;
 mod pins;
+mod place_map;
 mod placement;
 mod plan;
 mod pool;
 mod registry;
+#[cfg(test)]
+mod relocate;
 mod reuse;
 mod runs;
 mod soft;
@@ -39,6 +47,9 @@ mod space;
 mod starts;
 mod state;
 mod sync;
+#[cfg(all(test, not(loom)))]
+#[path = "tests/all/mod.rs"]
+mod tests;
 
 pub use backend::{Backend, Fault};
 pub use clock::Clock;

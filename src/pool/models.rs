@@ -6,7 +6,7 @@
 
 use crate::clock::Clock;
 use crate::{
-    AddressIndex, Backend, Config, FRAME, Fault, Free, FreeError, Lenders, Links, Place, PlaceSpec, Policy, Pool,
+    AddressIndex, Backend, Config, FRAME, Fault, Free, FreeError, Lenders, Links, Pin, Place, PlaceSpec, Policy, Pool,
     Request,
 };
 use loom::sync::Arc;
@@ -84,6 +84,20 @@ fn lending_pool(frames: u64) -> Arc<Pool<Device>> {
     Arc::new(Pool::new(config, Device::default()))
 }
 
+/// Two GPUs of so many frames each that lend to each other.
+fn pool_of_two(frames: u64) -> Arc<Pool<Device>> {
+    let spec = |gpu: u32| PlaceSpec { place: Place::Gpu(gpu), limit: frames * FRAME };
+    let config = Config {
+        base: 1 << 40,
+        bytes: 16 * FRAME,
+        places: vec![spec(0), spec(1)],
+        links: Links { ranks: [((0, Place::Gpu(1)), 0), ((1, Place::Gpu(0)), 0)].into() },
+        policy: Policy::LocalFirst,
+        lenders: Lenders::All,
+    };
+    Arc::new(Pool::new(config, Device::default()))
+}
+
 fn allocate(pool: &Pool<Device>, frames: u64) -> Option<u64> {
     allocate_for(pool, 0, frames)
 }
@@ -104,7 +118,9 @@ fn check_end(pool: &Pool<Device>, live: &[u64]) {
     pool.trim(None, None, &[0, 1]);
     let usage = pool.usage();
     assert_eq!((usage.live_blocks, usage.live_bytes), (0, 0));
-    assert_eq!((usage.places[0].used, usage.places[0].held), (0, 0));
+    for place in usage.places {
+        assert_eq!((place.used, place.held, place.pinned), (0, 0, 0), "at {:?}", place.place);
+    }
 }
 
 fn every_order(model: impl Fn() + Sync + Send + 'static) {
@@ -382,4 +398,87 @@ fn two_on_one_chunk(pool: &Pool<Device>) -> (u64, u64) {
     let blocks = (allocate(pool, 1).unwrap(), allocate(pool, 1).unwrap());
     assert_eq!(blocks, (whole, whole + FRAME));
     blocks
+}
+
+/// What the books say of a place, and what these blocks say that lie there.
+fn check_places(pool: &Pool<Device>, live: &[u64]) {
+    let usage = pool.usage();
+    let pieces: Vec<_> = live.iter().flat_map(|&address| pool.pieces(address, u64::MAX)).collect();
+    for place in usage.places {
+        let used: u64 = pieces.iter().filter(|piece| piece.place == place.place).map(|piece| piece.bytes).sum();
+        assert_eq!(place.used, used, "at {:?}", place.place);
+        assert!(place.used <= place.held && place.held <= place.limit, "{place:?}");
+    }
+}
+
+#[test]
+fn loom_what_moves_while_it_is_freed_serves_nobody_as_local_that_is_not() {
+    for when in [Free::Lazy, Free::Strict] {
+        every_order(move || {
+            let pool = pool_of_two(1);
+            let block = allocate(&pool, 1).unwrap();
+            let (other, moved) = (Arc::clone(&pool), Arc::new(AtomicU64::new(0)));
+            let has_moved = Arc::clone(&moved);
+            let thread = thread::spawn(move || {
+                assert!(other.relocate(block, Place::Gpu(1)), "there is room, and nothing keeps it");
+                has_moved.store(1, Ordering::SeqCst);
+            });
+            assert!(pool.free(block, when).is_ok());
+            let before = moved.load(Ordering::SeqCst) == 1;
+            let request = Request { bytes: FRAME, home: 0, owner: 1, soft_refusal: false };
+            let again = pool.allocate(&request).expect("each GPU has room for a block");
+            let (address, is_local) = (again.block.address, again.on_peers == 0);
+            assert!(is_local, "GPU 0 has what was freed, or all of its room");
+            assert!(!before || address != block, "this memory is on GPU 1");
+            thread.join().unwrap();
+            check_places(&pool, &[address]);
+            check_end(&pool, &[address]);
+        });
+    }
+}
+
+#[test]
+fn loom_what_is_anchored_does_not_move() {
+    for why in [Pin::Shared, Pin::Asked] {
+        every_order(move || {
+            let pool = pool_of_two(1);
+            let block = allocate(&pool, 1).unwrap();
+            let (other, anchored) = (Arc::clone(&pool), Arc::new(AtomicU64::new(0)));
+            let is_anchored = Arc::clone(&anchored);
+            let thread = thread::spawn(move || {
+                let before = is_anchored.load(Ordering::SeqCst) == 1;
+                let moved = other.relocate(block, Place::Gpu(1));
+                assert!(!before || !moved, "it was to stay");
+                moved
+            });
+            assert_eq!(pool.pin(block, FRAME, why), Some(FRAME));
+            let place = pool.pieces(block, 1)[0].place;
+            anchored.store(1, Ordering::SeqCst);
+            let moved = thread.join().unwrap();
+            assert_eq!(place, if moved { Place::Gpu(1) } else { Place::Gpu(0) }, "it moved after it was to stay");
+            let bytes = pool.usage().places.iter().map(|usage| (usage.place, usage.pinned)).collect::<Vec<_>>();
+            let there = |gpu: u32| (Place::Gpu(gpu), if place == Place::Gpu(gpu) { FRAME } else { 0 });
+            assert_eq!(bytes, [there(0), there(1)]);
+            check_places(&pool, &[block]);
+            check_end(&pool, &[block]);
+        });
+    }
+}
+
+#[test]
+fn loom_a_move_against_a_trim_and_a_free() {
+    every_order(|| {
+        let pool = pool_of_two(2);
+        let (block, neighbour) = two_on_one_chunk(&pool);
+        let other = Arc::clone(&pool);
+        let thread = thread::spawn(move || other.relocate(block, Place::Gpu(1)));
+        assert!(pool.free(block, Free::Lazy).is_ok());
+        assert_eq!(pool.trim(Some(Place::Gpu(0)), None, &[0]), 0, "the other half is in use");
+        assert!(pool.free(neighbour, Free::Strict).is_ok());
+        let returned = pool.trim(Some(Place::Gpu(0)), None, &[0]);
+        let moved = thread.join().unwrap();
+        assert_eq!(returned, if moved { 0 } else { 2 * FRAME }, "it is on one GPU or the other, or gone");
+        check_places(&pool, &[]);
+        check_end(&pool, &[]);
+    });
 }

@@ -251,8 +251,7 @@ impl<H: Copy> State<H> {
 
     fn spread(&self, bytes: u64, rooms: &[Room]) -> Result<Vec<(PlaceId, u64)>, u64> {
         let pieces = placement::spread(bytes, rooms, self.policy, self.turn)?;
-        let id = |place: Place| PlaceId::all(self.accounts.len()).find(|id| self.place(*id) == place);
-        Ok(pieces.into_iter().filter_map(|(place, bytes)| Some((id(place)?, bytes))).collect())
+        Ok(pieces.into_iter().filter_map(|(place, bytes)| Some((self.id_of(place)?, bytes))).collect())
     }
 
     /// The growth came to nothing: its budgets are free again.
@@ -269,12 +268,8 @@ impl<H: Copy> State<H> {
             self.account(place).deliver(bytes);
             at_home += if place == attempt.route.home { bytes } else { 0 };
         }
-        let place = match growth.pieces[..] {
-            [(place, _)] => Some(place),
-            _ => None,
-        };
         self.runs.add(growth.start, growth.frames, crate::runs::Kind::Out);
-        let taken = Taken { start: growth.start, frames: growth.frames, busy: false, place, from: From::Nowhere };
+        let taken = Taken { start: growth.start, frames: growth.frames, busy: false, from: From::Nowhere };
         let headroom = attempt.headrooms.first().copied().flatten().unwrap_or(u64::MAX).saturating_sub(at_home);
         debug_assert_eq!(bytes_of(growth.frames), attempt.bytes);
         (taken, headroom)

@@ -3,7 +3,8 @@
 use crate::budget::PlaceId;
 use crate::clock::Clock;
 use crate::drive::{self, Broken, Cause, Retired};
-use crate::front::{Front, Miss, Popped};
+use crate::front::{Front, Popped, Push};
+use crate::magazine::Miss;
 use crate::plan::{Attempt, Growth, Step};
 use crate::registry::{Record, Registry};
 use crate::runs::{Kind, Run};
@@ -55,7 +56,7 @@ impl<B: Backend> Pool<B> {
             places: config.places.iter().map(|spec| spec.place).collect(),
             routes: Route::all(&config),
             registry: Registry::new(config.bytes / FRAME),
-            front: Front::new(&config, Arc::clone(state.runs.sizes())),
+            front: Front::new(&config, Arc::clone(state.runs.sizes()), Arc::clone(state.chunks.places())),
             clock: Arc::clone(&state.clock),
             state: Mutex::new(state),
         }
@@ -210,14 +211,14 @@ impl<B: Backend> Pool<B> {
             self.front.unserve(&popped);
             state.settle(request.bytes);
             let freed = state.freed_now(Some(route.home));
-            state.take_back(start, frames, route.home, freed);
+            state.take_back(start, frames, freed);
             if !matches!(fault, Fault::NotReady(_)) {
                 return Err(Refusal::Backend(drive::error_of(fault)));
             }
             attempt.only_quiesced = true;
             return Ok(None);
         }
-        let record = Record::new(request, route.home, frames, Some(route.home), id);
+        let record = Record::new(request, route.home, frames, id);
         self.registry.enter(start, record);
         let block = record.block(self.address(start));
         Ok(Some(Served::Block(Allocation { block, reused: true, on_peers: 0, on_host: 0 })))
@@ -233,10 +234,10 @@ impl<B: Backend> Pool<B> {
         headroom: u64,
     ) -> Allocation {
         let Attempt { request, route, .. } = *attempt;
-        if !taken.place.is_some_and(|place| state.is_below_peaks(place, 0, request.bytes)) {
+        if !state.is_award_below_peaks(taken, request.bytes) {
             self.front.drain(state);
         }
-        let record = Record::new(request, route.home, taken.frames, taken.place, self.front.next_id());
+        let record = Record::new(request, route.home, taken.frames, self.front.next_id());
         let block = record.block(self.address(taken.start));
         let (on_peers, on_host) = state.award(taken, request, route, reused, headroom);
         self.note_mood(state, route);
@@ -313,15 +314,13 @@ impl<B: Backend> Pool<B> {
         if record.is_out() {
             return self.hold_back(start, record, busy);
         }
-        let keeps = |place: PlaceId| busy.is_none_or(|gpu| gpu == place) && self.front.takes(place, frames);
-        if let Some(place) = record.place.filter(|&place| keeps(place)) {
-            if self.front.push(start, frames, place, bytes, busy.is_none()) {
-                return;
-            }
+        let mut push = self.front.push(start, frames, bytes, busy);
+        if push == Push::Full {
             self.front.make_room(&mut self.lock());
-            if self.front.push(start, frames, place, bytes, busy.is_none()) {
-                return;
-            }
+            push = self.front.push(start, frames, bytes, busy);
+        }
+        if push == Push::Kept {
+            return;
         }
         self.lock().retire_block(start, record, busy);
     }
@@ -430,7 +429,7 @@ impl<B: Backend> Pool<B> {
     /// The pool in numbers, exact at the moment of the call.
     pub fn usage(&self) -> Usage {
         let mut state = self.lock();
-        state.usage(&self.front.stock(), &self.registry)
+        state.usage(&self.front.sums(), &self.registry)
     }
 
     /// `(free, total)` bytes that a program whose home is this GPU can count on: its own and those of the GPUs that lend to
@@ -443,7 +442,7 @@ impl<B: Backend> Pool<B> {
         let gpus = route.order[..route.gpus].iter().filter(|id| counted(self.places[id.index()]));
         let headrooms: Vec<_> = gpus.clone().map(|id| self.backend.headroom(self.places[id.index()])).collect();
         let state = self.lock();
-        let kept = self.front.stock().frames;
+        let kept = self.front.sums().frames;
         gpus.zip(headrooms).fold((0u64, 0u64), |(free, total), (id, headroom)| {
             let (account, kept) = (&state.accounts[id.index()], kept[id.index()] * FRAME);
             (free.saturating_add(account.room(headroom, kept)), total.saturating_add(account.limit()))
@@ -469,9 +468,7 @@ impl<B: Backend> Pool<B> {
         match drive::build(&self.backend, self.base, &growth, |id| self.places[id.index()]) {
             Ok(chunks) => {
                 let mut state = self.lock();
-                for chunk in chunks {
-                    state.chunks.insert(chunk);
-                }
+                state.chunks.insert(&chunks);
                 let (taken, headroom) = state.deliver(&growth, attempt);
                 Ok(self.award(&mut state, &taken, attempt, false, headroom))
             }

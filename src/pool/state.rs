@@ -5,8 +5,8 @@
 use crate::budget::{Account, PlaceId};
 use crate::chunks::{Chunk, Chunks};
 use crate::clock::Clock;
-use crate::front::Stock;
 use crate::held::Held;
+use crate::magazine::Sums;
 use crate::pins::Asked;
 use crate::registry::{Record, Registry};
 use crate::runs::{Freed, Kind, Runs};
@@ -50,9 +50,7 @@ pub(crate) struct Taken {
     pub frames: u32,
     /// The home GPU of the request may still be at work on it.
     pub busy: bool,
-    /// Where it is, if all of it is at one place.
-    pub place: Option<PlaceId>,
-    /// The free runs it was taken from, in address order: the end of each, its place, and how it was freed.
+    /// The free runs it was taken from, in address order: the end of each and how it was freed.
     pub from: From,
 }
 
@@ -61,12 +59,12 @@ pub(crate) struct Taken {
 pub(crate) enum From {
     /// New memory.
     Nowhere,
-    One((u32, PlaceId, Freed)),
-    Several(Vec<(u32, PlaceId, Freed)>),
+    One((u32, Freed)),
+    Several(Vec<(u32, Freed)>),
 }
 
 impl From {
-    fn iter(&self) -> std::slice::Iter<'_, (u32, PlaceId, Freed)> {
+    fn iter(&self) -> std::slice::Iter<'_, (u32, Freed)> {
         match self {
             From::Nowhere => [].iter(),
             From::One(run) => std::slice::from_ref(run).iter(),
@@ -133,12 +131,14 @@ pub(crate) fn bytes_of(frames: u32) -> u64 {
 impl<H: Copy> State<H> {
     pub fn new(config: &Config) -> Self {
         let clock = Arc::new(Clock::new(config.places.len()));
+        let chunks = Chunks::new(config.bytes / FRAME);
+        let runs = Runs::new(config.places.len(), Arc::clone(&clock), Arc::clone(chunks.places()));
         Self {
             policy: config.policy,
             // A reservation beyond 2^32 frames (8 PiB) is not offered by any driver; the rest of one would go unused.
             space: Space::new(u32::try_from(config.bytes / FRAME).unwrap_or(u32::MAX)),
-            chunks: Chunks::new(),
-            runs: Runs::new(config.places.len(), Arc::clone(&clock)),
+            chunks,
+            runs,
             accounts: config.places.iter().map(|&spec| Account::new(spec)).collect(),
             zombies: Vec::new(),
             held: Held::default(),
@@ -157,15 +157,16 @@ impl<H: Copy> State<H> {
         self.accounts[id.index()].place
     }
 
+    /// The id of a place of this pool.
+    pub fn id_of(&self, place: Place) -> Option<PlaceId> {
+        PlaceId::all(self.accounts.len()).find(|id| self.place(*id) == place)
+    }
+
     /// Puts `taken` back among the free runs, as it was.
     pub fn put_back(&mut self, taken: &Taken) {
         let mut at = taken.start;
-        for &(end, place, freed) in taken.from.iter() {
-            if end < taken.start + taken.frames {
-                self.runs.cut(at, end);
-            }
-            self.account(place).put_back(bytes_of(end - at));
-            self.runs.release(at, place, freed);
+        for &(end, freed) in taken.from.iter() {
+            self.take_back(at, end - at, freed);
             at = end;
         }
     }
@@ -189,21 +190,13 @@ impl<H: Copy> State<H> {
         self.turn += 1;
 
         let (mut on_peers, mut on_host) = (0, 0);
-        let mut count = |state: &mut Self, place: PlaceId, frames: u32| {
-            let account = state.account(place);
+        for (start, end, place) in self.chunks.places().rows(taken.start, taken.start + taken.frames) {
+            let account = &mut self.accounts[place.index()];
             account.note_peak();
             if account.place.is_host() {
-                on_host += bytes_of(frames);
+                on_host += bytes_of(end - start);
             } else if place != route.home {
-                on_peers += bytes_of(frames);
-            }
-        };
-        match taken.place {
-            Some(place) => count(self, place, taken.frames),
-            None => {
-                for (_, frames, place) in self.chunks.segments(taken.start, taken.start + taken.frames) {
-                    count(self, place, frames);
-                }
+                on_peers += bytes_of(end - start);
             }
         }
 
@@ -221,10 +214,7 @@ impl<H: Copy> State<H> {
     pub fn retire_block(&mut self, start: u32, record: &Record, busy: Option<PlaceId>) {
         let freed = self.freed_now(busy);
         self.end_block(record);
-        match record.place {
-            Some(place) => self.take_back(start, record.frames, place, freed),
-            None => self.release(start, record.frames, None, freed),
-        }
+        self.take_back(start, record.frames, freed);
     }
 
     /// A block is one no longer; its frames are still out.
@@ -245,9 +235,9 @@ impl<H: Copy> State<H> {
         self.totals.out_bytes -= bytes;
     }
 
-    /// Puts frames that are out, all at `place`, back among the free runs. The front may have cut and joined them since
-    /// they went out, so their borders need not be those of runs.
-    pub fn take_back(&mut self, start: u32, frames: u32, place: PlaceId, freed: Freed) {
+    /// Puts frames that are out back among the free runs, each at the place where it lies now. The front may have cut and
+    /// joined them since they went out, so their borders need not be those of runs.
+    pub fn take_back(&mut self, start: u32, frames: u32, freed: Freed) {
         let end = start + frames;
         let mut at = start;
         while at < end {
@@ -258,12 +248,15 @@ impl<H: Copy> State<H> {
             if run.start < at {
                 self.runs.cut(run.start, at);
             }
-            let stop = run.end().min(end);
+            let Some((place, stop)) = self.chunks.places().row(at, run.end().min(end)) else {
+                debug_assert!(false, "frame {at} is mapped nowhere");
+                return;
+            };
             if stop < run.end() {
                 self.runs.cut(at, stop);
             }
             self.account(place).put_back(bytes_of(stop - at));
-            self.runs.release(at, place, freed);
+            self.runs.release(at, freed);
             at = stop;
         }
     }
@@ -277,23 +270,17 @@ impl<H: Copy> State<H> {
 
     /// Whether a block of `used` bytes at `place`, of which the program asks for `bytes`, makes no new peak.
     pub fn is_below_peaks(&self, place: PlaceId, used: u64, bytes: u64) -> bool {
-        self.accounts[place.index()].is_below_peak(used) && self.totals.out_bytes + bytes <= self.totals.peak_live_bytes
+        self.accounts[place.index()].is_below_peak(used) && self.asks_below_peak(bytes)
     }
 
-    fn release(&mut self, start: u32, frames: u32, place: Option<PlaceId>, freed: Freed) {
-        if let Some(place) = place {
-            self.account(place).put_back(bytes_of(frames));
-            self.runs.release(start, place, freed);
-            return;
-        }
-        let end = start + frames;
-        for (start, frames, place) in self.chunks.segments(start, end) {
-            if start + frames < end {
-                self.runs.cut(start, start + frames);
-            }
-            self.account(place).put_back(bytes_of(frames));
-            self.runs.release(start, place, freed);
-        }
+    /// Whether these frames, which were taken for a request of `bytes`, are a block that makes no new peak.
+    pub fn is_award_below_peaks(&self, taken: &Taken, bytes: u64) -> bool {
+        let mut rows = self.chunks.places().rows(taken.start, taken.start + taken.frames);
+        self.asks_below_peak(bytes) && rows.all(|(.., place)| self.accounts[place.index()].is_below_peak(0))
+    }
+
+    fn asks_below_peak(&self, bytes: u64) -> bool {
+        self.totals.out_bytes + bytes <= self.totals.peak_live_bytes
     }
 
     /// Takes quiet memory at `place` out of the pool in whole chunks, at least `bytes` or all, the longest unused first.
@@ -303,7 +290,7 @@ impl<H: Copy> State<H> {
             .runs
             .free_at(place)
             .filter_map(|run| match run.kind {
-                Kind::Free { freed, .. } if freed.is_quiet(&self.clock) => Some((freed.number, run.start, run.end())),
+                Kind::Free(freed) if freed.is_quiet(&self.clock) => Some((freed.number, run.start, run.end())),
                 _ => None,
             })
             .collect();
@@ -348,7 +335,7 @@ impl<H: Copy> State<H> {
     pub fn evictable(&self, place: PlaceId, waits_for: Option<PlaceId>) -> u64 {
         self.runs
             .free_at(place)
-            .filter(|run| matches!(run.kind, Kind::Free { freed, .. } if self.is_usable(freed, waits_for)))
+            .filter(|run| matches!(run.kind, Kind::Free(freed) if self.is_usable(freed, waits_for)))
             .map(|run| {
                 let (start, end) = self.chunks.whole_within(run.start, run.end());
                 bytes_of(end - start)
@@ -361,7 +348,7 @@ impl<H: Copy> State<H> {
         let mut gpus = self.held_at_work();
         gpus.retain(|gpu| Some(*gpu) != but);
         for run in places.iter().flat_map(|&place| self.runs.free_at(place)) {
-            if let Kind::Free { freed: freed @ Freed { gpu: Some(gpu), .. }, .. } = run.kind
+            if let Kind::Free(freed @ Freed { gpu: Some(gpu), .. }) = run.kind
                 && Some(gpu) != but
                 && !gpus.contains(&gpu)
                 && !freed.is_quiet(&self.clock)
@@ -375,7 +362,7 @@ impl<H: Copy> State<H> {
     /// Whether this GPU may be at work on free memory at `place`.
     pub fn is_at_work(&self, place: PlaceId, gpu: PlaceId) -> bool {
         let by = |freed: Freed| freed.gpu == Some(gpu) && !freed.is_quiet(&self.clock);
-        self.runs.free_at(place).any(|run| matches!(run.kind, Kind::Free { freed, .. } if by(freed)))
+        self.runs.free_at(place).any(|run| matches!(run.kind, Kind::Free(freed) if by(freed)))
     }
 
     pub fn count_trimmed(&mut self, bytes: u64) {
@@ -383,22 +370,22 @@ impl<H: Copy> State<H> {
     }
 
     /// The pool in numbers, given what the front keeps at this moment.
-    pub fn usage(&mut self, stock: &Stock, registry: &Registry) -> Usage {
+    pub fn usage(&mut self, kept: &Sums, registry: &Registry) -> Usage {
         let asked = self.asked.chunks(&self.chunks, registry);
         let asked: Vec<_> = asked.into_iter().filter_map(|start| self.chunks.at(start)).collect();
         let Totals { blocks, out_bytes, peak_live_bytes, allocations, reuses, trimmed_bytes } = self.totals;
         let mut places: Vec<_> =
-            self.accounts.iter().zip(&stock.frames).map(|(account, kept)| account.usage(kept * FRAME)).collect();
+            self.accounts.iter().zip(&kept.frames).map(|(account, kept)| account.usage(kept * FRAME)).collect();
         for chunk in asked.iter().filter(|chunk| chunk.marks.pins().is_empty()) {
             places[chunk.place.index()].pinned += bytes_of(chunk.frames);
         }
         Usage {
             places,
-            live_blocks: (blocks + stock.blocks) as u64,
-            live_bytes: out_bytes - stock.credit,
+            live_blocks: (blocks + kept.blocks) as u64,
+            live_bytes: out_bytes - kept.credit,
             peak_live_bytes,
-            allocations: allocations + stock.served,
-            reuses: reuses + stock.served,
+            allocations: allocations + kept.served,
+            reuses: reuses + kept.served,
             trimmed_bytes,
         }
     }

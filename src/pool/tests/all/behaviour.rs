@@ -1,9 +1,9 @@
 //! One rule a test.
 
-use crate::checks::{
+use super::checks::{
     GIB, GPU0, GPU1, HOST, MIB, allocate, assert_block, assert_returns_everything, note_busy, pool, pool_with, request,
 };
-use crate::mock::{BASE, FaultKind, Mock};
+use super::mock::{BASE, FaultKind, Mock};
 use gpupool_pool::{
     Allocation, Config, FRAME, Free, FreeError, Lenders, Pin, Place, PlaceSpec, Policy, Pool, Refusal, Request,
 };

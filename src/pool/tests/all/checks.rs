@@ -1,6 +1,6 @@
 //! What holds for every pool at any time, and the machine most tests run on.
 
-use crate::mock::{BASE, Mock};
+use super::mock::{BASE, Mock};
 use gpupool_pool::{
     Allocation, Config, FRAME, Lenders, Links, Piece, Place, PlaceSpec, Policy, Pool, Refusal, Request, order,
 };

@@ -1,9 +1,9 @@
 //! A fault at every single backend call.
 
-use crate::checks::{
+use super::checks::{
     GPU0, GPU1, HOST, MIB, assert_accounts, assert_block, assert_returns_everything, note_busy, pool, request,
 };
-use crate::mock::{FaultKind, Mock};
+use super::mock::{FaultKind, Mock};
 use gpupool_pool::{Allocation, Free, FreeError, Pin, Policy, Pool, Refusal};
 
 const KINDS: [FaultKind; 4] = [FaultKind::OutOfMemory, FaultKind::Unavailable, FaultKind::NotReady, FaultKind::Failed];

@@ -1,10 +1,10 @@
 //! Random operation sequences against a naive model: a flat list of blocks, and the mock's own list of mappings.
 
-use crate::checks::{
+use super::checks::{
     GPU0, GPU1, HOST, MIB, assert_accounts_beside, assert_block, assert_returns_everything, note_busy_on, pool_with,
     route,
 };
-use crate::mock::Mock;
+use super::mock::Mock;
 use gpupool_pool::{
     Allocation, Block, FRAME, Free, FreeError, Lenders, Pin, Pins, Place, Policy, Pool, Refusal, Request,
 };
@@ -66,6 +66,11 @@ enum Op {
     Unpin {
         pick: usize,
     },
+    /// A chunk, under blocks or not, lies elsewhere from now on.
+    Relocate {
+        pick: usize,
+        place: Place,
+    },
 }
 
 const LIMITS: [(Place, u64); 3] = [(GPU0, 256 * MIB), (GPU1, 193 * MIB), (HOST, 128 * MIB)];
@@ -105,6 +110,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         2 => (any::<usize>(), 0..40 * MIB, 1..60 * MIB, any_pin())
             .prop_map(|(pick, from, bytes, why)| Op::Pin { pick, from, bytes, why }),
         1 => any::<usize>().prop_map(|pick| Op::Unpin { pick }),
+        4 => (any::<usize>(), any_place()).prop_map(|(pick, place)| Op::Relocate { pick, place }),
     ]
 }
 
@@ -312,7 +318,36 @@ impl Model {
                 }
                 self.asked = asked;
             }
+            Op::Relocate { pick, place } => self.relocate(pick, place),
         }
+    }
+
+    /// Only the books move, here and in the pool: what the copy would need is the mover's to see to.
+    fn relocate(&mut self, pick: usize, place: Place) {
+        let chunks: Vec<_> = self.pool.backend().inner().mapped().collect();
+        let Some(&(start, bytes, from)) = chunks.get(pick % chunks.len().max(1)) else { return };
+        let may = {
+            let inner = self.pool.backend().inner();
+            let handle = inner.mapped_around(start).unwrap().3;
+            let limit = LIMITS.iter().find(|entry| entry.0 == place).unwrap().1;
+            let stays = self.marked.contains_key(&handle) || self.is_asked(start, bytes);
+            !stays && from != place && inner.held(place) + bytes <= limit
+        };
+        assert_eq!(self.pool.relocate(start + bytes - 1, place), may, "a chunk of {bytes} at {from:?} to {place:?}");
+        if !may {
+            return;
+        }
+        self.pool.backend().inner().relocate(start, place);
+        // Free memory in it is one row with a neighbour at last once nobody is at work on it; and with the old one no more.
+        self.borders.extend([start, start + bytes]);
+        self.borrowed.push((start, start + bytes));
+        // The kept rows went back among the free runs, joined or not.
+    }
+
+    /// Whether the program asked for any of these bytes to stay in place.
+    fn is_asked(&self, start: u64, bytes: u64) -> bool {
+        let touches = |range: &(u64, u64, u64)| range.0 < start + bytes && start < range.0 + range.1;
+        self.asked.iter().any(|range| touches(range) && self.lives(range.2))
     }
 
     /// This block is about to end; whether others have it.
@@ -381,11 +416,7 @@ impl Model {
         let mut pinned: BTreeMap<Place, u64> = BTreeMap::new();
         for (start, bytes, place) in inner.mapped() {
             let handle = inner.mapped_around(start).unwrap().3;
-            let asked = self
-                .asked
-                .iter()
-                .any(|range| range.0 < start + bytes && start < range.0 + range.1 && self.lives(range.2));
-            if asked || self.marked.contains_key(&handle) {
+            if self.is_asked(start, bytes) || self.marked.contains_key(&handle) {
                 *pinned.entry(place).or_default() += bytes;
             }
         }

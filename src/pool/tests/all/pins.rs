@@ -1,7 +1,7 @@
 //! Memory that must stay where it is.
 
-use crate::checks::{GIB, GPU0, GPU1, MIB, allocate, assert_returns_everything, pool};
-use crate::mock::Mock;
+use super::checks::{GIB, GPU0, GPU1, MIB, allocate, assert_returns_everything, pool};
+use super::mock::Mock;
 use gpupool_pool::{Allocation, FRAME, Free, Pin, Pins, Policy, Pool};
 
 fn pinned(pool: &Pool<Mock>) -> Vec<u64> {
