@@ -59,8 +59,8 @@ pub(crate) struct Account {
     credit: u64,
     /// The part of `held` that the driver did not take back. Nothing stands on it.
     stuck: u64,
-    /// Bytes of chunks that carry a mark of their own (`crate::pins`).
-    pinned: u64,
+    /// Bytes of chunks that are anchored as long as they live (`crate::anchors`).
+    anchored: u64,
     ceiling: Option<Ceiling>,
     soft: SoftRefusal,
 }
@@ -78,7 +78,7 @@ impl Account {
             leaving: 0,
             credit: 0,
             stuck: 0,
-            pinned: 0,
+            anchored: 0,
             ceiling: None,
             soft: SoftRefusal::default(),
         }
@@ -86,8 +86,8 @@ impl Account {
 
     /// The account in numbers, `kept` of `used` being under no live block.
     pub fn usage(&self, kept: u64) -> PlaceUsage {
-        let Self { place, held, used, peak_used, pinned, .. } = *self;
-        PlaceUsage { place, limit: self.limit(), held, used: used - kept, peak_used, pinned }
+        let Self { place, held, used, peak_used, anchored, .. } = *self;
+        PlaceUsage { place, limit: self.limit(), held, used: used - kept, peak_used, anchored }
     }
 
     /// Whether so much more in use is no new peak.
@@ -208,14 +208,14 @@ impl Account {
         self.held -= bytes;
     }
 
-    /// A chunk got its first mark.
-    pub fn pin(&mut self, bytes: u64) {
-        self.pinned += bytes;
+    /// A chunk got its first anchor.
+    pub fn anchor(&mut self, bytes: u64) {
+        self.anchored += bytes;
     }
 
-    /// A chunk with a mark is no longer among the pool's.
-    pub fn unpin(&mut self, bytes: u64) {
-        self.pinned -= bytes;
+    /// A chunk lost its last anchor, or is no longer the pool's.
+    pub fn release_anchor(&mut self, bytes: u64) {
+        self.anchored -= bytes;
     }
 
     /// What a chunk from elsewhere may take here.

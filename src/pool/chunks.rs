@@ -2,7 +2,7 @@
 
 use crate::budget::PlaceId;
 use crate::place_map::PlaceMap;
-use crate::{Pin, Pins};
+use crate::{Anchor, Anchors};
 use std::sync::Arc;
 
 /// One physical handle and the frames it is mapped at.
@@ -13,31 +13,31 @@ pub(crate) struct Chunk<H> {
     pub place: PlaceId,
     pub handle: H,
     /// Why its contents may not move to other physical memory; only reasons that last as long as the chunk.
-    pub marks: Marks,
+    pub anchors: AnchorCounts,
 }
 
-/// How often each reason was given, in the order of [`Pin::ALL`]: a call that fails after it was marked takes its own mark
+/// How often each reason was given, in the order of [`Anchor::ALL`]: a call that fails after it said its reason takes that one
 /// back and nobody else's.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Marks([u32; 3]);
+pub(crate) struct AnchorCounts([u32; 3]);
 
-impl Marks {
-    fn add(&mut self, pin: Pin) {
-        if let Some(count) = self.0.get_mut(pin as usize) {
+impl AnchorCounts {
+    fn add(&mut self, why: Anchor) {
+        if let Some(count) = self.0.get_mut(why as usize) {
             *count = count.saturating_add(1);
         }
     }
 
-    fn remove(&mut self, pin: Pin) {
-        if let Some(count) = self.0.get_mut(pin as usize) {
+    fn remove(&mut self, why: Anchor) {
+        if let Some(count) = self.0.get_mut(why as usize) {
             *count = count.saturating_sub(1);
         }
     }
 
     /// The reasons that there are.
-    pub fn pins(self) -> Pins {
-        let given = Pin::ALL.into_iter().zip(self.0).filter(|(_, count)| *count > 0);
-        given.fold(Pins::NONE, |pins, (pin, _)| pins | pin.into())
+    pub fn reasons(self) -> Anchors {
+        let given = Anchor::ALL.into_iter().zip(self.0).filter(|(_, count)| *count > 0);
+        given.fold(Anchors::NONE, |anchors, (why, _)| anchors | why.into())
     }
 }
 
@@ -105,32 +105,32 @@ impl<H: Copy> Chunks<H> {
         })
     }
 
-    /// Marks the chunks that `start..end` touches; returns those that had no mark before.
-    pub fn mark(&mut self, start: u32, end: u32, pin: Pin) -> Vec<Chunk<H>> {
-        let mut changed = self.change(start, end, |marks| marks.add(pin));
-        changed.retain(|before| before.marks.pins().is_empty());
+    /// Anchors the chunks that `start..end` touches; returns those that were not anchored before.
+    pub fn anchor(&mut self, start: u32, end: u32, why: Anchor) -> Vec<Chunk<H>> {
+        let mut changed = self.change(start, end, |anchors| anchors.add(why));
+        changed.retain(|before| before.anchors.reasons().is_empty());
         changed
     }
 
-    /// Takes one such mark back; returns the chunks that have none now.
-    pub fn unmark(&mut self, start: u32, end: u32, pin: Pin) -> Vec<Chunk<H>> {
-        let mut changed = self.change(start, end, |marks| marks.remove(pin));
+    /// Takes one such anchor back; returns the chunks that have none now.
+    pub fn withdraw_anchor(&mut self, start: u32, end: u32, why: Anchor) -> Vec<Chunk<H>> {
+        let mut changed = self.change(start, end, |anchors| anchors.remove(why));
         changed.retain(|before| {
-            let mut after = before.marks;
-            after.remove(pin);
-            !before.marks.pins().is_empty() && after.pins().is_empty()
+            let mut after = before.anchors;
+            after.remove(why);
+            !before.anchors.reasons().is_empty() && after.reasons().is_empty()
         });
         changed
     }
 
-    /// Changes the marks of the chunks that `start..end` touches; returns the chunks as they were.
-    fn change(&mut self, start: u32, end: u32, change: impl Fn(&mut Marks)) -> Vec<Chunk<H>> {
+    /// Changes the anchors of the chunks that `start..end` touches; returns the chunks as they were.
+    fn change(&mut self, start: u32, end: u32, change: impl Fn(&mut AnchorCounts)) -> Vec<Chunk<H>> {
         let touched: Vec<u32> = self.touched(start, end).map(|chunk| self.at_frame[chunk.start as usize]).collect();
         let mut before = Vec::with_capacity(touched.len());
         for slot in touched {
             let Some(chunk) = &mut self.slots[slot as usize] else { continue };
             before.push(*chunk);
-            change(&mut chunk.marks);
+            change(&mut chunk.anchors);
         }
         before
     }

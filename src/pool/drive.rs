@@ -1,7 +1,7 @@
 //! The sequences of backend calls, none of them under the lock: creating a range, and taking one down again.
 
 use crate::budget::PlaceId;
-use crate::chunks::{Chunk, Marks};
+use crate::chunks::{AnchorCounts, Chunk};
 use crate::plan::Growth;
 use crate::state::{Leaving, Zombie, bytes_of};
 use crate::{Backend, FRAME, Fault, LARGE_CHUNK, Place};
@@ -65,8 +65,13 @@ pub(crate) fn build<B: Backend>(
             while left > 0 {
                 let size = left.min(LARGE_CHUNK);
                 let handle = patiently(|| backend.create(place, size)).map_err(cause_of_create)?;
-                let chunk =
-                    Chunk { start: frame, frames: (size / FRAME) as u32, place: id, handle, marks: Marks::default() };
+                let chunk = Chunk {
+                    start: frame,
+                    frames: (size / FRAME) as u32,
+                    place: id,
+                    handle,
+                    anchors: AnchorCounts::default(),
+                };
                 let address = base + bytes_of(frame);
                 if let Err(fault) = patiently(|| backend.map(address, size, handle)) {
                     loose = Some(chunk);

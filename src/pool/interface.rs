@@ -1,6 +1,6 @@
 //! What goes into the pool and what comes out of it, besides the [`crate::Backend`].
 
-use crate::{Links, Pins, Place, Policy};
+use crate::{Anchors, Links, Place, Policy};
 
 /// What a place may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +95,7 @@ pub struct Piece<H> {
     /// The chunk ([`crate::Backend::create`] made it). Valid while the block lives.
     pub handle: H,
     /// Why the chunk must stay on the physical memory it is on; empty where it may move.
-    pub pins: Pins,
+    pub anchors: Anchors,
 }
 
 /// Why there is no block.
@@ -168,6 +168,6 @@ pub struct PlaceUsage {
     pub used: u64,
     /// The highest `used` that ever was.
     pub peak_used: u64,
-    /// The part of `held`, in whole chunks, that must stay on the physical memory it is on ([`Pins`]).
-    pub pinned: u64,
+    /// The part of `held`, in whole chunks, that must stay on the physical memory it is on ([`Anchors`]).
+    pub anchored: u64,
 }

@@ -19,6 +19,8 @@
 #[cfg(all(test, not(loom)))]
 extern crate self as gpupool_pool;
 
+mod anchors;
+mod asked;
 mod backend;
 mod budget;
 mod chunks;
@@ -32,7 +34,6 @@ mod magazine;
 #[cfg(all(test, loom))]
 mod models;
 mod pieces;
-mod pins;
 mod place_map;
 mod placement;
 mod plan;
@@ -51,13 +52,13 @@ mod sync;
 #[path = "tests/all/mod.rs"]
 mod tests;
 
+pub use anchors::{Anchor, Anchors};
 pub use backend::{Backend, Fault};
 pub use clock::Clock;
 pub use index::AddressIndex;
 pub use interface::{
     Allocation, Block, Config, Free, FreeError, Lenders, Piece, PlaceSpec, PlaceUsage, Refusal, Request, Usage,
 };
-pub use pins::{Pin, Pins};
 pub use placement::{Links, Place, Policy, Room, order, spread};
 pub use pool::Pool;
 pub use soft::SoftRefusal;

@@ -6,8 +6,8 @@
 
 use crate::clock::Clock;
 use crate::{
-    AddressIndex, Backend, Config, FRAME, Fault, Free, FreeError, Lenders, Links, Pin, Place, PlaceSpec, Policy, Pool,
-    Request,
+    AddressIndex, Anchor, Backend, Config, FRAME, Fault, Free, FreeError, Lenders, Links, Place, PlaceSpec, Policy,
+    Pool, Request,
 };
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -119,7 +119,7 @@ fn check_end(pool: &Pool<Device>, live: &[u64]) {
     let usage = pool.usage();
     assert_eq!((usage.live_blocks, usage.live_bytes), (0, 0));
     for place in usage.places {
-        assert_eq!((place.used, place.held, place.pinned), (0, 0, 0), "at {:?}", place.place);
+        assert_eq!((place.used, place.held, place.anchored), (0, 0, 0), "at {:?}", place.place);
     }
 }
 
@@ -439,7 +439,7 @@ fn loom_what_moves_while_it_is_freed_serves_nobody_as_local_that_is_not() {
 
 #[test]
 fn loom_what_is_anchored_does_not_move() {
-    for why in [Pin::Shared, Pin::Asked] {
+    for why in [Anchor::Shared, Anchor::Asked] {
         every_order(move || {
             let pool = pool_of_two(1);
             let block = allocate(&pool, 1).unwrap();
@@ -451,12 +451,12 @@ fn loom_what_is_anchored_does_not_move() {
                 assert!(!before || !moved, "it was to stay");
                 moved
             });
-            assert_eq!(pool.pin(block, FRAME, why), Some(FRAME));
+            assert_eq!(pool.anchor(block, FRAME, why), Some(FRAME));
             let place = pool.pieces(block, 1)[0].place;
             anchored.store(1, Ordering::SeqCst);
             let moved = thread.join().unwrap();
             assert_eq!(place, if moved { Place::Gpu(1) } else { Place::Gpu(0) }, "it moved after it was to stay");
-            let bytes = pool.usage().places.iter().map(|usage| (usage.place, usage.pinned)).collect::<Vec<_>>();
+            let bytes = pool.usage().places.iter().map(|usage| (usage.place, usage.anchored)).collect::<Vec<_>>();
             let there = |gpu: u32| (Place::Gpu(gpu), if place == Place::Gpu(gpu) { FRAME } else { 0 });
             assert_eq!(bytes, [there(0), there(1)]);
             check_places(&pool, &[block]);

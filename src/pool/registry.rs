@@ -90,7 +90,7 @@ impl Registry {
         self.slot(start)?.lock().take_if(|record| !record.freeing)
     }
 
-    /// Marks the block at `start` as being freed, so that no other free of it succeeds; it can still be seen.
+    /// AnchorCounts the block at `start` as being freed, so that no other free of it succeeds; it can still be seen.
     pub fn begin_free(&self, start: u32) -> Option<Record> {
         let mut slot = self.slot(start)?.lock();
         let record = slot.as_mut().filter(|record| !record.freeing)?;

@@ -29,7 +29,7 @@ impl<H: Copy> State<H> {
         let Some(to) = self.id_of(place) else { return false };
         let Some(chunk) = self.chunks.at(frame).copied() else { return false };
         let (start, end) = (chunk.start, chunk.start + chunk.frames);
-        let must_stay = !chunk.marks.pins().is_empty() || self.asked.touches(start, end, registry);
+        let must_stay = !chunk.anchors.reasons().is_empty() || self.asked.touches(start, end, registry);
         if must_stay || chunk.place == to || self.account(to).room_to_move_in() < bytes_of(chunk.frames) {
             return false;
         }

@@ -2,16 +2,17 @@
 //!
 //! A step here never calls the backend; whoever needs the backend unlocks first and comes back with what happened.
 
+use crate::asked::Asked;
 use crate::budget::{Account, PlaceId};
 use crate::chunks::{Chunk, Chunks};
 use crate::clock::Clock;
 use crate::held::Held;
 use crate::magazine::Sums;
-use crate::pins::Asked;
 use crate::registry::{Record, Registry};
 use crate::runs::{Freed, Kind, Runs};
 use crate::space::Space;
 use crate::{Config, FRAME, Place, Policy, Request, Usage, placement};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The places that blocks of one home GPU may stand on.
@@ -326,8 +327,9 @@ impl<H: Copy> State<H> {
         self.runs.remove(start);
         self.account(place).leave(bytes_of(end - start));
         let chunks = self.chunks.remove_range(start, end);
-        let pinned = chunks.iter().filter(|chunk| !chunk.marks.pins().is_empty()).map(|chunk| bytes_of(chunk.frames));
-        self.account(place).unpin(pinned.sum());
+        let anchored =
+            chunks.iter().filter(|chunk| !chunk.anchors.reasons().is_empty()).map(|chunk| bytes_of(chunk.frames));
+        self.account(place).release_anchor(anchored.sum());
         Some(Leaving { start, frames: end - start, chunks })
     }
 
@@ -371,13 +373,13 @@ impl<H: Copy> State<H> {
 
     /// The pool in numbers, given what the front keeps at this moment.
     pub fn usage(&mut self, kept: &Sums, registry: &Registry) -> Usage {
-        let asked = self.asked.chunks(&self.chunks, registry);
-        let asked: Vec<_> = asked.into_iter().filter_map(|start| self.chunks.at(start)).collect();
+        let asked = self.asked.ranges(registry).flat_map(|(start, end)| self.chunks.touched(start, end));
+        let asked: BTreeMap<u32, &Chunk<H>> = asked.map(|chunk| (chunk.start, chunk)).collect();
         let Totals { blocks, out_bytes, peak_live_bytes, allocations, reuses, trimmed_bytes } = self.totals;
         let mut places: Vec<_> =
             self.accounts.iter().zip(&kept.frames).map(|(account, kept)| account.usage(kept * FRAME)).collect();
-        for chunk in asked.iter().filter(|chunk| chunk.marks.pins().is_empty()) {
-            places[chunk.place.index()].pinned += bytes_of(chunk.frames);
+        for chunk in asked.values().filter(|chunk| chunk.anchors.reasons().is_empty()) {
+            places[chunk.place.index()].anchored += bytes_of(chunk.frames);
         }
         Usage {
             places,

@@ -144,7 +144,7 @@ impl Places {
     pub fn usage(&self) -> Vec<PlaceUsage> {
         let usage = |account: &Account| {
             let &Account { place, limit, used, peak, .. } = account;
-            PlaceUsage { place, limit, held: used, used, peak_used: peak, pinned: 0 }
+            PlaceUsage { place, limit, held: used, used, peak_used: peak, anchored: 0 }
         };
         self.accounts.iter().map(usage).collect()
     }

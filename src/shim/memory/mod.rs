@@ -17,7 +17,7 @@ use crate::hook::Row;
 use crate::{ipc, log, managed, pinned, process, vmm};
 use cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle};
 use gpupool_config::{Free as FreeSetting, MemInfo, Mode, Switch, format_size};
-use gpupool_pool::{Allocation, Block, Free, FreeError, Piece, Pin, Place, Refusal, Request, Usage};
+use gpupool_pool::{Allocation, Anchor, Block, Free, FreeError, Piece, Place, Refusal, Request, Usage};
 use open::Opened;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -345,14 +345,14 @@ pub fn is_one_chunk(block: &Block) -> bool {
 }
 
 /// Keeps a range of a live block on its physical memory, for this reason; `false` where it lies in no block.
-pub fn pin(address: u64, bytes: u64, why: Pin) -> bool {
-    open::opened().is_some_and(|opened| opened.pool.pin(address, bytes, why).is_some())
+pub fn anchor(address: u64, bytes: u64, why: Anchor) -> bool {
+    open::opened().is_some_and(|opened| opened.pool.anchor(address, bytes, why).is_some())
 }
 
-/// Takes back a mark that [`pin`] put on this range for a call that then failed.
-pub fn unmark(address: u64, bytes: u64, why: Pin) {
+/// Takes back what [`anchor`] did to this range for a call that then failed.
+pub fn withdraw_anchor(address: u64, bytes: u64, why: Anchor) {
     if let Some(opened) = open::opened() {
-        opened.pool.unmark(address, bytes, why);
+        opened.pool.withdraw_anchor(address, bytes, why);
     }
 }
 
@@ -368,9 +368,9 @@ pub fn let_go(address: u64, id: u64) {
     }
 }
 
-/// Takes one pin of this range back that the program asked for; `false` where there is none.
-pub fn unpin(address: u64, bytes: u64) -> bool {
-    open::opened().is_some_and(|opened| opened.pool.unpin(address, bytes))
+/// Takes one anchor of this range back that the program asked for; `false` where there is none.
+pub fn release_anchor(address: u64, bytes: u64) -> bool {
+    open::opened().is_some_and(|opened| opened.pool.release_anchor(address, bytes))
 }
 
 /// The context with this id is gone; its blocks go with it, as the driver's own allocations do.

@@ -5,7 +5,7 @@ use super::checks::{
 };
 use super::mock::{BASE, FaultKind, Mock};
 use gpupool_pool::{
-    Allocation, Config, FRAME, Free, FreeError, Lenders, Pin, Place, PlaceSpec, Policy, Pool, Refusal, Request,
+    Allocation, Anchor, Config, FRAME, Free, FreeError, Lenders, Place, PlaceSpec, Policy, Pool, Refusal, Request,
 };
 
 fn calls_since<T>(pool: &Pool<Mock>, act: impl FnOnce() -> T) -> (T, Vec<(&'static str, u64)>) {
@@ -276,7 +276,7 @@ fn what_is_not_ours_is_said_so() {
     for address in [0, BASE - 1, BASE, BASE + FRAME, u64::MAX] {
         assert_eq!(pool.free(address, Free::Strict), Err(FreeError::NotABlock));
         assert_eq!((pool.block_at(address), pool.pieces(address, FRAME).len()), (None, 0));
-        assert_eq!((pool.pin(address, FRAME, Pin::Shared), pool.unpin(address, FRAME)), (None, false));
+        assert_eq!((pool.anchor(address, FRAME, Anchor::Shared), pool.release_anchor(address, FRAME)), (None, false));
     }
     assert_eq!([BASE - 1, BASE, BASE + (64 << 40)].map(|address| pool.contains(address)), [false, true, false]);
     assert_eq!(pool.backend().inner().calls, 0);

@@ -133,7 +133,7 @@ pub fn assert_returns_everything(pool: &Pool<Mock>, live: &[Allocation]) {
     assert_accounts(pool, &[]);
     assert!(pool.backend().inner().is_empty(), "a handle or a mapping is left");
     assert_eq!(
-        pool.usage().places.iter().map(|place| place.pinned).sum::<u64>(),
+        pool.usage().places.iter().map(|place| place.anchored).sum::<u64>(),
         0,
         "nothing is left to stay in place"
     );
