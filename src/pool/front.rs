@@ -27,7 +27,7 @@
 //!
 //! **Order of locks**: the pool's, then shards by index, then a record of the registry.
 
-use crate::budget::PlaceId;
+use crate::account::PlaceId;
 use crate::clock::Clock;
 use crate::magazine::{Kept, Magazine, Miss, Sums, at_least};
 use crate::place_map::PlaceMap;
@@ -124,10 +124,10 @@ impl Front {
         let keeps = config.policy == Policy::LocalFirst;
         let open = |spec: &PlaceSpec| AtomicBool::new(keeps && !spec.place.is_host());
         Self {
-            shards: (0..SHARDS).map(|_| Shard::new(config.places.len())).collect(),
+            shards: (0..SHARDS).map(|_| Shard::new(config.accounts.specs().len())).collect(),
             sizes,
             keeps,
-            open: config.places.iter().map(open).collect(),
+            open: config.accounts.specs().iter().map(open).collect(),
             places,
             next_ids: AtomicU64::new(1),
         }

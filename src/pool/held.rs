@@ -5,7 +5,7 @@
 //! stands on it, it goes back to the driver, who keeps the memory for whoever has it. That way holds also for the former,
 //! and is the only one that gives a chunk back while another process has it open.
 
-use crate::budget::PlaceId;
+use crate::account::PlaceId;
 use crate::registry::Record;
 use crate::runs::{Freed, Kind};
 use crate::state::{Leaving, State};

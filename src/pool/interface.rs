@@ -1,6 +1,7 @@
 //! What goes into the pool and what comes out of it, besides the [`crate::Backend`].
 
-use crate::{Anchors, Links, Place, Policy};
+use crate::{Accounts, Anchors, Links, Place, Policy};
+use std::sync::Arc;
 
 /// What a place may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +29,8 @@ pub struct Config {
     pub base: u64,
     /// Bytes reserved, a multiple of [`crate::FRAME`].
     pub bytes: u64,
-    /// Every place that may hold memory, each once.
-    pub places: Vec<PlaceSpec>,
+    /// Every place that may hold memory. Others may have claims there, too.
+    pub accounts: Arc<Accounts>,
     /// Which of them a home GPU reaches.
     pub links: Links,
     /// How blocks are spread over them.
@@ -138,7 +139,7 @@ pub enum FreeError<E> {
 /// The pool in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// One entry for each of [`Config::places`], in that order.
+    /// One entry for each of [`Accounts::specs`], in that order.
     pub places: Vec<PlaceUsage>,
     /// Blocks the program holds.
     pub live_blocks: u64,

@@ -19,6 +19,7 @@
 #[cfg(all(test, not(loom)))]
 extern crate self as gpupool_pool;
 
+mod account;
 mod anchors;
 mod asked;
 mod backend;
@@ -52,6 +53,7 @@ mod sync;
 #[path = "tests/all/mod.rs"]
 mod tests;
 
+pub use account::{Accounts, Claim};
 pub use anchors::{Anchor, Anchors};
 pub use backend::{Backend, Fault};
 pub use clock::Clock;

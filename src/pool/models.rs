@@ -6,8 +6,8 @@
 
 use crate::clock::Clock;
 use crate::{
-    AddressIndex, Anchor, Backend, Config, FRAME, Fault, Free, FreeError, Lenders, Links, Place, PlaceSpec, Policy,
-    Pool, Request,
+    Accounts, AddressIndex, Anchor, Backend, Claim, Config, FRAME, Fault, Free, FreeError, Lenders, Links, Place,
+    PlaceSpec, Policy, Pool, Request,
 };
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -55,12 +55,16 @@ impl Backend for Device {
     }
 }
 
+fn accounts(specs: &[PlaceSpec]) -> std::sync::Arc<Accounts> {
+    std::sync::Arc::new(Accounts::new(specs))
+}
+
 /// A GPU of so many frames.
 fn pool(frames: u64) -> Arc<Pool<Device>> {
     let config = Config {
         base: 1 << 40,
         bytes: 16 * FRAME,
-        places: vec![PlaceSpec { place: Place::Gpu(0), limit: frames * FRAME }],
+        accounts: accounts(&[PlaceSpec { place: Place::Gpu(0), limit: frames * FRAME }]),
         links: Links::default(),
         policy: Policy::LocalFirst,
         lenders: Lenders::All,
@@ -73,10 +77,10 @@ fn lending_pool(frames: u64) -> Arc<Pool<Device>> {
     let config = Config {
         base: 1 << 40,
         bytes: 16 * FRAME,
-        places: vec![
+        accounts: accounts(&[
             PlaceSpec { place: Place::Gpu(0), limit: frames * FRAME },
             PlaceSpec { place: Place::Gpu(1), limit: 0 },
-        ],
+        ]),
         links: Links { ranks: [((1, Place::Gpu(0)), 0)].into() },
         policy: Policy::LocalFirst,
         lenders: Lenders::All,
@@ -90,7 +94,7 @@ fn pool_of_two(frames: u64) -> Arc<Pool<Device>> {
     let config = Config {
         base: 1 << 40,
         bytes: 16 * FRAME,
-        places: vec![spec(0), spec(1)],
+        accounts: accounts(&[spec(0), spec(1)]),
         links: Links { ranks: [((0, Place::Gpu(1)), 0), ((1, Place::Gpu(0)), 0)].into() },
         policy: Policy::LocalFirst,
         lenders: Lenders::All,
@@ -480,5 +484,41 @@ fn loom_a_move_against_a_trim_and_a_free() {
         assert_eq!(returned, if moved { 0 } else { 2 * FRAME }, "it is on one GPU or the other, or gone");
         check_places(&pool, &[]);
         check_end(&pool, &[]);
+    });
+}
+
+#[test]
+fn loom_two_claims_at_the_limit_are_one_too_many() {
+    every_order(|| {
+        let accounts =
+            accounts(&[PlaceSpec { place: Place::Gpu(0), limit: 10 }, PlaceSpec { place: Place::Gpu(1), limit: 10 }]);
+        let other = std::sync::Arc::clone(&accounts);
+        // Both want most of both places, each in an order of its own.
+        let parts = [(Place::Gpu(0), 6), (Place::Gpu(1), 6)];
+        let thread = thread::spawn(move || other.charge_all(Claim::Handles, &[parts[1], parts[0]]).is_ok());
+        let first = accounts.charge_all(Claim::Pool, &parts).is_ok();
+        let second = thread.join().unwrap();
+        assert!(first != second, "one has the room, and the other has none of it");
+        for place in [Place::Gpu(0), Place::Gpu(1)] {
+            assert_eq!(accounts.taken(place), 6);
+            assert_eq!(accounts.of(Claim::Pool, place), if first { 6 } else { 0 });
+        }
+    });
+}
+
+#[test]
+fn loom_the_pool_and_a_handle_at_the_limit_keep_to_it() {
+    every_order(|| {
+        let pool = pool(2);
+        let other = Arc::clone(&pool);
+        let thread = thread::spawn(move || other.accounts().charge(Claim::Handles, Place::Gpu(0), FRAME + 1));
+        let blocks = [allocate(&pool, 1), allocate(&pool, 1)];
+        let has_handle = thread.join().unwrap();
+        let live: Vec<u64> = blocks.into_iter().flatten().collect();
+        let taken = pool.accounts().taken(Place::Gpu(0));
+        assert!(taken <= 2 * FRAME, "{taken} bytes of {}", 2 * FRAME);
+        assert_eq!(taken, live.len() as u64 * FRAME + if has_handle { FRAME + 1 } else { 0 });
+        assert!(has_handle || !live.is_empty(), "somebody has the room");
+        check_end(&pool, &live);
     });
 }

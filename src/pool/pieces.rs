@@ -63,7 +63,7 @@ impl<B: Backend> Pool<B> {
                 return None;
             }
             for chunk in state.chunks.anchor(start, end, why) {
-                state.account(chunk.place).anchor(bytes_of(chunk.frames));
+                state.budget(chunk.place).anchor(bytes_of(chunk.frames));
             }
         }
         Some(state.chunks.touched(start, end).map(|chunk| bytes_of(chunk.frames)).sum())
@@ -89,7 +89,7 @@ impl<B: Backend> Pool<B> {
             return false;
         }
         for chunk in state.chunks.withdraw_anchor(start, end, why) {
-            state.account(chunk.place).release_anchor(bytes_of(chunk.frames));
+            state.budget(chunk.place).release_anchor(bytes_of(chunk.frames));
         }
         true
     }

@@ -6,7 +6,7 @@
 //! Written under the pool's lock. A frame that is mapped already changes its place only while every magazine's lock is held,
 //! too, so either lock makes an answer last. No more order than these locks give is needed, or asked for.
 
-use crate::budget::PlaceId;
+use crate::account::PlaceId;
 use crate::sync::{AtomicU32, Ordering};
 use std::sync::OnceLock;
 
@@ -97,7 +97,7 @@ impl PlaceMap {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::{FAR, PlaceMap};
-    use crate::budget::PlaceId;
+    use crate::account::PlaceId;
 
     proptest::proptest! {
         #[test]

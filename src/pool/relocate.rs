@@ -30,28 +30,31 @@ impl<H: Copy> State<H> {
         let Some(chunk) = self.chunks.at(frame).copied() else { return false };
         let (start, end) = (chunk.start, chunk.start + chunk.frames);
         let must_stay = !chunk.anchors.reasons().is_empty() || self.asked.touches(start, end, registry);
-        if must_stay || chunk.place == to || self.account(to).room_to_move_in() < bytes_of(chunk.frames) {
+        if must_stay || chunk.place == to {
             return false;
         }
-        // Free runs are filed by place: out with them, and in again at the new one.
         let mut free: Vec<(u32, u32, Freed)> = Vec::new();
         let mut at = start;
-        while let Some(run) = self.runs.around(at).copied().filter(|_| at < end) {
-            let stop = run.end().min(end);
+        while let Some(run) = self.runs.around(at).filter(|_| at < end) {
             if let Kind::Free(freed) = run.kind {
-                self.runs.take(at, stop);
-                free.push((at, stop, freed));
+                free.push((at, run.end().min(end), freed));
             }
-            at = stop;
+            at = run.end();
+        }
+        let used = chunk.frames - free.iter().map(|(at, stop, _)| stop - at).sum::<u32>();
+        let (bytes, used) = (bytes_of(chunk.frames), bytes_of(used));
+        if !self.budget(to).move_in(bytes, used) {
+            return false;
+        }
+        self.budget(chunk.place).move_out(bytes, used);
+        // Free runs are filed by place: out with them, and in again at the new one.
+        for &(at, stop, _) in &free {
+            self.runs.take(at, stop);
         }
         self.chunks.relocate(frame, to);
-        let mut used = chunk.frames;
-        for (start, end, freed) in free {
-            self.runs.release(start, freed);
-            used -= end - start;
+        for (at, _, freed) in free {
+            self.runs.release(at, freed);
         }
-        self.account(chunk.place).move_out(bytes_of(chunk.frames), bytes_of(used));
-        self.account(to).move_in(bytes_of(chunk.frames), bytes_of(used));
         true
     }
 }

@@ -1,7 +1,7 @@
 //! Serving a block from freed memory that is still mapped.
 
 use crate::FRAME;
-use crate::budget::PlaceId;
+use crate::account::PlaceId;
 use crate::runs::{Freed, Kind, Run};
 use crate::state::{From, Route, State, Taken, bytes_of};
 
@@ -20,7 +20,7 @@ impl<H: Copy> State<H> {
     pub fn take_best(&mut self, place: PlaceId, frames: u32, waits_for: Option<PlaceId>) -> Option<Taken> {
         let start = self.runs.best_fit(place, frames, |freed| self.is_usable(freed, waits_for))?;
         let freed = self.runs.take(start, start + frames)?;
-        self.account(place).take(bytes_of(frames));
+        self.budget(place).take(bytes_of(frames));
         let from = From::One((start + frames, freed));
         Some(Taken { start, frames, busy: !freed.is_quiet(&self.clock), from })
     }
@@ -105,7 +105,7 @@ impl<H: Copy> State<H> {
             let (place, stop) = self.chunks.places().row(at, run.end().min(end))?;
             busy |= !freed.is_quiet(&self.clock);
             self.runs.take(at, stop)?;
-            self.account(place).take(bytes_of(stop - at));
+            self.budget(place).take(bytes_of(stop - at));
             from.push((stop, freed));
             at = stop;
         }

@@ -10,7 +10,7 @@
 //! that it had borrowed would keep the whole free memory of its neighbour. They are joined once it is known to be done
 //! ([`Runs::settle`]).
 
-use crate::budget::PlaceId;
+use crate::account::PlaceId;
 use crate::clock::Clock;
 use crate::place_map::PlaceMap;
 use crate::starts::Starts;

@@ -2,8 +2,9 @@
 //!
 //! A step here never calls the backend; whoever needs the backend unlocks first and comes back with what happened.
 
+use crate::account::PlaceId;
 use crate::asked::Asked;
-use crate::budget::{Account, PlaceId};
+use crate::budget::Budget;
 use crate::chunks::{Chunk, Chunks};
 use crate::clock::Clock;
 use crate::held::Held;
@@ -29,7 +30,7 @@ pub(crate) struct Route {
 impl Route {
     /// A route for every GPU of the pool.
     pub fn all(config: &Config) -> Vec<Route> {
-        let places: Vec<Place> = config.places.iter().map(|spec| spec.place).collect();
+        let places: Vec<Place> = config.accounts.specs().iter().map(|spec| spec.place).collect();
         let mut routes = Vec::new();
         for (home, &place) in PlaceId::all(places.len()).zip(&places) {
             let Place::Gpu(ordinal) = place else { continue };
@@ -96,7 +97,7 @@ pub(crate) struct State<H> {
     pub space: Space,
     pub chunks: Chunks<H>,
     pub runs: Runs,
-    pub accounts: Vec<Account>,
+    pub budgets: Vec<Budget>,
     pub zombies: Vec<Zombie<H>>,
     /// Memory of ended blocks that others have.
     pub held: Held,
@@ -131,16 +132,17 @@ pub(crate) fn bytes_of(frames: u32) -> u64 {
 
 impl<H: Copy> State<H> {
     pub fn new(config: &Config) -> Self {
-        let clock = Arc::new(Clock::new(config.places.len()));
+        let specs = config.accounts.specs();
+        let clock = Arc::new(Clock::new(specs.len()));
         let chunks = Chunks::new(config.bytes / FRAME);
-        let runs = Runs::new(config.places.len(), Arc::clone(&clock), Arc::clone(chunks.places()));
+        let runs = Runs::new(specs.len(), Arc::clone(&clock), Arc::clone(chunks.places()));
         Self {
             policy: config.policy,
             // A reservation beyond 2^32 frames (8 PiB) is not offered by any driver; the rest of one would go unused.
             space: Space::new(u32::try_from(config.bytes / FRAME).unwrap_or(u32::MAX)),
             chunks,
             runs,
-            accounts: config.places.iter().map(|&spec| Account::new(spec)).collect(),
+            budgets: specs.iter().map(|spec| Budget::new(spec.place, &config.accounts)).collect(),
             zombies: Vec::new(),
             held: Held::default(),
             asked: Asked::default(),
@@ -150,17 +152,17 @@ impl<H: Copy> State<H> {
         }
     }
 
-    pub fn account(&mut self, place: PlaceId) -> &mut Account {
-        &mut self.accounts[place.index()]
+    pub fn budget(&mut self, place: PlaceId) -> &mut Budget {
+        &mut self.budgets[place.index()]
     }
 
     pub fn place(&self, id: PlaceId) -> Place {
-        self.accounts[id.index()].place
+        self.budgets[id.index()].place
     }
 
     /// The id of a place of this pool.
     pub fn id_of(&self, place: Place) -> Option<PlaceId> {
-        PlaceId::all(self.accounts.len()).find(|id| self.place(*id) == place)
+        PlaceId::all(self.budgets.len()).find(|id| self.place(*id) == place)
     }
 
     /// Puts `taken` back among the free runs, as it was.
@@ -192,7 +194,7 @@ impl<H: Copy> State<H> {
 
         let (mut on_peers, mut on_host) = (0, 0);
         for (start, end, place) in self.chunks.places().rows(taken.start, taken.start + taken.frames) {
-            let account = &mut self.accounts[place.index()];
+            let account = &mut self.budgets[place.index()];
             account.note_peak();
             if account.place.is_host() {
                 on_host += bytes_of(end - start);
@@ -202,7 +204,7 @@ impl<H: Copy> State<H> {
         }
 
         let overflowed = self.policy.overflows(on_peers, on_host);
-        let account = self.account(route.home);
+        let account = self.budget(route.home);
         if overflowed {
             account.overflowed();
         } else {
@@ -256,7 +258,7 @@ impl<H: Copy> State<H> {
             if stop < run.end() {
                 self.runs.cut(at, stop);
             }
-            self.account(place).put_back(bytes_of(stop - at));
+            self.budget(place).put_back(bytes_of(stop - at));
             self.runs.release(at, freed);
             at = stop;
         }
@@ -271,13 +273,13 @@ impl<H: Copy> State<H> {
 
     /// Whether a block of `used` bytes at `place`, of which the program asks for `bytes`, makes no new peak.
     pub fn is_below_peaks(&self, place: PlaceId, used: u64, bytes: u64) -> bool {
-        self.accounts[place.index()].is_below_peak(used) && self.asks_below_peak(bytes)
+        self.budgets[place.index()].is_below_peak(used) && self.asks_below_peak(bytes)
     }
 
     /// Whether these frames, which were taken for a request of `bytes`, are a block that makes no new peak.
     pub fn is_award_below_peaks(&self, taken: &Taken, bytes: u64) -> bool {
         let mut rows = self.chunks.places().rows(taken.start, taken.start + taken.frames);
-        self.asks_below_peak(bytes) && rows.all(|(.., place)| self.accounts[place.index()].is_below_peak(0))
+        self.asks_below_peak(bytes) && rows.all(|(.., place)| self.budgets[place.index()].is_below_peak(0))
     }
 
     fn asks_below_peak(&self, bytes: u64) -> bool {
@@ -325,11 +327,11 @@ impl<H: Copy> State<H> {
         }
         self.runs.take(start, end)?;
         self.runs.remove(start);
-        self.account(place).leave(bytes_of(end - start));
+        self.budget(place).leave(bytes_of(end - start));
         let chunks = self.chunks.remove_range(start, end);
         let anchored =
             chunks.iter().filter(|chunk| !chunk.anchors.reasons().is_empty()).map(|chunk| bytes_of(chunk.frames));
-        self.account(place).release_anchor(anchored.sum());
+        self.budget(place).release_anchor(anchored.sum());
         Some(Leaving { start, frames: end - start, chunks })
     }
 
@@ -377,7 +379,7 @@ impl<H: Copy> State<H> {
         let asked: BTreeMap<u32, &Chunk<H>> = asked.map(|chunk| (chunk.start, chunk)).collect();
         let Totals { blocks, out_bytes, peak_live_bytes, allocations, reuses, trimmed_bytes } = self.totals;
         let mut places: Vec<_> =
-            self.accounts.iter().zip(&kept.frames).map(|(account, kept)| account.usage(kept * FRAME)).collect();
+            self.budgets.iter().zip(&kept.frames).map(|(budget, kept)| budget.usage(kept * FRAME)).collect();
         for chunk in asked.values().filter(|chunk| chunk.anchors.reasons().is_empty()) {
             places[chunk.place.index()].anchored += bytes_of(chunk.frames);
         }

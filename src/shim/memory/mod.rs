@@ -7,17 +7,17 @@ mod open;
 mod plan;
 pub mod topology;
 
-pub use caching::program_caches;
+pub use caching::returns_its_cache;
 pub use open::{plan, policy};
 pub use plan::Plan;
 
 use crate::context::{self, Context};
 use crate::driver::{CuResult, Driver};
 use crate::hook::Row;
-use crate::{ipc, log, managed, pinned, process, vmm};
+use crate::{ipc, log, managed, pinned, process};
 use cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle};
 use gpupool_config::{Free as FreeSetting, MemInfo, Mode, Switch, format_size};
-use gpupool_pool::{Allocation, Anchor, Block, Free, FreeError, Piece, Place, Refusal, Request, Usage};
+use gpupool_pool::{Accounts, Allocation, Anchor, Block, Free, FreeError, Piece, Place, Refusal, Request, Usage};
 use open::Opened;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -153,14 +153,20 @@ fn from_pool(opened: &Opened, context: &Context, device: CUdevice, bytes: u64, s
 /// A block would overflow its GPU: the answer for a program that caches; `None` for one that does not. Looked up only here,
 /// where it matters: libraries may be loaded at any time.
 pub fn refused_softly(home: u32, bytes: u64) -> Option<Answer> {
-    if process::settings().soft_oom != Switch::On && !caching::program_caches() {
+    if !returns_its_cache() {
         return None;
     }
+    say_refused_softly(home, bytes, "");
+    Some(Answer::Pool(CuResult::OUT_OF_MEMORY, 0))
+}
+
+/// A program is told OUT_OF_MEMORY once, so that it returns its cache; `what` says of what, where that is not a block.
+pub fn say_refused_softly(home: u32, bytes: u64, what: &str) {
     tracing::info!(
         target: "gpupool::memory", event = "pool.refuse", home, bytes, why = "soft", missing = 0,
-        "OUT_OF_MEMORY for {} once, so that the program returns its cache before GPU {home} overflows", format_size(bytes)
+        "OUT_OF_MEMORY for {what}{} once, so that the program returns its cache before GPU {home} overflows",
+        format_size(bytes)
     );
-    Some(Answer::Pool(CuResult::OUT_OF_MEMORY, 0))
 }
 
 /// There is no place for a block; the driver is asked.
@@ -473,19 +479,13 @@ pub fn driver_attributes(call: impl FnOnce(&Driver) -> CuResult) -> Option<CuRes
 
 /// Bytes on a device that are the pool's, or the program's own by our doing.
 pub fn taken_on(device: i32) -> u64 {
-    u32::try_from(device).map(Place::Gpu).map_or(0, |place| held_at(place) + vmm::own_at(place))
+    let place = u32::try_from(device).map(Place::Gpu);
+    accounts().zip(place.ok()).map_or(0, |(accounts, place)| accounts.taken(place))
 }
 
-/// Bytes that the pool holds at a place.
-pub fn held_at(place: Place) -> u64 {
-    let usage = usage().unwrap_or_default();
-    usage.places.iter().find(|usage| usage.place == place).map_or(0, |usage| usage.held)
-}
-
-/// Bytes of managed memory placed there, in mode managed; what the pool holds counts where the program's own does
-/// (`vmm::join_pool`).
-pub fn placed_at(place: Place) -> u64 {
-    if open::opened().is_some() { 0 } else { held_at(place) }
+/// Who has how much of each place, where a plan was made.
+pub fn accounts() -> Option<&'static Accounts> {
+    open::planned().flatten().map(|plan| &*plan.accounts)
 }
 
 /// What the pool holds and has held; `None` if it was never opened.

@@ -5,8 +5,10 @@ use super::checks::{
 };
 use super::mock::{BASE, FaultKind, Mock};
 use gpupool_pool::{
-    Allocation, Anchor, Config, FRAME, Free, FreeError, Lenders, Place, PlaceSpec, Policy, Pool, Refusal, Request,
+    Accounts, Allocation, Anchor, Config, FRAME, Free, FreeError, Lenders, Place, PlaceSpec, Policy, Pool, Refusal,
+    Request,
 };
+use std::sync::Arc;
 
 fn calls_since<T>(pool: &Pool<Mock>, act: impl FnOnce() -> T) -> (T, Vec<(&'static str, u64)>) {
     pool.backend().inner().log.clear();
@@ -284,11 +286,11 @@ fn what_is_not_ours_is_said_so() {
 
 #[test]
 fn address_space_that_runs_out_is_found_by_returning_memory() {
-    let places = vec![PlaceSpec { place: GPU0, limit: GIB }];
+    let accounts = Arc::new(Accounts::new(&[PlaceSpec { place: GPU0, limit: GIB }]));
     let config = Config {
         base: BASE,
         bytes: 128 * MIB,
-        places,
+        accounts,
         links: Default::default(),
         policy: Policy::LocalFirst,
         lenders: Lenders::All,

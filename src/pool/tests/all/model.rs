@@ -6,7 +6,7 @@ use super::checks::{
 };
 use super::mock::Mock;
 use gpupool_pool::{
-    Allocation, Anchor, Anchors, Block, FRAME, Free, FreeError, Lenders, Place, Policy, Pool, Refusal, Request,
+    Allocation, Anchor, Anchors, Block, Claim, FRAME, Free, FreeError, Lenders, Place, Policy, Pool, Refusal, Request,
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,6 +66,11 @@ enum Op {
     ReleaseAnchor {
         pick: usize,
     },
+    /// Others than the pool have so much of a place, or what they had before where there is no room.
+    Claim {
+        place: Place,
+        bytes: u64,
+    },
     /// A chunk, under blocks or not, lies elsewhere from now on.
     Relocate {
         pick: usize,
@@ -110,6 +115,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         2 => (any::<usize>(), 0..40 * MIB, 1..60 * MIB, any_anchor())
             .prop_map(|(pick, from, bytes, why)| Op::Anchor { pick, from, bytes, why }),
         1 => any::<usize>().prop_map(|pick| Op::ReleaseAnchor { pick }),
+        2 => (any_place(), 0..150 * MIB).prop_map(|(place, bytes)| Op::Claim { place, bytes }),
         4 => (any::<usize>(), any_place()).prop_map(|(pick, place)| Op::Relocate { pick, place }),
     ]
 }
@@ -318,6 +324,16 @@ impl Model {
                 }
                 self.asked = asked;
             }
+            Op::Claim { place, bytes } => {
+                let accounts = self.pool.accounts();
+                let before = accounts.of(Claim::Handles, place);
+                let room = accounts.limit(place) - self.pool.backend().inner().held(place);
+                accounts.credit(Claim::Handles, place, before);
+                assert_eq!(accounts.charge(Claim::Handles, place, bytes), bytes <= room);
+                if bytes > room {
+                    assert!(accounts.charge(Claim::Handles, place, before), "it was there");
+                }
+            }
             Op::Relocate { pick, place } => self.relocate(pick, place),
         }
     }
@@ -331,7 +347,8 @@ impl Model {
             let handle = inner.mapped_around(start).unwrap().3;
             let limit = LIMITS.iter().find(|entry| entry.0 == place).unwrap().1;
             let stays = self.anchored.contains_key(&handle) || self.is_asked(start, bytes);
-            !stays && from != place && inner.held(place) + bytes <= limit
+            let others = self.pool.accounts().of(Claim::Handles, place);
+            !stays && from != place && inner.held(place) + others + bytes <= limit
         };
         assert_eq!(self.pool.relocate(start + bytes - 1, place), may, "a chunk of {bytes} at {from:?} to {place:?}");
         if !may {
@@ -579,7 +596,7 @@ impl Model {
         let inner = self.pool.backend().inner();
         let room = |place: Place| {
             let account = usage.places.iter().find(|account| account.place == place).unwrap();
-            let room = (account.limit - account.held).min(inner.left(place));
+            let room = (account.limit - self.pool.accounts().taken(place)).min(inner.left(place));
             room - room % FRAME
         };
         let places = LIMITS.map(|entry| entry.0);
