@@ -65,8 +65,8 @@ typedef struct {
   // Where it is: a GPU's CUDA ordinal, or -1 less the number of a host NUMA node.
   int place;
   // Why it must stay on the physical memory it is on, 0 where it may move: 1 shared with other processes by CUDA IPC, 2
-  // its physical handle was retained, 4 a descriptor of it was given out, 8 `gpupool_pin`; added up.
-  unsigned int pins;
+  // its physical handle was retained, 4 a descriptor of it was given out, 8 `gpupool_anchor`; added up.
+  unsigned int anchors;
 } gpupool_piece;
 
 // The pool of this process in numbers. Fields are only ever added at the end.
@@ -175,19 +175,19 @@ int gpupool_pieces(const void *pointer,
                    size_t *count);
 
 // Keeps `bytes` from `pointer` on, which must lie in one block, on the physical memory that they are on, until
-// `gpupool_unpin` or the end of the block: for memory that something outside CUDA knows by its physical pages. (gpupool
+// `gpupool_release_anchor` or the end of the block: for memory that something outside CUDA knows by its physical pages. (gpupool
 // moves no memory yet.) Returns 0 or a `gpupool_error`.
 //
 // # Safety
 // None: any address may be asked about.
-int gpupool_pin(const void *pointer,
-                size_t bytes);
+int gpupool_anchor(const void *pointer,
+                   size_t bytes);
 
-// Takes back one `gpupool_pin` of exactly this range. Returns 0 or a `gpupool_error`.
+// Takes back one `gpupool_anchor` of exactly this range. Returns 0 or a `gpupool_error`.
 //
 // # Safety
 // None: any address may be asked about.
-int gpupool_unpin(const void *pointer, size_t bytes);
+int gpupool_release_anchor(const void *pointer, size_t bytes);
 
 // Gives advice (a `gpupool_advice`) on `bytes` of managed memory, gpupool's or the program's own: `cuMemAdvise` with a
 // place. Memory of the pool does not move yet: `GPUPOOL_NOT_SUPPORTED`. Returns 0, a `CUresult` or a `gpupool_error`.

@@ -18,15 +18,15 @@ with two blocks: active, mode pool
 with two blocks: 0, 2 blocks, 192 MiB live, 192 MiB at most, 2 allocations, 0 reused, spilled yes
 older program: size as asked, 2 blocks, 0 bytes beyond
 a size of 3: -2, no statistics: -2
-small block: 0, 32 MiB on 0 pins 0
-large block: 0, 64 MiB on 0 pins 0, 96 MiB on 1 pins 0
-its last 4 MiB: 0, 4 MiB on 1 pins 0
+small block: 0, 32 MiB on 0 anchors 0
+large block: 0, 64 MiB on 0 anchors 0, 96 MiB on 1 anchors 0
+its last 4 MiB: 0, 4 MiB on 1 anchors 0
 a stack address: -3
 no room: 0, 2 pieces; no count: -2
-pin: 0, beyond the block: -3, nothing: -2
-pinned block: 0, 32 MiB on 0 pins 8
-unpin: 0, again: -3
-unpinned block: 0, 32 MiB on 0 pins 0
+anchor: 0, beyond the block: -3, nothing: -2
+anchored block: 0, 32 MiB on 0 anchors 8
+released: 0, again: -3
+released block: 0, 32 MiB on 0 anchors 0
 child: passing, mode off, this process was forked from one that used CUDA, which does not survive a fork
 child: -1, 0 blocks, 0 MiB live, 0 MiB at most, 0 allocations, 0 reused, spilled no
 child: -1

@@ -385,8 +385,8 @@ fn the_log_tells_both_sides() {
 }
 
 #[test]
-fn memory_that_leaves_by_its_handle_is_pinned_and_lives_with_whoever_has_it() {
-    let shim = Run::program("ipc_pins").sim("2x1GiB").shim().go();
+fn memory_that_leaves_by_its_handle_is_anchored_and_lives_with_whoever_has_it() {
+    let shim = Run::program("ipc_anchors").sim("2x1GiB").shim().go();
     shim.succeeds().prints(
         "\
 cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)freed): 1 CUDA_ERROR_INVALID_VALUE

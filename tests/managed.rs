@@ -124,6 +124,14 @@ fn limits_of_each_gpu_hold() {
 }
 
 #[test]
+fn a_limit_holds_for_managed_memory_and_the_program_s_own_handles_together() {
+    let run = |script| managed(script).env("GPUPOOL_LIMIT", "0:100MiB").go();
+    // Whoever is second finds what is left of the limit, and has the rest elsewhere.
+    run("V:60 a:60 p:0").succeeds().says("handle of 60: 0").says("block 0 prefers gpu0 40 gpu1 20");
+    run("a:60 V:60 a:60 p:0 p:1").succeeds().says("block 0 prefers gpu0 60").says("block 1 prefers gpu1 60");
+}
+
+#[test]
 fn memory_info_is_that_of_all_places() {
     let shim = managed("i a:300 i g:1 i").go();
     // With a context on each, each GPU is told of its own memory; the second context takes 16 MiB that nobody placed.

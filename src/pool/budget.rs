@@ -1,21 +1,8 @@
-//! What each place may hold, holds, and is about to hold.
+//! What the pool holds at each place, and is about to hold: how its claim there ([`crate::Claim::Pool`]) comes about.
 
-use crate::{FRAME, Place, PlaceSpec, PlaceUsage, SoftRefusal};
-
-/// Index of a place in [`crate::Config::places`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct PlaceId(u16);
-
-impl PlaceId {
-    /// The ids of the first `count` places; places beyond the 65 535th have none.
-    pub fn all(count: usize) -> impl Iterator<Item = PlaceId> {
-        (0..count.min(usize::from(u16::MAX)) as u16).map(PlaceId)
-    }
-
-    pub fn index(self) -> usize {
-        usize::from(self.0)
-    }
-}
+use crate::account::Accounts;
+use crate::{Claim, FRAME, Place, PlaceUsage, SoftRefusal};
+use std::sync::Arc;
 
 /// Growth plans after which a [`Ceiling`] is forgotten.
 const CEILING_PLANS: u32 = 64;
@@ -27,11 +14,12 @@ struct Ceiling {
     plans_left: u32,
 }
 
-/// The account of one place. All sums are bytes.
+/// The pool's side of the account of one place. All sums are bytes.
 #[derive(Debug)]
-pub(crate) struct Account {
+pub(crate) struct Budget {
     pub place: Place,
-    limit: u64,
+    /// What the pool's memory is charged to as it is made. Here is also what was planned and does not exist yet.
+    accounts: Arc<Accounts>,
     /// The place can not give memory, now or ever.
     closed: bool,
     /// Everything that exists there on the pool's behalf, `leaving` and `stuck` included.
@@ -49,17 +37,17 @@ pub(crate) struct Account {
     credit: u64,
     /// The part of `held` that the driver did not take back. Nothing stands on it.
     stuck: u64,
-    /// Bytes of chunks that carry a mark of their own (`crate::pins`).
-    pinned: u64,
+    /// Bytes of chunks that are anchored as long as they live (`crate::anchors`).
+    anchored: u64,
     ceiling: Option<Ceiling>,
     soft: SoftRefusal,
 }
 
-impl Account {
-    pub fn new(spec: PlaceSpec) -> Self {
+impl Budget {
+    pub fn new(place: Place, accounts: &Arc<Accounts>) -> Self {
         Self {
-            place: spec.place,
-            limit: spec.limit,
+            place,
+            accounts: Arc::clone(accounts),
             closed: false,
             held: 0,
             used: 0,
@@ -68,7 +56,7 @@ impl Account {
             leaving: 0,
             credit: 0,
             stuck: 0,
-            pinned: 0,
+            anchored: 0,
             ceiling: None,
             soft: SoftRefusal::default(),
         }
@@ -76,8 +64,8 @@ impl Account {
 
     /// The account in numbers, `kept` of `used` being under no live block.
     pub fn usage(&self, kept: u64) -> PlaceUsage {
-        let Self { place, held, used, peak_used, pinned, .. } = *self;
-        PlaceUsage { place, limit: self.limit(), held, used: used - kept, peak_used, pinned }
+        let Self { place, held, used, peak_used, anchored, .. } = *self;
+        PlaceUsage { place, limit: self.limit(), held, used: used - kept, peak_used, anchored }
     }
 
     /// Whether so much more in use is no new peak.
@@ -85,9 +73,9 @@ impl Account {
         self.used + bytes <= self.peak_used
     }
 
-    /// Whether blocks come and go without a thought of soft refusals; if not, each has to be seen here.
-    pub fn is_carefree(&self) -> bool {
-        self.soft == SoftRefusal::Armed
+    /// Whether each block has to be seen here: a soft refusal was made, and what is served decides about the next.
+    pub fn is_watched(&self) -> bool {
+        self.soft != SoftRefusal::Armed
     }
 
     /// What blocks could still take if every free byte could be had, as far as the limit goes.
@@ -96,7 +84,7 @@ impl Account {
     }
 
     fn room_beside(&self, used: u64) -> u64 {
-        self.limit().saturating_sub(used + self.promised + self.stuck)
+        self.allowed().saturating_sub(used + self.promised + self.stuck)
     }
 
     /// The same, given what the driver could still give (`None`: nobody can tell), and what of `used` the front keeps.
@@ -112,19 +100,24 @@ impl Account {
         if self.closed {
             return 0;
         }
-        let most = self.ceiling.map_or(self.limit, |ceiling| self.limit.min(ceiling.held));
+        let most = self.ceiling.map_or(self.allowed(), |ceiling| self.allowed().min(ceiling.held));
         let bytes = most.saturating_sub(self.committed()).min(headroom.unwrap_or(u64::MAX));
         bytes - bytes % FRAME
     }
 
     /// Whether what is promised goes beyond the limit (memory that was to leave did not).
     pub fn is_overdrawn(&self) -> bool {
-        self.committed() > self.limit()
+        self.committed() > self.allowed()
     }
 
     /// The most the place may hold, or what it holds once it proved unable to give memory.
     pub fn limit(&self) -> u64 {
-        if self.closed { self.held } else { self.limit }
+        if self.closed { self.held } else { self.accounts.limit(self.place) }
+    }
+
+    /// The same, less what others than the pool have there.
+    fn allowed(&self) -> u64 {
+        self.limit().saturating_sub(self.accounts.taken_by_others(Claim::Pool, self.place))
     }
 
     fn committed(&self) -> u64 {
@@ -198,14 +191,41 @@ impl Account {
         self.held -= bytes;
     }
 
-    /// A chunk got its first mark.
-    pub fn pin(&mut self, bytes: u64) {
-        self.pinned += bytes;
+    /// A chunk got its first anchor.
+    pub fn anchor(&mut self, bytes: u64) {
+        self.anchored += bytes;
     }
 
-    /// A chunk with a mark is no longer among the pool's.
-    pub fn unpin(&mut self, bytes: u64) {
-        self.pinned -= bytes;
+    /// A chunk lost its last anchor, or is no longer the pool's.
+    pub fn release_anchor(&mut self, bytes: u64) {
+        self.anchored -= bytes;
+    }
+
+    /// What a chunk from elsewhere may take here.
+    #[cfg(test)]
+    fn room_to_move_in(&self) -> u64 {
+        self.allowed().saturating_sub(self.committed())
+    }
+
+    /// So much memory of the pool, `used` of it out, is to lie here that lay elsewhere; `false` where others were faster to
+    /// take the room.
+    #[cfg(test)]
+    pub fn move_in(&mut self, bytes: u64, used: u64) -> bool {
+        if self.room_to_move_in() < bytes || !self.accounts.charge(Claim::Pool, self.place, bytes) {
+            return false;
+        }
+        self.held += bytes;
+        self.used += used;
+        self.note_peak();
+        true
+    }
+
+    /// So much memory of the pool, `used` of it out, lies elsewhere now.
+    #[cfg(test)]
+    pub fn move_out(&mut self, bytes: u64, used: u64) {
+        self.accounts.credit(Claim::Pool, self.place, bytes);
+        self.held -= bytes;
+        self.used -= used;
     }
 
     /// The place ran out after giving `created` bytes in this attempt.
@@ -246,37 +266,42 @@ impl Account {
 
     /// A block of `bytes` was served at this home GPU, and the driver would still give `headroom` there.
     pub fn served_at_home(&mut self, bytes: u64, headroom: u64) {
-        self.soft.served_at_home(bytes, self.limit(), self.room(Some(headroom), 0));
+        // Mostly nobody was refused, and then this costs nothing.
+        if self.is_watched() {
+            self.soft.served_at_home(bytes, self.limit(), self.room(Some(headroom), 0));
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PlaceSpec;
 
     #[test]
     fn memory_on_its_way_out_is_room_for_nobody_but_the_growth_that_sends_it() {
-        let mut account = Account::new(PlaceSpec { place: Place::Gpu(0), limit: 100 * FRAME });
-        account.promise(100 * FRAME);
-        account.deliver(100 * FRAME);
-        account.put_back(100 * FRAME);
+        let accounts = Accounts::new(&[PlaceSpec { place: Place::Gpu(0), limit: 100 * FRAME }]);
+        let mut budget = Budget::new(Place::Gpu(0), &Arc::new(accounts));
+        budget.promise(100 * FRAME);
+        budget.deliver(100 * FRAME);
+        budget.put_back(100 * FRAME);
         // A growth of 10 frames sends a chunk of 16 away.
-        account.leave(16 * FRAME);
-        account.lend(10 * FRAME);
-        account.promise(10 * FRAME);
-        assert_eq!(account.growth(None), 0, "the chunk is still there");
-        assert!(!account.is_overdrawn());
-        account.left(16 * FRAME, 0);
-        account.repay(10 * FRAME);
-        assert_eq!(account.growth(None), 6 * FRAME);
-        account.deliver(10 * FRAME);
-        assert_eq!(account.growth(None), 6 * FRAME);
+        budget.leave(16 * FRAME);
+        budget.lend(10 * FRAME);
+        budget.promise(10 * FRAME);
+        assert_eq!(budget.growth(None), 0, "the chunk is still there");
+        assert!(!budget.is_overdrawn());
+        budget.left(16 * FRAME, 0);
+        budget.repay(10 * FRAME);
+        assert_eq!(budget.growth(None), 6 * FRAME);
+        budget.deliver(10 * FRAME);
+        assert_eq!(budget.growth(None), 6 * FRAME);
         // Memory that did not go leaves its growth overdrawn.
-        account.leave(16 * FRAME);
-        account.lend(10 * FRAME);
-        account.promise(16 * FRAME);
-        account.left(0, 16 * FRAME);
-        account.repay(10 * FRAME);
-        assert!(account.is_overdrawn());
+        budget.leave(16 * FRAME);
+        budget.lend(10 * FRAME);
+        budget.promise(16 * FRAME);
+        budget.left(0, 16 * FRAME);
+        budget.repay(10 * FRAME);
+        assert!(budget.is_overdrawn());
     }
 }

@@ -1,7 +1,9 @@
-//! Which physical handle is behind a frame.
+//! Which physical handle is behind a frame, and where it is: the one owner of "where".
 
-use crate::budget::PlaceId;
-use crate::{Pin, Pins};
+use crate::account::PlaceId;
+use crate::place_map::PlaceMap;
+use crate::{Anchor, Anchors};
+use std::sync::Arc;
 
 /// One physical handle and the frames it is mapped at.
 #[derive(Clone, Copy, Debug)]
@@ -11,31 +13,31 @@ pub(crate) struct Chunk<H> {
     pub place: PlaceId,
     pub handle: H,
     /// Why its contents may not move to other physical memory; only reasons that last as long as the chunk.
-    pub marks: Marks,
+    pub anchors: AnchorCounts,
 }
 
-/// How often each reason was given, in the order of [`Pin::ALL`]: a call that fails after it was marked takes its own mark
+/// How often each reason was given, in the order of [`Anchor::ALL`]: a call that fails after it said its reason takes that one
 /// back and nobody else's.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Marks([u32; 3]);
+pub(crate) struct AnchorCounts([u32; 3]);
 
-impl Marks {
-    fn add(&mut self, pin: Pin) {
-        if let Some(count) = self.0.get_mut(pin as usize) {
+impl AnchorCounts {
+    fn add(&mut self, why: Anchor) {
+        if let Some(count) = self.0.get_mut(why as usize) {
             *count = count.saturating_add(1);
         }
     }
 
-    fn remove(&mut self, pin: Pin) {
-        if let Some(count) = self.0.get_mut(pin as usize) {
+    fn remove(&mut self, why: Anchor) {
+        if let Some(count) = self.0.get_mut(why as usize) {
             *count = count.saturating_sub(1);
         }
     }
 
     /// The reasons that there are.
-    pub fn pins(self) -> Pins {
-        let given = Pin::ALL.into_iter().zip(self.0).filter(|(_, count)| *count > 0);
-        given.fold(Pins::NONE, |pins, (pin, _)| pins | pin.into())
+    pub fn reasons(self) -> Anchors {
+        let given = Anchor::ALL.into_iter().zip(self.0).filter(|(_, count)| *count > 0);
+        given.fold(Anchors::NONE, |anchors, (why, _)| anchors | why.into())
     }
 }
 
@@ -48,14 +50,33 @@ pub(crate) struct Chunks<H> {
     vacant: Vec<u32>,
     /// The slot behind each frame, as far as frames were ever used.
     at_frame: Vec<u32>,
+    /// The places of the chunks once more, by frame, for looks without the lock that all this is under.
+    places: Arc<PlaceMap>,
 }
 
 impl<H: Copy> Chunks<H> {
-    pub fn new() -> Self {
-        Self { slots: Vec::new(), vacant: Vec::new(), at_frame: Vec::new() }
+    /// No chunk in so many frames.
+    pub fn new(frames: u64) -> Self {
+        let places = Arc::new(PlaceMap::new(frames));
+        Self { slots: Vec::new(), vacant: Vec::new(), at_frame: Vec::new(), places }
     }
 
-    pub fn insert(&mut self, chunk: Chunk<H>) {
+    /// Where the chunks lie.
+    pub fn places(&self) -> &Arc<PlaceMap> {
+        &self.places
+    }
+
+    /// Adds chunks that lie one behind the other.
+    pub fn insert(&mut self, chunks: &[Chunk<H>]) {
+        for row in chunks.chunk_by(|left, right| left.place == right.place) {
+            row.iter().for_each(|chunk| self.enter(*chunk));
+            if let (Some(first), Some(last)) = (row.first(), row.last()) {
+                self.places.set(first.start, last.start + last.frames, Some(first.place));
+            }
+        }
+    }
+
+    fn enter(&mut self, chunk: Chunk<H>) {
         let slot = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() as u32 - 1
@@ -84,34 +105,44 @@ impl<H: Copy> Chunks<H> {
         })
     }
 
-    /// Marks the chunks that `start..end` touches; returns those that had no mark before.
-    pub fn mark(&mut self, start: u32, end: u32, pin: Pin) -> Vec<Chunk<H>> {
-        let mut changed = self.change(start, end, |marks| marks.add(pin));
-        changed.retain(|before| before.marks.pins().is_empty());
+    /// Anchors the chunks that `start..end` touches; returns those that were not anchored before.
+    pub fn anchor(&mut self, start: u32, end: u32, why: Anchor) -> Vec<Chunk<H>> {
+        let mut changed = self.change(start, end, |anchors| anchors.add(why));
+        changed.retain(|before| before.anchors.reasons().is_empty());
         changed
     }
 
-    /// Takes one such mark back; returns the chunks that have none now.
-    pub fn unmark(&mut self, start: u32, end: u32, pin: Pin) -> Vec<Chunk<H>> {
-        let mut changed = self.change(start, end, |marks| marks.remove(pin));
+    /// Takes one such anchor back; returns the chunks that have none now.
+    pub fn withdraw_anchor(&mut self, start: u32, end: u32, why: Anchor) -> Vec<Chunk<H>> {
+        let mut changed = self.change(start, end, |anchors| anchors.remove(why));
         changed.retain(|before| {
-            let mut after = before.marks;
-            after.remove(pin);
-            !before.marks.pins().is_empty() && after.pins().is_empty()
+            let mut after = before.anchors;
+            after.remove(why);
+            !before.anchors.reasons().is_empty() && after.reasons().is_empty()
         });
         changed
     }
 
-    /// Changes the marks of the chunks that `start..end` touches; returns the chunks as they were.
-    fn change(&mut self, start: u32, end: u32, change: impl Fn(&mut Marks)) -> Vec<Chunk<H>> {
+    /// Changes the anchors of the chunks that `start..end` touches; returns the chunks as they were.
+    fn change(&mut self, start: u32, end: u32, change: impl Fn(&mut AnchorCounts)) -> Vec<Chunk<H>> {
         let touched: Vec<u32> = self.touched(start, end).map(|chunk| self.at_frame[chunk.start as usize]).collect();
         let mut before = Vec::with_capacity(touched.len());
         for slot in touched {
             let Some(chunk) = &mut self.slots[slot as usize] else { continue };
             before.push(*chunk);
-            change(&mut chunk.marks);
+            change(&mut chunk.anchors);
         }
         before
+    }
+
+    /// The chunk behind `frame` lies at another place now. No free run stands on it, and all shards of the front are locked.
+    #[cfg(test)]
+    pub fn relocate(&mut self, frame: u32, to: PlaceId) {
+        let slot = self.at_frame.get(frame as usize).copied().unwrap_or(NONE);
+        if let Some(chunk) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) {
+            chunk.place = to;
+            self.places.set(chunk.start, chunk.start + chunk.frames, Some(to));
+        }
     }
 
     /// Takes the chunks out that lie in `start..end`; both are borders of chunks.
@@ -130,6 +161,7 @@ impl<H: Copy> Chunks<H> {
             self.vacant.push(slot);
             removed.push(chunk);
         }
+        self.places.set(start, frame, None);
         removed
     }
 
@@ -148,23 +180,5 @@ impl<H: Copy> Chunks<H> {
             last = chunk.start;
         }
         if last <= first { (end, end) } else { (first, last) }
-    }
-
-    /// `start..end` cut where the place changes: `(start, frames, place)` in address order.
-    pub fn segments(&self, start: u32, end: u32) -> Vec<(u32, u32, PlaceId)> {
-        let mut list: Vec<(u32, u32, PlaceId)> = Vec::new();
-        let mut frame = start;
-        while let Some(chunk) = self.at(frame)
-            && frame < end
-        {
-            let next = (chunk.start + chunk.frames).min(end);
-            match list.last_mut() {
-                Some((_, frames, place)) if *place == chunk.place => *frames += next - frame,
-                _ => list.push((frame, next - frame, chunk.place)),
-            }
-            frame = next;
-        }
-        debug_assert_eq!(frame, end, "every frame of a mapped run has a chunk");
-        list
     }
 }

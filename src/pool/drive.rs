@@ -1,10 +1,10 @@
 //! The sequences of backend calls, none of them under the lock: creating a range, and taking one down again.
 
-use crate::budget::PlaceId;
-use crate::chunks::{Chunk, Marks};
+use crate::account::{Accounts, PlaceId};
+use crate::chunks::{AnchorCounts, Chunk};
 use crate::plan::Growth;
 use crate::state::{Leaving, Zombie, bytes_of};
-use crate::{Backend, FRAME, Fault, LARGE_CHUNK, Place};
+use crate::{Backend, Claim, FRAME, Fault, LARGE_CHUNK};
 
 /// How often a call that may succeed later is made again. There is no pause in between: a backend that wants one waits
 /// itself, since only it knows for what.
@@ -21,6 +21,14 @@ pub(crate) struct Retired<H> {
     pub unmapped: bool,
 }
 
+impl<H> Retired<H> {
+    /// What became of chunks beside these.
+    fn add(&mut self, other: Retired<H>) {
+        self.gone.extend(other.gone);
+        self.zombies.extend(other.zombies);
+    }
+}
+
 /// Why a range was not created.
 #[derive(Debug)]
 pub(crate) enum Cause<E> {
@@ -28,7 +36,7 @@ pub(crate) enum Cause<E> {
     OutOfMemory(E),
     /// The place can not give memory.
     Unavailable(E),
-    /// Memory that had to go first did not, and the limit leaves no room for both.
+    /// Memory that had to go first did not, and the limit leaves no room for both; or somebody else has taken the room.
     Overdrawn,
     /// Anything else.
     Failed(E),
@@ -52,21 +60,33 @@ pub(crate) fn build<B: Backend>(
     backend: &B,
     base: u64,
     growth: &Growth<B::Handle>,
-    place_of: impl Fn(PlaceId) -> Place + Copy,
+    accounts: &Accounts,
 ) -> Built<B::Handle, B::Error> {
     let mut chunks: Vec<Chunk<B::Handle>> = Vec::new();
     let mut frame = growth.start;
     for &(id, bytes) in &growth.pieces {
-        let place = place_of(id);
+        let place = accounts.place(id);
         let first = frame;
         let mut loose = None;
         let mut lay = |chunks: &mut Vec<Chunk<B::Handle>>| -> Result<(), Cause<B::Error>> {
             let mut left = bytes;
             while left > 0 {
                 let size = left.min(LARGE_CHUNK);
-                let handle = patiently(|| backend.create(place, size)).map_err(cause_of_create)?;
-                let chunk =
-                    Chunk { start: frame, frames: (size / FRAME) as u32, place: id, handle, marks: Marks::default() };
+                if !accounts.charge(Claim::Pool, place, size) {
+                    return Err(Cause::Overdrawn);
+                }
+                let created = patiently(|| backend.create(place, size));
+                let handle = created.map_err(|fault| {
+                    accounts.credit(Claim::Pool, place, size);
+                    cause_of_create(fault)
+                })?;
+                let chunk = Chunk {
+                    start: frame,
+                    frames: (size / FRAME) as u32,
+                    place: id,
+                    handle,
+                    anchors: AnchorCounts::default(),
+                };
                 let address = base + bytes_of(frame);
                 if let Err(fault) = patiently(|| backend.map(address, size, handle)) {
                     loose = Some(chunk);
@@ -84,13 +104,10 @@ pub(crate) fn build<B: Backend>(
             let created = chunks.iter().chain(&loose).filter(|chunk| chunk.place == id);
             let created = created.map(|chunk| bytes_of(chunk.frames)).sum();
             let leaving = Leaving { start: growth.start, frames: frame - growth.start, chunks };
-            let mut retired = dismantle(backend, base, leaving, place_of);
+            let mut retired = dismantle(backend, base, leaving, accounts);
             if let Some(chunk) = loose {
                 // Created and not mapped; its frames never carried anything.
-                match insistently(|| backend.release(chunk.handle, place_of(chunk.place), bytes_of(chunk.frames))) {
-                    Ok(()) => retired.gone.push(chunk),
-                    Err(_) => retired.zombies.push(Zombie { mapped: false, chunks: vec![chunk] }),
-                }
+                retired.add(release(backend, vec![chunk], accounts));
             }
             return Err(Broken { cause, place: id, created, retired });
         }
@@ -104,12 +121,12 @@ pub(crate) fn dismantle<B: Backend>(
     backend: &B,
     base: u64,
     leaving: Leaving<B::Handle>,
-    place_of: impl Fn(PlaceId) -> Place + Copy,
+    accounts: &Accounts,
 ) -> Retired<B::Handle> {
     let Leaving { start, frames, chunks } = leaving;
     let unmapped = frames == 0 || insistently(|| backend.unmap(base + bytes_of(start), bytes_of(frames))).is_ok();
     if unmapped {
-        release(backend, chunks, place_of)
+        release(backend, chunks, accounts)
     } else {
         Retired { gone: Vec::new(), zombies: vec![Zombie { mapped: true, chunks }], unmapped }
     }
@@ -120,28 +137,28 @@ pub(crate) fn bury<B: Backend>(
     backend: &B,
     base: u64,
     zombie: Zombie<B::Handle>,
-    place_of: impl Fn(PlaceId) -> Place + Copy,
+    accounts: &Accounts,
 ) -> Retired<B::Handle> {
     let (Some(first), Some(last)) = (zombie.chunks.first(), zombie.chunks.last()) else {
         return Retired { gone: Vec::new(), zombies: Vec::new(), unmapped: true };
     };
     if zombie.mapped {
         let frames = last.start + last.frames - first.start;
-        dismantle(backend, base, Leaving { start: first.start, frames, chunks: zombie.chunks }, place_of)
+        dismantle(backend, base, Leaving { start: first.start, frames, chunks: zombie.chunks }, accounts)
     } else {
-        release(backend, zombie.chunks, place_of)
+        release(backend, zombie.chunks, accounts)
     }
 }
 
-fn release<B: Backend>(
-    backend: &B,
-    chunks: Vec<Chunk<B::Handle>>,
-    place_of: impl Fn(PlaceId) -> Place + Copy,
-) -> Retired<B::Handle> {
+fn release<B: Backend>(backend: &B, chunks: Vec<Chunk<B::Handle>>, accounts: &Accounts) -> Retired<B::Handle> {
     let mut retired = Retired { gone: Vec::with_capacity(chunks.len()), zombies: Vec::new(), unmapped: true };
     for chunk in chunks {
-        match insistently(|| backend.release(chunk.handle, place_of(chunk.place), bytes_of(chunk.frames))) {
-            Ok(()) => retired.gone.push(chunk),
+        let (place, bytes) = (accounts.place(chunk.place), bytes_of(chunk.frames));
+        match insistently(|| backend.release(chunk.handle, place, bytes)) {
+            Ok(()) => {
+                accounts.credit(Claim::Pool, place, bytes);
+                retired.gone.push(chunk);
+            }
             Err(_) => retired.zombies.push(Zombie { mapped: false, chunks: vec![chunk] }),
         }
     }

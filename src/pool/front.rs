@@ -27,45 +27,21 @@
 //!
 //! **Order of locks**: the pool's, then shards by index, then a record of the registry.
 
-use crate::budget::PlaceId;
+use crate::account::PlaceId;
 use crate::clock::Clock;
-use crate::runs::{Sizes, bucket};
+use crate::magazine::{Kept, Magazine, Miss, Sums, at_least};
+use crate::place_map::PlaceMap;
+use crate::registry::KEPT_BLOCK;
+use crate::runs::Sizes;
 use crate::state::State;
 use crate::sync::{self, AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
-use crate::{Config, FRAME, PlaceSpec, Policy};
+use crate::{Config, PlaceSpec, Policy};
 use std::sync::Arc;
 
 /// Threads beyond so many share shards.
 const SHARDS: usize = if cfg!(loom) { 2 } else { 32 };
-/// Rows that a shard keeps.
-const KEPT: usize = if cfg!(loom) { 2 } else { 32 };
-/// Frames that a shard keeps, 1 GiB.
-const KEPT_FRAMES: u32 = ((1 << 30) / FRAME) as u32;
-/// Frames of the largest block whose memory is kept, 64 MiB. It bounds the search for the block around an address, and
-/// nobody allocates larger ones so often that a lock matters.
-pub(crate) const KEPT_BLOCK: u32 = ((64 << 20) / FRAME) as u32;
 /// Block numbers that a shard takes at a time.
 const IDS: u64 = 64;
-
-/// A row of freed frames at one place.
-#[derive(Clone, Copy, Debug)]
-struct Kept {
-    start: u32,
-    frames: u32,
-    place: PlaceId,
-    /// The number of the latest free in it by the shard's clock, until which the place's GPU may be at work on it; 0 for
-    /// memory known to be quiet.
-    stamp: u64,
-}
-
-/// Why a shard serves nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Miss {
-    /// It has no fit, or the free runs have a better one.
-    NoFit,
-    /// It has the best fit, and not the credit for it.
-    NoCredit,
-}
 
 /// Kept memory that becomes a block.
 #[derive(Clone, Copy, Debug)]
@@ -78,45 +54,17 @@ pub(crate) struct Popped {
     pub busy: bool,
 }
 
-#[derive(Debug)]
-struct Magazine {
-    /// In the order of [`Kept::key`].
-    kept: Vec<Kept>,
-    /// No two rows touch.
-    joined: bool,
-    frames: u32,
-    /// Bytes asked for that pops may spend; see the module's text.
-    credit: u64,
-    /// Blocks that began and that ended here.
-    served: u64,
-    retired: u64,
-    /// Block numbers not given yet: the next one, and the first that is not this shard's.
-    ids: (u64, u64),
-}
-
 /// Two lines, because processors fetch them in pairs.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shard {
-    /// [`bit`] of each kept block, and [`CREDIT`]: a look here saves the lock of a shard that has nothing. Written under
-    /// the lock; whoever freed a block before an allocation began is seen by it, and nobody else has to be.
+    /// [`Magazine::hint`]: a look here saves the lock of a shard that has nothing. Written under the lock; whoever freed a
+    /// block before an allocation began is seen by it, and nobody else has to be.
     hint: AtomicU64,
     /// Ticks under the lock.
     clock: Clock,
     magazine: Mutex<Magazine>,
 }
-
-/// What is kept in all shards at one moment.
-#[derive(Debug)]
-pub(crate) struct Stock {
-    /// Blocks that began in the front less those that ended in it.
-    pub blocks: i64,
-    pub credit: u64,
-    pub served: u64,
-    /// Frames by place.
-    pub frames: Vec<u64>,
-}
-
 #[derive(Debug)]
 pub(crate) struct Front {
     shards: Box<[Shard]>,
@@ -127,114 +75,26 @@ pub(crate) struct Front {
     /// Whether blocks at a place may be kept and taken, by place: not while the account there has to see every block, and
     /// never on the host, where no request is at home.
     open: Box<[AtomicBool]>,
+    /// Where memory lies.
+    places: Arc<PlaceMap>,
     next_ids: AtomicU64,
 }
 
-/// In a shard's hint: there is credit. Takes the place of the [`bucket`] of size 0.
-const CREDIT: u64 = 1;
-
-/// The buckets of sizes in `from..to`, where `to` may be above all.
-fn between(from: u32, to: u32) -> u64 {
-    let below = |size: u32| 1u64.checked_shl(size).map_or(u64::MAX, |bit| bit - 1);
-    below(bucket(to)) & !below(bucket(from))
-}
-
-/// The buckets of sizes from `from` on.
-fn at_least(from: u32) -> u64 {
-    u64::MAX << bucket(from)
-}
-
-impl Kept {
-    /// The order in a magazine.
-    fn key(&self) -> (PlaceId, u32, u32) {
-        (self.place, self.frames, self.start)
-    }
-}
-
-impl Magazine {
-    /// Takes the best fit out: the smallest row, of those a quiet one, so that waits are rare, of those the lowest. Leaves
-    /// it when `sizes`, those of the pool's free runs, have a better one.
-    fn pop(&mut self, place: PlaceId, frames: u32, bytes: u64, quiesced: u64, sizes: u64) -> Result<Kept, Miss> {
-        let mut first = self.first_fit(place, frames);
-        if first.is_none() && sizes & at_least(frames) == 0 && self.join() {
-            first = self.first_fit(place, frames);
-        }
-        let first = first.ok_or(Miss::NoFit)?;
-        let least = self.kept[first].frames;
-        if sizes & between(frames, least) != 0 {
-            return Err(Miss::NoFit);
-        }
-        self.credit = self.credit.checked_sub(bytes).ok_or(Miss::NoCredit)?;
-        let equals = self.kept[first..].iter().take_while(|kept| kept.place == place && kept.frames == least);
-        let quiet = equals.map(|kept| kept.stamp).position(|stamp| stamp <= quiesced);
-        let best = self.kept.remove(first + quiet.unwrap_or(0));
-        if best.frames > frames {
-            self.insert(Kept { start: best.start + frames, frames: best.frames - frames, ..best });
-        }
-        self.frames -= frames;
-        self.served += 1;
-        Ok(Kept { frames, ..best })
-    }
-
-    /// The index of the smallest row of at least so many frames.
-    fn first_fit(&self, place: PlaceId, frames: u32) -> Option<usize> {
-        let index = self.kept.partition_point(|kept| kept.key() < (place, frames, 0));
-        self.kept.get(index).filter(|kept| kept.place == place).map(|_| index)
-    }
-
-    /// Adds a row; `false` if there is no room for it.
-    fn push(&mut self, row: Kept) -> bool {
-        if self.frames + row.frames > KEPT_FRAMES || (self.kept.len() == KEPT && !self.join()) {
-            return false;
-        }
-        self.insert(row);
-        self.frames += row.frames;
-        self.joined = false;
-        true
-    }
-
-    fn insert(&mut self, row: Kept) {
-        let index = self.kept.partition_point(|kept| kept.key() < row.key());
-        self.kept.insert(index, row);
-    }
-
-    /// Joins rows that touch; whether there were any. Not done at every free: a program mostly asks for the sizes it freed,
-    /// and finds them as long as they are whole.
-    fn join(&mut self) -> bool {
-        let before = self.kept.len();
-        if !std::mem::replace(&mut self.joined, true) {
-            self.kept.sort_unstable_by_key(|kept| kept.start);
-            self.kept.dedup_by(|right, left| {
-                let touch = left.place == right.place && left.start + left.frames == right.start;
-                if touch {
-                    left.frames += right.frames;
-                    left.stamp = left.stamp.max(right.stamp);
-                }
-                touch
-            });
-            self.kept.sort_unstable_by_key(Kept::key);
-        }
-        self.kept.len() < before
-    }
-
-    fn hint(&self) -> u64 {
-        let credit = if self.credit > 0 { CREDIT } else { 0 };
-        self.kept.iter().fold(credit, |hint, kept| hint | 1 << bucket(kept.frames))
-    }
+/// What became of the memory of a freed block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Push {
+    /// It is kept.
+    Kept,
+    /// The shard is full: [`Front::make_room`].
+    Full,
+    /// Nothing of that kind is kept.
+    Refused,
 }
 
 impl Shard {
     fn new(places: usize) -> Self {
-        let magazine = Magazine {
-            kept: Vec::with_capacity(KEPT),
-            joined: true,
-            frames: 0,
-            credit: 0,
-            served: 0,
-            retired: 0,
-            ids: (0, 0),
-        };
-        Self { hint: AtomicU64::new(0), clock: Clock::new(places), magazine: Mutex::new(magazine) }
+        let magazine = Mutex::new(Magazine::new(places));
+        Self { hint: AtomicU64::new(0), clock: Clock::new(places), magazine }
     }
 
     fn note(&self, hint: u64) {
@@ -243,32 +103,32 @@ impl Shard {
 
     /// Puts the first `count` kept rows back among the free runs, and that share of the credit.
     fn give_back<H: Copy>(&self, magazine: &mut Magazine, count: usize, state: &mut State<H>) {
-        let share = match magazine.kept.len() {
+        let share = match magazine.len() {
             all if all == count => magazine.credit,
             all => magazine.credit / all as u64 * count as u64,
         };
         magazine.credit -= share;
-        for kept in magazine.kept.drain(..count) {
-            magazine.frames -= kept.frames;
-            let busy = kept.stamp > self.clock.quiesced(kept.place.index());
-            let freed = state.freed_now(busy.then_some(kept.place));
-            state.take_back(kept.start, kept.frames, kept.place, freed);
-        }
+        magazine.take_rows(count, |place, row| {
+            let busy = row.stamp > self.clock.quiesced(place.index());
+            let freed = state.freed_now(busy.then_some(place));
+            state.take_back(row.start, row.frames, freed);
+        });
         state.settle(share);
         self.note(magazine.hint());
     }
 }
 
 impl Front {
-    pub fn new(config: &Config, sizes: Arc<Sizes>) -> Self {
+    pub fn new(config: &Config, sizes: Arc<Sizes>, places: Arc<PlaceMap>) -> Self {
         // The other policies choose a place for every block anew; what was freed last says nothing about it.
         let keeps = config.policy == Policy::LocalFirst;
         let open = |spec: &PlaceSpec| AtomicBool::new(keeps && !spec.place.is_host());
         Self {
-            shards: (0..SHARDS).map(|_| Shard::new(config.places.len())).collect(),
+            shards: (0..SHARDS).map(|_| Shard::new(config.accounts.specs().len())).collect(),
             sizes,
             keeps,
-            open: config.places.iter().map(open).collect(),
+            open: config.accounts.specs().iter().map(open).collect(),
+            places,
             next_ids: AtomicU64::new(1),
         }
     }
@@ -382,19 +242,25 @@ impl Front {
         self.shards[popped.shard].magazine.lock().served -= 1;
     }
 
-    /// Keeps the memory of a freed block, of which the program had asked for `bytes`, and which the place's GPU may be at
-    /// work on still unless it is `quiet`; `false` if the shard is full, then [`Front::make_room`].
-    pub fn push(&self, start: u32, frames: u32, place: PlaceId, bytes: u64, quiet: bool) -> bool {
+    /// Keeps the memory of a freed block, of which the program had asked for `bytes`, and which this GPU may be at work on
+    /// still, if any: where it lies at one place, and no other GPU than that is.
+    pub fn push(&self, start: u32, frames: u32, bytes: u64, busy: Option<PlaceId>) -> Push {
+        if frames > KEPT_BLOCK || !self.keeps {
+            return Push::Refused;
+        }
         let shard = self.own_shard();
         let mut magazine = shard.magazine.lock();
-        let stamp = if quiet { 0 } else { shard.clock.tick() };
-        let room = magazine.push(Kept { start, frames, place, stamp });
-        if room {
-            magazine.retired += 1;
-            magazine.credit += bytes;
-            shard.note(magazine.hint());
+        // Asked under the lock, so that a chunk which moves finds the row here or has moved before.
+        let place = self.places.of_all(start, frames).filter(|&place| busy.is_none_or(|gpu| gpu == place));
+        let Some(place) = place.filter(|&place| self.takes(place, frames)) else { return Push::Refused };
+        let stamp = if busy.is_none() { 0 } else { shard.clock.tick() };
+        if !magazine.push(place, Kept { start, frames, stamp }) {
+            return Push::Full;
         }
-        room
+        magazine.retired += 1;
+        magazine.credit += bytes;
+        shard.note(magazine.hint());
+        Push::Kept
     }
 
     /// Puts half of what this thread's shard keeps back among the free runs. The caller holds the pool's lock: at no
@@ -402,7 +268,7 @@ impl Front {
     pub fn make_room<H: Copy>(&self, state: &mut State<H>) {
         let shard = self.own_shard();
         let mut magazine = shard.magazine.lock();
-        let half = magazine.kept.len().div_ceil(2);
+        let half = magazine.len().div_ceil(2);
         shard.give_back(&mut magazine, half, state);
     }
 
@@ -411,25 +277,42 @@ impl Front {
         for shard in self.used() {
             if shard.hint.load(Ordering::Acquire) != 0 {
                 let mut magazine = shard.magazine.lock();
-                let all = magazine.kept.len();
+                let all = magazine.len();
                 shard.give_back(&mut magazine, all, state);
             }
         }
     }
 
+    /// Puts everything kept back among the free runs; nothing is kept or taken until the answer is dropped. The caller holds
+    /// the pool's lock, and may change where chunks lie.
+    #[cfg(test)]
+    pub fn empty<H: Copy>(&self, state: &mut State<H>) -> Vec<MutexGuard<'_, Magazine>> {
+        let mut magazines = self.lock_shards();
+        for (shard, magazine) in self.shards.iter().zip(&mut magazines) {
+            let all = magazine.len();
+            shard.give_back(magazine, all, state);
+        }
+        magazines
+    }
+
     /// What is kept now. The caller holds the pool's lock, and all shards are held at once, so that no block is counted
     /// twice or not at all on its way between them.
-    pub fn stock(&self) -> Stock {
-        let magazines: Vec<MutexGuard<'_, Magazine>> = self.shards.iter().map(|shard| shard.magazine.lock()).collect();
-        let mut stock = Stock { blocks: 0, credit: 0, served: 0, frames: vec![0; self.open.len()] };
+    pub fn sums(&self) -> Sums {
+        let magazines = self.lock_shards();
+        let mut sums = Sums { blocks: 0, credit: 0, served: 0, frames: vec![0; self.open.len()] };
         for magazine in &magazines {
-            stock.blocks += magazine.served as i64 - magazine.retired as i64;
-            stock.credit += magazine.credit;
-            stock.served += magazine.served;
-            for kept in &magazine.kept {
-                stock.frames[kept.place.index()] += u64::from(kept.frames);
+            sums.blocks += magazine.served as i64 - magazine.retired as i64;
+            sums.credit += magazine.credit;
+            sums.served += magazine.served;
+            for (sum, frames) in sums.frames.iter_mut().zip(magazine.frames_by_place()) {
+                *sum += frames;
             }
         }
-        stock
+        sums
+    }
+
+    /// Every shard, those of threads that come only now included.
+    fn lock_shards(&self) -> Vec<MutexGuard<'_, Magazine>> {
+        self.shards.iter().map(|shard| shard.magazine.lock()).collect()
     }
 }

@@ -5,7 +5,7 @@
 //! stands on it, it goes back to the driver, who keeps the memory for whoever has it. That way holds also for the former,
 //! and is the only one that gives a chunk back while another process has it open.
 
-use crate::budget::PlaceId;
+use crate::account::PlaceId;
 use crate::registry::Record;
 use crate::runs::{Freed, Kind};
 use crate::state::{Leaving, State};
@@ -70,9 +70,7 @@ impl<H: Copy> State<H> {
     }
 
     fn release_part(&mut self, start: u32, end: u32, freed: Freed) {
-        for (start, frames, place) in self.chunks.segments(start, end) {
-            self.take_back(start, frames, place, freed);
-        }
+        self.take_back(start, end - start, freed);
     }
 
     /// Whether a chunk at `place`, or anywhere, could go that only such memory and free memory stand on, after a wait for
@@ -134,7 +132,7 @@ impl<H: Copy> State<H> {
         while at < end {
             let part = parts.range(..=at).next_back().map(|(_, &end)| end).filter(|end| *end > at);
             let free = || match self.runs.around(at) {
-                Some(run) if matches!(run.kind, Kind::Free { freed, .. } if self.is_usable(freed, waits_for)) => {
+                Some(run) if matches!(run.kind, Kind::Free(freed) if self.is_usable(freed, waits_for)) => {
                     Some(run.end())
                 }
                 _ => None,

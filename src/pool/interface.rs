@@ -1,6 +1,7 @@
 //! What goes into the pool and what comes out of it, besides the [`crate::Backend`].
 
-use crate::{Links, Pins, Place, Policy};
+use crate::{Accounts, Anchors, Links, Place, Policy};
+use std::sync::Arc;
 
 /// What a place may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +29,8 @@ pub struct Config {
     pub base: u64,
     /// Bytes reserved, a multiple of [`crate::FRAME`].
     pub bytes: u64,
-    /// Every place that may hold memory, each once.
-    pub places: Vec<PlaceSpec>,
+    /// Every place that may hold memory. Others may have claims there, too.
+    pub accounts: Arc<Accounts>,
     /// Which of them a home GPU reaches.
     pub links: Links,
     /// How blocks are spread over them.
@@ -95,7 +96,7 @@ pub struct Piece<H> {
     /// The chunk ([`crate::Backend::create`] made it). Valid while the block lives.
     pub handle: H,
     /// Why the chunk must stay on the physical memory it is on; empty where it may move.
-    pub pins: Pins,
+    pub anchors: Anchors,
 }
 
 /// Why there is no block.
@@ -138,7 +139,7 @@ pub enum FreeError<E> {
 /// The pool in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// One entry for each of [`Config::places`], in that order.
+    /// One entry for each of [`Accounts::specs`], in that order.
     pub places: Vec<PlaceUsage>,
     /// Blocks the program holds.
     pub live_blocks: u64,
@@ -168,6 +169,6 @@ pub struct PlaceUsage {
     pub used: u64,
     /// The highest `used` that ever was.
     pub peak_used: u64,
-    /// The part of `held`, in whole chunks, that must stay on the physical memory it is on ([`Pins`]).
-    pub pinned: u64,
+    /// The part of `held`, in whole chunks, that must stay on the physical memory it is on ([`Anchors`]).
+    pub anchored: u64,
 }

@@ -15,6 +15,13 @@
 
 #![forbid(unsafe_code)]
 
+// So that the tests read like a user's of this crate, though they may move memory, which users may not.
+#[cfg(all(test, not(loom)))]
+extern crate self as gpupool_pool;
+
+mod account;
+mod anchors;
+mod asked;
 mod backend;
 mod budget;
 mod chunks;
@@ -24,14 +31,17 @@ mod front;
 mod held;
 mod index;
 mod interface;
+mod magazine;
 #[cfg(all(test, loom))]
 mod models;
 mod pieces;
-mod pins;
+mod place_map;
 mod placement;
 mod plan;
 mod pool;
 mod registry;
+#[cfg(test)]
+mod relocate;
 mod reuse;
 mod runs;
 mod soft;
@@ -39,14 +49,18 @@ mod space;
 mod starts;
 mod state;
 mod sync;
+#[cfg(all(test, not(loom)))]
+#[path = "tests/all/mod.rs"]
+mod tests;
 
+pub use account::{Accounts, Claim};
+pub use anchors::{Anchor, Anchors};
 pub use backend::{Backend, Fault};
 pub use clock::Clock;
 pub use index::AddressIndex;
 pub use interface::{
     Allocation, Block, Config, Free, FreeError, Lenders, Piece, PlaceSpec, PlaceUsage, Refusal, Request, Usage,
 };
-pub use pins::{Pin, Pins};
 pub use placement::{Links, Place, Policy, Room, order, spread};
 pub use pool::Pool;
 pub use soft::SoftRefusal;

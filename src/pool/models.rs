@@ -6,8 +6,8 @@
 
 use crate::clock::Clock;
 use crate::{
-    AddressIndex, Backend, Config, FRAME, Fault, Free, FreeError, Lenders, Links, Place, PlaceSpec, Policy, Pool,
-    Request,
+    Accounts, AddressIndex, Anchor, Backend, Claim, Config, FRAME, Fault, Free, FreeError, Lenders, Links, Place,
+    PlaceSpec, Policy, Pool, Request,
 };
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -55,12 +55,16 @@ impl Backend for Device {
     }
 }
 
+fn accounts(specs: &[PlaceSpec]) -> std::sync::Arc<Accounts> {
+    std::sync::Arc::new(Accounts::new(specs))
+}
+
 /// A GPU of so many frames.
 fn pool(frames: u64) -> Arc<Pool<Device>> {
     let config = Config {
         base: 1 << 40,
         bytes: 16 * FRAME,
-        places: vec![PlaceSpec { place: Place::Gpu(0), limit: frames * FRAME }],
+        accounts: accounts(&[PlaceSpec { place: Place::Gpu(0), limit: frames * FRAME }]),
         links: Links::default(),
         policy: Policy::LocalFirst,
         lenders: Lenders::All,
@@ -73,11 +77,25 @@ fn lending_pool(frames: u64) -> Arc<Pool<Device>> {
     let config = Config {
         base: 1 << 40,
         bytes: 16 * FRAME,
-        places: vec![
+        accounts: accounts(&[
             PlaceSpec { place: Place::Gpu(0), limit: frames * FRAME },
             PlaceSpec { place: Place::Gpu(1), limit: 0 },
-        ],
+        ]),
         links: Links { ranks: [((1, Place::Gpu(0)), 0)].into() },
+        policy: Policy::LocalFirst,
+        lenders: Lenders::All,
+    };
+    Arc::new(Pool::new(config, Device::default()))
+}
+
+/// Two GPUs of so many frames each that lend to each other.
+fn pool_of_two(frames: u64) -> Arc<Pool<Device>> {
+    let spec = |gpu: u32| PlaceSpec { place: Place::Gpu(gpu), limit: frames * FRAME };
+    let config = Config {
+        base: 1 << 40,
+        bytes: 16 * FRAME,
+        accounts: accounts(&[spec(0), spec(1)]),
+        links: Links { ranks: [((0, Place::Gpu(1)), 0), ((1, Place::Gpu(0)), 0)].into() },
         policy: Policy::LocalFirst,
         lenders: Lenders::All,
     };
@@ -104,7 +122,9 @@ fn check_end(pool: &Pool<Device>, live: &[u64]) {
     pool.trim(None, None, &[0, 1]);
     let usage = pool.usage();
     assert_eq!((usage.live_blocks, usage.live_bytes), (0, 0));
-    assert_eq!((usage.places[0].used, usage.places[0].held), (0, 0));
+    for place in usage.places {
+        assert_eq!((place.used, place.held, place.anchored), (0, 0, 0), "at {:?}", place.place);
+    }
 }
 
 fn every_order(model: impl Fn() + Sync + Send + 'static) {
@@ -382,4 +402,123 @@ fn two_on_one_chunk(pool: &Pool<Device>) -> (u64, u64) {
     let blocks = (allocate(pool, 1).unwrap(), allocate(pool, 1).unwrap());
     assert_eq!(blocks, (whole, whole + FRAME));
     blocks
+}
+
+/// What the books say of a place, and what these blocks say that lie there.
+fn check_places(pool: &Pool<Device>, live: &[u64]) {
+    let usage = pool.usage();
+    let pieces: Vec<_> = live.iter().flat_map(|&address| pool.pieces(address, u64::MAX)).collect();
+    for place in usage.places {
+        let used: u64 = pieces.iter().filter(|piece| piece.place == place.place).map(|piece| piece.bytes).sum();
+        assert_eq!(place.used, used, "at {:?}", place.place);
+        assert!(place.used <= place.held && place.held <= place.limit, "{place:?}");
+    }
+}
+
+#[test]
+fn loom_what_moves_while_it_is_freed_serves_nobody_as_local_that_is_not() {
+    for when in [Free::Lazy, Free::Strict] {
+        every_order(move || {
+            let pool = pool_of_two(1);
+            let block = allocate(&pool, 1).unwrap();
+            let (other, moved) = (Arc::clone(&pool), Arc::new(AtomicU64::new(0)));
+            let has_moved = Arc::clone(&moved);
+            let thread = thread::spawn(move || {
+                assert!(other.relocate(block, Place::Gpu(1)), "there is room, and nothing keeps it");
+                has_moved.store(1, Ordering::SeqCst);
+            });
+            assert!(pool.free(block, when).is_ok());
+            let before = moved.load(Ordering::SeqCst) == 1;
+            let request = Request { bytes: FRAME, home: 0, owner: 1, soft_refusal: false };
+            let again = pool.allocate(&request).expect("each GPU has room for a block");
+            let (address, is_local) = (again.block.address, again.on_peers == 0);
+            assert!(is_local, "GPU 0 has what was freed, or all of its room");
+            assert!(!before || address != block, "this memory is on GPU 1");
+            thread.join().unwrap();
+            check_places(&pool, &[address]);
+            check_end(&pool, &[address]);
+        });
+    }
+}
+
+#[test]
+fn loom_what_is_anchored_does_not_move() {
+    for why in [Anchor::Shared, Anchor::Asked] {
+        every_order(move || {
+            let pool = pool_of_two(1);
+            let block = allocate(&pool, 1).unwrap();
+            let (other, anchored) = (Arc::clone(&pool), Arc::new(AtomicU64::new(0)));
+            let is_anchored = Arc::clone(&anchored);
+            let thread = thread::spawn(move || {
+                let before = is_anchored.load(Ordering::SeqCst) == 1;
+                let moved = other.relocate(block, Place::Gpu(1));
+                assert!(!before || !moved, "it was to stay");
+                moved
+            });
+            assert_eq!(pool.anchor(block, FRAME, why), Some(FRAME));
+            let place = pool.pieces(block, 1)[0].place;
+            anchored.store(1, Ordering::SeqCst);
+            let moved = thread.join().unwrap();
+            assert_eq!(place, if moved { Place::Gpu(1) } else { Place::Gpu(0) }, "it moved after it was to stay");
+            let bytes = pool.usage().places.iter().map(|usage| (usage.place, usage.anchored)).collect::<Vec<_>>();
+            let there = |gpu: u32| (Place::Gpu(gpu), if place == Place::Gpu(gpu) { FRAME } else { 0 });
+            assert_eq!(bytes, [there(0), there(1)]);
+            check_places(&pool, &[block]);
+            check_end(&pool, &[block]);
+        });
+    }
+}
+
+#[test]
+fn loom_a_move_against_a_trim_and_a_free() {
+    every_order(|| {
+        let pool = pool_of_two(2);
+        let (block, neighbour) = two_on_one_chunk(&pool);
+        let other = Arc::clone(&pool);
+        let thread = thread::spawn(move || other.relocate(block, Place::Gpu(1)));
+        assert!(pool.free(block, Free::Lazy).is_ok());
+        assert_eq!(pool.trim(Some(Place::Gpu(0)), None, &[0]), 0, "the other half is in use");
+        assert!(pool.free(neighbour, Free::Strict).is_ok());
+        let returned = pool.trim(Some(Place::Gpu(0)), None, &[0]);
+        let moved = thread.join().unwrap();
+        assert_eq!(returned, if moved { 0 } else { 2 * FRAME }, "it is on one GPU or the other, or gone");
+        check_places(&pool, &[]);
+        check_end(&pool, &[]);
+    });
+}
+
+#[test]
+fn loom_two_claims_at_the_limit_are_one_too_many() {
+    every_order(|| {
+        let accounts =
+            accounts(&[PlaceSpec { place: Place::Gpu(0), limit: 10 }, PlaceSpec { place: Place::Gpu(1), limit: 10 }]);
+        let other = std::sync::Arc::clone(&accounts);
+        // Both want most of both places, each in an order of its own.
+        let parts = [(Place::Gpu(0), 6), (Place::Gpu(1), 6)];
+        let thread = thread::spawn(move || other.charge_all(Claim::Handles, &[parts[1], parts[0]]).is_ok());
+        let first = accounts.charge_all(Claim::Pool, &parts).is_ok();
+        let second = thread.join().unwrap();
+        assert!(first != second, "one has the room, and the other has none of it");
+        for place in [Place::Gpu(0), Place::Gpu(1)] {
+            assert_eq!(accounts.taken(place), 6);
+            assert_eq!(accounts.of(Claim::Pool, place), if first { 6 } else { 0 });
+        }
+    });
+}
+
+#[test]
+fn loom_the_pool_and_a_handle_at_the_limit_keep_to_it() {
+    every_order(|| {
+        let pool = pool(2);
+        let other = Arc::clone(&pool);
+        let thread = thread::spawn(move || other.accounts().charge(Claim::Handles, Place::Gpu(0), FRAME + 1));
+        let blocks = [allocate(&pool, 1), allocate(&pool, 1)];
+        let has_handle = thread.join().unwrap();
+        let live: Vec<u64> = blocks.into_iter().flatten().collect();
+        let taken = pool.accounts().taken(Place::Gpu(0));
+        assert!(taken <= 2 * FRAME, "{taken} bytes of {}", 2 * FRAME);
+        assert_eq!(taken, live.len() as u64 * FRAME + if has_handle { FRAME + 1 } else { 0 });
+        assert!(has_handle || !live.is_empty(), "somebody has the room");
+        check_end(&pool, &live);
+    });
 }

@@ -3,7 +3,7 @@
 use crate::pool::Pool;
 use crate::registry::Record;
 use crate::state::{State, bytes_of};
-use crate::{Backend, Block, FRAME, Piece, Pin, Pins};
+use crate::{Anchor, Anchors, Backend, Block, FRAME, Piece};
 
 /// A range inside one live block, in frames.
 struct Within {
@@ -36,60 +36,60 @@ impl<B: Backend> Pool<B> {
                 chunk_address,
                 chunk_bytes,
                 handle: chunk.handle,
-                pins: chunk.marks.pins() | if asked { Pin::Asked.into() } else { Pins::NONE },
+                anchors: chunk.anchors.reasons() | if asked { Anchor::Asked.into() } else { Anchors::NONE },
             });
         }
         pieces
     }
 
-    /// Marks what is below a range of a live block as memory that must stay on its physical pages, and returns the bytes
-    /// of the chunks it touches: marks are by the chunk, so neighbours in the same one stay, too. [`Pin::Asked`] holds
-    /// until [`Pool::unpin`] or the end of the block, any other reason until the chunk goes back to the driver.
+    /// Anchors what is below a range of a live block: it must stay on its physical pages. Returns the bytes of the chunks it
+    /// touches: anchors are by the chunk, so neighbours in the same one stay, too. [`Anchor::Asked`] holds
+    /// until [`Pool::release_anchor`] or the end of the block, any other reason until the chunk goes back to the driver.
     ///
-    /// [`Pin::Retained`] and [`Pin::Descriptor`] are said *before* a handle or a descriptor is given away, and taken back
-    /// with [`Pool::unmark`] where none was. Nobody hears when the last of them is closed, so the frames of the block never
+    /// [`Anchor::Retained`] and [`Anchor::Descriptor`] are said *before* a handle or a descriptor is given away, and taken back
+    /// with [`Pool::withdraw_anchor`] where none was. Nobody hears when the last of them is closed, so the frames of the block never
     /// serve another one: when it ends they wait until their chunk can go back to the driver, who does know.
     ///
-    /// `None`, and no mark, unless the whole range lies in one live block.
-    pub fn pin(&self, address: u64, bytes: u64, why: Pin) -> Option<u64> {
+    /// `None`, and no anchor, unless the whole range lies in one live block.
+    pub fn anchor(&self, address: u64, bytes: u64, why: Anchor) -> Option<u64> {
         let mut state = self.lock();
         let Within { start, end, block } = self.within(&state, address, bytes)?;
-        if why == Pin::Asked {
+        if why == Anchor::Asked {
             state.asked.add((address, bytes), (start, end), block);
         } else {
-            if matches!(why, Pin::Retained | Pin::Descriptor)
+            if matches!(why, Anchor::Retained | Anchor::Descriptor)
                 && !self.registry.change(block.0, block.1, false, |record| record.given += 1)
             {
                 return None;
             }
-            for chunk in state.chunks.mark(start, end, why) {
-                state.account(chunk.place).pin(bytes_of(chunk.frames));
+            for chunk in state.chunks.anchor(start, end, why) {
+                state.budget(chunk.place).anchor(bytes_of(chunk.frames));
             }
         }
         Some(state.chunks.touched(start, end).map(|chunk| bytes_of(chunk.frames)).sum())
     }
 
-    /// Takes one [`Pin::Asked`] mark off that was put on exactly this range; `false` if there is none, or its block ended.
-    pub fn unpin(&self, address: u64, bytes: u64) -> bool {
+    /// Takes one [`Anchor::Asked`] off that was put on exactly this range; `false` if there is none, or its block ended.
+    pub fn release_anchor(&self, address: u64, bytes: u64) -> bool {
         self.lock().asked.remove(address, bytes, &self.registry)
     }
 
-    /// Takes back one mark that [`Pool::pin`] put on this range for a call that then failed; `false` if its block ended
-    /// meanwhile, and then the mark stays as long as the chunk.
-    pub fn unmark(&self, address: u64, bytes: u64, why: Pin) -> bool {
+    /// Takes back one anchor that [`Pool::anchor`] put on this range for a call that then failed; `false` if its block ended
+    /// meanwhile, and then the anchor stays as long as the chunk.
+    pub fn withdraw_anchor(&self, address: u64, bytes: u64, why: Anchor) -> bool {
         let mut state = self.lock();
         let Some(Within { start, end, block }) = self.within(&state, address, bytes) else { return false };
-        if why == Pin::Asked
+        if why == Anchor::Asked
             || !self.registry.change(block.0, block.1, true, |record| {
-                if why != Pin::Shared {
+                if why != Anchor::Shared {
                     record.given = record.given.saturating_sub(1);
                 }
             })
         {
             return false;
         }
-        for chunk in state.chunks.unmark(start, end, why) {
-            state.account(chunk.place).unpin(bytes_of(chunk.frames));
+        for chunk in state.chunks.withdraw_anchor(start, end, why) {
+            state.budget(chunk.place).release_anchor(bytes_of(chunk.frames));
         }
         true
     }

@@ -1,6 +1,7 @@
 //! Deciding how to serve a request: one look at the state, one next step.
 
-use crate::budget::{Account, PlaceId};
+use crate::account::PlaceId;
+use crate::budget::Budget;
 use crate::state::{From, Leaving, Route, State, Taken, bytes_of};
 use crate::{FRAME, Place, Policy, Refusal, Request, Room, placement};
 
@@ -63,7 +64,7 @@ impl<H: Copy> State<H> {
     /// are set aside for the caller, who must see the step through or take it back.
     pub fn plan<E>(&mut self, attempt: &mut Attempt) -> Step<H, E> {
         match self.plan_now(attempt) {
-            Step::Refuse(Refusal::Full { .. }) if self.accounts.iter().any(Account::is_leaving) => Step::Settle,
+            Step::Refuse(Refusal::Full { .. }) if self.budgets.iter().any(Budget::is_leaving) => Step::Settle,
             Step::Refuse(Refusal::Full { .. }) if !attempt.trimmed && self.has_held(None, Some(attempt.route.home)) => {
                 Step::Trim
             }
@@ -97,7 +98,7 @@ impl<H: Copy> State<H> {
 
         // What the policy would do if nobody else used the places: an upper bound, known without asking the backend. It
         // finds the freed memory to reuse in the steady state, and what can not be had in any case.
-        let rooms = self.rooms(route, |state, place, _| state.accounts[place.index()].room_by_limit());
+        let rooms = self.rooms(route, |state, place, _| state.budgets[place.index()].room_by_limit());
         match self.spread(bytes, &rooms) {
             Err(missing) => return Step::Refuse(Refusal::Full { missing }),
             Ok(pieces) => {
@@ -121,7 +122,7 @@ impl<H: Copy> State<H> {
                     let Some(&headroom) = attempt.headrooms.get(index) else {
                         return 0;
                     };
-                    state.accounts[place.index()].growth(headroom).saturating_add(state.evictable(place, waits_for))
+                    state.budgets[place.index()].growth(headroom).saturating_add(state.evictable(place, waits_for))
                 });
                 match self.spread(bytes, &rooms) {
                     Ok(pieces) => {
@@ -145,7 +146,7 @@ impl<H: Copy> State<H> {
                 }
                 return Step::Refuse(Refusal::Full { missing });
             };
-            let account = &self.accounts[next.index()];
+            let account = &self.budgets[next.index()];
             if account.growth(None) > 0 {
                 return Step::Ask(account.place);
             }
@@ -162,7 +163,7 @@ impl<H: Copy> State<H> {
         }
         let mut any = false;
         for &place in &attempt.route.order {
-            any |= self.account(place).forget_ceiling();
+            any |= self.budget(place).forget_ceiling();
         }
         if any {
             attempt.headrooms.clear();
@@ -201,8 +202,7 @@ impl<H: Copy> State<H> {
                 on_peers += bytes;
             }
         }
-        self.policy.overflows(on_peers, on_host)
-            && self.account(attempt.route.home).refuse_softly(attempt.request.bytes)
+        self.policy.overflows(on_peers, on_host) && self.budget(attempt.route.home).refuse_softly(attempt.request.bytes)
     }
 
     /// Sets budgets, address space and the memory that has to go first aside for `pieces`.
@@ -219,7 +219,7 @@ impl<H: Copy> State<H> {
             }
         }
         let excess = |state: &Self, place: PlaceId, bytes: u64| {
-            bytes.saturating_sub(state.accounts[place.index()].growth(headroom(place)))
+            bytes.saturating_sub(state.budgets[place.index()].growth(headroom(place)))
         };
         if sums.iter().any(|&(place, bytes)| self.evictable(place, None) < excess(self, place, bytes)) {
             return Step::Quiesce;
@@ -233,13 +233,13 @@ impl<H: Copy> State<H> {
             let excess = excess(self, place, bytes);
             if excess > 0 {
                 leaving.append(&mut self.evict(place, excess));
-                self.account(place).lend(excess);
+                self.budget(place).lend(excess);
                 credits.push((place, excess));
             }
-            self.account(place).promise(bytes);
+            self.budget(place).promise(bytes);
         }
-        for account in &mut self.accounts {
-            account.age_ceiling();
+        for budget in &mut self.budgets {
+            budget.age_ceiling();
         }
         Step::Grow(Growth { start, frames: frames as u32, pieces, leaving, credits })
     }
@@ -251,14 +251,13 @@ impl<H: Copy> State<H> {
 
     fn spread(&self, bytes: u64, rooms: &[Room]) -> Result<Vec<(PlaceId, u64)>, u64> {
         let pieces = placement::spread(bytes, rooms, self.policy, self.turn)?;
-        let id = |place: Place| PlaceId::all(self.accounts.len()).find(|id| self.place(*id) == place);
-        Ok(pieces.into_iter().filter_map(|(place, bytes)| Some((id(place)?, bytes))).collect())
+        Ok(pieces.into_iter().filter_map(|(place, bytes)| Some((self.id_of(place)?, bytes))).collect())
     }
 
     /// The growth came to nothing: its budgets are free again.
     pub fn withdraw(&mut self, growth: &Growth<H>) {
         for &(place, bytes) in &growth.pieces {
-            self.account(place).withdraw(bytes);
+            self.budget(place).withdraw(bytes);
         }
     }
 
@@ -266,15 +265,11 @@ impl<H: Copy> State<H> {
     pub fn deliver(&mut self, growth: &Growth<H>, attempt: &Attempt) -> (Taken, u64) {
         let mut at_home = 0;
         for &(place, bytes) in &growth.pieces {
-            self.account(place).deliver(bytes);
+            self.budget(place).deliver(bytes);
             at_home += if place == attempt.route.home { bytes } else { 0 };
         }
-        let place = match growth.pieces[..] {
-            [(place, _)] => Some(place),
-            _ => None,
-        };
         self.runs.add(growth.start, growth.frames, crate::runs::Kind::Out);
-        let taken = Taken { start: growth.start, frames: growth.frames, busy: false, place, from: From::Nowhere };
+        let taken = Taken { start: growth.start, frames: growth.frames, busy: false, from: From::Nowhere };
         let headroom = attempt.headrooms.first().copied().flatten().unwrap_or(u64::MAX).saturating_sub(at_home);
         debug_assert_eq!(bytes_of(growth.frames), attempt.bytes);
         (taken, headroom)

@@ -1,16 +1,18 @@
 //! The pool's operations: look at the state under the lock, call the backend without it, come back with the outcome.
 
-use crate::budget::PlaceId;
+use crate::account::PlaceId;
 use crate::clock::Clock;
 use crate::drive::{self, Broken, Cause, Retired};
-use crate::front::{Front, Miss, Popped};
+use crate::front::{Front, Popped, Push};
+use crate::magazine::Miss;
 use crate::plan::{Attempt, Growth, Step};
 use crate::registry::{Record, Registry};
 use crate::runs::{Kind, Run};
 use crate::state::{Leaving, Route, State, Taken, bytes_of};
 use crate::sync::{Mutex, MutexGuard};
 use crate::{
-    Allocation, Backend, Block, Config, FRAME, Fault, Free, FreeError, Place, Refusal, Request, Usage, placement,
+    Accounts, Allocation, Backend, Block, Config, FRAME, Fault, Free, FreeError, Place, Refusal, Request, Usage,
+    placement,
 };
 use std::sync::Arc;
 
@@ -34,7 +36,7 @@ pub struct Pool<B: Backend> {
     backend: B,
     base: u64,
     bytes: u64,
-    places: Vec<Place>,
+    accounts: Arc<Accounts>,
     routes: Vec<Route>,
     pub(crate) registry: Registry,
     pub(crate) front: Front,
@@ -52,10 +54,10 @@ impl<B: Backend> Pool<B> {
             backend,
             base: config.base,
             bytes: config.bytes,
-            places: config.places.iter().map(|spec| spec.place).collect(),
+            accounts: Arc::clone(&config.accounts),
             routes: Route::all(&config),
             registry: Registry::new(config.bytes / FRAME),
-            front: Front::new(&config, Arc::clone(state.runs.sizes())),
+            front: Front::new(&config, Arc::clone(state.runs.sizes()), Arc::clone(state.chunks.places())),
             clock: Arc::clone(&state.clock),
             state: Mutex::new(state),
         }
@@ -64,6 +66,11 @@ impl<B: Backend> Pool<B> {
     /// Who owns the memory.
     pub fn backend(&self) -> &B {
         &self.backend
+    }
+
+    /// Who has how much of each place, the pool among others.
+    pub fn accounts(&self) -> &Accounts {
+        &self.accounts
     }
 
     /// Whether `address` lies in the reservation, mapped or not. Two comparisons, no lock.
@@ -92,7 +99,7 @@ impl<B: Backend> Pool<B> {
             believed: false,
             trimmed: false,
         };
-        let mut plans_left = PLANS_PER_PLACE * self.places.len();
+        let mut plans_left = PLANS_PER_PLACE * self.accounts.specs().len();
         let mut next = match self.serve_kept(&mut attempt)? {
             Some(served) => served,
             None => self.plan(&mut attempt),
@@ -164,7 +171,7 @@ impl<B: Backend> Pool<B> {
         if let Step::Done(taken) = step {
             return Served::Block(self.award(&mut state, &taken, attempt, true, 0));
         }
-        self.note_mood(&state, attempt.route);
+        self.open_front_unless_watched(&state, attempt.route);
         Served::NotYet(step)
     }
 
@@ -210,14 +217,14 @@ impl<B: Backend> Pool<B> {
             self.front.unserve(&popped);
             state.settle(request.bytes);
             let freed = state.freed_now(Some(route.home));
-            state.take_back(start, frames, route.home, freed);
+            state.take_back(start, frames, freed);
             if !matches!(fault, Fault::NotReady(_)) {
                 return Err(Refusal::Backend(drive::error_of(fault)));
             }
             attempt.only_quiesced = true;
             return Ok(None);
         }
-        let record = Record::new(request, route.home, frames, Some(route.home), id);
+        let record = Record::new(request, route.home, frames, id);
         self.registry.enter(start, record);
         let block = record.block(self.address(start));
         Ok(Some(Served::Block(Allocation { block, reused: true, on_peers: 0, on_host: 0 })))
@@ -233,20 +240,20 @@ impl<B: Backend> Pool<B> {
         headroom: u64,
     ) -> Allocation {
         let Attempt { request, route, .. } = *attempt;
-        if !taken.place.is_some_and(|place| state.is_below_peaks(place, 0, request.bytes)) {
+        if !state.is_award_below_peaks(taken, request.bytes) {
             self.front.drain(state);
         }
-        let record = Record::new(request, route.home, taken.frames, taken.place, self.front.next_id());
+        let record = Record::new(request, route.home, taken.frames, self.front.next_id());
         let block = record.block(self.address(taken.start));
         let (on_peers, on_host) = state.award(taken, request, route, reused, headroom);
-        self.note_mood(state, route);
+        self.open_front_unless_watched(state, route);
         self.registry.enter(taken.start, record);
         Allocation { block, reused, on_peers, on_host }
     }
 
     /// Lets the front serve blocks of this home GPU as long as nothing about them matters to its account.
-    fn note_mood(&self, state: &State<B::Handle>, route: &Route) {
-        self.front.set_open(route.home, state.accounts[route.home.index()].is_carefree());
+    fn open_front_unless_watched(&self, state: &State<B::Handle>, route: &Route) {
+        self.front.set_open(route.home, !state.budgets[route.home.index()].is_watched());
     }
 
     /// Ends the life of the block that starts at `address`.
@@ -313,15 +320,13 @@ impl<B: Backend> Pool<B> {
         if record.is_out() {
             return self.hold_back(start, record, busy);
         }
-        let keeps = |place: PlaceId| busy.is_none_or(|gpu| gpu == place) && self.front.takes(place, frames);
-        if let Some(place) = record.place.filter(|&place| keeps(place)) {
-            if self.front.push(start, frames, place, bytes, busy.is_none()) {
-                return;
-            }
+        let mut push = self.front.push(start, frames, bytes, busy);
+        if push == Push::Full {
             self.front.make_room(&mut self.lock());
-            if self.front.push(start, frames, place, bytes, busy.is_none()) {
-                return;
-            }
+            push = self.front.push(start, frames, bytes, busy);
+        }
+        if push == Push::Kept {
+            return;
         }
         self.lock().retire_block(start, record, busy);
     }
@@ -377,10 +382,10 @@ impl<B: Backend> Pool<B> {
         let zombies = std::mem::take(&mut self.lock().zombies);
         let mut returned = 0;
         for zombie in zombies {
-            let retired = drive::bury(&self.backend, self.base, zombie, |id| self.places[id.index()]);
+            let retired = drive::bury(&self.backend, self.base, zombie, &self.accounts);
             let mut state = self.lock();
             for chunk in &retired.gone {
-                state.account(chunk.place).unstick(bytes_of(chunk.frames));
+                state.budget(chunk.place).unstick(bytes_of(chunk.frames));
                 if place.is_none_or(|place| state.place(chunk.place) == place) {
                     returned += bytes_of(chunk.frames);
                 }
@@ -388,8 +393,8 @@ impl<B: Backend> Pool<B> {
             state.count_trimmed(retired.gone.iter().map(|chunk| bytes_of(chunk.frames)).sum());
             state.zombies.extend(retired.zombies);
         }
-        let targets: Vec<PlaceId> = PlaceId::all(self.places.len())
-            .filter(|id| place.is_none_or(|place| self.places[id.index()] == place))
+        let targets: Vec<PlaceId> = PlaceId::all(self.accounts.specs().len())
+            .filter(|id| place.is_none_or(|place| self.accounts.place(*id) == place))
             .collect();
         // First what is known to be quiet; somebody is waited for only if that was not enough.
         for quiet_first in [true, false] {
@@ -419,7 +424,7 @@ impl<B: Backend> Pool<B> {
                 };
                 let gone = self.send_back(leaving, &mut []);
                 if gone > 0 {
-                    self.lock().account(id).forget_ceiling();
+                    self.lock().budget(id).forget_ceiling();
                 }
                 returned += gone;
             }
@@ -430,7 +435,7 @@ impl<B: Backend> Pool<B> {
     /// The pool in numbers, exact at the moment of the call.
     pub fn usage(&self) -> Usage {
         let mut state = self.lock();
-        state.usage(&self.front.stock(), &self.registry)
+        state.usage(&self.front.sums(), &self.registry)
     }
 
     /// `(free, total)` bytes that a program whose home is this GPU can count on: its own and those of the GPUs that lend to
@@ -440,13 +445,13 @@ impl<B: Backend> Pool<B> {
             return (0, 0);
         };
         let counted = |place: Place| matches!(place, Place::Gpu(ordinal) if ordinal == home || counts(ordinal));
-        let gpus = route.order[..route.gpus].iter().filter(|id| counted(self.places[id.index()]));
-        let headrooms: Vec<_> = gpus.clone().map(|id| self.backend.headroom(self.places[id.index()])).collect();
+        let gpus = route.order[..route.gpus].iter().filter(|id| counted(self.accounts.place(**id)));
+        let headrooms: Vec<_> = gpus.clone().map(|id| self.backend.headroom(self.accounts.place(*id))).collect();
         let state = self.lock();
-        let kept = self.front.stock().frames;
+        let kept = self.front.sums().frames;
         gpus.zip(headrooms).fold((0u64, 0u64), |(free, total), (id, headroom)| {
-            let (account, kept) = (&state.accounts[id.index()], kept[id.index()] * FRAME);
-            (free.saturating_add(account.room(headroom, kept)), total.saturating_add(account.limit()))
+            let (budget, kept) = (&state.budgets[id.index()], kept[id.index()] * FRAME);
+            (free.saturating_add(budget.room(headroom, kept)), total.saturating_add(budget.limit()))
         })
     }
 
@@ -458,20 +463,18 @@ impl<B: Backend> Pool<B> {
             let mut state = self.lock();
             // What did not go is nothing to count on.
             for &(place, bytes) in &growth.credits {
-                state.account(place).repay(bytes);
+                state.budget(place).repay(bytes);
             }
-            if growth.pieces.iter().any(|(place, _)| state.account(*place).is_overdrawn()) {
+            if growth.pieces.iter().any(|(place, _)| state.budget(*place).is_overdrawn()) {
                 state.withdraw(&growth);
                 state.space.give(growth.start, growth.frames);
                 return Err(Cause::Overdrawn);
             }
         }
-        match drive::build(&self.backend, self.base, &growth, |id| self.places[id.index()]) {
+        match drive::build(&self.backend, self.base, &growth, &self.accounts) {
             Ok(chunks) => {
                 let mut state = self.lock();
-                for chunk in chunks {
-                    state.chunks.insert(chunk);
-                }
+                state.chunks.insert(&chunks);
                 let (taken, headroom) = state.deliver(&growth, attempt);
                 Ok(self.award(&mut state, &taken, attempt, false, headroom))
             }
@@ -479,14 +482,14 @@ impl<B: Backend> Pool<B> {
                 let mut state = self.lock();
                 state.withdraw(&growth);
                 match cause {
-                    Cause::OutOfMemory(_) => state.account(place).ran_out(created),
-                    Cause::Unavailable(_) => state.account(place).close(),
+                    Cause::OutOfMemory(_) => state.budget(place).ran_out(created),
+                    Cause::Unavailable(_) => state.budget(place).close(),
                     Cause::Failed(_) | Cause::Overdrawn => {}
                 }
                 let mut lost = 0;
                 for zombie in &retired.zombies {
                     for chunk in &zombie.chunks {
-                        state.account(chunk.place).strand(bytes_of(chunk.frames));
+                        state.budget(chunk.place).strand(bytes_of(chunk.frames));
                         lost += if zombie.mapped { chunk.frames } else { 0 };
                     }
                 }
@@ -502,21 +505,20 @@ impl<B: Backend> Pool<B> {
         let mut sum = 0;
         for row in leaving {
             let (start, frames) = (row.start, row.frames);
-            let Retired { gone, zombies, unmapped } =
-                drive::dismantle(&self.backend, self.base, row, |id| self.places[id.index()]);
+            let Retired { gone, zombies, unmapped } = drive::dismantle(&self.backend, self.base, row, &self.accounts);
             let mut state = self.lock();
             for chunk in &gone {
                 let bytes = bytes_of(chunk.frames);
-                state.account(chunk.place).left(bytes, 0);
+                state.budget(chunk.place).left(bytes, 0);
                 if let Some((place, credit)) = credits.iter_mut().find(|(place, _)| *place == chunk.place) {
                     let paid = bytes.min(*credit);
-                    state.account(*place).repay(paid);
+                    state.budget(*place).repay(paid);
                     *credit -= paid;
                 }
                 sum += bytes;
             }
             for chunk in zombies.iter().flat_map(|zombie| &zombie.chunks) {
-                state.account(chunk.place).left(0, bytes_of(chunk.frames));
+                state.budget(chunk.place).left(0, bytes_of(chunk.frames));
             }
             if unmapped {
                 state.space.give(start, frames);
@@ -554,7 +556,7 @@ impl<B: Backend> Pool<B> {
     /// Waits for the owner of a block. Where that is all there is on its GPU, what was freed before is quiet, too.
     fn quiesce_owner(&self, record: &Record) -> Result<(), Fault<B::Error>> {
         let shard = self.front.own();
-        let Place::Gpu(ordinal) = self.places[record.gpu.index()] else { return self.quiesce(shard, &[record.gpu]) };
+        let Place::Gpu(ordinal) = self.accounts.place(record.gpu) else { return self.quiesce(shard, &[record.gpu]) };
         let kept = self.front.clock(shard);
         let begun = (kept.now(), self.clock.now());
         if self.backend.quiesce_owner(record.owner, ordinal)? {
@@ -592,7 +594,7 @@ impl<B: Backend> Pool<B> {
     }
 
     fn ordinal(&self, gpu: PlaceId) -> Option<u32> {
-        match self.places[gpu.index()] {
+        match self.accounts.place(gpu) {
             Place::Gpu(ordinal) => Some(ordinal),
             Place::Host(_) => None,
         }

@@ -4,15 +4,18 @@
 //! block's life, and of several frees of one block exactly one finds it. A table sharded by a hash would be smaller, but
 //! two cores that work on blocks of their own would still pass the lines of its locks to and fro.
 
-use crate::budget::PlaceId;
-use crate::front::KEPT_BLOCK;
+use crate::account::PlaceId;
 use crate::sync::Mutex;
-use crate::{Block, Request};
+use crate::{Block, FRAME, Request};
 use std::sync::OnceLock;
 
 /// Frames in a page of the table. A page (64 bytes a frame, so 1/32768 of the memory it describes) exists once a block
 /// starts in it.
 const PAGE: usize = if cfg!(loom) { 16 } else { 4096 };
+
+/// Frames of the largest block that is found from any of its frames without a look at the runs, 64 MiB: of the largest whose
+/// memory the front keeps, which may have begun inside a run. Nobody allocates larger ones so often that a lock matters.
+pub(crate) const KEPT_BLOCK: u32 = ((64 << 20) / FRAME) as u32;
 
 /// A block the program holds, or one whose free waits for the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +27,6 @@ pub(crate) struct Record {
     /// The place that `home` is: whom a free waits for, wherever the memory lies.
     pub gpu: PlaceId,
     pub frames: u32,
-    /// The one place all of it is at, or `None` if it spans several.
-    pub place: Option<PlaceId>,
     /// A strict free waits for the device.
     pub freeing: bool,
     /// How many others have the block open ([`crate::Pool::hold`]).
@@ -35,9 +36,9 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    pub fn new(request: &Request, gpu: PlaceId, frames: u32, place: Option<PlaceId>, id: u64) -> Self {
+    pub fn new(request: &Request, gpu: PlaceId, frames: u32, id: u64) -> Self {
         let Request { bytes, home, owner, .. } = *request;
-        Self { bytes, owner, id, home, gpu, frames, place, freeing: false, holds: 0, given: 0 }
+        Self { bytes, owner, id, home, gpu, frames, freeing: false, holds: 0, given: 0 }
     }
 
     /// Whether others have its memory, so that the frames may not serve again when it ends.
@@ -89,7 +90,7 @@ impl Registry {
         self.slot(start)?.lock().take_if(|record| !record.freeing)
     }
 
-    /// Marks the block at `start` as being freed, so that no other free of it succeeds; it can still be seen.
+    /// AnchorCounts the block at `start` as being freed, so that no other free of it succeeds; it can still be seen.
     pub fn begin_free(&self, start: u32) -> Option<Record> {
         let mut slot = self.slot(start)?.lock();
         let record = slot.as_mut().filter(|record| !record.freeing)?;

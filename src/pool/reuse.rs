@@ -1,7 +1,7 @@
 //! Serving a block from freed memory that is still mapped.
 
 use crate::FRAME;
-use crate::budget::PlaceId;
+use crate::account::PlaceId;
 use crate::runs::{Freed, Kind, Run};
 use crate::state::{From, Route, State, Taken, bytes_of};
 
@@ -20,9 +20,9 @@ impl<H: Copy> State<H> {
     pub fn take_best(&mut self, place: PlaceId, frames: u32, waits_for: Option<PlaceId>) -> Option<Taken> {
         let start = self.runs.best_fit(place, frames, |freed| self.is_usable(freed, waits_for))?;
         let freed = self.runs.take(start, start + frames)?;
-        self.account(place).take(bytes_of(frames));
-        let from = From::One((start + frames, place, freed));
-        Some(Taken { start, frames, busy: !freed.is_quiet(&self.clock), place: Some(place), from })
+        self.budget(place).take(bytes_of(frames));
+        let from = From::One((start + frames, freed));
+        Some(Taken { start, frames, busy: !freed.is_quiet(&self.clock), from })
     }
 
     /// Takes the best fit at `place` among the free runs alone, if the sums stay below their peaks; see [`crate::front`].
@@ -65,7 +65,10 @@ impl<H: Copy> State<H> {
         let home_least = wanted(&|place| place == route.home).saturating_sub(TOLERANCE / FRAME);
         let host_most = wanted(&|place| self.place(place).is_host()) + TOLERANCE / FRAME;
         let usable = |run: &Run| match run.kind {
-            Kind::Free { place, freed } => self.is_usable(freed, waits_for) && route.order.contains(&place),
+            Kind::Free(freed) => {
+                let place = self.chunks.places().at(run.start);
+                self.is_usable(freed, waits_for) && place.is_some_and(|place| route.order.contains(&place))
+            }
             Kind::Out => false,
         };
         let mut best: Option<(u32, u32)> = None;
@@ -98,17 +101,16 @@ impl<H: Copy> State<H> {
         let mut at = start;
         while at < end {
             let run = *self.runs.around(at)?;
-            let Kind::Free { place, freed } = run.kind else { return None };
-            let stop = run.end().min(end);
+            let Kind::Free(freed) = run.kind else { return None };
+            let (place, stop) = self.chunks.places().row(at, run.end().min(end))?;
             busy |= !freed.is_quiet(&self.clock);
             self.runs.take(at, stop)?;
-            self.account(place).take(bytes_of(stop - at));
-            from.push((stop, place, freed));
+            self.budget(place).take(bytes_of(stop - at));
+            from.push((stop, freed));
             at = stop;
         }
         self.runs.join_out(start, end);
-        let place = from.first().map(|run| run.1).filter(|&place| from.iter().all(|run| run.1 == place));
-        Some(Taken { start, frames: end - start, busy, place, from: From::Several(from) })
+        Some(Taken { start, frames: end - start, busy, from: From::Several(from) })
     }
 }
 
@@ -124,10 +126,7 @@ impl Shares {
         let borders = span
             .iter()
             .map(|run| {
-                let place = match run.kind {
-                    Kind::Free { place, .. } => Some(place),
-                    Kind::Out => None,
-                };
+                let place = state.chunks.places().at(run.start);
                 let is_home = place == Some(home);
                 let is_host = place.is_some_and(|place| state.place(place).is_host());
                 let border = (run.start, at_home, on_host, is_home, is_host);

@@ -10,8 +10,9 @@
 //! that it had borrowed would keep the whole free memory of its neighbour. They are joined once it is known to be done
 //! ([`Runs::settle`]).
 
-use crate::budget::PlaceId;
+use crate::account::PlaceId;
 use crate::clock::Clock;
+use crate::place_map::PlaceMap;
 use crate::starts::Starts;
 use crate::sync::{AtomicU64, Ordering};
 use std::collections::BTreeSet;
@@ -55,8 +56,8 @@ impl Freed {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Freed and still mapped.
-    Free { place: PlaceId, freed: Freed },
+    /// Freed and still mapped, all of it at one place: the one that its chunks say.
+    Free(Freed),
     /// Not among the free memory: a block, on its way to become one, or kept by the front. Which of them, the run does not
     /// know, so that blocks can come and go without the pool's lock.
     Out,
@@ -74,11 +75,8 @@ impl Run {
         self.start + self.frames
     }
 
-    fn free_place(&self) -> Option<PlaceId> {
-        match self.kind {
-            Kind::Free { place, .. } => Some(place),
-            _ => None,
-        }
+    fn is_free(&self) -> bool {
+        self.kind != Kind::Out
     }
 }
 
@@ -104,6 +102,9 @@ pub(crate) struct Runs {
     borrowed: BTreeSet<u32>,
     /// That of the state.
     clock: Arc<Clock>,
+    /// Where memory lies. A chunk changes its place only while no free run stands on it, so that what is filed here
+    /// by place is filed right.
+    places: Arc<PlaceMap>,
 }
 
 /// Which sizes of free runs there are at each place, for a look without the pool's lock. Written under it.
@@ -127,18 +128,19 @@ fn key(frames: u32, start: u32) -> u64 {
 }
 
 impl Runs {
-    pub fn new(places: usize, clock: Arc<Clock>) -> Self {
+    pub fn new(count: usize, clock: Arc<Clock>, places: Arc<PlaceMap>) -> Self {
         Self {
             slots: Vec::new(),
             vacant: Vec::new(),
             tags: Vec::new(),
             starts: Starts::default(),
-            free: vec![BTreeSet::new(); places],
-            counts: vec![[0; 64]; places],
-            sizes: Arc::new(Sizes((0..places).map(|_| AtomicU64::new(0)).collect())),
+            free: vec![BTreeSet::new(); count],
+            counts: vec![[0; 64]; count],
+            sizes: Arc::new(Sizes((0..count).map(|_| AtomicU64::new(0)).collect())),
             seams: BTreeSet::new(),
             borrowed: BTreeSet::new(),
             clock,
+            places,
         }
     }
 
@@ -173,7 +175,7 @@ impl Runs {
     /// that are `usable`.
     pub fn best_fit(&self, place: PlaceId, frames: u32, usable: impl Fn(Freed) -> bool) -> Option<u32> {
         self.free_from(place, frames)
-            .find(|run| matches!(run.kind, Kind::Free { freed, .. } if usable(freed)))
+            .find(|run| matches!(run.kind, Kind::Free(freed) if usable(freed)))
             .map(|run| run.start)
     }
 
@@ -202,7 +204,7 @@ impl Runs {
     /// left and right of it stays free. Returns how the run was freed, or `None` when there is no such free run.
     pub fn take(&mut self, start: u32, end: u32) -> Option<Freed> {
         let run = *self.around(start)?;
-        let Kind::Free { freed, .. } = run.kind else {
+        let Kind::Free(freed) = run.kind else {
             return None;
         };
         if end > run.end() {
@@ -259,12 +261,16 @@ impl Runs {
         end
     }
 
-    /// Makes the run at `start`, which is not free and lies wholly at `place`, free; joins it with its neighbours where
+    /// Makes the run at `start`, which is not free and lies wholly at one place, free; joins it with its neighbours where
     /// that may be.
-    pub fn release(&mut self, start: u32, place: PlaceId, freed: Freed) {
+    pub fn release(&mut self, start: u32, freed: Freed) {
+        let Some(place) = self.places.at(start) else {
+            debug_assert!(false, "frame {start} of a run is mapped nowhere");
+            return;
+        };
         let slot = self.tags[start as usize];
         let mut run = self.slots[slot as usize];
-        debug_assert!(run.start == start && run.free_place().is_none());
+        debug_assert!(run.start == start && !run.is_free());
         let mut freed = freed;
         // More than one: a neighbour that was apart from its own until now no longer is.
         while let Some(left) = self.ending_at(run.start).copied()
@@ -288,15 +294,15 @@ impl Runs {
             self.vacate(gone);
             run.frames += right.frames;
         }
-        run.kind = Kind::Free { place, freed };
+        run.kind = Kind::Free(freed);
         self.put(slot, run);
-        self.link(slot);
+        self.file(&run, place, freed);
     }
 
     /// What holds for memory freed at `place` and a neighbour as one run; `None` if they must not become one.
     fn joined(&self, freed: Freed, neighbour: &Run, place: PlaceId) -> Option<Freed> {
         match neighbour.kind {
-            Kind::Free { place: there, freed: theirs } if there == place => {
+            Kind::Free(theirs) if self.places.at(neighbour.start) == Some(place) => {
                 freed.joined(theirs.settled(&self.clock), place)
             }
             _ => None,
@@ -309,11 +315,11 @@ impl Runs {
             return;
         }
         let is_done = |start: &u32| match self.starting_at(*start).map(|run| run.kind) {
-            Some(Kind::Free { place, freed }) if freed.is_quiet(&self.clock) => Some((*start, place, freed.number)),
+            Some(Kind::Free(freed)) if freed.is_quiet(&self.clock) => Some((*start, freed.number)),
             _ => None,
         };
-        let done: Vec<(u32, PlaceId, u64)> = self.borrowed.iter().filter_map(is_done).collect();
-        for (start, place, number) in done {
+        let done: Vec<(u32, u64)> = self.borrowed.iter().filter_map(is_done).collect();
+        for (start, number) in done {
             // One before may have been joined with it.
             if !self.borrowed.contains(&start) {
                 continue;
@@ -322,7 +328,7 @@ impl Runs {
             let run = self.slots[slot as usize];
             self.unlink(&run);
             self.slots[slot as usize].kind = Kind::Out;
-            self.release(start, place, Freed { number, gpu: None });
+            self.release(start, Freed { number, gpu: None });
         }
     }
 
@@ -343,29 +349,38 @@ impl Runs {
         (run.frames > 0 && run.end() == frame).then_some(run)
     }
 
+    /// The place of a free run and how it was freed.
+    fn filed(&self, run: &Run) -> Option<(PlaceId, Freed)> {
+        match run.kind {
+            Kind::Free(freed) => Some((self.places.at(run.start)?, freed)),
+            Kind::Out => None,
+        }
+    }
+
     fn link(&mut self, slot: u32) {
         let run = self.slots[slot as usize];
-        let Kind::Free { place, freed } = run.kind else {
-            return;
-        };
+        if let Some((place, freed)) = self.filed(&run) {
+            self.file(&run, place, freed);
+        }
+    }
+
+    fn file(&mut self, run: &Run, place: PlaceId, freed: Freed) {
         self.free[place.index()].insert(key(run.frames, run.start));
         if freed.is_own(place) {
             self.count(place, run.frames, |count| count + 1);
         } else {
             self.borrowed.insert(run.start);
         }
-        if self.ending_at(run.start).is_some_and(|left| left.free_place().is_some()) {
+        if self.ending_at(run.start).is_some_and(Run::is_free) {
             self.seams.insert(run.start);
         }
-        if self.starting_at(run.end()).is_some_and(|right| right.free_place().is_some()) {
+        if self.starting_at(run.end()).is_some_and(Run::is_free) {
             self.seams.insert(run.end());
         }
     }
 
     fn unlink(&mut self, run: &Run) {
-        let Kind::Free { place, freed } = run.kind else {
-            return;
-        };
+        let Some((place, freed)) = self.filed(run) else { return };
         self.free[place.index()].remove(&key(run.frames, run.start));
         if freed.is_own(place) {
             self.count(place, run.frames, |count| count - 1);

@@ -34,6 +34,11 @@ impl SoftRefusal {
         *self = Self::Spent;
     }
 
+    /// Everything that had overflowed the GPU is gone, where that is known.
+    pub fn all_gone(&mut self) {
+        *self = Self::Armed;
+    }
+
     /// A block of `bytes` was served at the GPU, and `room` is left there. The warning is armed again once a sixteenth of
     /// the `limit` is free, so that a program at the brink is not told at every request.
     pub fn served_at_home(&mut self, bytes: u64, limit: u64, room: u64) {
@@ -45,5 +50,29 @@ impl SoftRefusal {
         if settled && room >= limit / 16 {
             *self = Self::Armed;
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::SoftRefusal;
+
+    #[test]
+    fn it_is_made_once_until_the_gpu_has_room_again_or_nothing_is_elsewhere() {
+        let mut soft = SoftRefusal::default();
+        assert!(soft.refuse(10) && !soft.refuse(10), "the retry is served");
+        soft.served_at_home(9, 160, 160);
+        assert!(!soft.refuse(10), "a smaller block that fits is not the one that is owed");
+        soft.served_at_home(10, 160, 9);
+        assert!(!soft.refuse(10), "less than a sixteenth is free");
+        soft.served_at_home(10, 160, 10);
+        assert!(soft.refuse(10));
+        soft.overflowed();
+        assert!(!soft.refuse(10));
+        soft.served_at_home(1, 160, 10);
+        assert!(soft.refuse(10));
+        soft.overflowed();
+        soft.all_gone();
+        assert!(soft.refuse(10));
     }
 }

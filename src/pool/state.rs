@@ -2,16 +2,18 @@
 //!
 //! A step here never calls the backend; whoever needs the backend unlocks first and comes back with what happened.
 
-use crate::budget::{Account, PlaceId};
+use crate::account::PlaceId;
+use crate::asked::Asked;
+use crate::budget::Budget;
 use crate::chunks::{Chunk, Chunks};
 use crate::clock::Clock;
-use crate::front::Stock;
 use crate::held::Held;
-use crate::pins::Asked;
+use crate::magazine::Sums;
 use crate::registry::{Record, Registry};
 use crate::runs::{Freed, Kind, Runs};
 use crate::space::Space;
 use crate::{Config, FRAME, Place, Policy, Request, Usage, placement};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The places that blocks of one home GPU may stand on.
@@ -28,7 +30,7 @@ pub(crate) struct Route {
 impl Route {
     /// A route for every GPU of the pool.
     pub fn all(config: &Config) -> Vec<Route> {
-        let places: Vec<Place> = config.places.iter().map(|spec| spec.place).collect();
+        let places: Vec<Place> = config.accounts.specs().iter().map(|spec| spec.place).collect();
         let mut routes = Vec::new();
         for (home, &place) in PlaceId::all(places.len()).zip(&places) {
             let Place::Gpu(ordinal) = place else { continue };
@@ -50,9 +52,7 @@ pub(crate) struct Taken {
     pub frames: u32,
     /// The home GPU of the request may still be at work on it.
     pub busy: bool,
-    /// Where it is, if all of it is at one place.
-    pub place: Option<PlaceId>,
-    /// The free runs it was taken from, in address order: the end of each, its place, and how it was freed.
+    /// The free runs it was taken from, in address order: the end of each and how it was freed.
     pub from: From,
 }
 
@@ -61,12 +61,12 @@ pub(crate) struct Taken {
 pub(crate) enum From {
     /// New memory.
     Nowhere,
-    One((u32, PlaceId, Freed)),
-    Several(Vec<(u32, PlaceId, Freed)>),
+    One((u32, Freed)),
+    Several(Vec<(u32, Freed)>),
 }
 
 impl From {
-    fn iter(&self) -> std::slice::Iter<'_, (u32, PlaceId, Freed)> {
+    fn iter(&self) -> std::slice::Iter<'_, (u32, Freed)> {
         match self {
             From::Nowhere => [].iter(),
             From::One(run) => std::slice::from_ref(run).iter(),
@@ -97,7 +97,7 @@ pub(crate) struct State<H> {
     pub space: Space,
     pub chunks: Chunks<H>,
     pub runs: Runs,
-    pub accounts: Vec<Account>,
+    pub budgets: Vec<Budget>,
     pub zombies: Vec<Zombie<H>>,
     /// Memory of ended blocks that others have.
     pub held: Held,
@@ -132,14 +132,17 @@ pub(crate) fn bytes_of(frames: u32) -> u64 {
 
 impl<H: Copy> State<H> {
     pub fn new(config: &Config) -> Self {
-        let clock = Arc::new(Clock::new(config.places.len()));
+        let specs = config.accounts.specs();
+        let clock = Arc::new(Clock::new(specs.len()));
+        let chunks = Chunks::new(config.bytes / FRAME);
+        let runs = Runs::new(specs.len(), Arc::clone(&clock), Arc::clone(chunks.places()));
         Self {
             policy: config.policy,
             // A reservation beyond 2^32 frames (8 PiB) is not offered by any driver; the rest of one would go unused.
             space: Space::new(u32::try_from(config.bytes / FRAME).unwrap_or(u32::MAX)),
-            chunks: Chunks::new(),
-            runs: Runs::new(config.places.len(), Arc::clone(&clock)),
-            accounts: config.places.iter().map(|&spec| Account::new(spec)).collect(),
+            chunks,
+            runs,
+            budgets: specs.iter().map(|spec| Budget::new(spec.place, &config.accounts)).collect(),
             zombies: Vec::new(),
             held: Held::default(),
             asked: Asked::default(),
@@ -149,23 +152,24 @@ impl<H: Copy> State<H> {
         }
     }
 
-    pub fn account(&mut self, place: PlaceId) -> &mut Account {
-        &mut self.accounts[place.index()]
+    pub fn budget(&mut self, place: PlaceId) -> &mut Budget {
+        &mut self.budgets[place.index()]
     }
 
     pub fn place(&self, id: PlaceId) -> Place {
-        self.accounts[id.index()].place
+        self.budgets[id.index()].place
+    }
+
+    /// The id of a place of this pool.
+    pub fn id_of(&self, place: Place) -> Option<PlaceId> {
+        PlaceId::all(self.budgets.len()).find(|id| self.place(*id) == place)
     }
 
     /// Puts `taken` back among the free runs, as it was.
     pub fn put_back(&mut self, taken: &Taken) {
         let mut at = taken.start;
-        for &(end, place, freed) in taken.from.iter() {
-            if end < taken.start + taken.frames {
-                self.runs.cut(at, end);
-            }
-            self.account(place).put_back(bytes_of(end - at));
-            self.runs.release(at, place, freed);
+        for &(end, freed) in taken.from.iter() {
+            self.take_back(at, end - at, freed);
             at = end;
         }
     }
@@ -189,26 +193,18 @@ impl<H: Copy> State<H> {
         self.turn += 1;
 
         let (mut on_peers, mut on_host) = (0, 0);
-        let mut count = |state: &mut Self, place: PlaceId, frames: u32| {
-            let account = state.account(place);
+        for (start, end, place) in self.chunks.places().rows(taken.start, taken.start + taken.frames) {
+            let account = &mut self.budgets[place.index()];
             account.note_peak();
             if account.place.is_host() {
-                on_host += bytes_of(frames);
+                on_host += bytes_of(end - start);
             } else if place != route.home {
-                on_peers += bytes_of(frames);
-            }
-        };
-        match taken.place {
-            Some(place) => count(self, place, taken.frames),
-            None => {
-                for (_, frames, place) in self.chunks.segments(taken.start, taken.start + taken.frames) {
-                    count(self, place, frames);
-                }
+                on_peers += bytes_of(end - start);
             }
         }
 
         let overflowed = self.policy.overflows(on_peers, on_host);
-        let account = self.account(route.home);
+        let account = self.budget(route.home);
         if overflowed {
             account.overflowed();
         } else {
@@ -221,10 +217,7 @@ impl<H: Copy> State<H> {
     pub fn retire_block(&mut self, start: u32, record: &Record, busy: Option<PlaceId>) {
         let freed = self.freed_now(busy);
         self.end_block(record);
-        match record.place {
-            Some(place) => self.take_back(start, record.frames, place, freed),
-            None => self.release(start, record.frames, None, freed),
-        }
+        self.take_back(start, record.frames, freed);
     }
 
     /// A block is one no longer; its frames are still out.
@@ -245,9 +238,9 @@ impl<H: Copy> State<H> {
         self.totals.out_bytes -= bytes;
     }
 
-    /// Puts frames that are out, all at `place`, back among the free runs. The front may have cut and joined them since
-    /// they went out, so their borders need not be those of runs.
-    pub fn take_back(&mut self, start: u32, frames: u32, place: PlaceId, freed: Freed) {
+    /// Puts frames that are out back among the free runs, each at the place where it lies now. The front may have cut and
+    /// joined them since they went out, so their borders need not be those of runs.
+    pub fn take_back(&mut self, start: u32, frames: u32, freed: Freed) {
         let end = start + frames;
         let mut at = start;
         while at < end {
@@ -258,12 +251,15 @@ impl<H: Copy> State<H> {
             if run.start < at {
                 self.runs.cut(run.start, at);
             }
-            let stop = run.end().min(end);
+            let Some((place, stop)) = self.chunks.places().row(at, run.end().min(end)) else {
+                debug_assert!(false, "frame {at} is mapped nowhere");
+                return;
+            };
             if stop < run.end() {
                 self.runs.cut(at, stop);
             }
-            self.account(place).put_back(bytes_of(stop - at));
-            self.runs.release(at, place, freed);
+            self.budget(place).put_back(bytes_of(stop - at));
+            self.runs.release(at, freed);
             at = stop;
         }
     }
@@ -277,23 +273,17 @@ impl<H: Copy> State<H> {
 
     /// Whether a block of `used` bytes at `place`, of which the program asks for `bytes`, makes no new peak.
     pub fn is_below_peaks(&self, place: PlaceId, used: u64, bytes: u64) -> bool {
-        self.accounts[place.index()].is_below_peak(used) && self.totals.out_bytes + bytes <= self.totals.peak_live_bytes
+        self.budgets[place.index()].is_below_peak(used) && self.asks_below_peak(bytes)
     }
 
-    fn release(&mut self, start: u32, frames: u32, place: Option<PlaceId>, freed: Freed) {
-        if let Some(place) = place {
-            self.account(place).put_back(bytes_of(frames));
-            self.runs.release(start, place, freed);
-            return;
-        }
-        let end = start + frames;
-        for (start, frames, place) in self.chunks.segments(start, end) {
-            if start + frames < end {
-                self.runs.cut(start, start + frames);
-            }
-            self.account(place).put_back(bytes_of(frames));
-            self.runs.release(start, place, freed);
-        }
+    /// Whether these frames, which were taken for a request of `bytes`, are a block that makes no new peak.
+    pub fn is_award_below_peaks(&self, taken: &Taken, bytes: u64) -> bool {
+        let mut rows = self.chunks.places().rows(taken.start, taken.start + taken.frames);
+        self.asks_below_peak(bytes) && rows.all(|(.., place)| self.budgets[place.index()].is_below_peak(0))
+    }
+
+    fn asks_below_peak(&self, bytes: u64) -> bool {
+        self.totals.out_bytes + bytes <= self.totals.peak_live_bytes
     }
 
     /// Takes quiet memory at `place` out of the pool in whole chunks, at least `bytes` or all, the longest unused first.
@@ -303,7 +293,7 @@ impl<H: Copy> State<H> {
             .runs
             .free_at(place)
             .filter_map(|run| match run.kind {
-                Kind::Free { freed, .. } if freed.is_quiet(&self.clock) => Some((freed.number, run.start, run.end())),
+                Kind::Free(freed) if freed.is_quiet(&self.clock) => Some((freed.number, run.start, run.end())),
                 _ => None,
             })
             .collect();
@@ -337,10 +327,11 @@ impl<H: Copy> State<H> {
         }
         self.runs.take(start, end)?;
         self.runs.remove(start);
-        self.account(place).leave(bytes_of(end - start));
+        self.budget(place).leave(bytes_of(end - start));
         let chunks = self.chunks.remove_range(start, end);
-        let pinned = chunks.iter().filter(|chunk| !chunk.marks.pins().is_empty()).map(|chunk| bytes_of(chunk.frames));
-        self.account(place).unpin(pinned.sum());
+        let anchored =
+            chunks.iter().filter(|chunk| !chunk.anchors.reasons().is_empty()).map(|chunk| bytes_of(chunk.frames));
+        self.budget(place).release_anchor(anchored.sum());
         Some(Leaving { start, frames: end - start, chunks })
     }
 
@@ -348,7 +339,7 @@ impl<H: Copy> State<H> {
     pub fn evictable(&self, place: PlaceId, waits_for: Option<PlaceId>) -> u64 {
         self.runs
             .free_at(place)
-            .filter(|run| matches!(run.kind, Kind::Free { freed, .. } if self.is_usable(freed, waits_for)))
+            .filter(|run| matches!(run.kind, Kind::Free(freed) if self.is_usable(freed, waits_for)))
             .map(|run| {
                 let (start, end) = self.chunks.whole_within(run.start, run.end());
                 bytes_of(end - start)
@@ -361,7 +352,7 @@ impl<H: Copy> State<H> {
         let mut gpus = self.held_at_work();
         gpus.retain(|gpu| Some(*gpu) != but);
         for run in places.iter().flat_map(|&place| self.runs.free_at(place)) {
-            if let Kind::Free { freed: freed @ Freed { gpu: Some(gpu), .. }, .. } = run.kind
+            if let Kind::Free(freed @ Freed { gpu: Some(gpu), .. }) = run.kind
                 && Some(gpu) != but
                 && !gpus.contains(&gpu)
                 && !freed.is_quiet(&self.clock)
@@ -375,7 +366,7 @@ impl<H: Copy> State<H> {
     /// Whether this GPU may be at work on free memory at `place`.
     pub fn is_at_work(&self, place: PlaceId, gpu: PlaceId) -> bool {
         let by = |freed: Freed| freed.gpu == Some(gpu) && !freed.is_quiet(&self.clock);
-        self.runs.free_at(place).any(|run| matches!(run.kind, Kind::Free { freed, .. } if by(freed)))
+        self.runs.free_at(place).any(|run| matches!(run.kind, Kind::Free(freed) if by(freed)))
     }
 
     pub fn count_trimmed(&mut self, bytes: u64) {
@@ -383,22 +374,22 @@ impl<H: Copy> State<H> {
     }
 
     /// The pool in numbers, given what the front keeps at this moment.
-    pub fn usage(&mut self, stock: &Stock, registry: &Registry) -> Usage {
-        let asked = self.asked.chunks(&self.chunks, registry);
-        let asked: Vec<_> = asked.into_iter().filter_map(|start| self.chunks.at(start)).collect();
+    pub fn usage(&mut self, kept: &Sums, registry: &Registry) -> Usage {
+        let asked = self.asked.ranges(registry).flat_map(|(start, end)| self.chunks.touched(start, end));
+        let asked: BTreeMap<u32, &Chunk<H>> = asked.map(|chunk| (chunk.start, chunk)).collect();
         let Totals { blocks, out_bytes, peak_live_bytes, allocations, reuses, trimmed_bytes } = self.totals;
         let mut places: Vec<_> =
-            self.accounts.iter().zip(&stock.frames).map(|(account, kept)| account.usage(kept * FRAME)).collect();
-        for chunk in asked.iter().filter(|chunk| chunk.marks.pins().is_empty()) {
-            places[chunk.place.index()].pinned += bytes_of(chunk.frames);
+            self.budgets.iter().zip(&kept.frames).map(|(budget, kept)| budget.usage(kept * FRAME)).collect();
+        for chunk in asked.values().filter(|chunk| chunk.anchors.reasons().is_empty()) {
+            places[chunk.place.index()].anchored += bytes_of(chunk.frames);
         }
         Usage {
             places,
-            live_blocks: (blocks + stock.blocks) as u64,
-            live_bytes: out_bytes - stock.credit,
+            live_blocks: (blocks + kept.blocks) as u64,
+            live_bytes: out_bytes - kept.credit,
             peak_live_bytes,
-            allocations: allocations + stock.served,
-            reuses: reuses + stock.served,
+            allocations: allocations + kept.served,
+            reuses: reuses + kept.served,
             trimmed_bytes,
         }
     }

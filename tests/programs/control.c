@@ -23,8 +23,8 @@ static void say_pieces(const Control *c, const char *what, CUdeviceptr address, 
     int result = c->pieces(as_pointer(address), bytes, pieces, &count);
     printf("%s: %d", what, result);
     for (size_t i = 0; result == 0 && i < count; i++)
-        printf(", %llu MiB on %d pins %u", (unsigned long long)(pieces[i].bytes / MIB), pieces[i].place,
-               pieces[i].pins);
+        printf(", %llu MiB on %d anchors %u", (unsigned long long)(pieces[i].bytes / MIB), pieces[i].place,
+               pieces[i].anchors);
     printf("\n");
 }
 
@@ -120,12 +120,12 @@ int main(void)
     printf("no room: %d, ", c.pieces(as_pointer(large), LARGE, NULL, &count));
     printf("%zu pieces; no count: %d\n", count, c.pieces(as_pointer(large), LARGE, NULL, NULL));
 
-    printf("pin: %d, beyond the block: %d, nothing: %d\n", c.pin(as_pointer(small), SMALL),
-           c.pin(as_pointer(small), SMALL + 4 * MIB), c.pin(as_pointer(small), 0));
-    say_pieces(&c, "pinned block", small, SMALL);
-    printf("unpin: %d", c.unpin(as_pointer(small), SMALL));
-    printf(", again: %d\n", c.unpin(as_pointer(small), SMALL));
-    say_pieces(&c, "unpinned block", small, SMALL);
+    printf("anchor: %d, beyond the block: %d, nothing: %d\n", c.anchor(as_pointer(small), SMALL),
+           c.anchor(as_pointer(small), SMALL + 4 * MIB), c.anchor(as_pointer(small), 0));
+    say_pieces(&c, "anchored block", small, SMALL);
+    printf("released: %d", c.release_anchor(as_pointer(small), SMALL));
+    printf(", again: %d\n", c.release_anchor(as_pointer(small), SMALL));
+    say_pieces(&c, "released block", small, SMALL);
 
     in_a_child(&c, small);
     CHECK(cuMemFree_v2(large));

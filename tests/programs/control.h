@@ -17,7 +17,7 @@ typedef struct {
     int (*statistics)(gpupool_statistics *);
     size_t (*places)(gpupool_place *, size_t);
     int (*pieces)(const void *, size_t, gpupool_piece *, size_t *);
-    int (*pin)(const void *, size_t), (*unpin)(const void *, size_t);
+    int (*anchor)(const void *, size_t), (*release_anchor)(const void *, size_t);
     int (*advise)(const void *, size_t, int, int);
     int (*prefetch)(const void *, size_t, int, void *);
     int (*malloc)(void **, size_t, int, void *);
@@ -37,8 +37,8 @@ static inline Control find_control(void *handle)
     *(void **)&c.statistics = dlsym(handle, "gpupool_get_statistics");
     *(void **)&c.places = dlsym(handle, "gpupool_places");
     *(void **)&c.pieces = dlsym(handle, "gpupool_pieces");
-    *(void **)&c.pin = dlsym(handle, "gpupool_pin");
-    *(void **)&c.unpin = dlsym(handle, "gpupool_unpin");
+    *(void **)&c.anchor = dlsym(handle, "gpupool_anchor");
+    *(void **)&c.release_anchor = dlsym(handle, "gpupool_release_anchor");
     *(void **)&c.advise = dlsym(handle, "gpupool_advise");
     *(void **)&c.prefetch = dlsym(handle, "gpupool_prefetch");
     *(void **)&c.malloc = dlsym(handle, "gpupool_malloc");

@@ -1,7 +1,7 @@
 /*
  * stripes STEP...: where managed memory is meant to live, and where it is. Sizes are in MiB.
  *   a:SIZE  allocate device memory            m:SIZE  allocate managed memory (M: attached to the host)
- *   S:SIZE  allocate in the order of a stream
+ *   S:SIZE  allocate in the order of a stream  V:SIZE  make a handle on GPU 0
  *   w:I     a kernel writes block I           c:I     a kernel checks it      h:I  the processor reads and checks it
  *   p:I     its preferred locations           r:I     where it is (simulated driver only)
  *   x:I     the GPUs it is mapped for         o:I     move it to the host, as a program may
@@ -11,6 +11,7 @@
 #include "managed.h"
 
 #include "kernels.h"
+#include "vmm.h"
 
 #define MOST 32
 
@@ -89,6 +90,12 @@ int main(int argc, char **argv)
         case 'a': case 'm': case 'M': case 'S':
             allocate(argv[i][0], value);
             break;
+        case 'V': {
+            CUmemAllocationProp on_gpu0 = on_device(0);
+            uint64_t handle;
+            printf("handle of %zu: %d\n", (size_t)value, cuMemCreate(&handle, (size_t)value * MIB, &on_gpu0, 0));
+            break;
+        }
         case 'w':
             iota(&k[gpu], NULL, address[block], size[block] / 4, (uint32_t)block << 24);
             break;

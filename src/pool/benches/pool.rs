@@ -4,10 +4,12 @@
 //! eight threads get done beside one.
 
 use criterion::{BenchmarkId, Criterion};
-use gpupool_pool::{Backend, Config, FRAME, Fault, Free, Lenders, Links, Place, PlaceSpec, Policy, Pool, Request};
+use gpupool_pool::{
+    Accounts, Backend, Config, FRAME, Fault, Free, Lenders, Links, Place, PlaceSpec, Policy, Pool, Request,
+};
 use std::hint::black_box;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 /// Grants every wish at no cost, so that what is measured is the pool.
@@ -57,7 +59,7 @@ fn crowded(live: u64) -> Pool<Nothing> {
     let config = Config {
         base: 1 << 40,
         bytes: 64 << 40,
-        places: vec![PlaceSpec { place: Place::Gpu(0), limit: 32 << 40 }],
+        accounts: Arc::new(Accounts::new(&[PlaceSpec { place: Place::Gpu(0), limit: 32 << 40 }])),
         links: Links::default(),
         policy: Policy::LocalFirst,
         lenders: Lenders::All,

@@ -4,8 +4,8 @@ use super::fault;
 use super::sharing::Sharing;
 use crate::context::Gpus;
 use crate::fence;
-use crate::memory::{self, Plan, place_name};
-use crate::{pinned, process, vmm};
+use crate::memory::{Plan, place_name};
+use crate::{pinned, process};
 use gpupool_cuda::{Access, CuResult, Driver, Properties};
 use gpupool_pool::{Backend, FRAME, Fault, Place};
 use std::collections::BTreeMap;
@@ -104,25 +104,15 @@ impl Backend for Vmm {
     type Error = CuResult;
 
     fn headroom(&self, place: Place) -> Option<u64> {
-        let free = self.plan.free_at(self.driver, place);
-        // What the program made there itself leaves the pool less of the limit.
-        let own @ 1.. = vmm::own_at(place) else { return free };
-        let room = self.plan.limit(place).saturating_sub(own).saturating_sub(memory::held_at(place));
-        Some(free.map_or(room, |free| free.min(room)))
+        self.plan.free_at(self.driver, place)
     }
 
     fn create(&self, place: Place, bytes: u64) -> Result<Self::Handle, Fault<CuResult>> {
-        // Since the pool asked for the headroom the program may have made memory of its own.
-        if !vmm::join_pool(place, bytes, self.plan.limit(place)) {
-            return Err(Fault::OutOfMemory(CuResult::OUT_OF_MEMORY));
-        }
-        self.make(place, bytes).inspect_err(|_| vmm::left_pool(place, bytes))
+        self.make(place, bytes)
     }
 
-    fn release(&self, handle: Self::Handle, place: Place, bytes: u64) -> Result<(), Fault<CuResult>> {
-        self.driver.release(handle).ok().map_err(fault)?;
-        vmm::left_pool(place, bytes);
-        Ok(())
+    fn release(&self, handle: Self::Handle, _: Place, _: u64) -> Result<(), Fault<CuResult>> {
+        self.driver.release(handle).ok().map_err(fault)
     }
 
     fn map(&self, address: u64, bytes: u64, handle: Self::Handle) -> Result<(), Fault<CuResult>> {

@@ -19,8 +19,8 @@ pub struct gpupool_piece {
     /// Where it is: a GPU's CUDA ordinal, or -1 less the number of a host NUMA node.
     pub place: c_int,
     /// Why it must stay on the physical memory it is on, 0 where it may move: 1 shared with other processes by CUDA IPC, 2
-    /// its physical handle was retained, 4 a descriptor of it was given out, 8 `gpupool_pin`; added up.
-    pub pins: c_uint,
+    /// its physical handle was retained, 4 a descriptor of it was given out, 8 `gpupool_anchor`; added up.
+    pub anchors: c_uint,
 }
 
 /// What can be said of managed memory; the numbers of `CUmem_advise`.
@@ -80,17 +80,17 @@ fn merged(address: u64, bytes: u64) -> Result<Vec<gpupool_piece>, gpupool_error>
         address: piece.address,
         bytes: piece.bytes,
         place: number_of(piece.place),
-        pins: piece.pins.bits().into(),
+        anchors: piece.anchors.bits().into(),
     });
     let managed = managed::parts(address, bytes).into_iter().map(|(place, address, bytes)| gpupool_piece {
         address,
         bytes,
         place: number_of(place),
-        pins: 0,
+        anchors: 0,
     });
     let mut merged: Vec<gpupool_piece> = Vec::new();
     for piece in pooled.chain(managed) {
-        match merged.last_mut().filter(|last| (last.place, last.pins) == (piece.place, piece.pins)) {
+        match merged.last_mut().filter(|last| (last.place, last.anchors) == (piece.place, piece.anchors)) {
             Some(last) => last.bytes += piece.bytes,
             None => merged.push(piece),
         }
@@ -99,23 +99,23 @@ fn merged(address: u64, bytes: u64) -> Result<Vec<gpupool_piece>, gpupool_error>
 }
 
 /// Keeps `bytes` from `pointer` on, which must lie in one block, on the physical memory that they are on, until
-/// `gpupool_unpin` or the end of the block: for memory that something outside CUDA knows by its physical pages. (gpupool
+/// `gpupool_release_anchor` or the end of the block: for memory that something outside CUDA knows by its physical pages. (gpupool
 /// moves no memory yet.) Returns 0 or a `gpupool_error`.
 ///
 /// # Safety
 /// None: any address may be asked about.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gpupool_pin(pointer: *const c_void, bytes: usize) -> c_int {
-    answer(|| memory::pin(pointer as u64, bytes as u64, gpupool_pool::Pin::Asked), bytes)
+pub unsafe extern "C" fn gpupool_anchor(pointer: *const c_void, bytes: usize) -> c_int {
+    answer(|| memory::anchor(pointer as u64, bytes as u64, gpupool_pool::Anchor::Asked), bytes)
 }
 
-/// Takes back one `gpupool_pin` of exactly this range. Returns 0 or a `gpupool_error`.
+/// Takes back one `gpupool_anchor` of exactly this range. Returns 0 or a `gpupool_error`.
 ///
 /// # Safety
 /// None: any address may be asked about.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gpupool_unpin(pointer: *const c_void, bytes: usize) -> c_int {
-    answer(|| memory::unpin(pointer as u64, bytes as u64), bytes)
+pub unsafe extern "C" fn gpupool_release_anchor(pointer: *const c_void, bytes: usize) -> c_int {
+    answer(|| memory::release_anchor(pointer as u64, bytes as u64), bytes)
 }
 
 fn answer(act: impl FnOnce() -> bool + std::panic::UnwindSafe, bytes: usize) -> c_int {

@@ -5,7 +5,7 @@ use crate::memory::{self, Known};
 use crate::{ipc, log, process};
 use cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
 use gpupool_cuda::CuResult;
-use gpupool_pool::Pin;
+use gpupool_pool::Anchor;
 use std::ffi::c_uint;
 
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: the driver takes this value and no other.
@@ -66,10 +66,10 @@ pub unsafe fn open(real: &mut Real, dptr: *mut CUdeviceptr, handle: CUipcMemHand
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn descriptor(real: &mut Real, dptr: CUdeviceptr, bytes: usize) -> CuResult {
     // Before anybody has it: a block that is freed in between must not serve again.
-    let marked = memory::pin(dptr, bytes as u64, Pin::Descriptor);
+    let anchored = memory::anchor(dptr, bytes as u64, Anchor::Descriptor);
     let result = real.call();
-    if marked && !result.is_ok() {
-        memory::unmark(dptr, bytes as u64, Pin::Descriptor);
+    if anchored && !result.is_ok() {
+        memory::withdraw_anchor(dptr, bytes as u64, Anchor::Descriptor);
     }
     result
 }

@@ -5,9 +5,8 @@ use crate::memory::{self, Known};
 use crate::vmm::{self, Part, Release, Request, Retained};
 use crate::{context, log, process};
 use cudarc::driver::sys::CUdeviceptr;
-use gpupool_cuda::{Access, Location, Properties};
-use gpupool_cuda::{CuResult, Driver};
-use gpupool_pool::Pin;
+use gpupool_cuda::{Access, CuResult, Driver, Location, Properties};
+use gpupool_pool::Anchor;
 use std::ffi::{c_int, c_ulonglong, c_void};
 
 /// # Safety
@@ -183,12 +182,12 @@ pub unsafe fn retain(real: &mut Real, handle: *mut u64, address: *mut c_void) ->
     match memory::known(address as CUdeviceptr) {
         Known::Pooled(block) if memory::is_one_chunk(&block) => {
             // Before anybody has it: a block that is freed in between must not serve again.
-            if !memory::pin(block.address, block.bytes, Pin::Retained) {
+            if !memory::anchor(block.address, block.bytes, Anchor::Retained) {
                 return CuResult::INVALID_VALUE;
             }
             let result = real.call();
             if !result.is_ok() {
-                memory::unmark(block.address, block.bytes, Pin::Retained);
+                memory::withdraw_anchor(block.address, block.bytes, Anchor::Retained);
             }
             return result;
         }

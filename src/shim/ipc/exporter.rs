@@ -9,7 +9,7 @@ use super::wire::{Handle, Key, Secret, same_secret};
 use crate::{log, memory};
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Driver, Properties};
-use gpupool_pool::{Block, Piece, Pin};
+use gpupool_pool::{Anchor, Block, Piece};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind, Result};
@@ -64,7 +64,7 @@ pub fn export(driver: &Driver, block: &Block) -> std::result::Result<Handle, CuR
     }
     let mut secret = Secret::default();
     fill_randomly(&mut secret).map_err(no_means)?;
-    if !memory::pin(address, bytes, Pin::Shared) {
+    if !memory::anchor(address, bytes, Anchor::Shared) {
         return Err(CuResult::INVALID_VALUE);
     }
     let (first, secret) = {

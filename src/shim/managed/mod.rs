@@ -21,7 +21,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUmem_advise, CUstre
 use gpupool_config::{Mode, Prefetch, Settings, Switch, Toggle, format_size};
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_interpose::cancel;
-use gpupool_pool::{Allocation, Block, Place, Usage};
+use gpupool_pool::{Accounts, Allocation, Block, Place, Usage};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 use places::{Level, Places, Refusal, Stripes};
@@ -74,7 +74,11 @@ fn open() -> Option<&'static Opened> {
     };
     let specs: Vec<_> = plan.places.iter().copied().filter(|spec| coherent(spec.place)).collect();
     let links = topology::coherent(plan.links.clone());
-    let places = Mutex::new(Places::new(&specs, links, memory::policy(), plan.lenders));
+    // In the other modes only the program's own managed memory is placed. The driver evicts that from a GPU that others need,
+    // so it keeps to the same limits by itself and leaves the pool what it has.
+    let accounts =
+        if plan.mode == Mode::Managed { Arc::clone(&plan.accounts) } else { Arc::new(Accounts::new(&specs)) };
+    let places = Mutex::new(Places::new(accounts, links, memory::policy(), plan.lenders));
     memory::level::opened(&specs);
     let opened = Opened { driver, plan, places, live: Mutex::default() };
     OPENED.get_or_init(|| Box::new(Some(opened))).as_ref()

@@ -1,10 +1,13 @@
 //! What each place holds of managed memory, and on which places a new block goes. Only numbers: no driver call.
 //!
-//! The pool's own budgets can not serve here: they count physical memory that the pool holds, which managed memory moves
-//! away from and comes back to. What is counted instead is what was *placed* somewhere. The driver lets GPUs be
-//! oversubscribed, and evicts to the host when they are, so the caps that hold are these.
+//! The pool's own budgets cannot serve here: they count physical memory that the pool holds, which managed memory moves
+//! away from and comes back to. What is charged instead is what was *placed* somewhere. The driver lets GPUs be
+//! oversubscribed, and evicts to the host when they are, so the caps that hold are those of the accounts.
 
-use gpupool_pool::{FRAME, Lenders, Links, Place, PlaceSpec, PlaceUsage, Policy, Room, SoftRefusal, order, spread};
+use gpupool_pool::{
+    Accounts, Claim, FRAME, Lenders, Links, Place, PlaceSpec, PlaceUsage, Policy, Room, SoftRefusal, order, spread,
+};
+use std::sync::Arc;
 
 /// What the system says of a place now.
 #[derive(Clone, Copy, Debug)]
@@ -26,36 +29,15 @@ pub enum Refusal {
     Full { missing: u64 },
 }
 
-/// Bytes placed somewhere.
-#[derive(Debug)]
-struct Account {
-    place: Place,
-    limit: u64,
-    used: u64,
-    peak: u64,
-    soft: SoftRefusal,
-}
-
-impl Account {
-    /// What of ours is not on the GPU yet is not in the driver's number, and what is there is in both, so the larger of
-    /// the two is what the GPU has to hold.
-    fn room(&self, level: Level) -> u64 {
-        let below_limit = self.limit.saturating_sub(self.used);
-        match level {
-            Level::Gpu { usable, in_use } => below_limit.min(usable.saturating_sub(in_use.max(self.used))),
-            Level::Host { available } => below_limit.min(available),
-            Level::Unknown => below_limit,
-        }
-    }
-}
-
 /// Consecutive parts of a block, each with its place and bytes (whole frames; the last may reach past the block's end).
 pub type Stripes = Vec<(Place, u64)>;
 
-/// The accounts of all places, and the rules by which blocks go to them.
+/// The places of managed memory, and the rules by which blocks go to them.
 #[derive(Debug)]
 pub struct Places {
-    accounts: Vec<Account>,
+    accounts: Arc<Accounts>,
+    /// By place, in the order of the accounts.
+    soft: Vec<SoftRefusal>,
     links: Links,
     policy: Policy,
     lenders: Lenders,
@@ -64,17 +46,14 @@ pub struct Places {
 }
 
 impl Places {
-    pub fn new(specs: &[PlaceSpec], links: Links, policy: Policy, lenders: Lenders) -> Self {
-        let account = |spec: &PlaceSpec| {
-            let &PlaceSpec { place, limit } = spec;
-            Account { place, limit, used: 0, peak: 0, soft: SoftRefusal::default() }
-        };
-        Self { accounts: specs.iter().map(account).collect(), links, policy, lenders, turn: 0 }
+    pub fn new(accounts: Arc<Accounts>, links: Links, policy: Policy, lenders: Lenders) -> Self {
+        let soft = vec![SoftRefusal::default(); accounts.specs().len()];
+        Self { accounts, soft, links, policy, lenders, turn: 0 }
     }
 
     /// The places that a block of this GPU may go to, best first; empty where the GPU is not one of ours.
     pub fn order(&self, home: u32) -> Vec<Place> {
-        let places: Vec<Place> = self.accounts.iter().map(|account| account.place).collect();
+        let places: Vec<Place> = self.accounts.specs().iter().map(|spec| spec.place).collect();
         order(home, &places, &self.links, self.lenders)
     }
 
@@ -85,68 +64,77 @@ impl Places {
 
     /// The bytes that each place could still take.
     pub fn rooms(&self, levels: &[(Place, Level)]) -> Vec<Room> {
-        let room = |&(place, level): &(Place, Level)| {
-            let account = self.accounts.iter().find(|account| account.place == place);
-            Room { place, bytes: account.map_or(0, |account| account.room(level)) }
-        };
-        levels.iter().map(room).collect()
+        levels.iter().map(|&(place, level)| Room { place, bytes: self.room(place, level) }).collect()
+    }
+
+    fn room(&self, place: Place, level: Level) -> u64 {
+        let below_limit = self.accounts.limit(place).saturating_sub(self.accounts.taken(place));
+        match level {
+            // What of ours is not on the GPU yet is not in the driver's number, and what is there is in both, so the larger
+            // of the two is what the GPU has to hold.
+            Level::Gpu { usable, in_use } => {
+                let placed = self.accounts.of(Claim::Managed, place);
+                below_limit.min(usable.saturating_sub(in_use.max(placed)))
+            }
+            Level::Host { available } => below_limit.min(available),
+            Level::Unknown => below_limit,
+        }
     }
 
     /// Sets room aside for a block. `levels` are the places that may be used, in the order of [`Places::order`]: the first
     /// is its GPU. `soft`: whoever asks may be told once that the GPU overflows.
     pub fn take(&mut self, bytes: u64, levels: &[(Place, Level)], soft: bool) -> Result<Stripes, Refusal> {
-        let spread = spread(bytes, &self.rooms(levels), self.policy, self.turn);
-        let stripes = spread.map_err(|missing| Refusal::Full { missing })?;
-        let Some(&(home, level)) = levels.first() else { return Ok(stripes) };
-        let (mut on_peers, mut on_host) = (0, 0);
-        for &(place, bytes) in &stripes {
-            match place {
-                Place::Host(_) => on_host += bytes,
-                Place::Gpu(_) if place != home => on_peers += bytes,
-                Place::Gpu(_) => {}
+        loop {
+            let spread = spread(bytes, &self.rooms(levels), self.policy, self.turn);
+            let stripes = spread.map_err(|missing| Refusal::Full { missing })?;
+            let Some(&(home, level)) = levels.first() else { return Ok(stripes) };
+            let (mut on_peers, mut on_host) = (0, 0);
+            for &(place, bytes) in &stripes {
+                match place {
+                    Place::Host(_) => on_host += bytes,
+                    Place::Gpu(_) if place != home => on_peers += bytes,
+                    Place::Gpu(_) => {}
+                }
             }
-        }
-        let overflows = self.policy.overflows(on_peers, on_host);
-        if soft && overflows && self.account(home).is_some_and(|account| account.soft.refuse(bytes)) {
-            return Err(Refusal::Soft);
-        }
-        self.turn += 1;
-        for &(place, bytes) in &stripes {
-            if let Some(account) = self.account(place) {
-                account.used += bytes;
-                account.peak = account.peak.max(account.used);
+            let overflows = self.policy.overflows(on_peers, on_host);
+            if soft && overflows && self.soft_of(home).is_some_and(|it| it.refuse(bytes)) {
+                return Err(Refusal::Soft);
             }
-        }
-        if let Some(account) = self.account(home) {
-            if overflows {
-                account.soft.overflowed();
-            } else {
-                account.soft.served_at_home(bytes, account.limit, account.room(level));
+            // Somebody else may have taken the room since it was looked at. Each time that happens he has got on.
+            if self.accounts.charge_all(Claim::Managed, &stripes).is_err() {
+                continue;
             }
+            self.turn += 1;
+            let (limit, room) = (self.accounts.limit(home), self.room(home, level));
+            if let Some(it) = self.soft_of(home) {
+                if overflows {
+                    it.overflowed();
+                } else {
+                    it.served_at_home(bytes, limit, room);
+                }
+            }
+            return Ok(stripes);
         }
-        Ok(stripes)
     }
 
     /// A block is gone, or was never made.
     pub fn give(&mut self, stripes: &Stripes) {
-        for &(place, bytes) in stripes {
-            if let Some(account) = self.account(place) {
-                account.used = account.used.saturating_sub(bytes);
-            }
-        }
+        stripes.iter().for_each(|&(place, bytes)| self.accounts.credit(Claim::Managed, place, bytes));
     }
 
-    fn account(&mut self, place: Place) -> Option<&mut Account> {
-        self.accounts.iter_mut().find(|account| account.place == place)
+    fn soft_of(&mut self, home: Place) -> Option<&mut SoftRefusal> {
+        let index = self.accounts.specs().iter().position(|spec| spec.place == home)?;
+        self.soft.get_mut(index)
     }
 
-    /// The accounts in numbers; `held` is what was placed there.
+    /// What was placed, in numbers; `held` is what was placed there.
     pub fn usage(&self) -> Vec<PlaceUsage> {
-        let usage = |account: &Account| {
-            let &Account { place, limit, used, peak, .. } = account;
-            PlaceUsage { place, limit, held: used, used, peak_used: peak, pinned: 0 }
+        let usage = |&PlaceSpec { place, limit }: &PlaceSpec| {
+            let (used, peak_used) =
+                (self.accounts.of(Claim::Managed, place), self.accounts.peak_of(Claim::Managed, place));
+            PlaceUsage { place, limit, held: used, used, peak_used, anchored: 0 }
         };
-        self.accounts.iter().map(usage).collect()
+        self.accounts.specs().iter().map(usage).collect()
     }
 }
 
@@ -174,7 +162,7 @@ mod tests {
         let specs =
             [(GPU, 10), (PEER, 10), (HOST, 4)].map(|(place, frames)| PlaceSpec { place, limit: frames * FRAME });
         let links = Links { ranks: BTreeMap::from([((0, PEER), 1), ((0, HOST), 9), ((1, GPU), 1), ((1, HOST), 9)]) };
-        Places::new(&specs, links, policy, Lenders::All)
+        Places::new(Arc::new(Accounts::new(&specs)), links, policy, Lenders::All)
     }
 
     fn unknown(places: &Places) -> Vec<(Place, Level)> {
@@ -190,6 +178,15 @@ mod tests {
         assert_eq!(places.take(1, &levels, false), Err(Refusal::Full { missing: FRAME }));
         places.give(&vec![(PEER, FRAME)]);
         assert_eq!(places.take(1, &levels, false), Ok(vec![(PEER, FRAME)]));
+    }
+
+    #[test]
+    fn what_the_program_made_itself_is_no_room_either() {
+        let mut places = places(Policy::LocalFirst);
+        let levels = unknown(&places);
+        assert!(places.accounts.charge(Claim::Handles, GPU, 7 * FRAME));
+        assert_eq!(places.take(4 * FRAME, &levels, false), Ok(vec![(GPU, 3 * FRAME), (PEER, FRAME)]));
+        assert!(!places.accounts.charge(Claim::Handles, GPU, FRAME), "and the other way round");
     }
 
     #[test]

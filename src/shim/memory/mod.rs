@@ -7,17 +7,17 @@ mod open;
 mod plan;
 pub mod topology;
 
-pub use caching::program_caches;
+pub use caching::returns_its_cache;
 pub use open::{plan, policy};
 pub use plan::Plan;
 
 use crate::context::{self, Context, Observer};
-use crate::{ipc, log, managed, pinned, process, vmm};
+use crate::{ipc, log, managed, pinned, process};
 use cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle};
 use gpupool_config::{Free as FreeSetting, MemInfo, Mode, Switch, format_size};
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_interpose::Api;
-use gpupool_pool::{Allocation, Block, Free, FreeError, Piece, Pin, Place, Refusal, Request, Usage};
+use gpupool_pool::{Accounts, Allocation, Anchor, Block, Free, FreeError, Piece, Place, Refusal, Request, Usage};
 use open::Opened;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -153,14 +153,20 @@ fn from_pool(opened: &Opened, context: &Context, device: CUdevice, bytes: u64, s
 /// A block would overflow its GPU: the answer for a program that caches; `None` for one that does not. Looked up only here,
 /// where it matters: libraries may be loaded at any time.
 pub fn refused_softly(home: u32, bytes: u64) -> Option<Answer> {
-    if process::settings().soft_oom != Switch::On && !caching::program_caches() {
+    if !returns_its_cache() {
         return None;
     }
+    say_refused_softly(home, bytes, "");
+    Some(Answer::Pool(CuResult::OUT_OF_MEMORY, 0))
+}
+
+/// A program is told OUT_OF_MEMORY once, so that it returns its cache; `what` says of what, where that is not a block.
+pub fn say_refused_softly(home: u32, bytes: u64, what: &str) {
     tracing::info!(
         target: "gpupool::memory", event = "pool.refuse", home, bytes, why = "soft", missing = 0,
-        "OUT_OF_MEMORY for {} once, so that the program returns its cache before GPU {home} overflows", format_size(bytes)
+        "OUT_OF_MEMORY for {what}{} once, so that the program returns its cache before GPU {home} overflows",
+        format_size(bytes)
     );
-    Some(Answer::Pool(CuResult::OUT_OF_MEMORY, 0))
 }
 
 /// There is no place for a block; the driver is asked.
@@ -345,14 +351,14 @@ pub fn is_one_chunk(block: &Block) -> bool {
 }
 
 /// Keeps a range of a live block on its physical memory, for this reason; `false` where it lies in no block.
-pub fn pin(address: u64, bytes: u64, why: Pin) -> bool {
-    open::opened().is_some_and(|opened| opened.pool.pin(address, bytes, why).is_some())
+pub fn anchor(address: u64, bytes: u64, why: Anchor) -> bool {
+    open::opened().is_some_and(|opened| opened.pool.anchor(address, bytes, why).is_some())
 }
 
-/// Takes back a mark that [`pin`] put on this range for a call that then failed.
-pub fn unmark(address: u64, bytes: u64, why: Pin) {
+/// Takes back what [`anchor`] did to this range for a call that then failed.
+pub fn withdraw_anchor(address: u64, bytes: u64, why: Anchor) {
     if let Some(opened) = open::opened() {
-        opened.pool.unmark(address, bytes, why);
+        opened.pool.withdraw_anchor(address, bytes, why);
     }
 }
 
@@ -368,9 +374,9 @@ pub fn let_go(address: u64, id: u64) {
     }
 }
 
-/// Takes one pin of this range back that the program asked for; `false` where there is none.
-pub fn unpin(address: u64, bytes: u64) -> bool {
-    open::opened().is_some_and(|opened| opened.pool.unpin(address, bytes))
+/// Takes one anchor of this range back that the program asked for; `false` where there is none.
+pub fn release_anchor(address: u64, bytes: u64) -> bool {
+    open::opened().is_some_and(|opened| opened.pool.release_anchor(address, bytes))
 }
 
 /// Frees the blocks of contexts that are gone, as the driver does with its own allocations.
@@ -475,19 +481,13 @@ fn answers_as_pool() -> Option<&'static Driver> {
 
 /// Bytes on a device that are the pool's, or the program's own by our doing.
 fn taken_on(device: i32) -> u64 {
-    u32::try_from(device).map(Place::Gpu).map_or(0, |place| held_at(place) + vmm::own_at(place))
+    let place = u32::try_from(device).map(Place::Gpu);
+    accounts().zip(place.ok()).map_or(0, |(accounts, place)| accounts.taken(place))
 }
 
-/// Bytes that the pool holds at a place.
-pub fn held_at(place: Place) -> u64 {
-    let usage = usage().unwrap_or_default();
-    usage.places.iter().find(|usage| usage.place == place).map_or(0, |usage| usage.held)
-}
-
-/// Bytes of managed memory placed there, in mode managed; what the pool holds counts where the program's own does
-/// (`vmm::join_pool`).
-pub fn placed_at(place: Place) -> u64 {
-    if open::opened().is_some() { 0 } else { held_at(place) }
+/// Who has how much of each place, where a plan was made.
+pub fn accounts() -> Option<&'static Accounts> {
+    open::planned().flatten().map(|plan| &*plan.accounts)
 }
 
 /// What the pool holds and has held; `None` if it was never opened.

@@ -8,6 +8,7 @@ use gpupool_cuda::Driver;
 use gpupool_interpose::cancel;
 use gpupool_pool::{Config, FRAME, Policy, Pool};
 use once_cell::race::OnceBox;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The pool and what it was made from.
@@ -127,7 +128,7 @@ fn try_open(driver: &'static Driver, plan: &'static Plan) -> Option<Opened> {
     let config = Config {
         base,
         bytes,
-        places: plan.places.clone(),
+        accounts: Arc::clone(&plan.accounts),
         links: plan.links.clone(),
         policy: policy(),
         lenders: plan.lenders,

@@ -6,8 +6,9 @@ use crate::backend::{self, host};
 use crate::{log, process};
 use gpupool_config::{Devices, Mode, Problem, Settings};
 use gpupool_cuda::{CuResult, Driver};
-use gpupool_pool::{Lenders, Links, Place, PlaceSpec};
+use gpupool_pool::{Accounts, Lenders, Links, Place, PlaceSpec};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -18,6 +19,8 @@ pub struct Plan {
     /// The pool's GPUs, with the bytes to leave free on each.
     pub members: BTreeMap<u32, u64>,
     pub places: Vec<PlaceSpec>,
+    /// Who has how much of each of these places.
+    pub accounts: Arc<Accounts>,
     pub links: Links,
     pub lenders: Lenders,
     /// `min(memory, limit set by the user)` of each pool GPU: what a program is told the GPU has.
@@ -84,6 +87,7 @@ impl Plan {
             links: if managed { topology::coherent(links) } else { links },
             topology,
             members,
+            accounts: Arc::new(Accounts::new(&places)),
             places,
             totals: shown,
         })
@@ -157,7 +161,7 @@ impl Plan {
 
     /// The most that may be taken of a place, in bytes.
     pub fn limit(&self, place: Place) -> u64 {
-        self.places.iter().find(|spec| spec.place == place).map_or(0, |spec| spec.limit)
+        self.accounts.limit(place)
     }
 
     /// Bytes of memory of a GPU.

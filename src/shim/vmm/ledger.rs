@@ -8,8 +8,8 @@
 //! reference on each as long as the program holds any on the whole.
 
 use gpupool_cuda::{Access, Location};
-use gpupool_pool::Place;
-use std::collections::{BTreeMap, BTreeSet};
+use gpupool_pool::{Accounts, Claim, Place, SoftRefusal};
+use std::collections::BTreeMap;
 
 /// Who made a piece of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,13 +96,10 @@ pub struct Ledger {
     mappings: BTreeMap<u64, Mapping>,
     /// The parts of what is made of several, by the handle of the first.
     wholes: BTreeMap<u64, Vec<Part>>,
-    /// Bytes of memory made here, or about to be, that count at each place.
-    own: BTreeMap<Place, u64>,
-    /// Bytes that the pool has there, or is about to have. Both in one ledger, so that both together keep to a limit
-    /// whoever is first.
-    pooled: BTreeMap<Place, u64>,
-    /// GPUs whose programs were told OUT_OF_MEMORY once, so that they return their caches.
-    told: BTreeSet<u32>,
+    /// What the memory made here was charged to before it was made, and is credited to when it goes.
+    pub accounts: Option<&'static Accounts>,
+    /// By GPU, whether its program is to hear of it before the GPU overflows; until all that went elsewhere is gone.
+    soft: BTreeMap<u32, SoftRefusal>,
 }
 
 impl Ledger {
@@ -111,55 +108,7 @@ impl Ledger {
         self.memory.len()
     }
 
-    /// Bytes that count at a place.
-    pub fn own(&self, place: Place) -> u64 {
-        self.own.get(&place).copied().unwrap_or(0)
-    }
-
-    /// Bytes that the pool has at a place.
-    pub fn pooled(&self, place: Place) -> u64 {
-        self.pooled.get(&place).copied().unwrap_or(0)
-    }
-
-    fn fits(&self, place: Place, bytes: u64, most: u64) -> bool {
-        let taken = self.own(place).checked_add(self.pooled(place));
-        taken.and_then(|taken| taken.checked_add(bytes)).is_some_and(|sum| sum <= most)
-    }
-
-    /// Sets bytes at a place aside for memory about to be made, unless that is more than `most` together with all that is
-    /// there.
-    pub fn promise(&mut self, place: Place, bytes: u64, most: u64) -> bool {
-        let fits = self.fits(place, bytes, most);
-        if fits {
-            *self.own.entry(place).or_default() += bytes;
-        }
-        fits
-    }
-
-    /// The same for memory of the pool's. What it has alone it counts itself.
-    pub fn promise_pooled(&mut self, place: Place, bytes: u64, most: u64) -> bool {
-        let fits = self.own(place) == 0 || self.fits(place, bytes, most);
-        if fits {
-            *self.pooled.entry(place).or_default() += bytes;
-        }
-        fits
-    }
-
-    /// The pool has that much less there.
-    pub fn withdraw_pooled(&mut self, place: Place, bytes: u64) {
-        if let Some(pooled) = self.pooled.get_mut(&place) {
-            *pooled -= bytes;
-        }
-    }
-
-    /// Nothing came of the promise, or the memory is gone.
-    pub fn withdraw(&mut self, place: Place, bytes: u64) {
-        if let Some(own) = self.own.get_mut(&place) {
-            *own -= bytes;
-        }
-    }
-
-    /// What was asked for on this GPU was made, where it had been promised.
+    /// What was asked for on this GPU was made, where it had been charged.
     pub fn made(&mut self, asked: u32, parts: &[Part]) {
         let whole = parts.first().filter(|_| parts.len() > 1).map(|first| first.handle);
         for &Part { handle, place, bytes } in parts {
@@ -168,6 +117,9 @@ impl Ledger {
         }
         if let Some(whole) = whole {
             self.wholes.insert(whole, parts.to_vec());
+        }
+        if parts.iter().any(|part| part.place != Place::Gpu(asked)) {
+            self.soft.entry(asked).or_default().overflowed();
         }
     }
 
@@ -263,7 +215,9 @@ impl Ledger {
                 Some(memory) => memory.references += 1,
                 None => {
                     self.memory.insert(handle, before);
-                    *self.own.entry(before.place).or_default() += before.bytes;
+                    if let Some(accounts) = self.accounts {
+                        accounts.charge_existing(Claim::Handles, before.place, before.bytes);
+                    }
                 }
             }
         }
@@ -347,10 +301,9 @@ impl Ledger {
         Some(mapping.granted.iter().find(|known| known.location == location).map_or(0, |known| known.flags))
     }
 
-    /// Whether a program that caches is to hear of it before its GPU overflows; once, until all that went elsewhere is
-    /// gone.
-    pub fn tell_softly(&mut self, device: u32) -> bool {
-        self.told.insert(device)
+    /// Whether a program that caches is to hear of it before its GPU overflows with so many bytes.
+    pub fn refuse_softly(&mut self, device: u32, bytes: u64) -> bool {
+        self.soft.entry(device).or_default().refuse(bytes)
     }
 
     /// Where what is made of parts is mapped that is mapped at this address, and its bytes.
@@ -375,7 +328,9 @@ impl Ledger {
             return;
         };
         self.memory.remove(&handle);
-        self.withdraw(memory.place, memory.bytes);
+        if let Some(accounts) = self.accounts {
+            accounts.credit(Claim::Handles, memory.place, memory.bytes);
+        }
         if let Some(whole) = memory.whole
             && !self.memory.values().any(|other| other.whole == Some(whole))
         {
@@ -384,7 +339,7 @@ impl Ledger {
         if let Some(device) = memory.asked_elsewhere()
             && !self.memory.values().any(|other| other.asked_elsewhere() == Some(device))
         {
-            self.told.remove(&device);
+            self.soft.entry(device).or_default().all_gone();
         }
     }
 }
@@ -392,16 +347,22 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpupool_pool::PlaceSpec;
 
     const PEER: Place = Place::Gpu(1);
 
     /// Memory of these sizes at the peer, in one piece for the program.
     fn with(sizes: &[u64]) -> Ledger {
-        let mut ledger = Ledger::default();
-        assert!(ledger.promise(PEER, sizes.iter().sum(), 10));
+        let accounts: &Accounts = Box::leak(Box::new(Accounts::new(&[PlaceSpec { place: PEER, limit: 15 }])));
+        let mut ledger = Ledger { accounts: Some(accounts), ..Ledger::default() };
+        assert!(accounts.charge(Claim::Handles, PEER, sizes.iter().sum()));
         let part = |(index, bytes): (usize, &u64)| Part { handle: 7 + index as u64, place: PEER, bytes: *bytes };
         ledger.made(0, &sizes.iter().enumerate().map(part).collect::<Vec<_>>());
         ledger
+    }
+
+    fn own(ledger: &Ledger) -> u64 {
+        ledger.accounts.map_or(0, |accounts| accounts.of(Claim::Handles, PEER))
     }
 
     fn map(ledger: &mut Ledger, address: u64) {
@@ -421,11 +382,11 @@ mod tests {
         let mut ledger = with(&[10]);
         map(&mut ledger, 100);
         assert!(matches!(ledger.release(7), Release::Parts(parts) if parts.len() == 1));
-        assert_eq!(ledger.own(PEER), 10);
+        assert_eq!(own(&ledger), 10);
         assert_eq!(ledger.elsewhere_at(105), Some((0, PEER)));
         map(&mut ledger, 200);
         unmap(&mut ledger);
-        assert_eq!((ledger.len(), ledger.own(PEER)), (0, 0));
+        assert_eq!((ledger.len(), own(&ledger)), (0, 0));
     }
 
     #[test]
@@ -435,9 +396,9 @@ mod tests {
         assert_eq!((ledger.begin_retain(99), ledger.begin_retain(105)), (None, Some(7)));
         assert!(matches!(ledger.release(7), Release::Parts(_)));
         unmap(&mut ledger);
-        assert_eq!((ledger.len(), ledger.own(PEER)), (1, 10), "the driver gave a handle of it");
+        assert_eq!((ledger.len(), own(&ledger)), (1, 10), "the driver gave a handle of it");
         ledger.not_retained(7);
-        assert_eq!((ledger.len(), ledger.own(PEER)), (0, 0), "or did not");
+        assert_eq!((ledger.len(), own(&ledger)), (0, 0), "or did not");
     }
 
     #[test]
@@ -446,7 +407,7 @@ mod tests {
         let Release::Parts(before) = ledger.release(7) else { panic!("the driver is to be asked") };
         assert_eq!(ledger.len(), 0);
         ledger.not_released(&before);
-        assert_eq!((ledger.len(), ledger.own(PEER)), (1, 10));
+        assert_eq!((ledger.len(), own(&ledger)), (1, 10));
         let parts = ledger.begin_map(7);
         ledger.end_map(&parts, 100, 10, false);
         assert_eq!(ledger.elsewhere_at(100), None);
@@ -469,31 +430,10 @@ mod tests {
         assert_eq!(ledger.retained(8, 107), Retained::Revived(7, vec![100]));
         ledger.revived(7);
         unmap(&mut ledger);
-        assert_eq!((ledger.len(), ledger.own(PEER)), (2, 10), "held by the handle that was taken again");
+        assert_eq!((ledger.len(), own(&ledger)), (2, 10), "held by the handle that was taken again");
         let _ = ledger.release(7);
-        assert_eq!((ledger.len(), ledger.own(PEER)), (0, 0));
+        assert_eq!((ledger.len(), own(&ledger)), (0, 0));
         assert!(ledger.parts(7).is_none());
-    }
-
-    #[test]
-    fn promises_count_at_once_and_never_beyond_the_limit() {
-        let mut ledger = with(&[10]);
-        assert!(!ledger.promise(PEER, 1, 10));
-        assert!(ledger.promise(PEER, 1, 11));
-        ledger.withdraw(PEER, 1);
-        assert!(!ledger.promise(PEER, u64::MAX, u64::MAX));
-        assert_eq!(ledger.own(PEER), 10);
-    }
-
-    #[test]
-    fn the_pool_and_the_program_together_keep_to_the_limit() {
-        let mut ledger = with(&[10]);
-        assert!(ledger.promise_pooled(PEER, 5, 15));
-        assert!(!ledger.promise_pooled(PEER, 1, 15), "the program has the rest");
-        assert!(!ledger.promise(PEER, 1, 15), "the pool has the rest");
-        ledger.withdraw_pooled(PEER, 5);
-        assert!(ledger.promise(PEER, 5, 15));
-        assert_eq!((ledger.own(PEER), ledger.pooled(PEER)), (15, 0));
     }
 
     #[test]
@@ -511,8 +451,8 @@ mod tests {
     #[test]
     fn a_caching_program_is_told_again_once_everything_is_back() {
         let mut ledger = with(&[10]);
-        assert!(ledger.tell_softly(0) && !ledger.tell_softly(0));
+        assert!(!ledger.refuse_softly(0, 10), "it has overflowed");
         let _ = ledger.release(7);
-        assert!(ledger.tell_softly(0));
+        assert!(ledger.refuse_softly(0, 10) && !ledger.refuse_softly(0, 10));
     }
 }

@@ -27,6 +27,8 @@ static KNOWN: AtomicUsize = AtomicUsize::new(0);
 fn with_ledger<T>(act: impl FnOnce(&mut Ledger) -> T) -> T {
     let mut ledger = LEDGER.lock();
     let ledger = ledger.get_or_insert_default();
+    // There is a plan before anything is charged, not always before the first look.
+    ledger.accounts = ledger.accounts.or_else(memory::accounts);
     let value = act(ledger);
     KNOWN.store(ledger.len(), Ordering::Release);
     value
@@ -36,22 +38,6 @@ fn with_ledger<T>(act: impl FnOnce(&mut Ledger) -> T) -> T {
 #[inline]
 fn with_known<T>(act: impl FnOnce(&mut Ledger) -> Option<T>) -> Option<T> {
     if KNOWN.load(Ordering::Acquire) == 0 { None } else { with_ledger(act) }
-}
-
-/// Bytes of the program's own memory that count at a place.
-pub fn own_at(place: Place) -> u64 {
-    with_known(|ledger| Some(ledger.own(place))).unwrap_or(0)
-}
-
-/// Whether the pool may have so many bytes more at a place that are at most `most` with the program's own there. They count
-/// from now on, until [`left_pool`].
-pub fn join_pool(place: Place, bytes: u64, most: u64) -> bool {
-    with_ledger(|ledger| ledger.promise_pooled(place, bytes, most))
-}
-
-/// The pool has so many bytes less at a place.
-pub fn left_pool(place: Place, bytes: u64) {
-    with_ledger(|ledger| ledger.withdraw_pooled(place, bytes));
 }
 
 /// The GPU that the memory of this handle was asked for on, where it is elsewhere.

@@ -4,11 +4,10 @@ use super::ledger::Part;
 use super::with_ledger;
 use crate::memory::{self, Plan, place_name};
 use crate::process;
-use gpupool_config::{Mode, Switch, format_size};
-use gpupool_cuda::Properties;
-use gpupool_cuda::{CuResult, Driver};
+use gpupool_config::{Mode, format_size};
+use gpupool_cuda::{CuResult, Driver, Properties};
 use gpupool_interpose::{Api, Real};
-use gpupool_pool::{FRAME, Place, Room, spread};
+use gpupool_pool::{Claim, FRAME, Place, Room, spread};
 
 /// What a program asks `cuMemCreate` for.
 pub struct Request {
@@ -40,16 +39,14 @@ pub unsafe fn create(real: &mut Real<CuResult>, output: *mut u64, request: &Requ
         // SAFETY: as for this function.
         return unsafe { elsewhere(real.api, output, request, u64::MAX, "full") };
     };
-    if plan_for(device).is_none() {
-        return at_home(real, home);
-    }
-    if !set_aside(home, bytes, limit, real.api) {
+    let Some((_, plan)) = plan_for(device) else { return at_home(real, home) };
+    if !set_aside(plan, home, bytes, limit, real.api) {
         // SAFETY: as for this function.
         return unsafe { elsewhere(real.api, output, request, limit, "limit") };
     }
     let result = at_home(real, home);
     if !result.is_ok() {
-        with_ledger(|ledger| ledger.withdraw(home, bytes));
+        plan.accounts.credit(Claim::Handles, home, bytes);
         if result != CuResult::OUT_OF_MEMORY {
             return result;
         }
@@ -77,13 +74,10 @@ fn plan_for(device: u32) -> Option<(&'static Driver, &'static Plan)> {
     Some((driver, memory::plan(driver).filter(|plan| plan.serves(device as i32))?))
 }
 
-/// Sets `bytes` at a place aside if, with what the pool holds there, that is no more than `most`. Freed runs of the pool
-/// make room.
-fn set_aside(place: Place, bytes: u64, most: u64, api: Api) -> bool {
-    let fits = || {
-        let left = most.saturating_sub(memory::placed_at(place));
-        with_ledger(|ledger| ledger.promise(place, bytes, left))
-    };
+/// Charges `bytes` at a place if, with all that others have there, that is no more than `most`. Freed runs of the pool make
+/// room.
+fn set_aside(plan: &Plan, place: Place, bytes: u64, most: u64, api: Api) -> bool {
+    let fits = || plan.accounts.charge_below(Claim::Handles, &[(place, bytes)], |_| most).is_ok();
     fits() || memory::give_back_at(Some(place), api) && fits()
 }
 
@@ -99,12 +93,8 @@ fn has(driver: &Driver, plan: &Plan, place: Place, bytes: u64, api: Api) -> bool
 unsafe fn elsewhere(api: Api, output: *mut u64, request: &Request, most: u64, why: &'static str) -> CuResult {
     let Request { bytes, device, .. } = *request;
     let Some((driver, plan)) = plan_for(device) else { return CuResult::OUT_OF_MEMORY };
-    if tells_softly() && with_ledger(|ledger| ledger.tell_softly(device)) {
-        tracing::info!(
-            target: "gpupool::memory", event = "pool.refuse", home = device, bytes, why = "soft", missing = 0,
-            "OUT_OF_MEMORY for a handle of {} once, so that the program returns its cache before GPU {device} overflows",
-            format_size(bytes)
-        );
+    if memory::returns_its_cache() && with_ledger(|ledger| ledger.refuse_softly(device, bytes)) {
+        memory::say_refused_softly(device, bytes, "a handle of ");
         return CuResult::OUT_OF_MEMORY;
     }
     let limit = |place| if place == Place::Gpu(device) { most.min(plan.limit(place)) } else { plan.limit(place) };
@@ -114,8 +104,8 @@ unsafe fn elsewhere(api: Api, output: *mut u64, request: &Request, most: u64, wh
     let whole = bytes <= plan.memory_of(device).min(most) / 2;
     for place in plan.order(device).into_iter().skip(1).filter(|_| whole) {
         if has(driver, plan, place, bytes, api)
-            && set_aside(place, bytes, limit(place), api)
-            && let Ok(parts) = make(driver, request, &[(place, bytes)])
+            && set_aside(plan, place, bytes, limit(place), api)
+            && let Ok(parts) = make(driver, plan, request, &[(place, bytes)])
         {
             // SAFETY: as for this function.
             return unsafe { hand_out(output, request, &parts, why) };
@@ -128,7 +118,9 @@ unsafe fn elsewhere(api: Api, output: *mut u64, request: &Request, most: u64, wh
     }
     // Each failure at least halves a room, so this ends. (Where nobody could tell what a place has, the first guess is all.)
     while let Ok(pieces) = spread(bytes, &rooms, memory::policy(), 0) {
-        let (place, result) = match promise(&pieces, limit).and_then(|()| make(driver, request, &pieces)) {
+        let charged = plan.accounts.charge_below(Claim::Handles, &pieces, limit);
+        let charged = charged.map_err(|place| (place, CuResult::OUT_OF_MEMORY));
+        let (place, result) = match charged.and_then(|()| make(driver, plan, request, &pieces)) {
             // SAFETY: as for this function.
             Ok(parts) => return unsafe { hand_out(output, request, &parts, why) },
             Err(failed) => failed,
@@ -140,45 +132,25 @@ unsafe fn elsewhere(api: Api, output: *mut u64, request: &Request, most: u64, wh
     CuResult::OUT_OF_MEMORY
 }
 
-/// Whether this program returns a cache when it hears of OUT_OF_MEMORY.
-fn tells_softly() -> bool {
-    match process::settings().soft_oom {
-        Switch::On => true,
-        Switch::Off => false,
-        Switch::Auto => memory::program_caches(),
-    }
-}
-
 /// What each GPU could give to a part of a request, best first. Not the host: an arena sized by what several GPUs have
 /// would be half there, where a program that hears of OUT_OF_MEMORY asks for less. What is not asked for in whole granules,
 /// which the driver refuses, gets nothing.
 fn rooms(driver: &Driver, plan: &Plan, request: &Request, limit: impl Fn(Place) -> u64) -> Vec<Room> {
     let order = if request.bytes.is_multiple_of(FRAME) { plan.order(request.device) } else { Vec::new() };
     let room = |place| {
-        let by_limit = limit(place).saturating_sub(memory::held_at(place)).saturating_sub(super::own_at(place));
+        let by_limit = limit(place).saturating_sub(plan.accounts.taken(place));
         Room { place, bytes: plan.free_at(driver, place).unwrap_or(u64::MAX).min(by_limit) }
     };
     order.into_iter().filter(|place| !place.is_host()).map(room).collect()
 }
 
-/// Sets every piece aside, or none; the place that has no room.
-fn promise(pieces: &[(Place, u64)], limit: impl Fn(Place) -> u64) -> Result<(), (Place, CuResult)> {
-    for (index, &(place, bytes)) in pieces.iter().enumerate() {
-        let left = limit(place).saturating_sub(memory::placed_at(place));
-        if !with_ledger(|ledger| ledger.promise(place, bytes, left)) {
-            withdraw(&pieces[..index]);
-            return Err((place, CuResult::OUT_OF_MEMORY));
-        }
-    }
-    Ok(())
-}
-
-fn withdraw(pieces: &[(Place, u64)]) {
-    with_ledger(|ledger| pieces.iter().for_each(|&(place, bytes)| ledger.withdraw(place, bytes)));
-}
-
-/// Makes the pieces, which are set aside, or none; the place where that failed, and how.
-fn make(driver: &Driver, request: &Request, pieces: &[(Place, u64)]) -> Result<Vec<Part>, (Place, CuResult)> {
+/// Makes the pieces, which are charged, or none; the place where that failed, and how.
+fn make(
+    driver: &Driver,
+    plan: &Plan,
+    request: &Request,
+    pieces: &[(Place, u64)],
+) -> Result<Vec<Part>, (Place, CuResult)> {
     let mut parts: Vec<Part> = Vec::with_capacity(pieces.len());
     for &(place, bytes) in pieces {
         match driver.create(bytes, &request.properties.at(place)) {
@@ -187,7 +159,7 @@ fn make(driver: &Driver, request: &Request, pieces: &[(Place, u64)]) -> Result<V
                 for part in &parts {
                     let _ = driver.release(part.handle);
                 }
-                withdraw(pieces);
+                pieces.iter().for_each(|&(place, bytes)| plan.accounts.credit(Claim::Handles, place, bytes));
                 return Err((place, result));
             }
         }

@@ -1,12 +1,14 @@
 //! One rule a test.
 
-use crate::checks::{
+use super::checks::{
     GIB, GPU0, GPU1, HOST, MIB, allocate, assert_block, assert_returns_everything, note_busy, pool, pool_with, request,
 };
-use crate::mock::{BASE, FaultKind, Mock};
+use super::mock::{BASE, FaultKind, Mock};
 use gpupool_pool::{
-    Allocation, Config, FRAME, Free, FreeError, Lenders, Pin, Place, PlaceSpec, Policy, Pool, Refusal, Request,
+    Accounts, Allocation, Anchor, Config, FRAME, Free, FreeError, Lenders, Place, PlaceSpec, Policy, Pool, Refusal,
+    Request,
 };
+use std::sync::Arc;
 
 fn calls_since<T>(pool: &Pool<Mock>, act: impl FnOnce() -> T) -> (T, Vec<(&'static str, u64)>) {
     pool.backend().inner().log.clear();
@@ -276,7 +278,7 @@ fn what_is_not_ours_is_said_so() {
     for address in [0, BASE - 1, BASE, BASE + FRAME, u64::MAX] {
         assert_eq!(pool.free(address, Free::Strict), Err(FreeError::NotABlock));
         assert_eq!((pool.block_at(address), pool.pieces(address, FRAME).len()), (None, 0));
-        assert_eq!((pool.pin(address, FRAME, Pin::Shared), pool.unpin(address, FRAME)), (None, false));
+        assert_eq!((pool.anchor(address, FRAME, Anchor::Shared), pool.release_anchor(address, FRAME)), (None, false));
     }
     assert_eq!([BASE - 1, BASE, BASE + (64 << 40)].map(|address| pool.contains(address)), [false, true, false]);
     assert_eq!(pool.backend().inner().calls, 0);
@@ -284,11 +286,11 @@ fn what_is_not_ours_is_said_so() {
 
 #[test]
 fn address_space_that_runs_out_is_found_by_returning_memory() {
-    let places = vec![PlaceSpec { place: GPU0, limit: GIB }];
+    let accounts = Arc::new(Accounts::new(&[PlaceSpec { place: GPU0, limit: GIB }]));
     let config = Config {
         base: BASE,
         bytes: 128 * MIB,
-        places,
+        accounts,
         links: Default::default(),
         policy: Policy::LocalFirst,
         lenders: Lenders::All,

@@ -1,10 +1,12 @@
 //! What holds for every pool at any time, and the machine most tests run on.
 
-use crate::mock::{BASE, Mock};
+use super::mock::{BASE, Mock};
 use gpupool_pool::{
-    Allocation, Config, FRAME, Lenders, Links, Piece, Place, PlaceSpec, Policy, Pool, Refusal, Request, order,
+    Accounts, Allocation, Claim, Config, FRAME, Lenders, Links, Piece, Place, PlaceSpec, Policy, Pool, Refusal,
+    Request, order,
 };
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
@@ -34,10 +36,11 @@ pub fn pool(policy: Policy, capacity: &[(Place, u64)]) -> Pool<Mock> {
 
 pub fn pool_with(policy: Policy, lenders: Lenders, limits: &[(Place, u64)], capacity: &[(Place, u64)]) -> Pool<Mock> {
     let places: Vec<Place> = limits.iter().map(|&(place, _)| place).collect();
+    let specs: Vec<PlaceSpec> = limits.iter().map(|&(place, limit)| PlaceSpec { place, limit }).collect();
     let config = Config {
         base: BASE,
         bytes: 64 << 40,
-        places: limits.iter().map(|&(place, limit)| PlaceSpec { place, limit }).collect(),
+        accounts: Arc::new(Accounts::new(&specs)),
         links: all_linked(&places),
         policy,
         lenders,
@@ -69,6 +72,9 @@ pub fn assert_accounts_beside(pool: &Pool<Mock>, live: &[Allocation], mut used: 
     }
     for place in &usage.places {
         assert_eq!(place.held, inner.held(place.place), "held at {:?}", place.place);
+        let accounts = pool.accounts();
+        assert_eq!(accounts.of(Claim::Pool, place.place), place.held, "charged at {:?}", place.place);
+        assert!(accounts.taken(place.place) <= accounts.limit(place.place), "all claims at {:?}", place.place);
         assert_eq!(place.used, used.get(&place.place).copied().unwrap_or(0), "used at {:?}", place.place);
         assert!(place.used <= place.held && place.held <= place.limit && place.used <= place.peak_used, "{place:?}");
     }
@@ -133,7 +139,7 @@ pub fn assert_returns_everything(pool: &Pool<Mock>, live: &[Allocation]) {
     assert_accounts(pool, &[]);
     assert!(pool.backend().inner().is_empty(), "a handle or a mapping is left");
     assert_eq!(
-        pool.usage().places.iter().map(|place| place.pinned).sum::<u64>(),
+        pool.usage().places.iter().map(|place| place.anchored).sum::<u64>(),
         0,
         "nothing is left to stay in place"
     );

@@ -1,10 +1,10 @@
 //! A fault at every single backend call.
 
-use crate::checks::{
+use super::checks::{
     GPU0, GPU1, HOST, MIB, assert_accounts, assert_block, assert_returns_everything, note_busy, pool, request,
 };
-use crate::mock::{FaultKind, Mock};
-use gpupool_pool::{Allocation, Free, FreeError, Pin, Policy, Pool, Refusal};
+use super::mock::{FaultKind, Mock};
+use gpupool_pool::{Allocation, Anchor, Free, FreeError, Policy, Pool, Refusal};
 
 const KINDS: [FaultKind; 4] = [FaultKind::OutOfMemory, FaultKind::Unavailable, FaultKind::NotReady, FaultKind::Failed];
 /// Once; until the repeats of one call are used up; and until those of the calls that would undo it are, too.
@@ -84,8 +84,8 @@ fn in_frees_reuse_and_trims() {
         let mut live = Vec::new();
         try_allocate(pool, 300 * MIB, &mut live);
         for allocation in &live {
-            assert!(pool.pin(allocation.block.address + 60 * MIB, 100 * MIB, Pin::Shared).is_some());
-            assert!(pool.pin(allocation.block.address, 200 * MIB, Pin::Asked).is_some());
+            assert!(pool.anchor(allocation.block.address + 60 * MIB, 100 * MIB, Anchor::Shared).is_some());
+            assert!(pool.anchor(allocation.block.address, 200 * MIB, Anchor::Asked).is_some());
         }
         try_allocate(pool, 3 * MIB, &mut live);
         try_free(pool, Free::Strict, &mut live);

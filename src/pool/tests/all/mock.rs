@@ -149,6 +149,12 @@ impl Inner {
         Some((handle, (address - start) / FRAME * FRAME))
     }
 
+    /// What is mapped at this address lies there now.
+    pub fn relocate(&mut self, address: u64, place: Place) {
+        let (.., handle) = self.mapped_around(address).expect("a mapped chunk moves");
+        self.memories.get_mut(&handle).unwrap().place = place;
+    }
+
     /// Where this handle is mapped.
     pub fn mapped_at(&self, handle: u64) -> Option<u64> {
         self.memories.get(&handle)?.mapped_at

@@ -1,12 +1,12 @@
 //! Random operation sequences against a naive model: a flat list of blocks, and the mock's own list of mappings.
 
-use crate::checks::{
+use super::checks::{
     GPU0, GPU1, HOST, MIB, assert_accounts_beside, assert_block, assert_returns_everything, note_busy_on, pool_with,
     route,
 };
-use crate::mock::Mock;
+use super::mock::Mock;
 use gpupool_pool::{
-    Allocation, Block, FRAME, Free, FreeError, Lenders, Pin, Pins, Place, Policy, Pool, Refusal, Request,
+    Allocation, Anchor, Anchors, Block, Claim, FRAME, Free, FreeError, Lenders, Place, Policy, Pool, Refusal, Request,
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,9 +34,9 @@ enum Op {
     LetGo {
         pick: usize,
     },
-    Unmark {
+    WithdrawAnchor {
         pick: usize,
-        why: Pin,
+        why: Anchor,
     },
     FreeTwice {
         pick: usize,
@@ -57,14 +57,24 @@ enum Op {
         bytes: u64,
     },
     Blind(bool),
-    Pin {
+    Anchor {
         pick: usize,
         from: u64,
         bytes: u64,
-        why: Pin,
+        why: Anchor,
     },
-    Unpin {
+    ReleaseAnchor {
         pick: usize,
+    },
+    /// Others than the pool have so much of a place, or what they had before where there is no room.
+    Claim {
+        place: Place,
+        bytes: u64,
+    },
+    /// A chunk, under blocks or not, lies elsewhere from now on.
+    Relocate {
+        pick: usize,
+        place: Place,
     },
 }
 
@@ -75,8 +85,8 @@ fn any_place() -> impl Strategy<Value = Place> {
     prop_oneof![Just(GPU0), Just(GPU1), Just(HOST)]
 }
 
-fn any_pin() -> impl Strategy<Value = Pin> {
-    prop_oneof![4 => Just(Pin::Shared), 1 => Just(Pin::Retained), 1 => Just(Pin::Descriptor), 4 => Just(Pin::Asked)]
+fn any_anchor() -> impl Strategy<Value = Anchor> {
+    prop_oneof![4 => Just(Anchor::Shared), 1 => Just(Anchor::Retained), 1 => Just(Anchor::Descriptor), 4 => Just(Anchor::Asked)]
 }
 
 fn any_op() -> impl Strategy<Value = Op> {
@@ -92,7 +102,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         8 => (any::<usize>(), when).prop_map(|(pick, when)| Op::Free { pick, when }),
         2 => any::<usize>().prop_map(|pick| Op::Hold { pick }),
         2 => any::<usize>().prop_map(|pick| Op::LetGo { pick }),
-        1 => (any::<usize>(), any_pin()).prop_map(|(pick, why)| Op::Unmark { pick, why }),
+        1 => (any::<usize>(), any_anchor()).prop_map(|(pick, why)| Op::WithdrawAnchor { pick, why }),
         2 => (any::<usize>(), 0..3u32).prop_map(|(pick, gpu)| Op::FreeAfter { pick, gpu }),
         1 => any::<usize>().prop_map(|pick| Op::FreeTwice { pick }),
         1 => (0..3u64).prop_map(|owner| Op::FreeOwner { owner }),
@@ -102,9 +112,11 @@ fn any_op() -> impl Strategy<Value = Op> {
         2 => proptest::option::of(0..2u32).prop_map(Op::Stall),
         1 => (any_place(), 0..300 * MIB).prop_map(|(place, bytes)| Op::External { place, bytes }),
         1 => any::<bool>().prop_map(Op::Blind),
-        2 => (any::<usize>(), 0..40 * MIB, 1..60 * MIB, any_pin())
-            .prop_map(|(pick, from, bytes, why)| Op::Pin { pick, from, bytes, why }),
-        1 => any::<usize>().prop_map(|pick| Op::Unpin { pick }),
+        2 => (any::<usize>(), 0..40 * MIB, 1..60 * MIB, any_anchor())
+            .prop_map(|(pick, from, bytes, why)| Op::Anchor { pick, from, bytes, why }),
+        1 => any::<usize>().prop_map(|pick| Op::ReleaseAnchor { pick }),
+        2 => (any_place(), 0..150 * MIB).prop_map(|(place, bytes)| Op::Claim { place, bytes }),
+        4 => (any::<usize>(), any_place()).prop_map(|(pick, place)| Op::Relocate { pick, place }),
     ]
 }
 
@@ -120,8 +132,8 @@ struct Model {
     /// The last request of a home was refused softly, so the next one must not be.
     told: [bool; 2],
     last_id: u64,
-    /// Marks on physical memory, by handle.
-    marked: BTreeMap<u64, Pins>,
+    /// AnchorCounts on physical memory, by handle.
+    anchored: BTreeMap<u64, Anchors>,
     /// Ranges that the program asked to keep in place, with the number of their block.
     asked: Vec<(u64, u64, u64)>,
     /// Blocks that others have, by number.
@@ -156,7 +168,7 @@ impl Model {
             borrowed: Vec::new(),
             told: [false; 2],
             last_id: 0,
-            marked: BTreeMap::new(),
+            anchored: BTreeMap::new(),
             asked: Vec::new(),
             out: BTreeMap::new(),
         }
@@ -260,14 +272,14 @@ impl Model {
                     }
                 }
             }
-            Op::Unmark { pick, why } => {
+            Op::WithdrawAnchor { pick, why } => {
                 let Some(some) = self.live.get(pick % self.live.len().max(1)) else { return };
                 let block = some.block;
-                // As a call does that is marked and then fails.
+                // As a call does that anchors and then fails.
                 let usage = self.pool.usage();
                 let given = self.out.get(&block.id).is_some_and(|out| out.given);
-                if why != Pin::Asked && !given && self.pool.pin(block.address, block.bytes, why).is_some() {
-                    assert!(self.pool.unmark(block.address, block.bytes, why));
+                if why != Anchor::Asked && !given && self.pool.anchor(block.address, block.bytes, why).is_some() {
+                    assert!(self.pool.withdraw_anchor(block.address, block.bytes, why));
                 }
                 assert_eq!(self.pool.usage(), usage);
             }
@@ -298,21 +310,61 @@ impl Model {
                 self.pool.backend().inner().external.insert(place, bytes);
             }
             Op::Blind(on) => self.pool.backend().inner().blind = on,
-            Op::Pin { pick, from, bytes, why } => {
+            Op::Anchor { pick, from, bytes, why } => {
                 let Some(some) = self.live.get(pick % self.live.len().max(1)) else { return };
                 let block = some.block;
-                self.pin(&block, block.address + from % block.bytes.next_multiple_of(FRAME), bytes, why);
+                self.anchor(&block, block.address + from % block.bytes.next_multiple_of(FRAME), bytes, why);
             }
-            Op::Unpin { pick } => {
+            Op::ReleaseAnchor { pick } => {
                 let mut asked = std::mem::take(&mut self.asked);
                 asked.retain(|range| self.lives(range.2));
                 if !asked.is_empty() {
                     let (address, bytes, _) = asked.swap_remove(pick % asked.len());
-                    assert!(self.pool.unpin(address, bytes));
+                    assert!(self.pool.release_anchor(address, bytes));
                 }
                 self.asked = asked;
             }
+            Op::Claim { place, bytes } => {
+                let accounts = self.pool.accounts();
+                let before = accounts.of(Claim::Handles, place);
+                let room = accounts.limit(place) - self.pool.backend().inner().held(place);
+                accounts.credit(Claim::Handles, place, before);
+                assert_eq!(accounts.charge(Claim::Handles, place, bytes), bytes <= room);
+                if bytes > room {
+                    assert!(accounts.charge(Claim::Handles, place, before), "it was there");
+                }
+            }
+            Op::Relocate { pick, place } => self.relocate(pick, place),
         }
+    }
+
+    /// Only the books move, here and in the pool: what the copy would need is the mover's to see to.
+    fn relocate(&mut self, pick: usize, place: Place) {
+        let chunks: Vec<_> = self.pool.backend().inner().mapped().collect();
+        let Some(&(start, bytes, from)) = chunks.get(pick % chunks.len().max(1)) else { return };
+        let may = {
+            let inner = self.pool.backend().inner();
+            let handle = inner.mapped_around(start).unwrap().3;
+            let limit = LIMITS.iter().find(|entry| entry.0 == place).unwrap().1;
+            let stays = self.anchored.contains_key(&handle) || self.is_asked(start, bytes);
+            let others = self.pool.accounts().of(Claim::Handles, place);
+            !stays && from != place && inner.held(place) + others + bytes <= limit
+        };
+        assert_eq!(self.pool.relocate(start + bytes - 1, place), may, "a chunk of {bytes} at {from:?} to {place:?}");
+        if !may {
+            return;
+        }
+        self.pool.backend().inner().relocate(start, place);
+        // Free memory in it is one row with a neighbour at last once nobody is at work on it; and with the old one no more.
+        self.borders.extend([start, start + bytes]);
+        self.borrowed.push((start, start + bytes));
+        // The kept rows went back among the free runs, joined or not.
+    }
+
+    /// Whether the program asked for any of these bytes to stay in place.
+    fn is_asked(&self, start: u64, bytes: u64) -> bool {
+        let touches = |range: &(u64, u64, u64)| range.0 < start + bytes && start < range.0 + range.1;
+        self.asked.iter().any(|range| touches(range) && self.lives(range.2))
     }
 
     /// This block is about to end; whether others have it.
@@ -353,7 +405,7 @@ impl Model {
         self.live.iter().any(|allocation| allocation.block.id == id)
     }
 
-    fn pin(&mut self, block: &Block, address: u64, bytes: u64, why: Pin) {
+    fn anchor(&mut self, block: &Block, address: u64, bytes: u64, why: Anchor) {
         let inside = address + bytes <= block.address + block.bytes.next_multiple_of(FRAME);
         let touched: Vec<_> = {
             let inner = self.pool.backend().inner();
@@ -361,36 +413,32 @@ impl Model {
             mappings.filter(|row| row.0 < address + bytes && address < row.0 + row.1).collect()
         };
         let sum = touched.iter().map(|row| row.1).sum();
-        assert_eq!(self.pool.pin(address, bytes, why), inside.then_some(sum));
+        assert_eq!(self.pool.anchor(address, bytes, why), inside.then_some(sum));
         match why {
             _ if !inside => {}
-            Pin::Asked => self.asked.push((address, bytes, block.id)),
-            why if why != Pin::Shared && !self.out.get(&block.id).is_some_and(|out| out.given) => {
+            Anchor::Asked => self.asked.push((address, bytes, block.id)),
+            why if why != Anchor::Shared && !self.out.get(&block.id).is_some_and(|out| out.given) => {
                 let out = self.out.entry(block.id).or_default();
                 (out.address, out.given) = (block.address, true);
-                touched.iter().for_each(|row| *self.marked.entry(row.3).or_default() |= why.into());
+                touched.iter().for_each(|row| *self.anchored.entry(row.3).or_default() |= why.into());
             }
-            why => touched.iter().for_each(|row| *self.marked.entry(row.3).or_default() |= why.into()),
+            why => touched.iter().for_each(|row| *self.anchored.entry(row.3).or_default() |= why.into()),
         }
     }
 
-    /// What must stay in place, by the mock's mappings and the model's own marks.
-    fn assert_pins(&self) {
+    /// What must stay in place, by the mock's mappings and the model's own anchors.
+    fn assert_anchors(&self) {
         let usage = self.pool.usage();
         let inner = self.pool.backend().inner();
-        let mut pinned: BTreeMap<Place, u64> = BTreeMap::new();
+        let mut anchored: BTreeMap<Place, u64> = BTreeMap::new();
         for (start, bytes, place) in inner.mapped() {
             let handle = inner.mapped_around(start).unwrap().3;
-            let asked = self
-                .asked
-                .iter()
-                .any(|range| range.0 < start + bytes && start < range.0 + range.1 && self.lives(range.2));
-            if asked || self.marked.contains_key(&handle) {
-                *pinned.entry(place).or_default() += bytes;
+            if self.is_asked(start, bytes) || self.anchored.contains_key(&handle) {
+                *anchored.entry(place).or_default() += bytes;
             }
         }
         for account in &usage.places {
-            assert_eq!(account.pinned, pinned.get(&account.place).copied().unwrap_or(0), "at {:?}", account.place);
+            assert_eq!(account.anchored, anchored.get(&account.place).copied().unwrap_or(0), "at {:?}", account.place);
         }
     }
 
@@ -548,7 +596,7 @@ impl Model {
         let inner = self.pool.backend().inner();
         let room = |place: Place| {
             let account = usage.places.iter().find(|account| account.place == place).unwrap();
-            let room = (account.limit - account.held).min(inner.left(place));
+            let room = (account.limit - self.pool.accounts().taken(place)).min(inner.left(place));
             room - room % FRAME
         };
         let places = LIMITS.map(|entry| entry.0);
@@ -562,7 +610,7 @@ fn check(policy: Policy, lenders: Lenders, ops: &[Op]) {
     for op in ops {
         model.run(op);
         assert_accounts_beside(&model.pool, &model.live, model.held_bytes());
-        model.assert_pins();
+        model.assert_anchors();
         let blocks: Vec<_> = model.live.iter().map(|allocation| allocation.block).collect();
         for block in blocks {
             assert_eq!(model.pool.block_at(block.address), Some(block), "nothing is lost");

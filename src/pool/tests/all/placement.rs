@@ -1,6 +1,6 @@
 //! `order` and `spread`, which know no pool.
 
-use crate::checks::{GPU0, GPU1, GPU2, HOST, MIB, all_linked};
+use super::checks::{GPU0, GPU1, GPU2, HOST, MIB, all_linked};
 use gpupool_pool::{FRAME, LARGE_CHUNK, Lenders, Links, Place, Policy, Room, order, spread};
 use proptest::prelude::*;
 

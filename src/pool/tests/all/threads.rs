@@ -1,7 +1,7 @@
 //! Many threads at once.
 
-use crate::checks::{GIB, GPU0, GPU1, HOST, assert_accounts, pool, request};
-use crate::mock::BASE;
+use super::checks::{GIB, GPU0, GPU1, HOST, assert_accounts, pool, request};
+use super::mock::BASE;
 use gpupool_pool::{FRAME, Free, FreeError, Policy, Request};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -61,7 +61,7 @@ fn blocks_of_eight_threads_never_share_a_frame() {
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     assert_accounts(&pool, &live);
-    crate::checks::assert_returns_everything(&pool, &live);
+    super::checks::assert_returns_everything(&pool, &live);
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn frees_of_the_same_blocks_trims_and_owners_that_go_agree_in_the_end() {
     assert_eq!((usage.allocations, usage.live_blocks), (made, made - ended));
     let left: usize = (0..4).map(|owner| pool.free_owned_by(owner).len()).sum();
     assert_eq!(left as u64, made - ended, "every block ended once");
-    crate::checks::assert_returns_everything(&pool, &[]);
+    super::checks::assert_returns_everything(&pool, &[]);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn what_one_thread_freed_serves_all_others() {
     let whole = pool.allocate(&request(16 * FRAME, 0)).unwrap();
     assert!(whole.reused, "the freed memory of four threads is one row");
     assert_eq!(pool.usage().peak_live_bytes, 16 * FRAME);
-    crate::checks::assert_returns_everything(&pool, &[whole]);
+    super::checks::assert_returns_everything(&pool, &[whole]);
 }
 
 #[test]

@@ -15,14 +15,14 @@ enum { DMA_BUF = 1 };
 
 static int (*find_pieces)(const void *, size_t, gpupool_piece *, size_t *);
 
-static void say_pins(const char *when, CUdeviceptr pointer, size_t bytes)
+static void say_anchors(const char *when, CUdeviceptr pointer, size_t bytes)
 {
     gpupool_piece pieces[8];
     size_t count = 8;
     REQUIRE(find_pieces((const void *)(uintptr_t)pointer, bytes, pieces, &count) == 0);
     printf("%s:", when);
     for (size_t i = 0; i < count; i++)
-        printf(" %zu MiB %u", (size_t)(pieces[i].bytes / MIB), pieces[i].pins);
+        printf(" %zu MiB %u", (size_t)(pieces[i].bytes / MIB), pieces[i].anchors);
     printf("\n");
 }
 
@@ -44,18 +44,18 @@ int main(void)
     trim();
 
     CHECK(cuMemAlloc_v2(&several, 40 * MIB));
-    say_pins("several chunks", several, 40 * MIB);
+    say_anchors("several chunks", several, 40 * MIB);
     SHOW(cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)several));
     CHECK(cuIpcGetMemHandle(&shared, several));
-    say_pins("shared", several, 40 * MIB);
+    say_anchors("shared", several, 40 * MIB);
 
     CHECK(cuMemAlloc_v2(&whole, 8 * MIB));
     iota(&kernels, NULL, whole, 8 * MIB / 4, 5);
     SHOW(cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)whole));
-    say_pins("retained", whole, 8 * MIB);
+    say_anchors("retained", whole, 8 * MIB);
     SHOW(cuMemGetHandleForAddressRange(&descriptor, whole, 8 * MIB, DMA_BUF, 0));
     close(descriptor);
-    say_pins("and a descriptor given", whole, 8 * MIB);
+    say_anchors("and a descriptor given", whole, 8 * MIB);
 
     /* Whoever has the handle has the memory, when the pool has let go of it. */
     CHECK(cuMemFree_v2(whole));
@@ -68,7 +68,7 @@ int main(void)
     SHOW(cuMemRelease(handle));
 
     CHECK(cuMemAlloc_v2(&whole, 8 * MIB));
-    say_pins("a new one", whole, 8 * MIB);
+    say_anchors("a new one", whole, 8 * MIB);
     CHECK(cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)whole));
     CHECK(cuMemRetainAllocationHandle(&other, (void *)(uintptr_t)whole));
     printf("retained twice: %s handle\n", handle == other ? "the same" : "another");
@@ -87,7 +87,7 @@ int main(void)
     CHECK(cuMemAlloc_v2(&given, 4 * MIB));
     CHECK(cuMemAlloc_v2(&neighbour, 4 * MIB));
     SHOW(cuMemGetHandleForAddressRange(&descriptor, given, 8 * MIB, DMA_BUF, 1 << 20));
-    say_pins("refused", given, 4 * MIB);
+    say_anchors("refused", given, 4 * MIB);
     SHOW(cuMemGetHandleForAddressRange(&descriptor, given, 4 * MIB, DMA_BUF, 0));
     CHECK(cuMemFree_v2(given));
     CHECK(cuMemAlloc_v2(&next, 4 * MIB));

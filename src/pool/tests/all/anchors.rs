@@ -1,15 +1,15 @@
 //! Memory that must stay where it is.
 
-use crate::checks::{GIB, GPU0, GPU1, MIB, allocate, assert_returns_everything, pool};
-use crate::mock::Mock;
-use gpupool_pool::{Allocation, FRAME, Free, Pin, Pins, Policy, Pool};
+use super::checks::{GIB, GPU0, GPU1, MIB, allocate, assert_returns_everything, pool};
+use super::mock::Mock;
+use gpupool_pool::{Allocation, Anchor, Anchors, FRAME, Free, Policy, Pool};
 
-fn pinned(pool: &Pool<Mock>) -> Vec<u64> {
-    pool.usage().places.iter().map(|place| place.pinned / MIB).collect()
+fn anchored(pool: &Pool<Mock>) -> Vec<u64> {
+    pool.usage().places.iter().map(|place| place.anchored / MIB).collect()
 }
 
-fn pins_at(pool: &Pool<Mock>, address: u64) -> Pins {
-    pool.pieces(address, 1)[0].pins
+fn anchors_at(pool: &Pool<Mock>, address: u64) -> Anchors {
+    pool.pieces(address, 1)[0].anchors
 }
 
 fn free(pool: &Pool<Mock>, allocation: &Allocation) {
@@ -22,12 +22,12 @@ fn a_mark_covers_the_chunks_below_its_range_and_is_counted_once() {
     let block = allocate(&pool, 100 * MIB).unwrap();
     let address = block.block.address;
     // Chunks of 32 and 32 at home, of 32 and 4 on the peer: the range touches the second and the third.
-    assert_eq!(pool.pin(address + 40 * MIB, 25 * MIB, Pin::Shared), Some(64 * MIB));
-    assert_eq!(pool.pin(address + 40 * MIB, 1, Pin::Retained), Some(32 * MIB));
-    assert_eq!(pinned(&pool), [32, 32]);
-    let pins: Vec<u8> = pool.pieces(address, u64::MAX).iter().map(|piece| piece.pins.bits()).collect();
-    assert_eq!(pins, [0, 0b011, 0b001, 0]);
-    assert!(Pin::ALL.map(|pin| pins_at(&pool, address + 32 * MIB).has(pin)) == [true, true, false, false]);
+    assert_eq!(pool.anchor(address + 40 * MIB, 25 * MIB, Anchor::Shared), Some(64 * MIB));
+    assert_eq!(pool.anchor(address + 40 * MIB, 1, Anchor::Retained), Some(32 * MIB));
+    assert_eq!(anchored(&pool), [32, 32]);
+    let anchors: Vec<u8> = pool.pieces(address, u64::MAX).iter().map(|piece| piece.anchors.bits()).collect();
+    assert_eq!(anchors, [0, 0b011, 0b001, 0]);
+    assert!(Anchor::ALL.map(|why| anchors_at(&pool, address + 32 * MIB).has(why)) == [true, true, false, false]);
     assert_returns_everything(&pool, &[block]);
 }
 
@@ -35,17 +35,17 @@ fn a_mark_covers_the_chunks_below_its_range_and_is_counted_once() {
 fn what_was_given_out_outlives_the_block_but_not_the_chunk() {
     let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
     let first = allocate(&pool, 32 * MIB).unwrap();
-    pool.pin(first.block.address, 1, Pin::Shared).unwrap();
+    pool.anchor(first.block.address, 1, Anchor::Shared).unwrap();
     free(&pool, &first);
-    assert_eq!(pinned(&pool), [32], "whoever mapped it still has");
+    assert_eq!(anchored(&pool), [32], "whoever mapped it still has");
     let second = allocate(&pool, 8 * MIB).unwrap();
     assert_eq!(second.block.address, first.block.address, "freed memory with a mark is used as ever");
-    assert!(pins_at(&pool, second.block.address).has(Pin::Shared));
+    assert!(anchors_at(&pool, second.block.address).has(Anchor::Shared));
     free(&pool, &second);
     assert_eq!(pool.trim(None, None, &[0, 1]), 32 * MIB, "and goes back to the driver as ever");
-    assert_eq!(pinned(&pool), [0]);
+    assert_eq!(anchored(&pool), [0]);
     let third = allocate(&pool, 32 * MIB).unwrap();
-    assert_eq!(pins_at(&pool, third.block.address), Pins::NONE, "a new chunk carries no mark of an old one");
+    assert_eq!(anchors_at(&pool, third.block.address), Anchors::NONE, "a new chunk carries no anchor of an old one");
     assert_returns_everything(&pool, &[third]);
 }
 
@@ -60,11 +60,11 @@ fn a_block_that_others_hold_leaves_with_its_chunks_and_spares_those_of_neighbour
     free(&pool, &first);
     let neighbour = allocate(&pool, 30 * MIB).unwrap();
     let spread = allocate(&pool, 100 * MIB).unwrap();
-    pool.pin(spread.block.address, 100 * MIB, Pin::Shared).unwrap();
+    pool.anchor(spread.block.address, 100 * MIB, Anchor::Shared).unwrap();
     assert_eq!(pool.hold(spread.block.address, spread.block.id), Some(spread.block));
     let before = held(&pool);
     free(&pool, &spread);
-    assert_eq!((before, held(&pool), pinned(&pool)), (vec![96, 36], vec![32, 0], vec![0, 0]));
+    assert_eq!((before, held(&pool), anchored(&pool)), (vec![96, 36], vec![32, 0], vec![0, 0]));
     assert_eq!(pool.hold(spread.block.address, spread.block.id), None, "it has ended");
     pool.let_go(spread.block.address, spread.block.id);
     // Of a chunk that another block stands on, only the block's part is not.
@@ -89,7 +89,7 @@ fn what_a_handle_was_given_of_serves_nobody_else_until_its_chunk_has_gone() {
     let first = allocate(&pool, 32 * MIB).unwrap();
     free(&pool, &first);
     let (given, neighbour) = (allocate(&pool, 16 * MIB).unwrap(), allocate(&pool, 16 * MIB).unwrap());
-    pool.pin(given.block.address, 16 * MIB, Pin::Descriptor).unwrap();
+    pool.anchor(given.block.address, 16 * MIB, Anchor::Descriptor).unwrap();
     free(&pool, &given);
     let elsewhere = allocate(&pool, 16 * MIB).unwrap();
     assert!(!elsewhere.reused);
@@ -105,14 +105,17 @@ fn a_mark_for_a_call_that_failed_is_as_if_it_had_never_been() {
     let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
     let block = allocate(&pool, 8 * MIB).unwrap();
     let address = block.block.address;
-    pool.pin(address, 8 * MIB, Pin::Retained).unwrap();
-    pool.pin(address, 8 * MIB, Pin::Descriptor).unwrap();
-    assert!(pool.unmark(address, 8 * MIB, Pin::Retained) && pinned(&pool) == [8], "the other mark is another call's");
-    assert!(pool.unmark(address, 8 * MIB, Pin::Descriptor) && pinned(&pool) == [0]);
+    pool.anchor(address, 8 * MIB, Anchor::Retained).unwrap();
+    pool.anchor(address, 8 * MIB, Anchor::Descriptor).unwrap();
+    assert!(
+        pool.withdraw_anchor(address, 8 * MIB, Anchor::Retained) && anchored(&pool) == [8],
+        "the other anchor is another call's"
+    );
+    assert!(pool.withdraw_anchor(address, 8 * MIB, Anchor::Descriptor) && anchored(&pool) == [0]);
     free(&pool, &block);
     let again = allocate(&pool, 8 * MIB).unwrap();
     assert!(again.reused, "nobody has it");
-    assert!(!pool.unmark(address + MIB, 8 * MIB, Pin::Retained), "that range lies in no block");
+    assert!(!pool.withdraw_anchor(address + MIB, 8 * MIB, Anchor::Retained), "that range lies in no block");
     assert_returns_everything(&pool, &[again]);
 }
 
@@ -121,15 +124,15 @@ fn what_the_program_asked_for_ends_when_it_says_so() {
     let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
     let block = allocate(&pool, 40 * MIB).unwrap();
     let address = block.block.address;
-    assert_eq!(pool.pin(address, 40 * MIB, Pin::Asked), Some(40 * MIB));
-    assert_eq!(pool.pin(address + 33 * MIB, MIB, Pin::Asked), Some(8 * MIB));
-    assert_eq!(pinned(&pool), [40]);
-    assert!(!pool.unpin(address, 39 * MIB), "a range is named as it was marked");
-    assert!(pool.unpin(address, 40 * MIB));
-    assert!(!pool.unpin(address, 40 * MIB), "each mark once");
-    assert_eq!(pinned(&pool), [8], "the other range is still there");
-    assert!(pool.unpin(address + 33 * MIB, MIB));
-    assert_eq!((pinned(&pool), pins_at(&pool, address)), (vec![0], Pins::NONE));
+    assert_eq!(pool.anchor(address, 40 * MIB, Anchor::Asked), Some(40 * MIB));
+    assert_eq!(pool.anchor(address + 33 * MIB, MIB, Anchor::Asked), Some(8 * MIB));
+    assert_eq!(anchored(&pool), [40]);
+    assert!(!pool.release_anchor(address, 39 * MIB), "a range is named as it was anchored");
+    assert!(pool.release_anchor(address, 40 * MIB));
+    assert!(!pool.release_anchor(address, 40 * MIB), "each anchor once");
+    assert_eq!(anchored(&pool), [8], "the other range is still there");
+    assert!(pool.release_anchor(address + 33 * MIB, MIB));
+    assert_eq!((anchored(&pool), anchors_at(&pool, address)), (vec![0], Anchors::NONE));
     assert_returns_everything(&pool, &[block]);
 }
 
@@ -138,12 +141,12 @@ fn what_the_program_asked_for_ends_with_its_block() {
     let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
     let first = allocate(&pool, 8 * MIB).unwrap();
     let address = first.block.address;
-    pool.pin(address, 8 * MIB, Pin::Asked).unwrap();
+    pool.anchor(address, 8 * MIB, Anchor::Asked).unwrap();
     free(&pool, &first);
-    assert_eq!(pinned(&pool), [0]);
+    assert_eq!(anchored(&pool), [0]);
     let second = allocate(&pool, 8 * MIB).unwrap();
-    assert_eq!((second.block.address, pins_at(&pool, address)), (address, Pins::NONE));
-    assert!(!pool.unpin(address, 8 * MIB), "the next block at that address is another one");
+    assert_eq!((second.block.address, anchors_at(&pool, address)), (address, Anchors::NONE));
+    assert!(!pool.release_anchor(address, 8 * MIB), "the next block at that address is another one");
     assert_returns_everything(&pool, &[second]);
 }
 
@@ -153,9 +156,13 @@ fn only_a_range_inside_one_block_is_marked() {
     let (first, second) = (allocate(&pool, 3 * MIB).unwrap(), allocate(&pool, 4 * MIB).unwrap());
     let address = first.block.address;
     for (from, bytes) in [(address, 0), (address, 4 * MIB + 1), (address + FRAME, 3 * MIB), (address, u64::MAX)] {
-        assert_eq!(pool.pin(from, bytes, Pin::Shared), None, "{bytes} bytes from {}", from - address);
+        assert_eq!(pool.anchor(from, bytes, Anchor::Shared), None, "{bytes} bytes from {}", from - address);
     }
-    assert_eq!(pinned(&pool), [0]);
-    assert_eq!(pool.pin(address, 4 * MIB, Pin::Shared), Some(4 * MIB), "the last frame is the block's to its end");
+    assert_eq!(anchored(&pool), [0]);
+    assert_eq!(
+        pool.anchor(address, 4 * MIB, Anchor::Shared),
+        Some(4 * MIB),
+        "the last frame is the block's to its end"
+    );
     assert_returns_everything(&pool, &[first, second]);
 }

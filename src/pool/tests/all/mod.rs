@@ -2,11 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests panic as tests do")]
 
+mod anchors;
 mod behaviour;
 mod checks;
 mod faults;
 mod mock;
 mod model;
-mod pins;
 mod placement;
 mod threads;
