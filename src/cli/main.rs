@@ -10,6 +10,7 @@ mod fail_on;
 mod failure;
 mod folder;
 mod inherited;
+mod ps;
 mod report;
 mod run;
 mod sim;
@@ -29,6 +30,7 @@ enum Command {
     Report(report::Args),
     Explain(explain::Args),
     Doctor(doctor::Args),
+    Ps(ps::Args),
     Demo(demo::Args),
 }
 
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         Command::Report(args) => report::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Ps(args) => ps::run(&args),
         Command::Demo(args) => demo::run(&args),
     };
     done.unwrap_or_else(failure::Failure::report)

@@ -3,6 +3,7 @@
 use crate::layout;
 use crate::{Counter, Identity};
 use serde::Serialize;
+use serde::ser::SerializeStruct;
 use std::time::{SystemTime, UNIX_EPOCH};
 use zerocopy::FromZeros;
 
@@ -83,7 +84,7 @@ pub struct Gpu {
 }
 
 /// One place, and what the pool has there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The host's memory, and not a GPU's.
     pub on_host: bool,
@@ -107,6 +108,26 @@ impl Place {
     /// `gpu0`, `host0`, as in the log.
     pub fn name(&self) -> String {
         format!("{}{}", if self.on_host { "host" } else { "gpu" }, self.number)
+    }
+}
+
+/// With its name, as it is in the log.
+impl Serialize for Place {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let Self { on_host: _, number: _, limit, held, used, peak_used, anchored, own } = *self;
+        let mut place = serializer.serialize_struct("Place", 7)?;
+        place.serialize_field("place", &self.name())?;
+        for (name, bytes) in [
+            ("limit", limit),
+            ("held", held),
+            ("used", used),
+            ("peak_used", peak_used),
+            ("anchored", anchored),
+            ("own", own),
+        ] {
+            place.serialize_field(name, &bytes)?;
+        }
+        place.end()
     }
 }
 

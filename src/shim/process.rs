@@ -4,7 +4,7 @@
 
 use crate::hook::{Row, dlsym, guard};
 use crate::log::{self, verdict};
-use crate::{driver, environment, ipc, summary};
+use crate::{agent, driver, environment, ipc, summary};
 use gpupool_config::{Mode, Problem, Settings};
 use once_cell::race::OnceBox;
 use std::ffi::{CStr, CString};
@@ -165,6 +165,7 @@ fn start_inside() -> bool {
         target: "gpupool::process", event = "process.start", version = env!("CARGO_PKG_VERSION"), mode = mode.word(),
         exe = %exe.display(), local_rank, job_ranks = rank("LOCAL_WORLD_SIZE"), "gpupool {} in {}, mode {}", env!("CARGO_PKG_VERSION"), exe.display(), mode.word()
     );
+    agent::prepare();
     STATE.store(ACTIVE, Ordering::Release);
     true
 }
@@ -250,6 +251,7 @@ extern "C" fn after_fork_in_child() {
 
 /// Writes the summary. Nothing is freed: the driver does that, and other threads may still be running.
 extern "C" fn at_exit() {
+    agent::ended();
     if !matches!(STATE.load(Ordering::Acquire), ACTIVE | CLOSED) {
         return;
     }

@@ -2,7 +2,7 @@
 
 use super::{By, CHANGED, EPOCH, LAST, Last, REGISTRY, judge};
 use crate::driver::{CuResult, Driver};
-use crate::{capture, driver, ipc, managed, memory, pinned};
+use crate::{bell, capture, driver, ipc, managed, memory, pinned};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use std::sync::atomic::Ordering;
 
@@ -120,6 +120,7 @@ fn tell(ended: Vec<Ended>, call: &str) {
     for Ended { context, unkept } in ended {
         capture::context_gone(context.id);
         let blocks = disown(&context);
+        bell::changed();
         let Context { device, id, kind, .. } = context;
         tracing::info!(
             target: "gpupool::context", event = "context.destroy", id, device, kind = kind.word(), call,

@@ -16,12 +16,12 @@ pub mod unseen;
 mod usage;
 
 pub use judge::{heap_is_default, judge};
-pub use registry::{By, Record, Tally};
+pub use registry::{By, Record, Tally, Totals};
 pub use usage::{Usage, coarse_now};
 
 use crate::driver::{self, CuResult, Driver};
 use crate::hook::cancel;
-use crate::{managed, process, site};
+use crate::{bell, managed, process, site};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use once_cell::race::OnceBox;
 use parking_lot::{Condvar, Mutex};
@@ -299,6 +299,7 @@ pub fn add(
         Err(first) => return Some(first),
     };
     report(driver, &known, &origin, approximate);
+    bell::changed();
     managed::context_appeared(driver, context);
     Some(known)
 }
@@ -397,6 +398,11 @@ pub fn by_handle(context: CUcontext) -> Option<Context> {
 /// Every context of this process that lives, oldest first.
 pub fn all() -> Vec<Context> {
     REGISTRY.lock().live()
+}
+
+/// Every context that lives, with what it was used for, and what all contexts of the process did together.
+pub fn living() -> (Vec<Record>, Totals) {
+    REGISTRY.lock().living()
 }
 
 /// Whether this process has a context on a device now.

@@ -57,6 +57,7 @@ functions! {
     every driver {
         cuDeviceGetCount(*mut c_int);
         cuDeviceGetAttribute(*mut c_int, c_int, CUdevice);
+        cuDeviceGetName(*mut c_char, c_int, CUdevice);
         cuDeviceGetUuid(*mut CUuuid, CUdevice);
         cuDeviceGetPCIBusId(*mut c_char, c_int, CUdevice);
         cuDeviceTotalMem_v2(*mut usize, CUdevice);
@@ -200,6 +201,16 @@ impl Driver {
         // SAFETY: the length is the buffer's.
         let result = unsafe { (self.cuDeviceGetPCIBusId)(text.as_mut_ptr(), text.len() as c_int, device) };
         // SAFETY: after a success the buffer holds a NUL-terminated string; before, it is all NUL.
+        let text = unsafe { CStr::from_ptr(text.as_ptr()) };
+        if result.is_ok() { text.to_string_lossy().into_owned() } else { String::new() }
+    }
+
+    /// `NVIDIA H200`; empty where the driver does not say.
+    pub fn name(&self, device: CUdevice) -> String {
+        let mut text = [0 as c_char; 128];
+        // SAFETY: the length is one less than the buffer's, so the last byte stays NUL.
+        let result = unsafe { (self.cuDeviceGetName)(text.as_mut_ptr(), text.len() as c_int - 1, device) };
+        // SAFETY: the buffer ends with a NUL that the driver was not given.
         let text = unsafe { CStr::from_ptr(text.as_ptr()) };
         if result.is_ok() { text.to_string_lossy().into_owned() } else { String::new() }
     }

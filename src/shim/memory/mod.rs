@@ -8,13 +8,13 @@ mod plan;
 pub mod topology;
 
 pub use caching::program_caches;
-pub use open::{plan, policy};
+pub use open::{plan, plan_made, policy};
 pub use plan::Plan;
 
 use crate::context::{self, Context};
 use crate::driver::{CuResult, Driver};
 use crate::hook::Row;
-use crate::{ipc, log, managed, pinned, process, vmm};
+use crate::{bell, ipc, log, managed, pinned, process, vmm};
 use cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle};
 use gpupool_config::{Free as FreeSetting, MemInfo, Mode, Switch, format_size};
 use gpupool_pool::{Allocation, Block, Free, FreeError, Piece, Pin, Place, Refusal, Request, Usage};
@@ -24,6 +24,36 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of blocks and handles that lay outside their home GPU when they were made, for the summary.
 static SPILLED: AtomicU64 = AtomicU64::new(0);
+
+/// What was said of requests and of freed memory, over the life of the process: how often.
+#[derive(Clone, Copy, Debug)]
+pub struct Told {
+    /// OUT_OF_MEMORY to a program that caches.
+    pub soft_refusals: u64,
+    /// No room at any place.
+    pub refusals: u64,
+    /// No block although there was room.
+    pub fallbacks: u64,
+    /// Freed memory that went back.
+    pub trims: u64,
+}
+
+static SOFT_REFUSALS: AtomicU64 = AtomicU64::new(0);
+static REFUSALS: AtomicU64 = AtomicU64::new(0);
+static FALLBACKS: AtomicU64 = AtomicU64::new(0);
+static TRIMS: AtomicU64 = AtomicU64::new(0);
+
+/// See [`Told`].
+pub fn told() -> Told {
+    let [soft_refusals, refusals, fallbacks, trims] =
+        [&SOFT_REFUSALS, &REFUSALS, &FALLBACKS, &TRIMS].map(|counter| counter.load(Ordering::Relaxed));
+    Told { soft_refusals, refusals, fallbacks, trims }
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+    bell::changed();
+}
 
 /// Who served an allocation.
 pub enum Answer {
@@ -156,6 +186,7 @@ pub fn refused_softly(home: u32, bytes: u64) -> Option<Answer> {
     if process::settings().soft_oom != Switch::On && !caching::program_caches() {
         return None;
     }
+    count(&SOFT_REFUSALS);
     tracing::info!(
         target: "gpupool::memory", event = "pool.refuse", home, bytes, why = "soft", missing = 0,
         "OUT_OF_MEMORY for {} once, so that the program returns its cache before GPU {home} overflows", format_size(bytes)
@@ -165,6 +196,7 @@ pub fn refused_softly(home: u32, bytes: u64) -> Option<Answer> {
 
 /// There is no place for a block; the driver is asked.
 pub fn report_full(home: u32, bytes: u64, missing: u64) {
+    count(&REFUSALS);
     tracing::info!(
         target: "gpupool::memory", event = "pool.refuse", home, bytes, why = "full", missing,
         "no room for {} in the pool, {} are missing; the driver is asked", format_size(bytes), format_size(missing)
@@ -173,6 +205,7 @@ pub fn report_full(home: u32, bytes: u64, missing: u64) {
 
 /// A block could not be made although there was room; the driver is asked.
 pub fn report_fallback(home: u32, bytes: u64, why: &str) {
+    count(&FALLBACKS);
     tracing::warn!(
         target: "gpupool::memory", event = "pool.fallback", home, bytes, why,
         "the pool could not make a block of {} for GPU {home} ({why}); the driver is asked", format_size(bytes)
@@ -194,6 +227,7 @@ pub fn report(allocation: &Allocation) {
         report_growth(&block, on_peers, on_host);
         level::report();
     }
+    bell::allocated();
 }
 
 #[cold]
@@ -299,6 +333,7 @@ pub fn report_free(block: &Block) {
         "freed {} at {address:#x}", format_size(bytes)
     );
     level::fell(bytes);
+    bell::changed();
 }
 
 /// What an address is, for the questions that a program asks about it.
@@ -380,6 +415,7 @@ pub fn owner_gone(id: u64) -> usize {
     let blocks = ended.len() + managed::owner_gone(id);
     if blocks > 0 {
         level::report();
+        bell::changed();
     }
     blocks
 }
@@ -427,6 +463,7 @@ pub fn trim() -> u64 {
 }
 
 fn report_trim(bytes: u64, why: &str) {
+    count(&TRIMS);
     level::report();
     tracing::info!(
         target: "gpupool::memory", event = "pool.trim", bytes, why, "returned {} to the driver for {why}", format_size(bytes)

@@ -3,6 +3,7 @@
 use super::ledger::Part;
 use super::types::Properties;
 use super::with_ledger;
+use crate::bell;
 use crate::driver::{CuResult, Driver};
 use crate::hook::{Real, Row};
 use crate::memory::{self, Plan, place_name};
@@ -203,6 +204,7 @@ fn make(driver: &Driver, request: &Request, pieces: &[(Place, u64)]) -> Result<V
 unsafe fn hand_out(output: *mut u64, request: &Request, parts: &[Part], why: &'static str) -> CuResult {
     let home = request.device;
     with_ledger(|ledger| ledger.made(home, parts));
+    bell::allocated();
     // SAFETY: not NULL; the driver would write there.
     unsafe { *output = parts[0].handle };
     let (whole, full) = (format_size(request.bytes), if why == "limit" { "at its limit" } else { "full" });
