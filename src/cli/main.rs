@@ -11,6 +11,7 @@ mod failure;
 mod folder;
 mod inherited;
 mod log_settings;
+mod ps;
 mod report;
 mod run;
 mod sim;
@@ -30,6 +31,7 @@ enum Command {
     Report(report::Args),
     Explain(explain::Args),
     Doctor(doctor::Args),
+    Ps(ps::Args),
     Demo(demo::Args),
 }
 
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         Command::Report(args) => report::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Ps(args) => ps::run(&args),
         Command::Demo(args) => demo::run(&args),
     };
     done.unwrap_or_else(failure::Failure::report)

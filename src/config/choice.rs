@@ -108,7 +108,7 @@ choice! {
 }
 
 choice! {
-    /// A thing that is done only for those who ask (`GPUPOOL_MANAGED_ADVICE`).
+    /// A thing that is done or not (`GPUPOOL_MANAGED_ADVICE`, `GPUPOOL_METRICS`).
     Toggle {
         /// Not done.
         #[default]

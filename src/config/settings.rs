@@ -63,6 +63,8 @@ pub struct Settings {
     pub log_file: Option<LogPath>,
     /// `GPUPOOL_SUMMARY`.
     pub summary: Switch,
+    /// `GPUPOOL_METRICS`.
+    pub metrics: Toggle,
     /// The launcher's variable that says that several ranks of a job run on this host, and how many.
     pub local_ranks: Option<(&'static str, u32)>,
 }
@@ -94,6 +96,7 @@ impl Default for Settings {
             log: None,
             log_file: None,
             summary: Switch::default(),
+            metrics: Toggle::On,
             local_ranks: None,
         }
     }

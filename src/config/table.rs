@@ -236,6 +236,15 @@ pub const SETTINGS: &[Setting] = &[
         help: "A summary on stderr at exit; auto when there was something to say.",
         read: |settings, value| switch(value).map(|word| settings.summary = word),
     },
+    Setting {
+        name: "GPUPOOL_METRICS",
+        values: Toggle::WORDS,
+        default: "on",
+        help: "Whether the process tells what it holds while it runs, in a file for its user alone, which gpupool ps reads.",
+        read: |settings, value| {
+            choice(value, "on or off", Toggle::WORDS, Toggle::from_word).map(|word| settings.metrics = word)
+        },
+    },
 ];
 
 fn text(value: &OsStr) -> Result<&str, String> {

@@ -79,6 +79,16 @@ impl Driver {
         if result.is_ok() { text.to_string_lossy().into_owned() } else { String::new() }
     }
 
+    /// `NVIDIA H200` (`cuDeviceGetName`); empty where the driver does not say.
+    pub fn name(&self, device: CUdevice) -> String {
+        let mut text = [0 as c_char; 128];
+        // SAFETY: the length is one less than the buffer's, so the last byte stays NUL.
+        let result = unsafe { (self.cuDeviceGetName)(text.as_mut_ptr(), text.len() as c_int - 1, device) };
+        // SAFETY: the buffer ends with a NUL that the driver was not given.
+        let text = unsafe { CStr::from_ptr(text.as_ptr()) };
+        if result.is_ok() { text.to_string_lossy().into_owned() } else { String::new() }
+    }
+
     /// The bytes of a device's UUID (`cuDeviceGetUuid`); zeros where the driver does not say.
     pub fn uuid_bytes(&self, device: CUdevice) -> [u8; 16] {
         let mut uuid = CUuuid { bytes: [0; 16] };

@@ -55,6 +55,7 @@ functions! {
     every driver {
         cuDeviceGetCount(*mut c_int);
         cuDeviceGetAttribute(*mut c_int, c_int, CUdevice);
+        cuDeviceGetName(*mut c_char, c_int, CUdevice);
         cuDeviceGetUuid(*mut CUuuid, CUdevice);
         cuDeviceGetPCIBusId(*mut c_char, c_int, CUdevice);
         cuDeviceTotalMem_v2(*mut usize, CUdevice);

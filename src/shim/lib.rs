@@ -6,7 +6,9 @@
 //!
 //! `src/README.md` holds the code map and the invariants.
 
+mod agent;
 mod backend;
+mod bell;
 mod capture;
 mod clock;
 mod context;

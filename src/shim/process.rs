@@ -3,7 +3,7 @@
 //! Nothing else in the shim is process-wide state of its own: settings, topology and pool hang off the first use.
 
 use crate::log::{self, verdict};
-use crate::{context, environment, ipc, leave, module, observers, summary};
+use crate::{agent, context, environment, ipc, leave, module, observers, summary};
 use gpupool_config::{Mode, Problem, Rank, Settings};
 use gpupool_cuda as cuda;
 use gpupool_interpose::{Api, dlsym, guard};
@@ -169,6 +169,7 @@ fn start_inside() -> bool {
         job = rank.and_then(|rank| rank.job.as_deref()), host,
         "gpupool {} in {}, mode {}", env!("CARGO_PKG_VERSION"), exe.display(), mode.word()
     );
+    agent::prepare();
     STATE.store(ACTIVE, Ordering::Release);
     true
 }
@@ -278,6 +279,7 @@ pub fn leaves_at_once() {
 
 /// Writes the summary. Nothing is freed: the driver does that, and other threads may still be running.
 extern "C" fn at_exit() {
+    agent::ended();
     if !matches!(STATE.load(Ordering::Acquire), ACTIVE | CLOSED) {
         if STATE.load(Ordering::Acquire) == IDLE {
             verdict::left();

@@ -14,9 +14,11 @@ mod compile;
 mod output;
 mod routes;
 mod run;
+mod running;
 
 pub use artifacts::{artifact_folder, driver_folder, driver_folder_with_nvml, library, repository};
 pub use compile::{Build, program};
 pub use output::Output;
 pub use routes::{Route, hooks};
 pub use run::{Driver, Run};
+pub use running::Running;

@@ -1,11 +1,12 @@
 //! One run of one program: what it is, the driver it finds, and whether the shim is preloaded.
 
 use crate::artifacts::{driver_folder, driver_folder_with_nvml, library, repository};
-use crate::{Build, Output};
+use crate::{Build, Output, Running};
 use gpupool_events::Reader;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io::{BufReader, Read};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -26,6 +27,9 @@ pub enum Driver {
 
 /// The file that a machine of several processes has in the run's folder.
 const MACHINE: &str = "machine";
+
+/// The folder that a run's processes have for their metrics pages, as `XDG_RUNTIME_DIR`.
+pub(crate) const SESSION: &str = "session";
 
 /// A program that hangs is ended after this long, and its test fails with what it had said.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -175,6 +179,7 @@ impl Run {
     #[track_caller]
     pub fn go(self) -> Output {
         let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("no temporary folder: {e}"));
+        make_session(&folder.path().join(SESSION));
         let (log, report) = (folder.path().join("log.jsonl"), folder.path().join("report.json"));
         let violations = folder.path().join("violations");
         let mut command = self.command_in(folder.path(), &log, &report);
@@ -213,11 +218,33 @@ impl Run {
         output
     }
 
+    /// Starts it, to be told what to do line by line. Its standard error is the test's. `session`: another folder for pages
+    /// than one of its own.
+    #[track_caller]
+    pub fn start(self, session: Option<&Path>) -> Running {
+        let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("no temporary folder: {e}"));
+        make_session(&folder.path().join(SESSION));
+        let mut command =
+            self.command_in(folder.path(), &folder.path().join("log.jsonl"), &folder.path().join("report"));
+        if let Some(session) = session {
+            command.env("XDG_RUNTIME_DIR", session);
+        }
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|e| panic!("can not start {}: {e}", describe(&command)));
+        let (input, output) = (child.stdin.take(), child.stdout.take());
+        let output = BufReader::new(output.unwrap_or_else(|| panic!("no pipe to it")));
+        Running { child, input, output, folder }
+    }
+
     fn command_in(&self, folder: &Path, log: &Path, report: &Path) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).current_dir(folder).env_clear().stdin(Stdio::null());
         command.env("PATH", env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into()));
         command.env("HOME", folder).env("TMPDIR", folder).env("LC_ALL", "C");
+        command.env("XDG_RUNTIME_DIR", folder.join(SESSION));
         match &self.driver {
             Driver::Simulated if self.nvml => drop(command.env("LD_LIBRARY_PATH", driver_folder_with_nvml())),
             Driver::Simulated => drop(command.env("LD_LIBRARY_PATH", driver_folder())),
@@ -247,7 +274,7 @@ impl Run {
 fn describe(command: &Command) -> String {
     let variables = command.get_envs().filter_map(|(name, value)| Some((name.to_str()?, value?.to_string_lossy())));
     let variables: String = variables
-        .filter(|(name, _)| !["PATH", "HOME", "TMPDIR", "LC_ALL"].contains(name))
+        .filter(|(name, _)| !["PATH", "HOME", "TMPDIR", "LC_ALL", "XDG_RUNTIME_DIR"].contains(name))
         .map(|(name, value)| format!("{name}={value} "))
         .collect();
     let arguments: String = command.get_args().map(|argument| format!(" {}", argument.to_string_lossy())).collect();
@@ -295,8 +322,14 @@ fn wait(mut command: Command, description: &str) -> (std::process::ExitStatus, S
     (status, stdout, stderr)
 }
 
-/// Names of what lies in `folder`, except these files.
+fn make_session(session: &Path) {
+    fs::DirBuilder::new().mode(0o700).create(session).unwrap_or_else(|e| panic!("no folder for pages: {e}"));
+}
+
+/// Names of what lies in `folder`, except these files, and of what lies in its folder for pages.
 fn files_in(folder: &Path, except: &[&Path]) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let session = folder.join(SESSION);
+    let here = fs::read_dir(folder).into_iter().flatten().flatten().filter(|entry| entry.path() != session);
+    let entries = here.chain(fs::read_dir(&session).into_iter().flatten().flatten()).map(|entry| entry.path());
     entries.filter(|path| !except.contains(&path.as_path())).map(|path| path.display().to_string()).collect()
 }

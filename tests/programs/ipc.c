@@ -313,7 +313,7 @@ static int is_asleep(void)
         int fd = open(path, O_RDONLY);
         if (fd < 0)
             continue;
-        asleep |= read(fd, text, sizeof text - 1) > 0 && strstr(text, "(gpupool-ipc) S");
+        asleep |= read(fd, text, sizeof text - 1) > 0 && strstr(text, "(gpupool) S");
         close(fd);
     }
     closedir(tasks);

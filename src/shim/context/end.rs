@@ -1,6 +1,7 @@
 //! How contexts end: what is noted before the driver is asked, and what goes with a context that ended.
 
 use super::{By, CHANGED, EPOCH, LAST, Last, REGISTRY, judge, observers};
+use crate::bell;
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_cuda::{CuResult, Driver};
 use std::sync::atomic::Ordering;
@@ -119,6 +120,7 @@ pub fn forget_current() {
 fn tell(ended: Vec<Ended>, call: &str) {
     for Ended { context, unkept } in ended {
         let blocks = disown(&context);
+        bell::changed();
         let Context { device, id, kind, .. } = context;
         tracing::info!(
             target: "gpupool::context", event = "context.destroy", id, device, kind = kind.word(), call,

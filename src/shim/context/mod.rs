@@ -18,11 +18,11 @@ mod usage;
 
 pub use judge::{devices, heap_is_default, judge};
 pub use observers::{Observer, observe};
-pub use registry::{By, Record, Tally};
+pub use registry::{By, Record, Tally, Totals};
 pub use usage::Usage;
 
 use crate::log::{self, verdict};
-use crate::{clock, environment, process, site};
+use crate::{bell, clock, environment, process, site};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_config::Rank;
 use gpupool_cuda::{self as cuda, CuResult, Driver};
@@ -303,6 +303,7 @@ pub fn add(
         Err(first) => return Some(first),
     };
     report(driver, &known, &origin);
+    bell::changed();
     observers::all().for_each(|observer| observer.began(driver, context));
     Some(known)
 }
@@ -429,6 +430,11 @@ pub fn by_handle(context: CUcontext) -> Option<Context> {
 /// Every context of this process that lives, oldest first.
 pub fn all() -> Vec<Context> {
     REGISTRY.lock().live()
+}
+
+/// Every context that lives, with what it was used for, and what all contexts of the process did together.
+pub fn living() -> (Vec<Record>, Totals) {
+    REGISTRY.lock().living()
 }
 
 /// Whether this process has a context on a device now.

@@ -64,6 +64,22 @@ impl Record {
     }
 }
 
+/// What all contexts of the process did together.
+#[derive(Clone, Copy, Debug)]
+pub struct Totals {
+    /// Allocations of device memory, the driver's and the pool's.
+    pub allocations: u64,
+    /// Bytes of pooled blocks that began.
+    pub pooled_bytes: u64,
+}
+
+impl Totals {
+    fn add(&mut self, usage: &Usage) {
+        self.allocations += usage.allocations.load(Ordering::Relaxed);
+        self.pooled_bytes += usage.began();
+    }
+}
+
 /// Which context a call is about: the handle, 0 where it is not known yet, and the driver's number, where it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Name {
@@ -161,6 +177,8 @@ pub struct Registry {
     greens: BTreeMap<usize, Green>,
     of_green: BTreeMap<usize, CUdevice>,
     idle: VecDeque<&'static Tally>,
+    /// What was counted of those that are gone.
+    gone_totals: Totals,
     gone: Vec<Record>,
     last_id: u64,
 }
@@ -195,6 +213,7 @@ impl Registry {
             greens: BTreeMap::new(),
             of_green: BTreeMap::new(),
             idle: VecDeque::new(),
+            gone_totals: Totals { allocations: 0, pooled_bytes: 0 },
             gone: Vec::new(),
             last_id: 0,
         }
@@ -350,6 +369,7 @@ impl Registry {
                 device.gone_launches += record.usage.launches.load(Ordering::Relaxed);
                 device.cost = device.cost.saturating_sub(entry.origin.cost.unwrap_or(0));
             }
+            self.gone_totals.add(&record.usage);
             self.idle.push_back(context.tally);
             let unkept = if self.is_worth_keeping(&record) {
                 self.gone.push(record);
@@ -509,6 +529,14 @@ impl Registry {
     /// Kernels launched in contexts of this device that are gone.
     pub fn gone_launches(&self, device: CUdevice) -> u64 {
         self.devices.get(&device).map_or(0, |device| device.gone_launches)
+    }
+
+    /// The contexts that live, oldest first, and what was counted of all there ever were.
+    pub fn living(&self) -> (Vec<Record>, Totals) {
+        let mut totals = self.gone_totals;
+        let living = self.entries.values().map(|entry| record(entry, Arc::new(entry.context.tally.usage.copy())));
+        let living: Vec<Record> = living.inspect(|record| totals.add(&record.usage)).collect();
+        (living, totals)
     }
 
     /// Every context that is known, oldest first.

@@ -1,7 +1,7 @@
 //! What a context was used for. Counted on the way of launches and copies, so: relaxed atomics, no clock but the coarse one.
 
 use crate::clock;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Counters of one context.
@@ -16,8 +16,11 @@ pub struct Usage {
     pub pinned: AtomicU64,
     /// Work that is none of these: events, host functions, prefetches, memory made with `cuMemCreate`.
     others: AtomicU64,
-    /// Bytes of live pooled blocks, and the most of it. Below 0 for a moment where a free is counted late.
-    live: AtomicI64,
+    /// Bytes of pooled blocks that began and that ended: two sums that only grow, which cost no more than their difference,
+    /// and tell how much was allocated.
+    began: AtomicU64,
+    ended: AtomicU64,
+    /// The most that the difference ever was.
     peak: AtomicU64,
     /// Milliseconds of the coarse clock at the last use; 0 for never.
     last: AtomicU64,
@@ -48,14 +51,20 @@ impl Usage {
     pub fn allocated(&self, pooled: u64) {
         self.allocations.fetch_add(1, Relaxed);
         if pooled > 0 {
-            let live = self.live.fetch_add(pooled as i64, Relaxed) + pooled as i64;
-            self.peak.fetch_max(live.max(0) as u64, Relaxed);
+            let began = self.began.fetch_add(pooled, Relaxed) + pooled;
+            // Less than nothing for a moment, where a free is counted late.
+            self.peak.fetch_max(began.saturating_sub(self.ended.load(Relaxed)), Relaxed);
         }
         self.touch();
     }
 
     pub fn freed(&self, pooled: u64) {
-        self.live.fetch_sub(pooled as i64, Relaxed);
+        self.ended.fetch_add(pooled, Relaxed);
+    }
+
+    /// Bytes of pooled blocks that began.
+    pub fn began(&self) -> u64 {
+        self.began.load(Relaxed)
     }
 
     /// The most bytes of pooled blocks at any moment.
@@ -79,15 +88,14 @@ impl Usage {
         self.launches.load(Relaxed) + self.copies.load(Relaxed)
     }
 
-    fn counters(&self) -> [&AtomicU64; 8] {
-        let Self { launches, copies, modules, allocations, pinned, others, live: _, peak, last } = self;
-        [launches, copies, modules, allocations, pinned, others, peak, last]
+    fn counters(&self) -> [&AtomicU64; 10] {
+        let Self { launches, copies, modules, allocations, pinned, others, began, ended, peak, last } = self;
+        [launches, copies, modules, allocations, pinned, others, began, ended, peak, last]
     }
 
     /// Begins anew, for another context.
     pub fn restart(&self) {
         self.counters().into_iter().for_each(|counter| counter.store(0, Relaxed));
-        self.live.store(0, Relaxed);
     }
 
     /// The numbers as they are now.
@@ -96,7 +104,6 @@ impl Usage {
         for (to, from) in copy.counters().into_iter().zip(self.counters()) {
             to.store(from.load(Relaxed), Relaxed);
         }
-        copy.live.store(self.live.load(Relaxed), Relaxed);
         copy
     }
 

@@ -81,6 +81,7 @@ pub fn export(driver: &Driver, block: &Block) -> std::result::Result<Handle, CuR
         return Err(CuResult::INVALID_VALUE);
     }
     if first {
+        super::count(&super::EXPORTS);
         tracing::info!(
             target: "gpupool::ipc", event = "ipc.export", address, bytes, chunks = pieces.len(),
             "a handle of {} at {address:#x}; only processes that run under gpupool can open it", format_size(bytes)

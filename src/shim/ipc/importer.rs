@@ -125,6 +125,7 @@ fn enter(
         imports.push(Import { handle: *bytes, block, mapped, count: 1, closing: false });
         COUNT.store(imports.len(), Ordering::Release);
     }
+    super::count(&super::IMPORTS);
     let seconds = begun.elapsed().as_secs_f64();
     tracing::info!(
         target: "gpupool::ipc", event = "ipc.import", address, bytes = handle.bytes, chunks = layout.chunks,

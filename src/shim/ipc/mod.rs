@@ -16,15 +16,31 @@ mod server;
 mod socket;
 mod wire;
 
-use crate::process;
+use crate::{bell, process};
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_pool::Block;
 use std::fmt::Display;
+use std::sync::atomic::{AtomicU64, Ordering};
 use wire::Handle;
 
 pub use exporter::{block_ended, judge};
 pub use importer::{OfContexts, block_at as imported_at, close};
 pub use own::after_fork_in_child;
+pub use server::{Server, on_export, take as take_server};
+
+/// Blocks of which another process was given a handle, and blocks of other processes that were opened.
+static EXPORTS: AtomicU64 = AtomicU64::new(0);
+static IMPORTS: AtomicU64 = AtomicU64::new(0);
+
+/// How many blocks were exported, and how many imported.
+pub fn counts() -> (u64, u64) {
+    (EXPORTS.load(Ordering::Relaxed), IMPORTS.load(Ordering::Relaxed))
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+    bell::changed();
+}
 
 /// The bytes of a handle for this block (`cuIpcGetMemHandle`).
 ///

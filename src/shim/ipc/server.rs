@@ -1,5 +1,5 @@
-//! The exporting side's thread, from the first export on: it gives other processes of the same user the chunks of exported
-//! blocks, and knows which of them have what.
+//! The exporting side's server, from the first export on: it gives other processes of the same user the chunks of exported
+//! blocks, and knows which of them have what. The agent's thread runs it, turn by turn.
 //!
 //! It serves all connections by turns and never waits for one of them: no call on a connection blocks, what says nothing
 //! for long is sent away, and a line of the log that could block is counted instead. So neither an importer that hangs nor
@@ -13,8 +13,9 @@ use super::socket::{Socket, readable, wait};
 use super::wire::{Answer, BATCH, Chunk, Handle, Key, Layout, Request, Where};
 use crate::{memory, process};
 use gpupool_cuda::Driver;
-use gpupool_interpose::guard;
+use gpupool_metrics::stat;
 use gpupool_pool::{Block, Place};
+use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io::Result;
@@ -35,17 +36,31 @@ const WITHOUT_DESCRIPTORS: Duration = Duration::from_millis(100);
 /// How often to look whether a process has ended whose connection says nothing of it.
 const LOOKS: [Duration; 2] = [Duration::from_millis(5), Duration::from_secs(1)];
 
-/// The public part of this process's name, once the thread runs.
+/// The public part of this process's name, once it is served under it.
 static PROCESS: OnceLock<u64> = OnceLock::new();
-/// Held while the thread is started, so that there is one.
+/// Held while the server is made, so that there is one.
 static STARTING: Mutex<()> = Mutex::new(());
+/// Made, and not yet with the thread that runs it.
+static MADE: Mutex<Option<Server>> = Mutex::new(None);
+/// Starts that thread, or wakes it.
+static START_THREAD: OnceBox<fn() -> Result<()>> = OnceBox::new();
+
+/// Who runs the server, from the first export on: `call` has the thread [`take`] it.
+pub fn on_export(call: fn() -> Result<()>) {
+    let _ = START_THREAD.set(Box::new(call));
+}
+
+/// The server, for the thread that runs it.
+pub fn take() -> Option<Server> {
+    MADE.lock().take()
+}
 
 /// The public part of this process's name; `None` where nothing was exported.
 pub fn process() -> Option<u64> {
     PROCESS.get().copied()
 }
 
-/// Starts the thread, unless it runs.
+/// Has the server run, unless it does.
 pub fn start() -> Result<u64> {
     if let Some(process) = PROCESS.get() {
         return Ok(*process);
@@ -59,34 +74,12 @@ pub fn start() -> Result<u64> {
     let process = u64::from_ne_bytes(random);
     let name = Handle::socket(std::process::id(), process);
     let listener = Socket::listen(&name)?;
-    let signals = BlockedSignals::all();
     let server = Server { name, listener: Some(listener), connections: Vec::new(), left: Vec::new(), accepting: true };
-    std::thread::Builder::new().name("gpupool-ipc".to_owned()).spawn(move || server.serve())?;
-    drop(signals);
+    *MADE.lock() = Some(server);
+    START_THREAD.get().map_or(Err(std::io::ErrorKind::Unsupported.into()), |start| start()).inspect_err(|_| {
+        drop(take());
+    })?;
     Ok(*PROCESS.get_or_init(|| process))
-}
-
-/// All signals blocked on this thread until dropped: a thread started meanwhile has them blocked for good, and none of the
-/// program's handlers ever runs on it.
-struct BlockedSignals(libc::sigset_t);
-
-impl BlockedSignals {
-    fn all() -> Self {
-        // SAFETY: all-zero is a valid value of this C type; the calls write the two locals.
-        unsafe {
-            let (mut every, mut before) = (std::mem::zeroed(), std::mem::zeroed());
-            libc::sigfillset(&raw mut every);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const every, &raw mut before);
-            Self(before)
-        }
-    }
-}
-
-impl Drop for BlockedSignals {
-    fn drop(&mut self) {
-        // SAFETY: the set is the one that this thread had.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
-    }
 }
 
 /// A process, and when it started, in ticks: the number alone may be another's by now.
@@ -99,21 +92,14 @@ struct Importer {
 impl Importer {
     /// `None` where it cannot be seen (another PID namespace, no /proc), so that nobody could say whether it has ended.
     fn of(pid: i32) -> Option<Self> {
-        let (_, started) = state_of(pid)?;
+        let started = stat(u32::try_from(pid).ok()?)?.started;
         Some(Self { pid, started })
     }
 
     fn has_ended(self) -> bool {
-        state_of(self.pid).is_none_or(|(state, started)| started != self.started || matches!(state, b'Z' | b'X'))
+        let now = u32::try_from(self.pid).ok().and_then(stat);
+        now.is_none_or(|now| now.started != self.started || matches!(now.state, b'Z' | b'X'))
     }
-}
-
-/// State and start of a process, fields 3 and 22 of `/proc/PID/stat`.
-fn state_of(pid: i32) -> Option<(u8, u64)> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = stat.rsplit(')').next()?.split_whitespace();
-    let state = *fields.next()?.as_bytes().first()?;
-    Some((state, fields.nth(18)?.parse().ok()?))
 }
 
 /// Blocks that one importer has open: their addresses, and how often each.
@@ -161,7 +147,8 @@ struct Left {
     looks: u32,
 }
 
-struct Server {
+/// The socket and what is connected to it.
+pub struct Server {
     name: String,
     listener: Option<Socket>,
     connections: Vec<Connection>,
@@ -171,31 +158,29 @@ struct Server {
 }
 
 impl Server {
-    fn serve(mut self) {
-        // Every driver call of this thread is ours.
-        let _inside = guard::enter();
-        loop {
-            self.drop_what_is_not_ours();
-            let mut list: Vec<_> = self.connections.iter().map(|connection| readable(connection.socket.fd())).collect();
-            let listener = self.listener.as_ref().filter(|_| self.accepting);
-            list.extend(listener.map(|listener| readable(listener.fd())));
-            let waited = wait(&mut list, self.limit());
-            self.accepting = true;
-            // What is ready was ours when the wait began; the program may have closed it since.
-            self.drop_if_replaced(&mut list);
-            self.left.retain_mut(|left| !left.is_over());
-            if waited.is_err() {
-                // More descriptors than this process may still have, or the kernel is out of memory: those who have nothing
-                // open are sent away, and say so.
-                self.connections.retain(|connection| !connection.holds.0.is_empty());
-                self.accepting = false;
-                continue;
-            }
-            let arrived = listener_is_ready(&list, self.connections.len());
-            self.answer_all(&list);
-            if arrived {
-                self.accept();
-            }
+    /// Waits, for at most `limit`, until somebody says something, and answers.
+    pub fn turn(&mut self, limit: Option<Duration>) {
+        self.drop_what_is_not_ours();
+        let mut list: Vec<_> = self.connections.iter().map(|connection| readable(connection.socket.fd())).collect();
+        let listener = self.listener.as_ref().filter(|_| self.accepting);
+        list.extend(listener.map(|listener| readable(listener.fd())));
+        let limit = self.limit().into_iter().chain(limit).min();
+        let waited = wait(&mut list, limit);
+        self.accepting = true;
+        // What is ready was ours when the wait began; the program may have closed it since.
+        self.drop_if_replaced(&mut list);
+        self.left.retain_mut(|left| !left.is_over());
+        if waited.is_err() {
+            // More descriptors than this process may still have, or the kernel is out of memory: those who have nothing
+            // open are sent away, and say so.
+            self.connections.retain(|connection| !connection.holds.0.is_empty());
+            self.accepting = false;
+            return;
+        }
+        let arrived = listener_is_ready(&list, self.connections.len());
+        self.answer_all(&list);
+        if arrived {
+            self.accept();
         }
     }
 

@@ -8,11 +8,11 @@ mod plan;
 pub mod topology;
 
 pub use caching::returns_its_cache;
-pub use open::{plan, policy};
+pub use open::{plan, plan_made, policy};
 pub use plan::Plan;
 
 use crate::context::{self, Context, Observer};
-use crate::{ipc, log, managed, pinned, process};
+use crate::{bell, ipc, log, managed, pinned, process};
 use cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle};
 use gpupool_config::{Free as FreeSetting, MemInfo, Mode, Switch, format_size};
 use gpupool_cuda::{CuResult, Driver};
@@ -24,6 +24,36 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of blocks and handles that lay outside their home GPU when they were made, for the summary.
 static SPILLED: AtomicU64 = AtomicU64::new(0);
+
+/// What was said of requests and of freed memory, over the life of the process: how often.
+#[derive(Clone, Copy, Debug)]
+pub struct Told {
+    /// OUT_OF_MEMORY to a program that caches.
+    pub soft_refusals: u64,
+    /// No room at any place.
+    pub refusals: u64,
+    /// No block although there was room.
+    pub fallbacks: u64,
+    /// Freed memory that went back.
+    pub trims: u64,
+}
+
+static SOFT_REFUSALS: AtomicU64 = AtomicU64::new(0);
+static REFUSALS: AtomicU64 = AtomicU64::new(0);
+static FALLBACKS: AtomicU64 = AtomicU64::new(0);
+static TRIMS: AtomicU64 = AtomicU64::new(0);
+
+/// See [`Told`].
+pub fn told() -> Told {
+    let [soft_refusals, refusals, fallbacks, trims] =
+        [&SOFT_REFUSALS, &REFUSALS, &FALLBACKS, &TRIMS].map(|counter| counter.load(Ordering::Relaxed));
+    Told { soft_refusals, refusals, fallbacks, trims }
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+    bell::changed();
+}
 
 /// Who served an allocation.
 pub enum Answer {
@@ -162,6 +192,7 @@ pub fn refused_softly(home: u32, bytes: u64) -> Option<Answer> {
 
 /// A program is told OUT_OF_MEMORY once, so that it returns its cache; `what` says of what, where that is not a block.
 pub fn say_refused_softly(home: u32, bytes: u64, what: &str) {
+    count(&SOFT_REFUSALS);
     tracing::info!(
         target: "gpupool::memory", event = "pool.refuse", home, bytes, why = "soft", missing = 0,
         "OUT_OF_MEMORY for {what}{} once, so that the program returns its cache before GPU {home} overflows",
@@ -171,6 +202,7 @@ pub fn say_refused_softly(home: u32, bytes: u64, what: &str) {
 
 /// There is no place for a block; the driver is asked.
 pub fn report_full(home: u32, bytes: u64, missing: u64) {
+    count(&REFUSALS);
     tracing::info!(
         target: "gpupool::memory", event = "pool.refuse", home, bytes, why = "full", missing,
         "no room for {} in the pool, {} are missing; the driver is asked", format_size(bytes), format_size(missing)
@@ -179,6 +211,7 @@ pub fn report_full(home: u32, bytes: u64, missing: u64) {
 
 /// A block could not be made although there was room; the driver is asked.
 pub fn report_fallback(home: u32, bytes: u64, why: &str) {
+    count(&FALLBACKS);
     tracing::warn!(
         target: "gpupool::memory", event = "pool.fallback", home, bytes, why,
         "the pool could not make a block of {} for GPU {home} ({why}); the driver is asked", format_size(bytes)
@@ -200,6 +233,7 @@ pub fn report(allocation: &Allocation) {
         report_growth(&block, on_peers, on_host);
         level::report();
     }
+    bell::allocated();
 }
 
 #[cold]
@@ -305,6 +339,7 @@ pub fn report_free(block: &Block) {
         "freed {} at {address:#x}", format_size(bytes)
     );
     level::fell(bytes);
+    bell::changed();
 }
 
 /// What an address is, for the questions that a program asks about it.
@@ -388,6 +423,7 @@ impl Observer for OfContexts {
         ended.iter().for_each(|block| ipc::block_ended(block.id));
         if !ended.is_empty() {
             level::report();
+            bell::changed();
         }
         ended.len()
     }
@@ -440,6 +476,7 @@ pub fn trim() -> u64 {
 }
 
 fn report_trim(bytes: u64, why: &str) {
+    count(&TRIMS);
     level::report();
     tracing::info!(
         target: "gpupool::memory", event = "pool.trim", bytes, why, "returned {} to the driver for {why}", format_size(bytes)

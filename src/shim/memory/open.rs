@@ -81,6 +81,11 @@ pub fn planned() -> Option<Option<&'static Plan>> {
     PLAN.get().map(Option::as_ref)
 }
 
+/// The plan, if one was made.
+pub fn plan_made() -> Option<&'static Plan> {
+    planned().flatten()
+}
+
 /// The pool if it was opened.
 #[inline]
 pub fn opened() -> Option<&'static Opened> {

@@ -26,6 +26,8 @@ const BEHIND_GPUS: u32 = 1 << 24;
 #[derive(Clone, Debug)]
 pub struct Gpu {
     pub ordinal: u32,
+    /// `cuDeviceGetName`; empty where the driver does not say.
+    pub name: String,
     /// Bytes of memory (`cuDeviceTotalMem`).
     pub total: u64,
     /// Whether it has virtual memory management.
@@ -130,6 +132,7 @@ fn read_gpu(driver: &Driver, device: i32) -> Result<Gpu, Unanswered> {
     };
     Ok(Gpu {
         ordinal: device as u32,
+        name: driver.name(device),
         total,
         // A driver that has the functions knows the attribute, so a failure says nothing about the GPU, which must not be
         // lost to the pool for good.

@@ -6,6 +6,7 @@
 
 use super::callers::{self, Framework};
 use super::copies::{self, Seen};
+use crate::site;
 use gpupool_events::Site;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -129,6 +130,8 @@ pub struct Place {
     /// Bytes that were pinned for it, over the life of the process.
     pub pinned: u64,
     pub live: u64,
+    /// In so many pieces.
+    pub blocks: u64,
     pub peak: u64,
     pub nanos: u64,
     /// Bytes that no copy reached, of blocks that copies did reach; how many blocks, and their bytes.
@@ -379,6 +382,34 @@ pub fn first_registered_twice(frames: u64, site: impl FnOnce() -> Site) -> bool 
     })
 }
 
+/// A place that holds pinned memory.
+#[derive(Clone, Debug)]
+pub struct Holder {
+    pub text: String,
+    pub live: u64,
+    pub blocks: u64,
+    /// Bytes asked for, over the life of the process.
+    pub total: u64,
+}
+
+/// The places that hold most, and how many more hold any.
+pub fn holders() -> (Vec<Holder>, u32) {
+    /// As many as the page has room for.
+    const MOST: usize = 64;
+    with(|ledger| {
+        let mut holding: Vec<&Place> = ledger.places.iter().filter(|place| place.live > 0).collect();
+        holding.sort_by_key(|place| std::cmp::Reverse(place.live));
+        let more = holding.len().saturating_sub(MOST) as u32;
+        let holder = |place: &&Place| Holder {
+            text: site::line(&place.site),
+            live: place.live,
+            blocks: place.blocks,
+            total: place.requested,
+        };
+        (holding.iter().take(MOST).map(holder).collect(), more)
+    })
+}
+
 /// A place, and what it still holds at the end: bytes, pieces, and how many stretches of work lie between those.
 pub struct Account {
     pub place: Place,
@@ -480,6 +511,7 @@ impl Ledger {
         self.live.insert(address, live);
         let account = &mut self.places[live.place];
         account.live += live.bytes;
+        account.blocks += 1;
         account.peak = account.peak.max(account.live);
         self.requested += live.bytes;
         if live.by != By::Pool {
@@ -501,6 +533,7 @@ impl Ledger {
         }
         let account = &mut self.places[live.place];
         account.live -= live.bytes;
+        account.blocks -= 1;
         account.peaks = 0;
         self.requested -= live.bytes;
         if live.by != By::Pool {

@@ -18,7 +18,7 @@ pub mod staging;
 use crate::backend::host;
 use crate::backend::pinned::{Host, take_spent};
 use crate::context::{self, Context, Observer};
-use crate::{capture, clock, process, site};
+use crate::{bell, capture, clock, process, site};
 use gpupool_config::{Free as FreeSetting, Mode, Pinned, format_size};
 use gpupool_cuda::CuResult;
 use gpupool_interpose::{Api, cancel};
@@ -129,6 +129,7 @@ fn note(entry: &Entry) {
     if let Some(growing) = growing {
         judge::growing(&growing);
     }
+    bell::allocated();
 }
 
 /// Frees pooled memory. `None`: not pooled, the driver's to free.
@@ -175,6 +176,7 @@ fn gone(address: u64, live: &Live, copies: u32) {
     if by != By::Pool {
         report_level();
     }
+    bell::changed();
     staging::freed(live, copies);
 }
 
@@ -239,6 +241,7 @@ pub fn give_back(api: Api) -> bool {
 }
 
 fn report_return(bytes: u64, why: &str) {
+    bell::changed();
     tracing::info!(
         target: "gpupool::pinned", event = "pinned.return", bytes, why, "{} of freed pinned memory returned for {why}",
         format_size(bytes)
@@ -269,6 +272,21 @@ pub fn over_limit(bytes: u64, limit: u64) {
     if !SAID.swap(true, Ordering::Relaxed) {
         judge::over_limit(bytes, limit);
     }
+}
+
+/// What is pinned, for the page.
+pub struct Levels {
+    /// The most that the pool may pin; 0 while it has pinned nothing.
+    pub limit: u64,
+    pub now: Level,
+    pub peak: Level,
+}
+
+/// See [`Levels`].
+pub fn levels() -> Levels {
+    let pool = opened();
+    let now = ledger::level(pool.map_or(0, |pool| pool.usage().pinned));
+    Levels { limit: pool.map_or(0, |pool| pool.config().limit), now, peak: ledger::peak() }
 }
 
 /// The most bytes that were pinned, and the most that the program held of them, over the life of the process.

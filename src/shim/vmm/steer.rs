@@ -2,6 +2,7 @@
 
 use super::ledger::Part;
 use super::with_ledger;
+use crate::bell;
 use crate::memory::{self, Plan, place_name};
 use crate::process;
 use gpupool_config::{Mode, format_size};
@@ -172,6 +173,7 @@ fn make(
 unsafe fn hand_out(output: *mut u64, request: &Request, parts: &[Part], why: &'static str) -> CuResult {
     let home = request.device;
     with_ledger(|ledger| ledger.made(home, parts));
+    bell::allocated();
     // SAFETY: not NULL; the driver would write there.
     unsafe { *output = parts[0].handle };
     let (whole, full) = (format_size(request.bytes), if why == "limit" { "at its limit" } else { "full" });

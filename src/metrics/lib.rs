@@ -1,0 +1,36 @@
+//! The metrics page: what a process that runs under gpupool tells everybody else of itself, while it runs.
+//!
+//! A page is one file of a fixed size. The process maps it and stores into it ([`Page`]), so it is told without a system call,
+//! a lock or a descriptor that the program could close; what was stored last is still there when the process is killed or
+//! stopped. Readers ([`read()`]) use `pread` and trust nothing of what they find: a page may be cut, foreign, newer, half
+//! written, or of a process that is gone ([`Life`]). Where pages lie is the business of [`folder`].
+//!
+//! | part | written | read |
+//! | --- | --- | --- |
+//! | who the process is | once, before the file has its name | as it is |
+//! | counters | one atomic store each, by any thread | each by itself |
+//! | levels, contexts, call sites, findings | one writer, each under a sequence lock of its own | again until whole, so often |
+//!
+//! Architecture Invariant: the page never grows, and nobody who writes it ever waits for a reader.
+
+pub mod folder;
+mod layout;
+#[cfg(not(loom))]
+mod map;
+mod model;
+mod page;
+mod process;
+mod reader;
+mod seqlock;
+mod sync;
+
+#[cfg(all(test, loom))]
+mod models;
+
+pub use layout::{BYTES, Counter, VERSION};
+#[cfg(not(loom))]
+pub use map::{Map, NoPage};
+pub use model::{Context, Finding, Gpu, Levels, Pinned, Place, Process, Site, Snapshot, Table, now};
+pub use page::{Memory, Page};
+pub use process::{Identity, Life, Stat, stat};
+pub use reader::{Source, Unreadable, identify, read};

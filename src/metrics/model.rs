@@ -1,0 +1,487 @@
+//! What a page says, as programs want it. Times are microseconds since the epoch, sizes are bytes.
+
+use crate::layout;
+use crate::{Counter, Identity};
+use serde::Serialize;
+use serde::ser::SerializeStruct;
+use std::time::{SystemTime, UNIX_EPOCH};
+use zerocopy::FromZeros;
+
+/// The time that pages speak of.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64
+}
+
+/// Who the process is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Process {
+    /// By which it is known whether it still runs.
+    pub identity: Identity,
+    /// Its number among the ranks of its job on this host, if a launcher gave it one.
+    pub rank: Option<u32>,
+    /// How many ranks that job has on this host.
+    pub world: Option<u32>,
+    /// When the page was made.
+    pub created: u64,
+    /// The version of gpupool.
+    pub library: String,
+    /// The file that it runs, without its folder.
+    pub name: String,
+    /// Its arguments, separated by blanks.
+    pub command: String,
+}
+
+/// What is held and in use, all at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Levels {
+    /// When this was written.
+    pub updated: u64,
+    /// Who serves allocations, a value of `GPUPOOL_MODE`.
+    pub mode: String,
+    /// Blocks that the program holds.
+    pub live_blocks: u64,
+    /// What it asked for in them.
+    pub live_bytes: u64,
+    /// The most that ever was.
+    pub peak_live_bytes: u64,
+    /// Pinned host memory.
+    pub pinned: Pinned,
+    /// The GPUs that the process sees; none before it knows of any.
+    pub gpus: Table<Gpu>,
+    /// Where the pool may hold memory.
+    pub places: Table<Place>,
+}
+
+/// Pinned host memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Pinned {
+    /// The most that the pool may pin; 0 while it has pinned nothing.
+    pub limit: u64,
+    /// All that is pinned: by the pool, by the driver and by the program.
+    pub pinned: u64,
+    /// What the program holds in it.
+    pub requested: u64,
+    /// The part that the program registered.
+    pub registered: u64,
+    /// The most that was ever pinned.
+    pub peak_pinned: u64,
+    /// The most that the program ever held.
+    pub peak_requested: u64,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Gpu {
+    /// By the program's own numbering.
+    pub ordinal: u32,
+    /// Of the device, as nvidia-smi has it behind `GPU-`.
+    #[serde(serialize_with = "as_uuid")]
+    pub uuid: [u8; 16],
+    /// `NVIDIA H200`.
+    pub name: String,
+    /// Its memory.
+    pub total: u64,
+}
+
+/// One place, and what the pool has there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The host's memory, and not a GPU's.
+    pub on_host: bool,
+    /// A GPU's ordinal, or the number of a NUMA node.
+    pub number: u32,
+    /// The most that the pool may hold.
+    pub limit: u64,
+    /// Physical memory that the pool holds.
+    pub held: u64,
+    /// The part of it that live blocks stand on.
+    pub used: u64,
+    /// The most that `used` ever was.
+    pub peak_used: u64,
+    /// The part of `held` that must stay where it is.
+    pub anchored: u64,
+    /// Memory that the program made itself (`cuMemCreate`) and that lies here.
+    pub own: u64,
+}
+
+impl Place {
+    /// `gpu0`, `host0`, as in the log.
+    pub fn name(&self) -> String {
+        format!("{}{}", if self.on_host { "host" } else { "gpu" }, self.number)
+    }
+}
+
+/// With its name, as it is in the log.
+impl Serialize for Place {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let Self { on_host: _, number: _, limit, held, used, peak_used, anchored, own } = *self;
+        let mut place = serializer.serialize_struct("Place", 7)?;
+        place.serialize_field("place", &self.name())?;
+        for (name, bytes) in [
+            ("limit", limit),
+            ("held", held),
+            ("used", used),
+            ("peak_used", peak_used),
+            ("anchored", anchored),
+            ("own", own),
+        ] {
+            place.serialize_field(name, &bytes)?;
+        }
+        place.end()
+    }
+}
+
+/// One context that lives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Context {
+    /// Counts from 1 in this process.
+    pub id: u64,
+    /// The GPU's ordinal.
+    pub device: u32,
+    /// `primary`, `created`, `found` or `appeared`.
+    pub kind: String,
+    /// What the GPU lost with it, if that is known.
+    pub cost: Option<u64>,
+    /// The call that made it.
+    pub call: String,
+    /// Where in the program that was.
+    pub site: String,
+    /// Kernels launched, as of [`Levels::updated`]: launches alone do not have the page written.
+    pub launches: u64,
+    /// Copies, likewise.
+    pub copies: u64,
+    /// Allocations of device memory.
+    pub allocations: u64,
+}
+
+/// One place in the program that holds memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Site {
+    /// What kind of memory; `pinned`.
+    pub memory: String,
+    /// File, line and function, or the object of native code.
+    pub text: String,
+    /// What it holds.
+    pub live: u64,
+    /// In so many blocks.
+    pub blocks: u64,
+    /// What it asked for over the life of the process.
+    pub total: u64,
+}
+
+/// Something that was found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// When.
+    pub at: u64,
+    /// `GP001`.
+    pub code: String,
+    /// The GPU's ordinal.
+    pub device: Option<u32>,
+    /// One sentence.
+    pub text: String,
+}
+
+/// Rows that a page has room for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Table<T> {
+    /// These.
+    pub rows: Vec<T>,
+    /// Further ones that it has no room for.
+    pub more: u32,
+}
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Self { rows: Vec::new(), more: 0 }
+    }
+}
+
+impl<T> From<Vec<T>> for Table<T> {
+    fn from(rows: Vec<T>) -> Self {
+        Self { rows, more: 0 }
+    }
+}
+
+/// All that a page said.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Snapshot {
+    /// Who it is.
+    pub process: Process,
+    /// The process has said that it is about to end.
+    pub ended: bool,
+    /// By [`Counter`]; see [`Snapshot::counter`].
+    #[serde(serialize_with = "by_name")]
+    pub counters: [u64; Counter::ALL.len()],
+    /// What is held and in use.
+    pub levels: Levels,
+    /// Contexts, oldest first.
+    pub contexts: Table<Context>,
+    /// Places in the program, those that hold most first.
+    pub sites: Table<Site>,
+    /// The last findings, oldest first; `more` were made before these.
+    pub findings: Table<Finding>,
+}
+
+impl Snapshot {
+    /// One of the counters.
+    pub fn counter(&self, counter: Counter) -> u64 {
+        self.counters[counter as usize]
+    }
+}
+
+fn by_name<S: serde::Serializer>(
+    counters: &[u64; Counter::ALL.len()],
+    serializer: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    serializer.collect_map(Counter::ALL.iter().zip(counters))
+}
+
+fn as_uuid<S: serde::Serializer>(uuid: &[u8; 16], serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    let hex: Vec<String> =
+        [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(hexadecimal).into_iter().collect();
+    serializer.collect_str(&format_args!("GPU-{}", hex.join("-")))
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A text in its room: where it is too long, its beginning and an ellipsis.
+fn text<const N: usize>(text: &str) -> layout::Text<N> {
+    const MORE: &str = "…";
+    let mut room = [0; N];
+    let kept = if text.len() <= N { text.len() } else { text.floor_char_boundary(N - MORE.len()) };
+    room[..kept].copy_from_slice(&text.as_bytes()[..kept]);
+    if kept < text.len() {
+        room[kept..kept + MORE.len()].copy_from_slice(MORE.as_bytes());
+    }
+    room
+}
+
+/// What is in such a room, whatever it is.
+fn read_text(room: &[u8]) -> String {
+    let text = room.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
+}
+
+/// The value that stands for none.
+fn number(value: i32) -> Option<u32> {
+    u32::try_from(value).ok()
+}
+
+fn or_none(value: Option<u32>) -> i32 {
+    value.and_then(|value| i32::try_from(value).ok()).unwrap_or(-1)
+}
+
+/// Puts rows into their room; how many have one, and how many have none.
+fn fill<T, R>(room: &mut [R], table: &Table<T>, row: impl Fn(&T) -> R) -> (u32, u32) {
+    for (to, from) in room.iter_mut().zip(&table.rows) {
+        *to = row(from);
+    }
+    let kept = table.rows.len().min(room.len());
+    (kept as u32, table.more.saturating_add((table.rows.len() - kept) as u32))
+}
+
+/// The first `count` rows; a count that there is no room for is cut.
+fn take<T, R>(room: &[R], count: u32, more: u32, row: impl Fn(&R) -> T) -> Table<T> {
+    Table { rows: room.iter().take(count as usize).map(row).collect(), more }
+}
+
+impl From<&Process> for layout::Header {
+    fn from(process: &Process) -> Self {
+        let Identity { boot, started, namespace, image, pid } = process.identity;
+        Self {
+            magic: layout::MAGIC,
+            version: layout::VERSION,
+            bytes: layout::BYTES as u32,
+            boot,
+            started,
+            namespace,
+            image,
+            pid,
+            rank: or_none(process.rank),
+            world: process.world.unwrap_or(0),
+            reserved: 0,
+            created: process.created,
+            library: text(&process.library),
+            name: text(&process.name),
+            command: text(&process.command),
+        }
+    }
+}
+
+impl From<&layout::Header> for Identity {
+    fn from(header: &layout::Header) -> Self {
+        let layout::Header { boot, started, namespace, image, pid, .. } = *header;
+        Self { boot, started, namespace, image, pid }
+    }
+}
+
+impl From<&layout::Header> for Process {
+    fn from(header: &layout::Header) -> Self {
+        Self {
+            identity: header.into(),
+            rank: number(header.rank),
+            world: Some(header.world).filter(|world| *world > 0),
+            created: header.created,
+            library: read_text(&header.library),
+            name: read_text(&header.name),
+            command: read_text(&header.command),
+        }
+    }
+}
+
+impl From<&Levels> for Box<layout::Levels> {
+    fn from(levels: &Levels) -> Self {
+        let mut raw = zeroed::<layout::Levels>();
+        let Pinned { limit, pinned, requested, registered, peak_pinned, peak_requested } = levels.pinned;
+        raw.updated = levels.updated;
+        raw.mode = text(&levels.mode);
+        raw.live_blocks = levels.live_blocks;
+        raw.live_bytes = levels.live_bytes;
+        raw.peak_live_bytes = levels.peak_live_bytes;
+        raw.pinned_limit = limit;
+        (raw.pinned, raw.requested, raw.registered) = (pinned, requested, registered);
+        (raw.peak_pinned, raw.peak_requested) = (peak_pinned, peak_requested);
+        (raw.gpu_count, raw.more_gpus) = fill(&mut raw.gpus, &levels.gpus, |gpu| layout::Gpu {
+            ordinal: gpu.ordinal,
+            reserved: 0,
+            total: gpu.total,
+            uuid: gpu.uuid,
+            name: text(&gpu.name),
+        });
+        (raw.place_count, raw.more_places) = fill(&mut raw.places, &levels.places, |place| {
+            let Place { on_host, number, limit, held, used, peak_used, anchored, own } = *place;
+            layout::Place { on_host: on_host.into(), number, limit, held, used, peak_used, anchored, own }
+        });
+        raw
+    }
+}
+
+impl From<&layout::Levels> for Levels {
+    fn from(raw: &layout::Levels) -> Self {
+        Self {
+            updated: raw.updated,
+            mode: read_text(&raw.mode),
+            live_blocks: raw.live_blocks,
+            live_bytes: raw.live_bytes,
+            peak_live_bytes: raw.peak_live_bytes,
+            pinned: Pinned {
+                limit: raw.pinned_limit,
+                pinned: raw.pinned,
+                requested: raw.requested,
+                registered: raw.registered,
+                peak_pinned: raw.peak_pinned,
+                peak_requested: raw.peak_requested,
+            },
+            gpus: take(&raw.gpus, raw.gpu_count, raw.more_gpus, |gpu| Gpu {
+                ordinal: gpu.ordinal,
+                uuid: gpu.uuid,
+                name: read_text(&gpu.name),
+                total: gpu.total,
+            }),
+            places: take(&raw.places, raw.place_count, raw.more_places, |place| {
+                let layout::Place { on_host, number, limit, held, used, peak_used, anchored, own } = *place;
+                Place { on_host: on_host != 0, number, limit, held, used, peak_used, anchored, own }
+            }),
+        }
+    }
+}
+
+impl From<&Table<Context>> for Box<layout::Contexts> {
+    fn from(contexts: &Table<Context>) -> Self {
+        let mut raw = zeroed::<layout::Contexts>();
+        (raw.count, raw.more) = fill(&mut raw.rows, contexts, |context| layout::Context {
+            id: context.id,
+            device: context.device,
+            reserved: 0,
+            cost: context.cost.unwrap_or(u64::MAX),
+            launches: context.launches,
+            copies: context.copies,
+            allocations: context.allocations,
+            kind: text(&context.kind),
+            call: text(&context.call),
+            site: text(&context.site),
+        });
+        raw
+    }
+}
+
+impl From<&layout::Contexts> for Table<Context> {
+    fn from(raw: &layout::Contexts) -> Self {
+        take(&raw.rows, raw.count, raw.more, |row| Context {
+            id: row.id,
+            device: row.device,
+            kind: read_text(&row.kind),
+            cost: Some(row.cost).filter(|cost| *cost != u64::MAX),
+            call: read_text(&row.call),
+            site: read_text(&row.site),
+            launches: row.launches,
+            copies: row.copies,
+            allocations: row.allocations,
+        })
+    }
+}
+
+impl From<&Table<Site>> for Box<layout::Sites> {
+    fn from(sites: &Table<Site>) -> Self {
+        let mut raw = zeroed::<layout::Sites>();
+        (raw.count, raw.more) = fill(&mut raw.rows, sites, |site| layout::Site {
+            live: site.live,
+            blocks: site.blocks,
+            total: site.total,
+            memory: text(&site.memory),
+            text: text(&site.text),
+        });
+        raw
+    }
+}
+
+impl From<&layout::Sites> for Table<Site> {
+    fn from(raw: &layout::Sites) -> Self {
+        take(&raw.rows, raw.count, raw.more, |row| Site {
+            memory: read_text(&row.memory),
+            text: read_text(&row.text),
+            live: row.live,
+            blocks: row.blocks,
+            total: row.total,
+        })
+    }
+}
+
+impl From<&Table<Finding>> for Box<layout::Findings> {
+    /// Where there is no room for all, the last ones are kept.
+    fn from(findings: &Table<Finding>) -> Self {
+        let mut raw = zeroed::<layout::Findings>();
+        let skipped = findings.rows.len().saturating_sub(raw.rows.len());
+        for (to, finding) in raw.rows.iter_mut().zip(&findings.rows[skipped..]) {
+            *to = layout::Finding {
+                at: finding.at,
+                device: or_none(finding.device),
+                reserved: 0,
+                code: text(&finding.code),
+                text: text(&finding.text),
+            };
+        }
+        raw.count = (findings.rows.len() - skipped) as u32;
+        raw.more = findings.more.saturating_add(skipped as u32);
+        raw
+    }
+}
+
+impl From<&layout::Findings> for Table<Finding> {
+    fn from(raw: &layout::Findings) -> Self {
+        take(&raw.rows, raw.count, raw.more, |row| Finding {
+            at: row.at,
+            code: read_text(&row.code),
+            device: number(row.device),
+            text: read_text(&row.text),
+        })
+    }
+}
+
+/// On the heap from the start: some of these are larger than what a small thread has of a stack.
+pub(crate) fn zeroed<T: FromZeros>() -> Box<T> {
+    T::new_box_zeroed().unwrap_or_else(|_| Box::new(T::new_zeroed()))
+}

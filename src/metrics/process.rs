@@ -1,0 +1,194 @@
+//! Which process a page is of, and whether that one still runs. A number of a process alone may be another's by now.
+
+use serde::Serialize;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+
+/// What no two processes have in common, nor two programs that one process was, one after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Identity {
+    /// Which boot of the machine; zeros where the system does not tell.
+    #[serde(skip)]
+    pub boot: [u8; 16],
+    /// When the process started, in clock ticks since the boot.
+    pub started: u64,
+    /// The PID namespace in which `pid` is its number; 0 where the system does not tell.
+    pub namespace: u64,
+    /// Where the stack of its program begins, which is another after each `exec`; 0 where the system does not tell.
+    #[serde(skip)]
+    pub image: u64,
+    /// Its number.
+    pub pid: u32,
+}
+
+/// Whether the process of a page still runs the program of that page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Life {
+    /// It does.
+    Running,
+    /// It does, and is stopped (SIGSTOP, a debugger).
+    Stopped,
+    /// The process is gone, and its number may be another's.
+    Gone,
+    /// The process runs another program now (`exec`).
+    Replaced,
+    /// It is in another PID namespace (a container), where nobody here can look.
+    Elsewhere,
+    /// The system does not tell.
+    Unknown,
+}
+
+impl Life {
+    /// Whether the page is of no use to anybody.
+    pub fn is_over(self) -> bool {
+        matches!(self, Life::Gone | Life::Replaced)
+    }
+
+    /// For people.
+    pub fn word(self) -> &'static str {
+        match self {
+            Life::Running => "running",
+            Life::Stopped => "stopped",
+            Life::Gone => "gone",
+            Life::Replaced => "replaced",
+            Life::Elsewhere => "elsewhere",
+            Life::Unknown => "unknown",
+        }
+    }
+}
+
+/// What `/proc/PID/stat` says of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// `R`, `S`, `T`, `Z`, …
+    pub state: u8,
+    /// When it started, in clock ticks since the boot.
+    pub started: u64,
+    /// Where its program's stack begins; 0 where we may not know.
+    pub stack: u64,
+}
+
+/// See [`Stat`]. `None`: it cannot be seen.
+pub fn stat(pid: u32) -> Option<Stat> {
+    look(&format!("/proc/{pid}/stat")).ok().flatten()
+}
+
+fn look(path: &str) -> std::io::Result<Option<Stat>> {
+    Ok(parse(&String::from_utf8_lossy(&fs::read(path)?)))
+}
+
+/// The name of the process, in parentheses, may hold anything; behind it are numbers.
+fn parse(text: &str) -> Option<Stat> {
+    /// The first field behind the name.
+    const FIRST: usize = 3;
+    let fields: Vec<&str> = text.rsplit(')').next()?.split_whitespace().collect();
+    let field = |number: usize| fields.get(number - FIRST);
+    Some(Stat {
+        state: *field(FIRST)?.as_bytes().first()?,
+        started: field(22)?.parse().ok()?,
+        stack: field(28).and_then(|stack| stack.parse().ok()).unwrap_or(0),
+    })
+}
+
+impl Identity {
+    /// Of this process. `None` where the system does not tell when it started, and nobody could tell it from a later one.
+    pub fn own() -> Option<Self> {
+        // Not through its number: `/proc` may be another namespace's.
+        let Stat { started, stack, .. } = look("/proc/self/stat").ok()??;
+        Some(Self { boot: boot(), started, namespace: namespace(), image: stack, pid: std::process::id() })
+    }
+
+    /// Whether the process still runs this program.
+    pub fn life(&self) -> Life {
+        let unknown = [0; 16];
+        let boot = boot();
+        if self.boot != unknown && boot != unknown && self.boot != boot {
+            return Life::Gone;
+        }
+        match (self.namespace, namespace()) {
+            (0, _) | (_, 0) => return Life::Unknown,
+            (theirs, ours) if theirs != ours => return Life::Elsewhere,
+            _ => {}
+        }
+        match look(&format!("/proc/{}/stat", self.pid)) {
+            Ok(Some(stat)) => self.judge(stat),
+            Ok(None) => Life::Unknown,
+            // The latter: it ended between the opening and the reading.
+            Err(error) if error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(NO_SUCH_PROCESS) => {
+                Life::Gone
+            }
+            Err(_) => Life::Unknown,
+        }
+    }
+
+    fn judge(&self, stat: Stat) -> Life {
+        let Stat { state, started, stack } = stat;
+        if started != self.started || matches!(state, b'Z' | b'X') {
+            Life::Gone
+        } else if stack != 0 && self.image != 0 && stack != self.image {
+            Life::Replaced
+        } else if matches!(state, b'T' | b't') {
+            Life::Stopped
+        } else {
+            Life::Running
+        }
+    }
+}
+
+const NO_SUCH_PROCESS: i32 = 3;
+
+/// Which boot of the machine this is; zeros where the system does not tell.
+fn boot() -> [u8; 16] {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
+    let mut boot = [0; 16];
+    for (byte, pair) in boot.iter_mut().zip(digits.chunks(2)) {
+        *byte = std::str::from_utf8(pair).ok().and_then(|pair| u8::from_str_radix(pair, 16).ok()).unwrap_or(0);
+    }
+    boot
+}
+
+/// The PID namespace that this process sees `/proc` from; 0 where the system does not tell.
+fn namespace() -> u64 {
+    fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = "812 (a) b (c) S 1 812 812 0 -1 4194304 109 0 0 0 0 0 0 0 20 0 1 0 5571 2781184 397 \
+                        18446744073709551615 94 95 140736 0 0 0 0 0 0 0 0 0 17 1 0 0 0 0 0";
+
+    #[test]
+    fn a_name_may_look_like_fields() {
+        assert_eq!(parse(LINE), Some(Stat { state: b'S', started: 5571, stack: 140_736 }));
+        assert_eq!(parse("812 (a"), None);
+        assert_eq!(parse(""), None);
+    }
+
+    #[test]
+    fn a_number_that_another_process_has_now_is_gone() {
+        let page = Identity { started: 5571, image: 140_736, pid: 812, ..Identity::default() };
+        let now = Stat { state: b'S', started: 5571, stack: 140_736 };
+        assert_eq!(page.judge(now), Life::Running);
+        assert_eq!(page.judge(Stat { state: b'T', ..now }), Life::Stopped);
+        assert_eq!(page.judge(Stat { state: b'Z', ..now }), Life::Gone);
+        assert_eq!(page.judge(Stat { started: 5572, ..now }), Life::Gone);
+        assert_eq!(page.judge(Stat { stack: 140_752, ..now }), Life::Replaced);
+        assert_eq!(page.judge(Stat { stack: 0, ..now }), Life::Running, "not told to us, and so nothing is known");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no /proc")]
+    fn this_process_runs() {
+        let own = Identity::own().unwrap();
+        assert_eq!(own.life(), Life::Running);
+        assert_eq!(Identity { started: own.started + 1, ..own }.life(), Life::Gone);
+        assert_eq!(Identity { image: own.image + 16, ..own }.life(), Life::Replaced);
+        assert_eq!(Identity { boot: [7; 16], ..own }.life(), Life::Gone, "another boot's");
+        assert_eq!(Identity { namespace: own.namespace + 1, pid: u32::MAX >> 1, ..own }.life(), Life::Elsewhere);
+    }
+}

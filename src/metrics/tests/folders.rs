@@ -1,0 +1,213 @@
+//! Folders and files of pages, in folders of the tests.
+
+#![cfg(not(any(loom, miri)))]
+#![allow(clippy::unwrap_used, reason = "tests panic")]
+
+use gpupool_metrics::folder::{Folder, Roots, Why};
+use gpupool_metrics::{BYTES, Identity, Levels, Map, Process, Unreadable, read};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::path::Path;
+use tempfile::TempDir;
+
+/// A machine's folders in one of the test's.
+struct Machine {
+    folder: TempDir,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["session", "run", "tmp", "users"] {
+            fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn roots(&self) -> Roots {
+        Roots {
+            session: Some(self.path("session")),
+            run: self.path("run"),
+            temporary: self.path("tmp"),
+            sessions: self.path("users"),
+        }
+    }
+}
+
+fn process(identity: Identity) -> Process {
+    Process {
+        identity,
+        rank: None,
+        world: None,
+        created: 0,
+        library: "0.1.0".to_owned(),
+        name: "python".to_owned(),
+        command: "python train.py".to_owned(),
+    }
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+fn names(folder: &Folder) -> Vec<String> {
+    let mut names: Vec<String> = folder.pages().into_iter().map(|entry| entry.name).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn the_sessions_folder_comes_first_and_is_the_users_alone() {
+    let machine = Machine::new();
+    let (folder, refused) = Folder::own(&machine.roots()).unwrap();
+    assert_eq!(folder.path(), machine.path("session/gpupool"));
+    assert_eq!((mode(folder.path()), refused.len()), (0o700, 0));
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+    let (folder, _) = Folder::own(&machine.roots()).unwrap();
+    assert_eq!(mode(folder.path()), 0o700, "nobody else reads it");
+}
+
+#[test]
+fn without_a_session_it_is_the_systems_folder_and_then_the_temporary_one() {
+    let machine = Machine::new();
+    let roots = Roots { session: None, ..machine.roots() };
+    assert_eq!(Folder::own(&roots).unwrap().0.path(), machine.path("run/gpupool"));
+    let roots = Roots { run: machine.path("absent"), session: Some(machine.path("none")), ..roots };
+    let (folder, refused) = Folder::own(&roots).unwrap();
+    assert!(folder.path().starts_with(machine.path("tmp")), "{:?}", folder.path());
+    assert!(refused.iter().all(|refused| !refused.why.is_suspicious()), "{refused:?}");
+    let roots = Roots { temporary: machine.path("neither"), ..roots };
+    assert_eq!(Folder::own(&roots).unwrap_err().len(), 3);
+}
+
+#[test]
+fn a_folder_that_others_made_or_may_change_is_refused() {
+    let machine = Machine::new();
+    let path = machine.path("session/gpupool");
+    let refused = || {
+        let (folder, mut refused) = Folder::own(&machine.roots()).unwrap();
+        assert_eq!(folder.path(), machine.path("run/gpupool"));
+        let refused = refused.remove(0);
+        assert_eq!(refused.path, path);
+        assert!(refused.to_string().starts_with(&format!("{}: ", path.display())), "{refused}");
+        refused.why
+    };
+    symlink(machine.path("tmp"), &path).unwrap();
+    assert!(matches!(refused(), Why::NoFolder));
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, "").unwrap();
+    assert!(matches!(refused(), Why::NoFolder));
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
+    assert!(matches!(refused(), Why::Writable(_)));
+    fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
+    if chown(&path, Some(65534), None).is_ok() {
+        assert!(matches!(refused(), Why::OwnedBy(65534)));
+        chown(&path, Some(0), None).unwrap();
+    }
+    fs::set_permissions(machine.path("session"), Permissions::from_mode(0o777)).unwrap();
+    assert!(matches!(refused(), Why::Around(_)));
+    fs::set_permissions(machine.path("session"), Permissions::from_mode(0o1777)).unwrap();
+    assert_eq!(Folder::own(&machine.roots()).unwrap().0.path(), path, "in a folder like /tmp, what is ours stays ours");
+}
+
+#[test]
+fn pages_of_processes_that_are_gone_are_removed_and_no_others() {
+    let machine = Machine::new();
+    let (folder, _) = Folder::own(&machine.roots()).unwrap();
+    let own = Identity::own().unwrap();
+    let elsewhere = Identity { namespace: own.namespace + 1, started: 2, ..own };
+    let gone = [
+        Identity { started: own.started + 1, ..own },
+        Identity { pid: i32::MAX as u32, ..own },
+        Identity { boot: [9; 16], started: 3, ..own },
+    ];
+    for identity in [own, elsewhere].iter().chain(&gone) {
+        Map::create(&folder, &process(*identity)).unwrap();
+    }
+    // Of nobody that is known, and none of ours.
+    for name in ["1-2.page", "notes.txt", "x-y.page", &format!(".{}-{}.page.new", own.pid, own.started)] {
+        fs::write(folder.path().join(name), "").unwrap();
+    }
+    assert_eq!(folder.clean(), 3);
+    let mut expected =
+        vec!["1-2.page".to_owned(), format!("{}-2.page", own.pid), format!("{}-{}.page", own.pid, own.started)];
+    expected.sort();
+    assert_eq!(names(&folder), expected);
+    assert_eq!(folder.clean(), 0);
+}
+
+#[test]
+fn a_page_is_written_through_its_file() {
+    let machine = Machine::new();
+    let (folder, _) = Folder::own(&machine.roots()).unwrap();
+    let own = process(Identity::own().unwrap());
+    let (mut page, path) = Map::create(&folder, &own).unwrap();
+    assert_eq!((mode(&path), fs::metadata(&path).unwrap().len()), (0o600, BYTES as u64));
+    let levels = Levels { updated: 5, live_bytes: 1 << 40, mode: "pool".to_owned(), ..Levels::default() };
+    page.levels(&levels);
+    let (folders, _) = Folder::all(&machine.roots());
+    let [folder] = &folders[..] else { panic!("{folders:?}") };
+    let [entry] = &folder.pages()[..] else { panic!("{:?}", folder.pages()) };
+    let told = read(&folder.page(entry).unwrap()).unwrap();
+    assert_eq!((told.levels, told.process), (levels, own.clone()));
+    // The program that this process becomes makes a page of the same name.
+    let after = process(Identity { image: 16, ..own.identity });
+    Map::create(folder, &after).unwrap();
+    assert_eq!(names(folder).len(), 1);
+    assert_eq!(read(&folder.page(entry).unwrap()).unwrap().process.identity.image, 16);
+}
+
+#[test]
+fn a_file_that_somebody_cuts_is_noticed_by_both_sides() {
+    let machine = Machine::new();
+    let (folder, _) = Folder::own(&machine.roots()).unwrap();
+    let (page, path) = Map::create(&folder, &process(Identity::own().unwrap())).unwrap();
+    assert!(page.memory().is_there());
+    fs::File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
+    assert!(!page.memory().is_there());
+    let error = read(&folder.page(&folder.pages()[0]).unwrap()).unwrap_err();
+    assert!(matches!(error, Unreadable::File(_)), "{error}");
+    assert_eq!(error.to_string(), "it is shorter than 65536 bytes");
+}
+
+#[test]
+fn what_is_no_file_is_not_waited_for() {
+    let machine = Machine::new();
+    let (folder, _) = Folder::own(&machine.roots()).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(folder.path().join("1-2.page")).status().unwrap();
+    assert!(made.success());
+    symlink("/proc/self/stat", folder.path().join("1-3.page")).unwrap();
+    for entry in folder.pages() {
+        assert!(folder.page(&entry).is_err(), "{entry:?}");
+    }
+}
+
+#[test]
+fn root_sees_the_pages_of_all_users() {
+    let machine = Machine::new();
+    let (session, temporary) = (machine.path("users/65534/gpupool"), machine.path("tmp/gpupool-65533"));
+    fs::set_permissions(machine.path("tmp"), Permissions::from_mode(0o1777)).unwrap();
+    for (path, user) in [(&session, 65534), (&temporary, 65533)] {
+        fs::create_dir_all(path).unwrap();
+        if chown(path, Some(user), None).is_err() {
+            println!("only root can make others' folders: not checked");
+            return;
+        }
+    }
+    chown(machine.path("users/65534"), Some(65534), None).unwrap();
+    // One that somebody made in another's name.
+    fs::create_dir(machine.path("tmp/gpupool-65531")).unwrap();
+    chown(machine.path("tmp/gpupool-65531"), Some(65533), None).unwrap();
+    let (folders, _) = Folder::all(&machine.roots());
+    let mut owners: Vec<_> = folders.iter().map(|folder| (folder.path().to_owned(), folder.owner())).collect();
+    owners.sort();
+    let taken = (machine.path("tmp/gpupool-65531"), 65533);
+    assert_eq!(owners, [taken, (temporary, 65533), (session, 65534)], "each is its owner's, whatever it is called");
+    assert_eq!(folders.iter().map(Folder::clean).sum::<usize>(), 0, "others' folders are theirs to clean");
+}

@@ -1,0 +1,293 @@
+//! What is written is read, and whatever else stands in a page is told from it. Under Miri (`cargo +nightly miri test -p
+//! gpupool-metrics`) the parts run that need no file.
+
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, reason = "tests panic")]
+
+use gpupool_metrics::{
+    BYTES, Context, Counter, Finding, Gpu, Identity, Levels, Page, Pinned, Place, Process, Site, Snapshot, Table,
+    Unreadable, VERSION, identify, read,
+};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const CASES: u32 = if cfg!(miri) { 2 } else { 32 };
+
+/// Where the first group's count is.
+const LEVELS: usize = 1024;
+
+fn memory() -> Vec<AtomicU64> {
+    (0..BYTES / 8).map(|_| AtomicU64::new(0)).collect()
+}
+
+fn bytes(memory: &[AtomicU64]) -> Vec<u8> {
+    memory.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect()
+}
+
+fn process() -> Process {
+    Process {
+        identity: Identity { boot: [3; 16], started: 77, namespace: 4_026_531_836, image: 140_736, pid: 812 },
+        rank: Some(1),
+        world: Some(4),
+        created: 1_700_000_000_000_000,
+        library: "0.1.0".to_owned(),
+        name: "python3.13".to_owned(),
+        command: "python train.py --lr 1e-4".to_owned(),
+    }
+}
+
+/// Texts that fit into their rooms.
+fn short(most: usize) -> impl Strategy<Value = String> {
+    let characters =
+        prop_oneof![8 => proptest::char::range(' ', '~'), 1 => Just('ö'), 1 => Just('\n'), 1 => Just('\u{1b}')];
+    vec(characters, 0..most / 2).prop_map(|characters| characters.into_iter().collect())
+}
+
+prop_compose! {
+    fn gpu()(ordinal: u32, uuid: [u8; 16], name in short(64), total: u64) -> Gpu {
+        Gpu { ordinal, uuid, name, total }
+    }
+}
+
+prop_compose! {
+    fn place()(on_host: bool, number: u32, [limit, held, used, peak_used, anchored, own]: [u64; 6]) -> Place {
+        Place { on_host, number, limit, held, used, peak_used, anchored, own }
+    }
+}
+
+prop_compose! {
+    fn levels()(
+        [updated, live_blocks, live_bytes, peak_live_bytes]: [u64; 4],
+        mode in short(16),
+        [limit, pinned, requested, registered, peak_pinned, peak_requested]: [u64; 6],
+        gpus in vec(gpu(), 0..=32),
+        places in vec(place(), 0..=32),
+    ) -> Levels {
+        let pinned = Pinned { limit, pinned, requested, registered, peak_pinned, peak_requested };
+        Levels { updated, mode, live_blocks, live_bytes, peak_live_bytes, pinned, gpus: gpus.into(), places: places.into() }
+    }
+}
+
+prop_compose! {
+    fn context()(
+        [id, launches, copies, allocations]: [u64; 4],
+        device: u32,
+        cost in proptest::option::of(0..u64::MAX),
+        kind in short(16),
+        call in short(48),
+        site in short(160),
+    ) -> Context {
+        Context { id, device, kind, cost, call, site, launches, copies, allocations }
+    }
+}
+
+prop_compose! {
+    fn site()(memory in short(16), text in short(152), [live, blocks, total]: [u64; 3]) -> Site {
+        Site { memory, text, live, blocks, total }
+    }
+}
+
+prop_compose! {
+    fn found()(at: u64, code in short(16), device in proptest::option::of(0..1u32 << 31), text in short(224)) -> Finding {
+        Finding { at, code, device, text }
+    }
+}
+
+prop_compose! {
+    fn snapshot()(
+        counters: [u64; Counter::ALL.len()],
+        levels in levels(),
+        contexts in vec(context(), 0..=64),
+        sites in vec(site(), 0..=64),
+        findings in vec(found(), 0..=64),
+    ) -> Snapshot {
+        Snapshot {
+            process: process(),
+            ended: false,
+            counters,
+            levels,
+            contexts: contexts.into(),
+            sites: sites.into(),
+            findings: findings.into(),
+        }
+    }
+}
+
+fn write<M: gpupool_metrics::Memory>(page: &mut Page<M>, snapshot: &Snapshot) {
+    for counter in Counter::ALL {
+        page.set(counter, snapshot.counter(counter));
+    }
+    page.levels(&snapshot.levels);
+    page.contexts(&snapshot.contexts);
+    page.sites(&snapshot.sites);
+    page.findings(&snapshot.findings);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: CASES, max_shrink_iters: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_written_is_read(first in snapshot(), second in snapshot()) {
+        let memory = memory();
+        let mut page = Page::begin(&memory[..], &process());
+        for snapshot in [first, second] {
+            write(&mut page, &snapshot);
+            prop_assert_eq!(&read(&memory[..]).unwrap(), &snapshot);
+            prop_assert_eq!(&read(&bytes(&memory)[..]).unwrap(), &snapshot, "from a file's bytes");
+        }
+    }
+
+    /// Any bytes may stand in a file: the answer is a page or a reason.
+    #[test]
+    fn changed_bytes_stop_nobody(snapshot in snapshot(), changes in vec((0..BYTES, any::<u8>()), 1..200), cut in 0..=BYTES) {
+        let memory = memory();
+        write(&mut Page::begin(&memory[..], &process()), &snapshot);
+        let mut bytes = bytes(&memory);
+        for (at, byte) in changes {
+            bytes[at] = byte;
+        }
+        if let Ok(told) = read(&bytes[..]) {
+            prop_assert!(told.levels.places.rows.len() <= 32 && told.levels.gpus.rows.len() <= 32);
+            prop_assert!(told.contexts.rows.len() <= 64 && told.sites.rows.len() <= 64 && told.findings.rows.len() <= 64);
+        }
+        let _ = identify(&bytes[..]);
+        if cut < BYTES {
+            prop_assert!(read(&bytes[..cut]).is_err(), "a page that was cut");
+        }
+    }
+}
+
+#[test]
+fn a_count_that_there_is_no_room_for_is_cut() {
+    let memory = memory();
+    write(&mut Page::begin(&memory[..], &process()), &empty());
+    let before = bytes(&memory);
+    // Every word of the page as the largest number: whatever is a count is one of them.
+    for at in (LEVELS..BYTES).step_by(8) {
+        let mut bytes = before.clone();
+        bytes[at..at + 8].fill(0xfe);
+        match read(&bytes[..]) {
+            Ok(told) => assert!(told.levels.places.rows.len() + told.contexts.rows.len() <= 64, "at {at}"),
+            Err(error) => panic!("at {at}: {error}"),
+        }
+        if cfg!(miri) && at > LEVELS + 256 {
+            break;
+        }
+    }
+}
+
+fn empty() -> Snapshot {
+    Snapshot {
+        process: process(),
+        ended: false,
+        counters: [0; Counter::ALL.len()],
+        levels: Levels::default(),
+        contexts: Table::default(),
+        sites: Table::default(),
+        findings: Table::default(),
+    }
+}
+
+#[test]
+fn what_there_is_no_room_for_is_counted() {
+    let memory = memory();
+    let mut page = Page::begin(&memory[..], &process());
+    let site = |live| Site { memory: "pinned".to_owned(), text: "ö".repeat(100), live, blocks: 1, total: live };
+    page.sites(&(0..70).map(site).collect::<Vec<_>>().into());
+    let finding = |at| Finding { at, code: "GP011".to_owned(), device: None, text: "x".repeat(500) };
+    page.findings(&Table { rows: (0..66).map(finding).collect(), more: 3 });
+    let told = read(&memory[..]).unwrap();
+    assert_eq!((told.sites.rows.len(), told.sites.more), (64, 6));
+    assert_eq!(told.sites.rows[0].text, format!("{}…", "ö".repeat(74)), "cut between two characters");
+    assert_eq!((told.findings.rows.len(), told.findings.more), (64, 5), "the oldest make room");
+    assert_eq!(told.findings.rows.iter().map(|finding| finding.at).collect::<Vec<_>>(), (2..66).collect::<Vec<_>>());
+    assert_eq!(told.findings.rows[0].text.len(), 224);
+}
+
+#[test]
+fn the_end_is_told() {
+    let memory = memory();
+    let page = Page::begin(&memory[..], &process());
+    assert!(!read(&memory[..]).unwrap().ended);
+    page.add(Counter::Trims, 2);
+    page.add(Counter::Trims, 3);
+    Page::<&[AtomicU64]>::end(page.memory());
+    let told = read(&memory[..]).unwrap();
+    assert_eq!((told.ended, told.counter(Counter::Trims)), (true, 5));
+}
+
+#[test]
+fn a_newer_layout_is_named_and_still_says_whose_it_is() {
+    let memory = memory();
+    let _ = Page::begin(&memory[..], &process());
+    let mut bytes = bytes(&memory);
+    bytes[8..12].copy_from_slice(&(VERSION + 1).to_ne_bytes());
+    let error = read(&bytes[..]).unwrap_err();
+    assert!(matches!(error, Unreadable::Version(found) if found == VERSION + 1));
+    assert_eq!(
+        error.to_string(),
+        "its layout has version 2, and this gpupool reads version 1; use the gpupool that is as new as the program's"
+    );
+    assert_eq!(identify(&bytes[..]).unwrap(), process().identity);
+    bytes[0] ^= 1;
+    assert!(matches!(read(&bytes[..]), Err(Unreadable::Foreign)));
+    assert!(matches!(identify(&[0u8; 0][..]), Err(Unreadable::File(_))));
+}
+
+/// A process that was killed in the middle of a write.
+#[test]
+fn a_torn_group_is_said_to_be_one() {
+    let memory = memory();
+    let mut page = Page::begin(&memory[..], &process());
+    page.levels(&Levels { updated: 7, ..Levels::default() });
+    memory[LEVELS / 8].fetch_add(1, Ordering::Relaxed);
+    let error = read(&memory[..]).unwrap_err();
+    assert!(matches!(error, Unreadable::Torn("levels")), "{error}");
+    page.levels(&Levels { updated: 8, ..Levels::default() });
+    assert_eq!(read(&memory[..]).unwrap().levels.updated, 8, "and whoever writes next makes it whole");
+}
+
+/// A writer and readers at full speed: levels that must agree do.
+#[test]
+fn readers_never_see_a_mixture() {
+    let memory = memory();
+    let rounds = if cfg!(miri) { 3 } else { 3000 };
+    let place = |value: u64| Place {
+        on_host: false,
+        number: 0,
+        limit: value,
+        held: value,
+        used: value,
+        peak_used: value,
+        anchored: value,
+        own: value,
+    };
+    let levels = |value: u64| Levels {
+        updated: value,
+        live_bytes: value,
+        places: vec![place(value); 32].into(),
+        ..Levels::default()
+    };
+    let mut page = Page::begin(&memory[..], &process());
+    page.levels(&levels(0));
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(move || (1..=rounds).for_each(|value| page.levels(&levels(value))));
+        let mut last = 0;
+        loop {
+            let is_over = writer.is_finished();
+            match read(&memory[..]) {
+                Ok(told) => {
+                    assert_eq!(told.levels, levels(told.levels.updated));
+                    assert!(told.levels.updated >= last);
+                    last = told.levels.updated;
+                }
+                Err(error) => assert!(matches!(error, Unreadable::Torn("levels")) && !is_over, "{error}"),
+            }
+            if is_over {
+                break;
+            }
+        }
+        assert_eq!(last, rounds);
+    });
+}

@@ -1,0 +1,126 @@
+//! What the page is to say now, gathered from those who know it.
+
+use crate::context::{self, Record};
+use crate::finding::{self, Recent};
+use crate::pinned::ledger::{self, Holder};
+use crate::{ipc, memory, pinned, site};
+use gpupool_metrics::{Context, Counter, Finding, Gpu, Levels, Map, Page, Pinned, Place, Site, Table, now};
+use gpupool_pool::{Claim, Place as Where, PlaceUsage, Usage};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// All that can change, without the time.
+#[derive(PartialEq)]
+pub struct Look {
+    counters: Vec<(Counter, u64)>,
+    levels: Levels,
+    contexts: Table<Context>,
+    sites: Table<Site>,
+    findings: Table<Finding>,
+}
+
+impl Look {
+    /// Looks. Locks are taken one after the other, and none is held at the end.
+    pub fn now() -> Self {
+        let usage = memory::usage().unwrap_or_default();
+        let (contexts, tally) = context::living();
+        let (holders, more) = ledger::holders();
+        let (findings, before) = finding::recent();
+        Self {
+            counters: counters(&usage, tally),
+            levels: levels(&usage),
+            contexts: contexts.iter().map(context).collect::<Vec<_>>().into(),
+            sites: Table { rows: holders.iter().map(site).collect(), more },
+            findings: Table { rows: findings.iter().map(found).collect(), more: before },
+        }
+    }
+
+    /// Has the page say it.
+    pub fn tell(&self, page: &mut Page<Map>) {
+        for (counter, value) in &self.counters {
+            page.set(*counter, *value);
+        }
+        page.contexts(&self.contexts);
+        page.sites(&self.sites);
+        page.findings(&self.findings);
+        page.levels(&Levels { updated: now(), ..self.levels.clone() });
+    }
+}
+
+fn counters(usage: &Usage, tally: context::Totals) -> Vec<(Counter, u64)> {
+    let memory::Told { soft_refusals, refusals, fallbacks, trims } = memory::told();
+    let (exports, imports) = ipc::counts();
+    vec![
+        (Counter::Allocations, usage.allocations),
+        (Counter::Frees, usage.allocations.saturating_sub(usage.live_blocks)),
+        (Counter::Reuses, usage.reuses),
+        (Counter::AllocatedBytes, tally.pooled_bytes),
+        // Contexts count what the pool and what the driver served.
+        (Counter::PassedOn, tally.allocations.saturating_sub(usage.allocations)),
+        (Counter::SoftRefusals, soft_refusals),
+        (Counter::Refusals, refusals),
+        (Counter::Fallbacks, fallbacks),
+        (Counter::Trims, trims),
+        (Counter::TrimmedBytes, usage.trimmed_bytes),
+        (Counter::SpilledBytes, memory::spilled()),
+        (Counter::Exports, exports),
+        (Counter::Imports, imports),
+    ]
+}
+
+fn levels(usage: &Usage) -> Levels {
+    let gpus = memory::plan_made().into_iter().flat_map(|plan| &plan.topology.gpus);
+    let gpus = gpus.map(|gpu| Gpu { ordinal: gpu.ordinal, uuid: gpu.uuid, name: gpu.name.clone(), total: gpu.total });
+    let pinned = pinned::levels();
+    Levels {
+        updated: 0,
+        mode: memory::mode().to_string_lossy().into_owned(),
+        live_blocks: usage.live_blocks,
+        live_bytes: usage.live_bytes,
+        peak_live_bytes: usage.peak_live_bytes,
+        pinned: Pinned {
+            limit: pinned.limit,
+            pinned: pinned.now.pinned,
+            requested: pinned.now.requested,
+            registered: pinned.now.registered,
+            peak_pinned: pinned.peak.pinned,
+            peak_requested: pinned.peak.requested,
+        },
+        gpus: gpus.collect::<Vec<_>>().into(),
+        places: usage.places.iter().map(place).collect::<Vec<_>>().into(),
+    }
+}
+
+fn place(usage: &PlaceUsage) -> Place {
+    let PlaceUsage { place, limit, held, used, peak_used, anchored } = *usage;
+    let (on_host, number) = match place {
+        Where::Gpu(ordinal) => (false, ordinal),
+        Where::Host(node) => (true, node),
+    };
+    let own = memory::accounts().map_or(0, |accounts| accounts.of(Claim::Handles, place));
+    Place { on_host, number, limit, held, used, peak_used, anchored, own }
+}
+
+fn context(record: &Record) -> Context {
+    let Record { id, device, kind, origin, usage, .. } = record;
+    Context {
+        id: *id,
+        device: u32::try_from(*device).unwrap_or(0),
+        kind: kind.word().to_owned(),
+        cost: origin.cost,
+        call: origin.call.clone(),
+        site: site::line(&origin.site),
+        launches: usage.launches.load(Relaxed),
+        copies: usage.copies.load(Relaxed),
+        allocations: usage.allocations.load(Relaxed),
+    }
+}
+
+fn site(holder: &Holder) -> Site {
+    let Holder { text, live, blocks, total } = holder;
+    Site { memory: "pinned".to_owned(), text: text.clone(), live: *live, blocks: *blocks, total: *total }
+}
+
+fn found(recent: &Recent) -> Finding {
+    let Recent { at, code, device, what } = recent;
+    Finding { at: *at, code: (*code).to_owned(), device: *device, text: what.clone() }
+}

@@ -1,0 +1,245 @@
+//! The agent: the one thread of ours in a process, from its first allocation on.
+//!
+//! It keeps the metrics page (`gpupool_metrics`), and serves other processes the blocks that this one exported
+//! ([`crate::ipc`]). All signals are blocked on it. It never makes a context and asks the driver nothing that needs one.
+//!
+//! It looks at what has changed at most once a second, and sleeps without waking once two looks found nothing new
+//! ([`crate::bell`]). What it looks at is counted already, for the summary and the C interface; nothing is counted for the
+//! page, and nobody waits for it. A look takes the locks of the pool and of pinned memory for some microseconds, one after
+//! the other, and none of them is held while the page is written.
+//!
+//! The program may close any descriptor at any moment, and its next file gets the number. So the agent has none for the page:
+//! the thread that made the first allocation made the page too, before its call returned, and what is left of it is a
+//! mapping. The sleep is on an address (`park`), not on a descriptor. Where blocks are exported it waits for sockets, which
+//! no change can interrupt without a descriptor that the program's threads would have to write to; there it looks at the
+//! flag once a second.
+//!
+//! What happens to it: a fork leaves it to the parent, since the child passes everything through. At `exec` it is gone, and
+//! the program that comes then makes a page of the same name, which replaces this one. At the exit the page is removed.
+//! Whoever is killed leaves one behind, which the next of the same user removes.
+
+mod look;
+
+use crate::bell;
+use crate::{ipc, process};
+use gpupool_config::Toggle;
+use gpupool_interpose::{cancel, guard};
+use gpupool_metrics::folder::{Folder, Refused, Roots};
+use gpupool_metrics::{Identity, Map, Page, Process, now};
+use look::Look;
+use once_cell::race::OnceBox;
+use parking_lot::Mutex;
+use std::fmt::Display;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// The least time between two looks.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Looks in a row that find nothing new before it sleeps.
+const SETTLED: u32 = 2;
+/// Of the thread's stack: what it calls has no deep recursion and no large locals.
+const STACK: usize = 512 << 10;
+
+/// The page of this process.
+struct Published {
+    pid: u32,
+    path: PathBuf,
+    memory: Map,
+}
+
+static PUBLISHED: OnceBox<Published> = OnceBox::new();
+/// Made, and not yet with the thread.
+static MADE: Mutex<Option<Page<Map>>> = Mutex::new(None);
+/// Whether the thread runs. Held while it is started, so that there is one.
+static RUNS: Mutex<bool> = Mutex::new(false);
+
+/// Hooks take part in this process: from its first allocation on there is an agent.
+pub fn prepare() {
+    bell::at_first(at_first_allocation);
+    ipc::on_export(start);
+}
+
+/// Something was allocated for the first time.
+fn at_first_allocation() {
+    if process::settings().metrics == Toggle::Off {
+        return;
+    }
+    let _sheltered = cancel::shelter();
+    match make_page() {
+        Ok(page) => {
+            *MADE.lock() = Some(page);
+            if let Err(error) = start() {
+                remove();
+                note(format_args!("no page, because its thread cannot be started: {error}"));
+            }
+        }
+        Err(why) => note(format_args!("no page: {why}")),
+    }
+}
+
+fn note(what: impl Display) {
+    tracing::info!(target: "gpupool::metrics", event = "note", about = "metrics", "metrics: {what}");
+}
+
+fn make_page() -> Result<Page<Map>, String> {
+    let identity = Identity::own().ok_or("the system does not tell when this process started")?;
+    let (folder, refused) = Folder::own(&Roots::new(std::env::var_os("XDG_RUNTIME_DIR"))).map_err(|all| list(&all))?;
+    let suspicious: Vec<Refused> = refused.into_iter().filter(|refused| refused.why.is_suspicious()).collect();
+    if !suspicious.is_empty() {
+        note(format_args!("the page is in {}, since {}", folder.path().display(), list(&suspicious)));
+    }
+    folder.clean();
+    let (page, path) = Map::create(&folder, &told_of(identity)).map_err(|error| error.to_string())?;
+    let _ = PUBLISHED.set(Box::new(Published { pid: identity.pid, path, memory: *page.memory() }));
+    Ok(page)
+}
+
+fn list(refused: &[Refused]) -> String {
+    refused.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+fn told_of(identity: Identity) -> Process {
+    let executable = std::env::current_exe().unwrap_or_default();
+    let name = executable.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let command = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+    let command = String::from_utf8_lossy(command.strip_suffix(b"\0").unwrap_or(&command)).replace('\0', " ");
+    let rank = process::rank();
+    let ranks = process::settings().local_ranks.map(|(_, ranks)| ranks);
+    Process {
+        identity,
+        rank: rank.map(|rank| rank.number),
+        world: rank.and_then(|rank| rank.ranks).or(ranks),
+        created: now(),
+        library: env!("CARGO_PKG_VERSION").to_owned(),
+        name,
+        command,
+    }
+}
+
+/// Starts the thread, or wakes it for what there is for it.
+///
+/// # Errors
+/// There can be no further thread.
+fn start() -> io::Result<()> {
+    let mut runs = RUNS.lock();
+    if !*runs {
+        let signals = BlockedSignals::all();
+        std::thread::Builder::new().name("gpupool".to_owned()).stack_size(STACK).spawn(run)?;
+        drop(signals);
+        *runs = true;
+    }
+    bell::wake();
+    Ok(())
+}
+
+/// All signals blocked on this thread until dropped: a thread started meanwhile has them blocked for good, and none of the
+/// program's handlers ever runs on it.
+struct BlockedSignals(libc::sigset_t);
+
+impl BlockedSignals {
+    fn all() -> Self {
+        // SAFETY: all-zero is a valid value of this C type; the calls write the two locals.
+        unsafe {
+            let (mut every, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+            libc::sigfillset(&raw mut every);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const every, &raw mut before);
+            Self(before)
+        }
+    }
+}
+
+impl Drop for BlockedSignals {
+    fn drop(&mut self) {
+        // SAFETY: the set is the one that this thread had.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+    }
+}
+
+fn run() {
+    // Every driver call of this thread is ours.
+    let _inside = guard::enter();
+    bell::sleeps_here();
+    let mut agent = Agent::default();
+    loop {
+        agent.server = agent.server.take().or_else(ipc::take_server);
+        agent.page = agent.page.take().or_else(|| MADE.lock().take());
+        let limit = catch_unwind(AssertUnwindSafe(|| agent.look())).unwrap_or_else(|_| {
+            // The panic hook has said where. What a look meets once, it meets again.
+            agent.page = None;
+            None
+        });
+        agent.wait(limit);
+    }
+}
+
+#[derive(Default)]
+struct Agent {
+    page: Option<Page<Map>>,
+    server: Option<ipc::Server>,
+    /// What the page says.
+    told: Option<Look>,
+    /// When it was looked last.
+    looked: Option<Instant>,
+    /// Looks since then that found nothing new.
+    same: u32,
+}
+
+impl Agent {
+    /// Looks, if it is time to; how long nothing need be done. `None`: until something changes.
+    fn look(&mut self) -> Option<Duration> {
+        let page = self.page.as_mut()?;
+        if self.same > 0 && !bell::is_listening() {
+            self.same = 0;
+        }
+        if self.same >= SETTLED {
+            return None;
+        }
+        let left = self.looked.map_or(Duration::ZERO, |looked| PERIOD.saturating_sub(looked.elapsed()));
+        if !left.is_zero() {
+            return Some(left);
+        }
+        self.looked = Some(Instant::now());
+        bell::listen();
+        let look = Look::now();
+        if self.told.as_ref() == Some(&look) {
+            self.same += 1;
+        } else {
+            bell::mute();
+            self.same = 0;
+            if !page.memory().is_there() {
+                self.page = None;
+                note("the page is written no more: its file was cut, or its file system takes nothing");
+                return None;
+            }
+            look.tell(page);
+            self.told = Some(look);
+        }
+        (self.same < SETTLED).then_some(PERIOD)
+    }
+
+    fn wait(&mut self, limit: Option<Duration>) {
+        match (&mut self.server, limit) {
+            (Some(server), _) => server.turn(limit.or(self.page.is_some().then_some(PERIOD))),
+            (None, Some(limit)) => std::thread::park_timeout(limit),
+            (None, None) => std::thread::park(),
+        }
+    }
+}
+
+/// The process ends: the page says so to whoever has it open, and is removed. Nothing where this process has none, which
+/// the child of a fork has not.
+pub fn ended() {
+    if let Some(published) = PUBLISHED.get().filter(|published| published.pid == std::process::id()) {
+        Page::<Map>::end(&published.memory);
+        remove();
+    }
+}
+
+fn remove() {
+    if let Some(Published { path, .. }) = PUBLISHED.get() {
+        let _sheltered = cancel::shelter();
+        let _ = std::fs::remove_file(path);
+    }
+}

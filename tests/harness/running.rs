@@ -1,0 +1,66 @@
+//! A program that runs while the test looks at it, and does what it is told.
+
+use crate::run::SESSION;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, ExitStatus};
+use tempfile::TempDir;
+
+/// See [`crate::Run::start`]. Killed when dropped.
+#[derive(Debug)]
+pub struct Running {
+    pub(crate) child: Child,
+    pub(crate) input: Option<ChildStdin>,
+    pub(crate) output: BufReader<ChildStdout>,
+    pub(crate) folder: TempDir,
+}
+
+impl Running {
+    /// Tells it a line, and gives the line that it answers.
+    #[track_caller]
+    pub fn ask(&mut self, line: &str) -> String {
+        self.tell(line);
+        let mut answer = String::new();
+        let read = self.output.read_line(&mut answer).unwrap_or_else(|e| panic!("no answer to {line}: {e}"));
+        assert!(read > 0, "it ended instead of answering {line}");
+        answer.trim_end().to_owned()
+    }
+
+    /// Tells it a line to which there is no answer.
+    #[track_caller]
+    pub fn tell(&mut self, line: &str) {
+        let Some(input) = &mut self.input else { panic!("its input was closed") };
+        input.write_all(format!("{line}\n").as_bytes()).unwrap_or_else(|e| panic!("it does not hear {line}: {e}"));
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has as `XDG_RUNTIME_DIR`.
+    pub fn session(&self) -> PathBuf {
+        self.folder.path().join(SESSION)
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: kill has no preconditions; the child was not waited for, so the number is its.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+    }
+
+    /// Waits for its end, which the end of its input brings about.
+    pub fn end(mut self) -> (ExitStatus, TempDir) {
+        drop(self.input.take());
+        let status = self.child.wait().unwrap_or_else(|e| panic!("lost it: {e}"));
+        let folder = std::mem::replace(&mut self.folder, tempfile::tempdir().unwrap_or_else(|e| panic!("{e}")));
+        (status, folder)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,179 @@
+/*
+ * agent: does what the lines of its standard input say, and answers each with one line. Sizes are in MiB.
+ *   init             CUDA and the first GPU's context
+ *   allocate SIZE    a block, which stays; free: the last one
+ *   pin SIZE         pinned memory; twice: registers the same memory twice, which is a finding
+ *   statistics       of the C interface: blocks, bytes, held on GPUs, held on the host, allocations
+ *   threads          the names of this process's threads other than the main one
+ *   signals          which signals the other thread takes: /proc's mask of it
+ *   fork             a child that waits for `release`; fork-cuda: one that allocates 4 MiB first; their numbers
+ *   release          the child ends by exit(3)
+ *   close N          closes every descriptor from 3 on, and opens N files of its own; kept: whether these are whole
+ *   switches         how often the other thread was given a processor of its own will
+ *   become NAME      another program by exec
+ */
+#define _GNU_SOURCE
+#include "control.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MOST 1024
+
+static CUdeviceptr blocks[64];
+static int count, files[MOST], opened, to_child = -1;
+static pid_t child;
+
+/* Of the one other thread, a line of its file in /proc that begins so; empty without such a thread. */
+static void other_thread(const char *file, const char *begin, char *out, size_t room)
+{
+    char path[600], line[256];
+    struct dirent *entry;
+    DIR *tasks = opendir("/proc/self/task");
+    REQUIRE(tasks);
+    *out = 0;
+    while ((entry = readdir(tasks))) {
+        if (entry->d_name[0] == '.' || atoi(entry->d_name) == getpid())
+            continue;
+        snprintf(path, sizeof path, "/proc/self/task/%s/%s", entry->d_name, file);
+        FILE *opened_file = fopen(path, "r");
+        while (opened_file && fgets(line, sizeof line, opened_file)) {
+            line[strcspn(line, "\n")] = 0;
+            if (strncmp(line, begin, strlen(begin)) == 0)
+                snprintf(out + strlen(out), room - strlen(out), "%s%s", *out ? " " : "", line + strlen(begin));
+        }
+        if (opened_file)
+            fclose(opened_file);
+    }
+    closedir(tasks);
+}
+
+static void allocate(size_t mib)
+{
+    CHECK(cuMemAlloc_v2(&blocks[count++], mib * MIB));
+}
+
+static void fork_off(int with_cuda)
+{
+    int ends[2], ready[2];
+    char byte;
+    REQUIRE(pipe(ends) == 0 && pipe(ready) == 0);
+    child = fork();
+    REQUIRE(child >= 0);
+    if (!child) {
+        close(ends[1]);
+        if (with_cuda) {
+            start_on(0);
+            allocate(4);
+        }
+        REQUIRE(write(ready[1], "r", 1) == 1);
+        while (read(ends[0], &byte, 1) > 0) {
+        }
+        exit(0);
+    }
+    close(ends[0]);
+    to_child = ends[1];
+    REQUIRE(read(ready[0], &byte, 1) == 1);
+    close(ready[0]);
+    close(ready[1]);
+    printf("child %d\n", child);
+}
+
+static void release(void)
+{
+    int status;
+    close(to_child);
+    REQUIRE(waitpid(child, &status, 0) == child);
+    printf("child ended with %d\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+}
+
+static void close_all(int wanted)
+{
+    long most = sysconf(_SC_OPEN_MAX);
+    for (int file = 3; file < (most < 4096 ? most : 4096); file++)
+        close(file);
+    for (opened = 0; opened < wanted && opened < MOST; opened++) {
+        char name[32];
+        snprintf(name, sizeof name, "file%d", opened);
+        files[opened] = open(name, O_CREAT | O_RDWR | O_TRUNC, 0600);
+        REQUIRE(files[opened] >= 0 && write(files[opened], name, strlen(name)) == (ssize_t)strlen(name));
+    }
+    printf("opened %d\n", opened);
+}
+
+static void kept(void)
+{
+    int whole = 0;
+    for (int i = 0; i < opened; i++) {
+        char name[32], text[64] = "";
+        struct stat status;
+        snprintf(name, sizeof name, "file%d", i);
+        whole += fstat(files[i], &status) == 0 && status.st_size == (off_t)strlen(name) &&
+                 pread(files[i], text, sizeof text - 1, 0) == (ssize_t)strlen(name) && strcmp(text, name) == 0;
+    }
+    printf("kept %d\n", whole);
+}
+
+int main(void)
+{
+    char line[256], text[512];
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    /* A line that is meant for the program that this one becomes must not be read by this one. */
+    setvbuf(stdin, NULL, _IONBF, 0);
+    while (fgets(line, sizeof line, stdin)) {
+        char *word = strtok(line, " \n"), *value = strtok(NULL, " \n");
+        size_t number = value ? strtoull(value, NULL, 0) : 0;
+        if (!word)
+            continue;
+        if (strcmp(word, "init") == 0) {
+            start_on(0);
+            printf("ready\n");
+        } else if (strcmp(word, "allocate") == 0) {
+            allocate(number);
+            printf("allocated\n");
+        } else if (strcmp(word, "free") == 0) {
+            CHECK(cuMemFree_v2(blocks[--count]));
+            printf("freed\n");
+        } else if (strcmp(word, "pin") == 0) {
+            void *pinned;
+            CHECK(cuMemHostAlloc(&pinned, number * MIB, 0));
+            printf("pinned\n");
+        } else if (strcmp(word, "twice") == 0) {
+            void *memory = aligned_alloc(4096, MIB);
+            CHECK(cuMemHostRegister_v2(memory, MIB, 0));
+            printf("registered twice: %d\n", cuMemHostRegister_v2(memory, MIB, 0));
+        } else if (strcmp(word, "statistics") == 0) {
+            Control control = find_control(RTLD_DEFAULT);
+            gpupool_statistics s = {.size = sizeof s};
+            REQUIRE(control.statistics(&s) == 0);
+            printf("%llu %llu %llu %llu %llu\n", (unsigned long long)s.live_blocks, (unsigned long long)s.live_bytes,
+                   (unsigned long long)s.held_on_gpus, (unsigned long long)s.held_on_host,
+                   (unsigned long long)s.allocations);
+        } else if (strcmp(word, "threads") == 0) {
+            other_thread("comm", "", text, sizeof text);
+            printf("threads: %s\n", text);
+        } else if (strcmp(word, "signals") == 0) {
+            other_thread("status", "SigBlk:\t", text, sizeof text);
+            printf("%s\n", text);
+        } else if (strcmp(word, "switches") == 0) {
+            other_thread("status", "voluntary_ctxt_switches:\t", text, sizeof text);
+            printf("%s\n", text);
+        } else if (strcmp(word, "fork") == 0 || strcmp(word, "fork-cuda") == 0) {
+            fork_off(strcmp(word, "fork-cuda") == 0);
+        } else if (strcmp(word, "release") == 0) {
+            release();
+        } else if (strcmp(word, "close") == 0) {
+            close_all((int)number);
+        } else if (strcmp(word, "kept") == 0) {
+            kept();
+        } else if (strcmp(word, "become") == 0) {
+            execlp(value, value, (char *)NULL);
+            printf("not %s\n", value);
+        }
+    }
+    return 0;
+}
