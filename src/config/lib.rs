@@ -14,6 +14,7 @@ mod log_path;
 mod problem;
 mod python;
 mod ranks;
+mod read;
 mod settings;
 mod size;
 mod table;
