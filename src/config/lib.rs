@@ -14,6 +14,7 @@ mod log_level;
 mod log_path;
 mod problem;
 mod ranks;
+mod read;
 mod settings;
 mod size;
 mod table;

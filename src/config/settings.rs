@@ -1,15 +1,12 @@
 //! The settings of one process, typed.
 
 use std::collections::BTreeMap;
-use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
 use crate::choice::{Contexts, Free, MemInfo, Mode, Pinned, Placement, Prefetch, Switch, Toggle};
 use crate::log_path::LogPath;
-use crate::problem::{Problem, unknown_name};
-use crate::ranks::{launcher_variables, local_ranks};
+use crate::problem::Problem;
 use crate::size::{format_size, parse_size};
-use crate::table::{PREFIX, SETTINGS, VERDICTS};
 
 /// What a process was told. Sizes are bytes; `None` is the default that the table describes and only the process can
 /// work out.
@@ -123,44 +120,8 @@ pub enum Limits {
 }
 
 impl Settings {
-    /// Reads the settings among `vars`, and what a launcher says of the job's ranks; variables without our prefix are passed
-    /// over otherwise, an empty value counts as unset.
-    ///
-    /// # Errors
-    /// Every mistake at once, in the order of `vars`: a person mends them in one go.
-    pub fn read(vars: impl Iterator<Item = (OsString, OsString)>) -> Result<Settings, Vec<Problem>> {
-        let mut settings = Settings::default();
-        let mut problems = Vec::new();
-        let mut launcher = Vec::new();
-        for (name, value) in vars {
-            if launcher_variables().any(|known| OsStr::new(known) == name) {
-                launcher.push((name, value));
-                continue;
-            }
-            let name = name.to_string_lossy();
-            if !name.starts_with(PREFIX) || name == VERDICTS || value.is_empty() {
-                continue;
-            }
-            let read = match SETTINGS.iter().find(|row| row.name == name) {
-                Some(row) => (row.read)(&mut settings, &value),
-                None => Err(unknown_name(&name)),
-            };
-            if let Err(reason) = read {
-                problems.push(Problem { name: name.into_owned(), value: shown(&value), reason });
-            }
-        }
-        settings.local_ranks = local_ranks(launcher.into_iter());
-        if let Some(problem) = settings.contradiction() {
-            // A list that was malformed has its own complaint already.
-            if problems.iter().all(|known| known.name != "GPUPOOL_CONTEXT_DEVICES") {
-                problems.push(problem);
-            }
-        }
-        if problems.is_empty() { Ok(settings) } else { Err(problems) }
-    }
-
     /// What no setting says wrong by itself.
-    fn contradiction(&self) -> Option<Problem> {
+    pub(crate) fn contradiction(&self) -> Option<Problem> {
         let unnamed = self.contexts == Contexts::Deny && self.context_devices.is_none();
         unnamed.then(|| Problem {
             name: "GPUPOOL_CONTEXTS".to_owned(),
@@ -287,8 +248,4 @@ pub(crate) fn gpu_list(text: &str, expected: &str) -> Result<Vec<u32>, String> {
 fn ordinal(text: &str) -> Option<u32> {
     let text = text.trim();
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
-}
-
-fn shown(value: &OsStr) -> String {
-    value.to_string_lossy().into_owned()
 }

@@ -4,6 +4,7 @@
 //! sum. A claim is checked and charged in one step, under one lock for all places: of two that are checked one after the
 //! other and charged later, both would find the same room. Only numbers: who charges makes the memory, before or after.
 
+use crate::place::PlaceId;
 use crate::sync::Mutex;
 use crate::{Place, PlaceSpec};
 
@@ -21,31 +22,6 @@ pub enum Claim {
 impl Claim {
     /// Every claim.
     pub const ALL: [Claim; 3] = [Claim::Pool, Claim::Handles, Claim::Managed];
-}
-
-/// Index of a place in [`Accounts::specs`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct PlaceId(u16);
-
-impl PlaceId {
-    /// The ids of the first `count` places; places beyond the 65 535th have none.
-    pub fn all(count: usize) -> impl Iterator<Item = PlaceId> {
-        (0..count.min(usize::from(u16::MAX)) as u16).map(PlaceId)
-    }
-
-    pub fn index(self) -> usize {
-        usize::from(self.0)
-    }
-
-    /// The number of a place, which fits sixteen bits with one to spare.
-    pub fn number(self) -> u32 {
-        u32::from(self.0)
-    }
-
-    /// The place of such a number.
-    pub fn from_number(number: u32) -> Self {
-        PlaceId(number as u16)
-    }
 }
 
 /// The bytes of each claim on one place, in the order of [`Claim::ALL`].

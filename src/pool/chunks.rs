@@ -1,6 +1,6 @@
 //! Which physical handle is behind a frame, and where it is: the one owner of "where".
 
-use crate::account::PlaceId;
+use crate::place::PlaceId;
 use crate::place_map::PlaceMap;
 use crate::{Anchor, Anchors};
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! The sequences of backend calls, none of them under the lock: creating a range, and taking one down again.
 
-use crate::account::{Accounts, PlaceId};
+use crate::account::Accounts;
 use crate::chunks::{AnchorCounts, Chunk};
+use crate::place::PlaceId;
 use crate::plan::Growth;
 use crate::state::{Leaving, Zombie, bytes_of};
 use crate::{Backend, Claim, FRAME, Fault, LARGE_CHUNK};
@@ -75,7 +76,7 @@ pub(crate) fn build<B: Backend>(
                 if !accounts.charge(Claim::Pool, place, size) {
                     return Err(Cause::Overdrawn);
                 }
-                let created = patiently(|| backend.create(place, size));
+                let created = retry_while_not_ready(|| backend.create(place, size));
                 let handle = created.map_err(|fault| {
                     accounts.credit(Claim::Pool, place, size);
                     cause_of_create(fault)
@@ -88,7 +89,7 @@ pub(crate) fn build<B: Backend>(
                     anchors: AnchorCounts::default(),
                 };
                 let address = base + bytes_of(frame);
-                if let Err(fault) = patiently(|| backend.map(address, size, handle)) {
+                if let Err(fault) = retry_while_not_ready(|| backend.map(address, size, handle)) {
                     loose = Some(chunk);
                     return Err(Cause::Failed(error_of(fault)));
                 }
@@ -98,7 +99,8 @@ pub(crate) fn build<B: Backend>(
             }
             // Once for the whole piece: the cost is mostly per call.
             let address = base + bytes_of(first);
-            patiently(|| backend.grant(address, bytes, place)).map_err(|fault| Cause::Failed(error_of(fault)))
+            retry_while_not_ready(|| backend.grant(address, bytes, place))
+                .map_err(|fault| Cause::Failed(error_of(fault)))
         };
         if let Err(cause) = lay(&mut chunks) {
             let created = chunks.iter().chain(&loose).filter(|chunk| chunk.place == id);
@@ -124,7 +126,8 @@ pub(crate) fn dismantle<B: Backend>(
     accounts: &Accounts,
 ) -> Retired<B::Handle> {
     let Leaving { start, frames, chunks } = leaving;
-    let unmapped = frames == 0 || insistently(|| backend.unmap(base + bytes_of(start), bytes_of(frames))).is_ok();
+    let unmapped =
+        frames == 0 || retry_whatever_failed(|| backend.unmap(base + bytes_of(start), bytes_of(frames))).is_ok();
     if unmapped {
         release(backend, chunks, accounts)
     } else {
@@ -133,7 +136,7 @@ pub(crate) fn dismantle<B: Backend>(
 }
 
 /// Tries once more to get rid of chunks that the driver did not take back.
-pub(crate) fn bury<B: Backend>(
+pub(crate) fn retire_again<B: Backend>(
     backend: &B,
     base: u64,
     zombie: Zombie<B::Handle>,
@@ -154,7 +157,7 @@ fn release<B: Backend>(backend: &B, chunks: Vec<Chunk<B::Handle>>, accounts: &Ac
     let mut retired = Retired { gone: Vec::with_capacity(chunks.len()), zombies: Vec::new(), unmapped: true };
     for chunk in chunks {
         let (place, bytes) = (accounts.place(chunk.place), bytes_of(chunk.frames));
-        match insistently(|| backend.release(chunk.handle, place, bytes)) {
+        match retry_whatever_failed(|| backend.release(chunk.handle, place, bytes)) {
             Ok(()) => {
                 accounts.credit(Claim::Pool, place, bytes);
                 retired.gone.push(chunk);
@@ -166,7 +169,7 @@ fn release<B: Backend>(backend: &B, chunks: Vec<Chunk<B::Handle>>, accounts: &Ac
 }
 
 /// Makes the call again while the answer is [`Fault::NotReady`].
-fn patiently<T, E>(mut call: impl FnMut() -> Result<T, Fault<E>>) -> Result<T, Fault<E>> {
+fn retry_while_not_ready<T, E>(mut call: impl FnMut() -> Result<T, Fault<E>>) -> Result<T, Fault<E>> {
     for _ in 0..REPEATS {
         match call() {
             Err(Fault::NotReady(_)) => {}
@@ -177,7 +180,7 @@ fn patiently<T, E>(mut call: impl FnMut() -> Result<T, Fault<E>>) -> Result<T, F
 }
 
 /// Makes the call again after any failure: it undoes something, and there is no second way to do that.
-fn insistently<T, E>(mut call: impl FnMut() -> Result<T, Fault<E>>) -> Result<T, Fault<E>> {
+fn retry_whatever_failed<T, E>(mut call: impl FnMut() -> Result<T, Fault<E>>) -> Result<T, Fault<E>> {
     for _ in 0..REPEATS {
         if let Ok(answer) = call() {
             return Ok(answer);

@@ -27,9 +27,9 @@
 //!
 //! **Order of locks**: the pool's, then shards by index, then a record of the registry.
 
-use crate::account::PlaceId;
 use crate::clock::Clock;
 use crate::magazine::{Kept, Magazine, Miss, Sums, at_least};
+use crate::place::PlaceId;
 use crate::place_map::PlaceMap;
 use crate::registry::KEPT_BLOCK;
 use crate::runs::Sizes;

@@ -1,26 +1,7 @@
 //! What goes into the pool and what comes out of it, besides the [`crate::Backend`].
 
-use crate::{Accounts, Anchors, Links, Place, Policy};
+use crate::{Accounts, Anchors, Lenders, Links, Place, Policy};
 use std::sync::Arc;
-
-/// What a place may hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlaceSpec {
-    /// Where.
-    pub place: Place,
-    /// The most bytes the pool may hold there (the GPU's memory less the reserve, or the limit set by the user).
-    pub limit: u64,
-}
-
-/// Which GPUs lend to a home GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Lenders {
-    /// Every GPU of the pool that the home GPU can reach.
-    #[default]
-    All,
-    /// None but the home GPU itself (one rank of several on this host).
-    HomeOnly,
-}
 
 /// What a pool is made of; fixed for its life.
 #[derive(Clone, Debug)]

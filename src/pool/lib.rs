@@ -31,10 +31,12 @@ mod front;
 mod held;
 mod index;
 mod interface;
+mod let_go;
 mod magazine;
 #[cfg(all(test, loom))]
 mod models;
 mod pieces;
+mod place;
 mod place_map;
 mod placement;
 mod plan;
@@ -52,16 +54,16 @@ mod sync;
 #[cfg(all(test, not(loom)))]
 #[path = "tests/all/mod.rs"]
 mod tests;
+mod trim;
 
 pub use account::{Accounts, Claim};
 pub use anchors::{Anchor, Anchors};
 pub use backend::{Backend, Fault};
 pub use clock::Clock;
 pub use index::AddressIndex;
-pub use interface::{
-    Allocation, Block, Config, Free, FreeError, Lenders, Piece, PlaceSpec, PlaceUsage, Refusal, Request, Usage,
-};
-pub use placement::{Links, Place, Policy, Room, order, spread};
+pub use interface::{Allocation, Block, Config, Free, FreeError, Piece, PlaceUsage, Refusal, Request, Usage};
+pub use place::{Place, PlaceSpec};
+pub use placement::{Lenders, Links, Policy, Room, order, spread};
 pub use pool::Pool;
 pub use soft::SoftRefusal;
 

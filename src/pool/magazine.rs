@@ -2,7 +2,7 @@
 //! atomics; [`crate::front`] has those, and says what the rows are for.
 
 use crate::FRAME;
-use crate::account::PlaceId;
+use crate::place::PlaceId;
 use crate::runs::bucket;
 
 /// Rows that a magazine keeps.

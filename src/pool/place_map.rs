@@ -6,7 +6,7 @@
 //! Written under the pool's lock. A frame that is mapped already changes its place only while every magazine's lock is held,
 //! too, so either lock makes an answer last. No more order than these locks give is needed, or asked for.
 
-use crate::account::PlaceId;
+use crate::place::PlaceId;
 use crate::sync::{AtomicU32, Ordering};
 use std::sync::OnceLock;
 
@@ -76,7 +76,7 @@ impl PlaceMap {
         for frame in start..end {
             self.write(frame, place, end);
         }
-        // What lies before them may have told of them, too.
+        // What lies before them may have told of them, too. Its place stays, so nobody minds when they read this.
         let before = |frame: u32| Some((frame, self.look(frame).filter(|found| found.1 > start)?.0));
         for (frame, place) in (0..start).rev().map_while(before) {
             self.write(frame, Some(place), start);
@@ -97,7 +97,7 @@ impl PlaceMap {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::{FAR, PlaceMap};
-    use crate::account::PlaceId;
+    use crate::place::PlaceId;
 
     proptest::proptest! {
         #[test]

@@ -3,23 +3,7 @@
 //! [`order`] turns the links of a home GPU into a list of places, best first; [`spread`] deals a size out over that list.
 //! Neither knows what a pool is, so both can be tested (and simulated) on their own.
 
-use crate::{FRAME, LARGE_CHUNK, Lenders};
-
-/// One place that memory can be at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Place {
-    /// A GPU, by CUDA ordinal as the process sees it.
-    Gpu(u32),
-    /// A host NUMA node.
-    Host(u32),
-}
-
-impl Place {
-    /// Whether this is memory of the host.
-    pub fn is_host(self) -> bool {
-        matches!(self, Place::Host(_))
-    }
-}
+use crate::{FRAME, LARGE_CHUNK, Place};
 
 /// How blocks are spread (`GPUPOOL_PLACEMENT`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -42,6 +26,16 @@ impl Policy {
             Policy::Interleave | Policy::MostFree => on_host > 0,
         }
     }
+}
+
+/// Which GPUs lend to a home GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Lenders {
+    /// Every GPU of the pool that the home GPU can reach.
+    #[default]
+    All,
+    /// None but the home GPU itself (one rank of several on this host).
+    HomeOnly,
 }
 
 /// Who reaches whom, and how fast.

@@ -1,7 +1,7 @@
 //! Deciding how to serve a request: one look at the state, one next step.
 
-use crate::account::PlaceId;
 use crate::budget::Budget;
+use crate::place::PlaceId;
 use crate::state::{From, Leaving, Route, State, Taken, bytes_of};
 use crate::{FRAME, Place, Policy, Refusal, Request, Room, placement};
 
@@ -19,7 +19,7 @@ pub(crate) struct Attempt<'a> {
     /// Other GPUs were asked whether they are done with what could serve it.
     pub looked: bool,
     /// Old ceilings were forgotten for it.
-    pub believed: bool,
+    pub forgot_ceilings: bool,
     /// Everything that could be returned was, to find address space.
     pub trimmed: bool,
 }
@@ -156,9 +156,9 @@ impl<H: Copy> State<H> {
     }
 
     /// A place that ran out long ago may have room again; before the request is refused for that, and once in its course,
-    /// every place is believed anew. Whether that changes anything.
+    /// the limit of every place is trusted again. Whether that changes anything.
     fn forget_ceilings(&mut self, attempt: &mut Attempt) -> bool {
-        if std::mem::replace(&mut attempt.believed, true) {
+        if std::mem::replace(&mut attempt.forgot_ceilings, true) {
             return false;
         }
         let mut any = false;

@@ -1,14 +1,14 @@
 //! The pool's operations: look at the state under the lock, call the backend without it, come back with the outcome.
 
-use crate::account::PlaceId;
 use crate::clock::Clock;
-use crate::drive::{self, Broken, Cause, Retired};
+use crate::drive::{self, Broken, Cause};
 use crate::front::{Front, Popped, Push};
 use crate::magazine::Miss;
+use crate::place::PlaceId;
 use crate::plan::{Attempt, Growth, Step};
 use crate::registry::{Record, Registry};
 use crate::runs::{Kind, Run};
-use crate::state::{Leaving, Route, State, Taken, bytes_of};
+use crate::state::{Route, State, Taken, bytes_of};
 use crate::sync::{Mutex, MutexGuard};
 use crate::{
     Accounts, Allocation, Backend, Block, Config, FRAME, Fault, Free, FreeError, Place, Refusal, Request, Usage,
@@ -33,10 +33,10 @@ enum Served<B: Backend> {
 ///
 /// All methods may be called from any thread. None holds a lock while it calls the backend.
 pub struct Pool<B: Backend> {
-    backend: B,
-    base: u64,
+    pub(crate) backend: B,
+    pub(crate) base: u64,
     bytes: u64,
-    accounts: Arc<Accounts>,
+    pub(crate) accounts: Arc<Accounts>,
     routes: Vec<Route>,
     pub(crate) registry: Registry,
     pub(crate) front: Front,
@@ -96,7 +96,7 @@ impl<B: Backend> Pool<B> {
             headrooms: Vec::new(),
             only_quiesced: false,
             looked: false,
-            believed: false,
+            forgot_ceilings: false,
             trimmed: false,
         };
         let mut plans_left = PLANS_PER_PLACE * self.accounts.specs().len();
@@ -372,66 +372,6 @@ impl<B: Backend> Pool<B> {
         Some(record.block(self.address(start)))
     }
 
-    /// Returns freed memory to the driver in whole chunks (`cuMemUnmap`, `cuMemRelease`), the longest unused first: at
-    /// `place` or everywhere, at least `bytes` or all. Returns the bytes returned.
-    ///
-    /// Waits for those of `waits_for`, GPUs, on whose lazily freed memory it depends, and for no other: what another GPU
-    /// turns out to be at work on still stays. Inside a stream capture, where nobody can wait, it returns only what is known to be quiet.
-    pub fn trim(&self, place: Option<Place>, bytes: Option<u64>, waits_for: &[u32]) -> u64 {
-        let wanted = bytes.unwrap_or(u64::MAX);
-        let zombies = std::mem::take(&mut self.lock().zombies);
-        let mut returned = 0;
-        for zombie in zombies {
-            let retired = drive::bury(&self.backend, self.base, zombie, &self.accounts);
-            let mut state = self.lock();
-            for chunk in &retired.gone {
-                state.budget(chunk.place).unstick(bytes_of(chunk.frames));
-                if place.is_none_or(|place| state.place(chunk.place) == place) {
-                    returned += bytes_of(chunk.frames);
-                }
-            }
-            state.count_trimmed(retired.gone.iter().map(|chunk| bytes_of(chunk.frames)).sum());
-            state.zombies.extend(retired.zombies);
-        }
-        let targets: Vec<PlaceId> = PlaceId::all(self.accounts.specs().len())
-            .filter(|id| place.is_none_or(|place| self.accounts.place(*id) == place))
-            .collect();
-        // First what is known to be quiet; somebody is waited for only if that was not enough.
-        for quiet_first in [true, false] {
-            if !quiet_first {
-                if returned >= wanted {
-                    break;
-                }
-                let at_work = self.lock_all().others_at_work(&targets, None);
-                let may_wait = |gpu: &PlaceId| self.ordinal(*gpu).is_some_and(|ordinal| waits_for.contains(&ordinal));
-                let (own, others): (Vec<_>, Vec<_>) = at_work.into_iter().partition(may_wait);
-                others.into_iter().for_each(|gpu| self.look(gpu));
-                if !own.is_empty() {
-                    // Where nobody can wait now, what is quiet goes all the same.
-                    let _ = self.quiesce(self.front.own(), &own);
-                }
-            }
-            for &id in &targets {
-                if returned >= wanted {
-                    break;
-                }
-                let leaving = {
-                    let mut state = self.lock_all();
-                    let mut leaving = state.evict_held(Some(id));
-                    let held = leaving.iter().map(|row| bytes_of(row.frames)).sum();
-                    leaving.append(&mut state.evict(id, (wanted - returned).saturating_sub(held)));
-                    leaving
-                };
-                let gone = self.send_back(leaving, &mut []);
-                if gone > 0 {
-                    self.lock().budget(id).forget_ceiling();
-                }
-                returned += gone;
-            }
-        }
-        returned
-    }
-
     /// The pool in numbers, exact at the moment of the call.
     pub fn usage(&self) -> Usage {
         let mut state = self.lock();
@@ -500,37 +440,8 @@ impl<B: Backend> Pool<B> {
         }
     }
 
-    /// Returns evicted chunks to the driver; returns the bytes that went. `credits` are paid back as they go.
-    pub(crate) fn send_back(&self, leaving: Vec<Leaving<B::Handle>>, credits: &mut [(PlaceId, u64)]) -> u64 {
-        let mut sum = 0;
-        for row in leaving {
-            let (start, frames) = (row.start, row.frames);
-            let Retired { gone, zombies, unmapped } = drive::dismantle(&self.backend, self.base, row, &self.accounts);
-            let mut state = self.lock();
-            for chunk in &gone {
-                let bytes = bytes_of(chunk.frames);
-                state.budget(chunk.place).left(bytes, 0);
-                if let Some((place, credit)) = credits.iter_mut().find(|(place, _)| *place == chunk.place) {
-                    let paid = bytes.min(*credit);
-                    state.budget(*place).repay(paid);
-                    *credit -= paid;
-                }
-                sum += bytes;
-            }
-            for chunk in zombies.iter().flat_map(|zombie| &zombie.chunks) {
-                state.budget(chunk.place).left(0, bytes_of(chunk.frames));
-            }
-            if unmapped {
-                state.space.give(start, frames);
-            }
-            state.count_trimmed(gone.iter().map(|chunk| bytes_of(chunk.frames)).sum());
-            state.zombies.extend(zombies);
-        }
-        sum
-    }
-
     /// The lock, with everything that is kept back among the free runs.
-    fn lock_all(&self) -> MutexGuard<'_, State<B::Handle>> {
+    pub(crate) fn lock_all(&self) -> MutexGuard<'_, State<B::Handle>> {
         let mut state = self.lock();
         self.front.drain(&mut state);
         state
@@ -584,7 +495,7 @@ impl<B: Backend> Pool<B> {
 
     /// Asks a GPU whether it is done, without waiting: what was freed before the call, and it alone might be at work on, is
     /// quiet if so, but for what other shards keep.
-    fn look(&self, gpu: PlaceId) {
+    pub(crate) fn look(&self, gpu: PlaceId) {
         let kept = self.front.clock(self.front.own());
         let begun = (kept.now(), self.clock.now());
         if self.ordinal(gpu).is_some_and(|ordinal| self.backend.has_finished(ordinal)) {
@@ -593,7 +504,7 @@ impl<B: Backend> Pool<B> {
         }
     }
 
-    fn ordinal(&self, gpu: PlaceId) -> Option<u32> {
+    pub(crate) fn ordinal(&self, gpu: PlaceId) -> Option<u32> {
         match self.accounts.place(gpu) {
             Place::Gpu(ordinal) => Some(ordinal),
             Place::Host(_) => None,

@@ -4,7 +4,7 @@
 //! block's life, and of several frees of one block exactly one finds it. A table sharded by a hash would be smaller, but
 //! two cores that work on blocks of their own would still pass the lines of its locks to and fro.
 
-use crate::account::PlaceId;
+use crate::place::PlaceId;
 use crate::sync::Mutex;
 use crate::{Block, FRAME, Request};
 use std::sync::OnceLock;

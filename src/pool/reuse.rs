@@ -1,7 +1,7 @@
 //! Serving a block from freed memory that is still mapped.
 
 use crate::FRAME;
-use crate::account::PlaceId;
+use crate::place::PlaceId;
 use crate::runs::{Freed, Kind, Run};
 use crate::state::{From, Route, State, Taken, bytes_of};
 

@@ -10,8 +10,8 @@
 //! that it had borrowed would keep the whole free memory of its neighbour. They are joined once it is known to be done
 //! ([`Runs::settle`]).
 
-use crate::account::PlaceId;
 use crate::clock::Clock;
+use crate::place::PlaceId;
 use crate::place_map::PlaceMap;
 use crate::starts::Starts;
 use crate::sync::{AtomicU64, Ordering};

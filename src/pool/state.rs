@@ -2,13 +2,13 @@
 //!
 //! A step here never calls the backend; whoever needs the backend unlocks first and comes back with what happened.
 
-use crate::account::PlaceId;
 use crate::asked::Asked;
 use crate::budget::Budget;
 use crate::chunks::{Chunk, Chunks};
 use crate::clock::Clock;
 use crate::held::Held;
 use crate::magazine::Sums;
+use crate::place::PlaceId;
 use crate::registry::{Record, Registry};
 use crate::runs::{Freed, Kind, Runs};
 use crate::space::Space;
@@ -349,7 +349,7 @@ impl<H: Copy> State<H> {
 
     /// The GPUs but this one that may be at work on free memory at these places, or on memory of ended blocks that others have.
     pub fn others_at_work(&self, places: &[PlaceId], but: Option<PlaceId>) -> Vec<PlaceId> {
-        let mut gpus = self.held_at_work();
+        let mut gpus = self.held.at_work(&self.clock);
         gpus.retain(|gpu| Some(*gpu) != but);
         for run in places.iter().flat_map(|&place| self.runs.free_at(place)) {
             if let Kind::Free(freed @ Freed { gpu: Some(gpu), .. }) = run.kind

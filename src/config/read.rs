@@ -1,0 +1,99 @@
+//! From a process's variables to its settings, by the table.
+
+use crate::problem::Problem;
+use crate::ranks::{launcher_variables, local_ranks};
+use crate::settings::Settings;
+use crate::table::{PREFIX, SETTINGS, VERDICTS};
+use std::ffi::{OsStr, OsString};
+
+impl Settings {
+    /// Reads the settings among `vars`, and what a launcher says of the job's ranks; variables without our prefix are passed
+    /// over otherwise, an empty value counts as unset.
+    ///
+    /// # Errors
+    /// Every mistake at once, in the order of `vars`: a person mends them in one go.
+    pub fn read(vars: impl Iterator<Item = (OsString, OsString)>) -> Result<Settings, Vec<Problem>> {
+        let mut settings = Settings::default();
+        let mut problems = Vec::new();
+        let mut launcher = Vec::new();
+        for (name, value) in vars {
+            if launcher_variables().any(|known| OsStr::new(known) == name) {
+                launcher.push((name, value));
+                continue;
+            }
+            let name = name.to_string_lossy();
+            if !name.starts_with(PREFIX) || name == VERDICTS || value.is_empty() {
+                continue;
+            }
+            let read = match SETTINGS.iter().find(|row| row.name == name) {
+                Some(row) => (row.read)(&mut settings, &value),
+                None => Err(unknown_name(&name)),
+            };
+            if let Err(reason) = read {
+                problems.push(Problem { name: name.into_owned(), value: shown(&value), reason });
+            }
+        }
+        settings.local_ranks = local_ranks(launcher.into_iter());
+        if let Some(problem) = settings.contradiction() {
+            // A list that was malformed has its own complaint already.
+            if problems.iter().all(|known| known.name != "GPUPOOL_CONTEXT_DEVICES") {
+                problems.push(problem);
+            }
+        }
+        if problems.is_empty() { Ok(settings) } else { Err(problems) }
+    }
+}
+
+fn shown(value: &OsStr) -> String {
+    value.to_string_lossy().into_owned()
+}
+
+/// What to say about a name that has our prefix and is in no table.
+fn unknown_name(name: &str) -> String {
+    let nearest = SETTINGS.iter().map(|row| (distance(name, row.name), row.name)).min();
+    match nearest {
+        // Half the letters wrong is no slip, and a wrong guess costs more than a list.
+        Some((steps, nearest)) if steps * 2 <= name.len() - PREFIX.len() => {
+            format!("no such setting; did you mean {nearest}?")
+        }
+        _ => "no such setting; `gpupool run --help` lists them".to_owned(),
+    }
+}
+
+/// Levenshtein distance in bytes. Names are short ASCII, so the plain two-row table does.
+fn distance(a: &str, b: &str) -> usize {
+    let mut above: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, y) in b.bytes().enumerate() {
+            let substituted = above[j] + usize::from(x != y);
+            row.push(substituted.min(above[j + 1] + 1).min(row[j] + 1));
+        }
+        above = row;
+    }
+    above[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distance_counts_edits() {
+        for (a, b, steps) in
+            [("", "", 0), ("abc", "abc", 0), ("", "abc", 3), ("limit", "limits", 1), ("mode", "node", 1)]
+        {
+            assert_eq!(distance(a, b), steps, "{a} {b}");
+            assert_eq!(distance(b, a), steps, "{b} {a}");
+        }
+    }
+
+    #[test]
+    fn a_slip_is_recognised_and_a_stranger_is_not() {
+        assert_eq!(unknown_name("GPUPOOL_LIMITS"), "no such setting; did you mean GPUPOOL_LIMIT?");
+        assert_eq!(unknown_name("GPUPOOL_LOGFILE"), "no such setting; did you mean GPUPOOL_LOG_FILE?");
+        for stranger in ["GPUPOOL_COMPLETELY_DIFFERENT", "GPUPOOL_COLOUR", "GPUPOOL_"] {
+            assert!(unknown_name(stranger).contains("--help"), "{stranger}");
+        }
+    }
+}
