@@ -1,7 +1,7 @@
 //! `libgpupool.so`: preloaded into a CUDA program, it answers `cuMemAlloc` from a pool over all GPUs and the host.
 //!
 //! The way of one call: a program obtains a driver function ([`hook::dlsym`], [`hook::resolve`], or by linking) and gets
-//! the trampoline of a row of [`hook::table`]; the trampoline asks [`process`] whether the shim takes part at all, runs
+//! the trampoline of a row of [`hook::table`]; the trampoline asks [`run`] whether the shim takes part at all, runs
 //! the row's body behind [`hook::boundary`], and the body either answers or makes the real call.
 //!
 //! `src/README.md` holds the code map and the invariants.
@@ -18,23 +18,21 @@ mod fence;
 mod finding;
 mod hook;
 mod ipc;
-mod leave;
 mod log;
 mod managed;
 mod memory;
 mod module;
 mod nvml;
-mod observers;
 mod own_memory;
 mod pinned;
 mod process;
+mod run;
 mod site;
-mod summary;
 mod vmm;
 
 /// Registers what has to be registered before `main`, and does nothing else: the fork handler must be there before the
 /// first fork, and the exit handler before any that the CUDA libraries register, so that it runs after them.
 #[ctor::ctor(unsafe)]
 fn register() {
-    process::register();
+    run::register();
 }

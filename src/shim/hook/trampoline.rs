@@ -4,7 +4,7 @@ use super::boundary;
 #[cfg(doc)]
 use super::cancel;
 use super::table::for_each_hook;
-use crate::{managed, process};
+use crate::{managed, run};
 use cudarc::driver::sys::{
     CUarray, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUipcMemHandle, CUlibrary,
     CUmemoryPool, CUmipmappedArray, CUmodule, CUstream,
@@ -60,7 +60,7 @@ macro_rules! trampoline {
                 unsafe { super::launch::$body(Api(stringify!($name)), $($a),*) };
                 // SAFETY: as above, unchanged.
                 let mut result = unsafe { real($($p),*) };
-                if process::takes_part(Api(stringify!($name))) && guard::is_outside() {
+                if run::takes_part(Api(stringify!($name))) && guard::is_outside() {
                     if result == CuResult::OUT_OF_MEMORY && super::retry::made_room(Api(stringify!($name))) {
                         // SAFETY: as above; the driver took nothing of a call that it answered so.
                         result = unsafe { real($($p),*) };
@@ -84,7 +84,7 @@ macro_rules! trampoline {
             let real = real_function!($name($($t),*));
             // SAFETY: the arguments are the program's own, passed on unchanged.
             let mut result = unsafe { real($($p),*) };
-            if process::takes_part(Api(stringify!($name))) && guard::is_outside() {
+            if run::takes_part(Api(stringify!($name))) && guard::is_outside() {
                 // A launch may need memory, too: for a graph's nodes, or for what the threads of a kernel keep.
                 if result == CuResult::OUT_OF_MEMORY && super::retry::made_room(Api(stringify!($name))) {
                     // SAFETY: as above; the driver took nothing of a call that it answered so.
@@ -106,7 +106,7 @@ macro_rules! trampoline {
                 unsafe { function($($p),*) }
             };
             let enter = const { if is_quick(stringify!($subject), stringify!($body)) { guard::enter } else { guard::enter_sheltered } };
-            let Some(_inside) = process::takes_part(Api(stringify!($name))).then(enter).flatten() else { return call() };
+            let Some(_inside) = run::takes_part(Api(stringify!($name))).then(enter).flatten() else { return call() };
             boundary::run(Api(stringify!($name)), &mut { call }, |real| {
                 // SAFETY: a body reads or writes through the program's pointers only as the driver would: outputs after
                 // a success, where they are not NULL.

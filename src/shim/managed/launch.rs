@@ -186,7 +186,7 @@ fn milliseconds() -> u64 {
 
 /// The way to what may lock, allocate and call the driver; the launch itself has no boundary around it.
 fn inside<T>(api: Api, act: impl FnOnce() -> T) -> Option<T> {
-    let _inside = process::takes_part(api).then(guard::enter_sheltered).flatten()?;
+    let _inside = process::is_active().then(guard::enter_sheltered).flatten()?;
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).inspect_err(|_| process::broken(api)).ok()
 }
 

@@ -4,7 +4,6 @@
 //! anything to say. Both are called in handlers of signals and in children of `vfork`: what runs here takes no lock,
 //! allocates nothing and changes nothing, and without `--fail-on` is one comparison.
 
-use crate::process;
 use gpupool_interpose::dlsym;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -18,7 +17,7 @@ pub fn find_next() {
 }
 
 fn leave(status: c_int) -> ! {
-    process::leaves_at_once();
+    super::exit::at_once();
     let next = NEXT.load(Ordering::Acquire);
     if !next.is_null() {
         // SAFETY: the C library's export of this name has this signature.

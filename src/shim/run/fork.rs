@@ -1,0 +1,43 @@
+//! What happens on a fork. CUDA does not survive one, so the child passes everything through, and the first call of the driver
+//! there is told about, with the place of the fork.
+
+use crate::log::verdict;
+use crate::process::{self, Phase};
+use crate::{environment, ipc};
+use gpupool_interpose::{Api, guard};
+
+/// Remembers where, in case the child uses CUDA. Nothing where the shim is not active.
+pub(super) extern "C" fn before() {
+    if process::is_active()
+        && let Some(_inside) = guard::enter_sheltered()
+    {
+        let _ = std::panic::catch_unwind(environment::before_fork);
+    }
+}
+
+/// CUDA does not survive a fork, and neither do locks that another thread held: only atomics are touched here, and from
+/// now on every call goes straight to the driver, which says NOT_INITIALIZED as it does without us.
+pub(super) extern "C" fn in_child() {
+    ipc::after_fork_in_child();
+    match process::phase() {
+        Phase::Active | Phase::Closed => process::enter(Phase::Forked),
+        Phase::Starting => process::enter(Phase::Passing),
+        Phase::Idle | Phase::Passing | Phase::Forked => {}
+    }
+}
+
+/// The child of a fork calls the driver. Giving things back at its end is what it inherited, not use.
+#[cold]
+pub fn used_in_child(api: Api) -> bool {
+    let ends = ["Free", "Destroy", "Release", "Unload", "PopCurrent"].iter().any(|word| api.name().contains(word));
+    if !ends && process::advance(Phase::Forked, Phase::Passing) {
+        process::explain(process::AFTER_FORK.to_bytes());
+        let _inside = guard::enter_sheltered();
+        let _ = std::panic::catch_unwind(|| {
+            environment::used_after_fork(api);
+            // Nothing more is found in this process.
+            verdict::ended();
+        });
+    }
+    false
+}

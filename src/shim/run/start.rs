@@ -1,0 +1,90 @@
+//! The start: at the first call of the driver that a hook sees.
+
+use super::{fork, observers};
+use crate::log::{self, verdict};
+use crate::process::{self, Phase};
+use crate::{agent, context};
+use gpupool_config::{Mode, Settings};
+use gpupool_interpose::{Api, guard};
+
+/// Whether hooks do anything in this process; starts the shim at the first call.
+#[inline]
+pub fn takes_part(api: Api) -> bool {
+    process::is_active() || takes_part_later(api)
+}
+
+#[cold]
+fn takes_part_later(api: Api) -> bool {
+    match process::phase() {
+        Phase::Active | Phase::Closed => true,
+        Phase::Idle => start() || resolves(api),
+        Phase::Starting => resolves(api),
+        Phase::Forked => fork::used_in_child(api),
+        Phase::Passing => false,
+    }
+}
+
+/// Whether this call hands out functions that the program keeps, while another thread starts the shim: a pointer to the
+/// driver's own would bypass the hooks for good. A hook that is called too early passes through by itself.
+#[cold]
+fn resolves(api: Api) -> bool {
+    matches!(api.name(), "cuGetProcAddress" | "cuGetProcAddress_v2")
+        && matches!(process::phase(), Phase::Starting | Phase::Active | Phase::Closed)
+}
+
+#[cold]
+fn start() -> bool {
+    let Some(_inside) = guard::enter_sheltered() else { return false };
+    // Called by trampolines outside of their boundary.
+    std::panic::catch_unwind(start_inside).unwrap_or_else(|_| {
+        process::enter(Phase::Passing);
+        false
+    })
+}
+
+fn start_inside() -> bool {
+    if !process::advance(Phase::Idle, Phase::Starting) {
+        return false;
+    }
+    // Before the settings: where these are wrong, nothing is looked at in this process, and `run --fail-on` must know.
+    verdict::prepare();
+    let settings = match Settings::read(std::env::vars_os()) {
+        Ok(settings) => settings,
+        Err(problems) => {
+            process::refuse(&problems);
+            return false;
+        }
+    };
+    if settings.mode == Mode::Off {
+        process::explain("GPUPOOL_MODE=off");
+        process::enter(Phase::Passing);
+        return false;
+    }
+    log::start(&settings);
+    verdict::began();
+    let mode = settings.mode;
+    process::remember(settings, gpupool_config::rank(std::env::vars_os()));
+    install_panic_report();
+    context::observe(observers::OF_CONTEXTS);
+    let exe = std::env::current_exe().unwrap_or_default();
+    let rank = process::rank();
+    let host = rank.map(|_| log::host_name().to_string_lossy().into_owned());
+    tracing::info!(
+        target: "gpupool::process", event = "process.start", version = env!("CARGO_PKG_VERSION"), mode = mode.word(),
+        exe = %exe.display(), local_rank = rank.map(|rank| rank.number), job_ranks = rank.and_then(|rank| rank.ranks),
+        job = rank.and_then(|rank| rank.job.as_deref()), host,
+        "gpupool {} in {}, mode {}", env!("CARGO_PKG_VERSION"), exe.display(), mode.word()
+    );
+    agent::prepare();
+    process::enter(Phase::Active);
+    true
+}
+
+/// Reports panics of this library through its own log; the standard library linked into it is its own copy, so a Rust
+/// program's panic hook is not touched.
+fn install_panic_report() {
+    std::panic::set_hook(Box::new(|info| {
+        let place = info.location().map_or_else(|| "unknown".to_owned(), ToString::to_string);
+        tracing::error!(target: "gpupool::process", event = "panic", place, "internal error: {info}");
+    }));
+}
