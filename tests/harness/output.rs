@@ -21,6 +21,8 @@ pub struct Output {
     pub violations: Vec<String>,
     /// Files that the program left in its folder, the log and the report aside.
     pub files: Vec<String>,
+    /// What is in its folder for metrics pages: the folder of ours, once anything was allocated.
+    pub pages: Vec<String>,
 }
 
 impl Output {
@@ -94,11 +96,11 @@ impl Output {
         self
     }
 
-    /// The program left no file.
+    /// The program left no file, and made no folder for metrics pages.
     #[track_caller]
     pub fn leaves_no_file(&self) -> &Self {
-        if !self.files.is_empty() {
-            self.fail(&format!("expected no file to be left, found {:?}", self.files));
+        if !(self.files.is_empty() && self.pages.is_empty()) {
+            self.fail(&format!("expected no file to be left, found {:?} and {:?}", self.files, self.pages));
         }
         self
     }

@@ -179,7 +179,8 @@ impl Run {
     #[track_caller]
     pub fn go(self) -> Output {
         let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("no temporary folder: {e}"));
-        make_session(&folder.path().join(SESSION));
+        let session = folder.path().join(SESSION);
+        make_session(&session);
         let (log, report) = (folder.path().join("log.jsonl"), folder.path().join("report.json"));
         let violations = folder.path().join("violations");
         let mut command = self.command_in(folder.path(), &log, &report);
@@ -193,7 +194,8 @@ impl Run {
             stderr,
             records: Vec::new(),
             report: fs::read_to_string(&report).ok().and_then(|text| serde_json::from_str(&text).ok()),
-            files: files_in(folder.path(), &[&log, &report, &violations, &folder.path().join(MACHINE)]),
+            files: files_in(folder.path(), &[&log, &report, &violations, &folder.path().join(MACHINE), &session]),
+            pages: files_in(&session, &[]),
             // No process makes the file before it has something to say.
             violations: fs::read_to_string(&violations).unwrap_or_default().lines().map(str::to_owned).collect(),
         };
@@ -326,10 +328,8 @@ fn make_session(session: &Path) {
     fs::DirBuilder::new().mode(0o700).create(session).unwrap_or_else(|e| panic!("no folder for pages: {e}"));
 }
 
-/// Names of what lies in `folder`, except these files, and of what lies in its folder for pages.
+/// Names of what lies in `folder`, except these files.
 fn files_in(folder: &Path, except: &[&Path]) -> Vec<String> {
-    let session = folder.join(SESSION);
-    let here = fs::read_dir(folder).into_iter().flatten().flatten().filter(|entry| entry.path() != session);
-    let entries = here.chain(fs::read_dir(&session).into_iter().flatten().flatten()).map(|entry| entry.path());
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     entries.filter(|path| !except.contains(&path.as_path())).map(|path| path.display().to_string()).collect()
 }
