@@ -12,7 +12,6 @@ use rustix::process::geteuid;
 use std::ffi::{OsStr, OsString};
 use std::fmt::{Display, Formatter};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// The folder's name where a folder of the user's or the system's is around it.
@@ -55,8 +54,12 @@ impl Roots {
             entries.filter(|entry| name(&entry.file_name())).map(|entry| entry.path()).collect::<Vec<_>>()
         };
         let sessions = listed(&self.sessions, &|_| true).into_iter().map(|session| session.join(NAME));
-        let prefix = format!("{NAME}-");
-        sessions.chain(listed(&self.temporary, &|name| name.as_bytes().starts_with(prefix.as_bytes()))).collect()
+        // Folders of other commands have names in place of the number.
+        let is_a_users = |name: &OsStr| {
+            let number = name.to_str().and_then(|name| name.strip_prefix(NAME)?.strip_prefix('-'));
+            number.is_some_and(|number| number.parse::<u32>().is_ok())
+        };
+        sessions.chain(listed(&self.temporary, &is_a_users)).collect()
     }
 }
 

@@ -204,6 +204,8 @@ fn root_sees_the_pages_of_all_users() {
     // One that somebody made in another's name.
     fs::create_dir(machine.path("tmp/gpupool-65531")).unwrap();
     chown(machine.path("tmp/gpupool-65531"), Some(65533), None).unwrap();
+    // Those of other commands begin alike.
+    fs::create_dir(machine.path("tmp/gpupool-log-0Vj4og")).unwrap();
     let (folders, _) = Folder::all(&machine.roots());
     let mut owners: Vec<_> = folders.iter().map(|folder| (folder.path().to_owned(), folder.owner())).collect();
     owners.sort();
