@@ -3,7 +3,19 @@
 //! [`order`] turns the links of a home GPU into a list of places, best first; [`spread`] deals a size out over that list.
 //! Neither knows what a pool is, so both can be tested (and simulated) on their own.
 
+use std::fmt;
+
 use crate::{FRAME, LARGE_CHUNK, Place};
+
+/// `gpu0`, `host0`: how places are written in the log.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Gpu(ordinal) => write!(f, "gpu{ordinal}"),
+            Place::Host(node) => write!(f, "host{node}"),
+        }
+    }
+}
 
 /// How blocks are spread (`GPUPOOL_PLACEMENT`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

@@ -96,12 +96,8 @@ pub fn initialised(call: &'static str) {
         caller = site::caller(&initial.site), thread = site::thread_name(), seconds = clock::uptime(),
         site.json = %site::json(&initial.site), "CUDA initialised by {}", site::line(&initial.site)
     );
+    process::cuda_read(visible_devices.clone());
     let _ = INITIAL.set(Box::new(initial));
-}
-
-/// `CUDA_VISIBLE_DEVICES` as CUDA read it.
-pub fn visible_devices() -> Option<String> {
-    INITIAL.get().and_then(|initial| initial.values[0].clone())
 }
 
 /// The last change of a watched variable that was seen.

@@ -6,6 +6,7 @@
 //!
 //! `src/README.md` holds the code map and the invariants.
 
+mod address;
 mod agent;
 mod backend;
 mod bell;
@@ -27,7 +28,9 @@ mod own_memory;
 mod pinned;
 mod process;
 mod run;
+mod serve;
 mod site;
+mod unneeded;
 mod vmm;
 
 /// Registers what has to be registered before `main`, and does nothing else: the fork handler must be there before the

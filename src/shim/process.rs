@@ -131,6 +131,18 @@ pub fn rank() -> Option<&'static Rank> {
     RANK.get().and_then(Option::as_ref)
 }
 
+static VISIBLE_DEVICES: OnceBox<Option<String>> = OnceBox::new();
+
+/// CUDA has read this as `CUDA_VISIBLE_DEVICES`.
+pub fn cuda_read(visible_devices: Option<String>) {
+    let _ = VISIBLE_DEVICES.set(Box::new(visible_devices));
+}
+
+/// `CUDA_VISIBLE_DEVICES` as CUDA read it.
+pub fn visible_devices() -> Option<String> {
+    VISIBLE_DEVICES.get().cloned().flatten()
+}
+
 /// Says what is wrong with the settings and lets everything pass: a limit that was misspelt must not be half obeyed.
 pub fn refuse(problems: &[Problem]) {
     let mut text = String::new();

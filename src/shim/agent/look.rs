@@ -1,8 +1,10 @@
 //! What the page is to say now, gathered from those who know it.
 
+use crate::backend;
 use crate::context::{self, Record};
 use crate::finding::{self, Recent};
 use crate::pinned::ledger::{self, Holder};
+use crate::serve;
 use crate::{ipc, memory, pinned, site};
 use gpupool_metrics::{Context, Counter, Finding, Gpu, Levels, Map, Page, Pinned, Place, Site, Table, now};
 use gpupool_pool::{Claim, Place as Where, PlaceUsage, Usage};
@@ -21,7 +23,7 @@ pub struct Look {
 impl Look {
     /// Looks. Locks are taken one after the other, and none is held at the end.
     pub fn now() -> Self {
-        let usage = memory::usage().unwrap_or_default();
+        let usage = serve::usage().unwrap_or_default();
         let (contexts, tally) = context::living();
         let (holders, more) = ledger::holders();
         let (findings, before) = finding::recent();
@@ -68,7 +70,7 @@ fn counters(usage: &Usage, tally: context::Totals) -> Vec<(Counter, u64)> {
 }
 
 fn levels(usage: &Usage) -> Levels {
-    let gpus = memory::plan_made().into_iter().flat_map(|plan| &plan.topology.gpus);
+    let gpus = backend::open::plan_made().into_iter().flat_map(|plan| &plan.topology.gpus);
     let gpus = gpus.map(|gpu| Gpu { ordinal: gpu.ordinal, uuid: gpu.uuid, name: gpu.name.clone(), total: gpu.total });
     let pinned = pinned::levels();
     Levels {

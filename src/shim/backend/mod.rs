@@ -1,9 +1,14 @@
 //! Where the pool's memory comes from.
 
 pub mod host;
+pub mod level;
 pub mod numa;
+pub mod open;
 pub mod pinned;
+pub mod plan;
+pub mod reclaim;
 mod sharing;
+pub mod topology;
 pub mod vmm;
 
 use crate::{context, nvml};

@@ -1,9 +1,9 @@
 //! The pinned pool's [`Backend`] over the driver's own pinned allocations.
 
-use super::{fault, host, numa};
+use super::{fault, host, numa, reclaim};
 use crate::context::Gpus;
 use crate::fence;
-use crate::{capture, context, pinned};
+use crate::{capture, context};
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_interpose::cancel;
 use gpupool_pinned::{Backend, Fault, Key};
@@ -34,7 +34,7 @@ impl Backend for Host {
         }
         let _sheltered = cancel::shelter();
         if host::available().is_some_and(|available| available < bytes) {
-            pinned::trim("a host short of memory");
+            reclaim::reclaim("a host short of memory");
         }
         let _node = numa::prefer_near(self.0);
         let start = Instant::now();

@@ -1,8 +1,8 @@
 //! What memory is created with so that others can be given it: other processes (a file descriptor) and network adapters
 //! (GPUDirect RDMA). Neither costs bandwidth (`tests/bench/RESULTS.md`), so all memory of the pool has what its place allows.
 
+use crate::backend::topology::Gpu;
 use crate::log;
-use crate::memory::{place_name, topology::Gpu};
 use gpupool_config::Switch;
 use gpupool_cuda::{CuResult, Properties};
 use gpupool_pool::Place;
@@ -54,11 +54,7 @@ impl Ability {
         if self.refused.fetch_add(1, Ordering::Relaxed) + 1 == REFUSALS {
             log::warn_once(
                 self.about,
-                format_args!(
-                    "cuMemCreate on {} refused a property {REFUSALS} times ({refusal}): {}",
-                    place_name(place),
-                    self.lost
-                ),
+                format_args!("cuMemCreate on {} refused a property {REFUSALS} times ({refusal}): {}", place, self.lost),
             );
         }
     }

@@ -1,11 +1,12 @@
 //! The pool's [`Backend`] over the driver's virtual memory management.
 
 use super::fault;
+use super::reclaim;
 use super::sharing::Sharing;
+use crate::backend::plan::Plan;
 use crate::context::Gpus;
 use crate::fence;
-use crate::memory::{Plan, place_name};
-use crate::{pinned, process};
+use crate::process;
 use gpupool_cuda::{Access, CuResult, Driver, Properties};
 use gpupool_pool::{Backend, FRAME, Fault, Place};
 use std::collections::BTreeMap;
@@ -67,7 +68,10 @@ impl Vmm {
             None => create(&Properties::of(place)),
         };
         let mut made = make();
-        if made == Err(CuResult::OUT_OF_MEMORY) && matches!(place, Place::Host(_)) && pinned::trim("cuMemCreate") > 0 {
+        if made == Err(CuResult::OUT_OF_MEMORY)
+            && matches!(place, Place::Host(_))
+            && reclaim::reclaim("cuMemCreate") > 0
+        {
             made = make();
         }
         made.map_err(|result| fault_at(place, result))
@@ -89,7 +93,7 @@ fn fault_at(place: Place, result: CuResult) -> Fault<CuResult> {
             CuResult::NOT_PERMITTED | CuResult::NOT_SUPPORTED | CuResult::INVALID_VALUE | CuResult::INVALID_DEVICE,
         ) => {
             tracing::warn!(
-                target: "gpupool::memory", event = "pool.unavailable", place = place_name(place), error = %result,
+                target: "gpupool::memory", event = "pool.unavailable", place = %place, error = %result,
                 "no host memory for the pool: the driver answered {result} (in a container, allow set_mempolicy, for \
                  example with --cap-add SYS_NICE); the pool goes on without it"
             );

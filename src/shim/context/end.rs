@@ -1,6 +1,6 @@
 //! How contexts end: what is noted before the driver is asked, and what goes with a context that ended.
 
-use super::{By, CHANGED, EPOCH, LAST, Last, REGISTRY, judge, observers};
+use super::{By, CHANGED, EPOCH, LAST, Last, REGISTRY, observers, report_use};
 use crate::bell;
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_cuda::{CuResult, Driver};
@@ -127,7 +127,7 @@ fn tell(ended: Vec<Ended>, call: &str) {
             "{} context on GPU {device} is gone ({call}), and {blocks} pooled blocks with it", kind.word()
         );
         if let Some(record) = unkept {
-            judge::report_use(&record);
+            report_use(&record);
         }
     }
 }

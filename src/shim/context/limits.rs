@@ -60,3 +60,8 @@ pub fn report(device: CUdevice, limit: i32, value: u64, result: gpupool_cuda::Cu
         site.json = %site::json(&site), "{limit} set to {} by {}: {result}", format_size(value), site::line(&site)
     );
 }
+
+/// The heap limit of the current context, if it is still what the driver starts with.
+pub fn heap_is_default(driver: &Driver) -> bool {
+    driver.limit(MALLOC_HEAP_SIZE) == Ok(DEFAULT_HEAP)
+}

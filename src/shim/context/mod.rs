@@ -8,7 +8,6 @@
 
 mod cost;
 pub mod end;
-mod judge;
 pub mod limits;
 mod observers;
 pub mod policy;
@@ -16,13 +15,13 @@ mod registry;
 pub mod unseen;
 mod usage;
 
-pub use judge::{devices, heap_is_default, judge};
+pub use limits::heap_is_default;
 pub use observers::{Observer, observe};
 pub use registry::{By, Record, Tally, Totals};
 pub use usage::Usage;
 
 use crate::log::{self, verdict};
-use crate::{bell, clock, environment, process, site};
+use crate::{bell, clock, process, site};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_config::Rank;
 use gpupool_cuda::{self as cuda, CuResult, Driver};
@@ -323,6 +322,31 @@ fn report(driver: &Driver, context: &Context, origin: &Origin) {
     );
 }
 
+/// Logs what a context was used for.
+pub fn report_use(context: &Record) {
+    let Record { id, device, kind, usage, .. } = context;
+    tracing::info!(
+        target: "gpupool::context", event = "context.use", id, device, kind = kind.word(),
+        allocations = usage.allocations.load(Ordering::Relaxed), bytes_peak = usage.peak(), launches = usage.launches.load(Ordering::Relaxed),
+        copies = usage.copies.load(Ordering::Relaxed), modules = usage.modules.load(Ordering::Relaxed), last_use = usage.last_use(),
+        "context on GPU {device}: {} launches, {} copies, {} allocations, {} modules",
+        usage.launches.load(Ordering::Relaxed), usage.copies.load(Ordering::Relaxed), usage.allocations.load(Ordering::Relaxed), usage.modules.load(Ordering::Relaxed)
+    );
+}
+
+/// The GPUs of these contexts, in order, each once.
+pub fn devices(contexts: &[&Record]) -> String {
+    let mut devices: Vec<i32> = contexts.iter().map(|context| context.device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    devices.iter().map(i32::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// What is known of every context that the process has or had, as far as it is kept for its end.
+pub fn records() -> Vec<Record> {
+    REGISTRY.lock().records()
+}
+
 /// What shows together with other ranks of the job whether several of them are on one GPU, which `run --fail-on` asks past
 /// the log.
 fn tell_rank(driver: &Driver, device: CUdevice, uuid: &str, origin: &Origin) {
@@ -337,7 +361,7 @@ fn tell_rank(driver: &Driver, device: CUdevice, uuid: &str, origin: &Origin) {
         host: Some(log::host_name().to_string_lossy().into_owned()),
         gpus: u32::try_from(driver.device_count()).ok(),
         uuid: Some(uuid.to_owned()),
-        visible_devices: environment::visible_devices(),
+        visible_devices: process::visible_devices(),
         cost: origin.cost,
         site: Some(origin.site.clone()),
     });

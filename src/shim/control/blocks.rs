@@ -2,8 +2,9 @@
 
 use super::statistics::{number_of, place_of};
 use super::{gpupool_error, looking};
+use crate::address::{self, Known};
 use crate::managed;
-use crate::memory::{self, Known};
+use crate::memory;
 use crate::process;
 use gpupool_cuda::{CuResult, Driver};
 use std::ffi::{c_int, c_uint, c_void};
@@ -165,7 +166,7 @@ pub unsafe extern "C" fn gpupool_prefetch(
 
 /// Asks the driver, unless the memory is the pool's.
 fn of_managed(address: u64, ask: impl Fn(&Driver) -> CuResult + std::panic::RefUnwindSafe) -> c_int {
-    let answer = looking(|| match memory::known(address) {
+    let answer = looking(|| match address::known(address) {
         Known::Pooled(_) => Err(gpupool_error::GPUPOOL_NOT_SUPPORTED),
         Known::Freed => Err(gpupool_error::GPUPOOL_NOT_POOLED),
         Known::Managed(_) | Known::Pinned(_) | Known::Foreign => {

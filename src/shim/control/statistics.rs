@@ -2,6 +2,7 @@
 
 use super::{gpupool_error, looking};
 use crate::memory;
+use crate::serve;
 use gpupool_pool::{Place, PlaceUsage};
 use std::ffi::c_int;
 
@@ -79,7 +80,7 @@ pub unsafe extern "C" fn gpupool_get_statistics(statistics: *mut gpupool_statist
         return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into();
     }
     let size = room.min(size_of::<gpupool_statistics>());
-    let usage = match looking(|| Ok(memory::usage().unwrap_or_default())) {
+    let usage = match looking(|| Ok(serve::usage().unwrap_or_default())) {
         Ok(usage) => usage,
         Err(error) => return error.into(),
     };
@@ -110,7 +111,7 @@ pub unsafe extern "C" fn gpupool_get_statistics(statistics: *mut gpupool_statist
 /// `places` has room for `capacity` elements, or `capacity` is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpupool_places(places: *mut gpupool_place, capacity: usize) -> usize {
-    let usage = looking(|| Ok(memory::usage().unwrap_or_default())).unwrap_or_default();
+    let usage = looking(|| Ok(serve::usage().unwrap_or_default())).unwrap_or_default();
     for (index, usage) in usage.places.iter().enumerate().take(capacity) {
         let &PlaceUsage { place, used, held, peak_used, limit, .. } = usage;
         // SAFETY: `index` is below `capacity`, for which the caller has room.

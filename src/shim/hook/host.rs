@@ -1,7 +1,7 @@
 //! Bodies: pinned host memory, allocated and registered.
 
 use super::{Real, retry};
-use crate::memory::{self, Known};
+use crate::address::{self, Known};
 use crate::pinned::{self, Answer, ledger::By};
 use gpupool_cuda::CuResult;
 use std::ffi::{c_uint, c_void};
@@ -102,5 +102,5 @@ pub unsafe fn flags(real: &mut Real, pointer: *mut c_void) -> CuResult {
 /// Memory that the driver takes for pinned and the program must not: what is freed of the pinned pool's segments, and
 /// blocks of device memory, for which the driver answers as for pinned memory because they are mapped.
 fn is_hidden(address: u64) -> bool {
-    !matches!(memory::known(address), Known::Foreign | Known::Pinned(_))
+    !matches!(address::known(address), Known::Foreign | Known::Pinned(_))
 }

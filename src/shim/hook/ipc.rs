@@ -1,7 +1,8 @@
 //! Bodies: sharing memory with other processes.
 
 use super::Real;
-use crate::memory::{self, Known};
+use crate::address::{self, Known};
+use crate::memory;
 use crate::{ipc, log, process};
 use cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
 use gpupool_cuda::CuResult;
@@ -18,7 +19,7 @@ pub unsafe fn export(real: &mut Real, handle: *mut CUipcMemHandle, dptr: CUdevic
     let block = memory::block_at(dptr).filter(|block| dptr < block.address + block.bytes);
     let (Some(block), Some(driver)) = (block, process::driver()) else {
         let result = real.call();
-        if !result.is_ok() && matches!(memory::known(dptr), Known::Managed(_)) {
+        if !result.is_ok() && matches!(address::known(dptr), Known::Managed(_)) {
             log::warn_once(
                 "ipc-managed",
                 format_args!(

@@ -3,8 +3,9 @@
 use super::{Real, retry};
 use crate::context;
 use crate::managed;
-use crate::memory::{self, Answer};
+use crate::memory::Answer;
 use crate::pinned;
+use crate::serve;
 use cudarc::driver::sys::CUdeviceptr;
 use gpupool_cuda::CuResult;
 use std::ffi::c_uint;
@@ -19,7 +20,7 @@ pub unsafe fn allocate(real: &mut Real, dptr: *mut CUdeviceptr, bytes: usize) ->
     if dptr.is_null() || bytes == 0 {
         return real.call();
     }
-    match memory::allocate(bytes as u64, || retry::call(real)) {
+    match serve::allocate(bytes as u64, || retry::call(real)) {
         Answer::Driver(result) => served_by_driver(result),
         Answer::Pool(result, address) => {
             // SAFETY: not NULL; the driver writes there too, also 0 when it has no memory.
@@ -45,7 +46,7 @@ pub unsafe fn allocate_pitch(
     if dptr.is_null() || pitch.is_null() || bytes == 0 {
         return real.call();
     }
-    match memory::allocate(bytes as u64, || retry::call(real)) {
+    match serve::allocate(bytes as u64, || retry::call(real)) {
         Answer::Driver(result) => served_by_driver(result),
         Answer::Pool(result, address) => {
             // SAFETY: neither is NULL; the driver writes to both after a success.
@@ -85,7 +86,7 @@ pub unsafe fn allocate_managed(real: &mut Real, dptr: *mut CUdeviceptr, bytes: u
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
-    memory::free(dptr).unwrap_or_else(|| {
+    serve::free(dptr).unwrap_or_else(|| {
         let result = managed::free(dptr, || real.call());
         if result.is_ok() {
             pinned::return_idle(None);

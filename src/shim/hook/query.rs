@@ -3,7 +3,8 @@
 //! pinned with it.
 
 use super::Real;
-use crate::memory::{self, Known};
+use crate::address::{self, Known};
+use crate::serve;
 use crate::{context, ipc, vmm};
 use cudarc::driver::sys::{CUdevice, CUdeviceptr};
 use gpupool_cuda::{CuResult, Driver};
@@ -44,7 +45,7 @@ pub unsafe fn memory_info(real: &mut Real, free: *mut usize, total: *mut usize) 
     if !result.is_ok() {
         return result;
     }
-    let Some((pool_free, pool_total)) = memory::info() else { return result };
+    let Some((pool_free, pool_total)) = serve::memory_info() else { return result };
     // SAFETY: the driver takes NULL for either; what is not NULL it has just written to.
     unsafe {
         if !free.is_null() {
@@ -63,7 +64,7 @@ pub unsafe fn total_memory(real: &mut Real, bytes: *mut usize, device: CUdevice)
     let result = real.call();
     if result.is_ok()
         && !bytes.is_null()
-        && let Some(total) = memory::total(device)
+        && let Some(total) = serve::total_memory(device)
     {
         // SAFETY: not NULL, and the driver has just written to it.
         unsafe { *bytes = total as usize };
@@ -192,7 +193,7 @@ pub unsafe fn pointer_attribute(real: &mut Real, data: *mut c_void, attribute: c
     if data.is_null() {
         return real.call();
     }
-    let known = memory::known(ptr);
+    let known = address::known(ptr);
     // What the pool does not know, the driver answers first.
     let answer = matches!(known, Known::Foreign).then(|| real.call());
     if let Some(refusal) = answer.filter(|result| !result.is_ok()) {
@@ -214,7 +215,7 @@ pub unsafe fn pointer_attributes(
     if attributes.is_null() || data.is_null() {
         return real.call();
     }
-    let known = memory::known(ptr);
+    let known = address::known(ptr);
     if matches!(known, Known::Freed) {
         // The defaults that the driver writes for an address that is nobody's, such as 0.
         // SAFETY: the program's own arguments but for the address.
@@ -237,7 +238,7 @@ pub unsafe fn pointer_attributes(
 /// # Safety
 /// The pointers are the program's output arguments of that call.
 pub unsafe fn address_range(real: &mut Real, base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) -> CuResult {
-    let known = memory::known(ptr);
+    let known = address::known(ptr);
     // Without a context that can be used, the driver does not look at the address. It says so itself where it is asked.
     let is_usable = |driver: &Driver| driver.current_context().is_some() && context::refusal(driver).is_none();
     if !matches!(known, Known::Foreign) && !context::driver().is_some_and(is_usable) {

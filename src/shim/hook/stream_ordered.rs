@@ -2,7 +2,9 @@
 //! only what it has no memory for comes from the pool.
 
 use super::{Real, memory as memory_body, retry, stream};
-use crate::memory::{self, Known, mempool};
+use crate::address::{self, Known};
+use crate::memory::{self, mempool};
+use crate::serve;
 use crate::{capture, context, managed};
 use cudarc::driver::sys::{CUdevice, CUdeviceptr, CUmemoryPool, CUstream};
 use gpupool_cuda::{CuResult, Driver, PoolProperties};
@@ -67,7 +69,7 @@ unsafe fn serve(
     let handle = unsafe { driver.stream_context(stream) }.ok()?;
     let context = context::by_handle(handle)?;
     let device = device(driver, context.device)?;
-    let address = memory::allocate_after_driver(driver, &context, device, bytes as u64)?;
+    let address = serve::allocate_after_driver(driver, &context, device, bytes as u64)?;
     // SAFETY: not NULL; the driver has written there too, 0.
     unsafe { *dptr = address };
     Some(CuResult::SUCCESS)
@@ -80,7 +82,7 @@ unsafe fn serve(
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuResult {
-    match memory::known(dptr) {
+    match address::known(dptr) {
         Known::Pooled(_) => {}
         // Where the context or, at the end of the process, the driver is gone, that is the answer.
         Known::Freed | Known::Pinned(_) => {

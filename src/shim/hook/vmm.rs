@@ -1,7 +1,8 @@
 //! Bodies: the program's own virtual memory management. See [`crate::vmm`].
 
 use super::{Real, retry};
-use crate::memory::{self, Known};
+use crate::address::{self, Known};
+use crate::memory;
 use crate::vmm::{self, Part, Release, Request, Retained};
 use crate::{context, log, process};
 use cudarc::driver::sys::CUdeviceptr;
@@ -179,7 +180,7 @@ pub unsafe fn properties(real: &mut Real, properties: *mut Properties, handle: u
 /// # Safety
 /// `handle` is the program's output argument of that call.
 pub unsafe fn retain(real: &mut Real, handle: *mut u64, address: *mut c_void) -> CuResult {
-    match memory::known(address as CUdeviceptr) {
+    match address::known(address as CUdeviceptr) {
         Known::Pooled(block) if memory::is_one_chunk(&block) => {
             // Before anybody has it: a block that is freed in between must not serve again.
             if !memory::anchor(block.address, block.bytes, Anchor::Retained) {

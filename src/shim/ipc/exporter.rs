@@ -67,6 +67,8 @@ pub fn export(driver: &Driver, block: &Block) -> std::result::Result<Handle, CuR
     if !memory::anchor(address, bytes, Anchor::Shared) {
         return Err(CuResult::INVALID_VALUE);
     }
+    // Before it is in the list: it may end at any time from then on.
+    memory::when_blocks_end(block_ended);
     let (first, secret) = {
         let mut exported = EXPORTED.lock();
         let first = !exported.contains_key(&id);
@@ -128,7 +130,7 @@ pub fn was_opened(id: u64) {
 
 /// A block ended; it cannot be opened any more if it was exported.
 #[inline]
-pub fn block_ended(id: u64) {
+fn block_ended(id: u64) {
     if COUNT.load(Ordering::Acquire) != 0 {
         forget(id);
     }

@@ -3,10 +3,10 @@
 use super::peers::{Failure, Lease, failure};
 use super::server;
 use super::wire::{Answer, BATCH, Chunk, Handle, Layout, Where};
+use crate::backend::topology::Topology;
 use crate::context::Gpus;
 use crate::context::{self, Observer};
 use crate::fence;
-use crate::memory::topology::Topology;
 use gpupool_config::format_size;
 use gpupool_cuda::{Access, CuResult, Driver};
 use gpupool_pool::{Block, Place};

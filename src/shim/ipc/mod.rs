@@ -23,7 +23,7 @@ use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 use wire::Handle;
 
-pub use exporter::{block_ended, judge};
+pub use exporter::judge;
 pub use importer::{OfContexts, block_at as imported_at, close};
 pub use own::after_fork_in_child;
 pub use server::{Server, on_export, take as take_server};

@@ -13,8 +13,9 @@ pub mod launch;
 mod layouts;
 mod places;
 
+use crate::backend::topology;
 use crate::context::{self, Context, Observer};
-use crate::memory::{self, Answer, topology};
+use crate::memory::{self, Answer};
 use crate::{backend, capture, log, process};
 use blocks::Managed;
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUmem_advise, CUstream};
@@ -35,7 +36,7 @@ const ATTACH_GLOBAL: u32 = 1;
 /// What managed memory is placed by; the plan's places, and what was placed there.
 struct Opened {
     driver: &'static Driver,
-    plan: &'static memory::Plan,
+    plan: &'static backend::plan::Plan,
     places: Mutex<Places>,
     live: Mutex<Totals>,
 }
@@ -67,7 +68,7 @@ fn open() -> Option<&'static Opened> {
         return None;
     }
     let driver = process::driver()?;
-    let plan = memory::plan(driver)?;
+    let plan = backend::open::plan(driver)?;
     let coherent = |place: Place| match place {
         Place::Gpu(ordinal) => plan.topology.gpus.get(ordinal as usize).is_some_and(|gpu| gpu.concurrent_managed),
         Place::Host(_) => true,
@@ -78,8 +79,8 @@ fn open() -> Option<&'static Opened> {
     // so it keeps to the same limits by itself and leaves the pool what it has.
     let accounts =
         if plan.mode == Mode::Managed { Arc::clone(&plan.accounts) } else { Arc::new(Accounts::new(&specs)) };
-    let places = Mutex::new(Places::new(accounts, links, memory::policy(), plan.lenders));
-    memory::level::opened(&specs);
+    let places = Mutex::new(Places::new(accounts, links, backend::open::policy(), plan.lenders));
+    backend::level::opened(&specs, usage);
     let opened = Opened { driver, plan, places, live: Mutex::default() };
     OPENED.get_or_init(|| Box::new(Some(opened))).as_ref()
 }
@@ -309,7 +310,7 @@ fn say_refused(call: &'static str, result: CuResult, bytes: u64, place: Place) {
             format_args!(
                 "{call} of {} for {} was refused ({result}): managed memory stays where the driver puts it, and works",
                 format_size(bytes),
-                memory::place_name(place)
+                place.to_string()
             ),
         );
     }
@@ -335,7 +336,7 @@ impl Observer for OfContexts {
     fn ended(&self, id: u64) -> usize {
         let blocks = owner_gone(id);
         if blocks > 0 {
-            memory::level::report();
+            backend::level::report();
         }
         blocks
     }

@@ -1,24 +1,20 @@
-//! Device memory: who serves an allocation, and what is known of pooled memory.
+//! Pooled device memory: blocks for the program, what is said of them, and what goes back to the driver.
 
 mod caching;
-pub mod level;
 pub mod mempool;
-mod open;
-mod plan;
-pub mod topology;
 
 pub use caching::returns_its_cache;
-pub use open::{plan, plan_made, policy};
-pub use plan::Plan;
 
+use crate::backend::level;
+use crate::backend::open::{self, Opened};
 use crate::context::{self, Context, Observer};
-use crate::{bell, ipc, log, managed, pinned, process};
+use crate::{bell, log, process};
 use cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle};
-use gpupool_config::{Free as FreeSetting, MemInfo, Mode, Switch, format_size};
+use gpupool_config::{Free as FreeSetting, Mode, format_size};
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_interpose::Api;
 use gpupool_pool::{Accounts, Allocation, Anchor, Block, Free, FreeError, Piece, Place, Refusal, Request, Usage};
-use open::Opened;
+use once_cell::race::OnceBox;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -63,14 +59,6 @@ pub enum Answer {
     Driver(CuResult),
 }
 
-/// `gpu0`, `host0`: how places are written in the log.
-pub fn place_name(place: Place) -> String {
-    match place {
-        Place::Gpu(ordinal) => format!("gpu{ordinal}"),
-        Place::Host(node) => format!("host{node}"),
-    }
-}
-
 /// How allocations are served now, a value of `GPUPOOL_MODE`; `off` where no pool is possible.
 pub fn mode() -> &'static CStr {
     let mode = match open::planned() {
@@ -87,47 +75,9 @@ pub fn mode() -> &'static CStr {
     }
 }
 
-/// Serves an allocation of `bytes` for the current context: from the pool, or by `driver_call`, in the order that the
-/// mode says.
-#[inline]
-pub fn allocate(bytes: u64, mut driver_call: impl FnMut() -> CuResult) -> Answer {
-    // The driver packs small requests better than frames of 2 MiB would, so it gets them first in every mode.
-    let driver_first = bytes < process::settings().min_size;
-    let first = driver_first.then(&mut driver_call);
-    if let Some(result) = first.filter(|result| *result != CuResult::OUT_OF_MEMORY) {
-        return Answer::Driver(result);
-    }
-    let Some((opened, context)) = pool_for() else {
-        return managed::allocate(bytes).unwrap_or_else(|| Answer::Driver(first.unwrap_or_else(driver_call)));
-    };
-    let first = first.or_else(|| (opened.plan.mode == Mode::Spill).then(&mut driver_call));
-    match first {
-        Some(result) if result != CuResult::OUT_OF_MEMORY => Answer::Driver(result),
-        first => {
-            let soft = process::settings().soft_oom != Switch::Off;
-            from_pool(opened, &context, context.device, bytes, soft)
-                .unwrap_or_else(|| Answer::Driver(first.unwrap_or_else(driver_call)))
-        }
-    }
-}
-
-/// A block for a stream-ordered request on `device` that the driver had no memory for, owned by `context`. `None`: the
-/// driver's answer stands. Nobody is told OUT_OF_MEMORY first: the driver has just given back what its own pools kept.
-#[cold]
-pub fn allocate_after_driver(driver: &'static Driver, context: &Context, device: CUdevice, bytes: u64) -> Option<u64> {
-    let answer = match opened_for(driver, device) {
-        Some(opened) => from_pool(opened, context, device, bytes, false),
-        None => managed::allocate_for(context, device, bytes, false),
-    };
-    match answer? {
-        Answer::Pool(CuResult::SUCCESS, address) => Some(address),
-        _ => None,
-    }
-}
-
 /// The pool and the current context, where allocations are the pool's business.
 #[inline]
-fn pool_for() -> Option<(&'static Opened, Context)> {
+pub fn pool_for() -> Option<(&'static Opened, Context)> {
     let driver = process::driver()?;
     let context = context::current(driver)?;
     Some((opened_for(driver, context.device)?, context))
@@ -135,7 +85,7 @@ fn pool_for() -> Option<(&'static Opened, Context)> {
 
 /// The pool, where memory asked for on this GPU is its business.
 #[inline]
-fn opened_for(driver: &'static Driver, device: CUdevice) -> Option<&'static Opened> {
+pub fn opened_for(driver: &'static Driver, device: CUdevice) -> Option<&'static Opened> {
     if process::settings().mode == Mode::Trace || !process::is_open() {
         return None;
     }
@@ -144,7 +94,7 @@ fn opened_for(driver: &'static Driver, device: CUdevice) -> Option<&'static Open
 }
 
 /// `None`: the pool has no block for this, and the driver is to be asked.
-fn from_pool(opened: &Opened, context: &Context, device: CUdevice, bytes: u64, soft: bool) -> Option<Answer> {
+pub fn from_pool(opened: &Opened, context: &Context, device: CUdevice, bytes: u64, soft: bool) -> Option<Answer> {
     let mut request = Request { bytes, home: device as u32, owner: context.id, soft_refusal: soft };
     let home = request.home;
     loop {
@@ -271,9 +221,9 @@ pub fn report_host(home: u32, on_host: u64, bytes: u64) {
     );
 }
 
-/// Frees pooled memory. `None`: not pooled, the driver's to free.
+/// Frees pooled memory; the program's answer, and the context that was waited for. `None`: not pooled, the driver's to free.
 #[inline]
-pub fn free(address: u64) -> Option<CuResult> {
+pub fn free(address: u64) -> Option<(CuResult, Option<u64>)> {
     free_when(
         address,
         match process::settings().free {
@@ -292,7 +242,7 @@ pub fn free_later(address: u64, device: CUdevice) -> Option<CuResult> {
 }
 
 #[inline]
-fn free_when(address: u64, when: Free) -> Option<CuResult> {
+fn free_when(address: u64, when: Free) -> Option<(CuResult, Option<u64>)> {
     let opened = open::opened().filter(|opened| opened.contains(address))?;
     // In a context that is gone nothing is freed, of whomever it is: the driver says so. Asked of our own addresses only,
     // since the driver looks by itself at a call that is passed on.
@@ -301,9 +251,7 @@ fn free_when(address: u64, when: Free) -> Option<CuResult> {
     }
     let outcome = opened.pool.free(address, when);
     let waited = outcome.as_ref().ok().filter(|_| when == Free::Strict).map(|block| block.owner);
-    let answer = freed(outcome);
-    pinned::return_idle(waited);
-    Some(answer)
+    Some((freed(outcome), waited))
 }
 
 /// Whether a range touches the pool's addresses: to the program they are the driver's own allocations, whose mappings it may
@@ -312,13 +260,28 @@ pub fn is_reserved(address: u64, bytes: u64) -> bool {
     open::opened().is_some_and(|opened| opened.touches(address, bytes))
 }
 
+static ON_END: OnceBox<fn(u64)> = OnceBox::new();
+
+/// Has `tell` called with the number of every block that ends, from now on: by who gives blocks to other processes, which
+/// most programs never do.
+pub fn when_blocks_end(tell: fn(u64)) {
+    let _ = ON_END.set(Box::new(tell));
+}
+
+#[inline]
+fn tell_ended(id: u64) {
+    if let Some(tell) = ON_END.get() {
+        tell(id);
+    }
+}
+
 /// The program's answer.
 #[inline]
 fn freed(outcome: Result<Block, FreeError<CuResult>>) -> CuResult {
     match outcome {
         Ok(block) => {
             report_free(&block);
-            ipc::block_ended(block.id);
+            tell_ended(block.id);
             CuResult::SUCCESS
         }
         // Freed twice, or an inner pointer: the driver's answer for either.
@@ -340,32 +303,6 @@ pub fn report_free(block: &Block) {
     );
     level::fell(bytes);
     bell::changed();
-}
-
-/// What an address is, for the questions that a program asks about it.
-pub enum Known {
-    /// The driver's to answer.
-    Foreign,
-    /// In a live block of the pool, of this process or opened from another.
-    Pooled(Block),
-    /// In a live block that is managed memory.
-    Managed(Block),
-    /// In a live block of pinned host memory.
-    Pinned(gpupool_pinned::Block),
-    /// In memory that was freed and stays mapped, or pinned: to the program it is gone.
-    Freed,
-}
-
-/// What is known of an address.
-pub fn known(address: u64) -> Known {
-    match open::opened().filter(|opened| opened.contains(address)) {
-        Some(opened) => opened.pool.block_at(address).map_or(Known::Freed, Known::Pooled),
-        None if pinned::is_pooled(address) => pinned::block_at(address).map_or(Known::Freed, Known::Pinned),
-        None => match ipc::imported_at(address) {
-            Some(block) => Known::Pooled(block),
-            None => managed::block_at(address).map_or(Known::Foreign, Known::Managed),
-        },
-    }
 }
 
 /// The live block of the pool's that an address lies in.
@@ -420,7 +357,7 @@ pub struct OfContexts;
 impl Observer for OfContexts {
     fn ended(&self, id: u64) -> usize {
         let ended = open::opened().map_or_else(Vec::new, |opened| opened.pool.free_owned_by(id));
-        ended.iter().for_each(|block| ipc::block_ended(block.id));
+        ended.iter().for_each(|block| tell_ended(block.id));
         if !ended.is_empty() {
             level::report();
             bell::changed();
@@ -483,39 +420,6 @@ fn report_trim(bytes: u64, why: &str) {
     );
 }
 
-/// Whether another GPU's program is told of this one's memory. Not where the process has a context on it: a program that
-/// works on several GPUs and sizes a cache on each by what it is told (JAX takes three quarters) would count the same
-/// memory once for each, and the first cache would take what the second GPU had bare.
-fn is_free_to_lend(ordinal: u32) -> bool {
-    !context::is_on(ordinal as i32)
-}
-
-/// `(free, total)` for `cuMemGetInfo` in the current context; `None`: the driver's answer stands.
-pub fn info() -> Option<(u64, u64)> {
-    let home = u32::try_from(answers_as_pool()?.current_device().ok()?).ok()?;
-    let driver = process::driver()?;
-    let plan = open::plan(driver).filter(|plan| plan.is_member(home as i32))?;
-    let total = plan.total(home, is_free_to_lend);
-    let free = match open::open(driver) {
-        Some(opened) => opened.pool.memory_info(home, is_free_to_lend).0,
-        None => managed::free_for(home, is_free_to_lend)?,
-    };
-    Some((free.min(total), total))
-}
-
-/// Bytes for `cuDeviceTotalMem`; `None`: the driver's answer stands.
-pub fn total(device: i32) -> Option<u64> {
-    let plan = open::plan(answers_as_pool()?)?;
-    plan.is_member(device).then(|| plan.total(device as u32, is_free_to_lend))
-}
-
-/// The driver, where questions about a GPU's memory are answered for the pool.
-fn answers_as_pool() -> Option<&'static Driver> {
-    let settings = process::settings();
-    let asked = settings.meminfo == MemInfo::Pool && settings.mode != Mode::Trace;
-    asked.then(process::driver).flatten()
-}
-
 /// Bytes on a device that are the pool's, or the program's own by our doing.
 fn taken_on(device: i32) -> u64 {
     let place = u32::try_from(device).map(Place::Gpu);
@@ -529,7 +433,7 @@ pub fn accounts() -> Option<&'static Accounts> {
 
 /// What the pool holds and has held; `None` if it was never opened.
 pub fn usage() -> Option<Usage> {
-    open::opened().map(|opened| opened.pool.usage()).or_else(managed::usage)
+    open::opened().map(|opened| opened.pool.usage())
 }
 
 /// Memory was made outside the GPU that it was asked for on.

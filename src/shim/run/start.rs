@@ -1,6 +1,7 @@
 //! The start: at the first call of the driver that a hook sees.
 
 use super::{fork, observers};
+use crate::backend::reclaim;
 use crate::log::{self, verdict};
 use crate::process::{self, Phase};
 use crate::{agent, context};
@@ -66,6 +67,7 @@ fn start_inside() -> bool {
     process::remember(settings, gpupool_config::rank(std::env::vars_os()));
     install_panic_report();
     context::observe(observers::OF_CONTEXTS);
+    reclaim::may_be_asked(observers::OF_HOST_MEMORY);
     let exe = std::env::current_exe().unwrap_or_default();
     let rank = process::rank();
     let host = rank.map(|_| log::host_name().to_string_lossy().into_owned());

@@ -1,26 +1,28 @@
 //! What the process did, at its end.
 
+use crate::backend;
 use crate::log::{self, PlaceSummary, Summary};
-use crate::{context, environment, ipc, memory, module, pinned, process};
+use crate::serve;
+use crate::{context, environment, ipc, memory, module, pinned, process, unneeded};
 use gpupool_pool::PlaceUsage;
 
 /// Logs `process.exit` and writes the summary to stderr.
 pub fn write() {
     // Where launches and copies go unseen, every context would look unused.
     if process::is_preloaded() {
-        context::judge();
+        unneeded::judge();
         module::judge();
         pinned::judge();
         environment::judge();
     }
     ipc::judge();
-    memory::level::report_last();
-    let usage = memory::usage().unwrap_or_default();
+    backend::level::report_last();
+    let usage = serve::usage().unwrap_or_default();
     let peak: Vec<serde_json::Value> = usage
         .places
         .iter()
         .map(|&PlaceUsage { place, held, peak_used, limit, .. }| {
-            serde_json::json!({"place": memory::place_name(place), "held": held, "peak_used": peak_used, "limit": limit})
+            serde_json::json!({"place": place.to_string(), "held": held, "peak_used": peak_used, "limit": limit})
         })
         .collect();
     tracing::info!(
@@ -29,7 +31,7 @@ pub fn write() {
         reuses = usage.reuses, "end of the process"
     );
     let places = usage.places.iter().map(|usage| PlaceSummary {
-        name: memory::place_name(usage.place),
+        name: usage.place.to_string(),
         peak_used: usage.peak_used,
         limit: Some(usage.limit),
         held: usage.held,

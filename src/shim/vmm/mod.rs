@@ -11,6 +11,7 @@ mod steer;
 pub use ledger::{Mapping, Part, Release, Retained};
 pub use steer::{Request, create};
 
+use crate::backend;
 use crate::memory;
 use gpupool_cuda::{Access, CuResult, Driver, Location};
 use gpupool_pool::{Lenders, Place};
@@ -156,7 +157,7 @@ pub fn widen(driver: &Driver, address: u64, bytes: u64, list: &[Access]) -> CuRe
     }
     for (start, bytes, memory) in mapped {
         let named = |device: u32| list.iter().any(|access| access.location.device() == Some(device));
-        let Some(plan) = memory::plan(driver) else { break };
+        let Some(plan) = backend::open::plan(driver) else { break };
         let elsewhere = match (memory.origin, memory.place) {
             // Of what is made of parts, those at home too: a copy of the whole runs on one GPU.
             (Origin::Asked(device), place) => place != Place::Gpu(device) || memory.is_part(),

@@ -2,8 +2,10 @@
 
 use super::ledger::Part;
 use super::with_ledger;
+use crate::backend;
+use crate::backend::plan::Plan;
 use crate::bell;
-use crate::memory::{self, Plan, place_name};
+use crate::memory;
 use crate::process;
 use gpupool_config::{Mode, format_size};
 use gpupool_cuda::{CuResult, Driver, Properties};
@@ -72,7 +74,7 @@ fn at_home(real: &mut Real<CuResult>, home: Place) -> CuResult {
 /// The driver and the plan, where this GPU is a place of it.
 fn plan_for(device: u32) -> Option<(&'static Driver, &'static Plan)> {
     let driver = process::driver()?;
-    Some((driver, memory::plan(driver).filter(|plan| plan.serves(device as i32))?))
+    Some((driver, backend::open::plan(driver).filter(|plan| plan.serves(device as i32))?))
 }
 
 /// Charges `bytes` at a place if, with all that others have there, that is no more than `most`. Freed runs of the pool make
@@ -113,12 +115,12 @@ unsafe fn elsewhere(api: Api, output: *mut u64, request: &Request, most: u64, wh
         }
     }
     let mut rooms = rooms(driver, plan, request, limit);
-    let trimmed = spread(bytes, &rooms, memory::policy(), 0).is_err() && memory::give_back_at(None, api);
+    let trimmed = spread(bytes, &rooms, backend::open::policy(), 0).is_err() && memory::give_back_at(None, api);
     if trimmed {
         rooms = self::rooms(driver, plan, request, limit);
     }
     // Each failure at least halves a room, so this ends. (Where nobody could tell what a place has, the first guess is all.)
-    while let Ok(pieces) = spread(bytes, &rooms, memory::policy(), 0) {
+    while let Ok(pieces) = spread(bytes, &rooms, backend::open::policy(), 0) {
         let charged = plan.accounts.charge_below(Claim::Handles, &pieces, limit);
         let charged = charged.map_err(|place| (place, CuResult::OUT_OF_MEMORY));
         let (place, result) = match charged.and_then(|()| make(driver, plan, request, &pieces)) {
@@ -182,7 +184,7 @@ unsafe fn hand_out(output: *mut u64, request: &Request, parts: &[Part], why: &'s
         if place.is_host() {
             memory::report_host(home, bytes, request.bytes);
         }
-        let name = place_name(place);
+        let name = place.to_string();
         tracing::info!(
             target: "gpupool::memory", event = "vmm.steer", home, bytes, place = name, why,
             "{} of a handle of {whole} for GPU {home} are on {name}: GPU {home} is {full}", format_size(bytes)

@@ -1,6 +1,6 @@
 //! Which contexts nobody needed. Judged at the end of the process: a GPU may be used late.
 
-use super::{Kind, REGISTRY, Record, limits};
+use crate::context::{self, Kind, Record, devices};
 use crate::{finding, module, site};
 use gpupool_config::format_size;
 use gpupool_events::{Finding, Site};
@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Logs what every context was used for, and makes the findings about contexts.
 pub fn judge() {
-    let contexts = REGISTRY.lock().records();
+    let contexts = context::records();
     for context in &contexts {
-        report_use(context);
+        context::report_use(context);
     }
     // Without work anywhere there is no telling which context was meant.
     let working: Vec<&Record> = contexts.iter().filter(|context| context.usage.work() > 0).collect();
@@ -55,31 +55,12 @@ fn at_once<'a>(contexts: &[&'a Record]) -> Vec<&'a Record> {
     sets.reduce(|most, set| if set.len() > most.len() { set } else { most }).unwrap_or_default()
 }
 
-pub(super) fn report_use(context: &Record) {
-    let Record { id, device, kind, usage, .. } = context;
-    tracing::info!(
-        target: "gpupool::context", event = "context.use", id, device, kind = kind.word(),
-        allocations = usage.allocations.load(Relaxed), bytes_peak = usage.peak(), launches = usage.launches.load(Relaxed),
-        copies = usage.copies.load(Relaxed), modules = usage.modules.load(Relaxed), last_use = usage.last_use(),
-        "context on GPU {device}: {} launches, {} copies, {} allocations, {} modules",
-        usage.launches.load(Relaxed), usage.copies.load(Relaxed), usage.allocations.load(Relaxed), usage.modules.load(Relaxed)
-    );
-}
-
 fn price(contexts: &[&Record]) -> String {
     let about = if contexts.iter().any(|context| context.origin.approximate) { "≈" } else { "" };
     match contexts.iter().filter_map(|context| context.origin.cost).sum() {
         0 => String::new(),
         bytes => format!(", {about}{}", format_size(bytes)),
     }
-}
-
-/// Their GPUs, in order, each once.
-pub fn devices(contexts: &[&Record]) -> String {
-    let mut devices: Vec<i32> = contexts.iter().map(|context| context.device).collect();
-    devices.sort_unstable();
-    devices.dedup();
-    devices.iter().map(i32::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn facts(context: &Record) -> Vec<(&'static str, String)> {
@@ -135,9 +116,4 @@ fn by_sweep(contexts: &[&Record]) {
     );
     let site: &Site = &contexts[0].origin.site;
     finding::make(&Finding::DEVICE_SWEEP, Some(contexts[0].device), site, &facts(contexts[0]), &what);
-}
-
-/// The heap limit of the current context, if it is still what the driver starts with.
-pub fn heap_is_default(driver: &gpupool_cuda::Driver) -> bool {
-    driver.limit(limits::MALLOC_HEAP_SIZE) == Ok(limits::DEFAULT_HEAP)
 }

@@ -1,7 +1,7 @@
 //! The pool of this process: opened once, at the first allocation or question that concerns it.
 
 use super::plan::{NoPlan, Plan};
-use crate::backend::vmm::Vmm;
+use super::vmm::Vmm;
 use crate::{log, process};
 use gpupool_config::{Mode, Placement, format_size};
 use gpupool_cuda::Driver;
@@ -138,16 +138,13 @@ fn try_open(driver: &'static Driver, plan: &'static Plan) -> Option<Opened> {
         policy: policy(),
         lenders: plan.lenders,
     };
-    let places: Vec<String> = plan
-        .places
-        .iter()
-        .map(|spec| format!("{} {}", super::place_name(spec.place), format_size(spec.limit)))
-        .collect();
-    let names: Vec<String> = plan.places.iter().map(|spec| super::place_name(spec.place)).collect();
+    let places: Vec<String> =
+        plan.places.iter().map(|spec| format!("{} {}", spec.place.to_string(), format_size(spec.limit))).collect();
+    let names: Vec<String> = plan.places.iter().map(|spec| spec.place.to_string()).collect();
     tracing::info!(
         target: "gpupool::memory", event = "pool.open", base, bytes, places.json = %serde_json::Value::from(names),
         "pool of {} behind {} of address space", places.join(", "), format_size(bytes)
     );
-    super::level::opened(&plan.places);
+    super::level::opened(&plan.places, || opened().map(|opened| opened.pool.usage()));
     Some(Opened { plan, pool: Pool::new(config, vmm), base, bytes })
 }

@@ -1,8 +1,8 @@
 //! What the pool of this process will be made of: which GPUs, how much of each, the host, and the mode that works here.
 //! Needs `cuInit` but no context; nothing is taken yet.
 
+use super::host;
 use super::topology::{self, Topology, Unanswered};
-use crate::backend::{self, host};
 use crate::{log, process};
 use gpupool_config::{Devices, Mode, Problem, Settings};
 use gpupool_cuda::{CuResult, Driver};
@@ -153,7 +153,7 @@ impl Plan {
             Place::Host(_) => host::available(),
             Place::Gpu(ordinal) => {
                 let gpu = self.topology.gpus.get(ordinal as usize)?;
-                let free = backend::free_on(driver, ordinal, &gpu.uuid)?;
+                let free = super::free_on(driver, ordinal, &gpu.uuid)?;
                 Some(free.saturating_sub(self.members.get(&ordinal).copied().unwrap_or(0)))
             }
         }

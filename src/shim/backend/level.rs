@@ -6,8 +6,8 @@
 //! and, the more was told, the more that must have come and gone in between, up to what a GPU holds. So a program that
 //! allocates and frees the same in a loop does not fill its log.
 
-use super::{place_name, usage};
 use gpupool_pool::{PlaceSpec, Usage};
+use once_cell::race::OnceBox;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
@@ -32,8 +32,16 @@ thread_local! {
     static CHANGE: Cell<i64> = const { Cell::new(0) };
 }
 
-/// There is a pool over these places.
-pub fn opened(places: &[PlaceSpec]) {
+/// What the pool, or managed memory in its stead, has where.
+static USAGE: OnceBox<fn() -> Option<Usage>> = OnceBox::new();
+
+fn usage() -> Option<Usage> {
+    USAGE.get()?()
+}
+
+/// There is a pool over these places; `usage` says what it holds.
+pub fn opened(places: &[PlaceSpec], usage: fn() -> Option<Usage>) {
+    let _ = USAGE.set(Box::new(usage));
     let largest = places.iter().filter(|spec| !spec.place.is_host()).map(|spec| spec.limit).max().unwrap_or(0);
     STEP.store((largest / STEPS).max(LEAST), Relaxed);
 }
@@ -104,7 +112,7 @@ fn tell(usage: &Usage) {
     let level = usage
         .places
         .iter()
-        .map(|usage| serde_json::json!({"place": place_name(usage.place), "held": usage.held, "used": usage.used}));
+        .map(|usage| serde_json::json!({"place": usage.place.to_string(), "held": usage.held, "used": usage.used}));
     tracing::info!(
         target: "gpupool::memory", event = "pool.level", places.json = %serde_json::Value::from(level.collect::<Vec<_>>()),
         "what is held and in use has changed"

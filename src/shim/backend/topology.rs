@@ -1,6 +1,6 @@
 //! The GPUs of this process and how they reach one another. Asked once, after `cuInit`; needs no context.
 
-use crate::backend::numa::HOST_NUMA_ID;
+use super::numa::HOST_NUMA_ID;
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_pool::{Links, Place};
 use std::collections::BTreeMap;

@@ -1,0 +1,31 @@
+//! What an address is.
+
+use crate::backend::open;
+use crate::{ipc, managed, pinned};
+use gpupool_pool::Block;
+
+/// What an address is, for the questions that a program asks about it.
+pub enum Known {
+    /// The driver's to answer.
+    Foreign,
+    /// In a live block of the pool, of this process or opened from another.
+    Pooled(Block),
+    /// In a live block that is managed memory.
+    Managed(Block),
+    /// In a live block of pinned host memory.
+    Pinned(gpupool_pinned::Block),
+    /// In memory that was freed and stays mapped, or pinned: to the program it is gone.
+    Freed,
+}
+
+/// What is known of an address.
+pub fn known(address: u64) -> Known {
+    match open::opened().filter(|opened| opened.contains(address)) {
+        Some(opened) => opened.pool.block_at(address).map_or(Known::Freed, Known::Pooled),
+        None if pinned::is_pooled(address) => pinned::block_at(address).map_or(Known::Freed, Known::Pinned),
+        None => match ipc::imported_at(address) {
+            Some(block) => Known::Pooled(block),
+            None => managed::block_at(address).map_or(Known::Foreign, Known::Managed),
+        },
+    }
+}
