@@ -5,11 +5,11 @@
 //! ([`gpupool_pool::Pool::hold`]).
 
 use super::server;
-use super::wire::{Handle, Key, Secret, same_secret};
 use crate::{log, memory};
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Driver, Properties};
 use gpupool_pool::{Anchor, Block, Piece};
+use gpupool_wire::blocks::{Handle, Key, Secret, same_secret};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind, Result};
@@ -35,7 +35,7 @@ pub enum Asked {
     /// No block of that number is exported, or none any more.
     Gone,
     /// Whoever asks did not get the handle.
-    Guessed,
+    WrongSecret,
 }
 
 /// A handle of the block, which is pinned from here on.
@@ -114,7 +114,7 @@ pub fn fill_randomly(buffer: &mut [u8]) -> Result<()> {
 pub fn find(key: &Key) -> Asked {
     match EXPORTED.lock().get(&key.block) {
         Some(export) if same_secret(&export.secret, &key.secret) => Asked::Block(export.address),
-        Some(_) => Asked::Guessed,
+        Some(_) => Asked::WrongSecret,
         None => Asked::Gone,
     }
 }
