@@ -19,13 +19,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 struct Export {
     address: u64,
     secret: Secret,
-    /// Anyone opened it.
+    /// Another process has opened it.
     opened: bool,
 }
 
-/// By the number of the block.
+/// The exported blocks, by their numbers.
 static EXPORTED: Mutex<BTreeMap<u64, Export>> = Mutex::new(BTreeMap::new());
-/// How many there are, readable without the lock.
+/// How many exported blocks there are, readable without the lock of [`EXPORTED`].
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// What a key is to this process.

@@ -17,15 +17,15 @@ use std::time::Instant;
 
 /// Tries with connections that break in the middle: another thread of either program closes what it did not open.
 const TRIES: u32 = 4;
-/// Tries of a call that undoes something.
-const UNDO: u32 = 6;
+/// How often [`undo`] makes a call that fails.
+const UNDO_TRIES: u32 = 6;
 /// Numbers of imported blocks start here, apart from those of the pool's own.
 const FIRST_ID: u64 = 1 << 47;
 
 /// One opened handle.
 struct Import {
     handle: [u8; 64],
-    /// As the program sees it.
+    /// The block as the program sees it.
     block: Block,
     mapped: Mapped,
     /// How often it was opened, less how often it was closed.
@@ -35,9 +35,9 @@ struct Import {
 }
 
 static IMPORTS: Mutex<Vec<Import>> = Mutex::new(Vec::new());
-/// How many there are, readable without the lock.
+/// How many handles are open, readable without the lock of [`IMPORTS`].
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Closed while a stream was being captured, when nobody may wait for the device: unmapped later.
+/// Blocks that the program closed while a stream was being captured, when nobody may wait for the device: unmapped later.
 static CLOSED: Mutex<Vec<Closed>> = Mutex::new(Vec::new());
 
 struct Closed {
@@ -149,8 +149,8 @@ pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
         import.closing = true;
         import.block.owner
     };
-    // As the driver's own: the context that it was opened in and the current one are waited for, and nobody else, who may
-    // be waiting for this very thread. An error of the current one is the answer.
+    // The driver's own close waits for the context that the handle was opened in and for the current one, and for nobody
+    // else, who may be waiting for this very thread. An error of the current context is the answer.
     let contexts = [owner, context::current(driver).map_or(owner, |context| context.id)];
     let answer = wait(driver, &contexts);
     let removed = {
@@ -192,7 +192,7 @@ impl Observer for OfContexts {
     }
 }
 
-/// The context with this id is gone, and what was opened in it.
+/// Closes what was opened in the context with this id, which is gone.
 fn owner_gone(driver: &'static Driver, owner: u64) {
     if COUNT.load(Ordering::Acquire) == 0 {
         return;
@@ -204,7 +204,7 @@ fn owner_gone(driver: &'static Driver, owner: u64) {
         COUNT.store(imports.len(), Ordering::Release);
         gone
     };
-    // The driver has waited for the context, and waits for no other when it takes what was opened there along.
+    // The driver has waited for the context, and waits for no other when it ends what was opened in it.
     drop(gone);
     unmap_unused(driver, &[owner]);
 }
@@ -222,8 +222,8 @@ fn wait(driver: &Driver, contexts: &[u64]) -> Result<bool, CuResult> {
     Ok(true)
 }
 
-/// Unmaps what was closed when nobody could wait, and what nothing uses by now: the work of its contexts is over, or those
-/// in `waited_for` have just been waited for. Waits for nobody itself.
+/// Unmaps those of [`CLOSED`] that nothing uses by now: the work of their contexts is over, or those in `waited_for` have
+/// just been waited for. This function waits for nobody.
 fn unmap_unused(driver: &Driver, waited_for: &[u64]) {
     let closed = std::mem::take(&mut *CLOSED.lock());
     let is_over = |id: &u64| waited_for.contains(id) || fence::owner_has_finished(driver, *id);
@@ -233,12 +233,12 @@ fn unmap_unused(driver: &Driver, waited_for: &[u64]) {
     CLOSED.lock().append(&mut used);
 }
 
-/// Address space with chunks of another process mapped in it; both go when it is dropped.
+/// Address space with chunks of another process mapped in it, which are unmapped when it is dropped.
 struct Range {
     driver: &'static Driver,
     base: u64,
     span: u64,
-    /// Mapped so far, from `base` on.
+    /// Bytes that are mapped so far, from `base` on.
     mapped: u64,
 }
 
@@ -253,7 +253,7 @@ impl Range {
         let handle = self.driver.import(&descriptor)?;
         drop(descriptor);
         let mapped = self.driver.map(self.base + self.mapped, bytes, handle, 0);
-        // The mapping keeps the memory.
+        // The memory lives as long as the mapping.
         undo(|| self.driver.release(handle));
         mapped.ok()?;
         self.mapped += bytes;
@@ -278,9 +278,9 @@ impl Drop for Range {
     }
 }
 
-/// Makes a call that undoes something again after a failure: there is no second way to do that.
+/// Makes a call that undoes something, and makes it again after a failure: nothing else would undo it.
 fn undo(call: impl Fn() -> CuResult) -> bool {
-    (0..UNDO).any(|_| call().is_ok())
+    (0..UNDO_TRIES).any(|_| call().is_ok())
 }
 
 /// Gets a block's chunks from its process and maps them.

@@ -21,11 +21,12 @@ struct Entry {
     inode: AtomicU64,
 }
 
-/// Those beyond these stay open in the child, which does no more harm than a late end of a connection.
+/// Descriptors of ours in this process. Any for which there is no entry left stay open in the child, which does no more harm
+/// than a late end of a connection.
 static LIST: [Entry; 128] =
     [const { Entry { fd: AtomicI32::new(-1), device: AtomicU64::new(0), inode: AtomicU64::new(0) } }; 128];
 
-/// See the module's text.
+/// A descriptor of ours, known by what it leads to.
 #[derive(Debug)]
 pub struct Own {
     descriptor: ManuallyDrop<OwnedFd>,
@@ -60,7 +61,7 @@ impl Keep for Own {
     fn keep(low: OwnedFd) -> Result<Self> {
         // SAFETY: the call takes integers and touches no memory.
         let high = unsafe { libc::fcntl(low.as_raw_fd(), libc::F_DUPFD_CLOEXEC, FLOOR) };
-        // SAFETY: the call succeeded, so this is a new descriptor that nobody else owns.
+        // SAFETY: fcntl succeeded, so this is a new descriptor that nobody else owns.
         let descriptor = if high < 0 { low } else { unsafe { OwnedFd::from_raw_fd(high) } };
         let identity = identity(descriptor.as_raw_fd())?;
         let own = Self { descriptor: ManuallyDrop::new(descriptor), identity };

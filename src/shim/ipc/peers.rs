@@ -45,7 +45,7 @@ pub fn failure(result: CuResult, why: impl Display) -> Failure {
 /// A connection to an exporter.
 struct Peer {
     process: u64,
-    /// By the numbers of this process's namespace; 0 where it has none there.
+    /// The exporter's number in this process's namespace; 0 where it has none there.
     pid: u32,
     socket: Socket,
     /// A thread asks something on it, or nobody may any more: what it answers might be to an earlier question.
@@ -151,12 +151,12 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // The last one of a connection ends it, which says the same of all. Where the exporter cannot be told, it waits for
-        // that end, too.
+        // The last lease of a connection ends it, which says the same of all blocks. An exporter that cannot be told waits
+        // for that end, too.
         if self.peer.socket.is_there() {
             let _ = self.peer.socket.send(&Request::LetGo.encode(&self.key), NONE);
         }
-        // Not `done`: whoever drops it in the middle of its questions leaves an answer behind, perhaps.
+        // The connection stays busy: whoever drops this in the middle of its questions may leave an answer behind.
     }
 }
 
@@ -267,7 +267,7 @@ fn ask(peer: &Peer, request: Request, key: &Key) -> Result<(Answer, Vec<OwnedFd>
     }
 }
 
-/// Where not even one descriptor could be had.
+/// Why a block cannot be opened for which not even one descriptor could be had.
 pub fn no_descriptor() -> Failure {
     failure(CuResult::OPERATING_SYSTEM, socket::Failure::DescriptorsLost)
 }

@@ -45,9 +45,9 @@ const NONE: &[OwnedFd] = &[];
 static PROCESS: OnceLock<u64> = OnceLock::new();
 /// Held while the server is made, so that there is one.
 static STARTING: Mutex<()> = Mutex::new(());
-/// Made, and not yet with the thread that runs it.
+/// The server that is made and not yet with the thread that runs it.
 static MADE: Mutex<Option<Server>> = Mutex::new(None);
-/// Starts that thread, or wakes it.
+/// Starts the thread that runs the server, or wakes it.
 static START_THREAD: OnceBox<fn() -> Result<()>> = OnceBox::new();
 
 /// Who runs the server, from the first export on: `call` has the thread [`take`] it.
