@@ -112,7 +112,6 @@ fn a_closed_peer_is_the_end_for_a_reader_and_an_error_for_a_writer() {
     let (one, other) = pair();
     one.send(b"last", NONE).unwrap();
     drop(one);
-    // No signal either: it would have ended this process.
     assert_eq!(other.send(b"more", NONE).unwrap_err().kind(), ErrorKind::BrokenPipe);
     let mut buffer = [0; 8];
     let received = other.receive_by(&mut buffer, soon()).unwrap();
