@@ -103,7 +103,7 @@ fn the_exporter_may_free_and_end_first() {
              B:open:0 B:left B:exit"
         );
         let shim = ipc(&steps).same_under_shim(&[]);
-        shim.says("B:check:0:7: 0 wrong, ends right").says("B:open:0: 1").warns("can not be reached");
+        shim.says("B:check:0:7: 0 wrong, ends right").says("B:open:0: 1").warns("cannot be reached");
     }
 }
 
@@ -321,6 +321,27 @@ fn public_names_and_numbers_open_nothing() {
     let steps = "A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:forge:0 A:asleep B:open:0 B:check:0:100";
     let shim = ipc(steps).shim().go();
     shim.succeeds().says("B:forge:0: 0 descriptors, asked yes").says("B:check:0:100: 0 wrong, ends right");
+}
+
+#[test]
+fn a_process_of_another_version_is_told_which_one_is_spoken_and_garbage_is_not_answered() {
+    let shim = logged(ipc("A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:say:0:99 B:open:0 B:check:0:100").shim());
+    shim.succeeds().says("B:say:0:99: a hold: kind 0 of version 3, then the end");
+    shim.says("B:say:0:99: something else: kind 0 of version 3, then the end");
+    shim.says("B:say:0:99: garbage: 0 bytes, then the end").says("B:check:0:100: 0 wrong, ends right");
+    shim.warns("it speaks version 99 of gpupool's messages, and this process version 3");
+}
+
+#[test]
+fn an_importer_says_which_version_the_exporter_speaks() {
+    let shim = ipc("A:alloc:0:65536 A:get:0:0 B:imitate:0:99 B:open:0 B:left").shim().go();
+    shim.says("B:open:0: 1").says("B:left: 0 handles, 0 MiB mapped, 16 MiB used");
+    shim.warns(
+        "it speaks version 99 of gpupool's messages, and this process version 3; run both under the same version",
+    );
+    // A handle says so, too, before anybody is asked.
+    let shim = ipc("A:alloc:0:65536 A:get:0:0 A:stamp:0:98 B:open:0").shim().go();
+    shim.says("B:open:0: 1").warns("it speaks version 98 of gpupool's messages, and this process version 3");
 }
 
 #[test]

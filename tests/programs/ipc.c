@@ -25,6 +25,9 @@
  *   asleep               wait until the thread that serves others waits, too
  *   deaf                 standard error is a full pipe from here on
  *   forge:SLOT           ask for the block with all that is public: the socket's name, the block's number and its address
+ *   say:SLOT:VERSION     ask slot 0's exporter for the block by a message of that version, and by garbage
+ *   imitate:SLOT:VERSION the slot's handle leads to this process, which answers whoever asks that it speaks that version
+ *   stamp:SLOT:VERSION   the slot's handle says that it is of that version
  *   knock:N              connect N times to the socket of slot 0's exporter, and wait each time until that ends
  *   crowd:N              connect N times, say nothing and stay
  *   running:SLOT         close it while a kernel runs, and begin a capture while the close waits for that
@@ -57,6 +60,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -386,32 +390,49 @@ static int descriptors_for(int connection, const void *request, size_t bytes)
     return count;
 }
 
+/* What every message begins with. */
+typedef struct __attribute__((packed)) {
+    char magic[8];
+    uint32_t version, kind, length;
+} Head;
+
+enum { VERSION = 3, SPEAKS = 0, HOLD = 0x100, CHUNKS = 0x101 };
+
+static Head head_of(uint32_t version, uint32_t kind, size_t length)
+{
+    Head head = {.version = version, .kind = kind, .length = (uint32_t)length};
+    memcpy(head.magic, "gpupool\x1d", sizeof head.magic);
+    return head;
+}
+
+/* A request for chunks; one to hold a block ends before `first`. */
+typedef struct __attribute__((packed)) {
+    Head head;
+    uint64_t block;
+    char secret[16];
+    uint32_t first, most;
+} Request;
+
 /* All that anybody can know: names of sockets, and numbers and addresses, which are few enough to be tried. The first form
  * of the request has no secret, the second has a wrong one. */
 static void forge(const char *name, const Slot *slot)
 {
     int had = 0, asked = 0, connection;
     for (int nth = 0; (connection = knock(nth)) >= 0; nth++) {
-        uint64_t block, address;
-        memcpy(&block, slot->handle.reserved + 32, 8);
-        memcpy(&address, slot->handle.reserved + 40, 8);
         struct __attribute__((packed)) {
-            uint32_t version;
-            uint64_t block, address;
+            Head head;
+            uint64_t block;
             uint32_t first, most;
-        } plain = {1, block, address, 0, 1};
+        } plain = {head_of(VERSION, CHUNKS, sizeof plain), 0, 0, 1};
+        memcpy(&plain.block, slot->handle.reserved + 24, 8);
         had += descriptors_for(connection, &plain, sizeof plain);
         close(connection);
         for (uint64_t number = 1; number < 8; number++) {
-            for (uint32_t kind = 0; kind < 2; kind++) {
-                struct __attribute__((packed)) {
-                    uint32_t version, kind;
-                    uint64_t block;
-                    char secret[16];
-                    uint32_t first, most;
-                } guess = {2, kind, number, {1, 2, 3}, 0, 1};
+            for (uint32_t kind = HOLD; kind <= CHUNKS; kind++) {
+                size_t bytes = kind == HOLD ? offsetof(Request, first) : sizeof(Request);
+                Request guess = {head_of(VERSION, kind, bytes), number, {1, 2, 3}, 0, 1};
                 connection = knock(nth);
-                had += descriptors_for(connection, &guess, sizeof guess);
+                had += descriptors_for(connection, &guess, bytes);
                 /* A wrong secret ends the connection, so that guesses are not cheap. */
                 close(connection);
                 asked++;
@@ -419,6 +440,89 @@ static void forge(const char *name, const Slot *slot)
         }
     }
     printf("%s: %d descriptors, asked %s\n", name, had, asked ? "yes" : "no");
+}
+
+/* What comes back for some bytes, and whether the connection ends then. */
+static void say_bytes(const char *name, const char *what, const void *bytes, size_t length)
+{
+    Head answer = {0};
+    int connection = knock(0);
+    REQUIRE(connection >= 0 && send(connection, bytes, length, MSG_NOSIGNAL) == (ssize_t)length);
+    ssize_t received = read(connection, &answer, sizeof answer);
+    if (received == sizeof answer && !memcmp(answer.magic, "gpupool\x1d", 8) && answer.length == sizeof answer)
+        printf("%s: %s: kind %u of version %u, ", name, what, answer.kind, answer.version);
+    else
+        printf("%s: %s: %zd bytes, ", name, what, received);
+    printf("then %s\n", received <= 0 || read(connection, &answer, sizeof answer) == 0 ? "the end" : "more");
+    close(connection);
+}
+
+static void say(const char *name, const Slot *slot, uint32_t version)
+{
+    Request hold = {.head = head_of(version, HOLD, offsetof(Request, first))};
+    memcpy(&hold.block, slot->handle.reserved + 24, 24);
+    say_bytes(name, "a hold", &hold, offsetof(Request, first));
+    /* Whatever else such a version says. */
+    char longer[4096] = {0};
+    Head unknown = head_of(version, 77, sizeof longer);
+    memcpy(longer, &unknown, sizeof unknown);
+    say_bytes(name, "something else", longer, sizeof longer);
+    memset(longer, 0x5a, sizeof longer);
+    say_bytes(name, "garbage", longer, sizeof longer);
+}
+
+/* A handle that was changed is whole again. */
+static void seal(CUipcMemHandle *handle)
+{
+    uint64_t hash = 0xcbf29ce484222325;
+    for (int i = 0; i < 56; i++)
+        hash = (hash ^ (unsigned char)handle->reserved[i]) * 0x100000001b3;
+    memcpy(handle->reserved + 56, &hash, 8);
+}
+
+static void stamp(const char *name, Slot *slot, uint32_t version)
+{
+    memcpy(slot->handle.reserved + 8, &version, 4);
+    seal(&slot->handle);
+    printf("%s: done\n", name);
+}
+
+typedef struct {
+    int listener;
+    uint32_t version;
+} Imitation;
+
+static void *answer_as_another_version(void *argument)
+{
+    Imitation imitation = *(Imitation *)argument;
+    free(argument);
+    for (int connection; (connection = accept(imitation.listener, NULL, NULL)) >= 0; close(connection)) {
+        char request[256];
+        Head answer = head_of(imitation.version, SPEAKS, sizeof answer);
+        if (read(connection, request, sizeof request) > 0)
+            REQUIRE(send(connection, &answer, sizeof answer, MSG_NOSIGNAL) == sizeof answer);
+    }
+    return NULL;
+}
+
+static void imitate(const char *name, Slot *slot, uint32_t version)
+{
+    uint32_t pid = (uint32_t)getpid();
+    uint64_t process = 0x1234;
+    memcpy(slot->handle.reserved + 12, &pid, 4);
+    memcpy(slot->handle.reserved + 16, &process, 8);
+    seal(&slot->handle);
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int length = snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "gpupool-ipc-%u-%016llx", pid,
+                          (unsigned long long)process);
+    Imitation *imitation = malloc(sizeof *imitation);
+    REQUIRE(imitation);
+    *imitation = (Imitation){socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), version};
+    socklen_t bytes = (socklen_t)(sizeof address.sun_family + 1 + (size_t)length);
+    REQUIRE(bind(imitation->listener, (struct sockaddr *)&address, bytes) == 0 && listen(imitation->listener, 8) == 0);
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, answer_as_another_version, imitation) == 0);
+    printf("%s: done\n", name);
 }
 
 static void knock_often(const char *name, int times)
@@ -621,6 +725,12 @@ static void act(Kernels *kernels, char *order)
         become_deaf();
     } else if (!strcmp(action, "forge")) {
         forge(name, slot);
+    } else if (!strcmp(action, "say")) {
+        say(name, slot, (uint32_t)value);
+    } else if (!strcmp(action, "imitate")) {
+        imitate(name, slot, (uint32_t)value);
+    } else if (!strcmp(action, "stamp")) {
+        stamp(name, slot, (uint32_t)value);
     } else if (!strcmp(action, "knock")) {
         knock_often(name, atoi(first));
     } else if (!strcmp(action, "crowd")) {

@@ -5,11 +5,11 @@
 //! ([`gpupool_pool::Pool::hold`]).
 
 use super::server;
-use super::wire::{Handle, Key, Secret, same_secret};
 use crate::{log, memory};
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Driver, Properties};
 use gpupool_pool::{Anchor, Block, Piece};
+use gpupool_wire::blocks::{Handle, Key, Secret, same_secret};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind, Result};
@@ -19,13 +19,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 struct Export {
     address: u64,
     secret: Secret,
-    /// Anyone opened it.
+    /// Another process has opened it.
     opened: bool,
 }
 
-/// By the number of the block.
+/// The exported blocks, by their numbers.
 static EXPORTED: Mutex<BTreeMap<u64, Export>> = Mutex::new(BTreeMap::new());
-/// How many there are, readable without the lock.
+/// How many exported blocks there are, readable without the lock of [`EXPORTED`].
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// What a key is to this process.
@@ -35,7 +35,7 @@ pub enum Asked {
     /// No block of that number is exported, or none any more.
     Gone,
     /// Whoever asks did not get the handle.
-    Guessed,
+    WrongSecret,
 }
 
 /// A handle of the block, which is pinned from here on.
@@ -116,7 +116,7 @@ pub fn fill_randomly(buffer: &mut [u8]) -> Result<()> {
 pub fn find(key: &Key) -> Asked {
     match EXPORTED.lock().get(&key.block) {
         Some(export) if same_secret(&export.secret, &key.secret) => Asked::Block(export.address),
-        Some(_) => Asked::Guessed,
+        Some(_) => Asked::WrongSecret,
         None => Asked::Gone,
     }
 }

@@ -1,8 +1,7 @@
 //! The importing side: what this process has open of others' blocks.
 
-use super::peers::{Failure, Lease, failure};
+use super::peers::{Failure, Lease, failure, no_descriptor};
 use super::server;
-use super::wire::{Answer, BATCH, Chunk, Handle, Layout, Where};
 use crate::backend::topology::Topology;
 use crate::context::Gpus;
 use crate::context::{self, Observer};
@@ -10,6 +9,7 @@ use crate::fence;
 use gpupool_config::format_size;
 use gpupool_cuda::{Access, CuResult, Driver};
 use gpupool_pool::{Block, Place};
+use gpupool_wire::blocks::{Answer, BATCH, Chunk, Handle, Layout, Where};
 use parking_lot::Mutex;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -17,15 +17,15 @@ use std::time::Instant;
 
 /// Tries with connections that break in the middle: another thread of either program closes what it did not open.
 const TRIES: u32 = 4;
-/// Tries of a call that undoes something.
-const UNDO: u32 = 6;
+/// How often [`undo`] makes a call that fails.
+const UNDO_TRIES: u32 = 6;
 /// Numbers of imported blocks start here, apart from those of the pool's own.
 const FIRST_ID: u64 = 1 << 47;
 
 /// One opened handle.
 struct Import {
     handle: [u8; 64],
-    /// As the program sees it.
+    /// The block as the program sees it.
     block: Block,
     mapped: Mapped,
     /// How often it was opened, less how often it was closed.
@@ -35,12 +35,12 @@ struct Import {
 }
 
 static IMPORTS: Mutex<Vec<Import>> = Mutex::new(Vec::new());
-/// How many there are, readable without the lock.
+/// How many handles are open, readable without the lock of [`IMPORTS`].
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Closed while a stream was being captured, when nobody may wait for the device: unmapped later.
-static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
+/// Blocks that the program closed while a stream was being captured, when nobody may wait for the device: unmapped later.
+static CLOSED: Mutex<Vec<Closed>> = Mutex::new(Vec::new());
 
-struct Left {
+struct Closed {
     _mapped: Mapped,
     /// The ids of the contexts whose work the close would have waited for.
     contexts: [u64; 2],
@@ -70,7 +70,7 @@ pub fn open(driver: &'static Driver, bytes: &[u8; 64], handle: &Handle) -> Resul
         return Err(CuResult::INVALID_CONTEXT);
     }
     // No open waits for anybody.
-    bury(driver, &[]);
+    unmap_unused(driver, &[]);
     if let Some(address) = reopen(bytes) {
         return Ok(address);
     }
@@ -149,8 +149,8 @@ pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
         import.closing = true;
         import.block.owner
     };
-    // As the driver's own: the context that it was opened in and the current one are waited for, and nobody else, who may
-    // be waiting for this very thread. An error of the current one is the answer.
+    // The driver's own close waits for the context that the handle was opened in and for the current one, and for nobody
+    // else, who may be waiting for this very thread. An error of the current context is the answer.
     let contexts = [owner, context::current(driver).map_or(owner, |context| context.id)];
     let answer = wait(driver, &contexts);
     let removed = {
@@ -169,9 +169,9 @@ pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
         let bytes = import.block.bytes;
         if answer == Ok(true) {
             drop(import.mapped);
-            bury(driver, &contexts);
+            unmap_unused(driver, &contexts);
         } else {
-            LEFT.lock().push(Left { _mapped: import.mapped, contexts });
+            CLOSED.lock().push(Closed { _mapped: import.mapped, contexts });
         }
         tracing::info!(
             target: "gpupool::ipc", event = "ipc.close", address, bytes, "closed {} at {address:#x}", format_size(bytes)
@@ -192,7 +192,7 @@ impl Observer for OfContexts {
     }
 }
 
-/// The context with this id is gone, and what was opened in it.
+/// Closes what was opened in the context with this id, which is gone.
 fn owner_gone(driver: &'static Driver, owner: u64) {
     if COUNT.load(Ordering::Acquire) == 0 {
         return;
@@ -204,9 +204,9 @@ fn owner_gone(driver: &'static Driver, owner: u64) {
         COUNT.store(imports.len(), Ordering::Release);
         gone
     };
-    // The driver has waited for the context, and waits for no other when it takes what was opened there along.
+    // The driver has waited for the context, and waits for no other when it ends what was opened in it.
     drop(gone);
-    bury(driver, &[owner]);
+    unmap_unused(driver, &[owner]);
 }
 
 /// Waits for all work in the contexts with these ids; `false` where nobody may wait now, because a stream is being captured
@@ -222,23 +222,23 @@ fn wait(driver: &Driver, contexts: &[u64]) -> Result<bool, CuResult> {
     Ok(true)
 }
 
-/// Unmaps what was closed when nobody could wait, and what nothing uses by now: the work of its contexts is over, or those
-/// in `waited_for` have just been waited for. Waits for nobody itself.
-fn bury(driver: &Driver, waited_for: &[u64]) {
-    let left = std::mem::take(&mut *LEFT.lock());
+/// Unmaps those of [`CLOSED`] that nothing uses by now: the work of their contexts is over, or those in `waited_for` have
+/// just been waited for. This function waits for nobody.
+fn unmap_unused(driver: &Driver, waited_for: &[u64]) {
+    let closed = std::mem::take(&mut *CLOSED.lock());
     let is_over = |id: &u64| waited_for.contains(id) || fence::owner_has_finished(driver, *id);
     // What nothing uses is dropped here, unlocked.
-    let (_unused, mut used): (Vec<Left>, Vec<Left>) =
-        left.into_iter().partition(|left| left.contexts.iter().all(is_over));
-    LEFT.lock().append(&mut used);
+    let (_unused, mut used): (Vec<Closed>, Vec<Closed>) =
+        closed.into_iter().partition(|closed| closed.contexts.iter().all(is_over));
+    CLOSED.lock().append(&mut used);
 }
 
-/// Address space with chunks of another process mapped in it; both go when it is dropped.
+/// Address space with chunks of another process mapped in it, which are unmapped when it is dropped.
 struct Range {
     driver: &'static Driver,
     base: u64,
     span: u64,
-    /// Mapped so far, from `base` on.
+    /// Bytes that are mapped so far, from `base` on.
     mapped: u64,
 }
 
@@ -253,8 +253,8 @@ impl Range {
         let handle = self.driver.import(&descriptor)?;
         drop(descriptor);
         let mapped = self.driver.map(self.base + self.mapped, bytes, handle, 0);
-        // The mapping keeps the memory.
-        insistently(|| self.driver.release(handle));
+        // The memory lives as long as the mapping.
+        undo(|| self.driver.release(handle));
         mapped.ok()?;
         self.mapped += bytes;
         Ok(())
@@ -270,17 +270,17 @@ impl Drop for Range {
     fn drop(&mut self) {
         // Whoever drops it made sure that no work uses the memory.
         let unmap = || self.driver.unmap(self.base, self.mapped);
-        if self.mapped > 0 && !insistently(unmap) {
+        if self.mapped > 0 && !undo(unmap) {
             // The addresses stay taken: whatever is mapped there must not be found under another name.
             return;
         }
-        insistently(|| self.driver.free_reservation(self.base, self.span));
+        undo(|| self.driver.free_reservation(self.base, self.span));
     }
 }
 
-/// Makes a call that undoes something again after a failure: there is no second way to do that.
-fn insistently(call: impl Fn() -> CuResult) -> bool {
-    (0..UNDO).any(|_| call().is_ok())
+/// Makes a call that undoes something, and makes it again after a failure: nothing else would undo it.
+fn undo(call: impl Fn() -> CuResult) -> bool {
+    (0..UNDO_TRIES).any(|_| call().is_ok())
 }
 
 /// Gets a block's chunks from its process and maps them.
@@ -294,18 +294,13 @@ fn fetch(driver: &'static Driver, handle: &Handle) -> Result<(Mapped, Layout), F
     let mut row: Option<(u64, Place)> = None;
     loop {
         let (layout, chunks, descriptors) = match lease.ask(first, most)? {
-            Some((Answer::Chunks { layout, chunks }, received)) => (layout, chunks, received.descriptors),
+            Some((Answer::Chunks { layout, chunks }, descriptors)) => (layout, chunks, descriptors),
             Some(_) => return Err(failure(CuResult::INVALID_VALUE, "its answer makes no sense")),
             None if most > 1 => {
                 most = 1;
                 continue;
             }
-            None => {
-                return Err(failure(
-                    CuResult::OPERATING_SYSTEM,
-                    "this process has no file descriptor left (ulimit -n)",
-                ));
-            }
+            None => return Err(no_descriptor()),
         };
         let (range, known) = match &mut range {
             Some(range) => range,

@@ -13,15 +13,14 @@ mod importer;
 mod own;
 mod peers;
 mod server;
-mod socket;
-mod wire;
 
 use crate::{bell, process};
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_pool::Block;
+use gpupool_wire::Unread;
+use gpupool_wire::blocks::Handle;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
-use wire::Handle;
 
 pub use exporter::judge;
 pub use importer::{OfContexts, block_at as imported_at, close};
@@ -58,27 +57,19 @@ pub fn is_shareable(block: &Block) -> bool {
 /// Opens the handle in these bytes (`cuIpcOpenMemHandle`), and gives the block's address here. `None`: not a handle of
 /// ours, the driver's to open.
 pub fn open(driver: &'static Driver, bytes: &[u8; 64]) -> Option<Result<u64, CuResult>> {
-    let handle = Handle::decode(bytes)?;
-    Some(importer::open(driver, bytes, &handle))
+    match Handle::decode(bytes) {
+        Ok(handle) => Some(importer::open(driver, bytes, &handle)),
+        Err(Unread::Nonsense) => None,
+        // The driver refuses it, and cannot say why.
+        Err(version @ Unread::Version(_)) => {
+            failed("import", format_args!("the process that gave the handle cannot be asked: {version}"));
+            None
+        }
+    }
 }
 
-/// Whether a process of this user is one of our own user's; the reason if not.
-fn is_same_user(uid: u32) -> Result<(), String> {
-    // SAFETY: geteuid has no preconditions.
-    let own = unsafe { libc::geteuid() };
-    if uid != own {
-        return Err(format!("it is of user {uid}, this one of user {own}"));
-    }
-    // All users that a user namespace has no number for look like this one.
-    let nobody = std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok().and_then(|text| text.trim().parse().ok());
-    if uid == nobody.unwrap_or(OVERFLOW_UID) {
-        return Err(format!("user {uid} stands for every user that this user namespace does not know"));
-    }
-    Ok(())
-}
-
-/// Linux's default for `/proc/sys/kernel/overflowuid`.
-const OVERFLOW_UID: u32 = 65534;
+/// A socket of ours among the program's descriptors.
+type Socket = gpupool_wire::Socket<own::Own>;
 
 /// Says that one of `export`, `import` and `serve` failed, and why.
 fn failed(what: &str, why: impl Display) {

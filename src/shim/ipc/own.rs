@@ -4,9 +4,10 @@
 //! of ours. So each is known by what it leads to, and looked at before it is used or closed. They have high numbers where the
 //! process may have such, so that the program's own files get the numbers that they have without us.
 
+use gpupool_wire::Keep;
 use std::io::{Error, Result};
 use std::mem::{ManuallyDrop, MaybeUninit};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 /// The lowest number that one of ours gets, if it may.
@@ -20,11 +21,12 @@ struct Entry {
     inode: AtomicU64,
 }
 
-/// Those beyond these stay open in the child, which does no more harm than a late end of a connection.
+/// Descriptors of ours in this process. Any for which there is no entry left stay open in the child, which does no more harm
+/// than a late end of a connection.
 static LIST: [Entry; 128] =
     [const { Entry { fd: AtomicI32::new(-1), device: AtomicU64::new(0), inode: AtomicU64::new(0) } }; 128];
 
-/// See the module's text.
+/// A descriptor of ours, known by what it leads to.
 #[derive(Debug)]
 pub struct Own {
     descriptor: ManuallyDrop<OwnedFd>,
@@ -44,11 +46,22 @@ fn identity(fd: RawFd) -> Result<(u64, u64)> {
 }
 
 impl Own {
-    /// Takes a new descriptor over.
-    pub fn new(low: OwnedFd) -> Result<Self> {
+    fn number(&self) -> RawFd {
+        self.descriptor.as_raw_fd()
+    }
+}
+
+impl AsFd for Own {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl Keep for Own {
+    fn keep(low: OwnedFd) -> Result<Self> {
         // SAFETY: the call takes integers and touches no memory.
         let high = unsafe { libc::fcntl(low.as_raw_fd(), libc::F_DUPFD_CLOEXEC, FLOOR) };
-        // SAFETY: the call succeeded, so this is a new descriptor that nobody else owns.
+        // SAFETY: fcntl succeeded, so this is a new descriptor that nobody else owns.
         let descriptor = if high < 0 { low } else { unsafe { OwnedFd::from_raw_fd(high) } };
         let identity = identity(descriptor.as_raw_fd())?;
         let own = Self { descriptor: ManuallyDrop::new(descriptor), identity };
@@ -61,12 +74,7 @@ impl Own {
         Ok(own)
     }
 
-    pub fn number(&self) -> RawFd {
-        self.descriptor.as_raw_fd()
-    }
-
-    /// Whether it still leads to what it led to at first.
-    pub fn is_there(&self) -> bool {
+    fn is_there(&self) -> bool {
         identity(self.number()).is_ok_and(|found| found == self.identity)
     }
 }
@@ -106,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_descriptor_that_the_program_closed_and_used_again_is_the_programs() {
-        let own = Own::new(File::open("/dev/null").unwrap().into()).unwrap();
+        let own = Own::keep(File::open("/dev/null").unwrap().into()).unwrap();
         let number = own.number();
         assert!(own.is_there());
         let other = File::open("/proc/self/stat").unwrap();

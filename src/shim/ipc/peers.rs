@@ -1,12 +1,12 @@
 //! The importing side's connections: one to an exporter as long as anything of its is open here, more only while several
 //! threads ask at once.
 
-use super::socket::{Received, Socket};
-use super::wire::{Answer, Handle, Key, LONGEST, Request};
+use super::Socket;
 use gpupool_cuda::CuResult;
+use gpupool_wire::blocks::{Answer, Handle, Key, Request};
+use gpupool_wire::{Unread, socket};
 use parking_lot::Mutex;
 use std::fmt::Display;
-use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -45,21 +45,28 @@ pub fn failure(result: CuResult, why: impl Display) -> Failure {
 /// A connection to an exporter.
 struct Peer {
     process: u64,
-    /// By the numbers of this process's namespace; 0 where it has none there.
+    /// The exporter's number in this process's namespace; 0 where it has none there.
     pid: u32,
     socket: Socket,
     /// A thread asks something on it, or nobody may any more: what it answers might be to an earlier question.
     busy: AtomicBool,
 }
 
+/// No descriptor goes with a question.
+const NONE: &[OwnedFd] = &[];
+
 static PEERS: Mutex<Vec<Weak<Peer>>> = Mutex::new(Vec::new());
 
 /// Why there is no answer.
-enum Silence {
+enum NoAnswer {
     /// The connection has ended.
     Ended(String),
     /// It did not answer in time.
     TimedOut,
+    /// Descriptors were lost on the way.
+    DescriptorsLost,
+    /// It speaks another version.
+    Version(Unread),
 }
 
 /// A block of another process that this one may have: from here until this is dropped its memory serves nobody else there.
@@ -106,8 +113,10 @@ impl Lease {
                     peer.busy.store(false, Ordering::Release);
                     return Err(unwanted(&answer));
                 }
-                Err(Silence::TimedOut) => return Err(timed_out(&peer)),
-                Err(Silence::Ended(why)) => {
+                Err(NoAnswer::TimedOut) => return Err(timed_out(&peer)),
+                Err(NoAnswer::DescriptorsLost) => return Err(no_descriptor()),
+                Err(NoAnswer::Version(version)) => return Err(failure(CuResult::INVALID_VALUE, version)),
+                Err(NoAnswer::Ended(why)) => {
                     if new {
                         seen = Some(peer.pid);
                         let Some(pause) = pauses.next().filter(|_| may_live(seen)) else {
@@ -121,13 +130,14 @@ impl Lease {
     }
 
     /// Asks for chunks from `first` on. `None`: descriptors were lost on the way, fewer have to be asked for.
-    pub fn ask(&self, first: u32, most: u32) -> Result<Option<(Answer, Received)>, Failure> {
+    pub fn ask(&self, first: u32, most: u32) -> Result<Option<(Answer, Vec<OwnedFd>)>, Failure> {
         match ask(&self.peer, Request::Chunks { first, most }, &self.key) {
-            Ok((_, received)) if received.truncated => Ok(None),
-            Ok((answer @ Answer::Chunks { .. }, received)) => Ok(Some((answer, received))),
+            Ok((answer @ Answer::Chunks { .. }, descriptors)) => Ok(Some((answer, descriptors))),
             Ok((answer, _)) => Err(unwanted(&answer)),
-            Err(Silence::TimedOut) => Err(timed_out(&self.peer)),
-            Err(Silence::Ended(why)) => Err(Failure { result: CuResult::INVALID_VALUE, why, broken: true }),
+            Err(NoAnswer::DescriptorsLost) => Ok(None),
+            Err(NoAnswer::TimedOut) => Err(timed_out(&self.peer)),
+            Err(NoAnswer::Version(version)) => Err(failure(CuResult::INVALID_VALUE, version)),
+            Err(NoAnswer::Ended(why)) => Err(Failure { result: CuResult::INVALID_VALUE, why, broken: true }),
         }
     }
 
@@ -141,12 +151,12 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // The last one of a connection ends it, which says the same of all. Where the exporter cannot be told, it waits for
-        // that end, too.
+        // The last lease of a connection ends it, which says the same of all blocks. An exporter that cannot be told waits
+        // for that end, too.
         if self.peer.socket.is_there() {
-            let _ = self.peer.socket.send(&Request::LetGo.encode(&self.key), &[]);
+            let _ = self.peer.socket.send(&Request::LetGo.encode(&self.key), NONE);
         }
-        // Not `done`: whoever drops it in the middle of its questions leaves an answer behind, perhaps.
+        // The connection stays busy: whoever drops this in the middle of its questions may leave an answer behind.
     }
 }
 
@@ -218,14 +228,14 @@ impl Unreachable {
 fn connect(handle: &Handle) -> Result<Arc<Peer>, Unreachable> {
     let name = Handle::socket(handle.pid, handle.process);
     let socket = Socket::connect(&name, Instant::now() + PATIENCE).map_err(|error| {
-        let why = format!("it can not be reached ({error}): it ended, or is in another network namespace (container)");
+        let why = format!("it cannot be reached ({error}): it ended, or is in another network namespace (container)");
         Unreachable::of(&error, why)
     })?;
     // The secret is for the exporter alone: anybody may take a name that its owner has left.
     let pid = match socket.peer() {
         Ok(peer) => {
-            super::is_same_user(peer.uid).map_err(|why| Unreachable { kind: Kind::Foreign, why })?;
-            u32::try_from(peer.pid).unwrap_or(0)
+            peer.is_same_user().map_err(|why| Unreachable { kind: Kind::Foreign, why })?;
+            peer.pid
         }
         Err(error) => return Err(Unreachable::of(&error, format!("whose it is is unknown: {error}"))),
     };
@@ -235,23 +245,31 @@ fn connect(handle: &Handle) -> Result<Arc<Peer>, Unreachable> {
 }
 
 /// Asks on a connection that is this thread's. Where no answer comes, nobody asks on it any more.
-fn ask(peer: &Peer, request: Request, key: &Key) -> Result<(Answer, Received), Silence> {
-    let lost = |error: std::io::Error| match error.kind() {
-        ErrorKind::TimedOut => Silence::TimedOut,
-        _ => Silence::Ended(format!("the connection failed: {error}")),
-    };
+fn ask(peer: &Peer, request: Request, key: &Key) -> Result<(Answer, Vec<OwnedFd>), NoAnswer> {
+    let failed = |error: std::io::Error| NoAnswer::Ended(format!("the connection failed: {error}"));
     if !peer.socket.is_there() {
-        return Err(Silence::Ended("this program closed the connection".to_owned()));
+        return Err(NoAnswer::Ended("this program closed the connection".to_owned()));
     }
-    peer.socket.send(&request.encode(key), &[]).map_err(lost)?;
-    let mut buffer = [0; LONGEST];
-    let received = peer.socket.receive_by(&mut buffer, Instant::now() + PATIENCE).map_err(lost)?;
+    peer.socket.send(&request.encode(key), NONE).map_err(failed)?;
+    let mut buffer = [0; Answer::BUFFER];
+    let received = peer.socket.receive_by(&mut buffer, Instant::now() + PATIENCE).map_err(|failure| match failure {
+        socket::Failure::TimedOut => NoAnswer::TimedOut,
+        socket::Failure::DescriptorsLost => NoAnswer::DescriptorsLost,
+        socket::Failure::System(error) => failed(error),
+    })?;
     if received.bytes == 0 {
-        return Err(Silence::Ended("it ended, or does not know this handle".to_owned()));
+        return Err(NoAnswer::Ended("it ended, or does not know this handle".to_owned()));
     }
-    let nonsense = || Silence::Ended("its answer makes no sense; is it another version of gpupool?".to_owned());
-    let answer = Answer::decode(&buffer[..received.bytes]).ok_or_else(nonsense)?;
-    Ok((answer, received))
+    match Answer::decode(&buffer[..received.bytes]) {
+        Ok(answer) => Ok((answer, received.descriptors)),
+        Err(Unread::Nonsense) => Err(NoAnswer::Ended(Unread::Nonsense.to_string())),
+        Err(version @ Unread::Version(_)) => Err(NoAnswer::Version(version)),
+    }
+}
+
+/// Why a block cannot be opened for which not even one descriptor could be had.
+pub fn no_descriptor() -> Failure {
+    failure(CuResult::OPERATING_SYSTEM, socket::Failure::DescriptorsLost)
 }
 
 fn timed_out(peer: &Peer) -> Failure {

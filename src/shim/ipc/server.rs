@@ -8,13 +8,15 @@
 //! The program may close every descriptor of the process, these among them. A descriptor that is no longer ours is let go
 //! of unused, and the socket is opened again under its name.
 
+use super::Socket;
 use super::exporter::{self, Asked};
-use super::socket::{Socket, readable, wait};
-use super::wire::{Answer, BATCH, Chunk, Handle, Key, Layout, Request, Where};
 use crate::{memory, process};
 use gpupool_cuda::Driver;
 use gpupool_metrics::stat;
 use gpupool_pool::{Block, Place};
+use gpupool_wire::Unread;
+use gpupool_wire::blocks::{Answer, BATCH, Chunk, Handle, Key, Layout, Request, Where};
+use gpupool_wire::socket::wait;
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -36,13 +38,16 @@ const WITHOUT_DESCRIPTORS: Duration = Duration::from_millis(100);
 /// How often to look whether a process has ended whose connection says nothing of it.
 const LOOKS: [Duration; 2] = [Duration::from_millis(5), Duration::from_secs(1)];
 
+/// No descriptor goes with a message.
+const NONE: &[OwnedFd] = &[];
+
 /// The public part of this process's name, once it is served under it.
 static PROCESS: OnceLock<u64> = OnceLock::new();
 /// Held while the server is made, so that there is one.
 static STARTING: Mutex<()> = Mutex::new(());
-/// Made, and not yet with the thread that runs it.
+/// The server that is made and not yet with the thread that runs it.
 static MADE: Mutex<Option<Server>> = Mutex::new(None);
-/// Starts that thread, or wakes it.
+/// Starts the thread that runs the server, or wakes it.
 static START_THREAD: OnceBox<fn() -> Result<()>> = OnceBox::new();
 
 /// Who runs the server, from the first export on: `call` has the thread [`take`] it.
@@ -85,20 +90,19 @@ pub fn start() -> Result<u64> {
 /// A process, and when it started, in ticks: the number alone may be another's by now.
 #[derive(Clone, Copy)]
 struct Importer {
-    pid: i32,
+    pid: u32,
     started: u64,
 }
 
 impl Importer {
     /// `None` where it cannot be seen (another PID namespace, no /proc), so that nobody could say whether it has ended.
-    fn of(pid: i32) -> Option<Self> {
-        let started = stat(u32::try_from(pid).ok()?)?.started;
+    fn of(pid: u32) -> Option<Self> {
+        let started = stat(pid)?.started;
         Some(Self { pid, started })
     }
 
     fn has_ended(self) -> bool {
-        let now = u32::try_from(self.pid).ok().and_then(stat);
-        now.is_none_or(|now| now.started != self.started || matches!(now.state, b'Z' | b'X'))
+        stat(self.pid).is_none_or(|now| now.started != self.started || matches!(now.state, b'Z' | b'X'))
     }
 }
 
@@ -161,24 +165,24 @@ impl Server {
     /// Waits, for at most `limit`, until somebody says something, and answers.
     pub fn turn(&mut self, limit: Option<Duration>) {
         self.drop_what_is_not_ours();
-        let mut list: Vec<_> = self.connections.iter().map(|connection| readable(connection.socket.fd())).collect();
         let listener = self.listener.as_ref().filter(|_| self.accepting);
-        list.extend(listener.map(|listener| readable(listener.fd())));
+        let sockets = self.connections.iter().map(|connection| &connection.socket).chain(listener);
         let limit = self.limit().into_iter().chain(limit).min();
-        let waited = wait(&mut list, limit);
+        let waited = wait(sockets, limit);
         self.accepting = true;
-        // What is ready was ours when the wait began; the program may have closed it since.
-        self.drop_if_replaced(&mut list);
         self.left.retain_mut(|left| !left.is_over());
-        if waited.is_err() {
+        let Ok(mut ready) = waited else {
             // More descriptors than this process may still have, or the kernel is out of memory: those who have nothing
             // open are sent away, and say so.
             self.connections.retain(|connection| !connection.holds.0.is_empty());
             self.accepting = false;
             return;
-        }
-        let arrived = listener_is_ready(&list, self.connections.len());
-        self.answer_all(&list);
+        };
+        // What is ready was ours when the wait began; the program may have closed it since.
+        self.drop_if_replaced(&mut ready);
+        // The listener is behind the connections.
+        let arrived = ready.get(self.connections.len()).is_some_and(|ready| *ready);
+        self.answer_all(&ready);
         if arrived {
             self.accept();
         }
@@ -207,19 +211,17 @@ impl Server {
     }
 
     /// Marks as not ready what is no longer what was waited for.
-    fn drop_if_replaced(&self, list: &mut [libc::pollfd]) {
+    fn drop_if_replaced(&self, ready: &mut [bool]) {
         let sockets = self.connections.iter().map(|connection| &connection.socket).chain(&self.listener);
-        for (entry, socket) in list.iter_mut().zip(sockets) {
-            if entry.revents != 0 && !socket.is_there() {
-                entry.revents = 0;
-            }
+        for (ready, socket) in ready.iter_mut().zip(sockets) {
+            *ready = *ready && socket.is_there();
         }
     }
 
-    fn answer_all(&mut self, list: &[libc::pollfd]) {
+    fn answer_all(&mut self, ready: &[bool]) {
         let mut kept = Vec::with_capacity(self.connections.len());
         for (index, mut connection) in std::mem::take(&mut self.connections).into_iter().enumerate() {
-            let ready = list.get(index).is_some_and(|entry| entry.revents != 0);
+            let ready = ready.get(index).is_some_and(|ready| *ready);
             if !ready || catch_unwind(AssertUnwindSafe(|| connection.answer())).unwrap_or(false) {
                 kept.push(connection);
             } else {
@@ -248,11 +250,6 @@ impl Server {
     }
 }
 
-/// Whether the listener, which is in the list behind the connections, has a new one.
-fn listener_is_ready(list: &[libc::pollfd], connections: usize) -> bool {
-    list.get(connections).is_some_and(|entry| entry.revents != 0)
-}
-
 impl Left {
     fn is_over(&mut self) -> bool {
         self.looks += 1;
@@ -268,11 +265,11 @@ impl Left {
 /// A connection of the same user's; others are told no.
 fn admit(socket: Socket) -> Option<Connection> {
     let refuse = |socket: &Socket, why: String| {
-        let _ = socket.send(&Answer::Refused.encode(), &[]);
+        let _ = socket.send(&Answer::Refused.encode(), NONE);
         REFUSED.tell(&why);
     };
     match socket.peer() {
-        Ok(peer) => match super::is_same_user(peer.uid) {
+        Ok(peer) => match peer.is_same_user() {
             Ok(()) => {
                 let importer = Importer::of(peer.pid);
                 Some(Connection { socket, importer, holds: Holds::default(), heard: Instant::now() })
@@ -297,6 +294,8 @@ struct Failures {
 
 /// Connections sent away for whose they were.
 static REFUSED: Failures = Failures { count: AtomicU64::new(0), told: AtomicU64::new(0) };
+/// Connections of processes that speak another version.
+static VERSIONS: Failures = Failures { count: AtomicU64::new(0), told: AtomicU64::new(0) };
 /// Chunks that the driver did not export.
 static FAILED: Failures = Failures { count: AtomicU64::new(0), told: AtomicU64::new(0) };
 
@@ -326,6 +325,9 @@ pub fn judge() {
     if REFUSED.told.load(Ordering::Relaxed) < count(&REFUSED) {
         super::failed("serve", format_args!("{} connections in all were refused", count(&REFUSED)));
     }
+    if VERSIONS.told.load(Ordering::Relaxed) < count(&VERSIONS) {
+        super::failed("serve", format_args!("{} processes in all spoke another version", count(&VERSIONS)));
+    }
     if FAILED.told.load(Ordering::Relaxed) < count(&FAILED) {
         super::failed("serve", format_args!("{} chunks in all were not exported by the driver", count(&FAILED)));
     }
@@ -334,10 +336,15 @@ pub fn judge() {
 impl Connection {
     /// Answers what has been said; whether more may be.
     fn answer(&mut self) -> bool {
-        // One byte more than a request, so that a longer message is not taken for one.
-        let mut buffer = [0; Request::SIZE + 1];
+        let mut buffer = [0; Request::BUFFER];
         let Ok(received) = self.socket.receive(&mut buffer) else { return false };
-        let Some((request, key)) = Request::decode(&buffer[..received.bytes]) else { return false };
+        let (request, key) = match Request::decode(&buffer[..received.bytes]) {
+            Ok(said) => said,
+            Err(unread) => {
+                self.answer_unread(unread);
+                return false;
+            }
+        };
         self.heard = Instant::now();
         if request == Request::LetGo {
             self.holds.remove(key.block);
@@ -345,8 +352,8 @@ impl Connection {
         }
         let address = match exporter::find(&key) {
             Asked::Block(address) => address,
-            Asked::Gone => return self.say(&Answer::Gone, &[]),
-            Asked::Guessed => return false,
+            Asked::Gone => return self.say(&Answer::Gone, NONE),
+            Asked::WrongSecret => return false,
         };
         match request {
             Request::Hold => self.hold(address, key),
@@ -360,11 +367,19 @@ impl Connection {
         }
     }
 
+    /// Tells a process of another version which one is spoken here, before its connection is closed.
+    fn answer_unread(&self, unread: Unread) {
+        if let Some(answer) = unread.answer() {
+            let _ = self.socket.send(&answer, NONE);
+            VERSIONS.tell(&format!("a process cannot open memory of this one: {unread}"));
+        }
+    }
+
     fn hold(&mut self, address: u64, key: Key) -> bool {
-        let Some(block) = memory::hold(address, key.block) else { return self.say(&Answer::Gone, &[]) };
+        let Some(block) = memory::hold(address, key.block) else { return self.say(&Answer::Gone, NONE) };
         self.holds.add(block.address, block.id);
         exporter::was_opened(block.id);
-        self.say(&Answer::Held, &[])
+        self.say(&Answer::Held, NONE)
     }
 
     fn say(&self, answer: &Answer, descriptors: &[OwnedFd]) -> bool {
