@@ -6,10 +6,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use cudarc::driver::sys::{CUmemAllocationProp, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUuuid};
+use gpupool_machine::{Nvml, Uuid, dashed};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use nvml_wrapper::Nvml;
-use nvml_wrapper::enums::device::UsedGpuMemory;
-use nvml_wrapper::error::NvmlError;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
@@ -18,8 +16,6 @@ use crate::terminal;
 const NATIVE_ATOMICS: c_int = 3;
 const VMM_SUPPORTED: c_int = 102;
 const HOST_NUMA_ID: c_int = 134;
-/// The most NVLinks that any GPU has had, with room to spare.
-const NVLINKS: u32 = 36;
 
 /// What the child tells.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -60,6 +56,9 @@ pub struct Gpu {
     pub total: u64,
     pub pci: String,
     pub uuid: String,
+    /// The bytes of `uuid`, by which NVML is asked.
+    #[serde(skip)]
+    uuid_bytes: Uuid,
     /// Virtual memory management.
     pub vmm: bool,
     /// The host node next to it.
@@ -214,12 +213,13 @@ impl Driver {
             self.check("cuDeviceTotalMem", (self.cuDeviceTotalMem_v2)(&raw mut total, device))?;
             self.check("cuDeviceGetUuid", (self.cuDeviceGetUuid)(&raw mut uuid, device))?;
         }
-        let hex: String = uuid.bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let uuid_bytes = uuid.bytes.map(c_char::cast_unsigned);
         Ok(Gpu {
             name: text(&name),
             total: total as u64,
             pci: text(&pci).to_lowercase(),
-            uuid: format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]),
+            uuid: format!("GPU-{}", dashed(&uuid_bytes)),
+            uuid_bytes,
             vmm: self.attribute(VMM_SUPPORTED, device).is_some_and(|value| value != 0),
             host_node: self.attribute(HOST_NUMA_ID, device).unwrap_or(0).max(0),
             free: None,
@@ -279,33 +279,20 @@ fn text(bytes: &[c_char]) -> String {
 
 /// Adds what only NVML knows. The GPUs are found by UUID: NVML counts all of the machine.
 fn ask_nvml(probe: &mut Probe) {
-    let nvml = match Nvml::init() {
+    let nvml = match Nvml::get() {
         Ok(nvml) => nvml,
-        Err(error) => {
-            probe.nvml = Some(match error {
-                NvmlError::LibloadingError(_) => "libnvidia-ml.so.1 is not there".to_owned(),
-                error => error.to_string(),
-            });
+        Err(reason) => {
+            probe.nvml = Some(reason.to_owned());
             return;
         }
     };
-    probe.release = nvml.sys_driver_version().ok();
+    probe.release = nvml.release();
     let addresses: Vec<String> = probe.gpus.iter().map(|gpu| gpu.pci.clone()).collect();
     for (from, gpu) in probe.gpus.iter_mut().enumerate() {
-        let Ok(device) = nvml.device_by_uuid(gpu.uuid.as_str()) else { continue };
-        gpu.free = device.memory_info().ok().map(|memory| memory.free);
-        for process in device.running_compute_processes().unwrap_or_default() {
-            let bytes = match process.used_gpu_memory {
-                UsedGpuMemory::Used(bytes) => Some(bytes),
-                UsedGpuMemory::Unavailable => None,
-            };
-            gpu.processes.push((process.pid, bytes));
-        }
-        let active =
-            (0..NVLINKS).map(|link| device.link_wrapper_for(link)).filter(|link| matches!(link.is_active(), Ok(true)));
-        let ends: Vec<String> = active
-            .map(|link| link.remote_pci_info().map(|pci| pci.bus_id.to_lowercase()).unwrap_or_default())
-            .collect();
+        gpu.free = nvml.memory(&gpu.uuid_bytes).map(|memory| memory.free);
+        gpu.processes = nvml.processes(&gpu.uuid_bytes).unwrap_or_default();
+        let ends = nvml.nvlink_ends(&gpu.uuid_bytes).unwrap_or_default();
+        let ends: Vec<String> = ends.iter().map(|end| end.to_lowercase()).collect();
         for (to, link) in probe.links.get_mut(from).into_iter().flatten().enumerate() {
             if let Link::Nvlink(count) = link {
                 // Links that end at no GPU end at a switch, and lead to every other GPU.
