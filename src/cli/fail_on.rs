@@ -16,7 +16,7 @@ use gpupool_events::{Attendance, Finding, RankOnGpu0, Verdict, VerdictEnd, findi
 use crate::failure::{Failure, complain};
 use crate::folder::Folder;
 use crate::report::{self, Found};
-use crate::{child, elf, explain, terminal};
+use crate::{child, elf, explain, terminal, words};
 
 /// The exit code when the program succeeded and a finding was made that it should fail on.
 const FOUND: u8 = 3;
@@ -198,7 +198,7 @@ fn missing(attendance: &Attendance, verdicts: &[Verdict]) -> Vec<String> {
 fn tell(found: &Found) {
     let title = finding(&found.code).map_or("", |known| known.title);
     complain(&format!("{}: {title}: {}", terminal::clean(&found.code), terminal::clean(&found.what)));
-    if let Some(place) = found.site.as_ref().map(|site| report::place(site, terminal::WIDTH)) {
+    if let Some(place) = found.site.as_ref().map(|site| words::place(site, terminal::WIDTH)) {
         complain(&format!("  {place}"));
     }
 }

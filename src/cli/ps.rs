@@ -10,6 +10,7 @@ use gpupool_metrics::{Life, Snapshot, Unreadable, identify, read};
 use serde::Serialize;
 
 use crate::failure::{self, Failure};
+use crate::stdout;
 use crate::terminal::{self, Page, Table};
 
 /// List the processes that run under gpupool, with their memory by place
@@ -39,9 +40,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let rows = gather();
     if args.json {
         let text = serde_json::to_string_pretty(&rows).map_err(|error| Failure::broken(error.to_string()))?;
-        terminal::print(&format!("{text}\n"))?;
+        stdout::print(&format!("{text}\n"))?;
     } else {
-        terminal::print(&text(&rows))?;
+        stdout::print(&text(&rows))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -6,8 +6,8 @@ use std::path::Path;
 use gpupool_config::format_size;
 use gpupool_machine::Host;
 
-use super::Workshop;
 use super::step::{Expect, Step};
+use super::workshop::Workshop;
 use crate::failure::Failure;
 
 const GIB: u64 = 1 << 30;

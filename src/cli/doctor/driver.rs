@@ -9,10 +9,11 @@ use std::time::Duration;
 use gpupool_config::format_size;
 use serde_json::json;
 
+use super::check::Check;
+use super::matrix;
 use super::probe::{Gpu, Link, Probe, Problem};
-use super::{Check, matrix};
-use crate::report;
 use crate::terminal::{WIDTH, clean, shorten};
+use crate::words;
 
 /// Eight GPUs without a persistence daemon take half a minute to wake up.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -117,7 +118,7 @@ fn driver(probe: &Probe) -> Check {
 
 fn gpus(probe: &Probe) -> Check {
     let total: u64 = probe.gpus.iter().map(|gpu| gpu.total).sum();
-    let count = report::count(probe.gpus.len() as u64, "GPU", "GPUs");
+    let count = words::count(probe.gpus.len() as u64, "GPU", "GPUs");
     let below = probe.gpus.iter().enumerate().flat_map(|(number, gpu)| gpu_lines(number, gpu)).collect();
     Check::fine("GPUs", format!("{count}, {} together", format_size(total))).below(below).facts(json!(probe.gpus))
 }
@@ -131,7 +132,7 @@ fn gpu_lines(number: usize, gpu: &Gpu) -> Vec<String> {
     ];
     if !gpu.processes.is_empty() {
         let known: u64 = gpu.processes.iter().filter_map(|(_, bytes)| *bytes).sum();
-        let count = report::count(gpu.processes.len() as u64, "process", "processes");
+        let count = words::count(gpu.processes.len() as u64, "process", "processes");
         lines.push(format!("       {count} on it, {}", format_size(known)));
     }
     lines
@@ -171,7 +172,7 @@ fn vmm(probe: &Probe) -> Check {
     if without.is_empty() {
         return Check::fine("VMM", "virtual memory management on every GPU").facts(json!({"without": without}));
     }
-    let words = format!("GPU {} has no virtual memory management and can not be pooled", report::ranges(&without));
+    let words = format!("GPU {} has no virtual memory management and can not be pooled", words::ranges(&without));
     let advice = "virtual GPUs (vGPU) often lack it; use whole GPUs or MIG instances";
     let all = without.len() == probe.gpus.len();
     let check = if all { Check::broken("VMM", words, advice) } else { Check::finding("VMM", words, advice) };

@@ -6,7 +6,7 @@ use gpupool_config::{Settings, format_size};
 use gpupool_machine::{Group, Host, KEPT_BACK, Memory};
 use serde_json::json;
 
-use super::Check;
+use super::check::Check;
 
 /// The host's memory, and the tightest limit on it if there is one.
 pub fn checks() -> Vec<Check> {

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::Check;
+use super::check::Check;
 use crate::elf;
-use crate::report;
 use crate::terminal;
+use crate::words;
 
 /// Names whose answer decides whether calls reach the pool.
 const DECIDING: [&str; 4] = ["dlsym", "cuGetProcAddress", "cuGetProcAddress_v2", "cuMemAlloc_v2"];
@@ -111,7 +111,7 @@ fn order(list: &[Preloaded], ours: Option<usize>) -> Check {
         (_, Some(position)) => format!("gpupool is number {} of {}", position + 1, list.len()),
         (count, None) => format!(
             "{} without gpupool; `gpupool run` comes before them",
-            report::count(count as u64, "library", "libraries")
+            words::count(count as u64, "library", "libraries")
         ),
     };
     let below = list.iter().enumerate().map(|(number, preloaded)| {

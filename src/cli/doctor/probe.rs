@@ -11,7 +11,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
-use crate::terminal;
+use crate::stdout;
 
 const NATIVE_ATOMICS: c_int = 3;
 const VMM_SUPPORTED: c_int = 102;
@@ -93,7 +93,7 @@ pub fn answer() -> Result<ExitCode, Failure> {
     }
     ask_nvml(&mut probe);
     let json = serde_json::to_string(&probe).map_err(|error| Failure::broken(error.to_string()))?;
-    terminal::print(&format!("{json}\n"))?;
+    stdout::print(&format!("{json}\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -8,7 +8,7 @@ use gpupool_config::{Mode, PREFIX, Settings};
 use gpupool_python::versions::UNDERSTOOD;
 use serde_json::{Value, json};
 
-use super::Check;
+use super::check::Check;
 use crate::companion;
 use crate::log_settings;
 use crate::terminal;
