@@ -37,7 +37,7 @@ pub struct Args {
 /// Looks at everything and prints what it saw.
 ///
 /// # Errors
-/// stdout can not be written.
+/// stdout cannot be written.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     if args.probe {
         return probe::answer();

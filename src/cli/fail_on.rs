@@ -20,7 +20,7 @@ use crate::{child, elf, explain, terminal, words};
 
 /// The exit code when the program succeeded and a finding was made that it should fail on.
 const FOUND: u8 = 3;
-/// The exit code when the program succeeded and nobody knows whether one was made.
+/// The exit code when the program succeeded and nobody knows whether a finding was made that it should fail on.
 const UNKNOWN: u8 = 4;
 /// Lines about processes of which not everything is known.
 const TOLD: usize = 8;
@@ -234,7 +234,7 @@ fn unknown(verdict: &Verdict) -> Option<String> {
 /// What the program and its children write.
 struct Records {
     folder: Folder,
-    /// `GPUPOOL_LOG_FILE` for the program, if it is ours.
+    /// `GPUPOOL_LOG_FILE` for the program, if the log is ours.
     log: Option<OsString>,
     /// The folder of another `--fail-on` that this one runs under.
     outer: Option<PathBuf>,

@@ -23,7 +23,7 @@ pub struct Args {
 
 /// A process that has a page.
 #[derive(Serialize)]
-struct Row {
+struct Listed {
     state: Life,
     /// The user's number.
     owner: u32,
@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn gather() -> Vec<Row> {
+fn gather() -> Vec<Listed> {
     let (folders, refused) = Folder::all(&Roots::new(std::env::var_os("XDG_RUNTIME_DIR")));
     for refused in refused {
         failure::complain(&format!("not read: {refused}"));
@@ -58,7 +58,7 @@ fn gather() -> Vec<Row> {
         for entry in folder.pages() {
             let path = folder.path().join(&entry.name);
             match look(folder, &entry) {
-                Ok(Some((state, told))) => rows.push(Row { state, owner: folder.owner(), page: path, told }),
+                Ok(Some((state, told))) => rows.push(Listed { state, owner: folder.owner(), page: path, told }),
                 // It ended, now or before.
                 Ok(None) => {}
                 Err(error) => failure::complain(&format!("{}: {error}", path.display())),
@@ -84,14 +84,14 @@ fn look(folder: &Folder, entry: &gpupool_metrics::folder::Entry) -> Result<Optio
     if named { Ok((!told.ended).then_some((life, told))) } else { Err(Unreadable::Foreign) }
 }
 
-fn text(rows: &[Row]) -> String {
+fn text(rows: &[Listed]) -> String {
     let mut page = Page::new(terminal::colours());
     if rows.is_empty() {
         page.line("no process runs under gpupool");
         return page.into_text();
     }
     let mut table = Table::new(&["pid", "state", "mode", "held", "used", "name"], b"rllrrl", 4);
-    for Row { state, told, .. } in rows {
+    for Listed { state, told, .. } in rows {
         let sum = |of: fn(&gpupool_metrics::Place) -> u64| told.levels.places.rows.iter().map(of).sum::<u64>();
         let cells = vec![
             told.process.identity.pid.to_string(),

@@ -28,7 +28,7 @@ pub struct Args {
 /// Prints the report.
 ///
 /// # Errors
-/// Exit 2 if a path can not be read or is no log of gpupool; the others are shown all the same.
+/// Exit 2 if a path cannot be read or is no log of gpupool; the others are shown all the same.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let logs = Logs::read(&args.logs);
     let found = model::findings(&logs.processes);

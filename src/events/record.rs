@@ -17,7 +17,7 @@ pub const LONGEST: usize = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// gpupool can not do its work.
+    /// gpupool cannot do its work.
     Error,
     /// Something a person should look at.
     Warn,
@@ -129,7 +129,7 @@ impl fmt::Display for Wrong {
             Wrong::Version(None) => out.write_str("not a record of gpupool: it names no format (\"v\")"),
             Wrong::NoEvent => out.write_str("not a record of gpupool: it names no event"),
             Wrong::TooLong => write!(out, "not a record of gpupool: longer than {LONGEST} bytes"),
-            Wrong::Read(error) => write!(out, "can not be read: {error}"),
+            Wrong::Read(error) => write!(out, "cannot be read: {error}"),
         }
     }
 }

@@ -17,7 +17,7 @@ pub struct Witness {
     asked: OwnedFd,
 }
 
-/// The same end in a child of ours.
+/// The asking end of the conversation in a child of ours, which does not own it.
 #[derive(Clone, Copy)]
 pub struct Question {
     asked: RawFd,

@@ -25,13 +25,13 @@ impl Workshop {
     /// Makes the folder and compiles the program.
     pub fn open() -> Result<Workshop, Failure> {
         let failed = |what: &str, error: std::io::Error| Failure::broken(format!("{what}: {error}"));
-        let gpupool = std::env::current_exe().map_err(|error| failed("can not find this executable", error))?;
+        let gpupool = std::env::current_exe().map_err(|error| failed("cannot find this executable", error))?;
         let folder = tempfile::Builder::new()
             .prefix("gpupool-demo-")
             .tempdir()
-            .map_err(|error| failed("can not make a temporary folder", error))?;
+            .map_err(|error| failed("cannot make a temporary folder", error))?;
         let source = folder.path().join("two_arrays.c");
-        std::fs::write(&source, SOURCE).map_err(|error| failed("can not write two_arrays.c", error))?;
+        std::fs::write(&source, SOURCE).map_err(|error| failed("cannot write two_arrays.c", error))?;
         let compiled = Command::new("cc")
             .args(["-O2", "-o", PROGRAM, "two_arrays.c", "-ldl"])
             .current_dir(folder.path())

@@ -9,7 +9,7 @@ pub enum State {
     Fine,
     /// Something is less than it could be.
     Finding,
-    /// The pool can not work.
+    /// The pool cannot work.
     Broken,
 }
 
@@ -40,7 +40,7 @@ impl Check {
         Check { state: State::Finding, advice: Some(advice.into()), ..Check::fine(name, words) }
     }
 
-    /// Something without which the pool can not work, and what to do.
+    /// Something without which the pool cannot work, and what to do.
     pub fn broken(name: &'static str, words: impl Into<String>, advice: impl Into<String>) -> Check {
         Check { state: State::Broken, ..Check::finding(name, words, advice) }
     }

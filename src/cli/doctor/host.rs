@@ -10,7 +10,7 @@ use super::check::Check;
 
 /// The host's memory, and the tightest limit on it if there is one.
 pub fn checks() -> Vec<Check> {
-    // Settings that can not be read are another check's finding; without them the defaults are told.
+    // Settings that cannot be read are another check's finding; without them the defaults are told.
     let settings = Settings::read(std::env::vars_os()).unwrap_or_default();
     vec![check(&Host::at(Path::new("/")).memory(), &settings)]
 }

@@ -20,7 +20,7 @@ const OURS: &str = "gpupool_version";
 /// One preloaded library, in the loader's order.
 #[derive(Debug, PartialEq, Eq)]
 struct Preloaded {
-    /// As it was written.
+    /// The library's name or path as it was written.
     entry: String,
     /// `LD_PRELOAD` or `/etc/ld.so.preload`.
     from: &'static str,
@@ -87,7 +87,7 @@ fn judge(list: &[Preloaded]) -> Vec<Check> {
             }
             Content::Unreadable(reason) => checks.push(Check::finding(
                 "preload",
-                format!("{entry} can not be looked into ({reason}); the loader most likely ignores it"),
+                format!("{entry} cannot be looked into ({reason}); the loader most likely ignores it"),
                 format!("correct {}", preloaded.from),
             )),
             _ => {}

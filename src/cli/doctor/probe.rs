@@ -23,7 +23,7 @@ pub struct Probe {
     /// File of the driver that was loaded; `None` where there is none.
     pub library: Option<PathBuf>,
     /// Why the asking ended early.
-    pub failure: Option<Problem>,
+    pub failure: Option<FailedCall>,
     /// `cuDriverGetVersion`.
     pub cuda: Option<i32>,
     /// The kernel driver's version, from NVML.
@@ -39,8 +39,8 @@ pub struct Probe {
 
 /// A call that failed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Problem {
-    /// `cuInit`, or `libcuda.so.1` for a driver that can not be loaded.
+pub struct FailedCall {
+    /// `cuInit`, or `libcuda.so.1` for a driver that cannot be loaded.
     pub call: String,
     /// `CUresult`; 0 where there is none.
     pub code: c_int,
@@ -85,7 +85,7 @@ pub enum Link {
 /// Asks and prints: the child's whole work.
 ///
 /// # Errors
-/// stdout can not be written.
+/// stdout cannot be written.
 pub fn answer() -> Result<ExitCode, Failure> {
     let mut probe = Probe::default();
     if let Err(problem) = ask_driver(&mut probe) {
@@ -107,12 +107,12 @@ macro_rules! driver {
         }
 
         impl Driver {
-            fn load(library: &Library) -> Result<Driver, Problem> {
+            fn load(library: &Library) -> Result<Driver, FailedCall> {
                 Ok(Driver {
                     $($name: {
                         // SAFETY: the type is the C signature of this exported name.
                         let found = unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) };
-                        *found.map_err(|error| Problem::loading(stringify!($name), &error))?
+                        *found.map_err(|error| FailedCall::loading(stringify!($name), &error))?
                     },)*
                 })
             }
@@ -137,18 +137,18 @@ driver! {
     cuMemRelease(u64);
 }
 
-impl Problem {
-    fn loading(what: &str, error: &libloading::Error) -> Problem {
+impl FailedCall {
+    fn loading(what: &str, error: &libloading::Error) -> FailedCall {
         // libloading says what it tried; the loader's own words are behind that.
         let reason = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
-        Problem { call: what.to_owned(), code: 0, words: reason }
+        FailedCall { call: what.to_owned(), code: 0, words: reason }
     }
 }
 
-fn ask_driver(probe: &mut Probe) -> Result<(), Problem> {
+fn ask_driver(probe: &mut Probe) -> Result<(), FailedCall> {
     // SAFETY: the driver's constructors have no preconditions; every CUDA program runs them.
     let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) }
-        .map_err(|error| Problem::loading("libcuda.so.1", &error))?;
+        .map_err(|error| FailedCall::loading("libcuda.so.1", &error))?;
     let driver = Driver::load(&library)?;
     probe.library = file_of(driver.cuInit as *const c_void);
     // SAFETY: the functions stay valid as long as `library`, which outlives them; all outputs are locals of the types
@@ -189,21 +189,21 @@ fn file_of(function: *const c_void) -> Option<PathBuf> {
 }
 
 impl Driver {
-    fn check(&self, call: &str, code: c_int) -> Result<(), Problem> {
+    fn check(&self, call: &str, code: c_int) -> Result<(), FailedCall> {
         if code == 0 {
             return Ok(());
         }
         let mut name = std::ptr::null();
         // SAFETY: the output is a local; what is written there is a constant string of the driver's, or nothing.
         let known = unsafe { (self.cuGetErrorName)(code, &raw mut name) } == 0 && !name.is_null();
-        // SAFETY: as above.
+        // SAFETY: the driver knew the code, so `name` is a constant string of its own that ends in NUL.
         let name = known.then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned());
-        Err(Problem { call: call.to_owned(), code, words: name.unwrap_or_else(|| format!("error {code}")) })
+        Err(FailedCall { call: call.to_owned(), code, words: name.unwrap_or_else(|| format!("error {code}")) })
     }
 
     /// # Safety
     /// `cuInit` succeeded.
-    unsafe fn gpu(&self, device: c_int) -> Result<Gpu, Problem> {
+    unsafe fn gpu(&self, device: c_int) -> Result<Gpu, FailedCall> {
         let (mut name, mut pci) = ([0 as c_char; 256], [0 as c_char; 64]);
         let (mut total, mut uuid) = (0, CUuuid { bytes: [0; 16] });
         // SAFETY: every output is a local, and the lengths given leave the last byte of each text as the NUL it is.

@@ -44,7 +44,7 @@ pub fn python() -> Check {
                 } else {
                     Check::finding(
                         "python",
-                        format!("{words}; python3 is a free-threaded 3.{minor}, whose lines can not be"),
+                        format!("{words}; python3 is a free-threaded 3.{minor}, whose lines cannot be"),
                         "findings name native functions there; use a build with the GIL to see lines",
                     )
                 }

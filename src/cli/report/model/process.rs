@@ -19,7 +19,7 @@ const KEPT_SITES: usize = 2048;
 pub struct Process {
     /// The log it comes from, counted from 0.
     pub log: usize,
-    /// Its number.
+    /// The process's number.
     pub pid: u32,
     /// Time of the first and of the last record, seconds since 1970.
     pub first: f64,
@@ -54,7 +54,7 @@ pub struct Process {
 pub enum End {
     /// By itself, with a last word.
     Exit,
-    /// As another program.
+    /// By becoming another program.
     Exec,
     /// There was no room for its end.
     LogFull,
@@ -196,7 +196,7 @@ impl Process {
         }
     }
 
-    /// The same line may be met a thousand times.
+    /// Keeps a finding once, however often its line is met.
     fn finding(&mut self, made: FindingMade) {
         match self.findings.iter_mut().find(|(known, _)| *known == made) {
             Some((_, times)) => *times += 1,
