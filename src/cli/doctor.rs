@@ -1,5 +1,6 @@
 //! `gpupool doctor`: what this machine and this environment let the pool do. One file a subject under `doctor/`.
 
+mod check;
 mod driver;
 mod host;
 mod matrix;
@@ -13,7 +14,9 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::stdout;
 use crate::terminal::{self, Page};
+use check::{Check, State};
 
 /// Check this machine and this environment: driver, GPUs, links, host, preloads, settings
 ///
@@ -31,89 +34,10 @@ pub struct Args {
     probe: bool,
 }
 
-/// How a check went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum State {
-    /// As it should be.
-    Fine,
-    /// Something is less than it could be.
-    Finding,
-    /// The pool can not work.
-    Broken,
-}
-
-/// One thing that was looked at.
-pub struct Check {
-    /// A word: `driver`.
-    pub name: &'static str,
-    pub state: State,
-    /// One sentence.
-    pub words: String,
-    /// What to do; there is one unless the state is fine.
-    pub advice: Option<String>,
-    /// Lines that belong to it, already as wide as they may be.
-    pub below: Vec<String>,
-    /// The same and more for programs.
-    pub facts: Value,
-}
-
-impl Check {
-    /// A check with nothing to complain about.
-    pub fn fine(name: &'static str, words: impl Into<String>) -> Check {
-        let words = words.into();
-        Check { name, state: State::Fine, words, advice: None, below: Vec::new(), facts: Value::Null }
-    }
-
-    /// Something that could be better, and how.
-    pub fn finding(name: &'static str, words: impl Into<String>, advice: impl Into<String>) -> Check {
-        Check { state: State::Finding, advice: Some(advice.into()), ..Check::fine(name, words) }
-    }
-
-    /// Something without which the pool can not work, and what to do.
-    pub fn broken(name: &'static str, words: impl Into<String>, advice: impl Into<String>) -> Check {
-        Check { state: State::Broken, ..Check::finding(name, words, advice) }
-    }
-
-    /// With these lines below it.
-    pub fn below(mut self, lines: Vec<String>) -> Check {
-        self.below = lines;
-        self
-    }
-
-    /// With these facts.
-    pub fn facts(mut self, facts: Value) -> Check {
-        self.facts = facts;
-        self
-    }
-}
-
-impl State {
-    fn word(self) -> &'static str {
-        match self {
-            State::Fine => "fine",
-            State::Finding => "finding",
-            State::Broken => "broken",
-        }
-    }
-
-    fn code(self) -> u8 {
-        self as u8
-    }
-
-    /// In the text: the mark at the line's start and its colour.
-    fn mark(self) -> (&'static str, &'static str) {
-        match self {
-            State::Fine => ("ok     ", "32"),
-            State::Finding => ("look   ", "1;33"),
-            State::Broken => ("BROKEN ", "1;31"),
-        }
-    }
-}
-
 /// Looks at everything and prints what it saw.
 ///
 /// # Errors
-/// stdout can not be written.
+/// stdout cannot be written.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     if args.probe {
         return probe::answer();
@@ -125,7 +49,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     checks.push(software::python());
     checks.extend(software::settings(gpus.as_deref()));
     let state = checks.iter().map(|check| check.state).max().unwrap_or(State::Fine);
-    terminal::print(&if args.json { as_json(&checks, state) } else { as_text(&checks) })?;
+    stdout::print(&if args.json { as_json(&checks, state) } else { as_text(&checks) })?;
     Ok(ExitCode::from(state.code()))
 }
 

@@ -97,7 +97,7 @@ fn interpreter(path: &Path) -> Option<OsString> {
     Some(OsString::from_vec(name.to_vec()))
 }
 
-/// As a shell finds it.
+/// The file that a program's name stands for, as a shell finds it.
 fn find(program: &OsStr) -> Option<PathBuf> {
     let runs =
         |path: &PathBuf| path.metadata().is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0);

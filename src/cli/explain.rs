@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use gpupool_events::{FINDINGS, finding, nearest_finding};
 
 use crate::failure::Failure;
+use crate::stdout;
 use crate::terminal::{self, Page};
 
 /// Say what a finding means and how to mend it
@@ -25,7 +26,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         None => list(&mut page),
         Some(code) => explain(&mut page, code)?,
     }
-    terminal::print(&page.into_text())?;
+    stdout::print(&page.into_text())?;
     Ok(ExitCode::SUCCESS)
 }
 

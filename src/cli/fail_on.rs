@@ -16,11 +16,11 @@ use gpupool_events::{Attendance, Finding, RankOnGpu0, Verdict, VerdictEnd, findi
 use crate::failure::{Failure, complain};
 use crate::folder::Folder;
 use crate::report::{self, Found};
-use crate::{child, elf, explain, terminal};
+use crate::{child, elf, explain, terminal, words};
 
 /// The exit code when the program succeeded and a finding was made that it should fail on.
 const FOUND: u8 = 3;
-/// The exit code when the program succeeded and nobody knows whether one was made.
+/// The exit code when the program succeeded and nobody knows whether a finding was made that it should fail on.
 const UNKNOWN: u8 = 4;
 /// Lines about processes of which not everything is known.
 const TOLD: usize = 8;
@@ -198,7 +198,7 @@ fn missing(attendance: &Attendance, verdicts: &[Verdict]) -> Vec<String> {
 fn tell(found: &Found) {
     let title = finding(&found.code).map_or("", |known| known.title);
     complain(&format!("{}: {title}: {}", terminal::clean(&found.code), terminal::clean(&found.what)));
-    if let Some(place) = found.site.as_ref().map(|site| report::place(site, terminal::WIDTH)) {
+    if let Some(place) = found.site.as_ref().map(|site| words::place(site, terminal::WIDTH)) {
         complain(&format!("  {place}"));
     }
 }
@@ -234,7 +234,7 @@ fn unknown(verdict: &Verdict) -> Option<String> {
 /// What the program and its children write.
 struct Records {
     folder: Folder,
-    /// `GPUPOOL_LOG_FILE` for the program, if it is ours.
+    /// `GPUPOOL_LOG_FILE` for the program, if the log is ours.
     log: Option<OsString>,
     /// The folder of another `--fail-on` that this one runs under.
     outer: Option<PathBuf>,

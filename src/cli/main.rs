@@ -15,7 +15,9 @@ mod ps;
 mod report;
 mod run;
 mod sim;
+mod stdout;
 mod terminal;
+mod words;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -59,7 +61,7 @@ fn said(instead: &clap::Error) -> ExitCode {
     match printed {
         // Nobody could be told, and for help that was all there was to do.
         Err(error) if code == 0 => {
-            terminal::unless_left(error).map_or_else(failure::Failure::report, |()| ExitCode::SUCCESS)
+            stdout::unless_left(error).map_or_else(failure::Failure::report, |()| ExitCode::SUCCESS)
         }
         _ => ExitCode::from(code),
     }

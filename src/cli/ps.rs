@@ -10,6 +10,7 @@ use gpupool_metrics::{Life, Snapshot, Unreadable, identify, read};
 use serde::Serialize;
 
 use crate::failure::{self, Failure};
+use crate::stdout;
 use crate::terminal::{self, Page, Table};
 
 /// List the processes that run under gpupool, with their memory by place
@@ -22,7 +23,7 @@ pub struct Args {
 
 /// A process that has a page.
 #[derive(Serialize)]
-struct Row {
+struct Listed {
     state: Life,
     /// The user's number.
     owner: u32,
@@ -39,14 +40,14 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let rows = gather();
     if args.json {
         let text = serde_json::to_string_pretty(&rows).map_err(|error| Failure::broken(error.to_string()))?;
-        terminal::print(&format!("{text}\n"))?;
+        stdout::print(&format!("{text}\n"))?;
     } else {
-        terminal::print(&text(&rows))?;
+        stdout::print(&text(&rows))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn gather() -> Vec<Row> {
+fn gather() -> Vec<Listed> {
     let (folders, refused) = Folder::all(&Roots::new(std::env::var_os("XDG_RUNTIME_DIR")));
     for refused in refused {
         failure::complain(&format!("not read: {refused}"));
@@ -57,7 +58,7 @@ fn gather() -> Vec<Row> {
         for entry in folder.pages() {
             let path = folder.path().join(&entry.name);
             match look(folder, &entry) {
-                Ok(Some((state, told))) => rows.push(Row { state, owner: folder.owner(), page: path, told }),
+                Ok(Some((state, told))) => rows.push(Listed { state, owner: folder.owner(), page: path, told }),
                 // It ended, now or before.
                 Ok(None) => {}
                 Err(error) => failure::complain(&format!("{}: {error}", path.display())),
@@ -83,14 +84,14 @@ fn look(folder: &Folder, entry: &gpupool_metrics::folder::Entry) -> Result<Optio
     if named { Ok((!told.ended).then_some((life, told))) } else { Err(Unreadable::Foreign) }
 }
 
-fn text(rows: &[Row]) -> String {
+fn text(rows: &[Listed]) -> String {
     let mut page = Page::new(terminal::colours());
     if rows.is_empty() {
         page.line("no process runs under gpupool");
         return page.into_text();
     }
     let mut table = Table::new(&["pid", "state", "mode", "held", "used", "name"], b"rllrrl", 4);
-    for Row { state, told, .. } in rows {
+    for Listed { state, told, .. } in rows {
         let sum = |of: fn(&gpupool_metrics::Place) -> u64| told.levels.places.rows.iter().map(of).sum::<u64>();
         let cells = vec![
             told.process.identity.pid.to_string(),

@@ -1,23 +1,16 @@
 //! `gpupool report`: what the logs of a program, or of all ranks of a job, say.
 
-mod findings;
-mod gather;
 mod json;
 mod model;
-mod pinned;
 mod text;
-mod timeline;
-mod words;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-pub use findings::{Found, is_guest, merge, ranks_on_gpu_0};
-use gather::Logs;
-pub use words::{count, place, ranges};
-
 use crate::failure::Failure;
-use crate::terminal;
+use crate::{stdout, terminal};
+use model::Logs;
+pub use model::{Found, is_guest, merge, ranks_on_gpu_0};
 
 /// Say what logs tell: contexts, findings, memory over time, pinned memory, modules
 ///
@@ -35,12 +28,12 @@ pub struct Args {
 /// Prints the report.
 ///
 /// # Errors
-/// Exit 2 if a path can not be read or is no log of gpupool; the others are shown all the same.
+/// Exit 2 if a path cannot be read or is no log of gpupool; the others are shown all the same.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let logs = Logs::read(&args.logs);
-    let found = findings::all(&logs.processes);
+    let found = model::findings(&logs.processes);
     let text = if args.json { json::render(&logs, &found) } else { text::render(&logs, &found, terminal::colours()) };
-    terminal::print(&text)?;
-    let unreadable: Vec<String> = logs.logs.iter().filter(|log| !log.readable).map(words::why_unreadable).collect();
+    stdout::print(&text)?;
+    let unreadable: Vec<String> = logs.logs.iter().filter_map(model::Log::why_unreadable).collect();
     if unreadable.is_empty() { Ok(ExitCode::SUCCESS) } else { Err(Failure::usage(unreadable.join("\n"))) }
 }

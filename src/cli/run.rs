@@ -40,8 +40,9 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-/// Becomes the program, unless its end is to be judged (`--fail-on`). A parent that waits would have to imitate the shell's job control and pass signals on; a process
-/// that is the program has its number, its terminal, its exit code and its death without any of that.
+/// Becomes the program, unless its end is to be judged (`--fail-on`). A parent that waits would have to imitate the shell's job
+/// control and pass signals on; a process that is the program has its number, its terminal, its exit code and its death without
+/// any of that.
 ///
 /// # Errors
 /// Exit 2 for a setting, finding or library that cannot be used, 127 for a program that is not there, 126 for one that cannot

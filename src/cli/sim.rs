@@ -44,7 +44,8 @@ pub struct Args {
 /// Runs the program with the simulated driver in front of its library path, and ends as it ends.
 ///
 /// # Errors
-/// As [`crate::run::run`].
+/// Exit 2 for a simulated driver that cannot be used, 127 for a program that is not there, 126 for one that cannot be
+/// started.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let driver = companion::find(companion::DRIVER, args.driver.as_deref())?;
     let Some((program, arguments)) = args.command.split_first() else {

@@ -1,10 +1,8 @@
 //! Text for people: 80 columns, colours where they are wanted, nothing from a log that a terminal would obey.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
-
-use crate::failure::Failure;
 
 /// What every line keeps to.
 pub const WIDTH: usize = 80;
@@ -14,26 +12,6 @@ pub fn colours() -> bool {
     let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let dumb = std::env::var_os("TERM").is_some_and(|value| value == "dumb");
     io::stdout().is_terminal() && !unwanted && !dumb
-}
-
-/// Writes to stdout at once. A reader that has left (`| head`) is no failure: it has what it wanted.
-///
-/// # Errors
-/// Anything else that stops the write, such as a full disk.
-pub fn print(text: &str) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).or_else(unless_left)
-}
-
-/// A write to stdout that failed, unless because its reader has left.
-///
-/// # Errors
-/// Every other reason.
-pub fn unless_left(error: io::Error) -> Result<(), Failure> {
-    match error.kind() {
-        io::ErrorKind::BrokenPipe => Ok(()),
-        _ => Err(Failure::broken(format!("stdout: {error}"))),
-    }
 }
 
 /// What every column of a table may have.

@@ -21,7 +21,7 @@ impl fmt::Display for DurationError {
         out.write_str(match self {
             DurationError::NotADuration => "not a duration",
             DurationError::NoUnit => "a duration needs a unit: ms, s, min or h",
-            DurationError::Negative => "a duration can not be negative",
+            DurationError::Negative => "a duration cannot be negative",
             DurationError::TooLong => "longer than a thousand years",
         })
     }

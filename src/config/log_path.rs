@@ -4,7 +4,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// A checked path template: `%p` process id (in a container with what tells it from those of others), `%e` executable name, `%h` host name, `%%` a percent sign.
+/// A checked path template: `%p` process id (in a container with what tells it from those of others), `%e` executable name,
+/// `%h` host name, `%%` a percent sign.
 ///
 /// Without `%p`, a program that starts itself again would meet its own file, which the log refuses to open twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +29,7 @@ impl LogPath {
     pub(crate) fn parse(text: &OsStr) -> Result<LogPath, String> {
         let bytes = text.as_bytes();
         if bytes.contains(&0) {
-            return Err("a path can not contain a NUL byte".to_owned());
+            return Err("a path cannot contain a NUL byte".to_owned());
         }
         if bytes.ends_with(b"/") {
             return Err("this is a folder; write a file, for example gpupool.%p.jsonl".to_owned());
@@ -54,7 +55,7 @@ impl LogPath {
         Path::new(&self.0).is_relative()
     }
 
-    /// The same path from `folder` on, where it is relative: what stands for a file now must not for another one once a program
+    /// This path made absolute, from `folder` on where it is relative: what stands for a file now must not for another one once a program
     /// has changed its folder.
     #[must_use]
     pub fn from_folder(&self, folder: &Path) -> LogPath {
@@ -78,7 +79,7 @@ impl LogPath {
         &self.0
     }
 
-    /// The file for one process. Slashes in a name become `_`, so a name can not leave the folder.
+    /// The file for one process. Slashes in a name become `_`, so a name cannot leave the folder.
     pub fn expand(&self, names: LogPathNames<'_>) -> PathBuf {
         let mut path = Vec::with_capacity(self.0.len() + 16);
         let mut bytes = self.0.as_bytes().iter();

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// One setting that can not be used: its name, its value as it was found, what is wrong and what to write instead.
+/// One setting that cannot be used: its name, its value as it was found, what is wrong and what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The variable, `GPUPOOL_LIMIT`.

@@ -50,7 +50,7 @@ fn shown(value: &OsStr) -> String {
 
 /// What to say about a name that has our prefix and is in no table.
 fn unknown_name(name: &str) -> String {
-    let nearest = SETTINGS.iter().map(|row| (distance(name, row.name), row.name)).min();
+    let nearest = SETTINGS.iter().map(|row| (strsim::levenshtein(name, row.name), row.name)).min();
     match nearest {
         // Half the letters wrong is no slip, and a wrong guess costs more than a list.
         Some((steps, nearest)) if steps * 2 <= name.len() - PREFIX.len() => {
@@ -60,33 +60,9 @@ fn unknown_name(name: &str) -> String {
     }
 }
 
-/// Levenshtein distance in bytes. Names are short ASCII, so the plain two-row table does.
-fn distance(a: &str, b: &str) -> usize {
-    let mut above: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut row = vec![i + 1];
-        for (j, y) in b.bytes().enumerate() {
-            let substituted = above[j] + usize::from(x != y);
-            row.push(substituted.min(above[j + 1] + 1).min(row[j] + 1));
-        }
-        above = row;
-    }
-    above[b.len()]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn distance_counts_edits() {
-        for (a, b, steps) in
-            [("", "", 0), ("abc", "abc", 0), ("", "abc", 3), ("limit", "limits", 1), ("mode", "node", 1)]
-        {
-            assert_eq!(distance(a, b), steps, "{a} {b}");
-            assert_eq!(distance(b, a), steps, "{b} {a}");
-        }
-    }
 
     #[test]
     fn a_slip_is_recognised_and_a_stranger_is_not() {

@@ -113,7 +113,7 @@ pub enum Devices {
 pub enum Limits {
     /// Only the reserve limits it.
     Unset,
-    /// The same for every GPU.
+    /// One limit for every GPU.
     Every(u64),
     /// By ordinal; a GPU that is not named has no limit.
     PerGpu(BTreeMap<u32, u64>),
@@ -142,7 +142,7 @@ impl Settings {
         self.reserve.unwrap_or_else(|| (1 << 30).min(total / 16))
     }
 
-    /// What [`Settings::read`] can not know: whether the GPUs named exist and have what they are limited to. `totals` is
+    /// What [`Settings::read`] cannot know: whether the GPUs named exist and have what they are limited to. `totals` is
     /// the memory of every visible GPU, by ordinal (`cuDeviceTotalMem`).
     pub fn check_gpus(&self, totals: &[u64]) -> Vec<Problem> {
         let mut problems = Vec::new();

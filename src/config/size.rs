@@ -19,7 +19,7 @@ impl fmt::Display for SizeError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             SizeError::NotASize => "not a size",
-            SizeError::Negative => "a size can not be negative",
+            SizeError::Negative => "a size cannot be negative",
             SizeError::TooLarge => "larger than 16 EiB",
             SizeError::Fraction => "a fraction needs a unit",
         })

@@ -4,11 +4,8 @@ use crate::{CuResult, Driver};
 use cudarc::driver::sys::{CUdevice, CUmemoryPool, CUuuid};
 use std::ffi::{CStr, c_char, c_int};
 
-/// The bytes of a UUID as `nvidia-smi` writes them, without a prefix: `01234567-89ab-…`.
-pub fn dashed(uuid: &[u8; 16]) -> String {
-    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
-}
+use gpupool_machine::Uuid;
+pub use gpupool_machine::dashed;
 
 impl Driver {
     /// How many GPUs the process sees (`cuDeviceGetCount`).
@@ -90,7 +87,7 @@ impl Driver {
     }
 
     /// The bytes of a device's UUID (`cuDeviceGetUuid`); zeros where the driver does not say.
-    pub fn uuid_bytes(&self, device: CUdevice) -> [u8; 16] {
+    pub fn uuid_bytes(&self, device: CUdevice) -> Uuid {
         let mut uuid = CUuuid { bytes: [0; 16] };
         // SAFETY: the output is a local of the right type.
         let known = unsafe { (self.cuDeviceGetUuid)(&raw mut uuid, device) }.is_ok();

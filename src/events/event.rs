@@ -85,7 +85,7 @@ events! {
         gpus: Option<u32>,
         /// Its number among the ranks of its job on this host, where a launcher says so.
         local_rank: Option<u32>,
-        /// How many of them there are.
+        /// How many ranks of its job there are on this host, where a launcher says so.
         job_ranks: Option<u32>,
         /// What tells the job from others on this host, where the launcher says.
         job: Option<String>,
@@ -98,11 +98,11 @@ events! {
         peak: Vec<PlacePeak>,
         /// Blocks the program never freed.
         live_blocks: u64,
-        /// Their bytes.
+        /// Bytes of the blocks that the program never freed.
         live_bytes: u64,
         /// Pooled allocations in the life of the process.
         allocations: u64,
-        /// Those of them served from memory freed before.
+        /// Pooled allocations that were served from memory freed before.
         reuses: u64,
     }
     /// There is no more room for the log (disk, quota, RLIMIT_FSIZE). The lines that follow are lost, until `log.lost` says
@@ -122,7 +122,7 @@ events! {
     PoolOpen = "pool.open" {
         /// First address of the reservation.
         base: u64,
-        /// Its size.
+        /// Bytes of the reservation.
         bytes: u64,
         /// The places that lend.
         places: Vec<String>,
@@ -153,9 +153,9 @@ events! {
     VmmSteer = "vmm.steer" {
         /// GPU that it was asked for on.
         home: u32,
-        /// Bytes that are there.
+        /// Bytes that were made elsewhere.
         bytes: u64,
-        /// Where that is.
+        /// The place where they are.
         place: String,
         /// `full` (the driver had no memory there), or `limit` (`GPUPOOL_LIMIT`).
         why: String,
@@ -242,16 +242,16 @@ events! {
         address: u64,
         /// Bytes asked for when it was allocated.
         bytes: u64,
-        /// As in `pinned.allocate`.
+        /// Who pinned it: `pool`, `driver`, or `program` (registered memory is the program's own).
         by: String,
     }
     /// What is pinned, after that changed.
     PinnedLevel = "pinned.level" {
         /// Bytes that the process has pinned: the pool's segments, the driver's allocations and registered memory.
         pinned: u64,
-        /// Bytes the program holds in them, as it asked for them.
+        /// Bytes of pinned memory that the program holds, as it asked for them.
         requested: u64,
-        /// The part of both that is registered memory.
+        /// Bytes of registered memory, which count as `pinned` and as `requested` too.
         registered: u64,
     }
     /// Freed pinned memory went back to the system.
@@ -303,7 +303,7 @@ events! {
         /// Its number in this log, from 1; 0 in logs that have none.
         #[serde(default)]
         id: u64,
-        /// Its GPU.
+        /// The context's GPU.
         device: u32,
         /// The GPU's PCI address, as `0000:1b:00.0`.
         pci: Option<String>,
@@ -333,15 +333,15 @@ events! {
     }
     /// What was done in a context; written when it goes, and at exit.
     ContextUse = "context.use" {
-        /// As in `context.create`.
+        /// The context's number in this log; 0 in logs that have none.
         id: u64,
-        /// Its GPU.
+        /// The context's GPU.
         device: u32,
-        /// As in `context.create`.
+        /// `primary`, `created`, `found` or `appeared`, as `context.create` told it.
         kind: String,
         /// Allocations, pooled or not.
         allocations: u64,
-        /// The most bytes of them at any moment.
+        /// The most bytes that were allocated at any moment.
         bytes_peak: u64,
         /// Kernels launched.
         launches: u64,
@@ -349,17 +349,17 @@ events! {
         copies: u64,
         /// Modules loaded.
         modules: u64,
-        /// Seconds from the process's start to the last of these; absent where there was none.
+        /// Seconds from the process's start to the last allocation, launch, copy or load; absent where there was none.
         last_use: Option<f64>,
     }
     /// A CUDA context is gone.
     ContextDestroy = "context.destroy" {
-        /// As in `context.create`.
+        /// The context's number in this log; 0 in logs that have none.
         #[serde(default)]
         id: u64,
-        /// Its GPU.
+        /// The context's GPU.
         device: u32,
-        /// As in `context.create`.
+        /// `primary`, `created`, `found` or `appeared`, as `context.create` told it.
         kind: String,
         /// The driver call that did it.
         call: String,
@@ -387,7 +387,7 @@ events! {
         path: Option<String>,
         /// Bytes of the image.
         bytes: Option<u64>,
-        /// Kernels in it.
+        /// Kernels in the image.
         kernels: Option<u32>,
         /// How long the call took.
         seconds: f64,
@@ -409,9 +409,9 @@ events! {
     }
     /// Code is gone.
     ModuleUnload = "module.unload" {
-        /// As in `module.load`.
+        /// The module's number in this log.
         id: u64,
-        /// The GPU, as in `module.load`.
+        /// The GPU that was current when it was loaded; absent where none was.
         device: Option<u32>,
         /// The driver call.
         call: String,
@@ -460,7 +460,7 @@ events! {
     IpcExport = "ipc.export" {
         /// The block's address.
         address: u64,
-        /// Its bytes.
+        /// Bytes of the block.
         bytes: u64,
         /// Pieces of physical memory that it lies in.
         chunks: u64,

@@ -18,7 +18,7 @@ mod verdict;
 
 pub use event::*;
 pub use findings::{FINDINGS, Finding, finding, nearest_finding};
-pub use reader::{LineError, Reader, Wrong};
-pub use record::{Level, Record, VERSION};
+pub use reader::{LineError, Reader};
+pub use record::{Level, Record, VERSION, Wrong};
 pub use shared::*;
 pub use verdict::{Attendance, Began, Present, Verdict, VerdictEnd, VerdictLine};

@@ -3,10 +3,7 @@
 use std::fmt;
 use std::io::{self, BufRead, Read as _};
 
-use crate::record::{Record, VERSION};
-
-/// The longest line that is kept, bytes. Records are a few hundred; a file that is no log may have no line feed at all.
-const LONGEST: usize = 1 << 20;
+use crate::record::{LONGEST, Record, Wrong};
 
 /// The records of one log. A bad line is an error of its own and the next line is read after it; only a read error ends
 /// the log early.
@@ -26,29 +23,6 @@ pub struct LineError {
     pub wrong: Wrong,
 }
 
-/// What can be wrong with a line.
-#[derive(Debug)]
-pub enum Wrong {
-    /// The last line stops in the middle: its writer was killed, or is still writing.
-    Truncated,
-    /// No JSON object, or a field is missing or of another type.
-    Json(serde_json::Error),
-    /// Another format than [`VERSION`], or none named.
-    Version(Option<u64>),
-    /// No `event` names the line.
-    NoEvent,
-    /// Longer than any record.
-    TooLong,
-    /// The file could not be read further.
-    Read(io::Error),
-}
-
-impl From<serde_json::Error> for Wrong {
-    fn from(error: serde_json::Error) -> Self {
-        Wrong::Json(error)
-    }
-}
-
 impl fmt::Display for LineError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "line {}: {}", self.line, self.wrong)
@@ -56,22 +30,6 @@ impl fmt::Display for LineError {
 }
 
 impl std::error::Error for LineError {}
-
-impl fmt::Display for Wrong {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Wrong::Truncated => out.write_str("stops in the middle; the process was killed, or is still writing"),
-            Wrong::Json(error) => write!(out, "not a record of gpupool: {error}"),
-            Wrong::Version(Some(version)) => {
-                write!(out, "format {version}, this gpupool reads {VERSION}; use the one that wrote it")
-            }
-            Wrong::Version(None) => out.write_str("not a record of gpupool: it names no format (\"v\")"),
-            Wrong::NoEvent => out.write_str("not a record of gpupool: it names no event"),
-            Wrong::TooLong => write!(out, "not a record of gpupool: longer than {LONGEST} bytes"),
-            Wrong::Read(error) => write!(out, "can not be read: {error}"),
-        }
-    }
-}
 
 impl<R: BufRead> Reader<R> {
     /// Reads from the start of `input`.

@@ -1,19 +1,23 @@
 //! One line.
 
+use std::{fmt, io};
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::event::Event;
-use crate::reader::Wrong;
 
 /// The format that this crate writes, and the newest that it reads.
 pub const VERSION: u32 = 1;
+
+/// The longest line that is kept, bytes. Records are a few hundred; a file that is no log may have no line feed at all.
+pub const LONGEST: usize = 1 << 20;
 
 /// How much a record matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// gpupool can not do its work.
+    /// gpupool cannot do its work.
     Error,
     /// Something a person should look at.
     Warn,
@@ -40,6 +44,23 @@ pub struct Record {
     pub message: String,
     /// What happened, with its numbers.
     pub event: Event,
+}
+
+/// What can be wrong with a line.
+#[derive(Debug)]
+pub enum Wrong {
+    /// The last line stops in the middle: its writer was killed, or is still writing.
+    Truncated,
+    /// No JSON object, or a field is missing or of another type.
+    Json(serde_json::Error),
+    /// Another format than [`VERSION`], or none named.
+    Version(Option<u64>),
+    /// No `event` names the line.
+    NoEvent,
+    /// Longer than any record.
+    TooLong,
+    /// The file could not be read further.
+    Read(io::Error),
 }
 
 /// The part that every line has.
@@ -88,5 +109,27 @@ impl Record {
         }
         line.extend(self.event.fields()?);
         serde_json::to_string(&line)
+    }
+}
+
+impl From<serde_json::Error> for Wrong {
+    fn from(error: serde_json::Error) -> Self {
+        Wrong::Json(error)
+    }
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Wrong::Truncated => out.write_str("stops in the middle; the process was killed, or is still writing"),
+            Wrong::Json(error) => write!(out, "not a record of gpupool: {error}"),
+            Wrong::Version(Some(version)) => {
+                write!(out, "format {version}, this gpupool reads {VERSION}; use the one that wrote it")
+            }
+            Wrong::Version(None) => out.write_str("not a record of gpupool: it names no format (\"v\")"),
+            Wrong::NoEvent => out.write_str("not a record of gpupool: it names no event"),
+            Wrong::TooLong => write!(out, "not a record of gpupool: longer than {LONGEST} bytes"),
+            Wrong::Read(error) => write!(out, "cannot be read: {error}"),
+        }
     }
 }

@@ -32,9 +32,9 @@ pub struct PlaceLevel {
 /// A rank of a job that has a context on its GPU 0: what shows whether several ranks share that GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankOnGpu0 {
-    /// Its number among the ranks of its job on its host.
+    /// The rank's number among those of its job on its host.
     pub local_rank: u32,
-    /// How many of them there are, where the launcher says.
+    /// How many ranks of the job there are on the host, where the launcher says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job_ranks: Option<u32>,
     /// What tells the job from others on the host, where the launcher says.

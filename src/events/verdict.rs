@@ -101,15 +101,15 @@ pub enum VerdictEnd {
 /// The file of one process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// Its path.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Its first line; absent where not even that could be written.
+    /// The file's first line; absent where not even that could be written.
     pub began: Option<Began>,
     /// The rank's first context on GPU 0.
     pub on_gpu_0: Option<RankOnGpu0>,
     /// What was found, in the order of finding.
     pub findings: Vec<FindingMade>,
-    /// Whether that is all.
+    /// Whether the process said everything that it found.
     pub end: VerdictEnd,
 }
 

@@ -16,7 +16,7 @@ pub struct Group {
     pub folder: PathBuf,
     /// The most that the group may use. `memory.high` counts: what goes beyond it is slowed down to a crawl.
     pub limit: u64,
-    /// What it uses, less the part of the page cache that the kernel drops before it refuses anything.
+    /// What the group uses, less the part of the page cache that the kernel drops before it refuses anything.
     pub used: u64,
 }
 

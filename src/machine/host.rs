@@ -69,7 +69,8 @@ impl Memory {
         self.available().map(|bytes| bytes.saturating_sub(KEPT_BACK) / 2 / u64::from(ranks.max(1)))
     }
 
-    /// What the pool pins where no setting says: a quarter of the memory, shared in the same way.
+    /// What the pool pins where no setting says: a quarter of the memory, divided by the ranks of the job on this
+    /// host.
     pub fn pinned_limit(&self, ranks: u32) -> Option<u64> {
         self.total().map(|bytes| bytes / 4 / u64::from(ranks.max(1)))
     }

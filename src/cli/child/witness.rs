@@ -5,6 +5,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::ptr;
 
+use super::signals::LEFT_ALONE;
+
 /// What asks for everything that is pending; other numbers are signals.
 const ALL: u64 = 0;
 /// Signals that fit a mask.
@@ -15,7 +17,7 @@ pub struct Witness {
     asked: OwnedFd,
 }
 
-/// The same end in a child of ours.
+/// The asking end of the conversation in a child of ours, which does not own it.
 #[derive(Clone, Copy)]
 pub struct Question {
     asked: RawFd,
@@ -56,7 +58,7 @@ impl Question {
         let before = self.ask(ALL).unwrap_or(0);
         // Read after the witness's: what came in between is here, and what is only there came before the fork.
         let missed = before & !pending();
-        for signal in SIGNALS.filter(|signal| missed & bit(*signal) != 0 && !super::LEFT_ALONE.contains(signal)) {
+        for signal in SIGNALS.filter(|signal| missed & bit(*signal) != 0 && !LEFT_ALONE.contains(signal)) {
             // SAFETY: plain integers.
             unsafe { libc::raise(signal) };
         }

@@ -6,8 +6,8 @@ use std::path::Path;
 use gpupool_config::format_size;
 use gpupool_machine::Host;
 
-use super::Workshop;
 use super::step::{Expect, Step};
+use super::workshop::Workshop;
 use crate::failure::Failure;
 
 const GIB: u64 = 1 << 30;
@@ -91,7 +91,7 @@ impl Machine {
         let Some(first) = self.gpus.first() else { return Vec::new() };
         let real = self.simulated.is_none();
         let sum: u64 = self.gpus.iter().map(|gpu| if real { gpu.free } else { gpu.total }).sum();
-        // Nearly one GPU each, so that two can not fit on it.
+        // Nearly one GPU each, so that two cannot fit on it.
         let array = whole(if real { first.free.saturating_sub(LEFT_FREE) } else { first.total / 16 * 15 });
         // Three quarters of all GPUs: more than any one of them has.
         let large = whole(sum / 32 * 25);

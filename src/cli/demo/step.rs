@@ -7,8 +7,7 @@ use std::process::{Output, Stdio};
 use gpupool_config::format_size;
 use gpupool_events::{Event, PlacePeak, Reader};
 
-use super::machine::Machine;
-use super::{Workshop, show};
+use super::workshop::{Workshop, show};
 use crate::failure::Failure;
 
 /// What a step must show.
@@ -33,19 +32,19 @@ pub struct Step {
 }
 
 impl Step {
-    /// Runs it and says what it showed, or (inner error) what it showed instead.
+    /// Runs it with `prefix` in front of its command, and says what it showed, or (inner error) what it showed instead.
     ///
     /// # Errors
     /// The command could not be started, or nobody reads `out` any more.
     pub fn run(
         &self,
         workshop: &Workshop,
-        machine: &Machine,
+        prefix: Vec<String>,
         number: usize,
         out: &mut dyn Write,
     ) -> Result<Result<String, String>, Failure> {
         let log = format!("step{number}.jsonl");
-        let mut words = machine.prefix();
+        let mut words = prefix;
         if let Some(settings) = &self.settings {
             words.extend(["gpupool", "run", "--log", &log].map(str::to_owned));
             words.extend(settings.iter().cloned());

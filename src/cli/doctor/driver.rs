@@ -9,10 +9,11 @@ use std::time::Duration;
 use gpupool_config::format_size;
 use serde_json::json;
 
-use super::probe::{Gpu, Link, Probe, Problem};
-use super::{Check, matrix};
-use crate::report;
+use super::check::Check;
+use super::matrix;
+use super::probe::{FailedCall, Gpu, Link, Probe};
 use crate::terminal::{WIDTH, clean, shorten};
+use crate::words;
 
 /// Eight GPUs without a persistence daemon take half a minute to wake up.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -44,7 +45,7 @@ pub fn checks() -> (Vec<Check>, Option<Vec<u64>>) {
 
 /// Starts this program once more to ask, and waits for its answer.
 fn ask() -> Result<Probe, String> {
-    let executable = std::env::current_exe().map_err(|error| format!("can not find this executable: {error}"))?;
+    let executable = std::env::current_exe().map_err(|error| format!("cannot find this executable: {error}"))?;
     // Without the preload: the question is what the driver says, not what the pool makes of it.
     let child = Command::new(executable)
         .args(["doctor", "--probe"])
@@ -53,7 +54,7 @@ fn ask() -> Result<Probe, String> {
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn();
-    let mut child = child.map_err(|error| format!("can not start the process that asks the driver: {error}"))?;
+    let mut child = child.map_err(|error| format!("cannot start the process that asks the driver: {error}"))?;
     let (send, receive) = mpsc::channel();
     if let Some(mut stdout) = child.stdout.take() {
         thread::spawn(move || {
@@ -77,7 +78,7 @@ fn ask() -> Result<Probe, String> {
     }
 }
 
-fn failed(problem: &Problem, probe: &Probe) -> Check {
+fn failed(problem: &FailedCall, probe: &Probe) -> Check {
     let from = probe.library.as_ref().map(|library| format!(" ({})", library.display())).unwrap_or_default();
     let words = match problem.code {
         0 => problem.words.clone(),
@@ -117,7 +118,7 @@ fn driver(probe: &Probe) -> Check {
 
 fn gpus(probe: &Probe) -> Check {
     let total: u64 = probe.gpus.iter().map(|gpu| gpu.total).sum();
-    let count = report::count(probe.gpus.len() as u64, "GPU", "GPUs");
+    let count = words::count(probe.gpus.len() as u64, "GPU", "GPUs");
     let below = probe.gpus.iter().enumerate().flat_map(|(number, gpu)| gpu_lines(number, gpu)).collect();
     Check::fine("GPUs", format!("{count}, {} together", format_size(total))).below(below).facts(json!(probe.gpus))
 }
@@ -131,7 +132,7 @@ fn gpu_lines(number: usize, gpu: &Gpu) -> Vec<String> {
     ];
     if !gpu.processes.is_empty() {
         let known: u64 = gpu.processes.iter().filter_map(|(_, bytes)| *bytes).sum();
-        let count = report::count(gpu.processes.len() as u64, "process", "processes");
+        let count = words::count(gpu.processes.len() as u64, "process", "processes");
         lines.push(format!("       {count} on it, {}", format_size(known)));
     }
     lines
@@ -171,7 +172,7 @@ fn vmm(probe: &Probe) -> Check {
     if without.is_empty() {
         return Check::fine("VMM", "virtual memory management on every GPU").facts(json!({"without": without}));
     }
-    let words = format!("GPU {} has no virtual memory management and can not be pooled", report::ranges(&without));
+    let words = format!("GPU {} has no virtual memory management and cannot be pooled", words::ranges(&without));
     let advice = "virtual GPUs (vGPU) often lack it; use whole GPUs or MIG instances";
     let all = without.len() == probe.gpus.len();
     let check = if all { Check::broken("VMM", words, advice) } else { Check::finding("VMM", words, advice) };

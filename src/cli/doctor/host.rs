@@ -6,11 +6,11 @@ use gpupool_config::{Settings, format_size};
 use gpupool_machine::{Group, Host, KEPT_BACK, Memory};
 use serde_json::json;
 
-use super::Check;
+use super::check::Check;
 
 /// The host's memory, and the tightest limit on it if there is one.
 pub fn checks() -> Vec<Check> {
-    // Settings that can not be read are another check's finding; without them the defaults are told.
+    // Settings that cannot be read are another check's finding; without them the defaults are told.
     let settings = Settings::read(std::env::vars_os()).unwrap_or_default();
     vec![check(&Host::at(Path::new("/")).memory(), &settings)]
 }

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::Check;
+use super::check::Check;
 use crate::elf;
-use crate::report;
 use crate::terminal;
+use crate::words;
 
 /// Names whose answer decides whether calls reach the pool.
 const DECIDING: [&str; 4] = ["dlsym", "cuGetProcAddress", "cuGetProcAddress_v2", "cuMemAlloc_v2"];
@@ -20,7 +20,7 @@ const OURS: &str = "gpupool_version";
 /// One preloaded library, in the loader's order.
 #[derive(Debug, PartialEq, Eq)]
 struct Preloaded {
-    /// As it was written.
+    /// The library's name or path as it was written.
     entry: String,
     /// `LD_PRELOAD` or `/etc/ld.so.preload`.
     from: &'static str,
@@ -87,7 +87,7 @@ fn judge(list: &[Preloaded]) -> Vec<Check> {
             }
             Content::Unreadable(reason) => checks.push(Check::finding(
                 "preload",
-                format!("{entry} can not be looked into ({reason}); the loader most likely ignores it"),
+                format!("{entry} cannot be looked into ({reason}); the loader most likely ignores it"),
                 format!("correct {}", preloaded.from),
             )),
             _ => {}
@@ -111,7 +111,7 @@ fn order(list: &[Preloaded], ours: Option<usize>) -> Check {
         (_, Some(position)) => format!("gpupool is number {} of {}", position + 1, list.len()),
         (count, None) => format!(
             "{} without gpupool; `gpupool run` comes before them",
-            report::count(count as u64, "library", "libraries")
+            words::count(count as u64, "library", "libraries")
         ),
     };
     let below = list.iter().enumerate().map(|(number, preloaded)| {

@@ -6,20 +6,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use cudarc::driver::sys::{CUmemAllocationProp, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUuuid};
+use gpupool_machine::{Nvml, Uuid, dashed};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use nvml_wrapper::Nvml;
-use nvml_wrapper::enums::device::UsedGpuMemory;
-use nvml_wrapper::error::NvmlError;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
-use crate::terminal;
+use crate::stdout;
 
 const NATIVE_ATOMICS: c_int = 3;
 const VMM_SUPPORTED: c_int = 102;
 const HOST_NUMA_ID: c_int = 134;
-/// The most NVLinks that any GPU has had, with room to spare.
-const NVLINKS: u32 = 36;
 
 /// What the child tells.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -27,7 +23,7 @@ pub struct Probe {
     /// File of the driver that was loaded; `None` where there is none.
     pub library: Option<PathBuf>,
     /// Why the asking ended early.
-    pub failure: Option<Problem>,
+    pub failure: Option<FailedCall>,
     /// `cuDriverGetVersion`.
     pub cuda: Option<i32>,
     /// The kernel driver's version, from NVML.
@@ -43,8 +39,8 @@ pub struct Probe {
 
 /// A call that failed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Problem {
-    /// `cuInit`, or `libcuda.so.1` for a driver that can not be loaded.
+pub struct FailedCall {
+    /// `cuInit`, or `libcuda.so.1` for a driver that cannot be loaded.
     pub call: String,
     /// `CUresult`; 0 where there is none.
     pub code: c_int,
@@ -60,6 +56,9 @@ pub struct Gpu {
     pub total: u64,
     pub pci: String,
     pub uuid: String,
+    /// The bytes of `uuid`, by which NVML is asked.
+    #[serde(skip)]
+    uuid_bytes: Uuid,
     /// Virtual memory management.
     pub vmm: bool,
     /// The host node next to it.
@@ -86,7 +85,7 @@ pub enum Link {
 /// Asks and prints: the child's whole work.
 ///
 /// # Errors
-/// stdout can not be written.
+/// stdout cannot be written.
 pub fn answer() -> Result<ExitCode, Failure> {
     let mut probe = Probe::default();
     if let Err(problem) = ask_driver(&mut probe) {
@@ -94,7 +93,7 @@ pub fn answer() -> Result<ExitCode, Failure> {
     }
     ask_nvml(&mut probe);
     let json = serde_json::to_string(&probe).map_err(|error| Failure::broken(error.to_string()))?;
-    terminal::print(&format!("{json}\n"))?;
+    stdout::print(&format!("{json}\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -108,12 +107,12 @@ macro_rules! driver {
         }
 
         impl Driver {
-            fn load(library: &Library) -> Result<Driver, Problem> {
+            fn load(library: &Library) -> Result<Driver, FailedCall> {
                 Ok(Driver {
                     $($name: {
                         // SAFETY: the type is the C signature of this exported name.
                         let found = unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) };
-                        *found.map_err(|error| Problem::loading(stringify!($name), &error))?
+                        *found.map_err(|error| FailedCall::loading(stringify!($name), &error))?
                     },)*
                 })
             }
@@ -138,18 +137,18 @@ driver! {
     cuMemRelease(u64);
 }
 
-impl Problem {
-    fn loading(what: &str, error: &libloading::Error) -> Problem {
+impl FailedCall {
+    fn loading(what: &str, error: &libloading::Error) -> FailedCall {
         // libloading says what it tried; the loader's own words are behind that.
         let reason = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
-        Problem { call: what.to_owned(), code: 0, words: reason }
+        FailedCall { call: what.to_owned(), code: 0, words: reason }
     }
 }
 
-fn ask_driver(probe: &mut Probe) -> Result<(), Problem> {
+fn ask_driver(probe: &mut Probe) -> Result<(), FailedCall> {
     // SAFETY: the driver's constructors have no preconditions; every CUDA program runs them.
     let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) }
-        .map_err(|error| Problem::loading("libcuda.so.1", &error))?;
+        .map_err(|error| FailedCall::loading("libcuda.so.1", &error))?;
     let driver = Driver::load(&library)?;
     probe.library = file_of(driver.cuInit as *const c_void);
     // SAFETY: the functions stay valid as long as `library`, which outlives them; all outputs are locals of the types
@@ -190,21 +189,21 @@ fn file_of(function: *const c_void) -> Option<PathBuf> {
 }
 
 impl Driver {
-    fn check(&self, call: &str, code: c_int) -> Result<(), Problem> {
+    fn check(&self, call: &str, code: c_int) -> Result<(), FailedCall> {
         if code == 0 {
             return Ok(());
         }
         let mut name = std::ptr::null();
         // SAFETY: the output is a local; what is written there is a constant string of the driver's, or nothing.
         let known = unsafe { (self.cuGetErrorName)(code, &raw mut name) } == 0 && !name.is_null();
-        // SAFETY: as above.
+        // SAFETY: the driver knew the code, so `name` is a constant string of its own that ends in NUL.
         let name = known.then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned());
-        Err(Problem { call: call.to_owned(), code, words: name.unwrap_or_else(|| format!("error {code}")) })
+        Err(FailedCall { call: call.to_owned(), code, words: name.unwrap_or_else(|| format!("error {code}")) })
     }
 
     /// # Safety
     /// `cuInit` succeeded.
-    unsafe fn gpu(&self, device: c_int) -> Result<Gpu, Problem> {
+    unsafe fn gpu(&self, device: c_int) -> Result<Gpu, FailedCall> {
         let (mut name, mut pci) = ([0 as c_char; 256], [0 as c_char; 64]);
         let (mut total, mut uuid) = (0, CUuuid { bytes: [0; 16] });
         // SAFETY: every output is a local, and the lengths given leave the last byte of each text as the NUL it is.
@@ -214,12 +213,13 @@ impl Driver {
             self.check("cuDeviceTotalMem", (self.cuDeviceTotalMem_v2)(&raw mut total, device))?;
             self.check("cuDeviceGetUuid", (self.cuDeviceGetUuid)(&raw mut uuid, device))?;
         }
-        let hex: String = uuid.bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let uuid_bytes = uuid.bytes.map(c_char::cast_unsigned);
         Ok(Gpu {
             name: text(&name),
             total: total as u64,
             pci: text(&pci).to_lowercase(),
-            uuid: format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]),
+            uuid: format!("GPU-{}", dashed(&uuid_bytes)),
+            uuid_bytes,
             vmm: self.attribute(VMM_SUPPORTED, device).is_some_and(|value| value != 0),
             host_node: self.attribute(HOST_NUMA_ID, device).unwrap_or(0).max(0),
             free: None,
@@ -279,33 +279,20 @@ fn text(bytes: &[c_char]) -> String {
 
 /// Adds what only NVML knows. The GPUs are found by UUID: NVML counts all of the machine.
 fn ask_nvml(probe: &mut Probe) {
-    let nvml = match Nvml::init() {
+    let nvml = match Nvml::get() {
         Ok(nvml) => nvml,
-        Err(error) => {
-            probe.nvml = Some(match error {
-                NvmlError::LibloadingError(_) => "libnvidia-ml.so.1 is not there".to_owned(),
-                error => error.to_string(),
-            });
+        Err(reason) => {
+            probe.nvml = Some(reason.to_owned());
             return;
         }
     };
-    probe.release = nvml.sys_driver_version().ok();
+    probe.release = nvml.release();
     let addresses: Vec<String> = probe.gpus.iter().map(|gpu| gpu.pci.clone()).collect();
     for (from, gpu) in probe.gpus.iter_mut().enumerate() {
-        let Ok(device) = nvml.device_by_uuid(gpu.uuid.as_str()) else { continue };
-        gpu.free = device.memory_info().ok().map(|memory| memory.free);
-        for process in device.running_compute_processes().unwrap_or_default() {
-            let bytes = match process.used_gpu_memory {
-                UsedGpuMemory::Used(bytes) => Some(bytes),
-                UsedGpuMemory::Unavailable => None,
-            };
-            gpu.processes.push((process.pid, bytes));
-        }
-        let active =
-            (0..NVLINKS).map(|link| device.link_wrapper_for(link)).filter(|link| matches!(link.is_active(), Ok(true)));
-        let ends: Vec<String> = active
-            .map(|link| link.remote_pci_info().map(|pci| pci.bus_id.to_lowercase()).unwrap_or_default())
-            .collect();
+        gpu.free = nvml.memory(&gpu.uuid_bytes).map(|memory| memory.free);
+        gpu.processes = nvml.processes(&gpu.uuid_bytes).unwrap_or_default();
+        let ends = nvml.nvlink_ends(&gpu.uuid_bytes).unwrap_or_default();
+        let ends: Vec<String> = ends.iter().map(|end| end.to_lowercase()).collect();
         for (to, link) in probe.links.get_mut(from).into_iter().flatten().enumerate() {
             if let Link::Nvlink(count) = link {
                 // Links that end at no GPU end at a switch, and lead to every other GPU.

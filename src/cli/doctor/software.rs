@@ -8,7 +8,7 @@ use gpupool_config::{Mode, PREFIX, Settings};
 use gpupool_python::versions::UNDERSTOOD;
 use serde_json::{Value, json};
 
-use super::Check;
+use super::check::Check;
 use crate::companion;
 use crate::log_settings;
 use crate::terminal;
@@ -44,7 +44,7 @@ pub fn python() -> Check {
                 } else {
                     Check::finding(
                         "python",
-                        format!("{words}; python3 is a free-threaded 3.{minor}, whose lines can not be"),
+                        format!("{words}; python3 is a free-threaded 3.{minor}, whose lines cannot be"),
                         "findings name native functions there; use a build with the GIL to see lines",
                     )
                 }

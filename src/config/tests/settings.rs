@@ -135,7 +135,7 @@ fn malformed_values_say_what_to_write() {
     refused("GPUPOOL_PREFETCH", "on", "not a time; write one of off|alloc|launch");
     refused("GPUPOOL_MANAGED_ADVICE", "auto", "not on or off; write one of off|on");
     refused("GPUPOOL_MIN_SIZE", "0", "must be at least 1; write 1 to pool every request");
-    refused("GPUPOOL_MIN_SIZE", "-1", "a size can not be negative; write for example 1MiB");
+    refused("GPUPOOL_MIN_SIZE", "-1", "a size cannot be negative; write for example 1MiB");
     refused("GPUPOOL_DEVICES", "0,,1", "\"\" is not a GPU's number; write auto or for example 0,2,3");
     refused("GPUPOOL_DEVICES", "0,2,0", "GPU 0 is named twice; write every GPU once");
     refused("GPUPOOL_DEVICES", "+1", "\"+1\" is not a GPU's number; write auto or for example 0,2,3");
@@ -158,7 +158,7 @@ fn malformed_values_say_what_to_write() {
     refused("GPUPOOL_CONTEXT_DEVICES", "1,1", "GPU 1 is named twice; write every GPU once");
     refused("GPUPOOL_MALLOC_HEAP_SIZE", "big", "not a size; write for example 256MiB");
     refused("GPUPOOL_STACK_SIZE", "1.5", "a fraction needs a unit; write for example 16KiB");
-    refused("GPUPOOL_PRINTF_FIFO_SIZE", "-1", "a size can not be negative; write for example 8MiB");
+    refused("GPUPOOL_PRINTF_FIFO_SIZE", "-1", "a size cannot be negative; write for example 8MiB");
     refused("GPUPOOL_LOG_FILE", "%q", "%q means nothing here; use %p (process), %e (executable), %h (host) or %%");
     refused("GPUPOOL_SUMMARY", "1", "not a switch; write one of auto|on|off");
     refused("GPUPOOL_LIMITS", "1GiB", "no such setting; did you mean GPUPOOL_LIMIT?");

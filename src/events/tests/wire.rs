@@ -111,7 +111,7 @@ fn a_read_error_ends_the_log() {
     }
     let read: Vec<_> = Reader::new(BufReader::new(Broken)).collect();
     assert_eq!(read.len(), 1);
-    assert_eq!(complaint(&read[0]), "line 1: can not be read: gone");
+    assert_eq!(complaint(&read[0]), "line 1: cannot be read: gone");
 }
 
 #[test]

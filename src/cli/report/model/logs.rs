@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use gpupool_config::format_size;
 use gpupool_events::{Event, Reader, Wrong};
 
-use super::model::Process;
+use super::process::Process;
+use crate::terminal::clean;
 
 /// Bad lines of a log that are told one by one; a file that is no log has nothing else.
 const EXAMPLES: usize = 3;
@@ -107,6 +108,16 @@ impl Logs {
 }
 
 impl Log {
+    /// The sentence for a path that is no readable log; `None` where there is nothing to complain about.
+    pub fn why_unreadable(&self) -> Option<String> {
+        if self.readable {
+            return None;
+        }
+        let what = if self.bad_lines > 0 { "holds no record of gpupool; " } else { "" };
+        // One line a log, whatever is in it.
+        Some(clean(&format!("{}: {what}{}", self.path.display(), self.problems.join("; "))))
+    }
+
     fn bad_line(&mut self, problem: &str, truncated: bool) {
         self.bad_lines += 1;
         // The end of a log is worth telling whatever came before it.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use gpupool_config::format_size;
 use gpupool_events::{Finding, FindingMade, RankOnGpu0, Site};
 
-use super::model::{Context, Process};
-use super::words::ranges;
+use super::process::{Context, Process};
+use crate::words::ranges;
 
 /// A finding and the processes that it was made in.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,7 +25,7 @@ pub struct Found {
 }
 
 /// All findings: those of the logs, by code, and those that only the logs together show.
-pub fn all(processes: &[Process]) -> Vec<Found> {
+pub fn findings(processes: &[Process]) -> Vec<Found> {
     let made = processes.iter().enumerate();
     let mut found = gathered(
         made.flat_map(|(index, process)| process.findings.iter().map(move |(made, times)| (index, made, *times))),

@@ -1,0 +1,53 @@
+//! One process.
+
+use std::cmp::Reverse;
+
+use serde_json::{Map, Value, json};
+
+use super::parts::{PARTS, seconds_per_part};
+use super::pinned;
+use crate::report::model::{Context, Process};
+
+/// Everything that is known of a process.
+pub fn object(process: &Process, label: &str) -> Value {
+    let modules: Vec<Value> = process
+        .modules
+        .iter()
+        .map(|(group, sum)| {
+            json!({
+                "device": group.device, "kind": group.kind, "file": group.file, "modules": sum.modules,
+                "kernels": sum.kernels, "bytes": sum.bytes, "memory": sum.memory, "seconds": sum.seconds,
+                "eager": sum.eager, "uses_malloc": sum.uses_malloc,
+            })
+        })
+        .collect();
+    let end = process.last - process.first;
+    let levels: Map<String, Value> = process
+        .levels
+        .iter()
+        .map(|(place, line)| (place.clone(), json!({"peak": line.peak(), "used": line.parts(PARTS, end)})))
+        .collect();
+    let mut sites: Vec<_> = process.sites.iter().collect();
+    sites.sort_by_key(|(site, sum)| (Reverse(sum.memory), site.to_string()));
+    let sites: Vec<Value> = sites
+        .into_iter()
+        .map(|(site, sum)| {
+            json!({
+                "site": site, "contexts": sum.contexts, "modules": sum.modules, "memory": sum.memory,
+                "seconds": sum.seconds,
+            })
+        })
+        .collect();
+    json!({
+        "label": label, "log": process.log, "pid": process.pid, "first": process.first, "last": process.last,
+        "start": process.start, "init": process.init, "exit": process.exit, "end": process.end().word(),
+        "lost": process.lost.as_ref().map(|(lines, why)| json!({"lines": lines, "why": why})), "full": process.full,
+        "contexts": process.contexts.iter().map(context).collect::<Vec<_>>(), "modules": modules,
+        "limits": process.limits, "sites": sites, "warnings": process.warnings, "left_out": process.more,
+        "memory": {"seconds_per_part": seconds_per_part(end), "places": levels}, "pinned": pinned::object(&process.pinned, end),
+    })
+}
+
+fn context(context: &Context) -> Value {
+    json!({"made": context.made, "use": context.used, "used": context.was_used(), "destroyed_by": context.gone})
+}

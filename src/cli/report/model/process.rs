@@ -1,0 +1,262 @@
+//! One process: what its records say, summed up as they are read.
+
+use std::collections::{BTreeMap, HashMap};
+
+use gpupool_events::{
+    ContextCreate, ContextUse, CudaInit, Event, FindingMade, Level, LimitSet, ModuleLoad, ProcessExit, ProcessStart,
+    Record, Site,
+};
+
+use super::kept::{LeftOut, keep};
+use super::pinned::Pinned;
+use super::timeline::Timeline;
+
+/// Places in the program that are kept, and groups of modules.
+const KEPT_SITES: usize = 2048;
+
+/// One process of one log.
+#[derive(Default)]
+pub struct Process {
+    /// The log it comes from, counted from 0.
+    pub log: usize,
+    /// The process's number.
+    pub pid: u32,
+    /// Time of the first and of the last record, seconds since 1970.
+    pub first: f64,
+    pub last: f64,
+    pub start: Option<ProcessStart>,
+    pub exit: Option<ProcessExit>,
+    /// It became another program by `exec`, which is a process of its own here.
+    pub replaced: bool,
+    /// Why there was no room for its last lines.
+    pub full: Option<String>,
+    /// Lines that are missing for want of room, and why.
+    pub lost: Option<(u64, String)>,
+    pub init: Option<CudaInit>,
+    pub contexts: Vec<Context>,
+    /// Findings and how often each was made.
+    pub findings: Vec<(FindingMade, u64)>,
+    pub limits: Vec<LimitSet>,
+    pub modules: BTreeMap<ModuleGroup, ModuleSum>,
+    pub sites: HashMap<Site, SiteSum>,
+    /// Bytes in use over time, by place.
+    pub levels: BTreeMap<String, Timeline>,
+    /// Pinned host memory.
+    pub pinned: Pinned,
+    /// Other warnings and errors, the first ones as they were written.
+    pub warnings: Vec<String>,
+    /// What was beyond the number kept: contexts, findings, limits, module groups, sites, warnings.
+    pub more: LeftOut,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// By itself, with a last word.
+    Exit,
+    /// By becoming another program.
+    Exec,
+    /// There was no room for its end.
+    LogFull,
+    /// The log just stops.
+    None,
+}
+
+impl End {
+    /// In a table and in JSON.
+    pub fn word(self) -> &'static str {
+        match self {
+            End::Exit => "exit",
+            End::Exec => "exec",
+            End::LogFull => "log full",
+            End::None => "none",
+        }
+    }
+
+    /// What the word means, where that is not plain.
+    pub fn meaning(self) -> Option<&'static str> {
+        match self {
+            End::Exit => None,
+            End::Exec => Some("the process became another program, which is the next one of its number."),
+            End::LogFull => Some("there was no room for the rest of the log; what came after is not known."),
+            End::None => Some(
+                "the log stops without a last word; the process was killed, left by _exit, is still running, or GPUPOOL_LOG \
+                 leaves that line out.",
+            ),
+        }
+    }
+}
+
+/// A context and what became of it.
+pub struct Context {
+    pub made: ContextCreate,
+    pub used: Option<ContextUse>,
+    /// The call that destroyed it.
+    pub gone: Option<String>,
+}
+
+/// Modules are told apart by their GPU, their kind and the file that carries or loads them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ModuleGroup {
+    pub device: Option<u32>,
+    pub kind: String,
+    pub file: String,
+}
+
+/// Modules of a group, together.
+#[derive(Clone, Debug, Default)]
+pub struct ModuleSum {
+    pub modules: u64,
+    pub kernels: u64,
+    pub bytes: u64,
+    pub memory: i64,
+    pub seconds: f64,
+    pub eager: u64,
+    pub uses_malloc: bool,
+}
+
+/// What one line of the program caused.
+#[derive(Clone, Debug, Default)]
+pub struct SiteSum {
+    pub contexts: u64,
+    pub modules: u64,
+    /// Bytes of GPU memory that these took.
+    pub memory: i64,
+    /// Seconds in loading modules.
+    pub seconds: f64,
+}
+
+impl Context {
+    /// Whether anything was done in it; `None` where the log does not say, because its process was killed or is running.
+    pub fn was_used(&self) -> Option<bool> {
+        self.used
+            .as_ref()
+            .map(|used| used.last_use.is_some() || [used.allocations, used.launches, used.copies] != [0; 3])
+    }
+}
+
+impl Process {
+    /// A process whose first record is this.
+    pub fn new(log: usize, record: &Record) -> Process {
+        Process { log, pid: record.pid, first: record.t, last: record.t, ..Process::default() }
+    }
+
+    /// How it ended, as far as its log tells.
+    pub fn end(&self) -> End {
+        match (&self.exit, self.replaced, &self.full) {
+            (Some(_), ..) => End::Exit,
+            (None, true, _) => End::Exec,
+            (None, false, Some(_)) => End::LogFull,
+            (None, false, None) => End::None,
+        }
+    }
+
+    /// Takes in one record of this process.
+    pub fn add(&mut self, record: Record) {
+        self.first = self.first.min(record.t);
+        self.last = self.last.max(record.t);
+        match record.event {
+            Event::ProcessStart(start) => self.start = Some(start),
+            Event::ProcessExit(exit) => self.exit = Some(exit),
+            Event::LogFull(full) => self.full = Some(full.why),
+            Event::LogLost(lost) => {
+                // There was room again.
+                self.full = None;
+                let before = self.lost.as_ref().map_or(0, |(lines, _)| *lines);
+                self.lost = Some((before.saturating_add(lost.lines), lost.why));
+            }
+            Event::CudaInit(init) => self.init = Some(init),
+            Event::ContextCreate(made) => self.context(made),
+            Event::ContextUse(used) => {
+                if let Some(context) = self.find_context(used.id, used.device) {
+                    context.used = Some(used);
+                }
+            }
+            Event::ContextDestroy(gone) => {
+                if let Some(context) = self.find_context(gone.id, gone.device) {
+                    context.gone = Some(gone.call);
+                }
+            }
+            Event::ModuleLoad(module) => self.module(module),
+            Event::LimitSet(limit) => keep(&mut self.limits, limit, "limits", &mut self.more),
+            Event::FindingMade(made) => self.finding(made),
+            Event::PoolLevel(level) => {
+                let now = record.t - self.first;
+                for place in level.places {
+                    self.levels.entry(place.place).or_default().add(now, place.used);
+                }
+            }
+            Event::PinnedLevel(level) => self.pinned.level(record.t - self.first, &level),
+            Event::PinnedReturn(returned) => self.pinned.returned(returned),
+            Event::PinnedSite(site) => self.pinned.site(site, &mut self.more),
+            _ if record.level <= Level::Warn => {
+                keep(&mut self.warnings, record.message, "warnings", &mut self.more);
+            }
+            _ => {}
+        }
+    }
+
+    /// Keeps a finding once, however often its line is met.
+    fn finding(&mut self, made: FindingMade) {
+        match self.findings.iter_mut().find(|(known, _)| *known == made) {
+            Some((_, times)) => *times += 1,
+            None => keep(&mut self.findings, (made, 1), "findings", &mut self.more),
+        }
+    }
+
+    fn context(&mut self, made: ContextCreate) {
+        if let Some(site) = &made.site {
+            let sum = self.site(site);
+            sum.contexts += 1;
+            sum.memory = sum.memory.saturating_add(i64::try_from(made.cost.unwrap_or(0)).unwrap_or(i64::MAX));
+        }
+        keep(&mut self.contexts, Context { made, used: None, gone: None }, "contexts", &mut self.more);
+    }
+
+    /// By its number, or, in a log without numbers, the newest of that GPU that is still there.
+    fn find_context(&mut self, id: u64, device: u32) -> Option<&mut Context> {
+        let same = |context: &&mut Context| match id {
+            0 => context.made.device == device && context.gone.is_none(),
+            id => context.made.id == id,
+        };
+        self.contexts.iter_mut().rev().find(same)
+    }
+
+    fn module(&mut self, module: ModuleLoad) {
+        if let Some(site) = &module.site {
+            let sum = self.site(site);
+            sum.modules += 1;
+            sum.memory = sum.memory.saturating_add(module.memory.unwrap_or(0));
+            sum.seconds += module.seconds;
+        }
+        let file = module.path.or(module.caller).unwrap_or_else(|| "unknown".to_owned());
+        let group = ModuleGroup { device: module.device, kind: module.kind, file };
+        if self.modules.len() >= KEPT_SITES && !self.modules.contains_key(&group) {
+            *self.more.entry("modules").or_default() += 1;
+            return;
+        }
+        let sum = self.modules.entry(group).or_default();
+        sum.modules += 1;
+        sum.kernels += u64::from(module.kernels.unwrap_or(0));
+        sum.bytes = sum.bytes.saturating_add(module.bytes.unwrap_or(0));
+        sum.memory = sum.memory.saturating_add(module.memory.unwrap_or(0));
+        sum.seconds += module.seconds;
+        sum.eager += u64::from(!module.lazy);
+        sum.uses_malloc |= module.uses_malloc;
+    }
+
+    /// The sum for a place, which stands for all places that are told by the same line.
+    fn site(&mut self, site: &Site) -> &mut SiteSum {
+        let mut line = Site::default();
+        match (site.program_frame(), site.native.first()) {
+            (Some(frame), _) => line.python.push(frame.clone()),
+            (None, Some(frame)) => line.native.push(frame.clone()),
+            (None, None) => {}
+        }
+        if self.sites.len() >= KEPT_SITES && !self.sites.contains_key(&line) {
+            *self.more.entry("call sites").or_default() += 1;
+            line = Site::default();
+        }
+        self.sites.entry(line).or_default()
+    }
+}

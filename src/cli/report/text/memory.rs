@@ -1,0 +1,41 @@
+//! The memory of the pool.
+
+use gpupool_config::format_size;
+
+use super::chart::chart;
+use super::rows::BELOW;
+use crate::report::model::Logs;
+use crate::terminal::{Page, Table};
+
+/// What the program used of the pool, by place.
+pub fn section(page: &mut Page, logs: &Logs, labels: &[String]) {
+    let rows: Vec<_> = labels
+        .iter()
+        .zip(&logs.processes)
+        .flat_map(|(label, process)| process.levels.iter().map(|(place, line)| (label.as_str(), place.as_str(), line)))
+        .filter(|(_, _, line)| line.peak() > 0)
+        .collect();
+    if rows.is_empty() {
+        return peaks(page, logs, labels);
+    }
+    chart(page, "Pooled memory in use", &rows, logs);
+}
+
+/// The most that was used, which a log without levels still knows.
+fn peaks(page: &mut Page, logs: &Logs, labels: &[String]) {
+    let mut table = Table::new(&["process", "place", "peak", "held at exit"], b"llrr", BELOW);
+    let mut any = false;
+    for (process, label) in logs.processes.iter().zip(labels) {
+        for peak in process.exit.iter().flat_map(|exit| &exit.peak).filter(|peak| peak.peak_used > 0) {
+            any = true;
+            table.row(
+                vec![label.clone(), peak.place.clone(), format_size(peak.peak_used), format_size(peak.held)],
+                Vec::new(),
+            );
+        }
+    }
+    if any {
+        page.heading("Pooled memory");
+        page.table(&table);
+    }
+}
