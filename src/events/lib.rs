@@ -19,6 +19,6 @@ mod verdict;
 pub use event::*;
 pub use findings::{FINDINGS, Finding, finding, nearest_finding};
 pub use reader::{LineError, Reader, Wrong};
-pub use record::{Level, Record, VERSION};
+pub use record::{Level, Record, Target, VERSION};
 pub use shared::*;
 pub use verdict::{Attendance, Began, Present, Verdict, VerdictEnd, VerdictLine};

@@ -1,6 +1,6 @@
 //! One line.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::event::Event;
@@ -10,7 +10,7 @@ use crate::reader::Wrong;
 pub const VERSION: u32 = 1;
 
 /// How much a record matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     /// gpupool can not do its work.
@@ -23,6 +23,59 @@ pub enum Level {
     Debug,
     /// Every hooked call.
     Trace,
+}
+
+impl Level {
+    /// How it is written.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Level::Error => "error",
+            Level::Warn => "warn",
+            Level::Info => "info",
+            Level::Debug => "debug",
+            Level::Trace => "trace",
+        }
+    }
+}
+
+/// What a record is about, for `GPUPOOL_LOG=gpupool::memory=debug`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Hooked calls.
+    Call,
+    /// CUDA contexts and their limits.
+    Context,
+    /// What a person should change.
+    Finding,
+    /// Memory of other processes, and theirs of ours.
+    Ipc,
+    /// The log itself. These come past the filters: they tell why something else does not come.
+    Log,
+    /// The pool, and the program's own handles.
+    Memory,
+    /// Code.
+    Module,
+    /// Pinned host memory.
+    Pinned,
+    /// The process and its environment.
+    Process,
+}
+
+impl Target {
+    /// How a filter calls it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Target::Call => "gpupool::call",
+            Target::Context => "gpupool::context",
+            Target::Finding => "gpupool::finding",
+            Target::Ipc => "gpupool::ipc",
+            Target::Log => "gpupool::log",
+            Target::Memory => "gpupool::memory",
+            Target::Module => "gpupool::module",
+            Target::Pinned => "gpupool::pinned",
+            Target::Process => "gpupool::process",
+        }
+    }
 }
 
 /// One line of a log.
@@ -43,7 +96,7 @@ pub struct Record {
 }
 
 /// The part that every line has.
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 struct Head {
     t: f64,
     pid: u32,
@@ -72,21 +125,5 @@ impl Record {
         let head: Head = serde_json::from_value(Value::Object(head))?;
         let event = Event::from_fields(&name, fields)?;
         Ok(Record { t: head.t, pid: head.pid, tid: head.tid, level: head.level, message: head.message, event })
-    }
-
-    /// The line without its line feed.
-    ///
-    /// # Errors
-    /// Never for records that were read; a time that is not finite has no JSON.
-    pub fn to_json(&self) -> serde_json::Result<String> {
-        let mut line = Map::new();
-        line.insert("v".to_owned(), VERSION.into());
-        line.insert("event".to_owned(), self.event.name().into());
-        let head = Head { t: self.t, pid: self.pid, tid: self.tid, level: self.level, message: self.message.clone() };
-        if let Value::Object(head) = serde_json::to_value(head)? {
-            line.extend(head);
-        }
-        line.extend(self.event.fields()?);
-        serde_json::to_string(&line)
     }
 }

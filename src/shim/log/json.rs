@@ -16,6 +16,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
+use super::emit::FIELDS;
 use super::{host_name, output, stderr};
 use crate::clock;
 use gpupool_interpose::cancel;
@@ -425,6 +426,10 @@ impl Visit for Fields<'_> {
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == FIELDS {
+            self.line.extend_from_slice(format!("{value:?}").as_bytes());
+            return;
+        }
         self.record_str(field, &format!("{value:?}"));
     }
 }

@@ -14,6 +14,7 @@
 //!
 //! Architecture Invariant: no lock is held across a write, so a full pipe stalls only the thread that meets it.
 
+mod emit;
 mod filter;
 mod json;
 mod output;
@@ -34,6 +35,7 @@ use tracing::Subscriber;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 
+pub use emit::emit;
 pub use json::remember_folder;
 pub use stderr::{remember_stderr, warnings};
 pub use summary::{PlaceSummary, Summary, write_summary};

@@ -16,6 +16,7 @@ use crate::{bell, ipc, log, managed, pinned, process};
 use cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle};
 use gpupool_config::{Free as FreeSetting, MemInfo, Mode, Switch, format_size};
 use gpupool_cuda::{CuResult, Driver};
+use gpupool_events::{PoolGrow, PoolSpill};
 use gpupool_interpose::Api;
 use gpupool_pool::{Accounts, Allocation, Anchor, Block, Free, FreeError, Piece, Place, Refusal, Request, Usage};
 use open::Opened;
@@ -240,20 +241,21 @@ pub fn report(allocation: &Allocation) {
 fn report_growth(block: &Block, on_peers: u64, on_host: u64) {
     let Block { bytes, home, .. } = *block;
     if on_peers + on_host == 0 {
-        tracing::info!(
-            target: "gpupool::memory", event = "pool.grow", home, bytes, on_peers, on_host,
-            "pool grew by {} on GPU {home}", format_size(bytes)
-        );
+        log::emit(|| {
+            let event = PoolGrow { home, bytes, on_peers, on_host };
+            (event, format!("pool grew by {} on GPU {home}", format_size(bytes)))
+        });
     } else {
         count_spilled(on_peers + on_host);
         if on_host > 0 {
             report_host(home, on_host, bytes);
         }
-        tracing::info!(
-            target: "gpupool::memory", event = "pool.spill", home, bytes, on_peers, on_host,
-            "{} for GPU {home} did not fit there: {} are on other GPUs, {} on the host",
-            format_size(bytes), format_size(on_peers), format_size(on_host)
-        );
+        log::emit(|| {
+            let (size, peers, host) = (format_size(bytes), format_size(on_peers), format_size(on_host));
+            let text =
+                format!("{size} for GPU {home} did not fit there: {peers} are on other GPUs, {host} on the host");
+            (PoolSpill { home, bytes, on_peers, on_host }, text)
+        });
     }
 }
 
