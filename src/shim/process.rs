@@ -6,6 +6,7 @@ use crate::log::{self, verdict};
 use crate::{agent, context, environment, ipc, leave, module, observers, summary};
 use gpupool_config::{Mode, Problem, Rank, Settings};
 use gpupool_cuda as cuda;
+use gpupool_events::{Panic, ProcessStart};
 use gpupool_interpose::{Api, dlsym, guard};
 use once_cell::race::OnceBox;
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -163,12 +164,18 @@ fn start_inside() -> bool {
     let exe = std::env::current_exe().unwrap_or_default();
     let rank = RANK.get_or_init(|| Box::new(gpupool_config::rank(std::env::vars_os()))).as_ref();
     let host = rank.map(|_| log::host_name().to_string_lossy().into_owned());
-    tracing::info!(
-        target: "gpupool::process", event = "process.start", version = env!("CARGO_PKG_VERSION"), mode = mode.word(),
-        exe = %exe.display(), local_rank = rank.map(|rank| rank.number), job_ranks = rank.and_then(|rank| rank.ranks),
-        job = rank.and_then(|rank| rank.job.as_deref()), host,
-        "gpupool {} in {}, mode {}", env!("CARGO_PKG_VERSION"), exe.display(), mode.word()
-    );
+    log::emit(|| {
+        let event = ProcessStart {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            mode: mode.word().to_owned(),
+            exe: exe.display().to_string(),
+            local_rank: rank.map(|rank| rank.number),
+            job_ranks: rank.and_then(|rank| rank.ranks),
+            job: rank.and_then(|rank| rank.job.clone()),
+            host,
+        };
+        (event, format!("gpupool {} in {}, mode {}", env!("CARGO_PKG_VERSION"), exe.display(), mode.word()))
+    });
     agent::prepare();
     STATE.store(ACTIVE, Ordering::Release);
     true
@@ -200,10 +207,13 @@ pub fn broken(api: Api) {
     let _ = STATE.compare_exchange(ACTIVE, CLOSED, Ordering::AcqRel, Ordering::Acquire);
     // It may be the log that failed, and nobody behind this catches its second panic.
     let _ = std::panic::catch_unwind(|| {
-        tracing::error!(
-            target: "gpupool::process", event = "panic", api = api.name(),
-            "internal error in {}: the pool makes no new blocks, memory handed out stays valid; please report it", api.name()
-        );
+        log::emit(|| {
+            let name = api.name();
+            let text = format!(
+                "internal error in {name}: the pool makes no new blocks, memory handed out stays valid; please report it"
+            );
+            (Panic { place: None, api: Some(name.to_owned()) }, text)
+        });
     });
 }
 
@@ -212,7 +222,7 @@ pub fn broken(api: Api) {
 fn install_panic_report() {
     std::panic::set_hook(Box::new(|info| {
         let place = info.location().map_or_else(|| "unknown".to_owned(), ToString::to_string);
-        tracing::error!(target: "gpupool::process", event = "panic", place, "internal error: {info}");
+        log::emit(|| (Panic { place: Some(place), api: None }, format!("internal error: {info}")));
     }));
 }
 

@@ -2,6 +2,7 @@
 
 use crate::log::{self, PlaceSummary, Summary};
 use crate::{context, environment, ipc, memory, module, pinned, process};
+use gpupool_events::{PlacePeak, ProcessExit};
 use gpupool_pool::PlaceUsage;
 
 /// Logs `process.exit` and writes the summary to stderr.
@@ -16,18 +17,22 @@ pub fn write() {
     ipc::judge();
     memory::level::report_last();
     let usage = memory::usage().unwrap_or_default();
-    let peak: Vec<serde_json::Value> = usage
-        .places
-        .iter()
-        .map(|&PlaceUsage { place, held, peak_used, limit, .. }| {
-            serde_json::json!({"place": memory::place_name(place), "held": held, "peak_used": peak_used, "limit": limit})
-        })
-        .collect();
-    tracing::info!(
-        target: "gpupool::process", event = "process.exit", peak.json = %serde_json::Value::from(peak),
-        live_blocks = usage.live_blocks, live_bytes = usage.live_bytes, allocations = usage.allocations,
-        reuses = usage.reuses, "end of the process"
-    );
+    log::emit(|| {
+        let of = |&PlaceUsage { place, held, peak_used, limit, .. }: &PlaceUsage| PlacePeak {
+            place: memory::place_name(place),
+            held,
+            peak_used,
+            limit: Some(limit),
+        };
+        let event = ProcessExit {
+            peak: usage.places.iter().map(of).collect(),
+            live_blocks: usage.live_blocks,
+            live_bytes: usage.live_bytes,
+            allocations: usage.allocations,
+            reuses: usage.reuses,
+        };
+        (event, "end of the process")
+    });
     let places = usage.places.iter().map(|usage| PlaceSummary {
         name: memory::place_name(usage.place),
         peak_used: usage.peak_used,

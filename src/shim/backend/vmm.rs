@@ -5,8 +5,9 @@ use super::sharing::Sharing;
 use crate::context::Gpus;
 use crate::fence;
 use crate::memory::{Plan, place_name};
-use crate::{pinned, process};
+use crate::{log, pinned, process};
 use gpupool_cuda::{Access, CuResult, Driver, Properties};
+use gpupool_events::PoolUnavailable;
 use gpupool_pool::{Backend, FRAME, Fault, Place};
 use std::collections::BTreeMap;
 
@@ -88,11 +89,13 @@ fn fault_at(place: Place, result: CuResult) -> Fault<CuResult> {
             Place::Host(_),
             CuResult::NOT_PERMITTED | CuResult::NOT_SUPPORTED | CuResult::INVALID_VALUE | CuResult::INVALID_DEVICE,
         ) => {
-            tracing::warn!(
-                target: "gpupool::memory", event = "pool.unavailable", place = place_name(place), error = %result,
-                "no host memory for the pool: the driver answered {result} (in a container, allow set_mempolicy, for \
-                 example with --cap-add SYS_NICE); the pool goes on without it"
-            );
+            log::emit(|| {
+                let text = format!(
+                    "no host memory for the pool: the driver answered {result} (in a container, allow set_mempolicy, for \
+                     example with --cap-add SYS_NICE); the pool goes on without it"
+                );
+                (PoolUnavailable { place: place_name(place), error: result.to_string() }, text)
+            });
             Fault::Unavailable(result)
         }
         (_, result) => fault(result),

@@ -1,9 +1,9 @@
 //! Which contexts nobody needed. Judged at the end of the process: a GPU may be used late.
 
 use super::{Kind, REGISTRY, Record, limits};
-use crate::{finding, module, site};
+use crate::{finding, log, module, site};
 use gpupool_config::format_size;
-use gpupool_events::{Finding, Site};
+use gpupool_events::{ContextUse, Finding, Site};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Logs what every context was used for, and makes the findings about contexts.
@@ -57,13 +57,25 @@ fn at_once<'a>(contexts: &[&'a Record]) -> Vec<&'a Record> {
 
 pub(super) fn report_use(context: &Record) {
     let Record { id, device, kind, usage, .. } = context;
-    tracing::info!(
-        target: "gpupool::context", event = "context.use", id, device, kind = kind.word(),
-        allocations = usage.allocations.load(Relaxed), bytes_peak = usage.peak(), launches = usage.launches.load(Relaxed),
-        copies = usage.copies.load(Relaxed), modules = usage.modules.load(Relaxed), last_use = usage.last_use(),
-        "context on GPU {device}: {} launches, {} copies, {} allocations, {} modules",
-        usage.launches.load(Relaxed), usage.copies.load(Relaxed), usage.allocations.load(Relaxed), usage.modules.load(Relaxed)
-    );
+    log::emit(|| {
+        let (launches, copies) = (usage.launches.load(Relaxed), usage.copies.load(Relaxed));
+        let (allocations, modules) = (usage.allocations.load(Relaxed), usage.modules.load(Relaxed));
+        let event = ContextUse {
+            id: *id,
+            device: *device as u32,
+            kind: kind.word().to_owned(),
+            allocations,
+            bytes_peak: usage.peak(),
+            launches,
+            copies,
+            modules,
+            last_use: usage.last_use(),
+        };
+        let text = format!(
+            "context on GPU {device}: {launches} launches, {copies} copies, {allocations} allocations, {modules} modules"
+        );
+        (event, text)
+    });
 }
 
 fn price(contexts: &[&Record]) -> String {

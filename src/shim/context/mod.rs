@@ -26,7 +26,7 @@ use crate::{bell, clock, environment, process, site};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_config::Rank;
 use gpupool_cuda::{self as cuda, CuResult, Driver};
-use gpupool_events::RankOnGpu0;
+use gpupool_events::{ContextCreate, RankOnGpu0};
 use parking_lot::{Condvar, Mutex};
 use registry::{Found, Name, Origin, Registry};
 use std::cell::Cell;
@@ -315,12 +315,25 @@ fn report(driver: &Driver, context: &Context, origin: &Origin) {
         format!(", {}{}", if *approximate { "≈" } else { "" }, gpupool_config::format_size(cost))
     });
     tell_rank(driver, *device, &uuid, origin);
-    tracing::info!(
-        target: "gpupool::context", event = "context.create", id, device, pci, uuid, kind = kind.word(), call,
-        runtime_call = site::runtime_call(site), caller = site::caller(site), thread = site::thread_name(), seconds = clock::uptime(),
-        cost, approximate, site.json = %site::json(site),
-        "{} context on GPU {device} ({call}{price}) by {}", kind.word(), site::line(site)
-    );
+    log::emit(|| {
+        let kind = kind.word();
+        let event = ContextCreate {
+            id: *id,
+            device: *device as u32,
+            pci: Some(pci),
+            uuid: Some(uuid),
+            kind: kind.to_owned(),
+            call: call.clone(),
+            runtime_call: site::runtime_call(site).map(str::to_owned),
+            caller: site::caller(site).map(str::to_owned),
+            thread: site::thread_name(),
+            seconds: clock::uptime(),
+            cost: *cost,
+            approximate: *approximate,
+            site: Some(site.clone()),
+        };
+        (event, format!("{kind} context on GPU {device} ({call}{price}) by {}", site::line(site)))
+    });
 }
 
 /// What shows together with other ranks of the job whether several of them are on one GPU, which `run --fail-on` asks past

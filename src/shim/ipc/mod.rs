@@ -16,8 +16,9 @@ mod server;
 mod socket;
 mod wire;
 
-use crate::{bell, process};
+use crate::{bell, log, process};
 use gpupool_cuda::{CuResult, Driver};
+use gpupool_events::IpcFailed;
 use gpupool_pool::Block;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -83,5 +84,8 @@ const OVERFLOW_UID: u32 = 65534;
 /// Says that one of `export`, `import` and `serve` failed, and why.
 fn failed(what: &str, why: impl Display) {
     let why = why.to_string();
-    tracing::warn!(target: "gpupool::ipc", event = "ipc.failed", what, why, "CUDA IPC, {what} failed: {why}");
+    log::emit(|| {
+        let text = format!("CUDA IPC, {what} failed: {why}");
+        (IpcFailed { what: what.to_owned(), why }, text)
+    });
 }

@@ -19,11 +19,12 @@ pub fn emit<E: Written, T: Display>(make: impl FnOnce() -> (E, T)) {
     macro_rules! at {
         ($target:ident, $level:ident) => {
             if tracing::enabled!(target: Target::$target.name(), tracing::Level::$level) {
-                let (event, text) = make();
-                tracing::event!(
-                    target: Target::$target.name(), tracing::Level::$level,
-                    event = E::NAME, { FIELDS } = ?Fields(event), "{text}"
-                );
+                taken(make, |event, text| {
+                    tracing::event!(
+                        target: Target::$target.name(), tracing::Level::$level,
+                        event = E::NAME, { FIELDS } = ?event, "{text}"
+                    );
+                });
             }
         };
     }
@@ -42,6 +43,14 @@ pub fn emit<E: Written, T: Display>(make: impl FnOnce() -> (E, T)) {
     }
     // Known when this is compiled: one arm is left of it for each event.
     about!(Call Context Finding Ipc Log Memory Module Pinned Process);
+}
+
+/// Out of the way of the calls that nobody logs.
+#[cold]
+#[inline(never)]
+fn taken<E: Written, T: Display>(make: impl FnOnce() -> (E, T), say: impl FnOnce(&Fields<E>, &T)) {
+    let (event, text) = make();
+    say(&Fields(event), &text);
 }
 
 /// An event's fields as they are in the line.

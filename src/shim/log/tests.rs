@@ -327,3 +327,51 @@ fn hostile_bytes_stay_inside_their_field() {
     assert!(text.lines().all(|line| line.starts_with("gpupool: warning: ") || line.starts_with("  ")), "{text:?}");
     assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
 }
+
+/// The library's code by file, without its tests and comments.
+fn code(folder: &Path, files: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            code(&path, files);
+        } else if path.extension().is_some_and(|end| end == "rs") && path.file_name().is_some_and(|it| it != "tests.rs")
+        {
+            let text = fs::read_to_string(&path).unwrap();
+            let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+            let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+            files.push(lines.collect::<Vec<_>>().join("\n"));
+        }
+    }
+}
+
+/// Whether this file makes a value of a struct of `gpupool_events`.
+fn makes(file: &str, name: &str) -> bool {
+    let is_word = |letter: char| letter.is_alphanumeric() || letter == '_';
+    let imports = file.split("use gpupool_events::").skip(1).filter_map(|rest| rest.split(';').next());
+    let imported = imports.flat_map(|list| list.split(|letter| !is_word(letter))).any(|word| word == name);
+    let literal = format!("{name} {{");
+    imported && file.match_indices(&literal).any(|(at, _)| !file[..at].ends_with(is_word))
+}
+
+/// What a reader is promised somebody says. That it has every field, the compiler sees to: an event has no default.
+#[test]
+fn every_event_of_the_schema_is_written_and_by_its_type() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    code(folder, &mut files);
+    assert!(files.iter().any(|file| makes(file, "PoolGrow")) && !files.iter().any(|file| makes(file, "Pool")));
+    let schema = fs::read_to_string(folder.join("../events/event.rs")).unwrap();
+    for wire in Event::NAMES {
+        let row = schema.lines().find(|line| line.contains(&format!(" = \"{wire}\" ")));
+        let name = row.and_then(|row| row.trim().split(' ').next()).unwrap();
+        // A note is a sentence without an event, and every call of `tracing` in this library makes one.
+        let written = if *wire == "note" {
+            files.iter().any(|file| file.contains("tracing::info!(") && file.contains("about = "))
+        } else {
+            files.iter().any(|file| makes(file, name))
+        };
+        assert!(written, "{wire}: nothing makes a {name}; write it, or take it out of the schema");
+        let by_hand = format!("\"{wire}\"");
+        assert!(!files.iter().any(|file| file.contains(&format!("event = {by_hand}"))), "{wire} is written by hand");
+    }
+}

@@ -7,7 +7,9 @@
 //! allocates and frees the same in a loop does not fill its log.
 
 use super::{place_name, usage};
-use gpupool_pool::{PlaceSpec, Usage};
+use crate::log;
+use gpupool_events::{PlaceLevel, PoolLevel};
+use gpupool_pool::{PlaceSpec, PlaceUsage, Usage};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
@@ -101,12 +103,9 @@ fn tell(usage: &Usage) {
     IN_USE.store(exact, Relaxed);
     TOLD.store(exact, Relaxed);
     MOVED.store(0, Relaxed);
-    let level = usage
-        .places
-        .iter()
-        .map(|usage| serde_json::json!({"place": place_name(usage.place), "held": usage.held, "used": usage.used}));
-    tracing::info!(
-        target: "gpupool::memory", event = "pool.level", places.json = %serde_json::Value::from(level.collect::<Vec<_>>()),
-        "what is held and in use has changed"
-    );
+    log::emit(|| {
+        let of =
+            |&PlaceUsage { place, held, used, .. }: &PlaceUsage| PlaceLevel { place: place_name(place), held, used };
+        (PoolLevel { places: usage.places.iter().map(of).collect() }, "what is held and in use has changed")
+    });
 }

@@ -3,10 +3,12 @@
 use super::ledger::Part;
 use super::with_ledger;
 use crate::bell;
+use crate::log;
 use crate::memory::{self, Plan, place_name};
 use crate::process;
 use gpupool_config::{Mode, format_size};
 use gpupool_cuda::{CuResult, Driver, Properties};
+use gpupool_events::VmmSteer;
 use gpupool_interpose::{Api, Real};
 use gpupool_pool::{Claim, FRAME, Place, Room, spread};
 
@@ -183,10 +185,11 @@ unsafe fn hand_out(output: *mut u64, request: &Request, parts: &[Part], why: &'s
             memory::report_host(home, bytes, request.bytes);
         }
         let name = place_name(place);
-        tracing::info!(
-            target: "gpupool::memory", event = "vmm.steer", home, bytes, place = name, why,
-            "{} of a handle of {whole} for GPU {home} are on {name}: GPU {home} is {full}", format_size(bytes)
-        );
+        log::emit(|| {
+            let size = format_size(bytes);
+            let text = format!("{size} of a handle of {whole} for GPU {home} are on {name}: GPU {home} is {full}");
+            (VmmSteer { home, bytes, place: name, why: why.to_owned() }, text)
+        });
     }
     CuResult::SUCCESS
 }
