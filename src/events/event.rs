@@ -1,20 +1,89 @@
-//! What can be told. One table: a row is the type, its name on the wire and its fields.
+//! What can be told. One table: a row is the type, its name on the wire, what lets it through a filter, and its fields.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::level::{Level, Target};
 use crate::shared::{PlaceLevel, PlacePeak, Site};
 
-/// Declares every event as a struct, the enum over them, and the conversion by wire name.
+/// An event as it is written: every record of it has this name, and the filters of `GPUPOOL_LOG` go by target and level.
+pub trait Written: Fields {
+    /// Its name on the wire.
+    const NAME: &'static str;
+    /// What it is about.
+    const TARGET: Target;
+    /// How much it matters.
+    const LEVEL: Level;
+}
+
+/// What a line has of its event's own.
+pub trait Fields {
+    /// Appends the fields to an object that has some: `,"home":0,"bytes":64`. What is not known is left out.
+    fn write_fields(&self, line: &mut Vec<u8>);
+}
+
+/// A type that a field of an event may have.
+trait Field: Serialize {
+    fn is_known(&self) -> bool {
+        true
+    }
+
+    fn write(&self, name: &str, line: &mut Vec<u8>) {
+        if self.is_known() {
+            let start = line.len();
+            line.extend_from_slice(format!(",\"{name}\":").as_bytes());
+            if serde_json::to_writer(&mut *line, self).is_err() {
+                // A field that has no JSON must not cost the line; none of the types below can fail.
+                line.truncate(start);
+            }
+        }
+    }
+}
+
+impl<T: Serialize> Field for Option<T> {
+    fn is_known(&self) -> bool {
+        self.is_some()
+    }
+}
+
+impl Field for bool {}
+impl Field for f64 {}
+impl Field for i32 {}
+impl Field for u32 {}
+impl Field for u64 {}
+impl Field for String {}
+impl<T: Serialize> Field for Vec<T> {}
+impl Field for BTreeMap<String, String> {}
+
+/// Declares every event as a struct, the enum over them, and the conversion by wire name. A row without target and level is
+/// no event of its own: the target and the level are those of whoever says it.
 macro_rules! events {
-    ($($(#[$doc:meta])* $name:ident = $wire:literal { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })+) => {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident = $wire:literal $(($target:ident, $level:ident))? {
+            $($(#[$field_doc:meta])* $field:ident: $type:ty,)*
+        }
+    )+) => {
         $(
             $(#[$doc])*
-            #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+            // Not `Default`: whoever writes one names every field.
+            #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
             pub struct $name {
                 $($(#[$field_doc])* pub $field: $type,)*
+            }
+
+            $(impl Written for $name {
+                const NAME: &'static str = $wire;
+                const TARGET: Target = Target::$target;
+                const LEVEL: Level = Level::$level;
+            })?
+
+            impl Fields for $name {
+                fn write_fields(&self, line: &mut Vec<u8>) {
+                    $(Field::write(&self.$field, stringify!($field), line);)*
+                }
             }
         )+
 
@@ -53,18 +122,6 @@ macro_rules! events {
                     _ => Ok(Event::Other { name: name.to_owned(), fields }),
                 }
             }
-
-            /// The fields as they go on the wire.
-            pub(crate) fn fields(&self) -> serde_json::Result<Map<String, Value>> {
-                let value = match self {
-                    $(Event::$name(event) => serde_json::to_value(event)?,)+
-                    Event::Other { fields, .. } => return Ok(fields.clone()),
-                };
-                Ok(match value {
-                    Value::Object(fields) => fields.into_iter().filter(|(_, value)| !value.is_null()).collect(),
-                    _ => Map::new(),
-                })
-            }
         }
     };
 }
@@ -72,17 +129,13 @@ macro_rules! events {
 events! {
     /// The process used CUDA for the first time. A second one of the same process comes of `exec`: another program, whose
     /// records these are from here on. The one before did not reach its end, and was not killed either.
-    ProcessStart = "process.start" {
+    ProcessStart = "process.start" (Process, Info) {
         /// Version of gpupool.
         version: String,
         /// `GPUPOOL_MODE` as it holds.
         mode: String,
         /// Path of the executable.
         exe: String,
-        /// `cuDriverGetVersion`, for example 13000.
-        driver_version: Option<u32>,
-        /// GPUs the process can see, where it has asked yet.
-        gpus: Option<u32>,
         /// Its number among the ranks of its job on this host, where a launcher says so.
         local_rank: Option<u32>,
         /// How many ranks of its job there are on this host, where a launcher says so.
@@ -93,7 +146,7 @@ events! {
         host: Option<String>,
     }
     /// The process ends in order; a killed one leaves no such line.
-    ProcessExit = "process.exit" {
+    ProcessExit = "process.exit" (Process, Info) {
         /// One entry a place the pool could use, also where it used nothing.
         peak: Vec<PlacePeak>,
         /// Blocks the program never freed.
@@ -107,19 +160,19 @@ events! {
     }
     /// There is no more room for the log (disk, quota, RLIMIT_FSIZE). The lines that follow are lost, until `log.lost` says
     /// how many there were; where this is the last record, nothing is known of how the process ended.
-    LogFull = "log.full" {
+    LogFull = "log.full" (Log, Warn) {
         /// What the system says.
         why: String,
     }
     /// Lines of this process are missing before this one.
-    LogLost = "log.lost" {
+    LogLost = "log.lost" (Log, Warn) {
         /// How many, since the last such record.
         lines: u64,
         /// What the system said.
         why: String,
     }
     /// The pool reserved its address space, at the first pooled allocation.
-    PoolOpen = "pool.open" {
+    PoolOpen = "pool.open" (Memory, Info) {
         /// First address of the reservation.
         base: u64,
         /// Bytes of the reservation.
@@ -128,7 +181,7 @@ events! {
         places: Vec<String>,
     }
     /// The pool took new memory for a block.
-    PoolGrow = "pool.grow" {
+    PoolGrow = "pool.grow" (Memory, Info) {
         /// GPU that was current.
         home: u32,
         /// Bytes of the block.
@@ -139,7 +192,7 @@ events! {
         on_host: u64,
     }
     /// A block does not lie on its home GPU alone.
-    PoolSpill = "pool.spill" {
+    PoolSpill = "pool.spill" (Memory, Info) {
         /// GPU that was current.
         home: u32,
         /// Bytes of the block.
@@ -150,7 +203,7 @@ events! {
         on_host: u64,
     }
     /// A handle of the program's own (`cuMemCreate`), or a part of it, was made elsewhere than it asked for.
-    VmmSteer = "vmm.steer" {
+    VmmSteer = "vmm.steer" (Memory, Info) {
         /// GPU that it was asked for on.
         home: u32,
         /// Bytes that were made elsewhere.
@@ -161,14 +214,14 @@ events! {
         why: String,
     }
     /// Free memory went back to the driver.
-    PoolTrim = "pool.trim" {
+    PoolTrim = "pool.trim" (Memory, Info) {
         /// Bytes returned.
         bytes: u64,
         /// Who needed it.
         why: String,
     }
     /// The program was told OUT_OF_MEMORY.
-    PoolRefuse = "pool.refuse" {
+    PoolRefuse = "pool.refuse" (Memory, Info) {
         /// GPU that was current.
         home: u32,
         /// Bytes asked for.
@@ -179,7 +232,7 @@ events! {
         missing: Option<u64>,
     }
     /// The pool could not serve and the driver was asked.
-    PoolFallback = "pool.fallback" {
+    PoolFallback = "pool.fallback" (Memory, Warn) {
         /// GPU that was current.
         home: u32,
         /// Bytes asked for.
@@ -188,14 +241,14 @@ events! {
         why: String,
     }
     /// A place gives no memory at all; the pool goes on without it.
-    PoolUnavailable = "pool.unavailable" {
+    PoolUnavailable = "pool.unavailable" (Memory, Warn) {
         /// The place.
         place: String,
         /// The driver's answer.
         error: String,
     }
     /// A pooled allocation.
-    BlockAllocate = "block.allocate" {
+    BlockAllocate = "block.allocate" (Memory, Debug) {
         /// What the program got.
         address: u64,
         /// Bytes it asked for.
@@ -210,7 +263,7 @@ events! {
         on_host: u64,
     }
     /// A pooled block was freed.
-    BlockFree = "block.free" {
+    BlockFree = "block.free" (Memory, Debug) {
         /// Its address.
         address: u64,
         /// Bytes asked for when it was allocated.
@@ -219,12 +272,12 @@ events! {
         home: u32,
     }
     /// What the pool holds and uses, after it grew or shrank, or after what is in use changed much.
-    PoolLevel = "pool.level" {
+    PoolLevel = "pool.level" (Memory, Info) {
         /// One entry a place.
         places: Vec<PlaceLevel>,
     }
     /// Pinned host memory was handed to the program, or its own memory registered.
-    PinnedAllocate = "pinned.allocate" {
+    PinnedAllocate = "pinned.allocate" (Pinned, Debug) {
         /// What the program got or registered.
         address: u64,
         /// Bytes it asked for.
@@ -237,7 +290,7 @@ events! {
         reused: bool,
     }
     /// Pinned host memory was freed, or unregistered.
-    PinnedFree = "pinned.free" {
+    PinnedFree = "pinned.free" (Pinned, Debug) {
         /// Its address.
         address: u64,
         /// Bytes asked for when it was allocated.
@@ -246,7 +299,7 @@ events! {
         by: String,
     }
     /// What is pinned, after that changed.
-    PinnedLevel = "pinned.level" {
+    PinnedLevel = "pinned.level" (Pinned, Info) {
         /// Bytes that the process has pinned: the pool's segments, the driver's allocations and registered memory.
         pinned: u64,
         /// Bytes of pinned memory that the program holds, as it asked for them.
@@ -255,14 +308,14 @@ events! {
         registered: u64,
     }
     /// Freed pinned memory went back to the system.
-    PinnedReturn = "pinned.return" {
+    PinnedReturn = "pinned.return" (Pinned, Info) {
         /// Bytes returned.
         bytes: u64,
         /// `idle`, or who needed it.
         why: String,
     }
     /// What one place in the program did with pinned memory; written at exit, the largest first.
-    PinnedSite = "pinned.site" {
+    PinnedSite = "pinned.site" (Pinned, Info) {
         /// How often it allocated or registered. Memory that the pool had ready is counted for the place that last asked
         /// for that size, and every sixteenth time the place is looked at.
         allocations: u64,
@@ -280,7 +333,7 @@ events! {
         site: Option<Site>,
     }
     /// The driver was initialised: from here on it has read its environment, and a fork breaks it.
-    CudaInit = "cuda.init" {
+    CudaInit = "cuda.init" (Process, Info) {
         /// `CUDA_VISIBLE_DEVICES` at that moment.
         visible_devices: Option<String>,
         /// `CUDA_DEVICE_ORDER` at that moment.
@@ -299,7 +352,7 @@ events! {
         site: Option<Site>,
     }
     /// A CUDA context came into being.
-    ContextCreate = "context.create" {
+    ContextCreate = "context.create" (Context, Info) {
         /// Its number in this log, from 1; 0 in logs that have none.
         #[serde(default)]
         id: u64,
@@ -332,7 +385,7 @@ events! {
         site: Option<Site>,
     }
     /// What was done in a context; written when it goes, and at exit.
-    ContextUse = "context.use" {
+    ContextUse = "context.use" (Context, Info) {
         /// The context's number in this log; 0 in logs that have none.
         id: u64,
         /// The context's GPU.
@@ -353,7 +406,7 @@ events! {
         last_use: Option<f64>,
     }
     /// A CUDA context is gone.
-    ContextDestroy = "context.destroy" {
+    ContextDestroy = "context.destroy" (Context, Info) {
         /// The context's number in this log; 0 in logs that have none.
         #[serde(default)]
         id: u64,
@@ -365,7 +418,7 @@ events! {
         call: String,
     }
     /// `GPUPOOL_CONTEXTS=deny` made the call fail.
-    ContextDenied = "context.denied" {
+    ContextDenied = "context.denied" (Context, Info) {
         /// The GPU that was to get a context.
         device: u32,
         /// The driver call.
@@ -374,7 +427,7 @@ events! {
         site: Option<Site>,
     }
     /// Code was loaded.
-    ModuleLoad = "module.load" {
+    ModuleLoad = "module.load" (Module, Info) {
         /// Its number in this log, from 1.
         id: u64,
         /// The GPU that was current; absent where none was, as a library may be loaded before there is a context.
@@ -408,7 +461,7 @@ events! {
         site: Option<Site>,
     }
     /// Code is gone.
-    ModuleUnload = "module.unload" {
+    ModuleUnload = "module.unload" (Module, Info) {
         /// The module's number in this log.
         id: u64,
         /// The GPU that was current when it was loaded; absent where none was.
@@ -417,7 +470,7 @@ events! {
         call: String,
     }
     /// A limit of a context was set.
-    LimitSet = "limit.set" {
+    LimitSet = "limit.set" (Context, Info) {
         /// The context's GPU.
         device: u32,
         /// `stack_size`, `printf_fifo_size`, `malloc_heap_size` and so on: `CUlimit` in lower case.
@@ -432,7 +485,7 @@ events! {
         site: Option<Site>,
     }
     /// The program changed a variable that only counts until the driver is initialised.
-    EnvironmentSet = "environment.set" {
+    EnvironmentSet = "environment.set" (Process, Info) {
         /// `CUDA_VISIBLE_DEVICES` or `CUDA_DEVICE_ORDER`.
         name: String,
         /// The new value; absent when the variable was removed.
@@ -443,7 +496,7 @@ events! {
         site: Option<Site>,
     }
     /// Something a person should change. [`finding`](crate::finding) knows the code.
-    FindingMade = "finding" {
+    FindingMade = "finding" (Finding, Warn) {
         /// `GP001` and so on.
         code: String,
         /// The GPU it is about.
@@ -457,7 +510,7 @@ events! {
         facts: BTreeMap<String, String>,
     }
     /// `cuIpcGetMemHandle` on a pooled block, the first for that block.
-    IpcExport = "ipc.export" {
+    IpcExport = "ipc.export" (Ipc, Info) {
         /// The block's address.
         address: u64,
         /// Bytes of the block.
@@ -466,7 +519,7 @@ events! {
         chunks: u64,
     }
     /// `cuIpcOpenMemHandle` on a pooled block of another process, the first time.
-    IpcImport = "ipc.import" {
+    IpcImport = "ipc.import" (Ipc, Info) {
         /// The address here.
         address: u64,
         /// Bytes of the block.
@@ -479,30 +532,28 @@ events! {
         seconds: f64,
     }
     /// `cuIpcCloseMemHandle`, the last for that block: it is no longer mapped here.
-    IpcClose = "ipc.close" {
+    IpcClose = "ipc.close" (Ipc, Info) {
         /// The address it had here.
         address: u64,
         /// Bytes of the block.
         bytes: u64,
     }
     /// Pooled memory was not shared.
-    IpcFailed = "ipc.failed" {
+    IpcFailed = "ipc.failed" (Ipc, Warn) {
         /// `export`, `import`, or `serve`: the exporter did not answer somebody's import.
         what: String,
         /// Why.
         why: String,
     }
     /// A hooked call, at level trace.
-    Call = "call" {
+    Call = "call" (Call, Trace) {
         /// Name of the driver's export.
         api: String,
         /// `CUresult`.
         result: i32,
-        /// The current GPU, where it is known.
-        device: Option<u32>,
     }
     /// gpupool itself failed; the record's message says how. The pool takes no new allocations from here on.
-    Panic = "panic" {
+    Panic = "panic" (Process, Error) {
         /// Source file and line.
         place: Option<String>,
         /// The hook it happened in.

@@ -11,6 +11,7 @@
 
 mod event;
 mod findings;
+mod level;
 mod reader;
 mod record;
 mod shared;
@@ -18,7 +19,8 @@ mod verdict;
 
 pub use event::*;
 pub use findings::{FINDINGS, Finding, finding, nearest_finding};
+pub use level::{Level, Target};
 pub use reader::{LineError, Reader};
-pub use record::{Level, Record, VERSION, Wrong};
+pub use record::{Record, VERSION, Wrong};
 pub use shared::*;
 pub use verdict::{Attendance, Began, Present, Verdict, VerdictEnd, VerdictLine};

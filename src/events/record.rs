@@ -2,32 +2,17 @@
 
 use std::{fmt, io};
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::event::Event;
+use crate::level::Level;
 
 /// The format that this crate writes, and the newest that it reads.
 pub const VERSION: u32 = 1;
 
 /// The longest line that is kept, bytes. Records are a few hundred; a file that is no log may have no line feed at all.
 pub const LONGEST: usize = 1 << 20;
-
-/// How much a record matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Level {
-    /// gpupool cannot do its work.
-    Error,
-    /// Something a person should look at.
-    Warn,
-    /// Contexts, growth, spills.
-    Info,
-    /// Every pooled call.
-    Debug,
-    /// Every hooked call.
-    Trace,
-}
 
 /// One line of a log.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,7 +49,7 @@ pub enum Wrong {
 }
 
 /// The part that every line has.
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 struct Head {
     t: f64,
     pid: u32,
@@ -93,22 +78,6 @@ impl Record {
         let head: Head = serde_json::from_value(Value::Object(head))?;
         let event = Event::from_fields(&name, fields)?;
         Ok(Record { t: head.t, pid: head.pid, tid: head.tid, level: head.level, message: head.message, event })
-    }
-
-    /// The line without its line feed.
-    ///
-    /// # Errors
-    /// Never for records that were read; a time that is not finite has no JSON.
-    pub fn to_json(&self) -> serde_json::Result<String> {
-        let mut line = Map::new();
-        line.insert("v".to_owned(), VERSION.into());
-        line.insert("event".to_owned(), self.event.name().into());
-        let head = Head { t: self.t, pid: self.pid, tid: self.tid, level: self.level, message: self.message.clone() };
-        if let Value::Object(head) = serde_json::to_value(head)? {
-            line.extend(head);
-        }
-        line.extend(self.event.fields()?);
-        serde_json::to_string(&line)
     }
 }
 

@@ -4,8 +4,8 @@
 //! To name the line that set a variable, `setenv`, `putenv` and `unsetenv` are exported. They do what the C library's do;
 //! before `cuInit`, and for any other name, they do nothing else.
 
-use crate::{clock, context, finding, own_memory, process, site};
-use gpupool_events::{Finding, Site};
+use crate::{clock, context, finding, log, own_memory, process, site};
+use gpupool_events::{CudaInit, EnvironmentSet, Finding, Site};
 use gpupool_interpose::{Api, dlsym, guard};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
@@ -91,12 +91,20 @@ pub fn initialised(call: &'static str) {
     let gpus = context::driver().map(|driver| driver.device_count());
     let initial = Initial { values: values(), site: site::here() };
     let [visible_devices, device_order] = &initial.values;
-    tracing::info!(
-        target: "gpupool::process", event = "cuda.init", visible_devices, device_order, gpus, call,
-        caller = site::caller(&initial.site), thread = site::thread_name(), seconds = clock::uptime(),
-        site.json = %site::json(&initial.site), "CUDA initialised by {}", site::line(&initial.site)
-    );
-    process::cuda_read(visible_devices.clone());
+    log::emit(|| {
+        let event = CudaInit {
+            visible_devices: visible_devices.clone(),
+            device_order: device_order.clone(),
+            gpus: gpus.and_then(|gpus| u32::try_from(gpus).ok()),
+            call: call.to_owned(),
+            caller: site::caller(&initial.site).map(str::to_owned),
+            thread: site::thread_name(),
+            seconds: clock::uptime(),
+            site: Some(initial.site.clone()),
+        };
+        (event, format!("CUDA initialised by {}", site::line(&initial.site)))
+    });
+    process::cuda_read(initial.values[0].clone());
     let _ = INITIAL.set(Box::new(initial));
 }
 
@@ -119,10 +127,16 @@ fn look(call: &str) {
             continue;
         }
         let site = site::here();
-        tracing::info!(
-            target: "gpupool::process", event = "environment.set", name = WATCHED[index], value = now, call,
-            site.json = %site::json(&site), "{} changed by {}", WATCHED[index], site::line(&site)
-        );
+        log::emit(|| {
+            let name = WATCHED[index];
+            let event = EnvironmentSet {
+                name: name.to_owned(),
+                value: now.clone(),
+                call: call.to_owned(),
+                site: Some(site.clone()),
+            };
+            (event, format!("{name} changed by {}", site::line(&site)))
+        });
         CHANGES.lock()[index] = Some(Change { value: now, site });
     }
 }

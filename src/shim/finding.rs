@@ -1,7 +1,7 @@
 //! Findings: what is wrong, where, and how to mend it. Codes, titles and remedies are in one registry
 //! (`gpupool_events::findings`), which `gpupool explain` and the report read too.
 
-use crate::log::verdict;
+use crate::log::{self, verdict};
 use crate::{bell, site};
 use cudarc::driver::sys::CUdevice;
 use gpupool_events::{Finding, FindingMade, Site};
@@ -47,18 +47,16 @@ pub fn make(finding: &Finding, device: Option<CUdevice>, site: &Site, facts: &[(
     let Finding { code, fix, .. } = finding;
     keep(code, device.and_then(|device| u32::try_from(device).ok()), what);
     bell::changed();
-    verdict::found(FindingMade {
+    let made = FindingMade {
         code: (*code).to_owned(),
         device: device.and_then(|device| u32::try_from(device).ok()),
         what: what.to_owned(),
         site: Some(site.clone()),
         facts: facts.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
+    };
+    verdict::found(made.clone());
+    log::emit(|| {
+        let line = site::line(site);
+        (made, format!("{code}: {what}\n  where: {line}\n  fix: {fix}\n  more: gpupool explain {code}"))
     });
-    let facts: serde_json::Map<String, serde_json::Value> =
-        facts.iter().map(|(name, value)| ((*name).to_owned(), value.clone().into())).collect();
-    tracing::warn!(
-        target: "gpupool::finding", event = "finding", code, device, what, site.json = %site::json(site),
-        facts.json = %serde_json::Value::from(facts),
-        "{code}: {what}\n  where: {}\n  fix: {fix}\n  more: gpupool explain {code}", site::line(site)
-    );
 }

@@ -5,6 +5,7 @@
 use crate::log;
 use gpupool_config::{Problem, Rank, Settings};
 use gpupool_cuda as cuda;
+use gpupool_events::Panic;
 use gpupool_interpose::{Api, dlsym};
 use once_cell::race::OnceBox;
 use std::ffi::{CStr, CString};
@@ -161,10 +162,13 @@ pub fn broken(api: Api) {
     advance(Phase::Active, Phase::Closed);
     // It may be the log that failed, and nobody behind this catches its second panic.
     let _ = std::panic::catch_unwind(|| {
-        tracing::error!(
-            target: "gpupool::process", event = "panic", api = api.name(),
-            "internal error in {}: the pool makes no new blocks, memory handed out stays valid; please report it", api.name()
-        );
+        log::emit(|| {
+            let name = api.name();
+            let text = format!(
+                "internal error in {name}: the pool makes no new blocks, memory handed out stays valid; please report it"
+            );
+            (Panic { place: None, api: Some(name.to_owned()) }, text)
+        });
     });
 }
 

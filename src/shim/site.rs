@@ -48,7 +48,7 @@ fn report_python() {
         && !SAID.swap(true, Ordering::Relaxed)
     {
         tracing::info!(
-            target: "gpupool::python", event = "note", about = "python", "Python frames are not read: {reason}"
+            target: "gpupool::python", about = "python", "Python frames are not read: {reason}"
         );
     }
 }
@@ -115,11 +115,6 @@ pub fn line(site: &Site) -> String {
     let outside = |frame: &&NativeFrame| !file_name(&frame.object).starts_with("libcud");
     let frame = site.native.iter().find(outside).or(site.native.first());
     frame.map_or_else(|| "unknown".to_owned(), ToString::to_string)
-}
-
-/// The form of the log.
-pub fn json(site: &Site) -> String {
-    serde_json::to_string(site).unwrap_or_default()
 }
 
 /// This thread's name, as tools show it.

@@ -1,5 +1,6 @@
 //! `gpupool run --fail-on`: what the program's end becomes, by what its processes found and by what nobody knows.
 
+use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -188,8 +189,8 @@ fn what_could_never_find_anything_is_refused() {
 #[test]
 fn nothing_that_was_found_moves_the_cursor() {
     let bench = Bench::new();
-    let hostile =
-        FindingMade { code: "GP\u{1b}[2J".to_owned(), what: "\u{7}\u{202e}\nx".to_owned(), ..FindingMade::default() };
+    let (code, what) = ("GP\u{1b}[2J".to_owned(), "\u{7}\u{202e}\nx".to_owned());
+    let hostile = FindingMade { code, device: None, what, site: None, facts: BTreeMap::new() };
     let output = output(&mut program(&bench, &["--fail-on", "any"], &[("7-1", whole(7, vec![hostile]))], "true"));
     assert_eq!(output.status.code(), Some(3));
     assert!(!stderr(&output).contains(['\x1b', '\x07', '\u{202e}']), "{:?}", stderr(&output));

@@ -1,5 +1,6 @@
 //! Verdicts: what a process wrote is read back, and what it could not write is seen to be missing.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -50,8 +51,10 @@ fn began(pid: u32, started: u64, t: f64) -> VerdictLine {
 fn found(code: &str) -> VerdictLine {
     VerdictLine::Finding(FindingMade {
         code: code.to_owned(),
+        device: None,
         what: "a\n\u{1b}[2J".to_owned(),
-        ..FindingMade::default()
+        site: None,
+        facts: BTreeMap::new(),
     })
 }
 

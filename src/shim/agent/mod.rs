@@ -80,7 +80,7 @@ fn at_first_allocation() {
 }
 
 fn note(what: impl Display) {
-    tracing::info!(target: "gpupool::metrics", event = "note", about = "metrics", "metrics: {what}");
+    tracing::info!(target: "gpupool::metrics", about = "metrics", "metrics: {what}");
 }
 
 fn make_page() -> Result<Page<Map>, String> {

@@ -6,7 +6,9 @@
 //! and, the more was told, the more that must have come and gone in between, up to what a GPU holds. So a program that
 //! allocates and frees the same in a loop does not fill its log.
 
-use gpupool_pool::{PlaceSpec, Usage};
+use crate::log;
+use gpupool_events::{PlaceLevel, PoolLevel};
+use gpupool_pool::{PlaceSpec, PlaceUsage, Usage};
 use once_cell::race::OnceBox;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -109,12 +111,9 @@ fn tell(usage: &Usage) {
     IN_USE.store(exact, Relaxed);
     TOLD.store(exact, Relaxed);
     MOVED.store(0, Relaxed);
-    let level = usage
-        .places
-        .iter()
-        .map(|usage| serde_json::json!({"place": usage.place.to_string(), "held": usage.held, "used": usage.used}));
-    tracing::info!(
-        target: "gpupool::memory", event = "pool.level", places.json = %serde_json::Value::from(level.collect::<Vec<_>>()),
-        "what is held and in use has changed"
-    );
+    log::emit(|| {
+        let of =
+            |&PlaceUsage { place, held, used, .. }: &PlaceUsage| PlaceLevel { place: place.to_string(), held, used };
+        (PoolLevel { places: usage.places.iter().map(of).collect() }, "what is held and in use has changed")
+    });
 }

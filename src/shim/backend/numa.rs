@@ -49,7 +49,7 @@ fn refused(error: &std::io::Error) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
         tracing::info!(
-            target: "gpupool::pinned", event = "note", about = "numa",
+            target: "gpupool::pinned", about = "numa",
             "pinned memory is not placed near its GPU: set_mempolicy: {error} (in a container, allow it with --cap-add SYS_NICE)"
         );
     }

@@ -5,6 +5,7 @@ use super::vmm::Vmm;
 use crate::{log, process};
 use gpupool_config::{Mode, Placement, format_size};
 use gpupool_cuda::Driver;
+use gpupool_events::PoolOpen;
 use gpupool_interpose::cancel;
 use gpupool_pool::{Config, FRAME, Policy, Pool};
 use once_cell::race::OnceBox;
@@ -139,12 +140,12 @@ fn try_open(driver: &'static Driver, plan: &'static Plan) -> Option<Opened> {
         lenders: plan.lenders,
     };
     let places: Vec<String> =
-        plan.places.iter().map(|spec| format!("{} {}", spec.place.to_string(), format_size(spec.limit))).collect();
-    let names: Vec<String> = plan.places.iter().map(|spec| spec.place.to_string()).collect();
-    tracing::info!(
-        target: "gpupool::memory", event = "pool.open", base, bytes, places.json = %serde_json::Value::from(names),
-        "pool of {} behind {} of address space", places.join(", "), format_size(bytes)
-    );
+        plan.places.iter().map(|spec| format!("{} {}", spec.place, format_size(spec.limit))).collect();
+    log::emit(|| {
+        let text = format!("pool of {} behind {} of address space", places.join(", "), format_size(bytes));
+        let names = plan.places.iter().map(|spec| spec.place.to_string());
+        (PoolOpen { base, bytes, places: names.collect() }, text)
+    });
     super::level::opened(&plan.places, || opened().map(|opened| opened.pool.usage()));
     Some(Opened { plan, pool: Pool::new(config, vmm), base, bytes })
 }

@@ -6,6 +6,7 @@ use super::topology::{self, Topology, Unanswered};
 use crate::{log, process};
 use gpupool_config::{Devices, Mode, Problem, Settings};
 use gpupool_cuda::{CuResult, Driver};
+use gpupool_events::PoolFallback;
 use gpupool_pool::{Accounts, Lenders, Links, Place, PlaceSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -213,11 +214,14 @@ fn working_mode(asked: Mode, topology: &Topology, members: &[u32]) -> Mode {
             true => ("some of the", "then GPUs with peer access, then the host"),
             false => ("the", "then the host"),
         };
-        tracing::warn!(
-            target: "gpupool::memory", event = "pool.fallback", home = members[0], bytes = 0, why = "no peer access",
-            "{who} {} GPUs have no peer access to each other; mode spill is used: the driver first, {then} (set \
-             GPUPOOL_MODE=spill to silence this)", seen.len()
-        );
+        log::emit(|| {
+            let text = format!(
+                "{who} {} GPUs have no peer access to each other; mode spill is used: the driver first, {then} (set \
+                 GPUPOOL_MODE=spill to silence this)",
+                seen.len()
+            );
+            (PoolFallback { home: members[0], bytes: 0, why: "no peer access".to_owned() }, text)
+        });
         return Mode::Spill;
     }
     asked
@@ -230,7 +234,7 @@ fn lenders(settings: &Settings) -> Lenders {
     }
     let Some((variable, ranks)) = settings.local_ranks else { return Lenders::All };
     tracing::info!(
-        target: "gpupool::memory", event = "note", about = "home_only", variable, ranks,
+        target: "gpupool::memory", about = "home_only", variable, ranks,
         "{variable}={ranks}: one rank of several on this host, so it keeps to its own GPU and the host; GPUPOOL_DEVICES \
          with a list of GPUs overrides that"
     );

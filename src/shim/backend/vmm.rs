@@ -6,8 +6,9 @@ use super::sharing::Sharing;
 use crate::backend::plan::Plan;
 use crate::context::Gpus;
 use crate::fence;
-use crate::process;
+use crate::{log, process};
 use gpupool_cuda::{Access, CuResult, Driver, Properties};
+use gpupool_events::PoolUnavailable;
 use gpupool_pool::{Backend, FRAME, Fault, Place};
 use std::collections::BTreeMap;
 
@@ -92,11 +93,13 @@ fn fault_at(place: Place, result: CuResult) -> Fault<CuResult> {
             Place::Host(_),
             CuResult::NOT_PERMITTED | CuResult::NOT_SUPPORTED | CuResult::INVALID_VALUE | CuResult::INVALID_DEVICE,
         ) => {
-            tracing::warn!(
-                target: "gpupool::memory", event = "pool.unavailable", place = %place, error = %result,
-                "no host memory for the pool: the driver answered {result} (in a container, allow set_mempolicy, for \
-                 example with --cap-add SYS_NICE); the pool goes on without it"
-            );
+            log::emit(|| {
+                let text = format!(
+                    "no host memory for the pool: the driver answered {result} (in a container, allow set_mempolicy, for \
+                     example with --cap-add SYS_NICE); the pool goes on without it"
+                );
+                (PoolUnavailable { place: place.to_string(), error: result.to_string() }, text)
+            });
             Fault::Unavailable(result)
         }
         (_, result) => fault(result),

@@ -1,9 +1,10 @@
 //! How contexts end: what is noted before the driver is asked, and what goes with a context that ended.
 
 use super::{By, CHANGED, EPOCH, LAST, Last, REGISTRY, observers, report_use};
-use crate::bell;
+use crate::{bell, log};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_cuda::{CuResult, Driver};
+use gpupool_events::ContextDestroy;
 use std::sync::atomic::Ordering;
 
 use super::Context;
@@ -122,10 +123,11 @@ fn tell(ended: Vec<Ended>, call: &str) {
         let blocks = disown(&context);
         bell::changed();
         let Context { device, id, kind, .. } = context;
-        tracing::info!(
-            target: "gpupool::context", event = "context.destroy", id, device, kind = kind.word(), call,
-            "{} context on GPU {device} is gone ({call}), and {blocks} pooled blocks with it", kind.word()
-        );
+        log::emit(|| {
+            let kind = kind.word();
+            let text = format!("{kind} context on GPU {device} is gone ({call}), and {blocks} pooled blocks with it");
+            (ContextDestroy { id, device: device as u32, kind: kind.to_owned(), call: call.to_owned() }, text)
+        });
         if let Some(record) = unkept {
             report_use(&record);
         }

@@ -2,11 +2,13 @@
 //! that uses it is loaded, which a program that learns too late can not do; the environment can.
 
 use super::within_own;
+use crate::log;
 use crate::process;
 use crate::site;
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_config::format_size;
 use gpupool_cuda::Driver;
+use gpupool_events::LimitSet;
 
 /// `CUlimit` values that have a name in the log.
 pub const STACK_SIZE: i32 = 0;
@@ -39,10 +41,12 @@ pub fn apply(driver: &Driver, context: CUcontext, device: CUdevice) {
         let set = || driver.set_limit(limit, bytes);
         let Some(result) = within_own(driver, context, set) else { continue };
         let limit = name(limit);
-        tracing::info!(
-            target: "gpupool::context", event = "limit.set", device, limit, value = bytes, result = result.0, by = "gpupool",
-            "{limit} of the new context on GPU {device} set to {}: {result}", format_size(bytes)
-        );
+        log::emit(|| {
+            let size = format_size(bytes);
+            let text = format!("{limit} of the new context on GPU {device} set to {size}: {result}");
+            let (device, by) = (device as u32, "gpupool".to_owned());
+            (LimitSet { device, limit, value: bytes, result: result.0, by, site: None }, text)
+        });
         if !result.is_ok() {
             crate::log::warn_once(
                 variable,
@@ -55,10 +59,11 @@ pub fn apply(driver: &Driver, context: CUcontext, device: CUdevice) {
 /// The program set a limit itself; the driver has answered.
 pub fn report(device: CUdevice, limit: i32, value: u64, result: gpupool_cuda::CuResult) {
     let (limit, site) = (name(limit), site::here());
-    tracing::info!(
-        target: "gpupool::context", event = "limit.set", device, limit, value, result = result.0, by = "program",
-        site.json = %site::json(&site), "{limit} set to {} by {}: {result}", format_size(value), site::line(&site)
-    );
+    log::emit(|| {
+        let text = format!("{limit} set to {} by {}: {result}", format_size(value), site::line(&site));
+        let (device, by) = (device as u32, "program".to_owned());
+        (LimitSet { device, limit, value, result: result.0, by, site: Some(site) }, text)
+    });
 }
 
 /// The heap limit of the current context, if it is still what the driver starts with.

@@ -25,7 +25,7 @@ use crate::{bell, clock, process, site};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_config::Rank;
 use gpupool_cuda::{self as cuda, CuResult, Driver};
-use gpupool_events::RankOnGpu0;
+use gpupool_events::{ContextCreate, ContextUse, RankOnGpu0};
 use parking_lot::{Condvar, Mutex};
 use registry::{Found, Name, Origin, Registry};
 use std::cell::Cell;
@@ -314,24 +314,49 @@ fn report(driver: &Driver, context: &Context, origin: &Origin) {
         format!(", {}{}", if *approximate { "≈" } else { "" }, gpupool_config::format_size(cost))
     });
     tell_rank(driver, *device, &uuid, origin);
-    tracing::info!(
-        target: "gpupool::context", event = "context.create", id, device, pci, uuid, kind = kind.word(), call,
-        runtime_call = site::runtime_call(site), caller = site::caller(site), thread = site::thread_name(), seconds = clock::uptime(),
-        cost, approximate, site.json = %site::json(site),
-        "{} context on GPU {device} ({call}{price}) by {}", kind.word(), site::line(site)
-    );
+    log::emit(|| {
+        let kind = kind.word();
+        let event = ContextCreate {
+            id: *id,
+            device: *device as u32,
+            pci: Some(pci),
+            uuid: Some(uuid),
+            kind: kind.to_owned(),
+            call: call.clone(),
+            runtime_call: site::runtime_call(site).map(str::to_owned),
+            caller: site::caller(site).map(str::to_owned),
+            thread: site::thread_name(),
+            seconds: clock::uptime(),
+            cost: *cost,
+            approximate: *approximate,
+            site: Some(site.clone()),
+        };
+        (event, format!("{kind} context on GPU {device} ({call}{price}) by {}", site::line(site)))
+    });
 }
 
 /// Logs what a context was used for.
 pub fn report_use(context: &Record) {
     let Record { id, device, kind, usage, .. } = context;
-    tracing::info!(
-        target: "gpupool::context", event = "context.use", id, device, kind = kind.word(),
-        allocations = usage.allocations.load(Ordering::Relaxed), bytes_peak = usage.peak(), launches = usage.launches.load(Ordering::Relaxed),
-        copies = usage.copies.load(Ordering::Relaxed), modules = usage.modules.load(Ordering::Relaxed), last_use = usage.last_use(),
-        "context on GPU {device}: {} launches, {} copies, {} allocations, {} modules",
-        usage.launches.load(Ordering::Relaxed), usage.copies.load(Ordering::Relaxed), usage.allocations.load(Ordering::Relaxed), usage.modules.load(Ordering::Relaxed)
-    );
+    log::emit(|| {
+        let (launches, copies) = (usage.launches.load(Ordering::Relaxed), usage.copies.load(Ordering::Relaxed));
+        let (allocations, modules) = (usage.allocations.load(Ordering::Relaxed), usage.modules.load(Ordering::Relaxed));
+        let event = ContextUse {
+            id: *id,
+            device: *device as u32,
+            kind: kind.word().to_owned(),
+            allocations,
+            bytes_peak: usage.peak(),
+            launches,
+            copies,
+            modules,
+            last_use: usage.last_use(),
+        };
+        let text = format!(
+            "context on GPU {device}: {launches} launches, {copies} copies, {allocations} allocations, {modules} modules"
+        );
+        (event, text)
+    });
 }
 
 /// The GPUs of these contexts, in order, each once.

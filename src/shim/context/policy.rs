@@ -1,10 +1,10 @@
 //! Where contexts may be made (`GPUPOOL_CONTEXTS=deny`).
 
-use crate::{finding, process, site};
+use crate::{finding, log, process, site};
 use cudarc::driver::sys::CUdevice;
 use gpupool_config::Contexts;
 use gpupool_cuda::CuResult;
-use gpupool_events::Finding;
+use gpupool_events::{ContextDenied, Finding};
 
 /// What the driver answers where a GPU takes no further context (compute mode "exclusive process").
 const DEVICE_UNAVAILABLE: CuResult = CuResult(46);
@@ -20,10 +20,10 @@ pub fn refuse(device: CUdevice, call: &'static str) -> Option<CuResult> {
         return None;
     }
     let site = site::here();
-    tracing::info!(
-        target: "gpupool::context", event = "context.denied", device, call, site.json = %site::json(&site),
-        "context on GPU {device} denied ({call}) to {}", site::line(&site)
-    );
+    log::emit(|| {
+        let event = ContextDenied { device: device as u32, call: call.to_owned(), site: Some(site.clone()) };
+        (event, format!("context on GPU {device} denied ({call}) to {}", site::line(&site)))
+    });
     let list = allowed.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     finding::make(
         &Finding::CONTEXT_DENIED,

@@ -147,7 +147,7 @@ fn complain(function: &str, what: &str, error: c_int) {
         error => CuResult(error).to_string(),
     };
     if process::is_active() {
-        tracing::error!(target: "gpupool::memory", event = "note", about = function, "{function}: {what}: {why}");
+        tracing::error!(target: "gpupool::memory", about = function, "{function}: {what}: {why}");
     } else {
         log::write_stderr(&format!("gpupool: error: {function}: {what}: {why}\n"));
     }

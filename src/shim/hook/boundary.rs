@@ -1,7 +1,8 @@
 //! What every body has behind it: the boundary that keeps panics in, and the line in the log about the call.
 
-use crate::process;
+use crate::{log, process};
 use gpupool_cuda::CuResult;
+use gpupool_events::Call;
 use gpupool_interpose::{Api, boundary, guard};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -21,8 +22,8 @@ pub fn run(api: Api, call: &mut dyn FnMut() -> CuResult, body: impl FnOnce(&mut 
 pub fn trace(api: Api, result: CuResult) {
     if tracing::enabled!(target: "gpupool::call", tracing::Level::TRACE) {
         contained(api, || {
-            let api = api.name();
-            tracing::trace!(target: "gpupool::call", event = "call", api, result = result.0, "{api} -> {result}");
+            let name = api.name();
+            log::emit(|| (Call { api: name.to_owned(), result: result.0 }, format!("{name} -> {result}")));
         });
     }
 }

@@ -49,7 +49,7 @@ fn report_table(id: &[u8; 16]) {
     }
     let (table, caller) = (guid(id), seen.1);
     tracing::debug!(
-        target: "gpupool::call", event = "note", about = "export_table", table, caller,
+        target: "gpupool::call", about = "export_table", table, caller,
         "{caller} asked for the driver's private table {table}; what it calls there is not seen"
     );
 }

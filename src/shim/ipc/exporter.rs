@@ -8,6 +8,7 @@ use super::server;
 use crate::{log, memory};
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Driver, Properties};
+use gpupool_events::IpcExport;
 use gpupool_pool::{Anchor, Block, Piece};
 use gpupool_wire::blocks::{Handle, Key, Secret, same_secret};
 use parking_lot::Mutex;
@@ -84,10 +85,11 @@ pub fn export(driver: &Driver, block: &Block) -> std::result::Result<Handle, CuR
     }
     if first {
         super::count(&super::EXPORTS);
-        tracing::info!(
-            target: "gpupool::ipc", event = "ipc.export", address, bytes, chunks = pieces.len(),
-            "a handle of {} at {address:#x}; only processes that run under gpupool can open it", format_size(bytes)
-        );
+        log::emit(|| {
+            let size = format_size(bytes);
+            let text = format!("a handle of {size} at {address:#x}; only processes that run under gpupool can open it");
+            (IpcExport { address, bytes, chunks: pieces.len() as u64 }, text)
+        });
     }
     Ok(handle(secret))
 }

@@ -6,8 +6,10 @@ use crate::backend::topology::Topology;
 use crate::context::Gpus;
 use crate::context::{self, Observer};
 use crate::fence;
+use crate::log;
 use gpupool_config::format_size;
 use gpupool_cuda::{Access, CuResult, Driver};
+use gpupool_events::{IpcClose, IpcImport};
 use gpupool_pool::{Block, Place};
 use gpupool_wire::blocks::{Answer, BATCH, Chunk, Handle, Layout, Where};
 use parking_lot::Mutex;
@@ -127,10 +129,11 @@ fn enter(
     }
     super::count(&super::IMPORTS);
     let seconds = begun.elapsed().as_secs_f64();
-    tracing::info!(
-        target: "gpupool::ipc", event = "ipc.import", address, bytes = handle.bytes, chunks = layout.chunks,
-        exporter = handle.pid, seconds, "opened {} of process {} at {address:#x}", format_size(handle.bytes), handle.pid
-    );
+    log::emit(|| {
+        let (bytes, chunks, exporter) = (handle.bytes, u64::from(layout.chunks), handle.pid);
+        let text = format!("opened {} of process {exporter} at {address:#x}", format_size(bytes));
+        (IpcImport { address, bytes, chunks, exporter, seconds }, text)
+    });
     address
 }
 
@@ -173,9 +176,7 @@ pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
         } else {
             CLOSED.lock().push(Closed { _mapped: import.mapped, contexts });
         }
-        tracing::info!(
-            target: "gpupool::ipc", event = "ipc.close", address, bytes, "closed {} at {address:#x}", format_size(bytes)
-        );
+        log::emit(|| (IpcClose { address, bytes }, format!("closed {} at {address:#x}", format_size(bytes))));
     }
     Some(answer.err().unwrap_or(CuResult::SUCCESS))
 }

@@ -14,8 +14,9 @@ mod own;
 mod peers;
 mod server;
 
-use crate::{bell, process};
+use crate::{bell, log, process};
 use gpupool_cuda::{CuResult, Driver};
+use gpupool_events::IpcFailed;
 use gpupool_pool::Block;
 use gpupool_wire::Unread;
 use gpupool_wire::blocks::Handle;
@@ -74,5 +75,8 @@ type Socket = gpupool_wire::Socket<own::Own>;
 /// Says that one of `export`, `import` and `serve` failed, and why.
 fn failed(what: &str, why: impl Display) {
     let why = why.to_string();
-    tracing::warn!(target: "gpupool::ipc", event = "ipc.failed", what, why, "CUDA IPC, {what} failed: {why}");
+    log::emit(|| {
+        let text = format!("CUDA IPC, {what} failed: {why}");
+        (IpcFailed { what: what.to_owned(), why }, text)
+    });
 }

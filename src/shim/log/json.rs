@@ -10,12 +10,13 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use gpupool_config::{LogPath, LogPathNames};
-use gpupool_events::Record;
+use gpupool_events::{Level, LogFull, LogLost, Record, Written};
 use once_cell::race::OnceBox;
 use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Subscriber};
+use tracing::{Event, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
+use super::emit::FIELDS;
 use super::{host_name, output, stderr};
 use crate::clock;
 use gpupool_interpose::cancel;
@@ -304,7 +305,13 @@ impl JsonLines {
 impl<S: Subscriber> Layer<S> for JsonLines {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let _sheltered = cancel::shelter();
-        let mut line = head(event.metadata().level());
+        let mut line = head(match *event.metadata().level() {
+            tracing::Level::ERROR => Level::Error,
+            tracing::Level::WARN => Level::Warn,
+            tracing::Level::INFO => Level::Info,
+            tracing::Level::DEBUG => Level::Debug,
+            tracing::Level::TRACE => Level::Trace,
+        });
         let mut fields = Fields { line: &mut line, named: false, told: false };
         event.record(&mut fields);
         let (named, told) = (fields.named, fields.told);
@@ -321,35 +328,29 @@ impl<S: Subscriber> Layer<S> for JsonLines {
 
 /// Why lines are missing behind it.
 fn full_record(error: &io::Error) -> Vec<u8> {
-    record(&Level::WARN, "log.full", &[("why", error.to_string().into())], "no room for the lines that follow")
+    record(&LogFull { why: error.to_string() }, "no room for the lines that follow")
 }
 
 /// How many are missing before it.
 fn lost_record(lines: u64, error: &io::Error) -> Vec<u8> {
-    let fields = [("lines", lines.into()), ("why", error.to_string().into())];
-    record(&Level::WARN, "log.lost", &fields, &format!("{lines} lines are missing here"))
+    record(&LogLost { lines, why: error.to_string() }, &format!("{lines} lines are missing here"))
 }
 
 /// A whole line about the log itself, which comes past the filters.
-fn record(level: &Level, event: &str, fields: &[(&str, serde_json::Value)], message: &str) -> Vec<u8> {
-    let mut line = head(level);
-    for (name, value) in [("event", event.into()), ("message", message.into())].iter().chain(fields) {
-        line.extend_from_slice(format!(",\"{name}\":{value}").as_bytes());
+fn record<E: Written>(event: &E, message: &str) -> Vec<u8> {
+    let mut line = head(E::LEVEL);
+    for (name, value) in [("event", E::NAME), ("message", message)] {
+        line.extend_from_slice(format!(",\"{name}\":{}", serde_json::Value::from(value)).as_bytes());
     }
+    event.write_fields(&mut line);
     line.extend_from_slice(b"}\n");
     line
 }
 
 /// Everything that comes before the event's own fields, with the object left open.
-fn head(level: &Level) -> Vec<u8> {
+fn head(level: Level) -> Vec<u8> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let level = match *level {
-        Level::ERROR => "error",
-        Level::WARN => "warn",
-        Level::INFO => "info",
-        Level::DEBUG => "debug",
-        Level::TRACE => "trace",
-    };
+    let level = level.word();
     // SAFETY: gettid takes nothing and can not fail.
     let tid = unsafe { libc::gettid() };
     // The process id is asked anew: a child after fork has another one and the same log.
@@ -408,23 +409,15 @@ impl Visit for Fields<'_> {
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        match field.name().strip_suffix(".json") {
-            // Checked, since one broken value would cost the whole line.
-            Some(name) if serde_json::from_str::<serde_json::Value>(value).is_ok() => {
-                self.raw(name, format_args!("{value}"));
-            }
-            Some(name) => {
-                self.key(name);
-                self.string(value);
-            }
-            None => {
-                self.key(field.name());
-                self.string(value);
-            }
-        }
+        self.key(field.name());
+        self.string(value);
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == FIELDS {
+            self.line.extend_from_slice(format!("{value:?}").as_bytes());
+            return;
+        }
         self.record_str(field, &format!("{value:?}"));
     }
 }

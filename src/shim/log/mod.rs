@@ -1,19 +1,20 @@
 //! The log: what the library says, and where it goes.
 //!
-//! The code says what happened once, as a `tracing` event with typed fields:
+//! The code says once what happened, as the struct that the log's reader gets, or as a sentence where there is nothing to
+//! count:
 //! ```text
-//! tracing::info!(target: "gpupool::memory", event = "pool.grow", home, bytes, on_peers, on_host, "pool grew by {size}");
-//! tracing::info!(target: "gpupool::process", event = "process.exit", peak.json = %json!(peak), live_blocks, …, "ends");
+//! log::emit(|| (PoolGrow { home, bytes, on_peers, on_host }, format!("pool grew by {size}")));
+//! tracing::info!(target: "gpupool::python", about = "python", "Python frames are not read: {reason}");
 //! ```
-//! `event` is a name of `gpupool_events::Event` and the fields are that event's; a line without `event` is a `note`. A
-//! field called `x.json` holds JSON text and is written as `x`, because `tracing` has no lists. The names of the record's
-//! head (`v`, `t`, `pid`, `tid`, `level`) are taken.
+//! The second is a `note`. `tracing` filters both, by target and level; an event's are those of its type. The names of the
+//! record's head (`v`, `t`, `pid`, `tid`, `level`, `event`) are taken.
 //!
 //! Warnings and errors go to stderr as text. `GPUPOOL_LOG_FILE` adds a file of JSON lines. Nothing here writes to stdout,
 //! starts a thread, calls the driver or keeps a line in memory: a process that is killed has said all it had to say.
 //!
 //! Architecture Invariant: no lock is held across a write, so a full pipe stalls only the thread that meets it.
 
+mod emit;
 mod filter;
 mod json;
 mod output;
@@ -34,6 +35,7 @@ use tracing::Subscriber;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 
+pub use emit::emit;
 pub use json::remember_folder;
 pub use stderr::{remember_stderr, warnings};
 pub use summary::{PlaceSummary, Summary, write_summary};

@@ -5,7 +5,9 @@ use std::io::{BufReader, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 
-use gpupool_events::{Event, Level, PlacePeak, PoolGrow, PyFrame, Reader, Record, Site};
+use gpupool_events::{
+    BlockFree, Event, Level, PlacePeak, PoolGrow, PoolRefuse, ProcessExit, PyFrame, Reader, Record, Site,
+};
 use tracing::subscriber::with_default;
 
 use super::*;
@@ -77,14 +79,12 @@ fn an_event_is_a_record_with_its_own_types() {
     let folder = Folder::new("types");
     let path = folder.0.join("log");
     let (records, _, _) = log(&[("GPUPOOL_LOG_FILE", path.to_str().unwrap())], || {
-        let (home, bytes, none) = (1u32, 1u64 << 62, None::<u64>);
-        tracing::info!(target: "gpupool::pool", event = "pool.grow", home, bytes, on_peers = 5u64, on_host = 0u64, none, "grew\n\"{home}\"");
-        let peak = [PlacePeak { place: "gpu0".to_owned(), held: 1, peak_used: 2, limit: None }];
-        tracing::info!(
-            event = "process.exit", peak.json = %serde_json::json!(peak), live_blocks = 0u64, live_bytes = 0u64, allocations = 3u64,
-            reuses = 1u64, "ends"
-        );
-        tracing::info!(ratio = 0.5, not_a_number = f64::NAN, negative = -1, broken.json = "{", flag = true);
+        emit(|| (PoolGrow { home: 1, bytes: 1 << 62, on_peers: 5, on_host: 0 }, "grew\n\"1\""));
+        let peak = vec![PlacePeak { place: "gpu0".to_owned(), held: 1, peak_used: 2, limit: None }];
+        emit(|| (ProcessExit { peak, live_blocks: 0, live_bytes: 0, allocations: 3, reuses: 1 }, "ends"));
+        tracing::info!(ratio = 0.5, not_a_number = f64::NAN, negative = -1, flag = true);
+        let (home, bytes, why) = (0, 8, "full".to_owned());
+        emit(|| (PoolRefuse { home, bytes, why, missing: None }, ""));
     });
     assert_eq!(records[0].message, "grew\n\"1\"");
     assert_eq!(records[0].event, Event::PoolGrow(PoolGrow { home: 1, bytes: 1 << 62, on_peers: 5, on_host: 0 }));
@@ -94,8 +94,31 @@ fn an_event_is_a_record_with_its_own_types() {
     assert_eq!((exit.peak.len(), exit.peak[0].peak_used, exit.allocations), (1, 2, 3));
     assert_eq!(records[2].event.name(), "note");
     let line = fs::read_to_string(&path).unwrap();
+    let note = line.lines().nth(2).unwrap();
+    assert!(note.contains(r#""ratio":0.5,"not_a_number":null,"negative":-1,"flag":true"#), "{note}");
     let last = line.lines().last().unwrap();
-    assert!(last.contains(r#""ratio":0.5,"not_a_number":null,"negative":-1,"broken":"{","flag":true"#), "{last}");
+    let rest = r#","level":"info","message":"","event":"pool.refuse","home":0,"bytes":8,"why":"full"}"#;
+    assert!(last.ends_with(rest), "what is not known is not in the line: {last}");
+}
+
+#[test]
+fn an_event_that_nobody_takes_is_not_made() {
+    let made = std::cell::Cell::new(0);
+    let block = || {
+        made.set(made.get() + 1);
+        (BlockFree { address: 1, bytes: 2, home: 0 }, "")
+    };
+    let folder = Folder::new("unmade");
+    for (name, filter, expected) in [("a", "info", 0), ("b", "debug,gpupool::memory=info", 0), ("c", "debug", 1)] {
+        let path = folder.0.join(name);
+        let vars = [("GPUPOOL_LOG_FILE", path.to_str().unwrap()), ("GPUPOOL_LOG", filter)];
+        let (records, text, _) = log(&vars, || emit(block));
+        assert_eq!((records.len(), made.replace(0), text.as_str()), (expected, expected, ""), "{filter}");
+    }
+    let (_, text, _) = log(&[("GPUPOOL_LOG", "gpupool::memory=debug")], || {
+        emit(|| (BlockFree { address: 1, bytes: 2, home: 0 }, format!("freed at {}", 1)));
+    });
+    assert_eq!(text, "gpupool: debug: freed at 1\n");
 }
 
 #[test]
@@ -303,4 +326,52 @@ fn hostile_bytes_stay_inside_their_field() {
     assert_eq!((&made.facts["file"], made.what.as_str()), (&name, "what\n\u{1b}[31mred"));
     assert!(text.lines().all(|line| line.starts_with("gpupool: warning: ") || line.starts_with("  ")), "{text:?}");
     assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+}
+
+/// The library's code by file, without its tests and comments.
+fn code(folder: &Path, files: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            code(&path, files);
+        } else if path.extension().is_some_and(|end| end == "rs") && path.file_name().is_some_and(|it| it != "tests.rs")
+        {
+            let text = fs::read_to_string(&path).unwrap();
+            let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+            let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+            files.push(lines.collect::<Vec<_>>().join("\n"));
+        }
+    }
+}
+
+/// Whether this file makes a value of a struct of `gpupool_events`.
+fn makes(file: &str, name: &str) -> bool {
+    let is_word = |letter: char| letter.is_alphanumeric() || letter == '_';
+    let imports = file.split("use gpupool_events::").skip(1).filter_map(|rest| rest.split(';').next());
+    let imported = imports.flat_map(|list| list.split(|letter| !is_word(letter))).any(|word| word == name);
+    let literal = format!("{name} {{");
+    imported && file.match_indices(&literal).any(|(at, _)| !file[..at].ends_with(is_word))
+}
+
+/// What a reader is promised somebody says. That it has every field, the compiler sees to: an event has no default.
+#[test]
+fn every_event_of_the_schema_is_written_and_by_its_type() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    code(folder, &mut files);
+    assert!(files.iter().any(|file| makes(file, "PoolGrow")) && !files.iter().any(|file| makes(file, "Pool")));
+    let schema = fs::read_to_string(folder.join("../events/event.rs")).unwrap();
+    for wire in Event::NAMES {
+        let row = schema.lines().find(|line| line.contains(&format!(" = \"{wire}\" ")));
+        let name = row.and_then(|row| row.trim().split(' ').next()).unwrap();
+        // A note is a sentence without an event, and every call of `tracing` in this library makes one.
+        let written = if *wire == "note" {
+            files.iter().any(|file| file.contains("tracing::info!(") && file.contains("about = "))
+        } else {
+            files.iter().any(|file| makes(file, name))
+        };
+        assert!(written, "{wire}: nothing makes a {name}; write it, or take it out of the schema");
+        let by_hand = format!("\"{wire}\"");
+        assert!(!files.iter().any(|file| file.contains(&format!("event = {by_hand}"))), "{wire} is written by hand");
+    }
 }

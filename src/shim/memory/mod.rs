@@ -12,6 +12,7 @@ use crate::{bell, log, process};
 use cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle};
 use gpupool_config::{Free as FreeSetting, Mode, format_size};
 use gpupool_cuda::{CuResult, Driver};
+use gpupool_events::{BlockAllocate, BlockFree, PoolFallback, PoolGrow, PoolRefuse, PoolSpill, PoolTrim};
 use gpupool_interpose::Api;
 use gpupool_pool::{Accounts, Allocation, Anchor, Block, Free, FreeError, Piece, Place, Refusal, Request, Usage};
 use once_cell::race::OnceBox;
@@ -143,29 +144,33 @@ pub fn refused_softly(home: u32, bytes: u64) -> Option<Answer> {
 /// A program is told OUT_OF_MEMORY once, so that it returns its cache; `what` says of what, where that is not a block.
 pub fn say_refused_softly(home: u32, bytes: u64, what: &str) {
     count(&SOFT_REFUSALS);
-    tracing::info!(
-        target: "gpupool::memory", event = "pool.refuse", home, bytes, why = "soft", missing = 0,
-        "OUT_OF_MEMORY for {what}{} once, so that the program returns its cache before GPU {home} overflows",
-        format_size(bytes)
-    );
+    log::emit(|| {
+        let size = format_size(bytes);
+        let text = format!(
+            "OUT_OF_MEMORY for {what}{size} once, so that the program returns its cache before GPU {home} overflows"
+        );
+        (PoolRefuse { home, bytes, why: "soft".to_owned(), missing: Some(0) }, text)
+    });
 }
 
 /// There is no place for a block; the driver is asked.
 pub fn report_full(home: u32, bytes: u64, missing: u64) {
     count(&REFUSALS);
-    tracing::info!(
-        target: "gpupool::memory", event = "pool.refuse", home, bytes, why = "full", missing,
-        "no room for {} in the pool, {} are missing; the driver is asked", format_size(bytes), format_size(missing)
-    );
+    log::emit(|| {
+        let (size, less) = (format_size(bytes), format_size(missing));
+        let text = format!("no room for {size} in the pool, {less} are missing; the driver is asked");
+        (PoolRefuse { home, bytes, why: "full".to_owned(), missing: Some(missing) }, text)
+    });
 }
 
 /// A block could not be made although there was room; the driver is asked.
 pub fn report_fallback(home: u32, bytes: u64, why: &str) {
     count(&FALLBACKS);
-    tracing::warn!(
-        target: "gpupool::memory", event = "pool.fallback", home, bytes, why,
-        "the pool could not make a block of {} for GPU {home} ({why}); the driver is asked", format_size(bytes)
-    );
+    log::emit(|| {
+        let size = format_size(bytes);
+        let text = format!("the pool could not make a block of {size} for GPU {home} ({why}); the driver is asked");
+        (PoolFallback { home, bytes, why: why.to_owned() }, text)
+    });
 }
 
 /// A block was made.
@@ -173,10 +178,10 @@ pub fn report_fallback(home: u32, bytes: u64, why: &str) {
 pub fn report(allocation: &Allocation) {
     let Allocation { block, reused, on_peers, on_host } = *allocation;
     let Block { address, bytes, home, .. } = block;
-    tracing::debug!(
-        target: "gpupool::memory", event = "block.allocate", address, bytes, home, reused, on_peers, on_host,
-        "{} at {address:#x} for GPU {home}", format_size(bytes)
-    );
+    log::emit(move || {
+        let event = BlockAllocate { address, bytes, home, reused, on_peers, on_host };
+        (event, format!("{} at {address:#x} for GPU {home}", format_size(bytes)))
+    });
     if reused {
         level::rose(bytes);
     } else {
@@ -190,20 +195,21 @@ pub fn report(allocation: &Allocation) {
 fn report_growth(block: &Block, on_peers: u64, on_host: u64) {
     let Block { bytes, home, .. } = *block;
     if on_peers + on_host == 0 {
-        tracing::info!(
-            target: "gpupool::memory", event = "pool.grow", home, bytes, on_peers, on_host,
-            "pool grew by {} on GPU {home}", format_size(bytes)
-        );
+        log::emit(|| {
+            let event = PoolGrow { home, bytes, on_peers, on_host };
+            (event, format!("pool grew by {} on GPU {home}", format_size(bytes)))
+        });
     } else {
         count_spilled(on_peers + on_host);
         if on_host > 0 {
             report_host(home, on_host, bytes);
         }
-        tracing::info!(
-            target: "gpupool::memory", event = "pool.spill", home, bytes, on_peers, on_host,
-            "{} for GPU {home} did not fit there: {} are on other GPUs, {} on the host",
-            format_size(bytes), format_size(on_peers), format_size(on_host)
-        );
+        log::emit(|| {
+            let (size, peers, host) = (format_size(bytes), format_size(on_peers), format_size(on_host));
+            let text =
+                format!("{size} for GPU {home} did not fit there: {peers} are on other GPUs, {host} on the host");
+            (PoolSpill { home, bytes, on_peers, on_host }, text)
+        });
     }
 }
 
@@ -297,10 +303,7 @@ pub fn report_free(block: &Block) {
     if let Some(owner) = context::by_id(owner) {
         owner.usage.freed(bytes);
     }
-    tracing::debug!(
-        target: "gpupool::memory", event = "block.free", address, bytes, home,
-        "freed {} at {address:#x}", format_size(bytes)
-    );
+    log::emit(move || (BlockFree { address, bytes, home }, format!("freed {} at {address:#x}", format_size(bytes))));
     level::fell(bytes);
     bell::changed();
 }
@@ -415,9 +418,10 @@ pub fn trim() -> u64 {
 fn report_trim(bytes: u64, why: &str) {
     count(&TRIMS);
     level::report();
-    tracing::info!(
-        target: "gpupool::memory", event = "pool.trim", bytes, why, "returned {} to the driver for {why}", format_size(bytes)
-    );
+    log::emit(|| {
+        let text = format!("returned {} to the driver for {why}", format_size(bytes));
+        (PoolTrim { bytes, why: why.to_owned() }, text)
+    });
 }
 
 /// Bytes on a device that are the pool's, or the program's own by our doing.

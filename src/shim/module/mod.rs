@@ -3,11 +3,11 @@
 pub mod image;
 
 use crate::context::{self, Record, limits};
-use crate::{finding, process, site};
+use crate::{finding, log, process, site};
 use cudarc::driver::sys::CUdevice;
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Driver};
-use gpupool_events::{Finding, Site};
+use gpupool_events::{Finding, ModuleLoad, ModuleUnload, Site};
 use gpupool_interpose::Api;
 use image::Image;
 use parking_lot::Mutex;
@@ -140,11 +140,26 @@ fn note(
     let lazy = is_lazy();
     let site = site::here();
     let Image { kind, bytes, kernels, uses_malloc } = image;
-    tracing::info!(
-        target: "gpupool::module", event = "module.load", id, device, call, kind, path, bytes, kernels, seconds,
-        memory, lazy, uses_malloc, caller = site::caller(&site), thread = site::thread_name(), site.json = %site::json(&site),
-        "{call}: {kind} of {}{} by {}", bytes.map_or("unknown size".to_owned(), format_size), on(device), site::line(&site)
-    );
+    log::emit(|| {
+        let event = ModuleLoad {
+            id,
+            device: device.map(|device| device as u32),
+            call: call.to_owned(),
+            kind: kind.to_owned(),
+            path: path.clone(),
+            bytes,
+            kernels,
+            seconds,
+            memory,
+            lazy,
+            uses_malloc,
+            caller: site::caller(&site).map(str::to_owned),
+            thread: site::thread_name(),
+            site: Some(site.clone()),
+        };
+        let size = bytes.map_or("unknown size".to_owned(), format_size);
+        (event, format!("{call}: {kind} of {size}{} by {}", on(device), site::line(&site)))
+    });
     // What other processes took meanwhile looks the same, so it is only counted where there are none.
     if !lazy
         && let Some(lost) = before.zip(after).map(|(before, after)| after.lost_since(before)).filter(|lost| *lost > 0)
@@ -179,7 +194,10 @@ pub fn unloaded(handle: usize, call: &'static str) {
     // Loaded before the shim took part, if it has no number.
     let id = NUMBERS.lock().remove(&handle).unwrap_or(0);
     let device = context::driver().and_then(context::current).map(|context| context.device);
-    tracing::info!(target: "gpupool::module", event = "module.unload", id, device, call, "{call}{}", on(device));
+    log::emit(|| {
+        let event = ModuleUnload { id, device: device.map(|device| device as u32), call: call.to_owned() };
+        (event, format!("{call}{}", on(device)))
+    });
 }
 
 /// The program set a limit, and the driver has answered.

@@ -3,9 +3,9 @@
 
 use super::ledger::{self, Account, Growing, WORTH_SAYING};
 use super::staging;
-use crate::{clock, finding, site};
+use crate::{clock, finding, log, site};
 use gpupool_config::format_size;
-use gpupool_events::{Finding, Site};
+use gpupool_events::{Finding, PinnedSite, Site};
 
 /// Places in the log; what comes after these is small.
 const PLACES: usize = 64;
@@ -32,13 +32,19 @@ pub fn judge() {
 
 fn report(account: &Account) {
     let place = &account.place;
-    tracing::info!(
-        target: "gpupool::pinned", event = "pinned.site", allocations = place.allocations, requested = place.requested,
-        pinned = place.pinned, peak = place.peak, live = place.live, seconds = seconds(place.nanos),
-        site.json = %site::json(&place.site),
-        "pinned memory: {} allocations, at most {} at a time, by {}", place.allocations, format_size(place.peak),
-        site::line(&place.site)
-    );
+    log::emit(|| {
+        let event = PinnedSite {
+            allocations: place.allocations,
+            requested: place.requested,
+            pinned: place.pinned,
+            peak: place.peak,
+            live: place.live,
+            seconds: seconds(place.nanos),
+            site: Some(place.site.clone()),
+        };
+        let (peak, line) = (format_size(place.peak), site::line(&place.site));
+        (event, format!("pinned memory: {} allocations, at most {peak} at a time, by {line}", place.allocations))
+    });
 }
 
 fn seconds(nanos: u64) -> f64 {

@@ -18,9 +18,10 @@ pub mod staging;
 use crate::backend::host;
 use crate::backend::pinned::{Host, take_spent};
 use crate::context::{self, Context, Observer};
-use crate::{bell, capture, clock, process, site};
+use crate::{bell, capture, clock, log, process, site};
 use gpupool_config::{Free as FreeSetting, Mode, Pinned, format_size};
 use gpupool_cuda::CuResult;
+use gpupool_events::{PinnedAllocate, PinnedFree, PinnedLevel, PinnedReturn};
 use gpupool_interpose::{Api, cancel};
 use gpupool_pinned::{Allocation, Block, Config, Free, FreeError, Key, Pool, Refusal, Request};
 use ledger::{By, Entry, Level, Live};
@@ -119,10 +120,10 @@ fn note(entry: &Entry) {
     }
     let growing = ledger::allocated(entry, site::fingerprint, site::here);
     let Entry { address, bytes, flags, by, pinned, .. } = *entry;
-    tracing::debug!(
-        target: "gpupool::pinned", event = "pinned.allocate", address, bytes, flags, by = by.word(), reused = pinned == 0,
-        "{} pinned at {address:#x}", format_size(bytes)
-    );
+    log::emit(|| {
+        let event = PinnedAllocate { address, bytes, flags, by: by.word().to_owned(), reused: pinned == 0 };
+        (event, format!("{} pinned at {address:#x}", format_size(bytes)))
+    });
     if pinned > 0 {
         report_level();
     }
@@ -169,10 +170,10 @@ pub fn forgetting(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
 
 fn gone(address: u64, live: &Live, copies: u32) {
     let Live { bytes, by, .. } = *live;
-    tracing::debug!(
-        target: "gpupool::pinned", event = "pinned.free", address, bytes, by = by.word(),
-        "{} of pinned memory freed at {address:#x}", format_size(bytes)
-    );
+    log::emit(|| {
+        let event = PinnedFree { address, bytes, by: by.word().to_owned() };
+        (event, format!("{} of pinned memory freed at {address:#x}", format_size(bytes)))
+    });
     if by != By::Pool {
         report_level();
     }
@@ -242,10 +243,10 @@ pub fn give_back(api: Api) -> bool {
 
 fn report_return(bytes: u64, why: &str) {
     bell::changed();
-    tracing::info!(
-        target: "gpupool::pinned", event = "pinned.return", bytes, why, "{} of freed pinned memory returned for {why}",
-        format_size(bytes)
-    );
+    log::emit(|| {
+        let text = format!("{} of freed pinned memory returned for {why}", format_size(bytes));
+        (PinnedReturn { bytes, why: why.to_owned() }, text)
+    });
     report_level();
 }
 
@@ -260,10 +261,10 @@ fn report_level() {
         return;
     }
     SAID.store(pinned, Ordering::Relaxed);
-    tracing::info!(
-        target: "gpupool::pinned", event = "pinned.level", pinned, requested, registered,
-        "{} pinned for {} that the program holds", format_size(pinned), format_size(requested)
-    );
+    log::emit(|| {
+        let text = format!("{} pinned for {} that the program holds", format_size(pinned), format_size(requested));
+        (PinnedLevel { pinned, requested, registered }, text)
+    });
 }
 
 /// The driver served what would have taken the pool over its limit: said once.

@@ -6,6 +6,7 @@ use crate::log::{self, verdict};
 use crate::process::{self, Phase};
 use crate::{agent, context};
 use gpupool_config::{Mode, Settings};
+use gpupool_events::{Panic, ProcessStart};
 use gpupool_interpose::{Api, guard};
 
 /// Whether hooks do anything in this process; starts the shim at the first call.
@@ -71,12 +72,18 @@ fn start_inside() -> bool {
     let exe = std::env::current_exe().unwrap_or_default();
     let rank = process::rank();
     let host = rank.map(|_| log::host_name().to_string_lossy().into_owned());
-    tracing::info!(
-        target: "gpupool::process", event = "process.start", version = env!("CARGO_PKG_VERSION"), mode = mode.word(),
-        exe = %exe.display(), local_rank = rank.map(|rank| rank.number), job_ranks = rank.and_then(|rank| rank.ranks),
-        job = rank.and_then(|rank| rank.job.as_deref()), host,
-        "gpupool {} in {}, mode {}", env!("CARGO_PKG_VERSION"), exe.display(), mode.word()
-    );
+    log::emit(|| {
+        let event = ProcessStart {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            mode: mode.word().to_owned(),
+            exe: exe.display().to_string(),
+            local_rank: rank.map(|rank| rank.number),
+            job_ranks: rank.and_then(|rank| rank.ranks),
+            job: rank.and_then(|rank| rank.job.clone()),
+            host,
+        };
+        (event, format!("gpupool {} in {}, mode {}", env!("CARGO_PKG_VERSION"), exe.display(), mode.word()))
+    });
     agent::prepare();
     process::enter(Phase::Active);
     true
@@ -87,6 +94,6 @@ fn start_inside() -> bool {
 fn install_panic_report() {
     std::panic::set_hook(Box::new(|info| {
         let place = info.location().map_or_else(|| "unknown".to_owned(), ToString::to_string);
-        tracing::error!(target: "gpupool::process", event = "panic", place, "internal error: {info}");
+        log::emit(|| (Panic { place: Some(place), api: None }, format!("internal error: {info}")));
     }));
 }

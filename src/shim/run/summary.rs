@@ -4,6 +4,7 @@ use crate::backend;
 use crate::log::{self, PlaceSummary, Summary};
 use crate::serve;
 use crate::{context, environment, ipc, memory, module, pinned, process, unneeded};
+use gpupool_events::{PlacePeak, ProcessExit};
 use gpupool_pool::PlaceUsage;
 
 /// Logs `process.exit` and writes the summary to stderr.
@@ -18,18 +19,22 @@ pub fn write() {
     ipc::judge();
     backend::level::report_last();
     let usage = serve::usage().unwrap_or_default();
-    let peak: Vec<serde_json::Value> = usage
-        .places
-        .iter()
-        .map(|&PlaceUsage { place, held, peak_used, limit, .. }| {
-            serde_json::json!({"place": place.to_string(), "held": held, "peak_used": peak_used, "limit": limit})
-        })
-        .collect();
-    tracing::info!(
-        target: "gpupool::process", event = "process.exit", peak.json = %serde_json::Value::from(peak),
-        live_blocks = usage.live_blocks, live_bytes = usage.live_bytes, allocations = usage.allocations,
-        reuses = usage.reuses, "end of the process"
-    );
+    log::emit(|| {
+        let of = |&PlaceUsage { place, held, peak_used, limit, .. }: &PlaceUsage| PlacePeak {
+            place: place.to_string(),
+            held,
+            peak_used,
+            limit: Some(limit),
+        };
+        let event = ProcessExit {
+            peak: usage.places.iter().map(of).collect(),
+            live_blocks: usage.live_blocks,
+            live_bytes: usage.live_bytes,
+            allocations: usage.allocations,
+            reuses: usage.reuses,
+        };
+        (event, "end of the process")
+    });
     let places = usage.places.iter().map(|usage| PlaceSummary {
         name: usage.place.to_string(),
         peak_used: usage.peak_used,

@@ -179,7 +179,7 @@ pub fn widen(driver: &Driver, address: u64, bytes: u64, list: &[Access]) -> CuRe
         let result = driver.set_access(start, bytes, &others);
         if !result.is_ok() {
             tracing::warn!(
-                target: "gpupool::memory", event = "note", about = "vmm.widen",
+                target: "gpupool::memory", about = "vmm.widen",
                 "cuMemSetAccess of {bytes} bytes at {start:#x} for the other GPUs of the pool: {result}; the program's call \
                  fails with that, because copies between GPUs would end its context"
             );

@@ -5,10 +5,11 @@ use super::with_ledger;
 use crate::backend;
 use crate::backend::plan::Plan;
 use crate::bell;
-use crate::memory;
 use crate::process;
+use crate::{log, memory};
 use gpupool_config::{Mode, format_size};
 use gpupool_cuda::{CuResult, Driver, Properties};
+use gpupool_events::VmmSteer;
 use gpupool_interpose::{Api, Real};
 use gpupool_pool::{Claim, FRAME, Place, Room, spread};
 
@@ -185,10 +186,11 @@ unsafe fn hand_out(output: *mut u64, request: &Request, parts: &[Part], why: &'s
             memory::report_host(home, bytes, request.bytes);
         }
         let name = place.to_string();
-        tracing::info!(
-            target: "gpupool::memory", event = "vmm.steer", home, bytes, place = name, why,
-            "{} of a handle of {whole} for GPU {home} are on {name}: GPU {home} is {full}", format_size(bytes)
-        );
+        log::emit(|| {
+            let size = format_size(bytes);
+            let text = format!("{size} of a handle of {whole} for GPU {home} are on {name}: GPU {home} is {full}");
+            (VmmSteer { home, bytes, place: name, why: why.to_owned() }, text)
+        });
     }
     CuResult::SUCCESS
 }

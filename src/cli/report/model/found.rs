@@ -167,7 +167,6 @@ fn visible_devices(process: &Process) -> Option<&str> {
 /// How many GPUs a process sees; where its log does not say, as many as it is known to have met.
 fn gpus(process: &Process) -> u32 {
     let told = process.init.as_ref().and_then(|init| init.gpus);
-    let told = told.or(process.start.as_ref().and_then(|start| start.gpus));
     let number = |place: &str| place.strip_prefix("gpu").and_then(|number| number.parse::<u32>().ok());
     let places = process.levels.keys().map(String::as_str);
     let peaks = process.exit.iter().flat_map(|exit| &exit.peak).map(|peak| peak.place.as_str());
