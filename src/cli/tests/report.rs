@@ -73,12 +73,17 @@ fn one_rank_on_gpu_0_or_one_gpu_a_rank_is_no_finding() {
     assert!(text.contains("\nFindings\n  none\n"), "{text}");
     // Each rank sees another GPU as its GPU 0.
     let own = |rank: u32| {
-        let start = START.replace("\"exe\"", &format!("\"gpus\":8,\"local_rank\":{rank},\"job_ranks\":2,\"exe\""));
+        let start = START.replace("\"exe\"", &format!("\"local_rank\":{rank},\"job_ranks\":2,\"exe\""));
+        let init = START
+            .replace("process.start", "cuda.init")
+            .replace("\"exe\"", "\"gpus\":8,\"call\":\"cuInit\",\"thread\":\"t\",\"seconds\":0,\"exe\"");
         let context = START.replace("process.start", "context.create").replace(
             "\"exe\"",
             &format!("\"device\":0,\"kind\":\"primary\",\"call\":\"c\",\"uuid\":\"GPU-{rank}\",\"exe\""),
         );
-        log_of(format!("{start}\n{context}\n").replace("\"pid\":7", &format!("\"pid\":{}", 7 + rank)).as_bytes())
+        log_of(
+            format!("{start}\n{init}\n{context}\n").replace("\"pid\":7", &format!("\"pid\":{}", 7 + rank)).as_bytes(),
+        )
     };
     let (first, second) = (own(0), own(1));
     let text = stdout(&output(gpupool().arg("report").args([first.path(), second.path()])));
