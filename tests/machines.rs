@@ -353,7 +353,7 @@ fn nvml_tells_what_happens_to_the_gpus() {
 
 /// A matrix of links that comes with the simulated driver.
 fn matrix(name: &str) -> String {
-    format!("matrix:{}", repository().join("tests/simcuda/links").join(name).display())
+    format!("matrix:{}", repository().join("src/simcuda/links").join(name).display())
 }
 
 /// MiB in use on each GPU, by the program's last line of them.

@@ -209,7 +209,7 @@ fn gpus_that_do_not_lend_use_pooled_memory_as_the_drivers() {
         run.same_under_shim(settings).succeeds().says("GPU 1: its context is alive: 0");
     }
     // On islands, too, of which only some GPUs reach others.
-    let islands = format!("matrix:{}", harness::repository().join("tests/simcuda/links/pcie-islands.txt").display());
+    let islands = format!("matrix:{}", harness::repository().join("src/simcuda/links/pcie-islands.txt").display());
     let run_there = Run::program("other_gpus").sim("4x256MiB").env("SIMCUDA_LINK", &islands);
     run_there.same_under_shim(&["GPUPOOL_MIN_SIZE=1"]).succeeds().warns("some of the 4 GPUs have no peer access");
     // Where they do not reach its memory, the driver stages what it has given itself.

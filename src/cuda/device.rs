@@ -114,4 +114,15 @@ impl Driver {
         unsafe { self.cuDeviceGetDefaultMemPool?(&raw mut pool, device) }.ok().ok()?;
         Some(pool)
     }
+
+    /// Whether kernels are loaded when they are first used (`cuModuleGetLoadingMode`). Drivers before CUDA 11.7 load them with
+    /// their module.
+    pub fn loads_lazily(&self) -> bool {
+        /// `CU_MODULE_LAZY_LOADING`.
+        const LAZY: c_int = 2;
+        let Some(ask) = self.cuModuleGetLoadingMode else { return false };
+        let mut mode = 0;
+        // SAFETY: the output is a local of the right type.
+        unsafe { ask(&raw mut mode) }.is_ok() && mode == LAZY
+    }
 }

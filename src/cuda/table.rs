@@ -101,6 +101,7 @@ functions! {
         cuMemPrefetchAsync(CUdeviceptr, usize, CUdevice, CUstream);
     }
     newer drivers {
+        cuModuleGetLoadingMode(*mut c_int);
         cuCtxGetId(CUcontext, *mut u64);
         cuCtxRecordEvent(CUcontext, CUevent);
         cuMemAdvise_v2(CUdeviceptr, usize, c_int, Location);

@@ -20,7 +20,7 @@ pub mod guard;
 mod slots;
 
 pub use boundary::Real;
-pub use slots::{Hook, Slots, driver_is_loaded, export};
+pub use slots::{Hook, Slots};
 
 use std::fmt;
 

@@ -151,18 +151,6 @@ impl<const N: usize> Slots<N> {
     }
 }
 
-/// An export of the loaded driver that has no hook.
-pub fn export(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: the name is NUL-terminated; RTLD_NOLOAD only looks.
-    let handle = unsafe { libc::dlopen(DRIVER.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-    if handle.is_null() {
-        return None;
-    }
-    // SAFETY: the handle was opened above.
-    let found = unsafe { dlsym::lookup(handle, name) };
-    (!found.is_null()).then_some(found)
-}
-
 /// Whether this process has a driver library loaded, without loading it.
 pub fn driver_is_loaded() -> bool {
     // SAFETY: the name is NUL-terminated; RTLD_NOLOAD only looks.

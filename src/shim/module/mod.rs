@@ -54,17 +54,6 @@ pub fn was_any() -> bool {
     NEXT.load(Relaxed) > 1
 }
 
-/// Whether the driver loads kernels only when they are used. `cuModuleGetLoadingMode`; drivers before 11.7 are eager.
-fn is_lazy() -> bool {
-    const LAZY: i32 = 2;
-    let Some(pointer) = gpupool_interpose::export(c"cuModuleGetLoadingMode") else { return false };
-    // SAFETY: the C signature of this export.
-    let function: unsafe extern "C" fn(*mut i32) -> CuResult = unsafe { std::mem::transmute(pointer) };
-    let mut mode = 0;
-    // SAFETY: the output is a local.
-    unsafe { function(&raw mut mode) }.is_ok() && mode == LAZY
-}
-
 /// The current GPU's memory at one moment.
 #[derive(Clone, Copy)]
 struct Look {
@@ -137,7 +126,7 @@ fn note(
     let device = context.map(|context| context.device);
     let after = Look::now(driver);
     let memory = before.zip(after).map(|(before, after)| before.free as i64 - after.free as i64);
-    let lazy = is_lazy();
+    let lazy = driver.loads_lazily();
     let site = site::here();
     let Image { kind, bytes, kernels, uses_malloc } = image;
     log::emit(|| {

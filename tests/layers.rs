@@ -1,4 +1,6 @@
-//! The files of a crate build on each other in one direction: none uses a file that uses it, by itself or through others.
+//! What uses what. The crates and the modules of the library are floors: each uses only what stands above it in the tables of
+//! `src/README.md`. The files of the other crates build on each other in one direction: none uses a file that uses it, by
+//! itself or through others.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
@@ -69,7 +71,7 @@ fn files(folder: &Path, module: &[String], files: &mut BTreeMap<Names, String>) 
         let module: Names = module.iter().cloned().chain((!is_root).then_some(name.clone())).collect();
         if path.is_dir() && !["tests", "benches"].contains(&name.as_str()) {
             self::files(&path, &module, files);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+        } else if name != "tests" && path.extension().is_some_and(|extension| extension == "rs") {
             files.insert(module, code(&fs::read_to_string(&path).unwrap()));
         }
     }
@@ -138,4 +140,101 @@ fn no_file_is_used_by_what_it_uses() {
         let circle: Vec<String> = circle.collect();
         assert!(circle.is_empty(), "{folder}: a circle, and what needs it:\n{}", circle.join("\n"));
     }
+}
+
+/// The rows of the table in `src/README.md` whose head begins with `head`, by their first cell.
+fn table(head: &str) -> Vec<String> {
+    let text = fs::read_to_string(root().join("src/README.md")).unwrap();
+    let (_, table) = text.split_once(&format!("\n| {head}")).unwrap_or_else(|| panic!("no table {head}"));
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    rows.map(|row| row.split('|').nth(1).unwrap().trim().to_owned()).collect()
+}
+
+fn root() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// What stands between backticks.
+fn quoted(cell: &str) -> Vec<String> {
+    cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// Every use of something that does not stand above its user, in `order`, and what stands nowhere.
+fn upward(order: &[String], uses: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
+    let floor = |name: &String| order.iter().position(|known| known == name);
+    let mut wrong = Vec::new();
+    for (user, used) in uses {
+        match floor(user) {
+            None => wrong.push(format!("{user} is not in the table")),
+            Some(own) => {
+                let bad = used.iter().filter(|name| floor(name).is_none_or(|floor| floor >= own));
+                wrong.extend(bad.map(|name| format!("{user} uses {name}")));
+            }
+        }
+    }
+    wrong
+}
+
+#[test]
+fn the_library_s_modules_use_only_those_above_them_in_the_table() {
+    let order: Vec<String> = table("modules, from the bottom").iter().flat_map(|cell| quoted(cell)).collect();
+    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (module, used) in uses(&root().join("src/shim")) {
+        let own = module[0].clone();
+        let used: Vec<String> =
+            used.iter().filter_map(|name| name.first()).filter(|name| **name != own).cloned().collect();
+        found.entry(own).or_default().extend(used);
+    }
+    found.remove("build");
+    assert!(found.len() > 10 && found.values().map(BTreeSet::len).sum::<usize>() > 50, "{found:?}");
+    let missing: Vec<_> = order.iter().filter(|name| !found.contains_key(*name)).collect();
+    assert!(missing.is_empty(), "in the table and not in src/shim: {missing:?}");
+    let wrong = upward(&order, &found);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_crates_use_only_those_above_them_in_the_table() {
+    let cargo = std::process::Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version=1"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    let told: serde_json::Value = serde_json::from_slice(&cargo.stdout).unwrap();
+    let packages = told["packages"].as_array().unwrap();
+    let name = |package: &serde_json::Value| package["name"].as_str().unwrap().to_owned();
+    let ours: BTreeSet<String> = packages.iter().map(name).collect();
+    let uses = packages.iter().map(|package| {
+        let of = package["dependencies"].as_array().unwrap().iter();
+        let for_it = of.filter(|dependency| dependency["kind"].is_null()).map(name);
+        (name(package), for_it.filter(|name| ours.contains(name)).collect())
+    });
+    let order: Vec<String> = table("crate, from the bottom").iter().flat_map(|cell| quoted(cell)).collect();
+    let wrong = upward(&order, &uses.collect());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn an_upward_use_is_found() {
+    let order = ["low", "high"].map(str::to_owned);
+    let uses = |user: &str, used: &str| BTreeMap::from([(user.to_owned(), BTreeSet::from([used.to_owned()]))]);
+    assert!(upward(&order, &uses("high", "low")).is_empty());
+    assert_eq!(upward(&order, &uses("low", "high")), ["low uses high"]);
+    assert_eq!(upward(&order, &uses("low", "low")), ["low uses low"]);
+    assert_eq!(upward(&order, &uses("other", "low")), ["other is not in the table"]);
+}
+
+/// Besides the trampolines, which pass a program's call on. (A call by the driver's table does not compile elsewhere: its
+/// fields are the crate's own.)
+#[test]
+fn only_the_cuda_crate_calls_the_driver() {
+    let mut files = BTreeMap::new();
+    self::files(&root().join("src/shim"), &[], &mut files);
+    let raw = files.iter().filter(|(module, text)| {
+        let is_trampoline = module.join("/") == "hook/trampoline";
+        let types_a_function = text.contains("extern \"C\" fn(") && text.contains("-> CuResult");
+        !is_trampoline && (types_a_function && text.contains("transmute") || text.contains("libcuda.so.1\", RTLD"))
+    });
+    let raw: Vec<String> = raw.map(|(module, _)| module.join("/")).collect();
+    assert!(raw.is_empty(), "{raw:?}");
 }
