@@ -19,11 +19,11 @@ fn written<E: Written>(event: &E) -> String {
     let mut line = head.into_bytes();
     event.write_fields(&mut line);
     line.push(b'}');
-    String::from_utf8(line).unwrap()
+    String::from_utf8(line).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn read(line: &str) -> Record {
-    Record::from_json(line.as_bytes()).unwrap()
+    Record::from_json(line.as_bytes()).unwrap_or_else(|wrong| panic!("{line}: {wrong}"))
 }
 
 fn complaint(record: &Result<Record, LineError>) -> String {

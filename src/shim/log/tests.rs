@@ -330,13 +330,13 @@ fn hostile_bytes_stay_inside_their_field() {
 
 /// The library's code by file, without its tests and comments.
 fn code(folder: &Path, files: &mut Vec<String>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    for path in entries.filter_map(|entry| entry.ok().map(|entry| entry.path())) {
         if path.is_dir() {
             code(&path, files);
         } else if path.extension().is_some_and(|end| end == "rs") && path.file_name().is_some_and(|it| it != "tests.rs")
         {
-            let text = fs::read_to_string(&path).unwrap();
+            let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
             let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
             let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
             files.push(lines.collect::<Vec<_>>().join("\n"));
