@@ -37,7 +37,7 @@ struct Import {
 static IMPORTS: Mutex<Vec<Import>> = Mutex::new(Vec::new());
 /// How many there are, readable without the lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Closed while a stream was being captured, when nobody may wait for the device: unmapped later.
+/// Closed while a stream was being captured and nothing was left to wait with: unmapped later.
 static LEFT: Mutex<Vec<Left>> = Mutex::new(Vec::new());
 
 struct Left {
@@ -209,8 +209,7 @@ fn owner_gone(driver: &'static Driver, owner: u64) {
     bury(driver, &[owner]);
 }
 
-/// Waits for all work in the contexts with these ids; `false` where nobody may wait now, because a stream is being captured
-/// or began to be while this waited.
+/// Waits for all work in the contexts with these ids; `false` where nobody can wait now ([`fence::quiesce_owner`]).
 fn wait(driver: &Driver, contexts: &[u64]) -> Result<bool, CuResult> {
     for id in contexts {
         match fence::quiesce_owner(driver, *id, Gpus::All) {
