@@ -119,8 +119,7 @@ const char *gpupool_hook_names(void);
 
 // Returns all freed memory that the pools of device and of pinned memory keep to the driver, and says how many bytes that
 // was. Of device memory that was freed without waiting it returns what the GPU of the current context is done with, which is
-// waited for, or what another GPU is known to be done with. Nothing is waited for while a stream is being captured, and
-// without `LD_PRELOAD`, where captures are not seen.
+// waited for, or what another GPU is known to be done with.
 uint64_t gpupool_trim(void);
 
 // Allocates `bytes` on GPU `device` (-1: that of the current context), from the pool or the driver as `cuMemAlloc` would
@@ -137,7 +136,7 @@ int gpupool_malloc(void **pointer,
                    void *stream);
 
 // Frees what `gpupool_malloc` or `cuMemAlloc` gave, as `cuMemFree` would with the library preloaded: waits for the
-// device unless `stream` is being captured, or `GPUPOOL_FREE` is `lazy`. NULL is nothing.
+// device unless `GPUPOOL_FREE` is `lazy`, also while `stream` is being captured. NULL is nothing.
 //
 // Without `LD_PRELOAD`, what is waited for are the current context and the primary contexts; other contexts of the
 // program's must be done with the memory. Returns 0, a `CUresult`, or a `gpupool_error`.

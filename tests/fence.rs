@@ -76,8 +76,52 @@ fn a_global_capture_outlives_the_question_whether_a_gpu_is_done() {
 }
 
 #[test]
-fn a_wait_that_a_capture_forbids_is_no_wait() {
+fn a_wait_that_a_capture_forbids_is_made_another_way() {
     let shim = on_two("held", "refused", "2x512MiB").shim().go();
     is_right(&shim);
     shim.says("0 words of the block overwritten");
+}
+
+/// Another thread captures on the same GPU in each mode, or on the other one. Bare, frees are legal here in all modes but 0, global.
+const BESIDE: [&str; 4] = ["beside 0 0", "beside 1 0", "beside 2 0", "beside 0 1"];
+
+#[test]
+fn a_strict_free_waits_while_another_thread_captures() {
+    Run::program("free_while_running").args("beside 2 0").sim("2x1GiB").same_under_shim(&[]);
+    for beside in BESIDE {
+        for (program, before) in [("free_while_running", "kernel"), ("pinned_running", "copy")] {
+            let shim = Run::program(program).args(beside).sim("2x1GiB").report().shim().go();
+            shim.succeeds().says("end of the capture: 0");
+            for round in 1..=3 {
+                shim.says(&format!("round {round}: the free returned before the {before} ran: no"));
+                shim.says(&format!("round {round}: 0 words overwritten"));
+            }
+            assert_eq!(shim.reported("violations"), &serde_json::json!([]));
+        }
+    }
+}
+
+#[test]
+fn memory_is_used_again_while_another_thread_captures() {
+    for beside in BESIDE {
+        let run = on_two("held", &format!("again 300 {beside}"), "2x512MiB").env("GPUPOOL_HOST_LIMIT", "0");
+        for free in ["strict", "lazy"] {
+            let shim = run.clone().env("GPUPOOL_DEVICES", "0").env("GPUPOOL_FREE", free).shim().go();
+            is_right(&shim);
+            shim.says("allocation 1: 0").says("allocation 2: 0").says("end of the capture: 0");
+        }
+    }
+}
+
+/// The free returns at once; the data must be right when the memory is used again meanwhile.
+#[test]
+fn a_lazy_free_is_waited_for_while_another_thread_captures() {
+    for (program, before) in [("free_while_running", "kernel"), ("pinned_running", "copy")] {
+        let run = Run::program(program).args("lazy beside 1 0").sim("2x1GiB").report();
+        let shim = run.shim().env("GPUPOOL_FREE", "lazy").go();
+        shim.succeeds().says("end of the capture: 0");
+        shim.says(&format!("round 1: the free returned before the {before} ran: yes"));
+        shim.says("round 1: 0 words overwritten").says("round 3: 0 words overwritten");
+        assert_eq!(shim.reported("violations"), &serde_json::json!([]));
+    }
 }

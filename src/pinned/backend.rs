@@ -14,8 +14,7 @@ pub trait Backend: Send + Sync {
     fn pin(&self, key: Key, bytes: u64) -> Result<u64, Fault<Self::Error>>;
 
     /// Gives back what one `pin` gave (`cuMemFreeHost`). It need not be quiet: the driver's free waits for the device. Where
-    /// that must not be, because `may_wait` is false and the device may be busy, or because of a stream capture, the answer
-    /// is an error. After any error the memory is taken to be pinned still and stays in the pool.
+    /// that must not be, because `may_wait` is false and the device may be busy, the answer is an error. After any error the memory is taken to be pinned still and stays in the pool.
     ///
     /// `may_wait` is false inside [`crate::Pool::allocate`], since the driver's own allocation does not wait, and for memory of
     /// contexts that the caller has nothing to do with: a kernel may be running there that waits for the program.
@@ -24,6 +23,6 @@ pub trait Backend: Send + Sync {
 
     /// Returns once no work submitted in this context ([`Key::context`]) before the call is running any more
     /// (`cuCtxSynchronize` there): what the driver's own free of pinned memory waits for, portable or not (measured).
-    /// [`Fault::NotReady`] means "not now" (a stream capture is under way) and is not repeated.
+    /// [`Fault::NotReady`] means "not now" (a stream is being captured and nothing is left to wait with) and is not repeated.
     fn quiesce(&self, context: u64) -> Result<(), Fault<Self::Error>>;
 }

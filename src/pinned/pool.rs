@@ -101,8 +101,8 @@ impl<B: Backend> Pool<B> {
 
     /// Ends the life of the block that starts at `address`.
     ///
-    /// [`Free::Strict`] returns when no work submitted before can touch the memory any more; inside a stream capture, where
-    /// nobody can wait, it turns into [`Free::Lazy`], which returns at once: somebody waits when the memory is about to be
+    /// [`Free::Strict`] returns when no work submitted before can touch the memory any more; where the backend
+    /// cannot wait now, it turns into [`Free::Lazy`], which returns at once: somebody waits when the memory is about to be
     /// used again.
     ///
     /// # Errors

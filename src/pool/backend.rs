@@ -37,8 +37,8 @@ pub trait Backend: Send + Sync {
     /// Gives every device that can reach `place` read and write access to this mapped range (`cuMemSetAccess`).
     fn grant(&self, address: u64, bytes: u64, place: Place) -> Result<(), Fault<Self::Error>>;
     /// Returns once no work that was submitted to these GPUs before the call is running any more (`cuCtxSynchronize` of
-    /// every context there). It must not wait for any other GPU. `NotReady` here means "not now" (a stream capture is under
-    /// way) and is not repeated.
+    /// every context there). It must not wait for any other GPU. `NotReady` here means "not now" (a stream is being
+    /// captured and nothing is left to wait with) and is not repeated.
     fn quiesce(&self, gpus: &[u32]) -> Result<(), Fault<Self::Error>>;
     /// Returns once no work that was submitted before the call in the context of this owner ([`crate::Request::owner`]), on
     /// this GPU, is running any more: what the driver's own free waits for (`cuCtxSynchronize` there). Says whether that was

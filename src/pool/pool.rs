@@ -258,8 +258,8 @@ impl<B: Backend> Pool<B> {
 
     /// Ends the life of the block that starts at `address`.
     ///
-    /// [`Free::Strict`] returns when the block's home GPU can not touch the memory any more by work submitted before;
-    /// inside a stream capture, where nobody can wait, it turns into [`Free::Lazy`].
+    /// [`Free::Strict`] returns when the block's home GPU can not touch the memory any more by work submitted before; where
+    /// the backend cannot wait now, it turns into [`Free::Lazy`].
     ///
     /// # Errors
     /// See [`FreeError`]. Of several frees of one block at the same time exactly one succeeds.

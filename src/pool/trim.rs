@@ -11,7 +11,7 @@ impl<B: Backend> Pool<B> {
     /// `place` or everywhere, at least `bytes` or all. Returns the bytes returned.
     ///
     /// Waits for those of `waits_for`, GPUs, on whose lazily freed memory it depends, and for no other: what another GPU
-    /// turns out to be at work on still stays. Inside a stream capture, where nobody can wait, it returns only what is known to be quiet.
+    /// turns out to be at work on still stays. Where the backend cannot wait now, it returns only what is known to be quiet.
     pub fn trim(&self, place: Option<Place>, bytes: Option<u64>, waits_for: &[u32]) -> u64 {
         let wanted = bytes.unwrap_or(u64::MAX);
         let zombies = std::mem::take(&mut self.lock().zombies);

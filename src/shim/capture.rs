@@ -1,7 +1,7 @@
 //! Which streams are being captured into graphs.
 //!
-//! `cuCtxSynchronize` in a context that captures fails and invalidates the capture, in every mode, so nothing of ours waits
-//! while one is under way: frees become lazy, and the memory is reused after the capture.
+//! `cuCtxSynchronize` in a context that captures fails and invalidates the capture, in every mode, so what waits does so in
+//! another way while one is under way: see [`crate::fence`].
 //!
 //! Where the library is preloaded, captures are seen to begin and end. One ends with `cuStreamEndCapture`, with its stream,
 //! with its context, and on a thread's own default stream with the thread. Where a program has only opened the library, it
@@ -55,8 +55,7 @@ pub fn under_way() -> bool {
     COUNT.load(Ordering::Acquire) + LOOKED.load(Ordering::Acquire) != 0
 }
 
-/// Held for a call of a program that has only opened this library: a capture was found, or may be there unseen, and nothing may
-/// synchronise.
+/// Held for a call of a program that has only opened this library: a capture was found, or may be there unseen.
 pub struct Looked(());
 
 impl Looked {

@@ -1,16 +1,13 @@
 /*
- * free_while_running [lazy]
+ * free_while_running [lazy] [beside MODE GPU]
  * Memory freed while a kernel that reads it is still queued: the driver's free waits for the device, so what is
  * allocated next may reuse the memory but must not disturb that kernel. The kernel is held back by a flag in pinned
  * memory; the freeing thread then takes memory of the same size and overwrites all of it. With the argument the free is
- * one that does not wait, and the kernel is held back until it has returned.
+ * one that does not wait, and the kernel is held back until it has returned. Meanwhile another thread may capture.
  */
 #define _GNU_SOURCE
+#include "beside.h"
 #include "kernels.h"
-
-#include <pthread.h>
-#include <sched.h>
-#include <stdatomic.h>
 
 #define BYTES (64 * MIB)
 #define ELEMENTS (BYTES / 4)
@@ -35,7 +32,8 @@ static void *free_and_reuse(void *argument)
     return NULL;
 }
 
-static void round_with_flag(const Kernels *k, Freeing *f, CUstream held, volatile uint32_t *flag, int round, int lazy)
+static void round_with_flag(const Kernels *k, Freeing *f, Beside *beside, CUstream held, volatile uint32_t *flag, int round,
+                            int lazy)
 {
     CUdeviceptr source, target, flag_on_device = (CUdeviceptr)(uintptr_t)flag;
     pthread_t thread;
@@ -50,6 +48,7 @@ static void round_with_flag(const Kernels *k, Freeing *f, CUstream held, volatil
     copy(k, held, target, source, ELEMENTS);
 
     f->victim = source;
+    begin_told(beside);
     REQUIRE(pthread_create(&thread, NULL, free_and_reuse, f) == 0);
     while (!atomic_load(&f->calling))
         sched_yield();
@@ -59,6 +58,7 @@ static void round_with_flag(const Kernels *k, Freeing *f, CUstream held, volatil
     printf("round %d: the free returned before the kernel ran: %s\n", round, atomic_load(&f->freed) ? "yes" : "no");
     *flag = 1;
     REQUIRE(pthread_join(thread, NULL) == 0);
+    end_told(beside);
     CHECK(cuStreamSynchronize(held));
     printf("round %d: %llu words overwritten\n", round,
            (unsigned long long)count_wrong(k, target, ELEMENTS, (uint32_t)round));
@@ -88,14 +88,16 @@ int main(int argc, char **argv)
 {
     int lazy = argc > 1 && strcmp(argv[1], "lazy") == 0;
     Freeing f = {.context = start_on(0)};
+    Beside beside = {0};
     Kernels k = load_kernels();
     CUstream held;
     void *flag;
     CHECK(cuStreamCreate(&held, CU_STREAM_NON_BLOCKING));
     CHECK(cuStreamCreate(&f.stream, CU_STREAM_NON_BLOCKING));
     CHECK(cuMemHostAlloc(&flag, 4096, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
+    prepare_told(&beside, argc, argv);
     for (int round = 1; round <= 3; round++)
-        round_with_flag(&k, &f, held, flag, round, lazy);
+        round_with_flag(&k, &f, &beside, held, flag, round, lazy);
     for (int round = 4; round <= 8; round++)
         round_in_order(&k, held, round);
     CHECK(cuMemFreeHost(flag));

@@ -9,15 +9,14 @@
  * held asked MIB    the same block is freed without a wait, and GPU 0 asks whether GPU 1 is done with it: another thread begins a
  *                   global capture in the middle of that (simulated driver)
  * held refused      a block is freed whose context is about to be waited for when a capture begins there (simulated driver); a
- *                   kernel that is held is still to read the block
+ *                   kernel that is held until then is still to read the block
+ * held again MIB beside MODE GPU
+ *                   a block of GPU 0 is freed and allocated anew while another thread captures
  */
 #define _GNU_SOURCE
+#include "beside.h"
 #include "held.h"
 #include "simulator.h"
-#include "streams.h"
-
-#include <sched.h>
-#include <stdatomic.h>
 
 static Gpu gpus[2];
 
@@ -156,35 +155,9 @@ static void borrowed(size_t bytes)
         CHECK(cuMemFree_v2(*block));
 }
 
-/* A capture on a thread of its own, begun by whoever calls begin_capture. */
-static struct {
-    CUcontext context;
-    CUstream stream;
-    int mode;
-    pthread_t thread;
-    atomic_int begun, over;
-    CUresult ended;
-} capture;
+static Beside capture;
 
-static void *run_capture(void *unused)
-{
-    CUgraph graph = NULL;
-    (void)unused;
-    CHECK(cuCtxSetCurrent(capture.context));
-    CHECK(cuStreamBeginCapture_v2(capture.stream, capture.mode));
-    atomic_store(&capture.begun, 1);
-    while (!atomic_load(&capture.over))
-        sched_yield();
-    capture.ended = cuStreamEndCapture(capture.stream, &graph);
-    return NULL;
-}
-
-static void begin_capture(void)
-{
-    REQUIRE(pthread_create(&capture.thread, NULL, run_capture, NULL) == 0);
-    while (!atomic_load(&capture.begun))
-        sched_yield();
-}
+static void begin_capture(void) { begin_beside(&capture); }
 
 /* It is begun behind the next such call, whoever makes that. */
 static void capture_after(const char *call, Gpu *gpu, int mode)
@@ -196,12 +169,6 @@ static void capture_after(const char *call, Gpu *gpu, int mode)
     CHECK(cuCtxSetCurrent(gpu->context));
     CHECK(cuStreamCreate(&capture.stream, CU_STREAM_NON_BLOCKING));
     simulator.after(call, begin_capture);
-}
-
-static void end_capture(void)
-{
-    atomic_store(&capture.over, 1);
-    REQUIRE(pthread_join(capture.thread, NULL) == 0);
 }
 
 static void asked(size_t bytes)
@@ -217,11 +184,20 @@ static void asked(size_t bytes)
     while (!atomic_load(&capture.begun) && count < 64)
         CHECK(cuMemAlloc_v2(&taken[count++], 32 * MIB));
     REQUIRE(atomic_load(&capture.begun));
-    end_capture();
+    end_beside(&capture);
     printf("end of the capture: %d\n", capture.ended);
     while (count > 0)
         CHECK(cuMemFree_v2(taken[--count]));
     CHECK(cuMemFree_v2(beside));
+}
+
+static void *let_go_then(void *unused)
+{
+    (void)unused;
+    while (!atomic_load(&capture.begun))
+        sched_yield();
+    *gpus[0].flag = 1;
+    return NULL;
 }
 
 static void refused(void)
@@ -229,6 +205,7 @@ static void refused(void)
     enum { BYTES = 8 * MIB };
     CUcontext other;
     CUdeviceptr target, block, next;
+    pthread_t thread;
     uint64_t words = BYTES / 4;
     CHECK(cuCtxCreate_v2(&other, 0, 0));
     CHECK(cuCtxSetCurrent(gpus[0].context));
@@ -240,19 +217,36 @@ static void refused(void)
     copy(&gpus[0].kernels, gpus[0].stream, target, block, words);
     capture_after("cuCtxPushCurrent_v2", &gpus[0], CAPTURE_RELAXED);
     CHECK(cuCtxSetCurrent(other));
-    pthread_t guard = watch("a free that nobody can wait for");
+    REQUIRE(pthread_create(&thread, NULL, let_go_then, NULL) == 0);
     CHECK(cuMemFree_v2(block));
     REQUIRE(atomic_load(&capture.begun));
     CHECK(cuMemAlloc_v2(&next, BYTES));
     CHECK(cuMemsetD32Async(next, 0xffffffffu, words, NULL));
-    watch_ends(guard);
-    end_capture();
+    REQUIRE(pthread_join(thread, NULL) == 0);
+    end_beside(&capture);
     let_go(&gpus[0]);
     printf("%llu words of the block overwritten\n",
            (unsigned long long)count_wrong(&gpus[0].kernels, target, words, 3));
     CHECK(cuMemFree_v2(next));
     CHECK(cuMemFree_v2(target));
     CHECK(cuCtxDestroy_v2(other));
+}
+
+static void again(size_t bytes, int argc, char **argv)
+{
+    CUdeviceptr block;
+    CHECK(cuCtxSetCurrent(gpus[0].context));
+    prepare_told(&capture, argc, argv);
+    begin_told(&capture);
+    for (int i = 0; i < 3; i++) {
+        CUresult result = cuMemAlloc_v2(&block, bytes);
+        printf("allocation %d: %d\n", i, result);
+        if (result == CUDA_SUCCESS) {
+            CHECK(cuMemsetD32Async(block, (unsigned)i, bytes / 4, gpus[0].stream));
+            CHECK(cuMemFree_v2(block));
+        }
+    }
+    end_told(&capture);
 }
 
 int main(int argc, char **argv)
@@ -272,6 +266,8 @@ int main(int argc, char **argv)
         asked(strtoull(argv[2], NULL, 10) * MIB);
     else if (strcmp(what, "refused") == 0)
         refused();
+    else if (strcmp(what, "again") == 0 && argc > 2)
+        again(strtoull(argv[2], NULL, 10) * MIB, argc, argv);
     else
         return 2;
     printf("done\n");

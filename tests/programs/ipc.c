@@ -186,7 +186,7 @@ static void in_a_child(const char *name, const Slot *slot)
     REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status));
 }
 
-/* Closing while nobody may wait for the device. */
+/* Closing while nobody may synchronise the context. */
 static void captured(const char *name, const Slot *slot)
 {
     CUstream stream;

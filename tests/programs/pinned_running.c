@@ -1,15 +1,12 @@
 /*
- * pinned_running [lazy]
+ * pinned_running [lazy] [beside MODE GPU]
  * Pinned memory freed while a copy out of it is still queued, behind a kernel that a flag holds back. The thread that
  * frees then takes memory of the same size and overwrites all of it; the copy must still find what was there. Where a
- * free waits, the kernel is let go after a while; with the argument only after the free has returned.
+ * free waits, the kernel is let go after a while; with `lazy` only after the free has returned. Meanwhile another thread may capture.
  */
 #define _GNU_SOURCE
+#include "beside.h"
 #include "kernels.h"
-
-#include <pthread.h>
-#include <sched.h>
-#include <stdatomic.h>
 
 #define BYTES (16 * MIB)
 
@@ -35,6 +32,7 @@ int main(int argc, char **argv)
 {
     int lazy = argc > 1 && strcmp(argv[1], "lazy") == 0;
     Freeing f = {.context = start_on(0)};
+    Beside beside = {0};
     Kernels k = load_kernels();
     volatile uint32_t *flag;
     CUdeviceptr target;
@@ -42,6 +40,7 @@ int main(int argc, char **argv)
     CHECK(cuStreamCreate(&held, CU_STREAM_NON_BLOCKING));
     CHECK(cuMemHostAlloc((void **)&flag, 4096, CU_MEMHOSTALLOC_PORTABLE));
     CHECK(cuMemAlloc_v2(&target, BYTES));
+    prepare_told(&beside, argc, argv);
     for (uint32_t round = 1; round <= 4; round++) {
         CUdeviceptr flag_on_device = (CUdeviceptr)(uintptr_t)flag;
         pthread_t thread;
@@ -53,6 +52,7 @@ int main(int argc, char **argv)
             f.victim[i] = i + round;
         CHECK(cuLaunchKernel(k.wait_flag, 1, 1, 1, 1, 1, 1, 0, held, (void *[]){&flag_on_device}, NULL));
         CHECK(cuMemcpyHtoDAsync_v2(target, f.victim, BYTES, held));
+        begin_told(&beside);
         REQUIRE(pthread_create(&thread, NULL, free_and_reuse, &f) == 0);
         while (!atomic_load(&f.calling))
             sched_yield();
@@ -61,6 +61,7 @@ int main(int argc, char **argv)
         printf("round %u: the free returned before the copy ran: %s\n", round, atomic_load(&f.freed) ? "yes" : "no");
         *flag = 1;
         REQUIRE(pthread_join(thread, NULL) == 0);
+        end_told(&beside);
         CHECK(cuStreamSynchronize(held));
         printf("round %u: %llu words overwritten\n", round,
                (unsigned long long)count_wrong(&k, target, BYTES / 4, round));

@@ -126,7 +126,7 @@ fn start() -> io::Result<()> {
     let mut runs = RUNS.lock();
     if !*runs {
         let signals = BlockedSignals::all();
-        std::thread::Builder::new().name("gpupool".to_owned()).stack_size(STACK).spawn(run)?;
+        std::thread::Builder::new().name(ipc::THREAD.to_owned()).stack_size(STACK).spawn(run)?;
         drop(signals);
         *runs = true;
     }

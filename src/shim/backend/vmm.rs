@@ -136,7 +136,7 @@ impl Backend for Vmm {
     }
 
     fn quiesce(&self, gpus: &[u32]) -> Result<(), Fault<CuResult>> {
-        fence::quiesce(self.driver, Gpus::Of(gpus)).map_err(fault)
+        fence::wait(self.driver, Gpus::Of(gpus)).map_err(fault)
     }
 
     fn quiesce_owner(&self, owner: u64, gpu: u32) -> Result<bool, Fault<CuResult>> {

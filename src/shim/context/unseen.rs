@@ -51,14 +51,15 @@ impl Drop for Primary<'_> {
     }
 }
 
-/// Waits for all work on these GPUs in the current context and in every primary context. An error of the current context is
-/// the program's to hear.
-pub fn synchronize(driver: &Driver, gpus: Gpus) -> Result<(), CuResult> {
-    let wait = || driver.synchronize();
+/// Waits by `wait` for all work on these GPUs in the current context and in every primary context. An error of the current
+/// context is the program's to hear, and NOT_READY says that one of them was not waited for.
+pub fn synchronize(driver: &Driver, gpus: Gpus, wait: impl Fn() -> CuResult) -> Result<(), CuResult> {
     let current = driver.current_context().filter(|_| driver.current_device().is_ok_and(|device| gpus.contain(device)));
     for device in (0..driver.device_count()).filter(|device| gpus.contain(*device)) {
         if let Some(primary) = Primary::hold(driver, device).filter(|primary| Some(primary.handle) != current) {
-            let _ = within_own(driver, primary.handle, wait);
+            if within_own(driver, primary.handle, &wait) == Some(CuResult::NOT_READY) {
+                return Err(CuResult::NOT_READY);
+            }
         }
     }
     if current.is_some() { wait().ok() } else { Ok(()) }

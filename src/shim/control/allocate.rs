@@ -39,7 +39,7 @@ pub unsafe extern "C" fn gpupool_malloc(
 }
 
 /// Frees what `gpupool_malloc` or `cuMemAlloc` gave, as `cuMemFree` would with the library preloaded: waits for the
-/// device unless `stream` is being captured, or `GPUPOOL_FREE` is `lazy`. NULL is nothing.
+/// device unless `GPUPOOL_FREE` is `lazy`, also while `stream` is being captured. NULL is nothing.
 ///
 /// Without `LD_PRELOAD`, what is waited for are the current context and the primary contexts; other contexts of the
 /// program's must be done with the memory. Returns 0, a `CUresult`, or a `gpupool_error`.

@@ -63,8 +63,7 @@ pub extern "C" fn gpupool_hook_names() -> *const c_char {
 
 /// Returns all freed memory that the pools of device and of pinned memory keep to the driver, and says how many bytes that
 /// was. Of device memory that was freed without waiting it returns what the GPU of the current context is done with, which is
-/// waited for, or what another GPU is known to be done with. Nothing is waited for while a stream is being captured, and
-/// without `LD_PRELOAD`, where captures are not seen.
+/// waited for, or what another GPU is known to be done with.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpupool_trim() -> u64 {
     looking(|| {

@@ -39,7 +39,7 @@ struct Import {
 static IMPORTS: Mutex<Vec<Import>> = Mutex::new(Vec::new());
 /// How many handles are open, readable without the lock of [`IMPORTS`].
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Blocks that the program closed while a stream was being captured, when nobody may wait for the device: unmapped later.
+/// Closed by the program while a stream was being captured and nothing was left to wait with: unmapped later.
 static CLOSED: Mutex<Vec<Closed>> = Mutex::new(Vec::new());
 
 struct Closed {
@@ -210,8 +210,7 @@ fn owner_gone(driver: &'static Driver, owner: u64) {
     unmap_unused(driver, &[owner]);
 }
 
-/// Waits for all work in the contexts with these ids; `false` where nobody may wait now, because a stream is being captured
-/// or began to be while this waited.
+/// Waits for all work in the contexts with these ids; `false` where nobody can wait now ([`fence::quiesce_owner`]).
 fn wait(driver: &Driver, contexts: &[u64]) -> Result<bool, CuResult> {
     for id in contexts {
         match fence::quiesce_owner(driver, *id, Gpus::All) {

@@ -28,6 +28,9 @@ pub use importer::{OfContexts, block_at as imported_at, close};
 pub use own::after_fork_in_child;
 pub use server::{Server, on_export, take as take_server};
 
+/// The name of the thread that serves other processes. By it they see that this one still can.
+pub const THREAD: &str = "gpupool";
+
 /// Blocks of which another process was given a handle, and blocks of other processes that were opened.
 static EXPORTS: AtomicU64 = AtomicU64::new(0);
 static IMPORTS: AtomicU64 = AtomicU64::new(0);

@@ -1,13 +1,14 @@
 //! The importing side's connections: one to an exporter as long as anything of its is open here, more only while several
 //! threads ask at once.
 
-use super::Socket;
+use super::{Socket, THREAD};
 use gpupool_cuda::CuResult;
 use gpupool_wire::blocks::{Answer, Handle, Key, Request};
 use gpupool_wire::{Unread, socket};
 use parking_lot::Mutex;
 use std::fmt::Display;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -86,7 +87,7 @@ impl Lease {
         // One that nobody can look at may be alive.
         let may_live = |seen: Option<u32>| match seen {
             Some(0) => true,
-            known => is_alive(known.unwrap_or(handle.pid)),
+            known => may_serve(known.unwrap_or(handle.pid)),
         };
         loop {
             let (peer, new) = match idle(handle.process) {
@@ -191,6 +192,18 @@ fn is_alive(pid: u32) -> bool {
     unsafe { libc::poll(&raw mut ended, 1, 0) != 1 }
 }
 
+/// Whether a process of that number is there that may answer: one that has become another program (`exec`) has the number still,
+/// but no thread of ours. Where `/proc` does not tell, it may.
+fn may_serve(pid: u32) -> bool {
+    if !is_alive(pid) {
+        return false;
+    }
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    let is_ours =
+        |folder: PathBuf| std::fs::read(folder.join("comm")).is_ok_and(|name| name.trim_ascii() == THREAD.as_bytes());
+    threads.flatten().any(|thread| is_ours(thread.path()))
+}
+
 /// What a process does, as `/proc/PID/stat` says: `T` is stopped, `t` is held by a debugger, `Z` has ended. Its name, in brackets
 /// before that, may hold anything.
 fn state(pid: u32) -> Option<char> {
@@ -293,7 +306,7 @@ fn unwanted(answer: &Answer) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_alive, state};
+    use super::{THREAD, is_alive, may_serve, state};
     use std::io::Write;
     use std::process::{Command, Stdio};
 
@@ -316,5 +329,27 @@ mod tests {
         child.wait().unwrap();
         assert!(!is_alive(pid));
         assert!(!is_alive(0) && !is_alive(u32::MAX));
+    }
+
+    /// As an exporter that has become `cat`.
+    #[test]
+    fn a_process_without_a_thread_of_ours_serves_nobody() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        assert!(is_alive(child.id()) && !may_serve(child.id()));
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(!may_serve(child.id()));
+
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let (runs, is_there) = std::sync::mpsc::channel();
+        let serve = move || {
+            runs.send(()).unwrap();
+            ends.recv().unwrap();
+        };
+        let thread = std::thread::Builder::new().name(THREAD.to_owned()).spawn(serve).unwrap();
+        is_there.recv().unwrap();
+        assert!(may_serve(std::process::id()));
+        end.send(()).unwrap();
+        thread.join().unwrap();
     }
 }

@@ -18,7 +18,7 @@ pub mod staging;
 use crate::backend::host;
 use crate::backend::pinned::{Host, take_spent};
 use crate::context::{self, Context, Observer};
-use crate::{bell, capture, clock, log, process, site};
+use crate::{bell, clock, log, process, site};
 use gpupool_config::{Free as FreeSetting, Mode, Pinned, format_size};
 use gpupool_cuda::CuResult;
 use gpupool_events::{PinnedAllocate, PinnedFree, PinnedLevel, PinnedReturn};
@@ -218,7 +218,7 @@ impl Observer for OfContexts {
 /// `waited`, if it is known.
 #[inline]
 pub fn return_idle(waited: Option<u64>) {
-    let Some(pool) = opened().filter(|_| !capture::under_way()) else { return };
+    let Some(pool) = opened() else { return };
     let bytes = pool.return_idle(clock::coarse_now(), waited);
     if bytes > 0 {
         report_return(bytes, "idle");
@@ -228,7 +228,7 @@ pub fn return_idle(waited: Option<u64>) {
 /// Gives all freed memory back to the driver, for `why`; the bytes.
 #[cold]
 pub fn trim(why: &str) -> u64 {
-    let bytes = opened().filter(|_| !capture::under_way()).map_or(0, Pool::trim);
+    let bytes = opened().map_or(0, Pool::trim);
     if bytes > 0 {
         report_return(bytes, why);
     }

@@ -237,6 +237,58 @@ fn asking_about_an_event_breaks_a_global_capture_unless_the_thread_is_relaxed() 
 }
 
 #[test]
+fn on_a_relaxed_thread_memory_comes_and_goes_in_every_capture_and_frees_wait() {
+    alone("on_a_relaxed_thread_memory_comes_and_goes_in_every_capture_and_frees_wait", &[], || {
+        let context = start_on(0) as usize;
+        let (wait_flag, busy, flag) = (function(c"wait_flag") as usize, stream() as usize, pinned_flag() as usize);
+        let on_thread = move |relaxed: bool| {
+            let (mut mode, mut block, mut memory) = (MODES[2], 0, null_mut());
+            ok!(cuCtxSetCurrent(context as CUcontext));
+            if relaxed {
+                ok!(cuThreadExchangeStreamCaptureMode(&mut mode));
+            }
+            let made = (cu!(cuMemAlloc_v2(&mut block, 4096)), cu!(cuMemHostAlloc(&mut memory, 4096, 0)));
+            let memory = memory as usize;
+            let frees: [&dyn Fn() -> i32; 2] =
+                [&|| cu!(cuMemFree_v2(block)), &|| cu!(cuMemFreeHost(memory as *mut std::ffi::c_void))];
+            for free in frees.into_iter().filter(|_| made == (0, 0)) {
+                // SAFETY: a live pinned word, which no kernel reads now.
+                unsafe { std::sync::atomic::AtomicU32::from_ptr(flag as *mut u32) }
+                    .store(0, std::sync::atomic::Ordering::Release);
+                assert_eq!(launch(wait_flag as CUfunction, busy as CUstream, &mut [flag as u64]), 0);
+                let raiser = std::thread::spawn(move || {
+                    (0..2000).for_each(|_| std::thread::yield_now());
+                    raise(flag);
+                });
+                assert_eq!(free(), 0);
+                assert!(!lowered(flag as *mut u32), "the free waits for the kernel");
+                raiser.join().unwrap();
+            }
+            if relaxed {
+                ok!(cuThreadExchangeStreamCaptureMode(&mut mode));
+            }
+            made
+        };
+        for captured in MODES {
+            for (relaxed, own) in [(false, false), (false, true), (true, false), (true, true)] {
+                let (stream, mut graph) = (stream(), null_mut());
+                ok!(cuStreamBeginCapture_v2(stream, captured));
+                let made = if own {
+                    on_thread(relaxed)
+                } else {
+                    std::thread::spawn(move || on_thread(relaxed)).join().unwrap()
+                };
+                let breaks = !relaxed && (captured == MODES[0] || captured == MODES[1] && own);
+                let what = format!("{captured:?}, relaxed {relaxed}, on its own thread {own}");
+                assert_eq!(made, if breaks { (900, 900) } else { (0, 0) }, "{what}");
+                assert_eq!(cu!(cuStreamEndCapture(stream, &mut graph)), if breaks { 901 } else { 0 }, "{what}");
+                ok!(cuStreamDestroy_v2(stream));
+            }
+        }
+    });
+}
+
+#[test]
 fn an_event_of_a_context_stands_for_all_of_its_streams() {
     alone("an_event_of_a_context_stands_for_all_of_its_streams", &[], || {
         let context = start_on(0);
