@@ -175,23 +175,34 @@ fn others_unseen(rank: &RankOnGpu0) -> Option<String> {
 fn missing(attendance: &Attendance, verdicts: &[Verdict]) -> Vec<String> {
     let deleted = |pid: u32| format!("pid {pid} used CUDA, and what it wrote was deleted or could not be written");
     let mut missing: Vec<String> = attendance.without_file(verdicts).into_iter().map(deleted).collect();
-    if verdicts.is_empty() && missing.is_empty() {
-        // Where somebody was found to use CUDA, a helper without it that was killed is no news.
-        missing.extend(attendance.lost.iter().map(|pid| {
-            format!(
-                "pid {pid} became a program that libgpupool.so was not loaded into, was killed, or is still running; leave \
-                 LD_PRELOAD and {VERDICTS} in the environment of every program (env -i, sudo and containers remove them)"
-            )
-        }));
-        if !attendance.anybody {
-            missing.push(
-                "no process loaded libgpupool.so; leave LD_PRELOAD in the environment of the program, which must be linked \
-                 dynamically and installed without rights of its own (setuid)"
-                    .to_owned(),
-            );
-        }
+    let is_told = |pid: u32| verdicts.iter().any(|file| file.pid() == Some(pid) && file.end != VerdictEnd::Complete);
+    let outside = attendance.outside.iter().filter(|outside| !is_told(outside.pid) && may_use_cuda(&outside.program));
+    missing.extend(outside.map(|outside| {
+        let program = if outside.program.is_empty() { "a program" } else { &outside.program };
+        format!(
+            "{} (pid {}) ran without libgpupool.so; leave LD_PRELOAD and {VERDICTS} in the environment of every program (env -i, \
+             sudo and containers remove them)",
+            terminal::clean(program),
+            outside.pid
+        )
+    }));
+    if !attendance.anybody && verdicts.is_empty() && missing.is_empty() {
+        missing.push(
+            "no process loaded libgpupool.so; leave LD_PRELOAD in the environment of the program, which must be linked \
+             dynamically and installed without rights of its own (setuid)"
+                .to_owned(),
+        );
     }
     missing
+}
+
+/// Whether a program without the library could have used CUDA: the driver is a shared library, which a statically linked program
+/// has no loader for. Nor does the loader's own tool, which Python starts without an environment to find any library; on some
+/// systems it is a script. A name that is no whole path may be any program's: its folder is not known here.
+fn may_use_cuda(program: &str) -> bool {
+    let path = Path::new(program);
+    let of_the_loader = path.file_name().is_some_and(|name| name == "ldconfig" || name == "ldconfig.real");
+    !of_the_loader && !(path.is_absolute() && elf::is_static(path.as_os_str()))
 }
 
 /// One line a finding, on stderr: the program may have written its results to stdout.

@@ -21,4 +21,4 @@ pub use findings::{FINDINGS, Finding, finding, nearest_finding};
 pub use reader::{LineError, Reader, Wrong};
 pub use record::{Level, Record, VERSION};
 pub use shared::*;
-pub use verdict::{Attendance, Began, Present, Verdict, VerdictEnd, VerdictLine};
+pub use verdict::{Attendance, Began, Outside, Present, Verdict, VerdictEnd, VerdictLine};

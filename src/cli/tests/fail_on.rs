@@ -201,10 +201,14 @@ fn nothing_that_was_found_moves_the_cursor() {
 /// end; `killed`: and is killed. `ranks A B`: nothing but two ranks of a job, at work on GPUs A and B; `alone A`: one of them.
 /// `worker HOW`: a forked child does nothing with CUDA (`idle`), counts the GPUs (`count`) or uses them (`use`), and leaves by
 /// `_exit`; `parent`: as `idle`, of a parent that has used CUDA. `left`: leaves by `_exit` without CUDA, and so
-/// does a child of `vfork` before; `deleted`: deletes its verdict.
+/// does a child of `vfork` before; `deleted`: deletes its verdict. `starts HOW`: works, and starts `true` without an
+/// environment; `fails`: and something that is not there. `killed-idle`: a child without CUDA is killed.
 const STRAY: &str = r#"
+#define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -263,6 +267,27 @@ static int stray(void) {
     call("cuMemsetD8_v2", (long)memory, 1, 4 << 20);
     return 0;
 }
+static int starts(const char *how) {
+    char *words[] = {"true", 0}, *empty[] = {0};
+    int status = 1, child;
+    work(0);
+    if (!strcmp(how, "spawn")) posix_spawn(&child, "/bin/true", 0, 0, words, empty);
+    else if (!strcmp(how, "spawnp")) posix_spawnp(&child, "true", 0, 0, words, empty);
+    else if (!strcmp(how, "vfork")) { if (!vfork()) { execve("/bin/true", words, empty); _exit(1); } }
+    else if (!fork()) {
+        if (!strcmp(how, "execle")) execle("/bin/true", "true", (char *)0, empty);
+        if (!strcmp(how, "execlp")) { clearenv(); execlp("true", "true", (char *)0); }
+        if (!strcmp(how, "execl")) { clearenv(); execl("/bin/true", "a", "b", "c", "d", "e", "f", "g", (char *)0); }
+        if (!strcmp(how, "execv")) { clearenv(); execv("/bin/true", words); }
+        if (!strcmp(how, "execvp")) { clearenv(); execvp("true", words); }
+        if (!strcmp(how, "execvpe")) execvpe("true", words, empty);
+        if (!strcmp(how, "fexecve")) fexecve(open("/bin/true", O_RDONLY), words, empty);
+        if (!strcmp(how, "fails")) { execle("/no/such", "such", (char *)0, empty); _exit(0); }
+        _exit(1);
+    }
+    wait(&status);
+    return status != 0;
+}
 int main(int count, char **words) {
     const char *how = count > 1 ? words[1] : "";
     if (!strcmp(how, "children")) {
@@ -274,6 +299,14 @@ int main(int count, char **words) {
     if (!strcmp(how, "ranks")) return ranks(words + 2);
     if (!strcmp(how, "alone")) { work(atoi(words[2])); return 0; }
     if (!strcmp(how, "worker")) return worker(words[2]);
+    if (!strcmp(how, "starts")) return starts(words[2]);
+    if (!strcmp(how, "killed-idle")) {
+        int child = fork();
+        if (!child) { execlp("sleep", "sleep", "1000", (char *)0); _exit(1); }
+        kill(child, SIGKILL);
+        wait(0);
+        return 0;
+    }
     if (!strcmp(how, "left")) {
         if (!vfork()) _exit(0);
         _exit(0);
@@ -360,6 +393,50 @@ fn a_program_that_the_library_was_kept_out_of_is_not_known() {
     assert!(stderr(&deleted).contains("was deleted"), "{}", stderr(&deleted));
     let all = output(real.command("any", &[]).args(["sh", "-c", "rm \"$GPUPOOL_VERDICTS\"/*"]));
     ends_with(4, &all);
+}
+
+/// What one process does says nothing about another that the library was kept out of.
+#[test]
+fn a_program_without_the_library_is_not_known_whoever_is_beside_it() {
+    let real = Real::new();
+    for script in [
+        "\"$0\" alone 0; LD_PRELOAD= \"$0\"; true",
+        "\"$0\" alone 0; env -i LD_LIBRARY_PATH=\"$LD_LIBRARY_PATH\" \"$0\"; true",
+        "\"$0\" alone 0; GPUPOOL_VERDICTS=/nope \"$0\"; true",
+        "LD_PRELOAD= \"$0\"; true",
+        "unset GPUPOOL_VERDICTS; \"$0\"",
+    ] {
+        let output = output(real.command("any", &[]).args(["sh", "-c", script]).arg(&real.program));
+        assert_eq!(output.status.code(), Some(4), "{script}: {}", stderr(&output));
+        assert!(stderr(&output).contains("LD_PRELOAD and GPUPOOL_VERDICTS"), "{script}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn however_a_program_without_the_library_is_started_it_is_not_known() {
+    let real = Real::new();
+    for how in ["spawn", "spawnp", "vfork", "execle", "execlp", "execl", "execv", "execvp", "execvpe", "fexecve"] {
+        let output = real.run("any", &[], &["starts", how]);
+        assert_eq!(output.status.code(), Some(4), "{how}: {}", stderr(&output));
+        assert!(stderr(&output).contains("without libgpupool.so"), "{how}: {}", stderr(&output));
+    }
+}
+
+/// Neither does the one beside it that used CUDA make a difference.
+#[test]
+fn what_cannot_have_used_cuda_leaves_nothing_unknown() {
+    let real = Real::new();
+    let static_program = real.bench.compile("static", "int main(void) { return 0; }", &["-static"]);
+    for script in ["yes | head -1", "/no/such; true", "env -i \"$1\"", "env -i /sbin/ldconfig -p", "\"$0\" killed-idle"]
+    {
+        for before in ["", "\"$0\" alone 0; "] {
+            let script = format!("{before}{script}; true");
+            let output =
+                output(real.command("any", &[]).args(["sh", "-c", &script]).arg(&real.program).arg(&static_program));
+            assert_eq!(output.status.code(), Some(0), "{script}: {}", stderr(&output));
+        }
+    }
+    ends_with(0, &real.run("any", &[], &["starts", "fails"]));
 }
 
 #[test]

@@ -65,6 +65,8 @@ struct Told {
 static TOLD: OnceBox<Told> = OnceBox::new();
 /// The process that the library was loaded into, if a folder was named. A child of its own by `fork` has not been loaded into.
 static LOADED: AtomicU32 = AtomicU32::new(0);
+/// The process that last said it becomes another program; of a child of `vfork` its parent knows.
+static BECOMES: AtomicU32 = AtomicU32::new(0);
 
 /// Before `main`: a program may clear or change its environment before it first calls the driver.
 pub fn remember_folder() {
@@ -84,13 +86,50 @@ pub fn is_asked() -> bool {
 /// Says to the file `processes` how it stands with this process. What cannot be written is missing there, and then it is
 /// not known how this process ended.
 fn present(how: Present) {
+    present_as(how, std::process::id(), c"");
+}
+
+/// As [`present`], for the process `pid`, with the path of a program.
+fn present_as(how: Present, pid: u32, program: &CStr) {
     let Some(told) = TOLD.get() else { return };
-    let mut line = [0; 32];
+    // On the stack, of which the handler of a signal may have little.
+    let mut line = [0; 512];
     let mut rest = &mut line[..];
-    // The longest word and number have room.
-    let _ = writeln!(rest, "{} {}", how.word(), std::process::id());
-    let length = 32 - rest.len();
+    let _ = write!(rest, "{} {pid}", how.word());
+    let program = program.to_bytes();
+    if !program.is_empty() {
+        // What there is no room for is cut off, and the line's end is not the name's. The longest word and number have room.
+        let _ = rest.write_all(b" ");
+        let shown = &program[..program.len().min(rest.len() - 1)];
+        for byte in shown {
+            let _ = rest.write_all(&[if *byte == b'\n' { b'?' } else { *byte }]);
+        }
+    }
+    let _ = rest.write_all(b"\n");
+    let length = 512 - rest.len();
     append_plainly(&told.attendance, &line[..length]);
+}
+
+/// This process, or a child of `vfork`, becomes the program at this path if nothing goes wrong.
+pub fn becomes(program: &CStr) {
+    let _sheltered = cancel::shelter();
+    let pid = std::process::id();
+    BECOMES.store(pid, Ordering::Relaxed);
+    present_as(Present::Becomes, pid, program);
+}
+
+/// The process `pid` was started as the program at this path.
+pub fn started_beside(pid: libc::pid_t, program: &CStr) {
+    let _sheltered = cancel::shelter();
+    present_as(Present::Started, pid.cast_unsigned(), program);
+}
+
+/// The process leaves. If it said that it becomes another program, it has not.
+pub fn did_not_become() {
+    if BECOMES.load(Ordering::Relaxed) == std::process::id() {
+        let _sheltered = cancel::shelter();
+        present(Present::Left);
+    }
 }
 
 /// Appends to a file that is there. Makes system calls and nothing else.
