@@ -13,10 +13,11 @@ use std::process::{Command, ExitCode};
 use gpupool_config::{Mode, Settings, VERDICTS};
 use gpupool_events::{Attendance, Finding, RankOnGpu0, Verdict, VerdictEnd, finding};
 
+use crate::child::{self, Survivor};
 use crate::failure::{Failure, complain};
 use crate::folder::Folder;
 use crate::report::{self, Found};
-use crate::{child, elf, explain, terminal};
+use crate::{elf, explain, terminal};
 
 /// The exit code when the program succeeded and a finding was made that it should fail on.
 const FOUND: u8 = 3;
@@ -58,8 +59,8 @@ impl FailOn {
         if let Some(log) = &records.log {
             command.env("GPUPOOL_LOG_FILE", log);
         }
-        let status = child::wait_for(command)?;
-        let judged = self.judge(&records, status.success());
+        let (status, survivors) = child::wait_for_all(command)?;
+        let judged = self.judge(&records, status.success(), &survivors);
         records.put_away(judged != Judged::Clean);
         // Last: ending as the child did may mean dying of a signal, which runs no destructor.
         Ok(match judged {
@@ -71,7 +72,7 @@ impl FailOn {
 
     /// Says what was found and what is not known. That a program which failed, or was killed, did not judge itself to the end
     /// is no news.
-    fn judge(&self, records: &Records, succeeded: bool) -> Judged {
+    fn judge(&self, records: &Records, succeeded: bool, survivors: &[Survivor]) -> Judged {
         let verdicts = match Verdict::read_all(&records.verdicts()) {
             Ok(verdicts) => verdicts,
             Err(error) => {
@@ -83,7 +84,13 @@ impl FailOn {
         let ranks = ranks(&verdicts);
         let counted: Vec<Found> = found(&verdicts, &ranks).into_iter().filter(|found| self.counts(found)).collect();
         counted.iter().for_each(tell);
-        let mut unknown: Vec<String> = verdicts.iter().filter_map(unknown).collect();
+        let still_there = |pid: Option<u32>| survivors.iter().any(|survivor| Some(survivor.pid) == pid);
+        let mut unknown: Vec<String> =
+            verdicts.iter().filter(|verdict| !still_there(verdict.pid())).filter_map(unknown).collect();
+        unknown.extend(survivors.iter().map(|survivor| {
+            let name = terminal::clean(&survivor.name);
+            format!("{name} (pid {}) outlives the program; let the program wait for it", survivor.pid)
+        }));
         match Attendance::read(&records.verdicts()) {
             Ok(attendance) => unknown.extend(missing(&attendance, &verdicts)),
             Err(error) => unknown.push(format!(
@@ -262,9 +269,9 @@ impl Records {
         let verdicts = records.verdicts();
         let attendance = verdicts.join(Attendance::FILE);
         fs::create_dir(&verdicts)
-            .map_err(|error| Failure::broken(format!("cannot make the folder {}: {error}", verdicts.display())))?;
+            .map_err(|error| Failure::usage(format!("cannot make the folder {}: {error}", verdicts.display())))?;
         fs::write(&attendance, "")
-            .map_err(|error| Failure::broken(format!("cannot make the file {}: {error}", attendance.display())))?;
+            .map_err(|error| Failure::usage(format!("cannot make the file {}: {error}", attendance.display())))?;
         Ok(records)
     }
 

@@ -185,6 +185,16 @@ fn what_could_never_find_anything_is_refused() {
     assert!(output(bench.gpupool("run", &[]).arg(static_program)).status.success());
 }
 
+/// 1 is an answer of programs; what is gpupool's own is 2.
+#[test]
+fn without_a_folder_for_it_nothing_is_started() {
+    let bench = Bench::new();
+    let folder = bench.path("not there");
+    let output = output(bench.gpupool("run", &["--fail-on", "any"]).args(["echo", "x"]).env("TMPDIR", &folder));
+    assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""), "{}", stderr(&output));
+    assert!(stderr(&output).contains(&format!("{}: ", folder.display())), "{}", stderr(&output));
+}
+
 #[test]
 fn nothing_that_was_found_moves_the_cursor() {
     let bench = Bench::new();
@@ -202,7 +212,8 @@ fn nothing_that_was_found_moves_the_cursor() {
 /// `worker HOW`: a forked child does nothing with CUDA (`idle`), counts the GPUs (`count`) or uses them (`use`), and leaves by
 /// `_exit`; `parent`: as `idle`, of a parent that has used CUDA. `left`: leaves by `_exit` without CUDA, and so
 /// does a child of `vfork` before; `deleted`: deletes its verdict. `starts HOW`: works, and starts `true` without an
-/// environment; `fails`: and something that is not there. `killed-idle`: a child without CUDA is killed.
+/// environment; `fails`: and something that is not there. `outlives`: a child does
+/// the same as without words once its parent is gone; `stays FILE`: one does nothing for ever, and its number is in the file.
 const STRAY: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -288,6 +299,20 @@ static int starts(const char *how) {
     wait(&status);
     return status != 0;
 }
+static int outlives(const char *file) {
+    int ends[2], number;
+    char end;
+    pipe(ends);
+    if (fork()) return 0;
+    setsid();
+    close(ends[1]);
+    if (!file) { read(ends[0], &end, 1); exit(stray()); }
+    FILE *told = fopen(file, "w");
+    fprintf(told, "%d", getpid());
+    fclose(told);
+    for (number = 0; number < 3; number++) close(number);
+    for (;;) pause();
+}
 int main(int count, char **words) {
     const char *how = count > 1 ? words[1] : "";
     if (!strcmp(how, "children")) {
@@ -300,13 +325,8 @@ int main(int count, char **words) {
     if (!strcmp(how, "alone")) { work(atoi(words[2])); return 0; }
     if (!strcmp(how, "worker")) return worker(words[2]);
     if (!strcmp(how, "starts")) return starts(words[2]);
-    if (!strcmp(how, "killed-idle")) {
-        int child = fork();
-        if (!child) { execlp("sleep", "sleep", "1000", (char *)0); _exit(1); }
-        kill(child, SIGKILL);
-        wait(0);
-        return 0;
-    }
+    if (!strcmp(how, "outlives")) return outlives(0);
+    if (!strcmp(how, "stays")) return outlives(words[2]);
     if (!strcmp(how, "left")) {
         if (!vfork()) _exit(0);
         _exit(0);
@@ -427,7 +447,8 @@ fn however_a_program_without_the_library_is_started_it_is_not_known() {
 fn what_cannot_have_used_cuda_leaves_nothing_unknown() {
     let real = Real::new();
     let static_program = real.bench.compile("static", "int main(void) { return 0; }", &["-static"]);
-    for script in ["yes | head -1", "/no/such; true", "env -i \"$1\"", "env -i /sbin/ldconfig -p", "\"$0\" killed-idle"]
+    for script in
+        ["yes | head -1", "/no/such; true", "env -i \"$1\"", "env -i /sbin/ldconfig -p", "sh -c 'kill -KILL $$'"]
     {
         for before in ["", "\"$0\" alone 0; "] {
             let script = format!("{before}{script}; true");
@@ -437,6 +458,19 @@ fn what_cannot_have_used_cuda_leaves_nothing_unknown() {
         }
     }
     ends_with(0, &real.run("any", &[], &["starts", "fails"]));
+}
+
+#[test]
+fn who_outlives_the_command_is_waited_for_and_then_not_known() {
+    let real = Real::new();
+    ends_with(3, &real.run("any", &[], &["outlives"]));
+    let file = real.bench.path("pid");
+    let output = real.run("any", &[], &["stays", file.to_str().unwrap()]);
+    let pid: libc::pid_t = std::fs::read_to_string(&file).unwrap().parse().unwrap();
+    // SAFETY: plain integers: the process that just wrote its number there and does nothing.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    ends_with(4, &output);
+    assert!(stderr(&output).contains(&format!("pid {pid}")), "{}", stderr(&output));
 }
 
 #[test]
