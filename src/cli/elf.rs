@@ -35,10 +35,19 @@ pub fn exports<'a>(path: &Path, names: &[&'a str]) -> Result<Vec<&'a str>, Strin
 /// Why nothing can be preloaded into `program`, if that is so.
 pub fn why_not_intercepted(program: &OsStr) -> Option<&'static str> {
     let path = executable(program)?;
-    if path.metadata().is_ok_and(|data| data.permissions().mode() & 0o6000 != 0) && !is_root() {
+    if has_rights(&path) {
         return Some("runs with the rights of another user");
     }
     is_without_loader(&path).then_some("is statically linked")
+}
+
+/// Whether `program` runs with the rights of another user, so that the loader takes no library from the environment.
+pub fn has_own_rights(program: &OsStr) -> bool {
+    executable(program).is_some_and(|path| has_rights(&path))
+}
+
+fn has_rights(path: &Path) -> bool {
+    path.metadata().is_ok_and(|data| data.permissions().mode() & 0o6000 != 0) && !is_root()
 }
 
 /// Whether `program`, or the interpreter of a script, is statically linked.

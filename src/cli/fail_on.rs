@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use gpupool_config::{Mode, Settings, VERDICTS};
-use gpupool_events::{Attendance, Finding, RankOnGpu0, Verdict, VerdictEnd, finding};
+use gpupool_events::{Attendance, Finding, Outside, RankOnGpu0, Verdict, VerdictEnd, finding};
 
 use crate::child::{self, Survivor};
 use crate::failure::{Failure, complain};
@@ -183,14 +183,14 @@ fn missing(attendance: &Attendance, verdicts: &[Verdict]) -> Vec<String> {
     let deleted = |pid: u32| format!("pid {pid} used CUDA, and what it wrote was deleted or could not be written");
     let mut missing: Vec<String> = attendance.without_file(verdicts).into_iter().map(deleted).collect();
     let is_told = |pid: u32| verdicts.iter().any(|file| file.pid() == Some(pid) && file.end != VerdictEnd::Complete);
-    let outside = attendance.outside.iter().filter(|outside| !is_told(outside.pid) && may_use_cuda(&outside.program));
+    let outside = attendance.outside.iter().filter(|outside| !is_told(outside.pid) && may_use_cuda(outside));
     missing.extend(outside.map(|outside| {
         let program = if outside.program.is_empty() { "a program" } else { &outside.program };
+        let pid = if outside.pid == 0 { String::new() } else { format!(" (pid {})", outside.pid) };
         format!(
-            "{} (pid {}) ran without libgpupool.so; leave LD_PRELOAD and {VERDICTS} in the environment of every program (env -i, \
-             sudo and containers remove them)",
+            "{}{pid} ran without libgpupool.so; leave LD_PRELOAD and {VERDICTS} in the environment of every program (env -i, sudo and \
+             containers remove them)",
             terminal::clean(program),
-            outside.pid
         )
     }));
     if !attendance.anybody && verdicts.is_empty() && missing.is_empty() {
@@ -205,9 +205,13 @@ fn missing(attendance: &Attendance, verdicts: &[Verdict]) -> Vec<String> {
 
 /// Whether a program without the library could have used CUDA: the driver is a shared library, which a statically linked program
 /// has no loader for. Nor does the loader's own tool, which Python starts without an environment to find any library; on some
-/// systems it is a script. A name that is no whole path may be any program's: its folder is not known here.
-fn may_use_cuda(program: &str) -> bool {
-    let path = Path::new(program);
+/// systems it is a script. A name that is no whole path may be any program's: its folder is not known here. One that was given the
+/// library and did not take it was killed first, unless it has rights of its own.
+fn may_use_cuda(outside: &Outside) -> bool {
+    let path = Path::new(&outside.program);
+    if outside.is_given {
+        return elf::has_own_rights(path.as_os_str());
+    }
     let of_the_loader = path.file_name().is_some_and(|name| name == "ldconfig" || name == "ldconfig.real");
     !of_the_loader && !(path.is_absolute() && elf::is_static(path.as_os_str()))
 }

@@ -19,7 +19,7 @@
 //! That nobody found anything says something only where somebody looked. So `run` also makes the file `processes`
 //! ([`Attendance`]), to which each process appends a line as the library is loaded into it, as it first calls the driver, as
 //! it leaves without having done so, and as it becomes or starts another program. If that one does not say that the library
-//! was loaded into it, it runs without. Who was loaded into and says nothing more was killed before it called the driver:
+//! was loaded into it, it runs without, unless it was given all that the library needs and was killed before it could. Who was loaded into and says nothing more was killed before it called the driver:
 //! it used no CUDA.
 //!
 //! The folder is one for all processes of a run, and each has a file rather than a place in a common one: an empty file
@@ -218,8 +218,12 @@ pub enum Present {
     Left,
     /// It becomes the program that is named, unless that fails.
     Becomes,
-    /// It was started as the program that is named, by a process that says so afterwards.
+    /// The same, with an environment that has what the library needs.
+    BecomesGiven,
+    /// It was started as the program that is named, by a process that says so afterwards; 0 where that does not know its number.
     Started,
+    /// The same, with an environment that has what the library needs.
+    StartedGiven,
 }
 
 impl Present {
@@ -230,7 +234,9 @@ impl Present {
             Present::Used => "used",
             Present::Left => "left",
             Present::Becomes => "exec",
+            Present::BecomesGiven => "exec-given",
             Present::Started => "spawn",
+            Present::StartedGiven => "spawn-given",
         }
     }
 }
@@ -238,10 +244,12 @@ impl Present {
 /// A process that runs a program without the library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outside {
-    /// Its number, as whoever started the program knows it.
+    /// Its number, as whoever started the program knows it; 0 where nobody does.
     pub pid: u32,
     /// The program, as it was named; empty where it had no name.
     pub program: String,
+    /// Whether its environment had what the library needs: then it was killed before it said anything, or has rights of its own.
+    pub is_given: bool,
 }
 
 /// Which processes the library was loaded into, and how far each is known.
@@ -274,8 +282,10 @@ impl Attendance {
         for line in text.lines() {
             let mut words = line.splitn(3, ' ');
             let (Some(word), Some(Ok(pid))) = (words.next(), words.next().map(str::parse)) else { continue };
-            let outside = Outside { pid, program: words.next().unwrap_or_default().to_owned() };
-            if word == Present::Started.word() {
+            let is_one_of = |known: [Present; 2]| known.iter().any(|known| known.word() == word);
+            let is_given = is_one_of([Present::BecomesGiven, Present::StartedGiven]);
+            let outside = Outside { pid, program: words.next().unwrap_or_default().to_owned(), is_given };
+            if is_one_of([Present::Started, Present::StartedGiven]) {
                 // The program may have been quicker.
                 if !loaded.contains(&pid) {
                     attendance.outside.push(outside);
@@ -283,7 +293,7 @@ impl Attendance {
                 continue;
             }
             attendance.outside.retain(|outside| outside.pid != pid);
-            if word == Present::Becomes.word() {
+            if is_one_of([Present::Becomes, Present::BecomesGiven]) {
                 attendance.outside.push(outside);
             } else if word == Present::Loaded.word() {
                 attendance.anybody = true;
@@ -325,6 +335,9 @@ mod tests {
         }
         assert_eq!(outside("loaded 7\nexec 7 x\nexec 7 /a b\nloaded 8\n"), ["/a b"]);
         assert_eq!(outside("spawn 7 x\nexec 8\n"), ["x", ""]);
+        let given = of("exec 7 x\nexec-given 7 y\nspawn-given 8 x\nspawn 0 z\nspawn-given 9 x\nloaded 9\n").outside;
+        let given: Vec<_> = given.iter().map(|outside| (outside.pid, outside.is_given)).collect();
+        assert_eq!(given, [(7, true), (8, true), (0, false)]);
         assert_eq!(outside("loaded 7\nexec 7 y\nspawn 7 x\n"), ["y"]);
         assert_eq!(of("used 9\nused 9\n"), Attendance { used: vec![9, 9], ..Attendance::default() });
         assert_eq!(of("rubbish\nloaded x\n"), Attendance::default());

@@ -293,6 +293,11 @@ static int starts(const char *how) {
         if (!strcmp(how, "execvp")) { clearenv(); execvp("true", words); }
         if (!strcmp(how, "execvpe")) execvpe("true", words, empty);
         if (!strcmp(how, "fexecve")) fexecve(open("/bin/true", O_RDONLY), words, empty);
+        if (!strcmp(how, "execveat")) execveat(AT_FDCWD, "/bin/true", words, empty, 0);
+        if (!strcmp(how, "execle9")) execle("/bin/true", "a", "b", "c", "d", "e", "f", "g", "h", (char *)0, empty);
+        if (!strcmp(how, "execle4")) execle("/bin/true", "a", "b", "c", "d", (char *)0, empty);
+        if (!strcmp(how, "system")) { clearenv(); system("true"); _exit(0); }
+        if (!strcmp(how, "popen")) { clearenv(); pclose(popen("true", "r")); _exit(0); }
         if (!strcmp(how, "fails")) { execle("/no/such", "such", (char *)0, empty); _exit(0); }
         _exit(1);
     }
@@ -435,7 +440,8 @@ fn a_program_without_the_library_is_not_known_whoever_is_beside_it() {
 #[test]
 fn however_a_program_without_the_library_is_started_it_is_not_known() {
     let real = Real::new();
-    for how in ["spawn", "spawnp", "vfork", "execle", "execlp", "execl", "execv", "execvp", "execvpe", "fexecve"] {
+    let exec = ["execle", "execle4", "execle9", "execlp", "execl", "execv", "execvp", "execvpe", "fexecve", "execveat"];
+    for how in exec.into_iter().chain(["vfork", "spawn", "spawnp", "system", "popen"]) {
         let output = real.run("any", &[], &["starts", how]);
         assert_eq!(output.status.code(), Some(4), "{how}: {}", stderr(&output));
         assert!(stderr(&output).contains("without libgpupool.so"), "{how}: {}", stderr(&output));
@@ -447,9 +453,14 @@ fn however_a_program_without_the_library_is_started_it_is_not_known() {
 fn what_cannot_have_used_cuda_leaves_nothing_unknown() {
     let real = Real::new();
     let static_program = real.bench.compile("static", "int main(void) { return 0; }", &["-static"]);
-    for script in
-        ["yes | head -1", "/no/such; true", "env -i \"$1\"", "env -i /sbin/ldconfig -p", "sh -c 'kill -KILL $$'"]
-    {
+    for script in [
+        "yes | head -1",
+        "/no/such; true",
+        "env -i \"$1\"",
+        "env -i /sbin/ldconfig -p",
+        "sh -c 'kill -KILL $$'",
+        "sleep 1000 & kill -KILL $!; wait",
+    ] {
         for before in ["", "\"$0\" alone 0; "] {
             let script = format!("{before}{script}; true");
             let output =

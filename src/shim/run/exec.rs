@@ -1,7 +1,8 @@
-//! Programs that take the place of a process (`exec`) or are started beside it (`posix_spawn`), for `gpupool run --fail-on`: the
+//! Programs that take the place of a process (`exec`) or are started beside it (`posix_spawn`, `system`), for `gpupool run --fail-on`: the
 //! library is not loaded into a program whose environment lacks it, and such a program can tell nobody that it was there.
 //!
-//! So whoever starts a program says so before, and the program, if the library is in it, says so itself. Handlers of `fork` were
+//! So whoever starts a program says so, and whether its environment has what the library needs; the program, if the library is in
+//! it, says that itself. (One that has the environment and says nothing was killed while it was loaded, or has rights of its own.) Handlers of `fork` were
 //! rejected: shells, Python and the C library start programs by `vfork` and `clone`, which run none, and a child that starts
 //! no program needs none. Looking at the processes from outside would miss the short ones.
 //!
@@ -33,19 +34,83 @@ pub fn find_next() {
     }
 }
 
-/// Says that this process becomes the program at `path`, and where to go on.
-unsafe extern "C" fn becomes(path: *const c_char, index: usize) -> *mut c_void {
+/// What a naked function pushed, from the stack's top, and behind it the arguments that its caller had on the stack.
+#[repr(C)]
+struct Frame {
+    vectors: usize,
+    r9: usize,
+    r8: usize,
+    rcx: usize,
+    rdx: usize,
+    rsi: usize,
+    rdi: usize,
+    back: usize,
+    stack: [usize; 0],
+}
+
+impl Frame {
+    /// The environment of `execle`, which stands behind the NULL that ends the words.
+    ///
+    /// # Safety
+    /// The frame is that of a call of `execle`.
+    unsafe fn behind_words(&self) -> usize {
+        let mut ended = false;
+        for argument in [self.rsi, self.rdx, self.rcx, self.r8, self.r9] {
+            if ended {
+                return argument;
+            }
+            ended = argument == 0;
+        }
+        let mut next = self.stack.as_ptr();
+        loop {
+            // SAFETY: the caller wrote arguments up to the NULL and one behind it, and those that are no longer in registers are
+            // here in a row.
+            let argument = unsafe { next.read() };
+            if ended {
+                return argument;
+            }
+            ended = argument == 0;
+            // SAFETY: more arguments follow until the one behind NULL.
+            next = unsafe { next.add(1) };
+        }
+    }
+}
+
+/// Says that this process becomes another program, or that it starts a shell, and where to go on.
+unsafe extern "C" fn becomes(frame: &Frame, index: usize) -> *mut c_void {
     let next = &EXEC[index];
     if verdict::is_asked() {
+        // SAFETY: the C library's variable, read as the functions do that take no environment.
+        let own = unsafe { environ } as usize;
+        let (path, environment) = match next.name.to_bytes() {
+            b"execve" | b"execvpe" => (frame.rdi, frame.rdx),
+            b"execveat" => (frame.rsi, frame.rcx),
+            b"fexecve" => (0, frame.rdx),
+            // SAFETY: this is a call of execle.
+            b"execle" => (frame.rdi, unsafe { frame.behind_words() }),
+            _ => (frame.rdi, own),
+        };
+        let path = path as *const c_char;
         // SAFETY: the program's own argument, which must be a C string; NULL where there is none.
-        verdict::becomes(if path.is_null() { c"" } else { unsafe { CStr::from_ptr(path) } });
+        let path = if path.is_null() { c"" } else { unsafe { CStr::from_ptr(path) } };
+        // SAFETY: the program's own argument or variable: NULL, or a list that ends with NULL.
+        let is_given = unsafe { verdict::is_given(environment as *const *const c_char) };
+        if !matches!(next.name.to_bytes(), b"system" | b"popen") {
+            verdict::becomes(path, is_given);
+        } else if !is_given && !path.is_empty() {
+            verdict::started_beside(0, c"/bin/sh", false);
+        }
     }
     dlsym::next(&next.function, next.name)
 }
 
-/// Exports functions of the `exec` family; `$path` is the register that has the path, or 0.
+unsafe extern "C" {
+    static environ: *const *const c_char;
+}
+
+/// Exports functions that go on to the next library's with all their arguments.
 macro_rules! export_exec {
-    ($($index:literal $function:ident $name:literal $path:literal;)*) => {
+    ($($index:literal $function:ident $name:literal;)*) => {
         static EXEC: [Next; [$($index),*].len()] = [$(Next::new($name)),*];
         $(
             #[doc = concat!("`", stringify!($function), "(3)`, whatever it takes.")]
@@ -65,7 +130,7 @@ macro_rules! export_exec {
                     "push r8",
                     "push r9",
                     "push rax", // how many vector registers a function of any number of arguments was given
-                    concat!("mov rdi, ", $path),
+                    "mov rdi, rsp",
                     concat!("mov rsi, ", $index),
                     "call {becomes}", // seven pushes behind the return address: 16-byte alignment
                     "mov r11, rax",
@@ -90,15 +155,17 @@ macro_rules! export_exec {
 }
 
 export_exec! {
-    0 execve c"execve" "rdi";
-    1 execv c"execv" "rdi";
-    2 execvp c"execvp" "rdi";
-    3 execvpe c"execvpe" "rdi";
-    4 execl c"execl" "rdi";
-    5 execlp c"execlp" "rdi";
-    6 execle c"execle" "rdi";
-    7 execveat c"execveat" "rsi";
-    8 fexecve c"fexecve" "0";
+    0 execve c"execve";
+    1 execv c"execv";
+    2 execvp c"execvp";
+    3 execvpe c"execvpe";
+    4 execl c"execl";
+    5 execlp c"execlp";
+    6 execle c"execle";
+    7 execveat c"execveat";
+    8 fexecve c"fexecve";
+    9 system c"system";
+    10 popen c"popen";
 }
 
 static SPAWN: [Next; 2] = [Next::new(c"posix_spawn"), Next::new(c"posix_spawnp")];
@@ -142,7 +209,10 @@ unsafe fn spawn(
         }
         if verdict::is_asked() && !path.is_null() {
             // SAFETY: the path with which the program was just started.
-            verdict::started_beside(child, unsafe { CStr::from_ptr(path) });
+            let path = unsafe { CStr::from_ptr(path) };
+            // SAFETY: the environment with which it was started.
+            let is_given = unsafe { verdict::is_given(environment.cast()) };
+            verdict::started_beside(child, path, is_given);
         }
     }
     failed
