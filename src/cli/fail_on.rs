@@ -213,7 +213,8 @@ fn may_use_cuda(outside: &Outside) -> bool {
         return elf::has_own_rights(path.as_os_str());
     }
     let of_the_loader = path.file_name().is_some_and(|name| name == "ldconfig" || name == "ldconfig.real");
-    !of_the_loader && !(path.is_absolute() && elf::is_static(path.as_os_str()))
+    let is_static = path.is_absolute() && elf::is_static(path.as_os_str());
+    !(of_the_loader || is_static)
 }
 
 /// One line a finding, on stderr: the program may have written its results to stdout.
