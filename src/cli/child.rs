@@ -17,9 +17,11 @@ use std::ptr;
 use crate::failure::Failure;
 use crate::inherited;
 use signals::{LEFT_ALONE, arrivals, is_pending, take, wait};
+pub use survivors::Survivor;
 use witness::Witness;
 
 mod signals;
+mod survivors;
 mod witness;
 
 /// Runs `command` to its end, passing on the signals that others send to us alone meanwhile.
@@ -29,8 +31,25 @@ mod witness;
 ///
 /// # Errors
 /// The program could not be started.
-pub fn wait_for(mut command: Command) -> Result<ExitStatus, Failure> {
+pub fn wait_for(command: Command) -> Result<ExitStatus, Failure> {
     let (signals, before) = block();
+    start_and_watch(command, &signals, before)
+}
+
+/// As [`wait_for`], and where the program succeeded, for processes of it that outlive it as well, for a moment. Says which of them
+/// are still there.
+///
+/// # Errors
+/// The program could not be started.
+pub fn wait_for_all(command: Command) -> Result<(ExitStatus, Vec<Survivor>), Failure> {
+    survivors::adopt();
+    let (signals, before) = block();
+    let status = start_and_watch(command, &signals, before)?;
+    let survivors = if status.success() { survivors::wait(&signals) } else { Vec::new() };
+    Ok((status, survivors))
+}
+
+fn start_and_watch(mut command: Command, signals: &libc::sigset_t, before: Before) -> Result<ExitStatus, Failure> {
     let witness = Witness::start();
     let beside = witness.as_ref().map(Witness::question);
     // SAFETY: getpid takes nothing and cannot fail.
@@ -49,7 +68,7 @@ pub fn wait_for(mut command: Command) -> Result<ExitStatus, Failure> {
     inherited::hand_on(&mut command);
     let started = command.spawn();
     let child = started.map_err(|error| Failure::start(command.get_program(), &error))?;
-    watch(child.id().cast_signed(), &signals, witness)
+    watch(child.id().cast_signed(), signals, witness)
         .map_err(|error| Failure::broken(format!("lost sight of the program: {error}")))
 }
 
@@ -127,11 +146,12 @@ fn watch(child: libc::pid_t, signals: &libc::sigset_t, witness: Option<Witness>)
     };
     loop {
         let mut status = 0;
-        // SAFETY: `status` is writable; the number is that of a child which was not waited for yet.
-        match unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } {
+        // SAFETY: `status` is writable. Others than the child are the witness, and processes that were left to us.
+        match unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) } {
             0 => {}
             -1 => return Err(io::Error::last_os_error()),
-            _ => return Ok(ExitStatus::from_raw(status)),
+            ended if ended == child => return Ok(ExitStatus::from_raw(status)),
+            _ => continue,
         }
         wait(&arrivals)?;
         // Left pending until it is passed on: a SIGCONT that comes meanwhile takes it off, as it should.

@@ -20,7 +20,7 @@ use check::{Check, State};
 
 /// Check this machine and this environment: driver, GPUs, links, host, preloads, settings
 ///
-/// Exit code 0: all is well. 1: gpupool works, with the restrictions named. 2: it does not.
+/// Exit code 0: all is well. 1: gpupool works, with the restrictions named. 2: it does not, or nobody can be told.
 #[derive(clap::Args)]
 pub struct Args {
     /// Print JSON
@@ -49,7 +49,8 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     checks.push(software::python());
     checks.extend(software::settings(gpus.as_deref()));
     let state = checks.iter().map(|check| check.state).max().unwrap_or(State::Fine);
-    stdout::print(&if args.json { as_json(&checks, state) } else { as_text(&checks) })?;
+    let printed = stdout::print(&if args.json { as_json(&checks, state) } else { as_text(&checks) });
+    printed.map_err(|failure| failure.with_code(State::Broken.code()))?;
     Ok(ExitCode::from(state.code()))
 }
 

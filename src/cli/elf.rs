@@ -35,14 +35,35 @@ pub fn exports<'a>(path: &Path, names: &[&'a str]) -> Result<Vec<&'a str>, Strin
 /// Why nothing can be preloaded into `program`, if that is so.
 pub fn why_not_intercepted(program: &OsStr) -> Option<&'static str> {
     let path = executable(program)?;
-    if path.metadata().is_ok_and(|data| data.permissions().mode() & 0o6000 != 0) && !is_root() {
+    if has_rights(&path) {
         return Some("runs with the rights of another user");
     }
-    let cache = cache(&path).ok()?;
-    let file = parse(&cache).ok()?;
-    let headers = file.elf_program_headers();
-    let interpreted = headers.iter().any(|header| header.p_type(file.endian()) == elf::PT_INTERP);
-    (!interpreted).then_some("is statically linked")
+    is_without_loader(&path).then_some("is statically linked")
+}
+
+/// Whether `program` runs with the rights of another user, so that the loader takes no library from the environment.
+pub fn has_own_rights(program: &OsStr) -> bool {
+    executable(program).is_some_and(|path| has_rights(&path))
+}
+
+fn has_rights(path: &Path) -> bool {
+    path.metadata().is_ok_and(|data| data.permissions().mode() & 0o6000 != 0) && !is_root()
+}
+
+/// Whether `program`, or the interpreter of a script, is statically linked.
+pub fn is_static(program: &OsStr) -> bool {
+    executable(program).is_some_and(|path| is_without_loader(&path))
+}
+
+/// Whether the file is a program that names no loader.
+fn is_without_loader(path: &Path) -> bool {
+    let names_none = || {
+        let cache = cache(path).ok()?;
+        let file = parse(&cache).ok()?;
+        let headers = file.elf_program_headers();
+        Some(!headers.iter().any(|header| header.p_type(file.endian()) == elf::PT_INTERP))
+    };
+    names_none().unwrap_or(false)
 }
 
 /// The sanitizers' runtimes that `program` needs: they refuse to start unless they are loaded before every other library.

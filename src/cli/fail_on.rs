@@ -11,12 +11,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use gpupool_config::{Mode, Settings, VERDICTS};
-use gpupool_events::{Attendance, Finding, RankOnGpu0, Verdict, VerdictEnd, finding};
+use gpupool_events::{Attendance, Finding, Outside, RankOnGpu0, Verdict, VerdictEnd, finding};
 
+use crate::child::{self, Survivor};
 use crate::failure::{Failure, complain};
 use crate::folder::Folder;
 use crate::report::{self, Found};
-use crate::{child, elf, explain, terminal, words};
+use crate::{elf, explain, terminal, words};
 
 /// The exit code when the program succeeded and a finding was made that it should fail on.
 const FOUND: u8 = 3;
@@ -58,8 +59,8 @@ impl FailOn {
         if let Some(log) = &records.log {
             command.env("GPUPOOL_LOG_FILE", log);
         }
-        let status = child::wait_for(command)?;
-        let judged = self.judge(&records, status.success());
+        let (status, survivors) = child::wait_for_all(command)?;
+        let judged = self.judge(&records, status.success(), &survivors);
         records.put_away(judged != Judged::Clean);
         // Last: ending as the child did may mean dying of a signal, which runs no destructor.
         Ok(match judged {
@@ -71,7 +72,7 @@ impl FailOn {
 
     /// Says what was found and what is not known. That a program which failed, or was killed, did not judge itself to the end
     /// is no news.
-    fn judge(&self, records: &Records, succeeded: bool) -> Judged {
+    fn judge(&self, records: &Records, succeeded: bool, survivors: &[Survivor]) -> Judged {
         let verdicts = match Verdict::read_all(&records.verdicts()) {
             Ok(verdicts) => verdicts,
             Err(error) => {
@@ -83,7 +84,13 @@ impl FailOn {
         let ranks = ranks(&verdicts);
         let counted: Vec<Found> = found(&verdicts, &ranks).into_iter().filter(|found| self.counts(found)).collect();
         counted.iter().for_each(tell);
-        let mut unknown: Vec<String> = verdicts.iter().filter_map(unknown).collect();
+        let still_there = |pid: Option<u32>| survivors.iter().any(|survivor| Some(survivor.pid) == pid);
+        let mut unknown: Vec<String> =
+            verdicts.iter().filter(|verdict| !still_there(verdict.pid())).filter_map(unknown).collect();
+        unknown.extend(survivors.iter().map(|survivor| {
+            let name = terminal::clean(&survivor.name);
+            format!("{name} (pid {}) outlives the program; let the program wait for it", survivor.pid)
+        }));
         match Attendance::read(&records.verdicts()) {
             Ok(attendance) => unknown.extend(missing(&attendance, &verdicts)),
             Err(error) => unknown.push(format!(
@@ -175,23 +182,39 @@ fn others_unseen(rank: &RankOnGpu0) -> Option<String> {
 fn missing(attendance: &Attendance, verdicts: &[Verdict]) -> Vec<String> {
     let deleted = |pid: u32| format!("pid {pid} used CUDA, and what it wrote was deleted or could not be written");
     let mut missing: Vec<String> = attendance.without_file(verdicts).into_iter().map(deleted).collect();
-    if verdicts.is_empty() && missing.is_empty() {
-        // Where somebody was found to use CUDA, a helper without it that was killed is no news.
-        missing.extend(attendance.lost.iter().map(|pid| {
-            format!(
-                "pid {pid} became a program that libgpupool.so was not loaded into, was killed, or is still running; leave \
-                 LD_PRELOAD and {VERDICTS} in the environment of every program (env -i, sudo and containers remove them)"
-            )
-        }));
-        if !attendance.anybody {
-            missing.push(
-                "no process loaded libgpupool.so; leave LD_PRELOAD in the environment of the program, which must be linked \
-                 dynamically and installed without rights of its own (setuid)"
-                    .to_owned(),
-            );
-        }
+    let is_told = |pid: u32| verdicts.iter().any(|file| file.pid() == Some(pid) && file.end != VerdictEnd::Complete);
+    let outside = attendance.outside.iter().filter(|outside| !is_told(outside.pid) && may_use_cuda(outside));
+    missing.extend(outside.map(|outside| {
+        let program = if outside.program.is_empty() { "a program" } else { &outside.program };
+        let pid = if outside.pid == 0 { String::new() } else { format!(" (pid {})", outside.pid) };
+        format!(
+            "{}{pid} ran without libgpupool.so; leave LD_PRELOAD and {VERDICTS} in the environment of every program (env -i, sudo and \
+             containers remove them)",
+            terminal::clean(program),
+        )
+    }));
+    if !attendance.anybody && verdicts.is_empty() && missing.is_empty() {
+        missing.push(
+            "no process loaded libgpupool.so; leave LD_PRELOAD in the environment of the program, which must be linked \
+             dynamically and installed without rights of its own (setuid)"
+                .to_owned(),
+        );
     }
     missing
+}
+
+/// Whether a program without the library could have used CUDA: the driver is a shared library, which a statically linked program
+/// has no loader for. Nor does the loader's own tool, which Python starts without an environment to find any library; on some
+/// systems it is a script. A name that is no whole path may be any program's: its folder is not known here. One that was given the
+/// library and did not take it was killed first, unless it has rights of its own.
+fn may_use_cuda(outside: &Outside) -> bool {
+    let path = Path::new(&outside.program);
+    if outside.is_given {
+        return elf::has_own_rights(path.as_os_str());
+    }
+    let of_the_loader = path.file_name().is_some_and(|name| name == "ldconfig" || name == "ldconfig.real");
+    let is_static = path.is_absolute() && elf::is_static(path.as_os_str());
+    !(of_the_loader || is_static)
 }
 
 /// One line a finding, on stderr: the program may have written its results to stdout.
@@ -251,9 +274,9 @@ impl Records {
         let verdicts = records.verdicts();
         let attendance = verdicts.join(Attendance::FILE);
         fs::create_dir(&verdicts)
-            .map_err(|error| Failure::broken(format!("cannot make the folder {}: {error}", verdicts.display())))?;
+            .map_err(|error| Failure::usage(format!("cannot make the folder {}: {error}", verdicts.display())))?;
         fs::write(&attendance, "")
-            .map_err(|error| Failure::broken(format!("cannot make the file {}: {error}", attendance.display())))?;
+            .map_err(|error| Failure::usage(format!("cannot make the file {}: {error}", attendance.display())))?;
         Ok(records)
     }
 

@@ -30,6 +30,11 @@ impl Failure {
         Failure { code, message: format!("{name}: {error}") }
     }
 
+    /// With another exit code: of a command whose 1 is an answer.
+    pub fn with_code(self, code: u8) -> Failure {
+        Failure { code, ..self }
+    }
+
     /// Says it, one `gpupool:` a line.
     pub fn report(self) -> ExitCode {
         self.message.lines().for_each(complain);

@@ -34,7 +34,7 @@ impl Folder {
         let temporary = temporary.unwrap_or_else(|| OTHERS[0].into());
         let failed = |reason: String| {
             let temporary = temporary.display();
-            Failure::broken(format!(
+            Failure::usage(format!(
                 "cannot make a folder for {purpose} in {temporary}: {reason}; set TMPDIR to a folder that this user may write"
             ))
         };

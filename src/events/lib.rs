@@ -23,4 +23,4 @@ pub use level::{Level, Target};
 pub use reader::{LineError, Reader};
 pub use record::{Record, VERSION, Wrong};
 pub use shared::*;
-pub use verdict::{Attendance, Began, Present, Verdict, VerdictEnd, VerdictLine};
+pub use verdict::{Attendance, Began, Outside, Present, Verdict, VerdictEnd, VerdictLine};

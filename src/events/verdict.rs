@@ -17,12 +17,15 @@
 //! it was killed, left by `_exit`, or there was no room. A process that calls no driver function makes no file.
 //!
 //! That nobody found anything says something only where somebody looked. So `run` also makes the file `processes`
-//! ([`Attendance`]), to which each process appends a line as the library is loaded into it, as it first calls the driver, and as
-//! it leaves without having done so. Who became a program without the library has said the first and not the last.
+//! ([`Attendance`]), to which each process appends a line as the library is loaded into it, as it first calls the driver, as
+//! it leaves without having done so, and as it becomes or starts another program. If that one does not say that the library
+//! was loaded into it, it runs without, unless it was given all that the library needs and was killed before it could. Who was loaded into and says nothing more was killed before it called the driver:
+//! it used no CUDA.
 //!
 //! The folder is one for all processes of a run, and each has a file rather than a place in a common one: an empty file
 //! tells that a process was there even where not one byte may be written (RLIMIT_FSIZE, a full disk).
 
+use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::OpenOptionsExt;
@@ -204,15 +207,23 @@ impl Verdict {
     }
 }
 
-/// A line of the file `processes`, `loaded 7`. Written where nothing may be allocated and no lock be taken.
+/// A line of the file `processes`: `loaded 7`, or with a program `exec 7 /usr/bin/env`. Written where nothing may be allocated and no lock be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Present {
     /// The library was loaded into this process; once more after `exec`.
     Loaded,
     /// It calls the driver, so it has a file of its own.
     Used,
-    /// It leaves and has not called the driver.
+    /// It leaves and has not called the driver, or could not become another program.
     Left,
+    /// It becomes the program that is named, unless that fails.
+    Becomes,
+    /// The same, with an environment that has what the library needs.
+    BecomesGiven,
+    /// It was started as the program that is named, by a process that says so afterwards; 0 where that does not know its number.
+    Started,
+    /// The same, with an environment that has what the library needs.
+    StartedGiven,
 }
 
 impl Present {
@@ -222,8 +233,23 @@ impl Present {
             Present::Loaded => "loaded",
             Present::Used => "used",
             Present::Left => "left",
+            Present::Becomes => "exec",
+            Present::BecomesGiven => "exec-given",
+            Present::Started => "spawn",
+            Present::StartedGiven => "spawn-given",
         }
     }
+}
+
+/// A process that runs a program without the library.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outside {
+    /// Its number, as whoever started the program knows it; 0 where nobody does.
+    pub pid: u32,
+    /// The program, as it was named; empty where it had no name.
+    pub program: String,
+    /// Whether its environment had what the library needs: then it was killed before it said anything, or has rights of its own.
+    pub is_given: bool,
 }
 
 /// Which processes the library was loaded into, and how far each is known.
@@ -231,9 +257,8 @@ impl Present {
 pub struct Attendance {
     /// Whether there was any.
     pub anybody: bool,
-    /// Processes that neither called the driver nor left in order: they became a program without the library, were killed,
-    /// or are still running.
-    pub lost: Vec<u32>,
+    /// Processes that became a program without the library, or were started as one.
+    pub outside: Vec<Outside>,
     /// Processes that called the driver, once for each file that they must have.
     pub used: Vec<u32>,
 }
@@ -247,19 +272,32 @@ impl Attendance {
     /// # Errors
     /// It is gone, or cannot be read.
     pub fn read(folder: &Path) -> io::Result<Attendance> {
-        Ok(Attendance::of(&fs::read_to_string(folder.join(Attendance::FILE))?))
+        // The name of a program may be any bytes.
+        Ok(Attendance::of(&String::from_utf8_lossy(&fs::read(folder.join(Attendance::FILE))?)))
     }
 
     fn of(text: &str) -> Attendance {
         let mut attendance = Attendance::default();
+        let mut loaded = HashSet::new();
         for line in text.lines() {
-            let Some((word, pid)) = line.split_once(' ').and_then(|(word, pid)| Some((word, pid.parse().ok()?))) else {
+            let mut words = line.splitn(3, ' ');
+            let (Some(word), Some(Ok(pid))) = (words.next(), words.next().map(str::parse)) else { continue };
+            let is_one_of = |known: [Present; 2]| known.iter().any(|known| known.word() == word);
+            let is_given = is_one_of([Present::BecomesGiven, Present::StartedGiven]);
+            let outside = Outside { pid, program: words.next().unwrap_or_default().to_owned(), is_given };
+            if is_one_of([Present::Started, Present::StartedGiven]) {
+                // The program may have been quicker.
+                if !loaded.contains(&pid) {
+                    attendance.outside.push(outside);
+                }
                 continue;
-            };
-            attendance.lost.retain(|lost| *lost != pid);
-            if word == Present::Loaded.word() {
+            }
+            attendance.outside.retain(|outside| outside.pid != pid);
+            if is_one_of([Present::Becomes, Present::BecomesGiven]) {
+                attendance.outside.push(outside);
+            } else if word == Present::Loaded.word() {
                 attendance.anybody = true;
-                attendance.lost.push(pid);
+                loaded.insert(pid);
             } else if word == Present::Used.word() {
                 attendance.used.push(pid);
             }
@@ -281,12 +319,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_was_loaded_into_and_did_not_leave_is_lost() {
+    fn who_becomes_a_program_that_does_not_say_it_was_loaded_into_is_outside() {
         let of = |text: &str| Attendance::of(text);
+        let outside = |text: &str| of(text).outside.into_iter().map(|outside| outside.program).collect::<Vec<_>>();
         assert_eq!(of(""), Attendance::default());
         assert_eq!(of("loaded 7\nleft 7\n"), Attendance { anybody: true, ..Attendance::default() });
-        assert_eq!(of("loaded 7\nloaded 7\nused 7\n").lost, Vec::<u32>::new());
-        assert_eq!(of("loaded 7\nloaded 8\nleft 8\n").lost, [7]);
+        for known in [
+            "loaded 7\n",
+            "loaded 7\nexec 7 x\nloaded 7\nused 7\n",
+            "exec 7 x\nleft 7\n",
+            "spawn 7 x\nloaded 7\n",
+            "loaded 7\nleft 7\nspawn 7 x\n",
+        ] {
+            assert_eq!(outside(known), Vec::<String>::new(), "{known}");
+        }
+        assert_eq!(outside("loaded 7\nexec 7 x\nexec 7 /a b\nloaded 8\n"), ["/a b"]);
+        assert_eq!(outside("spawn 7 x\nexec 8\n"), ["x", ""]);
+        let given = of("exec 7 x\nexec-given 7 y\nspawn-given 8 x\nspawn 0 z\nspawn-given 9 x\nloaded 9\n").outside;
+        let given: Vec<_> = given.iter().map(|outside| (outside.pid, outside.is_given)).collect();
+        assert_eq!(given, [(7, true), (8, true), (0, false)]);
+        assert_eq!(outside("loaded 7\nexec 7 y\nspawn 7 x\n"), ["y"]);
         assert_eq!(of("used 9\nused 9\n"), Attendance { used: vec![9, 9], ..Attendance::default() });
         assert_eq!(of("rubbish\nloaded x\n"), Attendance::default());
     }
@@ -300,7 +352,7 @@ mod tests {
             findings: Vec::new(),
             end: VerdictEnd::Open,
         };
-        let attendance = Attendance { anybody: true, lost: Vec::new(), used: vec![7, 7, 8] };
+        let attendance = Attendance { anybody: true, outside: Vec::new(), used: vec![7, 7, 8] };
         assert_eq!(attendance.without_file(&[file("/v/7-1"), file("/v/7-2"), file("/v/8-1")]), Vec::<u32>::new());
         assert_eq!(attendance.without_file(&[file("/v/7-2")]), [7, 8]);
     }

@@ -57,6 +57,12 @@ fn a_benchmark_of_both_ways_to_copy_is_not_blamed() {
 }
 
 #[test]
+fn memory_that_is_also_read_by_rows_or_by_a_kernel_was_not_pinned_for_a_second_buffer_alone() {
+    staging("rows").finds_nothing();
+    staging("mapped").finds_nothing();
+}
+
+#[test]
 fn cupy_before_13_is_found_with_its_version_and_the_line() {
     let told = Case::client("staging.py", "").cupy("12.3.0").go();
     told.finds(&["GP014"]).reads("staged_cupy").warns("CuPy 12.3.0").warns("CuPy before 13");

@@ -86,6 +86,35 @@ static void compare_both_ways(void *pinned, void *pageable)
     }
 }
 
+/* CUDA_MEMCPY2D. */
+struct rows {
+    struct side {
+        size_t x, y;
+        enum { HOST = 1, DEVICE = 2 } kind;
+        void *host;
+        CUdeviceptr device;
+        void *array;
+        size_t pitch;
+    } from, to;
+    size_t width, height;
+};
+CUresult cuMemcpy2D_v2(const struct rows *copy);
+
+/* Both ways again, but straight by rows, or by a kernel that reads what is mapped for it. */
+static void go_straight_otherwise(void *pinned, int mapped)
+{
+    const size_t row = BYTES / 64;
+    const struct rows copy = {.from = {.kind = HOST, .host = pinned, .pitch = row},
+                              .to = {.kind = DEVICE, .device = target, .pitch = row}, .width = row, .height = 64};
+    CUdeviceptr seen;
+    for (uint64_t i = 1; i <= 3; i++)
+        copy_staged(fill(pinned, i), 1);
+    if (mapped)
+        CHECK(cuMemHostGetDevicePointer_v2(&seen, pinned, 0));
+    else
+        CHECK(cuMemcpy2D_v2(&copy));
+}
+
 /* Two pinned buffers with the same data, as for two GPUs: both are filled before either is copied. */
 static void send_twins(void)
 {
@@ -142,6 +171,10 @@ int main(int argc, char **argv)
         measure(host);
     } else if (strcmp(name, "both_ways") == 0) {
         compare_both_ways(pinned_data(1), pageable_data());
+    } else if (strcmp(name, "rows") == 0) {
+        go_straight_otherwise(pinned_data(1), 0);
+    } else if (strcmp(name, "mapped") == 0) {
+        go_straight_otherwise(pinned_data(1), 1);
     } else if (strcmp(name, "twins") == 0) {
         send_twins();
     } else if (strcmp(name, "fetched") == 0) {

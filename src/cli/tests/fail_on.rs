@@ -186,6 +186,16 @@ fn what_could_never_find_anything_is_refused() {
     assert!(output(bench.gpupool("run", &[]).arg(static_program)).status.success());
 }
 
+/// 1 is an answer of programs; what is gpupool's own is 2.
+#[test]
+fn without_a_folder_for_it_nothing_is_started() {
+    let bench = Bench::new();
+    let folder = bench.path("not there");
+    let output = output(bench.gpupool("run", &["--fail-on", "any"]).args(["echo", "x"]).env("TMPDIR", &folder));
+    assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""), "{}", stderr(&output));
+    assert!(stderr(&output).contains(&format!("{}: ", folder.display())), "{}", stderr(&output));
+}
+
 #[test]
 fn nothing_that_was_found_moves_the_cursor() {
     let bench = Bench::new();
@@ -202,10 +212,15 @@ fn nothing_that_was_found_moves_the_cursor() {
 /// end; `killed`: and is killed. `ranks A B`: nothing but two ranks of a job, at work on GPUs A and B; `alone A`: one of them.
 /// `worker HOW`: a forked child does nothing with CUDA (`idle`), counts the GPUs (`count`) or uses them (`use`), and leaves by
 /// `_exit`; `parent`: as `idle`, of a parent that has used CUDA. `left`: leaves by `_exit` without CUDA, and so
-/// does a child of `vfork` before; `deleted`: deletes its verdict.
+/// does a child of `vfork` before; `deleted`: deletes its verdict. `starts HOW`: works, and starts `true` without an
+/// environment; `fails`: and something that is not there. `outlives`: a child does
+/// the same as without words once its parent is gone; `stays FILE`: one does nothing for ever, and its number is in the file.
 const STRAY: &str = r#"
+#define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -264,6 +279,46 @@ static int stray(void) {
     call("cuMemsetD8_v2", (long)memory, 1, 4 << 20);
     return 0;
 }
+static int starts(const char *how) {
+    char *words[] = {"true", 0}, *empty[] = {0};
+    int status = 1, child;
+    work(0);
+    if (!strcmp(how, "spawn")) posix_spawn(&child, "/bin/true", 0, 0, words, empty);
+    else if (!strcmp(how, "spawnp")) posix_spawnp(&child, "true", 0, 0, words, empty);
+    else if (!strcmp(how, "vfork")) { if (!vfork()) { execve("/bin/true", words, empty); _exit(1); } }
+    else if (!fork()) {
+        if (!strcmp(how, "execle")) execle("/bin/true", "true", (char *)0, empty);
+        if (!strcmp(how, "execlp")) { clearenv(); execlp("true", "true", (char *)0); }
+        if (!strcmp(how, "execl")) { clearenv(); execl("/bin/true", "a", "b", "c", "d", "e", "f", "g", (char *)0); }
+        if (!strcmp(how, "execv")) { clearenv(); execv("/bin/true", words); }
+        if (!strcmp(how, "execvp")) { clearenv(); execvp("true", words); }
+        if (!strcmp(how, "execvpe")) execvpe("true", words, empty);
+        if (!strcmp(how, "fexecve")) fexecve(open("/bin/true", O_RDONLY), words, empty);
+        if (!strcmp(how, "execveat")) execveat(AT_FDCWD, "/bin/true", words, empty, 0);
+        if (!strcmp(how, "execle9")) execle("/bin/true", "a", "b", "c", "d", "e", "f", "g", "h", (char *)0, empty);
+        if (!strcmp(how, "execle4")) execle("/bin/true", "a", "b", "c", "d", (char *)0, empty);
+        if (!strcmp(how, "system")) { clearenv(); system("true"); _exit(0); }
+        if (!strcmp(how, "popen")) { clearenv(); pclose(popen("true", "r")); _exit(0); }
+        if (!strcmp(how, "fails")) { execle("/no/such", "such", (char *)0, empty); _exit(0); }
+        _exit(1);
+    }
+    wait(&status);
+    return status != 0;
+}
+static int outlives(const char *file) {
+    int ends[2], number;
+    char end;
+    pipe(ends);
+    if (fork()) return 0;
+    setsid();
+    close(ends[1]);
+    if (!file) { read(ends[0], &end, 1); exit(stray()); }
+    FILE *told = fopen(file, "w");
+    fprintf(told, "%d", getpid());
+    fclose(told);
+    for (number = 0; number < 3; number++) close(number);
+    for (;;) pause();
+}
 int main(int count, char **words) {
     const char *how = count > 1 ? words[1] : "";
     if (!strcmp(how, "children")) {
@@ -275,6 +330,9 @@ int main(int count, char **words) {
     if (!strcmp(how, "ranks")) return ranks(words + 2);
     if (!strcmp(how, "alone")) { work(atoi(words[2])); return 0; }
     if (!strcmp(how, "worker")) return worker(words[2]);
+    if (!strcmp(how, "starts")) return starts(words[2]);
+    if (!strcmp(how, "outlives")) return outlives(0);
+    if (!strcmp(how, "stays")) return outlives(words[2]);
     if (!strcmp(how, "left")) {
         if (!vfork()) _exit(0);
         _exit(0);
@@ -361,6 +419,70 @@ fn a_program_that_the_library_was_kept_out_of_is_not_known() {
     assert!(stderr(&deleted).contains("was deleted"), "{}", stderr(&deleted));
     let all = output(real.command("any", &[]).args(["sh", "-c", "rm \"$GPUPOOL_VERDICTS\"/*"]));
     ends_with(4, &all);
+}
+
+/// What one process does says nothing about another that the library was kept out of.
+#[test]
+fn a_program_without_the_library_is_not_known_whoever_is_beside_it() {
+    let real = Real::new();
+    for script in [
+        "\"$0\" alone 0; LD_PRELOAD= \"$0\"; true",
+        "\"$0\" alone 0; env -i LD_LIBRARY_PATH=\"$LD_LIBRARY_PATH\" \"$0\"; true",
+        "\"$0\" alone 0; GPUPOOL_VERDICTS=/nope \"$0\"; true",
+        "LD_PRELOAD= \"$0\"; true",
+        "unset GPUPOOL_VERDICTS; \"$0\"",
+    ] {
+        let output = output(real.command("any", &[]).args(["sh", "-c", script]).arg(&real.program));
+        assert_eq!(output.status.code(), Some(4), "{script}: {}", stderr(&output));
+        assert!(stderr(&output).contains("LD_PRELOAD and GPUPOOL_VERDICTS"), "{script}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn however_a_program_without_the_library_is_started_it_is_not_known() {
+    let real = Real::new();
+    let exec = ["execle", "execle4", "execle9", "execlp", "execl", "execv", "execvp", "execvpe", "fexecve", "execveat"];
+    for how in exec.into_iter().chain(["vfork", "spawn", "spawnp", "system", "popen"]) {
+        let output = real.run("any", &[], &["starts", how]);
+        assert_eq!(output.status.code(), Some(4), "{how}: {}", stderr(&output));
+        assert!(stderr(&output).contains("without libgpupool.so"), "{how}: {}", stderr(&output));
+    }
+}
+
+/// Neither does the one beside it that used CUDA make a difference.
+#[test]
+fn what_cannot_have_used_cuda_leaves_nothing_unknown() {
+    let real = Real::new();
+    let static_program = real.bench.compile("static", "int main(void) { return 0; }", &["-static"]);
+    for script in [
+        "yes | head -1",
+        "/no/such; true",
+        "env -i \"$1\"",
+        "env -i /sbin/ldconfig -p",
+        "sh -c 'kill -KILL $$'",
+        "sleep 1000 & kill -KILL $!; wait",
+    ] {
+        for before in ["", "\"$0\" alone 0; "] {
+            let script = format!("{before}{script}; true");
+            let output =
+                output(real.command("any", &[]).args(["sh", "-c", &script]).arg(&real.program).arg(&static_program));
+            assert_eq!(output.status.code(), Some(0), "{script}: {}", stderr(&output));
+        }
+    }
+    ends_with(0, &real.run("any", &[], &["starts", "fails"]));
+}
+
+#[test]
+fn who_outlives_the_command_is_waited_for_and_then_not_known() {
+    let real = Real::new();
+    ends_with(3, &real.run("any", &[], &["outlives"]));
+    let file = real.bench.path("pid");
+    let output = real.run("any", &[], &["stays", file.to_str().unwrap()]);
+    let pid: libc::pid_t = std::fs::read_to_string(&file).unwrap().parse().unwrap();
+    // SAFETY: plain integers: the process that just wrote its number there and does nothing.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    ends_with(4, &output);
+    assert!(stderr(&output).contains(&format!("pid {pid}")), "{}", stderr(&output));
 }
 
 #[test]

@@ -173,6 +173,6 @@ fn a_temporary_folder_of_any_name_will_do() {
         assert!(!Path::new(folder).exists());
     }
     let none = output(bench.gpupool("sim", &[]).arg("true").env("TMPDIR", "/no/such/folder"));
-    assert_eq!(none.status.code(), Some(1));
+    assert_eq!(none.status.code(), Some(2));
     assert!(stderr(&none).contains("in /no/such/folder: No such file"), "{}", stderr(&none));
 }

@@ -86,7 +86,11 @@ pub unsafe fn unregister(real: &mut Real, pointer: *mut c_void) -> CuResult {
 /// `device` is the program's output argument of that call.
 pub unsafe fn device_pointer(real: &mut Real, device: *mut u64, pointer: *mut c_void) -> CuResult {
     if device.is_null() || !is_hidden(pointer as u64) {
-        return real.call();
+        let result = real.call();
+        if result.is_ok() {
+            pinned::copies::may_be_read(pointer as u64);
+        }
+        return result;
     }
     // SAFETY: not NULL; the driver writes 0 there for memory that is not pinned.
     unsafe { *device = 0 };

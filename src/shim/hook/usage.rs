@@ -58,16 +58,16 @@ pub fn moved(api: Api, result: CuResult, dst: impl Address, src: impl Address, b
 }
 
 /// After a copy of rows. Of the fields that are read, those that the kinds of memory do not ask for are whatever the
-/// program left there; an address too many only makes a block count as reached.
+/// program left there; an address too many only makes a block count as reached or copied out of, and then it is not judged.
 #[inline]
 pub fn moved_rows(api: Api, result: CuResult, copy: *const c_void) {
     copied(api, result);
     if result.is_ok() && pinned::copies::is_watching() {
         let copy = copy.cast::<CUDA_MEMCPY2D>();
         // SAFETY: the driver read the structure without an error; of it, only fields are read that any bits are a value of.
-        let addresses =
-            unsafe { [(*copy).srcHost as u64, (*copy).srcDevice, (*copy).dstHost as u64, (*copy).dstDevice] };
-        pinned::copies::copied_some(&addresses);
+        let (dst, src) =
+            unsafe { ([(*copy).dstHost as u64, (*copy).dstDevice], [(*copy).srcHost as u64, (*copy).srcDevice]) };
+        pinned::copies::copied_some(&dst, &src);
     }
 }
 
@@ -77,10 +77,10 @@ pub fn moved_boxes(api: Api, result: CuResult, copy: *const c_void) {
     copied(api, result);
     if result.is_ok() && pinned::copies::is_watching() {
         let copy = copy.cast::<CUDA_MEMCPY3D>();
-        // SAFETY: as in `moved_rows`.
-        let addresses =
-            unsafe { [(*copy).srcHost as u64, (*copy).srcDevice, (*copy).dstHost as u64, (*copy).dstDevice] };
-        pinned::copies::copied_some(&addresses);
+        // SAFETY: the driver read this structure without an error, too, and only such fields are read of it.
+        let (dst, src) =
+            unsafe { ([(*copy).dstHost as u64, (*copy).dstDevice], [(*copy).srcHost as u64, (*copy).srcDevice]) };
+        pinned::copies::copied_some(&dst, &src);
     }
 }
 

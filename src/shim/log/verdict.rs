@@ -8,7 +8,7 @@
 //! What is said where a process leaves by `_exit` is said by a handler of a signal, too, or by the child of a `vfork`: there,
 //! and for the file `processes`, nothing is allocated, no lock is taken, and nothing of this library is changed.
 
-use std::ffi::{CStr, CString, OsString};
+use std::ffi::{CStr, CString, OsString, c_char};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -60,18 +60,23 @@ fn own() -> Option<&'static Own> {
 struct Told {
     folder: OsString,
     attendance: CString,
+    /// `GPUPOOL_VERDICTS` as an environment has it.
+    variable: CString,
 }
 
 static TOLD: OnceBox<Told> = OnceBox::new();
 /// The process that the library was loaded into, if a folder was named. A child of its own by `fork` has not been loaded into.
 static LOADED: AtomicU32 = AtomicU32::new(0);
+/// The process that last said it becomes another program; of a child of `vfork` its parent knows.
+static BECOMES: AtomicU32 = AtomicU32::new(0);
 
 /// Before `main`: a program may clear or change its environment before it first calls the driver.
 pub fn remember_folder() {
     let Some(folder) = std::env::var_os(VERDICTS).filter(|folder| !folder.is_empty()) else { return };
     // The environment has no NUL in it.
     let Ok(attendance) = CString::new(Path::new(&folder).join(Attendance::FILE).as_os_str().as_bytes()) else { return };
-    let _ = TOLD.set(Box::new(Told { folder, attendance }));
+    let Ok(variable) = CString::new([VERDICTS.as_bytes(), b"=", folder.as_bytes()].concat()) else { return };
+    let _ = TOLD.set(Box::new(Told { folder, attendance, variable }));
     LOADED.store(std::process::id(), Ordering::Relaxed);
     present(Present::Loaded);
 }
@@ -84,13 +89,89 @@ pub fn is_asked() -> bool {
 /// Says to the file `processes` how it stands with this process. What cannot be written is missing there, and then it is
 /// not known how this process ended.
 fn present(how: Present) {
+    present_as(how, std::process::id(), c"");
+}
+
+/// As [`present`], for the process `pid`, with the path of a program.
+fn present_as(how: Present, pid: u32, program: &CStr) {
     let Some(told) = TOLD.get() else { return };
-    let mut line = [0; 32];
+    // On the stack, of which the handler of a signal may have little.
+    let mut line = [0; 512];
     let mut rest = &mut line[..];
-    // The longest word and number have room.
-    let _ = writeln!(rest, "{} {}", how.word(), std::process::id());
-    let length = 32 - rest.len();
+    let _ = write!(rest, "{} {pid}", how.word());
+    let program = program.to_bytes();
+    if !program.is_empty() {
+        // What there is no room for is cut off, and a line feed in it is not the line's. The longest word and number have room.
+        let _ = rest.write_all(b" ");
+        let shown = &program[..program.len().min(rest.len() - 1)];
+        for byte in shown {
+            let _ = rest.write_all(&[if *byte == b'\n' { b'?' } else { *byte }]);
+        }
+    }
+    let _ = rest.write_all(b"\n");
+    let length = 512 - rest.len();
     append_plainly(&told.attendance, &line[..length]);
+}
+
+/// This process, or a child of `vfork`, becomes the program at this path if nothing goes wrong.
+/// `is_given`: with an environment that names the library and the folder.
+pub fn becomes(program: &CStr, is_given: bool) {
+    let _sheltered = cancel::shelter();
+    let pid = std::process::id();
+    BECOMES.store(pid, Ordering::Relaxed);
+    present_as(if is_given { Present::BecomesGiven } else { Present::Becomes }, pid, program);
+}
+
+/// The process `pid`, 0 where nobody tells, was started as the program at this path.
+pub fn started_beside(pid: libc::pid_t, program: &CStr, is_given: bool) {
+    let _sheltered = cancel::shelter();
+    present_as(if is_given { Present::StartedGiven } else { Present::Started }, pid.cast_unsigned(), program);
+}
+
+/// Whether a program with this environment has the library loaded into it, if it has no rights of its own, and tells the same
+/// folder. A library that is named by its path must be there, as it is not in another root folder.
+///
+/// # Safety
+/// NULL, or a list of C strings that ends with NULL.
+pub unsafe fn is_given(environment: *const *const c_char) -> bool {
+    let Some(told) = TOLD.get().filter(|_| !environment.is_null()) else { return false };
+    let (mut has_folder, mut has_library) = (false, false);
+    let mut next = environment;
+    loop {
+        // SAFETY: the list goes on to its NULL, which was not met yet.
+        let variable = unsafe { next.read() };
+        if variable.is_null() {
+            return has_folder && has_library;
+        }
+        // SAFETY: an element of the list, and not its end.
+        let variable = unsafe { CStr::from_ptr(variable) };
+        has_folder |= variable == told.variable.as_c_str();
+        if let Some(libraries) = variable.to_bytes().strip_prefix(b"LD_PRELOAD=") {
+            has_library |= libraries.split(|byte| matches!(byte, b':' | b' ')).any(is_this_library);
+        }
+        // SAFETY: the list goes on behind an element that is not NULL.
+        next = unsafe { next.add(1) };
+    }
+}
+
+/// Whether an element of `LD_PRELOAD` names this library, by the name that it is installed under.
+fn is_this_library(named: &[u8]) -> bool {
+    let mut path = [0; 1024];
+    let name = named.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    if name != b"libgpupool.so" || named.len() >= path.len() {
+        return name == b"libgpupool.so";
+    }
+    path[..named.len()].copy_from_slice(named);
+    // SAFETY: the path has its NUL, as it is shorter than its room; access makes a system call and nothing else.
+    name.len() == named.len() || unsafe { libc::access(path.as_ptr().cast(), libc::F_OK) == 0 }
+}
+
+/// The process leaves. If it said that it becomes another program, it has not.
+pub fn did_not_become() {
+    if BECOMES.load(Ordering::Relaxed) == std::process::id() {
+        let _sheltered = cancel::shelter();
+        present(Present::Left);
+    }
 }
 
 /// Appends to a file that is there. Makes system calls and nothing else.

@@ -121,10 +121,21 @@ pub fn copied(dst: u64, src: u64, bytes: u64) -> Option<u64> {
     first
 }
 
-/// After a copy whose extent is not worked out (rows, boxes): it may have reached everything.
-pub fn copied_some(addresses: &[u64]) {
-    for address in addresses {
+/// After a copy whose extent is not worked out (rows, boxes): it may have reached everything. Such a copy out of a block is not
+/// told as the first, since the data is not in one row; that it was one counts.
+pub fn copied_some(dst: &[u64], src: &[u64]) {
+    for address in dst {
         let _ = copied(*address, 0, u64::MAX);
+    }
+    for address in src {
+        let _ = copied(0, *address, u64::MAX);
+    }
+}
+
+/// The program was told how the device calls this memory: a kernel may read all of it, which nobody sees.
+pub fn may_be_read(address: u64) {
+    if is_watching() {
+        copied_some(&[], &[address]);
     }
 }
 
@@ -149,9 +160,14 @@ mod tests {
         assert!(!is_watching());
 
         watch(0x10000, 0x1000, true);
-        copied_some(&[0, 0x10010]);
+        copied_some(&[0, 0x10010], &[]);
         assert_eq!(copied(0, 0x10000, 1), Some(0x10000));
-        assert_eq!(unwatch(0x10000), Some(Seen { reach: u64::MAX, out: 1, into: true }), "rows may go either way");
+        assert_eq!(unwatch(0x10000), Some(Seen { reach: u64::MAX, out: 1, into: true }));
+        watch(0x10000, 0x1000, true);
+        copied_some(&[0, 0x7f], &[0x10010, 0]);
+        assert_eq!(copied(0, 0x10000, 1), None, "rows were the first copy out");
+        may_be_read(0x10020);
+        assert_eq!(unwatch(0x10000), Some(Seen { reach: u64::MAX, out: 3, into: false }));
 
         for index in 0..SLOTS as u64 {
             assert!(watch(0x100000 * (index + 1), 1, false));

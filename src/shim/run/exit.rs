@@ -20,6 +20,7 @@ pub fn at_once() {
     if !verdict::is_asked() {
         return;
     }
+    verdict::did_not_become();
     match process::phase() {
         Phase::Idle => verdict::left(),
         Phase::Active if !context::was_any() && !module::was_any() => verdict::ended_at_once(),
@@ -30,6 +31,7 @@ pub fn at_once() {
 /// Writes the summary. Nothing is freed: the driver does that, and other threads may still be running.
 pub(super) extern "C" fn orderly() {
     agent::ended();
+    verdict::did_not_become();
     if !process::is_active() {
         if process::phase() == Phase::Idle {
             verdict::left();

@@ -1,5 +1,6 @@
 //! The life of a process: where the library starts, what happens on a fork, and how it ends.
 
+mod exec;
 mod exit;
 mod fork;
 mod leave;
@@ -24,6 +25,7 @@ pub fn register() {
     log::remember_folder();
     verdict::remember_folder();
     leave::find_next();
+    exec::find_next();
     // SAFETY: the handlers are functions of this library, which is never unloaded (build.rs); NULL belongs to no library that
     // could be.
     unsafe {

@@ -136,7 +136,7 @@ fn on_one_gpu(group: &[&(usize, RankOnGpu0)]) -> Option<Found> {
         return None;
     }
     let cost = group.iter().filter_map(|(_, rank)| rank.cost).fold(0, u64::saturating_add);
-    let taken = if cost > 0 { format!(", {} together", format_size(cost)) } else { String::new() };
+    let taken = if cost > 0 { format!(", {} in all", format_size(cost)) } else { String::new() };
     // The rank whose own GPU it is does nothing wrong; the line to change is another's.
     let (_, guilty) = group.iter().copied().find(|(_, rank)| is_guest(rank)).or(group.last().copied())?;
     let mut processes: Vec<usize> = group.iter().map(|(index, _)| *index).collect();
@@ -144,7 +144,7 @@ fn on_one_gpu(group: &[&(usize, RankOnGpu0)]) -> Option<Found> {
     Some(Found {
         code: Finding::RANKS_ON_GPU_0.code.to_owned(),
         what: format!(
-            "local ranks {} of one job have a context on GPU 0{taken}; there are {gpus} GPUs",
+            "local ranks {} of one job made a context on GPU 0{taken}; there are {gpus} GPUs",
             ranges(&distinct)
         ),
         site: guilty.site.clone(),
