@@ -1,7 +1,7 @@
 //! What an address is.
 
-use crate::backend::open;
-use crate::{ipc, managed, pinned};
+use crate::backing::open;
+use crate::serve::{ipc, managed, pinned};
 use gpupool_pool::Block;
 
 /// What an address is, for the questions that a program asks about it.

@@ -13,9 +13,12 @@
 //! Architecture Invariant: nothing here waits for a GPU that the caller did not name, and no wait ends a capture that was
 //! under way when it began.
 
-use crate::context::{self, Context, Gpus, unseen};
+use crate::watch::{
+    capture,
+    context::{self, Context, Gpus, unseen},
+};
 
-use crate::{capture, process};
+use crate::process;
 use cudarc::driver::sys::CUcontext;
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_interpose::cancel;

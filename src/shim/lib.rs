@@ -8,30 +8,19 @@
 
 mod address;
 mod agent;
-mod backend;
+mod backing;
 mod bell;
-mod capture;
 mod clock;
-mod context;
 mod control;
-mod environment;
 mod fence;
-mod finding;
 mod hook;
-mod ipc;
 mod log;
-mod managed;
-mod memory;
-mod module;
 mod nvml;
 mod own_memory;
-mod pinned;
 mod process;
 mod run;
 mod serve;
-mod site;
-mod unneeded;
-mod vmm;
+mod watch;
 
 /// Registers what has to be registered before `main`, and does nothing else: the fork handler must be there before the
 /// first fork, and the exit handler before any that the CUDA libraries register, so that it runs after them.

@@ -1,11 +1,14 @@
 //! What the page is to say now, gathered from those who know it.
 
-use crate::backend;
-use crate::context::{self, Record};
-use crate::finding::{self, Recent};
-use crate::pinned::ledger::{self, Holder};
+use crate::backing;
 use crate::serve;
-use crate::{ipc, memory, pinned, site};
+use crate::serve::pinned::ledger::{self, Holder};
+use crate::serve::{ipc, memory, pinned};
+use crate::watch::{
+    context::{self, Record},
+    finding::{self, Recent},
+    site,
+};
 use gpupool_metrics::{Context, Counter, Finding, Gpu, Levels, Map, Page, Pinned, Place, Site, Table, now};
 use gpupool_pool::{Claim, Place as Where, PlaceUsage, Usage};
 use std::sync::atomic::Ordering::Relaxed;
@@ -70,7 +73,7 @@ fn counters(usage: &Usage, tally: context::Totals) -> Vec<(Counter, u64)> {
 }
 
 fn levels(usage: &Usage) -> Levels {
-    let gpus = backend::open::plan_made().into_iter().flat_map(|plan| &plan.topology.gpus);
+    let gpus = backing::open::plan_made().into_iter().flat_map(|plan| &plan.topology.gpus);
     let gpus = gpus.map(|gpu| Gpu { ordinal: gpu.ordinal, uuid: gpu.uuid, name: gpu.name.clone(), total: gpu.total });
     let pinned = pinned::levels();
     Levels {

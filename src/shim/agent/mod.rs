@@ -1,7 +1,7 @@
 //! The agent: the one thread of ours in a process, from its first allocation on.
 //!
 //! It keeps the metrics page (`gpupool_metrics`), and serves other processes the blocks that this one exported
-//! ([`crate::ipc`]). All signals are blocked on it. It never makes a context and asks the driver nothing that needs one.
+//! ([`crate::serve::ipc`]). All signals are blocked on it. It never makes a context and asks the driver nothing that needs one.
 //!
 //! It looks at what has changed at most once a second, and sleeps without waking once two looks found nothing new
 //! ([`crate::bell`]). What it looks at is counted already, for the summary and the C interface; nothing is counted for the
@@ -21,7 +21,8 @@
 mod look;
 
 use crate::bell;
-use crate::{ipc, process};
+use crate::process;
+use crate::serve::ipc;
 use gpupool_config::Toggle;
 use gpupool_interpose::{cancel, guard};
 use gpupool_metrics::folder::{Folder, Refused, Roots};

@@ -3,9 +3,10 @@
 //! preloaded or only opened.
 
 use super::gpupool_error;
-use crate::context::{unseen, within_own};
 use crate::hook::trampoline::{cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRetain, cuMemAlloc_v2, cuMemFree_v2};
-use crate::{capture, log, process};
+use crate::watch::capture;
+use crate::watch::context::{unseen, within_own};
+use crate::{log, process};
 use cudarc::driver::sys::CUstream;
 use gpupool_cuda::{self as cuda, CuResult, Driver};
 use std::ffi::{c_int, c_void};

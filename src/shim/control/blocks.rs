@@ -3,9 +3,8 @@
 use super::statistics::{number_of, place_of};
 use super::{gpupool_error, looking};
 use crate::address::{self, Known};
-use crate::managed;
-use crate::memory;
 use crate::process;
+use crate::serve::{managed, memory};
 use gpupool_cuda::{CuResult, Driver};
 use std::ffi::{c_int, c_uint, c_void};
 

@@ -7,7 +7,9 @@ mod state;
 mod statistics;
 
 use crate::hook::HOOKS;
-use crate::{capture, memory, pinned, process};
+use crate::process;
+use crate::serve::{memory, pinned};
+use crate::watch::capture;
 use gpupool_interpose::guard;
 use once_cell::race::OnceBox;
 use std::ffi::{c_char, c_int};

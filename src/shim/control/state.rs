@@ -1,6 +1,7 @@
 //! What part gpupool plays in this process, and why.
 
-use crate::{memory, process};
+use crate::process;
+use crate::serve::memory;
 use std::ffi::c_char;
 
 /// What part gpupool plays in this process.

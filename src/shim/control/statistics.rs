@@ -1,8 +1,8 @@
 //! The pool in numbers.
 
 use super::{gpupool_error, looking};
-use crate::memory;
 use crate::serve;
+use crate::serve::memory;
 use gpupool_pool::{Place, PlaceUsage};
 use std::ffi::c_int;
 

@@ -1,9 +1,12 @@
-//! Bodies: contexts. The driver's answer changes only where the user forbids a context; see [`crate::context`] for what
+//! Bodies: contexts. The driver's answer changes only where the user forbids a context; see [`crate::watch::context`] for what
 //! is noted and why.
 
 use super::{Real, retry};
-use crate::context::{self, Before, By, Kind, Making, end, policy, unseen};
-use crate::{environment, managed, pinned};
+use crate::serve::{managed, pinned};
+use crate::watch::{
+    context::{self, Before, By, Kind, Making, end, policy, unseen},
+    environment,
+};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_cuda::{CuResult, Driver};
 use std::ffi::c_void;

@@ -2,7 +2,7 @@
 
 use super::{Real, retry};
 use crate::address::{self, Known};
-use crate::pinned::{self, Answer, ledger::By};
+use crate::serve::pinned::{self, Answer, ledger::By};
 use gpupool_cuda::CuResult;
 use std::ffi::{c_uint, c_void};
 use std::time::Instant;

@@ -2,8 +2,8 @@
 
 use super::Real;
 use crate::address::{self, Known};
-use crate::memory;
-use crate::{ipc, log, process};
+use crate::serve::{ipc, memory};
+use crate::{log, process};
 use cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
 use gpupool_cuda::CuResult;
 use gpupool_pool::Anchor;

@@ -1,7 +1,7 @@
-//! Bodies: what is looked at before a kernel is launched. See [`crate::managed::launch`]; after the launch it is counted
+//! Bodies: what is looked at before a kernel is launched. See [`crate::serve::managed::launch`]; after the launch it is counted
 //! like everything in [`super::usage`].
 
-use crate::managed::launch::{Arguments, before, before_configured};
+use crate::serve::managed::launch::{Arguments, before, before_configured};
 use cudarc::driver::sys::{CUfunction, CUstream};
 use gpupool_interpose::Api;
 use std::ffi::c_void;

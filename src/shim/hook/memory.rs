@@ -1,11 +1,10 @@
 //! Bodies: allocation and free of device memory.
 
 use super::{Real, retry};
-use crate::context;
-use crate::managed;
-use crate::memory::Answer;
-use crate::pinned;
 use crate::serve;
+use crate::serve::memory::Answer;
+use crate::serve::{managed, pinned};
+use crate::watch::context;
 use cudarc::driver::sys::CUdeviceptr;
 use gpupool_cuda::CuResult;
 use std::ffi::c_uint;

@@ -1,8 +1,8 @@
-//! Bodies: modules and libraries. See [`crate::module`].
+//! Bodies: modules and libraries. See [`crate::watch::module`].
 
 use super::{Real, retry};
-use crate::managed;
-use crate::module::{self, image};
+use crate::serve::managed;
+use crate::watch::module::{self, image};
 use gpupool_cuda::CuResult;
 use std::ffi::{CStr, c_char, c_void};
 

@@ -5,7 +5,8 @@
 use super::Real;
 use crate::address::{self, Known};
 use crate::serve;
-use crate::{context, ipc, vmm};
+use crate::serve::{handles, ipc};
+use crate::watch::context;
 use cudarc::driver::sys::{CUdevice, CUdeviceptr};
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_pool::Block;
@@ -152,7 +153,7 @@ unsafe fn write_of_device(
 /// # Safety
 /// As [`write_attribute`], and the driver has written the attribute there.
 unsafe fn as_asked_for(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) -> Option<CuResult> {
-    let (device, place) = vmm::elsewhere_at(ptr)?;
+    let (device, place) = handles::elsewhere_at(ptr)?;
     // SAFETY: the types are the C types of these attributes; unaligned because the program only promised room.
     unsafe {
         match attribute {
@@ -247,7 +248,7 @@ pub unsafe fn address_range(real: &mut Real, base: *mut CUdeviceptr, size: *mut 
     let range = match known {
         Known::Foreign => {
             let result = real.call();
-            match vmm::mapped_whole(ptr).filter(|_| result.is_ok()) {
+            match handles::mapped_whole(ptr).filter(|_| result.is_ok()) {
                 // Of what is made of parts, not the part.
                 Some((start, bytes)) => Some((start, bytes)),
                 None => return result,

@@ -1,7 +1,7 @@
 //! Bodies: how functions are found through the driver itself.
 
 use super::{Real, trampoline::SLOTS};
-use crate::site;
+use crate::watch::site;
 use gpupool_cuda::CuResult;
 use parking_lot::Mutex;
 use std::ffi::c_void;

@@ -2,7 +2,8 @@
 //! driver would have had; when it runs out, they go back and the call is made again.
 
 use super::Real;
-use crate::{memory, pinned, process};
+use crate::process;
+use crate::serve::{memory, pinned};
 use gpupool_cuda::CuResult;
 use gpupool_interpose::{Api, guard};
 

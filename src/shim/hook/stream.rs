@@ -1,8 +1,8 @@
-//! Bodies: stream capture. See [`crate::capture`].
+//! Bodies: stream capture. See [`crate::watch::capture`].
 
 use super::Real;
-use crate::capture::{self, Seen};
-use crate::managed;
+use crate::serve::managed;
+use crate::watch::capture::{self, Seen};
 use cudarc::driver::sys::CUstream;
 use gpupool_cuda::CuResult;
 

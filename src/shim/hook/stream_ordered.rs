@@ -3,9 +3,12 @@
 
 use super::{Real, memory as memory_body, retry, stream};
 use crate::address::{self, Known};
-use crate::memory::{self, mempool};
 use crate::serve;
-use crate::{capture, context, managed};
+use crate::serve::{
+    managed,
+    memory::{self, mempool},
+};
+use crate::watch::{capture, context};
 use cudarc::driver::sys::{CUdevice, CUdeviceptr, CUmemoryPool, CUstream};
 use gpupool_cuda::{CuResult, Driver, PoolProperties};
 

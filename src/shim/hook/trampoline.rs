@@ -4,7 +4,8 @@ use super::boundary;
 #[cfg(doc)]
 use super::cancel;
 use super::table::for_each_hook;
-use crate::{managed, run};
+use crate::run;
+use crate::serve::managed;
 use cudarc::driver::sys::{
     CUarray, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUipcMemHandle, CUlibrary,
     CUmemoryPool, CUmipmappedArray, CUmodule, CUstream,

@@ -3,8 +3,8 @@
 //! watched, if any are.
 
 use super::boundary;
-use crate::context::{self, Usage};
-use crate::pinned;
+use crate::serve::pinned;
+use crate::watch::context::{self, Usage};
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUDA_MEMCPY3D};
 use gpupool_cuda::{self as cuda, CuResult};
 use gpupool_interpose::Api;

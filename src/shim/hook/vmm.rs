@@ -1,10 +1,13 @@
-//! Bodies: the program's own virtual memory management. See [`crate::vmm`].
+//! Bodies: the program's own virtual memory management. See [`crate::serve::handles`].
 
 use super::{Real, retry};
 use crate::address::{self, Known};
-use crate::memory;
-use crate::vmm::{self, Part, Release, Request, Retained};
-use crate::{context, log, process};
+use crate::serve::{
+    handles::{self, Part, Release, Request, Retained},
+    memory,
+};
+use crate::watch::context;
+use crate::{log, process};
 use cudarc::driver::sys::CUdeviceptr;
 use gpupool_cuda::{Access, CuResult, Driver, Location, Properties};
 use gpupool_pool::Anchor;
@@ -25,7 +28,7 @@ pub unsafe fn create(
         Some((properties, device)) if !handle.is_null() && bytes > 0 && flags == 0 => {
             let request = Request { bytes: bytes as u64, properties, device };
             // SAFETY: not NULL, and the program's output argument.
-            unsafe { vmm::create(real, handle, &request) }
+            unsafe { handles::create(real, handle, &request) }
         }
         _ => retry::call(real),
     };
@@ -43,21 +46,21 @@ pub unsafe fn create(
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn release(real: &mut Real, handle: u64) -> CuResult {
-    let parts = match vmm::release(handle) {
+    let parts = match handles::release(handle) {
         Release::Unknown => return real.call(),
         Release::Counted => return CuResult::SUCCESS,
         Release::Parts(parts) => parts,
     };
     let result = real.call();
     if !result.is_ok() {
-        vmm::not_released(&parts);
+        handles::not_released(&parts);
         return result;
     }
     let Some(driver) = process::driver() else { return result };
     for part in parts.iter().filter(|(other, _)| *other != handle) {
-        // Made by `vmm::create`, with one reference, which the program knows nothing of.
+        // Made by `handles::create`, with one reference, which the program knows nothing of.
         if !driver.release(part.0).is_ok() {
-            vmm::not_released(std::slice::from_ref(part));
+            handles::not_released(std::slice::from_ref(part));
         }
     }
     result
@@ -73,12 +76,12 @@ pub unsafe fn map(
     handle: u64,
     flags: c_ulonglong,
 ) -> CuResult {
-    let parts = vmm::begin_map(handle);
+    let parts = handles::begin_map(handle);
     let result = match process::driver() {
         Some(driver) if parts.len() > 1 => map_parts(driver, address, bytes as u64, offset, &parts, flags),
         _ => real.call(),
     };
-    vmm::end_map(&parts, address, bytes as u64, result.is_ok());
+    handles::end_map(&parts, address, bytes as u64, result.is_ok());
     result
 }
 
@@ -113,9 +116,9 @@ pub unsafe fn unmap(real: &mut Real, address: CUdeviceptr, bytes: usize) -> CuRe
     if memory::is_reserved(address, bytes as u64) {
         return CuResult::INVALID_VALUE;
     }
-    let taken = vmm::begin_unmap(address, bytes as u64);
+    let taken = handles::begin_unmap(address, bytes as u64);
     let result = real.call();
-    vmm::end_unmap(taken, result.is_ok());
+    handles::end_unmap(taken, result.is_ok());
     result
 }
 
@@ -137,7 +140,7 @@ pub unsafe fn set_access(
     }
     let Some(driver) = process::driver() else { return result };
     // SAFETY: the driver has read `count` entries and answered success.
-    vmm::widen(driver, address, bytes as u64, unsafe { std::slice::from_raw_parts(list, count) })
+    handles::widen(driver, address, bytes as u64, unsafe { std::slice::from_raw_parts(list, count) })
 }
 
 /// # Safety
@@ -152,7 +155,7 @@ pub unsafe fn get_access(
     if result.is_ok() {
         // SAFETY: the driver answered success, so it has read the one and written the other.
         unsafe {
-            if let Some(own) = vmm::access_at(address, *location) {
+            if let Some(own) = handles::access_at(address, *location) {
                 *flags = own as c_ulonglong;
             }
         }
@@ -165,7 +168,7 @@ pub unsafe fn get_access(
 pub unsafe fn properties(real: &mut Real, properties: *mut Properties, handle: u64) -> CuResult {
     let result = real.call();
     if result.is_ok()
-        && let Some(asked) = vmm::asked_for(handle)
+        && let Some(asked) = handles::asked_for(handle)
     {
         // SAFETY: the driver answered success, so it has written there.
         unsafe { (*properties).location = Location { kind: Location::DEVICE, id: asked as c_int } };
@@ -195,7 +198,7 @@ pub unsafe fn retain(real: &mut Real, handle: *mut u64, address: *mut c_void) ->
         Known::Pooled(_) | Known::Freed => return CuResult::INVALID_VALUE,
         Known::Managed(_) | Known::Pinned(_) | Known::Foreign => {}
     }
-    let expected = vmm::begin_retain(address as u64);
+    let expected = handles::begin_retain(address as u64);
     let result = real.call();
     let given = match result.is_ok() {
         // SAFETY: the driver answered success, so it has written there.
@@ -206,10 +209,10 @@ pub unsafe fn retain(real: &mut Real, handle: *mut u64, address: *mut c_void) ->
         if given == Some(expected) {
             return result;
         }
-        vmm::not_retained(expected);
+        handles::not_retained(expected);
     }
     let (Some(driver), Some(given)) = (process::driver(), given) else { return result };
-    let whole = match vmm::retained(given, address as u64) {
+    let whole = match handles::retained(given, address as u64) {
         Retained::Plain => return result,
         Retained::Whole(whole) => {
             // The reference that the driver has just given, which the program does not learn of.
@@ -220,7 +223,7 @@ pub unsafe fn retain(real: &mut Real, handle: *mut u64, address: *mut c_void) ->
             if let Err(refused) = retain_all(driver, given, &others) {
                 return refused;
             }
-            vmm::revived(whole);
+            handles::revived(whole);
             whole
         }
     };
@@ -251,7 +254,7 @@ fn retain_all(driver: &Driver, given: u64, addresses: &[u64]) -> Result<(), CuRe
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn export(real: &mut Real, handle: u64) -> CuResult {
-    if !vmm::is_of_parts(handle) {
+    if !handles::is_of_parts(handle) {
         return real.call();
     }
     log::warn_once(
@@ -271,7 +274,7 @@ pub unsafe fn import(real: &mut Real, handle: *mut u64) -> CuResult {
     // SAFETY: the driver answered success, so it has written there.
     let handle = unsafe { *handle };
     if let Ok(properties) = driver.properties_of(handle) {
-        vmm::imported(handle, properties.location);
+        handles::imported(handle, properties.location);
     }
     result
 }

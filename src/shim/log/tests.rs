@@ -313,7 +313,7 @@ fn hostile_bytes_stay_inside_their_field() {
         ..Site::default()
     };
     let (records, text, _) = log(&[("GPUPOOL_LOG_FILE", path.to_str().unwrap())], || {
-        crate::finding::make(
+        crate::watch::finding::make(
             &gpupool_events::Finding::STRAY_CONTEXT,
             Some(1),
             &site,

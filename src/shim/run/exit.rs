@@ -1,9 +1,10 @@
 //! How the process ends: in order (`exit`, `quick_exit`), or at once (`_exit`).
 
 use super::summary;
+use crate::agent;
 use crate::log::verdict;
 use crate::process::{self, Phase};
-use crate::{agent, context, module};
+use crate::watch::{context, module};
 use gpupool_interpose::guard;
 use std::ffi::c_void;
 

@@ -3,7 +3,8 @@
 
 use crate::log::verdict;
 use crate::process::{self, Phase};
-use crate::{environment, ipc};
+use crate::serve::ipc;
+use crate::watch::environment;
 use gpupool_interpose::{Api, guard};
 
 /// Remembers where, in case the child uses CUDA. Nothing where the shim is not active.

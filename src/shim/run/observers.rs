@@ -3,13 +3,14 @@
 //! Observers of contexts hear of them in this order: captures first, so that nobody behind them takes one that ended
 //! with its context for one that is under way.
 
-use crate::backend::reclaim::Reclaimer;
-use crate::context::Observer;
-use crate::{capture, ipc, managed, memory, pinned};
+use crate::backing::reclaim::Reclaimer;
+use crate::serve::{ipc, managed, memory, pinned};
+use crate::watch::capture;
+use crate::watch::context::Observer;
 
-/// See [`crate::context::observe`].
+/// See [`crate::watch::context::observe`].
 pub const OF_CONTEXTS: &[&dyn Observer] =
     &[&capture::OfContexts, &memory::OfContexts, &managed::OfContexts, &pinned::OfContexts, &ipc::OfContexts];
 
-/// See [`crate::backend::reclaim`].
+/// See [`crate::backing::reclaim`].
 pub const OF_HOST_MEMORY: &[Reclaimer] = &[pinned::trim];

@@ -1,10 +1,11 @@
 //! The start: at the first call of the driver that a hook sees.
 
 use super::{fork, observers};
-use crate::backend::reclaim;
+use crate::agent;
+use crate::backing::reclaim;
 use crate::log::{self, verdict};
 use crate::process::{self, Phase};
-use crate::{agent, context};
+use crate::watch::context;
 use gpupool_config::{Mode, Settings};
 use gpupool_events::{Panic, ProcessStart};
 use gpupool_interpose::{Api, guard};

@@ -1,9 +1,11 @@
 //! What the process did, at its end.
 
-use crate::backend;
+use crate::backing;
 use crate::log::{self, PlaceSummary, Summary};
+use crate::process;
 use crate::serve;
-use crate::{context, environment, ipc, memory, module, pinned, process, unneeded};
+use crate::serve::{ipc, memory, pinned};
+use crate::watch::{context, environment, module, unneeded};
 use gpupool_events::{PlacePeak, ProcessExit};
 use gpupool_pool::PlaceUsage;
 
@@ -17,7 +19,7 @@ pub fn write() {
         environment::judge();
     }
     ipc::judge();
-    backend::level::report_last();
+    backing::level::report_last();
     let usage = serve::usage().unwrap_or_default();
     log::emit(|| {
         let of = |&PlaceUsage { place, held, peak_used, limit, .. }: &PlaceUsage| PlacePeak {

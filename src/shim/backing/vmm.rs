@@ -1,0 +1,149 @@
+//! The pool's [`Backend`] over the driver's virtual memory management.
+
+use super::fault;
+use super::reclaim;
+use super::sharing::Sharing;
+use crate::backing::plan::Plan;
+use crate::fence;
+use crate::watch::context::Gpus;
+use crate::{log, process};
+use gpupool_cuda::{Access, CuResult, Driver, Properties};
+use gpupool_events::PoolUnavailable;
+use gpupool_pool::{Backend, FRAME, Fault, Place};
+use std::collections::BTreeMap;
+
+/// The reservation, and the rights that each place's memory is mapped with.
+pub struct Vmm {
+    driver: &'static Driver,
+    plan: &'static Plan,
+    base: u64,
+    bytes: u64,
+    grants: BTreeMap<Place, Vec<Access>>,
+    sharing: BTreeMap<Place, Sharing>,
+}
+
+impl Vmm {
+    /// Reserves address space: `wanted` bytes, or half as much again and again until the driver has a range of that size, but
+    /// at least `least` bytes.
+    pub fn reserve(driver: &'static Driver, plan: &'static Plan, wanted: u64, least: u64) -> Result<Self, CuResult> {
+        let mut bytes = wanted;
+        let base = loop {
+            match driver.reserve(bytes) {
+                Ok(base) => break base,
+                Err(result) => {
+                    bytes = (bytes / 2).next_multiple_of(FRAME);
+                    if bytes < least {
+                        return Err(result);
+                    }
+                }
+            }
+        };
+        let grants = plan
+            .places
+            .iter()
+            .map(|spec| (spec.place, plan.readers(spec.place).map(Access::read_write).collect()))
+            .collect();
+        let topology = &plan.topology;
+        let gpus: Vec<_> = plan.members.keys().filter_map(|ordinal| topology.gpus.get(*ordinal as usize)).collect();
+        let peer_rdma = process::settings().peer_rdma;
+        let host_posix_fd = gpus.iter().any(|gpu| gpu.posix_fd);
+        let of_gpus = gpus.iter().map(|gpu| (Place::Gpu(gpu.ordinal), Sharing::of_gpu(gpu, peer_rdma)));
+        let hosts = plan.places.iter().map(|spec| spec.place).filter(|place| place.is_host());
+        let of_hosts = hosts.map(|place| (place, Sharing::of_host(host_posix_fd)));
+        let sharing = of_gpus.chain(of_hosts).collect();
+        Ok(Self { driver, plan, base, bytes, grants, sharing })
+    }
+
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn make(&self, place: Place, bytes: u64) -> Result<u64, Fault<CuResult>> {
+        let mut create = |properties: &Properties| self.driver.create(bytes, properties);
+        let mut make = || match self.sharing.get(&place) {
+            Some(sharing) => sharing.create(place, &mut create),
+            None => create(&Properties::of(place)),
+        };
+        let mut made = make();
+        if made == Err(CuResult::OUT_OF_MEMORY)
+            && matches!(place, Place::Host(_))
+            && reclaim::reclaim("cuMemCreate") > 0
+        {
+            made = make();
+        }
+        made.map_err(|result| fault_at(place, result))
+    }
+}
+
+impl Drop for Vmm {
+    /// Runs only where two threads opened the pool at once: the second reservation goes back unused.
+    fn drop(&mut self) {
+        let _ = self.driver.free_reservation(self.base, self.bytes);
+    }
+}
+
+/// For calls about one place: what a container without the right to host memory answers.
+fn fault_at(place: Place, result: CuResult) -> Fault<CuResult> {
+    match (place, result) {
+        (
+            Place::Host(_),
+            CuResult::NOT_PERMITTED | CuResult::NOT_SUPPORTED | CuResult::INVALID_VALUE | CuResult::INVALID_DEVICE,
+        ) => {
+            log::emit(|| {
+                let text = format!(
+                    "no host memory for the pool: the driver answered {result} (in a container, allow set_mempolicy, for \
+                     example with --cap-add SYS_NICE); the pool goes on without it"
+                );
+                (PoolUnavailable { place: place.to_string(), error: result.to_string() }, text)
+            });
+            Fault::Unavailable(result)
+        }
+        (_, result) => fault(result),
+    }
+}
+
+impl Backend for Vmm {
+    type Handle = u64;
+    type Error = CuResult;
+
+    fn headroom(&self, place: Place) -> Option<u64> {
+        self.plan.free_at(self.driver, place)
+    }
+
+    fn create(&self, place: Place, bytes: u64) -> Result<Self::Handle, Fault<CuResult>> {
+        self.make(place, bytes)
+    }
+
+    fn release(&self, handle: Self::Handle, _: Place, _: u64) -> Result<(), Fault<CuResult>> {
+        self.driver.release(handle).ok().map_err(fault)
+    }
+
+    fn map(&self, address: u64, bytes: u64, handle: Self::Handle) -> Result<(), Fault<CuResult>> {
+        self.driver.map(address, bytes, handle, 0).ok().map_err(fault)
+    }
+
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), Fault<CuResult>> {
+        self.driver.unmap(address, bytes).ok().map_err(fault)
+    }
+
+    fn grant(&self, address: u64, bytes: u64, place: Place) -> Result<(), Fault<CuResult>> {
+        let grants = self.grants.get(&place).map_or(&[][..], Vec::as_slice);
+        self.driver.set_access(address, bytes, grants).ok().map_err(|result| fault_at(place, result))
+    }
+
+    fn quiesce(&self, gpus: &[u32]) -> Result<(), Fault<CuResult>> {
+        fence::wait(self.driver, Gpus::Of(gpus)).map_err(fault)
+    }
+
+    fn quiesce_owner(&self, owner: u64, gpu: u32) -> Result<bool, Fault<CuResult>> {
+        fence::quiesce_owner(self.driver, owner, Gpus::Of(&[gpu])).map_err(fault)
+    }
+
+    fn has_finished(&self, gpu: u32) -> bool {
+        fence::has_finished(self.driver, Gpus::Of(&[gpu]))
+    }
+}

@@ -1,0 +1,190 @@
+//! Programs with their own virtual memory management (JAX, PyTorch's expandable segments): `cuMemCreate` for a GPU that
+//! has no memory left is served at the next place of the pool's order, and everything the program asks about that memory
+//! is answered as if it lay where it was asked for.
+//!
+//! What no place has whole is made of parts behind one handle, and mapped one after the other. Handles that went where they
+//! were asked to go are not known here, except on a GPU with a limit of the user's, where they count.
+
+mod ledger;
+mod steer;
+
+pub use ledger::{Mapping, Part, Release, Retained};
+pub use steer::{Request, create};
+
+use crate::backing;
+use crate::serve::memory;
+use gpupool_cuda::{Access, CuResult, Driver, Location};
+use gpupool_pool::{Lenders, Place};
+use ledger::{Ledger, Memory, Origin};
+use parking_lot::Mutex;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+static LEDGER: Mutex<Option<Ledger>> = Mutex::new(None);
+/// Pieces of memory in it, readable without the lock.
+static KNOWN: AtomicUsize = AtomicUsize::new(0);
+
+/// Looks at the ledger, or changes it. Nothing in here may call the driver.
+fn with_ledger<T>(act: impl FnOnce(&mut Ledger) -> T) -> T {
+    let mut ledger = LEDGER.lock();
+    let ledger = ledger.get_or_insert_default();
+    // There is a plan before anything is charged, not always before the first look.
+    ledger.accounts = ledger.accounts.or_else(memory::accounts);
+    let value = act(ledger);
+    KNOWN.store(ledger.len(), Ordering::Release);
+    value
+}
+
+/// The same, where there is anything in it.
+#[inline]
+fn with_known<T>(act: impl FnOnce(&mut Ledger) -> Option<T>) -> Option<T> {
+    if KNOWN.load(Ordering::Acquire) == 0 { None } else { with_ledger(act) }
+}
+
+/// The GPU that the memory of this handle was asked for on, where it is elsewhere.
+pub fn asked_for(handle: u64) -> Option<u32> {
+    with_known(|ledger| ledger.asked_for(handle))
+}
+
+/// The GPU that the memory at this address was asked for on, where it is elsewhere, and where it is.
+#[inline]
+pub fn elsewhere_at(address: u64) -> Option<(u32, Place)> {
+    with_known(|ledger| ledger.elsewhere_at(address))
+}
+
+/// Where what is made of parts is mapped that is mapped at this address, and its bytes.
+pub fn mapped_whole(address: u64) -> Option<(u64, u64)> {
+    with_known(|ledger| ledger.mapped_whole(address))
+}
+
+/// Whether the memory of this handle is made of parts.
+pub fn is_of_parts(handle: u64) -> bool {
+    with_known(|ledger| ledger.parts(handle).map(drop)).is_some()
+}
+
+/// `cuMemRetainAllocationHandle` is about to be called for an address: the handle that it will give, where that is known.
+pub fn begin_retain(address: u64) -> Option<u64> {
+    with_known(|ledger| ledger.begin_retain(address))
+}
+
+/// It did not.
+pub fn not_retained(handle: u64) {
+    with_ledger(|ledger| ledger.not_retained(handle));
+}
+
+/// `cuMemRetainAllocationHandle` gave this handle for an address.
+pub fn retained(handle: u64, address: u64) -> Retained {
+    with_known(|ledger| Some(ledger.retained(handle, address))).unwrap_or(Retained::Plain)
+}
+
+/// The driver has taken a reference on every part.
+pub fn revived(whole: u64) {
+    with_ledger(|ledger| ledger.revived(whole));
+}
+
+/// A handle is about to be released.
+pub fn release(handle: u64) -> Release {
+    with_known(|ledger| Some(ledger.release(handle))).unwrap_or(Release::Unknown)
+}
+
+/// These were not.
+pub fn not_released(parts: &[(u64, Memory)]) {
+    with_ledger(|ledger| ledger.not_released(parts));
+}
+
+/// A handle is about to be mapped: what is behind it. [`end_map`] is to hear of the outcome unless that is nothing known.
+pub fn begin_map(handle: u64) -> Vec<Part> {
+    with_known(|ledger| Some(ledger.begin_map(handle))).unwrap_or_default()
+}
+
+/// It was, or was not.
+pub fn end_map(parts: &[Part], address: u64, bytes: u64, succeeded: bool) {
+    if !parts.is_empty() {
+        with_ledger(|ledger| ledger.end_map(parts, address, bytes, succeeded));
+    }
+}
+
+/// A range is about to be unmapped.
+pub fn begin_unmap(address: u64, bytes: u64) -> Vec<(u64, Mapping)> {
+    with_known(|ledger| Some(ledger.take_mappings(address, bytes))).unwrap_or_default()
+}
+
+/// It was, or was not.
+pub fn end_unmap(taken: Vec<(u64, Mapping)>, succeeded: bool) {
+    if taken.is_empty() {
+        return;
+    }
+    with_ledger(|ledger| {
+        if succeeded {
+            taken.iter().for_each(|(_, mapping)| ledger.unmapped(mapping.handle));
+        } else {
+            ledger.put_back(taken);
+        }
+    });
+}
+
+/// Another process's memory came in. Where it lies is what the driver says; where it was asked for only that process
+/// knows, so it is looked at again when the program says who shall use it.
+pub fn imported(handle: u64, location: Location) {
+    if let Some(place) = location.place()
+        && steer::is_wanted()
+    {
+        with_ledger(|ledger| ledger.imported(handle, place));
+    }
+}
+
+/// The access that the program itself gave `location`; `None`: the driver's answer is that.
+pub fn access_at(address: u64, location: Location) -> Option<c_int> {
+    with_known(|ledger| ledger.access_at(address, location))
+}
+
+/// The program has set access to a range, and the driver did so. Memory in it that lies elsewhere is granted to every GPU
+/// that the pool would grant it to: a copy that names the GPU it was asked for runs, for all the driver knows, on the one
+/// it lies on, and without access that kills the context.
+pub fn widen(driver: &Driver, address: u64, bytes: u64, list: &[Access]) -> CuResult {
+    let Some(mapped) = with_known(|ledger| {
+        ledger.granted(address, bytes, list);
+        Some(ledger.mapped_in(address, bytes))
+    }) else {
+        return CuResult::SUCCESS;
+    };
+    let Some(flags) = list.iter().filter(|access| access.location.device().is_some()).map(|access| access.flags).max()
+    else {
+        return CuResult::SUCCESS;
+    };
+    if flags == 0 {
+        return CuResult::SUCCESS;
+    }
+    for (start, bytes, memory) in mapped {
+        let named = |device: u32| list.iter().any(|access| access.location.device() == Some(device));
+        let Some(plan) = backing::open::plan(driver) else { break };
+        let elsewhere = match (memory.origin, memory.place) {
+            // Of what is made of parts, those at home too: a copy of the whole runs on one GPU.
+            (Origin::Asked(device), place) => place != Place::Gpu(device) || memory.is_part(),
+            // Ranks that keep to themselves place nothing on each other's GPUs, and NCCL imports much.
+            (Origin::Imported, Place::Gpu(device)) => plan.lenders == Lenders::All && !named(device),
+            (Origin::Imported, Place::Host(_)) => true,
+        };
+        if !elsewhere {
+            continue;
+        }
+        let others: Vec<Access> = plan
+            .readers(memory.place)
+            .filter(|&reader| !named(reader))
+            .map(|reader| Access { location: Location::of(Place::Gpu(reader)), flags })
+            .collect();
+        if others.is_empty() {
+            continue;
+        }
+        let result = driver.set_access(start, bytes, &others);
+        if !result.is_ok() {
+            tracing::warn!(
+                target: "gpupool::memory", about = "vmm.widen",
+                "cuMemSetAccess of {bytes} bytes at {start:#x} for the other GPUs of the pool: {result}; the program's call \
+                 fails with that, because copies between GPUs would end its context"
+            );
+            return result;
+        }
+    }
+    CuResult::SUCCESS
+}

@@ -1,0 +1,197 @@
+//! Where a handle goes that its GPU has no room for: whole to the next place that has, or in parts.
+
+use super::ledger::Part;
+use super::with_ledger;
+use crate::backing;
+use crate::backing::plan::Plan;
+use crate::bell;
+use crate::log;
+use crate::process;
+use crate::serve::memory;
+use gpupool_config::{Mode, format_size};
+use gpupool_cuda::{CuResult, Driver, Properties};
+use gpupool_events::VmmSteer;
+use gpupool_interpose::{Api, Real};
+use gpupool_pool::{Claim, FRAME, Place, Room, spread};
+
+/// What a program asks `cuMemCreate` for.
+pub struct Request {
+    /// Bytes, a multiple of the granularity or the driver refuses.
+    pub bytes: u64,
+    pub properties: Properties,
+    /// The GPU of the properties.
+    pub device: u32,
+}
+
+/// Whether handles are placed elsewhere in this process.
+pub fn is_wanted() -> bool {
+    process::settings().mode != Mode::Trace && process::is_open()
+}
+
+/// `cuMemCreate` for plain memory of a GPU: there if it has room, else at the next place that has. The handle is where the
+/// driver, or this, has written it through `output`.
+///
+/// # Safety
+/// `output` is the program's output argument of that call, and not NULL.
+pub unsafe fn create(real: &mut Real<CuResult>, output: *mut u64, request: &Request) -> CuResult {
+    let Request { bytes, device, .. } = *request;
+    let home = Place::Gpu(device);
+    let Some(limit) = process::settings().limit.of(device).filter(|_| is_wanted()) else {
+        let result = at_home(real, home);
+        if result != CuResult::OUT_OF_MEMORY || !is_wanted() {
+            return result;
+        }
+        // SAFETY: as for this function.
+        return unsafe { elsewhere(real.api, output, request, u64::MAX, "full") };
+    };
+    let Some((_, plan)) = plan_for(device) else { return at_home(real, home) };
+    if !set_aside(plan, home, bytes, limit, real.api) {
+        // SAFETY: as for this function.
+        return unsafe { elsewhere(real.api, output, request, limit, "limit") };
+    }
+    let result = at_home(real, home);
+    if !result.is_ok() {
+        plan.accounts.credit(Claim::Handles, home, bytes);
+        if result != CuResult::OUT_OF_MEMORY {
+            return result;
+        }
+        // SAFETY: as for this function.
+        return unsafe { elsewhere(real.api, output, request, limit, "full") };
+    }
+    // SAFETY: not NULL, and the driver answered success.
+    let handle = unsafe { *output };
+    with_ledger(|ledger| ledger.made(device, &[Part { handle, place: home, bytes }]));
+    result
+}
+
+/// The real call, once more after freed runs of the pool there went back to the driver.
+fn at_home(real: &mut Real<CuResult>, home: Place) -> CuResult {
+    let result = real.call();
+    if result == CuResult::OUT_OF_MEMORY && memory::give_back_at(Some(home), real.api) {
+        return real.call();
+    }
+    result
+}
+
+/// The driver and the plan, where this GPU is a place of it.
+fn plan_for(device: u32) -> Option<(&'static Driver, &'static Plan)> {
+    let driver = process::driver()?;
+    Some((driver, backing::open::plan(driver).filter(|plan| plan.serves(device as i32))?))
+}
+
+/// Charges `bytes` at a place if, with all that others have there, that is no more than `most`. Freed runs of the pool make
+/// room.
+fn set_aside(plan: &Plan, place: Place, bytes: u64, most: u64, api: Api) -> bool {
+    let fits = || plan.accounts.charge_below(Claim::Handles, &[(place, bytes)], |_| most).is_ok();
+    fits() || memory::give_back_at(Some(place), api) && fits()
+}
+
+/// Whether a place has that much and its reserve, as far as that can be told. Freed runs of the pool make room.
+fn has(driver: &Driver, plan: &Plan, place: Place, bytes: u64, api: Api) -> bool {
+    let has = || plan.free_at(driver, place).is_none_or(|free| free >= bytes);
+    has() || memory::give_back_at(Some(place), api) && has()
+}
+
+/// # Safety
+/// As [`create`].
+#[cold]
+unsafe fn elsewhere(api: Api, output: *mut u64, request: &Request, most: u64, why: &'static str) -> CuResult {
+    let Request { bytes, device, .. } = *request;
+    let Some((driver, plan)) = plan_for(device) else { return CuResult::OUT_OF_MEMORY };
+    if memory::returns_its_cache() && with_ledger(|ledger| ledger.refuse_softly(device, bytes)) {
+        memory::say_refused_softly(device, bytes, "a handle of ");
+        return CuResult::OUT_OF_MEMORY;
+    }
+    let limit = |place| if place == Place::Gpu(device) { most.min(plan.limit(place)) } else { plan.limit(place) };
+    // A piece of more than half a GPU is an arena that the program keeps everything in. Whole it would lie on the far side
+    // of a link, where half of it or more could be at home; and programs that size one by what they are told of free
+    // memory, which is the pool's (XLA), ask for more than any place has.
+    let whole = bytes <= plan.memory_of(device).min(most) / 2;
+    for place in plan.order(device).into_iter().skip(1).filter(|_| whole) {
+        if has(driver, plan, place, bytes, api)
+            && set_aside(plan, place, bytes, limit(place), api)
+            && let Ok(parts) = make(driver, plan, request, &[(place, bytes)])
+        {
+            // SAFETY: as for this function.
+            return unsafe { hand_out(output, request, &parts, why) };
+        }
+    }
+    let mut rooms = rooms(driver, plan, request, limit);
+    let trimmed = spread(bytes, &rooms, backing::open::policy(), 0).is_err() && memory::give_back_at(None, api);
+    if trimmed {
+        rooms = self::rooms(driver, plan, request, limit);
+    }
+    // Each failure at least halves a room, so this ends. (Where nobody could tell what a place has, the first guess is all.)
+    while let Ok(pieces) = spread(bytes, &rooms, backing::open::policy(), 0) {
+        let charged = plan.accounts.charge_below(Claim::Handles, &pieces, limit);
+        let charged = charged.map_err(|place| (place, CuResult::OUT_OF_MEMORY));
+        let (place, result) = match charged.and_then(|()| make(driver, plan, request, &pieces)) {
+            // SAFETY: as for this function.
+            Ok(parts) => return unsafe { hand_out(output, request, &parts, why) },
+            Err(failed) => failed,
+        };
+        let asked: u64 = pieces.iter().filter(|(other, _)| *other == place).map(|(_, bytes)| bytes).sum();
+        let left = if result == CuResult::OUT_OF_MEMORY { asked / 2 } else { 0 };
+        rooms.iter_mut().filter(|room| room.place == place).for_each(|room| room.bytes = left);
+    }
+    CuResult::OUT_OF_MEMORY
+}
+
+/// What each GPU could give to a part of a request, best first. Not the host: an arena sized by what several GPUs have
+/// would be half there, where a program that hears of OUT_OF_MEMORY asks for less. What is not asked for in whole granules,
+/// which the driver refuses, gets nothing.
+fn rooms(driver: &Driver, plan: &Plan, request: &Request, limit: impl Fn(Place) -> u64) -> Vec<Room> {
+    let order = if request.bytes.is_multiple_of(FRAME) { plan.order(request.device) } else { Vec::new() };
+    let room = |place| {
+        let by_limit = limit(place).saturating_sub(plan.accounts.taken(place));
+        Room { place, bytes: plan.free_at(driver, place).unwrap_or(u64::MAX).min(by_limit) }
+    };
+    order.into_iter().filter(|place| !place.is_host()).map(room).collect()
+}
+
+/// Makes the pieces, which are charged, or none; the place where that failed, and how.
+fn make(
+    driver: &Driver,
+    plan: &Plan,
+    request: &Request,
+    pieces: &[(Place, u64)],
+) -> Result<Vec<Part>, (Place, CuResult)> {
+    let mut parts: Vec<Part> = Vec::with_capacity(pieces.len());
+    for &(place, bytes) in pieces {
+        match driver.create(bytes, &request.properties.at(place)) {
+            Ok(handle) => parts.push(Part { handle, place, bytes }),
+            Err(result) => {
+                for part in &parts {
+                    let _ = driver.release(part.handle);
+                }
+                pieces.iter().for_each(|&(place, bytes)| plan.accounts.credit(Claim::Handles, place, bytes));
+                return Err((place, result));
+            }
+        }
+    }
+    Ok(parts)
+}
+
+/// # Safety
+/// As [`create`]; `parts` were made for this request.
+unsafe fn hand_out(output: *mut u64, request: &Request, parts: &[Part], why: &'static str) -> CuResult {
+    let home = request.device;
+    with_ledger(|ledger| ledger.made(home, parts));
+    bell::allocated();
+    // SAFETY: not NULL; the driver would write there.
+    unsafe { *output = parts[0].handle };
+    let (whole, full) = (format_size(request.bytes), if why == "limit" { "at its limit" } else { "full" });
+    for &Part { place, bytes, .. } in parts.iter().filter(|part| part.place != Place::Gpu(home)) {
+        memory::count_spilled(bytes);
+        if place.is_host() {
+            memory::report_host(home, bytes, request.bytes);
+        }
+        let name = place.to_string();
+        log::emit(|| {
+            let size = format_size(bytes);
+            let text = format!("{size} of a handle of {whole} for GPU {home} are on {name}: GPU {home} is {full}");
+            (VmmSteer { home, bytes, place: name, why: why.to_owned() }, text)
+        });
+    }
+    CuResult::SUCCESS
+}

@@ -1,0 +1,226 @@
+//! Before a launch: blocks that its arguments name are moved to their places (`GPUPOOL_PREFETCH=launch`).
+//!
+//! A program, or the driver that makes room on a full GPU, may have moved a block away from where it was placed. The words
+//! of the arguments are compared with the addresses of live blocks. A block is moved before the first launch that names it,
+//! and again at most every [`PERIOD`]; all such moves together take at most a hundredth of the program's time, because the
+//! driver looks at every page, and needs 15 µs for 32 MiB that are where they should be.
+//!
+//! Not seen: pointers that a kernel finds in memory, launches of graphs, and more than the first words of large parameters.
+
+use super::{OPENED, blocks, layouts};
+use crate::clock::coarse_now;
+use crate::watch::capture;
+use crate::{log, process};
+use cudarc::driver::sys::{CUfunction, CUlaunchConfig, CUstream};
+use gpupool_interpose::{Api, guard};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Milliseconds before a block is moved again.
+const PERIOD: u64 = 100;
+/// The part of the time that may go into moving blocks is 1 in this.
+const SHARE: u64 = 100;
+/// Blocks that one launch moves; the others are due at the next.
+const MOST: usize = 16;
+/// `CU_STREAM_PER_THREAD`: what no stream means in the calls that end in `_ptsz`.
+const PER_THREAD: CUstream = 2 as CUstream;
+
+/// Some block lives, or did, and launches are to be looked at.
+static SCANS: AtomicBool = AtomicBool::new(false);
+/// Milliseconds of the coarse clock until which only blocks are moved that never were.
+static QUIET_UNTIL: AtomicU64 = AtomicU64::new(0);
+
+/// Whether launches are looked at.
+#[inline]
+pub fn scans() -> bool {
+    SCANS.load(Ordering::Relaxed)
+}
+
+/// Launches are looked at from now on, where the driver tells what their parameters are.
+pub(super) fn start(driver: &gpupool_cuda::Driver) {
+    if driver.knows_parameters() {
+        SCANS.store(true, Ordering::Release);
+    } else {
+        log::warn_once(
+            "launch",
+            "GPUPOOL_PREFETCH=launch: this driver does not tell the parameters of kernels (CUDA 12.4 and newer do); managed \
+             memory is moved when it is allocated only",
+        );
+    }
+}
+
+/// Modules or a context are about to go, and with them functions whose handles may be used again.
+pub fn forget_functions() {
+    if scans() {
+        layouts::forget();
+    }
+}
+
+/// What a launch passes to its kernel: a pointer to each parameter, or a list that names one buffer of all.
+#[derive(Clone, Copy)]
+pub struct Arguments {
+    pub parameters: *mut *mut c_void,
+    pub extra: *mut *mut c_void,
+}
+
+impl Arguments {
+    /// The buffer and its bytes, where there is one.
+    ///
+    /// # Safety
+    /// As [`before`].
+    unsafe fn buffer(self) -> Option<(*const u8, usize)> {
+        /// `CU_LAUNCH_PARAM_BUFFER_POINTER` and `…_SIZE`; the list ends with 0.
+        const POINTER: usize = 1;
+        const SIZE: usize = 2;
+        if !self.parameters.is_null() || self.extra.is_null() {
+            return None;
+        }
+        let (mut buffer, mut bytes) = (std::ptr::null::<u8>(), 0);
+        for pair in 0..2 {
+            // SAFETY: the driver reads the list up to its end, and so does this.
+            unsafe {
+                let value = self.extra.add(2 * pair + 1);
+                match *self.extra.add(2 * pair) as usize {
+                    POINTER => buffer = (*value).cast_const().cast(),
+                    SIZE => bytes = (*value).cast::<usize>().read_unaligned(),
+                    _ => break,
+                }
+            }
+        }
+        (!buffer.is_null()).then_some((buffer, bytes))
+    }
+
+    /// Calls `each` with every word of the arguments.
+    ///
+    /// # Safety
+    /// As [`before`].
+    #[inline]
+    unsafe fn words(self, layout: &layouts::Layout, mut each: impl FnMut(u64)) {
+        if !self.parameters.is_null() {
+            for word in &layout.words {
+                // SAFETY: the program passes a pointer for each parameter of the kernel, to as many bytes as it has.
+                unsafe {
+                    let parameter = *self.parameters.add(word.parameter as usize);
+                    if !parameter.is_null() {
+                        each(parameter.byte_add(word.offset as usize).cast::<u64>().read_unaligned());
+                    }
+                }
+            }
+        // SAFETY: as for this function.
+        } else if let Some((buffer, bytes)) = unsafe { self.buffer() } {
+            for word in layout.words.iter().take_while(|word| word.in_buffer as usize + 8 <= bytes) {
+                // SAFETY: within the bytes that the program says the buffer has.
+                each(unsafe { buffer.add(word.in_buffer as usize).cast::<u64>().read_unaligned() });
+            }
+        }
+    }
+}
+
+/// Moves the blocks that a launch names, before it, in the order of its stream. Where there is nothing to move: a look into
+/// a table for the function, and two compares for every word. `row` is the call, `function` a `CUfunction` or `CUkernel`.
+///
+/// # Safety
+/// The arguments are those that the program passes to the driver with this function.
+#[inline]
+pub unsafe fn before(api: Api, function: CUfunction, stream: CUstream, arguments: Arguments) {
+    if function.is_null() {
+        return;
+    }
+    let Some(layout) = layouts::known(function).or_else(|| learn(api, function)) else { return };
+    let mut due = Due::default();
+    // SAFETY: as for this function.
+    unsafe {
+        arguments.words(layout, |word| {
+            if blocks::may_contain(word) {
+                due.look(word);
+            }
+        });
+    }
+    if due.count > 0 {
+        act(api, stream, &due);
+    }
+}
+
+/// As [`before`], of a launch that is described by a structure.
+///
+/// # Safety
+/// As [`before`]; `config` is the program's argument of that call.
+#[inline]
+pub unsafe fn before_configured(api: Api, config: *const c_void, function: CUfunction, arguments: Arguments) {
+    // SAFETY: NULL, or what the driver reads too.
+    let Some(config) = (unsafe { config.cast::<CUlaunchConfig>().as_ref() }) else { return };
+    // SAFETY: as for this function.
+    unsafe { before(api, function, config.hStream, arguments) };
+}
+
+/// Addresses in blocks that are due.
+#[derive(Default)]
+struct Due {
+    addresses: [u64; MOST],
+    count: usize,
+    /// The time, once it was asked for.
+    now: Option<u64>,
+}
+
+impl Due {
+    #[inline]
+    fn look(&mut self, address: u64) {
+        let Some(due) = blocks::INDEX.find(address) else { return };
+        let next = due.load(Ordering::Relaxed);
+        if next != 0 {
+            let now = *self.now.get_or_insert_with(milliseconds);
+            if now < next || now < QUIET_UNTIL.load(Ordering::Relaxed) {
+                return;
+            }
+        }
+        if let Some(place) = self.addresses.get_mut(self.count) {
+            *place = address;
+            self.count += 1;
+        }
+    }
+}
+
+fn milliseconds() -> u64 {
+    coarse_now().as_millis() as u64
+}
+
+/// The way to what may lock, allocate and call the driver; the launch itself has no boundary around it.
+fn inside<T>(api: Api, act: impl FnOnce() -> T) -> Option<T> {
+    let _inside = process::is_active().then(guard::enter_sheltered).flatten()?;
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).inspect_err(|_| process::broken(api)).ok()
+}
+
+#[cold]
+fn learn(api: Api, function: CUfunction) -> Option<&'static layouts::Layout> {
+    let opened = OPENED.get()?.as_ref()?;
+    inside(api, || layouts::learn(opened.driver, function))
+}
+
+#[cold]
+fn act(api: Api, stream: CUstream, due: &Due) {
+    if capture::under_way() {
+        return;
+    }
+    let Some(Some(opened)) = OPENED.get() else { return };
+    let per_thread = stream.is_null() && api.name().ends_with("_ptsz");
+    let stream = if per_thread { PER_THREAD } else { stream };
+    let _ = inside(api, || {
+        let begin = Instant::now();
+        let now = milliseconds();
+        for &address in due.addresses.iter().take(due.count) {
+            let Some(due) = blocks::INDEX.find(address) else { continue };
+            // Another thread's launch, or a second pointer into the same block, may have been first.
+            let next = due.load(Ordering::Relaxed);
+            let mine = due.compare_exchange(next, now + PERIOD, Ordering::Relaxed, Ordering::Relaxed);
+            if next <= now
+                && mine.is_ok()
+                && let Some(managed) = blocks::at(address)
+            {
+                opened.prefetch(&managed, stream);
+            }
+        }
+        let pause = begin.elapsed().as_millis() as u64 * SHARE;
+        QUIET_UNTIL.fetch_max(now + pause, Ordering::Relaxed);
+    });
+}

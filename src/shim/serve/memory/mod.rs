@@ -1,0 +1,451 @@
+//! Pooled device memory: blocks for the program, what is said of them, and what goes back to the driver.
+
+mod caching;
+pub mod mempool;
+
+pub use caching::returns_its_cache;
+
+use crate::backing::level;
+use crate::backing::open::{self, Opened};
+use crate::watch::context::{self, Context, Observer};
+use crate::{bell, log, process};
+use cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle};
+use gpupool_config::{Free as FreeSetting, Mode, format_size};
+use gpupool_cuda::{CuResult, Driver};
+use gpupool_events::{BlockAllocate, BlockFree, PoolFallback, PoolGrow, PoolRefuse, PoolSpill, PoolTrim};
+use gpupool_interpose::Api;
+use gpupool_pool::{Accounts, Allocation, Anchor, Block, Free, FreeError, Piece, Place, Refusal, Request, Usage};
+use once_cell::race::OnceBox;
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of blocks and handles that lay outside their home GPU when they were made, for the summary.
+static SPILLED: AtomicU64 = AtomicU64::new(0);
+
+/// What was said of requests and of freed memory, over the life of the process: how often.
+#[derive(Clone, Copy, Debug)]
+pub struct Told {
+    /// OUT_OF_MEMORY to a program that caches.
+    pub soft_refusals: u64,
+    /// No room at any place.
+    pub refusals: u64,
+    /// No block although there was room.
+    pub fallbacks: u64,
+    /// Freed memory that went back.
+    pub trims: u64,
+}
+
+static SOFT_REFUSALS: AtomicU64 = AtomicU64::new(0);
+static REFUSALS: AtomicU64 = AtomicU64::new(0);
+static FALLBACKS: AtomicU64 = AtomicU64::new(0);
+static TRIMS: AtomicU64 = AtomicU64::new(0);
+
+/// See [`Told`].
+pub fn told() -> Told {
+    let [soft_refusals, refusals, fallbacks, trims] =
+        [&SOFT_REFUSALS, &REFUSALS, &FALLBACKS, &TRIMS].map(|counter| counter.load(Ordering::Relaxed));
+    Told { soft_refusals, refusals, fallbacks, trims }
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+    bell::changed();
+}
+
+/// Who served an allocation.
+pub enum Answer {
+    /// The pool: the result for the program, and the address (0 without one).
+    Pool(CuResult, u64),
+    /// The driver, which has written the outputs.
+    Driver(CuResult),
+}
+
+/// How allocations are served now, a value of `GPUPOOL_MODE`; `off` where no pool is possible.
+pub fn mode() -> &'static CStr {
+    let mode = match open::planned() {
+        Some(None) => Mode::Off,
+        Some(Some(plan)) => plan.mode,
+        None => process::settings().mode,
+    };
+    match mode {
+        Mode::Pool => c"pool",
+        Mode::Spill => c"spill",
+        Mode::Managed => c"managed",
+        Mode::Trace => c"trace",
+        Mode::Off => c"off",
+    }
+}
+
+/// The pool and the current context, where allocations are the pool's business.
+#[inline]
+pub fn pool_for() -> Option<(&'static Opened, Context)> {
+    let driver = process::driver()?;
+    let context = context::current(driver)?;
+    Some((opened_for(driver, context.device)?, context))
+}
+
+/// The pool, where memory asked for on this GPU is its business.
+#[inline]
+pub fn opened_for(driver: &'static Driver, device: CUdevice) -> Option<&'static Opened> {
+    if process::settings().mode == Mode::Trace || !process::is_open() {
+        return None;
+    }
+    let opened = open::open(driver)?;
+    opened.plan.serves(device).then_some(opened)
+}
+
+/// `None`: the pool has no block for this, and the driver is to be asked.
+pub fn from_pool(opened: &Opened, context: &Context, device: CUdevice, bytes: u64, soft: bool) -> Option<Answer> {
+    let mut request = Request { bytes, home: device as u32, owner: context.id, soft_refusal: soft };
+    let home = request.home;
+    loop {
+        let why = match opened.pool.allocate(&request) {
+            // It ended meanwhile, and what belonged to it was dropped: this came too late for that.
+            Ok(_) if context.is_gone() => {
+                context::end::disown(context);
+                return None;
+            }
+            Ok(allocation) => {
+                context.usage.allocated(bytes);
+                report(&allocation);
+                return Some(Answer::Pool(CuResult::SUCCESS, allocation.block.address));
+            }
+            Err(Refusal::Soft) => match refused_softly(home, bytes) {
+                Some(answer) => return Some(answer),
+                None => {
+                    request.soft_refusal = false;
+                    continue;
+                }
+            },
+            Err(Refusal::Full { missing }) => {
+                report_full(home, bytes, missing);
+                return None;
+            }
+            // The latter: the process is exiting, and the driver is gone.
+            Err(Refusal::NotOurs | Refusal::Backend(CuResult::DEINITIALIZED)) => return None,
+            Err(Refusal::AddressSpace) => "no address range of that size is left".to_owned(),
+            Err(Refusal::Backend(result)) => result.to_string(),
+        };
+        report_fallback(home, bytes, &why);
+        return None;
+    }
+}
+
+/// A block would overflow its GPU: the answer for a program that caches; `None` for one that does not. Looked up only here,
+/// where it matters: libraries may be loaded at any time.
+pub fn refused_softly(home: u32, bytes: u64) -> Option<Answer> {
+    if !returns_its_cache() {
+        return None;
+    }
+    say_refused_softly(home, bytes, "");
+    Some(Answer::Pool(CuResult::OUT_OF_MEMORY, 0))
+}
+
+/// A program is told OUT_OF_MEMORY once, so that it returns its cache; `what` says of what, where that is not a block.
+pub fn say_refused_softly(home: u32, bytes: u64, what: &str) {
+    count(&SOFT_REFUSALS);
+    log::emit(|| {
+        let size = format_size(bytes);
+        let text = format!(
+            "OUT_OF_MEMORY for {what}{size} once, so that the program returns its cache before GPU {home} overflows"
+        );
+        (PoolRefuse { home, bytes, why: "soft".to_owned(), missing: Some(0) }, text)
+    });
+}
+
+/// There is no place for a block; the driver is asked.
+pub fn report_full(home: u32, bytes: u64, missing: u64) {
+    count(&REFUSALS);
+    log::emit(|| {
+        let (size, less) = (format_size(bytes), format_size(missing));
+        let text = format!("no room for {size} in the pool, {less} are missing; the driver is asked");
+        (PoolRefuse { home, bytes, why: "full".to_owned(), missing: Some(missing) }, text)
+    });
+}
+
+/// A block could not be made although there was room; the driver is asked.
+pub fn report_fallback(home: u32, bytes: u64, why: &str) {
+    count(&FALLBACKS);
+    log::emit(|| {
+        let size = format_size(bytes);
+        let text = format!("the pool could not make a block of {size} for GPU {home} ({why}); the driver is asked");
+        (PoolFallback { home, bytes, why: why.to_owned() }, text)
+    });
+}
+
+/// A block was made.
+#[inline]
+pub fn report(allocation: &Allocation) {
+    let Allocation { block, reused, on_peers, on_host } = *allocation;
+    let Block { address, bytes, home, .. } = block;
+    log::emit(move || {
+        let event = BlockAllocate { address, bytes, home, reused, on_peers, on_host };
+        (event, format!("{} at {address:#x} for GPU {home}", format_size(bytes)))
+    });
+    if reused {
+        level::rose(bytes);
+    } else {
+        report_growth(&block, on_peers, on_host);
+        level::report();
+    }
+    bell::allocated();
+}
+
+#[cold]
+fn report_growth(block: &Block, on_peers: u64, on_host: u64) {
+    let Block { bytes, home, .. } = *block;
+    if on_peers + on_host == 0 {
+        log::emit(|| {
+            let event = PoolGrow { home, bytes, on_peers, on_host };
+            (event, format!("pool grew by {} on GPU {home}", format_size(bytes)))
+        });
+    } else {
+        count_spilled(on_peers + on_host);
+        if on_host > 0 {
+            report_host(home, on_host, bytes);
+        }
+        log::emit(|| {
+            let (size, peers, host) = (format_size(bytes), format_size(on_peers), format_size(on_host));
+            let text =
+                format!("{size} for GPU {home} did not fit there: {peers} are on other GPUs, {host} on the host");
+            (PoolSpill { home, bytes, on_peers, on_host }, text)
+        });
+    }
+}
+
+/// Memory for a GPU is on the host: said the first time, because nothing fails and all that uses it is slow.
+pub fn report_host(home: u32, on_host: u64, bytes: u64) {
+    log::warn_once(
+        "host",
+        format_args!(
+            "{} of the {} just allocated for GPU {home} are in the host's memory, because no GPU that can lend has room; \
+             kernels reach it over PCIe, many times more slowly than a GPU's memory (make the working set smaller, free \
+             GPUs or add some to GPUPOOL_DEVICES, or set GPUPOOL_HOST_LIMIT=0 to get OUT_OF_MEMORY instead; said once)",
+            format_size(on_host),
+            format_size(bytes)
+        ),
+    );
+}
+
+/// Frees pooled memory; the program's answer, and the context that was waited for. `None`: not pooled, the driver's to free.
+#[inline]
+pub fn free(address: u64) -> Option<(CuResult, Option<u64>)> {
+    free_when(
+        address,
+        match process::settings().free {
+            FreeSetting::Strict => Free::Strict,
+            FreeSetting::Lazy => Free::Lazy,
+        },
+    )
+}
+
+/// Frees pooled memory in the order of a stream of `device`, without waiting: it is used again once everything is done that
+/// was submitted before to that GPU, which need not be the block's home.
+pub fn free_later(address: u64, device: CUdevice) -> Option<CuResult> {
+    let gpu = u32::try_from(device).ok()?;
+    let opened = open::opened().filter(|opened| opened.contains(address))?;
+    Some(freed(opened.pool.free_after(address, gpu)))
+}
+
+#[inline]
+fn free_when(address: u64, when: Free) -> Option<(CuResult, Option<u64>)> {
+    let opened = open::opened().filter(|opened| opened.contains(address))?;
+    // In a context that is gone nothing is freed, of whomever it is: the driver says so. Asked of our own addresses only,
+    // since the driver looks by itself at a call that is passed on.
+    if context::is_refused() {
+        return None;
+    }
+    let outcome = opened.pool.free(address, when);
+    let waited = outcome.as_ref().ok().filter(|_| when == Free::Strict).map(|block| block.owner);
+    Some((freed(outcome), waited))
+}
+
+/// Whether a range touches the pool's addresses: to the program they are the driver's own allocations, whose mappings it may
+/// neither end nor change.
+pub fn is_reserved(address: u64, bytes: u64) -> bool {
+    open::opened().is_some_and(|opened| opened.touches(address, bytes))
+}
+
+static ON_END: OnceBox<fn(u64)> = OnceBox::new();
+
+/// Has `tell` called with the number of every block that ends, from now on: by who gives blocks to other processes, which
+/// most programs never do.
+pub fn when_blocks_end(tell: fn(u64)) {
+    let _ = ON_END.set(Box::new(tell));
+}
+
+#[inline]
+fn tell_ended(id: u64) {
+    if let Some(tell) = ON_END.get() {
+        tell(id);
+    }
+}
+
+/// The program's answer.
+#[inline]
+fn freed(outcome: Result<Block, FreeError<CuResult>>) -> CuResult {
+    match outcome {
+        Ok(block) => {
+            report_free(&block);
+            tell_ended(block.id);
+            CuResult::SUCCESS
+        }
+        // Freed twice, or an inner pointer: the driver's answer for either.
+        Err(FreeError::NotABlock) => CuResult::INVALID_VALUE,
+        Err(FreeError::Backend(result)) => result,
+    }
+}
+
+/// A block is gone.
+#[inline]
+pub fn report_free(block: &Block) {
+    let Block { address, bytes, home, owner, .. } = *block;
+    if let Some(owner) = context::by_id(owner) {
+        owner.usage.freed(bytes);
+    }
+    log::emit(move || (BlockFree { address, bytes, home }, format!("freed {} at {address:#x}", format_size(bytes))));
+    level::fell(bytes);
+    bell::changed();
+}
+
+/// The live block of the pool's that an address lies in.
+pub fn block_at(address: u64) -> Option<Block> {
+    open::opened().filter(|opened| opened.contains(address))?.pool.block_at(address)
+}
+
+/// Where each part of a range of a live block lies; empty where there is no such block.
+pub fn pieces(address: u64, bytes: u64) -> Vec<Piece<CUmemGenericAllocationHandle>> {
+    let opened = open::opened().filter(|opened| opened.contains(address));
+    opened.map_or_else(Vec::new, |opened| opened.pool.pieces(address, bytes))
+}
+
+/// Whether a block is a chunk of its own, so that the chunk's handle stands for the block.
+pub fn is_one_chunk(block: &Block) -> bool {
+    let whole = |piece: &Piece<_>| (piece.address, piece.bytes) == (piece.chunk_address, piece.chunk_bytes);
+    matches!(&pieces(block.address, u64::MAX)[..], [piece] if whole(piece))
+}
+
+/// Keeps a range of a live block on its physical memory, for this reason; `false` where it lies in no block.
+pub fn anchor(address: u64, bytes: u64, why: Anchor) -> bool {
+    open::opened().is_some_and(|opened| opened.pool.anchor(address, bytes, why).is_some())
+}
+
+/// Takes back what [`anchor`] did to this range for a call that then failed.
+pub fn withdraw_anchor(address: u64, bytes: u64, why: Anchor) {
+    if let Some(opened) = open::opened() {
+        opened.pool.withdraw_anchor(address, bytes, why);
+    }
+}
+
+/// Another process is about to get the block that starts here and has this number; see [`gpupool_pool::Pool::hold`].
+pub fn hold(address: u64, id: u64) -> Option<Block> {
+    open::opened()?.pool.hold(address, id)
+}
+
+/// It has the block no more.
+pub fn let_go(address: u64, id: u64) {
+    if let Some(opened) = open::opened() {
+        opened.pool.let_go(address, id);
+    }
+}
+
+/// Takes one anchor of this range back that the program asked for; `false` where there is none.
+pub fn release_anchor(address: u64, bytes: u64) -> bool {
+    open::opened().is_some_and(|opened| opened.pool.release_anchor(address, bytes))
+}
+
+/// Frees the blocks of contexts that are gone, as the driver does with its own allocations.
+pub struct OfContexts;
+
+impl Observer for OfContexts {
+    fn ended(&self, id: u64) -> usize {
+        let ended = open::opened().map_or_else(Vec::new, |opened| opened.pool.free_owned_by(id));
+        ended.iter().for_each(|block| tell_ended(block.id));
+        if !ended.is_empty() {
+            level::report();
+            bell::changed();
+        }
+        ended.len()
+    }
+
+    fn held_on(&self, device: CUdevice) -> u64 {
+        taken_on(device)
+    }
+}
+
+/// The GPU of the current context, if there is one: whom this thread may wait for. Another may be at work on a kernel that
+/// waits for this very thread.
+fn own_gpu() -> Vec<u32> {
+    let device = process::driver().and_then(|driver| driver.current_device().ok());
+    device.and_then(|device| u32::try_from(device).ok()).into_iter().collect()
+}
+
+/// The driver has no memory left on the current GPU for a call of its own: freed runs go back to it. Whether there were
+/// any.
+#[cold]
+pub fn give_back(api: Api) -> bool {
+    give_back_at(own_gpu().first().copied().map(Place::Gpu), api)
+}
+
+/// The same at this place, or everywhere.
+#[cold]
+pub fn give_back_at(place: Option<Place>, api: Api) -> bool {
+    let Some(opened) = open::opened() else { return false };
+    let bytes = opened.pool.trim(place, None, &own_gpu());
+    if bytes > 0 {
+        report_trim(bytes, api.name());
+    }
+    bytes > 0
+}
+
+/// As [`give_back`], of what stands on the host. Whether there was any.
+#[cold]
+pub fn give_back_host(api: Api) -> bool {
+    let Some(opened) = open::opened() else { return false };
+    let hosts = opened.plan.places.iter().map(|spec| spec.place).filter(|place| place.is_host());
+    hosts.fold(false, |any, place| give_back_at(Some(place), api) | any)
+}
+
+/// Returns all freed memory to the driver; the bytes returned.
+pub fn trim() -> u64 {
+    let bytes = open::opened().map_or(0, |opened| opened.pool.trim(None, None, &own_gpu()));
+    if bytes > 0 {
+        report_trim(bytes, "gpupool_trim");
+    }
+    bytes
+}
+
+fn report_trim(bytes: u64, why: &str) {
+    count(&TRIMS);
+    level::report();
+    log::emit(|| {
+        let text = format!("returned {} to the driver for {why}", format_size(bytes));
+        (PoolTrim { bytes, why: why.to_owned() }, text)
+    });
+}
+
+/// Bytes on a device that are the pool's, or the program's own by our doing.
+fn taken_on(device: i32) -> u64 {
+    let place = u32::try_from(device).map(Place::Gpu);
+    accounts().zip(place.ok()).map_or(0, |(accounts, place)| accounts.taken(place))
+}
+
+/// Who has how much of each place, where a plan was made.
+pub fn accounts() -> Option<&'static Accounts> {
+    open::planned().flatten().map(|plan| &*plan.accounts)
+}
+
+/// What the pool holds and has held; `None` if it was never opened.
+pub fn usage() -> Option<Usage> {
+    open::opened().map(|opened| opened.pool.usage())
+}
+
+/// Memory was made outside the GPU that it was asked for on.
+pub fn count_spilled(bytes: u64) {
+    SPILLED.fetch_add(bytes, Ordering::Relaxed);
+}
+
+/// Bytes of blocks and handles that lay outside their home GPU, over the life of the process.
+pub fn spilled() -> u64 {
+    SPILLED.load(Ordering::Relaxed)
+}

@@ -1,0 +1,311 @@
+//! Which streams are being captured into graphs.
+//!
+//! `cuCtxSynchronize` in a context that captures fails and invalidates the capture, in every mode, so what waits does so in
+//! another way while one is under way: see [`crate::fence`].
+//!
+//! Where the library is preloaded, captures are seen to begin and end. One ends with `cuStreamEndCapture`, with its stream,
+//! with its context, and on a thread's own default stream with the thread. Where a program has only opened the library, it
+//! looks at what it can: see [`look`].
+
+use crate::process;
+use crate::watch::context::{self, Observer};
+use cudarc::driver::sys::CUstream;
+use gpupool_cuda::{CuResult, Driver};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The legacy default stream, and the per-thread one, which is one handle for many streams.
+const LEGACY: usize = 1;
+const PER_THREAD: usize = 2;
+
+/// A stream; the thread is 0 for those of their own handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Key {
+    stream: usize,
+    thread: u64,
+}
+
+/// A stream that is captured, or for which a call is under way that begins a capture.
+#[derive(Debug)]
+struct Capture {
+    key: Key,
+    /// The id of the context that it ends with, where that is known.
+    context: Option<u64>,
+    /// Calls under way that begin one. The driver lets one of them succeed.
+    attempts: u32,
+    /// Which capture of the process this is; 0 while none has begun.
+    number: u64,
+}
+
+#[derive(Debug)]
+struct Captures {
+    list: Vec<Capture>,
+    last: u64,
+}
+
+static CAPTURES: Mutex<Captures> = Mutex::new(Captures { list: Vec::new(), last: 0 });
+/// How many there are, readable without the lock.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// How many calls under way found a capture by [`look`] or [`suppose`] one.
+static LOOKED: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether any stream of the process is being captured.
+#[inline]
+pub fn under_way() -> bool {
+    COUNT.load(Ordering::Acquire) + LOOKED.load(Ordering::Acquire) != 0
+}
+
+/// Held for a call of a program that has only opened this library: a capture was found, or may be there unseen.
+pub struct Looked(());
+
+impl Looked {
+    fn new() -> Self {
+        LOOKED.fetch_add(1, Ordering::AcqRel);
+        Self(())
+    }
+}
+
+impl Drop for Looked {
+    fn drop(&mut self) {
+        LOOKED.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// For a call that is told of no stream: where captures are not seen to begin, there may be one.
+pub fn suppose() -> Option<Looked> {
+    (!process::is_preloaded()).then(Looked::new)
+}
+
+/// Whether this stream is being captured, or any other that the legacy stream waits for, in a process where captures are
+/// not seen to begin. (A capture on a non-blocking stream other than this one stays unseen; the driver has no question
+/// that would find it.)
+pub fn look(driver: &Driver, stream: CUstream) -> Option<Looked> {
+    if process::is_preloaded() {
+        return None;
+    }
+    let captured = |stream| {
+        // SAFETY: the stream is the program's, or the legacy one.
+        let answer = unsafe { driver.is_capturing(stream) };
+        matches!(answer, Ok(true) | Err(CuResult::STREAM_CAPTURE_IMPLICIT))
+    };
+    (captured(stream) || captured(std::ptr::null_mut())).then(Looked::new)
+}
+
+fn key(stream: CUstream, per_thread_default: bool) -> Key {
+    let stream = stream as usize;
+    if stream == PER_THREAD || (stream == 0 && per_thread_default) {
+        // SAFETY: pthread_self has no preconditions.
+        return Key { stream: PER_THREAD, thread: unsafe { libc::pthread_self() } };
+    }
+    Key { stream, thread: 0 }
+}
+
+/// Changes the list, drops what is no capture any more, and counts the rest.
+fn with<T>(change: impl FnOnce(&mut Captures) -> T) -> T {
+    let mut captures = CAPTURES.lock();
+    let value = change(&mut captures);
+    captures.list.retain(|capture| capture.attempts > 0 || capture.number > 0);
+    COUNT.store(captures.list.len(), Ordering::Release);
+    value
+}
+
+/// A call under way that begins a capture; unless it succeeds, nothing was begun by it.
+pub struct Attempt(Key);
+
+/// The driver is about to be asked to capture this stream: a free on another thread in between must already see that.
+/// `per_thread_default`: the call is of the `_ptsz` kind.
+pub fn begin(stream: CUstream, per_thread_default: bool) -> Attempt {
+    let key = key(stream, per_thread_default);
+    if key.thread != 0 {
+        // Where the thread is about to end, its stream ends before anything of ours could.
+        let _ = ENDING.try_with(|_| ());
+    }
+    let known = with(|captures| match captures.list.iter_mut().find(|capture| capture.key == key) {
+        Some(capture) => {
+            capture.attempts += 1;
+            true
+        }
+        None => {
+            captures.list.push(Capture { key, context: None, attempts: 1, number: 0 });
+            false
+        }
+    });
+    // Whose stream it is, is not asked while it is captured.
+    let context = if known { None } else { context_of(stream) };
+    if context.is_some() {
+        with(|captures| {
+            if let Some(capture) = captures.list.iter_mut().find(|capture| capture.key == key) {
+                capture.context = context;
+            }
+        });
+    }
+    Attempt(key)
+}
+
+fn context_of(stream: CUstream) -> Option<u64> {
+    let driver = context::driver()?;
+    if stream.is_null() || [LEGACY, PER_THREAD].contains(&(stream as usize)) {
+        return Some(context::current(driver)?.id);
+    }
+    // SAFETY: the stream is the program's argument to a call that uses it.
+    let handle = unsafe { driver.stream_context(stream) }.ok()?;
+    Some(context::by_handle(handle)?.id)
+}
+
+impl Attempt {
+    /// The driver captures the stream.
+    pub fn succeeded(self) {
+        let key = self.0;
+        with(|captures| {
+            captures.last += 1;
+            let last = captures.last;
+            if let Some(capture) = captures.list.iter_mut().find(|capture| capture.key == key) {
+                capture.number = last;
+            }
+        });
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        with(|captures| {
+            if let Some(capture) = captures.list.iter_mut().find(|capture| capture.key == self.0) {
+                capture.attempts -= 1;
+            }
+        });
+    }
+}
+
+/// A capture that a call may end. Taken before the call: after it another thread may have begun the next one, on this
+/// stream or on one that has its handle.
+#[derive(Clone, Copy)]
+pub struct Seen {
+    key: Key,
+    number: u64,
+}
+
+/// The capture of this stream; `None`: there is none.
+pub fn seen(stream: CUstream, per_thread_default: bool) -> Option<Seen> {
+    if COUNT.load(Ordering::Acquire) == 0 {
+        return None;
+    }
+    let key = key(stream, per_thread_default);
+    let captures = CAPTURES.lock();
+    let capture = captures.list.iter().find(|capture| capture.key == key && capture.number > 0)?;
+    Some(Seen { key, number: capture.number })
+}
+
+impl Seen {
+    /// It ended, well or not, or its stream is gone.
+    pub fn ended(self) {
+        drop_where(|capture| capture.key == self.key && capture.number == self.number);
+    }
+}
+
+/// Ends the captures of contexts that are gone.
+pub struct OfContexts;
+
+impl Observer for OfContexts {
+    fn ended(&self, id: u64) -> usize {
+        context_gone(id);
+        0
+    }
+}
+
+/// The context with this id is gone, and with it the captures of its streams.
+fn context_gone(id: u64) {
+    drop_where(|capture| capture.context == Some(id));
+}
+
+fn drop_where(gone: impl Fn(&Capture) -> bool) {
+    if COUNT.load(Ordering::Acquire) == 0 {
+        return;
+    }
+    with(|captures| captures.list.iter_mut().filter(|capture| gone(capture)).for_each(|capture| capture.number = 0));
+}
+
+/// The end of a thread, and of its own default stream.
+struct ThreadEnd;
+
+impl Drop for ThreadEnd {
+    fn drop(&mut self) {
+        let thread = key(std::ptr::null_mut(), true).thread;
+        drop_where(|capture| capture.key.thread == thread);
+    }
+}
+
+thread_local! {
+    /// Made where a thread captures its own default stream, and nowhere else.
+    static ENDING: ThreadEnd = const { ThreadEnd };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: CUstream = 0x1000 as CUstream;
+
+    fn began(stream: CUstream, per_thread_default: bool) {
+        begin(stream, per_thread_default).succeeded();
+    }
+
+    fn ended(stream: CUstream, per_thread_default: bool) {
+        if let Some(seen) = seen(stream, per_thread_default) {
+            seen.ended();
+        }
+    }
+
+    /// One test, because the captures are the process's.
+    #[test]
+    fn knows_which_streams_are_captured() {
+        a_stream_is_captured_once();
+        a_refused_attempt_leaves_the_first_capture();
+        what_ended_before_does_not_end_the_next();
+        threads_have_default_streams_of_their_own();
+        a_thread_takes_its_capture_along();
+    }
+
+    fn a_stream_is_captured_once() {
+        began(OWN, false);
+        assert!(under_way());
+        ended(OWN, false);
+        assert!(!under_way());
+        ended(OWN, false);
+    }
+
+    fn a_refused_attempt_leaves_the_first_capture() {
+        began(OWN, false);
+        drop(begin(OWN, false));
+        assert!(under_way(), "the driver refused the second and goes on with the first");
+        ended(OWN, false);
+        assert!(!under_way());
+        let attempt = begin(OWN, false);
+        assert!(under_way(), "a free meanwhile must see it");
+        drop(attempt);
+        assert!(!under_way());
+    }
+
+    fn what_ended_before_does_not_end_the_next() {
+        began(OWN, false);
+        let first = seen(OWN, false).unwrap();
+        began(OWN, false);
+        first.ended();
+        assert!(under_way(), "the next capture on a stream of that handle began before this was told");
+        ended(OWN, false);
+        assert!(!under_way());
+    }
+
+    fn threads_have_default_streams_of_their_own() {
+        let default = std::ptr::null_mut();
+        began(default, true);
+        std::thread::spawn(|| ended(std::ptr::null_mut(), true)).join().unwrap();
+        assert!(under_way(), "another thread's default stream is another stream");
+        ended(PER_THREAD as CUstream, false);
+        assert!(!under_way(), "the handle 2 is the per-thread default stream, whatever the call's name");
+    }
+
+    fn a_thread_takes_its_capture_along() {
+        std::thread::spawn(|| began(std::ptr::null_mut(), true)).join().unwrap();
+        assert!(!under_way());
+    }
+}

@@ -1,0 +1,566 @@
+//! The contexts of this process: who made each, what it cost, what it was used for.
+//!
+//! A context is found where it is made (`cuDevicePrimaryCtxRetain`, `cuCtxCreate`), where it is made current or used, and
+//! by asking every device's primary context for its state around calls that are rare anyway: the runtime has private ways.
+//!
+//! What ends a context is told before the driver is asked ([`end`]), because its handle may be another context's the moment
+//! the driver is done: until that call is over nobody goes by the handle alone, and nobody pushes it.
+
+mod cost;
+pub mod end;
+pub mod limits;
+mod observers;
+pub mod policy;
+mod registry;
+pub mod unseen;
+mod usage;
+
+pub use limits::heap_is_default;
+pub use observers::{Observer, observe};
+pub use registry::{By, Record, Tally, Totals};
+pub use usage::Usage;
+
+use crate::log::{self, verdict};
+use crate::watch::site;
+use crate::{bell, clock, process};
+use cudarc::driver::sys::{CUcontext, CUdevice};
+use gpupool_config::Rank;
+use gpupool_cuda::{self as cuda, CuResult, Driver};
+use gpupool_events::{ContextCreate, ContextUse, RankOnGpu0};
+use parking_lot::{Condvar, Mutex};
+use registry::{Found, Name, Origin, Registry};
+use std::cell::Cell;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+pub use cost::{Before, held_on, is_alone_on, remember};
+
+/// How a context came to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The device's primary context, seen being made.
+    Primary,
+    /// Made with `cuCtxCreate`.
+    Created,
+    /// Seen in use before the shim saw it being made. Only primary contexts can be made behind the driver interface's
+    /// back, so it is treated as one.
+    Found,
+    /// A primary context that came to be between two hooked calls, neither of which made it.
+    Appeared,
+}
+
+impl Kind {
+    pub fn word(self) -> &'static str {
+        match self {
+            Kind::Primary => "primary",
+            Kind::Created => "created",
+            Kind::Found => "found",
+            Kind::Appeared => "appeared",
+        }
+    }
+}
+
+/// One context, as long as it lives. Every later life of a primary context is another one.
+#[derive(Clone, Copy, Debug)]
+pub struct Context {
+    pub device: CUdevice,
+    pub kind: Kind,
+    /// Counts from 1; the owner of this context's blocks.
+    pub id: u64,
+    tally: &'static Tally,
+}
+
+impl PartialEq for Context {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+impl Eq for Context {}
+
+impl Deref for Context {
+    type Target = Tally;
+
+    fn deref(&self) -> &Tally {
+        self.tally
+    }
+}
+
+impl Context {
+    fn is_primary(&self) -> bool {
+        self.kind != Kind::Created
+    }
+
+    /// Whether it ended. What was made for it since belongs to nobody.
+    #[inline]
+    pub fn is_gone(&self) -> bool {
+        self.tally.id.load(Ordering::Acquire) != self.id
+    }
+
+    /// The `CUcontext`; `None` while it is unknown, and once the context is gone.
+    pub fn live_handle(&self) -> Option<CUcontext> {
+        let handle = self.tally.handle.load(Ordering::Acquire);
+        (handle != 0 && !self.is_gone()).then_some(handle as CUcontext)
+    }
+}
+
+/// GPUs whose contexts are meant.
+#[derive(Clone, Copy, Debug)]
+pub enum Gpus<'a> {
+    /// These ordinals.
+    Of(&'a [u32]),
+    /// All that this process has a context on.
+    All,
+}
+
+impl Gpus<'_> {
+    pub fn contain(self, device: CUdevice) -> bool {
+        match self {
+            Gpus::Of(ordinals) => u32::try_from(device).is_ok_and(|ordinal| ordinals.contains(&ordinal)),
+            Gpus::All => true,
+        }
+    }
+}
+
+static REGISTRY: Mutex<Registry> = Mutex::new(Registry::new());
+/// A call that may have ended a context is over, or a context was given back that was pushed for a moment.
+static CHANGED: Condvar = Condvar::new();
+/// Counts what ends contexts, when it begins and when it is over; a thread's remembered context is void once it moved.
+static EPOCH: AtomicU64 = AtomicU64::new(1);
+/// The last call after which every device's state was known, for "appeared between".
+static LAST_SWEEP: Mutex<&'static str> = Mutex::new("the start of the process");
+
+/// The context that was current on a thread last, its handle, and the epoch of that.
+#[derive(Clone, Copy)]
+struct Last {
+    epoch: u64,
+    handle: usize,
+    context: Option<Context>,
+}
+
+impl Last {
+    const NONE: Self = Self { epoch: 0, handle: 0, context: None };
+}
+
+thread_local! {
+    static LAST: Cell<Last> = const { Cell::new(Last::NONE) };
+}
+
+/// The context that is current on this thread. `None` where there is none that lives.
+#[inline]
+pub fn current(driver: &Driver) -> Option<Context> {
+    let handle = driver.current_context()?;
+    remembered(handle).or_else(|| look_up_current(driver, handle))
+}
+
+/// The context that is current on this thread; `Err`: that takes a longer look, which may log. `Ok(None)`: there is none.
+#[inline]
+pub fn glance(driver: &Driver) -> Result<Option<Context>, ()> {
+    match driver.current_context() {
+        None => Ok(None),
+        Some(handle) => remembered(handle).map(Some).ok_or(()),
+    }
+}
+
+/// Whether the context that this thread used last is known to be in use already, so that one more allocation there need not
+/// be noted. The driver is not asked, because the question costs as much as passing on the call: a switch that no hook saw is
+/// noticed at the next look.
+#[inline]
+pub fn is_in_use() -> bool {
+    let last = LAST.get();
+    last.epoch == EPOCH.load(Ordering::Acquire) && last.context.is_some_and(|context| context.usage.is_used())
+}
+
+#[inline]
+fn remembered(handle: CUcontext) -> Option<Context> {
+    let last = LAST.get();
+    (last.handle == handle as usize && last.epoch == EPOCH.load(Ordering::Acquire)).then_some(last.context)?
+}
+
+#[cold]
+fn look_up_current(driver: &Driver, handle: CUcontext) -> Option<Context> {
+    let epoch = EPOCH.load(Ordering::Acquire);
+    // The handle of a context that is gone stays current, and every call with it fails; so does one of a primary context
+    // that is not made yet, which the runtime makes current before it retains it.
+    let life = driver.current_life().ok()?;
+    let name = Name { handle: handle as usize, life };
+    let found = REGISTRY.lock().find(name);
+    let (context, settled) = match found {
+        Found::Known { context, settled } => (context, settled),
+        Found::Renamed(context) => (renamed(driver, context, name)?, true),
+        Found::Unknown => (found_in_use(driver, handle)?, true),
+    };
+    if settled {
+        LAST.set(Last { epoch, handle: handle as usize, context: Some(context) });
+    }
+    Some(context)
+}
+
+/// The current context has the handle of one that ended without anybody seeing it.
+fn renamed(driver: &Driver, context: Context, name: Name) -> Option<Context> {
+    if driver.current_device().ok()? == context.device {
+        REGISTRY.lock().lives_on(context.id, name);
+        return Some(context);
+    }
+    end::unseen(context, "seen gone");
+    found_in_use(driver, name.handle as CUcontext)
+}
+
+/// What a call answers that needs a usable context, where the current one is not: that of a context which is gone or
+/// broken, or of a driver that is gone at the end of the process. Without any context, calls that can do without succeed.
+#[inline]
+pub fn refusal(driver: &Driver) -> Option<CuResult> {
+    let handle = match driver.ask_current_context() {
+        Err(CuResult::DEINITIALIZED) => return Some(CuResult::DEINITIALIZED),
+        answer => answer.ok().flatten()?,
+    };
+    if remembered(handle).is_some() {
+        return None;
+    }
+    driver.current_life().err()
+}
+
+/// Whether a call of this thread's that needs a usable context is refused, as [`refusal`] says.
+#[inline]
+pub fn is_refused() -> bool {
+    driver().and_then(refusal).is_some()
+}
+
+/// Whether this thread's current context is another one than at the last look; cheap where it is not.
+#[inline]
+pub fn has_switched(driver: &Driver) -> bool {
+    let current = driver.current_context().map_or(0, |context| context as usize);
+    let Last { epoch, handle, .. } = LAST.get();
+    current != if epoch == EPOCH.load(Ordering::Acquire) { handle } else { 0 }
+}
+
+/// Notes the context that has just become current.
+pub fn noticed(driver: &Driver) {
+    let _ = current(driver);
+}
+
+/// A context that is current and has no record: a primary one that appeared before, or that nobody saw being made. Any
+/// other is not ours to serve: nobody would see it end.
+fn found_in_use(driver: &Driver, context: CUcontext) -> Option<Context> {
+    let device = driver.current_device().ok()?;
+    let primary = || {
+        // Looked up by itself: in the head of a `match` the lock would be held through its arms, which take it, too.
+        let known = REGISTRY.lock().primary_handle(device);
+        if known != 0 {
+            return known;
+        }
+        unseen::Primary::hold(driver, device).map_or(0, |primary| primary.handle as usize)
+    };
+    if process::is_preloaded() && primary() != context as usize {
+        return None;
+    }
+    add(driver, context, device, Kind::Found, "found in use", Before::at_init(device))
+}
+
+/// The record of a primary context that appeared on this device, which learns its handle now.
+fn appeared(driver: &Driver, context: CUcontext, device: CUdevice, name: Name) -> Option<Context> {
+    let waiting = REGISTRY.lock().name_waiting(name, device)?;
+    limits::apply(driver, context, device);
+    observers::all().for_each(|observer| observer.began(driver, context));
+    Some(waiting)
+}
+
+/// Notes a context unless it is known. `call` says how it was made; `before` was taken before that call. `None`: it is gone
+/// again already, by another thread's doing.
+pub fn add(
+    driver: &Driver,
+    context: CUcontext,
+    device: CUdevice,
+    kind: Kind,
+    call: &str,
+    before: Before,
+) -> Option<Context> {
+    let life = match context.is_null() {
+        true => None,
+        // SAFETY: the caller got the context from the driver just now, or it is a primary one.
+        false => unsafe { driver.life(context) }.ok()?,
+    };
+    let name = Name { handle: context as usize, life };
+    if !context.is_null() {
+        if let Found::Known { context, .. } = REGISTRY.lock().find(name) {
+            return Some(context);
+        }
+        if kind != Kind::Created
+            && let Some(known) = appeared(driver, context, device, name)
+        {
+            return Some(known);
+        }
+        limits::apply(driver, context, device);
+    }
+    let site = site::here();
+    let (cost, approximate) = before.cost(driver, context, device);
+    let origin = Arc::new(Origin { call: call.to_owned(), site, cost, approximate });
+    // Of two threads that retain one primary context at once, or that see at once that one appeared, the first enters it.
+    let entered = REGISTRY.lock().enter(name, device, kind, origin.clone());
+    let known = match entered {
+        Ok(known) => known,
+        Err(first) => return Some(first),
+    };
+    report(driver, &known, &origin);
+    bell::changed();
+    observers::all().for_each(|observer| observer.began(driver, context));
+    Some(known)
+}
+
+fn report(driver: &Driver, context: &Context, origin: &Origin) {
+    let (Context { device, id, kind, .. }, Origin { call, site, cost, approximate }) = (context, origin);
+    let (pci, uuid) = (driver.pci_address(*device), driver.uuid(*device));
+    let price = cost.map_or(String::new(), |cost| {
+        format!(", {}{}", if *approximate { "≈" } else { "" }, gpupool_config::format_size(cost))
+    });
+    tell_rank(driver, *device, &uuid, origin);
+    log::emit(|| {
+        let kind = kind.word();
+        let event = ContextCreate {
+            id: *id,
+            device: *device as u32,
+            pci: Some(pci),
+            uuid: Some(uuid),
+            kind: kind.to_owned(),
+            call: call.clone(),
+            runtime_call: site::runtime_call(site).map(str::to_owned),
+            caller: site::caller(site).map(str::to_owned),
+            thread: site::thread_name(),
+            seconds: clock::uptime(),
+            cost: *cost,
+            approximate: *approximate,
+            site: Some(site.clone()),
+        };
+        (event, format!("{kind} context on GPU {device} ({call}{price}) by {}", site::line(site)))
+    });
+}
+
+/// Logs what a context was used for.
+pub fn report_use(context: &Record) {
+    let Record { id, device, kind, usage, .. } = context;
+    log::emit(|| {
+        let (launches, copies) = (usage.launches.load(Ordering::Relaxed), usage.copies.load(Ordering::Relaxed));
+        let (allocations, modules) = (usage.allocations.load(Ordering::Relaxed), usage.modules.load(Ordering::Relaxed));
+        let event = ContextUse {
+            id: *id,
+            device: *device as u32,
+            kind: kind.word().to_owned(),
+            allocations,
+            bytes_peak: usage.peak(),
+            launches,
+            copies,
+            modules,
+            last_use: usage.last_use(),
+        };
+        let text = format!(
+            "context on GPU {device}: {launches} launches, {copies} copies, {allocations} allocations, {modules} modules"
+        );
+        (event, text)
+    });
+}
+
+/// The GPUs of these contexts, in order, each once.
+pub fn devices(contexts: &[&Record]) -> String {
+    let mut devices: Vec<i32> = contexts.iter().map(|context| context.device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    devices.iter().map(i32::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// What is known of every context that the process has or had, as far as it is kept for its end.
+pub fn records() -> Vec<Record> {
+    REGISTRY.lock().records()
+}
+
+/// What shows together with other ranks of the job whether several of them are on one GPU, which `run --fail-on` asks past
+/// the log.
+fn tell_rank(driver: &Driver, device: CUdevice, uuid: &str, origin: &Origin) {
+    if device != 0 {
+        return;
+    }
+    let Some(Rank { number, ranks, job, .. }) = process::rank() else { return };
+    verdict::on_gpu_0(RankOnGpu0 {
+        local_rank: *number,
+        job_ranks: *ranks,
+        job: job.clone(),
+        host: Some(log::host_name().to_string_lossy().into_owned()),
+        gpus: u32::try_from(driver.device_count()).ok(),
+        uuid: Some(uuid.to_owned()),
+        visible_devices: process::visible_devices(),
+        cost: origin.cost,
+        site: Some(origin.site.clone()),
+    });
+}
+
+/// Whether this process ever had a context. Takes no lock, so that it can be asked where the process leaves at once.
+pub fn was_any() -> bool {
+    registry::is_known_of(FIRST)
+}
+
+/// The id of the first context of a process.
+const FIRST: u64 = 1;
+
+/// Calls under way that make a context which has no record yet.
+static MAKING: AtomicUsize = AtomicUsize::new(0);
+
+/// Held around such a call and its [`add`]: another thread that sees the context meanwhile must not say that it appeared.
+pub struct Making(());
+
+impl Making {
+    pub fn begin() -> Self {
+        MAKING.fetch_add(1, Ordering::SeqCst);
+        Self(())
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        MAKING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Looks for primary contexts that came to be without a hooked call. Cheap (tens of nanoseconds a device), and called
+/// only where something rare happens.
+pub fn sweep(driver: &Driver, call: &'static str) {
+    let count = driver.device_count();
+    let before = std::mem::replace(&mut *LAST_SWEEP.lock(), call);
+    for device in 0..count {
+        let known = || REGISTRY.lock().has_primary(device);
+        // In this order: who made it was in MAKING before it existed, and has noted it when no longer there.
+        if driver.primary_is_active(device) && MAKING.load(Ordering::SeqCst) == 0 && !known() {
+            let between = format!("appeared between {before} and {call}");
+            add(driver, std::ptr::null_mut(), device, Kind::Appeared, &between, Before::at_init(device));
+        }
+    }
+}
+
+/// A reference to the primary context of this device was taken.
+pub fn retained(device: CUdevice) {
+    REGISTRY.lock().retained(device);
+}
+
+/// A green context was made on this device.
+pub fn green_began(green: usize, device: CUdevice) {
+    REGISTRY.lock().green_began(green, device);
+}
+
+/// The handle that a green context has as a context. What is made in it belongs to the primary one.
+pub fn green_is(green: usize, context: CUcontext) {
+    REGISTRY.lock().green_is(green, context as usize);
+}
+
+/// The `CUcontext` behind an id; null once it is gone.
+pub fn handle_of(id: u64) -> CUcontext {
+    REGISTRY.lock().handle_of(id) as CUcontext
+}
+
+/// What is counted of the context with this id, while it lives: asked at every free, so mostly without a lock.
+#[inline]
+pub fn by_id(id: u64) -> Option<&'static Tally> {
+    registry::recent(id).or_else(|| by_id_cold(id))
+}
+
+/// It is gone, or it is one of so many that a later one took its place among those that are at hand.
+#[cold]
+fn by_id_cold(id: u64) -> Option<&'static Tally> {
+    REGISTRY.lock().by_id(id).map(|context| context.tally)
+}
+
+/// The context with this id, while it lives, and whether it is the only one on its device.
+pub fn owner(id: u64) -> Option<(Context, bool)> {
+    REGISTRY.lock().owner(id)
+}
+
+/// The context of this handle. That of a green context is its primary one.
+pub fn by_handle(context: CUcontext) -> Option<Context> {
+    if context.is_null() { None } else { REGISTRY.lock().by_handle(context as usize) }
+}
+
+/// Every context of this process that lives, oldest first.
+pub fn all() -> Vec<Context> {
+    REGISTRY.lock().live()
+}
+
+/// Every context that lives, with what it was used for, and what all contexts of the process did together.
+pub fn living() -> (Vec<Record>, Totals) {
+    REGISTRY.lock().living()
+}
+
+/// Whether this process has a context on a device now.
+pub fn is_on(device: CUdevice) -> bool {
+    REGISTRY.lock().is_on(device)
+}
+
+/// A context that lives for as long as this does: calls that would end it wait.
+pub struct Lease(u64);
+
+/// Keeps the context with this id alive. `None`: it is gone, or a call is under way that may end it; nobody waits for that.
+pub fn keep(id: u64) -> Option<Lease> {
+    REGISTRY.lock().lease_by_id(id)?.ok().map(Lease)
+}
+
+impl Lease {
+    /// `None`: no context of this handle is known to live. A call under way that may end it is waited for, since it may
+    /// live on after that, with work that somebody has to wait for.
+    fn take(context: CUcontext) -> Option<Self> {
+        let mut registry = REGISTRY.lock();
+        loop {
+            match registry.lease(context as usize)? {
+                Ok(id) => return Some(Self(id)),
+                Err(()) => CHANGED.wait(&mut registry),
+            }
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        REGISTRY.lock().give_back(self.0);
+        CHANGED.notify_all();
+    }
+}
+
+/// Makes a context current for the length of `act`, unless it is current already. `None` where it is not known to live: the
+/// driver takes the handle of a destroyed context for a good one, and the process crashes later.
+pub fn within<T>(driver: &Driver, context: CUcontext, act: impl FnOnce() -> T) -> Option<T> {
+    if driver.current_context() == Some(context) {
+        return Some(act());
+    }
+    let _lives = Lease::take(context)?;
+    within_own(driver, context, act)
+}
+
+/// As [`within`], for a context that the caller keeps alive, or that the driver has just given to this thread.
+pub fn within_own<T>(driver: &Driver, context: CUcontext, act: impl FnOnce() -> T) -> Option<T> {
+    if driver.current_context() == Some(context) {
+        return Some(act());
+    }
+    // SAFETY: the caller vouches for the context, which lives until it is popped below.
+    unsafe { driver.push_context(context) }.ok()?;
+    let value = act();
+    driver.pop_context();
+    Some(value)
+}
+
+/// Makes some context of this device current for the length of `act`. `None` where none lives that could be. One that a call
+/// may be ending is left alone: nobody waits here.
+pub fn within_one_on<T>(driver: &Driver, device: CUdevice, act: impl FnOnce() -> T) -> Option<T> {
+    if !process::is_preloaded() {
+        let primary = unseen::Primary::hold(driver, device)?;
+        return within_own(driver, primary.handle, act);
+    }
+    let mut here = all().into_iter().filter(|context| context.device == device);
+    let (_lives, handle) = here.find_map(|context| Some((keep(context.id)?, context.live_handle()?)))?;
+    within_own(driver, handle, act)
+}
+
+/// Kernels launched in contexts of this device that are gone.
+pub fn gone_launches(device: CUdevice) -> u64 {
+    REGISTRY.lock().gone_launches(device)
+}
+
+/// The driver, for the bodies of context calls.
+pub fn driver() -> Option<&'static Driver> {
+    cuda::get().ok()
+}

@@ -1,0 +1,266 @@
+//! Modules: what is loaded where, what it costs, and the findings about it.
+
+pub mod image;
+
+use crate::watch::{
+    context::{self, Record, limits},
+    finding, site,
+};
+use crate::{log, process};
+use cudarc::driver::sys::CUdevice;
+use gpupool_config::format_size;
+use gpupool_cuda::{CuResult, Driver};
+use gpupool_events::{Finding, ModuleLoad, ModuleUnload, Site};
+use gpupool_interpose::Api;
+use image::Image;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+/// Loads whose place is remembered for findings. A program that loads more (a compiler in a loop) is found by the first.
+const REMEMBERED: usize = 256;
+/// Memory below which eager loading is nobody's problem.
+const WORTH_SAYING: i64 = 32 << 20;
+
+/// The id of no context: they count from 1.
+const NO_CONTEXT: u64 = 0;
+
+#[derive(Clone)]
+struct Loaded {
+    /// 0 where none was current.
+    context: u64,
+    device: Option<CUdevice>,
+    call: &'static str,
+    image: Image,
+    /// It uses device malloc, and the heap was what the driver starts with.
+    default_heap: bool,
+    site: Site,
+}
+
+static LOADED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
+
+/// What was loaded so far. A copy, because findings are written, and no lock is held meanwhile.
+fn loaded() -> Vec<Loaded> {
+    LOADED.lock().clone()
+}
+
+/// Numbers of what is loaded now, by handle.
+static NUMBERS: Mutex<BTreeMap<usize, u64>> = Mutex::new(BTreeMap::new());
+/// Loads are numbered from 1.
+static NEXT: AtomicU64 = AtomicU64::new(1);
+/// Bytes that GPUs lost to eager loads, and to nobody else.
+static EAGER: AtomicU64 = AtomicU64::new(0);
+
+/// Whether anything was ever loaded. Takes no lock, so that it can be asked where the process leaves at once.
+pub fn was_any() -> bool {
+    NEXT.load(Relaxed) > 1
+}
+
+/// The current GPU's memory at one moment.
+#[derive(Clone, Copy)]
+struct Look {
+    free: u64,
+    /// Bytes of it that the pool holds: other threads may allocate while this one loads.
+    pooled: u64,
+}
+
+impl Look {
+    fn now(driver: &Driver) -> Option<Self> {
+        let free = driver.free_memory().ok()?;
+        let pooled = driver.current_device().map_or(0, context::held_on);
+        Some(Self { free, pooled })
+    }
+
+    /// Bytes that the GPU lost since, to others than the pool.
+    fn lost_since(self, before: Self) -> u64 {
+        before.free.saturating_sub(self.free).saturating_sub(self.pooled.saturating_sub(before.pooled))
+    }
+}
+
+/// Makes a loading call, and notes what it loaded. `look` gives the handle and says what the image is; it runs after a
+/// success.
+pub fn load(
+    api: Api,
+    load: impl FnOnce() -> CuResult,
+    path: Option<String>,
+    look: impl FnOnce() -> (usize, Image),
+) -> CuResult {
+    let driver = context::driver();
+    let before = driver.and_then(Look::now);
+    let start = Instant::now();
+    let result = load();
+    let seconds = start.elapsed().as_secs_f64();
+    let call = api.name();
+    if result.is_ok()
+        && let Some(driver) = driver
+    {
+        context::sweep(driver, call);
+        let (handle, image) = look();
+        let id = register(handle);
+        note(driver, id, call, path, image, before, seconds);
+    }
+    result
+}
+
+/// The number of what was loaded, and of its handle until it is unloaded.
+fn register(handle: usize) -> u64 {
+    let id = NEXT.fetch_add(1, Relaxed);
+    if handle != 0 {
+        NUMBERS.lock().insert(handle, id);
+    }
+    id
+}
+
+fn note(
+    driver: &Driver,
+    id: u64,
+    call: &'static str,
+    path: Option<String>,
+    image: Image,
+    before: Option<Look>,
+    seconds: f64,
+) {
+    // A library may be loaded before there is any context; its kernels then go to each context that runs them.
+    let context = context::current(driver);
+    if let Some(context) = context {
+        context.usage.modules.fetch_add(1, Relaxed);
+    }
+    let device = context.map(|context| context.device);
+    let after = Look::now(driver);
+    let memory = before.zip(after).map(|(before, after)| before.free as i64 - after.free as i64);
+    let lazy = driver.loads_lazily();
+    let site = site::here();
+    let Image { kind, bytes, kernels, uses_malloc } = image;
+    log::emit(|| {
+        let event = ModuleLoad {
+            id,
+            device: device.map(|device| device as u32),
+            call: call.to_owned(),
+            kind: kind.to_owned(),
+            path: path.clone(),
+            bytes,
+            kernels,
+            seconds,
+            memory,
+            lazy,
+            uses_malloc,
+            caller: site::caller(&site).map(str::to_owned),
+            thread: site::thread_name(),
+            site: Some(site.clone()),
+        };
+        let size = bytes.map_or("unknown size".to_owned(), format_size);
+        (event, format!("{call}: {kind} of {size}{} by {}", on(device), site::line(&site)))
+    });
+    // What other processes took meanwhile looks the same, so it is only counted where there are none.
+    if !lazy
+        && let Some(lost) = before.zip(after).map(|(before, after)| after.lost_since(before)).filter(|lost| *lost > 0)
+        && device.is_some_and(|device| context::is_alone_on(driver, device))
+    {
+        EAGER.fetch_add(lost, Relaxed);
+    }
+    // Without a context there is no heap yet; each gets what the settings say, or else the default.
+    let is_default =
+        || context.map_or(process::settings().malloc_heap_size.is_none(), |_| context::heap_is_default(driver));
+    let default_heap = uses_malloc && is_default();
+    let mut loaded = LOADED.lock();
+    if loaded.len() < REMEMBERED || (default_heap && loaded.iter().all(|loaded| !loaded.default_heap)) {
+        loaded.push(Loaded {
+            context: context.map_or(NO_CONTEXT, |context| context.id),
+            device,
+            call,
+            image,
+            default_heap,
+            site,
+        });
+    }
+}
+
+/// ` on GPU 1`, or nothing.
+fn on(device: Option<CUdevice>) -> String {
+    device.map_or(String::new(), |device| format!(" on GPU {device}"))
+}
+
+/// A module is gone.
+pub fn unloaded(handle: usize, call: &'static str) {
+    // Loaded before the shim took part, if it has no number.
+    let id = NUMBERS.lock().remove(&handle).unwrap_or(0);
+    let device = context::driver().and_then(context::current).map(|context| context.device);
+    log::emit(|| {
+        let event = ModuleUnload { id, device: device.map(|device| device as u32), call: call.to_owned() };
+        (event, format!("{call}{}", on(device)))
+    });
+}
+
+/// The program set a limit, and the driver has answered.
+pub fn limit_set(limit: i32, value: u64, result: CuResult) {
+    // Without a context there is nothing that has limits, and the driver has said so.
+    let Some(context) = context::driver().and_then(context::current) else { return };
+    limits::report(context.device, limit, value, result);
+    if result.is_ok() {
+        if limit == limits::MALLOC_HEAP_SIZE {
+            // Too late for what has run, but the program knows of the heap.
+            LOADED
+                .lock()
+                .iter_mut()
+                .filter(|loaded| loaded.context == context.id || loaded.context == NO_CONTEXT)
+                .for_each(|loaded| loaded.default_heap = false);
+        }
+        return;
+    }
+    let what = format!(
+        "{} could not be set to {} on GPU {} any more: the driver answered {result}",
+        limits::name(limit),
+        format_size(value),
+        context.device
+    );
+    let facts = [("limit", limits::name(limit)), ("value", value.to_string()), ("result", result.0.to_string())];
+    finding::make(&Finding::LIMIT_TOO_LATE, Some(context.device), &site::here(), &facts, &what);
+}
+
+/// For a context in which nothing ran: where its modules came from, if any were loaded.
+pub fn loaded_in_vain(context: u64, device: i32, working: &[&Record]) {
+    let loaded = loaded();
+    let mine: Vec<&Loaded> = loaded.iter().filter(|loaded| loaded.context == context).collect();
+    let Some(first) = mine.first() else { return };
+    let (number, first_of_them) = match mine.len() {
+        1 => ("one module was loaded".to_owned(), ""),
+        many => (format!("{many} modules were loaded"), "the first "),
+    };
+    let what = format!(
+        "{number} on GPU {device}, {first_of_them}by {} ({}), and nothing ran there; this process works on GPU {}",
+        first.call,
+        first.image.kind,
+        context::devices(working)
+    );
+    finding::make(&Finding::MODULE_ELSEWHERE, Some(device), &first.site, &[("modules", mine.len().to_string())], &what);
+}
+
+/// At the end of the process.
+pub fn judge() {
+    let eager = EAGER.load(Relaxed);
+    let loaded = loaded();
+    if eager as i64 >= WORTH_SAYING
+        && let Some(first) = loaded.first()
+    {
+        let what = format!(
+            "modules were loaded eagerly and took {}; lazily, only kernels that run take memory",
+            format_size(eager)
+        );
+        finding::make(&Finding::EAGER_MODULES, first.device, &first.site, &[("bytes", eager.to_string())], &what);
+    }
+    if let Some(first) = loaded.iter().find(|loaded| loaded.default_heap) {
+        let what = format!(
+            "a module that uses device malloc was loaded{} with the heap at its default of {}",
+            on(first.device),
+            format_size(limits::DEFAULT_HEAP)
+        );
+        finding::make(
+            &Finding::DEVICE_HEAP_DEFAULT,
+            first.device,
+            &first.site,
+            &[("heap", limits::DEFAULT_HEAP.to_string())],
+            &what,
+        );
+    }
+}
