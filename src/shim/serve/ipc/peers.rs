@@ -241,7 +241,7 @@ impl Unreachable {
 fn connect(handle: &Handle) -> Result<Arc<Peer>, Unreachable> {
     let name = Handle::socket(handle.pid, handle.process);
     let socket = Socket::connect(&name, Instant::now() + PATIENCE).map_err(|error| {
-        let why = format!("it cannot be reached ({error}): it ended, or is in another network namespace (container)");
+        let why = format!("it cannot be reached ({error}): it ended, became another program, or is in another network namespace (container)");
         Unreachable::of(&error, why)
     })?;
     // The secret is for the exporter alone: anybody may take a name that its owner has left.

@@ -56,10 +56,10 @@ impl Drop for Primary<'_> {
 pub fn synchronize(driver: &Driver, gpus: Gpus, wait: impl Fn() -> CuResult) -> Result<(), CuResult> {
     let current = driver.current_context().filter(|_| driver.current_device().is_ok_and(|device| gpus.contain(device)));
     for device in (0..driver.device_count()).filter(|device| gpus.contain(*device)) {
-        if let Some(primary) = Primary::hold(driver, device).filter(|primary| Some(primary.handle) != current) {
-            if within_own(driver, primary.handle, &wait) == Some(CuResult::NOT_READY) {
-                return Err(CuResult::NOT_READY);
-            }
+        if let Some(primary) = Primary::hold(driver, device).filter(|primary| Some(primary.handle) != current)
+            && within_own(driver, primary.handle, &wait) == Some(CuResult::NOT_READY)
+        {
+            return Err(CuResult::NOT_READY);
         }
     }
     if current.is_some() { wait().ok() } else { Ok(()) }
