@@ -314,7 +314,7 @@ fn say_refused(call: &'static str, result: CuResult, bytes: u64, place: Place) {
             format_args!(
                 "{call} of {} for {} was refused ({result}): managed memory stays where the driver puts it, and works",
                 format_size(bytes),
-                place.to_string()
+                place
             ),
         );
     }
