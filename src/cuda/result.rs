@@ -35,6 +35,7 @@ impl CuResult {
     }
 
     /// `Err` with the code unless it is `CUDA_SUCCESS`.
+    #[inline]
     pub fn ok(self) -> Result<(), Self> {
         if self.is_ok() { Ok(()) } else { Err(self) }
     }

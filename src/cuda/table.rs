@@ -115,6 +115,7 @@ functions! {
 
 /// The driver, or why it cannot be used. `race`: two threads may both load it, which only costs time; waiting for one
 /// another while the loader's lock is held could deadlock.
+#[inline]
 pub fn get() -> Result<&'static Driver, &'static str> {
     let load = || {
         let _sheltered = cancel::shelter();

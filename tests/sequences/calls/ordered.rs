@@ -24,9 +24,14 @@ impl World<'_> {
         }
     }
 
-    /// In the order of its stream mostly, and as plain memory, which is legal, too.
+    /// In the order of its stream mostly, and as plain memory, which is legal, too. That free waits for nobody (measured), so
+    /// the work on the memory must be over.
     pub fn release_ordered(&mut self, object: &Object) -> i32 {
         if self.random.one_in(4) {
+            if let Some(stream) = object.busy {
+                let result = self.driver.cuStreamSynchronize(stream);
+                self.expect("cuStreamSynchronize", result);
+            }
             return self.driver.cuMemFree_v2(object.address);
         }
         let stream = object.busy.unwrap_or(self.streams[0]);
