@@ -1,12 +1,12 @@
 //! Pointer routing against NVIDIA's own libcuda, which answers symbol lookups without a GPU. Three major versions come from
-//! Debian's archive; where it can not be reached, the reason is printed and nothing is claimed.
+//! Debian's archive; where it cannot be reached, the reason is printed and nothing is claimed.
 
 use harness::{Driver, Route, Run, artifact_folder, repository};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// A folder a driver version, fetched once and kept in the target folder; none where they can not be had.
+/// A folder a driver version, fetched once and kept in the target folder; none where they cannot be had.
 fn drivers() -> &'static [PathBuf] {
     static DRIVERS: OnceLock<Vec<PathBuf>> = OnceLock::new();
     DRIVERS.get_or_init(|| {
@@ -14,7 +14,7 @@ fn drivers() -> &'static [PathBuf] {
         if fetched(&folder).len() < 3 {
             let script = repository().join("tests/clients/fetch_libcuda.sh");
             let told = Run::command("sh").arg(script).arg(&folder).go();
-            // 3 is the script's way to say that this machine can not fetch; all else is a fault of the script.
+            // 3 is the script's way to say that this machine cannot fetch; all else is a fault of the script.
             if told.status.code() == Some(3) {
                 print!("{}", told.stdout);
                 return Vec::new();

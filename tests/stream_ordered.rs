@@ -79,7 +79,7 @@ fn pools_that_the_program_made_for_a_purpose_are_left_alone() {
     tells(&run, "allocate from a pool 60: 0\nallocate from a pool 30: 0\n");
 }
 
-/// In a capture memory is a node of the graph, which the driver makes; pooled memory can not be freed in it.
+/// In a capture memory is a node of the graph, which the driver makes; pooled memory cannot be freed in it.
 #[test]
 fn captures_are_the_drivers_business() {
     for mode in 0..3 {

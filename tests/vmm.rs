@@ -1,5 +1,5 @@
 //! Programs with their own virtual memory management, on four small GPUs: what one has no room for lies elsewhere, and the
-//! program can not tell.
+//! program cannot tell.
 
 use gpupool_events::Event;
 use harness::{Output, Run};

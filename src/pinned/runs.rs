@@ -81,7 +81,7 @@ struct Held {
 struct Vacancies {
     /// `None`: the context of the class ended, and the entry may become another's.
     class: Option<Class>,
-    /// Runs beside others, in segments that can not be given back as they are.
+    /// Runs beside others, in segments that cannot be given back as they are.
     parts: BTreeSet<(u64, u64, u32)>,
     /// Whole segments.
     wholes: BTreeSet<(u64, u64, u32)>,

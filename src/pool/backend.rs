@@ -7,7 +7,7 @@ use crate::Place;
 pub enum Fault<E> {
     /// The place has no memory left for this request. The pool tries the next place.
     OutOfMemory(E),
-    /// The place can not give memory at all (a container forbids host memory, say). The pool stops asking it.
+    /// The place cannot give memory at all (a container forbids host memory, say). The pool stops asking it.
     Unavailable(E),
     /// The driver asks for patience (`CUDA_ERROR_NOT_READY`). The pool repeats the call a few times.
     NotReady(E),

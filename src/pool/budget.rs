@@ -20,7 +20,7 @@ pub(crate) struct Budget {
     pub place: Place,
     /// What the pool's memory is charged to as it is made. Here is also what was planned and does not exist yet.
     accounts: Arc<Accounts>,
-    /// The place can not give memory, now or ever.
+    /// The place cannot give memory, now or ever.
     closed: bool,
     /// Everything that exists there on the pool's behalf, `leaving` and `stuck` included.
     held: u64,
@@ -234,7 +234,7 @@ impl Budget {
         self.ceiling = Some(Ceiling { held, plans_left: CEILING_PLANS });
     }
 
-    /// The place can not give memory, now or ever.
+    /// The place cannot give memory, now or ever.
     pub fn close(&mut self) {
         self.closed = true;
     }

@@ -49,7 +49,7 @@ impl Clock {
         }
     }
 
-    /// Memory freed up to this number can not be touched by this GPU any more.
+    /// Memory freed up to this number cannot be touched by this GPU any more.
     pub fn quiesced(&self, gpu: usize) -> u64 {
         self.quiesced[gpu].0.load(Ordering::Acquire)
     }

@@ -35,7 +35,7 @@ impl<H> Retired<H> {
 pub(crate) enum Cause<E> {
     /// The place ran out.
     OutOfMemory(E),
-    /// The place can not give memory.
+    /// The place cannot give memory.
     Unavailable(E),
     /// Memory that had to go first did not, and the limit leaves no room for both; or somebody else has taken the room.
     Overdrawn,

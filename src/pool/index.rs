@@ -130,7 +130,7 @@ impl AddressIndex {
 
     /// What the table says at this moment, true or not.
     fn slot(&self, address: u64) -> Option<u64> {
-        // Acquire: the table was made before. `OnceLock` sees to that too, but loom can not know.
+        // Acquire: the table was made before. `OnceLock` sees to that too, but loom cannot know.
         let count = self.count.load(Ordering::Acquire) as usize;
         let rows = self.tables.get(size(count))?.get(..count)?;
         let behind = rows.partition_point(|row| row.start.load(Ordering::Relaxed) <= address);

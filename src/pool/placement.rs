@@ -53,7 +53,7 @@ pub enum Lenders {
 /// Who reaches whom, and how fast.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Links {
-    /// `(home, other) -> rank`; lower is faster; absent means the home GPU can not reach that place.
+    /// `(home, other) -> rank`; lower is faster; absent means the home GPU cannot reach that place.
     pub ranks: std::collections::BTreeMap<(u32, Place), u32>,
 }
 

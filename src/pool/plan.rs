@@ -14,7 +14,7 @@ pub(crate) struct Attempt<'a> {
     pub bytes: u64,
     /// What the backend said of the first places of the route.
     pub headrooms: Vec<Option<u64>>,
-    /// The home GPU can not be waited for (or just was): only memory that is known to be quiet counts from here on.
+    /// The home GPU cannot be waited for (or just was): only memory that is known to be quiet counts from here on.
     pub only_quiesced: bool,
     /// Other GPUs were asked whether they are done with what could serve it.
     pub looked: bool,
@@ -97,7 +97,7 @@ impl<H: Copy> State<H> {
         }
 
         // What the policy would do if nobody else used the places: an upper bound, known without asking the backend. It
-        // finds the freed memory to reuse in the steady state, and what can not be had in any case.
+        // finds the freed memory to reuse in the steady state, and what cannot be had in any case.
         let rooms = self.rooms(route, |state, place, _| state.budgets[place.index()].room_by_limit());
         match self.spread(bytes, &rooms) {
             Err(missing) => return Step::Refuse(Refusal::Full { missing }),
@@ -112,7 +112,7 @@ impl<H: Copy> State<H> {
 
     fn plan_growth<E>(&mut self, attempt: &mut Attempt, frames: u32, waits_for: Option<PlaceId>) -> Step<H, E> {
         let Attempt { route, bytes, .. } = *attempt;
-        // The other policies can not choose before they have heard of every GPU.
+        // The other policies cannot choose before they have heard of every GPU.
         let needed = if self.policy == Policy::LocalFirst { 1 } else { route.gpus };
         loop {
             let asked = attempt.headrooms.len();

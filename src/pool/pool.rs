@@ -258,7 +258,7 @@ impl<B: Backend> Pool<B> {
 
     /// Ends the life of the block that starts at `address`.
     ///
-    /// [`Free::Strict`] returns when the block's home GPU can not touch the memory any more by work submitted before; where
+    /// [`Free::Strict`] returns when the block's home GPU cannot touch the memory any more by work submitted before; where
     /// the backend cannot wait now, it turns into [`Free::Lazy`].
     ///
     /// # Errors
@@ -511,7 +511,7 @@ impl<B: Backend> Pool<B> {
         }
     }
 
-    /// The wait for one, where it is no failure that it can not be waited for now.
+    /// The wait for one, where it is no failure that it cannot be waited for now.
     fn quiesce_if_possible(&self, gpu: PlaceId) -> Result<(), B::Error> {
         match self.quiesce(self.front.own(), &[gpu]) {
             Ok(()) | Err(Fault::NotReady(_)) => Ok(()),

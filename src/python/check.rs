@@ -174,7 +174,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Whether a Python string is not this text. One that has no UTF-8 can not be compared, and passes.
+    /// Whether a Python string is not this text. One that has no UTF-8 cannot be compared, and passes.
     fn differs(&self, value: &Owned, read: &str) -> bool {
         let mut length = 0;
         // SAFETY: a string or null (which raises), and the GIL; the result lives as long as the string.

@@ -59,7 +59,7 @@ fn symbol(name: &CStr) -> Option<*mut c_void> {
     (!address.is_null()).then_some(address)
 }
 
-/// As [`symbol`], for what CPython can not be read without.
+/// As [`symbol`], for what CPython cannot be read without.
 fn required(name: &CStr) -> Result<*mut c_void, String> {
     symbol(name).ok_or_else(|| format!("the interpreter does not export {}", name.to_string_lossy()))
 }
@@ -88,7 +88,7 @@ impl Interpreter {
     /// Calls only functions that CPython documents as callable before `Py_Initialize` and without the GIL.
     ///
     /// # Errors
-    /// Why this interpreter can not be read, as a clause for the log.
+    /// Why this interpreter cannot be read, as a clause for the log.
     fn open() -> Result<Self, String> {
         let version = Version::from_hex(version_hex()?);
         let refuse = |why: String| format!("CPython {version}: {why}");

@@ -10,7 +10,7 @@ pub struct Address(NonZeroUsize);
 const WORD: usize = size_of::<usize>();
 
 impl Address {
-    /// `None` for null and for what can not be an object, which is what a wrong offset most often yields.
+    /// `None` for null and for what cannot be an object, which is what a wrong offset most often yields.
     #[inline]
     pub fn new(address: usize) -> Option<Self> {
         NonZeroUsize::new(address).filter(|_| address.is_multiple_of(WORD)).map(Self)

@@ -27,7 +27,7 @@ const V3_14: Starts = Starts { thread: 22, frame: 31, code: 39, object: 50, byte
 /// The layout that the block describes. `version` is `Py_Version` of the same interpreter.
 ///
 /// # Errors
-/// Why it can not be used, as a clause for the log.
+/// Why it cannot be used, as a clause for the log.
 pub fn layout(words: &[u64; WORDS], version: u32) -> Result<Layout, String> {
     if words[0] != COOKIE {
         return Err("_PyRuntime does not begin with the cookie \"xdebugpy\"".to_owned());

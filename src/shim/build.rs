@@ -1,4 +1,4 @@
-//! How `libgpupool.so` is linked, which an attribute can not say.
+//! How `libgpupool.so` is linked, which an attribute cannot say.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

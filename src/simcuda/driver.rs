@@ -165,7 +165,7 @@ extern "C" fn at_exit() {
     }
 }
 
-/// A child of a process that had initialised the driver can not use it: the workers are gone, the memory is the parent's.
+/// A child of a process that had initialised the driver cannot use it: the workers are gone, the memory is the parent's.
 extern "C" fn in_child() {
     boundary::set_phase(Phase::Forked);
 }

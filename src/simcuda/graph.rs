@@ -117,7 +117,7 @@ pub fn destroy(graph: Handle) -> Outcome {
     Ok(())
 }
 
-/// `cuGraphClone`. Two graphs can not own the same memory.
+/// `cuGraphClone`. Two graphs cannot own the same memory.
 pub fn clone(out: Out<Handle>, graph: Handle) -> Outcome {
     out.required()?;
     let graph = driver().graphs.get(graph).map_err(|_| Code::INVALID_VALUE)?;

@@ -274,7 +274,7 @@ pub struct AllocNode {
 const _: () = assert!(size_of::<AllocNode>() == size_of::<cudarc::driver::sys::CUDA_MEM_ALLOC_NODE_PARAMS>());
 
 impl AllocNode {
-    /// The allocation it asks for. Graph memory can not be shared between processes.
+    /// The allocation it asks for. Graph memory cannot be shared between processes.
     pub fn allocate(&self) -> Outcome<Arc<Allocation>> {
         let props = self.props;
         if props.kind != 1 || props.handle_types != 0 || props.location.kind != Location::DEVICE || self.bytes == 0 {

@@ -37,7 +37,7 @@ pub fn get(out: Out<MemHandle>, address: u64) -> Outcome {
     let Kind::Plain { physical, device, origin: Origin::Alloc, .. } = &region.kind else {
         return Err(Code::INVALID_VALUE);
     };
-    // A scattered allocation can not be named in 64 bytes; memory has to be nearly full for that to happen.
+    // A scattered allocation cannot be named in 64 bytes; memory has to be nearly full for that to happen.
     let [piece] = physical.pieces[..] else { return Err(Code::NOT_SUPPORTED) };
     let (descriptor, index) = (physical.file() as u64, driver().gpus[*device].index as u64);
     physical.note_shared()?;

@@ -51,7 +51,7 @@ fn range(address: u64, bytes: usize) -> Outcome<(u64, u64)> {
     if inside && bytes > 0 { Ok((address, bytes as u64)) } else { Err(Code::INVALID_VALUE) }
 }
 
-/// A place for managed memory, the node of the calling thread made explicit. A GPU that can not fault refuses.
+/// A place for managed memory, the node of the calling thread made explicit. A GPU that cannot fault refuses.
 fn location(given: Location) -> Outcome<Location> {
     let driver = driver();
     match given.kind {

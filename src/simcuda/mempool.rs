@@ -310,7 +310,7 @@ pub fn export_pointer(out: Out<Shared>, address: u64) -> Outcome {
     if region.start != address || !by_handle(*handle)?.shareable {
         return Err(Code::INVALID_VALUE);
     }
-    // A chunk that lies scattered can not be named in 64 bytes; memory has to be nearly full for that to happen.
+    // A chunk that lies scattered cannot be named in 64 bytes; memory has to be nearly full for that to happen.
     let [piece] = physical.pieces[..] else { return Err(Code::NOT_SUPPORTED) };
     physical.note_shared()?;
     out.set(Shared([MAGIC, piece.offset + offset, region.bytes, 0, 0, 0, 0, 0]))

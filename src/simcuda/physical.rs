@@ -258,7 +258,7 @@ impl Physical {
     /// The memory lies in its store's file, so that exportable memory costs no descriptor before it is exported, as with a
     /// real GPU; the descriptor's position says which stretch it is.
     pub fn share(&self) -> Outcome<OwnedFd> {
-        // Scattered memory can not be named so; memory has to be nearly full for that to happen.
+        // Scattered memory cannot be named so; memory has to be nearly full for that to happen.
         let [piece] = self.pieces[..] else { return Err(Code::NOT_SUPPORTED) };
         let file = reopen(self.file())?;
         let position = ((piece.offset / GRANULE) << 32) | (piece.bytes / GRANULE);

@@ -98,7 +98,7 @@ fn check(pfn: Out<*const c_void>, version: c_int, flags: u64) -> Outcome {
     Ok(())
 }
 
-/// `cuGetProcAddress` (11.3): NOT_FOUND, and nothing written, for a name it can not give.
+/// `cuGetProcAddress` (11.3): NOT_FOUND, and nothing written, for a name it cannot give.
 pub fn get_v1(symbol: In<c_char>, pfn: Out<*const c_void>, version: c_int, flags: u64) -> Outcome {
     let symbol = symbol.text()?;
     check(pfn, version, flags)?;
@@ -108,7 +108,7 @@ pub fn get_v1(symbol: In<c_char>, pfn: Out<*const c_void>, version: c_int, flags
     }
 }
 
-/// `cuGetProcAddress_v2` (12.0): success with a null pointer for a name it can not give; the reason goes to `status`.
+/// `cuGetProcAddress_v2` (12.0): success with a null pointer for a name it cannot give; the reason goes to `status`.
 pub fn get_v2(symbol: In<c_char>, pfn: Out<*const c_void>, version: c_int, flags: u64, status: Out<c_int>) -> Outcome {
     let symbol = symbol.text()?;
     check(pfn, version, flags)?;

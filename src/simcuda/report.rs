@@ -34,7 +34,7 @@ pub fn violations() -> usize {
     VIOLATIONS.lock().len()
 }
 
-/// Writes the report if one was asked for; `%p` in its path is the process id. A path that can not be written is said on
+/// Writes the report if one was asked for; `%p` in its path is the process id. A path that cannot be written is said on
 /// stderr: the program's exit code is its own.
 pub fn write() {
     let Some(driver) = if_initialised() else { return };
@@ -113,7 +113,7 @@ fn escape(text: &str) -> String {
     text.chars().fold(String::new(), |mut escaped, letter| {
         match letter {
             '"' | '\\' => escaped.extend(['\\', letter]),
-            // Writing to a string can not fail.
+            // Writing to a string cannot fail.
             control if control.is_control() => drop(write!(escaped, "\\u{:04x}", control as u32)),
             _ => escaped.push(letter),
         }

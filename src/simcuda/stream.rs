@@ -1,4 +1,4 @@
-//! Streams: work in order on a worker thread of its own, started by the first work that can not be done at once.
+//! Streams: work in order on a worker thread of its own, started by the first work that cannot be done at once.
 
 use crate::boundary::{DefaultStream, default_stream};
 use crate::capture::{self, Capture};
@@ -471,7 +471,7 @@ pub fn query(handle: Handle) -> Outcome {
     stream.context()?.check()
 }
 
-/// A wait on a capturing stream can not be captured: it breaks the capture.
+/// A wait on a capturing stream cannot be captured: it breaks the capture.
 fn refuse_if_capturing(stream: &Arc<Stream>) -> Outcome {
     match stream.capturing()? {
         None => Ok(()),

@@ -54,7 +54,7 @@ unsafe fn give(text: &str, into: *mut c_char, size: usize) -> isize {
 fn lines(frames: &[python::Frame], truncated: bool) -> String {
     let mut text = String::new();
     for python::Frame { file, function, line } in frames {
-        // Writing to a String can not fail.
+        // Writing to a String cannot fail.
         let _ = writeln!(text, "{file}\t{function}\t{}", line.unwrap_or(0));
     }
     if truncated {

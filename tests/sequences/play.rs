@@ -196,7 +196,7 @@ fn remains(driver: &Driver, contexts: &[usize], count: i32) -> String {
     let mut text = "left:".to_owned();
     for device in 0..count {
         driver.cuMemPoolTrimTo(default_pool(driver, device), 0);
-        // Writing into a String can not fail.
+        // Writing into a String cannot fail.
         let _ = write!(text, " GPU {device} {}", driver.used(device));
     }
     for (what, name) in [

@@ -155,7 +155,7 @@ impl<'a> World<'a> {
 
     /// One line of the transcript, which must be the same in both runs.
     pub fn say(&mut self, line: Arguments<'_>) {
-        // Writing into a String can not fail.
+        // Writing into a String cannot fail.
         let _ = writeln!(self.transcript, "  t{}: {line}", self.number);
     }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// See the module's text.
 #[derive(Debug)]
 pub struct Plan {
-    /// The mode that works on this machine; differs from the setting where GPUs can not reach each other.
+    /// The mode that works on this machine; differs from the setting where GPUs cannot reach each other.
     pub mode: Mode,
     pub topology: Topology,
     /// The pool's GPUs, with the bytes to leave free on each.
@@ -37,7 +37,7 @@ pub enum NoPlan {
     Unanswered(Unanswered),
     /// The settings name what is not there.
     Settings(Vec<Problem>),
-    /// This machine can not have a pool.
+    /// This machine cannot have a pool.
     Never(String),
 }
 
@@ -183,7 +183,7 @@ impl Plan {
     }
 }
 
-/// Whether every GPU that was asked for can keep managed memory where it is placed. One that can not stops all GPUs while
+/// Whether every GPU that was asked for can keep managed memory where it is placed. One that cannot stops all GPUs while
 /// the processor touches such memory, and takes no advice.
 fn managed_works(topology: &Topology, listed: impl Fn(u32) -> bool) -> bool {
     let unfit = topology.gpus.iter().find(|gpu| listed(gpu.ordinal) && !gpu.concurrent_managed);

@@ -95,7 +95,7 @@ impl Topology {
     }
 
     /// Whether each of the two reaches the other's memory. One direction alone would let a program use memory that its
-    /// other GPU can not copy.
+    /// other GPU cannot copy.
     pub fn reach(&self, a: u32, b: u32) -> bool {
         a == b || (self.peers.contains_key(&(a, b)) && self.peers.contains_key(&(b, a)))
     }

@@ -45,7 +45,7 @@ macro_rules! real_function {
 }
 
 macro_rules! trampoline {
-    // Launches and copies are counted after the call and nothing else, which can not panic and needs no guard: so no
+    // Launches and copies are counted after the call and nothing else, which cannot panic and needs no guard: so no
     // boundary, of which a launch would feel the twenty nanoseconds. What is only traced takes the same way.
     ($name:ident($($p:ident: $t:ty),*) => usage::$body:ident($($a:ident),*)) => {
         trampoline! { @listens $name($($p: $t),*) => usage::$body($($a),*) }

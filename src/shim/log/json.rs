@@ -129,7 +129,7 @@ impl LogFile {
         self.descriptor.load(Ordering::Relaxed)
     }
 
-    /// Appends one line with one `write`, so that lines of several threads can not mix.
+    /// Appends one line with one `write`, so that lines of several threads cannot mix.
     fn append(&self, line: &[u8]) {
         // Before the line, in the same write: how many are missing in front of it.
         let missing = self.lost.swap(0, Ordering::Relaxed);
@@ -351,13 +351,13 @@ fn record<E: Written>(event: &E, message: &str) -> Vec<u8> {
 fn head(level: Level) -> Vec<u8> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let level = level.word();
-    // SAFETY: gettid takes nothing and can not fail.
+    // SAFETY: gettid takes nothing and cannot fail.
     let tid = unsafe { libc::gettid() };
     // The process id is asked anew: a child after fork has another one and the same log.
     let (version, pid) = (gpupool_events::VERSION, std::process::id());
     let (seconds, micros) = (now.as_secs(), now.subsec_micros());
     let mut line = String::with_capacity(256);
-    // Writing into a String can not fail.
+    // Writing into a String cannot fail.
     let _ =
         write!(line, "{{\"v\":{version},\"t\":{seconds}.{micros:06},\"pid\":{pid},\"tid\":{tid},\"level\":\"{level}\"");
     line.into_bytes()

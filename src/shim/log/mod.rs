@@ -46,7 +46,7 @@ static FILE_PATH: OnceLock<PathBuf> = OnceLock::new();
 static BORROWED: AtomicBool = AtomicBool::new(false);
 static WARNED: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
 
-/// Opens the log. Later calls do nothing. No failure reaches the program: what can not be opened is said on stderr, and
+/// Opens the log. Later calls do nothing. No failure reaches the program: what cannot be opened is said on stderr, and
 /// the rest goes on.
 pub fn start(settings: &Settings) {
     if STARTED.swap(true, Ordering::AcqRel) {

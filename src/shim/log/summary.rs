@@ -60,7 +60,7 @@ pub fn write_summary(when: Switch, summary: &Summary<'_>) {
 
 fn render(summary: &Summary<'_>) -> String {
     let mut text = String::new();
-    // Writing into a String can not fail.
+    // Writing into a String cannot fail.
     let mut line = |words: std::fmt::Arguments<'_>| {
         let _ = writeln!(text, "gpupool: {words}");
     };

@@ -1,5 +1,5 @@
 //! What the process told CUDA before it started, and what it changed too late: `CUDA_VISIBLE_DEVICES` and
-//! `CUDA_DEVICE_ORDER` are read by `cuInit` and never again, and a child of `fork` can not use its parent's CUDA.
+//! `CUDA_DEVICE_ORDER` are read by `cuInit` and never again, and a child of `fork` cannot use its parent's CUDA.
 //!
 //! To name the line that set a variable, `setenv`, `putenv` and `unsetenv` are exported. They do what the C library's do;
 //! before `cuInit`, and for any other name, they do nothing else.

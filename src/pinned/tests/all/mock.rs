@@ -28,7 +28,7 @@ pub struct Inner {
     pub segments: BTreeMap<u64, (u64, Key)>,
     /// The most that can be pinned, 0 for no end.
     pub capacity: u64,
-    /// Whether the device can not be waited for, by a free neither.
+    /// Whether the device cannot be waited for, by a free neither.
     pub capturing: bool,
     /// Whether a kernel runs, for which a free would wait.
     pub running: bool,

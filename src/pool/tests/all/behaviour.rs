@@ -100,7 +100,7 @@ fn free_memory_in_the_way_goes_first() {
     assert_eq!((whole.reused, whole.on_peers), (true, 0));
     free(&pool, &whole);
 
-    // Two rows that can not be joined: the memory moves to a new address.
+    // Two rows that cannot be joined: the memory moves to a new address.
     let rows: Vec<Allocation> = [30, 2, 30, 2, 30, 2, 32].map(|mib| allocate(&pool, mib * MIB).unwrap()).into();
     pool.trim(None, None, &[0, 1]);
     for row in &rows[..6] {

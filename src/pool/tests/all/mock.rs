@@ -37,7 +37,7 @@ pub struct Inner {
     pub external: BTreeMap<Place, u64>,
     /// Whether [`Backend::headroom`] knows nothing.
     pub blind: bool,
-    /// Whether the device can not be waited for.
+    /// Whether the device cannot be waited for.
     pub capturing: bool,
     /// Whether GPUs have contexts beside that of the owner who frees.
     pub others: bool,

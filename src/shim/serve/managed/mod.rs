@@ -277,7 +277,7 @@ impl Opened {
         say_refused("cuMemAdvise", result, bytes, place);
     }
 
-    /// The pool's GPUs that have a context. The others can not touch the memory.
+    /// The pool's GPUs that have a context. The others cannot touch the memory.
     fn devices_in_use(&self) -> impl Iterator<Item = u32> {
         let contexts = context::all().into_iter();
         let mut ordinals: Vec<u32> = contexts.filter_map(|context| u32::try_from(context.device).ok()).collect();

@@ -1,5 +1,5 @@
 //! Device limits: the malloc heap, stack and printf buffer that kernels have. The heap must be set before the first module
-//! that uses it is loaded, which a program that learns too late can not do; the environment can.
+//! that uses it is loaded, which a program that learns too late cannot do; the environment can.
 
 use super::within_own;
 use crate::log;

@@ -27,7 +27,7 @@ pub struct Primary<'a> {
 
 impl<'a> Primary<'a> {
     /// `None` where the device has none. (One that is destroyed between the question and the retain is made again: the
-    /// driver can not do both in one step.)
+    /// driver cannot do both in one step.)
     pub fn hold(driver: &'a Driver, device: CUdevice) -> Option<Self> {
         if !driver.primary_is_active(device) {
             return None;
