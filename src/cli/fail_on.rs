@@ -6,11 +6,10 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use gpupool_config::{Mode, Settings, VERDICTS};
+use gpupool_config::{LogPath, Mode, Settings, VERDICTS};
 use gpupool_events::{Attendance, Finding, Outside, RankOnGpu0, Verdict, VerdictEnd, finding};
 
 use crate::child::{self, Survivor};
@@ -266,7 +265,7 @@ struct Records {
 impl Records {
     fn prepare(settings: &Settings) -> Result<Records, Failure> {
         let folder = Folder::create("gpupool-log-", "what is found", b"")?;
-        let mut log = escaped(folder.path().as_os_str());
+        let mut log = LogPath::escaped(folder.path().as_os_str());
         log.push("/%p.jsonl");
         let asked = settings.log_file.is_some() || settings.log.is_some();
         let outer = std::env::var_os(VERDICTS).filter(|folder| !folder.is_empty()).map(PathBuf::from);
@@ -325,15 +324,6 @@ fn hand_on(from: &Path, to: &Path) {
 fn logs_in(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     entries.filter(|path| path.extension() == Some(OsStr::new("jsonl"))).collect()
-}
-
-/// A path as a template that stands for itself.
-fn escaped(path: &OsStr) -> OsString {
-    let bytes = path.as_bytes().iter().flat_map(|byte| match byte {
-        b'%' => vec![b'%', b'%'],
-        other => vec![*other],
-    });
-    OsString::from_vec(bytes.collect())
 }
 
 #[cfg(test)]

@@ -55,6 +55,13 @@ impl LogPath {
         Path::new(&self.0).is_relative()
     }
 
+    /// A path as a template that stands for itself, codes and all.
+    pub fn escaped(path: &OsStr) -> OsString {
+        let bytes = path.as_bytes().iter();
+        let escaped = bytes.flat_map(|byte| if *byte == b'%' { &b"%%"[..] } else { std::slice::from_ref(byte) });
+        OsString::from_vec(escaped.copied().collect())
+    }
+
     /// This path made absolute, from `folder` on where it is relative: what stands for a file now must not for another one once a program
     /// has changed its folder.
     #[must_use]
@@ -62,11 +69,7 @@ impl LogPath {
         if !self.is_relative() {
             return self.clone();
         }
-        let folder = folder.as_os_str().as_bytes().iter();
-        let mut path: Vec<u8> = folder
-            .flat_map(|byte| if *byte == b'%' { &b"%%"[..] } else { std::slice::from_ref(byte) })
-            .copied()
-            .collect();
+        let mut path = LogPath::escaped(folder.as_os_str()).into_vec();
         if !path.ends_with(b"/") {
             path.push(b'/');
         }

@@ -152,7 +152,7 @@ impl<const N: usize> Slots<N> {
 }
 
 /// Whether this process has a driver library loaded, without loading it.
-pub fn driver_is_loaded() -> bool {
+fn driver_is_loaded() -> bool {
     // SAFETY: the name is NUL-terminated; RTLD_NOLOAD only looks.
     let handle = unsafe { libc::dlopen(DRIVER.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if handle.is_null() {

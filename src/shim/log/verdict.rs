@@ -24,6 +24,7 @@ use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 
 use super::{output, stderr};
+use crate::clock;
 use gpupool_interpose::cancel;
 
 /// The file of one process. It is made once and never freed; a child of a fork makes its own.
@@ -215,7 +216,7 @@ pub fn began() {
     let Some(own) = own() else { return };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     let exe = std::env::current_exe().unwrap_or_default().display().to_string();
-    own.write(&VerdictLine::Began(Began::new(own.pid, started(), now, exe)));
+    own.write(&VerdictLine::Began(Began::new(own.pid, clock::started_at().unwrap_or(0), now, exe)));
 }
 
 /// This process is a rank of a job and made a context on its GPU 0.
@@ -301,14 +302,6 @@ impl Own {
         let file = file.and_then(output::above_standard).map_err(|error| (0, error))?;
         output::write_all(file.as_raw_fd(), text)
     }
-}
-
-/// Field 22 of `/proc/self/stat`, the start of this process in clock ticks since the machine's; 0 where it is not told.
-fn started() -> u64 {
-    let _sheltered = cancel::shelter();
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let ticks = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(19)?.parse().ok());
-    ticks.unwrap_or(0)
 }
 
 #[cfg(test)]
