@@ -133,21 +133,6 @@ pub unsafe fn from_green(real: &mut Real, ctx: *mut CUcontext, green: *mut c_voi
     result
 }
 
-/// Set current, pushed or popped: the context that is current now may be one that nobody was seen making.
-///
-/// # Safety
-/// Called by a row's trampoline.
-pub unsafe fn switched(real: &mut Real) -> CuResult {
-    let result = real.call();
-    if result.is_ok()
-        && let Some(driver) = context::driver().filter(|driver| context::has_switched(driver))
-    {
-        context::noticed(driver);
-        context::sweep(driver, real.api.name());
-    }
-    result
-}
-
 /// Peer access between the current context and another: a context that was made only for that is told apart.
 ///
 /// # Safety

@@ -116,11 +116,11 @@ macro_rules! for_each_hook {
                 => context::green_create(green, device);
             cuGreenCtxDestroy(green: *mut c_void) => context::green_destroy(green);
             cuCtxFromGreenCtx(ctx: *mut CUcontext, green: *mut c_void) => context::from_green(ctx, green);
-            cuCtxSetCurrent(ctx: CUcontext) => context::switched();
-            cuCtxPushCurrent(ctx: CUcontext) => context::switched();
-            cuCtxPushCurrent_v2(ctx: CUcontext) => context::switched();
-            cuCtxPopCurrent(ctx: *mut CUcontext) => context::switched();
-            cuCtxPopCurrent_v2(ctx: *mut CUcontext) => context::switched();
+            cuCtxSetCurrent(ctx: CUcontext) => current::switched();
+            cuCtxPushCurrent(ctx: CUcontext) => current::switched();
+            cuCtxPushCurrent_v2(ctx: CUcontext) => current::switched();
+            cuCtxPopCurrent(ctx: *mut CUcontext) => current::switched();
+            cuCtxPopCurrent_v2(ctx: *mut CUcontext) => current::switched();
 
             // Stream capture: while one is under way nothing of ours may synchronise.
             cuStreamBeginCapture(stream: CUstream) => stream::begin(stream);

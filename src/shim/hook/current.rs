@@ -1,0 +1,27 @@
+//! Bodies: which context is current. The calls are the driver's; where the thread's context is another one than at the last look,
+//! it may be one that nobody was seen making.
+
+use super::boundary;
+use crate::watch::context;
+use gpupool_cuda::{self as cuda, CuResult};
+use gpupool_interpose::Api;
+
+/// After a context was set current, pushed or popped.
+#[inline]
+pub fn switched(api: Api, result: CuResult) {
+    if result.is_ok() && cuda::at_hand().is_none_or(context::has_switched) {
+        look(api);
+    }
+    boundary::trace(api, result);
+}
+
+/// Notes the context, which takes a lock, may allocate, asks the driver and logs.
+#[cold]
+fn look(api: Api) {
+    boundary::contained(api, || {
+        if let Some(driver) = context::driver() {
+            context::noticed(driver);
+            context::sweep(driver, api.name());
+        }
+    });
+}
