@@ -5,7 +5,6 @@
 //!
 //! * [`dlsym`]: the C library's own function, past ours, and what ours answers.
 //! * [`Slots`]: the driver's function behind each hook, and the hook of each of the driver's functions.
-//! * [`guard`]: who is calling, the program or the library itself.
 //! * [`cancel`]: threads that are cancelled inside a hook.
 //! * [`boundary`]: what happens to a panic.
 //!
@@ -16,7 +15,6 @@ pub mod boundary;
 pub mod cancel;
 pub mod code;
 pub mod dlsym;
-pub mod guard;
 mod slots;
 
 pub use boundary::Real;

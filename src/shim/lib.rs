@@ -13,6 +13,7 @@ mod bell;
 mod clock;
 mod control;
 mod fence;
+mod guard;
 mod hook;
 mod log;
 mod nvml;

@@ -21,10 +21,11 @@
 mod look;
 
 use crate::bell;
+use crate::guard;
 use crate::process;
 use crate::serve::ipc;
 use gpupool_config::Toggle;
-use gpupool_interpose::{cancel, guard};
+use gpupool_interpose::cancel;
 use gpupool_metrics::folder::{Folder, Refused, Roots};
 use gpupool_metrics::{Identity, Map, Page, Process, now};
 use look::Look;

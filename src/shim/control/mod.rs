@@ -6,11 +6,11 @@ mod blocks;
 mod state;
 mod statistics;
 
+use crate::guard;
 use crate::hook::HOOKS;
 use crate::process;
 use crate::serve::{memory, pinned};
 use crate::watch::capture;
-use gpupool_interpose::guard;
 use once_cell::race::OnceBox;
 use std::ffi::{c_char, c_int};
 

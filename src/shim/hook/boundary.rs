@@ -1,9 +1,10 @@
 //! What every body has behind it: the boundary that keeps panics in, and the line in the log about the call.
 
+use crate::guard;
 use crate::{log, process};
 use gpupool_cuda::CuResult;
 use gpupool_events::Call;
-use gpupool_interpose::{Api, boundary, guard};
+use gpupool_interpose::{Api, boundary};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The real driver call with the arguments the program gave.

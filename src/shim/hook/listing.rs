@@ -18,7 +18,10 @@ const TREATMENTS: &[(&str, &[&str])] = &[
     ("The driver's first; what it has no memory for is made elsewhere", &["vmm", "stream_ordered"]),
     ("Answered for memory of gpupool's as for an ordinary allocation", &["query", "ipc"]),
     ("Made again, when the driver has no memory, after freed memory went back to it", &["retry"]),
-    ("Watched: contexts, modules, captures, and how functions are found", &["context", "current", "module", "stream", "resolve"]),
+    (
+        "Watched: contexts, modules, captures, and how functions are found",
+        &["context", "current", "module", "stream", "resolve"],
+    ),
     ("Counted", &["usage", "launch"]),
     ("Passed on, and in the log at level `trace`", &["pass"]),
 ];

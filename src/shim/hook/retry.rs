@@ -2,10 +2,11 @@
 //! driver would have had; when it runs out, they go back and the call is made again.
 
 use super::Real;
+use crate::guard;
 use crate::process;
 use crate::serve::{memory, pinned};
 use gpupool_cuda::CuResult;
-use gpupool_interpose::{Api, guard};
+use gpupool_interpose::Api;
 
 /// # Safety
 /// Called by a row's trampoline.

@@ -4,6 +4,7 @@ use super::boundary;
 #[cfg(doc)]
 use super::cancel;
 use super::table::for_each_hook;
+use crate::guard;
 use crate::run;
 use crate::serve::managed;
 use cudarc::driver::sys::{
@@ -11,7 +12,7 @@ use cudarc::driver::sys::{
     CUmemoryPool, CUmipmappedArray, CUmodule, CUstream,
 };
 use gpupool_cuda::{Access, CuResult, Location, PoolProperties, Properties};
-use gpupool_interpose::{Api, Hook, Slots, guard};
+use gpupool_interpose::{Api, Hook, Slots};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 const fn c_name(bytes: &'static [u8]) -> &'static CStr {

@@ -94,7 +94,8 @@ pub fn worked(api: Api, result: CuResult) {
     }
 }
 
-#[inline]
+/// Always inlined, so that the rows ask the loader only once where this thread's variables lie.
+#[inline(always)]
 fn count(api: Api, result: CuResult, as_what: impl Fn(&Usage)) {
     match cuda::at_hand().map(context::glance) {
         Some(Ok(Some(context))) => as_what(&context.usage),

@@ -2,10 +2,10 @@
 
 use super::summary;
 use crate::agent;
+use crate::guard;
 use crate::log::verdict;
 use crate::process::{self, Phase};
 use crate::watch::{context, module};
-use gpupool_interpose::guard;
 use std::ffi::c_void;
 
 /// The other orderly end, which runs none of the handlers of `exit`.

@@ -1,11 +1,12 @@
 //! What happens on a fork. CUDA does not survive one, so the child passes everything through, and the first call of the driver
 //! there is told about, with the place of the fork.
 
+use crate::guard;
 use crate::log::verdict;
 use crate::process::{self, Phase};
 use crate::serve::ipc;
 use crate::watch::environment;
-use gpupool_interpose::{Api, guard};
+use gpupool_interpose::Api;
 
 /// Remembers where, in case the child uses CUDA. Nothing where the shim is not active.
 pub(super) extern "C" fn before() {

@@ -3,12 +3,13 @@
 use super::{fork, observers};
 use crate::agent;
 use crate::backing::reclaim;
+use crate::guard;
 use crate::log::{self, verdict};
 use crate::process::{self, Phase};
 use crate::watch::context;
 use gpupool_config::{Mode, Settings};
 use gpupool_events::{Panic, ProcessStart};
-use gpupool_interpose::{Api, guard};
+use gpupool_interpose::Api;
 
 /// Whether hooks do anything in this process; starts the shim at the first call.
 #[inline]

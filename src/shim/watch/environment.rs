@@ -4,10 +4,11 @@
 //! To name the line that set a variable, `setenv`, `putenv` and `unsetenv` are exported. They do what the C library's do;
 //! before `cuInit`, and for any other name, they do nothing else.
 
+use crate::guard;
 use crate::watch::{context, finding, site};
 use crate::{clock, log, own_memory, process};
 use gpupool_events::{CudaInit, EnvironmentSet, Finding, Site};
-use gpupool_interpose::{Api, dlsym, guard};
+use gpupool_interpose::{Api, dlsym};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 use std::ffi::{CStr, c_char, c_int, c_void};

@@ -9,10 +9,11 @@
 
 use super::{OPENED, blocks, layouts};
 use crate::clock::coarse_now;
+use crate::guard;
 use crate::watch::capture;
 use crate::{log, process};
 use cudarc::driver::sys::{CUfunction, CUlaunchConfig, CUstream};
-use gpupool_interpose::{Api, guard};
+use gpupool_interpose::Api;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;

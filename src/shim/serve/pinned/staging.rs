@@ -13,11 +13,11 @@
 
 use super::ledger::{self, Live, Staged, Twin};
 use super::{callers, copies};
+use crate::guard;
 use crate::own_memory::read;
 use crate::watch::{finding, site};
 use gpupool_config::format_size;
 use gpupool_events::{Finding, Site};
-use gpupool_interpose::guard;
 use memchr::memmem;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};

@@ -231,8 +231,10 @@ pub fn is_refused() -> bool {
 #[inline]
 pub fn has_switched(driver: &Driver) -> bool {
     let current = driver.current_context().map_or(0, |context| context as usize);
-    let Last { epoch, handle, .. } = LAST.get();
-    current != if epoch == EPOCH.load(Ordering::Acquire) { handle } else { 0 }
+    LAST.with(|last| {
+        let Last { epoch, handle, .. } = last.get();
+        current != if epoch == EPOCH.load(Ordering::Acquire) { handle } else { 0 }
+    })
 }
 
 /// Notes the context that has just become current.

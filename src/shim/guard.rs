@@ -2,8 +2,12 @@
 //!
 //! The driver and the shim call hooked names too (the driver through its own exports when a tool patched them, the shim
 //! through the log's or the loader's detours). Such inner calls go straight to the driver.
+//!
+//! It stands in the library and not in the crate of the interposing: variables of a thread that lie in one crate are found
+//! with one question to the loader (`__tls_get_addr`), and a hook that is passed on asks for this one and for the thread's
+//! context.
 
-use crate::cancel::{self, Shelter};
+use gpupool_interpose::cancel::{self, Shelter};
 use std::cell::Cell;
 
 thread_local! {
