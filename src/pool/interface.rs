@@ -18,6 +18,8 @@ pub struct Config {
     pub policy: Policy,
     /// Which GPUs lend.
     pub lenders: Lenders,
+    /// Bytes of the largest chunk, a multiple of [`crate::FRAME`]; [`crate::LARGEST_CHUNK`] unless there is a reason.
+    pub largest_chunk: u64,
 }
 
 /// What a program asks for.

@@ -6,8 +6,8 @@
 
 use crate::clock::Clock;
 use crate::{
-    Accounts, AddressIndex, Anchor, Backend, Claim, Config, FRAME, Fault, Free, FreeError, Lenders, Links, Place,
-    PlaceSpec, Policy, Pool, Request,
+    Accounts, AddressIndex, Anchor, Backend, Claim, Config, FRAME, Fault, Free, FreeError, LARGEST_CHUNK, Lenders,
+    Links, Place, PlaceSpec, Policy, Pool, Request,
 };
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -68,6 +68,7 @@ fn pool(frames: u64) -> Arc<Pool<Device>> {
         links: Links::default(),
         policy: Policy::LocalFirst,
         lenders: Lenders::All,
+        largest_chunk: LARGEST_CHUNK,
     };
     Arc::new(Pool::new(config, Device::default()))
 }
@@ -84,6 +85,7 @@ fn lending_pool(frames: u64) -> Arc<Pool<Device>> {
         links: Links { ranks: [((1, Place::Gpu(0)), 0)].into() },
         policy: Policy::LocalFirst,
         lenders: Lenders::All,
+        largest_chunk: LARGEST_CHUNK,
     };
     Arc::new(Pool::new(config, Device::default()))
 }
@@ -98,6 +100,7 @@ fn pool_of_two(frames: u64) -> Arc<Pool<Device>> {
         links: Links { ranks: [((0, Place::Gpu(1)), 0), ((1, Place::Gpu(0)), 0)].into() },
         policy: Policy::LocalFirst,
         lenders: Lenders::All,
+        largest_chunk: LARGEST_CHUNK,
     };
     Arc::new(Pool::new(config, Device::default()))
 }

@@ -1,5 +1,6 @@
 //! The pool's operations: look at the state under the lock, call the backend without it, come back with the outcome.
 
+use crate::chunks::Chunk;
 use crate::clock::Clock;
 use crate::drive::{self, Broken, Cause};
 use crate::front::{Front, Popped, Push};
@@ -36,6 +37,7 @@ pub struct Pool<B: Backend> {
     pub(crate) backend: B,
     pub(crate) base: u64,
     bytes: u64,
+    largest_chunk: u64,
     pub(crate) accounts: Arc<Accounts>,
     routes: Vec<Route>,
     pub(crate) registry: Registry,
@@ -54,6 +56,7 @@ impl<B: Backend> Pool<B> {
             backend,
             base: config.base,
             bytes: config.bytes,
+            largest_chunk: config.largest_chunk,
             accounts: Arc::clone(&config.accounts),
             routes: Route::all(&config),
             registry: Registry::new(config.bytes / FRAME),
@@ -411,12 +414,23 @@ impl<B: Backend> Pool<B> {
                 return Err(Cause::Overdrawn);
             }
         }
-        match drive::build(&self.backend, self.base, &growth, &self.accounts) {
+        let readers = self.backend.readers();
+        match drive::build(&self.backend, self.base, self.largest_chunk, &growth, &self.accounts) {
             Ok(chunks) => {
-                let mut state = self.lock();
-                state.chunks.insert(&chunks);
-                let (taken, headroom) = state.deliver(&growth, attempt);
-                Ok(self.award(&mut state, &taken, attempt, false, headroom))
+                let allocation = {
+                    let mut state = self.lock();
+                    state.chunks.insert(&chunks);
+                    let (taken, headroom) = state.deliver(&growth, attempt);
+                    self.award(&mut state, &taken, attempt, false, headroom)
+                };
+                // Somebody was added meanwhile. Whoever added it grants what was in the books then, and this may not have been.
+                if self.backend.readers() != readers
+                    && let Err(error) = self.grant_rows(&chunks)
+                {
+                    let _ = self.free(allocation.block.address, Free::Lazy);
+                    return Err(Cause::Failed(error));
+                }
+                Ok(allocation)
             }
             Err(Broken { cause, place, created, retired }) => {
                 let mut state = self.lock();
@@ -438,6 +452,39 @@ impl<B: Backend> Pool<B> {
                 Err(cause)
             }
         }
+    }
+
+    /// Grants all memory of the pool once more, because [`Backend::readers`] changed: when it returns, whoever was added
+    /// before the call reaches every block there is, and every later one.
+    ///
+    /// # Errors
+    /// The backend's, of the first row of chunks that could not be granted; the others are.
+    pub fn grant_again(&self) -> Result<(), B::Error> {
+        let chunks = self.lock().chunks.all();
+        self.grant_rows(&chunks)
+    }
+
+    /// Grants chunks, in address order, as far as they are still mapped.
+    fn grant_rows(&self, chunks: &[Chunk<B::Handle>]) -> Result<(), B::Error> {
+        let mut answer = Ok(());
+        for row in chunks.chunk_by(|left, right| left.place == right.place && left.end() == right.start) {
+            let (Some(first), Some(last)) = (row.first(), row.last()) else { continue };
+            let grant = |start: u32, end: u32| {
+                self.backend.grant(self.address(start), bytes_of(end - start), self.accounts.place(first.place))
+            };
+            if grant(first.start, last.end()).is_ok() {
+                continue;
+            }
+            // Where another thread takes one of them down meanwhile, the driver refuses the whole row.
+            for chunk in row {
+                if let Err(fault) = grant(chunk.start, chunk.end())
+                    && self.lock().chunks.at(chunk.start).is_some_and(|now| now.handle == chunk.handle)
+                {
+                    answer = answer.and(Err(drive::error_of(fault)));
+                }
+            }
+        }
+        answer
     }
 
     /// The lock, with everything that is kept back among the free runs.

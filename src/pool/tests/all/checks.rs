@@ -29,6 +29,9 @@ pub fn all_linked(places: &[Place]) -> Links {
     Links { ranks }
 }
 
+/// Bytes of the largest chunk here: small, so that most blocks stand on several.
+pub const CHUNK: u64 = 32 << 20;
+
 /// A pool whose limits are what the places have, in 64 TiB of addresses.
 pub fn pool(policy: Policy, capacity: &[(Place, u64)]) -> Pool<Mock> {
     pool_with(policy, Lenders::All, capacity, capacity)
@@ -44,6 +47,7 @@ pub fn pool_with(policy: Policy, lenders: Lenders, limits: &[(Place, u64)], capa
         links: all_linked(&places),
         policy,
         lenders,
+        largest_chunk: CHUNK,
     };
     Pool::new(config, Mock::new(capacity))
 }

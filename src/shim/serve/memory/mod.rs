@@ -358,6 +358,25 @@ pub fn release_anchor(address: u64, bytes: u64) -> bool {
 pub struct OfContexts;
 
 impl Observer for OfContexts {
+    /// What was mapped before this GPU had a context was granted to others only. The call that made the context returns when
+    /// that is mended.
+    fn arrived(&self, device: CUdevice) {
+        let (Some(opened), Ok(gpu)) = (open::opened(), u32::try_from(device)) else { return };
+        let arrival = context::arrivals(device);
+        if opened.pool.backend().is_granted_to(gpu, arrival) {
+            return;
+        }
+        match opened.pool.grant_again() {
+            Ok(()) => opened.pool.backend().granted_to(gpu, arrival),
+            Err(result) => tracing::error!(
+                target: "gpupool::memory", about = "grant",
+                "cuMemSetAccess of the pool's memory for GPU {gpu}, which has a context now: {result}; a kernel or copy of that \
+                 GPU that touches blocks of the others will fail with 719. Free memory on GPU {gpu}, or make its context before \
+                 the first allocation"
+            ),
+        }
+    }
+
     fn ended(&self, id: u64) -> usize {
         let ended = open::opened().map_or_else(Vec::new, |opened| opened.pool.free_owned_by(id));
         ended.iter().for_each(|block| tell_ended(block.id));

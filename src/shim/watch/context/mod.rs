@@ -98,6 +98,12 @@ impl Context {
         self.tally.id.load(Ordering::Acquire) != self.id
     }
 
+    /// What it was used for. The counters outlive it.
+    #[inline]
+    pub fn usage(&self) -> &'static Usage {
+        &self.tally.usage
+    }
+
     /// The `CUcontext`; `None` while it is unknown, and once the context is gone.
     pub fn live_handle(&self) -> Option<CUcontext> {
         let handle = self.tally.handle.load(Ordering::Acquire);
@@ -285,7 +291,10 @@ pub fn add(
     };
     let name = Name { handle: context as usize, life };
     if !context.is_null() {
-        if let Found::Known { context, .. } = REGISTRY.lock().find(name) {
+        let found = REGISTRY.lock().find(name);
+        if let Found::Known { context, .. } = found {
+            // The thread that entered it may not be through yet with what has to be done before it is used.
+            observers::all().for_each(|observer| observer.arrived(device));
             return Some(context);
         }
         if kind != Kind::Created
@@ -302,10 +311,14 @@ pub fn add(
     let entered = REGISTRY.lock().enter(name, device, kind, origin.clone());
     let known = match entered {
         Ok(known) => known,
-        Err(first) => return Some(first),
+        Err(first) => {
+            observers::all().for_each(|observer| observer.arrived(device));
+            return Some(first);
+        }
     };
     report(driver, &known, &origin);
     bell::changed();
+    observers::all().for_each(|observer| observer.arrived(device));
     observers::all().for_each(|observer| observer.began(driver, context));
     Some(known)
 }
@@ -492,6 +505,16 @@ pub fn living() -> (Vec<Record>, Totals) {
 /// Whether this process has a context on a device now.
 pub fn is_on(device: CUdevice) -> bool {
     REGISTRY.lock().is_on(device)
+}
+
+/// How often a first context came to a device that had none. 0: it never had one, or what it has was not seen yet.
+pub fn arrivals(device: CUdevice) -> u64 {
+    REGISTRY.lock().arrivals(device)
+}
+
+/// The sum of [`arrivals`] over all devices.
+pub fn all_arrivals() -> u64 {
+    REGISTRY.lock().all_arrivals()
 }
 
 /// A context that lives for as long as this does: calls that would end it wait.

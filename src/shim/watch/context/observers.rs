@@ -8,6 +8,10 @@ use once_cell::race::OnceBox;
 
 /// What a module does when contexts come and go. Everything is called without a lock of this module's.
 pub trait Observer: Sync {
+    /// This device has a context, and the call that gave it one has not returned. Told for each context, and again by another
+    /// thread that sees the same one.
+    fn arrived(&self, _device: CUdevice) {}
+
     /// A context is new here, though it may have been made before. Its handle is null while that is unknown; another context
     /// is current, or none.
     fn began(&self, _driver: &Driver, _context: CUcontext) {}

@@ -110,8 +110,9 @@ struct Entry {
 struct Device {
     /// Entries of its primary context: one, or while it ends and begins at the same time two.
     primaries: Vec<u64>,
-    /// Contexts there, of either kind, and what they cost.
+    /// Contexts there, of either kind, how often there came to be one where there was none, and what they cost.
     live: u32,
+    arrivals: u64,
     cost: u64,
     /// Kernels launched in those that are gone.
     gone_launches: u64,
@@ -336,6 +337,7 @@ impl Registry {
         place_of(id).store(std::ptr::from_ref(tally).cast_mut(), Ordering::Release);
         let context = Context { id, device, kind, tally };
         let of_device = self.devices.entry(device).or_default();
+        of_device.arrivals += u64::from(of_device.live == 0);
         of_device.live += 1;
         of_device.cost += origin.cost.unwrap_or(0);
         if context.is_primary() {
@@ -386,6 +388,16 @@ impl Registry {
     fn is_worth_keeping(&self, record: &Record) -> bool {
         let works = |other: &Record| other.device == record.device && other.usage.work() > 0;
         self.gone.len() < KEPT || works(record) && !self.gone.iter().any(works)
+    }
+
+    /// How often a first context came to this device.
+    pub fn arrivals(&self, device: CUdevice) -> u64 {
+        self.devices.get(&device).map_or(0, |device| device.arrivals)
+    }
+
+    /// How often a first context came to any device.
+    pub fn all_arrivals(&self) -> u64 {
+        self.devices.values().map(|device| device.arrivals).sum()
     }
 
     /// A reference to the primary context of this device was taken.
