@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use gpupool_config::{LogPath, Mode, Settings, VERDICTS};
-use gpupool_events::{Attendance, Finding, Outside, RankOnGpu0, Verdict, VerdictEnd, finding};
+use gpupool_events::{Attendance, Finding, Outside, RankOnGpu, Verdict, VerdictEnd, finding};
 
 use crate::child::{self, Survivor};
 use crate::failure::{Failure, complain};
@@ -97,7 +97,7 @@ impl FailOn {
                 records.verdicts().join(Attendance::FILE).display()
             )),
         }
-        if self.asks_for(Finding::RANKS_ON_GPU_0.code) && !counted.iter().any(is_of_ranks) {
+        if self.asks_for(Finding::RANKS_ON_ONE_GPU.code) && !counted.iter().any(is_of_ranks) {
             unknown.extend(ranks.iter().find_map(|(_, rank)| others_unseen(rank)));
         }
         if succeeded {
@@ -144,35 +144,35 @@ fn check(settings: &Settings, command: &Command) -> Result<(), Failure> {
     }
 }
 
-/// The ranks that have a context on GPU 0, with the numbers of their processes.
-fn ranks(verdicts: &[Verdict]) -> Vec<(usize, RankOnGpu0)> {
+/// The contexts of ranks, with the numbers of their processes.
+fn ranks(verdicts: &[Verdict]) -> Vec<(usize, RankOnGpu)> {
     let numbered = verdicts.iter().enumerate();
-    numbered.filter_map(|(index, verdict)| Some((index, verdict.on_gpu_0.clone()?))).collect()
+    numbered.flat_map(|(index, verdict)| verdict.on_gpus.iter().map(move |rank| (index, rank.clone()))).collect()
 }
 
 /// The findings of all processes, and what only all of them together show.
-fn found(verdicts: &[Verdict], ranks: &[(usize, RankOnGpu0)]) -> Vec<Found> {
+fn found(verdicts: &[Verdict], ranks: &[(usize, RankOnGpu)]) -> Vec<Found> {
     let made = verdicts.iter().enumerate();
     let mut found =
         report::merge(made.flat_map(|(index, verdict)| verdict.findings.iter().map(move |made| (index, made))));
-    found.extend(report::ranks_on_gpu_0(ranks));
+    found.extend(report::ranks_on_one_gpu(ranks));
     found
 }
 
 fn is_of_ranks(found: &Found) -> bool {
-    found.code == Finding::RANKS_ON_GPU_0.code
+    found.code == Finding::RANKS_ON_ONE_GPU.code
 }
 
-/// Why it is not known whether a rank shares GPU 0 with others: this command is a rank itself, so that the others run beside
+/// Why it is not known whether a rank shares a GPU with others: this command is a rank itself, so that the others run beside
 /// it. A launcher that runs under this command gives numbers of its own, and then all ranks of this host are seen.
-fn others_unseen(rank: &RankOnGpu0) -> Option<String> {
+fn others_unseen(rank: &RankOnGpu) -> Option<String> {
     let own = gpupool_config::rank(std::env::vars_os())?;
     let is_own = (own.number, &own.job) == (rank.local_rank, &rank.job);
-    (is_own && report::is_guest(rank)).then(|| {
+    (is_own && report::is_on_anothers(rank)).then(|| {
         format!(
-            "local rank {} has a context on GPU 0, and what the other ranks of its job do is not seen here; put \
+            "local rank {} has a context on GPU {}, and what the other ranks of its job do is not seen here; put \
              `gpupool run` in front of the launcher",
-            rank.local_rank
+            rank.local_rank, rank.device
         )
     })
 }
