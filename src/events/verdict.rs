@@ -12,6 +12,8 @@
 //! {"verdict":"ended","findings":1}
 //! ```
 //!
+//! In place of all but the first, `{"verdict":"apart","why":"GPUPOOL_MODE=off"}` where nothing is looked at.
+//!
 //! A process writes `ended` when it has judged everything and every finding before is written. So a file without that line,
 //! or with fewer findings than the line counts, or with nothing at all, is of a process of which not everything is known:
 //! it was killed, left by `_exit`, or there was no room. A process that calls no driver function makes no file.
@@ -49,6 +51,11 @@ pub enum VerdictLine {
     Gpu(RankOnGpu),
     /// Something a person should change.
     Finding(FindingMade),
+    /// Nothing is looked at in this process.
+    Apart {
+        /// The setting that says so, or that cannot be used.
+        why: String,
+    },
     /// Everything was judged and said.
     Ended {
         /// How many findings the file has above.
@@ -97,6 +104,8 @@ pub enum VerdictEnd {
     Replaced,
     /// The process did not say that it was done: killed, ended by `_exit`, still running, or unable to write.
     Open,
+    /// The process let every call pass and looked at nothing; the words name the setting that is the cause.
+    Apart(String),
     /// The file is not what a process writes; the words say why.
     Damaged(String),
 }
@@ -193,6 +202,7 @@ impl Verdict {
                     }
                 }
                 Ok(VerdictLine::Finding(finding)) => verdict.findings.push(finding),
+                Ok(VerdictLine::Apart { why }) => verdict.end = VerdictEnd::Apart(why),
                 Ok(VerdictLine::Ended { findings }) if findings <= verdict.findings.len() as u64 => {
                     if verdict.end == VerdictEnd::Open {
                         verdict.end = VerdictEnd::Complete;

@@ -268,6 +268,13 @@ pub fn found(finding: FindingMade) {
     own.write(&VerdictLine::Finding(finding));
 }
 
+/// Nothing is looked at in this process, because of what `why` names.
+pub fn apart(why: &str) {
+    if let Some(own) = own() {
+        own.write(&VerdictLine::Apart { why: why.to_owned() });
+    }
+}
+
 /// Everything was judged.
 pub fn ended() {
     let Some(own) = own() else { return };
