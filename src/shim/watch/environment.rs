@@ -19,6 +19,8 @@ const WATCHED: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
 /// The state at the first `cuInit` that succeeded.
 struct Initial {
     values: [Option<String>; 2],
+    /// GPUs that the process saw then.
+    gpus: Option<usize>,
     site: Site,
 }
 
@@ -90,7 +92,8 @@ pub fn initialised(call: &'static str) {
         context::remember(driver);
     }
     let gpus = context::driver().map(|driver| driver.device_count());
-    let initial = Initial { values: values(), site: site::here() };
+    let gpus = gpus.and_then(|gpus| usize::try_from(gpus).ok());
+    let initial = Initial { values: values(), gpus, site: site::here() };
     let [visible_devices, device_order] = &initial.values;
     log::emit(|| {
         let event = CudaInit {
@@ -107,6 +110,28 @@ pub fn initialised(call: &'static str) {
     });
     process::cuda_read(initial.values[0].clone());
     let _ = INITIAL.set(Box::new(initial));
+}
+
+/// Whether two values of a watched variable mean the same to CUDA, in a process that sees `gpus` with the first of them.
+fn mean_the_same(index: usize, then: Option<&str>, now: Option<&str>, gpus: Option<usize>) -> bool {
+    if then == now {
+        return true;
+    }
+    if WATCHED[index] == "CUDA_DEVICE_ORDER" {
+        const DEFAULT: &str = "FASTEST_FIRST";
+        return then.unwrap_or(DEFAULT).trim() == now.unwrap_or(DEFAULT).trim();
+    }
+    let numbers =
+        |list: &str| list.split(',').map(|item| item.trim().parse::<usize>().ok()).collect::<Option<Vec<_>>>();
+    let Some(mut now) = now.and_then(numbers) else { return false };
+    match then {
+        Some(then) => numbers(then) == Some(now),
+        // All that there are, in their order. The first number that is no GPU's ends a list.
+        None => gpus.is_some_and(|gpus| {
+            now.truncate(now.iter().take_while(|gpu| **gpu < gpus).count());
+            now.into_iter().eq(0..gpus)
+        }),
+    }
 }
 
 /// The last change of a watched variable that was seen.
@@ -152,7 +177,7 @@ pub fn judge() {
     let changes = CHANGES.lock().clone();
     let Some(values) = values_at_end() else { return };
     for (index, (then, now)) in initial.values.iter().zip(values).enumerate() {
-        if *then == now {
+        if mean_the_same(index, then.as_deref(), now.as_deref(), initial.gpus) {
             continue;
         }
         // A change that came past `setenv` has no place.
