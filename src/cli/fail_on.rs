@@ -35,16 +35,24 @@ impl FailOn {
     /// From the words of the command line; `None` if there are none.
     ///
     /// # Errors
-    /// A code that there is no finding for.
+    /// A word that is no code of a finding.
     pub fn parse(words: &[String]) -> Result<Option<FailOn>, Failure> {
         if words.is_empty() {
             return Ok(None);
         }
-        if words.iter().any(|word| word.eq_ignore_ascii_case("any")) {
-            return Ok(Some(FailOn { codes: Vec::new() }));
+        let is_any = |word: &str| word.eq_ignore_ascii_case("any");
+        let mut codes = Vec::new();
+        for word in words.iter().map(|word| word.trim()) {
+            match finding(word) {
+                Some(finding) => codes.push(finding.code),
+                None if is_any(word) => {}
+                None => return Err(no_code(word)),
+            }
         }
-        let code = |word: &String| finding(word).map(|finding| finding.code).ok_or_else(|| explain::unknown(word));
-        Ok(Some(FailOn { codes: words.iter().map(code).collect::<Result<_, _>>()? }))
+        if words.iter().any(|word| is_any(word.trim())) {
+            codes.clear();
+        }
+        Ok(Some(FailOn { codes }))
     }
 
     /// Runs the program, and ends as it does unless a finding counts or might.
@@ -119,6 +127,18 @@ impl FailOn {
 
     fn counts(&self, found: &Found) -> bool {
         self.asks_for(&found.code)
+    }
+}
+
+/// The complaint about a word of `--fail-on` that is no code.
+fn no_code(word: &str) -> Failure {
+    const EXPECTED: &str = "write codes with a comma between them and no space, as GP001,GP005, or any";
+    if word.is_empty() {
+        Failure::usage(format!("--fail-on: an empty code; {EXPECTED}"))
+    } else if word.contains(char::is_whitespace) {
+        Failure::usage(format!("--fail-on {word:?}: a space in a code; {EXPECTED}"))
+    } else {
+        Failure::usage(format!("--fail-on {}; {EXPECTED}", explain::unknown(word)))
     }
 }
 
@@ -337,6 +357,9 @@ mod tests {
         assert!(parse(&[]).unwrap().is_none());
         assert_eq!(parse(&["gp001", "GP005"]).unwrap().unwrap().codes, ["GP001", "GP005"]);
         assert!(parse(&["GP001", "any"]).unwrap().unwrap().codes.is_empty());
-        assert!(parse(&["GP1"]).is_err());
+        assert!(parse(&["GP001", " gp005 "]).unwrap().is_some());
+        for stranger in ["GP1", "", "GP001 GP005"] {
+            assert!(parse(&[stranger]).is_err() && parse(&["any", stranger]).is_err(), "{stranger}");
+        }
     }
 }

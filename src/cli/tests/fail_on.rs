@@ -175,7 +175,15 @@ fn what_could_never_find_anything_is_refused() {
     let static_program = bench.compile("static", "int main(void) { return 0; }", &["-static"]);
     let static_program = static_program.to_str().unwrap();
     for (flags, program, reason) in [
-        (&["--fail-on", "GP1"][..], "true", "GP1: no such finding; the nearest is GP001"),
+        (&["--fail-on", "GP1"][..], "true", "--fail-on GP1: no such finding; the nearest is GP001"),
+        (&["--fail-on", "GP001,"], "true", "--fail-on: an empty code; write codes with a comma between them"),
+        (&["--fail-on", ""], "true", "--fail-on: an empty code; write codes with a comma between them"),
+        (
+            &["--fail-on", "GP001 GP005"],
+            "true",
+            "--fail-on \"GP001 GP005\": a space in a code; write codes with a comma",
+        ),
+        (&["--fail-on", "any,GP99"], "true", "--fail-on GP99: no such finding; the nearest is GP018"),
         (&["--fail-on", "any", "--mode", "off"], "true", "nothing is looked at"),
         (&["--fail-on", "any"], static_program, "is statically linked, so that nothing in it can be looked at"),
     ] {
