@@ -111,6 +111,24 @@ pub fn rank(vars: impl Iterator<Item = (OsString, OsString)>) -> Option<Rank> {
     Some(Rank { variable: launcher.rank, number, ranks, job })
 }
 
+/// What launchers' variables say that is no number, and therefore passed over: the variable, its value, and what it should be.
+pub fn passed_over(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<String> {
+    let said = said(vars);
+    let wrong = |name: &'static str, what: &str, is_number: &dyn Fn(&str) -> bool| {
+        let value = said.get(name).filter(|value| !value.is_empty() && !value.to_str().is_some_and(is_number))?;
+        Some(format!("{name}={} is not {what}", value.display()))
+    };
+    let is_number = |value: &str| value.trim().parse::<u32>().is_ok();
+    let is_count = |value: &str| largest_count(value).is_some();
+    let of_one = |launcher: &'static Launcher| {
+        let rank = wrong(launcher.rank, "the number of a rank", &is_number);
+        let counts = launcher.counts.iter().map(|name| wrong(name, "a number of ranks", &is_count));
+        let spread = launcher.spread.iter().flatten().map(|name| wrong(name, "a number", &is_number));
+        std::iter::once(rank).chain(counts).chain(spread).flatten().collect::<Vec<_>>()
+    };
+    LAUNCHERS.iter().flat_map(of_one).collect()
+}
+
 /// The variable that says that several ranks of a job run on this host, and how many; `None` for a process that owns its
 /// job.
 ///
