@@ -44,7 +44,7 @@ const LIBRARY: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-int gpupool_version, cuInit;
+int gpupool_version, cuInit, cuMemMap;
 __attribute__((constructor)) static void here(void) {
     char path[4096];
     const char *folder = getenv("GPUPOOL_VERDICTS");
