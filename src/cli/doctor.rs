@@ -48,6 +48,8 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     checks.extend(preload::checks());
     checks.push(software::python());
     checks.extend(software::settings(gpus.as_deref()));
+    checks.extend(software::ranks());
+    checks.extend(software::temporary());
     let state = checks.iter().map(|check| check.state).max().unwrap_or(State::Fine);
     let printed = stdout::print(&if args.json { as_json(&checks, state) } else { as_text(&checks) });
     printed.map_err(|failure| failure.with_code(State::Broken.code()))?;
