@@ -65,8 +65,8 @@ fn a_finding_fails_a_program_that_succeeds() {
     let output = output(&mut program(&bench, &["--fail-on", "GP001"], &files, script));
     let log = stdout(&output).trim().to_owned();
     let expected = format!(
-        "gpupool: GP001: A context that nobody uses: the primary context on GPU 0 took ≈519.0 MiB 8.1 s after the start \
-         and nothing was done in it\ngpupool:   /home/ada/work/train.py:88 in report_speed\ngpupool: gpupool report {log}\n"
+        "gpupool: GP001: A context that nobody uses: a context on GPU 0 was made by cudaDeviceSynchronize \
+         and nothing ran in it, ≈519.0 MiB; this process works on GPU 3\ngpupool:   /home/ada/work/train.py:88 in report_speed\ngpupool: gpupool report {log}\n"
     );
     assert_eq!(code_and_words(&output), (Some(3), expected));
     // The log is kept for the command that was just named, and nothing else is.

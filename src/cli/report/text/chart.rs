@@ -12,7 +12,7 @@ const CHART: usize = 44;
 
 /// One line of blocks a row of process, name and quantity: its height is the quantity, against the most of all rows.
 pub fn chart(page: &mut Page, heading: &str, rows: &[(&str, &str, &Timeline)], logs: &Logs) {
-    let end = logs.processes.iter().map(|process| process.last - process.first).fold(0.0, f64::max);
+    let end = logs.processes.iter().map(|process| process.last - process.origin()).fold(0.0, f64::max);
     let most = rows.iter().map(|(_, _, line)| line.peak()).max().unwrap_or(0);
     page.heading(&format!("{heading}, from the start to {}", words::time(end)));
     for (label, name, line) in rows.iter().take(CONTEXT_ROWS) {

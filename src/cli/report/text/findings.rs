@@ -33,9 +33,6 @@ pub fn section(page: &mut Page, logs: &Logs, found: &[Found], labels: &[String])
             if found.times > found.processes.len() as u64 { format!(", {} times", found.times) } else { String::new() };
         page.entry("    in     ", &format!("{}{gpus}{times}", together(labels, &found.processes)));
         page.entry("    what   ", &found.what);
-        for (name, value) in &found.facts {
-            page.entry("           ", &format!("{}: {value}", name.replace('_', " ")));
-        }
         for (depth, line) in words::places(found.site.as_ref(), WIDTH - 11).iter().enumerate() {
             page.line(&format!("{}{line}", if depth == 0 { "    where  " } else { "           " }));
         }

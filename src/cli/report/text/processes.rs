@@ -6,7 +6,7 @@ use crate::terminal::{Page, Table, WIDTH};
 use crate::words;
 
 pub fn section(page: &mut Page, logs: &Logs, labels: &[String]) {
-    page.heading("Processes");
+    page.heading("Processes, with times from the start of each");
     let mut table = Table::new(&["process", "pid", "mode", "time", "end", "program"], b"lrlrll", BELOW);
     for (process, label) in logs.processes.iter().zip(labels).take(CONTEXT_ROWS) {
         let start = process.start.as_ref();
@@ -15,7 +15,7 @@ pub fn section(page: &mut Page, logs: &Logs, labels: &[String]) {
                 label.clone(),
                 process.pid.to_string(),
                 start.map_or("?", |start| start.mode.as_str()).to_owned(),
-                words::time(process.last - process.first),
+                words::time(process.last - process.origin()),
                 process.end().word().to_owned(),
                 start.map_or("?", |start| start.exe.as_str()).to_owned(),
             ],
