@@ -61,7 +61,7 @@ fn as_text(checks: &[Check]) -> String {
     for check in checks {
         let (mark, colour) = check.state.mark();
         let label = format!("{mark}{:<11}", check.name);
-        let mut lines = terminal::wrap(&terminal::clean(&check.words), terminal::WIDTH - label.len()).into_iter();
+        let mut lines = terminal::wrap(&terminal::clean(&check.words), terminal::width() - label.len()).into_iter();
         let first = lines.next().unwrap_or_default();
         let mark = page.paint(colour, mark);
         page.line(&format!("{mark}{:<11}{first}", check.name));

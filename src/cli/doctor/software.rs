@@ -126,6 +126,6 @@ pub fn settings(gpus: Option<&[u64]>) -> Vec<Check> {
     let words = if set.is_empty() { "all as by default" } else { "as follows, the rest as by default" };
     let below = set
         .iter()
-        .map(|(name, value)| terminal::shorten(&terminal::clean(&format!("{name}={value}")), terminal::WIDTH - 9));
+        .map(|(name, value)| terminal::shorten(&terminal::clean(&format!("{name}={value}")), terminal::width() - 9));
     vec![Check::fine("settings", words).below(below.collect()).facts(facts)]
 }

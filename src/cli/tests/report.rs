@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::{golden, golden_folder, gpupool, on_a_terminal, output, stderr, stdout};
+use crate::common::{golden, golden_folder, gpupool, on_a_terminal, on_a_terminal_of, output, stderr, stdout};
 
 const START: &str = r#"{"v":1,"t":1,"pid":7,"tid":7,"level":"info","event":"process.start","message":"","version":"0.1.0","mode":"pool","exe":"/bin/x"}"#;
 
@@ -127,6 +127,29 @@ fn a_log_without_a_record_is_an_error() {
         assert_eq!(code, Some(2), "{said}");
         let expected = format!("gpupool: {}: empty: expected the JSON lines that", log.path().display());
         assert!(said.starts_with(&expected), "{said}");
+    }
+}
+
+/// A terminal breaks a longer line wherever it is, in the middle of a word.
+#[test]
+fn on_a_narrow_terminal_lines_fit_and_say_the_same() {
+    for logs in [&["train.jsonl"][..], &["rank0.jsonl", "rank1.jsonl", "rank2.jsonl"]] {
+        let mut narrow = report(logs);
+        let text = on_a_terminal_of(40, narrow.env("NO_COLOR", "1")).replace("\r\n", "\n");
+        assert!(text.lines().all(|line| line.chars().count() <= 40), "{text}");
+        assert!(text.contains("\n  process  ") && text.contains("\n    program  "), "{text}");
+        // One that is wide has no wider lines than a file.
+        let wide = on_a_terminal_of(200, report(logs).env("NO_COLOR", "1")).replace("\r\n", "\n");
+        assert_eq!(wide, stdout(&output(&mut report(logs))));
+    }
+    let mut train = report(&["train.jsonl"]);
+    let text = on_a_terminal_of(40, train.env("NO_COLOR", "1"));
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("nothing ran in it, ≈519.0 MiB; this process works on GPU 3"), "{text}");
+    for command in [&["explain", "GP002"][..], &["explain"]] {
+        let text = on_a_terminal_of(40, gpupool().args(command).env("NO_COLOR", "1"));
+        let prose = text.lines().map(str::trim_end).filter(|line| !line.starts_with("    "));
+        assert!(prose.clone().count() > 10 && prose.clone().all(|line| line.chars().count() <= 40), "{text}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::rows::{BELOW, CONTEXT_ROWS, show};
 use crate::report::model::{End, Logs, Process};
-use crate::terminal::{Page, Table, WIDTH};
+use crate::terminal::{Page, Table, width};
 use crate::words;
 
 pub fn section(page: &mut Page, logs: &Logs, labels: &[String]) {
@@ -36,7 +36,10 @@ fn initialised(process: &Process) -> Vec<String> {
         return Vec::new();
     };
     let when = format!("CUDA initialised at {}", words::time(init.seconds));
-    let by = init.site.as_ref().map(|site| format!(" by {}", words::place(site, WIDTH - BELOW - when.len() - 4)));
+    let by = init
+        .site
+        .as_ref()
+        .map(|site| format!(" by {}", words::place(site, width().saturating_sub(BELOW + when.len() + 4))));
     let environment = [("CUDA_VISIBLE_DEVICES", &init.visible_devices), ("CUDA_DEVICE_ORDER", &init.device_order)];
     let set = environment.iter().filter_map(|(name, value)| value.as_ref().map(|value| format!("with {name}={value}")));
     std::iter::once(when.clone() + &by.unwrap_or_default()).chain(set).collect()
