@@ -26,7 +26,7 @@ use crate::{bell, clock, process};
 use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_config::Rank;
 use gpupool_cuda::{self as cuda, CuResult, Driver};
-use gpupool_events::{ContextCreate, ContextUse, RankOnGpu0};
+use gpupool_events::{ContextCreate, ContextUse, RankOnGpu};
 use parking_lot::{Condvar, Mutex};
 use registry::{Found, Name, Origin, Registry};
 use std::cell::Cell;
@@ -391,11 +391,9 @@ pub fn records() -> Vec<Record> {
 /// What shows together with other ranks of the job whether several of them are on one GPU, which `run --fail-on` asks past
 /// the log.
 fn tell_rank(driver: &Driver, device: CUdevice, uuid: &str, origin: &Origin) {
-    if device != 0 {
-        return;
-    }
-    let Some(Rank { number, ranks, job, .. }) = process::rank() else { return };
-    verdict::on_gpu_0(RankOnGpu0 {
+    let (Some(Rank { number, ranks, job, .. }), Ok(device)) = (process::rank(), u32::try_from(device)) else { return };
+    verdict::on_gpu(RankOnGpu {
+        device,
         local_rank: *number,
         job_ranks: *ranks,
         job: job.clone(),

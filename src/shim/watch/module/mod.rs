@@ -45,6 +45,17 @@ fn loaded() -> Vec<Loaded> {
     LOADED.lock().clone()
 }
 
+/// Contexts whose heap the program set itself, whatever to: it knows of the heap.
+static HEAP_CHOSEN: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+
+/// Whether the heap of this context is what nobody chose. Without a context there is no heap yet; each gets what the settings
+/// say, or else the default.
+fn has_default_heap(driver: &Driver, context: Option<u64>) -> bool {
+    let chosen = process::settings().malloc_heap_size.is_some()
+        || context.is_some_and(|context| HEAP_CHOSEN.lock().contains(&context));
+    !chosen && (context.is_none() || context::heap_is_default(driver))
+}
+
 /// Numbers of what is loaded now, by handle.
 static NUMBERS: Mutex<BTreeMap<usize, u64>> = Mutex::new(BTreeMap::new());
 /// Loads are numbered from 1.
@@ -159,10 +170,7 @@ fn note(
     {
         EAGER.fetch_add(lost, Relaxed);
     }
-    // Without a context there is no heap yet; each gets what the settings say, or else the default.
-    let is_default =
-        || context.map_or(process::settings().malloc_heap_size.is_none(), |_| context::heap_is_default(driver));
-    let default_heap = uses_malloc && is_default();
+    let default_heap = uses_malloc && has_default_heap(driver, context.map(|context| context.id));
     let mut loaded = LOADED.lock();
     if loaded.len() < REMEMBERED || (default_heap && loaded.iter().all(|loaded| !loaded.default_heap)) {
         loaded.push(Loaded {
@@ -195,10 +203,16 @@ pub fn unloaded(handle: usize, call: &'static str) {
 /// The program set a limit, and the driver has answered.
 pub fn limit_set(limit: i32, value: u64, result: CuResult) {
     // Without a context there is nothing that has limits, and the driver has said so.
-    let Some(context) = context::driver().and_then(context::current) else { return };
+    let Some(driver) = context::driver() else { return };
+    let Some(context) = context::current(driver) else { return };
     limits::report(context.device, limit, value, result);
     if result.is_ok() {
         if limit == limits::MALLOC_HEAP_SIZE {
+            let mut chosen = HEAP_CHOSEN.lock();
+            if chosen.len() < REMEMBERED && !chosen.contains(&context.id) {
+                chosen.push(context.id);
+            }
+            drop(chosen);
             // Too late for what has run, but the program knows of the heap.
             LOADED
                 .lock()
@@ -206,6 +220,10 @@ pub fn limit_set(limit: i32, value: u64, result: CuResult) {
                 .filter(|loaded| loaded.context == context.id || loaded.context == NO_CONTEXT)
                 .for_each(|loaded| loaded.default_heap = false);
         }
+        return;
+    }
+    if driver.limit(limit) == Ok(value) {
+        // It is what was asked for already.
         return;
     }
     let what = format!(
