@@ -78,7 +78,7 @@ pub enum Refusal<E> {
 
 /// The pool in numbers, all in bytes but the last four.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct PinnedUsage {
     /// What the driver has pinned for the pool.
     pub pinned: u64,
     /// What the program asked for in blocks that live, not rounded.

@@ -132,13 +132,13 @@ fn every_order(model: impl Fn() + Sync + Send + 'static) {
 }
 
 /// For models that would take minutes otherwise: every order in which a thread that could go on is interrupted
-/// [`INTERRUPTIONS`] times at most. Three are enough for the mistakes that were planted to try these models: an ordering
+/// [`INTERRUPTIONS`] times at most. They are enough to find the mistakes that were planted to try these models: an ordering
 /// weakened, a fence or the second look left out, a wait that vouches for another GPU.
 fn nearly_every_order(model: impl Fn() + Sync + Send + 'static) {
     check(model, Some(INTERRUPTIONS));
 }
 
-const INTERRUPTIONS: usize = 4;
+const INTERRUPTIONS: usize = 3;
 
 fn check(model: impl Fn() + Sync + Send + 'static, interruptions: Option<usize>) {
     let mut builder = loom::model::Builder::new();

@@ -27,7 +27,7 @@ pub enum Place {
 
 /// Bytes that this process uses, by purpose.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Usage {
+pub struct StoreUsage {
     pub plain: u64,
     pub vmm: u64,
     pub contexts: u64,
@@ -36,7 +36,7 @@ pub struct Usage {
     pub peak: u64,
 }
 
-impl Usage {
+impl StoreUsage {
     pub fn total(&self) -> u64 {
         self.plain + self.vmm + self.contexts + self.pinned + self.managed
     }
@@ -56,14 +56,14 @@ impl Usage {
 pub struct Store {
     pub place: Place,
     pub capacity: u64,
-    /// Its number in the machine's ledger.
+    /// Its number among the machine's places.
     number: usize,
     base: usize,
     file: i32,
     /// Device and number of that file.
     inode: (u64, u64),
     /// Of this process; nothing else is locked while this is.
-    usage: Mutex<Usage>,
+    usage: Mutex<StoreUsage>,
 }
 
 impl Store {
@@ -89,7 +89,7 @@ impl Store {
         self.capacity.saturating_sub(self.used())
     }
 
-    pub fn usage(&self) -> Usage {
+    pub fn usage(&self) -> StoreUsage {
         *self.usage.lock()
     }
 
@@ -180,7 +180,7 @@ pub struct Piece {
 }
 
 enum Backing {
-    /// Made by this process, in its store's file. `records`: in the ledger, of each piece, once another process may have
+    /// Made by this process, in its store's file. `records`: the machine's, of each piece, once another process may have
     /// been given it.
     Own {
         records: OnceLock<Vec<usize>>,
