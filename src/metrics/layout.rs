@@ -164,8 +164,9 @@ pub(crate) struct Levels {
     pub peak_requested: u64,
     pub gpu_count: u32,
     pub place_count: u32,
-    /// Those that the tables have no room for.
+    /// GPUs that the table has no room for.
     pub more_gpus: u32,
+    /// Places that the table has no room for.
     pub more_places: u32,
     pub gpus: [Gpu; GPUS],
     pub places: [Place; PLACES],

@@ -61,7 +61,7 @@ impl Source for [AtomicU64] {
 pub enum Unreadable {
     /// It does not begin like a page.
     Foreign,
-    /// Its layout is another than this reader's.
+    /// The layout has this version, which is not the reader's.
     Version(u32),
     /// It says that it is of another size than its version has.
     Size(u32),

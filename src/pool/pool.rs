@@ -40,7 +40,7 @@ pub struct Pool<B: Backend> {
     routes: Vec<Route>,
     pub(crate) registry: Registry,
     pub(crate) front: Front,
-    /// That of the state.
+    /// The state's clock, which is read without the lock.
     clock: Arc<Clock>,
     state: Mutex<State<B::Handle>>,
 }
@@ -464,7 +464,7 @@ impl<B: Backend> Pool<B> {
         self.state.lock()
     }
 
-    /// Waits for the owner of a block. Where that is all there is on its GPU, what was freed before is quiet, too.
+    /// Waits for the owner of a block. Where nobody else is on its GPU, all memory freed there before is quiet then.
     fn quiesce_owner(&self, record: &Record) -> Result<(), Fault<B::Error>> {
         let shard = self.front.own();
         let Place::Gpu(ordinal) = self.accounts.place(record.gpu) else { return self.quiesce(shard, &[record.gpu]) };

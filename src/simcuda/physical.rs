@@ -106,7 +106,7 @@ impl Store {
         }
     }
 
-    /// As [`Store::charge`], without making managed memory leave.
+    /// Counts `bytes` against the capacity if they are free now; no managed memory leaves for them. Whether it did.
     pub fn charge_if_free(&self, bytes: u64, purpose: Use) -> bool {
         self.try_charge(bytes, purpose).is_ok()
     }
@@ -165,7 +165,7 @@ impl Store {
         self.file
     }
 
-    /// As [`Store::descriptor`], unless the program closed that number and has another file there.
+    /// Descriptor of the whole store; `None` where the program closed that number and has another file there.
     pub fn own_descriptor(&self) -> Option<i32> {
         inode_of(self.file).filter(|inode| *inode == self.inode).map(|_| self.file)
     }
