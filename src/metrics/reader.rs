@@ -49,8 +49,12 @@ impl Source for [AtomicU64] {
         const WORD: usize = size_of::<u64>();
         let words = at.is_multiple_of(WORD).then(|| self.get(at / WORD..)).flatten();
         let words = words.filter(|words| words.len() >= into.len().div_ceil(WORD)).ok_or(ErrorKind::UnexpectedEof)?;
-        for (bytes, word) in into.chunks_mut(WORD).zip(words) {
-            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()[..bytes.len()]);
+        let (whole, rest) = into.as_chunks_mut();
+        for (bytes, word) in whole.iter_mut().zip(words) {
+            *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+        }
+        if let Some(word) = words.get(whole.len()) {
+            rest.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()[..rest.len()]);
         }
         Ok(())
     }
