@@ -53,7 +53,7 @@ impl Source for [AtomicU64] {
         for (bytes, word) in whole.iter_mut().zip(words) {
             *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
         }
-        if let Some(word) = words.get(whole.len()) {
+        if let Some(word) = words.get(whole.len()).filter(|_| !rest.is_empty()) {
             rest.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()[..rest.len()]);
         }
         Ok(())
