@@ -80,7 +80,7 @@ fn the_least_and_the_greatest_value_of_a_size_end_no_program() {
 }
 
 #[test]
-fn a_log_that_can_not_be_written_is_told_and_nothing_else_changes() {
+fn a_log_that_cannot_be_written_is_told_and_nothing_else_changes() {
     for path in ["/no/such/folder/log.jsonl", "/dev/full/log", "/proc/log.jsonl"] {
         let shim = overflowing().shim().env("GPUPOOL_LOG_FILE", path).go();
         shim.succeeds().says("allocate 150: 0").warns("GPUPOOL_LOG_FILE").warns(path);
@@ -215,7 +215,7 @@ fn gpus_that_do_not_lend_use_pooled_memory_as_the_drivers() {
     // Where they do not reach its memory, the driver stages what it has given itself.
     let shim = run.env("SIMCUDA_LINK", "none").same_under_shim(&["GPUPOOL_DEVICES=0"]);
     shim.succeeds().says("GPU 2: copy from GPU 0: 0 0, 0 wrong").warns("no peer access to each other");
-    // The same for memory that is spilled.
+    // Memory that is spilled is staged, too.
     let steps = "c:30 c:30 m:1 x:1 o:1 u:1 r:1";
     let run = Run::program("own_memory").args(steps).sim("4x64MiB").env("GPUPOOL_DEVICES", "0,1");
     let shim = run.env("GPUPOOL_RESERVE", "8MiB").shim().go();

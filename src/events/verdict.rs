@@ -58,7 +58,7 @@ pub enum VerdictLine {
     },
     /// Everything was judged and said.
     Ended {
-        /// How many findings the file has above.
+        /// How many findings stand in the file.
         findings: u64,
     },
 }
@@ -231,11 +231,11 @@ pub enum Present {
     Left,
     /// It becomes the program that is named, unless that fails.
     Becomes,
-    /// The same, with an environment that has what the library needs.
+    /// It becomes the program that is named, with an environment in which the library is loaded.
     BecomesGiven,
     /// It was started as the program that is named, by a process that says so afterwards; 0 where that does not know its number.
     Started,
-    /// The same, with an environment that has what the library needs.
+    /// It was started as the program that is named, with an environment in which the library is loaded.
     StartedGiven,
 }
 

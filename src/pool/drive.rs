@@ -2,8 +2,8 @@
 
 use crate::account::Accounts;
 use crate::chunks::{AnchorCounts, Chunk};
+use crate::next_step::Growth;
 use crate::place::PlaceId;
-use crate::plan::Growth;
 use crate::state::{Leaving, Zombie, bytes_of};
 use crate::{Backend, Claim, FRAME, Fault};
 

@@ -8,7 +8,7 @@
 //! **run** is a row of consecutive frames; a **block** is the run a program holds. A chunk is released only whole.
 //!
 //! Warm allocations and frees of small blocks pass neither a lock nor a line that another thread works on (`front.rs`); all
-//! else is decided in one place, under one lock (`plan.rs`).
+//! else is decided in one place, under one lock (`next_step.rs`).
 //!
 //! Architecture Invariant: no lock is held while a [`Backend`] method runs. Every operation is plan (locked), act
 //! (unlocked), commit (locked), and an act that fails half way is rolled back.
@@ -35,11 +35,11 @@ mod let_go;
 mod magazine;
 #[cfg(all(test, loom))]
 mod models;
+mod next_step;
 mod pieces;
 mod place;
 mod place_map;
 mod placement;
-mod plan;
 mod pool;
 mod registry;
 #[cfg(test)]

@@ -5,8 +5,8 @@ use crate::clock::Clock;
 use crate::drive::{self, Broken, Cause};
 use crate::front::{Front, Popped, Push};
 use crate::magazine::Miss;
+use crate::next_step::{Attempt, Growth, Step};
 use crate::place::PlaceId;
-use crate::plan::{Attempt, Growth, Step};
 use crate::registry::{Record, Registry};
 use crate::runs::{Kind, Run};
 use crate::state::{Route, State, Taken, bytes_of};
@@ -42,7 +42,7 @@ pub struct Pool<B: Backend> {
     routes: Vec<Route>,
     pub(crate) registry: Registry,
     pub(crate) front: Front,
-    /// That of the state.
+    /// The state's clock, which is read without the lock.
     clock: Arc<Clock>,
     state: Mutex<State<B::Handle>>,
 }
@@ -105,7 +105,7 @@ impl<B: Backend> Pool<B> {
         let mut plans_left = PLANS_PER_PLACE * self.accounts.specs().len();
         let mut next = match self.serve_kept(&mut attempt)? {
             Some(served) => served,
-            None => self.plan(&mut attempt),
+            None => self.next_step(&mut attempt),
         };
         loop {
             let step = match next {
@@ -163,14 +163,14 @@ impl<B: Backend> Pool<B> {
                     }
                 },
             }
-            next = self.plan(&mut attempt);
+            next = self.next_step(&mut attempt);
         }
     }
 
     /// Looks at the state, with all free memory in it, for the next step; awards a block that can be had at once.
-    fn plan(&self, attempt: &mut Attempt) -> Served<B> {
+    fn next_step(&self, attempt: &mut Attempt) -> Served<B> {
         let mut state = self.lock_all();
-        let step = state.plan(attempt);
+        let step = state.next_step(attempt);
         if let Step::Done(taken) = step {
             return Served::Block(self.award(&mut state, &taken, attempt, true, 0));
         }
@@ -511,7 +511,7 @@ impl<B: Backend> Pool<B> {
         self.state.lock()
     }
 
-    /// Waits for the owner of a block. Where that is all there is on its GPU, what was freed before is quiet, too.
+    /// Waits for the owner of a block. Where nobody else is on its GPU, all memory freed there before is quiet then.
     fn quiesce_owner(&self, record: &Record) -> Result<(), Fault<B::Error>> {
         let shard = self.front.own();
         let Place::Gpu(ordinal) = self.accounts.place(record.gpu) else { return self.quiesce(shard, &[record.gpu]) };

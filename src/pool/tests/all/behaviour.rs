@@ -178,7 +178,7 @@ fn a_place_that_runs_out_unannounced_is_filled_and_left() {
 }
 
 #[test]
-fn a_place_that_can_not_give_is_never_asked_again() {
+fn a_place_that_cannot_give_is_never_asked_again() {
     let pool = pool(Policy::LocalFirst, &[(GPU0, 64 * MIB), (HOST, GIB)]);
     let home = allocate(&pool, 64 * MIB).unwrap();
     let calls = pool.backend().inner().calls;

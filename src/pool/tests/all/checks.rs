@@ -65,7 +65,8 @@ pub fn assert_accounts(pool: &Pool<Mock>, live: &[Allocation]) {
     assert_accounts_beside(pool, live, BTreeMap::new());
 }
 
-/// The same where ended blocks that others have open left so many bytes behind.
+/// `usage()` against what the mock holds and what `live` blocks stand on, where ended blocks that others have open left
+/// `used` bytes behind.
 pub fn assert_accounts_beside(pool: &Pool<Mock>, live: &[Allocation], mut used: BTreeMap<Place, u64>) {
     let usage = pool.usage();
     let inner = pool.backend().inner();
@@ -154,7 +155,7 @@ pub fn note_busy(pool: &Pool<Mock>, allocation: &Allocation) {
     note_busy_on(pool, allocation, allocation.block.home);
 }
 
-/// The same of any GPU.
+/// Tells the mock that this GPU may still work on this freed block.
 pub fn note_busy_on(pool: &Pool<Mock>, allocation: &Allocation, gpu: u32) {
     let block = allocation.block;
     pool.backend().inner().note_busy(block.address, block.bytes.next_multiple_of(FRAME), gpu);

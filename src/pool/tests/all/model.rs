@@ -149,7 +149,7 @@ struct Out {
     address: u64,
     holds: u32,
     given: bool,
-    /// Its frames as handles and offsets in them, once it has ended.
+    /// The block's frames as handles and offsets in them, once it has ended.
     frames: Option<BTreeSet<(u64, u64)>>,
 }
 
