@@ -7,7 +7,7 @@ use crate::backing::plan::Plan;
 use crate::fence;
 use crate::watch::context::Gpus;
 use crate::{log, process};
-use gpupool_cuda::{Access, CuResult, Driver, Properties};
+use gpupool_cuda::{Access, CuResult, Driver, Physical, Properties};
 use gpupool_events::PoolUnavailable;
 use gpupool_pool::{Backend, FRAME, Fault, Place};
 use std::collections::BTreeMap;
@@ -62,7 +62,7 @@ impl Vmm {
         self.bytes
     }
 
-    fn make(&self, place: Place, bytes: u64) -> Result<u64, Fault<CuResult>> {
+    fn make(&self, place: Place, bytes: u64) -> Result<Physical, Fault<CuResult>> {
         let mut create = |properties: &Properties| self.driver.create(bytes, properties);
         let mut make = || match self.sharing.get(&place) {
             Some(sharing) => sharing.create(place, &mut create),
@@ -107,7 +107,7 @@ fn fault_at(place: Place, result: CuResult) -> Fault<CuResult> {
 }
 
 impl Backend for Vmm {
-    type Handle = u64;
+    type Handle = Physical;
     type Error = CuResult;
 
     fn headroom(&self, place: Place) -> Option<u64> {

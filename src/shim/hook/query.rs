@@ -8,7 +8,7 @@ use crate::serve;
 use crate::serve::{handles, ipc};
 use crate::watch::context;
 use cudarc::driver::sys::{CUdevice, CUdeviceptr};
-use gpupool_cuda::{CuResult, Driver};
+use gpupool_cuda::{Context, CuResult, Device, Driver};
 use gpupool_pool::Block;
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -65,7 +65,7 @@ pub unsafe fn total_memory(real: &mut Real, bytes: *mut usize, device: CUdevice)
     let result = real.call();
     if result.is_ok()
         && !bytes.is_null()
-        && let Some(total) = serve::total_memory(device)
+        && let Some(total) = serve::total_memory(Device::from_raw(device))
     {
         // SAFETY: not NULL, and the driver has just written to it.
         unsafe { *bytes = total as usize };
@@ -127,7 +127,7 @@ unsafe fn write_of_device(
     // SAFETY: each type is the C type of that attribute in cuda.h, and `data` has room for it.
     unsafe {
         match attribute {
-            a::CONTEXT => put(data, context::handle_of(block.owner)),
+            a::CONTEXT => put(data, context::handle_of(block.owner).map_or(std::ptr::null_mut(), Context::raw)),
             a::MEMORY_TYPE => put::<u32>(data, DEVICE_MEMORY),
             a::DEVICE_POINTER => put::<u64>(data, ptr),
             a::HOST_POINTER => return Some(CuResult::INVALID_VALUE),

@@ -9,8 +9,8 @@ use crate::serve::{
     memory::{self, mempool},
 };
 use crate::watch::{capture, context};
-use cudarc::driver::sys::{CUdevice, CUdeviceptr, CUmemoryPool, CUstream};
-use gpupool_cuda::{CuResult, Driver, PoolProperties};
+use cudarc::driver::sys::{CUdeviceptr, CUmemoryPool, CUstream};
+use gpupool_cuda::{CuResult, Device, Driver, MemoryPool, PoolProperties, Stream};
 
 /// # Safety
 /// `dptr` is the program's output argument of that call.
@@ -39,7 +39,8 @@ pub unsafe fn allocate_from(
         return used(result);
     }
     // SAFETY: as for this function.
-    unsafe { serve(real, dptr, bytes, stream, |driver, _| mempool::device_of(driver, pool)) }.unwrap_or(result)
+    unsafe { serve(real, dptr, bytes, stream, |driver, _| mempool::device_of(driver, MemoryPool::from_raw(pool)?)) }
+        .unwrap_or(result)
 }
 
 /// Has the context in which the driver allocated count as one that is in use.
@@ -59,7 +60,7 @@ unsafe fn serve(
     dptr: *mut CUdeviceptr,
     bytes: usize,
     stream: CUstream,
-    device: impl FnOnce(&Driver, CUdevice) -> Option<CUdevice>,
+    device: impl FnOnce(&Driver, Device) -> Option<Device>,
 ) -> Option<CuResult> {
     let driver = context::driver()?;
     let stream = stream::handle(real, stream);
@@ -113,7 +114,7 @@ pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuRe
 }
 
 /// The GPU that a stream is on; the driver's error for one that is none.
-fn device_of(driver: &Driver, stream: CUstream) -> Result<CUdevice, CuResult> {
+fn device_of(driver: &Driver, stream: Stream) -> Result<Device, CuResult> {
     // SAFETY: the stream is the program's argument to a call that uses it.
     let handle = unsafe { driver.stream_context(stream) }?;
     if driver.current_context() == Some(handle) {
@@ -128,7 +129,10 @@ pub unsafe fn pool_created(real: &mut Real, pool: *mut CUmemoryPool, properties:
     let result = real.call();
     if result.is_ok() {
         // SAFETY: the driver answered success, so it has read the one and written the other.
-        unsafe { mempool::created(*pool, &*properties) };
+        let (pool, properties) = unsafe { (*pool, &*properties) };
+        if let Some(pool) = MemoryPool::from_raw(pool) {
+            mempool::created(pool, properties);
+        }
     }
     result
 }
@@ -136,6 +140,8 @@ pub unsafe fn pool_created(real: &mut Real, pool: *mut CUmemoryPool, properties:
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn pool_destroyed(real: &mut Real, pool: CUmemoryPool) -> CuResult {
-    mempool::destroyed(pool);
+    if let Some(pool) = MemoryPool::from_raw(pool) {
+        mempool::destroyed(pool);
+    }
     real.call()
 }

@@ -10,9 +10,8 @@ pub mod pinned;
 use crate::backing::open;
 use crate::process;
 use crate::watch::context::{self, Context};
-use cudarc::driver::sys::CUdevice;
 use gpupool_config::{MemInfo, Mode, Switch};
-use gpupool_cuda::{CuResult, Driver};
+use gpupool_cuda::{CuResult, Device, Driver};
 use gpupool_pool::Usage;
 use memory::Answer;
 
@@ -43,7 +42,7 @@ pub fn allocate(bytes: u64, mut driver_call: impl FnMut() -> CuResult) -> Answer
 /// A block for a stream-ordered request on `device` that the driver had no memory for, owned by `context`. `None`: the
 /// driver's answer stands. Nobody is told OUT_OF_MEMORY first: the driver has just given back what its own pools kept.
 #[cold]
-pub fn allocate_after_driver(driver: &'static Driver, context: &Context, device: CUdevice, bytes: u64) -> Option<u64> {
+pub fn allocate_after_driver(driver: &'static Driver, context: &Context, device: Device, bytes: u64) -> Option<u64> {
     let answer = match memory::opened_for(driver, device) {
         Some(opened) => memory::from_pool(opened, context, device, bytes, false),
         None => managed::allocate_for(context, device, bytes, false),
@@ -66,14 +65,15 @@ pub fn free(address: u64) -> Option<CuResult> {
 /// works on several GPUs and sizes a cache on each by what it is told (JAX takes three quarters) would count the same
 /// memory once for each, and the first cache would take what the second GPU had bare.
 fn is_free_to_lend(ordinal: u32) -> bool {
-    !context::is_on(ordinal as i32)
+    !context::is_on(Device::of(ordinal))
 }
 
 /// `(free, total)` for `cuMemGetInfo` in the current context; `None`: the driver's answer stands.
 pub fn memory_info() -> Option<(u64, u64)> {
-    let home = u32::try_from(answers_as_pool()?.current_device().ok()?).ok()?;
-    let driver = process::driver()?;
-    let plan = open::plan(driver).filter(|plan| plan.is_member(home as i32))?;
+    let driver = answers_as_pool()?;
+    let device = driver.current_device().ok()?;
+    let plan = open::plan(driver).filter(|plan| plan.is_member(device))?;
+    let home = device.ordinal();
     let total = plan.total(home, is_free_to_lend);
     let free = match open::open(driver) {
         Some(opened) => opened.pool.memory_info(home, is_free_to_lend).0,
@@ -83,9 +83,9 @@ pub fn memory_info() -> Option<(u64, u64)> {
 }
 
 /// Bytes for `cuDeviceTotalMem`; `None`: the driver's answer stands.
-pub fn total_memory(device: i32) -> Option<u64> {
+pub fn total_memory(device: Device) -> Option<u64> {
     let plan = open::plan(answers_as_pool()?)?;
-    plan.is_member(device).then(|| plan.total(device as u32, is_free_to_lend))
+    plan.is_member(device).then(|| plan.total(device.ordinal(), is_free_to_lend))
 }
 
 /// The driver, where questions about a GPU's memory are answered for the pool.

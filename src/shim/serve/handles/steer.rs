@@ -9,7 +9,7 @@ use crate::log;
 use crate::process;
 use crate::serve::memory;
 use gpupool_config::{Mode, format_size};
-use gpupool_cuda::{CuResult, Driver, Properties};
+use gpupool_cuda::{CuResult, Device, Driver, Physical, Properties};
 use gpupool_events::VmmSteer;
 use gpupool_interpose::{Api, Real};
 use gpupool_pool::{Claim, FRAME, Place, Room, spread};
@@ -33,7 +33,7 @@ pub fn is_wanted() -> bool {
 ///
 /// # Safety
 /// `output` is the program's output argument of that call, and not NULL.
-pub unsafe fn create(real: &mut Real<CuResult>, output: *mut u64, request: &Request) -> CuResult {
+pub unsafe fn create(real: &mut Real<CuResult>, output: *mut Physical, request: &Request) -> CuResult {
     let Request { bytes, device, .. } = *request;
     let home = Place::Gpu(device);
     let Some(limit) = process::settings().limit.of(device).filter(|_| is_wanted()) else {
@@ -76,7 +76,7 @@ fn at_home(real: &mut Real<CuResult>, home: Place) -> CuResult {
 /// The driver and the plan, where this GPU is a place of it.
 fn plan_for(device: u32) -> Option<(&'static Driver, &'static Plan)> {
     let driver = process::driver()?;
-    Some((driver, backing::open::plan(driver).filter(|plan| plan.serves(device as i32))?))
+    Some((driver, backing::open::plan(driver).filter(|plan| plan.serves(Device::of(device)))?))
 }
 
 /// Charges `bytes` at a place if, with all that others have there, that is no more than `most`. Freed runs of the pool make
@@ -95,7 +95,7 @@ fn has(driver: &Driver, plan: &Plan, place: Place, bytes: u64, api: Api) -> bool
 /// # Safety
 /// As [`create`].
 #[cold]
-unsafe fn elsewhere(api: Api, output: *mut u64, request: &Request, most: u64, why: &'static str) -> CuResult {
+unsafe fn elsewhere(api: Api, output: *mut Physical, request: &Request, most: u64, why: &'static str) -> CuResult {
     let Request { bytes, device, .. } = *request;
     let Some((driver, plan)) = plan_for(device) else { return CuResult::OUT_OF_MEMORY };
     if memory::returns_its_cache() && with_ledger(|ledger| ledger.refuse_softly(device, bytes)) {
@@ -174,7 +174,7 @@ fn make(
 
 /// # Safety
 /// As [`create`]; `parts` were made for this request.
-unsafe fn hand_out(output: *mut u64, request: &Request, parts: &[Part], why: &'static str) -> CuResult {
+unsafe fn hand_out(output: *mut Physical, request: &Request, parts: &[Part], why: &'static str) -> CuResult {
     let home = request.device;
     with_ledger(|ledger| ledger.made(home, parts));
     bell::allocated();

@@ -8,7 +8,7 @@ use crate::log;
 use crate::watch::context::Gpus;
 use crate::watch::context::{self, Observer};
 use gpupool_config::format_size;
-use gpupool_cuda::{Access, CuResult, Driver};
+use gpupool_cuda::{Access, CuResult, Device, Driver};
 use gpupool_events::{IpcClose, IpcImport};
 use gpupool_pool::{Block, Place};
 use gpupool_wire::blocks::{Answer, BATCH, Chunk, Handle, Layout, Where};
@@ -108,8 +108,8 @@ fn enter(
     begun: Instant,
 ) -> u64 {
     static NEXT_ID: AtomicU64 = AtomicU64::new(FIRST_ID);
-    let device = (0..driver.device_count()).find(|device| driver.uuid_bytes(*device) == layout.home);
-    let home = device.or_else(|| driver.current_device().ok()).unwrap_or(0) as u32;
+    let device = driver.devices().find(|device| driver.uuid_bytes(*device) == layout.home);
+    let home = device.or_else(|| driver.current_device().ok()).map_or(0, Device::ordinal);
     let owner = context::current(driver).map_or(0, |context| context.id);
     let address = mapped.range.base + layout.offset;
     let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);

@@ -9,9 +9,8 @@ use crate::backing::level;
 use crate::backing::open::{self, Opened};
 use crate::watch::context::{self, Context, Observer};
 use crate::{bell, log, process};
-use cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle};
 use gpupool_config::{Free as FreeSetting, Mode, format_size};
-use gpupool_cuda::{CuResult, Driver};
+use gpupool_cuda::{CuResult, Device, Driver, Physical};
 use gpupool_events::{BlockAllocate, BlockFree, PoolFallback, PoolGrow, PoolRefuse, PoolSpill, PoolTrim};
 use gpupool_interpose::Api;
 use gpupool_pool::{Accounts, Allocation, Anchor, Block, Free, FreeError, Piece, Place, Refusal, Request, Usage};
@@ -86,7 +85,7 @@ pub fn pool_for() -> Option<(&'static Opened, Context)> {
 
 /// The pool, where memory asked for on this GPU is its business.
 #[inline]
-pub fn opened_for(driver: &'static Driver, device: CUdevice) -> Option<&'static Opened> {
+pub fn opened_for(driver: &'static Driver, device: Device) -> Option<&'static Opened> {
     if process::settings().mode == Mode::Trace || !process::is_open() {
         return None;
     }
@@ -95,8 +94,8 @@ pub fn opened_for(driver: &'static Driver, device: CUdevice) -> Option<&'static 
 }
 
 /// `None`: the pool has no block for this, and the driver is to be asked.
-pub fn from_pool(opened: &Opened, context: &Context, device: CUdevice, bytes: u64, soft: bool) -> Option<Answer> {
-    let mut request = Request { bytes, home: device as u32, owner: context.id, soft_refusal: soft };
+pub fn from_pool(opened: &Opened, context: &Context, device: Device, bytes: u64, soft: bool) -> Option<Answer> {
+    let mut request = Request { bytes, home: device.ordinal(), owner: context.id, soft_refusal: soft };
     let home = request.home;
     loop {
         let why = match opened.pool.allocate(&request) {
@@ -241,10 +240,9 @@ pub fn free(address: u64) -> Option<(CuResult, Option<u64>)> {
 
 /// Frees pooled memory in the order of a stream of `device`, without waiting: it is used again once everything is done that
 /// was submitted before to that GPU, which need not be the block's home.
-pub fn free_later(address: u64, device: CUdevice) -> Option<CuResult> {
-    let gpu = u32::try_from(device).ok()?;
+pub fn free_later(address: u64, device: Device) -> Option<CuResult> {
     let opened = open::opened().filter(|opened| opened.contains(address))?;
-    Some(freed(opened.pool.free_after(address, gpu)))
+    Some(freed(opened.pool.free_after(address, device.ordinal())))
 }
 
 #[inline]
@@ -314,7 +312,7 @@ pub fn block_at(address: u64) -> Option<Block> {
 }
 
 /// Where each part of a range of a live block lies; empty where there is no such block.
-pub fn pieces(address: u64, bytes: u64) -> Vec<Piece<CUmemGenericAllocationHandle>> {
+pub fn pieces(address: u64, bytes: u64) -> Vec<Piece<Physical>> {
     let opened = open::opened().filter(|opened| opened.contains(address));
     opened.map_or_else(Vec::new, |opened| opened.pool.pieces(address, bytes))
 }
@@ -368,7 +366,7 @@ impl Observer for OfContexts {
         ended.len()
     }
 
-    fn held_on(&self, device: CUdevice) -> u64 {
+    fn held_on(&self, device: Device) -> u64 {
         taken_on(device)
     }
 }
@@ -377,7 +375,7 @@ impl Observer for OfContexts {
 /// waits for this very thread.
 fn own_gpu() -> Vec<u32> {
     let device = process::driver().and_then(|driver| driver.current_device().ok());
-    device.and_then(|device| u32::try_from(device).ok()).into_iter().collect()
+    device.map(Device::ordinal).into_iter().collect()
 }
 
 /// The driver has no memory left on the current GPU for a call of its own: freed runs go back to it. Whether there were
@@ -425,9 +423,8 @@ fn report_trim(bytes: u64, why: &str) {
 }
 
 /// Bytes on a device that are the pool's, or the program's own by our doing.
-fn taken_on(device: i32) -> u64 {
-    let place = u32::try_from(device).map(Place::Gpu);
-    accounts().zip(place.ok()).map_or(0, |(accounts, place)| accounts.taken(place))
+fn taken_on(device: Device) -> u64 {
+    accounts().map_or(0, |accounts| accounts.taken(device.place()))
 }
 
 /// Who has how much of each place, where a plan was made.
