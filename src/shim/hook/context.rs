@@ -78,7 +78,7 @@ fn making(
     let Some(driver) = context::driver() else { return real.call() };
     let call = real.api.name();
     let new = kind == Kind::Created || !driver.primary_is_active(device);
-    if new && let Some(refusal) = policy::refuse(device, call) {
+    if new && let Err(refusal) = policy::allow(device, call) {
         return refusal;
     }
     context::sweep(driver, call);

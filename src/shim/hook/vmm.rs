@@ -2,6 +2,7 @@
 
 use super::{Real, retry};
 use crate::address::{self, Known};
+use crate::bypass::Bypass;
 use crate::serve::{
     handles::{self, Part, Release, Request, Retained},
     memory,
@@ -30,7 +31,12 @@ pub unsafe fn create(
             // SAFETY: not NULL, and the program's output argument.
             unsafe { handles::create(real, handle.cast(), &request) }
         }
-        _ => retry::call(real),
+        plain => {
+            let is_of_another_kind = properties.is_some() && plain.is_none();
+            let why = if is_of_another_kind { Bypass::OtherKind } else { Bypass::Malformed };
+            why.note(real.api);
+            retry::call(real)
+        }
     };
     // Such memory needs no context; made where the program is, it is what the context there is for.
     if result.is_ok()

@@ -12,6 +12,7 @@ pub use ledger::{Mapping, Part, Release, Retained};
 pub use steer::{Request, create};
 
 use crate::backing;
+use crate::bypass;
 use crate::serve::memory;
 use gpupool_cuda::{Access, CuResult, Driver, Location, Physical};
 use gpupool_pool::{Lenders, Place};
@@ -127,7 +128,7 @@ pub fn end_unmap(taken: Vec<(u64, Mapping)>, succeeded: bool) {
 /// knows, so it is looked at again when the program says who shall use it.
 pub fn imported(handle: Physical, location: Location) {
     if let Some(place) = location.place()
-        && steer::is_wanted()
+        && bypass::makes_memory().is_ok()
     {
         with_ledger(|ledger| ledger.imported(handle, place));
     }

@@ -3,6 +3,7 @@
 use super::peers::{Failure, Lease, failure, no_descriptor};
 use super::server;
 use crate::backing::topology::Topology;
+use crate::bypass::Bypass;
 use crate::fence;
 use crate::log;
 use crate::watch::context::Gpus;
@@ -137,17 +138,18 @@ fn enter(
     address
 }
 
-/// Closes what [`open`] gave. `None`: no such address, the driver's to answer.
-pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
+/// Closes what [`open`] gave.
+pub fn close(driver: &'static Driver, address: u64) -> Result<CuResult, Bypass> {
     if COUNT.load(Ordering::Acquire) == 0 {
-        return None;
+        return Err(Bypass::NotOurs);
     }
     let owner = {
         let mut imports = IMPORTS.lock();
-        let import = imports.iter_mut().find(|import| import.block.address == address && !import.closing)?;
+        let known = imports.iter_mut().find(|import| import.block.address == address && !import.closing);
+        let import = known.ok_or(Bypass::NotOurs)?;
         if import.count > 1 {
             import.count -= 1;
-            return Some(CuResult::SUCCESS);
+            return Ok(CuResult::SUCCESS);
         }
         import.closing = true;
         import.block.owner
@@ -158,7 +160,8 @@ pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
     let answer = wait(driver, &contexts);
     let removed = {
         let mut imports = IMPORTS.lock();
-        let index = imports.iter().position(|import| import.block.address == address && import.closing)?;
+        let index = imports.iter().position(|import| import.block.address == address && import.closing);
+        let index = index.ok_or(Bypass::NotOurs)?;
         if answer.is_ok() {
             let import = imports.swap_remove(index);
             COUNT.store(imports.len(), Ordering::Release);
@@ -178,7 +181,7 @@ pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
         }
         log::emit(|| (IpcClose { address, bytes }, format!("closed {} at {address:#x}", format_size(bytes))));
     }
-    Some(answer.err().unwrap_or(CuResult::SUCCESS))
+    Ok(answer.err().unwrap_or(CuResult::SUCCESS))
 }
 
 /// Closes what was opened in contexts that are gone.

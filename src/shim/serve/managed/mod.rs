@@ -15,7 +15,8 @@ mod places;
 
 use crate::backing;
 use crate::backing::topology;
-use crate::serve::memory::{self, Answer};
+use crate::bypass::{self, Answer, Bypass};
+use crate::serve::memory;
 use crate::watch::{
     capture,
     context::{self, Context, Observer},
@@ -97,31 +98,40 @@ fn open_for_blocks() -> Option<&'static Opened> {
     open().filter(|opened| opened.plan.mode == Mode::Managed)
 }
 
-/// Serves an allocation of `bytes` for the current context in mode managed. `None`: the driver is asked.
+/// Serves an allocation of `bytes` for the current context in mode managed. In the other modes, `why` the pool did not is the
+/// answer.
 #[cold]
-pub fn allocate(bytes: u64) -> Option<Answer> {
-    let opened = open_for_blocks()?;
-    let context = context::current(opened.driver)?;
-    allocate_for(&context, context.device, bytes, process::settings().soft_oom != Switch::Off)
+pub fn allocate(bytes: u64, why: Bypass) -> Answer<Result<u64, CuResult>> {
+    let opened = open_for_blocks().ok_or(why)?;
+    let context = context::current(opened.driver).ok_or(Bypass::NoContext)?;
+    allocate_for(&context, context.device, bytes, process::settings().soft_oom != Switch::Off, why)
 }
 
 /// The same, near a GPU and owned by a context. `soft`: a program that caches is told OUT_OF_MEMORY once before the GPU
 /// overflows.
 #[cold]
-pub fn allocate_for(context: &Context, device: Device, bytes: u64, soft: bool) -> Option<Answer> {
-    let opened = open_for_blocks().filter(|_| process::is_open())?;
+pub fn allocate_for(
+    context: &Context,
+    device: Device,
+    bytes: u64,
+    soft: bool,
+    why: Bypass,
+) -> Answer<Result<u64, CuResult>> {
+    let opened = open_for_blocks().ok_or(why)?;
+    bypass::makes_memory()?;
     let home = device.ordinal();
-    let mut placed = opened.place(home, bytes, soft)?;
+    let left_out = Bypass::LeftOut(device);
+    let mut placed = opened.place(home, bytes, soft).ok_or(left_out)?;
     if placed == Err(Refusal::Soft) {
-        if let Some(answer) = memory::refused_softly(home, bytes) {
-            return Some(answer);
+        if memory::is_refused_softly(home, bytes) {
+            return Ok(Err(CuResult::OUT_OF_MEMORY));
         }
-        placed = opened.place(home, bytes, false)?;
+        placed = opened.place(home, bytes, false).ok_or(left_out)?;
     }
     if let Err(Refusal::Full { missing }) = placed {
         memory::report_full(home, bytes, missing);
     }
-    let stripes = placed.ok()?;
+    let stripes = placed.map_err(|_| Bypass::Full)?;
     let address = match opened.driver.allocate_managed(bytes) {
         Ok(address) => address,
         Err(result) => {
@@ -130,7 +140,7 @@ pub fn allocate_for(context: &Context, device: Device, bytes: u64, soft: bool) -
             if result != CuResult::DEINITIALIZED {
                 memory::report_fallback(home, bytes, &result.to_string());
             }
-            return None;
+            return Err(Bypass::Declined(result));
         }
     };
     context.usage.allocated(bytes);
@@ -140,7 +150,7 @@ pub fn allocate_for(context: &Context, device: Device, bytes: u64, soft: bool) -
         *(if place.is_host() { &mut on_host } else { &mut on_peers }) += bytes;
     }
     memory::report(&Allocation { block: managed.block, reused: false, on_peers, on_host });
-    Some(Answer::Pool(CuResult::SUCCESS, address))
+    Ok(Ok(address))
 }
 
 /// The program allocated managed memory itself (`cuMemAllocManaged` succeeded): placed like a block of ours, where asked

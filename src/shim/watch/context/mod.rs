@@ -205,24 +205,25 @@ fn renamed(driver: &Driver, context: Context, handle: cuda::Context, life: Optio
     found_in_use(driver, handle)
 }
 
-/// What a call answers that needs a usable context, where the current one is not: that of a context which is gone or
-/// broken, or of a driver that is gone at the end of the process. Without any context, calls that can do without succeed.
+/// Whether a call that needs a usable context has one, or what it answers: what calls in a context answer which is gone or
+/// broken, or those of a driver that is gone at the end of the process. Without any context, calls that can do without succeed.
 #[inline]
-pub fn refusal(driver: &Driver) -> Option<CuResult> {
+pub fn usable(driver: &Driver) -> Result<(), CuResult> {
     let handle = match driver.ask_current_context() {
-        Err(CuResult::DEINITIALIZED) => return Some(CuResult::DEINITIALIZED),
-        answer => answer.ok().flatten()?,
+        Ok(Some(handle)) => handle,
+        Err(CuResult::DEINITIALIZED) => return Err(CuResult::DEINITIALIZED),
+        Ok(None) | Err(_) => return Ok(()),
     };
     if remembered(handle).is_some() {
-        return None;
+        return Ok(());
     }
-    driver.current_life().err()
+    driver.current_life().map(drop)
 }
 
-/// Whether a call of this thread's that needs a usable context is refused, as [`refusal`] says.
+/// Whether a call of this thread's that needs a usable context has none, as [`usable`] says.
 #[inline]
 pub fn is_refused() -> bool {
-    driver().and_then(refusal).is_some()
+    driver().is_some_and(|driver| usable(driver).is_err())
 }
 
 /// Whether this thread's current context is another one than at the last look; cheap where it is not.
