@@ -355,6 +355,52 @@ fn trace_redirects_nothing_and_tells_every_call() {
     assert!(shim.events("block.allocate").is_empty());
 }
 
+/// At level trace, a call that the driver answers says why gpupool did not.
+#[test]
+fn what_is_left_to_the_driver_is_told_with_the_reason() {
+    let steps = |steps: &str| Run::program("steps").args(steps).sim("2x256MiB");
+    let pinned = || Run::program("pinned_queries").sim("2x1GiB");
+    let capture = Run::program("pinned_cases").args("capture_growth").sim("2x1GiB");
+    let cases: [(Run, &[&str], &str, &str); 10] = [
+        (
+            steps("a:1 a:50"),
+            &["GPUPOOL_MIN_SIZE=2MiB"],
+            "cuMemAlloc_v2",
+            "less than GPUPOOL_MIN_SIZE=2.0 MiB was asked for",
+        ),
+        (steps("a:1 f:0"), &["GPUPOOL_MIN_SIZE=2MiB"], "cuMemFree_v2", "gpupool did not give this memory out"),
+        (steps("a:50"), &["GPUPOOL_DEVICES=1"], "cuMemAlloc_v2", "GPU 0 is not in the pool (GPUPOOL_DEVICES"),
+        (steps("a:50"), &["GPUPOOL_MODE=spill"], "cuMemAlloc_v2", "in mode spill it is asked first, and it had room"),
+        (steps("a:50"), &["GPUPOOL_MODE=trace"], "cuMemAlloc_v2", "GPUPOOL_MODE=trace"),
+        (steps("a:900"), &["GPUPOOL_HOST_LIMIT=0"], "cuMemAlloc_v2", "no place of the pool has room"),
+        (steps("i"), &["GPUPOOL_MEMINFO=device"], "cuMemGetInfo_v2", "GPUPOOL_MEMINFO=device"),
+        (pinned(), &["GPUPOOL_PINNED=off"], "cuMemHostAlloc", "pinned memory is not pooled (GPUPOOL_PINNED"),
+        (
+            pinned(),
+            &["GPUPOOL_PINNED_LIMIT=1MiB"],
+            "cuMemHostAlloc",
+            "the pool would hold more pinned memory than its limit",
+        ),
+        (capture, &[], "cuMemHostAlloc", "a stream is being captured"),
+    ];
+    for (run, settings, call, why) in cases {
+        let set = settings.iter().filter_map(|setting| setting.split_once('='));
+        let shim =
+            set.fold(run.shim().log().env("GPUPOOL_LOG", "trace"), |run, (name, value)| run.env(name, value)).go();
+        shim.succeeds();
+        let begin = format!("{call} is answered by the driver: ");
+        let told: Vec<&str> = shim.records.iter().filter_map(|record| record.message.strip_prefix(&begin)).collect();
+        assert!(
+            told.iter().any(|told| told.starts_with(why)),
+            "{settings:?}: {call} should say {why:?}, not {told:#?}"
+        );
+    }
+    // What the pool serves gives no reason.
+    let shim = steps("a:50").shim().log().env("GPUPOOL_LOG", "trace").go();
+    shim.succeeds();
+    assert!(!shim.records.iter().any(|record| record.message.starts_with("cuMemAlloc_v2 is answered by the driver")));
+}
+
 #[test]
 fn off_is_silent() {
     let bare = overflowing().go();

@@ -1,7 +1,6 @@
 //! Streams: whose they are, and whether they are being captured.
 
-use crate::{CuResult, Driver};
-use cudarc::driver::sys::{CUcontext, CUstream};
+use crate::{Context, CuResult, Driver, Stream};
 use std::ffi::c_int;
 
 /// `CU_STREAM_NON_BLOCKING`.
@@ -26,8 +25,8 @@ impl Drop for Relaxed<'_> {
 
 impl Driver {
     /// A stream of the current context that does not wait for the default one (`cuStreamCreate`).
-    pub fn create_stream(&self) -> Result<CUstream, CuResult> {
-        let mut stream = std::ptr::null_mut();
+    pub fn create_stream(&self) -> Result<Stream, CuResult> {
+        let mut stream = Stream::DEFAULT;
         // SAFETY: the output is a local.
         unsafe { (self.cuStreamCreate)(&raw mut stream, NON_BLOCKING) }.ok()?;
         Ok(stream)
@@ -37,7 +36,7 @@ impl Driver {
     ///
     /// # Safety
     /// The stream lives, and nobody uses it again.
-    pub unsafe fn destroy_stream(&self, stream: CUstream) -> CuResult {
+    pub unsafe fn destroy_stream(&self, stream: Stream) -> CuResult {
         // SAFETY: the caller vouches for the stream.
         unsafe { (self.cuStreamDestroy_v2)(stream) }
     }
@@ -46,11 +45,11 @@ impl Driver {
     ///
     /// # Safety
     /// The stream lives, or is one of the default ones.
-    pub unsafe fn stream_context(&self, stream: CUstream) -> Result<CUcontext, CuResult> {
-        let mut context = std::ptr::null_mut();
+    pub unsafe fn stream_context(&self, stream: Stream) -> Result<Context, CuResult> {
+        let mut context = None;
         // SAFETY: the output is a local, and the caller vouches for the stream.
         unsafe { (self.cuStreamGetCtx)(stream, &raw mut context) }.ok()?;
-        Ok(context)
+        context.ok_or(CuResult::INVALID_CONTEXT)
     }
 
     /// Whether a stream is being captured, valid or not (`cuStreamIsCapturing`); the driver's error for a stream that may not
@@ -58,7 +57,7 @@ impl Driver {
     ///
     /// # Safety
     /// The stream lives, or is one of the default ones.
-    pub unsafe fn is_capturing(&self, stream: CUstream) -> Result<bool, CuResult> {
+    pub unsafe fn is_capturing(&self, stream: Stream) -> Result<bool, CuResult> {
         let mut status = 0;
         // SAFETY: the output is a local, and the caller vouches for the stream.
         unsafe { (self.cuStreamIsCapturing)(stream, &raw mut status) }.ok()?;

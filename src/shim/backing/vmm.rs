@@ -7,7 +7,7 @@ use crate::backing::plan::Plan;
 use crate::fence;
 use crate::watch::context::{self, Gpus};
 use crate::{log, process};
-use gpupool_cuda::{Access, CuResult, Driver, Properties};
+use gpupool_cuda::{Access, CuResult, Device, Driver, Physical, Properties};
 use gpupool_events::PoolUnavailable;
 use gpupool_pool::{Backend, FRAME, Fault, Place};
 use std::collections::BTreeMap;
@@ -47,7 +47,7 @@ impl Vmm {
         let readers = plan.places.iter().map(|spec| (spec.place, plan.readers(spec.place).collect())).collect();
         let topology = &plan.topology;
         // Who has a context already is named in every grant from the first one on.
-        let since = topology.gpus.iter().map(|gpu| AtomicU64::new(context::arrivals(gpu.ordinal as i32))).collect();
+        let since = topology.gpus.iter().map(|gpu| AtomicU64::new(context::arrivals(Device::of(gpu.ordinal)))).collect();
         let gpus: Vec<_> = plan.members.keys().filter_map(|ordinal| topology.gpus.get(*ordinal as usize)).collect();
         let peer_rdma = process::settings().peer_rdma;
         let host_posix_fd = gpus.iter().any(|gpu| gpu.posix_fd);
@@ -78,7 +78,7 @@ impl Vmm {
         }
     }
 
-    fn make(&self, place: Place, bytes: u64) -> Result<u64, Fault<CuResult>> {
+    fn make(&self, place: Place, bytes: u64) -> Result<Physical, Fault<CuResult>> {
         let mut create = |properties: &Properties| self.driver.create(bytes, properties);
         let mut make = || match self.sharing.get(&place) {
             Some(sharing) => sharing.create(place, &mut create),
@@ -123,7 +123,7 @@ fn fault_at(place: Place, result: CuResult) -> Fault<CuResult> {
 }
 
 impl Backend for Vmm {
-    type Handle = u64;
+    type Handle = Physical;
     type Error = CuResult;
 
     fn headroom(&self, place: Place) -> Option<u64> {
@@ -149,7 +149,7 @@ impl Backend for Vmm {
     fn grant(&self, address: u64, bytes: u64, place: Place) -> Result<(), Fault<CuResult>> {
         let all = self.readers.get(&place).map_or(&[][..], Vec::as_slice);
         // Where hooks see nothing, contexts may come without anybody noticing.
-        let is_meant = |gpu: &u32| !process::is_preloaded() || context::is_on(*gpu as i32);
+        let is_meant = |gpu: &u32| !process::is_preloaded() || context::is_on(Device::of(*gpu));
         let mut grants: Vec<Access> = all.iter().copied().filter(is_meant).map(Access::read_write).collect();
         if grants.is_empty() {
             // The only contexts ended a moment ago. Memory that nobody may reach is not what was asked for.

@@ -7,9 +7,8 @@ use crate::watch::{
     finding, site,
 };
 use crate::{log, process};
-use cudarc::driver::sys::CUdevice;
 use gpupool_config::format_size;
-use gpupool_cuda::{CuResult, Driver};
+use gpupool_cuda::{CuResult, Device, Driver, Module};
 use gpupool_events::{Finding, ModuleLoad, ModuleUnload, Site};
 use gpupool_interpose::Api;
 use image::Image;
@@ -30,7 +29,7 @@ const NO_CONTEXT: u64 = 0;
 struct Loaded {
     /// 0 where none was current.
     context: u64,
-    device: Option<CUdevice>,
+    device: Option<Device>,
     call: &'static str,
     image: Image,
     /// It uses device malloc, and the heap was what the driver starts with.
@@ -57,7 +56,7 @@ fn has_default_heap(driver: &Driver, context: Option<u64>) -> bool {
 }
 
 /// Numbers of what is loaded now, by handle.
-static NUMBERS: Mutex<BTreeMap<usize, u64>> = Mutex::new(BTreeMap::new());
+static NUMBERS: Mutex<BTreeMap<Module, u64>> = Mutex::new(BTreeMap::new());
 /// Loads are numbered from 1.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 /// Bytes that GPUs lost to eager loads, and to nobody else.
@@ -89,13 +88,13 @@ impl Look {
     }
 }
 
-/// Makes a loading call, and notes what it loaded. `look` gives the handle and says what the image is; it runs after a
-/// success.
+/// Makes a loading call, and notes what it loaded. `look` gives the handle, where there is one, and says what the image is; it runs
+/// after a success.
 pub fn load(
     api: Api,
     load: impl FnOnce() -> CuResult,
     path: Option<String>,
-    look: impl FnOnce() -> (usize, Image),
+    look: impl FnOnce() -> (Option<Module>, Image),
 ) -> CuResult {
     let driver = context::driver();
     let before = driver.and_then(Look::now);
@@ -115,9 +114,9 @@ pub fn load(
 }
 
 /// The number of what was loaded, and of its handle until it is unloaded.
-fn register(handle: usize) -> u64 {
+fn register(handle: Option<Module>) -> u64 {
     let id = NEXT.fetch_add(1, Relaxed);
-    if handle != 0 {
+    if let Some(handle) = handle {
         NUMBERS.lock().insert(handle, id);
     }
     id
@@ -146,7 +145,7 @@ fn note(
     log::emit(|| {
         let event = ModuleLoad {
             id,
-            device: device.map(|device| device as u32),
+            device: device.map(Device::ordinal),
             call: call.to_owned(),
             kind: kind.to_owned(),
             path: path.clone(),
@@ -185,17 +184,17 @@ fn note(
 }
 
 /// ` on GPU 1`, or nothing.
-fn on(device: Option<CUdevice>) -> String {
+fn on(device: Option<Device>) -> String {
     device.map_or(String::new(), |device| format!(" on GPU {device}"))
 }
 
 /// A module is gone.
-pub fn unloaded(handle: usize, call: &'static str) {
+pub fn unloaded(handle: Option<Module>, call: &'static str) {
     // Loaded before the shim took part, if it has no number.
-    let id = NUMBERS.lock().remove(&handle).unwrap_or(0);
+    let id = handle.and_then(|handle| NUMBERS.lock().remove(&handle)).unwrap_or(0);
     let device = context::driver().and_then(context::current).map(|context| context.device);
     log::emit(|| {
-        let event = ModuleUnload { id, device: device.map(|device| device as u32), call: call.to_owned() };
+        let event = ModuleUnload { id, device: device.map(Device::ordinal), call: call.to_owned() };
         (event, format!("{call}{}", on(device)))
     });
 }
@@ -237,7 +236,7 @@ pub fn limit_set(limit: i32, value: u64, result: CuResult) {
 }
 
 /// For a context in which nothing ran: where its modules came from, if any were loaded.
-pub fn loaded_in_vain(context: u64, device: i32, working: &[&Record]) {
+pub fn loaded_in_vain(context: u64, device: Device, working: &[&Record]) {
     let loaded = loaded();
     let mine: Vec<&Loaded> = loaded.iter().filter(|loaded| loaded.context == context).collect();
     let Some(first) = mine.first() else { return };
