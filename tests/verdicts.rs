@@ -127,5 +127,5 @@ fn children_and_programs_that_follow_have_their_own() {
 #[test]
 fn a_folder_that_is_not_there_is_complained_about() {
     let output = stray().shim().env("GPUPOOL_VERDICTS", "/no/such/folder").go();
-    output.succeeds().warns("GPUPOOL_VERDICTS=/no/such/folder: can not make a file there");
+    output.succeeds().warns("GPUPOOL_VERDICTS=/no/such/folder: cannot make a file there");
 }

@@ -140,7 +140,7 @@ fn on_device(device: c_int, make: bool, act: impl FnOnce(&Driver) -> CuResult) -
     answer.ok().map_err(|result| result.0)
 }
 
-/// Says on stderr, or in the log where there is one, what the caller can not be told.
+/// Says on stderr, or in the log where there is one, what the caller cannot be told.
 fn complain(function: &str, what: &str, error: c_int) {
     let why = match error {
         error if error == c_int::from(gpupool_error::GPUPOOL_NOT_ACTIVE) => {

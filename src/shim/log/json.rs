@@ -117,7 +117,7 @@ impl LogFile {
             };
             let template = template.template().display();
             format!(
-                "GPUPOOL_LOG_FILE={template}: can not create {}: {error}; {advice}. Going on without it",
+                "GPUPOOL_LOG_FILE={template}: cannot create {}: {error}; {advice}. Going on without it",
                 path.display()
             )
         })?;

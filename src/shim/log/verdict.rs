@@ -204,7 +204,7 @@ pub fn prepare() {
             OWN.store(Box::into_raw(Box::new(own)), Ordering::Release);
         }
         Err(error) => stderr::warn_now(&format!(
-            "{VERDICTS}={}: can not make a file there: {error}; what is found in this process does not reach --fail-on",
+            "{VERDICTS}={}: cannot make a file there: {error}; what is found in this process does not reach --fail-on",
             folder.display()
         )),
     }
