@@ -190,7 +190,8 @@ pub unsafe fn synchronized(real: &mut Real) -> CuResult {
     unsafe { synchronized_in(real, std::ptr::null_mut()) }
 }
 
-/// As [`synchronized`], of a context that the call names.
+/// The program waited for all work of the context that the call names: memory that has to wait for it to go back goes back
+/// here.
 ///
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.

@@ -38,7 +38,7 @@ pub unsafe fn allocate(real: &mut Real, pointer: *mut *mut c_void, bytes: usize,
 }
 
 /// # Safety
-/// As [`allocate`]. This older function gives what the other gives without flags.
+/// `pointer` is the program's output argument of that call. This older function gives what [`allocate`] gives without flags.
 pub unsafe fn allocate_plain(real: &mut Real, pointer: *mut *mut c_void, bytes: usize) -> CuResult {
     // SAFETY: as for this function.
     unsafe { allocate(real, pointer, bytes, 0) }

@@ -37,7 +37,7 @@ const DEVICE_MEMORY: u32 = 2;
 
 /// Block ids start here, so that they never equal a buffer id of the driver's, which counts up from 1.
 const FIRST_BUFFER_ID: u64 = 1 << 48;
-/// The same for blocks of pinned memory.
+/// Buffer ids of blocks of pinned memory begin here.
 const FIRST_PINNED_ID: u64 = 1 << 49;
 
 /// # Safety
@@ -108,7 +108,7 @@ unsafe fn write_attribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr,
 /// What the driver does not know: which part of its allocation this is. The rest, a block has in common with its segment.
 ///
 /// # Safety
-/// As [`write_attribute`].
+/// `data` has room for the value of this attribute.
 unsafe fn write_of_pinned(data: *mut c_void, attribute: c_int, block: &gpupool_pinned::Block) -> Answer<CuResult> {
     use kind as a;
     let value = match attribute {
@@ -123,7 +123,7 @@ unsafe fn write_of_pinned(data: *mut c_void, attribute: c_int, block: &gpupool_p
 }
 
 /// # Safety
-/// As [`write_attribute`].
+/// `data` has room for the value of this attribute.
 unsafe fn write_of_device(
     data: *mut c_void,
     attribute: c_int,
@@ -158,7 +158,7 @@ unsafe fn write_of_device(
 /// Corrects one attribute of memory that the program made itself (`cuMemCreate`) and that lies elsewhere than it asked for.
 ///
 /// # Safety
-/// As [`write_attribute`], and the driver has written the attribute there.
+/// `data` has room for the value of this attribute, and the driver has written it there.
 unsafe fn as_asked_for(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) -> Answer<CuResult> {
     let (device, place) = handles::elsewhere_at(ptr).ok_or(Bypass::NotOurs)?;
     // SAFETY: the types are the C types of these attributes; unaligned because the program only promised room.

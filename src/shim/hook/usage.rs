@@ -97,7 +97,7 @@ pub fn moved_rows(api: Api, before: Before, result: CuResult, copy: *const c_voi
     }
 }
 
-/// As [`moved_rows`], after a copy of boxes.
+/// After a copy of boxes. Which fields are read is said at [`moved_rows`].
 #[inline]
 pub fn moved_boxes(api: Api, before: Before, result: CuResult, copy: *const c_void) {
     copied(api, before, result);

@@ -93,7 +93,7 @@ fn present(how: Present) {
     present_as(how, std::process::id(), c"");
 }
 
-/// As [`present`], for the process `pid`, with the path of a program.
+/// Tells the wrapper that the process `pid` is there, and which program it runs; see [`present`].
 fn present_as(how: Present, pid: u32, program: &CStr) {
     let Some(told) = TOLD.get() else { return };
     // On the stack, of which the handler of a signal may have little.

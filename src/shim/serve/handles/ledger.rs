@@ -60,7 +60,7 @@ pub enum Retained {
     Plain,
     /// It is of a part. The program is to have this one, and the driver's reference is one too many.
     Whole(Physical),
-    /// The same, and the driver is to take a reference on the other parts, which are mapped at these addresses: the program
+    /// The first part's handle, and the driver is to take a reference on the other parts, which are mapped at these addresses: the program
     /// held none any more.
     Revived(Physical, Vec<u64>),
 }

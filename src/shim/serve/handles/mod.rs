@@ -36,7 +36,7 @@ fn with_ledger<T>(act: impl FnOnce(&mut Ledger) -> T) -> T {
     value
 }
 
-/// The same, where there is anything in it.
+/// Acts on the ledger where there is anything in it.
 #[inline]
 fn with_known<T>(act: impl FnOnce(&mut Ledger) -> Option<T>) -> Option<T> {
     if KNOWN.load(Ordering::Acquire) == 0 { None } else { with_ledger(act) }
@@ -98,7 +98,7 @@ pub fn begin_map(handle: Physical) -> Vec<Part> {
     with_known(|ledger| Some(ledger.begin_map(handle))).unwrap_or_default()
 }
 
-/// It was, or was not.
+/// Notes how the mapping ended that [`begin_map`] announced.
 pub fn end_map(parts: &[Part], address: u64, bytes: u64, succeeded: bool) {
     if !parts.is_empty() {
         with_ledger(|ledger| ledger.end_map(parts, address, bytes, succeeded));
@@ -110,7 +110,7 @@ pub fn begin_unmap(address: u64, bytes: u64) -> Vec<(u64, Mapping)> {
     with_known(|ledger| Some(ledger.take_mappings(address, bytes))).unwrap_or_default()
 }
 
-/// It was, or was not.
+/// Notes how the unmapping ended for which [`begin_unmap`] took these mappings out; they come back where it failed.
 pub fn end_unmap(taken: Vec<(u64, Mapping)>, succeeded: bool) {
     if taken.is_empty() {
         return;

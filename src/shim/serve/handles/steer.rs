@@ -100,7 +100,7 @@ fn has(driver: &Driver, plan: &Plan, place: Place, bytes: u64, api: Api) -> bool
 }
 
 /// # Safety
-/// As [`create`].
+/// `output` is the program's, of a `cuMemCreate` that asks for what `request` says.
 #[cold]
 unsafe fn elsewhere(api: Api, output: *mut Physical, request: &Request, most: u64, why: &'static str) -> CuResult {
     let Request { bytes, device, .. } = *request;
@@ -186,7 +186,7 @@ fn make(
 }
 
 /// # Safety
-/// As [`create`]; `parts` were made for this request.
+/// `output` is the program's, of a `cuMemCreate` that asks for what `request` says; `parts` were made for that.
 unsafe fn hand_out(output: *mut Physical, request: &Request, parts: &[Part], why: &'static str) -> CuResult {
     let home = request.device;
     with_ledger(|ledger| ledger.made(home, parts));

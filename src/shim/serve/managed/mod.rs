@@ -90,7 +90,7 @@ fn open() -> Option<&'static Opened> {
     OPENED.get_or_init(|| Box::new(Some(opened))).as_ref()
 }
 
-/// The same, where blocks of ours are managed memory: the plan may have fallen back to another mode.
+/// What managed memory needs, where blocks of ours are managed memory: the plan may have fallen back to another mode.
 fn open_for_blocks() -> Option<&'static Opened> {
     if process::settings().mode != Mode::Managed {
         return None;
@@ -107,7 +107,7 @@ pub fn allocate(bytes: u64, why: Bypass) -> Answer<Result<u64, CuResult>> {
     allocate_for(&context, context.device, bytes, process::settings().soft_oom != Switch::Off, why)
 }
 
-/// The same, near a GPU and owned by a context. `soft`: a program that caches is told OUT_OF_MEMORY once before the GPU
+/// A block of managed memory near a GPU, owned by a context. `soft`: a program that caches is told OUT_OF_MEMORY once before the GPU
 /// overflows.
 #[cold]
 pub fn allocate_for(
@@ -377,7 +377,7 @@ pub fn free(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
     if blocks::may_contain(address) { free_block(address, call) } else { call() }
 }
 
-/// As [`free`], by the driver's `cuMemFreeAsync`, which takes memory of `cuMemAlloc` but may not take managed memory. Then
+/// Frees a block by the driver's `cuMemFreeAsync`, which takes memory of `cuMemAlloc` but may not take managed memory. Then
 /// `cuMemFree` does it, which waits for every stream. During a capture that would break it, and the refusal stands: it is
 /// also the answer for memory that the capture did not allocate.
 pub fn free_in_order(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {

@@ -401,7 +401,8 @@ pub fn give_back(api: Api) -> bool {
     give_back_at(own_gpu().first().copied().map(Place::Gpu), api)
 }
 
-/// The same at this place, or everywhere.
+/// Freed runs of the pool at this place, or everywhere, go back to the driver, because it has no memory left for a call of its
+/// own. Whether there were any.
 #[cold]
 pub fn give_back_at(place: Option<Place>, api: Api) -> bool {
     let Some(opened) = open::opened() else { return false };
@@ -412,7 +413,7 @@ pub fn give_back_at(place: Option<Place>, api: Api) -> bool {
     bytes > 0
 }
 
-/// As [`give_back`], of what stands on the host. Whether there was any.
+/// Freed runs of the pool that stand on the host go back to the driver. Whether there were any.
 #[cold]
 pub fn give_back_host(api: Api) -> bool {
     let Some(opened) = open::opened() else { return false };

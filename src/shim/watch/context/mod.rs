@@ -550,7 +550,8 @@ pub fn within<T>(driver: &Driver, context: cuda::Context, act: impl FnOnce() -> 
     within_own(driver, context, act)
 }
 
-/// As [`within`], for a context that the caller keeps alive, or that the driver has just given to this thread.
+/// Makes a context current for the length of `act`, one that the caller keeps alive or that the driver has just given to this
+/// thread; others are for [`within`]. `None` where the driver refuses.
 pub fn within_own<T>(driver: &Driver, context: cuda::Context, act: impl FnOnce() -> T) -> Option<T> {
     if driver.current_context() == Some(context) {
         return Some(act());

@@ -475,7 +475,7 @@ impl Registry {
         self.lease_by_id(id)
     }
 
-    /// As [`Registry::lease`], for a context by its id.
+    /// Counts one who keeps the context with this id alive; `Err` while a call is under way that may end it.
     pub fn lease_by_id(&mut self, id: u64) -> Option<Result<u64, ()>> {
         if self.may_end(self.entries.get(&id)?) {
             return Some(Err(()));
@@ -522,7 +522,7 @@ impl Registry {
         self.entries.get(&id).map(|entry| entry.context)
     }
 
-    /// Those that live, oldest first.
+    /// The contexts that live, oldest first.
     pub fn live(&self) -> Vec<Context> {
         self.entries.values().map(|entry| entry.context).collect()
     }
