@@ -50,6 +50,13 @@ fn a_context_that_is_gone_answers_as_bare_and_takes_its_blocks_along() {
     Run::program("gone").sim("2x1GiB").env("SIMCUDA_DRIVER", "11080").same_under_shim(&[]);
 }
 
+#[test]
+fn a_context_that_ended_is_not_taken_for_a_later_one_with_its_handle() {
+    let shim = Run::program("dead_current").sim("1x1GiB").report().same_under_shim(&[]);
+    shim.succeeds().says("the handle of the first: given again").says("cuMemFree_v2(block): 0 CUDA_SUCCESS");
+    assert_eq!(shim.reported("violations"), &serde_json::json!([]));
+}
+
 fn abandoned(case: &str) -> Run {
     let run = Run::program("abandoned").arg(case).sim("1x256MiB").report();
     run.env("GPUPOOL_HOST_LIMIT", "0")

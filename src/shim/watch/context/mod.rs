@@ -137,10 +137,13 @@ struct Last {
     epoch: u64,
     handle: usize,
     context: Option<Context>,
+    /// A context that ended had this handle before, and may be current again once this one is popped: the same handle then
+    /// says nothing. No switch of contexts that was seen leaves such a memory standing.
+    again: bool,
 }
 
 impl Last {
-    const NONE: Self = Self { epoch: 0, handle: 0, context: None };
+    const NONE: Self = Self { epoch: 0, handle: 0, context: None, again: false };
 }
 
 thread_local! {
@@ -185,14 +188,17 @@ fn look_up_current(driver: &Driver, handle: CUcontext) -> Option<Context> {
     // that is not made yet, which the runtime makes current before it retains it.
     let life = driver.current_life().ok()?;
     let name = Name { handle: handle as usize, life };
-    let found = REGISTRY.lock().find(name);
+    let (found, again) = {
+        let registry = REGISTRY.lock();
+        (registry.find(name), registry.is_given_again(name.handle))
+    };
     let (context, settled) = match found {
         Found::Known { context, settled } => (context, settled),
         Found::Renamed(context) => (renamed(driver, context, name)?, true),
         Found::Unknown => (found_in_use(driver, handle)?, true),
     };
     if settled {
-        LAST.set(Last { epoch, handle: handle as usize, context: Some(context) });
+        LAST.set(Last { epoch, handle: handle as usize, context: Some(context), again });
     }
     Some(context)
 }
@@ -232,8 +238,11 @@ pub fn is_refused() -> bool {
 pub fn has_switched(driver: &Driver) -> bool {
     let current = driver.current_context().map_or(0, |context| context as usize);
     LAST.with(|last| {
-        let Last { epoch, handle, .. } = last.get();
-        current != if epoch == EPOCH.load(Ordering::Acquire) { handle } else { 0 }
+        let Last { epoch, handle, again, .. } = last.get();
+        if again {
+            last.set(Last::NONE);
+        }
+        again || current != if epoch == EPOCH.load(Ordering::Acquire) { handle } else { 0 }
     })
 }
 
