@@ -57,6 +57,15 @@ fn a_context_that_ended_is_not_taken_for_a_later_one_with_its_handle() {
     assert_eq!(shim.reported("violations"), &serde_json::json!([]));
 }
 
+#[test]
+fn what_is_allocated_where_an_ended_context_had_memory_is_known_as_new() {
+    let again = |what, rounds| Run::program("addresses_again").args(&format!("{what} {rounds}")).sim("1x6GiB");
+    let (pooled, managed) = (again("managed", 120), again("plain", 5).env("GPUPOOL_MODE", "managed"));
+    for run in [pooled, managed] {
+        run.shim().go().succeeds().prints("wrong answers: 0\n");
+    }
+}
+
 fn abandoned(case: &str) -> Run {
     let run = Run::program("abandoned").arg(case).sim("1x256MiB").report();
     run.env("GPUPOOL_HOST_LIMIT", "0")

@@ -27,6 +27,7 @@ pub unsafe fn allocate(real: &mut Real, pointer: *mut *mut c_void, bytes: usize,
     if result.is_ok() {
         // SAFETY: not NULL, and the driver has just written to it.
         let address = unsafe { *pointer } as u64;
+        address::given_anew(address, bytes as u64);
         pinned::driver_allocated(address, bytes as u64, flags, By::Driver, start.elapsed());
         if let Some(limit) = limit {
             pinned::over_limit(bytes as u64, limit);
@@ -62,6 +63,7 @@ pub unsafe fn register(real: &mut Real, pointer: *mut c_void, bytes: usize, flag
     let result = retry::call_for_host(real);
     let (address, bytes) = (pointer as u64, bytes as u64);
     if result.is_ok() {
+        address::given_anew(address, bytes);
         pinned::driver_allocated(address, bytes, flags, By::Program, start.elapsed());
     } else if result == CuResult::HOST_MEMORY_ALREADY_REGISTERED {
         pinned::registered_twice(address, bytes);

@@ -1,6 +1,7 @@
 //! Bodies: allocation and free of device memory.
 
 use super::{Real, retry};
+use crate::address;
 use crate::serve;
 use crate::serve::memory::Answer;
 use crate::serve::{managed, pinned};
@@ -20,7 +21,13 @@ pub unsafe fn allocate(real: &mut Real, dptr: *mut CUdeviceptr, bytes: usize) ->
         return real.call();
     }
     match serve::allocate(bytes as u64, || retry::call(real)) {
-        Answer::Driver(result) => served_by_driver(result),
+        Answer::Driver(result) => {
+            if result.is_ok() {
+                // SAFETY: not NULL, and the driver has just written to it.
+                address::given_anew(unsafe { *dptr }, bytes as u64);
+            }
+            served_by_driver(result)
+        }
         Answer::Pool(result, address) => {
             // SAFETY: not NULL; the driver writes there too, also 0 when it has no memory.
             unsafe { *dptr = address };
@@ -46,7 +53,13 @@ pub unsafe fn allocate_pitch(
         return real.call();
     }
     match serve::allocate(bytes as u64, || retry::call(real)) {
-        Answer::Driver(result) => served_by_driver(result),
+        Answer::Driver(result) => {
+            if result.is_ok() {
+                // SAFETY: not NULL, and the driver has just written to it.
+                address::given_anew(unsafe { *dptr }, bytes as u64);
+            }
+            served_by_driver(result)
+        }
         Answer::Pool(result, address) => {
             // SAFETY: neither is NULL; the driver writes to both after a success.
             unsafe { *dptr = address };
@@ -77,7 +90,9 @@ pub unsafe fn allocate_managed(real: &mut Real, dptr: *mut CUdeviceptr, bytes: u
     let result = retry::call(real);
     if result.is_ok() && !dptr.is_null() {
         // SAFETY: not NULL, and the driver has just written to it.
-        managed::adopt(unsafe { *dptr }, bytes as u64, flags);
+        let address = unsafe { *dptr };
+        address::given_anew(address, bytes as u64);
+        managed::adopt(address, bytes as u64, flags);
     }
     result
 }
