@@ -58,6 +58,13 @@ fn a_context_that_ended_is_not_taken_for_a_later_one_with_its_handle() {
 }
 
 #[test]
+fn a_context_in_error_answers_as_bare_once_the_program_was_told() {
+    let shim = Run::program("broken_context").sim("2x1GiB").same_under_shim(&[]);
+    shim.succeeds().says("cuMemAlloc_v2(&other, LEAST * MIB): 719 CUDA_ERROR_LAUNCH_FAILED");
+    shim.says("cuIpcGetMemHandle(&handle, block): 719 CUDA_ERROR_LAUNCH_FAILED");
+}
+
+#[test]
 fn what_is_allocated_where_an_ended_context_had_memory_is_known_as_new() {
     let again = |what, rounds| Run::program("addresses_again").args(&format!("{what} {rounds}")).sim("1x6GiB");
     let (pooled, managed) = (again("managed", 120), again("plain", 5).env("GPUPOOL_MODE", "managed"));

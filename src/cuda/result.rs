@@ -34,6 +34,12 @@ impl CuResult {
         self == Self::SUCCESS
     }
 
+    /// Whether every later call in the same context may answer so, too: errors that CUDA's documentation says leave the
+    /// process or the GPU in a state in which no more work is done, and the one that stands for any.
+    pub fn may_stick(self) -> bool {
+        matches!(self.0, 214 | 220 | 226 | 700 | 702 | 710 | 714..=719 | 721 | 911 | 999)
+    }
+
     /// `Err` with the code unless it is `CUDA_SUCCESS`.
     #[inline]
     pub fn ok(self) -> Result<(), Self> {

@@ -3,6 +3,7 @@
 use super::Real;
 use crate::address::{self, Known};
 use crate::serve::{ipc, memory};
+use crate::watch::context;
 use crate::{log, process};
 use cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
 use gpupool_cuda::CuResult;
@@ -30,7 +31,7 @@ pub unsafe fn export(real: &mut Real, handle: *mut CUipcMemHandle, dptr: CUdevic
         }
         return result;
     };
-    if handle.is_null() || driver.current_context().is_none() {
+    if handle.is_null() || !context::is_usable(driver) {
         return real.call();
     }
     match ipc::export(driver, &block) {
@@ -47,7 +48,7 @@ pub unsafe fn export(real: &mut Real, handle: *mut CUipcMemHandle, dptr: CUdevic
 /// `dptr` is the program's output argument of that call.
 pub unsafe fn open(real: &mut Real, dptr: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) -> CuResult {
     let Some(driver) = process::driver() else { return real.call() };
-    if dptr.is_null() || flags != LAZY_PEER_ACCESS || driver.current_context().is_none() {
+    if dptr.is_null() || flags != LAZY_PEER_ACCESS || !context::is_usable(driver) {
         return real.call();
     }
     match ipc::open(driver, &handle.reserved.map(|byte| byte as u8)) {

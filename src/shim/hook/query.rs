@@ -240,9 +240,7 @@ pub unsafe fn pointer_attributes(
 /// The pointers are the program's output arguments of that call.
 pub unsafe fn address_range(real: &mut Real, base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) -> CuResult {
     let known = address::known(ptr);
-    // Without a context that can be used, the driver does not look at the address. It says so itself where it is asked.
-    let is_usable = |driver: &Driver| driver.current_context().is_some() && context::refusal(driver).is_none();
-    if !matches!(known, Known::Foreign) && !context::driver().is_some_and(is_usable) {
+    if !matches!(known, Known::Foreign) && !context::driver().is_some_and(context::is_usable) {
         return real.call();
     }
     let range = match known {

@@ -126,7 +126,8 @@ impl Gpus<'_> {
 static REGISTRY: Mutex<Registry> = Mutex::new(Registry::new());
 /// A call that may have ended a context is over, or a context was given back that was pushed for a moment.
 static CHANGED: Condvar = Condvar::new();
-/// Counts what ends contexts, when it begins and when it is over; a thread's remembered context is void once it moved.
+/// Counts what ends contexts, when it begins and when it is over, and errors that may stick to one; a thread's remembered
+/// context is void once it moved.
 static EPOCH: AtomicU64 = AtomicU64::new(1);
 /// The last call after which every device's state was known, for "appeared between".
 static LAST_SWEEP: Mutex<&'static str> = Mutex::new("the start of the process");
@@ -231,6 +232,12 @@ pub fn refusal(driver: &Driver) -> Option<CuResult> {
 #[inline]
 pub fn is_refused() -> bool {
     driver().and_then(refusal).is_some()
+}
+
+/// Whether a context is current that lives and is not in error. Where none is, calls that need one answer so before they
+/// look at an address, and it is for the driver to say which answer that is.
+pub fn is_usable(driver: &Driver) -> bool {
+    driver.current_context().is_some_and(|handle| remembered(handle).is_some() || driver.current_life().is_ok())
 }
 
 /// Whether this thread's current context is another one than at the last look; cheap where it is not.
