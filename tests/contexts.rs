@@ -65,6 +65,14 @@ fn a_context_in_error_answers_as_bare_once_the_program_was_told() {
 }
 
 #[test]
+fn without_a_context_that_can_be_used_every_question_is_answered_as_bare() {
+    for settings in [&[][..], &["GPUPOOL_PINNED=off"], &["GPUPOOL_FREE=lazy"]] {
+        let shim = Run::program("no_usable_context").sim("1x1GiB").same_under_shim(settings);
+        shim.succeeds().says("-- no context").says("-- one that was destroyed");
+    }
+}
+
+#[test]
 fn what_is_allocated_where_an_ended_context_had_memory_is_known_as_new() {
     let again = |what, rounds| Run::program("addresses_again").args(&format!("{what} {rounds}")).sim("1x6GiB");
     let (pooled, managed) = (again("managed", 120), again("plain", 5).env("GPUPOOL_MODE", "managed"));

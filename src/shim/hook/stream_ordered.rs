@@ -89,8 +89,8 @@ pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuRe
         Known::Pooled(_) => {}
         // Where the context or, at the end of the process, the driver is gone, that is the answer.
         Known::Freed | Known::Pinned(_) => {
-            let refused = context::driver().and_then(context::refusal).is_some();
-            return if refused { real.call() } else { CuResult::INVALID_VALUE };
+            let usable = context::driver().is_some_and(context::is_usable);
+            return if usable { CuResult::INVALID_VALUE } else { real.call() };
         }
         Known::Foreign => return managed::free(dptr, || real.call()),
         Known::Managed(_) => return managed::free_in_order(dptr, || real.call()),
