@@ -18,5 +18,6 @@ mod structs;
 mod table;
 
 pub use result::CuResult;
+pub use stream::Capturing;
 pub use structs::{Access, Location, PoolProperties, Properties};
 pub use table::{Driver, at_hand, get};

@@ -26,6 +26,7 @@ impl CuResult {
     pub const NOT_PERMITTED: Self = Self(800);
     pub const NOT_SUPPORTED: Self = Self(801);
     pub const STREAM_CAPTURE_UNSUPPORTED: Self = Self(900);
+    pub const STREAM_CAPTURE_INVALIDATED: Self = Self(901);
     pub const STREAM_CAPTURE_IMPLICIT: Self = Self(906);
 
     /// `CUDA_SUCCESS`.
