@@ -4,6 +4,7 @@ use super::Real;
 use crate::address::{self, Known};
 use crate::bypass::{Bypass, or_driver};
 use crate::serve::{ipc, memory};
+use crate::watch::context;
 use crate::{log, process};
 use cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
 use gpupool_cuda::CuResult;
@@ -32,10 +33,10 @@ pub unsafe fn export(real: &mut Real, handle: *mut CUipcMemHandle, dptr: CUdevic
         }
         return result;
     };
-    let answer = match driver.current_context() {
-        _ if handle.is_null() => Err(Bypass::Malformed),
-        None => Err(Bypass::NoContext),
-        Some(_) => Ok(ipc::export(driver, &block)),
+    let answer = match handle.is_null() {
+        true => Err(Bypass::Malformed),
+        false if !context::is_usable(driver) => Err(Bypass::NoContext),
+        false => Ok(ipc::export(driver, &block)),
     };
     let answer = answer.map(|exported| {
         if let Ok(bytes) = exported {
@@ -53,7 +54,7 @@ pub unsafe fn open(real: &mut Real, dptr: *mut CUdeviceptr, handle: CUipcMemHand
     let answer = match process::driver() {
         None => Err(Bypass::NoDriver),
         Some(_) if dptr.is_null() || flags != LAZY_PEER_ACCESS => Err(Bypass::Malformed),
-        Some(driver) if driver.current_context().is_none() => Err(Bypass::NoContext),
+        Some(driver) if !context::is_usable(driver) => Err(Bypass::NoContext),
         Some(driver) => ipc::open(driver, &handle.reserved.map(|byte| byte as u8)),
     };
     let answer = answer.map(|opened| {

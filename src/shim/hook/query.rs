@@ -265,8 +265,7 @@ pub unsafe fn pointer_attributes(
 pub unsafe fn address_range(real: &mut Real, base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) -> CuResult {
     let known = address::known(ptr);
     // Without a context that can be used, the driver does not look at the address. It says so itself where it is asked.
-    let is_usable = |driver: &Driver| driver.current_context().is_some() && context::usable(driver).is_ok();
-    if !matches!(known, Known::Foreign) && !context::driver().is_some_and(is_usable) {
+    if !matches!(known, Known::Foreign) && !context::driver().is_some_and(context::is_usable) {
         Bypass::NoContext.note(real.api);
         return real.call();
     }

@@ -16,7 +16,7 @@ mod places;
 use crate::backing;
 use crate::backing::topology;
 use crate::bypass::{self, Answer, Bypass};
-use crate::serve::memory;
+use crate::serve::{memory, pinned};
 use crate::watch::{
     capture,
     context::{self, Context, Observer},
@@ -221,6 +221,8 @@ impl Opened {
         let block = Block { address, bytes, home, owner: context.id, id };
         let (placed, accessed) = (AtomicBool::new(false), AtomicU64::new(0));
         let managed = Arc::new(Managed { block, stripes, ours, placed, accessed });
+        pinned::given_anew(address, bytes);
+        given_anew(address, bytes);
         if process::settings().prefetch == Prefetch::Launch {
             launch::start(self.driver);
         }
@@ -371,6 +373,18 @@ fn context_appeared(driver: &Driver, context: Option<cuda::Context>) {
     }
 }
 
+/// The driver gave this range to the program: a block there went with its context, whose end nobody has told yet.
+#[inline]
+pub fn given_anew(address: u64, bytes: u64) {
+    if !blocks::may_meet(address, bytes) {
+        return;
+    }
+    let Some(Some(opened)) = OPENED.get() else { return };
+    for gone in blocks::remove_within(address, bytes) {
+        opened.ended(&gone);
+    }
+}
+
 /// Frees an address by the driver's `cuMemFree`, and ends the block that begins there, if the driver did free it.
 #[inline]
 pub fn free(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
@@ -430,8 +444,9 @@ fn owner_gone(id: u64) -> usize {
     let mut gone = 0;
     for managed in blocks::all().into_iter().filter(|managed| managed.block.owner == id) {
         let address = managed.block.address;
-        let is_gone = opened.driver.range_size(address) != Ok(managed.block.bytes);
-        if is_gone && blocks::remove(address).is_some() {
+        // Where pinned memory of the pool's is by now, the driver answers for that.
+        let is_gone = pinned::is_pooled(address) || opened.driver.range_size(address) != Ok(managed.block.bytes);
+        if is_gone && blocks::remove_this(&managed) {
             opened.ended(&managed);
             gone += 1;
         }

@@ -97,11 +97,17 @@ pub fn allocate(bytes: u64, flags: u32) -> Answer<u64> {
     Ok(block.address)
 }
 
-/// The driver served an allocation, or accepted a registration, in so much time.
-pub fn driver_allocated(address: u64, bytes: u64, flags: u32, by: By, spent: Duration) {
+/// The driver gave this range to the program, for whatever use. What was pinned there went with a context, whose end the
+/// thread that ended it has not told yet.
+#[inline]
+pub fn given_anew(address: u64, bytes: u64) {
     if let Some(pool) = opened() {
         pool.given_anew(address, bytes);
     }
+}
+
+/// The driver served an allocation, or accepted a registration, in so much time.
+pub fn driver_allocated(address: u64, bytes: u64, flags: u32, by: By, spent: Duration) {
     if let Some(context) = context::driver().and_then(context::current) {
         note(&entry(address, bytes, flags, by, bytes.next_multiple_of(PAGE), spent, &context));
     }

@@ -9,7 +9,7 @@
 use super::{Context, Kind, Usage};
 use gpupool_cuda::{self as cuda, AtomicContext, Device, GreenContext};
 use gpupool_events::Site;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
@@ -172,6 +172,9 @@ struct Green {
 pub struct Registry {
     entries: BTreeMap<u64, Entry>,
     handles: BTreeMap<cuda::Context, Vec<u64>>,
+    /// Handles that created and green contexts had which ended. They may be current on some thread still. As many as the
+    /// driver ever had in use at a time, since it gives them again.
+    spent: BTreeSet<cuda::Context>,
     devices: BTreeMap<Device, OfDevice>,
     /// Green contexts by their own handle, and their devices by the handle that they have as contexts. What is made in one
     /// belongs to the primary context, so there is no entry of its own: nothing of ours ever pushes such a handle.
@@ -210,6 +213,7 @@ impl Registry {
         Self {
             entries: BTreeMap::new(),
             handles: BTreeMap::new(),
+            spent: BTreeSet::new(),
             devices: BTreeMap::new(),
             greens: BTreeMap::new(),
             of_green: BTreeMap::new(),
@@ -231,6 +235,12 @@ impl Registry {
 
     fn device_of(&self, entry: &Entry) -> Option<&OfDevice> {
         self.devices.get(&entry.context.device)
+    }
+
+    /// Whether a context that ended had this handle, and one that has it now is another. Not so of primary contexts: whoever
+    /// has one current has its next life current.
+    pub fn is_given_again(&self, handle: cuda::Context) -> bool {
+        self.spent.contains(&handle)
     }
 
     /// The context of this name.
@@ -368,6 +378,9 @@ impl Registry {
                 if ids.is_empty() {
                     self.handles.remove(&handle);
                 }
+            }
+            if !context.is_primary() {
+                self.spent.extend(entry.name.handle);
             }
             if let Some(device) = self.devices.get_mut(&context.device) {
                 device.primaries.retain(|other| other != id);
@@ -510,6 +523,7 @@ impl Registry {
         for handle in &handles {
             self.of_green.remove(handle);
         }
+        self.spent.extend(&handles);
         Some((device, handles))
     }
 
