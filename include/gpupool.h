@@ -81,11 +81,11 @@ typedef struct {
   uint64_t peak_live_bytes;
   // Bytes of physical memory that the pool holds on the GPUs: live blocks, and freed ones that it keeps.
   uint64_t held_on_gpus;
-  // The same on the host.
+  // Bytes held on the host.
   uint64_t held_on_host;
   // Blocks served so far.
   uint64_t allocations;
-  // Those of them served from freed memory.
+  // Blocks served from freed memory so far.
   uint64_t reuses;
   // Bytes of blocks that were not on the GPU that asked when they were made, over the life of the process.
   uint64_t spilled_bytes;
