@@ -276,6 +276,80 @@ macro_rules! for_each_hook {
             cuMemsetD32_v2_ptds(dst: CUdeviceptr, value: c_uint, count: usize) => usage::copied();
             cuMemsetD32Async(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => usage::copied();
             cuMemsetD32Async_ptsz(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => usage::copied();
+            cuMemsetD2D8_v2(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) => usage::copied();
+            cuMemsetD2D8_v2_ptds(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) => usage::copied();
+            cuMemsetD2D8Async(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream)
+                => usage::copied();
+            cuMemsetD2D8Async_ptsz(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream)
+                => usage::copied();
+            cuMemsetD2D16_v2(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) => usage::copied();
+            cuMemsetD2D16_v2_ptds(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) => usage::copied();
+            cuMemsetD2D16Async(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream)
+                => usage::copied();
+            cuMemsetD2D16Async_ptsz(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream)
+                => usage::copied();
+            cuMemsetD2D32_v2(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) => usage::copied();
+            cuMemsetD2D32_v2_ptds(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) => usage::copied();
+            cuMemsetD2D32Async(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream)
+                => usage::copied();
+            cuMemsetD2D32Async_ptsz(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream)
+                => usage::copied();
+            cuMemcpyAtoA_v2(dst: CUarray, dst_offset: usize, src: CUarray, src_offset: usize, bytes: usize) => usage::copied();
+            cuMemcpyAtoA_v2_ptds(dst: CUarray, dst_offset: usize, src: CUarray, src_offset: usize, bytes: usize) => usage::copied();
+            cuMemcpyAtoD_v2(dst: CUdeviceptr, src: CUarray, src_offset: usize, bytes: usize) => usage::copied();
+            cuMemcpyAtoD_v2_ptds(dst: CUdeviceptr, src: CUarray, src_offset: usize, bytes: usize) => usage::copied();
+            cuMemcpyAtoH_v2(dst: *mut c_void, src: CUarray, src_offset: usize, bytes: usize) => usage::copied();
+            cuMemcpyAtoH_v2_ptds(dst: *mut c_void, src: CUarray, src_offset: usize, bytes: usize) => usage::copied();
+            cuMemcpyDtoA_v2(dst: CUarray, dst_offset: usize, src: CUdeviceptr, bytes: usize) => usage::copied();
+            cuMemcpyDtoA_v2_ptds(dst: CUarray, dst_offset: usize, src: CUdeviceptr, bytes: usize) => usage::copied();
+            cuMemcpyHtoA_v2(dst: CUarray, dst_offset: usize, src: *const c_void, bytes: usize) => usage::copied();
+            cuMemcpyHtoA_v2_ptds(dst: CUarray, dst_offset: usize, src: *const c_void, bytes: usize) => usage::copied();
+            cuMemcpyAtoHAsync_v2(dst: *mut c_void, src: CUarray, src_offset: usize, bytes: usize, stream: CUstream)
+                => usage::copied();
+            cuMemcpyAtoHAsync_v2_ptsz(dst: *mut c_void, src: CUarray, src_offset: usize, bytes: usize, stream: CUstream)
+                => usage::copied();
+            cuMemcpyHtoAAsync_v2(dst: CUarray, dst_offset: usize, src: *const c_void, bytes: usize, stream: CUstream)
+                => usage::copied();
+            cuMemcpyHtoAAsync_v2_ptsz(dst: CUarray, dst_offset: usize, src: *const c_void, bytes: usize, stream: CUstream)
+                => usage::copied();
+            cuMemBatchDecompressAsync(list: *mut c_void, count: usize, flags: c_uint, failed: *mut usize, stream: CUstream)
+                => usage::copied();
+            cuMemBatchDecompressAsync_ptsz(list: *mut c_void, count: usize, flags: c_uint, failed: *mut usize, stream: CUstream)
+                => usage::copied();
+            cuStreamWriteValue32(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint) => usage::worked();
+            cuStreamWriteValue32_ptsz(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint) => usage::worked();
+            cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint) => usage::worked();
+            cuStreamWriteValue32_v2_ptsz(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint) => usage::worked();
+            cuStreamWriteValue64(stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) => usage::worked();
+            cuStreamWriteValue64_ptsz(stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) => usage::worked();
+            cuStreamWriteValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) => usage::worked();
+            cuStreamWriteValue64_v2_ptsz(stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) => usage::worked();
+            cuStreamWaitValue32(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint) => usage::worked();
+            cuStreamWaitValue32_ptsz(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint) => usage::worked();
+            cuStreamWaitValue32_v2(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint) => usage::worked();
+            cuStreamWaitValue32_v2_ptsz(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint) => usage::worked();
+            cuStreamWaitValue64(stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) => usage::worked();
+            cuStreamWaitValue64_ptsz(stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) => usage::worked();
+            cuStreamWaitValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) => usage::worked();
+            cuStreamWaitValue64_v2_ptsz(stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) => usage::worked();
+            cuStreamBatchMemOp(stream: CUstream, count: c_uint, list: *mut c_void, flags: c_uint) => usage::worked();
+            cuStreamBatchMemOp_ptsz(stream: CUstream, count: c_uint, list: *mut c_void, flags: c_uint) => usage::worked();
+            cuStreamBatchMemOp_v2(stream: CUstream, count: c_uint, list: *mut c_void, flags: c_uint) => usage::worked();
+            cuStreamBatchMemOp_v2_ptsz(stream: CUstream, count: c_uint, list: *mut c_void, flags: c_uint) => usage::worked();
+            cuSignalExternalSemaphoresAsync(list: *const c_void, parameters: *const c_void, count: c_uint, stream: CUstream)
+                => usage::worked();
+            cuSignalExternalSemaphoresAsync_ptsz(list: *const c_void, parameters: *const c_void, count: c_uint, stream: CUstream)
+                => usage::worked();
+            cuWaitExternalSemaphoresAsync(list: *const c_void, parameters: *const c_void, count: c_uint, stream: CUstream)
+                => usage::worked();
+            cuWaitExternalSemaphoresAsync_ptsz(list: *const c_void, parameters: *const c_void, count: c_uint, stream: CUstream)
+                => usage::worked();
+            cuStreamAttachMemAsync(stream: CUstream, dptr: CUdeviceptr, bytes: usize, flags: c_uint) => usage::worked();
+            cuStreamAttachMemAsync_ptsz(stream: CUstream, dptr: CUdeviceptr, bytes: usize, flags: c_uint) => usage::worked();
+            cuGraphicsMapResources(count: c_uint, resources: *mut c_void, stream: CUstream) => usage::worked();
+            cuGraphicsMapResources_ptsz(count: c_uint, resources: *mut c_void, stream: CUstream) => usage::worked();
+            cuGraphicsUnmapResources(count: c_uint, resources: *mut c_void, stream: CUstream) => usage::worked();
+            cuGraphicsUnmapResources_ptsz(count: c_uint, resources: *mut c_void, stream: CUstream) => usage::worked();
             cuEventRecord(event: CUevent, stream: CUstream) => usage::worked();
             cuEventRecord_ptsz(event: CUevent, stream: CUstream) => usage::worked();
             cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: c_uint) => usage::worked();
@@ -307,8 +381,8 @@ macro_rules! for_each_hook {
 
             // Virtual memory management that makes no memory, and multicast objects.
             cuMemGetAllocationGranularity(granularity: *mut usize, prop: *const c_void, option: c_int) => pass::through();
-            cuMemMapArrayAsync(list: *mut c_void, count: c_uint, stream: CUstream) => pass::through();
-            cuMemMapArrayAsync_ptsz(list: *mut c_void, count: c_uint, stream: CUstream) => pass::through();
+            cuMemMapArrayAsync(list: *mut c_void, count: c_uint, stream: CUstream) => usage::worked();
+            cuMemMapArrayAsync_ptsz(list: *mut c_void, count: c_uint, stream: CUstream) => usage::worked();
             cuMulticastCreate(handle: *mut u64, prop: *const c_void) => pass::through();
             cuMulticastAddDevice(handle: u64, device: CUdevice) => pass::through();
             cuMulticastBindMem(multicast: u64, offset: usize, handle: u64, from: usize, bytes: usize, flags: u64)
@@ -352,9 +426,9 @@ macro_rules! for_each_hook {
                 indices: *mut usize, location_count: usize, flags: u64, stream: CUstream)
                 => usage::worked();
             cuMemDiscardBatchAsync(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, flags: u64, stream: CUstream)
-                => pass::through();
+                => usage::worked();
             cuMemDiscardBatchAsync_ptsz(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, flags: u64, stream: CUstream)
-                => pass::through();
+                => usage::worked();
             cuMemRangeGetAttribute(data: *mut c_void, size: usize, attribute: c_int, dptr: CUdeviceptr, bytes: usize)
                 => pass::through();
             cuMemRangeGetAttributes(data: *mut *mut c_void, sizes: *mut usize, attributes: *mut c_int, count: usize,
