@@ -78,5 +78,7 @@ pub unsafe fn descriptor(real: &mut Real, dptr: CUdeviceptr, bytes: usize) -> Cu
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn close(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
-    process::driver().and_then(|driver| ipc::close(driver, dptr)).unwrap_or_else(|| real.call())
+    // Without a context the driver closes nothing, whoever made the memory.
+    let driver = process::driver().filter(|driver| driver.current_context().is_some());
+    driver.and_then(|driver| ipc::close(driver, dptr)).unwrap_or_else(|| real.call())
 }
