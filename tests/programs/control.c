@@ -97,6 +97,23 @@ static void in_a_child(const Control *c, CUdeviceptr block)
     printf("child ended with %d\n", status);
 }
 
+/* The last byte asked for ends a block, whatever stands behind it. */
+static void say_end(const Control *c)
+{
+    const size_t bytes = 3 * MIB + 5;
+    CUdeviceptr block;
+    gpupool_piece piece = {0};
+    size_t count = 1;
+    CHECK(cuMemAlloc_v2(&block, bytes));
+    printf("odd block: %d", c->pieces(as_pointer(block), bytes + MIB, &piece, &count));
+    printf(", %llu of its bytes", (unsigned long long)(bytes - piece.bytes));
+    printf(" left out; at its end: %d\n", c->pieces(as_pointer(block + bytes), 1, &piece, &count));
+    printf("its bytes anchored: %d, ", c->anchor(as_pointer(block), bytes));
+    printf("one more: %d, ", c->anchor(as_pointer(block), bytes + 1));
+    printf("at its end: %d\n", c->anchor(as_pointer(block + bytes), 1));
+    CHECK(cuMemFree_v2(block));
+}
+
 int main(void)
 {
     CUdeviceptr small, large;
@@ -132,6 +149,7 @@ int main(void)
     say_advice(&c, small, large);
     CHECK(cuMemFree_v2(small));
     say_statistics(&c, "after the frees");
+    say_end(&c);
     printf("trim: %s\n", c.trim() > 0 ? "some" : "none");
     return 0;
 }

@@ -76,7 +76,9 @@ pub unsafe extern "C" fn gpupool_pieces(
 
 /// The pieces, neighbours of one kind in one.
 fn merged(address: u64, bytes: u64) -> Result<Vec<gpupool_piece>, gpupool_error> {
-    let pooled = memory::pieces(address, bytes).into_iter().map(|piece| gpupool_piece {
+    // The frames behind its last byte are the pool's affair.
+    let left = memory::block_at(address).map_or(0, |block| block.address + block.bytes - address);
+    let pooled = memory::pieces(address, bytes.min(left)).into_iter().map(|piece| gpupool_piece {
         address: piece.address,
         bytes: piece.bytes,
         place: number_of(piece.place),

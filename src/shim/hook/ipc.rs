@@ -15,9 +15,7 @@ const LAZY_PEER_ACCESS: c_uint = 1;
 /// # Safety
 /// `handle` is the program's output argument of that call.
 pub unsafe fn export(real: &mut Real, handle: *mut CUipcMemHandle, dptr: CUdeviceptr) -> CuResult {
-    // Behind the last byte asked for is nothing of the program's.
-    let block = memory::block_at(dptr).filter(|block| dptr < block.address + block.bytes);
-    let (Some(block), Some(driver)) = (block, process::driver()) else {
+    let (Some(block), Some(driver)) = (memory::block_at(dptr), process::driver()) else {
         let result = real.call();
         if !result.is_ok() && matches!(address::known(dptr), Known::Managed(_)) {
             log::warn_once(
