@@ -122,8 +122,9 @@ const char *gpupool_hook_names(void);
 // waited for, or what another GPU is known to be done with.
 uint64_t gpupool_trim(void);
 
-// Allocates `bytes` on GPU `device` (-1: that of the current context), from the pool or the driver as `cuMemAlloc` would
-// with the library preloaded. Without a context of that GPU its primary one is made, as the runtime's `cudaMalloc` does.
+// Allocates `bytes` on GPU `device` (-1: that of the current context; a lower number is none), from the pool or the driver as
+// `cuMemAlloc` would with the library preloaded. Without a context of that GPU its primary one is made, as the runtime's
+// `cudaMalloc` does.
 // `stream` is the one that uses the memory first (NULL: the legacy stream): it is asked whether it is being captured.
 //
 // Works without `LD_PRELOAD`, in a program that opened the library. Returns 0, a `CUresult`, or a `gpupool_error`.
@@ -219,7 +220,8 @@ const char *gpupool_mode(void);
 // Why allocations go to the driver, a sentence; empty where they do not. A string that is never freed.
 const char *gpupool_why(void);
 
-// Fills `statistics`, of which the caller has set `size`. Zeros while there is no pool.
+// Fills `statistics`, of which the caller has set `size`: with zeros while there is no pool, also where the answer is that
+// gpupool takes no part (`GPUPOOL_NOT_ACTIVE`). Returns 0 or a `gpupool_error`.
 //
 // # Safety
 // `statistics` points to `statistics->size` bytes, or is NULL.

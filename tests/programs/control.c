@@ -30,7 +30,9 @@ static void say_pieces(const Control *c, const char *what, CUdeviceptr address, 
 
 static void say_statistics(const Control *c, const char *when)
 {
-    gpupool_statistics s = {.size = sizeof s};
+    gpupool_statistics s;
+    memset(&s, 0x5a, sizeof s);
+    s.size = sizeof s;
     int result = c->statistics(&s);
     printf("%s: %d, %llu blocks, %llu MiB live, %llu MiB at most, %llu allocations, %llu reused, spilled %s\n", when,
            result, (unsigned long long)s.live_blocks, (unsigned long long)(s.live_bytes / MIB),
@@ -114,6 +116,15 @@ static void say_end(const Control *c)
     CHECK(cuMemFree_v2(block));
 }
 
+static void say_devices(const Control *c)
+{
+    static const int none[] = {-2, -77, 99};
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
+        void *pointer;
+        printf("malloc on device %d: %d\n", none[i], c->malloc(&pointer, SMALL, none[i], NULL));
+    }
+}
+
 int main(void)
 {
     CUdeviceptr small, large;
@@ -150,6 +161,7 @@ int main(void)
     CHECK(cuMemFree_v2(small));
     say_statistics(&c, "after the frees");
     say_end(&c);
+    say_devices(&c);
     printf("trim: %s\n", c.trim() > 0 ? "some" : "none");
     return 0;
 }
