@@ -205,7 +205,7 @@ fn report_growth(block: &Block, on_peers: u64, on_host: u64) {
             report_host(home, on_host, bytes);
         }
         log::emit(|| {
-            let (size, peers, host) = (format_size(bytes), format_size(on_peers), format_size(on_host));
+            let [size, peers, host] = [bytes, on_peers.min(bytes), on_host.min(bytes)].map(format_size);
             let text =
                 format!("{size} for GPU {home} did not fit there: {peers} are on other GPUs, {host} on the host");
             (PoolSpill { home, bytes, on_peers, on_host }, text)
@@ -221,7 +221,8 @@ pub fn report_host(home: u32, on_host: u64, bytes: u64) {
             "{} of the {} just allocated for GPU {home} are in the host's memory, because no GPU that can lend has room; \
              kernels reach it over PCIe, many times more slowly than a GPU's memory (make the working set smaller, free \
              GPUs or add some to GPUPOOL_DEVICES, or set GPUPOOL_HOST_LIMIT=0 to get OUT_OF_MEMORY instead; said once)",
-            format_size(on_host),
+            // What is rounded up to frames may be more than was asked for.
+            format_size(on_host.min(bytes)),
             format_size(bytes)
         ),
     );
