@@ -8,6 +8,9 @@ use std::ffi::c_int;
 const NON_BLOCKING: u32 = 1;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: c_int = 2;
+/// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`: the default streams by names of their own.
+const LEGACY: usize = 1;
+const PER_THREAD: usize = 2;
 
 /// Held while this thread is relaxed: its calls break no capture but those that they are about.
 pub struct Relaxed<'a> {
@@ -40,6 +43,13 @@ impl Driver {
     pub unsafe fn destroy_stream(&self, stream: CUstream) -> CuResult {
         // SAFETY: the caller vouches for the stream.
         unsafe { (self.cuStreamDestroy_v2)(stream) }
+    }
+
+    /// Waits for the default stream of the current context, or of the calling thread in it (`cuStreamSynchronize`).
+    pub fn synchronize_default_stream(&self, per_thread: bool) -> CuResult {
+        let stream = if per_thread { PER_THREAD } else { LEGACY };
+        // SAFETY: both are streams of every context.
+        unsafe { (self.cuStreamSynchronize)(std::ptr::without_provenance_mut(stream)) }
     }
 
     /// The context of a stream (`cuStreamGetCtx`).

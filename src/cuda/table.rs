@@ -75,6 +75,7 @@ functions! {
         cuStreamDestroy_v2(CUstream);
         cuStreamGetCtx(CUstream, *mut CUcontext);
         cuStreamIsCapturing(CUstream, *mut c_int);
+        cuStreamSynchronize(CUstream);
         cuThreadExchangeStreamCaptureMode(*mut c_int);
         cuEventCreate(*mut CUevent, c_uint);
         cuEventQuery(CUevent);

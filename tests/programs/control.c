@@ -116,6 +116,22 @@ static void say_end(const Control *c)
     CHECK(cuMemFree_v2(block));
 }
 
+/* What a network adapter is about to reach stays where it is, to its end and no longer. */
+static void say_registered(const Control *c)
+{
+    enum { SYNC_MEMOPS = 6 };
+    unsigned one = 1;
+    CUdeviceptr block;
+    CHECK(cuMemAlloc_v2(&block, SMALL));
+    for (int i = 0; i < 2; i++)
+        CHECK(cuPointerSetAttribute(&one, SYNC_MEMOPS, block + MIB));
+    say_pieces(c, "with SYNC_MEMOPS", block, SMALL);
+    CHECK(cuMemFree_v2(block));
+    CHECK(cuMemAlloc_v2(&block, SMALL));
+    say_pieces(c, "another block", block, SMALL);
+    CHECK(cuMemFree_v2(block));
+}
+
 static void say_devices(const Control *c)
 {
     static const int none[] = {-2, -77, 99};
@@ -161,6 +177,7 @@ int main(void)
     CHECK(cuMemFree_v2(small));
     say_statistics(&c, "after the frees");
     say_end(&c);
+    say_registered(&c);
     say_devices(&c);
     printf("trim: %s\n", c.trim() > 0 ? "some" : "none");
     return 0;

@@ -19,7 +19,8 @@ pub struct gpupool_piece {
     /// Where it is: a GPU's CUDA ordinal, or -1 less the number of a host NUMA node.
     pub place: c_int,
     /// Why it must stay on the physical memory it is on, 0 where it may move: 1 shared with other processes by CUDA IPC, 2
-    /// its physical handle was retained, 4 a descriptor of it was given out, 8 `gpupool_anchor`; added up.
+    /// its physical handle was retained, 4 a descriptor of it was given out, 8 `gpupool_anchor` or
+    /// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`; added up.
     pub anchors: c_uint,
 }
 

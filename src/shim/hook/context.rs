@@ -1,13 +1,13 @@
 //! Bodies: contexts. The driver's answer changes only where the user forbids a context; see [`crate::watch::context`] for what
 //! is noted and why.
 
-use super::{Real, retry};
+use super::{Real, retry, usage};
 use crate::serve::{managed, pinned};
 use crate::watch::{
     context::{self, Before, By, Kind, Making, end, policy, unseen},
     environment,
 };
-use cudarc::driver::sys::{CUcontext, CUdevice};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr};
 use gpupool_cuda::{CuResult, Driver};
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
@@ -153,6 +153,15 @@ pub unsafe fn peer_enabled(real: &mut Real, peer: CUcontext) -> CuResult {
 ///
 /// # Safety
 /// Called by a row's trampoline.
+pub unsafe fn copied_between_blocks(real: &mut Real, dst: CUdeviceptr, src: CUdeviceptr) -> CuResult {
+    // SAFETY: as for this function.
+    let result = unsafe { copied_between(real) };
+    usage::finish_at(real.api, result, &[dst, src]);
+    result
+}
+
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
 pub unsafe fn copied_between(real: &mut Real) -> CuResult {
     let result = real.call();
     if let Some(driver) = context::driver() {

@@ -5,6 +5,7 @@
 use super::Real;
 use crate::address::{self, Known};
 use crate::serve;
+use crate::serve::memory::memops;
 use crate::serve::{handles, ipc};
 use crate::watch::context;
 use cudarc::driver::sys::{CUdevice, CUdeviceptr};
@@ -18,6 +19,7 @@ mod kind {
     pub const MEMORY_TYPE: i32 = 2;
     pub const DEVICE_POINTER: i32 = 3;
     pub const HOST_POINTER: i32 = 4;
+    pub const SYNC_MEMOPS: i32 = 6;
     pub const BUFFER_ID: i32 = 7;
     pub const IS_MANAGED: i32 = 8;
     pub const DEVICE_ORDINAL: i32 = 9;
@@ -131,6 +133,9 @@ unsafe fn write_of_device(
             a::MEMORY_TYPE => put::<u32>(data, DEVICE_MEMORY),
             a::DEVICE_POINTER => put::<u64>(data, ptr),
             a::HOST_POINTER => return Some(CuResult::INVALID_VALUE),
+            // Managed memory of the driver's has it by itself, and keeps what it is set to.
+            a::SYNC_MEMOPS if managed => return None,
+            a::SYNC_MEMOPS => put::<u32>(data, memops::is_set(block).into()),
             a::BUFFER_ID => put::<u64>(data, FIRST_BUFFER_ID + block.id),
             // What could be hidden of it is not worth a lie: the processor may use the memory, and tools ask.
             a::IS_MANAGED if managed => return None,
@@ -234,6 +239,27 @@ pub unsafe fn pointer_attributes(
     // SAFETY: the driver answered success for these arguments.
     unsafe { rewrite(count, attributes, data, write) };
     result
+}
+
+/// One attribute can be set. The driver asks for no context.
+///
+/// # Safety
+/// `value` is the program's argument of that call.
+pub unsafe fn set_pointer_attribute(
+    real: &mut Real,
+    value: *const c_void,
+    attribute: c_int,
+    ptr: CUdeviceptr,
+) -> CuResult {
+    match address::known(ptr) {
+        Known::Pooled(block) if attribute == kind::SYNC_MEMOPS && !value.is_null() => {
+            // SAFETY: not NULL, and the value of this attribute is a number of 32 bits; unaligned because the driver asks for no more.
+            let waits = unsafe { value.cast::<c_uint>().read_unaligned() } != 0;
+            memops::set(&block, waits)
+        }
+        Known::Pooled(_) | Known::Freed => CuResult::INVALID_VALUE,
+        Known::Managed(_) | Known::Pinned(_) | Known::Foreign => real.call(),
+    }
 }
 
 /// # Safety

@@ -1,9 +1,11 @@
 //! Bodies: launches and copies, counted for the context that is current. Nothing else happens here; a launch takes two
 //! microseconds, and these must not show in it. Copies are also compared with the few addresses of pinned memory that are
-//! watched, if any are.
+//! watched, if any are; and those that are not asynchronous with the blocks that have to be left quiet by them, if any are.
 
 use super::boundary;
+use crate::serve::memory::memops;
 use crate::serve::pinned;
+use crate::watch::capture;
 use crate::watch::context::{self, Usage};
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUDA_MEMCPY3D};
 use gpupool_cuda::{self as cuda, CuResult};
@@ -23,7 +25,7 @@ pub fn copied(api: Api, result: CuResult) {
 }
 
 /// What a copy calls an address, by its side.
-pub trait Address {
+pub trait Address: Copy {
     fn number(self) -> u64;
 }
 
@@ -57,6 +59,42 @@ pub fn moved(api: Api, result: CuResult, dst: impl Address, src: impl Address, b
     }
 }
 
+/// The same, where the call is not asynchronous.
+#[inline]
+pub fn moved_at_once(api: Api, result: CuResult, dst: impl Address, src: impl Address, bytes: usize) {
+    moved(api, result, dst, src, bytes);
+    finish_at(api, result, &[dst.number(), src.number()]);
+}
+
+/// After a fill that is not asynchronous.
+#[inline]
+pub fn filled(api: Api, result: CuResult, dst: u64) {
+    copied(api, result);
+    finish_at(api, result, &[dst]);
+}
+
+/// What is not asynchronous is over when it returns, where it names a block that this was asked for.
+#[inline]
+pub fn finish_at(api: Api, result: CuResult, touched: &[u64]) {
+    if memops::is_any() && result.is_ok() {
+        finish(api, touched);
+    }
+}
+
+#[cold]
+fn finish(api: Api, touched: &[u64]) {
+    if !touched.iter().any(|address| memops::waits_at(*address)) {
+        return;
+    }
+    boundary::contained(api, || {
+        // A wait for the default stream may break a capture, and the call's own work is not in one.
+        if let Some(driver) = context::driver().filter(|_| !capture::under_way()) {
+            // An error of the work is the next call's to hear, as where the driver does not wait.
+            let _ = driver.synchronize_default_stream(api.name().ends_with("_ptds"));
+        }
+    });
+}
+
 /// After a copy of rows. Of the fields that are read, those that the kinds of memory do not ask for are whatever the
 /// program left there; an address too many only makes a block count as reached or copied out of, and then it is not judged.
 #[inline]
@@ -71,6 +109,19 @@ pub fn moved_rows(api: Api, result: CuResult, copy: *const c_void) {
     }
 }
 
+/// The same, where the call is not asynchronous.
+#[inline]
+pub fn rows_at_once(api: Api, result: CuResult, copy: *const c_void) {
+    moved_rows(api, result, copy);
+    if memops::is_any() && result.is_ok() {
+        let copy = copy.cast::<CUDA_MEMCPY2D>();
+        // SAFETY: the driver read the structure without an error; an address that the kinds of memory do not ask for may be anything,
+        // and is compared only.
+        let touched = unsafe { [(*copy).dstDevice, (*copy).srcDevice, (*copy).dstHost as u64, (*copy).srcHost as u64] };
+        finish(api, &touched);
+    }
+}
+
 /// As [`moved_rows`], after a copy of boxes.
 #[inline]
 pub fn moved_boxes(api: Api, result: CuResult, copy: *const c_void) {
@@ -81,6 +132,19 @@ pub fn moved_boxes(api: Api, result: CuResult, copy: *const c_void) {
         let (dst, src) =
             unsafe { ([(*copy).dstHost as u64, (*copy).dstDevice], [(*copy).srcHost as u64, (*copy).srcDevice]) };
         pinned::copies::copied_some(&dst, &src);
+    }
+}
+
+/// The same, where the call is not asynchronous.
+#[inline]
+pub fn boxes_at_once(api: Api, result: CuResult, copy: *const c_void) {
+    moved_boxes(api, result, copy);
+    if memops::is_any() && result.is_ok() {
+        let copy = copy.cast::<CUDA_MEMCPY3D>();
+        // SAFETY: the driver read the structure without an error; an address that the kinds of memory do not ask for may be anything,
+        // and is compared only.
+        let touched = unsafe { [(*copy).dstDevice, (*copy).srcDevice, (*copy).dstHost as u64, (*copy).srcHost as u64] };
+        finish(api, &touched);
     }
 }
 

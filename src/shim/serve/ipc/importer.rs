@@ -5,6 +5,7 @@ use super::server;
 use crate::backing::topology::Topology;
 use crate::fence;
 use crate::log;
+use crate::serve::memory::memops;
 use crate::watch::context::Gpus;
 use crate::watch::context::{self, Observer};
 use gpupool_config::format_size;
@@ -170,6 +171,7 @@ pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
     };
     if let Some(import) = removed {
         let bytes = import.block.bytes;
+        memops::ended(&import.block);
         if answer == Ok(true) {
             drop(import.mapped);
             unmap_unused(driver, &contexts);
@@ -205,6 +207,7 @@ fn owner_gone(driver: &'static Driver, owner: u64) {
         COUNT.store(imports.len(), Ordering::Release);
         gone
     };
+    gone.iter().for_each(|import| memops::ended(&import.block));
     // The driver has waited for the context, and waits for no other when it ends what was opened in it.
     drop(gone);
     unmap_unused(driver, &[owner]);

@@ -1,6 +1,7 @@
 //! Pooled device memory: blocks for the program, what is said of them, and what goes back to the driver.
 
 mod caching;
+pub mod memops;
 pub mod mempool;
 
 pub use caching::returns_its_cache;
@@ -288,6 +289,7 @@ fn freed(outcome: Result<Block, FreeError<CuResult>>) -> CuResult {
     match outcome {
         Ok(block) => {
             report_free(&block);
+            memops::ended(&block);
             tell_ended(block.id);
             CuResult::SUCCESS
         }
@@ -361,6 +363,7 @@ pub struct OfContexts;
 impl Observer for OfContexts {
     fn ended(&self, id: u64) -> usize {
         let ended = open::opened().map_or_else(Vec::new, |opened| opened.pool.free_owned_by(id));
+        ended.iter().for_each(memops::ended);
         ended.iter().for_each(|block| tell_ended(block.id));
         if !ended.is_empty() {
             level::report();
