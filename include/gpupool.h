@@ -21,7 +21,7 @@ typedef enum {
   GPUPOOL_ACTIVE = 1,
   // It failed inside: memory handed out stays valid, new memory comes from the driver.
   GPUPOOL_CLOSED = 2,
-  // Everything goes to the driver: switched off, a setting that can not be used, or the child of a fork.
+  // Everything goes to the driver: switched off, a setting that cannot be used, or the child of a fork.
   GPUPOOL_PASSING = 3,
 } gpupool_state;
 
@@ -34,7 +34,7 @@ typedef enum {
   GPUPOOL_INVALID_ARGUMENT = -2,
   // The address lies in no live block of the pool's.
   GPUPOOL_NOT_POOLED = -3,
-  // This kind of memory can not do that.
+  // This kind of memory cannot do that.
   GPUPOOL_NOT_SUPPORTED = -4,
   // gpupool failed; the log says where.
   GPUPOOL_INTERNAL = -5,
@@ -214,7 +214,7 @@ int gpupool_prefetch(const void *pointer,
 // See `gpupool_state`.
 gpupool_state gpupool_get_state(void);
 
-// How allocations are served now: a value of `GPUPOOL_MODE`, which differs from the setting where this machine can not do
+// How allocations are served now: a value of `GPUPOOL_MODE`, which differs from the setting where this machine cannot do
 // that one, and is `off` where every allocation goes to the driver. A string that is never freed.
 const char *gpupool_mode(void);
 

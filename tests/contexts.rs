@@ -88,3 +88,21 @@ fn threads_that_begin_and_end_contexts_of_every_kind_take_nothing_from_each_othe
         }
     }
 }
+
+/// Access costs by GPU, and most programs work on one.
+#[test]
+fn memory_is_granted_to_the_gpus_that_have_a_context() {
+    for way in ["retain", "create", "green", "unseen", "unseen_work"] {
+        let run = Run::program("late_contexts").args(&format!("{way} access")).sim("2x2GiB").shim().go();
+        run.succeeds().prints(
+            "\
+alone: GPU 0 yes, GPU 1 no
+both: GPU 0 yes, GPU 1 yes
+life 1: copied 0 wrong; read by kernels: 0 0 0 0 0; and after it wrote: 0 0 0 0 0
+alone: GPU 0 yes, GPU 1 no
+both: GPU 0 yes, GPU 1 yes
+life 2: copied 0 wrong; read by kernels: 0 0 0 0 0; and after it wrote: 0 0 0 0 0
+",
+        );
+    }
+}

@@ -106,7 +106,7 @@ fn a_pitched_allocation_survives_faults_too() {
 }
 
 #[test]
-fn a_pool_that_can_not_open_leaves_everything_to_the_driver() {
+fn a_pool_that_cannot_open_leaves_everything_to_the_driver() {
     let bare = Run::program("steps").args("a:100 a:100 f:0 f:1").sim("2x256MiB").go();
     let faults: Vec<String> = (1..=40).map(|n| format!("cuMemAddressReserve:{n}=2")).collect();
     let shim = Run::program("steps").args("a:100 a:100 f:0 f:1").sim("2x256MiB").env("SIMCUDA_FAULT", faults.join(","));

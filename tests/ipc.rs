@@ -54,7 +54,7 @@ fn memory_of_which_a_handle_can_be_had_says_so() {
 
 #[test]
 fn several_blocks_that_begin_inside_chunks_are_kept_apart() {
-    // The first block leaves a chunk of 32 MiB, on which the next ones stand side by side.
+    // The first block leaves one chunk, on which the next ones stand side by side.
     let steps = "A:alloc:0:32768 A:free:0 A:alloc:1:3000 A:alloc:2:6144 A:alloc:3:5000 A:fill:1:10 A:fill:2:20 A:fill:3:30 \
                  A:get:1:0 A:get:2:99 A:get:3:0 B:open:3 B:open:1 B:open:2 B:range:2 B:check:1:10 B:check:2:20 B:check:3:30 \
                  B:fill:2:7 A:check:1:10 A:check:2:7 A:check:3:30 B:close:3 B:check:2:7 B:close:1 B:close:2 B:exit A:free:2";
@@ -236,15 +236,16 @@ fn the_child_of_a_fork_shares_nothing_and_keeps_nobody_waiting() {
 
 #[test]
 fn few_descriptors_are_enough() {
-    // Twelve chunks; the simulated driver keeps a descriptor for each that it imported.
+    // Twelve chunks: stripes of 32 MiB over both GPUs. The simulated driver keeps a descriptor for each that it imported.
     let steps = "A:alloc:0:307200 A:fill:0:100 A:get:0:0 A:files:2 B:files:17 B:open:0 B:check:0:100 B:close:0 B:left";
-    let shim = spread(steps).go();
+    let shim = spread(steps).env("GPUPOOL_PLACEMENT", "interleave").go();
     shim.succeeds().says("B:check:0:100: 0 wrong, ends right").says("B:left: 0 handles, 0 MiB mapped, 16 MiB used");
 }
 
 #[test]
 fn without_descriptors_the_importer_gets_an_error_and_keeps_nothing() {
-    let shim = spread("A:alloc:0:307200 A:get:0:0 B:files:5 B:open:0 B:left").go();
+    let steps = "A:alloc:0:307200 A:get:0:0 B:files:5 B:open:0 B:left";
+    let shim = spread(steps).env("GPUPOOL_PLACEMENT", "interleave").go();
     shim.succeeds()
         .says("B:open:0: 304")
         .says("B:left: 0 handles, 0 MiB mapped, 16 MiB used")
@@ -415,7 +416,7 @@ fn the_log_tells_both_sides() {
         Event::IpcImport(import) => Some((import.bytes, import.chunks)),
         _ => None,
     });
-    assert_eq!((bytes, chunks), (64 << 20, 2));
+    assert_eq!((bytes, chunks), (64 << 20, 1));
     assert_eq!((importer.events("ipc.import").len(), importer.events("ipc.close").len()), (1, 1));
 }
 
@@ -425,9 +426,9 @@ fn memory_that_leaves_by_its_handle_is_anchored_and_lives_with_whoever_has_it() 
     shim.succeeds().prints(
         "\
 cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)freed): 1 CUDA_ERROR_INVALID_VALUE
-several chunks: 40 MiB 0
+several chunks: 600 MiB 0
 cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)several): 1 CUDA_ERROR_INVALID_VALUE
-shared: 40 MiB 1
+shared: 600 MiB 1
 cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)whole): 0 CUDA_SUCCESS
 retained: 8 MiB 2
 cuMemGetHandleForAddressRange(&descriptor, whole, 8 * MIB, DMA_BUF, 0): 0 CUDA_SUCCESS

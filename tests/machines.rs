@@ -144,7 +144,7 @@ impl MadeHost {
         for (path, text) in files {
             let path = folder.path().join(path);
             let made = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&path, text));
-            made.unwrap_or_else(|e| panic!("can not write {}: {e}", path.display()));
+            made.unwrap_or_else(|e| panic!("cannot write {}: {e}", path.display()));
         }
         Self(folder)
     }

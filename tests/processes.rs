@@ -47,7 +47,7 @@ fn the_log_of_a_killed_process_is_whole_up_to_its_end() {
     let shim = Run::program("exits").arg("kill").sim("2x1GiB").shim().log().go();
     shim.killed_by(9);
     assert_eq!(shim.events("pool.open").len(), 1, "{:?}", shim.records);
-    assert!(shim.events("process.exit").is_empty(), "a killed process can not have written its end");
+    assert!(shim.events("process.exit").is_empty(), "a killed process cannot have written its end");
 }
 
 #[test]

@@ -80,7 +80,7 @@ fn the_least_and_the_greatest_value_of_a_size_end_no_program() {
 }
 
 #[test]
-fn a_log_that_can_not_be_written_is_told_and_nothing_else_changes() {
+fn a_log_that_cannot_be_written_is_told_and_nothing_else_changes() {
     for path in ["/no/such/folder/log.jsonl", "/dev/full/log", "/proc/log.jsonl"] {
         let shim = overflowing().shim().env("GPUPOOL_LOG_FILE", path).go();
         shim.succeeds().says("allocate 150: 0").warns("GPUPOOL_LOG_FILE").warns(path);
@@ -215,7 +215,7 @@ fn gpus_that_do_not_lend_use_pooled_memory_as_the_drivers() {
     // Where they do not reach its memory, the driver stages what it has given itself.
     let shim = run.env("SIMCUDA_LINK", "none").same_under_shim(&["GPUPOOL_DEVICES=0"]);
     shim.succeeds().says("GPU 2: copy from GPU 0: 0 0, 0 wrong").warns("no peer access to each other");
-    // The same for memory that is spilled.
+    // Memory that is spilled is staged, too.
     let steps = "c:30 c:30 m:1 x:1 o:1 u:1 r:1";
     let run = Run::program("own_memory").args(steps).sim("4x64MiB").env("GPUPOOL_DEVICES", "0,1");
     let shim = run.env("GPUPOOL_RESERVE", "8MiB").shim().go();
@@ -353,6 +353,52 @@ fn trace_redirects_nothing_and_tells_every_call() {
     assert_eq!(calls("cuMemAlloc_v2"), 2, "{:?}", shim.records);
     assert_eq!(calls("cuInit"), 1);
     assert!(shim.events("block.allocate").is_empty());
+}
+
+/// At level trace, a call that the driver answers says why gpupool did not.
+#[test]
+fn what_is_left_to_the_driver_is_told_with_the_reason() {
+    let steps = |steps: &str| Run::program("steps").args(steps).sim("2x256MiB");
+    let pinned = || Run::program("pinned_queries").sim("2x1GiB");
+    let capture = Run::program("pinned_cases").args("capture_growth").sim("2x1GiB");
+    let cases: [(Run, &[&str], &str, &str); 10] = [
+        (
+            steps("a:1 a:50"),
+            &["GPUPOOL_MIN_SIZE=2MiB"],
+            "cuMemAlloc_v2",
+            "less than GPUPOOL_MIN_SIZE=2.0 MiB was asked for",
+        ),
+        (steps("a:1 f:0"), &["GPUPOOL_MIN_SIZE=2MiB"], "cuMemFree_v2", "gpupool did not give this memory out"),
+        (steps("a:50"), &["GPUPOOL_DEVICES=1"], "cuMemAlloc_v2", "GPU 0 is not in the pool (GPUPOOL_DEVICES"),
+        (steps("a:50"), &["GPUPOOL_MODE=spill"], "cuMemAlloc_v2", "in mode spill it is asked first, and it had room"),
+        (steps("a:50"), &["GPUPOOL_MODE=trace"], "cuMemAlloc_v2", "GPUPOOL_MODE=trace"),
+        (steps("a:900"), &["GPUPOOL_HOST_LIMIT=0"], "cuMemAlloc_v2", "no place of the pool has room"),
+        (steps("i"), &["GPUPOOL_MEMINFO=device"], "cuMemGetInfo_v2", "GPUPOOL_MEMINFO=device"),
+        (pinned(), &["GPUPOOL_PINNED=off"], "cuMemHostAlloc", "pinned memory is not pooled (GPUPOOL_PINNED"),
+        (
+            pinned(),
+            &["GPUPOOL_PINNED_LIMIT=1MiB"],
+            "cuMemHostAlloc",
+            "the pool would hold more pinned memory than its limit",
+        ),
+        (capture, &[], "cuMemHostAlloc", "a stream is being captured"),
+    ];
+    for (run, settings, call, why) in cases {
+        let set = settings.iter().filter_map(|setting| setting.split_once('='));
+        let shim =
+            set.fold(run.shim().log().env("GPUPOOL_LOG", "trace"), |run, (name, value)| run.env(name, value)).go();
+        shim.succeeds();
+        let begin = format!("{call} is answered by the driver: ");
+        let told: Vec<&str> = shim.records.iter().filter_map(|record| record.message.strip_prefix(&begin)).collect();
+        assert!(
+            told.iter().any(|told| told.starts_with(why)),
+            "{settings:?}: {call} should say {why:?}, not {told:#?}"
+        );
+    }
+    // What the pool serves gives no reason.
+    let shim = steps("a:50").shim().log().env("GPUPOOL_LOG", "trace").go();
+    shim.succeeds();
+    assert!(!shim.records.iter().any(|record| record.message.starts_with("cuMemAlloc_v2 is answered by the driver")));
 }
 
 #[test]

@@ -8,7 +8,7 @@ fn surroundings(arguments: &str) -> Run {
     Run::program("surroundings").args(arguments).sim("2x1GiB")
 }
 
-/// The same bare and under the shim with a log at level debug.
+/// Runs the program bare and under the shim with a log at level debug: it must fare alike.
 #[track_caller]
 fn same_with_a_log(arguments: &str) -> Output {
     let bare = surroundings(arguments).go();

@@ -99,8 +99,22 @@ fn an_end_that_tells_nothing_is_no_verdict() {
 #[test]
 fn where_nothing_can_be_written_or_looked_at_there_is_no_verdict() {
     told(program("surroundings", "fsize-kill 10")).is(&[UNKNOWN]);
-    told(stray().env("GPUPOOL_LIMIT", "much")).is(&[UNKNOWN]);
-    told(stray().env("GPUPOOL_LIMIT", "9:1GiB")).is(&[UNKNOWN]);
+}
+
+/// The cause is told, and which program it is.
+#[test]
+fn where_settings_keep_everything_from_being_looked_at_they_are_named() {
+    for (name, value, why) in [
+        ("GPUPOOL_LIMIT", "much", "GPUPOOL_LIMIT=much: not a size"),
+        ("GPUPOOL_LIMIT", "9:1GiB", "GPUPOOL_LIMIT=9:1.0GiB: there is no GPU 9"),
+        ("GPUPOOL_MODE", "off", "GPUPOOL_MODE=off"),
+    ] {
+        let told = told(stray().env(name, value));
+        let [Verdict { began: Some(began), end: VerdictEnd::Apart(cause), .. }] = &told.verdicts[..] else {
+            told.fail("expected one process that is apart")
+        };
+        assert!(cause.starts_with(why) && began.exe.ends_with("/contexts"), "{cause}, {began:?}");
+    }
 }
 
 #[test]
@@ -113,5 +127,5 @@ fn children_and_programs_that_follow_have_their_own() {
 #[test]
 fn a_folder_that_is_not_there_is_complained_about() {
     let output = stray().shim().env("GPUPOOL_VERDICTS", "/no/such/folder").go();
-    output.succeeds().warns("GPUPOOL_VERDICTS=/no/such/folder: can not make a file there");
+    output.succeeds().warns("GPUPOOL_VERDICTS=/no/such/folder: cannot make a file there");
 }

@@ -48,6 +48,8 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     checks.extend(preload::checks());
     checks.push(software::python());
     checks.extend(software::settings(gpus.as_deref()));
+    checks.extend(software::ranks());
+    checks.extend(software::temporary());
     let state = checks.iter().map(|check| check.state).max().unwrap_or(State::Fine);
     let printed = stdout::print(&if args.json { as_json(&checks, state) } else { as_text(&checks) });
     printed.map_err(|failure| failure.with_code(State::Broken.code()))?;
@@ -59,7 +61,7 @@ fn as_text(checks: &[Check]) -> String {
     for check in checks {
         let (mark, colour) = check.state.mark();
         let label = format!("{mark}{:<11}", check.name);
-        let mut lines = terminal::wrap(&terminal::clean(&check.words), terminal::WIDTH - label.len()).into_iter();
+        let mut lines = terminal::wrap(&terminal::clean(&check.words), terminal::width() - label.len()).into_iter();
         let first = lines.next().unwrap_or_default();
         let mark = page.paint(colour, mark);
         page.line(&format!("{mark}{:<11}{first}", check.name));

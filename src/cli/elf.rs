@@ -32,6 +32,17 @@ pub fn exports<'a>(path: &Path, names: &[&'a str]) -> Result<Vec<&'a str>, Strin
     Ok(names.iter().copied().filter(defined).collect())
 }
 
+/// The names of everything that the library at `path` defines for others.
+///
+/// # Errors
+/// It cannot be read.
+pub fn all_exports(path: &Path) -> Result<Vec<String>, String> {
+    let cache = cache(path)?;
+    let library = parse(&cache)?;
+    let defined = library.dynamic_symbols().filter(ObjectSymbol::is_definition);
+    Ok(defined.filter_map(|symbol| symbol.name().ok().map(str::to_owned)).collect())
+}
+
 /// Why nothing can be preloaded into `program`, if that is so.
 pub fn why_not_intercepted(program: &OsStr) -> Option<&'static str> {
     let path = executable(program)?;

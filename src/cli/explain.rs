@@ -42,9 +42,7 @@ fn explain(page: &mut Page, code: &str) -> Result<(), Failure> {
     };
     page.heading(&format!("{}  {}", finding.code, finding.title));
     page.line("");
-    for line in finding.explain.lines() {
-        page.line(line);
-    }
+    page.text(finding.explain);
     page.line("");
     page.entry("In short: ", &format!("{}.", finding.fix));
     Ok(())

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use gpupool_config::{LogPath, Mode, Settings, VERDICTS};
-use gpupool_events::{Attendance, Finding, Outside, RankOnGpu0, Verdict, VerdictEnd, finding};
+use gpupool_events::{Attendance, Finding, Outside, RankOnGpu, Verdict, VerdictEnd, finding};
 
 use crate::child::{self, Survivor};
 use crate::failure::{Failure, complain};
@@ -35,16 +35,24 @@ impl FailOn {
     /// From the words of the command line; `None` if there are none.
     ///
     /// # Errors
-    /// A code that there is no finding for.
+    /// A word that is no code of a finding.
     pub fn parse(words: &[String]) -> Result<Option<FailOn>, Failure> {
         if words.is_empty() {
             return Ok(None);
         }
-        if words.iter().any(|word| word.eq_ignore_ascii_case("any")) {
-            return Ok(Some(FailOn { codes: Vec::new() }));
+        let is_any = |word: &str| word.eq_ignore_ascii_case("any");
+        let mut codes = Vec::new();
+        for word in words.iter().map(|word| word.trim()) {
+            match finding(word) {
+                Some(finding) => codes.push(finding.code),
+                None if is_any(word) => {}
+                None => return Err(no_code(word)),
+            }
         }
-        let code = |word: &String| finding(word).map(|finding| finding.code).ok_or_else(|| explain::unknown(word));
-        Ok(Some(FailOn { codes: words.iter().map(code).collect::<Result<_, _>>()? }))
+        if words.iter().any(|word| is_any(word.trim())) {
+            codes.clear();
+        }
+        Ok(Some(FailOn { codes }))
     }
 
     /// Runs the program, and ends as it does unless a finding counts or might.
@@ -97,7 +105,7 @@ impl FailOn {
                 records.verdicts().join(Attendance::FILE).display()
             )),
         }
-        if self.asks_for(Finding::RANKS_ON_GPU_0.code) && !counted.iter().any(is_of_ranks) {
+        if self.asks_for(Finding::RANKS_ON_ONE_GPU.code) && !counted.iter().any(is_of_ranks) {
             unknown.extend(ranks.iter().find_map(|(_, rank)| others_unseen(rank)));
         }
         if succeeded {
@@ -119,6 +127,18 @@ impl FailOn {
 
     fn counts(&self, found: &Found) -> bool {
         self.asks_for(&found.code)
+    }
+}
+
+/// The complaint about a word of `--fail-on` that is no code.
+fn no_code(word: &str) -> Failure {
+    const EXPECTED: &str = "write codes with a comma between them and no space, as GP001,GP005, or any";
+    if word.is_empty() {
+        Failure::usage(format!("--fail-on: an empty code; {EXPECTED}"))
+    } else if word.contains(char::is_whitespace) {
+        Failure::usage(format!("--fail-on {word:?}: a space in a code; {EXPECTED}"))
+    } else {
+        Failure::usage(format!("--fail-on {}; {EXPECTED}", explain::unknown(word)))
     }
 }
 
@@ -144,35 +164,35 @@ fn check(settings: &Settings, command: &Command) -> Result<(), Failure> {
     }
 }
 
-/// The ranks that have a context on GPU 0, with the numbers of their processes.
-fn ranks(verdicts: &[Verdict]) -> Vec<(usize, RankOnGpu0)> {
+/// The contexts of ranks, with the numbers of their processes.
+fn ranks(verdicts: &[Verdict]) -> Vec<(usize, RankOnGpu)> {
     let numbered = verdicts.iter().enumerate();
-    numbered.filter_map(|(index, verdict)| Some((index, verdict.on_gpu_0.clone()?))).collect()
+    numbered.flat_map(|(index, verdict)| verdict.on_gpus.iter().map(move |rank| (index, rank.clone()))).collect()
 }
 
 /// The findings of all processes, and what only all of them together show.
-fn found(verdicts: &[Verdict], ranks: &[(usize, RankOnGpu0)]) -> Vec<Found> {
+fn found(verdicts: &[Verdict], ranks: &[(usize, RankOnGpu)]) -> Vec<Found> {
     let made = verdicts.iter().enumerate();
     let mut found =
         report::merge(made.flat_map(|(index, verdict)| verdict.findings.iter().map(move |made| (index, made))));
-    found.extend(report::ranks_on_gpu_0(ranks));
+    found.extend(report::ranks_on_one_gpu(ranks));
     found
 }
 
 fn is_of_ranks(found: &Found) -> bool {
-    found.code == Finding::RANKS_ON_GPU_0.code
+    found.code == Finding::RANKS_ON_ONE_GPU.code
 }
 
-/// Why it is not known whether a rank shares GPU 0 with others: this command is a rank itself, so that the others run beside
+/// Why it is not known whether a rank shares a GPU with others: this command is a rank itself, so that the others run beside
 /// it. A launcher that runs under this command gives numbers of its own, and then all ranks of this host are seen.
-fn others_unseen(rank: &RankOnGpu0) -> Option<String> {
+fn others_unseen(rank: &RankOnGpu) -> Option<String> {
     let own = gpupool_config::rank(std::env::vars_os())?;
     let is_own = (own.number, &own.job) == (rank.local_rank, &rank.job);
-    (is_own && report::is_guest(rank)).then(|| {
+    (is_own && report::is_on_anothers(rank)).then(|| {
         format!(
-            "local rank {} has a context on GPU 0, and what the other ranks of its job do is not seen here; put \
+            "local rank {} has a context on GPU {}, and what the other ranks of its job do is not seen here; put \
              `gpupool run` in front of the launcher",
-            rank.local_rank
+            rank.local_rank, rank.device
         )
     })
 }
@@ -248,6 +268,7 @@ fn unknown(verdict: &Verdict) -> Option<String> {
             format!("could not write into {}, or was killed at its start", folder.display())
         }
         VerdictEnd::Open => "did not come to its end: it was killed, left by _exit, or is still running".to_owned(),
+        VerdictEnd::Apart(why) => format!("ran with nothing looked at in it: {}", terminal::clean(why)),
         VerdictEnd::Damaged(why) => format!("could not write all of it: {}", terminal::clean(why)),
     };
     Some(format!("{who} {why}"))
@@ -336,6 +357,9 @@ mod tests {
         assert!(parse(&[]).unwrap().is_none());
         assert_eq!(parse(&["gp001", "GP005"]).unwrap().unwrap().codes, ["GP001", "GP005"]);
         assert!(parse(&["GP001", "any"]).unwrap().unwrap().codes.is_empty());
-        assert!(parse(&["GP1"]).is_err());
+        assert!(parse(&["GP001", " gp005 "]).unwrap().is_some());
+        for stranger in ["GP1", "", "GP001 GP005"] {
+            assert!(parse(&[stranger]).is_err() && parse(&["any", stranger]).is_err(), "{stranger}");
+        }
     }
 }

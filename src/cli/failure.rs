@@ -23,6 +23,11 @@ impl Failure {
         Failure { code: 1, message: message.into() }
     }
 
+    /// Nothing went wrong, and there is nothing more to do.
+    pub fn nothing() -> Failure {
+        Failure { code: 0, message: String::new() }
+    }
+
     /// A program could not be started; the codes are the shell's.
     pub fn start(program: &std::ffi::OsStr, error: &std::io::Error) -> Failure {
         let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };

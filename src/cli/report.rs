@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use crate::failure::Failure;
 use crate::{stdout, terminal};
 use model::Logs;
-pub use model::{Found, is_guest, merge, ranks_on_gpu_0};
+pub use model::{Found, is_on_anothers, merge, ranks_on_one_gpu};
 
 /// Say what logs tell: contexts, findings, memory over time, pinned memory, modules
 ///

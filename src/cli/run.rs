@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use gpupool_config::{PREFIX, SETTINGS, Settings};
+use gpupool_config::{PREFIX, SETTINGS, Settings, no_setting};
 
 use crate::fail_on::FailOn;
 use crate::failure::Failure;
@@ -49,10 +49,15 @@ pub struct Args {
 /// be started.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let fail_on = FailOn::parse(&args.fail_on)?;
-    let mut wanted = wanted(&args)?;
+    let (mut wanted, mut mistakes) = wanted(&args);
     let environment: BTreeMap<OsString, OsString> = std::env::vars_os().chain(wanted.clone()).collect();
-    let settings = Settings::read(environment.into_iter())
-        .map_err(|problems| Failure::usage(problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")))?;
+    let settings = match Settings::read(environment.into_iter()) {
+        Ok(settings) if mistakes.is_empty() => settings,
+        read => {
+            mistakes.extend(read.err().iter().flatten().map(ToString::to_string));
+            return Err(Failure::usage(mistakes.join("\n")));
+        }
+    };
     let problems = log_settings::problems(&settings);
     if !problems.is_empty() {
         return Err(Failure::usage(problems.join("\n")));
@@ -85,23 +90,44 @@ fn become_it(mut command: Command) -> std::io::Error {
     error
 }
 
-/// The variables that the flags stand for. The flags with a name of their own win over `--set`.
-fn wanted(args: &Args) -> Result<BTreeMap<OsString, OsString>, Failure> {
-    let mut wanted = BTreeMap::new();
+/// The variables that the flags stand for, and what is wrong with the flags.
+fn wanted(args: &Args) -> (BTreeMap<OsString, OsString>, Vec<String>) {
+    const EXAMPLE: &str = "write for example --set min-size=2MiB";
+    let mut mistakes = Vec::new();
+    // With the words that said so.
+    let mut all: Vec<(OsString, OsString, String)> = Vec::new();
     for pair in &args.set {
-        let (name, value) = split(pair).ok_or_else(|| {
-            Failure::usage(format!("--set {}: not NAME=VALUE; write for example --set min-size=2MiB", pair.display()))
-        })?;
-        wanted.insert(variable(name)?, value.to_owned());
-    }
-    let flags =
-        [("MODE", args.mode.clone()), ("LOG_FILE", args.log.clone()), ("SUMMARY", args.summary.then(|| "on".into()))];
-    for (name, value) in flags {
-        if let Some(value) = value {
-            wanted.insert(format!("{PREFIX}{name}").into(), value);
+        let said = format!("--set {}", pair.display());
+        match split(pair) {
+            None => mistakes.push(format!("{said}: not NAME=VALUE; {EXAMPLE}")),
+            Some((name, _)) if name.is_empty() => mistakes.push(format!("{said}: no name in front of =; {EXAMPLE}")),
+            Some((name, value)) => match variable(name) {
+                Ok(variable) => all.push((variable, value.to_owned(), said)),
+                Err(reason) => mistakes.push(format!("{said}: {reason}")),
+            },
         }
     }
-    Ok(wanted)
+    let flags = [("MODE", "--mode", &args.mode), ("LOG_FILE", "--log", &args.log)];
+    for (name, flag, value) in flags {
+        if let Some(value) = value {
+            all.push((format!("{PREFIX}{name}").into(), value.clone(), format!("{flag} {}", value.display())));
+        }
+    }
+    if args.summary {
+        all.push((format!("{PREFIX}SUMMARY").into(), "on".into(), "--summary".to_owned()));
+    }
+    let mut wanted: BTreeMap<OsString, (OsString, String)> = BTreeMap::new();
+    for (name, value, said) in all {
+        match wanted.get(&name) {
+            Some((other, said_before)) if *other != value => {
+                mistakes.push(format!("{said_before} and {said}: two values for {}; write one", name.display()));
+            }
+            _ => {
+                wanted.insert(name, (value, said));
+            }
+        }
+    }
+    (wanted.into_iter().map(|(name, (value, _))| (name, value)).collect(), mistakes)
 }
 
 fn split(pair: &OsStr) -> Option<(&OsStr, &OsStr)> {
@@ -111,10 +137,11 @@ fn split(pair: &OsStr) -> Option<(&OsStr, &OsStr)> {
 }
 
 /// `min-size`, `MIN_SIZE` and `GPUPOOL_MIN_SIZE` are the same setting.
-fn variable(name: &OsStr) -> Result<OsString, Failure> {
-    let name = name.to_str().ok_or_else(|| Failure::usage(format!("--set {}: not UTF-8", name.display())))?;
+fn variable(name: &OsStr) -> Result<OsString, String> {
+    let name = name.to_str().ok_or("a name that is not UTF-8")?;
     let name = name.to_ascii_uppercase().replace('-', "_");
-    Ok(if name.starts_with(PREFIX) { name } else { format!("{PREFIX}{name}") }.into())
+    let name = if name.starts_with(PREFIX) { name } else { format!("{PREFIX}{name}") };
+    no_setting(&name).map_or(Ok(name.into()), Err)
 }
 
 /// `LD_PRELOAD` with our library first and everything that was there behind it, except for the runtimes of sanitizers: those

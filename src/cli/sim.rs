@@ -9,7 +9,7 @@ use gpupool_config::parse_size;
 
 use crate::failure::Failure;
 use crate::folder::Folder;
-use crate::{child, companion};
+use crate::{child, companion, elf};
 
 /// Run a program on simulated GPUs
 ///
@@ -51,6 +51,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let Some((program, arguments)) = args.command.split_first() else {
         return Err(Failure::usage("no program to run; write it behind --"));
     };
+    check_faults(args.fault.as_deref(), &driver)?;
     let folder = driver_folder(&driver, !args.no_nvml)?;
 
     let mut command = Command::new(program);
@@ -130,7 +131,36 @@ fn link(text: &str) -> Result<OsString, String> {
     Ok(setting)
 }
 
-/// Whether the call exists only the driver knows.
+/// The base name of an export: `cuMemcpyHtoDAsync_v2_ptsz` is a version of `cuMemcpyHtoDAsync` for another default stream.
+fn base_name(export: &str) -> &str {
+    let name = export.strip_suffix("_ptsz").or_else(|| export.strip_suffix("_ptds")).unwrap_or(export);
+    match name.rsplit_once("_v") {
+        Some((base, version)) if version.bytes().all(|byte| byte.is_ascii_digit()) => base,
+        _ => name,
+    }
+}
+
+/// A fault in a call that the driver lacks would never strike, and whoever asked for it would take that for a good sign.
+fn check_faults(faults: Option<&str>, driver: &Path) -> Result<(), Failure> {
+    let Some(faults) = faults else { return Ok(()) };
+    let exports =
+        elf::all_exports(driver).map_err(|reason| Failure::usage(format!("{}: {reason}", driver.display())))?;
+    let known = || exports.iter().map(String::as_str).filter(|name| name.starts_with("cu"));
+    for fault in faults.split(',').map(str::trim) {
+        let call = fault.split(':').next().unwrap_or(fault);
+        if call == "*" || known().any(|name| name == call || base_name(name) == call) {
+            continue;
+        }
+        let advice = match gpupool_config::nearest(call, known().map(base_name), "cu".len()) {
+            Some(nearest) => format!("did you mean {nearest}?"),
+            None => "write a function of the driver interface, as cuMemMap, or * for any".to_owned(),
+        };
+        return Err(Failure::usage(format!("--fault {fault}: the driver has no {call}; {advice}")));
+    }
+    Ok(())
+}
+
+/// Whether the call exists is seen when the driver is found.
 fn faults(text: &str) -> Result<String, String> {
     let is_fault = |item: &str| {
         let (call, code) = item.split_once('=')?;

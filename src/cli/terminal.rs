@@ -1,11 +1,32 @@
-//! Text for people: 80 columns, colours where they are wanted, nothing from a log that a terminal would obey.
+//! Text for people: 80 columns, or those of a narrower terminal, colours where they are wanted, nothing from a log that a terminal would obey.
 
 use std::io::{self, IsTerminal};
+use std::mem::MaybeUninit;
+use std::sync::OnceLock;
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// What every line keeps to.
+/// What lines keep to where nobody is known to have less.
 pub const WIDTH: usize = 80;
+/// Below this, words would be cut rather than wrapped.
+const NARROWEST: usize = 40;
+
+/// What every line keeps to: the columns of the terminal on stdout where it is narrower than [`WIDTH`].
+pub fn width() -> usize {
+    static FOUND: OnceLock<usize> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let mut size = MaybeUninit::<libc::winsize>::zeroed();
+        // SAFETY: the kernel fills `size`, which lives across the call, or leaves its zeros.
+        let answer = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, size.as_mut_ptr()) };
+        // SAFETY: zeros are a value of this type, which is four numbers.
+        let size = unsafe { size.assume_init() };
+        match usize::from(size.ws_col) {
+            // No terminal, or one that does not know.
+            columns if answer != 0 || columns == 0 => WIDTH,
+            columns => columns.clamp(NARROWEST, WIDTH),
+        }
+    })
+}
 
 /// Whether colours may be used on stdout: a terminal, and `NO_COLOR` unset or empty.
 pub fn colours() -> bool {
@@ -39,8 +60,11 @@ impl Page {
         if !self.text.is_empty() {
             self.text.push('\n');
         }
-        let words = self.paint("1", words);
-        self.line(&words);
+        let lines = if columns(words) <= width() { vec![words.to_owned()] } else { wrap(words, width()) };
+        for line in lines {
+            let line = self.paint("1", &line);
+            self.line(&line);
+        }
     }
 
     /// A line, as it is.
@@ -49,10 +73,46 @@ impl Page {
         self.text.push('\n');
     }
 
+    /// As [`Page::entry`], with the label in a colour.
+    pub fn entry_in(&mut self, colour: &str, label: &str, words: &str) {
+        let painted = label.replace(label.trim(), &self.paint(colour, label.trim()));
+        let before = self.text.len();
+        self.entry(label, words);
+        if self.text[before..].starts_with(label) {
+            self.text.replace_range(before..before + label.len(), &painted);
+        }
+    }
+
+    /// Paragraphs of at most 78 columns, as they are; on a narrower terminal wrapped anew, except for lines that are indented.
+    pub fn text(&mut self, text: &str) {
+        if width() == WIDTH {
+            return text.lines().for_each(|line| self.line(line));
+        }
+        for paragraph in text.split("\n\n") {
+            if paragraph.starts_with(' ') {
+                paragraph.lines().for_each(|line| self.line(line));
+            } else {
+                wrap(paragraph, width()).iter().for_each(|line| self.line(line));
+            }
+            self.line("");
+        }
+        self.text.truncate(self.text.trim_end().len());
+        self.text.push('\n');
+    }
+
     /// `label` and, beside it, words that go on below themselves.
     pub fn entry(&mut self, label: &str, words: &str) {
         let indent = columns(label);
-        for (number, line) in wrap(&clean(words), WIDTH - indent).iter().enumerate() {
+        let room = width().saturating_sub(indent);
+        // Beside a long label there is no room for words: they go below it.
+        if room < LEAST * 2 {
+            self.line(label);
+            for line in wrap(&clean(words), width() - LEAST) {
+                self.line(&format!("{:LEAST$}{line}", ""));
+            }
+            return;
+        }
+        for (number, line) in wrap(&clean(words), room).iter().enumerate() {
             let before = if number == 0 { label.to_owned() } else { " ".repeat(indent) };
             self.line(&format!("{before}{line}"));
         }
@@ -65,6 +125,9 @@ impl Page {
 
     /// Rows under their headings; see [`Table`].
     pub fn table(&mut self, table: &Table) {
+        if !table.fits() {
+            return self.stacked(table);
+        }
         let widths = table.widths();
         let heading = table.line(&widths, table.headings);
         let heading = self.paint("2", heading.trim_end());
@@ -75,13 +138,29 @@ impl Page {
             self.line(&line);
             for below in &row.below {
                 let indent = table.indent_below;
-                self.line(&format!("{:indent$}{}", "", shorten(&clean(below), WIDTH - indent)));
+                self.line(&format!("{:indent$}{}", "", shorten(&clean(below), width() - indent)));
+            }
+        }
+    }
+
+    /// A table that is wider than the terminal: each row as lines of heading and cell, its first cell to the left of the others.
+    fn stacked(&mut self, table: &Table) {
+        let widest = table.headings.iter().map(|heading| columns(heading)).max().unwrap_or(0);
+        for row in &table.rows {
+            for (number, (heading, cell)) in table.headings.iter().zip(&row.cells).enumerate() {
+                let indent = if number == 0 { "  " } else { "    " };
+                let label = format!("{indent}{heading:widest$}  ");
+                let cell = shorten(cell, width().saturating_sub(columns(&label)).max(LEAST));
+                self.line(&format!("{label}{cell}"));
+            }
+            for below in &row.below {
+                self.line(&format!("    {}", shorten(&clean(below), width() - 4)));
             }
         }
     }
 }
 
-/// A table that keeps to [`WIDTH`]: each column is as wide as its widest cell, and the last one gets what is left, its
+/// A table that keeps to [`width`]: each column is as wide as its widest cell, and the last one gets what is left, its
 /// cells shortened in the middle.
 pub struct Table {
     headings: &'static [&'static str],
@@ -107,6 +186,18 @@ impl Table {
         self.rows.push(Row { cells: cells.iter().map(|cell| clean(cell)).collect(), below });
     }
 
+    /// Whether there is room for the columns, the last of which may be shortened. On a terminal of the usual width there is taken
+    /// to be.
+    fn fits(&self) -> bool {
+        let Some((_, others)) = self.headings.split_last() else { return true };
+        let widest = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.cells.get(column)).map(|cell| columns(cell));
+            cells.chain([columns(self.headings[column])]).max().unwrap_or(0)
+        };
+        let taken: usize = (0..others.len()).map(|column| widest(column) + 2).sum();
+        width() == WIDTH || taken + 2 + LEAST * 2 <= width()
+    }
+
     fn widths(&self) -> Vec<usize> {
         let mut widths: Vec<usize> = self.headings.iter().map(|heading| columns(heading)).collect();
         for row in &self.rows {
@@ -117,12 +208,12 @@ impl Table {
         if let Some((last, others)) = widths.split_last_mut() {
             let taken = |others: &[usize]| 2 + others.iter().map(|width| width + 2).sum::<usize>();
             // Names as long as that are nobody's; the widest gives way, so that the last column is still there.
-            while taken(others) + LEAST > WIDTH
+            while taken(others) + LEAST > width()
                 && let Some(widest) = others.iter_mut().max().filter(|widest| **widest > LEAST)
             {
                 *widest -= 1;
             }
-            *last = (*last).min(WIDTH.saturating_sub(taken(others)).max(LEAST));
+            *last = (*last).min(width().saturating_sub(taken(others)).max(LEAST));
         }
         widths
     }
@@ -160,7 +251,7 @@ pub fn shorten(text: &str, width: usize) -> String {
     if columns(text) <= width {
         return text.to_owned();
     }
-    let room = width.saturating_sub(1);
+    let Some(room) = width.checked_sub(1) else { return String::new() };
     // The end says more than the beginning: the file, the line, the function.
     let (head, _) = split_at_column(text.chars(), room / 3);
     let head: String = head.into_iter().collect();

@@ -58,7 +58,7 @@ pub fn places(site: Option<&Site>, width: usize) -> Vec<String> {
 }
 
 fn labelled(label: &str, width: usize, rest: impl Fn(usize) -> String) -> String {
-    format!("{label}{}", rest(width - label.len()))
+    format!("{label}{}", rest(width.saturating_sub(label.len())))
 }
 
 /// `…/train.py:12 in main`: the path gives way first, as the line is what is looked for.
@@ -84,7 +84,7 @@ fn with_path(path: &str, rest: &str, width: usize) -> String {
     let rest = clean(rest);
     // A file's name needs some room, whatever is behind it.
     let rest = shorten(&rest, width.saturating_sub(16));
-    let path = shorten(&clean(path), width - columns(&rest));
+    let path = shorten(&clean(path), width.saturating_sub(columns(&rest)));
     format!("{path}{rest}")
 }
 

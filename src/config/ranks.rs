@@ -9,6 +9,8 @@ struct Launcher {
     rank: &'static str,
     /// How many ranks there are on the host; the first of these that is set.
     counts: &'static [&'static str],
+    /// The ranks of the whole job and its hosts, of a launcher that does not count the ranks of a host.
+    spread: Option<[&'static str; 2]>,
     /// What together tells the job from others on the host, and is the same for all its ranks.
     job: &'static [&'static str],
 }
@@ -19,21 +21,42 @@ const LAUNCHERS: &[Launcher] = &[
     Launcher {
         rank: "LOCAL_RANK",
         counts: &["LOCAL_WORLD_SIZE"],
+        spread: None,
         job: &["TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"],
     },
     // Open MPI; its job has a name in version 5 and a number in version 4.
     Launcher {
         rank: "OMPI_COMM_WORLD_LOCAL_RANK",
         counts: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
+        spread: None,
         job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
     },
     // Intel MPI, MPICH.
-    Launcher { rank: "MPI_LOCALRANKID", counts: &["MPI_LOCALNRANKS"], job: &[] },
+    Launcher { rank: "MPI_LOCALRANKID", counts: &["MPI_LOCALNRANKS"], spread: None, job: &[] },
     // MVAPICH2.
-    Launcher { rank: "MV2_COMM_WORLD_LOCAL_RANK", counts: &["MV2_COMM_WORLD_LOCAL_SIZE"], job: &[] },
+    Launcher { rank: "MV2_COMM_WORLD_LOCAL_RANK", counts: &["MV2_COMM_WORLD_LOCAL_SIZE"], spread: None, job: &[] },
+    // IBM's jsrun.
+    Launcher {
+        rank: "JSM_NAMESPACE_LOCAL_RANK",
+        counts: &["JSM_NAMESPACE_LOCAL_SIZE"],
+        spread: None,
+        job: &["LSB_JOBID"],
+    },
+    // HPE's PALS.
+    Launcher { rank: "PALS_LOCAL_RANKID", counts: &["PALS_LOCAL_SIZE"], spread: None, job: &["PALS_APID"] },
+    // Cray's PMI, under whatever launcher. Others' PMI gives a number in the whole job only (PMI_RANK), which says nothing of
+    // a host.
+    Launcher { rank: "PMI_LOCAL_RANK", counts: &["PMI_LOCAL_SIZE"], spread: None, job: &["PMI_JOBID"] },
+    Launcher {
+        rank: "FLUX_TASK_LOCAL_ID",
+        counts: &[],
+        spread: Some(["FLUX_JOB_SIZE", "FLUX_JOB_NNODES"]),
+        job: &["FLUX_JOB_ID"],
+    },
     Launcher {
         rank: "SLURM_LOCALID",
         counts: &["SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"],
+        spread: None,
         job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
     },
 ];
@@ -41,7 +64,8 @@ const LAUNCHERS: &[Launcher] = &[
 /// Every variable of launchers that anything here depends on.
 pub fn launcher_variables() -> impl Iterator<Item = &'static str> {
     LAUNCHERS.iter().flat_map(|launcher| {
-        std::iter::once(launcher.rank).chain(launcher.counts.iter().copied()).chain(launcher.job.iter().copied())
+        let counts = launcher.counts.iter().chain(launcher.spread.iter().flatten());
+        std::iter::once(launcher.rank).chain(counts.copied()).chain(launcher.job.iter().copied())
     })
 }
 
@@ -58,6 +82,20 @@ pub struct Rank {
     pub job: Option<String>,
 }
 
+impl Launcher {
+    /// How many ranks it says there are on this host, and in which variable.
+    fn ranks(&self, said: &BTreeMap<&'static str, OsString>) -> Option<(&'static str, u32)> {
+        let text = |name: &'static str| said.get(name).and_then(|value| value.to_str());
+        let counted = self.counts.iter().copied().find_map(|name| Some((name, largest_count(text(name)?)?)));
+        counted.or_else(|| {
+            let [ranks, hosts] = self.spread?;
+            let number = |name| text(name)?.trim().parse::<u32>().ok();
+            // As many on one host as there may be: see `largest_count`.
+            Some((ranks, number(ranks)?.div_ceil(number(hosts).filter(|hosts| *hosts > 0)?)))
+        })
+    }
+}
+
 /// Which rank this process is; `None` where no launcher gave it a number.
 ///
 /// The first launcher that gives one decides, and only what it says itself is taken for the rest: `torchrun` inside a Slurm
@@ -67,10 +105,28 @@ pub fn rank(vars: impl Iterator<Item = (OsString, OsString)>) -> Option<Rank> {
     let text = |name: &'static str| said.get(name).and_then(|value| value.to_str());
     let (launcher, number) =
         LAUNCHERS.iter().find_map(|launcher| Some((launcher, text(launcher.rank)?.trim().parse().ok()?)))?;
-    let ranks = launcher.counts.iter().find_map(|name| largest_count(text(name)?));
+    let ranks = launcher.ranks(&said).map(|(_, ranks)| ranks);
     let job: Vec<&str> = launcher.job.iter().copied().filter_map(text).collect();
     let job = (!job.is_empty()).then(|| job.join(":"));
     Some(Rank { variable: launcher.rank, number, ranks, job })
+}
+
+/// What launchers' variables say that is no number, and therefore passed over: the variable, its value, and what it should be.
+pub fn passed_over(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<String> {
+    let said = said(vars);
+    let wrong = |name: &'static str, what: &str, is_number: &dyn Fn(&str) -> bool| {
+        let value = said.get(name).filter(|value| !value.is_empty() && !value.to_str().is_some_and(is_number))?;
+        Some(format!("{name}={} is not {what}", value.display()))
+    };
+    let is_number = |value: &str| value.trim().parse::<u32>().is_ok();
+    let is_count = |value: &str| largest_count(value).is_some();
+    let of_one = |launcher: &'static Launcher| {
+        let rank = wrong(launcher.rank, "the number of a rank", &is_number);
+        let counts = launcher.counts.iter().map(|name| wrong(name, "a number of ranks", &is_count));
+        let spread = launcher.spread.iter().flatten().map(|name| wrong(name, "a number", &is_number));
+        std::iter::once(rank).chain(counts).chain(spread).flatten().collect::<Vec<_>>()
+    };
+    LAUNCHERS.iter().flat_map(of_one).collect()
 }
 
 /// The variable that says that several ranks of a job run on this host, and how many; `None` for a process that owns its
@@ -80,8 +136,7 @@ pub fn rank(vars: impl Iterator<Item = (OsString, OsString)>) -> Option<Rank> {
 /// variables are not ours to complain about.
 pub fn local_ranks(vars: impl Iterator<Item = (OsString, OsString)>) -> Option<(&'static str, u32)> {
     let said = said(vars);
-    let counts = LAUNCHERS.iter().flat_map(|launcher| launcher.counts);
-    let (variable, ranks) = counts.copied().find_map(|name| Some((name, largest_count(said.get(name)?.to_str()?)?)))?;
+    let (variable, ranks) = LAUNCHERS.iter().find_map(|launcher| launcher.ranks(&said))?;
     (ranks > 1).then_some((variable, ranks))
 }
 
@@ -136,8 +191,14 @@ mod tests {
         for name in LAUNCHERS.iter().flat_map(|launcher| launcher.counts) {
             assert_eq!(ranks(&[(name, "4")]), Some((*name, 4)));
         }
+        assert_eq!(ranks(&[("FLUX_JOB_SIZE", "7"), ("FLUX_JOB_NNODES", "2")]), Some(("FLUX_JOB_SIZE", 4)));
+        assert_eq!(ranks(&[("FLUX_JOB_SIZE", "7"), ("FLUX_JOB_NNODES", "0")]), None);
         for launcher in LAUNCHERS {
-            let rank = rank_in(&[(launcher.rank, "3"), (launcher.counts[0], "4")]);
+            let rank = match (launcher.counts, launcher.spread) {
+                ([count, ..], _) => rank_in(&[(launcher.rank, "3"), (count, "4")]),
+                ([], Some([ranks, hosts])) => rank_in(&[(launcher.rank, "3"), (ranks, "8"), (hosts, "2")]),
+                ([], None) => rank_in(&[(launcher.rank, "3")]),
+            };
             assert_eq!(rank, Some(Rank { variable: launcher.rank, number: 3, ranks: Some(4), job: None }));
         }
     }

@@ -48,15 +48,26 @@ fn shown(value: &OsStr) -> String {
     value.to_string_lossy().into_owned()
 }
 
+/// Of `names`, the one that somebody who wrote `name` most likely meant. `given`: letters at its beginning that nobody gets wrong.
+pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>, given: usize) -> Option<&'a str> {
+    let (steps, nearest) = names.map(|known| (strsim::levenshtein(name, known), known)).min()?;
+    // Half the letters wrong is no slip, and a wrong guess costs more than a list.
+    (steps * 2 <= name.len().saturating_sub(given)).then_some(nearest)
+}
+
+/// Why a variable with our prefix is no setting; `None` where it is one.
+pub fn no_setting(name: &str) -> Option<String> {
+    if name == VERDICTS {
+        return Some(format!("{VERDICTS} is set by --fail-on, and by nobody else; leave it out"));
+    }
+    (!SETTINGS.iter().any(|row| row.name == name)).then(|| unknown_name(name))
+}
+
 /// What to say about a name that has our prefix and is in no table.
 fn unknown_name(name: &str) -> String {
-    let nearest = SETTINGS.iter().map(|row| (strsim::levenshtein(name, row.name), row.name)).min();
-    match nearest {
-        // Half the letters wrong is no slip, and a wrong guess costs more than a list.
-        Some((steps, nearest)) if steps * 2 <= name.len() - PREFIX.len() => {
-            format!("no such setting; did you mean {nearest}?")
-        }
-        _ => "no such setting; `gpupool run --help` lists them".to_owned(),
+    match nearest(name, SETTINGS.iter().map(|row| row.name), PREFIX.len()) {
+        Some(nearest) => format!("no such setting; did you mean {nearest}?"),
+        None => "no such setting; `gpupool run --help` lists them".to_owned(),
     }
 }
 

@@ -1,7 +1,6 @@
 //! Contexts: which is current, what it is, and waiting for its work.
 
-use crate::{CuResult, Driver};
-use cudarc::driver::sys::{CUcontext, CUdevice, CUevent};
+use crate::{Context, CuResult, Device, Driver, Event};
 use std::ffi::c_int;
 
 /// `CU_EVENT_DISABLE_TIMING`.
@@ -10,7 +9,7 @@ const UNTIMED: u32 = 2;
 /// An event of ours behind all work of a context (`cuCtxRecordEvent`).
 pub struct Behind<'a> {
     driver: &'a Driver,
-    event: CUevent,
+    event: Event,
 }
 
 impl Behind<'_> {
@@ -32,36 +31,44 @@ impl Drop for Behind<'_> {
 impl Driver {
     /// The context that is current on this thread (`cuCtxGetCurrent`), or `None` where there is none.
     #[inline]
-    pub fn current_context(&self) -> Option<CUcontext> {
+    pub fn current_context(&self) -> Option<Context> {
         self.ask_current_context().ok().flatten()
     }
 
-    /// As [`current_context`](Self::current_context), with the error of a driver that is gone because the process exits.
+    /// The context that is current on this thread (`cuCtxGetCurrent`), or the error of a driver that is gone because the process
+    /// exits.
     #[inline]
-    pub fn ask_current_context(&self) -> Result<Option<CUcontext>, CuResult> {
-        let mut context = std::ptr::null_mut();
+    pub fn ask_current_context(&self) -> Result<Option<Context>, CuResult> {
+        let mut context = None;
         // SAFETY: the output is a local of the right type.
         unsafe { (self.cuCtxGetCurrent)(&raw mut context) }.ok()?;
-        Ok((!context.is_null()).then_some(context))
+        Ok(context)
     }
 
     /// The driver's number of the current context (`cuCtxGetId`), which no other one ever gets, or the answer of calls in a
     /// context that is gone or broken. `None` inside where the driver does not number contexts (before CUDA 12.0).
     pub fn current_life(&self) -> Result<Option<u64>, CuResult> {
         if self.cuCtxGetId.is_some() {
-            // SAFETY: NULL stands for the current context.
-            return unsafe { self.life(std::ptr::null_mut()) };
+            // SAFETY: `None` stands for the current context.
+            return unsafe { self.ask_life(None) };
         }
         // Any question to the context does.
         self.limit(0).map(|_| None)
     }
 
-    /// As [`current_life`](Self::current_life), of another context.
+    /// The driver's number of this context (`cuCtxGetId`), which no other one ever gets, or the answer of calls in a context that
+    /// is gone or broken. `None` inside where the driver does not number contexts (before CUDA 12.0).
     ///
     /// # Safety
-    /// The driver has just given this context to the calling thread, or it is a primary one, whose handle stays good, or NULL,
-    /// which is the current one.
-    pub unsafe fn life(&self, context: CUcontext) -> Result<Option<u64>, CuResult> {
+    /// The driver has just given this context to the calling thread, or it is a primary one, whose handle stays good.
+    pub unsafe fn life(&self, context: Context) -> Result<Option<u64>, CuResult> {
+        // SAFETY: the caller vouches for the handle.
+        unsafe { self.ask_life(Some(context)) }
+    }
+
+    /// # Safety
+    /// `None` for the current context, or one that [`life`](Self::life) may be asked about.
+    unsafe fn ask_life(&self, context: Option<Context>) -> Result<Option<u64>, CuResult> {
         let Some(get_id) = self.cuCtxGetId else { return Ok(None) };
         let mut id = 0;
         // SAFETY: the output is a local, and the caller vouches for the handle.
@@ -71,8 +78,8 @@ impl Driver {
 
     /// The device of the current context (`cuCtxGetDevice`).
     #[inline]
-    pub fn current_device(&self) -> Result<CUdevice, CuResult> {
-        let mut device = 0;
+    pub fn current_device(&self) -> Result<Device, CuResult> {
+        let mut device = Device::of(0);
         // SAFETY: the output is a local of the right type.
         unsafe { (self.cuCtxGetDevice)(&raw mut device) }.ok()?;
         Ok(device)
@@ -82,14 +89,14 @@ impl Driver {
     ///
     /// # Safety
     /// The context lives until [`pop_context`](Self::pop_context): the driver accepts the handle of a dead one and aborts later.
-    pub unsafe fn push_context(&self, context: CUcontext) -> Result<(), CuResult> {
+    pub unsafe fn push_context(&self, context: Context) -> Result<(), CuResult> {
         // SAFETY: the caller vouches for the context.
         unsafe { (self.cuCtxPushCurrent_v2)(context) }.ok()
     }
 
     /// Takes back what [`push_context`](Self::push_context) did (`cuCtxPopCurrent`).
     pub fn pop_context(&self) {
-        let mut popped = std::ptr::null_mut();
+        let mut popped = None;
         // SAFETY: the output is a local.
         let _: CuResult = unsafe { (self.cuCtxPopCurrent_v2)(&raw mut popped) };
     }
@@ -106,11 +113,12 @@ impl Driver {
     ///
     /// # Safety
     /// The context is current.
-    pub unsafe fn behind_all_work(&self, context: CUcontext) -> Option<Behind<'_>> {
+    pub unsafe fn behind_all_work(&self, context: Context) -> Option<Behind<'_>> {
         let record = self.cuCtxRecordEvent?;
-        let mut event = std::ptr::null_mut();
+        let mut event = None;
         // SAFETY: the output is a local.
         unsafe { (self.cuEventCreate)(&raw mut event, UNTIMED) }.ok().ok()?;
+        let event = event?;
         let behind = Behind { driver: self, event };
         // SAFETY: the event was made just now in this context, which is current and so alive.
         unsafe { record(context, event) }.ok().ok()?;
@@ -137,7 +145,7 @@ impl Driver {
     }
 
     /// Whether the primary context of a device exists (`cuDevicePrimaryCtxGetState`).
-    pub fn primary_is_active(&self, device: CUdevice) -> bool {
+    pub fn primary_is_active(&self, device: Device) -> bool {
         let (mut flags, mut active) = (0, 0);
         // SAFETY: the outputs are locals of the right types.
         let result = unsafe { (self.cuDevicePrimaryCtxGetState)(device, &raw mut flags, &raw mut active) };
@@ -146,15 +154,15 @@ impl Driver {
 
     /// The primary context of a device, made where there is none (`cuDevicePrimaryCtxRetain`). It stays until
     /// [`release_primary`](Self::release_primary).
-    pub fn retain_primary(&self, device: CUdevice) -> Result<CUcontext, CuResult> {
-        let mut context = std::ptr::null_mut();
+    pub fn retain_primary(&self, device: Device) -> Result<Context, CuResult> {
+        let mut context = None;
         // SAFETY: the output is a local of the right type.
         unsafe { (self.cuDevicePrimaryCtxRetain)(&raw mut context, device) }.ok()?;
-        Ok(context)
+        context.ok_or(CuResult::INVALID_CONTEXT)
     }
 
     /// Gives back what [`retain_primary`](Self::retain_primary) took (`cuDevicePrimaryCtxRelease`).
-    pub fn release_primary(&self, device: CUdevice) -> CuResult {
+    pub fn release_primary(&self, device: Device) -> CuResult {
         // SAFETY: the call takes a number only.
         unsafe { (self.cuDevicePrimaryCtxRelease_v2)(device) }
     }

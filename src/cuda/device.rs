@@ -1,7 +1,7 @@
 //! Devices: how many, what each is, and how they reach each other.
 
-use crate::{CuResult, Driver};
-use cudarc::driver::sys::{CUdevice, CUmemoryPool, CUuuid};
+use crate::{CuResult, Device, Driver, MemoryPool};
+use cudarc::driver::sys::CUuuid;
 use std::ffi::{CStr, c_char, c_int};
 
 use gpupool_machine::Uuid;
@@ -9,7 +9,7 @@ pub use gpupool_machine::dashed;
 
 impl Driver {
     /// How many GPUs the process sees (`cuDeviceGetCount`).
-    pub fn ask_device_count(&self) -> Result<CUdevice, CuResult> {
+    pub fn ask_device_count(&self) -> Result<c_int, CuResult> {
         let mut count = 0;
         // SAFETY: the output is a local of the right type.
         unsafe { (self.cuDeviceGetCount)(&raw mut count) }.ok()?;
@@ -17,12 +17,17 @@ impl Driver {
     }
 
     /// How many GPUs the process sees; 0 where the driver does not answer.
-    pub fn device_count(&self) -> CUdevice {
+    pub fn device_count(&self) -> c_int {
         self.ask_device_count().unwrap_or(0)
     }
 
+    /// The GPUs that the process sees; none where the driver does not answer.
+    pub fn devices(&self) -> impl DoubleEndedIterator<Item = Device> + use<> {
+        (0..self.device_count()).map(Device::from_raw)
+    }
+
     /// One attribute of a device (`cuDeviceGetAttribute`), a number of `CUdevice_attribute`.
-    pub fn device_attribute(&self, attribute: c_int, device: CUdevice) -> Result<i32, CuResult> {
+    pub fn device_attribute(&self, attribute: c_int, device: Device) -> Result<i32, CuResult> {
         let mut value = 0;
         // SAFETY: the output is a local of the right type.
         unsafe { (self.cuDeviceGetAttribute)(&raw mut value, attribute, device) }.ok()?;
@@ -30,7 +35,7 @@ impl Driver {
     }
 
     /// Bytes of memory on a device (`cuDeviceTotalMem`).
-    pub fn total_memory(&self, device: CUdevice) -> Result<u64, CuResult> {
+    pub fn total_memory(&self, device: Device) -> Result<u64, CuResult> {
         let mut bytes = 0;
         // SAFETY: the output is a local of the right type.
         unsafe { (self.cuDeviceTotalMem_v2)(&raw mut bytes, device) }.ok()?;
@@ -51,7 +56,7 @@ impl Driver {
     }
 
     /// Whether peer access from one device to another is possible (`cuDeviceCanAccessPeer`).
-    pub fn can_access_peer(&self, from: CUdevice, to: CUdevice) -> Result<bool, CuResult> {
+    pub fn can_access_peer(&self, from: Device, to: Device) -> Result<bool, CuResult> {
         let mut can = 0;
         // SAFETY: the output is a local of the right type.
         unsafe { (self.cuDeviceCanAccessPeer)(&raw mut can, from, to) }.ok()?;
@@ -59,7 +64,7 @@ impl Driver {
     }
 
     /// One attribute of the link between two devices (`cuDeviceGetP2PAttribute`), a number of `CUdevice_P2PAttribute`.
-    pub fn peer_attribute(&self, attribute: c_int, from: CUdevice, to: CUdevice) -> Result<i32, CuResult> {
+    pub fn peer_attribute(&self, attribute: c_int, from: Device, to: Device) -> Result<i32, CuResult> {
         let mut value = 0;
         // SAFETY: the output is a local of the right type.
         unsafe { (self.cuDeviceGetP2PAttribute)(&raw mut value, attribute, from, to) }.ok()?;
@@ -67,7 +72,7 @@ impl Driver {
     }
 
     /// `0000:07:00.0` (`cuDeviceGetPCIBusId`); empty where the driver does not say.
-    pub fn pci_address(&self, device: CUdevice) -> String {
+    pub fn pci_address(&self, device: Device) -> String {
         let mut text = [0 as c_char; 32];
         // SAFETY: the length is the buffer's.
         let result = unsafe { (self.cuDeviceGetPCIBusId)(text.as_mut_ptr(), text.len() as c_int, device) };
@@ -77,7 +82,7 @@ impl Driver {
     }
 
     /// `NVIDIA H200` (`cuDeviceGetName`); empty where the driver does not say.
-    pub fn name(&self, device: CUdevice) -> String {
+    pub fn name(&self, device: Device) -> String {
         let mut text = [0 as c_char; 128];
         // SAFETY: the length is one less than the buffer's, so the last byte stays NUL.
         let result = unsafe { (self.cuDeviceGetName)(text.as_mut_ptr(), text.len() as c_int - 1, device) };
@@ -87,7 +92,7 @@ impl Driver {
     }
 
     /// The bytes of a device's UUID (`cuDeviceGetUuid`); zeros where the driver does not say.
-    pub fn uuid_bytes(&self, device: CUdevice) -> Uuid {
+    pub fn uuid_bytes(&self, device: Device) -> Uuid {
         let mut uuid = CUuuid { bytes: [0; 16] };
         // SAFETY: the output is a local of the right type.
         let known = unsafe { (self.cuDeviceGetUuid)(&raw mut uuid, device) }.is_ok();
@@ -95,24 +100,24 @@ impl Driver {
     }
 
     /// `GPU-…`, as `nvidia-smi` writes it.
-    pub fn uuid(&self, device: CUdevice) -> String {
+    pub fn uuid(&self, device: Device) -> String {
         format!("GPU-{}", dashed(&self.uuid_bytes(device)))
     }
 
     /// The pool that `cuMemAllocAsync` takes from on a device now (`cuDeviceGetMemPool`). `None` before CUDA 11.2.
-    pub fn current_mempool(&self, device: CUdevice) -> Option<CUmemoryPool> {
-        let mut pool = std::ptr::null_mut();
+    pub fn current_mempool(&self, device: Device) -> Option<MemoryPool> {
+        let mut pool = None;
         // SAFETY: the output is a local of the right type.
         unsafe { self.cuDeviceGetMemPool?(&raw mut pool, device) }.ok().ok()?;
-        Some(pool)
+        pool
     }
 
     /// The pool that a device starts with (`cuDeviceGetDefaultMemPool`). `None` before CUDA 11.2.
-    pub fn default_mempool(&self, device: CUdevice) -> Option<CUmemoryPool> {
-        let mut pool = std::ptr::null_mut();
+    pub fn default_mempool(&self, device: Device) -> Option<MemoryPool> {
+        let mut pool = None;
         // SAFETY: the output is a local of the right type.
         unsafe { self.cuDeviceGetDefaultMemPool?(&raw mut pool, device) }.ok().ok()?;
-        Some(pool)
+        pool
     }
 
     /// Whether kernels are loaded when they are first used (`cuModuleGetLoadingMode`). Drivers before CUDA 11.7 load them with

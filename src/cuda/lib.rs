@@ -4,12 +4,16 @@
 //! [`memory`], [`pointer`] and [`stream`]. It is a table of functions and not a trait: a test that wants to count or fail
 //! calls gives it another library ([`Driver::load`]), as the simulated driver is one.
 //!
+//! Each kind of handle is a type of its own ([`Context`], [`Device`], [`Stream`], [`Physical`], …), and the functions of the
+//! driver are declared with these types, so none can be given where another is meant.
+//!
 //! Methods that take numbers (a device, an address, a handle of physical memory) are safe: the driver checks numbers and
 //! answers an error. Those that take a context, a stream or an event are `unsafe`: the driver follows such a handle as a
 //! pointer, so it must be one that lives.
 
 pub mod context;
 pub mod device;
+mod handles;
 pub mod memory;
 pub mod pointer;
 mod result;
@@ -17,6 +21,9 @@ pub mod stream;
 mod structs;
 mod table;
 
+pub use handles::{
+    AtomicContext, Context, Device, Event, Function, GreenContext, MemoryPool, Module, Physical, Stream,
+};
 pub use result::CuResult;
 pub use structs::{Access, Location, PoolProperties, Properties};
 pub use table::{Driver, at_hand, get};

@@ -2,22 +2,19 @@
 //!
 //! All sizes are in bytes; those of physical memory and of mappings are multiples of the granularity, 2 MiB.
 
-use crate::{Access, CuResult, Driver, Location, Properties};
-use cudarc::driver::sys::{CUdevice, CUstream};
+use crate::{Access, CuResult, Device, Driver, Location, Physical, Properties, Stream};
 use gpupool_pool::Place;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// `CU_MEM_ATTACH_GLOBAL`.
 const ATTACH_GLOBAL: c_uint = 1;
-/// `CU_DEVICE_CPU`: the host in the calls that know no NUMA nodes.
-const CPU: CUdevice = -1;
 
 /// A place in the calls that know no NUMA nodes.
-fn device(place: Place) -> CUdevice {
+fn device(place: Place) -> Device {
     match place {
-        Place::Gpu(ordinal) => ordinal as CUdevice,
-        Place::Host(_) => CPU,
+        Place::Gpu(ordinal) => Device::of(ordinal),
+        Place::Host(_) => Device::CPU,
     }
 }
 
@@ -37,22 +34,22 @@ impl Driver {
     }
 
     /// Makes physical memory (`cuMemCreate`); its handle, which has one reference. Needs no context.
-    pub fn create(&self, bytes: u64, properties: &Properties) -> Result<u64, CuResult> {
-        let mut handle = 0;
+    pub fn create(&self, bytes: u64, properties: &Properties) -> Result<Physical, CuResult> {
+        let mut handle = Physical::from_raw(0);
         // SAFETY: the output is a local, and the properties, the C struct with numbers for enums, outlive the call.
         unsafe { (self.cuMemCreate)(&raw mut handle, bytes as usize, properties, 0) }.ok()?;
         Ok(handle)
     }
 
     /// Drops one reference on physical memory (`cuMemRelease`). Mappings keep the memory.
-    pub fn release(&self, handle: u64) -> CuResult {
+    pub fn release(&self, handle: Physical) -> CuResult {
         // SAFETY: the call takes a number only, and the driver knows its handles.
         unsafe { (self.cuMemRelease)(handle) }
     }
 
     /// Maps physical memory from its beginning at a reserved address (`cuMemMap`). `flags` is 0 but for those that a program
     /// gave.
-    pub fn map(&self, address: u64, bytes: u64, handle: u64, flags: u64) -> CuResult {
+    pub fn map(&self, address: u64, bytes: u64, handle: Physical, flags: u64) -> CuResult {
         // SAFETY: the call takes numbers only; the driver refuses ranges that are not reserved or not free.
         unsafe { (self.cuMemMap)(address, bytes as usize, 0, handle, flags) }
     }
@@ -70,15 +67,15 @@ impl Driver {
     }
 
     /// Takes a reference on the physical memory that is mapped at an address (`cuMemRetainAllocationHandle`); its handle.
-    pub fn retain_at(&self, address: u64) -> Result<u64, CuResult> {
-        let mut handle = 0;
+    pub fn retain_at(&self, address: u64) -> Result<Physical, CuResult> {
+        let mut handle = Physical::from_raw(0);
         // SAFETY: the output is a local; the address is looked up and not followed.
         unsafe { (self.cuMemRetainAllocationHandle)(&raw mut handle, address as *mut c_void) }.ok()?;
         Ok(handle)
     }
 
     /// What physical memory was made with (`cuMemGetAllocationPropertiesFromHandle`).
-    pub fn properties_of(&self, handle: u64) -> Result<Properties, CuResult> {
+    pub fn properties_of(&self, handle: Physical) -> Result<Properties, CuResult> {
         let mut properties = Properties::of(Place::Gpu(0));
         // SAFETY: the output is a local, the C struct with numbers for enums.
         unsafe { (self.cuMemGetAllocationPropertiesFromHandle)(&raw mut properties, handle) }.ok()?;
@@ -86,7 +83,7 @@ impl Driver {
     }
 
     /// A descriptor of physical memory, for another process (`cuMemExportToShareableHandle`).
-    pub fn export(&self, handle: u64) -> Result<OwnedFd, CuResult> {
+    pub fn export(&self, handle: Physical) -> Result<OwnedFd, CuResult> {
         let mut descriptor: c_int = -1;
         // SAFETY: the output is of the type that this kind of handle has; the driver knows its handles.
         unsafe { (self.cuMemExportToShareableHandle)((&raw mut descriptor).cast(), handle, Properties::POSIX_FD, 0) }
@@ -97,8 +94,8 @@ impl Driver {
 
     /// The physical memory behind another process's descriptor (`cuMemImportFromShareableHandle`); its handle, which has one
     /// reference. The driver keeps what it needs of the descriptor.
-    pub fn import(&self, descriptor: &OwnedFd) -> Result<u64, CuResult> {
-        let mut handle = 0;
+    pub fn import(&self, descriptor: &OwnedFd) -> Result<Physical, CuResult> {
+        let mut handle = Physical::from_raw(0);
         let shared = descriptor.as_raw_fd() as usize as *mut c_void;
         // SAFETY: the output is a local; the descriptor is open, and the driver finds out what it is of.
         unsafe { (self.cuMemImportFromShareableHandle)(&raw mut handle, shared, Properties::POSIX_FD) }.ok()?;
@@ -135,7 +132,7 @@ impl Driver {
     ///
     /// # Safety
     /// The stream lives.
-    pub unsafe fn prefetch(&self, address: u64, bytes: u64, place: Place, stream: CUstream) -> CuResult {
+    pub unsafe fn prefetch(&self, address: u64, bytes: u64, place: Place, stream: Stream) -> CuResult {
         match self.cuMemPrefetchAsync_v2 {
             // SAFETY: the driver checks range and location; the caller vouches for the stream.
             Some(call) => unsafe { call(address, bytes as usize, Location::of(place), 0, stream) },

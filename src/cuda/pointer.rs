@@ -1,7 +1,7 @@
 //! What the driver says of an address, and of a kernel's parameters.
 
-use crate::{CuResult, Driver};
-use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUkernel};
+use crate::{CuResult, Driver, Function};
+use cudarc::driver::sys::CUdeviceptr;
 use std::ffi::{c_int, c_uint, c_void};
 
 /// `CU_POINTER_ATTRIBUTE_RANGE_SIZE`.
@@ -48,7 +48,7 @@ impl Driver {
     ///
     /// # Safety
     /// The handle is of a function or a kernel that lives.
-    pub unsafe fn parameter(&self, function: CUfunction, index: usize) -> Option<(usize, usize)> {
+    pub unsafe fn parameter(&self, function: Function, index: usize) -> Option<(usize, usize)> {
         let (mut offset, mut bytes) = (0, 0);
         let mut result = match self.cuFuncGetParamInfo {
             // SAFETY: the outputs are locals; the driver tells handles of functions from others.
@@ -58,9 +58,8 @@ impl Driver {
         if result == INVALID_HANDLE
             && let Some(call) = self.cuKernelGetParamInfo
         {
-            let kernel: CUkernel = function.cast();
             // SAFETY: the outputs are locals; the driver tells handles of kernels from others.
-            result = unsafe { call(kernel, index, &raw mut offset, &raw mut bytes) };
+            result = unsafe { call(function, index, &raw mut offset, &raw mut bytes) };
         }
         result.is_ok().then_some((offset, bytes))
     }

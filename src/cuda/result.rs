@@ -40,6 +40,12 @@ impl CuResult {
         if self.is_ok() { Ok(()) } else { Err(self) }
     }
 
+    /// The code of an outcome: `CUDA_SUCCESS`, whatever came of it, or the error's.
+    #[inline]
+    pub fn of<T>(outcome: Result<T, Self>) -> Self {
+        outcome.err().unwrap_or(Self::SUCCESS)
+    }
+
     fn name(self) -> Option<&'static str> {
         Some(match self.0 {
             0 => "CUDA_SUCCESS",

@@ -1,16 +1,12 @@
 //! Streams: whose they are, and whether they are being captured.
 
-use crate::{CuResult, Driver};
-use cudarc::driver::sys::{CUcontext, CUstream};
+use crate::{Context, CuResult, Driver, Stream};
 use std::ffi::c_int;
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: c_int = 2;
-/// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`: the default streams by names of their own.
-const LEGACY: usize = 1;
-const PER_THREAD: usize = 2;
 
 /// Held while this thread is relaxed: its calls break no capture but those that they are about.
 pub struct Relaxed<'a> {
@@ -29,8 +25,8 @@ impl Drop for Relaxed<'_> {
 
 impl Driver {
     /// A stream of the current context that does not wait for the default one (`cuStreamCreate`).
-    pub fn create_stream(&self) -> Result<CUstream, CuResult> {
-        let mut stream = std::ptr::null_mut();
+    pub fn create_stream(&self) -> Result<Stream, CuResult> {
+        let mut stream = Stream::DEFAULT;
         // SAFETY: the output is a local.
         unsafe { (self.cuStreamCreate)(&raw mut stream, NON_BLOCKING) }.ok()?;
         Ok(stream)
@@ -40,27 +36,27 @@ impl Driver {
     ///
     /// # Safety
     /// The stream lives, and nobody uses it again.
-    pub unsafe fn destroy_stream(&self, stream: CUstream) -> CuResult {
+    pub unsafe fn destroy_stream(&self, stream: Stream) -> CuResult {
         // SAFETY: the caller vouches for the stream.
         unsafe { (self.cuStreamDestroy_v2)(stream) }
     }
 
     /// Waits for the default stream of the current context, or of the calling thread in it (`cuStreamSynchronize`).
     pub fn synchronize_default_stream(&self, per_thread: bool) -> CuResult {
-        let stream = if per_thread { PER_THREAD } else { LEGACY };
+        let stream = if per_thread { Stream::PER_THREAD } else { Stream::LEGACY };
         // SAFETY: both are streams of every context.
-        unsafe { (self.cuStreamSynchronize)(std::ptr::without_provenance_mut(stream)) }
+        unsafe { (self.cuStreamSynchronize)(stream) }
     }
 
     /// The context of a stream (`cuStreamGetCtx`).
     ///
     /// # Safety
     /// The stream lives, or is one of the default ones.
-    pub unsafe fn stream_context(&self, stream: CUstream) -> Result<CUcontext, CuResult> {
-        let mut context = std::ptr::null_mut();
+    pub unsafe fn stream_context(&self, stream: Stream) -> Result<Context, CuResult> {
+        let mut context = None;
         // SAFETY: the output is a local, and the caller vouches for the stream.
         unsafe { (self.cuStreamGetCtx)(stream, &raw mut context) }.ok()?;
-        Ok(context)
+        context.ok_or(CuResult::INVALID_CONTEXT)
     }
 
     /// Whether a stream is being captured, valid or not (`cuStreamIsCapturing`); the driver's error for a stream that may not
@@ -68,7 +64,7 @@ impl Driver {
     ///
     /// # Safety
     /// The stream lives, or is one of the default ones.
-    pub unsafe fn is_capturing(&self, stream: CUstream) -> Result<bool, CuResult> {
+    pub unsafe fn is_capturing(&self, stream: Stream) -> Result<bool, CuResult> {
         let mut status = 0;
         // SAFETY: the output is a local, and the caller vouches for the stream.
         unsafe { (self.cuStreamIsCapturing)(stream, &raw mut status) }.ok()?;

@@ -1,10 +1,7 @@
 //! The functions of the driver that the library calls for itself, as the driver exports them.
 
-use crate::{Access, CuResult, Location, Properties};
-use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUkernel, CUmemGenericAllocationHandle, CUmemoryPool,
-    CUstream, CUuuid,
-};
+use crate::{Access, Context, CuResult, Device, Event, Function, Location, MemoryPool, Physical, Properties, Stream};
+use cudarc::driver::sys::{CUdeviceptr, CUuuid};
 use gpupool_interpose::cancel;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use once_cell::race::OnceBox;
@@ -54,32 +51,32 @@ macro_rules! functions {
 functions! {
     every driver {
         cuDeviceGetCount(*mut c_int);
-        cuDeviceGetAttribute(*mut c_int, c_int, CUdevice);
-        cuDeviceGetName(*mut c_char, c_int, CUdevice);
-        cuDeviceGetUuid(*mut CUuuid, CUdevice);
-        cuDeviceGetPCIBusId(*mut c_char, c_int, CUdevice);
-        cuDeviceTotalMem_v2(*mut usize, CUdevice);
-        cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
-        cuDeviceGetP2PAttribute(*mut c_int, c_int, CUdevice, CUdevice);
-        cuDevicePrimaryCtxGetState(CUdevice, *mut c_uint, *mut c_int);
-        cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
-        cuDevicePrimaryCtxRelease_v2(CUdevice);
-        cuCtxGetCurrent(*mut CUcontext);
-        cuCtxGetDevice(*mut CUdevice);
-        cuCtxPushCurrent_v2(CUcontext);
-        cuCtxPopCurrent_v2(*mut CUcontext);
+        cuDeviceGetAttribute(*mut c_int, c_int, Device);
+        cuDeviceGetName(*mut c_char, c_int, Device);
+        cuDeviceGetUuid(*mut CUuuid, Device);
+        cuDeviceGetPCIBusId(*mut c_char, c_int, Device);
+        cuDeviceTotalMem_v2(*mut usize, Device);
+        cuDeviceCanAccessPeer(*mut c_int, Device, Device);
+        cuDeviceGetP2PAttribute(*mut c_int, c_int, Device, Device);
+        cuDevicePrimaryCtxGetState(Device, *mut c_uint, *mut c_int);
+        cuDevicePrimaryCtxRetain(*mut Option<Context>, Device);
+        cuDevicePrimaryCtxRelease_v2(Device);
+        cuCtxGetCurrent(*mut Option<Context>);
+        cuCtxGetDevice(*mut Device);
+        cuCtxPushCurrent_v2(Context);
+        cuCtxPopCurrent_v2(*mut Option<Context>);
         cuCtxSynchronize();
         cuCtxGetLimit(*mut usize, c_int);
         cuCtxSetLimit(c_int, usize);
-        cuStreamCreate(*mut CUstream, c_uint);
-        cuStreamDestroy_v2(CUstream);
-        cuStreamGetCtx(CUstream, *mut CUcontext);
-        cuStreamIsCapturing(CUstream, *mut c_int);
-        cuStreamSynchronize(CUstream);
+        cuStreamCreate(*mut Stream, c_uint);
+        cuStreamDestroy_v2(Stream);
+        cuStreamGetCtx(Stream, *mut Option<Context>);
+        cuStreamIsCapturing(Stream, *mut c_int);
+        cuStreamSynchronize(Stream);
         cuThreadExchangeStreamCaptureMode(*mut c_int);
-        cuEventCreate(*mut CUevent, c_uint);
-        cuEventQuery(CUevent);
-        cuEventDestroy_v2(CUevent);
+        cuEventCreate(*mut Option<Event>, c_uint);
+        cuEventQuery(Event);
+        cuEventDestroy_v2(Event);
         cuMemGetInfo_v2(*mut usize, *mut usize);
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
         cuMemFreeHost(*mut c_void);
@@ -87,30 +84,30 @@ functions! {
         cuPointerGetAttributes(c_uint, *mut c_int, *mut *mut c_void, CUdeviceptr);
         cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, u64);
         cuMemAddressFree(CUdeviceptr, usize);
-        cuMemCreate(*mut CUmemGenericAllocationHandle, usize, *const Properties, u64);
-        cuMemRelease(CUmemGenericAllocationHandle);
-        cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, u64);
+        cuMemCreate(*mut Physical, usize, *const Properties, u64);
+        cuMemRelease(Physical);
+        cuMemMap(CUdeviceptr, usize, usize, Physical, u64);
         cuMemUnmap(CUdeviceptr, usize);
         cuMemSetAccess(CUdeviceptr, usize, *const Access, usize);
-        cuMemRetainAllocationHandle(*mut CUmemGenericAllocationHandle, *mut c_void);
-        cuMemGetAllocationPropertiesFromHandle(*mut Properties, CUmemGenericAllocationHandle);
+        cuMemRetainAllocationHandle(*mut Physical, *mut c_void);
+        cuMemGetAllocationPropertiesFromHandle(*mut Properties, Physical);
         cuMemFree_v2(CUdeviceptr);
-        cuMemExportToShareableHandle(*mut c_void, CUmemGenericAllocationHandle, c_int, u64);
-        cuMemImportFromShareableHandle(*mut CUmemGenericAllocationHandle, *mut c_void, c_int);
+        cuMemExportToShareableHandle(*mut c_void, Physical, c_int, u64);
+        cuMemImportFromShareableHandle(*mut Physical, *mut c_void, c_int);
         cuMemAllocManaged(*mut CUdeviceptr, usize, c_uint);
-        cuMemAdvise(CUdeviceptr, usize, c_int, CUdevice);
-        cuMemPrefetchAsync(CUdeviceptr, usize, CUdevice, CUstream);
+        cuMemAdvise(CUdeviceptr, usize, c_int, Device);
+        cuMemPrefetchAsync(CUdeviceptr, usize, Device, Stream);
     }
     newer drivers {
         cuModuleGetLoadingMode(*mut c_int);
-        cuCtxGetId(CUcontext, *mut u64);
-        cuCtxRecordEvent(CUcontext, CUevent);
+        cuCtxGetId(Option<Context>, *mut u64);
+        cuCtxRecordEvent(Context, Event);
         cuMemAdvise_v2(CUdeviceptr, usize, c_int, Location);
-        cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
-        cuKernelGetParamInfo(CUkernel, usize, *mut usize, *mut usize);
-        cuMemPrefetchAsync_v2(CUdeviceptr, usize, Location, c_uint, CUstream);
-        cuDeviceGetDefaultMemPool(*mut CUmemoryPool, CUdevice);
-        cuDeviceGetMemPool(*mut CUmemoryPool, CUdevice);
+        cuFuncGetParamInfo(Function, usize, *mut usize, *mut usize);
+        cuKernelGetParamInfo(Function, usize, *mut usize, *mut usize);
+        cuMemPrefetchAsync_v2(CUdeviceptr, usize, Location, c_uint, Stream);
+        cuDeviceGetDefaultMemPool(*mut Option<MemoryPool>, Device);
+        cuDeviceGetMemPool(*mut Option<MemoryPool>, Device);
     }
 }
 

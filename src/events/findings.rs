@@ -43,9 +43,9 @@ findings! {
         fix: "choose the GPU before that line (torch.cuda.set_device(i), cupy.cuda.Device(i).use(), cudaSetDevice(i)) or \
               name it in the call",
     }
-    /// Two or more ranks of a job with a context on GPU 0.
-    RANKS_ON_GPU_0 = "GP002" {
-        title: "Several ranks of a job on GPU 0",
+    /// Two or more ranks of a job with a context on one GPU.
+    RANKS_ON_ONE_GPU = "GP002" {
+        title: "Several ranks of a job on one GPU",
         fix: "call torch.cuda.set_device(int(os.environ[\"LOCAL_RANK\"])) before anything else touches CUDA",
     }
     /// `cuCtxEnablePeerAccess` and its runtime form need a context on both sides.

@@ -29,9 +29,11 @@ pub struct PlaceLevel {
     pub used: u64,
 }
 
-/// A rank of a job that has a context on its GPU 0: what shows whether several ranks share that GPU.
+/// A rank of a job that has a context on a GPU: what shows whether several ranks share that GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RankOnGpu0 {
+pub struct RankOnGpu {
+    /// The GPU, by the rank's own numbering; another rank may call it otherwise.
+    pub device: u32,
     /// The rank's number among those of its job on its host.
     pub local_rank: u32,
     /// How many ranks of the job there are on the host, where the launcher says.

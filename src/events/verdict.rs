@@ -7,10 +7,12 @@
 //!
 //! ```json
 //! {"verdict":"began","v":1,"pid":7,"started":8123,"t":1767225600.25,"exe":"/usr/bin/python3"}
-//! {"verdict":"gpu0","local_rank":1,"job_ranks":8,"job":"…","host":"…","gpus":8,"uuid":"GPU-…","site":{…}}
+//! {"verdict":"gpu","device":0,"local_rank":1,"job_ranks":8,"job":"…","host":"…","gpus":8,"uuid":"GPU-…","site":{…}}
 //! {"verdict":"finding","code":"GP001","device":1,"what":"…","site":{…},"facts":{…}}
 //! {"verdict":"ended","findings":1}
 //! ```
+//!
+//! In place of all but the first, `{"verdict":"apart","why":"GPUPOOL_MODE=off"}` where nothing is looked at.
 //!
 //! A process writes `ended` when it has judged everything and every finding before is written. So a file without that line,
 //! or with fewer findings than the line counts, or with nothing at all, is of a process of which not everything is known:
@@ -34,7 +36,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::event::FindingMade;
-use crate::shared::RankOnGpu0;
+use crate::shared::RankOnGpu;
 
 /// The format that this crate writes, and the newest that it reads.
 const VERSION: u32 = 1;
@@ -45,13 +47,18 @@ const VERSION: u32 = 1;
 pub enum VerdictLine {
     /// The first line.
     Began(Began),
-    /// A rank of a job made a context on its GPU 0: whether others did, too, shows in their files.
-    Gpu0(RankOnGpu0),
+    /// A rank of a job made a context on a GPU: whether others did, too, shows in their files.
+    Gpu(RankOnGpu),
     /// Something a person should change.
     Finding(FindingMade),
+    /// Nothing is looked at in this process.
+    Apart {
+        /// The setting that says so, or that cannot be used.
+        why: String,
+    },
     /// Everything was judged and said.
     Ended {
-        /// How many findings the file has above.
+        /// How many findings stand in the file.
         findings: u64,
     },
 }
@@ -97,6 +104,8 @@ pub enum VerdictEnd {
     Replaced,
     /// The process did not say that it was done: killed, ended by `_exit`, still running, or unable to write.
     Open,
+    /// The process let every call pass and looked at nothing; the words name the setting that is the cause.
+    Apart(String),
     /// The file is not what a process writes; the words say why.
     Damaged(String),
 }
@@ -108,8 +117,8 @@ pub struct Verdict {
     pub path: PathBuf,
     /// The file's first line; absent where not even that could be written.
     pub began: Option<Began>,
-    /// The rank's first context on GPU 0.
-    pub on_gpu_0: Option<RankOnGpu0>,
+    /// The rank's first context on each of its GPUs.
+    pub on_gpus: Vec<RankOnGpu>,
     /// What was found, in the order of finding.
     pub findings: Vec<FindingMade>,
     /// Whether the process said everything that it found.
@@ -173,7 +182,8 @@ impl Verdict {
     }
 
     fn read(path: PathBuf, lines: impl BufRead) -> io::Result<Verdict> {
-        let mut verdict = Verdict { path, began: None, on_gpu_0: None, findings: Vec::new(), end: VerdictEnd::Open };
+        let mut verdict =
+            Verdict { path, began: None, on_gpus: Vec::new(), findings: Vec::new(), end: VerdictEnd::Open };
         for (index, line) in lines.split(b'\n').enumerate() {
             let line = line?;
             if line.is_empty() {
@@ -186,10 +196,13 @@ impl Verdict {
                     verdict.end = VerdictEnd::Damaged(format!("format {v}, this gpupool reads {VERSION}"));
                     break;
                 }
-                Ok(VerdictLine::Gpu0(rank)) => {
-                    verdict.on_gpu_0.get_or_insert(rank);
+                Ok(VerdictLine::Gpu(rank)) => {
+                    if verdict.on_gpus.iter().all(|known| known.device != rank.device) {
+                        verdict.on_gpus.push(rank);
+                    }
                 }
                 Ok(VerdictLine::Finding(finding)) => verdict.findings.push(finding),
+                Ok(VerdictLine::Apart { why }) => verdict.end = VerdictEnd::Apart(why),
                 Ok(VerdictLine::Ended { findings }) if findings <= verdict.findings.len() as u64 => {
                     if verdict.end == VerdictEnd::Open {
                         verdict.end = VerdictEnd::Complete;
@@ -218,11 +231,11 @@ pub enum Present {
     Left,
     /// It becomes the program that is named, unless that fails.
     Becomes,
-    /// The same, with an environment that has what the library needs.
+    /// It becomes the program that is named, with an environment in which the library is loaded.
     BecomesGiven,
     /// It was started as the program that is named, by a process that says so afterwards; 0 where that does not know its number.
     Started,
-    /// The same, with an environment that has what the library needs.
+    /// It was started as the program that is named, with an environment in which the library is loaded.
     StartedGiven,
 }
 
@@ -348,7 +361,7 @@ mod tests {
         let file = |name: &str| Verdict {
             path: name.into(),
             began: None,
-            on_gpu_0: None,
+            on_gpus: Vec::new(),
             findings: Vec::new(),
             end: VerdictEnd::Open,
         };

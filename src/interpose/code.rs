@@ -1,7 +1,7 @@
 //! Where the code of the driver and of this library lies in memory.
 //!
-//! Both look driver functions up for themselves, and get the real ones: the driver looks itself up while it starts, and
-//! would call us where the program did not if it were answered with hooks.
+//! The driver and this library look driver functions up for themselves, and get the real ones: the driver looks itself up
+//! while it starts, and would call us where the program did not if it were answered with hooks.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -35,7 +35,7 @@ pub struct Roots {
 }
 
 impl Roots {
-    /// Those of this machine, with this `XDG_RUNTIME_DIR`, which counts if it is a whole path.
+    /// The folders of this machine. `session` is `XDG_RUNTIME_DIR`, which counts if it is an absolute path.
     pub fn new(session: Option<OsString>) -> Self {
         let session = session.map(PathBuf::from).filter(|path| path.is_absolute());
         Self { session, run: "/run".into(), temporary: "/tmp".into(), sessions: "/run/user".into() }
@@ -47,7 +47,7 @@ impl Roots {
         self.session.iter().map(|root| root.join(NAME)).chain([self.run.join(NAME), temporary]).collect()
     }
 
-    /// Those of every user.
+    /// The folders that any user's pages may lie in.
     fn everybodys(&self) -> Vec<PathBuf> {
         let listed = |root: &Path, name: &dyn Fn(&OsStr) -> bool| {
             let entries = std::fs::read_dir(root).into_iter().flatten().flatten();

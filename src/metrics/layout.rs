@@ -41,15 +41,28 @@ const _: () = assert!(behind::<Findings>(FINDINGS_AT) <= BYTES);
 pub(crate) const RUNNING: u64 = 0;
 pub(crate) const ENDED: u64 = 1;
 
-/// Numbers that only grow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Counter {
+macro_rules! counters {
+    ($($(#[$about:meta])* $counter:ident,)*) => {
+        /// Numbers that only grow, in their order in the page.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum Counter {
+            $($(#[$about])* $counter,)*
+        }
+
+        impl Counter {
+            /// Every counter, in the order in the page.
+            pub const ALL: [Counter; [$(Counter::$counter),*].len()] = [$(Counter::$counter),*];
+        }
+    };
+}
+
+counters! {
     /// Blocks that the pool served.
     Allocations,
-    /// Blocks of these that ended.
+    /// Blocks of the pool that ended.
     Frees,
-    /// Those of them that were served from freed memory.
+    /// Blocks that the pool served from freed memory.
     Reuses,
     /// Bytes of blocks that the pool served.
     AllocatedBytes,
@@ -74,27 +87,7 @@ pub enum Counter {
 }
 
 impl Counter {
-    /// All of them, in their order in the page.
-    pub const ALL: [Counter; 13] = {
-        use Counter::*;
-        [
-            Allocations,
-            Frees,
-            Reuses,
-            AllocatedBytes,
-            PassedOn,
-            SoftRefusals,
-            Refusals,
-            Fallbacks,
-            Trims,
-            TrimmedBytes,
-            SpilledBytes,
-            Exports,
-            Imports,
-        ]
-    };
-
-    /// The byte of the page that it begins at.
+    /// The byte of the page that this counter begins at.
     pub(crate) fn at(self) -> usize {
         COUNTERS_AT + self as usize * size_of::<u64>()
     }
@@ -171,8 +164,9 @@ pub(crate) struct Levels {
     pub peak_requested: u64,
     pub gpu_count: u32,
     pub place_count: u32,
-    /// Those that the tables have no room for.
+    /// GPUs that the table has no room for.
     pub more_gpus: u32,
+    /// Places that the table has no room for.
     pub more_places: u32,
     pub gpus: [Gpu; GPUS],
     pub places: [Place; PLACES],

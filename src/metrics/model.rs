@@ -40,9 +40,9 @@ pub struct Levels {
     pub mode: String,
     /// Blocks that the program holds.
     pub live_blocks: u64,
-    /// What it asked for in them.
+    /// Bytes that the program asked for in the blocks it holds.
     pub live_bytes: u64,
-    /// The most that ever was.
+    /// The highest `live_bytes` so far.
     pub peak_live_bytes: u64,
     /// Pinned host memory.
     pub pinned: Pinned,
@@ -74,12 +74,12 @@ pub struct Pinned {
 pub struct Gpu {
     /// By the program's own numbering.
     pub ordinal: u32,
-    /// Of the device, as nvidia-smi has it behind `GPU-`.
+    /// UUID of the device, which `nvidia-smi -L` prints behind `GPU-`.
     #[serde(serialize_with = "as_uuid")]
     pub uuid: [u8; 16],
     /// `NVIDIA H200`.
     pub name: String,
-    /// Its memory.
+    /// Bytes of its memory.
     pub total: u64,
 }
 
@@ -111,7 +111,7 @@ impl Place {
     }
 }
 
-/// With its name, as it is in the log.
+/// A place is written with its name, `gpu0`, as in the log.
 impl Serialize for Place {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         let Self { on_host: _, number: _, limit, held, used, peak_used, anchored, own } = *self;
@@ -146,9 +146,9 @@ pub struct Context {
     pub call: String,
     /// Where in the program that was.
     pub site: String,
-    /// Kernels launched, as of [`Levels::updated`]: launches alone do not have the page written.
+    /// Kernels launched, as of [`Levels::updated`]: a launch does not have the page written.
     pub launches: u64,
-    /// Copies, likewise.
+    /// Copies, as of [`Levels::updated`]: a copy does not have the page written.
     pub copies: u64,
     /// Allocations of device memory.
     pub allocations: u64,
@@ -161,18 +161,18 @@ pub struct Site {
     pub memory: String,
     /// File, line and function, or the object of native code.
     pub text: String,
-    /// What it holds.
+    /// Bytes that it holds.
     pub live: u64,
-    /// In so many blocks.
+    /// Blocks that it holds.
     pub blocks: u64,
-    /// What it asked for over the life of the process.
+    /// Bytes that it asked for over the life of the process.
     pub total: u64,
 }
 
 /// Something that was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// When.
+    /// When it was found.
     pub at: u64,
     /// `GP001`.
     pub code: String,
@@ -185,9 +185,9 @@ pub struct Finding {
 /// Rows that a page has room for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Table<T> {
-    /// These.
+    /// The rows that it holds.
     pub rows: Vec<T>,
-    /// Further ones that it has no room for.
+    /// Rows that there was no room for.
     pub more: u32,
 }
 

@@ -49,8 +49,12 @@ impl Source for [AtomicU64] {
         const WORD: usize = size_of::<u64>();
         let words = at.is_multiple_of(WORD).then(|| self.get(at / WORD..)).flatten();
         let words = words.filter(|words| words.len() >= into.len().div_ceil(WORD)).ok_or(ErrorKind::UnexpectedEof)?;
-        for (bytes, word) in into.chunks_mut(WORD).zip(words) {
-            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()[..bytes.len()]);
+        let (whole, rest) = into.as_chunks_mut();
+        for (bytes, word) in whole.iter_mut().zip(words) {
+            *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+        }
+        if let Some(word) = words.get(whole.len()).filter(|_| !rest.is_empty()) {
+            rest.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()[..rest.len()]);
         }
         Ok(())
     }
@@ -61,7 +65,7 @@ impl Source for [AtomicU64] {
 pub enum Unreadable {
     /// It does not begin like a page.
     Foreign,
-    /// Its layout is another than this reader's.
+    /// The layout has this version, which is not the reader's.
     Version(u32),
     /// It says that it is of another size than its version has.
     Size(u32),

@@ -9,7 +9,7 @@ use std::io::Result;
 
 /// How often a reader tries. A write takes microseconds, and there is one a second; whoever finds a group being written so
 /// often looks at a process that was stopped or killed in the middle.
-const TRIES: u32 = if cfg!(loom) { 2 } else { 200 };
+const TRIES: u32 = if cfg!(any(loom, miri)) { 2 } else { 200 };
 
 /// Writes a group. Only one thread may do so at a time, which the caller's exclusive page sees to. Words beyond the shorter
 /// of the two stay.

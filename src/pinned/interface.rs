@@ -78,12 +78,12 @@ pub enum Refusal<E> {
 
 /// The pool in numbers, all in bytes but the last four.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct PinnedUsage {
     /// What the driver has pinned for the pool.
     pub pinned: u64,
     /// What the program asked for in blocks that live, not rounded.
     pub requested: u64,
-    /// The same in whole [`crate::PAGE`]s and [`crate::GRANULE`]s.
+    /// Blocks that live, in whole [`crate::PAGE`]s and [`crate::GRANULE`]s.
     pub used: u64,
     /// The highest `pinned` that ever was.
     pub peak_pinned: u64,
@@ -99,6 +99,6 @@ pub struct Usage {
     pub blocks: u64,
     /// Allocations served so far.
     pub allocations: u64,
-    /// Those of them served from memory that was pinned before.
+    /// Allocations served from memory that was pinned before.
     pub reuses: u64,
 }

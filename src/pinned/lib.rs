@@ -26,7 +26,7 @@ mod underway;
 
 pub use backend::Backend;
 pub use gpupool_pool::{Fault, Free, FreeError};
-pub use interface::{Allocation, Block, Config, Key, Refusal, Request, Usage};
+pub use interface::{Allocation, Block, Config, Key, PinnedUsage, Refusal, Request};
 pub use pool::Pool;
 
 /// Bytes of a page: the unit of segments and of blocks from this size on, and their alignment.

@@ -1,7 +1,7 @@
 //! The pool's operations: look at the state under the lock, call the backend without it, come back with the outcome.
 
 use crate::state::{Attempt, Leaving, State, Step};
-use crate::{Allocation, Backend, Block, Config, Fault, Free, FreeError, Refusal, Request, Usage, policy};
+use crate::{Allocation, Backend, Block, Config, Fault, Free, FreeError, PinnedUsage, Refusal, Request, policy};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -56,7 +56,7 @@ impl<B: Backend> Pool<B> {
         let mut attempt = Attempt::new(request, bytes);
         let mut returned = 0;
         loop {
-            let step = self.state.lock().plan(&mut attempt);
+            let step = self.state.lock().next_step(&mut attempt);
             match step {
                 Step::Done(block) => return Ok(Allocation { block, pinned: 0, returned }),
                 Step::Limit(wanted) => return Err(Refusal::Limit { wanted }),
@@ -191,7 +191,7 @@ impl<B: Backend> Pool<B> {
     }
 
     /// The pool in numbers, exact at the moment of the call.
-    pub fn usage(&self) -> Usage {
+    pub fn usage(&self) -> PinnedUsage {
         self.state.lock().usage()
     }
 

@@ -4,7 +4,7 @@
 use crate::policy;
 use crate::runs::{Class, Fit, Kind, Run, RunId, Runs, Segment};
 use crate::underway::Underway;
-use crate::{Block, Config, PAGE, Request, Usage};
+use crate::{Block, Config, PAGE, PinnedUsage, Request};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -115,7 +115,7 @@ impl State {
     }
 
     /// Looks for the next step of a request; serves it at once where that can be.
-    pub fn plan(&mut self, attempt: &mut Attempt) -> Step {
+    pub fn next_step(&mut self, attempt: &mut Attempt) -> Step {
         let peak = self.totals.peak_used.max(self.runs.used + attempt.bytes);
         let slack = policy::slack(peak);
         let together = policy::together(self.runs.small(attempt.class), slack);
@@ -354,10 +354,10 @@ impl State {
         all.saturating_sub(policy::ceiling(self.totals.peak_used)).min(self.runs.spare)
     }
 
-    pub fn usage(&self) -> Usage {
+    pub fn usage(&self) -> PinnedUsage {
         let Totals { requested, blocks, peak_pinned, peak_requested, peak_used, returned, allocations, reuses } =
             self.totals;
-        Usage {
+        PinnedUsage {
             pinned: self.pinned(),
             requested,
             used: self.runs.used,

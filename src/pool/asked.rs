@@ -7,7 +7,7 @@ use crate::registry::Registry;
 struct Range {
     address: u64,
     bytes: u64,
-    /// Its frames.
+    /// Frames `start..end` of the pool's reservation.
     start: u32,
     end: u32,
     /// First frame and number of its block: a block that ended takes its ranges with it.

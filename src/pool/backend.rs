@@ -34,8 +34,14 @@ pub trait Backend: Send + Sync {
     fn map(&self, address: u64, bytes: u64, handle: Self::Handle) -> Result<(), Fault<Self::Error>>;
     /// Unmaps exactly what one or several `map` calls put there (`cuMemUnmap`).
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), Fault<Self::Error>>;
-    /// Gives every device that can reach `place` read and write access to this mapped range (`cuMemSetAccess`).
+    /// Gives every device that is to reach memory of `place` now read and write access to this mapped range
+    /// (`cuMemSetAccess`).
     fn grant(&self, address: u64, bytes: u64, place: Place) -> Result<(), Fault<Self::Error>>;
+    /// Another number each time that a device is added to those which [`Backend::grant`] names. Memory that was granted while
+    /// the number was another one may lack that device; see [`crate::Pool::grant_again`].
+    fn readers(&self) -> u64 {
+        0
+    }
     /// Returns once no work that was submitted to these GPUs before the call is running any more (`cuCtxSynchronize` of
     /// every context there). It must not wait for any other GPU. `NotReady` here means "not now" (a stream is being
     /// captured and nothing is left to wait with) and is not repeated.

@@ -87,7 +87,8 @@ impl Budget {
         self.allowed().saturating_sub(used + self.promised + self.stuck)
     }
 
-    /// The same, given what the driver could still give (`None`: nobody can tell), and what of `used` the front keeps.
+    /// What blocks could still take, given what the driver could still give (`None`: nobody can tell) and how much of `used`
+    /// the front keeps.
     pub fn room(&self, headroom: Option<u64>, kept: u64) -> u64 {
         let used = self.used - kept;
         // Held, not used, and not on its way out.
@@ -115,7 +116,7 @@ impl Budget {
         if self.closed { self.held } else { self.accounts.limit(self.place) }
     }
 
-    /// The same, less what others than the pool have there.
+    /// The most the pool may hold here: the limit less what others than the pool have.
     fn allowed(&self) -> u64 {
         self.limit().saturating_sub(self.accounts.taken_by_others(Claim::Pool, self.place))
     }

@@ -16,6 +16,13 @@ pub(crate) struct Chunk<H> {
     pub anchors: AnchorCounts,
 }
 
+impl<H> Chunk<H> {
+    /// The frame behind its last one.
+    pub fn end(&self) -> u32 {
+        self.start + self.frames
+    }
+}
+
 /// How often each reason was given, in the order of [`Anchor::ALL`]: a call that fails after it said its reason takes that one
 /// back and nobody else's.
 #[derive(Clone, Copy, Debug, Default)]
@@ -93,6 +100,13 @@ impl<H: Copy> Chunks<H> {
     pub fn at(&self, frame: u32) -> Option<&Chunk<H>> {
         let slot = *self.at_frame.get(frame as usize)?;
         self.slots.get(slot as usize)?.as_ref()
+    }
+
+    /// Every chunk, in address order.
+    pub fn all(&self) -> Vec<Chunk<H>> {
+        let mut all: Vec<Chunk<H>> = self.slots.iter().flatten().copied().collect();
+        all.sort_unstable_by_key(|chunk| chunk.start);
+        all
     }
 
     /// The chunks that `start..end` touches, in address order.

@@ -2,10 +2,10 @@
 
 use crate::account::Accounts;
 use crate::chunks::{AnchorCounts, Chunk};
+use crate::next_step::Growth;
 use crate::place::PlaceId;
-use crate::plan::Growth;
 use crate::state::{Leaving, Zombie, bytes_of};
-use crate::{Backend, Claim, FRAME, Fault, LARGE_CHUNK};
+use crate::{Backend, Claim, FRAME, Fault};
 
 /// How often a call that may succeed later is made again. There is no pause in between: a backend that wants one waits
 /// itself, since only it knows for what.
@@ -56,10 +56,12 @@ pub(crate) struct Broken<H, E> {
 
 type Built<H, E> = Result<Vec<Chunk<H>>, Broken<H, E>>;
 
-/// Creates, maps and grants everything in `growth`. On failure nothing of it is left but what the report names.
+/// Creates, maps and grants everything in `growth`, in chunks of this many bytes at most. On failure nothing of it is left but
+/// what the report names.
 pub(crate) fn build<B: Backend>(
     backend: &B,
     base: u64,
+    largest: u64,
     growth: &Growth<B::Handle>,
     accounts: &Accounts,
 ) -> Built<B::Handle, B::Error> {
@@ -72,7 +74,7 @@ pub(crate) fn build<B: Backend>(
         let mut lay = |chunks: &mut Vec<Chunk<B::Handle>>| -> Result<(), Cause<B::Error>> {
             let mut left = bytes;
             while left > 0 {
-                let size = left.min(LARGE_CHUNK);
+                let size = left.min(largest);
                 if !accounts.charge(Claim::Pool, place, size) {
                     return Err(Cause::Overdrawn);
                 }

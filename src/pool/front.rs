@@ -217,7 +217,8 @@ impl Front {
         Ok(Popped { start: kept.start, id: 0, shard: index, busy: kept.stamp > quiesced })
     }
 
-    /// The same from another thread's shard. Cheaper for all than a drain: theirs stay filled.
+    /// Takes `frames` at `place` that another thread's shard keeps. Cheaper for all threads than a drain, after which every
+    /// shard is empty.
     pub fn steal(&self, place: PlaceId, frames: u32, bytes: u64) -> Option<Popped> {
         let (own, shards) = (self.own(), self.used());
         for step in 1..shards.len() {

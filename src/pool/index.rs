@@ -22,7 +22,7 @@ const SIZES: usize = 25;
 
 /// A block in the table.
 #[derive(Debug, Default)]
-struct Row {
+struct Bounds {
     start: AtomicU64,
     end: AtomicU64,
     /// Which number is this block's.
@@ -93,7 +93,7 @@ pub struct AddressIndex {
     sequence: AtomicU64,
     /// Rows in use, of the table whose size this tells.
     count: AtomicU64,
-    tables: Arrays<Row>,
+    tables: Arrays<Bounds>,
     numbers: Arrays<AtomicU64>,
     /// Its lock orders the changes.
     blocks: Mutex<Blocks>,

@@ -18,6 +18,8 @@ pub struct Config {
     pub policy: Policy,
     /// Which GPUs lend.
     pub lenders: Lenders,
+    /// Bytes of the largest chunk, a multiple of [`crate::FRAME`]; [`crate::LARGEST_CHUNK`] unless there is a reason.
+    pub largest_chunk: u64,
 }
 
 /// What a program asks for.
@@ -124,13 +126,13 @@ pub struct Usage {
     pub places: Vec<PlaceUsage>,
     /// Blocks the program holds.
     pub live_blocks: u64,
-    /// What it asked for in them, not rounded.
+    /// Bytes that the program asked for in the blocks it holds, not rounded.
     pub live_bytes: u64,
-    /// The highest that ever was.
+    /// The highest `live_bytes` so far.
     pub peak_live_bytes: u64,
     /// Allocations served so far.
     pub allocations: u64,
-    /// Those of them served from freed memory.
+    /// Allocations served from freed memory.
     pub reuses: u64,
     /// Bytes that went back to the driver so far, by [`crate::Pool::trim`] or to make room for growth elsewhere.
     pub trimmed_bytes: u64,
@@ -139,7 +141,7 @@ pub struct Usage {
 /// One place in numbers, all in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaceUsage {
-    /// Where.
+    /// Which place.
     pub place: Place,
     /// The most the pool may hold there; what it holds, once the place proved unable to give memory.
     pub limit: u64,

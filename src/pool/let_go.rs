@@ -53,7 +53,8 @@ impl<H: Copy> State<H> {
         !self.unused(place, waits_for).is_empty()
     }
 
-    /// Takes the chunks out of the pool that only such memory and free memory stand on, all of it quiet.
+    /// Takes the chunks out of the pool on which nothing stands but free memory and ended blocks that nobody has open any
+    /// more, all of it quiet.
     pub fn evict_held(&mut self, place: Option<PlaceId>) -> Vec<Leaving<H>> {
         let mut leaving = Vec::new();
         for (start, end, place) in self.unused(place, None) {
@@ -81,7 +82,7 @@ impl<H: Copy> State<H> {
         leaving
     }
 
-    /// Their borders and places.
+    /// Chunks on which nothing stands but free memory and ended blocks that nobody has open any more: borders and places.
     fn unused(&self, place: Option<PlaceId>, waits_for: Option<PlaceId>) -> Vec<(u32, u32, PlaceId)> {
         let usable = self.held.blocks.values().filter(|left| self.is_usable(left.freed, waits_for));
         let parts: BTreeMap<u32, u32> = usable.flat_map(|left| left.parts.iter().copied()).collect();

@@ -8,7 +8,7 @@
 //! **run** is a row of consecutive frames; a **block** is the run a program holds. A chunk is released only whole.
 //!
 //! Warm allocations and frees of small blocks pass neither a lock nor a line that another thread works on (`front.rs`); all
-//! else is decided in one place, under one lock (`plan.rs`).
+//! else is decided in one place, under one lock (`next_step.rs`).
 //!
 //! Architecture Invariant: no lock is held while a [`Backend`] method runs. Every operation is plan (locked), act
 //! (unlocked), commit (locked), and an act that fails half way is rolled back.
@@ -35,11 +35,11 @@ mod let_go;
 mod magazine;
 #[cfg(all(test, loom))]
 mod models;
+mod next_step;
 mod pieces;
 mod place;
 mod place_map;
 mod placement;
-mod plan;
 mod pool;
 mod registry;
 #[cfg(test)]
@@ -69,5 +69,9 @@ pub use soft::SoftRefusal;
 
 /// Bytes of one frame. The driver's minimum and recommended granularity for device and host memory alike.
 pub const FRAME: u64 = 2 << 20;
-/// Bytes of one chunk inside a large block; 4 GiB in chunks of this size cost a tenth of the same in 2 MiB ones.
-pub const LARGE_CHUNK: u64 = 32 << 20;
+/// Bytes that a block which is spread takes of one place before the next one's turn.
+pub const STRIPE: u64 = 32 << 20;
+/// Bytes of the largest chunk. A block that lies at one place is made of as few as that allows: mapping costs nearly the same for
+/// a chunk of any size (4 GiB for one GPU: 11 ms in chunks of 32 MiB, 7.8 of 512, `tests/bench/RESULTS.md`), and a whole chunk is
+/// what goes back to the driver.
+pub const LARGEST_CHUNK: u64 = 512 << 20;

@@ -71,7 +71,7 @@ impl PlaceMap {
         })
     }
 
-    /// These frames lie there from now on, or nowhere.
+    /// Frames `start..end` lie at `place` from now on; `None`: nothing is mapped there any more.
     pub fn set(&self, start: u32, end: u32, place: Option<PlaceId>) {
         for frame in start..end {
             self.write(frame, place, end);

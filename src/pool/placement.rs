@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::{FRAME, LARGE_CHUNK, Place};
+use crate::{FRAME, Place, STRIPE};
 
 /// `gpu0`, `host0`: how places are written in the log.
 impl fmt::Display for Place {
@@ -109,7 +109,7 @@ pub fn spread(bytes: u64, rooms: &[Room], policy: Policy, turn: u64) -> Result<V
         Policy::Interleave => {
             let mut next = if gpus == 0 { 0 } else { (turn % gpus as u64) as usize };
             while pieces.left > 0 && rooms[..gpus].iter().any(|room| room.bytes > 0) {
-                pieces.take(&mut rooms[next], LARGE_CHUNK);
+                pieces.take(&mut rooms[next], STRIPE);
                 next = (next + 1) % gpus;
             }
         }

@@ -1,11 +1,12 @@
 //! The pool's operations: look at the state under the lock, call the backend without it, come back with the outcome.
 
+use crate::chunks::Chunk;
 use crate::clock::Clock;
 use crate::drive::{self, Broken, Cause};
 use crate::front::{Front, Popped, Push};
 use crate::magazine::Miss;
+use crate::next_step::{Attempt, Growth, Step};
 use crate::place::PlaceId;
-use crate::plan::{Attempt, Growth, Step};
 use crate::registry::{Record, Registry};
 use crate::runs::{Kind, Run};
 use crate::state::{Route, State, Taken, bytes_of};
@@ -36,11 +37,12 @@ pub struct Pool<B: Backend> {
     pub(crate) backend: B,
     pub(crate) base: u64,
     bytes: u64,
+    largest_chunk: u64,
     pub(crate) accounts: Arc<Accounts>,
     routes: Vec<Route>,
     pub(crate) registry: Registry,
     pub(crate) front: Front,
-    /// That of the state.
+    /// The state's clock, which is read without the lock.
     clock: Arc<Clock>,
     state: Mutex<State<B::Handle>>,
 }
@@ -54,6 +56,7 @@ impl<B: Backend> Pool<B> {
             backend,
             base: config.base,
             bytes: config.bytes,
+            largest_chunk: config.largest_chunk,
             accounts: Arc::clone(&config.accounts),
             routes: Route::all(&config),
             registry: Registry::new(config.bytes / FRAME),
@@ -102,7 +105,7 @@ impl<B: Backend> Pool<B> {
         let mut plans_left = PLANS_PER_PLACE * self.accounts.specs().len();
         let mut next = match self.serve_kept(&mut attempt)? {
             Some(served) => served,
-            None => self.plan(&mut attempt),
+            None => self.next_step(&mut attempt),
         };
         loop {
             let step = match next {
@@ -160,14 +163,14 @@ impl<B: Backend> Pool<B> {
                     }
                 },
             }
-            next = self.plan(&mut attempt);
+            next = self.next_step(&mut attempt);
         }
     }
 
     /// Looks at the state, with all free memory in it, for the next step; awards a block that can be had at once.
-    fn plan(&self, attempt: &mut Attempt) -> Served<B> {
+    fn next_step(&self, attempt: &mut Attempt) -> Served<B> {
         let mut state = self.lock_all();
-        let step = state.plan(attempt);
+        let step = state.next_step(attempt);
         if let Step::Done(taken) = step {
             return Served::Block(self.award(&mut state, &taken, attempt, true, 0));
         }
@@ -412,12 +415,23 @@ impl<B: Backend> Pool<B> {
                 return Err(Cause::Overdrawn);
             }
         }
-        match drive::build(&self.backend, self.base, &growth, &self.accounts) {
+        let readers = self.backend.readers();
+        match drive::build(&self.backend, self.base, self.largest_chunk, &growth, &self.accounts) {
             Ok(chunks) => {
-                let mut state = self.lock();
-                state.chunks.insert(&chunks);
-                let (taken, headroom) = state.deliver(&growth, attempt);
-                Ok(self.award(&mut state, &taken, attempt, false, headroom))
+                let allocation = {
+                    let mut state = self.lock();
+                    state.chunks.insert(&chunks);
+                    let (taken, headroom) = state.deliver(&growth, attempt);
+                    self.award(&mut state, &taken, attempt, false, headroom)
+                };
+                // Somebody was added meanwhile. Whoever added it grants what was in the books then, and this may not have been.
+                if self.backend.readers() != readers
+                    && let Err(error) = self.grant_rows(&chunks)
+                {
+                    let _ = self.free(allocation.block.address, Free::Lazy);
+                    return Err(Cause::Failed(error));
+                }
+                Ok(allocation)
             }
             Err(Broken { cause, place, created, retired }) => {
                 let mut state = self.lock();
@@ -439,6 +453,39 @@ impl<B: Backend> Pool<B> {
                 Err(cause)
             }
         }
+    }
+
+    /// Grants all memory of the pool once more, because [`Backend::readers`] changed: when it returns, whoever was added
+    /// before the call reaches every block there is, and every later one.
+    ///
+    /// # Errors
+    /// The backend's, of the first row of chunks that could not be granted; the others are.
+    pub fn grant_again(&self) -> Result<(), B::Error> {
+        let chunks = self.lock().chunks.all();
+        self.grant_rows(&chunks)
+    }
+
+    /// Grants chunks, in address order, as far as they are still mapped.
+    fn grant_rows(&self, chunks: &[Chunk<B::Handle>]) -> Result<(), B::Error> {
+        let mut answer = Ok(());
+        for row in chunks.chunk_by(|left, right| left.place == right.place && left.end() == right.start) {
+            let (Some(first), Some(last)) = (row.first(), row.last()) else { continue };
+            let grant = |start: u32, end: u32| {
+                self.backend.grant(self.address(start), bytes_of(end - start), self.accounts.place(first.place))
+            };
+            if grant(first.start, last.end()).is_ok() {
+                continue;
+            }
+            // Where another thread takes one of them down meanwhile, the driver refuses the whole row.
+            for chunk in row {
+                if let Err(fault) = grant(chunk.start, chunk.end())
+                    && self.lock().chunks.at(chunk.start).is_some_and(|now| now.handle == chunk.handle)
+                {
+                    answer = answer.and(Err(drive::error_of(fault)));
+                }
+            }
+        }
+        answer
     }
 
     /// The lock, with everything that is kept back among the free runs.
@@ -465,7 +512,7 @@ impl<B: Backend> Pool<B> {
         self.state.lock()
     }
 
-    /// Waits for the owner of a block. Where that is all there is on its GPU, what was freed before is quiet, too.
+    /// Waits for the owner of a block. Where nobody else is on its GPU, all memory freed there before is quiet then.
     fn quiesce_owner(&self, record: &Record) -> Result<(), Fault<B::Error>> {
         let shard = self.front.own();
         let Place::Gpu(ordinal) = self.accounts.place(record.gpu) else { return self.quiesce(shard, &[record.gpu]) };

@@ -24,7 +24,7 @@ impl<B: Backend> Pool<B> {
 }
 
 impl<H: Copy> State<H> {
-    /// The same, while the front keeps nothing.
+    /// Moves the chunk that has this frame, while the front keeps nothing.
     fn relocate(&mut self, frame: u32, place: Place, registry: &Registry) -> bool {
         let Some(to) = self.id_of(place) else { return false };
         let Some(chunk) = self.chunks.at(frame).copied() else { return false };

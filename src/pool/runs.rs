@@ -33,7 +33,7 @@ impl Freed {
         self.gpu.is_none_or(|gpu| self.number <= clock.quiesced(gpu.index()))
     }
 
-    /// The same, by what is known now.
+    /// This free with no GPU in it if that GPU is known to be done.
     fn settled(self, clock: &Clock) -> Self {
         if self.is_quiet(clock) { Self { gpu: None, ..self } } else { self }
     }
@@ -100,7 +100,7 @@ pub(crate) struct Runs {
     /// First frames of free runs that a GPU other than their place's own may be at work on, as far as is known. They are
     /// not among `counts`: hardly anybody can use them.
     borrowed: BTreeSet<u32>,
-    /// That of the state.
+    /// The state's clock.
     clock: Arc<Clock>,
     /// Where memory lies. A chunk changes its place only while no free run stands on it, so that what is filed here
     /// by place is filed right.

@@ -10,7 +10,7 @@ pub(crate) struct Space {
     end: u32,
     /// Returned extents below `edge`, `start -> frames`, never adjacent to each other or to `edge`.
     by_start: BTreeMap<u32, u32>,
-    /// The same, `(frames, start)`.
+    /// Free extents by size: `(frames, start)`.
     by_size: BTreeSet<(u32, u32)>,
 }
 

@@ -109,8 +109,9 @@ checker! {
 }
 
 impl Checker {
-    /// Neither call needs the GIL. The first alone is not enough: with subinterpreters it always says yes. The second gives
-    /// the holder of the GIL up to 3.11, and since then this thread's state while it is attached.
+    /// Whether this thread holds the GIL, asked by two calls that do not need it. `PyGILState_Check` alone is not enough:
+    /// with subinterpreters it always says yes. The current thread state is the holder's up to 3.11, and since then this thread's
+    /// while it is attached.
     fn holds_the_gil(&self, thread: Address) -> bool {
         // SAFETY: both may be called from any thread.
         unsafe { (self.gil_check)() == 1 && (self.current_thread)().addr() == thread.get() }

@@ -59,7 +59,7 @@ fn symbol(name: &CStr) -> Option<*mut c_void> {
     (!address.is_null()).then_some(address)
 }
 
-/// As [`symbol`], for what CPython cannot be read without.
+/// A symbol of the process's global scope that CPython cannot be read without. The error names it.
 fn required(name: &CStr) -> Result<*mut c_void, String> {
     symbol(name).ok_or_else(|| format!("the interpreter does not export {}", name.to_string_lossy()))
 }

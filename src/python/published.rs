@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn offsets_that_can_not_be_are_refused() {
+    fn offsets_that_cannot_be_are_refused() {
         for (word, value, reason) in [
             (23, 4096, "_PyRuntime gives offset 4096 in PyThreadState of 304 bytes"),
             (31, 57, "_PyRuntime gives offset 57 for a pointer in _PyInterpreterFrame"),

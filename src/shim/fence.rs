@@ -19,8 +19,7 @@ use crate::watch::{
 };
 
 use crate::process;
-use cudarc::driver::sys::CUcontext;
-use gpupool_cuda::{CuResult, Driver};
+use gpupool_cuda::{self as cuda, CuResult, Driver};
 use gpupool_interpose::cancel;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -143,7 +142,7 @@ pub fn has_finished(driver: &Driver, gpus: Gpus) -> bool {
     contexts.iter().filter(|it| gpus.contain(it.device)).filter_map(|it| it.live_handle()).all(finished)
 }
 
-/// As [`has_finished`], of the context with this id. One that is gone was waited for when it ended.
+/// Whether all work of the context with this id is over, asked without waiting. One that is gone was waited for when it ended.
 pub fn owner_has_finished(driver: &Driver, id: u64) -> bool {
     let owner = context::owner(id).and_then(|(owner, _)| owner.live_handle());
     owner.is_none_or(|handle| is_idle(driver, handle))
@@ -154,7 +153,7 @@ pub fn owner_has_finished(driver: &Driver, id: u64) -> bool {
 /// A capture may begin on another thread after it was looked for here. A global one would be broken by `cuEventQuery`, so this
 /// thread is relaxed meanwhile. One in this very context is broken by `cuCtxRecordEvent` in every mode (both measured): of
 /// that, the moment between the look and the call is left, as there is no other question.
-fn is_idle(driver: &Driver, handle: CUcontext) -> bool {
+fn is_idle(driver: &Driver, handle: cuda::Context) -> bool {
     if !driver.records_contexts() || capture::under_way() {
         return false;
     }
@@ -163,7 +162,7 @@ fn is_idle(driver: &Driver, handle: CUcontext) -> bool {
 }
 
 /// Whether an event behind all work of the current context comes to pass.
-fn passes(driver: &Driver, context: CUcontext) -> bool {
+fn passes(driver: &Driver, context: cuda::Context) -> bool {
     // SAFETY: the caller has made the context current.
     let behind = unsafe { driver.behind_all_work(context) };
     behind.is_some_and(|behind| (0..LOOKS).any(|_| behind.has_passed()))
@@ -198,6 +197,6 @@ fn launches(contexts: &[Context]) -> Vec<(usize, u64)> {
 
 /// Kernels launched in this context and in those of its GPU that are gone.
 fn launches_of(context: &Context) -> (usize, u64) {
-    let gpu = usize::try_from(context.device).unwrap_or(usize::MAX);
+    let gpu = context.device.ordinal() as usize;
     (gpu, context.usage.launches.load(Ordering::Relaxed) + context::gone_launches(context.device))
 }

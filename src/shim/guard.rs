@@ -19,7 +19,7 @@ thread_local! {
 /// Marks this thread as inside a hook until dropped, and keeps it from being cancelled where somebody may do that.
 pub struct Guard(Option<Shelter>);
 
-/// `None` when this thread is inside a hook already.
+/// Marks this thread as inside a hook; `None` when it is inside one already.
 #[inline]
 pub fn enter() -> Option<Guard> {
     DEPTH.with(|depth| {
@@ -31,8 +31,8 @@ pub fn enter() -> Option<Guard> {
     })
 }
 
-/// As [`enter`], for ways that take microseconds anyway: the thread cannot be cancelled until the guard is dropped, also by
-/// the first `pthread_cancel` of the process, which comes meanwhile.
+/// Marks this thread as inside a hook, for calls that take microseconds anyway: it cannot be cancelled until the guard is
+/// dropped, not even by the first `pthread_cancel` of the process. `None` when this thread is inside a hook already.
 #[inline]
 pub fn enter_sheltered() -> Option<Guard> {
     let mut guard = enter()?;

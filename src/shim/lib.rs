@@ -10,6 +10,7 @@ mod address;
 mod agent;
 mod backing;
 mod bell;
+mod bypass;
 mod clock;
 mod control;
 mod fence;

@@ -152,7 +152,9 @@ pub fn refuse(problems: &[Problem]) {
     }
     text.push_str("gpupool: this program runs without gpupool until that is corrected\n");
     log::write_stderr(&text);
-    explain(problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "));
+    let why = problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    log::verdict::apart(&why);
+    explain(why);
     enter(Phase::Passing);
 }
 

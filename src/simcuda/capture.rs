@@ -117,7 +117,7 @@ pub fn abandon(context: &Context) {
     drop_where(|stream| stream.context_id() == Some(context.id));
 }
 
-/// The same for a stream that is no more.
+/// Ends the capture of a stream that is no more: nobody could end it.
 pub fn abandon_of(stream: &Stream) {
     drop_where(|other| std::ptr::eq(other, stream));
 }

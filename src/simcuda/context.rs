@@ -313,7 +313,7 @@ fn top() -> Option<Arc<Context>> {
     Some(primary::life(top.device).unwrap_or(top))
 }
 
-/// The context that a handle stands for. That of a primary one does between its lives, too.
+/// The context that a handle stands for; the handle of a primary context stands for its last life after that has ended.
 fn known(handle: Handle) -> Outcome<Arc<Context>> {
     driver().contexts.get(handle).or_else(|_| primary::last_life(handle).ok_or(Code::INVALID_CONTEXT))
 }

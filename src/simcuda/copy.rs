@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub enum Side {
     /// Memory the driver knows.
     Device,
-    /// Also the program's own memory.
+    /// Memory the driver knows, or the program's own.
     Any,
 }
 

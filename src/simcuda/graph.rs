@@ -391,7 +391,7 @@ pub fn launch_graph(executable: Handle, stream: Handle) -> Outcome {
         if stream.capturing()?.is_some() {
             return Err(Code::NOT_SUPPORTED);
         }
-        graph_memory::plan(&list, &executable.rooms, executable.auto_free)?;
+        graph_memory::prepare(&list, &executable.rooms, executable.auto_free)?;
     }
     let touches = list.iter().flat_map(|work| work.touches.clone()).collect();
     let node = Node::Graph { works: list.len(), follows: list.iter().any(|work| work.node.follows_pointers()) };

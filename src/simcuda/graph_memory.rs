@@ -182,7 +182,7 @@ pub fn equip(list: Vec<Work>) -> (Vec<Work>, Vec<Arc<Room>>) {
 
 /// Prepares a launch: INVALID_VALUE where memory of an earlier one is still allocated (unless `auto_free`), OUT_OF_MEMORY
 /// where there is none.
-pub fn plan(list: &[Work], rooms: &[Arc<Room>], auto_free: bool) -> Outcome {
+pub fn prepare(list: &[Work], rooms: &[Arc<Room>], auto_free: bool) -> Outcome {
     static PLANNING: Mutex<()> = Mutex::new(());
     let _planning = PLANNING.lock();
     if !auto_free && rooms.iter().any(|room| room.allocation.live.load(Ordering::Acquire)) {

@@ -38,7 +38,7 @@ pub fn alloc_pitch(out: Out<u64>, pitch_out: Out<usize>, width: usize, height: u
 
 /// `cuMemFree`: waits for the context that owns the memory, whichever is current, because closed-source libraries rely on
 /// that. It needs no current context (the address says which one it is), but one that is broken refuses it.
-pub fn free(address: u64) -> Outcome {
+pub fn free_linear(address: u64) -> Outcome {
     if let Err(code) = current()
         && code != Code::INVALID_CONTEXT
     {

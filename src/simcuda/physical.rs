@@ -27,7 +27,7 @@ pub enum Place {
 
 /// Bytes that this process uses, by purpose.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Usage {
+pub struct StoreUsage {
     pub plain: u64,
     pub vmm: u64,
     pub contexts: u64,
@@ -36,7 +36,7 @@ pub struct Usage {
     pub peak: u64,
 }
 
-impl Usage {
+impl StoreUsage {
     pub fn total(&self) -> u64 {
         self.plain + self.vmm + self.contexts + self.pinned + self.managed
     }
@@ -56,14 +56,14 @@ impl Usage {
 pub struct Store {
     pub place: Place,
     pub capacity: u64,
-    /// Its number in the machine's ledger.
+    /// Its number among the machine's places.
     number: usize,
     base: usize,
     file: i32,
     /// Device and number of that file.
     inode: (u64, u64),
     /// Of this process; nothing else is locked while this is.
-    usage: Mutex<Usage>,
+    usage: Mutex<StoreUsage>,
 }
 
 impl Store {
@@ -89,7 +89,7 @@ impl Store {
         self.capacity.saturating_sub(self.used())
     }
 
-    pub fn usage(&self) -> Usage {
+    pub fn usage(&self) -> StoreUsage {
         *self.usage.lock()
     }
 
@@ -106,7 +106,7 @@ impl Store {
         }
     }
 
-    /// As [`Store::charge`], without making managed memory leave.
+    /// Counts `bytes` against the capacity if they are free now; no managed memory leaves for them. Whether it did.
     pub fn charge_if_free(&self, bytes: u64, purpose: Use) -> bool {
         self.try_charge(bytes, purpose).is_ok()
     }
@@ -165,7 +165,7 @@ impl Store {
         self.file
     }
 
-    /// As [`Store::descriptor`], unless the program closed that number and has another file there.
+    /// Descriptor of the whole store; `None` where the program closed that number and has another file there.
     pub fn own_descriptor(&self) -> Option<i32> {
         inode_of(self.file).filter(|inode| *inode == self.inode).map(|_| self.file)
     }
@@ -180,7 +180,7 @@ pub struct Piece {
 }
 
 enum Backing {
-    /// Made by this process, in its store's file. `records`: in the ledger, of each piece, once another process may have
+    /// Made by this process, in its store's file. `records`: the machine's, of each piece, once another process may have
     /// been given it.
     Own {
         records: OnceLock<Vec<usize>>,

@@ -140,7 +140,7 @@ pub fn alloc_host(out: Out<u64>, bytes: usize) -> Outcome {
 
 /// `cuMemFreeHost`: needs no context, and waits for the one that the memory was made in, also where it is portable and
 /// other GPUs may be using it.
-pub fn free(address: u64) -> Outcome {
+pub fn free_host(address: u64) -> Outcome {
     if address == 0 {
         return Ok(());
     }

@@ -40,10 +40,10 @@ pub extern "C" fn simcuda_calls() -> u64 {
     boundary::calls()
 }
 
-/// The ledger of this process' machine, for the simulated NVML; null before `cuInit`.
+/// What the processes of this one's machine use, for the simulated NVML; null before `cuInit`.
 #[unsafe(no_mangle)]
-pub extern "C" fn simcuda_ledger() -> *const simmachine::Ledger {
-    if_initialised().map_or(std::ptr::null(), |driver| driver.machine.ledger())
+pub extern "C" fn simcuda_occupancy() -> *const simmachine::Occupancy {
+    if_initialised().map_or(std::ptr::null(), |driver| driver.machine.occupancy())
 }
 
 /// Bytes in use on the GPU with this ordinal, by all processes of the machine, contexts included; 0 for one that does not

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 pub use crate::table::API;
 
 /// One row of the table of exports.
-pub struct Row {
+pub struct ApiRow {
     pub export: &'static str,
     pub address: *const c_void,
     /// First CUDA version whose callers get this export under its base name.
@@ -22,9 +22,9 @@ pub struct Row {
 }
 
 // SAFETY: the addresses are those of functions of this library, the same from every thread and never written through.
-unsafe impl Sync for Row {}
+unsafe impl Sync for ApiRow {}
 
-impl Row {
+impl ApiRow {
     /// Whether `name` means this row: an export, its twin, or the name without version.
     pub fn is_called(&self, name: &str) -> bool {
         self.export == name || base_name(self.export) == name || self.twin.is_some_and(|(twin, _)| twin == name)
@@ -40,7 +40,7 @@ pub fn base_name(export: &str) -> &str {
     }
 }
 
-type Versions = Vec<(c_int, &'static Row)>;
+type Versions = Vec<(c_int, &'static ApiRow)>;
 
 /// Base name → its rows, oldest first.
 fn names() -> &'static HashMap<&'static str, Versions> {

@@ -212,7 +212,8 @@ impl Pages {
         })
     }
 
-    /// As [`evict`], sparing a range.
+    /// Moves managed memory from a GPU to the host, the longest unused first, until `bytes` are free; nothing of the range
+    /// `keep` goes. Whether that was enough.
     fn evict(&mut self, device: usize, bytes: u64, keep: (u64, u64)) -> bool {
         let mut oldest: Vec<_> = self
             .stretches

@@ -73,8 +73,8 @@ impl SharedEvent {
             let word = &self.counters().done;
             let seen = word.load(Ordering::Acquire);
             if !self.is_done(number) {
-                // SAFETY: as above; it returns when the word is no longer `seen`, when woken, or after the pause, which
-                // is there to look whether the recorder still lives.
+                // SAFETY: the word lies in a mapping that `self` holds; the call returns when the word
+                // is no longer `seen`, when woken, or after the pause, which is there to look whether the recorder still lives.
                 unsafe { libc::syscall(libc::SYS_futex, &raw const *word, libc::FUTEX_WAIT, seen, &raw const pause) };
             }
         }

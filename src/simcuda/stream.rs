@@ -66,9 +66,9 @@ struct Job {
 
 /// What a piece of work has to follow besides its own stream.
 struct After {
-    /// Those that are not done.
+    /// Earlier work that is not done.
     tickets: Vec<Ticket>,
-    /// The latest end of those that are, and of what the submitting thread knows of.
+    /// The latest end of earlier work that is done, and of what the submitting thread knows of.
     earliest: Time,
 }
 
@@ -441,7 +441,7 @@ pub fn create_in(context: &Arc<Context>, out: Out<Handle>, flags: c_uint, priori
 
 pub fn destroy(handle: Handle) -> Outcome {
     let driver = driver();
-    // Those of a green context outlive it, and not even this is answered then.
+    // A stream outlives its green context; destroying it is refused then, too.
     let is_dead = |context: Arc<Context>| !context.is_alive();
     if driver.streams.get(handle)?.context().map_or(true, is_dead) {
         return Err(Code::CONTEXT_IS_DESTROYED);
@@ -580,7 +580,7 @@ mod tests {
             assert!(stream.last().is_done());
         }
         assert!(context.unfinished().is_empty());
-        // Nor does one that is made while the context ends.
+        // A stream that is made while the context ends takes no work.
         let late = Arc::new(Stream::new(Arc::downgrade(&context), NON_BLOCKING, 0));
         context.add(late.clone());
         assert_eq!(late.submit(work()), Err(Code::CONTEXT_IS_DESTROYED));

@@ -79,7 +79,7 @@ fn reclaim(pool: Handle, stream: u64, bytes: u64) -> Option<u64> {
 }
 
 /// `cuMemFreeAsync`, also for memory of `cuMemAlloc`.
-pub fn free(address: u64, stream: Handle) -> Outcome {
+pub fn free_async(address: u64, stream: Handle) -> Outcome {
     let stream = resolve(stream)?;
     if address == 0 {
         return Ok(());

@@ -7,7 +7,7 @@
 use crate::boundary::{DefaultStream, Needs, enter};
 use crate::error::Code;
 use crate::ffi::{AccessDesc, AllocationProp, Copy2d, Copy3d, Handle, In, Location, Out, PoolProps};
-use crate::registry::Row;
+use crate::registry::ApiRow;
 use crate::*;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -40,8 +40,8 @@ macro_rules! driver_api {
         )*)*
 
         /// The rows, for `cuGetProcAddress`.
-        pub static API: &[Row] = &[$($(
-            Row {
+        pub static API: &[ApiRow] = &[$($(
+            ApiRow {
                 export: stringify!($export),
                 address: $export as *const c_void,
                 since: $since,
@@ -169,7 +169,7 @@ Init {
     2000 cuMemAllocPitch(out: Out<c_uint>, pitch: Out<c_uint>, width: c_uint, height: c_uint, element: c_uint) => memory::alloc_pitch_32;
     3020 cuMemAllocPitch_v2(out: Out<u64>, pitch: Out<usize>, width: usize, height: usize, element: c_uint) => memory::alloc_pitch;
     2000 cuMemFree(address: c_uint) => memory::free_32;
-    3020 cuMemFree_v2(address: u64) => memory::free;
+    3020 cuMemFree_v2(address: u64) => memory::free_linear;
     2000 cuMemGetAddressRange(base: Out<c_uint>, bytes: Out<c_uint>, address: c_uint) => memory::address_range_32;
     3020 cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<usize>, address: u64) => memory::address_range;
 
@@ -186,7 +186,7 @@ Init {
     2020 cuMemHostAlloc(out: Out<u64>, bytes: usize, flags: c_uint) => pinned::alloc;
     2000 cuMemAllocHost(out: Out<u64>, bytes: usize) => pinned::alloc_host;
     3020 cuMemAllocHost_v2(out: Out<u64>, bytes: usize) => pinned::alloc_host;
-    2000 cuMemFreeHost(address: u64) => pinned::free;
+    2000 cuMemFreeHost(address: u64) => pinned::free_host;
     4000 cuMemHostRegister(address: u64, bytes: usize, flags: c_uint) => pinned::register;
     6050 cuMemHostRegister_v2(address: u64, bytes: usize, flags: c_uint) => pinned::register;
     4000 cuMemHostUnregister(address: u64) => pinned::unregister;
@@ -236,7 +236,7 @@ Init {
     // Stream-ordered allocation
     11020 cuMemAllocAsync(out: Out<u64>, bytes: usize, stream: Handle) + cuMemAllocAsync_ptsz => stream_ordered::alloc;
     11020 cuMemAllocFromPoolAsync(out: Out<u64>, bytes: usize, pool: Handle, stream: Handle) + cuMemAllocFromPoolAsync_ptsz => stream_ordered::alloc_from;
-    11020 cuMemFreeAsync(address: u64, stream: Handle) + cuMemFreeAsync_ptsz => stream_ordered::free;
+    11020 cuMemFreeAsync(address: u64, stream: Handle) + cuMemFreeAsync_ptsz => stream_ordered::free_async;
     11020 cuMemPoolCreate(out: Out<Handle>, props: In<PoolProps>) => mempool::create;
     11020 cuMemPoolDestroy(pool: Handle) => mempool::destroy;
     11020 cuMemPoolTrimTo(pool: Handle, keep: usize) => mempool::trim;

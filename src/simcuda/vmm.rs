@@ -270,7 +270,7 @@ fn show_to_processor(start: u64, physical: &Physical) -> Outcome {
 
 fn hide_from_processor(start: u64, bytes: u64) {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: as above; the range becomes an inaccessible part of its reservation again.
+    // SAFETY: the range lies in a reservation of this driver, whose inaccessible part it becomes again.
     unsafe { libc::mmap(start as *mut _, bytes as usize, libc::PROT_NONE, flags, -1, 0) };
 }
 

@@ -18,7 +18,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<OwnedFd> {
     above_standard(OpenOptions::new().read(true).write(true).open(path)?)
 }
 
-/// The same description under a number that no standard stream has.
+/// The open file under a number that no standard stream has.
 pub fn above_standard(file: impl Into<OwnedFd>) -> Result<OwnedFd> {
     let file = file.into();
     if file.as_raw_fd() >= FLOOR {

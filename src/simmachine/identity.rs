@@ -13,12 +13,12 @@ pub fn uuid_text(index: usize) -> String {
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// PCI bus of the GPU with this index. From 0x10 on, one each.
+/// PCI bus of the GPU with this index: one each, from 0x10 on.
 pub fn bus(index: usize) -> i32 {
     0x10 + index as i32
 }
 
-/// Its address with so many digits of the domain: the driver writes 4, NVML 8.
+/// PCI address of the GPU with this index, with so many digits of the domain: the driver writes 4, NVML 8.
 pub fn bus_id(index: usize, domain_digits: usize) -> String {
     format!("{:0domain_digits$X}:{:02X}:00.0", 0, bus(index))
 }

@@ -1,7 +1,7 @@
 //! The machine to simulate, read from the environment once, in `cuInit`.
 
-use crate::ledger::{GRANULE, MAX_PLACE_BYTES, gpu_place, host_place};
 use crate::links::Links;
+use crate::occupancy::{GRANULE, MAX_PLACE_BYTES, gpu_place, host_place};
 use std::collections::HashSet;
 use std::path::PathBuf;
 

@@ -209,7 +209,7 @@ pub fn wait(handle: nvmlEventSet_t, milliseconds: c_uint) -> Answer<nvmlEventDat
     }
 }
 
-pub fn free(handle: nvmlEventSet_t) -> Answer {
+pub fn free_set(handle: nvmlEventSet_t) -> Answer {
     with_set(handle, |_| ())?;
     sets()[handle as usize - 1] = None;
     Ok(())

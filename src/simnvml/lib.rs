@@ -196,7 +196,7 @@ exports! {
         out.required()?;
         out.set(events::wait(set, milliseconds)?.into())
     }
-    nvmlEventSetFree(set: nvmlEventSet_t) { events::free(set) }
+    nvmlEventSetFree(set: nvmlEventSet_t) { events::free_set(set) }
 
     // How the GPUs reach each other.
     nvmlDeviceGetTopologyCommonAncestor(a: nvmlDevice_t, b: nvmlDevice_t, out: Out<c_uint>) {

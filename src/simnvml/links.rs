@@ -67,7 +67,7 @@ pub fn end(gpu: Gpu, link: c_uint) -> Answer<Option<End>> {
     Ok(ends.get(link as usize).copied().map(End::Gpu))
 }
 
-/// As [`end`], of a link that has to be connected.
+/// What is at the other end of a link; NOT_SUPPORTED where the link is not connected.
 pub fn active(gpu: Gpu, link: c_uint) -> Answer<End> {
     end(gpu, link)?.ok_or(nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED)
 }

@@ -4,7 +4,7 @@ use crate::ffi::Answer;
 use nvml_wrapper_sys::bindings::*;
 use simmachine::links::Link;
 use simmachine::settings::Settings;
-use simmachine::{Ledger, Visitor, gpu_place};
+use simmachine::{Occupancy, Visitor, gpu_place};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
@@ -51,14 +51,14 @@ fn visitor() -> Answer<Option<Visitor>> {
         return Ok(None);
     }
     // SAFETY: the handle is the driver's, the name a C string.
-    let export = unsafe { libc::dlsym(driver, c"simcuda_ledger".as_ptr()) };
+    let export = unsafe { libc::dlsym(driver, c"simcuda_occupancy".as_ptr()) };
     if export.is_null() {
         return Ok(None);
     }
-    // SAFETY: `const Ledger *simcuda_ledger(void)` of the simulated driver, the only library with that export.
-    let ledger = unsafe { std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> *const Ledger>(export) }();
-    // SAFETY: not null, it is the ledger of the driver in this process.
-    Ok((!ledger.is_null()).then(|| unsafe { Visitor::within(ledger) }))
+    // SAFETY: `const Occupancy *simcuda_occupancy(void)` of the simulated driver, the only library with that export.
+    let occupancy = unsafe { std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> *const Occupancy>(export) }();
+    // SAFETY: not null, it is what the driver of this process shares with its machine.
+    Ok((!occupancy.is_null()).then(|| unsafe { Visitor::within(occupancy) }))
 }
 
 /// Addresses to tell GPUs by: a handle is one of these.

@@ -251,9 +251,9 @@ pub enum Answer {
 pub struct Layout {
     /// How many chunks there are.
     pub chunks: u32,
-    /// Their bytes together.
+    /// Bytes of all chunks.
     pub span: u64,
-    /// Where the block begins in them.
+    /// Byte of the chunks, one behind the other, that the block begins at.
     pub offset: u64,
     /// UUID of the GPU that the block is said to be on.
     pub home: [u8; 16],

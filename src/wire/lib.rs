@@ -12,8 +12,7 @@
 //! [`Unread::Nonsense`], and never panics. Each message has one form in bytes: what decodes is what would be encoded. Nothing
 //! here knows CUDA, and nothing keeps state between two calls.
 //!
-//! The messages are tested under Miri, which has no such sockets:
-//! `cargo +nightly miri test -p gpupool-wire --test messages`.
+//! The messages are tested under Miri, too, which has no such sockets: `cargo +nightly miri test -p gpupool-wire`.
 
 pub mod blocks;
 pub mod message;

@@ -31,7 +31,7 @@ pub const HEAD: usize = size_of::<Head>();
 /// Why bytes are no message that this process can read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unread {
-    /// The other side speaks this version.
+    /// The message is of this version, which the reader does not speak.
     Version(u32),
     /// It is no message at all, or it says what cannot be.
     Nonsense,

@@ -3,7 +3,7 @@
 # FOLDER/VERSION/libcuda.so.1. They answer symbol lookups on any machine, which is all the tests ask of them.
 #
 # Only apt's own tools are used, with a configuration of their own: the system's sources are neither read nor changed, and
-# packages are verified by Debian's keyring. Where that can not be done, one line says why and the exit code is 3.
+# packages are verified by Debian's keyring. Where that cannot be done, one line says why and the exit code is 3.
 set -eu
 
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -35,11 +35,11 @@ apt() {
         -o Acquire::Retries=0 -o Acquire::http::Timeout=20 -o APT::Sandbox::User= "$@" >"$work/apt.log" 2>&1
 }
 
-apt update || skip "the archive can not be reached: $(grep '^[EW]:' "$work/apt.log" | head -n 1)"
+apt update || skip "the archive cannot be reached: $(grep '^[EW]:' "$work/apt.log" | head -n 1)"
 cd "$work"
 for suite in $suites; do
     rm -rf ./*.deb unpacked
-    apt download "libcuda1/$suite" || skip "libcuda1 of $suite can not be fetched: $(tail -n 1 "$work/apt.log")"
+    apt download "libcuda1/$suite" || skip "libcuda1 of $suite cannot be fetched: $(tail -n 1 "$work/apt.log")"
     dpkg-deb -x libcuda1_*.deb unpacked
     library=$(find unpacked -name 'libcuda.so.*.*' -type f | head -n 1)
     [ -n "$library" ] || skip "libcuda1 of $suite holds no libcuda"

@@ -34,7 +34,7 @@ pub struct Told {
 /// forked in that moment, still has it open.
 fn copy(from: &Path, to: &Path) {
     let copied = Command::new("cp").arg(from).arg(to).status();
-    assert!(copied.is_ok_and(|status| status.success()), "can not copy {} to {}", from.display(), to.display());
+    assert!(copied.is_ok_and(|status| status.success()), "cannot copy {} to {}", from.display(), to.display());
 }
 
 fn folder() -> TempDir {
@@ -61,7 +61,7 @@ impl Case {
         let (folder, clients) = (folder(), repository().join("tests/clients"));
         let (client, packages) = (folder.path().join(name), folder.path().join("site-packages"));
         copy(&clients.join(name), &client);
-        fs::create_dir(&packages).unwrap_or_else(|e| panic!("can not make {}: {e}", packages.display()));
+        fs::create_dir(&packages).unwrap_or_else(|e| panic!("cannot make {}: {e}", packages.display()));
         copy(&clients.join("cuda_calls.py"), &packages.join("cuda_calls.py"));
         let python = repository().join(".venv/bin/python3");
         assert!(python.exists(), "{} is missing; scripts/test.sh makes it", python.display());
@@ -74,7 +74,7 @@ impl Case {
     pub fn cupy(self, version: &str) -> Self {
         let packages = self.folder.path().join("site-packages");
         for folder in ["cupy".to_owned(), format!("cupy_cuda12x-{version}.dist-info")] {
-            fs::create_dir(packages.join(&folder)).unwrap_or_else(|e| panic!("can not make {folder}: {e}"));
+            fs::create_dir(packages.join(&folder)).unwrap_or_else(|e| panic!("cannot make {folder}: {e}"));
         }
         copy(&repository().join("tests/clients/cupy_stand_in.py"), &packages.join("cupy/__init__.py"));
         self.env("CUPY_VERSION", version)
@@ -118,7 +118,7 @@ impl Case {
         self
     }
 
-    /// As [`Case::differs`]: the program ends with this code.
+    /// The program ends with this code, and fares otherwise than bare.
     pub fn fails_with(self, code: i32) -> Self {
         self.fails_alike(code).differs()
     }
@@ -259,7 +259,7 @@ pub fn expected_folder() -> PathBuf {
 pub fn compare(name: &str, text: &str) {
     let path = expected_folder().join(format!("{name}.txt"));
     if env::var_os("UPDATE_EXPECTED").is_some() {
-        fs::write(&path, text).unwrap_or_else(|e| panic!("can not write {}: {e}", path.display()));
+        fs::write(&path, text).unwrap_or_else(|e| panic!("cannot write {}: {e}", path.display()));
     }
     let expected = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     assert!(text == expected, "not as {name}; UPDATE_EXPECTED=1 writes it anew. Now:\n{text}\nexpected:\n{expected}");

@@ -82,6 +82,20 @@ fn in_time_or_to_the_same_value_or_another_variable_is_no_finding() {
     }
 }
 
+/// CUDA would have read the same from it.
+#[test]
+fn another_way_to_write_what_was_in_effect_is_no_finding() {
+    for (before, after) in [(Some("3"), " 3"), (Some("0,1"), "0, 1"), (None, "0,1,2,3"), (None, "0,1,2,3,4,5,6,7")] {
+        let case = Case::program("variables", &format!("setenv CUDA_VISIBLE_DEVICES {}", after.replace(' ', "_")));
+        before.into_iter().fold(case, |case, before| case.env(VISIBLE, before)).go().finds_nothing();
+    }
+    Case::program("variables", "setenv CUDA_DEVICE_ORDER FASTEST_FIRST").go().finds_nothing();
+    for after in ["0,1,2", "1,0,2,3", "none"] {
+        Case::program("variables", &format!("setenv CUDA_VISIBLE_DEVICES {after}")).go().finds(&["GP005"]);
+    }
+    Case::program("variables", "setenv CUDA_DEVICE_ORDER PCI_BUS_ID").go().finds(&["GP005"]);
+}
+
 /// Each worker hears of its own GPU, and the parent has what it had.
 #[test]
 fn a_variable_that_is_set_for_workers_and_taken_back_is_no_finding() {

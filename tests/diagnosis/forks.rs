@@ -17,6 +17,14 @@ fn multiprocessing_by_fork_is_told_the_line_that_started_the_worker() {
     assert_eq!(told.place(), "workers.py:25 in main");
 }
 
+/// A pool of workers is one mistake, on stderr and for `--fail-on`.
+#[test]
+fn children_of_one_line_are_one_finding_with_their_number() {
+    let told = Case::program("workers", "use 5").go();
+    told.finds(&["GP006"]);
+    told.warns("5 children forked by start_worker in ");
+}
+
 #[test]
 fn a_child_without_cuda_is_no_finding() {
     Case::program("workers", "spare").go().finds_nothing();

@@ -3,11 +3,11 @@
 //! nothing may be said. The texts that people read are kept in `expected`.
 
 mod case;
+mod context_events;
 mod contexts;
 mod denial;
 mod environment;
 mod forks;
-mod ledger;
 mod modules;
 mod normal;
 mod pinned;

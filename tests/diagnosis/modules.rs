@@ -128,6 +128,18 @@ fn a_context_that_nobody_saw_being_made_gets_its_limits_too() {
     assert_eq!(set.collect::<Vec<_>>(), [(3, 16 << 10, 0, "gpupool")]);
 }
 
+/// Who asks for what there is by default knows of the heap.
+#[test]
+fn a_heap_of_the_default_size_that_somebody_chose_is_no_finding() {
+    c("malloc_default_chosen").finds_nothing();
+    Case::program("modules", "malloc").env("GPUPOOL_MALLOC_HEAP_SIZE", "8MiB").go().finds_nothing();
+}
+
+#[test]
+fn a_limit_that_is_refused_and_was_so_already_is_no_finding() {
+    Case::program("modules", "limit_as_it_is").fault("cuCtxSetLimit:1=1").go().finds_nothing();
+}
+
 #[test]
 fn a_limit_that_the_driver_refuses_is_found() {
     let told = Case::program("modules", "limit").fault("cuCtxSetLimit:1=1").go();

@@ -69,7 +69,9 @@ fn without_offset(word: &str) -> String {
 /// The last column of two tables holds a path of this machine, or one cut to the room that times leave.
 fn cut<'a>(section: &str, line: &'a str) -> &'a str {
     match section {
-        "Processes" if line.contains(" exit ") => line.find(" exit ").map_or(line, |at| &line[..at + 5]),
+        section if section.starts_with("Processes") && line.contains(" exit ") => {
+            line.find(" exit ").map_or(line, |at| &line[..at + 5])
+        }
         section if section.starts_with("Lines that took") => line.find(" TIME ").map_or(line, |at| &line[..at]),
         _ => line,
     }
@@ -80,6 +82,6 @@ fn what_varies_is_replaced_and_nothing_else() {
     let said = "  pid 17    17  pool  5 ms  exit  /tmp/x\n     from main in /tmp/y+0x1f;  523.0 MiB at 0.1 s, call 117";
     let words: Vec<String> = said.lines().map(|line| words(line, &["17".to_owned()])).collect();
     assert_eq!(words, ["pid PID PID pool TIME exit /tmp/x", "from main in /tmp/y+OFFSET; 523.0 MiB at TIME, call 117"]);
-    assert_eq!(cut("Processes", &words[0]), "pid PID PID pool TIME exit");
+    assert_eq!(cut("Processes, with times", &words[0]), "pid PID PID pool TIME exit");
     assert_eq!(cut("Contexts", &words[0]), words[0]);
 }

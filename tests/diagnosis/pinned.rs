@@ -34,7 +34,7 @@ fn a_benchmark_that_sends_the_same_pattern_again_and_again_is_not_blamed() {
     staging("pattern").finds_nothing();
 }
 
-/// Both buffers are filled before either is copied; the one whose copy comes later is no source of the other.
+/// Two buffers are filled before either is copied; the one whose copy comes later is no source of the other.
 #[test]
 fn data_that_is_sent_from_both_buffers_is_no_staging() {
     staging("twins").finds_nothing();

@@ -47,9 +47,14 @@ fn every_launcher_is_understood() {
         ["OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"],
         ["MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
         ["MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"],
+        ["JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"],
+        ["PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"],
+        ["PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"],
+        ["FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE"],
         ["SLURM_LOCALID", "SLURM_TASKS_PER_NODE"],
     ] {
-        let [first, second] = ["0", "1"].map(|number| with("first", &[(rank, number), (ranks, "2")]));
+        let [first, second] =
+            ["0", "1"].map(|number| with("first", &[(rank, number), (ranks, "2"), ("FLUX_JOB_NNODES", "1")]));
         let merged = report(&[&first, &second]);
         assert!(merged.contains("GP002  ") && merged.contains("rank 1"), "{rank}: {merged}");
     }
@@ -62,6 +67,22 @@ fn a_gpu_for_each_rank_is_no_finding() {
     let own =
         |rank: &str| with("first", &[("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", "2"), ("CUDA_VISIBLE_DEVICES", rank)]);
     nothing(&[&own("0"), &own("1")]);
+}
+
+/// Where every rank has a list of its own, numbers say nothing: UUIDs are compared.
+#[test]
+fn ranks_on_one_gpu_are_found_whatever_each_of_them_calls_it() {
+    let listed = |number: &str, list: &str, case: &str| {
+        with(case, &[("LOCAL_RANK", number), ("LOCAL_WORLD_SIZE", "2"), ("CUDA_VISIBLE_DEVICES", list)])
+    };
+    // Both work on the last GPU of the machine.
+    let merged = report(&[&listed("0", "0,1,2,3", "one"), &listed("1", "3,0,1,2", "first")]);
+    assert!(merged.contains("GP002  ") && merged.contains("in     ranks 0-1, GPUs 0, 3"), "{merged}");
+    assert!(merged.contains("one and the same GPU"), "{merged}");
+    let merged = report(&[&rank(0, "one"), &rank(1, "one")]);
+    assert!(merged.contains("GP002  ") && merged.contains("made a context on GPU 3"), "{merged}");
+    // The same number, and another GPU.
+    nothing(&[&listed("0", "0,1,2,3", "first"), &listed("1", "3,0,1,2", "first")]);
 }
 
 #[test]

@@ -17,7 +17,7 @@ machine=$(uname -m || echo unknown)
 for tool in apt-get dpkg; do
     command -v "$tool" >/dev/null || skip "there is no $tool here"
 done
-[ -r "$keyring" ] || skip "$keyring is missing, without which the packages can not be verified"
+[ -r "$keyring" ] || skip "$keyring is missing, without which the packages cannot be verified"
 
 mkdir -p "$1"
 dest=$(cd "$1" && pwd)
@@ -35,7 +35,7 @@ apt() {
         -o Acquire::Retries=0 -o Acquire::http::Timeout=20 "$@"
 }
 apt update 2>"$work/errors" || skip "apt-get update failed: $(tail -n 1 "$work/errors")"
-# apt-get update calls a server that can not be reached a warning.
+# apt-get update calls a server that cannot be reached a warning.
 ls "$work"/lists/*Packages* >/dev/null 2>&1 || skip "apt-get update got nothing: $(tail -n 1 "$work/errors")"
 (cd "$work/packages" && apt download python3.14-minimal libpython3.14-minimal libpython3.14-stdlib \
     libc6 libexpat1 zlib1g libffi8 libssl3t64) 2>"$work/errors" ||

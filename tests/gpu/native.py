@@ -144,7 +144,7 @@ def expected(lab):
 
 
 def own_memory(lab):
-    """A program that creates and maps physical memory itself, 1.3 times GPU 0 of it; it can not tell where that lies."""
+    """A program that creates and maps physical memory itself, 1.3 times GPU 0 of it; it cannot tell where that lies."""
     needs_two_gpus(lab)
     program, count = building.program(lab, "own_memory"), 26
     mib = share(lab, 0.05) // MIB // 2 * 2

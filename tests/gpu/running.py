@@ -44,7 +44,7 @@ class BelowGoal(_Shortfall):
 
 
 class NotRun(Exception):
-    """This machine can not do the check; the text says why."""
+    """This machine cannot do the check; the text says why."""
 
 
 def side_by_side(check):

@@ -125,7 +125,7 @@ static void streams()
     CHECK(cudaEventDestroy(ready));
 }
 
-/* Codes for what can not be served, and that the context lives on. */
+/* Codes for what cannot be served, and that the context lives on. */
 static void refusals()
 {
     void *pointer = NULL;

@@ -28,7 +28,7 @@ def memcheck(lab):
         raise NotRun("compute-sanitizer is neither on PATH nor beside nvcc")
     for name in sorted({name for name, _, _ in RUNS}):
         building.program(lab, name)
-    # A machine on which the tool can not work says so of a bare program too.
+    # A machine on which the tool cannot work says so of a bare program too.
     name, arguments, _ = RUNS[0]
     alone, report = _checked(lab, tool, name, arguments, None)
     if alone.status:

@@ -135,7 +135,7 @@ def _ipc_settings(lab):
 
 @side_by_side
 def ipc_mixed(lab):
-    """One process under the shim and one without: pooled memory can not be opened, the driver's can, and the log tells."""
+    """One process under the shim and one without: pooled memory cannot be opened, the driver's can, and the log tells."""
     binary = building.cuda_program(lab, "ipc")
 
     def opened(exporting, importing):

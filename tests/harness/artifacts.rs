@@ -49,7 +49,7 @@ pub fn driver_folder() -> &'static Path {
 /// `target/PROFILE/harness/NAME`, made if it is not there.
 pub(crate) fn scratch(name: &str) -> PathBuf {
     let folder = artifact_folder().join("harness").join(name);
-    fs::create_dir_all(&folder).unwrap_or_else(|e| panic!("can not make {}: {e}", folder.display()));
+    fs::create_dir_all(&folder).unwrap_or_else(|e| panic!("cannot make {}: {e}", folder.display()));
     folder
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn unfinished(path: &Path) -> PathBuf {
     path.with_extension(format!("{}.unfinished", process::id()))
 }
 
-/// The same folder with a `libnvidia-ml.so.1` beside the driver.
+/// A folder with the simulated `libcuda.so.1` and a `libnvidia-ml.so.1` beside it.
 pub fn driver_folder_with_nvml() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -75,6 +75,6 @@ fn replace_link(target: &Path, link: &Path) {
     let made = unfinished(link);
     let _ = fs::remove_file(&made);
     if let Err(e) = std::os::unix::fs::symlink(target, &made).and_then(|()| fs::rename(&made, link)) {
-        panic!("can not link {} to {}: {e}", link.display(), target.display());
+        panic!("cannot link {} to {}: {e}", link.display(), target.display());
     }
 }

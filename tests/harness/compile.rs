@@ -22,7 +22,7 @@ impl Build {
         Self { source: format!("{name}.c"), output: name.to_owned(), flags: Vec::new() }
     }
 
-    /// The same file as a shared library called `lib{output}.so`.
+    /// The program `tests/programs/NAME.c` as a shared library called `lib{output}.so`.
     pub fn library(name: &str, output: &str) -> Self {
         Self::program(name).output(&format!("lib{output}.so")).flag("-shared").flag("-fPIC")
     }
@@ -45,7 +45,7 @@ impl Build {
         let names_folder = scratch(&format!("{}.names", self.output));
         let text: String = names.iter().map(|name| format!("NAME({name})\n")).collect();
         let file = names_folder.join("names.inc");
-        fs::write(&file, text).unwrap_or_else(|e| panic!("can not write {}: {e}", file.display()));
+        fs::write(&file, text).unwrap_or_else(|e| panic!("cannot write {}: {e}", file.display()));
         self.flag(&format!("-I{}", names_folder.display()))
             .flag("-Wl,--no-as-needed")
             .flag(&format!("-L{}", folder.display()))
@@ -84,7 +84,7 @@ impl Build {
         if !output.status.success() {
             panic!("{command:?} failed:\n{}", String::from_utf8_lossy(&output.stderr));
         }
-        fs::rename(&made, &binary).unwrap_or_else(|e| panic!("can not write {}: {e}", binary.display()));
+        fs::rename(&made, &binary).unwrap_or_else(|e| panic!("cannot write {}: {e}", binary.display()));
         binary
     }
 }

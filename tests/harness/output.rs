@@ -105,7 +105,7 @@ impl Output {
         self
     }
 
-    /// The same status and standard output as `other`.
+    /// Has the status and the standard output of `other`.
     #[track_caller]
     pub fn same_as(&self, other: &Output) -> &Self {
         if self.status != other.status || self.stdout != other.stdout {

@@ -38,7 +38,7 @@ impl Route {
     #[track_caller]
     pub fn ask(&self, route: &str, flags: &str, variables: &[(&str, &str)]) -> BTreeSet<String> {
         let file = NamedTempFile::new().unwrap_or_else(|e| panic!("no temporary file: {e}"));
-        fs::write(file.path(), self.names.join("\n") + "\n").unwrap_or_else(|e| panic!("can not write the names: {e}"));
+        fs::write(file.path(), self.names.join("\n") + "\n").unwrap_or_else(|e| panic!("cannot write the names: {e}"));
         let run = Run::program("resolve").arg(route).arg(file.path()).arg(flags).driver(self.driver.clone());
         // An older driver keeps back what came later than itself.
         let run = run.env("SIMCUDA_DRIVER", NEWEST);
@@ -51,7 +51,7 @@ impl Route {
         self.compare(&run.go(), &shim)
     }
 
-    /// The same route without the rows that this driver is too old for. A library's exports are fixed when it is built, so
+    /// This route without the rows that this driver is too old for. A library's exports are fixed when it is built, so
     /// for a program that links such a name, or looks it up without a handle, the shim's export is there where the driver
     /// has none; every other route answers as the driver does.
     pub fn of_this_driver(&self) -> Self {
@@ -60,7 +60,7 @@ impl Route {
         Self { names: names.cloned().collect(), hooks: self.hooks.clone(), driver: self.driver.clone() }
     }
 
-    /// The same for a program that links the driver.
+    /// Compares bare and shim for a program that links the driver; the hooked functions that it reached.
     #[track_caller]
     pub fn linked(&self) -> BTreeSet<String> {
         let (folder, version) = match &self.driver {

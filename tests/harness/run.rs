@@ -211,7 +211,7 @@ impl Run {
                 }
                 // A program that never calls the driver makes no log.
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-                Err(e) => output.fail(&format!("the log can not be read: {e}")),
+                Err(e) => output.fail(&format!("the log cannot be read: {e}")),
             }
         }
         if !self.may_violate && !output.violations.is_empty() {
@@ -235,7 +235,7 @@ impl Run {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .unwrap_or_else(|e| panic!("can not start {}: {e}", describe(&command)));
+            .unwrap_or_else(|e| panic!("cannot start {}: {e}", describe(&command)));
         let (input, output) = (child.stdin.take(), child.stdout.take());
         let output = BufReader::new(output.unwrap_or_else(|| panic!("no pipe to it")));
         Running { child, input, output, folder }
@@ -290,7 +290,7 @@ fn wait(mut command: Command, description: &str) -> (std::process::ExitStatus, S
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .unwrap_or_else(|e| panic!("can not start {description}: {e}"));
+        .unwrap_or_else(|e| panic!("cannot start {description}: {e}"));
     let (send, receive) = mpsc::channel();
     let streams: [(usize, Option<Box<dyn Read + Send>>); 2] =
         [(0, child.stdout.take().map(|s| Box::new(s) as _)), (1, child.stderr.take().map(|s| Box::new(s) as _))];
@@ -313,7 +313,7 @@ fn wait(mut command: Command, description: &str) -> (std::process::ExitStatus, S
         });
         match received {
             Ok((index, text)) => texts[index] = text,
-            Err(e) => panic!("{description} does not end and can not be ended: {e}"),
+            Err(e) => panic!("{description} does not end and cannot be ended: {e}"),
         }
     }
     let status = child.wait().unwrap_or_else(|e| panic!("lost {description}: {e}"));

@@ -33,7 +33,7 @@ impl Running {
         input.write_all(format!("{line}\n").as_bytes()).unwrap_or_else(|e| panic!("it does not hear {line}: {e}"));
     }
 
-    /// Its number.
+    /// The process's number.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

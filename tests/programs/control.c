@@ -59,7 +59,7 @@ static void ask_for_less(const Control *c)
     printf("a size of 3: %d, no statistics: %d\n", c->statistics(&s.all), c->statistics(NULL));
 }
 
-/* Managed memory can be moved; the pool's can not yet, and a freed block is nobody's. */
+/* Managed memory can be moved; the pool's cannot yet, and a freed block is nobody's. */
 static void say_advice(const Control *c, CUdeviceptr pooled, CUdeviceptr freed)
 {
     enum { PREFERRED = 2, LAST_PREFETCH = 4 };

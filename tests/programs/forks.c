@@ -1,5 +1,5 @@
 /*
- * forks before|after|thread|exec: a child made before cuInit uses the driver on its own; one made after it can not, and
+ * forks before|after|thread|exec: a child made before cuInit uses the driver on its own; one made after it cannot, and
  * must get the driver's own refusal; the parent's memory is unharmed either way. exec starts over with nothing of ours.
  */
 #include "program.h"

@@ -43,11 +43,11 @@ int main(void)
     SHOW(cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)freed));
     trim();
 
-    CHECK(cuMemAlloc_v2(&several, 40 * MIB));
-    say_anchors("several chunks", several, 40 * MIB);
+    CHECK(cuMemAlloc_v2(&several, 600 * MIB));
+    say_anchors("several chunks", several, 600 * MIB);
     SHOW(cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)several));
     CHECK(cuIpcGetMemHandle(&shared, several));
-    say_anchors("shared", several, 40 * MIB);
+    say_anchors("shared", several, 600 * MIB);
 
     CHECK(cuMemAlloc_v2(&whole, 8 * MIB));
     iota(&kernels, NULL, whole, 8 * MIB / 4, 5);

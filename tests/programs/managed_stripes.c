@@ -28,7 +28,7 @@ CUresult cuMemMap(CUdeviceptr start, size_t bytes, size_t offset, uint64_t handl
 CUresult cuMemSetAccess(CUdeviceptr start, size_t bytes, const CUmemAccessDesc *grants, size_t count);
 
 /*
- * Reads n words, n a multiple of 4, by loads of 16 bytes. The sum is used only where it is 1, which the compiler can not
+ * Reads n words, n a multiple of 4, by loads of 16 bytes. The sum is used only where it is 1, which the compiler cannot
  * know never to be: all threads adding to one counter would take longer than the reading. The simulated driver runs its
  * own kernel of that name.
  */

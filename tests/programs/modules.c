@@ -120,9 +120,15 @@ int main(int argc, char **argv)
     } else if (strcmp(name, "malloc_in_time") == 0) {
         ask_for_heap(64 * MIB);
         load_tree(WITH_MALLOC);
+    } else if (strcmp(name, "malloc_default_chosen") == 0) {
+        ask_for_heap(8 * MIB);
+        load_tree(WITH_MALLOC);
     } else if (strcmp(name, "limit") == 0) {
         load_tree(WITHOUT_MALLOC);
         ask_for_heap(64 * MIB);
+    } else if (strcmp(name, "limit_as_it_is") == 0) {
+        load_tree(WITHOUT_MALLOC);
+        ask_for_heap(8 * MIB);
     } else if (strcmp(name, "large") == 0) {
         CHECK(cuModuleUnload(load_tree(LARGE)));
     } else if (strcmp(name, "beside") == 0) {

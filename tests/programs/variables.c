@@ -1,5 +1,5 @@
 /*
- * variables HOW [NAME]: changes an environment variable that the driver reads once, after it did (or `early`,
+ * variables HOW [NAME [VALUE]]: changes an environment variable that the driver reads once, after it did (or `early`,
  * before), in the ways that C has. `workers` changes it for two processes that it starts, and takes it back; `launcher`
  * leaves it as the last of them had it, and does nothing on any GPU itself.
  */
@@ -8,12 +8,14 @@
 
 #include <unistd.h>
 
+static const char *chosen = "3";
+
 NAMED void choose_gpu(const char *how, const char *name);
 NAMED void choose_gpu(const char *how, const char *name)
 {
     /* putenv and environ keep the pointer. */
     static char assignment[64];
-    snprintf(assignment, sizeof assignment, "%s=3", name);
+    snprintf(assignment, sizeof assignment, "%s=%s", name, chosen);
     if (strcmp(how, "putenv") == 0) {
         REQUIRE(putenv(assignment) == 0);
     } else if (strcmp(how, "unsetenv") == 0) {
@@ -25,7 +27,7 @@ NAMED void choose_gpu(const char *how, const char *name)
         REQUIRE(*entry);
         *entry = assignment;
     } else {
-        REQUIRE(setenv(name, "3", 1) == 0);
+        REQUIRE(setenv(name, chosen, 1) == 0);
     }
 }
 
@@ -39,6 +41,13 @@ int main(int argc, char **argv)
 {
     const char *how = argc > 1 ? argv[1] : "setenv";
     const char *name = argc > 2 ? argv[2] : "CUDA_VISIBLE_DEVICES";
+    if (argc > 3) {
+        /* A word of a command line has no spaces. */
+        chosen = argv[3];
+        for (char *space = argv[3]; (space = strchr(space, '_')); space++)
+            if (strcmp(name, "CUDA_VISIBLE_DEVICES") == 0)
+                *space = ' ';
+    }
     if (strcmp(how, "early") == 0)
         choose_gpu(how, name);
     start_cuda();

@@ -71,7 +71,7 @@ macro_rules! functions {
             pub fn load() -> Self {
                 // SAFETY: the name is NUL-terminated.
                 let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
-                assert!(!library.is_null(), "libcuda.so.1 can not be loaded");
+                assert!(!library.is_null(), "libcuda.so.1 cannot be loaded");
                 Self {
                     library,
                     $($name: {

@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         _ => ("compare", &words[..]),
     };
     let Some(arguments) = read(options) else {
-        eprintln!("sequences: can not use {words:?}; see the head of tests/sequences/main.rs");
+        eprintln!("sequences: cannot use {words:?}; see the head of tests/sequences/main.rs");
         return ExitCode::from(2);
     };
     match role {

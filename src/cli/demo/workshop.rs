@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::failure::Failure;
+use crate::stdout;
 
 const SOURCE: &str = include_str!("two_arrays.c");
 const PROGRAM: &str = "two_arrays";
 
-/// Writes a line. `println!` would panic when the reader (`| head`) has left.
+/// Writes a line. A reader that has left (`| head`) has what it wanted, and the rest of the story is for nobody.
 pub fn show(out: &mut dyn Write, line: std::fmt::Arguments<'_>) -> Result<(), Failure> {
-    writeln!(out, "{line}").map_err(|error| Failure::broken(format!("stdout: {error}")))
+    writeln!(out, "{line}").map_err(|error| stdout::unless_left(error).err().unwrap_or_else(Failure::nothing))
 }
 
 /// A folder with the compiled program, in which every step runs, so that the command lines shown are the ones run.

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::check::Check;
 use super::matrix;
 use super::probe::{FailedCall, Gpu, Link, Probe};
-use crate::terminal::{WIDTH, clean, shorten};
+use crate::terminal::{clean, shorten, width};
 use crate::words;
 
 /// Eight GPUs without a persistence daemon take half a minute to wake up.
@@ -109,7 +109,7 @@ fn driver(probe: &Probe) -> Check {
     };
     let below = match &probe.nvml {
         Some(reason) => {
-            vec![shorten(&clean(&format!("free memory is not known: {reason}")), WIDTH - 9)]
+            vec![shorten(&clean(&format!("free memory is not known: {reason}")), width() - 9)]
         }
         None => Vec::new(),
     };

@@ -116,7 +116,10 @@ fn order(list: &[Preloaded], ours: Option<usize>) -> Check {
     };
     let below = list.iter().enumerate().map(|(number, preloaded)| {
         let mark = if preloaded.content == Content::NotLookedInto { ", found by the loader alone" } else { "" };
-        terminal::shorten(&terminal::clean(&format!("{}. {}{mark}", number + 1, preloaded.entry)), terminal::WIDTH - 9)
+        terminal::shorten(
+            &terminal::clean(&format!("{}. {}{mark}", number + 1, preloaded.entry)),
+            terminal::width() - 9,
+        )
     });
     let below = below.collect();
     Check::fine("preload", words).below(below).facts(facts)

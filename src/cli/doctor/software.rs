@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::check::Check;
 use crate::companion;
+use crate::folder::Folder;
 use crate::log_settings;
 use crate::terminal;
 
@@ -70,6 +71,20 @@ fn ask_python() -> Option<String> {
     answer.status.success().then(|| String::from_utf8_lossy(&answer.stdout).trim().to_owned())
 }
 
+/// Whether there is a folder for what `run --fail-on` and `sim` write; neither starts without one.
+pub fn temporary() -> Option<Check> {
+    let error = Folder::create("gpupool-doctor-", "`gpupool sim` and `gpupool run --fail-on`", b"").err()?;
+    Some(Check::finding("temporary", error.to_string(), "neither of them starts until that is corrected"))
+}
+
+/// What launchers said of the job's ranks that is not understood.
+pub fn ranks() -> Vec<Check> {
+    let advice = "it is passed over, and the process is taken for the only one where nothing else tells; start it by the launcher, \
+                  or unset the variable";
+    let passed_over = gpupool_config::passed_over(std::env::vars_os());
+    passed_over.into_iter().map(|problem| Check::finding("ranks", terminal::clean(&problem), advice)).collect()
+}
+
 /// The settings as the library will read them. `gpus`: the memory of each GPU, where there is a driver.
 pub fn settings(gpus: Option<&[u64]>) -> Vec<Check> {
     let set: BTreeMap<String, String> = std::env::vars_os()
@@ -78,10 +93,14 @@ pub fn settings(gpus: Option<&[u64]>) -> Vec<Check> {
         .collect();
     let facts: Value = json!(set);
     let mut of_the_log = Vec::new();
+    let mut checks = Vec::new();
     let problems = match Settings::read(std::env::vars_os()) {
         Ok(settings) if settings.mode == Mode::Off => {
+            // `run` refuses these whatever the mode is.
+            of_the_log = log_settings::problems(&settings);
             let words = "GPUPOOL_MODE=off: nothing is intercepted";
-            return vec![Check::finding("settings", words, "unset GPUPOOL_MODE to use the pool").facts(facts)];
+            checks.push(Check::finding("settings", words, "unset GPUPOOL_MODE to use the pool").facts(facts.clone()));
+            Vec::new()
         }
         Ok(settings) => {
             of_the_log = log_settings::problems(&settings);
@@ -98,14 +117,15 @@ pub fn settings(gpus: Option<&[u64]>) -> Vec<Check> {
     }
     if !of_the_log.is_empty() {
         let advice = "`gpupool run` refuses to start with it; a bare preload complains and goes on with the default";
-        return of_the_log
-            .iter()
-            .map(|problem| Check::finding("settings", problem, advice).facts(facts.clone()))
-            .collect();
+        checks
+            .extend(of_the_log.iter().map(|problem| Check::finding("settings", problem, advice).facts(facts.clone())));
+    }
+    if !checks.is_empty() {
+        return checks;
     }
     let words = if set.is_empty() { "all as by default" } else { "as follows, the rest as by default" };
     let below = set
         .iter()
-        .map(|(name, value)| terminal::shorten(&terminal::clean(&format!("{name}={value}")), terminal::WIDTH - 9));
+        .map(|(name, value)| terminal::shorten(&terminal::clean(&format!("{name}={value}")), terminal::width() - 9));
     vec![Check::fine("settings", words).below(below.collect()).facts(facts)]
 }

@@ -8,7 +8,7 @@ mod pinned;
 mod process;
 mod timeline;
 
-pub use found::{Found, findings, is_guest, merge, ranks_on_gpu_0};
+pub use found::{Found, findings, is_on_anothers, merge, ranks_on_one_gpu};
 pub use labels::{findings_missing, labels, together};
 pub use logs::{Log, Logs};
 pub use pinned::Pinned;

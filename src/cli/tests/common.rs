@@ -44,7 +44,7 @@ const LIBRARY: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-int gpupool_version, cuInit;
+int gpupool_version, cuInit, cuMemMap;
 __attribute__((constructor)) static void here(void) {
     char path[4096];
     const char *folder = getenv("GPUPOOL_VERDICTS");
@@ -121,9 +121,15 @@ pub fn golden_folder() -> PathBuf {
 
 /// What `command` writes when its stdout and stderr are a terminal.
 pub fn on_a_terminal(command: &mut Command) -> String {
+    on_a_terminal_of(0, command)
+}
+
+/// The same on a terminal of so many columns; with 0 it does not know.
+pub fn on_a_terminal_of(columns: u16, command: &mut Command) -> String {
     let (mut master, mut slave) = (-1, -1);
-    // SAFETY: both outputs are locals; the name, the settings and the size may be NULL.
-    let opened = unsafe { libc::openpty(&raw mut master, &raw mut slave, null_mut(), null_mut(), null_mut()) };
+    let mut size = libc::winsize { ws_row: 0, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: both outputs and the size are locals; the name and the settings may be NULL.
+    let opened = unsafe { libc::openpty(&raw mut master, &raw mut slave, null_mut(), null_mut(), &raw mut size) };
     assert_eq!(opened, 0, "no pseudo-terminal: {}", std::io::Error::last_os_error());
     // SAFETY: openpty succeeded, so both are open descriptors of ours, owned once each.
     let (master, slave) = unsafe { (OwnedFd::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };

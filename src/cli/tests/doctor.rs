@@ -225,6 +225,31 @@ fn settings_are_judged_as_the_library_would() {
     }
 }
 
+/// What `run` refuses is found here, also where the settings say that nothing is to be done.
+#[test]
+fn doctor_finds_what_run_refuses() {
+    let bench = Bench::new();
+    let nowhere = bench.path("no/folder");
+    for (variables, name, words) in [
+        (&[("GPUPOOL_MODE", "off"), ("GPUPOOL_LOG", "blah")][..], "settings", "neither a level nor a part of gpupool"),
+        (&[("TMPDIR", nowhere.to_str().unwrap())], "temporary", "cannot make a folder"),
+        (&[("LOCAL_RANK", "first")], "ranks", "LOCAL_RANK=first is not the number of a rank"),
+        (&[("SLURM_TASKS_PER_NODE", "many")], "ranks", "SLURM_TASKS_PER_NODE=many is not a number of ranks"),
+    ] {
+        let mut command = gpupool();
+        // Set for doctor alone: the simulated driver needs a folder of its own.
+        command.args(["sim", "--gpus", "2x16GiB", "--", "env"]);
+        command.args(variables.iter().map(|(name, value)| format!("{name}={value}"))).arg(GPUPOOL);
+        complete(&bench, &mut command, GOOD_PYTHON, &["--json"]);
+        let output = output(&mut command);
+        let json: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        let found = json["checks"].as_array().unwrap().iter().find(|check| {
+            check["name"] == name && check["state"] == "finding" && check["what"].as_str().unwrap().contains(words)
+        });
+        assert!(found.is_some(), "{variables:?}: {json:#}");
+    }
+}
+
 #[test]
 fn settings_of_the_log_that_say_nothing_are_found() {
     let bench = Bench::new();

@@ -65,8 +65,8 @@ fn a_finding_fails_a_program_that_succeeds() {
     let output = output(&mut program(&bench, &["--fail-on", "GP001"], &files, script));
     let log = stdout(&output).trim().to_owned();
     let expected = format!(
-        "gpupool: GP001: A context that nobody uses: the primary context on GPU 0 took ≈519.0 MiB 8.1 s after the start \
-         and nothing was done in it\ngpupool:   /home/ada/work/train.py:88 in report_speed\ngpupool: gpupool report {log}\n"
+        "gpupool: GP001: A context that nobody uses: a context on GPU 0 was made by cudaDeviceSynchronize \
+         and nothing ran in it, ≈519.0 MiB; this process works on GPU 3\ngpupool:   /home/ada/work/train.py:88 in report_speed\ngpupool: gpupool report {log}\n"
     );
     assert_eq!(code_and_words(&output), (Some(3), expected));
     // The log is kept for the command that was just named, and nothing else is.
@@ -175,7 +175,15 @@ fn what_could_never_find_anything_is_refused() {
     let static_program = bench.compile("static", "int main(void) { return 0; }", &["-static"]);
     let static_program = static_program.to_str().unwrap();
     for (flags, program, reason) in [
-        (&["--fail-on", "GP1"][..], "true", "GP1: no such finding; the nearest is GP001"),
+        (&["--fail-on", "GP1"][..], "true", "--fail-on GP1: no such finding; the nearest is GP001"),
+        (&["--fail-on", "GP001,"], "true", "--fail-on: an empty code; write codes with a comma between them"),
+        (&["--fail-on", ""], "true", "--fail-on: an empty code; write codes with a comma between them"),
+        (
+            &["--fail-on", "GP001 GP005"],
+            "true",
+            "--fail-on \"GP001 GP005\": a space in a code; write codes with a comma",
+        ),
+        (&["--fail-on", "any,GP99"], "true", "--fail-on GP99: no such finding; the nearest is GP018"),
         (&["--fail-on", "any", "--mode", "off"], "true", "nothing is looked at"),
         (&["--fail-on", "any"], static_program, "is statically linked, so that nothing in it can be looked at"),
     ] {

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::{golden, golden_folder, gpupool, on_a_terminal, output, stderr, stdout};
+use crate::common::{golden, golden_folder, gpupool, on_a_terminal, on_a_terminal_of, output, stderr, stdout};
 
 const START: &str = r#"{"v":1,"t":1,"pid":7,"tid":7,"level":"info","event":"process.start","message":"","version":"0.1.0","mode":"pool","exe":"/bin/x"}"#;
 
@@ -95,6 +95,64 @@ fn one_rank_on_gpu_0_or_one_gpu_a_rank_is_no_finding() {
     assert!(text.contains("GP002"), "{text}");
 }
 
+/// The library starts some time after its process, and both are told in one clock.
+#[test]
+fn every_time_counts_from_the_start_of_the_process() {
+    let at = |t: f64, event: &str, fields: &str| {
+        format!(r#"{{"v":1,"t":{t},"pid":7,"tid":7,"level":"info","event":"{event}","message":"",{fields}}}"#)
+    };
+    let lines = [
+        at(100.0, "process.start", r#""version":"0.1.0","mode":"pool","exe":"/bin/x""#),
+        at(100.0, "cuda.init", r#""call":"cuInit","thread":"t","seconds":20.0"#),
+        at(101.0, "context.create", r#""id":1,"device":0,"kind":"primary","call":"c","seconds":21.0"#),
+        at(104.0, "pool.level", r#""places":[{"place":"gpu0","held":1,"used":1}]"#),
+        at(110.0, "process.exit", r#""peak":[],"live_blocks":0,"live_bytes":0,"allocations":1,"reuses":0"#),
+    ];
+    let (_, text, _) = report_on(log_of((lines.join("\n") + "\n").as_bytes()).path());
+    assert!(text.starts_with("Processes, with times from the start of each\n"), "{text}");
+    assert!(text.contains("30.0 s  exit"), "{text}");
+    assert!(text.contains("CUDA initialised at 20.0 s") && text.contains("primary  21.0 s"), "{text}");
+    assert!(text.contains("Pooled memory in use, from the start to 30.0 s"), "{text}");
+    // Four fifths of the time are over when there is any.
+    let chart = text.lines().find(|line| line.contains("gpu0 ") && line.contains('█')).unwrap();
+    assert_eq!(chart.chars().filter(|block| *block == '█').count(), 44 - 44 * 24 / 30, "{chart}");
+}
+
+/// Whoever names a log expects something in it.
+#[test]
+fn a_log_without_a_record_is_an_error() {
+    for bytes in [&b""[..], b"\n"] {
+        let log = log_of(bytes);
+        let (code, _, said) = report_on(log.path());
+        assert_eq!(code, Some(2), "{said}");
+        let expected = format!("gpupool: {}: empty: expected the JSON lines that", log.path().display());
+        assert!(said.starts_with(&expected), "{said}");
+    }
+}
+
+/// A terminal breaks a longer line wherever it is, in the middle of a word.
+#[test]
+fn on_a_narrow_terminal_lines_fit_and_say_the_same() {
+    for logs in [&["train.jsonl"][..], &["rank0.jsonl", "rank1.jsonl", "rank2.jsonl"]] {
+        let mut narrow = report(logs);
+        let text = on_a_terminal_of(40, narrow.env("NO_COLOR", "1")).replace("\r\n", "\n");
+        assert!(text.lines().all(|line| line.chars().count() <= 40), "{text}");
+        assert!(text.contains("\n  process  ") && text.contains("\n    program  "), "{text}");
+        // One that is wide has no wider lines than a file.
+        let wide = on_a_terminal_of(200, report(logs).env("NO_COLOR", "1")).replace("\r\n", "\n");
+        assert_eq!(wide, stdout(&output(&mut report(logs))));
+    }
+    let mut train = report(&["train.jsonl"]);
+    let text = on_a_terminal_of(40, train.env("NO_COLOR", "1"));
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("nothing ran in it, ≈519.0 MiB; this process works on GPU 3"), "{text}");
+    for command in [&["explain", "GP002"][..], &["explain"]] {
+        let text = on_a_terminal_of(40, gpupool().args(command).env("NO_COLOR", "1"));
+        let prose = text.lines().map(str::trim_end).filter(|line| !line.starts_with("    "));
+        assert!(prose.clone().count() > 10 && prose.clone().all(|line| line.chars().count() <= 40), "{text}");
+    }
+}
+
 /// What is judged at the end of a process is missing from the log of one that was killed.
 #[test]
 fn findings_of_a_process_that_was_killed_are_not_said_to_be_none() {
@@ -131,13 +189,6 @@ fn a_log_cut_anywhere_shows_what_came_before() {
         // Without its line feed the last record is still a whole one.
         assert_eq!(text.contains("stops in the middle"), cut != whole.len() - 1, "cut at {cut}: {text}");
     }
-}
-
-#[test]
-fn an_empty_log_is_said_to_be_empty() {
-    let (code, text, _) = report_on(log_of(b"").path());
-    assert_eq!(code, Some(0));
-    assert!(text.contains("empty: its process logged nothing"), "{text}");
 }
 
 #[test]

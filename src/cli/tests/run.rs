@@ -61,7 +61,7 @@ fn settings_come_from_flags_and_win_over_the_environment() {
             "--set",
             "GPUPOOL_FREE=lazy",
             "--set",
-            "mode=trace",
+            "mode=spill",
             "--mode",
             "spill",
             "--summary",
@@ -82,7 +82,7 @@ fn bad_settings_refuse_the_start_and_are_all_named() {
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(stdout(&output), "");
     let expected = "\
-gpupool: GPUPOOL_COLOUR=red: no such setting; `gpupool run --help` lists them
+gpupool: --set colour=red: no such setting; `gpupool run --help` lists them
 gpupool: GPUPOOL_LIMIT=0:70XB: not a size; write for example 0:70GiB,1:40GiB
 gpupool: GPUPOOL_MODE=fast: not a mode; write one of pool|spill|managed|trace|off
 ";
@@ -91,11 +91,28 @@ gpupool: GPUPOOL_MODE=fast: not a mode; write one of pool|spill|managed|trace|of
 }
 
 #[test]
-fn a_setting_that_is_no_pair_is_refused() {
+fn a_pair_that_sets_nothing_or_two_things_is_refused() {
     let bench = Bench::new();
-    let output = output(bench.gpupool("run", &["--set", "limit"]).arg("true"));
-    assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).starts_with("gpupool: --set limit: not NAME=VALUE"), "{}", stderr(&output));
+    for (flags, expected) in [
+        (&["--set", "limit"][..], "--set limit: not NAME=VALUE"),
+        (&["--set", "=x"], "--set =x: no name in front of =; write for example --set min-size=2MiB"),
+        (&["--set", "limits=1GiB"], "--set limits=1GiB: no such setting; did you mean GPUPOOL_LIMIT?"),
+        (&["--set", "limits="], "--set limits=: no such setting; did you mean GPUPOOL_LIMIT?"),
+        (&["--set", "verdicts=/tmp"], "--set verdicts=/tmp: GPUPOOL_VERDICTS is set by --fail-on, and by nobody else"),
+        (&["--set", "verdicts="], "--set verdicts=: GPUPOOL_VERDICTS is set by --fail-on, and by nobody else"),
+        (
+            &["--mode", "off", "--set", "mode=pool"],
+            "--set mode=pool and --mode off: two values for GPUPOOL_MODE; write one",
+        ),
+        (
+            &["--set", "free=lazy", "--set", "FREE=strict"],
+            "--set free=lazy and --set FREE=strict: two values for GPUPOOL_FREE",
+        ),
+    ] {
+        let output = output(bench.gpupool("run", flags).args(["echo", "ran"]));
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""), "{flags:?}");
+        assert!(stderr(&output).starts_with(&format!("gpupool: {expected}")), "{}", stderr(&output));
+    }
 }
 
 #[test]

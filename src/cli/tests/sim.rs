@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::common::{Bench, output, stderr, stdout};
+use crate::common::{Bench, gpupool, output, stderr, stdout};
 
 /// Blocks what may be forwarded, says that it did, waits for one signal, names it and exits with its number.
 const WAIT_FOR_A_SIGNAL: &str = r#"
@@ -47,6 +47,28 @@ fn flags_describe_the_machine_and_the_rest_is_inherited() {
     assert_eq!(stdout(&output(bench.gpupool("sim", &flags).args(show))), "4x32GiB none 8GiB cuMemMap:3=999\n");
     let inherited = output(bench.gpupool("sim", &["--link", "pcie"]).args(show).env("SIMCUDA_GPUS", "1x1GiB"));
     assert_eq!(stdout(&inherited), "1x1GiB pcie\n");
+}
+
+/// A test that injects a fault into a call that is none would test nothing.
+#[test]
+fn a_fault_in_a_call_that_the_driver_lacks_is_refused() {
+    let bench = Bench::new();
+    for (fault, expected) in [
+        ("cuMemMop:3=999", "--fault cuMemMop:3=999: the driver has no cuMemMop; did you mean cuMemMap?"),
+        ("cuInit:1=3,cuNopeAtAllEver:1=2", "--fault cuNopeAtAllEver:1=2: the driver has no cuNopeAtAllEver"),
+    ] {
+        let output = output(bench.gpupool("sim", &["--fault", fault]).args(["echo", "ran"]));
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""), "{fault}");
+        assert!(stderr(&output).starts_with(&format!("gpupool: {expected}")), "{}", stderr(&output));
+    }
+    for fault in ["*:3=2", "cuMemMap:1=2, cuInit:7=999"] {
+        assert!(output(bench.gpupool("sim", &["--fault", fault]).arg("true")).status.success(), "{fault}");
+    }
+    // The real one, whose calls have versions and twins.
+    for fault in ["cuMemAlloc:1=2", "cuMemAlloc_v2:1=2", "cuMemcpyHtoDAsync_v2_ptsz:1=2", "cuCtxCreate:1=2"] {
+        let output = output(gpupool().args(["sim", "--fault", fault, "--", "true"]));
+        assert!(output.status.success(), "{fault}: {}", stderr(&output));
+    }
 }
 
 #[test]

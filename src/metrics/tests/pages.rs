@@ -11,18 +11,23 @@ use gpupool_metrics::{
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicU64, Ordering};
+use zerocopy::FromZeros;
 
-const CASES: u32 = if cfg!(miri) { 2 } else { 32 };
+const CASES: u32 = 32;
 
 /// Where the first group's count is.
 const LEVELS: usize = 1024;
 
-fn memory() -> Vec<AtomicU64> {
-    (0..BYTES / 8).map(|_| AtomicU64::new(0)).collect()
+fn memory() -> Box<[AtomicU64]> {
+    <[AtomicU64]>::new_box_zeroed_with_elems(BYTES / 8).unwrap()
 }
 
 fn bytes(memory: &[AtomicU64]) -> Vec<u8> {
-    memory.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect()
+    let mut bytes = vec![0; memory.len() * 8];
+    for (bytes, word) in bytes.as_chunks_mut().0.iter_mut().zip(memory) {
+        *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+    }
+    bytes
 }
 
 fn process() -> Process {
@@ -128,6 +133,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: CASES, max_shrink_iters: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes Miri half a minute; the tests below write and read there")]
     fn what_is_written_is_read(first in snapshot(), second in snapshot()) {
         let memory = memory();
         let mut page = Page::begin(&memory[..], &process());
@@ -140,6 +146,7 @@ proptest! {
 
     /// Any bytes may stand in a file: the answer is a page or a reason.
     #[test]
+    #[cfg_attr(miri, ignore = "takes Miri half a minute, and reading has no unsafe code")]
     fn changed_bytes_stop_nobody(snapshot in snapshot(), changes in vec((0..BYTES, any::<u8>()), 1..200), cut in 0..=BYTES) {
         let memory = memory();
         write(&mut Page::begin(&memory[..], &process()), &snapshot);

@@ -63,6 +63,7 @@ fn crowded(live: u64) -> Pool<Nothing> {
         links: Links::default(),
         policy: Policy::LocalFirst,
         lenders: Lenders::All,
+        largest_chunk: LARGEST_CHUNK,
     };
     let pool = Pool::new(config, Nothing::default());
     let address = |_| pool.allocate(&request(FRAME)).map_or(0, |allocation| allocation.block.address);

@@ -109,7 +109,7 @@ fn context(record: &Record) -> Context {
     let Record { id, device, kind, origin, usage, .. } = record;
     Context {
         id: *id,
-        device: u32::try_from(*device).unwrap_or(0),
+        device: device.ordinal(),
         kind: kind.word().to_owned(),
         cost: origin.cost,
         call: origin.call.clone(),

@@ -13,17 +13,17 @@ pub mod vmm;
 
 use crate::nvml;
 use crate::watch::context;
-use gpupool_cuda::{CuResult, Driver};
+use gpupool_cuda::{CuResult, Device, Driver};
 use gpupool_pool::Fault;
 
 /// Free bytes of a GPU: by the driver where it is the current one, else by NVML, which needs no context to be made current.
 /// Where that is missing (as in containers without the `utility` capability), by the driver in a context that this process
 /// has there: the reserve of such a GPU is what the program's own calls live on. `None` where nobody can tell.
 pub fn free_on(driver: &Driver, ordinal: u32, uuid: &nvml::Uuid) -> Option<u64> {
-    if driver.current_device().is_ok_and(|device| device as u32 == ordinal) {
+    if driver.current_device().is_ok_and(|device| device.ordinal() == ordinal) {
         return driver.free_memory().ok();
     }
-    let in_context = || context::within_one_on(driver, ordinal as i32, || driver.free_memory().ok()).flatten();
+    let in_context = || context::within_one_on(driver, Device::of(ordinal), || driver.free_memory().ok()).flatten();
     nvml::get().and_then(|nvml| nvml.free(uuid)).or_else(in_context)
 }
 

@@ -7,7 +7,7 @@ use gpupool_config::{Mode, Placement, format_size};
 use gpupool_cuda::Driver;
 use gpupool_events::PoolOpen;
 use gpupool_interpose::cancel;
-use gpupool_pool::{Config, FRAME, Policy, Pool};
+use gpupool_pool::{Config, FRAME, LARGEST_CHUNK, Policy, Pool};
 use once_cell::race::OnceBox;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -138,6 +138,7 @@ fn try_open(driver: &'static Driver, plan: &'static Plan) -> Option<Opened> {
         links: plan.links.clone(),
         policy: policy(),
         lenders: plan.lenders,
+        largest_chunk: LARGEST_CHUNK,
     };
     let places: Vec<String> =
         plan.places.iter().map(|spec| format!("{} {}", spec.place, format_size(spec.limit))).collect();

@@ -5,7 +5,7 @@ use super::host;
 use super::topology::{self, Topology, Unanswered};
 use crate::{log, process};
 use gpupool_config::{Devices, Mode, Problem, Settings};
-use gpupool_cuda::{CuResult, Driver};
+use gpupool_cuda::{CuResult, Device, Driver};
 use gpupool_events::PoolFallback;
 use gpupool_pool::{Accounts, Lenders, Links, Place, PlaceSpec};
 use std::collections::{BTreeMap, BTreeSet};
@@ -95,13 +95,13 @@ impl Plan {
     }
 
     /// Whether this GPU is a place of the pool.
-    pub fn is_member(&self, device: i32) -> bool {
-        u32::try_from(device).is_ok_and(|ordinal| self.members.contains_key(&ordinal))
+    pub fn is_member(&self, device: Device) -> bool {
+        self.members.contains_key(&device.ordinal())
     }
 
-    /// Whether memory asked for on this GPU, by its ordinal, is the pool's business. Where the user left the GPU out that the
+    /// Whether memory asked for on this GPU is the pool's business. Where the user left the GPU out that the
     /// program works on, nothing is pooled there, which is easily taken for an effect of the pool: it is said once.
-    pub fn serves(&self, device: i32) -> bool {
+    pub fn serves(&self, device: Device) -> bool {
         let serves = self.is_member(device);
         if !serves {
             self.report_left_out(device);
@@ -110,9 +110,12 @@ impl Plan {
     }
 
     #[cold]
-    fn report_left_out(&self, device: i32) {
+    fn report_left_out(&self, device: Device) {
         let Devices::List(list) = &process::settings().devices else { return };
-        let Some(home) = u32::try_from(device).ok().filter(|home| !list.contains(home)) else { return };
+        let home = device.ordinal();
+        if list.contains(&home) {
+            return;
+        }
         let written = |list: &mut dyn Iterator<Item = &u32>| list.map(u32::to_string).collect::<Vec<_>>().join(",");
         log::warn_once(
             "devices",
@@ -191,7 +194,7 @@ fn managed_works(topology: &Topology, listed: impl Fn(u32) -> bool) -> bool {
         log::warn_once(
             "managed",
             format_args!(
-                "GPU {} has no concurrent managed access, so managed memory can not be placed; mode pool is used (set \
+                "GPU {} has no concurrent managed access, so managed memory cannot be placed; mode pool is used (set \
                  GPUPOOL_MODE=pool to silence this)",
                 gpu.ordinal
             ),

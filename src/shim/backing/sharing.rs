@@ -4,7 +4,7 @@
 use crate::backing::topology::Gpu;
 use crate::log;
 use gpupool_config::Switch;
-use gpupool_cuda::{CuResult, Properties};
+use gpupool_cuda::{CuResult, Physical, Properties};
 use gpupool_pool::Place;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -95,8 +95,8 @@ impl Sharing {
     pub fn create(
         &self,
         place: Place,
-        mut create: impl FnMut(&Properties) -> Result<u64, CuResult>,
-    ) -> Result<u64, CuResult> {
+        mut create: impl FnMut(&Properties) -> Result<Physical, CuResult>,
+    ) -> Result<Physical, CuResult> {
         let mut properties = Properties::of(place);
         let mut asked: Vec<&Ability> = [&self.rdma, &self.posix_fd].into_iter().filter(|it| it.is_there()).collect();
         if self.posix_fd.is_there() {
@@ -146,7 +146,7 @@ mod tests {
             match first.get(calls.len() - 1) {
                 Some(answer) => Err(CuResult(*answer)),
                 None if asked.0 && refuses.0 || asked.1 && refuses.1 => Err(CuResult::NOT_SUPPORTED),
-                None => Ok(1),
+                None => Ok(Physical::from_raw(1)),
             }
         });
         (calls, result.err().map_or(0, |answer| answer.0))

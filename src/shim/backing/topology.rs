@@ -1,7 +1,7 @@
 //! The GPUs of this process and how they reach one another. Asked once, after `cuInit`; needs no context.
 
 use super::numa::HOST_NUMA_ID;
-use gpupool_cuda::{CuResult, Driver};
+use gpupool_cuda::{CuResult, Device, Driver};
 use gpupool_pool::{Links, Place};
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
@@ -22,7 +22,7 @@ const BEHIND_NVLINK: u32 = 1 << 16;
 /// Host memory comes behind every GPU.
 const BEHIND_GPUS: u32 = 1 << 24;
 
-/// One GPU, by the ordinal that the program knows it by (a `CUdevice` is that ordinal).
+/// One GPU, by the ordinal that the program knows it by.
 #[derive(Clone, Debug)]
 pub struct Gpu {
     pub ordinal: u32,
@@ -76,10 +76,11 @@ impl Topology {
     /// Asks the driver. What decides who is in the pool must be answered: a passing error would leave a GPU out for ever.
     pub fn read(driver: &Driver) -> Result<Self, Unanswered> {
         let count = driver.ask_device_count().map_err(Unanswered::of("cuDeviceGetCount"))?;
-        let gpus = (0..count).map(|device| read_gpu(driver, device)).collect::<Result<Vec<_>, _>>()?;
+        let devices = || (0..count).map(Device::from_raw);
+        let gpus = devices().map(|device| read_gpu(driver, device)).collect::<Result<Vec<_>, _>>()?;
         let mut peers = BTreeMap::new();
-        for from in 0..count {
-            for to in (0..count).filter(|to| *to != from) {
+        for from in devices() {
+            for to in devices().filter(|to| *to != from) {
                 let can = driver
                     .can_access_peer(from, to)
                     .map_err(Unanswered::of(format_args!("cuDeviceCanAccessPeer of GPU {from} to GPU {to}")))?;
@@ -87,7 +88,7 @@ impl Topology {
                     let rank = peer_attribute(driver, PERFORMANCE_RANK, from, to).unwrap_or(0);
                     let nvlink = peer_attribute(driver, NATIVE_ATOMICS, from, to).unwrap_or(0) != 0;
                     let rank = rank.min(BEHIND_NVLINK - 1) + if nvlink { 0 } else { BEHIND_NVLINK };
-                    peers.insert((from as u32, to as u32), rank);
+                    peers.insert((from.ordinal(), to.ordinal()), rank);
                 }
             }
         }
@@ -116,14 +117,14 @@ impl Topology {
     }
 }
 
-/// Those of the links over which managed memory is used where it lies: NVLink, and to the host. Over PCIe the driver moves
+/// Of these links, the ones over which managed memory is used where it lies: NVLink, and to the host. Over PCIe the driver moves
 /// the pages instead, unless the program enabled peer access between contexts on both GPUs.
 pub fn coherent(mut links: Links) -> Links {
     links.ranks.retain(|(_, place), rank| place.is_host() || *rank < BEHIND_NVLINK);
     links
 }
 
-fn read_gpu(driver: &Driver, device: i32) -> Result<Gpu, Unanswered> {
+fn read_gpu(driver: &Driver, device: Device) -> Result<Gpu, Unanswered> {
     let total =
         driver.total_memory(device).map_err(Unanswered::of(format_args!("cuDeviceTotalMem of GPU {device}")))?;
     let attribute = |attribute| {
@@ -131,7 +132,7 @@ fn read_gpu(driver: &Driver, device: i32) -> Result<Gpu, Unanswered> {
         driver.device_attribute(attribute, device).map_err(Unanswered::of(question))
     };
     Ok(Gpu {
-        ordinal: device as u32,
+        ordinal: device.ordinal(),
         name: driver.name(device),
         total,
         // A driver that has the functions knows the attribute, so a failure says nothing about the GPU, which must not be
@@ -150,6 +151,6 @@ fn read_gpu(driver: &Driver, device: i32) -> Result<Gpu, Unanswered> {
     })
 }
 
-fn peer_attribute(driver: &Driver, attribute: i32, from: i32, to: i32) -> Option<u32> {
+fn peer_attribute(driver: &Driver, attribute: i32, from: Device, to: Device) -> Option<u32> {
     driver.peer_attribute(attribute, from, to).ok().and_then(|value| u32::try_from(value).ok())
 }

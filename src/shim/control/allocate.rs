@@ -7,8 +7,7 @@ use crate::hook::trampoline::{cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRe
 use crate::watch::capture;
 use crate::watch::context::{unseen, within_own};
 use crate::{log, process};
-use cudarc::driver::sys::CUstream;
-use gpupool_cuda::{self as cuda, CuResult, Driver};
+use gpupool_cuda::{self as cuda, Context, CuResult, Device, Driver, Stream};
 use std::ffi::{c_int, c_void};
 
 /// Allocates `bytes` on GPU `device` (-1: that of the current context; a lower number is none), from the pool or the driver as
@@ -30,7 +29,7 @@ pub unsafe extern "C" fn gpupool_malloc(
     if pointer.is_null() {
         return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into();
     }
-    match allocate(bytes, device, stream.cast()) {
+    match allocate(bytes, device, Stream::from_raw(stream.cast())) {
         Ok(address) => {
             // SAFETY: not NULL, and the caller's.
             unsafe { *pointer = address as *mut c_void };
@@ -53,7 +52,7 @@ pub unsafe extern "C" fn gpupool_free(pointer: *mut c_void, device: c_int, strea
     if pointer.is_null() {
         return 0;
     }
-    match release(pointer as u64, device, stream.cast()) {
+    match release(pointer as u64, device, Stream::from_raw(stream.cast())) {
         Ok(()) => 0,
         Err(error) => error,
     }
@@ -67,7 +66,7 @@ pub unsafe extern "C" fn gpupool_free(pointer: *mut c_void, device: c_int, strea
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpupool_torch_malloc(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
     let Some(bytes) = usize::try_from(size).ok().filter(|&bytes| bytes > 0) else { return std::ptr::null_mut() };
-    match allocate(bytes, device, stream.cast()) {
+    match allocate(bytes, device, Stream::from_raw(stream.cast())) {
         Ok(address) => address as *mut c_void,
         Err(error) => {
             complain("gpupool_torch_malloc", &format!("{bytes} bytes on GPU {device}"), error);
@@ -85,14 +84,14 @@ pub unsafe extern "C" fn gpupool_torch_free(ptr: *mut c_void, size: isize, devic
     if ptr.is_null() {
         return;
     }
-    match release(ptr as u64, device, stream.cast()) {
+    match release(ptr as u64, device, Stream::from_raw(stream.cast())) {
         // At the end of a process the driver is gone before PyTorch's last tensors are.
         Ok(()) | Err(4) => {}
         Err(error) => complain("gpupool_torch_free", &format!("{size} bytes at {ptr:p} on GPU {device}"), error),
     }
 }
 
-fn allocate(bytes: usize, device: c_int, stream: CUstream) -> Result<u64, c_int> {
+fn allocate(bytes: usize, device: c_int, stream: Stream) -> Result<u64, c_int> {
     if device < -1 {
         return Err(gpupool_error::GPUPOOL_INVALID_ARGUMENT.into());
     }
@@ -111,7 +110,7 @@ fn allocate(bytes: usize, device: c_int, stream: CUstream) -> Result<u64, c_int>
     Ok(address)
 }
 
-fn release(address: u64, device: c_int, stream: CUstream) -> Result<(), c_int> {
+fn release(address: u64, device: c_int, stream: Stream) -> Result<(), c_int> {
     on_device(device, false, |driver| {
         let _captured = capture::look(driver, stream);
         // SAFETY: the caller's own address; one that is nobody's is an error of the driver's.
@@ -125,8 +124,9 @@ fn on_device(device: c_int, make: bool, act: impl FnOnce(&Driver) -> CuResult) -
     if !process::is_preloaded() && process::is_active() {
         unseen::refresh(driver);
     }
-    let is_current = driver.current_device().is_ok_and(|current| device < 0 || device == current);
-    let exists = is_current || driver.primary_is_active(device);
+    let gpu = Device::from_raw(device);
+    let is_current = driver.current_device().is_ok_and(|current| device < 0 || current == gpu);
+    let exists = is_current || driver.primary_is_active(gpu);
     if is_current || device < 0 || (!exists && !make) {
         return act(driver).ok().map_err(|result| result.0);
     }
@@ -134,7 +134,8 @@ fn on_device(device: c_int, make: bool, act: impl FnOnce(&Driver) -> CuResult) -
     // Through the hook: where this makes the context, the log tells by whom.
     // SAFETY: the output is a local.
     unsafe { cuDevicePrimaryCtxRetain(&raw mut context, device) }.ok().map_err(|result| result.0)?;
-    let answer = within_own(driver, context, || act(driver)).unwrap_or(CuResult::INVALID_CONTEXT);
+    let within = |context| within_own(driver, context, || act(driver));
+    let answer = Context::from_raw(context).and_then(within).unwrap_or(CuResult::INVALID_CONTEXT);
     // The reference that made the context stays, as the runtime's does: the memory lives in it.
     if exists {
         // SAFETY: gives back the reference taken above.
@@ -143,7 +144,7 @@ fn on_device(device: c_int, make: bool, act: impl FnOnce(&Driver) -> CuResult) -
     answer.ok().map_err(|result| result.0)
 }
 
-/// Says on stderr, or in the log where there is one, what the caller can not be told.
+/// Says on stderr, or in the log where there is one, what the caller cannot be told.
 fn complain(function: &str, what: &str, error: c_int) {
     let why = match error {
         error if error == c_int::from(gpupool_error::GPUPOOL_NOT_ACTIVE) => {

@@ -5,7 +5,7 @@ use super::{gpupool_error, looking};
 use crate::address::{self, Known};
 use crate::process;
 use crate::serve::{managed, memory};
-use gpupool_cuda::{CuResult, Driver};
+use gpupool_cuda::{CuResult, Driver, Stream};
 use std::ffi::{c_int, c_uint, c_void};
 
 /// A part of a block that lies at one place.
@@ -162,7 +162,9 @@ pub unsafe extern "C" fn gpupool_prefetch(
 ) -> c_int {
     let address = pointer as u64;
     // SAFETY: as for this function.
-    let prefetch = |driver: &Driver| unsafe { driver.prefetch(address, bytes as u64, place_of(place), stream.cast()) };
+    let prefetch = |driver: &Driver| unsafe {
+        driver.prefetch(address, bytes as u64, place_of(place), Stream::from_raw(stream.cast()))
+    };
     of_managed(address, prefetch)
 }
 

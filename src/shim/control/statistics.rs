@@ -36,11 +36,11 @@ pub struct gpupool_statistics {
     pub peak_live_bytes: u64,
     /// Bytes of physical memory that the pool holds on the GPUs: live blocks, and freed ones that it keeps.
     pub held_on_gpus: u64,
-    /// The same on the host.
+    /// Bytes held on the host.
     pub held_on_host: u64,
     /// Blocks served so far.
     pub allocations: u64,
-    /// Those of them served from freed memory.
+    /// Blocks served from freed memory so far.
     pub reuses: u64,
     /// Bytes of blocks that were not on the GPU that asked when they were made, over the life of the process.
     pub spilled_bytes: u64,

@@ -8,7 +8,7 @@ use crate::watch::{
     environment,
 };
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr};
-use gpupool_cuda::{CuResult, Driver};
+use gpupool_cuda::{self as cuda, CuResult, Device, Driver, GreenContext};
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
@@ -25,20 +25,30 @@ pub unsafe fn init(real: &mut Real) -> CuResult {
 /// # Safety
 /// `ctx` is the program's output argument of that call.
 pub unsafe fn retain(real: &mut Real, ctx: *mut CUcontext, device: CUdevice) -> CuResult {
+    let device = Device::from_raw(device);
     making(real, device, Kind::Primary, |_| {
         context::retained(device);
-        // SAFETY: the driver answered success, so it has written a context there, unless it takes NULL.
-        unsafe { ctx.as_ref() }.copied()
+        // SAFETY: the driver answered success.
+        unsafe { written(ctx) }
     })
 }
 
 /// # Safety
 /// `ctx` is the program's output argument of that call.
 pub unsafe fn create(real: &mut Real, ctx: *mut CUcontext, device: CUdevice) -> CuResult {
-    making(real, device, Kind::Created, |_| {
-        // SAFETY: the driver answered success, so it has written a context there, unless it takes NULL.
-        unsafe { ctx.as_ref() }.copied()
+    making(real, Device::from_raw(device), Kind::Created, |_| {
+        // SAFETY: the driver answered success.
+        unsafe { written(ctx) }
     })
+}
+
+/// The context that a call has given the program.
+///
+/// # Safety
+/// The driver answered success to a call with this output argument: it has written a context there, unless it takes NULL.
+unsafe fn written(ctx: *const CUcontext) -> Option<cuda::Context> {
+    // SAFETY: as for this function.
+    unsafe { ctx.as_ref() }.and_then(|context| cuda::Context::from_raw(*context))
 }
 
 /// A green context, which retains the primary one and so may make it.
@@ -46,11 +56,12 @@ pub unsafe fn create(real: &mut Real, ctx: *mut CUcontext, device: CUdevice) -> 
 /// # Safety
 /// `green` is the program's output argument of that call.
 pub unsafe fn green_create(real: &mut Real, green: *mut *mut c_void, device: CUdevice) -> CuResult {
+    let device = Device::from_raw(device);
     making(real, device, Kind::Primary, |driver| {
         context::retained(device);
         // SAFETY: the driver answered success, so it has written a green context there, unless it takes NULL.
-        if let Some(green) = unsafe { green.as_ref() } {
-            context::green_began(*green as usize, device);
+        if let Some(green) = unsafe { green.as_ref() }.and_then(|green| GreenContext::from_raw(*green)) {
+            context::green_began(green, device);
         }
         unseen::Primary::hold(driver, device).map(|primary| primary.handle)
     })
@@ -58,11 +69,16 @@ pub unsafe fn green_create(real: &mut Real, green: *mut *mut c_void, device: CUd
 
 /// Makes a call that makes a context, or counts a primary one up that exists. `made` runs after a success, and says which
 /// handle it has.
-fn making(real: &mut Real, device: CUdevice, kind: Kind, made: impl FnOnce(&Driver) -> Option<CUcontext>) -> CuResult {
+fn making(
+    real: &mut Real,
+    device: Device,
+    kind: Kind,
+    made: impl FnOnce(&Driver) -> Option<cuda::Context>,
+) -> CuResult {
     let Some(driver) = context::driver() else { return real.call() };
     let call = real.api.name();
     let new = kind == Kind::Created || !driver.primary_is_active(device);
-    if new && let Some(refusal) = policy::refuse(device, call) {
+    if new && let Err(refusal) = policy::allow(device, call) {
         return refusal;
     }
     context::sweep(driver, call);
@@ -72,7 +88,7 @@ fn making(real: &mut Real, device: CUdevice, kind: Kind, made: impl FnOnce(&Driv
     if result.is_ok()
         && let Some(context) = made(driver)
     {
-        context::add(driver, context, device, kind, call, before);
+        context::add(driver, Some(context), device, kind, call, before);
     }
     result
 }
@@ -82,7 +98,7 @@ fn making(real: &mut Real, device: CUdevice, kind: Kind, made: impl FnOnce(&Driv
 pub unsafe fn release(real: &mut Real, device: CUdevice) -> CuResult {
     managed::launch::forget_functions();
     let Some(driver) = context::driver() else { return real.call() };
-    end::of_primary(driver, device, By::Release, real.api.name(), || real.call())
+    end::of_primary(driver, Device::from_raw(device), By::Release, real.api.name(), || real.call())
 }
 
 /// # Safety
@@ -90,13 +106,14 @@ pub unsafe fn release(real: &mut Real, device: CUdevice) -> CuResult {
 pub unsafe fn reset(real: &mut Real, device: CUdevice) -> CuResult {
     managed::launch::forget_functions();
     let Some(driver) = context::driver() else { return real.call() };
-    end::of_primary(driver, device, By::Reset, real.api.name(), || real.call())
+    end::of_primary(driver, Device::from_raw(device), By::Reset, real.api.name(), || real.call())
 }
 
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn destroy(real: &mut Real, ctx: CUcontext) -> CuResult {
     managed::launch::forget_functions();
+    let Some(ctx) = cuda::Context::from_raw(ctx) else { return real.call() };
     end::of_handle(ctx, real.api.name(), || real.call(), || true)
 }
 
@@ -106,7 +123,7 @@ pub unsafe fn destroy(real: &mut Real, ctx: CUcontext) -> CuResult {
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn detach(real: &mut Real, ctx: CUcontext) -> CuResult {
     managed::launch::forget_functions();
-    let Some(driver) = context::driver() else { return real.call() };
+    let (Some(driver), Some(ctx)) = (context::driver(), cuda::Context::from_raw(ctx)) else { return real.call() };
     let life = driver.current_life();
     let lives = || driver.current_context() == Some(ctx) && driver.current_life() == life;
     end::of_handle(ctx, real.api.name(), || real.call(), || !lives())
@@ -116,19 +133,18 @@ pub unsafe fn detach(real: &mut Real, ctx: CUcontext) -> CuResult {
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn green_destroy(real: &mut Real, green: *mut c_void) -> CuResult {
     managed::launch::forget_functions();
-    let Some(driver) = context::driver() else { return real.call() };
-    end::of_green(driver, green as usize, real.api.name(), || real.call())
+    let (Some(driver), Some(green)) = (context::driver(), GreenContext::from_raw(green)) else { return real.call() };
+    end::of_green(driver, green, real.api.name(), || real.call())
 }
 
 /// # Safety
 /// `ctx` is the program's output argument of that call.
 pub unsafe fn from_green(real: &mut Real, ctx: *mut CUcontext, green: *mut c_void) -> CuResult {
     let result = real.call();
-    if result.is_ok() {
-        // SAFETY: the driver answered success, so it has written a context there, unless it takes NULL.
-        if let Some(context) = unsafe { ctx.as_ref() } {
-            context::green_is(green as usize, *context);
-        }
+    // SAFETY: looked at only where the driver answered success.
+    let made = result.is_ok().then(|| unsafe { written(ctx) }).flatten();
+    if let (Some(green), Some(context)) = (GreenContext::from_raw(green), made) {
+        context::green_is(green, context);
     }
     result
 }
@@ -141,7 +157,8 @@ pub unsafe fn peer_enabled(real: &mut Real, peer: CUcontext) -> CuResult {
     let result = real.call();
     let Some(driver) = context::driver().filter(|_| result.is_ok()) else { return result };
     context::sweep(driver, real.api.name());
-    for context in [context::current(driver), context::by_handle(peer)].into_iter().flatten() {
+    let peer = cuda::Context::from_raw(peer).and_then(context::by_handle);
+    for context in [context::current(driver), peer].into_iter().flatten() {
         if !context.usage.is_used() {
             context.peered.store(true, Ordering::Relaxed);
         }
@@ -182,15 +199,18 @@ pub unsafe fn synchronized(real: &mut Real) -> CuResult {
     unsafe { synchronized_in(real, std::ptr::null_mut()) }
 }
 
-/// As [`synchronized`], of a context that the call names.
+/// The program waited for all work of the context that the call names: memory that has to wait for it to go back goes back
+/// here.
 ///
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn synchronized_in(real: &mut Real, ctx: CUcontext) -> CuResult {
     let result = real.call();
     if result.is_ok() {
-        let current = || context::driver().and_then(context::current);
-        let waited = if ctx.is_null() { current() } else { context::by_handle(ctx) };
+        let waited = match cuda::Context::from_raw(ctx) {
+            Some(ctx) => context::by_handle(ctx),
+            None => context::driver().and_then(context::current),
+        };
         pinned::return_idle(waited.map(|context| context.id));
     }
     result

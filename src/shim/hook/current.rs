@@ -6,10 +6,14 @@ use crate::watch::context;
 use gpupool_cuda::{self as cuda, CuResult};
 use gpupool_interpose::Api;
 
+/// Before the call, of which nothing is needed.
+#[inline]
+pub fn before(_: Api) {}
+
 /// After a context was set current, pushed or popped. Always inlined: as a function of its own it asks the loader a second time
 /// where this thread's variables lie, and saves its registers, which together costs a third of the call.
 #[inline(always)]
-pub fn switched(api: Api, result: CuResult) {
+pub fn switched(api: Api, (): (), result: CuResult) {
     if result.is_ok() && cuda::at_hand().is_none_or(context::has_switched) {
         look(api);
     }

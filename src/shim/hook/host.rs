@@ -2,7 +2,8 @@
 
 use super::{Real, retry};
 use crate::address::{self, Known};
-use crate::serve::pinned::{self, Answer, ledger::By};
+use crate::bypass::{Bypass, or_driver};
+use crate::serve::pinned::{self, ledger::By};
 use gpupool_cuda::CuResult;
 use std::ffi::{c_uint, c_void};
 use std::time::Instant;
@@ -11,32 +12,33 @@ use std::time::Instant;
 /// `pointer` is the program's output argument of that call.
 pub unsafe fn allocate(real: &mut Real, pointer: *mut *mut c_void, bytes: usize, flags: c_uint) -> CuResult {
     if pointer.is_null() || bytes == 0 {
+        Bypass::Malformed.note(real.api);
         return real.call();
     }
-    let limit = match pinned::allocate(bytes as u64, flags) {
-        Answer::Pool(address) => {
+    let why = match pinned::allocate(bytes as u64, flags) {
+        Ok(address) => {
             // SAFETY: not NULL; the driver writes there too.
             unsafe { *pointer = address as *mut c_void };
             return CuResult::SUCCESS;
         }
-        Answer::Driver => None,
-        Answer::OverLimit(limit) => Some(limit),
+        Err(why) => why,
     };
+    why.note(real.api);
     let start = Instant::now();
     let result = retry::call_for_host(real);
     if result.is_ok() {
         // SAFETY: not NULL, and the driver has just written to it.
         let address = unsafe { *pointer } as u64;
         pinned::driver_allocated(address, bytes as u64, flags, By::Driver, start.elapsed());
-        if let Some(limit) = limit {
-            pinned::over_limit(bytes as u64, limit);
+        if why == Bypass::OverLimit {
+            pinned::over_limit(bytes as u64);
         }
     }
     result
 }
 
 /// # Safety
-/// As [`allocate`]. This older function gives what the other gives without flags.
+/// `pointer` is the program's output argument of that call. This older function gives what [`allocate`] gives without flags.
 pub unsafe fn allocate_plain(real: &mut Real, pointer: *mut *mut c_void, bytes: usize) -> CuResult {
     // SAFETY: as for this function.
     unsafe { allocate(real, pointer, bytes, 0) }
@@ -46,7 +48,7 @@ pub unsafe fn allocate_plain(real: &mut Real, pointer: *mut *mut c_void, bytes: 
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn free(real: &mut Real, pointer: *mut c_void) -> CuResult {
     let address = pointer as u64;
-    pinned::free(address).unwrap_or_else(|| {
+    or_driver(pinned::free(address), real.api, || {
         let result = pinned::forgetting(address, || real.call());
         if result.is_ok() {
             pinned::return_idle(None);
@@ -79,6 +81,7 @@ pub unsafe fn unregister(real: &mut Real, pointer: *mut c_void) -> CuResult {
         let live = pinned::block_at(address).is_some();
         return if live { CuResult::INVALID_VALUE } else { CuResult::HOST_MEMORY_NOT_REGISTERED };
     }
+    Bypass::NotOurs.note(real.api);
     pinned::forgetting(address, || real.call())
 }
 

@@ -2,6 +2,7 @@
 
 use super::Real;
 use crate::address::{self, Known};
+use crate::bypass::{Bypass, or_driver};
 use crate::serve::{ipc, memory};
 use crate::{log, process};
 use cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
@@ -16,6 +17,7 @@ const LAZY_PEER_ACCESS: c_uint = 1;
 /// `handle` is the program's output argument of that call.
 pub unsafe fn export(real: &mut Real, handle: *mut CUipcMemHandle, dptr: CUdeviceptr) -> CuResult {
     let (Some(block), Some(driver)) = (memory::block_at(dptr), process::driver()) else {
+        Bypass::NotOurs.note(real.api);
         let result = real.call();
         if !result.is_ok() && matches!(address::known(dptr), Known::Managed(_)) {
             log::warn_once(
@@ -28,35 +30,38 @@ pub unsafe fn export(real: &mut Real, handle: *mut CUipcMemHandle, dptr: CUdevic
         }
         return result;
     };
-    if handle.is_null() || driver.current_context().is_none() {
-        return real.call();
-    }
-    match ipc::export(driver, &block) {
-        Ok(bytes) => {
+    let answer = match driver.current_context() {
+        _ if handle.is_null() => Err(Bypass::Malformed),
+        None => Err(Bypass::NoContext),
+        Some(_) => Ok(ipc::export(driver, &block)),
+    };
+    let answer = answer.map(|exported| {
+        if let Ok(bytes) = exported {
             // SAFETY: not NULL; the program's 64 bytes, for which it promised room only.
             unsafe { handle.cast::<[u8; 64]>().write_unaligned(bytes) };
-            CuResult::SUCCESS
         }
-        Err(result) => result,
-    }
+        CuResult::of(exported)
+    });
+    or_driver(answer, real.api, || real.call())
 }
 
 /// # Safety
 /// `dptr` is the program's output argument of that call.
 pub unsafe fn open(real: &mut Real, dptr: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) -> CuResult {
-    let Some(driver) = process::driver() else { return real.call() };
-    if dptr.is_null() || flags != LAZY_PEER_ACCESS || driver.current_context().is_none() {
-        return real.call();
-    }
-    match ipc::open(driver, &handle.reserved.map(|byte| byte as u8)) {
-        None => real.call(),
-        Some(Ok(address)) => {
+    let answer = match process::driver() {
+        None => Err(Bypass::NoDriver),
+        Some(_) if dptr.is_null() || flags != LAZY_PEER_ACCESS => Err(Bypass::Malformed),
+        Some(driver) if driver.current_context().is_none() => Err(Bypass::NoContext),
+        Some(driver) => ipc::open(driver, &handle.reserved.map(|byte| byte as u8)),
+    };
+    let answer = answer.map(|opened| {
+        if let Ok(address) = opened {
             // SAFETY: not NULL; the driver writes there after a success.
             unsafe { *dptr = address };
-            CuResult::SUCCESS
         }
-        Some(Err(result)) => result,
-    }
+        CuResult::of(opened)
+    });
+    or_driver(answer, real.api, || real.call())
 }
 
 /// A file descriptor of the memory itself, for network adapters (dma-buf).
@@ -76,7 +81,9 @@ pub unsafe fn descriptor(real: &mut Real, dptr: CUdeviceptr, bytes: usize) -> Cu
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn close(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
+    let driver = process::driver().ok_or(Bypass::NoDriver);
     // Without a context the driver closes nothing, whoever made the memory.
-    let driver = process::driver().filter(|driver| driver.current_context().is_some());
-    driver.and_then(|driver| ipc::close(driver, dptr)).unwrap_or_else(|| real.call())
+    let bound = driver.and_then(|driver| driver.current_context().map(|_| driver).ok_or(Bypass::NoContext));
+    let answer = bound.and_then(|driver| ipc::close(driver, dptr));
+    or_driver(answer, real.api, || real.call())
 }

@@ -3,6 +3,7 @@
 
 use crate::serve::managed::launch::{Arguments, before, before_configured};
 use cudarc::driver::sys::{CUfunction, CUstream};
+use gpupool_cuda::{Function, Stream};
 use gpupool_interpose::Api;
 use std::ffi::c_void;
 
@@ -17,7 +18,7 @@ pub unsafe fn kernel(
     extra: *mut *mut c_void,
 ) {
     // SAFETY: as for this function.
-    unsafe { before(api, function, stream, Arguments { parameters, extra }) };
+    unsafe { before(api, Function::from_raw(function), Stream::from_raw(stream), Arguments { parameters, extra }) };
 }
 
 /// # Safety
@@ -31,7 +32,7 @@ pub unsafe fn configured(
     extra: *mut *mut c_void,
 ) {
     // SAFETY: as for this function.
-    unsafe { before_configured(api, config, function, Arguments { parameters, extra }) };
+    unsafe { before_configured(api, config, Function::from_raw(function), Arguments { parameters, extra }) };
 }
 
 /// # Safety
@@ -39,5 +40,5 @@ pub unsafe fn configured(
 #[inline]
 pub unsafe fn cooperative(api: Api, function: CUfunction, stream: CUstream, parameters: *mut *mut c_void) {
     // SAFETY: as for this function.
-    unsafe { before(api, function, stream, Arguments { parameters, extra: std::ptr::null_mut() }) };
+    unsafe { kernel(api, function, stream, parameters, std::ptr::null_mut()) };
 }

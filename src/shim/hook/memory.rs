@@ -1,9 +1,8 @@
 //! Bodies: allocation and free of device memory.
 
 use super::{Real, retry};
-use crate::serve;
-use crate::serve::memory::Answer;
-use crate::serve::{managed, pinned};
+use crate::bypass::{Bypass, or_driver};
+use crate::serve::{self, Served, managed, pinned};
 use crate::watch::context;
 use cudarc::driver::sys::CUdeviceptr;
 use gpupool_cuda::CuResult;
@@ -17,14 +16,18 @@ const PITCH: usize = 512;
 /// `dptr` is the program's output argument of that call.
 pub unsafe fn allocate(real: &mut Real, dptr: *mut CUdeviceptr, bytes: usize) -> CuResult {
     if dptr.is_null() || bytes == 0 {
+        Bypass::Malformed.note(real.api);
         return real.call();
     }
     match serve::allocate(bytes as u64, || retry::call(real)) {
-        Answer::Driver(result) => served_by_driver(result),
-        Answer::Pool(result, address) => {
+        Served::Driver(result, why) => {
+            why.note(real.api);
+            served_by_driver(result)
+        }
+        Served::Pool(answer) => {
             // SAFETY: not NULL; the driver writes there too, also 0 when it has no memory.
-            unsafe { *dptr = address };
-            result
+            unsafe { *dptr = answer.unwrap_or(0) };
+            CuResult::of(answer)
         }
     }
 }
@@ -41,20 +44,27 @@ pub unsafe fn allocate_pitch(
 ) -> CuResult {
     let row = width.checked_next_multiple_of(PITCH);
     let bytes = row.and_then(|row| row.checked_mul(height));
-    let (Some(row), Some(bytes), 4 | 8 | 16) = (row, bytes, element) else { return real.call() };
+    let (Some(row), Some(bytes), 4 | 8 | 16) = (row, bytes, element) else {
+        Bypass::Malformed.note(real.api);
+        return real.call();
+    };
     if dptr.is_null() || pitch.is_null() || bytes == 0 {
+        Bypass::Malformed.note(real.api);
         return real.call();
     }
     match serve::allocate(bytes as u64, || retry::call(real)) {
-        Answer::Driver(result) => served_by_driver(result),
-        Answer::Pool(result, address) => {
+        Served::Driver(result, why) => {
+            why.note(real.api);
+            served_by_driver(result)
+        }
+        Served::Pool(answer) => {
             // SAFETY: neither is NULL; the driver writes to both after a success.
-            unsafe { *dptr = address };
-            if result.is_ok() {
-                // SAFETY: as above.
+            unsafe { *dptr = answer.unwrap_or(0) };
+            if answer.is_ok() {
+                // SAFETY: not NULL, and the driver writes there after a success.
                 unsafe { *pitch = row };
             }
-            result
+            CuResult::of(answer)
         }
     }
 }
@@ -85,7 +95,7 @@ pub unsafe fn allocate_managed(real: &mut Real, dptr: *mut CUdeviceptr, bytes: u
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
-    serve::free(dptr).unwrap_or_else(|| {
+    or_driver(serve::free(dptr), real.api, || {
         let result = managed::free(dptr, || real.call());
         if result.is_ok() {
             pinned::return_idle(None);

@@ -3,16 +3,16 @@
 use super::{Real, retry};
 use crate::serve::managed;
 use crate::watch::module::{self, image};
-use gpupool_cuda::CuResult;
+use gpupool_cuda::{CuResult, Module};
 use std::ffi::{CStr, c_char, c_void};
 
-/// The handle that a loading call wrote; 0 where there is none.
+/// The handle that a loading call wrote, where there is one.
 ///
 /// # Safety
 /// `output` is NULL or the output argument of a call that succeeded.
-unsafe fn handle<T>(output: *const *mut T) -> usize {
+unsafe fn handle<T>(output: *const *mut T) -> Option<Module> {
     // SAFETY: as above.
-    unsafe { output.as_ref() }.map_or(0, |handle| *handle as usize)
+    unsafe { output.as_ref() }.and_then(|handle| Module::from_raw(handle.cast()))
 }
 
 /// # Safety
@@ -53,7 +53,7 @@ pub unsafe fn link_complete(real: &mut Real, size: *mut usize) -> CuResult {
         || {
             // SAFETY: NULL or written by the driver, which answered success.
             let bytes = unsafe { size.as_ref() }.map(|bytes| *bytes as u64);
-            (0, image::Image { kind: "link", bytes, ..Default::default() })
+            (None, image::Image { kind: "link", bytes, ..Default::default() })
         },
     )
 }
@@ -64,7 +64,7 @@ pub unsafe fn unload<T>(real: &mut Real, handle: *mut T) -> CuResult {
     managed::launch::forget_functions();
     let result = real.call();
     if result.is_ok() {
-        module::unloaded(handle as usize, real.api.name());
+        module::unloaded(Module::from_raw(handle.cast()), real.api.name());
     }
     result
 }

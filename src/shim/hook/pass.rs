@@ -4,8 +4,12 @@ use super::boundary;
 use gpupool_cuda::CuResult;
 use gpupool_interpose::Api;
 
+/// Before the call, of which nothing is needed.
+#[inline]
+pub fn before(_: Api) {}
+
 /// After the call.
 #[inline]
-pub fn through(api: Api, result: CuResult) {
+pub fn through(api: Api, (): (), result: CuResult) {
     boundary::trace(api, result);
 }

@@ -4,12 +4,13 @@
 
 use super::Real;
 use crate::address::{self, Known};
+use crate::bypass::{Answer, Bypass, or_driver};
 use crate::serve;
 use crate::serve::memory::memops;
 use crate::serve::{handles, ipc};
 use crate::watch::context;
 use cudarc::driver::sys::{CUdevice, CUdeviceptr};
-use gpupool_cuda::{CuResult, Driver};
+use gpupool_cuda::{Context, CuResult, Device, Driver};
 use gpupool_pool::Block;
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -38,7 +39,7 @@ const DEVICE_MEMORY: u32 = 2;
 
 /// Block ids start here, so that they never equal a buffer id of the driver's, which counts up from 1.
 const FIRST_BUFFER_ID: u64 = 1 << 48;
-/// The same for blocks of pinned memory.
+/// Buffer ids of blocks of pinned memory begin here.
 const FIRST_PINNED_ID: u64 = 1 << 49;
 
 /// # Safety
@@ -48,7 +49,13 @@ pub unsafe fn memory_info(real: &mut Real, free: *mut usize, total: *mut usize) 
     if !result.is_ok() {
         return result;
     }
-    let Some((pool_free, pool_total)) = serve::memory_info() else { return result };
+    let (pool_free, pool_total) = match serve::memory_info() {
+        Ok(info) => info,
+        Err(why) => {
+            why.note(real.api);
+            return result;
+        }
+    };
     // SAFETY: the driver takes NULL for either; what is not NULL it has just written to.
     unsafe {
         if !free.is_null() {
@@ -65,12 +72,13 @@ pub unsafe fn memory_info(real: &mut Real, free: *mut usize, total: *mut usize) 
 /// `bytes` is the program's output argument of that call.
 pub unsafe fn total_memory(real: &mut Real, bytes: *mut usize, device: CUdevice) -> CuResult {
     let result = real.call();
-    if result.is_ok()
-        && !bytes.is_null()
-        && let Some(total) = serve::total_memory(device)
-    {
+    if !result.is_ok() || bytes.is_null() {
+        return result;
+    }
+    match serve::total_memory(Device::from_raw(device)) {
         // SAFETY: not NULL, and the driver has just written to it.
-        unsafe { *bytes = total as usize };
+        Ok(total) => unsafe { *bytes = total as usize },
+        Err(why) => why.note(real.api),
     }
     result
 }
@@ -82,16 +90,16 @@ unsafe fn put<T>(data: *mut c_void, value: T) {
     unsafe { data.cast::<T>().write_unaligned(value) };
 }
 
-/// Writes one attribute of what is known of `ptr`. `None`: the driver's to answer.
+/// Writes one attribute of what is known of `ptr`.
 ///
 /// # Safety
 /// `data` is not NULL and has room for this attribute, as the driver demands; of foreign memory the driver has written it.
-unsafe fn write_attribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr, known: &Known) -> Option<CuResult> {
+unsafe fn write_attribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr, known: &Known) -> Answer<CuResult> {
     // SAFETY: as for this function.
     unsafe {
         match known {
             Known::Foreign => as_asked_for(data, attribute, ptr),
-            Known::Freed => Some(CuResult::INVALID_VALUE),
+            Known::Freed => Ok(CuResult::INVALID_VALUE),
             Known::Pooled(block) => write_of_device(data, attribute, ptr, block, false),
             Known::Managed(block) => write_of_device(data, attribute, ptr, block, true),
             Known::Pinned(block) => write_of_pinned(data, attribute, block),
@@ -102,43 +110,43 @@ unsafe fn write_attribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr,
 /// What the driver does not know: which part of its allocation this is. The rest, a block has in common with its segment.
 ///
 /// # Safety
-/// As [`write_attribute`].
-unsafe fn write_of_pinned(data: *mut c_void, attribute: c_int, block: &gpupool_pinned::Block) -> Option<CuResult> {
+/// `data` has room for the value of this attribute.
+unsafe fn write_of_pinned(data: *mut c_void, attribute: c_int, block: &gpupool_pinned::Block) -> Answer<CuResult> {
     use kind as a;
     let value = match attribute {
         a::RANGE_START | a::MAPPING_BASE => block.address,
         a::RANGE_SIZE => block.bytes,
         a::BUFFER_ID | a::MEMORY_BLOCK_ID => FIRST_PINNED_ID + block.id,
-        _ => return None,
+        _ => return Err(Bypass::NothingToHide),
     };
     // SAFETY: each of these is a number of 64 bits, and `data` has room for it.
     unsafe { put::<u64>(data, value) };
-    Some(CuResult::SUCCESS)
+    Ok(CuResult::SUCCESS)
 }
 
 /// # Safety
-/// As [`write_attribute`].
+/// `data` has room for the value of this attribute.
 unsafe fn write_of_device(
     data: *mut c_void,
     attribute: c_int,
     ptr: CUdeviceptr,
     block: &Block,
     managed: bool,
-) -> Option<CuResult> {
+) -> Answer<CuResult> {
     use kind as a;
     // SAFETY: each type is the C type of that attribute in cuda.h, and `data` has room for it.
     unsafe {
         match attribute {
-            a::CONTEXT => put(data, context::handle_of(block.owner)),
+            a::CONTEXT => put(data, context::handle_of(block.owner).map_or(std::ptr::null_mut(), Context::raw)),
             a::MEMORY_TYPE => put::<u32>(data, DEVICE_MEMORY),
             a::DEVICE_POINTER => put::<u64>(data, ptr),
-            a::HOST_POINTER => return Some(CuResult::INVALID_VALUE),
+            a::HOST_POINTER => return Ok(CuResult::INVALID_VALUE),
             // Managed memory of the driver's has it by itself, and keeps what it is set to.
-            a::SYNC_MEMOPS if managed => return None,
+            a::SYNC_MEMOPS if managed => return Err(Bypass::NothingToHide),
             a::SYNC_MEMOPS => put::<u32>(data, memops::is_set(block).into()),
             a::BUFFER_ID => put::<u64>(data, FIRST_BUFFER_ID + block.id),
             // What could be hidden of it is not worth a lie: the processor may use the memory, and tools ask.
-            a::IS_MANAGED if managed => return None,
+            a::IS_MANAGED if managed => return Err(Bypass::NothingToHide),
             a::IS_MANAGED => put::<u32>(data, 0),
             a::IS_LEGACY_IPC_CAPABLE => put::<u32>(data, (!managed && ipc::is_shareable(block)).into()),
             a::DEVICE_ORDINAL => put::<i32>(data, block.home as i32),
@@ -146,33 +154,32 @@ unsafe fn write_of_device(
             a::RANGE_SIZE | a::MAPPING_SIZE => put::<u64>(data, block.bytes),
             a::MAPPED => put::<u32>(data, 1),
             a::ACCESS_FLAGS => put::<u32>(data, 3),
-            _ => return None,
+            _ => return Err(Bypass::NothingToHide),
         }
     }
-    Some(CuResult::SUCCESS)
+    Ok(CuResult::SUCCESS)
 }
 
 /// Corrects one attribute of memory that the program made itself (`cuMemCreate`) and that lies elsewhere than it asked for.
-/// `None`: the driver's answer stands.
 ///
 /// # Safety
-/// As [`write_attribute`], and the driver has written the attribute there.
-unsafe fn as_asked_for(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) -> Option<CuResult> {
-    let (device, place) = handles::elsewhere_at(ptr)?;
+/// `data` has room for the value of this attribute, and the driver has written it there.
+unsafe fn as_asked_for(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) -> Answer<CuResult> {
+    let (device, place) = handles::elsewhere_at(ptr).ok_or(Bypass::NotOurs)?;
     // SAFETY: the types are the C types of these attributes; unaligned because the program only promised room.
     unsafe {
         match attribute {
             kind::DEVICE_ORDINAL => data.cast::<u32>().write_unaligned(device),
             kind::MEMORY_TYPE => data.cast::<u32>().write_unaligned(DEVICE_MEMORY),
-            kind::HOST_POINTER if place.is_host() => return Some(CuResult::INVALID_VALUE),
-            _ => return None,
+            kind::HOST_POINTER if place.is_host() => return Ok(CuResult::INVALID_VALUE),
+            _ => return Err(Bypass::NothingToHide),
         }
     }
-    Some(CuResult::SUCCESS)
+    Ok(CuResult::SUCCESS)
 }
 
 /// Has `write` correct every attribute that has an output. Asked for together, what memory does not have is not an error
-/// but 0.
+/// but 0. If none was corrected, why the last one was not.
 ///
 /// # Safety
 /// The driver answered success to `cuPointerGetAttributes` with these arguments: it read `count` attributes and wrote
@@ -181,16 +188,28 @@ unsafe fn rewrite(
     count: c_uint,
     attributes: *const c_int,
     data: *const *mut c_void,
-    write: impl Fn(*mut c_void, c_int) -> Option<CuResult>,
-) {
+    write: impl Fn(*mut c_void, c_int) -> Answer<CuResult>,
+) -> Answer<()> {
+    let mut outcome = Ok(());
+    let mut corrected = false;
     for index in 0..count as usize {
         // SAFETY: as above.
         let (attribute, output) = unsafe { (*attributes.add(index), *data.add(index)) };
-        if !output.is_null() && write(output, attribute).is_some_and(|result| !result.is_ok()) {
-            // SAFETY: the attributes that some memory does not have are pointers.
-            unsafe { output.cast::<u64>().write_unaligned(0) };
+        if output.is_null() {
+            continue;
+        }
+        match write(output, attribute) {
+            Ok(result) => {
+                corrected = true;
+                if !result.is_ok() {
+                    // SAFETY: the attributes that some memory does not have are pointers.
+                    unsafe { output.cast::<u64>().write_unaligned(0) };
+                }
+            }
+            Err(why) => outcome = Err(why),
         }
     }
+    if corrected { Ok(()) } else { outcome }
 }
 
 /// # Safety
@@ -201,12 +220,15 @@ pub unsafe fn pointer_attribute(real: &mut Real, data: *mut c_void, attribute: c
     }
     let known = address::known(ptr);
     // What the pool does not know, the driver answers first.
-    let answer = matches!(known, Known::Foreign).then(|| real.call());
-    if let Some(refusal) = answer.filter(|result| !result.is_ok()) {
-        return refusal;
+    if matches!(known, Known::Foreign) {
+        let result = real.call();
+        // SAFETY: `data` is not NULL and the program's for this attribute, and looked at only where the driver has written to it.
+        let answer = if result.is_ok() { unsafe { as_asked_for(data, attribute, ptr) } } else { Err(Bypass::NotOurs) };
+        return or_driver(answer, real.api, || result);
     }
     // SAFETY: `data` is not NULL and the program's for this attribute.
-    unsafe { write_attribute(data, attribute, ptr, &known) }.or(answer).unwrap_or_else(|| real.call())
+    let answer = unsafe { write_attribute(data, attribute, ptr, &known) };
+    or_driver(answer, real.api, || real.call())
 }
 
 /// # Safety
@@ -237,7 +259,9 @@ pub unsafe fn pointer_attributes(
         unsafe { write_attribute(output, attribute, ptr, &known) }
     };
     // SAFETY: the driver answered success for these arguments.
-    unsafe { rewrite(count, attributes, data, write) };
+    if let Err(why) = unsafe { rewrite(count, attributes, data, write) } {
+        why.note(real.api);
+    }
     result
 }
 
@@ -251,15 +275,17 @@ pub unsafe fn set_pointer_attribute(
     attribute: c_int,
     ptr: CUdeviceptr,
 ) -> CuResult {
-    match address::known(ptr) {
+    let answer = match address::known(ptr) {
         Known::Pooled(block) if attribute == kind::SYNC_MEMOPS && !value.is_null() => {
             // SAFETY: not NULL, and the value of this attribute is a number of 32 bits; unaligned because the driver asks for no more.
             let waits = unsafe { value.cast::<c_uint>().read_unaligned() } != 0;
-            memops::set(&block, waits)
+            Ok(memops::set(&block, waits))
         }
-        Known::Pooled(_) | Known::Freed => CuResult::INVALID_VALUE,
-        Known::Managed(_) | Known::Pinned(_) | Known::Foreign => real.call(),
-    }
+        Known::Pooled(_) | Known::Freed => Ok(CuResult::INVALID_VALUE),
+        Known::Managed(_) | Known::Pinned(_) => Err(Bypass::NothingToHide),
+        Known::Foreign => Err(Bypass::NotOurs),
+    };
+    or_driver(answer, real.api, || real.call())
 }
 
 /// # Safety
@@ -267,8 +293,9 @@ pub unsafe fn set_pointer_attribute(
 pub unsafe fn address_range(real: &mut Real, base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) -> CuResult {
     let known = address::known(ptr);
     // Without a context that can be used, the driver does not look at the address. It says so itself where it is asked.
-    let is_usable = |driver: &Driver| driver.current_context().is_some() && context::refusal(driver).is_none();
+    let is_usable = |driver: &Driver| driver.current_context().is_some() && context::usable(driver).is_ok();
     if !matches!(known, Known::Foreign) && !context::driver().is_some_and(is_usable) {
+        Bypass::NoContext.note(real.api);
         return real.call();
     }
     let range = match known {
@@ -277,7 +304,10 @@ pub unsafe fn address_range(real: &mut Real, base: *mut CUdeviceptr, size: *mut 
             match handles::mapped_whole(ptr).filter(|_| result.is_ok()) {
                 // Of what is made of parts, not the part.
                 Some((start, bytes)) => Some((start, bytes)),
-                None => return result,
+                None => {
+                    Bypass::NotOurs.note(real.api);
+                    return result;
+                }
             }
         }
         Known::Freed => None,

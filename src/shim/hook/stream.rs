@@ -4,7 +4,7 @@ use super::Real;
 use crate::serve::managed;
 use crate::watch::capture::{self, Seen};
 use cudarc::driver::sys::CUstream;
-use gpupool_cuda::CuResult;
+use gpupool_cuda::{CuResult, Stream};
 
 /// Answers of `cuStreamEndCapture` after which the stream is still being captured: the call was wrong, not the capture.
 const STILL_CAPTURING: [i32; 5] = [1, 201, 400, 903, 908];
@@ -14,16 +14,14 @@ fn per_thread_default(real: &Real) -> bool {
 }
 
 /// The stream that this call means by its argument, for a call of ours, which has no `_ptsz` in its name.
-pub(super) fn handle(real: &Real, stream: CUstream) -> CUstream {
-    /// `CU_STREAM_PER_THREAD`.
-    const PER_THREAD: usize = 2;
-    if stream.is_null() && per_thread_default(real) { PER_THREAD as CUstream } else { stream }
+pub(super) fn handle(real: &Real, stream: CUstream) -> Stream {
+    Stream::from_raw(stream).meant_by(per_thread_default(real))
 }
 
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn begin(real: &mut Real, stream: CUstream) -> CuResult {
-    let attempt = capture::begin(stream, per_thread_default(real));
+    let attempt = capture::begin(Stream::from_raw(stream), per_thread_default(real));
     let result = real.call();
     if result.is_ok() {
         attempt.succeeded();
@@ -34,7 +32,7 @@ pub unsafe fn begin(real: &mut Real, stream: CUstream) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn end(real: &mut Real, stream: CUstream) -> CuResult {
-    let seen = capture::seen(stream, per_thread_default(real));
+    let seen = capture::seen(Stream::from_raw(stream), per_thread_default(real));
     let result = real.call();
     if !STILL_CAPTURING.contains(&result.0) {
         ended(seen);
@@ -45,7 +43,7 @@ pub unsafe fn end(real: &mut Real, stream: CUstream) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn destroy(real: &mut Real, stream: CUstream) -> CuResult {
-    let seen = capture::seen(stream, false);
+    let seen = capture::seen(Stream::from_raw(stream), false);
     let result = real.call();
     if result.is_ok() {
         ended(seen);

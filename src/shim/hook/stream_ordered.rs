@@ -3,14 +3,15 @@
 
 use super::{Real, memory as memory_body, retry, stream};
 use crate::address::{self, Known};
+use crate::bypass::{Answer, Bypass, or_driver};
 use crate::serve;
 use crate::serve::{
     managed,
     memory::{self, mempool},
 };
 use crate::watch::{capture, context};
-use cudarc::driver::sys::{CUdevice, CUdeviceptr, CUmemoryPool, CUstream};
-use gpupool_cuda::{CuResult, Driver, PoolProperties};
+use cudarc::driver::sys::{CUdeviceptr, CUmemoryPool, CUstream};
+use gpupool_cuda::{CuResult, Device, Driver, MemoryPool, PoolProperties, Stream};
 
 /// # Safety
 /// `dptr` is the program's output argument of that call.
@@ -22,7 +23,8 @@ pub unsafe fn allocate(real: &mut Real, dptr: *mut CUdeviceptr, bytes: usize, st
     // The pool that is current on the stream's GPU, which may be one that the program made for a purpose.
     let device = |driver: &Driver, of_stream| mempool::is_plain_on(driver, of_stream).then_some(of_stream);
     // SAFETY: as for this function.
-    unsafe { serve(real, dptr, bytes, stream, device) }.unwrap_or(result)
+    let answer = unsafe { serve(real, dptr, bytes, stream, device) };
+    or_driver(answer, real.api, || result)
 }
 
 /// # Safety
@@ -38,8 +40,10 @@ pub unsafe fn allocate_from(
     if result != CuResult::OUT_OF_MEMORY {
         return used(result);
     }
+    let device = |driver: &Driver, _| mempool::device_of(driver, MemoryPool::from_raw(pool)?);
     // SAFETY: as for this function.
-    unsafe { serve(real, dptr, bytes, stream, |driver, _| mempool::device_of(driver, pool)) }.unwrap_or(result)
+    let answer = unsafe { serve(real, dptr, bytes, stream, device) };
+    or_driver(answer, real.api, || result)
 }
 
 /// Has the context in which the driver allocated count as one that is in use.
@@ -48,8 +52,8 @@ fn used(result: CuResult) -> CuResult {
     if context::is_in_use() { result } else { memory_body::served_by_driver(result) }
 }
 
-/// A block of the pool, for the GPU that `device` names given that of the stream. `None`: the driver's answer stands, as
-/// it does in a capture, where the request is a node of the graph and its memory the driver's.
+/// A block of the pool, for the GPU that `device` names given that of the stream. Not in a capture, where the request is a node
+/// of the graph and its memory the driver's.
 ///
 /// # Safety
 /// `dptr` is the program's output argument of that call.
@@ -59,23 +63,26 @@ unsafe fn serve(
     dptr: *mut CUdeviceptr,
     bytes: usize,
     stream: CUstream,
-    device: impl FnOnce(&Driver, CUdevice) -> Option<CUdevice>,
-) -> Option<CuResult> {
-    let driver = context::driver()?;
+    device: impl FnOnce(&Driver, Device) -> Option<Device>,
+) -> Answer<CuResult> {
+    let driver = context::driver().ok_or(Bypass::NoDriver)?;
     let stream = stream::handle(real, stream);
     // SAFETY: the driver accepted the stream just now.
     let captured = unsafe { driver.is_capturing(stream) };
-    if dptr.is_null() || bytes == 0 || captured != Ok(false) {
-        return None;
+    if dptr.is_null() || bytes == 0 {
+        return Err(Bypass::Malformed);
+    }
+    if captured.map_err(Bypass::Declined)? {
+        return Err(Bypass::Capturing);
     }
     // SAFETY: the driver accepted the stream just now.
-    let handle = unsafe { driver.stream_context(stream) }.ok()?;
-    let context = context::by_handle(handle)?;
-    let device = device(driver, context.device)?;
+    let handle = unsafe { driver.stream_context(stream) }.map_err(Bypass::Declined)?;
+    let context = context::by_handle(handle).ok_or(Bypass::NoContext)?;
+    let device = device(driver, context.device).ok_or(Bypass::OtherKind)?;
     let address = serve::allocate_after_driver(driver, &context, device, bytes as u64)?;
     // SAFETY: not NULL; the driver has written there too, 0.
     unsafe { *dptr = address };
-    Some(CuResult::SUCCESS)
+    Ok(CuResult::SUCCESS)
 }
 
 /// Pooled memory is used again only after this point of the stream, and after that of every other one of its GPU: see
@@ -89,13 +96,19 @@ pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuRe
         Known::Pooled(_) => {}
         // Where the context or, at the end of the process, the driver is gone, that is the answer.
         Known::Freed | Known::Pinned(_) => {
-            let refused = context::driver().and_then(context::refusal).is_some();
-            return if refused { real.call() } else { CuResult::INVALID_VALUE };
+            let refused = if context::is_refused() { Err(Bypass::ContextGone) } else { Ok(CuResult::INVALID_VALUE) };
+            return or_driver(refused, real.api, || real.call());
         }
-        Known::Foreign => return managed::free(dptr, || real.call()),
+        Known::Foreign => {
+            Bypass::NotOurs.note(real.api);
+            return managed::free(dptr, || real.call());
+        }
         Known::Managed(_) => return managed::free_in_order(dptr, || real.call()),
     }
-    let Some(driver) = context::driver() else { return real.call() };
+    let Some(driver) = context::driver() else {
+        Bypass::NoDriver.note(real.api);
+        return real.call();
+    };
     let stream = stream::handle(real, stream);
     if capture::under_way() {
         // SAFETY: the stream is the program's argument to a call that uses it.
@@ -109,11 +122,11 @@ pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuRe
         Ok(device) => memory::free_later(dptr, device),
         Err(refused) => return refused,
     };
-    freed.unwrap_or_else(|| real.call())
+    or_driver(freed, real.api, || real.call())
 }
 
 /// The GPU that a stream is on; the driver's error for one that is none.
-fn device_of(driver: &Driver, stream: CUstream) -> Result<CUdevice, CuResult> {
+fn device_of(driver: &Driver, stream: Stream) -> Result<Device, CuResult> {
     // SAFETY: the stream is the program's argument to a call that uses it.
     let handle = unsafe { driver.stream_context(stream) }?;
     if driver.current_context() == Some(handle) {
@@ -128,7 +141,10 @@ pub unsafe fn pool_created(real: &mut Real, pool: *mut CUmemoryPool, properties:
     let result = real.call();
     if result.is_ok() {
         // SAFETY: the driver answered success, so it has read the one and written the other.
-        unsafe { mempool::created(*pool, &*properties) };
+        let (pool, properties) = unsafe { (*pool, &*properties) };
+        if let Some(pool) = MemoryPool::from_raw(pool) {
+            mempool::created(pool, properties);
+        }
     }
     result
 }
@@ -136,6 +152,8 @@ pub unsafe fn pool_created(real: &mut Real, pool: *mut CUmemoryPool, properties:
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn pool_destroyed(real: &mut Real, pool: CUmemoryPool) -> CuResult {
-    mempool::destroyed(pool);
+    if let Some(pool) = MemoryPool::from_raw(pool) {
+        mempool::destroyed(pool);
+    }
     real.call()
 }

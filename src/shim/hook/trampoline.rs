@@ -46,8 +46,8 @@ macro_rules! real_function {
 }
 
 macro_rules! trampoline {
-    // Launches and copies are counted after the call and nothing else, which cannot panic and needs no guard: so no
-    // boundary, of which a launch would feel the twenty nanoseconds. What is only traced takes the same way.
+    // Of launches and copies, the context is looked for before the call and counted in after it, which cannot panic and needs
+    // no guard: so no boundary, of which a launch would feel the twenty nanoseconds. What is only traced takes the same way.
     ($name:ident($($p:ident: $t:ty),*) => usage::$body:ident($($a:ident),*)) => {
         trampoline! { @listens $name($($p: $t),*) => usage::$body($($a),*) }
     };
@@ -58,16 +58,18 @@ macro_rules! trampoline {
             #[cold]
             unsafe extern "C-unwind" fn looked_at($($p: $t),*) -> CuResult {
                 let real = real_function!($name($($t),*));
+                let is_ours = run::takes_part(Api(stringify!($name))) && guard::is_outside();
+                let before = is_ours.then(|| super::usage::before(Api(stringify!($name))));
                 // SAFETY: the program passes these arguments to the driver with this very call.
                 unsafe { super::launch::$body(Api(stringify!($name)), $($a),*) };
-                // SAFETY: as above, unchanged.
+                // SAFETY: the arguments are the program's own, passed on unchanged.
                 let mut result = unsafe { real($($p),*) };
-                if run::takes_part(Api(stringify!($name))) && guard::is_outside() {
+                if let Some(before) = before {
                     if result == CuResult::OUT_OF_MEMORY && super::retry::made_room(Api(stringify!($name))) {
-                        // SAFETY: as above; the driver took nothing of a call that it answered so.
+                        // SAFETY: the arguments are still the program's; the driver took nothing of a call that it answered so.
                         result = unsafe { real($($p),*) };
                     }
-                    super::usage::launched(Api(stringify!($name)), result);
+                    super::usage::launched(Api(stringify!($name)), before, result);
                 }
                 result
             }
@@ -88,16 +90,19 @@ macro_rules! trampoline {
         pub unsafe extern "C-unwind" fn $name($($p: $t),*) -> CuResult {
             $(if $other $way)?
             let real = real_function!($name($($t),*));
+            if !run::takes_part(Api(stringify!($name))) || !guard::is_outside() {
+                // SAFETY: the arguments are the program's own, passed on unchanged.
+                return unsafe { real($($p),*) };
+            }
+            let before = super::$subject::before(Api(stringify!($name)));
             // SAFETY: the arguments are the program's own, passed on unchanged.
             let mut result = unsafe { real($($p),*) };
-            if run::takes_part(Api(stringify!($name))) && guard::is_outside() {
-                // A launch may need memory, too: for a graph's nodes, or for what the threads of a kernel keep.
-                if result == CuResult::OUT_OF_MEMORY && super::retry::made_room(Api(stringify!($name))) {
-                    // SAFETY: as above; the driver took nothing of a call that it answered so.
-                    result = unsafe { real($($p),*) };
-                }
-                super::$subject::$body(Api(stringify!($name)), result $(, $a)*);
+            // A launch may need memory, too: for a graph's nodes, or for what the threads of a kernel keep.
+            if result == CuResult::OUT_OF_MEMORY && super::retry::made_room(Api(stringify!($name))) {
+                // SAFETY: the arguments are still the program's; the driver took nothing of a call that it answered so.
+                result = unsafe { real($($p),*) };
             }
+            super::$subject::$body(Api(stringify!($name)), before, result $(, $a)*);
             result
         }
     };

@@ -1,6 +1,9 @@
 //! Bodies: launches and copies, counted for the context that is current. Nothing else happens here; a launch takes two
 //! microseconds, and these must not show in it. Copies are also compared with the few addresses of pinned memory that are
 //! watched, if any are; and those that are not asynchronous with the blocks that have to be left quiet by them, if any are.
+//!
+//! A context that nobody saw being made is found here at the latest, before its first work is submitted: its GPU may have to be
+//! let at the pool's memory first.
 
 use super::boundary;
 use crate::serve::memory::memops;
@@ -12,16 +15,39 @@ use gpupool_cuda::{self as cuda, CuResult};
 use gpupool_interpose::Api;
 use std::ffi::c_void;
 
+/// What the current context was used for, looked for before the call; `None` without a context.
+pub type Before = Option<&'static Usage>;
+
+/// Before the call. Always inlined, so that the rows ask the loader only once where this thread's variables lie.
+#[inline(always)]
+pub fn before(api: Api) -> Before {
+    match cuda::at_hand().map(context::glance) {
+        Some(Ok(context)) => context.map(|context| context.usage()),
+        Some(Err(())) | None => look(api),
+    }
+}
+
+/// The first of a thread in its context, which may have to be noted first: that takes a lock, allocates, asks the driver,
+/// logs and may fail.
+#[cold]
+fn look(api: Api) -> Before {
+    let mut found = None;
+    boundary::contained(api, || {
+        found = context::driver().and_then(context::current).map(|context| context.usage());
+    });
+    found
+}
+
 /// After a launch.
 #[inline]
-pub fn launched(api: Api, result: CuResult) {
-    count(api, result, Usage::launched);
+pub fn launched(api: Api, before: Before, result: CuResult) {
+    count(api, before, result, Usage::launched);
 }
 
 /// After a copy or a fill.
 #[inline]
-pub fn copied(api: Api, result: CuResult) {
-    count(api, result, Usage::copied);
+pub fn copied(api: Api, before: Before, result: CuResult) {
+    count(api, before, result, Usage::copied);
 }
 
 /// What a copy calls an address, by its side.
@@ -52,8 +78,8 @@ impl Address for *mut c_void {
 
 /// After a copy of bytes in a row.
 #[inline]
-pub fn moved(api: Api, result: CuResult, dst: impl Address, src: impl Address, bytes: usize) {
-    copied(api, result);
+pub fn moved(api: Api, before: Before, result: CuResult, dst: impl Address, src: impl Address, bytes: usize) {
+    copied(api, before, result);
     if result.is_ok() {
         pinned::after_copy(dst.number(), src.number(), bytes as u64);
     }
@@ -61,15 +87,15 @@ pub fn moved(api: Api, result: CuResult, dst: impl Address, src: impl Address, b
 
 /// The same, where the call is not asynchronous.
 #[inline]
-pub fn moved_at_once(api: Api, result: CuResult, dst: impl Address, src: impl Address, bytes: usize) {
-    moved(api, result, dst, src, bytes);
+pub fn moved_at_once(api: Api, before: Before, result: CuResult, dst: impl Address, src: impl Address, bytes: usize) {
+    moved(api, before, result, dst, src, bytes);
     finish_at(api, result, &[dst.number(), src.number()]);
 }
 
 /// After a fill that is not asynchronous.
 #[inline]
-pub fn filled(api: Api, result: CuResult, dst: u64) {
-    copied(api, result);
+pub fn filled(api: Api, before: Before, result: CuResult, dst: u64) {
+    copied(api, before, result);
     finish_at(api, result, &[dst]);
 }
 
@@ -98,8 +124,8 @@ fn finish(api: Api, touched: &[u64]) {
 /// After a copy of rows. Of the fields that are read, those that the kinds of memory do not ask for are whatever the
 /// program left there; an address too many only makes a block count as reached or copied out of, and then it is not judged.
 #[inline]
-pub fn moved_rows(api: Api, result: CuResult, copy: *const c_void) {
-    copied(api, result);
+pub fn moved_rows(api: Api, before: Before, result: CuResult, copy: *const c_void) {
+    copied(api, before, result);
     if result.is_ok() && pinned::copies::is_watching() {
         let copy = copy.cast::<CUDA_MEMCPY2D>();
         // SAFETY: the driver read the structure without an error; of it, only fields are read that any bits are a value of.
@@ -111,8 +137,8 @@ pub fn moved_rows(api: Api, result: CuResult, copy: *const c_void) {
 
 /// The same, where the call is not asynchronous.
 #[inline]
-pub fn rows_at_once(api: Api, result: CuResult, copy: *const c_void) {
-    moved_rows(api, result, copy);
+pub fn rows_at_once(api: Api, before: Before, result: CuResult, copy: *const c_void) {
+    moved_rows(api, before, result, copy);
     if memops::is_any() && result.is_ok() {
         let copy = copy.cast::<CUDA_MEMCPY2D>();
         // SAFETY: the driver read the structure without an error; an address that the kinds of memory do not ask for may be anything,
@@ -122,10 +148,10 @@ pub fn rows_at_once(api: Api, result: CuResult, copy: *const c_void) {
     }
 }
 
-/// As [`moved_rows`], after a copy of boxes.
+/// After a copy of boxes. Which fields are read is said at [`moved_rows`].
 #[inline]
-pub fn moved_boxes(api: Api, result: CuResult, copy: *const c_void) {
-    copied(api, result);
+pub fn moved_boxes(api: Api, before: Before, result: CuResult, copy: *const c_void) {
+    copied(api, before, result);
     if result.is_ok() && pinned::copies::is_watching() {
         let copy = copy.cast::<CUDA_MEMCPY3D>();
         // SAFETY: the driver read this structure without an error, too, and only such fields are read of it.
@@ -137,8 +163,8 @@ pub fn moved_boxes(api: Api, result: CuResult, copy: *const c_void) {
 
 /// The same, where the call is not asynchronous.
 #[inline]
-pub fn boxes_at_once(api: Api, result: CuResult, copy: *const c_void) {
-    moved_boxes(api, result, copy);
+pub fn boxes_at_once(api: Api, before: Before, result: CuResult, copy: *const c_void) {
+    moved_boxes(api, before, result, copy);
     if memops::is_any() && result.is_ok() {
         let copy = copy.cast::<CUDA_MEMCPY3D>();
         // SAFETY: the driver read the structure without an error; an address that the kinds of memory do not ask for may be anything,
@@ -150,32 +176,14 @@ pub fn boxes_at_once(api: Api, result: CuResult, copy: *const c_void) {
 
 /// After other work: a host function, an event, a prefetch.
 #[inline]
-pub fn worked(api: Api, result: CuResult) {
-    if result.is_ok() {
-        count(api, result, Usage::worked);
-    } else {
-        boundary::trace(api, result);
-    }
+pub fn worked(api: Api, before: Before, result: CuResult) {
+    count(api, before.filter(|_| result.is_ok()), result, Usage::worked);
 }
 
-/// Always inlined, so that the rows ask the loader only once where this thread's variables lie.
-#[inline(always)]
-fn count(api: Api, result: CuResult, as_what: impl Fn(&Usage)) {
-    match cuda::at_hand().map(context::glance) {
-        Some(Ok(Some(context))) => as_what(&context.usage),
-        Some(Ok(None)) => {}
-        Some(Err(())) | None => count_in_unknown(api, as_what),
+#[inline]
+fn count(api: Api, before: Before, result: CuResult, as_what: impl Fn(&Usage)) {
+    if let Some(usage) = before {
+        as_what(usage);
     }
     boundary::trace(api, result);
-}
-
-/// The first of a thread in its context, which may have to be noted first: that takes a lock, allocates, asks the driver,
-/// logs and may fail.
-#[cold]
-fn count_in_unknown(api: Api, as_what: impl Fn(&Usage)) {
-    boundary::contained(api, || {
-        if let Some(context) = context::driver().and_then(context::current) {
-            as_what(&context.usage);
-        }
-    });
 }

@@ -2,6 +2,7 @@
 
 use super::{Real, retry};
 use crate::address::{self, Known};
+use crate::bypass::Bypass;
 use crate::serve::{
     handles::{self, Part, Release, Request, Retained},
     memory,
@@ -9,7 +10,7 @@ use crate::serve::{
 use crate::watch::context;
 use crate::{log, process};
 use cudarc::driver::sys::CUdeviceptr;
-use gpupool_cuda::{Access, CuResult, Driver, Location, Properties};
+use gpupool_cuda::{Access, CuResult, Driver, Location, Physical, Properties};
 use gpupool_pool::Anchor;
 use std::ffi::{c_int, c_ulonglong, c_void};
 
@@ -28,15 +29,20 @@ pub unsafe fn create(
         Some((properties, device)) if !handle.is_null() && bytes > 0 && flags == 0 => {
             let request = Request { bytes: bytes as u64, properties, device };
             // SAFETY: not NULL, and the program's output argument.
-            unsafe { handles::create(real, handle, &request) }
+            unsafe { handles::create(real, handle.cast(), &request) }
         }
-        _ => retry::call(real),
+        plain => {
+            let is_of_another_kind = properties.is_some() && plain.is_none();
+            let why = if is_of_another_kind { Bypass::OtherKind } else { Bypass::Malformed };
+            why.note(real.api);
+            retry::call(real)
+        }
     };
     // Such memory needs no context; made where the program is, it is what the context there is for.
     if result.is_ok()
         && let Some(context) = context::driver().and_then(context::current)
         && let Some(device) = properties.and_then(|properties| properties.location.device())
-        && u32::try_from(context.device) == Ok(device)
+        && context.device.ordinal() == device
     {
         context.usage.worked();
     }
@@ -46,6 +52,7 @@ pub unsafe fn create(
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn release(real: &mut Real, handle: u64) -> CuResult {
+    let handle = Physical::from_raw(handle);
     let parts = match handles::release(handle) {
         Release::Unknown => return real.call(),
         Release::Counted => return CuResult::SUCCESS,
@@ -76,7 +83,7 @@ pub unsafe fn map(
     handle: u64,
     flags: c_ulonglong,
 ) -> CuResult {
-    let parts = handles::begin_map(handle);
+    let parts = handles::begin_map(Physical::from_raw(handle));
     let result = match process::driver() {
         Some(driver) if parts.len() > 1 => map_parts(driver, address, bytes as u64, offset, &parts, flags),
         _ => real.call(),
@@ -168,7 +175,7 @@ pub unsafe fn get_access(
 pub unsafe fn properties(real: &mut Real, properties: *mut Properties, handle: u64) -> CuResult {
     let result = real.call();
     if result.is_ok()
-        && let Some(asked) = handles::asked_for(handle)
+        && let Some(asked) = handles::asked_for(Physical::from_raw(handle))
     {
         // SAFETY: the driver answered success, so it has written there.
         unsafe { (*properties).location = Location { kind: Location::DEVICE, id: asked as c_int } };
@@ -202,7 +209,7 @@ pub unsafe fn retain(real: &mut Real, handle: *mut u64, address: *mut c_void) ->
     let result = real.call();
     let given = match result.is_ok() {
         // SAFETY: the driver answered success, so it has written there.
-        true => Some(unsafe { *handle }),
+        true => Some(Physical::from_raw(unsafe { *handle })),
         false => None,
     };
     if let Some(expected) = expected {
@@ -228,12 +235,12 @@ pub unsafe fn retain(real: &mut Real, handle: *mut u64, address: *mut c_void) ->
         }
     };
     // SAFETY: as above.
-    unsafe { *handle = whole };
+    unsafe { *handle = whole.raw() };
     result
 }
 
 /// Takes a reference on what is mapped at each of these addresses, or gives `given` back, too.
-fn retain_all(driver: &Driver, given: u64, addresses: &[u64]) -> Result<(), CuResult> {
+fn retain_all(driver: &Driver, given: Physical, addresses: &[u64]) -> Result<(), CuResult> {
     let mut taken = vec![given];
     for address in addresses {
         match driver.retain_at(*address) {
@@ -254,7 +261,7 @@ fn retain_all(driver: &Driver, given: u64, addresses: &[u64]) -> Result<(), CuRe
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn export(real: &mut Real, handle: u64) -> CuResult {
-    if !handles::is_of_parts(handle) {
+    if !handles::is_of_parts(Physical::from_raw(handle)) {
         return real.call();
     }
     log::warn_once(
@@ -272,7 +279,7 @@ pub unsafe fn import(real: &mut Real, handle: *mut u64) -> CuResult {
     let result = real.call();
     let Some(driver) = context::driver().filter(|_| result.is_ok()) else { return result };
     // SAFETY: the driver answered success, so it has written there.
-    let handle = unsafe { *handle };
+    let handle = Physical::from_raw(unsafe { *handle });
     if let Ok(properties) = driver.properties_of(handle) {
         handles::imported(handle, properties.location);
     }

@@ -315,7 +315,7 @@ fn hostile_bytes_stay_inside_their_field() {
     let (records, text, _) = log(&[("GPUPOOL_LOG_FILE", path.to_str().unwrap())], || {
         crate::watch::finding::make(
             &gpupool_events::Finding::STRAY_CONTEXT,
-            Some(1),
+            Some(gpupool_cuda::Device::of(1)),
             &site,
             &[("file", name.clone())],
             "what\n\u{1b}[31mred",

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use gpupool_config::VERDICTS;
-use gpupool_events::{Attendance, Began, FindingMade, Present, RankOnGpu0, Verdict, VerdictLine};
+use gpupool_events::{Attendance, Began, FindingMade, Present, RankOnGpu, Verdict, VerdictLine};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 
@@ -93,7 +93,7 @@ fn present(how: Present) {
     present_as(how, std::process::id(), c"");
 }
 
-/// As [`present`], for the process `pid`, with the path of a program.
+/// Tells the wrapper that the process `pid` is there, and which program it runs; see [`present`].
 fn present_as(how: Present, pid: u32, program: &CStr) {
     let Some(told) = TOLD.get() else { return };
     // On the stack, of which the handler of a signal may have little.
@@ -204,7 +204,7 @@ pub fn prepare() {
             OWN.store(Box::into_raw(Box::new(own)), Ordering::Release);
         }
         Err(error) => stderr::warn_now(&format!(
-            "{VERDICTS}={}: can not make a file there: {error}; what is found in this process does not reach --fail-on",
+            "{VERDICTS}={}: cannot make a file there: {error}; what is found in this process does not reach --fail-on",
             folder.display()
         )),
     }
@@ -219,10 +219,10 @@ pub fn began() {
     own.write(&VerdictLine::Began(Began::new(own.pid, clock::started_at().unwrap_or(0), now, exe)));
 }
 
-/// This process is a rank of a job and made a context on its GPU 0.
-pub fn on_gpu_0(rank: RankOnGpu0) {
+/// This process is a rank of a job and made a context on a GPU.
+pub fn on_gpu(rank: RankOnGpu) {
     if let Some(own) = own() {
-        own.write(&VerdictLine::Gpu0(rank));
+        own.write(&VerdictLine::Gpu(rank));
     }
 }
 
@@ -266,6 +266,13 @@ pub fn found(finding: FindingMade) {
     let Some(own) = own() else { return };
     own.made.fetch_add(1, Ordering::Relaxed);
     own.write(&VerdictLine::Finding(finding));
+}
+
+/// Nothing is looked at in this process, because of what `why` names.
+pub fn apart(why: &str) {
+    if let Some(own) = own() {
+        own.write(&VerdictLine::Apart { why: why.to_owned() });
+    }
 }
 
 /// Everything was judged.

@@ -55,12 +55,16 @@ fn start_inside() -> bool {
     let settings = match Settings::read(std::env::vars_os()) {
         Ok(settings) => settings,
         Err(problems) => {
+            verdict::began();
             process::refuse(&problems);
             return false;
         }
     };
     if settings.mode == Mode::Off {
-        process::explain("GPUPOOL_MODE=off");
+        const OFF: &str = "GPUPOOL_MODE=off";
+        verdict::began();
+        verdict::apart(OFF);
+        process::explain(OFF);
         process::enter(Phase::Passing);
         return false;
     }

@@ -48,7 +48,7 @@ pub fn write() {
         process::settings().summary,
         &Summary {
             places: places.collect(),
-            contexts: contexts.iter().map(|context| (context.device as u32, context.kind.word().to_owned())).collect(),
+            contexts: contexts.iter().map(|it| (it.device.ordinal(), it.kind.word().to_owned())).collect(),
             warnings: log::warnings(),
             log_file: log::lasting_file(),
             log_removed: log::lasting_file().is_some_and(|path| !path.exists()),

@@ -9,19 +9,14 @@
 
 use crate::process;
 use crate::watch::context::{self, Observer};
-use cudarc::driver::sys::CUstream;
-use gpupool_cuda::{CuResult, Driver};
+use gpupool_cuda::{CuResult, Driver, Stream};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// The legacy default stream, and the per-thread one, which is one handle for many streams.
-const LEGACY: usize = 1;
-const PER_THREAD: usize = 2;
 
 /// A stream; the thread is 0 for those of their own handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key {
-    stream: usize,
+    stream: Stream,
     thread: u64,
 }
 
@@ -79,7 +74,7 @@ pub fn suppose() -> Option<Looked> {
 /// Whether this stream is being captured, or any other that the legacy stream waits for, in a process where captures are
 /// not seen to begin. (A capture on a non-blocking stream other than this one stays unseen; the driver has no question
 /// that would find it.)
-pub fn look(driver: &Driver, stream: CUstream) -> Option<Looked> {
+pub fn look(driver: &Driver, stream: Stream) -> Option<Looked> {
     if process::is_preloaded() {
         return None;
     }
@@ -88,14 +83,14 @@ pub fn look(driver: &Driver, stream: CUstream) -> Option<Looked> {
         let answer = unsafe { driver.is_capturing(stream) };
         matches!(answer, Ok(true) | Err(CuResult::STREAM_CAPTURE_IMPLICIT))
     };
-    (captured(stream) || captured(std::ptr::null_mut())).then(Looked::new)
+    (captured(stream) || captured(Stream::DEFAULT)).then(Looked::new)
 }
 
-fn key(stream: CUstream, per_thread_default: bool) -> Key {
-    let stream = stream as usize;
-    if stream == PER_THREAD || (stream == 0 && per_thread_default) {
+fn key(stream: Stream, per_thread_default: bool) -> Key {
+    let stream = stream.meant_by(per_thread_default);
+    if stream == Stream::PER_THREAD {
         // SAFETY: pthread_self has no preconditions.
-        return Key { stream: PER_THREAD, thread: unsafe { libc::pthread_self() } };
+        return Key { stream, thread: unsafe { libc::pthread_self() } };
     }
     Key { stream, thread: 0 }
 }
@@ -114,7 +109,7 @@ pub struct Attempt(Key);
 
 /// The driver is about to be asked to capture this stream: a free on another thread in between must already see that.
 /// `per_thread_default`: the call is of the `_ptsz` kind.
-pub fn begin(stream: CUstream, per_thread_default: bool) -> Attempt {
+pub fn begin(stream: Stream, per_thread_default: bool) -> Attempt {
     let key = key(stream, per_thread_default);
     if key.thread != 0 {
         // Where the thread is about to end, its stream ends before anything of ours could.
@@ -142,9 +137,9 @@ pub fn begin(stream: CUstream, per_thread_default: bool) -> Attempt {
     Attempt(key)
 }
 
-fn context_of(stream: CUstream) -> Option<u64> {
+fn context_of(stream: Stream) -> Option<u64> {
     let driver = context::driver()?;
-    if stream.is_null() || [LEGACY, PER_THREAD].contains(&(stream as usize)) {
+    if stream.is_a_default() {
         return Some(context::current(driver)?.id);
     }
     // SAFETY: the stream is the program's argument to a call that uses it.
@@ -185,7 +180,7 @@ pub struct Seen {
 }
 
 /// The capture of this stream; `None`: there is none.
-pub fn seen(stream: CUstream, per_thread_default: bool) -> Option<Seen> {
+pub fn seen(stream: Stream, per_thread_default: bool) -> Option<Seen> {
     if COUNT.load(Ordering::Acquire) == 0 {
         return None;
     }
@@ -229,7 +224,7 @@ struct ThreadEnd;
 
 impl Drop for ThreadEnd {
     fn drop(&mut self) {
-        let thread = key(std::ptr::null_mut(), true).thread;
+        let thread = key(Stream::PER_THREAD, false).thread;
         drop_where(|capture| capture.key.thread == thread);
     }
 }
@@ -243,13 +238,13 @@ thread_local! {
 mod tests {
     use super::*;
 
-    const OWN: CUstream = 0x1000 as CUstream;
+    const OWN: Stream = Stream::from_raw(std::ptr::without_provenance_mut(0x1000));
 
-    fn began(stream: CUstream, per_thread_default: bool) {
+    fn began(stream: Stream, per_thread_default: bool) {
         begin(stream, per_thread_default).succeeded();
     }
 
-    fn ended(stream: CUstream, per_thread_default: bool) {
+    fn ended(stream: Stream, per_thread_default: bool) {
         if let Some(seen) = seen(stream, per_thread_default) {
             seen.ended();
         }
@@ -296,16 +291,15 @@ mod tests {
     }
 
     fn threads_have_default_streams_of_their_own() {
-        let default = std::ptr::null_mut();
-        began(default, true);
-        std::thread::spawn(|| ended(std::ptr::null_mut(), true)).join().unwrap();
+        began(Stream::DEFAULT, true);
+        std::thread::spawn(|| ended(Stream::DEFAULT, true)).join().unwrap();
         assert!(under_way(), "another thread's default stream is another stream");
-        ended(PER_THREAD as CUstream, false);
+        ended(Stream::PER_THREAD, false);
         assert!(!under_way(), "the handle 2 is the per-thread default stream, whatever the call's name");
     }
 
     fn a_thread_takes_its_capture_along() {
-        std::thread::spawn(|| began(std::ptr::null_mut(), true)).join().unwrap();
+        std::thread::spawn(|| began(Stream::DEFAULT, true)).join().unwrap();
         assert!(!under_way());
     }
 }

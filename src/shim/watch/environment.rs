@@ -12,7 +12,7 @@ use gpupool_interpose::{Api, dlsym};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// The variables that `cuInit` reads.
 const WATCHED: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
@@ -20,6 +20,8 @@ const WATCHED: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
 /// The state at the first `cuInit` that succeeded.
 struct Initial {
     values: [Option<String>; 2],
+    /// GPUs that the process saw then.
+    gpus: Option<usize>,
     site: Site,
 }
 
@@ -29,7 +31,7 @@ fn values() -> [Option<String>; 2] {
     WATCHED.map(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
 }
 
-/// As [`values`], when nobody vouches any more for the memory that the environment lies in. `None` where that cannot be read
+/// The values of the watched variables when nobody vouches any more for the memory that the environment lies in. `None` where that cannot be read
 /// without the danger of a fault.
 fn values_at_end() -> Option<[Option<String>; 2]> {
     unsafe extern "C" {
@@ -91,7 +93,8 @@ pub fn initialised(call: &'static str) {
         context::remember(driver);
     }
     let gpus = context::driver().map(|driver| driver.device_count());
-    let initial = Initial { values: values(), site: site::here() };
+    let gpus = gpus.and_then(|gpus| usize::try_from(gpus).ok());
+    let initial = Initial { values: values(), gpus, site: site::here() };
     let [visible_devices, device_order] = &initial.values;
     log::emit(|| {
         let event = CudaInit {
@@ -108,6 +111,28 @@ pub fn initialised(call: &'static str) {
     });
     process::cuda_read(initial.values[0].clone());
     let _ = INITIAL.set(Box::new(initial));
+}
+
+/// Whether two values of a watched variable mean the same to CUDA, in a process that sees `gpus` with the first of them.
+fn mean_the_same(index: usize, then: Option<&str>, now: Option<&str>, gpus: Option<usize>) -> bool {
+    if then == now {
+        return true;
+    }
+    if WATCHED[index] == "CUDA_DEVICE_ORDER" {
+        const DEFAULT: &str = "FASTEST_FIRST";
+        return then.unwrap_or(DEFAULT).trim() == now.unwrap_or(DEFAULT).trim();
+    }
+    let numbers =
+        |list: &str| list.split(',').map(|item| item.trim().parse::<usize>().ok()).collect::<Option<Vec<_>>>();
+    let Some(mut now) = now.and_then(numbers) else { return false };
+    match then {
+        Some(then) => numbers(then) == Some(now),
+        // All that there are, in their order. The first number that is no GPU's ends a list.
+        None => gpus.is_some_and(|gpus| {
+            now.truncate(now.iter().take_while(|gpu| **gpu < gpus).count());
+            now.into_iter().eq(0..gpus)
+        }),
+    }
 }
 
 /// The last change of a watched variable that was seen.
@@ -148,11 +173,12 @@ fn look(call: &str) {
 /// and only starts those that do. The environment is not read again
 /// here by `getenv`: an entry may lie in memory that is gone by now, or another thread may be changing it.
 pub fn judge() {
+    judge_forks();
     let Some(initial) = INITIAL.get().filter(|_| context::was_any()) else { return };
     let changes = CHANGES.lock().clone();
     let Some(values) = values_at_end() else { return };
     for (index, (then, now)) in initial.values.iter().zip(values).enumerate() {
-        if *then == now {
+        if mean_the_same(index, then.as_deref(), now.as_deref(), initial.gpus) {
             continue;
         }
         // A change that came past `setenv` has no place.
@@ -177,16 +203,78 @@ pub fn judge() {
 /// Where the process forked last, for the child.
 static FORKED_AT: Mutex<Option<Site>> = Mutex::new(None);
 
+/// Lines that forked, of which children are counted by themselves; those of more lines are counted together.
+const FORKING_LINES: usize = 64;
+/// How many children called CUDA, by the line that forked them. The process and everything that it forked share this page, so that
+/// a mistake in a pool of workers is told once and not by each of them.
+static CHILDREN: AtomicPtr<[AtomicU32; FORKING_LINES]> = AtomicPtr::new(std::ptr::null_mut());
+/// The lines, as the count of each is in [`CHILDREN`].
+static LINES: Mutex<Vec<Site>> = Mutex::new(Vec::new());
+/// The line of the last fork, in both.
+static LINE: AtomicUsize = AtomicUsize::new(0);
+
+fn children() -> Option<&'static [AtomicU32; FORKING_LINES]> {
+    // SAFETY: NULL, or a mapping of that size that `share` made, which is zeros at first, never unmapped and only reached as
+    // atomics.
+    unsafe { CHILDREN.load(Ordering::Acquire).as_ref() }
+}
+
+/// Makes the page, if there is none yet. Without it each child speaks for itself.
+fn share() {
+    if children().is_some() {
+        return;
+    }
+    let length = size_of::<[AtomicU32; FORKING_LINES]>();
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping, at an address that the kernel chooses.
+    let page = unsafe { libc::mmap(std::ptr::null_mut(), length, access, kind, -1, 0) };
+    if page == libc::MAP_FAILED {
+        return;
+    }
+    let (unset, new) = (std::ptr::null_mut(), page.cast());
+    if CHILDREN.compare_exchange(unset, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        // SAFETY: the mapping that was just made, which nobody else knows of: another thread's is in use.
+        unsafe { libc::munmap(page, length) };
+    }
+}
+
 /// In the parent, before a fork of a process that uses CUDA.
 pub fn before_fork() {
     if INITIAL.get().is_some() {
         let site = site::here();
+        share();
+        let mut lines = LINES.lock();
+        let known = lines.iter().position(|line| *line == site);
+        let line = known.unwrap_or_else(|| {
+            if lines.len() < FORKING_LINES {
+                lines.push(site.clone());
+            }
+            lines.len() - 1
+        });
+        drop(lines);
+        LINE.store(line, Ordering::Relaxed);
         *FORKED_AT.lock() = Some(site);
     }
 }
 
-/// In the child of such a fork: it calls CUDA, which will not work.
+/// At the end of the process: how many of those that it forked called CUDA, where it was more than the one that said so.
+fn judge_forks() {
+    let Some(children) = children() else { return };
+    let lines = LINES.lock().clone();
+    for (line, count) in lines.iter().zip(children).map(|(line, count)| (line, count.load(Ordering::Relaxed))) {
+        if count > 1 {
+            let code = Finding::FORK_AFTER_INIT.code;
+            tracing::warn!(target: "gpupool::finding", "{count} children forked by {} called CUDA ({code})", site::line(line));
+        }
+    }
+}
+
+/// In the child of such a fork: it calls CUDA, which will not work. The first child of each line says so.
 pub fn used_after_fork(api: Api) {
+    let count = children().and_then(|children| children.get(LINE.load(Ordering::Relaxed)));
+    if count.is_some_and(|count| count.fetch_add(1, Ordering::Relaxed) > 0) {
+        return;
+    }
     // Another thread of the parent may have held the lock in the moment of the fork.
     let site = FORKED_AT.try_lock().and_then(|mut site| site.take()).unwrap_or_default();
     let what = format!(

@@ -4,7 +4,7 @@
 use crate::bell;
 use crate::log::{self, verdict};
 use crate::watch::site;
-use cudarc::driver::sys::CUdevice;
+use gpupool_cuda::Device;
 use gpupool_events::{Finding, FindingMade, Site};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -44,13 +44,15 @@ fn keep(code: &'static str, device: Option<u32>, what: &str) {
 
 /// Says a finding: one record in the log, and on stderr what, where and how to fix it. What becomes of these is up to the
 /// log's filters; `gpupool run --fail-on` hears of it whatever they are.
-pub fn make(finding: &Finding, device: Option<CUdevice>, site: &Site, facts: &[(&str, String)], what: &str) {
+pub fn make(finding: &Finding, device: Option<Device>, site: &Site, facts: &[(&str, String)], what: &str) {
     let Finding { code, fix, .. } = finding;
-    keep(code, device.and_then(|device| u32::try_from(device).ok()), what);
+    // A program may have asked for a GPU that there is none of.
+    let device = device.and_then(|device| u32::try_from(device.raw()).ok());
+    keep(code, device, what);
     bell::changed();
     let made = FindingMade {
         code: (*code).to_owned(),
-        device: device.and_then(|device| u32::try_from(device).ok()),
+        device,
         what: what.to_owned(),
         site: Some(site.clone()),
         facts: facts.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),

@@ -81,16 +81,16 @@ fn nodes_of_every_kind_come_through_one_call() {
         let (mut graph, mut node, stream, mut block) = (null_mut(), null_mut(), stream(), 0);
         ok!(cuMemAlloc_v2(&mut block, 64));
         ok!(cuGraphCreate(&mut graph, 0));
-        // SAFETY: integers, pointers and enumerations for which zero is a member, as in all parameters of this test.
+        // SAFETY: integers, pointers and enumerations for which zero is a member.
         let mut params: CUgraphNodeParams = unsafe { std::mem::zeroed() };
         params.type_ = CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET;
-        // SAFETY: as above.
+        // SAFETY: integers, pointers and enumerations for which zero is a member.
         let mut memset: CUDA_MEMSET_NODE_PARAMS_v2 = unsafe { std::mem::zeroed() };
         (memset.dst, memset.value, memset.elementSize, memset.width, memset.height) = (block, 5, 4, 4, 1);
         params.__bindgen_anon_1.memset = memset;
         ok!(cuGraphAddNode_v2(&mut node, graph, null(), null(), 0, &mut params));
         params.type_ = CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC;
-        // SAFETY: as above.
+        // SAFETY: integers, pointers and enumerations for which zero is a member.
         let mut alloc: CUDA_MEM_ALLOC_NODE_PARAMS_v2 = unsafe { std::mem::zeroed() };
         alloc.poolProps.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         alloc.poolProps.location.type_ = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;

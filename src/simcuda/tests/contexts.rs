@@ -102,7 +102,7 @@ fn a_free_waits_for_the_context_that_owns_the_memory_and_for_no_other() {
                 }
             }
         }
-        // Nor does peer access.
+        // Peer access changes nothing of that.
         for (from, to) in [(primary, other_gpu), (other_gpu, primary)] {
             ok!(cuCtxSetCurrent(from));
             ok!(cuCtxEnablePeerAccess(to, 0));
@@ -427,7 +427,7 @@ fn a_green_context_that_was_destroyed_answers_with_errors() {
         assert_eq!(cu!(cuStreamEndCapture(own, &mut graph)), 901);
         ok!(cuStreamBeginCapture_v2(own, MODES[0]));
         ok!(cuGreenCtxDestroy(green));
-        // Its own capture ended with it.
+        // The green context's own capture ended with it.
         assert_eq!(cu!(cuMemAlloc_v2(&mut number, 4096)), 709);
         assert_eq!((cu!(cuCtxSynchronize()), cu!(cuCtxSetCurrent(derived))), (709, 201));
         ok!(cuCtxSetCurrent(primary));

@@ -26,10 +26,10 @@ fn handle_of(event: CUevent) -> CUipcEventHandle {
     handle
 }
 
-/// Opens the other process' event, which is not there yet, says so and waits for it in a stream.
+/// Opens the other process's event, which is not there yet, says so and waits for it in a stream.
 fn importer(text: &str) {
     start_on(0);
-    // SAFETY: as above.
+    // SAFETY: an array of bytes.
     let mut handle: CUipcEventHandle = unsafe { std::mem::zeroed() };
     for (index, byte) in handle.reserved.iter_mut().enumerate() {
         let Ok(value) = u8::from_str_radix(&text[2 * index..2 * index + 2], 16) else { panic!("{text}") };

@@ -10,7 +10,7 @@ use gpupool_wire::{Unread, VERSION};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-const CASES: u32 = if cfg!(miri) { 4 } else { 256 };
+const CASES: u32 = if cfg!(miri) { 2 } else { 256 };
 const MOST_CHUNKS: usize = if cfg!(miri) { 3 } else { BATCH as usize };
 
 /// Where the version is, in a handle and in every message.

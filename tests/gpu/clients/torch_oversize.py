@@ -33,7 +33,7 @@ def is_right(tensor, number):
 def main():
     part, count = int(sys.argv[1]) // 4096 * 4096, int(sys.argv[2])
     torch.cuda.set_device(0)
-    # Unlike the rest in size, so that the cache can not serve them from these.
+    # Unlike the rest in size, so that the cache cannot serve them from these.
     dropped = [torch.empty(part // 8, dtype=torch.int8, device="cuda") for _ in range(3)]
     del dropped
     tensors = []

@@ -21,7 +21,7 @@ pub fn object(process: &Process, label: &str) -> Value {
             })
         })
         .collect();
-    let end = process.last - process.first;
+    let end = process.last - process.origin();
     let levels: Map<String, Value> = process
         .levels
         .iter()
@@ -39,7 +39,7 @@ pub fn object(process: &Process, label: &str) -> Value {
         })
         .collect();
     json!({
-        "label": label, "log": process.log, "pid": process.pid, "first": process.first, "last": process.last,
+        "label": label, "log": process.log, "pid": process.pid, "first": process.first, "last": process.last, "origin": process.origin(),
         "start": process.start, "init": process.init, "exit": process.exit, "end": process.end().word(),
         "lost": process.lost.as_ref().map(|(lines, why)| json!({"lines": lines, "why": why})), "full": process.full,
         "contexts": process.contexts.iter().map(context).collect::<Vec<_>>(), "modules": modules,

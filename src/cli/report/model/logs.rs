@@ -133,7 +133,12 @@ impl Log {
             self.problems.push(format!("and {} more lines that cannot be read", self.bad_lines - told));
         }
         match (self.records, self.bad_lines) {
-            (0, 0) => self.problems.push("empty: its process logged nothing, or was killed before it could".to_owned()),
+            (0, 0) => {
+                self.readable = false;
+                let words = "empty: expected the JSON lines that `gpupool run --log FILE` writes; its process logged nothing, or \
+                             was killed before it could";
+                self.problems.push(words.to_owned());
+            }
             (0, _) => self.readable = false,
             _ => {}
         }

@@ -24,6 +24,8 @@ pub struct Process {
     /// Time of the first and of the last record, seconds since 1970.
     pub first: f64,
     pub last: f64,
+    /// When the process itself started, where a record says how long ago that was: the library is there only some time later.
+    started: Option<f64>,
     pub start: Option<ProcessStart>,
     pub exit: Option<ProcessExit>,
     /// It became another program by `exec`, which is a process of its own here.
@@ -141,6 +143,18 @@ impl Process {
         Process { log, pid: record.pid, first: record.t, last: record.t, ..Process::default() }
     }
 
+    /// What its times count from, seconds since 1970: its start, or its first record where nothing tells.
+    pub fn origin(&self) -> f64 {
+        self.started.unwrap_or(self.first)
+    }
+
+    fn started_before(&mut self, seconds: f64, now: f64) {
+        let start = now - seconds;
+        if self.started.is_none() && start.is_finite() {
+            self.started = Some(start.min(self.first));
+        }
+    }
+
     /// How it ended, as far as its log tells.
     pub fn end(&self) -> End {
         match (&self.exit, self.replaced, &self.full) {
@@ -165,8 +179,14 @@ impl Process {
                 let before = self.lost.as_ref().map_or(0, |(lines, _)| *lines);
                 self.lost = Some((before.saturating_add(lost.lines), lost.why));
             }
-            Event::CudaInit(init) => self.init = Some(init),
-            Event::ContextCreate(made) => self.context(made),
+            Event::CudaInit(init) => {
+                self.started_before(init.seconds, record.t);
+                self.init = Some(init);
+            }
+            Event::ContextCreate(made) => {
+                self.started_before(made.seconds, record.t);
+                self.context(made);
+            }
             Event::ContextUse(used) => {
                 if let Some(context) = self.find_context(used.id, used.device) {
                     context.used = Some(used);
@@ -181,12 +201,12 @@ impl Process {
             Event::LimitSet(limit) => keep(&mut self.limits, limit, "limits", &mut self.more),
             Event::FindingMade(made) => self.finding(made),
             Event::PoolLevel(level) => {
-                let now = record.t - self.first;
+                let now = record.t - self.origin();
                 for place in level.places {
                     self.levels.entry(place.place).or_default().add(now, place.used);
                 }
             }
-            Event::PinnedLevel(level) => self.pinned.level(record.t - self.first, &level),
+            Event::PinnedLevel(level) => self.pinned.level(record.t - self.origin(), &level),
             Event::PinnedReturn(returned) => self.pinned.returned(returned),
             Event::PinnedSite(site) => self.pinned.site(site, &mut self.more),
             _ if record.level <= Level::Warn => {

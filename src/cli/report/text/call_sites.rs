@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::rows::{BELOW, ROWS, show};
 use crate::report::model::{Logs, SiteSum};
-use crate::terminal::{Page, Table, WIDTH};
+use crate::terminal::{Page, Table, width};
 use crate::words;
 
 /// The lines that cost most, over all processes.
@@ -20,7 +20,7 @@ pub fn section(page: &mut Page, logs: &Logs) {
     if sums.is_empty() {
         return;
     }
-    let mut all: Vec<_> = sums.into_iter().map(|(site, sum)| (words::place(site, WIDTH), sum)).collect();
+    let mut all: Vec<_> = sums.into_iter().map(|(site, sum)| (words::place(site, width()), sum)).collect();
     all.sort_by(|a, b| b.1.memory.cmp(&a.1.memory).then(b.1.seconds.total_cmp(&a.1.seconds)).then(a.0.cmp(&b.0)));
     page.heading("Lines that took GPU memory with contexts and modules");
     let mut table = Table::new(&["memory", "contexts", "modules", "loading", "line"], b"rrrrl", BELOW);

@@ -4,22 +4,23 @@ use gpupool_config::format_size;
 
 use super::rows::CONTEXT_ROWS;
 use crate::report::model::{Logs, Timeline};
-use crate::terminal::{Page, clean, shorten};
+use crate::terminal::{Page, WIDTH, clean, shorten, width};
 use crate::words;
 
-/// Columns of the memory chart.
+/// Columns of the memory chart on a terminal of the usual width.
 const CHART: usize = 44;
 
 /// One line of blocks a row of process, name and quantity: its height is the quantity, against the most of all rows.
 pub fn chart(page: &mut Page, heading: &str, rows: &[(&str, &str, &Timeline)], logs: &Logs) {
-    let end = logs.processes.iter().map(|process| process.last - process.first).fold(0.0, f64::max);
+    let end = logs.processes.iter().map(|process| process.last - process.origin()).fold(0.0, f64::max);
     let most = rows.iter().map(|(_, _, line)| line.peak()).max().unwrap_or(0);
+    let chart = CHART.saturating_sub(WIDTH - width()).max(4);
     page.heading(&format!("{heading}, from the start to {}", words::time(end)));
     for (label, name, line) in rows.iter().take(CONTEXT_ROWS) {
-        let chart: String = line.parts(CHART, end).into_iter().map(|bytes| block(bytes, most)).collect();
+        let blocks: String = line.parts(chart, end).into_iter().map(|bytes| block(bytes, most)).collect();
         let peak = format_size(line.peak());
         let (label, name) = (shorten(&clean(label), 12), shorten(&clean(name), 6));
-        page.line(&format!("  {label:<12} {name:<6} {chart} {peak:>9}"));
+        page.line(&format!("  {label:<12} {name:<6} {blocks} {peak:>9}"));
     }
     if rows.len() > CONTEXT_ROWS {
         page.line(&format!("  {} more; --json has them", rows.len() - CONTEXT_ROWS));

@@ -5,7 +5,7 @@ use gpupool_events::ContextUse;
 
 use super::rows::{BELOW, CONTEXT_ROWS, show};
 use crate::report::model::{Context, Logs};
-use crate::terminal::{Page, Table, WIDTH, wrap};
+use crate::terminal::{Page, Table, width, wrap};
 use crate::words;
 
 pub fn section(page: &mut Page, logs: &Logs, labels: &[String]) {
@@ -64,7 +64,7 @@ fn amounts(used: &ContextUse) -> String {
 /// By which line, by which call, and for what.
 fn origin(context: &Context) -> Vec<String> {
     let made = &context.made;
-    let mut lines = words::places(made.site.as_ref(), WIDTH - BELOW);
+    let mut lines = words::places(made.site.as_ref(), width() - BELOW);
     let mut call = format!("by {}", made.runtime_call.as_ref().unwrap_or(&made.call));
     if made.runtime_call.is_some() {
         call.push_str(&format!(" ({})", made.call));
@@ -80,7 +80,7 @@ fn origin(context: &Context) -> Vec<String> {
     }
     lines.push(call);
     if let Some(used) = context.used.as_ref().filter(|_| context.was_used() == Some(true)) {
-        lines.extend(wrap(&format!("for {}", amounts(used)), WIDTH - BELOW));
+        lines.extend(wrap(&format!("for {}", amounts(used)), width() - BELOW));
     }
     lines
 }

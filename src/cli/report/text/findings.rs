@@ -3,7 +3,7 @@
 use gpupool_events::finding;
 
 use crate::report::model::{Found, Logs, findings_missing, together};
-use crate::terminal::{Page, WIDTH, clean};
+use crate::terminal::{Page, clean, width};
 use crate::words;
 
 const BOLD_YELLOW: &str = "1;33";
@@ -19,11 +19,8 @@ pub fn section(page: &mut Page, logs: &Logs, found: &[Found], labels: &[String])
             page.line("");
         }
         let known = finding(&found.code);
-        let code = page.paint(BOLD_YELLOW, &clean(&found.code));
-        page.line(&format!(
-            "  {code}  {}",
-            known.map_or("a finding of another version of gpupool", |known| known.title)
-        ));
+        let title = known.map_or("a finding of another version of gpupool", |known| known.title);
+        page.entry_in(BOLD_YELLOW, &format!("  {}  ", clean(&found.code)), title);
         let gpus = match found.devices.as_slice() {
             [] => String::new(),
             [one] => format!(", GPU {one}"),
@@ -33,10 +30,7 @@ pub fn section(page: &mut Page, logs: &Logs, found: &[Found], labels: &[String])
             if found.times > found.processes.len() as u64 { format!(", {} times", found.times) } else { String::new() };
         page.entry("    in     ", &format!("{}{gpus}{times}", together(labels, &found.processes)));
         page.entry("    what   ", &found.what);
-        for (name, value) in &found.facts {
-            page.entry("           ", &format!("{}: {value}", name.replace('_', " ")));
-        }
-        for (depth, line) in words::places(found.site.as_ref(), WIDTH - 11).iter().enumerate() {
+        for (depth, line) in words::places(found.site.as_ref(), width() - 11).iter().enumerate() {
             page.line(&format!("{}{line}", if depth == 0 { "    where  " } else { "           " }));
         }
         if let Some(known) = known {

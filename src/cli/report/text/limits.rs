@@ -4,7 +4,7 @@ use gpupool_config::format_size;
 
 use super::rows::{BELOW, ROWS, show};
 use crate::report::model::Logs;
-use crate::terminal::{Page, Table, WIDTH};
+use crate::terminal::{Page, Table, width};
 use crate::words;
 
 pub fn section(page: &mut Page, logs: &Logs, labels: &[String]) {
@@ -19,7 +19,7 @@ pub fn section(page: &mut Page, logs: &Logs, labels: &[String]) {
     page.heading("Device limits");
     let mut table = Table::new(&["process", "GPU", "limit", "asked for", "answer", "by"], b"lrlrll", BELOW);
     for (label, limit) in all.iter().take(ROWS) {
-        let by = limit.site.as_ref().map_or(limit.by.clone(), |site| words::place(site, WIDTH / 2));
+        let by = limit.site.as_ref().map_or(limit.by.clone(), |site| words::place(site, width() / 2));
         table.row(
             vec![
                 (*label).clone(),

@@ -6,7 +6,7 @@ use gpupool_events::PinnedSite;
 use super::chart::chart;
 use super::rows::{BELOW, CONTEXT_ROWS, ROWS, show};
 use crate::report::model::{Logs, Process};
-use crate::terminal::{Page, Table, WIDTH};
+use crate::terminal::{Page, Table, width};
 use crate::words;
 
 /// The section; nothing where no memory was pinned.
@@ -20,7 +20,7 @@ pub fn section(page: &mut Page, logs: &Logs, labels: &[String]) {
     if !rows.is_empty() {
         chart(page, "Pinned host memory", &rows, logs);
         if rows.iter().any(|(_, name, _)| *name == "own") {
-            page.line("  own: the program's own memory, registered");
+            page.entry("  ", "own: the program's own memory, registered");
         }
         for (label, process) in processes.iter().take(CONTEXT_ROWS) {
             let returned = process.pinned.returned.iter();
@@ -43,7 +43,7 @@ pub fn section(page: &mut Page, logs: &Logs, labels: &[String]) {
     let headings = &["process", "calls", "asked for", "pinned for it", "peak", "at exit", "time"];
     let mut table = Table::new(headings, b"lrrrrrr", BELOW);
     for (label, site) in sites.iter().take(ROWS) {
-        let place = words::place(&site.site.clone().unwrap_or_default(), WIDTH - BELOW);
+        let place = words::place(&site.site.clone().unwrap_or_default(), width() - BELOW);
         table.row(
             vec![
                 (*label).clone(),

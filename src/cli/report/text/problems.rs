@@ -2,7 +2,7 @@
 
 use super::rows::ROWS;
 use crate::report::model::{Logs, Process};
-use crate::terminal::{Page, WIDTH, clean, shorten};
+use crate::terminal::{Page, clean, shorten, width};
 use crate::words;
 
 /// Warnings that have no section of their own.
@@ -32,7 +32,7 @@ pub fn missing(page: &mut Page, logs: &Logs, labels: &[String]) {
     }
     page.heading("Not in this report");
     for log in logs.logs.iter().filter(|log| !log.problems.is_empty()) {
-        page.line(&format!("  {}", shorten(&clean(&log.path.display().to_string()), WIDTH - 2)));
+        page.line(&format!("  {}", shorten(&clean(&log.path.display().to_string()), width() - 2)));
         for problem in &log.problems {
             page.entry("    ", problem);
         }

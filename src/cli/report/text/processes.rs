@@ -2,11 +2,11 @@
 
 use super::rows::{BELOW, CONTEXT_ROWS, show};
 use crate::report::model::{End, Logs, Process};
-use crate::terminal::{Page, Table, WIDTH};
+use crate::terminal::{Page, Table, width};
 use crate::words;
 
 pub fn section(page: &mut Page, logs: &Logs, labels: &[String]) {
-    page.heading("Processes");
+    page.heading("Processes, with times from the start of each");
     let mut table = Table::new(&["process", "pid", "mode", "time", "end", "program"], b"lrlrll", BELOW);
     for (process, label) in logs.processes.iter().zip(labels).take(CONTEXT_ROWS) {
         let start = process.start.as_ref();
@@ -15,7 +15,7 @@ pub fn section(page: &mut Page, logs: &Logs, labels: &[String]) {
                 label.clone(),
                 process.pid.to_string(),
                 start.map_or("?", |start| start.mode.as_str()).to_owned(),
-                words::time(process.last - process.first),
+                words::time(process.last - process.origin()),
                 process.end().word().to_owned(),
                 start.map_or("?", |start| start.exe.as_str()).to_owned(),
             ],
@@ -36,7 +36,10 @@ fn initialised(process: &Process) -> Vec<String> {
         return Vec::new();
     };
     let when = format!("CUDA initialised at {}", words::time(init.seconds));
-    let by = init.site.as_ref().map(|site| format!(" by {}", words::place(site, WIDTH - BELOW - when.len() - 4)));
+    let by = init
+        .site
+        .as_ref()
+        .map(|site| format!(" by {}", words::place(site, width().saturating_sub(BELOW + when.len() + 4))));
     let environment = [("CUDA_VISIBLE_DEVICES", &init.visible_devices), ("CUDA_DEVICE_ORDER", &init.device_order)];
     let set = environment.iter().filter_map(|(name, value)| value.as_ref().map(|value| format!("with {name}={value}")));
     std::iter::once(when.clone() + &by.unwrap_or_default()).chain(set).collect()

@@ -1,7 +1,8 @@
 //! One rule a test.
 
 use super::checks::{
-    GIB, GPU0, GPU1, HOST, MIB, allocate, assert_block, assert_returns_everything, note_busy, pool, pool_with, request,
+    CHUNK, GIB, GPU0, GPU1, HOST, MIB, allocate, assert_block, assert_returns_everything, note_busy, pool, pool_with,
+    request,
 };
 use super::mock::{BASE, FaultKind, Mock};
 use gpupool_pool::{
@@ -177,7 +178,7 @@ fn a_place_that_runs_out_unannounced_is_filled_and_left() {
 }
 
 #[test]
-fn a_place_that_can_not_give_is_never_asked_again() {
+fn a_place_that_cannot_give_is_never_asked_again() {
     let pool = pool(Policy::LocalFirst, &[(GPU0, 64 * MIB), (HOST, GIB)]);
     let home = allocate(&pool, 64 * MIB).unwrap();
     let calls = pool.backend().inner().calls;
@@ -294,6 +295,7 @@ fn address_space_that_runs_out_is_found_by_returning_memory() {
         links: Default::default(),
         policy: Policy::LocalFirst,
         lenders: Lenders::All,
+        largest_chunk: CHUNK,
     };
     let pool = Pool::new(config, Mock::new(&[(Place::Gpu(0), GIB)]));
     let rows: Vec<Allocation> = (0..4).map(|_| allocate(&pool, 32 * MIB).unwrap()).collect();

@@ -29,6 +29,9 @@ pub fn all_linked(places: &[Place]) -> Links {
     Links { ranks }
 }
 
+/// Bytes of the largest chunk here: small, so that most blocks stand on several.
+pub const CHUNK: u64 = 32 << 20;
+
 /// A pool whose limits are what the places have, in 64 TiB of addresses.
 pub fn pool(policy: Policy, capacity: &[(Place, u64)]) -> Pool<Mock> {
     pool_with(policy, Lenders::All, capacity, capacity)
@@ -44,6 +47,7 @@ pub fn pool_with(policy: Policy, lenders: Lenders, limits: &[(Place, u64)], capa
         links: all_linked(&places),
         policy,
         lenders,
+        largest_chunk: CHUNK,
     };
     Pool::new(config, Mock::new(capacity))
 }
@@ -61,7 +65,8 @@ pub fn assert_accounts(pool: &Pool<Mock>, live: &[Allocation]) {
     assert_accounts_beside(pool, live, BTreeMap::new());
 }
 
-/// The same where ended blocks that others have open left so many bytes behind.
+/// `usage()` against what the mock holds and what `live` blocks stand on, where ended blocks that others have open left
+/// `used` bytes behind.
 pub fn assert_accounts_beside(pool: &Pool<Mock>, live: &[Allocation], mut used: BTreeMap<Place, u64>) {
     let usage = pool.usage();
     let inner = pool.backend().inner();
@@ -150,7 +155,7 @@ pub fn note_busy(pool: &Pool<Mock>, allocation: &Allocation) {
     note_busy_on(pool, allocation, allocation.block.home);
 }
 
-/// The same of any GPU.
+/// Tells the mock that this GPU may still work on this freed block.
 pub fn note_busy_on(pool: &Pool<Mock>, allocation: &Allocation, gpu: u32) {
     let block = allocation.block;
     pool.backend().inner().note_busy(block.address, block.bytes.next_multiple_of(FRAME), gpu);

@@ -27,7 +27,8 @@ struct Memory {
 struct Mapping {
     bytes: u64,
     handle: u64,
-    granted: bool,
+    /// The number of readers when it was granted.
+    granted: Option<u64>,
 }
 
 #[derive(Default)]
@@ -48,6 +49,8 @@ pub struct Inner {
     handles_made: u64,
     /// Freed ranges that a GPU may still touch, and which.
     busy: Vec<(u64, u64, u32)>,
+    /// Grows when a device is added to those that are to reach all memory.
+    pub readers: u64,
     /// Fallible calls so far.
     pub calls: u64,
     /// Fails this many calls from this one on.
@@ -166,7 +169,7 @@ impl Inner {
         while at < address + bytes {
             let (&start, mapping) = self.mappings.range(..=at).next_back().expect("a block stands on mapped memory");
             assert!(start + mapping.bytes > at, "nothing is mapped at {at:#x}");
-            assert!(mapping.granted, "{at:#x} was never granted");
+            assert_eq!(mapping.granted, Some(self.readers), "{at:#x} was not granted to everybody");
             assert_eq!(self.memories[&mapping.handle].place, place, "at {at:#x}");
             at = start + mapping.bytes;
         }
@@ -231,7 +234,7 @@ impl Backend for Mock {
         let memory = inner.memories.get_mut(&handle).expect("map of a handle that is not held");
         assert_eq!(memory.bytes, bytes, "a handle is mapped whole");
         assert_eq!(memory.mapped_at.replace(address), None, "a handle is mapped once");
-        inner.mappings.insert(address, Mapping { bytes, handle, granted: false });
+        inner.mappings.insert(address, Mapping { bytes, handle, granted: None });
         Ok(())
     }
 
@@ -247,14 +250,25 @@ impl Backend for Mock {
     }
 
     fn grant(&self, address: u64, bytes: u64, place: Place) -> Result<(), Fault<CallNumber>> {
+        // Who is added while the call is under way is not in it.
+        let readers = self.readers();
         let mut inner = self.call("grant", bytes)?;
+        let mut at = address;
+        // The driver refuses a range with a hole, which another thread may just have made.
+        while at < address + bytes {
+            at += inner.mappings.get(&at).ok_or(Fault::Failed(inner.calls))?.bytes;
+        }
         for start in inner.whole(address, bytes) {
             let mapping = inner.mappings.get_mut(&start).unwrap();
-            mapping.granted = true;
+            mapping.granted = mapping.granted.max(Some(readers));
             let handle = mapping.handle;
             assert_eq!(inner.memories[&handle].place, place, "one grant covers one place");
         }
         Ok(())
+    }
+
+    fn readers(&self) -> u64 {
+        self.inner().readers
     }
 
     fn quiesce(&self, gpus: &[u32]) -> Result<(), Fault<CallNumber>> {

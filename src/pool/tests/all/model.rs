@@ -71,6 +71,8 @@ enum Op {
         place: Place,
         bytes: u64,
     },
+    /// A device is added to those that reach all memory.
+    Arrive,
     /// A chunk, under blocks or not, lies elsewhere from now on.
     Relocate {
         pick: usize,
@@ -116,6 +118,7 @@ fn any_op() -> impl Strategy<Value = Op> {
             .prop_map(|(pick, from, bytes, why)| Op::Anchor { pick, from, bytes, why }),
         1 => any::<usize>().prop_map(|pick| Op::ReleaseAnchor { pick }),
         2 => (any_place(), 0..150 * MIB).prop_map(|(place, bytes)| Op::Claim { place, bytes }),
+        1 => Just(Op::Arrive),
         4 => (any::<usize>(), any_place()).prop_map(|(pick, place)| Op::Relocate { pick, place }),
     ]
 }
@@ -146,7 +149,7 @@ struct Out {
     address: u64,
     holds: u32,
     given: bool,
-    /// Its frames as handles and offsets in them, once it has ended.
+    /// The block's frames as handles and offsets in them, once it has ended.
     frames: Option<BTreeSet<(u64, u64)>>,
 }
 
@@ -335,6 +338,10 @@ impl Model {
                 }
             }
             Op::Relocate { pick, place } => self.relocate(pick, place),
+            Op::Arrive => {
+                self.pool.backend().inner().readers += 1;
+                self.pool.grant_again().unwrap();
+            }
         }
     }
 

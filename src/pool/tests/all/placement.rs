@@ -1,7 +1,7 @@
 //! `order` and `spread`, which know no pool.
 
 use super::checks::{GPU0, GPU1, GPU2, HOST, MIB, all_linked};
-use gpupool_pool::{FRAME, LARGE_CHUNK, Lenders, Links, Place, Policy, Room, order, spread};
+use gpupool_pool::{FRAME, Lenders, Links, Place, Policy, Room, STRIPE, order, spread};
 use proptest::prelude::*;
 
 fn rooms(list: &[(Place, u64)]) -> Vec<Room> {
@@ -41,8 +41,8 @@ fn local_first_fills_home_before_it_overflows() {
 #[test]
 fn interleave_deals_chunks_out_in_turn() {
     let rooms = rooms(&[(GPU0, 1 << 30), (GPU1, 40 * MIB), (GPU2, 1 << 30), (HOST, 1 << 30)]);
-    let pieces = spread(6 * LARGE_CHUNK + 1, &rooms, Policy::Interleave, 1).unwrap();
-    let chunk = LARGE_CHUNK;
+    let pieces = spread(6 * STRIPE + 1, &rooms, Policy::Interleave, 1).unwrap();
+    let chunk = STRIPE;
     let expected =
         [(GPU1, chunk), (GPU2, chunk), (GPU0, chunk), (GPU1, 8 * MIB), (GPU2, chunk), (GPU0, chunk), (GPU2, 26 * MIB)];
     assert_eq!(pieces, expected, "GPU 1 drops out when it is full");

@@ -168,6 +168,53 @@ fn of_many_frees_of_one_block_exactly_one_succeeds() {
 }
 
 #[test]
+fn who_is_added_while_memory_grows_reaches_it() {
+    let pool = Arc::new(pool(Policy::LocalFirst, &[(GPU0, GIB)]));
+    let weak = Arc::downgrade(&pool);
+    let first = AtomicU32::new(0);
+    // Behind the moment at which the growth says who is to reach its memory, and before it is in the books.
+    pool.backend().set_probe(move || {
+        let Some(pool) = weak.upgrade() else { return };
+        let grants = || pool.backend().inner().log.iter().filter(|entry| entry.0 == "map").count();
+        if grants() == 1 && first.fetch_add(1, Ordering::Relaxed) == 0 {
+            pool.backend().inner().readers += 1;
+        }
+    });
+    let allocation = pool.allocate(&request(FRAME, 0)).unwrap();
+    super::checks::assert_block(&pool, &allocation);
+    assert_eq!(pool.backend().inner().log.iter().filter(|entry| entry.0 == "grant").count(), 2);
+}
+
+#[test]
+fn devices_that_are_added_beside_growth_and_trims_reach_every_block() {
+    const ROUNDS: u32 = 3_000;
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB), (GPU1, GIB)]);
+    let live: Vec<gpupool_pool::Allocation> = std::thread::scope(|scope| {
+        let worker = |id: u32| {
+            let mut dice = Dice(u64::from(id + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let mut live: Vec<gpupool_pool::Allocation> = Vec::new();
+            for _ in 0..ROUNDS {
+                if live.len() == 6 {
+                    let gone = live.swap_remove(dice.roll(6) as usize);
+                    pool.free(gone.block.address, Free::Lazy).unwrap();
+                    pool.trim(None, None, &[id]);
+                }
+                live.extend(pool.allocate(&request((1 + dice.roll(40)) * FRAME, id)));
+            }
+            live
+        };
+        let workers: Vec<_> = (0..2).map(|id| scope.spawn(move || worker(id))).collect();
+        while workers.iter().any(|worker| !worker.is_finished()) {
+            pool.backend().inner().readers += 1;
+            assert_eq!(pool.grant_again(), Ok(()));
+        }
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+    });
+    live.iter().for_each(|allocation| super::checks::assert_block(&pool, allocation));
+    super::checks::assert_returns_everything(&pool, &live);
+}
+
+#[test]
 fn no_lock_is_held_while_the_backend_works() {
     let pool = Arc::new(pool(Policy::LocalFirst, &[(GPU0, GIB), (HOST, GIB)]));
     let weak = Arc::downgrade(&pool);

@@ -7,7 +7,7 @@
 //! What no place has whole is made of parts, which the program knows by the handle of the first. The driver sees one
 //! reference on each as long as the program holds any on the whole.
 
-use gpupool_cuda::{Access, Location};
+use gpupool_cuda::{Access, Location, Physical};
 use gpupool_pool::{Accounts, Claim, Place, SoftRefusal};
 use std::collections::BTreeMap;
 
@@ -31,13 +31,13 @@ pub struct Memory {
     /// Address ranges that it is mapped at, or being mapped at.
     mappings: u64,
     /// The handle of the first part, of what is made of parts.
-    whole: Option<u64>,
+    whole: Option<Physical>,
 }
 
 /// A part of what the program asked for in one piece, or all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    pub handle: u64,
+    pub handle: Physical,
     pub place: Place,
     pub bytes: u64,
 }
@@ -50,7 +50,7 @@ pub enum Release {
     /// Nothing: the program holds other references on the parts.
     Counted,
     /// To release these, the program's handle first. As they were, for [`Ledger::not_released`].
-    Parts(Vec<(u64, Memory)>),
+    Parts(Vec<(Physical, Memory)>),
 }
 
 /// What is to be done for a handle that `cuMemRetainAllocationHandle` gave.
@@ -59,10 +59,10 @@ pub enum Retained {
     /// Nothing more.
     Plain,
     /// It is of a part. The program is to have this one, and the driver's reference is one too many.
-    Whole(u64),
-    /// The same, and the driver is to take a reference on the other parts, which are mapped at these addresses: the program
+    Whole(Physical),
+    /// The first part's handle, and the driver is to take a reference on the other parts, which are mapped at these addresses: the program
     /// held none any more.
-    Revived(u64, Vec<u64>),
+    Revived(Physical, Vec<u64>),
 }
 
 impl Memory {
@@ -84,7 +84,7 @@ impl Memory {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
     pub bytes: u64,
-    pub handle: u64,
+    pub handle: Physical,
     /// What the program said about access, one entry a location.
     granted: Vec<Access>,
 }
@@ -92,10 +92,10 @@ pub struct Mapping {
 /// See the module's text.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    memory: BTreeMap<u64, Memory>,
+    memory: BTreeMap<Physical, Memory>,
     mappings: BTreeMap<u64, Mapping>,
     /// The parts of what is made of several, by the handle of the first.
-    wholes: BTreeMap<u64, Vec<Part>>,
+    wholes: BTreeMap<Physical, Vec<Part>>,
     /// What the memory made here was charged to before it was made, and is credited to when it goes.
     pub accounts: Option<&'static Accounts>,
     /// By GPU, whether its program is to hear of it before the GPU overflows; until all that went elsewhere is gone.
@@ -124,24 +124,24 @@ impl Ledger {
     }
 
     /// Memory of another process came in; it counts there.
-    pub fn imported(&mut self, handle: u64, place: Place) {
+    pub fn imported(&mut self, handle: Physical, place: Place) {
         let memory = Memory { origin: Origin::Imported, place, bytes: 0, references: 1, mappings: 0, whole: None };
         self.memory.insert(handle, memory);
     }
 
     /// The GPU that the memory of this handle was asked for on, where it is elsewhere.
-    pub fn asked_for(&self, handle: u64) -> Option<u32> {
+    pub fn asked_for(&self, handle: Physical) -> Option<u32> {
         self.memory.get(&handle)?.asked_elsewhere()
     }
 
     /// The parts behind a handle, if there are several.
-    pub fn parts(&self, handle: u64) -> Option<&[Part]> {
+    pub fn parts(&self, handle: Physical) -> Option<&[Part]> {
         self.wholes.get(&handle).map(Vec::as_slice)
     }
 
     /// The driver is about to give one more reference on what is mapped at `address`: its handle, where that is known here
     /// and not made of parts. Counted before, because another thread may release the last reference but this one meanwhile.
-    pub fn begin_retain(&mut self, address: u64) -> Option<u64> {
+    pub fn begin_retain(&mut self, address: u64) -> Option<Physical> {
         let handle = self.mapping_at(address)?.1.handle;
         let memory = self.memory.get_mut(&handle).filter(|memory| memory.whole.is_none())?;
         memory.references += 1;
@@ -149,12 +149,12 @@ impl Ledger {
     }
 
     /// It gave none, or one on other memory.
-    pub fn not_retained(&mut self, handle: u64) {
+    pub fn not_retained(&mut self, handle: Physical) {
         let _ = self.release_one(handle);
     }
 
     /// The driver gave one more reference on this handle, for the memory mapped at `address`.
-    pub fn retained(&mut self, handle: u64, address: u64) -> Retained {
+    pub fn retained(&mut self, handle: Physical, address: u64) -> Retained {
         let Some(memory) = self.memory.get_mut(&handle) else { return Retained::Plain };
         let Some(whole) = memory.whole else {
             memory.references += 1;
@@ -176,7 +176,7 @@ impl Ledger {
     }
 
     /// The driver did so.
-    pub fn revived(&mut self, whole: u64) {
+    pub fn revived(&mut self, whole: Physical) {
         for part in self.wholes.get(&whole).into_iter().flatten() {
             if let Some(memory) = self.memory.get_mut(&part.handle) {
                 memory.references += 1;
@@ -185,7 +185,7 @@ impl Ledger {
     }
 
     /// One handle less.
-    pub fn release(&mut self, handle: u64) -> Release {
+    pub fn release(&mut self, handle: Physical) -> Release {
         let Some(memory) = self.memory.get_mut(&handle).filter(|memory| memory.references > 0) else {
             return Release::Unknown;
         };
@@ -200,7 +200,7 @@ impl Ledger {
         Release::Parts(handles.into_iter().filter_map(|handle| Some((handle, self.release_one(handle)?))).collect())
     }
 
-    fn release_one(&mut self, handle: u64) -> Option<Memory> {
+    fn release_one(&mut self, handle: Physical) -> Option<Memory> {
         let memory = self.memory.get_mut(&handle)?;
         let before = *memory;
         memory.references -= 1;
@@ -209,7 +209,7 @@ impl Ledger {
     }
 
     /// The driver did not release these, of one [`Ledger::release`].
-    pub fn not_released(&mut self, parts: &[(u64, Memory)]) {
+    pub fn not_released(&mut self, parts: &[(Physical, Memory)]) {
         for &(handle, before) in parts {
             match self.memory.get_mut(&handle) {
                 Some(memory) => memory.references += 1,
@@ -222,13 +222,13 @@ impl Ledger {
             }
         }
         if let [(_, Memory { whole: Some(whole), .. }), _, ..] = *parts {
-            let part = |&(handle, Memory { place, bytes, .. }): &(u64, Memory)| Part { handle, place, bytes };
+            let part = |&(handle, Memory { place, bytes, .. }): &(Physical, Memory)| Part { handle, place, bytes };
             self.wholes.entry(whole).or_insert_with(|| parts.iter().map(part).collect());
         }
     }
 
     /// The memory is being mapped: its parts, where it is known here.
-    pub fn begin_map(&mut self, handle: u64) -> Vec<Part> {
+    pub fn begin_map(&mut self, handle: Physical) -> Vec<Part> {
         let Some(&Memory { place, bytes, .. }) = self.memory.get(&handle) else { return Vec::new() };
         let parts = self.parts(handle).map_or_else(|| vec![Part { handle, place, bytes }], <[Part]>::to_vec);
         for part in &parts {
@@ -265,7 +265,7 @@ impl Ledger {
     }
 
     /// One mapping of it less.
-    pub fn unmapped(&mut self, handle: u64) {
+    pub fn unmapped(&mut self, handle: Physical) {
         if let Some(memory) = self.memory.get_mut(&handle) {
             memory.mappings -= 1;
             self.drop_unused(handle);
@@ -323,7 +323,7 @@ impl Ledger {
         self.mappings.range(address..address.saturating_add(bytes))
     }
 
-    fn drop_unused(&mut self, handle: u64) {
+    fn drop_unused(&mut self, handle: Physical) {
         let Some(memory) = self.memory.get(&handle).filter(|it| it.references == 0 && it.mappings == 0).copied() else {
             return;
         };
@@ -350,13 +350,19 @@ mod tests {
     use gpupool_pool::PlaceSpec;
 
     const PEER: Place = Place::Gpu(1);
+    const FIRST: Physical = Physical::from_raw(7);
+    const SECOND: Physical = Physical::from_raw(8);
 
     /// Memory of these sizes at the peer, in one piece for the program.
     fn with(sizes: &[u64]) -> Ledger {
         let accounts: &Accounts = Box::leak(Box::new(Accounts::new(&[PlaceSpec { place: PEER, limit: 15 }])));
         let mut ledger = Ledger { accounts: Some(accounts), ..Ledger::default() };
         assert!(accounts.charge(Claim::Handles, PEER, sizes.iter().sum()));
-        let part = |(index, bytes): (usize, &u64)| Part { handle: 7 + index as u64, place: PEER, bytes: *bytes };
+        let part = |(index, bytes): (usize, &u64)| Part {
+            handle: Physical::from_raw(7 + index as u64),
+            place: PEER,
+            bytes: *bytes,
+        };
         ledger.made(0, &sizes.iter().enumerate().map(part).collect::<Vec<_>>());
         ledger
     }
@@ -366,7 +372,7 @@ mod tests {
     }
 
     fn map(ledger: &mut Ledger, address: u64) {
-        let parts = ledger.begin_map(7);
+        let parts = ledger.begin_map(FIRST);
         assert!(!parts.is_empty());
         ledger.end_map(&parts, address, 10, true);
     }
@@ -381,7 +387,7 @@ mod tests {
     fn memory_that_is_released_while_mapped_lives_until_it_is_unmapped() {
         let mut ledger = with(&[10]);
         map(&mut ledger, 100);
-        assert!(matches!(ledger.release(7), Release::Parts(parts) if parts.len() == 1));
+        assert!(matches!(ledger.release(FIRST), Release::Parts(parts) if parts.len() == 1));
         assert_eq!(own(&ledger), 10);
         assert_eq!(ledger.elsewhere_at(105), Some((0, PEER)));
         map(&mut ledger, 200);
@@ -393,22 +399,22 @@ mod tests {
     fn memory_stays_known_that_is_released_while_it_is_retained() {
         let mut ledger = with(&[10]);
         map(&mut ledger, 100);
-        assert_eq!((ledger.begin_retain(99), ledger.begin_retain(105)), (None, Some(7)));
-        assert!(matches!(ledger.release(7), Release::Parts(_)));
+        assert_eq!((ledger.begin_retain(99), ledger.begin_retain(105)), (None, Some(FIRST)));
+        assert!(matches!(ledger.release(FIRST), Release::Parts(_)));
         unmap(&mut ledger);
         assert_eq!((ledger.len(), own(&ledger)), (1, 10), "the driver gave a handle of it");
-        ledger.not_retained(7);
+        ledger.not_retained(FIRST);
         assert_eq!((ledger.len(), own(&ledger)), (0, 0), "or did not");
     }
 
     #[test]
     fn a_failed_call_leaves_everything_as_it_was() {
         let mut ledger = with(&[10]);
-        let Release::Parts(before) = ledger.release(7) else { panic!("the driver is to be asked") };
+        let Release::Parts(before) = ledger.release(FIRST) else { panic!("the driver is to be asked") };
         assert_eq!(ledger.len(), 0);
         ledger.not_released(&before);
         assert_eq!((ledger.len(), own(&ledger)), (1, 10));
-        let parts = ledger.begin_map(7);
+        let parts = ledger.begin_map(FIRST);
         ledger.end_map(&parts, 100, 10, false);
         assert_eq!(ledger.elsewhere_at(100), None);
         map(&mut ledger, 100);
@@ -423,17 +429,17 @@ mod tests {
         let mut ledger = with(&[4, 6]);
         map(&mut ledger, 100);
         assert_eq!(ledger.mapped_whole(107), Some((100, 10)));
-        assert_eq!(ledger.retained(8, 107), Retained::Whole(7));
-        assert!(matches!(ledger.release(7), Release::Counted));
-        assert!(matches!(ledger.release(7), Release::Parts(parts) if parts.len() == 2));
-        assert!(matches!(ledger.release(7), Release::Unknown), "there is none left to release");
-        assert_eq!(ledger.retained(8, 107), Retained::Revived(7, vec![100]));
-        ledger.revived(7);
+        assert_eq!(ledger.retained(SECOND, 107), Retained::Whole(FIRST));
+        assert!(matches!(ledger.release(FIRST), Release::Counted));
+        assert!(matches!(ledger.release(FIRST), Release::Parts(parts) if parts.len() == 2));
+        assert!(matches!(ledger.release(FIRST), Release::Unknown), "there is none left to release");
+        assert_eq!(ledger.retained(SECOND, 107), Retained::Revived(FIRST, vec![100]));
+        ledger.revived(FIRST);
         unmap(&mut ledger);
         assert_eq!((ledger.len(), own(&ledger)), (2, 10), "held by the handle that was taken again");
-        let _ = ledger.release(7);
+        let _ = ledger.release(FIRST);
         assert_eq!((ledger.len(), own(&ledger)), (0, 0));
-        assert!(ledger.parts(7).is_none());
+        assert!(ledger.parts(FIRST).is_none());
     }
 
     #[test]
@@ -452,7 +458,7 @@ mod tests {
     fn a_caching_program_is_told_again_once_everything_is_back() {
         let mut ledger = with(&[10]);
         assert!(!ledger.refuse_softly(0, 10), "it has overflowed");
-        let _ = ledger.release(7);
+        let _ = ledger.release(FIRST);
         assert!(ledger.refuse_softly(0, 10) && !ledger.refuse_softly(0, 10));
     }
 }

@@ -12,8 +12,9 @@ pub use ledger::{Mapping, Part, Release, Retained};
 pub use steer::{Request, create};
 
 use crate::backing;
+use crate::bypass;
 use crate::serve::memory;
-use gpupool_cuda::{Access, CuResult, Driver, Location};
+use gpupool_cuda::{Access, CuResult, Driver, Location, Physical};
 use gpupool_pool::{Lenders, Place};
 use ledger::{Ledger, Memory, Origin};
 use parking_lot::Mutex;
@@ -35,14 +36,14 @@ fn with_ledger<T>(act: impl FnOnce(&mut Ledger) -> T) -> T {
     value
 }
 
-/// The same, where there is anything in it.
+/// Acts on the ledger where there is anything in it.
 #[inline]
 fn with_known<T>(act: impl FnOnce(&mut Ledger) -> Option<T>) -> Option<T> {
     if KNOWN.load(Ordering::Acquire) == 0 { None } else { with_ledger(act) }
 }
 
 /// The GPU that the memory of this handle was asked for on, where it is elsewhere.
-pub fn asked_for(handle: u64) -> Option<u32> {
+pub fn asked_for(handle: Physical) -> Option<u32> {
     with_known(|ledger| ledger.asked_for(handle))
 }
 
@@ -58,46 +59,46 @@ pub fn mapped_whole(address: u64) -> Option<(u64, u64)> {
 }
 
 /// Whether the memory of this handle is made of parts.
-pub fn is_of_parts(handle: u64) -> bool {
+pub fn is_of_parts(handle: Physical) -> bool {
     with_known(|ledger| ledger.parts(handle).map(drop)).is_some()
 }
 
 /// `cuMemRetainAllocationHandle` is about to be called for an address: the handle that it will give, where that is known.
-pub fn begin_retain(address: u64) -> Option<u64> {
+pub fn begin_retain(address: u64) -> Option<Physical> {
     with_known(|ledger| ledger.begin_retain(address))
 }
 
 /// It did not.
-pub fn not_retained(handle: u64) {
+pub fn not_retained(handle: Physical) {
     with_ledger(|ledger| ledger.not_retained(handle));
 }
 
 /// `cuMemRetainAllocationHandle` gave this handle for an address.
-pub fn retained(handle: u64, address: u64) -> Retained {
+pub fn retained(handle: Physical, address: u64) -> Retained {
     with_known(|ledger| Some(ledger.retained(handle, address))).unwrap_or(Retained::Plain)
 }
 
 /// The driver has taken a reference on every part.
-pub fn revived(whole: u64) {
+pub fn revived(whole: Physical) {
     with_ledger(|ledger| ledger.revived(whole));
 }
 
 /// A handle is about to be released.
-pub fn release(handle: u64) -> Release {
+pub fn release(handle: Physical) -> Release {
     with_known(|ledger| Some(ledger.release(handle))).unwrap_or(Release::Unknown)
 }
 
 /// These were not.
-pub fn not_released(parts: &[(u64, Memory)]) {
+pub fn not_released(parts: &[(Physical, Memory)]) {
     with_ledger(|ledger| ledger.not_released(parts));
 }
 
 /// A handle is about to be mapped: what is behind it. [`end_map`] is to hear of the outcome unless that is nothing known.
-pub fn begin_map(handle: u64) -> Vec<Part> {
+pub fn begin_map(handle: Physical) -> Vec<Part> {
     with_known(|ledger| Some(ledger.begin_map(handle))).unwrap_or_default()
 }
 
-/// It was, or was not.
+/// Notes how the mapping ended that [`begin_map`] announced.
 pub fn end_map(parts: &[Part], address: u64, bytes: u64, succeeded: bool) {
     if !parts.is_empty() {
         with_ledger(|ledger| ledger.end_map(parts, address, bytes, succeeded));
@@ -109,7 +110,7 @@ pub fn begin_unmap(address: u64, bytes: u64) -> Vec<(u64, Mapping)> {
     with_known(|ledger| Some(ledger.take_mappings(address, bytes))).unwrap_or_default()
 }
 
-/// It was, or was not.
+/// Notes how the unmapping ended for which [`begin_unmap`] took these mappings out; they come back where it failed.
 pub fn end_unmap(taken: Vec<(u64, Mapping)>, succeeded: bool) {
     if taken.is_empty() {
         return;
@@ -125,9 +126,9 @@ pub fn end_unmap(taken: Vec<(u64, Mapping)>, succeeded: bool) {
 
 /// Another process's memory came in. Where it lies is what the driver says; where it was asked for only that process
 /// knows, so it is looked at again when the program says who shall use it.
-pub fn imported(handle: u64, location: Location) {
+pub fn imported(handle: Physical, location: Location) {
     if let Some(place) = location.place()
-        && steer::is_wanted()
+        && bypass::makes_memory().is_ok()
     {
         with_ledger(|ledger| ledger.imported(handle, place));
     }

@@ -5,11 +5,12 @@ use super::with_ledger;
 use crate::backing;
 use crate::backing::plan::Plan;
 use crate::bell;
+use crate::bypass::{self, Answer, Bypass};
 use crate::log;
 use crate::process;
 use crate::serve::memory;
-use gpupool_config::{Mode, format_size};
-use gpupool_cuda::{CuResult, Driver, Properties};
+use gpupool_config::format_size;
+use gpupool_cuda::{CuResult, Device, Driver, Physical, Properties};
 use gpupool_events::VmmSteer;
 use gpupool_interpose::{Api, Real};
 use gpupool_pool::{Claim, FRAME, Place, Room, spread};
@@ -23,11 +24,6 @@ pub struct Request {
     pub device: u32,
 }
 
-/// Whether handles are placed elsewhere in this process.
-pub fn is_wanted() -> bool {
-    process::settings().mode != Mode::Trace && process::is_open()
-}
-
 /// `cuMemCreate` for plain memory of a GPU: there if it has room, else at the next place that has. The handle is where the
 /// driver, or this, has written it through `output`.
 ///
@@ -36,22 +32,35 @@ pub fn is_wanted() -> bool {
 ///
 /// # Safety
 /// `output` is the program's output argument of that call, and not NULL.
-pub unsafe fn create(real: &mut Real<CuResult>, output: *mut u64, request: &Request) -> CuResult {
+pub unsafe fn create(real: &mut Real<CuResult>, output: *mut Physical, request: &Request) -> CuResult {
     let Request { bytes, device, .. } = *request;
     let home = Place::Gpu(device);
-    let Some(limit) = process::settings().limit.of(device).filter(|_| is_wanted()) else {
+    if let Err(why) = bypass::makes_memory() {
+        why.note(real.api);
+        return at_home(real, home);
+    }
+    let Some(limit) = process::settings().limit.of(device) else {
         let result = at_home(real, home);
-        if result != CuResult::OUT_OF_MEMORY || !is_wanted() {
+        if result != CuResult::OUT_OF_MEMORY {
             return result;
         }
         // SAFETY: as for this function.
         return unsafe { elsewhere(real.api, output, request, u64::MAX, "full") }.unwrap_or(result);
     };
-    let Some((_, plan)) = plan_for(device) else { return at_home(real, home) };
+    let plan = match plan_for(device) {
+        Ok((_, plan)) => plan,
+        Err(why) => {
+            why.note(real.api);
+            return at_home(real, home);
+        }
+    };
     if !set_aside(plan, home, bytes, limit, real.api) {
         // SAFETY: as for this function.
         let placed = unsafe { elsewhere(real.api, output, request, limit, "limit") };
-        return placed.unwrap_or_else(|| at_home(real, home));
+        return placed.unwrap_or_else(|| {
+            Bypass::Full.note(real.api);
+            at_home(real, home)
+        });
     }
     let result = at_home(real, home);
     if !result.is_ok() {
@@ -78,9 +87,10 @@ fn at_home(real: &mut Real<CuResult>, home: Place) -> CuResult {
 }
 
 /// The driver and the plan, where this GPU is a place of it.
-fn plan_for(device: u32) -> Option<(&'static Driver, &'static Plan)> {
-    let driver = process::driver()?;
-    Some((driver, backing::open::plan(driver).filter(|plan| plan.serves(device as i32))?))
+fn plan_for(device: u32) -> Answer<(&'static Driver, &'static Plan)> {
+    let (driver, device) = (process::driver().ok_or(Bypass::NoDriver)?, Device::of(device));
+    let plan = backing::open::plan(driver).ok_or(Bypass::NoPool)?;
+    if plan.serves(device) { Ok((driver, plan)) } else { Err(Bypass::LeftOut(device)) }
 }
 
 /// Charges `bytes` at a place if, with all that others have there, that is no more than `most`. Freed runs of the pool make
@@ -99,11 +109,23 @@ fn has(driver: &Driver, plan: &Plan, place: Place, bytes: u64, api: Api) -> bool
 /// `None`: no place has room for it.
 ///
 /// # Safety
-/// As [`create`].
+/// `output` is the program's, of a `cuMemCreate` that asks for what `request` says.
 #[cold]
-unsafe fn elsewhere(api: Api, output: *mut u64, request: &Request, most: u64, why: &'static str) -> Option<CuResult> {
+unsafe fn elsewhere(
+    api: Api,
+    output: *mut Physical,
+    request: &Request,
+    most: u64,
+    why: &'static str,
+) -> Option<CuResult> {
     let Request { bytes, device, .. } = *request;
-    let (driver, plan) = plan_for(device)?;
+    let (driver, plan) = match plan_for(device) {
+        Ok(known) => known,
+        Err(why) => {
+            why.note(api);
+            return None;
+        }
+    };
     if memory::returns_its_cache() && with_ledger(|ledger| ledger.refuse_softly(device, bytes)) {
         memory::say_refused_softly(device, bytes, "a handle of ");
         return Some(CuResult::OUT_OF_MEMORY);
@@ -179,8 +201,8 @@ fn make(
 }
 
 /// # Safety
-/// As [`create`]; `parts` were made for this request.
-unsafe fn hand_out(output: *mut u64, request: &Request, parts: &[Part], why: &'static str) -> CuResult {
+/// `output` is the program's, of a `cuMemCreate` that asks for what `request` says; `parts` were made for that.
+unsafe fn hand_out(output: *mut Physical, request: &Request, parts: &[Part], why: &'static str) -> CuResult {
     let home = request.device;
     with_ledger(|ledger| ledger.made(home, parts));
     bell::allocated();

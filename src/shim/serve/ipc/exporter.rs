@@ -8,7 +8,7 @@ use super::server;
 use crate::log;
 use crate::serve::memory;
 use gpupool_config::format_size;
-use gpupool_cuda::{CuResult, Driver, Properties};
+use gpupool_cuda::{CuResult, Driver, Physical, Properties};
 use gpupool_events::IpcExport;
 use gpupool_pool::{Anchor, Block, Piece};
 use gpupool_wire::blocks::{Handle, Key, Secret, same_secret};
@@ -98,7 +98,7 @@ pub fn export(driver: &Driver, block: &Block) -> std::result::Result<Handle, CuR
 /// Whether every piece of this process's block was made so that it can be given away as a descriptor.
 pub fn is_shareable(driver: &Driver, block: &Block) -> bool {
     let pieces = memory::pieces(block.address, block.bytes);
-    let is_exportable = |piece: &Piece<u64>| {
+    let is_exportable = |piece: &Piece<Physical>| {
         driver.allowed_handle_types(piece.address).is_ok_and(|types| types & Properties::POSIX_FD != 0)
     };
     !pieces.is_empty() && pieces.iter().all(is_exportable)

@@ -3,13 +3,14 @@
 use super::peers::{Failure, Lease, failure, no_descriptor};
 use super::server;
 use crate::backing::topology::Topology;
+use crate::bypass::Bypass;
 use crate::fence;
 use crate::log;
 use crate::serve::memory::memops;
 use crate::watch::context::Gpus;
 use crate::watch::context::{self, Observer};
 use gpupool_config::format_size;
-use gpupool_cuda::{Access, CuResult, Driver};
+use gpupool_cuda::{Access, CuResult, Device, Driver};
 use gpupool_events::{IpcClose, IpcImport};
 use gpupool_pool::{Block, Place};
 use gpupool_wire::blocks::{Answer, BATCH, Chunk, Handle, Layout, Where};
@@ -109,8 +110,8 @@ fn enter(
     begun: Instant,
 ) -> u64 {
     static NEXT_ID: AtomicU64 = AtomicU64::new(FIRST_ID);
-    let device = (0..driver.device_count()).find(|device| driver.uuid_bytes(*device) == layout.home);
-    let home = device.or_else(|| driver.current_device().ok()).unwrap_or(0) as u32;
+    let device = driver.devices().find(|device| driver.uuid_bytes(*device) == layout.home);
+    let home = device.or_else(|| driver.current_device().ok()).map_or(0, Device::ordinal);
     let owner = context::current(driver).map_or(0, |context| context.id);
     let address = mapped.range.base + layout.offset;
     let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
@@ -138,17 +139,18 @@ fn enter(
     address
 }
 
-/// Closes what [`open`] gave. `None`: no such address, the driver's to answer.
-pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
+/// Closes what [`open`] gave.
+pub fn close(driver: &'static Driver, address: u64) -> Result<CuResult, Bypass> {
     if COUNT.load(Ordering::Acquire) == 0 {
-        return None;
+        return Err(Bypass::NotOurs);
     }
     let owner = {
         let mut imports = IMPORTS.lock();
-        let import = imports.iter_mut().find(|import| import.block.address == address && !import.closing)?;
+        let known = imports.iter_mut().find(|import| import.block.address == address && !import.closing);
+        let import = known.ok_or(Bypass::NotOurs)?;
         if import.count > 1 {
             import.count -= 1;
-            return Some(CuResult::SUCCESS);
+            return Ok(CuResult::SUCCESS);
         }
         import.closing = true;
         import.block.owner
@@ -159,7 +161,8 @@ pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
     let answer = wait(driver, &contexts);
     let removed = {
         let mut imports = IMPORTS.lock();
-        let index = imports.iter().position(|import| import.block.address == address && import.closing)?;
+        let index = imports.iter().position(|import| import.block.address == address && import.closing);
+        let index = index.ok_or(Bypass::NotOurs)?;
         if answer.is_ok() {
             let import = imports.swap_remove(index);
             COUNT.store(imports.len(), Ordering::Release);
@@ -180,7 +183,7 @@ pub fn close(driver: &'static Driver, address: u64) -> Option<CuResult> {
         }
         log::emit(|| (IpcClose { address, bytes }, format!("closed {} at {address:#x}", format_size(bytes))));
     }
-    Some(answer.err().unwrap_or(CuResult::SUCCESS))
+    Ok(answer.err().unwrap_or(CuResult::SUCCESS))
 }
 
 /// Closes what was opened in contexts that are gone.

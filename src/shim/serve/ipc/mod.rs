@@ -14,6 +14,7 @@ mod own;
 mod peers;
 mod server;
 
+use crate::bypass::{Answer, Bypass};
 use crate::{bell, log, process};
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_events::IpcFailed;
@@ -58,18 +59,17 @@ pub fn is_shareable(block: &Block) -> bool {
     process::driver().is_some_and(|driver| exporter::is_shareable(driver, block))
 }
 
-/// Opens the handle in these bytes (`cuIpcOpenMemHandle`), and gives the block's address here. `None`: not a handle of
-/// ours, the driver's to open.
-pub fn open(driver: &'static Driver, bytes: &[u8; 64]) -> Option<Result<u64, CuResult>> {
-    match Handle::decode(bytes) {
-        Ok(handle) => Some(importer::open(driver, bytes, &handle)),
-        Err(Unread::Nonsense) => None,
-        // The driver refuses it, and cannot say why.
-        Err(version @ Unread::Version(_)) => {
-            failed("import", format_args!("the process that gave the handle cannot be asked: {version}"));
-            None
-        }
+/// Opens the handle in these bytes (`cuIpcOpenMemHandle`), and gives the block's address here.
+pub fn open(driver: &'static Driver, bytes: &[u8; 64]) -> Answer<Result<u64, CuResult>> {
+    let unread = match Handle::decode(bytes) {
+        Ok(handle) => return Ok(importer::open(driver, bytes, &handle)),
+        Err(unread) => unread,
+    };
+    // The driver refuses one of another version, and cannot say why.
+    if let Unread::Version(_) = unread {
+        failed("import", format_args!("the process that gave the handle cannot be asked: {unread}"));
     }
+    Err(Bypass::NotOurs)
 }
 
 /// A socket of ours among the program's descriptors.

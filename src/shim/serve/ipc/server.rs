@@ -12,7 +12,7 @@ use super::Socket;
 use super::exporter::{self, Asked};
 use crate::process;
 use crate::serve::memory;
-use gpupool_cuda::Driver;
+use gpupool_cuda::{Device, Driver};
 use gpupool_metrics::stat;
 use gpupool_pool::{Block, Place};
 use gpupool_wire::Unread;
@@ -406,12 +406,12 @@ fn chunks(driver: &Driver, address: u64, id: u64, from: usize, most: usize) -> (
         chunks: pieces.len() as u32,
         span: pieces.iter().map(|piece| piece.chunk_bytes).sum(),
         offset: block.address - first.chunk_address,
-        home: driver.uuid_bytes(block.home as i32),
+        home: driver.uuid_bytes(Device::of(block.home)),
     };
     let (mut chunks, mut descriptors) = (Vec::new(), Vec::new());
     for piece in pieces.iter().skip(from).take(most.clamp(1, BATCH as usize)) {
         let place = match piece.place {
-            Place::Gpu(ordinal) => Where::Gpu(driver.uuid_bytes(ordinal as i32)),
+            Place::Gpu(ordinal) => Where::Gpu(driver.uuid_bytes(Device::of(ordinal))),
             Place::Host(node) => Where::Host(node),
         };
         match driver.export(piece.handle) {

@@ -12,7 +12,8 @@ use crate::clock::coarse_now;
 use crate::guard;
 use crate::watch::capture;
 use crate::{log, process};
-use cudarc::driver::sys::{CUfunction, CUlaunchConfig, CUstream};
+use cudarc::driver::sys::CUlaunchConfig;
+use gpupool_cuda::{Driver, Function, Stream};
 use gpupool_interpose::Api;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,8 +25,6 @@ const PERIOD: u64 = 100;
 const SHARE: u64 = 100;
 /// Blocks that one launch moves; the others are due at the next.
 const MOST: usize = 16;
-/// `CU_STREAM_PER_THREAD`: what no stream means in the calls that end in `_ptsz`.
-const PER_THREAD: CUstream = 2 as CUstream;
 
 /// Some block lives, or did, and launches are to be looked at.
 static SCANS: AtomicBool = AtomicBool::new(false);
@@ -39,7 +38,7 @@ pub fn scans() -> bool {
 }
 
 /// Launches are looked at from now on, where the driver tells what their parameters are.
-pub(super) fn start(driver: &gpupool_cuda::Driver) {
+pub(super) fn start(driver: &Driver) {
     if driver.knows_parameters() {
         SCANS.store(true, Ordering::Release);
     } else {
@@ -69,7 +68,7 @@ impl Arguments {
     /// The buffer and its bytes, where there is one.
     ///
     /// # Safety
-    /// As [`before`].
+    /// The arguments are those of a launch that the driver takes.
     unsafe fn buffer(self) -> Option<(*const u8, usize)> {
         /// `CU_LAUNCH_PARAM_BUFFER_POINTER` and `…_SIZE`; the list ends with 0.
         const POINTER: usize = 1;
@@ -95,7 +94,7 @@ impl Arguments {
     /// Calls `each` with every word of the arguments.
     ///
     /// # Safety
-    /// As [`before`].
+    /// The arguments are those of a launch that the driver takes, and the layout is that of its function.
     #[inline]
     unsafe fn words(self, layout: &layouts::Layout, mut each: impl FnMut(u64)) {
         if !self.parameters.is_null() {
@@ -119,15 +118,13 @@ impl Arguments {
 }
 
 /// Moves the blocks that a launch names, before it, in the order of its stream. Where there is nothing to move: a look into
-/// a table for the function, and two compares for every word. `row` is the call, `function` a `CUfunction` or `CUkernel`.
+/// a table for the function, and two compares for every word. Without a function the driver refuses the launch.
 ///
 /// # Safety
 /// The arguments are those that the program passes to the driver with this function.
 #[inline]
-pub unsafe fn before(api: Api, function: CUfunction, stream: CUstream, arguments: Arguments) {
-    if function.is_null() {
-        return;
-    }
+pub unsafe fn before(api: Api, function: Option<Function>, stream: Stream, arguments: Arguments) {
+    let Some(function) = function else { return };
     let Some(layout) = layouts::known(function).or_else(|| learn(api, function)) else { return };
     let mut due = Due::default();
     // SAFETY: as for this function.
@@ -143,16 +140,16 @@ pub unsafe fn before(api: Api, function: CUfunction, stream: CUstream, arguments
     }
 }
 
-/// As [`before`], of a launch that is described by a structure.
+/// Before a launch that is described by a structure (`CUlaunchConfig`); see [`before`].
 ///
 /// # Safety
-/// As [`before`]; `config` is the program's argument of that call.
+/// `config`, the function and the arguments are the program's, of a launch that the driver is about to get.
 #[inline]
-pub unsafe fn before_configured(api: Api, config: *const c_void, function: CUfunction, arguments: Arguments) {
+pub unsafe fn before_configured(api: Api, config: *const c_void, function: Option<Function>, arguments: Arguments) {
     // SAFETY: NULL, or what the driver reads too.
     let Some(config) = (unsafe { config.cast::<CUlaunchConfig>().as_ref() }) else { return };
     // SAFETY: as for this function.
-    unsafe { before(api, function, config.hStream, arguments) };
+    unsafe { before(api, function, Stream::from_raw(config.hStream), arguments) };
 }
 
 /// Addresses in blocks that are due.
@@ -193,19 +190,18 @@ fn inside<T>(api: Api, act: impl FnOnce() -> T) -> Option<T> {
 }
 
 #[cold]
-fn learn(api: Api, function: CUfunction) -> Option<&'static layouts::Layout> {
+fn learn(api: Api, function: Function) -> Option<&'static layouts::Layout> {
     let opened = OPENED.get()?.as_ref()?;
     inside(api, || layouts::learn(opened.driver, function))
 }
 
 #[cold]
-fn act(api: Api, stream: CUstream, due: &Due) {
+fn act(api: Api, stream: Stream, due: &Due) {
     if capture::under_way() {
         return;
     }
     let Some(Some(opened)) = OPENED.get() else { return };
-    let per_thread = stream.is_null() && api.name().ends_with("_ptsz");
-    let stream = if per_thread { PER_THREAD } else { stream };
+    let stream = stream.meant_by(api.name().ends_with("_ptsz"));
     let _ = inside(api, || {
         let begin = Instant::now();
         let now = milliseconds();

@@ -1,8 +1,7 @@
 //! Where the 8-byte words of a kernel's parameters lie. Asked of the driver once for each function, and then found without
 //! a lock.
 
-use cudarc::driver::sys::CUfunction;
-use gpupool_cuda::Driver;
+use gpupool_cuda::{Driver, Function};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
@@ -52,8 +51,8 @@ fn rows(function: usize) -> impl Iterator<Item = &'static Row> {
 
 /// The layout of a function that was learned before. No lock.
 #[inline]
-pub fn known(function: CUfunction) -> Option<&'static Layout> {
-    let function = function as usize;
+pub fn known(function: Function) -> Option<&'static Layout> {
+    let function = function.raw().addr();
     let row = rows(function).find(|row| row.function.load(Ordering::Acquire) == function)?;
     let layout = row.layout.load(Ordering::Acquire);
     // SAFETY: null or a layout, which are never freed.
@@ -62,9 +61,9 @@ pub fn known(function: CUfunction) -> Option<&'static Layout> {
 }
 
 /// Asks the driver, and remembers.
-pub fn learn(driver: &Driver, function: CUfunction) -> &'static Layout {
+pub fn learn(driver: &Driver, function: Function) -> &'static Layout {
     let layout = shared(ask(driver, function));
-    let handle = function as usize;
+    let handle = function.raw().addr();
     let free = rows(handle).find(|row| row.function.load(Ordering::Acquire) == 0).or_else(|| rows(handle).next());
     if let Some(row) = free {
         let old = row.function.load(Ordering::Acquire);
@@ -95,7 +94,7 @@ fn shared(words: Vec<Word>) -> &'static Layout {
     layout
 }
 
-fn ask(driver: &Driver, function: CUfunction) -> Vec<Word> {
+fn ask(driver: &Driver, function: Function) -> Vec<Word> {
     let parameter = |index| {
         // SAFETY: the function is the one that the program launches.
         unsafe { driver.parameter(function, index) }
@@ -135,17 +134,18 @@ mod tests {
     /// One test, because the table is the process's.
     #[test]
     fn functions_are_found_until_they_are_forgotten_and_share_layouts() {
+        let function = |number| Function::from_raw(std::ptr::without_provenance_mut(number)).unwrap();
         let one = shared(words(&[(0, 8)]));
         assert!(std::ptr::eq(one, shared(words(&[(0, 8)]))));
-        assert!(known(0x1000 as CUfunction).is_none());
+        assert!(known(function(0x1000)).is_none());
         for number in 1..=100 {
-            let function = number * 0x40;
-            let row = rows(function).find(|row| row.function.load(Ordering::Relaxed) == 0).unwrap();
+            let handle = number * 0x40;
+            let row = rows(handle).find(|row| row.function.load(Ordering::Relaxed) == 0).unwrap();
             row.layout.store(std::ptr::from_ref(one).cast_mut(), Ordering::Relaxed);
-            row.function.store(function, Ordering::Relaxed);
+            row.function.store(handle, Ordering::Relaxed);
         }
-        assert!((1..=100_usize).all(|number| known((number * 0x40) as CUfunction).is_some_and(|known| known == one)));
+        assert!((1..=100_usize).all(|number| known(function(number * 0x40)).is_some_and(|known| known == one)));
         forget();
-        assert!((1..=100_usize).all(|number| known((number * 0x40) as CUfunction).is_none()));
+        assert!((1..=100_usize).all(|number| known(function(number * 0x40)).is_none()));
     }
 }

@@ -15,16 +15,17 @@ mod places;
 
 use crate::backing;
 use crate::backing::topology;
-use crate::serve::memory::{self, Answer};
+use crate::bypass::{self, Answer, Bypass};
+use crate::serve::memory;
 use crate::watch::{
     capture,
     context::{self, Context, Observer},
 };
 use crate::{log, process};
 use blocks::Managed;
-use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUmem_advise, CUstream};
+use cudarc::driver::sys::{CUdeviceptr, CUmem_advise};
 use gpupool_config::{Mode, Prefetch, Settings, Switch, Toggle, format_size};
-use gpupool_cuda::{CuResult, Driver};
+use gpupool_cuda::{self as cuda, CuResult, Device, Driver, Stream};
 use gpupool_interpose::cancel;
 use gpupool_pool::{Accounts, Allocation, Block, Place, Usage};
 use once_cell::race::OnceBox;
@@ -89,7 +90,7 @@ fn open() -> Option<&'static Opened> {
     OPENED.get_or_init(|| Box::new(Some(opened))).as_ref()
 }
 
-/// The same, where blocks of ours are managed memory: the plan may have fallen back to another mode.
+/// What managed memory needs, where blocks of ours are managed memory: the plan may have fallen back to another mode.
 fn open_for_blocks() -> Option<&'static Opened> {
     if process::settings().mode != Mode::Managed {
         return None;
@@ -97,31 +98,40 @@ fn open_for_blocks() -> Option<&'static Opened> {
     open().filter(|opened| opened.plan.mode == Mode::Managed)
 }
 
-/// Serves an allocation of `bytes` for the current context in mode managed. `None`: the driver is asked.
+/// Serves an allocation of `bytes` for the current context in mode managed. In the other modes, `why` the pool did not is the
+/// answer.
 #[cold]
-pub fn allocate(bytes: u64) -> Option<Answer> {
-    let opened = open_for_blocks()?;
-    let context = context::current(opened.driver)?;
-    allocate_for(&context, context.device, bytes, process::settings().soft_oom != Switch::Off)
+pub fn allocate(bytes: u64, why: Bypass) -> Answer<Result<u64, CuResult>> {
+    let opened = open_for_blocks().ok_or(why)?;
+    let context = context::current(opened.driver).ok_or(Bypass::NoContext)?;
+    allocate_for(&context, context.device, bytes, process::settings().soft_oom != Switch::Off, why)
 }
 
-/// The same, near a GPU and owned by a context. `soft`: a program that caches is told OUT_OF_MEMORY once before the GPU
+/// A block of managed memory near a GPU, owned by a context. `soft`: a program that caches is told OUT_OF_MEMORY once before the GPU
 /// overflows.
 #[cold]
-pub fn allocate_for(context: &Context, device: CUdevice, bytes: u64, soft: bool) -> Option<Answer> {
-    let opened = open_for_blocks().filter(|_| process::is_open())?;
-    let home = u32::try_from(device).ok()?;
-    let mut placed = opened.place(home, bytes, soft)?;
+pub fn allocate_for(
+    context: &Context,
+    device: Device,
+    bytes: u64,
+    soft: bool,
+    why: Bypass,
+) -> Answer<Result<u64, CuResult>> {
+    let opened = open_for_blocks().ok_or(why)?;
+    bypass::makes_memory()?;
+    let home = device.ordinal();
+    let left_out = Bypass::LeftOut(device);
+    let mut placed = opened.place(home, bytes, soft).ok_or(left_out)?;
     if placed == Err(Refusal::Soft) {
-        if let Some(answer) = memory::refused_softly(home, bytes) {
-            return Some(answer);
+        if memory::is_refused_softly(home, bytes) {
+            return Ok(Err(CuResult::OUT_OF_MEMORY));
         }
-        placed = opened.place(home, bytes, false)?;
+        placed = opened.place(home, bytes, false).ok_or(left_out)?;
     }
     if let Err(Refusal::Full { missing }) = placed {
         memory::report_full(home, bytes, missing);
     }
-    let stripes = placed.ok()?;
+    let stripes = placed.map_err(|_| Bypass::Full)?;
     let address = match opened.driver.allocate_managed(bytes) {
         Ok(address) => address,
         Err(result) => {
@@ -130,7 +140,7 @@ pub fn allocate_for(context: &Context, device: CUdevice, bytes: u64, soft: bool)
             if result != CuResult::DEINITIALIZED {
                 memory::report_fallback(home, bytes, &result.to_string());
             }
-            return None;
+            return Err(Bypass::Declined(result));
         }
     };
     context.usage.allocated(bytes);
@@ -140,7 +150,7 @@ pub fn allocate_for(context: &Context, device: CUdevice, bytes: u64, soft: bool)
         *(if place.is_host() { &mut on_host } else { &mut on_peers }) += bytes;
     }
     memory::report(&Allocation { block: managed.block, reused: false, on_peers, on_host });
-    Some(Answer::Pool(CuResult::SUCCESS, address))
+    Ok(Ok(address))
 }
 
 /// The program allocated managed memory itself (`cuMemAllocManaged` succeeded): placed like a block of ours, where asked
@@ -150,7 +160,7 @@ pub fn adopt(address: CUdeviceptr, bytes: u64, flags: u32) {
     let eligible = flags == ATTACH_GLOBAL && bytes >= settings.min_size && settings.managed_advice == Toggle::On;
     let Some(opened) = eligible.then(open).flatten() else { return };
     let Some(context) = context::current(opened.driver) else { return };
-    let Ok(home) = u32::try_from(context.device) else { return };
+    let home = context.device.ordinal();
     if let Some(Ok(stripes)) = opened.place(home, bytes, false) {
         opened.began(&context, home, address, bytes, stripes, false);
     }
@@ -159,7 +169,7 @@ pub fn adopt(address: CUdeviceptr, bytes: u64, flags: u32) {
 impl Opened {
     /// Sets room aside for a block of `home`. `None`: the GPU is not ours.
     fn place(&self, home: u32, bytes: u64, soft: bool) -> Option<Result<Stripes, Refusal>> {
-        if !self.plan.serves(home as i32) {
+        if !self.plan.serves(Device::of(home)) {
             return None;
         }
         let order = self.places.lock().order(home);
@@ -264,7 +274,7 @@ impl Opened {
     }
 
     /// Moves each stripe to its place, in the order of a stream of the current context.
-    fn prefetch(&self, managed: &Managed, stream: CUstream) {
+    fn prefetch(&self, managed: &Managed, stream: Stream) {
         for (place, address, bytes) in managed.parts() {
             // SAFETY: the stream is the program's own for this very call, or ours.
             let result = unsafe { self.driver.prefetch(address, bytes, place, stream) };
@@ -280,29 +290,29 @@ impl Opened {
     /// The pool's GPUs that have a context. The others cannot touch the memory.
     fn devices_in_use(&self) -> impl Iterator<Item = u32> {
         let contexts = context::all().into_iter();
-        let mut ordinals: Vec<u32> = contexts.filter_map(|context| u32::try_from(context.device).ok()).collect();
+        let mut ordinals: Vec<u32> = contexts.map(|context| context.device.ordinal()).collect();
         ordinals.sort_unstable();
         ordinals.dedup();
         ordinals.into_iter().filter(|ordinal| self.plan.members.contains_key(ordinal))
     }
 
     /// The stream of ours in a context, made when first needed; it goes with the context.
-    fn stream(&self, context: &Context) -> Option<CUstream> {
-        static STREAMS: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
+    fn stream(&self, context: &Context) -> Option<Stream> {
+        static STREAMS: Mutex<BTreeMap<u64, Stream>> = Mutex::new(BTreeMap::new());
         // A stream made in a green context would end with that, and not with the primary one.
         if self.driver.current_context() != context.live_handle() {
             return None;
         }
         if let Some(known) = STREAMS.lock().get(&context.id) {
-            return Some(*known as CUstream);
+            return Some(*known);
         }
         let stream = self.driver.create_stream().ok()?;
-        let first = *STREAMS.lock().entry(context.id).or_insert(stream as usize);
-        if first != stream as usize {
+        let first = *STREAMS.lock().entry(context.id).or_insert(stream);
+        if first != stream {
             // SAFETY: made above, and nobody else knows it: another thread was first.
             let _ = unsafe { self.driver.destroy_stream(stream) };
         }
-        Some(first as CUstream)
+        Some(first)
     }
 }
 
@@ -333,7 +343,7 @@ pub fn catch_up() {
 pub struct OfContexts;
 
 impl Observer for OfContexts {
-    fn began(&self, driver: &Driver, context: CUcontext) {
+    fn began(&self, driver: &Driver, context: Option<cuda::Context>) {
         context_appeared(driver, context);
     }
 
@@ -351,12 +361,12 @@ impl Observer for OfContexts {
 }
 
 /// There is a new context, so that its GPU is to map the blocks that live. Another one is current, or none.
-fn context_appeared(driver: &Driver, context: CUcontext) {
+fn context_appeared(driver: &Driver, context: Option<cuda::Context>) {
     if OPENED.get().is_none() {
         return;
     }
     OWED.store(true, Ordering::Release);
-    if !context.is_null() {
+    if let Some(context) = context {
         context::within(driver, context, catch_up);
     }
 }
@@ -367,7 +377,7 @@ pub fn free(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
     if blocks::may_contain(address) { free_block(address, call) } else { call() }
 }
 
-/// As [`free`], by the driver's `cuMemFreeAsync`, which takes memory of `cuMemAlloc` but may not take managed memory. Then
+/// Frees a block by the driver's `cuMemFreeAsync`, which takes memory of `cuMemAlloc` but may not take managed memory. Then
 /// `cuMemFree` does it, which waits for every stream. During a capture that would break it, and the refusal stands: it is
 /// also the answer for memory that the capture did not allocate.
 pub fn free_in_order(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {

@@ -8,11 +8,11 @@ pub use caching::returns_its_cache;
 
 use crate::backing::level;
 use crate::backing::open::{self, Opened};
+use crate::bypass::{self, Answer, Bypass};
 use crate::watch::context::{self, Context, Observer};
 use crate::{bell, log, process};
-use cudarc::driver::sys::{CUdevice, CUmemGenericAllocationHandle};
 use gpupool_config::{Free as FreeSetting, Mode, format_size};
-use gpupool_cuda::{CuResult, Driver};
+use gpupool_cuda::{CuResult, Device, Driver, Physical};
 use gpupool_events::{BlockAllocate, BlockFree, PoolFallback, PoolGrow, PoolRefuse, PoolSpill, PoolTrim};
 use gpupool_interpose::Api;
 use gpupool_pool::{Accounts, Allocation, Anchor, Block, Free, FreeError, Piece, Place, Refusal, Request, Usage};
@@ -53,14 +53,6 @@ fn count(counter: &AtomicU64) {
     bell::changed();
 }
 
-/// Who served an allocation.
-pub enum Answer {
-    /// The pool: the result for the program, and the address (0 without one).
-    Pool(CuResult, u64),
-    /// The driver, which has written the outputs.
-    Driver(CuResult),
-}
-
 /// How allocations are served now, a value of `GPUPOOL_MODE`; `off` where no pool is possible.
 pub fn mode() -> &'static CStr {
     let mode = match open::planned() {
@@ -79,67 +71,70 @@ pub fn mode() -> &'static CStr {
 
 /// The pool and the current context, where allocations are the pool's business.
 #[inline]
-pub fn pool_for() -> Option<(&'static Opened, Context)> {
-    let driver = process::driver()?;
-    let context = context::current(driver)?;
-    Some((opened_for(driver, context.device)?, context))
+pub fn pool_for() -> Answer<(&'static Opened, Context)> {
+    let driver = process::driver().ok_or(Bypass::NoDriver)?;
+    let context = context::current(driver).ok_or(Bypass::NoContext)?;
+    Ok((opened_for(driver, context.device)?, context))
 }
 
 /// The pool, where memory asked for on this GPU is its business.
 #[inline]
-pub fn opened_for(driver: &'static Driver, device: CUdevice) -> Option<&'static Opened> {
-    if process::settings().mode == Mode::Trace || !process::is_open() {
-        return None;
-    }
-    let opened = open::open(driver)?;
-    opened.plan.serves(device).then_some(opened)
+pub fn opened_for(driver: &'static Driver, device: Device) -> Answer<&'static Opened> {
+    bypass::makes_memory()?;
+    let opened = open::open(driver).ok_or(Bypass::NoPool)?;
+    if opened.plan.serves(device) { Ok(opened) } else { Err(Bypass::LeftOut(device)) }
 }
 
-/// `None`: the pool has no block for this, and the driver is to be asked.
-pub fn from_pool(opened: &Opened, context: &Context, device: CUdevice, bytes: u64, soft: bool) -> Option<Answer> {
-    let mut request = Request { bytes, home: device as u32, owner: context.id, soft_refusal: soft };
+/// A block's address, or the program's OUT_OF_MEMORY where it is told so once (`soft`).
+pub fn from_pool(
+    opened: &Opened,
+    context: &Context,
+    device: Device,
+    bytes: u64,
+    soft: bool,
+) -> Answer<Result<u64, CuResult>> {
+    let mut request = Request { bytes, home: device.ordinal(), owner: context.id, soft_refusal: soft };
     let home = request.home;
     loop {
-        let why = match opened.pool.allocate(&request) {
+        let (bypass, why) = match opened.pool.allocate(&request) {
             // It ended meanwhile, and what belonged to it was dropped: this came too late for that.
             Ok(_) if context.is_gone() => {
                 context::end::disown(context);
-                return None;
+                return Err(Bypass::ContextGone);
             }
             Ok(allocation) => {
                 context.usage.allocated(bytes);
                 report(&allocation);
-                return Some(Answer::Pool(CuResult::SUCCESS, allocation.block.address));
+                return Ok(Ok(allocation.block.address));
             }
-            Err(Refusal::Soft) => match refused_softly(home, bytes) {
-                Some(answer) => return Some(answer),
-                None => {
-                    request.soft_refusal = false;
-                    continue;
-                }
-            },
+            Err(Refusal::Soft) if is_refused_softly(home, bytes) => return Ok(Err(CuResult::OUT_OF_MEMORY)),
+            Err(Refusal::Soft) => {
+                request.soft_refusal = false;
+                continue;
+            }
             Err(Refusal::Full { missing }) => {
                 report_full(home, bytes, missing);
-                return None;
+                return Err(Bypass::Full);
             }
-            // The latter: the process is exiting, and the driver is gone.
-            Err(Refusal::NotOurs | Refusal::Backend(CuResult::DEINITIALIZED)) => return None,
-            Err(Refusal::AddressSpace) => "no address range of that size is left".to_owned(),
-            Err(Refusal::Backend(result)) => result.to_string(),
+            Err(Refusal::NotOurs) => return Err(Bypass::LeftOut(device)),
+            // The process is exiting, and the driver is gone.
+            Err(Refusal::Backend(gone @ CuResult::DEINITIALIZED)) => return Err(Bypass::Declined(gone)),
+            Err(Refusal::AddressSpace) => (Bypass::NoAddresses, "no address range of that size is left".to_owned()),
+            Err(Refusal::Backend(result)) => (Bypass::Declined(result), result.to_string()),
         };
         report_fallback(home, bytes, &why);
-        return None;
+        return Err(bypass);
     }
 }
 
-/// A block would overflow its GPU: the answer for a program that caches; `None` for one that does not. Looked up only here,
+/// A block would overflow its GPU: whether the program is told OUT_OF_MEMORY, which is for one that caches. Looked up only here,
 /// where it matters: libraries may be loaded at any time.
-pub fn refused_softly(home: u32, bytes: u64) -> Option<Answer> {
-    if !returns_its_cache() {
-        return None;
+pub fn is_refused_softly(home: u32, bytes: u64) -> bool {
+    let refused = returns_its_cache();
+    if refused {
+        say_refused_softly(home, bytes, "");
     }
-    say_refused_softly(home, bytes, "");
-    Some(Answer::Pool(CuResult::OUT_OF_MEMORY, 0))
+    refused
 }
 
 /// A program is told OUT_OF_MEMORY once, so that it returns its cache; `what` says of what, where that is not a block.
@@ -229,9 +224,9 @@ pub fn report_host(home: u32, on_host: u64, bytes: u64) {
     );
 }
 
-/// Frees pooled memory; the program's answer, and the context that was waited for. `None`: not pooled, the driver's to free.
+/// Frees pooled memory; the program's answer, and the context that was waited for.
 #[inline]
-pub fn free(address: u64) -> Option<(CuResult, Option<u64>)> {
+pub fn free(address: u64) -> Answer<(CuResult, Option<u64>)> {
     free_when(
         address,
         match process::settings().free {
@@ -243,23 +238,22 @@ pub fn free(address: u64) -> Option<(CuResult, Option<u64>)> {
 
 /// Frees pooled memory in the order of a stream of `device`, without waiting: it is used again once everything is done that
 /// was submitted before to that GPU, which need not be the block's home.
-pub fn free_later(address: u64, device: CUdevice) -> Option<CuResult> {
-    let gpu = u32::try_from(device).ok()?;
-    let opened = open::opened().filter(|opened| opened.contains(address))?;
-    Some(freed(opened.pool.free_after(address, gpu)))
+pub fn free_later(address: u64, device: Device) -> Answer<CuResult> {
+    let opened = open::opened().filter(|opened| opened.contains(address)).ok_or(Bypass::NotOurs)?;
+    Ok(freed(opened.pool.free_after(address, device.ordinal())))
 }
 
 #[inline]
-fn free_when(address: u64, when: Free) -> Option<(CuResult, Option<u64>)> {
-    let opened = open::opened().filter(|opened| opened.contains(address))?;
+fn free_when(address: u64, when: Free) -> Answer<(CuResult, Option<u64>)> {
+    let opened = open::opened().filter(|opened| opened.contains(address)).ok_or(Bypass::NotOurs)?;
     // In a context that is gone nothing is freed, of whomever it is: the driver says so. Asked of our own addresses only,
     // since the driver looks by itself at a call that is passed on.
     if context::is_refused() {
-        return None;
+        return Err(Bypass::ContextGone);
     }
     let outcome = opened.pool.free(address, when);
     let waited = outcome.as_ref().ok().filter(|_| when == Free::Strict).map(|block| block.owner);
-    Some((freed(outcome), waited))
+    Ok((freed(outcome), waited))
 }
 
 /// Whether a range touches the pool's addresses: to the program they are the driver's own allocations, whose mappings it may
@@ -317,7 +311,7 @@ pub fn block_at(address: u64) -> Option<Block> {
 }
 
 /// Where each part of a range of a live block lies; empty where there is no such block.
-pub fn pieces(address: u64, bytes: u64) -> Vec<Piece<CUmemGenericAllocationHandle>> {
+pub fn pieces(address: u64, bytes: u64) -> Vec<Piece<Physical>> {
     let opened = open::opened().filter(|opened| opened.contains(address));
     opened.map_or_else(Vec::new, |opened| opened.pool.pieces(address, bytes))
 }
@@ -361,6 +355,26 @@ pub fn release_anchor(address: u64, bytes: u64) -> bool {
 pub struct OfContexts;
 
 impl Observer for OfContexts {
+    /// What was mapped before this GPU had a context was granted to others only. The call that made the context returns when
+    /// that is mended.
+    fn arrived(&self, device: Device) {
+        let Some(opened) = open::opened() else { return };
+        let gpu = device.ordinal();
+        let arrival = context::arrivals(device);
+        if opened.pool.backend().is_granted_to(gpu, arrival) {
+            return;
+        }
+        match opened.pool.grant_again() {
+            Ok(()) => opened.pool.backend().granted_to(gpu, arrival),
+            Err(result) => tracing::error!(
+                target: "gpupool::memory", about = "grant",
+                "cuMemSetAccess of the pool's memory for GPU {gpu}, which has a context now: {result}; a kernel or copy of that \
+                 GPU that touches blocks of the others will fail with 719. Free memory on GPU {gpu}, or make its context before \
+                 the first allocation"
+            ),
+        }
+    }
+
     fn ended(&self, id: u64) -> usize {
         let ended = open::opened().map_or_else(Vec::new, |opened| opened.pool.free_owned_by(id));
         ended.iter().for_each(memops::ended);
@@ -372,7 +386,7 @@ impl Observer for OfContexts {
         ended.len()
     }
 
-    fn held_on(&self, device: CUdevice) -> u64 {
+    fn held_on(&self, device: Device) -> u64 {
         taken_on(device)
     }
 }
@@ -381,7 +395,7 @@ impl Observer for OfContexts {
 /// waits for this very thread.
 fn own_gpu() -> Vec<u32> {
     let device = process::driver().and_then(|driver| driver.current_device().ok());
-    device.and_then(|device| u32::try_from(device).ok()).into_iter().collect()
+    device.map(Device::ordinal).into_iter().collect()
 }
 
 /// The driver has no memory left on the current GPU for a call of its own: freed runs go back to it. Whether there were
@@ -391,7 +405,8 @@ pub fn give_back(api: Api) -> bool {
     give_back_at(own_gpu().first().copied().map(Place::Gpu), api)
 }
 
-/// The same at this place, or everywhere.
+/// Freed runs of the pool at this place, or everywhere, go back to the driver, because it has no memory left for a call of its
+/// own. Whether there were any.
 #[cold]
 pub fn give_back_at(place: Option<Place>, api: Api) -> bool {
     let Some(opened) = open::opened() else { return false };
@@ -402,7 +417,7 @@ pub fn give_back_at(place: Option<Place>, api: Api) -> bool {
     bytes > 0
 }
 
-/// As [`give_back`], of what stands on the host. Whether there was any.
+/// Freed runs of the pool that stand on the host go back to the driver. Whether there were any.
 #[cold]
 pub fn give_back_host(api: Api) -> bool {
     let Some(opened) = open::opened() else { return false };
@@ -429,9 +444,8 @@ fn report_trim(bytes: u64, why: &str) {
 }
 
 /// Bytes on a device that are the pool's, or the program's own by our doing.
-fn taken_on(device: i32) -> u64 {
-    let place = u32::try_from(device).map(Place::Gpu);
-    accounts().zip(place.ok()).map_or(0, |(accounts, place)| accounts.taken(place))
+fn taken_on(device: Device) -> u64 {
+    accounts().map_or(0, |accounts| accounts.taken(device.place()))
 }
 
 /// Who has how much of each place, where a plan was made.

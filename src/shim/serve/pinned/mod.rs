@@ -17,12 +17,13 @@ pub mod staging;
 
 use crate::backing::host;
 use crate::backing::pinned::{Host, take_spent};
+use crate::bypass::{self, Answer, Bypass};
 use crate::watch::{
     context::{self, Context, Observer},
     site,
 };
 use crate::{bell, clock, log, process};
-use gpupool_config::{Free as FreeSetting, Mode, Pinned, format_size};
+use gpupool_config::{Free as FreeSetting, Pinned, format_size};
 use gpupool_cuda::CuResult;
 use gpupool_events::{PinnedAllocate, PinnedFree, PinnedLevel, PinnedReturn};
 use gpupool_interpose::{Api, cancel};
@@ -51,42 +52,38 @@ fn opened() -> Option<&'static Pool<Host>> {
 }
 
 /// The pool and the current context, where pinned memory is the pool's business.
-fn pool_for(flags: u32) -> Option<(&'static Pool<Host>, Context)> {
+fn pool_for(flags: u32) -> Answer<(&'static Pool<Host>, Context)> {
     let settings = process::settings();
-    let off = settings.pinned == Pinned::Off || settings.pinned_limit == Some(0) || settings.mode == Mode::Trace;
-    if off || flags & !FLAGS != 0 || !process::is_open() {
-        return None;
+    bypass::makes_memory()?;
+    if settings.pinned == Pinned::Off || settings.pinned_limit == Some(0) {
+        return Err(Bypass::PinnedOff);
     }
-    let driver = process::driver()?;
-    let context = context::current(driver)?;
+    if flags & !FLAGS != 0 {
+        return Err(Bypass::OtherKind);
+    }
+    let driver = process::driver().ok_or(Bypass::NoDriver)?;
+    let context = context::current(driver).ok_or(Bypass::NoContext)?;
     let make = || {
         let _sheltered = cancel::shelter();
         let config = Config { limit: host::pinned_limit(), idle: settings.pinned_idle };
         Box::new(Pool::new(config, Host(driver)))
     };
-    Some((POOL.get_or_init(make), context))
+    Ok((POOL.get_or_init(make), context))
 }
 
-/// Who serves an allocation.
-pub enum Answer {
-    /// The pool, with the memory at this address.
-    Pool(u64),
-    /// The driver is to be asked.
-    Driver,
-    /// As that, because the pool would go over its limit, in bytes.
-    OverLimit(u64),
-}
-
-/// Serves an allocation of `bytes` for the current context, if it is the pool's to serve.
-pub fn allocate(bytes: u64, flags: u32) -> Answer {
-    let Some((pool, context)) = pool_for(flags) else { return Answer::Driver };
+/// The address of pooled memory of `bytes` for the current context.
+pub fn allocate(bytes: u64, flags: u32) -> Answer<u64> {
+    let (pool, context) = pool_for(flags)?;
     let outcome = pool.allocate(&Request { bytes, key: Key { context: context.id, flags } });
     let spent = take_spent();
     let Allocation { block, pinned, returned } = match outcome {
         Ok(allocation) => allocation,
-        Err(Refusal::Limit { .. }) => return Answer::OverLimit(pool.config().limit),
+        Err(Refusal::Limit { .. }) => return Err(Bypass::OverLimit),
         // The driver's own answer to the program's own call is better than ours to what we made of it.
-        Err(Refusal::Backend(_) | Refusal::ContextGone | Refusal::Empty) => return Answer::Driver,
+        Err(Refusal::Backend(CuResult::NOT_READY)) => return Err(Bypass::Capturing),
+        Err(Refusal::Backend(result)) => return Err(Bypass::Declined(result)),
+        Err(Refusal::ContextGone) => return Err(Bypass::ContextGone),
+        Err(Refusal::Empty) => return Err(Bypass::Malformed),
     };
     if returned > 0 {
         report_return(returned, "new pinned memory");
@@ -94,10 +91,10 @@ pub fn allocate(bytes: u64, flags: u32) -> Answer {
     if context.is_gone() {
         // It ended meanwhile, and what was pinned in it was forgotten: this came too late for that.
         OfContexts.ended(context.id);
-        return Answer::Driver;
+        return Err(Bypass::ContextGone);
     }
     note(&entry(block.address, bytes, flags, By::Pool, pinned, spent, &context));
-    Answer::Pool(block.address)
+    Ok(block.address)
 }
 
 /// The driver served an allocation, or accepted a registration, in so much time.
@@ -136,18 +133,18 @@ fn note(entry: &Entry) {
     bell::allocated();
 }
 
-/// Frees pooled memory. `None`: not pooled, the driver's to free.
-pub fn free(address: u64) -> Option<CuResult> {
-    let pool = opened().filter(|pool| pool.contains(address))?;
+/// Frees pooled memory.
+pub fn free(address: u64) -> Answer<CuResult> {
+    let pool = opened().filter(|pool| pool.contains(address)).ok_or(Bypass::NotOurs)?;
     // In a context that is gone nothing is freed, of whomever it is: the driver says so.
     if context::is_refused() {
-        return None;
+        return Err(Bypass::ContextGone);
     }
     let when = match process::settings().free {
         FreeSetting::Strict => Free::Strict,
         FreeSetting::Lazy => Free::Lazy,
     };
-    Some(forgetting(address, || match pool.free(address, when, clock::coarse_now()) {
+    Ok(forgetting(address, || match pool.free(address, when, clock::coarse_now()) {
         Ok(block) => {
             return_idle(Some(block.key.context).filter(|_| when == Free::Strict));
             CuResult::SUCCESS
@@ -271,10 +268,12 @@ fn report_level() {
 }
 
 /// The driver served what would have taken the pool over its limit: said once.
-pub fn over_limit(bytes: u64, limit: u64) {
+pub fn over_limit(bytes: u64) {
     static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Ordering::Relaxed) {
-        judge::over_limit(bytes, limit);
+    if let Some(pool) = opened()
+        && !SAID.swap(true, Ordering::Relaxed)
+    {
+        judge::over_limit(bytes, pool.config().limit);
     }
 }
 

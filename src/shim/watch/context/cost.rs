@@ -2,8 +2,7 @@
 
 use super::{REGISTRY, observers, within_own};
 use crate::nvml;
-use cudarc::driver::sys::{CUcontext, CUdevice};
-use gpupool_cuda::Driver;
+use gpupool_cuda::{self as cuda, Device, Driver};
 use once_cell::race::OnceBox;
 
 /// Free memory of every GPU when CUDA was initialised.
@@ -11,22 +10,22 @@ static AT_INIT: OnceBox<Vec<Option<u64>>> = OnceBox::new();
 
 /// `cuInit` succeeded: the state against which contexts are priced that nobody sees being made.
 pub fn remember(driver: &Driver) {
-    let look = || (0..driver.device_count()).map(|device| Before::look(driver, device).free).collect();
+    let look = || driver.devices().map(|device| Before::look(driver, device).free).collect();
     let _ = AT_INIT.get_or_init(|| Box::new(look()));
 }
 
 /// What the contexts that are known on a GPU took of it.
-fn others(device: CUdevice) -> u64 {
+fn others(device: Device) -> u64 {
     REGISTRY.lock().cost_on(device)
 }
 
 /// Bytes that this library holds on a device, and not a context.
-pub fn held_on(device: CUdevice) -> u64 {
+pub fn held_on(device: Device) -> u64 {
     observers::all().map(|observer| observer.held_on(device)).sum()
 }
 
 /// Whether no other process has a context on this GPU. Without NVML that is not known, and the answer is no.
-pub fn is_alone_on(driver: &Driver, device: CUdevice) -> bool {
+pub fn is_alone_on(driver: &Driver, device: Device) -> bool {
     let uuid = driver.uuid_bytes(device);
     nvml::get().and_then(|nvml| nvml.processes(&uuid)).is_some_and(|count| count <= 1)
 }
@@ -48,19 +47,19 @@ impl Before {
 
     /// For a context that was found when it was there: what was free when CUDA was initialised, less what this process has
     /// taken on that GPU since.
-    pub fn at_init(device: CUdevice) -> Self {
-        let then = AT_INIT.get().and_then(|free| *free.get(usize::try_from(device).ok()?)?);
+    pub fn at_init(device: Device) -> Self {
+        let then = AT_INIT.get().and_then(|free| *free.get(device.ordinal() as usize)?);
         Self { free: then.map(|free| free.saturating_sub(others(device) + held_on(device))), unknown: false }
     }
 
     /// Looks now.
-    pub fn look(driver: &Driver, device: CUdevice) -> Self {
+    pub fn look(driver: &Driver, device: Device) -> Self {
         Self { free: nvml::get().and_then(|nvml| nvml.free(&driver.uuid_bytes(device))), unknown: false }
     }
 
     /// `(bytes, approximate)`. Approximate: other processes have contexts on this GPU and may have allocated meanwhile, or
     /// there is no NVML and everything in use beside the pool's memory is taken for the context's.
-    pub fn cost(&self, driver: &Driver, context: CUcontext, device: CUdevice) -> (Option<u64>, bool) {
+    pub fn cost(&self, driver: &Driver, context: Option<cuda::Context>, device: Device) -> (Option<u64>, bool) {
         if self.unknown {
             return (None, true);
         }
@@ -72,9 +71,7 @@ impl Before {
             let shared = nvml.processes(&uuid).is_none_or(|count| count > 1);
             return (Some(before.saturating_sub(after)), shared);
         }
-        if context.is_null() {
-            return (None, true);
-        }
+        let Some(context) = context else { return (None, true) };
         let info = within_own(driver, context, || driver.memory().ok()).flatten();
         let held = held_on(device) + others(device);
         (info.map(|(free, total)| total.saturating_sub(free).saturating_sub(held)), true)

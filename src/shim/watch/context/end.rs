@@ -2,8 +2,7 @@
 
 use super::{By, CHANGED, EPOCH, LAST, Last, REGISTRY, observers, report_use};
 use crate::{bell, log};
-use cudarc::driver::sys::{CUcontext, CUdevice};
-use gpupool_cuda::{CuResult, Driver};
+use gpupool_cuda::{self as cuda, CuResult, Device, Driver, GreenContext};
 use gpupool_events::ContextDestroy;
 use std::sync::atomic::Ordering;
 
@@ -14,7 +13,7 @@ use super::registry::{Ended, Name};
 ///
 /// The record stays: the call may be one of many releases. Until it is over nobody remembers the context, and whoever
 /// looks it up asks the driver which life it is, so what is made in the next one is not taken for this one's.
-pub fn of_primary(driver: &Driver, device: CUdevice, by: By, call: &str, act: impl FnOnce() -> CuResult) -> CuResult {
+pub fn of_primary(driver: &Driver, device: Device, by: By, call: &str, act: impl FnOnce() -> CuResult) -> CuResult {
     let lives = {
         let mut registry = REGISTRY.lock();
         let lives = registry.begin_primary(device, by);
@@ -48,13 +47,13 @@ fn is_known(ended: Vec<Ended>, call: &str) {
 }
 
 /// Whether this life of the primary context is over. Another may have begun meanwhile, with the same handle.
-fn is_over(driver: &Driver, device: CUdevice, name: Name, by: By) -> bool {
+fn is_over(driver: &Driver, device: Device, name: Name, by: By) -> bool {
     if !driver.primary_is_active(device) {
         return true;
     }
-    match name.life {
+    match name.handle.filter(|_| name.life.is_some()) {
         // SAFETY: the handle of a primary context stays good.
-        Some(_) => (unsafe { driver.life(name.handle as CUcontext) }) != Ok(name.life),
+        Some(handle) => (unsafe { driver.life(handle) }) != Ok(name.life),
         // Drivers before 12.0 do not number contexts.
         None => by == By::Reset,
     }
@@ -62,14 +61,14 @@ fn is_over(driver: &Driver, device: CUdevice, name: Name, by: By) -> bool {
 
 /// Makes a call that ends the context of this handle, or may do so: then `is_over` says after a success whether it did.
 pub fn of_handle(
-    context: CUcontext,
+    context: cuda::Context,
     call: &str,
     act: impl FnOnce() -> CuResult,
     is_over: impl FnOnce() -> bool,
 ) -> CuResult {
     let ids = {
         let mut registry = REGISTRY.lock();
-        let ids = registry.begin_handle(context as usize);
+        let ids = registry.begin_handle(context);
         EPOCH.fetch_add(1, Ordering::AcqRel);
         while registry.is_leased(ids.iter().copied()) {
             CHANGED.wait(&mut registry);
@@ -90,7 +89,7 @@ pub fn of_handle(
 
 /// Makes the call that destroys a green context. It gives back the reference to the primary one that made it possible, and
 /// may so end that; memory that was made in it lives in the primary one and stays.
-pub fn of_green(driver: &Driver, green: usize, call: &str, act: impl FnOnce() -> CuResult) -> CuResult {
+pub fn of_green(driver: &Driver, green: GreenContext, call: &str, act: impl FnOnce() -> CuResult) -> CuResult {
     let Some((device, handles)) = REGISTRY.lock().green_ends(green) else { return act() };
     let result = of_primary(driver, device, By::Release, call, act);
     if !result.is_ok() {
@@ -126,7 +125,7 @@ fn tell(ended: Vec<Ended>, call: &str) {
         log::emit(|| {
             let kind = kind.word();
             let text = format!("{kind} context on GPU {device} is gone ({call}), and {blocks} pooled blocks with it");
-            (ContextDestroy { id, device: device as u32, kind: kind.to_owned(), call: call.to_owned() }, text)
+            (ContextDestroy { id, device: device.ordinal(), kind: kind.to_owned(), call: call.to_owned() }, text)
         });
         if let Some(record) = unkept {
             report_use(&record);

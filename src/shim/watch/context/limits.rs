@@ -5,9 +5,8 @@ use super::within_own;
 use crate::log;
 use crate::process;
 use crate::watch::site;
-use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_config::format_size;
-use gpupool_cuda::Driver;
+use gpupool_cuda::{self as cuda, CuResult, Device, Driver};
 use gpupool_events::LimitSet;
 
 /// `CUlimit` values that have a name in the log.
@@ -29,7 +28,7 @@ pub fn name(limit: i32) -> String {
 }
 
 /// Sets the limits that the environment asks for in a context that was just made.
-pub fn apply(driver: &Driver, context: CUcontext, device: CUdevice) {
+pub fn apply(driver: &Driver, context: cuda::Context, device: Device) {
     let settings = process::settings();
     let wanted = [
         (STACK_SIZE, settings.stack_size, "GPUPOOL_STACK_SIZE"),
@@ -44,7 +43,7 @@ pub fn apply(driver: &Driver, context: CUcontext, device: CUdevice) {
         log::emit(|| {
             let size = format_size(bytes);
             let text = format!("{limit} of the new context on GPU {device} set to {size}: {result}");
-            let (device, by) = (device as u32, "gpupool".to_owned());
+            let (device, by) = (device.ordinal(), "gpupool".to_owned());
             (LimitSet { device, limit, value: bytes, result: result.0, by, site: None }, text)
         });
         if !result.is_ok() {
@@ -57,11 +56,11 @@ pub fn apply(driver: &Driver, context: CUcontext, device: CUdevice) {
 }
 
 /// The program set a limit itself; the driver has answered.
-pub fn report(device: CUdevice, limit: i32, value: u64, result: gpupool_cuda::CuResult) {
+pub fn report(device: Device, limit: i32, value: u64, result: CuResult) {
     let (limit, site) = (name(limit), site::here());
     log::emit(|| {
         let text = format!("{limit} set to {} by {}: {result}", format_size(value), site::line(&site));
-        let (device, by) = (device as u32, "program".to_owned());
+        let (device, by) = (device.ordinal(), "program".to_owned());
         (LimitSet { device, limit, value, result: result.0, by, site: Some(site) }, text)
     });
 }

@@ -23,10 +23,9 @@ pub use usage::Usage;
 use crate::log::{self, verdict};
 use crate::watch::site;
 use crate::{bell, clock, process};
-use cudarc::driver::sys::{CUcontext, CUdevice};
 use gpupool_config::Rank;
-use gpupool_cuda::{self as cuda, CuResult, Driver};
-use gpupool_events::{ContextCreate, ContextUse, RankOnGpu0};
+use gpupool_cuda::{self as cuda, CuResult, Device, Driver, GreenContext};
+use gpupool_events::{ContextCreate, ContextUse, RankOnGpu};
 use parking_lot::{Condvar, Mutex};
 use registry::{Found, Name, Origin, Registry};
 use std::cell::Cell;
@@ -64,7 +63,7 @@ impl Kind {
 /// One context, as long as it lives. Every later life of a primary context is another one.
 #[derive(Clone, Copy, Debug)]
 pub struct Context {
-    pub device: CUdevice,
+    pub device: Device,
     pub kind: Kind,
     /// Counts from 1; the owner of this context's blocks.
     pub id: u64,
@@ -98,10 +97,15 @@ impl Context {
         self.tally.id.load(Ordering::Acquire) != self.id
     }
 
-    /// The `CUcontext`; `None` while it is unknown, and once the context is gone.
-    pub fn live_handle(&self) -> Option<CUcontext> {
-        let handle = self.tally.handle.load(Ordering::Acquire);
-        (handle != 0 && !self.is_gone()).then_some(handle as CUcontext)
+    /// What it was used for. The counters outlive it.
+    #[inline]
+    pub fn usage(&self) -> &'static Usage {
+        &self.tally.usage
+    }
+
+    /// The driver's handle; `None` while it is unknown, and once the context is gone.
+    pub fn live_handle(&self) -> Option<cuda::Context> {
+        self.tally.handle.load(Ordering::Acquire).filter(|_| !self.is_gone())
     }
 }
 
@@ -115,9 +119,9 @@ pub enum Gpus<'a> {
 }
 
 impl Gpus<'_> {
-    pub fn contain(self, device: CUdevice) -> bool {
+    pub fn contain(self, device: Device) -> bool {
         match self {
-            Gpus::Of(ordinals) => u32::try_from(device).is_ok_and(|ordinal| ordinals.contains(&ordinal)),
+            Gpus::Of(ordinals) => ordinals.contains(&device.ordinal()),
             Gpus::All => true,
         }
     }
@@ -135,12 +139,12 @@ static LAST_SWEEP: Mutex<&'static str> = Mutex::new("the start of the process");
 #[derive(Clone, Copy)]
 struct Last {
     epoch: u64,
-    handle: usize,
+    handle: Option<cuda::Context>,
     context: Option<Context>,
 }
 
 impl Last {
-    const NONE: Self = Self { epoch: 0, handle: 0, context: None };
+    const NONE: Self = Self { epoch: 0, handle: None, context: None };
 }
 
 thread_local! {
@@ -173,67 +177,68 @@ pub fn is_in_use() -> bool {
 }
 
 #[inline]
-fn remembered(handle: CUcontext) -> Option<Context> {
+fn remembered(handle: cuda::Context) -> Option<Context> {
     let last = LAST.get();
-    (last.handle == handle as usize && last.epoch == EPOCH.load(Ordering::Acquire)).then_some(last.context)?
+    (last.handle == Some(handle) && last.epoch == EPOCH.load(Ordering::Acquire)).then_some(last.context)?
 }
 
 #[cold]
-fn look_up_current(driver: &Driver, handle: CUcontext) -> Option<Context> {
+fn look_up_current(driver: &Driver, handle: cuda::Context) -> Option<Context> {
     let epoch = EPOCH.load(Ordering::Acquire);
     // The handle of a context that is gone stays current, and every call with it fails; so does one of a primary context
     // that is not made yet, which the runtime makes current before it retains it.
     let life = driver.current_life().ok()?;
-    let name = Name { handle: handle as usize, life };
+    let name = Name { handle: Some(handle), life };
     let found = REGISTRY.lock().find(name);
     let (context, settled) = match found {
         Found::Known { context, settled } => (context, settled),
-        Found::Renamed(context) => (renamed(driver, context, name)?, true),
+        Found::Renamed(context) => (renamed(driver, context, handle, life)?, true),
         Found::Unknown => (found_in_use(driver, handle)?, true),
     };
     if settled {
-        LAST.set(Last { epoch, handle: handle as usize, context: Some(context) });
+        LAST.set(Last { epoch, handle: Some(handle), context: Some(context) });
     }
     Some(context)
 }
 
 /// The current context has the handle of one that ended without anybody seeing it.
-fn renamed(driver: &Driver, context: Context, name: Name) -> Option<Context> {
+fn renamed(driver: &Driver, context: Context, handle: cuda::Context, life: Option<u64>) -> Option<Context> {
     if driver.current_device().ok()? == context.device {
-        REGISTRY.lock().lives_on(context.id, name);
+        REGISTRY.lock().lives_on(context.id, life);
         return Some(context);
     }
     end::unseen(context, "seen gone");
-    found_in_use(driver, name.handle as CUcontext)
+    found_in_use(driver, handle)
 }
 
-/// What a call answers that needs a usable context, where the current one is not: that of a context which is gone or
-/// broken, or of a driver that is gone at the end of the process. Without any context, calls that can do without succeed.
+/// Whether a call that needs a usable context has one, or what it answers: what calls in a context answer which is gone or
+/// broken, or those of a driver that is gone at the end of the process. Without any context, calls that can do without succeed.
 #[inline]
-pub fn refusal(driver: &Driver) -> Option<CuResult> {
+pub fn usable(driver: &Driver) -> Result<(), CuResult> {
     let handle = match driver.ask_current_context() {
-        Err(CuResult::DEINITIALIZED) => return Some(CuResult::DEINITIALIZED),
-        answer => answer.ok().flatten()?,
+        Ok(Some(handle)) => handle,
+        Err(CuResult::DEINITIALIZED) => return Err(CuResult::DEINITIALIZED),
+        Ok(None) | Err(_) => return Ok(()),
     };
     if remembered(handle).is_some() {
-        return None;
+        return Ok(());
     }
-    driver.current_life().err()
+    driver.current_life().map(drop)
 }
 
-/// Whether a call of this thread's that needs a usable context is refused, as [`refusal`] says.
+/// Whether a call of this thread's that needs a usable context has none, as [`usable`] says.
 #[inline]
 pub fn is_refused() -> bool {
-    driver().and_then(refusal).is_some()
+    driver().is_some_and(|driver| usable(driver).is_err())
 }
 
 /// Whether this thread's current context is another one than at the last look; cheap where it is not.
 #[inline]
 pub fn has_switched(driver: &Driver) -> bool {
-    let current = driver.current_context().map_or(0, |context| context as usize);
+    let current = driver.current_context();
     LAST.with(|last| {
         let Last { epoch, handle, .. } = last.get();
-        current != if epoch == EPOCH.load(Ordering::Acquire) { handle } else { 0 }
+        current != if epoch == EPOCH.load(Ordering::Acquire) { handle } else { None }
     })
 }
 
@@ -244,48 +249,48 @@ pub fn noticed(driver: &Driver) {
 
 /// A context that is current and has no record: a primary one that appeared before, or that nobody saw being made. Any
 /// other is not ours to serve: nobody would see it end.
-fn found_in_use(driver: &Driver, context: CUcontext) -> Option<Context> {
+fn found_in_use(driver: &Driver, context: cuda::Context) -> Option<Context> {
     let device = driver.current_device().ok()?;
     let primary = || {
         // Looked up by itself: in the head of a `match` the lock would be held through its arms, which take it, too.
         let known = REGISTRY.lock().primary_handle(device);
-        if known != 0 {
-            return known;
-        }
-        unseen::Primary::hold(driver, device).map_or(0, |primary| primary.handle as usize)
+        known.or_else(|| unseen::Primary::hold(driver, device).map(|primary| primary.handle))
     };
-    if process::is_preloaded() && primary() != context as usize {
+    if process::is_preloaded() && primary() != Some(context) {
         return None;
     }
-    add(driver, context, device, Kind::Found, "found in use", Before::at_init(device))
+    add(driver, Some(context), device, Kind::Found, "found in use", Before::at_init(device))
 }
 
 /// The record of a primary context that appeared on this device, which learns its handle now.
-fn appeared(driver: &Driver, context: CUcontext, device: CUdevice, name: Name) -> Option<Context> {
+fn appeared(driver: &Driver, context: cuda::Context, device: Device, name: Name) -> Option<Context> {
     let waiting = REGISTRY.lock().name_waiting(name, device)?;
     limits::apply(driver, context, device);
-    observers::all().for_each(|observer| observer.began(driver, context));
+    observers::all().for_each(|observer| observer.began(driver, Some(context)));
     Some(waiting)
 }
 
-/// Notes a context unless it is known. `call` says how it was made; `before` was taken before that call. `None`: it is gone
-/// again already, by another thread's doing.
+/// Notes a context unless it is known, by its handle where that is known. `call` says how it was made; `before` was taken before
+/// that call. `None`: it is gone again already, by another thread's doing.
 pub fn add(
     driver: &Driver,
-    context: CUcontext,
-    device: CUdevice,
+    context: Option<cuda::Context>,
+    device: Device,
     kind: Kind,
     call: &str,
     before: Before,
 ) -> Option<Context> {
-    let life = match context.is_null() {
-        true => None,
+    let life = match context {
+        None => None,
         // SAFETY: the caller got the context from the driver just now, or it is a primary one.
-        false => unsafe { driver.life(context) }.ok()?,
+        Some(context) => unsafe { driver.life(context) }.ok()?,
     };
-    let name = Name { handle: context as usize, life };
-    if !context.is_null() {
-        if let Found::Known { context, .. } = REGISTRY.lock().find(name) {
+    let name = Name { handle: context, life };
+    if let Some(context) = context {
+        let found = REGISTRY.lock().find(name);
+        if let Found::Known { context, .. } = found {
+            // The thread that entered it may not be through yet with what has to be done before it is used.
+            observers::all().for_each(|observer| observer.arrived(device));
             return Some(context);
         }
         if kind != Kind::Created
@@ -302,10 +307,14 @@ pub fn add(
     let entered = REGISTRY.lock().enter(name, device, kind, origin.clone());
     let known = match entered {
         Ok(known) => known,
-        Err(first) => return Some(first),
+        Err(first) => {
+            observers::all().for_each(|observer| observer.arrived(device));
+            return Some(first);
+        }
     };
     report(driver, &known, &origin);
     bell::changed();
+    observers::all().for_each(|observer| observer.arrived(device));
     observers::all().for_each(|observer| observer.began(driver, context));
     Some(known)
 }
@@ -321,7 +330,7 @@ fn report(driver: &Driver, context: &Context, origin: &Origin) {
         let kind = kind.word();
         let event = ContextCreate {
             id: *id,
-            device: *device as u32,
+            device: device.ordinal(),
             pci: Some(pci),
             uuid: Some(uuid),
             kind: kind.to_owned(),
@@ -346,7 +355,7 @@ pub fn report_use(context: &Record) {
         let (allocations, modules) = (usage.allocations.load(Ordering::Relaxed), usage.modules.load(Ordering::Relaxed));
         let event = ContextUse {
             id: *id,
-            device: *device as u32,
+            device: device.ordinal(),
             kind: kind.word().to_owned(),
             allocations,
             bytes_peak: usage.peak(),
@@ -364,10 +373,10 @@ pub fn report_use(context: &Record) {
 
 /// The GPUs of these contexts, in order, each once.
 pub fn devices(contexts: &[&Record]) -> String {
-    let mut devices: Vec<i32> = contexts.iter().map(|context| context.device).collect();
+    let mut devices: Vec<Device> = contexts.iter().map(|context| context.device).collect();
     devices.sort_unstable();
     devices.dedup();
-    devices.iter().map(i32::to_string).collect::<Vec<_>>().join(", ")
+    devices.iter().map(Device::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// What is known of every context that the process has or had, as far as it is kept for its end.
@@ -377,12 +386,10 @@ pub fn records() -> Vec<Record> {
 
 /// What shows together with other ranks of the job whether several of them are on one GPU, which `run --fail-on` asks past
 /// the log.
-fn tell_rank(driver: &Driver, device: CUdevice, uuid: &str, origin: &Origin) {
-    if device != 0 {
-        return;
-    }
+fn tell_rank(driver: &Driver, device: Device, uuid: &str, origin: &Origin) {
     let Some(Rank { number, ranks, job, .. }) = process::rank() else { return };
-    verdict::on_gpu_0(RankOnGpu0 {
+    verdict::on_gpu(RankOnGpu {
+        device: device.ordinal(),
         local_rank: *number,
         job_ranks: *ranks,
         job: job.clone(),
@@ -425,36 +432,36 @@ impl Drop for Making {
 /// Looks for primary contexts that came to be without a hooked call. Cheap (tens of nanoseconds a device), and called
 /// only where something rare happens.
 pub fn sweep(driver: &Driver, call: &'static str) {
-    let count = driver.device_count();
+    let devices = driver.devices();
     let before = std::mem::replace(&mut *LAST_SWEEP.lock(), call);
-    for device in 0..count {
+    for device in devices {
         let known = || REGISTRY.lock().has_primary(device);
         // In this order: who made it was in MAKING before it existed, and has noted it when no longer there.
         if driver.primary_is_active(device) && MAKING.load(Ordering::SeqCst) == 0 && !known() {
             let between = format!("appeared between {before} and {call}");
-            add(driver, std::ptr::null_mut(), device, Kind::Appeared, &between, Before::at_init(device));
+            add(driver, None, device, Kind::Appeared, &between, Before::at_init(device));
         }
     }
 }
 
 /// A reference to the primary context of this device was taken.
-pub fn retained(device: CUdevice) {
+pub fn retained(device: Device) {
     REGISTRY.lock().retained(device);
 }
 
 /// A green context was made on this device.
-pub fn green_began(green: usize, device: CUdevice) {
+pub fn green_began(green: GreenContext, device: Device) {
     REGISTRY.lock().green_began(green, device);
 }
 
 /// The handle that a green context has as a context. What is made in it belongs to the primary one.
-pub fn green_is(green: usize, context: CUcontext) {
-    REGISTRY.lock().green_is(green, context as usize);
+pub fn green_is(green: GreenContext, context: cuda::Context) {
+    REGISTRY.lock().green_is(green, context);
 }
 
-/// The `CUcontext` behind an id; null once it is gone.
-pub fn handle_of(id: u64) -> CUcontext {
-    REGISTRY.lock().handle_of(id) as CUcontext
+/// The driver's handle of the context with this id; `None` once it is gone.
+pub fn handle_of(id: u64) -> Option<cuda::Context> {
+    REGISTRY.lock().handle_of(id)
 }
 
 /// What is counted of the context with this id, while it lives: asked at every free, so mostly without a lock.
@@ -475,8 +482,8 @@ pub fn owner(id: u64) -> Option<(Context, bool)> {
 }
 
 /// The context of this handle. That of a green context is its primary one.
-pub fn by_handle(context: CUcontext) -> Option<Context> {
-    if context.is_null() { None } else { REGISTRY.lock().by_handle(context as usize) }
+pub fn by_handle(context: cuda::Context) -> Option<Context> {
+    REGISTRY.lock().by_handle(context)
 }
 
 /// Every context of this process that lives, oldest first.
@@ -490,8 +497,18 @@ pub fn living() -> (Vec<Record>, Totals) {
 }
 
 /// Whether this process has a context on a device now.
-pub fn is_on(device: CUdevice) -> bool {
+pub fn is_on(device: Device) -> bool {
     REGISTRY.lock().is_on(device)
+}
+
+/// How often a first context came to a device that had none. 0: it never had one, or what it has was not seen yet.
+pub fn arrivals(device: Device) -> u64 {
+    REGISTRY.lock().arrivals(device)
+}
+
+/// The sum of [`arrivals`] over all devices.
+pub fn all_arrivals() -> u64 {
+    REGISTRY.lock().all_arrivals()
 }
 
 /// A context that lives for as long as this does: calls that would end it wait.
@@ -505,10 +522,10 @@ pub fn keep(id: u64) -> Option<Lease> {
 impl Lease {
     /// `None`: no context of this handle is known to live. A call under way that may end it is waited for, since it may
     /// live on after that, with work that somebody has to wait for.
-    fn take(context: CUcontext) -> Option<Self> {
+    fn take(context: cuda::Context) -> Option<Self> {
         let mut registry = REGISTRY.lock();
         loop {
-            match registry.lease(context as usize)? {
+            match registry.lease(context)? {
                 Ok(id) => return Some(Self(id)),
                 Err(()) => CHANGED.wait(&mut registry),
             }
@@ -525,7 +542,7 @@ impl Drop for Lease {
 
 /// Makes a context current for the length of `act`, unless it is current already. `None` where it is not known to live: the
 /// driver takes the handle of a destroyed context for a good one, and the process crashes later.
-pub fn within<T>(driver: &Driver, context: CUcontext, act: impl FnOnce() -> T) -> Option<T> {
+pub fn within<T>(driver: &Driver, context: cuda::Context, act: impl FnOnce() -> T) -> Option<T> {
     if driver.current_context() == Some(context) {
         return Some(act());
     }
@@ -533,8 +550,9 @@ pub fn within<T>(driver: &Driver, context: CUcontext, act: impl FnOnce() -> T) -
     within_own(driver, context, act)
 }
 
-/// As [`within`], for a context that the caller keeps alive, or that the driver has just given to this thread.
-pub fn within_own<T>(driver: &Driver, context: CUcontext, act: impl FnOnce() -> T) -> Option<T> {
+/// Makes a context current for the length of `act`, one that the caller keeps alive or that the driver has just given to this
+/// thread; others are for [`within`]. `None` where the driver refuses.
+pub fn within_own<T>(driver: &Driver, context: cuda::Context, act: impl FnOnce() -> T) -> Option<T> {
     if driver.current_context() == Some(context) {
         return Some(act());
     }
@@ -547,7 +565,7 @@ pub fn within_own<T>(driver: &Driver, context: CUcontext, act: impl FnOnce() -> 
 
 /// Makes some context of this device current for the length of `act`. `None` where none lives that could be. One that a call
 /// may be ending is left alone: nobody waits here.
-pub fn within_one_on<T>(driver: &Driver, device: CUdevice, act: impl FnOnce() -> T) -> Option<T> {
+pub fn within_one_on<T>(driver: &Driver, device: Device, act: impl FnOnce() -> T) -> Option<T> {
     if !process::is_preloaded() {
         let primary = unseen::Primary::hold(driver, device)?;
         return within_own(driver, primary.handle, act);
@@ -558,7 +576,7 @@ pub fn within_one_on<T>(driver: &Driver, device: CUdevice, act: impl FnOnce() ->
 }
 
 /// Kernels launched in contexts of this device that are gone.
-pub fn gone_launches(device: CUdevice) -> u64 {
+pub fn gone_launches(device: Device) -> u64 {
     REGISTRY.lock().gone_launches(device)
 }
 

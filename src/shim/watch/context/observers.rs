@@ -2,15 +2,18 @@
 //! processes, captures) is kept by modules that ask this one, so they cannot be named here: they are in a list that the start
 //! of the library hands over.
 
-use cudarc::driver::sys::{CUcontext, CUdevice};
-use gpupool_cuda::Driver;
+use gpupool_cuda::{self as cuda, Device, Driver};
 use once_cell::race::OnceBox;
 
 /// What a module does when contexts come and go. Everything is called without a lock of this module's.
 pub trait Observer: Sync {
-    /// A context is new here, though it may have been made before. Its handle is null while that is unknown; another context
+    /// This device has a context, and the call that gave it one has not returned. Told for each context, and again by another
+    /// thread that sees the same one.
+    fn arrived(&self, _device: Device) {}
+
+    /// A context is new here, though it may have been made before. Its handle may not be known yet; another context
     /// is current, or none.
-    fn began(&self, _driver: &Driver, _context: CUcontext) {}
+    fn began(&self, _driver: &Driver, _context: Option<cuda::Context>) {}
 
     /// The context with this id is gone: drops what belongs to it, and says how many blocks of device memory that were. Called
     /// again by who made something for the context while it ended.
@@ -22,7 +25,7 @@ pub trait Observer: Sync {
     fn settled(&self) {}
 
     /// Bytes on a device that are held by this library and not by a context.
-    fn held_on(&self, _device: CUdevice) -> u64 {
+    fn held_on(&self, _device: Device) -> u64 {
         0
     }
 }

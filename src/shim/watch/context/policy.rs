@@ -2,27 +2,26 @@
 
 use crate::watch::{finding, site};
 use crate::{log, process};
-use cudarc::driver::sys::CUdevice;
 use gpupool_config::Contexts;
-use gpupool_cuda::CuResult;
+use gpupool_cuda::{CuResult, Device};
 use gpupool_events::{ContextDenied, Finding};
 
 /// What the driver answers where a GPU takes no further context (compute mode "exclusive process").
 const DEVICE_UNAVAILABLE: CuResult = CuResult(46);
 
-/// The refusal for a context on this device, after saying who asked; `None`: it may be made.
-pub fn refuse(device: CUdevice, call: &'static str) -> Option<CuResult> {
+/// Whether a context may be made on this device. Who asked for one that may not is said, and the answer is his.
+pub fn allow(device: Device, call: &'static str) -> Result<(), CuResult> {
     let settings = process::settings();
     if settings.contexts != Contexts::Deny {
-        return None;
+        return Ok(());
     }
     let allowed = settings.context_devices.as_deref().unwrap_or_default();
-    if u32::try_from(device).is_ok_and(|device| allowed.contains(&device)) {
-        return None;
+    if allowed.contains(&device.ordinal()) {
+        return Ok(());
     }
     let site = site::here();
     log::emit(|| {
-        let event = ContextDenied { device: device as u32, call: call.to_owned(), site: Some(site.clone()) };
+        let event = ContextDenied { device: device.ordinal(), call: call.to_owned(), site: Some(site.clone()) };
         (event, format!("context on GPU {device} denied ({call}) to {}", site::line(&site)))
     });
     let list = allowed.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
@@ -33,5 +32,5 @@ pub fn refuse(device: CUdevice, call: &'static str) -> Option<CuResult> {
         &[("call", call.to_owned()), ("allowed", list.clone())],
         &format!("{call} for GPU {device} was refused: GPUPOOL_CONTEXTS=deny allows contexts on GPU {list} only"),
     );
-    Some(DEVICE_UNAVAILABLE)
+    Err(DEVICE_UNAVAILABLE)
 }

@@ -7,11 +7,11 @@
 //! Nothing in here calls the driver: it is all under one lock, which is never held while the driver runs.
 
 use super::{Context, Kind, Usage};
-use cudarc::driver::sys::CUdevice;
+use gpupool_cuda::{self as cuda, AtomicContext, Device, GreenContext};
 use gpupool_events::Site;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 /// Contexts that ended and are kept whole for the judgement at the end of the process. Of later ones, what they were used
 /// for is logged when they end.
@@ -26,8 +26,8 @@ const RESTING: usize = 64;
 pub struct Tally {
     /// The context's id; 0 while it has none.
     pub(super) id: AtomicU64,
-    /// Its handle; 0 while that is not known, and once it is gone.
-    pub(super) handle: AtomicUsize,
+    /// Its handle; none while that is not known, and once it is gone.
+    pub(super) handle: AtomicContext,
     pub usage: Usage,
     /// Peer access from or to it was enabled before anything was done with it.
     pub peered: AtomicBool,
@@ -48,7 +48,7 @@ pub struct Origin {
 #[derive(Clone, Debug)]
 pub struct Record {
     pub id: u64,
-    pub device: CUdevice,
+    pub device: Device,
     pub kind: Kind,
     pub origin: Arc<Origin>,
     pub usage: Arc<Usage>,
@@ -80,10 +80,10 @@ impl Totals {
     }
 }
 
-/// Which context a call is about: the handle, 0 where it is not known yet, and the driver's number, where it has one.
+/// Which context a call is about: the handle, where it is known already, and the driver's number, where it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Name {
-    pub handle: usize,
+    pub handle: Option<cuda::Context>,
     pub life: Option<u64>,
 }
 
@@ -107,11 +107,12 @@ struct Entry {
 
 /// What is known of a device.
 #[derive(Debug, Default)]
-struct Device {
+struct OfDevice {
     /// Entries of its primary context: one, or while it ends and begins at the same time two.
     primaries: Vec<u64>,
-    /// Contexts there, of either kind, and what they cost.
+    /// Contexts there, of either kind, how often there came to be one where there was none, and what they cost.
     live: u32,
+    arrivals: u64,
     cost: u64,
     /// Kernels launched in those that are gone.
     gone_launches: u64,
@@ -122,7 +123,7 @@ struct Device {
     resets: u64,
 }
 
-impl Device {
+impl OfDevice {
     fn is_ending(&self) -> bool {
         self.releases + self.resets > 0
     }
@@ -162,20 +163,20 @@ pub struct Ended {
 
 #[derive(Debug)]
 struct Green {
-    device: CUdevice,
+    device: Device,
     /// What `cuCtxFromGreenCtx` gave for it.
-    handles: Vec<usize>,
+    handles: Vec<cuda::Context>,
 }
 
 #[derive(Debug)]
 pub struct Registry {
     entries: BTreeMap<u64, Entry>,
-    handles: BTreeMap<usize, Vec<u64>>,
-    devices: BTreeMap<CUdevice, Device>,
+    handles: BTreeMap<cuda::Context, Vec<u64>>,
+    devices: BTreeMap<Device, OfDevice>,
     /// Green contexts by their own handle, and their devices by the handle that they have as contexts. What is made in one
     /// belongs to the primary context, so there is no entry of its own: nothing of ours ever pushes such a handle.
-    greens: BTreeMap<usize, Green>,
-    of_green: BTreeMap<usize, CUdevice>,
+    greens: BTreeMap<GreenContext, Green>,
+    of_green: BTreeMap<cuda::Context, Device>,
     idle: VecDeque<&'static Tally>,
     /// What was counted of those that are gone.
     gone_totals: Totals,
@@ -220,25 +221,26 @@ impl Registry {
     }
 
     fn is_ending(&self, entry: &Entry) -> bool {
-        entry.ending > 0 || entry.context.is_primary() && self.device_of(entry).is_some_and(Device::is_ending)
+        entry.ending > 0 || entry.context.is_primary() && self.device_of(entry).is_some_and(OfDevice::is_ending)
     }
 
     /// Whether a call is under way that may be the end of this context.
     fn may_end(&self, entry: &Entry) -> bool {
-        entry.ending > 0 || entry.context.is_primary() && self.device_of(entry).is_some_and(Device::may_end)
+        entry.ending > 0 || entry.context.is_primary() && self.device_of(entry).is_some_and(OfDevice::may_end)
     }
 
-    fn device_of(&self, entry: &Entry) -> Option<&Device> {
+    fn device_of(&self, entry: &Entry) -> Option<&OfDevice> {
         self.devices.get(&entry.context.device)
     }
 
     /// The context of this name.
     pub fn find(&self, name: Name) -> Found {
-        if let Some(device) = self.of_green.get(&name.handle) {
+        let Some(handle) = name.handle else { return Found::Unknown };
+        if let Some(device) = self.of_green.get(&handle) {
             let primary = self.devices.get(device).and_then(|device| device.primaries.last());
             return primary.map_or(Found::Unknown, |id| self.known(*id));
         }
-        let Some(ids) = self.handles.get(&name.handle) else { return Found::Unknown };
+        let Some(ids) = self.handles.get(&handle) else { return Found::Unknown };
         let entries = || ids.iter().rev().filter_map(|id| self.entries.get(id));
         let same = |entry: &&Entry| match name.life.zip(entry.name.life) {
             Some((own, other)) => own == other,
@@ -254,9 +256,9 @@ impl Registry {
 
     /// The context with this id, whose end nobody saw, is in another life. For us it is the same one: what was made since
     /// with the old life in mind must not be taken away with it.
-    pub fn lives_on(&mut self, id: u64, name: Name) {
+    pub fn lives_on(&mut self, id: u64, life: Option<u64>) {
         if let Some(entry) = self.entries.get_mut(&id) {
-            entry.name.life = name.life;
+            entry.name.life = life;
         }
     }
 
@@ -268,42 +270,44 @@ impl Registry {
     }
 
     /// The context that has this handle, if there is one: where the driver cannot be asked for more.
-    pub fn by_handle(&self, handle: usize) -> Option<Context> {
-        match self.find(Name { handle, life: None }) {
+    pub fn by_handle(&self, handle: cuda::Context) -> Option<Context> {
+        match self.find(Name { handle: Some(handle), life: None }) {
             Found::Known { context, .. } => Some(context),
             Found::Renamed(_) | Found::Unknown => None,
         }
     }
 
     /// Gives a primary context that appeared on this device its name, which is known now.
-    pub fn name_waiting(&mut self, name: Name, device: CUdevice) -> Option<Context> {
+    pub fn name_waiting(&mut self, name: Name, device: Device) -> Option<Context> {
+        let handle = name.handle?;
         let primaries = &self.devices.get(&device)?.primaries;
-        let waiting =
-            |id: &&u64| self.entries.get(*id).is_some_and(|entry| entry.name.handle == 0 && !self.is_ending(entry));
+        let waiting = |id: &&u64| {
+            self.entries.get(*id).is_some_and(|entry| entry.name.handle.is_none() && !self.is_ending(entry))
+        };
         let id = *primaries.iter().find(waiting)?;
         let entry = self.entries.get_mut(&id)?;
         entry.name = name;
         entry.context.tally.handle.store(name.handle, Ordering::Release);
-        self.handles.entry(name.handle).or_default().push(id);
+        self.handles.entry(handle).or_default().push(id);
         Some(entry.context)
     }
 
-    /// The handle of the primary context that is known to live on this device; 0 where there is none, or it is not known.
-    pub fn primary_handle(&self, device: CUdevice) -> usize {
-        let primary = self.devices.get(&device).and_then(|device| device.primaries.last());
-        primary.map_or(0, |id| self.handle_of(*id))
+    /// The handle of the primary context that is known to live on this device; `None` where there is none, or it is not
+    /// known.
+    pub fn primary_handle(&self, device: Device) -> Option<cuda::Context> {
+        self.handle_of(*self.devices.get(&device)?.primaries.last()?)
     }
 
     /// Whether a primary context is known to live on this device.
-    pub fn has_primary(&self, device: CUdevice) -> bool {
+    pub fn has_primary(&self, device: Device) -> bool {
         self.devices.get(&device).is_some_and(|device| !device.primaries.is_empty())
     }
 
     /// Enters a new context. `Err`: it is known, because another thread was first.
-    pub fn enter(&mut self, name: Name, device: CUdevice, kind: Kind, origin: Arc<Origin>) -> Result<Context, Context> {
+    pub fn enter(&mut self, name: Name, device: Device, kind: Kind, origin: Arc<Origin>) -> Result<Context, Context> {
         let first = match name.handle {
-            0 => self.devices.get(&device).and_then(|device| device.primaries.last()).map(|id| self.known(*id)),
-            _ => Some(self.find(name)),
+            None => self.devices.get(&device).and_then(|device| device.primaries.last()).map(|id| self.known(*id)),
+            Some(_) => Some(self.find(name)),
         };
         match first {
             Some(Found::Known { context, .. }) => return Err(context),
@@ -311,13 +315,12 @@ impl Registry {
                 if (context.device, context.kind) == (device, kind)
                     || context.is_primary() && kind != Kind::Created =>
             {
-                self.lives_on(context.id, name);
+                self.lives_on(context.id, name.life);
                 return Err(context);
             }
             _ => {}
         }
         if kind != Kind::Created
-            && name.handle != 0
             && let Some(context) = self.name_waiting(name, device)
         {
             return Err(context);
@@ -336,13 +339,14 @@ impl Registry {
         place_of(id).store(std::ptr::from_ref(tally).cast_mut(), Ordering::Release);
         let context = Context { id, device, kind, tally };
         let of_device = self.devices.entry(device).or_default();
+        of_device.arrivals += u64::from(of_device.live == 0);
         of_device.live += 1;
         of_device.cost += origin.cost.unwrap_or(0);
         if context.is_primary() {
             of_device.primaries.push(id);
         }
-        if name.handle != 0 {
-            self.handles.entry(name.handle).or_default().push(id);
+        if let Some(handle) = name.handle {
+            self.handles.entry(handle).or_default().push(id);
         }
         self.entries.insert(id, Entry { context, name, origin, leases: 0, ending: 0 });
         Ok(context)
@@ -356,11 +360,13 @@ impl Registry {
             let context = entry.context;
             let record = Record { until: self.last_id, ..record(&entry, Arc::new(context.tally.usage.copy())) };
             context.tally.id.store(0, Ordering::Release);
-            context.tally.handle.store(0, Ordering::Release);
-            if let Some(ids) = self.handles.get_mut(&entry.name.handle) {
+            context.tally.handle.store(None, Ordering::Release);
+            if let Some(handle) = entry.name.handle
+                && let Some(ids) = self.handles.get_mut(&handle)
+            {
                 ids.retain(|other| other != id);
                 if ids.is_empty() {
-                    self.handles.remove(&entry.name.handle);
+                    self.handles.remove(&handle);
                 }
             }
             if let Some(device) = self.devices.get_mut(&context.device) {
@@ -388,13 +394,23 @@ impl Registry {
         self.gone.len() < KEPT || works(record) && !self.gone.iter().any(works)
     }
 
+    /// How often a first context came to this device.
+    pub fn arrivals(&self, device: Device) -> u64 {
+        self.devices.get(&device).map_or(0, |device| device.arrivals)
+    }
+
+    /// How often a first context came to any device.
+    pub fn all_arrivals(&self) -> u64 {
+        self.devices.values().map(|device| device.arrivals).sum()
+    }
+
     /// A reference to the primary context of this device was taken.
-    pub fn retained(&mut self, device: CUdevice) {
+    pub fn retained(&mut self, device: Device) {
         self.devices.entry(device).or_default().retained += 1;
     }
 
     /// A call begins that gives up the primary context. Returns the lives that it may end.
-    pub fn begin_primary(&mut self, device: CUdevice, by: By) -> Vec<(u64, Name)> {
+    pub fn begin_primary(&mut self, device: Device, by: By) -> Vec<(u64, Name)> {
         let of_device = self.devices.entry(device).or_default();
         match by {
             By::Release => of_device.releases += 1,
@@ -405,7 +421,7 @@ impl Registry {
     }
 
     /// That call is over; those lives ended.
-    pub fn end_primary(&mut self, device: CUdevice, by: By, succeeded: bool, over: &[(u64, Name)]) -> Vec<Ended> {
+    pub fn end_primary(&mut self, device: Device, by: By, succeeded: bool, over: &[(u64, Name)]) -> Vec<Ended> {
         let of_device = self.devices.entry(device).or_default();
         match by {
             By::Release => {
@@ -424,7 +440,7 @@ impl Registry {
     }
 
     /// A call begins that may end the contexts of this handle. Returns which those are.
-    pub fn begin_handle(&mut self, handle: usize) -> Vec<u64> {
+    pub fn begin_handle(&mut self, handle: cuda::Context) -> Vec<u64> {
         let ids = self.handles.get(&handle).cloned().unwrap_or_default();
         for id in &ids {
             if let Some(entry) = self.entries.get_mut(id) {
@@ -454,12 +470,12 @@ impl Registry {
 
     /// Lends a context of this handle to a thread that pushes it: it lives until that is given back. `None`: it is not
     /// known to live. `Err`: it may be ending; ask again after a call that ends something is over.
-    pub fn lease(&mut self, handle: usize) -> Option<Result<u64, ()>> {
+    pub fn lease(&mut self, handle: cuda::Context) -> Option<Result<u64, ()>> {
         let id = *self.handles.get(&handle)?.last()?;
         self.lease_by_id(id)
     }
 
-    /// As [`Registry::lease`], for a context by its id.
+    /// Counts one who keeps the context with this id alive; `Err` while a call is under way that may end it.
     pub fn lease_by_id(&mut self, id: u64) -> Option<Result<u64, ()>> {
         if self.may_end(self.entries.get(&id)?) {
             return Some(Err(()));
@@ -475,12 +491,12 @@ impl Registry {
     }
 
     /// A green context was made on this device.
-    pub fn green_began(&mut self, green: usize, device: CUdevice) {
+    pub fn green_began(&mut self, green: GreenContext, device: Device) {
         self.greens.insert(green, Green { device, handles: Vec::new() });
     }
 
     /// `cuCtxFromGreenCtx` gave this handle.
-    pub fn green_is(&mut self, green: usize, handle: usize) {
+    pub fn green_is(&mut self, green: GreenContext, handle: cuda::Context) {
         let Some(known) = self.greens.get_mut(&green) else { return };
         if !known.handles.contains(&handle) {
             known.handles.push(handle);
@@ -489,7 +505,7 @@ impl Registry {
     }
 
     /// A green context is about to be destroyed: its handles name nothing from here on. Returns its device and handles.
-    pub fn green_ends(&mut self, green: usize) -> Option<(CUdevice, Vec<usize>)> {
+    pub fn green_ends(&mut self, green: GreenContext) -> Option<(Device, Vec<cuda::Context>)> {
         let Green { device, handles } = self.greens.remove(&green)?;
         for handle in &handles {
             self.of_green.remove(handle);
@@ -497,26 +513,26 @@ impl Registry {
         Some((device, handles))
     }
 
-    /// The handle of a context; 0 for one that is gone or has none yet.
-    pub fn handle_of(&self, id: u64) -> usize {
-        self.entries.get(&id).map_or(0, |entry| entry.name.handle)
+    /// The handle of a context; `None` for one that is gone or has none yet.
+    pub fn handle_of(&self, id: u64) -> Option<cuda::Context> {
+        self.entries.get(&id)?.name.handle
     }
 
     pub fn by_id(&self, id: u64) -> Option<Context> {
         self.entries.get(&id).map(|entry| entry.context)
     }
 
-    /// Those that live, oldest first.
+    /// The contexts that live, oldest first.
     pub fn live(&self) -> Vec<Context> {
         self.entries.values().map(|entry| entry.context).collect()
     }
 
-    pub fn is_on(&self, device: CUdevice) -> bool {
+    pub fn is_on(&self, device: Device) -> bool {
         self.devices.get(&device).is_some_and(|device| device.live > 0)
     }
 
     /// What the contexts on a device took of it.
-    pub fn cost_on(&self, device: CUdevice) -> u64 {
+    pub fn cost_on(&self, device: Device) -> u64 {
         self.devices.get(&device).map_or(0, |device| device.cost)
     }
 
@@ -527,7 +543,7 @@ impl Registry {
     }
 
     /// Kernels launched in contexts of this device that are gone.
-    pub fn gone_launches(&self, device: CUdevice) -> u64 {
+    pub fn gone_launches(&self, device: Device) -> u64 {
         self.devices.get(&device).map_or(0, |device| device.gone_launches)
     }
 
@@ -563,44 +579,54 @@ mod tests {
         Arc::new(Origin { call: "a test".to_owned(), site, cost: Some(3), approximate: false })
     }
 
-    fn name(handle: usize, life: u64) -> Name {
-        Name { handle, life: Some(life) }
+    const GPU_0: Device = Device::of(0);
+
+    fn handle(number: usize) -> cuda::Context {
+        cuda::Context::from_raw(std::ptr::without_provenance_mut(number)).unwrap()
     }
 
-    fn enter(registry: &mut Registry, name: Name, device: CUdevice, kind: Kind) -> Context {
-        registry.enter(name, device, kind, origin()).unwrap()
+    fn green(number: usize) -> GreenContext {
+        GreenContext::from_raw(std::ptr::without_provenance_mut(number)).unwrap()
+    }
+
+    fn name(number: usize, life: u64) -> Name {
+        Name { handle: Some(handle(number)), life: Some(life) }
+    }
+
+    fn enter(registry: &mut Registry, name: Name, device: u32, kind: Kind) -> Context {
+        registry.enter(name, Device::of(device), kind, origin()).unwrap()
     }
 
     #[test]
     fn the_next_life_of_a_handle_is_another_context_while_the_last_one_ends() {
         let mut registry = Registry::new();
         let first = enter(&mut registry, name(0x10, 1), 0, Kind::Primary);
-        registry.retained(0);
-        let lives = registry.begin_primary(0, By::Reset);
+        registry.retained(GPU_0);
+        let lives = registry.begin_primary(GPU_0, By::Reset);
         assert_eq!(registry.find(name(0x10, 1)), Found::Known { context: first, settled: false });
         let next = enter(&mut registry, name(0x10, 2), 0, Kind::Primary);
         assert_ne!(first, next);
-        let ended = registry.end_primary(0, By::Reset, true, &lives);
+        let ended = registry.end_primary(GPU_0, By::Reset, true, &lives);
         assert_eq!(ended.iter().map(|ended| ended.context).collect::<Vec<_>>(), [first]);
         assert!(first.is_gone() && !next.is_gone());
         assert_eq!(registry.find(name(0x10, 2)), Found::Known { context: next, settled: true });
-        assert_eq!(registry.by_handle(0x10), Some(next));
+        assert_eq!(registry.by_handle(handle(0x10)), Some(next));
     }
 
     #[test]
     fn a_driver_that_does_not_number_contexts_is_believed_once_nothing_ends() {
         let mut registry = Registry::new();
-        let unnumbered = Name { handle: 0x10, life: None };
+        let unnumbered = Name { handle: Some(handle(0x10)), life: None };
         let first = enter(&mut registry, unnumbered, 0, Kind::Primary);
-        (0..2).for_each(|_| registry.retained(0));
-        let lives = registry.begin_primary(0, By::Release);
+        (0..2).for_each(|_| registry.retained(GPU_0));
+        let lives = registry.begin_primary(GPU_0, By::Release);
         assert!(matches!(registry.find(unnumbered), Found::Known { context, .. } if context == first), "not the last");
-        registry.end_primary(0, By::Release, true, &[]);
+        registry.end_primary(GPU_0, By::Release, true, &[]);
         assert_eq!(lives.len(), 1);
-        let lives = registry.begin_primary(0, By::Release);
+        let lives = registry.begin_primary(GPU_0, By::Release);
         assert_eq!(registry.find(unnumbered), Found::Unknown, "it may be the next one");
         let next = enter(&mut registry, unnumbered, 0, Kind::Primary);
-        registry.end_primary(0, By::Release, true, &lives);
+        registry.end_primary(GPU_0, By::Release, true, &lives);
         assert!(first.is_gone() && !next.is_gone());
     }
 
@@ -608,9 +634,9 @@ mod tests {
     fn a_release_that_leaves_the_context_leaves_its_record() {
         let mut registry = Registry::new();
         let context = enter(&mut registry, name(0x10, 1), 0, Kind::Primary);
-        registry.begin_primary(0, By::Release);
+        registry.begin_primary(GPU_0, By::Release);
         assert!(matches!(registry.find(name(0x10, 1)), Found::Known { settled: false, .. }));
-        assert!(registry.end_primary(0, By::Release, true, &[]).is_empty());
+        assert!(registry.end_primary(GPU_0, By::Release, true, &[]).is_empty());
         assert_eq!(registry.find(name(0x10, 1)), Found::Known { context, settled: true });
     }
 
@@ -618,12 +644,12 @@ mod tests {
     fn what_lives_on_in_a_life_that_nobody_saw_begin_does_not_end_with_the_last() {
         let mut registry = Registry::new();
         let context = enter(&mut registry, name(0x10, 1), 0, Kind::Primary);
-        let lives = registry.begin_primary(0, By::Release);
-        registry.end_primary(0, By::Release, true, &[]);
+        let lives = registry.begin_primary(GPU_0, By::Release);
+        registry.end_primary(GPU_0, By::Release, true, &[]);
         assert_eq!(registry.find(name(0x10, 2)), Found::Renamed(context));
-        registry.lives_on(context.id, name(0x10, 2));
-        registry.begin_primary(0, By::Release);
-        assert!(registry.end_primary(0, By::Release, true, &lives).is_empty());
+        registry.lives_on(context.id, Some(2));
+        registry.begin_primary(GPU_0, By::Release);
+        assert!(registry.end_primary(GPU_0, By::Release, true, &lives).is_empty());
         assert!(!context.is_gone());
     }
 
@@ -631,37 +657,37 @@ mod tests {
     fn nobody_is_lent_a_context_that_may_be_ending() {
         let mut registry = Registry::new();
         let context = enter(&mut registry, name(0x10, 1), 0, Kind::Created);
-        assert_eq!(registry.lease(0x10), Some(Ok(context.id)));
-        let ids = registry.begin_handle(0x10);
+        assert_eq!(registry.lease(handle(0x10)), Some(Ok(context.id)));
+        let ids = registry.begin_handle(handle(0x10));
         assert!(registry.is_leased(ids.iter().copied()));
-        assert_eq!(registry.lease(0x10), Some(Err(())));
+        assert_eq!(registry.lease(handle(0x10)), Some(Err(())));
         registry.give_back(context.id);
         assert!(!registry.is_leased(ids.iter().copied()));
         registry.end_handle(&ids, false);
-        assert_eq!(registry.lease(0x10), Some(Ok(context.id)));
+        assert_eq!(registry.lease(handle(0x10)), Some(Ok(context.id)));
         registry.give_back(context.id);
-        let ids = registry.begin_handle(0x10);
+        let ids = registry.begin_handle(handle(0x10));
         registry.end_handle(&ids, true);
-        assert_eq!(registry.lease(0x10), None);
+        assert_eq!(registry.lease(handle(0x10)), None);
     }
 
     #[test]
     fn a_context_that_appeared_is_one_however_many_saw_it() {
         let mut registry = Registry::new();
-        let nameless = Name { handle: 0, life: None };
+        let nameless = Name { handle: None, life: None };
         let first = enter(&mut registry, nameless, 0, Kind::Appeared);
-        assert_eq!(registry.enter(nameless, 0, Kind::Appeared, origin()), Err(first));
-        assert_eq!(registry.enter(name(0x10, 1), 0, Kind::Found, origin()), Err(first));
-        assert_eq!(registry.enter(nameless, 0, Kind::Appeared, origin()), Err(first));
-        assert_eq!(registry.by_handle(0x10), Some(first));
+        assert_eq!(registry.enter(nameless, GPU_0, Kind::Appeared, origin()), Err(first));
+        assert_eq!(registry.enter(name(0x10, 1), GPU_0, Kind::Found, origin()), Err(first));
+        assert_eq!(registry.enter(nameless, GPU_0, Kind::Appeared, origin()), Err(first));
+        assert_eq!(registry.by_handle(handle(0x10)), Some(first));
         assert_eq!(registry.records().len(), 1);
     }
 
     #[test]
     fn contexts_meet_that_lived_at_the_same_time() {
         let mut registry = Registry::new();
-        let end = |registry: &mut Registry, handle| {
-            let ids = registry.begin_handle(handle);
+        let end = |registry: &mut Registry, number| {
+            let ids = registry.begin_handle(handle(number));
             registry.end_handle(&ids, true)
         };
         enter(&mut registry, name(0x10, 1), 0, Kind::Primary);
@@ -679,12 +705,12 @@ mod tests {
     fn a_green_context_is_the_primary_one_until_it_ends() {
         let mut registry = Registry::new();
         let primary = enter(&mut registry, name(0x10, 1), 0, Kind::Primary);
-        registry.green_began(0x900, 0);
-        registry.green_is(0x900, 0x90);
-        assert_eq!(registry.by_handle(0x90), Some(primary));
-        assert_eq!(registry.lease(0x90), None, "its own handle is pushed by nobody");
-        assert_eq!(registry.green_ends(0x900), Some((0, vec![0x90])));
-        assert_eq!(registry.by_handle(0x90), None);
+        registry.green_began(green(0x900), GPU_0);
+        registry.green_is(green(0x900), handle(0x90));
+        assert_eq!(registry.by_handle(handle(0x90)), Some(primary));
+        assert_eq!(registry.lease(handle(0x90)), None, "its own handle is pushed by nobody");
+        assert_eq!(registry.green_ends(green(0x900)), Some((GPU_0, vec![handle(0x90)])));
+        assert_eq!(registry.by_handle(handle(0x90)), None);
     }
 
     #[test]
@@ -694,14 +720,14 @@ mod tests {
             let device = if life <= 4990 { 0 } else { 1 };
             let context = enter(&mut registry, name(0x10, life), device, Kind::Created);
             context.usage.launched();
-            let ids = registry.begin_handle(0x10);
+            let ids = registry.begin_handle(handle(0x10));
             let ended = registry.end_handle(&ids, true);
             assert_eq!(ended[0].unkept.is_some(), life > KEPT as u64 && life != 4991);
         }
         assert_eq!(registry.records().len(), KEPT + 1);
-        assert_eq!((registry.gone_launches(0), registry.gone_launches(1)), (4990, 10));
+        assert_eq!((registry.gone_launches(GPU_0), registry.gone_launches(Device::of(1))), (4990, 10));
         assert!(registry.idle.len() <= RESTING + 1, "counters are used again");
         assert!(registry.entries.is_empty() && registry.handles.is_empty());
-        assert_eq!((registry.is_on(0), registry.cost_on(0)), (false, 0));
+        assert_eq!((registry.is_on(GPU_0), registry.cost_on(GPU_0)), (false, 0));
     }
 }

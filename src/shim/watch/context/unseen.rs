@@ -4,8 +4,7 @@
 
 use super::{By, Gpus, current, end, retained, within_own};
 use crate::process;
-use cudarc::driver::sys::{CUcontext, CUdevice};
-use gpupool_cuda::{CuResult, Driver};
+use gpupool_cuda::{self as cuda, CuResult, Device, Driver};
 
 /// The driver may have given the handle of a destroyed context to another one, on another GPU even: this thread looks
 /// again. Where the driver does not number contexts, only the GPU tells them apart.
@@ -21,14 +20,14 @@ pub fn refresh(driver: &Driver) {
 /// The primary context of a device where it exists, held so that it stays until dropped.
 pub struct Primary<'a> {
     driver: &'a Driver,
-    device: CUdevice,
-    pub handle: CUcontext,
+    device: Device,
+    pub handle: cuda::Context,
 }
 
 impl<'a> Primary<'a> {
     /// `None` where the device has none. (One that is destroyed between the question and the retain is made again: the
     /// driver cannot do both in one step.)
-    pub fn hold(driver: &'a Driver, device: CUdevice) -> Option<Self> {
+    pub fn hold(driver: &'a Driver, device: Device) -> Option<Self> {
         if !driver.primary_is_active(device) {
             return None;
         }
@@ -55,7 +54,7 @@ impl Drop for Primary<'_> {
 /// context is the program's to hear, and NOT_READY says that one of them was not waited for.
 pub fn synchronize(driver: &Driver, gpus: Gpus, wait: impl Fn() -> CuResult) -> Result<(), CuResult> {
     let current = driver.current_context().filter(|_| driver.current_device().is_ok_and(|device| gpus.contain(device)));
-    for device in (0..driver.device_count()).filter(|device| gpus.contain(*device)) {
+    for device in driver.devices().filter(|device| gpus.contain(*device)) {
         if let Some(primary) = Primary::hold(driver, device).filter(|primary| Some(primary.handle) != current)
             && within_own(driver, primary.handle, &wait) == Some(CuResult::NOT_READY)
         {
@@ -66,9 +65,9 @@ pub fn synchronize(driver: &Driver, gpus: Gpus, wait: impl Fn() -> CuResult) -> 
 }
 
 /// Whether `holds` of the current context and of every primary context on these GPUs.
-pub fn all(driver: &Driver, gpus: Gpus, holds: impl Fn(CUcontext) -> bool) -> bool {
+pub fn all(driver: &Driver, gpus: Gpus, holds: impl Fn(cuda::Context) -> bool) -> bool {
     let current = driver.current_context().filter(|_| driver.current_device().is_ok_and(|device| gpus.contain(device)));
-    let mut primaries = (0..driver.device_count()).filter(|device| gpus.contain(*device));
+    let mut primaries = driver.devices().filter(|device| gpus.contain(*device));
     let hold = |device| Primary::hold(driver, device).is_none_or(|primary| holds(primary.handle));
     primaries.all(hold) && current.is_none_or(&holds)
 }

@@ -7,9 +7,8 @@ use crate::watch::{
     finding, site,
 };
 use crate::{log, process};
-use cudarc::driver::sys::CUdevice;
 use gpupool_config::format_size;
-use gpupool_cuda::{CuResult, Driver};
+use gpupool_cuda::{CuResult, Device, Driver, Module};
 use gpupool_events::{Finding, ModuleLoad, ModuleUnload, Site};
 use gpupool_interpose::Api;
 use image::Image;
@@ -30,7 +29,7 @@ const NO_CONTEXT: u64 = 0;
 struct Loaded {
     /// 0 where none was current.
     context: u64,
-    device: Option<CUdevice>,
+    device: Option<Device>,
     call: &'static str,
     image: Image,
     /// It uses device malloc, and the heap was what the driver starts with.
@@ -45,8 +44,19 @@ fn loaded() -> Vec<Loaded> {
     LOADED.lock().clone()
 }
 
+/// Contexts whose heap the program set itself, whatever to: it knows of the heap.
+static HEAP_CHOSEN: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+
+/// Whether the heap of this context is what nobody chose. Without a context there is no heap yet; each gets what the settings
+/// say, or else the default.
+fn has_default_heap(driver: &Driver, context: Option<u64>) -> bool {
+    let chosen = process::settings().malloc_heap_size.is_some()
+        || context.is_some_and(|context| HEAP_CHOSEN.lock().contains(&context));
+    !chosen && (context.is_none() || context::heap_is_default(driver))
+}
+
 /// Numbers of what is loaded now, by handle.
-static NUMBERS: Mutex<BTreeMap<usize, u64>> = Mutex::new(BTreeMap::new());
+static NUMBERS: Mutex<BTreeMap<Module, u64>> = Mutex::new(BTreeMap::new());
 /// Loads are numbered from 1.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 /// Bytes that GPUs lost to eager loads, and to nobody else.
@@ -78,13 +88,13 @@ impl Look {
     }
 }
 
-/// Makes a loading call, and notes what it loaded. `look` gives the handle and says what the image is; it runs after a
-/// success.
+/// Makes a loading call, and notes what it loaded. `look` gives the handle, where there is one, and says what the image is; it runs
+/// after a success.
 pub fn load(
     api: Api,
     load: impl FnOnce() -> CuResult,
     path: Option<String>,
-    look: impl FnOnce() -> (usize, Image),
+    look: impl FnOnce() -> (Option<Module>, Image),
 ) -> CuResult {
     let driver = context::driver();
     let before = driver.and_then(Look::now);
@@ -104,9 +114,9 @@ pub fn load(
 }
 
 /// The number of what was loaded, and of its handle until it is unloaded.
-fn register(handle: usize) -> u64 {
+fn register(handle: Option<Module>) -> u64 {
     let id = NEXT.fetch_add(1, Relaxed);
-    if handle != 0 {
+    if let Some(handle) = handle {
         NUMBERS.lock().insert(handle, id);
     }
     id
@@ -135,7 +145,7 @@ fn note(
     log::emit(|| {
         let event = ModuleLoad {
             id,
-            device: device.map(|device| device as u32),
+            device: device.map(Device::ordinal),
             call: call.to_owned(),
             kind: kind.to_owned(),
             path: path.clone(),
@@ -159,10 +169,7 @@ fn note(
     {
         EAGER.fetch_add(lost, Relaxed);
     }
-    // Without a context there is no heap yet; each gets what the settings say, or else the default.
-    let is_default =
-        || context.map_or(process::settings().malloc_heap_size.is_none(), |_| context::heap_is_default(driver));
-    let default_heap = uses_malloc && is_default();
+    let default_heap = uses_malloc && has_default_heap(driver, context.map(|context| context.id));
     let mut loaded = LOADED.lock();
     if loaded.len() < REMEMBERED || (default_heap && loaded.iter().all(|loaded| !loaded.default_heap)) {
         loaded.push(Loaded {
@@ -177,17 +184,17 @@ fn note(
 }
 
 /// ` on GPU 1`, or nothing.
-fn on(device: Option<CUdevice>) -> String {
+fn on(device: Option<Device>) -> String {
     device.map_or(String::new(), |device| format!(" on GPU {device}"))
 }
 
 /// A module is gone.
-pub fn unloaded(handle: usize, call: &'static str) {
+pub fn unloaded(handle: Option<Module>, call: &'static str) {
     // Loaded before the shim took part, if it has no number.
-    let id = NUMBERS.lock().remove(&handle).unwrap_or(0);
+    let id = handle.and_then(|handle| NUMBERS.lock().remove(&handle)).unwrap_or(0);
     let device = context::driver().and_then(context::current).map(|context| context.device);
     log::emit(|| {
-        let event = ModuleUnload { id, device: device.map(|device| device as u32), call: call.to_owned() };
+        let event = ModuleUnload { id, device: device.map(Device::ordinal), call: call.to_owned() };
         (event, format!("{call}{}", on(device)))
     });
 }
@@ -195,10 +202,16 @@ pub fn unloaded(handle: usize, call: &'static str) {
 /// The program set a limit, and the driver has answered.
 pub fn limit_set(limit: i32, value: u64, result: CuResult) {
     // Without a context there is nothing that has limits, and the driver has said so.
-    let Some(context) = context::driver().and_then(context::current) else { return };
+    let Some(driver) = context::driver() else { return };
+    let Some(context) = context::current(driver) else { return };
     limits::report(context.device, limit, value, result);
     if result.is_ok() {
         if limit == limits::MALLOC_HEAP_SIZE {
+            let mut chosen = HEAP_CHOSEN.lock();
+            if chosen.len() < REMEMBERED && !chosen.contains(&context.id) {
+                chosen.push(context.id);
+            }
+            drop(chosen);
             // Too late for what has run, but the program knows of the heap.
             LOADED
                 .lock()
@@ -206,6 +219,10 @@ pub fn limit_set(limit: i32, value: u64, result: CuResult) {
                 .filter(|loaded| loaded.context == context.id || loaded.context == NO_CONTEXT)
                 .for_each(|loaded| loaded.default_heap = false);
         }
+        return;
+    }
+    if driver.limit(limit) == Ok(value) {
+        // It is what was asked for already.
         return;
     }
     let what = format!(
@@ -219,7 +236,7 @@ pub fn limit_set(limit: i32, value: u64, result: CuResult) {
 }
 
 /// For a context in which nothing ran: where its modules came from, if any were loaded.
-pub fn loaded_in_vain(context: u64, device: i32, working: &[&Record]) {
+pub fn loaded_in_vain(context: u64, device: Device, working: &[&Record]) {
     let loaded = loaded();
     let mine: Vec<&Loaded> = loaded.iter().filter(|loaded| loaded.context == context).collect();
     let Some(first) = mine.first() else { return };

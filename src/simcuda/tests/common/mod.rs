@@ -34,13 +34,15 @@ pub fn alone(name: &str, settings: &[(&str, &str)], body: fn()) {
     wrongly(name, settings, body, |violations| assert!(violations.is_empty(), "{violations:#?}"));
 }
 
-/// As [`alone`], for a body that does what is not allowed: `check` gets the violations, one a line without the process.
+/// Runs `body`, which does what is not allowed, in a new process under `settings` and in strict mode: `check` gets the
+/// violations, one a line without the process. `name` is the test's own.
 #[track_caller]
 pub fn wrongly(name: &str, settings: &[(&str, &str)], body: fn(), check: fn(&[&str])) {
     run(name, settings, body, check, |status, out| status.success() && out.contains("1 passed"));
 }
 
-/// As [`wrongly`], for a body that the driver ends with an abort.
+/// Runs `body`, which the driver ends with an abort, in a new process under `settings` and in strict mode: `check` gets the
+/// violations, one a line without the process. `name` is the test's own.
 #[track_caller]
 pub fn aborts(name: &str, settings: &[(&str, &str)], body: fn(), check: fn(&[&str])) {
     run(name, settings, body, check, |status, _| status.signal() == Some(libc::SIGABRT));
@@ -199,7 +201,7 @@ pub fn location(device: i32) -> CUmemLocation {
 }
 
 pub fn prop(device: i32) -> CUmemAllocationProp {
-    // SAFETY: as above; the enumerations are set to members below.
+    // SAFETY: a structure of integers, for which zero is a value, and of enumerations, which are set to members below.
     let mut prop: CUmemAllocationProp = unsafe { std::mem::zeroed() };
     prop.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     prop.location = location(device);

@@ -1,4 +1,4 @@
-//! Deciding how to serve a request: one look at the state, one next step.
+//! What a request needs next: each look at the state decides on one step.
 
 use crate::budget::Budget;
 use crate::place::PlaceId;
@@ -41,7 +41,7 @@ pub(crate) struct Growth<H> {
 pub(crate) enum Step<H, E> {
     /// Served from free memory.
     Done(Taken),
-    /// The same, once the home GPU is done with the memory.
+    /// Served from free memory, once the home GPU is done with it.
     Wait(Taken),
     /// Find out what this place has left.
     Ask(Place),
@@ -62,8 +62,8 @@ pub(crate) enum Step<H, E> {
 impl<H: Copy> State<H> {
     /// The next step for `attempt`. Budgets and address space of a [`Step::Grow`], and the memory of a [`Step::Wait`],
     /// are set aside for the caller, who must see the step through or take it back.
-    pub fn plan<E>(&mut self, attempt: &mut Attempt) -> Step<H, E> {
-        match self.plan_now(attempt) {
+    pub fn next_step<E>(&mut self, attempt: &mut Attempt) -> Step<H, E> {
+        match self.step_now(attempt) {
             Step::Refuse(Refusal::Full { .. }) if self.budgets.iter().any(Budget::is_leaving) => Step::Settle,
             Step::Refuse(Refusal::Full { .. }) if !attempt.trimmed && self.has_held(None, Some(attempt.route.home)) => {
                 Step::Trim
@@ -79,7 +79,7 @@ impl<H: Copy> State<H> {
         }
     }
 
-    fn plan_now<E>(&mut self, attempt: &mut Attempt) -> Step<H, E> {
+    fn step_now<E>(&mut self, attempt: &mut Attempt) -> Step<H, E> {
         let Attempt { route, bytes, .. } = *attempt;
         self.runs.settle();
         let waits_for = if attempt.only_quiesced { None } else { Some(route.home) };
@@ -107,10 +107,10 @@ impl<H: Copy> State<H> {
                 }
             }
         }
-        self.plan_growth(attempt, frames, waits_for)
+        self.step_to_growth(attempt, frames, waits_for)
     }
 
-    fn plan_growth<E>(&mut self, attempt: &mut Attempt, frames: u32, waits_for: Option<PlaceId>) -> Step<H, E> {
+    fn step_to_growth<E>(&mut self, attempt: &mut Attempt, frames: u32, waits_for: Option<PlaceId>) -> Step<H, E> {
         let Attempt { route, bytes, .. } = *attempt;
         // The other policies cannot choose before they have heard of every GPU.
         let needed = if self.policy == Policy::LocalFirst { 1 } else { route.gpus };

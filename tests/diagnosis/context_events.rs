@@ -1,4 +1,4 @@
-//! The ledger itself: every context with its maker, cost, use and end.
+//! The log of contexts: every one with its maker, cost, use and end.
 
 use crate::case::{Case, Told};
 use gpupool_events::{ContextCreate, ContextUse, Event};

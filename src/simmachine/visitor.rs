@@ -1,0 +1,58 @@
+//! A look at the machine from outside: the simulated NVML, and reports.
+
+use crate::occupancy::{Occupancy, Record, Shared, Slot, open};
+use crate::settings::Settings;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Somebody who looks at the machine without being part of it.
+pub struct Visitor {
+    occupancy: &'static Occupancy,
+    file: Option<Shared>,
+}
+
+impl Visitor {
+    /// Looks at the machine that `SIMCUDA_MACHINE` names.
+    pub fn of(settings: &Settings) -> Option<Result<Self, String>> {
+        let path = settings.machine.as_ref()?;
+        Some(open(path, settings).map(|(occupancy, file)| Self { occupancy, file: Some(file) }))
+    }
+
+    /// Looks at a machine of one process, from inside.
+    ///
+    /// # Safety
+    /// `occupancy` is what [`crate::Machine::occupancy`] returned in this process.
+    pub unsafe fn within(occupancy: *const Occupancy) -> Self {
+        // SAFETY: it stays mapped until the process ends.
+        Self { occupancy: unsafe { &*occupancy }, file: None }
+    }
+
+    fn living(&self) -> impl Iterator<Item = (usize, &Slot)> {
+        let alive = |index| self.file.as_ref().is_none_or(|file| file.is_alive(self.occupancy, index));
+        self.occupancy.slots().filter(move |(index, _)| alive(*index))
+    }
+
+    /// Bytes in use at a place, by all processes that are there.
+    pub fn used(&self, place: usize) -> u64 {
+        let _guard = self.occupancy.lock();
+        let slots: u64 = self.living().map(|(_, slot)| slot.on(place)).sum();
+        let held = |record: &&Record| {
+            let (offset, bytes) = record.range();
+            let owner = (record.owner.load(Relaxed) as usize).checked_sub(1);
+            record.is_on(place)
+                && (owner.is_some_and(|owner| self.living().any(|(index, _)| index == owner))
+                    || self.occupancy.is_open(place, offset, bytes))
+        };
+        slots + self.occupancy.records().filter(held).map(|record| record.bytes.load(Relaxed)).sum::<u64>()
+    }
+
+    /// Processes with a context on a GPU, and the bytes they use there.
+    pub fn on_gpu(&self, place: usize) -> Vec<(u32, u64)> {
+        let _guard = self.occupancy.lock();
+        let with_context = self.living().filter(|(_, slot)| slot.contexts[place].load(Relaxed) > 0);
+        let bytes = |index: usize, slot: &Slot| {
+            let own = |record: &&Record| record.is_on(place) && record.owner.load(Relaxed) == index as u32 + 1;
+            slot.on(place) + self.occupancy.records().filter(own).map(|record| record.bytes.load(Relaxed)).sum::<u64>()
+        };
+        with_context.map(|(index, slot)| (slot.pid.load(Relaxed), bytes(index, slot))).collect()
+    }
+}
