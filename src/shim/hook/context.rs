@@ -166,17 +166,19 @@ pub unsafe fn peer_enabled(real: &mut Real, peer: CUcontext) -> CuResult {
     result
 }
 
-/// A copy between two GPUs, which may make a context on either.
+/// A copy between two GPUs whose addresses are known, which may be over only when it returns ([`usage::finish_at`]).
 ///
 /// # Safety
-/// Called by a row's trampoline.
+/// Called by a row's trampoline with that call's parameters.
 pub unsafe fn copied_between_blocks(real: &mut Real, dst: CUdeviceptr, src: CUdeviceptr) -> CuResult {
-    // SAFETY: as for this function.
+    // SAFETY: the caller is a row's trampoline, with this call's parameters.
     let result = unsafe { copied_between(real) };
     usage::finish_at(real.api, result, &[dst, src]);
     result
 }
 
+/// A copy between two GPUs, which may make a context on either.
+///
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn copied_between(real: &mut Real) -> CuResult {

@@ -85,7 +85,7 @@ pub fn moved(api: Api, before: Before, result: CuResult, dst: impl Address, src:
     }
 }
 
-/// The same, where the call is not asynchronous.
+/// After a copy of bytes in a row that is not asynchronous.
 #[inline]
 pub fn moved_at_once(api: Api, before: Before, result: CuResult, dst: impl Address, src: impl Address, bytes: usize) {
     moved(api, before, result, dst, src, bytes);
@@ -99,7 +99,8 @@ pub fn filled(api: Api, before: Before, result: CuResult, dst: u64) {
     finish_at(api, result, &[dst]);
 }
 
-/// What is not asynchronous is over when it returns, where it names a block that this was asked for.
+/// After a call that is not asynchronous and names these addresses: it is over when it returns, where one of them lies in a block that
+/// this was asked for.
 #[inline]
 pub fn finish_at(api: Api, result: CuResult, touched: &[u64]) {
     if memops::is_any() && result.is_ok() {
@@ -135,7 +136,7 @@ pub fn moved_rows(api: Api, before: Before, result: CuResult, copy: *const c_voi
     }
 }
 
-/// The same, where the call is not asynchronous.
+/// After a copy of rows that is not asynchronous.
 #[inline]
 pub fn rows_at_once(api: Api, before: Before, result: CuResult, copy: *const c_void) {
     moved_rows(api, before, result, copy);
@@ -161,7 +162,7 @@ pub fn moved_boxes(api: Api, before: Before, result: CuResult, copy: *const c_vo
     }
 }
 
-/// The same, where the call is not asynchronous.
+/// After a copy of boxes that is not asynchronous.
 #[inline]
 pub fn boxes_at_once(api: Api, before: Before, result: CuResult, copy: *const c_void) {
     moved_boxes(api, before, result, copy);

@@ -32,7 +32,7 @@ pub fn is_any() -> bool {
 /// Sets the attribute of a block; the program's answer. A network adapter is about to know the block by its physical pages, so it
 /// stays on them to its end, also if the attribute is cleared.
 pub fn set(block: &Block, waits: bool) -> CuResult {
-    let is_new = !MARKED.lock().get(&block.address).is_some_and(|marked| marked.id == block.id);
+    let is_new = MARKED.lock().get(&block.address).is_none_or(|marked| marked.id != block.id);
     // Another process's block stays where that process has it.
     let is_ours = open::opened().is_some_and(|opened| opened.contains(block.address));
     if is_new && is_ours && !anchor(block.address, block.bytes, Anchor::Asked) {
