@@ -65,7 +65,8 @@ typedef struct {
   // Where it is: a GPU's CUDA ordinal, or -1 less the number of a host NUMA node.
   int place;
   // Why it must stay on the physical memory it is on, 0 where it may move: 1 shared with other processes by CUDA IPC, 2
-  // its physical handle was retained, 4 a descriptor of it was given out, 8 `gpupool_anchor`; added up.
+  // its physical handle was retained, 4 a descriptor of it was given out, 8 `gpupool_anchor` or
+  // `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`; added up.
   unsigned int anchors;
 } gpupool_piece;
 
@@ -122,8 +123,9 @@ const char *gpupool_hook_names(void);
 // waited for, or what another GPU is known to be done with.
 uint64_t gpupool_trim(void);
 
-// Allocates `bytes` on GPU `device` (-1: that of the current context), from the pool or the driver as `cuMemAlloc` would
-// with the library preloaded. Without a context of that GPU its primary one is made, as the runtime's `cudaMalloc` does.
+// Allocates `bytes` on GPU `device` (-1: that of the current context; a lower number is none), from the pool or the driver as
+// `cuMemAlloc` would with the library preloaded. Without a context of that GPU its primary one is made, as the runtime's
+// `cudaMalloc` does.
 // `stream` is the one that uses the memory first (NULL: the legacy stream): it is asked whether it is being captured.
 //
 // Works without `LD_PRELOAD`, in a program that opened the library. Returns 0, a `CUresult`, or a `gpupool_error`.
@@ -219,7 +221,8 @@ const char *gpupool_mode(void);
 // Why allocations go to the driver, a sentence; empty where they do not. A string that is never freed.
 const char *gpupool_why(void);
 
-// Fills `statistics`, of which the caller has set `size`. Zeros while there is no pool.
+// Fills `statistics`, of which the caller has set `size`: with zeros while there is no pool, also where the answer is that
+// gpupool takes no part (`GPUPOOL_NOT_ACTIVE`). Returns 0 or a `gpupool_error`.
 //
 // # Safety
 // `statistics` points to `statistics->size` bytes, or is NULL.

@@ -50,6 +50,13 @@ impl Driver {
         unsafe { (self.cuStreamDestroy_v2)(stream) }
     }
 
+    /// Waits for the default stream of the current context, or of the calling thread in it (`cuStreamSynchronize`).
+    pub fn synchronize_default_stream(&self, per_thread: bool) -> CuResult {
+        let stream = if per_thread { Stream::PER_THREAD } else { Stream::LEGACY };
+        // SAFETY: both are streams of every context.
+        unsafe { (self.cuStreamSynchronize)(stream) }
+    }
+
     /// The context of a stream (`cuStreamGetCtx`).
     ///
     /// # Safety

@@ -180,10 +180,19 @@ fn a_file_that_somebody_cuts_is_noticed_by_both_sides() {
 fn what_is_no_file_is_not_waited_for() {
     let machine = Machine::new();
     let (folder, _) = Folder::own(&machine.roots()).unwrap();
-    let made = std::process::Command::new("mkfifo").arg(folder.path().join("1-2.page")).status().unwrap();
-    assert!(made.success());
-    symlink("/proc/self/stat", folder.path().join("1-3.page")).unwrap();
-    for entry in folder.pages() {
+    let at = |name: &str| folder.path().join(name);
+    for name in ["1-2.page", "1-3.page", "1-4.page"] {
+        fs::write(at(name), "no page").unwrap();
+    }
+    let entries = folder.pages();
+    assert_eq!(names(&folder), ["1-2.page", "1-3.page", "1-4.page"]);
+    entries.iter().for_each(|entry| fs::remove_file(at(&entry.name)).unwrap());
+    assert!(std::process::Command::new("mkfifo").arg(at("1-2.page")).status().unwrap().success());
+    symlink("/proc/self/stat", at("1-3.page")).unwrap();
+    fs::create_dir(at("1-4.page")).unwrap();
+    // Nor are they listed: whoever may write there could have everybody who asks complain of them.
+    assert!(names(&folder).is_empty(), "{:?}", names(&folder));
+    for entry in entries {
         assert!(folder.page(&entry).is_err(), "{entry:?}");
     }
 }

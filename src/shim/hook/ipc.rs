@@ -17,9 +17,7 @@ const LAZY_PEER_ACCESS: c_uint = 1;
 /// # Safety
 /// `handle` is the program's output argument of that call.
 pub unsafe fn export(real: &mut Real, handle: *mut CUipcMemHandle, dptr: CUdeviceptr) -> CuResult {
-    // Behind the last byte asked for is nothing of the program's.
-    let block = memory::block_at(dptr).filter(|block| dptr < block.address + block.bytes);
-    let (Some(block), Some(driver)) = (block, process::driver()) else {
+    let (Some(block), Some(driver)) = (memory::block_at(dptr), process::driver()) else {
         Bypass::NotOurs.note(real.api);
         let result = real.call();
         if !result.is_ok() && matches!(address::known(dptr), Known::Managed(_)) {
@@ -84,6 +82,9 @@ pub unsafe fn descriptor(real: &mut Real, dptr: CUdeviceptr, bytes: usize) -> Cu
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn close(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
-    let answer = process::driver().ok_or(Bypass::NoDriver).and_then(|driver| ipc::close(driver, dptr));
+    let driver = process::driver().ok_or(Bypass::NoDriver);
+    // Without a context the driver closes nothing, whoever made the memory.
+    let bound = driver.and_then(|driver| driver.current_context().map(|_| driver).ok_or(Bypass::NoContext));
+    let answer = bound.and_then(|driver| ipc::close(driver, dptr));
     or_driver(answer, real.api, || real.call())
 }

@@ -6,6 +6,7 @@ use super::Real;
 use crate::address::{self, Known};
 use crate::bypass::{Answer, Bypass, or_driver};
 use crate::serve;
+use crate::serve::memory::memops;
 use crate::serve::{handles, ipc};
 use crate::watch::context;
 use cudarc::driver::sys::{CUdevice, CUdeviceptr};
@@ -19,6 +20,7 @@ mod kind {
     pub const MEMORY_TYPE: i32 = 2;
     pub const DEVICE_POINTER: i32 = 3;
     pub const HOST_POINTER: i32 = 4;
+    pub const SYNC_MEMOPS: i32 = 6;
     pub const BUFFER_ID: i32 = 7;
     pub const IS_MANAGED: i32 = 8;
     pub const DEVICE_ORDINAL: i32 = 9;
@@ -139,6 +141,9 @@ unsafe fn write_of_device(
             a::MEMORY_TYPE => put::<u32>(data, DEVICE_MEMORY),
             a::DEVICE_POINTER => put::<u64>(data, ptr),
             a::HOST_POINTER => return Ok(CuResult::INVALID_VALUE),
+            // Managed memory of the driver's has it by itself, and keeps what it is set to.
+            a::SYNC_MEMOPS if managed => return Err(Bypass::NothingToHide),
+            a::SYNC_MEMOPS => put::<u32>(data, memops::is_set(block).into()),
             a::BUFFER_ID => put::<u64>(data, FIRST_BUFFER_ID + block.id),
             // What could be hidden of it is not worth a lie: the processor may use the memory, and tools ask.
             a::IS_MANAGED if managed => return Err(Bypass::NothingToHide),
@@ -258,6 +263,29 @@ pub unsafe fn pointer_attributes(
         why.note(real.api);
     }
     result
+}
+
+/// One attribute can be set. The driver asks for no context.
+///
+/// # Safety
+/// `value` is the program's argument of that call.
+pub unsafe fn set_pointer_attribute(
+    real: &mut Real,
+    value: *const c_void,
+    attribute: c_int,
+    ptr: CUdeviceptr,
+) -> CuResult {
+    let answer = match address::known(ptr) {
+        Known::Pooled(block) if attribute == kind::SYNC_MEMOPS && !value.is_null() => {
+            // SAFETY: not NULL, and the value of this attribute is a number of 32 bits; unaligned because the driver asks for no more.
+            let waits = unsafe { value.cast::<c_uint>().read_unaligned() } != 0;
+            Ok(memops::set(&block, waits))
+        }
+        Known::Pooled(_) | Known::Freed => Ok(CuResult::INVALID_VALUE),
+        Known::Managed(_) | Known::Pinned(_) => Err(Bypass::NothingToHide),
+        Known::Foreign => Err(Bypass::NotOurs),
+    };
+    or_driver(answer, real.api, || real.call())
 }
 
 /// # Safety

@@ -69,6 +69,8 @@ macro_rules! for_each_hook {
                 => query::pointer_attribute(data, attribute, ptr);
             cuPointerGetAttributes(count: c_uint, attributes: *mut c_int, data: *mut *mut c_void, ptr: CUdeviceptr)
                 => query::pointer_attributes(count, attributes, data, ptr);
+            cuPointerSetAttribute(value: *const c_void, attribute: c_int, ptr: CUdeviceptr)
+                => query::set_pointer_attribute(value, attribute, ptr);
             cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, dptr: CUdeviceptr)
                 => query::address_range(base, size, dptr);
 
@@ -204,32 +206,32 @@ macro_rules! for_each_hook {
             cuLaunchGridAsync(function: CUfunction, width: c_int, height: c_int, stream: CUstream) => usage::launched();
             cuGraphLaunch(exec: CUgraphExec, stream: CUstream) => usage::launched();
             cuGraphLaunch_ptsz(exec: CUgraphExec, stream: CUstream) => usage::launched();
-            cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::moved(dst, src, bytes);
-            cuMemcpy_ptds(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::moved(dst, src, bytes);
+            cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::moved_at_once(dst, src, bytes);
+            cuMemcpy_ptds(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::moved_at_once(dst, src, bytes);
             cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
             cuMemcpyAsync_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
-            cuMemcpyHtoD_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize) => usage::moved(dst, src, bytes);
-            cuMemcpyHtoD_v2_ptds(dst: CUdeviceptr, src: *const c_void, bytes: usize) => usage::moved(dst, src, bytes);
+            cuMemcpyHtoD_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize) => usage::moved_at_once(dst, src, bytes);
+            cuMemcpyHtoD_v2_ptds(dst: CUdeviceptr, src: *const c_void, bytes: usize) => usage::moved_at_once(dst, src, bytes);
             cuMemcpyHtoDAsync_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
             cuMemcpyHtoDAsync_v2_ptsz(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
-            cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => usage::moved(dst, src, bytes);
-            cuMemcpyDtoH_v2_ptds(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => usage::moved(dst, src, bytes);
+            cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => usage::moved_at_once(dst, src, bytes);
+            cuMemcpyDtoH_v2_ptds(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => usage::moved_at_once(dst, src, bytes);
             cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
             cuMemcpyDtoHAsync_v2_ptsz(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
-            cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::moved(dst, src, bytes);
-            cuMemcpyDtoD_v2_ptds(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::moved(dst, src, bytes);
+            cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::moved_at_once(dst, src, bytes);
+            cuMemcpyDtoD_v2_ptds(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::moved_at_once(dst, src, bytes);
             cuMemcpyDtoDAsync_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
             cuMemcpyDtoDAsync_v2_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
-            cuMemcpyPeer(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between();
-            cuMemcpyPeer_ptds(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between();
+            cuMemcpyPeer(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between_blocks(dst, src);
+            cuMemcpyPeer_ptds(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between_blocks(dst, src);
             cuMemcpyPeerAsync(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => context::copied_between();
             cuMemcpyPeerAsync_ptsz(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => context::copied_between();
-            cuMemcpy2D_v2(copy: *const c_void) => usage::moved_rows(copy);
-            cuMemcpy2D_v2_ptds(copy: *const c_void) => usage::moved_rows(copy);
-            cuMemcpy2DUnaligned_v2(copy: *const c_void) => usage::moved_rows(copy);
-            cuMemcpy2DUnaligned_v2_ptds(copy: *const c_void) => usage::moved_rows(copy);
-            cuMemcpy3D_v2(copy: *const c_void) => usage::moved_boxes(copy);
-            cuMemcpy3D_v2_ptds(copy: *const c_void) => usage::moved_boxes(copy);
+            cuMemcpy2D_v2(copy: *const c_void) => usage::rows_at_once(copy);
+            cuMemcpy2D_v2_ptds(copy: *const c_void) => usage::rows_at_once(copy);
+            cuMemcpy2DUnaligned_v2(copy: *const c_void) => usage::rows_at_once(copy);
+            cuMemcpy2DUnaligned_v2_ptds(copy: *const c_void) => usage::rows_at_once(copy);
+            cuMemcpy3D_v2(copy: *const c_void) => usage::boxes_at_once(copy);
+            cuMemcpy3D_v2_ptds(copy: *const c_void) => usage::boxes_at_once(copy);
             cuMemcpy3DPeer(copy: *const c_void) => context::copied_between();
             cuMemcpy3DPeer_ptds(copy: *const c_void) => context::copied_between();
             cuMemcpy2DAsync_v2(copy: *const c_void, stream: CUstream) => usage::moved_rows(copy);
@@ -264,44 +266,44 @@ macro_rules! for_each_hook {
             cuMemcpyWithAttributesAsync_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, attributes: *mut c_void,
                 stream: CUstream) => usage::copied();
             cuMemcpy3DWithAttributesAsync_ptsz(copy: *mut c_void, flags: u64, stream: CUstream) => usage::copied();
-            cuMemsetD8_v2(dst: CUdeviceptr, value: u8, count: usize) => usage::copied();
-            cuMemsetD8_v2_ptds(dst: CUdeviceptr, value: u8, count: usize) => usage::copied();
+            cuMemsetD8_v2(dst: CUdeviceptr, value: u8, count: usize) => usage::filled(dst);
+            cuMemsetD8_v2_ptds(dst: CUdeviceptr, value: u8, count: usize) => usage::filled(dst);
             cuMemsetD8Async(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) => usage::copied();
             cuMemsetD8Async_ptsz(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) => usage::copied();
-            cuMemsetD16_v2(dst: CUdeviceptr, value: u16, count: usize) => usage::copied();
-            cuMemsetD16_v2_ptds(dst: CUdeviceptr, value: u16, count: usize) => usage::copied();
+            cuMemsetD16_v2(dst: CUdeviceptr, value: u16, count: usize) => usage::filled(dst);
+            cuMemsetD16_v2_ptds(dst: CUdeviceptr, value: u16, count: usize) => usage::filled(dst);
             cuMemsetD16Async(dst: CUdeviceptr, value: u16, count: usize, stream: CUstream) => usage::copied();
             cuMemsetD16Async_ptsz(dst: CUdeviceptr, value: u16, count: usize, stream: CUstream) => usage::copied();
-            cuMemsetD32_v2(dst: CUdeviceptr, value: c_uint, count: usize) => usage::copied();
-            cuMemsetD32_v2_ptds(dst: CUdeviceptr, value: c_uint, count: usize) => usage::copied();
+            cuMemsetD32_v2(dst: CUdeviceptr, value: c_uint, count: usize) => usage::filled(dst);
+            cuMemsetD32_v2_ptds(dst: CUdeviceptr, value: c_uint, count: usize) => usage::filled(dst);
             cuMemsetD32Async(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => usage::copied();
             cuMemsetD32Async_ptsz(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => usage::copied();
-            cuMemsetD2D8_v2(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) => usage::copied();
-            cuMemsetD2D8_v2_ptds(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) => usage::copied();
+            cuMemsetD2D8_v2(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) => usage::filled(dst);
+            cuMemsetD2D8_v2_ptds(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) => usage::filled(dst);
             cuMemsetD2D8Async(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream)
                 => usage::copied();
             cuMemsetD2D8Async_ptsz(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream)
                 => usage::copied();
-            cuMemsetD2D16_v2(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) => usage::copied();
-            cuMemsetD2D16_v2_ptds(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) => usage::copied();
+            cuMemsetD2D16_v2(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) => usage::filled(dst);
+            cuMemsetD2D16_v2_ptds(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) => usage::filled(dst);
             cuMemsetD2D16Async(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream)
                 => usage::copied();
             cuMemsetD2D16Async_ptsz(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream)
                 => usage::copied();
-            cuMemsetD2D32_v2(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) => usage::copied();
-            cuMemsetD2D32_v2_ptds(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) => usage::copied();
+            cuMemsetD2D32_v2(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) => usage::filled(dst);
+            cuMemsetD2D32_v2_ptds(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) => usage::filled(dst);
             cuMemsetD2D32Async(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream)
                 => usage::copied();
             cuMemsetD2D32Async_ptsz(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream)
                 => usage::copied();
             cuMemcpyAtoA_v2(dst: CUarray, dst_offset: usize, src: CUarray, src_offset: usize, bytes: usize) => usage::copied();
             cuMemcpyAtoA_v2_ptds(dst: CUarray, dst_offset: usize, src: CUarray, src_offset: usize, bytes: usize) => usage::copied();
-            cuMemcpyAtoD_v2(dst: CUdeviceptr, src: CUarray, src_offset: usize, bytes: usize) => usage::copied();
-            cuMemcpyAtoD_v2_ptds(dst: CUdeviceptr, src: CUarray, src_offset: usize, bytes: usize) => usage::copied();
+            cuMemcpyAtoD_v2(dst: CUdeviceptr, src: CUarray, src_offset: usize, bytes: usize) => usage::filled(dst);
+            cuMemcpyAtoD_v2_ptds(dst: CUdeviceptr, src: CUarray, src_offset: usize, bytes: usize) => usage::filled(dst);
             cuMemcpyAtoH_v2(dst: *mut c_void, src: CUarray, src_offset: usize, bytes: usize) => usage::copied();
             cuMemcpyAtoH_v2_ptds(dst: *mut c_void, src: CUarray, src_offset: usize, bytes: usize) => usage::copied();
-            cuMemcpyDtoA_v2(dst: CUarray, dst_offset: usize, src: CUdeviceptr, bytes: usize) => usage::copied();
-            cuMemcpyDtoA_v2_ptds(dst: CUarray, dst_offset: usize, src: CUdeviceptr, bytes: usize) => usage::copied();
+            cuMemcpyDtoA_v2(dst: CUarray, dst_offset: usize, src: CUdeviceptr, bytes: usize) => usage::filled(src);
+            cuMemcpyDtoA_v2_ptds(dst: CUarray, dst_offset: usize, src: CUdeviceptr, bytes: usize) => usage::filled(src);
             cuMemcpyHtoA_v2(dst: CUarray, dst_offset: usize, src: *const c_void, bytes: usize) => usage::copied();
             cuMemcpyHtoA_v2_ptds(dst: CUarray, dst_offset: usize, src: *const c_void, bytes: usize) => usage::copied();
             cuMemcpyAtoHAsync_v2(dst: *mut c_void, src: CUarray, src_offset: usize, bytes: usize, stream: CUstream)
@@ -395,8 +397,7 @@ macro_rules! for_each_hook {
                 => pass::through();
             cuMulticastUnbind(multicast: u64, device: CUdevice, offset: usize, bytes: usize) => pass::through();
 
-            // Pointers, and memory that others made: never the pool's to free.
-            cuPointerSetAttribute(value: *const c_void, attribute: c_int, dptr: CUdeviceptr) => pass::through();
+            // Memory that others made: never the pool's to free.
             cuImportExternalMemory(memory: *mut *mut c_void, descriptor: *const c_void) => pass::through();
             cuExternalMemoryGetMappedBuffer(dptr: *mut CUdeviceptr, memory: *mut c_void, descriptor: *const c_void)
                 => pass::through();

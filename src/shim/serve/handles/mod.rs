@@ -3,7 +3,7 @@
 //! is answered as if it lay where it was asked for.
 //!
 //! What no place has whole is made of parts behind one handle, and mapped one after the other. Handles that went where they
-//! were asked to go are not known here, except on a GPU with a limit of the user's, where they count.
+//! were asked to go are not known here, except within a limit of the user's on that GPU, where they count.
 
 mod ledger;
 mod steer;

@@ -1,6 +1,7 @@
 //! Pooled device memory: blocks for the program, what is said of them, and what goes back to the driver.
 
 mod caching;
+pub mod memops;
 pub mod mempool;
 
 pub use caching::returns_its_cache;
@@ -200,7 +201,7 @@ fn report_growth(block: &Block, on_peers: u64, on_host: u64) {
             report_host(home, on_host, bytes);
         }
         log::emit(|| {
-            let (size, peers, host) = (format_size(bytes), format_size(on_peers), format_size(on_host));
+            let [size, peers, host] = [bytes, on_peers.min(bytes), on_host.min(bytes)].map(format_size);
             let text =
                 format!("{size} for GPU {home} did not fit there: {peers} are on other GPUs, {host} on the host");
             (PoolSpill { home, bytes, on_peers, on_host }, text)
@@ -216,7 +217,8 @@ pub fn report_host(home: u32, on_host: u64, bytes: u64) {
             "{} of the {} just allocated for GPU {home} are in the host's memory, because no GPU that can lend has room; \
              kernels reach it over PCIe, many times more slowly than a GPU's memory (make the working set smaller, free \
              GPUs or add some to GPUPOOL_DEVICES, or set GPUPOOL_HOST_LIMIT=0 to get OUT_OF_MEMORY instead; said once)",
-            format_size(on_host),
+            // What is rounded up to frames may be more than was asked for.
+            format_size(on_host.min(bytes)),
             format_size(bytes)
         ),
     );
@@ -281,6 +283,7 @@ fn freed(outcome: Result<Block, FreeError<CuResult>>) -> CuResult {
     match outcome {
         Ok(block) => {
             report_free(&block);
+            memops::ended(&block);
             tell_ended(block.id);
             CuResult::SUCCESS
         }
@@ -374,6 +377,7 @@ impl Observer for OfContexts {
 
     fn ended(&self, id: u64) -> usize {
         let ended = open::opened().map_or_else(Vec::new, |opened| opened.pool.free_owned_by(id));
+        ended.iter().for_each(memops::ended);
         ended.iter().for_each(|block| tell_ended(block.id));
         if !ended.is_empty() {
             level::report();
