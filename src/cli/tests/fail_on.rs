@@ -103,7 +103,11 @@ fn what_is_not_known_fails_a_program_that_succeeds() {
     let all = findings("train.jsonl");
     let lost = vec![began(7), VerdictLine::Finding(all[0].clone()), VerdictLine::Ended { findings: 2 }];
     for (lines, reason) in [
-        (vec![began(7)], "/bin/x (pid 7) did not come to its end: it was killed, left by _exit, or is still running"),
+        (
+            vec![began(7)],
+            "/bin/x (pid 7) did not come to its end: it was killed, left by _exit, became another program (exec) that used no CUDA, \
+             or is still running",
+        ),
         (vec![], "pid 7 could not write into "),
         (lost, "/bin/x (pid 7) could not write all of it: 2 findings were made and 1 are here"),
     ] {
