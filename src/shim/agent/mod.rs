@@ -210,12 +210,11 @@ impl Agent {
         } else {
             bell::mute();
             self.same = 0;
-            if !page.memory().is_there() {
+            if !look.tell(page) {
                 self.page = None;
                 note("the page is written no more: its file was cut, or its file system takes nothing");
                 return None;
             }
-            look.tell(page);
             self.told = Some(look);
         }
         (self.same < SETTLED).then_some(PERIOD)
