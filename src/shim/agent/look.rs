@@ -39,15 +39,13 @@ impl Look {
         }
     }
 
-    /// Has the page say it.
-    pub fn tell(&self, page: &mut Page<Map>) {
-        for (counter, value) in &self.counters {
-            page.set(*counter, *value);
-        }
-        page.contexts(&self.contexts);
-        page.sites(&self.sites);
-        page.findings(&self.findings);
-        page.levels(&Levels { updated: now(), ..self.levels.clone() });
+    /// Has the page say it. `false`: the page cannot be written any more.
+    pub fn tell(&self, page: &mut Page<Map>) -> bool {
+        self.counters.iter().all(|(counter, value)| page.set(*counter, *value))
+            && page.contexts(&self.contexts)
+            && page.sites(&self.sites)
+            && page.findings(&self.findings)
+            && page.levels(&Levels { updated: now(), ..self.levels.clone() })
     }
 }
 

@@ -10,6 +10,7 @@ mod summary;
 
 pub use start::takes_part;
 
+use crate::agent;
 use crate::log::{self, verdict};
 use std::ffi::{c_int, c_void};
 
@@ -26,6 +27,7 @@ pub fn register() {
     verdict::remember_folder();
     leave::find_next();
     exec::find_next();
+    agent::watch_main_thread();
     // SAFETY: the handlers are functions of this library, which is never unloaded (build.rs); NULL belongs to no library that
     // could be.
     unsafe {
