@@ -223,7 +223,7 @@ fn another_process_may_use_what_lies_elsewhere() {
     tells(&run, "importer: 0\n");
 }
 
-/// On a GPU with a limit every handle is counted, so here every call of every thread changes the ledger.
+/// On a GPU with a limit every handle is counted, so here every call of every thread changes the inventory.
 #[test]
 fn threads_that_make_and_release_at_once_lose_nothing() {
     for limit in ["0:30MiB", "3:64MiB"] {

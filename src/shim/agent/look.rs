@@ -2,7 +2,7 @@
 
 use crate::backing;
 use crate::serve;
-use crate::serve::pinned::ledger::{self, Holder};
+use crate::serve::pinned::holders::{self, Holder};
 use crate::serve::{ipc, memory, pinned};
 use crate::watch::{
     context::{self, Record},
@@ -28,7 +28,7 @@ impl Look {
     pub fn now() -> Self {
         let usage = serve::usage().unwrap_or_default();
         let (contexts, tally) = context::living();
-        let (holders, more) = ledger::holders();
+        let (holders, more) = holders::holders();
         let (findings, before) = finding::recent();
         Self {
             counters: counters(&usage, tally),

@@ -1,7 +1,7 @@
 //! Bodies: contexts. The driver's answer changes only where the user forbids a context; see [`crate::watch::context`] for what
 //! is noted and why.
 
-use super::{Real, retry, usage};
+use super::{Real, retry, submit};
 use crate::serve::{managed, pinned};
 use crate::watch::{
     context::{self, Before, By, Kind, Making, end, policy, unseen},
@@ -166,14 +166,14 @@ pub unsafe fn peer_enabled(real: &mut Real, peer: CUcontext) -> CuResult {
     result
 }
 
-/// A copy between two GPUs whose addresses are known, which may be over only when it returns ([`usage::finish_at`]).
+/// A copy between two GPUs whose addresses are known, which may be over only when it returns ([`submit::finish_at`]).
 ///
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn copied_between_blocks(real: &mut Real, dst: CUdeviceptr, src: CUdeviceptr) -> CuResult {
     // SAFETY: the caller is a row's trampoline, with this call's parameters.
     let result = unsafe { copied_between(real) };
-    usage::finish_at(real.api, result, &[dst, src]);
+    submit::finish_at(real.api, result, &[dst, src]);
     result
 }
 

@@ -3,7 +3,7 @@
 use super::{Real, retry};
 use crate::address::{self, Known};
 use crate::bypass::{Bypass, or_driver};
-use crate::serve::pinned::{self, ledger::By};
+use crate::serve::pinned::{self, holders::By};
 use crate::watch::context;
 use gpupool_cuda::CuResult;
 use std::ffi::{c_uint, c_void};
@@ -16,7 +16,7 @@ pub unsafe fn allocate(real: &mut Real, pointer: *mut *mut c_void, bytes: usize,
         Bypass::Malformed.note(real.api);
         return real.call();
     }
-    let why = match pinned::allocate(bytes as u64, flags) {
+    let why = match pinned::pin(bytes as u64, flags) {
         Ok(address) => {
             // SAFETY: not NULL; the driver writes there too.
             unsafe { *pointer = address as *mut c_void };
@@ -50,7 +50,7 @@ pub unsafe fn allocate_plain(real: &mut Real, pointer: *mut *mut c_void, bytes: 
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn free(real: &mut Real, pointer: *mut c_void) -> CuResult {
     let address = pointer as u64;
-    or_driver(pinned::free(address), real.api, || {
+    or_driver(pinned::unpin(address), real.api, || {
         let result = pinned::forgetting(address, || real.call());
         if result.is_ok() {
             pinned::return_idle(None);

@@ -107,7 +107,7 @@ pub unsafe fn allocate_managed(real: &mut Real, dptr: *mut CUdeviceptr, bytes: u
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
     or_driver(serve::free(dptr), real.api, || {
-        let result = managed::free(dptr, || real.call());
+        let result = managed::free_managed(dptr, || real.call());
         if result.is_ok() {
             pinned::return_idle(None);
         }

@@ -103,7 +103,7 @@ pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuRe
         }
         Known::Foreign => {
             Bypass::NotOurs.note(real.api);
-            return managed::free(dptr, || real.call());
+            return managed::free_managed(dptr, || real.call());
         }
     }
     let Some(driver) = context::driver() else {

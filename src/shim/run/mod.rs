@@ -1,12 +1,12 @@
 //! The life of a process: where the library starts, what happens on a fork, and how it ends.
 
+mod ending;
 mod exec;
 mod exit;
 mod fork;
 mod leave;
 mod observers;
 mod start;
-mod summary;
 
 pub use start::takes_part;
 

@@ -1,7 +1,7 @@
 //! Where a handle goes that its GPU has no room for: whole to the next place that has, or in parts.
 
-use super::ledger::Part;
-use super::with_ledger;
+use super::inventory::Part;
+use super::with_inventory;
 use crate::backing;
 use crate::backing::plan::Plan;
 use crate::bell;
@@ -73,7 +73,7 @@ pub unsafe fn create(real: &mut Real<CuResult>, output: *mut Physical, request: 
     }
     // SAFETY: not NULL, and the driver answered success.
     let handle = unsafe { *output };
-    with_ledger(|ledger| ledger.made(device, &[Part { handle, place: home, bytes }]));
+    with_inventory(|inventory| inventory.made(device, &[Part { handle, place: home, bytes }]));
     result
 }
 
@@ -126,7 +126,7 @@ unsafe fn elsewhere(
             return None;
         }
     };
-    if memory::returns_its_cache() && with_ledger(|ledger| ledger.refuse_softly(device, bytes)) {
+    if memory::returns_its_cache() && with_inventory(|inventory| inventory.refuse_softly(device, bytes)) {
         memory::say_refused_softly(device, bytes, "a handle of ");
         return Some(CuResult::OUT_OF_MEMORY);
     }
@@ -204,7 +204,7 @@ fn make(
 /// `output` is the program's, of a `cuMemCreate` that asks for what `request` says; `parts` were made for that.
 unsafe fn hand_out(output: *mut Physical, request: &Request, parts: &[Part], why: &'static str) -> CuResult {
     let home = request.device;
-    with_ledger(|ledger| ledger.made(home, parts));
+    with_inventory(|inventory| inventory.made(home, parts));
     bell::allocated();
     // SAFETY: not NULL; the driver would write there.
     unsafe { *output = parts[0].handle };

@@ -85,7 +85,7 @@ fn open() -> Option<&'static Opened> {
     let accounts =
         if plan.mode == Mode::Managed { Arc::clone(&plan.accounts) } else { Arc::new(Accounts::new(&specs)) };
     let places = Mutex::new(Places::new(accounts, links, backing::open::policy(), plan.lenders));
-    backing::level::opened(&specs, usage);
+    backing::level::opened(&specs, managed_usage);
     let opened = Opened { driver, plan, places, live: Mutex::default() };
     OPENED.get_or_init(|| Box::new(Some(opened))).as_ref()
 }
@@ -101,7 +101,7 @@ fn open_for_blocks() -> Option<&'static Opened> {
 /// Serves an allocation of `bytes` for the current context in mode managed. In the other modes, `why` the pool did not is the
 /// answer.
 #[cold]
-pub fn allocate(bytes: u64, why: Bypass) -> Answer<Result<u64, CuResult>> {
+pub fn allocate_managed(bytes: u64, why: Bypass) -> Answer<Result<u64, CuResult>> {
     let opened = open_for_blocks().ok_or(why)?;
     let context = context::current(opened.driver).ok_or(Bypass::NoContext)?;
     allocate_for(&context, context.device, bytes, process::settings().soft_oom != Switch::Off, why)
@@ -387,7 +387,7 @@ pub fn given_anew(address: u64, bytes: u64) {
 
 /// Frees an address by the driver's `cuMemFree`, and ends the block that begins there, if the driver did free it.
 #[inline]
-pub fn free(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
+pub fn free_managed(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
     if blocks::may_contain(address) { free_block(address, call) } else { call() }
 }
 
@@ -395,10 +395,10 @@ pub fn free(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
 /// `cuMemFree` does it, which waits for every stream. During a capture that would break it, and the refusal stands: it is
 /// also the answer for memory that the capture did not allocate.
 pub fn free_in_order(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
-    let result = free(address, call);
+    let result = free_managed(address, call);
     match process::driver() {
         Some(driver) if result == CuResult::INVALID_VALUE && !capture::under_way() => {
-            free(address, || driver.free(address))
+            free_managed(address, || driver.free(address))
         }
         _ => result,
     }
@@ -465,7 +465,7 @@ pub fn free_for(home: u32, counts: impl Fn(u32) -> bool) -> Option<u64> {
 }
 
 /// As the pool's, with what was placed for what is held; `None` in other modes.
-pub fn usage() -> Option<Usage> {
+pub fn managed_usage() -> Option<Usage> {
     let opened = OPENED.get()?.as_ref().filter(|opened| opened.plan.mode == Mode::Managed)?;
     let places = opened.places.lock().usage();
     let Totals { blocks, bytes, peak, allocations } = *opened.live.lock();

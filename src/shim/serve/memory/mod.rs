@@ -226,7 +226,7 @@ pub fn report_host(home: u32, on_host: u64, bytes: u64) {
 
 /// Frees pooled memory; the program's answer, and the context that was waited for.
 #[inline]
-pub fn free(address: u64) -> Answer<(CuResult, Option<u64>)> {
+pub fn free_block(address: u64) -> Answer<(CuResult, Option<u64>)> {
     free_when(
         address,
         match process::settings().free {
@@ -454,7 +454,7 @@ pub fn accounts() -> Option<&'static Accounts> {
 }
 
 /// What the pool holds and has held; `None` if it was never opened.
-pub fn usage() -> Option<Usage> {
+pub fn pool_usage() -> Option<Usage> {
     open::opened().map(|opened| opened.pool.usage())
 }
 

@@ -7,18 +7,18 @@
 //! the driver is done: until that call is over nobody goes by the handle alone, and nobody pushes it.
 
 mod cost;
+mod counters;
 pub mod end;
 pub mod limits;
 mod observers;
 pub mod policy;
 mod registry;
 pub mod unseen;
-mod usage;
 
+pub use counters::Counters;
 pub use limits::heap_is_default;
 pub use observers::{Observer, observe};
 pub use registry::{By, Record, Tally, Totals};
-pub use usage::Usage;
 
 use crate::log::{self, verdict};
 use crate::watch::site;
@@ -99,7 +99,7 @@ impl Context {
 
     /// What it was used for. The counters outlive it.
     #[inline]
-    pub fn usage(&self) -> &'static Usage {
+    pub fn usage(&self) -> &'static Counters {
         &self.tally.usage
     }
 

@@ -6,7 +6,7 @@
 //!
 //! Nothing in here calls the driver: it is all under one lock, which is never held while the driver runs.
 
-use super::{Context, Kind, Usage};
+use super::{Context, Counters, Kind};
 use gpupool_cuda::{self as cuda, AtomicContext, Device, GreenContext};
 use gpupool_events::Site;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -28,7 +28,7 @@ pub struct Tally {
     pub(super) id: AtomicU64,
     /// Its handle; none while that is not known, and once it is gone.
     pub(super) handle: AtomicContext,
-    pub usage: Usage,
+    pub usage: Counters,
     /// Peer access from or to it was enabled before anything was done with it.
     pub peered: AtomicBool,
 }
@@ -51,7 +51,7 @@ pub struct Record {
     pub device: Device,
     pub kind: Kind,
     pub origin: Arc<Origin>,
-    pub usage: Arc<Usage>,
+    pub usage: Arc<Counters>,
     pub peered: bool,
     /// The newest context when this one ended; what is newer came after it. `u64::MAX` while it lives.
     pub until: u64,
@@ -74,7 +74,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    fn add(&mut self, usage: &Usage) {
+    fn add(&mut self, usage: &Counters) {
         self.allocations += usage.allocations.load(Ordering::Relaxed);
         self.pooled_bytes += usage.began();
     }
@@ -578,7 +578,7 @@ impl Registry {
     }
 }
 
-fn record(entry: &Entry, usage: Arc<Usage>) -> Record {
+fn record(entry: &Entry, usage: Arc<Counters>) -> Record {
     let Context { id, device, kind, tally } = entry.context;
     let peered = tally.peered.load(Ordering::Relaxed);
     Record { id, device, kind, origin: entry.origin.clone(), usage, peered, until: u64::MAX }

@@ -9,14 +9,14 @@ use super::boundary;
 use crate::serve::memory::memops;
 use crate::serve::pinned;
 use crate::watch::capture;
-use crate::watch::context::{self, Usage};
+use crate::watch::context::{self, Counters};
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUDA_MEMCPY3D};
 use gpupool_cuda::{self as cuda, CuResult};
 use gpupool_interpose::Api;
 use std::ffi::c_void;
 
 /// What the current context was used for, looked for before the call; `None` without a context.
-pub type Before = Option<&'static Usage>;
+pub type Before = Option<&'static Counters>;
 
 /// Before the call. Always inlined, so that the rows ask the loader only once where this thread's variables lie.
 #[inline(always)]
@@ -41,13 +41,13 @@ fn look(api: Api) -> Before {
 /// After a launch.
 #[inline]
 pub fn launched(api: Api, before: Before, result: CuResult) {
-    count(api, before, result, Usage::launched);
+    count(api, before, result, Counters::launched);
 }
 
 /// After a copy or a fill.
 #[inline]
 pub fn copied(api: Api, before: Before, result: CuResult) {
-    count(api, before, result, Usage::copied);
+    count(api, before, result, Counters::copied);
 }
 
 /// What a copy calls an address, by its side.
@@ -178,11 +178,11 @@ pub fn boxes_at_once(api: Api, before: Before, result: CuResult, copy: *const c_
 /// After other work: a host function, an event, a prefetch.
 #[inline]
 pub fn worked(api: Api, before: Before, result: CuResult) {
-    count(api, before.filter(|_| result.is_ok()), result, Usage::worked);
+    count(api, before.filter(|_| result.is_ok()), result, Counters::worked);
 }
 
 #[inline]
-fn count(api: Api, before: Before, result: CuResult, as_what: impl Fn(&Usage)) {
+fn count(api: Api, before: Before, result: CuResult, as_what: impl Fn(&Counters)) {
     if let Some(usage) = before {
         as_what(usage);
     }
