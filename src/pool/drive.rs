@@ -171,7 +171,7 @@ fn release<B: Backend>(backend: &B, chunks: Vec<Chunk<B::Handle>>, accounts: &Ac
 }
 
 /// Makes the call again while the answer is [`Fault::NotReady`].
-fn retry_while_not_ready<T, E>(mut call: impl FnMut() -> Result<T, Fault<E>>) -> Result<T, Fault<E>> {
+pub(crate) fn retry_while_not_ready<T, E>(mut call: impl FnMut() -> Result<T, Fault<E>>) -> Result<T, Fault<E>> {
     for _ in 0..REPEATS {
         match call() {
             Err(Fault::NotReady(_)) => {}

@@ -471,7 +471,8 @@ impl<B: Backend> Pool<B> {
         for row in chunks.chunk_by(|left, right| left.place == right.place && left.end() == right.start) {
             let (Some(first), Some(last)) = (row.first(), row.last()) else { continue };
             let grant = |start: u32, end: u32| {
-                self.backend.grant(self.address(start), bytes_of(end - start), self.accounts.place(first.place))
+                let (address, bytes) = (self.address(start), bytes_of(end - start));
+                drive::retry_while_not_ready(|| self.backend.grant(address, bytes, self.accounts.place(first.place)))
             };
             if grant(first.start, last.end()).is_ok() {
                 continue;

@@ -131,3 +131,23 @@ fn memory_the_driver_does_not_take_back_is_counted_until_it_does() {
     assert_eq!(pool.trim(None, None, &[0, 1]), 64 * MIB);
     assert_returns_everything(&pool, &[next]);
 }
+
+#[test]
+fn who_could_not_be_added_is_with_the_next_try() {
+    sweep(Policy::LocalFirst, |pool| {
+        let mut live = Vec::new();
+        try_allocate(pool, 40 * MIB, &mut live);
+        try_allocate(pool, 150 * MIB, &mut live);
+        try_free(pool, Free::Lazy, &mut live);
+        pool.backend().inner().readers += 1;
+        let answer = pool.grant_again();
+        let usage = pool.usage();
+        if answer.is_err() {
+            pool.backend().inner().fault = None;
+            assert_eq!(pool.grant_again(), Ok(()));
+        }
+        let places = |usage: gpupool_pool::Usage| usage.places.iter().map(|place| place.held).collect::<Vec<_>>();
+        assert_eq!(places(pool.usage()), places(usage), "nothing came or went for it");
+        live
+    });
+}
