@@ -3,7 +3,7 @@
 
 use crate::guard;
 use crate::log::verdict;
-use crate::process::{self, Phase};
+use crate::process::{self, Event};
 use crate::serve::ipc;
 use crate::watch::environment;
 use gpupool_interpose::Api;
@@ -21,18 +21,14 @@ pub(super) extern "C" fn before() {
 /// now on every call goes straight to the driver, which says NOT_INITIALIZED as it does without us.
 pub(super) extern "C" fn in_child() {
     ipc::after_fork_in_child();
-    match process::phase() {
-        Phase::Active | Phase::Closed => process::enter(Phase::Forked),
-        Phase::Starting => process::enter(Phase::Passing),
-        Phase::Idle | Phase::Passing | Phase::Forked => {}
-    }
+    process::happened(Event::Forked);
 }
 
 /// The child of a fork calls the driver. Giving things back at its end is what it inherited, not use.
 #[cold]
 pub fn used_in_child(api: Api) -> bool {
     let ends = ["Free", "Destroy", "Release", "Unload", "PopCurrent"].iter().any(|word| api.name().contains(word));
-    if !ends && process::advance(Phase::Forked, Phase::Passing) {
+    if !ends && process::happened(Event::Used) {
         process::explain(process::AFTER_FORK.to_bytes());
         let _inside = guard::enter_sheltered();
         let _ = std::panic::catch_unwind(|| {

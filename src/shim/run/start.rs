@@ -5,7 +5,7 @@ use crate::agent;
 use crate::backing::reclaim;
 use crate::guard;
 use crate::log::{self, verdict};
-use crate::process::{self, Phase};
+use crate::process::{self, Event, Phase};
 use crate::watch::context;
 use gpupool_config::{Mode, Settings};
 use gpupool_events::{Panic, ProcessStart};
@@ -41,13 +41,13 @@ fn start() -> bool {
     let Some(_inside) = guard::enter_sheltered() else { return false };
     // Called by trampolines outside of their boundary.
     std::panic::catch_unwind(start_inside).unwrap_or_else(|_| {
-        process::enter(Phase::Passing);
+        process::happened(Event::Declined);
         false
     })
 }
 
 fn start_inside() -> bool {
-    if !process::advance(Phase::Idle, Phase::Starting) {
+    if !process::happened(Event::Called) {
         return false;
     }
     // Before the settings: where these are wrong, nothing is looked at in this process, and `run --fail-on` must know.
@@ -65,7 +65,7 @@ fn start_inside() -> bool {
         verdict::began();
         verdict::apart(OFF);
         process::explain(OFF);
-        process::enter(Phase::Passing);
+        process::happened(Event::Declined);
         return false;
     }
     log::start(&settings);
@@ -91,7 +91,7 @@ fn start_inside() -> bool {
         (event, format!("gpupool {} in {}, mode {}", env!("CARGO_PKG_VERSION"), exe.display(), mode.word()))
     });
     agent::prepare();
-    process::enter(Phase::Active);
+    process::happened(Event::Started);
     true
 }
 

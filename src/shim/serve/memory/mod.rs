@@ -3,6 +3,7 @@
 mod caching;
 pub mod memops;
 pub mod mempool;
+mod outcome;
 
 pub use caching::returns_its_cache;
 
@@ -15,8 +16,9 @@ use gpupool_config::{Free as FreeSetting, Mode, format_size};
 use gpupool_cuda::{CuResult, Device, Driver, Physical};
 use gpupool_events::{BlockAllocate, BlockFree, PoolFallback, PoolGrow, PoolRefuse, PoolSpill, PoolTrim};
 use gpupool_interpose::Api;
-use gpupool_pool::{Accounts, Allocation, Anchor, Block, Free, FreeError, Piece, Place, Refusal, Request, Usage};
+use gpupool_pool::{Accounts, Allocation, Anchor, Block, Free, FreeError, Piece, Place, Request, Usage};
 use once_cell::race::OnceBox;
+use outcome::Outcome;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -93,37 +95,32 @@ pub fn from_pool(
     bytes: u64,
     soft: bool,
 ) -> Answer<Result<u64, CuResult>> {
-    let mut request = Request { bytes, home: device.ordinal(), owner: context.id, soft_refusal: soft };
-    let home = request.home;
+    let home = device.ordinal();
+    let mut request = Request { bytes, home, owner: context.id, soft_refusal: soft };
     loop {
-        let (bypass, why) = match opened.pool.allocate(&request) {
-            // It ended meanwhile, and what belonged to it was dropped: this came too late for that.
-            Ok(_) if context.is_gone() => {
-                context::end::disown(context);
-                return Err(Bypass::ContextGone);
-            }
-            Ok(allocation) => {
+        let from_pool = opened.pool.allocate(&request);
+        match outcome::of_request(from_pool, device, || context.is_gone(), || is_refused_softly(home, bytes)) {
+            Outcome::Made(allocation) => {
                 context.usage.allocated(bytes);
                 report(&allocation);
                 return Ok(Ok(allocation.block.address));
             }
-            Err(Refusal::Soft) if is_refused_softly(home, bytes) => return Ok(Err(CuResult::OUT_OF_MEMORY)),
-            Err(Refusal::Soft) => {
-                request.soft_refusal = false;
-                continue;
+            Outcome::TooLate => {
+                context::end::disown(context);
+                return Err(Bypass::ContextGone);
             }
-            Err(Refusal::Full { missing }) => {
+            Outcome::Refused => return Ok(Err(CuResult::OUT_OF_MEMORY)),
+            Outcome::AskAgain => request.soft_refusal = false,
+            Outcome::Full { missing } => {
                 report_full(home, bytes, missing);
                 return Err(Bypass::Full);
             }
-            Err(Refusal::NotOurs) => return Err(Bypass::LeftOut(device)),
-            // The process is exiting, and the driver is gone.
-            Err(Refusal::Backend(gone @ CuResult::DEINITIALIZED)) => return Err(Bypass::Declined(gone)),
-            Err(Refusal::AddressSpace) => (Bypass::NoAddresses, "no address range of that size is left".to_owned()),
-            Err(Refusal::Backend(result)) => (Bypass::Declined(result), result.to_string()),
-        };
-        report_fallback(home, bytes, &why);
-        return Err(bypass);
+            Outcome::NoBlock(why, text) => {
+                report_fallback(home, bytes, &text);
+                return Err(why);
+            }
+            Outcome::Left(why) => return Err(why),
+        }
     }
 }
 
@@ -252,7 +249,7 @@ fn free_when(address: u64, when: Free) -> Answer<(CuResult, Option<u64>)> {
         return Err(Bypass::ContextGone);
     }
     let outcome = opened.pool.free(address, when);
-    let waited = outcome.as_ref().ok().filter(|_| when == Free::Strict).map(|block| block.owner);
+    let waited = outcome::waited_for(&outcome, when);
     Ok((freed(outcome), waited))
 }
 
@@ -287,9 +284,7 @@ fn freed(outcome: Result<Block, FreeError<CuResult>>) -> CuResult {
             tell_ended(block.id);
             CuResult::SUCCESS
         }
-        // Freed twice, or an inner pointer: the driver's answer for either.
-        Err(FreeError::NotABlock) => CuResult::INVALID_VALUE,
-        Err(FreeError::Backend(result)) => result,
+        Err(error) => outcome::of_failed_free(error),
     }
 }
 

@@ -4,7 +4,6 @@ use super::{By, CHANGED, EPOCH, LAST, Last, REGISTRY, observers, report_use};
 use crate::{bell, log};
 use gpupool_cuda::{self as cuda, CuResult, Device, Driver, GreenContext};
 use gpupool_events::ContextDestroy;
-use std::sync::atomic::Ordering;
 
 use super::Context;
 use super::registry::{Ended, Name};
@@ -17,7 +16,7 @@ pub fn of_primary(driver: &Driver, device: Device, by: By, call: &str, act: impl
     let lives = {
         let mut registry = REGISTRY.lock();
         let lives = registry.begin_primary(device, by);
-        EPOCH.fetch_add(1, Ordering::AcqRel);
+        EPOCH.pass();
         while registry.is_leased(lives.iter().map(|(id, _)| *id)) {
             CHANGED.wait(&mut registry);
         }
@@ -29,7 +28,7 @@ pub fn of_primary(driver: &Driver, device: Device, by: By, call: &str, act: impl
     let ended = {
         let mut registry = REGISTRY.lock();
         let ended = registry.end_primary(device, by, result.is_ok(), &over);
-        EPOCH.fetch_add(1, Ordering::AcqRel);
+        EPOCH.pass();
         ended
     };
     is_known(ended, call);
@@ -69,7 +68,7 @@ pub fn of_handle(
     let ids = {
         let mut registry = REGISTRY.lock();
         let ids = registry.begin_handle(context);
-        EPOCH.fetch_add(1, Ordering::AcqRel);
+        EPOCH.pass();
         while registry.is_leased(ids.iter().copied()) {
             CHANGED.wait(&mut registry);
         }
@@ -80,7 +79,7 @@ pub fn of_handle(
     let ended = {
         let mut registry = REGISTRY.lock();
         let ended = registry.end_handle(&ids, over);
-        EPOCH.fetch_add(1, Ordering::AcqRel);
+        EPOCH.pass();
         ended
     };
     is_known(ended, call);
@@ -107,19 +106,19 @@ pub fn unseen(context: Context, call: &str) {
         let ids = [context.id];
         registry.end_handle(&ids, true)
     };
-    EPOCH.fetch_add(1, Ordering::AcqRel);
+    EPOCH.pass();
     tell(ended, call);
 }
 
 /// Some context may be in error from now on, which one is not known: the call may have been about another context's stream.
 /// Whoever uses one looks it up again, and so asks the driver whether it is in error; one that is, nobody remembers.
 pub fn doubt_all() {
-    EPOCH.fetch_add(1, Ordering::AcqRel);
+    EPOCH.pass();
 }
 
 /// This thread looks its context up again at the next question.
 pub fn forget_current() {
-    LAST.set(Last::NONE);
+    LAST.with(Last::forget);
 }
 
 /// Has what goes with contexts that ended dropped.

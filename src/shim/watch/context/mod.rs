@@ -9,6 +9,7 @@
 mod cost;
 mod counters;
 pub mod end;
+mod last;
 pub mod limits;
 mod observers;
 pub mod policy;
@@ -26,12 +27,12 @@ use crate::{bell, clock, process};
 use gpupool_config::Rank;
 use gpupool_cuda::{self as cuda, CuResult, Device, Driver, GreenContext};
 use gpupool_events::{ContextCreate, ContextUse, RankOnGpu};
+use last::{Epoch, Last};
 use parking_lot::{Condvar, Mutex};
 use registry::{Found, Name, Origin, Registry};
-use std::cell::Cell;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use cost::{Before, held_on, is_alone_on, remember};
 
@@ -130,29 +131,13 @@ impl Gpus<'_> {
 static REGISTRY: Mutex<Registry> = Mutex::new(Registry::new());
 /// A call that may have ended a context is over, or a context was given back that was pushed for a moment.
 static CHANGED: Condvar = Condvar::new();
-/// Counts what ends contexts, when it begins and when it is over, and errors that may stick to one; a thread's remembered
-/// context is void once it moved.
-static EPOCH: AtomicU64 = AtomicU64::new(1);
+/// Where what threads remember ends.
+static EPOCH: Epoch = Epoch::new();
 /// The last call after which every device's state was known, for "appeared between".
 static LAST_SWEEP: Mutex<&'static str> = Mutex::new("the start of the process");
 
-/// The context that was current on a thread last, its handle, and the epoch of that.
-#[derive(Clone, Copy)]
-struct Last {
-    epoch: u64,
-    handle: Option<cuda::Context>,
-    context: Option<Context>,
-    /// A context that ended had this handle before, and may be current again once this one is popped: the same handle then
-    /// says nothing. No switch of contexts that was seen leaves such a memory standing.
-    again: bool,
-}
-
-impl Last {
-    const NONE: Self = Self { epoch: 0, handle: None, context: None, again: false };
-}
-
 thread_local! {
-    static LAST: Cell<Last> = const { Cell::new(Last::NONE) };
+    static LAST: Last = const { Last::new() };
 }
 
 /// The context that is current on this thread. `None` where there is none that lives.
@@ -176,19 +161,17 @@ pub fn glance(driver: &Driver) -> Result<Option<Context>, ()> {
 /// noticed at the next look.
 #[inline]
 pub fn is_in_use() -> bool {
-    let last = LAST.get();
-    last.epoch == EPOCH.load(Ordering::Acquire) && last.context.is_some_and(|context| context.usage.is_used())
+    LAST.with(|last| last.is_in_use(EPOCH.now()))
 }
 
 #[inline]
 fn remembered(handle: cuda::Context) -> Option<Context> {
-    let last = LAST.get();
-    (last.handle == Some(handle) && last.epoch == EPOCH.load(Ordering::Acquire)).then_some(last.context)?
+    LAST.with(|last| last.context_of(handle, EPOCH.now()))
 }
 
 #[cold]
 fn look_up_current(driver: &Driver, handle: cuda::Context) -> Option<Context> {
-    let epoch = EPOCH.load(Ordering::Acquire);
+    let epoch = EPOCH.now();
     // The handle of a context that is gone stays current, and every call with it fails; so does one of a primary context
     // that is not made yet, which the runtime makes current before it retains it.
     let life = driver.current_life().ok()?;
@@ -203,7 +186,7 @@ fn look_up_current(driver: &Driver, handle: cuda::Context) -> Option<Context> {
         Found::Unknown => (found_in_use(driver, handle)?, true),
     };
     if settled {
-        LAST.set(Last { epoch, handle: Some(handle), context: Some(context), again });
+        LAST.with(|last| last.remember(handle, context, epoch, again));
     }
     Some(context)
 }
@@ -249,13 +232,7 @@ pub fn is_usable(driver: &Driver) -> bool {
 #[inline]
 pub fn has_switched(driver: &Driver) -> bool {
     let current = driver.current_context();
-    LAST.with(|last| {
-        let Last { epoch, handle, again, .. } = last.get();
-        if again {
-            last.set(Last::NONE);
-        }
-        again || current != if epoch == EPOCH.load(Ordering::Acquire) { handle } else { None }
-    })
+    LAST.with(|last| last.has_switched_to(current, EPOCH.now()))
 }
 
 /// Notes the context that has just become current.
