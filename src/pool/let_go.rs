@@ -72,11 +72,15 @@ impl<H: Copy> State<H> {
                 }
             }
             for ((from, to), freed) in freed {
-                self.release_part(from, to, freed);
+                // It is quiet, as [`State::is_unused`] has seen, and must say so: by the GPU that borrowed it, it would be joined with
+                // a neighbour that this GPU may still be at work on, and the chunk would stay with memory of others free on it.
+                self.release_part(from, to, Freed { gpu: None, ..freed });
             }
             // What was freed in different ways is one row of free memory only then.
             self.runs.settle();
-            leaving.extend(self.take_out(start, end, place));
+            let taken = self.take_out(start, end, place);
+            debug_assert!(taken.is_some(), "frames {start}..{end} are free and are no row");
+            leaving.extend(taken);
         }
         self.held.blocks.retain(|_, left| left.holds > 0 || !left.parts.is_empty());
         leaving

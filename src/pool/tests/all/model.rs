@@ -510,6 +510,11 @@ impl Model {
         self.borders.extend([gone.block.address, end]);
     }
 
+    /// Whether a GPU that does not own all of this row was at work on a part of it when that was freed.
+    fn was_borrowed(&self, row: &(u64, u64, Place)) -> bool {
+        self.borrowed.iter().any(|range| range.0 < row.0 + row.1 && row.0 < range.1)
+    }
+
     /// Whether a block at `address` begins where a free row may begin, and no row that surely is one would fit better.
     fn is_best_unjoined(&self, address: u64, size: u64, home: Place, rows: &[(u64, u64, Place)]) -> bool {
         let at_home = || rows.iter().filter(|row| row.2 == home);
@@ -518,8 +523,7 @@ impl Model {
         // The row that was cut ends at a border, at this one at the earliest.
         let end = self.borders.range(address + size..).next().map_or(u64::MAX, |&end| end).min(around.0 + around.1);
         let is_whole = |row: &&(u64, u64, Place)| {
-            let was_borrowed = self.borrowed.iter().any(|range| range.0 < row.0 + row.1 && row.0 < range.1);
-            !was_borrowed && self.borders.range(row.0 + 1..row.0 + row.1).next().is_none()
+            !self.was_borrowed(row) && self.borders.range(row.0 + 1..row.0 + row.1).next().is_none()
         };
         let better = at_home().filter(is_whole).any(|row| (size..end - address).contains(&row.1));
         begins && !better
@@ -585,7 +589,9 @@ impl Model {
             }
             Err(Refusal::Soft) => {
                 assert!(request.soft_refusal && !told, "told twice in a row");
-                assert!(best_fit.is_none() || self.policy != Policy::LocalFirst || waiting);
+                // What another GPU was at work on may be known late to be free.
+                let fits = |row: &(u64, u64, Place)| row.2 == home && row.1 >= size && !self.was_borrowed(row);
+                assert!(!rows.iter().any(fits) || self.policy != Policy::LocalFirst || waiting);
                 self.told[request.home as usize] = true;
             }
             Err(Refusal::Full { .. }) if overdrawn => {}
@@ -650,4 +656,38 @@ proptest! {
     fn ranks_that_keep_to_themselves_agree_with_the_model(ops in proptest::collection::vec(any_op(), 1..120)) {
         check(Policy::LocalFirst, Lenders::HomeOnly, &ops);
     }
+}
+
+/// A block that GPU 1 borrowed and others have open ends beside one that GPU 1 may still be at work on.
+#[test]
+fn what_others_have_open_is_not_freed_with_what_its_borrower_is_not_done_with() {
+    let ops = vec![
+        Op::Allocate { bytes: 12582912, home: 1, owner: 0, soft: false },
+        Op::Allocate { bytes: 8388608, home: 0, owner: 0, soft: false },
+        Op::Allocate { bytes: 18874369, home: 0, owner: 0, soft: false },
+        Op::Free { pick: 15063425673682003, when: Free::Strict },
+        Op::Allocate { bytes: 2097152, home: 1, owner: 0, soft: false },
+        Op::Allocate { bytes: 23068673, home: 0, owner: 0, soft: false },
+        Op::Allocate { bytes: 8388608, home: 1, owner: 0, soft: false },
+        Op::Allocate { bytes: 14680065, home: 0, owner: 0, soft: false },
+        Op::Hold { pick: 364457935800149671 },
+        Op::FreeAfter { pick: 4819340651991481210, gpu: 0 },
+        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false },
+        Op::FreeTwice { pick: 0 },
+        Op::FreeTwice { pick: 0 },
+        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false },
+        Op::Free { pick: 13835671797078129423, when: Free::Strict },
+        Op::Hold { pick: 872993583837688916 },
+        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false },
+        Op::FreeAfter { pick: 120970371949066316, gpu: 0 },
+        Op::Free { pick: 4188547942687104200, when: Free::Lazy },
+        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false },
+        Op::Free { pick: 1103879517507973616, when: Free::Strict },
+        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false },
+        Op::Free { pick: 3038544896094292986, when: Free::Lazy },
+        Op::Free { pick: 0, when: Free::Strict },
+        Op::WithdrawAnchor { pick: 0, why: Anchor::Shared },
+        Op::Free { pick: 16978272256689860173, when: Free::Strict },
+    ];
+    check(Policy::MostFree, Lenders::All, &ops);
 }
