@@ -36,8 +36,8 @@ pub fn wait_for(command: Command) -> Result<ExitStatus, Failure> {
     start_and_watch(command, &signals, before)
 }
 
-/// As [`wait_for`], and where the program succeeded, for processes of it that outlive it as well, for a moment. Says which of them
-/// are still there.
+/// Runs `command` to its end like [`wait_for`]. If it succeeded, then waits a few seconds for processes that outlive it, and
+/// returns those that are still there.
 ///
 /// # Errors
 /// The program could not be started.

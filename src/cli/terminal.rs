@@ -73,7 +73,7 @@ impl Page {
         self.text.push('\n');
     }
 
-    /// As [`Page::entry`], with the label in a colour.
+    /// Writes an entry with its label in a colour; see [`Page::entry`].
     pub fn entry_in(&mut self, colour: &str, label: &str, words: &str) {
         let painted = label.replace(label.trim(), &self.paint(colour, label.trim()));
         let before = self.text.len();

@@ -104,7 +104,7 @@ impl Default for Settings {
 pub enum Devices {
     /// All visible ones, or the rank's own one in a job of several ranks on the host.
     Auto,
-    /// These ordinals, in the order written, none twice.
+    /// The GPUs with these ordinals, in the order written, none twice.
     List(Vec<u32>),
 }
 

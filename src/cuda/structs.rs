@@ -104,7 +104,8 @@ impl Properties {
         self.location.device().filter(|_| plain)
     }
 
-    /// These properties for memory at another place. The host has no use for the flag that lets network adapters reach a GPU's.
+    /// Copies the properties for memory at another place. The host has no use for the flag that lets network adapters reach a
+    /// GPU's.
     pub fn at(self, place: Place) -> Self {
         let rdma = if place.is_host() { 0 } else { self.rdma };
         Self { location: Location::of(place), rdma, ..self }

@@ -1,4 +1,4 @@
-//! One line.
+//! One line of a log: how it is read, and what can be wrong with it.
 
 use std::{fmt, io};
 

@@ -225,17 +225,18 @@ impl Verdict {
 pub enum Present {
     /// The library was loaded into this process; once more after `exec`.
     Loaded,
-    /// It calls the driver, so it has a file of its own.
+    /// The process calls the driver, so it has a file of its own.
     Used,
-    /// It leaves and has not called the driver, or could not become another program.
+    /// The process leaves and has not called the driver, or could not become another program.
     Left,
-    /// It becomes the program that is named, unless that fails.
+    /// The process becomes the program that is named, unless that fails.
     Becomes,
-    /// It becomes the program that is named, with an environment in which the library is loaded.
+    /// The process becomes the program that is named, with an environment in which the library is loaded.
     BecomesGiven,
-    /// It was started as the program that is named, by a process that says so afterwards; 0 where that does not know its number.
+    /// The process was started as the program that is named. Whoever started it says so afterwards, with the number 0 where it
+    /// does not know the process's.
     Started,
-    /// It was started as the program that is named, with an environment in which the library is loaded.
+    /// The process was started as the program that is named, with an environment in which the library is loaded.
     StartedGiven,
 }
 

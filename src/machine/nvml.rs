@@ -35,7 +35,7 @@ static HANDLES: Mutex<Vec<(Uuid, Option<Handle>)>> = Mutex::new(Vec::new());
 struct Functions {
     driver_version: Option<unsafe extern "C" fn(*mut c_char, c_uint) -> nvmlReturn_t>,
     by_uuid: Option<unsafe extern "C" fn(*const c_char, *mut nvmlDevice_t) -> nvmlReturn_t>,
-    /// Of the two versions of this call the first: drivers before 510 have no other.
+    /// The first of the two versions of this call: drivers before 510 have no other.
     memory: Option<unsafe extern "C" fn(nvmlDevice_t, *mut nvmlMemory_t) -> nvmlReturn_t>,
     processes: Option<unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut nvmlProcessInfo_t) -> nvmlReturn_t>,
     link_state: Option<unsafe extern "C" fn(nvmlDevice_t, c_uint, *mut nvmlEnableState_t) -> nvmlReturn_t>,

@@ -5,9 +5,9 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Of the layout.
+/// The version of the layout.
 pub const VERSION: u32 = 1;
-/// Of a page, whatever it holds.
+/// The size of a page in bytes, whatever it holds.
 pub const BYTES: usize = 64 << 10;
 /// The first bytes of every page. A machine of the other byte order does not find them.
 pub(crate) const MAGIC: u64 = u64::from_be_bytes(*b"gpupool\n");
@@ -104,7 +104,7 @@ pub(crate) type Text<const N: usize> = [u8; N];
 pub(crate) struct Header {
     pub magic: u64,
     pub version: u32,
-    /// Of the whole page.
+    /// The size of the whole page.
     pub bytes: u32,
     pub boot: [u8; 16],
     pub started: u64,

@@ -36,7 +36,8 @@ impl Underway {
         }
     }
 
-    /// As [`Underway::end`], of a call that left the segment where it is: whether it is nobody else's.
+    /// Ends a call that left the segment where it is. `false` if its context ended meanwhile, or if the driver gave the
+    /// segment's addresses to somebody else.
     pub fn stays(&mut self, ticket: u64) -> bool {
         let given = self.calls.iter().any(|call| call.ticket == ticket && call.given);
         self.end(ticket).is_some() && !given

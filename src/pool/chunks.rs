@@ -1,4 +1,5 @@
-//! Which physical handle is behind a frame, and where it is: the one owner of "where".
+//! The pool's chunks, each one physical handle: which of them is mapped at a frame of the address range, at which place its
+//! memory lies, and why it must stay there. No other list says where memory lies.
 
 use crate::place::PlaceId;
 use crate::place_map::PlaceMap;
@@ -62,7 +63,7 @@ pub(crate) struct Chunks<H> {
 }
 
 impl<H: Copy> Chunks<H> {
-    /// No chunk in so many frames.
+    /// An empty table for an address range of so many frames.
     pub fn new(frames: u64) -> Self {
         let places = Arc::new(PlaceMap::new(frames));
         Self { slots: Vec::new(), vacant: Vec::new(), at_frame: Vec::new(), places }
@@ -126,7 +127,7 @@ impl<H: Copy> Chunks<H> {
         changed
     }
 
-    /// Takes one such anchor back; returns the chunks that have none now.
+    /// Takes one anchor with this reason off the chunks that `start..end` touches; returns the chunks that have none left.
     pub fn withdraw_anchor(&mut self, start: u32, end: u32, why: Anchor) -> Vec<Chunk<H>> {
         let mut changed = self.change(start, end, |anchors| anchors.remove(why));
         changed.retain(|before| {

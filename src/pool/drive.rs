@@ -1,4 +1,5 @@
-//! The sequences of backend calls, none of them under the lock: creating a range, and taking one down again.
+//! Makes a range of memory with the backend (create, map, grant) and takes one down again (unmap, release). The pool's lock is
+//! not held during these calls; what fails half way is undone.
 
 use crate::account::Accounts;
 use crate::chunks::{AnchorCounts, Chunk};
@@ -14,16 +15,16 @@ const REPEATS: u32 = 5;
 /// What became of chunks that were to go back to the driver.
 #[derive(Debug)]
 pub(crate) struct Retired<H> {
-    /// Went back.
+    /// The chunks that went back.
     pub gone: Vec<Chunk<H>>,
-    /// Did not.
+    /// The chunks that the driver did not take back.
     pub zombies: Vec<Zombie<H>>,
     /// Whether their addresses carry nothing any more.
     pub unmapped: bool,
 }
 
 impl<H> Retired<H> {
-    /// What became of chunks beside these.
+    /// Adds what became of other chunks.
     fn add(&mut self, other: Retired<H>) {
         self.gone.extend(other.gone);
         self.zombies.extend(other.zombies);
@@ -47,7 +48,7 @@ pub(crate) enum Cause<E> {
 #[derive(Debug)]
 pub(crate) struct Broken<H, E> {
     pub cause: Cause<E>,
-    /// Where it failed.
+    /// The place where the growth failed.
     pub place: PlaceId,
     /// Bytes that had been created there before the failure.
     pub created: u64,

@@ -68,7 +68,7 @@ struct Shard {
 #[derive(Debug)]
 pub(crate) struct Front {
     shards: Box<[Shard]>,
-    /// Of the free runs.
+    /// The sizes of the free runs.
     sizes: Arc<Sizes>,
     /// Whether anything is kept at all.
     keeps: bool,

@@ -23,7 +23,7 @@ pub(crate) struct Left {
     pub given: bool,
 }
 
-/// See the module's text.
+/// The ended blocks whose memory other processes still have.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     /// By the number of the block.

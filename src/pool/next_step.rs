@@ -1,4 +1,5 @@
-//! What a request needs next: each look at the state decides on one step.
+//! Decides what an allocation needs next. Under the lock, [`State::next_step`] looks at the state and chooses one [`Step`]; the
+//! caller carries it out without the lock and asks again, until the request is served or refused.
 
 use crate::budget::Budget;
 use crate::place::PlaceId;

@@ -1,4 +1,4 @@
-//! What an address is.
+//! Classifies an address: in a block of the pool, managed, page-locked, freed, or the driver's to answer for.
 
 use crate::backing::open;
 use crate::serve::{ipc, managed, pinned};
@@ -26,7 +26,7 @@ pub fn given_anew(address: u64, bytes: u64) {
     managed::given_anew(address, bytes);
 }
 
-/// What is known of an address.
+/// Finds out what kind of memory an address lies in.
 pub fn known(address: u64) -> Known {
     match open::opened().filter(|opened| opened.contains(address)) {
         Some(opened) => opened.pool.block_at(address).map_or(Known::Freed, Known::Pooled),

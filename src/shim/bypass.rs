@@ -1,7 +1,7 @@
 //! Why the driver answers a call, and not gpupool.
 //!
-//! Whoever declines a call says why, as a value: nothing is put into words, asked or counted for it on the way. The body that
-//! then leaves the call to the driver has it noted, which is one comparison unless the log is at level trace.
+//! A function that declines a call returns the reason as a [`Bypass`], which costs nothing: no text is made. The body that then
+//! leaves the call to the driver passes it to [`Bypass::note`], which does nothing unless the log is at level trace.
 
 use crate::process;
 use gpupool_config::{Mode, format_size};
@@ -13,7 +13,7 @@ use tracing::Level;
 /// What gpupool answers, or why the driver does.
 pub type Answer<T> = Result<T, Bypass>;
 
-/// See the module's text.
+/// The reason why the driver answers a call. Its `Display` is the text for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bypass {
     /// An argument that the driver refuses, in its own way: no output, no bytes, an unknown flag.

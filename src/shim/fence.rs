@@ -1,9 +1,11 @@
-//! Who a free waits for: everything that was submitted in one context, and nothing else.
+//! How the library waits for work: for one context, or for everything on a GPU.
 //!
-//! The driver's free waits for the context that owns the memory, with its green contexts, and for nobody else: no other
-//! context of that GPU, and no other GPU, with peer access enabled or not (measured, for device and for pinned memory). So do
-//! ours: a program may have a kernel elsewhere that waits for the very thread that frees. Who takes memory that was freed
-//! without a wait waits for its whole GPU, because the pool keeps notes by GPU and not by context.
+//! - A free waits for the context that owns the memory, with its green contexts ([`quiesce_owner`]). The driver's own free waits
+//!   for no other context of that GPU and no other GPU, with peer access or without (measured, for device and pinned memory).
+//!   Neither does this one: a program may have a kernel elsewhere that waits for the very thread that frees.
+//! - An allocation that takes memory which was freed without a wait, and a trim, wait for all contexts of a GPU ([`wait`]),
+//!   because the pool notes such frees by GPU and not by context. An allocation waits for the GPU that it is made for, a trim
+//!   for the GPU of the current context.
 //!
 //! `cuCtxSynchronize` ends a capture in the context that it waits for, in every mode and from every thread. While any stream of
 //! the process is being captured, all waits are therefore made by a free of a little pinned memory instead, on a thread that is
@@ -122,7 +124,7 @@ fn drain(driver: &Driver) -> CuResult {
     }
 }
 
-/// So many kernels had been launched on each of these GPUs before a wait that is over.
+/// Notes how many kernels had been launched on each of these GPUs before a wait that is over.
 fn note_waits(launched: &[(usize, u64)]) {
     for &(gpu, count) in launched {
         if let Some(waited_for) = WAITED_FOR.get(gpu) {

@@ -3,9 +3,9 @@
 //! The driver and the shim call hooked names too (the driver through its own exports when a tool patched them, the shim
 //! through the log's or the loader's detours). Such inner calls go straight to the driver.
 //!
-//! It stands in the library and not in the crate of the interposing: variables of a thread that lie in one crate are found
-//! with one question to the loader (`__tls_get_addr`), and a hook that is passed on asks for this one and for the thread's
-//! context.
+//! The thread's depth is kept in this crate and not in `gpupool_interpose`, because the thread's last context is kept here too
+//! (`watch::context`): a hook that passes its call on reads both thread-local variables, and for two of one crate the compiler
+//! needs only one call of the loader (`__tls_get_addr`).
 
 use gpupool_interpose::cancel::{self, Shelter};
 use std::cell::Cell;

@@ -1,7 +1,7 @@
 //! `libgpupool.so`: preloaded into a CUDA program, it answers `cuMemAlloc` from a pool over all GPUs and the host.
 //!
-//! The way of one call: a program obtains a driver function ([`hook::dlsym`], [`hook::resolve`], or by linking) and gets
-//! the trampoline of a row of [`hook::table`]; the trampoline asks [`run`] whether the shim takes part at all, runs
+//! The way of one call: a program looks a driver function up ([`gpupool_interpose::dlsym`], [`hook::resolve`], or by linking)
+//! and gets the trampoline of a row of [`hook::table`]; the trampoline asks [`run`] whether the shim takes part at all, runs
 //! the row's body behind [`hook::boundary`], and the body either answers or makes the real call.
 //!
 //! `src/README.md` holds the code map and the invariants.

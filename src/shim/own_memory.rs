@@ -19,7 +19,7 @@ pub fn read(address: u64, into: &mut [u8]) -> bool {
 /// The bytes of a C string, up to its NUL or to where it cannot be read.
 #[derive(Clone)]
 pub struct Text {
-    /// Of the piece that comes next.
+    /// The address of the piece that is read next.
     address: usize,
     piece: [u8; Self::PIECE],
     /// What of the piece was not given out yet.

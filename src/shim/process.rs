@@ -1,4 +1,4 @@
-//! What part this process lets the library play, and what it was told: Idle → Starting → Active → Closed, Passing or Forked.
+//! What the library does in this process: the [`Phase`] (Idle → Starting → Active → Closed, Passing or Forked) and the settings.
 //!
 //! This is what everything else stands on: it is asked from everywhere and asks nobody. Who moves it on is in `run`.
 
@@ -21,11 +21,11 @@ pub enum Phase {
     Starting,
     /// Hooks do their work.
     Active,
-    /// As active for memory that was handed out, but no new blocks: something inside failed.
+    /// Something inside failed: live blocks keep working, no new ones are made.
     Closed,
     /// Everything passes through: switched off, or a bad setting.
     Passing,
-    /// As passing, in the child of a fork; its first call of the driver is told about.
+    /// In the child of a fork: everything passes through, and its first use of the driver is reported as a finding.
     Forked,
 }
 

@@ -28,7 +28,7 @@ const WRITE: Speeds = Speeds { local: 4310, peer: 371, host: 53 };
 const COPY: Speeds = Speeds { local: 2140, peer: 397, host: 55 };
 
 thread_local! {
-    /// Of the work that this thread runs.
+    /// The time of the work that this thread runs.
     static NOW: Cell<Time> = const { Cell::new(0) };
     /// What this thread has waited for as a caller of the driver.
     static HOST: Cell<Time> = const { Cell::new(0) };

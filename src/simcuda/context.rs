@@ -41,7 +41,7 @@ pub struct Context {
     cache_config: AtomicI32,
     /// Ends at 0: created once, and `cuCtxAttach`.
     attached: AtomicU32,
-    /// Of a green context: the primary context whose part it is, which owns all that is made in it but streams.
+    /// The primary context that a green context is a part of, which owns all that is made in it but streams.
     parent: Option<Arc<Context>>,
     /// The green contexts that are parts of this one.
     parts: Mutex<Vec<Weak<Context>>>,

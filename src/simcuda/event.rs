@@ -19,7 +19,7 @@ const FLAG_MASK: c_uint = 7;
 
 pub struct Event {
     flags: c_uint,
-    /// Of the context that owns it; it is recorded only there.
+    /// The number of the context that owns the event; it is recorded only there.
     owner: u64,
     last: Mutex<Record>,
     /// What other processes see of it, if it is for them too.

@@ -138,7 +138,7 @@ impl Stream {
         }
     }
 
-    /// One that no handle names and that waits for nothing.
+    /// A stream that no handle names and that waits for nothing.
     pub fn aside(context: &Arc<Context>) -> Self {
         Self::new(Arc::downgrade(context), NON_BLOCKING, 0)
     }

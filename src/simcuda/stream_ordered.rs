@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A free that its stream has not come to.
 struct Pending {
     token: u64,
-    /// Of the region; another one at this address is another allocation.
+    /// The number of the region; another one at this address is another allocation.
     region: u64,
     stream: u64,
     pool: Option<Handle>,

@@ -15,7 +15,7 @@ const VIDEO_CLOCK: c_uint = 1545;
 const POWER_ASLEEP: c_uint = 76_000;
 const POWER_AWAKE: c_uint = POWER_ASLEEP + 52_000;
 pub const POWER_LIMIT: c_uint = 700_000;
-/// Of a whole GPU.
+/// The instance number of a GPU that is not divided (MIG).
 const NO_INSTANCE: c_uint = c_uint::MAX;
 
 pub fn clock(awake: bool, kind: c_uint) -> Answer<c_uint> {

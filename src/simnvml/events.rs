@@ -36,7 +36,7 @@ pub struct Health {
     pub failed: bool,
 }
 
-/// One line.
+/// What one line says: which GPU, and what happened to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Event {
     gpu: usize,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// How long they are waited for. Helpers that end when the program has, as Python's resource tracker does, take less.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// One that is still there.
+/// A process that outlived the program and is still there.
 pub struct Survivor {
     /// Its number.
     pub pid: u32,

@@ -46,7 +46,7 @@ use std::time::{Duration, Instant};
 const PERIOD: Duration = Duration::from_secs(1);
 /// Looks in a row that find nothing new before it sleeps.
 const SETTLED: u32 = 2;
-/// Of the thread's stack: what it calls has no deep recursion and no large locals.
+/// The size of the thread's stack: what it calls has no deep recursion and no large locals.
 const STACK: usize = 512 << 10;
 
 /// The page of this process.

@@ -11,7 +11,7 @@ use gpupool_pool::{Accounts, Lenders, Links, Place, PlaceSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// See the module's text.
+/// What the pool of this process will be made of; nothing is taken yet.
 #[derive(Debug)]
 pub struct Plan {
     /// The mode that works on this machine; differs from the setting where GPUs cannot reach each other.

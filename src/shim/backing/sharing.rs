@@ -75,7 +75,7 @@ impl Sharing {
         }
     }
 
-    /// Of a GPU's memory.
+    /// What this GPU's memory can be made with; `peer_rdma` can overrule what its driver says about network adapters.
     pub fn of_gpu(gpu: &Gpu, peer_rdma: Switch) -> Self {
         let rdma = match peer_rdma {
             Switch::Auto => gpu.rdma,
@@ -85,7 +85,7 @@ impl Sharing {
         Self::new(gpu.posix_fd, rdma)
     }
 
-    /// Of the host's memory: it is exported by the same driver, and adapters reach the host without help.
+    /// What the host's memory can be made with. The driver can export it as well, and adapters reach the host without help.
     pub fn of_host(posix_fd: bool) -> Self {
         Self::new(posix_fd, false)
     }

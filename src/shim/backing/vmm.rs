@@ -1,4 +1,5 @@
-//! The pool's [`Backend`] over the driver's virtual memory management.
+//! The pool's [`Backend`] over the driver's virtual memory management: reserves the pool's addresses, makes and maps memory,
+//! grants access to the GPUs that have a context, and waits for GPUs.
 
 use super::fault;
 use super::reclaim;

@@ -1,5 +1,5 @@
-//! Bodies: which context is current. The calls are the driver's; where the thread's context is another one than at the last look,
-//! it may be one that nobody was seen making.
+//! Bodies: calls that change which context is current (set, push, pop). The driver answers them. Where the thread's context is
+//! then another one than at the last look, it is noted, because its creation may have gone unseen.
 
 use super::boundary;
 use crate::watch::context;

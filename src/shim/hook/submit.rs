@@ -1,9 +1,10 @@
-//! Bodies: launches and copies, counted for the context that is current. Nothing else happens here; a launch takes two
-//! microseconds, and these must not show in it. Copies are also compared with the few addresses of pinned memory that are
-//! watched, if any are; and those that are not asynchronous with the blocks that have to be left quiet by them, if any are.
+//! Bodies: counts launches and copies for the current context. A launch takes two microseconds, and this must not show in it.
 //!
-//! A context that nobody saw being made is found here at the latest, before its first work is submitted: its GPU may have to be
-//! let at the pool's memory first.
+//! Two additions: copies are checked against the watched blocks of pinned memory; and after a synchronous copy or fill that
+//! touches a block with `SYNC_MEMOPS`, the default stream is waited for.
+//!
+//! The context is looked up before the call: one that is unknown is registered, and its GPU gets access to the pool's memory,
+//! before its first work is submitted.
 
 use super::boundary;
 use crate::serve::memory::memops;

@@ -1,8 +1,7 @@
-//! What the table becomes: one exported `extern "C"` function a api, and the list of them.
+//! The exported functions that programs call in the driver's stead, one `extern "C"` function for each row of the table of
+//! driver functions ([`super::table`]), and the list of them.
 
 use super::boundary;
-#[cfg(doc)]
-use super::cancel;
 use super::table::for_each_hook;
 use crate::guard;
 use crate::run;
@@ -22,7 +21,8 @@ const fn c_name(bytes: &'static [u8]) -> &'static CStr {
     }
 }
 
-/// Whether the calls of a subject are so quick that forbidding to cancel the thread would show in them ([`cancel`]).
+/// Whether the calls of a subject are so quick that forbidding to cancel the thread would show in them
+/// ([`gpupool_interpose::cancel`]).
 const fn is_quick(subject: &str, body: &str) -> bool {
     match subject.as_bytes() {
         // These wait.
@@ -35,7 +35,7 @@ const fn is_quick(subject: &str, body: &str) -> bool {
 // Every function here has the ABI that may be unwound through: a thread may be cancelled asynchronously, or in the driver.
 // No panic comes as far.
 
-/// The driver's function of a api, as its C type; `NOT_SUPPORTED` to the program where the driver has none.
+/// The driver's function of this name, as its C type; where the driver has none, the program gets `NOT_SUPPORTED`.
 macro_rules! real_function {
     ($name:ident($($t:ty),*)) => {{
         let Some(pointer) = SLOTS.get(Index::$name as usize) else { return CuResult::NOT_SUPPORTED };
@@ -136,7 +136,7 @@ macro_rules! trampolines {
         /// Rows in the table.
         const ROWS: usize = [$(stringify!($name)),*].len();
 
-        /// Every api, in the table's order.
+        /// Every exported function, in the table's order.
         pub static HOOKS: [Hook; ROWS] = [$(Hook {
             name: c_name(concat!(stringify!($name), "\0").as_bytes()),
             ours: $name as *const c_void,

@@ -32,7 +32,7 @@ use gpupool_interpose::cancel;
 struct Own {
     pid: u32,
     path: PathBuf,
-    /// The same path, for where nothing may be allocated.
+    /// `path` as a C string, for code that must not allocate.
     c_path: CString,
     /// Findings made, written or not.
     made: AtomicU64,
@@ -276,7 +276,8 @@ fn for_good() {
     std::mem::forget(cancel::shelter());
 }
 
-/// As [`ended`], for a process that leaves at once, where there is nothing to be judged any more.
+/// Writes the last line of the file in a process that leaves at once, without an allocation. Not where lines are still waiting
+/// to be written. See [`ended`].
 pub fn ended_at_once() {
     let Some(own) = own().filter(|own| own.behind.load(Ordering::Acquire) == 0) else { return };
     for_good();

@@ -191,7 +191,7 @@ pub fn seen(stream: Stream, per_thread_default: bool) -> Option<Seen> {
 }
 
 impl Seen {
-    /// It ended, well or not, or its stream is gone.
+    /// Notes that this capture ended, successfully or not, or that its stream is gone.
     pub fn ended(self) {
         drop_where(|capture| capture.key == self.key && capture.number == self.number);
     }

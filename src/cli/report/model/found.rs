@@ -71,7 +71,8 @@ impl Found {
         }
     }
 
-    /// The same line is the same mistake, whatever GPU it meets; without a line only the same words are.
+    /// Whether this is the same mistake: one at the same line of the program, whatever GPU it meets, or without a line one in the
+    /// same words.
     fn is_same(&self, made: &FindingMade) -> bool {
         self.code == made.code && self.site == made.site && (made.site.is_some() || self.what == made.what)
     }

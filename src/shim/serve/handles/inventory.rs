@@ -1,11 +1,12 @@
-//! Which memory of the program's own is, or may be, elsewhere than it was asked for, and where it is mapped.
+//! Memory from the program's `cuMemCreate` that gpupool put on another GPU, on several or on the host, and where it is mapped.
+//! Memory that another process made, and may have put elsewhere, is listed too, and so is memory that counts towards a limit.
+//!
+//! If no place has enough room, the memory is made of several parts, and the program sees only the first part's handle. gpupool
+//! keeps one driver reference on each part while the program holds any.
 //!
 //! The driver keeps a handle's number as long as the handle is referenced or its memory is mapped, so the number names the
-//! memory here. An entry goes *before* the call that ends it, and comes back if that call fails: the driver may give the
+//! memory here. An entry is removed *before* the call that ends it, and put back if that call fails: the driver may give the
 //! number, or the address, to another thread before this one hears of the success.
-//!
-//! What no place has whole is made of parts, which the program knows by the handle of the first. The driver sees one
-//! reference on each as long as the program holds any on the whole.
 
 use gpupool_cuda::{Access, Location, Physical};
 use gpupool_pool::{Accounts, Claim, Place, SoftRefusal};
@@ -26,11 +27,11 @@ pub struct Memory {
     pub origin: Origin,
     pub place: Place,
     pub bytes: u64,
-    /// Handles that the program holds on it; of a part but the first, 1 as long as it holds any on the whole.
+    /// References that the program holds on it; for a part other than the first, 1 while it holds any on the whole.
     references: u64,
     /// Address ranges that it is mapped at, or being mapped at.
     mappings: u64,
-    /// The handle of the first part, of what is made of parts.
+    /// The handle of the first part, where this is one of several parts.
     whole: Option<Physical>,
 }
 
@@ -49,7 +50,7 @@ pub enum Release {
     Unknown,
     /// Nothing: the program holds other references on the parts.
     Counted,
-    /// To release these, the program's handle first. As they were, for [`Inventory::not_released`].
+    /// To release these parts, the program's handle first; each as it was before, for [`Inventory::not_released`].
     Parts(Vec<(Physical, Memory)>),
 }
 
@@ -58,10 +59,10 @@ pub enum Release {
 pub enum Retained {
     /// Nothing more.
     Plain,
-    /// It is of a part. The program is to have this one, and the driver's reference is one too many.
+    /// The handle is that of a part. The program is to have this one, and the driver's reference is one too many.
     Whole(Physical),
-    /// The first part's handle, and the driver is to take a reference on the other parts, which are mapped at these addresses: the program
-    /// held none any more.
+    /// The program held no reference any more. It is to have this handle, the first part's, and the driver is to take a
+    /// reference on the other parts, which are mapped at these addresses.
     Revived(Physical, Vec<u64>),
 }
 
@@ -80,7 +81,7 @@ impl Memory {
     }
 }
 
-/// One mapping.
+/// A range of addresses at which one piece of memory is mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
     pub bytes: u64,
@@ -89,12 +90,12 @@ pub struct Mapping {
     granted: Vec<Access>,
 }
 
-/// See the module's text.
+/// The memory known here with its handles, and the addresses where it is mapped.
 #[derive(Debug, Default)]
 pub struct Inventory {
     memory: BTreeMap<Physical, Memory>,
     mappings: BTreeMap<u64, Mapping>,
-    /// The parts of what is made of several, by the handle of the first.
+    /// The parts of memory that is made of several, by the handle of the first.
     wholes: BTreeMap<Physical, Vec<Part>>,
     /// What the memory made here was charged to before it was made, and is credited to when it goes.
     pub accounts: Option<&'static Accounts>,
@@ -108,7 +109,7 @@ impl Inventory {
         self.memory.len()
     }
 
-    /// What was asked for on this GPU was made, where it had been charged.
+    /// Enters memory that was asked for on this GPU and made as these parts, which had been charged.
     pub fn made(&mut self, asked: u32, parts: &[Part]) {
         let whole = parts.first().filter(|_| parts.len() > 1).map(|first| first.handle);
         for &Part { handle, place, bytes } in parts {
@@ -123,7 +124,7 @@ impl Inventory {
         }
     }
 
-    /// Memory of another process came in; it counts there.
+    /// Enters memory that another process made and this one imported. It is charged to that process only.
     pub fn imported(&mut self, handle: Physical, place: Place) {
         let memory = Memory { origin: Origin::Imported, place, bytes: 0, references: 1, mappings: 0, whole: None };
         self.memory.insert(handle, memory);
@@ -148,7 +149,7 @@ impl Inventory {
         Some(handle)
     }
 
-    /// It gave none, or one on other memory.
+    /// Takes the reference of [`Inventory::begin_retain`] back: the call failed, or gave a handle of other memory.
     pub fn not_retained(&mut self, handle: Physical) {
         let _ = self.release_one(handle);
     }
@@ -175,7 +176,7 @@ impl Inventory {
         Retained::Revived(whole, others)
     }
 
-    /// The driver did so.
+    /// Notes that the driver took the references that [`Retained::Revived`] asked for, one on each part.
     pub fn revived(&mut self, whole: Physical) {
         for part in self.wholes.get(&whole).into_iter().flatten() {
             if let Some(memory) = self.memory.get_mut(&part.handle) {
@@ -184,7 +185,7 @@ impl Inventory {
         }
     }
 
-    /// One handle less.
+    /// Takes one of the program's references off this handle, before the driver releases it.
     pub fn release(&mut self, handle: Physical) -> Release {
         let Some(memory) = self.memory.get_mut(&handle).filter(|memory| memory.references > 0) else {
             return Release::Unknown;
@@ -208,7 +209,7 @@ impl Inventory {
         Some(before)
     }
 
-    /// The driver did not release these, of one [`Inventory::release`].
+    /// Puts back what [`Inventory::release`] took out, where the driver failed to release it.
     pub fn not_released(&mut self, parts: &[(Physical, Memory)]) {
         for &(handle, before) in parts {
             match self.memory.get_mut(&handle) {
@@ -227,7 +228,7 @@ impl Inventory {
         }
     }
 
-    /// The memory is being mapped: its parts, where it is known here.
+    /// Counts a mapping of this handle that is about to be made. Returns the memory's parts, none where it is not known here.
     pub fn begin_map(&mut self, handle: Physical) -> Vec<Part> {
         let Some(&Memory { place, bytes, .. }) = self.memory.get(&handle) else { return Vec::new() };
         let parts = self.parts(handle).map_or_else(|| vec![Part { handle, place, bytes }], <[Part]>::to_vec);
@@ -239,7 +240,7 @@ impl Inventory {
         parts
     }
 
-    /// Mapping what was begun, at `address` and of `bytes`, succeeded or not.
+    /// Ends what [`Inventory::begin_map`] began: a mapping of `bytes` at `address`, which succeeded or not.
     pub fn end_map(&mut self, parts: &[Part], mut address: u64, bytes: u64, succeeded: bool) {
         for part in parts {
             if succeeded {
@@ -253,18 +254,18 @@ impl Inventory {
         }
     }
 
-    /// Takes the mappings in a range out.
+    /// Removes the mappings in a range, before the driver unmaps them, and returns them.
     pub fn take_mappings(&mut self, address: u64, bytes: u64) -> Vec<(u64, Mapping)> {
         let starts: Vec<u64> = self.in_range(address, bytes).map(|(start, _)| *start).collect();
         starts.into_iter().filter_map(|start| Some((start, self.mappings.remove(&start)?))).collect()
     }
 
-    /// They are there still.
+    /// Puts mappings back that [`Inventory::take_mappings`] removed, because the driver did not unmap them.
     pub fn put_back(&mut self, taken: Vec<(u64, Mapping)>) {
         self.mappings.extend(taken);
     }
 
-    /// One mapping of it less.
+    /// Counts one mapping of this handle's memory less.
     pub fn unmapped(&mut self, handle: Physical) {
         if let Some(memory) = self.memory.get_mut(&handle) {
             memory.mappings -= 1;
@@ -306,7 +307,7 @@ impl Inventory {
         self.soft.entry(device).or_default().refuse(bytes)
     }
 
-    /// Where what is made of parts is mapped that is mapped at this address, and its bytes.
+    /// Where memory that is made of parts starts and its bytes, if one of its parts is mapped at this address.
     pub fn mapped_whole(&self, address: u64) -> Option<(u64, u64)> {
         let (start, mapping) = self.mapping_at(address)?;
         let parts = self.wholes.get(&self.memory.get(&mapping.handle)?.whole?)?;

@@ -2,8 +2,8 @@
 //! has no memory left is served at the next place of the pool's order, and everything the program asks about that memory
 //! is answered as if it lay where it was asked for.
 //!
-//! What no place has whole is made of parts behind one handle, and mapped one after the other. Handles that went where they
-//! were asked to go are not known here, except within a limit of the user's on that GPU, where they count.
+//! Memory that no place has enough room for is made of parts behind one handle, which are mapped one after the other. Handles
+//! whose memory is where it was asked for are not known here, unless the user set a limit on that GPU: then they count.
 
 mod inventory;
 mod steer;
@@ -22,7 +22,7 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 static INVENTORY: Mutex<Option<Inventory>> = Mutex::new(None);
-/// Pieces of memory in it, readable without the lock.
+/// Pieces of memory in the inventory, readable without the lock.
 static KNOWN: AtomicUsize = AtomicUsize::new(0);
 
 /// Looks at the inventory, or changes it. Nothing in here may call the driver.
@@ -53,7 +53,7 @@ pub fn elsewhere_at(address: u64) -> Option<(u32, Place)> {
     with_known(|inventory| inventory.elsewhere_at(address))
 }
 
-/// Where what is made of parts is mapped that is mapped at this address, and its bytes.
+/// Where memory that is made of parts starts and its bytes, if one of its parts is mapped at this address.
 pub fn mapped_whole(address: u64) -> Option<(u64, u64)> {
     with_known(|inventory| inventory.mapped_whole(address))
 }
@@ -68,7 +68,7 @@ pub fn begin_retain(address: u64) -> Option<Physical> {
     with_known(|inventory| inventory.begin_retain(address))
 }
 
-/// It did not.
+/// `cuMemRetainAllocationHandle` failed, or gave another handle than [`begin_retain`] had said.
 pub fn not_retained(handle: Physical) {
     with_inventory(|inventory| inventory.not_retained(handle));
 }
@@ -78,7 +78,7 @@ pub fn retained(handle: Physical, address: u64) -> Retained {
     with_known(|inventory| Some(inventory.retained(handle, address))).unwrap_or(Retained::Plain)
 }
 
-/// The driver has taken a reference on every part.
+/// The driver has taken a reference on every part of the memory with this handle.
 pub fn revived(whole: Physical) {
     with_inventory(|inventory| inventory.revived(whole));
 }
@@ -88,7 +88,7 @@ pub fn release(handle: Physical) -> Release {
     with_known(|inventory| Some(inventory.release(handle))).unwrap_or(Release::Unknown)
 }
 
-/// These were not.
+/// The driver did not release these parts, which [`release`] had taken out: they are put back.
 pub fn not_released(parts: &[(Physical, Memory)]) {
     with_inventory(|inventory| inventory.not_released(parts));
 }

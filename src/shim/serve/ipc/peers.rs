@@ -62,11 +62,11 @@ static PEERS: Mutex<Vec<Weak<Peer>>> = Mutex::new(Vec::new());
 enum NoAnswer {
     /// The connection has ended.
     Ended(String),
-    /// It did not answer in time.
+    /// The exporter did not answer in time.
     TimedOut,
     /// Descriptors were lost on the way.
     DescriptorsLost,
-    /// It speaks another version.
+    /// The exporter speaks another version of the protocol.
     Version(Unread),
 }
 

@@ -464,7 +464,8 @@ pub fn free_for(home: u32, counts: impl Fn(u32) -> bool) -> Option<u64> {
     Some(opened.places.lock().rooms(&levels).iter().map(|room| room.bytes).sum())
 }
 
-/// As the pool's, with what was placed for what is held; `None` in other modes.
+/// The usage in mode managed, in the form of the pool's: memory that was placed somewhere counts as held there. `None` in other
+/// modes.
 pub fn managed_usage() -> Option<Usage> {
     let opened = OPENED.get()?.as_ref().filter(|opened| opened.plan.mode == Mode::Managed)?;
     let places = opened.places.lock().usage();

@@ -334,7 +334,7 @@ pub fn hold(address: u64, id: u64) -> Option<Block> {
     open::opened()?.pool.hold(address, id)
 }
 
-/// It has the block no more.
+/// Another process no longer has the block that it was given by [`hold`].
 pub fn let_go(address: u64, id: u64) {
     if let Some(opened) = open::opened() {
         opened.pool.let_go(address, id);

@@ -1,8 +1,7 @@
-//! What the program holds in pinned memory, by the place in the program that asked for it.
+//! What the program holds in pinned memory, by the place in the program that asked for it (the call site).
 //!
-//! To find the place takes microseconds. So it is looked for where the driver had to pin, which takes longer; memory that
-//! the pool had ready is counted for the place that last asked for that size, and every sixteenth time the place is looked
-//! at again.
+//! Finding the call site costs microseconds, so it is done when the driver pins, which is slower anyway. Memory that the pool
+//! had ready is counted for the site that last asked for that size; every sixteenth time the site is looked up again.
 
 use super::callers::{self, Framework};
 use super::copies::{self, Seen};
@@ -130,7 +129,7 @@ pub struct Place {
     /// Bytes that were pinned for it, over the life of the process.
     pub pinned: u64,
     pub live: u64,
-    /// In so many pieces.
+    /// Live allocations and registrations of this place.
     pub blocks: u64,
     pub peak: u64,
     pub nanos: u64,
@@ -225,7 +224,7 @@ pub fn take(address: u64) -> Option<(Live, u32)> {
     with(|holders| holders.remove(address))
 }
 
-/// The free failed.
+/// Puts back what [`take`] took out, because the free failed.
 pub fn put_back(address: u64, live: Live) {
     with(|holders| holders.insert(address, live));
 }

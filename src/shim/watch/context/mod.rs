@@ -113,7 +113,7 @@ impl Context {
 /// GPUs whose contexts are meant.
 #[derive(Clone, Copy, Debug)]
 pub enum Gpus<'a> {
-    /// These ordinals.
+    /// The GPUs with these ordinals.
     Of(&'a [u32]),
     /// All that this process has a context on.
     All,
