@@ -1,6 +1,7 @@
 //! Pooled device memory: blocks for the program, what is said of them, and what goes back to the driver.
 
 mod caching;
+pub mod idle;
 pub mod mempool;
 
 pub use caching::returns_its_cache;
@@ -409,7 +410,9 @@ pub fn give_back_at(place: Option<Place>, api: Api) -> bool {
     if bytes > 0 {
         report_trim(bytes, api.name());
     }
-    bytes > 0
+    // What the agent returns at this moment is as good.
+    let settled = opened.pool.settle(place);
+    bytes > 0 || settled
 }
 
 /// As [`give_back`], of what stands on the host. Whether there was any.
