@@ -103,7 +103,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "GPUPOOL_IDLE",
-        values: "duration|off",
+        values: "duration or off",
         default: "10s",
         help: "Freed memory that nobody used for this long goes back to the driver, and what is free after most was freed, or \
                on a GPU that others need, within a second; off keeps it until somebody asks.",

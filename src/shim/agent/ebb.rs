@@ -130,15 +130,15 @@ mod tests {
 
     #[test]
     fn a_time_in_which_nothing_changed_counts_up_to_the_change_that_ended_it() {
-        let (mut ebb, begin) = (Ebb::new(IDLE), Instant::now());
-        ebb.note(begin, 100, 0, false);
-        let later = begin + Duration::from_secs(3600);
-        // The change that woke the agent is over when it looks.
-        ebb.note(later, 0, 0, true);
-        assert!(!ebb.has_fallen(later), "the first look came after a change");
-        let (mut ebb, begin) = (Ebb::new(IDLE), Instant::now());
-        ebb.note(begin, 100, 100, false);
-        ebb.note(begin + Duration::from_secs(3600), 0, 0, true);
-        assert!(!ebb.has_fallen(begin + Duration::from_secs(5)));
+        let begin = Instant::now();
+        for (seconds, fallen) in [(3600, true), (11, true), (9, false)] {
+            let mut ebb = Ebb::new(IDLE);
+            // What was allocated just before has not been held yet.
+            ebb.note(begin, 100, 0, false);
+            let later = begin + Duration::from_secs(seconds);
+            // The change that ends the time is over when it is looked at.
+            ebb.note(later, 0, 0, true);
+            assert_eq!(ebb.has_fallen(later), fallen, "after {seconds} seconds");
+        }
     }
 }
