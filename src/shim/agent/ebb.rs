@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn a_loop_is_none_however_its_turns_lie_to_the_looks() {
         for turn in 2..9 {
-            let level = |second: usize| if second % turn == 0 { (0, 0) } else { (100, 100) };
+            let level = |second: usize| if second.is_multiple_of(turn) { (0, 0) } else { (100, 100) };
             assert!(falls(&(0..100).map(level).collect::<Vec<_>>()).is_empty(), "a turn of {turn} seconds");
         }
         // Every look but the last comes while memory is in use.
