@@ -21,7 +21,7 @@ typedef enum {
   GPUPOOL_ACTIVE = 1,
   // It failed inside: memory handed out stays valid, new memory comes from the driver.
   GPUPOOL_CLOSED = 2,
-  // Everything goes to the driver: switched off, a setting that can not be used, or the child of a fork.
+  // Everything goes to the driver: switched off, a setting that cannot be used, or the child of a fork.
   GPUPOOL_PASSING = 3,
 } gpupool_state;
 
@@ -34,7 +34,7 @@ typedef enum {
   GPUPOOL_INVALID_ARGUMENT = -2,
   // The address lies in no live block of the pool's.
   GPUPOOL_NOT_POOLED = -3,
-  // This kind of memory can not do that.
+  // This kind of memory cannot do that.
   GPUPOOL_NOT_SUPPORTED = -4,
   // gpupool failed; the log says where.
   GPUPOOL_INTERNAL = -5,
@@ -65,7 +65,8 @@ typedef struct {
   // Where it is: a GPU's CUDA ordinal, or -1 less the number of a host NUMA node.
   int place;
   // Why it must stay on the physical memory it is on, 0 where it may move: 1 shared with other processes by CUDA IPC, 2
-  // its physical handle was retained, 4 a descriptor of it was given out, 8 `gpupool_anchor`; added up.
+  // its physical handle was retained, 4 a descriptor of it was given out, 8 `gpupool_anchor` or
+  // `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`; added up.
   unsigned int anchors;
 } gpupool_piece;
 
@@ -81,11 +82,11 @@ typedef struct {
   uint64_t peak_live_bytes;
   // Bytes of physical memory that the pool holds on the GPUs: live blocks, and freed ones that it keeps.
   uint64_t held_on_gpus;
-  // The same on the host.
+  // Bytes held on the host.
   uint64_t held_on_host;
   // Blocks served so far.
   uint64_t allocations;
-  // Those of them served from freed memory.
+  // Blocks served from freed memory so far.
   uint64_t reuses;
   // Bytes of blocks that were not on the GPU that asked when they were made, over the life of the process.
   uint64_t spilled_bytes;
@@ -122,8 +123,9 @@ const char *gpupool_hook_names(void);
 // waited for, or what another GPU is known to be done with.
 uint64_t gpupool_trim(void);
 
-// Allocates `bytes` on GPU `device` (-1: that of the current context), from the pool or the driver as `cuMemAlloc` would
-// with the library preloaded. Without a context of that GPU its primary one is made, as the runtime's `cudaMalloc` does.
+// Allocates `bytes` on GPU `device` (-1: that of the current context; a lower number is none), from the pool or the driver as
+// `cuMemAlloc` would with the library preloaded. Without a context of that GPU its primary one is made, as the runtime's
+// `cudaMalloc` does.
 // `stream` is the one that uses the memory first (NULL: the legacy stream): it is asked whether it is being captured.
 //
 // Works without `LD_PRELOAD`, in a program that opened the library. Returns 0, a `CUresult`, or a `gpupool_error`.
@@ -212,14 +214,15 @@ int gpupool_prefetch(const void *pointer,
 // See `gpupool_state`.
 gpupool_state gpupool_get_state(void);
 
-// How allocations are served now: a value of `GPUPOOL_MODE`, which differs from the setting where this machine can not do
+// How allocations are served now: a value of `GPUPOOL_MODE`, which differs from the setting where this machine cannot do
 // that one, and is `off` where every allocation goes to the driver. A string that is never freed.
 const char *gpupool_mode(void);
 
 // Why allocations go to the driver, a sentence; empty where they do not. A string that is never freed.
 const char *gpupool_why(void);
 
-// Fills `statistics`, of which the caller has set `size`. Zeros while there is no pool.
+// Fills `statistics`, of which the caller has set `size`: with zeros while there is no pool, also where the answer is that
+// gpupool takes no part (`GPUPOOL_NOT_ACTIVE`). Returns 0 or a `gpupool_error`.
 //
 // # Safety
 // `statistics` points to `statistics->size` bytes, or is NULL.

@@ -413,6 +413,8 @@ fn a_page_that_somebody_cuts_does_not_end_the_program() {
     // The thread has looked since, and the program lives.
     eventually("another look", || (program_switches(&program) != begun).then_some(()));
     assert_eq!(program.ask("statistics").split(' ').next(), Some("2"));
+    let (status, _) = program.end();
+    assert!(status.success(), "{status}: the end is told on the page, too");
 }
 
 fn program_switches(program: &Running) -> String {

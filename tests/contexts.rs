@@ -50,6 +50,37 @@ fn a_context_that_is_gone_answers_as_bare_and_takes_its_blocks_along() {
     Run::program("gone").sim("2x1GiB").env("SIMCUDA_DRIVER", "11080").same_under_shim(&[]);
 }
 
+#[test]
+fn a_context_that_ended_is_not_taken_for_a_later_one_with_its_handle() {
+    let shim = Run::program("dead_current").sim("1x1GiB").report().same_under_shim(&[]);
+    shim.succeeds().says("the handle of the first: given again").says("cuMemFree_v2(block): 0 CUDA_SUCCESS");
+    assert_eq!(shim.reported("violations"), &serde_json::json!([]));
+}
+
+#[test]
+fn a_context_in_error_answers_as_bare_once_the_program_was_told() {
+    let shim = Run::program("broken_context").sim("2x1GiB").same_under_shim(&[]);
+    shim.succeeds().says("cuMemAlloc_v2(&other, LEAST * MIB): 719 CUDA_ERROR_LAUNCH_FAILED");
+    shim.says("cuIpcGetMemHandle(&handle, block): 719 CUDA_ERROR_LAUNCH_FAILED");
+}
+
+#[test]
+fn without_a_context_that_can_be_used_every_question_is_answered_as_bare() {
+    for settings in [&[][..], &["GPUPOOL_PINNED=off"], &["GPUPOOL_FREE=lazy"]] {
+        let shim = Run::program("no_usable_context").sim("1x1GiB").same_under_shim(settings);
+        shim.succeeds().says("-- no context").says("-- one that was destroyed");
+    }
+}
+
+#[test]
+fn what_is_allocated_where_an_ended_context_had_memory_is_known_as_new() {
+    let again = |what, rounds| Run::program("addresses_again").args(&format!("{what} {rounds}")).sim("1x6GiB");
+    let (pooled, managed) = (again("managed", 120), again("plain", 5).env("GPUPOOL_MODE", "managed"));
+    for run in [pooled, managed] {
+        run.shim().go().succeeds().prints("wrong answers: 0\n");
+    }
+}
+
 fn abandoned(case: &str) -> Run {
     let run = Run::program("abandoned").arg(case).sim("1x256MiB").report();
     run.env("GPUPOOL_HOST_LIMIT", "0")
@@ -86,5 +117,23 @@ fn threads_that_begin_and_end_contexts_of_every_kind_take_nothing_from_each_othe
             shim.same_as(&bare);
             assert_eq!(shim.reported("violations"), &serde_json::json!([]), "{free}");
         }
+    }
+}
+
+/// Access costs by GPU, and most programs work on one.
+#[test]
+fn memory_is_granted_to_the_gpus_that_have_a_context() {
+    for way in ["retain", "create", "green", "unseen", "unseen_work"] {
+        let run = Run::program("late_contexts").args(&format!("{way} access")).sim("2x2GiB").shim().go();
+        run.succeeds().prints(
+            "\
+alone: GPU 0 yes, GPU 1 no
+both: GPU 0 yes, GPU 1 yes
+life 1: copied 0 wrong; read by kernels: 0 0 0 0 0; and after it wrote: 0 0 0 0 0
+alone: GPU 0 yes, GPU 1 no
+both: GPU 0 yes, GPU 1 yes
+life 2: copied 0 wrong; read by kernels: 0 0 0 0 0; and after it wrote: 0 0 0 0 0
+",
+        );
     }
 }

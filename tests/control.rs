@@ -36,6 +36,13 @@ child ended with 0
 advice on managed memory: 0, 0, prefers GPU 1, was sent to the host
 advice on the pool's: -4, -4; on a freed block: -3; unknown advice: -2; on the stack: 1
 after the frees: 0, 0 blocks, 0 MiB live, 192 MiB at most, 2 allocations, 0 reused, spilled yes
+odd block: 0, 0 of its bytes left out; at its end: -3
+its bytes anchored: 0, one more: -3, at its end: -3
+with SYNC_MEMOPS: 0, 32 MiB on 0 anchors 8
+another block: 0, 32 MiB on 0 anchors 0
+malloc on device -2: -2
+malloc on device -77: -2
+malloc on device 99: 101
 trim: some
 ",
     );

@@ -32,6 +32,13 @@ fn a_block_is_shared_as_the_driver_shares_one() {
     ipc(steps).same_under_shim(&["GPUPOOL_MODE=trace"]);
 }
 
+#[test]
+fn a_close_without_a_context_closes_nothing() {
+    let steps =
+        "A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:open:0 B:unbound:0 B:check:0:100 B:close:0 B:unbound:0 B:close:0";
+    ipc(steps).same_under_shim(&[]).succeeds().says("B:unbound:0: 201").says("B:check:0:100: 0 wrong, ends right");
+}
+
 /// Libraries choose by this attribute how they share memory (UCX, NCCL).
 #[test]
 fn memory_of_which_a_handle_can_be_had_says_so() {

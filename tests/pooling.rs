@@ -74,6 +74,17 @@ fn the_host_takes_what_no_gpu_can() {
 }
 
 #[test]
+fn no_more_of_a_block_is_said_to_be_on_the_host_than_was_asked_for() {
+    let odd = 20 * (1 << 20) + 3;
+    let shim = Run::program("steps").args(&format!("a:32 b:{odd}")).sim("1x64MiB").env("GPUPOOL_RESERVE", "16MiB");
+    let shim = shim.env("GPUPOOL_HOST_LIMIT", "100MiB").shim().log().go();
+    shim.succeeds().warns("20.0 MiB of the 20.0 MiB just allocated for GPU 0 are in the host's memory");
+    let told =
+        shim.records.iter().map(|record| record.message.as_str()).find(|text| text.contains("did not fit there"));
+    assert_eq!(told, Some("20.0 MiB for GPU 0 did not fit there: 0 B are on other GPUs, 20.0 MiB on the host"));
+}
+
+#[test]
 fn every_placement_keeps_the_data_right() {
     for placement in ["local-first", "interleave", "most-free"] {
         let shim = Run::program("fill_spread")

@@ -1,6 +1,7 @@
 //! Forks, exec, and every way to end: the same output and the same status as without us.
 
 use harness::Run;
+use std::os::unix::process::ExitStatusExt;
 
 /// SIGABRT, SIGSEGV, SIGKILL, SIGTERM by number, as the exit status names them on Linux.
 const ENDINGS: &[(&str, Result<i32, i32>)] = &[
@@ -28,6 +29,26 @@ fn every_way_to_end_gives_the_same_status() {
         };
         shim.is_quiet();
     }
+}
+
+/// The C library ends such a process with its last thread, which must not be ours: with exit handlers, the program's mask of
+/// signals, and the same status.
+#[test]
+fn a_process_whose_main_thread_leaves_ends_with_its_last_thread() {
+    for settings in [&[][..], &["GPUPOOL_MODE=managed"], &["GPUPOOL_METRICS=off"]] {
+        let shim = Run::program("main_leaves").sim("2x1GiB").same_under_shim(settings);
+        shim.exits(0).says("at exit: SIGTERM taken, SIGUSR1 blocked").says("at exit: freed and allocated").is_quiet();
+    }
+}
+
+/// As long as a thread of the program runs, it is the program's alone to end.
+#[test]
+fn a_process_whose_main_thread_left_is_ended_by_a_signal() {
+    let mut program = Run::program("main_leaves").arg("stays").sim("2x1GiB").shim().start(None);
+    assert_eq!(program.ask(""), "the main thread has left");
+    program.signal(libc::SIGTERM);
+    let (status, _) = program.end();
+    assert_eq!(status.signal(), Some(libc::SIGTERM), "{status}");
 }
 
 /// Once the driver is gone, it alone answers: also for what was freed before.

@@ -100,3 +100,11 @@ fn modes_that_only_watch_leave_everything_alone() {
         "allocate async 30: 0\nallocate async 30: 2\n",
     );
 }
+
+#[test]
+fn a_free_on_a_stream_whose_capture_is_broken_says_so() {
+    for settings in [&[][..], &["GPUPOOL_MODE=managed"]] {
+        let shim = Run::program("broken_capture").sim("1x1GiB").same_under_shim(settings);
+        shim.succeeds().says("cuMemFreeAsync(block, stream): 901 CUDA_ERROR_STREAM_CAPTURE_INVALIDATED");
+    }
+}

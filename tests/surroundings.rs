@@ -66,6 +66,20 @@ fn limits_are_met_as_bare() {
     }
 }
 
+/// The driver itself begins on 32 KiB, and not on 20 (two H200, driver 580.159.04).
+#[test]
+fn the_first_calls_need_little_stack() {
+    for kib in ["32", "64"] {
+        let run = Run::program("small_stack").arg(kib).sim("2x1GiB").nvml();
+        for settings in
+            [&[][..], &["GPUPOOL_LOG=debug"], &["GPUPOOL_LOG=gpupool::memory=debug,warn"], &["GPUPOOL_MODE=managed"]]
+        {
+            run.same_under_shim(settings).succeeds().says(&format!("served on {kib} KiB"));
+        }
+        run.shim().log().env("GPUPOOL_SUMMARY", "on").go().succeeds();
+    }
+}
+
 #[test]
 fn a_file_that_got_the_number_of_stderr_gets_no_text_of_ours() {
     let shim = same_with_a_log("stderr");

@@ -127,5 +127,12 @@ fn children_and_programs_that_follow_have_their_own() {
 #[test]
 fn a_folder_that_is_not_there_is_complained_about() {
     let output = stray().shim().env("GPUPOOL_VERDICTS", "/no/such/folder").go();
-    output.succeeds().warns("GPUPOOL_VERDICTS=/no/such/folder: can not make a file there");
+    output.succeeds().warns("GPUPOOL_VERDICTS=/no/such/folder: cannot make a file there");
+}
+
+#[test]
+fn exec_with_pointers_to_nothing_is_refused_as_without_us() {
+    let bare = program("bad_exec", "").go();
+    bare.succeeds().says("execv(nowhere, words): -1, Bad address");
+    told(program("bad_exec", "")).output.same_as(&bare);
 }

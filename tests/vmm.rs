@@ -223,7 +223,7 @@ fn another_process_may_use_what_lies_elsewhere() {
     tells(&run, "importer: 0\n");
 }
 
-/// On a GPU with a limit every handle is counted, so here every call of every thread changes the ledger.
+/// On a GPU with a limit every handle is counted, so here every call of every thread changes the inventory.
 #[test]
 fn threads_that_make_and_release_at_once_lose_nothing() {
     for limit in ["0:30MiB", "3:64MiB"] {
@@ -244,6 +244,23 @@ fn a_limit_holds_for_the_pool_and_the_program_s_own_handles_together() {
     // The context has 16 MiB.
     assert!(peak <= 116, "{peak} MiB on GPU 0");
     assert_eq!(shim.reported("violations"), &serde_json::json!([]));
+}
+
+/// A limit is what the pool takes; that nothing else has room is no reason to refuse what the driver gives.
+#[test]
+fn what_the_limits_leave_no_room_for_anywhere_is_the_driver_s_to_give() {
+    for (limit, used) in
+        [("0:0,1:0", "gpu0 88 gpu1 0"), ("0:12MiB,1:12MiB", "gpu0 76 gpu1 12"), ("0:24MiB,1:24MiB", "gpu0 64 gpu1 24")]
+    {
+        let steps = "c:24 c:24 c:24 m:0 m:1 m:2 x:0 x:1 x:2 s";
+        let run = Run::program("own_memory").args(steps).sim("2x128MiB").env("GPUPOOL_RESERVE", "80MiB");
+        let shim = run.env("GPUPOOL_LIMIT", limit).env("GPUPOOL_HOST_LIMIT", "0").shim().report().go();
+        tells(&shim, &format!("handle 0: 0 wrong\nhandle 1: 0 wrong\nhandle 2: 0 wrong\nused: {used} host 0\n"));
+        assert_eq!(shim.reported("violations"), &serde_json::json!([]), "{limit}");
+    }
+    // What even the driver has no memory for is refused.
+    let run = Run::program("own_memory").args("c:24 c:120 c:24").sim("2x128MiB").env("GPUPOOL_HOST_LIMIT", "0");
+    tells(&run.env("GPUPOOL_LIMIT", "0").shim().go(), "create 24: 0\ncreate 120: 2\ncreate 24: 0\n");
 }
 
 #[test]

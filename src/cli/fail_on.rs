@@ -267,7 +267,11 @@ fn unknown(verdict: &Verdict) -> Option<String> {
             let folder = verdict.path.parent().unwrap_or(Path::new("/"));
             format!("could not write into {}, or was killed at its start", folder.display())
         }
-        VerdictEnd::Open => "did not come to its end: it was killed, left by _exit, or is still running".to_owned(),
+        VerdictEnd::Open => {
+            "did not come to its end: it was killed, left by _exit, became another program (exec) that used no CUDA, \
+                             or is still running"
+                .to_owned()
+        }
         VerdictEnd::Apart(why) => format!("ran with nothing looked at in it: {}", terminal::clean(why)),
         VerdictEnd::Damaged(why) => format!("could not write all of it: {}", terminal::clean(why)),
     };

@@ -167,10 +167,10 @@ pub struct Table {
     /// One letter a column: `r` for numbers, `l` for words.
     alignment: &'static [u8],
     indent_below: usize,
-    rows: Vec<Row>,
+    rows: Vec<Cells>,
 }
 
-struct Row {
+struct Cells {
     cells: Vec<String>,
     below: Vec<String>,
 }
@@ -183,7 +183,7 @@ impl Table {
 
     /// Adds a row, with lines that belong to it and run under all columns.
     pub fn row(&mut self, cells: Vec<String>, below: Vec<String>) {
-        self.rows.push(Row { cells: cells.iter().map(|cell| clean(cell)).collect(), below });
+        self.rows.push(Cells { cells: cells.iter().map(|cell| clean(cell)).collect(), below });
     }
 
     /// Whether there is room for the columns, the last of which may be shortened. On a terminal of the usual width there is taken

@@ -72,7 +72,8 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_LIMIT",
         values: "0:70GiB,1:40GiB or one size for every GPU",
         default: "the GPU less the reserve",
-        help: "The most the pool takes of a GPU.",
+        help: "The most the pool takes of a GPU, together with the program's own cuMemCreate; what no other place has room \
+               for then is the driver's.",
         read: |settings, value| Limits::parse(text(value)?).map(|limits| settings.limit = limits),
     },
     Setting {

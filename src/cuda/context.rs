@@ -35,7 +35,8 @@ impl Driver {
         self.ask_current_context().ok().flatten()
     }
 
-    /// As [`current_context`](Self::current_context), with the error of a driver that is gone because the process exits.
+    /// The context that is current on this thread (`cuCtxGetCurrent`), or the error of a driver that is gone because the process
+    /// exits.
     #[inline]
     pub fn ask_current_context(&self) -> Result<Option<Context>, CuResult> {
         let mut context = None;
@@ -55,7 +56,8 @@ impl Driver {
         self.limit(0).map(|_| None)
     }
 
-    /// As [`current_life`](Self::current_life), of another context.
+    /// The driver's number of this context (`cuCtxGetId`), which no other one ever gets, or the answer of calls in a context that
+    /// is gone or broken. `None` inside where the driver does not number contexts (before CUDA 12.0).
     ///
     /// # Safety
     /// The driver has just given this context to the calling thread, or it is a primary one, whose handle stays good.

@@ -25,5 +25,6 @@ pub use handles::{
     AtomicContext, Context, Device, Event, Function, GreenContext, MemoryPool, Module, Physical, Stream,
 };
 pub use result::CuResult;
+pub use stream::Capturing;
 pub use structs::{Access, Location, PoolProperties, Properties};
 pub use table::{Driver, at_hand, get};

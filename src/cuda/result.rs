@@ -26,12 +26,19 @@ impl CuResult {
     pub const NOT_PERMITTED: Self = Self(800);
     pub const NOT_SUPPORTED: Self = Self(801);
     pub const STREAM_CAPTURE_UNSUPPORTED: Self = Self(900);
+    pub const STREAM_CAPTURE_INVALIDATED: Self = Self(901);
     pub const STREAM_CAPTURE_IMPLICIT: Self = Self(906);
 
     /// `CUDA_SUCCESS`.
     #[inline]
     pub fn is_ok(self) -> bool {
         self == Self::SUCCESS
+    }
+
+    /// Whether every later call in the same context may answer so, too: errors that CUDA's documentation says leave the
+    /// process or the GPU in a state in which no more work is done, and the one that stands for any.
+    pub fn may_stick(self) -> bool {
+        matches!(self.0, 214 | 220 | 226 | 700 | 702 | 710 | 714..=719 | 721 | 911 | 999)
     }
 
     /// `Err` with the code unless it is `CUDA_SUCCESS`.

@@ -8,6 +8,15 @@ const NON_BLOCKING: u32 = 1;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: c_int = 2;
 
+/// `CUstreamCaptureStatus`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capturing {
+    Not,
+    Valid,
+    /// A call broke the capture, and its end was not asked for yet.
+    Invalidated,
+}
+
 /// Held while this thread is relaxed: its calls break no capture but those that they are about.
 pub struct Relaxed<'a> {
     driver: &'a Driver,
@@ -41,6 +50,13 @@ impl Driver {
         unsafe { (self.cuStreamDestroy_v2)(stream) }
     }
 
+    /// Waits for the default stream of the current context, or of the calling thread in it (`cuStreamSynchronize`).
+    pub fn synchronize_default_stream(&self, per_thread: bool) -> CuResult {
+        let stream = if per_thread { Stream::PER_THREAD } else { Stream::LEGACY };
+        // SAFETY: both are streams of every context.
+        unsafe { (self.cuStreamSynchronize)(stream) }
+    }
+
     /// The context of a stream (`cuStreamGetCtx`).
     ///
     /// # Safety
@@ -58,10 +74,23 @@ impl Driver {
     /// # Safety
     /// The stream lives, or is one of the default ones.
     pub unsafe fn is_capturing(&self, stream: Stream) -> Result<bool, CuResult> {
+        // SAFETY: the caller vouches for the stream.
+        Ok(unsafe { self.capture_of(stream) }? != Capturing::Not)
+    }
+
+    /// Whether work on this stream becomes part of a graph (`cuStreamIsCapturing`), and whether that capture is broken.
+    ///
+    /// # Safety
+    /// The stream lives, or is one of the default ones.
+    pub unsafe fn capture_of(&self, stream: Stream) -> Result<Capturing, CuResult> {
         let mut status = 0;
         // SAFETY: the output is a local, and the caller vouches for the stream.
         unsafe { (self.cuStreamIsCapturing)(stream, &raw mut status) }.ok()?;
-        Ok(status != 0)
+        Ok(match status {
+            0 => Capturing::Not,
+            1 => Capturing::Valid,
+            _ => Capturing::Invalidated,
+        })
     }
 
     /// Makes the calling thread relaxed until that is dropped (`cuThreadExchangeStreamCaptureMode`).

@@ -104,7 +104,7 @@ impl Properties {
         self.location.device().filter(|_| plain)
     }
 
-    /// The same memory at another place. The host has no use for the flag that lets network adapters reach a GPU's.
+    /// These properties for memory at another place. The host has no use for the flag that lets network adapters reach a GPU's.
     pub fn at(self, place: Place) -> Self {
         let rdma = if place.is_host() { 0 } else { self.rdma };
         Self { location: Location::of(place), rdma, ..self }

@@ -72,6 +72,7 @@ functions! {
         cuStreamDestroy_v2(Stream);
         cuStreamGetCtx(Stream, *mut Option<Context>);
         cuStreamIsCapturing(Stream, *mut c_int);
+        cuStreamSynchronize(Stream);
         cuThreadExchangeStreamCaptureMode(*mut c_int);
         cuEventCreate(*mut Option<Event>, c_uint);
         cuEventQuery(Event);

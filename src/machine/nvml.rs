@@ -5,25 +5,92 @@
 //! question goes unanswered.
 
 use crate::uuid::{Uuid, dashed};
-use nvml_wrapper::Device;
-use nvml_wrapper::bitmasks::InitFlags;
-use nvml_wrapper::enums::device::UsedGpuMemory;
-use nvml_wrapper::error::NvmlError;
+use libloading::{Library, Symbol};
+use nvml_wrapper_sys::bindings::{
+    NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE, nvmlDevice_t, nvmlEnableState_enum_NVML_FEATURE_DISABLED,
+    nvmlEnableState_enum_NVML_FEATURE_ENABLED, nvmlEnableState_t, nvmlMemory_t, nvmlPciInfo_t, nvmlProcessInfo_t,
+    nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE, nvmlReturn_enum_NVML_SUCCESS, nvmlReturn_t,
+};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
-use std::sync::Arc;
+use std::ffi::{CStr, CString, c_char, c_uint};
 
 /// The most NVLinks that any GPU has had, with room to spare.
 const NVLINKS: u32 = 36;
+/// Processes that may begin between the question how many there are and the one for their list.
+const NEWCOMERS: u32 = 5;
 
-type Handle = Arc<Device<'static>>;
+/// NVML's handle of a GPU.
+#[derive(Clone, Copy)]
+struct Handle(nvmlDevice_t);
+
+// SAFETY: NVML takes its handles on every thread; it is opaque and never followed here.
+unsafe impl Send for Handle {}
 
 /// NVML's handles of the GPUs asked about so far; `None` where NVML does not know one. They are looked up without the lock.
 static HANDLES: Mutex<Vec<(Uuid, Option<Handle>)>> = Mutex::new(Vec::new());
 
+/// The functions that are asked, as the library exports them; `None` where it is too old to have one. Not `nvml_wrapper`: its
+/// table of all functions is moved about on the stack, and takes more of it than a thread that calls CUDA may have (44 KiB).
+struct Functions {
+    driver_version: Option<unsafe extern "C" fn(*mut c_char, c_uint) -> nvmlReturn_t>,
+    by_uuid: Option<unsafe extern "C" fn(*const c_char, *mut nvmlDevice_t) -> nvmlReturn_t>,
+    /// Of the two versions of this call the first: drivers before 510 have no other.
+    memory: Option<unsafe extern "C" fn(nvmlDevice_t, *mut nvmlMemory_t) -> nvmlReturn_t>,
+    processes: Option<unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut nvmlProcessInfo_t) -> nvmlReturn_t>,
+    link_state: Option<unsafe extern "C" fn(nvmlDevice_t, c_uint, *mut nvmlEnableState_t) -> nvmlReturn_t>,
+    link_end: Option<unsafe extern "C" fn(nvmlDevice_t, c_uint, *mut nvmlPciInfo_t) -> nvmlReturn_t>,
+}
+
+impl Functions {
+    fn load() -> Result<Self, String> {
+        // SAFETY: NVML's initialisers and terminators may run at any time, on any thread.
+        let library = unsafe { Library::new("libnvidia-ml.so.1") };
+        let library = library.map_err(|_| "libnvidia-ml.so.1 is not there".to_owned())?;
+        // SAFETY: each field has the signature that NVML's header gives the function of that name.
+        let functions = unsafe {
+            Self {
+                driver_version: function(&library, c"nvmlSystemGetDriverVersion"),
+                by_uuid: function(&library, c"nvmlDeviceGetHandleByUUID"),
+                memory: function(&library, c"nvmlDeviceGetMemoryInfo"),
+                processes: function(&library, c"nvmlDeviceGetComputeRunningProcesses_v3"),
+                link_state: function(&library, c"nvmlDeviceGetNvLinkState"),
+                link_end: function(&library, c"nvmlDeviceGetNvLinkRemotePciInfo_v2"),
+            }
+        };
+        // SAFETY: the signature is that of NVML's header.
+        let init: Option<unsafe extern "C" fn(c_uint) -> nvmlReturn_t> =
+            unsafe { function(&library, c"nvmlInitWithFlags") };
+        // SAFETY: the signature is that of NVML's header.
+        let words: Option<unsafe extern "C" fn(nvmlReturn_t) -> *const c_char> =
+            unsafe { function(&library, c"nvmlErrorString") };
+        let init = init.ok_or("libnvidia-ml.so.1 has no function nvmlInitWithFlags: it is older than driver 400")?;
+        // SAFETY: takes an integer.
+        let result = unsafe { init(0) };
+        if result != nvmlReturn_enum_NVML_SUCCESS {
+            // SAFETY: it takes any number, and answers with a constant of the library, which is still loaded.
+            let words = words.map(|words| unsafe { CStr::from_ptr(words(result)) }.to_string_lossy().into_owned());
+            return Err(words.unwrap_or_else(|| format!("nvmlInitWithFlags failed with {result}")));
+        }
+        // For as long as the process lives.
+        std::mem::forget(library);
+        Ok(functions)
+    }
+}
+
+/// A function of the library, if it has it.
+///
+/// # Safety
+/// `T` is the type of a function pointer with the signature of the function of that name.
+unsafe fn function<T: Copy>(library: &Library, name: &CStr) -> Option<T> {
+    // SAFETY: as the caller says.
+    let symbol: Symbol<'_, T> = unsafe { library.get(name) }.ok()?;
+    Some(*symbol)
+}
+
 /// NVML, loaded and initialised.
-#[derive(Clone, Copy, Debug)]
-pub struct Nvml(&'static nvml_wrapper::Nvml);
+#[derive(Clone, Copy)]
+pub struct Nvml(&'static Functions);
 
 /// Memory of one GPU, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,68 +107,113 @@ impl Nvml {
     /// # Errors
     /// Why there is none, for a person.
     pub fn get() -> Result<Nvml, &'static str> {
-        // Threads that race load it each and all but one give it back, which is a count inside NVML. One that waited for
-        // another could wait for ever in the child of a fork.
-        static NVML: OnceBox<Result<nvml_wrapper::Nvml, String>> = OnceBox::new();
-        let loaded = NVML.get_or_init(|| {
-            let loaded = nvml_wrapper::Nvml::init_with_flags(InitFlags::empty());
-            Box::new(loaded.map_err(|error| match error {
-                NvmlError::LibloadingError(_) => "libnvidia-ml.so.1 is not there".to_owned(),
-                error => error.to_string(),
-            }))
-        });
-        loaded.as_ref().map(Nvml).map_err(String::as_str)
+        // Threads that race load it each, which is a count in the loader and one in NVML. One that waited for another could wait
+        // for ever in the child of a fork.
+        static NVML: OnceBox<Result<Functions, String>> = OnceBox::new();
+        NVML.get_or_init(|| Box::new(Functions::load())).as_ref().map(Nvml).map_err(String::as_str)
     }
 
     /// Version of the kernel driver.
     pub fn release(self) -> Option<String> {
-        self.0.sys_driver_version().ok()
+        let mut text = [0; NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE as usize];
+        let room = text.len() as c_uint;
+        // SAFETY: the output is a local with so much room.
+        let result = unsafe { self.0.driver_version?(text.as_mut_ptr(), room) };
+        (result == nvmlReturn_enum_NVML_SUCCESS).then(|| words(&text)).flatten()
     }
 
     /// Memory of a GPU.
     pub fn memory(self, uuid: &Uuid) -> Option<GpuMemory> {
         let device = self.device(uuid)?;
-        // Of the two versions of this call the first: drivers before 510 have no other.
-        let ask = self.0.lib().nvmlDeviceGetMemoryInfo.as_ref().ok()?;
-        // SAFETY: all-zero is a valid value of this C struct of integers.
-        let mut memory = unsafe { std::mem::zeroed() };
+        let mut memory = nvmlMemory_t { total: 0, free: 0, used: 0 };
         // SAFETY: the handle came from NVML, which stays loaded, and the output is a local of the type that the call fills.
-        let result = unsafe { ask(device.handle(), &raw mut memory) };
-        (result == 0).then_some(GpuMemory { free: memory.free, used: memory.used })
+        let result = unsafe { self.0.memory?(device.0, &raw mut memory) };
+        (result == nvmlReturn_enum_NVML_SUCCESS).then_some(GpuMemory { free: memory.free, used: memory.used })
     }
 
     /// How many processes have a context on a GPU, this one included.
     pub fn process_count(self, uuid: &Uuid) -> Option<u32> {
-        self.device(uuid)?.running_compute_processes_count().ok()
+        self.count(self.device(uuid)?)
+    }
+
+    fn count(self, device: Handle) -> Option<u32> {
+        let mut count = 0;
+        // SAFETY: the handle came from NVML, which stays loaded; with a count of 0 nothing is written behind the null pointer.
+        let result = unsafe { self.0.processes?(device.0, &raw mut count, std::ptr::null_mut()) };
+        match result {
+            #[allow(non_upper_case_globals, reason = "the name in NVML's header")]
+            nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE => Some(count),
+            #[allow(non_upper_case_globals, reason = "the name in NVML's header")]
+            nvmlReturn_enum_NVML_SUCCESS => Some(0),
+            _ => None,
+        }
     }
 
     /// The processes that have a context on a GPU, and the bytes that each uses where NVML may say. In a container these are
     /// the host's numbers.
     pub fn processes(self, uuid: &Uuid) -> Option<Vec<(u32, Option<u64>)>> {
-        let processes = self.device(uuid)?.running_compute_processes().ok()?.into_iter();
-        let bytes = |used| match used {
-            UsedGpuMemory::Used(bytes) => Some(bytes),
-            UsedGpuMemory::Unavailable => None,
-        };
-        Some(processes.map(|process| (process.pid, bytes(process.used_gpu_memory))).collect())
+        /// NVML's number for bytes that it may not say.
+        const NOT_TOLD: u64 = u64::MAX;
+        let device = self.device(uuid)?;
+        let mut count = self.count(device)?;
+        if count == 0 {
+            return Some(Vec::new());
+        }
+        count += NEWCOMERS;
+        let none = nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
+        let mut processes = vec![none; count as usize];
+        // SAFETY: the handle came from NVML, which stays loaded, and there is room for as many as the count says.
+        let result = unsafe { self.0.processes?(device.0, &raw mut count, processes.as_mut_ptr()) };
+        processes.truncate(count as usize);
+        let bytes = |used| (used != NOT_TOLD).then_some(used);
+        let told = || processes.iter().map(|process| (process.pid, bytes(process.usedGpuMemory))).collect();
+        (result == nvmlReturn_enum_NVML_SUCCESS).then(told)
     }
 
     /// The PCI address at the other end of each active NVLink of a GPU; empty where NVML does not tell it.
     pub fn nvlink_ends(self, uuid: &Uuid) -> Option<Vec<String>> {
         let device = self.device(uuid)?;
-        let links = (0..NVLINKS).map(|link| device.link_wrapper_for(link));
-        let active = links.filter(|link| matches!(link.is_active(), Ok(true)));
-        Some(active.map(|link| link.remote_pci_info().map(|pci| pci.bus_id).unwrap_or_default()).collect())
+        let active = (0..NVLINKS).filter(|link| self.is_active(device, *link) == Some(true));
+        Some(active.map(|link| self.end_of(device, link).unwrap_or_default()).collect())
+    }
+
+    fn is_active(self, device: Handle, link: u32) -> Option<bool> {
+        let mut state = nvmlEnableState_enum_NVML_FEATURE_DISABLED;
+        // SAFETY: the handle came from NVML, which stays loaded, and the output is a local of the type that the call fills.
+        let result = unsafe { self.0.link_state?(device.0, link, &raw mut state) };
+        (result == nvmlReturn_enum_NVML_SUCCESS).then_some(state == nvmlEnableState_enum_NVML_FEATURE_ENABLED)
+    }
+
+    fn end_of(self, device: Handle, link: u32) -> Option<String> {
+        // SAFETY: all-zero is a valid value of this C struct of integers.
+        let mut end: nvmlPciInfo_t = unsafe { std::mem::zeroed() };
+        // SAFETY: the handle came from NVML, which stays loaded, and the output is a local of the type that the call fills.
+        let result = unsafe { self.0.link_end?(device.0, link, &raw mut end) };
+        (result == nvmlReturn_enum_NVML_SUCCESS).then(|| words(&end.busId)).flatten()
     }
 
     fn device(self, uuid: &Uuid) -> Option<Handle> {
-        let known = HANDLES.lock().iter().find(|(known, _)| known == uuid).map(|(_, device)| device.clone());
+        let known = HANDLES.lock().iter().find(|(known, _)| known == uuid).map(|(_, device)| *device);
         known.unwrap_or_else(|| {
             // `GPU-` is how NVML writes a whole GPU, `MIG-` an instance of one.
             let names = ["GPU-", "MIG-"].map(|prefix| format!("{prefix}{}", dashed(uuid)));
-            let found = names.into_iter().find_map(|name| self.0.device_by_uuid(name).ok()).map(Arc::new);
-            HANDLES.lock().push((*uuid, found.clone()));
+            let found = names.into_iter().find_map(|name| self.by_uuid(name));
+            HANDLES.lock().push((*uuid, found));
             found
         })
     }
+
+    fn by_uuid(self, name: String) -> Option<Handle> {
+        let name = CString::new(name).ok()?;
+        let mut device = std::ptr::null_mut();
+        // SAFETY: the name is a C string, and the output is a local of the type that the call fills.
+        let result = unsafe { self.0.by_uuid?(name.as_ptr(), &raw mut device) };
+        (result == nvmlReturn_enum_NVML_SUCCESS).then_some(Handle(device))
+    }
+}
+
+/// The text that a C function wrote into this room, if it is one.
+fn words(room: &[c_char]) -> Option<String> {
+    let bytes: Vec<u8> = room.iter().take_while(|byte| **byte != 0).map(|byte| byte.cast_unsigned()).collect();
+    String::from_utf8(bytes).ok()
 }

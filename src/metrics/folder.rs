@@ -217,7 +217,12 @@ impl Folder {
 
     fn names(&self) -> Vec<String> {
         let entries = Dir::read_from(&self.descriptor).into_iter().flatten().flatten();
-        entries.filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned)).collect()
+        // Not every file system tells; then opening does.
+        let may_be_page = |kind: FileType| matches!(kind, FileType::RegularFile | FileType::Unknown);
+        entries
+            .filter(|entry| may_be_page(entry.file_type()))
+            .filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned))
+            .collect()
     }
 
     /// Opens a page for reading: a regular file of the folder's owner.

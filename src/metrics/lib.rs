@@ -1,14 +1,14 @@
 //! The metrics page: what a process that runs under gpupool tells everybody else of itself, while it runs.
 //!
-//! A page is one file of a fixed size. The process maps it and stores into it ([`Page`]), so it is told without a system call,
-//! a lock or a descriptor that the program could close; what was stored last is still there when the process is killed or
-//! stopped. Readers ([`read()`]) use `pread` and trust nothing of what they find: a page may be cut, foreign, newer, half
+//! A page is one file of a fixed size. The process maps it and has the kernel copy to it ([`Page`]), so it is told without a lock,
+//! without a descriptor that the program could close, and without a signal where the file was cut; what was stored last is still
+//! there when the process is killed or stopped. Readers ([`read()`]) use `pread` and trust nothing of what they find: a page may be cut, foreign, newer, half
 //! written, or of a process that is gone ([`Life`]). Where pages lie is the business of [`folder`].
 //!
 //! | part | written | read |
 //! | --- | --- | --- |
 //! | who the process is | once, before the file has its name | as it is |
-//! | counters | one atomic store each, by any thread | each by itself |
+//! | counters | one store each | each by itself |
 //! | levels, contexts, call sites, findings | one writer, each under a sequence lock of its own | again until whole, so often |
 //!
 //! Architecture Invariant: the page never grows, and nobody who writes it ever waits for a reader.

@@ -1,30 +1,40 @@
-//! A page's file, mapped.
+//! A page's file, mapped and never touched.
 
 use crate::folder::Folder;
 use crate::layout::BYTES;
 use crate::model::Process;
-use crate::page::Page;
+use crate::page::{Memory, Page};
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, fallocate, openat, renameat, unlinkat};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::process::{Resource, getrlimit};
 use std::ffi::c_void;
 use std::fmt::{Display, Formatter};
-use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU64;
 
-/// The words of a page's file. They stay mapped until the process ends, so no descriptor is needed that the program could
-/// close, and what was stored stays when the process is killed.
+/// A page's file. It stays mapped until the process ends, so no descriptor is needed that the program could close, and what was
+/// stored stays when the process is killed.
+///
+/// Nothing here touches the mapping: somebody may cut the file, and its file system may become full or read-only, and then the
+/// processor's store would end the program by a signal, however shortly before it was asked whether all is there. So the kernel
+/// copies to it (`process_vm_readv` from this process to itself), and answers with an error.
 #[derive(Clone, Copy, Debug)]
-pub struct Map(&'static [AtomicU64]);
+pub struct Map {
+    address: usize,
+}
 
-impl Deref for Map {
-    type Target = [AtomicU64];
-
-    fn deref(&self) -> &[AtomicU64] {
-        self.0
+impl Memory for Map {
+    fn store(&self, at: usize, bytes: &[u8]) -> bool {
+        if at.checked_add(bytes.len()).is_none_or(|end| end > BYTES) {
+            return false;
+        }
+        let to = libc::iovec { iov_base: (self.address + at) as *mut c_void, iov_len: bytes.len() };
+        let from = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        // SAFETY: the kernel only reads what `from` names, which is the slice; `to` lies within the mapping, which is never
+        // unmapped, and which nobody has a reference into.
+        let copied = unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
+        usize::try_from(copied) == Ok(bytes.len())
     }
 }
 
@@ -66,7 +76,9 @@ impl Map {
         let file = openat(folder.fd(), &unfinished, flags, Mode::RUSR | Mode::WUSR).map_err(failed("making it"))?;
         let made = (|| {
             allocate(file.as_fd()).map_err(failed("taking room for it"))?;
-            let page = Page::begin(Self::of(file.as_fd()).map_err(failed("mapping it"))?, process);
+            let map = Self::of(file.as_fd()).map_err(failed("mapping it"))?;
+            let refused = || failed("writing it (process_vm_readv)")(last_error());
+            let page = Page::begin(map, process).ok_or_else(refused)?;
             renameat(folder.fd(), &unfinished, folder.fd(), &name).map_err(failed("naming it"))?;
             Ok(page)
         })();
@@ -80,21 +92,13 @@ impl Map {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses an address that nothing is mapped at.
         let address = unsafe { mmap(std::ptr::null_mut(), BYTES, protection, MapFlags::SHARED, file, 0) }?;
-        // SAFETY: mapped for reading and writing over this length and never unmapped; pages are aligned for words, all bits
-        // are valid, and other processes' writes are no data races of this one's atomics.
-        let words = unsafe { std::slice::from_raw_parts(address.cast::<AtomicU64>(), BYTES / size_of::<AtomicU64>()) };
-        Ok(Self(words))
+        Ok(Self { address: address.addr() })
     }
+}
 
-    /// Whether every byte can be stored to now. A file that somebody has cut, or whose file system has become read-only or
-    /// full, would end the process by a signal; asked before each update, this finds it out without one. Kernels before
-    /// 5.14 do not know the question, and the answer is yes.
-    pub fn is_there(self) -> bool {
-        let address = self.0.as_ptr().cast_mut().cast::<c_void>();
-        // SAFETY: the range is mapped and never unmapped, and the advice changes no byte of it.
-        let answer = unsafe { madvise(address, BYTES, Advice::LinuxPopulateWrite) };
-        !matches!(answer, Err(Errno::FAULT | Errno::HWPOISON | Errno::NOMEM))
-    }
+/// Why the last system call that the C library made failed.
+fn last_error() -> Errno {
+    std::io::Error::last_os_error().raw_os_error().map_or(Errno::FAULT, Errno::from_raw_os_error)
 }
 
 /// Takes the room on the disk now: a store into a hole ends the process by a signal where the disk is full.

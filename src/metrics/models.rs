@@ -21,13 +21,16 @@ fn loom_a_group_is_read_whole_or_not_at_all() {
         let group: Arc<[AtomicU64; WORDS + 1]> = Arc::new(from_fn(|_| AtomicU64::new(0)));
         let writer = {
             let group = group.clone();
-            thread::spawn(move || (1..=2).for_each(|value| seqlock::write(&group[..], &bytes(value))))
+            thread::spawn(move || {
+                let mut count = 0;
+                assert!((1..=2).all(|value| seqlock::write(&group[..], 0, &mut count, &bytes(value))));
+            })
         };
         let mut value = [0; WORDS * 8];
         if seqlock::read(&group[..], 0, &mut value).is_ok_and(|whole| whole) {
             assert!((0..=2).any(|word| value[..] == bytes(word)), "{value:?}");
         }
-        writer.join().ok();
+        assert!(writer.join().is_ok());
         assert!(seqlock::read(&group[..], 0, &mut value).is_ok_and(|whole| whole), "nobody writes any more");
         assert_eq!(value[..], bytes(2));
     });

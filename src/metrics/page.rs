@@ -4,76 +4,90 @@ use crate::layout::{self, Counter, Group, Header};
 use crate::model::{Context, Finding, Levels, Process, Site, Table};
 use crate::seqlock;
 use crate::sync::{AtomicU64, Ordering};
-use std::ops::Deref;
 use zerocopy::IntoBytes;
 
-/// The words of a page: a mapped file ([`crate::Map`]), or any others where there is no file.
-pub trait Memory: Deref<Target = [AtomicU64]> {}
+/// What a page is written into: a file ([`crate::Map`]), or words where there is none.
+pub trait Memory {
+    /// Stores bytes, whole words of them, from byte `at` on, which begins a word. Each word is stored at once; their order is
+    /// not told. `false`: they cannot be stored, or not all.
+    fn store(&self, at: usize, bytes: &[u8]) -> bool;
+}
 
-impl<T: Deref<Target = [AtomicU64]>> Memory for T {}
+impl<M: Memory + ?Sized> Memory for &M {
+    fn store(&self, at: usize, bytes: &[u8]) -> bool {
+        (**self).store(at, bytes)
+    }
+}
 
-/// A page that is being written. One thread owns it; who only counts or ends it shares the memory.
-pub struct Page<M>(M);
+impl Memory for [AtomicU64] {
+    fn store(&self, at: usize, bytes: &[u8]) -> bool {
+        let values = bytes.as_chunks().0;
+        let words = self.get(at / size_of::<u64>()..).and_then(|words| words.get(..values.len()));
+        for (word, value) in words.unwrap_or_default().iter().zip(values) {
+            word.store(u64::from_ne_bytes(*value), Ordering::Relaxed);
+        }
+        words.is_some()
+    }
+}
+
+/// A page that is being written. One thread owns it; who only ends it shares the memory. What writes answers whether it could.
+pub struct Page<M> {
+    memory: M,
+    /// How often each group was written, for the sequence locks.
+    counts: Counts,
+}
+
+/// See [`seqlock::write`].
+#[derive(Default)]
+struct Counts {
+    levels: u64,
+    contexts: u64,
+    sites: u64,
+    findings: u64,
+}
 
 impl<M: Memory> Page<M> {
-    /// Says who writes it. The memory is zero, and of [`layout::BYTES`].
-    pub fn begin(memory: M, process: &Process) -> Self {
-        for (word, bytes) in memory.iter().zip(Header::from(process).as_bytes().as_chunks().0) {
-            word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
-        }
-        Self(memory)
+    /// Says who writes it. The memory is zero, and of [`layout::BYTES`]. `None`: it cannot be written.
+    pub fn begin(memory: M, process: &Process) -> Option<Self> {
+        memory.store(0, Header::from(process).as_bytes()).then(|| Self { memory, counts: Counts::default() })
     }
 
-    /// Its words.
+    /// What it is written into.
     pub fn memory(&self) -> &M {
-        &self.0
+        &self.memory
     }
 
     /// Stores a counter that is kept elsewhere.
-    pub fn set(&self, counter: Counter, value: u64) {
-        if let Some(word) = self.0.get(counter.at() / size_of::<u64>()) {
-            word.store(value, Ordering::Relaxed);
-        }
-    }
-
-    /// Adds to a counter that is kept here alone.
-    pub fn add(&self, counter: Counter, value: u64) {
-        if let Some(word) = self.0.get(counter.at() / size_of::<u64>()) {
-            word.fetch_add(value, Ordering::Relaxed);
-        }
+    pub fn set(&self, counter: Counter, value: u64) -> bool {
+        self.memory.store(counter.at(), &value.to_ne_bytes())
     }
 
     /// What is held and in use.
-    pub fn levels(&mut self, levels: &Levels) {
-        self.write(&*Box::<layout::Levels>::from(levels));
+    pub fn levels(&mut self, levels: &Levels) -> bool {
+        write(&self.memory, &mut self.counts.levels, &*Box::<layout::Levels>::from(levels))
     }
 
     /// The contexts that live.
-    pub fn contexts(&mut self, contexts: &Table<Context>) {
-        self.write(&*Box::<layout::Contexts>::from(contexts));
+    pub fn contexts(&mut self, contexts: &Table<Context>) -> bool {
+        write(&self.memory, &mut self.counts.contexts, &*Box::<layout::Contexts>::from(contexts))
     }
 
     /// Which places in the program hold what.
-    pub fn sites(&mut self, sites: &Table<Site>) {
-        self.write(&*Box::<layout::Sites>::from(sites));
+    pub fn sites(&mut self, sites: &Table<Site>) -> bool {
+        write(&self.memory, &mut self.counts.sites, &*Box::<layout::Sites>::from(sites))
     }
 
     /// What was found lately.
-    pub fn findings(&mut self, findings: &Table<Finding>) {
-        self.write(&*Box::<layout::Findings>::from(findings));
-    }
-
-    fn write<G: Group>(&mut self, group: &G) {
-        let words = 1 + size_of::<G>() / size_of::<u64>();
-        if let Some(room) = self.0.get(G::AT / size_of::<u64>()..).and_then(|room| room.get(..words)) {
-            seqlock::write(room, group.as_bytes());
-        }
+    pub fn findings(&mut self, findings: &Table<Finding>) -> bool {
+        write(&self.memory, &mut self.counts.findings, &*Box::<layout::Findings>::from(findings))
     }
 
     /// The process is about to end. May be said by any thread, while another one writes.
-    pub fn end(memory: &[AtomicU64]) {
-        if let Some(word) = memory.get(layout::STATE / size_of::<u64>()) {
-            word.store(layout::ENDED, Ordering::Relaxed);
-        }
+    pub fn end(memory: &M) -> bool {
+        memory.store(layout::STATE, &layout::ENDED.to_ne_bytes())
     }
+}
+
+fn write<G: Group>(memory: &impl Memory, count: &mut u64, group: &G) -> bool {
+    seqlock::write(memory, G::AT, count, group.as_bytes())
 }

@@ -180,7 +180,8 @@ impl<B: Backend> Pool<B> {
 
     /// The driver gave this range to the program. What was there went with a context whose end is about to be told.
     pub fn given_anew(&self, address: u64, bytes: u64) {
-        if self.may_contain(address) || self.may_contain(address.saturating_add(bytes)) {
+        let highest = self.highest.load(Ordering::Relaxed);
+        if address < highest && address.saturating_add(bytes) > self.lowest.load(Ordering::Relaxed) {
             self.state.lock().given_anew(address, bytes);
         }
     }

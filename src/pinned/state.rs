@@ -168,7 +168,7 @@ impl State {
             // Somebody was faster, or a segment did not go.
             return Step::Limit(least);
         }
-        Step::Pin { bytes, ticket: self.pinning.begin(attempt.request.key.context, bytes) }
+        Step::Pin { bytes, ticket: self.pinning.begin(attempt.request.key.context, bytes, None) }
     }
 
     /// A segment was pinned; serves the request from it. `None` if its context ended meanwhile, and the memory with it.
@@ -275,7 +275,7 @@ impl State {
 
     fn detach(&mut self, address: u64) -> Option<Leaving> {
         let (segment, runs) = self.runs.remove_segment(address)?;
-        let ticket = self.leaving.begin(segment.class.key.context, segment.bytes);
+        let ticket = self.leaving.begin(segment.class.key.context, segment.bytes, Some(segment.address));
         Some(Leaving { segment, runs, ticket })
     }
 
@@ -290,7 +290,7 @@ impl State {
     /// and that is why; then another one may have its addresses already.
     pub fn put_back(&mut self, kept: Leaving, since: Duration) {
         let Leaving { segment, mut runs, ticket } = kept;
-        if self.leaving.end(ticket).is_none() || !self.runs.segments_in(segment.address, segment.bytes).is_empty() {
+        if !self.leaving.stays(ticket) {
             return;
         }
         // The old entries of busy runs may have had their turns while nobody knew these runs: new numbers for them.
@@ -330,6 +330,7 @@ impl State {
         for gone in self.runs.segments_in(address, bytes) {
             self.forget(gone);
         }
+        self.leaving.given_anew(address, bytes);
     }
 
     /// Forgets a segment that the driver does not have any more; returns the blocks that lived in it.

@@ -50,10 +50,10 @@ impl<B: Backend> Pool<B> {
     /// with [`Pool::withdraw_anchor`] where none was. Nobody hears when the last of them is closed, so the frames of the block never
     /// serve another one: when it ends they wait until their chunk can go back to the driver, who does know.
     ///
-    /// `None`, and no anchor, unless the whole range lies in one live block.
+    /// `None`, and no anchor, unless the whole range lies in one live block: its last frame included, but for [`Anchor::Asked`].
     pub fn anchor(&self, address: u64, bytes: u64, why: Anchor) -> Option<u64> {
         let mut state = self.lock();
-        let Within { start, end, block } = self.within(&state, address, bytes)?;
+        let Within { start, end, block } = self.within(&state, address, bytes, why)?;
         if why == Anchor::Asked {
             state.asked.add((address, bytes), (start, end), block);
         } else {
@@ -78,7 +78,7 @@ impl<B: Backend> Pool<B> {
     /// meanwhile, and then the anchor stays as long as the chunk.
     pub fn withdraw_anchor(&self, address: u64, bytes: u64, why: Anchor) -> bool {
         let mut state = self.lock();
-        let Some(Within { start, end, block }) = self.within(&state, address, bytes) else { return false };
+        let Some(Within { start, end, block }) = self.within(&state, address, bytes, why) else { return false };
         if why == Anchor::Asked
             || !self.registry.change(block.0, block.1, true, |record| {
                 if why != Anchor::Shared {
@@ -123,10 +123,13 @@ impl<B: Backend> Pool<B> {
         self.registry.around(frame, state.runs.around(frame)?.start)
     }
 
-    fn within(&self, state: &State<B::Handle>, address: u64, bytes: u64) -> Option<Within> {
+    fn within(&self, state: &State<B::Handle>, address: u64, bytes: u64, why: Anchor) -> Option<Within> {
         let (first, record) = self.around(state, address)?;
         let end = address.checked_add(bytes).filter(|_| bytes > 0)?;
-        if end > self.address(first + record.frames) {
+        // Ranges for network adapters are rounded up to pages, of which the last one is the block's in any case. What a program asks
+        // for by itself ends where the block does.
+        let reach = if why == Anchor::Asked { record.bytes } else { u64::from(record.frames) * FRAME };
+        if end - self.address(first) > reach {
             return None;
         }
         let start = self.frame_at(address)?;

@@ -364,15 +364,16 @@ impl<B: Backend> Pool<B> {
         self.send_back(leaving, &mut []);
     }
 
-    /// The live block that `address` lies in, inner addresses included. What is behind its last byte in its last frame
-    /// counts as inside.
+    /// The live block that `address` lies in, inner addresses included. It ends with the last byte that was asked for: what stands
+    /// behind that in its last frame is nobody's, as behind memory of the driver's own, whatever that is rounded up to (measured).
     pub fn block_at(&self, address: u64) -> Option<Block> {
         if !self.contains(address) {
             return None;
         }
         let state = self.lock();
         let (start, record) = self.around(&state, address)?;
-        Some(record.block(self.address(start)))
+        let block = record.block(self.address(start));
+        (address - block.address < block.bytes).then_some(block)
     }
 
     /// The pool in numbers, exact at the moment of the call.

@@ -18,6 +18,14 @@ pub enum Known {
     Freed,
 }
 
+/// The driver gave this range to the program. It reuses what an ended context had before the thread that ended it is back
+/// from the call, so what is known of the range is somebody else's: it is forgotten before the program has the address.
+#[inline]
+pub fn given_anew(address: u64, bytes: u64) {
+    pinned::given_anew(address, bytes);
+    managed::given_anew(address, bytes);
+}
+
 /// What is known of an address.
 pub fn known(address: u64) -> Known {
     match open::opened().filter(|opened| opened.contains(address)) {

@@ -142,7 +142,7 @@ pub fn has_finished(driver: &Driver, gpus: Gpus) -> bool {
     contexts.iter().filter(|it| gpus.contain(it.device)).filter_map(|it| it.live_handle()).all(finished)
 }
 
-/// As [`has_finished`], of the context with this id. One that is gone was waited for when it ended.
+/// Whether all work of the context with this id is over, asked without waiting. One that is gone was waited for when it ended.
 pub fn owner_has_finished(driver: &Driver, id: u64) -> bool {
     let owner = context::owner(id).and_then(|(owner, _)| owner.live_handle());
     owner.is_none_or(|handle| is_idle(driver, handle))

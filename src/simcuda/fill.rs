@@ -7,6 +7,7 @@ use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::Handle;
 use crate::graph::Node;
+use crate::pointer::is_filled_at_once;
 use crate::space::{Kind, Span, access, granted};
 use crate::stream::{Action, Work, resolve};
 use std::sync::Arc;
@@ -141,7 +142,12 @@ fn start(fill: Fill, stream: Option<Handle>) -> Outcome {
         None => {
             // The call may return before the fill is done, but not before what precedes it is known to be legal.
             capture::forbid()?;
-            resolve(0)?.run_or_submit(work)
+            let stream = resolve(0)?;
+            stream.run_or_submit(work)?;
+            if is_filled_at_once(fill.address) {
+                clock::host_saw(stream.settle(&context));
+            }
+            Ok(())
         }
     }
 }

@@ -1,13 +1,15 @@
 //! Pointer attributes.
 
-use crate::context::current;
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::{In, Out};
 use crate::physical::Place;
 use crate::space::{Kind, Origin, Region};
 use crate::vmm;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const HOST: c_uint = 1;
 const DEVICE: c_uint = 2;
@@ -102,7 +104,7 @@ fn value(attribute: c_int, address: u64, region: &Region) -> Outcome<Value> {
             Kind::Vmm { grants, .. } if grants.host => Value::Long(address),
             _ => return Err(Code::INVALID_VALUE),
         },
-        6 => Value::Flag(matches!(kind, Kind::Managed { .. })),
+        6 => Value::Flag(sync_memops(region)),
         7 | 20 => Value::Long(region.id),
         8 => Value::Flag(matches!(kind, Kind::Managed { .. })),
         9 => Value::Signed(ordinal(kind)),
@@ -154,13 +156,28 @@ pub fn attributes(count: c_uint, list: In<c_int>, out: In<Out<c_void>>, address:
     Ok(())
 }
 
-/// `cuPointerSetAttribute`: only SYNC_MEMOPS can be set, and every copy here keeps its promise anyway.
+/// `cuPointerSetAttribute`: only SYNC_MEMOPS can be set, without a context too, and not for mapped memory.
 pub fn set_attribute(new: In<c_uint>, attribute: c_int, address: u64) -> Outcome {
-    new.get()?;
-    current()?;
-    let able = driver()
-        .space
-        .find(address)
-        .is_some_and(|region| matches!(region.kind, Kind::Plain { .. } | Kind::Host { .. }));
-    if attribute == 6 && able { Ok(()) } else { Err(Code::INVALID_VALUE) }
+    let waits = new.get()? != 0;
+    let region = driver().space.find(address).filter(|_| attribute == 6).ok_or(Code::INVALID_VALUE)?;
+    if matches!(region.kind, Kind::Vmm { .. }) {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    SYNC_MEMOPS.lock().insert(region.id, waits);
+    ANY_SET.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// What SYNC_MEMOPS was set to, by the region's id, which no other region ever has.
+static SYNC_MEMOPS: Mutex<BTreeMap<u64, bool>> = Mutex::new(BTreeMap::new());
+static ANY_SET: AtomicBool = AtomicBool::new(false);
+
+fn sync_memops(region: &Region) -> bool {
+    let set = SYNC_MEMOPS.lock().get(&region.id).copied();
+    set.unwrap_or(matches!(region.kind, Kind::Managed { .. }))
+}
+
+/// Whether a fill at this address that is not asynchronous is over when it returns.
+pub fn is_filled_at_once(address: u64) -> bool {
+    ANY_SET.load(Ordering::Acquire) && driver().space.find(address).is_some_and(|region| sync_memops(&region))
 }

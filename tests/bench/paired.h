@@ -21,7 +21,7 @@ static void open_driver(void) {
     }
 }
 
-static void *hooked(const char *name) { return dlsym(driver_handle, name); }
+__attribute__((unused)) static void *hooked(const char *name) { return dlsym(driver_handle, name); }
 
 static void *bare(const char *name) {
     typedef void *(*lookup)(void *, const char *);
@@ -43,7 +43,7 @@ static int ascending(const void *a, const void *b) {
 }
 
 /* The value below which this share of the samples lies; sorts them. */
-static double quantile(double *samples, size_t count, double share) {
+__attribute__((unused)) static double quantile(double *samples, size_t count, double share) {
     qsort(samples, count, sizeof *samples, ascending);
     size_t index = (size_t)(share * (double)(count - 1) + 0.5);
     return samples[index];

@@ -30,7 +30,9 @@ static void say_pieces(const Control *c, const char *what, CUdeviceptr address, 
 
 static void say_statistics(const Control *c, const char *when)
 {
-    gpupool_statistics s = {.size = sizeof s};
+    gpupool_statistics s;
+    memset(&s, 0x5a, sizeof s);
+    s.size = sizeof s;
     int result = c->statistics(&s);
     printf("%s: %d, %llu blocks, %llu MiB live, %llu MiB at most, %llu allocations, %llu reused, spilled %s\n", when,
            result, (unsigned long long)s.live_blocks, (unsigned long long)(s.live_bytes / MIB),
@@ -97,6 +99,48 @@ static void in_a_child(const Control *c, CUdeviceptr block)
     printf("child ended with %d\n", status);
 }
 
+/* The last byte asked for ends a block, whatever stands behind it. */
+static void say_end(const Control *c)
+{
+    const size_t bytes = 3 * MIB + 5;
+    CUdeviceptr block;
+    gpupool_piece piece = {0};
+    size_t count = 1;
+    CHECK(cuMemAlloc_v2(&block, bytes));
+    printf("odd block: %d", c->pieces(as_pointer(block), bytes + MIB, &piece, &count));
+    printf(", %llu of its bytes", (unsigned long long)(bytes - piece.bytes));
+    printf(" left out; at its end: %d\n", c->pieces(as_pointer(block + bytes), 1, &piece, &count));
+    printf("its bytes anchored: %d, ", c->anchor(as_pointer(block), bytes));
+    printf("one more: %d, ", c->anchor(as_pointer(block), bytes + 1));
+    printf("at its end: %d\n", c->anchor(as_pointer(block + bytes), 1));
+    CHECK(cuMemFree_v2(block));
+}
+
+/* What a network adapter is about to reach stays where it is, to its end and no longer. */
+static void say_registered(const Control *c)
+{
+    enum { SYNC_MEMOPS = 6 };
+    unsigned one = 1;
+    CUdeviceptr block;
+    CHECK(cuMemAlloc_v2(&block, SMALL));
+    for (int i = 0; i < 2; i++)
+        CHECK(cuPointerSetAttribute(&one, SYNC_MEMOPS, block + MIB));
+    say_pieces(c, "with SYNC_MEMOPS", block, SMALL);
+    CHECK(cuMemFree_v2(block));
+    CHECK(cuMemAlloc_v2(&block, SMALL));
+    say_pieces(c, "another block", block, SMALL);
+    CHECK(cuMemFree_v2(block));
+}
+
+static void say_devices(const Control *c)
+{
+    static const int none[] = {-2, -77, 99};
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
+        void *pointer;
+        printf("malloc on device %d: %d\n", none[i], c->malloc(&pointer, SMALL, none[i], NULL));
+    }
+}
+
 int main(void)
 {
     CUdeviceptr small, large;
@@ -132,6 +176,9 @@ int main(void)
     say_advice(&c, small, large);
     CHECK(cuMemFree_v2(small));
     say_statistics(&c, "after the frees");
+    say_end(&c);
+    say_registered(&c);
+    say_devices(&c);
     printf("trim: %s\n", c.trim() > 0 ? "some" : "none");
     return 0;
 }

@@ -99,6 +99,7 @@ CUresult cuMemsetD32Async(CUdeviceptr pointer, unsigned value, size_t count, CUs
 CUresult cuMemsetD2D32_v2(CUdeviceptr pointer, size_t pitch, unsigned value, size_t width, size_t height);
 CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr pointer);
 CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **data, CUdeviceptr pointer);
+CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr pointer);
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer);
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags);
 CUresult cuIpcCloseMemHandle(CUdeviceptr pointer);

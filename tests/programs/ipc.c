@@ -7,6 +7,7 @@
  *   check:SLOT:START     the same words, by a kernel and by a copy of the ends
  *   get:SLOT:OFFSET      a handle, of the byte at OFFSET
  *   open:SLOT            open the handle       close:SLOT      close it
+ *   unbound:SLOT         close it while no context is current
  *   event:SLOT           an event for other processes, recorded; its handle is the slot's
  *   await:SLOT           open such a handle and wait for the event
  *   damaged:SLOT         open the handle with one byte changed
@@ -682,6 +683,13 @@ static void act(Kernels *kernels, char *order)
     } else if (!strcmp(action, "close")) {
         printf("%s: inner %d, whole %d\n", name, cuIpcCloseMemHandle(slot->address + 512),
                cuIpcCloseMemHandle(slot->address));
+    } else if (!strcmp(action, "unbound")) {
+        CUcontext context;
+        CHECK(cuCtxGetCurrent(&context));
+        CHECK(cuCtxSetCurrent(NULL));
+        CUresult result = cuIpcCloseMemHandle(slot->address);
+        CHECK(cuCtxSetCurrent(context));
+        printf("%s: %d\n", name, result);
     } else if (!strcmp(action, "race")) {
         race(name, slot);
     } else if (!strcmp(action, "range")) {

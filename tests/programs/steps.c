@@ -1,6 +1,7 @@
 /*
  * steps STEP...: a script of allocations, for tests of settings and of placement. Sizes are in MiB.
  *   a:SIZE  allocate and mark every 2 MiB      r:SIZE  the same, and once more after OUT_OF_MEMORY, like a caching allocator
+ *   b:BYTES allocate so many bytes, without marks
  *   f:I     free the block of step I (from 0)  c:I     check its marks
  *   g:N     work on GPU N                      i       free and total memory as the program is told
  *   s       synchronise                        t       trim the pool
@@ -59,6 +60,10 @@ int main(int argc, char **argv)
         switch (argv[i][0]) {
         case 'a':
             allocate(value);
+            break;
+        case 'b':
+            REQUIRE(count < MOST);
+            printf("allocate %zu bytes: %d\n", value, cuMemAlloc_v2(&address[count++], value));
             break;
         case 'r':
             if (allocate(value) == CUDA_ERROR_OUT_OF_MEMORY)

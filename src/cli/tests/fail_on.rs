@@ -103,7 +103,11 @@ fn what_is_not_known_fails_a_program_that_succeeds() {
     let all = findings("train.jsonl");
     let lost = vec![began(7), VerdictLine::Finding(all[0].clone()), VerdictLine::Ended { findings: 2 }];
     for (lines, reason) in [
-        (vec![began(7)], "/bin/x (pid 7) did not come to its end: it was killed, left by _exit, or is still running"),
+        (
+            vec![began(7)],
+            "/bin/x (pid 7) did not come to its end: it was killed, left by _exit, became another program (exec) that used no CUDA, \
+             or is still running",
+        ),
         (vec![], "pid 7 could not write into "),
         (lost, "/bin/x (pid 7) could not write all of it: 2 findings were made and 1 are here"),
     ] {
@@ -346,6 +350,7 @@ int main(int count, char **words) {
         _exit(0);
     }
     if (!strcmp(how, "deleted")) { work(0); return system("rm \"$GPUPOOL_VERDICTS\"/*-*"); }
+    if (!strcmp(how, "becomes")) { work(0); execl("/bin/true", "true", (char *)0); }
     if (!strcmp(how, "exec")) { stray(); execl(words[0], words[0], (char *)0); }
     if (!strcmp(how, "killed") && !fork()) { stray(); raise(SIGKILL); }
     if (!strcmp(how, "killed")) { wait(0); return 0; }
@@ -455,6 +460,14 @@ fn however_a_program_without_the_library_is_started_it_is_not_known() {
         assert_eq!(output.status.code(), Some(4), "{how}: {}", stderr(&output));
         assert!(stderr(&output).contains("without libgpupool.so"), "{how}: {}", stderr(&output));
     }
+}
+
+#[test]
+fn a_program_without_cuda_that_took_the_place_of_one_with_it_is_named_as_a_cause() {
+    let real = Real::new();
+    let output = real.run("any", &[], &["becomes"]);
+    ends_with(4, &output);
+    assert!(stderr(&output).contains("became another program (exec)"), "{}", stderr(&output));
 }
 
 /// Neither does the one beside it that used CUDA make a difference.

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "tests panic")]
 
 use gpupool_metrics::folder::{Folder, Roots, Why};
-use gpupool_metrics::{BYTES, Identity, Levels, Map, Process, Unreadable, read};
+use gpupool_metrics::{BYTES, Counter, Identity, Levels, Map, Page, Process, Table, Unreadable, read};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
@@ -150,7 +150,7 @@ fn a_page_is_written_through_its_file() {
     let (mut page, path) = Map::create(&folder, &own).unwrap();
     assert_eq!((mode(&path), fs::metadata(&path).unwrap().len()), (0o600, BYTES as u64));
     let levels = Levels { updated: 5, live_bytes: 1 << 40, mode: "pool".to_owned(), ..Levels::default() };
-    page.levels(&levels);
+    assert!(page.levels(&levels));
     let (folders, _) = Folder::all(&machine.roots());
     let [folder] = &folders[..] else { panic!("{folders:?}") };
     let [entry] = &folder.pages()[..] else { panic!("{:?}", folder.pages()) };
@@ -167,23 +167,35 @@ fn a_page_is_written_through_its_file() {
 fn a_file_that_somebody_cuts_is_noticed_by_both_sides() {
     let machine = Machine::new();
     let (folder, _) = Folder::own(&machine.roots()).unwrap();
-    let (page, path) = Map::create(&folder, &process(Identity::own().unwrap())).unwrap();
-    assert!(page.memory().is_there());
-    fs::File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
-    assert!(!page.memory().is_there());
+    let (mut page, path) = Map::create(&folder, &process(Identity::own().unwrap())).unwrap();
+    let cut = |bytes| fs::File::options().write(true).open(&path).unwrap().set_len(bytes).unwrap();
+    assert!(page.levels(&Levels::default()) && page.findings(&Table::default()));
+    cut(4096);
+    assert!(page.set(Counter::Trims, 1) && !page.findings(&Table::default()));
     let error = read(&folder.page(&folder.pages()[0]).unwrap()).unwrap_err();
     assert!(matches!(error, Unreadable::File(_)), "{error}");
     assert_eq!(error.to_string(), "it is shorter than 65536 bytes");
+    cut(0);
+    assert!(!page.set(Counter::Trims, 2) && !page.levels(&Levels::default()) && !Page::end(page.memory()));
 }
 
 #[test]
 fn what_is_no_file_is_not_waited_for() {
     let machine = Machine::new();
     let (folder, _) = Folder::own(&machine.roots()).unwrap();
-    let made = std::process::Command::new("mkfifo").arg(folder.path().join("1-2.page")).status().unwrap();
-    assert!(made.success());
-    symlink("/proc/self/stat", folder.path().join("1-3.page")).unwrap();
-    for entry in folder.pages() {
+    let at = |name: &str| folder.path().join(name);
+    for name in ["1-2.page", "1-3.page", "1-4.page"] {
+        fs::write(at(name), "no page").unwrap();
+    }
+    let entries = folder.pages();
+    assert_eq!(names(&folder), ["1-2.page", "1-3.page", "1-4.page"]);
+    entries.iter().for_each(|entry| fs::remove_file(at(&entry.name)).unwrap());
+    assert!(std::process::Command::new("mkfifo").arg(at("1-2.page")).status().unwrap().success());
+    symlink("/proc/self/stat", at("1-3.page")).unwrap();
+    fs::create_dir(at("1-4.page")).unwrap();
+    // Nor are they listed: whoever may write there could have everybody who asks complain of them.
+    assert!(names(&folder).is_empty(), "{:?}", names(&folder));
+    for entry in entries {
         assert!(folder.page(&entry).is_err(), "{entry:?}");
     }
 }

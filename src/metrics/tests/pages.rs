@@ -42,6 +42,10 @@ fn process() -> Process {
     }
 }
 
+fn begin(memory: &[AtomicU64]) -> Page<&[AtomicU64]> {
+    Page::begin(memory, &process()).unwrap()
+}
+
 /// Texts that fit into their rooms.
 fn short(most: usize) -> impl Strategy<Value = String> {
     let characters =
@@ -120,13 +124,9 @@ prop_compose! {
 }
 
 fn write<M: gpupool_metrics::Memory>(page: &mut Page<M>, snapshot: &Snapshot) {
-    for counter in Counter::ALL {
-        page.set(counter, snapshot.counter(counter));
-    }
-    page.levels(&snapshot.levels);
-    page.contexts(&snapshot.contexts);
-    page.sites(&snapshot.sites);
-    page.findings(&snapshot.findings);
+    assert!(Counter::ALL.iter().all(|counter| page.set(*counter, snapshot.counter(*counter))));
+    assert!(page.levels(&snapshot.levels) && page.contexts(&snapshot.contexts));
+    assert!(page.sites(&snapshot.sites) && page.findings(&snapshot.findings));
 }
 
 proptest! {
@@ -136,7 +136,7 @@ proptest! {
     #[cfg_attr(miri, ignore = "takes Miri half a minute; the tests below write and read there")]
     fn what_is_written_is_read(first in snapshot(), second in snapshot()) {
         let memory = memory();
-        let mut page = Page::begin(&memory[..], &process());
+        let mut page = begin(&memory);
         for snapshot in [first, second] {
             write(&mut page, &snapshot);
             prop_assert_eq!(&read(&memory[..]).unwrap(), &snapshot);
@@ -149,7 +149,7 @@ proptest! {
     #[cfg_attr(miri, ignore = "takes Miri half a minute, and reading has no unsafe code")]
     fn changed_bytes_stop_nobody(snapshot in snapshot(), changes in vec((0..BYTES, any::<u8>()), 1..200), cut in 0..=BYTES) {
         let memory = memory();
-        write(&mut Page::begin(&memory[..], &process()), &snapshot);
+        write(&mut begin(&memory), &snapshot);
         let mut bytes = bytes(&memory);
         for (at, byte) in changes {
             bytes[at] = byte;
@@ -168,7 +168,7 @@ proptest! {
 #[test]
 fn a_count_that_there_is_no_room_for_is_cut() {
     let memory = memory();
-    write(&mut Page::begin(&memory[..], &process()), &empty());
+    write(&mut begin(&memory), &empty());
     let before = bytes(&memory);
     // Every word of the page as the largest number: whatever is a count is one of them.
     for at in (LEVELS..BYTES).step_by(8) {
@@ -199,7 +199,7 @@ fn empty() -> Snapshot {
 #[test]
 fn what_there_is_no_room_for_is_counted() {
     let memory = memory();
-    let mut page = Page::begin(&memory[..], &process());
+    let mut page = begin(&memory);
     let site = |live| Site { memory: "pinned".to_owned(), text: "ö".repeat(100), live, blocks: 1, total: live };
     page.sites(&(0..70).map(site).collect::<Vec<_>>().into());
     let finding = |at| Finding { at, code: "GP011".to_owned(), device: None, text: "x".repeat(500) };
@@ -215,11 +215,10 @@ fn what_there_is_no_room_for_is_counted() {
 #[test]
 fn the_end_is_told() {
     let memory = memory();
-    let page = Page::begin(&memory[..], &process());
+    let page = begin(&memory);
     assert!(!read(&memory[..]).unwrap().ended);
-    page.add(Counter::Trims, 2);
-    page.add(Counter::Trims, 3);
-    Page::<&[AtomicU64]>::end(page.memory());
+    assert!(page.set(Counter::Trims, 5));
+    assert!(Page::end(page.memory()));
     let told = read(&memory[..]).unwrap();
     assert_eq!((told.ended, told.counter(Counter::Trims)), (true, 5));
 }
@@ -227,7 +226,7 @@ fn the_end_is_told() {
 #[test]
 fn a_newer_layout_is_named_and_still_says_whose_it_is() {
     let memory = memory();
-    let _ = Page::begin(&memory[..], &process());
+    let _ = begin(&memory);
     let mut bytes = bytes(&memory);
     bytes[8..12].copy_from_slice(&(VERSION + 1).to_ne_bytes());
     let error = read(&bytes[..]).unwrap_err();
@@ -246,7 +245,7 @@ fn a_newer_layout_is_named_and_still_says_whose_it_is() {
 #[test]
 fn a_torn_group_is_said_to_be_one() {
     let memory = memory();
-    let mut page = Page::begin(&memory[..], &process());
+    let mut page = begin(&memory);
     page.levels(&Levels { updated: 7, ..Levels::default() });
     memory[LEVELS / 8].fetch_add(1, Ordering::Relaxed);
     let error = read(&memory[..]).unwrap_err();
@@ -276,10 +275,10 @@ fn readers_never_see_a_mixture() {
         places: vec![place(value); 32].into(),
         ..Levels::default()
     };
-    let mut page = Page::begin(&memory[..], &process());
+    let mut page = begin(&memory);
     page.levels(&levels(0));
     std::thread::scope(|scope| {
-        let writer = scope.spawn(move || (1..=rounds).for_each(|value| page.levels(&levels(value))));
+        let writer = scope.spawn(move || assert!((1..=rounds).all(|value| page.levels(&levels(value)))));
         let mut last = 0;
         loop {
             let is_over = writer.is_finished();

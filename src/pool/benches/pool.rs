@@ -5,7 +5,8 @@
 
 use criterion::{BenchmarkId, Criterion};
 use gpupool_pool::{
-    Accounts, Backend, Config, FRAME, Fault, Free, Lenders, Links, Place, PlaceSpec, Policy, Pool, Request,
+    Accounts, Backend, Config, FRAME, Fault, Free, LARGEST_CHUNK, Lenders, Links, Place, PlaceSpec, Policy, Pool,
+    Request,
 };
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};

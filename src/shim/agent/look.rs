@@ -2,7 +2,7 @@
 
 use crate::backing;
 use crate::serve;
-use crate::serve::pinned::ledger::{self, Holder};
+use crate::serve::pinned::holders::{self, Holder};
 use crate::serve::{ipc, memory, pinned};
 use crate::watch::{
     context::{self, Record},
@@ -28,7 +28,7 @@ impl Look {
     pub fn now() -> Self {
         let usage = serve::usage().unwrap_or_default();
         let (contexts, tally) = context::living();
-        let (holders, more) = ledger::holders();
+        let (holders, more) = holders::holders();
         let (findings, before) = finding::recent();
         Self {
             counters: counters(&usage, tally),
@@ -39,15 +39,13 @@ impl Look {
         }
     }
 
-    /// Has the page say it.
-    pub fn tell(&self, page: &mut Page<Map>) {
-        for (counter, value) in &self.counters {
-            page.set(*counter, *value);
-        }
-        page.contexts(&self.contexts);
-        page.sites(&self.sites);
-        page.findings(&self.findings);
-        page.levels(&Levels { updated: now(), ..self.levels.clone() });
+    /// Has the page say it. `false`: the page cannot be written any more.
+    pub fn tell(&self, page: &mut Page<Map>) -> bool {
+        self.counters.iter().all(|(counter, value)| page.set(*counter, *value))
+            && page.contexts(&self.contexts)
+            && page.sites(&self.sites)
+            && page.findings(&self.findings)
+            && page.levels(&Levels { updated: now(), ..self.levels.clone() })
     }
 }
 

@@ -14,13 +14,18 @@
 //! no change can interrupt without a descriptor that the program's threads would have to write to; there it looks at the
 //! flag once a second.
 //!
+//! It keeps no process from its end ([`last`]): where the main thread leaves by `pthread_exit`, it looks whether it is alone.
+//!
 //! What happens to it: a fork leaves it to the parent, since the child passes everything through. At `exec` it is gone, and
 //! the program that comes then makes a page of the same name, which replaces this one. At the exit the page is removed.
 //! Whoever is killed leaves one behind, which the next of the same user removes.
 
 mod ebb;
 mod home;
+mod last;
 mod look;
+
+pub use last::watch_main_thread;
 
 use crate::bell;
 use crate::guard;
@@ -137,7 +142,8 @@ fn start() -> io::Result<()> {
     let mut runs = RUNS.lock();
     if !*runs {
         let signals = BlockedSignals::all();
-        std::thread::Builder::new().name(ipc::THREAD.to_owned()).stack_size(STACK).spawn(run)?;
+        let before = signals.0;
+        std::thread::Builder::new().name(ipc::THREAD.to_owned()).stack_size(STACK).spawn(move || run(&before))?;
         drop(signals);
         *runs = true;
     }
@@ -168,9 +174,10 @@ impl Drop for BlockedSignals {
     }
 }
 
-fn run() {
+/// `signals`: which ones the program has blocked.
+fn run(signals: &libc::sigset_t) {
     // Every driver call of this thread is ours.
-    let _inside = guard::enter();
+    let inside = guard::enter();
     bell::sleeps_here();
     let mut agent = Agent { home: Home::new(), ..Agent::default() };
     loop {
@@ -181,12 +188,18 @@ fn run() {
             agent.page = None;
             None
         });
+        if last::has_main_left() && last::is_alone() {
+            break;
+        }
         let home = catch_unwind(AssertUnwindSafe(|| agent.home.as_mut().and_then(Home::look))).unwrap_or_else(|_| {
             agent.home = None;
             None
         });
         agent.wait([limit, home].into_iter().flatten().min());
     }
+    // From here on it is the program's last thread, and what its handlers call, the program calls.
+    drop(inside);
+    last::end(signals)
 }
 
 #[derive(Default)]
@@ -200,6 +213,8 @@ struct Agent {
     looked: Option<Instant>,
     /// Looks since then that found nothing new.
     same: u32,
+    /// The last wait, since the main thread has left.
+    pause: Duration,
 }
 
 impl Agent {
@@ -226,12 +241,9 @@ impl Agent {
         } else {
             bell::mute();
             self.same = 0;
-            if self.page.as_ref().is_some_and(|page| !page.memory().is_there()) {
+            if self.page.as_mut().is_some_and(|page| !look.tell(page)) {
                 self.page = None;
                 note("the page is written no more: its file was cut, or its file system takes nothing");
-            }
-            if let Some(page) = &mut self.page {
-                look.tell(page);
             }
             self.told = Some(look);
         }
@@ -239,11 +251,14 @@ impl Agent {
     }
 
     fn wait(&mut self, limit: Option<Duration>) {
+        let limit = if last::has_main_left() {
+            self.pause = last::pause_after(self.pause);
+            Some(limit.map_or(self.pause, |limit| limit.min(self.pause)))
+        } else {
+            limit
+        };
         match (&mut self.server, limit) {
-            (Some(server), _) => {
-                let hears = self.page.is_some() || self.home.is_some();
-                server.turn(limit.into_iter().chain(hears.then_some(PERIOD)).min());
-            }
+            (Some(server), _) => server.turn(Some(limit.unwrap_or(PERIOD))),
             (None, Some(limit)) => std::thread::park_timeout(limit),
             (None, None) => std::thread::park(),
         }

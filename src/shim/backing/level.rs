@@ -22,7 +22,7 @@ const LEAST: u64 = 16 << 20;
 static STEP: AtomicU64 = AtomicU64::new(u64::MAX);
 /// Bytes in use, as far as threads have spoken up.
 static IN_USE: AtomicI64 = AtomicI64::new(0);
-/// The same when the level was last told.
+/// Bytes in use when the level was last told.
 static TOLD: AtomicI64 = AtomicI64::new(0);
 /// Bytes that came and went since then.
 static MOVED: AtomicU64 = AtomicU64::new(0);
@@ -99,7 +99,7 @@ pub fn report() {
     tell(&usage().unwrap_or_default());
 }
 
-/// The same at the end of the process, where it is another than was told last.
+/// Tells the level at the end of the process, where it is another than was told last.
 pub fn report_last() {
     if let Some(usage) = usage().filter(|usage| in_use_of(usage) != TOLD.load(Relaxed)) {
         tell(&usage);

@@ -194,7 +194,7 @@ fn managed_works(topology: &Topology, listed: impl Fn(u32) -> bool) -> bool {
         log::warn_once(
             "managed",
             format_args!(
-                "GPU {} has no concurrent managed access, so managed memory can not be placed; mode pool is used (set \
+                "GPU {} has no concurrent managed access, so managed memory cannot be placed; mode pool is used (set \
                  GPUPOOL_MODE=pool to silence this)",
                 gpu.ordinal
             ),

@@ -117,7 +117,7 @@ impl Topology {
     }
 }
 
-/// Those of the links over which managed memory is used where it lies: NVLink, and to the host. Over PCIe the driver moves
+/// Of these links, the ones over which managed memory is used where it lies: NVLink, and to the host. Over PCIe the driver moves
 /// the pages instead, unless the program enabled peer access between contexts on both GPUs.
 pub fn coherent(mut links: Links) -> Links {
     links.ranks.retain(|(_, place), rank| place.is_host() || *rank < BEHIND_NVLINK);

@@ -47,7 +47,8 @@ impl Vmm {
         let readers = plan.places.iter().map(|spec| (spec.place, plan.readers(spec.place).collect())).collect();
         let topology = &plan.topology;
         // Who has a context already is named in every grant from the first one on.
-        let since = topology.gpus.iter().map(|gpu| AtomicU64::new(context::arrivals(Device::of(gpu.ordinal)))).collect();
+        let since =
+            topology.gpus.iter().map(|gpu| AtomicU64::new(context::arrivals(Device::of(gpu.ordinal)))).collect();
         let gpus: Vec<_> = plan.members.keys().filter_map(|ordinal| topology.gpus.get(*ordinal as usize)).collect();
         let peer_rdma = process::settings().peer_rdma;
         let host_posix_fd = gpus.iter().any(|gpu| gpu.posix_fd);

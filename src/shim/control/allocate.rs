@@ -10,8 +10,9 @@ use crate::{log, process};
 use gpupool_cuda::{self as cuda, Context, CuResult, Device, Driver, Stream};
 use std::ffi::{c_int, c_void};
 
-/// Allocates `bytes` on GPU `device` (-1: that of the current context), from the pool or the driver as `cuMemAlloc` would
-/// with the library preloaded. Without a context of that GPU its primary one is made, as the runtime's `cudaMalloc` does.
+/// Allocates `bytes` on GPU `device` (-1: that of the current context; a lower number is none), from the pool or the driver as
+/// `cuMemAlloc` would with the library preloaded. Without a context of that GPU its primary one is made, as the runtime's
+/// `cudaMalloc` does.
 /// `stream` is the one that uses the memory first (NULL: the legacy stream): it is asked whether it is being captured.
 ///
 /// Works without `LD_PRELOAD`, in a program that opened the library. Returns 0, a `CUresult`, or a `gpupool_error`.
@@ -91,6 +92,9 @@ pub unsafe extern "C" fn gpupool_torch_free(ptr: *mut c_void, size: isize, devic
 }
 
 fn allocate(bytes: usize, device: c_int, stream: Stream) -> Result<u64, c_int> {
+    if device < -1 {
+        return Err(gpupool_error::GPUPOOL_INVALID_ARGUMENT.into());
+    }
     let mut address = 0;
     on_device(device, true, |driver| {
         let _captured = capture::look(driver, stream);
@@ -140,7 +144,7 @@ fn on_device(device: c_int, make: bool, act: impl FnOnce(&Driver) -> CuResult) -
     answer.ok().map_err(|result| result.0)
 }
 
-/// Says on stderr, or in the log where there is one, what the caller can not be told.
+/// Says on stderr, or in the log where there is one, what the caller cannot be told.
 fn complain(function: &str, what: &str, error: c_int) {
     let why = match error {
         error if error == c_int::from(gpupool_error::GPUPOOL_NOT_ACTIVE) => {

@@ -19,7 +19,8 @@ pub struct gpupool_piece {
     /// Where it is: a GPU's CUDA ordinal, or -1 less the number of a host NUMA node.
     pub place: c_int,
     /// Why it must stay on the physical memory it is on, 0 where it may move: 1 shared with other processes by CUDA IPC, 2
-    /// its physical handle was retained, 4 a descriptor of it was given out, 8 `gpupool_anchor`; added up.
+    /// its physical handle was retained, 4 a descriptor of it was given out, 8 `gpupool_anchor` or
+    /// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`; added up.
     pub anchors: c_uint,
 }
 
@@ -76,7 +77,9 @@ pub unsafe extern "C" fn gpupool_pieces(
 
 /// The pieces, neighbours of one kind in one.
 fn merged(address: u64, bytes: u64) -> Result<Vec<gpupool_piece>, gpupool_error> {
-    let pooled = memory::pieces(address, bytes).into_iter().map(|piece| gpupool_piece {
+    // The frames behind its last byte are the pool's affair.
+    let left = memory::block_at(address).map_or(0, |block| block.address + block.bytes - address);
+    let pooled = memory::pieces(address, bytes.min(left)).into_iter().map(|piece| gpupool_piece {
         address: piece.address,
         bytes: piece.bytes,
         place: number_of(piece.place),

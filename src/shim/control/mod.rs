@@ -26,7 +26,7 @@ pub enum gpupool_error {
     GPUPOOL_INVALID_ARGUMENT = -2,
     /// The address lies in no live block of the pool's.
     GPUPOOL_NOT_POOLED = -3,
-    /// This kind of memory can not do that.
+    /// This kind of memory cannot do that.
     GPUPOOL_NOT_SUPPORTED = -4,
     /// gpupool failed; the log says where.
     GPUPOOL_INTERNAL = -5,

@@ -15,7 +15,7 @@ pub enum gpupool_state {
     GPUPOOL_ACTIVE = 1,
     /// It failed inside: memory handed out stays valid, new memory comes from the driver.
     GPUPOOL_CLOSED = 2,
-    /// Everything goes to the driver: switched off, a setting that can not be used, or the child of a fork.
+    /// Everything goes to the driver: switched off, a setting that cannot be used, or the child of a fork.
     GPUPOOL_PASSING = 3,
 }
 
@@ -30,7 +30,7 @@ pub extern "C" fn gpupool_get_state() -> gpupool_state {
     }
 }
 
-/// How allocations are served now: a value of `GPUPOOL_MODE`, which differs from the setting where this machine can not do
+/// How allocations are served now: a value of `GPUPOOL_MODE`, which differs from the setting where this machine cannot do
 /// that one, and is `off` where every allocation goes to the driver. A string that is never freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpupool_mode() -> *const c_char {

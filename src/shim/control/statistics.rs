@@ -36,11 +36,11 @@ pub struct gpupool_statistics {
     pub peak_live_bytes: u64,
     /// Bytes of physical memory that the pool holds on the GPUs: live blocks, and freed ones that it keeps.
     pub held_on_gpus: u64,
-    /// The same on the host.
+    /// Bytes held on the host.
     pub held_on_host: u64,
     /// Blocks served so far.
     pub allocations: u64,
-    /// Those of them served from freed memory.
+    /// Blocks served from freed memory so far.
     pub reuses: u64,
     /// Bytes of blocks that were not on the GPU that asked when they were made, over the life of the process.
     pub spilled_bytes: u64,
@@ -65,7 +65,8 @@ pub(super) fn place_of(number: c_int) -> Place {
     }
 }
 
-/// Fills `statistics`, of which the caller has set `size`. Zeros while there is no pool.
+/// Fills `statistics`, of which the caller has set `size`: with zeros while there is no pool, also where the answer is that
+/// gpupool takes no part (`GPUPOOL_NOT_ACTIVE`). Returns 0 or a `gpupool_error`.
 ///
 /// # Safety
 /// `statistics` points to `statistics->size` bytes, or is NULL.
@@ -80,16 +81,24 @@ pub unsafe extern "C" fn gpupool_get_statistics(statistics: *mut gpupool_statist
         return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into();
     }
     let size = room.min(size_of::<gpupool_statistics>());
-    let usage = match looking(|| Ok(serve::usage().unwrap_or_default())) {
-        Ok(usage) => usage,
-        Err(error) => return error.into(),
+    let (all, answer) = match looking(|| Ok(now())) {
+        Ok(all) => (all, 0),
+        Err(error) => (gpupool_statistics::default(), error.into()),
     };
+    let all = gpupool_statistics { size, ..all };
+    // SAFETY: the caller has room for `size` bytes, and `all` is no smaller.
+    unsafe { std::ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), statistics.cast::<u8>(), size) };
+    answer
+}
+
+fn now() -> gpupool_statistics {
+    let usage = serve::usage().unwrap_or_default();
     let held = |on_host: bool| {
         let there = |usage: &&PlaceUsage| matches!(usage.place, Place::Host(_)) == on_host;
         usage.places.iter().filter(there).map(|usage| usage.held).sum()
     };
-    let all = gpupool_statistics {
-        size,
+    gpupool_statistics {
+        size: size_of::<gpupool_statistics>(),
         live_blocks: usage.live_blocks,
         live_bytes: usage.live_bytes,
         peak_live_bytes: usage.peak_live_bytes,
@@ -99,10 +108,7 @@ pub unsafe extern "C" fn gpupool_get_statistics(statistics: *mut gpupool_statist
         reuses: usage.reuses,
         spilled_bytes: memory::spilled(),
         trimmed_bytes: usage.trimmed_bytes,
-    };
-    // SAFETY: the caller has room for `size` bytes, and `all` is no smaller.
-    unsafe { std::ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), statistics.cast::<u8>(), size) };
-    0
+    }
 }
 
 /// Writes up to `capacity` places to `places` and returns how many the pool has (0 while it is not open).

@@ -1,6 +1,7 @@
 //! What every body has behind it: the boundary that keeps panics in, and the line in the log about the call.
 
 use crate::guard;
+use crate::watch::context;
 use crate::{log, process};
 use gpupool_cuda::CuResult;
 use gpupool_events::Call;
@@ -18,14 +19,25 @@ pub fn run(api: Api, call: &mut dyn FnMut() -> CuResult, body: impl FnOnce(&mut 
     result
 }
 
-/// Logs a hooked call, at level trace. Rows without a boundary come here, too.
+/// Logs a hooked call, at level trace, and notices a context in error. Rows without a boundary come here, too.
 #[inline]
 pub fn trace(api: Api, result: CuResult) {
+    if !result.is_ok() {
+        failed(result);
+    }
     if tracing::enabled!(target: "gpupool::call", tracing::Level::TRACE) {
         contained(api, || {
             let name = api.name();
             log::emit(|| (Call { api: name.to_owned(), result: result.0 }, format!("{name} -> {result}")));
         });
+    }
+}
+
+/// A call that the pool answers asks the driver nothing, so a context in error is noticed where the program is told of it.
+#[cold]
+fn failed(result: CuResult) {
+    if result.may_stick() {
+        context::end::doubt_all();
     }
 }
 

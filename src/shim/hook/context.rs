@@ -1,13 +1,13 @@
 //! Bodies: contexts. The driver's answer changes only where the user forbids a context; see [`crate::watch::context`] for what
 //! is noted and why.
 
-use super::{Real, retry};
+use super::{Real, retry, submit};
 use crate::serve::{managed, pinned};
 use crate::watch::{
     context::{self, Before, By, Kind, Making, end, policy, unseen},
     environment,
 };
-use cudarc::driver::sys::{CUcontext, CUdevice};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr};
 use gpupool_cuda::{self as cuda, CuResult, Device, Driver, GreenContext};
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
@@ -166,10 +166,21 @@ pub unsafe fn peer_enabled(real: &mut Real, peer: CUcontext) -> CuResult {
     result
 }
 
+/// A copy between two GPUs whose addresses are known, which may be over only when it returns ([`submit::finish_at`]).
+///
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn copied_between_blocks(real: &mut Real, dst: CUdeviceptr, src: CUdeviceptr) -> CuResult {
+    // SAFETY: the caller is a row's trampoline, with this call's parameters.
+    let result = unsafe { copied_between(real) };
+    submit::finish_at(real.api, result, &[dst, src]);
+    result
+}
+
 /// A copy between two GPUs, which may make a context on either.
 ///
 /// # Safety
-/// Called by a row's trampoline.
+/// Called by a row's trampoline with that call's parameters.
 pub unsafe fn copied_between(real: &mut Real) -> CuResult {
     let result = real.call();
     if let Some(driver) = context::driver() {
@@ -190,7 +201,8 @@ pub unsafe fn synchronized(real: &mut Real) -> CuResult {
     unsafe { synchronized_in(real, std::ptr::null_mut()) }
 }
 
-/// As [`synchronized`], of a context that the call names.
+/// The program waited for all work of the context that the call names: memory that has to wait for it to go back goes back
+/// here.
 ///
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.

@@ -3,7 +3,8 @@
 use super::{Real, retry};
 use crate::address::{self, Known};
 use crate::bypass::{Bypass, or_driver};
-use crate::serve::pinned::{self, ledger::By};
+use crate::serve::pinned::{self, holders::By};
+use crate::watch::context;
 use gpupool_cuda::CuResult;
 use std::ffi::{c_uint, c_void};
 use std::time::Instant;
@@ -15,7 +16,7 @@ pub unsafe fn allocate(real: &mut Real, pointer: *mut *mut c_void, bytes: usize,
         Bypass::Malformed.note(real.api);
         return real.call();
     }
-    let why = match pinned::allocate(bytes as u64, flags) {
+    let why = match pinned::pin(bytes as u64, flags) {
         Ok(address) => {
             // SAFETY: not NULL; the driver writes there too.
             unsafe { *pointer = address as *mut c_void };
@@ -29,6 +30,7 @@ pub unsafe fn allocate(real: &mut Real, pointer: *mut *mut c_void, bytes: usize,
     if result.is_ok() {
         // SAFETY: not NULL, and the driver has just written to it.
         let address = unsafe { *pointer } as u64;
+        address::given_anew(address, bytes as u64);
         pinned::driver_allocated(address, bytes as u64, flags, By::Driver, start.elapsed());
         if why == Bypass::OverLimit {
             pinned::over_limit(bytes as u64);
@@ -38,7 +40,7 @@ pub unsafe fn allocate(real: &mut Real, pointer: *mut *mut c_void, bytes: usize,
 }
 
 /// # Safety
-/// As [`allocate`]. This older function gives what the other gives without flags.
+/// `pointer` is the program's output argument of that call. This older function gives what [`allocate`] gives without flags.
 pub unsafe fn allocate_plain(real: &mut Real, pointer: *mut *mut c_void, bytes: usize) -> CuResult {
     // SAFETY: as for this function.
     unsafe { allocate(real, pointer, bytes, 0) }
@@ -48,7 +50,7 @@ pub unsafe fn allocate_plain(real: &mut Real, pointer: *mut *mut c_void, bytes: 
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn free(real: &mut Real, pointer: *mut c_void) -> CuResult {
     let address = pointer as u64;
-    or_driver(pinned::free(address), real.api, || {
+    or_driver(pinned::unpin(address), real.api, || {
         let result = pinned::forgetting(address, || real.call());
         if result.is_ok() {
             pinned::return_idle(None);
@@ -64,6 +66,7 @@ pub unsafe fn register(real: &mut Real, pointer: *mut c_void, bytes: usize, flag
     let result = retry::call_for_host(real);
     let (address, bytes) = (pointer as u64, bytes as u64);
     if result.is_ok() {
+        address::given_anew(address, bytes);
         pinned::driver_allocated(address, bytes, flags, By::Program, start.elapsed());
     } else if result == CuResult::HOST_MEMORY_ALREADY_REGISTERED {
         pinned::registered_twice(address, bytes);
@@ -75,14 +78,20 @@ pub unsafe fn register(real: &mut Real, pointer: *mut c_void, bytes: usize, flag
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn unregister(real: &mut Real, pointer: *mut c_void) -> CuResult {
     let address = pointer as u64;
-    if pinned::is_pooled(address) {
-        // To the driver most blocks are the middle of something; the program asks about a whole allocation, or about
-        // memory that is gone.
-        let live = pinned::block_at(address).is_some();
-        return if live { CuResult::INVALID_VALUE } else { CuResult::HOST_MEMORY_NOT_REGISTERED };
+    match address::known(address) {
+        Known::Foreign => {
+            Bypass::NotOurs.note(real.api);
+            pinned::forgetting(address, || real.call())
+        }
+        _ if !context::driver().is_some_and(context::is_usable) => {
+            Bypass::ContextGone.note(real.api);
+            real.call()
+        }
+        // To the driver most blocks are the middle of something, and freed memory is there still; the program asks about a
+        // whole allocation, or about memory that is gone.
+        Known::Freed => CuResult::HOST_MEMORY_NOT_REGISTERED,
+        Known::Pinned(_) | Known::Pooled(_) | Known::Managed(_) => CuResult::INVALID_VALUE,
     }
-    Bypass::NotOurs.note(real.api);
-    pinned::forgetting(address, || real.call())
 }
 
 /// # Safety
@@ -107,7 +116,9 @@ pub unsafe fn flags(real: &mut Real, pointer: *mut c_void) -> CuResult {
 }
 
 /// Memory that the driver takes for pinned and the program must not: what is freed of the pinned pool's segments, and
-/// blocks of device memory, for which the driver answers as for pinned memory because they are mapped.
+/// blocks of device memory, for which the driver answers as for pinned memory because they are mapped. Without a context
+/// that can be used it looks at no address.
 fn is_hidden(address: u64) -> bool {
     !matches!(address::known(address), Known::Foreign | Known::Pinned(_))
+        && context::driver().is_some_and(context::is_usable)
 }

@@ -4,6 +4,7 @@ use super::Real;
 use crate::address::{self, Known};
 use crate::bypass::{Bypass, or_driver};
 use crate::serve::{ipc, memory};
+use crate::watch::context;
 use crate::{log, process};
 use cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
 use gpupool_cuda::CuResult;
@@ -16,9 +17,7 @@ const LAZY_PEER_ACCESS: c_uint = 1;
 /// # Safety
 /// `handle` is the program's output argument of that call.
 pub unsafe fn export(real: &mut Real, handle: *mut CUipcMemHandle, dptr: CUdeviceptr) -> CuResult {
-    // Behind the last byte asked for is nothing of the program's.
-    let block = memory::block_at(dptr).filter(|block| dptr < block.address + block.bytes);
-    let (Some(block), Some(driver)) = (block, process::driver()) else {
+    let (Some(block), Some(driver)) = (memory::block_at(dptr), process::driver()) else {
         Bypass::NotOurs.note(real.api);
         let result = real.call();
         if !result.is_ok() && matches!(address::known(dptr), Known::Managed(_)) {
@@ -32,10 +31,10 @@ pub unsafe fn export(real: &mut Real, handle: *mut CUipcMemHandle, dptr: CUdevic
         }
         return result;
     };
-    let answer = match driver.current_context() {
-        _ if handle.is_null() => Err(Bypass::Malformed),
-        None => Err(Bypass::NoContext),
-        Some(_) => Ok(ipc::export(driver, &block)),
+    let answer = match handle.is_null() {
+        true => Err(Bypass::Malformed),
+        false if !context::is_usable(driver) => Err(Bypass::NoContext),
+        false => Ok(ipc::export(driver, &block)),
     };
     let answer = answer.map(|exported| {
         if let Ok(bytes) = exported {
@@ -53,7 +52,7 @@ pub unsafe fn open(real: &mut Real, dptr: *mut CUdeviceptr, handle: CUipcMemHand
     let answer = match process::driver() {
         None => Err(Bypass::NoDriver),
         Some(_) if dptr.is_null() || flags != LAZY_PEER_ACCESS => Err(Bypass::Malformed),
-        Some(driver) if driver.current_context().is_none() => Err(Bypass::NoContext),
+        Some(driver) if !context::is_usable(driver) => Err(Bypass::NoContext),
         Some(driver) => ipc::open(driver, &handle.reserved.map(|byte| byte as u8)),
     };
     let answer = answer.map(|opened| {
@@ -83,6 +82,9 @@ pub unsafe fn descriptor(real: &mut Real, dptr: CUdeviceptr, bytes: usize) -> Cu
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn close(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
-    let answer = process::driver().ok_or(Bypass::NoDriver).and_then(|driver| ipc::close(driver, dptr));
+    let driver = process::driver().ok_or(Bypass::NoDriver);
+    // Without a context the driver closes nothing, whoever made the memory.
+    let bound = driver.and_then(|driver| driver.current_context().map(|_| driver).ok_or(Bypass::NoContext));
+    let answer = bound.and_then(|driver| ipc::close(driver, dptr));
     or_driver(answer, real.api, || real.call())
 }

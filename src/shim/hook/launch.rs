@@ -1,5 +1,5 @@
 //! Bodies: what is looked at before a kernel is launched. See [`crate::serve::managed::launch`]; after the launch it is counted
-//! like everything in [`super::usage`].
+//! like everything in [`super::submit`].
 
 use crate::serve::managed::launch::{Arguments, before, before_configured};
 use cudarc::driver::sys::{CUfunction, CUstream};

@@ -22,7 +22,7 @@ const TREATMENTS: &[(&str, &[&str])] = &[
         "Watched: contexts, modules, captures, and how functions are found",
         &["context", "current", "module", "stream", "resolve"],
     ),
-    ("Counted", &["usage", "launch"]),
+    ("Counted", &["submit", "launch"]),
     ("Passed on, and in the log at level `trace`", &["pass"]),
 ];
 

@@ -1,6 +1,7 @@
 //! Bodies: allocation and free of device memory.
 
 use super::{Real, retry};
+use crate::address;
 use crate::bypass::{Bypass, or_driver};
 use crate::serve::{self, Served, managed, pinned};
 use crate::watch::context;
@@ -22,6 +23,10 @@ pub unsafe fn allocate(real: &mut Real, dptr: *mut CUdeviceptr, bytes: usize) ->
     match serve::allocate(bytes as u64, || retry::call(real)) {
         Served::Driver(result, why) => {
             why.note(real.api);
+            if result.is_ok() {
+                // SAFETY: not NULL, and the driver has just written to it.
+                address::given_anew(unsafe { *dptr }, bytes as u64);
+            }
             served_by_driver(result)
         }
         Served::Pool(answer) => {
@@ -55,6 +60,10 @@ pub unsafe fn allocate_pitch(
     match serve::allocate(bytes as u64, || retry::call(real)) {
         Served::Driver(result, why) => {
             why.note(real.api);
+            if result.is_ok() {
+                // SAFETY: not NULL, and the driver has just written to it.
+                address::given_anew(unsafe { *dptr }, bytes as u64);
+            }
             served_by_driver(result)
         }
         Served::Pool(answer) => {
@@ -87,7 +96,9 @@ pub unsafe fn allocate_managed(real: &mut Real, dptr: *mut CUdeviceptr, bytes: u
     let result = retry::call(real);
     if result.is_ok() && !dptr.is_null() {
         // SAFETY: not NULL, and the driver has just written to it.
-        managed::adopt(unsafe { *dptr }, bytes as u64, flags);
+        let address = unsafe { *dptr };
+        address::given_anew(address, bytes as u64);
+        managed::adopt(address, bytes as u64, flags);
     }
     result
 }
@@ -96,7 +107,7 @@ pub unsafe fn allocate_managed(real: &mut Real, dptr: *mut CUdeviceptr, bytes: u
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
     or_driver(serve::free(dptr), real.api, || {
-        let result = managed::free(dptr, || real.call());
+        let result = managed::free_managed(dptr, || real.call());
         if result.is_ok() {
             pinned::return_idle(None);
         }

@@ -21,7 +21,7 @@ pub mod query;
 pub mod retry;
 pub mod stream;
 pub mod stream_ordered;
-pub mod usage;
+pub mod submit;
 pub mod vmm;
 
 pub use boundary::Real;

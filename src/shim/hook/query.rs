@@ -6,6 +6,7 @@ use super::Real;
 use crate::address::{self, Known};
 use crate::bypass::{Answer, Bypass, or_driver};
 use crate::serve;
+use crate::serve::memory::memops;
 use crate::serve::{handles, ipc};
 use crate::watch::context;
 use cudarc::driver::sys::{CUdevice, CUdeviceptr};
@@ -19,6 +20,7 @@ mod kind {
     pub const MEMORY_TYPE: i32 = 2;
     pub const DEVICE_POINTER: i32 = 3;
     pub const HOST_POINTER: i32 = 4;
+    pub const SYNC_MEMOPS: i32 = 6;
     pub const BUFFER_ID: i32 = 7;
     pub const IS_MANAGED: i32 = 8;
     pub const DEVICE_ORDINAL: i32 = 9;
@@ -37,7 +39,7 @@ const DEVICE_MEMORY: u32 = 2;
 
 /// Block ids start here, so that they never equal a buffer id of the driver's, which counts up from 1.
 const FIRST_BUFFER_ID: u64 = 1 << 48;
-/// The same for blocks of pinned memory.
+/// Buffer ids of blocks of pinned memory begin here.
 const FIRST_PINNED_ID: u64 = 1 << 49;
 
 /// # Safety
@@ -108,7 +110,7 @@ unsafe fn write_attribute(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr,
 /// What the driver does not know: which part of its allocation this is. The rest, a block has in common with its segment.
 ///
 /// # Safety
-/// As [`write_attribute`].
+/// `data` has room for the value of this attribute.
 unsafe fn write_of_pinned(data: *mut c_void, attribute: c_int, block: &gpupool_pinned::Block) -> Answer<CuResult> {
     use kind as a;
     let value = match attribute {
@@ -123,7 +125,7 @@ unsafe fn write_of_pinned(data: *mut c_void, attribute: c_int, block: &gpupool_p
 }
 
 /// # Safety
-/// As [`write_attribute`].
+/// `data` has room for the value of this attribute.
 unsafe fn write_of_device(
     data: *mut c_void,
     attribute: c_int,
@@ -139,6 +141,9 @@ unsafe fn write_of_device(
             a::MEMORY_TYPE => put::<u32>(data, DEVICE_MEMORY),
             a::DEVICE_POINTER => put::<u64>(data, ptr),
             a::HOST_POINTER => return Ok(CuResult::INVALID_VALUE),
+            // Managed memory of the driver's has it by itself, and keeps what it is set to.
+            a::SYNC_MEMOPS if managed => return Err(Bypass::NothingToHide),
+            a::SYNC_MEMOPS => put::<u32>(data, memops::is_set(block).into()),
             a::BUFFER_ID => put::<u64>(data, FIRST_BUFFER_ID + block.id),
             // What could be hidden of it is not worth a lie: the processor may use the memory, and tools ask.
             a::IS_MANAGED if managed => return Err(Bypass::NothingToHide),
@@ -158,7 +163,7 @@ unsafe fn write_of_device(
 /// Corrects one attribute of memory that the program made itself (`cuMemCreate`) and that lies elsewhere than it asked for.
 ///
 /// # Safety
-/// As [`write_attribute`], and the driver has written the attribute there.
+/// `data` has room for the value of this attribute, and the driver has written it there.
 unsafe fn as_asked_for(data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) -> Answer<CuResult> {
     let (device, place) = handles::elsewhere_at(ptr).ok_or(Bypass::NotOurs)?;
     // SAFETY: the types are the C types of these attributes; unaligned because the program only promised room.
@@ -260,13 +265,35 @@ pub unsafe fn pointer_attributes(
     result
 }
 
+/// One attribute can be set. The driver asks for no context.
+///
+/// # Safety
+/// `value` is the program's argument of that call.
+pub unsafe fn set_pointer_attribute(
+    real: &mut Real,
+    value: *const c_void,
+    attribute: c_int,
+    ptr: CUdeviceptr,
+) -> CuResult {
+    let answer = match address::known(ptr) {
+        Known::Pooled(block) if attribute == kind::SYNC_MEMOPS && !value.is_null() => {
+            // SAFETY: not NULL, and the value of this attribute is a number of 32 bits; unaligned because the driver asks for no more.
+            let waits = unsafe { value.cast::<c_uint>().read_unaligned() } != 0;
+            Ok(memops::set(&block, waits))
+        }
+        Known::Pooled(_) | Known::Freed => Ok(CuResult::INVALID_VALUE),
+        Known::Managed(_) | Known::Pinned(_) => Err(Bypass::NothingToHide),
+        Known::Foreign => Err(Bypass::NotOurs),
+    };
+    or_driver(answer, real.api, || real.call())
+}
+
 /// # Safety
 /// The pointers are the program's output arguments of that call.
 pub unsafe fn address_range(real: &mut Real, base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) -> CuResult {
     let known = address::known(ptr);
     // Without a context that can be used, the driver does not look at the address. It says so itself where it is asked.
-    let is_usable = |driver: &Driver| driver.current_context().is_some() && context::usable(driver).is_ok();
-    if !matches!(known, Known::Foreign) && !context::driver().is_some_and(is_usable) {
+    if !matches!(known, Known::Foreign) && !context::driver().is_some_and(context::is_usable) {
         Bypass::NoContext.note(real.api);
         return real.call();
     }

@@ -23,7 +23,7 @@ pub fn call(real: &mut Real) -> CuResult {
     result
 }
 
-/// As [`call`], for calls that take host memory: what both pools keep of that goes back.
+/// Makes a call that takes host memory, and once more after OUT_OF_MEMORY where both pools had any of that to give back.
 pub fn call_for_host(real: &mut Real) -> CuResult {
     let result = real.call();
     if result == CuResult::OUT_OF_MEMORY && (pinned::give_back(real.api) | memory::give_back_host(real.api)) {

@@ -11,7 +11,7 @@ use crate::serve::{
 };
 use crate::watch::{capture, context};
 use cudarc::driver::sys::{CUdeviceptr, CUmemoryPool, CUstream};
-use gpupool_cuda::{CuResult, Device, Driver, MemoryPool, PoolProperties, Stream};
+use gpupool_cuda::{Capturing, CuResult, Device, Driver, MemoryPool, PoolProperties, Stream};
 
 /// # Safety
 /// `dptr` is the program's output argument of that call.
@@ -87,23 +87,24 @@ unsafe fn serve(
 
 /// Pooled memory is used again only after this point of the stream, and after that of every other one of its GPU: see
 /// [`memory::free_later`]. In a capture it is memory of somebody else's, and the driver's answer for that is
-/// INVALID_VALUE, which leaves the capture as it was.
+/// INVALID_VALUE, which leaves the capture as it was; where the capture is broken already, the driver says that instead.
 ///
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuResult {
-    match address::known(dptr) {
-        Known::Pooled(_) => {}
-        // Where the context or, at the end of the process, the driver is gone, that is the answer.
+    let known = address::known(dptr);
+    match known {
+        Known::Pooled(_) | Known::Managed(_) => {}
+        // Where there is no context, or it or at the end of the process the driver is gone, that is the answer.
         Known::Freed | Known::Pinned(_) => {
-            let refused = if context::is_refused() { Err(Bypass::ContextGone) } else { Ok(CuResult::INVALID_VALUE) };
+            let usable = context::driver().is_some_and(context::is_usable);
+            let refused = if usable { Ok(CuResult::INVALID_VALUE) } else { Err(Bypass::ContextGone) };
             return or_driver(refused, real.api, || real.call());
         }
         Known::Foreign => {
             Bypass::NotOurs.note(real.api);
-            return managed::free(dptr, || real.call());
+            return managed::free_managed(dptr, || real.call());
         }
-        Known::Managed(_) => return managed::free_in_order(dptr, || real.call()),
     }
     let Some(driver) = context::driver() else {
         Bypass::NoDriver.note(real.api);
@@ -112,11 +113,15 @@ pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuRe
     let stream = stream::handle(real, stream);
     if capture::under_way() {
         // SAFETY: the stream is the program's argument to a call that uses it.
-        match unsafe { driver.is_capturing(stream) } {
-            Ok(false) => {}
-            Ok(true) => return CuResult::INVALID_VALUE,
+        match unsafe { driver.capture_of(stream) } {
+            Ok(Capturing::Not) => {}
+            Ok(Capturing::Valid) => return CuResult::INVALID_VALUE,
+            Ok(Capturing::Invalidated) => return CuResult::STREAM_CAPTURE_INVALIDATED,
             Err(refused) => return refused,
         }
+    }
+    if matches!(known, Known::Managed(_)) {
+        return managed::free_in_order(dptr, || real.call());
     }
     let freed = match device_of(driver, stream) {
         Ok(device) => memory::free_later(dptr, device),

@@ -69,6 +69,8 @@ macro_rules! for_each_hook {
                 => query::pointer_attribute(data, attribute, ptr);
             cuPointerGetAttributes(count: c_uint, attributes: *mut c_int, data: *mut *mut c_void, ptr: CUdeviceptr)
                 => query::pointer_attributes(count, attributes, data, ptr);
+            cuPointerSetAttribute(value: *const c_void, attribute: c_int, ptr: CUdeviceptr)
+                => query::set_pointer_attribute(value, attribute, ptr);
             cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, dptr: CUdeviceptr)
                 => query::address_range(base, size, dptr);
 
@@ -198,90 +200,164 @@ macro_rules! for_each_hook {
             cuLaunchCooperativeKernel_ptsz(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
                 block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void)
                 => launch::cooperative(function, stream, parameters);
-            cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, devices: c_uint, flags: c_uint) => usage::launched();
-            cuLaunch(function: CUfunction) => usage::launched();
-            cuLaunchGrid(function: CUfunction, width: c_int, height: c_int) => usage::launched();
-            cuLaunchGridAsync(function: CUfunction, width: c_int, height: c_int, stream: CUstream) => usage::launched();
-            cuGraphLaunch(exec: CUgraphExec, stream: CUstream) => usage::launched();
-            cuGraphLaunch_ptsz(exec: CUgraphExec, stream: CUstream) => usage::launched();
-            cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::moved(dst, src, bytes);
-            cuMemcpy_ptds(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::moved(dst, src, bytes);
-            cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
-            cuMemcpyAsync_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
-            cuMemcpyHtoD_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize) => usage::moved(dst, src, bytes);
-            cuMemcpyHtoD_v2_ptds(dst: CUdeviceptr, src: *const c_void, bytes: usize) => usage::moved(dst, src, bytes);
-            cuMemcpyHtoDAsync_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
-            cuMemcpyHtoDAsync_v2_ptsz(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
-            cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => usage::moved(dst, src, bytes);
-            cuMemcpyDtoH_v2_ptds(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => usage::moved(dst, src, bytes);
-            cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
-            cuMemcpyDtoHAsync_v2_ptsz(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
-            cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::moved(dst, src, bytes);
-            cuMemcpyDtoD_v2_ptds(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => usage::moved(dst, src, bytes);
-            cuMemcpyDtoDAsync_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
-            cuMemcpyDtoDAsync_v2_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => usage::moved(dst, src, bytes);
-            cuMemcpyPeer(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between();
-            cuMemcpyPeer_ptds(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between();
+            cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, devices: c_uint, flags: c_uint) => submit::launched();
+            cuLaunch(function: CUfunction) => submit::launched();
+            cuLaunchGrid(function: CUfunction, width: c_int, height: c_int) => submit::launched();
+            cuLaunchGridAsync(function: CUfunction, width: c_int, height: c_int, stream: CUstream) => submit::launched();
+            cuGraphLaunch(exec: CUgraphExec, stream: CUstream) => submit::launched();
+            cuGraphLaunch_ptsz(exec: CUgraphExec, stream: CUstream) => submit::launched();
+            cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => submit::moved_at_once(dst, src, bytes);
+            cuMemcpy_ptds(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => submit::moved_at_once(dst, src, bytes);
+            cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
+            cuMemcpyAsync_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
+            cuMemcpyHtoD_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize) => submit::moved_at_once(dst, src, bytes);
+            cuMemcpyHtoD_v2_ptds(dst: CUdeviceptr, src: *const c_void, bytes: usize) => submit::moved_at_once(dst, src, bytes);
+            cuMemcpyHtoDAsync_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
+            cuMemcpyHtoDAsync_v2_ptsz(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
+            cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => submit::moved_at_once(dst, src, bytes);
+            cuMemcpyDtoH_v2_ptds(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => submit::moved_at_once(dst, src, bytes);
+            cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
+            cuMemcpyDtoHAsync_v2_ptsz(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
+            cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => submit::moved_at_once(dst, src, bytes);
+            cuMemcpyDtoD_v2_ptds(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => submit::moved_at_once(dst, src, bytes);
+            cuMemcpyDtoDAsync_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
+            cuMemcpyDtoDAsync_v2_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
+            cuMemcpyPeer(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between_blocks(dst, src);
+            cuMemcpyPeer_ptds(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between_blocks(dst, src);
             cuMemcpyPeerAsync(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => context::copied_between();
             cuMemcpyPeerAsync_ptsz(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => context::copied_between();
-            cuMemcpy2D_v2(copy: *const c_void) => usage::moved_rows(copy);
-            cuMemcpy2D_v2_ptds(copy: *const c_void) => usage::moved_rows(copy);
-            cuMemcpy2DUnaligned_v2(copy: *const c_void) => usage::moved_rows(copy);
-            cuMemcpy2DUnaligned_v2_ptds(copy: *const c_void) => usage::moved_rows(copy);
-            cuMemcpy3D_v2(copy: *const c_void) => usage::moved_boxes(copy);
-            cuMemcpy3D_v2_ptds(copy: *const c_void) => usage::moved_boxes(copy);
+            cuMemcpy2D_v2(copy: *const c_void) => submit::rows_at_once(copy);
+            cuMemcpy2D_v2_ptds(copy: *const c_void) => submit::rows_at_once(copy);
+            cuMemcpy2DUnaligned_v2(copy: *const c_void) => submit::rows_at_once(copy);
+            cuMemcpy2DUnaligned_v2_ptds(copy: *const c_void) => submit::rows_at_once(copy);
+            cuMemcpy3D_v2(copy: *const c_void) => submit::boxes_at_once(copy);
+            cuMemcpy3D_v2_ptds(copy: *const c_void) => submit::boxes_at_once(copy);
             cuMemcpy3DPeer(copy: *const c_void) => context::copied_between();
             cuMemcpy3DPeer_ptds(copy: *const c_void) => context::copied_between();
-            cuMemcpy2DAsync_v2(copy: *const c_void, stream: CUstream) => usage::moved_rows(copy);
-            cuMemcpy2DAsync_v2_ptsz(copy: *const c_void, stream: CUstream) => usage::moved_rows(copy);
-            cuMemcpy3DAsync_v2(copy: *const c_void, stream: CUstream) => usage::moved_boxes(copy);
-            cuMemcpy3DAsync_v2_ptsz(copy: *const c_void, stream: CUstream) => usage::moved_boxes(copy);
+            cuMemcpy2DAsync_v2(copy: *const c_void, stream: CUstream) => submit::moved_rows(copy);
+            cuMemcpy2DAsync_v2_ptsz(copy: *const c_void, stream: CUstream) => submit::moved_rows(copy);
+            cuMemcpy3DAsync_v2(copy: *const c_void, stream: CUstream) => submit::moved_boxes(copy);
+            cuMemcpy3DAsync_v2_ptsz(copy: *const c_void, stream: CUstream) => submit::moved_boxes(copy);
             cuMemcpy3DPeerAsync(copy: *const c_void, stream: CUstream) => context::copied_between();
             cuMemcpy3DPeerAsync_ptsz(copy: *const c_void, stream: CUstream) => context::copied_between();
             cuMemcpyBatchAsync(dst: *mut CUdeviceptr, src: *mut CUdeviceptr, sizes: *mut usize, count: usize,
                 attributes: *mut c_void, indices: *mut usize, attribute_count: usize, failed: *mut usize, stream: CUstream)
-                => usage::copied();
+                => submit::copied();
             cuMemcpyBatchAsync_ptsz(dst: *mut CUdeviceptr, src: *mut CUdeviceptr, sizes: *mut usize, count: usize,
                 attributes: *mut c_void, indices: *mut usize, attribute_count: usize, failed: *mut usize, stream: CUstream)
-                => usage::copied();
+                => submit::copied();
             cuMemcpyBatchAsync_v2(dst: *mut CUdeviceptr, src: *mut CUdeviceptr, sizes: *mut usize, count: usize,
                 attributes: *mut c_void, indices: *mut usize, attribute_count: usize, stream: CUstream)
-                => usage::copied();
+                => submit::copied();
             cuMemcpyBatchAsync_v2_ptsz(dst: *mut CUdeviceptr, src: *mut CUdeviceptr, sizes: *mut usize, count: usize,
                 attributes: *mut c_void, indices: *mut usize, attribute_count: usize, stream: CUstream)
-                => usage::copied();
+                => submit::copied();
             cuMemcpy3DBatchAsync(count: usize, list: *mut c_void, failed: *mut usize, flags: u64, stream: CUstream)
-                => usage::copied();
+                => submit::copied();
             cuMemcpy3DBatchAsync_ptsz(count: usize, list: *mut c_void, failed: *mut usize, flags: u64, stream: CUstream)
-                => usage::copied();
+                => submit::copied();
             cuMemcpy3DBatchAsync_v2(count: usize, list: *mut c_void, flags: u64, stream: CUstream)
-                => usage::copied();
+                => submit::copied();
             cuMemcpy3DBatchAsync_v2_ptsz(count: usize, list: *mut c_void, flags: u64, stream: CUstream)
-                => usage::copied();
+                => submit::copied();
             cuMemcpyWithAttributesAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, attributes: *mut c_void,
-                stream: CUstream) => usage::copied();
-            cuMemcpy3DWithAttributesAsync(copy: *mut c_void, flags: u64, stream: CUstream) => usage::copied();
+                stream: CUstream) => submit::copied();
+            cuMemcpy3DWithAttributesAsync(copy: *mut c_void, flags: u64, stream: CUstream) => submit::copied();
             cuMemcpyWithAttributesAsync_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, attributes: *mut c_void,
-                stream: CUstream) => usage::copied();
-            cuMemcpy3DWithAttributesAsync_ptsz(copy: *mut c_void, flags: u64, stream: CUstream) => usage::copied();
-            cuMemsetD8_v2(dst: CUdeviceptr, value: u8, count: usize) => usage::copied();
-            cuMemsetD8_v2_ptds(dst: CUdeviceptr, value: u8, count: usize) => usage::copied();
-            cuMemsetD8Async(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) => usage::copied();
-            cuMemsetD8Async_ptsz(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) => usage::copied();
-            cuMemsetD16_v2(dst: CUdeviceptr, value: u16, count: usize) => usage::copied();
-            cuMemsetD16_v2_ptds(dst: CUdeviceptr, value: u16, count: usize) => usage::copied();
-            cuMemsetD16Async(dst: CUdeviceptr, value: u16, count: usize, stream: CUstream) => usage::copied();
-            cuMemsetD16Async_ptsz(dst: CUdeviceptr, value: u16, count: usize, stream: CUstream) => usage::copied();
-            cuMemsetD32_v2(dst: CUdeviceptr, value: c_uint, count: usize) => usage::copied();
-            cuMemsetD32_v2_ptds(dst: CUdeviceptr, value: c_uint, count: usize) => usage::copied();
-            cuMemsetD32Async(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => usage::copied();
-            cuMemsetD32Async_ptsz(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => usage::copied();
-            cuEventRecord(event: CUevent, stream: CUstream) => usage::worked();
-            cuEventRecord_ptsz(event: CUevent, stream: CUstream) => usage::worked();
-            cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: c_uint) => usage::worked();
-            cuEventRecordWithFlags_ptsz(event: CUevent, stream: CUstream, flags: c_uint) => usage::worked();
-            cuStreamAddCallback(stream: CUstream, callback: *mut c_void, data: *mut c_void, flags: c_uint) => usage::worked();
-            cuStreamAddCallback_ptsz(stream: CUstream, callback: *mut c_void, data: *mut c_void, flags: c_uint) => usage::worked();
+                stream: CUstream) => submit::copied();
+            cuMemcpy3DWithAttributesAsync_ptsz(copy: *mut c_void, flags: u64, stream: CUstream) => submit::copied();
+            cuMemsetD8_v2(dst: CUdeviceptr, value: u8, count: usize) => submit::filled(dst);
+            cuMemsetD8_v2_ptds(dst: CUdeviceptr, value: u8, count: usize) => submit::filled(dst);
+            cuMemsetD8Async(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) => submit::copied();
+            cuMemsetD8Async_ptsz(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) => submit::copied();
+            cuMemsetD16_v2(dst: CUdeviceptr, value: u16, count: usize) => submit::filled(dst);
+            cuMemsetD16_v2_ptds(dst: CUdeviceptr, value: u16, count: usize) => submit::filled(dst);
+            cuMemsetD16Async(dst: CUdeviceptr, value: u16, count: usize, stream: CUstream) => submit::copied();
+            cuMemsetD16Async_ptsz(dst: CUdeviceptr, value: u16, count: usize, stream: CUstream) => submit::copied();
+            cuMemsetD32_v2(dst: CUdeviceptr, value: c_uint, count: usize) => submit::filled(dst);
+            cuMemsetD32_v2_ptds(dst: CUdeviceptr, value: c_uint, count: usize) => submit::filled(dst);
+            cuMemsetD32Async(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => submit::copied();
+            cuMemsetD32Async_ptsz(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => submit::copied();
+            cuMemsetD2D8_v2(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) => submit::filled(dst);
+            cuMemsetD2D8_v2_ptds(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) => submit::filled(dst);
+            cuMemsetD2D8Async(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream)
+                => submit::copied();
+            cuMemsetD2D8Async_ptsz(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream)
+                => submit::copied();
+            cuMemsetD2D16_v2(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) => submit::filled(dst);
+            cuMemsetD2D16_v2_ptds(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) => submit::filled(dst);
+            cuMemsetD2D16Async(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream)
+                => submit::copied();
+            cuMemsetD2D16Async_ptsz(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream)
+                => submit::copied();
+            cuMemsetD2D32_v2(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) => submit::filled(dst);
+            cuMemsetD2D32_v2_ptds(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) => submit::filled(dst);
+            cuMemsetD2D32Async(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream)
+                => submit::copied();
+            cuMemsetD2D32Async_ptsz(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream)
+                => submit::copied();
+            cuMemcpyAtoA_v2(dst: CUarray, dst_offset: usize, src: CUarray, src_offset: usize, bytes: usize) => submit::copied();
+            cuMemcpyAtoA_v2_ptds(dst: CUarray, dst_offset: usize, src: CUarray, src_offset: usize, bytes: usize) => submit::copied();
+            cuMemcpyAtoD_v2(dst: CUdeviceptr, src: CUarray, src_offset: usize, bytes: usize) => submit::filled(dst);
+            cuMemcpyAtoD_v2_ptds(dst: CUdeviceptr, src: CUarray, src_offset: usize, bytes: usize) => submit::filled(dst);
+            cuMemcpyAtoH_v2(dst: *mut c_void, src: CUarray, src_offset: usize, bytes: usize) => submit::copied();
+            cuMemcpyAtoH_v2_ptds(dst: *mut c_void, src: CUarray, src_offset: usize, bytes: usize) => submit::copied();
+            cuMemcpyDtoA_v2(dst: CUarray, dst_offset: usize, src: CUdeviceptr, bytes: usize) => submit::filled(src);
+            cuMemcpyDtoA_v2_ptds(dst: CUarray, dst_offset: usize, src: CUdeviceptr, bytes: usize) => submit::filled(src);
+            cuMemcpyHtoA_v2(dst: CUarray, dst_offset: usize, src: *const c_void, bytes: usize) => submit::copied();
+            cuMemcpyHtoA_v2_ptds(dst: CUarray, dst_offset: usize, src: *const c_void, bytes: usize) => submit::copied();
+            cuMemcpyAtoHAsync_v2(dst: *mut c_void, src: CUarray, src_offset: usize, bytes: usize, stream: CUstream)
+                => submit::copied();
+            cuMemcpyAtoHAsync_v2_ptsz(dst: *mut c_void, src: CUarray, src_offset: usize, bytes: usize, stream: CUstream)
+                => submit::copied();
+            cuMemcpyHtoAAsync_v2(dst: CUarray, dst_offset: usize, src: *const c_void, bytes: usize, stream: CUstream)
+                => submit::copied();
+            cuMemcpyHtoAAsync_v2_ptsz(dst: CUarray, dst_offset: usize, src: *const c_void, bytes: usize, stream: CUstream)
+                => submit::copied();
+            cuMemBatchDecompressAsync(list: *mut c_void, count: usize, flags: c_uint, failed: *mut usize, stream: CUstream)
+                => submit::copied();
+            cuMemBatchDecompressAsync_ptsz(list: *mut c_void, count: usize, flags: c_uint, failed: *mut usize, stream: CUstream)
+                => submit::copied();
+            cuStreamWriteValue32(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint) => submit::worked();
+            cuStreamWriteValue32_ptsz(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint) => submit::worked();
+            cuStreamWriteValue32_v2(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint) => submit::worked();
+            cuStreamWriteValue32_v2_ptsz(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint) => submit::worked();
+            cuStreamWriteValue64(stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) => submit::worked();
+            cuStreamWriteValue64_ptsz(stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) => submit::worked();
+            cuStreamWriteValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) => submit::worked();
+            cuStreamWriteValue64_v2_ptsz(stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) => submit::worked();
+            cuStreamWaitValue32(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint) => submit::worked();
+            cuStreamWaitValue32_ptsz(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint) => submit::worked();
+            cuStreamWaitValue32_v2(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint) => submit::worked();
+            cuStreamWaitValue32_v2_ptsz(stream: CUstream, address: CUdeviceptr, value: c_uint, flags: c_uint) => submit::worked();
+            cuStreamWaitValue64(stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) => submit::worked();
+            cuStreamWaitValue64_ptsz(stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) => submit::worked();
+            cuStreamWaitValue64_v2(stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) => submit::worked();
+            cuStreamWaitValue64_v2_ptsz(stream: CUstream, address: CUdeviceptr, value: u64, flags: c_uint) => submit::worked();
+            cuStreamBatchMemOp(stream: CUstream, count: c_uint, list: *mut c_void, flags: c_uint) => submit::worked();
+            cuStreamBatchMemOp_ptsz(stream: CUstream, count: c_uint, list: *mut c_void, flags: c_uint) => submit::worked();
+            cuStreamBatchMemOp_v2(stream: CUstream, count: c_uint, list: *mut c_void, flags: c_uint) => submit::worked();
+            cuStreamBatchMemOp_v2_ptsz(stream: CUstream, count: c_uint, list: *mut c_void, flags: c_uint) => submit::worked();
+            cuSignalExternalSemaphoresAsync(list: *const c_void, parameters: *const c_void, count: c_uint, stream: CUstream)
+                => submit::worked();
+            cuSignalExternalSemaphoresAsync_ptsz(list: *const c_void, parameters: *const c_void, count: c_uint, stream: CUstream)
+                => submit::worked();
+            cuWaitExternalSemaphoresAsync(list: *const c_void, parameters: *const c_void, count: c_uint, stream: CUstream)
+                => submit::worked();
+            cuWaitExternalSemaphoresAsync_ptsz(list: *const c_void, parameters: *const c_void, count: c_uint, stream: CUstream)
+                => submit::worked();
+            cuStreamAttachMemAsync(stream: CUstream, dptr: CUdeviceptr, bytes: usize, flags: c_uint) => submit::worked();
+            cuStreamAttachMemAsync_ptsz(stream: CUstream, dptr: CUdeviceptr, bytes: usize, flags: c_uint) => submit::worked();
+            cuGraphicsMapResources(count: c_uint, resources: *mut c_void, stream: CUstream) => submit::worked();
+            cuGraphicsMapResources_ptsz(count: c_uint, resources: *mut c_void, stream: CUstream) => submit::worked();
+            cuGraphicsUnmapResources(count: c_uint, resources: *mut c_void, stream: CUstream) => submit::worked();
+            cuGraphicsUnmapResources_ptsz(count: c_uint, resources: *mut c_void, stream: CUstream) => submit::worked();
+            cuEventRecord(event: CUevent, stream: CUstream) => submit::worked();
+            cuEventRecord_ptsz(event: CUevent, stream: CUstream) => submit::worked();
+            cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: c_uint) => submit::worked();
+            cuEventRecordWithFlags_ptsz(event: CUevent, stream: CUstream, flags: c_uint) => submit::worked();
+            cuStreamAddCallback(stream: CUstream, callback: *mut c_void, data: *mut c_void, flags: c_uint) => submit::worked();
+            cuStreamAddCallback_ptsz(stream: CUstream, callback: *mut c_void, data: *mut c_void, flags: c_uint) => submit::worked();
 
             // Only traced, so that a log at level trace has every call that concerns memory, contexts and captures. First: arrays
             // and the pools of stream-ordered memory.
@@ -307,8 +383,8 @@ macro_rules! for_each_hook {
 
             // Virtual memory management that makes no memory, and multicast objects.
             cuMemGetAllocationGranularity(granularity: *mut usize, prop: *const c_void, option: c_int) => pass::through();
-            cuMemMapArrayAsync(list: *mut c_void, count: c_uint, stream: CUstream) => pass::through();
-            cuMemMapArrayAsync_ptsz(list: *mut c_void, count: c_uint, stream: CUstream) => pass::through();
+            cuMemMapArrayAsync(list: *mut c_void, count: c_uint, stream: CUstream) => submit::worked();
+            cuMemMapArrayAsync_ptsz(list: *mut c_void, count: c_uint, stream: CUstream) => submit::worked();
             cuMulticastCreate(handle: *mut u64, prop: *const c_void) => pass::through();
             cuMulticastAddDevice(handle: u64, device: CUdevice) => pass::through();
             cuMulticastBindMem(multicast: u64, offset: usize, handle: u64, from: usize, bytes: usize, flags: u64)
@@ -321,8 +397,7 @@ macro_rules! for_each_hook {
                 => pass::through();
             cuMulticastUnbind(multicast: u64, device: CUdevice, offset: usize, bytes: usize) => pass::through();
 
-            // Pointers, and memory that others made: never the pool's to free.
-            cuPointerSetAttribute(value: *const c_void, attribute: c_int, dptr: CUdeviceptr) => pass::through();
+            // Memory that others made: never the pool's to free.
             cuImportExternalMemory(memory: *mut *mut c_void, descriptor: *const c_void) => pass::through();
             cuExternalMemoryGetMappedBuffer(dptr: *mut CUdeviceptr, memory: *mut c_void, descriptor: *const c_void)
                 => pass::through();
@@ -333,28 +408,28 @@ macro_rules! for_each_hook {
             // Advice about managed memory.
             cuMemAdvise(dptr: CUdeviceptr, bytes: usize, advice: c_int, device: CUdevice) => pass::through();
             cuMemAdvise_v2(dptr: CUdeviceptr, bytes: usize, advice: c_int, location: Location) => pass::through();
-            cuMemPrefetchAsync(dptr: CUdeviceptr, bytes: usize, device: CUdevice, stream: CUstream) => usage::worked();
-            cuMemPrefetchAsync_ptsz(dptr: CUdeviceptr, bytes: usize, device: CUdevice, stream: CUstream) => usage::worked();
+            cuMemPrefetchAsync(dptr: CUdeviceptr, bytes: usize, device: CUdevice, stream: CUstream) => submit::worked();
+            cuMemPrefetchAsync_ptsz(dptr: CUdeviceptr, bytes: usize, device: CUdevice, stream: CUstream) => submit::worked();
             cuMemPrefetchAsync_v2(dptr: CUdeviceptr, bytes: usize, location: Location, flags: c_uint, stream: CUstream)
-                => usage::worked();
+                => submit::worked();
             cuMemPrefetchAsync_v2_ptsz(dptr: CUdeviceptr, bytes: usize, location: Location, flags: c_uint, stream: CUstream)
-                => usage::worked();
+                => submit::worked();
             cuMemPrefetchBatchAsync(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, locations: *mut c_void,
                 indices: *mut usize, location_count: usize, flags: u64, stream: CUstream)
-                => usage::worked();
+                => submit::worked();
             cuMemPrefetchBatchAsync_ptsz(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, locations: *mut c_void,
                 indices: *mut usize, location_count: usize, flags: u64, stream: CUstream)
-                => usage::worked();
+                => submit::worked();
             cuMemDiscardAndPrefetchBatchAsync(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, locations: *mut c_void,
                 indices: *mut usize, location_count: usize, flags: u64, stream: CUstream)
-                => usage::worked();
+                => submit::worked();
             cuMemDiscardAndPrefetchBatchAsync_ptsz(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, locations: *mut c_void,
                 indices: *mut usize, location_count: usize, flags: u64, stream: CUstream)
-                => usage::worked();
+                => submit::worked();
             cuMemDiscardBatchAsync(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, flags: u64, stream: CUstream)
-                => pass::through();
+                => submit::worked();
             cuMemDiscardBatchAsync_ptsz(list: *mut CUdeviceptr, sizes: *mut usize, count: usize, flags: u64, stream: CUstream)
-                => pass::through();
+                => submit::worked();
             cuMemRangeGetAttribute(data: *mut c_void, size: usize, attribute: c_int, dptr: CUdeviceptr, bytes: usize)
                 => pass::through();
             cuMemRangeGetAttributes(data: *mut *mut c_void, sizes: *mut usize, attributes: *mut c_int, count: usize,
@@ -402,11 +477,11 @@ macro_rules! for_each_hook {
             cuCheckpointProcessGetRestoreThreadId(pid: c_int, thread: *mut c_int) => pass::through();
 
             // Graphs and captures, and work that is no kernel.
-            cuLaunchHostFunc(stream: CUstream, function: *mut c_void, data: *mut c_void) => usage::worked();
-            cuLaunchHostFunc_ptsz(stream: CUstream, function: *mut c_void, data: *mut c_void) => usage::worked();
-            cuLaunchHostFunc_v2(stream: CUstream, function: *mut c_void, data: *mut c_void, flags: c_uint) => usage::worked();
+            cuLaunchHostFunc(stream: CUstream, function: *mut c_void, data: *mut c_void) => submit::worked();
+            cuLaunchHostFunc_ptsz(stream: CUstream, function: *mut c_void, data: *mut c_void) => submit::worked();
+            cuLaunchHostFunc_v2(stream: CUstream, function: *mut c_void, data: *mut c_void, flags: c_uint) => submit::worked();
             cuLaunchHostFunc_v2_ptsz(stream: CUstream, function: *mut c_void, data: *mut c_void, flags: c_uint)
-                => usage::worked();
+                => submit::worked();
             cuGraphAddMemAllocNode(node: *mut *mut c_void, graph: CUgraph, dependencies: *const c_void, count: usize,
                 params: *mut c_void) => pass::through();
             cuGraphAddMemFreeNode(node: *mut *mut c_void, graph: CUgraph, dependencies: *const c_void, count: usize,

@@ -38,7 +38,7 @@ const fn is_quick(subject: &str, body: &str) -> bool {
 /// The driver's function of a api, as its C type; `NOT_SUPPORTED` to the program where the driver has none.
 macro_rules! real_function {
     ($name:ident($($t:ty),*)) => {{
-        let Some(pointer) = SLOTS.get(Row::$name as usize) else { return CuResult::NOT_SUPPORTED };
+        let Some(pointer) = SLOTS.get(Index::$name as usize) else { return CuResult::NOT_SUPPORTED };
         // SAFETY: `pointer` is the driver's export of exactly this name, and the row states its C signature.
         let function: unsafe extern "C-unwind" fn($($t),*) -> CuResult = unsafe { std::mem::transmute(pointer) };
         function
@@ -48,18 +48,18 @@ macro_rules! real_function {
 macro_rules! trampoline {
     // Of launches and copies, the context is looked for before the call and counted in after it, which cannot panic and needs
     // no guard: so no boundary, of which a launch would feel the twenty nanoseconds. What is only traced takes the same way.
-    ($name:ident($($p:ident: $t:ty),*) => usage::$body:ident($($a:ident),*)) => {
-        trampoline! { @listens $name($($p: $t),*) => usage::$body($($a),*) }
+    ($name:ident($($p:ident: $t:ty),*) => submit::$body:ident($($a:ident),*)) => {
+        trampoline! { @listens $name($($p: $t),*) => submit::$body($($a),*) }
     };
     // Launches, whose arguments are looked at first where that was asked for. That is a function of its own, so that one
     // which is only counted saves no register for it.
     ($name:ident($($p:ident: $t:ty),*) => launch::$body:ident($($a:ident),*)) => {
-        trampoline! { @listens $name($($p: $t),*) => usage::launched(), unless (managed::launch::scans()) {
+        trampoline! { @listens $name($($p: $t),*) => submit::launched(), unless (managed::launch::scans()) {
             #[cold]
             unsafe extern "C-unwind" fn looked_at($($p: $t),*) -> CuResult {
                 let real = real_function!($name($($t),*));
                 let is_ours = run::takes_part(Api(stringify!($name))) && guard::is_outside();
-                let before = is_ours.then(|| super::usage::before(Api(stringify!($name))));
+                let before = is_ours.then(|| super::submit::before(Api(stringify!($name))));
                 // SAFETY: the program passes these arguments to the driver with this very call.
                 unsafe { super::launch::$body(Api(stringify!($name)), $($a),*) };
                 // SAFETY: the arguments are the program's own, passed on unchanged.
@@ -69,7 +69,7 @@ macro_rules! trampoline {
                         // SAFETY: the arguments are still the program's; the driver took nothing of a call that it answered so.
                         result = unsafe { real($($p),*) };
                     }
-                    super::usage::launched(Api(stringify!($name)), before, result);
+                    super::submit::launched(Api(stringify!($name)), before, result);
                 }
                 result
             }
@@ -131,7 +131,7 @@ macro_rules! trampolines {
     ($($name:ident($($p:ident: $t:ty),* $(,)?) => $subject:ident::$body:ident($($a:ident),*);)*) => {
         /// A row's place in the table.
         #[allow(non_camel_case_types, reason = "the names are the driver's")]
-        enum Row { $($name),* }
+        enum Index { $($name),* }
 
         /// Rows in the table.
         const ROWS: usize = [$(stringify!($name)),*].len();
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_row_and_its_hook_have_the_same_index() {
-        assert_eq!(HOOKS[Row::cuInit as usize].name, c"cuInit");
-        assert_eq!(HOOKS[Row::cuMemAlloc_v2 as usize].name, c"cuMemAlloc_v2");
+        assert_eq!(HOOKS[Index::cuInit as usize].name, c"cuInit");
+        assert_eq!(HOOKS[Index::cuMemAlloc_v2 as usize].name, c"cuMemAlloc_v2");
     }
 }

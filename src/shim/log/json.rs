@@ -117,7 +117,7 @@ impl LogFile {
             };
             let template = template.template().display();
             format!(
-                "GPUPOOL_LOG_FILE={template}: can not create {}: {error}; {advice}. Going on without it",
+                "GPUPOOL_LOG_FILE={template}: cannot create {}: {error}; {advice}. Going on without it",
                 path.display()
             )
         })?;
@@ -286,7 +286,7 @@ fn begun_before_exec(path: &Path) -> Option<File> {
     (record.pid == std::process::id() && in_our_life).then_some(file)
 }
 
-/// The same file under a high number; `None` where the process may not have so many.
+/// `file` under a high number; `None` where the process may not have so many.
 fn high(file: File) -> Option<OwnedFd> {
     output::duplicate(&file, DESCRIPTOR_FLOOR).ok()
 }

@@ -111,7 +111,7 @@ pub fn file_path() -> Option<&'static Path> {
     FILE_PATH.get().map(PathBuf::as_path)
 }
 
-/// The same, where it is the user's: what a summary may tell him to read.
+/// Where the log's file lies, if it stays after the process: what a summary may tell the user to read.
 pub fn lasting_file() -> Option<&'static Path> {
     file_path().filter(|_| !BORROWED.load(Ordering::Relaxed))
 }

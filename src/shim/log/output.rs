@@ -36,12 +36,12 @@ pub(super) fn reserve(descriptor: libc::c_int, start: u64, end: u64) -> io::Resu
     .map(drop)
 }
 
-/// The same file under a number that is none of the standard streams', where a program would write to it without knowing.
+/// `file` under a number that is none of the standard streams', where a program would write to it without knowing.
 pub(super) fn above_standard(file: File) -> io::Result<OwnedFd> {
     if file.as_raw_fd() > libc::STDERR_FILENO { Ok(file.into()) } else { duplicate(&file, libc::STDERR_FILENO + 1) }
 }
 
-/// The same file under the first free number from `floor` on.
+/// `file` once more, under the first free number from `floor` on.
 pub(super) fn duplicate(file: &File, floor: libc::c_int) -> io::Result<OwnedFd> {
     // SAFETY: `file` owns an open descriptor; F_DUPFD_CLOEXEC takes an integer and touches no memory.
     let number = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, floor) };

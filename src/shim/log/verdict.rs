@@ -8,7 +8,7 @@
 //! What is said where a process leaves by `_exit` is said by a handler of a signal, too, or by the child of a `vfork`: there,
 //! and for the file `processes`, nothing is allocated, no lock is taken, and nothing of this library is changed.
 
-use std::ffi::{CStr, CString, OsString, c_char};
+use std::ffi::{CStr, CString, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -25,6 +25,7 @@ use parking_lot::Mutex;
 
 use super::{output, stderr};
 use crate::clock;
+use crate::own_memory::{self, Text};
 use gpupool_interpose::cancel;
 
 /// The file of one process. It is made once and never freed; a child of a fork makes its own.
@@ -90,23 +91,22 @@ pub fn is_asked() -> bool {
 /// Says to the file `processes` how it stands with this process. What cannot be written is missing there, and then it is
 /// not known how this process ended.
 fn present(how: Present) {
-    present_as(how, std::process::id(), c"");
+    present_as(how, std::process::id(), std::iter::empty());
 }
 
-/// As [`present`], for the process `pid`, with the path of a program.
-fn present_as(how: Present, pid: u32, program: &CStr) {
+/// Tells the wrapper that the process `pid` is there, and which program it runs; see [`present`].
+fn present_as(how: Present, pid: u32, program: impl Iterator<Item = u8>) {
     let Some(told) = TOLD.get() else { return };
     // On the stack, of which the handler of a signal may have little.
     let mut line = [0; 512];
     let mut rest = &mut line[..];
     let _ = write!(rest, "{} {pid}", how.word());
-    let program = program.to_bytes();
-    if !program.is_empty() {
+    let mut program = program.peekable();
+    if program.peek().is_some() {
         // What there is no room for is cut off, and a line feed in it is not the line's. The longest word and number have room.
         let _ = rest.write_all(b" ");
-        let shown = &program[..program.len().min(rest.len() - 1)];
-        for byte in shown {
-            let _ = rest.write_all(&[if *byte == b'\n' { b'?' } else { *byte }]);
+        for byte in program.take(rest.len() - 1) {
+            let _ = rest.write_all(&[if byte == b'\n' { b'?' } else { byte }]);
         }
     }
     let _ = rest.write_all(b"\n");
@@ -116,7 +116,7 @@ fn present_as(how: Present, pid: u32, program: &CStr) {
 
 /// This process, or a child of `vfork`, becomes the program at this path if nothing goes wrong.
 /// `is_given`: with an environment that names the library and the folder.
-pub fn becomes(program: &CStr, is_given: bool) {
+pub fn becomes(program: impl Iterator<Item = u8>, is_given: bool) {
     let _sheltered = cancel::shelter();
     let pid = std::process::id();
     BECOMES.store(pid, Ordering::Relaxed);
@@ -124,47 +124,84 @@ pub fn becomes(program: &CStr, is_given: bool) {
 }
 
 /// The process `pid`, 0 where nobody tells, was started as the program at this path.
-pub fn started_beside(pid: libc::pid_t, program: &CStr, is_given: bool) {
+pub fn started_beside(pid: libc::pid_t, program: impl Iterator<Item = u8>, is_given: bool) {
     let _sheltered = cancel::shelter();
     present_as(if is_given { Present::StartedGiven } else { Present::Started }, pid.cast_unsigned(), program);
 }
 
-/// Whether a program with this environment has the library loaded into it, if it has no rights of its own, and tells the same
-/// folder. A library that is named by its path must be there, as it is not in another root folder.
-///
-/// # Safety
-/// NULL, or a list of C strings that ends with NULL.
-pub unsafe fn is_given(environment: *const *const c_char) -> bool {
-    let Some(told) = TOLD.get().filter(|_| !environment.is_null()) else { return false };
+/// Whether a program with the environment at this address has the library loaded into it, if it has no rights of its own, and
+/// tells the same folder. A library that is named by its path must be there, as it is not in another root folder. Whoever
+/// starts a program with what cannot be read is told so by the kernel, and not by a signal of ours.
+pub fn is_given(environment: usize) -> bool {
+    let Some(told) = TOLD.get() else { return false };
     let (mut has_folder, mut has_library) = (false, false);
-    let mut next = environment;
-    loop {
-        // SAFETY: the list goes on to its NULL, which was not met yet.
-        let variable = unsafe { next.read() };
-        if variable.is_null() {
-            return has_folder && has_library;
+    for variable in own_memory::list(environment) {
+        let mut text = Text::at(variable);
+        let is = |name: u8| text.clone().next() == Some(name);
+        if is(b'G') {
+            has_folder |= text.eq(told.variable.to_bytes().iter().copied());
+        } else if is(b'L') && b"LD_PRELOAD=".iter().all(|byte| text.next() == Some(*byte)) {
+            has_library |= names_this_library(text);
         }
-        // SAFETY: an element of the list, and not its end.
-        let variable = unsafe { CStr::from_ptr(variable) };
-        has_folder |= variable == told.variable.as_c_str();
-        if let Some(libraries) = variable.to_bytes().strip_prefix(b"LD_PRELOAD=") {
-            has_library |= libraries.split(|byte| matches!(byte, b':' | b' ')).any(is_this_library);
-        }
-        // SAFETY: the list goes on behind an element that is not NULL.
-        next = unsafe { next.add(1) };
     }
+    has_folder && has_library
 }
 
 /// Whether an element of `LD_PRELOAD` names this library, by the name that it is installed under.
-fn is_this_library(named: &[u8]) -> bool {
-    let mut path = [0; 1024];
-    let name = named.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    if name != b"libgpupool.so" || named.len() >= path.len() {
-        return name == b"libgpupool.so";
+fn names_this_library(text: impl Iterator<Item = u8>) -> bool {
+    let mut element = Element::default();
+    let mut is_named = false;
+    for byte in text {
+        if matches!(byte, b':' | b' ') {
+            is_named |= std::mem::take(&mut element).is_this_library();
+        } else {
+            element.push(byte);
+        }
     }
-    path[..named.len()].copy_from_slice(named);
-    // SAFETY: the path has its NUL, as it is shorter than its room; access makes a system call and nothing else.
-    name.len() == named.len() || unsafe { libc::access(path.as_ptr().cast(), libc::F_OK) == 0 }
+    is_named || element.is_this_library()
+}
+
+/// One element of `LD_PRELOAD`.
+struct Element {
+    /// As a C string, as far as there is room.
+    path: [u8; 1024],
+    length: usize,
+    /// How many bytes of [`LIBRARY`] stand behind the last slash, and whether nothing else does.
+    name: Option<usize>,
+    is_path: bool,
+}
+
+/// What this library is called where it is installed.
+const LIBRARY: &[u8] = b"libgpupool.so";
+
+impl Default for Element {
+    fn default() -> Self {
+        Self { path: [0; 1024], length: 0, name: Some(0), is_path: false }
+    }
+}
+
+impl Element {
+    fn push(&mut self, byte: u8) {
+        if let Some(room) = self.path.get_mut(self.length) {
+            *room = byte;
+        }
+        self.length += 1;
+        self.is_path |= byte == b'/';
+        self.name = match self.name {
+            _ if byte == b'/' => Some(0),
+            Some(known) if LIBRARY.get(known) == Some(&byte) => Some(known + 1),
+            _ => None,
+        };
+    }
+
+    fn is_this_library(&self) -> bool {
+        let is_called_so = self.name == Some(LIBRARY.len());
+        if !is_called_so || !self.is_path || self.length >= self.path.len() {
+            return is_called_so;
+        }
+        // SAFETY: the path has its NUL, as it is shorter than its room; access makes a system call and nothing else.
+        unsafe { libc::access(self.path.as_ptr().cast(), libc::F_OK) == 0 }
+    }
 }
 
 /// The process leaves. If it said that it becomes another program, it has not.
@@ -204,7 +241,7 @@ pub fn prepare() {
             OWN.store(Box::into_raw(Box::new(own)), Ordering::Release);
         }
         Err(error) => stderr::warn_now(&format!(
-            "{VERDICTS}={}: can not make a file there: {error}; what is found in this process does not reach --fail-on",
+            "{VERDICTS}={}: cannot make a file there: {error}; what is found in this process does not reach --fail-on",
             folder.display()
         )),
     }
@@ -314,6 +351,28 @@ impl Own {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_library_is_known_by_its_name_and_by_a_path_that_is_there() {
+        let is_named = |text: &str| names_this_library(text.bytes());
+        for text in ["libgpupool.so", "other.so:libgpupool.so", "libgpupool.so other.so", "a/b.so libgpupool.so:c.so"] {
+            assert!(is_named(text), "{text}");
+        }
+        let long = format!("/{}/libgpupool.so", "x".repeat(2000));
+        assert!(is_named(&long), "too long to be looked for");
+        for text in
+            ["", ":", "libgpupool", "libgpupool.so.1", "xlibgpupool.so", "libgpupool.so/", "/no/such/libgpupool.so"]
+        {
+            assert!(!is_named(text), "{text}");
+        }
+        let folder = std::env::temp_dir().join(format!("gpupool-named-{}", std::process::id()));
+        let path = folder.join("libgpupool.so");
+        assert!(!is_named(&path.display().to_string()));
+        std::fs::create_dir(&folder).and_then(|()| std::fs::write(&path, "")).unwrap();
+        let found = is_named(&format!("other.so {}", path.display()));
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(found);
+    }
 
     #[test]
     fn the_line_that_is_written_by_hand_is_the_one_that_is_read() {

@@ -11,6 +11,7 @@
 //! it was. Whether that one failed shows at the end of the process, which says that it is still there.
 
 use crate::log::verdict;
+use crate::own_memory::Text;
 use gpupool_interpose::dlsym;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::AtomicPtr;
@@ -26,6 +27,9 @@ impl Next {
         Next { name, function: AtomicPtr::new(std::ptr::null_mut()) }
     }
 }
+
+/// What `system` and `popen` start.
+const SHELL: &str = "/bin/sh";
 
 /// Before `main`: `dlsym` is nothing for the handler of a signal.
 pub fn find_next() {
@@ -90,15 +94,13 @@ unsafe extern "C" fn becomes(frame: &Frame, index: usize) -> *mut c_void {
             b"execle" => (frame.rdi, unsafe { frame.behind_words() }),
             _ => (frame.rdi, own),
         };
-        let path = path as *const c_char;
-        // SAFETY: the program's own argument, which must be a C string; NULL where there is none.
-        let path = if path.is_null() { c"" } else { unsafe { CStr::from_ptr(path) } };
-        // SAFETY: the program's own argument or variable: NULL, or a list that ends with NULL.
-        let is_given = unsafe { verdict::is_given(environment as *const *const c_char) };
+        // The program need not be right: what cannot be read is the kernel's to refuse.
+        let mut path = Text::at(path);
+        let is_given = verdict::is_given(environment);
         if !matches!(next.name.to_bytes(), b"system" | b"popen") {
             verdict::becomes(path, is_given);
-        } else if !is_given && !path.is_empty() {
-            verdict::started_beside(0, c"/bin/sh", false);
+        } else if !is_given && path.next().is_some() {
+            verdict::started_beside(0, SHELL.bytes(), false);
         }
     }
     dlsym::next(&next.function, next.name)
@@ -207,12 +209,8 @@ unsafe fn spawn(
             // SAFETY: where the caller wants the number; the C library would have written it there.
             unsafe { pid.write(child) };
         }
-        if verdict::is_asked() && !path.is_null() {
-            // SAFETY: the path with which the program was just started.
-            let path = unsafe { CStr::from_ptr(path) };
-            // SAFETY: the environment with which it was started.
-            let is_given = unsafe { verdict::is_given(environment.cast()) };
-            verdict::started_beside(child, path, is_given);
+        if verdict::is_asked() {
+            verdict::started_beside(child, Text::at(path.addr()), verdict::is_given(environment.addr()));
         }
     }
     failed

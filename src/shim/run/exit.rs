@@ -1,6 +1,6 @@
 //! How the process ends: in order (`exit`, `quick_exit`), or at once (`_exit`).
 
-use super::summary;
+use super::ending;
 use crate::agent;
 use crate::guard;
 use crate::log::verdict;
@@ -41,7 +41,7 @@ pub(super) extern "C" fn orderly() {
     }
     let Some(_inside) = guard::enter_sheltered() else { return };
     // A panic must not cross into libc's exit.
-    let judged = std::panic::catch_unwind(summary::write);
+    let judged = std::panic::catch_unwind(ending::write);
     // After an internal error it is not known what would have been found.
     if judged.is_ok() && process::is_open() {
         let _ = std::panic::catch_unwind(verdict::ended);

@@ -1,15 +1,16 @@
 //! The life of a process: where the library starts, what happens on a fork, and how it ends.
 
+mod ending;
 mod exec;
 mod exit;
 mod fork;
 mod leave;
 mod observers;
 mod start;
-mod summary;
 
 pub use start::takes_part;
 
+use crate::agent;
 use crate::log::{self, verdict};
 use std::ffi::{c_int, c_void};
 
@@ -26,6 +27,7 @@ pub fn register() {
     verdict::remember_folder();
     leave::find_next();
     exec::find_next();
+    agent::watch_main_thread();
     // SAFETY: the handlers are functions of this library, which is never unloaded (build.rs); NULL belongs to no library that
     // could be.
     unsafe {

@@ -42,7 +42,7 @@ pub fn allocate(bytes: u64, mut driver_call: impl FnMut() -> CuResult) -> Served
             let soft = process::settings().soft_oom != Switch::Off;
             memory::from_pool(opened, &context, context.device, bytes, soft)
         }
-        Err(why) => managed::allocate(bytes, why),
+        Err(why) => managed::allocate_managed(bytes, why),
     };
     match answer {
         Ok(answer) => Served::Pool(answer),
@@ -64,7 +64,7 @@ pub fn allocate_after_driver(driver: &'static Driver, context: &Context, device:
 /// Frees memory that the pool made.
 #[inline]
 pub fn free(address: u64) -> Answer<CuResult> {
-    let (answer, waited) = memory::free(address)?;
+    let (answer, waited) = memory::free_block(address)?;
     pinned::return_idle(waited);
     Ok(answer)
 }
@@ -114,5 +114,5 @@ fn plan_with(driver: &'static Driver, device: Device) -> Answer<&'static Plan> {
 
 /// What the pool holds and has held, or, in mode managed, what lies where. `None` where neither was opened.
 pub fn usage() -> Option<Usage> {
-    memory::usage().or_else(managed::usage)
+    memory::pool_usage().or_else(managed::managed_usage)
 }

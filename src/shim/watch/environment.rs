@@ -31,7 +31,7 @@ fn values() -> [Option<String>; 2] {
     WATCHED.map(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
 }
 
-/// As [`values`], when nobody vouches any more for the memory that the environment lies in. `None` where that cannot be read
+/// The values of the watched variables when nobody vouches any more for the memory that the environment lies in. `None` where that cannot be read
 /// without the danger of a fault.
 fn values_at_end() -> Option<[Option<String>; 2]> {
     unsafe extern "C" {

@@ -327,6 +327,22 @@ fn what_the_driver_gives_to_the_program_is_none_of_the_pool_s_any_more() {
 }
 
 #[test]
+fn what_the_driver_gives_away_while_it_goes_back_does_not_come_back() {
+    let pool = std::sync::Arc::new(pool(GIB));
+    let (address, kept) = (allocate(&pool, 2 * MIB).0, allocate(&pool, MIB).0);
+    free(&pool, address);
+    let again = std::sync::Arc::downgrade(&pool);
+    pool.backend().set_probe(move || again.upgrade().unwrap().given_anew(address + MIB, 4 * KIB));
+    let calls = pool.backend().inner().calls;
+    pool.backend().inner().fault = Some((calls + 1, 1, FaultKind::Failed));
+    assert_eq!(pool.trim(), 0, "the driver refuses: its context has ended, and the end is not told yet");
+    assert!(!pool.contains(address) && pool.contains(kept));
+    pool.backend().set_probe(|| {});
+    pool.given_anew(address - GIB, 8 * GIB);
+    assert!(!pool.contains(kept), "a range that is larger than all that the pool has");
+}
+
+#[test]
 fn a_context_that_ends_while_memory_is_pinned_in_it_gets_none() {
     let pool = std::sync::Arc::new(pool(GIB));
     let again = std::sync::Arc::downgrade(&pool);

@@ -164,5 +164,10 @@ fn only_a_range_inside_one_block_is_marked() {
         Some(4 * MIB),
         "the last frame is the block's to its end"
     );
+    // What the program asks for ends with the last byte that it asked for.
+    assert_eq!(pool.anchor(address, 3 * MIB + 1, Anchor::Asked), None);
+    assert_eq!(pool.anchor(address, 3 * MIB, Anchor::Asked), Some(4 * MIB));
+    assert_eq!(pool.block_at(address + 3 * MIB - 1), Some(first.block));
+    assert_eq!(pool.block_at(address + 3 * MIB), None);
     assert_returns_everything(&pool, &[first, second]);
 }

@@ -254,9 +254,12 @@ impl Backend for Mock {
         let readers = self.readers();
         let mut inner = self.call("grant", bytes)?;
         let mut at = address;
-        // The driver refuses a range with a hole, which another thread may just have made.
+        // The driver refuses a range with a hole, or with a part of a mapping, which another thread may just have made.
         while at < address + bytes {
             at += inner.mappings.get(&at).ok_or(Fault::Failed(inner.calls))?.bytes;
+        }
+        if at != address + bytes {
+            return Err(Fault::Failed(inner.calls));
         }
         for start in inner.whole(address, bytes) {
             let mapping = inner.mappings.get_mut(&start).unwrap();

@@ -433,7 +433,8 @@ impl Model {
     }
 
     fn anchor(&mut self, block: &Block, address: u64, bytes: u64, why: Anchor) {
-        let inside = address + bytes <= block.address + block.bytes.next_multiple_of(FRAME);
+        let reach = if why == Anchor::Asked { block.bytes } else { block.bytes.next_multiple_of(FRAME) };
+        let inside = address + bytes <= block.address + reach;
         let touched: Vec<_> = {
             let inner = self.pool.backend().inner();
             let mappings = inner.mapped().filter_map(|(start, ..)| inner.mapped_around(start));

@@ -3,12 +3,12 @@
 //! is answered as if it lay where it was asked for.
 //!
 //! What no place has whole is made of parts behind one handle, and mapped one after the other. Handles that went where they
-//! were asked to go are not known here, except on a GPU with a limit of the user's, where they count.
+//! were asked to go are not known here, except within a limit of the user's on that GPU, where they count.
 
-mod ledger;
+mod inventory;
 mod steer;
 
-pub use ledger::{Mapping, Part, Release, Retained};
+pub use inventory::{Mapping, Part, Release, Retained};
 pub use steer::{Request, create};
 
 use crate::backing;
@@ -16,110 +16,110 @@ use crate::bypass;
 use crate::serve::memory;
 use gpupool_cuda::{Access, CuResult, Driver, Location, Physical};
 use gpupool_pool::{Lenders, Place};
-use ledger::{Ledger, Memory, Origin};
+use inventory::{Inventory, Memory, Origin};
 use parking_lot::Mutex;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-static LEDGER: Mutex<Option<Ledger>> = Mutex::new(None);
+static INVENTORY: Mutex<Option<Inventory>> = Mutex::new(None);
 /// Pieces of memory in it, readable without the lock.
 static KNOWN: AtomicUsize = AtomicUsize::new(0);
 
-/// Looks at the ledger, or changes it. Nothing in here may call the driver.
-fn with_ledger<T>(act: impl FnOnce(&mut Ledger) -> T) -> T {
-    let mut ledger = LEDGER.lock();
-    let ledger = ledger.get_or_insert_default();
+/// Looks at the inventory, or changes it. Nothing in here may call the driver.
+fn with_inventory<T>(act: impl FnOnce(&mut Inventory) -> T) -> T {
+    let mut inventory = INVENTORY.lock();
+    let inventory = inventory.get_or_insert_default();
     // There is a plan before anything is charged, not always before the first look.
-    ledger.accounts = ledger.accounts.or_else(memory::accounts);
-    let value = act(ledger);
-    KNOWN.store(ledger.len(), Ordering::Release);
+    inventory.accounts = inventory.accounts.or_else(memory::accounts);
+    let value = act(inventory);
+    KNOWN.store(inventory.len(), Ordering::Release);
     value
 }
 
-/// The same, where there is anything in it.
+/// Acts on the inventory where there is anything in it.
 #[inline]
-fn with_known<T>(act: impl FnOnce(&mut Ledger) -> Option<T>) -> Option<T> {
-    if KNOWN.load(Ordering::Acquire) == 0 { None } else { with_ledger(act) }
+fn with_known<T>(act: impl FnOnce(&mut Inventory) -> Option<T>) -> Option<T> {
+    if KNOWN.load(Ordering::Acquire) == 0 { None } else { with_inventory(act) }
 }
 
 /// The GPU that the memory of this handle was asked for on, where it is elsewhere.
 pub fn asked_for(handle: Physical) -> Option<u32> {
-    with_known(|ledger| ledger.asked_for(handle))
+    with_known(|inventory| inventory.asked_for(handle))
 }
 
 /// The GPU that the memory at this address was asked for on, where it is elsewhere, and where it is.
 #[inline]
 pub fn elsewhere_at(address: u64) -> Option<(u32, Place)> {
-    with_known(|ledger| ledger.elsewhere_at(address))
+    with_known(|inventory| inventory.elsewhere_at(address))
 }
 
 /// Where what is made of parts is mapped that is mapped at this address, and its bytes.
 pub fn mapped_whole(address: u64) -> Option<(u64, u64)> {
-    with_known(|ledger| ledger.mapped_whole(address))
+    with_known(|inventory| inventory.mapped_whole(address))
 }
 
 /// Whether the memory of this handle is made of parts.
 pub fn is_of_parts(handle: Physical) -> bool {
-    with_known(|ledger| ledger.parts(handle).map(drop)).is_some()
+    with_known(|inventory| inventory.parts(handle).map(drop)).is_some()
 }
 
 /// `cuMemRetainAllocationHandle` is about to be called for an address: the handle that it will give, where that is known.
 pub fn begin_retain(address: u64) -> Option<Physical> {
-    with_known(|ledger| ledger.begin_retain(address))
+    with_known(|inventory| inventory.begin_retain(address))
 }
 
 /// It did not.
 pub fn not_retained(handle: Physical) {
-    with_ledger(|ledger| ledger.not_retained(handle));
+    with_inventory(|inventory| inventory.not_retained(handle));
 }
 
 /// `cuMemRetainAllocationHandle` gave this handle for an address.
 pub fn retained(handle: Physical, address: u64) -> Retained {
-    with_known(|ledger| Some(ledger.retained(handle, address))).unwrap_or(Retained::Plain)
+    with_known(|inventory| Some(inventory.retained(handle, address))).unwrap_or(Retained::Plain)
 }
 
 /// The driver has taken a reference on every part.
 pub fn revived(whole: Physical) {
-    with_ledger(|ledger| ledger.revived(whole));
+    with_inventory(|inventory| inventory.revived(whole));
 }
 
 /// A handle is about to be released.
 pub fn release(handle: Physical) -> Release {
-    with_known(|ledger| Some(ledger.release(handle))).unwrap_or(Release::Unknown)
+    with_known(|inventory| Some(inventory.release(handle))).unwrap_or(Release::Unknown)
 }
 
 /// These were not.
 pub fn not_released(parts: &[(Physical, Memory)]) {
-    with_ledger(|ledger| ledger.not_released(parts));
+    with_inventory(|inventory| inventory.not_released(parts));
 }
 
 /// A handle is about to be mapped: what is behind it. [`end_map`] is to hear of the outcome unless that is nothing known.
 pub fn begin_map(handle: Physical) -> Vec<Part> {
-    with_known(|ledger| Some(ledger.begin_map(handle))).unwrap_or_default()
+    with_known(|inventory| Some(inventory.begin_map(handle))).unwrap_or_default()
 }
 
-/// It was, or was not.
+/// Notes how the mapping ended that [`begin_map`] announced.
 pub fn end_map(parts: &[Part], address: u64, bytes: u64, succeeded: bool) {
     if !parts.is_empty() {
-        with_ledger(|ledger| ledger.end_map(parts, address, bytes, succeeded));
+        with_inventory(|inventory| inventory.end_map(parts, address, bytes, succeeded));
     }
 }
 
 /// A range is about to be unmapped.
 pub fn begin_unmap(address: u64, bytes: u64) -> Vec<(u64, Mapping)> {
-    with_known(|ledger| Some(ledger.take_mappings(address, bytes))).unwrap_or_default()
+    with_known(|inventory| Some(inventory.take_mappings(address, bytes))).unwrap_or_default()
 }
 
-/// It was, or was not.
+/// Notes how the unmapping ended for which [`begin_unmap`] took these mappings out; they come back where it failed.
 pub fn end_unmap(taken: Vec<(u64, Mapping)>, succeeded: bool) {
     if taken.is_empty() {
         return;
     }
-    with_ledger(|ledger| {
+    with_inventory(|inventory| {
         if succeeded {
-            taken.iter().for_each(|(_, mapping)| ledger.unmapped(mapping.handle));
+            taken.iter().for_each(|(_, mapping)| inventory.unmapped(mapping.handle));
         } else {
-            ledger.put_back(taken);
+            inventory.put_back(taken);
         }
     });
 }
@@ -130,22 +130,22 @@ pub fn imported(handle: Physical, location: Location) {
     if let Some(place) = location.place()
         && bypass::makes_memory().is_ok()
     {
-        with_ledger(|ledger| ledger.imported(handle, place));
+        with_inventory(|inventory| inventory.imported(handle, place));
     }
 }
 
 /// The access that the program itself gave `location`; `None`: the driver's answer is that.
 pub fn access_at(address: u64, location: Location) -> Option<c_int> {
-    with_known(|ledger| ledger.access_at(address, location))
+    with_known(|inventory| inventory.access_at(address, location))
 }
 
 /// The program has set access to a range, and the driver did so. Memory in it that lies elsewhere is granted to every GPU
 /// that the pool would grant it to: a copy that names the GPU it was asked for runs, for all the driver knows, on the one
 /// it lies on, and without access that kills the context.
 pub fn widen(driver: &Driver, address: u64, bytes: u64, list: &[Access]) -> CuResult {
-    let Some(mapped) = with_known(|ledger| {
-        ledger.granted(address, bytes, list);
-        Some(ledger.mapped_in(address, bytes))
+    let Some(mapped) = with_known(|inventory| {
+        inventory.granted(address, bytes, list);
+        Some(inventory.mapped_in(address, bytes))
     }) else {
         return CuResult::SUCCESS;
     };

@@ -1,7 +1,7 @@
 //! Where a handle goes that its GPU has no room for: whole to the next place that has, or in parts.
 
-use super::ledger::Part;
-use super::with_ledger;
+use super::inventory::Part;
+use super::with_inventory;
 use crate::backing;
 use crate::backing::plan::Plan;
 use crate::bell;
@@ -27,6 +27,9 @@ pub struct Request {
 /// `cuMemCreate` for plain memory of a GPU: there if it has room, else at the next place that has. The handle is where the
 /// driver, or this, has written it through `output`.
 ///
+/// A limit of the user's says what is placed at a GPU while others have room. Where none has, the driver is asked without it, as
+/// for `cuMemAlloc`, and what it gives then is the program's own and not charged: refused, the program would fail that runs bare.
+///
 /// # Safety
 /// `output` is the program's output argument of that call, and not NULL.
 pub unsafe fn create(real: &mut Real<CuResult>, output: *mut Physical, request: &Request) -> CuResult {
@@ -42,7 +45,7 @@ pub unsafe fn create(real: &mut Real<CuResult>, output: *mut Physical, request: 
             return result;
         }
         // SAFETY: as for this function.
-        return unsafe { elsewhere(real.api, output, request, u64::MAX, "full") };
+        return unsafe { elsewhere(real.api, output, request, u64::MAX, "full") }.unwrap_or(result);
     };
     let plan = match plan_for(device) {
         Ok((_, plan)) => plan,
@@ -53,7 +56,11 @@ pub unsafe fn create(real: &mut Real<CuResult>, output: *mut Physical, request: 
     };
     if !set_aside(plan, home, bytes, limit, real.api) {
         // SAFETY: as for this function.
-        return unsafe { elsewhere(real.api, output, request, limit, "limit") };
+        let placed = unsafe { elsewhere(real.api, output, request, limit, "limit") };
+        return placed.unwrap_or_else(|| {
+            Bypass::Full.note(real.api);
+            at_home(real, home)
+        });
     }
     let result = at_home(real, home);
     if !result.is_ok() {
@@ -62,11 +69,11 @@ pub unsafe fn create(real: &mut Real<CuResult>, output: *mut Physical, request: 
             return result;
         }
         // SAFETY: as for this function.
-        return unsafe { elsewhere(real.api, output, request, limit, "full") };
+        return unsafe { elsewhere(real.api, output, request, limit, "full") }.unwrap_or(result);
     }
     // SAFETY: not NULL, and the driver answered success.
     let handle = unsafe { *output };
-    with_ledger(|ledger| ledger.made(device, &[Part { handle, place: home, bytes }]));
+    with_inventory(|inventory| inventory.made(device, &[Part { handle, place: home, bytes }]));
     result
 }
 
@@ -99,21 +106,29 @@ fn has(driver: &Driver, plan: &Plan, place: Place, bytes: u64, api: Api) -> bool
     has() || memory::give_back_at(Some(place), api) && has()
 }
 
+/// `None`: no place has room for it.
+///
 /// # Safety
-/// As [`create`].
+/// `output` is the program's, of a `cuMemCreate` that asks for what `request` says.
 #[cold]
-unsafe fn elsewhere(api: Api, output: *mut Physical, request: &Request, most: u64, why: &'static str) -> CuResult {
+unsafe fn elsewhere(
+    api: Api,
+    output: *mut Physical,
+    request: &Request,
+    most: u64,
+    why: &'static str,
+) -> Option<CuResult> {
     let Request { bytes, device, .. } = *request;
     let (driver, plan) = match plan_for(device) {
         Ok(known) => known,
         Err(why) => {
             why.note(api);
-            return CuResult::OUT_OF_MEMORY;
+            return None;
         }
     };
-    if memory::returns_its_cache() && with_ledger(|ledger| ledger.refuse_softly(device, bytes)) {
+    if memory::returns_its_cache() && with_inventory(|inventory| inventory.refuse_softly(device, bytes)) {
         memory::say_refused_softly(device, bytes, "a handle of ");
-        return CuResult::OUT_OF_MEMORY;
+        return Some(CuResult::OUT_OF_MEMORY);
     }
     let limit = |place| if place == Place::Gpu(device) { most.min(plan.limit(place)) } else { plan.limit(place) };
     // A piece of more than half a GPU is an arena that the program keeps everything in. Whole it would lie on the far side
@@ -126,7 +141,7 @@ unsafe fn elsewhere(api: Api, output: *mut Physical, request: &Request, most: u6
             && let Ok(parts) = make(driver, plan, request, &[(place, bytes)])
         {
             // SAFETY: as for this function.
-            return unsafe { hand_out(output, request, &parts, why) };
+            return Some(unsafe { hand_out(output, request, &parts, why) });
         }
     }
     let mut rooms = rooms(driver, plan, request, limit);
@@ -140,14 +155,14 @@ unsafe fn elsewhere(api: Api, output: *mut Physical, request: &Request, most: u6
         let charged = charged.map_err(|place| (place, CuResult::OUT_OF_MEMORY));
         let (place, result) = match charged.and_then(|()| make(driver, plan, request, &pieces)) {
             // SAFETY: as for this function.
-            Ok(parts) => return unsafe { hand_out(output, request, &parts, why) },
+            Ok(parts) => return Some(unsafe { hand_out(output, request, &parts, why) }),
             Err(failed) => failed,
         };
         let asked: u64 = pieces.iter().filter(|(other, _)| *other == place).map(|(_, bytes)| bytes).sum();
         let left = if result == CuResult::OUT_OF_MEMORY { asked / 2 } else { 0 };
         rooms.iter_mut().filter(|room| room.place == place).for_each(|room| room.bytes = left);
     }
-    CuResult::OUT_OF_MEMORY
+    None
 }
 
 /// What each GPU could give to a part of a request, best first. Not the host: an arena sized by what several GPUs have
@@ -186,10 +201,10 @@ fn make(
 }
 
 /// # Safety
-/// As [`create`]; `parts` were made for this request.
+/// `output` is the program's, of a `cuMemCreate` that asks for what `request` says; `parts` were made for that.
 unsafe fn hand_out(output: *mut Physical, request: &Request, parts: &[Part], why: &'static str) -> CuResult {
     let home = request.device;
-    with_ledger(|ledger| ledger.made(home, parts));
+    with_inventory(|inventory| inventory.made(home, parts));
     bell::allocated();
     // SAFETY: not NULL; the driver would write there.
     unsafe { *output = parts[0].handle };

@@ -6,6 +6,7 @@ use crate::backing::topology::Topology;
 use crate::bypass::Bypass;
 use crate::fence;
 use crate::log;
+use crate::serve::memory::memops;
 use crate::watch::context::Gpus;
 use crate::watch::context::{self, Observer};
 use gpupool_config::format_size;
@@ -173,6 +174,7 @@ pub fn close(driver: &'static Driver, address: u64) -> Result<CuResult, Bypass> 
     };
     if let Some(import) = removed {
         let bytes = import.block.bytes;
+        memops::ended(&import.block);
         if answer == Ok(true) {
             drop(import.mapped);
             unmap_unused(driver, &contexts);
@@ -208,6 +210,7 @@ fn owner_gone(driver: &'static Driver, owner: u64) {
         COUNT.store(imports.len(), Ordering::Release);
         gone
     };
+    gone.iter().for_each(|import| memops::ended(&import.block));
     // The driver has waited for the context, and waits for no other when it ends what was opened in it.
     drop(gone);
     unmap_unused(driver, &[owner]);

@@ -70,6 +70,44 @@ pub fn insert(managed: Arc<Managed>) {
     changed(&live);
 }
 
+/// Whether a live block may have part of this range. As [`may_contain`].
+#[inline]
+pub fn may_meet(address: u64, bytes: u64) -> bool {
+    address < HIGHEST.load(Ordering::Acquire) && address.saturating_add(bytes) > LOWEST.load(Ordering::Relaxed)
+}
+
+/// Takes every block out that has part of this range.
+pub fn remove_within(address: u64, bytes: u64) -> Vec<Arc<Managed>> {
+    let mut live = LIVE.lock();
+    // Blocks do not overlap, so they end in the order in which they begin.
+    let before = live.range(..address.saturating_add(bytes)).rev();
+    let met: Vec<_> =
+        before.map(|(_, managed)| managed.clone()).take_while(|managed| managed.end() > address).collect();
+    for managed in &met {
+        live.remove(&managed.block.address);
+        if launch::scans() {
+            INDEX.remove(managed.block.address);
+        }
+    }
+    changed(&live);
+    met
+}
+
+/// Takes this very block out. Whether it was there: its address may be another one's by now.
+pub fn remove_this(managed: &Managed) -> bool {
+    let mut live = LIVE.lock();
+    let address = managed.block.address;
+    if live.get(&address).is_none_or(|known| known.block.id != managed.block.id) {
+        return false;
+    }
+    live.remove(&address);
+    if launch::scans() {
+        INDEX.remove(address);
+    }
+    changed(&live);
+    true
+}
+
 /// Takes the block that begins at this address out.
 pub fn remove(address: u64) -> Option<Arc<Managed>> {
     if !may_contain(address) {

@@ -68,7 +68,7 @@ impl Arguments {
     /// The buffer and its bytes, where there is one.
     ///
     /// # Safety
-    /// As [`before`].
+    /// The arguments are those of a launch that the driver takes.
     unsafe fn buffer(self) -> Option<(*const u8, usize)> {
         /// `CU_LAUNCH_PARAM_BUFFER_POINTER` and `…_SIZE`; the list ends with 0.
         const POINTER: usize = 1;
@@ -94,7 +94,7 @@ impl Arguments {
     /// Calls `each` with every word of the arguments.
     ///
     /// # Safety
-    /// As [`before`].
+    /// The arguments are those of a launch that the driver takes, and the layout is that of its function.
     #[inline]
     unsafe fn words(self, layout: &layouts::Layout, mut each: impl FnMut(u64)) {
         if !self.parameters.is_null() {
@@ -140,10 +140,10 @@ pub unsafe fn before(api: Api, function: Option<Function>, stream: Stream, argum
     }
 }
 
-/// As [`before`], of a launch that is described by a structure.
+/// Before a launch that is described by a structure (`CUlaunchConfig`); see [`before`].
 ///
 /// # Safety
-/// As [`before`]; `config` is the program's argument of that call.
+/// `config`, the function and the arguments are the program's, of a launch that the driver is about to get.
 #[inline]
 pub unsafe fn before_configured(api: Api, config: *const c_void, function: Option<Function>, arguments: Arguments) {
     // SAFETY: NULL, or what the driver reads too.

@@ -33,17 +33,17 @@ const BUSY: usize = 1;
 
 /// A row is written with its function BUSY, so a reader that finds the same function before and after its look at the
 /// layout has the layout of that function.
-struct Row {
+struct Entry {
     function: AtomicUsize,
     layout: AtomicPtr<Layout>,
 }
 
-static TABLE: [Row; ROWS] =
-    [const { Row { function: AtomicUsize::new(0), layout: AtomicPtr::new(std::ptr::null_mut()) } }; ROWS];
+static TABLE: [Entry; ROWS] =
+    [const { Entry { function: AtomicUsize::new(0), layout: AtomicPtr::new(std::ptr::null_mut()) } }; ROWS];
 /// Every layout there was, each once and never freed: most kernels have the parameters of some other.
 static LAYOUTS: Mutex<Vec<&'static Layout>> = Mutex::new(Vec::new());
 
-fn rows(function: usize) -> impl Iterator<Item = &'static Row> {
+fn rows(function: usize) -> impl Iterator<Item = &'static Entry> {
     // Handles are addresses of objects of one size, so their low bits say little; the multiplication spreads them.
     let first = (function.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (usize::BITS - ROWS.trailing_zeros())) % ROWS;
     (0..PROBES).filter_map(move |probe| TABLE.get((first + probe) % ROWS))

@@ -16,7 +16,7 @@ mod places;
 use crate::backing;
 use crate::backing::topology;
 use crate::bypass::{self, Answer, Bypass};
-use crate::serve::memory;
+use crate::serve::{memory, pinned};
 use crate::watch::{
     capture,
     context::{self, Context, Observer},
@@ -85,12 +85,12 @@ fn open() -> Option<&'static Opened> {
     let accounts =
         if plan.mode == Mode::Managed { Arc::clone(&plan.accounts) } else { Arc::new(Accounts::new(&specs)) };
     let places = Mutex::new(Places::new(accounts, links, backing::open::policy(), plan.lenders));
-    backing::level::opened(&specs, usage);
+    backing::level::opened(&specs, managed_usage);
     let opened = Opened { driver, plan, places, live: Mutex::default() };
     OPENED.get_or_init(|| Box::new(Some(opened))).as_ref()
 }
 
-/// The same, where blocks of ours are managed memory: the plan may have fallen back to another mode.
+/// What managed memory needs, where blocks of ours are managed memory: the plan may have fallen back to another mode.
 fn open_for_blocks() -> Option<&'static Opened> {
     if process::settings().mode != Mode::Managed {
         return None;
@@ -101,13 +101,13 @@ fn open_for_blocks() -> Option<&'static Opened> {
 /// Serves an allocation of `bytes` for the current context in mode managed. In the other modes, `why` the pool did not is the
 /// answer.
 #[cold]
-pub fn allocate(bytes: u64, why: Bypass) -> Answer<Result<u64, CuResult>> {
+pub fn allocate_managed(bytes: u64, why: Bypass) -> Answer<Result<u64, CuResult>> {
     let opened = open_for_blocks().ok_or(why)?;
     let context = context::current(opened.driver).ok_or(Bypass::NoContext)?;
     allocate_for(&context, context.device, bytes, process::settings().soft_oom != Switch::Off, why)
 }
 
-/// The same, near a GPU and owned by a context. `soft`: a program that caches is told OUT_OF_MEMORY once before the GPU
+/// A block of managed memory near a GPU, owned by a context. `soft`: a program that caches is told OUT_OF_MEMORY once before the GPU
 /// overflows.
 #[cold]
 pub fn allocate_for(
@@ -221,6 +221,8 @@ impl Opened {
         let block = Block { address, bytes, home, owner: context.id, id };
         let (placed, accessed) = (AtomicBool::new(false), AtomicU64::new(0));
         let managed = Arc::new(Managed { block, stripes, ours, placed, accessed });
+        pinned::given_anew(address, bytes);
+        given_anew(address, bytes);
         if process::settings().prefetch == Prefetch::Launch {
             launch::start(self.driver);
         }
@@ -371,20 +373,32 @@ fn context_appeared(driver: &Driver, context: Option<cuda::Context>) {
     }
 }
 
+/// The driver gave this range to the program: a block there went with its context, whose end nobody has told yet.
+#[inline]
+pub fn given_anew(address: u64, bytes: u64) {
+    if !blocks::may_meet(address, bytes) {
+        return;
+    }
+    let Some(Some(opened)) = OPENED.get() else { return };
+    for gone in blocks::remove_within(address, bytes) {
+        opened.ended(&gone);
+    }
+}
+
 /// Frees an address by the driver's `cuMemFree`, and ends the block that begins there, if the driver did free it.
 #[inline]
-pub fn free(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
+pub fn free_managed(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
     if blocks::may_contain(address) { free_block(address, call) } else { call() }
 }
 
-/// As [`free`], by the driver's `cuMemFreeAsync`, which takes memory of `cuMemAlloc` but may not take managed memory. Then
+/// Frees a block by the driver's `cuMemFreeAsync`, which takes memory of `cuMemAlloc` but may not take managed memory. Then
 /// `cuMemFree` does it, which waits for every stream. During a capture that would break it, and the refusal stands: it is
 /// also the answer for memory that the capture did not allocate.
 pub fn free_in_order(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
-    let result = free(address, call);
+    let result = free_managed(address, call);
     match process::driver() {
         Some(driver) if result == CuResult::INVALID_VALUE && !capture::under_way() => {
-            free(address, || driver.free(address))
+            free_managed(address, || driver.free(address))
         }
         _ => result,
     }
@@ -430,8 +444,9 @@ fn owner_gone(id: u64) -> usize {
     let mut gone = 0;
     for managed in blocks::all().into_iter().filter(|managed| managed.block.owner == id) {
         let address = managed.block.address;
-        let is_gone = opened.driver.range_size(address) != Ok(managed.block.bytes);
-        if is_gone && blocks::remove(address).is_some() {
+        // Where pinned memory of the pool's is by now, the driver answers for that.
+        let is_gone = pinned::is_pooled(address) || opened.driver.range_size(address) != Ok(managed.block.bytes);
+        if is_gone && blocks::remove_this(&managed) {
             opened.ended(&managed);
             gone += 1;
         }
@@ -450,7 +465,7 @@ pub fn free_for(home: u32, counts: impl Fn(u32) -> bool) -> Option<u64> {
 }
 
 /// As the pool's, with what was placed for what is held; `None` in other modes.
-pub fn usage() -> Option<Usage> {
+pub fn managed_usage() -> Option<Usage> {
     let opened = OPENED.get()?.as_ref().filter(|opened| opened.plan.mode == Mode::Managed)?;
     let places = opened.places.lock().usage();
     let Totals { blocks, bytes, peak, allocations } = *opened.live.lock();

@@ -2,6 +2,7 @@
 
 mod caching;
 pub mod idle;
+pub mod memops;
 pub mod mempool;
 
 pub use caching::returns_its_cache;
@@ -201,7 +202,7 @@ fn report_growth(block: &Block, on_peers: u64, on_host: u64) {
             report_host(home, on_host, bytes);
         }
         log::emit(|| {
-            let (size, peers, host) = (format_size(bytes), format_size(on_peers), format_size(on_host));
+            let [size, peers, host] = [bytes, on_peers.min(bytes), on_host.min(bytes)].map(format_size);
             let text =
                 format!("{size} for GPU {home} did not fit there: {peers} are on other GPUs, {host} on the host");
             (PoolSpill { home, bytes, on_peers, on_host }, text)
@@ -217,7 +218,8 @@ pub fn report_host(home: u32, on_host: u64, bytes: u64) {
             "{} of the {} just allocated for GPU {home} are in the host's memory, because no GPU that can lend has room; \
              kernels reach it over PCIe, many times more slowly than a GPU's memory (make the working set smaller, free \
              GPUs or add some to GPUPOOL_DEVICES, or set GPUPOOL_HOST_LIMIT=0 to get OUT_OF_MEMORY instead; said once)",
-            format_size(on_host),
+            // What is rounded up to frames may be more than was asked for.
+            format_size(on_host.min(bytes)),
             format_size(bytes)
         ),
     );
@@ -225,7 +227,7 @@ pub fn report_host(home: u32, on_host: u64, bytes: u64) {
 
 /// Frees pooled memory; the program's answer, and the context that was waited for.
 #[inline]
-pub fn free(address: u64) -> Answer<(CuResult, Option<u64>)> {
+pub fn free_block(address: u64) -> Answer<(CuResult, Option<u64>)> {
     free_when(
         address,
         match process::settings().free {
@@ -282,6 +284,7 @@ fn freed(outcome: Result<Block, FreeError<CuResult>>) -> CuResult {
     match outcome {
         Ok(block) => {
             report_free(&block);
+            memops::ended(&block);
             tell_ended(block.id);
             CuResult::SUCCESS
         }
@@ -375,6 +378,7 @@ impl Observer for OfContexts {
 
     fn ended(&self, id: u64) -> usize {
         let ended = open::opened().map_or_else(Vec::new, |opened| opened.pool.free_owned_by(id));
+        ended.iter().for_each(memops::ended);
         ended.iter().for_each(|block| tell_ended(block.id));
         if !ended.is_empty() {
             level::report();
@@ -402,7 +406,8 @@ pub fn give_back(api: Api) -> bool {
     give_back_at(own_gpu().first().copied().map(Place::Gpu), api)
 }
 
-/// The same at this place, or everywhere.
+/// Freed runs of the pool at this place, or everywhere, go back to the driver, because it has no memory left for a call of its
+/// own. Whether there were any.
 #[cold]
 pub fn give_back_at(place: Option<Place>, api: Api) -> bool {
     let Some(opened) = open::opened() else { return false };
@@ -415,7 +420,7 @@ pub fn give_back_at(place: Option<Place>, api: Api) -> bool {
     bytes > 0 || settled
 }
 
-/// As [`give_back`], of what stands on the host. Whether there was any.
+/// Freed runs of the pool that stand on the host go back to the driver. Whether there were any.
 #[cold]
 pub fn give_back_host(api: Api) -> bool {
     let Some(opened) = open::opened() else { return false };
@@ -452,7 +457,7 @@ pub fn accounts() -> Option<&'static Accounts> {
 }
 
 /// What the pool holds and has held; `None` if it was never opened.
-pub fn usage() -> Option<Usage> {
+pub fn pool_usage() -> Option<Usage> {
     open::opened().map(|opened| opened.pool.usage())
 }
 

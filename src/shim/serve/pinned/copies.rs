@@ -2,7 +2,7 @@
 //! first one out of each.
 //!
 //! Copies are on the program's fast path: they look at one counter, and where something is watched at a few addresses.
-//! There is no lock and nothing is allocated. The table is written under the ledger's lock alone.
+//! There is no lock and nothing is allocated. The table is written under the holders's lock alone.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -54,7 +54,7 @@ pub fn is_watching() -> bool {
     USED.load(Ordering::Relaxed) != 0
 }
 
-/// Watches a block. `awaits`: [`copied`] tells of the first copy out of it. False where no slot is free. The caller holds the ledger's lock.
+/// Watches a block. `awaits`: [`copied`] tells of the first copy out of it. False where no slot is free. The caller holds the holders's lock.
 pub fn watch(address: u64, bytes: u64, awaits: bool) -> bool {
     let Some(index) = TABLE.iter().position(|slot| slot.end.load(Ordering::Relaxed) == 0) else { return false };
     let slot = &TABLE[index];
@@ -70,7 +70,7 @@ pub fn watch(address: u64, bytes: u64, awaits: bool) -> bool {
     true
 }
 
-/// Watches it no longer. `None`: it was not watched. The caller holds the ledger's lock.
+/// Watches it no longer. `None`: it was not watched. The caller holds the holders's lock.
 pub fn unwatch(address: u64) -> Option<Seen> {
     let slot = slot_of(address)?;
     let seen = look(slot);

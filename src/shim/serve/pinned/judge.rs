@@ -1,7 +1,7 @@
 //! What is wrong with a program's use of pinned memory, as far as it shows at the end of the process, and the account of
 //! every place.
 
-use super::ledger::{self, Account, Growing, WORTH_SAYING};
+use super::holders::{self, Growing, Remains, WORTH_SAYING};
 use super::staging;
 use crate::watch::{finding, site};
 use crate::{clock, log};
@@ -19,7 +19,7 @@ const STRETCHES: u64 = 4;
 
 /// Logs what every place did, and makes the findings about them.
 pub fn judge() {
-    let accounts = ledger::accounts();
+    let accounts = holders::remains();
     for account in accounts.iter().take(PLACES) {
         report(account);
     }
@@ -31,7 +31,7 @@ pub fn judge() {
     staging::judge();
 }
 
-fn report(account: &Account) {
+fn report(account: &Remains) {
     let place = &account.place;
     log::emit(|| {
         let event = PinnedSite {
@@ -52,7 +52,7 @@ fn seconds(nanos: u64) -> f64 {
     nanos as f64 * 1e-9
 }
 
-fn rounded(account: &Account) {
+fn rounded(account: &Remains) {
     let place = &account.place;
     let Some(framework) = place.framework.filter(|_| place.unreached >= WORTH_SAYING) else { return };
     let blocks = match place.unreached_blocks {
@@ -75,7 +75,7 @@ fn rounded(account: &Account) {
     finding::make(&Finding::PINNED_ROUNDED, None, &place.site, &facts, &what);
 }
 
-fn leaked(account: &Account) {
+fn leaked(account: &Remains) {
     let place = &account.place;
     let by_design = place.framework.is_some();
     if by_design || place.said.growing || place.live < WORTH_SAYING || account.stretches < STRETCHES {
@@ -90,7 +90,7 @@ fn leaked(account: &Account) {
     finding::make(&Finding::PINNED_LEAKED, None, &place.site, &facts, &what);
 }
 
-fn slow(accounts: &[Account]) {
+fn slow(accounts: &[Remains]) {
     let spent = seconds(accounts.iter().map(|account| account.place.nanos).sum());
     let uptime = clock::uptime();
     let worst = accounts.iter().max_by_key(|account| account.place.nanos);
@@ -127,7 +127,7 @@ pub fn over_limit(bytes: u64, limit: u64) {
 /// The driver refused to register what is registered.
 pub fn registered_twice(address: u64, bytes: u64, site: &Site) {
     let what = format!("{} were to be registered, and are registered already, all or in part", format_size(bytes));
-    let first = ledger::overlapping(address, bytes).map(|place| site::line(&place));
+    let first = holders::overlapping(address, bytes).map(|place| site::line(&place));
     let what = first.as_ref().map_or(what.clone(), |line| format!("{what}, by {line}"));
     let mut facts = vec![("bytes", bytes.to_string())];
     facts.extend(first.map(|line| ("registered_by", line)));

@@ -11,8 +11,8 @@
 
 pub mod callers;
 pub mod copies;
+pub mod holders;
 mod judge;
-pub mod ledger;
 pub mod staging;
 
 use crate::backing::host;
@@ -28,7 +28,7 @@ use gpupool_cuda::CuResult;
 use gpupool_events::{PinnedAllocate, PinnedFree, PinnedLevel, PinnedReturn};
 use gpupool_interpose::{Api, cancel};
 use gpupool_pinned::{Allocation, Block, Config, Free, FreeError, Key, Pool, Refusal, Request};
-use ledger::{By, Entry, Level, Live};
+use holders::{By, Entry, Level, Live};
 use once_cell::race::OnceBox;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -72,7 +72,7 @@ fn pool_for(flags: u32) -> Answer<(&'static Pool<Host>, Context)> {
 }
 
 /// The address of pooled memory of `bytes` for the current context.
-pub fn allocate(bytes: u64, flags: u32) -> Answer<u64> {
+pub fn pin(bytes: u64, flags: u32) -> Answer<u64> {
     let (pool, context) = pool_for(flags)?;
     let outcome = pool.allocate(&Request { bytes, key: Key { context: context.id, flags } });
     let spent = take_spent();
@@ -97,11 +97,17 @@ pub fn allocate(bytes: u64, flags: u32) -> Answer<u64> {
     Ok(block.address)
 }
 
-/// The driver served an allocation, or accepted a registration, in so much time.
-pub fn driver_allocated(address: u64, bytes: u64, flags: u32, by: By, spent: Duration) {
+/// The driver gave this range to the program, for whatever use. What was pinned there went with a context, whose end the
+/// thread that ended it has not told yet.
+#[inline]
+pub fn given_anew(address: u64, bytes: u64) {
     if let Some(pool) = opened() {
         pool.given_anew(address, bytes);
     }
+}
+
+/// The driver served an allocation, or accepted a registration, in so much time.
+pub fn driver_allocated(address: u64, bytes: u64, flags: u32, by: By, spent: Duration) {
     if let Some(context) = context::driver().and_then(context::current) {
         note(&entry(address, bytes, flags, by, bytes.next_multiple_of(PAGE), spent, &context));
     }
@@ -118,7 +124,7 @@ fn note(entry: &Entry) {
     if let Some(context) = context::by_id(entry.context) {
         context.usage.pinned.fetch_add(1, Ordering::Relaxed);
     }
-    let growing = ledger::allocated(entry, site::fingerprint, site::here);
+    let growing = holders::allocated(entry, site::fingerprint, site::here);
     let Entry { address, bytes, flags, by, pinned, .. } = *entry;
     log::emit(|| {
         let event = PinnedAllocate { address, bytes, flags, by: by.word().to_owned(), reused: pinned == 0 };
@@ -134,7 +140,7 @@ fn note(entry: &Entry) {
 }
 
 /// Frees pooled memory.
-pub fn free(address: u64) -> Answer<CuResult> {
+pub fn unpin(address: u64) -> Answer<CuResult> {
     let pool = opened().filter(|pool| pool.contains(address)).ok_or(Bypass::NotOurs)?;
     // In a context that is gone nothing is freed, of whomever it is: the driver says so.
     if context::is_refused() {
@@ -155,14 +161,14 @@ pub fn free(address: u64) -> Answer<CuResult> {
     }))
 }
 
-/// Makes the call that ends what starts at `address`, which is taken out of the ledger before: once it is free, another
+/// Makes the call that ends what starts at `address`, which is taken out of the holders before: once it is free, another
 /// thread may get the same address.
 pub fn forgetting(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
-    let taken = ledger::take(address);
+    let taken = holders::take(address);
     let result = call();
     match taken {
         Some((live, copies)) if result.is_ok() => gone(address, &live, copies),
-        Some((live, _)) => ledger::put_back(address, live),
+        Some((live, _)) => holders::put_back(address, live),
         None => {}
     }
     result
@@ -183,7 +189,7 @@ fn gone(address: u64, live: &Live, copies: u32) {
 
 /// The driver refused to register what is registered in part: said once a place.
 pub fn registered_twice(address: u64, bytes: u64) {
-    if ledger::first_registered_twice(site::fingerprint(), site::here) {
+    if holders::first_registered_twice(site::fingerprint(), site::here) {
         judge::registered_twice(address, bytes, &site::here());
     }
 }
@@ -206,7 +212,7 @@ pub struct OfContexts;
 impl Observer for OfContexts {
     fn ended(&self, context: u64) -> usize {
         let dropped = opened().map_or(0, |pool| pool.context_gone(context).len());
-        ledger::context_gone(context);
+        holders::context_gone(context);
         if dropped > 0 {
             report_level();
         }
@@ -255,7 +261,7 @@ fn report_level() {
     /// Bytes.
     const STEP: u64 = 1 << 20;
     static SAID: AtomicU64 = AtomicU64::new(0);
-    let Level { pinned, requested, registered } = ledger::level(opened().map_or(0, |pool| pool.usage().pinned));
+    let Level { pinned, requested, registered } = holders::level(opened().map_or(0, |pool| pool.usage().pinned));
     let said = SAID.load(Ordering::Relaxed);
     if pinned.abs_diff(said) < STEP && pinned != 0 {
         return;
@@ -288,12 +294,12 @@ pub struct Levels {
 /// See [`Levels`].
 pub fn levels() -> Levels {
     let pool = opened();
-    let now = ledger::level(pool.map_or(0, |pool| pool.usage().pinned));
-    Levels { limit: pool.map_or(0, |pool| pool.config().limit), now, peak: ledger::peak() }
+    let now = holders::level(pool.map_or(0, |pool| pool.usage().pinned));
+    Levels { limit: pool.map_or(0, |pool| pool.config().limit), now, peak: holders::peak() }
 }
 
 /// The most bytes that were pinned, and the most that the program held of them, over the life of the process.
 pub fn peak() -> (u64, u64) {
-    let Level { pinned, requested, .. } = ledger::peak();
+    let Level { pinned, requested, .. } = holders::peak();
     (pinned, requested)
 }

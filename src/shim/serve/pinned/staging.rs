@@ -11,7 +11,7 @@
 //!
 //! The other memory may be freed by another thread at any moment, so it is read by `process_vm_readv`, which then fails.
 
-use super::ledger::{self, Live, Staged, Twin};
+use super::holders::{self, Live, Staged, Twin};
 use super::{callers, copies};
 use crate::guard;
 use crate::own_memory::read;
@@ -55,34 +55,34 @@ pub fn first_copy(start: u64, source: u64, bytes: u64) {
 }
 
 fn look(start: u64, source: u64, bytes: u64) {
-    let others = ledger::others(start, bytes);
-    let worth_it = bytes >= WORTH_LOOKING && !others.is_empty() && ledger::may_be_staged(start);
+    let others = holders::others(start, bytes);
+    let worth_it = bytes >= WORTH_LOOKING && !others.is_empty() && holders::may_be_staged(start);
     let twin =
         if worth_it && CHECKS_LEFT.fetch_sub(1, Ordering::Relaxed) > 0 { find(source, bytes, &others) } else { None };
     if let Some(twin) = twin {
-        ledger::mark_staged(start, twin);
+        holders::mark_staged(start, twin);
         let here = site::here();
-        if ledger::place_of(start).is_some_and(|(place, _)| callers::same_line(&place, &here))
-            && let Some(live) = ledger::take_mark(start)
+        if holders::place_of(start).is_some_and(|(place, _)| callers::same_line(&place, &here))
+            && let Some(live) = holders::take_mark(start)
         {
             suspect(here, &live);
         }
     }
-    ledger::was_looked_at(start);
+    holders::was_looked_at(start);
 }
 
 /// A block is freed: one that was marked by [`look`], or one that others were marked for. `copies`: how many were made out of
 /// it.
 pub fn freed(live: &Live, copies: u32) {
     if live.twin.is_some() && copies == 1 {
-        suspect(ledger::site_of(live), live);
+        suspect(holders::site_of(live), live);
     }
     say_certain();
 }
 
 /// At the end of the process.
 pub fn judge() {
-    ledger::settle_all();
+    holders::settle_all();
     say_certain();
 }
 
@@ -91,14 +91,14 @@ static SUSPECTED: AtomicBool = AtomicBool::new(false);
 
 fn suspect(site: Site, live: &Live) {
     if let Some(twin) = live.twin {
-        ledger::suspect(live, twin, site);
+        holders::suspect(live, twin, site);
         SUSPECTED.store(true, Ordering::Relaxed);
     }
 }
 
 fn say_certain() {
     if SUSPECTED.load(Ordering::Relaxed) {
-        ledger::certainly_staged().iter().for_each(say);
+        holders::certainly_staged().iter().for_each(say);
     }
 }
 

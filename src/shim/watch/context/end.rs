@@ -111,6 +111,12 @@ pub fn unseen(context: Context, call: &str) {
     tell(ended, call);
 }
 
+/// Some context may be in error from now on, which one is not known: the call may have been about another context's stream.
+/// Whoever uses one looks it up again, and so asks the driver whether it is in error; one that is, nobody remembers.
+pub fn doubt_all() {
+    EPOCH.fetch_add(1, Ordering::AcqRel);
+}
+
 /// This thread looks its context up again at the next question.
 pub fn forget_current() {
     LAST.set(Last::NONE);

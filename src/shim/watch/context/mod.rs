@@ -7,18 +7,18 @@
 //! the driver is done: until that call is over nobody goes by the handle alone, and nobody pushes it.
 
 mod cost;
+mod counters;
 pub mod end;
 pub mod limits;
 mod observers;
 pub mod policy;
 mod registry;
 pub mod unseen;
-mod usage;
 
+pub use counters::Counters;
 pub use limits::heap_is_default;
 pub use observers::{Observer, observe};
 pub use registry::{By, Record, Tally, Totals};
-pub use usage::Usage;
 
 use crate::log::{self, verdict};
 use crate::watch::site;
@@ -99,7 +99,7 @@ impl Context {
 
     /// What it was used for. The counters outlive it.
     #[inline]
-    pub fn usage(&self) -> &'static Usage {
+    pub fn usage(&self) -> &'static Counters {
         &self.tally.usage
     }
 
@@ -130,7 +130,8 @@ impl Gpus<'_> {
 static REGISTRY: Mutex<Registry> = Mutex::new(Registry::new());
 /// A call that may have ended a context is over, or a context was given back that was pushed for a moment.
 static CHANGED: Condvar = Condvar::new();
-/// Counts what ends contexts, when it begins and when it is over; a thread's remembered context is void once it moved.
+/// Counts what ends contexts, when it begins and when it is over, and errors that may stick to one; a thread's remembered
+/// context is void once it moved.
 static EPOCH: AtomicU64 = AtomicU64::new(1);
 /// The last call after which every device's state was known, for "appeared between".
 static LAST_SWEEP: Mutex<&'static str> = Mutex::new("the start of the process");
@@ -141,10 +142,13 @@ struct Last {
     epoch: u64,
     handle: Option<cuda::Context>,
     context: Option<Context>,
+    /// A context that ended had this handle before, and may be current again once this one is popped: the same handle then
+    /// says nothing. No switch of contexts that was seen leaves such a memory standing.
+    again: bool,
 }
 
 impl Last {
-    const NONE: Self = Self { epoch: 0, handle: None, context: None };
+    const NONE: Self = Self { epoch: 0, handle: None, context: None, again: false };
 }
 
 thread_local! {
@@ -189,14 +193,17 @@ fn look_up_current(driver: &Driver, handle: cuda::Context) -> Option<Context> {
     // that is not made yet, which the runtime makes current before it retains it.
     let life = driver.current_life().ok()?;
     let name = Name { handle: Some(handle), life };
-    let found = REGISTRY.lock().find(name);
+    let (found, again) = {
+        let registry = REGISTRY.lock();
+        (registry.find(name), registry.is_given_again(handle))
+    };
     let (context, settled) = match found {
         Found::Known { context, settled } => (context, settled),
         Found::Renamed(context) => (renamed(driver, context, handle, life)?, true),
         Found::Unknown => (found_in_use(driver, handle)?, true),
     };
     if settled {
-        LAST.set(Last { epoch, handle: Some(handle), context: Some(context) });
+        LAST.set(Last { epoch, handle: Some(handle), context: Some(context), again });
     }
     Some(context)
 }
@@ -232,13 +239,22 @@ pub fn is_refused() -> bool {
     driver().is_some_and(|driver| usable(driver).is_err())
 }
 
+/// Whether a context is current that lives and is not in error. Where none is, calls that need one answer so before they
+/// look at an address, and it is for the driver to say which answer that is.
+pub fn is_usable(driver: &Driver) -> bool {
+    driver.current_context().is_some_and(|handle| remembered(handle).is_some() || driver.current_life().is_ok())
+}
+
 /// Whether this thread's current context is another one than at the last look; cheap where it is not.
 #[inline]
 pub fn has_switched(driver: &Driver) -> bool {
     let current = driver.current_context();
     LAST.with(|last| {
-        let Last { epoch, handle, .. } = last.get();
-        current != if epoch == EPOCH.load(Ordering::Acquire) { handle } else { None }
+        let Last { epoch, handle, again, .. } = last.get();
+        if again {
+            last.set(Last::NONE);
+        }
+        again || current != if epoch == EPOCH.load(Ordering::Acquire) { handle } else { None }
     })
 }
 
@@ -550,7 +566,8 @@ pub fn within<T>(driver: &Driver, context: cuda::Context, act: impl FnOnce() -> 
     within_own(driver, context, act)
 }
 
-/// As [`within`], for a context that the caller keeps alive, or that the driver has just given to this thread.
+/// Makes a context current for the length of `act`, one that the caller keeps alive or that the driver has just given to this
+/// thread; others are for [`within`]. `None` where the driver refuses.
 pub fn within_own<T>(driver: &Driver, context: cuda::Context, act: impl FnOnce() -> T) -> Option<T> {
     if driver.current_context() == Some(context) {
         return Some(act());

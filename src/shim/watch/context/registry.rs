@@ -6,10 +6,10 @@
 //!
 //! Nothing in here calls the driver: it is all under one lock, which is never held while the driver runs.
 
-use super::{Context, Kind, Usage};
+use super::{Context, Counters, Kind};
 use gpupool_cuda::{self as cuda, AtomicContext, Device, GreenContext};
 use gpupool_events::Site;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
@@ -28,7 +28,7 @@ pub struct Tally {
     pub(super) id: AtomicU64,
     /// Its handle; none while that is not known, and once it is gone.
     pub(super) handle: AtomicContext,
-    pub usage: Usage,
+    pub usage: Counters,
     /// Peer access from or to it was enabled before anything was done with it.
     pub peered: AtomicBool,
 }
@@ -51,7 +51,7 @@ pub struct Record {
     pub device: Device,
     pub kind: Kind,
     pub origin: Arc<Origin>,
-    pub usage: Arc<Usage>,
+    pub usage: Arc<Counters>,
     pub peered: bool,
     /// The newest context when this one ended; what is newer came after it. `u64::MAX` while it lives.
     pub until: u64,
@@ -74,7 +74,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    fn add(&mut self, usage: &Usage) {
+    fn add(&mut self, usage: &Counters) {
         self.allocations += usage.allocations.load(Ordering::Relaxed);
         self.pooled_bytes += usage.began();
     }
@@ -172,6 +172,9 @@ struct Green {
 pub struct Registry {
     entries: BTreeMap<u64, Entry>,
     handles: BTreeMap<cuda::Context, Vec<u64>>,
+    /// Handles that created and green contexts had which ended. They may be current on some thread still. As many as the
+    /// driver ever had in use at a time, since it gives them again.
+    spent: BTreeSet<cuda::Context>,
     devices: BTreeMap<Device, OfDevice>,
     /// Green contexts by their own handle, and their devices by the handle that they have as contexts. What is made in one
     /// belongs to the primary context, so there is no entry of its own: nothing of ours ever pushes such a handle.
@@ -210,6 +213,7 @@ impl Registry {
         Self {
             entries: BTreeMap::new(),
             handles: BTreeMap::new(),
+            spent: BTreeSet::new(),
             devices: BTreeMap::new(),
             greens: BTreeMap::new(),
             of_green: BTreeMap::new(),
@@ -231,6 +235,12 @@ impl Registry {
 
     fn device_of(&self, entry: &Entry) -> Option<&OfDevice> {
         self.devices.get(&entry.context.device)
+    }
+
+    /// Whether a context that ended had this handle, and one that has it now is another. Not so of primary contexts: whoever
+    /// has one current has its next life current.
+    pub fn is_given_again(&self, handle: cuda::Context) -> bool {
+        self.spent.contains(&handle)
     }
 
     /// The context of this name.
@@ -369,6 +379,9 @@ impl Registry {
                     self.handles.remove(&handle);
                 }
             }
+            if !context.is_primary() {
+                self.spent.extend(entry.name.handle);
+            }
             if let Some(device) = self.devices.get_mut(&context.device) {
                 device.primaries.retain(|other| other != id);
                 device.live -= 1;
@@ -475,7 +488,7 @@ impl Registry {
         self.lease_by_id(id)
     }
 
-    /// As [`Registry::lease`], for a context by its id.
+    /// Counts one who keeps the context with this id alive; `Err` while a call is under way that may end it.
     pub fn lease_by_id(&mut self, id: u64) -> Option<Result<u64, ()>> {
         if self.may_end(self.entries.get(&id)?) {
             return Some(Err(()));
@@ -510,6 +523,7 @@ impl Registry {
         for handle in &handles {
             self.of_green.remove(handle);
         }
+        self.spent.extend(&handles);
         Some((device, handles))
     }
 
@@ -522,7 +536,7 @@ impl Registry {
         self.entries.get(&id).map(|entry| entry.context)
     }
 
-    /// Those that live, oldest first.
+    /// The contexts that live, oldest first.
     pub fn live(&self) -> Vec<Context> {
         self.entries.values().map(|entry| entry.context).collect()
     }
@@ -564,7 +578,7 @@ impl Registry {
     }
 }
 
-fn record(entry: &Entry, usage: Arc<Usage>) -> Record {
+fn record(entry: &Entry, usage: Arc<Counters>) -> Record {
     let Context { id, device, kind, tally } = entry.context;
     let peered = tally.peered.load(Ordering::Relaxed);
     Record { id, device, kind, origin: entry.origin.clone(), usage, peered, until: u64::MAX }

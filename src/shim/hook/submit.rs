@@ -1,20 +1,22 @@
 //! Bodies: launches and copies, counted for the context that is current. Nothing else happens here; a launch takes two
 //! microseconds, and these must not show in it. Copies are also compared with the few addresses of pinned memory that are
-//! watched, if any are.
+//! watched, if any are; and those that are not asynchronous with the blocks that have to be left quiet by them, if any are.
 //!
 //! A context that nobody saw being made is found here at the latest, before its first work is submitted: its GPU may have to be
 //! let at the pool's memory first.
 
 use super::boundary;
+use crate::serve::memory::memops;
 use crate::serve::pinned;
-use crate::watch::context::{self, Usage};
+use crate::watch::capture;
+use crate::watch::context::{self, Counters};
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUDA_MEMCPY3D};
 use gpupool_cuda::{self as cuda, CuResult};
 use gpupool_interpose::Api;
 use std::ffi::c_void;
 
 /// What the current context was used for, looked for before the call; `None` without a context.
-pub type Before = Option<&'static Usage>;
+pub type Before = Option<&'static Counters>;
 
 /// Before the call. Always inlined, so that the rows ask the loader only once where this thread's variables lie.
 #[inline(always)]
@@ -39,17 +41,17 @@ fn look(api: Api) -> Before {
 /// After a launch.
 #[inline]
 pub fn launched(api: Api, before: Before, result: CuResult) {
-    count(api, before, result, Usage::launched);
+    count(api, before, result, Counters::launched);
 }
 
 /// After a copy or a fill.
 #[inline]
 pub fn copied(api: Api, before: Before, result: CuResult) {
-    count(api, before, result, Usage::copied);
+    count(api, before, result, Counters::copied);
 }
 
 /// What a copy calls an address, by its side.
-pub trait Address {
+pub trait Address: Copy {
     fn number(self) -> u64;
 }
 
@@ -83,6 +85,43 @@ pub fn moved(api: Api, before: Before, result: CuResult, dst: impl Address, src:
     }
 }
 
+/// After a copy of bytes in a row that is not asynchronous.
+#[inline]
+pub fn moved_at_once(api: Api, before: Before, result: CuResult, dst: impl Address, src: impl Address, bytes: usize) {
+    moved(api, before, result, dst, src, bytes);
+    finish_at(api, result, &[dst.number(), src.number()]);
+}
+
+/// After a fill that is not asynchronous.
+#[inline]
+pub fn filled(api: Api, before: Before, result: CuResult, dst: u64) {
+    copied(api, before, result);
+    finish_at(api, result, &[dst]);
+}
+
+/// After a call that is not asynchronous and names these addresses: it is over when it returns, where one of them lies in a block that
+/// this was asked for.
+#[inline]
+pub fn finish_at(api: Api, result: CuResult, touched: &[u64]) {
+    if memops::is_any() && result.is_ok() {
+        finish(api, touched);
+    }
+}
+
+#[cold]
+fn finish(api: Api, touched: &[u64]) {
+    if !touched.iter().any(|address| memops::waits_at(*address)) {
+        return;
+    }
+    boundary::contained(api, || {
+        // A wait for the default stream may break a capture, and the call's own work is not in one.
+        if let Some(driver) = context::driver().filter(|_| !capture::under_way()) {
+            // An error of the work is the next call's to hear, as where the driver does not wait.
+            let _ = driver.synchronize_default_stream(api.name().ends_with("_ptds"));
+        }
+    });
+}
+
 /// After a copy of rows. Of the fields that are read, those that the kinds of memory do not ask for are whatever the
 /// program left there; an address too many only makes a block count as reached or copied out of, and then it is not judged.
 #[inline]
@@ -97,7 +136,20 @@ pub fn moved_rows(api: Api, before: Before, result: CuResult, copy: *const c_voi
     }
 }
 
-/// As [`moved_rows`], after a copy of boxes.
+/// After a copy of rows that is not asynchronous.
+#[inline]
+pub fn rows_at_once(api: Api, before: Before, result: CuResult, copy: *const c_void) {
+    moved_rows(api, before, result, copy);
+    if memops::is_any() && result.is_ok() {
+        let copy = copy.cast::<CUDA_MEMCPY2D>();
+        // SAFETY: the driver read the structure without an error; an address that the kinds of memory do not ask for may be anything,
+        // and is compared only.
+        let touched = unsafe { [(*copy).dstDevice, (*copy).srcDevice, (*copy).dstHost as u64, (*copy).srcHost as u64] };
+        finish(api, &touched);
+    }
+}
+
+/// After a copy of boxes. Which fields are read is said at [`moved_rows`].
 #[inline]
 pub fn moved_boxes(api: Api, before: Before, result: CuResult, copy: *const c_void) {
     copied(api, before, result);
@@ -110,14 +162,27 @@ pub fn moved_boxes(api: Api, before: Before, result: CuResult, copy: *const c_vo
     }
 }
 
+/// After a copy of boxes that is not asynchronous.
+#[inline]
+pub fn boxes_at_once(api: Api, before: Before, result: CuResult, copy: *const c_void) {
+    moved_boxes(api, before, result, copy);
+    if memops::is_any() && result.is_ok() {
+        let copy = copy.cast::<CUDA_MEMCPY3D>();
+        // SAFETY: the driver read the structure without an error; an address that the kinds of memory do not ask for may be anything,
+        // and is compared only.
+        let touched = unsafe { [(*copy).dstDevice, (*copy).srcDevice, (*copy).dstHost as u64, (*copy).srcHost as u64] };
+        finish(api, &touched);
+    }
+}
+
 /// After other work: a host function, an event, a prefetch.
 #[inline]
 pub fn worked(api: Api, before: Before, result: CuResult) {
-    count(api, before.filter(|_| result.is_ok()), result, Usage::worked);
+    count(api, before.filter(|_| result.is_ok()), result, Counters::worked);
 }
 
 #[inline]
-fn count(api: Api, before: Before, result: CuResult, as_what: impl Fn(&Usage)) {
+fn count(api: Api, before: Before, result: CuResult, as_what: impl Fn(&Counters)) {
     if let Some(usage) = before {
         as_what(usage);
     }

@@ -164,7 +164,7 @@ pub struct Level {
 }
 
 #[derive(Default)]
-struct Ledger {
+struct Holders {
     places: Vec<Place>,
     by_frames: BTreeMap<u64, usize>,
     by_identity: BTreeMap<String, usize>,
@@ -183,11 +183,11 @@ struct Ledger {
     peak: Level,
 }
 
-static LEDGER: Mutex<Option<Ledger>> = Mutex::new(None);
+static HOLDERS: Mutex<Option<Holders>> = Mutex::new(None);
 
-/// Runs `act` on the ledger. Nothing in `act` calls the driver, logs or looks at frames.
-fn with<T>(act: impl FnOnce(&mut Ledger) -> T) -> T {
-    act(LEDGER.lock().get_or_insert_default())
+/// Runs `act` on the holders. Nothing in `act` calls the driver, logs or looks at frames.
+fn with<T>(act: impl FnOnce(&mut Holders) -> T) -> T {
+    act(HOLDERS.lock().get_or_insert_default())
 }
 
 /// A place of which `count` new peaks in a row came, with `live` bytes by now.
@@ -201,66 +201,66 @@ pub struct Growing {
 /// completes, if any.
 pub fn allocated(entry: &Entry, frames: impl FnOnce() -> u64, site: impl FnOnce() -> Site) -> Option<Growing> {
     if entry.pinned == 0
-        && let Some(growing) = with(|ledger| ledger.recall(entry.bytes).map(|place| ledger.add(entry, place)))
+        && let Some(growing) = with(|holders| holders.recall(entry.bytes).map(|place| holders.add(entry, place)))
     {
         return growing;
     }
     let frames = frames();
-    let place = match with(|ledger| ledger.by_frames.get(&frames).copied()) {
+    let place = match with(|holders| holders.by_frames.get(&frames).copied()) {
         Some(place) => place,
         None => {
             let site = site();
-            with(|ledger| ledger.learn(frames, site))
+            with(|holders| holders.learn(frames, site))
         }
     };
-    with(|ledger| {
-        ledger.remember(entry.bytes, place);
-        ledger.add(entry, place)
+    with(|holders| {
+        holders.remember(entry.bytes, place);
+        holders.add(entry, place)
     })
 }
 
 /// Takes out what starts at this address, before it is freed: afterwards another thread may get the same address. Also
 /// says how many copies were made out of it, if it was watched.
 pub fn take(address: u64) -> Option<(Live, u32)> {
-    with(|ledger| ledger.remove(address))
+    with(|holders| holders.remove(address))
 }
 
 /// The free failed.
 pub fn put_back(address: u64, live: Live) {
-    with(|ledger| ledger.insert(address, live));
+    with(|holders| holders.insert(address, live));
 }
 
 /// Forgets all that ended with this context.
 pub fn context_gone(context: u64) {
-    with(|ledger| {
+    with(|holders| {
         let gone: Vec<u64> =
-            ledger.live.iter().filter(|(_, live)| live.context == context).map(|(address, _)| *address).collect();
+            holders.live.iter().filter(|(_, live)| live.context == context).map(|(address, _)| *address).collect();
         for address in gone {
-            ledger.remove(address);
+            holders.remove(address);
         }
     });
 }
 
 /// What is pinned now, where the pool holds `pool` bytes of it.
 pub fn level(pool: u64) -> Level {
-    with(|ledger| {
-        let level = ledger.level(pool);
-        ledger.peak.pinned = ledger.peak.pinned.max(level.pinned);
+    with(|holders| {
+        let level = holders.level(pool);
+        holders.peak.pinned = holders.peak.pinned.max(level.pinned);
         level
     })
 }
 
 /// The highest that each part of [`level`] ever was, not at the same moment.
 pub fn peak() -> Level {
-    with(|ledger| ledger.peak)
+    with(|holders| holders.peak)
 }
 
 /// Bytes of live memory that copies of `bytes` bytes could be equal to, apart from the block at `except`: address and
 /// size, the nearest in size first.
 pub fn others(except: u64, bytes: u64) -> Vec<(u64, u64)> {
-    with(|ledger| {
+    with(|holders| {
         let suits = |live: &Live| live.bytes >= bytes && !live.is_slow_to_read();
-        let others = ledger.live.iter().filter(|(address, live)| **address != except && suits(live));
+        let others = holders.live.iter().filter(|(address, live)| **address != except && suits(live));
         let mut others: Vec<(u64, u64)> = others.map(|(address, live)| (*address, live.bytes)).collect();
         others.sort_by_key(|(_, bytes)| *bytes);
         others
@@ -271,7 +271,7 @@ pub fn others(except: u64, bytes: u64) -> Vec<(u64, u64)> {
 /// and what the device has filled is no copy of other memory.
 pub fn may_be_staged(address: u64) -> bool {
     let filled = copies::seen(address).is_none_or(|seen| seen.into);
-    !filled && with(|ledger| ledger.live.get(&address).is_some_and(|live| live.by != By::Program))
+    !filled && with(|holders| holders.live.get(&address).is_some_and(|live| live.by != By::Program))
 }
 
 /// Notes that the data of the block at this address was in pinned memory already, at `twin`. Not where the program has
@@ -279,9 +279,9 @@ pub fn may_be_staged(address: u64) -> bool {
 /// it: then the data came from the GPU, and not by way of that memory. Of memory that is not watched neither is known.
 pub fn mark_staged(address: u64, twin: Twin) {
     let copied = copies::seen(twin.address).is_none_or(|seen| seen.out > 0 || seen.into);
-    with(|ledger| {
-        let straight = copied || ledger.live.get(&twin.address).is_none_or(|live| live.straight);
-        if let Some(live) = ledger.live.get_mut(&address).filter(|_| !straight) {
+    with(|holders| {
+        let straight = copied || holders.live.get(&twin.address).is_none_or(|live| live.straight);
+        if let Some(live) = holders.live.get_mut(&address).filter(|_| !straight) {
             live.twin = Some(twin);
         }
     });
@@ -289,8 +289,8 @@ pub fn mark_staged(address: u64, twin: Twin) {
 
 /// Takes the mark off the block at this address, and what lies there.
 pub fn take_mark(address: u64) -> Option<Live> {
-    with(|ledger| {
-        let live = ledger.live.get_mut(&address)?;
+    with(|holders| {
+        let live = holders.live.get_mut(&address)?;
         let marked = *live;
         live.twin.take().map(|_| marked)
     })
@@ -299,23 +299,23 @@ pub fn take_mark(address: u64) -> Option<Live> {
 /// A buffer was for nothing, as far as that shows. Whether the program also copies out of the other memory is known when that
 /// is freed, or at the end: both may have been filled before either was copied.
 pub fn suspect(live: &Live, twin: Twin, site: Site) {
-    with(|ledger| {
-        let Some(source) = ledger.live.get(&twin.address).map(|other| other.place) else { return };
-        let cause = ledger.places[live.place].cause.clone();
-        ledger.suspects.push(Suspect { twin, cause, bytes: live.bytes, site, source });
+    with(|holders| {
+        let Some(source) = holders.live.get(&twin.address).map(|other| other.place) else { return };
+        let cause = holders.places[live.place].cause.clone();
+        holders.suspects.push(Suspect { twin, cause, bytes: live.bytes, site, source });
     });
 }
 
 /// At the end of the process: what was not copied out of until now never is.
 pub fn settle_all() {
-    with(|ledger| {
-        let mut twins: Vec<u64> = ledger.suspects.iter().map(|suspect| suspect.twin.address).collect();
+    with(|holders| {
+        let mut twins: Vec<u64> = holders.suspects.iter().map(|suspect| suspect.twin.address).collect();
         twins.sort_unstable();
         twins.dedup();
         for twin in twins {
             let copied = copies::seen(twin).is_some_and(|seen| seen.out > 0);
-            let straight = copied || ledger.live.get(&twin).is_none_or(|live| live.straight);
-            ledger.settle(twin, straight);
+            let straight = copied || holders.live.get(&twin).is_none_or(|live| live.straight);
+            holders.settle(twin, straight);
         }
     });
 }
@@ -326,8 +326,8 @@ pub fn settle_all() {
 pub fn certainly_staged() -> Vec<Staged> {
     /// Different contents.
     const CERTAIN: usize = 3;
-    with(|ledger| {
-        let certain = ledger.staged.values_mut().filter(|staged| !staged.said && staged.contents.len() >= CERTAIN);
+    with(|holders| {
+        let certain = holders.staged.values_mut().filter(|staged| !staged.said && staged.contents.len() >= CERTAIN);
         certain
             .map(|staged| {
                 staged.said = true;
@@ -339,10 +339,10 @@ pub fn certainly_staged() -> Vec<Staged> {
 
 /// The first copy out of this block was looked at; watched for that alone, it is not watched any more.
 pub fn was_looked_at(address: u64) {
-    with(|ledger| {
-        let Some(live) = ledger.live.get_mut(&address) else { return };
+    with(|holders| {
+        let Some(live) = holders.live.get_mut(&address) else { return };
         live.straight = true;
-        if live.watched && live.twin.is_none() && ledger.places[live.place].framework.is_none_or(|it| !it.rounds) {
+        if live.watched && live.twin.is_none() && holders.places[live.place].framework.is_none_or(|it| !it.rounds) {
             live.watched = false;
             copies::unwatch(address);
         }
@@ -351,34 +351,34 @@ pub fn was_looked_at(address: u64) {
 
 /// The place that allocated the memory at this address, and its bytes.
 pub fn place_of(address: u64) -> Option<(Site, u64)> {
-    with(|ledger| {
-        let live = ledger.live.get(&address)?;
-        Some((ledger.places[live.place].site.clone(), live.bytes))
+    with(|holders| {
+        let live = holders.live.get(&address)?;
+        Some((holders.places[live.place].site.clone(), live.bytes))
     })
 }
 
 /// The place that registered memory which overlaps this.
 pub fn overlapping(address: u64, bytes: u64) -> Option<Site> {
-    with(|ledger| {
-        let before = ledger.live.range(..address.saturating_add(bytes));
+    with(|holders| {
+        let before = holders.live.range(..address.saturating_add(bytes));
         let registered = |(start, live): &(&u64, &Live)| live.by == By::Program && **start + live.bytes > address;
         let (_, live) = before.rev().find(registered)?;
-        Some(ledger.places[live.place].site.clone())
+        Some(holders.places[live.place].site.clone())
     })
 }
 
 /// The place of memory that was just taken out.
 pub fn site_of(live: &Live) -> Site {
-    with(|ledger| ledger.places[live.place].site.clone())
+    with(|holders| holders.places[live.place].site.clone())
 }
 
 /// The place with these frames, and whether memory was registered there twice before.
 pub fn first_registered_twice(frames: u64, site: impl FnOnce() -> Site) -> bool {
-    let known = with(|ledger| ledger.by_frames.get(&frames).copied());
+    let known = with(|holders| holders.by_frames.get(&frames).copied());
     let site = known.is_none().then(site);
-    with(|ledger| {
-        let place = known.unwrap_or_else(|| ledger.learn(frames, site.unwrap_or_default()));
-        !std::mem::replace(&mut ledger.places[place].said.registered_twice, true)
+    with(|holders| {
+        let place = known.unwrap_or_else(|| holders.learn(frames, site.unwrap_or_default()));
+        !std::mem::replace(&mut holders.places[place].said.registered_twice, true)
     })
 }
 
@@ -396,8 +396,8 @@ pub struct Holder {
 pub fn holders() -> (Vec<Holder>, u32) {
     /// As many as the page has room for.
     const MOST: usize = 64;
-    with(|ledger| {
-        let mut holding: Vec<&Place> = ledger.places.iter().filter(|place| place.live > 0).collect();
+    with(|holders| {
+        let mut holding: Vec<&Place> = holders.places.iter().filter(|place| place.live > 0).collect();
         holding.sort_by_key(|place| std::cmp::Reverse(place.live));
         let more = holding.len().saturating_sub(MOST) as u32;
         let holder = |place: &&Place| Holder {
@@ -411,26 +411,26 @@ pub fn holders() -> (Vec<Holder>, u32) {
 }
 
 /// A place, and what it still holds at the end: bytes, pieces, and how many stretches of work lie between those.
-pub struct Account {
+pub struct Remains {
     pub place: Place,
     pub pieces: u64,
     pub stretches: u64,
 }
 
 /// Every place, the one with the highest peak first.
-pub fn accounts() -> Vec<Account> {
-    with(|ledger| {
+pub fn remains() -> Vec<Remains> {
+    with(|holders| {
         let watched: Vec<u64> =
-            ledger.live.iter().filter(|(_, live)| live.watched).map(|(address, _)| *address).collect();
+            holders.live.iter().filter(|(_, live)| live.watched).map(|(address, _)| *address).collect();
         for address in watched {
-            if let (Some(seen), Some(live)) = (copies::seen(address), ledger.live.get(&address).copied()) {
-                ledger.note_reach(&live, seen);
+            if let (Some(seen), Some(live)) = (copies::seen(address), holders.live.get(&address).copied()) {
+                holders.note_reach(&live, seen);
             }
         }
-        let mut accounts: Vec<Account> =
-            ledger.places.iter().map(|place| Account { place: place.clone(), pieces: 0, stretches: 0 }).collect();
+        let mut accounts: Vec<Remains> =
+            holders.places.iter().map(|place| Remains { place: place.clone(), pieces: 0, stretches: 0 }).collect();
         let mut work: Vec<Vec<u64>> = vec![Vec::new(); accounts.len()];
-        for live in ledger.live.values() {
+        for live in holders.live.values() {
             accounts[live.place].pieces += 1;
             work[live.place].push(live.work);
         }
@@ -453,7 +453,7 @@ impl Live {
     }
 }
 
-impl Ledger {
+impl Holders {
     fn recall(&mut self, bytes: u64) -> Option<usize> {
         let (place, left) = self.by_size.get_mut(&bytes)?;
         *left = left.checked_sub(1)?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Counters of one context.
 #[derive(Debug, Default)]
-pub struct Usage {
+pub struct Counters {
     pub launches: AtomicU64,
     pub copies: AtomicU64,
     pub modules: AtomicU64,
@@ -26,7 +26,7 @@ pub struct Usage {
     last: AtomicU64,
 }
 
-impl Usage {
+impl Counters {
     #[inline]
     pub fn launched(&self) {
         self.launches.fetch_add(1, Relaxed);

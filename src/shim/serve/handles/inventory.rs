@@ -49,7 +49,7 @@ pub enum Release {
     Unknown,
     /// Nothing: the program holds other references on the parts.
     Counted,
-    /// To release these, the program's handle first. As they were, for [`Ledger::not_released`].
+    /// To release these, the program's handle first. As they were, for [`Inventory::not_released`].
     Parts(Vec<(Physical, Memory)>),
 }
 
@@ -60,7 +60,7 @@ pub enum Retained {
     Plain,
     /// It is of a part. The program is to have this one, and the driver's reference is one too many.
     Whole(Physical),
-    /// The same, and the driver is to take a reference on the other parts, which are mapped at these addresses: the program
+    /// The first part's handle, and the driver is to take a reference on the other parts, which are mapped at these addresses: the program
     /// held none any more.
     Revived(Physical, Vec<u64>),
 }
@@ -91,7 +91,7 @@ pub struct Mapping {
 
 /// See the module's text.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub struct Inventory {
     memory: BTreeMap<Physical, Memory>,
     mappings: BTreeMap<u64, Mapping>,
     /// The parts of what is made of several, by the handle of the first.
@@ -102,7 +102,7 @@ pub struct Ledger {
     soft: BTreeMap<u32, SoftRefusal>,
 }
 
-impl Ledger {
+impl Inventory {
     /// Pieces of memory in it.
     pub fn len(&self) -> usize {
         self.memory.len()
@@ -208,7 +208,7 @@ impl Ledger {
         Some(before)
     }
 
-    /// The driver did not release these, of one [`Ledger::release`].
+    /// The driver did not release these, of one [`Inventory::release`].
     pub fn not_released(&mut self, parts: &[(Physical, Memory)]) {
         for &(handle, before) in parts {
             match self.memory.get_mut(&handle) {
@@ -354,111 +354,111 @@ mod tests {
     const SECOND: Physical = Physical::from_raw(8);
 
     /// Memory of these sizes at the peer, in one piece for the program.
-    fn with(sizes: &[u64]) -> Ledger {
+    fn with(sizes: &[u64]) -> Inventory {
         let accounts: &Accounts = Box::leak(Box::new(Accounts::new(&[PlaceSpec { place: PEER, limit: 15 }])));
-        let mut ledger = Ledger { accounts: Some(accounts), ..Ledger::default() };
+        let mut inventory = Inventory { accounts: Some(accounts), ..Inventory::default() };
         assert!(accounts.charge(Claim::Handles, PEER, sizes.iter().sum()));
         let part = |(index, bytes): (usize, &u64)| Part {
             handle: Physical::from_raw(7 + index as u64),
             place: PEER,
             bytes: *bytes,
         };
-        ledger.made(0, &sizes.iter().enumerate().map(part).collect::<Vec<_>>());
-        ledger
+        inventory.made(0, &sizes.iter().enumerate().map(part).collect::<Vec<_>>());
+        inventory
     }
 
-    fn own(ledger: &Ledger) -> u64 {
-        ledger.accounts.map_or(0, |accounts| accounts.of(Claim::Handles, PEER))
+    fn own(inventory: &Inventory) -> u64 {
+        inventory.accounts.map_or(0, |accounts| accounts.of(Claim::Handles, PEER))
     }
 
-    fn map(ledger: &mut Ledger, address: u64) {
-        let parts = ledger.begin_map(FIRST);
+    fn map(inventory: &mut Inventory, address: u64) {
+        let parts = inventory.begin_map(FIRST);
         assert!(!parts.is_empty());
-        ledger.end_map(&parts, address, 10, true);
+        inventory.end_map(&parts, address, 10, true);
     }
 
-    fn unmap(ledger: &mut Ledger) {
-        for (_, mapping) in ledger.take_mappings(0, 1000) {
-            ledger.unmapped(mapping.handle);
+    fn unmap(inventory: &mut Inventory) {
+        for (_, mapping) in inventory.take_mappings(0, 1000) {
+            inventory.unmapped(mapping.handle);
         }
     }
 
     #[test]
     fn memory_that_is_released_while_mapped_lives_until_it_is_unmapped() {
-        let mut ledger = with(&[10]);
-        map(&mut ledger, 100);
-        assert!(matches!(ledger.release(FIRST), Release::Parts(parts) if parts.len() == 1));
-        assert_eq!(own(&ledger), 10);
-        assert_eq!(ledger.elsewhere_at(105), Some((0, PEER)));
-        map(&mut ledger, 200);
-        unmap(&mut ledger);
-        assert_eq!((ledger.len(), own(&ledger)), (0, 0));
+        let mut inventory = with(&[10]);
+        map(&mut inventory, 100);
+        assert!(matches!(inventory.release(FIRST), Release::Parts(parts) if parts.len() == 1));
+        assert_eq!(own(&inventory), 10);
+        assert_eq!(inventory.elsewhere_at(105), Some((0, PEER)));
+        map(&mut inventory, 200);
+        unmap(&mut inventory);
+        assert_eq!((inventory.len(), own(&inventory)), (0, 0));
     }
 
     #[test]
     fn memory_stays_known_that_is_released_while_it_is_retained() {
-        let mut ledger = with(&[10]);
-        map(&mut ledger, 100);
-        assert_eq!((ledger.begin_retain(99), ledger.begin_retain(105)), (None, Some(FIRST)));
-        assert!(matches!(ledger.release(FIRST), Release::Parts(_)));
-        unmap(&mut ledger);
-        assert_eq!((ledger.len(), own(&ledger)), (1, 10), "the driver gave a handle of it");
-        ledger.not_retained(FIRST);
-        assert_eq!((ledger.len(), own(&ledger)), (0, 0), "or did not");
+        let mut inventory = with(&[10]);
+        map(&mut inventory, 100);
+        assert_eq!((inventory.begin_retain(99), inventory.begin_retain(105)), (None, Some(FIRST)));
+        assert!(matches!(inventory.release(FIRST), Release::Parts(_)));
+        unmap(&mut inventory);
+        assert_eq!((inventory.len(), own(&inventory)), (1, 10), "the driver gave a handle of it");
+        inventory.not_retained(FIRST);
+        assert_eq!((inventory.len(), own(&inventory)), (0, 0), "or did not");
     }
 
     #[test]
     fn a_failed_call_leaves_everything_as_it_was() {
-        let mut ledger = with(&[10]);
-        let Release::Parts(before) = ledger.release(FIRST) else { panic!("the driver is to be asked") };
-        assert_eq!(ledger.len(), 0);
-        ledger.not_released(&before);
-        assert_eq!((ledger.len(), own(&ledger)), (1, 10));
-        let parts = ledger.begin_map(FIRST);
-        ledger.end_map(&parts, 100, 10, false);
-        assert_eq!(ledger.elsewhere_at(100), None);
-        map(&mut ledger, 100);
-        let taken = ledger.take_mappings(100, 10);
-        ledger.put_back(taken);
-        assert_eq!(ledger.elsewhere_at(109), Some((0, PEER)));
-        assert_eq!(ledger.elsewhere_at(110), None);
+        let mut inventory = with(&[10]);
+        let Release::Parts(before) = inventory.release(FIRST) else { panic!("the driver is to be asked") };
+        assert_eq!(inventory.len(), 0);
+        inventory.not_released(&before);
+        assert_eq!((inventory.len(), own(&inventory)), (1, 10));
+        let parts = inventory.begin_map(FIRST);
+        inventory.end_map(&parts, 100, 10, false);
+        assert_eq!(inventory.elsewhere_at(100), None);
+        map(&mut inventory, 100);
+        let taken = inventory.take_mappings(100, 10);
+        inventory.put_back(taken);
+        assert_eq!(inventory.elsewhere_at(109), Some((0, PEER)));
+        assert_eq!(inventory.elsewhere_at(110), None);
     }
 
     #[test]
     fn parts_are_one_to_the_program() {
-        let mut ledger = with(&[4, 6]);
-        map(&mut ledger, 100);
-        assert_eq!(ledger.mapped_whole(107), Some((100, 10)));
-        assert_eq!(ledger.retained(SECOND, 107), Retained::Whole(FIRST));
-        assert!(matches!(ledger.release(FIRST), Release::Counted));
-        assert!(matches!(ledger.release(FIRST), Release::Parts(parts) if parts.len() == 2));
-        assert!(matches!(ledger.release(FIRST), Release::Unknown), "there is none left to release");
-        assert_eq!(ledger.retained(SECOND, 107), Retained::Revived(FIRST, vec![100]));
-        ledger.revived(FIRST);
-        unmap(&mut ledger);
-        assert_eq!((ledger.len(), own(&ledger)), (2, 10), "held by the handle that was taken again");
-        let _ = ledger.release(FIRST);
-        assert_eq!((ledger.len(), own(&ledger)), (0, 0));
-        assert!(ledger.parts(FIRST).is_none());
+        let mut inventory = with(&[4, 6]);
+        map(&mut inventory, 100);
+        assert_eq!(inventory.mapped_whole(107), Some((100, 10)));
+        assert_eq!(inventory.retained(SECOND, 107), Retained::Whole(FIRST));
+        assert!(matches!(inventory.release(FIRST), Release::Counted));
+        assert!(matches!(inventory.release(FIRST), Release::Parts(parts) if parts.len() == 2));
+        assert!(matches!(inventory.release(FIRST), Release::Unknown), "there is none left to release");
+        assert_eq!(inventory.retained(SECOND, 107), Retained::Revived(FIRST, vec![100]));
+        inventory.revived(FIRST);
+        unmap(&mut inventory);
+        assert_eq!((inventory.len(), own(&inventory)), (2, 10), "held by the handle that was taken again");
+        let _ = inventory.release(FIRST);
+        assert_eq!((inventory.len(), own(&inventory)), (0, 0));
+        assert!(inventory.parts(FIRST).is_none());
     }
 
     #[test]
     fn the_program_hears_back_what_it_set() {
-        let mut ledger = with(&[10]);
-        map(&mut ledger, 100);
+        let mut inventory = with(&[10]);
+        map(&mut inventory, 100);
         let device = |id| Location { kind: Location::DEVICE, id };
-        ledger.granted(100, 10, &[Access { location: device(0), flags: 3 }]);
-        ledger.granted(100, 10, &[Access { location: device(0), flags: 1 }]);
-        assert_eq!(ledger.access_at(100, device(0)), Some(1));
-        assert_eq!(ledger.access_at(100, device(1)), Some(0), "granted by us, not by the program");
-        assert_eq!(ledger.access_at(99, device(0)), None);
+        inventory.granted(100, 10, &[Access { location: device(0), flags: 3 }]);
+        inventory.granted(100, 10, &[Access { location: device(0), flags: 1 }]);
+        assert_eq!(inventory.access_at(100, device(0)), Some(1));
+        assert_eq!(inventory.access_at(100, device(1)), Some(0), "granted by us, not by the program");
+        assert_eq!(inventory.access_at(99, device(0)), None);
     }
 
     #[test]
     fn a_caching_program_is_told_again_once_everything_is_back() {
-        let mut ledger = with(&[10]);
-        assert!(!ledger.refuse_softly(0, 10), "it has overflowed");
-        let _ = ledger.release(FIRST);
-        assert!(ledger.refuse_softly(0, 10) && !ledger.refuse_softly(0, 10));
+        let mut inventory = with(&[10]);
+        assert!(!inventory.refuse_softly(0, 10), "it has overflowed");
+        let _ = inventory.release(FIRST);
+        assert!(inventory.refuse_softly(0, 10) && !inventory.refuse_softly(0, 10));
     }
 }
