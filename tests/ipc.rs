@@ -219,7 +219,7 @@ fn closing_is_not_refused_because_a_capture_begins_meanwhile() {
 fn there_is_one_thread_at_most_and_none_in_an_importer() {
     let steps = "A:alloc:0:65536 A:threads A:get:0:0 A:threads A:get:0:0 A:threads B:open:0 B:threads";
     for (metrics, before) in [("off", 1), ("on", 2)] {
-        let shim = ipc(steps).shim().env("GPUPOOL_METRICS", metrics).go();
+        let shim = ipc(steps).shim().env("GPUPOOL_METRICS", metrics).env("GPUPOOL_IDLE", "off").go();
         shim.succeeds().prints(&format!(
             "A:alloc:0:65536: 0\nA:threads: {before}\nA:get:0:0: 0\nA:threads: 2\nA:get:0:0: 0\nA:threads: 2\nB:open:0: 0\n\
              B:threads: 1\n"

@@ -28,6 +28,8 @@ pub struct Settings {
     pub placement: Placement,
     /// `GPUPOOL_FREE`.
     pub free: Free,
+    /// `GPUPOOL_IDLE`; `None` keeps freed memory until somebody asks.
+    pub idle: Option<Duration>,
     /// `GPUPOOL_PINNED`.
     pub pinned: Pinned,
     /// `GPUPOOL_PINNED_LIMIT`; 0 pools nothing.
@@ -77,6 +79,7 @@ impl Default for Settings {
             host_limit: None,
             placement: Placement::default(),
             free: Free::default(),
+            idle: Some(Duration::from_secs(10)),
             pinned: Pinned::default(),
             pinned_limit: None,
             pinned_idle: Duration::from_secs(30),

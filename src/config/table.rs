@@ -1,6 +1,7 @@
 //! The table of settings.
 
 use std::ffi::OsStr;
+use std::time::Duration;
 
 use crate::choice::{Contexts, Free, MemInfo, Mode, Pinned, Placement, Prefetch, Switch, Toggle};
 use crate::duration::parse_duration;
@@ -102,6 +103,17 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "GPUPOOL_IDLE",
+        values: "duration or off",
+        default: "10s",
+        help: "Freed memory that nobody used for this long goes back to the driver, and what is free after most was freed, or \
+               on a GPU that others need, within a second; off keeps it until somebody asks.",
+        read: |settings, value| {
+            settings.idle = if text(value)? == "off" { None } else { Some(duration(value, "10s or off")?) };
+            Ok(())
+        },
+    },
+    Setting {
         name: "GPUPOOL_PINNED",
         values: Pinned::WORDS,
         default: "pool",
@@ -122,11 +134,7 @@ pub const SETTINGS: &[Setting] = &[
         values: "duration",
         default: "30s",
         help: "Freed pinned memory that nobody used for this long goes back to the system.",
-        read: |settings, value| {
-            parse_duration(text(value)?)
-                .map(|duration| settings.pinned_idle = duration)
-                .map_err(|error| format!("{error}; write for example 30s"))
-        },
+        read: |settings, value| duration(value, "30s").map(|duration| settings.pinned_idle = duration),
     },
     Setting {
         name: "GPUPOOL_SOFT_OOM",
@@ -254,6 +262,10 @@ fn text(value: &OsStr) -> Result<&str, String> {
 
 fn size(value: &OsStr, example: &str) -> Result<u64, String> {
     parse_size(text(value)?).map_err(|error| format!("{error}; write for example {example}"))
+}
+
+fn duration(value: &OsStr, example: &str) -> Result<Duration, String> {
+    parse_duration(text(value)?).map_err(|error| format!("{error}; write for example {example}"))
 }
 
 fn choice<T>(value: &OsStr, what: &str, words: &str, from_word: fn(&str) -> Option<T>) -> Result<T, String> {

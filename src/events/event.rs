@@ -217,7 +217,8 @@ events! {
     PoolTrim = "pool.trim" (Memory, Info) {
         /// Bytes returned.
         bytes: u64,
-        /// Who needed it.
+        /// The call that needed it; or `idle`, `fell` or `others`, where it went by itself: nobody had used it for
+        /// `GPUPOOL_IDLE`, the program had freed most of what it held, or its GPU was nearly full and others used it.
         why: String,
     }
     /// The program was told OUT_OF_MEMORY.

@@ -89,6 +89,7 @@ pub(crate) fn build<B: Backend>(
                     frames: (size / FRAME) as u32,
                     place: id,
                     handle,
+                    freed_in: 0,
                     anchors: AnchorCounts::default(),
                 };
                 let address = base + bytes_of(frame);

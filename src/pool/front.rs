@@ -199,7 +199,7 @@ impl Front {
     pub fn lend(&self, bytes: u64) {
         let shard = self.own_shard();
         let mut magazine = shard.magazine.lock();
-        magazine.credit += bytes;
+        magazine.earn(bytes);
         shard.note(magazine.hint());
     }
 
@@ -259,7 +259,7 @@ impl Front {
             return Push::Full;
         }
         magazine.retired += 1;
-        magazine.credit += bytes;
+        magazine.earn(bytes);
         shard.note(magazine.hint());
         Push::Kept
     }
@@ -310,6 +310,13 @@ impl Front {
             }
         }
         sums
+    }
+
+    /// At least the most credit that all shards together had at one moment since this was asked last. The caller holds the
+    /// pool's lock.
+    pub fn most_credit(&self) -> u64 {
+        let most = |magazine: &mut Magazine| std::mem::replace(&mut magazine.most_credit, magazine.credit);
+        self.lock_shards().iter_mut().map(|magazine| most(magazine)).sum()
     }
 
     /// Every shard, those of threads that come only now included.

@@ -41,6 +41,8 @@ pub(crate) struct Magazine {
     frames: u32,
     /// Bytes asked for that blocks served from here may spend; see [`crate::front`].
     pub credit: u64,
+    /// The highest `credit` since [`crate::front::Front::most_credit`] was asked.
+    pub most_credit: u64,
     /// Blocks that began here.
     pub served: u64,
     /// Blocks that ended here.
@@ -90,6 +92,7 @@ impl Magazine {
             joined: true,
             frames: 0,
             credit: 0,
+            most_credit: 0,
             served: 0,
             retired: 0,
             ids: (0, 0),
@@ -125,6 +128,12 @@ impl Magazine {
         self.frames -= frames;
         self.served += 1;
         Ok(Kept { frames, ..best })
+    }
+
+    /// May spend so much more.
+    pub fn earn(&mut self, bytes: u64) {
+        self.credit += bytes;
+        self.most_credit = self.most_credit.max(self.credit);
     }
 
     /// The index of the smallest row of at least so many frames.

@@ -100,19 +100,28 @@ impl<H: Copy> State<H> {
         // What the policy would do if nobody else used the places: an upper bound, known without asking the backend. It
         // finds the freed memory to reuse in the steady state, and what cannot be had in any case.
         let rooms = self.rooms(route, |state, place, _| state.budgets[place.index()].room_by_limit());
-        match self.spread(bytes, &rooms) {
+        let wanted = match self.spread(bytes, &rooms) {
             Err(missing) => return Step::Refuse(Refusal::Full { missing }),
-            Ok(pieces) => {
-                if let Some(step) = self.serve_warm(&pieces, attempt, frames, waits_for) {
-                    return step;
-                }
-            }
+            Ok(pieces) => pieces,
+        };
+        if let Some(step) = self.serve_warm(&wanted, attempt, frames, waits_for) {
+            return step;
         }
-        self.step_to_growth(attempt, frames, waits_for)
+        self.step_to_growth(attempt, frames, waits_for, &wanted)
     }
 
-    fn step_to_growth<E>(&mut self, attempt: &mut Attempt, frames: u32, waits_for: Option<PlaceId>) -> Step<H, E> {
+    /// `wanted`: the pieces as they would be if all memory that no block stands on were the driver's again.
+    fn step_to_growth<E>(
+        &mut self,
+        attempt: &mut Attempt,
+        frames: u32,
+        waits_for: Option<PlaceId>,
+        wanted: &[(PlaceId, u64)],
+    ) -> Step<H, E> {
         let Attempt { route, bytes, .. } = *attempt;
+        // Memory that is on its way back in another thread is room in a moment: no block goes elsewhere, and nobody is
+        // refused, for its sake.
+        let is_leaving = wanted.iter().any(|(place, _)| self.budgets[place.index()].is_leaving());
         // The other policies cannot choose before they have heard of every GPU.
         let needed = if self.policy == Policy::LocalFirst { 1 } else { route.gpus };
         loop {
@@ -126,6 +135,7 @@ impl<H: Copy> State<H> {
                     state.budgets[place.index()].growth(headroom).saturating_add(state.evictable(place, waits_for))
                 });
                 match self.spread(bytes, &rooms) {
+                    Ok(pieces) if is_leaving && pieces != wanted => return Step::Settle,
                     Ok(pieces) => {
                         let warm = self.serve_warm(&pieces, attempt, frames, waits_for);
                         return warm.unwrap_or_else(|| self.set_aside(attempt, pieces));
@@ -133,7 +143,7 @@ impl<H: Copy> State<H> {
                     Err(lacking) => missing = lacking,
                 }
                 // A place too full to grow may still have the row of free frames that is wanted.
-                for &place in &route.order[..asked] {
+                for &place in route.order[..asked].iter().filter(|_| !is_leaving) {
                     if self.runs.best_fit(place, frames, |freed| self.is_usable(freed, waits_for)).is_some()
                         && let Some(step) = self.serve_warm(&[(place, bytes)], attempt, frames, waits_for)
                     {

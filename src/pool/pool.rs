@@ -10,7 +10,7 @@ use crate::place::PlaceId;
 use crate::registry::{Record, Registry};
 use crate::runs::{Kind, Run};
 use crate::state::{Route, State, Taken, bytes_of};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{self, Mutex, MutexGuard};
 use crate::{
     Accounts, Allocation, Backend, Block, Config, FRAME, Fault, Free, FreeError, Place, Refusal, Request, Usage,
     placement,
@@ -121,7 +121,7 @@ impl<B: Backend> Pool<B> {
                 Step::Ask(place) => attempt.headrooms.push(self.backend.headroom(place)),
                 Step::Settle => {
                     // The other thread is inside the driver and holds nothing that this one has.
-                    std::thread::yield_now();
+                    sync::yield_now();
                     attempt.headrooms.clear();
                 }
                 Step::Trim => {

@@ -108,6 +108,8 @@ pub(crate) struct State<H> {
     pub clock: Arc<Clock>,
     /// Counts blocks placed by [`Policy::Interleave`].
     pub turn: u64,
+    /// The caller's periods so far ([`crate::idle`]).
+    pub period: u32,
     totals: Totals,
 }
 
@@ -118,6 +120,8 @@ struct Totals {
     blocks: i64,
     /// What was asked for in live blocks, and the front's credit.
     out_bytes: u64,
+    /// The lowest `out_bytes` since [`State::least_out_bytes`] was asked.
+    least_out_bytes: u64,
     /// The highest `out_bytes` without any credit, and so never exceeded by live blocks.
     peak_live_bytes: u64,
     allocations: u64,
@@ -148,6 +152,7 @@ impl<H: Copy> State<H> {
             asked: Asked::default(),
             clock,
             turn: 0,
+            period: 0,
             totals: Totals::default(),
         }
     }
@@ -235,7 +240,14 @@ impl<H: Copy> State<H> {
 
     /// So many bytes asked for are no longer out.
     pub fn settle(&mut self, bytes: u64) {
-        self.totals.out_bytes -= bytes;
+        let totals = &mut self.totals;
+        totals.out_bytes -= bytes;
+        totals.least_out_bytes = totals.least_out_bytes.min(totals.out_bytes);
+    }
+
+    /// The fewest bytes asked for that were out, the front's credit included, since this was asked last.
+    pub fn least_out_bytes(&mut self) -> u64 {
+        std::mem::replace(&mut self.totals.least_out_bytes, self.totals.out_bytes)
     }
 
     /// Puts frames that are out back among the free runs, each at the place where it lies now. The front may have cut and
@@ -259,6 +271,7 @@ impl<H: Copy> State<H> {
                 self.runs.cut(at, stop);
             }
             self.budget(place).put_back(bytes_of(stop - at));
+            self.chunks.note_freed(at, stop, self.period);
             self.runs.release(at, freed);
             at = stop;
         }
@@ -377,7 +390,7 @@ impl<H: Copy> State<H> {
     pub fn usage(&mut self, kept: &Sums, registry: &Registry) -> Usage {
         let asked = self.asked.ranges(registry).flat_map(|(start, end)| self.chunks.touched(start, end));
         let asked: BTreeMap<u32, &Chunk<H>> = asked.map(|chunk| (chunk.start, chunk)).collect();
-        let Totals { blocks, out_bytes, peak_live_bytes, allocations, reuses, trimmed_bytes } = self.totals;
+        let Totals { blocks, out_bytes, peak_live_bytes, allocations, reuses, trimmed_bytes, .. } = self.totals;
         let mut places: Vec<_> =
             self.budgets.iter().zip(&kept.frames).map(|(budget, kept)| budget.usage(kept * FRAME)).collect();
         for chunk in asked.values().filter(|chunk| chunk.anchors.reasons().is_empty()) {

@@ -6,6 +6,8 @@ pub(crate) use parking_lot::{Mutex, MutexGuard};
 pub(crate) use std::hint::spin_loop;
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+#[cfg(not(loom))]
+pub(crate) use std::thread::yield_now;
 
 #[cfg(loom)]
 pub(crate) use checked::{Mutex, MutexGuard};
@@ -13,6 +15,8 @@ pub(crate) use checked::{Mutex, MutexGuard};
 pub(crate) use loom::hint::spin_loop;
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+#[cfg(loom)]
+pub(crate) use loom::thread::yield_now;
 
 #[cfg(not(loom))]
 static SEATED: AtomicUsize = AtomicUsize::new(0);

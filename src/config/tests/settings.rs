@@ -85,6 +85,7 @@ fn well_formed_settings_are_typed() {
         ("GPUPOOL_PINNED", "off"),
         ("GPUPOOL_PINNED_LIMIT", "8GiB"),
         ("GPUPOOL_PINNED_IDLE", "5min"),
+        ("GPUPOOL_IDLE", "2min"),
         ("GPUPOOL_SOFT_OOM", "off"),
         ("GPUPOOL_MEMINFO", "device"),
         ("GPUPOOL_PREFETCH", "launch"),
@@ -110,6 +111,7 @@ fn well_formed_settings_are_typed() {
     assert_eq!(settings.free, Free::Lazy);
     assert_eq!((settings.pinned, settings.pinned_limit), (Pinned::Off, Some(8 << 30)));
     assert_eq!(settings.pinned_idle, Duration::from_secs(300));
+    assert_eq!(settings.idle, Some(Duration::from_secs(120)));
     assert_eq!(settings.soft_oom, Switch::Off);
     assert_eq!(settings.meminfo, MemInfo::Device);
     assert_eq!(settings.prefetch, Prefetch::Launch);
@@ -130,8 +132,16 @@ fn one_limit_holds_for_every_gpu() {
 }
 
 #[test]
+fn freed_memory_may_stay_for_good_or_not_at_all() {
+    assert_eq!(Settings::default().idle, Some(Duration::from_secs(10)));
+    assert_eq!(read(&[("GPUPOOL_IDLE", "off")]).unwrap().idle, None);
+    assert_eq!(read(&[("GPUPOOL_IDLE", "0")]).unwrap().idle, Some(Duration::ZERO));
+}
+
+#[test]
 fn malformed_values_say_what_to_write() {
     refused("GPUPOOL_MODE", "fast", "not a mode; write one of pool|spill|managed|trace|off");
+    refused("GPUPOOL_IDLE", "10", "a duration needs a unit: ms, s, min or h; write for example 10s or off");
     refused("GPUPOOL_PREFETCH", "on", "not a time; write one of off|alloc|launch");
     refused("GPUPOOL_MANAGED_ADVICE", "auto", "not on or off; write one of off|on");
     refused("GPUPOOL_MIN_SIZE", "0", "must be at least 1; write 1 to pool every request");

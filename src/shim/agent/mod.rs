@@ -1,7 +1,7 @@
 //! The agent: the one thread of ours in a process, from its first allocation on.
 //!
 //! It keeps the metrics page (`gpupool_metrics`), and serves other processes the blocks that this one exported
-//! ([`crate::serve::ipc`]). All signals are blocked on it. It never makes a context and asks the driver nothing that needs one.
+//! ([`crate::serve::ipc`]), and returns freed memory that nobody needs (`home.rs`). All signals are blocked on it. It never makes a context and asks the driver nothing that needs one.
 //!
 //! It looks at what has changed at most once a second, and sleeps without waking once two looks found nothing new
 //! ([`crate::bell`]). What it looks at is counted already, for the summary and the C interface; nothing is counted for the
@@ -20,6 +20,8 @@
 //! the program that comes then makes a page of the same name, which replaces this one. At the exit the page is removed.
 //! Whoever is killed leaves one behind, which the next of the same user removes.
 
+mod ebb;
+mod home;
 mod last;
 mod look;
 
@@ -29,10 +31,12 @@ use crate::bell;
 use crate::guard;
 use crate::process;
 use crate::serve::ipc;
+use crate::serve::memory::idle;
 use gpupool_config::Toggle;
 use gpupool_interpose::cancel;
 use gpupool_metrics::folder::{Folder, Refused, Roots};
 use gpupool_metrics::{Identity, Map, Page, Process, now};
+use home::Home;
 use look::Look;
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
@@ -70,19 +74,24 @@ pub fn prepare() {
 
 /// Something was allocated for the first time.
 fn at_first_allocation() {
-    if process::settings().metrics == Toggle::Off {
+    let has_page = process::settings().metrics == Toggle::On;
+    if !has_page && !home::is_wanted() {
         return;
     }
     let _sheltered = cancel::shelter();
-    match make_page() {
-        Ok(page) => {
-            *MADE.lock() = Some(page);
-            if let Err(error) = start() {
-                remove();
-                note(format_args!("no page, because its thread cannot be started: {error}"));
-            }
+    if has_page {
+        match make_page() {
+            Ok(page) => *MADE.lock() = Some(page),
+            Err(why) => note(format_args!("no page: {why}")),
         }
-        Err(why) => note(format_args!("no page: {why}")),
+    }
+    if (home::is_wanted() || MADE.lock().is_some())
+        && let Err(error) = start()
+    {
+        remove();
+        note(format_args!(
+            "no page, and freed memory stays until it is needed, because there can be no further thread: {error}"
+        ));
     }
 }
 
@@ -170,7 +179,7 @@ fn run(signals: &libc::sigset_t) {
     // Every driver call of this thread is ours.
     let inside = guard::enter();
     bell::sleeps_here();
-    let mut agent = Agent::default();
+    let mut agent = Agent { home: Home::new(), ..Agent::default() };
     loop {
         agent.server = agent.server.take().or_else(ipc::take_server);
         agent.page = agent.page.take().or_else(|| MADE.lock().take());
@@ -182,7 +191,11 @@ fn run(signals: &libc::sigset_t) {
         if last::has_main_left() && last::is_alone() {
             break;
         }
-        agent.wait(limit);
+        let home = catch_unwind(AssertUnwindSafe(|| agent.home.as_mut().and_then(Home::look))).unwrap_or_else(|_| {
+            agent.home = None;
+            None
+        });
+        agent.wait([limit, home].into_iter().flatten().min());
     }
     // From here on it is the program's last thread, and what its handlers call, the program calls.
     drop(inside);
@@ -192,6 +205,7 @@ fn run(signals: &libc::sigset_t) {
 #[derive(Default)]
 struct Agent {
     page: Option<Page<Map>>,
+    home: Option<Home>,
     server: Option<ipc::Server>,
     /// What the page says.
     told: Option<Look>,
@@ -206,7 +220,9 @@ struct Agent {
 impl Agent {
     /// Looks, if it is time to; how long nothing need be done. `None`: until something changes.
     fn look(&mut self) -> Option<Duration> {
-        let page = self.page.as_mut()?;
+        if self.page.is_none() && self.home.is_none() {
+            return None;
+        }
         if self.same > 0 && !bell::is_listening() {
             self.same = 0;
         }
@@ -225,10 +241,9 @@ impl Agent {
         } else {
             bell::mute();
             self.same = 0;
-            if !look.tell(page) {
+            if self.page.as_mut().is_some_and(|page| !look.tell(page)) {
                 self.page = None;
                 note("the page is written no more: its file was cut, or its file system takes nothing");
-                return None;
             }
             self.told = Some(look);
         }
@@ -250,9 +265,25 @@ impl Agent {
     }
 }
 
+/// This thread is about to fork: no memory is on its way to the driver when it does.
+pub fn before_fork() {
+    idle::before_fork();
+}
+
+/// It has forked; in the parent.
+pub fn after_fork_in_parent() {
+    idle::after_fork_in_parent();
+}
+
+/// It has forked; in the child.
+pub fn after_fork_in_child() {
+    idle::after_fork_in_child();
+}
+
 /// The process ends: the page says so to whoever has it open, and is removed. Nothing where this process has none, which
 /// the child of a fork has not.
 pub fn ended() {
+    idle::ended();
     if let Some(published) = PUBLISHED.get().filter(|published| published.pid == std::process::id()) {
         Page::<Map>::end(&published.memory);
         remove();

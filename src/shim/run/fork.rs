@@ -1,6 +1,7 @@
 //! What happens on a fork. CUDA does not survive one, so the child passes everything through, and the first call of the driver
 //! there is told about, with the place of the fork.
 
+use crate::agent;
 use crate::guard;
 use crate::log::verdict;
 use crate::process::{self, Event};
@@ -15,11 +16,17 @@ pub(super) extern "C" fn before() {
     {
         let _ = std::panic::catch_unwind(environment::before_fork);
     }
+    agent::before_fork();
+}
+
+pub(super) extern "C" fn in_parent() {
+    agent::after_fork_in_parent();
 }
 
 /// CUDA does not survive a fork, and neither do locks that another thread held: only atomics are touched here, and from
 /// now on every call goes straight to the driver, which says NOT_INITIALIZED as it does without us.
 pub(super) extern "C" fn in_child() {
+    agent::after_fork_in_child();
     ipc::after_fork_in_child();
     process::happened(Event::Forked);
 }

@@ -31,7 +31,7 @@ pub fn register() {
     // SAFETY: the handlers are functions of this library, which is never unloaded (build.rs); NULL belongs to no library that
     // could be.
     unsafe {
-        libc::pthread_atfork(Some(fork::before), None, Some(fork::in_child));
+        libc::pthread_atfork(Some(fork::before), Some(fork::in_parent), Some(fork::in_child));
         libc::atexit(exit::orderly);
         __cxa_at_quick_exit(exit::quick, std::ptr::null_mut());
     }

@@ -50,6 +50,12 @@ pub fn under_way() -> bool {
     COUNT.load(Ordering::Acquire) + LOOKED.load(Ordering::Acquire) != 0
 }
 
+/// Whether any ever was, as far as they are seen to begin.
+pub fn was_any() -> bool {
+    let captures = CAPTURES.lock();
+    captures.last > 0 || !captures.list.is_empty()
+}
+
 /// Held for a call of a program that has only opened this library: a capture was found, or may be there unseen.
 pub struct Looked(());
 

@@ -317,3 +317,110 @@ fn blocks_of_a_dead_owner_are_freed_together() {
     assert_eq!([&first, &other, &last].map(|it| pool.block_at(it.block.address).is_some()), [false, true, false]);
     assert_returns_everything(&pool, &[other]);
 }
+
+/// Bytes of every chunk that is mapped, in address order.
+fn mapped(pool: &Pool<Mock>) -> Vec<u64> {
+    pool.backend().inner().mapped().map(|(_, bytes, _)| bytes / MIB).collect()
+}
+
+#[test]
+fn what_nobody_used_for_some_periods_goes_and_what_is_used_stays() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
+    let large = allocate(&pool, 320 * MIB).unwrap();
+    free(&pool, &large);
+    // It is one free run all the time, and each turn uses its low end.
+    for period in 1..5 {
+        assert_eq!(pool.begin_period(), period);
+        assert_eq!(
+            pool.return_unused(None, period.saturating_sub(2), u64::MAX, |_| false),
+            if period == 3 { 224 * MIB } else { 0 }
+        );
+        let used = allocate(&pool, 80 * MIB).unwrap();
+        assert_eq!((used.reused, used.block.address), (true, large.block.address));
+        free(&pool, &used);
+    }
+    assert_eq!(mapped(&pool), [32, 32, 32]);
+    let used = allocate(&pool, 80 * MIB).unwrap();
+    assert_eq!(pool.return_unused(None, u32::MAX, u64::MAX, |_| false), 0, "the free part of a chunk stays");
+    free(&pool, &used);
+    assert_eq!(pool.return_unused(None, u32::MAX, 40 * MIB, |_| false), 64 * MIB, "until there is enough");
+    assert_returns_everything(&pool, &[]);
+}
+
+#[test]
+fn what_the_front_keeps_goes_like_the_rest() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
+    let blocks: Vec<Allocation> = (0..4).map(|_| allocate(&pool, 20 * MIB).unwrap()).collect();
+    blocks.iter().for_each(|block| free(&pool, block));
+    let freed = pool.freed_memory();
+    assert_eq!((freed.kept, freed.whole.is_empty(), freed.is_any()), (80 * MIB, true, true));
+    assert_eq!(pool.return_unused(None, u32::MAX, u64::MAX, |_| false), 0, "it is at hand still");
+    assert_eq!(pool.begin_period(), 1);
+    let freed = pool.freed_memory();
+    assert_eq!((freed.kept, freed.whole), (0, vec![(GPU0, 80 * MIB)]));
+    assert_eq!(pool.return_unused(None, 1, u64::MAX, |_| false), 80 * MIB);
+    assert!(!pool.freed_memory().is_any());
+}
+
+#[test]
+fn what_a_gpu_may_be_at_work_on_goes_only_once_it_is_asked_and_done() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
+    let block = allocate(&pool, 100 * MIB).unwrap();
+    note_busy(&pool, &block);
+    pool.free(block.block.address, Free::Lazy).unwrap();
+    pool.begin_period();
+    assert_eq!(pool.return_unused(None, 1, u64::MAX, |_| false), 0);
+    pool.backend().inner().held.insert(0);
+    assert_eq!(pool.return_unused(None, 1, u64::MAX, |_| true), 0, "it is not done");
+    pool.backend().inner().held.clear();
+    let (returned, log) = calls_since(&pool, || pool.return_unused(None, 1, u64::MAX, |_| true));
+    assert_eq!((returned, log.iter().any(|call| call.0 == "quiesce")), (100 * MIB, false));
+}
+
+#[test]
+fn the_least_that_was_in_use_is_never_told_too_high() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
+    let least = || pool.freed_memory().least_live_bytes;
+    let blocks: Vec<Allocation> = [100, 8, 8].map(|mib| allocate(&pool, mib * MIB).unwrap()).into();
+    least();
+    assert_eq!(least(), 116 * MIB);
+    free(&pool, &blocks[0]);
+    let again = allocate(&pool, 100 * MIB).unwrap();
+    assert_eq!(least(), 16 * MIB, "though 116 MiB are in use again");
+    assert_eq!(least(), 116 * MIB);
+    // Past the pool's lock.
+    free(&pool, &blocks[1]);
+    let small = allocate(&pool, 8 * MIB).unwrap();
+    assert_eq!((small.reused, least()), (true, 108 * MIB));
+    assert_returns_everything(&pool, &[again, small, blocks[2]]);
+}
+
+#[test]
+fn an_allocation_that_meets_memory_on_its_way_back_waits_for_that_and_goes_nowhere_else() {
+    for soft in [false, true] {
+        let pool = Arc::new(pool(Policy::LocalFirst, &[(GPU0, GIB), (GPU1, GIB)]));
+        let first = allocate(&pool, GIB).unwrap();
+        free(&pool, &first);
+        pool.begin_period();
+        let (send, receive) = std::sync::mpsc::channel();
+        let begun = std::sync::atomic::AtomicBool::new(false);
+        let other = Arc::clone(&pool);
+        // As the first chunk goes, another thread asks for more than is left beside it.
+        pool.backend().set_probe(move || {
+            if begun.swap(true, std::sync::atomic::Ordering::Relaxed) {
+                return;
+            }
+            let (other, send) = (Arc::clone(&other), send.clone());
+            std::thread::spawn(move || {
+                let _ = send.send(other.allocate(&Request { soft_refusal: soft, ..request(700 * MIB, 0) }));
+            });
+            // A wrong answer comes at once, and a right one only behind this.
+            (0..20_000).for_each(|_| std::thread::yield_now());
+        });
+        assert_eq!(pool.return_unused(None, 1, u64::MAX, |_| false), GIB);
+        let block = receive.recv().unwrap().unwrap();
+        assert_eq!((block.on_peers, block.reused), (0, false));
+        pool.backend().set_probe(|| ());
+        assert_returns_everything(&pool, &[block]);
+    }
+}

@@ -49,6 +49,14 @@ enum Op {
         bytes: Option<u64>,
         waits_for: Vec<u32>,
     },
+    /// What nobody used for so many periods goes home, after a new one began or not.
+    Unused {
+        begins: bool,
+        periods: u32,
+        place: Option<Place>,
+        most: u64,
+        asks: bool,
+    },
     Capture(bool),
     /// A kernel on a GPU begins to wait for the host, or none does any more.
     Stall(Option<u32>),
@@ -110,6 +118,8 @@ fn any_op() -> impl Strategy<Value = Op> {
         1 => (0..3u64).prop_map(|owner| Op::FreeOwner { owner }),
         1 => (proptest::option::of(any_place()), proptest::option::of(1..100 * MIB), proptest::sample::subsequence(vec![0, 1], 0..=2))
             .prop_map(|(place, bytes, waits_for)| Op::Trim { place, bytes, waits_for }),
+        2 => (any::<bool>(), 0..4u32, proptest::option::of(any_place()), prop_oneof![Just(u64::MAX), 1..100 * MIB], any::<bool>())
+            .prop_map(|(begins, periods, place, most, asks)| Op::Unused { begins, periods, place, most, asks }),
         1 => any::<bool>().prop_map(Op::Capture),
         2 => proptest::option::of(0..2u32).prop_map(Op::Stall),
         1 => (any_place(), 0..300 * MIB).prop_map(|(place, bytes)| Op::External { place, bytes }),
@@ -139,6 +149,11 @@ struct Model {
     anchored: BTreeMap<u64, Anchors>,
     /// Ranges that the program asked to keep in place, with the number of their block.
     asked: Vec<(u64, u64, u64)>,
+    /// The period of the pool, and that in which a block on this physical memory was freed last, by handle.
+    period: u32,
+    freed_in: BTreeMap<u64, u32>,
+    /// The fewest bytes in live blocks since the pool was asked last.
+    least_live: u64,
     /// Blocks that others have, by number.
     out: BTreeMap<u64, Out>,
 }
@@ -173,6 +188,9 @@ impl Model {
             last_id: 0,
             anchored: BTreeMap::new(),
             asked: Vec::new(),
+            period: 0,
+            freed_in: BTreeMap::new(),
+            least_live: 0,
             out: BTreeMap::new(),
         }
     }
@@ -183,6 +201,7 @@ impl Model {
         // Who works for a GPU waits for it, as with the driver: the kernel there ends before.
         self.pool.backend().inner().held.retain(|gpu| may_wait_for >> gpu & 1 == 0);
         self.act(op);
+        self.least_live = self.least_live.min(self.live_bytes());
         let waits = self.pool.backend().inner().log[calls..]
             .iter()
             .filter(|call| call.0 == "quiesce")
@@ -307,6 +326,7 @@ impl Model {
                 assert_eq!(self.pool.free_owned_by(owner).len(), gone.len());
             }
             Op::Trim { place, bytes, ref waits_for } => self.trim(place, bytes, waits_for),
+            Op::Unused { begins, periods, place, most, asks } => self.return_unused(begins, periods, place, most, asks),
             Op::Capture(on) => self.pool.backend().inner().capturing = on,
             Op::Stall(gpu) => self.pool.backend().inner().held = gpu.into_iter().collect(),
             Op::External { place, bytes } => {
@@ -471,6 +491,43 @@ impl Model {
         }
     }
 
+    fn live_bytes(&self) -> u64 {
+        self.live.iter().map(|allocation| allocation.block.bytes).sum()
+    }
+
+    fn return_unused(&mut self, begins: bool, periods: u32, place: Option<Place>, most: u64, asks: bool) {
+        if begins {
+            self.period += 1;
+            assert_eq!(self.pool.begin_period(), self.period);
+            assert_eq!(self.pool.freed_memory().kept, 0);
+            self.least_live = self.live_bytes();
+        }
+        let since = self.period.saturating_sub(periods);
+        let before: Vec<_> = {
+            let inner = self.pool.backend().inner();
+            inner.mapped().filter_map(|(start, ..)| inner.mapped_around(start)).collect()
+        };
+        let returned = self.pool.return_unused(place, since, most, |_| asks);
+        let inner = self.pool.backend().inner();
+        let gone = before.iter().filter(|row| inner.mapped_at(row.3).is_none());
+        let (mut sum, mut largest) = (0, 0);
+        for &(start, bytes, at, handle) in gone {
+            assert!(place.is_none_or(|place| place == at), "{start:#x} at {at:?}");
+            let freed_in = self.freed_in.remove(&handle).unwrap_or(0);
+            assert!(freed_in < since, "{start:#x} was used in period {freed_in}, and {since} is asked for");
+            sum += bytes;
+            largest = largest.max(bytes);
+        }
+        assert_eq!(sum, returned);
+        assert!(sum == 0 || sum - largest < most, "more than was to go");
+        drop(inner);
+        let freed = self.pool.freed_memory();
+        assert_eq!(freed.live_bytes, self.live_bytes());
+        assert!(freed.least_live_bytes <= self.least_live, "{freed:?}, {} were in use", self.least_live);
+        assert_eq!(freed.held, LIMITS.iter().map(|entry| self.pool.backend().inner().held(entry.0)).sum::<u64>());
+        self.least_live = self.live_bytes();
+    }
+
     /// Mapped memory under no live block, and with `home` only such that no other GPU may still touch, by the mock's account: maximal rows at one
     /// place, `(start, bytes, place)`.
     fn free_rows(&self, home: Option<u32>) -> Vec<(u64, u64, Place)> {
@@ -506,6 +563,9 @@ impl Model {
     }
 
     fn note_borders(&mut self, gone: &Allocation) {
+        for (handle, _) in self.frames_of(&gone.block) {
+            self.freed_in.insert(handle, self.period);
+        }
         let end = gone.block.address + gone.block.bytes.next_multiple_of(FRAME);
         self.borders.extend([gone.block.address, end]);
     }

@@ -1,6 +1,7 @@
 //! Pooled device memory: blocks for the program, what is said of them, and what goes back to the driver.
 
 mod caching;
+pub mod idle;
 pub mod memops;
 pub mod mempool;
 mod outcome;
@@ -409,7 +410,9 @@ pub fn give_back_at(place: Option<Place>, api: Api) -> bool {
     if bytes > 0 {
         report_trim(bytes, api.name());
     }
-    bytes > 0
+    // What the agent returns at this moment is as good.
+    let settled = opened.pool.settle(place);
+    bytes > 0 || settled
 }
 
 /// Freed runs of the pool that stand on the host go back to the driver. Whether there were any.
