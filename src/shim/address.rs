@@ -26,6 +26,14 @@ pub fn given_anew(address: u64, bytes: u64) {
     managed::given_anew(address, bytes);
 }
 
+/// Whether an address is certainly the driver's to answer for, at a glance. Always inlined: most calls that are passed on end here,
+/// and as a function of its own it would cost them as much again.
+#[inline(always)]
+pub fn is_foreign(address: u64) -> bool {
+    let is_pooled = open::opened().is_some_and(|opened| opened.contains(address));
+    !is_pooled && !pinned::is_pooled(address) && !ipc::is_any_imported() && !managed::may_have(address)
+}
+
 /// Finds out what kind of memory an address lies in.
 pub fn known(address: u64) -> Known {
     match open::opened().filter(|opened| opened.contains(address)) {

@@ -15,7 +15,7 @@ for_each_hook!(rows);
 /// What happens to a call, in README's order, and the subjects of the bodies that do it.
 const TREATMENTS: &[(&str, &[&str])] = &[
     ("Answered by gpupool or the driver, as `GPUPOOL_MODE` says", &["memory", "host"]),
-    ("The driver's first; what it has no memory for is made elsewhere", &["vmm", "stream_ordered"]),
+    ("The driver's first; what it has no memory for is made elsewhere", &["mapping", "stream_ordered"]),
     ("Answered for memory of gpupool's as for an ordinary allocation", &["query", "ipc"]),
     ("Made again, when the driver has no memory, after freed memory went back to it", &["retry"]),
     (

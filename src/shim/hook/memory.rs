@@ -3,7 +3,8 @@
 use super::{Real, retry};
 use crate::address;
 use crate::bypass::{Bypass, or_driver};
-use crate::serve::{self, Served, managed, pinned};
+use crate::serve::modes::{self, Served};
+use crate::serve::{managed, pinned};
 use crate::watch::context;
 use cudarc::driver::sys::CUdeviceptr;
 use gpupool_cuda::CuResult;
@@ -20,7 +21,7 @@ pub unsafe fn allocate(real: &mut Real, dptr: *mut CUdeviceptr, bytes: usize) ->
         Bypass::Malformed.note(real.api);
         return real.call();
     }
-    match serve::allocate(bytes as u64, || retry::call(real)) {
+    match modes::allocate(bytes as u64, || retry::call(real)) {
         Served::Driver(result, why) => {
             why.note(real.api);
             if result.is_ok() {
@@ -57,7 +58,7 @@ pub unsafe fn allocate_pitch(
         Bypass::Malformed.note(real.api);
         return real.call();
     }
-    match serve::allocate(bytes as u64, || retry::call(real)) {
+    match modes::allocate(bytes as u64, || retry::call(real)) {
         Served::Driver(result, why) => {
             why.note(real.api);
             if result.is_ok() {
@@ -105,8 +106,23 @@ pub unsafe fn allocate_managed(real: &mut Real, dptr: *mut CUdeviceptr, bytes: u
 
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
+#[inline(always)]
 pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
-    or_driver(serve::free(dptr), real.api, || {
+    if address::is_foreign(dptr) {
+        Bypass::NotOurs.note(real.api);
+        let result = real.call();
+        if result.is_ok() {
+            pinned::return_idle(None);
+        }
+        return result;
+    }
+    free_known(real, dptr)
+}
+
+/// Frees what may be somebody's whom the library knows of.
+#[inline]
+fn free_known(real: &mut Real, dptr: CUdeviceptr) -> CuResult {
+    or_driver(modes::free(dptr), real.api, || {
         let result = managed::free_managed(dptr, || real.call());
         if result.is_ok() {
             pinned::return_idle(None);

@@ -14,6 +14,7 @@ pub mod current;
 pub mod host;
 pub mod ipc;
 pub mod launch;
+pub mod mapping;
 pub mod memory;
 pub mod module;
 pub mod pass;
@@ -22,7 +23,6 @@ pub mod retry;
 pub mod stream;
 pub mod stream_ordered;
 pub mod submit;
-pub mod vmm;
 
 pub use boundary::Real;
 pub use trampoline::HOOKS;

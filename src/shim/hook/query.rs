@@ -5,9 +5,8 @@
 use super::Real;
 use crate::address::{self, Known};
 use crate::bypass::{Answer, Bypass, or_driver};
-use crate::serve;
 use crate::serve::memory::memops;
-use crate::serve::{handles, ipc};
+use crate::serve::{handles, ipc, mem_get_info};
 use crate::watch::context;
 use cudarc::driver::sys::{CUdevice, CUdeviceptr};
 use gpupool_cuda::{Context, CuResult, Device, Driver};
@@ -49,7 +48,7 @@ pub unsafe fn memory_info(real: &mut Real, free: *mut usize, total: *mut usize) 
     if !result.is_ok() {
         return result;
     }
-    let (pool_free, pool_total) = match serve::memory_info() {
+    let (pool_free, pool_total) = match mem_get_info::memory_info() {
         Ok(info) => info,
         Err(why) => {
             why.note(real.api);
@@ -75,7 +74,7 @@ pub unsafe fn total_memory(real: &mut Real, bytes: *mut usize, device: CUdevice)
     if !result.is_ok() || bytes.is_null() {
         return result;
     }
-    match serve::total_memory(Device::from_raw(device)) {
+    match mem_get_info::total_memory(Device::from_raw(device)) {
         // SAFETY: not NULL, and the driver has just written to it.
         Ok(total) => unsafe { *bytes = total as usize },
         Err(why) => why.note(real.api),
@@ -214,10 +213,22 @@ unsafe fn rewrite(
 
 /// # Safety
 /// `data` is the program's output argument of that call.
+#[inline(always)]
 pub unsafe fn pointer_attribute(real: &mut Real, data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) -> CuResult {
-    if data.is_null() {
+    if data.is_null() || address::is_foreign(ptr) && !handles::is_any() {
+        Bypass::NotOurs.note(real.api);
         return real.call();
     }
+    // SAFETY: the caller vouches for the output, which is not NULL.
+    unsafe { attribute_of_known(real, data, attribute, ptr) }
+}
+
+/// An attribute of what may be somebody's whom the library knows of.
+///
+/// # Safety
+/// `data` is the program's output argument of that call, and not NULL.
+#[inline(never)]
+unsafe fn attribute_of_known(real: &mut Real, data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) -> CuResult {
     let known = address::known(ptr);
     // What the pool does not know, the driver answers first.
     if matches!(known, Known::Foreign) {
@@ -290,7 +301,22 @@ pub unsafe fn set_pointer_attribute(
 
 /// # Safety
 /// The pointers are the program's output arguments of that call.
+#[inline(always)]
 pub unsafe fn address_range(real: &mut Real, base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) -> CuResult {
+    if address::is_foreign(ptr) && !handles::is_any() {
+        Bypass::NotOurs.note(real.api);
+        return real.call();
+    }
+    // SAFETY: the caller vouches for the outputs.
+    unsafe { range_of_known(real, base, size, ptr) }
+}
+
+/// The range of what may be somebody's whom the library knows of.
+///
+/// # Safety
+/// The pointers are the program's output arguments of that call.
+#[inline(never)]
+unsafe fn range_of_known(real: &mut Real, base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) -> CuResult {
     let known = address::known(ptr);
     // Without a context that can be used, the driver does not look at the address. It says so itself where it is asked.
     if !matches!(known, Known::Foreign) && !context::driver().is_some_and(context::is_usable) {

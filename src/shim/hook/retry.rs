@@ -15,12 +15,16 @@ pub unsafe fn after_trim(real: &mut Real) -> CuResult {
 }
 
 /// The real call, once more after a trim if the driver had no memory left.
+#[inline]
 pub fn call(real: &mut Real) -> CuResult {
     let result = real.call();
-    if result == CuResult::OUT_OF_MEMORY && memory::give_back(real.api) {
-        return real.call();
-    }
-    result
+    if result == CuResult::OUT_OF_MEMORY { again(real) } else { result }
+}
+
+/// The driver has just answered OUT_OF_MEMORY: the call once more after a trim, where that returned anything.
+#[cold]
+pub fn again(real: &mut Real) -> CuResult {
+    if memory::give_back(real.api) { real.call() } else { CuResult::OUT_OF_MEMORY }
 }
 
 /// Makes a call that takes host memory, and once more after OUT_OF_MEMORY where both pools had any of that to give back.

@@ -4,10 +4,10 @@
 use super::{Real, memory as memory_body, retry, stream};
 use crate::address::{self, Known};
 use crate::bypass::{Answer, Bypass, or_driver};
-use crate::serve;
 use crate::serve::{
     managed,
     memory::{self, mempool},
+    modes,
 };
 use crate::watch::{capture, context};
 use cudarc::driver::sys::{CUdeviceptr, CUmemoryPool, CUstream};
@@ -15,8 +15,23 @@ use gpupool_cuda::{Capturing, CuResult, Device, Driver, MemoryPool, PoolProperti
 
 /// # Safety
 /// `dptr` is the program's output argument of that call.
+#[inline(always)]
 pub unsafe fn allocate(real: &mut Real, dptr: *mut CUdeviceptr, bytes: usize, stream: CUstream) -> CuResult {
-    let result = retry::call(real);
+    let result = real.call();
+    if result != CuResult::OUT_OF_MEMORY {
+        return used(result);
+    }
+    // SAFETY: the caller vouches for the output.
+    unsafe { allocate_without_room(real, dptr, bytes, stream) }
+}
+
+/// The driver had no memory for such a request.
+///
+/// # Safety
+/// `dptr` is the program's output argument of that call.
+#[cold]
+unsafe fn allocate_without_room(real: &mut Real, dptr: *mut CUdeviceptr, bytes: usize, stream: CUstream) -> CuResult {
+    let result = retry::again(real);
     if result != CuResult::OUT_OF_MEMORY {
         return used(result);
     }
@@ -79,7 +94,7 @@ unsafe fn serve(
     let handle = unsafe { driver.stream_context(stream) }.map_err(Bypass::Declined)?;
     let context = context::by_handle(handle).ok_or(Bypass::NoContext)?;
     let device = device(driver, context.device).ok_or(Bypass::OtherKind)?;
-    let address = serve::allocate_after_driver(driver, &context, device, bytes as u64)?;
+    let address = modes::allocate_after_driver(driver, &context, device, bytes as u64)?;
     // SAFETY: not NULL; the driver has written there too, 0.
     unsafe { *dptr = address };
     Ok(CuResult::SUCCESS)
@@ -91,7 +106,18 @@ unsafe fn serve(
 ///
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
+#[inline(always)]
 pub unsafe fn free(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuResult {
+    if address::is_foreign(dptr) {
+        Bypass::NotOurs.note(real.api);
+        return real.call();
+    }
+    free_known(real, dptr, stream)
+}
+
+/// Frees what may be somebody's whom the library knows of.
+#[inline(never)]
+fn free_known(real: &mut Real, dptr: CUdeviceptr, stream: CUstream) -> CuResult {
     let known = address::known(dptr);
     match known {
         Known::Pooled(_) | Known::Managed(_) => {}

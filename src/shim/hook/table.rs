@@ -46,21 +46,21 @@ macro_rules! for_each_hook {
             // The program's own virtual memory management: what its GPU has no room for is placed elsewhere.
             cuMemAddressReserve(dptr: *mut CUdeviceptr, bytes: usize, alignment: usize, address: CUdeviceptr, flags: u64)
                 => pass::through();
-            cuMemAddressFree(dptr: CUdeviceptr, bytes: usize) => vmm::unmap(dptr, bytes);
+            cuMemAddressFree(dptr: CUdeviceptr, bytes: usize) => mapping::unmap(dptr, bytes);
             cuMemCreate(handle: *mut u64, bytes: usize, properties: *const Properties, flags: u64)
-                => vmm::create(handle, bytes, properties, flags);
-            cuMemRelease(handle: u64) => vmm::release(handle);
-            cuMemMap(dptr: CUdeviceptr, bytes: usize, offset: usize, handle: u64, flags: u64) => vmm::map(dptr, bytes, offset, handle, flags);
-            cuMemUnmap(dptr: CUdeviceptr, bytes: usize) => vmm::unmap(dptr, bytes);
+                => mapping::create(handle, bytes, properties, flags);
+            cuMemRelease(handle: u64) => mapping::release(handle);
+            cuMemMap(dptr: CUdeviceptr, bytes: usize, offset: usize, handle: u64, flags: u64) => mapping::map(dptr, bytes, offset, handle, flags);
+            cuMemUnmap(dptr: CUdeviceptr, bytes: usize) => mapping::unmap(dptr, bytes);
             cuMemSetAccess(dptr: CUdeviceptr, bytes: usize, list: *const Access, count: usize)
-                => vmm::set_access(dptr, bytes, list, count);
+                => mapping::set_access(dptr, bytes, list, count);
             cuMemGetAccess(flags: *mut u64, location: *const Location, dptr: CUdeviceptr)
-                => vmm::get_access(flags, location, dptr);
+                => mapping::get_access(flags, location, dptr);
             cuMemGetAllocationPropertiesFromHandle(properties: *mut Properties, handle: u64)
-                => vmm::properties(properties, handle);
-            cuMemRetainAllocationHandle(handle: *mut u64, address: *mut c_void) => vmm::retain(handle, address);
-            cuMemImportFromShareableHandle(handle: *mut u64, shared: *mut c_void, kind: c_int) => vmm::import(handle);
-            cuMemExportToShareableHandle(shared: *mut c_void, handle: u64, kind: c_int, flags: u64) => vmm::export(handle);
+                => mapping::properties(properties, handle);
+            cuMemRetainAllocationHandle(handle: *mut u64, address: *mut c_void) => mapping::retain(handle, address);
+            cuMemImportFromShareableHandle(handle: *mut u64, shared: *mut c_void, kind: c_int) => mapping::import(handle);
+            cuMemExportToShareableHandle(shared: *mut c_void, handle: u64, kind: c_int, flags: u64) => mapping::export(handle);
 
             // Questions about device memory.
             cuMemGetInfo_v2(free: *mut usize, total: *mut usize) => query::memory_info(free, total);

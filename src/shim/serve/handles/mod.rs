@@ -36,10 +36,16 @@ fn with_inventory<T>(act: impl FnOnce(&mut Inventory) -> T) -> T {
     value
 }
 
+/// Whether anything is known of memory of the program's own.
+#[inline]
+pub fn is_any() -> bool {
+    KNOWN.load(Ordering::Acquire) != 0
+}
+
 /// Acts on the inventory where there is anything in it.
 #[inline]
 fn with_known<T>(act: impl FnOnce(&mut Inventory) -> Option<T>) -> Option<T> {
-    if KNOWN.load(Ordering::Acquire) == 0 { None } else { with_inventory(act) }
+    if is_any() { with_inventory(act) } else { None }
 }
 
 /// The GPU that the memory of this handle was asked for on, where it is elsewhere.

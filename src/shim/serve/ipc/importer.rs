@@ -56,10 +56,16 @@ struct Mapped {
     _lease: Lease,
 }
 
+/// Whether any block of another process is open here.
+#[inline]
+pub fn is_any() -> bool {
+    COUNT.load(Ordering::Acquire) != 0
+}
+
 /// The imported block that an address lies in.
 #[inline]
 pub fn block_at(address: u64) -> Option<Block> {
-    if COUNT.load(Ordering::Acquire) == 0 {
+    if !is_any() {
         return None;
     }
     let imports = IMPORTS.lock();

@@ -421,6 +421,12 @@ fn free_block(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
     result
 }
 
+/// Whether an address may lie in a live block of managed memory, the program's own among them. No lock.
+#[inline]
+pub fn may_have(address: u64) -> bool {
+    blocks::may_contain(address)
+}
+
 /// The live block of ours that an address lies in.
 pub fn block_at(address: u64) -> Option<Block> {
     blocks::at(address).filter(|managed| managed.ours).map(|managed| managed.block)

@@ -1,0 +1,63 @@
+//! What each mode does with a request for device memory: in mode pool the pool serves it; in mode spill the driver is asked first, and
+//! the pool serves what the driver has no room for; in mode managed it becomes managed memory; in mode trace it is the driver's.
+
+use super::{managed, memory, pinned};
+use crate::bypass::{Answer, Bypass};
+use crate::process;
+use crate::watch::context::Context;
+use gpupool_config::{Mode, Switch};
+use gpupool_cuda::{CuResult, Device, Driver};
+
+/// Who served an allocation.
+pub enum Served {
+    /// gpupool, with this address, or with an error for the program.
+    Pool(Result<u64, CuResult>),
+    /// The driver, which has written the outputs, and why it did.
+    Driver(CuResult, Bypass),
+}
+
+/// Serves an allocation of `bytes` for the current context: from the pool, or by `driver_call`, in the order that the
+/// mode says.
+#[inline]
+pub fn allocate(bytes: u64, mut driver_call: impl FnMut() -> CuResult) -> Served {
+    // The driver packs small requests better than frames of 2 MiB would, so it gets them first in every mode.
+    let driver_first = bytes < process::settings().min_size;
+    let mut first = driver_first.then(&mut driver_call);
+    if let Some(result) = first.filter(|result| *result != CuResult::OUT_OF_MEMORY) {
+        return Served::Driver(result, Bypass::Small);
+    }
+    let answer = match memory::pool_for() {
+        Ok((opened, context)) => {
+            first = first.or_else(|| (opened.plan.mode == Mode::Spill).then(&mut driver_call));
+            if let Some(result) = first.filter(|result| *result != CuResult::OUT_OF_MEMORY) {
+                return Served::Driver(result, Bypass::HadRoom);
+            }
+            let soft = process::settings().soft_oom != Switch::Off;
+            memory::from_pool(opened, &context, context.device, bytes, soft)
+        }
+        Err(why) => managed::allocate_managed(bytes, why),
+    };
+    match answer {
+        Ok(answer) => Served::Pool(answer),
+        Err(why) => Served::Driver(first.unwrap_or_else(driver_call), why),
+    }
+}
+
+/// A block's address for a stream-ordered request on `device` that the driver had no memory for, owned by `context`. Nobody is
+/// told OUT_OF_MEMORY first: the driver has just given back what its own pools kept.
+#[cold]
+pub fn allocate_after_driver(driver: &'static Driver, context: &Context, device: Device, bytes: u64) -> Answer<u64> {
+    let answer = match memory::opened_for(driver, device) {
+        Ok(opened) => memory::from_pool(opened, context, device, bytes, false),
+        Err(why) => managed::allocate_for(context, device, bytes, false, why),
+    };
+    answer?.map_err(Bypass::Declined)
+}
+
+/// Frees memory that the pool made.
+#[inline]
+pub fn free(address: u64) -> Answer<CuResult> {
+    let (answer, waited) = memory::free_block(address)?;
+    pinned::return_idle(waited);
+    Ok(answer)
+}
