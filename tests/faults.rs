@@ -48,7 +48,7 @@ fn a_fault_at_any_call_leaves_nothing_behind_in_a_running_pool() {
             .lines()
             .find_map(|line| line.strip_prefix("swept ")?.strip_suffix(" calls")?.parse().ok())
             .unwrap_or_else(|| shim.fail("the sweep did not end"));
-        assert!(swept > 20, "an allocation over two GPUs takes more than {swept} driver calls");
+        assert!(swept > 8, "an allocation over two GPUs takes more than {swept} driver calls");
     }
 }
 
