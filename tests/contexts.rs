@@ -137,3 +137,10 @@ life 2: copied 0 wrong; read by kernels: 0 0 0 0 0; and after it wrote: 0 0 0 0 
         );
     }
 }
+
+#[test]
+fn freed_memory_on_a_gpu_makes_room_for_a_context_there() {
+    let run = Run::program("context_room").sim("4x1GiB").env("GPUPOOL_RESERVE", "16MiB").env("GPUPOOL_HOST_LIMIT", "0");
+    let shim = run.same_under_shim(&[]);
+    shim.succeeds().says("cuDevicePrimaryCtxRetain(&second, 1): 0 CUDA_SUCCESS");
+}

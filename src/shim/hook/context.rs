@@ -84,7 +84,7 @@ fn making(
     context::sweep(driver, call);
     let before = if new { Before::look(driver, device) } else { Before::unknown() };
     let _making = Making::begin();
-    let result = retry::call(real);
+    let result = retry::call_on(real, device);
     if result.is_ok()
         && let Some(context) = made(driver)
     {

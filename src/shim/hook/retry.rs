@@ -5,7 +5,7 @@ use super::Real;
 use crate::guard;
 use crate::process;
 use crate::serve::{memory, pinned};
-use gpupool_cuda::CuResult;
+use gpupool_cuda::{CuResult, Device};
 use gpupool_interpose::Api;
 
 /// # Safety
@@ -19,6 +19,15 @@ pub unsafe fn after_trim(real: &mut Real) -> CuResult {
 pub fn call(real: &mut Real) -> CuResult {
     let result = real.call();
     if result == CuResult::OUT_OF_MEMORY { again(real) } else { result }
+}
+
+/// The real call, which takes memory of this GPU, whichever is current; once more after a trim there if the driver had none left.
+pub fn call_on(real: &mut Real, device: Device) -> CuResult {
+    let result = real.call();
+    if result == CuResult::OUT_OF_MEMORY && memory::give_back_at(Some(device.place()), real.api) {
+        return real.call();
+    }
+    result
 }
 
 /// The driver has just answered OUT_OF_MEMORY: the call once more after a trim, where that returned anything.
