@@ -24,11 +24,9 @@ pub unsafe fn allocate(real: &mut Real, dptr: *mut CUdeviceptr, bytes: usize) ->
     match modes::allocate(bytes as u64, || retry::call(real)) {
         Served::Driver(result, why) => {
             why.note(real.api);
-            if result.is_ok() {
-                // SAFETY: not NULL, and the driver has just written to it.
-                address::given_anew(unsafe { *dptr }, bytes as u64);
-            }
-            served_by_driver(result)
+            // SAFETY: not NULL, and looked at only where the driver has just written to it.
+            let address = result.is_ok().then(|| unsafe { *dptr });
+            given_by_driver(result, address, bytes as u64)
         }
         Served::Pool(answer) => {
             // SAFETY: not NULL; the driver writes there too, also 0 when it has no memory.
@@ -61,11 +59,9 @@ pub unsafe fn allocate_pitch(
     match modes::allocate(bytes as u64, || retry::call(real)) {
         Served::Driver(result, why) => {
             why.note(real.api);
-            if result.is_ok() {
-                // SAFETY: not NULL, and the driver has just written to it.
-                address::given_anew(unsafe { *dptr }, bytes as u64);
-            }
-            served_by_driver(result)
+            // SAFETY: not NULL, and looked at only where the driver has just written to it.
+            let address = result.is_ok().then(|| unsafe { *dptr });
+            given_by_driver(result, address, bytes as u64)
         }
         Served::Pool(answer) => {
             // SAFETY: neither is NULL; the driver writes to both after a success.
@@ -77,6 +73,14 @@ pub unsafe fn allocate_pitch(
             CuResult::of(answer)
         }
     }
+}
+
+/// The driver answered an allocation, and gave this address if it had memory.
+fn given_by_driver(result: CuResult, address: Option<u64>, bytes: u64) -> CuResult {
+    if let Some(address) = address {
+        address::given_anew(address, bytes);
+    }
+    served_by_driver(result)
 }
 
 /// Counts an allocation that the driver made.

@@ -17,32 +17,30 @@ pub unsafe fn after_trim(real: &mut Real) -> CuResult {
 /// The real call, once more after a trim if the driver had no memory left.
 #[inline]
 pub fn call(real: &mut Real) -> CuResult {
-    let result = real.call();
-    if result == CuResult::OUT_OF_MEMORY { again(real) } else { result }
+    after(real, memory::give_back)
 }
 
 /// The real call, which takes memory of this GPU, whichever is current; once more after a trim there if the driver had none left.
 pub fn call_on(real: &mut Real, device: Device) -> CuResult {
+    after(real, |api| memory::give_back_at(Some(device.place()), api))
+}
+
+/// Makes a call that takes host memory, and once more after OUT_OF_MEMORY where both pools had any of that to give back.
+pub fn call_for_host(real: &mut Real) -> CuResult {
+    after(real, |api| pinned::give_back(api) | memory::give_back_host(api))
+}
+
+/// The real call, once more where the driver had no memory left and something was given back.
+#[inline]
+fn after(real: &mut Real, gives_back: impl FnOnce(Api) -> bool) -> CuResult {
     let result = real.call();
-    if result == CuResult::OUT_OF_MEMORY && memory::give_back_at(Some(device.place()), real.api) {
-        return real.call();
-    }
-    result
+    if result == CuResult::OUT_OF_MEMORY && gives_back(real.api) { real.call() } else { result }
 }
 
 /// The driver has just answered OUT_OF_MEMORY: the call once more after a trim, where that returned anything.
 #[cold]
 pub fn again(real: &mut Real) -> CuResult {
     if memory::give_back(real.api) { real.call() } else { CuResult::OUT_OF_MEMORY }
-}
-
-/// Makes a call that takes host memory, and once more after OUT_OF_MEMORY where both pools had any of that to give back.
-pub fn call_for_host(real: &mut Real) -> CuResult {
-    let result = real.call();
-    if result == CuResult::OUT_OF_MEMORY && (pinned::give_back(real.api) | memory::give_back_host(real.api)) {
-        return real.call();
-    }
-    result
 }
 
 /// For rows without a boundary, after OUT_OF_MEMORY: whether the call is worth making again.

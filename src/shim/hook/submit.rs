@@ -123,16 +123,23 @@ fn finish(api: Api, touched: &[u64]) {
     });
 }
 
-/// After a copy of rows. Of the fields that are read, those that the kinds of memory do not ask for are whatever the
-/// program left there; an address too many only makes a block count as reached or copied out of, and then it is not judged.
+/// The addresses that a described copy (`CUDA_MEMCPY2D`, `CUDA_MEMCPY3D`) may write and read. Those that the kinds of memory do not
+/// ask for are whatever the program left there; an address too many only makes a block count as reached or copied out of, and then
+/// it is not judged, or is waited for without need.
+macro_rules! sides {
+    ($copy:expr, $kind:ty) => {{
+        let copy = $copy.cast::<$kind>();
+        // SAFETY: the driver read the structure without an error; of it, only fields are read that any bits are a value of.
+        unsafe { ([(*copy).dstHost as u64, (*copy).dstDevice], [(*copy).srcHost as u64, (*copy).srcDevice]) }
+    }};
+}
+
+/// After a copy of rows.
 #[inline]
 pub fn moved_rows(api: Api, before: Before, result: CuResult, copy: *const c_void) {
     copied(api, before, result);
     if result.is_ok() && pinned::copies::is_watching() {
-        let copy = copy.cast::<CUDA_MEMCPY2D>();
-        // SAFETY: the driver read the structure without an error; of it, only fields are read that any bits are a value of.
-        let (dst, src) =
-            unsafe { ([(*copy).dstHost as u64, (*copy).dstDevice], [(*copy).srcHost as u64, (*copy).srcDevice]) };
+        let (dst, src) = sides!(copy, CUDA_MEMCPY2D);
         pinned::copies::copied_some(&dst, &src);
     }
 }
@@ -142,23 +149,17 @@ pub fn moved_rows(api: Api, before: Before, result: CuResult, copy: *const c_voi
 pub fn rows_at_once(api: Api, before: Before, result: CuResult, copy: *const c_void) {
     moved_rows(api, before, result, copy);
     if memops::is_any() && result.is_ok() {
-        let copy = copy.cast::<CUDA_MEMCPY2D>();
-        // SAFETY: the driver read the structure without an error; an address that the kinds of memory do not ask for may be anything,
-        // and is compared only.
-        let touched = unsafe { [(*copy).dstDevice, (*copy).srcDevice, (*copy).dstHost as u64, (*copy).srcHost as u64] };
-        finish(api, &touched);
+        let (dst, src) = sides!(copy, CUDA_MEMCPY2D);
+        finish(api, [dst, src].as_flattened());
     }
 }
 
-/// After a copy of boxes. Which fields are read is said at [`moved_rows`].
+/// After a copy of boxes.
 #[inline]
 pub fn moved_boxes(api: Api, before: Before, result: CuResult, copy: *const c_void) {
     copied(api, before, result);
     if result.is_ok() && pinned::copies::is_watching() {
-        let copy = copy.cast::<CUDA_MEMCPY3D>();
-        // SAFETY: the driver read this structure without an error, too, and only such fields are read of it.
-        let (dst, src) =
-            unsafe { ([(*copy).dstHost as u64, (*copy).dstDevice], [(*copy).srcHost as u64, (*copy).srcDevice]) };
+        let (dst, src) = sides!(copy, CUDA_MEMCPY3D);
         pinned::copies::copied_some(&dst, &src);
     }
 }
@@ -168,11 +169,8 @@ pub fn moved_boxes(api: Api, before: Before, result: CuResult, copy: *const c_vo
 pub fn boxes_at_once(api: Api, before: Before, result: CuResult, copy: *const c_void) {
     moved_boxes(api, before, result, copy);
     if memops::is_any() && result.is_ok() {
-        let copy = copy.cast::<CUDA_MEMCPY3D>();
-        // SAFETY: the driver read the structure without an error; an address that the kinds of memory do not ask for may be anything,
-        // and is compared only.
-        let touched = unsafe { [(*copy).dstDevice, (*copy).srcDevice, (*copy).dstHost as u64, (*copy).srcHost as u64] };
-        finish(api, &touched);
+        let (dst, src) = sides!(copy, CUDA_MEMCPY3D);
+        finish(api, [dst, src].as_flattened());
     }
 }
 
