@@ -118,9 +118,9 @@ macro_rules! for_each_hook {
                 => context::green_create(green, device);
             cuGreenCtxDestroy(green: *mut c_void) => context::green_destroy(green);
             cuCtxFromGreenCtx(ctx: *mut CUcontext, green: *mut c_void) => context::from_green(ctx, green);
-            cuCtxSetCurrent(ctx: CUcontext) => current::switched();
-            cuCtxPushCurrent(ctx: CUcontext) => current::switched();
-            cuCtxPushCurrent_v2(ctx: CUcontext) => current::switched();
+            cuCtxSetCurrent(ctx: CUcontext) => current::switched_to(ctx);
+            cuCtxPushCurrent(ctx: CUcontext) => current::switched_to(ctx);
+            cuCtxPushCurrent_v2(ctx: CUcontext) => current::switched_to(ctx);
             cuCtxPopCurrent(ctx: *mut CUcontext) => current::switched();
             cuCtxPopCurrent_v2(ctx: *mut CUcontext) => current::switched();
 

@@ -81,8 +81,8 @@ macro_rules! trampoline {
         trampoline! { @listens $name($($p: $t),*) => pass::$body() }
     };
     // Which context is current changes before every call of some frameworks, in ten nanoseconds.
-    ($name:ident($($p:ident: $t:ty),*) => current::$body:ident()) => {
-        trampoline! { @listens $name($($p: $t),*) => current::$body() }
+    ($name:ident($($p:ident: $t:ty),*) => current::$body:ident($($a:ident),*)) => {
+        trampoline! { @listens $name($($p: $t),*) => current::$body($($a),*) }
     };
     (@listens $name:ident($($p:ident: $t:ty),*) => $subject:ident::$body:ident($($a:ident),*) $(, unless ($other:expr) $way:block)?) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -106,10 +106,26 @@ macro_rules! trampoline {
             result
         }
     };
+    // NULL, which programs free as a matter of course, ends nothing: it is only traced, as what `pass` has.
+    ($name:ident($p:ident: $t:ty) => memory::free($a:ident)) => {
+        trampoline! { @answers $name($p: $t) => memory::free($a), unless ($p == 0) {
+            let real = real_function!($name($t));
+            // SAFETY: the argument is the program's own, passed on unchanged.
+            let result = unsafe { real($p) };
+            if run::takes_part(Api(stringify!($name))) && guard::is_outside() {
+                boundary::trace(Api(stringify!($name)), result);
+            }
+            return result;
+        } }
+    };
     ($name:ident($($p:ident: $t:ty),*) => $subject:ident::$body:ident($($a:ident),*)) => {
+        trampoline! { @answers $name($($p: $t),*) => $subject::$body($($a),*) }
+    };
+    (@answers $name:ident($($p:ident: $t:ty),*) => $subject:ident::$body:ident($($a:ident),*) $(, unless ($other:expr) $way:block)?) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         #[allow(non_snake_case, reason = "the name is the driver's")]
         pub unsafe extern "C-unwind" fn $name($($p: $t),*) -> CuResult {
+            $(if $other $way)?
             let function = real_function!($name($($t),*));
             let call = move || {
                 // SAFETY: the arguments are the program's own, passed on unchanged; what they must fulfil is between it

@@ -228,10 +228,9 @@ pub fn is_usable(driver: &Driver) -> bool {
     driver.current_context().is_some_and(|handle| remembered(handle).is_some() || driver.current_life().is_ok())
 }
 
-/// Whether this thread's current context is another one than at the last look; cheap where it is not.
+/// Whether this thread's current context, which is this one or none, is another than at the last look; cheap where it is not.
 #[inline]
-pub fn has_switched(driver: &Driver) -> bool {
-    let current = driver.current_context();
+pub fn has_switched_to(current: Option<cuda::Context>) -> bool {
     LAST.with(|last| last.has_switched_to(current, EPOCH.now()))
 }
 
