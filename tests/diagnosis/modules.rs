@@ -61,6 +61,18 @@ fn memory_that_others_take_during_a_load_is_not_counted() {
 }
 
 #[test]
+fn memory_that_another_thread_takes_during_a_load_is_not_counted() {
+    let told = Case::program("modules", "beside_thread").nvml().go();
+    told.finds_nothing();
+    assert!(loads(&told)[0].memory > Some(60 << 20), "the case is none: {:?}", loads(&told));
+}
+
+#[test]
+fn a_module_that_is_loaded_again_and_again_took_its_memory_once() {
+    Case::program("modules", "large_in_turn").nvml().go().finds(&["GP008"]).reads("large_in_turn");
+}
+
+#[test]
 fn eager_loading_that_takes_much_is_found() {
     let told = Case::program("modules", "large").nvml().go();
     told.finds(&["GP008"]).reads("eager");

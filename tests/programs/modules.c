@@ -6,6 +6,7 @@
 #include "diagnosed.h"
 #include "simulator.h"
 
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -77,6 +78,29 @@ static void be_a_neighbour(void)
     _exit(0);
 }
 
+extern int cuArrayCreate_v2(void **array, const void *descriptor);
+
+static void *takes_memory(void *context)
+{
+    struct {
+        size_t width, height;
+        unsigned format, channels;
+    } sheet = {4096, 4096, 0x20 /* CU_AD_FORMAT_FLOAT */, 1};
+    void *array;
+    CHECK(cuCtxSetCurrent(context));
+    CHECK(cuArrayCreate_v2(&array, &sheet));
+    return NULL;
+}
+
+/* Another thread of this process takes 64 MiB of the GPU. */
+static void thread_comes(void)
+{
+    pthread_t thread;
+    CUcontext context;
+    CHECK(cuCtxGetCurrent(&context));
+    REQUIRE(pthread_create(&thread, NULL, takes_memory, context) == 0 && pthread_join(thread, NULL) == 0);
+}
+
 static void show_heap(void)
 {
     size_t heap = 0;
@@ -131,6 +155,14 @@ int main(int argc, char **argv)
         ask_for_heap(8 * MIB);
     } else if (strcmp(name, "large") == 0) {
         CHECK(cuModuleUnload(load_tree(LARGE)));
+    } else if (strcmp(name, "large_in_turn") == 0) {
+        for (int i = 0; i < 3; i++)
+            CHECK(cuModuleUnload(load_tree(LARGE)));
+    } else if (strcmp(name, "beside_thread") == 0) {
+        Simulator simulator = find_simulator();
+        REQUIRE(simulator.after);
+        simulator.after("cuModuleLoadData", thread_comes);
+        load_tree(WITHOUT_MALLOC);
     } else if (strcmp(name, "beside") == 0) {
         Simulator simulator = find_simulator();
         int status;

@@ -62,11 +62,7 @@ pub unsafe fn link_complete(real: &mut Real, size: *mut usize) -> CuResult {
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn unload<T>(real: &mut Real, handle: *mut T) -> CuResult {
     managed::launch::forget_functions();
-    let result = real.call();
-    if result.is_ok() {
-        module::unloaded(Module::from_raw(handle.cast()), real.api.name());
-    }
-    result
+    module::unload(Module::from_raw(handle.cast()), real.api.name(), || real.call())
 }
 
 /// # Safety

@@ -5,6 +5,7 @@ use super::Real;
 use crate::guard;
 use crate::process;
 use crate::serve::{memory, pinned};
+use crate::watch::module::alone::Taking;
 use gpupool_cuda::{CuResult, Device};
 use gpupool_interpose::Api;
 
@@ -33,6 +34,7 @@ pub fn call_for_host(real: &mut Real) -> CuResult {
 /// The real call, once more where the driver had no memory left and something was given back.
 #[inline]
 fn after(real: &mut Real, gives_back: impl FnOnce(Api) -> bool) -> CuResult {
+    let _taking = Taking::begin();
     let result = real.call();
     if result == CuResult::OUT_OF_MEMORY && gives_back(real.api) { real.call() } else { result }
 }

@@ -1,5 +1,6 @@
 //! Modules: what is loaded where, what it costs, and the findings about it.
 
+pub mod alone;
 pub mod image;
 
 use crate::watch::{
@@ -7,6 +8,7 @@ use crate::watch::{
     finding, site,
 };
 use crate::{log, process};
+use alone::Around;
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Device, Driver, Module};
 use gpupool_events::{Finding, ModuleLoad, ModuleUnload, Site};
@@ -55,12 +57,20 @@ fn has_default_heap(driver: &Driver, context: Option<u64>) -> bool {
     !chosen && (context.is_none() || context::heap_is_default(driver))
 }
 
-/// Numbers of what is loaded now, by handle.
-static NUMBERS: Mutex<BTreeMap<Module, u64>> = Mutex::new(BTreeMap::new());
+/// What is known of something that is loaded now.
+struct Numbered {
+    id: u64,
+    /// Bytes that its GPU lost to its eager load, and to nobody else.
+    took: u64,
+}
+
+/// What is loaded now, by handle.
+static NUMBERS: Mutex<BTreeMap<Module, Numbered>> = Mutex::new(BTreeMap::new());
 /// Loads are numbered from 1.
 static NEXT: AtomicU64 = AtomicU64::new(1);
-/// Bytes that GPUs lost to eager loads, and to nobody else.
+/// Bytes that all have taken that were loaded eagerly and are still there, and the most that this ever was.
 static EAGER: AtomicU64 = AtomicU64::new(0);
+static MOST_EAGER: AtomicU64 = AtomicU64::new(0);
 
 /// Whether anything was ever loaded. Takes no lock, so that it can be asked where the process leaves at once.
 pub fn was_any() -> bool {
@@ -98,9 +108,11 @@ pub fn load(
 ) -> CuResult {
     let driver = context::driver();
     let before = driver.and_then(Look::now);
+    let around = Around::begin();
     let start = Instant::now();
     let result = load();
     let seconds = start.elapsed().as_secs_f64();
+    let was_alone = around.was_alone();
     let call = api.name();
     if result.is_ok()
         && let Some(driver) = driver
@@ -108,7 +120,10 @@ pub fn load(
         context::sweep(driver, call);
         let (handle, image) = look();
         let id = register(handle);
-        note(driver, id, call, path, image, before, seconds);
+        let took = note(driver, id, call, path, image, before, seconds);
+        if was_alone {
+            took_eagerly(handle, took);
+        }
     }
     result
 }
@@ -117,11 +132,25 @@ pub fn load(
 fn register(handle: Option<Module>) -> u64 {
     let id = NEXT.fetch_add(1, Relaxed);
     if let Some(handle) = handle {
-        NUMBERS.lock().insert(handle, id);
+        NUMBERS.lock().insert(handle, Numbered { id, took: 0 });
     }
     id
 }
 
+/// An eager load took this much.
+fn took_eagerly(handle: Option<Module>, took: u64) {
+    if took > 0 {
+        if let Some(handle) = handle
+            && let Some(loaded) = NUMBERS.lock().get_mut(&handle)
+        {
+            loaded.took = took;
+        }
+        let now = EAGER.fetch_add(took, Relaxed) + took;
+        MOST_EAGER.fetch_max(now, Relaxed);
+    }
+}
+
+/// Logs a load and remembers where it was; what its GPU lost, where it was eager and no other process was there.
 fn note(
     driver: &Driver,
     id: u64,
@@ -130,7 +159,7 @@ fn note(
     image: Image,
     before: Option<Look>,
     seconds: f64,
-) {
+) -> u64 {
     // A library may be loaded before there is any context; its kernels then go to each context that runs them.
     let context = context::current(driver);
     if let Some(context) = context {
@@ -162,13 +191,6 @@ fn note(
         let size = bytes.map_or("unknown size".to_owned(), format_size);
         (event, format!("{call}: {kind} of {size}{} by {}", on(device), site::line(&site)))
     });
-    // What other processes took meanwhile looks the same, so it is only counted where there are none.
-    if !lazy
-        && let Some(lost) = before.zip(after).map(|(before, after)| after.lost_since(before)).filter(|lost| *lost > 0)
-        && device.is_some_and(|device| context::is_alone_on(driver, device))
-    {
-        EAGER.fetch_add(lost, Relaxed);
-    }
     let default_heap = uses_malloc && has_default_heap(driver, context.map(|context| context.id));
     let mut loaded = LOADED.lock();
     if loaded.len() < REMEMBERED || (default_heap && loaded.iter().all(|loaded| !loaded.default_heap)) {
@@ -181,6 +203,11 @@ fn note(
             site,
         });
     }
+    drop(loaded);
+    // What other processes took meanwhile looks the same, so it is only counted where there are none.
+    let lost = before.zip(after).map_or(0, |(before, after)| after.lost_since(before));
+    let is_known = lost > 0 && !lazy && device.is_some_and(|device| context::is_alone_on(driver, device));
+    if is_known { lost } else { 0 }
 }
 
 /// ` on GPU 1`, or nothing.
@@ -188,15 +215,26 @@ fn on(device: Option<Device>) -> String {
     device.map_or(String::new(), |device| format!(" on GPU {device}"))
 }
 
-/// A module is gone.
-pub fn unloaded(handle: Option<Module>, call: &'static str) {
+/// Makes a call that ends what has this handle. What is known of it is taken out before: another load may be given the handle
+/// before the call is back.
+pub fn unload(handle: Option<Module>, call: &'static str, unload: impl FnOnce() -> CuResult) -> CuResult {
+    let known = handle.and_then(|handle| NUMBERS.lock().remove(&handle));
+    let result = unload();
+    if !result.is_ok() {
+        if let (Some(handle), Some(known)) = (handle, known) {
+            NUMBERS.lock().insert(handle, known);
+        }
+        return result;
+    }
     // Loaded before the shim took part, if it has no number.
-    let id = handle.and_then(|handle| NUMBERS.lock().remove(&handle)).unwrap_or(0);
+    let gone = known.unwrap_or(Numbered { id: 0, took: 0 });
+    EAGER.fetch_sub(gone.took, Relaxed);
     let device = context::driver().and_then(context::current).map(|context| context.device);
     log::emit(|| {
-        let event = ModuleUnload { id, device: device.map(Device::ordinal), call: call.to_owned() };
+        let event = ModuleUnload { id: gone.id, device: device.map(Device::ordinal), call: call.to_owned() };
         (event, format!("{call}{}", on(device)))
     });
+    result
 }
 
 /// The program set a limit, and the driver has answered.
@@ -255,7 +293,7 @@ pub fn loaded_in_vain(context: u64, device: Device, working: &[&Record]) {
 
 /// At the end of the process.
 pub fn judge() {
-    let eager = EAGER.load(Relaxed);
+    let eager = MOST_EAGER.load(Relaxed);
     let loaded = loaded();
     if eager as i64 >= WORTH_SAYING
         && let Some(first) = loaded.first()
