@@ -65,7 +65,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_RESERVE",
         values: "size",
         default: "1GiB, at most 1/16 of the GPU",
-        help: "Memory left free on every GPU.",
+        help: "Memory left free on every GPU. Another program's context (about half a GiB) has to fit into it: freed memory that waits for `GPUPOOL_IDLE` makes no room for a program that has no context yet.",
         read: |settings, value| size(value, "1GiB").map(|bytes| settings.reserve = Some(bytes)),
     },
     Setting {
