@@ -62,6 +62,12 @@ fn several_blocks_that_begin_inside_chunks_are_kept_apart() {
 }
 
 #[test]
+fn the_other_process_is_told_the_size_that_was_asked_for() {
+    let steps = "A:alloc:0:5001 A:fill:0:10 A:get:0:0 B:open:0 B:range:0 B:check:0:10 B:close:0";
+    ipc(steps).same_under_shim(&[]).succeeds().says("B:range:0: 0, 5121024 bytes, base right");
+}
+
+#[test]
 fn a_block_over_gpus_and_the_host_is_one_block_in_the_other_process() {
     let steps = "A:alloc:0:307200 A:fill:0:100 A:get:0:0 B:open:0 B:range:0 B:check:0:100 B:fill:0:7 A:check:0:7 C:open:0 \
                  C:check:0:7 B:close:0 C:close:0 B:left C:left";

@@ -41,14 +41,15 @@ pub fn get(out: Out<MemHandle>, address: u64) -> Outcome {
     let [piece] = physical.pieces[..] else { return Err(Code::NOT_SUPPORTED) };
     let (descriptor, index) = (physical.file() as u64, driver().gpus[*device].index as u64);
     physical.note_shared()?;
-    // As with the real driver, the handle is that of the whole allocation, and small ones share it.
-    out.set(MemHandle([MAGIC, u64::from(std::process::id()), descriptor, piece.offset, piece.bytes, index, 0, 0]))
+    // As with the real driver, the handle is that of the whole allocation, and its size is what was asked for (measured).
+    let process = u64::from(std::process::id());
+    out.set(MemHandle([MAGIC, process, descriptor, piece.offset, piece.bytes, index, region.bytes, 0]))
 }
 
 pub fn open(out: Out<u64>, handle: MemHandle, flags: c_uint) -> Outcome {
     out.required()?;
     let context = current()?;
-    let MemHandle([magic, process, descriptor, offset, bytes, index, ..]) = handle;
+    let MemHandle([magic, process, descriptor, offset, held, index, bytes, _]) = handle;
     // The one flag there is has to be given.
     if magic != MAGIC || flags != LAZY_PEER_ACCESS {
         return Err(Code::INVALID_VALUE);
@@ -64,8 +65,8 @@ pub fn open(out: Out<u64>, handle: MemHandle, flags: c_uint) -> Outcome {
     let gpu = &driver.gpus[device];
     let path = format!("/proc/{process}/fd/{descriptor}");
     let file = files::open(path).map_err(|_| Code::INVALID_VALUE)?;
-    let physical = gpu.store.import(file, offset, bytes, Use::Plain)?;
-    let address = driver.space.attach(physical, device, context.owner())?;
+    let physical = gpu.store.import(file, offset, held, Use::Plain)?;
+    let address = driver.space.attach(physical, bytes, device, context.owner())?;
     OPENED.lock().push(Opened { handle, address, count: 1 });
     out.set(address)
 }

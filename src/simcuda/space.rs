@@ -263,9 +263,8 @@ impl Space {
         }
     }
 
-    /// Gives imported memory an address (`cuIpcOpenMemHandle`).
-    pub fn attach(&self, physical: Arc<Physical>, device: usize, context: u64) -> Outcome<u64> {
-        let bytes = physical.bytes;
+    /// Gives imported memory an address (`cuIpcOpenMemHandle`), of which the program is told that it has so many bytes.
+    pub fn attach(&self, physical: Arc<Physical>, bytes: u64, device: usize, context: u64) -> Outcome<u64> {
         let start = self.take_addresses(bytes)?;
         self.insert(start, bytes, Kind::Plain { context, device, physical, offset: 0, origin: Origin::Ipc });
         Ok(start)
