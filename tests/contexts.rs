@@ -139,6 +139,21 @@ life 2: copied 0 wrong; read by kernels: 0 0 0 0 0; and after it wrote: 0 0 0 0 
 }
 
 #[test]
+fn a_context_that_the_memory_cannot_be_granted_to_is_not_made() {
+    let shim = Run::program("refused_context").sim("2x1GiB").shim().report().go();
+    let of = |way: &str, result: i32, made: &str, state: &str| {
+        format!("{way}: {result}, {made}; primary context of GPU 1 {state}, current as before, memory right\n")
+    };
+    let refused = ["retain", "green", "create"].map(|way| of(way, 2, "nothing", "inactive")).concat();
+    let made =
+        [of("retain", 0, "made", "active"), of("green", 0, "made", "active"), of("create", 0, "made", "inactive")];
+    shim.succeeds()
+        .prints(&(refused + &made.concat()))
+        .warns("cuGreenCtxCreate on GPU 1 answers CUDA_ERROR_OUT_OF_MEMORY (2): ");
+    assert_eq!(shim.reported("violations"), &serde_json::json!([]));
+}
+
+#[test]
 fn freed_memory_on_a_gpu_makes_room_for_a_context_there() {
     let run = Run::program("context_room").sim("4x1GiB").env("GPUPOOL_RESERVE", "16MiB").env("GPUPOOL_HOST_LIMIT", "0");
     let shim = run.same_under_shim(&[]);

@@ -1,6 +1,6 @@
 //! Contexts: which is current, what it is, and waiting for its work.
 
-use crate::{Context, CuResult, Device, Driver, Event};
+use crate::{Context, CuResult, Device, Driver, Event, GreenContext};
 use std::ffi::c_int;
 
 /// `CU_EVENT_DISABLE_TIMING`.
@@ -165,5 +165,23 @@ impl Driver {
     pub fn release_primary(&self, device: Device) -> CuResult {
         // SAFETY: the call takes a number only.
         unsafe { (self.cuDevicePrimaryCtxRelease_v2)(device) }
+    }
+
+    /// Ends a context (`cuCtxDestroy`). Where it was current on this thread, the one below it is.
+    ///
+    /// # Safety
+    /// It is a live context that `cuCtxCreate` made, and nobody else uses it.
+    pub unsafe fn destroy_context(&self, context: Context) -> CuResult {
+        // SAFETY: the caller vouches for the context.
+        unsafe { (self.cuCtxDestroy_v2)(context) }
+    }
+
+    /// Ends a green context (`cuGreenCtxDestroy`). NOT_SUPPORTED by drivers that have none.
+    ///
+    /// # Safety
+    /// It is live, and nobody else uses it.
+    pub unsafe fn destroy_green(&self, green: GreenContext) -> CuResult {
+        // SAFETY: the caller vouches for the green context.
+        self.cuGreenCtxDestroy.map_or(CuResult::NOT_SUPPORTED, |destroy| unsafe { destroy(green) })
     }
 }

@@ -1,6 +1,9 @@
 //! The functions of the driver that the library calls for itself, as the driver exports them.
 
-use crate::{Access, Context, CuResult, Device, Event, Function, Location, MemoryPool, Physical, Properties, Stream};
+use crate::{
+    Access, Context, CuResult, Device, Event, Function, GreenContext, Location, MemoryPool, Physical, Properties,
+    Stream,
+};
 use cudarc::driver::sys::{CUdeviceptr, CUuuid};
 use gpupool_interpose::cancel;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -61,6 +64,7 @@ functions! {
         cuDevicePrimaryCtxGetState(Device, *mut c_uint, *mut c_int);
         cuDevicePrimaryCtxRetain(*mut Option<Context>, Device);
         cuDevicePrimaryCtxRelease_v2(Device);
+        cuCtxDestroy_v2(Context);
         cuCtxGetCurrent(*mut Option<Context>);
         cuCtxGetDevice(*mut Device);
         cuCtxPushCurrent_v2(Context);
@@ -101,6 +105,7 @@ functions! {
     newer drivers {
         cuModuleGetLoadingMode(*mut c_int);
         cuCtxGetId(Option<Context>, *mut u64);
+        cuGreenCtxDestroy(GreenContext);
         cuCtxRecordEvent(Context, Event);
         cuMemAdvise_v2(CUdeviceptr, usize, c_int, Location);
         cuFuncGetParamInfo(Function, usize, *mut usize, *mut usize);

@@ -26,19 +26,31 @@ pub unsafe fn init(real: &mut Real) -> CuResult {
 /// `ctx` is the program's output argument of that call.
 pub unsafe fn retain(real: &mut Real, ctx: *mut CUcontext, device: CUdevice) -> CuResult {
     let device = Device::from_raw(device);
-    making(real, device, Kind::Primary, |_| {
+    let made = |_: &Driver| {
         context::retained(device);
         // SAFETY: the driver answered success.
         unsafe { written(ctx) }
+    };
+    making(real, device, Kind::Primary, made, |driver, call| {
+        let result = end::of_primary(driver, device, By::Release, call, || driver.release_primary(device));
+        // SAFETY: the output argument of a call that succeeded.
+        unsafe { forget(ctx, result) }
     })
 }
 
 /// # Safety
 /// `ctx` is the program's output argument of that call.
 pub unsafe fn create(real: &mut Real, ctx: *mut CUcontext, device: CUdevice) -> CuResult {
-    making(real, Device::from_raw(device), Kind::Created, |_| {
+    let made = |_: &Driver| {
         // SAFETY: the driver answered success.
         unsafe { written(ctx) }
+    };
+    making(real, Device::from_raw(device), Kind::Created, made, |driver, call| {
+        let Some(context) = made(driver) else { return CuResult::INVALID_CONTEXT };
+        // SAFETY: it was made by this very call, and the program has not heard of it.
+        let result = end::of_handle(context, call, || unsafe { driver.destroy_context(context) }, || true);
+        // SAFETY: the output argument of a call that succeeded.
+        unsafe { forget(ctx, result) }
     })
 }
 
@@ -51,29 +63,51 @@ unsafe fn written(ctx: *const CUcontext) -> Option<cuda::Context> {
     unsafe { ctx.as_ref() }.and_then(|context| cuda::Context::from_raw(*context))
 }
 
+/// What a call has given the program was ended again with this result: if it was, the program gets NULL.
+///
+/// # Safety
+/// `output` is the output argument of a call that succeeded.
+unsafe fn forget<T>(output: *mut *mut T, result: CuResult) -> CuResult {
+    if result.is_ok() && !output.is_null() {
+        // SAFETY: the driver has written there.
+        unsafe { *output = std::ptr::null_mut() };
+    }
+    result
+}
+
 /// A green context, which retains the primary one and so may make it.
 ///
 /// # Safety
 /// `green` is the program's output argument of that call.
 pub unsafe fn green_create(real: &mut Real, green: *mut *mut c_void, device: CUdevice) -> CuResult {
     let device = Device::from_raw(device);
-    making(real, device, Kind::Primary, |driver| {
+    // SAFETY: asked only after a success of the driver, which has then written a green context there, unless it takes NULL.
+    let given = || unsafe { green.as_ref() }.and_then(|green| GreenContext::from_raw(*green));
+    let made = |driver: &Driver| {
         context::retained(device);
-        // SAFETY: the driver answered success, so it has written a green context there, unless it takes NULL.
-        if let Some(green) = unsafe { green.as_ref() }.and_then(|green| GreenContext::from_raw(*green)) {
+        if let Some(green) = given() {
             context::green_began(green, device);
         }
         unseen::Primary::hold(driver, device).map(|primary| primary.handle)
+    };
+    making(real, device, Kind::Primary, made, |driver, call| {
+        let Some(made) = given() else { return CuResult::INVALID_CONTEXT };
+        // SAFETY: it was made by this very call, and the program has not heard of it.
+        let result = end::of_green(driver, made, call, || unsafe { driver.destroy_green(made) });
+        // SAFETY: the output argument of a call that succeeded.
+        unsafe { forget(green, result) }
     })
 }
 
 /// Makes a call that makes a context, or counts a primary one up that exists. `made` runs after a success, and says which
-/// handle it has.
+/// handle it has. Where the pool's memory cannot be granted to its GPU, the context is taken back (`take_back`) and the program
+/// told why: a copy from a context without access would kill it.
 fn making(
     real: &mut Real,
     device: Device,
     kind: Kind,
     made: impl FnOnce(&Driver) -> Option<cuda::Context>,
+    take_back: impl FnOnce(&Driver, &'static str) -> CuResult,
 ) -> CuResult {
     let Some(driver) = context::driver() else { return real.call() };
     let call = real.api.name();
@@ -85,10 +119,24 @@ fn making(
     let before = if new { Before::look(driver, device) } else { Before::unknown() };
     let _making = Making::begin();
     let result = retry::call_on(real, device);
-    if result.is_ok()
-        && let Some(context) = made(driver)
-    {
-        context::add(driver, Some(context), device, kind, call, before);
+    let Some(context) = result.is_ok().then(|| made(driver)).flatten() else { return result };
+    let added = context::add(driver, Some(context), device, kind, call, before);
+    if let Err(refused) = added.reaches {
+        // That nothing ran there is not the program's doing, so nothing is found about it.
+        if let Some(context) = added.context {
+            context.usage.worked();
+        }
+        tracing::error!(
+            target: "gpupool::context", about = "grant",
+            "{call} on GPU {device} answers {refused}: that is what the driver answered when the pool's memory was to be granted to \
+             this GPU (cuMemSetAccess), and a context that cannot reach it would die of the first copy; free memory on GPU \
+             {device}, or make its context before the first allocation"
+        );
+        return match take_back(driver, call) {
+            CuResult::SUCCESS => refused,
+            // It is there, and the program must be able to end it.
+            _ => result,
+        };
     }
     result
 }

@@ -353,22 +353,22 @@ pub struct OfContexts;
 impl Observer for OfContexts {
     /// What was mapped before this GPU had a context was granted to others only. The call that made the context returns when
     /// that is mended.
-    fn arrived(&self, device: Device) {
-        let Some(opened) = open::opened() else { return };
+    fn arrived(&self, device: Device) -> Result<(), CuResult> {
+        let Some(opened) = open::opened() else { return Ok(()) };
         let gpu = device.ordinal();
         let arrival = context::arrivals(device);
         if opened.pool.backend().is_granted_to(gpu, arrival) {
-            return;
+            return Ok(());
         }
-        match opened.pool.grant_again() {
-            Ok(()) => opened.pool.backend().granted_to(gpu, arrival),
-            Err(result) => tracing::error!(
-                target: "gpupool::memory", about = "grant",
-                "cuMemSetAccess of the pool's memory for GPU {gpu}, which has a context now: {result}; a kernel or copy of that \
-                 GPU that touches blocks of the others will fail with 719. Free memory on GPU {gpu}, or make its context before \
-                 the first allocation"
-            ),
+        let mut granted = opened.pool.grant_again();
+        // Its page tables may want the room that freed memory takes.
+        if granted == Err(CuResult::OUT_OF_MEMORY) && opened.pool.trim(Some(Place::Gpu(gpu)), None, &[]) > 0 {
+            granted = opened.pool.grant_again();
         }
+        if granted.is_ok() {
+            opened.pool.backend().granted_to(gpu, arrival);
+        }
+        granted
     }
 
     fn ended(&self, id: u64) -> usize {

@@ -251,7 +251,20 @@ fn found_in_use(driver: &Driver, context: cuda::Context) -> Option<Context> {
     if process::is_preloaded() && primary() != Some(context) {
         return None;
     }
-    add(driver, Some(context), device, Kind::Found, "found in use", Before::at_init(device))
+    found(device, add(driver, Some(context), device, Kind::Found, "found in use", Before::at_init(device)))
+}
+
+/// A context that nobody saw being made, so that nobody can be refused it for what it cannot reach.
+fn found(device: Device, added: Added) -> Option<Context> {
+    if let Err(result) = added.reaches {
+        tracing::error!(
+            target: "gpupool::context", about = "grant",
+            "cuMemSetAccess of the pool's memory for GPU {device}, which has a context now: {result}; a kernel or copy of that \
+             GPU that touches blocks of the others will fail with 719. Free memory on GPU {device}, or make its context before \
+             the first allocation"
+        );
+    }
+    added.context
 }
 
 /// The record of a primary context that appeared on this device, which learns its handle now.
@@ -262,8 +275,16 @@ fn appeared(driver: &Driver, context: cuda::Context, device: Device, name: Name)
     Some(waiting)
 }
 
+/// What became of a context that was noted.
+pub struct Added {
+    /// `None`: it is gone again already, by another thread's doing.
+    pub context: Option<Context>,
+    /// Why it cannot be used together with what the library holds, if it cannot.
+    pub reaches: Result<(), CuResult>,
+}
+
 /// Notes a context unless it is known, by its handle where that is known. `call` says how it was made; `before` was taken before
-/// that call. `None`: it is gone again already, by another thread's doing.
+/// that call.
 pub fn add(
     driver: &Driver,
     context: Option<cuda::Context>,
@@ -271,24 +292,27 @@ pub fn add(
     kind: Kind,
     call: &str,
     before: Before,
-) -> Option<Context> {
+) -> Added {
+    let known = |context| Added { context: Some(context), reaches: observers::arrived(device) };
     let life = match context {
         None => None,
         // SAFETY: the caller got the context from the driver just now, or it is a primary one.
-        Some(context) => unsafe { driver.life(context) }.ok()?,
+        Some(context) => match unsafe { driver.life(context) } {
+            Ok(life) => life,
+            Err(_) => return Added { context: None, reaches: Ok(()) },
+        },
     };
     let name = Name { handle: context, life };
     if let Some(context) = context {
         let found = REGISTRY.lock().find(name);
         if let Found::Known { context, .. } = found {
             // The thread that entered it may not be through yet with what has to be done before it is used.
-            observers::all().for_each(|observer| observer.arrived(device));
-            return Some(context);
+            return known(context);
         }
         if kind != Kind::Created
-            && let Some(known) = appeared(driver, context, device, name)
+            && let Some(waiting) = appeared(driver, context, device, name)
         {
-            return Some(known);
+            return known(waiting);
         }
         limits::apply(driver, context, device);
     }
@@ -297,18 +321,15 @@ pub fn add(
     let origin = Arc::new(Origin { call: call.to_owned(), site, cost, approximate });
     // Of two threads that retain one primary context at once, or that see at once that one appeared, the first enters it.
     let entered = REGISTRY.lock().enter(name, device, kind, origin.clone());
-    let known = match entered {
-        Ok(known) => known,
-        Err(first) => {
-            observers::all().for_each(|observer| observer.arrived(device));
-            return Some(first);
-        }
+    let entered = match entered {
+        Ok(entered) => entered,
+        Err(first) => return known(first),
     };
-    report(driver, &known, &origin);
+    report(driver, &entered, &origin);
     bell::changed();
-    observers::all().for_each(|observer| observer.arrived(device));
+    let added = known(entered);
     observers::all().for_each(|observer| observer.began(driver, context));
-    Some(known)
+    added
 }
 
 fn report(driver: &Driver, context: &Context, origin: &Origin) {
@@ -431,7 +452,8 @@ pub fn sweep(driver: &Driver, call: &'static str) {
         // In this order: who made it was in MAKING before it existed, and has noted it when no longer there.
         if driver.primary_is_active(device) && MAKING.load(Ordering::SeqCst) == 0 && !known() {
             let between = format!("appeared between {before} and {call}");
-            add(driver, None, device, Kind::Appeared, &between, Before::at_init(device));
+            let added = add(driver, None, device, Kind::Appeared, &between, Before::at_init(device));
+            found(device, added);
         }
     }
 }

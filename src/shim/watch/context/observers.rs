@@ -2,14 +2,16 @@
 //! processes, captures) is kept by modules that ask this one, so they cannot be named here: they are in a list that the start
 //! of the library hands over.
 
-use gpupool_cuda::{self as cuda, Device, Driver};
+use gpupool_cuda::{self as cuda, CuResult, Device, Driver};
 use once_cell::race::OnceBox;
 
 /// What a module does when contexts come and go. Everything is called without a lock of this module's.
 pub trait Observer: Sync {
     /// This device has a context, and the call that gave it one has not returned. Told for each context, and again by another
-    /// thread that sees the same one.
-    fn arrived(&self, _device: Device) {}
+    /// thread that sees the same one. An error: the context cannot be used together with what the library holds.
+    fn arrived(&self, _device: Device) -> Result<(), CuResult> {
+        Ok(())
+    }
 
     /// A context is new here, though it may have been made before. Its handle may not be known yet; another context
     /// is current, or none.
@@ -35,6 +37,11 @@ static OBSERVERS: OnceBox<&'static [&'static dyn Observer]> = OnceBox::new();
 /// Hands the list over; before the first context is noted. A second list is ignored.
 pub fn observe(list: &'static [&'static dyn Observer]) {
     let _ = OBSERVERS.set(Box::new(list));
+}
+
+/// Tells all that this device has a context; the first error, if there was any.
+pub(super) fn arrived(device: Device) -> Result<(), CuResult> {
+    all().fold(Ok(()), |answer, observer| answer.and(observer.arrived(device)))
 }
 
 /// In the order of the list.
