@@ -10,6 +10,7 @@ mod fail_on;
 mod failure;
 mod folder;
 mod inherited;
+mod lenders;
 mod log_settings;
 mod ps;
 mod report;
@@ -35,6 +36,8 @@ enum Command {
     Doctor(doctor::Args),
     Ps(ps::Args),
     Demo(demo::Args),
+    #[command(hide = true)]
+    Lenders(lenders::Args),
 }
 
 fn main() -> ExitCode {
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Ps(args) => ps::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Lenders(args) => lenders::run(&args),
     };
     done.unwrap_or_else(failure::Failure::report)
 }

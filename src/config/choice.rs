@@ -119,6 +119,17 @@ choice! {
 }
 
 choice! {
+    /// Whether GPUs that only lend memory keep their clocks (`GPUPOOL_LENDERS`).
+    Lenders {
+        /// A GPU on which nobody has a context is left to itself.
+        #[default]
+        Asleep = "asleep",
+        /// A helper process of the user's holds a context there.
+        Awake = "awake",
+    }
+}
+
+choice! {
     /// What happens to a context on a GPU where none is meant to be (`GPUPOOL_CONTEXTS`).
     Contexts {
         /// It is made, and reported.

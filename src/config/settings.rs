@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::choice::{Contexts, Free, MemInfo, Mode, Pinned, Placement, Prefetch, Switch, Toggle};
+use crate::choice::{Contexts, Free, Lenders, MemInfo, Mode, Pinned, Placement, Prefetch, Switch, Toggle};
 use crate::log_path::LogPath;
 use crate::problem::Problem;
 use crate::size::{format_size, parse_size};
@@ -30,6 +30,8 @@ pub struct Settings {
     pub free: Free,
     /// `GPUPOOL_IDLE`; `None` keeps freed memory until somebody asks.
     pub idle: Option<Duration>,
+    /// `GPUPOOL_LENDERS`.
+    pub lenders: Lenders,
     /// `GPUPOOL_PINNED`.
     pub pinned: Pinned,
     /// `GPUPOOL_PINNED_LIMIT`; 0 pools nothing.
@@ -80,6 +82,7 @@ impl Default for Settings {
             placement: Placement::default(),
             free: Free::default(),
             idle: Some(Duration::from_secs(10)),
+            lenders: Lenders::default(),
             pinned: Pinned::default(),
             pinned_limit: None,
             pinned_idle: Duration::from_secs(30),

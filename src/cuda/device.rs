@@ -8,6 +8,12 @@ use gpupool_machine::Uuid;
 pub use gpupool_machine::dashed;
 
 impl Driver {
+    /// Initialises CUDA in this process (`cuInit`), for a process of our own: the library leaves that to the program.
+    pub fn initialise(&self) -> CuResult {
+        // SAFETY: the call takes a number only, and may be made at any time on any thread.
+        unsafe { (self.cuInit)(0) }
+    }
+
     /// How many GPUs the process sees (`cuDeviceGetCount`).
     pub fn ask_device_count(&self) -> Result<c_int, CuResult> {
         let mut count = 0;

@@ -53,6 +53,7 @@ macro_rules! functions {
 
 functions! {
     every driver {
+        cuInit(c_uint);
         cuDeviceGetCount(*mut c_int);
         cuDeviceGetAttribute(*mut c_int, c_int, Device);
         cuDeviceGetName(*mut c_char, c_int, Device);

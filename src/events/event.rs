@@ -213,6 +213,11 @@ events! {
         /// `full` (the driver had no memory there), or `limit` (`GPUPOOL_LIMIT`).
         why: String,
     }
+    /// Somebody holds a context on a GPU that only lends memory, so that it keeps its clocks (`GPUPOOL_LENDERS=awake`).
+    LenderAwake = "lender.awake" (Memory, Info) {
+        /// The GPU.
+        gpu: u32,
+    }
     /// Free memory went back to the driver.
     PoolTrim = "pool.trim" (Memory, Info) {
         /// Bytes returned.

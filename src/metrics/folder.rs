@@ -201,7 +201,8 @@ impl Folder {
         self.owner
     }
 
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+    /// The open folder, for files of other kinds in it.
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
 

@@ -5,6 +5,7 @@
 //! | [`socket`] | sockets that carry whole messages and file descriptors, and know whose process is at the other end |
 //! | [`message`] | the head that every message begins with, which says what kind it is and which version is spoken |
 //! | [`blocks`] | the messages about memory that one process opens of another (CUDA IPC) |
+//! | [`lenders`] | the messages to the helper that keeps lending GPUs awake |
 //!
 //! Both ends run on one machine, so numbers are in its own byte order.
 //!
@@ -15,6 +16,7 @@
 //! The messages are tested under Miri, too, which has no such sockets: `cargo +nightly miri test -p gpupool-wire`.
 
 pub mod blocks;
+pub mod lenders;
 pub mod message;
 pub mod socket;
 

@@ -6,7 +6,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
-    recvmsg, sendmsg, socket_with,
+    recvmsg, sendmsg, socket_with, socketpair,
 };
 use std::fmt::{Display, Formatter};
 use std::io::{Error, ErrorKind, Result};
@@ -119,6 +119,12 @@ impl Credentials {
     }
 }
 
+/// The address of a file in a folder that is open. By the folder's descriptor, since an address has room for 108 bytes and
+/// a path may be longer.
+fn address_in(folder: BorrowedFd<'_>, name: &str) -> Result<SocketAddrUnix> {
+    Ok(SocketAddrUnix::new(format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()))?)
+}
+
 /// An abstract address: no file to leave behind, gone with its socket.
 fn address(name: &str) -> Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new_abstract_name(name.as_bytes())?)
@@ -139,6 +145,46 @@ impl<D: Keep> Socket<D> {
         bind(&socket, &address(name)?)?;
         listen(&socket, BACKLOG)?;
         Ok(socket)
+    }
+
+    /// A socket that others connect to by a file of this name in `folder`, which must not be there yet and stays until somebody
+    /// removes it. Its calls never block.
+    ///
+    /// # Errors
+    /// The system's: the file is there, or there is no descriptor left.
+    pub fn listen_in(folder: BorrowedFd<'_>, name: &str) -> Result<Self> {
+        let socket = Self::new(SocketFlags::NONBLOCK)?;
+        bind(&socket, &address_in(folder, name)?)?;
+        listen(&socket, BACKLOG)?;
+        Ok(socket)
+    }
+
+    /// Connects to whoever listens by the file of this name in `folder`; never blocks.
+    ///
+    /// # Errors
+    /// The system's: `NotFound` or `ConnectionRefused` where nobody listens, `WouldBlock` where too many wait already.
+    pub fn connect_in(folder: BorrowedFd<'_>, name: &str) -> Result<Self> {
+        let socket = Self::new(SocketFlags::NONBLOCK)?;
+        retry_on_intr(|| connect(&socket, &address_in(folder, name).map_err(|_| Errno::NAMETOOLONG)?))?;
+        Ok(socket)
+    }
+
+    /// Two sockets that are connected to each other, the second one as a plain descriptor, for a process that is started with it.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn pair() -> Result<(Self, OwnedFd)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (own, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        Ok((Self(D::keep(own)?), other))
+    }
+
+    /// A socket of this kind that came from another process.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn adopt(descriptor: OwnedFd) -> Result<Self> {
+        Ok(Self(D::keep(descriptor)?))
     }
 
     /// The next connection, whose calls never block either.

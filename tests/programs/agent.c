@@ -11,11 +11,16 @@
  *   close N          closes every descriptor from 3 on, and opens N files of its own; kept: whether these are whole
  *   switches         how often the other thread was given a processor of its own will
  *   become NAME      another program by exec
+ *   nvml             NVML; clock GPU: what it says of a GPU's SM clock; on GPU: how many processes have a context there
+ *   watch            counts children's ends from here on; children: how many ended, and whether `wait` finds any
+ *   orphan           a child that does nothing until somebody kills it, also when this process has ended
  */
 #define _GNU_SOURCE
 #include "control.h"
+#include "nvml.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -50,6 +55,27 @@ static void other_thread(const char *file, const char *begin, char *out, size_t 
             fclose(opened_file);
     }
     closedir(tasks);
+}
+
+static volatile sig_atomic_t ended;
+
+static void count_end(int signal)
+{
+    (void)signal;
+    ended++;
+}
+
+static void orphan(void)
+{
+    pid_t left = fork();
+    REQUIRE(left >= 0);
+    if (!left) {
+        close(0);
+        close(1);
+        for (;;)
+            pause();
+    }
+    printf("%d\n", left);
 }
 
 static void allocate(size_t mib)
@@ -170,6 +196,23 @@ int main(void)
             close_all((int)number);
         } else if (strcmp(word, "kept") == 0) {
             kept();
+        } else if (strcmp(word, "nvml") == 0) {
+            REQUIRE(NVML("nvmlInit_v2", void)() == 0);
+            printf("ready\n");
+        } else if (strcmp(word, "clock") == 0) {
+            printf("%u\n", nvml_sm_clock((unsigned)number));
+        } else if (strcmp(word, "on") == 0) {
+            uint64_t own;
+            printf("%d\n", nvml_processes((unsigned)number, 0, &own));
+        } else if (strcmp(word, "watch") == 0) {
+            struct sigaction action = {.sa_handler = count_end, .sa_flags = SA_RESTART};
+            REQUIRE(sigaction(SIGCHLD, &action, NULL) == 0);
+            printf("watching\n");
+        } else if (strcmp(word, "children") == 0) {
+            pid_t found = waitpid(-1, NULL, WNOHANG);
+            printf("%d ended, %s\n", (int)ended, found < 0 && errno == ECHILD ? "none to wait for" : "some to wait for");
+        } else if (strcmp(word, "orphan") == 0) {
+            orphan();
         } else if (strcmp(word, "become") == 0) {
             execlp(value, value, (char *)NULL);
             printf("not %s\n", value);

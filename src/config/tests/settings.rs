@@ -82,6 +82,7 @@ fn well_formed_settings_are_typed() {
         ("GPUPOOL_HOST_LIMIT", "0"),
         ("GPUPOOL_PLACEMENT", "most-free"),
         ("GPUPOOL_FREE", "lazy"),
+        ("GPUPOOL_LENDERS", "awake"),
         ("GPUPOOL_PINNED", "off"),
         ("GPUPOOL_PINNED_LIMIT", "8GiB"),
         ("GPUPOOL_PINNED_IDLE", "5min"),
@@ -158,6 +159,7 @@ fn malformed_values_say_what_to_write() {
     refused("GPUPOOL_HOST_LIMIT", "99999999TiB", "larger than 16 EiB; write for example 64GiB");
     refused("GPUPOOL_PLACEMENT", "nearest", "not a placement; write one of local-first|interleave|most-free");
     refused("GPUPOOL_FREE", "never", "not a way to free; write one of strict|lazy");
+    refused("GPUPOOL_LENDERS", "on", "not a state; write one of asleep|awake");
     refused("GPUPOOL_PINNED", "on", "not an answer; write one of pool|off");
     refused("GPUPOOL_PINNED_LIMIT", "25%", "not a size; write for example 16GiB");
     refused("GPUPOOL_PINNED_IDLE", "30", "a duration needs a unit: ms, s, min or h; write for example 30s");

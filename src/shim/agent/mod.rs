@@ -1,7 +1,8 @@
 //! The agent: the one thread of ours in a process, from its first allocation on.
 //!
 //! It keeps the metrics page (`gpupool_metrics`), and serves other processes the blocks that this one exported
-//! ([`crate::serve::ipc`]), and returns freed memory that nobody needs (`home.rs`). All signals are blocked on it. It never makes a context and asks the driver nothing that needs one.
+//! ([`crate::serve::ipc`]), returns freed memory that nobody needs (`home.rs`), and sees that GPUs which
+//! only lend memory stay awake, where that is wanted (`lenders.rs`). All signals are blocked on it. It never makes a context and asks the driver nothing that needs one.
 //!
 //! It looks at what has changed at most once a second, and sleeps without waking once two looks found nothing new
 //! ([`crate::bell`]). What it looks at is counted already, for the summary and the C interface; nothing is counted for the
@@ -23,6 +24,8 @@
 mod ebb;
 mod home;
 mod last;
+mod launch;
+mod lenders;
 mod look;
 
 pub use last::watch_main_thread;
@@ -37,6 +40,7 @@ use gpupool_interpose::cancel;
 use gpupool_metrics::folder::{Folder, Refused, Roots};
 use gpupool_metrics::{Identity, Map, Page, Process, now};
 use home::Home;
+use lenders::Awake;
 use look::Look;
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
@@ -68,6 +72,7 @@ static RUNS: Mutex<bool> = Mutex::new(false);
 
 /// Hooks take part in this process: from its first allocation on there is an agent.
 pub fn prepare() {
+    lenders::prepare();
     bell::at_first(at_first_allocation);
     ipc::on_export(start);
 }
@@ -75,7 +80,8 @@ pub fn prepare() {
 /// Something was allocated for the first time.
 fn at_first_allocation() {
     let has_page = process::settings().metrics == Toggle::On;
-    if !has_page && !home::is_wanted() {
+    let has_work = home::is_wanted() || lenders::is_wanted();
+    if !has_page && !has_work {
         return;
     }
     let _sheltered = cancel::shelter();
@@ -85,12 +91,12 @@ fn at_first_allocation() {
             Err(why) => note(format_args!("no page: {why}")),
         }
     }
-    if (home::is_wanted() || MADE.lock().is_some())
+    if (has_work || MADE.lock().is_some())
         && let Err(error) = start()
     {
         remove();
         note(format_args!(
-            "no page, and freed memory stays until it is needed, because there can be no further thread: {error}"
+            "no page, and freed memory stays until it is needed, and lending GPUs asleep, because there can be no further thread: {error}"
         ));
     }
 }
@@ -179,7 +185,7 @@ fn run(signals: &libc::sigset_t) {
     // Every driver call of this thread is ours.
     let inside = guard::enter();
     bell::sleeps_here();
-    let mut agent = Agent { home: Home::new(), ..Agent::default() };
+    let mut agent = Agent { home: Home::new(), awake: Awake::new(), ..Agent::default() };
     loop {
         agent.server = agent.server.take().or_else(ipc::take_server);
         agent.page = agent.page.take().or_else(|| MADE.lock().take());
@@ -195,7 +201,12 @@ fn run(signals: &libc::sigset_t) {
             agent.home = None;
             None
         });
-        agent.wait([limit, home].into_iter().flatten().min());
+        let awake =
+            catch_unwind(AssertUnwindSafe(|| agent.awake.as_mut().and_then(Awake::look))).unwrap_or_else(|_| {
+                agent.awake = None;
+                None
+            });
+        agent.wait([limit, home, awake].into_iter().flatten().min());
     }
     // From here on it is the program's last thread, and what its handlers call, the program calls.
     drop(inside);
@@ -206,6 +217,7 @@ fn run(signals: &libc::sigset_t) {
 struct Agent {
     page: Option<Page<Map>>,
     home: Option<Home>,
+    awake: Option<Awake>,
     server: Option<ipc::Server>,
     /// What the page says.
     told: Option<Look>,
@@ -220,7 +232,7 @@ struct Agent {
 impl Agent {
     /// Looks, if it is time to; how long nothing need be done. `None`: until something changes.
     fn look(&mut self) -> Option<Duration> {
-        if self.page.is_none() && self.home.is_none() {
+        if self.page.is_none() && self.home.is_none() && self.awake.is_none() {
             return None;
         }
         if self.same > 0 && !bell::is_listening() {

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use exporter::judge;
 pub use importer::{OfContexts, block_at as imported_at, close, is_any as is_any_imported};
-pub use own::after_fork_in_child;
+pub use own::{Own, after_fork_in_child};
 pub use server::{Server, on_export, take as take_server};
 
 /// The name of the thread that serves other processes. By it they see that this one still can.
