@@ -265,11 +265,17 @@ impl Space {
         }
     }
 
-    /// Gives imported memory an address (`cuIpcOpenMemHandle`).
-    pub fn attach(&self, physical: Arc<Physical>, device: usize, context: u64) -> Outcome<u64> {
-        let bytes = physical.bytes;
-        let start = self.take_addresses(bytes)?;
-        self.insert(start, bytes, Kind::Plain { context, device, physical, offset: 0, origin: Origin::Ipc });
+    /// Gives an allocation in imported memory, `(offset, bytes)`, an address (`cuIpcOpenMemHandle`): as far behind a frame's border as
+    /// it lies there (measured).
+    pub fn attach(
+        &self,
+        physical: Arc<Physical>,
+        device: usize,
+        context: u64,
+        (offset, bytes): (u64, u64),
+    ) -> Outcome<u64> {
+        let start = self.take_addresses(physical.bytes)? + offset;
+        self.insert(start, bytes, Kind::Plain { context, device, physical, offset, origin: Origin::Ipc });
         Ok(start)
     }
 
