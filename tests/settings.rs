@@ -17,6 +17,7 @@ const MALFORMED: &[(&str, &str, &str)] = &[
     ("GPUPOOL_MIN_SIZE", "lots", "1MiB"),
     ("GPUPOOL_MIN_SIZE", "-1", "1MiB"),
     ("GPUPOOL_MIN_SIZE", "0", "at least 1"),
+    ("GPUPOOL_SMALL", "off", "driver"),
     ("GPUPOOL_DEVICES", "first", "0,2"),
     ("GPUPOOL_DEVICES", "0,0", "0"),
     ("GPUPOOL_RESERVE", "70XB", "1GiB"),

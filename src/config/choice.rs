@@ -49,6 +49,17 @@ choice! {
 }
 
 choice! {
+    /// Who serves requests under `GPUPOOL_MIN_SIZE` (`GPUPOOL_SMALL`).
+    Small {
+        /// The pool, which packs them into frames of their own.
+        #[default]
+        Pool = "pool",
+        /// The driver.
+        Driver = "driver",
+    }
+}
+
+choice! {
     /// Which place a block goes to (`GPUPOOL_PLACEMENT`).
     Placement {
         /// The program's GPU until it is full, then peers by link speed, then the nearest host node.

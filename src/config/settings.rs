@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::choice::{Contexts, Free, Lenders, MemInfo, Mode, Pinned, Placement, Prefetch, Switch, Toggle};
+use crate::choice::{Contexts, Free, Lenders, MemInfo, Mode, Pinned, Placement, Prefetch, Small, Switch, Toggle};
 use crate::log_path::LogPath;
 use crate::problem::Problem;
 use crate::size::{format_size, parse_size};
@@ -16,6 +16,8 @@ pub struct Settings {
     pub mode: Mode,
     /// `GPUPOOL_MIN_SIZE`; at least 1.
     pub min_size: u64,
+    /// `GPUPOOL_SMALL`.
+    pub small: Small,
     /// `GPUPOOL_DEVICES`.
     pub devices: Devices,
     /// `GPUPOOL_RESERVE`; see [`Settings::reserve_of`].
@@ -75,6 +77,7 @@ impl Default for Settings {
         Settings {
             mode: Mode::default(),
             min_size: 1 << 20,
+            small: Small::default(),
             devices: Devices::Auto,
             reserve: None,
             limit: Limits::Unset,

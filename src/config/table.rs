@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::time::Duration;
 
-use crate::choice::{Contexts, Free, Lenders, MemInfo, Mode, Pinned, Placement, Prefetch, Switch, Toggle};
+use crate::choice::{Contexts, Free, Lenders, MemInfo, Mode, Pinned, Placement, Prefetch, Small, Switch, Toggle};
 use crate::duration::parse_duration;
 use crate::log_path::LogPath;
 use crate::settings::{Devices, Limits, Settings, gpu_list};
@@ -44,13 +44,23 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_MIN_SIZE",
         values: "size",
         default: "1MiB",
-        help: "Requests smaller than this stay with the driver.",
+        help: "Requests smaller than this get no frame of 2 MiB of their own; GPUPOOL_SMALL says who serves them.",
         read: |settings, value| {
             settings.min_size = match size(value, "1MiB")? {
                 0 => return Err("must be at least 1; write 1 to pool every request".to_owned()),
                 bytes => bytes,
             };
             Ok(())
+        },
+    },
+    Setting {
+        name: "GPUPOOL_SMALL",
+        values: Small::WORDS,
+        default: "pool",
+        help: "Who serves requests under GPUPOOL_MIN_SIZE in mode pool: the pool, which packs those under 1 MiB into frames on \
+               the program's GPU, or the driver, who also gets what there is no room for.",
+        read: |settings, value| {
+            choice(value, "an answer", Small::WORDS, Small::from_word).map(|word| settings.small = word)
         },
     },
     Setting {

@@ -27,6 +27,11 @@ impl Asked {
         self.ranges.push(Range { address, bytes, start, end, block });
     }
 
+    /// A small block of so many bytes at `address` has ended. The block it stands on may live on.
+    pub fn forget_within(&mut self, address: u64, bytes: u64) {
+        self.ranges.retain(|range| range.address < address || range.address - address >= bytes);
+    }
+
     /// Takes one such range off; whether there was one.
     pub fn remove(&mut self, address: u64, bytes: u64, registry: &Registry) -> bool {
         self.forget_ended(registry);

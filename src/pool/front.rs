@@ -173,12 +173,17 @@ impl Front {
     }
 
     fn take_id(&self, magazine: &mut Magazine) -> u64 {
-        if magazine.ids.0 == magazine.ids.1 {
+        self.draw_id(&mut magazine.ids)
+    }
+
+    /// The next of some numbers, `(next, end)`, which are taken anew where there are none left.
+    pub fn draw_id(&self, ids: &mut (u64, u64)) -> u64 {
+        if ids.0 == ids.1 {
             let first = self.next_ids.fetch_add(IDS, Ordering::Relaxed);
-            magazine.ids = (first, first + IDS);
+            *ids = (first, first + IDS);
         }
-        magazine.ids.0 += 1;
-        magazine.ids.0 - 1
+        ids.0 += 1;
+        ids.0 - 1
     }
 
     /// Whether the free runs at `place` have one of at least so many frames, or will have in a moment, or had.

@@ -23,7 +23,7 @@ pub struct FreedMemory {
     /// Bytes of free memory in whole chunks by place, those that a GPU may still be at work on included; places without any are
     /// left out.
     pub whole: Vec<(Place, u64)>,
-    /// Bytes that the front keeps. Whether they are whole chunks is known only once a period ends.
+    /// Bytes that the front keeps, and slabs without blocks. Whether they are whole chunks is known only once a period ends.
     pub kept: u64,
     /// Bytes that the pool holds, used or not.
     pub held: u64,
@@ -60,7 +60,7 @@ impl<B: Backend> Pool<B> {
         let whole = ids.map(|id| (state.place(id), state.whole_at(id))).filter(|(_, bytes)| *bytes > 0).collect();
         FreedMemory {
             whole,
-            kept: sums.frames.iter().sum::<u64>() * FRAME,
+            kept: self.kept_frames().iter().sum::<u64>() * FRAME,
             held: usage.places.iter().map(|place| place.held).sum(),
             live_bytes: usage.live_bytes,
             least_live_bytes,

@@ -21,8 +21,10 @@ extern crate self as gpupool_pool;
 
 mod account;
 mod anchors;
+mod arena;
 mod asked;
 mod backend;
+mod bins;
 mod budget;
 mod chunks;
 mod clock;
@@ -47,6 +49,9 @@ mod registry;
 mod relocate;
 mod reuse;
 mod runs;
+mod slab;
+mod slabs;
+mod small;
 mod soft;
 mod space;
 mod starts;
@@ -67,6 +72,7 @@ pub use interface::{Allocation, Block, Config, Free, FreeError, Piece, PlaceUsag
 pub use place::{Place, PlaceSpec};
 pub use placement::{Lenders, Links, Policy, Room, order, spread};
 pub use pool::Pool;
+pub use small::Small;
 pub use soft::SoftRefusal;
 
 /// Bytes of one frame. The driver's minimum and recommended granularity for device and host memory alike.

@@ -11,6 +11,8 @@ use crate::{FRAME, Place, Policy, Refusal, Request, Room, placement};
 pub(crate) struct Attempt<'a> {
     pub request: &'a Request,
     pub route: &'a Route,
+    /// The block is for small ones to stand on.
+    pub slab: bool,
     /// The size in whole frames.
     pub bytes: u64,
     /// What the backend said of the first places of the route.

@@ -2,6 +2,7 @@
 
 use crate::pool::Pool;
 use crate::registry::Record;
+use crate::slab::Ground;
 use crate::state::{State, bytes_of};
 use crate::{Anchor, Anchors, Backend, Block, FRAME, Piece};
 
@@ -11,15 +12,22 @@ struct Within {
     end: u32,
     /// First frame and number of the block.
     block: (u32, u64),
+    /// It is the slab of the small block that is meant.
+    ground: Option<Ground>,
 }
 
 impl<B: Backend> Pool<B> {
     /// Where each part of a range lies, chunk by chunk in address order: of `bytes` from `address` on, as far as the live
-    /// block that `address` lies in goes, its last frame included. Empty if there is no such block.
+    /// block that `address` lies in goes, its last frame included unless the block is a small one. Empty if there is no such block.
     pub fn pieces(&self, address: u64, bytes: u64) -> Vec<Piece<B::Handle>> {
         let mut state = self.lock();
-        let Some((start, record)) = self.around(&state, address) else { return Vec::new() };
-        let block_end = self.address(start + record.frames);
+        let (start, block_end) = if let Some((ground, block)) = self.ground_at(address) {
+            (ground.start, block.address + block.bytes)
+        } else if let Some((start, record)) = self.around(&state, address).filter(|(_, record)| !record.slab) {
+            (start, self.address(start + record.frames))
+        } else {
+            return Vec::new();
+        };
         let end = address.saturating_add(bytes).min(block_end);
         let Some(last) = self.frame_at(end - 1).filter(|_| end > address) else { return Vec::new() };
         let first = self.frame_at(address).unwrap_or(start);
@@ -53,14 +61,18 @@ impl<B: Backend> Pool<B> {
     /// `None`, and no anchor, unless the whole range lies in one live block: its last frame included, but for [`Anchor::Asked`].
     pub fn anchor(&self, address: u64, bytes: u64, why: Anchor) -> Option<u64> {
         let mut state = self.lock();
-        let Within { start, end, block } = self.within(&state, address, bytes, why)?;
+        let Within { start, end, block, ground } = self.within(&state, address, bytes, why)?;
         if why == Anchor::Asked {
             state.asked.add((address, bytes), (start, end), block);
+            ground.into_iter().for_each(|ground| self.note_asked(ground));
         } else {
             if matches!(why, Anchor::Retained | Anchor::Descriptor)
                 && !self.registry.change(block.0, block.1, false, |record| record.given += 1)
             {
                 return None;
+            }
+            if why != Anchor::Shared {
+                ground.into_iter().for_each(|ground| self.share_slab(ground, true));
             }
             for chunk in state.chunks.anchor(start, end, why) {
                 state.budget(chunk.place).anchor(bytes_of(chunk.frames));
@@ -78,7 +90,7 @@ impl<B: Backend> Pool<B> {
     /// meanwhile, and then the anchor stays as long as the chunk.
     pub fn withdraw_anchor(&self, address: u64, bytes: u64, why: Anchor) -> bool {
         let mut state = self.lock();
-        let Some(Within { start, end, block }) = self.within(&state, address, bytes, why) else { return false };
+        let Some(Within { start, end, block, ground }) = self.within(&state, address, bytes, why) else { return false };
         if why == Anchor::Asked
             || !self.registry.change(block.0, block.1, true, |record| {
                 if why != Anchor::Shared {
@@ -87,6 +99,9 @@ impl<B: Backend> Pool<B> {
             })
         {
             return false;
+        }
+        if why != Anchor::Shared {
+            ground.into_iter().for_each(|ground| self.share_slab(ground, false));
         }
         for chunk in state.chunks.withdraw_anchor(start, end, why) {
             state.budget(chunk.place).release_anchor(bytes_of(chunk.frames));
@@ -98,7 +113,11 @@ impl<B: Backend> Pool<B> {
     /// from here on, whatever becomes of the block, until as many [`Pool::let_go`]. `None`, and no hold, where that block has
     /// ended or is ending.
     pub fn hold(&self, address: u64, id: u64) -> Option<Block> {
-        let start = self.frame_at(address).filter(|_| address.is_multiple_of(FRAME))?;
+        let frame = self.frame_at(address)?;
+        if self.slabs.has(frame) {
+            return self.hold_small(frame, address, id);
+        }
+        let start = Some(frame).filter(|_| address.is_multiple_of(FRAME))?;
         let mut held = None;
         self.registry.change(start, id, false, |record| {
             record.holds += 1;
@@ -110,6 +129,9 @@ impl<B: Backend> Pool<B> {
     /// That process has it no more. If the block has ended and nobody else has it, its frames can serve again.
     pub fn let_go(&self, address: u64, id: u64) {
         let Some(start) = self.frame_at(address) else { return };
+        if self.slabs.is_any() && self.let_go_small(id) {
+            return;
+        }
         // Under the lock, so that a block which ends at this moment is found in one of the two places, or will be soon.
         let mut state = self.lock();
         if !self.registry.change(start, id, true, |record| record.holds = record.holds.saturating_sub(1)) {
@@ -124,16 +146,23 @@ impl<B: Backend> Pool<B> {
     }
 
     fn within(&self, state: &State<B::Handle>, address: u64, bytes: u64, why: Anchor) -> Option<Within> {
-        let (first, record) = self.around(state, address)?;
         let end = address.checked_add(bytes).filter(|_| bytes > 0)?;
+        let frame = self.frame_at(address)?;
+        if let Some((ground, block)) = self.ground_at(address) {
+            let slab_end = self.address(ground.start + ground.frames);
+            let reach = if why == Anchor::Asked { block.address + block.bytes } else { slab_end };
+            let frames = (end - self.address(frame)).div_ceil(FRAME) as u32;
+            let block = (ground.start, ground.id);
+            return (end <= reach).then_some(Within { start: frame, end: frame + frames, block, ground: Some(ground) });
+        }
+        let (first, record) = self.around(state, address).filter(|(_, record)| !record.slab)?;
         // Ranges for network adapters are rounded up to pages, of which the last one is the block's in any case. What a program asks
         // for by itself ends where the block does.
         let reach = if why == Anchor::Asked { record.bytes } else { u64::from(record.frames) * FRAME };
         if end - self.address(first) > reach {
             return None;
         }
-        let start = self.frame_at(address)?;
-        let frames = (end - self.address(start)).div_ceil(FRAME) as u32;
-        Some(Within { start, end: start + frames, block: (first, record.id) })
+        let frames = (end - self.address(frame)).div_ceil(FRAME) as u32;
+        Some(Within { start: frame, end: frame + frames, block: (first, record.id), ground: None })
     }
 }

@@ -9,6 +9,7 @@ use crate::next_step::{Attempt, Growth, Step};
 use crate::place::PlaceId;
 use crate::registry::{Record, Registry};
 use crate::runs::{Kind, Run};
+use crate::slabs::Slabs;
 use crate::state::{Route, State, Taken, bytes_of};
 use crate::sync::{self, Mutex, MutexGuard};
 use crate::{
@@ -40,10 +41,13 @@ pub struct Pool<B: Backend> {
     largest_chunk: u64,
     pub(crate) accounts: Arc<Accounts>,
     routes: Vec<Route>,
+    /// Those that end where they begin: what goes on them stays at home.
+    pub(crate) home_routes: Vec<Route>,
     pub(crate) registry: Registry,
     pub(crate) front: Front,
+    pub(crate) slabs: Slabs,
     /// The state's clock, which is read without the lock.
-    clock: Arc<Clock>,
+    pub(crate) clock: Arc<Clock>,
     state: Mutex<State<B::Handle>>,
 }
 
@@ -59,8 +63,10 @@ impl<B: Backend> Pool<B> {
             largest_chunk: config.largest_chunk,
             accounts: Arc::clone(&config.accounts),
             routes: Route::all(&config),
+            home_routes: Route::all(&config).into_iter().map(Route::home_only).collect(),
             registry: Registry::new(config.bytes / FRAME),
             front: Front::new(&config, Arc::clone(state.runs.sizes()), Arc::clone(state.chunks.places())),
+            slabs: Slabs::new(config.bytes / FRAME, config.accounts.specs().len()),
             clock: Arc::clone(&state.clock),
             state: Mutex::new(state),
         }
@@ -88,6 +94,16 @@ impl<B: Backend> Pool<B> {
     /// See [`Refusal`]. Whatever was begun is undone.
     pub fn allocate(&self, request: &Request) -> Result<Allocation, Refusal<B::Error>> {
         let route = self.routes.iter().find(|route| route.ordinal == request.home).ok_or(Refusal::NotOurs)?;
+        self.allocate_on(request, route, false)
+    }
+
+    /// The same where the places are these; `slab`: for small blocks to stand on.
+    pub(crate) fn allocate_on(
+        &self,
+        request: &Request,
+        route: &Route,
+        slab: bool,
+    ) -> Result<Allocation, Refusal<B::Error>> {
         if request.bytes == 0 {
             return Err(Refusal::NotOurs);
         }
@@ -95,6 +111,7 @@ impl<B: Backend> Pool<B> {
         let mut attempt = Attempt {
             request,
             route,
+            slab,
             bytes,
             headrooms: Vec::new(),
             only_quiesced: false,
@@ -227,7 +244,7 @@ impl<B: Backend> Pool<B> {
             attempt.only_quiesced = true;
             return Ok(None);
         }
-        let record = Record::new(request, route.home, frames, id);
+        let record = Record::new(request, route.home, frames, id).for_slab(attempt.slab);
         self.registry.enter(start, record);
         let block = record.block(self.address(start));
         Ok(Some(Served::Block(Allocation { block, reused: true, on_peers: 0, on_host: 0 })))
@@ -246,7 +263,7 @@ impl<B: Backend> Pool<B> {
         if !state.is_award_below_peaks(taken, request.bytes) {
             self.front.drain(state);
         }
-        let record = Record::new(request, route.home, taken.frames, self.front.next_id());
+        let record = Record::new(request, route.home, taken.frames, self.front.next_id()).for_slab(attempt.slab);
         let block = record.block(self.address(taken.start));
         let (on_peers, on_host) = state.award(taken, request, route, reused, headroom);
         self.open_front_unless_watched(state, route);
@@ -267,6 +284,9 @@ impl<B: Backend> Pool<B> {
     /// # Errors
     /// See [`FreeError`]. Of several frees of one block at the same time exactly one succeeds.
     pub fn free(&self, address: u64, when: Free) -> Result<Block, FreeError<B::Error>> {
+        if let Some(frame) = self.frame_at(address).filter(|&frame| self.slabs.has(frame)) {
+            return self.free_small(frame, address, when);
+        }
         let frame = self.start_at(address).ok_or(FreeError::NotABlock)?;
         let (record, quiet) = match when {
             Free::Lazy => (self.registry.claim(frame).ok_or(FreeError::NotABlock)?, false),
@@ -283,8 +303,12 @@ impl<B: Backend> Pool<B> {
     /// # Errors
     /// See [`FreeError`].
     pub fn free_after(&self, address: u64, gpu: u32) -> Result<Block, FreeError<B::Error>> {
+        let place = self.routes.iter().find(|route| route.ordinal == gpu).map(|route| route.home);
+        if let Some(frame) = self.frame_at(address).filter(|&frame| self.slabs.has(frame)) {
+            return self.free_small_after(frame, address, gpu, place);
+        }
         let frame = self.start_at(address).ok_or(FreeError::NotABlock)?;
-        let Some(route) = self.routes.iter().find(|route| route.ordinal == gpu) else {
+        let Some(place) = place else {
             let record = self.registry.begin_free(frame).ok_or(FreeError::NotABlock)?;
             let answer = self.backend.quiesce(&[gpu]);
             let ended = self.registry.end_free(frame, answer.is_err());
@@ -294,7 +318,7 @@ impl<B: Backend> Pool<B> {
             return Ok(record.block(address));
         };
         let record = self.registry.claim(frame).ok_or(FreeError::NotABlock)?;
-        self.retire(frame, &record, Some(route.home));
+        self.retire(frame, &record, Some(place));
         Ok(record.block(address))
     }
 
@@ -341,7 +365,11 @@ impl<B: Backend> Pool<B> {
         let out = state.runs.all().filter(|run| run.kind == Kind::Out);
         let claim = |run: &Run| self.registry.claim_all(run.start, run.end(), owner);
         let blocks: Vec<(u32, Record)> = out.flat_map(claim).collect();
+        let mut small = Vec::new();
         for (start, record) in &blocks {
+            if record.slab {
+                small.extend(self.drop_slab(*start, record.id));
+            }
             if record.is_out() {
                 let freed = state.freed_now(Some(record.gpu));
                 state.hold_back(*start, record, freed);
@@ -349,7 +377,8 @@ impl<B: Backend> Pool<B> {
                 state.retire_block(*start, record, Some(record.gpu));
             }
         }
-        blocks.iter().map(|(start, record)| record.block(self.address(*start))).collect()
+        let blocks = blocks.iter().filter(|(_, record)| !record.slab);
+        blocks.map(|(start, record)| record.block(self.address(*start))).chain(small).collect()
     }
 
     /// Keeps the memory of a block that ended away from everybody, since others have it. What of it fills chunks with
@@ -370,8 +399,11 @@ impl<B: Backend> Pool<B> {
         if !self.contains(address) {
             return None;
         }
+        if let Some(small) = self.small_at(address) {
+            return small;
+        }
         let state = self.lock();
-        let (start, record) = self.around(&state, address)?;
+        let (start, record) = self.around(&state, address).filter(|(_, record)| !record.slab)?;
         let block = record.block(self.address(start));
         (address - block.address < block.bytes).then_some(block)
     }
@@ -379,7 +411,9 @@ impl<B: Backend> Pool<B> {
     /// The pool in numbers, exact at the moment of the call.
     pub fn usage(&self) -> Usage {
         let mut state = self.lock();
-        state.usage(&self.front.sums(), &self.registry)
+        let mut usage = state.usage(&self.front.sums(), &self.registry);
+        self.count_small(&mut usage);
+        usage
     }
 
     /// `(free, total)` bytes that a program whose home is this GPU can count on: its own and those of the GPUs that lend to
@@ -392,11 +426,20 @@ impl<B: Backend> Pool<B> {
         let gpus = route.order[..route.gpus].iter().filter(|id| counted(self.accounts.place(**id)));
         let headrooms: Vec<_> = gpus.clone().map(|id| self.backend.headroom(self.accounts.place(*id))).collect();
         let state = self.lock();
-        let kept = self.front.sums().frames;
+        let kept = self.kept_frames();
         gpus.zip(headrooms).fold((0u64, 0u64), |(free, total), (id, headroom)| {
             let (budget, kept) = (&state.budgets[id.index()], kept[id.index()] * FRAME);
             (free.saturating_add(budget.room(headroom, kept)), total.saturating_add(budget.limit()))
         })
+    }
+
+    /// Frames by place that no block of the program's stands on, though they are no free run: the caller holds the pool's lock.
+    pub(crate) fn kept_frames(&self) -> Vec<u64> {
+        let mut kept = self.front.sums().frames;
+        for (sum, frames) in kept.iter_mut().zip(self.slabs.sums().unwrap_or_default().empty) {
+            *sum += frames;
+        }
+        kept
     }
 
     /// Sees a planned growth through, or takes it back.
@@ -489,9 +532,10 @@ impl<B: Backend> Pool<B> {
         answer
     }
 
-    /// The lock, with everything that is kept back among the free runs.
+    /// The lock, with everything that is kept back among the free runs, and slabs without blocks.
     pub(crate) fn lock_all(&self) -> MutexGuard<'_, State<B::Handle>> {
         let mut state = self.lock();
+        self.return_empty_slabs(&mut state);
         self.front.drain(&mut state);
         state
     }

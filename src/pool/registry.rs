@@ -27,6 +27,8 @@ pub(crate) struct Record {
     /// The place that `home` is: whom a free waits for, wherever the memory lies.
     pub gpu: PlaceId,
     pub frames: u32,
+    /// Small blocks stand on it: the program does not know it, and cannot free it.
+    pub slab: bool,
     /// A strict free waits for the device.
     pub freeing: bool,
     /// How many others have the block open ([`crate::Pool::hold`]).
@@ -38,7 +40,12 @@ pub(crate) struct Record {
 impl Record {
     pub fn new(request: &Request, gpu: PlaceId, frames: u32, id: u64) -> Self {
         let Request { bytes, home, owner, .. } = *request;
-        Self { bytes, owner, id, home, gpu, frames, freeing: false, holds: 0, given: 0 }
+        Self { bytes, owner, id, home, gpu, frames, slab: false, freeing: false, holds: 0, given: 0 }
+    }
+
+    /// The same, for small blocks to stand on if `slab`.
+    pub fn for_slab(self, slab: bool) -> Self {
+        Self { slab, ..self }
     }
 
     /// Whether others have its memory, so that the frames may not serve again when it ends.
@@ -87,13 +94,18 @@ impl Registry {
 
     /// Ends the block at `start`, unless another free of it is under way.
     pub fn claim(&self, start: u32) -> Option<Record> {
-        self.slot(start)?.lock().take_if(|record| !record.freeing)
+        self.slot(start)?.lock().take_if(|record| !record.freeing && !record.slab)
+    }
+
+    /// Ends the slab of that number.
+    pub fn claim_slab(&self, start: u32, id: u64) -> Option<Record> {
+        self.slot(start)?.lock().take_if(|record| record.slab && record.id == id)
     }
 
     /// AnchorCounts the block at `start` as being freed, so that no other free of it succeeds; it can still be seen.
     pub fn begin_free(&self, start: u32) -> Option<Record> {
         let mut slot = self.slot(start)?.lock();
-        let record = slot.as_mut().filter(|record| !record.freeing)?;
+        let record = slot.as_mut().filter(|record| !record.freeing && !record.slab)?;
         record.freeing = true;
         Some(*record)
     }

@@ -28,6 +28,11 @@ pub(crate) struct Route {
 }
 
 impl Route {
+    /// The part of it that is home.
+    pub fn home_only(self) -> Self {
+        Self { order: vec![self.home], gpus: 1, ..self }
+    }
+
     /// A route for every GPU of the pool.
     pub fn all(config: &Config) -> Vec<Route> {
         let places: Vec<Place> = config.accounts.specs().iter().map(|spec| spec.place).collect();

@@ -25,7 +25,7 @@ struct Opened {
     count: u32,
 }
 
-/// `CUipcMemHandle`: 64 bytes that name process, descriptor, stretch and device.
+/// `CUipcMemHandle`: 64 bytes that name process, descriptor, stretch and device, and the allocation in that.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct MemHandle([u64; 8]);
@@ -34,22 +34,22 @@ pub fn get(out: Out<MemHandle>, address: u64) -> Outcome {
     out.required()?;
     current()?;
     let region = driver().space.find(address).ok_or(Code::INVALID_VALUE)?;
-    let Kind::Plain { physical, device, origin: Origin::Alloc, .. } = &region.kind else {
+    let Kind::Plain { physical, device, origin: Origin::Alloc, offset, .. } = &region.kind else {
         return Err(Code::INVALID_VALUE);
     };
     // A scattered allocation cannot be named in 64 bytes; memory has to be nearly full for that to happen.
     let [piece] = physical.pieces[..] else { return Err(Code::NOT_SUPPORTED) };
     let (descriptor, index) = (physical.file() as u64, driver().gpus[*device].index as u64);
     physical.note_shared()?;
-    // As with the real driver, the handle is that of the whole allocation, and its size is what was asked for (measured).
+    // The handle is that of the whole allocation, whichever address in it was named. Small ones in one frame have one each.
     let process = u64::from(std::process::id());
-    out.set(MemHandle([MAGIC, process, descriptor, piece.offset, piece.bytes, index, region.bytes, 0]))
+    out.set(MemHandle([MAGIC, process, descriptor, piece.offset, piece.bytes, index, *offset, region.bytes]))
 }
 
 pub fn open(out: Out<u64>, handle: MemHandle, flags: c_uint) -> Outcome {
     out.required()?;
     let context = current()?;
-    let MemHandle([magic, process, descriptor, offset, held, index, bytes, _]) = handle;
+    let MemHandle([magic, process, descriptor, offset, bytes, index, inside, length]) = handle;
     // The one flag there is has to be given.
     if magic != MAGIC || flags != LAZY_PEER_ACCESS {
         return Err(Code::INVALID_VALUE);
@@ -65,8 +65,11 @@ pub fn open(out: Out<u64>, handle: MemHandle, flags: c_uint) -> Outcome {
     let gpu = &driver.gpus[device];
     let path = format!("/proc/{process}/fd/{descriptor}");
     let file = files::open(path).map_err(|_| Code::INVALID_VALUE)?;
-    let physical = gpu.store.import(file, offset, held, Use::Plain)?;
-    let address = driver.space.attach(physical, bytes, device, context.owner())?;
+    let physical = gpu.store.import(file, offset, bytes, Use::Plain)?;
+    if inside.checked_add(length).is_none_or(|end| end > physical.bytes) {
+        return Err(Code::INVALID_VALUE);
+    }
+    let address = driver.space.attach(physical, device, context.owner(), (inside, length))?;
     OPENED.lock().push(Opened { handle, address, count: 1 });
     out.set(address)
 }

@@ -120,9 +120,10 @@ struct Map {
     slabs: BTreeMap<u64, Slab>,
 }
 
-/// 2 MiB that small allocations of one device share.
+/// 2 MiB that small allocations of one context share.
 struct Slab {
     device: usize,
+    context: u64,
     physical: Arc<Physical>,
     free: Extents,
 }
@@ -225,7 +226,8 @@ impl Space {
         }
         let rounded = bytes.next_multiple_of(SMALL_ALIGN);
         if let Some((start, slab, at)) = map.slabs.iter_mut().find_map(|(&start, slab)| {
-            let at = (slab.device == device).then(|| slab.free.take(rounded, SMALL_ALIGN))??;
+            let at =
+                ((slab.device, slab.context) == (device, context)).then(|| slab.free.take(rounded, SMALL_ALIGN))??;
             Some((start, slab.physical.clone(), at))
         }) {
             map.insert(start + at, bytes, plain(slab, at));
@@ -235,7 +237,7 @@ impl Space {
         let start = map.arena.take(GRANULE, GRANULE).ok_or(Code::OUT_OF_MEMORY)?;
         let mut free = Extents::new(0, GRANULE);
         let at = free.take(rounded, SMALL_ALIGN).ok_or(Code::OUT_OF_MEMORY)?;
-        map.slabs.insert(start, Slab { device, physical: physical.clone(), free });
+        map.slabs.insert(start, Slab { device, context, physical: physical.clone(), free });
         map.insert(start + at, bytes, plain(physical, at));
         Ok(start + at)
     }
@@ -263,10 +265,17 @@ impl Space {
         }
     }
 
-    /// Gives imported memory an address (`cuIpcOpenMemHandle`), of which the program is told that it has so many bytes.
-    pub fn attach(&self, physical: Arc<Physical>, bytes: u64, device: usize, context: u64) -> Outcome<u64> {
-        let start = self.take_addresses(bytes)?;
-        self.insert(start, bytes, Kind::Plain { context, device, physical, offset: 0, origin: Origin::Ipc });
+    /// Gives an allocation in imported memory, `(offset, bytes)`, an address (`cuIpcOpenMemHandle`): as far behind a frame's border as
+    /// it lies there (measured).
+    pub fn attach(
+        &self,
+        physical: Arc<Physical>,
+        device: usize,
+        context: u64,
+        (offset, bytes): (u64, u64),
+    ) -> Outcome<u64> {
+        let start = self.take_addresses(physical.bytes)? + offset;
+        self.insert(start, bytes, Kind::Plain { context, device, physical, offset, origin: Origin::Ipc });
         Ok(start)
     }
 

@@ -1,5 +1,5 @@
 /*
- * fault_sweep CODE FIRST MIB: one allocation and one free, with the driver call number n failing with CODE, for every n from
+ * fault_sweep CODE FIRST MIB: one allocation (of so many KiB where a k stands behind the number) and one free, with the driver call number n failing with CODE, for every n from
  * FIRST until a round makes fewer calls. Each round gets its memory or an error, the block it gets works, and afterwards
  * nothing is left behind. FIRST 0 does one round, after n further arguments, for sweeps in fresh processes:
  * fault_sweep CODE 0 MIB N. Runs on the simulated driver only.
@@ -74,7 +74,9 @@ int main(int argc, char **argv)
         return 2;
     int code = atoi(argv[1]);
     uint64_t first = strtoull(argv[2], NULL, 0);
-    size_t bytes = strtoull(argv[3], NULL, 0) * MIB;
+    char *unit;
+    size_t bytes = strtoull(argv[3], &unit, 0);
+    bytes *= *unit == 'k' ? KIB : MIB;
     start_on(0);
     CHECK(cuDeviceGetCount(&devices));
     simulator = find_simulator();

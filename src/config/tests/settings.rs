@@ -8,8 +8,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use gpupool_config::{
-    Contexts, Devices, Free, Limits, MemInfo, Mode, Pinned, Placement, Prefetch, SETTINGS, Settings, Switch, Toggle,
-    VERDICTS,
+    Contexts, Devices, Free, Limits, MemInfo, Mode, Pinned, Placement, Prefetch, SETTINGS, Settings, Small, Switch,
+    Toggle, VERDICTS,
 };
 
 fn read(vars: &[(&str, &str)]) -> Result<Settings, Vec<String>> {
@@ -76,6 +76,7 @@ fn well_formed_settings_are_typed() {
     let settings = read(&[
         ("GPUPOOL_MODE", "spill"),
         ("GPUPOOL_MIN_SIZE", "2MiB"),
+        ("GPUPOOL_SMALL", "driver"),
         ("GPUPOOL_DEVICES", "2, 0"),
         ("GPUPOOL_RESERVE", "512M"),
         ("GPUPOOL_LIMIT", "0:70GiB, 3:1.5GiB"),
@@ -103,6 +104,7 @@ fn well_formed_settings_are_typed() {
     .unwrap();
     assert_eq!(settings.mode, Mode::Spill);
     assert_eq!(settings.min_size, 2 << 20);
+    assert_eq!(settings.small, Small::Driver);
     assert_eq!(settings.devices, Devices::List(vec![2, 0]));
     assert_eq!(settings.reserve, Some(512 << 20));
     assert_eq!(settings.limit, Limits::PerGpu(BTreeMap::from([(0, 70 << 30), (3, 3 << 29)])));
@@ -160,6 +162,7 @@ fn malformed_values_say_what_to_write() {
     refused("GPUPOOL_PLACEMENT", "nearest", "not a placement; write one of local-first|interleave|most-free");
     refused("GPUPOOL_FREE", "never", "not a way to free; write one of strict|lazy");
     refused("GPUPOOL_LENDERS", "on", "not a state; write one of asleep|awake");
+    refused("GPUPOOL_SMALL", "off", "not an answer; write one of pool|driver");
     refused("GPUPOOL_PINNED", "on", "not an answer; write one of pool|off");
     refused("GPUPOOL_PINNED_LIMIT", "25%", "not a size; write for example 16GiB");
     refused("GPUPOOL_PINNED_IDLE", "30", "a duration needs a unit: ms, s, min or h; write for example 30s");

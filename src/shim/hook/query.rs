@@ -10,7 +10,7 @@ use crate::serve::{handles, ipc, mem_get_info};
 use crate::watch::context;
 use cudarc::driver::sys::{CUdevice, CUdeviceptr};
 use gpupool_cuda::{Context, CuResult, Device, Driver};
-use gpupool_pool::Block;
+use gpupool_pool::{Block, FRAME};
 use std::ffi::{c_int, c_uint, c_void};
 
 /// `CUpointer_attribute` values that are answered for the block; the others are the driver's to answer.
@@ -149,14 +149,27 @@ unsafe fn write_of_device(
             a::IS_MANAGED => put::<u32>(data, 0),
             a::IS_LEGACY_IPC_CAPABLE => put::<u32>(data, (!managed && ipc::is_shareable(block)).into()),
             a::DEVICE_ORDINAL => put::<i32>(data, block.home as i32),
-            a::RANGE_START | a::MAPPING_BASE => put::<u64>(data, block.address),
-            a::RANGE_SIZE | a::MAPPING_SIZE => put::<u64>(data, block.bytes),
+            a::RANGE_START => put::<u64>(data, block.address),
+            a::RANGE_SIZE => put::<u64>(data, block.bytes),
+            a::MAPPING_BASE => put::<u64>(data, frames_around(block).0),
+            a::MAPPING_SIZE => put::<u64>(data, frames_around(block).1),
             a::MAPPED => put::<u32>(data, 1),
             a::ACCESS_FLAGS => put::<u32>(data, 3),
             _ => return Err(Bypass::NothingToHide),
         }
     }
     Ok(CuResult::SUCCESS)
+}
+
+/// First byte and size of the mapping around a block, as a program knows them of the driver's own: a block that is no smaller than
+/// a frame is one by itself, and a smaller one lies in frames that others share (measured).
+fn frames_around(block: &Block) -> (u64, u64) {
+    let Block { address, bytes, .. } = *block;
+    if address.is_multiple_of(FRAME) && bytes >= FRAME {
+        return (address, bytes);
+    }
+    let start = address / FRAME * FRAME;
+    (start, (address + bytes).next_multiple_of(FRAME) - start)
 }
 
 /// Corrects one attribute of memory that the program made itself (`cuMemCreate`) and that lies elsewhere than it asked for.

@@ -5,7 +5,7 @@ use super::{managed, memory, pinned};
 use crate::bypass::{Answer, Bypass};
 use crate::process;
 use crate::watch::context::Context;
-use gpupool_config::{Mode, Switch};
+use gpupool_config::{Mode, Small, Switch};
 use gpupool_cuda::{CuResult, Device, Driver};
 
 /// Who served an allocation.
@@ -20,11 +20,19 @@ pub enum Served {
 /// mode says.
 #[inline]
 pub fn allocate(bytes: u64, mut driver_call: impl FnMut() -> CuResult) -> Served {
-    // The driver packs small requests better than frames of 2 MiB would, so it gets them first in every mode.
-    let driver_first = bytes < process::settings().min_size;
-    let mut first = driver_first.then(&mut driver_call);
-    if let Some(result) = first.filter(|result| *result != CuResult::OUT_OF_MEMORY) {
-        return Served::Driver(result, Bypass::Small);
+    // Frames of 2 MiB are too large for small requests. In mode pool they share some; else the driver gets them first.
+    let is_small = bytes < process::settings().min_size;
+    let mut first = None;
+    if is_small {
+        let why = match small(bytes) {
+            Ok(address) => return Served::Pool(Ok(address)),
+            Err(why) => why,
+        };
+        let result = driver_call();
+        if result != CuResult::OUT_OF_MEMORY {
+            return Served::Driver(result, why);
+        }
+        first = Some(result);
     }
     let answer = match memory::pool_for() {
         Ok((opened, context)) => {
@@ -41,6 +49,20 @@ pub fn allocate(bytes: u64, mut driver_call: impl FnMut() -> CuResult) -> Served
         Ok(answer) => Served::Pool(answer),
         Err(why) => Served::Driver(first.unwrap_or_else(driver_call), why),
     }
+}
+
+/// The address of a small block, which shares frames with others.
+#[inline]
+fn small(bytes: u64) -> Answer<u64> {
+    let settings = process::settings();
+    if settings.small == Small::Driver || settings.mode != Mode::Pool || !memory::is_small(bytes) {
+        return Err(Bypass::Small);
+    }
+    let (opened, context) = memory::pool_for()?;
+    if opened.plan.mode != Mode::Pool {
+        return Err(Bypass::Small);
+    }
+    memory::small_from_pool(opened, &context, bytes)
 }
 
 /// A block's address for a stream-ordered request on `device` that the driver had no memory for, owned by `context`. Nobody is

@@ -9,4 +9,5 @@ mod faults;
 mod mock;
 mod model;
 mod placement;
+mod small;
 mod threads;

@@ -10,6 +10,7 @@ pub use caching::returns_its_cache;
 
 use crate::backing::level;
 use crate::backing::open::{self, Opened};
+use crate::backing::vmm::Vmm;
 use crate::bypass::{self, Answer, Bypass};
 use crate::watch::context::{self, Context, Observer};
 use crate::{bell, log, process};
@@ -17,7 +18,7 @@ use gpupool_config::{Free as FreeSetting, Mode, format_size};
 use gpupool_cuda::{CuResult, Device, Driver, Physical};
 use gpupool_events::{BlockAllocate, BlockFree, PoolFallback, PoolGrow, PoolRefuse, PoolSpill, PoolTrim};
 use gpupool_interpose::Api;
-use gpupool_pool::{Accounts, Allocation, Anchor, Block, Free, FreeError, Piece, Place, Request, Usage};
+use gpupool_pool::{Accounts, Allocation, Anchor, Block, Free, FreeError, Piece, Place, Pool, Request, Small, Usage};
 use once_cell::race::OnceBox;
 use outcome::Outcome;
 use std::ffi::CStr;
@@ -125,6 +126,51 @@ pub fn from_pool(
     }
 }
 
+/// Whether a request is for a block that shares its frames with others.
+#[inline]
+pub fn is_small(bytes: u64) -> bool {
+    Pool::<Vmm>::is_small(bytes)
+}
+
+/// The address of such a block, on the context's own GPU. Where there is no room the driver is asked, which packs small requests
+/// as well, and the log says no more of it than of any other call that is left to the driver.
+pub fn small_from_pool(opened: &Opened, context: &Context, bytes: u64) -> Answer<u64> {
+    let device = context.device;
+    let request = Request { bytes, home: device.ordinal(), owner: context.id, soft_refusal: false };
+    let (small, slab) = match opened.pool.allocate_small(&request) {
+        Ok(Small { block, slab }) => {
+            let reused = slab.is_none_or(|slab| slab.reused);
+            (Ok(Allocation { block, reused, on_peers: 0, on_host: 0 }), slab)
+        }
+        Err(refusal) => (Err(refusal), None),
+    };
+    match outcome::of_request(small, device, || context.is_gone(), || false) {
+        Outcome::Made(allocation) => {
+            context.usage.allocated(bytes);
+            report_block(&allocation);
+            match slab.filter(|slab| !slab.reused) {
+                Some(slab) => {
+                    report_growth(&slab.block, slab.on_peers, slab.on_host);
+                    level::report();
+                }
+                None => level::rose(bytes),
+            }
+            bell::allocated();
+            Ok(allocation.block.address)
+        }
+        Outcome::TooLate => {
+            context::end::disown(context);
+            Err(Bypass::ContextGone)
+        }
+        Outcome::Refused | Outcome::AskAgain | Outcome::Full { .. } => Err(Bypass::Full),
+        Outcome::NoBlock(why, text) => {
+            report_fallback(device.ordinal(), bytes, &text);
+            Err(why)
+        }
+        Outcome::Left(why) => Err(why),
+    }
+}
+
 /// A block would overflow its GPU: whether the program is told OUT_OF_MEMORY, which is for one that caches. Looked up only here,
 /// where it matters: libraries may be loaded at any time.
 pub fn is_refused_softly(home: u32, bytes: u64) -> bool {
@@ -171,18 +217,23 @@ pub fn report_fallback(home: u32, bytes: u64, why: &str) {
 #[inline]
 pub fn report(allocation: &Allocation) {
     let Allocation { block, reused, on_peers, on_host } = *allocation;
-    let Block { address, bytes, home, .. } = block;
-    log::emit(move || {
-        let event = BlockAllocate { address, bytes, home, reused, on_peers, on_host };
-        (event, format!("{} at {address:#x} for GPU {home}", format_size(bytes)))
-    });
+    report_block(allocation);
     if reused {
-        level::rose(bytes);
+        level::rose(block.bytes);
     } else {
         report_growth(&block, on_peers, on_host);
         level::report();
     }
     bell::allocated();
+}
+
+#[inline]
+fn report_block(allocation: &Allocation) {
+    let Allocation { block: Block { address, bytes, home, .. }, reused, on_peers, on_host } = *allocation;
+    log::emit(move || {
+        let event = BlockAllocate { address, bytes, home, reused, on_peers, on_host };
+        (event, format!("{} at {address:#x} for GPU {home}", format_size(bytes)))
+    });
 }
 
 #[cold]
