@@ -51,6 +51,7 @@ mod soft;
 mod space;
 mod starts;
 mod state;
+mod submissions;
 mod sync;
 #[cfg(all(test, not(loom)))]
 #[path = "tests/all/mod.rs"]
@@ -68,6 +69,7 @@ pub use place::{Place, PlaceSpec};
 pub use placement::{Lenders, Links, Policy, Room, order, spread};
 pub use pool::Pool;
 pub use soft::SoftRefusal;
+pub use submissions::{Epoch, Submissions, Waited};
 
 /// Bytes of one frame. The driver's minimum and recommended granularity for device and host memory alike.
 pub const FRAME: u64 = 2 << 20;
