@@ -68,11 +68,66 @@ fn what_another_gpu_borrowed_is_nobody_s_until_that_gpu_is_done() {
 }
 
 #[test]
-fn a_global_capture_outlives_the_question_whether_a_gpu_is_done() {
-    let run = on_two("held", "asked 300", "2x512MiB").env("GPUPOOL_HOST_LIMIT", "0").env("GPUPOOL_FREE", "lazy");
-    let shim = run.shim().go();
+fn a_capture_outlives_the_question_whether_a_gpu_is_done() {
+    // Before an event is recorded behind all work of a context, which would break a capture there in any mode; and behind
+    // that, before the event is asked, which would break a global one anywhere.
+    for when in ["cuEventCreate 2 1", "cuEventCreate 0 1", "cuThreadExchangeStreamCaptureMode 0 0"] {
+        let run = on_two("held", &format!("asked 300 {when}"), "2x512MiB").env("GPUPOOL_HOST_LIMIT", "0");
+        let shim = run.env("GPUPOOL_FREE", "lazy").shim().go();
+        is_right(&shim);
+        shim.says("end of the capture: 0");
+    }
+}
+
+#[test]
+fn a_capture_that_begins_beside_a_free_which_waits_is_whole() {
+    for program in ["beside_captures first", "beside_captures later", "beside_captures moment"] {
+        let (program, way) = program.split_once(' ').unwrap();
+        let shim = Run::program(program).args(way).sim("1x1GiB").report().shim().go();
+        is_right(&shim);
+        shim.says("the free waited, end of the capture: 0");
+    }
+}
+
+#[test]
+fn what_was_waited_for_is_not_waited_for_again_until_something_is_submitted() {
+    let shim = Run::program("waits_again").args("rows").sim("1x1GiB").report().shim().go();
     is_right(&shim);
-    shim.says("end of the capture: 0");
+    shim.says("waits: 0 too many, 0 too few");
+}
+
+#[test]
+fn a_wait_of_the_program_s_own_is_one_for_its_frees() {
+    let shim = Run::program("waits_again").args("own").sim("2x1GiB").report().shim().go();
+    is_right(&shim);
+    shim.says("behind cuCtxSynchronize: no wait").says("behind cuCtxSynchronize in a green context: waits");
+    shim.says("behind work on another GPU: waits").says("behind a context more: waits");
+}
+
+#[test]
+fn threads_that_submit_beside_others_that_free_find_their_data() {
+    let shim = Run::program("waits_again").args("threads").sim("1x1GiB").report().shim().go();
+    is_right(&shim);
+    shim.says("0 words overwritten");
+}
+
+/// Whatever may submit work past the hooks.
+#[test]
+fn every_free_waits_where_work_may_be_submitted_unseen() {
+    let run = |way: &str| Run::program("waits_again").args(way).sim("1x1GiB").env("GPUPOOL_LOG", "debug");
+    let waits = |run: Run, why: &str| {
+        let shim = run.shim().go();
+        shim.succeeds().says("a second free: waits");
+        shim.warns(&format!("every free waits for its context: {why}"));
+    };
+    waits(run("dlsym"), "the program looked up cuMemcpyDtoD, which");
+    waits(run("address"), "the program looked up cuMemcpyDtoD, which");
+    waits(run("table"), "the driver's private table 00000001-0000-0000-0000-000000000000 was taken");
+    waits(run("cancel"), "the program cancels threads");
+    waits(run("nothing").env("CUDA_INJECTION64_PATH", "/nowhere"), "CUDA_INJECTION64_PATH is set");
+    let shim = run("nothing").shim().go();
+    shim.succeeds().says("a second free: no wait");
+    assert!(!shim.stderr.contains("every free waits"), "{}", shim.stderr);
 }
 
 #[test]

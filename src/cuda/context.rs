@@ -18,6 +18,13 @@ impl Behind<'_> {
         // SAFETY: the event was made by `behind_all_work` and is destroyed when this is dropped.
         unsafe { (self.driver.cuEventQuery)(self.event) }.is_ok()
     }
+
+    /// Waits until all that work is over (`cuEventSynchronize`). Breaks no capture where the thread is relaxed, nor is it broken
+    /// by one that begins meanwhile. The driver may wait in a call at which threads are cancelled.
+    pub fn wait(&self) -> CuResult {
+        // SAFETY: the event was made by `behind_all_work` and is destroyed when this is dropped.
+        unsafe { (self.driver.cuEventSynchronize)(self.event) }
+    }
 }
 
 impl Drop for Behind<'_> {
@@ -109,11 +116,16 @@ impl Driver {
     }
 
     /// An event behind all work of a context, of streams of every kind. `None` with drivers before CUDA 12.5, which cannot
-    /// record one, and where it cannot be made. Breaks a capture of that context.
+    /// record one, and where it cannot be made. To record it breaks a capture of that context, so `unless_captured` makes that
+    /// call, or answers `None` and does not.
     ///
     /// # Safety
     /// The context is current.
-    pub unsafe fn behind_all_work(&self, context: Context) -> Option<Behind<'_>> {
+    pub unsafe fn behind_all_work(
+        &self,
+        context: Context,
+        unless_captured: impl FnOnce(&dyn Fn() -> CuResult) -> Option<CuResult>,
+    ) -> Option<Behind<'_>> {
         let record = self.cuCtxRecordEvent?;
         let mut event = None;
         // SAFETY: the output is a local.
@@ -121,7 +133,7 @@ impl Driver {
         let event = event?;
         let behind = Behind { driver: self, event };
         // SAFETY: the event was made just now in this context, which is current and so alive.
-        unsafe { record(context, event) }.ok().ok()?;
+        unless_captured(&|| unsafe { record(context, event) })?.ok().ok()?;
         Some(behind)
     }
 

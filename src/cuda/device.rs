@@ -40,6 +40,13 @@ impl Driver {
         Ok(value)
     }
 
+    /// Whether other processes share the contexts of this one on a device (`CU_DEVICE_ATTRIBUTE_MPS_ENABLED`); `false` with drivers
+    /// before CUDA 12.2, which do not say.
+    pub fn is_shared_by_mps(&self, device: Device) -> bool {
+        const MPS_ENABLED: c_int = 133;
+        self.device_attribute(MPS_ENABLED, device).is_ok_and(|value| value != 0)
+    }
+
     /// Bytes of memory on a device (`cuDeviceTotalMem`).
     pub fn total_memory(&self, device: Device) -> Result<u64, CuResult> {
         let mut bytes = 0;

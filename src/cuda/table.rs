@@ -81,6 +81,7 @@ functions! {
         cuThreadExchangeStreamCaptureMode(*mut c_int);
         cuEventCreate(*mut Option<Event>, c_uint);
         cuEventQuery(Event);
+        cuEventSynchronize(Event);
         cuEventDestroy_v2(Event);
         cuMemGetInfo_v2(*mut usize, *mut usize);
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint);

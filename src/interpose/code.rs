@@ -41,6 +41,11 @@ pub fn is_driver_or_ours(caller: *const c_void) -> bool {
     OURS.contains(caller) || DRIVER.contains(caller)
 }
 
+/// Whether this address lies in the driver, as far as that is known.
+pub(crate) fn is_drivers(address: *const c_void) -> bool {
+    DRIVER.contains(address as usize)
+}
+
 /// Notes the library that `function`, one of the driver's, lies in.
 pub(crate) fn driver_is_at(function: *const c_void) {
     locate(function, &DRIVER);

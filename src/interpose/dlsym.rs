@@ -145,10 +145,10 @@ macro_rules! export_dlsym {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Hook, Slots};
+    use crate::{Hook, Slots, Unhooked};
 
     static HOOKS: [Hook; 1] = [Hook { name: c"cuInit", ours: ours as *const c_void }];
-    static SLOTS: Slots<1> = Slots::new(&HOOKS);
+    static SLOTS: Slots<1> = Slots::new(&HOOKS, Unhooked { is_known: |_| true, found: |_| {} });
 
     extern "C" fn ours() {}
 

@@ -18,7 +18,7 @@ pub mod dlsym;
 mod slots;
 
 pub use boundary::Real;
-pub use slots::{Hook, Slots};
+pub use slots::{Hook, Slots, Unhooked};
 
 use std::fmt;
 

@@ -26,17 +26,31 @@ pub struct Hook {
 // SAFETY: both fields are addresses of immutable statics and code.
 unsafe impl Sync for Hook {}
 
+/// What is looked at of the driver's functions that have no hook.
+pub struct Unhooked {
+    /// Whether a function of this name is of no interest.
+    pub is_known: fn(&[u8]) -> bool,
+    /// The program has another one, of this name. Allocates nothing and takes no lock.
+    pub found: fn(&[u8]),
+}
+
 /// The hooks of a library and, once there is a driver, the real function behind each.
 pub struct Slots<const N: usize> {
     hooks: &'static [Hook; N],
+    unhooked: Unhooked,
     real: [AtomicPtr<c_void>; N],
     filled: AtomicBool,
 }
 
 impl<const N: usize> Slots<N> {
     /// Slots for these hooks, empty.
-    pub const fn new(hooks: &'static [Hook; N]) -> Self {
-        Self { hooks, real: [const { AtomicPtr::new(std::ptr::null_mut()) }; N], filled: AtomicBool::new(false) }
+    pub const fn new(hooks: &'static [Hook; N], unhooked: Unhooked) -> Self {
+        Self {
+            hooks,
+            unhooked,
+            real: [const { AtomicPtr::new(std::ptr::null_mut()) }; N],
+            filled: AtomicBool::new(false),
+        }
     }
 
     /// The driver's function for the hook with this index, which is loaded if it was not. `None` where the driver has no such
@@ -60,12 +74,19 @@ impl<const N: usize> Slots<N> {
     }
 
     /// The hook for a pointer into the driver; any other pointer as it is.
-    pub fn hook_for(&self, pointer: *mut c_void) -> *mut c_void {
-        match self.index_of(pointer) {
-            // All of them, whatever the log's level: launches, too, are made again when memory was found for them.
-            Some(index) => self.hooks[index].ours.cast_mut(),
-            None => pointer,
-        }
+    fn hook_for(&self, pointer: *mut c_void) -> Option<*mut c_void> {
+        // All of them, whatever the log's level: launches, too, are made again when memory was found for them.
+        self.index_of(pointer).map(|index| self.hooks[index].ours.cast_mut())
+    }
+
+    /// What the program gets where the driver gave it this pointer for a function of this name: the hook for it, or the pointer.
+    pub fn given(&self, pointer: *mut c_void, name: &[u8]) -> *mut c_void {
+        self.hook_for(pointer).unwrap_or_else(|| {
+            if !pointer.is_null() && !(self.unhooked.is_known)(name) {
+                (self.unhooked.found)(name);
+            }
+            pointer
+        })
     }
 
     /// The hook whose real function is at `pointer`.
@@ -74,16 +95,37 @@ impl<const N: usize> Slots<N> {
         if pointer.is_null() {
             return None;
         }
-        if !self.filled.load(Ordering::Acquire) {
+        if !self.is_filled() {
+            return None;
+        }
+        self.real.iter().position(|slot| std::ptr::eq(slot.load(Ordering::Acquire), pointer))
+    }
+
+    /// Whether the driver's functions are known, which are looked up now if its library is loaded.
+    fn is_filled(&self) -> bool {
+        self.filled.load(Ordering::Acquire) || {
             let filled = self.fill(libc::RTLD_LAZY | libc::RTLD_NOLOAD);
             // The program's own lookup succeeded, so `dlerror` must say nothing of the ones we made.
             // SAFETY: dlerror has no preconditions; it clears this thread's pending message.
             unsafe { libc::dlerror() };
-            if !filled {
-                return None;
-            }
+            filled
         }
-        self.real.iter().position(|slot| std::ptr::eq(slot.load(Ordering::Acquire), pointer))
+    }
+
+    /// The program looks up a name of the driver's kind that has no hook.
+    ///
+    /// # Safety
+    /// As for [`pick`](Self::pick).
+    unsafe fn passed(&self, handle: *mut c_void, name: &CStr) {
+        if (self.unhooked.is_known)(name.to_bytes()) {
+            return;
+        }
+        // SAFETY: the handle is the program's own argument.
+        let found = unsafe { dlsym::lookup(handle, name) };
+        // Other libraries have names of that kind, too (`cuFileRead`).
+        if !found.is_null() && self.is_filled() && code::is_drivers(found) {
+            (self.unhooked.found)(name.to_bytes());
+        }
     }
 
     /// What the exported `dlsym` answers to `handle` and `name`, asked from the return address `caller`.
@@ -102,6 +144,8 @@ impl<const N: usize> Slots<N> {
             return Verdict::pass();
         }
         let Some(hook) = self.hooks.iter().find(|hook| hook.name == name) else {
+            // SAFETY: the arguments are this call's.
+            unsafe { self.passed(handle, name) };
             return Verdict::pass();
         };
         // This library exports the name, so glibc would find it even where the program has no CUDA at all; a program
@@ -122,7 +166,7 @@ impl<const N: usize> Slots<N> {
             // A handle on the global scope (`dlopen(NULL)`), where this library comes first.
             return in_scope();
         }
-        Verdict::answer(self.hook_for(found))
+        Verdict::answer(self.hook_for(found).unwrap_or(found))
     }
 
     /// Looks every hook's function up in the driver. The reference that `dlopen` takes is kept for the life of the process:

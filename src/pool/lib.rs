@@ -56,6 +56,7 @@ mod soft;
 mod space;
 mod starts;
 mod state;
+mod submissions;
 mod sync;
 #[cfg(all(test, not(loom)))]
 #[path = "tests/all/mod.rs"]
@@ -74,6 +75,7 @@ pub use placement::{Lenders, Links, Policy, Room, order, spread};
 pub use pool::Pool;
 pub use small::Small;
 pub use soft::SoftRefusal;
+pub use submissions::{Epoch, Submissions, Waited};
 
 /// Bytes of one frame. The driver's minimum and recommended granularity for device and host memory alike.
 pub const FRAME: u64 = 2 << 20;

@@ -294,6 +294,11 @@ pub fn on_device(dst: u64, src: u64, bytes: usize) -> Outcome {
     linear((dst, Side::Device), (src, Side::Device), bytes, Ungranted::Refuse, When::Done)
 }
 
+/// `cuMemcpyDtoD` before CUDA 3.2, with 32-bit device pointers, as the others of that interface.
+pub fn on_device_32(_dst: u32, _src: u32, _bytes: u32) -> Outcome {
+    Err(Code::NOT_SUPPORTED)
+}
+
 pub fn on_device_async(dst: u64, src: u64, bytes: usize, stream: Handle) -> Outcome {
     linear((dst, Side::Device), (src, Side::Device), bytes, Ungranted::Refuse, When::Queued(stream))
 }

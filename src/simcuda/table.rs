@@ -66,7 +66,7 @@ Nothing {
     12000 cuGetProcAddress_v2(name: In<c_char>, out: Out<*const c_void>, version: c_int, flags: u64, status: Out<c_int>) => registry::get_v2;
     6000 cuGetErrorName(code: c_int, out: Out<*const c_char>) => error::name;
     6000 cuGetErrorString(code: c_int, out: Out<*const c_char>) => error::string;
-    3000 cuGetExportTable(out: Out<usize>, id: In<u8>) => driver::export_table;
+    3000 cuGetExportTable(out: Out<usize>, id: In<[u8; 16]>) => driver::export_table;
 }
 Init {
     // Devices
@@ -273,6 +273,7 @@ Init {
     3020 cuMemcpyHtoDAsync_v2(dst: u64, src: u64, bytes: usize, stream: Handle) + cuMemcpyHtoDAsync_v2_ptsz => copy::to_device_async;
     3020 cuMemcpyDtoH_v2(dst: u64, src: u64, bytes: usize) + cuMemcpyDtoH_v2_ptds => copy::to_host;
     3020 cuMemcpyDtoHAsync_v2(dst: u64, src: u64, bytes: usize, stream: Handle) + cuMemcpyDtoHAsync_v2_ptsz => copy::to_host_async;
+    2000 cuMemcpyDtoD(dst: c_uint, src: c_uint, bytes: c_uint) => copy::on_device_32;
     3020 cuMemcpyDtoD_v2(dst: u64, src: u64, bytes: usize) + cuMemcpyDtoD_v2_ptds => copy::on_device;
     3020 cuMemcpyDtoDAsync_v2(dst: u64, src: u64, bytes: usize, stream: Handle) + cuMemcpyDtoDAsync_v2_ptsz => copy::on_device_async;
     3020 cuMemcpy2D_v2(copy: In<Copy2d>) + cuMemcpy2D_v2_ptds => copy::rectangle_sync;

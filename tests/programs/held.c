@@ -6,8 +6,8 @@
  * held borrowed MIB a block of GPU 1, of which that has no room for the whole, is freed while a held kernel there is still
  *                   to read it, and GPU 0 takes and overwrites all memory that it gets; with pinned memory too. Where
  *                   frees wait this would never end.
- * held asked MIB    the same block is freed without a wait, and GPU 0 asks whether GPU 1 is done with it: another thread begins a
- *                   global capture in the middle of that (simulated driver)
+ * held asked MIB    the same block is freed without a wait, and GPU 0 asks whether GPU 1 is done with it: in the middle of that, when
+ *      CALL MODE GPU that call was made, another thread begins a capture on one of the two (simulated driver)
  * held refused      a block is freed whose context is about to be waited for when a capture begins there (simulated driver); a
  *                   kernel that is held until then is still to read the block
  * held again MIB beside MODE GPU
@@ -171,7 +171,7 @@ static void capture_after(const char *call, Gpu *gpu, int mode)
     simulator.after(call, begin_capture);
 }
 
-static void asked(size_t bytes)
+static void asked(size_t bytes, const char *call, int mode, int gpu)
 {
     CUdeviceptr beside, lent, taken[64];
     int count = 0;
@@ -179,7 +179,7 @@ static void asked(size_t bytes)
     CHECK(cuMemAlloc_v2(&beside, bytes));
     CHECK(cuMemAlloc_v2(&lent, bytes));
     CHECK(cuMemFree_v2(lent));
-    capture_after("cuCtxRecordEvent", &gpus[0], CAPTURE_GLOBAL);
+    capture_after(call, &gpus[gpu], mode);
     CHECK(cuCtxSetCurrent(gpus[0].context));
     while (!atomic_load(&capture.begun) && count < 64)
         CHECK(cuMemAlloc_v2(&taken[count++], 32 * MIB));
@@ -262,8 +262,8 @@ int main(int argc, char **argv)
         contexts();
     else if (strcmp(what, "borrowed") == 0 && argc > 2)
         borrowed(strtoull(argv[2], NULL, 10) * MIB);
-    else if (strcmp(what, "asked") == 0 && argc > 2)
-        asked(strtoull(argv[2], NULL, 10) * MIB);
+    else if (strcmp(what, "asked") == 0 && argc > 5)
+        asked(strtoull(argv[2], NULL, 10) * MIB, argv[3], atoi(argv[4]), atoi(argv[5]));
     else if (strcmp(what, "refused") == 0)
         refused();
     else if (strcmp(what, "again") == 0 && argc > 2)

@@ -2,6 +2,7 @@
 //! is noted and why.
 
 use super::{Real, retry, submit};
+use crate::fence;
 use crate::serve::{managed, pinned};
 use crate::watch::{
     context::{self, Before, By, Kind, Making, end, policy, unseen},
@@ -255,13 +256,18 @@ pub unsafe fn synchronized(real: &mut Real) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn synchronized_in(real: &mut Real, ctx: CUcontext) -> CuResult {
-    let result = real.call();
-    if result.is_ok() {
-        let waited = match cuda::Context::from_raw(ctx) {
-            Some(ctx) => context::by_handle(ctx),
-            None => context::driver().and_then(context::current),
+    fence::waited_by_program(|| {
+        let result = real.call();
+        if !result.is_ok() {
+            return (result, None);
+        }
+        let (handle, waited) = match (cuda::Context::from_raw(ctx), context::driver()) {
+            (Some(ctx), _) => (Some(ctx), context::by_handle(ctx)),
+            (None, Some(driver)) => (driver.current_context(), context::current(driver)),
+            (None, None) => (None, None),
         };
         pinned::return_idle(waited.map(|context| context.id));
-    }
-    result
+        // In a green context the wait is for the work of that one alone.
+        (result, waited.filter(|context| context.live_handle() == handle))
+    })
 }

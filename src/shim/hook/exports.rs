@@ -2,6 +2,7 @@
 //! environment's functions are in `environment.rs`.
 
 use super::trampoline::SLOTS;
+use crate::watch::submitted::{self, Unseen};
 use gpupool_interpose::{cancel, dlsym::Verdict, export_dlsym};
 use std::ffi::{c_char, c_int, c_void};
 
@@ -20,6 +21,7 @@ export_dlsym!(pick);
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[cfg_attr(test, allow(dead_code, reason = "exported only from the library"))]
 pub unsafe extern "C-unwind" fn pthread_cancel(thread: libc::pthread_t) -> c_int {
+    submitted::goes_unseen(Unseen::Cancelled, b"");
     // SAFETY: the caller's own argument.
     unsafe { cancel::cancel(thread) }
 }

@@ -1,20 +1,22 @@
 //! Bodies: how functions are found through the driver itself.
 
 use super::{Real, trampoline::SLOTS};
-use crate::watch::site;
+use crate::watch::{site, submitted};
 use gpupool_cuda::CuResult;
 use parking_lot::Mutex;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_char, c_void};
 
 /// `cuGetProcAddress`, both forms: the driver's status, version rules and errors are its own; only the pointer changes.
 ///
 /// # Safety
-/// `pfn` is the program's output argument of that call.
-pub unsafe fn proc_address(real: &mut Real, pfn: *mut *mut c_void) -> CuResult {
+/// `symbol` and `pfn` are the program's arguments of that call.
+pub unsafe fn proc_address(real: &mut Real, symbol: *const c_char, pfn: *mut *mut c_void) -> CuResult {
     let result = real.call();
-    if result.is_ok() && !pfn.is_null() {
+    if result.is_ok() && !pfn.is_null() && !symbol.is_null() {
+        // SAFETY: the driver answered success, so it has read the name.
+        let name = unsafe { CStr::from_ptr(symbol) };
         // SAFETY: the driver answered success, so it has written through `pfn`.
-        unsafe { *pfn = SLOTS.hook_for(*pfn) };
+        unsafe { *pfn = SLOTS.given(*pfn, name.to_bytes()) };
     }
     result
 }
@@ -26,9 +28,10 @@ pub unsafe fn proc_address(real: &mut Real, pfn: *mut *mut c_void) -> CuResult {
 /// `id` is the program's argument of that call.
 pub unsafe fn export_table(real: &mut Real, id: *const [u8; 16]) -> CuResult {
     let result = real.call();
-    if tracing::enabled!(target: "gpupool::call", tracing::Level::DEBUG) && result.is_ok() {
-        // SAFETY: the driver read the identifier, or it would not have answered success.
-        if let Some(id) = unsafe { id.as_ref() } {
+    // SAFETY: looked at only where the driver read it, or it would not have answered success.
+    if let Some(id) = result.is_ok().then(|| unsafe { id.as_ref() }).flatten() {
+        submitted::table_taken(id, || guid(id));
+        if tracing::enabled!(target: "gpupool::call", tracing::Level::DEBUG) {
             report_table(id);
         }
     }

@@ -17,9 +17,9 @@ macro_rules! for_each_hook {
         $with! {
             // Resolvers.
             cuGetProcAddress(symbol: *const c_char, pfn: *mut *mut c_void, version: c_int, flags: u64)
-                => resolve::proc_address(pfn);
+                => resolve::proc_address(symbol, pfn);
             cuGetProcAddress_v2(symbol: *const c_char, pfn: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int)
-                => resolve::proc_address(pfn);
+                => resolve::proc_address(symbol, pfn);
             cuGetExportTable(table: *mut *const c_void, id: *const [u8; 16]) => resolve::export_table(id);
 
             // Device memory that the pool may answer.

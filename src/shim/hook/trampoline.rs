@@ -6,12 +6,13 @@ use super::table::for_each_hook;
 use crate::guard;
 use crate::run;
 use crate::serve::managed;
+use crate::watch::submitted::{self, Unseen};
 use cudarc::driver::sys::{
     CUarray, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUipcMemHandle, CUlibrary,
     CUmemoryPool, CUmipmappedArray, CUmodule, CUstream,
 };
 use gpupool_cuda::{Access, CuResult, Location, PoolProperties, Properties};
-use gpupool_interpose::{Api, Hook, Slots};
+use gpupool_interpose::{Api, Hook, Slots, Unhooked};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 const fn c_name(bytes: &'static [u8]) -> &'static CStr {
@@ -30,6 +31,27 @@ const fn is_quick(subject: &str, body: &str) -> bool {
         b"memory" | b"host" | b"query" | b"stream" | b"stream_ordered" => true,
         _ => false,
     }
+}
+
+/// Whether the calls of a subject may submit work that touches a pooled block, which is noted before and behind them
+/// ([`crate::watch::submitted`]). Of all others that list of harmless functions has the name.
+const fn submits(subject: &str, body: &str) -> bool {
+    match subject.as_bytes() {
+        b"submit" | b"launch" => true,
+        // Calls that are no launch and no copy, and whose inside nobody vouches for: uploads of graphs, modules that are filled.
+        b"retry" | b"module" | b"stream_ordered" => true,
+        b"context" => matches!(body.as_bytes(), b"copied_between" | b"copied_between_blocks"),
+        _ => false,
+    }
+}
+
+/// Before the driver's call and behind it, in a process that does not take part as well: it may begin to during the call.
+macro_rules! note {
+    ($subject:ident::$body:ident) => {
+        if const { submits(stringify!($subject), stringify!($body)) } {
+            submitted::note();
+        }
+    };
 }
 
 // Every function here has the ABI that may be unwound through: a thread may be cancelled asynchronously, or in the driver.
@@ -62,6 +84,7 @@ macro_rules! trampoline {
                 let before = is_ours.then(|| super::submit::before(Api(stringify!($name))));
                 // SAFETY: the program passes these arguments to the driver with this very call.
                 unsafe { super::launch::$body(Api(stringify!($name)), $($a),*) };
+                submitted::note();
                 // SAFETY: the arguments are the program's own, passed on unchanged.
                 let mut result = unsafe { real($($p),*) };
                 if let Some(before) = before {
@@ -71,6 +94,7 @@ macro_rules! trampoline {
                     }
                     super::submit::launched(Api(stringify!($name)), before, result);
                 }
+                submitted::note();
                 result
             }
             // SAFETY: the arguments are those of this call.
@@ -90,9 +114,12 @@ macro_rules! trampoline {
         pub unsafe extern "C-unwind" fn $name($($p: $t),*) -> CuResult {
             $(if $other $way)?
             let real = real_function!($name($($t),*));
+            note!($subject::$body);
             if !run::takes_part(Api(stringify!($name))) || !guard::is_outside() {
                 // SAFETY: the arguments are the program's own, passed on unchanged.
-                return unsafe { real($($p),*) };
+                let result = unsafe { real($($p),*) };
+                note!($subject::$body);
+                return result;
             }
             let before = super::$subject::before(Api(stringify!($name)));
             // SAFETY: the arguments are the program's own, passed on unchanged.
@@ -102,6 +129,7 @@ macro_rules! trampoline {
                 // SAFETY: the arguments are still the program's; the driver took nothing of a call that it answered so.
                 result = unsafe { real($($p),*) };
             }
+            note!($subject::$body);
             super::$subject::$body(Api(stringify!($name)), before, result $(, $a)*);
             result
         }
@@ -133,12 +161,19 @@ macro_rules! trampoline {
                 unsafe { function($($p),*) }
             };
             let enter = const { if is_quick(stringify!($subject), stringify!($body)) { guard::enter } else { guard::enter_sheltered } };
-            let Some(_inside) = run::takes_part(Api(stringify!($name))).then(enter).flatten() else { return call() };
-            boundary::run(Api(stringify!($name)), &mut { call }, |real| {
+            note!($subject::$body);
+            let Some(_inside) = run::takes_part(Api(stringify!($name))).then(enter).flatten() else {
+                let result = call();
+                note!($subject::$body);
+                return result;
+            };
+            let result = boundary::run(Api(stringify!($name)), &mut { call }, |real| {
                 // SAFETY: a body reads or writes through the program's pointers only as the driver would: outputs after
                 // a success, where they are not NULL.
                 unsafe { super::$subject::$body(real, $($a),*) }
-            })
+            });
+            note!($subject::$body);
+            result
         }
     };
 }
@@ -159,7 +194,17 @@ macro_rules! trampolines {
         }),*];
 
         /// The driver's function behind each row.
-        pub static SLOTS: Slots<ROWS> = Slots::new(&HOOKS);
+        pub static SLOTS: Slots<ROWS> = Slots::new(
+            &HOOKS,
+            Unhooked {
+                is_known: submitted::is_harmless,
+                found: |name| submitted::goes_unseen(Unseen::Function, name),
+            },
+        );
+
+        /// Which rows note what they submit, in the table's order.
+        #[cfg(test)]
+        static NOTED: [bool; ROWS] = [$(submits(stringify!($subject), stringify!($body))),*];
 
         $(trampoline! { $name($($p: $t),*) => $subject::$body($($a),*) })*
     };
@@ -181,6 +226,36 @@ mod tests {
                 "{name:?} would not pass the dlsym filter"
             );
         }
+    }
+
+    #[test]
+    fn every_row_notes_what_it_submits_or_is_known_to_submit_nothing() {
+        for (hook, noted) in HOOKS.iter().zip(NOTED) {
+            let is_harmless = submitted::is_harmless(hook.name.to_bytes());
+            assert_ne!(noted, is_harmless, "{:?}: noted {noted}, harmless {is_harmless}", hook.name);
+        }
+    }
+
+    /// The declarations of the driver that this is built with, from the source of its crate.
+    #[test]
+    fn every_function_that_is_declared_is_hooked_or_known_to_submit_nothing() {
+        let mut cargo = std::process::Command::new(env!("CARGO"));
+        let metadata = cargo.args(["metadata", "--format-version=1", "--offline"]);
+        let told = metadata.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+        let told: serde_json::Value = serde_json::from_slice(&told.stdout).unwrap();
+        let package = told["packages"].as_array().unwrap().iter().find(|package| package["name"] == "cudarc").unwrap();
+        let root = std::path::Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap();
+        let source = std::fs::read_to_string(root.join("src/driver/sys/mod.rs")).unwrap();
+        let declared: HashSet<&str> = source
+            .lines()
+            .filter_map(|line| line.trim_start().strip_prefix("pub unsafe fn ")?.split(['(', '<']).next())
+            .filter(|name| matches!(name.as_bytes(), [b'c', b'u', b'A'..=b'Z', ..]))
+            .collect();
+        assert!(declared.len() > 450, "{} declarations", declared.len());
+        let hooked: HashSet<&str> = HOOKS.iter().map(|hook| hook.name.to_str().unwrap()).collect();
+        let unknown = |name: &&str| !hooked.contains(name) && !submitted::is_harmless(name.as_bytes());
+        let unknown: Vec<&str> = declared.into_iter().filter(unknown).collect();
+        assert!(unknown.is_empty(), "nobody has looked at {unknown:?}: hook them, or see watch/submitted/names.rs");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::backing::reclaim;
 use crate::guard;
 use crate::log::{self, verdict};
 use crate::process::{self, Event, Phase};
-use crate::watch::context;
+use crate::watch::{context, submitted};
 use gpupool_config::{Mode, Settings};
 use gpupool_events::{Panic, ProcessStart};
 use gpupool_interpose::Api;
@@ -32,7 +32,7 @@ fn takes_part_later(api: Api) -> bool {
 /// driver's own would bypass the hooks for good. A hook that is called too early passes through by itself.
 #[cold]
 fn resolves(api: Api) -> bool {
-    matches!(api.name(), "cuGetProcAddress" | "cuGetProcAddress_v2")
+    matches!(api.name(), "cuGetProcAddress" | "cuGetProcAddress_v2" | "cuGetExportTable")
         && matches!(process::phase(), Phase::Starting | Phase::Active | Phase::Closed)
 }
 
@@ -73,6 +73,7 @@ fn start_inside() -> bool {
     let mode = settings.mode;
     process::remember(settings, gpupool_config::rank(std::env::vars_os()));
     install_panic_report();
+    submitted::look_at_environment();
     context::observe(observers::OF_CONTEXTS);
     reclaim::may_be_asked(observers::OF_HOST_MEMORY);
     let exe = std::env::current_exe().unwrap_or_default();

@@ -3,6 +3,16 @@
 //! `cuCtxSynchronize` in a context that captures fails and invalidates the capture, in every mode, so what waits does so in
 //! another way while one is under way: see [`crate::fence`].
 //!
+//! **A capture that begins while such a call of ours is about to be made** would be broken by it as well. So the calls are
+//! made inside a gate, and what begins a capture lets those through that are in it ([`unless_under_way`]). Nobody may be in the gate
+//! for longer than a call takes that waits for nothing: what waits for a kernel may wait for the thread that is about to capture.
+//! A wait with `cuCtxSynchronize` is therefore made only while the process has never captured ([`unless_ever`]); after that, waits
+//! are made in ways that the gate is not needed for, or only for a part that returns at once. The first capture of a process may find
+//! such waits under way. Those that the driver has begun break no capture that begins later (measured, in every mode); so the first
+//! capture waits until the others are that far, for which [`PATIENCE`] is enough, or until all are over. (The driver's own
+//! `cuMemFree` that waits for a kernel holds up what begins a capture until it is over, measured, too. That is not imitated.)
+//! A lock for both instead of a gate was rejected: it would be held while the driver runs.
+//!
 //! Where the library is preloaded, captures are seen to begin and end. One ends with `cuStreamEndCapture`, with its stream,
 //! with its context, and on a thread's own default stream with the thread. Where a program has only opened the library, it
 //! looks at what it can: see [`look`].
@@ -11,7 +21,8 @@ use crate::process;
 use crate::watch::context::{self, Observer};
 use gpupool_cuda::{CuResult, Driver, Stream};
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::time::{Duration, Instant};
 
 /// A stream; the thread is 0 for those of their own handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,16 +55,70 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// How many calls under way found a capture by [`look`] or [`suppose`] one.
 static LOOKED: AtomicUsize = AtomicUsize::new(0);
 
+/// Whether any was ever begun, or was to be, as far as that is seen.
+static EVER: AtomicBool = AtomicBool::new(false);
+/// How many threads are in the gate with a call that waits for nothing, and with one that waits for work.
+static IN_GATE: AtomicUsize = AtomicUsize::new(0);
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+/// How long the first capture waits for threads between their look at the captures and the driver's, which is a few
+/// instructions.
+const PATIENCE: Duration = Duration::from_millis(20);
+/// Whether those of before the first capture were waited for.
+static IS_PATIENT: AtomicBool = AtomicBool::new(true);
+
 /// Whether any stream of the process is being captured.
 #[inline]
 pub fn under_way() -> bool {
     COUNT.load(Ordering::Acquire) + LOOKED.load(Ordering::Acquire) != 0
 }
 
-/// Whether any ever was, as far as they are seen to begin.
-pub fn was_any() -> bool {
-    let captures = CAPTURES.lock();
-    captures.last > 0 || !captures.list.is_empty()
+/// Held by a thread in the gate.
+struct Inside(&'static AtomicUsize);
+
+impl Inside {
+    /// What is looked at behind this is not older than it: who begins a capture says so first and looks here behind that.
+    fn enter(gate: &'static AtomicUsize) -> Self {
+        gate.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        Self(gate)
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Makes a call of ours that would break a capture and that waits for nothing, unless one is under way; none begins until it is over.
+pub fn unless_under_way<T>(act: impl FnOnce() -> T) -> Option<T> {
+    let _inside = Inside::enter(&IN_GATE);
+    (!under_way()).then(act)
+}
+
+/// Makes a call of ours that would break a capture and that may wait for work, unless this process captures or ever did.
+pub fn unless_ever<T>(act: impl FnOnce() -> T) -> Option<T> {
+    if EVER.load(Ordering::Relaxed) {
+        return None;
+    }
+    let _inside = Inside::enter(&WAITING);
+    (!EVER.load(Ordering::SeqCst) && !under_way()).then(act)
+}
+
+/// A capture is about to begin, which was noted: lets those through who may not have seen that.
+fn let_through() {
+    EVER.store(true, Ordering::SeqCst);
+    fence(Ordering::SeqCst);
+    while IN_GATE.load(Ordering::SeqCst) > 0 {
+        std::thread::yield_now();
+    }
+    if WAITING.load(Ordering::SeqCst) > 0 && IS_PATIENT.load(Ordering::Relaxed) {
+        let since = Instant::now();
+        while WAITING.load(Ordering::SeqCst) > 0 && since.elapsed() < PATIENCE {
+            std::thread::yield_now();
+        }
+        IS_PATIENT.store(false, Ordering::Relaxed);
+    }
 }
 
 /// Held for a call of a program that has only opened this library: a capture was found, or may be there unseen.
@@ -131,6 +196,7 @@ pub fn begin(stream: Stream, per_thread_default: bool) -> Attempt {
             false
         }
     });
+    let_through();
     // Whose stream it is, is not asked while it is captured.
     let context = if known { None } else { context_of(stream) };
     if context.is_some() {

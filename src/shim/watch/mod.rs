@@ -7,4 +7,5 @@ pub mod environment;
 pub mod finding;
 pub mod module;
 pub mod site;
+pub mod submitted;
 pub mod unneeded;

@@ -90,9 +90,9 @@ pub fn give_back_unused(place: Option<Place>, since: u32, why: &str, text: &str)
     while !capture::under_way()
         && let Some(_part) = Part::begin()
     {
-        // A GPU is asked whether it is done by a call that would break a capture which begins at that very moment. In a
-        // process that captures, or where captures go unseen, what needs that question stays until the program waits.
-        let asks = |_| process::is_preloaded() && !capture::was_any();
+        // A GPU is asked whether it is done by a call that would break a capture which goes unseen. There, what needs that
+        // question stays until the program waits.
+        let asks = |_| process::is_preloaded();
         match opened.pool.return_unused(place, since, PART, asks) {
             0 => break,
             bytes => sum += bytes,

@@ -22,7 +22,7 @@ pub use observers::{Observer, observe};
 pub use registry::{By, Record, Tally, Totals};
 
 use crate::log::{self, verdict};
-use crate::watch::site;
+use crate::watch::{site, submitted};
 use crate::{bell, clock, process};
 use gpupool_config::Rank;
 use gpupool_cuda::{self as cuda, CuResult, Device, Driver, GreenContext};
@@ -325,6 +325,14 @@ pub fn add(
         Ok(entered) => entered,
         Err(first) => return known(first),
     };
+    // Whoever was alone on its GPU is not any more.
+    submitted::note();
+    if matches!(kind, Kind::Found | Kind::Appeared) {
+        submitted::context_came_unseen(&origin.call);
+    }
+    if driver.is_shared_by_mps(device) {
+        submitted::goes_unseen(submitted::Unseen::Shared, format!("GPU {device}").as_bytes());
+    }
     report(driver, &entered, &origin);
     bell::changed();
     let added = known(entered);

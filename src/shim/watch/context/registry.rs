@@ -9,6 +9,7 @@
 use super::{Context, Counters, Kind};
 use gpupool_cuda::{self as cuda, AtomicContext, Device, GreenContext};
 use gpupool_events::Site;
+use gpupool_pool::Waited;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
@@ -31,6 +32,8 @@ pub struct Tally {
     pub usage: Counters,
     /// Peer access from or to it was enabled before anything was done with it.
     pub peered: AtomicBool,
+    /// The last wait for its work, and whether it was the only context on its GPU then.
+    pub waited: Waited,
 }
 
 /// How a context came to be, for people.
@@ -344,6 +347,7 @@ impl Registry {
         let tally = tally.unwrap_or_else(|| Box::leak(Box::default()));
         tally.usage.restart();
         tally.peered.store(false, Ordering::Relaxed);
+        tally.waited.forget();
         tally.handle.store(name.handle, Ordering::Release);
         tally.id.store(id, Ordering::Release);
         place_of(id).store(std::ptr::from_ref(tally).cast_mut(), Ordering::Release);
