@@ -36,6 +36,7 @@ mod let_go;
 mod magazine;
 #[cfg(all(test, loom))]
 mod models;
+mod moves;
 mod next_step;
 mod pieces;
 mod place;
@@ -43,8 +44,6 @@ mod place_map;
 mod placement;
 mod pool;
 mod registry;
-#[cfg(test)]
-mod relocate;
 mod reuse;
 mod runs;
 mod soft;
@@ -59,11 +58,12 @@ mod trim;
 
 pub use account::{Accounts, Claim};
 pub use anchors::{Anchor, Anchors};
-pub use backend::{Backend, Fault};
+pub use backend::{Backend, Fault, Mover, Transfer};
 pub use clock::Clock;
 pub use idle::FreedMemory;
 pub use index::AddressIndex;
 pub use interface::{Allocation, Block, Config, Free, FreeError, Piece, PlaceUsage, Refusal, Request, Usage};
+pub use moves::{MoveError, Moved};
 pub use place::{Place, PlaceSpec};
 pub use placement::{Lenders, Links, Policy, Room, order, spread};
 pub use pool::Pool;
