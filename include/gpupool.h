@@ -38,6 +38,8 @@ typedef enum {
   GPUPOOL_NOT_SUPPORTED = -4,
   // gpupool failed; the log says where.
   GPUPOOL_INTERNAL = -5,
+  // Some of the memory stayed where it was: `gpupool_pieces` tells where it lies, and what must stay.
+  GPUPOOL_STAYED = -6,
 } gpupool_error;
 
 // What can be said of managed memory; the numbers of `CUmem_advise`.
@@ -176,8 +178,8 @@ int gpupool_pieces(const void *pointer,
                    size_t *count);
 
 // Keeps `bytes` from `pointer` on, which must lie in one block, on the physical memory that they are on, until
-// `gpupool_release_anchor` or the end of the block: for memory that something outside CUDA knows by its physical pages. (gpupool
-// moves no memory yet.) Returns 0 or a `gpupool_error`.
+// `gpupool_release_anchor` or the end of the block: for memory that something outside CUDA knows by its physical pages, as a network
+// adapter does. `gpupool_prefetch` leaves it where it is. Returns 0 or a `gpupool_error`.
 //
 // # Safety
 // None: any address may be asked about.
@@ -200,12 +202,24 @@ int gpupool_advise(const void *pointer,
                    int advice,
                    int place);
 
-// Moves `bytes` of managed memory, gpupool's or the program's own, to a place in the order of a stream of the current
-// context: `cuMemPrefetchAsync`. Memory of the pool does not move yet: `GPUPOOL_NOT_SUPPORTED`. Returns 0, a `CUresult`
-// or a `gpupool_error`.
+// Moves `bytes` from `pointer` on, which must lie in one block, to a place.
+//
+// Memory of the pool lies there when the call returns; its addresses and contents stay. What moves are the pages of 2 MiB that lie
+// wholly in the range, the last one of a block included where the range has the block's last byte. The call waits for all
+// work that was submitted before, on every GPU. Nothing may use the chunks (`gpupool_pieces`) that the range touches from the call to its
+// return, and nobody may free their block; all other memory may be in use, also by kernels that run meanwhile. Room for both copies is
+// needed while they are made. A chunk that the range covers in part is divided: the rest of it stays at its place and needs room
+// there once more. What stays is told by `GPUPOOL_STAYED`: memory that must keep its physical pages, and chunks that
+// another block stands on, too; the other chunks moved. Freed memory on a chunk that moves goes back to the driver. Where a place has
+// no room the answer is 2 (`CUDA_ERROR_OUT_OF_MEMORY`), and while any stream is being captured 900
+// (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`); then nothing has moved. A place that the block's GPU cannot reach or may not borrow from is
+// `GPUPOOL_NOT_SUPPORTED`.
+//
+// Managed memory, gpupool's or the program's own, moves in the order of the stream: `cuMemPrefetchAsync`.
+// Returns 0, a `CUresult` or a `gpupool_error`.
 //
 // # Safety
-// `stream` is a stream of the current context, or NULL.
+// `stream` is a stream of the current context, or NULL; what is said above of the memory of the pool holds.
 int gpupool_prefetch(const void *pointer,
                      size_t bytes,
                      int place,

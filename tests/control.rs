@@ -1,5 +1,6 @@
 //! The C interface, `include/gpupool.h`: in a preloaded process, and where a program only opens the library.
 
+use gpupool_events::Event;
 use harness::{Output, Run, library, repository};
 use std::process::Command;
 
@@ -34,7 +35,7 @@ child: malloc 3, trim 0
 child later: passing, mode off, this process was forked from one that used CUDA, which does not survive a fork
 child ended with 0
 advice on managed memory: 0, 0, prefers GPU 1, was sent to the host
-advice on the pool's: -4, -4; on a freed block: -3; unknown advice: -2; on the stack: 1
+advice on the pool's: -4, 0; on a freed block: -3; unknown advice: -2; on the stack: 1
 after the frees: 0, 0 blocks, 0 MiB live, 192 MiB at most, 2 allocations, 0 reused, spilled yes
 odd block: 0, 0 of its bytes left out; at its end: -3
 its bytes anchored: 0, one more: -3, at its end: -3
@@ -46,6 +47,171 @@ malloc on device 99: 101
 trim: some
 ",
     );
+}
+
+/// Two GPUs of which 240 MiB can be had, and as much of the host.
+fn placing(what: &str) -> Run {
+    let run = Run::program("placing").args(what).sim("2x256MiB").env("SIMCUDA_CONTEXT_MIB", "0");
+    run.env("GPUPOOL_RESERVE", "16MiB").env("GPUPOOL_HOST_LIMIT", "256MiB").shim()
+}
+
+const ROUND: &str = "  0 holds 42, uses 42; 1 holds 0, uses 0; -1 holds 0, uses 0
+to 1: 0, 0
+one chunk: 34 at 1
+many: 8 at 1
+  wrong words: 0, 0
+  0 holds 0, uses 0; 1 holds 42, uses 42; -1 holds 0, uses 0
+to -1: 0, 0
+one chunk: 34 at -1
+many: 8 at -1
+  wrong words: 0, 0
+  0 holds 0, uses 0; 1 holds 0, uses 0; -1 holds 42, uses 42
+to 1: 0, 0
+one chunk: 34 at 1
+many: 8 at 1
+  wrong words: 0, 0
+  0 holds 0, uses 0; 1 holds 42, uses 42; -1 holds 0, uses 0
+to 0: 0, 0
+one chunk: 34 at 0
+many: 8 at 0
+  wrong words: 0, 0
+  0 holds 42, uses 42; 1 holds 0, uses 0; -1 holds 0, uses 0
+to 0: 0, 0
+one chunk: 34 at 0
+many: 8 at 0
+  wrong words: 0, 0
+  0 holds 42, uses 42; 1 holds 0, uses 0; -1 holds 0, uses 0
+written on the other GPU: 0 wrong
+  0 holds 0, uses 0; 1 holds 0, uses 0; -1 holds 0, uses 0
+left: 0 handles, 0 mapped
+";
+
+#[test]
+fn blocks_go_to_another_gpu_and_the_host_and_back_with_what_is_in_them() {
+    let told = placing("round").log().go();
+    told.succeeds().prints(ROUND);
+    let moves = told.picked(|event| match event {
+        Event::BlockMove(moved) => Some((moved.bytes >> 20, moved.home, moved.place.clone(), moved.stayed)),
+        _ => None,
+    });
+    let whole = |place: &str| [(34, 0, place.to_owned(), 0), (8, 0, place.to_owned(), 0)];
+    assert_eq!(moves[..4], [whole("gpu1"), whole("host0")].concat());
+    // What is said changes nothing, and neither does how a free waits.
+    for (name, value) in [("GPUPOOL_LOG", "trace"), ("GPUPOOL_FREE", "lazy")] {
+        placing("round").env(name, value).go().succeeds().prints(ROUND);
+    }
+}
+
+#[test]
+fn a_part_of_a_block_goes_and_the_rest_stays_at_its_place() {
+    placing("parts").go().succeeds().prints(
+        "\
+8 MiB from 3 MiB on: 0
+block: 4 at 0 6 at 1 30 at 0
+  0 holds 34, uses 34; 1 holds 6, uses 6; -1 holds 0, uses 0
+its last 5 MiB: 0
+block: 4 at 0 6 at 1 26 at 0 4 at -1
+  0 holds 30, uses 30; 1 holds 6, uses 6; -1 holds 4, uses 4
+wrong words: 0
+a byte at the start: -6, 2 MiB with no whole page: -6, all but a byte: 0
+block: 38 at 1 2 at -1
+where it lies already: 0, and all of it: 0
+block: 40 at 0
+wrong words: 0
+odd block: 0, its last byte: -6
+odd block: 5 at 1
+its last 2 MiB and more: 0
+odd block: 4 at 1 1 at 0
+wrong words: 0
+",
+    );
+}
+
+#[test]
+fn what_others_stand_on_stays_and_what_is_free_beside_it_goes_home() {
+    placing("shared").go().succeeds().prints(
+        "\
+on one chunk: yes
+one of two: -6
+left: 16 at 0
+  0 holds 40, uses 32; 1 holds 0, uses 0; -1 holds 0, uses 0
+alone: 0
+left: 16 at 1
+  wrong words: 0
+  0 holds 0, uses 0; 1 holds 16, uses 16; -1 holds 0, uses 0
+next block: 0 wrong; first: 0
+  0 holds 16, uses 16; 1 holds 16, uses 16; -1 holds 0, uses 0
+",
+    );
+}
+
+#[test]
+fn what_must_keep_its_pages_stays() {
+    placing("stays").go().succeeds().prints(
+        "\
+asked: -6, then: 0
+exported: -6
+retained: -6
+asked: 40 at 1
+exported: 40 at 0 anchored
+retained: 40 at 0 anchored
+wrong words: 0, 0, 0
+",
+    );
+}
+
+#[test]
+fn a_move_that_cannot_be_made_leaves_everything_as_it_was() {
+    placing("refused").go().succeeds().prints(
+        "\
+GPU 7: -2, host node 5: -2, beyond the block: -3, nothing: -2
+freed: -3, managed memory still moves: 0
+a large one: 0, one more: 2
+block: 40 at 0
+  0 holds 40, uses 40; 1 holds 208, uses 208; -1 holds 0, uses 0
+after the free: 0
+  0 holds 0, uses 0; 1 holds 48, uses 40; -1 holds 0, uses 0
+while a stream is captured: 900, capture goes on, ends with 0
+after it: 0
+wrong words: 0
+",
+    );
+}
+
+#[test]
+fn other_gpus_and_threads_find_what_moved() {
+    placing("both").go().succeeds().prints(
+        "\
+GPU 1, which came later: 0 wrong, on the host 0, back 0
+GPU 0: 0 wrong, neighbour 0
+  0 holds 80, uses 80; 1 holds 0, uses 0; -1 holds 0, uses 0
+",
+    );
+    placing("ends").go().succeeds().prints(
+        "\
+threads that move, allocate and free: 0 wrong
+  0 holds 0, uses 0; 1 holds 0, uses 0; -1 holds 0, uses 0
+of a context that ended: -3
+  0 holds 0, uses 0; 1 holds 0, uses 0; -1 holds 0, uses 0
+left: 0 handles, 0 mapped
+",
+    );
+}
+
+#[test]
+fn a_fault_at_any_call_of_a_move_loses_nothing() {
+    for code in [2, 999, 600, 1] {
+        let told = placing(&format!("faults {code}")).go();
+        told.succeeds();
+        let answered = [format!(": answer {code}"), ": answer 2".to_owned(), ": answer 600".to_owned()];
+        let said: Vec<&str> = told.stdout.lines().collect();
+        let [before, answers @ .., after, left] = &said[..] else { told.fail("too little was said") };
+        assert_eq!(*before, "  0 holds 10, uses 10; 1 holds 0, uses 0; -1 holds 0, uses 0");
+        assert!(answers.len() >= 4, "{answers:?}");
+        assert!(answers.iter().all(|line| answered.iter().any(|answer| line.ends_with(answer))), "{answers:?}");
+        assert_eq!(*after, "  0 holds 0, uses 0; 1 holds 0, uses 0; -1 holds 0, uses 0");
+        assert_eq!(*left, "left: 0 handles, 0 mapped");
+    }
 }
 
 #[test]

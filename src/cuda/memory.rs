@@ -108,6 +108,16 @@ impl Driver {
         unsafe { (self.cuMemFree_v2)(address) }
     }
 
+    /// Copies memory that the current context can reach, in the order of a stream (`cuMemcpyDtoDAsync`). An address that this context
+    /// cannot reach is an error that it does not survive.
+    ///
+    /// # Safety
+    /// The stream lives.
+    pub unsafe fn copy_in(&self, stream: Stream, to: u64, from: u64, bytes: u64) -> CuResult {
+        // SAFETY: the driver checks both ranges; the caller vouches for the stream.
+        unsafe { (self.cuMemcpyDtoDAsync_v2)(to, from, bytes as usize, stream) }
+    }
+
     /// Managed memory that every GPU may use (`cuMemAllocManaged`).
     pub fn allocate_managed(&self, bytes: u64) -> Result<u64, CuResult> {
         let mut address = 0;

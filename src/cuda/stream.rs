@@ -57,6 +57,15 @@ impl Driver {
         unsafe { (self.cuStreamSynchronize)(stream) }
     }
 
+    /// Waits for a stream (`cuStreamSynchronize`).
+    ///
+    /// # Safety
+    /// The stream lives.
+    pub unsafe fn synchronize_stream(&self, stream: Stream) -> CuResult {
+        // SAFETY: the caller vouches for the stream.
+        unsafe { (self.cuStreamSynchronize)(stream) }
+    }
+
     /// The context of a stream (`cuStreamGetCtx`).
     ///
     /// # Safety

@@ -98,6 +98,7 @@ functions! {
         cuMemRetainAllocationHandle(*mut Physical, *mut c_void);
         cuMemGetAllocationPropertiesFromHandle(*mut Properties, Physical);
         cuMemFree_v2(CUdeviceptr);
+        cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, Stream);
         cuMemExportToShareableHandle(*mut c_void, Physical, c_int, u64);
         cuMemImportFromShareableHandle(*mut Physical, *mut c_void, c_int);
         cuMemAllocManaged(*mut CUdeviceptr, usize, c_uint);

@@ -268,6 +268,19 @@ events! {
         /// Bytes of it on the host.
         on_host: u64,
     }
+    /// The program had a part of a pooled block moved.
+    BlockMove = "block.move" (Memory, Info) {
+        /// First byte of the range that was to go.
+        address: u64,
+        /// Bytes that lie at the place now and did not before.
+        bytes: u64,
+        /// The GPU that was current when the block was allocated.
+        home: u32,
+        /// Where to, as `gpu1` or `host0`.
+        place: String,
+        /// Bytes of the range that stayed elsewhere.
+        stayed: u64,
+    }
     /// A pooled block was freed.
     BlockFree = "block.free" (Memory, Debug) {
         /// Its address.

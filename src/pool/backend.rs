@@ -56,4 +56,33 @@ pub trait Backend: Send + Sync {
     /// Whether all work that was submitted to this GPU before the call is over, asked without waiting for it. `false` where
     /// nobody can tell, or not now.
     fn has_finished(&self, gpu: u32) -> bool;
+    /// Takes a second mapping down ([`Mover::alias`]) and gives its addresses back.
+    fn drop_alias(&self, address: u64, bytes: u64) -> Result<(), Fault<Self::Error>> {
+        let _ = (address, bytes);
+        Ok(())
+    }
+}
+
+/// Bytes to be copied from one address to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// Where they are.
+    pub from: u64,
+    /// Where they are wanted.
+    pub to: u64,
+    /// How many.
+    pub bytes: u64,
+}
+
+/// What it takes to move the contents of memory, beside a [`Backend`].
+pub trait Mover: Backend {
+    /// Maps a whole handle a second time, at addresses of its own outside the reservation, for the devices that
+    /// [`Backend::grant`] names (`cuMemAddressReserve`, `cuMemMap`, `cuMemSetAccess`). Returns the first address. Nothing is left
+    /// of what failed.
+    fn alias(&self, handle: Self::Handle, bytes: u64, place: Place) -> Result<u64, Fault<Self::Error>>;
+    /// Returns once no work that was submitted before the call is running on any device that may reach the pool's memory. Faults
+    /// as for [`Backend::quiesce`].
+    fn drain(&self) -> Result<(), Fault<Self::Error>>;
+    /// Copies all of these, and returns when they are done: in the context of this owner, on this GPU.
+    fn copy(&self, owner: u64, gpu: u32, transfers: &[Transfer]) -> Result<(), Fault<Self::Error>>;
 }

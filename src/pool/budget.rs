@@ -202,33 +202,6 @@ impl Budget {
         self.anchored -= bytes;
     }
 
-    /// What a chunk from elsewhere may take here.
-    #[cfg(test)]
-    fn room_to_move_in(&self) -> u64 {
-        self.allowed().saturating_sub(self.committed())
-    }
-
-    /// So much memory of the pool, `used` of it out, is to lie here that lay elsewhere; `false` where others were faster to
-    /// take the room.
-    #[cfg(test)]
-    pub fn move_in(&mut self, bytes: u64, used: u64) -> bool {
-        if self.room_to_move_in() < bytes || !self.accounts.charge(Claim::Pool, self.place, bytes) {
-            return false;
-        }
-        self.held += bytes;
-        self.used += used;
-        self.note_peak();
-        true
-    }
-
-    /// So much memory of the pool, `used` of it out, lies elsewhere now.
-    #[cfg(test)]
-    pub fn move_out(&mut self, bytes: u64, used: u64) {
-        self.accounts.credit(Claim::Pool, self.place, bytes);
-        self.held -= bytes;
-        self.used -= used;
-    }
-
     /// The place ran out after giving `created` bytes in this attempt.
     pub fn ran_out(&mut self, created: u64) {
         let held = self.held.saturating_sub(self.leaving) + created;

@@ -17,6 +17,10 @@ pub(crate) struct Chunk<H> {
     pub freed_in: u32,
     /// Why its contents may not move to other physical memory; only reasons that last as long as the chunk.
     pub anchors: AnchorCounts,
+    /// Where it is mapped a second time ([`crate::Mover::alias`]), which lasts as long as the handle.
+    pub alias: Option<u64>,
+    /// A move has taken it: its contents are copied, and what is mapped at its frames is about to change.
+    pub moving: bool,
 }
 
 impl<H> Chunk<H> {
@@ -164,14 +168,21 @@ impl<H: Copy> Chunks<H> {
         before
     }
 
-    /// The chunk behind `frame` lies at another place now. No free run stands on it, and all shards of the front are locked.
-    #[cfg(test)]
-    pub fn relocate(&mut self, frame: u32, to: PlaceId) {
-        let slot = self.at_frame.get(frame as usize).copied().unwrap_or(NONE);
-        if let Some(chunk) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) {
-            chunk.place = to;
-            self.places.set(chunk.start, chunk.start + chunk.frames, Some(to));
+    /// A move takes the chunks that `start..end` touches, or has let go of them.
+    pub fn set_moving(&mut self, start: u32, end: u32, moving: bool) {
+        let mut frame = start;
+        while frame < end
+            && let Some(&slot) = self.at_frame.get(frame as usize)
+            && let Some(chunk) = self.slots.get_mut(slot as usize).and_then(Option::as_mut)
+        {
+            chunk.moving = moving;
+            frame = chunk.end();
         }
+    }
+
+    /// Whether a move has taken any chunk that `start..end` touches.
+    pub fn is_moving(&self, start: u32, end: u32) -> bool {
+        self.touched(start, end).any(|chunk| chunk.moving)
     }
 
     /// Takes the chunks out that lie in `start..end`; both are borders of chunks.

@@ -91,6 +91,8 @@ pub(crate) fn build<B: Backend>(
                     handle,
                     freed_in: 0,
                     anchors: AnchorCounts::default(),
+                    alias: None,
+                    moving: false,
                 };
                 let address = base + bytes_of(frame);
                 if let Err(fault) = retry_while_not_ready(|| backend.map(address, size, handle)) {
@@ -157,16 +159,32 @@ pub(crate) fn retire_again<B: Backend>(
     }
 }
 
-fn release<B: Backend>(backend: &B, chunks: Vec<Chunk<B::Handle>>, accounts: &Accounts) -> Retired<B::Handle> {
+/// Releases chunks that are mapped nowhere any more but at their aliases.
+pub(crate) fn release<B: Backend>(
+    backend: &B,
+    chunks: Vec<Chunk<B::Handle>>,
+    accounts: &Accounts,
+) -> Retired<B::Handle> {
     let mut retired = Retired { gone: Vec::with_capacity(chunks.len()), zombies: Vec::new(), unmapped: true };
-    for chunk in chunks {
+    for mut chunk in chunks {
         let (place, bytes) = (accounts.place(chunk.place), bytes_of(chunk.frames));
-        match retry_whatever_failed(|| backend.release(chunk.handle, place, bytes)) {
-            Ok(()) => {
+        // A mapping that is left would keep the memory from going home.
+        if let Some(alias) = chunk.alias
+            && retry_whatever_failed(|| backend.drop_alias(alias, bytes)).is_ok()
+        {
+            chunk.alias = None;
+        }
+        let released = if chunk.alias.is_none() {
+            retry_whatever_failed(|| backend.release(chunk.handle, place, bytes)).is_ok()
+        } else {
+            false
+        };
+        match released {
+            true => {
                 accounts.credit(Claim::Pool, place, bytes);
                 retired.gone.push(chunk);
             }
-            Err(_) => retired.zombies.push(Zombie { mapped: false, chunks: vec![chunk] }),
+            false => retired.zombies.push(Zombie { mapped: false, chunks: vec![chunk] }),
         }
     }
     retired
@@ -184,7 +202,7 @@ pub(crate) fn retry_while_not_ready<T, E>(mut call: impl FnMut() -> Result<T, Fa
 }
 
 /// Makes the call again after any failure: it undoes something, and there is no second way to do that.
-fn retry_whatever_failed<T, E>(mut call: impl FnMut() -> Result<T, Fault<E>>) -> Result<T, Fault<E>> {
+pub(crate) fn retry_whatever_failed<T, E>(mut call: impl FnMut() -> Result<T, Fault<E>>) -> Result<T, Fault<E>> {
     for _ in 0..REPEATS {
         if let Ok(answer) = call() {
             return Ok(answer);
@@ -193,7 +211,7 @@ fn retry_whatever_failed<T, E>(mut call: impl FnMut() -> Result<T, Fault<E>>) ->
     call()
 }
 
-fn cause_of_create<E>(fault: Fault<E>) -> Cause<E> {
+pub(crate) fn cause_of_create<E>(fault: Fault<E>) -> Cause<E> {
     match fault {
         Fault::OutOfMemory(error) => Cause::OutOfMemory(error),
         Fault::Unavailable(error) => Cause::Unavailable(error),

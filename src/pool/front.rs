@@ -291,7 +291,6 @@ impl Front {
 
     /// Puts everything kept back among the free runs; nothing is kept or taken until the answer is dropped. The caller holds
     /// the pool's lock, and may change where chunks lie.
-    #[cfg(test)]
     pub fn empty<H: Copy>(&self, state: &mut State<H>) -> Vec<MutexGuard<'_, Magazine>> {
         let mut magazines = self.lock_shards();
         for (shard, magazine) in self.shards.iter().zip(&mut magazines) {

@@ -92,7 +92,7 @@ impl<H: Copy> State<H> {
         let parts: BTreeMap<u32, u32> = usable.flat_map(|left| left.parts.iter().copied()).collect();
         let starts: BTreeSet<u32> =
             parts.iter().flat_map(|(&start, &end)| self.chunks.touched(start, end)).map(|chunk| chunk.start).collect();
-        let chunks = starts.into_iter().filter_map(|start| self.chunks.at(start));
+        let chunks = starts.into_iter().filter_map(|start| self.chunks.at(start)).filter(|chunk| !chunk.moving);
         let at_place = chunks.filter(|chunk| place.is_none_or(|place| place == chunk.place));
         let bounds = at_place.map(|chunk| (chunk.start, chunk.start + chunk.frames, chunk.place));
         bounds.filter(|&(start, end, _)| self.is_unused(start, end, waits_for, &parts)).collect()

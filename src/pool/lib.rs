@@ -38,6 +38,7 @@ mod let_go;
 mod magazine;
 #[cfg(all(test, loom))]
 mod models;
+mod moves;
 mod next_step;
 mod pieces;
 mod place;
@@ -45,8 +46,6 @@ mod place_map;
 mod placement;
 mod pool;
 mod registry;
-#[cfg(test)]
-mod relocate;
 mod reuse;
 mod runs;
 mod slab;
@@ -65,11 +64,12 @@ mod trim;
 
 pub use account::{Accounts, Claim};
 pub use anchors::{Anchor, Anchors};
-pub use backend::{Backend, Fault};
+pub use backend::{Backend, Fault, Mover, Transfer};
 pub use clock::Clock;
 pub use idle::FreedMemory;
 pub use index::AddressIndex;
 pub use interface::{Allocation, Block, Config, Free, FreeError, Piece, PlaceUsage, Refusal, Request, Usage};
+pub use moves::{MoveError, Moved};
 pub use place::{Place, PlaceSpec};
 pub use placement::{Lenders, Links, Policy, Room, order, spread};
 pub use pool::Pool;

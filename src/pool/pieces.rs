@@ -4,6 +4,7 @@ use crate::pool::Pool;
 use crate::registry::Record;
 use crate::slab::Ground;
 use crate::state::{State, bytes_of};
+use crate::sync::yield_now;
 use crate::{Anchor, Anchors, Backend, Block, FRAME, Piece};
 
 /// A range inside one live block, in frames.
@@ -60,8 +61,16 @@ impl<B: Backend> Pool<B> {
     ///
     /// `None`, and no anchor, unless the whole range lies in one live block: its last frame included, but for [`Anchor::Asked`].
     pub fn anchor(&self, address: u64, bytes: u64, why: Anchor) -> Option<u64> {
-        let mut state = self.lock();
-        let Within { start, end, block, ground } = self.within(&state, address, bytes, why)?;
+        let (mut state, Within { start, end, block, ground }) = loop {
+            let state = self.lock();
+            let within = self.within(&state, address, bytes, why)?;
+            if !state.chunks.is_moving(within.start, within.end) {
+                break (state, within);
+            }
+            // It is over in a moment, and the memory is on other pages then.
+            drop(state);
+            yield_now();
+        };
         if why == Anchor::Asked {
             state.asked.add((address, bytes), (start, end), block);
             ground.into_iter().for_each(|ground| self.note_asked(ground));

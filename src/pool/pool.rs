@@ -38,9 +38,9 @@ pub struct Pool<B: Backend> {
     pub(crate) backend: B,
     pub(crate) base: u64,
     bytes: u64,
-    largest_chunk: u64,
+    pub(crate) largest_chunk: u64,
     pub(crate) accounts: Arc<Accounts>,
-    routes: Vec<Route>,
+    pub(crate) routes: Vec<Route>,
     /// Those that end where they begin: what goes on them stays at home.
     pub(crate) home_routes: Vec<Route>,
     pub(crate) registry: Registry,
@@ -509,7 +509,7 @@ impl<B: Backend> Pool<B> {
     }
 
     /// Grants chunks, in address order, as far as they are still mapped.
-    fn grant_rows(&self, chunks: &[Chunk<B::Handle>]) -> Result<(), B::Error> {
+    pub(crate) fn grant_rows(&self, chunks: &[Chunk<B::Handle>]) -> Result<(), B::Error> {
         let mut answer = Ok(());
         for row in chunks.chunk_by(|left, right| left.place == right.place && left.end() == right.start) {
             let (Some(first), Some(last)) = (row.first(), row.last()) else { continue };
@@ -522,8 +522,10 @@ impl<B: Backend> Pool<B> {
             }
             // Where another thread takes one of them down meanwhile, the driver refuses the whole row.
             for chunk in row {
+                // One that moves is granted by whoever moves it.
+                let is_here = |now: &Chunk<B::Handle>| now.handle == chunk.handle && !now.moving;
                 if let Err(fault) = grant(chunk.start, chunk.end())
-                    && self.lock().chunks.at(chunk.start).is_some_and(|now| now.handle == chunk.handle)
+                    && self.lock().chunks.at(chunk.start).is_some_and(is_here)
                 {
                     answer = answer.and(Err(drive::error_of(fault)));
                 }

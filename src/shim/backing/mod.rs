@@ -2,6 +2,7 @@
 
 pub mod host;
 pub mod level;
+mod mover;
 pub mod numa;
 pub mod open;
 pub mod pinned;

@@ -60,6 +60,10 @@ impl Vmm {
         Ok(Self { driver, plan, base, bytes, readers, sharing, since })
     }
 
+    pub(super) fn driver(&self) -> &'static Driver {
+        self.driver
+    }
+
     pub fn base(&self) -> u64 {
         self.base
     }
@@ -174,5 +178,12 @@ impl Backend for Vmm {
 
     fn has_finished(&self, gpu: u32) -> bool {
         fence::has_finished(self.driver, Gpus::Of(&[gpu]))
+    }
+
+    fn drop_alias(&self, address: u64, bytes: u64) -> Result<(), Fault<CuResult>> {
+        self.driver.unmap(address, bytes).ok().map_err(fault)?;
+        // Addresses that the driver keeps are no loss.
+        let _ = self.driver.free_reservation(address, bytes);
+        Ok(())
     }
 }

@@ -4,7 +4,8 @@ use super::statistics::{number_of, place_of};
 use super::{gpupool_error, looking};
 use crate::address::{self, Known};
 use crate::process;
-use crate::serve::{managed, memory};
+use crate::serve::managed;
+use crate::serve::memory::{self, by_hand, by_hand::Unplaced};
 use gpupool_cuda::{CuResult, Driver, Stream};
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -102,8 +103,8 @@ fn merged(address: u64, bytes: u64) -> Result<Vec<gpupool_piece>, gpupool_error>
 }
 
 /// Keeps `bytes` from `pointer` on, which must lie in one block, on the physical memory that they are on, until
-/// `gpupool_release_anchor` or the end of the block: for memory that something outside CUDA knows by its physical pages. (gpupool
-/// moves no memory yet.) Returns 0 or a `gpupool_error`.
+/// `gpupool_release_anchor` or the end of the block: for memory that something outside CUDA knows by its physical pages, as a network
+/// adapter does. `gpupool_prefetch` leaves it where it is. Returns 0 or a `gpupool_error`.
 ///
 /// # Safety
 /// None: any address may be asked about.
@@ -147,12 +148,24 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
     of_managed(address, |driver| driver.advise(address, bytes as u64, advice, place_of(place)))
 }
 
-/// Moves `bytes` of managed memory, gpupool's or the program's own, to a place in the order of a stream of the current
-/// context: `cuMemPrefetchAsync`. Memory of the pool does not move yet: `GPUPOOL_NOT_SUPPORTED`. Returns 0, a `CUresult`
-/// or a `gpupool_error`.
+/// Moves `bytes` from `pointer` on, which must lie in one block, to a place.
+///
+/// Memory of the pool lies there when the call returns; its addresses and contents stay. What moves are the pages of 2 MiB that lie
+/// wholly in the range, the last one of a block included where the range has the block's last byte. The call waits for all
+/// work that was submitted before, on every GPU. Nothing may use the chunks (`gpupool_pieces`) that the range touches from the call to its
+/// return, and nobody may free their block; all other memory may be in use, also by kernels that run meanwhile. Room for both copies is
+/// needed while they are made. A chunk that the range covers in part is divided: the rest of it stays at its place and needs room
+/// there once more. What stays is told by `GPUPOOL_STAYED`: memory that must keep its physical pages, and chunks that
+/// another block stands on, too; the other chunks moved. Freed memory on a chunk that moves goes back to the driver. Where a place has
+/// no room the answer is 2 (`CUDA_ERROR_OUT_OF_MEMORY`), and while any stream is being captured 900
+/// (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`); then nothing has moved. A place that the block's GPU cannot reach or may not borrow from is
+/// `GPUPOOL_NOT_SUPPORTED`.
+///
+/// Managed memory, gpupool's or the program's own, moves in the order of the stream: `cuMemPrefetchAsync`.
+/// Returns 0, a `CUresult` or a `gpupool_error`.
 ///
 /// # Safety
-/// `stream` is a stream of the current context, or NULL.
+/// `stream` is a stream of the current context, or NULL; what is said above of the memory of the pool holds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpupool_prefetch(
     pointer: *const c_void,
@@ -160,12 +173,32 @@ pub unsafe extern "C" fn gpupool_prefetch(
     place: c_int,
     stream: *mut c_void,
 ) -> c_int {
-    let address = pointer as u64;
+    let (address, bytes) = (pointer as u64, bytes as u64);
+    let (place, stream) = (place_of(place), Stream::from_raw(stream.cast()));
+    if matches!(address::known(address), Known::Pooled(_)) {
+        return of_pool(|driver| by_hand::place(driver, address, bytes, place, stream), bytes);
+    }
     // SAFETY: as for this function.
-    let prefetch = |driver: &Driver| unsafe {
-        driver.prefetch(address, bytes as u64, place_of(place), Stream::from_raw(stream.cast()))
-    };
-    of_managed(address, prefetch)
+    of_managed(address, |driver: &Driver| unsafe { driver.prefetch(address, bytes, place, stream) })
+}
+
+/// Runs what places memory of the pool.
+fn of_pool(act: impl FnOnce(&Driver) -> Result<(), Unplaced> + std::panic::UnwindSafe, bytes: u64) -> c_int {
+    if bytes == 0 {
+        return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into();
+    }
+    let answer = looking(|| {
+        let driver = process::driver().ok_or(gpupool_error::GPUPOOL_NOT_ACTIVE)?;
+        match act(driver) {
+            Ok(()) => Ok(0),
+            Err(Unplaced::Refused(result)) => Ok(result.0),
+            Err(Unplaced::NotOurs) => Err(gpupool_error::GPUPOOL_NOT_POOLED),
+            Err(Unplaced::NoPlace) => Err(gpupool_error::GPUPOOL_INVALID_ARGUMENT),
+            Err(Unplaced::OutOfReach) => Err(gpupool_error::GPUPOOL_NOT_SUPPORTED),
+            Err(Unplaced::Stayed) => Err(gpupool_error::GPUPOOL_STAYED),
+        }
+    });
+    answer.unwrap_or_else(c_int::from)
 }
 
 /// Asks the driver, unless the memory is the pool's.

@@ -30,6 +30,8 @@ pub enum gpupool_error {
     GPUPOOL_NOT_SUPPORTED = -4,
     /// gpupool failed; the log says where.
     GPUPOOL_INTERNAL = -5,
+    /// Some of the memory stayed where it was: `gpupool_pieces` tells where it lies, and what must stay.
+    GPUPOOL_STAYED = -6,
 }
 
 impl From<gpupool_error> for c_int {

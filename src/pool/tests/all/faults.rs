@@ -4,7 +4,7 @@ use super::checks::{
     GPU0, GPU1, HOST, MIB, assert_accounts, assert_block, assert_returns_everything, note_busy, pool, request,
 };
 use super::mock::{FaultKind, Mock};
-use gpupool_pool::{Allocation, Anchor, Free, FreeError, Policy, Pool, Refusal};
+use gpupool_pool::{Allocation, Anchor, FRAME, Free, FreeError, MoveError, Place, Policy, Pool, Refusal};
 
 const KINDS: [FaultKind; 4] = [FaultKind::OutOfMemory, FaultKind::Unavailable, FaultKind::NotReady, FaultKind::Failed];
 /// Once; until the repeats of one call are used up; and until those of the calls that would undo it are, too.
@@ -148,6 +148,57 @@ fn who_could_not_be_added_is_with_the_next_try() {
         }
         let places = |usage: gpupool_pool::Usage| usage.places.iter().map(|place| place.held).collect::<Vec<_>>();
         assert_eq!(places(pool.usage()), places(usage), "nothing came or went for it");
+        live
+    });
+}
+
+/// Moves a part of a block. Whatever fails, its contents stay what they are.
+fn try_move(pool: &Pool<Mock>, live: &mut [Allocation], index: usize, (from, bytes): (u64, u64), place: Place) {
+    let Some(allocation) = live.get_mut(index) else { return };
+    let block = allocation.block;
+    // Of other blocks than were meant, where one could not be had.
+    let bytes = bytes.min(block.bytes.saturating_sub(from)).max(1);
+    let from = from.min(block.bytes - bytes);
+    match pool.move_to(block.address + from, bytes, place) {
+        Ok(moved) => assert_eq!((moved.anchored, moved.shared), (0, 0)),
+        Err(MoveError::Backend(call)) => assert!(call <= pool.backend().inner().calls, "the backend's own error"),
+        Err(MoveError::Full { .. } | MoveError::NotNow) => {}
+        Err(error) => panic!("{error:?}"),
+    }
+    for at in (0..block.bytes).step_by(FRAME as usize) {
+        assert_eq!(pool.backend().inner().read(block.address + at), block.id << 40 | at, "of {block:?} at {at:#x}");
+    }
+    let pieces = pool.pieces(block.address, u64::MAX);
+    let at = |is_there: &dyn Fn(Place) -> bool| {
+        pieces.iter().filter(|piece| is_there(piece.place)).map(|piece| piece.bytes).sum()
+    };
+    allocation.on_peers = at(&|place| !place.is_host() && place != Place::Gpu(block.home));
+    allocation.on_host = at(&Place::is_host);
+}
+
+#[test]
+fn in_moves() {
+    sweep(Policy::LocalFirst, |pool| {
+        let mut live = Vec::new();
+        for bytes in [40 * MIB, 30 * MIB, 6 * MIB] {
+            try_allocate(pool, bytes, &mut live);
+        }
+        for allocation in &live {
+            let block = allocation.block;
+            for at in (0..block.bytes).step_by(FRAME as usize) {
+                pool.backend().inner().write(block.address + at, block.id << 40 | at);
+            }
+        }
+        try_move(pool, &mut live, 0, (0, 40 * MIB), GPU1);
+        try_move(pool, &mut live, 1, (3 * MIB, 20 * MIB), HOST);
+        // Free memory has to go first.
+        try_free(pool, Free::Lazy, &mut live);
+        try_allocate(pool, 50 * MIB, &mut live);
+        try_free(pool, Free::Lazy, &mut live);
+        try_move(pool, &mut live, 0, (0, 40 * MIB), GPU0);
+        try_move(pool, &mut live, 0, (0, 8 * MIB), HOST);
+        try_move(pool, &mut live, 1, (0, 30 * MIB), GPU1);
+        try_move(pool, &mut live, 1, (0, 30 * MIB), GPU0);
         live
     });
 }

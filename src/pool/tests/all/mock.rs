@@ -1,11 +1,13 @@
 //! A backend that keeps every rule of the driver and panics at the first one broken.
 
-use gpupool_pool::{Backend, FRAME, Fault, Place};
+use gpupool_pool::{Backend, FRAME, Fault, Mover, Place, Transfer};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// First address of the reservation in these tests: high, so that no address fits 32 bits by luck.
 pub const BASE: u64 = 0x7000_0000_0000;
+/// First address of second mappings, which are all outside the reservation.
+const ALIASES: u64 = 0x10_0000_0000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
@@ -22,6 +24,10 @@ struct Memory {
     place: Place,
     bytes: u64,
     mapped_at: Option<u64>,
+    /// Where it is mapped a second time.
+    alias: Option<u64>,
+    /// What the frames contain, 0 for new ones.
+    contents: Vec<u64>,
 }
 
 struct Mapping {
@@ -47,6 +53,9 @@ pub struct Inner {
     memories: BTreeMap<u64, Memory>,
     mappings: BTreeMap<u64, Mapping>,
     handles_made: u64,
+    /// The handle behind each second mapping, and the number of readers when it was granted.
+    aliases: BTreeMap<u64, (u64, u64)>,
+    aliases_made: u64,
     /// Freed ranges that a GPU may still touch, and which.
     busy: Vec<(u64, u64, u32)>,
     /// Grows when a device is added to those that are to reach all memory.
@@ -113,7 +122,7 @@ impl Inner {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.memories.is_empty() && self.mappings.is_empty()
+        self.memories.is_empty() && self.mappings.is_empty() && self.aliases.is_empty()
     }
 
     /// This GPU may touch this range until the next successful wait for it.
@@ -152,10 +161,21 @@ impl Inner {
         Some((handle, (address - start) / FRAME * FRAME))
     }
 
-    /// What is mapped at this address lies there now.
-    pub fn relocate(&mut self, address: u64, place: Place) {
-        let (.., handle) = self.mapped_around(address).expect("a mapped chunk moves");
-        self.memories.get_mut(&handle).unwrap().place = place;
+    /// The frame at an address contains this now.
+    pub fn write(&mut self, address: u64, content: u64) {
+        let (handle, offset) = self.frame_at(address).expect("only mapped memory is written");
+        self.memories.get_mut(&handle).unwrap().contents[(offset / FRAME) as usize] = content;
+    }
+
+    /// What the frame at an address contains.
+    pub fn read(&self, address: u64) -> u64 {
+        let (handle, offset) = self.frame_at(address).expect("only mapped memory is read");
+        self.memories[&handle].contents[(offset / FRAME) as usize]
+    }
+
+    /// Second mappings now: the size of each.
+    pub fn aliases(&self) -> Vec<u64> {
+        self.aliases.values().map(|(handle, _)| self.memories[handle].bytes).collect()
     }
 
     /// Where this handle is mapped.
@@ -212,14 +232,17 @@ impl Backend for Mock {
         }
         inner.handles_made += 1;
         let handle = inner.handles_made;
-        inner.memories.insert(handle, Memory { place, bytes, mapped_at: None });
+        inner.memories.insert(
+            handle,
+            Memory { place, bytes, mapped_at: None, alias: None, contents: vec![0; (bytes / FRAME) as usize] },
+        );
         Ok(handle)
     }
 
     fn release(&self, handle: u64, place: Place, bytes: u64) -> Result<(), Fault<CallNumber>> {
         let mut inner = self.call("release", 0)?;
         let memory = inner.memories.remove(&handle).expect("release of a handle that is not held");
-        assert_eq!(memory.mapped_at, None, "release of a mapped handle");
+        assert_eq!((memory.mapped_at, memory.alias), (None, None), "release of a mapped handle");
         assert_eq!((memory.place, memory.bytes), (place, bytes), "release of what was made elsewhere");
         Ok(())
     }
@@ -300,5 +323,50 @@ impl Backend for Mock {
             inner.busy.retain(|(.., other)| *other != gpu);
         }
         finished
+    }
+
+    fn drop_alias(&self, address: u64, bytes: u64) -> Result<(), Fault<CallNumber>> {
+        let mut inner = self.call("drop alias", bytes)?;
+        let (handle, _) = inner.aliases.remove(&address).expect("a second mapping ends once");
+        let memory = inner.memories.get_mut(&handle).unwrap();
+        assert_eq!((memory.alias.take(), memory.bytes), (Some(address), bytes));
+        Ok(())
+    }
+}
+
+impl Mover for Mock {
+    fn alias(&self, handle: u64, bytes: u64, place: Place) -> Result<u64, Fault<CallNumber>> {
+        let mut inner = self.call("alias", bytes)?;
+        let address = ALIASES + inner.aliases_made * (1 << 30);
+        inner.aliases_made += 1;
+        let memory = inner.memories.get_mut(&handle).expect("alias of a handle that is not held");
+        assert_eq!((memory.bytes, memory.place, memory.alias), (bytes, place, None));
+        memory.alias = Some(address);
+        let readers = inner.readers;
+        inner.aliases.insert(address, (handle, readers));
+        Ok(address)
+    }
+
+    fn drain(&self) -> Result<(), Fault<CallNumber>> {
+        let mut inner = self.call("drain", 0)?;
+        if inner.capturing {
+            return Err(Fault::NotReady(inner.calls));
+        }
+        assert!(inner.held.is_empty(), "this wait never ends");
+        inner.busy.clear();
+        Ok(())
+    }
+
+    fn copy(&self, owner: u64, gpu: u32, transfers: &[Transfer]) -> Result<(), Fault<CallNumber>> {
+        let mut inner = self.call("copy", transfers.iter().map(|transfer| transfer.bytes).sum())?;
+        assert!(gpu < 2 && owner <= 2, "nobody has a context there");
+        for &Transfer { from, to, bytes } in transfers {
+            assert_frames(from, bytes);
+            let (handle, _) = inner.aliases[&to];
+            assert_eq!(inner.memories[&handle].bytes, bytes, "new memory is filled whole");
+            let contents = (from..from + bytes).step_by(FRAME as usize).map(|at| inner.read(at)).collect();
+            inner.memories.get_mut(&handle).unwrap().contents = contents;
+        }
+        Ok(())
     }
 }

@@ -6,7 +6,8 @@ use super::checks::{
 };
 use super::mock::Mock;
 use gpupool_pool::{
-    Allocation, Anchor, Anchors, Block, Claim, FRAME, Free, FreeError, Lenders, Place, Policy, Pool, Refusal, Request,
+    Allocation, Anchor, Anchors, Block, Claim, FRAME, Free, FreeError, Lenders, MoveError, Moved, Place, Policy, Pool,
+    Refusal, Request,
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,9 +82,11 @@ enum Op {
     },
     /// A device is added to those that reach all memory.
     Arrive,
-    /// A chunk, under blocks or not, lies elsewhere from now on.
-    Relocate {
+    /// A part of a block goes to another place.
+    Move {
         pick: usize,
+        from: u64,
+        bytes: u64,
         place: Place,
     },
 }
@@ -129,7 +132,8 @@ fn any_op() -> impl Strategy<Value = Op> {
         1 => any::<usize>().prop_map(|pick| Op::ReleaseAnchor { pick }),
         2 => (any_place(), 0..150 * MIB).prop_map(|(place, bytes)| Op::Claim { place, bytes }),
         1 => Just(Op::Arrive),
-        4 => (any::<usize>(), any_place()).prop_map(|(pick, place)| Op::Relocate { pick, place }),
+        4 => (any::<usize>(), prop_oneof![Just(0), 0..40 * MIB], prop_oneof![Just(u64::MAX), 1..60 * MIB], any_place())
+            .prop_map(|(pick, from, bytes, place)| Op::Move { pick, from, bytes, place }),
     ]
 }
 
@@ -221,6 +225,8 @@ impl Model {
             // Nobody else would wait for a GPU that is not the pool's.
             Op::FreeAfter { gpu: 2, .. } => 1 << 2,
             Op::Trim { ref waits_for, .. } => waits_for.iter().map(|gpu| 1 << gpu).sum(),
+            // Waits for everybody, and says so.
+            Op::Move { .. } => u64::MAX,
             _ => 0,
         }
     }
@@ -357,7 +363,7 @@ impl Model {
                     assert!(accounts.charge(Claim::Handles, place, before), "it was there");
                 }
             }
-            Op::Relocate { pick, place } => self.relocate(pick, place),
+            Op::Move { pick, from, bytes, place } => self.move_some(pick, from, bytes, place),
             Op::Arrive => {
                 self.pool.backend().inner().readers += 1;
                 self.pool.grant_again().unwrap();
@@ -365,33 +371,110 @@ impl Model {
         }
     }
 
-    /// Only the books move, here and in the pool: what the copy would need is the mover's to see to.
-    fn relocate(&mut self, pick: usize, place: Place) {
-        let chunks: Vec<_> = self.pool.backend().inner().mapped().collect();
-        let Some(&(start, bytes, from)) = chunks.get(pick % chunks.len().max(1)) else { return };
-        let may = {
+    fn move_some(&mut self, pick: usize, from: u64, bytes: u64, place: Place) {
+        let Some(&Allocation { block, .. }) = self.live.get(pick % self.live.len().max(1)) else { return };
+        let last = block.address + block.bytes;
+        let from = block.address + from % block.bytes;
+        let bytes = bytes.min(last - from);
+        let start = from.next_multiple_of(FRAME);
+        let end = if from + bytes == last { last.next_multiple_of(FRAME) } else { (from + bytes) / FRAME * FRAME };
+        let end = end.max(start);
+        let frees = self.free_rows(None);
+        let is_free = |at: u64| frees.iter().any(|row| (row.0..row.0 + row.1).contains(&at));
+        let block_end = last.next_multiple_of(FRAME);
+        let mut expected = Moved::default();
+        // What each place has to have room for, and what goes home there.
+        let mut needed: BTreeMap<Place, u64> = BTreeMap::new();
+        let mut moving = Vec::new();
+        {
             let inner = self.pool.backend().inner();
-            let handle = inner.mapped_around(start).unwrap().3;
-            let limit = LIMITS.iter().find(|entry| entry.0 == place).unwrap().1;
-            let stays = self.anchored.contains_key(&handle) || self.is_asked(start, bytes);
-            let others = self.pool.accounts().of(Claim::Handles, place);
-            !stays && from != place && inner.held(place) + others + bytes <= limit
-        };
-        assert_eq!(self.pool.relocate(start + bytes - 1, place), may, "a chunk of {bytes} at {from:?} to {place:?}");
-        if !may {
-            return;
+            let touched = inner.mapped().filter(|row| start < end && row.0 < end && start < row.0 + row.1);
+            for (at, size, lies) in touched {
+                let (inside, handle) = ((at.max(start), (at + size).min(end)), inner.mapped_around(at).unwrap().3);
+                let part = inside.1 - inside.0;
+                let mut frames = (at..at + size).step_by(FRAME as usize);
+                if lies == place {
+                    expected.there += part;
+                } else if self.anchored.contains_key(&handle) || self.is_asked(at, size) {
+                    expected.anchored += part;
+                } else if !frames.all(|frame| (block.address..block_end).contains(&frame) || is_free(frame)) {
+                    expected.shared += part;
+                } else {
+                    expected.moved += part;
+                    let live = (at + size).min(block_end) - at.max(block.address);
+                    *needed.entry(place).or_default() += part;
+                    *needed.entry(lies).or_default() += live - part;
+                    moving.push((at, size, handle));
+                }
+            }
         }
-        self.pool.backend().inner().relocate(start, place);
-        // Free memory in it is one row with a neighbour at last once nobody is at work on it; and with the old one no more.
-        self.borders.extend([start, start + bytes]);
-        self.borrowed.push((start, start + bytes));
-        // The kept rows went back among the free runs, joined or not.
+        let places = LIMITS.map(|entry| entry.0);
+        let reached = route(block.home, &places, self.lenders).contains(&place);
+        let capturing = self.pool.backend().inner().capturing;
+        let held = |place: Place| self.pool.backend().inner().held(place);
+        match self.pool.move_to(from, bytes, place) {
+            Err(MoveError::OutOfReach) => assert!(!reached),
+            Err(MoveError::NotNow) => assert!(capturing && reached),
+            Err(MoveError::Full { place, .. }) => {
+                let needed = needed.get(&place).copied().unwrap_or(0);
+                assert!(needed > 0, "nothing was to be made at {place:?}");
+                // Where nobody can tell what is left, the pool tries for a while and gives up.
+                if self.pool.backend().inner().blind {
+                    return;
+                }
+                self.pool.trim(Some(place), None, &[0, 1]);
+                let limit = LIMITS.iter().find(|entry| entry.0 == place).unwrap().1;
+                let allowed = limit - self.pool.accounts().taken(place);
+                let room = allowed.min(self.pool.backend().inner().left(place));
+                assert!(room / FRAME * FRAME < needed, "{needed} were refused at {place:?} though {room} can be had");
+            }
+            Ok(moved) => {
+                assert!(reached && !capturing);
+                assert_eq!(moved, expected, "{from:#x} and {bytes} bytes to {place:?}");
+                let inner = self.pool.backend().inner();
+                for (at, size, handle) in moving {
+                    assert_eq!(inner.mapped_at(handle), None, "the old memory is still there");
+                    // Free memory on it went along with the old memory.
+                    let gone =
+                        (at..at + size).step_by(FRAME as usize).filter(|at| !(block.address..block_end).contains(at));
+                    assert!(gone.into_iter().all(|at| inner.frame_at(at).is_none()), "free memory is still there");
+                    let freed_in = self.freed_in.remove(&handle).unwrap_or(0);
+                    for at in (at.max(block.address)..(at + size).min(block_end)).step_by(FRAME as usize) {
+                        let now = inner.mapped_around(at).unwrap().3;
+                        let known = self.freed_in.entry(now).or_insert(0);
+                        *known = freed_in.max(*known);
+                    }
+                }
+                drop(inner);
+                assert!(held(place) <= LIMITS.iter().find(|entry| entry.0 == place).unwrap().1);
+                self.borders.extend([from, start, end, block_end, block.address]);
+            }
+            Err(error) => panic!("{error:?} without a fault"),
+        }
     }
 
     /// Whether the program asked for any of these bytes to stay in place.
     fn is_asked(&self, start: u64, bytes: u64) -> bool {
         let touches = |range: &(u64, u64, u64)| range.0 < start + bytes && start < range.0 + range.1;
         self.asked.iter().any(|range| touches(range) && self.lives(range.2))
+    }
+
+    /// Puts something of its own into each frame of a block.
+    fn write(&self, block: &Block) {
+        let mut inner = self.pool.backend().inner();
+        for at in (block.address..block.address + block.bytes).step_by(FRAME as usize) {
+            inner.write(at, at ^ block.id << 50);
+        }
+    }
+
+    fn assert_contents(&self) {
+        let inner = self.pool.backend().inner();
+        for block in self.live.iter().map(|allocation| allocation.block) {
+            for at in (block.address..block.address + block.bytes).step_by(FRAME as usize) {
+                assert_eq!(inner.read(at), at ^ block.id << 50, "{at:#x} of {block:?}");
+            }
+        }
+        assert!(inner.aliases().iter().all(|bytes| *bytes >= 32 * MIB), "{:?}", inner.aliases());
     }
 
     /// This block is about to end; whether others have it.
@@ -645,6 +728,7 @@ impl Model {
                 if self.lenders == Lenders::HomeOnly {
                     assert_eq!(allocation.on_peers, 0);
                 }
+                self.write(&block);
                 self.live.push(allocation);
             }
             Err(Refusal::Soft) => {
@@ -685,6 +769,7 @@ fn check(policy: Policy, lenders: Lenders, ops: &[Op]) {
         model.run(op);
         assert_accounts_beside(&model.pool, &model.live, model.held_bytes());
         model.assert_anchors();
+        model.assert_contents();
         let blocks: Vec<_> = model.live.iter().map(|allocation| allocation.block).collect();
         for block in blocks {
             assert_eq!(model.pool.block_at(block.address), Some(block), "nothing is lost");

@@ -57,17 +57,20 @@ pub fn export(driver: &Driver, block: &Block) -> std::result::Result<Handle, CuR
     if let Some(secret) = known {
         return Ok(handle(secret));
     }
-    let pieces = memory::pieces(address, bytes);
-    // Tried on one chunk, so that what cannot be shared is refused here and not in the importer.
-    if let Some(first) = pieces.first() {
-        driver.export(first.handle).inspect_err(|result| {
-            super::failed("export", format_args!("the driver does not share this memory ({result})"));
-        })?;
-    }
     let mut secret = Secret::default();
     fill_randomly(&mut secret).map_err(no_means)?;
+    // From here on the memory stays on these chunks.
     if !memory::anchor(address, bytes, Anchor::Shared) {
         return Err(CuResult::INVALID_VALUE);
+    }
+    let pieces = memory::pieces(address, bytes);
+    // Tried on one chunk, so that what cannot be shared is refused here and not in the importer.
+    if let Some(first) = pieces.first()
+        && let Err(result) = driver.export(first.handle)
+    {
+        memory::withdraw_anchor(address, bytes, Anchor::Shared);
+        super::failed("export", format_args!("the driver does not share this memory ({result})"));
+        return Err(result);
     }
     // Before it is in the list: it may end at any time from then on.
     memory::when_blocks_end(block_ended);

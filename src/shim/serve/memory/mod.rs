@@ -1,5 +1,6 @@
 //! Pooled device memory: blocks for the program, what is said of them, and what goes back to the driver.
 
+pub mod by_hand;
 mod caching;
 pub mod idle;
 pub mod memops;
