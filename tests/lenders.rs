@@ -219,6 +219,24 @@ fn another_program_by_exec_is_another_program() {
 }
 
 #[test]
+fn a_helper_that_serves_others_yet_is_no_process_that_outlived_the_program() {
+    let mut machine = Machine::new();
+    let watched = Run::command(library("gpupool")).args("run --fail-on GP005 --").arg(harness::program("agent"));
+    let watched = watched.sim("2x1GiB").nvml().env("SIMCUDA_MACHINE", machine.session().join("machine")).log();
+    let watched = watched.env("GPUPOOL_LENDERS", "awake").env("GPUPOOL_LIMIT", "0:256MiB");
+    // It starts the helper, which is left to the command that watches it.
+    let mut first = machine.program(watched.env("GPUPOOL_HOST_LIMIT", "0"));
+    first.ask("allocate 400");
+    eventually("the first is told", || noted(&first).then_some(()));
+    let mut second = machine.program(machine.awake());
+    second.ask("allocate 400");
+    eventually("the second is told", || noted(&second).then_some(()));
+    let (status, _) = first.end();
+    assert_eq!(status.code(), Some(0));
+    assert_eq!(machine.clock(), AWAKE, "for the second one");
+}
+
+#[test]
 fn without_the_command_there_is_one_warning_and_the_memory_all_the_same() {
     let mut machine = Machine::new();
     let alone = machine.session().join("libgpupool.so");

@@ -128,7 +128,7 @@ pub const SETTINGS: &[Setting] = &[
         values: Lenders::WORDS,
         default: "asleep",
         help: "awake: one helper process for all programs of a user holds a context on GPUs that only lend memory, which \
-               otherwise lower their clocks and are read more slowly (by 7.5 % on H200); costs about 523 MiB and 52 W a GPU.",
+               otherwise lower their clocks and are read more slowly (by 8 to 11 % on H200); costs about 523 MiB and 52 W a GPU.",
         read: |settings, value| {
             choice(value, "a state", Lenders::WORDS, Lenders::from_word).map(|word| settings.lenders = word)
         },

@@ -1,6 +1,8 @@
 """Checks of what the shim costs a program that fits on one GPU and has nothing wrong."""
 
+import gzip
 import os
+import pathlib
 
 import building
 from client import client, needs_modules
@@ -64,6 +66,37 @@ def before(lab):
                 finished = lab.shim(command, 90, ours, env, library).succeeded()
                 lines += [f"{label:<16} {when:<7} {line}" for line in finished.stdout.splitlines()]
     return f"{len(lines)} lines below", lines
+
+
+def traces(lab):
+    """Recorded allocations of PyTorch, CuPy and JAX: bytes held in use, bare and under the shim."""
+    binary = building.bench(lab, "replay")
+    lines = []
+    for packed in sorted((building.TESTS / "bench" / "traces").glob("*.txt.gz")):
+        trace = pathlib.Path(lab.folder.name) / packed.name.removesuffix(".gz")
+        trace.write_bytes(gzip.decompress(packed.read_bytes()))
+        runs = [("bare", None, []), ("strict", {}, []), ("lazy", {"FREE": "lazy"}, [])]
+        # In the recorded time memory goes home as it would have.
+        runs.append(("paced", {"IDLE": "1s"}, ["pace=1", "hours=0.001"]))
+        for label, settings, words in runs:
+            command = [binary, trace, "seconds=8", *words]
+            run = lab.bare(command, 90) if settings is None else lab.shim(command, 90, settings)
+            lines += [f"{label:<7}{line}" for line in run.succeeded().stdout.splitlines()]
+    if not lines:
+        raise Failed("there are no traces in tests/bench/traces")
+    return f"{len(lines)} lines below", lines
+
+
+def steady(lab):
+    """A loop that rests shorter than GPUPOOL_IDLE never pays for growth again."""
+    binary = building.bench(lab, "steady")
+    lines = lab.bare([binary, "400", "20"], 60).succeeded().stdout.splitlines()
+    for settings in ({"IDLE": "1s"}, {"IDLE": "off"}, {"IDLE": "1s", "FREE": "lazy"}, {"IDLE": "off", "FREE": "lazy"}):
+        lines += lab.shim([binary, "400", "20"], 60, settings).succeeded().stdout.splitlines()
+    grown = [line for line in lines[1:] if " grown=0 " not in line]
+    if grown:
+        raise Failed(f"a steady loop grew: {grown[0]}", lines)
+    return "no block after the first round was grown", lines
 
 
 def log(lab):

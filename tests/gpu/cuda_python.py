@@ -173,6 +173,35 @@ def rmm_threads(lab):
     return "eight threads gain at least what RMM's arena gains", lines
 
 
+def rmm_mix(lab):
+    """RMM's random mix by cudaMalloc, cudaMallocAsync, RMM's pool and its arena, bare and under the shim: lazy no slower than
+    the better of RMM's two in any row."""
+    folder = os.environ.get("RMM_SITE")
+    if not folder:
+        raise NotRun("RMM_SITE is not set; it names a folder with the wheels librmm-cu13 and rapids-logger, by pip --target")
+    binary = building.rmm_program(lab, "rmm_mix", folder)
+    lines, missed = [], []
+    for label, settings in (("bare", None), ("strict", {"FREE": "strict"}), ("lazy", {"FREE": "lazy"})):
+        # The driver's own rounds take seconds; they are cut short sooner.
+        command = [binary, label, "seconds=1"]
+        run = lab.bare(command, 150) if settings is None else lab.shim(command, 100, settings)
+        told = run.succeeded().stdout.splitlines()
+        lines += told
+        rows = {}
+        for line in told if label == "lazy" else ():
+            kind, *words = line.split()
+            row = dict(word.split("=", 1) for word in words)
+            where = f"{kind} to {row['mib']} MiB, {row['count']} by {row['threads']}"
+            rows.setdefault(where, {})[row["way"]] = float(row["median_us"])
+        for where, ways in rows.items():
+            best = min(ways["rmm-pool"], ways["rmm-arena"])
+            if ways["cudaMalloc"] > best:
+                missed.append(f"{where}: {ways['cudaMalloc']:.2f} us, RMM {best:.2f}")
+    if missed:
+        raise BelowGoal("; ".join(missed), lines)
+    return "lazy is no slower than RMM's pool and arena in any row", lines
+
+
 @side_by_side
 def cupy_managed(lab):
     """CuPy with managed memory, which stays with the driver; in a small size."""

@@ -1,5 +1,7 @@
 """Checks with several processes: jobs over NCCL, and memory of a GPU that one process shares with another."""
 
+import time
+
 import building
 from client import client, free_port, needs_modules, needs_two_gpus, printed, rank_client
 from running import Failed, NotRun, same, side_by_side
@@ -163,3 +165,36 @@ def peer_access(lab):
     for settings in ({}, {"MIN_SIZE": "1"}, {"LIMIT": "0:64MiB", "HOST_LIMIT": "0", "SOFT_OOM": "off"}):
         same(bare, lab.shim([binary], 60, settings))
     return f"same {len(bare.lines())} lines as bare in 3 settings"
+
+
+def lenders(lab):
+    """GPUPOOL_LENDERS=awake: a GPU that only lends keeps its clock by a context of the helper's, as long as the program runs."""
+    needs_two_gpus(lab)
+    settings = {"LENDERS": "awake", "LIMIT": "0:256MiB", "HOST_LIMIT": "0"}
+    program = lab.start([building.program(lab, "agent")], None, settings)
+
+    def ask(line):
+        program.process.stdin.write(f"{line}\n")
+        program.process.stdin.flush()
+        return program.read_until("", 30).strip()
+
+    def until(holds):
+        """Asks for the clock of GPU 1 for some seconds; the last answer."""
+        end = time.monotonic() + 15
+        while not holds(clock := int(ask("clock 1"))) and time.monotonic() < end:
+            time.sleep(0.1)
+        return clock
+
+    for line in ("nvml", "init", "allocate 64"):
+        ask(line)
+    asleep = until(lambda clock: clock < 1000)
+    others = ask("on 1")
+    ask("allocate 1024")
+    awake = until(lambda clock: clock > 1000)
+    helpers = ask("on 1")
+    finished = program.finish(30).succeeded()
+    if others != "0":
+        raise NotRun(f"{others} processes have contexts on GPU 1, which keep it awake")
+    if awake <= asleep or helpers != "1":
+        raise Failed(f"{finished.command}: clock {asleep} MHz before and {awake} after, {helpers} processes on the lender")
+    return f"{asleep} MHz asleep, {awake} MHz with one helper on it"

@@ -25,7 +25,7 @@ pub fn adopt() {
 /// are blocked.
 pub fn wait(signals: &libc::sigset_t) -> Vec<Survivor> {
     let until = Instant::now() + PATIENCE;
-    while reap() {
+    while reap() && !list().is_empty() {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() || !is_of_a_child(signals, left) {
             return list();
@@ -57,7 +57,13 @@ fn is_of_a_child(signals: &libc::sigset_t, within: Duration) -> bool {
     unsafe { libc::sigtimedwait(signals, info.as_mut_ptr(), &raw const within) == libc::SIGCHLD }
 }
 
-/// The children that there are.
+/// Whether this is the helper of `GPUPOOL_LENDERS=awake`, which uses no program's memory and may have others to serve.
+fn is_lenders_helper(pid: u32) -> bool {
+    let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    command.starts_with(b"gpupool\0lenders\0")
+}
+
+/// The children that there are and that count.
 fn list() -> Vec<Survivor> {
     let own = std::process::id();
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -69,7 +75,7 @@ fn list() -> Vec<Survivor> {
         let (before, behind) = stat.rsplit_once(')')?;
         let parent: u32 = behind.split_whitespace().nth(1)?.parse().ok()?;
         let (_, name) = before.split_once('(')?;
-        (parent == own).then(|| Survivor { pid, name: name.to_owned() })
+        (parent == own && !is_lenders_helper(pid)).then(|| Survivor { pid, name: name.to_owned() })
     };
     let mut survivors: Vec<Survivor> = pids.filter_map(survivor).collect();
     survivors.sort_by_key(|survivor| survivor.pid);

@@ -6,14 +6,14 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use gpupool_config::format_size;
+use gpupool_config::{Lenders, Settings, format_size};
 use serde_json::json;
 
 use super::check::Check;
 use super::matrix;
 use super::probe::{FailedCall, Gpu, Link, Probe};
 use crate::terminal::{clean, shorten, width};
-use crate::words;
+use crate::words::{self, LENDER_ASLEEP, LENDER_COST};
 
 /// Eight GPUs without a persistence daemon take half a minute to wake up.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -39,7 +39,8 @@ pub fn checks() -> (Vec<Check>, Option<Vec<u64>>) {
         return (vec![Check::broken("driver", "no GPU can be seen", advice)], None);
     }
     let totals = probe.gpus.iter().map(|gpu| gpu.total).collect();
-    let checks = vec![driver(&probe), gpus(&probe), links(&probe), vmm(&probe), host_numa(&probe)];
+    let mut checks = vec![driver(&probe), gpus(&probe), links(&probe), vmm(&probe), host_numa(&probe)];
+    checks.extend(lenders(&probe));
     (checks, Some(totals))
 }
 
@@ -165,6 +166,23 @@ fn links(probe: &Probe) -> Check {
         )
     };
     check.below(below).facts(facts)
+}
+
+/// What becomes of GPUs that only lend memory; nothing where none is reached over NVLink, for which it was measured.
+fn lenders(probe: &Probe) -> Option<Check> {
+    probe.links.iter().flatten().find(|link| matches!(link, Link::Nvlink(_)))?;
+    let setting = Settings::read(std::env::vars_os()).map(|settings| settings.lenders).unwrap_or_default();
+    let words = match setting {
+        Lenders::Asleep => format!(
+            "a GPU that only lends lowers its clocks and is read {LENDER_ASLEEP}; GPUPOOL_LENDERS=awake has a helper process keep \
+             it awake, for {LENDER_COST}"
+        ),
+        Lenders::Awake => format!(
+            "GPUPOOL_LENDERS=awake: a helper process keeps GPUs awake that only lend, for {LENDER_COST}; asleep they would be \
+             read {LENDER_ASLEEP}"
+        ),
+    };
+    Some(Check::fine("lenders", words).facts(json!({"setting": setting.word()})))
 }
 
 fn vmm(probe: &Probe) -> Check {

@@ -49,6 +49,27 @@ fn four_gpus_that_are_all_well() {
     assert!(text.contains("python3 is 3.12\n") && text.ends_with("settings   all as by default\n"), "{text}");
 }
 
+#[test]
+fn what_keeping_lenders_awake_brings_and_costs_is_told_where_there_are_any() {
+    let bench = Bench::new();
+    let said = |machine: &[&str], setting: &str| {
+        let mut command = simulated(&bench, machine, GOOD_PYTHON, &["--json"]);
+        let output = output(command.env("GPUPOOL_LENDERS", setting));
+        let json: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        let checks = json["checks"].as_array().cloned().unwrap_or_default();
+        checks
+            .into_iter()
+            .find(|check| check["name"] == "lenders")
+            .map(|check| check["what"].as_str().unwrap_or_default().to_owned())
+    };
+    let asleep = said(&["--gpus", "2x32GiB"], "asleep").unwrap();
+    assert!(asleep.contains("more slowly") && asleep.contains("523 MiB and 52 W"), "{asleep}");
+    let awake = said(&["--gpus", "2x32GiB"], "awake").unwrap();
+    assert!(awake.starts_with("GPUPOOL_LENDERS=awake: a helper process"), "{awake}");
+    assert_eq!(said(&["--gpus", "1x32GiB"], "awake"), None);
+    assert_eq!(said(&["--gpus", "2x32GiB", "--link", "pcie"], "awake"), None);
+}
+
 /// What comes before and after depends on the machine: paths, memory of the host.
 fn of_gpus(text: &str) -> String {
     let lines = text.lines().skip_while(|line| !line.contains("GPUs ")).take_while(|line| !line.contains("host  "));

@@ -313,6 +313,31 @@ fn memory_that_is_freed_falls_in_the_chart() {
 }
 
 #[test]
+fn gpus_that_lent_memory_asleep_are_told_and_others_are_not() {
+    let line = |t: u32, event: &str, fields: &str| {
+        format!(r#"{{"v":1,"t":{t},"pid":7,"tid":7,"level":"info","event":"{event}","message":"",{fields}}}"#)
+    };
+    let own = line(2, "context.create", r#""device":0,"kind":"primary","id":1,"call":"cuInit","seconds":0.1"#);
+    let place = |gpu: u32| format!(r#"{{"place":"gpu{gpu}","held":1073741824,"used":1073741824}}"#);
+    let level = line(3, "pool.level", &format!(r#""places":[{},{},{}]"#, place(0), place(1), place(2)));
+    let text = |awake: &[u32]| {
+        let awake: Vec<String> = awake.iter().map(|gpu| line(4, "lender.awake", &format!(r#""gpu":{gpu}"#))).collect();
+        let log = log_of([&[START.to_owned(), own.clone(), level.clone()], &awake[..]].concat().join("\n").as_bytes());
+        let json = stdout(&output(gpupool().args(["report", "--json"]).arg(log.path())));
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        (report_on(log.path()).1, json["processes"][0]["lenders"].clone())
+    };
+    let (asleep, json) = text(&[]);
+    assert!(asleep.contains("GPU 1-2 only lent memory") && asleep.contains("GPUPOOL_LENDERS=awake"), "{asleep}");
+    assert_eq!(json, serde_json::json!({"awake": [], "asleep": [1, 2]}));
+    let (partly, json) = text(&[1]);
+    assert!(partly.contains("GPU 2 only lent memory"), "{partly}");
+    assert_eq!(json, serde_json::json!({"awake": [1], "asleep": [2]}));
+    let (awake, _) = text(&[1, 2]);
+    assert!(awake.contains("Pooled memory in use") && !awake.contains("only lent memory"), "{awake}");
+}
+
+#[test]
 fn colours_are_for_terminals_and_not_where_they_are_unwanted() {
     let plain = stdout(&output(&mut report(&["train.jsonl"])));
     assert!(!plain.contains('\x1b'));

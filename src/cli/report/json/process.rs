@@ -44,6 +44,7 @@ pub fn object(process: &Process, label: &str) -> Value {
         "lost": process.lost.as_ref().map(|(lines, why)| json!({"lines": lines, "why": why})), "full": process.full,
         "contexts": process.contexts.iter().map(context).collect::<Vec<_>>(), "modules": modules,
         "limits": process.limits, "sites": sites, "warnings": process.warnings, "left_out": process.more,
+        "lenders": {"awake": process.kept_awake, "asleep": process.left_asleep()},
         "memory": {"seconds_per_part": seconds_per_part(end), "places": levels}, "pinned": pinned::object(&process.pinned, end),
     })
 }

@@ -1,6 +1,6 @@
 //! One process: what its records say, summed up as they are read.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use gpupool_events::{
     ContextCreate, ContextUse, CudaInit, Event, FindingMade, Level, LimitSet, ModuleLoad, ProcessExit, ProcessStart,
@@ -43,6 +43,8 @@ pub struct Process {
     pub sites: HashMap<Site, SiteSum>,
     /// Bytes in use over time, by place.
     pub levels: BTreeMap<String, Timeline>,
+    /// GPUs that only lent memory and were kept awake (`GPUPOOL_LENDERS`).
+    pub kept_awake: BTreeSet<u32>,
     /// Pinned host memory.
     pub pinned: Pinned,
     /// Other warnings and errors, the first ones as they were written.
@@ -165,6 +167,17 @@ impl Process {
         }
     }
 
+    /// GPUs that it had memory on and never a context, and that nothing was done about.
+    pub fn left_asleep(&self) -> BTreeSet<u32> {
+        let told = self.levels.iter().filter(|(_, line)| line.peak() > 0).map(|(place, _)| place.as_str());
+        let peaks = self.exit.iter().flat_map(|exit| &exit.peak).filter(|peak| peak.peak_used > 0);
+        let gpus = told
+            .chain(peaks.map(|peak| peak.place.as_str()))
+            .filter_map(|place| place.strip_prefix("gpu")?.parse().ok());
+        let has_context = |gpu: &u32| self.contexts.iter().any(|context| context.made.device == *gpu);
+        gpus.filter(|gpu| !has_context(gpu) && !self.kept_awake.contains(gpu)).collect()
+    }
+
     /// Takes in one record of this process.
     pub fn add(&mut self, record: Record) {
         self.first = self.first.min(record.t);
@@ -205,6 +218,9 @@ impl Process {
                 for place in level.places {
                     self.levels.entry(place.place).or_default().add(now, place.used);
                 }
+            }
+            Event::LenderAwake(awake) => {
+                self.kept_awake.insert(awake.gpu);
             }
             Event::PinnedLevel(level) => self.pinned.level(record.t - self.origin(), &level),
             Event::PinnedReturn(returned) => self.pinned.returned(returned),

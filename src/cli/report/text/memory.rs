@@ -6,6 +6,7 @@ use super::chart::chart;
 use super::rows::BELOW;
 use crate::report::model::Logs;
 use crate::terminal::{Page, Table};
+use crate::words::{self, LENDER_ASLEEP, LENDER_COST};
 
 /// What the program used of the pool, by place.
 pub fn section(page: &mut Page, logs: &Logs, labels: &[String]) {
@@ -16,9 +17,26 @@ pub fn section(page: &mut Page, logs: &Logs, labels: &[String]) {
         .filter(|(_, _, line)| line.peak() > 0)
         .collect();
     if rows.is_empty() {
-        return peaks(page, logs, labels);
+        peaks(page, logs, labels);
+    } else {
+        chart(page, "Pooled memory in use", &rows, logs);
     }
-    chart(page, "Pooled memory in use", &rows, logs);
+    lenders(page, logs, labels);
+}
+
+/// GPUs that only lent memory: what keeping them awake would have brought.
+fn lenders(page: &mut Page, logs: &Logs, labels: &[String]) {
+    for (process, label) in logs.processes.iter().zip(labels) {
+        let asleep: Vec<u32> = process.left_asleep().into_iter().collect();
+        if !asleep.is_empty() {
+            let gpus = words::ranges(&asleep);
+            let advice = format!(
+                "GPU {gpus} only lent memory. Such a GPU lowers its clocks where no other process has a context on it, and is read \
+                 over NVLink {LENDER_ASLEEP}; GPUPOOL_LENDERS=awake keeps it awake, for {LENDER_COST}."
+            );
+            page.entry(&format!("  {label}: "), &advice);
+        }
+    }
 }
 
 /// The most that was used, which a log without levels still knows.
