@@ -123,6 +123,7 @@ fn every_free_waits_where_work_may_be_submitted_unseen() {
     waits(run("dlsym"), "the program looked up cuMemcpyDtoD, which");
     waits(run("address"), "the program looked up cuMemcpyDtoD, which");
     waits(run("table"), "the driver's private table 00000001-0000-0000-0000-000000000000 was taken");
+    waits(run("context").sim("2x1GiB"), "a context was found in use, made by a call that was not seen");
     waits(run("cancel"), "the program cancels threads");
     waits(run("nothing").env("CUDA_INJECTION64_PATH", "/nowhere"), "CUDA_INJECTION64_PATH is set");
     let shim = run("nothing").shim().go();

@@ -2,6 +2,8 @@
  * Allocation and free, bare and from the pool, in one process.
  *
  *   LD_PRELOAD=libgpupool.so GPUPOOL_FREE=lazy allocations warm 2MiB..  each size: median and p99 of a pair, both ways
+ *   LD_PRELOAD=libgpupool.so GPUPOOL_FREE=strict allocations launched 2MiB..  a pair with one launch between, and what the launch
+ *                                                                 and a wait take alone
  *   LD_PRELOAD=libgpupool.so GPUPOOL_FREE=lazy allocations live N       the same at 2 MiB while N blocks live
  *   LD_PRELOAD=libgpupool.so GPUPOOL_FREE=lazy allocations threads N    pairs a second of 1 thread and of N
  */
@@ -66,6 +68,50 @@ static void compare(const char *label, size_t bytes, int rounds) {
     free(warm);
 }
 
+/* Known to the simulated driver by its name; told to fill nothing. */
+static const char FILL[] = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry fill_u32(.param .u64 fill_u32_0, "
+                           ".param .u64 fill_u32_1, .param .u32 fill_u32_2)\n{\nret;\n}\n";
+typedef int (*launch_fn)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+static void *fill;
+
+static void launch_by(launch_fn launch, unsigned long long at) {
+    uint64_t count = 0;
+    uint32_t value = 0;
+    require(launch(fill, 1, 1, 1, 32, 1, 1, 0, NULL, (void *[]){&at, &count, &value}, NULL), "launch");
+}
+
+static double launched_pair(alloc_fn allocate, launch_fn launch, free_fn release, size_t bytes) {
+    unsigned long long p = 0;
+    double begin = seconds();
+    require(allocate(&p, bytes), "allocation");
+    launch_by(launch, p);
+    require(release(p), "free");
+    return (seconds() - begin) * 1e6;
+}
+
+static void launched(const char *label, size_t bytes) {
+    enum { ROUNDS = 2000 };
+    launch_fn by_pool = (launch_fn)hooked("cuLaunchKernel"), by_driver = (launch_fn)bare("cuLaunchKernel");
+    static double pool[ROUNDS], driver[ROUNDS / ROW], alone[ROUNDS], none[ROUNDS];
+    void *module;
+    unsigned long long block;
+    require(((int (*)(void **, const void *))hooked("cuModuleLoadData"))(&module, FILL), "cuModuleLoadData");
+    require(((int (*)(void **, void *, const char *))hooked("cuModuleGetFunction"))(&fill, module, "fill_u32"), "cuModuleGetFunction");
+    require(pool_alloc(&block, bytes), "allocation");
+    for (int i = 0; i < ROUNDS; i++) {
+        if (i % ROW == 0) driver[i / ROW] = launched_pair(driver_alloc, by_driver, driver_free, bytes);
+        pool[i] = launched_pair(pool_alloc, by_pool, pool_free, bytes);
+        none[i] = pair(pool_alloc, pool_free, bytes);
+        double begin = seconds();
+        launch_by(by_driver, block);
+        require(synchronize(), "cuCtxSynchronize");
+        alone[i] = (seconds() - begin) * 1e6;
+    }
+    require(pool_free(block), "free");
+    printf("%-24s with a launch: driver %9.2f us   pool %7.2f us   launch and wait alone %.2f us   without: pool %.2f us\n", label,
+           quantile(driver, ROUNDS / ROW, 0.5), quantile(pool, ROUNDS, 0.5), quantile(alone, ROUNDS, 0.5), quantile(none, ROUNDS, 0.5));
+}
+
 static size_t size_of(const char *text) {
     char *end;
     size_t n = strtoull(text, &end, 10);
@@ -125,6 +171,8 @@ int main(int count, char **arguments) {
     start();
     if (count > 2 && !strcmp(arguments[1], "warm")) {
         for (int i = 2; i < count; i++) compare(arguments[i], size_of(arguments[i]), 300);
+    } else if (count > 2 && !strcmp(arguments[1], "launched")) {
+        for (int i = 2; i < count; i++) launched(arguments[i], size_of(arguments[i]));
     } else if (count == 3 && !strcmp(arguments[1], "live")) {
         live(strtoull(arguments[2], NULL, 10));
     } else if (count == 3 && !strcmp(arguments[1], "threads")) {
@@ -135,7 +183,7 @@ int main(int count, char **arguments) {
         printf("1 thread %.0f operations/s, %d threads %.0f operations/s, median ratio %.2f\n", quantile(one, 9, 0.5),
                threads, quantile(many, 9, 0.5), quantile(ratio, 9, 0.5));
     } else {
-        fprintf(stderr, "usage: allocations warm SIZE... | live COUNT | threads COUNT\n");
+        fprintf(stderr, "usage: allocations warm SIZE... | launched SIZE... | live COUNT | threads COUNT\n");
         return 2;
     }
     return 0;

@@ -3,7 +3,8 @@
  * waits_again own       whether it waits behind waits of the program's own, and behind work elsewhere
  * waits_again threads   threads that submit work and free its memory beside others that only free
  * waits_again WHAT      whether a second free waits once the program did WHAT: dlsym or address (looked up a function that
- *                       has no hook and copies), table (took a private table), cancel (cancelled a thread), nothing
+ *                       has no hook and copies), table (took a private table), context (made one past the hooks), cancel
+ *                       (cancelled a thread), nothing
  *
  * A free waits where the driver is asked to; the simulated driver says so.
  */
@@ -221,6 +222,19 @@ static void unseen(const char *way)
         REQUIRE(pthread_create(&thread, NULL, is_cancelled, NULL) == 0);
         REQUIRE(pthread_cancel(thread) == 0);
         REQUIRE(pthread_join(thread, NULL) == 0);
+    }
+    else if (strcmp(way, "context") == 0) {
+        void *(*look_up)(void *, const char *);
+        CUresult (*retain)(CUcontext *, CUdevice);
+        CUcontext other;
+        *(void **)&look_up = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
+        if (!look_up)
+            *(void **)&look_up = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+        REQUIRE(look_up);
+        *(void **)&retain = look_up(dlopen("libcuda.so.1", RTLD_NOW), "cuDevicePrimaryCtxRetain");
+        CHECK(retain(&other, 1));
+        CHECK(cuCtxSetCurrent(other));
+        CHECK(cuCtxSetCurrent(context));
     }
     free_waits();
     printf("a second free: %s\n", told(free_waits()));

@@ -330,6 +330,7 @@ mod tests {
         what_ended_before_does_not_end_the_next();
         threads_have_default_streams_of_their_own();
         a_thread_takes_its_capture_along();
+        what_a_capture_would_break_is_over_when_it_begins();
     }
 
     fn a_stream_is_captured_once() {
@@ -373,5 +374,31 @@ mod tests {
     fn a_thread_takes_its_capture_along() {
         std::thread::spawn(|| began(Stream::DEFAULT, true)).join().unwrap();
         assert!(!under_way());
+    }
+
+    fn what_a_capture_would_break_is_over_when_it_begins() {
+        let over = AtomicBool::new(false);
+        let (enters, entered) = std::sync::mpsc::channel();
+        let (lets_go, let_go) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let over = &over;
+            scope.spawn(move || {
+                unless_under_way(|| {
+                    enters.send(()).unwrap();
+                    let_go.recv().unwrap();
+                    over.store(true, Ordering::SeqCst);
+                })
+            });
+            entered.recv().unwrap();
+            let capture = scope.spawn(move || {
+                began(OWN, false);
+                assert!(over.load(Ordering::SeqCst), "a capture has begun beside a call that breaks it");
+            });
+            lets_go.send(()).unwrap();
+            capture.join().unwrap();
+        });
+        assert_eq!((unless_under_way(|| ()), unless_ever(|| ())), (None, None));
+        ended(OWN, false);
+        assert_eq!((unless_under_way(|| ()), unless_ever(|| ())), (Some(()), None), "it has captured once");
     }
 }

@@ -4,8 +4,9 @@ use crate::clock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Counters of one context.
+/// Counters of one context. On lines of their own, because threads that free look at what stands beside them.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub struct Counters {
     pub launches: AtomicU64,
     pub copies: AtomicU64,
@@ -53,7 +54,10 @@ impl Counters {
         if pooled > 0 {
             let began = self.began.fetch_add(pooled, Relaxed) + pooled;
             // Less than nothing for a moment, where a free is counted late.
-            self.peak.fetch_max(began.saturating_sub(self.ended.load(Relaxed)), Relaxed);
+            let now = began.saturating_sub(self.ended.load(Relaxed));
+            if now > self.peak.load(Relaxed) {
+                self.peak.fetch_max(now, Relaxed);
+            }
         }
         self.touch();
     }

@@ -13,7 +13,8 @@
 //! has looked at here, took a private table of that kind, or has a context though no call that was seen made one; a profiler or a
 //! debugger is injected; other processes share the context (MPS), whose errors are this one's as well; or threads are
 //! cancelled, which may end them between a submission and its note. It stays so until the process ends, and the log says why at
-//! level debug. What a program that is linked with the driver calls by names which are newer than this list is not noticed.
+//! level debug. Two ways past the hooks are not noticed: names that are newer than this list, called by a program that is linked with the
+//! driver, and libraries that were loaded with `RTLD_DEEPBIND` or `dlmopen` (README.md says so).
 
 mod names;
 mod tables;
