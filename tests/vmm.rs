@@ -234,6 +234,59 @@ fn threads_that_make_and_release_at_once_lose_nothing() {
     }
 }
 
+/// All of them hold one piece of memory, whole or in parts, of which at times nobody has a reference.
+#[test]
+fn threads_that_share_a_handle_count_its_references_right() {
+    for (arguments, gpus) in [("8 60 8", "2x256MiB"), ("8 60 120", SMALL)] {
+        let run =
+            Run::program("handle_races").args(arguments).sim(gpus).env("GPUPOOL_RESERVE", "16MiB").shim().report();
+        let run = run.go();
+        tells(&run, "480 times, 0 wrong, one release more: 1\nleft: 0 handles, 0 bytes mapped, 0 MiB\n");
+        assert_eq!(run.reported("violations"), &serde_json::json!([]), "{arguments}");
+    }
+}
+
+/// Calls that the driver refuses are among them, and every answer is compared.
+#[test]
+fn any_calls_about_handles_answer_the_same_bare_and_under_the_shim() {
+    for seed in 0..4 {
+        let run = Run::program("handle_sequences").args(&format!("{seed} 400 4 0")).sim("2x2GiB");
+        let shim = run.same_under_shim(&["GPUPOOL_LIMIT=0:40MiB,1:1GiB"]);
+        assert!(tells(&shim, "").stdout.contains("another handle 1"), "{}", shim.stdout);
+        run.same_under_shim(&[]).succeeds();
+        run.same_under_shim(&["GPUPOOL_MODE=managed"]).succeeds();
+    }
+}
+
+/// Bare the GPU has room. Under the shim most of it is taken before, and the program cannot tell.
+#[test]
+fn any_calls_about_handles_answer_the_same_where_the_memory_lies_elsewhere() {
+    for seed in 4..8 {
+        let program = |full: &str| Run::program("handle_sequences").args(&format!("{seed} 400 4 {full}")).sim("3x2GiB");
+        let shim = program("1910").shim().log().report().env("GPUPOOL_RESERVE", "16MiB").go();
+        shim.same_as(&program("0").go());
+        assert!(steered(&shim).len() > 20, "{:?}", steered(&shim));
+        assert_eq!(shim.reported("violations"), &serde_json::json!([]), "{seed}");
+    }
+}
+
+/// The driver follows what it is given as a handle; a real one ends the process for most of these.
+#[test]
+fn a_number_that_is_kept_too_long_is_refused_and_never_the_driver_s() {
+    let run = shim("c:20 r:0 r:0 e:0 c:20 m:1 r:1 r:1 x:1 u:1 r:1 e:1").go();
+    tells(&run, "release 0: 0\nrelease 0: 1\nexport 0: 1\n");
+    tells(&run, "release 1: 0\nrelease 1: 1\nhandle 1: 0 wrong\nrelease 1: 1\nexport 1: 1\n");
+}
+
+/// A part of what is one for the program cannot be unmapped or given access to, as no part of any handle can.
+#[test]
+fn parts_are_unmapped_and_given_access_to_together() {
+    for (steps, gpus) in [("c:20 m:0 h:0 x:0", SMALL), ("c:120 m:0 h:0 x:0", SMALL)] {
+        let run = Run::program("own_memory").args(steps).sim(gpus).env("GPUPOOL_RESERVE", "16MiB").shim().go();
+        tells(&run, "two fifths of handle 0, and the rest: unmap 1 1, access 1 1\nhandle 0: 0 wrong\n");
+    }
+}
+
 #[test]
 fn a_limit_holds_for_the_pool_and_the_program_s_own_handles_together() {
     // One gets its 60 MiB at home, the other what is left there and the rest, or all, on the next GPU.

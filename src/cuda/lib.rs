@@ -26,5 +26,5 @@ pub use handles::{
 };
 pub use result::CuResult;
 pub use stream::Capturing;
-pub use structs::{Access, Location, PoolProperties, Properties};
+pub use structs::{Access, ArrayMapping, Location, PoolProperties, Properties};
 pub use table::{Driver, at_hand, get};

@@ -1,9 +1,10 @@
 //! The C structs of memory, with numbers for enums: the program may write any value into them, and a Rust enum that holds an
 //! unknown one is undefined behaviour.
 
-use cudarc::driver::sys::{CUmemAccessDesc, CUmemAllocationProp, CUmemLocation, CUmemPoolProps};
+use cudarc::driver::sys::{CUarrayMapInfo, CUmemAccessDesc, CUmemAllocationProp, CUmemLocation, CUmemPoolProps};
 use gpupool_pool::Place;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
+use std::mem::offset_of;
 
 /// `CUmemLocation`.
 #[repr(C)]
@@ -133,6 +134,39 @@ impl PoolProperties {
     }
 }
 
+/// `CUarrayMapInfo`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ArrayMapping {
+    pub resource_kind: c_int,
+    pub resource: *mut c_void,
+    pub subresource_kind: c_int,
+    pub subresource: [u64; 4],
+    pub operation: c_int,
+    pub handle_kind: c_int,
+    pub handle: u64,
+    pub offset: u64,
+    pub devices: c_uint,
+    pub flags: c_uint,
+    pub reserved: [c_uint; 2],
+}
+
+impl ArrayMapping {
+    /// `CU_MEM_OPERATION_TYPE_MAP`.
+    const MAP: c_int = 1;
+    /// `CU_MEM_HANDLE_TYPE_GENERIC`.
+    const GENERIC: c_int = 0;
+
+    /// Whether it maps what its handle names.
+    pub fn maps_a_handle(&self) -> bool {
+        self.operation == Self::MAP && self.handle_kind == Self::GENERIC
+    }
+}
+
+const _: () = assert!(size_of::<ArrayMapping>() == size_of::<CUarrayMapInfo>());
+const _: () = assert!(offset_of!(ArrayMapping, operation) == offset_of!(CUarrayMapInfo, memOperationType));
+const _: () = assert!(offset_of!(ArrayMapping, handle_kind) == offset_of!(CUarrayMapInfo, memHandleType));
+const _: () = assert!(offset_of!(ArrayMapping, handle) == offset_of!(CUarrayMapInfo, memHandle));
 const _: () = assert!(size_of::<PoolProperties>() == size_of::<CUmemPoolProps>());
 const _: () = assert!(size_of::<Location>() == size_of::<CUmemLocation>());
 const _: () = assert!(size_of::<Access>() == size_of::<CUmemAccessDesc>());

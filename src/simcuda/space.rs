@@ -376,12 +376,20 @@ impl Space {
         Ok(())
     }
 
-    /// `cuMemUnmap`: exactly whole mappings without a hole between them. Returns them, for the caller to drop unlocked.
+    /// `cuMemUnmap`: whole mappings, whatever holes are between them. Returns them, for the caller to drop unlocked.
     pub fn unmap(&self, start: u64, bytes: u64) -> Outcome<Vec<Region>> {
+        let end = start.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
         let mut map = self.map.write();
-        let starts = map.whole_mappings(start, bytes)?;
-        self.mapped.fetch_sub(bytes, Ordering::Relaxed);
-        Ok(starts.iter().filter_map(|at| map.regions.remove(at)).collect())
+        map.reservation(start).filter(|(at, length)| end <= at + length).ok_or(Code::INVALID_VALUE)?;
+        let is_cut = |at: u64| map.find(at).is_some_and(|region| region.start < at);
+        let is_other = |region: &Region| !matches!(region.kind, Kind::Vmm { .. });
+        if is_cut(start) || is_cut(end) || map.regions.range(start..end).any(|(_, region)| is_other(region)) {
+            return Err(Code::INVALID_VALUE);
+        }
+        let starts: Vec<u64> = map.regions.range(start..end).map(|(at, _)| *at).collect();
+        let regions: Vec<Region> = starts.iter().filter_map(|at| map.regions.remove(at)).collect();
+        self.mapped.fetch_sub(regions.iter().map(|region| region.bytes).sum(), Ordering::Relaxed);
+        Ok(regions)
     }
 
     /// `cuMemSetAccess`: `change` gets the grants of each whole mapping in the range.

@@ -39,6 +39,13 @@ struct Entry {
     prop: AllocationProp,
 }
 
+impl Entry {
+    /// A released handle is as good as any while its memory is mapped somewhere, but for one more release.
+    fn memory(&self) -> Option<Arc<Physical>> {
+        self.physical.clone().or_else(|| self.mapped.upgrade())
+    }
+}
+
 fn with_handles<T>(body: impl FnOnce(&mut HashMap<u64, Entry>) -> T) -> T {
     body(HANDLES.lock().get_or_insert_default())
 }
@@ -139,16 +146,14 @@ pub fn release(handle: u64) -> Outcome {
 
 pub fn map(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) -> Outcome {
     let driver = supported()?;
-    let bytes = aligned(address, bytes)?;
-    // A handle that was released can still be mapped while it is mapped somewhere.
-    let find = |entry: &Entry| entry.physical.clone().or_else(|| entry.mapped.upgrade());
-    let physical = with_handles(|handles| handles.get(&handle).and_then(find)).ok_or(Code::INVALID_VALUE)?;
-    if flags != 0 || bytes > physical.bytes {
+    let physical = with_handles(|handles| handles.get(&handle)?.memory()).ok_or(Code::INVALID_VALUE)?;
+    if flags != 0 || bytes == 0 {
         return Err(Code::INVALID_VALUE);
     }
-    if offset != 0 || bytes < physical.bytes {
+    if offset != 0 || bytes as u64 != physical.bytes {
         return Err(Code::NOT_SUPPORTED);
     }
+    let bytes = aligned(address, bytes)?;
     driver.space.map(address, physical, handle)?;
     strict::mapping(address, address + bytes);
     Ok(())
@@ -199,7 +204,7 @@ pub fn set_access(address: u64, bytes: usize, list: In<AccessDesc>, count: usize
             return Err(Code::INVALID_VALUE);
         }
         match desc.location.kind {
-            DEVICE => drop(driver.gpu(desc.location.id)?),
+            DEVICE => drop(driver.gpu(desc.location.id).map_err(|_| Code::INVALID_VALUE)?),
             HOST | HOST_NUMA | HOST_NUMA_CURRENT => {}
             _ => return Err(Code::INVALID_VALUE),
         }
@@ -326,7 +331,7 @@ pub fn properties(out: Out<AllocationProp>, handle: u64) -> Outcome {
     out.required()?;
     supported()?;
     let prop =
-        with_handles(|handles| handles.get(&handle).filter(|entry| entry.references > 0).map(|entry| entry.prop));
+        with_handles(|handles| handles.get(&handle).filter(|entry| entry.memory().is_some()).map(|entry| entry.prop));
     out.set(prop.ok_or(Code::INVALID_VALUE)?)
 }
 
@@ -374,7 +379,7 @@ pub fn export(out: Out<c_int>, handle: u64, kind: c_int, flags: u64) -> Outcome 
     supported()?;
     let entry = with_handles(|handles| {
         let entry = handles.get(&handle)?;
-        Some((entry.physical.clone()?, entry.prop.handle_types))
+        Some((entry.memory()?, entry.prop.handle_types))
     });
     let (physical, types) = entry.ok_or(Code::INVALID_VALUE)?;
     if kind != POSIX_FD || types & POSIX_FD == 0 || flags != 0 {
@@ -387,11 +392,11 @@ pub fn export(out: Out<c_int>, handle: u64, kind: c_int, flags: u64) -> Outcome 
 pub fn import(out: Out<u64>, shared: u64, kind: c_int) -> Outcome {
     out.required()?;
     let driver = supported()?;
-    let descriptor = c_int::try_from(shared).map_err(|_| Code::INVALID_VALUE)?;
     if kind != POSIX_FD {
         return Err(Code::INVALID_VALUE);
     }
-    let (kind, index, offset, bytes) = shared_range(descriptor).ok_or(Code::INVALID_VALUE)?;
+    let descriptor = shared as c_int;
+    let (kind, index, offset, bytes) = shared_range(descriptor).ok_or(Code::UNKNOWN)?;
     let (store, location) = match kind.as_str() {
         "gpu" => {
             let ordinal = driver.gpus.iter().position(|gpu| gpu.index == index).ok_or(Code::INVALID_DEVICE)?;

@@ -8,6 +8,7 @@
  *   x:I     check it on the host                           o:I     copy it to every other GPU's context and check it there
  *   p:I     what the program is told about it              R:I     retain it by its address, and release that handle
  *   r:I     release it                                     u:I     unmap it and give the addresses back
+ *   h:I     unmap, and give access to, two fifths of it, and the rest
  *   n:I     grant nothing but reading                      a:SIZE  cuMemAlloc
  *   f       cuMemFree of the last of these                 s       what each place holds (simulated driver only)
  */
@@ -163,6 +164,16 @@ int main(int argc, char **argv)
             CHECK(cuMemAddressFree(own[i].address, own[i].bytes));
             own[i].address = 0;
             break;
+        case 'h': {
+            CUmemAccessDesc access = {{ON_DEVICE, device}, 0};
+            size_t first = own[i].bytes / 5 * 2, rest = own[i].bytes - first;
+            CUdeviceptr from = own[i].address + first;
+            CUresult unmapped[] = {cuMemUnmap(own[i].address, first), cuMemUnmap(from, rest)};
+            CUresult granted[] = {cuMemSetAccess(own[i].address, first, &access, 1), cuMemSetAccess(from, rest, &access, 1)};
+            printf("two fifths of handle %d, and the rest: unmap %d %d, access %d %d\n", i, unmapped[0], unmapped[1], granted[0],
+                   granted[1]);
+            break;
+        }
         case 'n': {
             CUmemAccessDesc access = {{ON_DEVICE, device}, 1};
             CHECK(cuMemSetAccess(own[i].address, own[i].bytes, &access, 1));

@@ -3,7 +3,7 @@
 use super::Real;
 use crate::address::{self, Known};
 use crate::bypass::{Bypass, or_driver};
-use crate::serve::{ipc, memory};
+use crate::serve::{handles, ipc, memory};
 use crate::watch::context;
 use crate::{log, process};
 use cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
@@ -72,7 +72,7 @@ pub unsafe fn open(real: &mut Real, dptr: *mut CUdeviceptr, handle: CUipcMemHand
 pub unsafe fn descriptor(real: &mut Real, dptr: CUdeviceptr, bytes: usize) -> CuResult {
     // Before anybody has it: a block that is freed in between must not serve again.
     let anchored = memory::anchor(dptr, bytes as u64, Anchor::Descriptor);
-    let result = real.call();
+    let result = handles::giving_away(dptr, bytes as u64, handles::Anchor::Descriptor, || real.call());
     if anchored && !result.is_ok() {
         memory::withdraw_anchor(dptr, bytes as u64, Anchor::Descriptor);
     }

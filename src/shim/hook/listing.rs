@@ -16,6 +16,7 @@ for_each_hook!(rows);
 const TREATMENTS: &[(&str, &[&str])] = &[
     ("Answered by gpupool or the driver, as `GPUPOOL_MODE` says", &["memory", "host"]),
     ("The driver's first; what it has no memory for is made elsewhere", &["mapping", "stream_ordered"]),
+    ("Made with the driver's handle in the place of the number that the program has", &["handle"]),
     ("Answered for memory of gpupool's as for an ordinary allocation", &["query", "ipc"]),
     ("Made again, when the driver has no memory, after freed memory went back to it", &["retry"]),
     (

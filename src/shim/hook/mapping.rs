@@ -1,18 +1,19 @@
-//! Bodies: the program's own virtual memory management. See [`crate::serve::handles`].
+//! Bodies: the program's own virtual memory management, by addresses; [`super::handle`] has what is given a handle. See
+//! [`crate::serve::handles`].
 
 use super::{Real, retry};
 use crate::address::{self, Known};
 use crate::bypass::Bypass;
+use crate::process;
 use crate::serve::{
-    handles::{self, Part, Release, Request, Retained},
+    handles::{self, Anchor as Held, Request, Retained},
     memory,
 };
 use crate::watch::context;
-use crate::{log, process};
 use cudarc::driver::sys::CUdeviceptr;
 use gpupool_cuda::{Access, CuResult, Driver, Location, Physical, Properties};
 use gpupool_pool::Anchor;
-use std::ffi::{c_int, c_ulonglong, c_void};
+use std::ffi::{c_ulonglong, c_void};
 
 /// # Safety
 /// `handle` and `properties` are the program's arguments of that call.
@@ -49,72 +50,6 @@ pub unsafe fn create(
     result
 }
 
-/// # Safety
-/// Called by a row's trampoline with that call's parameters.
-pub unsafe fn release(real: &mut Real, handle: u64) -> CuResult {
-    let handle = Physical::from_raw(handle);
-    let parts = match handles::release(handle) {
-        Release::Unknown => return real.call(),
-        Release::Counted => return CuResult::SUCCESS,
-        Release::Parts(parts) => parts,
-    };
-    let result = real.call();
-    if !result.is_ok() {
-        handles::not_released(&parts);
-        return result;
-    }
-    let Some(driver) = process::driver() else { return result };
-    for part in parts.iter().filter(|(other, _)| *other != handle) {
-        // Made by `handles::create`, with one reference, which the program knows nothing of.
-        if !driver.release(part.0).is_ok() {
-            handles::not_released(std::slice::from_ref(part));
-        }
-    }
-    result
-}
-
-/// # Safety
-/// Called by a row's trampoline with that call's parameters.
-pub unsafe fn map(
-    real: &mut Real,
-    address: CUdeviceptr,
-    bytes: usize,
-    offset: usize,
-    handle: u64,
-    flags: c_ulonglong,
-) -> CuResult {
-    let parts = handles::begin_map(Physical::from_raw(handle));
-    let result = match process::driver() {
-        Some(driver) if parts.len() > 1 => map_parts(driver, address, bytes as u64, offset, &parts, flags),
-        _ => real.call(),
-    };
-    handles::end_map(&parts, address, bytes as u64, result.is_ok());
-    result
-}
-
-/// Maps all parts one after the other, or none. As the driver, only from their beginning and all of them.
-fn map_parts(driver: &Driver, address: u64, bytes: u64, offset: usize, parts: &[Part], flags: u64) -> CuResult {
-    let whole: u64 = parts.iter().map(|part| part.bytes).sum();
-    if (offset as u64).checked_add(bytes).is_none_or(|end| end > whole) {
-        return CuResult::INVALID_VALUE;
-    }
-    if bytes != whole {
-        return CuResult::NOT_SUPPORTED;
-    }
-    let mut done = 0;
-    for part in parts {
-        let result = driver.map(address + done, part.bytes, part.handle, flags);
-        if !result.is_ok() {
-            if done > 0 {
-                let _ = driver.unmap(address, done);
-            }
-            return result;
-        }
-        done += part.bytes;
-    }
-    CuResult::SUCCESS
-}
-
 /// Also for `cuMemAddressFree`, which ends what is mapped there if the driver lets it.
 ///
 /// # Safety
@@ -123,9 +58,12 @@ pub unsafe fn unmap(real: &mut Real, address: CUdeviceptr, bytes: usize) -> CuRe
     if memory::is_reserved(address, bytes as u64) {
         return CuResult::INVALID_VALUE;
     }
-    let taken = handles::begin_unmap(address, bytes as u64);
+    let unmapping = match handles::begin_unmap(address, bytes as u64) {
+        Ok(unmapping) => unmapping,
+        Err(refused) => return refused,
+    };
     let result = real.call();
-    handles::end_unmap(taken, result.is_ok());
+    handles::end_unmap(unmapping, result.is_ok());
     result
 }
 
@@ -141,13 +79,10 @@ pub unsafe fn set_access(
     if memory::is_reserved(address, bytes as u64) {
         return CuResult::INVALID_VALUE;
     }
-    let result = real.call();
-    if !result.is_ok() || list.is_null() {
-        return result;
-    }
-    let Some(driver) = process::driver() else { return result };
-    // SAFETY: the driver has read `count` entries and answered success.
-    handles::widen(driver, address, bytes as u64, unsafe { std::slice::from_raw_parts(list, count) })
+    let Some(driver) = process::driver().filter(|_| !list.is_null()) else { return real.call() };
+    // SAFETY: not NULL, and the program promised the driver `count` entries.
+    let list = unsafe { std::slice::from_raw_parts(list, count) };
+    handles::set_access(driver, address, bytes as u64, list, || real.call())
 }
 
 /// # Safety
@@ -166,19 +101,6 @@ pub unsafe fn get_access(
                 *flags = own as c_ulonglong;
             }
         }
-    }
-    result
-}
-
-/// # Safety
-/// `properties` is the program's output argument of that call.
-pub unsafe fn properties(real: &mut Real, properties: *mut Properties, handle: u64) -> CuResult {
-    let result = real.call();
-    if result.is_ok()
-        && let Some(asked) = handles::asked_for(Physical::from_raw(handle))
-    {
-        // SAFETY: the driver answered success, so it has written there.
-        unsafe { (*properties).location = Location { kind: Location::DEVICE, id: asked as c_int } };
     }
     result
 }
@@ -207,35 +129,31 @@ pub unsafe fn retain(real: &mut Real, handle: *mut u64, address: *mut c_void) ->
     }
     let expected = handles::begin_retain(address as u64);
     let result = real.call();
-    let given = match result.is_ok() {
-        // SAFETY: the driver answered success, so it has written there.
-        true => Some(Physical::from_raw(unsafe { *handle })),
-        false => None,
+    let (Some(driver), true) = (process::driver(), result.is_ok()) else {
+        expected.into_iter().for_each(handles::not_retained);
+        return result;
     };
-    if let Some(expected) = expected {
-        if given == Some(expected) {
-            return result;
-        }
-        handles::not_retained(expected);
-    }
-    let (Some(driver), Some(given)) = (process::driver(), given) else { return result };
-    let whole = match handles::retained(given, address as u64) {
-        Retained::Plain => return result,
-        Retained::Whole(whole) => {
+    // SAFETY: the driver answered success, so it has written there.
+    let given = Physical::from_raw(unsafe { *handle });
+    let number = match handles::retained(expected, given, address as u64) {
+        Retained::Unknown => return result,
+        Retained::As(number) => number,
+        Retained::Extra(number) => {
             // The reference that the driver has just given, which the program does not learn of.
             let _ = driver.release(given);
-            whole
+            number
         }
-        Retained::Revived(whole, others) => {
+        Retained::Revived(number, others) => {
             if let Err(refused) = retain_all(driver, given, &others) {
+                handles::not_retained(number);
                 return refused;
             }
-            handles::revived(whole);
-            whole
+            handles::revived(number);
+            number
         }
     };
-    // SAFETY: as above.
-    unsafe { *handle = whole.raw() };
+    // SAFETY: the driver has just written there.
+    unsafe { *handle = number.raw() };
     result
 }
 
@@ -256,32 +174,31 @@ fn retain_all(driver: &Driver, given: Physical, addresses: &[u64]) -> Result<(),
     Ok(())
 }
 
-/// A descriptor is of one piece of memory, so what is made of parts has none.
-///
-/// # Safety
-/// Called by a row's trampoline with that call's parameters.
-pub unsafe fn export(real: &mut Real, handle: u64) -> CuResult {
-    if !handles::is_of_parts(Physical::from_raw(handle)) {
-        return real.call();
-    }
-    log::warn_once(
-        "vmm.export",
-        "cuMemExportToShareableHandle of a handle that no GPU had room for, so that it is made of parts: NOT_SUPPORTED; \
-         create smaller handles, or set GPUPOOL_DEVICES to the program's own GPU and GPUPOOL_HOST_LIMIT=0 to be told \
-         OUT_OF_MEMORY instead",
-    );
-    CuResult::NOT_SUPPORTED
-}
-
 /// # Safety
 /// `handle` is the program's output argument of that call.
 pub unsafe fn import(real: &mut Real, handle: *mut u64) -> CuResult {
     let result = real.call();
     let Some(driver) = context::driver().filter(|_| result.is_ok()) else { return result };
     // SAFETY: the driver answered success, so it has written there.
-    let handle = Physical::from_raw(unsafe { *handle });
-    if let Ok(properties) = driver.properties_of(handle) {
-        handles::imported(handle, properties.location);
-    }
+    let given = Physical::from_raw(unsafe { *handle });
+    let location = driver.properties_of(given).ok().map(|properties| properties.location);
+    // SAFETY: the driver has just written there.
+    unsafe { *handle = handles::imported(given, location).raw() };
     result
+}
+
+/// Binds what is mapped at an address to a multicast object.
+///
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn bind_multicast(real: &mut Real, address: CUdeviceptr, bytes: usize) -> CuResult {
+    handles::giving_away(address, bytes as u64, Held::Multicast, || real.call())
+}
+
+/// Binds what is mapped at an address to a logical endpoint.
+///
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn bind_endpoint(real: &mut Real, address: *mut c_void, bytes: u64) -> CuResult {
+    handles::giving_away(address as u64, bytes, Held::Endpoint, || real.call())
 }

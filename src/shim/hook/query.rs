@@ -228,7 +228,7 @@ unsafe fn rewrite(
 /// `data` is the program's output argument of that call.
 #[inline(always)]
 pub unsafe fn pointer_attribute(real: &mut Real, data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) -> CuResult {
-    if data.is_null() || address::is_foreign(ptr) && !handles::is_any() {
+    if data.is_null() || address::is_foreign(ptr) && !handles::is_any_disguised() {
         Bypass::NotOurs.note(real.api);
         return real.call();
     }
@@ -307,6 +307,9 @@ pub unsafe fn set_pointer_attribute(
         }
         Known::Pooled(_) | Known::Freed => Ok(CuResult::INVALID_VALUE),
         Known::Managed(_) | Known::Pinned(_) => Err(Bypass::NothingToHide),
+        Known::Foreign if attribute == kind::SYNC_MEMOPS => {
+            Ok(handles::giving_away(ptr, 1, handles::Anchor::SyncMemops, || real.call()))
+        }
         Known::Foreign => Err(Bypass::NotOurs),
     };
     or_driver(answer, real.api, || real.call())
@@ -316,7 +319,7 @@ pub unsafe fn set_pointer_attribute(
 /// The pointers are the program's output arguments of that call.
 #[inline(always)]
 pub unsafe fn address_range(real: &mut Real, base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) -> CuResult {
-    if address::is_foreign(ptr) && !handles::is_any() {
+    if address::is_foreign(ptr) && !handles::is_any_disguised() {
         Bypass::NotOurs.note(real.api);
         return real.call();
     }

@@ -49,18 +49,19 @@ macro_rules! for_each_hook {
             cuMemAddressFree(dptr: CUdeviceptr, bytes: usize) => mapping::unmap(dptr, bytes);
             cuMemCreate(handle: *mut u64, bytes: usize, properties: *const Properties, flags: u64)
                 => mapping::create(handle, bytes, properties, flags);
-            cuMemRelease(handle: u64) => mapping::release(handle);
-            cuMemMap(dptr: CUdeviceptr, bytes: usize, offset: usize, handle: u64, flags: u64) => mapping::map(dptr, bytes, offset, handle, flags);
+            cuMemRelease(handle: u64) => handle::release(handle);
+            cuMemMap(dptr: CUdeviceptr, bytes: usize, offset: usize, handle: u64, flags: u64)
+                => handle::map(handle, dptr, bytes, offset, flags);
             cuMemUnmap(dptr: CUdeviceptr, bytes: usize) => mapping::unmap(dptr, bytes);
             cuMemSetAccess(dptr: CUdeviceptr, bytes: usize, list: *const Access, count: usize)
                 => mapping::set_access(dptr, bytes, list, count);
             cuMemGetAccess(flags: *mut u64, location: *const Location, dptr: CUdeviceptr)
                 => mapping::get_access(flags, location, dptr);
             cuMemGetAllocationPropertiesFromHandle(properties: *mut Properties, handle: u64)
-                => mapping::properties(properties, handle);
+                => handle::properties(handle, properties);
             cuMemRetainAllocationHandle(handle: *mut u64, address: *mut c_void) => mapping::retain(handle, address);
             cuMemImportFromShareableHandle(handle: *mut u64, shared: *mut c_void, kind: c_int) => mapping::import(handle);
-            cuMemExportToShareableHandle(shared: *mut c_void, handle: u64, kind: c_int, flags: u64) => mapping::export(handle);
+            cuMemExportToShareableHandle(shared: *mut c_void, handle: u64, kind: c_int, flags: u64) => handle::export(handle);
 
             // Questions about device memory.
             cuMemGetInfo_v2(free: *mut usize, total: *mut usize) => query::memory_info(free, total);
@@ -381,21 +382,25 @@ macro_rules! for_each_hook {
             cuMemGetMemPool(pool: *mut CUmemoryPool, location: *mut c_void, kind: c_int) => pass::through();
             cuMemSetMemPool(location: *mut c_void, kind: c_int, pool: CUmemoryPool) => pass::through();
 
-            // Virtual memory management that makes no memory, and multicast objects.
+            // Virtual memory management that makes no memory: sparse arrays, multicast objects, logical endpoints.
             cuMemGetAllocationGranularity(granularity: *mut usize, prop: *const c_void, option: c_int) => pass::through();
-            cuMemMapArrayAsync(list: *mut c_void, count: c_uint, stream: CUstream) => submit::worked();
-            cuMemMapArrayAsync_ptsz(list: *mut c_void, count: c_uint, stream: CUstream) => submit::worked();
+            cuMemMapArrayAsync(list: *mut c_void, count: c_uint, stream: CUstream) => handle::map_arrays(list, count);
+            cuMemMapArrayAsync_ptsz(list: *mut c_void, count: c_uint, stream: CUstream) => handle::map_arrays(list, count);
             cuMulticastCreate(handle: *mut u64, prop: *const c_void) => pass::through();
             cuMulticastAddDevice(handle: u64, device: CUdevice) => pass::through();
             cuMulticastBindMem(multicast: u64, offset: usize, handle: u64, from: usize, bytes: usize, flags: u64)
-                => pass::through();
+                => handle::bind_multicast(handle);
             cuMulticastBindMem_v2(multicast: u64, device: CUdevice, offset: usize, handle: u64, from: usize, bytes: usize, flags: u64)
-                => pass::through();
+                => handle::bind_multicast(handle);
             cuMulticastBindAddr(multicast: u64, offset: usize, dptr: CUdeviceptr, bytes: usize, flags: u64)
-                => pass::through();
+                => mapping::bind_multicast(dptr, bytes);
             cuMulticastBindAddr_v2(multicast: u64, device: CUdevice, offset: usize, dptr: CUdeviceptr, bytes: usize, flags: u64)
-                => pass::through();
+                => mapping::bind_multicast(dptr, bytes);
             cuMulticastUnbind(multicast: u64, device: CUdevice, offset: usize, bytes: usize) => pass::through();
+            cuLogicalEndpointBindMem(endpoint: c_uint, device: CUdevice, offset: u64, handle: u64, from: u64, bytes: u64, flags: u64)
+                => handle::bind_endpoint(handle);
+            cuLogicalEndpointBindAddr(endpoint: c_uint, device: CUdevice, offset: u64, address: *mut c_void, bytes: u64, flags: u64)
+                => mapping::bind_endpoint(address, bytes);
 
             // Memory that others made: never the pool's to free.
             cuImportExternalMemory(memory: *mut *mut c_void, descriptor: *const c_void) => pass::through();

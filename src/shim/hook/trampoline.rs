@@ -41,6 +41,7 @@ const fn submits(subject: &str, body: &str) -> bool {
         // Calls that are no launch and no copy, and whose inside nobody vouches for: uploads of graphs, modules that are filled.
         b"retry" | b"module" | b"stream_ordered" => true,
         b"context" => matches!(body.as_bytes(), b"copied_between" | b"copied_between_blocks"),
+        b"handle" => matches!(body.as_bytes(), b"map_arrays"),
         _ => false,
     }
 }
@@ -145,6 +146,32 @@ macro_rules! trampoline {
             }
             return result;
         } }
+    };
+    // What is given a handle, or a list of them: the driver is to have another than the program's. The body gets the call as a
+    // function of that argument, which comes first and takes the place of the program's.
+    ($name:ident($($p:ident: $t:ty),*) => handle::$body:ident($handle:ident $(, $a:ident)*)) => {
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[allow(non_snake_case, reason = "the name is the driver's")]
+        pub unsafe extern "C-unwind" fn $name($($p: $t),*) -> CuResult {
+            let function = real_function!($name($($t),*));
+            let with = move |$handle| {
+                // SAFETY: the arguments are the program's own but for one, which means the same to the driver.
+                unsafe { function($($p),*) }
+            };
+            note!(handle::$body);
+            let Some(_inside) = run::takes_part(Api(stringify!($name))).then(guard::enter_sheltered).flatten() else {
+                let result = with(super::handle::Unseen::unseen($handle));
+                note!(handle::$body);
+                return result;
+            };
+            let result = boundary::run(Api(stringify!($name)), &mut move || with(super::handle::Unseen::unseen($handle)), |real| {
+                // SAFETY: a body reads or writes through the program's pointers only as the driver would: inputs as the driver
+                // reads them, and outputs after a success.
+                unsafe { super::handle::$body(real, with, $handle $(, $a)*) }
+            });
+            note!(handle::$body);
+            result
+        }
     };
     ($name:ident($($p:ident: $t:ty),*) => $subject:ident::$body:ident($($a:ident),*)) => {
         trampoline! { @answers $name($($p: $t),*) => $subject::$body($($a),*) }

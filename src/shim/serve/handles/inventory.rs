@@ -1,13 +1,13 @@
-//! Memory from the program's `cuMemCreate` that gpupool put on another GPU, on several or on the host, and where it is mapped.
-//! Memory that another process made, and may have put elsewhere, is listed too, and so is memory that counts towards a limit.
+//! The program's own physical memory: what is behind each number that it was given, and where it is mapped.
 //!
-//! If no place has enough room, the memory is made of several parts, and the program sees only the first part's handle. gpupool
-//! keeps one driver reference on each part while the program holds any.
+//! If no place has enough room, the memory is made of several parts, and the program sees one number. gpupool keeps driver references
+//! on all parts while the program holds any.
 //!
-//! The driver keeps a handle's number as long as the handle is referenced or its memory is mapped, so the number names the
-//! memory here. An entry is removed *before* the call that ends it, and put back if that call fails: the driver may give the
-//! number, or the address, to another thread before this one hears of the success.
+//! An entry is removed *before* the call that ends it, and put back if that call fails: the driver may give the handle, or the
+//! address, to another thread before this one hears of the success.
 
+use super::anchors::{Anchor, Anchors};
+use super::number::{Number, Numbers};
 use gpupool_cuda::{Access, Location, Physical};
 use gpupool_pool::{Accounts, Claim, Place, SoftRefusal};
 use std::collections::BTreeMap;
@@ -21,26 +21,111 @@ pub enum Origin {
     Imported,
 }
 
-/// One piece of physical memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
-    pub origin: Origin,
-    pub place: Place,
-    pub bytes: u64,
-    /// References that the program holds on it; for a part other than the first, 1 while it holds any on the whole.
-    references: u64,
-    /// Address ranges that it is mapped at, or being mapped at.
-    mappings: u64,
-    /// The handle of the first part, where this is one of several parts.
-    whole: Option<Physical>,
-}
-
 /// A part of what the program asked for in one piece, or all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     pub handle: Physical,
     pub place: Place,
+    /// 0 for memory of another process, of which nothing is counted here.
     pub bytes: u64,
+}
+
+/// What the program has one number for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Memory {
+    pub(super) origin: Origin,
+    /// In the order in which they are mapped.
+    pub(super) parts: Vec<Part>,
+    /// Whether it counts towards a limit.
+    pub(super) charged: bool,
+    /// References that the program holds on it.
+    pub(super) references: u64,
+    /// References that the driver knows of, on each part. No more than the program holds.
+    pub(super) held: u64,
+    /// Address ranges that it is mapped at, or being mapped at.
+    pub(super) mappings: u64,
+    /// Calls of the driver that use its handles, and are under way.
+    pub(super) calls: u64,
+    /// Calls that are about to give one more reference, and keep the entry meanwhile.
+    pub(super) retaining: u64,
+    /// Whether other physical memory is being put behind the number. Then no such call begins.
+    pub(super) moving: bool,
+    pub(super) anchors: Anchors,
+}
+
+impl Memory {
+    /// The GPU that the program believes it on, where some of it is not there.
+    pub(super) fn asked_elsewhere(&self) -> Option<u32> {
+        match self.origin {
+            Origin::Asked(device) if self.parts.iter().any(|part| part.place != Place::Gpu(device)) => Some(device),
+            _ => None,
+        }
+    }
+
+    /// Whether the driver's answers about it differ from what the program is to hear.
+    pub(super) fn is_disguised(&self) -> bool {
+        self.parts.len() > 1 || self.asked_elsewhere().is_some()
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.bytes).sum()
+    }
+}
+
+/// A range of addresses at which memory is mapped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    pub bytes: u64,
+    /// Where in the memory it begins.
+    pub offset: u64,
+    pub(super) number: Number,
+    /// What the program said about access, one entry a location.
+    pub(super) granted: Vec<Access>,
+    /// What it was granted beyond that.
+    pub(super) widened: Vec<Access>,
+}
+
+/// Mapped memory of one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub start: u64,
+    pub bytes: u64,
+    pub origin: Origin,
+    pub place: Place,
+    /// Whether it is a part of something.
+    pub is_part: bool,
+}
+
+impl Piece {
+    /// Whether it is not, or not for certain, on the GPU that it was asked for on. Of what is made of parts, those at home count,
+    /// too: a copy of the whole runs on one GPU.
+    pub fn may_be_elsewhere(&self) -> bool {
+        self.is_part || !matches!(self.origin, Origin::Asked(device) if self.place == Place::Gpu(device))
+    }
+}
+
+/// What a call maps.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Behind {
+    One(Physical),
+    Parts(Vec<Part>),
+}
+
+/// A reference that was taken off a number.
+#[derive(Debug)]
+pub struct Releasing {
+    number: Number,
+    /// As it was before.
+    before: Memory,
+    /// Whether that was the last of it.
+    is_end: bool,
+}
+
+impl Releasing {
+    /// What the driver is to release.
+    pub fn parts(&self) -> &[Part] {
+        &self.before.parts
+    }
 }
 
 /// What the driver is to be asked for a release.
@@ -48,257 +133,470 @@ pub struct Part {
 pub enum Release {
     /// To release a handle that is not known here.
     Unknown,
-    /// Nothing: the program holds other references on the parts.
+    /// Nothing: the program holds more references than the driver knows of.
     Counted,
-    /// To release these parts, the program's handle first; each as it was before, for [`Inventory::not_released`].
-    Parts(Vec<(Physical, Memory)>),
+    /// To release this handle, although the program holds no reference.
+    Refused(Physical),
+    /// To release these parts.
+    Parts(Releasing),
 }
 
 /// What is to be done for a handle that `cuMemRetainAllocationHandle` gave.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Retained {
-    /// Nothing more.
-    Plain,
-    /// The handle is that of a part. The program is to have this one, and the driver's reference is one too many.
-    Whole(Physical),
-    /// The program held no reference any more. It is to have this handle, the first part's, and the driver is to take a
-    /// reference on the other parts, which are mapped at these addresses.
-    Revived(Physical, Vec<u64>),
+    /// Nothing: this memory is not known here.
+    Unknown,
+    /// The program is to have this number.
+    As(Number),
+    /// The program is to have this number, and the driver's reference is one too many.
+    Extra(Number),
+    /// The program held no reference any more. It is to have this number, and the driver is to take a reference on the other
+    /// parts, which are mapped at these addresses.
+    Revived(Number, Vec<u64>),
 }
 
-impl Memory {
-    /// Whether it is a part of something.
-    pub fn is_part(&self) -> bool {
-        self.whole.is_some()
+/// Mappings that are about to go.
+#[derive(Debug, Default)]
+pub struct Unmapping {
+    mappings: Vec<(u64, Mapping)>,
+    /// The memory of which these were the last.
+    ended: Vec<(Number, Memory)>,
+}
+
+impl Unmapping {
+    pub fn is_empty(&self) -> bool {
+        self.mappings.is_empty()
     }
-
-    /// The GPU that the program believes it on, where it is not there.
-    fn asked_elsewhere(&self) -> Option<u32> {
-        match self.origin {
-            Origin::Asked(device) if self.place != Place::Gpu(device) => Some(device),
-            _ => None,
-        }
-    }
 }
 
-/// A range of addresses at which one piece of memory is mapped.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mapping {
-    pub bytes: u64,
-    pub handle: Physical,
-    /// What the program said about access, one entry a location.
-    granted: Vec<Access>,
-}
-
-/// The memory known here with its handles, and the addresses where it is mapped.
+/// What is known of memory that the program made, and of memory that others made and it imported.
 #[derive(Debug, Default)]
 pub struct Inventory {
-    memory: BTreeMap<Physical, Memory>,
-    mappings: BTreeMap<u64, Mapping>,
-    /// The parts of memory that is made of several, by the handle of the first.
-    wholes: BTreeMap<Physical, Vec<Part>>,
+    pub(super) memory: BTreeMap<Number, Memory>,
+    /// Whose the driver's handles are.
+    pub(super) numbers: BTreeMap<Physical, Number>,
+    pub(super) mappings: BTreeMap<u64, Mapping>,
+    next: Numbers,
+    /// Entries about which the driver's answers differ from what the program is to hear.
+    pub(super) disguised: usize,
     /// What the memory made here was charged to before it was made, and is credited to when it goes.
     pub accounts: Option<&'static Accounts>,
     /// By GPU, whether its program is to hear of it before the GPU overflows; until all that went elsewhere is gone.
-    soft: BTreeMap<u32, SoftRefusal>,
+    pub(super) soft: BTreeMap<u32, SoftRefusal>,
 }
 
 impl Inventory {
-    /// Pieces of memory in it.
+    /// Entries in it.
     pub fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// Enters memory that was asked for on this GPU and made as these parts, which had been charged.
-    pub fn made(&mut self, asked: u32, parts: &[Part]) {
-        let whole = parts.first().filter(|_| parts.len() > 1).map(|first| first.handle);
-        for &Part { handle, place, bytes } in parts {
-            let origin = Origin::Asked(asked);
-            self.memory.insert(handle, Memory { origin, place, bytes, references: 1, mappings: 0, whole });
+    /// Entries about which the driver's answers differ from what the program is to hear; those that are imported may.
+    pub fn disguised(&self) -> usize {
+        self.disguised
+    }
+
+    fn insert(&mut self, number: Number, memory: Memory) {
+        for part in &memory.parts {
+            self.numbers.insert(part.handle, number);
         }
-        if let Some(whole) = whole {
-            self.wholes.insert(whole, parts.to_vec());
+        self.disguised += usize::from(memory.is_disguised());
+        self.memory.insert(number, memory);
+    }
+
+    /// Removes what is neither referenced nor mapped.
+    fn take_unused(&mut self, number: Number) -> Option<Memory> {
+        self.memory.get(&number).filter(|it| it.references == 0 && it.mappings == 0 && it.retaining == 0)?;
+        let memory = self.memory.remove(&number)?;
+        for part in &memory.parts {
+            // The driver may have given the handle anew already.
+            if self.numbers.get(&part.handle) == Some(&number) {
+                self.numbers.remove(&part.handle);
+            }
         }
-        if parts.iter().any(|part| part.place != Place::Gpu(asked)) {
+        self.disguised -= usize::from(memory.is_disguised());
+        Some(memory)
+    }
+
+    /// The driver has ended memory that was taken out.
+    fn ended(&mut self, memory: &Memory) {
+        if let Some(accounts) = self.accounts.filter(|_| memory.charged) {
+            memory.parts.iter().for_each(|part| accounts.credit(Claim::Handles, part.place, part.bytes));
+        }
+        self.none_is_elsewhere(memory.asked_elsewhere());
+    }
+
+    /// Hears that something that was asked for on this GPU is elsewhere no longer.
+    pub(super) fn none_is_elsewhere(&mut self, device: Option<u32>) {
+        if let Some(device) = device
+            && !self.memory.values().any(|other| other.asked_elsewhere() == Some(device))
+        {
+            self.soft.entry(device).or_default().all_gone();
+        }
+    }
+
+    /// Enters memory that was asked for on this GPU and made as these parts; the number that the program is to have.
+    pub fn made(&mut self, asked: u32, parts: Vec<Part>, charged: bool) -> Number {
+        let number = self.next.next();
+        let memory = Memory {
+            origin: Origin::Asked(asked),
+            parts,
+            charged,
+            references: 1,
+            held: 1,
+            mappings: 0,
+            calls: 0,
+            retaining: 0,
+            moving: false,
+            anchors: Anchors::default(),
+        };
+        if memory.asked_elsewhere().is_some() {
             self.soft.entry(asked).or_default().overflowed();
         }
+        self.insert(number, memory);
+        number
     }
 
-    /// Enters memory that another process made and this one imported. It is charged to that process only.
-    pub fn imported(&mut self, handle: Physical, place: Place) {
-        let memory = Memory { origin: Origin::Imported, place, bytes: 0, references: 1, mappings: 0, whole: None };
-        self.memory.insert(handle, memory);
+    /// The driver gave this handle. Whether it is one of the numbers that no handle should be.
+    pub fn avoid(&mut self, handle: Physical) -> bool {
+        self.next.avoid(handle)
     }
 
-    /// The GPU that the memory of this handle was asked for on, where it is elsewhere.
-    pub fn asked_for(&self, handle: Physical) -> Option<u32> {
-        self.memory.get(&handle)?.asked_elsewhere()
+    /// Memory came in by a descriptor: what the program is to know it by. It is this process's own where the driver answers so;
+    /// what another process made is charged to that one only, and keeps the driver's handle, because it never moves.
+    pub fn imported(&mut self, handle: Physical, place: Option<Place>) -> Number {
+        let same = Number::same(handle);
+        if let Some(&number) = self.numbers.get(&handle) {
+            if let Some(memory) = self.memory.get_mut(&number) {
+                memory.references += 1;
+                memory.held += 1;
+                return number;
+            }
+        }
+        if let Some(place) = place {
+            let memory = Memory {
+                origin: Origin::Imported,
+                parts: vec![Part { handle, place, bytes: 0 }],
+                charged: false,
+                references: 1,
+                held: 1,
+                mappings: 0,
+                calls: 0,
+                retaining: 0,
+                moving: false,
+                anchors: Anchors::default(),
+            };
+            self.insert(same, memory);
+        }
+        same
     }
 
-    /// The parts behind a handle, if there are several.
-    pub fn parts(&self, handle: Physical) -> Option<&[Part]> {
-        self.wholes.get(&handle).map(Vec::as_slice)
+    /// The GPU that the memory of this number was asked for on, where it is elsewhere.
+    pub fn asked_for(&self, number: Number) -> Option<u32> {
+        self.memory.get(&number)?.asked_elsewhere()
     }
 
-    /// The driver is about to give one more reference on what is mapped at `address`: its handle, where that is known here
-    /// and not made of parts. Counted before, because another thread may release the last reference but this one meanwhile.
-    pub fn begin_retain(&mut self, address: u64) -> Option<Physical> {
-        let handle = self.mapping_at(address)?.1.handle;
-        let memory = self.memory.get_mut(&handle).filter(|memory| memory.whole.is_none())?;
-        memory.references += 1;
-        Some(handle)
+    /// Whether other physical memory is just being put behind this number, or behind one that is mapped in the range.
+    pub fn is_moving(&self, number: Number) -> bool {
+        self.memory.get(&number).is_some_and(|memory| memory.moving)
     }
 
-    /// Takes the reference of [`Inventory::begin_retain`] back: the call failed, or gave a handle of other memory.
-    pub fn not_retained(&mut self, handle: Physical) {
-        let _ = self.release_one(handle);
+    /// Whether that holds for anything that is mapped in this range.
+    pub fn is_moving_in(&self, address: u64, bytes: u64) -> bool {
+        self.mappings.range(address..address.saturating_add(bytes)).any(|(_, mapping)| self.is_moving(mapping.number))
+            || self.mapping_at(address).is_some_and(|(_, mapping)| self.is_moving(mapping.number))
+    }
+
+    /// A call of the driver is about to use the handles of this number, which are these. [`Inventory::end_call`] is to follow.
+    pub fn begin_call(&mut self, number: Number) -> Option<&[Part]> {
+        let memory = self.memory.get_mut(&number)?;
+        memory.calls += 1;
+        Some(&memory.parts)
+    }
+
+    /// That call is over.
+    pub fn end_call(&mut self, number: Number) {
+        if let Some(memory) = self.memory.get_mut(&number) {
+            memory.calls = memory.calls.saturating_sub(1);
+        }
+    }
+
+    /// A call is about to give memory of this number away.
+    pub fn anchor(&mut self, number: Number, anchor: Anchor) {
+        if let Some(memory) = self.memory.get_mut(&number) {
+            memory.anchors.add(anchor);
+        }
+    }
+
+    /// The call failed that [`Inventory::anchor`] was for.
+    pub fn withdraw_anchor(&mut self, number: Number, anchor: Anchor) {
+        if let Some(memory) = self.memory.get_mut(&number) {
+            memory.anchors.withdraw(anchor);
+        }
+    }
+
+    /// The numbers of what is mapped in a range, or reaches into it.
+    pub fn numbers_in(&self, address: u64, bytes: u64) -> Vec<Number> {
+        let before = self.mapping_at(address).filter(|(start, _)| *start < address).map(|(_, mapping)| mapping.number);
+        before.into_iter().chain(self.in_range(address, bytes).map(|(_, mapping)| mapping.number)).collect()
+    }
+
+    /// The driver is about to give one more reference on what is mapped at `address`: its number, where that is known here.
+    /// Noted before, because another thread may release the last reference meanwhile.
+    pub fn begin_retain(&mut self, address: u64) -> Option<Number> {
+        let number = self.mapping_at(address)?.1.number;
+        let memory = self.memory.get_mut(&number)?;
+        memory.retaining += 1;
+        Some(number)
+    }
+
+    /// Ends what [`Inventory::begin_retain`] began: the call failed, or gave a handle of other memory.
+    pub fn not_retained(&mut self, number: Number) {
+        if let Some(memory) = self.memory.get_mut(&number) {
+            memory.retaining -= 1;
+        }
+        if let Some(memory) = self.take_unused(number) {
+            self.ended(&memory);
+        }
     }
 
     /// The driver gave one more reference on this handle, for the memory mapped at `address`.
-    pub fn retained(&mut self, handle: Physical, address: u64) -> Retained {
-        let Some(memory) = self.memory.get_mut(&handle) else { return Retained::Plain };
-        let Some(whole) = memory.whole else {
-            memory.references += 1;
-            return Retained::Plain;
-        };
-        if let Some(first) = self.memory.get_mut(&whole).filter(|first| first.references > 0) {
-            first.references += 1;
-            return Retained::Whole(whole);
-        }
-        let start = self.mapped_whole(address).map_or(0, |(start, _)| start);
-        let (mut at, mut others) = (start, Vec::new());
-        for part in self.wholes.get(&whole).into_iter().flatten() {
-            if part.handle != handle {
-                others.push(at);
+    pub fn retained(&mut self, expected: Option<Number>, handle: Physical, address: u64) -> Retained {
+        let number = self.numbers.get(&handle).copied();
+        if expected != number {
+            if let Some(expected) = expected {
+                self.not_retained(expected);
             }
-            at += part.bytes;
+            if let Some(memory) = number.and_then(|number| self.memory.get_mut(&number)) {
+                memory.retaining += 1;
+            }
         }
-        Retained::Revived(whole, others)
+        let Some(number) = number else { return Retained::Unknown };
+        let start = self.mapping_at(address).map_or(0, |(start, _)| start);
+        let Some(memory) = self.memory.get_mut(&number) else { return Retained::Unknown };
+        if memory.parts.len() > 1 && memory.held == 0 {
+            let (mut at, mut others) = (start, Vec::new());
+            for part in &memory.parts {
+                if part.handle != handle {
+                    others.push(at);
+                }
+                at += part.bytes;
+            }
+            return Retained::Revived(number, others);
+        }
+        memory.retaining -= 1;
+        memory.references += 1;
+        if memory.parts.len() > 1 {
+            return Retained::Extra(number);
+        }
+        memory.held += 1;
+        Retained::As(number)
     }
 
     /// Notes that the driver took the references that [`Retained::Revived`] asked for, one on each part.
-    pub fn revived(&mut self, whole: Physical) {
-        for part in self.wholes.get(&whole).into_iter().flatten() {
-            if let Some(memory) = self.memory.get_mut(&part.handle) {
-                memory.references += 1;
-            }
+    pub fn revived(&mut self, number: Number) {
+        if let Some(memory) = self.memory.get_mut(&number) {
+            memory.retaining -= 1;
+            memory.references += 1;
+            memory.held += 1;
         }
     }
 
-    /// Takes one of the program's references off this handle, before the driver releases it.
-    pub fn release(&mut self, handle: Physical) -> Release {
-        let Some(memory) = self.memory.get_mut(&handle).filter(|memory| memory.references > 0) else {
-            return Release::Unknown;
-        };
-        if memory.whole.is_some() && memory.references > 1 {
+    /// Takes one of the program's references off this number, before the driver releases it. [`Inventory::end_release`] is to follow
+    /// where it is to release parts.
+    pub fn release(&mut self, number: Number) -> Release {
+        let Some(memory) = self.memory.get_mut(&number) else { return Release::Unknown };
+        if memory.references == 0 {
+            return Release::Refused(memory.parts[0].handle);
+        }
+        if memory.references > memory.held {
             memory.references -= 1;
             return Release::Counted;
         }
-        let handles = match self.parts(handle) {
-            Some(parts) => parts.iter().map(|part| part.handle).collect(),
-            None => vec![handle],
-        };
-        Release::Parts(handles.into_iter().filter_map(|handle| Some((handle, self.release_one(handle)?))).collect())
-    }
-
-    fn release_one(&mut self, handle: Physical) -> Option<Memory> {
-        let memory = self.memory.get_mut(&handle)?;
-        let before = *memory;
         memory.references -= 1;
-        self.drop_unused(handle);
-        Some(before)
+        memory.held -= 1;
+        if let Some(before) = self.take_unused(number) {
+            return Release::Parts(Releasing { number, before, is_end: true });
+        }
+        match self.memory.get_mut(&number) {
+            Some(memory) => {
+                memory.calls += 1;
+                Release::Parts(Releasing { number, before: memory.clone(), is_end: false })
+            }
+            None => Release::Unknown,
+        }
     }
 
-    /// Puts back what [`Inventory::release`] took out, where the driver failed to release it.
-    pub fn not_released(&mut self, parts: &[(Physical, Memory)]) {
-        for &(handle, before) in parts {
-            match self.memory.get_mut(&handle) {
-                Some(memory) => memory.references += 1,
-                None => {
-                    self.memory.insert(handle, before);
-                    if let Some(accounts) = self.accounts {
-                        accounts.charge_existing(Claim::Handles, before.place, before.bytes);
-                    }
+    /// How the release ended. Where the driver refused it, the reference is put back.
+    pub fn end_release(&mut self, releasing: Releasing, succeeded: bool) {
+        let Releasing { number, mut before, is_end } = releasing;
+        if !is_end {
+            self.end_call(number);
+        }
+        if succeeded {
+            if is_end {
+                self.ended(&before);
+            }
+            return;
+        }
+        match self.memory.get_mut(&number) {
+            Some(memory) => {
+                memory.references += 1;
+                memory.held += 1;
+            }
+            None => {
+                // Its last mapping may have gone meanwhile.
+                if let Some(accounts) = self.accounts.filter(|_| before.charged && !is_end) {
+                    before
+                        .parts
+                        .iter()
+                        .for_each(|part| accounts.charge_existing(Claim::Handles, part.place, part.bytes));
                 }
+                (before.references, before.held, before.mappings) = (1, 1, 0);
+                (before.calls, before.retaining) = (0, 0);
+                self.insert(number, before);
             }
-        }
-        if let [(_, Memory { whole: Some(whole), .. }), _, ..] = *parts {
-            let part = |&(handle, Memory { place, bytes, .. }): &(Physical, Memory)| Part { handle, place, bytes };
-            self.wholes.entry(whole).or_insert_with(|| parts.iter().map(part).collect());
         }
     }
 
-    /// Counts a mapping of this handle that is about to be made. Returns the memory's parts, none where it is not known here.
-    pub fn begin_map(&mut self, handle: Physical) -> Vec<Part> {
-        let Some(&Memory { place, bytes, .. }) = self.memory.get(&handle) else { return Vec::new() };
-        let parts = self.parts(handle).map_or_else(|| vec![Part { handle, place, bytes }], <[Part]>::to_vec);
-        for part in &parts {
-            if let Some(memory) = self.memory.get_mut(&part.handle) {
-                memory.mappings += 1;
-            }
+    /// The driver did not release this part of memory whose other parts it did: nobody can have it any more, but it is there.
+    pub fn stranded(&mut self, part: &Part) {
+        if let Some(accounts) = self.accounts {
+            accounts.charge_existing(Claim::Handles, part.place, part.bytes);
         }
-        parts
+    }
+
+    /// Counts a mapping of this number that is about to be made. Returns what is behind it, `None` where it is not known here.
+    /// [`Inventory::end_map`] is to follow.
+    pub fn begin_map(&mut self, number: Number) -> Option<Behind> {
+        let memory = self.memory.get_mut(&number)?;
+        memory.mappings += 1;
+        memory.calls += 1;
+        Some(match memory.parts[..] {
+            [Part { handle, .. }] => Behind::One(handle),
+            _ => Behind::Parts(memory.parts.clone()),
+        })
     }
 
     /// Ends what [`Inventory::begin_map`] began: a mapping of `bytes` at `address`, which succeeded or not.
-    pub fn end_map(&mut self, parts: &[Part], mut address: u64, bytes: u64, succeeded: bool) {
-        for part in parts {
-            if succeeded {
-                // What is not made here has no size here.
-                let bytes = if parts.len() > 1 { part.bytes } else { bytes };
-                self.mappings.insert(address, Mapping { bytes, handle: part.handle, granted: Vec::new() });
-                address += bytes;
-            } else {
-                self.unmapped(part.handle);
-            }
+    pub fn end_map(&mut self, number: Number, address: u64, bytes: u64, offset: u64, succeeded: bool) {
+        self.end_call(number);
+        if succeeded {
+            let mapping = Mapping { bytes, offset, number, granted: Vec::new(), widened: Vec::new() };
+            self.mappings.insert(address, mapping);
+            return;
+        }
+        if let Some(memory) = self.memory.get_mut(&number) {
+            memory.mappings -= 1;
+        }
+        if let Some(memory) = self.take_unused(number) {
+            self.ended(&memory);
         }
     }
 
-    /// Removes the mappings in a range, before the driver unmaps them, and returns them.
-    pub fn take_mappings(&mut self, address: u64, bytes: u64) -> Vec<(u64, Mapping)> {
+    /// Whether a range ends inside memory that is made of parts. The driver would unmap a part, or set access to one.
+    pub fn cuts(&self, address: u64, bytes: u64) -> bool {
+        let end = address.saturating_add(bytes);
+        let is_cut = |at: u64| {
+            self.mapping_at(at).is_some_and(|(start, mapping)| {
+                start < at && self.memory.get(&mapping.number).is_some_and(|memory| memory.parts.len() > 1)
+            })
+        };
+        is_cut(address) || is_cut(end)
+    }
+
+    /// Removes the mappings in a range, before the driver unmaps them. [`Inventory::end_unmap`] is to follow.
+    pub fn begin_unmap(&mut self, address: u64, bytes: u64) -> Unmapping {
+        let mut unmapping = Unmapping::default();
         let starts: Vec<u64> = self.in_range(address, bytes).map(|(start, _)| *start).collect();
-        starts.into_iter().filter_map(|start| Some((start, self.mappings.remove(&start)?))).collect()
+        for start in starts {
+            let Some(mapping) = self.mappings.remove(&start) else { continue };
+            let number = mapping.number;
+            unmapping.mappings.push((start, mapping));
+            if let Some(memory) = self.memory.get_mut(&number) {
+                memory.mappings -= 1;
+                memory.calls += 1;
+            }
+            unmapping.ended.extend(self.take_unused(number).map(|memory| (number, memory)));
+        }
+        unmapping
     }
 
-    /// Puts mappings back that [`Inventory::take_mappings`] removed, because the driver did not unmap them.
-    pub fn put_back(&mut self, taken: Vec<(u64, Mapping)>) {
-        self.mappings.extend(taken);
-    }
-
-    /// Counts one mapping of this handle's memory less.
-    pub fn unmapped(&mut self, handle: Physical) {
-        if let Some(memory) = self.memory.get_mut(&handle) {
-            memory.mappings -= 1;
-            self.drop_unused(handle);
+    /// How the unmapping ended. Where the driver refused it, the mappings are put back.
+    pub fn end_unmap(&mut self, unmapping: Unmapping, succeeded: bool) {
+        let Unmapping { mappings, ended } = unmapping;
+        for (number, memory) in ended {
+            if succeeded {
+                self.ended(&memory);
+            } else {
+                self.insert(number, memory);
+            }
+        }
+        for (start, mapping) in mappings {
+            self.end_call(mapping.number);
+            if !succeeded {
+                if let Some(memory) = self.memory.get_mut(&mapping.number) {
+                    memory.mappings += 1;
+                }
+                self.mappings.insert(start, mapping);
+            }
         }
     }
 
     /// The mapping at this address whose memory the program believes on another GPU: that GPU, and where it is.
     pub fn elsewhere_at(&self, address: u64) -> Option<(u32, Place)> {
-        let memory = self.memory.get(&self.mapping_at(address)?.1.handle)?;
-        Some((memory.asked_elsewhere()?, memory.place))
+        let piece = self.pieces_of(self.mapping_at(address)?).find(|piece| address < piece.start + piece.bytes)?;
+        match piece.origin {
+            Origin::Asked(device) if piece.place != Place::Gpu(device) => Some((device, piece.place)),
+            _ => None,
+        }
     }
 
-    /// The mappings in a range with their memory.
-    pub fn mapped_in(&self, address: u64, bytes: u64) -> Vec<(u64, u64, Memory)> {
-        let known =
-            |(start, mapping): (&u64, &Mapping)| Some((*start, mapping.bytes, *self.memory.get(&mapping.handle)?));
-        self.in_range(address, bytes).filter_map(known).collect()
+    /// The mappings in a range, piece by piece.
+    pub fn mapped_in(&self, address: u64, bytes: u64) -> Vec<Piece> {
+        self.in_range(address, bytes).flat_map(|(start, mapping)| self.pieces_of((*start, mapping))).collect()
+    }
+
+    fn pieces_of<'a>(&'a self, (start, mapping): (u64, &'a Mapping)) -> impl Iterator<Item = Piece> + 'a {
+        let memory = self.memory.get(&mapping.number);
+        let mut at = start;
+        memory.into_iter().flat_map(|memory| memory.parts.iter().map(move |part| (memory, part))).map(
+            move |(memory, part)| {
+                let is_part = memory.parts.len() > 1;
+                let bytes = if is_part { part.bytes } else { mapping.bytes };
+                let piece = Piece { start: at, bytes, origin: memory.origin, place: part.place, is_part };
+                at += bytes;
+                piece
+            },
+        )
     }
 
     /// The program set access to a range.
     pub fn granted(&mut self, address: u64, bytes: u64, list: &[Access]) {
         for (_, mapping) in self.mappings.range_mut(address..address.saturating_add(bytes)) {
             for access in list {
+                mapping.widened.retain(|known| known.location != access.location);
                 mapping.granted.retain(|known| known.location != access.location);
                 mapping.granted.push(*access);
             }
         }
     }
 
+    /// What is mapped at `address` was granted to these as well.
+    pub fn widened(&mut self, address: u64, list: &[Access]) {
+        let mapping =
+            self.mappings.range_mut(..=address).next_back().filter(|(start, it)| address - **start < it.bytes);
+        let Some((_, mapping)) = mapping else { return };
+        for access in list {
+            mapping.widened.retain(|known| known.location != access.location);
+            mapping.widened.push(*access);
+        }
+    }
+
     /// The access that the program itself gave a location at this address; `None` where the driver's answer is that.
     pub fn access_at(&self, address: u64, location: Location) -> Option<i32> {
         let (_, mapping) = self.mapping_at(address)?;
+        mapping.widened.iter().find(|known| known.location == location)?;
         Some(mapping.granted.iter().find(|known| known.location == location).map_or(0, |known| known.flags))
     }
 
@@ -310,38 +608,17 @@ impl Inventory {
     /// Where memory that is made of parts starts and its bytes, if one of its parts is mapped at this address.
     pub fn mapped_whole(&self, address: u64) -> Option<(u64, u64)> {
         let (start, mapping) = self.mapping_at(address)?;
-        let parts = self.wholes.get(&self.memory.get(&mapping.handle)?.whole?)?;
-        let before: u64 = parts.iter().take_while(|part| part.handle != mapping.handle).map(|part| part.bytes).sum();
-        Some((start - before, parts.iter().map(|part| part.bytes).sum()))
+        let memory = self.memory.get(&mapping.number).filter(|memory| memory.parts.len() > 1)?;
+        Some((start, memory.bytes()))
     }
 
-    fn mapping_at(&self, address: u64) -> Option<(u64, &Mapping)> {
+    pub(super) fn mapping_at(&self, address: u64) -> Option<(u64, &Mapping)> {
         let (start, mapping) = self.mappings.range(..=address).next_back()?;
         (address - start < mapping.bytes).then_some((*start, mapping))
     }
 
     fn in_range(&self, address: u64, bytes: u64) -> impl Iterator<Item = (&u64, &Mapping)> {
         self.mappings.range(address..address.saturating_add(bytes))
-    }
-
-    fn drop_unused(&mut self, handle: Physical) {
-        let Some(memory) = self.memory.get(&handle).filter(|it| it.references == 0 && it.mappings == 0).copied() else {
-            return;
-        };
-        self.memory.remove(&handle);
-        if let Some(accounts) = self.accounts {
-            accounts.credit(Claim::Handles, memory.place, memory.bytes);
-        }
-        if let Some(whole) = memory.whole
-            && !self.memory.values().any(|other| other.whole == Some(whole))
-        {
-            self.wholes.remove(&whole);
-        }
-        if let Some(device) = memory.asked_elsewhere()
-            && !self.memory.values().any(|other| other.asked_elsewhere() == Some(device))
-        {
-            self.soft.entry(device).or_default().all_gone();
-        }
     }
 }
 
@@ -355,7 +632,7 @@ mod tests {
     const SECOND: Physical = Physical::from_raw(8);
 
     /// Memory of these sizes at the peer, in one piece for the program.
-    fn with(sizes: &[u64]) -> Inventory {
+    fn with(sizes: &[u64]) -> (Inventory, Number) {
         let accounts: &Accounts = Box::leak(Box::new(Accounts::new(&[PlaceSpec { place: PEER, limit: 15 }])));
         let mut inventory = Inventory { accounts: Some(accounts), ..Inventory::default() };
         assert!(accounts.charge(Claim::Handles, PEER, sizes.iter().sum()));
@@ -364,102 +641,176 @@ mod tests {
             place: PEER,
             bytes: *bytes,
         };
-        inventory.made(0, &sizes.iter().enumerate().map(part).collect::<Vec<_>>());
-        inventory
+        let number = inventory.made(0, sizes.iter().enumerate().map(part).collect(), true);
+        (inventory, number)
     }
 
     fn own(inventory: &Inventory) -> u64 {
         inventory.accounts.map_or(0, |accounts| accounts.of(Claim::Handles, PEER))
     }
 
-    fn map(inventory: &mut Inventory, address: u64) {
-        let parts = inventory.begin_map(FIRST);
-        assert!(!parts.is_empty());
-        inventory.end_map(&parts, address, 10, true);
+    fn map(inventory: &mut Inventory, number: Number, address: u64) {
+        assert!(inventory.begin_map(number).is_some());
+        inventory.end_map(number, address, 10, 0, true);
     }
 
     fn unmap(inventory: &mut Inventory) {
-        for (_, mapping) in inventory.take_mappings(0, 1000) {
-            inventory.unmapped(mapping.handle);
+        let unmapping = inventory.begin_unmap(0, 1000);
+        inventory.end_unmap(unmapping, true);
+    }
+
+    /// Releases a reference; of how many parts the driver is asked to.
+    fn release(inventory: &mut Inventory, number: Number) -> usize {
+        match inventory.release(number) {
+            Release::Parts(releasing) => {
+                let parts = releasing.parts().len();
+                inventory.end_release(releasing, true);
+                parts
+            }
+            Release::Counted => 0,
+            other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn memory_that_is_released_while_mapped_lives_until_it_is_unmapped() {
-        let mut inventory = with(&[10]);
-        map(&mut inventory, 100);
-        assert!(matches!(inventory.release(FIRST), Release::Parts(parts) if parts.len() == 1));
+        let (mut inventory, number) = with(&[10]);
+        map(&mut inventory, number, 100);
+        assert_eq!(release(&mut inventory, number), 1);
+        assert!(matches!(inventory.release(number), Release::Refused(FIRST)), "for the driver to refuse");
         assert_eq!(own(&inventory), 10);
         assert_eq!(inventory.elsewhere_at(105), Some((0, PEER)));
-        map(&mut inventory, 200);
+        map(&mut inventory, number, 200);
         unmap(&mut inventory);
-        assert_eq!((inventory.len(), own(&inventory)), (0, 0));
+        assert_eq!((inventory.len(), inventory.disguised(), own(&inventory)), (0, 0, 0));
+        assert!(matches!(inventory.release(number), Release::Unknown));
     }
 
     #[test]
     fn memory_stays_known_that_is_released_while_it_is_retained() {
-        let mut inventory = with(&[10]);
-        map(&mut inventory, 100);
-        assert_eq!((inventory.begin_retain(99), inventory.begin_retain(105)), (None, Some(FIRST)));
-        assert!(matches!(inventory.release(FIRST), Release::Parts(_)));
+        let (mut inventory, number) = with(&[10]);
+        map(&mut inventory, number, 100);
+        assert_eq!((inventory.begin_retain(99), inventory.begin_retain(105)), (None, Some(number)));
+        assert_eq!(release(&mut inventory, number), 1, "the reference that is under way is not the program's yet");
         unmap(&mut inventory);
-        assert_eq!((inventory.len(), own(&inventory)), (1, 10), "the driver gave a handle of it");
-        inventory.not_retained(FIRST);
+        assert_eq!((inventory.len(), own(&inventory)), (1, 10), "the driver is about to give a handle of it");
+        assert_eq!(inventory.retained(Some(number), FIRST, 105), Retained::As(number));
+        assert_eq!((inventory.len(), own(&inventory)), (1, 10));
+        assert_eq!(release(&mut inventory, number), 1);
+        assert_eq!((inventory.len(), own(&inventory)), (0, 0));
+
+        let (mut inventory, number) = with(&[10]);
+        map(&mut inventory, number, 100);
+        assert_eq!(inventory.begin_retain(105), Some(number));
+        release(&mut inventory, number);
+        unmap(&mut inventory);
+        inventory.not_retained(number);
         assert_eq!((inventory.len(), own(&inventory)), (0, 0), "or did not");
     }
 
     #[test]
-    fn a_failed_call_leaves_everything_as_it_was() {
-        let mut inventory = with(&[10]);
-        let Release::Parts(before) = inventory.release(FIRST) else { panic!("the driver is to be asked") };
+    fn a_handle_of_other_memory_than_was_mapped_before_the_call_is_counted_for_that() {
+        let (mut inventory, first) = with(&[10]);
+        map(&mut inventory, first, 100);
+        let second = inventory.made(0, vec![Part { handle: SECOND, place: Place::Gpu(0), bytes: 10 }], false);
+        assert_eq!(inventory.begin_retain(100), Some(first));
+        assert_eq!(inventory.retained(Some(first), SECOND, 100), Retained::As(second));
+        assert_eq!((release(&mut inventory, second), release(&mut inventory, second)), (1, 1));
+        assert_eq!(inventory.begin_retain(100), Some(first));
+        assert_eq!(inventory.retained(Some(first), Physical::from_raw(99), 100), Retained::Unknown);
+        assert_eq!(release(&mut inventory, first), 1);
+        unmap(&mut inventory);
         assert_eq!(inventory.len(), 0);
-        inventory.not_released(&before);
-        assert_eq!((inventory.len(), own(&inventory)), (1, 10));
-        let parts = inventory.begin_map(FIRST);
-        inventory.end_map(&parts, 100, 10, false);
+    }
+
+    #[test]
+    fn a_failed_call_leaves_everything_as_it_was() {
+        let (mut inventory, number) = with(&[10]);
+        let Release::Parts(releasing) = inventory.release(number) else { panic!("the driver is to be asked") };
+        assert_eq!(inventory.len(), 0);
+        inventory.end_release(releasing, false);
+        assert_eq!((inventory.len(), inventory.disguised(), own(&inventory)), (1, 1, 10));
+        let _ = inventory.begin_map(number);
+        inventory.end_map(number, 100, 10, 0, false);
         assert_eq!(inventory.elsewhere_at(100), None);
-        map(&mut inventory, 100);
-        let taken = inventory.take_mappings(100, 10);
-        inventory.put_back(taken);
-        assert_eq!(inventory.elsewhere_at(109), Some((0, PEER)));
-        assert_eq!(inventory.elsewhere_at(110), None);
+        map(&mut inventory, number, 100);
+        release(&mut inventory, number);
+        let unmapping = inventory.begin_unmap(100, 10);
+        assert_eq!(inventory.len(), 0, "the driver may give its handle to somebody else now");
+        inventory.end_unmap(unmapping, false);
+        assert_eq!((inventory.elsewhere_at(109), inventory.elsewhere_at(110)), (Some((0, PEER)), None));
+        unmap(&mut inventory);
+        assert_eq!((inventory.len(), own(&inventory)), (0, 0));
+    }
+
+    #[test]
+    fn a_release_that_fails_after_the_last_unmap_leaves_a_reference() {
+        let (mut inventory, number) = with(&[10]);
+        map(&mut inventory, number, 100);
+        let Release::Parts(releasing) = inventory.release(number) else { panic!("the driver is to be asked") };
+        unmap(&mut inventory);
+        assert_eq!(own(&inventory), 0);
+        inventory.end_release(releasing, false);
+        assert_eq!((inventory.len(), own(&inventory)), (1, 10));
+        assert_eq!(release(&mut inventory, number), 1);
+        assert_eq!((inventory.len(), own(&inventory)), (0, 0));
     }
 
     #[test]
     fn parts_are_one_to_the_program() {
-        let mut inventory = with(&[4, 6]);
-        map(&mut inventory, 100);
+        let (mut inventory, number) = with(&[4, 6]);
+        map(&mut inventory, number, 100);
         assert_eq!(inventory.mapped_whole(107), Some((100, 10)));
-        assert_eq!(inventory.retained(SECOND, 107), Retained::Whole(FIRST));
-        assert!(matches!(inventory.release(FIRST), Release::Counted));
-        assert!(matches!(inventory.release(FIRST), Release::Parts(parts) if parts.len() == 2));
-        assert!(matches!(inventory.release(FIRST), Release::Unknown), "there is none left to release");
-        assert_eq!(inventory.retained(SECOND, 107), Retained::Revived(FIRST, vec![100]));
-        inventory.revived(FIRST);
+        assert!(
+            inventory.cuts(100, 4) && inventory.cuts(104, 6) && !inventory.cuts(100, 10) && !inventory.cuts(90, 30)
+        );
+        assert_eq!(inventory.begin_retain(107), Some(number));
+        assert_eq!(inventory.retained(Some(number), SECOND, 107), Retained::Extra(number));
+        assert_eq!((release(&mut inventory, number), release(&mut inventory, number)), (0, 2));
+        assert!(matches!(inventory.release(number), Release::Refused(FIRST)), "there is none left to release");
+        assert_eq!(inventory.begin_retain(107), Some(number));
+        assert_eq!(inventory.retained(Some(number), SECOND, 107), Retained::Revived(number, vec![100]));
+        inventory.revived(number);
         unmap(&mut inventory);
-        assert_eq!((inventory.len(), own(&inventory)), (2, 10), "held by the handle that was taken again");
-        let _ = inventory.release(FIRST);
+        assert_eq!((inventory.len(), own(&inventory)), (1, 10), "held by the number that was taken again");
+        assert_eq!(release(&mut inventory, number), 2);
         assert_eq!((inventory.len(), own(&inventory)), (0, 0));
-        assert!(inventory.parts(FIRST).is_none());
+        assert!(inventory.numbers.is_empty());
+    }
+
+    #[test]
+    fn a_handle_that_the_driver_gives_anew_is_the_new_memory_s() {
+        let (mut inventory, old) = with(&[10]);
+        let Release::Parts(releasing) = inventory.release(old) else { panic!("the driver is to be asked") };
+        let new = inventory.made(0, vec![Part { handle: FIRST, place: Place::Gpu(0), bytes: 10 }], false);
+        inventory.end_release(releasing, true);
+        assert_ne!(old, new);
+        assert_eq!(inventory.imported(FIRST, None), new, "as the driver answers about a descriptor of it");
+        assert_eq!((release(&mut inventory, new), release(&mut inventory, new)), (1, 1));
+        assert_eq!(inventory.len(), 0);
     }
 
     #[test]
     fn the_program_hears_back_what_it_set() {
-        let mut inventory = with(&[10]);
-        map(&mut inventory, 100);
+        let (mut inventory, number) = with(&[10]);
+        map(&mut inventory, number, 100);
         let device = |id| Location { kind: Location::DEVICE, id };
-        inventory.granted(100, 10, &[Access { location: device(0), flags: 3 }]);
-        inventory.granted(100, 10, &[Access { location: device(0), flags: 1 }]);
-        assert_eq!(inventory.access_at(100, device(0)), Some(1));
-        assert_eq!(inventory.access_at(100, device(1)), Some(0), "granted by us, not by the program");
-        assert_eq!(inventory.access_at(99, device(0)), None);
+        let access = |id, flags| Access { location: device(id), flags };
+        inventory.granted(100, 10, &[access(0, 3)]);
+        inventory.widened(100, &[access(1, 3), access(2, 3)]);
+        assert_eq!(inventory.access_at(105, device(0)), None, "as the driver says");
+        assert_eq!(inventory.access_at(105, device(1)), Some(0), "granted by us, not by the program");
+        inventory.granted(100, 10, &[access(1, 1)]);
+        assert_eq!(inventory.access_at(105, device(1)), None);
+        inventory.widened(100, &[access(1, 3)]);
+        assert_eq!((inventory.access_at(105, device(1)), inventory.access_at(99, device(1))), (Some(1), None));
     }
 
     #[test]
     fn a_caching_program_is_told_again_once_everything_is_back() {
-        let mut inventory = with(&[10]);
+        let (mut inventory, number) = with(&[10]);
         assert!(!inventory.refuse_softly(0, 10), "it has overflowed");
-        let _ = inventory.release(FIRST);
+        release(&mut inventory, number);
         assert!(inventory.refuse_softly(0, 10) && !inventory.refuse_softly(0, 10));
     }
 }

@@ -1,14 +1,24 @@
-//! Programs with their own virtual memory management (JAX, PyTorch's expandable segments): `cuMemCreate` for a GPU that
-//! has no memory left is served at the next place of the pool's order, and everything the program asks about that memory
-//! is answered as if it lay where it was asked for.
+//! Programs with their own virtual memory management (JAX, PyTorch's expandable segments). What a program makes by `cuMemCreate` has a
+//! number of ours in place of the driver's handle ([`number`]), so that the memory behind it may change; whatever reaches its physical
+//! pages by another way is noted as an anchor ([`anchors`]) *before* it is given out.
 //!
-//! Memory that no place has enough room for is made of parts behind one handle, which are mapped one after the other. Handles
-//! whose memory is where it was asked for are not known here, unless the user set a limit on that GPU: then they count.
+//! A request for a GPU that has no memory left is served at the next place of the pool's order, and everything the program asks
+//! about that memory is answered as if it lay where it was asked for. Memory that no place has enough room for is made of parts
+//! behind one number, which are mapped one after the other.
+//!
+//! Memory that never moves keeps the driver's handle: what another process made, and what is of a kind that only one place can give
+//! (compressed, shared over a fabric, for sparse arrays or decompression, of the host).
 
+mod anchors;
+#[cfg(test)]
+mod exchange;
 mod inventory;
+mod number;
 mod steer;
 
-pub use inventory::{Mapping, Part, Release, Retained};
+pub use anchors::Anchor;
+pub use inventory::{Behind, Part, Release, Releasing, Retained, Unmapping};
+pub use number::Number;
 pub use steer::{Request, create};
 
 use crate::backing;
@@ -16,30 +26,50 @@ use crate::bypass;
 use crate::serve::memory;
 use gpupool_cuda::{Access, CuResult, Driver, Location, Physical};
 use gpupool_pool::{Lenders, Place};
-use inventory::{Inventory, Memory, Origin};
-use parking_lot::Mutex;
+use inventory::{Inventory, Origin, Piece};
+use parking_lot::{Condvar, Mutex};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 static INVENTORY: Mutex<Option<Inventory>> = Mutex::new(None);
-/// Pieces of memory in the inventory, readable without the lock.
+/// Told whenever other memory was put behind a number.
+static SETTLED: Condvar = Condvar::new();
+/// Entries in the inventory, readable without the lock.
 static KNOWN: AtomicUsize = AtomicUsize::new(0);
+/// Entries about which the driver's answers are not what the program is to hear.
+static DISGUISED: AtomicUsize = AtomicUsize::new(0);
 
 /// Looks at the inventory, or changes it. Nothing in here may call the driver.
 fn with_inventory<T>(act: impl FnOnce(&mut Inventory) -> T) -> T {
-    let mut inventory = INVENTORY.lock();
-    let inventory = inventory.get_or_insert_default();
+    with_settled(|_| false, act)
+}
+
+/// The same, once `is_moving` says no more that other memory is being put behind what is meant. Whoever does that waits for no call
+/// of the program's.
+fn with_settled<T>(is_moving: impl Fn(&Inventory) -> bool, act: impl FnOnce(&mut Inventory) -> T) -> T {
+    let mut guard = INVENTORY.lock();
+    while guard.as_ref().is_some_and(&is_moving) {
+        SETTLED.wait(&mut guard);
+    }
+    let inventory = guard.get_or_insert_default();
     // There is a plan before anything is charged, not always before the first look.
     inventory.accounts = inventory.accounts.or_else(memory::accounts);
     let value = act(inventory);
     KNOWN.store(inventory.len(), Ordering::Release);
+    DISGUISED.store(inventory.disguised(), Ordering::Release);
     value
 }
 
 /// Whether anything is known of memory of the program's own.
 #[inline]
-pub fn is_any() -> bool {
+fn is_any() -> bool {
     KNOWN.load(Ordering::Acquire) != 0
+}
+
+/// Whether the driver's answers about any memory of the program's own are not what it is to hear.
+#[inline]
+pub fn is_any_disguised() -> bool {
+    DISGUISED.load(Ordering::Acquire) != 0
 }
 
 /// Acts on the inventory where there is anything in it.
@@ -48,96 +78,167 @@ fn with_known<T>(act: impl FnOnce(&mut Inventory) -> Option<T>) -> Option<T> {
     if is_any() { with_inventory(act) } else { None }
 }
 
-/// The GPU that the memory of this handle was asked for on, where it is elsewhere.
-pub fn asked_for(handle: Physical) -> Option<u32> {
-    with_known(|inventory| inventory.asked_for(handle))
+/// The same, once nothing is put behind this number any more.
+fn with_number<T>(number: Number, act: impl FnOnce(&mut Inventory) -> Option<T>) -> Option<T> {
+    if is_any() { with_settled(|inventory| inventory.is_moving(number), act) } else { None }
+}
+
+/// The same, once nothing is put behind a number that is mapped in this range.
+fn with_range<T>(address: u64, bytes: u64, act: impl FnOnce(&mut Inventory) -> T) -> Option<T> {
+    is_any().then(|| with_settled(|inventory| inventory.is_moving_in(address, bytes), act))
+}
+
+/// Acts on what disguises anything, where anything is.
+#[inline]
+fn with_disguised<T>(act: impl FnOnce(&mut Inventory) -> Option<T>) -> Option<T> {
+    if is_any_disguised() { with_inventory(act) } else { None }
+}
+
+/// The GPU that the memory of this number was asked for on, where it is elsewhere.
+pub fn asked_for(number: Number) -> Option<u32> {
+    with_disguised(|inventory| inventory.asked_for(number))
 }
 
 /// The GPU that the memory at this address was asked for on, where it is elsewhere, and where it is.
 #[inline]
 pub fn elsewhere_at(address: u64) -> Option<(u32, Place)> {
-    with_known(|inventory| inventory.elsewhere_at(address))
+    with_disguised(|inventory| inventory.elsewhere_at(address))
 }
 
 /// Where memory that is made of parts starts and its bytes, if one of its parts is mapped at this address.
 pub fn mapped_whole(address: u64) -> Option<(u64, u64)> {
-    with_known(|inventory| inventory.mapped_whole(address))
+    with_disguised(|inventory| inventory.mapped_whole(address))
 }
 
-/// Whether the memory of this handle is made of parts.
-pub fn is_of_parts(handle: Physical) -> bool {
-    with_known(|inventory| inventory.parts(handle).map(drop)).is_some()
+/// The handle that the driver knows a number by, while a call uses it. It stays that one until this is dropped.
+pub struct Use {
+    number: Number,
+    handle: Physical,
+    /// Whether this is one of several parts.
+    pub is_of_parts: bool,
 }
 
-/// `cuMemRetainAllocationHandle` is about to be called for an address: the handle that it will give, where that is known.
-pub fn begin_retain(address: u64) -> Option<Physical> {
-    with_known(|inventory| inventory.begin_retain(address))
+impl Use {
+    /// The driver's handle, of the first part.
+    pub fn handle(&self) -> u64 {
+        self.handle.raw()
+    }
+
+    /// Notes that the call gives the memory away.
+    pub fn anchor(&self, anchor: Anchor) {
+        with_inventory(|inventory| inventory.anchor(self.number, anchor));
+    }
+
+    /// The call failed that [`Use::anchor`] was for.
+    pub fn withdraw_anchor(&self, anchor: Anchor) {
+        with_inventory(|inventory| inventory.withdraw_anchor(self.number, anchor));
+    }
 }
 
-/// `cuMemRetainAllocationHandle` failed, or gave another handle than [`begin_retain`] had said.
-pub fn not_retained(handle: Physical) {
-    with_inventory(|inventory| inventory.not_retained(handle));
+impl Drop for Use {
+    fn drop(&mut self) {
+        with_inventory(|inventory| inventory.end_call(self.number));
+    }
+}
+
+/// What is behind a number, for a call; `None` where it is not known here, and the driver's to judge.
+pub fn use_of(number: Number) -> Option<Use> {
+    with_number(number, |inventory| {
+        let parts = inventory.begin_call(number)?;
+        Some(Use { number, handle: parts.first()?.handle, is_of_parts: parts.len() > 1 })
+    })
+}
+
+/// Makes a call that gives what is mapped in a range away; what it gives is noted before.
+pub fn giving_away(address: u64, bytes: u64, anchor: Anchor, call: impl FnOnce() -> CuResult) -> CuResult {
+    let numbers = with_range(address, bytes, |inventory| {
+        let numbers = inventory.numbers_in(address, bytes);
+        numbers.iter().for_each(|number| {
+            let _ = inventory.begin_call(*number);
+            inventory.anchor(*number, anchor);
+        });
+        numbers
+    });
+    let result = call();
+    if let Some(numbers) = numbers.filter(|numbers| !numbers.is_empty()) {
+        with_inventory(|inventory| {
+            for number in numbers {
+                inventory.end_call(number);
+                if !result.is_ok() {
+                    inventory.withdraw_anchor(number, anchor);
+                }
+            }
+        });
+    }
+    result
+}
+
+/// `cuMemRetainAllocationHandle` is about to be called for an address: the number that it will give, where that is known.
+pub fn begin_retain(address: u64) -> Option<Number> {
+    with_range(address, 1, |inventory| inventory.begin_retain(address)).flatten()
+}
+
+/// `cuMemRetainAllocationHandle` failed, or what had to follow did.
+pub fn not_retained(number: Number) {
+    with_inventory(|inventory| inventory.not_retained(number));
 }
 
 /// `cuMemRetainAllocationHandle` gave this handle for an address.
-pub fn retained(handle: Physical, address: u64) -> Retained {
-    with_known(|inventory| Some(inventory.retained(handle, address))).unwrap_or(Retained::Plain)
+pub fn retained(expected: Option<Number>, handle: Physical, address: u64) -> Retained {
+    with_known(|inventory| Some(inventory.retained(expected, handle, address))).unwrap_or(Retained::Unknown)
 }
 
-/// The driver has taken a reference on every part of the memory with this handle.
-pub fn revived(whole: Physical) {
-    with_inventory(|inventory| inventory.revived(whole));
+/// The driver has taken a reference on every part of the memory with this number.
+pub fn revived(number: Number) {
+    with_inventory(|inventory| inventory.revived(number));
 }
 
-/// A handle is about to be released.
-pub fn release(handle: Physical) -> Release {
-    with_known(|inventory| Some(inventory.release(handle))).unwrap_or(Release::Unknown)
+/// A number is about to be released.
+pub fn release(number: Number) -> Release {
+    with_number(number, |inventory| Some(inventory.release(number))).unwrap_or(Release::Unknown)
 }
 
-/// The driver did not release these parts, which [`release`] had taken out: they are put back.
-pub fn not_released(parts: &[(Physical, Memory)]) {
-    with_inventory(|inventory| inventory.not_released(parts));
+/// Notes how the release ended that [`release`] announced.
+pub fn end_release(releasing: Releasing, succeeded: bool) {
+    with_inventory(|inventory| inventory.end_release(releasing, succeeded));
 }
 
-/// A handle is about to be mapped: what is behind it. [`end_map`] is to hear of the outcome unless that is nothing known.
-pub fn begin_map(handle: Physical) -> Vec<Part> {
-    with_known(|inventory| Some(inventory.begin_map(handle))).unwrap_or_default()
+/// The driver did not release a part of memory that is gone for the program.
+pub fn stranded(part: &Part) {
+    with_inventory(|inventory| inventory.stranded(part));
+}
+
+/// A number is about to be mapped: what is behind it. [`end_map`] is to hear of the outcome unless that is nothing known.
+pub fn begin_map(number: Number) -> Option<Behind> {
+    with_number(number, |inventory| inventory.begin_map(number))
 }
 
 /// Notes how the mapping ended that [`begin_map`] announced.
-pub fn end_map(parts: &[Part], address: u64, bytes: u64, succeeded: bool) {
-    if !parts.is_empty() {
-        with_inventory(|inventory| inventory.end_map(parts, address, bytes, succeeded));
-    }
+pub fn end_map(number: Number, address: u64, bytes: u64, offset: u64, succeeded: bool) {
+    with_inventory(|inventory| inventory.end_map(number, address, bytes, offset, succeeded));
 }
 
-/// A range is about to be unmapped.
-pub fn begin_unmap(address: u64, bytes: u64) -> Vec<(u64, Mapping)> {
-    with_known(|inventory| Some(inventory.take_mappings(address, bytes))).unwrap_or_default()
+/// A range is about to be unmapped. An error where it would take a part from memory that is one for the program.
+pub fn begin_unmap(address: u64, bytes: u64) -> Result<Unmapping, CuResult> {
+    let begin = |inventory: &mut Inventory| match inventory.cuts(address, bytes) {
+        true => Err(CuResult::INVALID_VALUE),
+        false => Ok(inventory.begin_unmap(address, bytes)),
+    };
+    with_range(address, bytes, begin).unwrap_or_else(|| Ok(Unmapping::default()))
 }
 
 /// Notes how the unmapping ended for which [`begin_unmap`] took these mappings out; they come back where it failed.
-pub fn end_unmap(taken: Vec<(u64, Mapping)>, succeeded: bool) {
-    if taken.is_empty() {
-        return;
+pub fn end_unmap(unmapping: Unmapping, succeeded: bool) {
+    if !unmapping.is_empty() {
+        with_inventory(|inventory| inventory.end_unmap(unmapping, succeeded));
     }
-    with_inventory(|inventory| {
-        if succeeded {
-            taken.iter().for_each(|(_, mapping)| inventory.unmapped(mapping.handle));
-        } else {
-            inventory.put_back(taken);
-        }
-    });
 }
 
-/// Another process's memory came in. Where it lies is what the driver says; where it was asked for only that process
-/// knows, so it is looked at again when the program says who shall use it.
-pub fn imported(handle: Physical, location: Location) {
-    if let Some(place) = location.place()
-        && bypass::makes_memory().is_ok()
-    {
-        with_inventory(|inventory| inventory.imported(handle, place));
-    }
+/// Memory came in by a descriptor: what the program is to know it by. Where it lies is what the driver says; where it was asked for
+/// only the process knows that made it, so it is looked at again when the program says who shall use it.
+pub fn imported(handle: Physical, location: Option<Location>) -> Number {
+    let place = location.and_then(Location::place).filter(|_| bypass::makes_memory().is_ok());
+    with_inventory(|inventory| inventory.imported(handle, place))
 }
 
 /// The access that the program itself gave `location`; `None`: the driver's answer is that.
@@ -145,44 +246,84 @@ pub fn access_at(address: u64, location: Location) -> Option<c_int> {
     with_known(|inventory| inventory.access_at(address, location))
 }
 
-/// The program has set access to a range, and the driver did so. Memory in it that lies elsewhere is granted to every GPU
-/// that the pool would grant it to: a copy that names the GPU it was asked for runs, for all the driver knows, on the one
-/// it lies on, and without access that kills the context.
-pub fn widen(driver: &Driver, address: u64, bytes: u64, list: &[Access]) -> CuResult {
-    let Some(mapped) = with_known(|inventory| {
-        inventory.granted(address, bytes, list);
-        Some(inventory.mapped_in(address, bytes))
-    }) else {
-        return CuResult::SUCCESS;
+/// Makes the call by which the program sets access to a range. An error where it means a part of what is one for the program.
+pub fn set_access(
+    driver: &Driver,
+    address: u64,
+    bytes: u64,
+    list: &[Access],
+    call: impl FnOnce() -> CuResult,
+) -> CuResult {
+    let by_the_processor = list.iter().any(|access| access.location.kind != Location::DEVICE && access.flags != 0);
+    let begun = with_range(address, bytes, |inventory| {
+        if inventory.cuts(address, bytes) {
+            return Err(CuResult::INVALID_VALUE);
+        }
+        let numbers = inventory.numbers_in(address, bytes);
+        for number in &numbers {
+            let _ = inventory.begin_call(*number);
+            if by_the_processor {
+                inventory.anchor(*number, Anchor::HostAccess);
+            }
+        }
+        Ok(numbers)
+    });
+    let numbers = match begun {
+        None => return call(),
+        Some(Err(refused)) => return refused,
+        Some(Ok(numbers)) if numbers.is_empty() => return call(),
+        Some(Ok(numbers)) => numbers,
     };
-    let Some(flags) = list.iter().filter(|access| access.location.device().is_some()).map(|access| access.flags).max()
-    else {
-        return CuResult::SUCCESS;
-    };
-    if flags == 0 {
-        return CuResult::SUCCESS;
+    let result = call();
+    let end = |inventory: &mut Inventory| numbers.iter().for_each(|number| inventory.end_call(*number));
+    let elsewhere = with_inventory(|inventory| {
+        let mut elsewhere = Vec::new();
+        if result.is_ok() {
+            inventory.granted(address, bytes, list);
+            elsewhere = inventory.mapped_in(address, bytes);
+            elsewhere.retain(Piece::may_be_elsewhere);
+        } else if by_the_processor {
+            numbers.iter().for_each(|number| inventory.withdraw_anchor(*number, Anchor::HostAccess));
+        }
+        if elsewhere.is_empty() {
+            end(inventory);
+        }
+        elsewhere
+    });
+    if elsewhere.is_empty() {
+        return result;
     }
-    for (start, bytes, memory) in mapped {
-        let named = |device: u32| list.iter().any(|access| access.location.device() == Some(device));
+    let widened = widen(driver, &elsewhere, list);
+    with_inventory(end);
+    widened
+}
+
+/// Grants memory that lies elsewhere, of what the program has set access to, to every GPU that the pool would grant it to: a copy
+/// that names the GPU it was asked for runs, for all the driver knows, on the one it lies on, and without access that kills
+/// the context.
+fn widen(driver: &Driver, elsewhere: &[Piece], list: &[Access]) -> CuResult {
+    let by_gpus = list.iter().filter(|access| access.location.device().is_some());
+    let Some(flags) = by_gpus.map(|access| access.flags).max().filter(|flags| *flags != 0) else {
+        return CuResult::SUCCESS;
+    };
+    let named = |device: u32| list.iter().any(|access| access.location.device() == Some(device));
+    for piece in elsewhere {
         let Some(plan) = backing::open::plan(driver) else { break };
-        let elsewhere = match (memory.origin, memory.place) {
-            // Of what is made of parts, those at home too: a copy of the whole runs on one GPU.
-            (Origin::Asked(device), place) => place != Place::Gpu(device) || memory.is_part(),
-            // Ranks that keep to themselves place nothing on each other's GPUs, and NCCL imports much.
-            (Origin::Imported, Place::Gpu(device)) => plan.lenders == Lenders::All && !named(device),
-            (Origin::Imported, Place::Host(_)) => true,
-        };
-        if !elsewhere {
+        // Ranks that keep to themselves place nothing on each other's GPUs, and NCCL imports much.
+        if let (Origin::Imported, Place::Gpu(device)) = (piece.origin, piece.place)
+            && (plan.lenders != Lenders::All || named(device))
+        {
             continue;
         }
         let others: Vec<Access> = plan
-            .readers(memory.place)
+            .readers(piece.place)
             .filter(|&reader| !named(reader))
             .map(|reader| Access { location: Location::of(Place::Gpu(reader)), flags })
             .collect();
         if others.is_empty() {
             continue;
         }
+        let Piece { start, bytes, .. } = *piece;
         let result = driver.set_access(start, bytes, &others);
         if !result.is_ok() {
             tracing::warn!(
@@ -192,6 +333,7 @@ pub fn widen(driver: &Driver, address: u64, bytes: u64, list: &[Access]) -> CuRe
             );
             return result;
         }
+        with_inventory(|inventory| inventory.widened(start, &others));
     }
     CuResult::SUCCESS
 }

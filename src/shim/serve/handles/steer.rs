@@ -24,8 +24,8 @@ pub struct Request {
     pub device: u32,
 }
 
-/// `cuMemCreate` for plain memory of a GPU: there if it has room, else at the next place that has. The handle is where the
-/// driver, or this, has written it through `output`.
+/// `cuMemCreate` for plain memory of a GPU: there if it has room, else at the next place that has. The program's number is written
+/// through `output`.
 ///
 /// A limit of the user's says what is placed at a GPU while others have room. Where none has, the driver is asked without it, as
 /// for `cuMemAlloc`, and what it gives then is the program's own and not charged: refused, the program would fail that runs bare.
@@ -42,7 +42,8 @@ pub unsafe fn create(real: &mut Real<CuResult>, output: *mut Physical, request: 
     let Some(limit) = process::settings().limit.of(device) else {
         let result = at_home(real, home);
         if result != CuResult::OUT_OF_MEMORY {
-            return result;
+            // SAFETY: as for this function; the driver has answered.
+            return unsafe { numbered(result, output, request, false) };
         }
         // SAFETY: as for this function.
         return unsafe { elsewhere(real.api, output, request, u64::MAX, "full") }.unwrap_or(result);
@@ -51,7 +52,8 @@ pub unsafe fn create(real: &mut Real<CuResult>, output: *mut Physical, request: 
         Ok((_, plan)) => plan,
         Err(why) => {
             why.note(real.api);
-            return at_home(real, home);
+            // SAFETY: as for this function; the driver has answered.
+            return unsafe { numbered(at_home(real, home), output, request, false) };
         }
     };
     if !set_aside(plan, home, bytes, limit, real.api) {
@@ -59,7 +61,8 @@ pub unsafe fn create(real: &mut Real<CuResult>, output: *mut Physical, request: 
         let placed = unsafe { elsewhere(real.api, output, request, limit, "limit") };
         return placed.unwrap_or_else(|| {
             Bypass::Full.note(real.api);
-            at_home(real, home)
+            // SAFETY: as for this function; the driver has answered.
+            unsafe { numbered(at_home(real, home), output, request, false) }
         });
     }
     let result = at_home(real, home);
@@ -71,10 +74,39 @@ pub unsafe fn create(real: &mut Real<CuResult>, output: *mut Physical, request: 
         // SAFETY: as for this function.
         return unsafe { elsewhere(real.api, output, request, limit, "full") }.unwrap_or(result);
     }
-    // SAFETY: not NULL, and the driver answered success.
-    let handle = unsafe { *output };
-    with_inventory(|inventory| inventory.made(device, &[Part { handle, place: home, bytes }]));
+    // SAFETY: as for this function; the driver answered success.
+    unsafe { numbered(result, output, request, true) }
+}
+
+/// Gives the program a number for what the driver made where it was asked for, if it did.
+///
+/// # Safety
+/// `output` is the program's output argument of `cuMemCreate`, and not NULL; the driver answered `result`.
+unsafe fn numbered(result: CuResult, output: *mut Physical, request: &Request, charged: bool) -> CuResult {
+    if result.is_ok() && process::driver().is_some() {
+        // SAFETY: the driver answered success, so it has written there.
+        let handle = unsafe { *output };
+        let part = Part { handle, place: Place::Gpu(request.device), bytes: request.bytes };
+        // SAFETY: not NULL; the driver has just written there.
+        unsafe { *output = made(request, vec![part], charged) };
+    }
     result
+}
+
+/// The program's number for memory that was made as these parts.
+fn made(request: &Request, parts: Vec<Part>, charged: bool) -> Physical {
+    let (number, is_taken) = with_inventory(|inventory| {
+        let is_taken = parts.iter().any(|part| inventory.avoid(part.handle));
+        (inventory.made(request.device, parts, charged), is_taken)
+    });
+    if is_taken {
+        tracing::error!(
+            target: "gpupool::memory", about = "vmm.number",
+            "the driver gives handles like the numbers that gpupool gives programs for them ({:#x}); please report this driver",
+            number.raw()
+        );
+    }
+    Physical::from_raw(number.raw())
 }
 
 /// The real call, once more after freed runs of the pool there went back to the driver.
@@ -141,7 +173,7 @@ unsafe fn elsewhere(
             && let Ok(parts) = make(driver, plan, request, &[(place, bytes)])
         {
             // SAFETY: as for this function.
-            return Some(unsafe { hand_out(output, request, &parts, why) });
+            return Some(unsafe { hand_out(output, request, parts, why) });
         }
     }
     let mut rooms = rooms(driver, plan, request, limit);
@@ -155,7 +187,7 @@ unsafe fn elsewhere(
         let charged = charged.map_err(|place| (place, CuResult::OUT_OF_MEMORY));
         let (place, result) = match charged.and_then(|()| make(driver, plan, request, &pieces)) {
             // SAFETY: as for this function.
-            Ok(parts) => return Some(unsafe { hand_out(output, request, &parts, why) }),
+            Ok(parts) => return Some(unsafe { hand_out(output, request, parts, why) }),
             Err(failed) => failed,
         };
         let asked: u64 = pieces.iter().filter(|(other, _)| *other == place).map(|(_, bytes)| bytes).sum();
@@ -202,12 +234,12 @@ fn make(
 
 /// # Safety
 /// `output` is the program's, of a `cuMemCreate` that asks for what `request` says; `parts` were made for that.
-unsafe fn hand_out(output: *mut Physical, request: &Request, parts: &[Part], why: &'static str) -> CuResult {
+unsafe fn hand_out(output: *mut Physical, request: &Request, parts: Vec<Part>, why: &'static str) -> CuResult {
     let home = request.device;
-    with_inventory(|inventory| inventory.made(home, parts));
+    let number = made(request, parts.clone(), true);
     bell::allocated();
     // SAFETY: not NULL; the driver would write there.
-    unsafe { *output = parts[0].handle };
+    unsafe { *output = number };
     let (whole, full) = (format_size(request.bytes), if why == "limit" { "at its limit" } else { "full" });
     for &Part { place, bytes, .. } in parts.iter().filter(|part| part.place != Place::Gpu(home)) {
         memory::count_spilled(bytes);

@@ -1,0 +1,228 @@
+//! Bodies: calls that are given a handle of physical memory. What the program has is a number of ours for most of it; the driver is
+//! called with the handle behind that ([`crate::serve::handles`]).
+//!
+//! Every body has the real call as a function of that one argument, since the others are the program's own.
+
+use super::Real;
+use crate::serve::handles::{self, Anchor, Behind, Number, Part, Release, Use};
+use crate::serve::memory;
+use crate::watch::context;
+use crate::{log, process};
+use cudarc::driver::sys::CUdeviceptr;
+use gpupool_cuda::{ArrayMapping, CuResult, Driver, Location, Properties};
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+
+/// A handle of which nothing is known is the driver's to judge, but for a number of ours: a program that kept one too long would end
+/// in the driver, which follows every handle (measured).
+fn unknown(with: impl Fn(u64) -> CuResult, handle: u64) -> CuResult {
+    if Number::from_raw(handle).is_own() { CuResult::INVALID_VALUE } else { with(handle) }
+}
+
+/// An argument of a call that no body sees, since the program has become another (a fork) or the call came from inside another one.
+pub trait Unseen {
+    /// What the driver is to have for it.
+    fn unseen(self) -> Self;
+}
+
+impl Unseen for u64 {
+    /// The driver refuses 0, where it would follow a number of ours.
+    fn unseen(self) -> Self {
+        if Number::from_raw(self).is_own() { 0 } else { self }
+    }
+}
+
+impl Unseen for *mut c_void {
+    /// A list is the program's, and is left as it is.
+    fn unseen(self) -> Self {
+        self
+    }
+}
+
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn release(_: &mut Real, with: impl Fn(u64) -> CuResult, handle: u64) -> CuResult {
+    let releasing = match handles::release(Number::from_raw(handle)) {
+        Release::Unknown => return unknown(with, handle),
+        Release::Refused(refused) => return with(refused.raw()),
+        Release::Counted => return CuResult::SUCCESS,
+        Release::Parts(releasing) => releasing,
+    };
+    let [first, others @ ..] = releasing.parts() else { return CuResult::INVALID_VALUE };
+    let result = with(first.handle.raw());
+    if result.is_ok()
+        && let Some(driver) = process::driver()
+    {
+        // Made by `handles::create`, with references that the program knows nothing of.
+        others.iter().filter(|part| !driver.release(part.handle).is_ok()).for_each(handles::stranded);
+    }
+    handles::end_release(releasing, result.is_ok());
+    result
+}
+
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn map(
+    _: &mut Real,
+    with: impl Fn(u64) -> CuResult,
+    handle: u64,
+    address: CUdeviceptr,
+    bytes: usize,
+    offset: usize,
+    flags: c_ulonglong,
+) -> CuResult {
+    let number = Number::from_raw(handle);
+    let Some(behind) = handles::begin_map(number) else { return unknown(with, handle) };
+    let result = match (behind, process::driver()) {
+        (Behind::One(handle), _) => with(handle.raw()),
+        (Behind::Parts(parts), Some(driver)) => map_parts(driver, address, bytes as u64, offset, &parts, flags),
+        (Behind::Parts(_), None) => CuResult::INVALID_VALUE,
+    };
+    handles::end_map(number, address, bytes as u64, offset as u64, result.is_ok());
+    result
+}
+
+/// Maps all parts one after the other, or none. As the driver, only from their beginning and all of them.
+fn map_parts(driver: &Driver, address: u64, bytes: u64, offset: usize, parts: &[Part], flags: u64) -> CuResult {
+    let whole: u64 = parts.iter().map(|part| part.bytes).sum();
+    if bytes == 0 {
+        return CuResult::INVALID_VALUE;
+    }
+    if offset != 0 || bytes != whole {
+        return CuResult::NOT_SUPPORTED;
+    }
+    let mut done = 0;
+    for part in parts {
+        let result = driver.map(address + done, part.bytes, part.handle, flags);
+        if !result.is_ok() {
+            if done > 0 {
+                let _ = driver.unmap(address, done);
+            }
+            return result;
+        }
+        done += part.bytes;
+    }
+    CuResult::SUCCESS
+}
+
+/// # Safety
+/// `properties` is the program's output argument of that call.
+pub unsafe fn properties(
+    _: &mut Real,
+    with: impl Fn(u64) -> CuResult,
+    handle: u64,
+    properties: *mut Properties,
+) -> CuResult {
+    let number = Number::from_raw(handle);
+    let Some(used) = handles::use_of(number) else { return unknown(with, handle) };
+    let result = with(used.handle());
+    if result.is_ok()
+        && let Some(asked) = handles::asked_for(number)
+    {
+        // SAFETY: the driver answered success, so it has written there.
+        unsafe { (*properties).location = Location { kind: Location::DEVICE, id: asked as c_int } };
+    }
+    result
+}
+
+/// A descriptor is of one piece of memory, so what is made of parts has none.
+///
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn export(_: &mut Real, with: impl Fn(u64) -> CuResult, handle: u64) -> CuResult {
+    given_away(handle, Anchor::Exported, with, || {
+        log::warn_once(
+            "vmm.export",
+            "cuMemExportToShareableHandle of a handle that no GPU had room for, so that it is made of parts: NOT_SUPPORTED; \
+             create smaller handles, or set GPUPOOL_DEVICES to the program's own GPU and GPUPOOL_HOST_LIMIT=0 to be told \
+             OUT_OF_MEMORY instead",
+        );
+    })
+}
+
+/// Binds memory to a multicast object.
+///
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn bind_multicast(real: &mut Real, with: impl Fn(u64) -> CuResult, handle: u64) -> CuResult {
+    let api = real.api;
+    given_away(handle, Anchor::Multicast, with, || say_no_parts(api.name()))
+}
+
+/// Binds memory to a logical endpoint.
+///
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn bind_endpoint(real: &mut Real, with: impl Fn(u64) -> CuResult, handle: u64) -> CuResult {
+    let api = real.api;
+    given_away(handle, Anchor::Endpoint, with, || say_no_parts(api.name()))
+}
+
+/// Makes a call that gives memory away, which takes it in one piece. `refused` is told where it is made of parts.
+fn given_away(handle: u64, anchor: Anchor, with: impl Fn(u64) -> CuResult, refused: impl FnOnce()) -> CuResult {
+    let Some(used) = handles::use_of(Number::from_raw(handle)) else { return unknown(with, handle) };
+    if used.is_of_parts {
+        refused();
+        return CuResult::NOT_SUPPORTED;
+    }
+    used.anchor(anchor);
+    let result = with(used.handle());
+    if !result.is_ok() {
+        used.withdraw_anchor(anchor);
+    }
+    result
+}
+
+fn say_no_parts(call: &str) {
+    log::warn_once(
+        "vmm.parts",
+        format_args!(
+            "{call} of a handle that no GPU had room for, so that it is made of parts: NOT_SUPPORTED; create smaller handles, or set \
+             GPUPOOL_DEVICES to the program's own GPU and GPUPOOL_HOST_LIMIT=0 to be told OUT_OF_MEMORY instead"
+        ),
+    );
+}
+
+/// Maps memory into sparse arrays. The list is the program's, so a copy of it gets the driver's handles.
+///
+/// # Safety
+/// `list` is the program's argument of that call.
+pub unsafe fn map_arrays(
+    real: &mut Real,
+    with: impl Fn(*mut c_void) -> CuResult,
+    list: *mut c_void,
+    count: c_uint,
+) -> CuResult {
+    let mut own = match list.is_null() {
+        true => Vec::new(),
+        // SAFETY: not NULL, and the program promised the driver `count` entries; any bits are a value of the structure.
+        false => unsafe { std::slice::from_raw_parts(list.cast::<ArrayMapping>(), count as usize) }.to_vec(),
+    };
+    let mut used: Vec<Use> = Vec::new();
+    for entry in own.iter_mut().filter(|entry| entry.maps_a_handle()) {
+        let number = Number::from_raw(entry.handle);
+        let Some(known) = handles::use_of(number) else {
+            if number.is_own() {
+                return CuResult::INVALID_VALUE;
+            }
+            continue;
+        };
+        if known.is_of_parts {
+            say_no_parts(real.api.name());
+            return CuResult::NOT_SUPPORTED;
+        }
+        entry.handle = known.handle();
+        used.push(known);
+    }
+    let list = if used.is_empty() { list } else { own.as_mut_ptr().cast() };
+    used.iter().for_each(|known| known.anchor(Anchor::Array));
+    let mut result = with(list);
+    if result == CuResult::OUT_OF_MEMORY && memory::give_back(real.api) {
+        result = with(list);
+    }
+    if !result.is_ok() {
+        used.iter().for_each(|known| known.withdraw_anchor(Anchor::Array));
+    } else if let Some(context) = context::driver().and_then(context::current) {
+        context.usage.worked();
+    }
+    result
+}

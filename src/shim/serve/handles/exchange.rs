@@ -1,0 +1,640 @@
+//! Other physical memory behind a number of the program's: everything of a move but the wait for work that uses the memory.
+//!
+//! Only tests move anything yet. They hold the inventory to what a mover needs: it knows every range where memory is mapped, with
+//! exactly who may use it there, and whatever else reaches its pages.
+
+use super::anchors::Anchor;
+use super::inventory::{Inventory, Mapping, Origin, Part};
+use super::number::Number;
+use super::{SETTLED, with_inventory};
+use gpupool_cuda::{Access, CuResult, Driver, Location, Physical};
+use gpupool_pool::{Claim, Place};
+
+/// Why memory stays on its physical pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stays {
+    /// Nothing is known here of what is meant, or only the driver has its handle.
+    Unknown,
+    /// Another process made it.
+    Imported,
+    /// Something reaches its pages past its addresses.
+    Anchored(Anchor),
+    /// A part of it is mapped somewhere, and not all.
+    MappedInPart,
+    /// A call that uses it is under way.
+    InUse,
+    /// There is no room for it.
+    NoRoom,
+    /// The driver refused this; everything is as it was.
+    Refused(CuResult),
+    /// The driver refused this and then to put back what had been there: at this address nothing is mapped any more.
+    Lost(CuResult, u64),
+}
+
+/// Memory behind a number while other memory is being put there: no call of the program's uses it meanwhile.
+struct Moving {
+    number: Number,
+    old: Vec<Part>,
+    /// References of the driver's on each part.
+    held: u64,
+    mappings: Vec<(u64, Mapping)>,
+}
+
+impl Inventory {
+    /// Whether the physical pages of this number's memory may change.
+    fn may_move(&self, number: Number) -> Result<(), Stays> {
+        let memory = self.memory.get(&number).ok_or(Stays::Unknown)?;
+        if memory.origin == Origin::Imported {
+            return Err(Stays::Imported);
+        }
+        if let Some(anchor) = memory.anchors.first() {
+            return Err(Stays::Anchored(anchor));
+        }
+        if memory.calls > 0 || memory.retaining > 0 || memory.moving {
+            return Err(Stays::InUse);
+        }
+        let is_whole = |mapping: &Mapping| mapping.offset == 0 && mapping.bytes == memory.bytes();
+        let mut mappings = self.mappings.values().filter(|mapping| mapping.number == number);
+        if mappings.all(is_whole) { Ok(()) } else { Err(Stays::MappedInPart) }
+    }
+
+    fn begin_move(&mut self, number: Number) -> Result<Moving, Stays> {
+        self.may_move(number)?;
+        let memory = self.memory.get_mut(&number).ok_or(Stays::Unknown)?;
+        memory.moving = true;
+        let (old, held) = (memory.parts.clone(), memory.held);
+        let of_it = self.mappings.iter().filter(|(_, mapping)| mapping.number == number);
+        let mappings = of_it.map(|(start, mapping)| (*start, mapping.clone())).collect();
+        Ok(Moving { number, old, held, mappings })
+    }
+
+    /// Ends what [`Inventory::begin_move`] began, with this behind the number now, which was charged, or what there was before.
+    fn end_move(&mut self, moving: &Moving, new: Option<&[Part]>, readers: &[u32]) {
+        let Some(memory) = self.memory.get_mut(&moving.number) else { return };
+        memory.moving = false;
+        let Some(new) = new else { return };
+        let (was_charged, was_elsewhere, was_disguised) =
+            (memory.charged, memory.asked_elsewhere(), memory.is_disguised());
+        memory.parts = new.to_vec();
+        memory.charged = true;
+        memory.held = memory.held.min(1);
+        let (is_elsewhere, is_disguised) = (memory.asked_elsewhere(), memory.is_disguised());
+        self.disguised = self.disguised + usize::from(is_disguised) - usize::from(was_disguised);
+        for part in &moving.old {
+            if self.numbers.get(&part.handle) == Some(&moving.number) {
+                self.numbers.remove(&part.handle);
+            }
+            if let Some(accounts) = self.accounts.filter(|_| was_charged) {
+                accounts.credit(Claim::Handles, part.place, part.bytes);
+            }
+        }
+        for part in new {
+            self.numbers.insert(part.handle, moving.number);
+        }
+        for (start, mapping) in &moving.mappings {
+            self.widened(*start, &mapping.for_readers(readers));
+        }
+        match is_elsewhere {
+            Some(device) => self.soft.entry(device).or_default().overflowed(),
+            None => self.none_is_elsewhere(was_elsewhere),
+        }
+    }
+}
+
+impl Mapping {
+    /// Who may use it: what the program said, and what it was granted beyond that.
+    fn access(&self) -> Vec<Access> {
+        let beyond = |access: &&Access| !self.widened.iter().any(|known| known.location == access.location);
+        self.granted.iter().filter(beyond).chain(&self.widened).copied().collect()
+    }
+
+    /// Those of `readers` that the program said nothing about, with the most that it gave any GPU.
+    fn for_readers(&self, readers: &[u32]) -> Vec<Access> {
+        let access = self.access();
+        let flags = access.iter().filter(|known| known.location.device().is_some()).map(|known| known.flags).max();
+        let reader = |id: &u32| Access { location: Location::of(Place::Gpu(*id)), flags: flags.unwrap_or(0) };
+        let is_new = |reader: &Access| reader.flags != 0 && !access.iter().any(|it| it.location == reader.location);
+        readers.iter().map(reader).filter(is_new).collect()
+    }
+}
+
+/// How often a call is made that nothing can be done without: to put back what was mapped before, or to take away what is in the way.
+const TRIES: usize = 8;
+
+/// Makes such a call.
+fn again(call: impl Fn() -> CuResult) -> CuResult {
+    let mut result = call();
+    for _ in 1..TRIES {
+        if result.is_ok() {
+            break;
+        }
+        result = call();
+    }
+    result
+}
+
+/// Maps these parts, where nothing is, for all of these.
+fn put(driver: &Driver, start: u64, parts: &[Part], access: &[Access]) -> CuResult {
+    let mut at = start;
+    let mut result = CuResult::SUCCESS;
+    for part in parts {
+        result = driver.map(at, part.bytes, part.handle, 0);
+        if !result.is_ok() {
+            break;
+        }
+        at += part.bytes;
+    }
+    if result.is_ok() && !access.is_empty() {
+        result = driver.set_access(start, at - start, access);
+    }
+    if !result.is_ok() && at > start {
+        // What stays mapped there would be in the way of what comes next.
+        let _ = again(|| driver.unmap(start, at - start));
+    }
+    result
+}
+
+/// Puts `new` where `old` is mapped. After an error `old` is there again, unless it says that it is lost.
+fn swap(
+    driver: &Driver,
+    start: u64,
+    bytes: u64,
+    old: (&[Part], &[Access]),
+    new: (&[Part], &[Access]),
+) -> Result<(), Stays> {
+    driver.unmap(start, bytes).ok().map_err(Stays::Refused)?;
+    let result = put(driver, start, new.0, new.1);
+    if result.is_ok() {
+        return Ok(());
+    }
+    match again(|| put(driver, start, old.0, old.1)).is_ok() {
+        true => Err(Stays::Refused(result)),
+        false => Err(Stays::Lost(result, start)),
+    }
+}
+
+impl Moving {
+    /// Puts `new` behind every mapping, or behind none.
+    fn swap_all(&self, driver: &Driver, new: &[Part], readers: &[u32]) -> Result<(), Stays> {
+        let mut done: Vec<&(u64, Mapping)> = Vec::new();
+        for mapped in &self.mappings {
+            let (start, mapping) = mapped;
+            let before = mapping.access();
+            let after: Vec<Access> = before.iter().copied().chain(mapping.for_readers(readers)).collect();
+            if let Err(refused) = swap(driver, *start, mapping.bytes, (&self.old, &before), (new, &after)) {
+                let mut refused = refused;
+                for (start, mapping) in done.into_iter().rev() {
+                    let unmapped = again(|| driver.unmap(*start, mapping.bytes));
+                    let put_back = || put(driver, *start, &self.old, &mapping.access());
+                    let result = if unmapped.is_ok() { again(put_back) } else { unmapped };
+                    if !result.is_ok() {
+                        refused = Stays::Lost(result, *start);
+                    }
+                }
+                return Err(refused);
+            }
+            done.push(mapped);
+        }
+        Ok(())
+    }
+}
+
+/// Moves what is mapped at an address to another place, with its data. No work that uses it is queued or running, and none is begun
+/// meanwhile: the caller sees to that. `copy` copies so many bytes from one address to another and waits until that is done;
+/// `readers` are the GPUs that must reach memory of that place, the one that copies among them.
+pub fn move_to(
+    driver: &Driver,
+    address: u64,
+    place: Place,
+    readers: &[u32],
+    copy: impl FnOnce(u64, u64, u64) -> CuResult,
+) -> Result<(), Stays> {
+    let moving = with_inventory(|inventory| {
+        let number = inventory.mapping_at(address).map(|(_, mapping)| mapping.number);
+        inventory.begin_move(number.ok_or(Stays::Unknown)?)
+    })?;
+    let bytes = moving.old.iter().map(|part| part.bytes).sum();
+    let accounts = with_inventory(|inventory| inventory.accounts);
+    let has_room = accounts.is_none_or(|accounts| accounts.charge(Claim::Handles, place, bytes));
+    let made = if has_room { filled(driver, &moving, place, bytes, readers, copy) } else { Err(Stays::NoRoom) };
+    let moved = made.and_then(|handle| {
+        let new = [Part { handle, place, bytes }];
+        if let Err(refused) = moving.swap_all(driver, &new, readers) {
+            let _ = driver.release(handle);
+            return Err(refused);
+        }
+        Ok(new)
+    });
+    let new = moved.as_ref().ok().map(<[Part; 1]>::as_slice);
+    with_inventory(|inventory| inventory.end_move(&moving, new, readers));
+    SETTLED.notify_all();
+    match moved {
+        Ok([new]) => {
+            for part in &moving.old {
+                for _ in 0..moving.held {
+                    let _ = driver.release(part.handle);
+                }
+            }
+            if moving.held == 0 {
+                // The program had released it: its mappings alone keep it.
+                let _ = driver.release(new.handle);
+            }
+            Ok(())
+        }
+        Err(refused) => {
+            if let Some(accounts) = accounts.filter(|_| has_room) {
+                accounts.credit(Claim::Handles, place, bytes);
+            }
+            Err(refused)
+        }
+    }
+}
+
+/// New memory at a place with what the old one holds.
+fn filled(
+    driver: &Driver,
+    moving: &Moving,
+    place: Place,
+    bytes: u64,
+    readers: &[u32],
+    copy: impl FnOnce(u64, u64, u64) -> CuResult,
+) -> Result<Physical, Stays> {
+    let first = moving.old.first().ok_or(Stays::Unknown)?;
+    let (from, _) = moving.mappings.first().ok_or(Stays::Unknown)?;
+    let properties = driver.properties_of(first.handle).map_err(Stays::Refused)?;
+    let handle = driver.create(bytes, &properties.at(place)).map_err(Stays::Refused)?;
+    let part = Part { handle, place, bytes };
+    let access: Vec<Access> = readers.iter().map(|reader| Access::read_write(*reader)).collect();
+    let result = match driver.reserve(bytes) {
+        Err(refused) => refused,
+        Ok(window) => {
+            let mut result = put(driver, window, &[part], &access);
+            if result.is_ok() {
+                result = copy(window, *from, bytes);
+                // What stays mapped there would keep the memory for good.
+                let unmapped = again(|| driver.unmap(window, bytes));
+                result = if result.is_ok() { unmapped } else { result };
+            }
+            let _ = again(|| driver.free_reservation(window, bytes));
+            result
+        }
+    };
+    if result.is_ok() {
+        return Ok(handle);
+    }
+    let _ = driver.release(handle);
+    Err(Stays::Refused(result))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::handles;
+    use parking_lot::{Mutex, MutexGuard};
+    use std::ffi::{CStr, CString, c_char, c_int, c_void};
+    use std::sync::OnceLock;
+    use std::thread;
+
+    const BYTES: u64 = 4 << 20;
+    const HOME: Place = Place::Gpu(0);
+    const PEER: Place = Place::Gpu(1);
+
+    /// The simulated driver, for one test at a time: which of its calls fails is said for the whole process.
+    struct Machine {
+        driver: &'static Driver,
+        _alone: MutexGuard<'static, ()>,
+    }
+
+    /// Where the simulated driver is built to.
+    fn library() -> String {
+        let test = std::env::current_exe().unwrap();
+        let found = test.parent().unwrap().parent().unwrap().join("libsimcuda.so");
+        assert!(found.exists(), "{}: cargo build --release --workspace makes it", found.display());
+        found.to_str().unwrap().to_owned()
+    }
+
+    /// A function of the simulated driver that the library itself does not call; its C signature is the caller's to state.
+    fn simulated<F: Copy>(name: &CStr) -> F {
+        let library = CString::new(library()).unwrap();
+        // SAFETY: the library stays loaded, as the driver has it, and both texts are NUL-terminated.
+        let found = unsafe { libc::dlsym(libc::dlopen(library.as_ptr(), libc::RTLD_NOW), name.as_ptr()) };
+        assert!(!found.is_null() && size_of::<F>() == size_of_val(&found), "{name:?}");
+        // SAFETY: the callers name functions with the signatures that the simulated driver gives them, and functions are pointers.
+        unsafe { std::mem::transmute_copy(&found) }
+    }
+
+    impl Machine {
+        fn start() -> Self {
+            static ALONE: Mutex<()> = Mutex::new(());
+            static DRIVER: OnceLock<Driver> = OnceLock::new();
+            let _alone = ALONE.lock();
+            let driver = DRIVER.get_or_init(|| {
+                let driver = Driver::load(library()).unwrap();
+                // SAFETY: the function takes a number.
+                assert_eq!(unsafe { simulated::<unsafe extern "C" fn(u32) -> c_int>(c"cuInit")(0) }, 0);
+                driver
+            });
+            let mut context: *mut c_void = std::ptr::null_mut();
+            // SAFETY: the output is a local, and the context is made before it is current.
+            unsafe {
+                assert_eq!(
+                    simulated::<unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int>(c"cuDevicePrimaryCtxRetain")(
+                        &raw mut context,
+                        0
+                    ),
+                    0
+                );
+                assert_eq!(simulated::<unsafe extern "C" fn(*mut c_void) -> c_int>(c"cuCtxSetCurrent")(context), 0);
+            }
+            Self { driver, _alone }
+        }
+
+        /// Calls from here on fail that this list names.
+        fn fail(&self, calls: &str) {
+            let calls = CString::new(calls).unwrap();
+            // SAFETY: the text is NUL-terminated.
+            assert_eq!(
+                unsafe {
+                    simulated::<unsafe extern "C" fn(*const c_char) -> c_int>(c"simcuda_fault_arm")(calls.as_ptr())
+                },
+                0
+            );
+        }
+
+        fn used(&self, gpu: c_int) -> u64 {
+            // SAFETY: the function takes a number.
+            unsafe { simulated::<unsafe extern "C" fn(c_int) -> u64>(c"simcuda_used")(gpu) }
+        }
+
+        fn handles(&self) -> u64 {
+            // SAFETY: the function takes nothing.
+            unsafe { simulated::<unsafe extern "C" fn() -> u64>(c"simcuda_handles")() }
+        }
+
+        fn write(&self, address: u64, value: u32) {
+            // SAFETY: the driver checks addresses.
+            let result = unsafe {
+                simulated::<unsafe extern "C" fn(u64, u32, usize) -> c_int>(c"cuMemsetD32_v2")(
+                    address,
+                    value,
+                    BYTES as usize / 4,
+                )
+            };
+            assert_eq!(result, 0);
+        }
+
+        /// The first and the last word.
+        fn read(&self, address: u64) -> (u32, u32) {
+            let mut words = (0, 0);
+            let copy = simulated::<unsafe extern "C" fn(*mut u32, u64, usize) -> c_int>(c"cuMemcpyDtoH_v2");
+            // SAFETY: the outputs are locals of that size.
+            unsafe {
+                assert_eq!(copy(&raw mut words.0, address, 4), 0);
+                assert_eq!(copy(&raw mut words.1, address + BYTES - 4, 4), 0);
+            }
+            words
+        }
+
+        fn access(&self, address: u64, gpu: c_int) -> u64 {
+            let (mut flags, location) = (77, Location { kind: Location::DEVICE, id: gpu });
+            let get = simulated::<unsafe extern "C" fn(*mut u64, *const Location, u64) -> c_int>(c"cuMemGetAccess");
+            // SAFETY: the output and the location are locals.
+            assert_eq!(unsafe { get(&raw mut flags, &raw const location, address) }, 0);
+            flags
+        }
+
+        fn copy(&self) -> impl FnOnce(u64, u64, u64) -> CuResult {
+            let copy = simulated::<unsafe extern "C" fn(u64, u64, usize) -> CuResult>(c"cuMemcpyDtoD_v2");
+            // SAFETY: the driver checks addresses.
+            move |to, from, bytes| unsafe { copy(to, from, bytes as usize) }
+        }
+
+        fn moves(&self, address: u64, place: Place, readers: &[u32]) -> Result<(), Stays> {
+            move_to(self.driver, address, place, readers, self.copy())
+        }
+    }
+
+    /// A program's memory, mapped twice: for all at one address, and to be read by GPU 0 at another.
+    struct Program<'a> {
+        machine: &'a Machine,
+        number: Number,
+        writable: u64,
+        readable: u64,
+    }
+
+    impl<'a> Program<'a> {
+        fn new(machine: &'a Machine) -> Self {
+            let driver = machine.driver;
+            let handle = driver.create(BYTES, &gpupool_cuda::Properties::of(HOME)).unwrap();
+            let part = Part { handle, place: HOME, bytes: BYTES };
+            let number = with_inventory(|inventory| inventory.made(0, vec![part], false));
+            let window = driver.reserve(2 * BYTES).unwrap();
+            let program = Self { machine, number, writable: window, readable: window + BYTES };
+            program.map(program.writable, 3);
+            program.map(program.readable, 1);
+            machine.write(program.writable, 7);
+            program
+        }
+
+        fn map(&self, address: u64, flags: c_int) {
+            let driver = self.machine.driver;
+            let handles::Behind::One(handle) = handles::begin_map(self.number).unwrap() else {
+                panic!("it is in one piece")
+            };
+            assert_eq!(driver.map(address, BYTES, handle, 0), CuResult::SUCCESS);
+            handles::end_map(self.number, address, BYTES, 0, true);
+            let access = [Access { location: Location { kind: Location::DEVICE, id: 0 }, flags }];
+            let call = || driver.set_access(address, BYTES, &access);
+            assert_eq!(handles::set_access(driver, address, BYTES, &access, call), CuResult::SUCCESS);
+        }
+
+        fn is_at(&self) -> Place {
+            let used = handles::use_of(self.number).unwrap();
+            let handle = Physical::from_raw(used.handle());
+            self.machine.driver.properties_of(handle).unwrap().location.place().unwrap()
+        }
+
+        fn may_move(&self) -> Result<(), Stays> {
+            with_inventory(|inventory| inventory.may_move(self.number))
+        }
+
+        /// What it holds and who may use it, as the program sees it; readers beyond the program's own are not in it.
+        fn seen(&self) -> [((u32, u32), u64); 2] {
+            [self.writable, self.readable].map(|at| (self.machine.read(at), self.machine.access(at, 0)))
+        }
+
+        fn release(&self) {
+            let handles::Release::Parts(releasing) = handles::release(self.number) else { panic!("it is held") };
+            let handle = releasing.parts()[0].handle;
+            assert_eq!(self.machine.driver.release(handle), CuResult::SUCCESS);
+            handles::end_release(releasing, true);
+        }
+
+        fn unmap(&self) {
+            let unmapping = handles::begin_unmap(self.writable, 2 * BYTES).unwrap();
+            assert_eq!(self.machine.driver.unmap(self.writable, 2 * BYTES), CuResult::SUCCESS);
+            handles::end_unmap(unmapping, true);
+            assert_eq!(self.machine.driver.free_reservation(self.writable, 2 * BYTES), CuResult::SUCCESS);
+        }
+    }
+
+    const SEEN: [((u32, u32), u64); 2] = [((7, 7), 3), ((7, 7), 1)];
+
+    #[test]
+    fn memory_changes_its_place_behind_all_its_mappings_with_who_may_use_each() {
+        let machine = Machine::start();
+        let before = (machine.used(0), machine.used(1), machine.handles());
+        let program = Program::new(&machine);
+        assert_eq!((program.seen(), program.is_at()), (SEEN, HOME));
+        machine.moves(program.readable, PEER, &[0, 1]).unwrap();
+        assert_eq!((program.seen(), program.is_at()), (SEEN, PEER));
+        assert_eq!((machine.access(program.writable, 1), machine.access(program.readable, 1)), (3, 1));
+        assert_eq!((machine.used(0), machine.used(1)), (before.0, before.1 + BYTES));
+        // To the program nothing has happened.
+        assert_eq!(handles::elsewhere_at(program.writable + 5), Some((0, PEER)));
+        assert_eq!(handles::asked_for(program.number), Some(0));
+        let peer = Location::of(PEER);
+        assert_eq!(
+            (handles::access_at(program.writable, peer), handles::access_at(program.readable, peer)),
+            (Some(0), Some(0))
+        );
+        machine.write(program.writable, 8);
+        assert_eq!(machine.read(program.readable), (8, 8), "one memory behind both");
+        machine.moves(program.writable, Place::Host(0), &[0, 1]).unwrap();
+        machine.moves(program.writable, HOME, &[0, 1]).unwrap();
+        assert_eq!((machine.read(program.readable), program.is_at()), ((8, 8), HOME));
+        assert_eq!((machine.used(1), handles::elsewhere_at(program.writable)), (before.1, None));
+        program.release();
+        program.unmap();
+        assert_eq!((machine.used(0), machine.used(1), machine.handles()), before);
+    }
+
+    #[test]
+    fn a_number_counts_as_many_references_after_a_move_and_dies_with_the_last() {
+        let machine = Machine::start();
+        let before = (machine.used(0), machine.used(1), machine.handles());
+        let program = Program::new(&machine);
+        let expected = handles::begin_retain(program.writable);
+        let given = machine.driver.retain_at(program.writable).unwrap();
+        assert_eq!(handles::retained(expected, given, program.writable), handles::Retained::As(program.number));
+        machine.moves(program.writable, PEER, &[0]).unwrap();
+        assert_eq!(machine.handles(), before.2 + 1, "the driver has one reference, the program two");
+        assert!(matches!(handles::release(program.number), handles::Release::Counted));
+        program.release();
+        assert_eq!((program.seen(), machine.handles()), (SEEN, before.2), "its mappings keep it");
+        machine.moves(program.writable, HOME, &[0]).unwrap();
+        assert_eq!((program.seen(), machine.handles()), (SEEN, before.2), "and are all that does");
+        program.unmap();
+        assert_eq!((machine.used(0), machine.used(1)), (before.0, before.1));
+        assert!(handles::use_of(program.number).is_none());
+    }
+
+    #[test]
+    fn what_reaches_its_pages_otherwise_keeps_memory_where_it_is() {
+        let machine = Machine::start();
+        let program = Program::new(&machine);
+        let used = handles::use_of(program.number).unwrap();
+        assert_eq!(program.may_move(), Err(Stays::InUse));
+        used.anchor(Anchor::Exported);
+        drop(used);
+        assert_eq!(program.may_move(), Err(Stays::Anchored(Anchor::Exported)));
+        assert_eq!(machine.moves(program.writable, PEER, &[0]), Err(Stays::Anchored(Anchor::Exported)));
+        handles::use_of(program.number).unwrap().withdraw_anchor(Anchor::Exported);
+        assert_eq!(program.may_move(), Ok(()));
+        for (result, expected) in [
+            (CuResult::INVALID_VALUE, Ok(())),
+            (CuResult::SUCCESS, Err(Stays::Anchored(Anchor::Descriptor))),
+            (CuResult::INVALID_VALUE, Err(Stays::Anchored(Anchor::Descriptor))),
+        ] {
+            let call = || {
+                // The anchor is there before anybody can have what the call gives.
+                let anchored = with_inventory(|inventory| inventory.memory[&program.number].anchors.first());
+                assert_eq!(anchored, Some(Anchor::Descriptor));
+                result
+            };
+            assert_eq!(handles::giving_away(program.readable + 4096, 4096, Anchor::Descriptor, call), result);
+            assert_eq!(program.may_move(), expected);
+        }
+        program.release();
+        program.unmap();
+        let other = Program::new(&machine);
+        let host = [Access { location: Location { kind: Location::HOST_NUMA, id: 0 }, flags: 3 }];
+        for (result, expected) in
+            [(CuResult::NOT_SUPPORTED, Ok(())), (CuResult::SUCCESS, Err(Stays::Anchored(Anchor::HostAccess)))]
+        {
+            assert_eq!(handles::set_access(machine.driver, other.writable, BYTES, &host, || result), result);
+            assert_eq!(other.may_move(), expected);
+        }
+        other.release();
+        other.unmap();
+        assert_eq!(machine.moves(other.writable, PEER, &[0]), Err(Stays::Unknown));
+        let imported = with_inventory(|inventory| inventory.imported(Physical::from_raw(99), Some(HOME)));
+        assert_eq!(with_inventory(|inventory| inventory.may_move(imported)), Err(Stays::Imported));
+        let handles::Release::Parts(releasing) = handles::release(imported) else { panic!("it is held") };
+        handles::end_release(releasing, true);
+    }
+
+    #[test]
+    fn a_call_that_fails_half_way_leaves_memory_as_it_was() {
+        let machine = Machine::start();
+        // SAFETY: the function takes nothing.
+        let calls = || unsafe { simulated::<unsafe extern "C" fn() -> u64>(c"simcuda_calls")() };
+        let program = Program::new(&machine);
+        let start = calls();
+        machine.moves(program.writable, PEER, &[0, 1]).unwrap();
+        let calls = calls() - start;
+        program.release();
+        program.unmap();
+        for together in [1, 2] {
+            let mut refused = 0;
+            for nth in 1..=calls {
+                let before = (machine.used(0), machine.used(1), machine.handles());
+                let program = Program::new(&machine);
+                let faults: Vec<String> = (nth..nth + together).map(|call| format!("*:{call}=999")).collect();
+                machine.fail(&faults.join(","));
+                let moved = machine.moves(program.writable, PEER, &[0, 1]);
+                machine.fail("");
+                assert_eq!(program.seen(), SEEN, "{together} calls from the {nth}th");
+                assert_eq!(program.may_move(), Ok(()));
+                match moved {
+                    Ok(()) => assert_eq!(program.is_at(), PEER),
+                    Err(Stays::Refused(_)) => {
+                        refused += 1;
+                        assert_eq!(program.is_at(), HOME);
+                    }
+                    Err(other) => panic!("{other:?}"),
+                }
+                program.release();
+                program.unmap();
+                if together == 1 && moved.is_err() {
+                    assert_eq!((machine.used(0), machine.used(1), machine.handles()), before, "the {nth}th call");
+                }
+            }
+            assert!(refused >= 12, "{refused} of {calls}");
+        }
+    }
+
+    #[test]
+    fn a_call_that_comes_while_memory_moves_has_what_is_there_afterwards() {
+        let machine = Machine::start();
+        let program = Program::new(&machine);
+        let before = handles::use_of(program.number).unwrap().handle();
+        let (number, copy) = (program.number, machine.copy());
+        let mut caller = None;
+        let (begins, began) = std::sync::mpsc::channel();
+        let moved = move_to(machine.driver, program.writable, PEER, &[0], |to, from, bytes| {
+            caller = Some(thread::spawn(move || {
+                begins.send(()).unwrap();
+                handles::use_of(number).unwrap().handle()
+            }));
+            began.recv().unwrap();
+            copy(to, from, bytes)
+        });
+        assert_eq!(moved, Ok(()));
+        let seen = caller.unwrap().join().unwrap();
+        assert_ne!(seen, before);
+        assert_eq!(seen, handles::use_of(program.number).unwrap().handle());
+        program.release();
+        program.unmap();
+    }
+}
