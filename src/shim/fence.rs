@@ -95,6 +95,9 @@ fn wait_for_owner(driver: &Driver, id: u64, gpus: Gpus) -> Result<bool, CuResult
 ///
 /// An error of the current context, if it is on one of them, is the program's to hear, as from the driver's own free.
 /// Another context in error has no work left that could touch memory, and one that is gone neither.
+///
+/// A wait for all GPUs is always made: it is not for memory that the program has done with, and so not ordered behind the
+/// calls that submitted work on it.
 pub fn wait(driver: &Driver, gpus: Gpus) -> Result<(), CuResult> {
     if are_waited_for(gpus) {
         return Ok(());
@@ -113,7 +116,8 @@ pub fn wait(driver: &Driver, gpus: Gpus) -> Result<(), CuResult> {
     // Where there is something to wait for, the driver may do so in a call at which threads are cancelled.
     let _sheltered = launched.iter().any(|&(gpu, count)| waited_for(gpu) != Some(count)).then(cancel::shelter);
     let mut is_whole = true;
-    for context in contexts.iter().filter(|context| submitted::covered_by(&context.waited).is_none()) {
+    let is_open = |context: &&Context| matches!(gpus, Gpus::All) || submitted::covered_by(&context.waited).is_none();
+    for context in contexts.iter().filter(is_open) {
         let Some(handle) = context.live_handle() else { continue };
         let is_current = Some(handle) == current;
         let waited = if is_current { Some(drain()) } else { context::within(driver, handle, drain) };

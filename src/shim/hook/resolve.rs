@@ -28,8 +28,11 @@ pub unsafe fn proc_address(real: &mut Real, symbol: *const c_char, pfn: *mut *mu
 /// `id` is the program's argument of that call.
 pub unsafe fn export_table(real: &mut Real, id: *const [u8; 16]) -> CuResult {
     let result = real.call();
-    // SAFETY: looked at only where the driver read it, or it would not have answered success.
-    if let Some(id) = result.is_ok().then(|| unsafe { id.as_ref() }).flatten() {
+    if !result.is_ok() {
+        return result;
+    }
+    // SAFETY: the driver read the identifier, or it would not have answered success.
+    if let Some(id) = unsafe { id.as_ref() } {
         submitted::table_taken(id, || guid(id));
         if tracing::enabled!(target: "gpupool::call", tracing::Level::DEBUG) {
             report_table(id);
