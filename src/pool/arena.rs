@@ -54,7 +54,7 @@ pub(crate) struct Sums {
     pub blocks: u64,
     pub bytes: u64,
     pub allocations: u64,
-    /// Allocations for which the driver gave new memory.
+    /// Slabs of new memory: an allocation each that reused nothing.
     pub grown: u64,
     /// Frames of slabs without blocks, by place.
     pub empty: Vec<u64>,
@@ -90,7 +90,8 @@ pub(crate) struct Returned {
 pub(crate) struct Arena {
     slabs: Vec<Option<Slab>>,
     owners: Vec<Owner>,
-    waiting: VecDeque<Waiting>,
+    /// What ended lazily, by the GPU that it waits for.
+    waiting: Box<[VecDeque<Waiting>]>,
     sums: Sums,
     /// Numbers of blocks not given yet: the next one, and the first that is not this arena's.
     pub ids: (u64, u64),
@@ -100,7 +101,7 @@ impl Arena {
     /// An empty one, of a pool with so many places.
     pub fn new(places: usize) -> Self {
         let sums = Sums { empty: vec![0; places], ..Sums::default() };
-        Self { slabs: Vec::new(), owners: Vec::new(), waiting: VecDeque::new(), sums, ids: (0, 0) }
+        Self { slabs: Vec::new(), owners: Vec::new(), waiting: vec![VecDeque::new(); places].into(), sums, ids: (0, 0) }
     }
 
     /// A block of so many bytes for this context, with its number; where it is. `None` where no free run is large enough.
@@ -137,11 +138,7 @@ impl Arena {
     pub fn count_slab(&mut self, reused: bool) {
         self.sums.taken += 1;
         self.sums.reused += u64::from(reused);
-    }
-
-    /// The allocation that was made last needed new memory.
-    pub fn note_growth(&mut self) {
-        self.sums.grown += 1;
+        self.sums.grown += u64::from(!reused);
     }
 
     /// Frames that a new slab for this context should have.
@@ -231,12 +228,13 @@ impl Arena {
         Some(self.settle(spot))
     }
 
-    /// Ends the block of that number, which is being freed, and which this GPU may still be at work on since `stamp`.
-    pub fn end_lazily(&mut self, spot: Spot, number: u64, gpu: PlaceId, stamp: u64) -> Option<Option<Returned>> {
+    /// Ends the block of that number, which is being freed, and which its home may still be at work on, as of `stamp`.
+    pub fn end_lazily(&mut self, spot: Spot, number: u64, stamp: u64) -> Option<Option<Returned>> {
         self.end_block(spot, number)?;
         let slab = self.slab_mut(spot)?;
         slab.turn(u32::from(spot.unit), Kind::Pending);
-        self.waiting.push_back(Waiting { spot, gpu, stamp });
+        let gpu = slab.ground.gpu;
+        self.waiting[gpu.index()].push_back(Waiting { spot, gpu, stamp });
         Some(self.emptied(spot))
     }
 
@@ -251,39 +249,25 @@ impl Arena {
         Some(())
     }
 
-    /// Frees what waits and is quiet by now (`is_quiet` of a GPU and a stamp); whether anything was.
+    /// Frees what waits and is quiet by now (`is_quiet` of a GPU and a stamp); whether anything was. What waits for one GPU is in the
+    /// order of its stamps.
     #[inline]
     pub fn release_quiet(&mut self, is_quiet: impl Fn(PlaceId, u64) -> bool) -> bool {
         let mut any = false;
-        while let Some(waiting) = self.waiting.front().copied().filter(|it| is_quiet(it.gpu, it.stamp)) {
-            self.waiting.pop_front();
-            self.free_run(waiting.spot);
-            any = true;
+        for queue in 0..self.waiting.len() {
+            while let Some(it) = self.waiting[queue].front().copied().filter(|it| is_quiet(it.gpu, it.stamp)) {
+                self.waiting[queue].pop_front();
+                self.free_run(it.spot);
+                any = true;
+            }
         }
         any
     }
 
-    /// Frees what waits and is quiet by now, wherever in the queue it stands.
-    pub fn release_all_quiet(&mut self, is_quiet: impl Fn(PlaceId, u64) -> bool) -> bool {
-        let waiting = std::mem::take(&mut self.waiting);
-        let before = waiting.len();
-        for it in waiting {
-            if is_quiet(it.gpu, it.stamp) {
-                self.free_run(it.spot);
-            } else {
-                self.waiting.push_back(it);
-            }
-        }
-        self.waiting.len() < before
-    }
-
-    /// The GPUs that may be at work on memory of this context's that waits.
-    pub fn at_work(&self, owner: u64) -> Vec<PlaceId> {
-        let of = |it: &&Waiting| self.slab(it.spot).is_some_and(|slab| slab.ground.owner == owner);
-        let mut gpus: Vec<PlaceId> = self.waiting.iter().filter(of).map(|it| it.gpu).collect();
-        gpus.sort_unstable_by_key(|gpu| gpu.index());
-        gpus.dedup();
-        gpus
+    /// Whether any memory of this context's waits.
+    pub fn is_any_waiting(&self, owner: u64) -> bool {
+        let of = |it: &Waiting| self.slab(it.spot).is_some_and(|slab| slab.ground.owner == owner);
+        self.waiting.iter().flatten().any(of)
     }
 
     /// Whether there is a slab that no block stands on.
@@ -293,7 +277,7 @@ impl Arena {
 
     /// Takes every slab out that no block stands on. `is_quiet`: of a GPU and a stamp.
     pub fn take_empty(&mut self, is_quiet: impl Fn(PlaceId, u64) -> bool) -> Vec<Returned> {
-        self.release_all_quiet(is_quiet);
+        self.release_quiet(is_quiet);
         let slots = 0..self.slabs.len() as u16;
         let is_empty = |slot: &u16| self.slab_in(*slot).is_some_and(|slab| slab.live == 0);
         let empty: Vec<u16> = slots.filter(is_empty).collect();
@@ -444,12 +428,10 @@ impl Arena {
         }
         self.slabs[usize::from(slot)] = None;
         let is_here = |it: &Waiting| it.spot.slot == slot;
-        // Of several GPUs, one that is not home: nobody else would ask that one.
-        let mut busy = None;
-        for it in self.waiting.iter().filter(|it| is_here(it)) {
-            busy = busy.filter(|&gpu| gpu != ground.gpu).or(Some(it.gpu));
-        }
-        self.waiting.retain(|it| !is_here(it));
+        let queue = &mut self.waiting[ground.gpu.index()];
+        let before = queue.len();
+        queue.retain(|it| !is_here(it));
+        let busy = (queue.len() < before).then_some(ground.gpu);
         let owner = &mut self.owners[of];
         owner.frames -= ground.frames;
         owner.empty -= 1;

@@ -305,7 +305,7 @@ impl<B: Backend> Pool<B> {
     pub fn free_after(&self, address: u64, gpu: u32) -> Result<Block, FreeError<B::Error>> {
         let place = self.routes.iter().find(|route| route.ordinal == gpu).map(|route| route.home);
         if let Some(frame) = self.frame_at(address).filter(|&frame| self.slabs.has(frame)) {
-            return self.free_small_after(frame, address, gpu, place);
+            return self.free_small_after(frame, address, gpu);
         }
         let frame = self.start_at(address).ok_or(FreeError::NotABlock)?;
         let Some(place) = place else {
@@ -471,7 +471,7 @@ impl<B: Backend> Pool<B> {
                 if self.backend.readers() != readers
                     && let Err(error) = self.grant_rows(&chunks)
                 {
-                    let _ = self.free(allocation.block.address, Free::Lazy);
+                    self.take_back_granted(&allocation.block, attempt);
                     return Err(Cause::Failed(error));
                 }
                 Ok(allocation)
@@ -495,6 +495,18 @@ impl<B: Backend> Pool<B> {
                 state.zombies.extend(retired.zombies);
                 Err(cause)
             }
+        }
+    }
+
+    /// Ends a block that could not be granted to everybody, and that nobody has been given.
+    #[cold]
+    fn take_back_granted(&self, block: &Block, attempt: &Attempt) {
+        if !attempt.slab {
+            let _ = self.free(block.address, Free::Lazy);
+        } else if let Some(start) = self.frame_at(block.address)
+            && let Some(record) = self.registry.claim_slab(start, block.id)
+        {
+            self.retire(start, &record, Some(attempt.route.home));
         }
     }
 

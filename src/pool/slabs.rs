@@ -147,13 +147,10 @@ impl Slabs {
         }
     }
 
-    /// Enters a slab into an arena, whose lock the caller holds; `false` where there is no room for it.
-    pub fn add(&self, index: usize, arena: &mut Arena, ground: Ground) -> bool {
-        let Some(slot) = arena.add(ground) else { return false };
+    /// A slab came into this slot of an arena, whose lock the caller holds.
+    pub fn enter(&self, index: usize, slot: u16, ground: Ground) {
         self.any.store(1, Ordering::Release);
         self.set(ground, entry(index, slot));
-        self.note_empty(index, arena);
-        true
     }
 
     /// A slab left its arena, whose lock the caller holds.
@@ -201,7 +198,8 @@ impl Slabs {
     }
 
     fn set(&self, ground: Ground, entry: u32) {
-        for frame in ground.start..ground.start + ground.frames {
+        // The first frame last: whoever has ended the slab's context looks there, and gives the frames away when nothing is left.
+        for frame in (ground.start..ground.start + ground.frames).rev() {
             let Some(page) = self.table.get(frame as usize / PAGE) else { continue };
             let page = page.get_or_init(|| (0..PAGE).map(|_| AtomicU32::new(0)).collect());
             page[frame as usize % PAGE].store(entry, Ordering::Release);

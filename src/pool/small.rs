@@ -19,6 +19,9 @@ pub struct Small {
     pub slab: Option<Allocation>,
 }
 
+/// How often a request asks for a slab.
+const TRIES: usize = 4;
+
 impl<B: Backend> Pool<B> {
     /// Whether a request is for a small block.
     #[inline]
@@ -48,13 +51,20 @@ impl<B: Backend> Pool<B> {
         if !self.slabs.lock(own).may_grow(request.owner, home) {
             return self.take_anywhere(home, request).ok_or(Refusal::Full { missing: request.bytes });
         }
-        match self.grow_small(own, home, route, request) {
-            Err(refusal) => {
-                self.slabs.lock(own).could_not_grow(request.owner, home);
-                self.take_anywhere(home, request).ok_or(refusal)
+        // Threads that share this arena may be quicker to take what the new slab has.
+        for _ in 0..TRIES {
+            let slab = match self.grow_small(own, home, route, request) {
+                Ok(slab) => slab,
+                Err(refusal) => {
+                    self.slabs.lock(own).could_not_grow(request.owner, home);
+                    return self.take_anywhere(home, request).ok_or(refusal);
+                }
+            };
+            if let Some(block) = self.take_small(own, home, request) {
+                return Ok(Small { block, slab: Some(slab) });
             }
-            served => served,
         }
+        Err(Refusal::Full { missing: request.bytes })
     }
 
     /// Takes a block of an arena.
@@ -75,37 +85,26 @@ impl<B: Backend> Pool<B> {
         Some(Small { block, slab: None })
     }
 
-    /// Waits for the home GPU if blocks of this context wait for that in this arena, and asks other GPUs that they wait for;
-    /// whether any became free.
+    /// Waits for the home GPU if blocks of this context wait for that in this arena; whether any became free.
     fn wait_for_small(&self, index: usize, home: PlaceId, owner: u64) -> Result<bool, Refusal<B::Error>> {
-        let at_work = self.slabs.lock(index).at_work(owner);
-        if at_work.is_empty() {
+        if !self.slabs.lock(index).is_any_waiting(owner) {
             return Ok(false);
         }
         let clock = self.slabs.clock(index);
-        for gpu in at_work {
-            let Some(ordinal) = self.ordinal(gpu) else { continue };
-            let begun = (clock.now(), self.clock.now());
-            let is_done = if gpu == home {
-                match self.backend.quiesce(&[ordinal]) {
-                    Ok(()) => true,
-                    // Nobody can wait now.
-                    Err(Fault::NotReady(_)) => false,
-                    Err(fault) => return Err(Refusal::Backend(drive::error_of(fault))),
-                }
-            } else {
-                self.backend.has_finished(ordinal)
-            };
-            if is_done {
-                clock.covered(gpu.index(), begun.0);
-                self.clock.covered(gpu.index(), begun.1);
-            }
+        let begun = (clock.now(), self.clock.now());
+        match self.backend.quiesce(self.ordinal(home).as_slice()) {
+            Ok(()) => {}
+            // Nobody can wait now.
+            Err(Fault::NotReady(_)) => return Ok(false),
+            Err(fault) => return Err(Refusal::Backend(drive::error_of(fault))),
         }
+        clock.covered(home.index(), begun.0);
+        self.clock.covered(home.index(), begun.1);
         let mut arena = self.slabs.lock(index);
-        Ok(arena.release_all_quiet(|gpu, stamp| stamp <= clock.quiesced(gpu.index())))
+        Ok(arena.release_quiet(|gpu, stamp| stamp <= clock.quiesced(gpu.index())))
     }
 
-    /// Takes a slab of the pool, at home, and a block of that.
+    /// Takes a slab of the pool, at home, for this arena.
     #[cold]
     fn grow_small(
         &self,
@@ -113,7 +112,7 @@ impl<B: Backend> Pool<B> {
         home: PlaceId,
         route: &Route,
         request: &Request,
-    ) -> Result<Small, Refusal<B::Error>> {
+    ) -> Result<Allocation, Refusal<B::Error>> {
         let wanted = self.slabs.lock(index).wanted_frames(request.owner, home);
         let slab = |frames: u32| {
             let bytes = u64::from(frames) * FRAME;
@@ -123,29 +122,21 @@ impl<B: Backend> Pool<B> {
         let Block { address, bytes, id, owner, .. } = slab.block;
         let start = self.frame_at(address).ok_or(Refusal::NotOurs)?;
         let ground = Ground { start, frames: (bytes / FRAME) as u32, id, owner, home: request.home, gpu: home };
-        let block = {
-            let mut arena = self.slabs.lock(index);
-            arena.count_slab(slab.reused);
-            if self.slabs.add(index, &mut arena, ground) {
-                let number = self.front.draw_id(&mut arena.ids);
-                let spot = arena.take(owner, home, request.bytes, number);
-                if !slab.reused {
-                    arena.note_growth();
-                }
-                spot.and_then(|spot| arena.block(spot, |_| true))
-            } else {
-                drop(arena);
-                self.return_slab(Returned { ground, busy: None });
-                None
-            }
+        let mut arena = self.slabs.lock(index);
+        arena.count_slab(slab.reused);
+        let Some(slot) = arena.add(ground) else {
+            drop(arena);
+            self.return_slab(Returned { ground, busy: None });
+            return Err(Refusal::AddressSpace);
         };
-        // Its context may have ended meanwhile, and the slab with it. Either whoever ended that has found it in the arena, or it is
-        // found to be gone here.
-        if !self.registry.lives(start, id) {
-            self.drop_slab(start, id);
+        // Its context may have ended meanwhile, and the slab's frames may be somebody else's. Entered under the lock of its record, so
+        // that whoever ends it finds it in the table, or has ended it before and nothing is entered.
+        if !self.registry.change(start, id, false, |_| self.slabs.enter(index, slot, ground)) {
+            arena.end_slab(slot);
             return Err(Refusal::NotOurs);
         }
-        block.map(|block| Small { block: self.at_its_address(block), slab: Some(slab) }).ok_or(Refusal::AddressSpace)
+        self.slabs.note_empty(index, &arena);
+        Ok(slab)
     }
 
     /// Ends the life of a small block; as [`Pool::free`] says.
@@ -153,7 +144,7 @@ impl<B: Backend> Pool<B> {
         let (found, spot, block) = self.begin_free_small(frame, address)?;
         let (index, gpu) = (found.index, found.ground.gpu);
         if when == Free::Lazy {
-            self.end_lazily(found, spot, block.id, gpu);
+            self.end_lazily(found, spot, block.id);
             return Ok(block);
         }
         drop(found);
@@ -175,7 +166,7 @@ impl<B: Backend> Pool<B> {
                 let gone = found.arena.end(spot, block.id).flatten();
                 self.leave(found, gone);
             }
-            Err(Fault::NotReady(_)) => self.end_lazily(found, spot, block.id, gpu),
+            Err(Fault::NotReady(_)) => self.end_lazily(found, spot, block.id),
             Err(fault) => {
                 found.arena.turn(spot, block.id, false);
                 return Err(FreeError::Backend(drive::error_of(fault)));
@@ -184,22 +175,16 @@ impl<B: Backend> Pool<B> {
         Ok(block)
     }
 
-    /// Frees a small block lazily in the order of a stream of this GPU, or waits for one that is not of this pool; as
-    /// [`Pool::free_after`] says.
-    pub(crate) fn free_small_after(
-        &self,
-        frame: u32,
-        address: u64,
-        gpu: u32,
-        place: Option<PlaceId>,
-    ) -> Result<Block, FreeError<B::Error>> {
+    /// Frees a small block in the order of a stream of this GPU; as [`Pool::free_after`] says. One that is not home is asked, and
+    /// waited for if it is at work: what is known of a slab that goes back is one GPU, and that is home.
+    pub(crate) fn free_small_after(&self, frame: u32, address: u64, gpu: u32) -> Result<Block, FreeError<B::Error>> {
         let (found, spot, block) = self.begin_free_small(frame, address)?;
-        if let Some(place) = place {
-            self.end_lazily(found, spot, block.id, place);
+        if found.ground.home == gpu {
+            self.end_lazily(found, spot, block.id);
             return Ok(block);
         }
         drop(found);
-        let answer = self.backend.quiesce(&[gpu]);
+        let answer = if self.backend.has_finished(gpu) { Ok(()) } else { self.backend.quiesce(&[gpu]) };
         if let Some(mut found) = self.slabs.at(frame) {
             if let Err(fault) = answer {
                 found.arena.turn(spot, block.id, false);
@@ -240,9 +225,10 @@ impl<B: Backend> Pool<B> {
         Ok((found, spot, block))
     }
 
-    fn end_lazily(&self, mut found: Found<'_>, spot: Spot, number: u64, gpu: PlaceId) {
+    /// Ends a block that is being freed and that its home may still be at work on.
+    fn end_lazily(&self, mut found: Found<'_>, spot: Spot, number: u64) {
         let stamp = self.slabs.clock(found.index).tick();
-        let gone = found.arena.end_lazily(spot, number, gpu, stamp).flatten();
+        let gone = found.arena.end_lazily(spot, number, stamp).flatten();
         self.leave(found, gone);
     }
 
@@ -368,7 +354,7 @@ impl<B: Backend> Pool<B> {
         usage.live_blocks = (usage.live_blocks + small.blocks).saturating_sub(small.slabs);
         usage.live_bytes = (usage.live_bytes + small.bytes).saturating_sub(small.slab_bytes);
         usage.allocations = (usage.allocations + small.allocations).saturating_sub(small.taken);
-        usage.reuses = (usage.reuses + small.allocations - small.grown).saturating_sub(small.reused);
+        usage.reuses = (usage.reuses + small.allocations).saturating_sub(small.grown + small.reused);
         for (place, frames) in usage.places.iter_mut().zip(&small.empty) {
             place.used -= frames * FRAME;
         }
