@@ -9,7 +9,7 @@ use crate::serve::memory;
 use crate::watch::context;
 use crate::{log, process};
 use cudarc::driver::sys::CUdeviceptr;
-use gpupool_cuda::{ArrayMapping, CuResult, Driver, Location, Properties};
+use gpupool_cuda::{ArrayMapping, CuResult, Driver, Location, Physical, Properties};
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 /// A handle of which nothing is known is the driver's to judge, but for a number of ours: a program that kept one too long would end
@@ -53,10 +53,16 @@ pub unsafe fn release(_: &mut Real, with: impl Fn(u64) -> CuResult, handle: u64)
         && let Some(driver) = process::driver()
     {
         // Made by `handles::create`, with references that the program knows nothing of.
-        others.iter().filter(|part| !driver.release(part.handle).is_ok()).for_each(handles::stranded);
+        others.iter().filter(|part| !let_go(driver, part.handle).is_ok()).for_each(handles::stranded);
     }
     handles::end_release(releasing, result.is_ok());
     result
+}
+
+/// Releases a reference that the program knows nothing of, and tries once more where that fails: nobody else ever will.
+pub fn let_go(driver: &Driver, handle: Physical) -> CuResult {
+    let result = driver.release(handle);
+    if result.is_ok() { result } else { driver.release(handle) }
 }
 
 /// # Safety

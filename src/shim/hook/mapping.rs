@@ -1,6 +1,7 @@
 //! Bodies: the program's own virtual memory management, by addresses; [`super::handle`] has what is given a handle. See
 //! [`crate::serve::handles`].
 
+use super::handle::let_go;
 use super::{Real, retry};
 use crate::address::{self, Known};
 use crate::bypass::Bypass;
@@ -140,7 +141,7 @@ pub unsafe fn retain(real: &mut Real, handle: *mut u64, address: *mut c_void) ->
         Retained::As(number) => number,
         Retained::Extra(number) => {
             // The reference that the driver has just given, which the program does not learn of.
-            let _ = driver.release(given);
+            let _ = let_go(driver, given);
             number
         }
         Retained::Revived(number, others) => {
@@ -165,7 +166,7 @@ fn retain_all(driver: &Driver, given: Physical, addresses: &[u64]) -> Result<(),
             Ok(handle) => taken.push(handle),
             Err(result) => {
                 for handle in taken {
-                    let _ = driver.release(handle);
+                    let _ = let_go(driver, handle);
                 }
                 return Err(result);
             }
