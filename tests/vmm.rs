@@ -272,12 +272,13 @@ fn any_calls_about_handles_answer_the_same_bare_and_under_the_shim() {
     run.same_under_shim(&["GPUPOOL_MODE=managed"]).succeeds();
 }
 
-/// Bare the GPU has room. Under the shim most of it is taken before, and the program cannot tell.
+/// Bare the GPU has room. Under the shim all of it is taken before, and the program cannot tell. (With a little room left, the
+/// simulated driver would scatter handles there, which it cannot export.)
 #[test]
 fn any_calls_about_handles_answer_the_same_where_the_memory_lies_elsewhere() {
     for seed in 4..7 {
         let program = |full: &str| Run::program("handle_sequences").args(&format!("{seed} 400 4 {full}")).sim("3x2GiB");
-        let shim = program("1910").shim().log().report().env("GPUPOOL_RESERVE", "16MiB").go();
+        let shim = program("2032").shim().log().report().env("GPUPOOL_RESERVE", "16MiB").go();
         shim.same_as(&program("0").go());
         assert!(steered(&shim).len() > 20, "{:?}", steered(&shim));
         assert_eq!(shim.reported("violations"), &serde_json::json!([]), "{seed}");

@@ -352,13 +352,10 @@ mod tests {
         /// Calls from here on fail that this list names.
         fn fail(&self, calls: &str) {
             let calls = CString::new(calls).unwrap();
+            let arm = simulated::<unsafe extern "C" fn(*const c_char) -> c_int>(c"simcuda_fault_arm");
             // SAFETY: the text is NUL-terminated.
-            assert_eq!(
-                unsafe {
-                    simulated::<unsafe extern "C" fn(*const c_char) -> c_int>(c"simcuda_fault_arm")(calls.as_ptr())
-                },
-                0
-            );
+            let armed = unsafe { arm(calls.as_ptr()) };
+            assert_eq!(armed, 0);
         }
 
         fn used(&self, gpu: c_int) -> u64 {

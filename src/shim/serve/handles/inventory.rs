@@ -266,12 +266,12 @@ impl Inventory {
     /// what another process made is charged to that one only, and keeps the driver's handle, because it never moves.
     pub fn imported(&mut self, handle: Physical, place: Option<Place>) -> Number {
         let same = Number::same(handle);
-        if let Some(&number) = self.numbers.get(&handle) {
-            if let Some(memory) = self.memory.get_mut(&number) {
-                memory.references += 1;
-                memory.held += 1;
-                return number;
-            }
+        if let Some(&number) = self.numbers.get(&handle)
+            && let Some(memory) = self.memory.get_mut(&number)
+        {
+            memory.references += 1;
+            memory.held += 1;
+            return number;
         }
         if let Some(place) = place {
             let memory = Memory {
