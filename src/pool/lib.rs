@@ -5,7 +5,8 @@
 //! [`Request`]. That is what lets the property tests run it against a naive model, and a fault at every single call.
 //!
 //! Vocabulary: a **frame** is 2 MiB of reserved address space; a **chunk** is one physical handle at one [`Place`]; a
-//! **run** is a row of consecutive frames; a **block** is the run a program holds. A chunk is released only whole.
+//! **run** is a row of consecutive frames; a **block** is the run a program holds. A chunk is released only whole. A **small
+//! block** is less than 1 MiB; it stands with others of its context on a **slab**, which to everybody else is a block.
 //!
 //! Warm allocations and frees of small blocks pass neither a lock nor a line that another thread works on (`front.rs`); all
 //! else is decided in one place, under one lock (`next_step.rs`).

@@ -397,6 +397,42 @@ fn loom_sums_are_never_torn() {
     });
 }
 
+fn small(pool: &Pool<Device>) -> Option<u64> {
+    let request = Request { bytes: 1000, home: 0, owner: 1, soft_refusal: false };
+    pool.allocate_small(&request).ok().map(|small| small.block.address)
+}
+
+#[test]
+fn loom_a_context_ends_while_a_slab_is_taken_for_it() {
+    nearly_every_order(|| {
+        let pool = pool(1);
+        let other = Arc::clone(&pool);
+        let thread = thread::spawn(move || small(&other));
+        let ended = pool.free_owned_by(1).len();
+        let made = thread.join().unwrap();
+        let lives = made.is_some_and(|address| pool.block_at(address).is_some());
+        assert_eq!(usize::from(made.is_some()), ended + usize::from(lives));
+        assert_eq!(pool.free_owned_by(1).len(), usize::from(lives));
+        check_end(&pool, &[]);
+    });
+}
+
+#[test]
+fn loom_of_two_ends_of_a_small_block_one_counts() {
+    for when in [Free::Lazy, Free::Strict] {
+        nearly_every_order(move || {
+            let pool = pool(1);
+            let (first, _second) = (small(&pool).unwrap(), small(&pool).unwrap());
+            let other = Arc::clone(&pool);
+            let thread = thread::spawn(move || other.free(first, when).is_ok());
+            let ended = pool.free_owned_by(1).len();
+            let freed = thread.join().unwrap();
+            assert_eq!(ended + usize::from(freed), 2);
+            check_end(&pool, &[]);
+        });
+    }
+}
+
 #[test]
 fn loom_a_trim_against_frees() {
     nearly_every_order(|| {

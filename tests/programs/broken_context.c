@@ -27,8 +27,10 @@ int main(void)
     CUdeviceptr forbidden = map_for(1, chunk, GRANULE * MIB);
     CHECK(cuDevicePrimaryCtxRetain(&elsewhere, 1));
     SHOW(cuMemcpy(block, forbidden, MIB));
-    SHOW(cuMemAlloc_v2(&other, 4 * KIB));
+    /* The driver's to answer, so that the program is told. */
+    SHOW(cuCtxSynchronize());
 
+    SHOW(cuMemAlloc_v2(&other, 4 * KIB));
     SHOW(cuMemAlloc_v2(&other, LEAST * MIB));
     SHOW(cuMemAllocPitch_v2(&other, &pitch, MIB, LEAST, 4));
     SHOW(cuMemHostAlloc(&host, LEAST * MIB, 0));

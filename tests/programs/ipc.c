@@ -46,7 +46,7 @@
  *   fault:SPECIFICATION  faults of the simulated driver
  *   info                 free memory as the process is told
  *   nvml                 used memory and processes on GPU 0 by NVML, of the whole machine
- *   left                 handles, mapped and used memory (simulated driver)
+ *   left                 handles, mapped and used memory (simulated driver), without what is kept for the next blocks
  *   exit                 end in order          kill            end at once
  */
 #include "simulator.h"
@@ -775,6 +775,8 @@ static void act(Kernels *kernels, char *order)
         printf("%s: %llu MiB, %llu of it mine, %d processes, %u MHz\n", name, nvml_memory(0).used / MIB,
                (unsigned long long)mine / MIB, processes, nvml_sm_clock(0));
     } else if (!strcmp(action, "left")) {
+        if (simulator.trim)
+            simulator.trim();
         printf("%s: %llu handles, %llu MiB mapped, %llu MiB used\n", name, (unsigned long long)simulator.handles(),
                (unsigned long long)(simulator.mapped() / MIB), (unsigned long long)(physical_use(&simulator, 2) / MIB));
     } else {
