@@ -495,6 +495,7 @@ impl<H: Copy> State<H> {
         for (place, bytes) in needed {
             self.budget(place).promise(bytes);
         }
+        self.moves += rows.len() as u32;
         for row in rows {
             self.chunks.set_moving(row.start, row.end, true);
             for &(start, end, _) in &row.free {
@@ -510,6 +511,7 @@ impl<H: Copy> State<H> {
         for &(start, end, place) in &row.parts {
             self.budget(place).withdraw(bytes_of(end - start));
         }
+        self.moves -= 1;
         self.chunks.set_moving(row.start, row.end, false);
         for &(start, _, freed) in &row.free {
             self.runs.release(start, freed);
@@ -529,6 +531,7 @@ impl<H: Copy> State<H> {
             budget.put_back(bytes_of(live));
             budget.leave(bytes_of(chunk.frames));
         }
+        self.moves -= 1;
         let old = self.chunks.remove_range(row.start, row.end);
         for stretch in row.new_stretches() {
             self.chunks.insert(stretch);

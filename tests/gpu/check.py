@@ -91,6 +91,7 @@ SETS = {
         "before": costs.before,
         "rmm-threads": cuda_python.rmm_threads,
         "launch-cost": costs.launches,
+        "moves": costs.moves,
         "log-cost": costs.log,
         "torch-modes": costs.torch_modes,
         "cupy-modes": costs.cupy_modes,

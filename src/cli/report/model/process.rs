@@ -43,6 +43,8 @@ pub struct Process {
     pub sites: HashMap<Site, SiteSum>,
     /// Bytes in use over time, by place.
     pub levels: BTreeMap<String, Timeline>,
+    /// Bytes in blocks of each name that the program gave.
+    pub named: BTreeMap<String, Timeline>,
     /// Pinned host memory.
     pub pinned: Pinned,
     /// Other warnings and errors, the first ones as they were written.
@@ -204,6 +206,14 @@ impl Process {
                 let now = record.t - self.origin();
                 for place in level.places {
                     self.levels.entry(place.place).or_default().add(now, place.used);
+                }
+            }
+            Event::LabelLevel(level) => {
+                let now = record.t - self.origin();
+                if self.named.len() < KEPT_SITES || self.named.contains_key(&level.label) {
+                    self.named.entry(level.label).or_default().add(now, level.bytes);
+                } else {
+                    *self.more.entry("labels").or_default() += 1;
                 }
             }
             Event::PinnedLevel(level) => self.pinned.level(record.t - self.origin(), &level),
