@@ -40,9 +40,11 @@ typedef enum {
   GPUPOOL_INTERNAL = -5,
   // Some of the memory stayed where it was: `gpupool_pieces` tells where it lies, and what must stay.
   GPUPOOL_STAYED = -6,
+  // A label would have more on its GPU than `gpupool_label_budget` allows.
+  GPUPOOL_OVER_BUDGET = -7,
 } gpupool_error;
 
-// What can be said of managed memory; the numbers of `CUmem_advise`.
+// What can be said of memory; the numbers of `CUmem_advise`. What each means for memory of the pool: see `gpupool_advise`.
 typedef enum {
   // Mostly read: every processor that reads gets a copy. The place means nothing.
   GPUPOOL_READ_MOSTLY = 1,
@@ -71,6 +73,24 @@ typedef struct {
   // `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`; added up.
   unsigned int anchors;
 } gpupool_piece;
+
+// What has a label, in bytes that were asked for.
+typedef struct {
+  // The label, ended by NUL.
+  char label[64];
+  // Live blocks that have it.
+  uint64_t blocks;
+  // Their bytes: the sum of the next three.
+  uint64_t bytes;
+  // What of it lies on the GPU that was current when each block was allocated.
+  uint64_t at_home;
+  // On other GPUs.
+  uint64_t on_peers;
+  // On the host.
+  uint64_t on_host;
+  // The most that may be `at_home`; `UINT64_MAX` without a budget.
+  uint64_t budget;
+} gpupool_label_usage;
 
 // The pool of this process in numbers. Fields are only ever added at the end.
 typedef struct {
@@ -192,11 +212,19 @@ int gpupool_anchor(const void *pointer,
 // None: any address may be asked about.
 int gpupool_release_anchor(const void *pointer, size_t bytes);
 
-// Gives advice (a `gpupool_advice`) on `bytes` of managed memory, gpupool's or the program's own: `cuMemAdvise` with a
-// place. Memory of the pool does not move yet: `GPUPOOL_NOT_SUPPORTED`. Returns 0, a `CUresult` or a `gpupool_error`.
+// Gives advice (a `gpupool_advice`) on `bytes` from `pointer` on.
+//
+// Of memory of the pool, `GPUPOOL_PREFERRED_LOCATION` moves the range to the place, as `gpupool_prefetch` does. It stays there, because nothing
+// but the program moves it: `GPUPOOL_NO_PREFERRED_LOCATION` has nothing to take back and answers 0. `GPUPOOL_ACCESSED_BY` answers 0
+// where the GPU can reach the memory, which it may use as soon as it has a context, and `GPUPOOL_NOT_SUPPORTED` elsewhere;
+// `GPUPOOL_NOT_ACCESSED_BY` changes nothing and answers 0. There is one copy of memory of the pool, so that
+// `GPUPOOL_READ_MOSTLY` and `GPUPOOL_NOT_READ_MOSTLY` are `GPUPOOL_NOT_SUPPORTED`.
+//
+// On managed memory, gpupool's or the program's own, it is `cuMemAdvise` with a place.
+// Returns 0, a `CUresult` or a `gpupool_error`.
 //
 // # Safety
-// None: any address may be asked about.
+// What is said of memory of the pool at `gpupool_prefetch`, where it moves; any address may be asked about.
 int gpupool_advise(const void *pointer,
                    size_t bytes,
                    int advice,
@@ -224,6 +252,34 @@ int gpupool_prefetch(const void *pointer,
                      size_t bytes,
                      int place,
                      void *stream);
+
+// Gives the block of the pool that `pointer` lies in a label, in place of any it had; NULL takes it back. It ends with the block. It
+// is told in the log's events of that block, by `gpupool report` and by `gpupool_labels`.
+//
+// A label of which more would lie on its GPU than `gpupool_label_budget` allows has this block moved to the next place with room, as by
+// `gpupool_prefetch`, with what is said there of its use meanwhile. Where it cannot move, the block has the label all the same, and
+// the answer is `GPUPOOL_OVER_BUDGET`. Returns 0, a `CUresult` or a `gpupool_error`; a label has 1 to 63 bytes of UTF-8.
+//
+// # Safety
+// `label` ends with NUL, or is NULL.
+int gpupool_label(const void *pointer,
+                  const char *label);
+
+// Says how many bytes of the blocks with a label may lie on the GPU that was current when they were allocated; `UINT64_MAX` takes
+// that back. It is kept when a block gets the label (`gpupool_label`) and when one is moved home: `gpupool_prefetch` answers
+// `GPUPOOL_OVER_BUDGET` then, and moves nothing. What lies there at the moment of this call stays. Returns 0 or a `gpupool_error`.
+//
+// # Safety
+// `label` ends with NUL, or is NULL.
+int gpupool_label_budget(const char *label,
+                         uint64_t bytes);
+
+// Writes up to `capacity` labels to `labels`, in the order in which they were first used, and returns how many there are.
+//
+// # Safety
+// `labels` has room for `capacity` elements, or `capacity` is 0.
+size_t gpupool_labels(gpupool_label_usage *labels,
+                      size_t capacity);
 
 // See `gpupool_state`.
 gpupool_state gpupool_get_state(void);

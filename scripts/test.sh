@@ -39,7 +39,7 @@ counts=$(mktemp)
 trap 'rm -f "$counts"' EXIT
 status=0
 step cargo test --release --workspace --no-fail-fast 2>&1 | tee "$counts" || status=$?
-# The pool's locks and clocks and the page's under every interleaving, three models under those with few interruptions; loom
+# The pool's locks and clocks and the page's under every interleaving, five models under those with few interruptions; loom
 # replaces the atomics, so this is a build of its own.
 step env RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$PWD/target}/loom" \
     cargo test --release --package gpupool-pool --package gpupool-metrics --lib loom 2>&1 | tee -a "$counts" || status=$?

@@ -1,7 +1,7 @@
 //! The C interface, `include/gpupool.h`: in a preloaded process, and where a program only opens the library.
 
 use gpupool_events::Event;
-use harness::{Output, Run, library, repository};
+use harness::{Output, Run, driver_folder, library, repository};
 use std::process::Command;
 
 fn control(mode: &str) -> Output {
@@ -35,7 +35,9 @@ child: malloc 3, trim 0
 child later: passing, mode off, this process was forked from one that used CUDA, which does not survive a fork
 child ended with 0
 advice on managed memory: 0, 0, prefers GPU 1, was sent to the host
-advice on the pool's: -4, 0; on a freed block: -3; unknown advice: -2; on the stack: 1
+advice on the pool's: mostly read -4, accessed by GPU 1 0, by the host -4, not any more 0, preferred on GPU 1 0, nowhere 0
+the pool's: 0, 32 MiB on 1 anchors 0
+on a freed block: -3; unknown advice: -2; on the stack: 1
 after the frees: 0, 0 blocks, 0 MiB live, 192 MiB at most, 2 allocations, 0 reused, spilled yes
 odd block: 0, 0 of its bytes left out; at its end: -3
 its bytes anchored: 0, one more: -3, at its end: -3
@@ -201,6 +203,54 @@ left: 0 handles, 0 mapped
 }
 
 #[test]
+fn blocks_have_names_and_names_have_budgets() {
+    let told = placing("labels").log().go();
+    told.succeeds().prints(
+        "\
+label: 0, inside: 0, weights: 0, again: 0
+  kv: 2 blocks, 16 MiB; 16 at home, 0 on peers, 0 on the host
+  w: 0 blocks, 0 MiB; 0 at home, 0 on peers, 0 on the host
+  weights: 1 blocks, 8 MiB; 8 at home, 0 on peers, 0 on the host
+nobody's: -3, empty: -2, too long: -2, no name for a budget: -2
+budget: 0
+  kv: 2 blocks, 16 MiB; 16 at home, 0 on peers, 0 on the host of 16
+  w: 0 blocks, 0 MiB; 0 at home, 0 on peers, 0 on the host
+  weights: 1 blocks, 8 MiB; 8 at home, 0 on peers, 0 on the host
+third: 0
+third: 8 at 1
+  kv: 3 blocks, 24 MiB; 16 at home, 8 on peers, 0 on the host of 16
+  w: 0 blocks, 0 MiB; 0 at home, 0 on peers, 0 on the host
+  weights: 1 blocks, 8 MiB; 8 at home, 0 on peers, 0 on the host
+home again: -7, half of it: -7, after a free: 0
+third: 8 at 0
+anchored: -7
+  kv: 3 blocks, 24 MiB; 24 at home, 0 on peers, 0 on the host of 16
+  w: 0 blocks, 0 MiB; 0 at home, 0 on peers, 0 on the host
+  weights: 1 blocks, 8 MiB; 8 at home, 0 on peers, 0 on the host
+no budget: 0, no label: 0, 0, 0, 0 wrong
+  kv: 2 blocks, 16 MiB; 16 at home, 0 on peers, 0 on the host
+  w: 0 blocks, 0 MiB; 0 at home, 0 on peers, 0 on the host
+  weights: 1 blocks, 8 MiB; 8 at home, 0 on peers, 0 on the host
+  kv: 0 blocks, 0 MiB; 0 at home, 0 on peers, 0 on the host
+  w: 0 blocks, 0 MiB; 0 at home, 0 on peers, 0 on the host
+  weights: 0 blocks, 0 MiB; 0 at home, 0 on peers, 0 on the host
+",
+    );
+    // The log tells which block was which, and how much there was of each name.
+    let freed = told.picked(|event| match event {
+        Event::BlockFree(free) => free.label.clone(),
+        _ => None,
+    });
+    assert_eq!(freed, ["kv", "kv", "kv", "weights"]);
+    let most = told.picked(|event| match event {
+        Event::LabelLevel(level) if level.label == "kv" => Some(level.bytes >> 20),
+        _ => None,
+    });
+    assert_eq!(most.iter().max(), Some(&24));
+    assert_eq!(most.last(), Some(&0));
+}
+
+#[test]
 fn a_fault_at_any_call_of_a_move_loses_nothing() {
     for code in [2, 999, 600, 1] {
         let told = placing(&format!("faults {code}")).go();
@@ -299,4 +349,27 @@ fn the_header_compiles_as_c_and_as_cpp() {
             .unwrap();
         assert!(output.status.success(), "{compiler}: {}", String::from_utf8_lossy(&output.stderr));
     }
+}
+
+#[test]
+fn the_example_places_memory_with_the_library_and_runs_without() {
+    let folder = tempfile::tempdir().unwrap();
+    let (program, include) = (folder.path().join("placing"), repository().join("include"));
+    let built = Command::new("cc")
+        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-I"])
+        .arg(&include)
+        .arg("-L")
+        .arg(driver_folder())
+        .arg("-o")
+        .arg(&program)
+        .arg(include.join("examples/placing.c"))
+        .args(["-lcuda", "-ldl"])
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let run = Run::command(&program).sim("2x2GiB");
+    run.clone().go().succeeds().prints("");
+    run.shim().go().succeeds().prints(
+        "named: 0\naway: 0\nweights: 0 MiB on its GPU, 64 elsewhere\nback: 0\nweights: 64 MiB on its GPU, 0 elsewhere\n",
+    );
 }

@@ -280,6 +280,31 @@ events! {
         place: String,
         /// Bytes of the range that stayed elsewhere.
         stayed: u64,
+        /// What the program calls the block.
+        #[serde(default)]
+        label: Option<String>,
+    }
+    /// The program named a pooled block.
+    BlockLabel = "block.label" (Memory, Debug) {
+        /// Its address.
+        address: u64,
+        /// Bytes asked for when it was allocated.
+        bytes: u64,
+        /// The GPU that was current when it was allocated.
+        home: u32,
+        /// What it is called now; absent where the name was taken back.
+        label: Option<String>,
+    }
+    /// How much memory has a name, after that changed.
+    LabelLevel = "label.level" (Memory, Info) {
+        /// The name.
+        label: String,
+        /// Blocks of that name.
+        blocks: u64,
+        /// Bytes asked for in them.
+        bytes: u64,
+        /// How much of them may lie on the GPU that asked for them.
+        budget: Option<u64>,
     }
     /// A pooled block was freed.
     BlockFree = "block.free" (Memory, Debug) {
@@ -289,6 +314,9 @@ events! {
         bytes: u64,
         /// GPU that was current when it was allocated.
         home: u32,
+        /// What the program called it.
+        #[serde(default)]
+        label: Option<String>,
     }
     /// What the pool holds and uses, after it grew or shrank, or after what is in use changed much.
     PoolLevel = "pool.level" (Memory, Info) {

@@ -78,6 +78,9 @@ struct Row<H> {
     free: Vec<(u32, u32, Freed)>,
 }
 
+/// The rows that move, and what will have become of the range, where [`Moved::moved`] is all of it.
+type Planned<H> = (Vec<Row<H>>, Moved);
+
 /// Why there is no plan yet.
 enum NotYet {
     /// Another thread moves one of the chunks.
@@ -158,7 +161,7 @@ impl<B: Mover> Pool<B> {
     }
 
     /// Sets everything aside that the move needs, once nobody is at work on the block.
-    fn plan(&self, wish: &Wish, attempts: &mut u32) -> Result<(Vec<Row<B::Handle>>, Moved), MoveError<B::Error>> {
+    fn plan(&self, wish: &Wish, attempts: &mut u32) -> Result<Planned<B::Handle>, MoveError<B::Error>> {
         self.drain()?;
         let mut headrooms = BTreeMap::new();
         // Others free, or take what was freed, faster than this thread looks.
@@ -408,14 +411,13 @@ impl<B: Mover> Pool<B> {
 }
 
 impl<H: Copy> State<H> {
-    /// Finds the chunks that move, and sets them, their free memory and room for the new ones aside; with what will have become of
-    /// the range, where [`Moved::moved`] is all of it.
+    /// Finds the chunks that move, and sets them, their free memory and room for the new ones aside.
     fn plan_move(
         &mut self,
         wish: &Wish,
         headrooms: &BTreeMap<PlaceId, Option<u64>>,
         registry: &Registry,
-    ) -> Result<(Vec<Row<H>>, Moved), NotYet> {
+    ) -> Result<Planned<H>, NotYet> {
         let block = (wish.block, wish.block + wish.record.frames);
         let mut outcome = Moved { moved: bytes_of(wish.end - wish.start), ..Moved::default() };
         let mut rows: Vec<Row<H>> = Vec::new();
@@ -495,6 +497,7 @@ impl<H: Copy> State<H> {
         for (place, bytes) in needed {
             self.budget(place).promise(bytes);
         }
+        self.moves += rows.len() as u32;
         for row in rows {
             self.chunks.set_moving(row.start, row.end, true);
             for &(start, end, _) in &row.free {
@@ -510,6 +513,7 @@ impl<H: Copy> State<H> {
         for &(start, end, place) in &row.parts {
             self.budget(place).withdraw(bytes_of(end - start));
         }
+        self.moves -= 1;
         self.chunks.set_moving(row.start, row.end, false);
         for &(start, _, freed) in &row.free {
             self.runs.release(start, freed);
@@ -529,6 +533,7 @@ impl<H: Copy> State<H> {
             budget.put_back(bytes_of(live));
             budget.leave(bytes_of(chunk.frames));
         }
+        self.moves -= 1;
         let old = self.chunks.remove_range(row.start, row.end);
         for stretch in row.new_stretches() {
             self.chunks.insert(stretch);

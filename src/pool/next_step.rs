@@ -67,7 +67,10 @@ impl<H: Copy> State<H> {
     /// are set aside for the caller, who must see the step through or take it back.
     pub fn next_step<E>(&mut self, attempt: &mut Attempt) -> Step<H, E> {
         match self.step_now(attempt) {
-            Step::Refuse(Refusal::Full { .. }) if self.budgets.iter().any(Budget::is_leaving) => Step::Settle,
+            // What moves has room at two places, and gives one of them back.
+            Step::Refuse(Refusal::Full { .. }) if self.moves > 0 || self.budgets.iter().any(Budget::is_leaving) => {
+                Step::Settle
+            }
             Step::Refuse(Refusal::Full { .. }) if !attempt.trimmed && self.has_held(None, Some(attempt.route.home)) => {
                 Step::Trim
             }

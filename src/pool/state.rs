@@ -108,6 +108,8 @@ pub(crate) struct State<H> {
     pub held: Held,
     /// What the program wants to stay where it is.
     pub asked: Asked,
+    /// Rows of chunks that moves have taken, each of which has room at two places until it is over.
+    pub moves: u32,
     /// Counts the frees whose memory came back while a GPU might still touch it, whichever: one row of numbers, so that free
     /// runs have an age whoever used them. Ticks under the pool's lock.
     pub clock: Arc<Clock>,
@@ -155,6 +157,7 @@ impl<H: Copy> State<H> {
             zombies: Vec::new(),
             held: Held::default(),
             asked: Asked::default(),
+            moves: 0,
             clock,
             turn: 0,
             period: 0,

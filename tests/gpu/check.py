@@ -95,6 +95,7 @@ SETS = {
         "traces": costs.traces,
         "steady": costs.steady,
         "launch-cost": costs.launches,
+        "moves": costs.moves,
         "log-cost": costs.log,
         "torch-modes": costs.torch_modes,
         "cupy-modes": costs.cupy_modes,

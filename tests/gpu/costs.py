@@ -38,6 +38,17 @@ def launches(lab):
     return detail
 
 
+def moves(lab):
+    """A block of the pool moved by hand to another GPU, to the host and back, beside a plain copy; and whether its data came along."""
+    if len(lab.machine.gpus) < 2:
+        raise NotRun("needs two GPUs")
+    finished = lab.shim([building.bench(lab, "moves")], 120, {}).succeeded()
+    lines = finished.stdout.splitlines()
+    if len(lines) != 8 or not all(line.endswith("data right") for line in lines):
+        raise Failed(f"expected eight moves with right data, found {lines}", lines)
+    return f"{len(lines)} lines below", lines
+
+
 def before(lab):
     """Hooked calls and warm pairs with an earlier build of the library and with this one, in turn."""
     earlier = os.environ.get("GPUPOOL_BEFORE")

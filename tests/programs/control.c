@@ -59,7 +59,7 @@ static void ask_for_less(const Control *c)
     printf("a size of 3: %d, no statistics: %d\n", c->statistics(&s.all), c->statistics(NULL));
 }
 
-/* Managed memory can be moved; the pool's cannot yet, and a freed block is nobody's. */
+/* Managed memory and the pool's can be moved; a freed block is nobody's. */
 static void say_advice(const Control *c, CUdeviceptr pooled, CUdeviceptr freed)
 {
     enum { PREFERRED = 2, LAST_PREFETCH = 4 };
@@ -72,8 +72,14 @@ static void say_advice(const Control *c, CUdeviceptr pooled, CUdeviceptr freed)
     CHECK(cuMemRangeGetAttribute(&place[0], sizeof place[0], PREFERRED, managed, SMALL));
     CHECK(cuMemRangeGetAttribute(&place[1], sizeof place[1], LAST_PREFETCH, managed, SMALL));
     printf("prefers GPU %d, was sent to %s\n", place[0], place[1] < 0 ? "the host" : "a GPU");
-    printf("advice on the pool's: %d, ", c->advise(as_pointer(pooled), SMALL, GPUPOOL_READ_MOSTLY, 0));
-    printf("%d; on a freed block: ", c->prefetch(as_pointer(pooled), SMALL, 1, NULL));
+    printf("advice on the pool's: mostly read %d, ", c->advise(as_pointer(pooled), SMALL, GPUPOOL_READ_MOSTLY, 0));
+    printf("accessed by GPU 1 %d, ", c->advise(as_pointer(pooled), SMALL, GPUPOOL_ACCESSED_BY, 1));
+    printf("by the host %d, not any more %d, ", c->advise(as_pointer(pooled), SMALL, GPUPOOL_ACCESSED_BY, -1),
+           c->advise(as_pointer(pooled), SMALL, GPUPOOL_NOT_ACCESSED_BY, 1));
+    printf("preferred on GPU 1 %d, ", c->advise(as_pointer(pooled), SMALL, GPUPOOL_PREFERRED_LOCATION, 1));
+    printf("nowhere %d\n", c->advise(as_pointer(pooled), SMALL, GPUPOOL_NO_PREFERRED_LOCATION, 0));
+    say_pieces(c, "the pool's", pooled, SMALL);
+    printf("on a freed block: ");
     printf("%d; unknown advice: ", c->advise(as_pointer(freed), SMALL, GPUPOOL_ACCESSED_BY, 0));
     printf("%d; on the stack: %d\n", c->advise(as_pointer(pooled), SMALL, 7, 0), c->prefetch(&managed, 4096, 0, NULL));
     CHECK(cuMemFree_v2(managed));

@@ -25,6 +25,8 @@ typedef struct {
     void *(*torch_malloc)(ptrdiff_t, int, void *);
     void (*torch_free)(void *, ptrdiff_t, int, void *);
     uint64_t (*trim)(void);
+    int (*label)(const void *, const char *), (*label_budget)(const char *, uint64_t);
+    size_t (*labels)(gpupool_label_usage *, size_t);
 } Control;
 
 static inline Control find_control(void *handle)
@@ -46,6 +48,9 @@ static inline Control find_control(void *handle)
     *(void **)&c.torch_malloc = dlsym(handle, "gpupool_torch_malloc");
     *(void **)&c.torch_free = dlsym(handle, "gpupool_torch_free");
     *(void **)&c.trim = dlsym(handle, "gpupool_trim");
+    *(void **)&c.label = dlsym(handle, "gpupool_label");
+    *(void **)&c.label_budget = dlsym(handle, "gpupool_label_budget");
+    *(void **)&c.labels = dlsym(handle, "gpupool_labels");
     return c;
 }
 

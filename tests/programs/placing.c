@@ -8,6 +8,7 @@
  *   refused   places and ranges that are none, a full place, a capture
  *   both      a second context, and a kernel at work on a neighbour
  *   faults CODE  every driver call of a move failing once, and two in a row
+ *   labels    names of blocks, and budgets for names
  *   ends      a context that ends with blocks that were moved; threads that free while others move
  */
 #include "control.h"
@@ -292,6 +293,62 @@ static void to_the_end(void)
     printf("left: %llu handles, %llu mapped\n", (unsigned long long)simulator.handles(), (unsigned long long)simulator.mapped());
 }
 
+static void say_labels(void)
+{
+    gpupool_label_usage labels[4];
+    size_t count = c.labels(labels, 4);
+    for (size_t i = 0; i < count && i < 4; i++) {
+        gpupool_label_usage *l = &labels[i];
+        printf("  %s: %llu blocks, %llu MiB; %llu at home, %llu on peers, %llu on the host", l->label, (unsigned long long)l->blocks,
+               (unsigned long long)(l->bytes / MIB), (unsigned long long)(l->at_home / MIB),
+               (unsigned long long)(l->on_peers / MIB), (unsigned long long)(l->on_host / MIB));
+        if (l->budget == UINT64_MAX)
+            printf("\n");
+        else
+            printf(" of %llu\n", (unsigned long long)(l->budget / MIB));
+    }
+}
+
+static void with_labels(void)
+{
+    enum { CACHE = 8 * MIB };
+    CUdeviceptr caches[4], other = filled(CACHE, 9);
+    char longest[65];
+    memset(longest, 'a', 64);
+    longest[64] = 0;
+    for (int i = 0; i < 4; i++)
+        caches[i] = filled(CACHE, (uint32_t)i);
+    printf("label: %d, inside: %d, ", c.label(as_pointer(caches[0]), "kv"), c.label(as_pointer(caches[1] + MIB), "kv"));
+    printf("weights: %d, again: ", c.label(as_pointer(other), "w"));
+    printf("%d\n", c.label(as_pointer(other), "weights"));
+    say_labels();
+    printf("nobody's: %d, empty: %d, too long: %d, no name for a budget: %d\n", c.label(longest, "kv"), c.label(as_pointer(other), ""),
+           c.label(as_pointer(other), longest), c.label_budget(NULL, 1));
+    printf("budget: %d\n", c.label_budget("kv", 2 * CACHE));
+    say_labels();
+    /* The third is one too many. */
+    printf("third: %d\n", c.label(as_pointer(caches[2]), "kv"));
+    say_where("third", caches[2], CACHE);
+    say_labels();
+    printf("home again: %d", go(caches[2], CACHE, 0));
+    printf(", half of it: %d", go(caches[2], CACHE / 2, 0));
+    CHECK(cuMemFree_v2(caches[0]));
+    printf(", after a free: %d\n", go(caches[2], CACHE, 0));
+    say_where("third", caches[2], CACHE);
+    /* What may not move stays, and is told. */
+    REQUIRE(c.anchor(as_pointer(caches[3]), CACHE) == 0);
+    printf("anchored: %d\n", c.label(as_pointer(caches[3]), "kv"));
+    say_labels();
+    printf("no budget: %d, ", c.label_budget("kv", UINT64_MAX));
+    printf("no label: %d, ", c.label(as_pointer(caches[3]), NULL));
+    printf("%llu, %llu, %llu wrong\n", wrong(caches[1], CACHE, 1), wrong(caches[2], CACHE, 2), wrong(caches[3], CACHE, 3));
+    say_labels();
+    for (int i = 1; i < 4; i++)
+        CHECK(cuMemFree_v2(caches[i]));
+    CHECK(cuMemFree_v2(other));
+    say_labels();
+}
+
 /* One move with a fault; it succeeds or fails, and whatever it did, the block is what it was. Returns the calls made. */
 static uint64_t faulty_move(CUdeviceptr block, int *place, const char *faults, uint64_t first)
 {
@@ -337,7 +394,7 @@ int main(int argc, char **argv)
         const char *name;
         void (*run)(void);
     } parts[] = {{"round", in_a_round}, {"parts", in_parts},     {"shared", beside_others}, {"stays", what_stays},
-                 {"refused", what_is_refused}, {"both", with_both}, {"ends", to_the_end}};
+                 {"refused", what_is_refused}, {"both", with_both}, {"labels", with_labels}, {"ends", to_the_end}};
     REQUIRE(argc >= 2);
     c = find_control(RTLD_DEFAULT);
     simulator = find_simulator();

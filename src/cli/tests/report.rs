@@ -118,6 +118,25 @@ fn every_time_counts_from_the_start_of_the_process() {
     assert_eq!(chart.chars().filter(|block| *block == '█').count(), 44 - 44 * 24 / 30, "{chart}");
 }
 
+#[test]
+fn memory_that_the_program_named_is_told_by_its_names() {
+    let level = |label: &str, bytes: u64| {
+        START.replace("process.start", "label.level").replace(
+            r#""version":"0.1.0","mode":"pool","exe":"/bin/x""#,
+            &format!(r#""label":"{label}","blocks":1,"bytes":{bytes},"budget":null"#),
+        )
+    };
+    let lines = [START.to_owned(), level("kv", 3 << 30), level("weights", 1 << 30), level("kv", 0)];
+    let log = log_of((lines.join("\n") + "\n").as_bytes());
+    let (_, text, _) = report_on(log.path());
+    assert!(text.contains("Pooled memory by label"), "{text}");
+    let line = |name: &str| text.lines().find(|line| line.contains(name) && line.contains("GiB")).unwrap().to_owned();
+    assert!(line("kv ").contains("3.0 GiB") && line("weights ").contains("1.0 GiB"), "{text}");
+    let json = stdout(&output(gpupool().arg("report").arg("--json").arg(log.path())));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["processes"][0]["memory"]["labels"]["kv"]["peak"], 3u64 << 30);
+}
+
 /// Whoever names a log expects something in it.
 #[test]
 fn a_log_without_a_record_is_an_error() {

@@ -42,13 +42,13 @@ impl Mover for Vmm {
     }
 }
 
-/// Makes the context with this id, which is on this GPU, current for the length of `act`. `None` where it has ended.
+/// Makes the context with this id, or another one on this GPU, current for the length of `act`. `None` where there is none.
 fn within_owner<T>(driver: &Driver, owner: u64, gpu: u32, act: impl FnOnce() -> T) -> Option<T> {
-    if process::is_preloaded() {
-        let handle = context::owner(owner)?.0.live_handle()?;
+    // Where hooks are not in effect, handles known from earlier calls may be nobody's by now. Any context of that GPU does.
+    let owner = context::owner(owner).filter(|_| process::is_preloaded());
+    if let Some(handle) = owner.and_then(|(owner, _)| owner.live_handle()) {
         return context::within(driver, handle, act);
     }
-    // Handles known from earlier calls may be nobody's by now, and any context of that GPU does.
     let device = Device::of(gpu);
     if driver.current_device().is_ok_and(|current| current == device) {
         return Some(act());

@@ -7,6 +7,7 @@ use crate::process;
 use crate::serve::managed;
 use crate::serve::memory::{self, by_hand, by_hand::Unplaced};
 use gpupool_cuda::{CuResult, Driver, Stream};
+use gpupool_pool::Place;
 use std::ffi::{c_int, c_uint, c_void};
 
 /// A part of a block that lies at one place.
@@ -25,7 +26,7 @@ pub struct gpupool_piece {
     pub anchors: c_uint,
 }
 
-/// What can be said of managed memory; the numbers of `CUmem_advise`.
+/// What can be said of memory; the numbers of `CUmem_advise`. What each means for memory of the pool: see `gpupool_advise`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(non_camel_case_types, reason = "names of C")]
@@ -132,20 +133,41 @@ fn answer(act: impl FnOnce() -> bool + std::panic::UnwindSafe, bytes: usize) -> 
     }
 }
 
-/// Gives advice (a `gpupool_advice`) on `bytes` of managed memory, gpupool's or the program's own: `cuMemAdvise` with a
-/// place. Memory of the pool does not move yet: `GPUPOOL_NOT_SUPPORTED`. Returns 0, a `CUresult` or a `gpupool_error`.
+/// Gives advice (a `gpupool_advice`) on `bytes` from `pointer` on.
+///
+/// Of memory of the pool, `GPUPOOL_PREFERRED_LOCATION` moves the range to the place, as `gpupool_prefetch` does. It stays there, because nothing
+/// but the program moves it: `GPUPOOL_NO_PREFERRED_LOCATION` has nothing to take back and answers 0. `GPUPOOL_ACCESSED_BY` answers 0
+/// where the GPU can reach the memory, which it may use as soon as it has a context, and `GPUPOOL_NOT_SUPPORTED` elsewhere;
+/// `GPUPOOL_NOT_ACCESSED_BY` changes nothing and answers 0. There is one copy of memory of the pool, so that
+/// `GPUPOOL_READ_MOSTLY` and `GPUPOOL_NOT_READ_MOSTLY` are `GPUPOOL_NOT_SUPPORTED`.
+///
+/// On managed memory, gpupool's or the program's own, it is `cuMemAdvise` with a place.
+/// Returns 0, a `CUresult` or a `gpupool_error`.
 ///
 /// # Safety
-/// None: any address may be asked about.
+/// What is said of memory of the pool at `gpupool_prefetch`, where it moves; any address may be asked about.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, advice: c_int, place: c_int) -> c_int {
+    use gpupool_advice::*;
     // The enum of C has no gaps, and its numbers are the driver's.
-    let (first, last) = (gpupool_advice::GPUPOOL_READ_MOSTLY, gpupool_advice::GPUPOOL_NOT_ACCESSED_BY);
-    if !(first as c_int..=last as c_int).contains(&advice) {
+    if !(GPUPOOL_READ_MOSTLY as c_int..=GPUPOOL_NOT_ACCESSED_BY as c_int).contains(&advice) {
         return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into();
     }
-    let address = pointer as u64;
-    of_managed(address, |driver| driver.advise(address, bytes as u64, advice, place_of(place)))
+    let (address, bytes, place) = (pointer as u64, bytes as u64, place_of(place));
+    if !is_pooled(address) {
+        return of_managed(address, |driver| driver.advise(address, bytes, advice, place));
+    }
+    of_pool(bytes, |driver| match advice {
+        it if it == GPUPOOL_PREFERRED_LOCATION as c_int => {
+            by_hand::place(driver, address, bytes, place, Stream::DEFAULT)
+        }
+        it if it == GPUPOOL_ACCESSED_BY as c_int => match place {
+            Place::Gpu(gpu) if by_hand::is_reached(address, bytes, gpu)? => Ok(()),
+            Place::Gpu(_) | Place::Host(_) => Err(Unplaced::OutOfReach),
+        },
+        it if it <= GPUPOOL_NOT_READ_MOSTLY as c_int => Err(Unplaced::OutOfReach),
+        _ => Ok(()),
+    })
 }
 
 /// Moves `bytes` from `pointer` on, which must lie in one block, to a place.
@@ -175,15 +197,19 @@ pub unsafe extern "C" fn gpupool_prefetch(
 ) -> c_int {
     let (address, bytes) = (pointer as u64, bytes as u64);
     let (place, stream) = (place_of(place), Stream::from_raw(stream.cast()));
-    if matches!(address::known(address), Known::Pooled(_)) {
-        return of_pool(|driver| by_hand::place(driver, address, bytes, place, stream), bytes);
+    if is_pooled(address) {
+        return of_pool(bytes, |driver| by_hand::place(driver, address, bytes, place, stream));
     }
     // SAFETY: as for this function.
     of_managed(address, |driver: &Driver| unsafe { driver.prefetch(address, bytes, place, stream) })
 }
 
+fn is_pooled(address: u64) -> bool {
+    looking(|| Ok(matches!(address::known(address), Known::Pooled(_)))) == Ok(true)
+}
+
 /// Runs what places memory of the pool.
-fn of_pool(act: impl FnOnce(&Driver) -> Result<(), Unplaced> + std::panic::UnwindSafe, bytes: u64) -> c_int {
+fn of_pool(bytes: u64, act: impl FnOnce(&Driver) -> Result<(), Unplaced> + std::panic::UnwindSafe) -> c_int {
     if bytes == 0 {
         return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into();
     }
@@ -196,6 +222,7 @@ fn of_pool(act: impl FnOnce(&Driver) -> Result<(), Unplaced> + std::panic::Unwin
             Err(Unplaced::NoPlace) => Err(gpupool_error::GPUPOOL_INVALID_ARGUMENT),
             Err(Unplaced::OutOfReach) => Err(gpupool_error::GPUPOOL_NOT_SUPPORTED),
             Err(Unplaced::Stayed) => Err(gpupool_error::GPUPOOL_STAYED),
+            Err(Unplaced::OverBudget) => Err(gpupool_error::GPUPOOL_OVER_BUDGET),
         }
     });
     answer.unwrap_or_else(c_int::from)

@@ -3,6 +3,7 @@
 
 mod allocate;
 mod blocks;
+mod labels;
 mod state;
 mod statistics;
 
@@ -32,6 +33,8 @@ pub enum gpupool_error {
     GPUPOOL_INTERNAL = -5,
     /// Some of the memory stayed where it was: `gpupool_pieces` tells where it lies, and what must stay.
     GPUPOOL_STAYED = -6,
+    /// A label would have more on its GPU than `gpupool_label_budget` allows.
+    GPUPOOL_OVER_BUDGET = -7,
 }
 
 impl From<gpupool_error> for c_int {

@@ -106,7 +106,7 @@ fn an_event_that_nobody_takes_is_not_made() {
     let made = std::cell::Cell::new(0);
     let block = || {
         made.set(made.get() + 1);
-        (BlockFree { address: 1, bytes: 2, home: 0 }, "")
+        (BlockFree { address: 1, bytes: 2, home: 0, label: None }, "")
     };
     let folder = Folder::new("unmade");
     for (name, filter, expected) in [("a", "info", 0), ("b", "debug,gpupool::memory=info", 0), ("c", "debug", 1)] {
@@ -116,7 +116,7 @@ fn an_event_that_nobody_takes_is_not_made() {
         assert_eq!((records.len(), made.replace(0), text.as_str()), (expected, expected, ""), "{filter}");
     }
     let (_, text, _) = log(&[("GPUPOOL_LOG", "gpupool::memory=debug")], || {
-        emit(|| (BlockFree { address: 1, bytes: 2, home: 0 }, format!("freed at {}", 1)));
+        emit(|| (BlockFree { address: 1, bytes: 2, home: 0, label: None }, format!("freed at {}", 1)));
     });
     assert_eq!(text, "gpupool: debug: freed at 1\n");
 }

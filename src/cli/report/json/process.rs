@@ -1,12 +1,13 @@
 //! One process.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
 use super::parts::{PARTS, seconds_per_part};
 use super::pinned;
-use crate::report::model::{Context, Process};
+use crate::report::model::{Context, Process, Timeline};
 
 /// Everything that is known of a process.
 pub fn object(process: &Process, label: &str) -> Value {
@@ -22,11 +23,11 @@ pub fn object(process: &Process, label: &str) -> Value {
         })
         .collect();
     let end = process.last - process.origin();
-    let levels: Map<String, Value> = process
-        .levels
-        .iter()
-        .map(|(place, line)| (place.clone(), json!({"peak": line.peak(), "used": line.parts(PARTS, end)})))
-        .collect();
+    let over_time = |lines: &BTreeMap<String, Timeline>| -> Map<String, Value> {
+        let line = |line: &Timeline| json!({"peak": line.peak(), "used": line.parts(PARTS, end)});
+        lines.iter().map(|(name, of)| (name.clone(), line(of))).collect()
+    };
+    let (levels, named) = (over_time(&process.levels), over_time(&process.named));
     let mut sites: Vec<_> = process.sites.iter().collect();
     sites.sort_by_key(|(site, sum)| (Reverse(sum.memory), site.to_string()));
     let sites: Vec<Value> = sites
@@ -45,7 +46,8 @@ pub fn object(process: &Process, label: &str) -> Value {
         "contexts": process.contexts.iter().map(context).collect::<Vec<_>>(), "modules": modules,
         "limits": process.limits, "sites": sites, "warnings": process.warnings, "left_out": process.more,
         "lenders": {"awake": process.kept_awake, "asleep": process.left_asleep()},
-        "memory": {"seconds_per_part": seconds_per_part(end), "places": levels}, "pinned": pinned::object(&process.pinned, end),
+        "memory": {"seconds_per_part": seconds_per_part(end), "places": levels, "labels": named},
+        "pinned": pinned::object(&process.pinned, end),
     })
 }
 

@@ -45,6 +45,8 @@ pub struct Process {
     pub levels: BTreeMap<String, Timeline>,
     /// GPUs that only lent memory and were kept awake (`GPUPOOL_LENDERS`).
     pub kept_awake: BTreeSet<u32>,
+    /// Bytes in blocks of each name that the program gave.
+    pub named: BTreeMap<String, Timeline>,
     /// Pinned host memory.
     pub pinned: Pinned,
     /// Other warnings and errors, the first ones as they were written.
@@ -221,6 +223,14 @@ impl Process {
             }
             Event::LenderAwake(awake) => {
                 self.kept_awake.insert(awake.gpu);
+            }
+            Event::LabelLevel(level) => {
+                let now = record.t - self.origin();
+                if self.named.len() < KEPT_SITES || self.named.contains_key(&level.label) {
+                    self.named.entry(level.label).or_default().add(now, level.bytes);
+                } else {
+                    *self.more.entry("labels").or_default() += 1;
+                }
             }
             Event::PinnedLevel(level) => self.pinned.level(record.t - self.origin(), &level),
             Event::PinnedReturn(returned) => self.pinned.returned(returned),

@@ -8,8 +8,21 @@ use crate::report::model::Logs;
 use crate::terminal::{Page, Table};
 use crate::words::{self, LENDER_ASLEEP, LENDER_COST};
 
-/// What the program used of the pool, by place.
+/// What the program used of the pool, by place, and by the names that it gave.
 pub fn section(page: &mut Page, logs: &Logs, labels: &[String]) {
+    used(page, logs, labels);
+    let rows: Vec<_> = labels
+        .iter()
+        .zip(&logs.processes)
+        .flat_map(|(label, process)| process.named.iter().map(|(name, line)| (label.as_str(), name.as_str(), line)))
+        .filter(|(_, _, line)| line.peak() > 0)
+        .collect();
+    if !rows.is_empty() {
+        chart(page, "Pooled memory by label", &rows, logs);
+    }
+}
+
+fn used(page: &mut Page, logs: &Logs, labels: &[String]) {
     let rows: Vec<_> = labels
         .iter()
         .zip(&logs.processes)

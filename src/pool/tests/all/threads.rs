@@ -1,8 +1,8 @@
 //! Many threads at once.
 
-use super::checks::{GIB, GPU0, GPU1, HOST, assert_accounts, pool, request};
+use super::checks::{GIB, GPU0, GPU1, HOST, MIB, assert_accounts, assert_returns_everything, pool, request};
 use super::mock::BASE;
-use gpupool_pool::{FRAME, Free, FreeError, Policy, Request};
+use gpupool_pool::{Allocation, Anchor, FRAME, Free, FreeError, MoveError, Policy, Request};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Barrier};
@@ -237,4 +237,80 @@ fn no_lock_is_held_while_the_backend_works() {
     for name in ["create", "map", "grant", "quiesce", "unmap", "release"] {
         assert!(called(name), "{name} was never called");
     }
+}
+
+/// Blocks that move while others are made and freed on the same chunks, trimmed, anchored and granted to others.
+#[test]
+fn threads_that_move_their_blocks_find_what_they_wrote() {
+    const ROUNDS: usize = 1500;
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB / 4), (GPU1, GIB / 4), (HOST, GIB / 4)]);
+    let frames = |block: gpupool_pool::Block| (block.address..block.address + block.bytes).step_by(FRAME as usize);
+    let check = |allocation: &Allocation| {
+        let inner = pool.backend().inner();
+        for at in frames(allocation.block) {
+            assert_eq!(inner.read(at), at ^ allocation.block.id << 50, "{at:#x} of {:?}", allocation.block);
+        }
+    };
+    let worker = |id: u32| {
+        let mut dice = Dice(u64::from(id).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut live: Vec<Allocation> = Vec::new();
+        let mut moved = 0;
+        for _ in 0..ROUNDS {
+            let pick = dice.roll(live.len().max(1) as u64) as usize;
+            match dice.roll(16) {
+                0..5 if live.len() < 5 => {
+                    let bytes = (1 + dice.roll(6) * dice.roll(6)) * FRAME - dice.roll(FRAME);
+                    let Ok(allocation) = pool.allocate(&request(bytes, id % 2)) else { continue };
+                    for at in frames(allocation.block) {
+                        pool.backend().inner().write(at, at ^ allocation.block.id << 50);
+                    }
+                    live.push(allocation);
+                }
+                5..9 if !live.is_empty() => {
+                    let gone = live.swap_remove(pick);
+                    check(&gone);
+                    assert_eq!(pool.free(gone.block.address, Free::Strict), Ok(gone.block));
+                }
+                9..14 if !live.is_empty() => {
+                    let block = live[pick].block;
+                    let from = dice.roll(2) * dice.roll(block.bytes);
+                    let place = [GPU0, GPU1, HOST][dice.roll(3) as usize];
+                    match pool.move_to(block.address + from, block.bytes - from, place) {
+                        Ok(answer) => moved += answer.moved,
+                        Err(MoveError::Full { .. } | MoveError::NotNow) => {}
+                        Err(error) => panic!("{error:?}"),
+                    }
+                    check(&live[pick]);
+                }
+                14 if !live.is_empty() => {
+                    // What is anchored stays on the memory that it was on.
+                    let block = live[pick].block;
+                    pool.anchor(block.address, block.bytes, Anchor::Shared).unwrap();
+                    let handles =
+                        || pool.pieces(block.address, u64::MAX).iter().map(|it| it.handle).collect::<Vec<_>>();
+                    let before = handles();
+                    let answer = pool.move_to(block.address, block.bytes, [GPU0, GPU1][dice.roll(2) as usize]);
+                    assert!(answer.is_ok_and(|answer| answer.moved == 0));
+                    assert_eq!(handles(), before);
+                    assert!(pool.withdraw_anchor(block.address, block.bytes, Anchor::Shared));
+                }
+                15 => match dice.roll(3) {
+                    0 => _ = pool.trim(None, Some(16 * MIB), &[0, 1]),
+                    1 => pool.grant_again().unwrap(),
+                    _ => _ = pool.return_unused(None, pool.begin_period(), u64::MAX, |_| true),
+                },
+                _ => {}
+            }
+        }
+        (live, moved)
+    };
+    let (live, moved): (Vec<_>, Vec<u64>) = std::thread::scope(|scope| {
+        let threads: Vec<_> = (1..=4).map(|id| scope.spawn(move || worker(id))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).unzip()
+    });
+    assert!(moved.iter().all(|bytes| *bytes > GIB), "{moved:?} is hardly anything");
+    let live: Vec<Allocation> = live.into_iter().flatten().collect();
+    live.iter().for_each(check);
+    assert_accounts(&pool, &live);
+    assert_returns_everything(&pool, &live);
 }

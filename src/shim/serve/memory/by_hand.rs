@@ -1,6 +1,6 @@
 //! Pooled memory that the program places itself.
 
-use super::block_at;
+use super::{block_at, labels, pieces};
 use crate::backing::{level, open};
 use crate::watch::capture;
 use crate::{bell, log};
@@ -19,6 +19,8 @@ pub enum Unplaced {
     OutOfReach,
     /// Some of it stayed, or none of it is whole frames.
     Stayed,
+    /// The block's label has as much at home as it may.
+    OverBudget,
     /// The driver's answer, or one that says the same.
     Refused(CuResult),
 }
@@ -32,6 +34,12 @@ pub fn place(driver: &Driver, address: u64, bytes: u64, place: Place, stream: St
     // The wait could be made without breaking a capture, but what was captured knows copies by where their operands lie.
     if capture::under_way() {
         return Err(Unplaced::Refused(CuResult::STREAM_CAPTURE_UNSUPPORTED));
+    }
+    if place == Place::Gpu(block.home) {
+        let away = pieces(address, bytes).into_iter().filter(|piece| piece.place != place);
+        if labels::is_beyond_budget(&block, away.map(|piece| piece.bytes).sum()) {
+            return Err(Unplaced::OverBudget);
+        }
     }
     let Moved { moved, there, anchored, shared } = opened.pool.move_to(address, bytes, place).map_err(|error| {
         level::report();
@@ -52,8 +60,19 @@ pub fn place(driver: &Driver, address: u64, bytes: u64, place: Place, stream: St
     log::emit(|| {
         let size = format_size(moved);
         let but = if stayed > 0 { format!("; {} stayed", format_size(stayed)) } else { String::new() };
-        let event = BlockMove { address, bytes: moved, home: block.home, place: place.to_string(), stayed };
+        let (home, label) = (block.home, labels::of(&block));
+        let event = BlockMove { address, bytes: moved, home, place: place.to_string(), stayed, label };
         (event, format!("moved {size} at {address:#x} to {place}{but}"))
     });
     if stayed > 0 || moved + there == 0 { Err(Unplaced::Stayed) } else { Ok(()) }
+}
+
+/// Whether a GPU has access to a range of a live block, or will have once it has a context.
+pub fn is_reached(address: u64, bytes: u64, gpu: u32) -> Result<bool, Unplaced> {
+    let opened = open::opened().filter(|opened| opened.contains(address)).ok_or(Unplaced::NotOurs)?;
+    let pieces = pieces(address, bytes);
+    if pieces.is_empty() {
+        return Err(Unplaced::NotOurs);
+    }
+    Ok(pieces.iter().all(|piece| opened.plan.readers(piece.place).any(|reader| reader == gpu)))
 }

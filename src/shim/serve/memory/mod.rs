@@ -3,6 +3,7 @@
 pub mod by_hand;
 mod caching;
 pub mod idle;
+pub mod labels;
 pub mod memops;
 pub mod mempool;
 mod outcome;
@@ -334,6 +335,7 @@ fn freed(outcome: Result<Block, FreeError<CuResult>>) -> CuResult {
         Ok(block) => {
             report_free(&block);
             memops::ended(&block);
+            labels::ended(&block);
             tell_ended(block.id);
             CuResult::SUCCESS
         }
@@ -348,7 +350,10 @@ pub fn report_free(block: &Block) {
     if let Some(owner) = context::by_id(owner) {
         owner.usage.freed(bytes);
     }
-    log::emit(move || (BlockFree { address, bytes, home }, format!("freed {} at {address:#x}", format_size(bytes))));
+    log::emit(move || {
+        let event = BlockFree { address, bytes, home, label: labels::of(block) };
+        (event, format!("freed {} at {address:#x}", format_size(bytes)))
+    });
     level::fell(bytes);
     bell::changed();
 }
@@ -426,6 +431,7 @@ impl Observer for OfContexts {
     fn ended(&self, id: u64) -> usize {
         let ended = open::opened().map_or_else(Vec::new, |opened| opened.pool.free_owned_by(id));
         ended.iter().for_each(memops::ended);
+        ended.iter().for_each(labels::ended);
         ended.iter().for_each(|block| tell_ended(block.id));
         if !ended.is_empty() {
             level::report();

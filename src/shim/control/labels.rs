@@ -1,0 +1,114 @@
+//! Names for blocks, and how much of a name may lie near.
+
+use super::{gpupool_error, looking};
+use crate::process;
+use crate::serve::memory::labels::{self, Unlabelled, Usage};
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+/// Bytes of a label with its NUL, as the struct has them.
+const LABEL_SIZE: usize = 64;
+
+/// What has a label, in bytes that were asked for.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct gpupool_label_usage {
+    /// The label, ended by NUL.
+    pub label: [c_char; 64],
+    /// Live blocks that have it.
+    pub blocks: u64,
+    /// Their bytes: the sum of the next three.
+    pub bytes: u64,
+    /// What of it lies on the GPU that was current when each block was allocated.
+    pub at_home: u64,
+    /// On other GPUs.
+    pub on_peers: u64,
+    /// On the host.
+    pub on_host: u64,
+    /// The most that may be `at_home`; `UINT64_MAX` without a budget.
+    pub budget: u64,
+}
+
+/// Gives the block of the pool that `pointer` lies in a label, in place of any it had; NULL takes it back. It ends with the block. It
+/// is told in the log's events of that block, by `gpupool report` and by `gpupool_labels`.
+///
+/// A label of which more would lie on its GPU than `gpupool_label_budget` allows has this block moved to the next place with room, as by
+/// `gpupool_prefetch`, with what is said there of its use meanwhile. Where it cannot move, the block has the label all the same, and
+/// the answer is `GPUPOOL_OVER_BUDGET`. Returns 0, a `CUresult` or a `gpupool_error`; a label has 1 to 63 bytes of UTF-8.
+///
+/// # Safety
+/// `label` ends with NUL, or is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpupool_label(pointer: *const c_void, label: *const c_char) -> c_int {
+    // SAFETY: as for this function.
+    let label = match unsafe { name_of(label) } {
+        Ok(label) => label,
+        Err(error) => return error.into(),
+    };
+    let answer = looking(|| {
+        let driver = process::driver().ok_or(gpupool_error::GPUPOOL_NOT_ACTIVE)?;
+        match labels::set(driver, pointer as u64, label) {
+            Ok(()) => Ok(0),
+            Err(Unlabelled::NotOurs) => Err(gpupool_error::GPUPOOL_NOT_POOLED),
+            Err(Unlabelled::OverBudget) => Err(gpupool_error::GPUPOOL_OVER_BUDGET),
+            Err(Unlabelled::Refused(result)) => Ok(result.0),
+        }
+    });
+    answer.unwrap_or_else(c_int::from)
+}
+
+/// Says how many bytes of the blocks with a label may lie on the GPU that was current when they were allocated; `UINT64_MAX` takes
+/// that back. It is kept when a block gets the label (`gpupool_label`) and when one is moved home: `gpupool_prefetch` answers
+/// `GPUPOOL_OVER_BUDGET` then, and moves nothing. What lies there at the moment of this call stays. Returns 0 or a `gpupool_error`.
+///
+/// # Safety
+/// `label` ends with NUL, or is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpupool_label_budget(label: *const c_char, bytes: u64) -> c_int {
+    // SAFETY: as for this function.
+    let label = match unsafe { name_of(label) } {
+        Ok(Some(label)) => label,
+        Ok(None) => return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into(),
+        Err(error) => return error.into(),
+    };
+    let budget = (bytes < u64::MAX).then_some(bytes);
+    match looking(|| Ok(labels::set_budget(label, budget))) {
+        Ok(()) => 0,
+        Err(error) => error.into(),
+    }
+}
+
+/// Writes up to `capacity` labels to `labels`, in the order in which they were first used, and returns how many there are.
+///
+/// # Safety
+/// `labels` has room for `capacity` elements, or `capacity` is 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpupool_labels(labels: *mut gpupool_label_usage, capacity: usize) -> usize {
+    let all = looking(|| Ok(labels::usage())).unwrap_or_default();
+    for (index, usage) in all.iter().enumerate().take(capacity) {
+        // SAFETY: `index` is below `capacity`, for which the caller has room.
+        unsafe { labels.add(index).write(of(usage)) };
+    }
+    all.len()
+}
+
+fn of(usage: &Usage) -> gpupool_label_usage {
+    let &Usage { ref name, blocks, bytes, at_home, on_peers, on_host, budget } = usage;
+    let mut label = [0; LABEL_SIZE];
+    // The last one stays 0: no label is longer.
+    for (to, byte) in label.iter_mut().zip(name.bytes().take(LABEL_SIZE - 1)) {
+        *to = byte as c_char;
+    }
+    gpupool_label_usage { label, blocks, bytes, at_home, on_peers, on_host, budget: budget.unwrap_or(u64::MAX) }
+}
+
+/// # Safety
+/// The string ends with NUL and lives as long as the answer is used, or is NULL.
+unsafe fn name_of<'a>(label: *const c_char) -> Result<Option<&'a str>, gpupool_error> {
+    if label.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller vouches for the string.
+    let name = unsafe { CStr::from_ptr(label) }.to_str().map_err(|_| gpupool_error::GPUPOOL_INVALID_ARGUMENT)?;
+    let fits = (1..LABEL_SIZE).contains(&name.len());
+    if fits { Ok(Some(name)) } else { Err(gpupool_error::GPUPOOL_INVALID_ARGUMENT) }
+}
