@@ -71,7 +71,11 @@ pub unsafe extern "C" fn gpupool_label_budget(label: *const c_char, bytes: u64) 
         Err(error) => return error.into(),
     };
     let budget = (bytes < u64::MAX).then_some(bytes);
-    match looking(|| Ok(labels::set_budget(label, budget))) {
+    let set = || {
+        labels::set_budget(label, budget);
+        Ok(())
+    };
+    match looking(set) {
         Ok(()) => 0,
         Err(error) => error.into(),
     }
