@@ -41,7 +41,11 @@ pub fn observe(list: &'static [&'static dyn Observer]) {
 
 /// Tells all that this device has a context; the first error, if there was any.
 pub(super) fn arrived(device: Device) -> Result<(), CuResult> {
-    all().fold(Ok(()), |answer, observer| answer.and(observer.arrived(device)))
+    let mut answer = Ok(());
+    for observer in all() {
+        answer = answer.and(observer.arrived(device));
+    }
+    answer
 }
 
 /// In the order of the list.
