@@ -22,10 +22,11 @@ impl Driver {
 
     /// The ways in which the memory at an address can be shared (`cuPointerGetAttribute`), bits of `CUmemAllocationHandleType`.
     pub fn allowed_handle_types(&self, address: u64) -> Result<c_int, CuResult> {
-        let mut types: c_int = 0;
-        // SAFETY: the output is a local of the attribute's type.
+        // The header calls it a bitmask, and the driver writes eight bytes (measured).
+        let mut types: u64 = 0;
+        // SAFETY: the output is a local of the size that the driver writes.
         unsafe { (self.cuPointerGetAttribute)((&raw mut types).cast(), ALLOWED_HANDLE_TYPES, address) }.ok()?;
-        Ok(types)
+        Ok(types as c_int)
     }
 
     /// Several attributes of an address at once (`cuPointerGetAttributes`).

@@ -38,11 +38,11 @@ impl Value {
     /// What `cuPointerGetAttributes` gives for memory the driver does not know.
     fn absent(attribute: c_int) -> Option<Self> {
         Some(match attribute {
-            1 | 3 | 4 | 7 | 11 | 12 | 17..=20 => Value::Long(0),
+            // 14 is a mask of eight bytes (measured).
+            1 | 3 | 4 | 7 | 11 | 12 | 14 | 17..=20 => Value::Long(0),
             2 | 16 => Value::Unsigned(0),
             6 | 8 | 10 | 13 | 15 | 21 => Value::Flag(false),
             9 => Value::Signed(NO_DEVICE),
-            14 => Value::Unsigned(0),
             _ => return None,
         })
     }
@@ -112,8 +112,8 @@ fn value(attribute: c_int, address: u64, region: &Region) -> Outcome<Value> {
         11 => Value::Long(start),
         12 => Value::Long(bytes),
         13 => Value::Flag(true),
-        14 => Value::Unsigned(match kind {
-            Kind::Vmm { handle, .. } => vmm::handle_types(*handle) as c_uint,
+        14 => Value::Long(match kind {
+            Kind::Vmm { handle, .. } => vmm::handle_types(*handle) as u64,
             _ => 0,
         }),
         15 => Value::Flag(match kind {

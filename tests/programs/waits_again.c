@@ -57,7 +57,7 @@ static void rows(void)
 {
     static const char *const submit[] = {
         "cuLaunch", "cuGraphLaunch", "cuGraphUpload", "cuMemcpy", "cuMemset", "cuStreamWrite", "cuStreamWaitValue",
-        "cuStreamBatch", "cuStreamAttach", "cuStreamAddCallback", "cuEventRecord", "cuMemPrefetch", "cuMemDiscard",
+        "cuStreamWaitEvent", "cuCtxWaitEvent", "cuGreenCtxWaitEvent", "cuStreamBatch", "cuStreamAttach", "cuStreamAddCallback", "cuEventRecord", "cuMemPrefetch", "cuMemDiscard",
         "cuMemBatchDecompress", "cuMemAllocAsync", "cuMemAllocFromPool", "cuMemFreeAsync", "cuSignalExternal",
         "cuWaitExternal", "cuGraphicsMap", "cuGraphicsUnmap", "cuMemMapArrayAsync", "cuModuleLoad", "cuLibraryLoad", NULL};
     static const char *const with_function[] = {"cuLaunchHostFunc", "cuStreamAddCallback", NULL};

@@ -35,8 +35,16 @@ struct Start {
 /// `connection`.
 ///
 /// # Errors
-/// The system's: there can be no further process, or this is no program.
+/// The system's: there can be no further process, or this is no program. Of this process: it is the one that orphans become children
+/// of, so the program would see one that it did not start, and might wait for its end.
 pub fn start(program: CString, arguments: &[CString], environment: &[CString], connection: &impl AsFd) -> Result<()> {
+    if adopts_orphans() {
+        return Err(Error::other(
+            "this process is the first of its namespace or adopts orphans (PR_SET_CHILD_SUBREAPER), and would find the helper \
+             among its children; start a program that is not with the same setting beside it, or this one under an init (docker \
+             run --init)",
+        ));
+    }
     let mut stacks = vec![0u128; 2 * STACK / size_of::<u128>()];
     // SAFETY: half and end of the allocation. Both are aligned to 16 bytes, as the stack of a new thread has to be.
     let (first, second) = unsafe {
@@ -69,6 +77,14 @@ pub fn start(program: CString, arguments: &[CString], environment: &[CString], c
         0 => Ok(()),
         error => Err(Error::from_raw_os_error(error)),
     }
+}
+
+/// Whether processes whose parents have ended become children of this one.
+fn adopts_orphans() -> bool {
+    let mut adopts: c_int = 0;
+    // SAFETY: the output is a local of the type that this question has.
+    let asked = unsafe { libc::prctl(libc::PR_GET_CHILD_SUBREAPER, &raw mut adopts) };
+    std::process::id() == 1 || asked == 0 && adopts != 0
 }
 
 /// The first child: starts the second one, waits until that is another program, and ends.

@@ -353,6 +353,11 @@ macro_rules! for_each_hook {
             cuGraphicsMapResources_ptsz(count: c_uint, resources: *mut c_void, stream: CUstream) => submit::worked();
             cuGraphicsUnmapResources(count: c_uint, resources: *mut c_void, stream: CUstream) => submit::worked();
             cuGraphicsUnmapResources_ptsz(count: c_uint, resources: *mut c_void, stream: CUstream) => submit::worked();
+            // No work of its own, but what it waits for may be another context's, and a free waits for that through it.
+            cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) => submit::worked();
+            cuStreamWaitEvent_ptsz(stream: CUstream, event: CUevent, flags: c_uint) => submit::worked();
+            cuCtxWaitEvent(context: CUcontext, event: CUevent) => submit::worked();
+            cuGreenCtxWaitEvent(green: *mut c_void, event: CUevent) => submit::worked();
             cuEventRecord(event: CUevent, stream: CUstream) => submit::worked();
             cuEventRecord_ptsz(event: CUevent, stream: CUstream) => submit::worked();
             cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: c_uint) => submit::worked();

@@ -1,8 +1,8 @@
 //! Functions of the driver that were looked at and submit nothing that could touch a pooled block.
 //!
-//! What counts is memory: a free has to wait for work that may still read or write the block. So these are harmless besides questions
-//! and what only changes the driver's books: waits of a stream for an event, and events recorded by a context, which touch no
-//! memory; what moves data of arrays, of frames and of buffers that belong to a graphics interface, which are never pooled; modules that
+//! What counts is memory: a free has to wait for work that may still read or write the block, also for another context's that a
+//! stream of the block's context waits for. So these are harmless besides questions
+//! and what only changes the driver's books: events recorded by a context; what moves data of arrays, of frames and of buffers that belong to a graphics interface, which are never pooled; modules that
 //! are loaded behind a question for a function; parts of graphs, which run when the graph is launched.
 //!
 //! Names are without the ending of a version or of a default stream (`_v2`, `_ptsz`). The functions before `_v2` that copy and
@@ -23,7 +23,7 @@ const HARMLESS: &[&str] = &[
     "cuCtxGetCacheConfig", "cuCtxGetCurrent", "cuCtxGetDevResource", "cuCtxGetDevice", "cuCtxGetExecAffinity",
     "cuCtxGetFlags", "cuCtxGetId", "cuCtxGetLimit", "cuCtxGetSharedMemConfig", "cuCtxGetStreamPriorityRange",
     "cuCtxPopCurrent", "cuCtxPushCurrent", "cuCtxRecordEvent", "cuCtxResetPersistingL2Cache", "cuCtxSetCacheConfig",
-    "cuCtxSetCurrent", "cuCtxSetFlags", "cuCtxSetSharedMemConfig", "cuCtxSynchronize", "cuCtxWaitEvent",
+    "cuCtxSetCurrent", "cuCtxSetFlags", "cuCtxSetSharedMemConfig", "cuCtxSynchronize", 
     "cuDestroyExternalMemory", "cuDestroyExternalSemaphore", "cuDevResourceGenerateDesc", "cuDevSmResourceSplit",
     "cuDevSmResourceSplitByCount", "cuDeviceCanAccessPeer", "cuDeviceComputeCapability", "cuDeviceGet",
     "cuDeviceGetAttribute", "cuDeviceGetByPCIBusId", "cuDeviceGetCliqueCount", "cuDeviceGetCliqueInfo",
@@ -75,7 +75,7 @@ const HARMLESS: &[&str] = &[
     "cuGraphicsResourceGetMappedPointer", "cuGraphicsResourceSetMapFlags", "cuGraphicsSubResourceGetMappedArray",
     "cuGraphicsUnregisterResource", "cuGraphicsVDPAURegisterOutputSurface", "cuGraphicsVDPAURegisterVideoSurface",
     "cuGreenCtxCreate", "cuGreenCtxDestroy", "cuGreenCtxGetDevResource", "cuGreenCtxGetId", "cuGreenCtxRecordEvent",
-    "cuGreenCtxStreamCreate", "cuGreenCtxWaitEvent", "cuImportExternalMemory", "cuImportExternalSemaphore",
+    "cuGreenCtxStreamCreate", "cuImportExternalMemory", "cuImportExternalSemaphore",
     "cuInit", "cuIpcCloseMemHandle", "cuIpcGetEventHandle", "cuIpcGetMemHandle", "cuIpcOpenEventHandle",
     "cuIpcOpenMemHandle", "cuKernelGetAttribute", "cuKernelGetFunction", "cuKernelGetLibrary", "cuKernelGetName",
     "cuKernelGetParamCount", "cuKernelGetParamInfo", "cuKernelSetAttribute", "cuKernelSetCacheConfig",
@@ -111,7 +111,7 @@ const HARMLESS: &[&str] = &[
     "cuStreamEndCapture", "cuStreamEndCaptureToCig", "cuStreamGetAttribute", "cuStreamGetCaptureInfo",
     "cuStreamGetCtx", "cuStreamGetDevResource", "cuStreamGetDevice", "cuStreamGetFlags", "cuStreamGetGreenCtx",
     "cuStreamGetId", "cuStreamGetPriority", "cuStreamIsCapturing", "cuStreamQuery", "cuStreamSetAttribute",
-    "cuStreamSynchronize", "cuStreamUpdateCaptureDependencies", "cuStreamWaitEvent", "cuSurfObjectCreate",
+    "cuStreamSynchronize", "cuStreamUpdateCaptureDependencies", "cuSurfObjectCreate",
     "cuSurfObjectDestroy", "cuSurfObjectGetResourceDesc", "cuSurfRefGetArray", "cuSurfRefSetArray",
     "cuTensorMapEncodeIm2col", "cuTensorMapEncodeIm2colWide", "cuTensorMapEncodeTiled", "cuTensorMapReplaceAddress",
     "cuTexObjectCreate", "cuTexObjectDestroy", "cuTexObjectGetResourceDesc", "cuTexObjectGetResourceViewDesc",
