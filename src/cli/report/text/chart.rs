@@ -14,13 +14,15 @@ const CHART: usize = 44;
 pub fn chart(page: &mut Page, heading: &str, rows: &[(&str, &str, &Timeline)], logs: &Logs) {
     let end = logs.processes.iter().map(|process| process.last - process.origin()).fold(0.0, f64::max);
     let most = rows.iter().map(|(_, _, line)| line.peak()).max().unwrap_or(0);
-    let chart = CHART.saturating_sub(WIDTH - width()).max(4);
+    // Names that the program gave are longer than those of places.
+    let widest = rows.iter().map(|(_, name, _)| clean(name).chars().count()).max().unwrap_or(0).clamp(6, 16);
+    let chart = CHART.saturating_sub(WIDTH - width() + widest - 6).max(4);
     page.heading(&format!("{heading}, from the start to {}", words::time(end)));
     for (label, name, line) in rows.iter().take(CONTEXT_ROWS) {
         let blocks: String = line.parts(chart, end).into_iter().map(|bytes| block(bytes, most)).collect();
         let peak = format_size(line.peak());
-        let (label, name) = (shorten(&clean(label), 12), shorten(&clean(name), 6));
-        page.line(&format!("  {label:<12} {name:<6} {blocks} {peak:>9}"));
+        let (label, name) = (shorten(&clean(label), 12), shorten(&clean(name), widest));
+        page.line(&format!("  {label:<12} {name:<widest$} {blocks} {peak:>9}"));
     }
     if rows.len() > CONTEXT_ROWS {
         page.line(&format!("  {} more; --json has them", rows.len() - CONTEXT_ROWS));
