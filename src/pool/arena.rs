@@ -11,12 +11,10 @@
 
 use crate::bins::{Bins, NIL, list};
 use crate::place::PlaceId;
-use crate::slab::{Ground, Kind, MOST_FRAMES, Run, Slab, Spot, UNIT};
+use crate::slab::{Ground, Kind, Run, Slab, Spot, UNIT};
 use crate::{Block, FRAME};
 use std::collections::VecDeque;
 
-/// A new slab is of this part of what its context has in slabs already, by the power of two.
-const GROWTH: u32 = 8;
 /// So many slabs of one arena are numbered.
 const MOST_SLABS: usize = u16::MAX as usize;
 
@@ -139,12 +137,6 @@ impl Arena {
         self.sums.taken += 1;
         self.sums.reused += u64::from(reused);
         self.sums.grown += u64::from(!reused);
-    }
-
-    /// Frames that a new slab for this context should have.
-    pub fn wanted_frames(&self, owner: u64, gpu: PlaceId) -> u32 {
-        let has = self.owner(owner, gpu).map_or(0, |of| self.owners[of].frames);
-        ((has / GROWTH).max(1) + 1).next_power_of_two().div_ceil(2).clamp(1, MOST_FRAMES)
     }
 
     /// Whether the pool is worth asking for a slab for this context: not each time once it had none.

@@ -9,8 +9,8 @@ pub(crate) const NIL: u32 = u32::MAX;
 pub(crate) const LARGEST: u64 = 1 << 20;
 /// Units of the largest small block.
 const EXACT: usize = (LARGEST / UNIT) as usize;
-/// Lists of larger runs: four for each doubling, up to 32 MiB and its like.
-const LARGER: usize = 4 * 6;
+/// Lists of larger runs, up to a frame: four for each doubling.
+const LARGER: usize = 4 * 2;
 const LISTS: usize = EXACT + LARGER;
 const WORDS: usize = LISTS.div_ceil(64);
 

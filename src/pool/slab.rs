@@ -11,8 +11,9 @@ use crate::place::PlaceId;
 pub(crate) const UNIT: u64 = 512;
 /// Units of a frame.
 pub(crate) const UNITS: u32 = (FRAME / UNIT) as u32;
-/// Frames of the largest slab, 32 MiB: a unit's number fits 16 bits.
-pub(crate) const MOST_FRAMES: u32 = 16;
+/// Frames of a slab: one, as with the driver's own small allocations (measured). Larger ones were tried, up to 32 MiB: one block that
+/// lives on then keeps so much from everybody else, and a random mix of sizes takes no less time with them.
+pub(crate) const FRAMES: u32 = 1;
 
 /// What a run of units is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use crate::bins::LARGEST;
 use crate::drive;
 use crate::place::PlaceId;
 use crate::pool::Pool;
-use crate::slab::{Ground, Spot};
+use crate::slab::{FRAMES, Ground, Spot};
 use crate::slabs::{Found, Lent};
 use crate::state::{Route, State};
 use crate::{Allocation, Backend, Block, FRAME, Fault, Free, FreeError, Place, Refusal, Request, Usage};
@@ -113,12 +113,8 @@ impl<B: Backend> Pool<B> {
         route: &Route,
         request: &Request,
     ) -> Result<Allocation, Refusal<B::Error>> {
-        let wanted = self.slabs.lock(index).wanted_frames(request.owner, home);
-        let slab = |frames: u32| {
-            let bytes = u64::from(frames) * FRAME;
-            self.allocate_on(&Request { bytes, soft_refusal: false, ..*request }, route, true)
-        };
-        let slab = slab(wanted).or_else(|refusal| if wanted > 1 { slab(1) } else { Err(refusal) })?;
+        let bytes = u64::from(FRAMES) * FRAME;
+        let slab = self.allocate_on(&Request { bytes, soft_refusal: false, ..*request }, route, true)?;
         let Block { address, bytes, id, owner, .. } = slab.block;
         let start = self.frame_at(address).ok_or(Refusal::NotOurs)?;
         let ground = Ground { start, frames: (bytes / FRAME) as u32, id, owner, home: request.home, gpu: home };

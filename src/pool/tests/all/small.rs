@@ -41,6 +41,24 @@ fn assert_empty(pool: &Pool<Mock>) {
 }
 
 #[test]
+fn a_block_that_lives_on_keeps_its_frame_and_no_more() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 4 * GIB)]);
+    let blocks: Vec<Block> = (0..100_000).map(|_| small(&pool, 4096)).collect();
+    let (left, gone): (Vec<_>, Vec<_>) = blocks.into_iter().enumerate().partition(|(number, _)| number % 2000 == 7);
+    for (_, block) in gone {
+        assert_eq!(pool.free(block.address, Free::Strict), Ok(block));
+    }
+    pool.trim(None, None, &[0]);
+    let held: u64 = pool.usage().places.iter().map(|place| place.held).sum();
+    // One frame each, and the empty slab that a thread keeps.
+    assert!(held <= (left.len() as u64 + 1) * FRAME, "{} blocks of 4 KiB hold {held} bytes", left.len());
+    for (_, block) in left {
+        assert_eq!(pool.free(block.address, Free::Strict), Ok(block));
+    }
+    assert_empty(&pool);
+}
+
+#[test]
 fn a_random_mix_holds_little_more_than_it_uses() {
     for (live, when) in [(1000, Free::Strict), (10_000, Free::Strict), (1000, Free::Lazy)] {
         let pool = pool(Policy::LocalFirst, &[(GPU0, 16 * GIB)]);
