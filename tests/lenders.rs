@@ -236,6 +236,20 @@ fn a_helper_that_serves_others_yet_is_no_process_that_outlived_the_program() {
     assert_eq!(machine.clock(), AWAKE, "for the second one");
 }
 
+/// An orphan would be a child of that program's: one that waits for all its children would wait for the helper, and that for it.
+#[test]
+fn a_program_that_adopts_orphans_gets_no_helper_for_a_child() {
+    let mut machine = Machine::new();
+    let mut program = machine.program(machine.awake());
+    assert_eq!(program.ask("adopt"), "adopts");
+    program.ask("allocate 400");
+    let said = warned(&program);
+    assert!(said.contains("PR_SET_CHILD_SUBREAPER"), "{said}");
+    assert_eq!(program.ask("children"), "0 ended, none to wait for");
+    assert_eq!((machine.clock().as_str(), machine.helpers()), (ASLEEP, 0));
+    ends_with_warnings(program, 1);
+}
+
 #[test]
 fn without_the_command_there_is_one_warning_and_the_memory_all_the_same() {
     let mut machine = Machine::new();

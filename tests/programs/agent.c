@@ -13,6 +13,7 @@
  *   become NAME      another program by exec
  *   nvml             NVML; clock GPU: what it says of a GPU's SM clock; on GPU: how many processes have a context there
  *   watch            counts children's ends from here on; children: how many ended, and whether `wait` finds any
+ *   adopt            orphans become children of this process from here on
  *   orphan           a child that does nothing until somebody kills it, also when this process has ended
  */
 #define _GNU_SOURCE
@@ -23,6 +24,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -210,6 +212,9 @@ int main(void)
             struct sigaction action = {.sa_handler = count_end, .sa_flags = SA_RESTART};
             REQUIRE(sigaction(SIGCHLD, &action, NULL) == 0);
             printf("watching\n");
+        } else if (strcmp(word, "adopt") == 0) {
+            REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0);
+            printf("adopts\n");
         } else if (strcmp(word, "children") == 0) {
             pid_t found = waitpid(-1, NULL, WNOHANG);
             printf("%d ended, %s\n", (int)ended, found < 0 && errno == ECHILD ? "none to wait for" : "some to wait for");
