@@ -3,7 +3,7 @@
 
 use gpupool_metrics::folder::{Folder, Roots};
 use gpupool_metrics::{Counter, Life, Snapshot, read};
-use harness::{Output, Run, Running, artifact_folder};
+use harness::{Output, Run, Running, artifact_folder, eventually};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
@@ -41,20 +41,6 @@ fn files(session: &Path) -> usize {
 
 fn page_of(session: &Path, pid: u32) -> Option<Snapshot> {
     pages(session).into_iter().map(|(_, told)| told).find(|told| told.process.identity.pid == pid)
-}
-
-/// Looks until there is what is looked for. A page is written some time after what it tells, a second at most when nothing
-/// else keeps the machine busy; the limit here is for a page that never says it.
-#[track_caller]
-fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(begun.elapsed() < Duration::from_secs(60), "never: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// The page of a running program, once it tells of so many live bytes.

@@ -2,11 +2,10 @@
 //! there and for how long, and what the program sees of it.
 
 use gpupool_events::{Event, Level, Reader};
-use harness::{Run, Running, library};
+use harness::{Run, Running, eventually, library};
 use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 const AWAKE: &str = "1980";
 const ASLEEP: &str = "345";
@@ -65,19 +64,6 @@ impl Machine {
     fn helpers(&self) -> usize {
         let entries = fs::read_dir(self.session().join("gpupool")).into_iter().flatten().flatten();
         entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("lenders")).count()
-    }
-}
-
-/// Looks until there is what is looked for. The library looks what has changed once a second.
-#[track_caller]
-fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(begun.elapsed() < Duration::from_secs(60), "never: {what}");
-        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -11,6 +11,7 @@
 
 mod artifacts;
 mod compile;
+mod eventually;
 mod output;
 mod routes;
 mod run;
@@ -18,6 +19,7 @@ mod running;
 
 pub use artifacts::{artifact_folder, driver_folder, driver_folder_with_nvml, library, repository};
 pub use compile::{Build, program};
+pub use eventually::eventually;
 pub use output::Output;
 pub use routes::{Route, hooks};
 pub use run::{Driver, Run};
