@@ -20,10 +20,7 @@ static alloc_fn pool_alloc, driver_alloc;
 static free_fn pool_free, driver_free;
 
 static void start(void) {
-    open_driver();
-    require(((int (*)(unsigned))hooked("cuInit"))(0), "cuInit");
-    require(((int (*)(void **, int))hooked("cuDevicePrimaryCtxRetain"))(&context, 0), "cuDevicePrimaryCtxRetain");
-    require(((int (*)(void *))hooked("cuCtxSetCurrent"))(context), "cuCtxSetCurrent");
+    context = open_first_gpu();
     pool_alloc = (alloc_fn)hooked("cuMemAlloc_v2");
     pool_free = (free_fn)hooked("cuMemFree_v2");
     synchronize = (int (*)(void))bare("cuCtxSynchronize");

@@ -23,12 +23,8 @@ static double in_milliseconds(double since) { return (seconds() - since) * 1e3; 
 
 int main(void) {
     static const size_t sizes[] = {2, 64, 512, 4096, 32768, 120000}; /* MiB */
-    void *context;
     size_t free_bytes, total;
-    open_driver();
-    require(((int (*)(unsigned))hooked("cuInit"))(0), "cuInit");
-    require(((int (*)(void **, int))hooked("cuDevicePrimaryCtxRetain"))(&context, 0), "cuDevicePrimaryCtxRetain");
-    require(((int (*)(void *))hooked("cuCtxSetCurrent"))(context), "cuCtxSetCurrent");
+    open_first_gpu();
     require(((int (*)(size_t *, size_t *))bare("cuMemGetInfo_v2"))(&free_bytes, &total), "cuMemGetInfo");
     trim_fn trim = (trim_fn)dlsym(RTLD_DEFAULT, "gpupool_trim");
     Way ways[2] = {{(allocate_fn)bare("cuMemAlloc_v2"), (free_fn)bare("cuMemFree_v2")},

@@ -68,11 +68,8 @@ static void measure(const char *name, int (*call)(void *), int goal) {
 }
 
 int main(void) {
-    void *context, *module;
-    open_driver();
-    require(((int (*)(unsigned))hooked("cuInit"))(0), "cuInit");
-    require(((int (*)(void **, int))hooked("cuDevicePrimaryCtxRetain"))(&context, 0), "cuDevicePrimaryCtxRetain");
-    require(((int (*)(void *))hooked("cuCtxSetCurrent"))(context), "cuCtxSetCurrent");
+    void *module;
+    open_first_gpu();
     require(((int (*)(void **, const void *))hooked("cuModuleLoadData"))(&module, KERNEL), "cuModuleLoadData");
     require(((int (*)(void **, void *, const char *))hooked("cuModuleGetFunction"))(&function, module, "fill_u32"),
             "cuModuleGetFunction");

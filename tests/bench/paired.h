@@ -55,4 +55,14 @@ static void require(int result, const char *what) {
         exit(1);
     }
 }
+
+/* Opens the driver; the first GPU's primary context, which is current from then on. */
+__attribute__((unused)) static void *open_first_gpu(void) {
+    void *context;
+    open_driver();
+    require(((int (*)(unsigned))hooked("cuInit"))(0), "cuInit");
+    require(((int (*)(void **, int))hooked("cuDevicePrimaryCtxRetain"))(&context, 0), "cuDevicePrimaryCtxRetain");
+    require(((int (*)(void *))hooked("cuCtxSetCurrent"))(context), "cuCtxSetCurrent");
+    return context;
+}
 #endif

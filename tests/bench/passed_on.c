@@ -65,10 +65,7 @@ static void measure(const char *name, void (*call)(void *)) {
 }
 
 int main(void) {
-    open_driver();
-    require(((int (*)(unsigned))hooked("cuInit"))(0), "cuInit");
-    require(((int (*)(void **, int))hooked("cuDevicePrimaryCtxRetain"))(&context, 0), "cuDevicePrimaryCtxRetain");
-    require(((int (*)(void *))hooked("cuCtxSetCurrent"))(context), "cuCtxSetCurrent");
+    context = open_first_gpu();
     require(((int (*)(unsigned long long *, size_t))bare("cuMemAlloc_v2"))(&driver_memory, 4096), "cuMemAlloc_v2");
     measure("cuCtxSetCurrent", set_current);
     measure("cuMemFree_v2", free_null);

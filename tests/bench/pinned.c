@@ -53,11 +53,7 @@ static void compare(const char *label, size_t bytes) {
 
 int main(int count, char **arguments) {
     static const char *sizes[] = {"4KiB", "1MiB", "64MiB", "1GiB"};
-    void *context;
-    open_driver();
-    require(((int (*)(unsigned))hooked("cuInit"))(0), "cuInit");
-    require(((int (*)(void **, int))hooked("cuDevicePrimaryCtxRetain"))(&context, 0), "cuDevicePrimaryCtxRetain");
-    require(((int (*)(void *))hooked("cuCtxSetCurrent"))(context), "cuCtxSetCurrent");
+    open_first_gpu();
     pool_alloc = (alloc_fn)hooked("cuMemHostAlloc");
     pool_free = (free_fn)hooked("cuMemFreeHost");
     driver_alloc = (alloc_fn)bare("cuMemHostAlloc");

@@ -45,11 +45,7 @@ int main(int count, char **arguments) {
         fprintf(stderr, "usage: pinned_replay FILE (a sequence of `a ID BYTES FLAGS` and `f ID`)\n");
         return 2;
     }
-    void *context;
-    open_driver();
-    require(((int (*)(unsigned))hooked("cuInit"))(0), "cuInit");
-    require(((int (*)(void **, int))hooked("cuDevicePrimaryCtxRetain"))(&context, 0), "cuDevicePrimaryCtxRetain");
-    require(((int (*)(void *))hooked("cuCtxSetCurrent"))(context), "cuCtxSetCurrent");
+    open_first_gpu();
     int (*allocate)(void **, size_t, unsigned) = (int (*)(void **, size_t, unsigned))hooked("cuMemHostAlloc");
     int (*release)(void *) = (int (*)(void *))hooked("cuMemFreeHost");
     int is_hooked = (void *)allocate != bare("cuMemHostAlloc");

@@ -80,11 +80,7 @@ int main(int words, char **arguments) {
         if (steps[i].at > recorded) recorded = steps[i].at;
     if (recorded <= 0) return fprintf(stderr, "%s: no @MILLISECONDS says how long it took\n", arguments[1]), 2;
 
-    void *context;
-    open_driver();
-    require(((int (*)(unsigned))hooked("cuInit"))(0), "cuInit");
-    require(((int (*)(void **, int))hooked("cuDevicePrimaryCtxRetain"))(&context, 0), "cuDevicePrimaryCtxRetain");
-    require(((int (*)(void *))hooked("cuCtxSetCurrent"))(context), "cuCtxSetCurrent");
+    open_first_gpu();
     int (*allocate)(unsigned long long *, size_t) = (int (*)(unsigned long long *, size_t))hooked("cuMemAlloc_v2");
     int (*release)(unsigned long long) = (int (*)(unsigned long long))hooked("cuMemFree_v2");
     int (*statistics)(Statistics *) = (int (*)(Statistics *))dlsym(RTLD_DEFAULT, "gpupool_get_statistics");

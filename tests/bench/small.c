@@ -27,11 +27,8 @@ static int (*memory_info)(size_t *, size_t *);
 enum { ROUNDS = 9, ROW = 2000, OPERATIONS = 20000, THREADS = 64 };
 
 static void start(void) {
-    open_driver();
-    require(((int (*)(unsigned))hooked("cuInit"))(0), "cuInit");
-    require(((int (*)(void **, int))hooked("cuDevicePrimaryCtxRetain"))(&context, 0), "cuDevicePrimaryCtxRetain");
+    context = open_first_gpu();
     set_current = (int (*)(void *))hooked("cuCtxSetCurrent");
-    require(set_current(context), "cuCtxSetCurrent");
     ours = (Way){(alloc_fn)hooked("cuMemAlloc_v2"), (free_fn)hooked("cuMemFree_v2")};
     theirs = (Way){(alloc_fn)bare("cuMemAlloc_v2"), (free_fn)bare("cuMemFree_v2")};
     wait_all = (int (*)(void))bare("cuCtxSynchronize");

@@ -19,12 +19,8 @@ enum { BLOCKS = 48, MOST_ROUNDS = 10000 };
 int main(int words, char **arguments) {
     long period = words > 1 ? atol(arguments[1]) : 400, rounds = words > 2 ? atol(arguments[2]) : 30;
     if (period < 0 || rounds < 2 || rounds > MOST_ROUNDS) return fprintf(stderr, "usage: steady [PERIOD_MS] [ROUNDS]\n"), 2;
-    void *context;
     size_t free_bytes, total;
-    open_driver();
-    require(((int (*)(unsigned))hooked("cuInit"))(0), "cuInit");
-    require(((int (*)(void **, int))hooked("cuDevicePrimaryCtxRetain"))(&context, 0), "cuDevicePrimaryCtxRetain");
-    require(((int (*)(void *))hooked("cuCtxSetCurrent"))(context), "cuCtxSetCurrent");
+    open_first_gpu();
     require(((int (*)(size_t *, size_t *))bare("cuMemGetInfo_v2"))(&free_bytes, &total), "cuMemGetInfo");
     int (*allocate)(unsigned long long *, size_t) = (int (*)(unsigned long long *, size_t))hooked("cuMemAlloc_v2");
     int (*release)(unsigned long long) = (int (*)(unsigned long long))hooked("cuMemFree_v2");
