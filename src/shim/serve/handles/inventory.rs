@@ -54,6 +54,22 @@ pub struct Memory {
 }
 
 impl Memory {
+    /// What one reference of the program's is to, and one of the driver's.
+    fn new(origin: Origin, parts: Vec<Part>, charged: bool) -> Self {
+        Self {
+            origin,
+            parts,
+            charged,
+            references: 1,
+            held: 1,
+            mappings: 0,
+            calls: 0,
+            retaining: 0,
+            moving: false,
+            anchors: Anchors::default(),
+        }
+    }
+
     /// The GPU that the program believes it on, where some of it is not there.
     pub(super) fn asked_elsewhere(&self) -> Option<u32> {
         match self.origin {
@@ -238,18 +254,7 @@ impl Inventory {
     /// Enters memory that was asked for on this GPU and made as these parts; the number that the program is to have.
     pub fn made(&mut self, asked: u32, parts: Vec<Part>, charged: bool) -> Number {
         let number = self.next.next();
-        let memory = Memory {
-            origin: Origin::Asked(asked),
-            parts,
-            charged,
-            references: 1,
-            held: 1,
-            mappings: 0,
-            calls: 0,
-            retaining: 0,
-            moving: false,
-            anchors: Anchors::default(),
-        };
+        let memory = Memory::new(Origin::Asked(asked), parts, charged);
         if memory.asked_elsewhere().is_some() {
             self.soft.entry(asked).or_default().overflowed();
         }
@@ -274,19 +279,8 @@ impl Inventory {
             return number;
         }
         if let Some(place) = place {
-            let memory = Memory {
-                origin: Origin::Imported,
-                parts: vec![Part { handle, place, bytes: 0 }],
-                charged: false,
-                references: 1,
-                held: 1,
-                mappings: 0,
-                calls: 0,
-                retaining: 0,
-                moving: false,
-                anchors: Anchors::default(),
-            };
-            self.insert(same, memory);
+            let parts = vec![Part { handle, place, bytes: 0 }];
+            self.insert(same, Memory::new(Origin::Imported, parts, false));
         }
         same
     }
