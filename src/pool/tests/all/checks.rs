@@ -2,8 +2,8 @@
 
 use super::mock::{BASE, Mock};
 use gpupool_pool::{
-    Accounts, Allocation, Claim, Config, FRAME, Lenders, Links, Piece, Place, PlaceSpec, Policy, Pool, Refusal,
-    Request, order,
+    Accounts, Allocation, Claim, Config, FRAME, Free, FreeError, Lenders, Links, Piece, Place, PlaceSpec, Policy, Pool,
+    Refusal, Request, order,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -164,4 +164,23 @@ pub fn note_busy_on(pool: &Pool<Mock>, allocation: &Allocation, gpu: u32) {
 /// The places of a block of GPU `home`, best first.
 pub fn route(home: u32, places: &[Place], lenders: Lenders) -> Vec<Place> {
     order(home, places, &all_linked(places), lenders)
+}
+
+/// Frees what begins here, which another thread may have ended before: whether this call did.
+pub fn free_in_a_race(pool: &Pool<Mock>, address: u64, when: Free) -> bool {
+    match pool.free(address, when) {
+        Ok(_) => true,
+        Err(answer) => {
+            assert_eq!(answer, FreeError::NotABlock);
+            false
+        }
+    }
+}
+
+/// After threads that made and ended so many blocks: ends what these owners have left, which is every other block, once.
+pub fn assert_the_rest_ends_once(pool: &Pool<Mock>, owners: &[u64], made: u64, ended: u64) {
+    let usage = pool.usage();
+    assert_eq!((usage.allocations, usage.live_blocks), (made, made - ended));
+    let left: usize = owners.iter().map(|&owner| pool.free_owned_by(owner).len()).sum();
+    assert_eq!(left as u64, made - ended, "every block ended once");
 }
