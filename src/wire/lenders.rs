@@ -100,7 +100,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Miri takes a thousand times as long for each.
+    const CASES: u32 = if cfg!(miri) { 2 } else { 256 };
+
     proptest! {
+        // Failures are not kept in a file: Miri has no working folder to keep it in.
+        #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
+
         #[test]
         fn what_is_said_is_what_is_heard(gpus: Vec<Uuid>, results: Vec<i32>) {
             let request = Request::Keep(gpus.iter().copied().take(MOST).collect());
