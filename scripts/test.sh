@@ -36,23 +36,37 @@ if [ -f "$requirements" ] && ! cmp -s "$requirements" .venv/installed.txt; then
 fi
 
 counts=$(mktemp)
-trap 'rm -f "$counts"' EXIT
-status=0
-step cargo test --release --workspace --no-fail-fast 2>&1 | tee "$counts" || status=$?
-# The pool's locks and clocks and the page's under every interleaving, five models under those with few interruptions; loom
-# replaces the atomics, so this is a build of its own.
-step env RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$PWD/target}/loom" \
-    cargo test --release --package gpupool-pool --package gpupool-metrics --lib loom 2>&1 | tee -a "$counts" || status=$?
-
+said_by_miri=$(mktemp)
+trap 'rm -f "$counts" "$said_by_miri"' EXIT
+failures=()
+fail() { failures+=("$1"); }
+step cargo test --release --workspace --no-fail-fast 2>&1 | tee "$counts" || fail 'cargo test'
+# Two builds of their own, which work on one processor each for most of the time, and so side by side.
+#
+# The pool's locks and clocks and the page's under every interleaving, five models under those with few interruptions: loom
+# replaces the atomics.
+loom() {
+    step env RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$PWD/target}/loom" \
+        cargo test --release --package gpupool-pool --package gpupool-metrics --lib loom
+}
 # What needs no driver, under Miri: bytes that came from elsewhere are read, and atomics are shared. Miri has no sockets that
 # carry descriptors and no shared mappings; tests of those say so themselves. Only a nightly toolchain has it, and none is
 # installed for this alone.
-if RUSTUP_AUTO_INSTALL=0 cargo +nightly miri setup >/dev/null 2>&1 </dev/null; then
+miri() {
     step env MIRIFLAGS=-Zmiri-strict-provenance CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$PWD/target}/miri" cargo +nightly miri test \
-        --package gpupool-wire --package gpupool-metrics --package gpupool-python 2>&1 | tee -a "$counts" || status=$?
+        --package gpupool-wire --package gpupool-metrics --package gpupool-python
+}
+under_miri=
+if RUSTUP_AUTO_INSTALL=0 cargo +nightly miri setup >/dev/null 2>&1 </dev/null; then
+    miri >"$said_by_miri" 2>&1 &
+    under_miri=$!
 else
     skipped='Miri: skipped, no nightly toolchain has it (rustup toolchain install nightly --component miri,rust-src)'
-    printf '\n== %s\n' "$skipped"
+fi
+loom 2>&1 | tee -a "$counts" || fail 'the models under loom'
+if [ -n "$under_miri" ]; then
+    wait "$under_miri" || fail 'the tests under Miri'
+    tee -a "$counts" <"$said_by_miri"
 fi
 
 printf '\n== tests\n'
@@ -60,4 +74,8 @@ awk '/^ +(Running|Doc-tests)/ { sub(/ \(.*/, ""); sub(/^ +(Running )?/, ""); nam
      /^test result:/ { print name ": " $0; passed += $4; failed += $6 }
      END { printf "%d passed, %d failed\n", passed, failed }' "$counts"
 [ -z "${skipped:-}" ] || echo "$skipped"
-exit "$status"
+# A step may fail without a test that did: by an abort, or because it cannot be built.
+for failure in "${failures[@]}"; do
+    echo "FAILED: $failure"
+done
+((${#failures[@]} == 0))
