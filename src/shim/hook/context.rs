@@ -3,8 +3,9 @@
 
 use super::{Real, retry, submit};
 use crate::fence;
-use crate::serve::{managed, pinned};
+use crate::serve::pinned;
 use crate::watch::{
+    arguments,
     context::{self, Before, By, Kind, Making, end, policy, unseen},
     environment,
 };
@@ -145,7 +146,7 @@ fn making(
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn release(real: &mut Real, device: CUdevice) -> CuResult {
-    managed::launch::forget_functions();
+    arguments::forget_functions();
     let Some(driver) = context::driver() else { return real.call() };
     end::of_primary(driver, Device::from_raw(device), By::Release, real.api.name(), || real.call())
 }
@@ -153,7 +154,7 @@ pub unsafe fn release(real: &mut Real, device: CUdevice) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn reset(real: &mut Real, device: CUdevice) -> CuResult {
-    managed::launch::forget_functions();
+    arguments::forget_functions();
     let Some(driver) = context::driver() else { return real.call() };
     end::of_primary(driver, Device::from_raw(device), By::Reset, real.api.name(), || real.call())
 }
@@ -161,7 +162,7 @@ pub unsafe fn reset(real: &mut Real, device: CUdevice) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn destroy(real: &mut Real, ctx: CUcontext) -> CuResult {
-    managed::launch::forget_functions();
+    arguments::forget_functions();
     let Some(ctx) = cuda::Context::from_raw(ctx) else { return real.call() };
     end::of_handle(ctx, real.api.name(), || real.call(), || true)
 }
@@ -171,7 +172,7 @@ pub unsafe fn destroy(real: &mut Real, ctx: CUcontext) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn detach(real: &mut Real, ctx: CUcontext) -> CuResult {
-    managed::launch::forget_functions();
+    arguments::forget_functions();
     let (Some(driver), Some(ctx)) = (context::driver(), cuda::Context::from_raw(ctx)) else { return real.call() };
     let life = driver.current_life();
     let lives = || driver.current_context() == Some(ctx) && driver.current_life() == life;
@@ -181,7 +182,7 @@ pub unsafe fn detach(real: &mut Real, ctx: CUcontext) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn green_destroy(real: &mut Real, green: *mut c_void) -> CuResult {
-    managed::launch::forget_functions();
+    arguments::forget_functions();
     let (Some(driver), Some(green)) = (context::driver(), GreenContext::from_raw(green)) else { return real.call() };
     end::of_green(driver, green, real.api.name(), || real.call())
 }

@@ -1,7 +1,8 @@
 //! Bodies: what is looked at before a kernel is launched. See [`crate::serve::managed::launch`]; after the launch it is counted
 //! like everything in [`super::submit`].
 
-use crate::serve::managed::launch::{Arguments, before, before_configured};
+use crate::serve::managed::launch::{before, before_configured};
+use crate::watch::arguments::Arguments;
 use cudarc::driver::sys::{CUfunction, CUstream};
 use gpupool_cuda::{Function, Stream};
 use gpupool_interpose::Api;

@@ -1,7 +1,7 @@
 //! Bodies: modules and libraries. See [`crate::watch::module`].
 
 use super::{Real, retry};
-use crate::serve::managed;
+use crate::watch::arguments;
 use crate::watch::module::{self, image};
 use gpupool_cuda::{CuResult, Module};
 use std::ffi::{CStr, c_char, c_void};
@@ -61,7 +61,7 @@ pub unsafe fn link_complete(real: &mut Real, size: *mut usize) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn unload<T>(real: &mut Real, handle: *mut T) -> CuResult {
-    managed::launch::forget_functions();
+    arguments::forget_functions();
     module::unload(Module::from_raw(handle.cast()), real.api.name(), || real.call())
 }
 

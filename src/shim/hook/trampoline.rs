@@ -5,7 +5,7 @@ use super::boundary;
 use super::table::for_each_hook;
 use crate::guard;
 use crate::run;
-use crate::serve::managed;
+use crate::watch::arguments;
 use crate::watch::submitted::{self, Unseen};
 use cudarc::driver::sys::{
     CUarray, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUipcMemHandle, CUlibrary,
@@ -77,7 +77,7 @@ macro_rules! trampoline {
     // Launches, whose arguments are looked at first where that was asked for. That is a function of its own, so that one
     // which is only counted saves no register for it.
     ($name:ident($($p:ident: $t:ty),*) => launch::$body:ident($($a:ident),*)) => {
-        trampoline! { @listens $name($($p: $t),*) => submit::launched(), unless (managed::launch::scans()) {
+        trampoline! { @listens $name($($p: $t),*) => submit::launched(), unless (arguments::are_read()) {
             #[cold]
             unsafe extern "C-unwind" fn looked_at($($p: $t),*) -> CuResult {
                 let real = real_function!($name($($t),*));

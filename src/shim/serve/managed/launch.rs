@@ -7,16 +7,17 @@
 //!
 //! Not seen: pointers that a kernel finds in memory, launches of graphs, and more than the first words of large parameters.
 
-use super::{OPENED, blocks, layouts};
+use super::{OPENED, blocks};
 use crate::clock::coarse_now;
 use crate::guard;
+use crate::watch::arguments::{self, Arguments, Reader};
 use crate::watch::capture;
 use crate::{log, process};
 use cudarc::driver::sys::CUlaunchConfig;
 use gpupool_cuda::{Driver, Function, Stream};
 use gpupool_interpose::Api;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Milliseconds before a block is moved again.
@@ -26,94 +27,25 @@ const SHARE: u64 = 100;
 /// Blocks that one launch moves; the others are due at the next.
 const MOST: usize = 16;
 
-/// Some block lives, or did, and launches are to be looked at.
-static SCANS: AtomicBool = AtomicBool::new(false);
 /// Milliseconds of the coarse clock until which only blocks are moved that never were.
 static QUIET_UNTIL: AtomicU64 = AtomicU64::new(0);
 
-/// Whether launches are looked at.
+/// Whether launches are looked at: some block lives, or did.
 #[inline]
 pub fn scans() -> bool {
-    SCANS.load(Ordering::Relaxed)
+    arguments::are_read_by(Reader::Managed)
 }
 
 /// Launches are looked at from now on, where the driver tells what their parameters are.
 pub(super) fn start(driver: &Driver) {
     if driver.knows_parameters() {
-        SCANS.store(true, Ordering::Release);
+        arguments::begin(Reader::Managed);
     } else {
         log::warn_once(
             "launch",
             "GPUPOOL_PREFETCH=launch: this driver does not tell the parameters of kernels (CUDA 12.4 and newer do); managed \
              memory is moved when it is allocated only",
         );
-    }
-}
-
-/// Modules or a context are about to go, and with them functions whose handles may be used again.
-pub fn forget_functions() {
-    if scans() {
-        layouts::forget();
-    }
-}
-
-/// What a launch passes to its kernel: a pointer to each parameter, or a list that names one buffer of all.
-#[derive(Clone, Copy)]
-pub struct Arguments {
-    pub parameters: *mut *mut c_void,
-    pub extra: *mut *mut c_void,
-}
-
-impl Arguments {
-    /// The buffer and its bytes, where there is one.
-    ///
-    /// # Safety
-    /// The arguments are those of a launch that the driver takes.
-    unsafe fn buffer(self) -> Option<(*const u8, usize)> {
-        /// `CU_LAUNCH_PARAM_BUFFER_POINTER` and `…_SIZE`; the list ends with 0.
-        const POINTER: usize = 1;
-        const SIZE: usize = 2;
-        if !self.parameters.is_null() || self.extra.is_null() {
-            return None;
-        }
-        let (mut buffer, mut bytes) = (std::ptr::null::<u8>(), 0);
-        for pair in 0..2 {
-            // SAFETY: the driver reads the list up to its end, and so does this.
-            unsafe {
-                let value = self.extra.add(2 * pair + 1);
-                match *self.extra.add(2 * pair) as usize {
-                    POINTER => buffer = (*value).cast_const().cast(),
-                    SIZE => bytes = (*value).cast::<usize>().read_unaligned(),
-                    _ => break,
-                }
-            }
-        }
-        (!buffer.is_null()).then_some((buffer, bytes))
-    }
-
-    /// Calls `each` with every word of the arguments.
-    ///
-    /// # Safety
-    /// The arguments are those of a launch that the driver takes, and the layout is that of its function.
-    #[inline]
-    unsafe fn words(self, layout: &layouts::Layout, mut each: impl FnMut(u64)) {
-        if !self.parameters.is_null() {
-            for word in &layout.words {
-                // SAFETY: the program passes a pointer for each parameter of the kernel, to as many bytes as it has.
-                unsafe {
-                    let parameter = *self.parameters.add(word.parameter as usize);
-                    if !parameter.is_null() {
-                        each(parameter.byte_add(word.offset as usize).cast::<u64>().read_unaligned());
-                    }
-                }
-            }
-        // SAFETY: as for this function.
-        } else if let Some((buffer, bytes)) = unsafe { self.buffer() } {
-            for word in layout.words.iter().take_while(|word| word.in_buffer as usize + 8 <= bytes) {
-                // SAFETY: within the bytes that the program says the buffer has.
-                each(unsafe { buffer.add(word.in_buffer as usize).cast::<u64>().read_unaligned() });
-            }
-        }
     }
 }
 
@@ -124,8 +56,9 @@ impl Arguments {
 /// The arguments are those that the program passes to the driver with this function.
 #[inline]
 pub unsafe fn before(api: Api, function: Option<Function>, stream: Stream, arguments: Arguments) {
-    let Some(function) = function else { return };
-    let Some(layout) = layouts::known(function).or_else(|| learn(api, function)) else { return };
+    let Some(layout) = function.and_then(|function| arguments::known(function).or_else(|| learn(api, function))) else {
+        return;
+    };
     let mut due = Due::default();
     // SAFETY: as for this function.
     unsafe {
@@ -190,9 +123,9 @@ fn inside<T>(api: Api, act: impl FnOnce() -> T) -> Option<T> {
 }
 
 #[cold]
-fn learn(api: Api, function: Function) -> Option<&'static layouts::Layout> {
+fn learn(api: Api, function: Function) -> Option<&'static arguments::Layout> {
     let opened = OPENED.get()?.as_ref()?;
-    inside(api, || layouts::learn(opened.driver, function))
+    inside(api, || arguments::learn(opened.driver, function))
 }
 
 #[cold]

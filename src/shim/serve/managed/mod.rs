@@ -10,7 +10,6 @@
 
 pub mod blocks;
 pub mod launch;
-mod layouts;
 mod places;
 
 use crate::backing;
