@@ -61,6 +61,14 @@ def bench(lab, name):
     return binary
 
 
+def preloaded(lab, name):
+    """The compiled tests/gpu/NAME.c, which is preloaded in place of the library."""
+    library = pathlib.Path(lab.folder.name) / f"{name}.so"
+    if not library.exists():
+        _build(lab, [_compiler(), "-O2", "-shared", "-fPIC", "-o", library, TESTS / "gpu" / f"{name}.c", "-ldl"])
+    return library
+
+
 def rmm_program(lab, name, folder):
     """The compiled tests/bench/NAME.cpp, with RMM's headers and libraries from a folder that pip filled (--target)."""
     compiler, nvcc = shutil.which("g++"), shutil.which("nvcc")

@@ -95,6 +95,7 @@ SETS = {
         "traces": costs.traces,
         "steady": costs.steady,
         "launch-cost": costs.launches,
+        "private-tables": costs.private_tables,
         "moves": costs.moves,
         "log-cost": costs.log,
         "torch-modes": costs.torch_modes,

@@ -1,6 +1,7 @@
 """Checks of what the shim costs a program that fits on one GPU and has nothing wrong."""
 
 import gzip
+import importlib.util
 import os
 import pathlib
 
@@ -46,6 +47,19 @@ def moves(lab):
     lines = finished.stdout.splitlines()
     if len(lines) != 8 or not all(line.endswith("data right") for line in lines):
         raise Failed(f"expected eight moves with right data, found {lines}", lines)
+    return f"{len(lines)} lines below", lines
+
+
+def private_tables(lab):
+    """Which functions of the driver's private tables the frameworks call, as they start and in a loop; bare."""
+    counting = building.preloaded(lab, "private_tables")
+    lines = []
+    for module in ("torch", "cupy", "jax"):
+        if importlib.util.find_spec(module):
+            finished = lab.bare(client("private_tables.py", module), 120, {"LD_PRELOAD": counting}).succeeded()
+            lines += [f"{module} {line}" for line in finished.stdout.splitlines() if ": table " in line]
+    if not lines:
+        raise NotRun("none of torch, cupy, jax took a table")
     return f"{len(lines)} lines below", lines
 
 

@@ -137,7 +137,7 @@ class Lab:
             if name != "LD_PRELOAD" and not name.startswith("GPUPOOL_") and not name.startswith(RANKS)
         }
         variables.update(FIXED)
-        variables.update(env or {})
+        variables.update({name: str(value) for name, value in (env or {}).items()})
         logs = None
         shown = dict(env or {})
         if settings is not None:
