@@ -130,6 +130,19 @@ choice! {
 }
 
 choice! {
+    /// Whether memory of the pool goes to another place while the program runs (`GPUPOOL_MOVE`).
+    Move {
+        /// It stays where it was first put, unless the program moves it.
+        #[default]
+        Off = "off",
+        /// What is used most comes near, if that pays.
+        Auto = "auto",
+        /// At every opportunity, whatever it costs: for tests.
+        Stress = "stress",
+    }
+}
+
+choice! {
     /// Whether GPUs that only lend memory keep their clocks (`GPUPOOL_LENDERS`).
     Lenders {
         /// A GPU on which nobody has a context is left to itself.

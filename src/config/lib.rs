@@ -19,7 +19,7 @@ mod settings;
 mod size;
 mod table;
 
-pub use choice::{Contexts, Free, Lenders, MemInfo, Mode, Pinned, Placement, Prefetch, Small, Switch, Toggle};
+pub use choice::{Contexts, Free, Lenders, MemInfo, Mode, Move, Pinned, Placement, Prefetch, Small, Switch, Toggle};
 pub use duration::{DurationError, parse_duration};
 pub use log_level::check_log;
 pub use log_path::{LogPath, LogPathNames};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::choice::{Contexts, Free, Lenders, MemInfo, Mode, Pinned, Placement, Prefetch, Small, Switch, Toggle};
+use crate::choice::{Contexts, Free, Lenders, MemInfo, Mode, Move, Pinned, Placement, Prefetch, Small, Switch, Toggle};
 use crate::log_path::LogPath;
 use crate::problem::Problem;
 use crate::size::{format_size, parse_size};
@@ -34,6 +34,10 @@ pub struct Settings {
     pub idle: Option<Duration>,
     /// `GPUPOOL_LENDERS`.
     pub lenders: Lenders,
+    /// `GPUPOOL_MOVE`.
+    pub moving: Move,
+    /// `GPUPOOL_MOVE_SHARE`, in thousandths.
+    pub move_share: u32,
     /// `GPUPOOL_PINNED`.
     pub pinned: Pinned,
     /// `GPUPOOL_PINNED_LIMIT`; 0 pools nothing.
@@ -86,6 +90,8 @@ impl Default for Settings {
             free: Free::default(),
             idle: Some(Duration::from_secs(10)),
             lenders: Lenders::default(),
+            moving: Move::default(),
+            move_share: 50,
             pinned: Pinned::default(),
             pinned_limit: None,
             pinned_idle: Duration::from_secs(30),

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::time::Duration;
 
-use crate::choice::{Contexts, Free, Lenders, MemInfo, Mode, Pinned, Placement, Prefetch, Small, Switch, Toggle};
+use crate::choice::{Contexts, Free, Lenders, MemInfo, Mode, Move, Pinned, Placement, Prefetch, Small, Switch, Toggle};
 use crate::duration::parse_duration;
 use crate::log_path::LogPath;
 use crate::settings::{Devices, Limits, Settings, gpu_list};
@@ -132,6 +132,23 @@ pub const SETTINGS: &[Setting] = &[
         read: |settings, value| {
             choice(value, "a state", Lenders::WORDS, Lenders::from_word).map(|word| settings.lenders = word)
         },
+    },
+    Setting {
+        name: "GPUPOOL_MOVE",
+        values: Move::WORDS,
+        default: "off",
+        help: "Whether memory of the pool that lies far from the GPU that uses it comes near while the program runs, in place of \
+               what is used less: auto where that pays, stress at every opportunity (for tests).",
+        read: |settings, value| {
+            choice(value, "a choice", Move::WORDS, Move::from_word).map(|word| settings.moving = word)
+        },
+    },
+    Setting {
+        name: "GPUPOOL_MOVE_SHARE",
+        values: "percentage",
+        default: "5%",
+        help: "The part of the program's time that may go into moving memory while its GPU has nothing to do.",
+        read: |settings, value| percentage(value, "5%").map(|share| settings.move_share = share),
     },
     Setting {
         name: "GPUPOOL_PINNED",
@@ -286,6 +303,15 @@ fn size(value: &OsStr, example: &str) -> Result<u64, String> {
 
 fn duration(value: &OsStr, example: &str) -> Result<Duration, String> {
     parse_duration(text(value)?).map_err(|error| format!("{error}; write for example {example}"))
+}
+
+/// In thousandths.
+fn percentage(value: &OsStr, example: &str) -> Result<u32, String> {
+    let number = text(value)?.trim().strip_suffix('%').and_then(|number| number.trim_end().parse::<f64>().ok());
+    match number {
+        Some(number) if (0.0..=100.0).contains(&number) => Ok((number * 10.0).round() as u32),
+        _ => Err(format!("not a percentage from 0% to 100%; write for example {example}")),
+    }
 }
 
 fn choice<T>(value: &OsStr, what: &str, words: &str, from_word: fn(&str) -> Option<T>) -> Result<T, String> {

@@ -8,8 +8,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use gpupool_config::{
-    Contexts, Devices, Free, Limits, MemInfo, Mode, Pinned, Placement, Prefetch, SETTINGS, Settings, Small, Switch,
-    Toggle, VERDICTS,
+    Contexts, Devices, Free, Limits, MemInfo, Mode, Move, Pinned, Placement, Prefetch, SETTINGS, Settings, Small,
+    Switch, Toggle, VERDICTS,
 };
 
 fn read(vars: &[(&str, &str)]) -> Result<Settings, Vec<String>> {
@@ -84,6 +84,8 @@ fn well_formed_settings_are_typed() {
         ("GPUPOOL_PLACEMENT", "most-free"),
         ("GPUPOOL_FREE", "lazy"),
         ("GPUPOOL_LENDERS", "awake"),
+        ("GPUPOOL_MOVE", "stress"),
+        ("GPUPOOL_MOVE_SHARE", "12.5 %"),
         ("GPUPOOL_PINNED", "off"),
         ("GPUPOOL_PINNED_LIMIT", "8GiB"),
         ("GPUPOOL_PINNED_IDLE", "5min"),
@@ -112,6 +114,7 @@ fn well_formed_settings_are_typed() {
     assert_eq!(settings.host_limit, Some(0));
     assert_eq!(settings.placement, Placement::MostFree);
     assert_eq!(settings.free, Free::Lazy);
+    assert_eq!((settings.moving, settings.move_share), (Move::Stress, 125));
     assert_eq!((settings.pinned, settings.pinned_limit), (Pinned::Off, Some(8 << 30)));
     assert_eq!(settings.pinned_idle, Duration::from_secs(300));
     assert_eq!(settings.idle, Some(Duration::from_secs(120)));
@@ -145,6 +148,9 @@ fn freed_memory_may_stay_for_good_or_not_at_all() {
 fn malformed_values_say_what_to_write() {
     refused("GPUPOOL_MODE", "fast", "not a mode; write one of pool|spill|managed|trace|off");
     refused("GPUPOOL_IDLE", "10", "a duration needs a unit: ms, s, min or h; write for example 10s or off");
+    for share in ["5", "101%", "-1%", "half", "%", "NaN%"] {
+        refused("GPUPOOL_MOVE_SHARE", share, "not a percentage from 0% to 100%; write for example 5%");
+    }
     refused("GPUPOOL_PREFETCH", "on", "not a time; write one of off|alloc|launch");
     refused("GPUPOOL_MANAGED_ADVICE", "auto", "not on or off; write one of off|on");
     refused("GPUPOOL_MIN_SIZE", "0", "must be at least 1; write 1 to pool every request");
