@@ -20,6 +20,7 @@ mod result;
 pub mod stream;
 mod structs;
 mod table;
+mod timing;
 
 pub use handles::{
     AtomicContext, Context, Device, Event, Function, GreenContext, MemoryPool, Module, Physical, Stream,
@@ -28,3 +29,4 @@ pub use result::CuResult;
 pub use stream::Capturing;
 pub use structs::{Access, ArrayMapping, Location, PoolProperties, Properties};
 pub use table::{Driver, at_hand, get};
+pub use timing::Timer;

@@ -81,6 +81,8 @@ functions! {
         cuThreadExchangeStreamCaptureMode(*mut c_int);
         cuEventCreate(*mut Option<Event>, c_uint);
         cuEventQuery(Event);
+        cuEventRecord(Event, Stream);
+        cuEventElapsedTime(*mut f32, Event, Event);
         cuEventSynchronize(Event);
         cuEventDestroy_v2(Event);
         cuMemGetInfo_v2(*mut usize, *mut usize);

@@ -284,6 +284,28 @@ events! {
         #[serde(default)]
         label: Option<String>,
     }
+    /// Memory came near the GPU that uses it, and other memory left it for that (`GPUPOOL_MOVE`).
+    TierSwap = "tier.swap" (Memory, Debug) {
+        /// That GPU.
+        home: u32,
+        /// What it was worth it for: the next `launch`, or `stress`.
+        why: String,
+        /// Bytes that came near.
+        bytes_in: u64,
+        /// Bytes that left.
+        bytes_out: u64,
+        /// Bytes that could not move: on chunks that must stay, or that others stand on, too.
+        stayed: u64,
+        /// From the decision to the end, waiting for the GPU included.
+        microseconds: u64,
+    }
+    /// Nothing moves for a GPU any more, until the program does something else: it did not pay.
+    TierStop = "tier.stop" (Memory, Info) {
+        /// That GPU.
+        home: u32,
+        /// What was found, in words.
+        why: String,
+    }
     /// The program named a pooled block.
     BlockLabel = "block.label" (Memory, Debug) {
         /// Its address.

@@ -408,6 +408,15 @@ impl<B: Backend> Pool<B> {
         (address - block.address < block.bytes).then_some(block)
     }
 
+    /// The live blocks of this home GPU that have frames of their own, in order of address.
+    pub fn blocks(&self, home: u32) -> Vec<Block> {
+        let state = self.lock();
+        let out = state.runs.all().filter(|run| run.kind == Kind::Out);
+        let records = out.flat_map(|run| self.registry.starting_in(run.start, run.end()));
+        let own = records.filter(|(_, record)| !record.slab && record.home == home);
+        own.map(|(start, record)| record.block(self.address(start))).collect()
+    }
+
     /// The pool in numbers, exact at the moment of the call.
     pub fn usage(&self) -> Usage {
         let mut state = self.lock();

@@ -147,6 +147,11 @@ impl Registry {
         })
     }
 
+    /// The blocks that start in `start..end`, with their starts; not one whose free has begun.
+    pub fn starting_in(&self, start: u32, end: u32) -> impl Iterator<Item = (u32, Record)> {
+        (start..end).filter_map(|start| self.at(start)).filter(|(_, record)| !record.freeing)
+    }
+
     /// Whether the block that starts there is still the one of that number.
     pub fn lives(&self, start: u32, id: u64) -> bool {
         self.at(start).is_some_and(|(_, record)| record.id == id)

@@ -22,6 +22,7 @@ mod own_memory;
 mod process;
 mod run;
 mod serve;
+mod tiers;
 mod watch;
 
 /// Registers what has to be registered before `main`, and does nothing else: the fork handler must be there before the

@@ -2,13 +2,14 @@
 //!
 //! This is what everything else stands on: it is asked from everywhere and asks nobody. Who moves it on is in `run`.
 
-use crate::log;
+use crate::{guard, log};
 use gpupool_config::{Problem, Rank, Settings};
 use gpupool_cuda as cuda;
 use gpupool_events::Panic;
 use gpupool_interpose::{Api, dlsym};
 use once_cell::race::OnceBox;
 use std::ffi::{CStr, CString};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// How far a process is.
@@ -225,6 +226,16 @@ pub fn refuse(problems: &[Problem]) {
     log::verdict::apart(&why);
     explain(why);
     happened(Event::Declined);
+}
+
+/// For what calls without a boundary do now and then, before the driver's own call: what may lock, allocate and ask the driver.
+/// Inside a hook, without being cancelled, and no panic passes. `None` where this is not done: the thread is inside a hook already,
+/// or the process takes no part any more.
+#[cold]
+pub fn contained<T>(api: Api, act: impl FnOnce() -> T) -> Option<T> {
+    let _inside = is_active().then(guard::enter_sheltered).flatten()?;
+    // AssertUnwindSafe: after a panic the pool is closed for allocations, which is what may be half changed.
+    catch_unwind(AssertUnwindSafe(act)).inspect_err(|_| broken(api)).ok()
 }
 
 /// A body panicked: no new blocks from now on, what was handed out stays valid. The panic hook has said where.

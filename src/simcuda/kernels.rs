@@ -139,6 +139,24 @@ static KERNELS: &[Kernel] = &[
             Ok(())
         },
     },
+    // sum_again_u32(src, n, times, out): goes through the memory so many times, and adds all of it to *out each time
+    Kernel {
+        name: "sum_again_u32",
+        params: &[8, 8, 8, 8],
+        follows: false,
+        touches: |a| vec![(a[0], words(a[1])), (a[3], 8)],
+        run: |a, context| {
+            let mut sum = 0_u64;
+            for time in 0..a[2] {
+                // Each pass takes a GPU's time; what it finds is the same.
+                let source = Words::new(context, a[0], a[1], false)?;
+                if time == 0 {
+                    each([&source], |_, [at]| sum += u64::from(at.load(Ordering::Relaxed)))?;
+                }
+            }
+            add_to(context, a[3], sum.wrapping_mul(a[2]))
+        },
+    },
     // sum_list_u64(head, out, flag): waits for flag if there is one, then goes through a list of { next, value } and
     // adds the values to *out
     Kernel {

@@ -101,6 +101,11 @@ impl Topology {
         a == b || (self.peers.contains_key(&(a, b)) && self.peers.contains_key(&(b, a)))
     }
 
+    /// Whether one GPU's atomics on the other's memory are done there, as over NVLink.
+    pub fn has_native_atomics(&self, from: u32, to: u32) -> bool {
+        self.peers.get(&(from, to)).is_some_and(|rank| *rank < BEHIND_NVLINK)
+    }
+
     /// The pool's view of the links among `members`, and from each to the host nodes.
     pub fn links(&self, members: &[u32], host_nodes: &[u32]) -> Links {
         let mut ranks = BTreeMap::new();

@@ -1,45 +1,75 @@
-//! Bodies: what is looked at before a kernel is launched. See [`crate::serve::managed::launch`]; after the launch it is counted
-//! like everything in [`super::submit`].
+//! Bodies: what is looked at before a kernel is launched, where anybody reads its arguments ([`crate::watch::arguments`]); after the
+//! launch it is counted like everything in [`super::submit`].
 
-use crate::serve::managed::launch::{before, before_configured};
-use crate::watch::arguments::Arguments;
-use cudarc::driver::sys::{CUfunction, CUstream};
+use crate::serve::managed;
+use crate::tiers::launch::{self, About};
+use crate::tiers::timing::Running;
+use crate::watch::arguments::{self, Arguments, Reader};
+use cudarc::driver::sys::{CUfunction, CUlaunchConfig, CUstream};
 use gpupool_cuda::{Function, Stream};
 use gpupool_interpose::Api;
 use std::ffi::c_void;
 
+pub use crate::tiers::launch::after;
+
 /// # Safety
 /// The arguments are the program's of that call.
-#[inline]
 pub unsafe fn kernel(
     api: Api,
     function: CUfunction,
     stream: CUstream,
     parameters: *mut *mut c_void,
     extra: *mut *mut c_void,
-) {
+) -> Option<Running> {
     // SAFETY: as for this function.
-    unsafe { before(api, Function::from_raw(function), Stream::from_raw(stream), Arguments { parameters, extra }) };
+    unsafe { any(api, function, stream, true, Arguments { parameters, extra }) }
 }
 
 /// # Safety
 /// The arguments are the program's of that call.
-#[inline]
 pub unsafe fn configured(
     api: Api,
     config: *const c_void,
     function: CUfunction,
     parameters: *mut *mut c_void,
     extra: *mut *mut c_void,
-) {
+) -> Option<Running> {
+    // SAFETY: NULL, or what the driver reads too.
+    let config = unsafe { config.cast::<CUlaunchConfig>().as_ref() }?;
+    // Attributes may ask for launches that overlap, or that run together.
     // SAFETY: as for this function.
-    unsafe { before_configured(api, config, Function::from_raw(function), Arguments { parameters, extra }) };
+    unsafe { any(api, function, config.hStream, config.numAttrs == 0, Arguments { parameters, extra }) }
 }
 
 /// # Safety
 /// The arguments are the program's of that call.
-#[inline]
-pub unsafe fn cooperative(api: Api, function: CUfunction, stream: CUstream, parameters: *mut *mut c_void) {
+pub unsafe fn cooperative(
+    api: Api,
+    function: CUfunction,
+    stream: CUstream,
+    parameters: *mut *mut c_void,
+) -> Option<Running> {
     // SAFETY: as for this function.
-    unsafe { kernel(api, function, stream, parameters, std::ptr::null_mut()) };
+    unsafe { any(api, function, stream, false, Arguments { parameters, extra: std::ptr::null_mut() }) }
+}
+
+/// # Safety
+/// The arguments are the program's of that call.
+unsafe fn any(
+    api: Api,
+    function: CUfunction,
+    stream: CUstream,
+    is_plain: bool,
+    arguments: Arguments,
+) -> Option<Running> {
+    let (function, stream) = (Function::from_raw(function), Stream::from_raw(stream));
+    if arguments::are_read_by(Reader::Managed) {
+        // SAFETY: as for this function.
+        unsafe { managed::launch::before(api, function, stream, arguments) };
+    }
+    if !arguments::are_read_by(Reader::Tiers) {
+        return None;
+    }
+    // SAFETY: as for this function.
+    unsafe { launch::before(api, About { function, stream, is_plain }, arguments) }
 }

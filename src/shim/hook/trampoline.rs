@@ -84,7 +84,7 @@ macro_rules! trampoline {
                 let is_ours = run::takes_part(Api(stringify!($name))) && guard::is_outside();
                 let before = is_ours.then(|| super::submit::before(Api(stringify!($name))));
                 // SAFETY: the program passes these arguments to the driver with this very call.
-                unsafe { super::launch::$body(Api(stringify!($name)), $($a),*) };
+                let running = unsafe { super::launch::$body(Api(stringify!($name)), $($a),*) };
                 submitted::note();
                 // SAFETY: the arguments are the program's own, passed on unchanged.
                 let mut result = unsafe { real($($p),*) };
@@ -96,6 +96,9 @@ macro_rules! trampoline {
                     super::submit::launched(Api(stringify!($name)), before, result);
                 }
                 submitted::note();
+                if let Some(running) = running {
+                    super::launch::after(Api(stringify!($name)), running);
+                }
                 result
             }
             // SAFETY: the arguments are those of this call.

@@ -5,12 +5,13 @@
 
 use crate::backing::reclaim::Reclaimer;
 use crate::serve::{ipc, managed, memory, pinned};
+use crate::tiers;
 use crate::watch::capture;
 use crate::watch::context::Observer;
 
 /// See [`crate::watch::context::observe`].
 pub const OF_CONTEXTS: &[&dyn Observer] =
-    &[&capture::OfContexts, &memory::OfContexts, &managed::OfContexts, &pinned::OfContexts, &ipc::OfContexts];
+    &[&capture::OfContexts, &memory::OfContexts, &managed::OfContexts, &pinned::OfContexts, &ipc::OfContexts, &tiers::timing::OfContexts];
 
 /// See [`crate::backing::reclaim`].
 pub const OF_HOST_MEMORY: &[Reclaimer] = &[pinned::trim];

@@ -92,6 +92,7 @@ fn start_inside() -> bool {
         (event, format!("gpupool {} in {}, mode {}", env!("CARGO_PKG_VERSION"), exe.display(), mode.word()))
     });
     agent::prepare();
+    tiers::start();
     process::happened(Event::Started);
     true
 }

@@ -43,6 +43,18 @@ fn warm_reuse_makes_no_backend_call() {
 }
 
 #[test]
+fn the_blocks_of_a_gpu_are_those_that_live_and_have_frames_of_their_own() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB), (GPU1, GIB)]);
+    let blocks: Vec<Allocation> = [8, 2, 70, 2].map(|mib| allocate(&pool, mib * MIB).unwrap()).into();
+    let other = pool.allocate(&request(4 * MIB, 1)).unwrap();
+    pool.allocate_small(&request(4096, 0)).unwrap();
+    free(&pool, &blocks[1]);
+    let mut live = [blocks[0].block, blocks[2].block, blocks[3].block];
+    live.sort_by_key(|block| block.address);
+    assert_eq!((pool.blocks(0), pool.blocks(1)), (live.to_vec(), vec![other.block]));
+}
+
+#[test]
 fn the_best_fit_is_taken_and_the_lowest_of_equals() {
     let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
     let blocks: Vec<Allocation> = [8, 2, 4, 2, 6, 2, 4, 2].map(|mib| allocate(&pool, mib * MIB).unwrap()).into();

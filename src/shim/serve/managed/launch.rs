@@ -9,14 +9,11 @@
 
 use super::{OPENED, blocks};
 use crate::clock::coarse_now;
-use crate::guard;
 use crate::watch::arguments::{self, Arguments, Reader};
 use crate::watch::capture;
 use crate::{log, process};
-use cudarc::driver::sys::CUlaunchConfig;
 use gpupool_cuda::{Driver, Function, Stream};
 use gpupool_interpose::Api;
-use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -73,18 +70,6 @@ pub unsafe fn before(api: Api, function: Option<Function>, stream: Stream, argum
     }
 }
 
-/// Before a launch that is described by a structure (`CUlaunchConfig`); see [`before`].
-///
-/// # Safety
-/// `config`, the function and the arguments are the program's, of a launch that the driver is about to get.
-#[inline]
-pub unsafe fn before_configured(api: Api, config: *const c_void, function: Option<Function>, arguments: Arguments) {
-    // SAFETY: NULL, or what the driver reads too.
-    let Some(config) = (unsafe { config.cast::<CUlaunchConfig>().as_ref() }) else { return };
-    // SAFETY: as for this function.
-    unsafe { before(api, function, Stream::from_raw(config.hStream), arguments) };
-}
-
 /// Addresses in blocks that are due.
 #[derive(Default)]
 struct Due {
@@ -116,16 +101,10 @@ fn milliseconds() -> u64 {
     coarse_now().as_millis() as u64
 }
 
-/// The way to what may lock, allocate and call the driver; the launch itself has no boundary around it.
-fn inside<T>(api: Api, act: impl FnOnce() -> T) -> Option<T> {
-    let _inside = process::is_active().then(guard::enter_sheltered).flatten()?;
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).inspect_err(|_| process::broken(api)).ok()
-}
-
 #[cold]
 fn learn(api: Api, function: Function) -> Option<&'static arguments::Layout> {
     let opened = OPENED.get()?.as_ref()?;
-    inside(api, || arguments::learn(opened.driver, function))
+    process::contained(api, || arguments::learn(opened.driver, function))
 }
 
 #[cold]
@@ -135,7 +114,7 @@ fn act(api: Api, stream: Stream, due: &Due) {
     }
     let Some(Some(opened)) = OPENED.get() else { return };
     let stream = stream.meant_by(api.name().ends_with("_ptsz"));
-    let _ = inside(api, || {
+    let _ = process::contained(api, || {
         let begin = Instant::now();
         let now = milliseconds();
         for &address in due.addresses.iter().take(due.count) {

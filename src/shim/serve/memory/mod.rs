@@ -226,6 +226,9 @@ pub fn report(allocation: &Allocation) {
         report_growth(&block, on_peers, on_host);
         level::report();
     }
+    if let Some(hearer) = HEARER.get() {
+        (hearer.made)(allocation);
+    }
     bell::allocated();
 }
 
@@ -313,6 +316,22 @@ pub fn is_reserved(address: u64, bytes: u64) -> bool {
     open::opened().is_some_and(|opened| opened.touches(address, bytes))
 }
 
+/// Who hears of every block with frames of its own.
+#[derive(Clone, Copy)]
+pub struct Hearer {
+    /// One was made, perhaps of memory that lies elsewhere than its home.
+    pub made: fn(&Allocation),
+    /// One ended.
+    pub ended: fn(&Block),
+}
+
+static HEARER: OnceBox<Hearer> = OnceBox::new();
+
+/// Has this one told of blocks, from now on: by who moves them, which most programs do not ask for.
+pub fn hear_of_blocks(hearer: Hearer) {
+    let _ = HEARER.set(Box::new(hearer));
+}
+
 static ON_END: OnceBox<fn(u64)> = OnceBox::new();
 
 /// Has `tell` called with the number of every block that ends, from now on: by who gives blocks to other processes, which
@@ -322,9 +341,12 @@ pub fn when_blocks_end(tell: fn(u64)) {
 }
 
 #[inline]
-fn tell_ended(id: u64) {
+fn tell_ended(block: &Block) {
     if let Some(tell) = ON_END.get() {
-        tell(id);
+        tell(block.id);
+    }
+    if let Some(hearer) = HEARER.get() {
+        (hearer.ended)(block);
     }
 }
 
@@ -336,7 +358,7 @@ fn freed(outcome: Result<Block, FreeError<CuResult>>) -> CuResult {
             report_free(&block);
             memops::ended(&block);
             labels::ended(&block);
-            tell_ended(block.id);
+            tell_ended(&block);
             CuResult::SUCCESS
         }
         Err(error) => outcome::of_failed_free(error),
@@ -432,7 +454,7 @@ impl Observer for OfContexts {
         let ended = open::opened().map_or_else(Vec::new, |opened| opened.pool.free_owned_by(id));
         ended.iter().for_each(memops::ended);
         ended.iter().for_each(labels::ended);
-        ended.iter().for_each(|block| tell_ended(block.id));
+        ended.iter().for_each(tell_ended);
         if !ended.is_empty() {
             level::report();
             bell::changed();

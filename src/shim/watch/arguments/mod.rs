@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 pub enum Reader {
     /// Managed memory that is moved to its place before a launch that names it.
     Managed = 1,
+    /// Memory of the pool that comes near where it is used.
+    Tiers = 2,
 }
 
 /// The readers there are, a bit each.

@@ -1,0 +1,77 @@
+//! How long work on a stream takes, told by two events around it.
+
+use crate::{CuResult, Driver, Event, Stream};
+
+/// An event that the driver notes the time of (`CU_EVENT_DEFAULT`).
+const TIMED: u32 = 0;
+
+/// Two events of one context, to be recorded around work on a stream of it.
+#[derive(Debug)]
+pub struct Timer {
+    begin: Event,
+    end: Event,
+}
+
+impl Driver {
+    /// Two events of the current context (`cuEventCreate`).
+    pub fn timer(&self) -> Result<Timer, CuResult> {
+        let begin = self.timed_event()?;
+        match self.timed_event() {
+            Ok(end) => Ok(Timer { begin, end }),
+            Err(error) => {
+                // SAFETY: made above, and nobody else knows it.
+                let _: CuResult = unsafe { (self.cuEventDestroy_v2)(begin) };
+                Err(error)
+            }
+        }
+    }
+
+    fn timed_event(&self) -> Result<Event, CuResult> {
+        let mut event = None;
+        // SAFETY: the output is a local.
+        unsafe { (self.cuEventCreate)(&raw mut event, TIMED) }.ok()?;
+        event.ok_or(CuResult::INVALID_VALUE)
+    }
+}
+
+impl Timer {
+    /// Before the work (`cuEventRecord`).
+    ///
+    /// # Safety
+    /// The events' context lives, and the stream is one of it and lives.
+    pub unsafe fn begin(&self, driver: &Driver, stream: Stream) -> CuResult {
+        // SAFETY: the caller vouches for both; the event lives as long as its context, or until `end_of_life`.
+        unsafe { (driver.cuEventRecord)(self.begin, stream) }
+    }
+
+    /// Behind the work (`cuEventRecord`).
+    ///
+    /// # Safety
+    /// As for [`begin`](Self::begin).
+    pub unsafe fn end(&self, driver: &Driver, stream: Stream) -> CuResult {
+        // SAFETY: the caller vouches for both; the event lives as long as its context, or until `end_of_life`.
+        unsafe { (driver.cuEventRecord)(self.end, stream) }
+    }
+
+    /// Nanoseconds between the two (`cuEventElapsedTime`, which counts in half microseconds); NOT_READY while the work goes on.
+    ///
+    /// # Safety
+    /// The events' context lives, and both were recorded.
+    pub unsafe fn nanoseconds(&self, driver: &Driver) -> Result<f64, CuResult> {
+        let mut milliseconds = 0.0;
+        // SAFETY: the output is a local, and the caller vouches for the events.
+        unsafe { (driver.cuEventElapsedTime)(&raw mut milliseconds, self.begin, self.end) }.ok()?;
+        Ok(f64::from(milliseconds) * 1e6)
+    }
+
+    /// Ends both events (`cuEventDestroy`).
+    ///
+    /// # Safety
+    /// Their context lives.
+    pub unsafe fn end_of_life(self, driver: &Driver) {
+        for event in [self.begin, self.end] {
+            // SAFETY: made by `Driver::timer`; this is the only place that ends them, and takes them out of use.
+            let _: CuResult = unsafe { (driver.cuEventDestroy_v2)(event) };
+        }
+    }
+}

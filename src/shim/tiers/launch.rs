@@ -1,0 +1,106 @@
+//! A launch is told of before it is made: what its arguments name in the pool, and whether memory should move first.
+//!
+//! Not seen: pointers that a kernel finds in memory. Launches during a capture are left out, since nothing runs then.
+
+use super::{Home, home, now, stress, swap, timing};
+use crate::process;
+use crate::watch::arguments::{self, Arguments};
+use crate::watch::{capture, context};
+use gpupool_cuda::{self as cuda, Function, Stream};
+use gpupool_interpose::Api;
+use gpupool_tiers::Launch;
+
+/// Words of one launch that are told; more of them lie in the pool only in tables of tables.
+const MOST: usize = 128;
+
+/// What a launch is, beside its arguments.
+#[derive(Clone, Copy)]
+pub struct About {
+    pub function: Option<Function>,
+    pub stream: Stream,
+    /// It may be timed: two events around it change nothing of how it runs.
+    pub is_plain: bool,
+}
+
+/// Words that lie in the pool.
+pub(super) struct Words {
+    words: [u64; MOST],
+    count: usize,
+}
+
+impl Words {
+    fn push(&mut self, word: u64) {
+        if let Some(place) = self.words.get_mut(self.count) {
+            *place = word;
+            self.count += 1;
+        }
+    }
+
+    pub(super) fn all(&self) -> &[u64] {
+        self.words.get(..self.count).unwrap_or_default()
+    }
+}
+
+/// Before a launch. What this returns is given to [`after`] behind it.
+///
+/// # Safety
+/// The arguments are those that the program passes to the driver with this function.
+pub unsafe fn before(api: Api, about: About, arguments: Arguments) -> Option<timing::Running> {
+    let home = cuda::at_hand().and_then(|driver| context::glance(driver).ok().flatten());
+    let home = home.and_then(|context| self::home(context.device.ordinal()))?;
+    let function = about.function?;
+    let layout = arguments::known(function).or_else(|| learn(api, home, function))?;
+    let mut words = Words { words: [0; MOST], count: 0 };
+    // SAFETY: as for this function, and the layout is that of the program's function.
+    unsafe {
+        arguments.words(layout, |word| {
+            if home.opened.contains(word) {
+                words.push(word);
+            }
+        });
+    }
+    if words.count == 0 || capture::under_way() {
+        return None;
+    }
+    let launch = home.tiers.lock().launched(function.raw().addr() as u64, words.all(), home);
+    let asks = launch.ask || launch.time_it || launch.tell_time || stress::is_on();
+    if asks { act(api, home, about, launch, &words) } else { None }
+}
+
+#[cold]
+fn learn(api: Api, home: &Home, function: Function) -> Option<&'static arguments::Layout> {
+    process::contained(api, || arguments::learn(home.driver, function))
+}
+
+#[cold]
+fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &Words) -> Option<timing::Running> {
+    process::contained(api, || {
+        timing::gather(home);
+        if launch.tell_time {
+            let mut tiers = home.tiers.lock();
+            tiers.time_is(now(), home);
+            let stopped = tiers.stopped();
+            drop(tiers);
+            if let Some(why) = stopped {
+                swap::report_stopped(home, &why);
+            }
+        }
+        if stress::is_on() {
+            stress::move_some(home, words.all());
+        } else if launch.ask {
+            let swap = home.tiers.lock().before(launch.id, now(), home);
+            if let Some(swap) = swap {
+                swap::carry_out(home, &swap, swap::Why::Launch);
+            }
+        }
+        let wanted = launch.time_it && about.is_plain;
+        wanted.then(|| timing::begin(home, launch.id, about.stream.meant_by(api.name().ends_with("_ptsz")))).flatten()
+    })
+    .flatten()
+}
+
+/// Behind the launch, if something was begun before it.
+#[cold]
+pub fn after(api: Api, running: timing::Running) {
+    process::contained(api, || timing::end(running));
+}

@@ -1,0 +1,155 @@
+//! Memory that a GPU uses and that lies elsewhere comes near while the program runs, in place of what is used less
+//! (`GPUPOOL_MOVE`).
+//!
+//! What should lie near, and which swap is worth it now, is decided by `gpupool-tiers`, for each GPU that computes. This module
+//! tells it of blocks and of what launches name ([`launch`]) and of how long some of them take ([`timing`]), and has its swaps
+//! carried out ([`swap`]). Nothing of it happens before the first block of a GPU lies elsewhere.
+//!
+//! **Which thread moves.** The one that is about to launch what would be slow, and the one whose own wait for the GPU has just
+//! returned. Both have the context current that the memory is used in, and both would wait anyway. A thread of ours would have to
+//! stop the program at moments that it knows nothing of, and be waited for when contexts end and the process exits.
+
+pub mod launch;
+mod stress;
+pub mod swap;
+pub mod timing;
+
+use crate::backing::open::{self, Opened};
+use crate::backing::topology::Topology;
+use crate::process;
+use crate::serve::memory::{self, Hearer};
+use crate::watch::arguments::{self, Reader};
+use gpupool_config::{Mode, Move};
+use gpupool_cuda::Driver;
+use gpupool_pool::{Allocation, Block, Place};
+use gpupool_tiers::{FarLink, Links, Range, Settings, Tiers, Where, Whereabouts};
+use once_cell::race::OnceBox;
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// GPUs beyond these keep their memory where it is.
+const GPUS: usize = 64;
+static HOMES: [OnceBox<Home>; GPUS] = [const { OnceBox::new() }; GPUS];
+/// What the tiers' clock counts from.
+static BEGAN: OnceBox<Instant> = OnceBox::new();
+
+/// One GPU whose memory lies elsewhere in part.
+pub struct Home {
+    gpu: u32,
+    opened: &'static Opened,
+    driver: &'static Driver,
+    /// Where its memory can go, by the number that the tiers know each place by.
+    places: Vec<Place>,
+    tiers: Mutex<Tiers>,
+    timers: Mutex<timing::Timers>,
+    /// A thread moves something for it. Others do not begin a second swap meanwhile.
+    is_moving: AtomicBool,
+}
+
+/// Has what follows told of blocks, where the settings say that memory may move.
+pub fn start() {
+    let settings = process::settings();
+    if settings.moving != Move::Off && matches!(settings.mode, Mode::Pool | Mode::Spill) {
+        memory::hear_of_blocks(Hearer { made, ended });
+    }
+}
+
+/// Nanoseconds of a clock that only goes on.
+fn now() -> u64 {
+    BEGAN.get_or_init(|| Box::new(Instant::now())).elapsed().as_nanos() as u64
+}
+
+/// The GPU's tiers, if its memory lies elsewhere in part.
+fn home(gpu: u32) -> Option<&'static Home> {
+    HOMES.get(gpu as usize)?.get()
+}
+
+/// A block was made.
+fn made(allocation: &Allocation) {
+    let Allocation { block, on_peers, on_host, .. } = allocation;
+    match home(block.home) {
+        Some(home) => home.tiers.lock().block_began(block.address, block.bytes),
+        None if on_peers + on_host > 0 || process::settings().moving == Move::Stress => begin(block.home),
+        None => {}
+    }
+}
+
+/// A block ended.
+fn ended(block: &Block) {
+    if let Some(home) = home(block.home) {
+        home.tiers.lock().block_ended(block.address);
+    }
+}
+
+/// Something of this GPU's lies elsewhere for the first time.
+#[cold]
+fn begin(gpu: u32) {
+    let (Some(opened), Some(driver)) = (open::opened(), process::driver()) else { return };
+    let Some(entry) = HOMES.get(gpu as usize) else { return };
+    // The driver has to say what the parameters of a kernel are, and when all work of a context is over.
+    if !driver.knows_parameters() || !driver.records_contexts() {
+        return;
+    }
+    let home = entry.get_or_init(|| Box::new(Home::new(gpu, opened, driver)));
+    let mut tiers = home.tiers.lock();
+    // Others are told of meanwhile, and wait for the lock; a block that is told of twice is the same block.
+    for block in opened.pool.blocks(gpu) {
+        tiers.block_began(block.address, block.bytes);
+    }
+    drop(tiers);
+    arguments::begin(Reader::Tiers);
+}
+
+impl Home {
+    fn new(gpu: u32, opened: &'static Opened, driver: &'static Driver) -> Self {
+        let all: Vec<Place> = opened.plan.places.iter().map(|spec| spec.place).collect();
+        let mut places = gpupool_pool::order(gpu, &all, &opened.plan.links, opened.plan.lenders);
+        places.retain(|place| *place != Place::Gpu(gpu));
+        let links = Links::measured(places.iter().map(|place| link(&opened.plan.topology, gpu, *place)).collect());
+        let settings = Settings { share: f64::from(process::settings().move_share) / 1000.0, ..Settings::new(links) };
+        Self {
+            gpu,
+            opened,
+            driver,
+            places,
+            tiers: Mutex::new(Tiers::new(settings)),
+            timers: Mutex::default(),
+            is_moving: AtomicBool::new(false),
+        }
+    }
+
+    /// Runs `act` unless another thread moves something for this GPU.
+    fn alone<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
+        self.is_moving.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        let done = act();
+        self.is_moving.store(false, Ordering::Release);
+        Some(done)
+    }
+}
+
+/// What the way to a place is reckoned with: NVLink as measured on H200, and everything else as PCIe.
+fn link(topology: &Topology, gpu: u32, place: Place) -> FarLink {
+    match place {
+        Place::Gpu(peer) if topology.has_native_atomics(gpu, peer) => FarLink::PEER,
+        Place::Gpu(_) | Place::Host(_) => FarLink::HOST,
+    }
+}
+
+impl Whereabouts for Home {
+    fn pieces(&self, range: Range, tell: &mut dyn FnMut(Range, Where)) {
+        for piece in self.opened.pool.pieces(range.start, range.bytes()) {
+            let place = match self.places.iter().position(|place| *place == piece.place) {
+                Some(index) => Where::Far(index as u8),
+                None => Where::Near,
+            };
+            tell(Range::of(piece.address, piece.bytes), place);
+        }
+    }
+
+    fn near_room(&self) -> u64 {
+        let place = Place::Gpu(self.gpu);
+        let accounts = self.opened.pool.accounts();
+        accounts.limit(place).saturating_sub(accounts.taken(place))
+    }
+}

@@ -1,0 +1,48 @@
+//! `GPUPOOL_MOVE=stress`: before every launch something of what it names goes to another place, whatever that costs. For tests: what
+//! moving breaks shows at once.
+
+use super::{Home, swap};
+use crate::process;
+use gpupool_config::Move;
+use gpupool_pool::{FRAME, Place};
+use gpupool_tiers::{Range, Swap};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The same numbers in every run.
+static STATE: AtomicU64 = AtomicU64::new(0x9e37_79b9_7f4a_7c15);
+/// Frames that move at once, at most: several chunks, and parts of chunks.
+const MOST_FRAMES: u64 = 48;
+
+pub(super) fn is_on() -> bool {
+    process::settings().moving == Move::Stress
+}
+
+/// A number below this one.
+fn below(limit: u64) -> u64 {
+    // Splitmix64: the next state by an addition, and an answer that depends on all of its bits.
+    let mut number = STATE.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+    number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (number ^ (number >> 31)) % limit.max(1)
+}
+
+/// Moves some frames of a block that one of these addresses lies in: home if they are elsewhere, else to another place.
+pub(super) fn move_some(home: &Home, words: &[u64]) {
+    let Some(&word) = words.get(below(words.len() as u64) as usize) else { return };
+    let Some(block) = home.opened.pool.block_at(word).filter(|block| block.bytes >= FRAME) else { return };
+    let frames = block.bytes.div_ceil(FRAME);
+    let first = below(frames);
+    let count = 1 + below(MOST_FRAMES.min(frames - first));
+    let start = block.address + first * FRAME;
+    let end = (start + count * FRAME).min(block.address + block.bytes);
+    let range = Range { start, end };
+    let pieces = home.opened.pool.pieces(start, end - start);
+    let is_near = pieces.first().is_none_or(|piece| piece.place == Place::Gpu(home.gpu));
+    let mut swap = Swap::default();
+    if is_near && !home.places.is_empty() {
+        swap.far.push((range, below(home.places.len() as u64) as u8));
+    } else {
+        swap.near.push(range);
+    }
+    swap::carry_out(home, &swap, swap::Why::Stress);
+}
