@@ -5,8 +5,8 @@ use crate::{CuResult, Driver, Event, Stream};
 /// An event that the driver notes the time of (`CU_EVENT_DEFAULT`).
 const TIMED: u32 = 0;
 
-/// Two events of one context, to be recorded around work on a stream of it.
-#[derive(Debug)]
+/// Two events of one context, to be recorded around work on a stream of it. They end with the context.
+#[derive(Clone, Copy, Debug)]
 pub struct Timer {
     begin: Event,
     end: Event,
@@ -40,7 +40,7 @@ impl Timer {
     /// # Safety
     /// The events' context lives, and the stream is one of it and lives.
     pub unsafe fn begin(&self, driver: &Driver, stream: Stream) -> CuResult {
-        // SAFETY: the caller vouches for both; the event lives as long as its context, or until `end_of_life`.
+        // SAFETY: the caller vouches for both; the event lives as long as its context.
         unsafe { (driver.cuEventRecord)(self.begin, stream) }
     }
 
@@ -49,7 +49,7 @@ impl Timer {
     /// # Safety
     /// As for [`begin`](Self::begin).
     pub unsafe fn end(&self, driver: &Driver, stream: Stream) -> CuResult {
-        // SAFETY: the caller vouches for both; the event lives as long as its context, or until `end_of_life`.
+        // SAFETY: the caller vouches for both; the event lives as long as its context.
         unsafe { (driver.cuEventRecord)(self.end, stream) }
     }
 
@@ -62,16 +62,5 @@ impl Timer {
         // SAFETY: the output is a local, and the caller vouches for the events.
         unsafe { (driver.cuEventElapsedTime)(&raw mut milliseconds, self.begin, self.end) }.ok()?;
         Ok(f64::from(milliseconds) * 1e6)
-    }
-
-    /// Ends both events (`cuEventDestroy`).
-    ///
-    /// # Safety
-    /// Their context lives.
-    pub unsafe fn end_of_life(self, driver: &Driver) {
-        for event in [self.begin, self.end] {
-            // SAFETY: made by `Driver::timer`; this is the only place that ends them, and takes them out of use.
-            let _: CuResult = unsafe { (driver.cuEventDestroy_v2)(event) };
-        }
     }
 }

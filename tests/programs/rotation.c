@@ -6,6 +6,8 @@
 
 #define MOST 64
 
+CUresult cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent end);
+
 static const char SUM_AGAIN[] =
     ".version 7.0\n.target sm_70\n.address_size 64\n"
     ".visible .entry sum_again_u32(.param .u64 sum_again_u32_0, .param .u64 sum_again_u32_1,"
