@@ -23,8 +23,8 @@ pub struct Account {
     /// What the balance began with.
     granted: f64,
     now: Option<u64>,
-    /// Launches and nanoseconds of a cycle before anything moved; the longest of them.
-    before: Option<(u64, f64)>,
+    /// Launches of a cycle before anything moved, the bytes that they named, and the nanoseconds of the longest.
+    before: Option<(u64, u64, f64)>,
     slow: u32,
     pub cycle_ns: f64,
     cycle_began: Option<u64>,
@@ -80,8 +80,8 @@ impl Account {
         self.slow = 0;
     }
 
-    /// A cycle of so many launches has ended now.
-    pub fn cycle(&mut self, now: u64, length: Option<u64>, cycle: u64) {
+    /// A cycle of so many launches, which named so many bytes, has ended now.
+    pub fn cycle(&mut self, now: u64, length: Option<u64>, bytes: u64, cycle: u64) {
         let took = self.cycle_began.map(|began| now.saturating_sub(began) as f64);
         self.cycle_began = Some(now);
         if cycle >= self.until {
@@ -89,13 +89,16 @@ impl Account {
         }
         let Some((took, length)) = took.zip(length) else { return };
         self.cycle_ns = took;
-        let alike = |known: u64| length.abs_diff(known) * 50 <= known;
+        // Another amount of work is no comparison.
+        let alike = |(launches, named): (u64, u64)| {
+            length.abs_diff(launches) * 50 <= launches && bytes.abs_diff(named) <= named / 50
+        };
         match self.before {
             _ if self.spent_ns == 0.0 => {
-                let longest = self.before.filter(|(known, _)| alike(*known)).map_or(took, |(_, ns)| ns.max(took));
-                self.before = Some((length, longest));
+                let known = self.before.filter(|(launches, named, _)| alike((*launches, *named)));
+                self.before = Some((length, bytes, known.map_or(took, |(_, _, ns)| ns.max(took))));
             }
-            Some((known, before_ns)) if alike(known) && took > SLOWER * before_ns => {
+            Some((launches, named, before_ns)) if alike((launches, named)) && took > SLOWER * before_ns => {
                 self.slow += 1;
                 if self.slow >= SLOW && self.stopped.is_none() {
                     self.stop(Why::Slower { before_ns, now_ns: took }, cycle);

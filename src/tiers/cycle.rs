@@ -24,6 +24,8 @@ pub struct Cycle {
     steady: u64,
     /// Which part of the last launches came as expected, over about 64.
     quality: f32,
+    /// Which part of them was the very kind that was expected.
+    exact: f32,
     /// Function of each of the last eight launches, as one hash; where each was last seen.
     context: u64,
     contexts: Vec<u64>,
@@ -42,6 +44,7 @@ impl Cycle {
             reference: None,
             steady: 0,
             quality: 0.0,
+            exact: 0.0,
             context: 0,
             contexts: vec![u64::MAX; CONTEXTS],
             began: 0,
@@ -78,6 +81,7 @@ impl Cycle {
         }
         self.contexts[known] = position;
         self.quality += (f32::from(u8::from(is_right)) - self.quality) * (1.0 / 64.0);
+        self.exact += (f32::from(u8::from(is_same)) - self.exact) * (1.0 / 64.0);
         self.kinds[Self::slot(position)] = kind;
         self.functions[Self::slot(position)] = function;
         self.position += 1;
@@ -93,6 +97,10 @@ impl Cycle {
 
     #[cold]
     fn search(&mut self, kind: u32, function: u32, last: Option<u64>, is_right: bool, known: usize) {
+        // Others of its operands are new each time (experts, a cache that grows); the rest still says where it is.
+        if is_right && self.exact > 0.15 {
+            return;
+        }
         let position = self.position;
         let before = self.kind(position.wrapping_sub(1));
         // The launch before it has to be the same, too: a kind alone may stand at many places of a cycle.

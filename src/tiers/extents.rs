@@ -33,8 +33,8 @@ pub struct Extent {
     pub far_bytes: u64,
     /// Nanoseconds of one pass over its far bytes.
     pub pass_ns: f32,
-    /// Nanoseconds a byte of one pass as it lay when it was first seen.
-    first: f32,
+    /// Nanoseconds of one pass as it lay when it was first seen.
+    first_ns: f32,
     /// Where most of its far bytes are; if none are, where they last were.
     pub place: u8,
     /// The cycle before which it is not moved again, after somebody could not.
@@ -50,7 +50,7 @@ pub struct Extent {
 impl Extent {
     /// Nanoseconds of a pass less now than when it was first seen.
     pub fn saved_ns(&self) -> f32 {
-        self.first * self.range.bytes() as f32 - self.pass_ns
+        self.first_ns - self.pass_ns
     }
 }
 
@@ -61,6 +61,8 @@ pub struct Extents {
     /// Start of each extent and its slot.
     by_start: BTreeMap<u64, u32>,
     fixed: BTreeMap<u64, u64>,
+    /// What was far when it was first seen: start, end and nanoseconds a byte of a pass.
+    homes: BTreeMap<u64, (u64, f64)>,
     /// Counts the changes of borders.
     pub shape: u64,
 }
@@ -98,7 +100,7 @@ impl Extents {
             near_bytes: 0,
             far_bytes: 0,
             pass_ns: 0.0,
-            first: 0.0,
+            first_ns: 0.0,
             place: 0,
             stays_until: 0,
             stays: 0,
@@ -132,13 +134,23 @@ impl Extents {
         }
     }
 
+    /// With its block.
+    fn end(&mut self, slot: u32) {
+        let Some(range) = self.get(slot).map(|extent| extent.range) else { return };
+        let homes: Vec<u64> = self.homes.range(range.start..range.end).map(|(start, _)| *start).collect();
+        for start in homes {
+            self.homes.remove(&start);
+        }
+        self.remove(slot);
+    }
+
     /// A block that was known at the same addresses has ended without a word.
     pub fn block_began(&mut self, block: Range, cycle: u64) {
         if block.bytes() == 0 {
             return;
         }
         let stale: Vec<u32> = self.over(block).collect();
-        stale.into_iter().for_each(|slot| self.remove(slot));
+        stale.into_iter().for_each(|slot| self.end(slot));
         self.add(block, None, block.start, cycle);
     }
 
@@ -149,7 +161,7 @@ impl Extents {
             .map(|(_, slot)| *slot)
             .take_while(|slot| self.get(*slot).is_some_and(|extent| extent.block == address))
             .collect();
-        of_block.into_iter().for_each(|slot| self.remove(slot));
+        of_block.into_iter().for_each(|slot| self.end(slot));
     }
 
     /// The extents that have something of a range.
@@ -206,10 +218,9 @@ impl Extents {
             let Some((left, gone)) = left.and_then(|left| Some((left, self.get(slot)?.clone()))) else { continue };
             self.remove(slot);
             if let Some(extent) = self.get_mut(left) {
-                let (mine, others) = (extent.range.bytes() as f32, gone.range.bytes() as f32);
-                extent.first = (extent.first * mine + gone.first * others) / (mine + others);
                 extent.range.end = gone.range.end;
                 extent.dirty = true;
+                extent.fresh &= gone.fresh;
             }
         }
     }
@@ -270,9 +281,21 @@ impl Extents {
         extent.pass_ns = pass_ns as f32;
         extent.place = most.1;
         extent.dirty = false;
-        if extent.fresh {
-            extent.first = extent.pass_ns / extent.range.bytes().max(1) as f32;
-            extent.fresh = false;
+        let (range, fresh) = (extent.range, std::mem::take(&mut extent.fresh));
+        let first_ns: f64 = if fresh {
+            at.pieces(range, &mut |piece, place| {
+                if place != Where::Near {
+                    self.homes.insert(piece.start, (piece.end, links.pass_ns(place, 1)));
+                }
+            });
+            pass_ns
+        } else {
+            let before = self.homes.range(..range.start).next_back();
+            let homes = before.into_iter().chain(self.homes.range(range.start..range.end));
+            homes.map(|(&start, &(end, ns))| range.meet(&Range { start, end }).bytes() as f64 * ns).sum()
+        };
+        if let Some(extent) = self.get_mut(slot) {
+            extent.first_ns = first_ns as f32;
         }
     }
 

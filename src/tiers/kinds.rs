@@ -66,12 +66,27 @@ pub struct Kind {
     pub last: u64,
     /// The shape of the extents for which `uses` holds, if it was named by ranges or a pointer led nowhere.
     shape: Option<u64>,
-    /// It is not asked for a swap before this cycle; for how many it was put off the last time.
+    /// It is not asked for a swap before this position; for how many cycles it was put off the last time.
     pub asked_again: u64,
     pub put_off: u32,
     samples: Samples,
     /// Bytes that it names.
     pub bytes: u64,
+    /// They are the same as at its launch before: later pointers cut no more off what it names.
+    settled: bool,
+}
+
+impl Kind {
+    /// It names so many bytes now. What was measured holds for the same bytes alone: before the borders behind its pointers were
+    /// known, it seemed to read the whole block.
+    #[inline]
+    pub fn names(&mut self, bytes: u64) {
+        self.settled = bytes == self.bytes;
+        if !self.settled {
+            self.samples = Samples::default();
+            self.bytes = bytes;
+        }
+    }
 }
 
 /// A line through measurements of launches of different sizes: nanoseconds a byte named against those of far pass a byte.
@@ -277,6 +292,7 @@ impl Kinds {
             put_off: 0,
             samples: Samples::default(),
             bytes: 0,
+            settled: false,
         });
         self.enter(kind, hash);
         kind
@@ -338,6 +354,9 @@ impl Kinds {
         let Some(kind) = self.kinds.get(kind as usize) else { return false };
         let Some(function) = self.functions.get_mut(kind.function as usize) else { return false };
         function.count = function.count.wrapping_add(1);
+        if !kind.settled {
+            return false;
+        }
         if is_far {
             function.samples < EAGER && kind.samples.most.is_none() || function.count % 64 == 0
         } else {
@@ -356,6 +375,9 @@ impl Kinds {
     pub fn timed(&mut self, kind: u32, pass_ns: f32, ns: f32) {
         let Some(kind) = self.kinds.get_mut(kind as usize) else { return };
         let Some(function) = self.functions.get_mut(kind.function as usize) else { return };
+        if !kind.settled {
+            return;
+        }
         kind.samples.add(pass_ns, ns);
         function.samples = function.samples.saturating_add(1);
         let bytes = kind.bytes.max(1) as f32;

@@ -97,12 +97,12 @@ impl Tiers {
             return None;
         }
         let mut swap = self.swap_before(id, at);
-        let cycles = self.cycles;
+        let cycle = self.cycle.length().unwrap_or(64);
         let is_guess = self.kinds.get(id).is_some_and(|kind| !self.kinds.gain(kind).1);
         if let Some(kind) = self.kinds.get_mut(id) {
             // What was not worth it is asked again later, and what was may be again at its next launch.
             kind.put_off = if swap.is_some() { 0 } else { (kind.put_off * 2).clamp(1, 16) };
-            kind.asked_again = cycles + u64::from(kind.put_off);
+            kind.asked_again = launch + u64::from(kind.put_off) * cycle;
         }
         if let Some(swap) = &mut swap
             && is_guess

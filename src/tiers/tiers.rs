@@ -179,10 +179,10 @@ impl Tiers {
                 extent.last_cycle = self.cycles;
             }
         }
-        known.bytes = bytes;
+        known.names(bytes);
         let last = (!is_new).then_some(known.last);
         known.last = id;
-        let is_due = known.asked_again <= self.cycles;
+        let is_due = known.asked_again <= id;
         let function = known.function;
         if saved_ns.abs() > 1.0
             && let Some(known) = self.kinds.get(kind)
@@ -268,7 +268,7 @@ impl Tiers {
         self.cycles += 1;
         self.seen += 1;
         let length = self.cycle.length();
-        self.account.cycle(now_ns, length, self.cycles);
+        self.account.cycle(now_ns, length, self.timeline.bytes, self.cycles);
         let span = self.cycle.last(self.settings.window);
         let launches = (span.end - span.start).max(1);
         let surprising = std::mem::take(&mut self.cycle.surprises) as f32 / launches as f32;
@@ -277,7 +277,12 @@ impl Tiers {
             return;
         }
         self.built = state;
+        let before = self.timeline.length();
         self.timeline.rebuild(&self.cycle, &self.kinds, &self.extents, self.settings.window);
+        if before.abs_diff(self.timeline.length()) > before / 4 {
+            // Counted by other cycles.
+            self.extents.forget(&self.timeline.passes);
+        }
         let expected = self.extents.cycle(&self.timeline.passes, self.seen);
         if expected < 0.5 * self.expected {
             self.extents.forget(&self.timeline.passes);

@@ -19,11 +19,15 @@ struct Entry {
 pub struct Timeline {
     base: u64,
     length: u64,
+    /// It is a cycle, and not only the last launches.
+    repeats: bool,
     /// Where the entries of each slot begin; those of the last end with the list.
     begins: Vec<u32>,
     entries: Vec<Entry>,
     /// Passes of each slot in the cycle.
     pub passes: Vec<f32>,
+    /// Bytes that its launches name.
+    pub bytes: u64,
 }
 
 /// What a use of this kind is worth, in passes over the link. A guess counts for little until it is measured.
@@ -39,14 +43,17 @@ impl Timeline {
         let slots = extents.slots();
         self.base = span.start;
         self.length = span.end - span.start;
+        self.repeats = cycle.length().is_some();
         self.begins.clear();
         self.begins.resize(slots + 1, 0);
         self.passes.clear();
         self.passes.resize(slots, 0.0);
         let lives = |slot: u32, generation| extents.get(slot).is_some_and(|extent| extent.generation == generation);
         let mut count = 0;
+        self.bytes = 0;
         for kind in span.clone().filter_map(|position| kinds.get(cycle.kind(position))) {
             let worth = worth(kinds, kind);
+            self.bytes += kind.bytes;
             for part in kind.uses.iter().filter(|part| lives(part.slot, part.generation)) {
                 self.passes[part.slot as usize] += worth * part.part;
                 self.begins[part.slot as usize + 1] += 1;
@@ -79,7 +86,7 @@ impl Timeline {
     /// Which offset in the cycle a position has, if it is known what follows.
     pub fn offset(&self, position: Option<u64>) -> Option<u32> {
         let behind = position?.checked_sub(self.base)?;
-        (self.length > 0).then(|| (behind % self.length) as u32)
+        (self.length > 0 && self.repeats).then(|| (behind % self.length) as u32)
     }
 
     fn of(&self, slot: u32) -> &[Entry] {
