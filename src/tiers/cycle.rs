@@ -29,8 +29,10 @@ pub struct Cycle {
     /// Function of each of the last eight launches, as one hash; where each was last seen.
     context: u64,
     contexts: Vec<u64>,
-    /// The lag for which the present cycle was first counted, and when it began.
+    /// When the present cycle began, and when it was last lost what follows.
     began: u64,
+    lost: u64,
+    knows: bool,
     /// Launches in the present cycle that were not the expected kind.
     pub surprises: u64,
 }
@@ -48,6 +50,8 @@ impl Cycle {
             context: 0,
             contexts: vec![u64::MAX; CONTEXTS],
             began: 0,
+            lost: 0,
+            knows: false,
             surprises: 0,
         }
     }
@@ -87,7 +91,12 @@ impl Cycle {
         self.position += 1;
         self.steady += 1;
         self.reference = self.reference.map(|reference| reference + 1).filter(|old| self.position - old <= HISTORY / 2);
-        let length = self.length().unwrap_or(u64::from(window));
+        let length = self.length();
+        if self.knows && length.is_none() {
+            (self.lost, self.began) = (self.position, self.position);
+        }
+        self.knows = length.is_some();
+        let length = length.unwrap_or(u64::from(window));
         let ends = self.position - self.began >= length;
         if ends {
             self.began = self.position;
@@ -132,8 +141,12 @@ impl Cycle {
 
     /// The positions of the last cycle; without one, of the last `window` launches.
     pub fn last(&self, window: u32) -> std::ops::Range<u64> {
-        let length = self.length().unwrap_or(u64::from(window)).min(HISTORY / 2);
-        self.position.saturating_sub(length)..self.position
+        let begin = match self.length() {
+            Some(length) => self.position.saturating_sub(length.min(HISTORY / 2)),
+            // What the program did before it began to do something else says nothing of what it does now.
+            None => self.position.saturating_sub(u64::from(window)).max(self.lost),
+        };
+        begin..self.position
     }
 
     /// The position that the last launch repeats, while that is known.

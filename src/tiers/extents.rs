@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 pub const FRAME: u64 = 2 << 20;
 /// Extents that are told apart; about 100 bytes each. Beyond it new pointers belong to the extent that they lie in.
 const MOST: usize = 1 << 16;
-/// Weight of one cycle in an extent's density, once there were several.
-const DECAY: f32 = 0.125;
+/// The least weight of a cycle in an extent's density. What changes at once is noticed by itself ([`Extents::cycle`]).
+const DECAY: f32 = 1.0 / 32.0;
 
 /// One extent.
 #[derive(Clone, Debug)]
@@ -202,13 +202,15 @@ impl Extents {
         Some(new)
     }
 
-    /// Takes borders away that no pointer has named for long: those of a program's start after 16 cycles, others after 256.
+    /// Takes borders away that no pointer has named for long: those of one time, as of a program's start, after 4 cycles, others
+    /// after 256. A framework cuts its first step's memory otherwise than that of all later ones, and what a border cuts off the end
+    /// of a tensor looks as if nobody read it.
     pub fn forget_borders(&mut self, cycle: u64) {
         let stale: Vec<(u32, u64)> = self
             .live()
             .filter(|(_, extent)| extent.range.start != extent.block)
             .filter(|(_, extent)| {
-                let patience = if extent.last_cycle <= extent.first_cycle + 1 { 16 } else { 256 };
+                let patience = if extent.last_cycle <= extent.first_cycle + 1 { 4 } else { 256 };
                 cycle > extent.last_cycle + patience
             })
             .map(|(slot, extent)| (slot, extent.range.start))
@@ -329,14 +331,15 @@ impl Extents {
     }
 
     /// A cycle has ended in which each slot's uses were worth so many passes. Answers which part of that was expected, 0 to 1.
-    pub fn cycle(&mut self, passes: &[f32], seen: u32) -> f32 {
-        let weight = DECAY.max(1.0 / (seen as f32 + 1.0));
+    pub fn cycle(&mut self, passes: &[f32], seen: u32, cycle: u64) -> f32 {
         let (mut expected, mut all) = (0.0, 0.0);
         for (slot, extent) in self.slots.iter_mut().enumerate().filter(|(_, extent)| extent.lives) {
             let now = passes.get(slot).copied().unwrap_or(0.0);
             let bytes = extent.range.bytes() as f32;
             expected += bytes * now.min(extent.density);
             all += bytes * now;
+            let age = cycle.saturating_sub(extent.first_cycle).min(u64::from(seen));
+            let weight = DECAY.max(1.0 / (age as f32 + 1.0));
             extent.density += (now - extent.density) * weight;
         }
         if all > 0.0 { expected / all } else { 1.0 }

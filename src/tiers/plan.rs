@@ -142,7 +142,7 @@ impl Tiers {
             } else {
                 Vec::new()
             };
-        let soon = f64::from(self.seen.clamp(1, SOON));
+        let soon = f64::from(self.seen.max(self.patience).clamp(1, SOON));
         let mut next = 0;
         let mut swap = Swap::default();
         for (here, slot, place) in wanted {
@@ -255,7 +255,7 @@ impl Tiers {
             return swaps;
         }
         let links = self.settings.links.clone();
-        let payback = f64::from(self.seen.clamp(1, PAYBACK));
+        let payback = f64::from(self.seen.max(self.patience).clamp(1, PAYBACK));
         let is_known = self.cycle.length().is_some();
         // What comes in before its launch and leaves again costs two swaps a cycle, however dense it is.
         let worth = |density: f32, place: u8| {

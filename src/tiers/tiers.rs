@@ -29,6 +29,9 @@ pub struct Tiers {
     pub(crate) cycles: u64,
     /// Cycles since the program last began to do something else.
     pub(crate) seen: u32,
+    /// A quarter of the cycles that it did the same before, and the shorter of the last two times.
+    era: u32,
+    pub(crate) patience: u32,
     /// Which part of a cycle's uses was expected, over the last ones.
     expected: f32,
     /// The last launch, what it saved, and whether something was moved for it since.
@@ -56,6 +59,8 @@ impl Tiers {
             account: Account::default(),
             cycles: 0,
             seen: 0,
+            era: 0,
+            patience: 0,
             expected: 0.0,
             last: (NONE, 0.0),
             moved_for_last: false,
@@ -283,14 +288,16 @@ impl Tiers {
             // Counted by other cycles.
             self.extents.forget(&self.timeline.passes);
         }
-        let expected = self.extents.cycle(&self.timeline.passes, self.seen);
+        let expected = self.extents.cycle(&self.timeline.passes, self.seen, self.cycles);
         if expected < 0.5 * self.expected {
             self.extents.forget(&self.timeline.passes);
+            self.patience = (self.seen / 4).min(self.era);
+            self.era = self.seen / 4;
             self.seen = 1;
             self.account.changed();
         }
         self.expected += (expected - self.expected) * 0.25;
-        if self.cycles % 8 == 0 {
+        if self.cycles % 4 == 0 {
             self.extents.forget_borders(self.cycles);
         }
         self.refresh_all(at);
