@@ -1,0 +1,163 @@
+//! Which launch comes next, as far as the program repeats itself.
+//!
+//! The last launches are kept in a ring. A **reference** goes along in it: the place in the past where the program was when it did
+//! what it does now. What came behind that place is what is expected next. The reference is found by a kind's last launch if the
+//! launch before it is the same, too, or by the last eight functions where every address is new; it is kept as long as what it says
+//! comes true, at least as far as the functions go. So a cycle needs no fixed length: an evaluation between two steps or another tail
+//! costs one jump.
+
+use crate::kinds::NONE;
+
+/// Launches that are remembered.
+pub const HISTORY: u64 = 1 << 16;
+const CONTEXTS: usize = 1 << 12;
+
+#[derive(Debug)]
+pub struct Cycle {
+    kinds: Vec<u32>,
+    functions: Vec<u32>,
+    /// The position of the next launch.
+    pub position: u64,
+    /// Where the program was when it was where it is now: the position that the next launch repeats.
+    reference: Option<u64>,
+    /// Launches since the reference jumped.
+    steady: u64,
+    /// Which part of the last launches came as expected, over about 64.
+    quality: f32,
+    /// Which part of them was the very kind that was expected.
+    exact: f32,
+    /// Function of each of the last eight launches, as one hash; where each was last seen.
+    context: u64,
+    contexts: Vec<u64>,
+    /// When the present cycle began, and when it was last lost what follows.
+    began: u64,
+    lost: u64,
+    knows: bool,
+    /// Launches in the present cycle that were not the expected kind.
+    pub surprises: u64,
+}
+
+impl Cycle {
+    pub fn new() -> Self {
+        Self {
+            kinds: vec![NONE; HISTORY as usize],
+            functions: vec![NONE; HISTORY as usize],
+            position: 0,
+            reference: None,
+            steady: 0,
+            quality: 0.0,
+            exact: 0.0,
+            context: 0,
+            contexts: vec![u64::MAX; CONTEXTS],
+            began: 0,
+            lost: 0,
+            knows: false,
+            surprises: 0,
+        }
+    }
+
+    fn slot(position: u64) -> usize {
+        (position & (HISTORY - 1)) as usize
+    }
+
+    /// What was launched at a position, if that is remembered.
+    pub fn kind(&self, position: u64) -> u32 {
+        if position < self.position && self.position - position <= HISTORY {
+            self.kinds[Self::slot(position)]
+        } else {
+            NONE
+        }
+    }
+
+    /// Notes a launch. `last` is when this kind was launched before. Answers whether a cycle ends with it.
+    #[inline]
+    pub fn push(&mut self, kind: u32, function: u32, last: Option<u64>, window: u32) -> bool {
+        let position = self.position;
+        let expected = self.reference.map(Self::slot);
+        let is_same = expected.is_some_and(|slot| self.kinds[slot] == kind);
+        self.context = (self.context << 8) ^ u64::from(function);
+        let known = (self.context.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52) as usize & (CONTEXTS - 1);
+        let mut is_right = is_same;
+        if !is_same {
+            is_right = expected.is_some_and(|slot| self.functions[slot] == function);
+            self.surprises += 1;
+            self.search(kind, function, last, is_right, known);
+        }
+        self.contexts[known] = position;
+        self.quality += (f32::from(u8::from(is_right)) - self.quality) * (1.0 / 64.0);
+        self.exact += (f32::from(u8::from(is_same)) - self.exact) * (1.0 / 64.0);
+        self.kinds[Self::slot(position)] = kind;
+        self.functions[Self::slot(position)] = function;
+        self.position += 1;
+        self.steady += 1;
+        self.reference = self.reference.map(|reference| reference + 1).filter(|old| self.position - old <= HISTORY / 2);
+        let length = self.length();
+        if self.knows && length.is_none() {
+            (self.lost, self.began) = (self.position, self.position);
+        }
+        self.knows = length.is_some();
+        let length = length.unwrap_or(u64::from(window));
+        let ends = self.position - self.began >= length;
+        if ends {
+            self.began = self.position;
+        }
+        ends
+    }
+
+    #[cold]
+    fn search(&mut self, kind: u32, function: u32, last: Option<u64>, is_right: bool, known: usize) {
+        // Others of its operands are new each time (experts, a cache that grows); the rest still says where it is.
+        if is_right && self.exact > 0.15 {
+            return;
+        }
+        let position = self.position;
+        let before = self.kind(position.wrapping_sub(1));
+        // The launch before it has to be the same, too: a kind alone may stand at many places of a cycle.
+        let by_kind = last.filter(|&last| {
+            last > 0 && position - last <= HISTORY / 2 && before != NONE && self.kind(last - 1) == before
+        });
+        let by_context = || {
+            let seen = self.contexts[known];
+            let near = seen < position && position - seen <= HISTORY / 2 && position - seen > 8;
+            (near && self.functions[Self::slot(seen)] == function).then_some(seen)
+        };
+        let found = by_kind.or_else(|| if is_right { None } else { by_context() });
+        if let Some(found) = found
+            && self.reference != Some(found)
+            && self.kind(found) != NONE
+            && (self.kind(found) == kind || !is_right)
+        {
+            self.reference = Some(found);
+            self.steady = 0;
+        }
+    }
+
+    /// Launches between a place and the one that it repeats, if that has held for as long, or nearly all of the last launches came
+    /// as expected.
+    pub fn length(&self) -> Option<u64> {
+        let lag = self.position - self.reference?;
+        (lag > 0 && (self.steady >= lag || self.quality > 0.9 && self.steady >= 64)).then_some(lag)
+    }
+
+    /// The positions of the last cycle; without one, of the last `window` launches.
+    pub fn last(&self, window: u32) -> std::ops::Range<u64> {
+        let begin = match self.length() {
+            Some(length) => self.position.saturating_sub(length.min(HISTORY / 2)),
+            // What the program did before it began to do something else says nothing of what it does now.
+            None => self.position.saturating_sub(u64::from(window)).max(self.lost),
+        };
+        begin..self.position
+    }
+
+    /// The position that the last launch repeats, while that is known.
+    pub fn repeats(&self) -> Option<u64> {
+        self.length().and(self.reference).map(|reference| reference.saturating_sub(1))
+    }
+
+    /// Kinds have other names now.
+    pub fn rename(&mut self, names: &[u32]) {
+        for kind in &mut self.kinds {
+            *kind = names.get(*kind as usize).copied().unwrap_or(NONE);
+        }
+    }
+}

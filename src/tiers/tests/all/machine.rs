@@ -1,0 +1,188 @@
+//! A machine in numbers: where memory lies, what a launch takes, what a move costs.
+
+use gpupool_tiers::{FRAME, Links, Range, Swap, Where, Whereabouts};
+use std::collections::BTreeMap;
+
+/// One launch of a trace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    pub function: u64,
+    /// What it reads or writes; the words of its parameters are their starts.
+    pub ranges: Vec<Range>,
+    /// Nanoseconds with everything near, besides reading it.
+    pub compute_ns: f64,
+    /// How often each far byte crosses the link.
+    pub reuse: f64,
+}
+
+impl Step {
+    pub fn words(&self) -> Vec<u64> {
+        self.ranges.iter().map(|range| range.start).collect()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    Begin(Range),
+    End(Range),
+    Launch(Step),
+    /// The program has waited for the device.
+    Idle,
+}
+
+#[derive(Clone, Debug)]
+pub struct Trace {
+    pub name: String,
+    pub near: u64,
+    pub links: Links,
+    pub ops: Vec<Op>,
+    /// The op from which on it counts as settled.
+    pub settled: usize,
+}
+
+#[derive(Clone, Debug)]
+pub struct Machine {
+    pub links: Links,
+    pub near: u64,
+    pub used: u64,
+    /// The pieces of living blocks.
+    pieces: BTreeMap<u64, (u64, Where)>,
+    pub now: f64,
+    pub moved_in: u64,
+    pub moved_out: u64,
+}
+
+impl Machine {
+    pub fn new(near: u64, links: Links) -> Self {
+        Self { links, near, used: 0, pieces: BTreeMap::new(), now: 0.0, moved_in: 0, moved_out: 0 }
+    }
+
+    /// A block, as much of it near as fits.
+    pub fn begin(&mut self, block: Range) {
+        let near = block.bytes().min(self.near.saturating_sub(self.used)) / FRAME * FRAME;
+        let near =
+            if block.bytes() - near < FRAME && self.near - self.used >= block.bytes() { block.bytes() } else { near };
+        let border = block.start + near;
+        if near > 0 {
+            self.pieces.insert(block.start, (border, Where::Near));
+        }
+        if border < block.end {
+            self.pieces.insert(border, (block.end, Where::Far(0)));
+        }
+        self.used += near;
+    }
+
+    pub fn end(&mut self, block: Range) {
+        let gone: Vec<_> = self.pieces.range(block.start..block.end).map(|(start, piece)| (*start, *piece)).collect();
+        for (start, (end, place)) in gone {
+            self.pieces.remove(&start);
+            if place == Where::Near {
+                self.used -= end - start;
+            }
+        }
+    }
+
+    /// Cuts a piece in two if an address lies in it.
+    fn cut(&mut self, address: u64) {
+        if let Some((&start, &(end, place))) = self.pieces.range(..address).next_back()
+            && address < end
+        {
+            self.pieces.insert(start, (address, place));
+            self.pieces.insert(address, (end, place));
+        }
+    }
+
+    pub fn put(&mut self, range: Range, place: Where) {
+        self.cut(range.start);
+        self.cut(range.end);
+        for (start, (end, at)) in self.pieces.range_mut(range.start..range.end) {
+            match (*at, place) {
+                (Where::Near, Where::Far(_)) => self.used -= *end - *start,
+                (Where::Far(_), Where::Near) => self.used += *end - *start,
+                _ => {}
+            }
+            *at = place;
+        }
+        // Neighbours at one place are one piece again.
+        let around: Vec<u64> =
+            self.pieces.range(range.start.saturating_sub(1)..=range.end).map(|(start, _)| *start).collect();
+        for start in around {
+            if let Some((&before, &(end, at))) = self.pieces.range(..start).next_back()
+                && end == start
+                && let Some(&(behind, other)) = self.pieces.get(&start)
+                && other == at
+                && (range.start..=range.end).contains(&start)
+                && start != range.start
+                && start != range.end
+            {
+                self.pieces.remove(&start);
+                self.pieces.insert(before, (behind, at));
+            }
+        }
+    }
+
+    pub fn far_bytes(&self, range: Range) -> u64 {
+        let mut far = 0;
+        self.pieces(range, &mut |piece, place| {
+            if place != Where::Near {
+                far += piece.bytes();
+            }
+        });
+        far
+    }
+
+    /// What a launch takes as memory lies now.
+    pub fn time_of(&self, step: &Step) -> f64 {
+        let mut took = step.compute_ns;
+        for range in &step.ranges {
+            self.pieces(*range, &mut |piece, place| {
+                took += match place {
+                    Where::Near => piece.bytes() as f64 / self.links.near,
+                    Where::Far(_) => self.links.pass_ns(place, piece.bytes()) * step.reuse,
+                };
+            });
+        }
+        took
+    }
+
+    /// Carries a swap out; what it took.
+    pub fn swap(&mut self, swap: &Swap) -> f64 {
+        let (mut bytes_in, mut bytes_out, mut place) = (0, 0, 0);
+        for (range, to) in &swap.far {
+            assert_eq!(self.far_bytes(*range), 0, "{range:?} leaves and is not near");
+            bytes_out += range.bytes();
+            place = *to;
+            self.put(*range, Where::Far(*to));
+        }
+        for range in &swap.near {
+            assert_eq!(self.far_bytes(*range), range.bytes(), "{range:?} comes and is not far");
+            bytes_in += range.bytes();
+            self.put(*range, Where::Near);
+        }
+        assert!(self.used <= self.near, "more lies near than there is: {} of {}", self.used, self.near);
+        let ranges = swap.near.len() + swap.far.len();
+        let took = self.links.drain_ns
+            + self.links.copy_ns(place, bytes_in, bytes_out)
+            + self.links.map_ns(ranges, bytes_in + bytes_out);
+        self.now += took;
+        self.moved_in += bytes_in;
+        self.moved_out += bytes_out;
+        took
+    }
+}
+
+impl Whereabouts for Machine {
+    fn pieces(&self, range: Range, tell: &mut dyn FnMut(Range, Where)) {
+        let before = self.pieces.range(..range.start).next_back();
+        for (&start, &(end, place)) in before.into_iter().chain(self.pieces.range(range.start..range.end)) {
+            let piece = Range { start, end }.meet(&range);
+            if piece.bytes() > 0 {
+                tell(piece, place);
+            }
+        }
+    }
+
+    fn near_room(&self) -> u64 {
+        self.near - self.used
+    }
+}

@@ -1,0 +1,430 @@
+//! What programs do, as far as memory is concerned.
+
+use crate::machine::{Op, Step, Trace};
+use gpupool_tiers::{FarLink, Links, Range};
+use std::collections::BTreeMap;
+
+pub const MIB: u64 = 1 << 20;
+pub const GIB: u64 = 1 << 30;
+const BASE: u64 = 0x7000_0000_0000;
+
+pub fn peer() -> Links {
+    Links::measured(vec![FarLink::PEER])
+}
+
+pub fn host() -> Links {
+    Links::measured(vec![FarLink::HOST])
+}
+
+/// Numbers that look random (splitmix64), the same ones every time.
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    pub fn share(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+pub struct Writer {
+    pub ops: Vec<Op>,
+    next: u64,
+}
+
+impl Writer {
+    pub fn new() -> Self {
+        Self { ops: Vec::new(), next: BASE }
+    }
+
+    pub fn block(&mut self, bytes: u64) -> Range {
+        let block = Range::of(self.next, bytes);
+        self.next += bytes.next_multiple_of(2 * MIB) + 16 * MIB;
+        self.ops.push(Op::Begin(block));
+        block
+    }
+
+    pub fn launch(&mut self, function: u64, ranges: &[Range], compute_ns: f64, reuse: f64) {
+        self.ops.push(Op::Launch(Step { function, ranges: ranges.to_vec(), compute_ns, reuse }));
+    }
+
+    pub fn idle(&mut self) {
+        self.ops.push(Op::Idle);
+    }
+
+    pub fn trace(self, name: &str, near: u64, links: Links, settled: usize) -> Trace {
+        Trace { name: name.to_owned(), near, links, ops: self.ops, settled }
+    }
+}
+
+fn parts(block: Range, bytes: u64) -> Vec<Range> {
+    (block.start..block.end)
+        .step_by(bytes as usize)
+        .map(|start| Range::of(start, bytes.min(block.end - start)))
+        .collect()
+}
+
+/// Each byte once a cycle.
+pub fn cyclic(ratio: f64, links: Links, name: &str) -> Trace {
+    let mut writer = Writer::new();
+    let near = 4 * GIB;
+    let count = (near as f64 * ratio) as u64 / (64 * MIB);
+    let block = writer.block(count * 64 * MIB);
+    let mut settled = 0;
+    for cycle in 0..40 {
+        if cycle == 20 {
+            settled = writer.ops.len();
+        }
+        for part in parts(block, 64 * MIB) {
+            writer.launch(1, &[part], 0.0, 1.0);
+        }
+        writer.idle();
+    }
+    writer.trace(name, near, links, settled)
+}
+
+/// Matrices in rotation through a GEMM that reads its operands thirty times.
+pub fn rotation(links: Links, name: &str) -> Trace {
+    let mut writer = Writer::new();
+    let matrices: Vec<Range> = (0..32).map(|_| writer.block(512 * MIB)).collect();
+    let mut settled = 0;
+    for cycle in 0..12 {
+        if cycle == 6 {
+            settled = writer.ops.len();
+        }
+        for index in 0..32 {
+            let operands = [matrices[index], matrices[(index + 1) % 32]];
+            writer.launch(7, &operands, 11_500_000.0, 30.0);
+        }
+        writer.idle();
+    }
+    writer.trace(name, 20 * 512 * MIB, links, settled)
+}
+
+/// Weights of a model, each once a step.
+pub fn decoding() -> Trace {
+    let mut writer = Writer::new();
+    let block = writer.block(24 * GIB);
+    let mut settled = 0;
+    for step in 0..40 {
+        if step == 20 {
+            settled = writer.ops.len();
+        }
+        for (layer, weights) in parts(block, 123 * MIB).iter().enumerate() {
+            writer.launch(1 + (layer % 7) as u64, &[*weights], 2000.0, 1.0);
+        }
+        writer.idle();
+    }
+    writer.trace("decoding, 24 GiB with 16", 16 * GIB, peer(), settled)
+}
+
+/// A framework's allocator: segments that it keeps, cut and joined as PyTorch does.
+#[derive(Default)]
+struct Caching {
+    /// Free memory: start, bytes and segment.
+    free: BTreeMap<u64, (u64, u64)>,
+    used: BTreeMap<u64, (u64, u64)>,
+    held: u64,
+}
+
+impl Caching {
+    fn take(&mut self, writer: &mut Writer, bytes: u64) -> Range {
+        let bytes = bytes.next_multiple_of(512);
+        let is_small = bytes < MIB;
+        let fit = self
+            .free
+            .iter()
+            .filter(|(_, (size, segment))| *size >= bytes && (segment & 1 == 1) == is_small)
+            .min_by_key(|(_, (size, _))| *size)
+            .map(|(start, (size, segment))| (*start, *size, *segment));
+        let (start, size, segment) = fit.unwrap_or_else(|| {
+            let size = match bytes {
+                _ if is_small => 2 * MIB,
+                _ if bytes < 10 * MIB => 20 * MIB,
+                _ => bytes.next_multiple_of(2 * MIB),
+            };
+            let block = writer.block(size);
+            self.held += size;
+            // The lowest bit says whether it is for small tensors.
+            (block.start, size, block.start | u64::from(is_small))
+        });
+        self.free.remove(&start);
+        let rest = size - bytes;
+        let keeps = if is_small { rest >= 512 } else { rest > MIB };
+        let taken = if keeps { bytes } else { size };
+        if keeps {
+            self.free.insert(start + bytes, (rest, segment));
+        }
+        self.used.insert(start, (taken, segment));
+        Range::of(start, bytes)
+    }
+
+    fn give(&mut self, range: Range) {
+        let Some((mut bytes, segment)) = self.used.remove(&range.start) else { return };
+        let mut start = range.start;
+        if let Some((&before, &(size, other))) = self.free.range(..start).next_back()
+            && other == segment
+            && before + size == start
+        {
+            self.free.remove(&before);
+            start = before;
+            bytes += size;
+        }
+        if let Some(&(size, other)) = self.free.get(&(start + bytes))
+            && other == segment
+        {
+            self.free.remove(&(start + bytes));
+            bytes += size;
+        }
+        self.free.insert(start, (bytes, segment));
+    }
+}
+
+/// A transformer in bf16 autocast with AdamW in fp32, 16 layers of width 3072 and 8192 tokens a step: about 46 GiB. The optimizer's
+/// state is made at the end of the first step, out of what the framework's allocator kept of the activations.
+pub fn training(ratio: f64, links: Links, name: &str) -> Trace {
+    const LAYERS: usize = 16;
+    const TOKENS: u64 = 8192;
+    const WIDTH: u64 = 3072;
+    let mut writer = Writer::new();
+    let mut cache = Caching::default();
+    let sizes = [3 * WIDTH * WIDTH, WIDTH * WIDTH, 4 * WIDTH * WIDTH, 4 * WIDTH * WIDTH];
+    let weights: Vec<Vec<Range>> =
+        (0..LAYERS).map(|_| sizes.iter().map(|count| cache.take(&mut writer, 4 * count)).collect()).collect();
+    let norms: Vec<Range> = (0..LAYERS).map(|_| cache.take(&mut writer, 4 * WIDTH * 4)).collect();
+    let unit = TOKENS * WIDTH * 2;
+    let mut moments: Vec<(Range, Range)> = Vec::new();
+    let mut settled = 0;
+    let gemm = |flops: f64| flops / 600e3;
+    for step in 0..24 {
+        if step == 10 {
+            settled = writer.ops.len();
+        }
+        let mut saved: Vec<Vec<Range>> = Vec::new();
+        let mut casts: Vec<Vec<Range>> = Vec::new();
+        let mut x = cache.take(&mut writer, unit);
+        writer.launch(100, &[x], 10_000.0, 1.0);
+        for layer in 0..LAYERS {
+            let mut kept = vec![x];
+            let mut cast = Vec::new();
+            let mut input = x;
+            for (number, (count, weight)) in sizes.iter().zip(&weights[layer]).enumerate() {
+                // Norm, attention or activation before each product.
+                let width = count / WIDTH;
+                let source = input;
+                if number != 1 {
+                    let bytes = if number == 3 { 4 * unit } else { unit };
+                    input = cache.take(&mut writer, bytes);
+                    writer.launch(101 + number as u64, &[source, norms[layer], input], 5_000.0, 1.0);
+                    kept.push(input);
+                } else {
+                    input = cache.take(&mut writer, unit);
+                    writer.launch(102, &[source, input], 900_000.0, 2.0);
+                    kept.push(input);
+                }
+                let half = cache.take(&mut writer, 2 * count);
+                writer.launch(110, &[*weight, half], 2_000.0, 1.0);
+                cast.push(half);
+                let out = cache.take(&mut writer, if number == 3 { unit } else { TOKENS * width * 2 });
+                writer.launch(120, &[input, half, out], gemm(2.0 * TOKENS as f64 * *count as f64), 16.0);
+                kept.push(out);
+                input = out;
+            }
+            let next = cache.take(&mut writer, unit);
+            writer.launch(130, &[x, input, next], 5_000.0, 1.0);
+            x = next;
+            saved.push(kept);
+            casts.push(cast);
+        }
+        let mut slope = cache.take(&mut writer, unit);
+        writer.launch(140, &[x, slope], 50_000.0, 1.0);
+        cache.give(x);
+        let mut slopes: Vec<Vec<Range>> = Vec::new();
+        for _ in 0..LAYERS {
+            let kept = saved.pop().unwrap_or_default();
+            let cast = casts.pop().unwrap_or_default();
+            let mut own = Vec::new();
+            for number in (0..4).rev() {
+                let count = sizes[number];
+                // Of the four products: kept is x, then (input, output) of each.
+                let (input, out) = (kept[1 + 2 * number], kept[2 + 2 * number]);
+                let before = cache.take(&mut writer, input.bytes());
+                let flops = 2.0 * TOKENS as f64 * count as f64;
+                writer.launch(121, &[slope, cast[number], before], gemm(flops), 16.0);
+                let half = cache.take(&mut writer, 2 * count);
+                writer.launch(122, &[slope, input, half], gemm(flops), 16.0);
+                let whole = cache.take(&mut writer, 4 * count);
+                writer.launch(111, &[half, whole], 2_000.0, 1.0);
+                own.push(whole);
+                cache.give(half);
+                cache.give(cast[number]);
+                let source = if number == 0 { kept[0] } else { kept[2 * number] };
+                let after = cache.take(&mut writer, source.bytes());
+                writer.launch(150 + number as u64, &[before, input, source, after], 5_000.0, 1.0);
+                cache.give(before);
+                cache.give(slope);
+                cache.give(out);
+                cache.give(input);
+                slope = after;
+            }
+            own.reverse();
+            slopes.push(own);
+            cache.give(kept[0]);
+        }
+        cache.give(slope);
+        slopes.reverse();
+        if moments.is_empty() {
+            for weight in weights.iter().flatten() {
+                moments.push((cache.take(&mut writer, weight.bytes()), cache.take(&mut writer, weight.bytes())));
+            }
+        }
+        // One launch works on sixteen tensors.
+        let all: Vec<[Range; 4]> = weights
+            .iter()
+            .flatten()
+            .zip(slopes.iter().flatten())
+            .zip(&moments)
+            .map(|((weight, slope), (first, second))| [*weight, *slope, *first, *second])
+            .collect();
+        for group in all.chunks(16) {
+            writer.launch(160, &group.concat(), 10_000.0, 1.6);
+        }
+        slopes.into_iter().flatten().for_each(|slope| cache.give(slope));
+        writer.idle();
+    }
+    writer.trace(name, (cache.held as f64 / ratio) as u64 / (2 * MIB) * (2 * MIB), links, settled)
+}
+
+/// Layers of experts, of which a few are used for a token, some more often than others.
+pub fn experts(reuse: f64, name: &str) -> Trace {
+    let mut writer = Writer::new();
+    let mut dice = Dice(3);
+    let layers: Vec<(Range, Vec<Range>)> = (0..12)
+        .map(|_| {
+            let dense = writer.block(64 * MIB);
+            let experts = writer.block(16 * 48 * MIB);
+            (dense, parts(experts, 48 * MIB))
+        })
+        .collect();
+    let out = writer.block(32 * MIB);
+    let mut settled = 0;
+    for step in 0..160 {
+        if step == 100 {
+            settled = writer.ops.len();
+        }
+        for (layer, (dense, experts)) in layers.iter().enumerate() {
+            writer.launch(1, &[*dense, out], 20_000.0, 1.0);
+            let mut chosen = Vec::new();
+            while chosen.len() < 4 {
+                // A few are popular, and not the same ones in each layer.
+                let rank = (dice.share().powi(3) * 16.0) as usize;
+                let expert = (rank * 5 + layer * 3) % 16;
+                if !chosen.contains(&expert) {
+                    chosen.push(expert);
+                }
+            }
+            for expert in chosen {
+                writer.launch(2, &[experts[expert], out], 30_000.0, reuse);
+            }
+        }
+        writer.idle();
+    }
+    writer.trace(name, 6 * GIB, peer(), settled)
+}
+
+/// Decoding: weights once a step, and a cache of keys and values that grows and is read by four heads at a time.
+pub fn growing() -> Trace {
+    let mut writer = Writer::new();
+    let weights = writer.block(8 * GIB);
+    let weights = parts(weights, 256 * MIB);
+    let mut pages: Vec<Range> = Vec::new();
+    let mut settled = 0;
+    for step in 0..240 {
+        if step % 6 == 0 {
+            pages.push(writer.block(96 * MIB));
+        }
+        if step == 120 {
+            settled = writer.ops.len();
+        }
+        for (layer, weight) in weights.iter().enumerate() {
+            writer.launch(1, &[*weight], 5_000.0, 1.0);
+            let of_layer: Vec<Range> = pages.iter().map(|page| parts(*page, 3 * MIB)[layer]).collect();
+            writer.launch(2, &of_layer, 5_000.0, 4.0);
+        }
+        writer.idle();
+    }
+    writer.trace("growing KV cache", 9 * GIB, peer(), settled)
+}
+
+/// The working set changes every so many cycles.
+pub fn phases() -> Trace {
+    let mut writer = Writer::new();
+    let sets: Vec<Range> = (0..3).map(|_| writer.block(3 * GIB)).collect();
+    let mut settled = 0;
+    for phase in 0..6 {
+        if phase == 1 {
+            settled = writer.ops.len();
+        }
+        for _ in 0..60 {
+            for part in parts(sets[phase % 3], 128 * MIB) {
+                writer.launch(phase as u64 % 3, &[part], 100_000.0, 2.0);
+            }
+            writer.idle();
+        }
+    }
+    writer.trace("phases of 60 cycles", 4 * GIB, peer(), settled)
+}
+
+/// Anything at any time.
+pub fn random(seed: u64, reuse: f64, name: &str) -> Trace {
+    let mut writer = Writer::new();
+    let mut dice = Dice(seed);
+    let blocks: Vec<Range> = (0..48).map(|_| writer.block(128 * MIB)).collect();
+    let mut settled = 0;
+    for step in 0..6000 {
+        if step == 3000 {
+            settled = writer.ops.len();
+        }
+        let one = blocks[dice.below(48) as usize];
+        let two = blocks[dice.below(48) as usize];
+        let both = [one, two];
+        writer.launch(dice.below(4), if one == two { &both[..1] } else { &both }, 50_000.0, reuse);
+        if step % 100 == 99 {
+            writer.idle();
+        }
+    }
+    writer.trace(name, 4 * GIB, peer(), settled)
+}
+
+pub fn all() -> Vec<Trace> {
+    let mut traces = Vec::new();
+    for ratio in [1.1, 1.3, 1.5, 2.0] {
+        traces.push(cyclic(ratio, peer(), &format!("read once, {ratio} ×")));
+    }
+    traces.push(cyclic(1.3, host(), "read once, 1.3 ×, host"));
+    traces.push(decoding());
+    traces.push(rotation(peer(), "GEMM rotation, 32 with 20"));
+    let kernel_out = Links::measured(vec![FarLink { both: 260.0, ..FarLink::PEER }]);
+    traces.push(rotation(kernel_out, "the same, out by a kernel"));
+    for ratio in [1.2, 1.56, 2.0] {
+        traces.push(training(ratio, peer(), &format!("training, {ratio} ×")));
+    }
+    traces.push(training(1.2, host(), "training, 1.2 ×, host"));
+    traces.push(experts(1.0, "experts, read once"));
+    traces.push(experts(12.0, "experts, read 12 times"));
+    traces.push(growing());
+    traces.push(phases());
+    traces.push(random(5, 1.0, "random, read once"));
+    traces.push(random(6, 30.0, "random, read 30 times"));
+    traces
+}

@@ -1,0 +1,133 @@
+//! The last cycle by extents: when each is used next, and how much that is worth.
+
+use crate::cycle::Cycle;
+use crate::extents::Extents;
+use crate::kinds::{Kind, Kinds};
+
+/// Uses that are kept; 12 bytes each.
+const MOST: usize = 1 << 20;
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    /// Launches behind the cycle's beginning.
+    at: u32,
+    kind: u32,
+    part: f32,
+}
+
+#[derive(Debug, Default)]
+pub struct Timeline {
+    base: u64,
+    length: u64,
+    /// It is a cycle, and not only the last launches.
+    repeats: bool,
+    /// Where the entries of each slot begin; those of the last end with the list.
+    begins: Vec<u32>,
+    entries: Vec<Entry>,
+    /// Passes of each slot in the cycle.
+    pub passes: Vec<f32>,
+    /// Bytes that its launches name.
+    pub bytes: u64,
+}
+
+/// What a use of this kind is worth, in passes over the link. A guess counts for little until it is measured.
+pub fn worth(kinds: &Kinds, kind: &Kind) -> f32 {
+    let (gain, is_measured) = kinds.gain(kind);
+    if is_measured { gain } else { gain.min(3.0) }
+}
+
+impl Timeline {
+    /// Reads the last cycle.
+    pub fn rebuild(&mut self, cycle: &Cycle, kinds: &Kinds, extents: &Extents, window: u32) {
+        let span = cycle.last(window);
+        let slots = extents.slots();
+        self.base = span.start;
+        self.length = span.end - span.start;
+        self.repeats = cycle.length().is_some();
+        self.begins.clear();
+        self.begins.resize(slots + 1, 0);
+        self.passes.clear();
+        self.passes.resize(slots, 0.0);
+        let lives = |slot: u32, generation| extents.get(slot).is_some_and(|extent| extent.generation == generation);
+        let mut count = 0;
+        self.bytes = 0;
+        for kind in span.clone().filter_map(|position| kinds.get(cycle.kind(position))) {
+            let worth = worth(kinds, kind);
+            self.bytes += kind.bytes;
+            for part in kind.uses.iter().filter(|part| lives(part.slot, part.generation)) {
+                self.passes[part.slot as usize] += worth * part.part;
+                self.begins[part.slot as usize + 1] += 1;
+                count += 1;
+            }
+        }
+        self.entries.clear();
+        if count > MOST {
+            // Too long to be remembered use by use; the densities still hold.
+            self.begins.fill(0);
+            self.length = 0;
+            return;
+        }
+        for slot in 0..slots {
+            self.begins[slot + 1] += self.begins[slot];
+        }
+        self.entries.resize(count, Entry { at: 0, kind: 0, part: 0.0 });
+        let mut next = self.begins.clone();
+        for position in span.clone() {
+            let id = cycle.kind(position);
+            let Some(kind) = kinds.get(id) else { continue };
+            for part in kind.uses.iter().filter(|part| lives(part.slot, part.generation)) {
+                let at = &mut next[part.slot as usize];
+                self.entries[*at as usize] = Entry { at: (position - span.start) as u32, kind: id, part: part.part };
+                *at += 1;
+            }
+        }
+    }
+
+    /// Which offset in the cycle a position has, if it is known what follows.
+    pub fn offset(&self, position: Option<u64>) -> Option<u32> {
+        let behind = position?.checked_sub(self.base)?;
+        (self.length > 0 && self.repeats).then(|| (behind % self.length) as u32)
+    }
+
+    fn of(&self, slot: u32) -> &[Entry] {
+        let (Some(&begin), Some(&end)) = (self.begins.get(slot as usize), self.begins.get(slot as usize + 1)) else {
+            return &[];
+        };
+        self.entries.get(begin as usize..end as usize).unwrap_or_default()
+    }
+
+    /// Launches until the next use behind `offset`; the whole cycle and one if there is none.
+    pub fn next(&self, slot: u32, offset: u32) -> u32 {
+        let entries = self.of(slot);
+        let behind = entries.partition_point(|entry| entry.at <= offset);
+        match (entries.get(behind), entries.first()) {
+            (Some(entry), _) => entry.at - offset,
+            (None, Some(entry)) => self.length as u32 + entry.at - offset,
+            (None, None) => self.length as u32 + 1,
+        }
+    }
+
+    /// Passes that are worth saving from behind `offset` on, for less than `launches`, as far as `enough`.
+    pub fn worth(&self, slot: u32, offset: u32, launches: u32, enough: f32, kinds: &Kinds) -> f32 {
+        let entries = self.of(slot);
+        let behind = entries.partition_point(|entry| entry.at <= offset);
+        let end = offset.saturating_add(launches);
+        let this = entries[behind..].iter().map(|entry| (entry.at, entry));
+        let next = entries[..behind].iter().map(|entry| (entry.at.saturating_add(self.length as u32), entry));
+        let mut sum = 0.0;
+        for (_, entry) in this.chain(next).take_while(|(at, _)| *at < end) {
+            if let Some(kind) = kinds.get(entry.kind) {
+                sum += worth(kinds, kind) * entry.part;
+            }
+            if sum >= enough {
+                break;
+            }
+        }
+        sum
+    }
+
+    /// Launches of the cycle.
+    pub fn length(&self) -> u32 {
+        self.length as u32
+    }
+}
