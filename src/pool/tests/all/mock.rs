@@ -70,6 +70,8 @@ pub struct Inner {
     pub calls: u64,
     /// Fails this many calls from this one on.
     pub fault: Option<(CallNumber, u64, FaultKind)>,
+    /// The same once more.
+    pub second: Option<(CallNumber, u64, FaultKind)>,
     /// Every fallible call and [`Backend::headroom`], by name, with its bytes; of a wait, with a bit for each GPU.
     pub log: Vec<(&'static str, u64)>,
 }
@@ -105,9 +107,8 @@ impl Mock {
         let is_short = matches!(name, "copy" | "map" | "unmap" | "grant");
         assert!(is_short || !inner.stopped, "{name} while the program is stopped");
         let number = inner.calls;
-        if let Some((first, count, kind)) = inner.fault
-            && (first..first + count).contains(&number)
-        {
+        let hits = |fault: &(CallNumber, u64, FaultKind)| (fault.0..fault.0 + fault.1).contains(&number);
+        if let Some((.., kind)) = inner.fault.into_iter().chain(inner.second).find(hits) {
             return Err(match kind {
                 FaultKind::OutOfMemory => Fault::OutOfMemory(number),
                 FaultKind::Unavailable => Fault::Unavailable(number),
