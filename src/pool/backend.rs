@@ -72,6 +72,8 @@ pub struct Transfer {
     pub to: u64,
     /// How many.
     pub bytes: u64,
+    /// It comes home. What goes out may be copied at the same time, by another engine.
+    pub inward: bool,
 }
 
 /// What it takes to move the contents of memory, beside a [`Backend`].
@@ -83,6 +85,9 @@ pub trait Mover: Backend {
     /// Returns once no work that was submitted before the call is running on any device that may reach the pool's memory. Faults
     /// as for [`Backend::quiesce`].
     fn drain(&self) -> Result<(), Fault<Self::Error>>;
-    /// Copies all of these, and returns when they are done: in the context of this owner, on this GPU.
+    /// Makes what [`Mover::copy`] needs in the context of this owner, on this GPU, so that it makes nothing itself.
+    fn prepare(&self, owner: u64, gpu: u32) -> Result<(), Fault<Self::Error>>;
+    /// Copies all of these, and returns when they are done: in the context of this owner, on this GPU. No two of them touch the same
+    /// memory. Called while the program's threads may be held: it allocates nothing, logs nothing and takes no lock that they may have.
     fn copy(&self, owner: u64, gpu: u32, transfers: &[Transfer]) -> Result<(), Fault<Self::Error>>;
 }

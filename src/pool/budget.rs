@@ -35,6 +35,8 @@ pub(crate) struct Budget {
     leaving: u64,
     /// The part of `promised` that waits for memory which that same growth is sending away.
     credit: u64,
+    /// The part of `held` that a move has taken: it is neither free nor under a block until the move is over.
+    aside: u64,
     /// The part of `held` that the driver did not take back. Nothing stands on it.
     stuck: u64,
     /// Bytes of chunks that are anchored as long as they live (`crate::anchors`).
@@ -55,6 +57,7 @@ impl Budget {
             promised: 0,
             leaving: 0,
             credit: 0,
+            aside: 0,
             stuck: 0,
             anchored: 0,
             ceiling: None,
@@ -125,9 +128,38 @@ impl Budget {
         (self.held + self.promised).saturating_sub(self.credit)
     }
 
-    /// Whether memory is on its way back to the driver.
+    /// Whether memory is on its way back to the driver, or will be or be free once a move is over.
     pub fn is_leaving(&self) -> bool {
-        self.leaving > 0
+        self.leaving > 0 || self.aside > 0
+    }
+
+    /// A move takes free memory.
+    pub fn set_aside(&mut self, bytes: u64) {
+        self.aside += bytes;
+    }
+
+    /// A move has made what it was promised.
+    pub fn deliver_aside(&mut self, bytes: u64) {
+        self.promised -= bytes;
+        self.held += bytes;
+        self.aside += bytes;
+    }
+
+    /// Memory that a move had taken is in use.
+    pub fn use_aside(&mut self, bytes: u64) {
+        self.aside -= bytes;
+        self.used += bytes;
+    }
+
+    /// A move has vacated a chunk of `bytes`, of which `live` were in use.
+    pub fn vacate(&mut self, bytes: u64, live: u64) {
+        self.used -= live;
+        self.aside += bytes;
+    }
+
+    /// Memory that a move had taken is free.
+    pub fn free_aside(&mut self, bytes: u64) {
+        self.aside -= bytes;
     }
 
     /// A growth that was promised `bytes` of memory still here sends that away first. Never more than its promise.

@@ -6,6 +6,14 @@ use crate::place_map::PlaceMap;
 use crate::{Anchor, Anchors};
 use std::sync::Arc;
 
+/// The second mapping of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Alias {
+    pub address: u64,
+    /// [`crate::Backend::readers`] when it was granted.
+    pub readers: u64,
+}
+
 /// One physical handle and the frames it is mapped at.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chunk<H> {
@@ -18,7 +26,7 @@ pub(crate) struct Chunk<H> {
     /// Why its contents may not move to other physical memory; only reasons that last as long as the chunk.
     pub anchors: AnchorCounts,
     /// Where it is mapped a second time ([`crate::Mover::alias`]), which lasts as long as the handle.
-    pub alias: Option<u64>,
+    pub alias: Option<Alias>,
     /// A move has taken it: its contents are copied, and what is mapped at its frames is about to change.
     pub moving: bool,
 }
@@ -177,6 +185,15 @@ impl<H: Copy> Chunks<H> {
         {
             chunk.moving = moving;
             frame = chunk.end();
+        }
+    }
+
+    /// The chunk that starts at this frame has this second mapping.
+    pub fn set_alias(&mut self, start: u32, alias: Option<Alias>) {
+        if let Some(&slot) = self.at_frame.get(start as usize)
+            && let Some(chunk) = self.slots.get_mut(slot as usize).and_then(Option::as_mut)
+        {
+            chunk.alias = alias;
         }
     }
 

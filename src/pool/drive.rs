@@ -170,7 +170,7 @@ pub(crate) fn release<B: Backend>(
         let (place, bytes) = (accounts.place(chunk.place), bytes_of(chunk.frames));
         // A mapping that is left would keep the memory from going home.
         if let Some(alias) = chunk.alias
-            && retry_whatever_failed(|| backend.drop_alias(alias, bytes)).is_ok()
+            && retry_whatever_failed(|| backend.drop_alias(alias.address, bytes)).is_ok()
         {
             chunk.alias = None;
         }

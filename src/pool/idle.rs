@@ -46,6 +46,7 @@ impl<B: Backend> Pool<B> {
         // What comes back now was freed before.
         let mut state = self.lock_all();
         state.period += 1;
+        state.stock.begin_period();
         state.period
     }
 
@@ -113,13 +114,13 @@ impl<B: Backend> Pool<B> {
 }
 
 impl<H: Copy> State<H> {
-    /// Bytes of whole chunks at `place` that are free.
+    /// Bytes of whole chunks at `place` that are free, what moves left included.
     fn whole_at(&self, place: PlaceId) -> u64 {
         let bounds = self.runs.free_at(place).map(|run| self.chunks.whole_within(run.start, run.end()));
-        bounds.map(|(start, end)| bytes_of(end - start)).sum()
+        bounds.map(|(start, end)| bytes_of(end - start)).sum::<u64>() + self.stock.bytes(place)
     }
 
-    /// Takes quiet chunks at `place` out of the pool on which nothing was freed in period `since` or later.
+    /// Takes quiet chunks at `place` out of the pool on which nothing was freed in period `since` or later, nor moved from.
     fn evict_unused(&mut self, place: PlaceId, since: u32, most: u64) -> Vec<Leaving<H>> {
         self.runs.settle();
         let quiet = self.runs.free_at(place).filter(|run| match run.kind {
@@ -133,8 +134,8 @@ impl<H: Copy> State<H> {
             .map(|chunk| (chunk.freed_in, Reverse(chunk.frames), chunk.start))
             .collect();
         unused.sort_unstable();
-        let mut leaving = Vec::new();
-        let mut sum = 0;
+        let mut leaving = self.evict_stock(place, since, most);
+        let mut sum = leaving.iter().map(Leaving::bytes).sum::<u64>();
         for (_, Reverse(frames), start) in unused {
             if sum >= most {
                 break;

@@ -134,7 +134,7 @@ pub struct Usage {
     pub allocations: u64,
     /// Allocations served from freed memory.
     pub reuses: u64,
-    /// Bytes that went back to the driver so far, by [`crate::Pool::trim`] or to make room for growth elsewhere.
+    /// Bytes that went back to the driver so far, by [`crate::Pool::trim`], to make room for growth elsewhere, or after a move.
     pub trimmed_bytes: u64,
 }
 

@@ -62,6 +62,9 @@ impl Mover for Device {
     fn drain(&self) -> Result<(), Fault<()>> {
         self.quiesce(&[0, 1])
     }
+    fn prepare(&self, _owner: u64, _gpu: u32) -> Result<(), Fault<()>> {
+        Ok(())
+    }
     fn copy(&self, _owner: u64, _gpu: u32, _transfers: &[Transfer]) -> Result<(), Fault<()>> {
         Ok(())
     }

@@ -1,34 +1,56 @@
-//! Memory of live blocks that goes to another place, at the same addresses.
+//! Memory of live blocks that goes to other places, at the same addresses, while the program runs.
 //!
-//! A move is all or nothing up to the point of no return: the new memory is made, mapped a second time and filled while the old
-//! one is still mapped, and every failure until then takes all of it back. After an address was unmapped, the new or the old memory
-//! is mapped there again, whatever fails: until then nothing of either is given up.
+//! A move has three phases. It is *prepared* beside the running program: the blocks are held ([`Pool::hold`]), so that the frames of
+//! one that ends meanwhile serve nobody before the move is over; the chunks are marked ([`Chunk::moving`]); what is free on them is
+//! out; and all memory that is needed is found or made and mapped a second time. Whatever fails until here is taken back.
+//! Then the program is *stopped* by the caller, as shortly as can be: nothing is allocated, made or written down, contents are
+//! copied through the second mappings, and addresses are mapped anew. The rest, books and memory that goes home, is *finished*
+//! while the program runs again.
 //!
-//! While it lasts, the chunks are marked ([`Chunk::moving`]) and the block is held ([`Pool::hold`]): if it ends meanwhile, its frames
-//! serve nobody before the move is over, and its chunks do not go back to the driver. What is free on the chunks is out for that
-//! time, and then goes home with the old memory instead of moving along.
+//! Steps come in waves (`schedule.rs`). The contents of a step are at both places until all of its addresses are mapped again, so
+//! whatever fails in between, either the old memory or the new one is mapped there, and nothing of either is given up before.
+//! Between two steps everything is in its place, and a move may end there.
 //!
 //! Architecture Invariant: a chunk changes its place under the pool's lock and those of all shards of the front.
 
 use crate::backend::Transfer;
-use crate::chunks::{AnchorCounts, Chunk};
+use crate::chunks::{Alias, AnchorCounts, Chunk};
 use crate::drive::{self, Cause};
 use crate::place::PlaceId;
 use crate::pool::Pool;
 use crate::registry::{Record, Registry};
 use crate::runs::{Freed, Kind};
-use crate::state::{State, Zombie, bytes_of};
+use crate::schedule::{self, Nearness, Old, Part, Rooms, Source, Stretch};
+use crate::state::{Leaving, State, bytes_of};
 use crate::sync;
 use crate::{Claim, FRAME, Fault, Mover, Place};
 use std::collections::BTreeMap;
 
-/// Bytes of the smallest chunk that keeps its second mapping: remapping a smaller one is hardly cheaper with it (2 MiB for one
-/// GPU: 18 ms a GiB with, 24 without; 512 MiB: 0.1 and 2.7).
+/// Bytes of the smallest chunk that keeps its second mapping while it is in use: remapping a smaller one is hardly cheaper with it
+/// (2 MiB for one GPU: 18 ms a GiB with, 24 without; 512 MiB: 0.1 and 2.7).
 const LEAST_ALIASED: u64 = 32 << 20;
 /// How often the new memory and then the old one are tried at addresses that carry nothing.
 const ROUNDS: u32 = 64;
 /// How often a plan is made: an answer about room may be out of date, and freed memory goes home in between.
 const ATTEMPTS: u32 = 6;
+
+/// A range of a live block, and where it is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// First byte.
+    pub address: u64,
+    /// How many.
+    pub bytes: u64,
+    /// Where to.
+    pub to: Place,
+}
+
+/// The program, stopped: while this lives nothing runs that may use the pool's memory. Dropping it lets the program go on.
+pub trait Stopped {
+    /// Whether nothing has run since: asked before anything changes that the program could notice. `false` ends the move, and is
+    /// how work is found that was submitted past whoever stopped the program.
+    fn still_quiet(&mut self) -> bool;
+}
 
 /// What became of a range, in bytes of whole frames that lie in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,43 +65,39 @@ pub struct Moved {
     pub shared: u64,
 }
 
+/// What became of several ranges.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rearranged<E> {
+    /// Of each wish, in the order of the wishes.
+    pub wishes: Vec<Moved>,
+    /// Why not all was done that was begun. What was done stays, and everything lies where [`Pool::pieces`] says.
+    pub cut_short: Option<MoveError<E>>,
+}
+
 /// Why nothing moved, or not all of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MoveError<E> {
-    /// The range lies in no live block.
+    /// A range lies in no live block.
     NotABlock,
     /// No place of this pool.
     NoPlace,
     /// Blocks of this home GPU may not stand on the place.
     OutOfReach,
-    /// A place lacks so many bytes. Nothing moved.
+    /// A place lacks so many bytes. Nothing moved. Where several ranges were to change places and their chunks are of different
+    /// sizes, those that go out make room for the others once they have gone: two calls may do what one cannot.
     Full {
-        /// Which one: where the range was to go, or where the rest of a chunk has to stay.
+        /// Which one: where a range was to go, or where the rest of a chunk has to stay.
         place: Place,
         /// How many.
         missing: u64,
     },
-    /// Nobody can wait now (a stream is being captured). Nothing moved.
+    /// Nobody can wait now (a stream is being captured), or the program could not be stopped. Nothing moved.
     NotNow,
+    /// Work ran although the program was stopped.
+    NotQuiet,
     /// The backend failed. Everything lies where [`Pool::pieces`] says.
     Backend(E),
 }
-
-/// Chunks one behind the other that go, and what comes in their place.
-struct Row<H> {
-    start: u32,
-    end: u32,
-    old: Vec<Chunk<H>>,
-    /// Frames of the block on them and the place of each in future, in address order.
-    parts: Vec<(u32, u32, PlaceId)>,
-    /// Made of `parts`, as far as that went.
-    new: Vec<Chunk<H>>,
-    /// What was free on them, taken out of the free runs.
-    free: Vec<(u32, u32, Freed)>,
-}
-
-/// The rows that move, and what will have become of the range, where [`Moved::moved`] is all of it.
-type Planned<H> = (Vec<Row<H>>, Moved);
 
 /// Why there is no plan yet.
 enum NotYet {
@@ -91,10 +109,12 @@ enum NotYet {
     Ask(PlaceId),
     /// This place lacks so many bytes.
     Lacks(PlaceId, u64),
+    /// A block has ended, and its frames may be somebody else's.
+    Ended,
 }
 
 /// A block of which frames `start..end` are to go to `to`.
-struct Wish {
+struct Wanted {
     /// First frame of the block.
     block: u32,
     record: Record,
@@ -103,16 +123,65 @@ struct Wish {
     to: PlaceId,
 }
 
-impl<H> Row<H> {
-    /// Frames of the block on this chunk.
-    fn live_on(&self, chunk: &Chunk<H>) -> u32 {
-        let free = self.free.iter().filter(|(start, ..)| (chunk.start..chunk.end()).contains(start));
-        chunk.frames - free.map(|(start, end, _)| end - start).sum::<u32>()
+/// Memory that is mapped, or to be mapped, at frames of the pool.
+#[derive(Clone, Copy)]
+struct Laid {
+    start: u32,
+    end: u32,
+    place: PlaceId,
+    /// Which of [`Plan::memory`].
+    memory: usize,
+}
+
+/// Chunks that are replaced together.
+struct Step {
+    old: Vec<Laid>,
+    new: Vec<Laid>,
+    inward: bool,
+    is_done: bool,
+}
+
+/// Steps that wait for none of each other, and the copies that they begin with: for each context, its owner's number, its GPU and
+/// the copies.
+struct Wave {
+    steps: Vec<Step>,
+    copies: Vec<(u64, u32, Vec<Transfer>)>,
+}
+
+/// All that takes part in a move.
+struct Plan<H> {
+    /// The chunks that go, then those of the stock, then those that were made.
+    memory: Vec<Chunk<H>>,
+    /// How many of them go.
+    old: usize,
+    /// How many there were before any was made.
+    given: usize,
+    /// To be made, in this order.
+    to_make: Vec<(PlaceId, u32)>,
+    waves: Vec<Wave>,
+    /// What was free on the chunks that go, taken out of the free runs.
+    free: Vec<(u32, u32, Freed)>,
+    /// What stays of each wish.
+    stays: Vec<Moved>,
+}
+
+/// What is already the case when nobody uses the memory by promise of the caller.
+struct Promised;
+
+impl Stopped for Promised {
+    fn still_quiet(&mut self) -> bool {
+        true
+    }
+}
+
+impl<H> Plan<H> {
+    fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.waves.iter().flat_map(|wave| &wave.steps)
     }
 
-    /// The new chunks, those that stand one behind the other together.
-    fn new_stretches(&self) -> impl Iterator<Item = &[Chunk<H>]> {
-        self.new.chunk_by(|left, right| left.end() == right.start)
+    /// What was free on the chunks of a step.
+    fn free_on(&self, step: &Step) -> impl Iterator<Item = &(u32, u32, Freed)> {
+        self.free.iter().filter(|(start, ..)| step.old.iter().any(|old| (old.start..old.end).contains(start)))
     }
 }
 
@@ -127,24 +196,57 @@ impl<B: Mover> Pool<B> {
     /// # Errors
     /// See [`MoveError`].
     pub fn move_to(&self, address: u64, bytes: u64, place: Place) -> Result<Moved, MoveError<B::Error>> {
-        let wish = self.wish(address, bytes, place)?;
-        let mut attempts = ATTEMPTS;
-        let answer = loop {
-            let planned = self.plan(&wish, &mut attempts);
-            match planned.and_then(|(rows, outcome)| self.carry_out(&wish, rows, outcome)) {
-                // Freed memory can go home, now that the place is known to be full.
-                Err(MoveError::Full { .. }) if attempts > 0 => {}
-                answer => break answer,
-            }
-        };
-        self.let_go(self.address(wish.block), wish.record.id);
+        let done = self.carry_out(&[Wish { address, bytes, to: place }], true, || Some(Promised))?;
+        match done.cut_short {
+            Some(error) => Err(error),
+            None => Ok(done.wishes.into_iter().sum()),
+        }
+    }
+
+    /// Moves several ranges of live blocks at once, each as [`Pool::move_to`] does, but beside the running program: it is stopped by
+    /// `stop` once everything is prepared, and goes on as soon as what that returned is dropped. Where `stop` returns `None`,
+    /// nothing has changed. What goes out of a full place makes room for what comes in, chunk for chunk of the same size.
+    ///
+    /// While the program is stopped the pool allocates nothing and takes no lock, and calls nothing of the backend but
+    /// [`Mover::copy`], [`crate::Backend::map`], [`crate::Backend::unmap`] and [`crate::Backend::grant`].
+    ///
+    /// # Errors
+    /// See [`MoveError`]; nothing has changed then. What fails later is in [`Rearranged::cut_short`].
+    pub fn rearrange<S: Stopped>(
+        &self,
+        wishes: &[Wish],
+        stop: impl FnOnce() -> Option<S>,
+    ) -> Result<Rearranged<B::Error>, MoveError<B::Error>> {
+        self.carry_out(wishes, false, stop)
+    }
+
+    /// `waits`: the program is not stopped later; instead all work is waited for now.
+    fn carry_out<S: Stopped>(
+        &self,
+        wishes: &[Wish],
+        waits: bool,
+        stop: impl FnOnce() -> Option<S>,
+    ) -> Result<Rearranged<B::Error>, MoveError<B::Error>> {
+        let mut wanted = Vec::with_capacity(wishes.len());
+        let held = wishes.iter().try_for_each(|wish| {
+            wanted.push(self.hold_for(wish)?);
+            Ok(())
+        });
+        let answer = held.and_then(|()| {
+            let plan = self.prepare(&wanted, waits)?;
+            self.act(plan, &wanted, waits, stop)
+        });
+        for Wanted { block, record, .. } in &wanted {
+            self.let_go(self.address(*block), record.id);
+        }
         answer
     }
 
     /// What is asked for; the block is held.
-    fn wish(&self, address: u64, bytes: u64, place: Place) -> Result<Wish, MoveError<B::Error>> {
+    fn hold_for(&self, wish: &Wish) -> Result<Wanted, MoveError<B::Error>> {
+        let Wish { address, bytes, to } = *wish;
         let state = self.lock();
-        let to = state.id_of(place).ok_or(MoveError::NoPlace)?;
+        let to = state.id_of(to).ok_or(MoveError::NoPlace)?;
         let (block, record) = self.around(&state, address).ok_or(MoveError::NotABlock)?;
         let (first, last) = (self.address(block), self.address(block) + record.bytes);
         let end = address.checked_add(bytes).filter(|end| bytes > 0 && *end <= last).ok_or(MoveError::NotABlock)?;
@@ -157,39 +259,62 @@ impl<B: Mover> Pool<B> {
         if !self.registry.change(block, record.id, false, |record| record.holds += 1) {
             return Err(MoveError::NotABlock);
         }
-        Ok(Wish { block, record, start, end: end.max(start), to })
+        Ok(Wanted { block, record, start, end: end.max(start), to })
     }
 
-    /// Sets everything aside that the move needs, once nobody is at work on the block.
-    fn plan(&self, wish: &Wish, attempts: &mut u32) -> Result<Planned<B::Handle>, MoveError<B::Error>> {
-        self.drain()?;
+    /// Finds and makes everything that the move needs.
+    fn prepare(&self, wanted: &[Wanted], waits: bool) -> Result<Plan<B::Handle>, MoveError<B::Error>> {
+        if waits {
+            self.drain()?;
+        }
+        let mut attempts = ATTEMPTS;
+        loop {
+            let mut plan = self.plan(wanted, waits, &mut attempts)?;
+            let Err((id, created, cause)) = self.gather(&mut plan, wanted) else { return Ok(plan) };
+            let full = !matches!(cause, Cause::Failed(_));
+            {
+                let mut state = self.lock();
+                match cause {
+                    Cause::OutOfMemory(_) => state.budget(id).ran_out(created),
+                    Cause::Unavailable(_) => state.budget(id).close(),
+                    Cause::Overdrawn | Cause::Failed(_) => {}
+                }
+            }
+            // Where the place is full, what it could do without goes home, and not to the stock.
+            self.finish(plan, wanted, full);
+            match cause {
+                Cause::Failed(error) => return Err(MoveError::Backend(error)),
+                // Freed memory can go home, now that the place is known to be full.
+                _ if attempts > 0 => {}
+                _ => {
+                    let missing = wanted.iter().map(|wish| bytes_of(wish.end - wish.start)).sum();
+                    return Err(MoveError::Full { place: self.accounts.place(id), missing });
+                }
+            }
+        }
+    }
+
+    /// Sets everything aside that the move needs.
+    fn plan(&self, wanted: &[Wanted], waits: bool, attempts: &mut u32) -> Result<Plan<B::Handle>, MoveError<B::Error>> {
         let mut headrooms = BTreeMap::new();
         // Others free, or take what was freed, faster than this thread looks.
         let mut last = MoveError::NotNow;
         while *attempts > 0 {
             *attempts -= 1;
             loop {
-                let not_yet = {
-                    let mut state = self.lock_all();
-                    // Its frames are somebody else's once it has ended and what was left of it went to the driver.
-                    if !self.registry.lives(wish.block, wish.record.id) {
-                        return Err(MoveError::NotABlock);
-                    }
-                    match state.plan_move(wish, &headrooms, &self.registry) {
-                        Ok(planned) => return Ok(planned),
-                        Err(not_yet) => not_yet,
-                    }
-                };
-                match not_yet {
-                    NotYet::Moving => sync::yield_now(),
-                    NotYet::Ask(id) => {
+                let planned = self.lock_all().plan_move(wanted, !waits, &headrooms, self.largest_chunk, &self.registry);
+                match planned {
+                    Ok(plan) => return Ok(plan),
+                    Err(NotYet::Ended) => return Err(MoveError::NotABlock),
+                    Err(NotYet::Moving) => sync::yield_now(),
+                    Err(NotYet::Ask(id)) => {
                         headrooms.insert(id, self.backend.headroom(self.accounts.place(id)));
                     }
-                    NotYet::Busy => {
+                    Err(NotYet::Busy) => {
                         self.drain()?;
                         break;
                     }
-                    NotYet::Lacks(id, missing) => {
+                    Err(NotYet::Lacks(id, missing)) => {
                         let place = self.accounts.place(id);
                         // Where others have more than there is, memory that goes is not yet room for as much: then all.
                         let first = matches!(last, MoveError::NotNow);
@@ -209,126 +334,191 @@ impl<B: Mover> Pool<B> {
         Err(last)
     }
 
-    fn carry_out(
-        &self,
-        wish: &Wish,
-        mut rows: Vec<Row<B::Handle>>,
-        mut outcome: Moved,
-    ) -> Result<Moved, MoveError<B::Error>> {
-        let readers = self.backend.readers();
-        if let Err((id, created, cause)) = self.make_new(&mut rows) {
-            self.undo(rows);
-            let mut state = self.lock();
-            return Err(match cause {
-                Cause::OutOfMemory(_) | Cause::Unavailable(_) | Cause::Overdrawn => {
-                    match cause {
-                        Cause::OutOfMemory(_) => state.budget(id).ran_out(created),
-                        Cause::Unavailable(_) => state.budget(id).close(),
-                        Cause::Overdrawn | Cause::Failed(_) => {}
-                    }
-                    MoveError::Full { place: state.place(id), missing: bytes_of(wish.end - wish.start) }
-                }
-                Cause::Failed(error) => MoveError::Backend(error),
-            });
-        }
-        let transfers: Vec<Transfer> = rows.iter().flat_map(|row| &row.new).map(|chunk| self.filling(chunk)).collect();
-        if !transfers.is_empty()
-            && let Err(fault) = self.backend.copy(wish.record.owner, wish.record.home, &transfers)
-        {
-            self.undo(rows);
-            return Err(MoveError::Backend(drive::error_of(fault)));
-        }
-        let mut answer = Ok(());
-        let mut made = Vec::new();
-        let mut left = rows.into_iter();
-        for row in left.by_ref() {
-            if let Err(error) = self.remap(&row) {
-                answer = Err(MoveError::Backend(error));
-                self.undo(vec![row]);
-                break;
-            }
-            made.extend_from_slice(&row.new);
-            self.commit(row);
-        }
-        self.undo(left.collect());
-        answer?;
-        // Somebody was added meanwhile, who granted the rest; see `Pool::grow`.
-        if self.backend.readers() != readers {
-            self.grant_rows(&made).map_err(MoveError::Backend)?;
-        }
-        outcome.moved -= outcome.there + outcome.anchored + outcome.shared;
-        Ok(outcome)
-    }
-
-    /// How a new chunk gets its contents.
-    fn filling(&self, chunk: &Chunk<B::Handle>) -> Transfer {
-        let from = self.address(chunk.start);
-        Transfer { from, to: chunk.alias.unwrap_or(from), bytes: bytes_of(chunk.frames) }
-    }
-
     /// Waits until nobody works on what was submitted before. All memory freed before is quiet then.
     fn drain(&self) -> Result<(), MoveError<B::Error>> {
-        let kept = self.front.clock(self.front.own());
-        let begun = (kept.now(), self.clock.now());
+        let before = self.freed_until_now();
         match drive::retry_while_not_ready(|| self.backend.drain()) {
             Ok(()) => {}
             Err(Fault::NotReady(_)) => return Err(MoveError::NotNow),
             Err(fault) => return Err(MoveError::Backend(drive::error_of(fault))),
         }
+        self.covered(before);
+        Ok(())
+    }
+
+    /// The numbers of the last frees so far that this thread's shard and the state know of.
+    fn freed_until_now(&self) -> (u64, u64) {
+        (self.front.clock(self.front.own()).now(), self.clock.now())
+    }
+
+    /// No GPU is at work on anything that was freed before these numbers were read.
+    fn covered(&self, before: (u64, u64)) {
         for route in &self.routes {
-            kept.covered(route.home.index(), begun.0);
-            self.clock.covered(route.home.index(), begun.1);
+            self.front.clock(self.front.own()).covered(route.home.index(), before.0);
+            self.clock.covered(route.home.index(), before.1);
+        }
+    }
+
+    /// Makes what is lacking, and maps all memory that takes part a second time; on failure the place, the bytes made there, and why.
+    fn gather(&self, plan: &mut Plan<B::Handle>, wanted: &[Wanted]) -> Result<(), (PlaceId, u64, Cause<B::Error>)> {
+        let readers = self.backend.readers();
+        let mut made: BTreeMap<PlaceId, u64> = BTreeMap::new();
+        for &(id, frames) in &plan.to_make {
+            let (place, bytes) = (self.accounts.place(id), bytes_of(frames));
+            let created = made.entry(id).or_default();
+            if !self.accounts.charge(Claim::Pool, place, bytes) {
+                return Err((id, *created, Cause::Overdrawn));
+            }
+            let handle = drive::retry_while_not_ready(|| self.backend.create(place, bytes)).map_err(|fault| {
+                self.accounts.credit(Claim::Pool, place, bytes);
+                (id, *created, drive::cause_of_create(fault))
+            })?;
+            let anchors = AnchorCounts::default();
+            plan.memory.push(Chunk {
+                start: 0,
+                frames,
+                place: id,
+                handle,
+                freed_in: 0,
+                anchors,
+                alias: None,
+                moving: false,
+            });
+            *created += bytes;
+        }
+        let mut is_filled = vec![false; plan.memory.len()];
+        plan.steps().flat_map(|step| &step.new).for_each(|new| is_filled[new.memory] = true);
+        for (chunk, is_filled) in plan.memory.iter_mut().zip(is_filled) {
+            let Chunk { frames, place: id, handle, alias, .. } = *chunk;
+            let (place, bytes) = (self.accounts.place(id), bytes_of(frames));
+            // What is filled is filled through it, and a large chunk is unmapped more cheaply where it has one.
+            if !is_filled && bytes < LEAST_ALIASED {
+                continue;
+            }
+            let failed = |fault| (id, made.get(&id).copied().unwrap_or(0), Cause::Failed(drive::error_of(fault)));
+            let address = match alias {
+                None => drive::retry_while_not_ready(|| self.backend.alias(handle, bytes, place)).map_err(failed)?,
+                // A GPU that had no context then would fault.
+                Some(alias) if alias.readers != readers => {
+                    drive::retry_while_not_ready(|| self.backend.grant(alias.address, bytes, place)).map_err(failed)?;
+                    alias.address
+                }
+                Some(_) => continue,
+            };
+            chunk.alias = Some(Alias { address, readers });
+        }
+        self.set_copies(plan, wanted);
+        for &(owner, gpu, _) in plan.waves.iter().flat_map(|wave| &wave.copies) {
+            drive::retry_while_not_ready(|| self.backend.prepare(owner, gpu)).map_err(|fault| {
+                let place = plan.memory[0].place;
+                (place, 0, Cause::Failed(drive::error_of(fault)))
+            })?;
         }
         Ok(())
     }
 
-    /// Makes the new memory of all rows and maps it at addresses of its own; on failure the place, the bytes made there, and why.
-    fn make_new(&self, rows: &mut [Row<B::Handle>]) -> Result<(), (PlaceId, u64, Cause<B::Error>)> {
-        let mut made: BTreeMap<PlaceId, u64> = BTreeMap::new();
-        for row in rows {
-            let freed_in = row.old.iter().map(|chunk| chunk.freed_in).max().unwrap_or(0);
-            for &(start, end, id) in &row.parts {
-                let place = self.accounts.place(id);
-                let mut start = start;
-                while start < end {
-                    let created = made.entry(id).or_default();
-                    let bytes = bytes_of(end - start).min(self.largest_chunk);
-                    if !self.accounts.charge(Claim::Pool, place, bytes) {
-                        return Err((id, *created, Cause::Overdrawn));
+    /// Writes down what each wave copies: from the frames, whatever is mapped there until then, through the second mapping of what
+    /// will be. Who has copied something ahead would leave it out here, and prove it equal where [`Stopped::still_quiet`] is asked.
+    fn set_copies(&self, plan: &mut Plan<B::Handle>, wanted: &[Wanted]) {
+        for wave in &mut plan.waves {
+            for step in &wave.steps {
+                for new in &step.new {
+                    let Some(alias) = plan.memory[new.memory].alias else { continue };
+                    let block =
+                        wanted.iter().find(|wish| (wish.block..wish.block + wish.record.frames).contains(&new.start));
+                    let Some(Record { owner, home, .. }) = block.map(|wish| wish.record) else { continue };
+                    let transfer = Transfer {
+                        from: self.address(new.start),
+                        to: alias.address,
+                        bytes: bytes_of(new.end - new.start),
+                        inward: step.inward,
+                    };
+                    match wave.copies.iter_mut().find(|batch| (batch.0, batch.1) == (owner, home)) {
+                        Some(batch) => batch.2.push(transfer),
+                        None => wave.copies.push((owner, home, vec![transfer])),
                     }
-                    let handle =
-                        drive::retry_while_not_ready(|| self.backend.create(place, bytes)).map_err(|fault| {
-                            self.accounts.credit(Claim::Pool, place, bytes);
-                            (id, *created, drive::cause_of_create(fault))
-                        })?;
-                    let frames = (bytes / FRAME) as u32;
-                    let anchors = AnchorCounts::default();
-                    let chunk =
-                        Chunk { start, frames, place: id, handle, freed_in, anchors, alias: None, moving: false };
-                    row.new.push(chunk);
-                    *created += bytes;
-                    let alias = drive::retry_while_not_ready(|| self.backend.alias(handle, bytes, place))
-                        .map_err(|fault| (id, *created, Cause::Failed(drive::error_of(fault))))?;
-                    if let Some(last) = row.new.last_mut() {
-                        last.alias = Some(alias);
-                    }
-                    start += frames;
                 }
+            }
+        }
+    }
+
+    /// Stops the program, moves, and lets it go on.
+    fn act<S: Stopped>(
+        &self,
+        mut plan: Plan<B::Handle>,
+        wanted: &[Wanted],
+        waits: bool,
+        stop: impl FnOnce() -> Option<S>,
+    ) -> Result<Rearranged<B::Error>, MoveError<B::Error>> {
+        let readers = self.backend.readers();
+        let longest = plan.steps().map(|step| step.old.len() + step.new.len()).max().unwrap_or(0);
+        let mut mapped = Vec::with_capacity(longest);
+        let cut_short = if plan.waves.is_empty() {
+            Ok(())
+        } else {
+            match stop() {
+                // From here on until it is dropped no lock, no allocation, and no call that is not named in `rearrange`.
+                Some(mut stopped) => {
+                    let answer = self.move_contents(&mut plan, &mut mapped, waits, &mut stopped);
+                    drop(stopped);
+                    answer
+                }
+                None => Err(MoveError::NotNow),
+            }
+        };
+        let cut_short = match cut_short {
+            Err(error) if plan.steps().all(|step| !step.is_done) => {
+                self.finish(plan, wanted, false);
+                return Err(error);
+            }
+            answer => answer.err(),
+        };
+        let (wishes, made) = self.finish(plan, wanted, false);
+        // Somebody was added meanwhile, who granted the rest; see `Pool::grow`.
+        if self.backend.readers() != readers {
+            self.grant_rows(&made).map_err(MoveError::Backend)?;
+        }
+        Ok(Rearranged { wishes, cut_short })
+    }
+
+    /// The program is stopped.
+    fn move_contents(
+        &self,
+        plan: &mut Plan<B::Handle>,
+        mapped: &mut Vec<(u32, u32)>,
+        waits: bool,
+        stopped: &mut impl Stopped,
+    ) -> Result<(), MoveError<B::Error>> {
+        let before = (!waits).then(|| self.freed_until_now());
+        for wave in &mut plan.waves {
+            for &(owner, gpu, ref transfers) in &wave.copies {
+                self.backend.copy(owner, gpu, transfers).map_err(|fault| MoveError::Backend(drive::error_of(fault)))?;
+            }
+            // What comes next cannot be taken back; all before was to memory that nobody knows.
+            if !stopped.still_quiet() {
+                return Err(MoveError::NotQuiet);
+            }
+            before.into_iter().for_each(|before| self.covered(before));
+            for step in &mut wave.steps {
+                self.remap(step, &plan.memory, mapped).map_err(MoveError::Backend)?;
+                step.is_done = true;
             }
         }
         Ok(())
     }
 
-    /// Maps the new chunks of a row in place of the old ones. On failure the old ones are mapped again, unless the backend refuses
+    /// Maps the new chunks of a step in place of the old ones. On failure the old ones are mapped again, unless the backend refuses
     /// that for ever.
-    fn remap(&self, row: &Row<B::Handle>) -> Result<(), B::Error> {
-        let mut mapped = vec![(row.start, row.end)];
+    fn remap(&self, step: &Step, memory: &[Chunk<B::Handle>], mapped: &mut Vec<(u32, u32)>) -> Result<(), B::Error> {
+        mapped.clear();
+        mapped.extend(step.old.iter().map(|old| (old.start, old.end)));
         // Where they are not taken down, nothing has happened.
-        self.take_down(&mut mapped)?;
-        let Err(error) = self.put_up(&row.new, &mut mapped) else { return Ok(()) };
+        let Err(error) = self.take_down(mapped).and_then(|()| self.put_up(&step.new, memory, mapped)) else {
+            return Ok(());
+        };
         for _ in 0..ROUNDS {
-            for (chunks, answer) in [(&row.old, Err(&error)), (&row.new, Ok(()))] {
-                if self.take_down(&mut mapped).is_ok() && self.put_up(chunks, &mut mapped).is_ok() {
+            for (chunks, answer) in [(&step.old, Err(&error)), (&step.new, Ok(()))] {
+                if self.take_down(mapped).is_ok() && self.put_up(chunks, memory, mapped).is_ok() {
                     return answer.map_err(Clone::clone);
                 }
             }
@@ -336,137 +526,208 @@ impl<B: Mover> Pool<B> {
         Err(error)
     }
 
-    /// Unmaps these frames; what is left in the list is mapped still.
+    /// Unmaps these chunks, neighbours at once; what is left in the list is mapped still.
     fn take_down(&self, mapped: &mut Vec<(u32, u32)>) -> Result<(), B::Error> {
         while let Some(&(start, end)) = mapped.last() {
-            let unmap = || self.backend.unmap(self.address(start), bytes_of(end - start));
+            let (mut first, mut left) = (start, mapped.len() - 1);
+            while left > 0 && mapped[left - 1].1 == first {
+                left -= 1;
+                first = mapped[left].0;
+            }
+            let unmap = || self.backend.unmap(self.address(first), bytes_of(end - first));
             drive::retry_whatever_failed(unmap).map_err(drive::error_of)?;
-            mapped.pop();
+            mapped.truncate(left);
         }
         Ok(())
     }
 
     /// Maps these chunks, with all grants; which of them are mapped is added to the list.
-    fn put_up(&self, chunks: &[Chunk<B::Handle>], mapped: &mut Vec<(u32, u32)>) -> Result<(), B::Error> {
+    fn put_up(
+        &self,
+        chunks: &[Laid],
+        memory: &[Chunk<B::Handle>],
+        mapped: &mut Vec<(u32, u32)>,
+    ) -> Result<(), B::Error> {
         for chunk in chunks {
-            let map = || self.backend.map(self.address(chunk.start), bytes_of(chunk.frames), chunk.handle);
+            let handle = memory[chunk.memory].handle;
+            let map = || self.backend.map(self.address(chunk.start), bytes_of(chunk.end - chunk.start), handle);
             drive::retry_while_not_ready(map).map_err(drive::error_of)?;
-            mapped.push((chunk.start, chunk.end()));
+            mapped.push((chunk.start, chunk.end));
         }
         // Once for neighbours at one place: the cost is mostly per call.
-        for row in chunks.chunk_by(|left, right| left.place == right.place && left.end() == right.start) {
+        for row in chunks.chunk_by(|left, right| left.place == right.place && left.end == right.start) {
             let (Some(first), Some(last)) = (row.first(), row.last()) else { continue };
-            let (address, bytes) = (self.address(first.start), bytes_of(last.end() - first.start));
+            let (address, bytes) = (self.address(first.start), bytes_of(last.end - first.start));
             let place = self.accounts.place(first.place);
             drive::retry_while_not_ready(|| self.backend.grant(address, bytes, place)).map_err(drive::error_of)?;
         }
         Ok(())
     }
 
-    /// The new memory of a row is in the books, and the old one goes home.
-    fn commit(&self, mut row: Row<B::Handle>) {
-        // Only large chunks keep theirs.
-        for chunk in row.new.iter_mut().filter(|chunk| bytes_of(chunk.frames) < LEAST_ALIASED) {
+    /// The move is over, as far as it went: the books say so, and memory that nobody needs goes to the stock or home. Returns what
+    /// became of each wish, and the new chunks. `full`: some place has less room than was thought, so nothing is kept.
+    fn finish(&self, mut plan: Plan<B::Handle>, wanted: &[Wanted], full: bool) -> (Vec<Moved>, Vec<Chunk<B::Handle>>) {
+        let mut is_laid: Vec<bool> = (0..plan.memory.len()).map(|index| index < plan.old).collect();
+        for step in plan.steps().filter(|step| step.is_done) {
+            step.old.iter().for_each(|old| is_laid[old.memory] = false);
+            step.new.iter().for_each(|new| is_laid[new.memory] = true);
+        }
+        // Only large chunks keep their second mapping while they are in use.
+        for (chunk, _) in plan
+            .memory
+            .iter_mut()
+            .zip(&is_laid)
+            .filter(|(chunk, is_laid)| **is_laid && bytes_of(chunk.frames) < LEAST_ALIASED)
+        {
             if let Some(alias) = chunk.alias
-                && drive::retry_whatever_failed(|| self.backend.drop_alias(alias, bytes_of(chunk.frames))).is_ok()
+                && drive::retry_whatever_failed(|| self.backend.drop_alias(alias.address, bytes_of(chunk.frames)))
+                    .is_ok()
             {
                 chunk.alias = None;
             }
         }
-        let old = {
+        let (wishes, made, leaving) = {
             let mut state = self.lock();
             // No row is kept and no thread can keep or take one until the books are right again.
             let shards = self.front.empty(&mut state);
-            let old = state.commit_move(&row);
+            let wishes = moved_of(&plan, wanted);
+            let made = state.commit_move(&plan);
+            let leaving = state.clear_move(&plan, &is_laid, !full);
             drop(shards);
-            old
+            (wishes, made, leaving)
         };
-        let retired = drive::release(&self.backend, old, &self.accounts);
-        let mut state = self.lock();
-        for chunk in &retired.gone {
-            state.budget(chunk.place).left(bytes_of(chunk.frames), 0);
-        }
-        for chunk in retired.zombies.iter().flat_map(|zombie: &Zombie<_>| &zombie.chunks) {
-            state.budget(chunk.place).left(0, bytes_of(chunk.frames));
-        }
-        state.zombies.extend(retired.zombies);
-    }
-
-    /// Nothing comes of these rows: their new memory goes home, and all else is as it was.
-    fn undo(&self, rows: Vec<Row<B::Handle>>) {
-        let (mut rows, mut zombies) = (rows, Vec::new());
-        for row in &mut rows {
-            let new = std::mem::take(&mut row.new);
-            zombies.append(&mut drive::release(&self.backend, new, &self.accounts).zombies);
-        }
-        let mut state = self.lock();
-        for zombie in &zombies {
-            for chunk in &zombie.chunks {
-                state.budget(chunk.place).strand(bytes_of(chunk.frames));
-            }
-        }
-        state.zombies.extend(zombies);
-        rows.iter().for_each(|row| state.withdraw_move(row));
+        self.send_back(leaving, &mut []);
+        (wishes, made)
     }
 }
 
+impl std::iter::Sum for Moved {
+    fn sum<I: Iterator<Item = Moved>>(all: I) -> Moved {
+        all.fold(Moved::default(), |sum, one| Moved {
+            moved: sum.moved + one.moved,
+            there: sum.there + one.there,
+            anchored: sum.anchored + one.anchored,
+            shared: sum.shared + one.shared,
+        })
+    }
+}
+
+fn overlap(one: (u32, u32), other: (u32, u32)) -> u64 {
+    bytes_of(one.1.min(other.1).saturating_sub(one.0.max(other.0)))
+}
+
+/// What became of each wish.
+fn moved_of<H>(plan: &Plan<H>, wanted: &[Wanted]) -> Vec<Moved> {
+    let mut moved = plan.stays.clone();
+    for (moved, wish) in moved.iter_mut().zip(wanted) {
+        for step in plan.steps().filter(|step| step.is_done) {
+            let came = step.new.iter().filter(|new| new.place == wish.to);
+            let went = |new: &Laid| {
+                let went = step.old.iter().filter(|old| old.place != wish.to);
+                went.map(|old| {
+                    let both = (new.start.max(old.start), new.end.min(old.end));
+                    overlap((both.0, both.1.max(both.0)), (wish.start, wish.end))
+                })
+                .sum::<u64>()
+            };
+            moved.moved += came.map(went).sum::<u64>();
+        }
+    }
+    moved
+}
+
 impl<H: Copy> State<H> {
-    /// Finds the chunks that move, and sets them, their free memory and room for the new ones aside.
+    /// Finds the chunks that move and decides in which order, and sets them, their free memory and all that serves them aside.
+    /// `stops`: nobody is at work on anything while memory is unmapped.
     fn plan_move(
         &mut self,
-        wish: &Wish,
+        wanted: &[Wanted],
+        stops: bool,
         headrooms: &BTreeMap<PlaceId, Option<u64>>,
+        largest_chunk: u64,
         registry: &Registry,
-    ) -> Result<Planned<H>, NotYet> {
-        let block = (wish.block, wish.block + wish.record.frames);
-        let mut outcome = Moved { moved: bytes_of(wish.end - wish.start), ..Moved::default() };
-        let mut rows: Vec<Row<H>> = Vec::new();
-        let chunks: Vec<Chunk<H>> = self.chunks.touched(wish.start, wish.end).copied().collect();
-        for chunk in chunks {
-            let (start, end) = (chunk.start.max(wish.start), chunk.end().min(wish.end));
-            let bytes = bytes_of(end - start);
+    ) -> Result<Plan<H>, NotYet> {
+        // The frames of somebody else, once a block has ended and what was left of it went to the driver.
+        if wanted.iter().any(|wish| !registry.lives(wish.block, wish.record.id)) {
+            return Err(NotYet::Ended);
+        }
+        let blocks: BTreeMap<u32, Record> = wanted.iter().map(|wish| (wish.block, wish.record)).collect();
+        let touched: BTreeMap<u32, Chunk<H>> = wanted
+            .iter()
+            .flat_map(|wish| self.chunks.touched(wish.start, wish.end))
+            .map(|chunk| (chunk.start, *chunk))
+            .collect();
+        let mut plan = Plan {
+            memory: Vec::new(),
+            old: 0,
+            given: 0,
+            to_make: Vec::new(),
+            waves: Vec::new(),
+            free: Vec::new(),
+            stays: vec![Moved::default(); wanted.len()],
+        };
+        let mut stretches: Vec<Stretch> = Vec::new();
+        let mut blocks_of_parts: Vec<u32> = Vec::new();
+        for chunk in touched.values() {
             if chunk.moving {
                 return Err(NotYet::Moving);
             }
-            if chunk.place == wish.to {
-                outcome.there += bytes;
-                continue;
-            }
-            if !chunk.anchors.reasons().is_empty() || self.asked.touches(chunk.start, chunk.end(), registry) {
-                outcome.anchored += bytes;
-                continue;
-            }
-            let Some(free) = self.free_beside(&chunk, block) else {
-                outcome.shared += bytes;
-                continue;
-            };
-            if free.iter().any(|(.., freed)| !freed.is_quiet(&self.clock)) {
-                return Err(NotYet::Busy);
-            }
-            if rows.last().is_none_or(|row| row.end < chunk.start) {
-                let (start, end) = (chunk.start, chunk.start);
-                rows.push(Row { start, end, old: Vec::new(), parts: Vec::new(), new: Vec::new(), free: Vec::new() });
-            }
-            let Some(row) = rows.last_mut() else { continue };
-            let live = (chunk.start.max(block.0), chunk.end().min(block.1));
-            for (start, end, place) in [(live.0, start, chunk.place), (start, end, wish.to), (end, live.1, chunk.place)]
-            {
-                match row.parts.last_mut().filter(|part| part.1 == start && part.2 == place) {
-                    Some(part) => part.1 = end,
-                    None if start < end => row.parts.push((start, end, place)),
-                    None => {}
+            let bounds = (chunk.start, chunk.end());
+            let parts = parts_on(chunk, wanted, &blocks);
+            let free = self.free_beside(chunk, &blocks);
+            let goes = parts.iter().any(|(part, _)| part.place != chunk.place);
+            let is_anchored =
+                !chunk.anchors.reasons().is_empty() || self.asked.touches(chunk.start, chunk.end(), registry);
+            for (stays, wish) in plan.stays.iter_mut().zip(wanted) {
+                let bytes = overlap((wish.start, wish.end), bounds);
+                match &free {
+                    _ if wish.to == chunk.place => stays.there += bytes,
+                    _ if is_anchored => stays.anchored += bytes,
+                    None => stays.shared += bytes,
+                    Some(_) => {}
                 }
             }
-            row.end = chunk.end();
-            row.old.push(chunk);
-            row.free.extend(free);
+            let Some(free) = free.filter(|_| goes && !is_anchored) else { continue };
+            if !stops && free.iter().any(|(.., freed)| !freed.is_quiet(&self.clock)) {
+                return Err(NotYet::Busy);
+            }
+            let follows = plan.memory.last().is_some_and(|last| last.end() == chunk.start);
+            if !follows {
+                stretches.push(Stretch::default());
+            }
+            let Some(stretch) = stretches.last_mut() else { continue };
+            let on_host = self.place(chunk.place).is_host();
+            stretch.old.push(Old { start: chunk.start, frames: chunk.frames, place: chunk.place, on_host });
+            for (mut part, block) in parts {
+                part.nearness = match blocks.get(&block) {
+                    _ if self.place(part.place).is_host() => Nearness::Host,
+                    Some(record) if record.gpu == part.place => Nearness::Home,
+                    _ => Nearness::Peer,
+                };
+                match stretch.parts.last_mut() {
+                    Some(last)
+                        if last.end == part.start
+                            && last.place == part.place
+                            && blocks_of_parts.last() == Some(&block) =>
+                    {
+                        last.end = part.end;
+                    }
+                    _ => {
+                        stretch.parts.push(part);
+                        blocks_of_parts.push(block);
+                    }
+                }
+            }
+            plan.memory.push(*chunk);
+            plan.free.extend(free);
         }
-        self.set_aside_for(&rows, headrooms)?;
-        Ok((rows, outcome))
+        plan.old = plan.memory.len();
+        self.set_aside_for(&mut plan, &stretches, headrooms, largest_chunk)?;
+        Ok(plan)
     }
 
-    /// What is free on a chunk that nobody else has anything of; `None` where somebody has.
-    fn free_beside(&self, chunk: &Chunk<H>, block: (u32, u32)) -> Option<Vec<(u32, u32, Freed)>> {
+    /// What is free on a chunk that nobody has anything of but these blocks; `None` where somebody has.
+    fn free_beside(&self, chunk: &Chunk<H>, blocks: &BTreeMap<u32, Record>) -> Option<Vec<(u32, u32, Freed)>> {
         let mut free = Vec::new();
         let mut at = chunk.start;
         while at < chunk.end() {
@@ -474,75 +735,185 @@ impl<H: Copy> State<H> {
             let end = run.end().min(chunk.end());
             match run.kind {
                 Kind::Free(freed) => free.push((at, end, freed)),
-                Kind::Out if block.0 <= at && end <= block.1 => {}
-                Kind::Out => return None,
+                Kind::Out => {
+                    // One run may be several blocks.
+                    let mut frame = at;
+                    while frame < end {
+                        let (start, record) = blocks.range(..=frame).next_back()?;
+                        frame = Some(start + record.frames).filter(|until| *until > frame)?;
+                    }
+                }
             }
             at = end;
         }
         Some(free)
     }
 
-    fn set_aside_for(&mut self, rows: &[Row<H>], headrooms: &BTreeMap<PlaceId, Option<u64>>) -> Result<(), NotYet> {
-        let mut needed: BTreeMap<PlaceId, u64> = BTreeMap::new();
-        for &(start, end, place) in rows.iter().flat_map(|row| &row.parts) {
-            *needed.entry(place).or_default() += bytes_of(end - start);
-        }
-        for (&place, &bytes) in &needed {
+    /// Decides about the order, and sets aside what there is and room for what is to be made.
+    fn set_aside_for(
+        &mut self,
+        plan: &mut Plan<H>,
+        stretches: &[Stretch],
+        headrooms: &BTreeMap<PlaceId, Option<u64>>,
+        largest_chunk: u64,
+    ) -> Result<(), NotYet> {
+        let mut rooms = Rooms { frames: BTreeMap::new(), largest: (largest_chunk / FRAME) as u32 };
+        for place in stretches.iter().flat_map(|stretch| &stretch.parts).map(|part| part.place) {
             let headroom = *headrooms.get(&place).ok_or(NotYet::Ask(place))?;
-            let room = self.budget(place).growth(headroom);
-            if room < bytes {
-                return Err(NotYet::Lacks(place, bytes - room));
+            rooms.frames.insert(place, self.budget(place).growth(headroom) / FRAME);
+        }
+        let waves = schedule::schedule(stretches, &self.stock.classes(), &rooms)
+            .map_err(|(place, frames)| NotYet::Lacks(place, frames * FRAME))?;
+        let mut needed: BTreeMap<PlaceId, u64> = BTreeMap::new();
+        let tiles = || waves.iter().flatten().flat_map(|step| &step.tiles);
+        plan.given = plan.old + tiles().filter(|tile| tile.source == Source::Stock).count();
+        for wave in &waves {
+            let mut steps = Vec::new();
+            for step in wave {
+                let laid = |index: usize, chunk: &Chunk<H>| Laid {
+                    start: chunk.start,
+                    end: chunk.end(),
+                    place: chunk.place,
+                    memory: index,
+                };
+                let old = step.old.clone().map(|index| laid(index, &plan.memory[index])).collect();
+                let mut new = Vec::new();
+                for tile in &step.tiles {
+                    let memory = match tile.source {
+                        Source::Vacated(index) => index,
+                        Source::Stock => {
+                            let Some(chunk) = self.stock.take((tile.place, tile.frames)) else {
+                                debug_assert!(false, "the stock has what the schedule counts on");
+                                continue;
+                            };
+                            self.budget(tile.place).set_aside(bytes_of(tile.frames));
+                            plan.memory.push(chunk);
+                            plan.memory.len() - 1
+                        }
+                        Source::New => {
+                            self.budget(tile.place).promise(bytes_of(tile.frames));
+                            plan.to_make.push((tile.place, tile.frames));
+                            plan.given + plan.to_make.len() - 1
+                        }
+                    };
+                    if !matches!(tile.source, Source::Vacated(_)) {
+                        *needed.entry(tile.place).or_default() += bytes_of(tile.frames);
+                    }
+                    let end = tile.start + tile.frames;
+                    new.push(Laid { start: tile.start, end, place: tile.place, memory });
+                }
+                steps.push(Step { old, new, inward: step.inward, is_done: false });
             }
+            plan.waves.push(Wave { steps, copies: Vec::new() });
         }
         for (place, bytes) in needed {
-            self.budget(place).promise(bytes);
+            self.stock.needs(place, bytes);
         }
-        self.moves += rows.len() as u32;
-        for row in rows {
-            self.chunks.set_moving(row.start, row.end, true);
-            for &(start, end, _) in &row.free {
-                let taken = self.runs.take(start, end);
-                debug_assert!(taken.is_some(), "frames {start}..{end} are free");
-            }
+        self.moves += 1;
+        for chunk in &plan.memory[..plan.old] {
+            self.chunks.set_moving(chunk.start, chunk.end(), true);
+        }
+        for &(start, end, _) in &plan.free {
+            let taken = self.runs.take(start, end);
+            debug_assert!(taken.is_some(), "frames {start}..{end} are free");
         }
         Ok(())
     }
 
-    /// What was set aside for a row is free again.
-    fn withdraw_move(&mut self, row: &Row<H>) {
-        for &(start, end, place) in &row.parts {
-            self.budget(place).withdraw(bytes_of(end - start));
+    /// The steps that were done are in the books, and the others as if they had never been planned. The front keeps nothing. Returns
+    /// the new chunks, in address order.
+    fn commit_move(&mut self, plan: &Plan<H>) -> Vec<Chunk<H>> {
+        let made = plan.memory.len() - plan.given;
+        for (index, &(place, frames)) in plan.to_make.iter().enumerate() {
+            let budget = self.budget(place);
+            if index < made { budget.deliver_aside(bytes_of(frames)) } else { budget.withdraw(bytes_of(frames)) }
+        }
+        let mut all = Vec::new();
+        for step in plan.steps() {
+            if !step.is_done {
+                for old in &step.old {
+                    self.chunks.set_moving(old.start, old.end, false);
+                    self.chunks.set_alias(old.start, plan.memory[old.memory].alias);
+                }
+                for &(start, _, freed) in plan.free_on(step) {
+                    self.runs.release(start, freed);
+                }
+                continue;
+            }
+            for &(start, end, _) in plan.free_on(step) {
+                self.runs.remove(start);
+                self.space.give(start, end - start);
+            }
+            let (Some(first), Some(last)) = (step.old.first(), step.old.last()) else { continue };
+            let gone = self.chunks.remove_range(first.start, last.end);
+            let freed_in = gone.iter().map(|chunk| chunk.freed_in).max().unwrap_or(0);
+            for chunk in &gone {
+                let free: u32 = plan
+                    .free_on(step)
+                    .filter(|(start, ..)| (chunk.start..chunk.end()).contains(start))
+                    .map(|(start, end, _)| end - start)
+                    .sum();
+                self.budget(chunk.place).vacate(bytes_of(chunk.frames), bytes_of(chunk.frames - free));
+            }
+            let new: Vec<Chunk<H>> = step
+                .new
+                .iter()
+                .map(|new| Chunk {
+                    start: new.start,
+                    freed_in,
+                    anchors: AnchorCounts::default(),
+                    moving: false,
+                    ..plan.memory[new.memory]
+                })
+                .collect();
+            for stretch in new.chunk_by(|left, right| left.end() == right.start) {
+                self.chunks.insert(stretch);
+            }
+            for chunk in &new {
+                self.budget(chunk.place).use_aside(bytes_of(chunk.frames));
+            }
+            all.extend(new);
+        }
+        for chunk in &all {
+            self.budget(chunk.place).note_peak();
         }
         self.moves -= 1;
-        self.chunks.set_moving(row.start, row.end, false);
-        for &(start, _, freed) in &row.free {
-            self.runs.release(start, freed);
-        }
+        all.sort_unstable_by_key(|chunk| chunk.start);
+        all
     }
 
-    /// The new chunks of a row are mapped. The front keeps nothing. Returns the old ones, which are leaving.
-    fn commit_move(&mut self, row: &Row<H>) -> Vec<Chunk<H>> {
-        for &(start, end, _) in &row.free {
-            self.runs.remove(start);
-            self.space.give(start, end - start);
-            self.count_trimmed(bytes_of(end - start));
+    /// What took part in a move and is mapped nowhere now is stock, or leaves.
+    fn clear_move(&mut self, plan: &Plan<H>, is_laid: &[bool], keeps: bool) -> Vec<Leaving<H>> {
+        let mut leaving = Vec::new();
+        for (chunk, _) in plan.memory.iter().zip(is_laid).filter(|(_, is_laid)| !**is_laid) {
+            let chunk =
+                Chunk { start: 0, freed_in: self.period, anchors: AnchorCounts::default(), moving: false, ..*chunk };
+            let bytes = bytes_of(chunk.frames);
+            self.budget(chunk.place).free_aside(bytes);
+            let limit = self.budget(chunk.place).limit();
+            if !keeps || !self.stock.keep(&chunk, limit) {
+                self.budget(chunk.place).leave(bytes);
+                leaving.push(Leaving { start: 0, frames: 0, chunks: vec![chunk] });
+            }
         }
-        for chunk in &row.old {
-            let live = row.live_on(chunk);
-            let budget = self.budget(chunk.place);
-            budget.put_back(bytes_of(live));
-            budget.leave(bytes_of(chunk.frames));
-        }
-        self.moves -= 1;
-        let old = self.chunks.remove_range(row.start, row.end);
-        for stretch in row.new_stretches() {
-            self.chunks.insert(stretch);
-        }
-        for chunk in &row.new {
-            let budget = self.budget(chunk.place);
-            budget.deliver(bytes_of(chunk.frames));
-            budget.note_peak();
-        }
-        old
+        leaving
     }
+}
+
+/// What of these blocks stands on a chunk, and where it is to lie: each with the block, in address order. The last wish counts.
+fn parts_on<H>(chunk: &Chunk<H>, wanted: &[Wanted], blocks: &BTreeMap<u32, Record>) -> Vec<(Part, u32)> {
+    let mut parts: Vec<(Part, u32)> = Vec::new();
+    for (&block, record) in blocks {
+        let (start, end) = (block.max(chunk.start), (block + record.frames).min(chunk.end()));
+        let wishes = || wanted.iter().filter(|wish| wish.block == block);
+        let mut borders: Vec<u32> = wishes().flat_map(|wish| [wish.start, wish.end]).chain([start, end]).collect();
+        borders.retain(|border| (start..=end).contains(border));
+        borders.sort_unstable();
+        for pair in borders.windows(2).filter(|pair| pair[0] < pair[1]) {
+            let wish = wishes().rfind(|wish| wish.start <= pair[0] && pair[1] <= wish.end);
+            let place = wish.map_or(chunk.place, |wish| wish.to);
+            parts.push((Part { start: pair[0], end: pair[1], place, nearness: Nearness::Peer }, block));
+        }
+    }
+    parts
 }

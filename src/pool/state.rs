@@ -12,6 +12,7 @@ use crate::place::PlaceId;
 use crate::registry::{Record, Registry};
 use crate::runs::{Freed, Kind, Runs};
 use crate::space::Space;
+use crate::stock::Stock;
 use crate::{Config, FRAME, Place, Policy, Request, Usage, placement};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -80,12 +81,18 @@ impl From {
     }
 }
 
-/// Mapped chunks on their way back to the driver; no run and no table knows them any more.
+/// Chunks on their way back to the driver; no run and no table knows them any more. They are mapped at these frames, if any.
 #[derive(Debug)]
 pub(crate) struct Leaving<H> {
     pub start: u32,
     pub frames: u32,
     pub chunks: Vec<Chunk<H>>,
+}
+
+impl<H> Leaving<H> {
+    pub fn bytes(&self) -> u64 {
+        self.chunks.iter().map(|chunk| bytes_of(chunk.frames)).sum()
+    }
 }
 
 /// Chunks that the driver did not take back. Their addresses are never used again.
@@ -104,11 +111,13 @@ pub(crate) struct State<H> {
     pub runs: Runs,
     pub budgets: Vec<Budget>,
     pub zombies: Vec<Zombie<H>>,
+    /// What moves have left for the next one.
+    pub stock: Stock<H>,
     /// Memory of ended blocks that others have.
     pub held: Held,
     /// What the program wants to stay where it is.
     pub asked: Asked,
-    /// Rows of chunks that moves have taken, each of which has room at two places until it is over.
+    /// Moves under way, each of which has room at two places until it is over.
     pub moves: u32,
     /// Counts the frees whose memory came back while a GPU might still touch it, whichever: one row of numbers, so that free
     /// runs have an age whoever used them. Ticks under the pool's lock.
@@ -155,6 +164,7 @@ impl<H: Copy> State<H> {
             runs,
             budgets: specs.iter().map(|spec| Budget::new(spec.place, &config.accounts)).collect(),
             zombies: Vec::new(),
+            stock: Stock::new(specs.len()),
             held: Held::default(),
             asked: Asked::default(),
             moves: 0,
@@ -307,7 +317,16 @@ impl<H: Copy> State<H> {
         self.totals.out_bytes + bytes <= self.totals.peak_live_bytes
     }
 
-    /// Takes quiet memory at `place` out of the pool in whole chunks, at least `bytes` or all, the longest unused first.
+    /// Takes chunks that moves left at `place` before period `since` out of the pool, at least `bytes` or all.
+    pub fn evict_stock(&mut self, place: PlaceId, since: u32, bytes: u64) -> Vec<Leaving<H>> {
+        let chunks = self.stock.clear(place, since, bytes);
+        let sum = chunks.iter().map(|chunk| bytes_of(chunk.frames)).sum();
+        self.budget(place).leave(sum);
+        if chunks.is_empty() { Vec::new() } else { vec![Leaving { start: 0, frames: 0, chunks }] }
+    }
+
+    /// Takes quiet memory at `place` out of the pool in whole chunks, at least `bytes` or all, what moves left before all else and
+    /// then the longest unused first.
     pub fn evict(&mut self, place: PlaceId, bytes: u64) -> Vec<Leaving<H>> {
         self.runs.settle();
         let mut cold: Vec<(u64, u32, u32)> = self
@@ -319,8 +338,8 @@ impl<H: Copy> State<H> {
             })
             .collect();
         cold.sort_unstable();
-        let mut leaving = Vec::new();
-        let mut sum = 0;
+        let mut leaving = self.evict_stock(place, u32::MAX, bytes);
+        let mut sum = leaving.iter().map(Leaving::bytes).sum::<u64>();
         for (_, start, end) in cold {
             if sum >= bytes {
                 break;
@@ -358,14 +377,16 @@ impl<H: Copy> State<H> {
 
     /// Bytes that [`State::evict`] could take out at `place`, after a wait for this GPU if any.
     pub fn evictable(&self, place: PlaceId, waits_for: Option<PlaceId>) -> u64 {
-        self.runs
+        let of_runs: u64 = self
+            .runs
             .free_at(place)
             .filter(|run| matches!(run.kind, Kind::Free(freed) if self.is_usable(freed, waits_for)))
             .map(|run| {
                 let (start, end) = self.chunks.whole_within(run.start, run.end());
                 bytes_of(end - start)
             })
-            .sum()
+            .sum();
+        of_runs + self.stock.bytes(place)
     }
 
     /// The GPUs but this one that may be at work on free memory at these places, or on memory of ended blocks that others have.

@@ -1,22 +1,48 @@
 //! The pool's [`Mover`] over the driver: second mappings, the wait before a move, and the copies.
 //!
-//! Copies are made by the copy engine, on a stream that lives as long as they do, in the context that the block was allocated in: it
-//! reaches both places, and whoever owns the block pays. A stream is never made beside work of ours, since the device has just been
-//! waited for, and never is it the default one, which other work orders itself by.
+//! Copies are made by the copy engines in the context that the block was allocated in: it reaches both places, and whoever owns
+//! the block pays. What comes home and what goes out have a stream each, because the link to the host carries both at once (55
+//! GB/s each way); over NVLink one engine does both, and nothing is lost. The streams are made once in each context, before the
+//! program is stopped for a move, since making one may wait for a kernel that runs, and last as long as the context. They are never
+//! the default one, by which other work orders itself.
 
 use super::fault;
 use super::vmm::Vmm;
 use crate::watch::context::{self, Gpus};
 use crate::{fence, process};
-use gpupool_cuda::{CuResult, Device, Driver, Physical};
+use gpupool_cuda::{self as cuda, CuResult, Device, Driver, Physical, Stream};
 use gpupool_pool::{Backend, Fault, Mover, Place, Transfer};
+use parking_lot::Mutex;
 
 /// How often a call is made that undoes something or waits for it, where the driver refused: there is no second way.
 const TRIES: u32 = 5;
 
+/// The streams of a context.
+#[derive(Clone, Copy)]
+struct Lanes {
+    inward: Stream,
+    outward: Stream,
+}
+
+/// A context in which copies are made.
+#[derive(Clone, Copy)]
+struct Ready {
+    /// Whose blocks, and the GPU.
+    owner: u64,
+    gpu: u32,
+    /// The context that copies: the owner, or another one of that GPU where it is gone.
+    context: u64,
+    handle: cuda::Context,
+    lanes: Lanes,
+}
+
+/// Those that live, and some that ended. Looked at while the program is stopped: whoever holds this makes no call of the driver.
+static READY: Mutex<Vec<Ready>> = Mutex::new(Vec::new());
+
 impl Mover for Vmm {
     fn alias(&self, handle: Physical, bytes: u64, place: Place) -> Result<u64, Fault<CuResult>> {
         let driver = self.driver();
+        let _relaxed = driver.relax();
         let address = driver.reserve(bytes).map_err(fault)?;
         let free = || {
             let _ = driver.free_reservation(address, bytes);
@@ -35,20 +61,57 @@ impl Mover for Vmm {
         fence::wait(self.driver(), Gpus::All).map_err(fault)
     }
 
+    fn prepare(&self, owner: u64, gpu: u32) -> Result<(), Fault<CuResult>> {
+        // Where hooks are not in effect, handles known from earlier calls may be nobody's by now.
+        if !process::is_preloaded() || ready(owner, gpu).is_some_and(|ready| context::keep(ready.context).is_some()) {
+            return Ok(());
+        }
+        let driver = self.driver();
+        let (context, handle) = context_for(owner, gpu).ok_or(Fault::Failed(CuResult::CONTEXT_IS_DESTROYED))?;
+        // Another owner's blocks may be copied there already.
+        let known = READY.lock().iter().find(|ready| ready.context == context).map(|ready| ready.lanes);
+        let made =
+            known.map_or_else(|| context::within(driver, handle, || Lanes::make(driver)), |lanes| Some(Ok(lanes)));
+        let lanes = made.unwrap_or(Err(CuResult::CONTEXT_IS_DESTROYED)).map_err(Fault::Failed)?;
+        let mut all = READY.lock();
+        all.retain(|ready| (ready.owner, ready.gpu) != (owner, gpu) && context::by_id(ready.context).is_some());
+        all.push(Ready { owner, gpu, context, handle, lanes });
+        Ok(())
+    }
+
     fn copy(&self, owner: u64, gpu: u32, transfers: &[Transfer]) -> Result<(), Fault<CuResult>> {
         let driver = self.driver();
-        let copied = within_owner(driver, owner, gpu, || copy_all(driver, transfers));
+        let copied = if process::is_preloaded() {
+            // A context that a call may be ending is left alone: that call may wait for who copies.
+            ready(owner, gpu).and_then(|Ready { context, handle, lanes, .. }| {
+                let _lives = context::keep(context)?;
+                context::within_own(driver, handle, || lanes.copy(driver, transfers))
+            })
+        } else {
+            within_unseen(driver, gpu, || {
+                let lanes = Lanes::make(driver)?;
+                let copied = lanes.copy(driver, transfers);
+                lanes.end(driver);
+                copied
+            })
+        };
         copied.unwrap_or(Err(CuResult::CONTEXT_IS_DESTROYED)).map_err(Fault::Failed)
     }
 }
 
-/// Makes the context with this id, or another one on this GPU, current for the length of `act`. `None` where there is none.
-fn within_owner<T>(driver: &Driver, owner: u64, gpu: u32, act: impl FnOnce() -> T) -> Option<T> {
-    // Where hooks are not in effect, handles known from earlier calls may be nobody's by now. Any context of that GPU does.
-    let owner = context::owner(owner).filter(|_| process::is_preloaded());
-    if let Some(handle) = owner.and_then(|(owner, _)| owner.live_handle()) {
-        return context::within(driver, handle, act);
-    }
+fn ready(owner: u64, gpu: u32) -> Option<Ready> {
+    READY.lock().iter().find(|ready| (ready.owner, ready.gpu) == (owner, gpu)).copied()
+}
+
+/// The context with this id, or another one on this GPU where that is gone, as for blocks that outlive their context.
+fn context_for(owner: u64, gpu: u32) -> Option<(u64, cuda::Context)> {
+    let own = context::owner(owner).map(|(context, _)| context);
+    let others = || context::all().into_iter().filter(|context| context.device == Device::of(gpu));
+    own.into_iter().chain(others()).find_map(|context| Some((context.id, context.live_handle()?)))
+}
+
+/// Makes some context of this GPU current for the length of `act`, where nobody sees contexts come and go.
+fn within_unseen<T>(driver: &Driver, gpu: u32, act: impl FnOnce() -> T) -> Option<T> {
     let device = Device::of(gpu);
     if driver.current_device().is_ok_and(|current| current == device) {
         return Some(act());
@@ -56,21 +119,44 @@ fn within_owner<T>(driver: &Driver, owner: u64, gpu: u32, act: impl FnOnce() -> 
     context::within_one_on(driver, device, act)
 }
 
-/// Copies in the current context, and waits for that.
-fn copy_all(driver: &Driver, transfers: &[Transfer]) -> Result<(), CuResult> {
-    let _relaxed = driver.relax();
-    let stream = driver.create_stream()?;
-    let begin = |&Transfer { from, to, bytes }: &Transfer| {
-        // SAFETY: the stream was made above and is destroyed below.
-        unsafe { driver.copy_in(stream, to, from, bytes) }.ok()
-    };
-    let begun = transfers.iter().try_for_each(begin);
-    // Waited for in any case: what was begun must be over before anybody unmaps it. Only in a context that is broken does no
-    // wait succeed, and there nothing runs.
-    // SAFETY: the stream was made above and is destroyed below.
-    let wait = || unsafe { driver.synchronize_stream(stream) }.ok();
-    let done = (0..TRIES).find_map(|_| wait().ok()).map_or_else(wait, Ok);
-    // SAFETY: the stream was made above, and nobody else knows it.
-    let _ = unsafe { driver.destroy_stream(stream) };
-    begun.and(done)
+impl Lanes {
+    /// In the current context.
+    fn make(driver: &Driver) -> Result<Self, CuResult> {
+        let _relaxed = driver.relax();
+        let inward = driver.create_stream()?;
+        match driver.create_stream() {
+            Ok(outward) => Ok(Self { inward, outward }),
+            Err(result) => {
+                // SAFETY: the stream was made above, and nobody else knows it.
+                let _ = unsafe { driver.destroy_stream(inward) };
+                Err(result)
+            }
+        }
+    }
+
+    fn end(self, driver: &Driver) {
+        for stream in [self.inward, self.outward] {
+            // SAFETY: both streams were made by `make` in the context that is current still, and `self` was their last user.
+            let _ = unsafe { driver.destroy_stream(stream) };
+        }
+    }
+
+    /// Copies in the current context, which is theirs, and waits for that.
+    fn copy(self, driver: &Driver, transfers: &[Transfer]) -> Result<(), CuResult> {
+        let _relaxed = driver.relax();
+        let begin = |&Transfer { from, to, bytes, inward }: &Transfer| {
+            let stream = if inward { self.inward } else { self.outward };
+            // SAFETY: the stream lives as long as its context, which is current and kept by the caller.
+            unsafe { driver.copy_in(stream, to, from, bytes) }.ok()
+        };
+        let begun = transfers.iter().try_for_each(begin);
+        // Waited for in any case: what was begun must be over before anybody unmaps it. Only in a context that is broken does no
+        // wait succeed, and there nothing runs.
+        let done = [self.inward, self.outward].map(|stream| {
+            // SAFETY: the stream lives as long as its context, which is current and kept by the caller.
+            let wait = || unsafe { driver.synchronize_stream(stream) }.ok();
+            (0..TRIES).find_map(|_| wait().ok()).map_or_else(wait, Ok)
+        });
+        begun.and(done[0]).and(done[1])
+    }
 }

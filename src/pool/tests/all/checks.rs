@@ -136,6 +136,7 @@ pub fn assert_returns_everything(pool: &Pool<Mock>, live: &[Allocation]) {
     pool.backend().inner().capturing = false;
     pool.backend().inner().held.clear();
     pool.backend().inner().fault = None;
+    pool.backend().inner().second = None;
     for allocation in live {
         assert_eq!(pool.free(allocation.block.address, gpupool_pool::Free::Lazy), Ok(allocation.block));
         note_busy(pool, allocation);

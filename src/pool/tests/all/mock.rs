@@ -60,10 +60,18 @@ pub struct Inner {
     busy: Vec<(u64, u64, u32)>,
     /// Grows when a device is added to those that are to reach all memory.
     pub readers: u64,
+    /// The number of readers when a GPU was added.
+    pub arrived: BTreeMap<u32, u64>,
+    /// Where copies can be made.
+    prepared: BTreeSet<(u64, u32)>,
+    /// The program is stopped: nothing but copies and mappings of what there is.
+    pub stopped: bool,
     /// Fallible calls so far.
     pub calls: u64,
     /// Fails this many calls from this one on.
     pub fault: Option<(CallNumber, u64, FaultKind)>,
+    /// The same once more.
+    pub second: Option<(CallNumber, u64, FaultKind)>,
     /// Every fallible call and [`Backend::headroom`], by name, with its bytes; of a wait, with a bit for each GPU.
     pub log: Vec<(&'static str, u64)>,
 }
@@ -96,10 +104,11 @@ impl Mock {
         let mut inner = self.inner();
         inner.calls += 1;
         inner.log.push((name, bytes));
+        let is_short = matches!(name, "copy" | "map" | "unmap" | "grant");
+        assert!(is_short || !inner.stopped, "{name} while the program is stopped");
         let number = inner.calls;
-        if let Some((first, count, kind)) = inner.fault
-            && (first..first + count).contains(&number)
-        {
+        let hits = |fault: &(CallNumber, u64, FaultKind)| (fault.0..fault.0 + fault.1).contains(&number);
+        if let Some((.., kind)) = inner.fault.into_iter().chain(inner.second).find(hits) {
             return Err(match kind {
                 FaultKind::OutOfMemory => Fault::OutOfMemory(number),
                 FaultKind::Unavailable => Fault::Unavailable(number),
@@ -173,9 +182,26 @@ impl Inner {
         self.memories[&handle].contents[(offset / FRAME) as usize]
     }
 
-    /// Second mappings now: the size of each.
+    /// Second mappings now of what is mapped, too: the size of each.
     pub fn aliases(&self) -> Vec<u64> {
-        self.aliases.values().map(|(handle, _)| self.memories[handle].bytes).collect()
+        let memories = self.aliases.values().map(|(handle, _)| &self.memories[handle]);
+        memories.filter(|memory| memory.mapped_at.is_some()).map(|memory| memory.bytes).collect()
+    }
+
+    /// Memory that is mapped nowhere but a second time: handles, sizes and places.
+    pub fn stock(&self) -> Vec<(u64, u64, Place)> {
+        let loose = self.memories.iter().filter(|(_, memory)| memory.mapped_at.is_none());
+        loose.map(|(&handle, memory)| (handle, memory.bytes, memory.place)).collect()
+    }
+
+    /// All work is over.
+    pub fn all_done(&mut self) {
+        self.busy.clear();
+    }
+
+    /// Whether this memory was given back.
+    pub fn is_gone(&self, handle: u64) -> bool {
+        !self.memories.contains_key(&handle)
     }
 
     /// Where this handle is mapped.
@@ -276,6 +302,12 @@ impl Backend for Mock {
         // Who is added while the call is under way is not in it.
         let readers = self.readers();
         let mut inner = self.call("grant", bytes)?;
+        if let Some((handle, granted)) = inner.aliases.get_mut(&address) {
+            *granted = readers.max(*granted);
+            let handle = *handle;
+            assert_eq!((inner.memories[&handle].bytes, inner.memories[&handle].place), (bytes, place));
+            return Ok(());
+        }
         let mut at = address;
         // The driver refuses a range with a hole, or with a part of a mapping, which another thread may just have made.
         while at < address + bytes {
@@ -360,12 +392,20 @@ impl Mover for Mock {
         Ok(())
     }
 
+    fn prepare(&self, owner: u64, gpu: u32) -> Result<(), Fault<CallNumber>> {
+        self.call("prepare", 0)?.prepared.insert((owner, gpu));
+        Ok(())
+    }
+
     fn copy(&self, owner: u64, gpu: u32, transfers: &[Transfer]) -> Result<(), Fault<CallNumber>> {
         let mut inner = self.call("copy", transfers.iter().map(|transfer| transfer.bytes).sum())?;
         assert!(gpu < 2 && owner <= 2, "nobody has a context there");
-        for &Transfer { from, to, bytes } in transfers {
+        assert!(inner.prepared.contains(&(owner, gpu)), "a copy makes nothing itself");
+        for &Transfer { from, to, bytes, .. } in transfers {
             assert_frames(from, bytes);
-            let (handle, _) = inner.aliases[&to];
+            let (handle, readers) = inner.aliases[&to];
+            assert!(readers >= inner.arrived.get(&gpu).copied().unwrap_or(0), "GPU {gpu} has no access to {to:#x}");
+            assert_eq!(inner.memories[&handle].mapped_at, None, "what is in use is copied over");
             assert_eq!(inner.memories[&handle].bytes, bytes, "new memory is filled whole");
             let contents = (from..from + bytes).step_by(FRAME as usize).map(|at| inner.read(at)).collect();
             inner.memories.get_mut(&handle).unwrap().contents = contents;

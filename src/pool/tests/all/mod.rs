@@ -9,5 +9,6 @@ mod faults;
 mod mock;
 mod model;
 mod placement;
+mod rearranging;
 mod small;
 mod threads;

@@ -7,9 +7,10 @@ use super::checks::{
 use super::mock::Mock;
 use gpupool_pool::{
     Allocation, Anchor, Anchors, Block, Claim, FRAME, Free, FreeError, Lenders, MoveError, Moved, Place, Policy, Pool,
-    Refusal, Request,
+    Rearranged, Refusal, Request, Stopped, Wish,
 };
 use proptest::prelude::*;
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]
@@ -89,6 +90,24 @@ enum Op {
         bytes: u64,
         place: Place,
     },
+    /// Several parts of blocks go to other places while the program is stopped, if it can be.
+    Rearrange {
+        wishes: Vec<(usize, u64, u64, Place)>,
+        /// The program can be stopped, and is quiet so many times when asked.
+        stops: bool,
+        quiet: u32,
+        /// What the program does before it is stopped.
+        meanwhile: Meanwhile,
+    },
+}
+
+#[derive(Clone, Debug)]
+enum Meanwhile {
+    Nothing,
+    Free(usize),
+    Trim(Option<Place>),
+    Unused,
+    Allocate(u64),
 }
 
 const LIMITS: [(Place, u64); 3] = [(GPU0, 256 * MIB), (GPU1, 193 * MIB), (HOST, 128 * MIB)];
@@ -134,7 +153,57 @@ fn any_op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Arrive),
         4 => (any::<usize>(), prop_oneof![Just(0), 0..40 * MIB], prop_oneof![Just(u64::MAX), 1..60 * MIB], any_place())
             .prop_map(|(pick, from, bytes, place)| Op::Move { pick, from, bytes, place }),
+        4 => (
+            proptest::collection::vec(
+                (any::<usize>(), prop_oneof![3 => Just(0), 1 => 0..40 * MIB], prop_oneof![3 => Just(u64::MAX), 1 => 1..60 * MIB], any_place()),
+                1..5,
+            ),
+            prop_oneof![1 => Just(false), 6 => Just(true)],
+            prop_oneof![1 => 0..4u32, 4 => Just(u32::MAX)],
+            any_meanwhile(),
+        )
+            .prop_map(|(wishes, stops, quiet, meanwhile)| Op::Rearrange { wishes, stops, quiet, meanwhile }),
     ]
+}
+
+fn any_meanwhile() -> impl Strategy<Value = Meanwhile> {
+    prop_oneof![
+        4 => Just(Meanwhile::Nothing),
+        2 => any::<usize>().prop_map(Meanwhile::Free),
+        1 => proptest::option::of(any_place()).prop_map(Meanwhile::Trim),
+        1 => Just(Meanwhile::Unused),
+        1 => (1..20 * MIB).prop_map(Meanwhile::Allocate),
+    ]
+}
+
+/// The program of these tests, stopped.
+struct Still<'a> {
+    mock: &'a Mock,
+    quiet: u32,
+}
+
+impl<'a> Still<'a> {
+    fn new(mock: &'a Mock, quiet: u32) -> Self {
+        mock.inner().stopped = true;
+        Self { mock, quiet }
+    }
+}
+
+impl Stopped for Still<'_> {
+    fn still_quiet(&mut self) -> bool {
+        let is_quiet = self.quiet > 0;
+        if is_quiet {
+            self.mock.inner().all_done();
+        }
+        self.quiet = self.quiet.saturating_sub(1);
+        is_quiet
+    }
+}
+
+impl Drop for Still<'_> {
+    fn drop(&mut self) {
+        self.mock.inner().stopped = false;
+    }
 }
 
 struct Model {
@@ -156,6 +225,8 @@ struct Model {
     /// The period of the pool, and that in which a block on this physical memory was freed last, by handle.
     period: u32,
     freed_in: BTreeMap<u64, u32>,
+    /// What moves have vacated and is kept, by handle.
+    stock: BTreeSet<u64>,
     /// The fewest bytes in live blocks since the pool was asked last.
     least_live: u64,
     /// Blocks that others have, by number.
@@ -194,6 +265,7 @@ impl Model {
             asked: Vec::new(),
             period: 0,
             freed_in: BTreeMap::new(),
+            stock: BTreeSet::new(),
             least_live: 0,
             out: BTreeMap::new(),
         }
@@ -363,12 +435,166 @@ impl Model {
                     assert!(accounts.charge(Claim::Handles, place, before), "it was there");
                 }
             }
-            Op::Move { pick, from, bytes, place } => self.move_some(pick, from, bytes, place),
+            Op::Move { pick, from, bytes, place } => {
+                self.move_some(pick, from, bytes, place);
+                self.note_stock();
+            }
+            Op::Rearrange { ref wishes, stops, quiet, ref meanwhile } => {
+                self.rearrange(wishes, stops, quiet, meanwhile);
+                self.note_stock();
+            }
             Op::Arrive => {
-                self.pool.backend().inner().readers += 1;
+                {
+                    let mut inner = self.pool.backend().inner();
+                    inner.readers += 1;
+                    let readers = inner.readers;
+                    inner.arrived.insert((readers % 2) as u32, readers);
+                }
                 self.pool.grant_again().unwrap();
             }
         }
+    }
+
+    /// What is mapped nowhere now and was before has been vacated.
+    fn note_stock(&mut self) {
+        let stock: BTreeSet<u64> = self.pool.backend().inner().stock().into_iter().map(|row| row.0).collect();
+        self.freed_in.extend(stock.difference(&self.stock).map(|&handle| (handle, self.period)));
+        self.stock = stock;
+    }
+
+    fn rearrange(&mut self, wanted: &[(usize, u64, u64, Place)], stops: bool, quiet: u32, meanwhile: &Meanwhile) {
+        if self.live.is_empty() {
+            return;
+        }
+        let mut wishes = Vec::new();
+        for &(pick, from, bytes, to) in wanted {
+            let block = self.live[pick % self.live.len()].block;
+            let from = from % block.bytes;
+            wishes.push(Wish { address: block.address + from, bytes: bytes.min(block.bytes - from), to });
+            let end = block.address + block.bytes.next_multiple_of(FRAME);
+            self.borders.extend((block.address..=end).step_by(FRAME as usize));
+        }
+        let pieces = |model: &Self| -> Vec<_> {
+            let blocks = model.live.iter().map(|allocation| allocation.block.address);
+            blocks.flat_map(|address| model.pool.pieces(address, u64::MAX)).map(|it| (it.address, it.handle)).collect()
+        };
+        let before = pieces(self);
+        let freed_in = self.freed_in_of_frames();
+        let victim = match *meanwhile {
+            Meanwhile::Free(pick) => Some(pick % self.live.len()),
+            _ => None,
+        };
+        let victim = victim.filter(|at| !self.out.contains_key(&self.live[*at].block.id)).map(|at| self.live[at]);
+        let (was_stopped, is_over, made) = (Cell::new(false), Cell::new(false), Cell::new(None));
+        let pool = &self.pool;
+        let period = self.period;
+        let stop = || {
+            match (meanwhile, victim) {
+                (Meanwhile::Free(_), Some(victim)) => {
+                    note_busy_on(pool, &victim, victim.block.home);
+                    assert_eq!(pool.free(victim.block.address, Free::Lazy), Ok(victim.block));
+                    is_over.set(true);
+                }
+                (Meanwhile::Trim(place), _) => {
+                    pool.trim(*place, None, &[]);
+                }
+                (Meanwhile::Unused, _) => {
+                    pool.return_unused(None, period, u64::MAX, |_| false);
+                }
+                // One that would not fit waits until the move is over, and nobody else is here to end it.
+                (&Meanwhile::Allocate(bytes), _)
+                    if pool.usage().places.iter().all(|it| it.limit - it.held > 200 * MIB) =>
+                {
+                    let request = Request { bytes, home: 0, owner: 0, soft_refusal: false };
+                    made.set(pool.allocate(&request).ok());
+                }
+                _ => {}
+            }
+            was_stopped.set(true);
+            stops.then(|| Still::new(pool.backend(), quiet))
+        };
+        let answer = pool.rearrange(&wishes, stop);
+        if is_over.get()
+            && let Some(gone) = victim
+        {
+            self.live.retain(|allocation| allocation.block != gone.block);
+            if !stops {
+                self.note_borrowed(&gone, gone.block.home);
+            }
+            self.ends(&gone.block);
+            self.note_borders(&gone);
+        }
+        if let Some(made) = made.get() {
+            self.last_id = made.block.id.max(self.last_id);
+            self.write(&made.block);
+            self.live.push(made);
+            self.told[0] = false;
+        }
+        match answer {
+            Ok(Rearranged { wishes: answers, cut_short }) => {
+                assert!(stops || !was_stopped.get());
+                assert!(matches!(cut_short, None | Some(MoveError::NotQuiet)), "{cut_short:?} without a fault");
+                assert_eq!(answers.len(), wishes.len());
+                for (wish, answer) in wishes.iter().zip(&answers) {
+                    let Moved { moved, there, anchored, shared } = *answer;
+                    assert!(
+                        moved + there + anchored + shared <= wish.bytes.next_multiple_of(FRAME),
+                        "{wish:?} {answer:?}"
+                    );
+                    let is_alone = wishes.iter().filter(|other| {
+                        other.address < wish.address + wish.bytes && wish.address < other.address + other.bytes
+                    });
+                    if is_alone.count() > 1 || cut_short.is_some() {
+                        continue;
+                    }
+                    let inner = self.pool.backend().inner();
+                    let at = (wish.address.next_multiple_of(FRAME)..wish.address + wish.bytes).step_by(FRAME as usize);
+                    let is_there = |at: &u64| inner.mapped_around(*at).is_some_and(|row| row.2 == wish.to);
+                    let is_there = at.filter(is_there).count() as u64 * FRAME;
+                    // A frame that the range has a part of counts only at the end of the block.
+                    assert!(is_there.abs_diff(moved + there) <= FRAME, "{wish:?} {answer:?} {is_there}");
+                }
+            }
+            Err(error) => {
+                match error {
+                    MoveError::NotNow => assert!(!stops && was_stopped.get()),
+                    MoveError::NotQuiet => assert_eq!(quiet, 0),
+                    MoveError::OutOfReach => assert_ne!(self.lenders, Lenders::All),
+                    MoveError::Full { missing, .. } => assert!(missing > 0),
+                    error => panic!("{error:?} without a fault"),
+                }
+                let after = pieces(self);
+                let changed = after.iter().find(|piece| !before.contains(piece) && made.get().is_none());
+                assert_eq!(changed, None, "nothing was to change");
+            }
+        }
+        self.carry_freed_in(&freed_in);
+    }
+
+    /// For each mapped frame, the period in which something on its chunk was freed last, and the chunk.
+    fn freed_in_of_frames(&self) -> BTreeMap<u64, (u64, u32)> {
+        let inner = self.pool.backend().inner();
+        let chunks: Vec<_> = inner.mapped().filter_map(|(start, ..)| inner.mapped_around(start)).collect();
+        let frames = chunks.into_iter().flat_map(|(start, bytes, _, handle)| {
+            let freed_in = self.freed_in.get(&handle).copied().unwrap_or(0);
+            (start..start + bytes).step_by(FRAME as usize).map(move |at| (at, (handle, freed_in)))
+        });
+        frames.collect()
+    }
+
+    /// Chunks that came in place of others were freed when those were; what they were before does not count.
+    fn carry_freed_in(&mut self, before: &BTreeMap<u64, (u64, u32)>) {
+        let after: Vec<(u64, u64)> = {
+            let inner = self.pool.backend().inner();
+            before.keys().filter_map(|&at| Some((at, inner.mapped_around(at)?.3))).collect()
+        };
+        let changed = |at: u64, now: u64| before.get(&at).is_some_and(|was| was.0 != now);
+        let mut known: BTreeMap<u64, u32> = BTreeMap::new();
+        for &(at, now) in after.iter().filter(|(at, now)| changed(*at, *now)) {
+            let entry = known.entry(now).or_insert(0);
+            *entry = before[&at].1.max(*entry);
+        }
+        self.freed_in.extend(known);
     }
 
     fn move_some(&mut self, pick: usize, from: u64, bytes: u64, place: Place) {
@@ -412,6 +638,7 @@ impl Model {
         let reached = route(block.home, &places, self.lenders).contains(&place);
         let capturing = self.pool.backend().inner().capturing;
         let held = |place: Place| self.pool.backend().inner().held(place);
+        let freed_in = self.freed_in_of_frames();
         match self.pool.move_to(from, bytes, place) {
             Err(MoveError::OutOfReach) => assert!(!reached),
             Err(MoveError::NotNow) => assert!(capturing && reached),
@@ -433,21 +660,16 @@ impl Model {
                 assert_eq!(moved, expected, "{from:#x} and {bytes} bytes to {place:?}");
                 let inner = self.pool.backend().inner();
                 for (at, size, handle) in moving {
-                    assert_eq!(inner.mapped_at(handle), None, "the old memory is still there");
+                    assert_ne!(inner.mapped_at(handle), Some(at), "the old memory is still there");
                     // Free memory on it went along with the old memory.
                     let gone =
                         (at..at + size).step_by(FRAME as usize).filter(|at| !(block.address..block_end).contains(at));
                     assert!(gone.into_iter().all(|at| inner.frame_at(at).is_none()), "free memory is still there");
-                    let freed_in = self.freed_in.remove(&handle).unwrap_or(0);
-                    for at in (at.max(block.address)..(at + size).min(block_end)).step_by(FRAME as usize) {
-                        let now = inner.mapped_around(at).unwrap().3;
-                        let known = self.freed_in.entry(now).or_insert(0);
-                        *known = freed_in.max(*known);
-                    }
                 }
                 drop(inner);
                 assert!(held(place) <= LIMITS.iter().find(|entry| entry.0 == place).unwrap().1);
                 self.borders.extend([from, start, end, block_end, block.address]);
+                self.carry_freed_in(&freed_in);
             }
             Err(error) => panic!("{error:?} without a fault"),
         }
@@ -588,11 +810,12 @@ impl Model {
         let since = self.period.saturating_sub(periods);
         let before: Vec<_> = {
             let inner = self.pool.backend().inner();
-            inner.mapped().filter_map(|(start, ..)| inner.mapped_around(start)).collect()
+            let mapped = inner.mapped().filter_map(|(start, ..)| inner.mapped_around(start));
+            mapped.chain(inner.stock().into_iter().map(|(handle, bytes, place)| (0, bytes, place, handle))).collect()
         };
         let returned = self.pool.return_unused(place, since, most, |_| asks);
         let inner = self.pool.backend().inner();
-        let gone = before.iter().filter(|row| inner.mapped_at(row.3).is_none());
+        let gone = before.iter().filter(|row| inner.is_gone(row.3));
         let (mut sum, mut largest) = (0, 0);
         for &(start, bytes, at, handle) in gone {
             assert!(place.is_none_or(|place| place == at), "{start:#x} at {at:?}");
@@ -637,6 +860,10 @@ impl Model {
 
     fn note_busy(&mut self, gone: &Allocation, gpu: u32) {
         note_busy_on(&self.pool, gone, gpu);
+        self.note_borrowed(gone, gpu);
+    }
+
+    fn note_borrowed(&mut self, gone: &Allocation, gpu: u32) {
         let (start, end) = (gone.block.address, gone.block.address + gone.block.bytes.next_multiple_of(FRAME));
         let owned =
             |(at, bytes, place): (u64, u64, Place)| at + bytes <= start || end <= at || place == Place::Gpu(gpu);

@@ -48,7 +48,7 @@ pub fn place(driver: &Driver, address: u64, bytes: u64, place: Place, stream: St
             MoveError::NoPlace => Unplaced::NoPlace,
             MoveError::OutOfReach => Unplaced::OutOfReach,
             MoveError::Full { .. } => Unplaced::Refused(CuResult::OUT_OF_MEMORY),
-            MoveError::NotNow => Unplaced::Refused(CuResult::NOT_READY),
+            MoveError::NotNow | MoveError::NotQuiet => Unplaced::Refused(CuResult::NOT_READY),
             MoveError::Backend(result) => Unplaced::Refused(result),
         }
     })?;

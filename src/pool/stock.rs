@@ -1,0 +1,98 @@
+//! Chunks that moves have vacated and that serve the next one, mapped nowhere but at their aliases.
+//!
+//! Making memory of the host takes the driver longer than filling it (32 MiB: up to 6.7 ms), and a move into a full place needs a
+//! spare chunk there. To everybody but moves the stock is free memory: it counts as such, goes back to the driver before anybody is
+//! refused or sent elsewhere for its sake, and goes home when no move has used it for a while.
+
+use crate::chunks::Chunk;
+use crate::place::PlaceId;
+use crate::schedule::Class;
+use crate::state::bytes_of;
+use std::collections::BTreeMap;
+
+/// The part of a place's limit that its stock may take.
+const SHARE: u64 = 8;
+
+#[derive(Debug)]
+struct Shelf<H> {
+    /// Those that came last stand last.
+    chunks: Vec<Chunk<H>>,
+    bytes: u64,
+    /// The most that one move needed here beyond what it vacated itself, in this period and in the one before.
+    needed: [u64; 2],
+}
+
+#[derive(Debug)]
+pub(crate) struct Stock<H>(Vec<Shelf<H>>);
+
+impl<H: Copy> Stock<H> {
+    /// Nothing, at so many places.
+    pub fn new(places: usize) -> Self {
+        Self((0..places).map(|_| Shelf { chunks: Vec::new(), bytes: 0, needed: [0; 2] }).collect())
+    }
+
+    /// Bytes at a place.
+    pub fn bytes(&self, place: PlaceId) -> u64 {
+        self.0[place.index()].bytes
+    }
+
+    /// How many there are of each class.
+    pub fn classes(&self) -> BTreeMap<Class, u32> {
+        let mut classes = BTreeMap::new();
+        for chunk in self.0.iter().flat_map(|shelf| &shelf.chunks) {
+            *classes.entry((chunk.place, chunk.frames)).or_default() += 1;
+        }
+        classes
+    }
+
+    /// A move needs so many bytes at a place.
+    pub fn needs(&mut self, place: PlaceId, bytes: u64) {
+        let needed = &mut self.0[place.index()].needed[0];
+        *needed = bytes.max(*needed);
+    }
+
+    /// A new period begins.
+    pub fn begin_period(&mut self) {
+        for shelf in &mut self.0 {
+            shelf.needed = [0, shelf.needed[0]];
+        }
+    }
+
+    /// Takes the one of a class that came last.
+    pub fn take(&mut self, (place, frames): Class) -> Option<Chunk<H>> {
+        let shelf = &mut self.0[place.index()];
+        let index = shelf.chunks.iter().rposition(|chunk| chunk.frames == frames)?;
+        shelf.bytes -= bytes_of(frames);
+        Some(shelf.chunks.remove(index))
+    }
+
+    /// Keeps a chunk, where lately moves have needed that much and the place, which may hold `limit`, has most of it for others.
+    /// Whether it was kept.
+    pub fn keep(&mut self, chunk: &Chunk<H>, limit: u64) -> bool {
+        let shelf = &mut self.0[chunk.place.index()];
+        let most = shelf.needed[0].max(shelf.needed[1]).min(limit / SHARE);
+        let fits = shelf.bytes + bytes_of(chunk.frames) <= most;
+        if fits {
+            shelf.bytes += bytes_of(chunk.frames);
+            shelf.chunks.push(*chunk);
+        }
+        fits
+    }
+
+    /// Takes chunks that came before period `since`, those that came first before others, until they are `bytes`.
+    pub fn clear(&mut self, place: PlaceId, since: u32, bytes: u64) -> Vec<Chunk<H>> {
+        let shelf = &mut self.0[place.index()];
+        let mut sum = 0;
+        let mut gone = Vec::new();
+        shelf.chunks.retain(|chunk| {
+            let goes = sum < bytes && chunk.freed_in < since;
+            if goes {
+                sum += bytes_of(chunk.frames);
+                gone.push(*chunk);
+            }
+            !goes
+        });
+        shelf.bytes -= sum;
+        gone
+    }
+}

@@ -1,0 +1,386 @@
+//! Memory that changes places while the program runs.
+
+use super::checks::{
+    CHUNK, GIB, GPU0, GPU1, HOST, MIB, allocate, assert_accounts, assert_block, assert_returns_everything, note_busy,
+    pool, request,
+};
+use super::mock::{FaultKind, Mock};
+use gpupool_pool::{
+    Allocation, Anchor, FRAME, Free, MoveError, Moved, Place, Policy, Pool, Rearranged, Refusal, Stopped, Wish,
+};
+
+/// The program, stopped, and quiet so many times.
+pub struct Still<'a> {
+    mock: &'a Mock,
+    quiet: u32,
+}
+
+impl<'a> Still<'a> {
+    pub fn new(mock: &'a Mock, quiet: u32) -> Self {
+        mock.inner().stopped = true;
+        Self { mock, quiet }
+    }
+}
+
+impl Stopped for Still<'_> {
+    fn still_quiet(&mut self) -> bool {
+        let is_quiet = self.quiet > 0;
+        self.quiet = self.quiet.saturating_sub(1);
+        is_quiet.then(|| self.mock.inner().all_done()).is_some()
+    }
+}
+
+impl Drop for Still<'_> {
+    fn drop(&mut self) {
+        self.mock.inner().stopped = false;
+    }
+}
+
+/// Everything is full but the peer, which has 32 MiB left: four blocks at home and two on the peer, of a chunk each.
+fn full(peer: u64) -> (Pool<Mock>, Vec<Allocation>) {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 4 * CHUNK), (GPU1, peer)]);
+    let blocks: Vec<_> = (0..6).map(|_| allocate(&pool, CHUNK).unwrap()).collect();
+    blocks.iter().for_each(|it| fill(&pool, it));
+    (pool, blocks)
+}
+
+fn fill(pool: &Pool<Mock>, allocation: &Allocation) {
+    let block = allocation.block;
+    for at in (0..block.bytes).step_by(FRAME as usize) {
+        pool.backend().inner().write(block.address + at, block.id << 40 | at);
+    }
+}
+
+fn assert_contents(pool: &Pool<Mock>, live: &[Allocation]) {
+    for block in live.iter().map(|allocation| allocation.block) {
+        for at in (0..block.bytes).step_by(FRAME as usize) {
+            assert_eq!(pool.backend().inner().read(block.address + at), block.id << 40 | at, "{block:?} at {at:#x}");
+        }
+    }
+}
+
+/// What the program would be told of each block after it moved.
+fn now(pool: &Pool<Mock>, live: &[Allocation]) -> Vec<Allocation> {
+    let bytes = |block: &Allocation, is_meant: &dyn Fn(Place) -> bool| {
+        let pieces = pool.pieces(block.block.address, u64::MAX);
+        pieces.iter().filter(|piece| is_meant(piece.place)).map(|piece| piece.bytes).sum()
+    };
+    let with_places = |it: &Allocation| Allocation {
+        on_peers: bytes(it, &|place| !place.is_host() && place != Place::Gpu(it.block.home)),
+        on_host: bytes(it, &Place::is_host),
+        ..*it
+    };
+    live.iter().map(with_places).collect()
+}
+
+fn assert_all(pool: &Pool<Mock>, live: &[Allocation]) {
+    assert_contents(pool, live);
+    let live = now(pool, live);
+    assert_accounts(pool, &live);
+    live.iter().for_each(|it| assert_block(pool, it));
+}
+
+fn whole(allocation: &Allocation, to: Place) -> Wish {
+    Wish { address: allocation.block.address, bytes: allocation.block.bytes, to }
+}
+
+/// Two blocks go out and the two on the peer come in.
+fn swap(blocks: &[Allocation], out: [usize; 2], inside: [usize; 2]) -> Vec<Wish> {
+    let out = out.map(|index| whole(&blocks[index], GPU1));
+    out.into_iter().chain(inside.map(|index| whole(&blocks[index], GPU0))).collect()
+}
+
+fn rearrange(pool: &Pool<Mock>, wishes: &[Wish]) -> Result<Rearranged<u64>, MoveError<u64>> {
+    pool.rearrange(wishes, || Some(Still::new(pool.backend(), u32::MAX)))
+}
+
+fn calls(pool: &Pool<Mock>, name: &str) -> usize {
+    pool.backend().inner().log.iter().filter(|call| call.0 == name).count()
+}
+
+fn places(pool: &Pool<Mock>, live: &[Allocation]) -> Vec<Place> {
+    live.iter().map(|it| pool.pieces(it.block.address, 1)[0].place).collect()
+}
+
+#[test]
+fn what_goes_out_of_a_full_place_makes_room_for_what_comes_in_with_one_spare_chunk() {
+    let (pool, blocks) = full(8 * CHUNK);
+    pool.backend().inner().log.clear();
+    let all = |bytes: u64| Moved { moved: bytes, ..Moved::default() };
+    let answer = rearrange(&pool, &swap(&blocks, [0, 1], [4, 5])).unwrap();
+    assert_eq!(answer, Rearranged { wishes: vec![all(CHUNK); 4], cut_short: None });
+    assert_eq!(places(&pool, &blocks), [GPU1, GPU1, GPU0, GPU0, GPU0, GPU0]);
+    assert_eq!(calls(&pool, "create"), 1);
+    assert_all(&pool, &blocks);
+    // The spare one serves the next move, and so does every second mapping.
+    pool.backend().inner().log.clear();
+    rearrange(&pool, &swap(&blocks, [4, 5], [0, 1])).unwrap();
+    assert_eq!(places(&pool, &blocks), [GPU0, GPU0, GPU0, GPU0, GPU1, GPU1]);
+    assert_eq!(["create", "alias", "release", "drop alias"].map(|name| calls(&pool, name)), [0; 4]);
+    assert_all(&pool, &blocks);
+    assert_returns_everything(&pool, &now(&pool, &blocks));
+}
+
+#[test]
+fn the_host_gets_and_gives_at_once() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 5 * CHUNK), (HOST, 16 * CHUNK)]);
+    let near: Vec<_> = (0..4).map(|_| allocate(&pool, CHUNK).unwrap()).collect();
+    let keeper = allocate(&pool, CHUNK).unwrap();
+    let far: Vec<_> = (0..4).map(|_| allocate(&pool, CHUNK).unwrap()).collect();
+    pool.free(keeper.block.address, Free::Strict).unwrap();
+    assert_eq!(pool.trim(None, None, &[0]), CHUNK);
+    let blocks: Vec<_> = near.iter().chain(&far).copied().collect();
+    blocks.iter().for_each(|it| fill(&pool, it));
+    let out = near.iter().map(|it| whole(it, HOST));
+    let wishes: Vec<_> = out.chain(far.iter().map(|it| whole(it, GPU0))).collect();
+    pool.backend().inner().log.clear();
+    rearrange(&pool, &wishes).unwrap();
+    let copied: Vec<_> = pool.backend().inner().log.iter().filter(|it| it.0 == "copy").map(|it| it.1).collect();
+    assert_eq!(copied, [2 * CHUNK; 4], "one in and one out each time");
+    assert_eq!(calls(&pool, "create"), 2, "a spare chunk for each direction");
+    assert_all(&pool, &blocks);
+    assert_returns_everything(&pool, &now(&pool, &blocks));
+}
+
+#[test]
+fn what_cannot_be_stopped_has_changed_nothing_and_costs_less_the_next_time() {
+    let (pool, blocks) = full(8 * CHUNK);
+    let wishes = swap(&blocks, [0, 1], [4, 5]);
+    let handles = || -> Vec<_> { blocks.iter().map(|it| pool.pieces(it.block.address, 1)[0].handle).collect() };
+    let before = (handles(), pool.usage().places.iter().map(|it| it.used).collect::<Vec<_>>());
+    assert_eq!(pool.rearrange(&wishes, || None::<Still>), Err(MoveError::NotNow));
+    assert_eq!(pool.rearrange(&wishes, || Some(Still::new(pool.backend(), 0))), Err(MoveError::NotQuiet));
+    assert_eq!(before, (handles(), pool.usage().places.iter().map(|it| it.used).collect()));
+    assert_eq!(calls(&pool, "unmap"), 0);
+    assert_all(&pool, &blocks);
+    pool.backend().inner().log.clear();
+    rearrange(&pool, &wishes).unwrap();
+    assert_eq!(["create", "alias"].map(|name| calls(&pool, name)), [0; 2]);
+    assert_returns_everything(&pool, &now(&pool, &blocks));
+}
+
+#[test]
+fn work_that_is_seen_between_two_steps_ends_the_move_where_everything_is_in_its_place() {
+    for quiet in 1..4 {
+        let (pool, blocks) = full(8 * CHUNK);
+        let stop = || Some(Still::new(pool.backend(), quiet));
+        let answer = pool.rearrange(&swap(&blocks, [0, 1], [4, 5]), stop).unwrap();
+        assert_eq!(answer.cut_short, Some(MoveError::NotQuiet));
+        let moved: u64 = answer.wishes.iter().map(|it| it.moved).sum();
+        assert_eq!(moved, u64::from(quiet) * CHUNK, "one chunk each time");
+        assert_all(&pool, &blocks);
+        assert_returns_everything(&pool, &now(&pool, &blocks));
+    }
+}
+
+#[test]
+fn chunks_that_cannot_take_each_other_s_place_are_refused_before_anything_is_stopped() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, CHUNK), (GPU1, 2 * CHUNK)]);
+    let blocks = [CHUNK, 30 * MIB].map(|bytes| allocate(&pool, bytes).unwrap());
+    blocks.iter().for_each(|it| fill(&pool, it));
+    let wishes = [whole(&blocks[0], GPU1), whole(&blocks[1], GPU0)];
+    let answer = pool.rearrange(&wishes, || -> Option<Still> { panic!("it cannot be done") });
+    assert_eq!(answer, Err(MoveError::Full { place: GPU0, missing: 30 * MIB }));
+    // One after the other they can.
+    rearrange(&pool, &wishes[..1]).unwrap();
+    rearrange(&pool, &wishes[1..]).unwrap();
+    assert_eq!(places(&pool, &blocks), [GPU1, GPU0]);
+    assert_all(&pool, &blocks);
+    assert_returns_everything(&pool, &now(&pool, &blocks));
+}
+
+/// A chunk at home that moves have left there, and blocks: the first half of the GPU is free for the driver.
+fn with_stock() -> (Pool<Mock>, Vec<Allocation>) {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 8 * CHUNK), (GPU1, 8 * CHUNK)]);
+    let blocks = [0, 1].map(|_| allocate(&pool, CHUNK).unwrap());
+    blocks.iter().for_each(|it| fill(&pool, it));
+    rearrange(&pool, &[whole(&blocks[1], GPU1)]).unwrap();
+    // In and out: one of the two places gets a spare chunk for it, and keeps it.
+    rearrange(&pool, &[whole(&blocks[0], GPU1), whole(&blocks[1], GPU0)]).unwrap();
+    assert_eq!(pool.backend().inner().stock().iter().map(|row| row.1).sum::<u64>(), CHUNK);
+    (pool, blocks.to_vec())
+}
+
+#[test]
+fn what_moves_left_is_free_memory_to_everybody_else() {
+    let (pool, blocks) = with_stock();
+    let place = pool.backend().inner().stock()[0].2;
+    let usage = pool.usage().places.into_iter().find(|it| it.place == place).unwrap();
+    assert_eq!((usage.held, usage.used), (2 * CHUNK, CHUNK));
+    let freed = pool.freed_memory();
+    assert!(freed.is_any() && freed.whole == [(place, CHUNK)], "{freed:?}");
+    assert_eq!(pool.memory_info(0, |_| true), (14 * CHUNK, 16 * CHUNK));
+    assert_eq!(pool.trim(Some(place), Some(1), &[]), CHUNK);
+    assert_eq!(pool.freed_memory().whole, []);
+    assert_returns_everything(&pool, &now(&pool, &blocks));
+}
+
+#[test]
+fn what_moves_left_goes_before_a_block_goes_elsewhere_or_is_refused() {
+    let (pool, mut blocks) = with_stock();
+    for (index, bytes) in [7 * CHUNK, 7 * CHUNK].into_iter().enumerate() {
+        let block = allocate(&pool, bytes).unwrap();
+        assert_eq!(block.on_peers, if index == 0 { 0 } else { bytes }, "there is room at home for the first");
+        fill(&pool, &block);
+        blocks.push(block);
+    }
+    assert_eq!(pool.backend().inner().stock(), []);
+    assert_eq!(allocate(&pool, 1), Err(Refusal::Full { missing: FRAME }));
+    assert_all(&pool, &blocks);
+    assert_returns_everything(&pool, &now(&pool, &blocks));
+}
+
+#[test]
+fn what_no_move_used_for_some_periods_goes_home() {
+    let (pool, blocks) = with_stock();
+    let since = pool.begin_period();
+    assert_eq!(pool.return_unused(None, since - 1, u64::MAX, |_| true), 0);
+    assert_eq!(pool.return_unused(None, since, u64::MAX, |_| true), CHUNK);
+    assert_eq!(pool.backend().inner().stock(), []);
+    // Nothing is kept any more where no move was for so long.
+    pool.begin_period();
+    pool.begin_period();
+    rearrange(&pool, &[whole(&blocks[0], GPU0)]).unwrap();
+    assert_eq!(pool.backend().inner().stock(), []);
+    assert_returns_everything(&pool, &now(&pool, &blocks));
+}
+
+#[test]
+fn no_place_keeps_more_than_a_part_of_what_it_may_hold() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB), (GPU1, GIB)]);
+    let blocks: Vec<_> = (0..3).map(|_| allocate(&pool, 4 * CHUNK).unwrap()).collect();
+    blocks.iter().for_each(|it| fill(&pool, it));
+    let to = |place: Place| -> Vec<Wish> { blocks.iter().map(|it| whole(it, place)).collect() };
+    rearrange(&pool, &to(GPU1)).unwrap();
+    rearrange(&pool, &to(GPU0)).unwrap();
+    let stock: Vec<_> = pool.backend().inner().stock();
+    assert_eq!(stock.iter().map(|row| (row.1, row.2)).collect::<Vec<_>>(), [(CHUNK, GPU1); 4], "12 chunks were there");
+    assert_all(&pool, &blocks);
+    assert_returns_everything(&pool, &now(&pool, &blocks));
+}
+
+#[test]
+fn a_gpu_that_came_later_copies_through_mappings_that_were_there_before() {
+    let (pool, mut blocks) = with_stock();
+    {
+        let mut inner = pool.backend().inner();
+        inner.readers += 1;
+        let readers = inner.readers;
+        inner.arrived.insert(1, readers);
+    }
+    pool.grant_again().unwrap();
+    let (_, _, place) = pool.backend().inner().stock()[0];
+    let Place::Gpu(stocked) = place else { panic!("no GPU") };
+    // On the other GPU, so that it goes where the chunk of the stock is.
+    let later = pool.allocate(&request(CHUNK, 1)).unwrap();
+    fill(&pool, &later);
+    blocks.push(later);
+    if stocked == 1 {
+        rearrange(&pool, &[whole(&later, GPU0)]).unwrap();
+    }
+    pool.backend().inner().log.clear();
+    rearrange(&pool, &[whole(&later, place)]).unwrap();
+    assert_eq!(calls(&pool, "create"), 0, "the copy was to a chunk of the stock");
+    assert_all(&pool, &blocks);
+    assert_returns_everything(&pool, &now(&pool, &blocks));
+}
+
+#[test]
+fn several_blocks_on_one_chunk_move_together_and_what_is_anchored_stays() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 8 * CHUNK), (GPU1, 8 * CHUNK)]);
+    let ground = allocate(&pool, CHUNK).unwrap();
+    pool.free(ground.block.address, Free::Strict).unwrap();
+    let blocks: Vec<_> = [8, 16, 8].map(|mib| allocate(&pool, mib * MIB).unwrap()).to_vec();
+    blocks.iter().for_each(|it| fill(&pool, it));
+    let wishes: Vec<_> = blocks.iter().map(|it| whole(it, GPU1)).collect();
+    let answer = rearrange(&pool, &wishes[..2]).unwrap();
+    assert_eq!(answer.wishes.iter().map(|it| it.shared / MIB).collect::<Vec<_>>(), [8, 16], "the third is on it, too");
+    // The one in the middle may stay, on other memory.
+    rearrange(&pool, &[wishes[0], Wish { to: GPU0, ..wishes[1] }, wishes[2]]).unwrap();
+    assert_eq!(places(&pool, &blocks), [GPU1, GPU0, GPU1]);
+    assert_all(&pool, &blocks);
+    pool.anchor(blocks[1].block.address, 1, Anchor::Shared).unwrap();
+    let answer = rearrange(&pool, &wishes[1..2]).unwrap();
+    assert_eq!(answer.wishes[0].anchored, 16 * MIB);
+    assert_returns_everything(&pool, &now(&pool, &blocks));
+}
+
+#[test]
+fn a_block_that_ends_while_it_is_prepared_leaves_its_memory_where_it_went() {
+    let (pool, blocks) = full(8 * CHUNK);
+    let wishes = swap(&blocks, [0, 1], [4, 5]);
+    let ended = blocks[0];
+    pool.rearrange(&wishes, || {
+        note_busy(&pool, &ended);
+        assert_eq!(pool.free(ended.block.address, Free::Lazy), Ok(ended.block));
+        Some(Still::new(pool.backend(), u32::MAX))
+    })
+    .unwrap();
+    assert_all(&pool, &blocks[1..]);
+    assert_eq!(pool.backend().inner().mapped_around(ended.block.address).map(|row| row.2), Some(GPU1));
+    assert_returns_everything(&pool, &now(&pool, &blocks[1..]));
+}
+
+/// Moves in and out while calls fail: whatever does, each block has its bytes.
+fn swap_with_faults(
+    first: u64,
+    length: u64,
+    second: Option<u64>,
+    kind: FaultKind,
+) -> (Pool<Mock>, Vec<Allocation>, u64) {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 2 * CHUNK + 40 * MIB), (GPU1, 4 * CHUNK), (HOST, 8 * CHUNK)]);
+    let sizes = [CHUNK, 6 * MIB, CHUNK, CHUNK, 6 * MIB, 50 * MIB];
+    let blocks: Vec<_> = sizes.iter().map(|bytes| allocate(&pool, *bytes).unwrap()).collect();
+    blocks.iter().for_each(|it| fill(&pool, it));
+    let begun = pool.backend().inner().calls;
+    pool.backend().inner().fault = Some((begun + first, length, kind));
+    pool.backend().inner().second = second.map(|second| (begun + first + second, length, kind));
+    let wishes = [whole(&blocks[0], GPU1), whole(&blocks[1], HOST), whole(&blocks[3], GPU0), whole(&blocks[5], HOST)];
+    for wishes in [&wishes[..], &[whole(&blocks[0], GPU0), whole(&blocks[3], GPU1), whole(&blocks[5], GPU0)]] {
+        match rearrange(&pool, wishes) {
+            Ok(Rearranged { cut_short: None | Some(MoveError::Backend(_)), .. }) => {}
+            Err(MoveError::Backend(_) | MoveError::Full { .. }) => {}
+            answer => panic!("{answer:?}"),
+        }
+        assert!(!pool.backend().inner().stopped, "the program goes on");
+    }
+    let calls = pool.backend().inner().calls - begun;
+    (pool, blocks, calls)
+}
+
+const KINDS: [FaultKind; 4] = [FaultKind::OutOfMemory, FaultKind::Unavailable, FaultKind::NotReady, FaultKind::Failed];
+
+#[test]
+fn whatever_fails_each_block_has_its_bytes() {
+    for kind in KINDS {
+        for length in [1, 6, 12, 40] {
+            for first in 1.. {
+                let (pool, blocks, calls) = swap_with_faults(first, length, None, kind);
+                assert_all(&pool, &blocks);
+                assert_returns_everything(&pool, &now(&pool, &blocks));
+                if calls < first {
+                    assert!(first > 30, "the moves make no calls to fail");
+                    break;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn after_two_failures_in_a_row_each_block_has_its_bytes() {
+    // The repeats of one call are used up, and then, a few calls later, those of another: forward and back.
+    for first in 1.. {
+        let mut most = 0;
+        for second in 7..18 {
+            let (pool, blocks, calls) = swap_with_faults(first, 6, Some(second), FaultKind::Failed);
+            assert_all(&pool, &blocks);
+            assert_returns_everything(&pool, &now(&pool, &blocks));
+            most = calls.max(most);
+        }
+        if most < first {
+            assert!(first > 30, "the moves make no calls to fail");
+            break;
+        }
+    }
+}
