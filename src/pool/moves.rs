@@ -286,7 +286,6 @@ impl<B: Mover> Pool<B> {
     fn make_new(&self, rows: &mut [Row<B::Handle>]) -> Result<(), (PlaceId, u64, Cause<B::Error>)> {
         let mut made: BTreeMap<PlaceId, u64> = BTreeMap::new();
         for row in rows {
-            let freed_in = row.old.iter().map(|chunk| chunk.freed_in).max().unwrap_or(0);
             for &(start, end, id) in &row.parts {
                 let place = self.accounts.place(id);
                 let mut start = start;
@@ -303,8 +302,7 @@ impl<B: Mover> Pool<B> {
                         })?;
                     let frames = (bytes / FRAME) as u32;
                     let anchors = AnchorCounts::default();
-                    let chunk =
-                        Chunk { start, frames, place: id, handle, freed_in, anchors, alias: None, moving: false };
+                    let chunk = Chunk { start, frames, place: id, handle, anchors, alias: None, moving: false };
                     row.new.push(chunk);
                     *created += bytes;
                     let alias = drive::retry_while_not_ready(|| self.backend.alias(handle, bytes, place))
