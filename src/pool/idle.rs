@@ -42,6 +42,7 @@ impl FreedMemory {
 impl<B: Backend> Pool<B> {
     /// Ends a period and begins the next; returns the number of the latter. Numbers rise from 1 on.
     pub fn begin_period(&self) -> u32 {
+        self.slabs.halve_spare();
         // What comes back now was freed before.
         let mut state = self.lock_all();
         state.period += 1;
