@@ -11,7 +11,7 @@
 
 use crate::bins::{Bins, NIL, list};
 use crate::place::PlaceId;
-use crate::slab::{Ground, Kind, Run, Slab, Spot, UNIT};
+use crate::slab::{Cells, Ground, Kind, Run, Slab, Spot, UNIT};
 use crate::{Block, FRAME};
 use std::collections::VecDeque;
 
@@ -28,6 +28,8 @@ struct Owner {
     frames: u32,
     /// Its slabs that have no block.
     empty: u32,
+    /// Its blocks that ended and wait for a GPU.
+    pending: u32,
     /// How many requests are not worth asking the pool for a slab for, and how many there were the last time.
     patience: (u32, u32),
 }
@@ -36,10 +38,23 @@ struct Owner {
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     spot: Spot,
+    /// The number of its slab. Where another one has the slot, the slab went back meanwhile, and the block with it.
+    slab: u64,
     gpu: PlaceId,
     /// When, by the arena's clock.
     stamp: u64,
 }
+
+/// What ended lazily and waits for one GPU, in the order of its stamps.
+#[derive(Clone, Debug, Default)]
+struct Queue {
+    blocks: VecDeque<Waiting>,
+    /// How many of them went with their slabs.
+    gone: usize,
+}
+
+/// So many blocks that went with their slabs may stand in a queue, or as many as there are others.
+const MOST_GONE: usize = 64;
 
 /// Sums over an arena.
 #[derive(Clone, Debug, Default)]
@@ -87,9 +102,13 @@ pub(crate) struct Returned {
 #[derive(Debug)]
 pub(crate) struct Arena {
     slabs: Vec<Option<Slab>>,
+    /// Slots without a slab.
+    vacant: Vec<u16>,
+    /// What slabs that went had, for those to come: to make it takes longer than all else about a slab.
+    spare: Vec<Cells>,
     owners: Vec<Owner>,
     /// What ended lazily, by the GPU that it waits for.
-    waiting: Box<[VecDeque<Waiting>]>,
+    waiting: Box<[Queue]>,
     sums: Sums,
     /// Numbers of blocks not given yet: the next one, and the first that is not this arena's.
     pub ids: (u64, u64),
@@ -99,7 +118,15 @@ impl Arena {
     /// An empty one, of a pool with so many places.
     pub fn new(places: usize) -> Self {
         let sums = Sums { empty: vec![0; places], ..Sums::default() };
-        Self { slabs: Vec::new(), owners: Vec::new(), waiting: vec![VecDeque::new(); places].into(), sums, ids: (0, 0) }
+        Self {
+            slabs: Vec::new(),
+            vacant: Vec::new(),
+            spare: Vec::new(),
+            owners: Vec::new(),
+            waiting: vec![Queue::default(); places].into(),
+            sums,
+            ids: (0, 0),
+        }
     }
 
     /// A block of so many bytes for this context, with its number; where it is. `None` where no free run is large enough.
@@ -159,15 +186,14 @@ impl Arena {
     /// Adds a slab; its slot, or `None` where there are too many.
     pub fn add(&mut self, ground: Ground) -> Option<u16> {
         let of = self.owner_or_new(ground.owner, ground.gpu);
-        let vacant = self.slabs.iter().position(Option::is_none);
-        let slot = vacant.or_else(|| {
+        let slot = self.vacant.pop().or_else(|| {
             let next = self.slabs.len();
             (next < MOST_SLABS).then(|| self.slabs.push(None))?;
-            Some(next)
+            Some(next as u16)
         })?;
-        let slab = Slab::new(ground, of);
+        let slab = Slab::new(ground, of, self.spare.pop());
         let units = slab.units();
-        self.slabs[slot] = Some(slab);
+        self.slabs[usize::from(slot)] = Some(slab);
         let owner = &mut self.owners[of];
         owner.frames += ground.frames;
         owner.empty += 1;
@@ -175,7 +201,6 @@ impl Arena {
         self.sums.empty[ground.gpu.index()] += u64::from(ground.frames);
         self.sums.slabs += 1;
         self.sums.slab_bytes += u64::from(ground.frames) * FRAME;
-        let slot = slot as u16;
         self.link(of, Spot { slot, unit: 0 }, units);
         Some(slot)
     }
@@ -225,8 +250,10 @@ impl Arena {
         self.end_block(spot, number)?;
         let slab = self.slab_mut(spot)?;
         slab.turn(u32::from(spot.unit), Kind::Pending);
-        let gpu = slab.ground.gpu;
-        self.waiting[gpu.index()].push_back(Waiting { spot, gpu, stamp });
+        slab.pending += 1;
+        let (of, Ground { gpu, id, .. }) = (slab.of, slab.ground);
+        self.owners[of].pending += 1;
+        self.waiting[gpu.index()].blocks.push_back(Waiting { spot, slab: id, gpu, stamp });
         Some(self.emptied(spot))
     }
 
@@ -247,8 +274,15 @@ impl Arena {
     pub fn release_quiet(&mut self, is_quiet: impl Fn(PlaceId, u64) -> bool) -> bool {
         let mut any = false;
         for queue in 0..self.waiting.len() {
-            while let Some(it) = self.waiting[queue].front().copied().filter(|it| is_quiet(it.gpu, it.stamp)) {
-                self.waiting[queue].pop_front();
+            while let Some(it) = self.waiting[queue].blocks.front().copied().filter(|it| is_quiet(it.gpu, it.stamp)) {
+                self.waiting[queue].blocks.pop_front();
+                let Some(slab) = self.slab_mut(it.spot).filter(|slab| slab.ground.id == it.slab) else {
+                    self.waiting[queue].gone -= 1;
+                    continue;
+                };
+                slab.pending -= 1;
+                let of = slab.of;
+                self.owners[of].pending -= 1;
                 self.free_run(it.spot);
                 any = true;
             }
@@ -258,8 +292,7 @@ impl Arena {
 
     /// Whether any memory of this context's waits.
     pub fn is_any_waiting(&self, owner: u64) -> bool {
-        let of = |it: &Waiting| self.slab(it.spot).is_some_and(|slab| slab.ground.owner == owner);
-        self.waiting.iter().flatten().any(of)
+        self.owners.iter().any(|it| it.owner == owner && it.pending > 0)
     }
 
     /// Whether there is a slab that no block stands on.
@@ -297,6 +330,11 @@ impl Arena {
             self.owners[of].owner = u64::MAX;
         }
         Some((ended, gone))
+    }
+
+    /// Lets go of half of what is kept for slabs to come.
+    pub fn halve_spare(&mut self) {
+        self.spare.truncate(self.spare.len() / 2);
     }
 
     /// Others have memory of this slab, or one less has: nothing freed in it serves again meanwhile.
@@ -349,7 +387,15 @@ impl Arena {
                 of
             }
             None => {
-                self.owners.push(Owner { owner, gpu, bins: Bins::new(), frames: 0, empty: 0, patience: (0, 0) });
+                self.owners.push(Owner {
+                    owner,
+                    gpu,
+                    bins: Bins::new(),
+                    frames: 0,
+                    empty: 0,
+                    pending: 0,
+                    patience: (0, 0),
+                });
                 self.owners.len() - 1
             }
         }
@@ -418,18 +464,27 @@ impl Arena {
         for (unit, run) in free {
             self.delist(of, Spot { slot, unit: unit as u16 }, run.units);
         }
-        self.slabs[usize::from(slot)] = None;
-        let is_here = |it: &Waiting| it.spot.slot == slot;
-        let queue = &mut self.waiting[ground.gpu.index()];
-        let before = queue.len();
-        queue.retain(|it| !is_here(it));
-        let busy = (queue.len() < before).then_some(ground.gpu);
+        let slab = self.slabs[usize::from(slot)].take()?;
+        self.vacant.push(slot);
+        let pending = slab.pending;
+        let busy = (pending > 0).then_some(ground.gpu);
+        self.spare.push(slab.into_cells());
         let owner = &mut self.owners[of];
+        owner.pending -= pending;
         owner.frames -= ground.frames;
         owner.empty -= 1;
         self.sums.empty[ground.gpu.index()] -= u64::from(ground.frames);
         self.sums.slabs -= 1;
         self.sums.slab_bytes -= u64::from(ground.frames) * FRAME;
+        let queue = &mut self.waiting[ground.gpu.index()];
+        queue.gone += pending as usize;
+        if queue.gone > MOST_GONE.max(queue.blocks.len() / 2) {
+            let is_here = |it: &Waiting| {
+                self.slabs[usize::from(it.spot.slot)].as_ref().is_some_and(|slab| slab.ground.id == it.slab)
+            };
+            queue.blocks.retain(is_here);
+            queue.gone = 0;
+        }
         Some(Returned { ground, busy })
     }
 

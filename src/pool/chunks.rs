@@ -21,8 +21,6 @@ pub(crate) struct Chunk<H> {
     pub frames: u32,
     pub place: PlaceId,
     pub handle: H,
-    /// The period ([`crate::Pool::begin_period`]) in which memory on it was freed last.
-    pub freed_in: u32,
     /// Why its contents may not move to other physical memory; only reasons that last as long as the chunk.
     pub anchors: AnchorCounts,
     /// Where it is mapped a second time ([`crate::Mover::alias`]), which lasts as long as the handle.
@@ -132,18 +130,6 @@ impl<H: Copy> Chunks<H> {
             frame = chunk.start + chunk.frames;
             Some(chunk)
         })
-    }
-
-    /// Memory in `start..end` is freed in this period.
-    pub fn note_freed(&mut self, start: u32, end: u32, period: u32) {
-        let mut frame = start;
-        while frame < end
-            && let Some(&slot) = self.at_frame.get(frame as usize)
-            && let Some(chunk) = self.slots.get_mut(slot as usize).and_then(Option::as_mut)
-        {
-            chunk.freed_in = period;
-            frame = chunk.end();
-        }
     }
 
     /// Anchors the chunks that `start..end` touches; returns those that were not anchored before.

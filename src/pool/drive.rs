@@ -89,7 +89,6 @@ pub(crate) fn build<B: Backend>(
                     frames: (size / FRAME) as u32,
                     place: id,
                     handle,
-                    freed_in: 0,
                     anchors: AnchorCounts::default(),
                     alias: None,
                     moving: false,

@@ -1,9 +1,8 @@
 //! Freed memory that nobody needs goes home to the driver while the program runs.
 //!
-//! The pool has no clock: the caller divides time into periods ([`Pool::begin_period`]), and each chunk remembers the period in
-//! which memory on it was freed last. An allocation pays nothing for that, and a free that takes the pool's lock one store for each
-//! chunk. What the front keeps is freed as far as the chunks know when it comes back among the free runs, at the end of a period
-//! at the latest.
+//! The pool has no clock: the caller divides time into periods ([`Pool::begin_period`]), and [`crate::freed_in`] remembers the period
+//! in which memory was freed last. An allocation pays nothing for that, and a free that takes the pool's lock one look, mostly. What
+//! the front keeps is freed as far as that knows when it comes back among the free runs, at the end of a period at the latest.
 //!
 //! Why chunks, and not free runs: neighbours become one run, so a small block that comes and goes beside a large free run would
 //! make all of it look used. Why not the least number of free bytes in a period: that many bytes were not needed, but which they
@@ -43,6 +42,7 @@ impl FreedMemory {
 impl<B: Backend> Pool<B> {
     /// Ends a period and begins the next; returns the number of the latter. Numbers rise from 1 on.
     pub fn begin_period(&self) -> u32 {
+        self.slabs.halve_spare();
         // What comes back now was freed before.
         let mut state = self.lock_all();
         state.period += 1;
@@ -130,8 +130,8 @@ impl<H: Copy> State<H> {
         let bounds = quiet.map(|run| self.chunks.whole_within(run.start, run.end()));
         let chunks = bounds.flat_map(|(start, end)| self.chunks.touched(start, end));
         let mut unused: Vec<_> = chunks
-            .filter(|chunk| chunk.freed_in < since)
-            .map(|chunk| (chunk.freed_in, Reverse(chunk.frames), chunk.start))
+            .map(|chunk| (self.freed_in.latest(chunk.start, chunk.end()), Reverse(chunk.frames), chunk.start))
+            .filter(|(freed_in, ..)| *freed_in < since)
             .collect();
         unused.sort_unstable();
         let mut leaving = self.evict_stock(place, since, most);

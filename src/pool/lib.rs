@@ -30,6 +30,7 @@ mod budget;
 mod chunks;
 mod clock;
 mod drive;
+mod freed_in;
 mod front;
 mod gate;
 mod held;

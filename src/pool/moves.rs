@@ -417,6 +417,7 @@ impl<B: Mover> Pool<B> {
         Ok(())
     }
 
+<<<<<<< HEAD
     /// Writes down what each wave copies: from the frames, whatever is mapped there until then, through the second mapping of what
     /// will be. Who has copied something ahead would leave it out here, and prove it equal where [`Stopped::still_quiet`] is asked.
     fn set_copies(&self, plan: &mut Plan<B::Handle>, wanted: &[Wanted]) {
@@ -437,6 +438,37 @@ impl<B: Mover> Pool<B> {
                         Some(batch) => batch.2.push(transfer),
                         None => wave.copies.push((owner, home, vec![transfer])),
                     }
+=======
+    /// Makes the new memory of all rows and maps it at addresses of its own; on failure the place, the bytes made there, and why.
+    fn make_new(&self, rows: &mut [Row<B::Handle>]) -> Result<(), (PlaceId, u64, Cause<B::Error>)> {
+        let mut made: BTreeMap<PlaceId, u64> = BTreeMap::new();
+        for row in rows {
+            for &(start, end, id) in &row.parts {
+                let place = self.accounts.place(id);
+                let mut start = start;
+                while start < end {
+                    let created = made.entry(id).or_default();
+                    let bytes = bytes_of(end - start).min(self.largest_chunk);
+                    if !self.accounts.charge(Claim::Pool, place, bytes) {
+                        return Err((id, *created, Cause::Overdrawn));
+                    }
+                    let handle =
+                        drive::retry_while_not_ready(|| self.backend.create(place, bytes)).map_err(|fault| {
+                            self.accounts.credit(Claim::Pool, place, bytes);
+                            (id, *created, drive::cause_of_create(fault))
+                        })?;
+                    let frames = (bytes / FRAME) as u32;
+                    let anchors = AnchorCounts::default();
+                    let chunk = Chunk { start, frames, place: id, handle, anchors, alias: None, moving: false };
+                    row.new.push(chunk);
+                    *created += bytes;
+                    let alias = drive::retry_while_not_ready(|| self.backend.alias(handle, bytes, place))
+                        .map_err(|fault| (id, *created, Cause::Failed(drive::error_of(fault))))?;
+                    if let Some(last) = row.new.last_mut() {
+                        last.alias = Some(alias);
+                    }
+                    start += frames;
+>>>>>>> growth
                 }
             }
         }

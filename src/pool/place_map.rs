@@ -13,11 +13,13 @@ use std::sync::OnceLock;
 /// Frames in a page of the table; it exists once a chunk is mapped there.
 const PAGE: usize = if cfg!(loom) { 16 } else { 4096 };
 
-/// Frames that an entry tells of at most, 128 GiB.
-const FAR: u32 = 0xffff;
+/// A row that an entry tells of ends at the next multiple of this number at the latest, so that memory which comes or goes changes
+/// so many entries before it at most: 2 GiB.
+const ROW: u32 = if cfg!(loom) { 16 } else { 1024 };
 
-/// For each frame `(1 + place) << 16 | far`: from this one on, at least so many frames lie there; 0 where nothing is mapped.
-/// So a look at a block mostly takes one load, whatever its size.
+/// For each frame `(1 + place) << 16 | far`: from this one on, so many frames lie there and the next one does not, or is a multiple
+/// of [`ROW`]; 0 where nothing is mapped. So a look at a block mostly takes one load, or one for every 2 GiB, of however many chunks
+/// it is.
 #[derive(Debug)]
 pub(crate) struct PlaceMap {
     pages: Box<[OnceLock<Box<[AtomicU32; PAGE]>>]>,
@@ -35,7 +37,7 @@ impl PlaceMap {
     fn look(&self, frame: u32) -> Option<(PlaceId, u32)> {
         let page = self.pages.get(frame as usize / PAGE)?.get()?;
         let entry = page[frame as usize % PAGE].load(Ordering::Relaxed);
-        Some((PlaceId::from_number((entry >> 16).checked_sub(1)?), frame + (entry & FAR)))
+        Some((PlaceId::from_number((entry >> 16).checked_sub(1)?), frame + (entry & 0xffff)))
     }
 
     /// The place of a frame; `None` where nothing is mapped.
@@ -73,13 +75,22 @@ impl PlaceMap {
 
     /// Frames `start..end` lie at `place` from now on; `None`: nothing is mapped there any more.
     pub fn set(&self, start: u32, end: u32, place: Option<PlaceId>) {
-        for frame in start..end {
-            self.write(frame, place, end);
+        // What lies behind them may go on with them, and what lies before them, too.
+        let mut stop = self.look(end).filter(|found| Some(found.0) == place).map_or(end, |found| found.1);
+        for frame in (start..end).rev() {
+            if (frame + 1).is_multiple_of(ROW) {
+                stop = frame + 1;
+            }
+            self.write(frame, place, stop);
         }
-        // What lies before them may have told of them, too. Its place stays, so nobody minds when they read this.
-        let before = |frame: u32| Some((frame, self.look(frame).filter(|found| found.1 > start)?.0));
-        for (frame, place) in (0..start).rev().map_while(before) {
-            self.write(frame, Some(place), start);
+        if start.is_multiple_of(ROW) {
+            return;
+        }
+        // Their place stays, so nobody minds when they read this.
+        let before = |frame: u32| Some((frame, self.look(frame).filter(|found| found.1 >= start)?.0));
+        let first = start - start % ROW;
+        for (frame, other) in (first..start).rev().map_while(before) {
+            self.write(frame, Some(other), if Some(other) == place { stop } else { start });
         }
     }
 
@@ -89,14 +100,14 @@ impl PlaceMap {
             return;
         };
         let page = page.get_or_init(|| Box::new(std::array::from_fn(|_| AtomicU32::new(0))));
-        let entry = place.map_or(0, |place| (place.number() + 1) << 16 | (end - frame).min(FAR));
+        let entry = place.map_or(0, |place| (place.number() + 1) << 16 | (end - frame));
         page[frame as usize % PAGE].store(entry, Ordering::Relaxed);
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::{FAR, PlaceMap};
+    use super::{PlaceMap, ROW};
     use crate::place::PlaceId;
 
     proptest::proptest! {
@@ -120,12 +131,22 @@ mod tests {
     }
 
     #[test]
-    fn a_row_longer_than_an_entry_can_tell_is_one_row() {
-        let (end, place) = (3 * FAR, PlaceId::from_number(7));
-        let map = PlaceMap::new(u64::from(end));
-        map.set(5, end, Some(place));
-        assert_eq!(map.row(5, end), Some((place, end)));
-        map.set(2 * FAR, 2 * FAR + 1, None);
-        assert_eq!(map.row(5, end), Some((place, 2 * FAR)));
+    fn a_block_of_many_chunks_is_as_few_rows_as_one_of_one_chunk() {
+        let (frames, place) = (5 * ROW, PlaceId::from_number(7));
+        let map = PlaceMap::new(u64::from(frames) + 10);
+        // In any order of memory that came.
+        for step in [3, 5, 0, 1, 4, 2] {
+            for start in (step..frames).step_by(6) {
+                map.set(start, start + 1, Some(place));
+            }
+        }
+        let hops = |from: u32| {
+            let next = |at: &u32| Some(map.look(*at)?.1);
+            std::iter::successors(Some(from), next).take_while(|at| *at < frames).count()
+        };
+        assert_eq!((map.row(5, frames), hops(5), hops(ROW)), (Some((place, frames)), 5, 4));
+        map.set(2 * ROW + 7, 2 * ROW + 8, None);
+        assert_eq!((map.row(5, frames), map.row(2 * ROW + 7, frames)), (Some((place, 2 * ROW + 7)), None));
+        assert_eq!(map.row(2 * ROW + 8, frames), Some((place, frames)));
     }
 }

@@ -94,28 +94,34 @@ pub(crate) struct Slab {
     pub live: u32,
     /// How many others have memory of it: nothing freed in it serves again as long as there are any.
     pub shares: u32,
+    /// Blocks in it that ended, and that a GPU may still be at work on.
+    pub pending: u32,
     /// The program asked for a part of it to stay where it is, at some time.
     pub asked: bool,
-    /// Three words a unit, side by side because they are looked at together: [`Run::pack`], which is right at the first and the
-    /// last unit of each run; of a free run its neighbours in the list of its size; of a block its number. Plain numbers, so
-    /// that the allocator gives zeroed pages, most of which are never touched.
-    cells: Box<[[u64; 3]]>,
+    cells: Cells,
     /// A bit for each unit: a run starts there.
     starts: Box<[u64]>,
 }
 
+/// Two words a unit, side by side because they are looked at together: [`Run::pack`], which is right at the first and the last
+/// unit of each run; and of a free run its neighbours in the list of its size, of a block its number. Nothing else is ever read,
+/// so that those of a slab that went serve the next one as they are.
+pub(crate) type Cells = Box<[[u64; 2]]>;
+
 impl Slab {
-    /// One that is free from end to end.
-    pub fn new(ground: Ground, of: usize) -> Self {
+    /// One that is free from end to end, on what was another one's if any is given.
+    pub fn new(ground: Ground, of: usize, cells: Option<Cells>) -> Self {
         let units = ground.frames * UNITS;
         let count = units as usize;
+        let cells = cells.filter(|cells| cells.len() == count);
         let mut slab = Self {
             ground,
             of,
             live: 0,
             shares: 0,
+            pending: 0,
             asked: false,
-            cells: vec![[0; 3]; count].into(),
+            cells: cells.unwrap_or_else(|| vec![[0; 2]; count].into()),
             starts: vec![0; count.div_ceil(64)].into(),
         };
         slab.put(0, Run { units, kind: Kind::Free, slack: 0 });
@@ -172,11 +178,16 @@ impl Slab {
     }
 
     pub fn number(&self, unit: u32) -> u64 {
-        self.cells[unit as usize][2]
+        self.cells[unit as usize][1]
     }
 
     pub fn set_number(&mut self, unit: u32, number: u64) {
-        self.cells[unit as usize][2] = number;
+        self.cells[unit as usize][1] = number;
+    }
+
+    /// What the next slab may have.
+    pub fn into_cells(self) -> Cells {
+        self.cells
     }
 
     /// The free run that ends right before this unit.

@@ -178,6 +178,13 @@ impl Slabs {
         taken
     }
 
+    /// Lets go of half of what arenas keep for slabs to come: nothing is left of what is not needed again for some periods.
+    pub fn halve_spare(&self) {
+        if self.is_any() {
+            self.used().for_each(|index| self.lock(index).halve_spare());
+        }
+    }
+
     /// Sums over all arenas, held at once, so that no block is counted twice.
     pub fn sums(&self) -> Option<Sums> {
         if !self.is_any() {

@@ -6,6 +6,7 @@ use crate::asked::Asked;
 use crate::budget::Budget;
 use crate::chunks::{Chunk, Chunks};
 use crate::clock::Clock;
+use crate::freed_in::FreedIn;
 use crate::held::Held;
 use crate::magazine::Sums;
 use crate::place::PlaceId;
@@ -126,6 +127,7 @@ pub(crate) struct State<H> {
     pub turn: u64,
     /// The caller's periods so far ([`crate::idle`]).
     pub period: u32,
+    pub freed_in: FreedIn,
     totals: Totals,
 }
 
@@ -171,6 +173,7 @@ impl<H: Copy> State<H> {
             clock,
             turn: 0,
             period: 0,
+            freed_in: FreedIn::default(),
             totals: Totals::default(),
         }
     }
@@ -272,6 +275,7 @@ impl<H: Copy> State<H> {
     /// joined them since they went out, so their borders need not be those of runs.
     pub fn take_back(&mut self, start: u32, frames: u32, freed: Freed) {
         let end = start + frames;
+        self.freed_in.note(start, end, self.period);
         let mut at = start;
         while at < end {
             let Some(&run) = self.runs.around(at).filter(|run| run.kind == Kind::Out) else {
@@ -289,7 +293,6 @@ impl<H: Copy> State<H> {
                 self.runs.cut(at, stop);
             }
             self.budget(place).put_back(bytes_of(stop - at));
-            self.chunks.note_freed(at, stop, self.period);
             self.runs.release(at, freed);
             at = stop;
         }

@@ -23,7 +23,7 @@ static void open_driver(void) {
 
 __attribute__((unused)) static void *hooked(const char *name) { return dlsym(driver_handle, name); }
 
-static void *bare(const char *name) {
+__attribute__((unused)) static void *bare(const char *name) {
     typedef void *(*lookup)(void *, const char *);
     static lookup real;
     if (!real) real = (lookup)dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");

@@ -1,7 +1,7 @@
 //! The pool's own time: a warm allocation and its lazy free, on a backend that does nothing.
 //!
 //! `cargo bench -p gpupool-pool`. Prints, besides criterion's estimates, the percentiles of single operations and what
-//! eight threads get done beside one.
+//! eight threads get done beside one. `cargo bench -p gpupool-pool -- mixes` prints random mixes of sizes instead.
 
 use criterion::{BenchmarkId, Criterion};
 use gpupool_pool::{
@@ -181,7 +181,99 @@ fn threads() {
     report("1 to 8 MiB mixed", &mixed);
 }
 
+/// Marsaglia's xorshift.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % sides
+    }
+}
+
+/// Blocks of a random mix that live at once: so many of them, or so many bytes.
+#[derive(Clone, Copy)]
+enum Live {
+    Blocks(usize),
+    MiB(u64),
+}
+
+impl Live {
+    fn is_full(self, held: &[(u64, u64)], used: u64) -> bool {
+        match self {
+            Live::Blocks(most) => held.len() >= most,
+            Live::MiB(most) => !held.is_empty() && used > most << 20,
+        }
+    }
+}
+
+/// Sizes up to so many bytes, `live` of them at once: one is freed and others are allocated, in any order, and at the end the
+/// rest is freed. Returns ns a pair once the pool holds enough, and how many blocks it grew for meanwhile.
+fn mix(pool: &Pool<Nothing>, largest: u64, live: Live, when: Free) -> (f64, u64) {
+    const PAIRS: usize = 20_000;
+    let mut random = Random(88_172_645_463_325_252);
+    let mut held: Vec<(u64, u64)> = Vec::new();
+    let mut used = 0;
+    let free_one = |held: &mut Vec<(u64, u64)>, at: usize| {
+        let (address, bytes) = held.swap_remove(at);
+        assert!(pool.free(address, when).is_ok(), "{address:#x} is not live");
+        bytes
+    };
+    let mut turn = |held: &mut Vec<(u64, u64)>| {
+        let before = pool.usage();
+        let start = Instant::now();
+        for _ in 0..PAIRS {
+            let bytes = 1 + random.below(largest);
+            while live.is_full(held, used + bytes) {
+                used -= free_one(held, random.below(held.len() as u64) as usize);
+            }
+            let address = pool.allocate(&request(bytes)).map_or(0, |allocation| allocation.block.address);
+            held.push((address, bytes));
+            used += bytes;
+        }
+        let nanoseconds = start.elapsed().as_nanos() as f64 / PAIRS as f64;
+        let after = pool.usage();
+        (nanoseconds, (after.allocations - after.reuses) - (before.allocations - before.reuses))
+    };
+    for _ in 0..4 {
+        turn(&mut held);
+    }
+    // The median, so that a busy machine does not count.
+    let mut times: Vec<(f64, u64)> = (0..9).map(|_| turn(&mut held)).collect();
+    while !held.is_empty() {
+        free_one(&mut held, 0);
+    }
+    let grown = times.iter().map(|time| time.1).sum();
+    times.sort_by(|left, right| left.0.total_cmp(&right.0));
+    (times[4].0, grown)
+}
+
+/// The random mix by which RMM measures its resources (`tests/bench/rmm_mix.cpp`). Rows of one line are of one pool, as there: large
+/// blocks stand on the chunks that small ones were made of.
+fn mixes() {
+    for (name, when) in [("lazy", Free::Lazy), ("strict", Free::Strict)] {
+        for (what, live) in [
+            ("16000 MiB", Live::MiB(16_000)),
+            ("128 GiB", Live::MiB(128 << 10)),
+            ("1000 blocks", Live::Blocks(1000)),
+            ("10000 blocks", Live::Blocks(10_000)),
+        ] {
+            let pool = crowded(0);
+            let row = [4, 64, 256, 1024, 4096].map(|mib| {
+                let (nanoseconds, grown) = mix(&pool, mib << 20, live, when);
+                format!("{mib} MiB {nanoseconds:.0} ns ({grown} grown)")
+            });
+            println!("random mix, {name}, {what} live, a pair with sizes up to: {}", row.join(", "));
+        }
+    }
+}
+
 fn main() {
+    if std::env::args().any(|word| word == "mixes") {
+        return mixes();
+    }
     let mut criterion = Criterion::default().configure_from_args();
     warm(&mut criterion);
     criterion.final_summary();
