@@ -374,16 +374,7 @@ impl<B: Mover> Pool<B> {
                 (id, *created, drive::cause_of_create(fault))
             })?;
             let anchors = AnchorCounts::default();
-            plan.memory.push(Chunk {
-                start: 0,
-                frames,
-                place: id,
-                handle,
-                freed_in: 0,
-                anchors,
-                alias: None,
-                moving: false,
-            });
+            plan.memory.push(Chunk { start: 0, frames, place: id, handle, anchors, alias: None, moving: false });
             *created += bytes;
         }
         let mut is_filled = vec![false; plan.memory.len()];
@@ -417,7 +408,6 @@ impl<B: Mover> Pool<B> {
         Ok(())
     }
 
-<<<<<<< HEAD
     /// Writes down what each wave copies: from the frames, whatever is mapped there until then, through the second mapping of what
     /// will be. Who has copied something ahead would leave it out here, and prove it equal where [`Stopped::still_quiet`] is asked.
     fn set_copies(&self, plan: &mut Plan<B::Handle>, wanted: &[Wanted]) {
@@ -438,37 +428,6 @@ impl<B: Mover> Pool<B> {
                         Some(batch) => batch.2.push(transfer),
                         None => wave.copies.push((owner, home, vec![transfer])),
                     }
-=======
-    /// Makes the new memory of all rows and maps it at addresses of its own; on failure the place, the bytes made there, and why.
-    fn make_new(&self, rows: &mut [Row<B::Handle>]) -> Result<(), (PlaceId, u64, Cause<B::Error>)> {
-        let mut made: BTreeMap<PlaceId, u64> = BTreeMap::new();
-        for row in rows {
-            for &(start, end, id) in &row.parts {
-                let place = self.accounts.place(id);
-                let mut start = start;
-                while start < end {
-                    let created = made.entry(id).or_default();
-                    let bytes = bytes_of(end - start).min(self.largest_chunk);
-                    if !self.accounts.charge(Claim::Pool, place, bytes) {
-                        return Err((id, *created, Cause::Overdrawn));
-                    }
-                    let handle =
-                        drive::retry_while_not_ready(|| self.backend.create(place, bytes)).map_err(|fault| {
-                            self.accounts.credit(Claim::Pool, place, bytes);
-                            (id, *created, drive::cause_of_create(fault))
-                        })?;
-                    let frames = (bytes / FRAME) as u32;
-                    let anchors = AnchorCounts::default();
-                    let chunk = Chunk { start, frames, place: id, handle, anchors, alias: None, moving: false };
-                    row.new.push(chunk);
-                    *created += bytes;
-                    let alias = drive::retry_while_not_ready(|| self.backend.alias(handle, bytes, place))
-                        .map_err(|fault| (id, *created, Cause::Failed(drive::error_of(fault))))?;
-                    if let Some(last) = row.new.last_mut() {
-                        last.alias = Some(alias);
-                    }
-                    start += frames;
->>>>>>> growth
                 }
             }
         }
@@ -878,7 +837,6 @@ impl<H: Copy> State<H> {
             }
             let (Some(first), Some(last)) = (step.old.first(), step.old.last()) else { continue };
             let gone = self.chunks.remove_range(first.start, last.end);
-            let freed_in = gone.iter().map(|chunk| chunk.freed_in).max().unwrap_or(0);
             for chunk in &gone {
                 let free: u32 = plan
                     .free_on(step)
@@ -892,7 +850,6 @@ impl<H: Copy> State<H> {
                 .iter()
                 .map(|new| Chunk {
                     start: new.start,
-                    freed_in,
                     anchors: AnchorCounts::default(),
                     moving: false,
                     ..plan.memory[new.memory]
@@ -918,12 +875,11 @@ impl<H: Copy> State<H> {
     fn clear_move(&mut self, plan: &Plan<H>, is_laid: &[bool], keeps: bool) -> Vec<Leaving<H>> {
         let mut leaving = Vec::new();
         for (chunk, _) in plan.memory.iter().zip(is_laid).filter(|(_, is_laid)| !**is_laid) {
-            let chunk =
-                Chunk { start: 0, freed_in: self.period, anchors: AnchorCounts::default(), moving: false, ..*chunk };
+            let chunk = Chunk { start: 0, anchors: AnchorCounts::default(), moving: false, ..*chunk };
             let bytes = bytes_of(chunk.frames);
             self.budget(chunk.place).free_aside(bytes);
             let limit = self.budget(chunk.place).limit();
-            if !keeps || !self.stock.keep(&chunk, limit) {
+            if !keeps || !self.stock.keep(&chunk, self.period, limit) {
                 self.budget(chunk.place).leave(bytes);
                 leaving.push(Leaving { start: 0, frames: 0, chunks: vec![chunk] });
             }

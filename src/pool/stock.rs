@@ -15,8 +15,8 @@ const SHARE: u64 = 8;
 
 #[derive(Debug)]
 struct Shelf<H> {
-    /// Those that came last stand last.
-    chunks: Vec<Chunk<H>>,
+    /// Those that came last stand last, each with the period in which it came.
+    chunks: Vec<(Chunk<H>, u32)>,
     bytes: u64,
     /// The most that one move needed here beyond what it vacated itself, in this period and in the one before.
     needed: [u64; 2],
@@ -39,7 +39,7 @@ impl<H: Copy> Stock<H> {
     /// How many there are of each class.
     pub fn classes(&self) -> BTreeMap<Class, u32> {
         let mut classes = BTreeMap::new();
-        for chunk in self.0.iter().flat_map(|shelf| &shelf.chunks) {
+        for (chunk, _) in self.0.iter().flat_map(|shelf| &shelf.chunks) {
             *classes.entry((chunk.place, chunk.frames)).or_default() += 1;
         }
         classes
@@ -61,20 +61,20 @@ impl<H: Copy> Stock<H> {
     /// Takes the one of a class that came last.
     pub fn take(&mut self, (place, frames): Class) -> Option<Chunk<H>> {
         let shelf = &mut self.0[place.index()];
-        let index = shelf.chunks.iter().rposition(|chunk| chunk.frames == frames)?;
+        let index = shelf.chunks.iter().rposition(|(chunk, _)| chunk.frames == frames)?;
         shelf.bytes -= bytes_of(frames);
-        Some(shelf.chunks.remove(index))
+        Some(shelf.chunks.remove(index).0)
     }
 
-    /// Keeps a chunk, where lately moves have needed that much and the place, which may hold `limit`, has most of it for others.
+    /// Keeps a chunk from this period on, where lately moves have needed that much and the place, which may hold `limit`, has most of it for others.
     /// Whether it was kept.
-    pub fn keep(&mut self, chunk: &Chunk<H>, limit: u64) -> bool {
+    pub fn keep(&mut self, chunk: &Chunk<H>, period: u32, limit: u64) -> bool {
         let shelf = &mut self.0[chunk.place.index()];
         let most = shelf.needed[0].max(shelf.needed[1]).min(limit / SHARE);
         let fits = shelf.bytes + bytes_of(chunk.frames) <= most;
         if fits {
             shelf.bytes += bytes_of(chunk.frames);
-            shelf.chunks.push(*chunk);
+            shelf.chunks.push((*chunk, period));
         }
         fits
     }
@@ -84,8 +84,8 @@ impl<H: Copy> Stock<H> {
         let shelf = &mut self.0[place.index()];
         let mut sum = 0;
         let mut gone = Vec::new();
-        shelf.chunks.retain(|chunk| {
-            let goes = sum < bytes && chunk.freed_in < since;
+        shelf.chunks.retain(|(chunk, period)| {
+            let goes = sum < bytes && *period < since;
             if goes {
                 sum += bytes_of(chunk.frames);
                 gone.push(*chunk);

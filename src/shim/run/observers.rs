@@ -10,8 +10,14 @@ use crate::watch::capture;
 use crate::watch::context::Observer;
 
 /// See [`crate::watch::context::observe`].
-pub const OF_CONTEXTS: &[&dyn Observer] =
-    &[&capture::OfContexts, &memory::OfContexts, &managed::OfContexts, &pinned::OfContexts, &ipc::OfContexts, &tiers::timing::OfContexts];
+pub const OF_CONTEXTS: &[&dyn Observer] = &[
+    &capture::OfContexts,
+    &memory::OfContexts,
+    &managed::OfContexts,
+    &pinned::OfContexts,
+    &ipc::OfContexts,
+    &tiers::timing::OfContexts,
+];
 
 /// See [`crate::backing::reclaim`].
 pub const OF_HOST_MEMORY: &[Reclaimer] = &[pinned::trim];
