@@ -6,6 +6,7 @@ use crate::backing::reclaim;
 use crate::guard;
 use crate::log::{self, verdict};
 use crate::process::{self, Event, Phase};
+use crate::tiers;
 use crate::watch::{context, submitted};
 use gpupool_config::{Mode, Settings};
 use gpupool_events::{Panic, ProcessStart};
