@@ -25,7 +25,7 @@ use gpupool_pool::{Allocation, Block, Place};
 use gpupool_tiers::{FarLink, Links, Range, Settings, Tiers, Where, Whereabouts};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// GPUs beyond these keep their memory where it is.
@@ -45,6 +45,8 @@ pub struct Home {
     timers: Mutex<timing::Timers>,
     /// A thread moves something for it. Others do not begin a second swap meanwhile.
     is_moving: AtomicBool,
+    /// Until then nothing is tried, on the clock of [`now`]: the last try waited in vain.
+    rests_until: AtomicU64,
 }
 
 /// Has what follows told of blocks, where the settings say that memory may move.
@@ -116,6 +118,7 @@ impl Home {
             tiers: Mutex::new(Tiers::new(settings)),
             timers: Mutex::default(),
             is_moving: AtomicBool::new(false),
+            rests_until: AtomicU64::new(0),
         }
     }
 

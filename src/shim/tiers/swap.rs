@@ -3,11 +3,12 @@
 use super::{Home, now};
 use crate::backing::level;
 use crate::gate::{self, Closed, Disturbed, Limits};
-use crate::{bell, log};
+use crate::{bell, log, process};
 use gpupool_config::format_size;
 use gpupool_events::{TierStop, TierSwap};
 use gpupool_pool::{MoveError, Moved, Place, Stopped, Wish};
 use gpupool_tiers::{self as tiers, Range, Swap};
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -31,8 +32,6 @@ impl Why {
 
 /// How long a launch waits for the work in front of it, with the gate open: frameworks run as far ahead (10 to 300 ms).
 const QUEUE: Duration = Duration::from_millis(500);
-/// How long it waits at most while nothing of that work comes to an end.
-const STILL: Duration = Duration::from_millis(50);
 
 /// Swaps that were carried out, bytes that came near, and that left for it, over the life of the process.
 static SWAPS: AtomicU64 = AtomicU64::new(0);
@@ -64,19 +63,23 @@ impl Stopped for Quiet {
 
 /// Carries it out, if the devices come to rest soon enough; tells the tiers what became of it.
 pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
-    let done = home.alone(|| try_swap(home, swap, why));
-    // Another thread moves something: this one is not told that its swap failed, and asks again at a later launch.
-    let Some(Err(why_not)) = done else { return };
+    let begun = now();
+    if begun < home.rests_until.load(Ordering::Relaxed) {
+        return;
+    }
+    // Another thread may be moving something: this one's swap did not fail, and is asked for again at a later launch.
+    let Some(Err(why_not)) = home.alone(|| try_swap(home, swap, why, begun)) else { return };
+    if matches!(why_not, WhyNot::Disturbed(_)) {
+        // A program that is never quiet loses no more by such waits than it would by moving.
+        let share = u64::from(process::settings().move_share.max(1));
+        home.rests_until.store(now() + (now() - begun) * 1000 / share, Ordering::Relaxed);
+    }
     let mut tiers = home.tiers.lock();
-    for range in ranges(swap) {
+    for range in swap.near.iter().copied().chain(swap.far.iter().map(|(range, _)| *range)) {
         tiers.stayed(range);
     }
     drop(tiers);
     tracing::debug!(target: "gpupool::memory", about = "moves", "nothing moved for GPU {}: {why_not}", home.gpu);
-}
-
-fn ranges(swap: &Swap) -> impl Iterator<Item = Range> {
-    swap.near.iter().copied().chain(swap.far.iter().map(|(range, _)| *range))
 }
 
 /// Why nothing moved.
@@ -86,8 +89,8 @@ enum WhyNot {
     Pool(String),
 }
 
-impl std::fmt::Display for WhyNot {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for WhyNot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Disturbed(what) => what.fmt(f),
             Self::Pool(what) => f.write_str(what),
@@ -95,40 +98,36 @@ impl std::fmt::Display for WhyNot {
     }
 }
 
-fn try_swap(home: &Home, swap: &Swap, why: Why) -> Result<(), WhyNot> {
-    let near = swap.near.iter().map(|range| (*range, Place::Gpu(home.gpu)));
-    let far = swap.far.iter().filter_map(|(range, place)| Some((*range, *home.places.get(usize::from(*place))?)));
-    let wishes: Vec<Wish> =
-        near.chain(far).map(|(range, to)| Wish { address: range.start, bytes: range.bytes(), to }).collect();
-    let begun = now();
-    let mut disturbed = None;
-    let stop = || {
-        gate::wait_until_quiet(home.driver, QUEUE, STILL, || 0);
-        let closed = gate::close(home.driver, &Limits::default());
-        closed.map(Quiet).map_err(|what| disturbed = Some(what)).ok()
-    };
-    let answer = home.opened.pool.rearrange(&wishes, stop);
-    let outcomes = match answer {
-        Ok(done) => done.wishes,
-        Err(MoveError::NotNow) => {
-            return Err(disturbed.map_or_else(|| WhyNot::Pool("a GPU is at work on it".to_owned()), WhyNot::Disturbed));
-        }
-        Err(error) => return Err(WhyNot::Pool(format!("{error:?}"))),
-    };
-    let took = now() - begun;
-    let (mut came, mut left, mut stayed) = (0, 0, 0);
-    let mut tiers = home.tiers.lock();
-    for (wish, Moved { moved, anchored, shared, .. }) in wishes.iter().zip(outcomes) {
-        let range = Range::of(wish.address, wish.bytes);
-        *(if wish.to == Place::Gpu(home.gpu) { &mut came } else { &mut left }) += moved;
-        stayed += anchored + shared;
-        tiers.placed(range);
-        if moved == 0 {
-            tiers.stayed(range);
+/// What became of a swap.
+#[derive(Default)]
+struct Outcome {
+    came: u64,
+    left: u64,
+    stayed: u64,
+}
+
+fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot> {
+    let near: Vec<Wish> = wishes(home, &swap.near, Place::Gpu(home.gpu));
+    let mut far = Vec::new();
+    for (range, place) in &swap.far {
+        if let Some(place) = home.places.get(usize::from(*place)) {
+            far.extend(wishes(home, &[*range], *place));
         }
     }
-    tiers.moved(came, left, took);
-    drop(tiers);
+    let mut outcome = Outcome::default();
+    let all: Vec<Wish> = far.iter().chain(&near).copied().collect();
+    match rearrange(home, &all, &mut outcome) {
+        // Memory of other sizes comes in than goes out, so what goes has to be gone first.
+        Err(Failed::Full) if !far.is_empty() && !near.is_empty() => {
+            rearrange(home, &far, &mut outcome).map_err(WhyNot::from)?;
+            // What left makes room in any case, for this or for the next.
+            let _ = rearrange(home, &near, &mut outcome);
+        }
+        answer => answer?,
+    }
+    let took = now() - begun;
+    let Outcome { came, left, stayed } = outcome;
+    home.tiers.lock().moved(came, left, took);
     if came + left > 0 {
         SWAPS.fetch_add(1, Ordering::Relaxed);
         CAME.fetch_add(came, Ordering::Relaxed);
@@ -137,17 +136,80 @@ fn try_swap(home: &Home, swap: &Swap, why: Why) -> Result<(), WhyNot> {
         bell::changed();
     }
     log::emit(|| {
+        let microseconds = took / 1000;
         let event = TierSwap {
             home: home.gpu,
             why: why.word().to_owned(),
             bytes_in: came,
             bytes_out: left,
             stayed,
-            microseconds: took / 1000,
+            microseconds,
         };
         let [came, left] = [came, left].map(format_size);
-        (event, format!("GPU {}: {came} came near, {left} left, in {} µs", home.gpu, took / 1000))
+        (event, format!("GPU {}: {came} came near, {left} left, in {microseconds} µs", home.gpu))
     });
+    Ok(())
+}
+
+/// The chunks that these ranges touch, each whole, as far as they are of the same blocks: only whole chunks change their place
+/// without new memory's being made for the rest of them.
+fn wishes(home: &Home, ranges: &[Range], to: Place) -> Vec<Wish> {
+    let pieces = ranges.iter().flat_map(|range| home.opened.pool.pieces(range.start, range.bytes()));
+    let mut wishes: Vec<Wish> = Vec::new();
+    for piece in pieces.filter(|piece| piece.place != to) {
+        let Some(block) = home.opened.pool.block_at(piece.address) else { continue };
+        let start = piece.chunk_address.max(block.address);
+        let end = (piece.chunk_address + piece.chunk_bytes).min(block.address + block.bytes);
+        let wish = Wish { address: start, bytes: end - start, to };
+        if !wishes.contains(&wish) {
+            wishes.push(wish);
+        }
+    }
+    wishes
+}
+
+/// Why ranges stayed where they are.
+enum Failed {
+    /// A place has no room for what is to go there.
+    Full,
+    Other(WhyNot),
+}
+
+impl From<Failed> for WhyNot {
+    fn from(failed: Failed) -> Self {
+        match failed {
+            Failed::Full => Self::Pool("there is no room".to_owned()),
+            Failed::Other(why) => why,
+        }
+    }
+}
+
+fn rearrange(home: &Home, wishes: &[Wish], outcome: &mut Outcome) -> Result<(), Failed> {
+    let mut disturbed = None;
+    let stop = || {
+        gate::wait_until_quiet(home.driver, QUEUE, QUEUE, || 0);
+        let closed = gate::close(home.driver, &Limits::default());
+        closed.map(Quiet).map_err(|what| disturbed = Some(what)).ok()
+    };
+    let done = match home.opened.pool.rearrange(wishes, stop) {
+        Ok(done) => done,
+        Err(MoveError::Full { .. }) => return Err(Failed::Full),
+        Err(MoveError::NotNow) => {
+            let busy = || WhyNot::Pool("a GPU is at work on what is freed beside it".to_owned());
+            return Err(Failed::Other(disturbed.map_or_else(busy, WhyNot::Disturbed)));
+        }
+        Err(error) => return Err(Failed::Other(WhyNot::Pool(format!("{error:?}")))),
+    };
+    let mut tiers = home.tiers.lock();
+    for (wish, Moved { moved, anchored, shared, .. }) in wishes.iter().zip(done.wishes) {
+        let range = Range::of(wish.address, wish.bytes);
+        *(if wish.to == Place::Gpu(home.gpu) { &mut outcome.came } else { &mut outcome.left }) += moved;
+        outcome.stayed += anchored + shared;
+        tiers.placed(range);
+        if moved == 0 {
+            tiers.stayed(range);
+        }
+    }
     Ok(())
 }
 
