@@ -6,32 +6,52 @@ use std::ffi::c_int;
 /// `CU_EVENT_DISABLE_TIMING`.
 const UNTIMED: u32 = 2;
 
-/// An event of ours behind all work of a context (`cuCtxRecordEvent`).
-pub struct Behind<'a> {
+/// An event of ours, to be put behind all work of the context that it was made in.
+pub struct Marker<'a> {
     driver: &'a Driver,
     event: Event,
+    record: unsafe extern "C" fn(Context, Event) -> CuResult,
 }
 
+impl Marker<'_> {
+    /// Puts it behind all work of the context, of streams of every kind (`cuCtxRecordEvent`). Breaks a capture of that context.
+    ///
+    /// # Safety
+    /// The marker was made in this context, which lives.
+    pub unsafe fn put(&self, context: Context) -> CuResult {
+        // SAFETY: the event was made by `Driver::marker` and is destroyed when this is dropped; the caller vouches for the context.
+        unsafe { (self.record)(context, self.event) }
+    }
+
+    /// Whether all work in front of it is over (`cuEventQuery`): NOT_READY where it is not, or the error of the context.
+    pub fn ask(&self) -> CuResult {
+        // SAFETY: the event was made by `Driver::marker` and is destroyed when this is dropped.
+        unsafe { (self.driver.cuEventQuery)(self.event) }
+    }
+}
+
+impl Drop for Marker<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the event was made by `Driver::marker` and is not used again; the driver keeps one that is pending until
+        // it has passed.
+        let _: CuResult = unsafe { (self.driver.cuEventDestroy_v2)(self.event) };
+    }
+}
+
+/// A [`Marker`] behind all work of a context.
+pub struct Behind<'a>(Marker<'a>);
+
 impl Behind<'_> {
-    /// Whether all that work is over (`cuEventQuery`), without waiting.
+    /// Whether all that work is over, without waiting.
     pub fn has_passed(&self) -> bool {
-        // SAFETY: the event was made by `behind_all_work` and is destroyed when this is dropped.
-        unsafe { (self.driver.cuEventQuery)(self.event) }.is_ok()
+        self.0.ask().is_ok()
     }
 
     /// Waits until all that work is over (`cuEventSynchronize`). Breaks no capture where the thread is relaxed, nor is it broken
     /// by one that begins meanwhile. The driver may wait in a call at which threads are cancelled.
     pub fn wait(&self) -> CuResult {
-        // SAFETY: the event was made by `behind_all_work` and is destroyed when this is dropped.
-        unsafe { (self.driver.cuEventSynchronize)(self.event) }
-    }
-}
-
-impl Drop for Behind<'_> {
-    fn drop(&mut self) {
-        // SAFETY: the event was made by `behind_all_work` and is not used again; the driver keeps one that is pending until
-        // it has passed.
-        let _: CuResult = unsafe { (self.driver.cuEventDestroy_v2)(self.event) };
+        // SAFETY: the event was made by `Driver::marker` and is destroyed when this is dropped.
+        unsafe { (self.0.driver.cuEventSynchronize)(self.0.event) }
     }
 }
 
@@ -126,15 +146,20 @@ impl Driver {
         context: Context,
         unless_captured: impl FnOnce(&dyn Fn() -> CuResult) -> Option<CuResult>,
     ) -> Option<Behind<'_>> {
-        let record = self.cuCtxRecordEvent?;
+        let marker = self.marker().ok()?;
+        // SAFETY: the event was made just now in this context, which is current and so alive.
+        unless_captured(&|| unsafe { marker.put(context) })?.ok().ok()?;
+        Some(Behind(marker))
+    }
+
+    /// A marker of the current context. NOT_SUPPORTED with drivers before CUDA 12.5, which cannot put one.
+    pub fn marker(&self) -> Result<Marker<'_>, CuResult> {
+        let record = self.cuCtxRecordEvent.ok_or(CuResult::NOT_SUPPORTED)?;
         let mut event = None;
         // SAFETY: the output is a local.
-        unsafe { (self.cuEventCreate)(&raw mut event, UNTIMED) }.ok().ok()?;
-        let event = event?;
-        let behind = Behind { driver: self, event };
-        // SAFETY: the event was made just now in this context, which is current and so alive.
-        unless_captured(&|| unsafe { record(context, event) })?.ok().ok()?;
-        Some(behind)
+        unsafe { (self.cuEventCreate)(&raw mut event, UNTIMED) }.ok()?;
+        let event = event.ok_or(CuResult::INVALID_CONTEXT)?;
+        Ok(Marker { driver: self, event, record })
     }
 
     /// Whether [`behind_all_work`](Self::behind_all_work) can answer with this driver.

@@ -22,11 +22,12 @@ mod structs;
 mod table;
 mod timing;
 
+pub use context::Marker;
 pub use handles::{
     AtomicContext, Context, Device, Event, Function, GreenContext, MemoryPool, Module, Physical, Stream,
 };
 pub use result::CuResult;
-pub use stream::Capturing;
+pub use stream::{Capturing, Relaxed};
 pub use structs::{Access, ArrayMapping, Location, PoolProperties, Properties};
 pub use table::{Driver, at_hand, get};
 pub use timing::Timer;

@@ -7,9 +7,10 @@
 use crate::uuid::{Uuid, dashed};
 use libloading::{Library, Symbol};
 use nvml_wrapper_sys::bindings::{
-    NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE, nvmlDevice_t, nvmlEnableState_enum_NVML_FEATURE_DISABLED,
-    nvmlEnableState_enum_NVML_FEATURE_ENABLED, nvmlEnableState_t, nvmlMemory_t, nvmlPciInfo_t, nvmlProcessInfo_t,
-    nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE, nvmlReturn_enum_NVML_SUCCESS, nvmlReturn_t,
+    NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE, nvmlConfComputeSystemState_t, nvmlDevice_t,
+    nvmlEnableState_enum_NVML_FEATURE_DISABLED, nvmlEnableState_enum_NVML_FEATURE_ENABLED, nvmlEnableState_t,
+    nvmlMemory_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE,
+    nvmlReturn_enum_NVML_SUCCESS, nvmlReturn_t,
 };
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
@@ -34,6 +35,7 @@ static HANDLES: Mutex<Vec<(Uuid, Option<Handle>)>> = Mutex::new(Vec::new());
 /// table of all functions is moved about on the stack, and takes more of it than a thread that calls CUDA may have (44 KiB).
 struct Functions {
     driver_version: Option<unsafe extern "C" fn(*mut c_char, c_uint) -> nvmlReturn_t>,
+    confidential: Option<unsafe extern "C" fn(*mut nvmlConfComputeSystemState_t) -> nvmlReturn_t>,
     by_uuid: Option<unsafe extern "C" fn(*const c_char, *mut nvmlDevice_t) -> nvmlReturn_t>,
     /// The first of the two versions of this call: drivers before 510 have no other.
     memory: Option<unsafe extern "C" fn(nvmlDevice_t, *mut nvmlMemory_t) -> nvmlReturn_t>,
@@ -51,6 +53,7 @@ impl Functions {
         let functions = unsafe {
             Self {
                 driver_version: function(&library, c"nvmlSystemGetDriverVersion"),
+                confidential: function(&library, c"nvmlSystemGetConfComputeState"),
                 by_uuid: function(&library, c"nvmlDeviceGetHandleByUUID"),
                 memory: function(&library, c"nvmlDeviceGetMemoryInfo"),
                 processes: function(&library, c"nvmlDeviceGetComputeRunningProcesses_v3"),
@@ -120,6 +123,14 @@ impl Nvml {
         // SAFETY: the output is a local with so much room.
         let result = unsafe { self.0.driver_version?(text.as_mut_ptr(), room) };
         (result == nvmlReturn_enum_NVML_SUCCESS).then(|| words(&text)).flatten()
+    }
+
+    /// Whether confidential computing is on; `None` where NVML does not tell, as that of drivers before 535.
+    pub fn is_confidential(self) -> Option<bool> {
+        let mut state = nvmlConfComputeSystemState_t { environment: 0, ccFeature: 0, devToolsMode: 0 };
+        // SAFETY: the output is a local of the type that the header gives it.
+        let result = unsafe { self.0.confidential?(&raw mut state) };
+        (result == nvmlReturn_enum_NVML_SUCCESS).then_some(state.ccFeature != 0)
     }
 
     /// Memory of a GPU.

@@ -23,6 +23,12 @@ impl Nvml {
         self.0.memory(uuid).map(|memory| memory.free)
     }
 
+    /// Whether confidential computing is on, where NVML tells.
+    pub fn is_confidential(&self) -> Option<bool> {
+        let _sheltered = cancel::shelter();
+        self.0.is_confidential()
+    }
+
     /// How many processes have a context on a GPU, this one included.
     pub fn processes(&self, uuid: &Uuid) -> Option<u32> {
         let _sheltered = cancel::shelter();

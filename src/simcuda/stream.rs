@@ -19,6 +19,8 @@ use std::sync::{Arc, Weak};
 const LEGACY: Handle = 1;
 const PER_THREAD: Handle = 2;
 const NON_BLOCKING: c_uint = 1;
+/// Pieces of work that wait in a stream before the call that submits the next one blocks.
+const QUEUE: usize = 1024;
 
 /// What a piece of work does. `Fn`, because a graph runs it many times; an error kills the context.
 pub type Action = Arc<dyn Fn(&Context) -> Outcome + Send + Sync>;
@@ -224,6 +226,9 @@ impl Stream {
     /// whoever waited for this work would wait for ever.
     fn enqueue(self: &Arc<Self>, context: &Arc<Context>, work: Work, after: After) -> Outcome {
         let mut queue = self.queue.lock();
+        while queue.waiting.len() >= QUEUE && !queue.closing {
+            self.changed.wait(&mut queue);
+        }
         if queue.closing {
             return Err(Code::CONTEXT_IS_DESTROYED);
         }

@@ -8,6 +8,13 @@ use gpupool_interpose::Api;
 #[inline]
 pub fn before(_: Api) {}
 
+/// After a call during which the driver looks at what is mapped at an address that the program gives it, and which nobody may change
+/// meanwhile ([`crate::gate`]).
+#[inline]
+pub fn looking(api: Api, (): (), result: CuResult) {
+    through(api, (), result);
+}
+
 /// After the call.
 #[inline]
 pub fn through(api: Api, (): (), result: CuResult) {

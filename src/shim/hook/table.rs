@@ -407,6 +407,38 @@ macro_rules! for_each_hook {
             cuLogicalEndpointBindAddr(endpoint: c_uint, device: CUdevice, offset: u64, address: *mut c_void, bytes: u64, flags: u64)
                 => mapping::bind_endpoint(address, bytes);
 
+            // Calls during which the driver looks at what is mapped at an address: parts of graphs that copy and fill, which note the
+            // device of their operands (kernels' parameters are only bytes), and textures of memory in a row.
+            cuGraphAddMemcpyNode(node: *mut *mut c_void, graph: CUgraph, dependencies: *const c_void, count: usize,
+                params: *const c_void, ctx: CUcontext) => pass::looking();
+            cuGraphAddMemsetNode(node: *mut *mut c_void, graph: CUgraph, dependencies: *const c_void, count: usize,
+                params: *const c_void, ctx: CUcontext) => pass::looking();
+            cuGraphAddBatchMemOpNode(node: *mut *mut c_void, graph: CUgraph, dependencies: *const c_void, count: usize,
+                params: *const c_void) => pass::looking();
+            cuGraphAddChildGraphNode(node: *mut *mut c_void, graph: CUgraph, dependencies: *const c_void, count: usize,
+                child: CUgraph) => pass::looking();
+            cuGraphClone(clone: *mut CUgraph, graph: CUgraph) => pass::looking();
+            cuGraphNodeSetParams(node: *mut c_void, params: *mut c_void) => pass::looking();
+            cuGraphMemcpyNodeSetParams(node: *mut c_void, params: *const c_void) => pass::looking();
+            cuGraphMemsetNodeSetParams(node: *mut c_void, params: *const c_void) => pass::looking();
+            cuGraphBatchMemOpNodeSetParams(node: *mut c_void, params: *const c_void) => pass::looking();
+            cuGraphExecNodeSetParams(exec: CUgraphExec, node: *mut c_void, params: *mut c_void) => pass::looking();
+            cuGraphExecMemcpyNodeSetParams(exec: CUgraphExec, node: *mut c_void, params: *const c_void, ctx: CUcontext)
+                => pass::looking();
+            cuGraphExecMemsetNodeSetParams(exec: CUgraphExec, node: *mut c_void, params: *const c_void, ctx: CUcontext)
+                => pass::looking();
+            cuGraphExecBatchMemOpNodeSetParams(exec: CUgraphExec, node: *mut c_void, params: *const c_void) => pass::looking();
+            cuGraphExecChildGraphNodeSetParams(exec: CUgraphExec, node: *mut c_void, child: CUgraph) => pass::looking();
+            cuGraphExecUpdate(exec: CUgraphExec, graph: CUgraph, node: *mut *mut c_void, result: *mut c_int) => pass::looking();
+            cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, result: *mut c_void) => pass::looking();
+            cuTexObjectCreate(texture: *mut u64, resource: *const c_void, descriptor: *const c_void, view: *const c_void)
+                => pass::looking();
+            cuTexRefSetAddress_v2(offset: *mut usize, texture: *mut c_void, dptr: CUdeviceptr, bytes: usize) => pass::looking();
+            cuTexRefSetAddress2D_v2(texture: *mut c_void, descriptor: *const c_void, dptr: CUdeviceptr, pitch: usize)
+                => pass::looking();
+            cuTexRefSetAddress2D_v3(texture: *mut c_void, descriptor: *const c_void, dptr: CUdeviceptr, pitch: usize)
+                => pass::looking();
+
             // Memory that others made: never the pool's to free.
             cuImportExternalMemory(memory: *mut *mut c_void, descriptor: *const c_void) => pass::through();
             cuExternalMemoryGetMappedBuffer(dptr: *mut CUdeviceptr, memory: *mut c_void, descriptor: *const c_void)
@@ -497,9 +529,9 @@ macro_rules! for_each_hook {
             cuGraphAddMemFreeNode(node: *mut *mut c_void, graph: CUgraph, dependencies: *const c_void, count: usize,
                 dptr: CUdeviceptr) => pass::through();
             cuGraphAddNode(node: *mut *mut c_void, graph: CUgraph, dependencies: *const c_void, count: usize, params: *mut c_void)
-                => pass::through();
+                => pass::looking();
             cuGraphAddNode_v2(node: *mut *mut c_void, graph: CUgraph, dependencies: *const c_void, data: *const c_void, count: usize,
-                params: *mut c_void) => pass::through();
+                params: *mut c_void) => pass::looking();
             cuGraphMemAllocNodeGetParams(node: *mut c_void, params: *mut c_void) => pass::through();
             cuGraphMemFreeNodeGetParams(node: *mut c_void, dptr: *mut CUdeviceptr) => pass::through();
             cuGraphExecDestroy(exec: CUgraphExec) => pass::through();

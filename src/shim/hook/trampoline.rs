@@ -3,6 +3,7 @@
 
 use super::boundary;
 use super::table::for_each_hook;
+use crate::gate;
 use crate::guard;
 use crate::run;
 use crate::watch::arguments;
@@ -13,6 +14,7 @@ use cudarc::driver::sys::{
 };
 use gpupool_cuda::{Access, CuResult, Location, PoolProperties, Properties};
 use gpupool_interpose::{Api, Hook, Slots, Unhooked};
+use gpupool_pool::Mark;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 const fn c_name(bytes: &'static [u8]) -> &'static CStr {
@@ -44,6 +46,46 @@ const fn submits(subject: &str, body: &str) -> bool {
         b"handle" => matches!(body.as_bytes(), b"map_arrays"),
         _ => false,
     }
+}
+
+/// Whether the calls of a subject pass the gate ([`crate::gate`]): all that may submit work, that begin a capture, or during which the
+/// driver looks at what is mapped at an address.
+const fn passes_gate(subject: &str, body: &str) -> bool {
+    submits(subject, body)
+        || match subject.as_bytes() {
+            b"handle" => true,
+            b"mapping" => !matches!(body.as_bytes(), b"create"),
+            b"pass" => matches!(body.as_bytes(), b"looking"),
+            b"stream" => matches!(body.as_bytes(), b"begin"),
+            b"ipc" => matches!(body.as_bytes(), b"export" | b"descriptor"),
+            b"query" => !matches!(body.as_bytes(), b"memory_info" | b"total_memory"),
+            _ => false,
+        }
+}
+
+/// The exported name of a row, by its place in the table.
+fn name_of(row: u16) -> &'static str {
+    HOOKS.get(usize::from(row)).and_then(|hook| hook.name.to_str().ok()).unwrap_or_default()
+}
+
+/// Before all that a row does, in every process: a call that is under way is waited for by whoever closes the gate later.
+macro_rules! enter {
+    ($name:ident: $subject:ident::$body:ident) => {
+        if const { passes_gate(stringify!($subject), stringify!($body)) } {
+            Some(gate::enter(const { Mark::new(Index::$name as u16) }, name_of))
+        } else {
+            None
+        }
+    };
+}
+
+/// Behind all that a row does.
+macro_rules! leave {
+    ($name:ident: $passed:ident) => {
+        if let Some(passed) = $passed {
+            passed.leave(const { Mark::new(Index::$name as u16) });
+        }
+    };
 }
 
 /// Before the driver's call and behind it, in a process that does not take part as well: it may begin to during the call.
@@ -82,9 +124,11 @@ macro_rules! trampoline {
             unsafe extern "C-unwind" fn looked_at($($p: $t),*) -> CuResult {
                 let real = real_function!($name($($t),*));
                 let is_ours = run::takes_part(Api(stringify!($name))) && guard::is_outside();
-                let before = is_ours.then(|| super::submit::before(Api(stringify!($name))));
+                // In front of the gate, which this thread may close to move what it is about to use.
                 // SAFETY: the program passes these arguments to the driver with this very call.
                 let running = unsafe { super::launch::$body(Api(stringify!($name)), $($a),*) };
+                let passed = enter!($name: launch::$body);
+                let before = is_ours.then(|| super::submit::before(Api(stringify!($name))));
                 submitted::note();
                 // SAFETY: the arguments are the program's own, passed on unchanged.
                 let mut result = unsafe { real($($p),*) };
@@ -99,6 +143,7 @@ macro_rules! trampoline {
                 if let Some(running) = running {
                     super::launch::after(Api(stringify!($name)), running);
                 }
+                leave!($name: passed);
                 result
             }
             // SAFETY: the arguments are those of this call.
@@ -118,11 +163,13 @@ macro_rules! trampoline {
         pub unsafe extern "C-unwind" fn $name($($p: $t),*) -> CuResult {
             $(if $other $way)?
             let real = real_function!($name($($t),*));
+            let passed = enter!($name: $subject::$body);
             note!($subject::$body);
             if !run::takes_part(Api(stringify!($name))) || !guard::is_outside() {
                 // SAFETY: the arguments are the program's own, passed on unchanged.
                 let result = unsafe { real($($p),*) };
                 note!($subject::$body);
+                leave!($name: passed);
                 return result;
             }
             let before = super::$subject::before(Api(stringify!($name)));
@@ -135,6 +182,7 @@ macro_rules! trampoline {
             }
             note!($subject::$body);
             super::$subject::$body(Api(stringify!($name)), before, result $(, $a)*);
+            leave!($name: passed);
             result
         }
     };
@@ -161,10 +209,12 @@ macro_rules! trampoline {
                 // SAFETY: the arguments are the program's own but for one, which means the same to the driver.
                 unsafe { function($($p),*) }
             };
+            let passed = enter!($name: handle::$body);
             note!(handle::$body);
             let Some(_inside) = run::takes_part(Api(stringify!($name))).then(guard::enter_sheltered).flatten() else {
                 let result = with(super::handle::Unseen::unseen($handle));
                 note!(handle::$body);
+                leave!($name: passed);
                 return result;
             };
             let result = boundary::run(Api(stringify!($name)), &mut move || with(super::handle::Unseen::unseen($handle)), |real| {
@@ -173,6 +223,7 @@ macro_rules! trampoline {
                 unsafe { super::handle::$body(real, with, $handle $(, $a)*) }
             });
             note!(handle::$body);
+            leave!($name: passed);
             result
         }
     };
@@ -191,10 +242,12 @@ macro_rules! trampoline {
                 unsafe { function($($p),*) }
             };
             let enter = const { if is_quick(stringify!($subject), stringify!($body)) { guard::enter } else { guard::enter_sheltered } };
+            let passed = enter!($name: $subject::$body);
             note!($subject::$body);
             let Some(_inside) = run::takes_part(Api(stringify!($name))).then(enter).flatten() else {
                 let result = call();
                 note!($subject::$body);
+                leave!($name: passed);
                 return result;
             };
             let result = boundary::run(Api(stringify!($name)), &mut { call }, |real| {
@@ -203,6 +256,7 @@ macro_rules! trampoline {
                 unsafe { super::$subject::$body(real, $($a),*) }
             });
             note!($subject::$body);
+            leave!($name: passed);
             result
         }
     };
@@ -236,6 +290,10 @@ macro_rules! trampolines {
         #[cfg(test)]
         static NOTED: [bool; ROWS] = [$(submits(stringify!($subject), stringify!($body))),*];
 
+        /// Which rows pass the gate, in the table's order.
+        #[cfg(test)]
+        static GATED: [bool; ROWS] = [$(passes_gate(stringify!($subject), stringify!($body))),*];
+
         $(trampoline! { $name($($p: $t),*) => $subject::$body($($a),*) })*
     };
 }
@@ -263,6 +321,39 @@ mod tests {
         for (hook, noted) in HOOKS.iter().zip(NOTED) {
             let is_harmless = submitted::is_harmless(hook.name.to_bytes());
             assert_ne!(noted, is_harmless, "{:?}: noted {noted}, harmless {is_harmless}", hook.name);
+        }
+    }
+
+    #[test]
+    fn what_submits_begins_a_capture_or_looks_at_mappings_passes_the_gate() {
+        let looks = |name: &str| {
+            let beginnings = ["cuStreamBegin", "cuPointer", "cuMemGetAddressRange", "cuIpcGetMemHandle", "cuTex"];
+            let graph = name.starts_with("cuGraph");
+            let of_graph =
+                ["Memcpy", "Memset", "BatchMemOp", "AddNode", "AddChild", "ExecUpdate", "Clone", "Instantiate"];
+            let own = [
+                "cuMemMap",
+                "cuMemUnmap",
+                "cuMemSetAccess",
+                "cuMemRetain",
+                "cuMemExport",
+                "cuMemRelease",
+                "cuMulticastBind",
+                "cuMemGetHandleForAddressRange",
+            ];
+            beginnings.iter().chain(&own).any(|word| name.starts_with(word))
+                || graph && of_graph.iter().any(|word| name.contains(word))
+        };
+        let mut looking = 0;
+        for ((hook, noted), gated) in HOOKS.iter().zip(NOTED).zip(GATED) {
+            let name = hook.name.to_str().unwrap();
+            looking += usize::from(looks(name));
+            assert!(gated || !(noted || looks(name)), "{name} does not pass the gate");
+        }
+        assert!(looking > 40, "{looking}");
+        for name in ["cuMemAlloc_v2", "cuMemFree_v2", "cuCtxSynchronize", "cuMemGetInfo_v2", "cuCtxDestroy_v2"] {
+            let row = HOOKS.iter().position(|hook| hook.name.to_str() == Ok(name)).unwrap();
+            assert!(!GATED[row], "{name} waits for what others hold");
         }
     }
 

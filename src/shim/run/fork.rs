@@ -2,6 +2,7 @@
 //! there is told about, with the place of the fork.
 
 use crate::agent;
+use crate::gate;
 use crate::guard;
 use crate::log::verdict;
 use crate::process::{self, Event};
@@ -26,6 +27,7 @@ pub(super) extern "C" fn in_parent() {
 /// CUDA does not survive a fork, and neither do locks that another thread held: only atomics are touched here, and from
 /// now on every call goes straight to the driver, which says NOT_INITIALIZED as it does without us.
 pub(super) extern "C" fn in_child() {
+    gate::after_fork_in_child();
     agent::after_fork_in_child();
     ipc::after_fork_in_child();
     process::happened(Event::Forked);

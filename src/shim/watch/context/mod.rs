@@ -30,6 +30,7 @@ use gpupool_events::{ContextCreate, ContextUse, RankOnGpu};
 use last::{Epoch, Last};
 use parking_lot::{Condvar, Mutex};
 use registry::{Found, Name, Origin, Registry};
+use std::cell::Cell;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -138,6 +139,8 @@ static LAST_SWEEP: Mutex<&'static str> = Mutex::new("the start of the process");
 
 thread_local! {
     static LAST: Last = const { Last::new() };
+    /// How many [`Keeping`] the thread has.
+    static KEEPS: Cell<u32> = const { Cell::new(0) };
 }
 
 /// The context that is current on this thread. `None` where there is none that lives.
@@ -536,6 +539,23 @@ pub fn all_arrivals() -> u64 {
 /// A context that lives for as long as this does: calls that would end it wait.
 pub struct Lease(u64);
 
+/// Held by a thread that keeps contexts alive and works in them meanwhile, also in those that somebody is about to end: that waits for
+/// this thread, which therefore must not wait for it.
+pub struct Keeping(());
+
+impl Keeping {
+    pub fn begin() -> Self {
+        KEEPS.with(|keeps| keeps.set(keeps.get() + 1));
+        Self(())
+    }
+}
+
+impl Drop for Keeping {
+    fn drop(&mut self) {
+        KEEPS.with(|keeps| keeps.set(keeps.get() - 1));
+    }
+}
+
 /// Keeps the context with this id alive. `None`: it is gone, or a call is under way that may end it; nobody waits for that.
 pub fn keep(id: u64) -> Option<Lease> {
     REGISTRY.lock().lease_by_id(id)?.ok().map(Lease)
@@ -546,8 +566,9 @@ impl Lease {
     /// live on after that, with work that somebody has to wait for.
     fn take(context: cuda::Context) -> Option<Self> {
         let mut registry = REGISTRY.lock();
+        let keeps = KEEPS.get() > 0;
         loop {
-            match registry.lease(context)? {
+            match if keeps { registry.lease_again(context) } else { registry.lease(context) }? {
                 Ok(id) => return Some(Self(id)),
                 Err(()) => CHANGED.wait(&mut registry),
             }

@@ -492,6 +492,18 @@ impl Registry {
         self.lease_by_id(id)
     }
 
+    /// As [`lease`](Self::lease), for a thread that keeps contexts alive: whoever is about to end one of these waits for that thread,
+    /// which must not wait for it.
+    pub fn lease_again(&mut self, handle: cuda::Context) -> Option<Result<u64, ()>> {
+        let id = *self.handles.get(&handle)?.last()?;
+        let entry = self.entries.get_mut(&id)?;
+        if entry.leases > 0 {
+            entry.leases += 1;
+            return Some(Ok(id));
+        }
+        self.lease_by_id(id)
+    }
+
     /// Counts one who keeps the context with this id alive; `Err` while a call is under way that may end it.
     pub fn lease_by_id(&mut self, id: u64) -> Option<Result<u64, ()>> {
         if self.may_end(self.entries.get(&id)?) {
@@ -679,7 +691,10 @@ mod tests {
         let ids = registry.begin_handle(handle(0x10));
         assert!(registry.is_leased(ids.iter().copied()));
         assert_eq!(registry.lease(handle(0x10)), Some(Err(())));
+        assert_eq!(registry.lease_again(handle(0x10)), Some(Ok(context.id)), "but to who keeps it alive already");
         registry.give_back(context.id);
+        registry.give_back(context.id);
+        assert_eq!(registry.lease_again(handle(0x10)), Some(Err(())), "nobody keeps it any more");
         assert!(!registry.is_leased(ids.iter().copied()));
         registry.end_handle(&ids, false);
         assert_eq!(registry.lease(handle(0x10)), Some(Ok(context.id)));

@@ -64,16 +64,21 @@ pub enum Unseen {
     Shared,
     /// A thread is cancelled.
     Cancelled,
+    /// A table that nobody has looked at, either, and that cuBLASLt or cuFFT takes in many programs; its identifier.
+    CommonTable,
 }
 
 impl Unseen {
-    const ALL: [Self; 6] = [Self::Function, Self::Table, Self::Context, Self::Injected, Self::Shared, Self::Cancelled];
+    const ALL: [Self; 7] =
+        [Self::Function, Self::Table, Self::Context, Self::Injected, Self::Shared, Self::Cancelled, Self::CommonTable];
 
     /// The reason with what it is about.
-    fn said_of(self, what: impl fmt::Display) -> String {
+    pub fn said_of(self, what: impl fmt::Display) -> String {
         match self {
             Self::Function => format!("the program looked up {what}, which is not known to submit nothing"),
-            Self::Table => format!("the driver's private table {what} was taken, through which work may be submitted"),
+            Self::Table | Self::CommonTable => {
+                format!("the driver's private table {what} was taken, through which work may be submitted")
+            }
             Self::Context => format!("a context was {what}, made by a call that was not seen"),
             Self::Injected => format!("{what} is set, and what it loads may submit work of its own"),
             Self::Shared => format!("other processes share the context of {what} (MPS)"),
@@ -84,37 +89,74 @@ impl Unseen {
 
 /// Letters of what a reason is about that are kept.
 const KEPT: usize = 96;
+
+/// What was first given as a reason, by its kind. Written once, by who gave it.
+struct Given {
+    is_taken: AtomicBool,
+    /// Up to the first 0.
+    what: [AtomicU8; KEPT],
+    is_whole: AtomicBool,
+}
+
+static GIVEN: [Given; Unseen::ALL.len()] = [const {
+    Given {
+        is_taken: AtomicBool::new(false),
+        what: [const { AtomicU8::new(0) }; KEPT],
+        is_whole: AtomicBool::new(false),
+    }
+}; Unseen::ALL.len()];
 /// The first reason; 0 while there is none.
 static WHY: AtomicU8 = AtomicU8::new(0);
-/// What it is about, up to the first 0. Written once, by who gave the first reason, before `IS_KEPT`.
-static WHAT: [AtomicU8; KEPT] = [const { AtomicU8::new(0) }; KEPT];
-static IS_KEPT: AtomicBool = AtomicBool::new(false);
 static IS_TOLD: AtomicBool = AtomicBool::new(false);
+
+impl Unseen {
+    fn given(self) -> &'static Given {
+        &GIVEN[self as usize - 1]
+    }
+
+    /// What this reason is about; `None` where it was not given.
+    fn what(self) -> Option<String> {
+        let given = self.given();
+        if !given.is_whole.load(Ordering::Acquire) {
+            return None;
+        }
+        let letters = given.what.iter().map(|letter| letter.load(Ordering::Relaxed));
+        let letters: Vec<u8> = letters.take_while(|letter| *letter != 0).collect();
+        Some(String::from_utf8_lossy(&letters).into_owned())
+    }
+}
 
 /// From now on every wait is made, for this reason. Allocates nothing and takes no lock, so that it can be called while `dlsym` is.
 #[cold]
 pub fn goes_unseen(why: Unseen, what: &[u8]) {
     SUBMISSIONS.go_unseen();
-    if WHY.compare_exchange(0, why as u8, Ordering::Relaxed, Ordering::Relaxed).is_err() {
-        return;
+    let given = why.given();
+    if !given.is_taken.swap(true, Ordering::Relaxed) {
+        for (kept, letter) in given.what.iter().zip(what) {
+            kept.store(*letter, Ordering::Relaxed);
+        }
+        given.is_whole.store(true, Ordering::Release);
     }
-    for (kept, letter) in WHAT.iter().zip(what) {
-        kept.store(*letter, Ordering::Relaxed);
-    }
-    IS_KEPT.store(true, Ordering::Release);
+    let _ = WHY.compare_exchange(0, why as u8, Ordering::Release, Ordering::Relaxed);
+}
+
+/// Every reason for which work may be submitted unseen, with what each was first given for.
+pub fn reasons() -> Vec<(Unseen, String)> {
+    Unseen::ALL.into_iter().filter_map(|why| Some((why, why.what()?))).collect()
 }
 
 /// Says the reason, where a wait would not have been made without it.
 #[cold]
 fn tell_once() {
-    if !IS_KEPT.load(Ordering::Acquire) || IS_TOLD.swap(true, Ordering::Relaxed) {
+    let why = WHY.load(Ordering::Acquire);
+    let Some((why, what)) = Unseen::ALL.into_iter().find(|it| *it as u8 == why).and_then(|it| Some((it, it.what()?)))
+    else {
         return;
+    };
+    if !IS_TOLD.swap(true, Ordering::Relaxed) {
+        let reason = why.said_of(what);
+        tracing::debug!(target: "gpupool::memory", about = "waits", "every free waits for its context: {reason}");
     }
-    let Some(why) = Unseen::ALL.into_iter().find(|why| *why as u8 == WHY.load(Ordering::Relaxed)) else { return };
-    let what: Vec<u8> =
-        WHAT.iter().map(|letter| letter.load(Ordering::Relaxed)).take_while(|letter| *letter != 0).collect();
-    let reason = why.said_of(String::from_utf8_lossy(&what));
-    tracing::debug!(target: "gpupool::memory", about = "waits", "every free waits for its context: {reason}");
 }
 
 /// Whether a private table was taken through which contexts can be made.
@@ -125,6 +167,7 @@ pub fn table_taken(id: &[u8; 16], printed: impl FnOnce() -> String) {
     match tables::known(id) {
         Some(tables::Known::Contexts) => MAKES_CONTEXTS.store(true, Ordering::Relaxed),
         Some(tables::Known::Nothing) => {}
+        Some(tables::Known::CommonOnly) => goes_unseen(Unseen::CommonTable, printed().as_bytes()),
         None => goes_unseen(Unseen::Table, printed().as_bytes()),
     }
 }

@@ -3,9 +3,7 @@
 //! NVIDIA documents none. What is said of them here is known from projects that stand in for the driver, from which library
 //! takes which (`GPUPOOL_LOG=debug` has a line for each), and from what programs of the runtime then do: launches, copies and fills
 //! of it, static or shared, come through the hooks (measured with CUDA 13 on driver 580). One that is not in this list may do
-//! anything: profilers, debuggers, video codecs and OptiX submit work through tables of their own. Left out though they are common:
-//! 608C3121-1497-4832-8CA6-41FF7324C8F2 (cuBLASLt, cuFFT), of which a few questions about contexts are known out of ninety
-//! functions, and BE3F166E-58B9-4D44-835C-E182AFF1991E (cuFFT), which is made for tools.
+//! anything: profilers, debuggers, video codecs and OptiX submit work through tables of their own.
 
 /// What may come of a table that submits nothing to a pooled block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +12,8 @@ pub enum Known {
     Contexts,
     /// Nothing that concerns memory.
     Nothing,
+    /// Nobody knows, but it is known who takes it, in many programs.
+    CommonOnly,
 }
 
 /// An identifier as the driver is given it.
@@ -38,6 +38,10 @@ const TABLES: &[(Id, Known)] = &[
     (id(0x6088_3E26, 0xD27C, 0x4361, 0x92F6_BBD5_006D_FA7E), Known::Nothing),
     // Taken by the run-time compiler, which works without a GPU and has no context or stream to submit to.
     (id(0xD351_91DA, 0xE63A, 0x41CC, 0xA5C0_4F26_D533_E328), Known::Nothing),
+    // cuBLASLt, cuFFT. Of its ninety functions a few questions about contexts are known.
+    (id(0x608C_3121, 0x1497, 0x4832, 0x8CA6_41FF_7324_C8F2), Known::CommonOnly),
+    // cuFFT. It is made for tools.
+    (id(0xBE3F_166E, 0x58B9, 0x4D44, 0x835C_E182_AFF1_991E), Known::CommonOnly),
 ];
 
 /// The bytes of an identifier as it is printed: its first three groups are little-endian numbers.
@@ -60,5 +64,7 @@ mod tests {
         let runtime = *b"\x6b\xd5\xfb\x6c\x5b\xf4\xe7\x4a\x89\x87\xd9\x39\x12\xfd\x9d\xf9";
         assert_eq!(known(&runtime), Some(Known::Contexts));
         assert_eq!(known(&[0; 16]), None);
+        let lt = *b"\x21\x31\x8c\x60\x97\x14\x32\x48\x8c\xa6\x41\xff\x73\x24\xc8\xf2";
+        assert_eq!(known(&lt), Some(Known::CommonOnly), "common, and not known to be harmless");
     }
 }

@@ -1,0 +1,179 @@
+//! Every thread's way through the gate.
+//!
+//! A thread has a slot from its first gated call on. Slots stay where they are for good, since somebody may look at one whose thread
+//! has just ended; a later thread gets it. A thread that ends gives it back, in whatever call it ended. Behind that, as in the
+//! destructors of other libraries' thread-local variables, it takes one that nobody gives back: such slots are looked through once
+//! there is no other.
+
+use super::kernel::{self, Kernel};
+use gpupool_pool::{Gate, Mark, Slot};
+use once_cell::race::OnceBox;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::time::Duration;
+
+pub(super) static GATE: Gate<Kernel> = Gate::new(Kernel);
+
+/// What a row is called, by its place in the table of hooks.
+pub type Names = fn(u16) -> &'static str;
+
+/// How long a thread waits for a gate that is draining before it opens it, in nanoseconds. Set by who closes it.
+pub(super) static PATIENCE: AtomicU64 = AtomicU64::new(Duration::from_millis(5).as_nanos() as u64);
+
+thread_local! {
+    /// This thread's slot, where nothing but two stores and a look are asked of the thread. `const` and without a destructor, so that
+    /// touching it never allocates and stays legal while the thread is being torn down.
+    static SEAT: Cell<Option<&'static Slot>> = const { Cell::new(None) };
+    /// This thread's slot, in any case.
+    static OWN: Cell<Option<&'static Slot>> = const { Cell::new(None) };
+    /// Whether `ENDING` is gone.
+    static HAS_ENDED: Cell<bool> = const { Cell::new(false) };
+    static ENDING: Ending = const { Ending };
+}
+
+/// Gives the slot back as the thread ends.
+struct Ending;
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        HAS_ENDED.set(true);
+        SEAT.set(None);
+        if let Some(slot) = OWN.take() {
+            slot.give_back();
+        }
+    }
+}
+
+/// Slots in the first block; each further one has twice as many.
+const FIRST: usize = 64;
+/// More slots than a system can have threads.
+const BLOCKS: usize = 17;
+
+static SLOTS: [OnceBox<Box<[Slot]>>; BLOCKS] = [const { OnceBox::new() }; BLOCKS];
+/// For threads that find none. Whoever is in it never leaves.
+static NONE_LEFT: Slot = Slot::new();
+/// What such a thread writes to.
+static NOBODYS: Slot = Slot::new();
+static HAS_LATE: AtomicBool = AtomicBool::new(false);
+
+/// All slots, one thread's each.
+pub(super) fn slots() -> impl Iterator<Item = &'static Slot> {
+    let blocks = SLOTS.iter().map_while(OnceBox::get);
+    std::iter::once(&NONE_LEFT).chain(blocks.flat_map(|block| block.iter()))
+}
+
+/// This thread's number with the system.
+pub(super) fn id() -> u32 {
+    // SAFETY: the call has no arguments.
+    unsafe { libc::syscall(libc::SYS_gettid) as u32 }
+}
+
+fn is_gone(thread: u32) -> bool {
+    // SAFETY: the call takes numbers; signal 0 is only a question.
+    let answer = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) };
+    // SAFETY: it is this thread's error number.
+    answer != 0 && unsafe { *libc::__errno_location() } == libc::ESRCH
+}
+
+/// A slot for this thread.
+fn take() -> &'static Slot {
+    let thread = id();
+    for (number, block) in SLOTS.iter().enumerate() {
+        let is_new = block.get().is_none();
+        let block = block.get_or_init(|| Box::new((0..FIRST << number).map(|_| Slot::new()).collect()));
+        if let Some(slot) = block.iter().find(|slot| slot.take(thread)) {
+            return slot;
+        }
+        let late = || block.iter().filter(|slot| is_gone(slot.thread.load(Ordering::Relaxed)));
+        if !is_new && HAS_LATE.load(Ordering::Relaxed) {
+            late().for_each(Slot::give_back);
+            if let Some(slot) = block.iter().find(|slot| slot.take(thread)) {
+                return slot;
+            }
+        }
+    }
+    GATE.stay(&NONE_LEFT);
+    &NOBODYS
+}
+
+/// The name of a row, once any row was passed.
+static NAMES: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
+
+pub(super) fn name(row: u16) -> Option<&'static str> {
+    let names = NAMES.load(Ordering::Acquire);
+    if names.is_null() {
+        return None;
+    }
+    // SAFETY: `first` stores nothing but a function of this type.
+    let names: Names = unsafe { std::mem::transmute(names) };
+    Some(names(row))
+}
+
+/// Held by a thread for the length of a gated call; ended by [`leave`](Passed::leave) and by nothing else, so that a thread which is
+/// cancelled inside the call unwinds through nothing.
+#[must_use]
+pub struct Passed(&'static Slot);
+
+/// Before a call that submits work or looks at mappings. Returns inside; waits where the gate is closed.
+///
+/// Always inlined, so that a row asks the loader only once where this thread's variables lie.
+#[inline(always)]
+pub fn enter(mark: Mark, names: Names) -> Passed {
+    match SEAT.get() {
+        Some(slot) => {
+            if !GATE.enter(slot, mark) {
+                wait(slot, mark);
+            }
+            Passed(slot)
+        }
+        None => without_seat(mark, names),
+    }
+}
+
+impl Passed {
+    /// Behind the call, which is the one that this was got for.
+    #[inline(always)]
+    pub fn leave(self, mark: Mark) {
+        GATE.leave(self.0, mark);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn wait(slot: &'static Slot, mark: Mark) {
+    GATE.wait(slot, mark, PATIENCE.load(Ordering::Relaxed));
+}
+
+/// A thread's first call, or each one where the system makes no barrier on other threads.
+#[cold]
+#[inline(never)]
+fn without_seat(mark: Mark, names: Names) -> Passed {
+    let slot = OWN.get().unwrap_or_else(|| first(names));
+    if !GATE.enter_fenced(slot, mark) {
+        wait(slot, mark);
+    }
+    Passed(slot)
+}
+
+fn first(names: Names) -> &'static Slot {
+    NAMES.store(names as *mut (), Ordering::Release);
+    let slot = take();
+    OWN.set(Some(slot));
+    if kernel::barrier_reaches_all() {
+        SEAT.set(Some(slot));
+    }
+    if HAS_ENDED.get() || ENDING.try_with(|_| ()).is_err() {
+        HAS_LATE.store(true, Ordering::Relaxed);
+    }
+    slot
+}
+
+/// Whether this thread is in a gated call, as in a callback of the driver.
+pub(super) fn is_inside() -> bool {
+    OWN.get().is_some_and(|slot| slot.inside().is_some())
+}
+
+/// In the child of a fork: nobody is left who would open it.
+pub fn after_fork_in_child() {
+    GATE.open_for_good();
+}
