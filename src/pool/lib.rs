@@ -49,6 +49,7 @@ mod place_map;
 mod placement;
 mod pool;
 mod registry;
+mod repack;
 mod reuse;
 mod runs;
 mod schedule;

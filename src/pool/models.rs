@@ -7,7 +7,7 @@
 use crate::clock::Clock;
 use crate::{
     Accounts, AddressIndex, Anchor, Backend, Claim, Config, FRAME, Fault, Free, FreeError, LARGEST_CHUNK, Lenders,
-    Links, MoveError, Mover, Place, PlaceSpec, Policy, Pool, Request, Transfer,
+    Links, MoveError, Mover, Place, PlaceSpec, Policy, Pool, Request, Stopped, Transfer, Wish,
 };
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -75,6 +75,40 @@ fn moves(pool: &Pool<Device>, block: u64) -> bool {
     match pool.move_to(block, FRAME, Place::Gpu(1)) {
         Ok(moved) => moved.moved > 0,
         Err(MoveError::NotABlock) => false,
+        Err(error) => panic!("{error:?}"),
+    }
+}
+
+/// A program that is stopped.
+struct Still;
+
+impl Stopped for Still {
+    fn still_quiet(&mut self) -> bool {
+        true
+    }
+}
+
+/// Whether these blocks of a frame went to these GPUs, all of them at once, where the program could be stopped.
+fn rearranges(pool: &Pool<Device>, wishes: &[(u64, u32)], stops: bool) -> bool {
+    let wish = |&(address, gpu): &(u64, u32)| Wish { address, bytes: FRAME, to: Place::Gpu(gpu) };
+    let wishes: Vec<Wish> = wishes.iter().map(wish).collect();
+    let stop = || {
+        let stopped = stops.then_some(Still);
+        if stops {
+            assert!(pool.backend().quiesce(&[0, 1]).is_ok());
+        }
+        stopped
+    };
+    match pool.rearrange(&wishes, stop) {
+        Ok(done) => {
+            assert_eq!(done.cut_short, None);
+            done.wishes.iter().any(|moved| moved.moved > 0)
+        }
+        Err(MoveError::NotNow) => {
+            assert!(!stops);
+            false
+        }
+        Err(MoveError::NotABlock | MoveError::Full { .. }) => false,
         Err(error) => panic!("{error:?}"),
     }
 }
@@ -572,6 +606,61 @@ fn loom_a_move_against_a_trim_and_a_free() {
         assert_eq!(returned, if moved { 0 } else { 2 * FRAME }, "it is on one GPU or the other, or gone");
         check_places(&pool, &[]);
         check_end(&pool, &[]);
+    });
+}
+
+#[test]
+fn loom_an_allocation_waits_for_room_that_a_move_has_taken() {
+    for stops in [true, false] {
+        nearly_every_order(move || {
+            let pool = pool_of_two(2);
+            let [near, other_near, far] = [0; 3].map(|_| allocate(&pool, 1).unwrap());
+            let other = Arc::clone(&pool);
+            // Both change places, for which the last frame of GPU 1 is needed for a moment.
+            let thread = thread::spawn(move || rearranges(&other, &[(near, 1), (far, 0)], stops));
+            let last = allocate(&pool, 1).expect("nobody else keeps the last frame");
+            let moved = thread.join().unwrap();
+            let places = [near, far].map(|block| pool.pieces(block, 1)[0].place);
+            assert_eq!(places, if moved { [Place::Gpu(1), Place::Gpu(0)] } else { [Place::Gpu(0), Place::Gpu(1)] });
+            let live = [near, other_near, far, last];
+            check_places(&pool, &live);
+            check_end(&pool, &live);
+        });
+    }
+}
+
+#[test]
+fn loom_a_block_ends_while_it_changes_places_with_another() {
+    nearly_every_order(|| {
+        let pool = pool_of_two(2);
+        let [near, other_near, far] = [0; 3].map(|_| allocate(&pool, 1).unwrap());
+        let other = Arc::clone(&pool);
+        let thread = thread::spawn(move || rearranges(&other, &[(near, 1), (far, 0)], true));
+        assert!(pool.free(near, Free::Lazy).is_ok());
+        let again = allocate(&pool, 1).expect("one was freed before");
+        thread.join().unwrap();
+        let live = [other_near, far, again];
+        check_places(&pool, &live);
+        check_end(&pool, &live);
+    });
+}
+
+#[test]
+fn loom_what_moves_left_is_taken_by_a_move_or_goes_home() {
+    nearly_every_order(|| {
+        let pool = pool_of_two(8);
+        let block = allocate(&pool, 1).unwrap();
+        for gpu in [1, 0] {
+            assert!(rearranges(&pool, &[(block, gpu)], true));
+        }
+        assert_eq!(pool.usage().places[1].held, FRAME, "GPU 1 keeps a chunk");
+        let other = Arc::clone(&pool);
+        let thread = thread::spawn(move || rearranges(&other, &[(block, 1)], true));
+        let returned = pool.trim(Some(Place::Gpu(1)), None, &[]);
+        assert!(thread.join().unwrap() && returned <= FRAME);
+        assert_eq!(pool.usage().places[1].held, FRAME, "the block is there now");
+        check_places(&pool, &[block]);
+        check_end(&pool, &[block]);
     });
 }
 

@@ -114,13 +114,15 @@ enum NotYet {
 }
 
 /// A block of which frames `start..end` are to go to `to`.
-struct Wanted {
+pub(crate) struct Wanted {
     /// First frame of the block.
-    block: u32,
-    record: Record,
-    start: u32,
-    end: u32,
-    to: PlaceId,
+    pub block: u32,
+    pub record: Record,
+    pub start: u32,
+    pub end: u32,
+    pub to: PlaceId,
+    /// On other chunks, also where they are there already.
+    pub anew: bool,
 }
 
 /// Memory that is mapped, or to be mapped, at frames of the pool.
@@ -149,7 +151,7 @@ struct Wave {
 }
 
 /// All that takes part in a move.
-struct Plan<H> {
+pub(crate) struct Plan<H> {
     /// The chunks that go, then those of the stock, then those that were made.
     memory: Vec<Chunk<H>>,
     /// How many of them go.
@@ -259,11 +261,11 @@ impl<B: Mover> Pool<B> {
         if !self.registry.change(block, record.id, false, |record| record.holds += 1) {
             return Err(MoveError::NotABlock);
         }
-        Ok(Wanted { block, record, start, end: end.max(start), to })
+        Ok(Wanted { block, record, start, end: end.max(start), to, anew: false })
     }
 
     /// Finds and makes everything that the move needs.
-    fn prepare(&self, wanted: &[Wanted], waits: bool) -> Result<Plan<B::Handle>, MoveError<B::Error>> {
+    pub(crate) fn prepare(&self, wanted: &[Wanted], waits: bool) -> Result<Plan<B::Handle>, MoveError<B::Error>> {
         if waits {
             self.drain()?;
         }
@@ -434,7 +436,7 @@ impl<B: Mover> Pool<B> {
     }
 
     /// Stops the program, moves, and lets it go on.
-    fn act<S: Stopped>(
+    pub(crate) fn act<S: Stopped>(
         &self,
         mut plan: Plan<B::Handle>,
         wanted: &[Wanted],
@@ -666,7 +668,8 @@ impl<H: Copy> State<H> {
             let bounds = (chunk.start, chunk.end());
             let parts = parts_on(chunk, wanted, &blocks);
             let free = self.free_beside(chunk, &blocks);
-            let goes = parts.iter().any(|(part, _)| part.place != chunk.place);
+            let is_anew = |wish: &Wanted| wish.anew && overlap((wish.start, wish.end), bounds) > 0;
+            let goes = parts.iter().any(|(part, _)| part.place != chunk.place) || wanted.iter().any(is_anew);
             let is_anchored =
                 !chunk.anchors.reasons().is_empty() || self.asked.touches(chunk.start, chunk.end(), registry);
             for (stays, wish) in plan.stays.iter_mut().zip(wanted) {
@@ -787,7 +790,9 @@ impl<H: Copy> State<H> {
                             plan.given + plan.to_make.len() - 1
                         }
                     };
-                    if !matches!(tile.source, Source::Vacated(_)) {
+                    // The rest of a chunk that was divided has chunks of its own from now on, and needs no more.
+                    let is_rest = step.old.clone().any(|index| plan.memory[index].place == tile.place);
+                    if !is_rest && !matches!(tile.source, Source::Vacated(_)) {
                         *needed.entry(tile.place).or_default() += bytes_of(tile.frames);
                     }
                     let end = tile.start + tile.frames;

@@ -45,7 +45,7 @@ impl PlaceId {
     }
 
     /// The place of such a number.
-    pub fn from_number(number: u32) -> Self {
+    pub const fn from_number(number: u32) -> Self {
         PlaceId(number as u16)
     }
 }

@@ -333,3 +333,177 @@ fn open_ring(
     }
     answer
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::{Nearness, Old, Part, Rooms, Source, Step, Stretch, schedule};
+    use crate::place::PlaceId;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    const HOME: PlaceId = PlaceId::from_number(0);
+    const PEER: PlaceId = PlaceId::from_number(1);
+    const HOST: PlaceId = PlaceId::from_number(2);
+
+    fn nearness(place: PlaceId) -> Nearness {
+        match place {
+            HOME => Nearness::Home,
+            PEER => Nearness::Peer,
+            _ => Nearness::Host,
+        }
+    }
+
+    /// Chunks of these frames at these places, one behind the other from `start` on, which go to `to` as far as they are in use.
+    fn stretch(start: u32, chunks: &[(u32, PlaceId)], to: PlaceId) -> Stretch {
+        let mut at = start;
+        let old: Vec<Old> = chunks
+            .iter()
+            .map(|&(frames, place)| {
+                at += frames;
+                Old { start: at - frames, frames, place, on_host: place == HOST }
+            })
+            .collect();
+        Stretch { old, parts: vec![Part { start, end: at, place: to, nearness: nearness(to) }] }
+    }
+
+    fn rooms(home: u64, peer: u64, host: u64) -> Rooms {
+        Rooms { frames: [(HOME, home), (PEER, peer), (HOST, host)].into(), largest: 256 }
+    }
+
+    fn sizes(steps: &[Vec<Step>]) -> Vec<Vec<u32>> {
+        let tiles = |step: &Step| step.tiles.iter().map(|tile| tile.frames).collect();
+        steps.iter().flatten().map(tiles).collect()
+    }
+
+    fn made(steps: &[Vec<Step>]) -> u32 {
+        let tiles = steps.iter().flatten().flat_map(|step| &step.tiles);
+        tiles.filter(|tile| tile.source == Source::New).map(|tile| tile.frames).sum()
+    }
+
+    #[test]
+    fn a_ring_of_any_length_is_opened_by_one_chunk_wherever_there_is_room() {
+        let out = |index: u32| stretch(index * 1000, &[(256, HOME)], PEER);
+        let inside = |index: u32| stretch(index * 1000, &[(256, PEER)], HOME);
+        let stretches: Vec<Stretch> = (0..10).map(out).chain((10..20).map(inside)).collect();
+        for room in [rooms(256, 0, 0), rooms(0, 256, 0)] {
+            let steps = schedule(&stretches, &BTreeMap::new(), &room).unwrap();
+            assert_eq!((steps.len(), made(&steps)), (20, 256));
+        }
+        assert!(schedule(&stretches, &BTreeMap::new(), &rooms(255, 255, 9999)).is_err());
+        let stock = [((HOME, 256), 1)].into();
+        assert_eq!(made(&schedule(&stretches, &stock, &rooms(0, 0, 0)).unwrap()), 0);
+        // With one at each end, both directions go at once.
+        let stock = [((HOME, 256), 1), ((PEER, 256), 1)].into();
+        assert_eq!(schedule(&stretches, &stock, &rooms(0, 0, 0)).unwrap().len(), 10);
+    }
+
+    #[test]
+    fn far_chunks_have_sizes_that_come_again() {
+        let to = |frames: u32, place: PlaceId| {
+            let stretches = [stretch(0, &[(frames, HOME)], place)];
+            sizes(&schedule(&stretches, &BTreeMap::new(), &rooms(0, 9999, 9999)).unwrap())
+        };
+        assert_eq!(to(256, PEER), [[256]]);
+        assert_eq!(to(150, PEER), [[128, 16, 6]]);
+        assert_eq!(to(40, HOST), [[16, 16, 8]]);
+        assert_eq!(to(5, HOST), [[5]]);
+        // What comes in is as large as can be, whatever it was made of.
+        let back = [stretch(0, &[(16, HOST), (16, HOST), (8, HOST)], HOME)];
+        assert_eq!(sizes(&schedule(&back, &BTreeMap::new(), &rooms(9999, 0, 0)).unwrap()), [[40]]);
+        // Chunks that are there serve in other sizes where nothing can be made.
+        let stock = [((HOME, 24), 1), ((HOME, 16), 1)].into();
+        assert_eq!(sizes(&schedule(&back, &stock, &rooms(0, 0, 0)).unwrap()), [[24, 16]]);
+        // Small chunks become one, and large ones stay steps of their own.
+        let small = [stretch(0, &[(1, HOME), (2, HOME), (40, HOME), (3, HOME), (1, HOME)], PEER)];
+        let steps = schedule(&small, &BTreeMap::new(), &rooms(0, 9999, 0)).unwrap();
+        assert_eq!(sizes(&steps), [vec![3], vec![32, 8], vec![4]]);
+    }
+
+    fn any_place() -> impl Strategy<Value = PlaceId> {
+        prop_oneof![Just(HOME), Just(PEER), Just(HOST)]
+    }
+
+    fn any_stretch() -> impl Strategy<Value = (Vec<(u32, PlaceId)>, Vec<(u32, u32, PlaceId)>)> {
+        let size = || prop_oneof![4 => Just(16u32), 2 => Just(32), 3 => 1..40u32];
+        let chunks = proptest::collection::vec((size(), any_place()), 1..5);
+        let parts = proptest::collection::vec((0..3u32, 1..60u32, any_place()), 1..6);
+        (chunks, parts)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn every_chunk_is_filled_before_it_is_used_and_vacated_before_it_is_filled(
+            drawn in proptest::collection::vec(any_stretch(), 1..6),
+            stock in proptest::collection::vec((any_place(), prop_oneof![Just(16u32), 1..40u32]), 0..5),
+            home in prop_oneof![Just(0u64), 0..100u64],
+            far in prop_oneof![Just(0u64), 0..400u64],
+        ) {
+            let mut stretches = Vec::new();
+            for (index, (chunks, parts)) in drawn.iter().enumerate() {
+                let mut one = stretch(index as u32 * 1000, chunks, HOME);
+                let end = one.parts[0].end;
+                let mut at = one.parts[0].start;
+                one.parts.clear();
+                for &(gap, frames, place) in parts {
+                    let start = (at + gap).min(end);
+                    at = (start + frames).min(end);
+                    if start < at {
+                        one.parts.push(Part { start, end: at, place, nearness: nearness(place) });
+                    }
+                }
+                stretches.push(one);
+            }
+            let mut there: BTreeMap<_, u32> = BTreeMap::new();
+            stock.iter().for_each(|class| *there.entry(*class).or_default() += 1);
+            let room = rooms(home, far, far);
+            let Ok(waves) = schedule(&stretches, &there, &room) else { return Ok(()) };
+            let old: Vec<Old> = stretches.iter().flat_map(|one| one.old.clone()).collect();
+            let mut vacated = vec![false; old.len()];
+            let mut served = vec![false; old.len()];
+            let mut left = room.frames.clone();
+            let mut covered: Vec<(u32, u32, PlaceId)> = Vec::new();
+            for wave in &waves {
+                for tile in wave.iter().flat_map(|step| &step.tiles) {
+                    let class = (tile.place, tile.frames);
+                    match tile.source {
+                        Source::Stock => {
+                            let count = there.entry(class).or_default();
+                            prop_assert!(*count > 0, "the stock has no such chunk");
+                            *count -= 1;
+                        }
+                        Source::New => {
+                            let room = left.entry(tile.place).or_default();
+                            prop_assert!(*room >= u64::from(tile.frames), "there is no room for it");
+                            *room -= u64::from(tile.frames);
+                        }
+                        Source::Vacated(index) => {
+                            prop_assert!(vacated[index] && !served[index], "{index} is in use");
+                            prop_assert_eq!((old[index].place, old[index].frames), class);
+                            served[index] = true;
+                        }
+                    }
+                    covered.push((tile.start, tile.start + tile.frames, tile.place));
+                }
+                for step in wave {
+                    let (first, last) = (old[step.old.start], old[step.old.end - 1]);
+                    for tile in &step.tiles {
+                        let within = first.start <= tile.start && tile.start + tile.frames <= last.start + last.frames;
+                        prop_assert!(within, "a step replaces what it takes down");
+                    }
+                    for index in step.old.clone() {
+                        prop_assert!(!std::mem::replace(&mut vacated[index], true), "{index} goes twice");
+                    }
+                }
+            }
+            prop_assert!(vacated.iter().all(|it| *it), "every chunk goes");
+            covered.sort_unstable();
+            let frames = |ranges: &[(u32, u32, PlaceId)]| -> Vec<(u32, PlaceId)> {
+                ranges.iter().flat_map(|&(start, end, place)| (start..end).map(move |frame| (frame, place))).collect()
+            };
+            let parts: Vec<_> = stretches.iter().flat_map(|one| &one.parts).map(|it| (it.start, it.end, it.place)).collect();
+            prop_assert_eq!(frames(&covered), frames(&parts), "what is in use, and nothing else, lies where it should");
+        }
+    }
+}

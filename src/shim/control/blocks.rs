@@ -178,7 +178,8 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
 /// return, and nobody may free their block; all other memory may be in use, also by kernels that run meanwhile. Room for both copies is
 /// needed while they are made. A chunk that the range covers in part is divided: the rest of it stays at its place and needs room
 /// there once more. What stays is told by `GPUPOOL_STAYED`: memory that must keep its physical pages, and chunks that
-/// another block stands on, too; the other chunks moved. Freed memory on a chunk that moves goes back to the driver. Where a place has
+/// another block stands on, too; the other chunks moved. Freed memory on a chunk that moves goes
+/// with what the chunk vacates: back to the driver, or to the next move, and is freed memory of the pool until then. Where a place has
 /// no room the answer is 2 (`CUDA_ERROR_OUT_OF_MEMORY`), and while any stream is being captured 900
 /// (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`); then nothing has moved. A place that the block's GPU cannot reach or may not borrow from is
 /// `GPUPOOL_NOT_SUPPORTED`.

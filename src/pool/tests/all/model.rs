@@ -99,6 +99,12 @@ enum Op {
         /// What the program does before it is stopped.
         meanwhile: Meanwhile,
     },
+    /// What is free on chunks at a place goes home, if the program can be stopped so many times.
+    Repack {
+        place: Place,
+        bytes: u64,
+        stops: u32,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -163,6 +169,8 @@ fn any_op() -> impl Strategy<Value = Op> {
             any_meanwhile(),
         )
             .prop_map(|(wishes, stops, quiet, meanwhile)| Op::Rearrange { wishes, stops, quiet, meanwhile }),
+        1 => (any_place(), prop_oneof![Just(u64::MAX), 1..60 * MIB], prop_oneof![0..3u32, Just(u32::MAX)])
+            .prop_map(|(place, bytes, stops)| Op::Repack { place, bytes, stops }),
     ]
 }
 
@@ -443,6 +451,10 @@ impl Model {
                 self.rearrange(wishes, stops, quiet, meanwhile);
                 self.note_stock();
             }
+            Op::Repack { place, bytes, stops } => {
+                self.repack(place, bytes, stops);
+                self.note_stock();
+            }
             Op::Arrive => {
                 {
                     let mut inner = self.pool.backend().inner();
@@ -567,6 +579,30 @@ impl Model {
                 let changed = after.iter().find(|piece| !before.contains(piece) && made.get().is_none());
                 assert_eq!(changed, None, "nothing was to change");
             }
+        }
+        self.carry_freed_in(&freed_in);
+    }
+
+    fn repack(&mut self, place: Place, bytes: u64, stops: u32) {
+        for block in self.live.iter().map(|allocation| allocation.block) {
+            let end = block.address + block.bytes.next_multiple_of(FRAME);
+            self.borders.extend((block.address..=end).step_by(FRAME as usize));
+        }
+        let held = |model: &Self| model.pool.backend().inner().held(place);
+        let (before, freed_in, left) = (held(self), self.freed_in_of_frames(), Cell::new(stops));
+        let mock = self.pool.backend();
+        let stop = || {
+            let stops = left.get() > 0;
+            left.set(left.get().saturating_sub(1));
+            stops.then(|| Still::new(mock, u32::MAX))
+        };
+        match self.pool.repack(place, bytes, stop) {
+            // What is vacated may serve the next move.
+            Ok(freed) => {
+                self.pool.trim(Some(place), None, &[]);
+                assert!(before >= held(self) && freed <= before, "{freed} of {before}, and {} are left", held(self));
+            }
+            Err(error) => assert!(error == MoveError::NotNow && stops == 0, "{error:?}"),
         }
         self.carry_freed_in(&freed_in);
     }

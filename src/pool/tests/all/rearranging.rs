@@ -384,3 +384,28 @@ fn after_two_failures_in_a_row_each_block_has_its_bytes() {
         }
     }
 }
+
+#[test]
+fn what_is_freed_of_a_large_chunk_goes_home_though_the_rest_is_in_use() {
+    for (room, freed) in [(4, 0), (6, 46), (12, 46)] {
+        let pool = pool(Policy::LocalFirst, &[(GPU0, 2 * CHUNK + room * MIB), (GPU1, 2 * CHUNK)]);
+        let grounds = [0, 1].map(|_| allocate(&pool, CHUNK).unwrap());
+        grounds.iter().for_each(|it| drop(pool.free(it.block.address, Free::Strict)));
+        let blocks: Vec<_> = [8, 20, 4, 6, 26].map(|mib| allocate(&pool, mib * MIB).unwrap()).to_vec();
+        blocks.iter().for_each(|it| fill(&pool, it));
+        for gone in [1, 4] {
+            pool.free(blocks[gone].block.address, Free::Strict).unwrap();
+        }
+        let live = [blocks[0], blocks[2], blocks[3]];
+        assert_eq!(pool.trim(None, None, &[0]), 0, "a part of a chunk cannot go");
+        // What the chunk with less in use gives back is room for the rest of the other.
+        let stop = || Some(Still::new(pool.backend(), u32::MAX));
+        assert_eq!(pool.repack(GPU0, u64::MAX, stop), Ok(freed * MIB));
+        let held = pool.usage().places[0].held;
+        assert_eq!(held, 2 * CHUNK - freed * MIB, "what nobody uses is the driver's");
+        assert_all(&pool, &live);
+        let stop = || -> Option<Still> { panic!("there is nothing left to do") };
+        assert_eq!(pool.repack(GPU1, u64::MAX, stop), Ok(0));
+        assert_returns_everything(&pool, &now(&pool, &live));
+    }
+}
