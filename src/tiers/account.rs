@@ -52,7 +52,8 @@ impl Account {
 
     pub fn saved(&mut self, ns: f64) {
         self.saved_ns += ns;
-        self.balance = (self.balance + ns).min(2.0 * self.granted);
+        // What is lost beyond all that was risked is lost by what could not move back; that must not bar it for ever.
+        self.balance = (self.balance + ns).clamp(-self.granted, 2.0 * self.granted);
     }
 
     pub fn spent(&mut self, ns: f64) {
@@ -60,16 +61,13 @@ impl Account {
         self.balance -= ns;
     }
 
-    /// Nanoseconds that moves may still take.
-    pub fn left(&self) -> f64 {
-        self.balance
-    }
-
-    /// Something was worth moving, and the balance was too low.
-    pub fn refused(&mut self, cycle: u64) {
-        if self.balance < self.granted / 8.0 {
+    /// Whether so much may be risked. Where something was worth moving and hardly anything is left, moving stops.
+    pub fn may_spend(&mut self, ns: f64, cycle: u64) -> bool {
+        let may = self.stopped.is_none() && ns <= self.balance;
+        if !may && self.stopped.is_none() && self.balance < self.granted / 8.0 {
             self.stop(Why::Unpaid { spent_ns: self.spent_ns, saved_ns: self.saved_ns }, cycle);
         }
+        may
     }
 
     fn stop(&mut self, why: Why, cycle: u64) {
@@ -119,10 +117,6 @@ impl Account {
         if self.balance > self.granted / 4.0 {
             self.stopped = None;
         }
-    }
-
-    pub fn is_stopped(&self) -> bool {
-        self.stopped.is_some()
     }
 
     pub fn why(&self) -> Option<Why> {

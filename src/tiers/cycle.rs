@@ -154,6 +154,11 @@ impl Cycle {
         self.length().and(self.reference).map(|reference| reference.saturating_sub(1))
     }
 
+    /// When it was last lost what follows.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
     /// Kinds have other names now.
     pub fn rename(&mut self, names: &[u32]) {
         for kind in &mut self.kinds {
