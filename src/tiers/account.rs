@@ -3,7 +3,7 @@
 //! Moving is an investment that may fail: a cycle changes, a measurement was wrong. Three things bound what that can cost:
 //! - **A balance.** It begins with what swapping all near memory once costs, and gains a small part of the time. Each move is paid
 //!   from it; what launches take less than where memory first lay is paid in, and what they take more is paid out. Nothing moves
-//!   beyond it. Earlier gains count up to twice the beginning: good times do not pay for long bad ones.
+//!   beyond it. Earlier gains count up to eight times the beginning: good times do not pay for long bad ones.
 //! - **The time of a cycle**, measured, against what it was before the first move. Longer eight times in a row, and moving stops.
 //! - Who was stopped waits: 64 cycles, after each further time twice as many, or until the cycle changes.
 
@@ -14,6 +14,8 @@ const SLOW: u32 = 8;
 /// By how much.
 const SLOWER: f64 = 1.03;
 const WAIT: u64 = 64;
+/// How often swapping everything could be paid from the balance, at most.
+const MOST: f64 = 8.0;
 
 #[derive(Debug, Default)]
 pub struct Account {
@@ -47,13 +49,13 @@ impl Account {
     pub fn time_is(&mut self, now: u64, rate: f64) {
         let passed = self.now.map_or(0, |before| now.saturating_sub(before));
         self.now = Some(now.max(self.now.unwrap_or(0)));
-        self.balance = (self.balance + passed as f64 * rate).min(2.0 * self.granted);
+        self.balance = (self.balance + passed as f64 * rate).min(MOST * self.granted);
     }
 
     pub fn saved(&mut self, ns: f64) {
         self.saved_ns += ns;
         // What is lost beyond all that was risked is lost by what could not move back; that must not bar it for ever.
-        self.balance = (self.balance + ns).clamp(-self.granted, 2.0 * self.granted);
+        self.balance = (self.balance + ns).clamp(-self.granted, MOST * self.granted);
     }
 
     pub fn spent(&mut self, ns: f64) {
