@@ -64,7 +64,12 @@ impl Account {
     }
 
     /// Whether so much may be risked. Where something was worth moving and hardly anything is left, moving stops.
-    pub fn may_spend(&mut self, ns: f64, cycle: u64) -> bool {
+    ///
+    /// On a known cycle nothing moves before it was measured how long it takes as it is.
+    pub fn may_spend(&mut self, ns: f64, is_known: bool, cycle: u64) -> bool {
+        if is_known && self.spent_ns == 0.0 && self.before.is_none() {
+            return false;
+        }
         let may = self.stopped.is_none() && ns <= self.balance;
         if !may && self.stopped.is_none() && self.balance < self.granted / 8.0 {
             self.stop(Why::Unpaid { spent_ns: self.spent_ns, saved_ns: self.saved_ns }, cycle);

@@ -89,9 +89,9 @@ impl Cycle {
         self.contexts[known] = position;
         let distance = last.map_or(0, |last| position - last);
         self.shorter = if distance == self.shorter.0 { (distance, self.shorter.1 + 1) } else { (distance, 1) };
-        // The program does again what it did long ago, which the reference follows there; it has done so for two cycles by now.
+        // The program does again what it did long ago, which the reference follows there; it has done so for a cycle by now.
         if distance > 0
-            && self.shorter.1 > 2 * distance
+            && self.shorter.1 > distance
             && self.reference.is_some_and(|reference| reference < self.lost && position - reference > distance)
         {
             self.reference = Some(position - distance);

@@ -11,7 +11,6 @@ use crate::extents::FRAME;
 use crate::interface::{Range, Swap, Whereabouts};
 use crate::kinds::NONE;
 use crate::tiers::Tiers;
-use crate::timeline::worth;
 
 /// What is expected has to exceed what it costs by so much.
 const MARGIN: f64 = 1.1;
@@ -221,6 +220,10 @@ impl Tiers {
         victims
     }
 
+    fn may_spend(&mut self, ns: f64) -> bool {
+        self.account.may_spend(ns, self.cycle.length().is_some(), self.cycles)
+    }
+
     /// What a swap costs in all, and whether that is still worth it and may be spent.
     fn finish(&mut self, mut swap: Swap, cycles: f64) -> Option<Swap> {
         if swap.near.is_empty() {
@@ -246,7 +249,7 @@ impl Tiers {
         }
         // What was near at first and comes back was paid for when it left; it may come back at any time.
         let displaced: u64 = swap.near.iter().map(|range| range.bytes() - self.extents.far_at_home(*range)).sum();
-        if displaced * 2 < bytes_in && !self.account.may_spend(2.0 * swap.cost_ns, self.cycles) {
+        if displaced * 2 < bytes_in && !self.may_spend(2.0 * swap.cost_ns) {
             return None;
         }
         Some(swap)
@@ -352,11 +355,5 @@ impl Tiers {
         }
         swaps.extend(self.finish(swap, payback));
         swaps
-    }
-
-    /// What a launch of this kind gains, for the tests of measuring.
-    #[must_use]
-    pub fn gain_of(&self, launch: u64) -> Option<f32> {
-        self.kinds.get(self.cycle.kind(launch)).map(|kind| worth(&self.kinds, kind))
     }
 }
