@@ -3,7 +3,7 @@
 //! Moving is an investment that may fail: a cycle changes, a measurement was wrong. Three things bound what that can cost:
 //! - **A balance.** It begins with what swapping all near memory once costs, and gains a small part of the time. Each move is paid
 //!   from it; what launches take less than where memory first lay is paid in, and what they take more is paid out. Nothing moves
-//!   beyond it. Earlier gains count up to twice the beginning: good times do not pay for long bad ones.
+//!   beyond it. Earlier gains count up to eight times the beginning: good times do not pay for long bad ones.
 //! - **The time of a cycle**, measured, against what it was before the first move. Longer eight times in a row, and moving stops.
 //! - Who was stopped waits: 64 cycles, after each further time twice as many, or until the cycle changes.
 
@@ -14,6 +14,8 @@ const SLOW: u32 = 8;
 /// By how much.
 const SLOWER: f64 = 1.03;
 const WAIT: u64 = 64;
+/// How often swapping everything could be paid from the balance, at most.
+const MOST: f64 = 8.0;
 
 #[derive(Debug, Default)]
 pub struct Account {
@@ -47,12 +49,13 @@ impl Account {
     pub fn time_is(&mut self, now: u64, rate: f64) {
         let passed = self.now.map_or(0, |before| now.saturating_sub(before));
         self.now = Some(now.max(self.now.unwrap_or(0)));
-        self.balance = (self.balance + passed as f64 * rate).min(2.0 * self.granted);
+        self.balance = (self.balance + passed as f64 * rate).min(MOST * self.granted);
     }
 
     pub fn saved(&mut self, ns: f64) {
         self.saved_ns += ns;
-        self.balance = (self.balance + ns).min(2.0 * self.granted);
+        // What is lost beyond all that was risked is lost by what could not move back; that must not bar it for ever.
+        self.balance = (self.balance + ns).clamp(-self.granted, MOST * self.granted);
     }
 
     pub fn spent(&mut self, ns: f64) {
@@ -60,16 +63,18 @@ impl Account {
         self.balance -= ns;
     }
 
-    /// Nanoseconds that moves may still take.
-    pub fn left(&self) -> f64 {
-        self.balance
-    }
-
-    /// Something was worth moving, and the balance was too low.
-    pub fn refused(&mut self, cycle: u64) {
-        if self.balance < self.granted / 8.0 {
+    /// Whether so much may be risked. Where something was worth moving and hardly anything is left, moving stops.
+    ///
+    /// On a known cycle nothing moves before it was measured how long it takes as it is.
+    pub fn may_spend(&mut self, ns: f64, is_known: bool, cycle: u64) -> bool {
+        if is_known && self.spent_ns == 0.0 && self.before.is_none() {
+            return false;
+        }
+        let may = self.stopped.is_none() && ns <= self.balance;
+        if !may && self.stopped.is_none() && self.balance < self.granted / 8.0 {
             self.stop(Why::Unpaid { spent_ns: self.spent_ns, saved_ns: self.saved_ns }, cycle);
         }
+        may
     }
 
     fn stop(&mut self, why: Why, cycle: u64) {
@@ -119,10 +124,6 @@ impl Account {
         if self.balance > self.granted / 4.0 {
             self.stopped = None;
         }
-    }
-
-    pub fn is_stopped(&self) -> bool {
-        self.stopped.is_some()
     }
 
     pub fn why(&self) -> Option<Why> {

@@ -33,6 +33,8 @@ pub struct Cycle {
     began: u64,
     lost: u64,
     knows: bool,
+    /// Launches between a kind and its last launch, and how many in a row had as many.
+    shorter: (u64, u64),
     /// Launches in the present cycle that were not the expected kind.
     pub surprises: u64,
 }
@@ -52,6 +54,7 @@ impl Cycle {
             began: 0,
             lost: 0,
             knows: false,
+            shorter: (0, 0),
             surprises: 0,
         }
     }
@@ -84,6 +87,16 @@ impl Cycle {
             self.search(kind, function, last, is_right, known);
         }
         self.contexts[known] = position;
+        let distance = last.map_or(0, |last| position - last);
+        self.shorter = if distance == self.shorter.0 { (distance, self.shorter.1 + 1) } else { (distance, 1) };
+        // The program does again what it did long ago, which the reference follows there; it has done so for a cycle by now.
+        if distance > 0
+            && self.shorter.1 > distance
+            && self.reference.is_some_and(|reference| reference < self.lost && position - reference > distance)
+        {
+            self.reference = Some(position - distance);
+            self.steady = distance;
+        }
         self.quality += (f32::from(u8::from(is_right)) - self.quality) * (1.0 / 64.0);
         self.exact += (f32::from(u8::from(is_same)) - self.exact) * (1.0 / 64.0);
         self.kinds[Self::slot(position)] = kind;
@@ -152,6 +165,11 @@ impl Cycle {
     /// The position that the last launch repeats, while that is known.
     pub fn repeats(&self) -> Option<u64> {
         self.length().and(self.reference).map(|reference| reference.saturating_sub(1))
+    }
+
+    /// When it was last lost what follows.
+    pub fn lost(&self) -> u64 {
+        self.lost
     }
 
     /// Kinds have other names now.

@@ -45,6 +45,8 @@ pub struct Extent {
     /// The first and the last cycle in which it was named.
     first_cycle: u64,
     pub last_cycle: u64,
+    /// The position of the last launch that named it.
+    pub last: u64,
 }
 
 impl Extent {
@@ -107,6 +109,7 @@ impl Extents {
             density: 0.0,
             first_cycle: cycle,
             last_cycle: cycle,
+            last: 0,
         };
         if let Some(like) = like {
             extent = Extent { range, dirty: true, generation: 0, ..like.clone() };
@@ -292,13 +295,23 @@ impl Extents {
             });
             pass_ns
         } else {
-            let before = self.homes.range(..range.start).next_back();
-            let homes = before.into_iter().chain(self.homes.range(range.start..range.end));
-            homes.map(|(&start, &(end, ns))| range.meet(&Range { start, end }).bytes() as f64 * ns).sum()
+            self.homes_in(range).map(|(bytes, ns)| bytes as f64 * ns).sum()
         };
         if let Some(extent) = self.get_mut(slot) {
             extent.first_ns = first_ns as f32;
         }
+    }
+
+    /// Bytes of a range that were far when they were first seen.
+    pub fn far_at_home(&self, range: Range) -> u64 {
+        self.homes_in(range).map(|(bytes, _)| bytes).sum()
+    }
+
+    /// The same piece by piece, with nanoseconds a byte of a pass.
+    fn homes_in(&self, range: Range) -> impl Iterator<Item = (u64, f64)> + '_ {
+        let before = self.homes.range(..range.start).next_back();
+        let homes = before.into_iter().chain(self.homes.range(range.start..range.end));
+        homes.map(move |(&start, &(end, ns))| (range.meet(&Range { start, end }).bytes(), ns))
     }
 
     /// What of an extent lies far, or near, and may move.

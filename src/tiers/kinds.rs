@@ -25,35 +25,60 @@ pub struct Use {
     pub part: f32,
 }
 
+/// What launches took with so much far memory.
+#[derive(Clone, Copy, Debug)]
+struct Level {
+    /// The pass over the far bytes, nanoseconds.
+    pass_ns: f32,
+    /// The launch's time, nanoseconds, and by how much single ones differ from it.
+    ns: f32,
+    off: f32,
+    count: u32,
+}
+
+impl Level {
+    fn new(pass_ns: f32, ns: f32) -> Self {
+        Self { pass_ns, ns, off: 0.0, count: 1 }
+    }
+
+    fn is(&self, pass_ns: f32) -> bool {
+        (pass_ns - self.pass_ns).abs() <= 0.02 * pass_ns.max(self.pass_ns)
+    }
+
+    fn add(&mut self, ns: f32) {
+        let weight = (1.0 / (self.count + 1) as f32).max(0.2);
+        self.off += ((ns - self.ns).abs() - self.off) * weight;
+        self.ns += (ns - self.ns) * weight;
+        self.count = self.count.saturating_add(1);
+    }
+}
+
 /// Two measured times of something, one with more far memory than the other.
 #[derive(Clone, Copy, Debug, Default)]
 struct Samples {
-    /// The pass over the far bytes and the launch's time, nanoseconds, where most was far.
-    most: Option<(f32, f32)>,
-    /// The same where least was.
-    least: Option<(f32, f32)>,
+    most: Option<Level>,
+    least: Option<Level>,
 }
 
 impl Samples {
     fn add(&mut self, pass_ns: f32, ns: f32) {
-        let alike = |(other, _): &(f32, f32)| (pass_ns - other).abs() <= 0.02 * pass_ns.max(*other);
-        let mix = |(pass, old): (f32, f32)| Some((pass, old + (ns - old) * 0.25));
-        match self.most {
-            Some(most) if alike(&most) => self.most = mix(most),
-            Some((most, _)) if most > pass_ns => {}
-            _ => self.most = Some((pass_ns, ns)),
-        }
-        match self.least {
-            Some(least) if alike(&least) => self.least = mix(least),
-            Some((least, _)) if least < pass_ns => {}
-            _ => self.least = Some((pass_ns, ns)),
+        for (level, is_beyond) in
+            [(&mut self.most, f32::gt as fn(&f32, &f32) -> bool), (&mut self.least, f32::lt as fn(&f32, &f32) -> bool)]
+        {
+            match level {
+                Some(known) if known.is(pass_ns) => known.add(ns),
+                Some(known) if !is_beyond(&pass_ns, &known.pass_ns) => {}
+                _ => *level = Some(Level::new(pass_ns, ns)),
+            }
         }
     }
 
-    /// Nanoseconds that each nanosecond of far pass costs, if two measurements are far enough apart to tell.
+    /// Nanoseconds that each nanosecond of far pass costs, if two measurements are far enough apart to tell. Where launches of one
+    /// kind take now long and now short, as with a length among the parameters, that counts against it.
     fn slope(&self) -> Option<f32> {
         let (most, least) = (self.most?, self.least?);
-        (most.0 - least.0 > 0.2 * most.0).then(|| ((most.1 - least.1) / (most.0 - least.0)).max(0.0))
+        let gain = most.ns - most.off - least.ns - least.off;
+        (most.pass_ns - least.pass_ns > 0.2 * most.pass_ns).then(|| (gain / (most.pass_ns - least.pass_ns)).max(0.0))
     }
 }
 
@@ -358,7 +383,7 @@ impl Kinds {
             return false;
         }
         if is_far {
-            function.samples < EAGER && kind.samples.most.is_none() || function.count % 64 == 0
+            function.samples < EAGER && kind.samples.most.is_none_or(|most| most.count < 2) || function.count % 64 == 0
         } else {
             // Only what was once measured far has another end to be known.
             function.far_samples > 0 && function.samples < EAGER && kind.samples.slope().is_none()
@@ -404,11 +429,9 @@ impl Kinds {
         }
         let Some(function) = self.functions.get(kind.function as usize) else { return (self.once, true) };
         // More than all of its time it cannot gain.
-        let most = kind.samples.most.filter(|(pass, _)| *pass > 0.0);
-        let least = kind.samples.least.filter(|(pass, _)| *pass > 0.0);
-        let bound =
-            most.into_iter().chain(least).map(|(pass, ns)| (pass, ns)).reduce(|a, b| if a.0 > b.0 { a } else { b });
-        let Some((pass, ns)) = bound else { return (function.gain().unwrap_or(self.once), true) };
+        let known = kind.samples.most.filter(|most| most.pass_ns > 0.0 && most.count > 1);
+        let Some(known) = known else { return (function.gain().unwrap_or(self.once), true) };
+        let (pass, ns) = (known.pass_ns, (known.ns - known.off).max(0.0));
         let rest = ns - function.near.unwrap_or(0.0) * kind.bytes as f32;
         match function.gain() {
             Some(gain) => (gain.min(ns / pass), true),

@@ -11,7 +11,6 @@ use crate::extents::FRAME;
 use crate::interface::{Range, Swap, Whereabouts};
 use crate::kinds::NONE;
 use crate::tiers::Tiers;
-use crate::timeline::worth;
 
 /// What is expected has to exceed what it costs by so much.
 const MARGIN: f64 = 1.1;
@@ -22,6 +21,8 @@ const DENSER: f64 = 1.2;
 const PAYBACK: u32 = 32;
 /// The same for one before a launch, which is waited for.
 const SOON: u32 = 8;
+/// Which part of the launches may come otherwise than before, if the order of the cycle is to be relied on.
+const SURPRISES: f32 = 0.4;
 /// Pieces smaller than this go along with their neighbours, as far as mapping is concerned.
 const WHOLE: u64 = 32 << 20;
 /// Bytes of one swap at an idle point, about.
@@ -34,7 +35,7 @@ struct Victim {
     loss: f64,
     /// Nanoseconds a byte a cycle of being read from afar.
     away: f64,
-    /// Launches until it is needed.
+    /// Launches until it is needed; if nobody knows, how long it was not.
     until: u32,
     /// Bytes that are still to be had, lowest addresses last; none before somebody looked.
     ranges: Option<Vec<Range>>,
@@ -93,7 +94,7 @@ impl Tiers {
     pub fn before(&mut self, launch: u64, now_ns: u64, at: &impl Whereabouts) -> Option<Swap> {
         self.account.time_is(now_ns, self.settings.share / 10.0);
         let id = self.cycle.kind(launch);
-        if id == NONE || launch + 1 != self.cycle.position || self.account.is_stopped() {
+        if id == NONE || launch + 1 != self.cycle.position {
             return None;
         }
         let mut swap = self.swap_before(id, at);
@@ -121,7 +122,9 @@ impl Tiers {
             return None;
         }
         let links = &self.settings.links;
-        let offset = self.timeline.offset(self.cycle.repeats());
+        // Where other operands come each time, what was next the last time says nothing.
+        let offset = self.timeline.offset(self.cycle.repeats()).filter(|_| self.surprises < SURPRISES);
+        let is_outdated = self.is_outdated();
         let cycle = self.timeline.length();
         let is_used = |slot: u32| kind.uses.iter().any(|part| part.slot == slot);
         let mut wanted: Vec<(f64, u32, u8)> = kind
@@ -170,7 +173,7 @@ impl Tiers {
                 let (until, stays) = (until(victim.until), a_cycle * soon);
                 let gain = if until >= MARGIN * (cost + back) {
                     until - back
-                } else if stays >= MARGIN * cost + DENSER * victim.away * soon {
+                } else if !is_outdated && stays >= MARGIN * cost + DENSER * victim.away * soon {
                     stays - victim.away * soon
                 } else if until >= MARGIN * (cost + victim.loss) {
                     until - victim.loss
@@ -207,12 +210,18 @@ impl Tiers {
             .map(|(slot, extent)| {
                 let kernel = self.settings.links.link(extent.place).kernel;
                 let away = f64::from(extent.density) / kernel;
-                let until = offset.map_or(0, |offset| self.timeline.next(slot, offset));
+                // Without a cycle: what was not used for long, and is used seldom.
+                let idle = self.cycle.position.saturating_sub(extent.last) as f64 * 4096.0 / (away / back).max(1.0);
+                let until = offset.map_or(idle as u32, |offset| self.timeline.next(slot, offset));
                 Victim { slot, loss: away.min(back), away, until, ranges: None }
             })
             .collect();
         victims.sort_by(|a, b| a.loss.total_cmp(&b.loss).then(b.until.cmp(&a.until)));
         victims
+    }
+
+    fn may_spend(&mut self, ns: f64) -> bool {
+        self.account.may_spend(ns, self.cycle.length().is_some(), self.cycles)
     }
 
     /// What a swap costs in all, and whether that is still worth it and may be spent.
@@ -238,8 +247,9 @@ impl Tiers {
         if swap.gain_ns * cycles < MARGIN * swap.cost_ns {
             return None;
         }
-        if swap.cost_ns > self.account.left() {
-            self.account.refused(self.cycles);
+        // What was near at first and comes back was paid for when it left; it may come back at any time.
+        let displaced: u64 = swap.near.iter().map(|range| range.bytes() - self.extents.far_at_home(*range)).sum();
+        if displaced * 2 < bytes_in && !self.may_spend(2.0 * swap.cost_ns) {
             return None;
         }
         Some(swap)
@@ -251,7 +261,7 @@ impl Tiers {
         self.account.time_is(now_ns, self.settings.share / 10.0);
         self.refresh_all(at);
         let mut swaps = Vec::new();
-        if self.account.is_stopped() || self.seen == 0 {
+        if self.seen == 0 || self.is_outdated() {
             return swaps;
         }
         let links = self.settings.links.clone();
@@ -276,7 +286,7 @@ impl Tiers {
         far.sort_by(|a, b| b.0.total_cmp(&a.0));
         near.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut room = at.near_room();
-        let mut left = (budget_ns as f64).min(self.account.left());
+        let mut left = budget_ns as f64;
         let mut near = near.into_iter();
         let mut victim: Option<(f64, Vec<Range>)> = None;
         let mut swap = Swap::default();
@@ -345,11 +355,5 @@ impl Tiers {
         }
         swaps.extend(self.finish(swap, payback));
         swaps
-    }
-
-    /// What a launch of this kind gains, for the tests of measuring.
-    #[must_use]
-    pub fn gain_of(&self, launch: u64) -> Option<f32> {
-        self.kinds.get(self.cycle.kind(launch)).map(|kind| worth(&self.kinds, kind))
     }
 }

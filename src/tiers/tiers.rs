@@ -32,6 +32,8 @@ pub struct Tiers {
     /// A quarter of the cycles that it did the same before, and the shorter of the last two times.
     era: u32,
     pub(crate) patience: u32,
+    /// Which part of a cycle's launches came otherwise than in the cycle before, over the last ones.
+    pub(crate) surprises: f32,
     /// Which part of a cycle's uses was expected, over the last ones.
     expected: f32,
     /// The last launch, what it saved, and whether something was moved for it since.
@@ -39,6 +41,8 @@ pub struct Tiers {
     moved_for_last: bool,
     pending: [(u64, u32, f32); PENDING],
     ended: bool,
+    /// The position up to which the densities know what the program does.
+    pub(crate) learnt: u64,
     built: (u64, u64),
     measured: u64,
     swaps: u64,
@@ -59,9 +63,11 @@ impl Tiers {
             account: Account::default(),
             cycles: 0,
             seen: 0,
-            era: 0,
+            era: u32::MAX,
             patience: 0,
+            surprises: 0.0,
             expected: 0.0,
+            learnt: 0,
             last: (NONE, 0.0),
             moved_for_last: false,
             pending: [(u64::MAX, NONE, 0.0); PENDING],
@@ -182,6 +188,7 @@ impl Tiers {
                 saved_ns += part.part * extent.saved_ns();
                 bytes += extent.range.bytes();
                 extent.last_cycle = self.cycles;
+                extent.last = id;
             }
         }
         known.names(bytes);
@@ -205,7 +212,6 @@ impl Tiers {
     #[inline]
     fn may_ask(&self, kind: u32, pass_ns: f32) -> bool {
         pass_ns > LEAST / 64.0
-            && !self.account.is_stopped()
             && self.kinds.get(kind).is_some_and(|known| {
                 let here = self.kinds.gain(known).0 * pass_ns;
                 let cycle: f32 = known
@@ -277,6 +283,7 @@ impl Tiers {
         let span = self.cycle.last(self.settings.window);
         let launches = (span.end - span.start).max(1);
         let surprising = std::mem::take(&mut self.cycle.surprises) as f32 / launches as f32;
+        self.surprises += (surprising - self.surprises) * 0.25;
         let state = (self.extents.shape, self.measured);
         if self.seen > LEARNT && surprising == 0.0 && self.built == state && self.cycles % 8 != 0 {
             return;
@@ -300,7 +307,13 @@ impl Tiers {
         if self.cycles % 4 == 0 {
             self.extents.forget_borders(self.cycles);
         }
+        self.learnt = self.cycle.position;
         self.refresh_all(at);
+    }
+
+    /// The program does something else than what was learnt last.
+    pub(crate) fn is_outdated(&self) -> bool {
+        self.cycle.lost() > self.learnt
     }
 
     pub(crate) fn refresh_all(&mut self, at: &impl Whereabouts) {

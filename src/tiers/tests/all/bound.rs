@@ -118,7 +118,7 @@ pub fn lower(trace: &Trace, upper: f64) -> f64 {
     let mut step_size = 1.0;
     let mut since = 0;
     let mut direction = vec![0.0f64; steps.len()];
-    for _ in 0..600 {
+    for _ in 0..400 {
         let mut sums = vec![0.0; price.len() + 1];
         for (at, price) in price.iter().enumerate() {
             sums[at + 1] = sums[at] + price;

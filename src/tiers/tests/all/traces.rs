@@ -1,6 +1,7 @@
 //! What programs do, as far as memory is concerned.
 
-use crate::machine::{Op, Step, Trace};
+use crate::machine::{Machine, Op, Step, Trace};
+use crate::policies::{Ours, apply};
 use gpupool_tiers::{FarLink, Links, Range};
 use std::collections::BTreeMap;
 
@@ -206,7 +207,7 @@ pub fn training(ratio: f64, links: Links, name: &str) -> Trace {
     let mut moments: Vec<(Range, Range)> = Vec::new();
     let mut settled = 0;
     let gemm = |flops: f64| flops / 600e3;
-    for step in 0..24 {
+    for step in 0..16 {
         if step == 10 {
             settled = writer.ops.len();
         }
@@ -318,8 +319,8 @@ pub fn experts(reuse: f64, name: &str) -> Trace {
         .collect();
     let out = writer.block(32 * MIB);
     let mut settled = 0;
-    for step in 0..160 {
-        if step == 100 {
+    for step in 0..110 {
+        if step == 70 {
             settled = writer.ops.len();
         }
         for (layer, (dense, experts)) in layers.iter().enumerate() {
@@ -349,16 +350,16 @@ pub fn growing() -> Trace {
     let weights = parts(weights, 256 * MIB);
     let mut pages: Vec<Range> = Vec::new();
     let mut settled = 0;
-    for step in 0..240 {
+    for step in 0..120 {
         if step % 6 == 0 {
-            pages.push(writer.block(96 * MIB));
+            pages.push(writer.block(192 * MIB));
         }
-        if step == 120 {
+        if step == 60 {
             settled = writer.ops.len();
         }
         for (layer, weight) in weights.iter().enumerate() {
             writer.launch(1, &[*weight], 5_000.0, 1.0);
-            let of_layer: Vec<Range> = pages.iter().map(|page| parts(*page, 3 * MIB)[layer]).collect();
+            let of_layer: Vec<Range> = pages.iter().map(|page| parts(*page, 6 * MIB)[layer]).collect();
             writer.launch(2, &of_layer, 5_000.0, 4.0);
         }
         writer.idle();
@@ -391,8 +392,8 @@ pub fn random(seed: u64, reuse: f64, name: &str) -> Trace {
     let mut dice = Dice(seed);
     let blocks: Vec<Range> = (0..48).map(|_| writer.block(128 * MIB)).collect();
     let mut settled = 0;
-    for step in 0..6000 {
-        if step == 3000 {
+    for step in 0..4000 {
+        if step == 2000 {
             settled = writer.ops.len();
         }
         let one = blocks[dice.below(48) as usize];
@@ -413,9 +414,10 @@ pub fn all() -> Vec<Trace> {
     }
     traces.push(cyclic(1.3, host(), "read once, 1.3 ×, host"));
     traces.push(decoding());
-    traces.push(rotation(peer(), "GEMM rotation, 32 with 20"));
-    let kernel_out = Links::measured(vec![FarLink { both: 260.0, ..FarLink::PEER }]);
-    traces.push(rotation(kernel_out, "the same, out by a kernel"));
+    traces.push(rotation(peer(), "GEMM rotation, by engines"));
+    // 512 MiB in by the engine and out by 132 blocks of a kernel took 1.9 ms.
+    let by_kernel = Links::measured(vec![FarLink { both: 282.0, ..FarLink::PEER }]);
+    traces.push(rotation(by_kernel, "GEMM rotation, out by a kernel"));
     for ratio in [1.2, 1.56, 2.0] {
         traces.push(training(ratio, peer(), &format!("training, {ratio} ×")));
     }
@@ -426,5 +428,53 @@ pub fn all() -> Vec<Trace> {
     traces.push(phases());
     traces.push(random(5, 1.0, "random, read once"));
     traces.push(random(6, 30.0, "random, read 30 times"));
+    for repeats in [1, 3, 12] {
+        traces.push(adversary(repeats));
+    }
     traces
+}
+
+/// Reads what lies far, over and over, and something else as soon as that is near: whatever moves was moved in vain. Recorded while
+/// the policy works.
+pub fn adversary(repeats: usize) -> Trace {
+    let mut writer = Writer::new();
+    let blocks: Vec<Range> = (0..32).map(|_| writer.block(128 * MIB)).collect();
+    let mut trace = writer.trace(&format!("adversary, after {repeats} cycles"), 16 * 128 * MIB, peer(), 0);
+    let mut machine = Machine::new(trace.near, trace.links.clone());
+    let mut ours = Ours::new(&trace);
+    for op in &trace.ops {
+        apply(&mut machine, &mut ours, op);
+    }
+    for round in 0..200 / repeats {
+        let far: Vec<Range> = blocks.iter().copied().filter(|block| machine.far_bytes(*block) > 0).collect();
+        for _ in 0..repeats {
+            for block in &far {
+                let step = Step { function: 1, ranges: vec![*block], compute_ns: 50_000.0, reuse: 2.5 };
+                trace.ops.push(Op::Launch(step));
+                apply(&mut machine, &mut ours, &trace.ops[trace.ops.len() - 1]);
+            }
+            trace.ops.push(Op::Idle);
+            apply(&mut machine, &mut ours, &Op::Idle);
+        }
+        if round == 100 / repeats {
+            trace.settled = trace.ops.len();
+        }
+    }
+    trace
+}
+
+/// Few launches on few blocks, for the exact optimum.
+pub fn small(seed: u64, blocks: u64, near: u64, launches: u64, cycle: u64, reuse: f64) -> Trace {
+    let mut writer = Writer::new();
+    let mut dice = Dice(seed);
+    let blocks: Vec<Range> = (0..blocks).map(|_| writer.block(256 * MIB)).collect();
+    let order: Vec<Range> = (0..cycle).map(|_| blocks[dice.below(blocks.len() as u64) as usize]).collect();
+    for launch in 0..launches {
+        let at = (launch % cycle) as usize;
+        writer.launch(at as u64 % 3, &[order[at]], 300_000.0, reuse);
+        if at == 0 {
+            writer.idle();
+        }
+    }
+    writer.trace("small", near * 256 * MIB, peer(), 0)
 }

@@ -1,0 +1,256 @@
+//! What a user of the crate relies on, one thing a test.
+
+use crate::machine::{Machine, Op, Trace};
+use crate::policies::{Ours, Policy, apply};
+use crate::traces::{self, GIB, MIB, Writer, peer};
+use gpupool_tiers::{Range, Settings, Tiers, Where, Whereabouts, Why};
+
+const BASE: u64 = 0x7000_0000_0000;
+
+fn tiers() -> Tiers {
+    Tiers::new(Settings::new(peer()))
+}
+
+/// Runs a trace, and answers what each part up to an idle point took, with the policy's state.
+fn steps(trace: &Trace) -> (Vec<f64>, Ours, Machine) {
+    let (mut machine, mut ours) = (Machine::new(trace.near, trace.links.clone()), Ours::new(trace));
+    let (mut steps, mut last) = (Vec::new(), 0.0);
+    for op in &trace.ops {
+        apply(&mut machine, &mut ours, op);
+        if *op == Op::Idle {
+            steps.push(machine.now - last);
+            last = machine.now;
+        }
+    }
+    (steps, ours, machine)
+}
+
+#[test]
+fn a_segment_of_tiny_tensors_is_as_many_extents_as_frames() {
+    let (mut tiers, mut machine) = (tiers(), Machine::new(0, peer()));
+    machine.begin(Range::of(BASE, 20 * MIB));
+    tiers.block_began(BASE, 20 * MIB);
+    for tensor in 0..500 {
+        tiers.launched(1, &[BASE + tensor * 40 * 1024], &machine);
+    }
+    assert_eq!(tiers.told(0, &machine).extents, 10);
+}
+
+#[test]
+fn a_large_block_is_divided_at_its_weights() {
+    let (mut tiers, mut machine) = (tiers(), Machine::new(0, peer()));
+    machine.begin(Range::of(BASE, 24 * GIB));
+    tiers.block_began(BASE, 24 * GIB);
+    let weights: Vec<u64> = (0..200).map(|weight| BASE + weight * 120 * MIB).collect();
+    tiers.launched(1, &weights, &machine);
+    assert_eq!(tiers.told(0, &machine).extents, 200);
+    tiers.block_ended(BASE);
+    assert_eq!(tiers.told(0, &machine).extents, 0);
+}
+
+#[test]
+fn what_no_block_has_is_nothing() {
+    let (mut tiers, machine) = (tiers(), Machine::new(0, peer()));
+    let launch = tiers.launched(1, &[BASE, BASE + 1], &machine);
+    assert!(!launch.ask && !launch.time_it);
+    assert_eq!(tiers.before(launch.id, 1, &machine), None);
+    assert_eq!(tiers.before(launch.id + 7, 1, &machine), None);
+    tiers.timed(launch.id, 5);
+    assert!(tiers.when_idle(1 << 40, 2, &machine).is_empty());
+}
+
+#[test]
+fn a_pointer_that_was_nobody_s_names_the_block_that_begins_there() {
+    let (mut tiers, mut machine) = (tiers(), Machine::new(0, peer()));
+    tiers.launched(1, &[BASE + 4 * MIB], &machine);
+    machine.begin(Range::of(BASE, 8 * MIB));
+    tiers.block_began(BASE, 8 * MIB);
+    tiers.launched(1, &[BASE + 4 * MIB], &machine);
+    // In both of its launches.
+    assert_eq!(tiers.told(1, &machine).readers[0].far_bytes, 8 * MIB);
+    // Another block at the same address is another block.
+    machine.end(Range::of(BASE, 8 * MIB));
+    machine.begin(Range::of(BASE, 16 * MIB));
+    tiers.block_ended(BASE);
+    tiers.block_began(BASE, 16 * MIB);
+    tiers.launched(1, &[BASE + 4 * MIB], &machine);
+    assert_eq!((tiers.told(0, &machine).extents, tiers.told(0, &machine).far), (2, 16 * MIB));
+}
+
+#[test]
+fn activations_that_an_optimizer_s_state_drove_away_are_near_again_within_ten_steps() {
+    for (ratio, links, most) in
+        [(1.2, peer(), 1.15), (1.56, peer(), 1.15), (2.0, peer(), 1.15), (1.2, traces::host(), 1.15)]
+    {
+        let trace = traces::training(ratio, links, "training");
+        let (took, _, _) = steps(&trace);
+        let last = took[took.len() - 1];
+        assert!(took[1] > 1.5 * last, "the second step is slow: {took:?}");
+        assert!(took[10] <= most * last, "{ratio}: {took:?}");
+    }
+}
+
+#[test]
+fn on_a_cycle_that_reads_each_byte_once_nothing_moves() {
+    for ratio in [1.1, 1.5, 2.0] {
+        let (_, mut ours, machine) = steps(&traces::cyclic(ratio, peer(), "once"));
+        assert_eq!(ours.tiers.told(0, &machine).swaps, 0, "{ratio}");
+    }
+}
+
+#[test]
+fn the_reuse_of_a_function_is_measured() {
+    let (_, mut ours, machine) = steps(&traces::rotation(peer(), "rotation"));
+    let told = ours.tiers.told(4, &machine);
+    let reuse = told.readers[0].reuse.unwrap();
+    assert!((29.0..31.0).contains(&reuse), "{reuse}");
+    assert_eq!(told.cycle, Some(32));
+    assert!(told.saved_ns > 10.0 * told.spent_ns, "{told:?}");
+}
+
+/// Rotates, with what `prepare` says of the first four matrices.
+fn rotated(prepare: impl Fn(&mut Tiers, Range)) -> (Machine, Vec<Range>) {
+    let trace = traces::rotation(peer(), "rotation");
+    let (mut machine, mut ours) = (Machine::new(trace.near, trace.links.clone()), Ours::new(&trace));
+    let mut blocks = Vec::new();
+    for op in &trace.ops {
+        apply(&mut machine, &mut ours, op);
+        if let Op::Begin(block) = op {
+            blocks.push(*block);
+            if blocks.len() <= 4 {
+                prepare(&mut ours.tiers, *block);
+            }
+        }
+    }
+    assert!(machine.moved_in > 10 * GIB);
+    (machine, blocks)
+}
+
+#[test]
+fn what_is_fixed_stays() {
+    let (machine, blocks) = rotated(|tiers, block| {
+        tiers.fixed(Range::of(block.start + 64 * MIB, 128 * MIB), true);
+        tiers.fixed(Range::of(block.start, 2 * MIB), true);
+        tiers.fixed(Range::of(block.start, 2 * MIB), false);
+    });
+    let far: Vec<u64> =
+        blocks[..4].iter().map(|block| machine.far_bytes(Range::of(block.start + 64 * MIB, 128 * MIB))).collect();
+    assert_eq!(far, [0; 4]);
+}
+
+#[test]
+fn what_could_not_move_is_left_alone_for_a_while() {
+    let (mut machine, mut tiers) = (Machine::new(256 * MIB, peer()), tiers());
+    let blocks = [Range::of(BASE, 256 * MIB), Range::of(BASE + GIB, 256 * MIB)];
+    for block in blocks {
+        machine.begin(block);
+        tiers.block_began(block.start, block.bytes());
+    }
+    let mut asked = Vec::new();
+    for step in 0..2000 {
+        machine.now += 50e6;
+        let launch = tiers.launched(1, &[blocks[1].start], &machine);
+        if launch.tell_time {
+            tiers.time_is(machine.now as u64, &machine);
+        }
+        if launch.ask && tiers.before(launch.id, machine.now as u64, &machine).is_some() {
+            asked.push(step);
+            tiers.stayed(blocks[1]);
+        }
+        if launch.time_it {
+            tiers.timing(launch.id, &machine);
+            tiers.timed(launch.id, 40_000_000);
+        }
+    }
+    assert!(asked.len() > 1, "{asked:?}");
+    assert!(asked.windows(2).all(|pair| pair[1] - pair[0] >= 8), "{asked:?}");
+    assert!(asked.len() < 12, "{asked:?}");
+}
+
+#[test]
+fn free_room_is_used_without_a_victim() {
+    let mut writer = Writer::new();
+    let first = writer.block(256 * MIB);
+    let second = writer.block(256 * MIB);
+    for _ in 0..4 {
+        writer.launch(1, &[second], 1000.0, 1.0);
+        writer.idle();
+    }
+    writer.ops.push(Op::End(first));
+    for _ in 0..60 {
+        writer.launch(1, &[second], 1000.0, 1.0);
+        writer.idle();
+    }
+    let (_, _, machine) = steps(&writer.trace("room", 256 * MIB, peer(), 0));
+    assert_eq!((machine.far_bytes(second), machine.moved_in, machine.moved_out), (0, 256 * MIB, 0));
+}
+
+#[test]
+fn copies_count_by_the_bytes_that_they_touch() {
+    let (mut tiers, mut machine) = (tiers(), Machine::new(0, peer()));
+    machine.begin(Range::of(BASE, 64 * MIB));
+    tiers.block_began(BASE, 64 * MIB);
+    let launch = tiers.copied(&[Range::of(BASE + 16 * MIB, 8 * MIB)], &machine);
+    assert!(!launch.time_it);
+    assert_eq!(tiers.told(1, &machine).readers[0].far_bytes, 8 * MIB);
+}
+
+/// A machine on which near memory is slower than told, so that each move makes things worse than reckoned.
+struct Lying(Ours);
+
+impl Policy for Lying {
+    fn began(&mut self, machine: &mut Machine, block: Range) {
+        self.0.began(machine, block);
+    }
+    fn launch(&mut self, machine: &mut Machine, step: &crate::machine::Step) -> f64 {
+        let took = self.0.launch(machine, step);
+        let mut moved = 0;
+        machine.pieces(step.ranges[0], &mut |piece, place| {
+            if place == Where::Near && step.ranges[0].start >= BASE + 2 * GIB {
+                moved += piece.bytes();
+            }
+        });
+        machine.now += moved as f64 / 20.0;
+        took
+    }
+    fn idle(&mut self, machine: &mut Machine) {
+        self.0.idle(machine);
+    }
+}
+
+#[test]
+fn what_makes_cycles_longer_is_stopped_and_told_once() {
+    let mut writer = Writer::new();
+    let cold = writer.block(2 * GIB);
+    let hot = writer.block(2 * GIB);
+    writer.launch(9, &[cold], 1000.0, 1.0);
+    for _ in 0..60 {
+        for part in 0..16 {
+            writer.launch(part, &[Range::of(hot.start + part * 128 * MIB, 128 * MIB)], 500_000.0, 6.0);
+        }
+        writer.idle();
+    }
+    let trace = writer.trace("lying", 2 * GIB, peer(), 0);
+    let mut policy = Lying(Ours::new(&trace));
+    let mut machine = Machine::new(trace.near, trace.links.clone());
+    let mut told = Vec::new();
+    for op in &trace.ops {
+        apply(&mut machine, &mut policy, op);
+        told.extend(policy.0.tiers.stopped());
+    }
+    assert!(matches!(told[..], [Why::Slower { before_ns, now_ns }] if now_ns > before_ns), "{told:?}");
+    assert!(policy.0.tiers.told(0, &machine).stopped.is_some());
+}
+
+#[test]
+fn kinds_and_extents_are_bounded() {
+    let (mut tiers, mut machine) = (tiers(), Machine::new(0, peer()));
+    machine.begin(Range::of(BASE, 1 << 40));
+    tiers.block_began(BASE, 1 << 40);
+    for launch in 0..200_000u64 {
+        tiers.launched(launch, &[BASE + launch * 5 * MIB % (1 << 40)], &machine);
+    }
+    let told = tiers.told(3, &machine);
+    assert!(told.extents <= 1 << 16, "{}", told.extents);
+    assert_eq!((told.launches, told.readers.len()), (200_000, 1.max(told.readers.len().min(3))));
+}
