@@ -33,6 +33,24 @@ fn the_simulated_driver_says_what_a_real_one_said() {
     }
 }
 
+/// What `probe_*.c` ask real drivers. They say it by their status, too; what they measure is not looked at here.
+#[test]
+fn the_simulated_driver_answers_probes_as_moves_rely_on() {
+    for (name, arguments) in [
+        ("probe_markers", "connections 8"),
+        ("probe_markers", "coverage"),
+        ("probe_contexts", ""),
+        ("probe_adapters", ""),
+        ("probe_room", "1"),
+        ("probe_remaps", "60 5"),
+        ("probe_aliases", "2"),
+    ] {
+        for gpus in ["1x8GiB", "2x8GiB"] {
+            Run::program(name).args(arguments).sim(gpus).go().succeeds().says("every rule stands");
+        }
+    }
+}
+
 #[track_caller]
 fn on_one_gpu(name: &str, arguments: &str, settings: &[&str]) -> Output {
     Run::program(name).args(arguments).sim("1x8GiB").same_under_shim(settings)

@@ -184,7 +184,70 @@ static KERNELS: &[Kernel] = &[
             wait_for(&flag, context)
         },
     },
+    // spin_flag(flag, ns): writes 1 behind the flag and spins until the flag is not 0, so many nanoseconds at most
+    Kernel {
+        name: "spin_flag",
+        params: &[8, 8],
+        follows: false,
+        touches: |a| vec![(a[0], 8)],
+        run: |a, context| {
+            let flag = Words::new(context, a[0], 2, true)?;
+            until(&flag, a[1], context, || Ok(()))
+        },
+    },
+    // check_until_u32(pointer, n, start, flag, ns, bad): check_iota_u32 again and again until the flag is set, as spin_flag
+    Kernel {
+        name: "check_until_u32",
+        params: &[8, 8, 4, 8, 8, 8],
+        follows: false,
+        touches: |a| vec![(a[0], words(a[1])), (a[3], 8), (a[5], 8)],
+        run: |a, context| {
+            let (source, flag) = (Words::new(context, a[0], a[1], false)?, Words::new(context, a[3], 2, true)?);
+            until(&flag, a[4], context, || {
+                let mut bad = 0;
+                each([&source], |index, [at]| bad += u64::from(at.load(Ordering::Relaxed) != (a[2] + index) as u32))?;
+                add_to(context, a[5], bad)
+            })
+        },
+    },
+    // check_all_u32(pointer, n, stride, value, bad): adds to *bad how many of every stride-th word below n are not
+    // the value; on a real GPU every block reads all of them
+    Kernel {
+        name: "check_all_u32",
+        params: &[8, 8, 8, 4, 8],
+        follows: false,
+        touches: |a| vec![(a[0], words(a[1])), (a[4], 8)],
+        run: |a, context| {
+            let source = Words::new(context, a[0], a[1], false)?;
+            let (mut bad, stride) = (0, a[2].max(1));
+            each([&source], |index, [at]| {
+                bad += u64::from(index.is_multiple_of(stride) && at.load(Ordering::Relaxed) != a[3] as u32);
+            })?;
+            add_to(context, a[4], bad)
+        },
+    },
 ];
+
+/// Says in the word behind the flag that it runs, and does `round` until the flag is not 0 or so many nanoseconds are over.
+fn until(flag: &Words, nanoseconds: u64, context: &Context, mut round: impl FnMut() -> Outcome) -> Outcome {
+    let (mut raised, start) = (false, Instant::now());
+    each([flag], |index, [at]| {
+        if index == 1 {
+            at.store(1, Ordering::Release);
+        }
+    })?;
+    loop {
+        round()?;
+        each([flag], |index, [at]| raised |= index == 0 && at.load(Ordering::Acquire) != 0)?;
+        let over = start.elapsed().as_nanos() >= u128::from(nanoseconds);
+        if raised || over || phase() != Phase::Ready || context.check_fault().is_err() {
+            break;
+        }
+        std::thread::yield_now();
+    }
+    clock::spend(start.elapsed());
+    Ok(())
+}
 
 /// Spins until the word is not 0.
 fn wait_for(flag: &Words, context: &Context) -> Outcome {

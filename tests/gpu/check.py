@@ -21,6 +21,7 @@ import machine
 import managed
 import native
 import pinned
+import probes
 import pytorch
 import sanitizer
 import several
@@ -77,6 +78,19 @@ SETS = {
         "cupy-async": cuda_python.cupy_async,
         "jax-growing": xla.growing,
         "jax-preallocating": xla.preallocating,
+    },
+    "probes": {
+        "probe-remaps": probes.remaps,
+        "probe-markers": probes.markers,
+        "probe-atomics": probes.atomics,
+        "probe-graphs": probes.graphs,
+        "probe-aliases": probes.aliases,
+        "probe-contexts": probes.contexts,
+        "probe-coverage": probes.coverage,
+        "probe-latency": probes.latency,
+        "probe-events": probes.events,
+        "probe-room": probes.room,
+        "probe-adapters": probes.adapters,
     },
     "diagnosis": {
         "ctx-table": diagnosis.ctx_table,
