@@ -2,6 +2,7 @@
 
 use crate::boundary::{Phase, phase};
 use crate::clock;
+use crate::coherence::{self, INCOHERENT};
 use crate::context::Context;
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
@@ -276,6 +277,7 @@ fn add(a: &Args, context: &Context) -> Outcome {
 struct Words {
     spans: Vec<Span>,
     count: u64,
+    uses: coherence::Guard,
 }
 
 impl Words {
@@ -292,7 +294,8 @@ impl Words {
         }
         access(&spans, context.device)?;
         clock::kernel(context.device, &spans, write);
-        Ok(Self { spans, count })
+        let uses = coherence::open(&spans, write);
+        Ok(Self { spans, count, uses })
     }
 }
 
@@ -328,9 +331,15 @@ fn each<const N: usize>(operands: [&Words; N], mut body: impl FnMut(u64, [&Atomi
         }
         let base: [usize; N] =
             std::array::from_fn(|operand| operands[operand].spans[at[operand].0].alias + at[operand].1);
+        let incoherent = [const { AtomicU32::new(INCOHERENT) }; N];
+        let stale = operands.map(|words| words.uses.is_stale());
         for step in 0..run as usize {
-            // SAFETY: within spans whose memory the operands hold, 4-byte aligned as device addresses and borders are.
-            body(index + step as u64, base.map(|base| unsafe { AtomicU32::from_ptr((base + step * 4) as *mut u32) }));
+            let words = std::array::from_fn(|operand| match stale[operand] {
+                true => &incoherent[operand],
+                // SAFETY: within spans whose memory the operands hold, 4-byte aligned as device addresses and borders are.
+                false => unsafe { AtomicU32::from_ptr((base[operand] + step * 4) as *mut u32) },
+            });
+            body(index + step as u64, words);
         }
         for (_, offset) in &mut at {
             *offset += run as usize * 4;
@@ -349,7 +358,10 @@ fn long(context: &Context, address: u64, write: bool) -> Outcome<(Words, usize)>
 }
 
 fn load(context: &Context, address: u64) -> Outcome<u64> {
-    let (_words, alias) = long(context, address, false)?;
+    let (words, alias) = long(context, address, false)?;
+    if words.uses.is_stale() {
+        return Ok(u64::from(INCOHERENT));
+    }
     // SAFETY: eight aligned bytes of a span that is held.
     Ok(unsafe { AtomicU64::from_ptr(alias as *mut u64) }.load(Ordering::Acquire))
 }

@@ -483,9 +483,22 @@ fn release(start: u64, bytes: u64) {
     }
 }
 
+/// Physical memory that lost its data, in the driver's view.
+static SPOILT: RwLock<Vec<(usize, usize)>> = RwLock::new(Vec::new());
+
+/// Makes what is behind these spans answer whoever uses it with an uncorrectable error, wherever it is mapped.
+pub fn spoil(spans: &[Span]) {
+    SPOILT.write().extend(spans.iter().map(|span| (span.alias, span.alias + span.bytes)));
+}
+
 /// What has to be done before `device` uses memory: managed pages go where they belong. ILLEGAL_ADDRESS where a graph has
-/// no memory behind its addresses.
+/// no memory behind its addresses, ECC_UNCORRECTABLE where the memory lost its data.
 pub fn access(spans: &[Span], device: usize) -> Outcome {
+    let spoilt = SPOILT.read();
+    if spans.iter().any(|span| spoilt.iter().any(|range| span.alias < range.1 && range.0 < span.alias + span.bytes)) {
+        return Err(Code::ECC_UNCORRECTABLE);
+    }
+    drop(spoilt);
     for span in spans {
         match span.region.as_ref().map(|region| &region.kind) {
             Some(Kind::Plain { physical, .. }) if physical.is_vacant() => return Err(Code::ILLEGAL_ADDRESS),

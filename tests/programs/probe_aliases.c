@@ -119,7 +119,7 @@ static void present_grid(uint32_t start)
     for (double since = now_us(); now_us() - since < 20e3;)
         sched_yield();
     wrong = found();
-    tell("a grid that was there before something was written through the alias: %s", wrong ? "sees it" : "does not see it");
+    tell("a grid that was there before something was written through the alias: %s", wrong ? "reads other words" : "sees nothing");
 }
 
 typedef enum { IDLE, SPINNER, STREAMING } Beside;

@@ -6,7 +6,7 @@
 
 #include "green.h"
 
-enum { CHUNK = 32 * MIB };
+enum { CHUNK = 8 * MIB };
 
 static CUdeviceptr mapped;
 static uint64_t now_there;
