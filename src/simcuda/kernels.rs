@@ -227,6 +227,33 @@ static KERNELS: &[Kernel] = &[
             add_to(context, a[4], bad)
         },
     },
+    // add_each_u32(pointer, n, times, flag): waits for flag if there is one, as spin_flag without an end, and adds `times` to each
+    // word atomically. Over a link without native atomics that is a read and a write, and what others add in between is lost.
+    Kernel {
+        name: "add_each_u32",
+        params: &[8, 8, 4, 8],
+        follows: false,
+        touches: |a| vec![(a[0], words(a[1])), (a[3], 8)],
+        run: |a, context| {
+            let target = Words::new(context, a[0], a[1], true)?;
+            let held = || match a[3] {
+                0 => Ok(()),
+                flag => until(&Words::new(context, flag, 2, true)?, u64::MAX, context, || Ok(())),
+            };
+            if target.has_atomics(context) {
+                held()?;
+                return each([&target], |_, [at]| {
+                    at.fetch_add(a[2] as u32, Ordering::Relaxed);
+                });
+            }
+            let mut found = Vec::new();
+            each([&target], |_, [at]| found.push(at.load(Ordering::Relaxed)))?;
+            held()?;
+            each([&target], |index, [at]| {
+                at.store(found[index as usize].wrapping_add(a[2] as u32), Ordering::Relaxed);
+            })
+        },
+    },
 ];
 
 /// Says in the word behind the flag that it runs, and does `round` until the flag is not 0 or so many nanoseconds are over.
@@ -296,6 +323,17 @@ impl Words {
         clock::kernel(context.device, &spans, write);
         let uses = coherence::open(&spans, write);
         Ok(Self { spans, count, uses })
+    }
+}
+
+impl Words {
+    /// Whether atomics of this device are whole there whoever else works on it: at home, and where the link has native ones.
+    fn has_atomics(&self, context: &Context) -> bool {
+        let driver = driver();
+        let owners = self.spans.iter().filter_map(|span| owner(&span.region.as_ref()?.kind));
+        let native =
+            |at: usize| driver.settings.links.between(driver.gpus[context.device].index, driver.gpus[at].index);
+        owners.filter(|at| *at != context.device).all(|at| native(at).is_nvlink())
     }
 }
 

@@ -33,6 +33,7 @@ SETS = {
     "pool": {
         "demo": native.demo,
         "programs": native.programs,
+        "everywhere": native.everywhere,
         "cupy-two": cuda_python.cupy_two,
         "contexts": cuda_python.contexts,
         "torch": pytorch.training,

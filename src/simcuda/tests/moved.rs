@@ -34,6 +34,11 @@ fn check_until(stream: CUstream, at: u64, flag: *mut u32, wrong: u64) {
     let function = function(c"check_until_u32");
     raise_in_the_end(flag as usize);
     assert_eq!(launch(function, stream, &mut [at, 16, 5, flag as u64, 30_000_000_000, wrong]), 0);
+    until_it_runs(flag);
+}
+
+/// A kernel writes the word behind its flag when it runs.
+fn until_it_runs(flag: *mut u32) {
     // SAFETY: the second word of a live pinned page; the kernel writes it atomically, too.
     let runs = unsafe { std::sync::atomic::AtomicU32::from_ptr(flag.add(1)) };
     while runs.load(std::sync::atomic::Ordering::Acquire) == 0 {
@@ -221,5 +226,77 @@ fn memory_that_lost_its_data_ends_the_context_that_copies_it() {
         ok!(cuCtxSynchronize());
         assert_eq!(launch(function(c"fill_u32"), null_mut(), &mut [chunk(0), WORDS, 1]), 0);
         assert_eq!(cu!(cuCtxSynchronize()), ECC_UNCORRECTABLE);
+    });
+}
+
+/// A word of GPU 1, to which GPU 0 adds 3 from before to after GPU 1 adds 5.
+fn added_by_both() -> u32 {
+    let (second, first) = (start_on(1), start_on(0));
+    let (word, flag, held) = (reserve(CHUNK), pinned_flag(), stream());
+    place(word, 1, &[0, 1]);
+    raise_in_the_end(flag as usize);
+    assert_eq!(launch(function(c"add_each_u32"), held, &mut [word, 1, 3, flag as u64]), 0);
+    until_it_runs(flag);
+    ok!(cuCtxSetCurrent(second));
+    assert_eq!(launch(function(c"add_each_u32"), null_mut(), &mut [word, 1, 5, 0]), 0);
+    ok!(cuCtxSynchronize());
+    raise(flag as usize);
+    ok!(cuCtxSetCurrent(first));
+    ok!(cuStreamSynchronize(held));
+    read(word)
+}
+
+#[test]
+fn atomics_over_a_link_that_has_them_lose_nothing() {
+    alone("atomics_over_a_link_that_has_them_lose_nothing", &[], || assert_eq!(added_by_both(), 8));
+}
+
+#[test]
+fn atomics_over_a_link_without_them_lose_what_the_owner_adds_meanwhile() {
+    let settings = [("SIMCUDA_LINK", "pcie")];
+    alone("atomics_over_a_link_without_them_lose_what_the_owner_adds_meanwhile", &settings, || {
+        assert_eq!(added_by_both(), 3);
+    });
+}
+
+#[test]
+fn page_tables_take_memory_until_the_unmap() {
+    const EACH: u64 = 64 << 10;
+    let settings = [("SIMCUDA_GPUS", "2x64MiB"), ("SIMCUDA_CONTEXT_MIB", "1"), ("SIMCUDA_PAGE_TABLES", "65536")];
+    alone("page_tables_take_memory_until_the_unmap", &settings, || {
+        start_on(0);
+        let (space, handle, before) = (reserve(4 * CHUNK), create(1, 2 * CHUNK), [used(0), used(1)]);
+        let tables = || [0, 1].map(|device| (used(device) - before[device as usize]) / EACH);
+        for at in [space, space + 2 * CHUNK as u64] {
+            ok!(cuMemMap(at, 2 * CHUNK, 0, handle, 0));
+        }
+        assert_eq!(tables(), [0, 0]);
+        assert_eq!(grant(space, 4 * CHUNK, &[0]), 0);
+        assert_eq!((grant(space, 2 * CHUNK, &[0, 1]), tables()), (0, [4, 2]));
+        ok!(cuMemUnmap(space, 2 * CHUNK));
+        assert_eq!(tables(), [2, 0]);
+        // The whole GPU is taken: nothing is mapped for it any more, until something is given back.
+        let last = create(0, (64 << 20) - used(0) as usize & !(CHUNK - 1));
+        ok!(cuMemMap(space, 2 * CHUNK, 0, handle, 0));
+        let mut plain = Vec::new();
+        loop {
+            let mut block = 0;
+            match cu!(cuMemAlloc_v2(&mut block, CHUNK)) {
+                0 => plain.push(block),
+                code => break assert_eq!(code, 2),
+            }
+        }
+        let room = ((64 << 20) - used(0)) / EACH;
+        let filler = reserve(64 * CHUNK);
+        for index in 0..room {
+            let at = filler + index * CHUNK as u64;
+            let small = create(1, CHUNK);
+            ok!(cuMemMap(at, CHUNK, 0, small, 0));
+            ok!(cuMemRelease(small));
+            assert_eq!(grant(at, CHUNK, &[0]), 0);
+        }
+        assert_eq!(grant(space, 2 * CHUNK, &[0]), 2, "no page table");
+        ok!(cuMemRelease(last));
+        assert_eq!(grant(space, 2 * CHUNK, &[0]), 0);
     });
 }
