@@ -33,6 +33,56 @@ fn the_simulated_driver_says_what_a_real_one_said() {
     }
 }
 
+/// What `probe_*.c` ask real drivers. They say it by their status, too; what they measure is not looked at here.
+#[test]
+fn the_simulated_driver_answers_probes_as_moves_rely_on() {
+    for (name, arguments) in [
+        ("probe_markers", "connections 8"),
+        ("probe_markers", "coverage"),
+        ("probe_contexts", ""),
+        ("probe_adapters", ""),
+        ("probe_room", "1"),
+        ("probe_remaps", "60 3"),
+        ("probe_aliases", "2"),
+    ] {
+        for gpus in ["1x8GiB", "2x8GiB"] {
+            Run::program(name).args(arguments).sim(gpus).go().succeeds().says("every rule stands");
+        }
+    }
+}
+
+/// Documented, and stricter than what was measured of a real driver: it may refuse to update a graph whose operands moved away.
+#[test]
+fn graphs_over_memory_that_moved_may_refuse_what_is_made_there() {
+    let output = Run::program("probe_graphs").sim("2x8GiB").go();
+    output.exits(1).says("on GPU 1: updated with a graph that was made there: 910, reason 5, data right");
+    output.says("on GPU 1: the copy's: 1, data right").says("on GPU 1: instantiated anew: 0, data right");
+    let falls = output.stdout.lines().filter(|line| line.starts_with("  FALLS: A9")).count();
+    // The update, the copy's parameters and the fill's, on GPU 1 and on the host.
+    assert_eq!(falls, 6, "{}", output.stdout);
+}
+
+const CROWDED: &[&str] = &["GPUPOOL_LIMIT=32MiB", "GPUPOOL_HOST_LIMIT=1GiB"];
+
+#[test]
+fn what_no_argument_names_is_right_wherever_it_lies() {
+    for (gpus, checksum) in [("1", "checksum f990551abd8217c5"), ("2", "checksum 652c13c8dadba465")] {
+        let run = Run::program("all_at_once").arg(gpus).sim("2x2GiB");
+        for settings in [&[], CROWDED] {
+            run.same_under_shim(settings).says(checksum);
+        }
+    }
+}
+
+#[test]
+fn programs_whose_gpus_are_never_idle_end() {
+    for part in ["persistent", "host", "functions", "flags", "capture", "ahead", "connections"] {
+        let run = Run::program("never_stuck").arg(part).sim("2x2GiB");
+        let blocks = if part == "connections" { 8 } else { 12 };
+        run.same_under_shim(CROWDED).says(&format!("{blocks} blocks used meanwhile, 0 words wrong"));
+    }
+}
+
 #[track_caller]
 fn on_one_gpu(name: &str, arguments: &str, settings: &[&str]) -> Output {
     Run::program(name).args(arguments).sim("1x8GiB").same_under_shim(settings)

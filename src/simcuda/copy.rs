@@ -3,6 +3,7 @@
 use crate::boundary::{DefaultStream, default_stream};
 use crate::capture;
 use crate::clock;
+use crate::coherence;
 use crate::context::{Context, by_handle, current};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
@@ -127,7 +128,11 @@ impl Copy {
             access(&target, dst.device)?;
             access(&source, src.device)?;
             clock::copy(src.device, &target, &source);
+            let (read, _written) = (coherence::open(&source, false), coherence::open(&target, true));
             transfer(&target, &source);
+            if read.is_stale() {
+                coherence::spoil(&target);
+            }
             Ok(())
         };
         if dst.is_dense(shape) && src.is_dense(shape) {
@@ -239,6 +244,7 @@ fn queue(stream: &Arc<Stream>, copy: Copy, action: crate::stream::Action, allowe
             access(&spans, dst.device)?;
             let staged = [Span { alias: staged.as_ptr() as usize, bytes, region: None }];
             clock::copy(dst.device, &spans, &staged);
+            let _written = coherence::open(&spans, true);
             transfer(&spans, &staged);
             Ok(())
         });

@@ -39,6 +39,7 @@ codes! {
     MAP_FAILED = 205 c"CUDA_ERROR_MAP_FAILED" c"mapping of buffer object failed";
     ALREADY_MAPPED = 208 c"CUDA_ERROR_ALREADY_MAPPED" c"resource already mapped";
     NO_BINARY_FOR_GPU = 209 c"CUDA_ERROR_NO_BINARY_FOR_GPU" c"no kernel image is available for execution on the device";
+    ECC_UNCORRECTABLE = 214 c"CUDA_ERROR_ECC_UNCORRECTABLE" c"uncorrectable ECC error encountered";
     PEER_ACCESS_UNSUPPORTED = 217 c"CUDA_ERROR_PEER_ACCESS_UNSUPPORTED" c"peer access is not supported between these two devices";
     INVALID_PTX = 218 c"CUDA_ERROR_INVALID_PTX" c"a PTX JIT compilation failed";
     INVALID_SOURCE = 300 c"CUDA_ERROR_INVALID_SOURCE" c"device kernel image is invalid";

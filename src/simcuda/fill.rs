@@ -2,6 +2,7 @@
 
 use crate::capture;
 use crate::clock;
+use crate::coherence;
 use crate::context::{Context, current};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
@@ -64,12 +65,13 @@ impl Fill {
         self.each_row(|spans| {
             access(&spans, device)?;
             clock::kernel(device, &spans, true);
+            let _written = coherence::open(&spans, true);
             for span in &spans {
                 write(span, self.pattern);
             }
             Ok(())
         })
-        .map_err(|_| Code::ILLEGAL_ADDRESS)
+        .map_err(|code| if code == Code::ECC_UNCORRECTABLE { code } else { Code::ILLEGAL_ADDRESS })
     }
 }
 

@@ -5,17 +5,52 @@ use crate::error::{Code, Outcome};
 use crate::ffi::{Copy3d, Handle, In, Out};
 use crate::graph_memory::{self, AllocNode, Allocation, Room};
 use crate::kernels::Kernel;
+use crate::physical::Place;
+use crate::space::Kind;
 use crate::stream::{HostFn, Work, host_work, resolve};
 use crate::{copy, fill, launch};
 use parking_lot::Mutex;
 use std::ffi::{c_int, c_uint};
 use std::sync::{Arc, Weak};
 
-/// The work in the order in which it was added, each with its handle.
+/// The work in the order in which it was added.
 pub struct Graph {
-    nodes: Mutex<Vec<(Handle, Work)>>,
+    nodes: Mutex<Vec<Member>>,
     /// The executable made of it last. While that exists, a graph with memory nodes makes no other.
     executable: Mutex<Weak<Executable>>,
+}
+
+/// A node of a graph or an executable.
+#[derive(Clone)]
+struct Member {
+    handle: Handle,
+    work: Work,
+    /// Where the memory of a copy's or a fill's operands lay when it was added.
+    operands: Vec<Place>,
+}
+
+impl Member {
+    fn new(handle: Handle, work: Work) -> Self {
+        let operands = operands(&work);
+        Self { handle, work, operands }
+    }
+}
+
+/// The places of the memory that a copy or a fill names, in their order. Executables keep to those: "the device(s) to which the
+/// operand(s) was allocated/mapped cannot change", as the documentation of `cuGraphExecUpdate` has it.
+fn operands(work: &Work) -> Vec<Place> {
+    if !matches!(work.node, Node::Memcpy | Node::Memset) {
+        return Vec::new();
+    }
+    let regions = work.touches.iter().flat_map(|&(start, end)| driver().space.within(start, end));
+    let mut places: Vec<Place> = regions
+        .filter_map(|region| match &region.kind {
+            Kind::Plain { physical, .. } | Kind::Vmm { physical, .. } => Some(physical.place()),
+            Kind::Host { .. } | Kind::Managed { .. } => None,
+        })
+        .collect();
+    places.dedup();
+    places
 }
 
 /// What a piece of work is to a graph.
@@ -68,7 +103,7 @@ pub struct Entry {
 
 /// `CUgraphExec`.
 pub struct Executable {
-    work: Mutex<Vec<Work>>,
+    members: Mutex<Vec<Member>>,
     rooms: Vec<Arc<Room>>,
     /// Memory that a launch left allocated is freed by the next one.
     auto_free: bool,
@@ -89,16 +124,19 @@ impl Graph {
 
     /// Adds work at the end; `graph` is its own handle.
     pub fn extend(&self, graph: Handle, work: Vec<Work>) {
-        let enter = |work: Work| (driver().nodes.insert(Arc::new(Entry { graph, node: work.node.clone() })), work);
+        let enter = |work: Work| {
+            let node = work.node.clone();
+            Member::new(driver().nodes.insert(Arc::new(Entry { graph, node })), work)
+        };
         self.nodes.lock().extend(work.into_iter().map(enter));
     }
 
     fn work(&self) -> Vec<Work> {
-        self.nodes.lock().iter().map(|(_, work)| work.clone()).collect()
+        self.nodes.lock().iter().map(|member| member.work.clone()).collect()
     }
 
     fn has_memory(&self) -> bool {
-        self.nodes.lock().iter().any(|(_, work)| work.node.is_memory())
+        self.nodes.lock().iter().any(|member| member.work.node.is_memory())
     }
 }
 
@@ -138,7 +176,7 @@ fn add(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize, 
         }
     }
     let node = driver.nodes.insert(Arc::new(Entry { graph, node: work.node.clone() }));
-    target.nodes.lock().push((node, work));
+    target.nodes.lock().push(Member::new(node, work));
     out.set(node)
 }
 
@@ -161,15 +199,13 @@ pub fn add_kernel(
     count: usize,
     node: In<KernelNode>,
 ) -> Outcome {
+    add(out, graph, dependencies, count, kernel_work(node)?)
+}
+
+fn kernel_work(node: In<KernelNode>) -> Outcome<Work> {
     let node = node.get()?;
-    let work = launch::work(
-        node.function,
-        node.grid,
-        node.block,
-        In::from_address(node.params),
-        In::from_address(node.extra),
-    )?;
-    add(out, graph, dependencies, count, work)
+    let (params, extra) = (In::from_address(node.params), In::from_address(node.extra));
+    launch::work(node.function, node.grid, node.block, params, extra)
 }
 
 /// `CUDA_MEMSET_NODE_PARAMS`: what both versions begin with.
@@ -192,10 +228,13 @@ pub fn add_memset(
     node: In<MemsetNode>,
     context: Handle,
 ) -> Outcome {
+    add(out, graph, dependencies, count, memset_work(node, context)?)
+}
+
+fn memset_work(node: In<MemsetNode>, context: Handle) -> Outcome<Work> {
     let node = node.get()?;
     let device = crate::context::by_handle(context)?.device;
-    let work = fill::work(device, node.address, node.pitch, node.value, node.element, node.width, node.height)?;
-    add(out, graph, dependencies, count, work)
+    fill::work(device, node.address, node.pitch, node.value, node.element, node.width, node.height)
 }
 
 pub fn add_memcpy(
@@ -281,8 +320,8 @@ pub fn nodes(graph: Handle, list: Out<Handle>, count: Out<usize>) -> Outcome {
     let nodes = graph.nodes.lock();
     if !list.is_null() {
         let room = count.take()?.min(nodes.len());
-        for (index, (node, _)) in nodes.iter().take(room).enumerate() {
-            list.set_at(index, *node);
+        for (index, member) in nodes.iter().take(room).enumerate() {
+            list.set_at(index, member.handle);
         }
     }
     count.set(nodes.len())
@@ -342,7 +381,9 @@ pub fn instantiate(out: Out<Handle>, graph: Handle, flags: u64) -> Outcome {
     }
     let (work, rooms) = graph_memory::equip(graph.work());
     let auto_free = flags & AUTO_FREE_ON_LAUNCH != 0;
-    let executable = Arc::new(Executable { work: Mutex::new(work), rooms, auto_free });
+    // The work alone is another one where it takes memory.
+    let members = graph.nodes.lock().iter().zip(work).map(|(member, work)| Member { work, ..member.clone() }).collect();
+    let executable = Arc::new(Executable { members: Mutex::new(members), rooms, auto_free });
     *latest = Arc::downgrade(&executable);
     out.set(driver().executables.insert(executable))
 }
@@ -370,23 +411,73 @@ pub fn instantiate_with_params(out: Out<Handle>, graph: Handle, params: Out<Inst
     params.set(InstantiateParams { node: 0, result: 0, ..given })
 }
 
-/// `cuGraphExecUpdate`: takes over the work of a graph of the same size, without memory nodes.
-pub fn update(executable: Handle, graph: Handle, _result: Out<u8>) -> Outcome {
+/// `CUgraphExecUpdateResultInfo`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct UpdateResult {
+    result: c_int,
+    node: Handle,
+    from: Handle,
+}
+
+const TOPOLOGY_CHANGED: c_int = 2;
+const PARAMETERS_CHANGED: c_int = 5;
+
+/// `cuGraphExecUpdate`: takes over the work of a graph of the same size, without memory nodes, whose copies and fills have their
+/// operands where those of the executable's had them when they were added.
+pub fn update(executable: Handle, graph: Handle, result: Out<UpdateResult>) -> Outcome {
     let graph = driver().graphs.get(graph).map_err(|_| Code::INVALID_VALUE)?;
-    let work = graph.work();
     let executable = driver().executables.get(executable).map_err(|_| Code::INVALID_VALUE)?;
-    let mut current = executable.work.lock();
-    if current.len() != work.len() || graph.has_memory() || !executable.rooms.is_empty() {
+    let fresh = graph.nodes.lock().clone();
+    let mut current = executable.members.lock();
+    if current.len() != fresh.len() || graph.has_memory() || !executable.rooms.is_empty() {
+        result.set_if_wanted(UpdateResult { result: TOPOLOGY_CHANGED, node: 0, from: 0 });
         return Err(Code::GRAPH_EXEC_UPDATE_FAILURE);
     }
-    *current = work;
+    if let Some((old, new)) = current.iter().zip(&fresh).find(|(old, new)| old.operands != new.operands) {
+        result.set_if_wanted(UpdateResult { result: PARAMETERS_CHANGED, node: new.handle, from: old.handle });
+        return Err(Code::GRAPH_EXEC_UPDATE_FAILURE);
+    }
+    result.set_if_wanted(UpdateResult { result: 0, node: 0, from: 0 });
+    for (old, new) in current.iter_mut().zip(fresh) {
+        // The nodes of the graph that it was made of go on naming those of the executable.
+        *old = Member { handle: old.handle, ..new };
+    }
     Ok(())
+}
+
+/// The work of one node of an executable becomes another of its kind; INVALID_VALUE "if the memory operands' mappings changed".
+fn set_node(executable: Handle, node: Handle, work: Work) -> Outcome {
+    let executable = driver().executables.get(executable).map_err(|_| Code::INVALID_VALUE)?;
+    let fresh = Member::new(node, work);
+    let mut members = executable.members.lock();
+    let member = members.iter_mut().find(|member| member.handle == node).ok_or(Code::INVALID_VALUE)?;
+    if member.work.node.number() != fresh.work.node.number() || member.operands != fresh.operands {
+        return Err(Code::INVALID_VALUE);
+    }
+    *member = fresh;
+    Ok(())
+}
+
+/// `cuGraphExecKernelNodeSetParams`.
+pub fn set_kernel(executable: Handle, node: Handle, params: In<KernelNode>) -> Outcome {
+    set_node(executable, node, kernel_work(params)?)
+}
+
+/// `cuGraphExecMemcpyNodeSetParams`.
+pub fn set_memcpy(executable: Handle, node: Handle, params: In<Copy3d>, _context: Handle) -> Outcome {
+    set_node(executable, node, copy::volume_work(params)?)
+}
+
+/// `cuGraphExecMemsetNodeSetParams`.
+pub fn set_memset(executable: Handle, node: Handle, params: In<MemsetNode>, context: Handle) -> Outcome {
+    set_node(executable, node, memset_work(params, context)?)
 }
 
 pub fn launch_graph(executable: Handle, stream: Handle) -> Outcome {
     let executable = driver().executables.get(executable).map_err(|_| Code::INVALID_VALUE)?;
     let stream = resolve(stream)?;
-    let list = executable.work.lock().clone();
+    let list: Vec<Work> = executable.members.lock().iter().map(|member| member.work.clone()).collect();
     if list.iter().any(|work| work.node.is_memory()) {
         if stream.capturing()?.is_some() {
             return Err(Code::NOT_SUPPORTED);

@@ -2,6 +2,7 @@
 
 use crate::boundary::{Phase, phase};
 use crate::clock;
+use crate::coherence::{self, INCOHERENT};
 use crate::context::Context;
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
@@ -202,7 +203,97 @@ static KERNELS: &[Kernel] = &[
             wait_for(&flag, context)
         },
     },
+    // spin_flag(flag, ns): writes 1 behind the flag and spins until the flag is not 0, so many nanoseconds at most
+    Kernel {
+        name: "spin_flag",
+        params: &[8, 8],
+        follows: false,
+        touches: |a| vec![(a[0], 8)],
+        run: |a, context| {
+            let flag = Words::new(context, a[0], 2, true)?;
+            until(&flag, a[1], context, || Ok(()))
+        },
+    },
+    // check_until_u32(pointer, n, start, flag, ns, bad): check_iota_u32 again and again until the flag is set, as spin_flag
+    Kernel {
+        name: "check_until_u32",
+        params: &[8, 8, 4, 8, 8, 8],
+        follows: false,
+        touches: |a| vec![(a[0], words(a[1])), (a[3], 8), (a[5], 8)],
+        run: |a, context| {
+            let (source, flag) = (Words::new(context, a[0], a[1], false)?, Words::new(context, a[3], 2, true)?);
+            until(&flag, a[4], context, || {
+                let mut bad = 0;
+                each([&source], |index, [at]| bad += u64::from(at.load(Ordering::Relaxed) != (a[2] + index) as u32))?;
+                add_to(context, a[5], bad)
+            })
+        },
+    },
+    // check_all_u32(pointer, n, stride, value, bad): adds to *bad how many of every stride-th word below n are not
+    // the value; on a real GPU every block reads all of them
+    Kernel {
+        name: "check_all_u32",
+        params: &[8, 8, 8, 4, 8],
+        follows: false,
+        touches: |a| vec![(a[0], words(a[1])), (a[4], 8)],
+        run: |a, context| {
+            let source = Words::new(context, a[0], a[1], false)?;
+            let (mut bad, stride) = (0, a[2].max(1));
+            each([&source], |index, [at]| {
+                bad += u64::from(index.is_multiple_of(stride) && at.load(Ordering::Relaxed) != a[3] as u32);
+            })?;
+            add_to(context, a[4], bad)
+        },
+    },
+    // add_each_u32(pointer, n, times, flag): waits for flag if there is one, as spin_flag without an end, and adds `times` to each
+    // word atomically. Over a link without native atomics that is a read and a write, and what others add in between is lost.
+    Kernel {
+        name: "add_each_u32",
+        params: &[8, 8, 4, 8],
+        follows: false,
+        touches: |a| vec![(a[0], words(a[1])), (a[3], 8)],
+        run: |a, context| {
+            let target = Words::new(context, a[0], a[1], true)?;
+            let held = || match a[3] {
+                0 => Ok(()),
+                flag => until(&Words::new(context, flag, 2, true)?, u64::MAX, context, || Ok(())),
+            };
+            if target.has_atomics(context) {
+                held()?;
+                return each([&target], |_, [at]| {
+                    at.fetch_add(a[2] as u32, Ordering::Relaxed);
+                });
+            }
+            let mut found = Vec::new();
+            each([&target], |_, [at]| found.push(at.load(Ordering::Relaxed)))?;
+            held()?;
+            each([&target], |index, [at]| {
+                at.store(found[index as usize].wrapping_add(a[2] as u32), Ordering::Relaxed);
+            })
+        },
+    },
 ];
+
+/// Says in the word behind the flag that it runs, and does `round` until the flag is not 0 or so many nanoseconds are over.
+fn until(flag: &Words, nanoseconds: u64, context: &Context, mut round: impl FnMut() -> Outcome) -> Outcome {
+    let (mut raised, start) = (false, Instant::now());
+    each([flag], |index, [at]| {
+        if index == 1 {
+            at.store(1, Ordering::Release);
+        }
+    })?;
+    loop {
+        round()?;
+        each([flag], |index, [at]| raised |= index == 0 && at.load(Ordering::Acquire) != 0)?;
+        let over = start.elapsed().as_nanos() >= u128::from(nanoseconds);
+        if raised || over || phase() != Phase::Ready || context.check_fault().is_err() {
+            break;
+        }
+        std::thread::yield_now();
+    }
+    clock::spend(start.elapsed());
+    Ok(())
+}
 
 /// Spins until the word is not 0.
 fn wait_for(flag: &Words, context: &Context) -> Outcome {
@@ -231,6 +322,7 @@ fn add(a: &Args, context: &Context) -> Outcome {
 struct Words {
     spans: Vec<Span>,
     count: u64,
+    uses: coherence::Guard,
 }
 
 impl Words {
@@ -247,7 +339,19 @@ impl Words {
         }
         access(&spans, context.device)?;
         clock::kernel(context.device, &spans, write);
-        Ok(Self { spans, count })
+        let uses = coherence::open(&spans, write);
+        Ok(Self { spans, count, uses })
+    }
+}
+
+impl Words {
+    /// Whether atomics of this device are whole there whoever else works on it: at home, and where the link has native ones.
+    fn has_atomics(&self, context: &Context) -> bool {
+        let driver = driver();
+        let owners = self.spans.iter().filter_map(|span| owner(&span.region.as_ref()?.kind));
+        let native =
+            |at: usize| driver.settings.links.between(driver.gpus[context.device].index, driver.gpus[at].index);
+        owners.filter(|at| *at != context.device).all(|at| native(at).is_nvlink())
     }
 }
 
@@ -283,9 +387,15 @@ fn each<const N: usize>(operands: [&Words; N], mut body: impl FnMut(u64, [&Atomi
         }
         let base: [usize; N] =
             std::array::from_fn(|operand| operands[operand].spans[at[operand].0].alias + at[operand].1);
+        let incoherent = [const { AtomicU32::new(INCOHERENT) }; N];
+        let stale = operands.map(|words| words.uses.is_stale());
         for step in 0..run as usize {
-            // SAFETY: within spans whose memory the operands hold, 4-byte aligned as device addresses and borders are.
-            body(index + step as u64, base.map(|base| unsafe { AtomicU32::from_ptr((base + step * 4) as *mut u32) }));
+            let words = std::array::from_fn(|operand| match stale[operand] {
+                true => &incoherent[operand],
+                // SAFETY: within spans whose memory the operands hold, 4-byte aligned as device addresses and borders are.
+                false => unsafe { AtomicU32::from_ptr((base[operand] + step * 4) as *mut u32) },
+            });
+            body(index + step as u64, words);
         }
         for (_, offset) in &mut at {
             *offset += run as usize * 4;
@@ -304,7 +414,10 @@ fn long(context: &Context, address: u64, write: bool) -> Outcome<(Words, usize)>
 }
 
 fn load(context: &Context, address: u64) -> Outcome<u64> {
-    let (_words, alias) = long(context, address, false)?;
+    let (words, alias) = long(context, address, false)?;
+    if words.uses.is_stale() {
+        return Ok(u64::from(INCOHERENT));
+    }
     // SAFETY: eight aligned bytes of a span that is held.
     Ok(unsafe { AtomicU64::from_ptr(alias as *mut u64) }.load(Ordering::Acquire))
 }

@@ -12,6 +12,7 @@ mod attributes;
 mod boundary;
 mod capture;
 mod clock;
+mod coherence;
 mod context;
 mod copy;
 mod device;

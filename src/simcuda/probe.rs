@@ -88,6 +88,14 @@ pub extern "C" fn simcuda_mapped() -> u64 {
     if_initialised().map_or(0, |driver| driver.space.mapped())
 }
 
+/// An uncorrectable error of the physical memory behind a range: who reads or writes it from now on, by whatever mapping and on
+/// whatever GPU, gets ECC_UNCORRECTABLE, and its context with it. Returns 0, or 1 where nothing is mapped.
+#[unsafe(no_mangle)]
+pub extern "C" fn simcuda_spoil(address: u64, bytes: u64) -> c_int {
+    let spans = if_initialised().and_then(|driver| driver.space.spans(address, bytes, false).ok());
+    spans.inspect(|spans| crate::space::spoil(spans)).map_or(1, |_| 0)
+}
+
 /// Violations recorded so far.
 #[unsafe(no_mangle)]
 pub extern "C" fn simcuda_violations() -> u64 {

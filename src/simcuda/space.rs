@@ -3,13 +3,14 @@
 //! Addresses are real: reservations hold their range of the process (`PROT_NONE`), so no host pointer can ever be equal
 //! to a device pointer. What is behind an address is looked up here and reached through the alias of its memory.
 
+use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::extents::Extents;
 use crate::ffi::Handle;
 use crate::physical::{GRANULE, Physical, Place, Store, Use};
 use crate::residence;
 use crate::strict;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,6 +33,43 @@ pub struct Grants {
     pub host: bool,
 }
 
+/// What the GPUs that may use a mapping hold for it, one bit an ordinal, until it is unmapped.
+pub struct Tables {
+    /// On each of them.
+    bytes: u64,
+    held: Mutex<u64>,
+}
+
+impl Tables {
+    fn new(mapped: u64) -> Arc<Self> {
+        let bytes = mapped / GRANULE * driver().settings.page_tables;
+        Arc::new(Self { bytes, held: Mutex::new(0) })
+    }
+
+    /// Takes them on these GPUs; OUT_OF_MEMORY where one has no room for them.
+    pub fn take(&self, devices: u64) -> Outcome {
+        let mut held = self.held.lock();
+        if self.bytes == 0 {
+            return Ok(());
+        }
+        let wanted = devices & !*held;
+        for (device, gpu) in driver().gpus.iter().enumerate().filter(|(device, _)| wanted & 1 << device != 0) {
+            gpu.store.charge(self.bytes, Use::Context)?;
+            *held |= 1 << device;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Tables {
+    fn drop(&mut self) {
+        let held = *self.held.get_mut();
+        for (_, gpu) in driver().gpus.iter().enumerate().filter(|(device, _)| held & 1 << device != 0) {
+            gpu.store.refund(self.bytes, Use::Context);
+        }
+    }
+}
+
 #[derive(Clone)]
 pub enum Kind {
     /// `cuMemAlloc`, a memory pool, or an opened IPC handle.
@@ -47,6 +85,7 @@ pub enum Kind {
         handle: u64,
         grants: Grants,
         reservation: (u64, u64),
+        tables: Arc<Tables>,
     },
     /// Host memory the driver knows: `registered` by the program, or else allocated by the driver.
     Host {
@@ -364,6 +403,7 @@ impl Space {
     /// `cuMemMap` of a whole handle.
     pub fn map(&self, start: u64, physical: Arc<Physical>, handle: u64) -> Outcome {
         let bytes = physical.bytes;
+        let tables = Tables::new(bytes);
         let end = start.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
         let mut map = self.map.write();
         let reservation =
@@ -371,7 +411,7 @@ impl Space {
         if map.overlaps(start, end) {
             return Err(Code::INVALID_VALUE);
         }
-        map.insert(start, bytes, Kind::Vmm { physical, handle, grants: Grants::default(), reservation });
+        map.insert(start, bytes, Kind::Vmm { physical, handle, grants: Grants::default(), reservation, tables });
         self.mapped.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }
@@ -483,9 +523,22 @@ fn release(start: u64, bytes: u64) {
     }
 }
 
+/// Physical memory that lost its data, in the driver's view.
+static SPOILT: RwLock<Vec<(usize, usize)>> = RwLock::new(Vec::new());
+
+/// Makes what is behind these spans answer whoever uses it with an uncorrectable error, wherever it is mapped.
+pub fn spoil(spans: &[Span]) {
+    SPOILT.write().extend(spans.iter().map(|span| (span.alias, span.alias + span.bytes)));
+}
+
 /// What has to be done before `device` uses memory: managed pages go where they belong. ILLEGAL_ADDRESS where a graph has
-/// no memory behind its addresses.
+/// no memory behind its addresses, ECC_UNCORRECTABLE where the memory lost its data.
 pub fn access(spans: &[Span], device: usize) -> Outcome {
+    let spoilt = SPOILT.read();
+    if spans.iter().any(|span| spoilt.iter().any(|range| span.alias < range.1 && range.0 < span.alias + span.bytes)) {
+        return Err(Code::ECC_UNCORRECTABLE);
+    }
+    drop(spoilt);
     for span in spans {
         match span.region.as_ref().map(|region| &region.kind) {
             Some(Kind::Plain { physical, .. }) if physical.is_vacant() => return Err(Code::ILLEGAL_ADDRESS),

@@ -3,6 +3,7 @@
 use crate::boundary::{DefaultStream, default_stream};
 use crate::capture::{self, Capture};
 use crate::clock::{self, Time};
+use crate::coherence;
 use crate::context::{Context, current};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
@@ -303,7 +304,8 @@ impl Stream {
             }
             if context.check_fault().is_ok() {
                 let outcome;
-                (outcome, end) = clock::run(end, || (job.work.action)(context));
+                let began = job.began.load(Ordering::Relaxed);
+                (outcome, end) = clock::run(end, || coherence::since(began, || (job.work.action)(context)));
                 outcome.unwrap_or_else(|code| context.kill(code));
             }
             self.time.fetch_max(end, Ordering::AcqRel);

@@ -423,7 +423,11 @@ Init {
     11000 cuGraphInstantiate_v2(out: Out<Handle>, graph: Handle, node: Out<Handle>, log: Out<u8>, bytes: usize) => graph::instantiate_v1;
     11040 cuGraphInstantiateWithFlags(out: Out<Handle>, graph: Handle, flags: u64) also "cuGraphInstantiate" 12000 => graph::instantiate;
     12000 cuGraphInstantiateWithParams(out: Out<Handle>, graph: Handle, params: Out<graph::InstantiateParams>) + cuGraphInstantiateWithParams_ptsz => graph::instantiate_with_params;
-    12000 cuGraphExecUpdate_v2(executable: Handle, graph: Handle, result: Out<u8>) => graph::update;
+    12000 cuGraphExecUpdate_v2(executable: Handle, graph: Handle, result: Out<graph::UpdateResult>) => graph::update;
+    11000 cuGraphExecKernelNodeSetParams(executable: Handle, node: Handle, params: In<graph::KernelNode>) => graph::set_kernel;
+    12000 cuGraphExecKernelNodeSetParams_v2(executable: Handle, node: Handle, params: In<graph::KernelNode>) => graph::set_kernel;
+    11000 cuGraphExecMemcpyNodeSetParams(executable: Handle, node: Handle, params: In<Copy3d>, context: Handle) => graph::set_memcpy;
+    11000 cuGraphExecMemsetNodeSetParams(executable: Handle, node: Handle, params: In<graph::MemsetNode>, context: Handle) => graph::set_memset;
     10000 cuGraphLaunch(executable: Handle, stream: Handle) + cuGraphLaunch_ptsz => graph::launch_graph;
     11010 cuGraphUpload(executable: Handle, stream: Handle) + cuGraphUpload_ptsz => graph::upload;
     10000 cuGraphExecDestroy(executable: Handle) => graph::destroy_executable;

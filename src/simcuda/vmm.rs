@@ -212,6 +212,13 @@ pub fn set_access(address: u64, bytes: usize, list: In<AccessDesc>, count: usize
     let limits = |desc: &&AccessDesc| desc.location.kind == DEVICE && desc.flags != READ_WRITE;
     let limited = list.iter().filter(limits).fold(0, |mask, desc| mask | 1 << desc.location.id);
     let users = strict::users_on(address, address.saturating_add(bytes), limited);
+    let opens = |desc: &&AccessDesc| desc.location.kind == DEVICE && desc.flags != 0;
+    let opened = list.iter().filter(opens).fold(0, |mask, desc| mask | 1 << desc.location.id);
+    for region in driver.space.within(address, address.saturating_add(bytes)) {
+        if let Kind::Vmm { tables, .. } = &region.kind {
+            tables.take(opened)?;
+        }
+    }
     let mut lost = 0;
     let changed = driver.space.set_access(address, bytes, |physical, grants| {
         let before = *grants;

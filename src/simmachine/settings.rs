@@ -20,6 +20,8 @@ pub struct Settings {
     pub pinned_resident: bool,
     /// Bytes a context takes from its GPU (`SIMCUDA_CONTEXT_MIB`).
     pub context_bytes: u64,
+    /// Bytes that a GPU takes for each 2 MiB mapped for it (`SIMCUDA_PAGE_TABLES`).
+    pub page_tables: u64,
     /// The CUDA version answered, 1000 × major + 10 × minor (`SIMCUDA_DRIVER`).
     pub driver: i32,
     pub vmm: bool,
@@ -82,6 +84,9 @@ impl Settings {
             })?,
             context_bytes: parse(named("SIMCUDA_CONTEXT_MIB", "523"), "a number of MiB", |text| {
                 text.parse::<u64>().ok()?.checked_mul(1 << 20)
+            })?,
+            page_tables: parse(named("SIMCUDA_PAGE_TABLES", "0"), "a number of bytes up to 2097152", |text| {
+                text.parse().ok().filter(|bytes| *bytes <= GRANULE)
             })?,
             driver: parse(named("SIMCUDA_DRIVER", "13000"), "1000 × major + 10 × minor, 11000 to 13990", |text| {
                 text.parse().ok().filter(|version| (11_000..=13_990).contains(version))
@@ -212,6 +217,7 @@ mod tests {
             ("SIMCUDA_HOST_NODES", "0"),
             ("SIMCUDA_PINNED", "locked"),
             ("SIMCUDA_CONTEXT_MIB", "-1"),
+            ("SIMCUDA_PAGE_TABLES", "4KiB"),
             ("SIMCUDA_DRIVER", "12"),
             ("SIMCUDA_VMM", "yes"),
             ("SIMCUDA_CONCURRENT_MANAGED", "1"),

@@ -21,6 +21,7 @@ import machine
 import managed
 import native
 import pinned
+import probes
 import pytorch
 import sanitizer
 import several
@@ -32,6 +33,7 @@ SETS = {
     "pool": {
         "demo": native.demo,
         "programs": native.programs,
+        "everywhere": native.everywhere,
         "cupy-two": cuda_python.cupy_two,
         "contexts": cuda_python.contexts,
         "torch": pytorch.training,
@@ -77,6 +79,19 @@ SETS = {
         "cupy-async": cuda_python.cupy_async,
         "jax-growing": xla.growing,
         "jax-preallocating": xla.preallocating,
+    },
+    "probes": {
+        "probe-remaps": probes.remaps,
+        "probe-markers": probes.markers,
+        "probe-atomics": probes.atomics,
+        "probe-graphs": probes.graphs,
+        "probe-aliases": probes.aliases,
+        "probe-contexts": probes.contexts,
+        "probe-coverage": probes.coverage,
+        "probe-latency": probes.latency,
+        "probe-events": probes.events,
+        "probe-room": probes.room,
+        "probe-adapters": probes.adapters,
     },
     "diagnosis": {
         "ctx-table": diagnosis.ctx_table,

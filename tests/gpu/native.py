@@ -11,6 +11,8 @@ from machine import MIB
 from running import BelowGoal, Failed, same
 
 SETTINGS = ({}, {"MIN_SIZE": "1"})
+# Parts of tests/programs/never_stuck.c that need one GPU.
+NEVER_IDLE = ("persistent", "host", "functions", "value", "capture", "ahead", "connections")
 # Little room everywhere, so that a few GiB lie on two GPUs and the host.
 CROWDED = {"DEVICES": "0,1", "LIMIT": "2GiB", "HOST_LIMIT": "3GiB"}
 
@@ -119,6 +121,20 @@ def _leak(lab):
     later = [line for line in finished.lines() if line.startswith(("round 1", "round 2"))]
     if len(later) != 2 or not all("free memory as before" in line for line in later):
         raise Failed(f"leak: {later or finished.lines()}")
+
+
+def everywhere(lab):
+    """Programs that use memory which no argument names, and programs whose GPUs are never idle: the same near and far."""
+    runs = ["all_at_once 1"] + [f"never_stuck {part}" for part in NEVER_IDLE]
+    if len(lab.machine.gpus) > 1:
+        runs += ["all_at_once 2", "never_stuck flags"]
+    count = 0
+    for name, *words in map(str.split, runs):
+        bare = _bare(lab, name, " ".join(words)).succeeded()
+        for settings in ({}, {"LIMIT": "32MiB", "HOST_LIMIT": "3GiB"}):
+            same(bare, lab.shim([building.program(lab, name), *words], 60, settings))
+            count += 1
+    return f"{count} runs print the same as bare"
 
 
 def expected(lab):

@@ -123,6 +123,8 @@ pub const PTX: &std::ffi::CStr = c".version 7.0
 .visible .entry fill_table_u32(.param .u64 table, .param .u64 count, .param .u64 n, .param .u32 v) { ret; }
 .visible .entry sum_list_u64(.param .u64 head, .param .u64 out, .param .u64 flag) { ret; }
 .visible .entry add_list_u64(.param .u64 head, .param .u64 v) { ret; }
+.visible .entry check_until_u32(.param .u64 p, .param .u64 n, .param .u32 v, .param .u64 f, .param .u64 ns, .param .u64 bad) { ret; }
+.visible .entry add_each_u32(.param .u64 p, .param .u64 n, .param .u32 times, .param .u64 flag) { ret; }
 .visible .entry stranger(.param .u64 p) { ret; }
 ";
 

@@ -1,0 +1,80 @@
+"""What moving memory under a running program relies on, asked of the driver: the programs tests/programs/probe_*.c, bare."""
+
+import building
+from running import MEASURED, Failed
+
+STANDS, FALLS = "every rule stands", "  FALLS: "
+
+
+def _probe(lab, name, *runs, timeout=95):
+    """Runs a probe with each of these words. Its lines, with what it measured, go below the table."""
+    program = building.program(lab, name)
+    lines, fallen, answers, unasked = [], [], 0, 0
+    for words in runs or [""]:
+        finished = lab.bare([program, *words.split()], timeout)
+        told = finished.stdout.splitlines()
+        lines += [line.removeprefix(MEASURED) for line in told]
+        fallen += [line.removeprefix(FALLS) for line in told if line.startswith(FALLS)]
+        answers += sum(not line.startswith((MEASURED, FALLS, STANDS)) and "not asked: " not in line for line in told)
+        unasked += sum("not asked: " in line for line in told)
+        if finished.status not in (0, 1) or (finished.status == 1) != any(line.startswith(FALLS) for line in told):
+            why = (finished.stderr.strip().splitlines() or told or ["no output"])[-1]
+            raise Failed(f"{finished.command}: exit code {finished.status}; {why}", lines)
+    if fallen:
+        raise Failed(f"{len(fallen)} answers are not what is relied on: {'; '.join(sorted(set(fallen)))}", lines)
+    return f"{answers} answers, {unasked} not asked; {STANDS}", lines
+
+
+def markers(lab):
+    """P1: whether anybody waits because the end of a context's work is marked behind a kernel that spins."""
+    return _probe(lab, "probe_markers", "connections 1", "connections 8", "connections 32")
+
+
+def latency(lab):
+    """P2: calls while a marker or cuCtxSynchronize waits."""
+    return _probe(lab, "probe_markers", "latency")
+
+
+def coverage(lab):
+    """P3: what a marker waits for, and what it costs."""
+    return _probe(lab, "probe_markers", "coverage", "cost")
+
+
+def graphs(lab):
+    """P4: graphs replayed, updated and instantiated anew over memory that moved."""
+    return _probe(lab, "probe_graphs")
+
+
+def contexts(lab):
+    """P5: contexts that are made after memory was mapped."""
+    return _probe(lab, "probe_contexts")
+
+
+def room(lab):
+    """P6: page tables, and whether a remap needs more of them."""
+    return _probe(lab, "probe_room")
+
+
+def atomics(lab):
+    """P7: atomics by the place of their memory."""
+    return _probe(lab, "probe_atomics", timeout=160)
+
+
+def adapters(lab):
+    """P8: what reaches memory without a call of the driver, as far as it is here."""
+    return _probe(lab, "probe_adapters")
+
+
+def remaps(lab):
+    """P9: remaps with poison behind the old address, all multiprocessors reading."""
+    return _probe(lab, "probe_remaps", "60", timeout=130)
+
+
+def aliases(lab):
+    """Second mappings, and remaps beside kernels."""
+    return _probe(lab, "probe_aliases")
+
+
+def events(lab):
+    """Timing events around launches."""
+    return _probe(lab, "probe_events")
