@@ -7,6 +7,12 @@ use std::sync::Arc;
 /// Growth plans after which a [`Ceiling`] is forgotten.
 const CEILING_PLANS: u32 = 64;
 
+/// A growth sends free memory away where more would be held than was ever in use and a part of that, one in so many.
+const SPARE_PART: u64 = 16;
+/// How often as much as was ever in use may be sent away for that. A loop that asks for other sizes each time could make the same memory
+/// again and again.
+const MOST_EXCHANGED: u64 = 8;
+
 /// What a place proved to have when it ran out before its limit.
 #[derive(Clone, Copy, Debug)]
 struct Ceiling {
@@ -41,6 +47,8 @@ pub(crate) struct Budget {
     stuck: u64,
     /// Bytes of chunks that are anchored as long as they live (`crate::anchors`).
     anchored: u64,
+    /// What growths sent away because it was spare.
+    exchanged: u64,
     ceiling: Option<Ceiling>,
     soft: SoftRefusal,
 }
@@ -60,6 +68,7 @@ impl Budget {
             aside: 0,
             stuck: 0,
             anchored: 0,
+            exchanged: 0,
             ceiling: None,
             soft: SoftRefusal::default(),
         }
@@ -126,6 +135,21 @@ impl Budget {
 
     fn committed(&self) -> u64 {
         (self.held + self.promised).saturating_sub(self.credit)
+    }
+
+    /// How much more would be held, once `bytes` were made, than blocks have ever needed and a little; 0 once enough was exchanged.
+    pub fn spare_beside(&self, bytes: u64) -> u64 {
+        let needed = self.peak_used.max(self.used + self.promised + bytes);
+        if self.exchanged + bytes > needed.saturating_mul(MOST_EXCHANGED) {
+            return 0;
+        }
+        let held = (self.held + self.promised + bytes).saturating_sub(self.leaving + self.stuck + self.aside);
+        held.saturating_sub(needed + needed / SPARE_PART)
+    }
+
+    /// So much was sent away because it was spare.
+    pub fn exchange(&mut self, bytes: u64) {
+        self.exchanged += bytes;
     }
 
     /// Whether memory is on its way back to the driver, or will be or be free once a move is over.

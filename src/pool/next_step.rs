@@ -21,6 +21,8 @@ pub(crate) struct Attempt<'a> {
     pub only_quiesced: bool,
     /// Other GPUs were asked whether they are done with what could serve it.
     pub looked: bool,
+    /// The home GPU was asked whether it is done with what could go for it.
+    pub looked_home: bool,
     /// Old ceilings were forgotten for it.
     pub forgot_ceilings: bool,
     /// Everything that could be returned was, to find address space.
@@ -222,7 +224,15 @@ impl<H: Copy> State<H> {
     }
 
     /// Sets budgets, address space and the memory that has to go first aside for `pieces`.
-    fn set_aside<E>(&mut self, attempt: &Attempt, pieces: Vec<(PlaceId, u64)>) -> Step<H, E> {
+    fn set_aside<E>(&mut self, attempt: &mut Attempt, pieces: Vec<(PlaceId, u64)>) -> Step<H, E> {
+        let is_spare = |&(place, bytes): &(PlaceId, u64)| self.budgets[place.index()].spare_beside(bytes) > 0;
+        if !attempt.looked_home
+            && pieces.iter().any(is_spare)
+            && self.is_at_work(attempt.route.home, attempt.route.home)
+        {
+            attempt.looked_home = true;
+            return Step::Look(vec![attempt.route.home]);
+        }
         let headroom = |place: PlaceId| {
             let index = attempt.route.order.iter().position(|&other| other == place);
             index.and_then(|index| attempt.headrooms.get(index)).copied().flatten()
@@ -252,6 +262,8 @@ impl<H: Copy> State<H> {
                 self.budget(place).lend(excess);
                 credits.push((place, excess));
             }
+            let mut spare = self.evict_spare(place, bytes);
+            leaving.append(&mut spare);
             self.budget(place).promise(bytes);
         }
         for budget in &mut self.budgets {

@@ -116,6 +116,7 @@ impl<B: Backend> Pool<B> {
             headrooms: Vec::new(),
             only_quiesced: false,
             looked: false,
+            looked_home: false,
             forgot_ceilings: false,
             trimmed: false,
         };

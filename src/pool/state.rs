@@ -363,6 +363,41 @@ impl<H: Copy> State<H> {
         leaving
     }
 
+    /// Takes quiet chunks at `place` out of the pool that are spare beside `bytes` to be made there, no more than those, the longest
+    /// unused first: free memory that is too small for what is asked for now would only add to it. What is held never becomes less
+    /// by that, so a loop comes to have what it needs.
+    pub fn evict_spare(&mut self, place: PlaceId, bytes: u64) -> Vec<Leaving<H>> {
+        let mut spare = self.budgets[place.index()].spare_beside(bytes);
+        let mut leaving = Vec::new();
+        if spare == 0 {
+            return leaving;
+        }
+        let quiet = self.runs.free_at(place).filter_map(|run| match run.kind {
+            Kind::Free(freed) if freed.is_quiet(&self.clock) => Some((freed.number, run.start, run.end())),
+            _ => None,
+        });
+        let mut cold: Vec<(u64, u32, u32)> = quiet.collect();
+        cold.sort_unstable();
+        let mut most = bytes;
+        for (_, start, end) in cold {
+            let (start, end) = self.chunks.whole_within(start, end);
+            let chunks: Vec<(u32, u32)> =
+                self.chunks.touched(start, end).map(|chunk| (chunk.start, chunk.end())).collect();
+            for (start, end) in chunks {
+                if spare > 0
+                    && bytes_of(end - start) <= most
+                    && let Some(row) = self.take_out(start, end, place)
+                {
+                    let bytes = bytes_of(row.frames);
+                    (spare, most) = (spare.saturating_sub(bytes), most - bytes);
+                    self.budget(place).exchange(bytes);
+                    leaving.push(row);
+                }
+            }
+        }
+        leaving
+    }
+
     /// Takes a free row of whole chunks at `place` out of the pool; nothing if it is empty or not free.
     pub fn take_out(&mut self, start: u32, end: u32, place: PlaceId) -> Option<Leaving<H>> {
         if start == end {

@@ -1,7 +1,8 @@
 //! The pool's own time: a warm allocation and its lazy free, on a backend that does nothing.
 //!
 //! `cargo bench -p gpupool-pool`. Prints, besides criterion's estimates, the percentiles of single operations and what
-//! eight threads get done beside one. `cargo bench -p gpupool-pool -- mixes` prints random mixes of sizes instead.
+//! eight threads get done beside one. `cargo bench -p gpupool-pool -- mixes` prints random mixes of sizes instead, and
+//! `-- waste FILE...` what is held for recorded sequences.
 
 use criterion::{BenchmarkId, Criterion};
 use gpupool_pool::{
@@ -270,7 +271,65 @@ fn mixes() {
     }
 }
 
+/// Plays a recorded sequence of allocations (`tests/bench/traces`, unpacked) five times over: what is held at most for each byte in
+/// use at most, as `tests/bench/replay.c` tells it, and how many blocks the pool grew for in the first and in the last round.
+fn waste(path: &str) {
+    let Ok(text) = std::fs::read_to_string(path) else { return println!("{path} cannot be read") };
+    let pool = crowded(0);
+    let mut live: std::collections::BTreeMap<&str, (u64, u64)> = std::collections::BTreeMap::new();
+    let (mut used, mut peak_used, mut peak_held) = (0, 0, 0);
+    let mut grown = Vec::new();
+    for _ in 0..5 {
+        let before = pool.usage();
+        for line in text.lines() {
+            match (line.get(..1), line.get(1..).unwrap_or("").split_once(' ')) {
+                (Some("+"), Some((id, bytes))) => {
+                    let Ok(bytes) = bytes.parse() else { continue };
+                    let address = if Pool::<Nothing>::is_small(bytes) {
+                        pool.allocate_small(&request(bytes)).ok().map(|small| small.block.address)
+                    } else {
+                        pool.allocate(&request(bytes)).ok().map(|allocation| allocation.block.address)
+                    };
+                    live.insert(id, (address.unwrap_or(0), bytes));
+                    used += bytes;
+                }
+                (Some("-"), None) => {
+                    if let Some((address, bytes)) = live.remove(&line[1..]) {
+                        release(&pool, address);
+                        used -= bytes;
+                    }
+                }
+                _ => {}
+            }
+            if used > peak_used {
+                peak_used = used;
+            }
+            peak_held = peak_held.max(pool.usage().places[0].held);
+        }
+        for (address, bytes) in std::mem::take(&mut live).into_values() {
+            release(&pool, address);
+            used -= bytes;
+        }
+        let after = pool.usage();
+        grown.push((after.allocations - after.reuses) - (before.allocations - before.reuses));
+    }
+    let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
+    println!(
+        "{path}: in use {:.1} MiB, held {:.1} MiB, ratio {:.3}, sent back {:.0} MiB; grown {} and {}",
+        mib(peak_used),
+        mib(peak_held),
+        peak_held as f64 / peak_used as f64,
+        mib(pool.usage().trimmed_bytes),
+        grown[0],
+        grown[4]
+    );
+}
+
 fn main() {
+    let mut words = std::env::args().skip_while(|word| word != "waste").skip(1).filter(|word| !word.starts_with('-'));
+    if let Some(first) = words.next() {
+        return std::iter::once(first).chain(words).for_each(|path| waste(&path));
+    }
     if std::env::args().any(|word| word == "mixes") {
         return mixes();
     }

@@ -127,6 +127,42 @@ fn free_memory_in_the_way_goes_first() {
 }
 
 #[test]
+fn free_memory_that_is_too_small_goes_before_more_is_made_and_a_loop_asks_for_none() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 4 * GIB)]);
+    let sizes = || (20..320).step_by(20).map(|mib| mib * MIB);
+    for bytes in sizes() {
+        let block = allocate(&pool, bytes).unwrap();
+        free(&pool, &block);
+        let held = pool.backend().inner().held(GPU0);
+        assert!(held <= bytes + bytes / 16, "{} MiB are held for {}", held / MIB, bytes / MIB);
+    }
+    let ((), log) = calls_since(&pool, || {
+        for bytes in sizes() {
+            let block = allocate(&pool, bytes).unwrap();
+            free(&pool, &block);
+        }
+    });
+    assert_eq!(log.iter().filter(|call| call.0 != "quiesce").count(), 0, "{log:?}");
+}
+
+#[test]
+fn what_is_exchanged_has_an_end() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 4 * GIB)]);
+    let mut made = 0;
+    // One chunk beside a little one that stays: each round wants what the last one has cut up.
+    for round in 0..200 {
+        let (_, log) = calls_since(&pool, || {
+            let count = 3 + round % 5;
+            let blocks: Vec<Allocation> = (0..count).map(|_| allocate(&pool, 420 * MIB / count).unwrap()).collect();
+            blocks.iter().rev().for_each(|block| free(&pool, block));
+        });
+        let bytes = |name: &str| log.iter().filter(|call| call.0 == name).map(|call| call.1).sum::<u64>();
+        made += bytes("create");
+    }
+    assert!(made <= 420 * MIB * 10, "{} MiB were made for 420", made / MIB);
+}
+
+#[test]
 fn the_whole_free_memory_of_a_gpu_can_become_one_block() {
     let pool = pool(Policy::LocalFirst, &[(GPU0, 128 * MIB), (GPU1, 128 * MIB)]);
     let rows: Vec<Allocation> = (0..4).map(|_| allocate(&pool, 32 * MIB).unwrap()).collect();
