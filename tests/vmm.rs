@@ -41,7 +41,7 @@ fn a_handle_that_does_not_fit_lies_on_the_next_gpu_with_the_right_data() {
     tells(&run, "handle 0: 0 wrong\nhandle 1: 0 wrong\nhandle 2: 0 wrong\n");
     assert_eq!(steered(&run), ["20 to gpu1 (full)"]);
     assert_eq!(run.reported("violations"), &serde_json::json!([]));
-    run.warns("20.0 MiB lay outside the GPU that asked for it");
+    run.warns("20.0 MiB of all that was allocated lay outside the GPU that asked for it");
 }
 
 #[test]

@@ -296,7 +296,7 @@ events! {
         bytes_out: u64,
         /// Bytes that could not move: on chunks that must stay, or that others stand on, too.
         stayed: u64,
-        /// From the decision to the end, waiting for the GPU included.
+        /// What it took, without the wait for the work in front of it.
         microseconds: u64,
     }
     /// Nothing moves for a GPU any more, until the program does something else: it did not pay.

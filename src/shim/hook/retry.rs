@@ -5,6 +5,7 @@ use super::Real;
 use crate::guard;
 use crate::process;
 use crate::serve::{memory, pinned};
+use crate::watch::capture;
 use crate::watch::module::alone::Taking;
 use gpupool_cuda::{CuResult, Device};
 use gpupool_interpose::Api;
@@ -13,6 +14,18 @@ use gpupool_interpose::Api;
 /// Called by a row's trampoline.
 pub unsafe fn after_trim(real: &mut Real) -> CuResult {
     call(real)
+}
+
+/// A graph is made ready to be launched.
+///
+/// # Safety
+/// Called by a row's trampoline.
+pub unsafe fn instantiated(real: &mut Real) -> CuResult {
+    let result = call(real);
+    if result.is_ok() {
+        capture::graph_made();
+    }
+    result
 }
 
 /// The real call, once more after a trim if the driver had no memory left.

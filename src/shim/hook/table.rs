@@ -156,14 +156,14 @@ macro_rules! for_each_hook {
             cuMipmappedArrayCreate(array: *mut CUmipmappedArray, descriptor: *const c_void, levels: c_uint)
                 => retry::after_trim();
             cuGraphInstantiate(exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut c_void, log: *mut c_char, bytes: usize)
-                => retry::after_trim();
+                => retry::instantiated();
             cuGraphInstantiate_v2(exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut c_void, log: *mut c_char,
-                bytes: usize) => retry::after_trim();
-            cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: u64) => retry::after_trim();
+                bytes: usize) => retry::instantiated();
+            cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: u64) => retry::instantiated();
             cuGraphInstantiateWithParams(exec: *mut CUgraphExec, graph: CUgraph, params: *mut c_void)
-                => retry::after_trim();
+                => retry::instantiated();
             cuGraphInstantiateWithParams_ptsz(exec: *mut CUgraphExec, graph: CUgraph, params: *mut c_void)
-                => retry::after_trim();
+                => retry::instantiated();
             cuGraphUpload(exec: CUgraphExec, stream: CUstream) => retry::after_trim();
             cuGraphUpload_ptsz(exec: CUgraphExec, stream: CUstream) => retry::after_trim();
 

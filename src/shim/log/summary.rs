@@ -39,6 +39,8 @@ pub struct Summary<'a> {
     pub log_removed: bool,
     /// Bytes of blocks that lay outside their home GPU, over the life of the process.
     pub spilled: u64,
+    /// How often memory changed places while the program ran, and the bytes that came near by it.
+    pub moved: (u64, u64),
     /// The most host memory that was pinned, and the most that the program held in it.
     pub pinned: (u64, u64),
     /// Lines of the log that were lost, and why ([`super::lost`]).
@@ -85,7 +87,11 @@ fn render(summary: &Summary<'_>) -> String {
         line(format_args!("{} more places, peaks {} together", hidden.len(), format_size(peak)));
     }
     if summary.spilled > 0 {
-        line(format_args!("{} lay outside the GPU that asked for it", format_size(summary.spilled)));
+        let (swaps, came) = summary.moved;
+        let times = if swaps == 1 { "once".to_owned() } else { format!("in {swaps} moves") };
+        let moved = if swaps > 0 { format!("; {} came near later, {times}", format_size(came)) } else { String::new() };
+        let spilled = format_size(summary.spilled);
+        line(format_args!("{spilled} of all that was allocated lay outside the GPU that asked for it{moved}"));
     }
     let (pinned, requested) = summary.pinned;
     if pinned > 0 {
@@ -188,6 +194,7 @@ mod tests {
             log_file: Some(Path::new("/tmp/a b.jsonl")),
             log_removed: false,
             spilled: 29 << 30,
+            moved: (12, 3 << 30),
             pinned: (3 << 29, 1 << 30),
             lost: None,
         };
@@ -195,7 +202,7 @@ mod tests {
 gpupool: gpu0   peak  31.0 GiB of 31.0 GiB
 gpupool: gpu1   peak  29.0 GiB of 31.0 GiB
 gpupool: host0  peak   1.0 MiB, 2.0 MiB held unused
-gpupool: 29.0 GiB lay outside the GPU that asked for it
+gpupool: 29.0 GiB of all that was allocated lay outside the GPU that asked for it; 3.0 GiB came near later, in 12 moves
 gpupool: pinned peak   1.5 GiB, of which 1.0 GiB were asked for
 gpupool: contexts: GPU 0 primary, GPU 1 created ×2
 gpupool: 1 warning; log: /tmp/a b.jsonl
@@ -213,6 +220,7 @@ gpupool: next: gpupool report '/tmp/a b.jsonl'
             log_file: Some(Path::new("/tmp/x")),
             log_removed: false,
             spilled: 1,
+            moved: (1, 1),
             pinned: (1, 1),
             lost: None,
         };
@@ -228,6 +236,9 @@ gpupool: next: gpupool report '/tmp/a b.jsonl'
         assert_eq!(render(&Summary::default()), "gpupool: no memory was pooled\n");
         let handles = render(&Summary { spilled: 3 << 20, ..Summary::default() });
         assert!(!handles.contains("no memory") && handles.contains("cuMemCreate"), "{handles}");
-        assert!(handles.contains("3.0 MiB lay outside the GPU that asked for it"), "{handles}");
+        assert!(
+            handles.contains("3.0 MiB of all that was allocated lay outside the GPU that asked for it"),
+            "{handles}"
+        );
     }
 }

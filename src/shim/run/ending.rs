@@ -5,6 +5,7 @@ use crate::log::{self, PlaceSummary, Summary};
 use crate::process;
 use crate::serve;
 use crate::serve::{ipc, memory, pinned};
+use crate::tiers;
 use crate::watch::{context, environment, module, unneeded};
 use gpupool_events::{PlacePeak, ProcessExit};
 use gpupool_pool::PlaceUsage;
@@ -53,6 +54,7 @@ pub fn write() {
             log_file: log::lasting_file(),
             log_removed: log::lasting_file().is_some_and(|path| !path.exists()),
             spilled: memory::spilled(),
+            moved: tiers::swap::carried(),
             pinned: pinned::peak(),
             lost: log::lost(),
         },

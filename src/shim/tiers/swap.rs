@@ -3,6 +3,7 @@
 use super::{Home, now};
 use crate::backing::level;
 use crate::gate::{self, Closed, Disturbed, Limits};
+use crate::watch::capture;
 use crate::{bell, log, process};
 use gpupool_config::format_size;
 use gpupool_events::{TierStop, TierSwap};
@@ -33,23 +34,13 @@ impl Why {
 /// How long a launch waits for the work in front of it, with the gate open: frameworks run as far ahead (10 to 300 ms).
 const QUEUE: Duration = Duration::from_millis(500);
 
-/// Swaps that were carried out, bytes that came near, and that left for it, over the life of the process.
+/// Swaps that were carried out, and bytes that came near by them, over the life of the process.
 static SWAPS: AtomicU64 = AtomicU64::new(0);
 static CAME: AtomicU64 = AtomicU64::new(0);
-static LEFT: AtomicU64 = AtomicU64::new(0);
 
-/// What moved, over the life of the process.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Carried {
-    pub swaps: u64,
-    pub came: u64,
-    pub left: u64,
-}
-
-/// See [`Carried`].
-pub fn carried() -> Carried {
-    let [swaps, came, left] = [&SWAPS, &CAME, &LEFT].map(|counter| counter.load(Ordering::Relaxed));
-    Carried { swaps, came, left }
+/// How often memory changed places, and the bytes that came near by it.
+pub fn carried() -> (u64, u64) {
+    (SWAPS.load(Ordering::Relaxed), CAME.load(Ordering::Relaxed))
 }
 
 /// The gate, closed, as the pool asks of it.
@@ -63,6 +54,10 @@ impl Stopped for Quiet {
 
 /// Carries it out, if the devices come to rest soon enough; tells the tiers what became of it.
 pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
+    // An update of a graph whose copies were moved may be refused; that was not measured yet.
+    if capture::has_graphs() {
+        return report_graphs();
+    }
     let begun = now();
     if begun < home.rests_until.load(Ordering::Relaxed) {
         return;
@@ -80,6 +75,15 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
     }
     drop(tiers);
     tracing::debug!(target: "gpupool::memory", about = "moves", "nothing moved for GPU {}: {why_not}", home.gpu);
+}
+
+#[cold]
+fn report_graphs() {
+    log::warn_once(
+        "graphs",
+        "GPUPOOL_MOVE: the program has made a CUDA graph, so memory stays where it is from now on: a graph may be bound to where its \
+         memory lay when it was made (said once)",
+    );
 }
 
 /// Why nothing moved.
@@ -104,6 +108,8 @@ struct Outcome {
     came: u64,
     left: u64,
     stayed: u64,
+    /// Nanoseconds for which the GPU had work of its own in front of the swap.
+    waited: u64,
 }
 
 fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot> {
@@ -125,13 +131,12 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
         }
         answer => answer?,
     }
-    let took = now() - begun;
-    let Outcome { came, left, stayed } = outcome;
+    let Outcome { came, left, stayed, waited } = outcome;
+    let took = (now() - begun).saturating_sub(waited);
     home.tiers.lock().moved(came, left, took);
     if came + left > 0 {
         SWAPS.fetch_add(1, Ordering::Relaxed);
         CAME.fetch_add(came, Ordering::Relaxed);
-        LEFT.fetch_add(left, Ordering::Relaxed);
         level::report();
         bell::changed();
     }
@@ -185,9 +190,11 @@ impl From<Failed> for WhyNot {
 }
 
 fn rearrange(home: &Home, wishes: &[Wish], outcome: &mut Outcome) -> Result<(), Failed> {
-    let mut disturbed = None;
+    let (mut disturbed, waited) = (None, &mut outcome.waited);
     let stop = || {
+        let begun = now();
         gate::wait_until_quiet(home.driver, QUEUE, QUEUE, || 0);
+        *waited += now() - begun;
         let closed = gate::close(home.driver, &Limits::default());
         closed.map(Quiet).map_err(|what| disturbed = Some(what)).ok()
     };

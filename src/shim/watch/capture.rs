@@ -269,6 +269,20 @@ impl Seen {
     }
 }
 
+/// The program has made a graph that can be launched. It stays so until the process ends.
+static HAS_GRAPHS: AtomicBool = AtomicBool::new(false);
+
+/// A graph can be launched from now on.
+pub fn graph_made() {
+    HAS_GRAPHS.store(true, Ordering::Relaxed);
+}
+
+/// Whether the program ever made a graph that can be launched. Its copies and fills are said to be bound to the GPU that their memory
+/// was on, where such a graph is updated ("cannot change", cuda.h).
+pub fn has_graphs() -> bool {
+    HAS_GRAPHS.load(Ordering::Relaxed)
+}
+
 /// Ends the captures of contexts that are gone.
 pub struct OfContexts;
 
