@@ -276,7 +276,7 @@ fn page_tables_take_memory_until_the_unmap() {
         ok!(cuMemUnmap(space, 2 * CHUNK));
         assert_eq!(tables(), [2, 0]);
         // The whole GPU is taken: nothing is mapped for it any more, until something is given back.
-        let last = create(0, (64 << 20) - used(0) as usize & !(CHUNK - 1));
+        let last = create(0, ((64 << 20) - used(0) as usize) & !(CHUNK - 1));
         ok!(cuMemMap(space, 2 * CHUNK, 0, handle, 0));
         let mut plain = Vec::new();
         loop {
