@@ -44,6 +44,9 @@ fn the_simulated_driver_answers_probes_as_moves_rely_on() {
         ("probe_room", "1"),
         ("probe_remaps", "60 3"),
         ("probe_aliases", "2"),
+        ("probe_events", "64"),
+        // It runs no such kernels; what remains is that each place is asked about.
+        ("probe_atomics", ""),
     ] {
         for gpus in ["1x8GiB", "2x8GiB"] {
             Run::program(name).args(arguments).sim(gpus).go().succeeds().says("every rule stands");

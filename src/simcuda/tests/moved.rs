@@ -123,6 +123,9 @@ fn a_copy_out_beside_a_kernel_that_writes_brings_what_nobody_wrote() {
             read(target)
         };
         let (fill, flag) = (function(c"fill_u32"), pinned_flag());
+        // The fills write what is there already, so that nothing but incoherence can be seen.
+        assert_eq!(launch(fill, kernels, &mut [near, WORDS, 3]), 0);
+        ok!(cuStreamSynchronize(kernels));
         // The copy meets some of 1000 fills, or the last of them before it ends.
         assert_eq!(launch(function(c"wait_flag"), kernels, &mut [flag as u64]), 0);
         for _ in 0..1000 {
