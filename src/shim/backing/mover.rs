@@ -70,9 +70,14 @@ impl Mover for Vmm {
         let (context, handle) = context_for(owner, gpu).ok_or(Fault::Failed(CuResult::CONTEXT_IS_DESTROYED))?;
         // Another owner's blocks may be copied there already.
         let known = READY.lock().iter().find(|ready| ready.context == context).map(|ready| ready.lanes);
-        let made =
-            known.map_or_else(|| context::within(driver, handle, || Lanes::make(driver)), |lanes| Some(Ok(lanes)));
-        let lanes = made.unwrap_or(Err(CuResult::CONTEXT_IS_DESTROYED)).map_err(Fault::Failed)?;
+        let lanes = match known {
+            Some(lanes) => lanes,
+            None => {
+                // One that a call may be ending is as good as gone.
+                let _lives = context::keep(context).ok_or(Fault::Failed(CuResult::CONTEXT_IS_DESTROYED))?;
+                within_kept(driver, handle, || Lanes::make(driver)).map_err(fault)?
+            }
+        };
         let mut all = READY.lock();
         all.retain(|ready| (ready.owner, ready.gpu) != (owner, gpu) && context::by_id(ready.context).is_some());
         all.push(Ready { owner, gpu, context, handle, lanes });
@@ -85,7 +90,7 @@ impl Mover for Vmm {
             // A context that a call may be ending is left alone: that call may wait for who copies.
             ready(owner, gpu).and_then(|Ready { context, handle, lanes, .. }| {
                 let _lives = context::keep(context)?;
-                context::within_own(driver, handle, || lanes.copy(driver, transfers))
+                Some(within_kept(driver, handle, || lanes.copy(driver, transfers)))
             })
         } else {
             within_unseen(driver, gpu, || {
@@ -97,6 +102,22 @@ impl Mover for Vmm {
         };
         copied.unwrap_or(Err(CuResult::CONTEXT_IS_DESTROYED)).map_err(Fault::Failed)
     }
+}
+
+/// Makes a context that the caller keeps alive current for the length of `act`.
+fn within_kept<T>(
+    driver: &Driver,
+    context: cuda::Context,
+    act: impl FnOnce() -> Result<T, CuResult>,
+) -> Result<T, CuResult> {
+    if driver.current_context() == Some(context) {
+        return act();
+    }
+    // SAFETY: the caller keeps the context alive until it is popped below.
+    unsafe { driver.push_context(context) }?;
+    let answer = act();
+    driver.pop_context();
+    answer
 }
 
 fn ready(owner: u64, gpu: u32) -> Option<Ready> {
