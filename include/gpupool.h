@@ -220,7 +220,8 @@ int gpupool_release_anchor(const void *pointer, size_t bytes);
 // `GPUPOOL_NOT_ACCESSED_BY` changes nothing and answers 0. There is one copy of memory of the pool, so that
 // `GPUPOOL_READ_MOSTLY` and `GPUPOOL_NOT_READ_MOSTLY` are `GPUPOOL_NOT_SUPPORTED`.
 //
-// On managed memory, gpupool's or the program's own, it is `cuMemAdvise` with a place.
+// Memory that the program made by `cuMemCreate` goes to a `GPUPOOL_PREFERRED_LOCATION`, too; other advice on it is the driver's to
+// answer. On managed memory, gpupool's or the program's own, it is `cuMemAdvise` with a place.
 // Returns 0, a `CUresult` or a `gpupool_error`.
 //
 // # Safety
@@ -243,6 +244,11 @@ int gpupool_advise(const void *pointer,
 // no room the answer is 2 (`CUDA_ERROR_OUT_OF_MEMORY`), and while any stream is being captured 900
 // (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`); then nothing has moved. A place that the block's GPU cannot reach or may not borrow from is
 // `GPUPOOL_NOT_SUPPORTED`.
+//
+// Memory that the program made by `cuMemCreate` moves in the same way, a whole handle at a time wherever it is mapped: the handles of
+// which a mapping lies wholly in the range. Nothing may use them meanwhile, at any of their addresses. Numbers, addresses, contents and
+// what the driver says of them stay the program's. Handles that another process made, of which one was given a descriptor, that
+// are mapped in part or that only one place can have are `GPUPOOL_STAYED`.
 //
 // Managed memory, gpupool's or the program's own, moves in the order of the stream: `cuMemPrefetchAsync`.
 // Returns 0, a `CUresult` or a `gpupool_error`.

@@ -267,6 +267,55 @@ fn a_fault_at_any_call_of_a_move_loses_nothing() {
     }
 }
 
+/// Two GPUs of 128 MiB, and 64 MiB of the host.
+fn own_placing(what: &str) -> Run {
+    let run = Run::program("own_placing").args(what).sim("2x128MiB").env("SIMCUDA_CONTEXT_MIB", "0");
+    run.env("GPUPOOL_RESERVE", "16MiB").env("GPUPOOL_HOST_LIMIT", "64MiB").shim()
+}
+
+#[test]
+fn handles_of_the_program_go_to_another_gpu_and_the_host_and_back_behind_all_their_mappings() {
+    let told = own_placing("round").log().go();
+    told.succeeds().prints(
+        "\
+made: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 8 gpu1 0 host 0
+to GPU 1: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 0 gpu1 8 host 0
+to the host: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 0 gpu1 0 host 8
+written there, to GPU 0: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 8 gpu1 0 host 0
+where it is: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 8 gpu1 0 host 0
+advised to GPU 1: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 0 gpu1 8 host 0
+released: 0, 0; wrong words 0, 0; used: gpu0 0 gpu1 8 host 0
+unmapped: 1, used: gpu0 0 gpu1 0 host 0
+",
+    );
+    let moves = told.picked(|event| match event {
+        Event::BlockMove(moved) => Some((moved.bytes >> 20, moved.home, moved.place.clone(), moved.stayed)),
+        _ => None,
+    });
+    assert_eq!(moves[..2], [(8, 0, "gpu1".to_owned(), 0), (8, 0, "host0".to_owned(), 0)]);
+}
+
+#[test]
+fn handles_that_must_keep_their_pages_or_have_no_room_elsewhere_stay() {
+    own_placing("stays").go().succeeds().prints(
+        "\
+half of it: -6; nothing: -2; no such place: -2, -2
+while a stream is captured: 900
+exported: -6
+it stayed: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 8 gpu1 0 host 0
+no room: 2; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 8 gpu1 124 host 0
+room: 0; wrong words 0, 0; access 3 0, 1 0; at 1 0, the same number yes; used: gpu0 0 gpu1 8 host 0
+",
+    );
+}
+
+#[test]
+fn a_fault_at_any_call_of_a_move_of_a_handle_loses_nothing() {
+    let told = own_placing("faults").report().go();
+    told.succeeds().prints("swept kept: many, refused many\nswept released: many, refused many\n");
+    assert_eq!(told.reported("violations"), &serde_json::json!([]));
+}
+
 #[test]
 fn says_why_a_process_has_no_pool() {
     let state = |name: &str, value: &str| Run::program("control_state").sim("2x128MiB").env(name, value).shim().go();

@@ -4,6 +4,7 @@ use super::statistics::{number_of, place_of};
 use super::{gpupool_error, looking};
 use crate::address::{self, Known};
 use crate::process;
+use crate::serve::handles;
 use crate::serve::managed;
 use crate::serve::memory::{self, by_hand, by_hand::Unplaced};
 use gpupool_cuda::{CuResult, Driver, Stream};
@@ -141,7 +142,8 @@ fn answer(act: impl FnOnce() -> bool + std::panic::UnwindSafe, bytes: usize) -> 
 /// `GPUPOOL_NOT_ACCESSED_BY` changes nothing and answers 0. There is one copy of memory of the pool, so that
 /// `GPUPOOL_READ_MOSTLY` and `GPUPOOL_NOT_READ_MOSTLY` are `GPUPOOL_NOT_SUPPORTED`.
 ///
-/// On managed memory, gpupool's or the program's own, it is `cuMemAdvise` with a place.
+/// Memory that the program made by `cuMemCreate` goes to a `GPUPOOL_PREFERRED_LOCATION`, too; other advice on it is the driver's to
+/// answer. On managed memory, gpupool's or the program's own, it is `cuMemAdvise` with a place.
 /// Returns 0, a `CUresult` or a `gpupool_error`.
 ///
 /// # Safety
@@ -154,6 +156,9 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
         return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into();
     }
     let (address, bytes, place) = (pointer as u64, bytes as u64, place_of(place));
+    if advice == GPUPOOL_PREFERRED_LOCATION as c_int && is_own(address) {
+        return of_pool(bytes, |driver| handles::by_hand::place(driver, address, bytes, place, Stream::DEFAULT));
+    }
     if !is_pooled(address) {
         return of_managed(address, |driver| driver.advise(address, bytes, advice, place));
     }
@@ -184,6 +189,11 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
 /// (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`); then nothing has moved. A place that the block's GPU cannot reach or may not borrow from is
 /// `GPUPOOL_NOT_SUPPORTED`.
 ///
+/// Memory that the program made by `cuMemCreate` moves in the same way, a whole handle at a time wherever it is mapped: the handles of
+/// which a mapping lies wholly in the range. Nothing may use them meanwhile, at any of their addresses. Numbers, addresses, contents and
+/// what the driver says of them stay the program's. Handles that another process made, of which one was given a descriptor, that
+/// are mapped in part or that only one place can have are `GPUPOOL_STAYED`.
+///
 /// Managed memory, gpupool's or the program's own, moves in the order of the stream: `cuMemPrefetchAsync`.
 /// Returns 0, a `CUresult` or a `gpupool_error`.
 ///
@@ -201,6 +211,9 @@ pub unsafe extern "C" fn gpupool_prefetch(
     if is_pooled(address) {
         return of_pool(bytes, |driver| by_hand::place(driver, address, bytes, place, stream));
     }
+    if is_own(address) {
+        return of_pool(bytes, |driver| handles::by_hand::place(driver, address, bytes, place, stream));
+    }
     // SAFETY: as for this function.
     of_managed(address, |driver: &Driver| unsafe { driver.prefetch(address, bytes, place, stream) })
 }
@@ -209,8 +222,13 @@ fn is_pooled(address: u64) -> bool {
     looking(|| Ok(matches!(address::known(address), Known::Pooled(_)))) == Ok(true)
 }
 
-/// Runs what places memory of the pool.
-fn of_pool(bytes: u64, act: impl FnOnce(&Driver) -> Result<(), Unplaced> + std::panic::UnwindSafe) -> c_int {
+/// Whether the program made what is mapped there by `cuMemCreate`.
+fn is_own(address: u64) -> bool {
+    looking(|| Ok(handles::by_hand::is_own(address))) == Ok(true)
+}
+
+/// Runs what places memory of the pool, or of the program's own.
+fn of_pool(bytes: u64, act: impl FnOnce(&'static Driver) -> Result<(), Unplaced> + std::panic::UnwindSafe) -> c_int {
     if bytes == 0 {
         return gpupool_error::GPUPOOL_INVALID_ARGUMENT.into();
     }

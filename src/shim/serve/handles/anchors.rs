@@ -59,7 +59,6 @@ impl Anchors {
     }
 
     /// Why the memory must stay on its pages, if it must.
-    #[cfg(test)]
     pub fn first(&self) -> Option<Anchor> {
         Anchor::ALL.into_iter().find(|anchor| self.0[*anchor as usize] != 0)
     }

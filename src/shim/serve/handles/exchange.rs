@@ -1,7 +1,8 @@
 //! Other physical memory behind a number of the program's: everything of a move but the wait for work that uses the memory.
 //!
-//! Only tests move anything yet. They hold the inventory to what a mover needs: it knows every range where memory is mapped, with
-//! exactly who may use it there, and whatever else reaches its pages.
+//! It needs that the inventory knows every range where memory is mapped, with exactly who may use it there, and whatever else
+//! reaches its pages. Until everything is mapped where it was, the old memory is kept: by the program's own references, or by one that
+//! is taken for that time where the program has released its own and mappings alone keep the memory.
 
 use super::anchors::Anchor;
 use super::inventory::{Inventory, Mapping, Origin, Part};
@@ -174,6 +175,34 @@ fn swap(
 }
 
 impl Moving {
+    /// Takes a reference on the old memory where the program has none any more.
+    fn keep(&self, driver: &Driver) -> Result<(), Stays> {
+        if self.held > 0 {
+            return Ok(());
+        }
+        let (start, _) = self.mappings.first().ok_or(Stays::Unknown)?;
+        let mut at = *start;
+        for (index, part) in self.old.iter().enumerate() {
+            if let Err(refused) = driver.retain_at(at) {
+                self.old[..index].iter().for_each(|part| {
+                    let _ = again(|| driver.release(part.handle));
+                });
+                return Err(Stays::Refused(refused));
+            }
+            at += part.bytes;
+        }
+        Ok(())
+    }
+
+    /// Gives back what [`Moving::keep`] took.
+    fn let_go(&self, driver: &Driver) {
+        if self.held == 0 {
+            for part in &self.old {
+                let _ = again(|| driver.release(part.handle));
+            }
+        }
+    }
+
     /// Puts `new` behind every mapping, or behind none.
     fn swap_all(&self, driver: &Driver, new: &[Part], readers: &[u32]) -> Result<(), Stays> {
         let mut done: Vec<&(u64, Mapping)> = Vec::new();
@@ -200,13 +229,14 @@ impl Moving {
 }
 
 /// Moves what is mapped at an address to another place, with its data. No work that uses it is queued or running, and none is begun
-/// meanwhile: the caller sees to that. `copy` copies so many bytes from one address to another and waits until that is done;
-/// `readers` are the GPUs that must reach memory of that place, the one that copies among them.
+/// meanwhile: the caller sees to that. `copy` copies so many bytes to one address from another and waits until that is done, on the
+/// GPU `copier`, which reaches both places; `readers` are the GPUs that must reach memory of that place.
 pub fn move_to(
     driver: &Driver,
     address: u64,
     place: Place,
     readers: &[u32],
+    copier: u32,
     copy: impl FnOnce(u64, u64, u64) -> CuResult,
 ) -> Result<(), Stays> {
     let moving = with_inventory(|inventory| {
@@ -216,11 +246,15 @@ pub fn move_to(
     let bytes = moving.old.iter().map(|part| part.bytes).sum();
     let accounts = with_inventory(|inventory| inventory.accounts);
     let has_room = accounts.is_none_or(|accounts| accounts.charge(Claim::Handles, place, bytes));
-    let made = if has_room { filled(driver, &moving, place, bytes, readers, copy) } else { Err(Stays::NoRoom) };
+    let kept = moving.keep(driver);
+    let made = match has_room {
+        true => kept.and_then(|()| filled(driver, &moving, place, bytes, copier, copy)),
+        false => Err(Stays::NoRoom),
+    };
     let moved = made.and_then(|handle| {
         let new = [Part { handle, place, bytes }];
         if let Err(refused) = moving.swap_all(driver, &new, readers) {
-            let _ = driver.release(handle);
+            let _ = again(|| driver.release(handle));
             return Err(refused);
         }
         Ok(new)
@@ -228,16 +262,19 @@ pub fn move_to(
     let new = moved.as_ref().ok().map(<[Part; 1]>::as_slice);
     with_inventory(|inventory| inventory.end_move(&moving, new, readers));
     SETTLED.notify_all();
+    if kept.is_ok() {
+        moving.let_go(driver);
+    }
     match moved {
         Ok([new]) => {
             for part in &moving.old {
                 for _ in 0..moving.held {
-                    let _ = driver.release(part.handle);
+                    let _ = again(|| driver.release(part.handle));
                 }
             }
             if moving.held == 0 {
                 // The program had released it: its mappings alone keep it.
-                let _ = driver.release(new.handle);
+                let _ = again(|| driver.release(new.handle));
             }
             Ok(())
         }
@@ -256,33 +293,39 @@ fn filled(
     moving: &Moving,
     place: Place,
     bytes: u64,
-    readers: &[u32],
+    copier: u32,
     copy: impl FnOnce(u64, u64, u64) -> CuResult,
 ) -> Result<Physical, Stays> {
     let first = moving.old.first().ok_or(Stays::Unknown)?;
-    let (from, _) = moving.mappings.first().ok_or(Stays::Unknown)?;
     let properties = driver.properties_of(first.handle).map_err(Stays::Refused)?;
     let handle = driver.create(bytes, &properties.at(place)).map_err(Stays::Refused)?;
     let part = Part { handle, place, bytes };
-    let access: Vec<Access> = readers.iter().map(|reader| Access::read_write(*reader)).collect();
-    let result = match driver.reserve(bytes) {
+    let access = [Access::read_write(copier)];
+    // The old memory is mapped beside the new one, since the program may have let no GPU that copies read it where it is.
+    let result = match driver.reserve(2 * bytes) {
         Err(refused) => refused,
         Ok(window) => {
+            let beside = window + bytes;
             let mut result = put(driver, window, &[part], &access);
             if result.is_ok() {
-                result = copy(window, *from, bytes);
+                result = put(driver, beside, &moving.old, &access);
+                if result.is_ok() {
+                    result = copy(window, beside, bytes);
+                    let unmapped = again(|| driver.unmap(beside, bytes));
+                    result = if result.is_ok() { unmapped } else { result };
+                }
                 // What stays mapped there would keep the memory for good.
                 let unmapped = again(|| driver.unmap(window, bytes));
                 result = if result.is_ok() { unmapped } else { result };
             }
-            let _ = again(|| driver.free_reservation(window, bytes));
+            let _ = again(|| driver.free_reservation(window, 2 * bytes));
             result
         }
     };
     if result.is_ok() {
         return Ok(handle);
     }
-    let _ = driver.release(handle);
+    let _ = again(|| driver.release(handle));
     Err(Stays::Refused(result))
 }
 
@@ -407,7 +450,7 @@ mod tests {
         }
 
         fn moves(&self, address: u64, place: Place, readers: &[u32]) -> Result<(), Stays> {
-            move_to(self.driver, address, place, readers, self.copy())
+            move_to(self.driver, address, place, readers, 0, self.copy())
         }
     }
 
@@ -619,7 +662,7 @@ mod tests {
         let (number, copy) = (program.number, machine.copy());
         let mut caller = None;
         let (begins, began) = std::sync::mpsc::channel();
-        let moved = move_to(machine.driver, program.writable, PEER, &[0], |to, from, bytes| {
+        let moved = move_to(machine.driver, program.writable, PEER, &[0], 0, |to, from, bytes| {
             caller = Some(thread::spawn(move || {
                 begins.send(()).unwrap();
                 handles::use_of(number).unwrap().handle()

@@ -101,6 +101,17 @@ pub struct Mapping {
     pub(super) widened: Vec<Access>,
 }
 
+/// A mapping, for who places what is behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owned {
+    pub start: u64,
+    pub bytes: u64,
+    /// The GPU that the memory was asked for on; `None` for another process's.
+    pub asked: Option<u32>,
+    /// Whether it lies wholly in the range that was asked about.
+    pub is_inside: bool,
+}
+
 /// Mapped memory of one place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
@@ -585,6 +596,29 @@ impl Inventory {
             mapping.widened.retain(|known| known.location != access.location);
             mapping.widened.push(*access);
         }
+    }
+
+    /// The mappings that a range touches.
+    pub fn owned_in(&self, address: u64, bytes: u64) -> Vec<Owned> {
+        let end = address.saturating_add(bytes);
+        let before = self.mapping_at(address).filter(|(start, _)| *start < address);
+        let inside = self.in_range(address, bytes).map(|(start, mapping)| (*start, mapping));
+        let owned = |(start, mapping): (u64, &Mapping)| Owned {
+            start,
+            bytes: mapping.bytes,
+            asked: self.memory.get(&mapping.number).and_then(|memory| match memory.origin {
+                Origin::Asked(device) => Some(device),
+                Origin::Imported => None,
+            }),
+            is_inside: address <= start && start + mapping.bytes <= end,
+        };
+        before.into_iter().chain(inside).map(owned).collect()
+    }
+
+    /// Whether all of the memory that is mapped at this address lies at a place.
+    pub fn is_all_at(&self, address: u64, place: Place) -> bool {
+        let memory = self.mapping_at(address).and_then(|(_, mapping)| self.memory.get(&mapping.number));
+        memory.is_some_and(|memory| memory.parts.iter().all(|part| part.place == place))
     }
 
     /// The access that the program itself gave a location at this address; `None` where the driver's answer is that.

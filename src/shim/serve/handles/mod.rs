@@ -10,7 +10,7 @@
 //! (compressed, shared over a fabric, for sparse arrays or decompression, of the host).
 
 mod anchors;
-#[cfg(test)]
+pub mod by_hand;
 mod exchange;
 mod inventory;
 mod number;

@@ -1,0 +1,130 @@
+//! Memory of the program's own that the program places itself: what it made by `cuMemCreate` goes whole, wherever it is mapped.
+
+use super::exchange::{self, Stays};
+use super::{with_inventory, with_range};
+use crate::backing::open::{self, Opened};
+use crate::fence;
+use crate::log;
+use crate::serve::memory::by_hand::Unplaced;
+use crate::watch::capture;
+use crate::watch::context::{self, Gpus};
+use gpupool_config::format_size;
+use gpupool_cuda::{CuResult, Driver, Stream};
+use gpupool_events::BlockMove;
+use gpupool_pool::{Fault, Mover, Place, Transfer};
+
+/// Whether memory of the program's own is mapped at this address, as far as that is known here.
+pub fn is_own(address: u64) -> bool {
+    with_range(address, 1, |inventory| inventory.mapping_at(address).is_some()).unwrap_or(false)
+}
+
+/// Moves what the program has mapped in a range to a place, once all work that may use it is over: the handles of which a mapping
+/// lies wholly in the range. `stream` is one of the program's: not while it is being captured.
+pub fn place(driver: &'static Driver, address: u64, bytes: u64, place: Place, stream: Stream) -> Result<(), Unplaced> {
+    let opened = open::open(driver).ok_or(Unplaced::NotOurs)?;
+    let mappings = with_range(address, bytes, |inventory| inventory.owned_in(address, bytes)).unwrap_or_default();
+    let Some(home) = mappings.iter().find_map(|mapping| mapping.asked) else {
+        return Err(if mappings.is_empty() { Unplaced::NotOurs } else { Unplaced::Stayed });
+    };
+    let _captured = capture::look(driver, stream);
+    if capture::under_way() {
+        return Err(Unplaced::Refused(CuResult::STREAM_CAPTURE_UNSUPPORTED));
+    }
+    if !opened.plan.places.iter().any(|spec| spec.place == place) {
+        return Err(Unplaced::NoPlace);
+    }
+    let goes = |asked: u32| opened.plan.order(asked).contains(&place);
+    if !mappings.iter().filter_map(|mapping| mapping.asked).all(goes) {
+        return Err(Unplaced::OutOfReach);
+    }
+    fence::wait(driver, Gpus::All).map_err(Unplaced::Refused)?;
+    let (mut moved, mut there, mut stayed) = (0, 0, 0);
+    let mut refused = None;
+    for mapping in mappings {
+        let bytes = mapping.bytes;
+        // What is mapped twice in the range has moved with the first.
+        let is_there = || with_inventory(|inventory| inventory.is_all_at(mapping.start, place));
+        let Some(asked) = mapping.asked.filter(|_| mapping.is_inside) else {
+            stayed += bytes;
+            continue;
+        };
+        if is_there() {
+            there += bytes;
+            continue;
+        }
+        match move_one(driver, opened, mapping.start, bytes, place, asked) {
+            Ok(()) => moved += bytes,
+            Err(Unplaced::Stayed) => stayed += bytes,
+            Err(other) => {
+                refused = Some(other);
+                break;
+            }
+        }
+    }
+    log::emit(|| {
+        let but = if stayed > 0 { format!("; {} stayed", format_size(stayed)) } else { String::new() };
+        let event = BlockMove { address, bytes: moved, home, place: place.to_string(), stayed, label: None };
+        (event, format!("moved {} of the program's own at {address:#x} to {place}{but}", format_size(moved)))
+    });
+    match refused {
+        Some(refused) => Err(refused),
+        None if stayed > 0 || moved + there == 0 => Err(Unplaced::Stayed),
+        None => Ok(()),
+    }
+}
+
+/// Moves what is mapped at `start`. Freed memory of the pool makes room at the place.
+fn move_one(
+    driver: &Driver,
+    opened: &Opened,
+    start: u64,
+    bytes: u64,
+    place: Place,
+    asked: u32,
+) -> Result<(), Unplaced> {
+    let readers: Vec<u32> = opened.plan.readers(place).collect();
+    // The GPU that it was asked for on reaches both places; who copies needs a context there.
+    let copier = if context::is_on(gpupool_cuda::Device::of(asked)) {
+        asked
+    } else {
+        driver.current_device().map_or(asked, |current| current.ordinal())
+    };
+    let copy = |to: u64, from: u64, bytes: u64| {
+        let inward = place == Place::Gpu(asked);
+        let backend = opened.pool.backend();
+        let copied = backend
+            .prepare(u64::MAX, copier)
+            .and_then(|()| backend.copy(u64::MAX, copier, &[Transfer { from, to, bytes, inward }]));
+        copied.map_or_else(error_of, |()| CuResult::SUCCESS)
+    };
+    let attempt = || exchange::move_to(driver, start, place, &readers, copier, copy);
+    let mut answer = attempt();
+    if matches!(answer, Err(Stays::NoRoom | Stays::Refused(CuResult::OUT_OF_MEMORY)))
+        && opened.pool.trim(Some(place), Some(bytes), &[]) > 0
+    {
+        answer = attempt();
+    }
+    answer.map_err(|stays| match stays {
+        Stays::Unknown => Unplaced::NotOurs,
+        Stays::Imported | Stays::Anchored(_) | Stays::MappedInPart | Stays::InUse => Unplaced::Stayed,
+        Stays::NoRoom => Unplaced::Refused(CuResult::OUT_OF_MEMORY),
+        Stays::Refused(result) => Unplaced::Refused(result),
+        Stays::Lost(result, at) => {
+            tracing::error!(
+                target: "gpupool::memory", about = "vmm.lost",
+                "memory of the program's own was to go to {place}: cuMemMap of {} at {at:#x} answered {result}, also for what had \
+                 been there before; nothing is mapped there any more, and its contents are lost. What uses it fails; end the program",
+                format_size(bytes)
+            );
+            Unplaced::Refused(result)
+        }
+    })
+}
+
+fn error_of(fault: Fault<CuResult>) -> CuResult {
+    match fault {
+        Fault::OutOfMemory(result) | Fault::Unavailable(result) | Fault::NotReady(result) | Fault::Failed(result) => {
+            result
+        }
+    }
+}
