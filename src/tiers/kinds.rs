@@ -61,7 +61,14 @@ struct Samples {
 }
 
 impl Samples {
-    fn add(&mut self, pass_ns: f32, ns: f32) {
+    /// Adds a measurement. Answers whether it contradicts the earlier ones: the same launch does something else now, and nothing
+    /// that was measured holds.
+    fn add(&mut self, pass_ns: f32, ns: f32) -> bool {
+        let differs = |level: &Level| level.is(pass_ns) && (ns - level.ns).abs() > 0.5 * level.ns.max(ns);
+        let differs = self.most.as_ref().is_some_and(differs) || self.least.as_ref().is_some_and(differs);
+        if differs {
+            *self = Self::default();
+        }
         for (level, is_beyond) in
             [(&mut self.most, f32::gt as fn(&f32, &f32) -> bool), (&mut self.least, f32::lt as fn(&f32, &f32) -> bool)]
         {
@@ -71,14 +78,16 @@ impl Samples {
                 _ => *level = Some(Level::new(pass_ns, ns)),
             }
         }
+        differs
     }
 
     /// Nanoseconds that each nanosecond of far pass costs, if two measurements are far enough apart to tell. Where launches of one
     /// kind take now long and now short, as with a length among the parameters, that counts against it.
     fn slope(&self) -> Option<f32> {
         let (most, least) = (self.most?, self.least?);
-        let gain = most.ns - most.off - least.ns - least.off;
-        (most.pass_ns - least.pass_ns > 0.2 * most.pass_ns).then(|| (gain / (most.pass_ns - least.pass_ns)).max(0.0))
+        let (gain, off) = (most.ns - least.ns, most.off + least.off);
+        let is_clear = most.pass_ns - least.pass_ns > 0.2 * most.pass_ns && off <= 0.5 * gain.abs().max(0.1 * most.ns);
+        is_clear.then(|| ((gain - off) / (most.pass_ns - least.pass_ns)).max(0.0))
     }
 }
 
@@ -383,7 +392,7 @@ impl Kinds {
             return false;
         }
         if is_far {
-            function.samples < EAGER && kind.samples.most.is_none_or(|most| most.count < 2) || function.count % 64 == 0
+            function.samples < EAGER && kind.samples.most.is_none_or(|most| most.count < 2) || function.count % 32 == 0
         } else {
             // Only what was once measured far has another end to be known.
             function.far_samples > 0 && function.samples < EAGER && kind.samples.slope().is_none()
@@ -403,7 +412,11 @@ impl Kinds {
         if !kind.settled {
             return;
         }
-        kind.samples.add(pass_ns, ns);
+        if kind.samples.add(pass_ns, ns) {
+            function.gain = None;
+            function.line = Line::default();
+            function.samples = function.samples.min(EAGER / 2);
+        }
         function.samples = function.samples.saturating_add(1);
         let bytes = kind.bytes.max(1) as f32;
         function.line.add(pass_ns / bytes, ns / bytes);
@@ -433,7 +446,9 @@ impl Kinds {
         let Some(known) = known else { return (function.gain().unwrap_or(self.once), true) };
         let (pass, ns) = (known.pass_ns, (known.ns - known.off).max(0.0));
         let rest = ns - function.near.unwrap_or(0.0) * kind.bytes as f32;
-        match function.gain() {
+        // What the function's other launches gain holds for this one only if it explains at least half of its time.
+        let explains = |gain: &f32| 2.0 * (function.near.unwrap_or(0.0) * kind.bytes as f32 + gain * pass) >= ns;
+        match function.gain().filter(explains) {
             Some(gain) => (gain.min(ns / pass), true),
             // What a kernel computes meanwhile is not known yet. Near the time of one pass it is nothing.
             None => {
