@@ -9,6 +9,9 @@
 //! The exported function itself is made by [`export_dlsym`](crate::export_dlsym) in the library that has the hooks: in this
 //! crate it would be exported from every program that is linked with it.
 //!
+//! `dlvsym` is not hooked: glibc finds nothing by it that has no version, in a library which needs versions of others, whatever version is
+//! asked for, and the driver's exports have none.
+//!
 //! Hooking `dlopen` as well was rejected: its RUNPATH search depends on the caller in the same way.
 
 use std::ffi::{CStr, c_char, c_void};

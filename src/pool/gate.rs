@@ -20,7 +20,7 @@
 //! the call was seen, which is released and acquired. If it looked after, it found the gate closed. A slot that came into the list
 //! after it was gone through belongs to a thread that looks behind a full barrier.
 
-use crate::sync::{AtomicBool, AtomicU32, Ordering, fence};
+use crate::sync::{AtomicU32, Ordering, fence};
 
 /// What is asked of the world: barriers, sleep, and the time.
 pub trait Outside {
@@ -66,10 +66,14 @@ pub struct Gate<O> {
 #[repr(align(128))]
 pub struct Slot {
     inside: AtomicU32,
-    is_taken: AtomicBool,
-    /// What its owner is called by.
-    pub thread: AtomicU32,
+    /// The number of the thread that has it; [`NOBODY`] or [`REAPED`].
+    owner: AtomicU32,
 }
+
+/// The owner of a slot that is free.
+const NOBODY: u32 = 0;
+/// The owner of a slot whose thread is gone, while it is made free.
+const REAPED: u32 = u32::MAX;
 
 /// Which call a thread makes, as told to who waits for it: a number below 2¹⁶.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,30 +130,46 @@ impl Default for Slot {
 impl Slot {
     #[cfg(not(loom))]
     pub const fn new() -> Self {
-        Self { inside: AtomicU32::new(0), is_taken: AtomicBool::new(false), thread: AtomicU32::new(0) }
+        Self { inside: AtomicU32::new(0), owner: AtomicU32::new(NOBODY) }
     }
 
     #[cfg(loom)]
     pub fn new() -> Self {
-        Self { inside: AtomicU32::new(0), is_taken: AtomicBool::new(false), thread: AtomicU32::new(0) }
+        Self { inside: AtomicU32::new(0), owner: AtomicU32::new(NOBODY) }
     }
 
-    /// Takes it for the calling thread, unless it is another's.
+    /// Takes it for the calling thread, unless it is another's. Threads have numbers above 0 and below 2³² − 1.
     pub fn take(&self, thread: u32) -> bool {
-        let free = !self.is_taken.load(Ordering::Relaxed)
-            && self.is_taken.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        if free {
-            self.thread.store(thread, Ordering::Relaxed);
+        let taken = self.owner.load(Ordering::Relaxed) == NOBODY
+            && self.owner.compare_exchange(NOBODY, thread, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if taken {
             // Who goes through the slots from now on sees this one, and if somebody did before, this thread sees that.
             fence(Ordering::SeqCst);
         }
-        free
+        taken
     }
 
     /// The thread ends, perhaps inside a call that it was cancelled in.
     pub fn give_back(&self) {
         self.inside.store(0, Ordering::Release);
-        self.is_taken.store(false, Ordering::Release);
+        self.owner.store(NOBODY, Ordering::Release);
+    }
+
+    /// Makes it free if it is that of a thread which ended and could not give it back.
+    pub fn reap(&self, is_gone: impl FnOnce(u32) -> bool) {
+        let owner = self.owner.load(Ordering::Acquire);
+        if owner == NOBODY || owner == REAPED || !is_gone(owner) {
+            return;
+        }
+        // A thread of the same number that came meanwhile has another slot, since this one was taken.
+        if self.owner.compare_exchange(owner, REAPED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            self.give_back();
+        }
+    }
+
+    /// The number of the thread that has it, 0 for none.
+    pub fn thread(&self) -> u32 {
+        self.owner.load(Ordering::Relaxed)
     }
 
     /// What its thread is inside.
@@ -235,7 +255,7 @@ impl<O: Outside> Gate<O> {
 
     /// Opens the gate that somebody else is draining.
     fn give_up_for(&self, seen: u32, slot: &Slot) {
-        self.opened_by.store(slot.thread.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.opened_by.store(slot.thread(), Ordering::Relaxed);
         self.open_from(seen);
     }
 
@@ -404,6 +424,17 @@ mod tests {
         let draining = gate.drain([&slot].into_iter(), 0).unwrap();
         gate.give_up(draining);
         assert!(slot.take(2), "the next thread has it");
+    }
+
+    #[test]
+    fn only_the_slot_of_a_thread_that_is_gone_is_reaped() {
+        let (gate, slot) = (Gate::new(Alone::with(NOTHING)), Slot::new());
+        slot.reap(|_| panic!("nobody has it"));
+        assert!(slot.take(8) && gate.enter(&slot, CALL));
+        slot.reap(|thread| thread != 8);
+        assert!(slot.inside().is_some() && slot.thread() == 8);
+        slot.reap(|thread| thread == 8);
+        assert!(slot.inside().is_none() && slot.take(9));
     }
 
     #[test]

@@ -33,7 +33,7 @@ use crate::watch::{
 };
 use gpupool_cuda::{Context, CuResult, Driver, Marker};
 use gpupool_interpose::cancel::{self, Shelter};
-use gpupool_pool::{Kept, Moving};
+use gpupool_pool::{Kept, Moving, Slot};
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -201,7 +201,8 @@ impl Drop for Alone<'_> {
 /// Closes the gate, once all devices are quiet. Waits for nobody for longer than the limits say, and for nothing that another thread
 /// could be waiting to end.
 ///
-/// For a thread that is in no gated call, and that holds no lock which a hook takes in front of the driver's call.
+/// For a thread that is in no gated call, that holds no lock which a hook takes in front of the driver's call, and that makes no thread
+/// while it is closed, which would have all signals blocked as well.
 pub fn close<'a>(driver: &'a Driver, limits: &Limits) -> Result<Closed<'a>, Disturbed> {
     close_unless(driver, limits, |_| true)
 }
@@ -255,7 +256,7 @@ fn disturbed(kept: Kept, limits: &Limits) -> Disturbed {
         Kept::NoBarrier => Disturbed::NotHere(Reason::NoBarrier),
         Kept::Opened { by } => Disturbed::Opened { thread: by },
         Kept::Inside { at, what } => {
-            let thread = threads::slots().nth(at).map_or(0, |slot| slot.thread.load(Ordering::Relaxed));
+            let thread = threads::slots().nth(at).map_or(0, Slot::thread);
             Disturbed::Inside { thread, api: what.number().and_then(threads::name), waited: limits.wait }
         }
     }

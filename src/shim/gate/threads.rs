@@ -84,9 +84,8 @@ fn take() -> &'static Slot {
         if let Some(slot) = block.iter().find(|slot| slot.take(thread)) {
             return slot;
         }
-        let late = || block.iter().filter(|slot| is_gone(slot.thread.load(Ordering::Relaxed)));
         if !is_new && HAS_LATE.load(Ordering::Relaxed) {
-            late().for_each(Slot::give_back);
+            block.iter().for_each(|slot| slot.reap(is_gone));
             if let Some(slot) = block.iter().find(|slot| slot.take(thread)) {
                 return slot;
             }
