@@ -1,0 +1,106 @@
+//! Memory that comes near, and leaves, while the program runs (`GPUPOOL_MOVE`).
+
+use gpupool_events::Event;
+use harness::{Output, Run};
+
+/// Two GPUs, of the first of which the program may have less than it asks for.
+fn crowded(program: &str, arguments: &str, moving: &str) -> Run {
+    let run = Run::program(program).args(arguments).sim("2x2GiB").env("SIMCUDA_CONTEXT_MIB", "0");
+    let run = run.env("GPUPOOL_RESERVE", "16MiB").env("GPUPOOL_HOST_LIMIT", "1GiB").env("GPUPOOL_MOVE", moving);
+    run.env("GPUPOOL_LOG", "gpupool::memory=debug").log().shim()
+}
+
+/// Eight arrays of 32 MiB that are read in turn, six and a bit of which have room.
+fn rotation(passes: u32, moving: &str) -> Output {
+    let output = crowded("rotation", &format!("8 32 {passes} 8"), moving).env("GPUPOOL_LIMIT", "0:200MiB").go();
+    let rounds = (0..8).map(|round| format!("round {round}: sums right\n"));
+    let arrays = (0..8).map(|array| format!("array {array}: 0 wrong\n"));
+    output.succeeds().prints(&rounds.chain(arrays).collect::<String>());
+    output
+}
+
+/// Microseconds that the GPU took for each round.
+fn rounds(output: &Output) -> Vec<f64> {
+    let told =
+        output.stderr.lines().filter_map(|line| line.strip_prefix("round ")?.split(": ").nth(1)?.split(' ').next());
+    let rounds: Vec<f64> = told.map(|number| number.parse().unwrap()).collect();
+    assert_eq!(rounds.len(), 8, "{}", output.stderr);
+    rounds
+}
+
+/// Bytes that came near, and that left, by all swaps.
+fn swapped(output: &Output) -> (u64, u64) {
+    let swaps = output.picked(|event| match event {
+        Event::TierSwap(swap) => Some((swap.bytes_in, swap.bytes_out)),
+        _ => None,
+    });
+    swaps.into_iter().fold((0, 0), |(came, left), (more_came, more_left)| (came + more_came, left + more_left))
+}
+
+/// A kernel that goes through its operand three thousand times gains so much by having it near that the time this machine takes for
+/// a move does not matter.
+#[test]
+fn what_is_read_again_and_again_is_near_when_it_is_read() {
+    let (far, near) = (rotation(3000, "off"), rotation(3000, "auto"));
+    assert_eq!(swapped(&far), (0, 0));
+    let (far, near, swapped) = (rounds(&far), rounds(&near), swapped(&near));
+    assert!(swapped.0 > 64 << 20, "two arrays were far at first, and two are in each round: {swapped:?}");
+    // All that is far is two arrays of eight, at a twelfth of the speed: 2.8 times as long as with everything near.
+    assert!(near[7] < far[7] / 2.0, "{far:?} against {near:?}");
+}
+
+#[test]
+fn what_is_read_once_stays_where_it_is() {
+    let output = rotation(1, "auto");
+    assert_eq!(swapped(&output), (0, 0), "copying a byte costs as much as reading it from afar");
+}
+
+#[test]
+fn nothing_moves_where_everything_has_room() {
+    let output = crowded("rotation", "4 32 3000 3", "auto").go();
+    assert_eq!(swapped(&output), (0, 0));
+}
+
+/// What a program does and prints is the same, whatever moves before each of its launches.
+#[track_caller]
+fn under_stress(program: &str, arguments: &str) -> (u64, u64) {
+    let bare = Run::program(program).args(arguments).sim("2x2GiB").env("SIMCUDA_CONTEXT_MIB", "0").go();
+    let moved = crowded(program, arguments, "stress").env("GPUPOOL_LIMIT", "96MiB").go();
+    moved.same_as(&bare);
+    swapped(&moved)
+}
+
+#[test]
+fn arrays_are_right_while_they_move() {
+    let (came, left) = under_stress("fill_spread", "8 64 130 200");
+    assert!(came > 0 && left > 0, "{came} bytes came, {left} left");
+}
+
+#[test]
+fn blocks_that_come_and_go_are_right_while_they_move() {
+    under_stress("steps", "a:100 a:3 f:0 a:50 c:1 c:2 s f:1 f:2");
+    under_stress("leak", "60");
+}
+
+#[test]
+fn what_no_argument_names_is_right_while_it_moves() {
+    for gpus in ["1", "2"] {
+        let (came, left) = under_stress("all_at_once", gpus);
+        assert!(came + left > 0, "{gpus} GPUs: {came} bytes came, {left} left");
+    }
+}
+
+#[test]
+fn programs_whose_gpus_are_never_idle_end_while_memory_would_move() {
+    for part in ["persistent", "host", "functions", "flags", "capture", "ahead", "connections"] {
+        under_stress("never_stuck", part);
+    }
+}
+
+/// An update of a graph whose copies were moved may be refused, as documented.
+#[test]
+fn nothing_moves_once_there_is_a_graph() {
+    for part in ["captures", "replay", "inside", "nodes"] {
+        under_stress("graphs", part);
+    }
+}
