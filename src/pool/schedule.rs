@@ -423,7 +423,10 @@ mod tests {
         prop_oneof![Just(HOME), Just(PEER), Just(HOST)]
     }
 
-    fn any_stretch() -> impl Strategy<Value = (Vec<(u32, PlaceId)>, Vec<(u32, u32, PlaceId)>)> {
+    /// Chunks, and what is in use of them: what is free before each part, its frames and where they go.
+    type Drawn = (Vec<(u32, PlaceId)>, Vec<(u32, u32, PlaceId)>);
+
+    fn any_stretch() -> impl Strategy<Value = Drawn> {
         let size = || prop_oneof![4 => Just(16u32), 2 => Just(32), 3 => 1..40u32];
         let chunks = proptest::collection::vec((size(), any_place()), 1..5);
         let parts = proptest::collection::vec((0..3u32, 1..60u32, any_place()), 1..6);
