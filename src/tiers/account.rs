@@ -55,7 +55,8 @@ impl Account {
     pub fn saved(&mut self, ns: f64) {
         self.saved_ns += ns;
         // What is lost beyond all that was risked is lost by what could not move back; that must not bar it for ever.
-        self.balance = (self.balance + ns).clamp(-self.granted, MOST * self.granted);
+        let floor = self.balance.min(-self.granted);
+        self.balance = (self.balance + ns).max(floor).min(MOST * self.granted);
     }
 
     pub fn spent(&mut self, ns: f64) {
@@ -75,6 +76,11 @@ impl Account {
             self.stop(Why::Unpaid { spent_ns: self.spent_ns, saved_ns: self.saved_ns }, cycle);
         }
         may
+    }
+
+    /// The same for what only returns to where it first lay: it was paid for when it left, but not to be sent to and fro.
+    pub fn may_return(&self, ns: f64) -> bool {
+        self.balance - ns >= -2.0 * self.granted
     }
 
     fn stop(&mut self, why: Why, cycle: u64) {

@@ -99,10 +99,11 @@ impl Tiers {
         }
         let mut swap = self.swap_before(id, at);
         let cycle = self.cycle.length().unwrap_or(64);
+        self.vain += u32::from(swap.is_none());
         let is_guess = self.kinds.get(id).is_some_and(|kind| !self.kinds.gain(kind).1);
         if let Some(kind) = self.kinds.get_mut(id) {
             // What was not worth it is asked again later, and what was may be again at its next launch.
-            kind.put_off = if swap.is_some() { 0 } else { (kind.put_off * 2).clamp(1, 16) };
+            kind.put_off = if swap.is_some() { 0 } else { (kind.put_off * 2).clamp(1, 64) };
             kind.asked_again = launch + u64::from(kind.put_off) * cycle;
         }
         if let Some(swap) = &mut swap
@@ -247,9 +248,14 @@ impl Tiers {
         if swap.gain_ns * cycles < MARGIN * swap.cost_ns {
             return None;
         }
-        // What was near at first and comes back was paid for when it left; it may come back at any time.
+        // What was near at first and comes back was paid for when it left; it may come back, within a wider limit.
         let displaced: u64 = swap.near.iter().map(|range| range.bytes() - self.extents.far_at_home(*range)).sum();
-        if displaced * 2 < bytes_in && !self.may_spend(2.0 * swap.cost_ns) {
+        let may = if displaced * 2 < bytes_in {
+            self.may_spend(2.0 * swap.cost_ns)
+        } else {
+            self.account.may_return(swap.cost_ns)
+        };
+        if !may {
             return None;
         }
         Some(swap)

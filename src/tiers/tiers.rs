@@ -13,6 +13,8 @@ const COPY: u64 = u64::MAX;
 const PENDING: usize = 64;
 /// Launches that lose less by far memory than this are not worth a question, nanoseconds.
 const LEAST: f32 = 20_000.0;
+/// Questions in a cycle that may be answered with no; each looks at every extent.
+const VAIN: u32 = 64;
 /// Cycles after which what is learnt is looked at only now and then.
 const LEARNT: u32 = 16;
 
@@ -39,6 +41,8 @@ pub struct Tiers {
     /// The last launch, what it saved, and whether something was moved for it since.
     last: (u32, f32),
     moved_for_last: bool,
+    /// Questions in this cycle that were answered with no.
+    pub(crate) vain: u32,
     pending: [(u64, u32, f32); PENDING],
     ended: bool,
     /// The position up to which the densities know what the program does.
@@ -70,6 +74,7 @@ impl Tiers {
             learnt: 0,
             last: (NONE, 0.0),
             moved_for_last: false,
+            vain: 0,
             pending: [(u64::MAX, NONE, 0.0); PENDING],
             ended: false,
             built: (0, 0),
@@ -211,7 +216,8 @@ impl Tiers {
 
     #[inline]
     fn may_ask(&self, kind: u32, pass_ns: f32) -> bool {
-        pass_ns > LEAST / 64.0
+        self.vain < VAIN
+            && pass_ns > LEAST / 64.0
             && self.kinds.get(kind).is_some_and(|known| {
                 let here = self.kinds.gain(known).0 * pass_ns;
                 let cycle: f32 = known
@@ -277,6 +283,7 @@ impl Tiers {
             return;
         }
         self.cycles += 1;
+        self.vain = 0;
         self.seen += 1;
         let length = self.cycle.length();
         self.account.cycle(now_ns, length, self.timeline.bytes, self.cycles);
@@ -285,7 +292,7 @@ impl Tiers {
         let surprising = std::mem::take(&mut self.cycle.surprises) as f32 / launches as f32;
         self.surprises += (surprising - self.surprises) * 0.25;
         let state = (self.extents.shape, self.measured);
-        if self.seen > LEARNT && surprising == 0.0 && self.built == state && self.cycles % 8 != 0 {
+        if self.seen > LEARNT && surprising == 0.0 && self.built == state && !self.cycles.is_multiple_of(8) {
             return;
         }
         self.built = state;
@@ -304,7 +311,7 @@ impl Tiers {
             self.account.changed();
         }
         self.expected += (expected - self.expected) * 0.25;
-        if self.cycles % 4 == 0 {
+        if self.cycles.is_multiple_of(4) {
             self.extents.forget_borders(self.cycles);
         }
         self.learnt = self.cycle.position;

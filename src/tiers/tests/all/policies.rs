@@ -237,7 +237,8 @@ impl Policy for Ours {
         machine.now += took;
         if time_it {
             self.measured += 1;
-            let off = self.noise.filter(|(each, _)| self.measured % each == 0).map_or(1.0, |(_, factor)| factor);
+            let off =
+                self.noise.filter(|(each, _)| self.measured.is_multiple_of(*each)).map_or(1.0, |(_, factor)| factor);
             self.tiers.timed(launch.id, (took * off) as u64);
         }
         took
