@@ -97,10 +97,15 @@ fn programs_whose_gpus_are_never_idle_end_while_memory_would_move() {
     }
 }
 
+#[test]
+fn graphs_are_right_while_memory_moves() {
+    under_stress("graphs", "replay");
+}
+
 /// An update of a graph whose copies were moved may be refused, as documented.
 #[test]
 fn nothing_moves_once_there_is_a_graph() {
-    for part in ["captures", "replay", "inside", "nodes"] {
-        under_stress("graphs", part);
-    }
+    let output = crowded("rotation", "8 32 3000 3 graph", "auto").env("GPUPOOL_LIMIT", "0:200MiB").go();
+    output.succeeds().warns("the program has made a CUDA graph");
+    assert_eq!(swapped(&output), (0, 0));
 }

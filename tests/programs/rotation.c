@@ -1,8 +1,10 @@
 /*
- * rotation COUNT MIB TIMES ROUNDS: arrays that are read in turn, each by a kernel that goes through it TIMES times; what they add up to.
+ * rotation COUNT MIB TIMES ROUNDS [graph]: arrays that are read in turn, each by a kernel that goes through it TIMES times; what they add up to.
+ * With graph, an empty graph is made first.
  * On stderr the GPU's time for each round, in microseconds.
  */
 #include "kernels.h"
+#include "streams.h"
 
 #define MOST 64
 
@@ -24,7 +26,7 @@ static const char SUM_AGAIN[] =
 
 int main(int argc, char **argv)
 {
-    REQUIRE(argc == 5);
+    REQUIRE(argc == 5 || argc == 6);
     int count = atoi(argv[1]), rounds = atoi(argv[4]);
     uint64_t n = strtoull(argv[2], NULL, 0) * MIB / 4, times = strtoull(argv[3], NULL, 0), sum = 0, expected = 0;
     CUdeviceptr arrays[MOST], out;
@@ -47,6 +49,13 @@ int main(int argc, char **argv)
         iota(&k, stream, arrays[i], n, (uint32_t)i);
         for (uint64_t at = 0; at < n; at++)
             expected += times * (uint32_t)(at + (uint64_t)i);
+    }
+    if (argc == 6) {
+        CUgraph graph;
+        CUgraphExec exec;
+        CHECK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        CHECK(cuStreamEndCapture(stream, &graph));
+        CHECK(cuGraphInstantiateWithFlags(&exec, graph, 0));
     }
     for (int round = 0; round < rounds; round++) {
         float milliseconds;

@@ -85,15 +85,17 @@ fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &Word
                 swap::report_stopped(home, &why);
             }
         }
+        let mut wanted = launch.time_it;
         if stress::is_on() {
             stress::move_some(home, words.all());
         } else if launch.ask {
             let swap = home.tiers.lock().before(launch.id, now(), home);
             if let Some(swap) = swap {
+                wanted |= swap.time_it;
                 swap::carry_out(home, &swap, swap::Why::Launch);
             }
         }
-        let wanted = launch.time_it && about.is_plain;
+        let wanted = wanted && about.is_plain;
         wanted.then(|| timing::begin(home, launch.id, about.stream.meant_by(api.name().ends_with("_ptsz")))).flatten()
     })
     .flatten()

@@ -2,7 +2,7 @@
 
 use super::{Home, now};
 use crate::backing::level;
-use crate::gate::{self, Closed, Disturbed, Limits};
+use crate::gate::{self, Closed, Disturbed, Limits, Reason};
 use crate::watch::capture;
 use crate::{bell, log, process};
 use gpupool_config::format_size;
@@ -33,6 +33,8 @@ impl Why {
 
 /// How long a launch waits for the work in front of it, with the gate open: frameworks run as far ahead (10 to 300 ms).
 const QUEUE: Duration = Duration::from_millis(500);
+/// When a process in which nothing may move is looked at again: devices are closed, too.
+const LOOKS_AGAIN: Duration = Duration::from_secs(10);
 
 /// Swaps that were carried out, and bytes that came near by them, over the life of the process.
 static SWAPS: AtomicU64 = AtomicU64::new(0);
@@ -62,6 +64,12 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
     if begun < home.rests_until.load(Ordering::Relaxed) {
         return;
     }
+    // What only might be a reason is none: quiet is proven for all work, however it was submitted, and proven again before anything
+    // is unmapped.
+    if let Some(reason) = gate::why_not(home.driver).filter(|reason| !reason.is_doubt()) {
+        home.rests_until.store(begun + LOOKS_AGAIN.as_nanos() as u64, Ordering::Relaxed);
+        return report_off(&reason);
+    }
     // Another thread may be moving something: this one's swap did not fail, and is asked for again at a later launch.
     let Some(Err(why_not)) = home.alone(|| try_swap(home, swap, why, begun)) else { return };
     if matches!(why_not, WhyNot::Disturbed(_)) {
@@ -75,6 +83,14 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
     }
     drop(tiers);
     tracing::debug!(target: "gpupool::memory", about = "moves", "nothing moved for GPU {}: {why_not}", home.gpu);
+}
+
+#[cold]
+fn report_off(reason: &Reason) {
+    log::warn_once(
+        "moves",
+        format_args!("GPUPOOL_MOVE: memory stays where it is in this process, because {reason} (said once)"),
+    );
 }
 
 #[cold]
@@ -195,7 +211,7 @@ fn rearrange(home: &Home, wishes: &[Wish], outcome: &mut Outcome) -> Result<(), 
         let begun = now();
         gate::wait_until_quiet(home.driver, QUEUE, QUEUE, || 0);
         *waited += now() - begun;
-        let closed = gate::close(home.driver, &Limits::default());
+        let closed = gate::close_unless(home.driver, &Limits::default(), |reason| !reason.is_doubt());
         closed.map(Quiet).map_err(|what| disturbed = Some(what)).ok()
     };
     let done = match home.opened.pool.rearrange(wishes, stop) {
