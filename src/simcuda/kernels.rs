@@ -7,6 +7,7 @@ use crate::context::Context;
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::space::{Kind, Origin, Span, access, granted, owner};
+use crate::strict;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -338,6 +339,7 @@ impl Words {
             permitted(context, span, write)?;
         }
         access(&spans, context.device)?;
+        spans.iter().filter_map(|span| span.region.as_ref()).for_each(strict::used_by_kernel);
         clock::kernel(context.device, &spans, write);
         let uses = coherence::open(&spans, write);
         Ok(Self { spans, count, uses })

@@ -395,6 +395,7 @@ impl Space {
             return Err(Code::INVALID_VALUE);
         }
         map.reservations.remove(&start);
+        strict::reservation_ended(start);
         // Under the lock: once unmapped the range may be somebody else's, and must not be ours any more.
         release(start, bytes);
         Ok(())

@@ -11,7 +11,8 @@ use crate::physical::{GRANULE, Piece, Store};
 use crate::report;
 use crate::space::{Kind, Origin, Region};
 use crate::stream::Work;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What released memory reads as at the beginning of each 2 MiB, or of a small allocation.
@@ -69,10 +70,30 @@ impl Unfinished {
     }
 }
 
+/// The reservations, by their first address, of which a kernel has used something. In any other no kernel finds its way: nobody told
+/// the program of addresses there, or it has not yet put any where a kernel could follow them. A library that maps memory a second time
+/// does so in reservations of its own.
+static USED_BY_KERNELS: RwLock<BTreeSet<u64>> = RwLock::new(BTreeSet::new());
+
+/// A kernel uses this region.
+pub fn used_by_kernel(region: &Region) {
+    if let Kind::Vmm { reservation: (start, _), .. } = &region.kind
+        && !USED_BY_KERNELS.read().contains(start)
+    {
+        USED_BY_KERNELS.write().insert(*start);
+    }
+}
+
+/// A reservation ends, and its addresses may become others'.
+pub fn reservation_ended(start: u64) {
+    USED_BY_KERNELS.write().remove(&start);
+}
+
 /// Who may use the memory of a region besides those that name its addresses: the GPUs, one bit each, whose kernels find it
 /// by following pointers.
 pub fn reachable_from(kind: &Kind) -> u64 {
     match kind {
+        Kind::Vmm { reservation: (start, _), .. } if !USED_BY_KERNELS.read().contains(start) => 0,
         Kind::Vmm { grants, .. } => grants.read | grants.write,
         // The program or the library that frees says that nobody follows a pointer there any more, and the driver waits
         // for the owner's work. Only what names the addresses is sure to be wrong.

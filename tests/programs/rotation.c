@@ -53,7 +53,7 @@ int main(int argc, char **argv)
     if (argc == 6) {
         CUgraph graph;
         CUgraphExec exec;
-        CHECK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        CHECK(cuStreamBeginCapture_v2(stream, CAPTURE_RELAXED));
         CHECK(cuStreamEndCapture(stream, &graph));
         CHECK(cuGraphInstantiateWithFlags(&exec, graph, 0));
     }

@@ -203,6 +203,7 @@ impl Drop for Alone<'_> {
 ///
 /// For a thread that is in no gated call, that holds no lock which a hook takes in front of the driver's call, and that makes no thread
 /// while it is closed, which would have all signals blocked as well.
+#[cfg(test)]
 pub fn close<'a>(driver: &'a Driver, limits: &Limits) -> Result<Closed<'a>, Disturbed> {
     close_unless(driver, limits, |_| true)
 }
