@@ -147,7 +147,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_MOVE_SHARE",
         values: "percentage",
         default: "5%",
-        help: "The part of the program's time that may go into moving memory while its GPU has nothing to do.",
+        help: "The part of the program's time that may be lost to moves that do not pay, and to waiting for a GPU that does not come to rest for one.",
         read: |settings, value| percentage(value, "5%").map(|share| settings.move_share = share),
     },
     Setting {
