@@ -73,6 +73,27 @@ fn the_host_takes_what_no_gpu_can() {
     assert!(peers > 150 << 20 && host > 200 << 20, "{peers} bytes on peers, {host} on the host");
 }
 
+/// Addresses are reserved for all that the places may hold: more than the machine has is more than there are.
+#[test]
+fn the_pool_works_where_the_host_may_lend_more_than_there_is() {
+    let shim = Run::program("steps").args("a:32 b:20971520").sim("1x64MiB").env("GPUPOOL_RESERVE", "16MiB");
+    let shim = shim.env("GPUPOOL_HOST_LIMIT", "40TiB").shim().log().go();
+    shim.succeeds();
+    assert_eq!(spilled(&shim), (0, 20 << 20), "{}", shim.stderr);
+}
+
+#[test]
+fn a_limit_that_the_user_set_is_named_where_it_sends_memory_to_the_host() {
+    let run = || Run::program("steps").args("a:32 a:20").sim("2x256MiB").env("GPUPOOL_HOST_LIMIT", "100MiB");
+    let limited = run().env("GPUPOOL_LIMIT", "24MiB").shim().go();
+    limited.succeeds().warns("no GPU that can lend has room within GPUPOOL_LIMIT").warns("raise GPUPOOL_LIMIT");
+    assert!(!limited.stderr.contains("to get OUT_OF_MEMORY"), "{}", limited.stderr);
+    // What the advice says comes true: nothing is on the host, and the program has its memory.
+    let followed = run().env("GPUPOOL_LIMIT", "24MiB").env("GPUPOOL_HOST_LIMIT", "0").shim().go();
+    followed.same_as(&limited);
+    assert!(!followed.stderr.contains("in the host's memory"), "{}", followed.stderr);
+}
+
 #[test]
 fn no_more_of_a_block_is_said_to_be_on_the_host_than_was_asked_for() {
     let odd = 20 * (1 << 20) + 3;

@@ -86,6 +86,33 @@ fn a_file_that_got_the_number_of_stderr_gets_no_text_of_ours() {
     shim.says("data holds 10 bytes: data is 2");
 }
 
+/// Programs look at `errno` behind calls of their own in between.
+#[test]
+fn a_call_that_succeeds_leaves_errno_alone() {
+    let bare = Run::program("errno").sim("2x64MiB").go();
+    for settings in
+        [&[][..], &[("GPUPOOL_LOG_FILE", "log.%p")], &[("GPUPOOL_SUMMARY", "on")], &[("GPUPOOL_LOG", "trace")]]
+    {
+        let run = Run::program("errno").sim("2x64MiB").shim();
+        settings.iter().fold(run, |run, (name, value)| run.env(name, value)).go().same_as(&bare);
+    }
+    for line in bare.stdout.lines() {
+        assert!(line.ends_with("errno 77"), "{line}");
+    }
+}
+
+#[test]
+fn a_full_pipe_that_nobody_reads_stops_no_program() {
+    let run = || Run::program("full_stderr").sim("1x64MiB").env("GPUPOOL_RESERVE", "16MiB");
+    let shim =
+        run().env("GPUPOOL_HOST_LIMIT", "100MiB").env("GPUPOOL_LOG", "debug").env("GPUPOOL_SUMMARY", "on").shim().go();
+    shim.succeeds().says("flags of the pipe: 0");
+    let Some((before, then)) = shim.stdout.split_once("then:") else { shim.fail("it did not come so far") };
+    assert!(!before.contains("gpupool"), "{before}");
+    assert!(then.contains(" lines before this one were lost: nobody read them"), "{then}");
+    assert!(then.contains("2.0 MiB at "), "the line itself: {then}");
+}
+
 #[test]
 fn the_log_never_takes_the_numbers_of_the_standard_streams() {
     // The driver has files, too; ours must not be among them, nor keep the program from opening its own.

@@ -217,6 +217,11 @@ impl Devices {
 }
 
 impl Limits {
+    /// Whether any GPU has one.
+    pub fn is_set(&self) -> bool {
+        !matches!(self, Limits::Unset)
+    }
+
     /// The limit of one GPU in bytes, if it has one.
     pub fn of(&self, gpu: u32) -> Option<u64> {
         match self {

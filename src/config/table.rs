@@ -90,7 +90,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_HOST_LIMIT",
         values: "size",
         default: "half of what is available, divided by the ranks on the host",
-        help: "The most the pool takes of the host's memory in this process; 0 keeps to the GPUs.",
+        help: "The most the pool takes of the host's memory in this process, and no more than there is; 0 keeps to the GPUs.",
         read: |settings, value| size(value, "64GiB").map(|bytes| settings.host_limit = Some(bytes)),
     },
     Setting {

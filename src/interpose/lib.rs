@@ -15,6 +15,7 @@ pub mod boundary;
 pub mod cancel;
 pub mod code;
 pub mod dlsym;
+pub mod errno;
 mod slots;
 
 pub use boundary::Real;

@@ -63,6 +63,15 @@ impl Memory {
         self.available().map(|bytes| bytes.saturating_sub(KEPT_BACK))
     }
 
+    /// The most that the pool lends of the host, given what the user set: no more than this process may ever use. Addresses are
+    /// reserved for all of it. Where nobody tells how much that is, the user knows.
+    pub fn lent(&self, set: Option<u64>, ranks: u32) -> Option<u64> {
+        match set {
+            Some(bytes) => Some(bytes.min(self.total().unwrap_or(u64::MAX))),
+            None => self.host_limit(ranks),
+        }
+    }
+
     /// What the pool lends of the host where no setting says: half of what this process could take, shared with the other
     /// ranks of its job on this host, each of which will come to the same number.
     pub fn host_limit(&self, ranks: u32) -> Option<u64> {
@@ -113,6 +122,25 @@ mod tests {
         assert_eq!(field(text, "HugePages_Total"), None);
         assert_eq!(field("MemTotal: many kB\n", "MemTotal"), None);
         assert_eq!(field("MemTotal: 18446744073709551615 kB\n", "MemTotal"), None);
+    }
+
+    #[test]
+    fn no_more_is_lent_than_the_machine_or_a_limit_leaves_to_this_process() {
+        const GIB: u64 = 1 << 30;
+        let group = Group { folder: "/sys/fs/cgroup/job".into(), limit: 11 * GIB, used: GIB };
+        let machine = Memory { installed: Some(64 * GIB), free: Some(48 * GIB), groups: Vec::new() };
+        let limited = Memory { groups: vec![group], ..machine.clone() };
+        for (memory, set, lent) in [
+            (&machine, Some(40 << 40), Some(64 * GIB)),
+            (&machine, Some(60 * GIB), Some(60 * GIB)),
+            (&machine, Some(0), Some(0)),
+            (&machine, None, Some(23 * GIB)),
+            (&limited, Some(40 << 40), Some(11 * GIB)),
+            (&Memory::default(), Some(40 << 40), Some(40 << 40)),
+            (&Memory::default(), None, None),
+        ] {
+            assert_eq!(memory.lent(set, 1), lent, "{set:?} of {memory:?}");
+        }
     }
 
     #[test]

@@ -2,10 +2,13 @@
 
 use crate::account::Accounts;
 use crate::{Claim, FRAME, Place, PlaceUsage, SoftRefusal};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// Growth plans after which a [`Ceiling`] is forgotten.
-const CEILING_PLANS: u32 = 64;
+/// Growth plans after which a [`Ceiling`] is forgotten: the first, which only leads around the failure that it comes from and the
+/// next request, and the last, since each further failure doubles them. The place may have lacked memory for a moment, of which nobody
+/// tells; one that is full although the driver says otherwise costs a call in vain each time.
+const CEILING_PLANS: RangeInclusive<u32> = 2..=64;
 
 /// A growth sends free memory away where more would be held than was ever in use and a part of that, one in so many.
 const SPARE_PART: u64 = 16;
@@ -50,6 +53,8 @@ pub(crate) struct Budget {
     /// What growths sent away because it was spare.
     exchanged: u64,
     ceiling: Option<Ceiling>,
+    /// How many growth plans the next ceiling lasts.
+    patience: u32,
     soft: SoftRefusal,
 }
 
@@ -70,6 +75,7 @@ impl Budget {
             anchored: 0,
             exchanged: 0,
             ceiling: None,
+            patience: *CEILING_PLANS.start(),
             soft: SoftRefusal::default(),
         }
     }
@@ -209,6 +215,10 @@ impl Budget {
     pub fn deliver(&mut self, bytes: u64) {
         self.promised -= bytes;
         self.held += bytes;
+        // Below a ceiling is memory that was given back, which says nothing of what there is beyond.
+        if self.ceiling.is_none() && bytes > 0 {
+            self.patience = *CEILING_PLANS.start();
+        }
         self.take(bytes);
     }
 
@@ -261,7 +271,8 @@ impl Budget {
     /// The place ran out after giving `created` bytes in this attempt.
     pub fn ran_out(&mut self, created: u64) {
         let held = self.held.saturating_sub(self.leaving) + created;
-        self.ceiling = Some(Ceiling { held, plans_left: CEILING_PLANS });
+        self.ceiling = Some(Ceiling { held, plans_left: self.patience });
+        self.patience = (self.patience * 2).min(*CEILING_PLANS.end());
     }
 
     /// The place cannot give memory, now or ever.

@@ -79,9 +79,22 @@ fn what_is_used_is_no_finding() {
 
 #[test]
 fn work_that_is_neither_kernel_nor_copy_is_use() {
-    for way in ["async", "event", "host_function", "prefetch", "handle"] {
+    for way in ["async", "event", "host_function", "prefetch", "handle", "managed"] {
         c(&format!("only_{way}")).finds_nothing();
     }
+}
+
+/// What such a stream is given counts for the context that is current.
+#[test]
+fn a_context_in_which_a_stream_was_made_is_used_whichever_is_current_later() {
+    for case in ["elsewhere", "elsewhere_priority", "only_green"] {
+        c(case).finds_nothing();
+    }
+}
+
+#[test]
+fn what_the_driver_refused_is_no_use() {
+    c("only_refused").finds(&["GP001"]);
 }
 
 /// Contexts on several GPUs that a line made and gave back, one after the other, are never several at a time.

@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include "diagnosed.h"
+#include "green.h"
 #include "simulator.h"
 #include "vmm.h"
 
@@ -143,6 +144,8 @@ static void use_from_threads(void)
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream);
+CUresult cuMemsetD8Async(CUdeviceptr pointer, unsigned char value, size_t count, CUstream stream);
+CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority);
 CUresult cuLaunchHostFunc(CUstream stream, void (*function)(void *), void *data);
 CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUdevice device, CUstream stream);
 
@@ -171,7 +174,38 @@ static void use_otherwise(const char *way)
         CUmemAllocationProp properties = on_device(FIRST);
         uint64_t handle;
         CHECK(cuMemCreate(&handle, 2 * MIB, &properties, 0));
+    } else if (strcmp(way, "managed") == 0) {
+        CHECK(cuMemAllocManaged(&block, 4096, 1));
+    } else if (strcmp(way, "green") == 0) {
+        size_t bytes = 4096;
+        CUgreenCtx green = green_on(FIRST);
+        CUstream stream;
+        CHECK(cuGreenCtxStreamCreate(&stream, green, 1, 0));
+        CHECK(cuCtxSetCurrent(retain(LAST)));
+        CHECK(cuMemAlloc_v2(&block, bytes));
+        CHECK(cuMemsetD8Async(block, 1, bytes, stream));
+        CHECK(cuStreamSynchronize(stream));
+    } else if (strcmp(way, "refused") == 0) {
+        REQUIRE(cuMemsetD8_v2(64, 1, 16) != CUDA_SUCCESS);
+        REQUIRE(cuMemcpyDtoD_v2(64, 128, 16) != CUDA_SUCCESS);
     }
+}
+
+/* Work on a stream of the first GPU, submitted while the last one's context is current. */
+static void use_from_elsewhere(int priority)
+{
+    CUdeviceptr block;
+    CUstream stream;
+    CHECK(cuCtxSetCurrent(retain(FIRST)));
+    if (priority)
+        CHECK(cuStreamCreateWithPriority(&stream, 1, 0));
+    else
+        CHECK(cuStreamCreate(&stream, 1));
+    CHECK(cuCtxSetCurrent(retain(LAST)));
+    CHECK(cuMemAlloc_v2(&block, 3 * MIB));
+    for (int i = 0; i < 3; i++)
+        CHECK(cuMemsetD8Async(block, 1, 3 * MIB, stream));
+    CHECK(cuStreamSynchronize(stream));
 }
 
 /* One after the other, more than any table has places for; the last frees what it allocates. */
@@ -287,6 +321,10 @@ int main(int argc, char **argv)
         use_a_little();
     } else if (strcmp(name, "threads") == 0) {
         use_from_threads();
+    } else if (strcmp(name, "elsewhere") == 0) {
+        use_from_elsewhere(0);
+    } else if (strcmp(name, "elsewhere_priority") == 0) {
+        use_from_elsewhere(1);
     } else if (strncmp(name, "only_", 5) == 0) {
         use_otherwise(name + 5);
         compute_on(LAST);

@@ -17,7 +17,7 @@ pub fn checks() -> Vec<Check> {
 
 fn check(memory: &Memory, settings: &Settings) -> Check {
     let group = memory.tightest();
-    let host_limit = settings.host_limit.or_else(|| memory.host_limit(settings.ranks()));
+    let host_limit = memory.lent(settings.host_limit, settings.ranks());
     let pinned_limit = settings.pinned_limit.or_else(|| memory.pinned_limit(settings.ranks()));
     let facts = json!({
         "total": memory.installed, "available": memory.free, "cgroup": group.map(|group| json!({
@@ -67,6 +67,14 @@ mod tests {
 
     fn told(memory: &Memory, ranks: u32) -> Check {
         check(memory, &Settings { local_ranks: Some(("LOCAL_WORLD_SIZE", ranks)), ..Settings::default() })
+    }
+
+    #[test]
+    fn a_setting_beyond_what_there_is_is_told_as_what_comes_of_it() {
+        let memory = Memory { installed: Some(64 * GIB), free: Some(48 * GIB), groups: Vec::new() };
+        let settings = Settings { host_limit: Some(40 << 40), ..Settings::default() };
+        let check = check(&memory, &settings);
+        assert!(check.words.contains("the pool takes up to 64.0 GiB and"), "{}", check.words);
     }
 
     #[test]

@@ -20,7 +20,10 @@ pub fn available() -> Option<u64> {
 /// The most that the pool takes of the host's memory in this process. Where nobody can tell what there is, nothing.
 pub fn limit() -> u64 {
     let settings = process::settings();
-    settings.host_limit.or_else(|| memory().host_limit(settings.ranks())).unwrap_or(0)
+    if settings.host_limit == Some(0) {
+        return 0;
+    }
+    memory().lent(settings.host_limit, settings.ranks()).unwrap_or(0)
 }
 
 /// The most that the pool pins in this process. Where nobody can tell what there is, the driver has the last word.

@@ -1,10 +1,11 @@
-//! What every body has behind it: the boundary that keeps panics in, and the line in the log about the call.
+//! What every body has behind it: the boundary that keeps panics in and `errno` as it was, and the line in the log about the call.
 
 use crate::guard;
 use crate::watch::context;
 use crate::{log, process};
 use gpupool_cuda::CuResult;
 use gpupool_events::Call;
+use gpupool_interpose::errno::Errno;
 use gpupool_interpose::{Api, boundary};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -14,6 +15,7 @@ pub type Real<'a> = gpupool_interpose::Real<'a, CuResult>;
 /// Runs a body. On a panic the pool takes no new allocations, and the program gets the driver's answer.
 #[inline]
 pub fn run(api: Api, call: &mut dyn FnMut() -> CuResult, body: impl FnOnce(&mut Real) -> CuResult) -> CuResult {
+    let _errno = Errno::keep();
     let result = boundary::run(api, call, body, process::broken);
     trace(api, result);
     result
@@ -44,7 +46,7 @@ fn failed(result: CuResult) {
 /// For what rows without a boundary do now and then: inside a hook, without being cancelled, and no panic passes.
 #[cold]
 pub fn contained(api: Api, act: impl FnOnce()) {
-    let _inside = guard::enter_sheltered();
+    let (_errno, _inside) = (Errno::keep(), guard::enter_sheltered());
     // AssertUnwindSafe: after a panic the pool is closed for allocations, which is what may be half changed.
     if catch_unwind(AssertUnwindSafe(act)).is_err() {
         process::broken(api);

@@ -92,13 +92,17 @@ pub unsafe fn green_create(real: &mut Real, green: *mut *mut c_void, device: CUd
         }
         unseen::Primary::hold(driver, device).map(|primary| primary.handle)
     };
-    making(real, device, Kind::Primary, made, |driver, call| {
+    let result = making(real, device, Kind::Primary, made, |driver, call| {
         let Some(made) = given() else { return CuResult::INVALID_CONTEXT };
         // SAFETY: it was made by this very call, and the program has not heard of it.
         let result = end::of_green(driver, made, call, || unsafe { driver.destroy_green(made) });
         // SAFETY: the output argument of a call that succeeded.
         unsafe { forget(green, result) }
-    })
+    });
+    if result.is_ok() {
+        context::is_meant(device);
+    }
+    result
 }
 
 /// Makes a call that makes a context, or counts a primary one up that exists. `made` runs after a success, and says which

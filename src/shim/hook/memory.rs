@@ -105,7 +105,7 @@ pub unsafe fn allocate_managed(real: &mut Real, dptr: *mut CUdeviceptr, bytes: u
         address::given_anew(address, bytes as u64);
         managed::adopt(address, bytes as u64, flags);
     }
-    result
+    served_by_driver(result)
 }
 
 /// # Safety

@@ -1,8 +1,9 @@
-//! Bodies: stream capture. See [`crate::watch::capture`].
+//! Bodies: streams that are made, and their capture ([`crate::watch::capture`]).
 
 use super::Real;
 use crate::serve::managed;
 use crate::watch::capture::{self, Seen};
+use crate::watch::context;
 use cudarc::driver::sys::CUstream;
 use gpupool_cuda::{CuResult, Stream};
 
@@ -16,6 +17,21 @@ fn per_thread_default(real: &Real) -> bool {
 /// The stream that this call means by its argument, for a call of ours, which has no `_ptsz` in its name.
 pub(super) fn handle(real: &Real, stream: CUstream) -> Stream {
     Stream::from_raw(stream).meant_by(per_thread_default(real))
+}
+
+/// A stream was made in the context that is current, which the program uses from here on: what the stream is given is counted for
+/// whichever context is current then. Asking the driver for the stream's own (`cuStreamGetCtx`) would show in every launch and copy.
+///
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn created(real: &mut Real) -> CuResult {
+    let result = real.call();
+    if result.is_ok()
+        && let Some(context) = context::driver().and_then(context::current)
+    {
+        context.usage.worked();
+    }
+    result
 }
 
 /// # Safety

@@ -177,12 +177,14 @@ pub fn boxes_at_once(api: Api, before: Before, result: CuResult, copy: *const c_
 /// After other work: a host function, an event, a prefetch.
 #[inline]
 pub fn worked(api: Api, before: Before, result: CuResult) {
-    count(api, before.filter(|_| result.is_ok()), result, Counters::worked);
+    count(api, before, result, Counters::worked);
 }
+
+/// Counts what the driver took; what it refused is no use of the context.
 
 #[inline]
 fn count(api: Api, before: Before, result: CuResult, as_what: impl Fn(&Counters)) {
-    if let Some(usage) = before {
+    if let Some(usage) = before.filter(|_| result.is_ok()) {
         as_what(usage);
     }
     boundary::trace(api, result);

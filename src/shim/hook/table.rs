@@ -125,7 +125,7 @@ macro_rules! for_each_hook {
             cuCtxPopCurrent(ctx: *mut CUcontext) => current::switched();
             cuCtxPopCurrent_v2(ctx: *mut CUcontext) => current::switched();
 
-            // Stream capture: while one is under way nothing of ours may synchronise.
+            // Streams: whoever makes one uses the context that is current then. Capture: while one is under way nothing of ours may synchronise.
             cuStreamBeginCapture(stream: CUstream) => stream::begin(stream);
             cuStreamBeginCapture_ptsz(stream: CUstream) => stream::begin(stream);
             cuStreamBeginCapture_v2(stream: CUstream, mode: c_int) => stream::begin(stream);
@@ -144,6 +144,8 @@ macro_rules! for_each_hook {
             cuStreamEndCaptureToCig_ptsz(stream: CUstream) => stream::end(stream);
             cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) => stream::end(stream);
             cuStreamEndCapture_ptsz(stream: CUstream, graph: *mut CUgraph) => stream::end(stream);
+            cuStreamCreate(stream: *mut CUstream, flags: c_uint) => stream::created();
+            cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, priority: c_int) => stream::created();
             cuStreamDestroy(stream: CUstream) => stream::destroy(stream);
             cuStreamDestroy_v2(stream: CUstream) => stream::destroy(stream);
 

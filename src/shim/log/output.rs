@@ -24,6 +24,59 @@ pub(super) fn write_all(descriptor: libc::c_int, bytes: &[u8]) -> Result<(), (us
     }
 }
 
+/// What a pipe takes at once or not at all, and has room for when it is ready.
+const PIECE: usize = libc::PIPE_BUF;
+
+/// Writes to a descriptor that is somebody else's without waiting for a reader: what does not go now is not written. The flags of
+/// the descriptor stay as they are, because whoever has it sees them, too. An error comes with the bytes that were written.
+pub(super) fn write_ready(descriptor: libc::c_int, bytes: &[u8]) -> Result<(), (usize, io::Error)> {
+    let kind = status(descriptor).map_err(|error| (0, error))?.st_mode & libc::S_IFMT;
+    if kind == libc::S_IFREG {
+        return write_all(descriptor, bytes);
+    }
+    let mut written = 0;
+    // Between a question and a write somebody else may fill a pipe, so it is asked in the write itself where the kernel can do so.
+    let mut asks = kind != libc::S_IFIFO && kind != libc::S_IFSOCK;
+    while written < bytes.len() {
+        if asks && !is_ready(descriptor) {
+            return Err((written, io::ErrorKind::WouldBlock.into()));
+        }
+        let rest = &bytes[written..];
+        let piece = if asks { &rest[..rest.len().min(PIECE)] } else { rest };
+        let vector = libc::iovec { iov_base: piece.as_ptr().cast_mut().cast(), iov_len: piece.len() };
+        let result = quietly(|| match kind {
+            // SAFETY: `piece` is readable for its length.
+            libc::S_IFSOCK => unsafe {
+                libc::send(descriptor, piece.as_ptr().cast(), piece.len(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+            },
+            // SAFETY: the one vector names `piece`, which is only read.
+            libc::S_IFIFO if !asks => unsafe { libc::pwritev2(descriptor, &raw const vector, 1, -1, libc::RWF_NOWAIT) },
+            // SAFETY: `piece` is readable for its length.
+            _ => unsafe { libc::write(descriptor, piece.as_ptr().cast(), piece.len()) },
+        });
+        match result {
+            // Kernels before 6.5 know this flag of no pipe.
+            Err(error)
+                if !asks && matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)) =>
+            {
+                asks = true;
+            }
+            Ok(count @ 1..) => written += count.unsigned_abs(),
+            Ok(_) => return Err((written, io::ErrorKind::WriteZero.into())),
+            Err(error) => return Err((written, error)),
+        }
+    }
+    Ok(())
+}
+
+/// Whether a write of [`PIECE`] bytes would not wait.
+fn is_ready(descriptor: libc::c_int) -> bool {
+    let mut asked = libc::pollfd { fd: descriptor, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: `asked` is one entry, which poll may write to.
+    let found = unsafe { libc::poll(&raw mut asked, 1, 0) };
+    found == 1 && asked.revents & libc::POLLOUT != 0
+}
+
 /// Takes room on the disk for the bytes from `start` to `end` without making the file longer.
 pub(super) fn reserve(descriptor: libc::c_int, start: u64, end: u64) -> io::Result<()> {
     let bytes = end.saturating_sub(start);

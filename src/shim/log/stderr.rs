@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use tracing::field::{Field, Visit};
@@ -102,14 +103,33 @@ pub(super) fn warn_now(message: &str) {
 }
 
 /// Writes text for a person. Names of files, of Python's functions and values of variables are in it, which a terminal may
-/// take for commands: of control characters only line feeds go through.
+/// take for commands: of control characters only line feeds go through. A reader that is stuck does not stop the program.
 pub(super) fn write(descriptor: libc::c_int, text: &str) {
     let _sheltered = cancel::shelter();
     if descriptor == libc::STDERR_FILENO && !is_stderr() {
         return;
     }
-    let _ = output::write_all(descriptor, clean(text).as_bytes());
+    let mut whole = clean(text);
+    let missing = MISSING.swap(0, Ordering::Relaxed);
+    if missing > 0 {
+        let (lines, were) = if missing == 1 { ("line", "was") } else { ("lines", "were") };
+        whole.insert_str(0, &format!("gpupool: {missing} {lines} before this one {were} lost: nobody read them\n"));
+    }
+    if TORN.swap(false, Ordering::Relaxed) {
+        whole.insert(0, '\n');
+    }
+    if let Err((written, error)) = output::write_ready(descriptor, whole.as_bytes())
+        && error.kind() == io::ErrorKind::WouldBlock
+    {
+        TORN.store(written > 0, Ordering::Relaxed);
+        MISSING.fetch_add(missing + text.lines().count() as u64, Ordering::Relaxed);
+    }
 }
+
+/// Lines that were not written because they would have waited for a reader, since that was last told; and whether a part of the last
+/// one was.
+static MISSING: AtomicU64 = AtomicU64::new(0);
+static TORN: AtomicBool = AtomicBool::new(false);
 
 /// `text` without what a terminal would obey: control characters, and those that reorder what stands around them.
 fn clean(text: &str) -> String {

@@ -11,6 +11,7 @@ use crate::watch::{context, submitted};
 use gpupool_config::{Mode, Settings};
 use gpupool_events::{Panic, ProcessStart};
 use gpupool_interpose::Api;
+use gpupool_interpose::errno::Errno;
 
 /// Whether hooks do anything in this process; starts the shim at the first call.
 #[inline]
@@ -20,6 +21,7 @@ pub fn takes_part(api: Api) -> bool {
 
 #[cold]
 fn takes_part_later(api: Api) -> bool {
+    let _errno = Errno::keep();
     match process::phase() {
         Phase::Active | Phase::Closed => true,
         Phase::Idle => start() || resolves(api),

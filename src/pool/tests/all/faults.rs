@@ -1,7 +1,7 @@
 //! A fault at every single backend call.
 
 use super::checks::{
-    GPU0, GPU1, HOST, MIB, assert_accounts, assert_block, assert_returns_everything, note_busy, pool, request,
+    GIB, GPU0, GPU1, HOST, MIB, assert_accounts, assert_block, assert_returns_everything, note_busy, pool, request,
 };
 use super::mock::{FaultKind, Mock};
 use gpupool_pool::{Allocation, Anchor, FRAME, Free, FreeError, MoveError, Place, Policy, Pool, Refusal};
@@ -113,6 +113,43 @@ fn the_error_is_that_of_the_call_that_failed() {
     assert_eq!(pool.allocate(&request(64 * MIB, 0)), Err(Refusal::Backend(4)));
     assert_eq!(pool.usage().places[0].held, 0);
     assert!(pool.backend().inner().is_empty());
+}
+
+#[test]
+fn a_place_that_had_no_memory_once_is_tried_again_by_the_next_but_one() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB), (GPU1, GIB)]);
+    let calls = pool.backend().inner().calls;
+    pool.backend().inner().fault = Some((calls + 1, 1, FaultKind::OutOfMemory));
+    let blocks: Vec<Allocation> = (0..4).map(|_| pool.allocate(&request(4 * MIB, 0)).unwrap()).collect();
+    let away: Vec<bool> = blocks.iter().map(|block| block.on_peers > 0).collect();
+    assert_eq!(away, [true, true, false, false]);
+    assert_returns_everything(&pool, &blocks);
+}
+
+/// Others hold the first GPU, and the driver does not tell: what is asked of it in vain becomes rare, and what is asked once there is
+/// room again does not wait for ever.
+#[test]
+fn a_place_that_has_no_memory_is_asked_less_and_less_often() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB), (GPU1, GIB)]);
+    pool.backend().inner().blind = true;
+    pool.backend().inner().external.insert(GPU0, GIB);
+    let mut blocks: Vec<Allocation> = Vec::new();
+    let mut tried = Vec::new();
+    for _ in 0..200 {
+        let before = pool.backend().inner().log.iter().filter(|call| call.0 == "create").count();
+        blocks.push(pool.allocate(&request(2 * MIB, 0)).unwrap());
+        let made = pool.backend().inner().log.iter().filter(|call| call.0 == "create").count() - before;
+        tried.push(made > 1);
+    }
+    assert!(blocks.iter().all(|block| block.on_peers > 0));
+    let (early, late) = tried.split_at(100);
+    let vain = |part: &[bool]| part.iter().filter(|tried| **tried).count();
+    assert!((3..=7).contains(&vain(early)) && vain(late) <= 2, "{} and {}", vain(early), vain(late));
+    pool.backend().inner().external.clear();
+    let further: Vec<Allocation> = (0..70).map(|_| pool.allocate(&request(2 * MIB, 0)).unwrap()).collect();
+    assert_eq!(further.last().map(|block| block.on_peers), Some(0));
+    blocks.extend(further);
+    assert_returns_everything(&pool, &blocks);
 }
 
 #[test]

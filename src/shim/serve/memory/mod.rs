@@ -265,12 +265,21 @@ fn report_growth(block: &Block, on_peers: u64, on_host: u64) {
 
 /// Memory for a GPU is on the host: said the first time, because nothing fails and all that uses it is slow.
 pub fn report_host(home: u32, on_host: u64, bytes: u64) {
+    // Within a limit the driver serves what no place has room for, so doing without the host makes no OUT_OF_MEMORY.
+    let (room, advice) = if process::settings().limit.is_set() {
+        (
+            "room within GPUPOOL_LIMIT",
+            "raise GPUPOOL_LIMIT, or set GPUPOOL_HOST_LIMIT=0 to leave such memory to the driver",
+        )
+    } else {
+        ("room", "free GPUs or add some to GPUPOOL_DEVICES, or set GPUPOOL_HOST_LIMIT=0 to get OUT_OF_MEMORY instead")
+    };
     log::warn_once(
         "host",
         format_args!(
-            "{} of the {} just allocated for GPU {home} are in the host's memory, because no GPU that can lend has room; \
-             kernels reach it over PCIe, many times more slowly than a GPU's memory (make the working set smaller, free \
-             GPUs or add some to GPUPOOL_DEVICES, or set GPUPOOL_HOST_LIMIT=0 to get OUT_OF_MEMORY instead; said once)",
+            "{} of the {} just allocated for GPU {home} are in the host's memory, because no GPU that can lend has {room}; \
+             kernels reach it over PCIe, many times more slowly than a GPU's memory (make the working set smaller, {advice}; \
+             said once)",
             // What is rounded up to frames may be more than was asked for.
             format_size(on_host.min(bytes)),
             format_size(bytes)

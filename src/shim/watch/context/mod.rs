@@ -479,6 +479,15 @@ pub fn green_began(green: GreenContext, device: Device) {
     REGISTRY.lock().green_began(green, device);
 }
 
+/// A part of the primary context of this device was made on purpose, and its streams may be given work whichever context is current:
+/// that one is used.
+pub fn is_meant(device: Device) {
+    let primary = REGISTRY.lock().primary(device);
+    if let Some(context) = primary {
+        context.usage.worked();
+    }
+}
+
 /// The handle that a green context has as a context. What is made in it belongs to the primary one.
 pub fn green_is(green: GreenContext, context: cuda::Context) {
     REGISTRY.lock().green_is(green, context);

@@ -311,6 +311,12 @@ impl Registry {
         self.handle_of(*self.devices.get(&device)?.primaries.last()?)
     }
 
+    /// The primary context that is known to live on this device.
+    pub fn primary(&self, device: Device) -> Option<Context> {
+        let id = self.devices.get(&device)?.primaries.last()?;
+        self.entries.get(id).map(|entry| entry.context)
+    }
+
     /// Whether a primary context is known to live on this device.
     pub fn has_primary(&self, device: Device) -> bool {
         self.devices.get(&device).is_some_and(|device| !device.primaries.is_empty())
