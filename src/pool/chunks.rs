@@ -1,10 +1,16 @@
 //! The pool's chunks, each one physical handle: which of them is mapped at a frame of the address range, at which place its
 //! memory lies, and why it must stay there. No other list says where memory lies.
 
+use crate::FRAME;
 use crate::place::PlaceId;
 use crate::place_map::PlaceMap;
 use crate::{Anchor, Anchors};
 use std::sync::Arc;
+
+/// Bytes of so many frames.
+pub(crate) fn bytes_of(frames: u32) -> u64 {
+    u64::from(frames) * FRAME
+}
 
 /// The second mapping of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,6 +4,7 @@
 
 use crate::asked::Asked;
 use crate::budget::Budget;
+pub(crate) use crate::chunks::bytes_of;
 use crate::chunks::{Chunk, Chunks};
 use crate::clock::Clock;
 use crate::freed_in::FreedIn;
@@ -145,11 +146,6 @@ struct Totals {
     allocations: u64,
     reuses: u64,
     trimmed_bytes: u64,
-}
-
-/// Bytes of so many frames.
-pub(crate) fn bytes_of(frames: u32) -> u64 {
-    u64::from(frames) * FRAME
 }
 
 impl<H: Copy> State<H> {

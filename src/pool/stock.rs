@@ -4,10 +4,9 @@
 //! spare chunk there. To everybody but moves the stock is free memory: it counts as such, goes back to the driver before anybody is
 //! refused or sent elsewhere for its sake, and goes home when no move has used it for a while.
 
-use crate::chunks::Chunk;
+use crate::chunks::{Chunk, bytes_of};
 use crate::place::PlaceId;
 use crate::schedule::Class;
-use crate::state::bytes_of;
 use std::collections::BTreeMap;
 
 /// The part of a place's limit that its stock may take.
