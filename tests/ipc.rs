@@ -259,6 +259,27 @@ fn without_descriptors_the_importer_gets_an_error_and_keeps_nothing() {
 }
 
 #[test]
+fn who_has_no_descriptor_left_is_told_so() {
+    let importer = ipc("A:alloc:0:65536 A:get:0:0 B:files:-1 B:open:0").shim().go();
+    importer.succeeds().says("B:open:0: 1").warns("this process has no descriptor left");
+    assert!(!importer.stderr.contains("it ended, became another program"), "{}", importer.stderr);
+    // One for the connection, and none for the memory.
+    let exporter = ipc("A:alloc:0:65536 A:get:0:0 A:files:-1 B:open:0").shim().go();
+    exporter.succeeds().says("B:open:0: 1").warns("because this process has no descriptor left");
+}
+
+#[test]
+fn an_exporter_whose_importers_were_refused_says_that() {
+    let shim = logged(ipc("A:alloc:0:65536 A:get:0:0 B:user:65534 B:open:0 A:free:0").shim());
+    if shim.stdout.contains("B:user:65534: not allowed") {
+        println!("only root can become another user: not checked");
+        return;
+    }
+    shim.says("B:open:0: 1").warns("nobody had opened it; who tried was refused, as another user's");
+    assert!(!shim.stderr.contains("run that one under gpupool"), "{}", shim.stderr);
+}
+
+#[test]
 fn an_importer_without_the_shim_is_refused_and_the_exporter_says_so() {
     let run = ipc("A:alloc:0:65536 A:get:0:0 B:open:0 A:free:0").env("B_LD_PRELOAD", "");
     let shim = logged(run.shim());

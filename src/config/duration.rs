@@ -19,7 +19,7 @@ pub enum DurationError {
 impl fmt::Display for DurationError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
-            DurationError::NotADuration => "not a duration",
+            DurationError::NotADuration => "not a duration in ms, s, min or h",
             DurationError::NoUnit => "a duration needs a unit: ms, s, min or h",
             DurationError::Negative => "a duration cannot be negative",
             DurationError::TooLong => "longer than a thousand years",

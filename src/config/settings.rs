@@ -147,6 +147,16 @@ impl Settings {
         })
     }
 
+    /// A setting that is understood and changes nothing, of which a program should not fail.
+    pub fn without_effect(&self) -> Option<Problem> {
+        let devices = self.context_devices.as_ref().filter(|_| self.contexts != Contexts::Deny)?;
+        Some(Problem {
+            name: "GPUPOOL_CONTEXT_DEVICES".to_owned(),
+            value: devices.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
+            reason: "says nothing without GPUPOOL_CONTEXTS=deny".to_owned(),
+        })
+    }
+
     /// Ranks of the job on this host, this process among them.
     pub fn ranks(&self) -> u32 {
         self.local_ranks.map_or(1, |(_, ranks)| ranks)

@@ -18,7 +18,7 @@ pub enum SizeError {
 impl fmt::Display for SizeError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
-            SizeError::NotASize => "not a size",
+            SizeError::NotASize => "not a size in bytes or with a unit (K, M, G, T, P, E, alone or with iB or B)",
             SizeError::Negative => "a size cannot be negative",
             SizeError::TooLarge => "larger than 16 EiB",
             SizeError::Fraction => "a fraction needs a unit",
@@ -43,6 +43,12 @@ const UNITS: &[(&str, u64)] = &[
     ("t", 1 << 40),
     ("tib", 1 << 40),
     ("tb", 1_000_000_000_000),
+    ("p", 1 << 50),
+    ("pib", 1 << 50),
+    ("pb", 1_000_000_000_000_000),
+    ("e", 1 << 60),
+    ("eib", 1 << 60),
+    ("eb", 1_000_000_000_000_000_000),
 ];
 
 /// Bytes that `text` stands for; a fraction is rounded down to whole bytes.
@@ -173,8 +179,9 @@ mod tests {
         #[test]
         fn a_whole_number_of_any_unit_survives(count in 0u64..16_000_000, unit in 0..UNITS.len()) {
             let (name, bytes) = UNITS[unit];
-            prop_assert_eq!(parse_size(&format!("{count}{name}")), Ok(count * bytes));
-            prop_assert_eq!(parse_size(&format!("{count} {}", name.to_uppercase())), Ok(count * bytes));
+            let size = count.checked_mul(bytes).ok_or(SizeError::TooLarge);
+            prop_assert_eq!(parse_size(&format!("{count}{name}")), size);
+            prop_assert_eq!(parse_size(&format!("{count} {}", name.to_uppercase())), size);
         }
 
         #[test]

@@ -46,5 +46,8 @@ fn only_deny_denies_and_only_elsewhere() {
         assert_eq!(answer(&told, "cuDevicePrimaryCtxRetain(&own, FIRST)"), 0, "{policy} {devices}");
         assert!(told.events("context.denied").is_empty());
         assert!(told.findings().iter().all(|made| made.code != "GP011"));
+        let without_effect =
+            told.stderr.contains("GPUPOOL_CONTEXT_DEVICES=3: says nothing without GPUPOOL_CONTEXTS=deny");
+        assert_eq!(without_effect, policy == "warn", "{}", told.stderr);
     }
 }

@@ -83,7 +83,7 @@ fn bad_settings_refuse_the_start_and_are_all_named() {
     assert_eq!(stdout(&output), "");
     let expected = "\
 gpupool: --set colour=red: no such setting; `gpupool run --help` lists them
-gpupool: GPUPOOL_LIMIT=0:70XB: not a size; write for example 0:70GiB,1:40GiB
+gpupool: GPUPOOL_LIMIT=0:70XB: not a size in bytes or with a unit (K, M, G, T, P, E, alone or with iB or B); write for example 0:70GiB,1:40GiB
 gpupool: GPUPOOL_MODE=fast: not a mode; write one of pool|spill|managed|trace|off
 ";
     assert_eq!(stderr(&output), expected);

@@ -158,26 +158,48 @@ fn malformed_values_say_what_to_write() {
     refused("GPUPOOL_DEVICES", "0,,1", "\"\" is not a GPU's number; write auto or for example 0,2,3");
     refused("GPUPOOL_DEVICES", "0,2,0", "GPU 0 is named twice; write every GPU once");
     refused("GPUPOOL_DEVICES", "+1", "\"+1\" is not a GPU's number; write auto or for example 0,2,3");
-    refused("GPUPOOL_RESERVE", "lots", "not a size; write for example 1GiB");
-    refused("GPUPOOL_LIMIT", "0:70XB", "not a size; write for example 0:70GiB,1:40GiB");
-    refused("GPUPOOL_LIMIT", "70XB", "not a size; write for example 0:70GiB,1:40GiB, or 40GiB for every GPU");
+    refused(
+        "GPUPOOL_RESERVE",
+        "lots",
+        "not a size in bytes or with a unit (K, M, G, T, P, E, alone or with iB or B); write for example 1GiB",
+    );
+    refused(
+        "GPUPOOL_LIMIT",
+        "0:70XB",
+        "not a size in bytes or with a unit (K, M, G, T, P, E, alone or with iB or B); write for example 0:70GiB,1:40GiB",
+    );
+    refused(
+        "GPUPOOL_LIMIT",
+        "70XB",
+        "not a size in bytes or with a unit (K, M, G, T, P, E, alone or with iB or B); write for example 0:70GiB,1:40GiB, or 40GiB for every GPU",
+    );
     refused("GPUPOOL_LIMIT", "0:1GiB,0:2GiB", "GPU 0 is named twice; write every GPU once");
     refused("GPUPOOL_LIMIT", "a:1GiB", "\"a\" is not a GPU's number; write for example 0:70GiB,1:40GiB");
     refused("GPUPOOL_LIMIT", "1GiB,2GiB", "\"1GiB\" names no GPU; write for example 0:70GiB,1:40GiB");
     refused("GPUPOOL_HOST_LIMIT", "99999999TiB", "larger than 16 EiB; write for example 64GiB");
+    refused("GPUPOOL_HOST_LIMIT", "16EiB", "larger than 16 EiB; write for example 64GiB");
+    refused("GPUPOOL_PINNED_IDLE", "10m", "not a duration in ms, s, min or h; write for example 30s");
     refused("GPUPOOL_PLACEMENT", "nearest", "not a placement; write one of local-first|interleave|most-free");
     refused("GPUPOOL_FREE", "never", "not a way to free; write one of strict|lazy");
     refused("GPUPOOL_LENDERS", "on", "not a state; write one of asleep|awake");
     refused("GPUPOOL_SMALL", "off", "not an answer; write one of pool|driver");
     refused("GPUPOOL_PINNED", "on", "not an answer; write one of pool|off");
-    refused("GPUPOOL_PINNED_LIMIT", "25%", "not a size; write for example 16GiB");
+    refused(
+        "GPUPOOL_PINNED_LIMIT",
+        "25%",
+        "not a size in bytes or with a unit (K, M, G, T, P, E, alone or with iB or B); write for example 16GiB",
+    );
     refused("GPUPOOL_PINNED_IDLE", "30", "a duration needs a unit: ms, s, min or h; write for example 30s");
     refused("GPUPOOL_SOFT_OOM", "yes", "not a switch; write one of auto|on|off");
     refused("GPUPOOL_MEMINFO", "gpu", "not an answer; write one of pool|device");
     refused("GPUPOOL_CONTEXTS", "forbid", "not a policy; write one of warn|deny");
     refused("GPUPOOL_CONTEXT_DEVICES", "all", "\"all\" is not a GPU's number; write for example 0,2,3");
     refused("GPUPOOL_CONTEXT_DEVICES", "1,1", "GPU 1 is named twice; write every GPU once");
-    refused("GPUPOOL_MALLOC_HEAP_SIZE", "big", "not a size; write for example 256MiB");
+    refused(
+        "GPUPOOL_MALLOC_HEAP_SIZE",
+        "big",
+        "not a size in bytes or with a unit (K, M, G, T, P, E, alone or with iB or B); write for example 256MiB",
+    );
     refused("GPUPOOL_STACK_SIZE", "1.5", "a fraction needs a unit; write for example 16KiB");
     refused("GPUPOOL_PRINTF_FIFO_SIZE", "-1", "a size cannot be negative; write for example 8MiB");
     refused("GPUPOOL_LOG_FILE", "%q", "%q means nothing here; use %p (process), %e (executable), %h (host) or %%");
@@ -201,6 +223,17 @@ fn all_mistakes_are_told_at_once() {
     let problems =
         read(&[("GPUPOOL_MODE", "x"), ("GPUPOOL_FREE", "strict"), ("GPUPOOL_LIMIT", "y"), ("GPUPOOL_Z", "1")]);
     assert_eq!(problems.unwrap_err().len(), 3);
+}
+
+#[test]
+fn a_list_of_gpus_for_contexts_says_nothing_unless_others_are_denied() {
+    let told = |pairs: &[(&str, &str)]| read(pairs).unwrap().without_effect().map(|problem| problem.to_string());
+    assert_eq!(
+        told(&[("GPUPOOL_CONTEXT_DEVICES", "0,2")]).as_deref(),
+        Some("GPUPOOL_CONTEXT_DEVICES=0,2: says nothing without GPUPOOL_CONTEXTS=deny")
+    );
+    assert_eq!(told(&[("GPUPOOL_CONTEXT_DEVICES", "0"), ("GPUPOOL_CONTEXTS", "deny")]), None);
+    assert_eq!(told(&[]), None);
 }
 
 #[test]

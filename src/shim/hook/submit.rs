@@ -181,7 +181,6 @@ pub fn worked(api: Api, before: Before, result: CuResult) {
 }
 
 /// Counts what the driver took; what it refused is no use of the context.
-
 #[inline]
 fn count(api: Api, before: Before, result: CuResult, as_what: impl Fn(&Counters)) {
     if let Some(usage) = before.filter(|_| result.is_ok()) {

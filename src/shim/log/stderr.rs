@@ -115,13 +115,14 @@ pub(super) fn write(descriptor: libc::c_int, text: &str) {
         let (lines, were) = if missing == 1 { ("line", "was") } else { ("lines", "were") };
         whole.insert_str(0, &format!("gpupool: {missing} {lines} before this one {were} lost: nobody read them\n"));
     }
-    if TORN.swap(false, Ordering::Relaxed) {
+    let torn = TORN.swap(false, Ordering::Relaxed);
+    if torn {
         whole.insert(0, '\n');
     }
     if let Err((written, error)) = output::write_ready(descriptor, whole.as_bytes())
         && error.kind() == io::ErrorKind::WouldBlock
     {
-        TORN.store(written > 0, Ordering::Relaxed);
+        TORN.store(torn || written > 0, Ordering::Relaxed);
         MISSING.fetch_add(missing + text.lines().count() as u64, Ordering::Relaxed);
     }
 }

@@ -73,6 +73,9 @@ fn start_inside() -> bool {
     }
     log::start(&settings);
     verdict::began();
+    if let Some(problem) = settings.without_effect() {
+        log::warn_once("without_effect", &problem);
+    }
     let mode = settings.mode;
     process::remember(settings, gpupool_config::rank(std::env::vars_os()));
     install_panic_report();

@@ -166,11 +166,13 @@ pub fn judge() {
 }
 
 fn warn_unopened(when: &str) {
+    let advice = if server::has_refused() {
+        "who tried was refused, as another user's: run both as one user"
+    } else {
+        "if another process tried in vain, run that one under gpupool, too"
+    };
     log::warn_once(
         "ipc.unopened",
-        format_args!(
-            "memory shared with cuIpcGetMemHandle was {when} and nobody had opened it; if another process tried in vain, \
-             run that one under gpupool, too"
-        ),
+        format_args!("memory shared with cuIpcGetMemHandle was {when} and nobody had opened it; {advice}"),
     );
 }

@@ -241,7 +241,11 @@ impl Unreachable {
 fn connect(handle: &Handle) -> Result<Arc<Peer>, Unreachable> {
     let name = Handle::socket(handle.pid, handle.process);
     let socket = Socket::connect(&name, Instant::now() + PATIENCE).map_err(|error| {
-        let why = format!("it cannot be reached ({error}): it ended, became another program, or is in another network namespace (container)");
+        let cause = match error.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE) => "this process has no descriptor left; raise its limit (ulimit -n)",
+            _ => "it ended, became another program, or is in another network namespace (container)",
+        };
+        let why = format!("it cannot be reached ({error}): {cause}");
         Unreachable::of(&error, why)
     })?;
     // The secret is for the exporter alone: anybody may take a name that its owner has left.
@@ -297,7 +301,9 @@ fn timed_out(peer: &Peer) -> Failure {
 fn unwanted(answer: &Answer) -> Failure {
     let why = match answer {
         Answer::Gone => "it freed that memory".to_owned(),
-        Answer::Failed(code) => format!("its driver did not export the memory ({})", CuResult(*code)),
+        Answer::Failed(code) => {
+            format!("it could not export the memory ({}); its own warnings say more", CuResult(*code))
+        }
         Answer::Refused => "it belongs to another user".to_owned(),
         Answer::Held | Answer::Chunks { .. } => "its answer makes no sense".to_owned(),
     };

@@ -266,8 +266,9 @@ impl Left {
 /// A connection of the same user's; others are told no.
 fn admit(socket: Socket) -> Option<Connection> {
     let refuse = |socket: &Socket, why: String| {
-        let _ = socket.send(&Answer::Refused.encode(), NONE);
+        // Before the answer, behind which the program may free the memory and is told that nobody opened it.
         REFUSED.tell(&why);
+        let _ = socket.send(&Answer::Refused.encode(), NONE);
     };
     match socket.peer() {
         Ok(peer) => match peer.is_same_user() {
@@ -318,6 +319,17 @@ fn stderr_takes() -> bool {
     let mut entry = [libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 }];
     // SAFETY: the list is of that length.
     unsafe { libc::poll(entry.as_mut_ptr(), 1, 0) != 0 }
+}
+
+/// Whether any connection was sent away for whose it was.
+pub fn has_refused() -> bool {
+    REFUSED.count.load(Ordering::Relaxed) > 0
+}
+
+/// Whether this process may open no file more, which is why the driver answers that the system failed.
+fn has_no_descriptor() -> bool {
+    let opened = std::fs::File::open("/dev/null");
+    opened.is_err_and(|error| matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)))
 }
 
 /// At the end of the process: how much was not said one by one.
@@ -419,7 +431,11 @@ fn chunks(driver: &Driver, address: u64, id: u64, from: usize, most: usize) -> (
             // No descriptor left for more, perhaps: what there is goes, and the importer asks on.
             Err(_) if !chunks.is_empty() => break,
             Err(result) => {
-                FAILED.tell(&format!("a chunk of {:#x} was not exported ({result})", block.address));
+                let why = match has_no_descriptor() {
+                    true => " because this process has no descriptor left; raise its limit (ulimit -n)",
+                    false => "",
+                };
+                FAILED.tell(&format!("a chunk of {:#x} was not exported ({result}){why}", block.address));
                 return (Answer::Failed(result.0), Vec::new());
             }
         }
