@@ -215,7 +215,7 @@ int gpupool_release_anchor(const void *pointer, size_t bytes);
 // Gives advice (a `gpupool_advice`) on `bytes` from `pointer` on.
 //
 // Of memory of the pool, `GPUPOOL_PREFERRED_LOCATION` moves the range to the place, as `gpupool_prefetch` does. It stays there, because nothing
-// but the program moves it: `GPUPOOL_NO_PREFERRED_LOCATION` has nothing to take back and answers 0. `GPUPOOL_ACCESSED_BY` answers 0
+// but the program and `GPUPOOL_MOVE` moves it: `GPUPOOL_NO_PREFERRED_LOCATION` has nothing to take back and answers 0. `GPUPOOL_ACCESSED_BY` answers 0
 // where the GPU can reach the memory, which it may use as soon as it has a context, and `GPUPOOL_NOT_SUPPORTED` elsewhere;
 // `GPUPOOL_NOT_ACCESSED_BY` changes nothing and answers 0. There is one copy of memory of the pool, so that
 // `GPUPOOL_READ_MOSTLY` and `GPUPOOL_NOT_READ_MOSTLY` are `GPUPOOL_NOT_SUPPORTED`.

@@ -193,8 +193,15 @@ fn take_from_under_a_list() {
     held(chunk(1), 1, &[1]);
     held(chunk(2), 1, &[0, 1]);
     let (node, out) = (upload(&[0, 5]), upload(&[0]));
+    // A second mapping, where no kernel ever was, and the first, where one is.
+    let second = reserve(CHUNK);
+    ok!(cuMemMap(second, CHUNK, 0, handle, 0));
+    assert_eq!(grant(second, CHUNK, &[0, 1]), 0);
+    assert_eq!(launch(function(c"fill_u32"), stream, &mut [chunk(0), 4, 1]), 0);
+    ok!(cuStreamSynchronize(stream));
     let follow = function(c"sum_list_u64");
     assert_eq!(launch(follow, stream, &mut [node, out, flag as u64]), 0);
+    ok!(cuMemUnmap(second, CHUNK));
     ok!(cuMemUnmap(chunk(1), CHUNK));
     take_access(chunk(2), 1);
     assert_eq!(count("simcuda_violations"), 0, "what its GPU does not reach");
