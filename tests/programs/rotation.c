@@ -60,8 +60,11 @@ int main(int argc, char **argv)
     for (int round = 0; round < rounds; round++) {
         float milliseconds;
         CHECK(cuEventRecord(begin, stream));
-        for (int i = 0; i < count; i++)
+        for (int i = 0; i < count; i++) {
             launch(sum_again, stream, (void *[]){&arrays[i], &n, &times, &out});
+            /* What is moved before a launch then waits for no other, however slow the machine is. */
+            CHECK(cuStreamSynchronize(stream));
+        }
         CHECK(cuEventRecord(end, stream));
         CHECK(cuStreamSynchronize(stream));
         CHECK(cuEventElapsedTime(&milliseconds, begin, end));

@@ -1,6 +1,6 @@
 //! Carries a swap out: what comes near and what goes away for it, in one go, with the program stopped for the copies alone.
 
-use super::{Home, now};
+use super::{Home, now, stress};
 use crate::backing::level;
 use crate::gate::{self, Closed, Disturbed, Limits, Reason};
 use crate::watch::capture;
@@ -33,6 +33,8 @@ impl Why {
 
 /// How long a launch waits for the work in front of it, with the gate open: frameworks run as far ahead (10 to 300 ms).
 const QUEUE: Duration = Duration::from_millis(500);
+/// The same under stress, where every launch would wait.
+const QUEUE_UNDER_STRESS: Duration = Duration::from_millis(20);
 /// When a process in which nothing may move is looked at again: devices are closed, too.
 const LOOKS_AGAIN: Duration = Duration::from_secs(10);
 
@@ -72,7 +74,7 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
     }
     // Another thread may be moving something: this one's swap did not fail, and is asked for again at a later launch.
     let Some(Err(why_not)) = home.alone(|| try_swap(home, swap, why, begun)) else { return };
-    if matches!(why_not, WhyNot::Disturbed(_)) {
+    if matches!(why_not, WhyNot::Disturbed(_)) && why != Why::Stress {
         // A program that is never quiet loses no more by such waits than it would by moving.
         let share = u64::from(process::settings().move_share.max(1));
         home.rests_until.store(now() + (now() - begun) * 1000 / share, Ordering::Relaxed);
@@ -207,9 +209,10 @@ impl From<Failed> for WhyNot {
 
 fn rearrange(home: &Home, wishes: &[Wish], outcome: &mut Outcome) -> Result<(), Failed> {
     let (mut disturbed, waited) = (None, &mut outcome.waited);
+    let queue = if stress::is_on() { QUEUE_UNDER_STRESS } else { QUEUE };
     let stop = || {
         let begun = now();
-        gate::wait_until_quiet(home.driver, QUEUE, QUEUE, || 0);
+        gate::wait_until_quiet(home.driver, queue, queue, || 0);
         *waited += now() - begun;
         let closed = gate::close_unless(home.driver, &Limits::default(), |reason| !reason.is_doubt());
         closed.map(Quiet).map_err(|what| disturbed = Some(what)).ok()
