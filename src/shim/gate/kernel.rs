@@ -2,6 +2,7 @@
 //!
 //! System calls are made by number: none of them is a place at which a thread can be cancelled, and none looks a symbol up.
 
+pub use crate::clock::monotonic_nanoseconds as now;
 use gpupool_pool::Outside;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, compiler_fence};
 use std::time::Duration;
@@ -48,14 +49,6 @@ pub fn prepare() -> bool {
         IS_REGISTERED.load(Ordering::Relaxed) || !barrier_reaches_all() || membarrier(REGISTER_PRIVATE_EXPEDITED) == 0;
     IS_REGISTERED.store(ready, Ordering::Relaxed);
     ready
-}
-
-/// Nanoseconds.
-pub fn now() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the output is a local. The clock exists on every Linux.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// The time so far from now.

@@ -16,6 +16,7 @@ pub mod timing;
 
 use crate::backing::open::{self, Opened};
 use crate::backing::topology::Topology;
+use crate::clock::monotonic_nanoseconds as now;
 use crate::process;
 use crate::serve::memory::{self, Hearer};
 use crate::watch::arguments::{self, Reader};
@@ -26,13 +27,10 @@ use gpupool_tiers::{FarLink, Links, Range, Settings, Tiers, Where, Whereabouts};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
 
 /// GPUs beyond these keep their memory where it is.
 const GPUS: usize = 64;
 static HOMES: [OnceBox<Home>; GPUS] = [const { OnceBox::new() }; GPUS];
-/// What the tiers' clock counts from.
-static BEGAN: OnceBox<Instant> = OnceBox::new();
 
 /// One GPU whose memory lies elsewhere in part.
 pub struct Home {
@@ -55,11 +53,6 @@ pub fn start() {
     if settings.moving != Move::Off && matches!(settings.mode, Mode::Pool | Mode::Spill) {
         memory::hear_of_blocks(Hearer { made, ended });
     }
-}
-
-/// Nanoseconds of a clock that only goes on.
-fn now() -> u64 {
-    BEGAN.get_or_init(|| Box::new(Instant::now())).elapsed().as_nanos() as u64
 }
 
 /// The GPU's tiers, if its memory lies elsewhere in part.
