@@ -260,11 +260,11 @@ fn without_descriptors_the_importer_gets_an_error_and_keeps_nothing() {
 
 #[test]
 fn who_has_no_descriptor_left_is_told_so() {
-    let importer = ipc("A:alloc:0:65536 A:get:0:0 B:files:-1 B:open:0").shim().go();
+    let importer = ipc("A:alloc:0:65536 A:get:0:0 B:files:0 B:open:0").shim().go();
     importer.succeeds().says("B:open:0: 1").warns("this process has no descriptor left");
     assert!(!importer.stderr.contains("it ended, became another program"), "{}", importer.stderr);
     // One for the connection, and none for the memory.
-    let exporter = ipc("A:alloc:0:65536 A:get:0:0 A:files:-1 B:open:0").shim().go();
+    let exporter = ipc("A:alloc:0:65536 A:get:0:0 A:files:1 B:open:0").shim().go();
     exporter.succeeds().says("B:open:0: 1").warns("because this process has no descriptor left");
 }
 

@@ -17,7 +17,7 @@
  *   capable:SLOT         whether the driver says that a handle can be had of it
  *   threads              threads of this process
  *   fork:SLOT            a child of this process tries to share, too
- *   files:N              at most N more file descriptors
+ *   files:N              N more file descriptors can be had, and no more
  *   user:ID              become another user
  *   reset                reset the primary context
  *   daemonise            close every socket that the program did not open (not the driver's files, without which it cannot go on)
@@ -98,6 +98,27 @@ static int entries(const char *path)
 
 /* All but the one that counts. */
 static int open_files(void) { return entries("/proc/self/fd") - 1; }
+
+/*
+ * From now on `count` more descriptors can be had. The gaps below the highest one are filled first: how many there are differs
+ * from run to run, and each would be one more.
+ */
+static void leave_files(int count)
+{
+    struct rlimit most = {4096, 4096};
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &most) == 0);
+    int taken[4096], filled = 0, highest = 0;
+    for (int file = 0; file < 4096; file++)
+        if (fcntl(file, F_GETFD) != -1)
+            highest = file;
+    struct rlimit limit = {highest + 1 + count, 4096};
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    while ((taken[filled] = dup(0)) != -1)
+        filled++;
+    REQUIRE(filled >= count);
+    for (int i = 0; i < count; i++)
+        close(taken[filled - 1 - i]);
+}
 
 static int threads(void) { return entries("/proc/self/task"); }
 
@@ -707,8 +728,7 @@ static void act(Kernels *kernels, char *order)
     } else if (!strcmp(action, "fork")) {
         in_a_child(name, slot);
     } else if (!strcmp(action, "files")) {
-        struct rlimit limit = {open_files() + atoi(first), 4096};
-        REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+        leave_files(atoi(first));
     } else if (!strcmp(action, "user")) {
         printf("%s: %s\n", name, seteuid(atoi(first)) ? "not allowed" : "done");
     } else if (!strcmp(action, "reset")) {
