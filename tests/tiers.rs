@@ -1,18 +1,29 @@
 //! Memory that comes near, and leaves, while the program runs (`GPUPOOL_MOVE`).
 
 use gpupool_events::Event;
-use harness::{Output, Run};
+use harness::{Build, Output, Run};
 
 /// Two GPUs, of the first of which the program may have less than it asks for.
 fn crowded(program: &str, arguments: &str, moving: &str) -> Run {
-    let run = Run::program(program).args(arguments).sim("2x2GiB").env("SIMCUDA_CONTEXT_MIB", "0");
+    let run = Run::built(&built(program)).args(arguments).sim("2x2GiB").env("SIMCUDA_CONTEXT_MIB", "0");
     let run = run.env("GPUPOOL_RESERVE", "16MiB").env("GPUPOOL_HOST_LIMIT", "1GiB").env("GPUPOOL_MOVE", moving);
     run.env("GPUPOOL_LOG", "gpupool::memory=debug").log().shim()
 }
 
+/// What such a program defines of the C library's is everybody's.
+fn built(program: &str) -> Build {
+    let build = Build::program(program);
+    if program == "rotation" { build.flag("-rdynamic") } else { build }
+}
+
 /// Eight arrays of 8 MiB that are read in turn, six of which have room.
 fn rotation(passes: u32, moving: &str) -> Output {
-    let output = crowded("rotation", &format!("8 8 {passes} {ROUNDS}"), moving).env("GPUPOOL_LIMIT", "0:50MiB").go();
+    rotation_with(passes, moving, "")
+}
+
+fn rotation_with(passes: u32, moving: &str, how: &str) -> Output {
+    let output =
+        crowded("rotation", &format!("8 8 {passes} {ROUNDS} {how}"), moving).env("GPUPOOL_LIMIT", "0:50MiB").go();
     let rounds = (0..ROUNDS).map(|round| format!("round {round}: sums right\n"));
     let arrays = (0..8).map(|array| format!("array {array}: 0 wrong\n"));
     output.succeeds().prints(&rounds.chain(arrays).collect::<String>());
@@ -50,6 +61,31 @@ fn what_is_read_again_and_again_comes_near() {
     // Two arrays of eight are far, at a twelfth of the speed. One that comes near takes a third off the whole round.
     let fastest = near.iter().copied().fold(f64::INFINITY, f64::min);
     assert!(fastest < 0.75 * far[0], "{far:?} against {near:?}");
+}
+
+/// How often somebody tried to move something: what came of it is told each time.
+fn tries(output: &Output) -> usize {
+    let told = output.picked(|event| matches!(event, Event::TierSwap(_)).then_some(()));
+    told.len() + output.records.iter().filter(|record| record.message.contains("nothing moved for GPU 0")).count()
+}
+
+/// To look which devices are open takes some microseconds for each descriptor.
+#[test]
+fn what_forbids_moving_is_looked_for_once_for_each_try() {
+    let output = rotation(6000, "auto");
+    let looks = output.stderr.lines().find_map(|line| line.strip_prefix("looked ")?.strip_suffix(" times"));
+    let looks: usize = looks.unwrap_or_else(|| output.fail("no word of looks")).parse().unwrap();
+    assert!((1..=tries(&output)).contains(&looks), "{looks} looks, {} tries", tries(&output));
+}
+
+/// Somebody has the driver's functions past all hooks, and uses them in the middle of a move.
+#[test]
+fn work_that_passed_no_gate_ends_all_moves_of_the_process() {
+    let output = rotation_with(6000, "auto", "past");
+    output
+        .warns("work was submitted past the hooks while memory was about to be mapped anew: work was running on GPU 0");
+    assert_eq!(swapped(&output), (0, 0), "the first move saw it, and there is no second one");
+    assert_eq!(output.stderr.matches("memory stays where it is in this process").count(), 1, "{}", output.stderr);
 }
 
 #[test]

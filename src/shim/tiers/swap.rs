@@ -9,6 +9,7 @@ use gpupool_config::format_size;
 use gpupool_events::{TierStop, TierSwap};
 use gpupool_pool::{MoveError, Moved, Place, Stopped, Wish};
 use gpupool_tiers::{self as tiers, Range, Swap};
+use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -47,12 +48,15 @@ pub fn carried() -> (u64, u64) {
     (SWAPS.load(Ordering::Relaxed), CAME.load(Ordering::Relaxed))
 }
 
-/// The gate, closed, as the pool asks of it.
-struct Quiet(Closed<'static>);
+/// The gate, closed, as the pool asks of it, and what was running all the same.
+struct Quiet<'a>(Closed<'static>, &'a Cell<Option<Disturbed>>);
 
-impl Stopped for Quiet {
+impl Stopped for Quiet<'_> {
     fn still_quiet(&mut self) -> bool {
-        self.0.still_quiet().is_ok()
+        let disturbed = self.0.still_quiet().err();
+        let is_quiet = disturbed.is_none();
+        self.1.set(disturbed);
+        is_quiet
     }
 }
 
@@ -69,12 +73,13 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
     // What only might be a reason is none: quiet is proven for all work, however it was submitted, and proven again before anything
     // is unmapped.
     if let Some(reason) = gate::why_not(home.driver).filter(|reason| !reason.is_doubt()) {
-        home.rests_until.store(begun + LOOKS_AGAIN.as_nanos() as u64, Ordering::Relaxed);
-        return report_off(&reason);
+        return rest(home, &reason);
     }
     // Another thread may be moving something: this one's swap did not fail, and is asked for again at a later launch.
     let Some(Err(why_not)) = home.alone(|| try_swap(home, swap, why, begun)) else { return };
-    if matches!(why_not, WhyNot::Disturbed(_)) && why != Why::Stress {
+    if let WhyNot::Disturbed(Disturbed::NotHere(reason)) = &why_not {
+        rest(home, reason);
+    } else if matches!(why_not, WhyNot::Disturbed(_)) && why != Why::Stress {
         // A program that is never quiet loses no more by such waits than it would by moving.
         let share = u64::from(process::settings().move_share.max(1));
         home.rests_until.store(now() + (now() - begun) * 1000 / share, Ordering::Relaxed);
@@ -87,8 +92,10 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
     tracing::debug!(target: "gpupool::memory", about = "moves", "nothing moved for GPU {}: {why_not}", home.gpu);
 }
 
+/// Nothing is tried for a while, for a reason that holds for the whole process: said once.
 #[cold]
-fn report_off(reason: &Reason) {
+fn rest(home: &Home, reason: &Reason) {
+    home.rests_until.store(now() + LOOKS_AGAIN.as_nanos() as u64, Ordering::Relaxed);
     log::warn_once(
         "moves",
         format_args!("GPUPOOL_MOVE: memory stays where it is in this process, because {reason} (said once)"),
@@ -208,14 +215,14 @@ impl From<Failed> for WhyNot {
 }
 
 fn rearrange(home: &Home, wishes: &[Wish], outcome: &mut Outcome) -> Result<(), Failed> {
-    let (mut disturbed, waited) = (None, &mut outcome.waited);
+    let (mut disturbed, waited, past) = (None, &mut outcome.waited, Cell::new(None));
     let queue = if stress::is_on() { QUEUE_UNDER_STRESS } else { QUEUE };
     let stop = || {
         let begun = now();
         gate::wait_until_quiet(home.driver, queue, queue, || 0);
         *waited += now() - begun;
         let closed = gate::close_unless(home.driver, &Limits::default(), |reason| !reason.is_doubt());
-        closed.map(Quiet).map_err(|what| disturbed = Some(what)).ok()
+        closed.map(|closed| Quiet(closed, &past)).map_err(|what| disturbed = Some(what)).ok()
     };
     let done = match home.opened.pool.rearrange(wishes, stop) {
         Ok(done) => done,
@@ -224,8 +231,14 @@ fn rearrange(home: &Home, wishes: &[Wish], outcome: &mut Outcome) -> Result<(), 
             let busy = || WhyNot::Pool("a GPU is at work on what is freed beside it".to_owned());
             return Err(Failed::Other(disturbed.map_or_else(busy, WhyNot::Disturbed)));
         }
+        Err(MoveError::NotQuiet) => return Err(Failed::Other(ended(home, passed(past.take())))),
         Err(error) => return Err(Failed::Other(WhyNot::Pool(format!("{error:?}")))),
     };
+    match done.cut_short {
+        Some(MoveError::NotQuiet) => drop(ended(home, passed(past.take()))),
+        Some(MoveError::Backend(error)) => drop(ended(home, Reason::CutShort(error))),
+        _ => {}
+    }
     let mut tiers = home.tiers.lock();
     for (wish, Moved { moved, anchored, shared, .. }) in wishes.iter().zip(done.wishes) {
         let range = Range::of(wish.address, wish.bytes);
@@ -237,6 +250,22 @@ fn rearrange(home: &Home, wishes: &[Wish], outcome: &mut Outcome) -> Result<(), 
         }
     }
     Ok(())
+}
+
+/// What ran although the gate was closed.
+fn passed(what: Option<Disturbed>) -> Reason {
+    match what {
+        Some(Disturbed::NotHere(reason)) => reason,
+        what => Reason::Passed(what.map(|what| what.to_string()).unwrap_or_default()),
+    }
+}
+
+/// What a move found ends all moves of the process: what comes next could take memory from under work that nobody sees.
+#[cold]
+fn ended(home: &Home, reason: Reason) -> WhyNot {
+    gate::found(reason.clone());
+    rest(home, &reason);
+    WhyNot::Disturbed(Disturbed::NotHere(reason))
 }
 
 /// Nothing moves for this GPU any more, until the program does something else.
