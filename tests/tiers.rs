@@ -69,6 +69,11 @@ fn tries(output: &Output) -> usize {
     told.len() + output.records.iter().filter(|record| record.message.contains("nothing moved for GPU 0")).count()
 }
 
+/// Whether the log has a line with this text.
+fn said(output: &Output, text: &str) -> bool {
+    output.records.iter().any(|record| record.message.contains(text))
+}
+
 /// To look which devices are open takes some microseconds for each descriptor.
 #[test]
 fn what_forbids_moving_is_looked_for_once_for_each_try() {
@@ -86,6 +91,54 @@ fn work_that_passed_no_gate_ends_all_moves_of_the_process() {
         .warns("work was submitted past the hooks while memory was about to be mapped anew: work was running on GPU 0");
     assert_eq!(swapped(&output), (0, 0), "the first move saw it, and there is no second one");
     assert_eq!(output.stderr.matches("memory stays where it is in this process").count(), 1, "{}", output.stderr);
+}
+
+/// A kernel that runs as long as the program likes lets no wait end.
+#[test]
+fn a_launch_waits_only_while_work_is_seen_to_end() {
+    let output = rotation_with(6000, "auto", "persistent");
+    assert!(said(&output, "no work was seen to end for"), "{:?}", output.records);
+}
+
+#[test]
+fn what_runs_far_ahead_is_waited_for() {
+    let (came, left) = swapped(&rotation_with(6000, "auto", "ahead"));
+    assert!(came > 0 && left > 0, "{came} bytes came, {left} left");
+}
+
+/// What the program has put somewhere itself, or holds where it is, nobody moves, and nobody tries to.
+#[test]
+fn what_the_program_has_placed_stays_there_and_is_not_asked_for() {
+    for how in ["kept", "away"] {
+        let output = rotation_with(6000, "auto", how);
+        assert_eq!((swapped(&output), tries(&output)), ((0, 0), 0), "{how}");
+    }
+    assert!(swapped(&rotation_with(6000, "auto", "taken_back")).0 > 0);
+}
+
+/// Ten arrays of 4 MiB of which eight have room; the last two are used eight times as often as the others, and come near where the
+/// program waits.
+#[track_caller]
+fn at_rest(used: &str, waits: &str) {
+    let output = crowded("at_rest", &format!("10 4 24 {used} {waits}"), "auto").env("GPUPOOL_LIMIT", "0:38MiB").go();
+    output.succeeds().prints(&(0..10).map(|array| format!("array {array}: 0 wrong\n")).collect::<String>());
+    let came = output.picked(|event| match event {
+        Event::TierSwap(swap) if swap.why == "idle" => Some(swap.bytes_in),
+        _ => None,
+    });
+    assert!(came.iter().sum::<u64>() >= 4 << 20, "{used}, {waits}: {came:?}\n{}", output.stderr);
+}
+
+#[test]
+fn what_is_used_most_comes_near_where_the_program_waits() {
+    for waits in ["context", "stream", "event", "copy"] {
+        at_rest("copy", waits);
+    }
+}
+
+#[test]
+fn fills_are_uses_as_copies_are() {
+    at_rest("fill", "stream");
 }
 
 #[test]

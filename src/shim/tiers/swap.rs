@@ -1,10 +1,10 @@
 //! Carries a swap out: what comes near and what goes away for it, in one go, with the program stopped for the copies alone.
 
-use super::{Home, now, stress};
+use super::{Home, now, placed, share, timing};
 use crate::backing::level;
 use crate::gate::{self, Closed, Disturbed, Limits, Reason};
 use crate::watch::capture;
-use crate::{bell, log, process};
+use crate::{bell, log};
 use gpupool_config::format_size;
 use gpupool_events::{TierStop, TierSwap};
 use gpupool_pool::{MoveError, Moved, Place, Stopped, Wish};
@@ -19,6 +19,8 @@ use std::time::Duration;
 pub enum Why {
     /// A launch gains more by it than it costs.
     Launch,
+    /// The program has waited, and what is used most comes near.
+    Idle,
     /// Every launch moves something.
     Stress,
 }
@@ -27,13 +29,14 @@ impl Why {
     fn word(self) -> &'static str {
         match self {
             Self::Launch => "launch",
+            Self::Idle => "idle",
             Self::Stress => "stress",
         }
     }
 }
 
-/// How long a launch waits for the work in front of it, with the gate open: frameworks run as far ahead (10 to 300 ms).
-const QUEUE: Duration = Duration::from_millis(500);
+/// How long a launch waits for the work in front of it, with the gate open and while some of that is seen to end: frameworks run as far ahead (10 to 300 ms).
+pub(super) const QUEUE: Duration = Duration::from_millis(500);
 /// The same under stress, where every launch would wait.
 const QUEUE_UNDER_STRESS: Duration = Duration::from_millis(20);
 /// When a process in which nothing may move is looked at again: devices are closed, too.
@@ -79,16 +82,18 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
     let Some(Err(why_not)) = home.alone(|| try_swap(home, swap, why, begun)) else { return };
     if let WhyNot::Disturbed(Disturbed::NotHere(reason)) = &why_not {
         rest(home, reason);
-    } else if matches!(why_not, WhyNot::Disturbed(_)) && why != Why::Stress {
+    } else if matches!(why_not, WhyNot::Disturbed(_) | WhyNot::Stuck(_)) && why != Why::Stress {
         // A program that is never quiet loses no more by such waits than it would by moving.
-        let share = u64::from(process::settings().move_share.max(1));
+        let share = u64::from(share().max(1));
         home.rests_until.store(now() + (now() - begun) * 1000 / share, Ordering::Relaxed);
     }
-    let mut tiers = home.tiers.lock();
-    for range in swap.near.iter().copied().chain(swap.far.iter().map(|(range, _)| *range)) {
-        tiers.stayed(range);
+    // That other work was running where the program waited for some of it says nothing of these ranges.
+    if why != Why::Idle || !matches!(why_not, WhyNot::Disturbed(_)) {
+        let mut tiers = home.tiers.lock();
+        for range in swap.near.iter().copied().chain(swap.far.iter().map(|(range, _)| *range)) {
+            tiers.stayed(range);
+        }
     }
-    drop(tiers);
     tracing::debug!(target: "gpupool::memory", about = "moves", "nothing moved for GPU {}: {why_not}", home.gpu);
 }
 
@@ -115,6 +120,8 @@ fn report_graphs() {
 enum WhyNot {
     /// The devices did not come to rest.
     Disturbed(Disturbed),
+    /// Nothing of what was waited for was seen to end for so long.
+    Stuck(Duration),
     Pool(String),
 }
 
@@ -122,6 +129,7 @@ impl fmt::Display for WhyNot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Disturbed(what) => what.fmt(f),
+            Self::Stuck(still) => write!(f, "no work was seen to end for {} ms", still.as_millis()),
             Self::Pool(what) => f.write_str(what),
         }
     }
@@ -147,12 +155,12 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
     }
     let mut outcome = Outcome::default();
     let all: Vec<Wish> = far.iter().chain(&near).copied().collect();
-    match rearrange(home, &all, &mut outcome) {
+    match rearrange(home, &all, why, &mut outcome) {
         // Memory of other sizes comes in than goes out, so what goes has to be gone first.
         Err(Failed::Full) if !far.is_empty() && !near.is_empty() => {
-            rearrange(home, &far, &mut outcome).map_err(WhyNot::from)?;
+            rearrange(home, &far, why, &mut outcome).map_err(WhyNot::from)?;
             // What left makes room in any case, for this or for the next.
-            let _ = rearrange(home, &near, &mut outcome);
+            let _ = rearrange(home, &near, why, &mut outcome);
         }
         answer => answer?,
     }
@@ -190,10 +198,18 @@ fn wishes(home: &Home, ranges: &[Range], to: Place) -> Vec<Wish> {
         let Some(block) = home.opened.pool.block_at(piece.address) else { continue };
         let start = piece.chunk_address.max(block.address);
         let end = (piece.chunk_address + piece.chunk_bytes).min(block.address + block.bytes);
-        let wish = Wish { address: start, bytes: end - start, to };
-        if !wishes.contains(&wish) {
-            wishes.push(wish);
-        }
+        let mut wish = |start: u64, end: u64| {
+            let wish = Wish { address: start, bytes: end.saturating_sub(start), to };
+            if wish.bytes > 0 && !wishes.contains(&wish) {
+                wishes.push(wish);
+            }
+        };
+        let mut from = start;
+        placed::within(Range { start, end }, &mut |placed| {
+            wish(from, placed.start);
+            from = placed.end;
+        });
+        wish(from, end);
     }
     wishes
 }
@@ -214,13 +230,22 @@ impl From<Failed> for WhyNot {
     }
 }
 
-fn rearrange(home: &Home, wishes: &[Wish], outcome: &mut Outcome) -> Result<(), Failed> {
+fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> Result<(), Failed> {
+    let mut stuck = false;
     let (mut disturbed, waited, past) = (None, &mut outcome.waited, Cell::new(None));
-    let queue = if stress::is_on() { QUEUE_UNDER_STRESS } else { QUEUE };
+    let (queue, still) = match why {
+        Why::Launch => (QUEUE, home.progress.still()),
+        Why::Stress => (QUEUE_UNDER_STRESS, QUEUE_UNDER_STRESS),
+        Why::Idle => (Duration::ZERO, Duration::ZERO),
+    };
     let stop = || {
         let begun = now();
-        gate::wait_until_quiet(home.driver, queue, queue, || 0);
+        let over = queue.is_zero() || gate::wait_until_quiet(home.driver, queue, still, || timing::passed(home));
         *waited += now() - begun;
+        if !over && why == Why::Launch {
+            stuck = true;
+            return None;
+        }
         let closed = gate::close_unless(home.driver, &Limits::default(), |reason| !reason.is_doubt());
         closed.map(|closed| Quiet(closed, &past)).map_err(|what| disturbed = Some(what)).ok()
     };
@@ -228,6 +253,9 @@ fn rearrange(home: &Home, wishes: &[Wish], outcome: &mut Outcome) -> Result<(), 
         Ok(done) => done,
         Err(MoveError::Full { .. }) => return Err(Failed::Full),
         Err(MoveError::NotNow) => {
+            if stuck {
+                return Err(Failed::Other(WhyNot::Stuck(still)));
+            }
             let busy = || WhyNot::Pool("a GPU is at work on what is freed beside it".to_owned());
             return Err(Failed::Other(disturbed.map_or_else(busy, WhyNot::Disturbed)));
         }
