@@ -194,10 +194,24 @@ fn graphs_are_right_while_memory_moves() {
     under_stress("graphs", "replay");
 }
 
+/// A graph of kernels is a launch of all that they are given.
+#[test]
+fn what_graphs_read_again_and_again_comes_near() {
+    let (came, left) = swapped(&rotation_with(6000, "auto", "graphs"));
+    assert!(came > 0 && left > 0, "{came} bytes came, {left} left");
+}
+
 /// An update of a graph whose copies were moved may be refused, as documented.
 #[test]
-fn nothing_moves_once_there_is_a_graph() {
-    let output = crowded("rotation", "8 8 6000 3 graph", "auto").env("GPUPOOL_LIMIT", "0:50MiB").go();
-    output.succeeds().warns("the program has made a CUDA graph");
+fn what_a_graph_copies_stays_while_the_graph_does() {
+    let output = rotation_with(6000, "auto", "copies");
+    assert_eq!((swapped(&output), tries(&output)), ((0, 0), 0));
+    assert!(swapped(&rotation_with(6000, "auto", "gone")).0 > 0);
+}
+
+#[test]
+fn nothing_moves_once_it_is_not_known_what_a_graph_uses() {
+    let output = rotation_with(6000, "auto", "set");
+    output.warns("has made a CUDA graph of which it is not known what it uses");
     assert_eq!(swapped(&output), (0, 0));
 }

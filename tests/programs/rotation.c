@@ -1,7 +1,8 @@
 /*
  * rotation COUNT MIB TIMES ROUNDS [HOW]: arrays that are read in turn, each by a kernel that goes through it TIMES times; what they add up to.
  * On stderr the GPU's time for each round, in microseconds, and how often the process looked which files it has open.
- * HOW is graph: an empty graph is made first. Or past: behind the first copy that is not the program's a kernel is launched past all
+ * HOW is graphs: each array's kernel is launched in a graph of its own. Or copies: there is a graph that copies all arrays and fills
+ * memory. Or gone: there was such a graph. Or set: of that one node was set anew. Or past: behind the first copy that is not the program's a kernel is launched past all
  * hooks, which waits until the program's launch has returned. Or persistent: in the first half of the rounds a kernel runs beside all
  * others. Or ahead: the rounds are not waited for. Or what the program says of its memory before: kept (what is near is anchored or
  * prefetched to where it is), away (what is far stays there), taken_back (the same, and then not any more).
@@ -79,6 +80,49 @@ static void prepare_past(const Kernels *k)
     simulator.after("cuMemcpyDtoDAsync_v2", launch_past);
 }
 
+typedef struct {
+    CUdeviceptr address;
+    size_t pitch;
+    unsigned value, element;
+    size_t width, height;
+} Fill;
+
+typedef struct CUgraphNode_st *CUgraphNode;
+
+CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count);
+CUresult cuGraphMemsetNodeGetParams(CUgraphNode node, Fill *fill);
+CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node, const Fill *fill, CUcontext context);
+
+/* A graph that is launched once, and changes nothing of the arrays. */
+static void copying_graph(CUstream stream, const CUdeviceptr *arrays, int count, size_t bytes, const char *how)
+{
+    CUgraph graph;
+    CUgraphExec exec;
+    CUgraphNode nodes[MOST];
+    size_t found = MOST;
+    CUdeviceptr copies;
+    CUcontext context;
+    Fill fill;
+    CHECK(cuCtxGetCurrent(&context));
+    CHECK(cuMemAlloc_v2(&copies, bytes));
+    CHECK(cuStreamBeginCapture_v2(stream, CAPTURE_RELAXED));
+    CHECK(cuMemsetD32Async(copies, 0, 2, stream));
+    for (int i = 0; i < count; i++)
+        CHECK(cuMemcpyDtoDAsync_v2(copies, arrays[i], bytes, stream));
+    CHECK(cuStreamEndCapture(stream, &graph));
+    CHECK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    CHECK(cuGraphGetNodes(graph, nodes, &found));
+    REQUIRE(found == (size_t)count + 1);
+    CHECK(cuGraphMemsetNodeGetParams(nodes[0], &fill));
+    REQUIRE(fill.address == copies && fill.element * fill.width == 8 && fill.height == 1);
+    if (strcmp(how, "set") == 0)
+        CHECK(cuGraphExecMemsetNodeSetParams(exec, nodes[0], &fill, context));
+    CHECK(cuGraphLaunch(exec, stream));
+    CHECK(cuStreamSynchronize(stream));
+    if (strcmp(how, "copies") != 0)
+        CHECK(cuGraphExecDestroy(exec));
+}
+
 /* Where all of an array lies; -9: at several places. */
 static int place_of(const Control *c, CUdeviceptr array, size_t bytes)
 {
@@ -138,18 +182,25 @@ int main(int argc, char **argv)
         prepare_beside(&k);
         launch_past();
     }
-    if (strcmp(how, "graph") == 0) {
+    CUgraphExec graphs[MOST];
+    for (int i = 0; i < count && strcmp(how, "graphs") == 0; i++) {
         CUgraph graph;
-        CUgraphExec exec;
         CHECK(cuStreamBeginCapture_v2(stream, CAPTURE_RELAXED));
+        launch(sum_again, stream, (void *[]){&arrays[i], &n, &times, &out});
         CHECK(cuStreamEndCapture(stream, &graph));
-        CHECK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+        CHECK(cuGraphInstantiateWithFlags(&graphs[i], graph, 0));
+        CHECK(cuGraphDestroy(graph));
     }
+    if (strcmp(how, "copies") == 0 || strcmp(how, "gone") == 0 || strcmp(how, "set") == 0)
+        copying_graph(stream, arrays, count, 4 * n, how);
     for (int round = 0; round < rounds; round++) {
         float milliseconds;
         CHECK(cuEventRecord(begin, stream));
         for (int i = 0; i < count; i++) {
-            launch(sum_again, stream, (void *[]){&arrays[i], &n, &times, &out});
+            if (strcmp(how, "graphs") == 0)
+                CHECK(cuGraphLaunch(graphs[i], stream));
+            else
+                launch(sum_again, stream, (void *[]){&arrays[i], &n, &times, &out});
             if (past.flag && (strcmp(how, "past") == 0 || 2 * round >= rounds))
                 __atomic_store_n(past.flag, 1, __ATOMIC_RELEASE);
             if (strcmp(how, "ahead") == 0)

@@ -11,6 +11,7 @@ pub mod trampoline;
 // Bodies, by subject. Each is a few lines: it decides who answers, the work is done elsewhere.
 pub mod context;
 pub mod current;
+pub mod graph;
 pub mod handle;
 pub mod host;
 pub mod ipc;

@@ -161,7 +161,7 @@ pub fn filled_rows_later<T>(
     height: usize,
 ) {
     copied(api, before, result);
-    uses(api, result, || [(dst, rows(pitch, width.saturating_mul(size_of::<T>()), height))]);
+    uses(api, result, || [(dst, tiers::copies::rows(pitch, width.saturating_mul(size_of::<T>()), height))]);
 }
 
 /// After such a fill that is not asynchronous.
@@ -179,11 +179,6 @@ pub fn filled_rows<T>(
 ) {
     filled_rows_later(api, before, result, dst, pitch, value, width, height);
     finish_at(api, result, &[dst]);
-}
-
-/// Bytes from the first to the last of so many rows.
-fn rows(pitch: usize, width: usize, height: usize) -> usize {
-    if height == 0 { 0 } else { pitch.saturating_mul(height - 1).saturating_add(width) }
 }
 
 /// After a copy between an array and this address that is not asynchronous.
@@ -228,59 +223,12 @@ macro_rules! sides {
     }};
 }
 
-/// `CU_MEMORYTYPE_DEVICE` and `CU_MEMORYTYPE_UNIFIED`: the side is an address that the GPU uses.
-const ADDRESSES: [u32; 2] = [2, 4];
-
-/// What one side of a described copy reads or writes, where it is an address of the GPU's.
-fn side(kind: u32, device: u64, [pitch, height]: [usize; 2], at: [usize; 3], extent: [usize; 3]) -> (u64, usize) {
-    let [x, y, z] = at;
-    let [width, rows_of_each, depth] = extent;
-    let pitch = if pitch == 0 { width } else { pitch };
-    let slice = pitch.saturating_mul(if height == 0 { rows_of_each } else { height });
-    let start = z.saturating_mul(slice).saturating_add(y.saturating_mul(pitch)).saturating_add(x);
-    let bytes = rows(slice, rows(pitch, width, rows_of_each), depth);
-    if ADDRESSES.contains(&kind) { (device.saturating_add(start as u64), bytes) } else { (0, 0) }
-}
-
-fn rows_used(copy: *const c_void) -> [(u64, usize); 2] {
-    let copy = copy.cast::<CUDA_MEMCPY2D>();
-    // SAFETY: the driver read the structure without an error. The kinds are read as numbers, since newer drivers may have others.
-    unsafe {
-        let kinds = [
-            (&raw const (*copy).dstMemoryType).cast::<u32>().read(),
-            (&raw const (*copy).srcMemoryType).cast::<u32>().read(),
-        ];
-        let extent = [(*copy).WidthInBytes, (*copy).Height, 1];
-        [
-            side(kinds[0], (*copy).dstDevice, [(*copy).dstPitch, 0], [(*copy).dstXInBytes, (*copy).dstY, 0], extent),
-            side(kinds[1], (*copy).srcDevice, [(*copy).srcPitch, 0], [(*copy).srcXInBytes, (*copy).srcY, 0], extent),
-        ]
-    }
-}
-
-fn boxes_used(copy: *const c_void) -> [(u64, usize); 2] {
-    let copy = copy.cast::<CUDA_MEMCPY3D>();
-    // SAFETY: the driver read the structure without an error. The kinds are read as numbers, since newer drivers may have others.
-    unsafe {
-        let kinds = [
-            (&raw const (*copy).dstMemoryType).cast::<u32>().read(),
-            (&raw const (*copy).srcMemoryType).cast::<u32>().read(),
-        ];
-        let extent = [(*copy).WidthInBytes, (*copy).Height, (*copy).Depth];
-        let dst = [(*copy).dstXInBytes, (*copy).dstY, (*copy).dstZ];
-        let src = [(*copy).srcXInBytes, (*copy).srcY, (*copy).srcZ];
-        [
-            side(kinds[0], (*copy).dstDevice, [(*copy).dstPitch, (*copy).dstHeight], dst, extent),
-            side(kinds[1], (*copy).srcDevice, [(*copy).srcPitch, (*copy).srcHeight], src, extent),
-        ]
-    }
-}
-
 /// After a copy of rows.
 #[inline]
 pub fn moved_rows(api: Api, before: Before, result: CuResult, copy: *const c_void) {
     copied(api, before, result);
-    uses(api, result, || rows_used(copy));
+    // SAFETY: the driver read the description without an error.
+    uses(api, result, || unsafe { tiers::copies::of_rows(copy) });
     if result.is_ok() && pinned::copies::is_watching() {
         let (dst, src) = sides!(copy, CUDA_MEMCPY2D);
         pinned::copies::copied_some(&dst, &src);
@@ -301,7 +249,8 @@ pub fn rows_at_once(api: Api, before: Before, result: CuResult, copy: *const c_v
 #[inline]
 pub fn moved_boxes(api: Api, before: Before, result: CuResult, copy: *const c_void) {
     copied(api, before, result);
-    uses(api, result, || boxes_used(copy));
+    // SAFETY: the driver read the description without an error.
+    uses(api, result, || unsafe { tiers::copies::of_boxes(copy) });
     if result.is_ok() && pinned::copies::is_watching() {
         let (dst, src) = sides!(copy, CUDA_MEMCPY3D);
         pinned::copies::copied_some(&dst, &src);

@@ -158,14 +158,14 @@ macro_rules! for_each_hook {
             cuMipmappedArrayCreate(array: *mut CUmipmappedArray, descriptor: *const c_void, levels: c_uint)
                 => retry::after_trim();
             cuGraphInstantiate(exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut c_void, log: *mut c_char, bytes: usize)
-                => retry::instantiated();
+                => retry::instantiated(exec, graph);
             cuGraphInstantiate_v2(exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut c_void, log: *mut c_char,
-                bytes: usize) => retry::instantiated();
-            cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: u64) => retry::instantiated();
+                bytes: usize) => retry::instantiated(exec, graph);
+            cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: u64) => retry::instantiated(exec, graph);
             cuGraphInstantiateWithParams(exec: *mut CUgraphExec, graph: CUgraph, params: *mut c_void)
-                => retry::instantiated();
+                => retry::instantiated(exec, graph);
             cuGraphInstantiateWithParams_ptsz(exec: *mut CUgraphExec, graph: CUgraph, params: *mut c_void)
-                => retry::instantiated();
+                => retry::instantiated(exec, graph);
             cuGraphUpload(exec: CUgraphExec, stream: CUstream) => retry::after_trim();
             cuGraphUpload_ptsz(exec: CUgraphExec, stream: CUstream) => retry::after_trim();
 
@@ -207,8 +207,8 @@ macro_rules! for_each_hook {
             cuLaunch(function: CUfunction) => submit::launched();
             cuLaunchGrid(function: CUfunction, width: c_int, height: c_int) => submit::launched();
             cuLaunchGridAsync(function: CUfunction, width: c_int, height: c_int, stream: CUstream) => submit::launched();
-            cuGraphLaunch(exec: CUgraphExec, stream: CUstream) => submit::launched();
-            cuGraphLaunch_ptsz(exec: CUgraphExec, stream: CUstream) => submit::launched();
+            cuGraphLaunch(exec: CUgraphExec, stream: CUstream) => launch::graph(exec, stream);
+            cuGraphLaunch_ptsz(exec: CUgraphExec, stream: CUstream) => launch::graph(exec, stream);
             cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => submit::moved_at_once(dst, src, bytes);
             cuMemcpy_ptds(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => submit::moved_at_once(dst, src, bytes);
             cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
@@ -424,15 +424,15 @@ macro_rules! for_each_hook {
             cuGraphMemcpyNodeSetParams(node: *mut c_void, params: *const c_void) => pass::looking();
             cuGraphMemsetNodeSetParams(node: *mut c_void, params: *const c_void) => pass::looking();
             cuGraphBatchMemOpNodeSetParams(node: *mut c_void, params: *const c_void) => pass::looking();
-            cuGraphExecNodeSetParams(exec: CUgraphExec, node: *mut c_void, params: *mut c_void) => pass::looking();
+            cuGraphExecNodeSetParams(exec: CUgraphExec, node: *mut c_void, params: *mut c_void) => graph::node_set();
             cuGraphExecMemcpyNodeSetParams(exec: CUgraphExec, node: *mut c_void, params: *const c_void, ctx: CUcontext)
-                => pass::looking();
+                => graph::node_set();
             cuGraphExecMemsetNodeSetParams(exec: CUgraphExec, node: *mut c_void, params: *const c_void, ctx: CUcontext)
-                => pass::looking();
-            cuGraphExecBatchMemOpNodeSetParams(exec: CUgraphExec, node: *mut c_void, params: *const c_void) => pass::looking();
-            cuGraphExecChildGraphNodeSetParams(exec: CUgraphExec, node: *mut c_void, child: CUgraph) => pass::looking();
-            cuGraphExecUpdate(exec: CUgraphExec, graph: CUgraph, node: *mut *mut c_void, result: *mut c_int) => pass::looking();
-            cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, result: *mut c_void) => pass::looking();
+                => graph::node_set();
+            cuGraphExecBatchMemOpNodeSetParams(exec: CUgraphExec, node: *mut c_void, params: *const c_void) => graph::node_set();
+            cuGraphExecChildGraphNodeSetParams(exec: CUgraphExec, node: *mut c_void, child: CUgraph) => graph::node_set();
+            cuGraphExecUpdate(exec: CUgraphExec, graph: CUgraph, node: *mut *mut c_void, result: *mut c_int) => graph::update(exec, graph);
+            cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, result: *mut c_void) => graph::update(exec, graph);
             cuTexObjectCreate(texture: *mut u64, resource: *const c_void, descriptor: *const c_void, view: *const c_void)
                 => pass::looking();
             cuTexRefSetAddress_v2(offset: *mut usize, texture: *mut c_void, dptr: CUdeviceptr, bytes: usize) => pass::looking();
@@ -539,7 +539,7 @@ macro_rules! for_each_hook {
                 params: *mut c_void) => pass::looking();
             cuGraphMemAllocNodeGetParams(node: *mut c_void, params: *mut c_void) => pass::through();
             cuGraphMemFreeNodeGetParams(node: *mut c_void, dptr: *mut CUdeviceptr) => pass::through();
-            cuGraphExecDestroy(exec: CUgraphExec) => pass::through();
+            cuGraphExecDestroy(exec: CUgraphExec) => graph::destroy(exec);
             cuDeviceGraphMemTrim(device: CUdevice) => pass::through();
             cuDeviceGetGraphMemAttribute(device: CUdevice, attribute: c_int, value: *mut c_void) => pass::through();
             cuDeviceSetGraphMemAttribute(device: CUdevice, attribute: c_int, value: *mut c_void) => pass::through();

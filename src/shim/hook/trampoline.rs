@@ -57,6 +57,7 @@ const fn passes_gate(subject: &str, body: &str) -> bool {
         || match subject.as_bytes() {
             b"handle" => true,
             b"mapping" => !matches!(body.as_bytes(), b"create"),
+            b"graph" => !matches!(body.as_bytes(), b"destroy"),
             b"pass" => matches!(body.as_bytes(), b"looking"),
             b"stream" => matches!(body.as_bytes(), b"begin"),
             b"ipc" => matches!(body.as_bytes(), b"export" | b"descriptor"),

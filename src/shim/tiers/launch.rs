@@ -2,11 +2,11 @@
 //!
 //! Not seen: pointers that a kernel finds in memory. Launches during a capture are left out, since nothing runs then.
 
-use super::{Home, current_home, now, stress, swap, timing};
+use super::{Home, current_home, graphs, now, stress, swap, timing};
 use crate::process;
 use crate::watch::arguments::{self, Arguments};
 use crate::watch::capture;
-use gpupool_cuda::{Function, Stream};
+use gpupool_cuda::{Function, GraphExec, Stream};
 use gpupool_interpose::Api;
 use gpupool_tiers::Launch;
 
@@ -61,10 +61,28 @@ pub unsafe fn before(api: Api, about: About, arguments: Arguments) -> Option<tim
     if words.count == 0 || capture::under_way() {
         return None;
     }
-    let launch = home.tiers.lock().launched(function.raw().addr() as u64, words.all(), home);
+    told(api, home, about, function.raw().addr() as u64, words.all())
+}
+
+/// What graphs are called among the functions.
+const GRAPH: u64 = u64::MAX - 1;
+
+/// Before the launch of a graph: one of all that its kernels are given.
+pub fn before_graph(api: Api, exec: GraphExec, stream: Stream) -> Option<timing::Running> {
+    let home = current_home()?;
+    let words = graphs::words(exec)?;
+    if capture::under_way() {
+        return None;
+    }
+    told(api, home, About { function: None, stream, is_plain: true }, GRAPH, &words)
+}
+
+#[inline]
+fn told(api: Api, home: &'static Home, about: About, function: u64, words: &[u64]) -> Option<timing::Running> {
+    let launch = home.tiers.lock().launched(function, words, home);
     let asks = launch.ask || launch.time_it || launch.tell_time || stress::is_on();
     let asks = asks || (about.is_plain && home.progress.is_due(launch.id));
-    if asks { act(api, home, about, launch, &words) } else { None }
+    if asks { act(api, home, about, launch, words) } else { None }
 }
 
 #[cold]
@@ -73,7 +91,7 @@ fn learn(api: Api, home: &Home, function: Function) -> Option<&'static arguments
 }
 
 #[cold]
-fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &Words) -> Option<timing::Running> {
+fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &[u64]) -> Option<timing::Running> {
     process::contained(api, || {
         timing::gather(home);
         if launch.tell_time {
@@ -81,7 +99,7 @@ fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &Word
         }
         let mut wanted = launch.time_it;
         if stress::is_on() {
-            stress::move_some(home, words.all());
+            stress::move_some(home, words);
         } else if launch.ask {
             let swap = home.tiers.lock().before(launch.id, now(), home);
             if let Some(swap) = swap {

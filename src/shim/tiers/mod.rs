@@ -3,7 +3,8 @@
 //!
 //! What should lie near, and which swap is worth it now, is decided by `gpupool-tiers`, for each GPU that computes. This module
 //! tells it of blocks and of what launches name ([`launch`]) and of how long some of them take ([`timing`]), and has its swaps
-//! carried out ([`swap`]). Copies and fills are uses, too ([`copies`]). What the program has put somewhere stays there ([`placed`]).
+//! carried out ([`swap`]). Copies and fills are uses, too ([`copies`]). What the program has put somewhere stays there ([`placed`]), and so
+//! does what copies and fills of graphs use ([`graphs`]).
 //! Nothing of it happens before the first block of a GPU lies elsewhere.
 //!
 //! **Which thread moves.** The one that is about to launch what would be slow, and the one whose own wait for the GPU has just
@@ -11,6 +12,7 @@
 //! stop the program at moments that it knows nothing of, and be waited for when contexts end and the process exits.
 
 pub mod copies;
+pub mod graphs;
 pub mod idle;
 pub mod launch;
 mod placed;
@@ -68,6 +70,12 @@ pub fn start() {
 /// The GPU's tiers, if its memory lies elsewhere in part.
 fn home(gpu: u32) -> Option<&'static Home> {
     HOMES.get(gpu as usize)?.get()
+}
+
+/// Tells what of a range nobody is to move although its physical memory is nobody else's, in no order.
+fn stays(range: Range, tell: &mut dyn FnMut(Range)) {
+    placed::within(range, tell);
+    graphs::within(range, tell);
 }
 
 /// The tiers of the GPU whose context is current on this thread.
@@ -177,7 +185,7 @@ impl Whereabouts for Home {
         {
             tell(Range::of(piece.address, piece.bytes));
         }
-        placed::within(range, tell);
+        stays(range, tell);
     }
 
     fn near_room(&self) -> u64 {

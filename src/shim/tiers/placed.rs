@@ -33,7 +33,7 @@ fn set(all: &mut BTreeMap<u64, u64>, range: Range, is_placed: bool) {
 }
 
 /// The frames that have something of a range.
-fn frames(address: u64, bytes: u64) -> Range {
+pub(super) fn frames(address: u64, bytes: u64) -> Range {
     let end = address.saturating_add(bytes);
     Range { start: address - address % FRAME, end: end.checked_next_multiple_of(FRAME).unwrap_or(end) }
 }

@@ -18,11 +18,13 @@ const STILL: Duration = Duration::from_millis(5);
 pub(super) struct Progress {
     /// Nanoseconds; the last ones weigh most.
     typical: AtomicU64,
+    /// Launches between two events.
+    apart: AtomicU64,
 }
 
 impl Default for Progress {
     fn default() -> Self {
-        Self { typical: AtomicU64::new(UNKNOWN) }
+        Self { typical: AtomicU64::new(UNKNOWN), apart: AtomicU64::new(APART / UNKNOWN) }
     }
 }
 
@@ -31,17 +33,21 @@ impl Progress {
     pub fn took(&self, nanoseconds: u64) {
         let before = self.typical.load(Ordering::Relaxed);
         let weighed = if before == UNKNOWN { nanoseconds } else { (7 * before + nanoseconds) / 8 };
-        self.typical.store(weighed.max(1), Ordering::Relaxed);
+        self.typical.store(weighed, Ordering::Relaxed);
+        // A power of two, so that to look whether one is due takes no division.
+        let apart = (APART / weighed.max(1)).clamp(1, MOST);
+        self.apart.store(1 << apart.ilog2(), Ordering::Relaxed);
     }
 
+    #[inline]
     fn launches_apart(&self) -> u64 {
-        (APART / self.typical.load(Ordering::Relaxed).max(1)).clamp(1, MOST)
+        self.apart.load(Ordering::Relaxed)
     }
 
     /// Whether an event should be put in front of the launch with this number.
     #[inline]
     pub fn is_due(&self, launch: u64) -> bool {
-        launch.is_multiple_of(self.launches_apart())
+        launch & (self.launches_apart() - 1) == 0
     }
 
     /// How long nothing may be seen to end until that means that nothing does.

@@ -1,6 +1,6 @@
 //! Carries a swap out: what comes near and what goes away for it, in one go, with the program stopped for the copies alone.
 
-use super::{Home, now, placed, share, timing};
+use super::{Home, now, share, stays, timing};
 use crate::backing::level;
 use crate::gate::{self, Closed, Disturbed, Limits, Reason};
 use crate::watch::capture;
@@ -111,8 +111,8 @@ fn rest(home: &Home, reason: &Reason) {
 fn report_graphs() {
     log::warn_once(
         "graphs",
-        "GPUPOOL_MOVE: the program has made a CUDA graph, so memory stays where it is from now on: a graph may be bound to where its \
-         memory lay when it was made (said once)",
+        "GPUPOOL_MOVE: the program has made a CUDA graph of which it is not known what it uses, so memory stays where it is from now on: a \
+         graph may be bound to where its memory lay when it was made (said once)",
     );
 }
 
@@ -204,11 +204,14 @@ fn wishes(home: &Home, ranges: &[Range], to: Place) -> Vec<Wish> {
                 wishes.push(wish);
             }
         };
+        let mut staying = Vec::new();
+        stays(Range { start, end }, &mut |range| staying.push(range));
+        staying.sort_unstable();
         let mut from = start;
-        placed::within(Range { start, end }, &mut |placed| {
-            wish(from, placed.start);
-            from = placed.end;
-        });
+        for range in staying {
+            wish(from, range.start);
+            from = from.max(range.end);
+        }
         wish(from, end);
     }
     wishes

@@ -52,7 +52,9 @@ pub fn place(driver: &Driver, address: u64, bytes: u64, place: Place, stream: St
             MoveError::Backend(result) => Unplaced::Refused(result),
         }
     })?;
-    say(&block, address, bytes, Placing::Put);
+    if moved + there > 0 {
+        say(&block, address, bytes, Placing::Put);
+    }
     let stayed = anchored + shared;
     if moved > 0 {
         level::report();
