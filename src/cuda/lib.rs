@@ -30,4 +30,4 @@ pub use result::CuResult;
 pub use stream::{Capturing, Relaxed};
 pub use structs::{Access, ArrayMapping, Location, PoolProperties, Properties};
 pub use table::{Driver, at_hand, get};
-pub use timing::Timer;
+pub use timing::{Milestone, Timer};

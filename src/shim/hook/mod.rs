@@ -20,6 +20,7 @@ pub mod memory;
 pub mod module;
 pub mod pass;
 pub mod query;
+pub mod rest;
 pub mod retry;
 pub mod stream;
 pub mod stream_ordered;

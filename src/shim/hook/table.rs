@@ -217,18 +217,18 @@ macro_rules! for_each_hook {
             cuMemcpyHtoD_v2_ptds(dst: CUdeviceptr, src: *const c_void, bytes: usize) => submit::moved_at_once(dst, src, bytes);
             cuMemcpyHtoDAsync_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
             cuMemcpyHtoDAsync_v2_ptsz(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
-            cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => submit::moved_at_once(dst, src, bytes);
-            cuMemcpyDtoH_v2_ptds(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => submit::moved_at_once(dst, src, bytes);
+            cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => submit::read_back(dst, src, bytes);
+            cuMemcpyDtoH_v2_ptds(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => submit::read_back(dst, src, bytes);
             cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
             cuMemcpyDtoHAsync_v2_ptsz(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
             cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => submit::moved_at_once(dst, src, bytes);
             cuMemcpyDtoD_v2_ptds(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => submit::moved_at_once(dst, src, bytes);
             cuMemcpyDtoDAsync_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
             cuMemcpyDtoDAsync_v2_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
-            cuMemcpyPeer(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between_blocks(dst, src);
-            cuMemcpyPeer_ptds(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between_blocks(dst, src);
-            cuMemcpyPeerAsync(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => context::copied_between();
-            cuMemcpyPeerAsync_ptsz(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => context::copied_between();
+            cuMemcpyPeer(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between_blocks(dst, src, bytes);
+            cuMemcpyPeer_ptds(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between_blocks(dst, src, bytes);
+            cuMemcpyPeerAsync(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => context::copied_between_later(dst, src, bytes);
+            cuMemcpyPeerAsync_ptsz(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => context::copied_between_later(dst, src, bytes);
             cuMemcpy2D_v2(copy: *const c_void) => submit::rows_at_once(copy);
             cuMemcpy2D_v2_ptds(copy: *const c_void) => submit::rows_at_once(copy);
             cuMemcpy2DUnaligned_v2(copy: *const c_void) => submit::rows_at_once(copy);
@@ -245,16 +245,16 @@ macro_rules! for_each_hook {
             cuMemcpy3DPeerAsync_ptsz(copy: *const c_void, stream: CUstream) => context::copied_between();
             cuMemcpyBatchAsync(dst: *mut CUdeviceptr, src: *mut CUdeviceptr, sizes: *mut usize, count: usize,
                 attributes: *mut c_void, indices: *mut usize, attribute_count: usize, failed: *mut usize, stream: CUstream)
-                => submit::copied();
+                => submit::moved_batch(dst, src, sizes, count);
             cuMemcpyBatchAsync_ptsz(dst: *mut CUdeviceptr, src: *mut CUdeviceptr, sizes: *mut usize, count: usize,
                 attributes: *mut c_void, indices: *mut usize, attribute_count: usize, failed: *mut usize, stream: CUstream)
-                => submit::copied();
+                => submit::moved_batch(dst, src, sizes, count);
             cuMemcpyBatchAsync_v2(dst: *mut CUdeviceptr, src: *mut CUdeviceptr, sizes: *mut usize, count: usize,
                 attributes: *mut c_void, indices: *mut usize, attribute_count: usize, stream: CUstream)
-                => submit::copied();
+                => submit::moved_batch(dst, src, sizes, count);
             cuMemcpyBatchAsync_v2_ptsz(dst: *mut CUdeviceptr, src: *mut CUdeviceptr, sizes: *mut usize, count: usize,
                 attributes: *mut c_void, indices: *mut usize, attribute_count: usize, stream: CUstream)
-                => submit::copied();
+                => submit::moved_batch(dst, src, sizes, count);
             cuMemcpy3DBatchAsync(count: usize, list: *mut c_void, failed: *mut usize, flags: u64, stream: CUstream)
                 => submit::copied();
             cuMemcpy3DBatchAsync_ptsz(count: usize, list: *mut c_void, failed: *mut usize, flags: u64, stream: CUstream)
@@ -264,49 +264,49 @@ macro_rules! for_each_hook {
             cuMemcpy3DBatchAsync_v2_ptsz(count: usize, list: *mut c_void, flags: u64, stream: CUstream)
                 => submit::copied();
             cuMemcpyWithAttributesAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, attributes: *mut c_void,
-                stream: CUstream) => submit::copied();
+                stream: CUstream) => submit::moved(dst, src, bytes);
             cuMemcpy3DWithAttributesAsync(copy: *mut c_void, flags: u64, stream: CUstream) => submit::copied();
             cuMemcpyWithAttributesAsync_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, attributes: *mut c_void,
-                stream: CUstream) => submit::copied();
+                stream: CUstream) => submit::moved(dst, src, bytes);
             cuMemcpy3DWithAttributesAsync_ptsz(copy: *mut c_void, flags: u64, stream: CUstream) => submit::copied();
-            cuMemsetD8_v2(dst: CUdeviceptr, value: u8, count: usize) => submit::filled(dst);
-            cuMemsetD8_v2_ptds(dst: CUdeviceptr, value: u8, count: usize) => submit::filled(dst);
-            cuMemsetD8Async(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) => submit::copied();
-            cuMemsetD8Async_ptsz(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) => submit::copied();
-            cuMemsetD16_v2(dst: CUdeviceptr, value: u16, count: usize) => submit::filled(dst);
-            cuMemsetD16_v2_ptds(dst: CUdeviceptr, value: u16, count: usize) => submit::filled(dst);
-            cuMemsetD16Async(dst: CUdeviceptr, value: u16, count: usize, stream: CUstream) => submit::copied();
-            cuMemsetD16Async_ptsz(dst: CUdeviceptr, value: u16, count: usize, stream: CUstream) => submit::copied();
-            cuMemsetD32_v2(dst: CUdeviceptr, value: c_uint, count: usize) => submit::filled(dst);
-            cuMemsetD32_v2_ptds(dst: CUdeviceptr, value: c_uint, count: usize) => submit::filled(dst);
-            cuMemsetD32Async(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => submit::copied();
-            cuMemsetD32Async_ptsz(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => submit::copied();
-            cuMemsetD2D8_v2(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) => submit::filled(dst);
-            cuMemsetD2D8_v2_ptds(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) => submit::filled(dst);
+            cuMemsetD8_v2(dst: CUdeviceptr, value: u8, count: usize) => submit::filled(dst, value, count);
+            cuMemsetD8_v2_ptds(dst: CUdeviceptr, value: u8, count: usize) => submit::filled(dst, value, count);
+            cuMemsetD8Async(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) => submit::filled_later(dst, value, count);
+            cuMemsetD8Async_ptsz(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) => submit::filled_later(dst, value, count);
+            cuMemsetD16_v2(dst: CUdeviceptr, value: u16, count: usize) => submit::filled(dst, value, count);
+            cuMemsetD16_v2_ptds(dst: CUdeviceptr, value: u16, count: usize) => submit::filled(dst, value, count);
+            cuMemsetD16Async(dst: CUdeviceptr, value: u16, count: usize, stream: CUstream) => submit::filled_later(dst, value, count);
+            cuMemsetD16Async_ptsz(dst: CUdeviceptr, value: u16, count: usize, stream: CUstream) => submit::filled_later(dst, value, count);
+            cuMemsetD32_v2(dst: CUdeviceptr, value: c_uint, count: usize) => submit::filled(dst, value, count);
+            cuMemsetD32_v2_ptds(dst: CUdeviceptr, value: c_uint, count: usize) => submit::filled(dst, value, count);
+            cuMemsetD32Async(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => submit::filled_later(dst, value, count);
+            cuMemsetD32Async_ptsz(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => submit::filled_later(dst, value, count);
+            cuMemsetD2D8_v2(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) => submit::filled_rows(dst, pitch, value, width, height);
+            cuMemsetD2D8_v2_ptds(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) => submit::filled_rows(dst, pitch, value, width, height);
             cuMemsetD2D8Async(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream)
-                => submit::copied();
+                => submit::filled_rows_later(dst, pitch, value, width, height);
             cuMemsetD2D8Async_ptsz(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream)
-                => submit::copied();
-            cuMemsetD2D16_v2(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) => submit::filled(dst);
-            cuMemsetD2D16_v2_ptds(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) => submit::filled(dst);
+                => submit::filled_rows_later(dst, pitch, value, width, height);
+            cuMemsetD2D16_v2(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) => submit::filled_rows(dst, pitch, value, width, height);
+            cuMemsetD2D16_v2_ptds(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) => submit::filled_rows(dst, pitch, value, width, height);
             cuMemsetD2D16Async(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream)
-                => submit::copied();
+                => submit::filled_rows_later(dst, pitch, value, width, height);
             cuMemsetD2D16Async_ptsz(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream)
-                => submit::copied();
-            cuMemsetD2D32_v2(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) => submit::filled(dst);
-            cuMemsetD2D32_v2_ptds(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) => submit::filled(dst);
+                => submit::filled_rows_later(dst, pitch, value, width, height);
+            cuMemsetD2D32_v2(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) => submit::filled_rows(dst, pitch, value, width, height);
+            cuMemsetD2D32_v2_ptds(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) => submit::filled_rows(dst, pitch, value, width, height);
             cuMemsetD2D32Async(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream)
-                => submit::copied();
+                => submit::filled_rows_later(dst, pitch, value, width, height);
             cuMemsetD2D32Async_ptsz(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream)
-                => submit::copied();
+                => submit::filled_rows_later(dst, pitch, value, width, height);
             cuMemcpyAtoA_v2(dst: CUarray, dst_offset: usize, src: CUarray, src_offset: usize, bytes: usize) => submit::copied();
             cuMemcpyAtoA_v2_ptds(dst: CUarray, dst_offset: usize, src: CUarray, src_offset: usize, bytes: usize) => submit::copied();
-            cuMemcpyAtoD_v2(dst: CUdeviceptr, src: CUarray, src_offset: usize, bytes: usize) => submit::filled(dst);
-            cuMemcpyAtoD_v2_ptds(dst: CUdeviceptr, src: CUarray, src_offset: usize, bytes: usize) => submit::filled(dst);
+            cuMemcpyAtoD_v2(dst: CUdeviceptr, src: CUarray, src_offset: usize, bytes: usize) => submit::copied_array(dst, bytes);
+            cuMemcpyAtoD_v2_ptds(dst: CUdeviceptr, src: CUarray, src_offset: usize, bytes: usize) => submit::copied_array(dst, bytes);
             cuMemcpyAtoH_v2(dst: *mut c_void, src: CUarray, src_offset: usize, bytes: usize) => submit::copied();
             cuMemcpyAtoH_v2_ptds(dst: *mut c_void, src: CUarray, src_offset: usize, bytes: usize) => submit::copied();
-            cuMemcpyDtoA_v2(dst: CUarray, dst_offset: usize, src: CUdeviceptr, bytes: usize) => submit::filled(src);
-            cuMemcpyDtoA_v2_ptds(dst: CUarray, dst_offset: usize, src: CUdeviceptr, bytes: usize) => submit::filled(src);
+            cuMemcpyDtoA_v2(dst: CUarray, dst_offset: usize, src: CUdeviceptr, bytes: usize) => submit::copied_array(src, bytes);
+            cuMemcpyDtoA_v2_ptds(dst: CUarray, dst_offset: usize, src: CUdeviceptr, bytes: usize) => submit::copied_array(src, bytes);
             cuMemcpyHtoA_v2(dst: CUarray, dst_offset: usize, src: *const c_void, bytes: usize) => submit::copied();
             cuMemcpyHtoA_v2_ptds(dst: CUarray, dst_offset: usize, src: *const c_void, bytes: usize) => submit::copied();
             cuMemcpyAtoHAsync_v2(dst: *mut c_void, src: CUarray, src_offset: usize, bytes: usize, stream: CUstream)
@@ -513,6 +513,9 @@ macro_rules! for_each_hook {
             cuCtxGetDevice_v2(device: *mut CUdevice, ctx: CUcontext) => pass::through();
             cuCtxSynchronize() => context::synchronized();
             cuCtxSynchronize_v2(ctx: CUcontext) => context::synchronized_in(ctx);
+            cuStreamSynchronize(stream: CUstream) => rest::waited();
+            cuStreamSynchronize_ptsz(stream: CUstream) => rest::waited();
+            cuEventSynchronize(event: CUevent) => rest::waited();
             cuCheckpointProcessLock(pid: c_int, arguments: *mut c_void) => pass::through();
             cuCheckpointProcessCheckpoint(pid: c_int, arguments: *mut c_void) => pass::through();
             cuCheckpointProcessRestore(pid: c_int, arguments: *mut c_void) => pass::through();

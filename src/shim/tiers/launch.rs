@@ -2,11 +2,11 @@
 //!
 //! Not seen: pointers that a kernel finds in memory. Launches during a capture are left out, since nothing runs then.
 
-use super::{Home, home, now, stress, swap, timing};
+use super::{Home, current_home, now, stress, swap, timing};
 use crate::process;
 use crate::watch::arguments::{self, Arguments};
-use crate::watch::{capture, context};
-use gpupool_cuda::{self as cuda, Function, Stream};
+use crate::watch::capture;
+use gpupool_cuda::{Function, Stream};
 use gpupool_interpose::Api;
 use gpupool_tiers::Launch;
 
@@ -46,8 +46,7 @@ impl Words {
 /// # Safety
 /// The arguments are those that the program passes to the driver with this function.
 pub unsafe fn before(api: Api, about: About, arguments: Arguments) -> Option<timing::Running> {
-    let home = cuda::at_hand().and_then(|driver| context::glance(driver).ok().flatten());
-    let home = home.and_then(|context| self::home(context.device.ordinal()))?;
+    let home = current_home()?;
     let function = about.function?;
     let layout = arguments::known(function).or_else(|| learn(api, home, function))?;
     let mut words = Words { words: [0; MOST], count: 0 };
@@ -64,6 +63,7 @@ pub unsafe fn before(api: Api, about: About, arguments: Arguments) -> Option<tim
     }
     let launch = home.tiers.lock().launched(function.raw().addr() as u64, words.all(), home);
     let asks = launch.ask || launch.time_it || launch.tell_time || stress::is_on();
+    let asks = asks || (about.is_plain && home.progress.is_due(launch.id));
     if asks { act(api, home, about, launch, &words) } else { None }
 }
 
@@ -77,13 +77,7 @@ fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &Word
     process::contained(api, || {
         timing::gather(home);
         if launch.tell_time {
-            let mut tiers = home.tiers.lock();
-            tiers.time_is(now(), home);
-            let stopped = tiers.stopped();
-            drop(tiers);
-            if let Some(why) = stopped {
-                swap::report_stopped(home, &why);
-            }
+            tell_time(home);
         }
         let mut wanted = launch.time_it;
         if stress::is_on() {
@@ -95,10 +89,24 @@ fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &Word
                 swap::carry_out(home, &swap, swap::Why::Launch);
             }
         }
+        if about.is_plain && home.progress.is_due(launch.id) {
+            timing::mark(home, about.stream.meant_by(api.name().ends_with("_ptsz")));
+        }
         let wanted = wanted && about.is_plain;
         wanted.then(|| timing::begin(home, launch.id, about.stream.meant_by(api.name().ends_with("_ptsz")))).flatten()
     })
     .flatten()
+}
+
+/// A cycle has ended.
+pub(super) fn tell_time(home: &Home) {
+    let mut tiers = home.tiers.lock();
+    tiers.time_is(now(), home);
+    let stopped = tiers.stopped();
+    drop(tiers);
+    if let Some(why) = stopped {
+        swap::report_stopped(home, &why);
+    }
 }
 
 /// Behind the launch, if something was begun before it.
