@@ -23,6 +23,7 @@ use crate::runs::{Freed, Kind};
 use crate::schedule::{self, Nearness, Old, Part, Rooms, Source, Stretch};
 use crate::state::{Leaving, State, bytes_of};
 use crate::sync;
+use crate::under_way::UnderWay;
 use crate::{Claim, FRAME, Fault, Mover, Place};
 use std::collections::BTreeMap;
 
@@ -229,13 +230,15 @@ impl<B: Mover> Pool<B> {
         waits: bool,
         stop: impl FnOnce() -> Option<S>,
     ) -> Result<Rearranged<B::Error>, MoveError<B::Error>> {
+        // Where all work is waited for, nobody may wait for the move before that is over: a kernel may wait for that very thread.
+        let mut under_way = (!waits).then(|| self.begin_move());
         let mut wanted = Vec::with_capacity(wishes.len());
         let held = wishes.iter().try_for_each(|wish| {
             wanted.push(self.hold_for(wish)?);
             Ok(())
         });
         let answer = held.and_then(|()| {
-            let plan = self.prepare(&wanted, waits)?;
+            let plan = self.prepare(&wanted, waits, &mut under_way)?;
             self.act(plan, &wanted, waits, stop)
         });
         for Wanted { block, record, .. } in &wanted {
@@ -264,14 +267,19 @@ impl<B: Mover> Pool<B> {
         Ok(Wanted { block, record, start, end: end.max(start), to, anew: false })
     }
 
-    /// Finds and makes everything that the move needs.
-    pub(crate) fn prepare(&self, wanted: &[Wanted], waits: bool) -> Result<Plan<B::Handle>, MoveError<B::Error>> {
+    /// Finds and makes everything that the move needs, which is under way from then on at the latest.
+    pub(crate) fn prepare<'a>(
+        &'a self,
+        wanted: &[Wanted],
+        waits: bool,
+        under_way: &mut Option<UnderWay<'a, B>>,
+    ) -> Result<Plan<B::Handle>, MoveError<B::Error>> {
         if waits {
             self.drain()?;
         }
         let mut attempts = ATTEMPTS;
         loop {
-            let mut plan = self.plan(wanted, waits, &mut attempts)?;
+            let mut plan = self.plan(wanted, waits, under_way, &mut attempts)?;
             let Err((id, created, cause)) = self.gather(&mut plan, wanted) else { return Ok(plan) };
             let full = !matches!(cause, Cause::Failed(_));
             {
@@ -297,14 +305,27 @@ impl<B: Mover> Pool<B> {
     }
 
     /// Sets everything aside that the move needs.
-    fn plan(&self, wanted: &[Wanted], waits: bool, attempts: &mut u32) -> Result<Plan<B::Handle>, MoveError<B::Error>> {
+    fn plan<'a>(
+        &'a self,
+        wanted: &[Wanted],
+        waits: bool,
+        under_way: &mut Option<UnderWay<'a, B>>,
+        attempts: &mut u32,
+    ) -> Result<Plan<B::Handle>, MoveError<B::Error>> {
         let mut headrooms = BTreeMap::new();
         // Others free, or take what was freed, faster than this thread looks.
         let mut last = MoveError::NotNow;
         while *attempts > 0 {
             *attempts -= 1;
             loop {
-                let planned = self.lock_all().plan_move(wanted, !waits, &headrooms, self.largest_chunk, &self.registry);
+                let planned = {
+                    let mut state = self.lock_all();
+                    let planned = state.plan_move(wanted, !waits, &headrooms, self.largest_chunk, &self.registry);
+                    if planned.is_ok() {
+                        under_way.get_or_insert_with(|| self.begin_move_in(&mut state));
+                    }
+                    planned
+                };
                 match planned {
                     Ok(plan) => return Ok(plan),
                     Err(NotYet::Ended) => return Err(MoveError::NotABlock),
@@ -322,7 +343,7 @@ impl<B: Mover> Pool<B> {
                         let first = matches!(last, MoveError::NotNow);
                         let returned = self.trim(Some(place), first.then_some(missing), &[]);
                         let forgot = self.lock().budget(id).forget_ceiling();
-                        if returned == 0 && !self.settle(Some(place)) && !forgot {
+                        if returned == 0 && !self.settle_leaving(Some(place)) && !forgot {
                             *attempts = 0;
                             return Err(MoveError::Full { place, missing });
                         }
@@ -716,7 +737,8 @@ impl<H: Copy> State<H> {
             plan.free.extend(free);
         }
         plan.old = plan.memory.len();
-        self.set_aside_for(&mut plan, &stretches, headrooms, largest_chunk)?;
+        let keeps = wanted.iter().all(|wish| !wish.anew);
+        self.set_aside_for(&mut plan, &stretches, headrooms, largest_chunk, keeps)?;
         Ok(plan)
     }
 
@@ -743,13 +765,14 @@ impl<H: Copy> State<H> {
         Some(free)
     }
 
-    /// Decides about the order, and sets aside what there is and room for what is to be made.
+    /// Decides about the order, and sets aside what there is and room for what is to be made. `keeps`: a later move will need as much.
     fn set_aside_for(
         &mut self,
         plan: &mut Plan<H>,
         stretches: &[Stretch],
         headrooms: &BTreeMap<PlaceId, Option<u64>>,
         largest_chunk: u64,
+        keeps: bool,
     ) -> Result<(), NotYet> {
         let mut rooms = Rooms { frames: BTreeMap::new(), largest: (largest_chunk / FRAME) as u32 };
         for place in stretches.iter().flat_map(|stretch| &stretch.parts).map(|part| part.place) {
@@ -802,10 +825,9 @@ impl<H: Copy> State<H> {
             }
             plan.waves.push(Wave { steps, copies: Vec::new() });
         }
-        for (place, bytes) in needed {
+        for (place, bytes) in needed.into_iter().filter(|_| keeps) {
             self.stock.needs(place, bytes);
         }
-        self.moves += 1;
         for chunk in &plan.memory[..plan.old] {
             self.chunks.set_moving(chunk.start, chunk.end(), true);
         }
@@ -871,7 +893,6 @@ impl<H: Copy> State<H> {
         for chunk in &all {
             self.budget(chunk.place).note_peak();
         }
-        self.moves -= 1;
         all.sort_unstable_by_key(|chunk| chunk.start);
         all
     }

@@ -10,6 +10,7 @@
 //! stop the program at moments that it knows nothing of, and be waited for when contexts end and the process exits.
 
 pub mod launch;
+mod repack;
 mod stress;
 pub mod swap;
 pub mod timing;
@@ -52,6 +53,7 @@ pub fn start() {
     let settings = process::settings();
     if settings.moving != Move::Off && matches!(settings.mode, Mode::Pool | Mode::Spill) {
         memory::hear_of_blocks(Hearer { made, ended });
+        memory::repack_by(repack::repack);
     }
 }
 

@@ -6,6 +6,7 @@ use crate::gate::{self, Closed, Disturbed, Limits, Reason};
 use crate::watch::capture;
 use crate::{bell, log, process};
 use gpupool_config::format_size;
+use gpupool_cuda::Driver;
 use gpupool_events::{TierStop, TierSwap};
 use gpupool_pool::{MoveError, Moved, Place, Stopped, Wish};
 use gpupool_tiers::{self as tiers, Range, Swap};
@@ -36,7 +37,7 @@ const QUEUE: Duration = Duration::from_millis(500);
 /// The same under stress, where every launch would wait.
 const QUEUE_UNDER_STRESS: Duration = Duration::from_millis(20);
 /// When a process in which nothing may move is looked at again: devices are closed, too.
-const LOOKS_AGAIN: Duration = Duration::from_secs(10);
+pub(super) const LOOKS_AGAIN: Duration = Duration::from_secs(10);
 
 /// Swaps that were carried out, and bytes that came near by them, over the life of the process.
 static SWAPS: AtomicU64 = AtomicU64::new(0);
@@ -48,7 +49,7 @@ pub fn carried() -> (u64, u64) {
 }
 
 /// The gate, closed, as the pool asks of it.
-struct Quiet(Closed<'static>);
+pub(super) struct Quiet(Closed<'static>);
 
 impl Stopped for Quiet {
     fn still_quiet(&mut self) -> bool {
@@ -88,7 +89,7 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
 }
 
 #[cold]
-fn report_off(reason: &Reason) {
+pub(super) fn report_off(reason: &Reason) {
     log::warn_once(
         "moves",
         format_args!("GPUPOOL_MOVE: memory stays where it is in this process, because {reason} (said once)"),
@@ -96,7 +97,7 @@ fn report_off(reason: &Reason) {
 }
 
 #[cold]
-fn report_graphs() {
+pub(super) fn report_graphs() {
     log::warn_once(
         "graphs",
         "GPUPOOL_MOVE: the program has made a CUDA graph, so memory stays where it is from now on: a graph may be bound to where its \
@@ -207,16 +208,18 @@ impl From<Failed> for WhyNot {
     }
 }
 
+/// Stops the program once its GPUs are quiet, if they soon are; adds the nanoseconds for which they had work of their own.
+pub(super) fn stop(driver: &'static Driver, waited: &mut u64) -> Result<Quiet, Disturbed> {
+    let queue = if stress::is_on() { QUEUE_UNDER_STRESS } else { QUEUE };
+    let begun = now();
+    gate::wait_until_quiet(driver, queue, queue, || 0);
+    *waited += now() - begun;
+    gate::close_unless(driver, &Limits::default(), |reason| !reason.is_doubt()).map(Quiet)
+}
+
 fn rearrange(home: &Home, wishes: &[Wish], outcome: &mut Outcome) -> Result<(), Failed> {
     let (mut disturbed, waited) = (None, &mut outcome.waited);
-    let queue = if stress::is_on() { QUEUE_UNDER_STRESS } else { QUEUE };
-    let stop = || {
-        let begun = now();
-        gate::wait_until_quiet(home.driver, queue, queue, || 0);
-        *waited += now() - begun;
-        let closed = gate::close_unless(home.driver, &Limits::default(), |reason| !reason.is_doubt());
-        closed.map(Quiet).map_err(|what| disturbed = Some(what)).ok()
-    };
+    let stop = || self::stop(home.driver, waited).map_err(|what| disturbed = Some(what)).ok();
     let done = match home.opened.pool.rearrange(wishes, stop) {
         Ok(done) => done,
         Err(MoveError::Full { .. }) => return Err(Failed::Full),
