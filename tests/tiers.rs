@@ -181,3 +181,27 @@ fn what_cannot_be_cut_anew_costs_nobody_his_block() {
         assert_eq!(repacked(&far), [], "{what}");
     }
 }
+
+/// Atomics on memory of the host, or of a GPU behind PCIe, may be a read and a write: two GPUs lose what the other adds.
+#[test]
+fn nothing_goes_by_itself_where_atomics_of_two_gpus_are_not_whole() {
+    let at_most = |arguments: &str, link: &str, host: &str| {
+        let run = crowded("rotation", arguments, "stress").env("GPUPOOL_LIMIT", "96MiB").env("SIMCUDA_LINK", link);
+        let output = run.env("SIMCUDA_HOST_ATOMICS", host).go();
+        output.succeeds();
+        let levels = output.picked(|event| match event {
+            Event::PoolLevel(level) => Some(level.places.clone()),
+            _ => None,
+        });
+        let most = |place: &str| {
+            let levels = levels.iter().flatten().filter(|level| level.place == place);
+            levels.map(|level| level.held).max().unwrap_or(0)
+        };
+        (most("gpu1") > 0, most("host0") > 0)
+    };
+    assert_eq!(at_most("8 8 1 6", "pcie", "off"), (true, true), "one GPU alone");
+    assert_eq!(at_most("8 8 1 6 two", "nvlink", "on"), (true, true));
+    assert_eq!(at_most("8 8 1 6 two", "nvlink", "off"), (true, false));
+    assert_eq!(at_most("8 8 1 6 two", "pcie", "on"), (false, true));
+    assert_eq!(at_most("8 8 1 6 two", "pcie", "off"), (false, false));
+}

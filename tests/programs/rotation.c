@@ -1,6 +1,6 @@
 /*
- * rotation COUNT MIB TIMES ROUNDS [graph]: arrays that are read in turn, each by a kernel that goes through it TIMES times; what they add up to.
- * With graph, an empty graph is made first.
+ * rotation COUNT MIB TIMES ROUNDS [graph|two]: arrays that are read in turn, each by a kernel that goes through it TIMES times; what they
+ * add up to. With graph, an empty graph is made first; with two, the second GPU has a context as well.
  * On stderr the GPU's time for each round, in microseconds.
  */
 #include "kernels.h"
@@ -36,6 +36,12 @@ int main(int argc, char **argv)
     CUevent begin, end;
     REQUIRE(count <= MOST);
     start_on(0);
+    if (argc == 6 && strcmp(argv[5], "two") == 0) {
+        CUdevice second;
+        CUcontext other;
+        CHECK(cuDeviceGet(&second, 1));
+        CHECK(cuDevicePrimaryCtxRetain(&other, second));
+    }
     Kernels k = load_kernels();
     CHECK(cuModuleLoadData(&module, SUM_AGAIN));
     CHECK(cuModuleGetFunction(&sum_again, module, "sum_again_u32"));
@@ -50,7 +56,7 @@ int main(int argc, char **argv)
         for (uint64_t at = 0; at < n; at++)
             expected += times * (uint32_t)(at + (uint64_t)i);
     }
-    if (argc == 6) {
+    if (argc == 6 && strcmp(argv[5], "graph") == 0) {
         CUgraph graph;
         CUgraphExec exec;
         CHECK(cuStreamBeginCapture_v2(stream, CAPTURE_RELAXED));

@@ -21,8 +21,9 @@ use crate::clock::monotonic_nanoseconds as now;
 use crate::process;
 use crate::serve::memory::{self, Hearer};
 use crate::watch::arguments::{self, Reader};
+use crate::watch::context;
 use gpupool_config::{Mode, Move};
-use gpupool_cuda::Driver;
+use gpupool_cuda::{Device, Driver};
 use gpupool_pool::{Allocation, Block, Place};
 use gpupool_tiers::{FarLink, Links, Range, Settings, Tiers, Where, Whereabouts};
 use once_cell::race::OnceBox;
@@ -124,6 +125,16 @@ impl Home {
         self.is_moving.store(false, Ordering::Release);
         Some(done)
     }
+}
+
+/// Whether memory may go to this place without a program's atomics changing their meaning, where several GPUs have contexts: whoever
+/// they belong to, memory of the pool is granted to all of these. Memory that comes home lies where the program asked for it.
+///
+/// A context that comes later finds memory where it is by then, as it finds what the pool has placed.
+fn keeps_atomics(opened: &Opened, place: Place) -> bool {
+    let topology = &opened.plan.topology;
+    let gpus = topology.gpus.iter().map(|gpu| gpu.ordinal).filter(|gpu| context::is_on(Device::of(*gpu)));
+    topology.keeps_atomics(&gpus.collect::<Vec<_>>(), place)
 }
 
 /// What the way to a place is reckoned with: NVLink as measured on H200, and everything else as PCIe.

@@ -5,7 +5,7 @@
 //! no longer than a launch does for a swap, and a process whose GPUs do not come to rest loses no more than `GPUPOOL_MOVE_SHARE` to such
 //! waits; the answer is then what it would have been without.
 
-use super::{home, now, stress, swap};
+use super::{home, keeps_atomics, now, stress, swap};
 use crate::backing::{level, open};
 use crate::watch::capture;
 use crate::{bell, gate, log, process};
@@ -48,7 +48,7 @@ fn repack_alone(place: Place, bytes: u64, why: &'static str) -> u64 {
     }
     let (mut disturbed, mut waited) = (None, 0);
     let stop = || swap::stop(driver, &mut waited).map_err(|what| disturbed = Some(what)).ok();
-    let answer = opened.pool.repack(place, bytes, |_| true, stop);
+    let answer = opened.pool.repack(place, bytes, |over| keeps_atomics(opened, over), stop);
     if let Some(what) = &disturbed {
         if !stress::is_on() {
             let share = u64::from(process::settings().move_share.max(1));

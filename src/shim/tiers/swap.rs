@@ -1,6 +1,6 @@
 //! Carries a swap out: what comes near and what goes away for it, in one go, with the program stopped for the copies alone.
 
-use super::{Home, now, stress};
+use super::{Home, keeps_atomics, now, stress};
 use crate::backing::level;
 use crate::gate::{self, Closed, Disturbed, Limits, Reason};
 use crate::watch::capture;
@@ -135,9 +135,12 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
     let near: Vec<Wish> = wishes(home, &swap.near, Place::Gpu(home.gpu));
     let mut far = Vec::new();
     for (range, place) in &swap.far {
-        if let Some(place) = home.places.get(usize::from(*place)) {
+        if let Some(place) = home.places.get(usize::from(*place)).filter(|place| keeps_atomics(home.opened, **place)) {
             far.extend(wishes(home, &[*range], *place));
         }
+    }
+    if far.is_empty() && !swap.far.is_empty() {
+        return Err(WhyNot::Pool("there atomics of several GPUs would not be whole".to_owned()));
     }
     let mut outcome = Outcome::default();
     let all: Vec<Wish> = far.iter().chain(&near).copied().collect();
