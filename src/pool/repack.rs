@@ -6,7 +6,7 @@
 //! be with the driver in between.
 
 use crate::half_used::HalfUsed;
-use crate::moves::{MoveError, Stopped, Wanted};
+use crate::moving::{MoveError, Stopped, Wanted};
 use crate::place::PlaceId;
 use crate::pool::Pool;
 use crate::state::bytes_of;
