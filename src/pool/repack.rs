@@ -19,19 +19,31 @@ use std::collections::BTreeSet;
 const RETURNS: u32 = 3;
 
 /// What came of a [`Pool::repack`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Repacked {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Repacked<E> {
     /// Bytes that came free: the driver's again, or freed memory that does not need to wait for anything.
     pub freed: u64,
     /// Bytes in use that were copied.
     pub copied: u64,
     /// Addresses and bytes of what is still elsewhere, since the program could not be stopped a second time or its room was taken.
     pub away: Vec<(u64, u64)>,
+    /// Why a chunk was cut in part only, or no further one. Everything lies where [`Pool::pieces`] says.
+    pub cut_short: Option<MoveError<E>>,
 }
+
+impl<E> Default for Repacked<E> {
+    fn default() -> Self {
+        Self { freed: 0, copied: 0, away: Vec::new(), cut_short: None }
+    }
+}
+
+/// Why a chunk was cut in part only, if so.
+type Cut<E> = Result<Option<MoveError<E>>, MoveError<E>>;
 
 impl<B: Mover> Pool<B> {
     /// Frees parts of chunks at a place that nothing stands on, at least `bytes` or all, where they are at least half of their chunk.
-    /// What is in use there may go over other places that `may_pass` agrees to, on the way of its blocks' homes. `stop` is called for
+    /// What is in use there may go over other places that `may_pass` agrees to, on the way of its blocks' homes. Chunks with a range, an
+    /// address and its bytes, that `stays` are left alone. `stop` is called for
     /// each chunk, as by [`Pool::rearrange`], and once more each way over another place.
     ///
     /// # Errors
@@ -41,8 +53,9 @@ impl<B: Mover> Pool<B> {
         place: Place,
         bytes: u64,
         may_pass: impl Fn(Place) -> bool,
+        stays: impl Fn(u64, u64) -> bool,
         mut stop: impl FnMut() -> Option<S>,
-    ) -> Result<Repacked, MoveError<B::Error>> {
+    ) -> Result<Repacked<B::Error>, MoveError<B::Error>> {
         let mut under_way = Some(self.begin_move());
         let id = self.lock().id_of(place).ok_or(MoveError::NoPlace)?;
         let mut tried = BTreeSet::new();
@@ -50,41 +63,47 @@ impl<B: Mover> Pool<B> {
         while repacked.freed < bytes
             && let Some((free, mut wanted)) = self.hold_half_used(id, &mut tried)
         {
-            let answer = match self.rechunk(&wanted, &mut under_way, &mut stop) {
-                Err(MoveError::Full { .. }) => {
-                    self.rechunk_over(id, &mut wanted, &mut under_way, &may_pass, &mut stop, &mut repacked.away)
+            let is_fixed = |it: &Wanted| stays(self.address(it.start), bytes_of(it.end - it.start));
+            let answer = if wanted.iter().any(is_fixed) {
+                Err(MoveError::NotABlock)
+            } else {
+                match self.rechunk(&wanted, &mut under_way, &mut stop) {
+                    Err(MoveError::Full { .. }) => {
+                        let away = &mut repacked.away;
+                        self.rechunk_over(id, &mut wanted, &mut under_way, &may_pass, &mut stop, away)
+                    }
+                    answer => answer,
                 }
-                answer => answer,
             };
             for Wanted { block, record, .. } in &wanted {
                 self.let_go(self.address(*block), record.id);
             }
             match answer {
-                Ok(()) => {
+                Ok(None) => {
                     repacked.freed += free;
                     repacked.copied += wanted.iter().map(|it| bytes_of(it.end - it.start)).sum::<u64>();
                 }
                 // Another chunk may have less in use, or its blocks may live on.
                 Err(MoveError::Full { .. } | MoveError::NotABlock) => {}
-                Err(error) if repacked == Repacked::default() => return Err(error),
-                Err(_) => break,
+                Err(error) if repacked.freed == 0 => return Err(error),
+                Ok(Some(error)) | Err(error) => {
+                    repacked.cut_short = Some(error);
+                    break;
+                }
             }
         }
         Ok(repacked)
     }
 
-    /// Moves what is held; an error if any of it stayed.
+    /// Moves what is held; an error where all of it stayed.
     fn rechunk<'a, S: Stopped>(
         &'a self,
         wanted: &[Wanted],
         under_way: &mut Option<UnderWay<'a, B>>,
         stop: &mut impl FnMut() -> Option<S>,
-    ) -> Result<(), MoveError<B::Error>> {
+    ) -> Cut<B::Error> {
         let plan = self.prepare(wanted, false, under_way)?;
-        match self.act(plan, wanted, false, stop)?.cut_short {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
+        Ok(self.act(plan, wanted, false, stop)?.cut_short)
     }
 
     /// The same where the place has no room for what is in use: over another place. What did not come back is `away`.
@@ -96,7 +115,7 @@ impl<B: Mover> Pool<B> {
         may_pass: &impl Fn(Place) -> bool,
         stop: &mut impl FnMut() -> Option<S>,
         away: &mut Vec<(u64, u64)>,
-    ) -> Result<(), MoveError<B::Error>> {
+    ) -> Cut<B::Error> {
         let routes = || wanted.iter().filter_map(|it| self.routes.iter().find(|route| route.home == it.record.gpu));
         let order = routes().next().map_or(&[][..], |route| &route.order);
         let reached = |over: &PlaceId| routes().all(|route| route.order.contains(over));
@@ -113,17 +132,28 @@ impl<B: Mover> Pool<B> {
                 break;
             }
         }
-        answer?;
-        wanted.iter_mut().for_each(|it| it.to = place);
-        for _ in 0..RETURNS {
-            match self.rechunk(wanted, under_way, stop) {
-                Err(MoveError::NotNow | MoveError::NotQuiet) => {}
-                Ok(()) => return Ok(()),
-                Err(_) => break,
+        let mut answer = answer?;
+        if answer.is_none() {
+            wanted.iter_mut().for_each(|it| it.to = place);
+            for _ in 0..RETURNS {
+                match self.rechunk(wanted, under_way, stop) {
+                    Err(MoveError::NotNow) => {}
+                    Ok(None) => return Ok(None),
+                    Ok(cut_short) => {
+                        answer = cut_short;
+                        break;
+                    }
+                    // What was seen to run past the gate ends all moves of whoever called.
+                    Err(error @ MoveError::NotQuiet) => {
+                        answer = Some(error);
+                        break;
+                    }
+                    Err(_) => break,
+                }
             }
         }
         away.extend(wanted.iter().map(|it| (self.address(it.start), bytes_of(it.end - it.start))));
-        Ok(())
+        Ok(answer)
     }
 
     /// The chunk with the most free bytes of those that were not tried: how many, and its blocks, which are held.

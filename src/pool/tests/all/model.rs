@@ -600,7 +600,7 @@ impl Model {
             stops.then(|| Still::new(mock, u32::MAX))
         };
         let places_before = self.places_of_live();
-        let freed = match self.pool.repack(place, bytes, |_| over, stop) {
+        let freed = match self.pool.repack(place, bytes, |_| over, |_, _| false, stop) {
             // What is vacated may serve the next move.
             Ok(Repacked { freed, away, .. }) => {
                 self.pool.trim(Some(place), None, &[]);

@@ -404,13 +404,13 @@ fn what_is_freed_of_a_large_chunk_goes_home_though_the_rest_is_in_use() {
         assert_eq!(pool.trim(None, None, &[0]), 0, "a part of a chunk cannot go");
         // What the chunk with less in use gives back is room for the rest of the other.
         let stop = || Some(Still::new(pool.backend(), u32::MAX));
-        let answer = pool.repack(GPU0, u64::MAX, |_| false, stop).unwrap();
+        let answer = pool.repack(GPU0, u64::MAX, |_| false, |_, _| false, stop).unwrap();
         assert_eq!((answer.freed, answer.away), (freed * MIB, vec![]));
         let held = pool.usage().places[0].held;
         assert_eq!(held, 2 * CHUNK - freed * MIB, "what nobody uses is the driver's");
         assert_all(&pool, &live);
         let stop = || -> Option<Still> { panic!("there is nothing left to do") };
-        assert_eq!(pool.repack(GPU1, u64::MAX, |_| true, stop), Ok(Repacked::default()));
+        assert_eq!(pool.repack(GPU1, u64::MAX, |_| true, |_, _| false, stop), Ok(Repacked::default()));
         assert_returns_everything(&pool, &now(&pool, &live));
     }
 }
@@ -448,9 +448,13 @@ fn a_block_that_would_go_elsewhere_is_served_at_home_once_chunks_are_cut_anew() 
     pool.free(far.block.address, Free::Strict).unwrap();
     // Home is full, so what is in use goes over the peer.
     let stop = || Some(Still::new(pool.backend(), u32::MAX));
-    assert_eq!(pool.repack(GPU0, 24 * MIB, |_| false, stop), Ok(Repacked::default()), "there is no way");
-    let repacked = pool.repack(GPU0, 24 * MIB, |place| place == GPU1, stop).unwrap();
-    assert_eq!(repacked, Repacked { freed: 32 * MIB, copied: 32 * MIB, away: vec![] });
+    assert_eq!(pool.repack(GPU0, 24 * MIB, |_| false, |_, _| false, stop), Ok(Repacked::default()), "there is no way");
+    let stays = |address: u64, bytes: u64| (address..address + bytes).contains(&live[0].block.address);
+    let stop_once = || Some(Still::new(pool.backend(), u32::MAX));
+    let first = pool.repack(GPU0, 1, |_| true, stays, stop_once).unwrap();
+    assert!(first.freed == 16 * MIB && pool.pieces(live[0].block.address, 1)[0].chunk_bytes == CHUNK, "it stays");
+    let repacked = pool.repack(GPU0, 16 * MIB, |place| place == GPU1, |_, _| false, stop).unwrap();
+    assert_eq!(repacked, Repacked { freed: 16 * MIB, copied: 16 * MIB, ..Repacked::default() });
     assert_all(&pool, &live);
     assert_eq!(places(&pool, &live), vec![GPU0; 10]);
     let near = for_repackers(&pool, 24 * MIB).unwrap();
@@ -476,7 +480,7 @@ fn a_block_that_would_be_refused_is_served_once_chunks_are_cut_anew() {
     assert!(matches!(too_much, Err(Refusal::Full { .. })), "more than there is: {too_much:?}");
     assert_eq!(for_repackers(&pool, 30 * MIB), Err(Refusal::HalfUsed { place: GPU0, bytes: 22 * MIB }));
     let stop = || Some(Still::new(pool.backend(), u32::MAX));
-    assert_eq!(pool.repack(GPU0, 22 * MIB, |_| true, stop).map(|it| it.freed), Ok(24 * MIB));
+    assert_eq!(pool.repack(GPU0, 22 * MIB, |_| true, |_, _| false, stop).map(|it| it.freed), Ok(24 * MIB));
     let near = for_repackers(&pool, 30 * MIB).unwrap();
     fill(&pool, &near);
     assert_all(&pool, &[live[0], live[1], near]);
@@ -491,7 +495,7 @@ fn what_is_slow_to_stop_is_left_elsewhere_and_said() {
             left -= 1;
             (left >= 0).then(|| Still::new(pool.backend(), u32::MAX))
         };
-        let answer = pool.repack(GPU0, 1, |_| true, stop);
+        let answer = pool.repack(GPU0, 1, |_| true, |_, _| false, stop);
         match stops {
             0 => assert_eq!(answer, Err(MoveError::NotNow)),
             1 => {
@@ -518,7 +522,7 @@ fn chunks_that_others_know_by_their_pages_are_not_cut_and_promise_nothing() {
     assert_eq!(answer.on_peers, 24 * MIB);
     pool.free(answer.block.address, Free::Strict).unwrap();
     let stop = || -> Option<Still> { panic!("there is nothing to do") };
-    assert_eq!(pool.repack(GPU0, 1, |_| true, stop), Ok(Repacked::default()));
+    assert_eq!(pool.repack(GPU0, 1, |_| true, |_, _| false, stop), Ok(Repacked::default()));
     assert!(pool.release_anchor(live[4].block.address, live[4].block.bytes));
     let answer = for_repackers(&pool, 16 * MIB);
     assert_eq!(answer, Err(Refusal::HalfUsed { place: GPU0, bytes: 16 * MIB }), "the second chunk has as much");
@@ -533,7 +537,7 @@ fn whatever_fails_while_chunks_are_cut_each_block_has_its_bytes() {
                 let begun = pool.backend().inner().calls;
                 pool.backend().inner().fault = Some((begun + first, length, kind));
                 let stop = || Some(Still::new(pool.backend(), u32::MAX));
-                match pool.repack(GPU0, u64::MAX, |_| true, stop) {
+                match pool.repack(GPU0, u64::MAX, |_| true, |_, _| false, stop) {
                     Ok(_) | Err(MoveError::Backend(_) | MoveError::Full { .. }) => {}
                     answer => panic!("{answer:?}"),
                 }
