@@ -215,3 +215,96 @@ fn nothing_moves_once_it_is_not_known_what_a_graph_uses() {
     output.warns("has made a CUDA graph of which it is not known what it uses");
     assert_eq!(swapped(&output), (0, 0));
 }
+
+/// One chunk of 64 MiB at home, where 2 MiB more have room, of which every other 8 MiB are free; then a block that no hole has room for.
+fn half_used(arguments: &str, moving: &str) -> Output {
+    crowded("half_used", arguments, moving).env("GPUPOOL_LIMIT", "0:66MiB").go()
+}
+
+const INTACT: &str = "the table's blocks: right\nthe list's nodes: right\n";
+
+/// Bytes that came free by cutting chunks anew, and that are elsewhere since.
+fn repacked(output: &Output) -> Vec<(u64, u64)> {
+    output.picked(|event| match event {
+        Event::PoolRepack(repack) => Some((repack.freed, repack.away)),
+        _ => None,
+    })
+}
+
+/// What is in use goes over the other GPU, since home is full.
+#[test]
+fn a_block_stays_at_home_where_freed_parts_of_chunks_can_hold_it() {
+    let far = half_used("24", "off");
+    far.succeeds().prints(&format!("24: served, GPU 0 +0 MiB, GPU 1 +24 MiB\n{INTACT}"));
+    assert_eq!(repacked(&far), []);
+    for (moving, arguments, meanwhile) in
+        [("auto", "24", ""), ("stress", "24 threads", "thread 0: 0 wrong\nthread 1: 0 wrong\nthread 2: 0 wrong\n")]
+    {
+        let near = half_used(arguments, moving);
+        if meanwhile.is_empty() {
+            near.succeeds().prints(&format!("24: served, GPU 0 -8 MiB, GPU 1 +0 MiB\n{meanwhile}{INTACT}"));
+            assert_eq!(repacked(&near), [(32 << 20, 0)]);
+        } else {
+            // Where it lies depends on what the threads have in work.
+            let told = near.succeeds().stdout.split_once('\n').map(|(_, rest)| rest.to_owned());
+            assert_eq!(told.as_deref(), Some(&*format!("{meanwhile}{INTACT}")));
+        }
+    }
+}
+
+#[test]
+fn a_block_that_would_be_refused_is_served_where_freed_parts_of_chunks_can_hold_it() {
+    let crowded = |moving: &str| {
+        let run = Run::program("half_used")
+            .args("40")
+            .sim("1x104MiB")
+            .env("SIMCUDA_CONTEXT_MIB", "0")
+            .env("GPUPOOL_MOVE", moving);
+        run.env("GPUPOOL_RESERVE", "1").env("GPUPOOL_HOST_LIMIT", "0").log().shim().go()
+    };
+    crowded("off").succeeds().prints(&format!("40: CUDA_ERROR_OUT_OF_MEMORY\n{INTACT}"));
+    let served = crowded("auto");
+    served.succeeds().prints(&format!("40: served, GPU 0 +8 MiB, GPU 1 +0 MiB\n{INTACT}"));
+    assert_eq!(repacked(&served), [(32 << 20, 0)]);
+}
+
+#[test]
+fn a_trim_returns_what_is_free_on_chunks_in_use_where_memory_may_move() {
+    half_used("24 trim", "off").succeeds().prints(&format!("returned: 0 MiB\n{INTACT}"));
+    half_used("24 trim", "auto").succeeds().prints(&format!("returned: 32 MiB\n{INTACT}"));
+}
+
+/// Chunks that others know by their pages stay as they are, and so do all where the GPUs do not come to rest: the answer is the one
+/// that there would be without.
+#[test]
+fn what_cannot_be_cut_anew_costs_nobody_his_block() {
+    for (what, more) in [("shared", ""), ("captured", ""), ("busy", "the kernel that waited: right\n")] {
+        let far = half_used(&format!("24 {what}"), "auto");
+        far.succeeds().prints(&format!("24: served, GPU 0 +0 MiB, GPU 1 +24 MiB\n{more}{INTACT}"));
+        assert_eq!(repacked(&far), [], "{what}");
+    }
+}
+
+/// Atomics on memory of the host, or of a GPU behind PCIe, may be a read and a write: two GPUs lose what the other adds.
+#[test]
+fn nothing_goes_by_itself_where_atomics_of_two_gpus_are_not_whole() {
+    let at_most = |arguments: &str, link: &str, host: &str| {
+        let run = crowded("rotation", arguments, "stress").env("GPUPOOL_LIMIT", "96MiB").env("SIMCUDA_LINK", link);
+        let output = run.env("SIMCUDA_HOST_ATOMICS", host).go();
+        output.succeeds();
+        let levels = output.picked(|event| match event {
+            Event::PoolLevel(level) => Some(level.places.clone()),
+            _ => None,
+        });
+        let most = |place: &str| {
+            let levels = levels.iter().flatten().filter(|level| level.place == place);
+            levels.map(|level| level.held).max().unwrap_or(0)
+        };
+        (most("gpu1") > 0, most("host0") > 0)
+    };
+    assert_eq!(at_most("8 8 1 6", "pcie", "off"), (true, true), "one GPU alone");
+    assert_eq!(at_most("8 8 1 6 two", "nvlink", "on"), (true, true));
+    assert_eq!(at_most("8 8 1 6 two", "nvlink", "off"), (true, false));
+    assert_eq!(at_most("8 8 1 6 two", "pcie", "on"), (false, true));
+    assert_eq!(at_most("8 8 1 6 two", "pcie", "off"), (false, false));
+}

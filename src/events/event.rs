@@ -226,6 +226,22 @@ events! {
         /// `GPUPOOL_IDLE`, the program had freed most of what it held, or its GPU was nearly full and others used it.
         why: String,
     }
+    /// Chunks of which the program had freed a large part were cut anew (`GPUPOOL_MOVE`): what is in use got chunks of its own, at the
+    /// same addresses and the same place, so that the rest is free for larger blocks or the driver.
+    PoolRepack = "pool.repack" (Memory, Info) {
+        /// Where, as `gpu1` or `host0`.
+        place: String,
+        /// A `request` that would have been refused or gone farther away, `gpupool_trim`, or `stress`.
+        why: String,
+        /// Bytes that came free.
+        freed: u64,
+        /// Bytes in use that were copied for it.
+        copied: u64,
+        /// Bytes of them that are elsewhere since.
+        away: u64,
+        /// What it took, without the wait for the work in front of it.
+        microseconds: u64,
+    }
     /// The program was told OUT_OF_MEMORY.
     PoolRefuse = "pool.refuse" (Memory, Info) {
         /// GPU that was current.

@@ -163,6 +163,11 @@ impl Budget {
         self.leaving > 0 || self.aside > 0
     }
 
+    /// Whether there is such memory, or some is being made.
+    pub fn is_in_flux(&self) -> bool {
+        self.is_leaving() || self.promised > 0
+    }
+
     /// A move takes free memory.
     pub fn set_aside(&mut self, bytes: u64) {
         self.aside += bytes;

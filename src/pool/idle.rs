@@ -97,7 +97,7 @@ impl<B: Backend> Pool<B> {
 
     /// Waits until nothing is on its way back at `place`, or anywhere, in other threads; whether anything was. They are inside
     /// the driver, and wait for no GPU.
-    pub fn settle(&self, place: Option<Place>) -> bool {
+    pub(crate) fn settle_leaving(&self, place: Option<Place>) -> bool {
         let mut any = false;
         loop {
             let is_leaving = {

@@ -33,6 +33,9 @@ pub struct Request {
     pub owner: u64,
     /// The caller caches: refuse once with [`Refusal::Soft`] before the home GPU overflows.
     pub soft_refusal: bool,
+    /// The caller can stop the program: say so with [`Refusal::HalfUsed`] where [`crate::Pool::repack`] would keep the block from going
+    /// elsewhere or being refused.
+    pub can_repack: bool,
 }
 
 /// A block as the program and its questions see it.
@@ -87,6 +90,14 @@ pub struct Piece<H> {
 pub enum Refusal<E> {
     /// Told once to a caller that caches; the retry is served.
     Soft,
+    /// Told instead of [`Refusal::Soft`], [`Refusal::Full`] or a block farther away: so many bytes more at this place, which
+    /// [`crate::Pool::repack`] may bring, would serve it better.
+    HalfUsed {
+        /// Where.
+        place: Place,
+        /// How many.
+        bytes: u64,
+    },
     /// All places together lack `missing` bytes.
     Full {
         /// How many.

@@ -3,6 +3,7 @@
 
 use crate::budget::Budget;
 use crate::place::PlaceId;
+use crate::registry::Registry;
 use crate::state::{From, Leaving, Route, State, Taken, bytes_of};
 use crate::{FRAME, Place, Policy, Refusal, Request, Room, placement};
 
@@ -27,6 +28,28 @@ pub(crate) struct Attempt<'a> {
     pub forgot_ceilings: bool,
     /// Everything that could be returned was, to find address space.
     pub trimmed: bool,
+    /// The last of the moves that it waits for rather than be served elsewhere; later ones are not waited for, of which there may always
+    /// be some.
+    pub last_move: Option<u64>,
+}
+
+impl<'a> Attempt<'a> {
+    /// Nothing was found out yet.
+    pub fn new(request: &'a Request, route: &'a Route, slab: bool) -> Self {
+        Self {
+            request,
+            route,
+            slab,
+            bytes: placement::round_up(request.bytes),
+            headrooms: Vec::new(),
+            only_quiesced: false,
+            looked: false,
+            looked_home: false,
+            forgot_ceilings: false,
+            trimmed: false,
+            last_move: None,
+        }
+    }
 }
 
 /// Chunks to create in a new range, and what has to go first.
@@ -67,10 +90,11 @@ pub(crate) enum Step<H, E> {
 impl<H: Copy> State<H> {
     /// The next step for `attempt`. Budgets and address space of a [`Step::Grow`], and the memory of a [`Step::Wait`],
     /// are set aside for the caller, who must see the step through or take it back.
-    pub fn next_step<E>(&mut self, attempt: &mut Attempt) -> Step<H, E> {
-        match self.step_now(attempt) {
-            // What moves has room at two places, and gives one of them back.
-            Step::Refuse(Refusal::Full { .. }) if self.moves > 0 || self.budgets.iter().any(Budget::is_leaving) => {
+    pub fn next_step<E>(&mut self, attempt: &mut Attempt, registry: &Registry) -> Step<H, E> {
+        match self.step_now(attempt, registry) {
+            Step::Refuse(Refusal::Full { .. })
+                if self.moves.are_any() || self.budgets.iter().any(Budget::is_leaving) =>
+            {
                 Step::Settle
             }
             Step::Refuse(Refusal::Full { .. }) if !attempt.trimmed && self.has_held(None, Some(attempt.route.home)) => {
@@ -83,11 +107,15 @@ impl<H: Copy> State<H> {
             {
                 Step::Quiesce
             }
+            Step::Refuse(Refusal::Full { missing }) => {
+                let instead = self.half_used_instead(attempt, None, registry);
+                Step::Refuse(instead.unwrap_or(Refusal::Full { missing }))
+            }
             step => step,
         }
     }
 
-    fn step_now<E>(&mut self, attempt: &mut Attempt) -> Step<H, E> {
+    fn step_now<E>(&mut self, attempt: &mut Attempt, registry: &Registry) -> Step<H, E> {
         let Attempt { route, bytes, .. } = *attempt;
         self.runs.settle();
         let waits_for = if attempt.only_quiesced { None } else { Some(route.home) };
@@ -111,10 +139,13 @@ impl<H: Copy> State<H> {
             Err(missing) => return Step::Refuse(Refusal::Full { missing }),
             Ok(pieces) => pieces,
         };
+        if self.far_bytes(&wanted, route) > (0, 0) && self.is_in_flux(route, &wanted) && self.awaits_moves(attempt) {
+            return Step::Settle;
+        }
         if let Some(step) = self.serve_warm(&wanted, attempt, frames, waits_for) {
             return step;
         }
-        self.step_to_growth(attempt, frames, waits_for, &wanted)
+        self.step_to_growth(attempt, frames, waits_for, &wanted, registry)
     }
 
     /// `wanted`: the pieces as they would be if all memory that no block stands on were the driver's again.
@@ -124,11 +155,13 @@ impl<H: Copy> State<H> {
         frames: u32,
         waits_for: Option<PlaceId>,
         wanted: &[(PlaceId, u64)],
+        registry: &Registry,
     ) -> Step<H, E> {
         let Attempt { route, bytes, .. } = *attempt;
         // Memory that is on its way back in another thread is room in a moment: no block goes elsewhere, and nobody is
         // refused, for its sake.
-        let is_leaving = wanted.iter().any(|(place, _)| self.budgets[place.index()].is_leaving());
+        let is_leaving = wanted.iter().any(|(place, _)| self.budgets[place.index()].is_leaving())
+            || self.is_in_flux(route, wanted) && self.awaits_moves(attempt);
         // The other policies cannot choose before they have heard of every GPU.
         let needed = if self.policy == Policy::LocalFirst { 1 } else { route.gpus };
         loop {
@@ -144,6 +177,11 @@ impl<H: Copy> State<H> {
                 match self.spread(bytes, &rooms) {
                     Ok(pieces) if is_leaving && pieces != wanted => return Step::Settle,
                     Ok(pieces) => {
+                        if pieces != wanted
+                            && let Some(instead) = self.half_used_instead(attempt, Some(&pieces), registry)
+                        {
+                            return Step::Refuse(instead);
+                        }
                         let warm = self.serve_warm(&pieces, attempt, frames, waits_for);
                         return warm.unwrap_or_else(|| self.set_aside(attempt, pieces));
                     }
@@ -171,6 +209,63 @@ impl<H: Copy> State<H> {
             // At its limit; the driver's answer would change nothing.
             attempt.headrooms.push(Some(0));
         }
+    }
+
+    /// Whether a move is waited for that may be what keeps the request from a better place.
+    fn awaits_moves(&self, attempt: &mut Attempt) -> bool {
+        let last = *attempt.last_move.get_or_insert(self.moves.last());
+        self.moves.are_any_until(last)
+    }
+
+    /// Whether anybody has memory for a moment, or will, at the places of these pieces or at better ones.
+    fn is_in_flux(&self, route: &Route, pieces: &[(PlaceId, u64)]) -> bool {
+        let last = route.order.iter().rposition(|place| pieces.iter().any(|piece| piece.0 == *place));
+        let places = route.order.iter().take(last.map_or(0, |last| last + 1));
+        places.map(|place| &self.budgets[place.index()]).any(Budget::is_in_flux)
+    }
+
+    /// Where chunks that are half used keep the request from a better place than `pieces`, or from any, and how much they would have to
+    /// give.
+    fn half_used_instead<E>(
+        &mut self,
+        attempt: &Attempt,
+        pieces: Option<&[(PlaceId, u64)]>,
+        registry: &Registry,
+    ) -> Option<Refusal<E>> {
+        let Attempt { request, route, bytes, only_quiesced, .. } = *attempt;
+        if !request.can_repack {
+            return None;
+        }
+        let waits_for = if only_quiesced { None } else { Some(route.home) };
+        let mut rooms = Vec::new();
+        for (&place, &headroom) in route.order.iter().zip(&attempt.headrooms) {
+            rooms.push(self.budgets[place.index()].growth(headroom).saturating_add(self.evictable(place, waits_for)));
+        }
+        let mut more = Vec::new();
+        for (&place, &room) in route.order.iter().zip(&rooms) {
+            let half_used = self.half_used(place, registry);
+            let bytes = room + half_used.iter().map(|chunk| bytes_of(chunk.free)).sum::<u64>();
+            more.push(Room { place: self.place(place), bytes });
+        }
+        let better = self.spread(bytes, &more).ok()?;
+        if pieces.is_some_and(|pieces| self.far_bytes(&better, route) >= self.far_bytes(pieces, route)) {
+            return None;
+        }
+        route.order.iter().zip(&rooms).find_map(|(&place, &room)| {
+            let wanted: u64 = better.iter().filter(|piece| piece.0 == place).map(|piece| piece.1).sum();
+            let lacking = wanted.saturating_sub(room);
+            (lacking > 0).then(|| Refusal::HalfUsed { place: self.place(place), bytes: lacking })
+        })
+    }
+
+    /// Bytes on the host, and those on peers where the policy would rather have them at home.
+    fn far_bytes(&self, pieces: &[(PlaceId, u64)], route: &Route) -> (u64, u64) {
+        let sum = |is_meant: &dyn Fn(PlaceId) -> bool| {
+            pieces.iter().filter(|piece| is_meant(piece.0)).map(|piece| piece.1).sum::<u64>()
+        };
+        let on_host = sum(&|place| self.place(place).is_host());
+        let on_peers = sum(&|place| place != route.home && !self.place(place).is_host());
+        (on_host, if self.policy == Policy::LocalFirst { on_peers } else { 0 })
     }
 
     /// A place that ran out long ago may have room again; before the request is refused for that, and once in its course,

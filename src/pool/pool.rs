@@ -14,7 +14,6 @@ use crate::state::{Route, State, Taken, bytes_of};
 use crate::sync::{self, Mutex, MutexGuard};
 use crate::{
     Accounts, Allocation, Backend, Block, Config, FRAME, Fault, Free, FreeError, Place, Refusal, Request, Usage,
-    placement,
 };
 use std::sync::Arc;
 
@@ -107,19 +106,8 @@ impl<B: Backend> Pool<B> {
         if request.bytes == 0 {
             return Err(Refusal::NotOurs);
         }
-        let bytes = placement::round_up(request.bytes);
-        let mut attempt = Attempt {
-            request,
-            route,
-            slab,
-            bytes,
-            headrooms: Vec::new(),
-            only_quiesced: false,
-            looked: false,
-            looked_home: false,
-            forgot_ceilings: false,
-            trimmed: false,
-        };
+        let mut attempt = Attempt::new(request, route, slab);
+        let bytes = attempt.bytes;
         let mut plans_left = PLANS_PER_PLACE * self.accounts.specs().len();
         let mut next = match self.serve_kept(&mut attempt)? {
             Some(served) => served,
@@ -176,6 +164,9 @@ impl<B: Backend> Pool<B> {
                                 _ => Refusal::Full { missing: bytes },
                             });
                         }
+                        if matches!(cause, Cause::OutOfMemory(_)) {
+                            self.wait_for_moves();
+                        }
                         // The answers were wrong, or are by now.
                         attempt.headrooms.clear();
                     }
@@ -188,7 +179,7 @@ impl<B: Backend> Pool<B> {
     /// Looks at the state, with all free memory in it, for the next step; awards a block that can be had at once.
     fn next_step(&self, attempt: &mut Attempt) -> Served<B> {
         let mut state = self.lock_all();
-        let step = state.next_step(attempt);
+        let step = state.next_step(attempt, &self.registry);
         if let Step::Done(taken) = step {
             return Served::Block(self.award(&mut state, &taken, attempt, true, 0));
         }
@@ -490,6 +481,8 @@ impl<B: Backend> Pool<B> {
                 let mut state = self.lock();
                 state.withdraw(&growth);
                 match cause {
+                    // What a move has for a moment is there again when it is over.
+                    Cause::OutOfMemory(_) if state.moves.are_any() => {}
                     Cause::OutOfMemory(_) => state.budget(place).ran_out(created),
                     Cause::Unavailable(_) => state.budget(place).close(),
                     Cause::Failed(_) | Cause::Overdrawn => {}

@@ -10,6 +10,7 @@ use crate::clock::Clock;
 use crate::freed_in::FreedIn;
 use crate::held::Held;
 use crate::magazine::Sums;
+use crate::numbered::Moves;
 use crate::place::PlaceId;
 use crate::registry::{Record, Registry};
 use crate::runs::{Freed, Kind, Runs};
@@ -119,8 +120,8 @@ pub(crate) struct State<H> {
     pub held: Held,
     /// What the program wants to stay where it is.
     pub asked: Asked,
-    /// Moves under way, each of which has room at two places until it is over.
-    pub moves: u32,
+    /// Each has room at two places until it is over.
+    pub moves: Moves,
     /// Counts the frees whose memory came back while a GPU might still touch it, whichever: one row of numbers, so that free
     /// runs have an age whoever used them. Ticks under the pool's lock.
     pub clock: Arc<Clock>,
@@ -165,7 +166,7 @@ impl<H: Copy> State<H> {
             stock: Stock::new(specs.len()),
             held: Held::default(),
             asked: Asked::default(),
-            moves: 0,
+            moves: Moves::default(),
             clock,
             turn: 0,
             period: 0,

@@ -67,6 +67,16 @@ impl<B: Backend> Pool<B> {
         returned
     }
 
+    /// Returns all freed memory at `place` or everywhere, as [`Pool::trim`] does, and what moves under way and other threads that
+    /// return memory leave of it. The bytes returned here, and whether others returned anything.
+    pub fn give_back(&self, place: Option<Place>, waits_for: &[u32]) -> (u64, bool) {
+        let returned = self.trim(place, None, waits_for);
+        let settled = self.settle(place);
+        // What a move has vacated is kept for the next one.
+        let more = if settled { self.trim(place, None, &[]) } else { 0 };
+        (returned + more, settled)
+    }
+
     /// Returns evicted chunks to the driver; returns the bytes that went. `credits` are paid back as they go.
     pub(crate) fn send_back(&self, leaving: Vec<Leaving<B::Handle>>, credits: &mut [(PlaceId, u64)]) -> u64 {
         let mut sum = 0;

@@ -40,7 +40,8 @@ pub fn value(settings: &Settings, index: usize, attribute: c_int) -> Option<c_in
         14 | 30 => 512,
         51 => 32,
         // Abilities.
-        15 | 19 | 31 | 32 | 41 | 44 | 78 | 79 | 80 | 83 | 86 | 90 | 95 | 98 | 99 => 1,
+        15 | 19 | 31 | 32 | 41 | 44 | 78 | 79 | 80 | 83 | 90 | 95 | 98 | 99 => 1,
+        86 => c_int::from(settings.host_atomics),
         89 => c_int::from(settings.concurrent_managed),
         17 | 18 | 20 | 35 | 84 | 88 | 100 | 101 => 0,
         91 | 113 | 114 | 115 | 120 | 122 | 123 | 125 | 127 | 129 => 1,

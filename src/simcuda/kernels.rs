@@ -347,13 +347,17 @@ impl Words {
 }
 
 impl Words {
-    /// Whether atomics of this device are whole there whoever else works on it: at home, and where the link has native ones.
+    /// Whether atomics of this device are whole there whoever else works on it: at home, and where the link has native ones, that to the
+    /// host included.
     fn has_atomics(&self, context: &Context) -> bool {
         let driver = driver();
-        let owners = self.spans.iter().filter_map(|span| owner(&span.region.as_ref()?.kind));
+        let mut regions = self.spans.iter().filter_map(|span| span.region.as_ref());
         let native =
             |at: usize| driver.settings.links.between(driver.gpus[context.device].index, driver.gpus[at].index);
-        owners.filter(|at| *at != context.device).all(|at| native(at).is_nvlink())
+        regions.all(|region| match owner(&region.kind) {
+            Some(at) => at == context.device || native(at).is_nvlink(),
+            None => driver.settings.host_atomics || matches!(region.kind, Kind::Managed { .. }),
+        })
     }
 }
 

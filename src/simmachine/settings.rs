@@ -29,6 +29,8 @@ pub struct Settings {
     pub rdma: bool,
     /// Whether GPUs fault, so that managed memory can move while it is used (`SIMCUDA_CONCURRENT_MANAGED`).
     pub concurrent_managed: bool,
+    /// Whether atomics of the GPUs on memory of the host are done there, whoever else works on it (`SIMCUDA_HOST_ATOMICS`).
+    pub host_atomics: bool,
     pub faults: String,
     pub report: Option<String>,
     /// Whether memory that is taken from under unfinished work is looked for, and released memory poisoned
@@ -94,6 +96,7 @@ impl Settings {
             vmm: parse(named("SIMCUDA_VMM", "on"), "on or off", switch)?,
             rdma: parse(named("SIMCUDA_RDMA", "on"), "on or off", switch)?,
             concurrent_managed: parse(named("SIMCUDA_CONCURRENT_MANAGED", "on"), "on or off", switch)?,
+            host_atomics: parse(named("SIMCUDA_HOST_ATOMICS", "on"), "on or off", switch)?,
             faults: get("SIMCUDA_FAULT").unwrap_or_default(),
             report: get("SIMCUDA_REPORT"),
             strict: parse(named("SIMCUDA_STRICT", "off"), "on or off", switch)?,
@@ -221,6 +224,7 @@ mod tests {
             ("SIMCUDA_DRIVER", "12"),
             ("SIMCUDA_VMM", "yes"),
             ("SIMCUDA_CONCURRENT_MANAGED", "1"),
+            ("SIMCUDA_HOST_ATOMICS", "1"),
             ("SIMCUDA_RDMA", "maybe"),
             ("SIMCUDA_STRICT", "very"),
         ] {

@@ -5,7 +5,8 @@
  * memory. Or gone: there was such a graph. Or set: of that one node was set anew. Or past: behind the first copy that is not the program's a kernel is launched past all
  * hooks, which waits until the program's launch has returned. Or persistent: in the first half of the rounds a kernel runs beside all
  * others. Or ahead: the rounds are not waited for. Or what the program says of its memory before: kept (what is near is anchored or
- * prefetched to where it is), away (what is far stays there), taken_back (the same, and then not any more).
+ * prefetched to where it is), away (what is far stays there), taken_back (the same, and then not any more). Or two: the second GPU has a
+ * context as well.
  */
 #include "simulator.h"
 
@@ -158,6 +159,12 @@ int main(int argc, char **argv)
     CUevent begin, end;
     REQUIRE(count <= MOST);
     start_on(0);
+    if (argc == 6 && strcmp(argv[5], "two") == 0) {
+        CUdevice second;
+        CUcontext other;
+        CHECK(cuDeviceGet(&second, 1));
+        CHECK(cuDevicePrimaryCtxRetain(&other, second));
+    }
     Kernels k = load_kernels();
     CHECK(cuModuleLoadData(&module, SUM_AGAIN));
     CHECK(cuModuleGetFunction(&sum_again, module, "sum_again_u32"));

@@ -53,7 +53,7 @@ impl Backend for Nothing {
 const SIZES: [(&str, u64); 3] = [("2MiB", FRAME), ("64MiB", 64 << 20), ("1GiB", 1 << 30)];
 
 fn request(bytes: u64) -> Request {
-    Request { bytes, home: 0, owner: 1, soft_refusal: false }
+    Request { bytes, home: 0, owner: 1, soft_refusal: false, can_repack: false }
 }
 
 /// A pool with so many live blocks of 2 MiB, with a freed one between every two: the free list is as long.

@@ -17,6 +17,8 @@ const CONCURRENT_MANAGED_ACCESS: i32 = 89;
 /// `CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK` and `…_NATIVE_ATOMIC_SUPPORTED`.
 const PERFORMANCE_RANK: i32 = 1;
 const NATIVE_ATOMICS: i32 = 3;
+/// `CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED`.
+const HOST_NATIVE_ATOMICS: i32 = 86;
 /// Added to the rank of links without native atomics (PCIe), so that NVLink always comes first.
 const BEHIND_NVLINK: u32 = 1 << 16;
 /// Host memory comes behind every GPU.
@@ -38,6 +40,8 @@ pub struct Gpu {
     pub rdma: bool,
     /// Whether it and the processor may use managed memory at the same time, and so advice has an effect.
     pub concurrent_managed: bool,
+    /// Whether its atomics on memory of the host are done there, so that they are whole beside those of others.
+    pub host_atomics: bool,
     /// The host NUMA node next to it; 0 where the driver does not say.
     pub host_node: u32,
     /// `cuDeviceGetUuid`.
@@ -106,6 +110,16 @@ impl Topology {
         self.peers.get(&(from, to)).is_some_and(|rank| *rank < BEHIND_NVLINK)
     }
 
+    /// Whether atomics of these GPUs on memory at a place are whole beside each other's, as they are on memory of one of them where
+    /// the other reaches that over NVLink.
+    pub fn keeps_atomics(&self, gpus: &[u32], place: Place) -> bool {
+        gpus.len() < 2
+            || gpus.iter().all(|&gpu| match place {
+                Place::Gpu(at) => at == gpu || self.has_native_atomics(gpu, at),
+                Place::Host(_) => self.gpus.get(gpu as usize).is_some_and(|gpu| gpu.host_atomics),
+            })
+    }
+
     /// The pool's view of the links among `members`, and from each to the host nodes.
     pub fn links(&self, members: &[u32], host_nodes: &[u32]) -> Links {
         let mut ranks = BTreeMap::new();
@@ -147,6 +161,7 @@ fn read_gpu(driver: &Driver, device: Device) -> Result<Gpu, Unanswered> {
         posix_fd: driver.device_attribute(POSIX_FD_SUPPORTED, device).is_ok_and(|value| value != 0),
         rdma: driver.device_attribute(RDMA_WITH_VMM_SUPPORTED, device).is_ok_and(|value| value != 0),
         concurrent_managed: attribute(CONCURRENT_MANAGED_ACCESS)? != 0,
+        host_atomics: driver.device_attribute(HOST_NATIVE_ATOMICS, device).is_ok_and(|value| value != 0),
         host_node: driver
             .device_attribute(HOST_NUMA_ID, device)
             .ok()

@@ -17,6 +17,7 @@ pub mod idle;
 pub mod launch;
 mod placed;
 mod progress;
+mod repack;
 mod stress;
 pub mod swap;
 pub mod timing;
@@ -29,7 +30,7 @@ use crate::serve::memory::{self, Hearer};
 use crate::watch::arguments::{self, Reader};
 use crate::watch::context;
 use gpupool_config::{Mode, Move};
-use gpupool_cuda::{self as cuda, Driver};
+use gpupool_cuda::{self as cuda, Device, Driver};
 use gpupool_pool::{Allocation, Block, Place};
 use gpupool_tiers::{FarLink, Links, Range, Settings, Tiers, Where, Whereabouts};
 use once_cell::race::OnceBox;
@@ -64,6 +65,7 @@ pub fn start() {
     let settings = process::settings();
     if settings.moving != Move::Off && matches!(settings.mode, Mode::Pool | Mode::Spill) {
         memory::hear_of_blocks(Hearer { made, ended, placed: placed::by_program });
+        memory::repack_by(repack::repack);
     }
 }
 
@@ -158,6 +160,16 @@ impl Home {
         self.is_moving.store(false, Ordering::Release);
         Some(done)
     }
+}
+
+/// Whether memory may go to this place without a program's atomics changing their meaning, where several GPUs have contexts: whoever
+/// they belong to, memory of the pool is granted to all of these. Memory that comes home lies where the program asked for it.
+///
+/// A context that comes later finds memory where it is by then, as it finds what the pool has placed.
+fn keeps_atomics(opened: &Opened, place: Place) -> bool {
+    let topology = &opened.plan.topology;
+    let gpus = topology.gpus.iter().map(|gpu| gpu.ordinal).filter(|gpu| context::is_on(Device::of(*gpu)));
+    topology.keeps_atomics(&gpus.collect::<Vec<_>>(), place)
 }
 
 /// What the way to a place is reckoned with: NVLink as measured on H200, and everything else as PCIe.

@@ -1,6 +1,6 @@
 //! Carries a swap out: what comes near and what goes away for it, in one go, with the program stopped for the copies alone.
 
-use super::{Home, now, share, stays, timing};
+use super::{Home, keeps_atomics, now, share, stays, timing};
 use crate::backing::level;
 use crate::gate::{self, Closed, Disturbed, Limits, Reason};
 use crate::watch::capture;
@@ -38,9 +38,9 @@ impl Why {
 /// How long a launch waits for the work in front of it, with the gate open and while some of that is seen to end: frameworks run as far ahead (10 to 300 ms).
 pub(super) const QUEUE: Duration = Duration::from_millis(500);
 /// The same under stress, where every launch would wait.
-const QUEUE_UNDER_STRESS: Duration = Duration::from_millis(20);
+pub(super) const QUEUE_UNDER_STRESS: Duration = Duration::from_millis(20);
 /// When a process in which nothing may move is looked at again: devices are closed, too.
-const LOOKS_AGAIN: Duration = Duration::from_secs(10);
+pub(super) const LOOKS_AGAIN: Duration = Duration::from_secs(10);
 
 /// Swaps that were carried out, and bytes that came near by them, over the life of the process.
 static SWAPS: AtomicU64 = AtomicU64::new(0);
@@ -52,7 +52,7 @@ pub fn carried() -> (u64, u64) {
 }
 
 /// The gate, closed, as the pool asks of it, and what was running all the same.
-struct Quiet<'a>(Closed<'static>, &'a Cell<Option<Disturbed>>);
+pub(super) struct Quiet<'a>(pub Closed<'static>, pub &'a Cell<Option<Disturbed>>);
 
 impl Stopped for Quiet<'_> {
     fn still_quiet(&mut self) -> bool {
@@ -101,6 +101,11 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
 #[cold]
 fn rest(home: &Home, reason: &Reason) {
     home.rests_until.store(now() + LOOKS_AGAIN.as_nanos() as u64, Ordering::Relaxed);
+    report_off(reason);
+}
+
+#[cold]
+pub(super) fn report_off(reason: &Reason) {
     log::warn_once(
         "moves",
         format_args!("GPUPOOL_MOVE: memory stays where it is in this process, because {reason} (said once)"),
@@ -108,7 +113,7 @@ fn rest(home: &Home, reason: &Reason) {
 }
 
 #[cold]
-fn report_graphs() {
+pub(super) fn report_graphs() {
     log::warn_once(
         "graphs",
         "GPUPOOL_MOVE: the program has made a CUDA graph of which it is not known what it uses, so memory stays where it is from now on: a \
@@ -149,9 +154,12 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
     let near: Vec<Wish> = wishes(home, &swap.near, Place::Gpu(home.gpu));
     let mut far = Vec::new();
     for (range, place) in &swap.far {
-        if let Some(place) = home.places.get(usize::from(*place)) {
+        if let Some(place) = home.places.get(usize::from(*place)).filter(|place| keeps_atomics(home.opened, **place)) {
             far.extend(wishes(home, &[*range], *place));
         }
+    }
+    if far.is_empty() && near.is_empty() && !swap.far.is_empty() {
+        return Err(WhyNot::Pool("atomics of several GPUs would not be whole there".to_owned()));
     }
     let mut outcome = Outcome::default();
     let all: Vec<Wish> = far.iter().chain(&near).copied().collect();
@@ -286,7 +294,7 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
 }
 
 /// What ran although the gate was closed.
-fn passed(what: Option<Disturbed>) -> Reason {
+pub(super) fn passed(what: Option<Disturbed>) -> Reason {
     match what {
         Some(Disturbed::NotHere(reason)) => reason,
         what => Reason::Passed(what.map(|what| what.to_string()).unwrap_or_default()),

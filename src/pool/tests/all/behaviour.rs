@@ -454,7 +454,7 @@ fn an_allocation_that_meets_memory_on_its_way_back_waits_for_that_and_goes_nowhe
         let begun = std::sync::atomic::AtomicBool::new(false);
         let other = Arc::clone(&pool);
         // As the first chunk goes, another thread asks for more than is left beside it.
-        pool.backend().set_probe(move || {
+        pool.backend().set_probe(move |_| {
             if begun.swap(true, std::sync::atomic::Ordering::Relaxed) {
                 return;
             }
@@ -468,7 +468,7 @@ fn an_allocation_that_meets_memory_on_its_way_back_waits_for_that_and_goes_nowhe
         assert_eq!(pool.return_unused(None, 1, u64::MAX, |_| false), GIB);
         let block = receive.recv().unwrap().unwrap();
         assert_eq!((block.on_peers, block.reused), (0, false));
-        pool.backend().set_probe(|| ());
+        pool.backend().set_probe(|_| ());
         assert_returns_everything(&pool, &[block]);
     }
 }

@@ -2,7 +2,7 @@
 
 use gpupool_pool::{Backend, FRAME, Fault, Mover, Place, Transfer};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// First address of the reservation in these tests: high, so that no address fits 32 bits by luck.
 pub const BASE: u64 = 0x7000_0000_0000;
@@ -76,10 +76,13 @@ pub struct Inner {
     pub log: Vec<(&'static str, u64)>,
 }
 
+/// Is told of the call.
+type Probe = Arc<dyn Fn(&'static str) + Send + Sync>;
+
 pub struct Mock {
     inner: Mutex<Inner>,
     /// Runs at the start of every call, outside the mock's own lock.
-    probe: Mutex<Option<Box<dyn Fn() + Send>>>,
+    probe: Mutex<Option<Probe>>,
 }
 
 impl Mock {
@@ -88,8 +91,8 @@ impl Mock {
         Self { inner: Mutex::new(inner), probe: Mutex::new(None) }
     }
 
-    pub fn set_probe(&self, probe: impl Fn() + Send + 'static) {
-        *self.probe.lock().unwrap() = Some(Box::new(probe));
+    pub fn set_probe(&self, probe: impl Fn(&'static str) + Send + Sync + 'static) {
+        *self.probe.lock().unwrap() = Some(Arc::new(probe));
     }
 
     /// A broken rule panics in the thread that broke it; the others go on to their own checks.
@@ -97,10 +100,15 @@ impl Mock {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn call(&self, name: &'static str, bytes: u64) -> Result<MutexGuard<'_, Inner>, Fault<CallNumber>> {
-        if let Some(probe) = self.probe.lock().unwrap().as_ref() {
-            probe();
+    fn tell(&self, name: &'static str) {
+        let probe = self.probe.lock().unwrap().clone();
+        if let Some(probe) = probe {
+            probe(name);
         }
+    }
+
+    fn call(&self, name: &'static str, bytes: u64) -> Result<MutexGuard<'_, Inner>, Fault<CallNumber>> {
+        self.tell(name);
         let mut inner = self.inner();
         inner.calls += 1;
         inner.log.push((name, bytes));
@@ -245,6 +253,7 @@ impl Backend for Mock {
     type Error = CallNumber;
 
     fn headroom(&self, place: Place) -> Option<u64> {
+        self.tell("headroom");
         let mut inner = self.inner();
         inner.log.push(("headroom", 0));
         (!inner.blind).then(|| inner.left(place))

@@ -7,7 +7,7 @@ use super::checks::{
 use super::mock::Mock;
 use gpupool_pool::{
     Allocation, Anchor, Anchors, Block, Claim, FRAME, Free, FreeError, Lenders, MoveError, Moved, Place, Policy, Pool,
-    Rearranged, Refusal, Request, Stopped, Wish,
+    Rearranged, Refusal, Repacked, Request, Stopped, Wish,
 };
 use proptest::prelude::*;
 use std::cell::Cell;
@@ -20,6 +20,7 @@ enum Op {
         home: u32,
         owner: u64,
         soft: bool,
+        repacks: bool,
     },
     Free {
         pick: usize,
@@ -103,6 +104,7 @@ enum Op {
     Repack {
         place: Place,
         bytes: u64,
+        over: bool,
         stops: u32,
     },
 }
@@ -135,8 +137,8 @@ fn any_op() -> impl Strategy<Value = Op> {
     ];
     let when = prop_oneof![Just(Free::Strict), Just(Free::Lazy)];
     prop_oneof![
-        10 => (bytes, 0..2u32, 0..3u64, any::<bool>())
-            .prop_map(|(bytes, home, owner, soft)| Op::Allocate { bytes, home, owner, soft }),
+        10 => (bytes, 0..2u32, 0..3u64, any::<bool>(), any::<bool>())
+            .prop_map(|(bytes, home, owner, soft, repacks)| Op::Allocate { bytes, home, owner, soft, repacks }),
         8 => (any::<usize>(), when).prop_map(|(pick, when)| Op::Free { pick, when }),
         2 => any::<usize>().prop_map(|pick| Op::Hold { pick }),
         2 => any::<usize>().prop_map(|pick| Op::LetGo { pick }),
@@ -169,8 +171,8 @@ fn any_op() -> impl Strategy<Value = Op> {
             any_meanwhile(),
         )
             .prop_map(|(wishes, stops, quiet, meanwhile)| Op::Rearrange { wishes, stops, quiet, meanwhile }),
-        1 => (any_place(), prop_oneof![Just(u64::MAX), 1..60 * MIB], prop_oneof![0..3u32, Just(u32::MAX)])
-            .prop_map(|(place, bytes, stops)| Op::Repack { place, bytes, stops }),
+        2 => (any_place(), prop_oneof![Just(u64::MAX), 1..60 * MIB], any::<bool>(), prop_oneof![0..3u32, Just(u32::MAX)])
+            .prop_map(|(place, bytes, over, stops)| Op::Repack { place, bytes, over, stops }),
     ]
 }
 
@@ -313,8 +315,8 @@ impl Model {
 
     fn act(&mut self, op: &Op) {
         match *op {
-            Op::Allocate { bytes, home, owner, soft } => {
-                self.allocate(&Request { bytes, home, owner, soft_refusal: soft });
+            Op::Allocate { bytes, home, owner, soft, repacks } => {
+                self.allocate(&Request { bytes, home, owner, soft_refusal: soft, can_repack: repacks });
             }
             Op::Free { pick, when } => {
                 if self.live.is_empty() {
@@ -451,8 +453,8 @@ impl Model {
                 self.rearrange(wishes, stops, quiet, meanwhile);
                 self.note_stock();
             }
-            Op::Repack { place, bytes, stops } => {
-                self.repack(place, bytes, stops);
+            Op::Repack { place, bytes, over, stops } => {
+                self.repack(place, bytes, over, stops);
                 self.note_stock();
             }
             Op::Arrive => {
@@ -517,7 +519,7 @@ impl Model {
                 (&Meanwhile::Allocate(bytes), _)
                     if pool.usage().places.iter().all(|it| it.limit - it.held > 200 * MIB) =>
                 {
-                    let request = Request { bytes, home: 0, owner: 0, soft_refusal: false };
+                    let request = Request { bytes, home: 0, owner: 0, soft_refusal: false, can_repack: false };
                     made.set(pool.allocate(&request).ok());
                 }
                 _ => {}
@@ -583,7 +585,8 @@ impl Model {
         self.carry_freed_in(&freed_in);
     }
 
-    fn repack(&mut self, place: Place, bytes: u64, stops: u32) {
+    /// Returns what came free and stayed so.
+    fn repack(&mut self, place: Place, bytes: u64, over: bool, stops: u32) -> u64 {
         for block in self.live.iter().map(|allocation| allocation.block) {
             let end = block.address + block.bytes.next_multiple_of(FRAME);
             self.borders.extend((block.address..=end).step_by(FRAME as usize));
@@ -596,15 +599,36 @@ impl Model {
             left.set(left.get().saturating_sub(1));
             stops.then(|| Still::new(mock, u32::MAX))
         };
-        match self.pool.repack(place, bytes, stop) {
+        let places_before = self.places_of_live();
+        let freed = match self.pool.repack(place, bytes, |_| over, |_, _| false, stop) {
             // What is vacated may serve the next move.
-            Ok(freed) => {
+            Ok(Repacked { freed, away, .. }) => {
                 self.pool.trim(Some(place), None, &[]);
                 assert!(before >= held(self) && freed <= before, "{freed} of {before}, and {} are left", held(self));
+                assert!(away.is_empty() || over);
+                let is_away = |at: &u64| away.iter().any(|range| (range.0..range.0 + range.1).contains(at));
+                for (at, now) in self.places_of_live() {
+                    assert!(places_before[&at] == now || is_away(&at), "{at:#x} went to {now:?}");
+                }
+                freed
             }
-            Err(error) => assert!(error == MoveError::NotNow && stops == 0, "{error:?}"),
-        }
+            Err(error) => {
+                assert!(error == MoveError::NotNow && stops == 0, "{error:?}");
+                0
+            }
+        };
         self.carry_freed_in(&freed_in);
+        freed
+    }
+
+    /// Where each frame of the live blocks lies.
+    fn places_of_live(&self) -> BTreeMap<u64, Place> {
+        let inner = self.pool.backend().inner();
+        let frames = self.live.iter().flat_map(|it| {
+            let block = it.block;
+            (block.address..block.address + block.bytes).step_by(FRAME as usize)
+        });
+        frames.filter_map(|at| Some((at, inner.mapped_around(at)?.2))).collect()
     }
 
     /// For each mapped frame, the period in which something on its chunk was freed last, and the chunk.
@@ -1001,10 +1025,34 @@ impl Model {
                 assert!(!rows.iter().any(fits) || self.policy != Policy::LocalFirst || waiting);
                 self.told[request.home as usize] = true;
             }
+            Err(Refusal::HalfUsed { place, bytes }) => {
+                assert!(request.can_repack && bytes > 0);
+                let half_used: u64 = self.half_used(place).iter().sum();
+                assert!(bytes <= half_used, "{bytes} of {half_used} are wanted at {place:?}");
+                self.told[request.home as usize] = told;
+                self.repack(place, bytes, true, u32::MAX);
+                self.note_stock();
+                self.allocate(&Request { can_repack: false, ..*request });
+            }
             Err(Refusal::Full { .. }) if overdrawn => {}
             Err(Refusal::Full { .. }) => self.assert_full(request, size),
             Err(refusal) => panic!("{refusal:?} without a fault"),
         }
+    }
+
+    /// What is free on each chunk at a place at least half of which is, but for those that must stay where they are.
+    fn half_used(&self, place: Place) -> Vec<u64> {
+        let frees = self.free_rows(None);
+        let is_free = |at: u64| frees.iter().any(|row| (row.0..row.0 + row.1).contains(&at));
+        let inner = self.pool.backend().inner();
+        let at_place = inner.mapped().filter(|row| row.2 == place);
+        let free = at_place.filter_map(|(start, bytes, _)| {
+            let handle = inner.mapped_around(start)?.3;
+            let free = (start..start + bytes).step_by(FRAME as usize).filter(|at| is_free(*at)).count() as u64 * FRAME;
+            let stays = self.anchored.contains_key(&handle) || self.is_asked(start, bytes);
+            (!stays && free < bytes && free * 2 >= bytes).then_some(free)
+        });
+        free.collect()
     }
 
     /// The places really have no room: after everything free is returned, they lack it still.
@@ -1070,28 +1118,28 @@ proptest! {
 #[test]
 fn what_others_have_open_is_not_freed_with_what_its_borrower_is_not_done_with() {
     let ops = vec![
-        Op::Allocate { bytes: 12582912, home: 1, owner: 0, soft: false },
-        Op::Allocate { bytes: 8388608, home: 0, owner: 0, soft: false },
-        Op::Allocate { bytes: 18874369, home: 0, owner: 0, soft: false },
+        Op::Allocate { bytes: 12582912, home: 1, owner: 0, soft: false, repacks: false },
+        Op::Allocate { bytes: 8388608, home: 0, owner: 0, soft: false, repacks: false },
+        Op::Allocate { bytes: 18874369, home: 0, owner: 0, soft: false, repacks: false },
         Op::Free { pick: 15063425673682003, when: Free::Strict },
-        Op::Allocate { bytes: 2097152, home: 1, owner: 0, soft: false },
-        Op::Allocate { bytes: 23068673, home: 0, owner: 0, soft: false },
-        Op::Allocate { bytes: 8388608, home: 1, owner: 0, soft: false },
-        Op::Allocate { bytes: 14680065, home: 0, owner: 0, soft: false },
+        Op::Allocate { bytes: 2097152, home: 1, owner: 0, soft: false, repacks: false },
+        Op::Allocate { bytes: 23068673, home: 0, owner: 0, soft: false, repacks: false },
+        Op::Allocate { bytes: 8388608, home: 1, owner: 0, soft: false, repacks: false },
+        Op::Allocate { bytes: 14680065, home: 0, owner: 0, soft: false, repacks: false },
         Op::Hold { pick: 364457935800149671 },
         Op::FreeAfter { pick: 4819340651991481210, gpu: 0 },
-        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false },
+        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false, repacks: false },
         Op::FreeTwice { pick: 0 },
         Op::FreeTwice { pick: 0 },
-        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false },
+        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false, repacks: false },
         Op::Free { pick: 13835671797078129423, when: Free::Strict },
         Op::Hold { pick: 872993583837688916 },
-        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false },
+        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false, repacks: false },
         Op::FreeAfter { pick: 120970371949066316, gpu: 0 },
         Op::Free { pick: 4188547942687104200, when: Free::Lazy },
-        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false },
+        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false, repacks: false },
         Op::Free { pick: 1103879517507973616, when: Free::Strict },
-        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false },
+        Op::Allocate { bytes: 2097152, home: 0, owner: 0, soft: false, repacks: false },
         Op::Free { pick: 3038544896094292986, when: Free::Lazy },
         Op::Free { pick: 0, when: Free::Strict },
         Op::WithdrawAnchor { pick: 0, why: Anchor::Shared },

@@ -2,12 +2,16 @@
 
 use super::checks::{
     CHUNK, GIB, GPU0, GPU1, HOST, MIB, allocate, assert_accounts, assert_block, assert_returns_everything, note_busy,
-    pool, request,
+    pool, pool_with, request,
 };
 use super::mock::{FaultKind, Mock};
+use crate::next_step::{Attempt, Step};
 use gpupool_pool::{
-    Allocation, Anchor, FRAME, Free, MoveError, Moved, Place, Policy, Pool, Rearranged, Refusal, Stopped, Wish,
+    Allocation, Anchor, Backend, FRAME, Free, Lenders, MoveError, Moved, Place, Policy, Pool, Rearranged, Refusal,
+    Repacked, Request, Stopped, Wish,
 };
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 
 /// The program, stopped, and quiet so many times.
 pub struct Still<'a> {
@@ -400,12 +404,316 @@ fn what_is_freed_of_a_large_chunk_goes_home_though_the_rest_is_in_use() {
         assert_eq!(pool.trim(None, None, &[0]), 0, "a part of a chunk cannot go");
         // What the chunk with less in use gives back is room for the rest of the other.
         let stop = || Some(Still::new(pool.backend(), u32::MAX));
-        assert_eq!(pool.repack(GPU0, u64::MAX, stop), Ok(freed * MIB));
+        let answer = pool.repack(GPU0, u64::MAX, |_| false, |_, _| false, stop).unwrap();
+        assert_eq!((answer.freed, answer.away), (freed * MIB, vec![]));
         let held = pool.usage().places[0].held;
         assert_eq!(held, 2 * CHUNK - freed * MIB, "what nobody uses is the driver's");
         assert_all(&pool, &live);
         let stop = || -> Option<Still> { panic!("there is nothing left to do") };
-        assert_eq!(pool.repack(GPU1, u64::MAX, stop), Ok(0));
+        assert_eq!(pool.repack(GPU1, u64::MAX, |_| true, |_, _| false, stop), Ok(Repacked::default()));
         assert_returns_everything(&pool, &now(&pool, &live));
     }
+}
+
+/// Four chunks at home, which is full of them: of the first two every other 4 MiB are in use.
+fn half_used(peer: u64) -> (Pool<Mock>, Vec<Allocation>) {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 4 * CHUNK), (GPU1, peer)]);
+    let grounds = [0; 4].map(|_| allocate(&pool, CHUNK).unwrap());
+    grounds[..2].iter().for_each(|it| drop(pool.free(it.block.address, Free::Strict)));
+    let small: Vec<_> = (0..16).map(|_| allocate(&pool, 4 * MIB).unwrap()).collect();
+    let (gone, stay): (Vec<_>, Vec<_>) = small.into_iter().enumerate().partition(|(index, _)| index % 2 == 0);
+    gone.iter().for_each(|(_, it)| drop(pool.free(it.block.address, Free::Strict)));
+    let live: Vec<_> = stay.into_iter().map(|(_, it)| it).chain(grounds[2..].iter().copied()).collect();
+    live.iter().for_each(|it| fill(&pool, it));
+    (pool, live)
+}
+
+fn for_repackers(pool: &Pool<Mock>, bytes: u64) -> Result<Allocation, Refusal<u64>> {
+    pool.allocate(&Request { can_repack: true, ..request(bytes, 0) })
+}
+
+#[test]
+fn a_block_that_would_go_elsewhere_is_served_at_home_once_chunks_are_cut_anew() {
+    let (pool, mut live) = half_used(4 * CHUNK);
+    // Holes of 4 MiB, 32 in all.
+    assert!(
+        for_repackers(&pool, 4 * MIB)
+            .is_ok_and(|it| it.on_peers == 0 && pool.free(it.block.address, Free::Strict).is_ok())
+    );
+    let refusal = for_repackers(&pool, 24 * MIB);
+    assert_eq!(refusal, Err(Refusal::HalfUsed { place: GPU0, bytes: 24 * MIB }));
+    // Who cannot stop the program gets what there is.
+    let far = allocate(&pool, 24 * MIB).unwrap();
+    assert_eq!(far.on_peers, 24 * MIB);
+    pool.free(far.block.address, Free::Strict).unwrap();
+    // Home is full, so what is in use goes over the peer.
+    let stop = || Some(Still::new(pool.backend(), u32::MAX));
+    assert_eq!(pool.repack(GPU0, 24 * MIB, |_| false, |_, _| false, stop), Ok(Repacked::default()), "there is no way");
+    let stays = |address: u64, bytes: u64| (address..address + bytes).contains(&live[0].block.address);
+    let stop_once = || Some(Still::new(pool.backend(), u32::MAX));
+    let first = pool.repack(GPU0, 1, |_| true, stays, stop_once).unwrap();
+    assert!(first.freed == 16 * MIB && pool.pieces(live[0].block.address, 1)[0].chunk_bytes == CHUNK, "it stays");
+    let repacked = pool.repack(GPU0, 16 * MIB, |place| place == GPU1, |_, _| false, stop).unwrap();
+    assert_eq!(repacked, Repacked { freed: 16 * MIB, copied: 16 * MIB, ..Repacked::default() });
+    assert_all(&pool, &live);
+    assert_eq!(places(&pool, &live), vec![GPU0; 10]);
+    let near = for_repackers(&pool, 24 * MIB).unwrap();
+    assert_eq!((near.on_peers, near.on_host), (0, 0));
+    fill(&pool, &near);
+    live.push(near);
+    assert_all(&pool, &live);
+    assert_returns_everything(&pool, &live);
+}
+
+#[test]
+fn a_block_that_would_be_refused_is_served_once_chunks_are_cut_anew() {
+    // Room for what is in use on one chunk, and no other place.
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 2 * CHUNK + 8 * MIB)]);
+    let grounds = [0; 2].map(|_| allocate(&pool, CHUNK).unwrap());
+    pool.free(grounds[0].block.address, Free::Strict).unwrap();
+    let small = [8, 16, 8].map(|mib| allocate(&pool, mib * MIB).unwrap());
+    [0, 1].iter().for_each(|&index| drop(pool.free(small[index].block.address, Free::Strict)));
+    let live = [grounds[1], small[2]];
+    live.iter().for_each(|it| fill(&pool, it));
+    assert_eq!(allocate(&pool, 30 * MIB), Err(Refusal::Full { missing: 22 * MIB }));
+    let too_much = for_repackers(&pool, 34 * MIB);
+    assert!(matches!(too_much, Err(Refusal::Full { .. })), "more than there is: {too_much:?}");
+    assert_eq!(for_repackers(&pool, 30 * MIB), Err(Refusal::HalfUsed { place: GPU0, bytes: 22 * MIB }));
+    let stop = || Some(Still::new(pool.backend(), u32::MAX));
+    assert_eq!(pool.repack(GPU0, 22 * MIB, |_| true, |_, _| false, stop).map(|it| it.freed), Ok(24 * MIB));
+    let near = for_repackers(&pool, 30 * MIB).unwrap();
+    fill(&pool, &near);
+    assert_all(&pool, &[live[0], live[1], near]);
+}
+
+#[test]
+fn what_is_slow_to_stop_is_left_elsewhere_and_said() {
+    for stops in 0..5 {
+        let (pool, live) = half_used(4 * CHUNK);
+        let mut left = stops;
+        let stop = || {
+            left -= 1;
+            (left >= 0).then(|| Still::new(pool.backend(), u32::MAX))
+        };
+        let answer = pool.repack(GPU0, 1, |_| true, |_, _| false, stop);
+        match stops {
+            0 => assert_eq!(answer, Err(MoveError::NotNow)),
+            1 => {
+                let repacked = answer.unwrap();
+                assert_eq!((repacked.freed, repacked.away.len()), (16 * MIB, 4));
+                let far = live.iter().filter(|it| pool.pieces(it.block.address, 1)[0].place == GPU1);
+                assert!(far.map(|it| it.block.address).eq(repacked.away.iter().map(|it| it.0)));
+            }
+            _ => assert_eq!(answer.map(|it| it.away), Ok(vec![])),
+        }
+        assert_all(&pool, &live);
+        assert_returns_everything(&pool, &now(&pool, &live));
+    }
+}
+
+#[test]
+fn chunks_that_others_know_by_their_pages_are_not_cut_and_promise_nothing() {
+    let (pool, live) = half_used(4 * CHUNK);
+    let reasons = [Anchor::Shared, Anchor::Asked];
+    for (block, why) in [live[0], live[4]].iter().zip(reasons) {
+        pool.anchor(block.block.address, block.block.bytes, why).unwrap();
+    }
+    let answer = for_repackers(&pool, 24 * MIB).unwrap();
+    assert_eq!(answer.on_peers, 24 * MIB);
+    pool.free(answer.block.address, Free::Strict).unwrap();
+    let stop = || -> Option<Still> { panic!("there is nothing to do") };
+    assert_eq!(pool.repack(GPU0, 1, |_| true, |_, _| false, stop), Ok(Repacked::default()));
+    assert!(pool.release_anchor(live[4].block.address, live[4].block.bytes));
+    let answer = for_repackers(&pool, 16 * MIB);
+    assert_eq!(answer, Err(Refusal::HalfUsed { place: GPU0, bytes: 16 * MIB }), "the second chunk has as much");
+}
+
+#[test]
+fn whatever_fails_while_chunks_are_cut_each_block_has_its_bytes() {
+    for kind in KINDS {
+        for length in [1, 6, 12, 40] {
+            for first in 1.. {
+                let (pool, live) = half_used(4 * CHUNK);
+                let begun = pool.backend().inner().calls;
+                pool.backend().inner().fault = Some((begun + first, length, kind));
+                let stop = || Some(Still::new(pool.backend(), u32::MAX));
+                match pool.repack(GPU0, u64::MAX, |_| true, |_, _| false, stop) {
+                    Ok(_) | Err(MoveError::Backend(_) | MoveError::Full { .. }) => {}
+                    answer => panic!("{answer:?}"),
+                }
+                assert!(!pool.backend().inner().stopped, "the program goes on");
+                let calls = pool.backend().inner().calls - begun;
+                assert_all(&pool, &live);
+                assert_returns_everything(&pool, &now(&pool, &live));
+                if calls < first {
+                    assert!(first > 30, "cutting makes no calls to fail");
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// The next step of a request at GPU 0, asked in the course of another thread's move.
+fn step(pool: &Pool<Mock>, bytes: u64) -> Step<u64, u64> {
+    let request = request(bytes, 0);
+    let mut attempt = Attempt::new(&request, &pool.routes[0], false);
+    loop {
+        match pool.lock_all().next_step(&mut attempt, &pool.registry) {
+            Step::Ask(place) => attempt.headrooms.push(pool.backend().headroom(place)),
+            Step::Look(gpus) => gpus.into_iter().for_each(|gpu| pool.look(gpu)),
+            Step::Quiesce => attempt.only_quiesced = true,
+            Step::Trim => attempt.trimmed = true,
+            step => return step,
+        }
+    }
+}
+
+/// Has `see` look at the pool at the start of this call, the first of its kind from now on.
+fn look_at(
+    pool: &Arc<Pool<Mock>>,
+    call: &'static str,
+    see: impl Fn(&Pool<Mock>) + Send + Sync + 'static,
+) -> Arc<AtomicBool> {
+    let (weak, was_seen) = (Arc::downgrade(pool), Arc::new(AtomicBool::new(false)));
+    let seen = Arc::clone(&was_seen);
+    pool.backend().set_probe(move |name| {
+        if name == call && !seen.swap(true, Ordering::SeqCst) {
+            see(&weak.upgrade().unwrap());
+        }
+    });
+    was_seen
+}
+
+/// A block that ends while a move holds it is memory in a moment, before the move has begun and when it is in the books already.
+#[test]
+fn what_a_move_holds_of_blocks_that_ended_is_waited_for() {
+    for call in ["headroom", "grant"] {
+        let pool = Arc::new(pool_with(
+            Policy::LocalFirst,
+            Lenders::All,
+            &[(GPU0, 3 * CHUNK), (GPU1, 2 * CHUNK)],
+            &[(GPU0, 2 * CHUNK), (GPU1, 2 * CHUNK)],
+        ));
+        let blocks: Vec<_> = (0..3).map(|_| allocate(&pool, CHUNK).unwrap()).collect();
+        blocks.iter().for_each(|it| fill(&pool, it));
+        let ended = blocks[0].block.address;
+        let (seen, answer) = match call {
+            "headroom" => {
+                // Half a chunk, which cannot go back to the driver as it is.
+                pool.free(ended, Free::Strict).unwrap();
+                let halves = [0; 3].map(|_| allocate(&pool, CHUNK / 2).unwrap().block.address);
+                allocate(&pool, CHUNK / 2).unwrap();
+                let seen = look_at(&pool, call, move |pool| {
+                    pool.free(halves[0], Free::Strict).unwrap();
+                    assert!(matches!(step(pool, CHUNK / 2), Step::Settle), "it was refused");
+                });
+                // Another one is on that chunk, and would have to stay.
+                let wish = |index: usize, to: Place| Wish { address: halves[index], bytes: CHUNK / 2, to };
+                (seen, rearrange(&pool, &[wish(0, GPU1), wish(1, GPU0)]).err())
+            }
+            _ => {
+                let seen = Arc::new(AtomicBool::new(false));
+                let again = Arc::clone(&seen);
+                let stop = || {
+                    pool.free(ended, Free::Strict).unwrap();
+                    // Somebody is added, so that the last thing a move does is to grant what it made.
+                    pool.backend().inner().readers += 1;
+                    let shared = Arc::downgrade(&pool);
+                    pool.backend().set_probe(move |name| {
+                        let pool = shared.upgrade().unwrap();
+                        if name == "grant" && !pool.backend().inner().stopped && !again.swap(true, Ordering::SeqCst) {
+                            assert!(matches!(step(&pool, 2 * CHUNK), Step::Settle), "it was refused");
+                        }
+                    });
+                    Some(Still::new(pool.backend(), u32::MAX))
+                };
+                (seen, pool.rearrange(&[whole(&blocks[0], GPU1)], stop).err())
+            }
+        };
+        assert!(
+            seen.load(Ordering::SeqCst) && matches!(answer, None | Some(MoveError::NotABlock | MoveError::Full { .. })),
+            "{call}: {answer:?}"
+        );
+        assert!(!matches!(step(&pool, CHUNK / 2), Step::Settle | Step::Refuse(_)), "there is room now");
+    }
+}
+
+#[test]
+fn no_block_goes_elsewhere_for_the_sake_of_a_chunk_that_a_move_needs_for_a_moment() {
+    let (places, room) = ([(GPU0, 4 * CHUNK), (GPU1, 3 * CHUNK), (HOST, 4 * CHUNK)], 6);
+    let pool = Arc::new(pool(Policy::LocalFirst, &places));
+    let blocks: Vec<_> = (0..room).map(|_| allocate(&pool, CHUNK).unwrap()).collect();
+    blocks.iter().for_each(|it| fill(&pool, it));
+    let seen = look_at(&pool, "alias", |pool| {
+        assert!(matches!(step(pool, CHUNK), Step::Settle), "it went elsewhere");
+    });
+    rearrange(&pool, &swap(&blocks, [0, 1], [4, 5])).unwrap();
+    assert!(seen.load(Ordering::SeqCst));
+    let last = allocate(&pool, CHUNK).unwrap();
+    assert_eq!(last.on_host, 0);
+}
+
+#[test]
+fn memory_that_the_driver_lacks_while_a_move_has_it_is_asked_for_again() {
+    let limits = [(GPU0, 8 * CHUNK), (GPU1, 8 * CHUNK), (HOST, 4 * CHUNK)];
+    let pool = Arc::new(pool_with(
+        Policy::LocalFirst,
+        Lenders::All,
+        &limits,
+        &[(GPU0, 4 * CHUNK), (GPU1, CHUNK), (HOST, 4 * CHUNK)],
+    ));
+    pool.backend().inner().external.insert(GPU0, CHUNK);
+    let blocks: Vec<_> = (0..4).map(|_| allocate(&pool, CHUNK).unwrap()).collect();
+    blocks.iter().for_each(|it| fill(&pool, it));
+    assert_eq!(places(&pool, &blocks), [GPU0, GPU0, GPU0, GPU1]);
+    {
+        let mut inner = pool.backend().inner();
+        (inner.blind, inner.log) = (true, Vec::new());
+        inner.external.clear();
+    }
+    let (send, asked) = mpsc::channel();
+    let creates = |pool: &Pool<Mock>| calls(pool, "create");
+    let (sender, asker) = (Mutex::new(Some(send)), Arc::downgrade(&pool));
+    let seen = look_at(&pool, "alias", move |pool| {
+        let (before, asker, send) = (creates(pool), asker.upgrade().unwrap(), sender.lock().unwrap().take().unwrap());
+        std::thread::spawn(move || send.send(allocate(&asker, CHUNK)));
+        // Until it has been refused by the driver.
+        while creates(pool) == before {
+            std::thread::yield_now();
+        }
+    });
+    let wishes = [whole(&blocks[0], GPU1), whole(&blocks[3], GPU0)];
+    rearrange(&pool, &wishes).unwrap();
+    assert!(seen.load(Ordering::SeqCst));
+    let last = asked.recv().unwrap().unwrap();
+    assert_eq!((last.on_peers, last.on_host), (0, 0), "the spare chunk was its room");
+}
+
+/// Memory that a call of the driver's needs goes back to it, whatever a move keeps of it at this moment or when it is over.
+#[test]
+fn who_gives_everything_back_gives_what_a_move_leaves_as_well() {
+    let (pool, mut blocks) = full(8 * CHUNK);
+    // Once, so that the next one keeps what it needed.
+    rearrange(&pool, &swap(&blocks, [0, 1], [4, 5])).unwrap();
+    pool.trim(None, None, &[]);
+    let extra = allocate(&pool, CHUNK).unwrap();
+    pool.free(extra.block.address, Free::Strict).unwrap();
+    let pool = Arc::new(pool);
+    let (send, returned) = mpsc::channel();
+    let other = Arc::clone(&pool);
+    let stop = || {
+        std::thread::spawn(move || send.send(other.give_back(None, &[])));
+        // It has returned what was free, and waits for the rest.
+        while calls(&pool, "release") == 0 {
+            std::thread::yield_now();
+        }
+        Some(Still::new(pool.backend(), u32::MAX))
+    };
+    pool.backend().inner().log.clear();
+    pool.rearrange(&swap(&blocks, [4, 5], [0, 1]), stop).unwrap();
+    assert!(returned.recv().unwrap().0 > 0);
+    assert_eq!(pool.backend().inner().stock(), []);
+    blocks.sort_unstable_by_key(|it| it.block.address);
+    assert_all(&pool, &blocks);
 }

@@ -169,7 +169,7 @@ fn who_is_added_while_memory_grows_reaches_it() {
     let weak = Arc::downgrade(&pool);
     let first = AtomicU32::new(0);
     // Behind the moment at which the growth says who is to reach its memory, and before it is in the books.
-    pool.backend().set_probe(move || {
+    pool.backend().set_probe(move |_| {
         let Some(pool) = weak.upgrade() else { return };
         let grants = || pool.backend().inner().log.iter().filter(|entry| entry.0 == "map").count();
         if grants() == 1 && first.fetch_add(1, Ordering::Relaxed) == 0 {
@@ -214,7 +214,7 @@ fn devices_that_are_added_beside_growth_and_trims_reach_every_block() {
 fn no_lock_is_held_while_the_backend_works() {
     let pool = Arc::new(pool(Policy::LocalFirst, &[(GPU0, GIB), (HOST, GIB)]));
     let weak = Arc::downgrade(&pool);
-    pool.backend().set_probe(move || {
+    pool.backend().set_probe(move |_| {
         let Some(pool) = weak.upgrade() else { return };
         let (done, is_done) = mpsc::channel();
         std::thread::spawn(move || done.send(pool.usage().live_blocks));

@@ -20,7 +20,9 @@ use gpupool_config::{Free as FreeSetting, Mode, format_size};
 use gpupool_cuda::{CuResult, Device, Driver, Physical};
 use gpupool_events::{BlockAllocate, BlockFree, PoolFallback, PoolGrow, PoolRefuse, PoolSpill, PoolTrim};
 use gpupool_interpose::Api;
-use gpupool_pool::{Accounts, Allocation, Anchor, Block, Free, FreeError, Piece, Place, Pool, Request, Small, Usage};
+use gpupool_pool::{
+    Accounts, Allocation, Anchor, Block, Claim, Free, FreeError, Piece, Place, Pool, Request, Small, Usage,
+};
 use once_cell::race::OnceBox;
 use outcome::Outcome;
 use std::ffi::CStr;
@@ -100,7 +102,10 @@ pub fn from_pool(
     soft: bool,
 ) -> Answer<Result<u64, CuResult>> {
     let home = device.ordinal();
-    let mut request = Request { bytes, home, owner: context.id, soft_refusal: soft };
+    let repacker = REPACKER.get();
+    let mut request = Request { bytes, home, owner: context.id, soft_refusal: soft, can_repack: repacker.is_some() };
+    // Others may take what came free, so that once for each place may be too little; the old answer stands then.
+    let mut repacks = opened.plan.places.len();
     loop {
         let from_pool = opened.pool.allocate(&request);
         match outcome::of_request(from_pool, device, || context.is_gone(), || is_refused_softly(home, bytes)) {
@@ -115,6 +120,11 @@ pub fn from_pool(
             }
             Outcome::Refused => return Ok(Err(CuResult::OUT_OF_MEMORY)),
             Outcome::AskAgain => request.soft_refusal = false,
+            Outcome::HalfUsed { place, bytes } => {
+                let freed = repacker.map_or(0, |repack| repack(place, bytes, "request"));
+                repacks = repacks.saturating_sub(1);
+                request.can_repack = freed > 0 && repacks > 0;
+            }
             Outcome::Full { missing } => {
                 report_full(home, bytes, missing);
                 return Err(Bypass::Full);
@@ -138,7 +148,7 @@ pub fn is_small(bytes: u64) -> bool {
 /// as well, and the log says no more of it than of any other call that is left to the driver.
 pub fn small_from_pool(opened: &Opened, context: &Context, bytes: u64) -> Answer<u64> {
     let device = context.device;
-    let request = Request { bytes, home: device.ordinal(), owner: context.id, soft_refusal: false };
+    let request = Request { bytes, home: device.ordinal(), owner: context.id, soft_refusal: false, can_repack: false };
     let (small, slab) = match opened.pool.allocate_small(&request) {
         Ok(Small { block, slab }) => {
             let reused = slab.is_none_or(|slab| slab.reused);
@@ -164,7 +174,7 @@ pub fn small_from_pool(opened: &Opened, context: &Context, bytes: u64) -> Answer
             context::end::disown(context);
             Err(Bypass::ContextGone)
         }
-        Outcome::Refused | Outcome::AskAgain | Outcome::Full { .. } => Err(Bypass::Full),
+        Outcome::Refused | Outcome::AskAgain | Outcome::HalfUsed { .. } | Outcome::Full { .. } => Err(Bypass::Full),
         Outcome::NoBlock(why, text) => {
             report_fallback(device.ordinal(), bytes, &text);
             Err(why)
@@ -371,6 +381,17 @@ pub fn hear_of_blocks(hearer: Hearer) {
     let _ = HEARER.set(Box::new(hearer));
 }
 
+/// Who cuts half-used chunks at a place anew, until so many bytes came free ([`gpupool_pool::Pool::repack`]); how many did. The last
+/// argument is what for, as the log says it.
+pub type Repacker = fn(Place, u64, &'static str) -> u64;
+
+static REPACKER: OnceBox<Repacker> = OnceBox::new();
+
+/// Has this one asked from now on, before a request is refused or served farther away, and when the program trims.
+pub fn repack_by(repacker: Repacker) {
+    let _ = REPACKER.set(Box::new(repacker));
+}
+
 static ON_END: OnceBox<fn(u64)> = OnceBox::new();
 
 /// Has `tell` called with the number of every block that ends, from now on: by who gives blocks to other processes, which
@@ -533,12 +554,11 @@ pub fn give_back(api: Api) -> bool {
 #[cold]
 pub fn give_back_at(place: Option<Place>, api: Api) -> bool {
     let Some(opened) = open::opened() else { return false };
-    let bytes = opened.pool.trim(place, None, &own_gpu());
+    let (bytes, settled) = opened.pool.give_back(place, &own_gpu());
     if bytes > 0 {
         report_trim(bytes, api.name());
     }
     // What the agent returns at this moment is as good.
-    let settled = opened.pool.settle(place);
     bytes > 0 || settled
 }
 
@@ -550,9 +570,21 @@ pub fn give_back_host(api: Api) -> bool {
     hosts.fold(false, |any, place| give_back_at(Some(place), api) | any)
 }
 
-/// Returns all freed memory to the driver; the bytes returned.
+/// Returns all freed memory to the driver, also that on chunks of which a part is in use where these may be cut anew; the bytes
+/// returned.
 pub fn trim() -> u64 {
-    let bytes = open::opened().map_or(0, |opened| opened.pool.trim(None, None, &own_gpu()));
+    let Some(opened) = open::opened() else { return 0 };
+    let mut bytes = opened.pool.trim(None, None, &own_gpu());
+    if let Some(repack) = REPACKER.get() {
+        let places = || opened.plan.places.iter().map(|spec| spec.place);
+        let held = || -> u64 { places().map(|place| opened.pool.accounts().of(Claim::Pool, place)).sum() };
+        let before = held();
+        if places().map(|place| repack(place, u64::MAX, "gpupool_trim")).sum::<u64>() > 0 {
+            // What is left of it is kept for the next move.
+            opened.pool.trim(None, None, &[]);
+            bytes += before.saturating_sub(held());
+        }
+    }
     if bytes > 0 {
         report_trim(bytes, "gpupool_trim");
     }

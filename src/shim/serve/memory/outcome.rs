@@ -2,7 +2,7 @@
 
 use crate::bypass::Bypass;
 use gpupool_cuda::{CuResult, Device};
-use gpupool_pool::{Allocation, Block, Free, FreeError, Refusal};
+use gpupool_pool::{Allocation, Block, Free, FreeError, Place, Refusal};
 use std::borrow::Cow;
 
 /// What the program is told of a request, what is said of it, and whether the pool is asked again.
@@ -16,6 +16,13 @@ pub(super) enum Outcome {
     Refused,
     /// The program returns no cache, so it gains nothing by being refused: the pool is asked for memory anywhere.
     AskAgain,
+    /// The pool is asked again once half-used chunks there have given so many bytes, or could not.
+    HalfUsed {
+        /// Where.
+        place: Place,
+        /// How many.
+        bytes: u64,
+    },
     /// No place has room, which is said, and the driver is asked.
     Full {
         /// How many bytes there are too few of.
@@ -42,6 +49,7 @@ pub(super) fn of_request(
         Ok(allocation) => Outcome::Made(allocation),
         Err(Refusal::Soft) if is_refused_softly() => Outcome::Refused,
         Err(Refusal::Soft) => Outcome::AskAgain,
+        Err(Refusal::HalfUsed { place, bytes }) => Outcome::HalfUsed { place, bytes },
         Err(Refusal::Full { missing }) => Outcome::Full { missing },
         Err(Refusal::NotOurs) => Outcome::Left(Bypass::LeftOut(device)),
         // The process is exiting, and the driver is gone.

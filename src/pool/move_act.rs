@@ -1,0 +1,136 @@
+//! The program is stopped, as shortly as can be: contents are copied and addresses are mapped anew, and nothing is allocated, made,
+//! locked or written down.
+
+use crate::Mover;
+use crate::chunks::Chunk;
+use crate::drive;
+use crate::moving::{Laid, MoveError, Plan, Rearranged, Step, Stopped, Wanted};
+use crate::pool::Pool;
+use crate::state::bytes_of;
+
+/// How often the new memory and then the old one are tried at addresses that carry nothing.
+const ROUNDS: u32 = 64;
+
+impl<B: Mover> Pool<B> {
+    /// Stops the program, moves, and lets it go on.
+    pub(crate) fn act<S: Stopped>(
+        &self,
+        mut plan: Plan<B::Handle>,
+        wanted: &[Wanted],
+        waits: bool,
+        stop: impl FnOnce() -> Option<S>,
+    ) -> Result<Rearranged<B::Error>, MoveError<B::Error>> {
+        let readers = self.backend.readers();
+        let longest = plan.steps().map(|step| step.old.len() + step.new.len()).max().unwrap_or(0);
+        let mut mapped = Vec::with_capacity(longest);
+        let cut_short = if plan.waves.is_empty() {
+            Ok(())
+        } else {
+            match stop() {
+                // From here on until it is dropped no lock, no allocation, and no call that is not named in `rearrange`.
+                Some(mut stopped) => {
+                    let answer = self.move_contents(&mut plan, &mut mapped, waits, &mut stopped);
+                    drop(stopped);
+                    answer
+                }
+                None => Err(MoveError::NotNow),
+            }
+        };
+        let cut_short = match cut_short {
+            Err(error) if plan.steps().all(|step| !step.is_done) => {
+                self.finish(plan, wanted, false);
+                return Err(error);
+            }
+            answer => answer.err(),
+        };
+        let (wishes, made) = self.finish(plan, wanted, false);
+        // Somebody was added meanwhile, who granted the rest; see `Pool::grow`.
+        if self.backend.readers() != readers {
+            self.grant_rows(&made).map_err(MoveError::Backend)?;
+        }
+        Ok(Rearranged { wishes, cut_short })
+    }
+
+    /// The program is stopped.
+    fn move_contents(
+        &self,
+        plan: &mut Plan<B::Handle>,
+        mapped: &mut Vec<(u32, u32)>,
+        waits: bool,
+        stopped: &mut impl Stopped,
+    ) -> Result<(), MoveError<B::Error>> {
+        let before = (!waits).then(|| self.freed_until_now());
+        for wave in &mut plan.waves {
+            for &(owner, gpu, ref transfers) in &wave.copies {
+                self.backend.copy(owner, gpu, transfers).map_err(|fault| MoveError::Backend(drive::error_of(fault)))?;
+            }
+            // What comes next cannot be taken back; all before was to memory that nobody knows.
+            if !stopped.still_quiet() {
+                return Err(MoveError::NotQuiet);
+            }
+            before.into_iter().for_each(|before| self.covered(before));
+            for step in &mut wave.steps {
+                self.remap(step, &plan.memory, mapped).map_err(MoveError::Backend)?;
+                step.is_done = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Maps the new chunks of a step in place of the old ones. On failure the old ones are mapped again, unless the backend refuses
+    /// that for ever.
+    fn remap(&self, step: &Step, memory: &[Chunk<B::Handle>], mapped: &mut Vec<(u32, u32)>) -> Result<(), B::Error> {
+        mapped.clear();
+        mapped.extend(step.old.iter().map(|old| (old.start, old.end)));
+        // Where they are not taken down, nothing has happened.
+        let Err(error) = self.take_down(mapped).and_then(|()| self.put_up(&step.new, memory, mapped)) else {
+            return Ok(());
+        };
+        for _ in 0..ROUNDS {
+            for (chunks, answer) in [(&step.old, Err(&error)), (&step.new, Ok(()))] {
+                if self.take_down(mapped).is_ok() && self.put_up(chunks, memory, mapped).is_ok() {
+                    return answer.map_err(Clone::clone);
+                }
+            }
+        }
+        Err(error)
+    }
+
+    /// Unmaps these chunks, neighbours at once; what is left in the list is mapped still.
+    fn take_down(&self, mapped: &mut Vec<(u32, u32)>) -> Result<(), B::Error> {
+        while let Some(&(start, end)) = mapped.last() {
+            let (mut first, mut left) = (start, mapped.len() - 1);
+            while left > 0 && mapped[left - 1].1 == first {
+                left -= 1;
+                first = mapped[left].0;
+            }
+            let unmap = || self.backend.unmap(self.address(first), bytes_of(end - first));
+            drive::retry_whatever_failed(unmap).map_err(drive::error_of)?;
+            mapped.truncate(left);
+        }
+        Ok(())
+    }
+
+    /// Maps these chunks, with all grants; which of them are mapped is added to the list.
+    fn put_up(
+        &self,
+        chunks: &[Laid],
+        memory: &[Chunk<B::Handle>],
+        mapped: &mut Vec<(u32, u32)>,
+    ) -> Result<(), B::Error> {
+        for chunk in chunks {
+            let handle = memory[chunk.memory].handle;
+            let map = || self.backend.map(self.address(chunk.start), bytes_of(chunk.end - chunk.start), handle);
+            drive::retry_while_not_ready(map).map_err(drive::error_of)?;
+            mapped.push((chunk.start, chunk.end));
+        }
+        // Once for neighbours at one place: the cost is mostly per call.
+        for row in chunks.chunk_by(|left, right| left.place == right.place && left.end == right.start) {
+            let (Some(first), Some(last)) = (row.first(), row.last()) else { continue };
+            let (address, bytes) = (self.address(first.start), bytes_of(last.end - first.start));
+            let place = self.accounts.place(first.place);
+            drive::retry_while_not_ready(|| self.backend.grant(address, bytes, place)).map_err(drive::error_of)?;
+        }
+        Ok(())
+    }
+}

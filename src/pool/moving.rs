@@ -1,0 +1,152 @@
+//! What a move is made of, and what it is told and answers.
+
+use crate::chunks::{Chunk, bytes_of};
+use crate::place::PlaceId;
+use crate::registry::Record;
+use crate::runs::Freed;
+use crate::{Place, Transfer};
+
+/// A range of a live block, and where it is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// First byte.
+    pub address: u64,
+    /// How many.
+    pub bytes: u64,
+    /// Where to.
+    pub to: Place,
+}
+
+/// The program, stopped: while this lives nothing runs that may use the pool's memory. Dropping it lets the program go on.
+pub trait Stopped {
+    /// Whether nothing has run since: asked before anything changes that the program could notice. `false` ends the move, and is
+    /// how work is found that was submitted past whoever stopped the program.
+    fn still_quiet(&mut self) -> bool;
+}
+
+/// What became of a range, in bytes of whole frames that lie in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Lies at the place now and did not before.
+    pub moved: u64,
+    /// Lay there before.
+    pub there: u64,
+    /// Must stay on the physical memory that it is on ([`crate::Anchors`]).
+    pub anchored: u64,
+    /// Stayed on a chunk that others stand on, too.
+    pub shared: u64,
+}
+
+/// What became of several ranges.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rearranged<E> {
+    /// Of each wish, in the order of the wishes.
+    pub wishes: Vec<Moved>,
+    /// Why not all was done that was begun. What was done stays, and everything lies where [`Pool::pieces`] says.
+    pub cut_short: Option<MoveError<E>>,
+}
+
+/// Why nothing moved, or not all of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MoveError<E> {
+    /// A range lies in no live block.
+    NotABlock,
+    /// No place of this pool.
+    NoPlace,
+    /// Blocks of this home GPU may not stand on the place.
+    OutOfReach,
+    /// A place lacks so many bytes. Nothing moved. Where several ranges were to change places and their chunks are of different
+    /// sizes, those that go out make room for the others once they have gone: two calls may do what one cannot.
+    Full {
+        /// Which one: where a range was to go, or where the rest of a chunk has to stay.
+        place: Place,
+        /// How many.
+        missing: u64,
+    },
+    /// Nobody can wait now (a stream is being captured), or the program could not be stopped. Nothing moved.
+    NotNow,
+    /// Work ran although the program was stopped.
+    NotQuiet,
+    /// The backend failed. Everything lies where [`Pool::pieces`] says.
+    Backend(E),
+}
+
+/// A block of which frames `start..end` are to go to `to`.
+pub(crate) struct Wanted {
+    /// First frame of the block.
+    pub block: u32,
+    pub record: Record,
+    pub start: u32,
+    pub end: u32,
+    pub to: PlaceId,
+    /// On other chunks, also where they are there already.
+    pub anew: bool,
+}
+
+/// Memory that is mapped, or to be mapped, at frames of the pool.
+#[derive(Clone, Copy)]
+pub(crate) struct Laid {
+    pub start: u32,
+    pub end: u32,
+    pub place: PlaceId,
+    /// Which of [`Plan::memory`].
+    pub memory: usize,
+}
+
+/// Chunks that are replaced together.
+pub(crate) struct Step {
+    pub old: Vec<Laid>,
+    pub new: Vec<Laid>,
+    pub inward: bool,
+    pub is_done: bool,
+}
+
+/// Steps that wait for none of each other, and the copies that they begin with: for each context, its owner's number, its GPU and
+/// the copies.
+pub(crate) struct Wave {
+    pub steps: Vec<Step>,
+    pub copies: Vec<(u64, u32, Vec<Transfer>)>,
+}
+
+/// All that takes part in a move.
+pub(crate) struct Plan<H> {
+    /// The chunks that go, then those of the stock, then those that were made.
+    pub memory: Vec<Chunk<H>>,
+    /// How many of them go.
+    pub old: usize,
+    /// How many there were before any was made.
+    pub given: usize,
+    /// To be made, in this order.
+    pub to_make: Vec<(PlaceId, u32)>,
+    pub waves: Vec<Wave>,
+    /// What was free on the chunks that go, taken out of the free runs.
+    pub free: Vec<(u32, u32, Freed)>,
+    /// What stays of each wish.
+    pub stays: Vec<Moved>,
+}
+
+impl<H> Plan<H> {
+    pub fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.waves.iter().flat_map(|wave| &wave.steps)
+    }
+
+    /// What was free on the chunks of a step.
+    pub fn free_on(&self, step: &Step) -> impl Iterator<Item = &(u32, u32, Freed)> {
+        self.free.iter().filter(|(start, ..)| step.old.iter().any(|old| (old.start..old.end).contains(start)))
+    }
+}
+
+impl std::iter::Sum for Moved {
+    fn sum<I: Iterator<Item = Moved>>(all: I) -> Moved {
+        all.fold(Moved::default(), |sum, one| Moved {
+            moved: sum.moved + one.moved,
+            there: sum.there + one.there,
+            anchored: sum.anchored + one.anchored,
+            shared: sum.shared + one.shared,
+        })
+    }
+}
+
+pub(crate) fn overlap(one: (u32, u32), other: (u32, u32)) -> u64 {
+    bytes_of(one.1.min(other.1).saturating_sub(one.0.max(other.0)))
+}

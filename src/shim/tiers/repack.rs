@@ -1,0 +1,119 @@
+//! Chunks of which the program has freed a large part are cut anew, so that a request stays near or is served at all, and what is free
+//! goes home when the program trims ([`gpupool_pool::Pool::repack`]).
+//!
+//! The thread that asked for memory does it, or for the trim: it would be told OUT_OF_MEMORY or get slow memory otherwise. It waits for
+//! no longer than a launch does for a swap, and a process whose GPUs do not come to rest loses no more than `GPUPOOL_MOVE_SHARE` to such
+//! waits; the answer is then what it would have been without.
+
+use super::{home, keeps_atomics, now, share, stays, stress, swap};
+use crate::backing::{level, open};
+use crate::gate::{self, Disturbed, Limits, Reason};
+use crate::watch::capture;
+use crate::{bell, log, process};
+use gpupool_config::format_size;
+use gpupool_events::PoolRepack;
+use gpupool_pool::{MoveError, Place, Repacked};
+use gpupool_tiers::Range;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// One thread at a time: another one's request would wait for the same devices, and for the same chunks.
+static IS_BUSY: AtomicBool = AtomicBool::new(false);
+/// Until then nothing is tried, on the clock of [`now`]: the last try waited in vain.
+static RESTS_UNTIL: AtomicU64 = AtomicU64::new(0);
+
+/// Cuts half-used chunks at this place anew until so many bytes came free; how many did.
+#[cold]
+pub(super) fn repack(place: Place, bytes: u64, why: &'static str) -> u64 {
+    // An update of a graph whose copies were moved may be refused; that was not measured yet.
+    if capture::has_graphs() && !stress::is_on() {
+        swap::report_graphs();
+        return 0;
+    }
+    if now() < RESTS_UNTIL.load(Ordering::Relaxed)
+        || IS_BUSY.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err()
+    {
+        return 0;
+    }
+    let freed = repack_alone(place, bytes, why);
+    IS_BUSY.store(false, Ordering::Release);
+    freed
+}
+
+fn repack_alone(place: Place, bytes: u64, why: &'static str) -> u64 {
+    let (Some(opened), Some(driver)) = (open::opened(), process::driver()) else { return 0 };
+    let begun = now();
+    if let Some(reason) = gate::why_not(driver).filter(|reason| !reason.is_doubt()) {
+        rest(&reason);
+        return 0;
+    }
+    let (mut disturbed, mut waited, past) = (None, 0, Cell::new(None));
+    let queue = if stress::is_on() { swap::QUEUE_UNDER_STRESS } else { swap::QUEUE };
+    let stop = || {
+        let begun = now();
+        gate::wait_until_quiet(driver, queue, queue, || 0);
+        waited += now() - begun;
+        let closed = gate::close_unless(driver, &Limits::default(), |reason| !reason.is_doubt());
+        closed.map(|closed| swap::Quiet(closed, &past)).map_err(|what| disturbed = Some(what)).ok()
+    };
+    let is_fixed = |address: u64, bytes: u64| {
+        let mut any = false;
+        stays(Range::of(address, bytes), &mut |_| any = true);
+        any
+    };
+    let answer = opened.pool.repack(place, bytes, |over| keeps_atomics(opened, over), is_fixed, stop);
+    if let Some(what) = &disturbed {
+        tracing::debug!(target: "gpupool::memory", about = "moves", "chunks at {place} stay as they are: {what}");
+        if let Disturbed::NotHere(reason) = what {
+            rest(reason);
+        } else if !stress::is_on() {
+            RESTS_UNTIL.store(now() + (now() - begun) * 1000 / u64::from(share().max(1)), Ordering::Relaxed);
+        }
+    }
+    let Repacked { freed, copied, away, cut_short } = match answer {
+        Ok(repacked) => repacked,
+        Err(MoveError::NotNow) => return 0,
+        Err(error @ MoveError::NotQuiet) => Repacked { cut_short: Some(error), ..Repacked::default() },
+        Err(error) => {
+            tracing::debug!(target: "gpupool::memory", about = "moves", "chunks at {place} stay as they are: {error:?}");
+            return 0;
+        }
+    };
+    match cut_short {
+        Some(MoveError::NotQuiet) => ended(swap::passed(past.take())),
+        Some(MoveError::Backend(error)) => ended(Reason::CutShort(error)),
+        _ => {}
+    }
+    for &(address, bytes) in &away {
+        let block = opened.pool.block_at(address);
+        if let Some(home) = block.and_then(|block| home(block.home)) {
+            home.tiers.lock().placed(Range::of(address, bytes));
+        }
+    }
+    if copied == 0 && away.is_empty() {
+        return 0;
+    }
+    level::report();
+    bell::changed();
+    log::emit(|| {
+        let microseconds = (now() - begun).saturating_sub(waited) / 1000;
+        let away = away.iter().map(|range| range.1).sum();
+        let event = PoolRepack { place: place.to_string(), why: why.to_owned(), freed, copied, away, microseconds };
+        let [more, size] = [freed, copied].map(format_size);
+        (event, format!("{more} came free at {place} by giving {size} chunks of their own, in {microseconds} µs"))
+    });
+    freed
+}
+
+/// Nothing is tried for a while, for a reason that holds for the whole process.
+fn rest(reason: &Reason) {
+    RESTS_UNTIL.store(now() + swap::LOOKS_AGAIN.as_nanos() as u64, Ordering::Relaxed);
+    swap::report_off(reason);
+}
+
+/// What was found ends all moves of the process: what comes next could take memory from under work that nobody sees.
+#[cold]
+fn ended(reason: Reason) {
+    rest(&reason);
+    gate::found(reason);
+}
