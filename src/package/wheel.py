@@ -78,7 +78,7 @@ Summary: The memory of every GPU, and then of the host, for one unmodified CUDA 
 License-Expression: MIT OR Apache-2.0
 License-File: LICENSE
 License-File: THIRD-PARTY.txt
-Requires-Python: >=3.10
+Requires-Python: >=3.9
 Classifier: Environment :: GPU :: NVIDIA CUDA
 Classifier: Operating System :: POSIX :: Linux
 Classifier: Topic :: Scientific/Engineering
