@@ -288,7 +288,7 @@ events! {
     TierSwap = "tier.swap" (Memory, Debug) {
         /// That GPU.
         home: u32,
-        /// What it was worth it for: the next `launch`, or `stress`.
+        /// What it was worth it for: the next `launch`, what launches use most where the program waits (`idle`), or `stress`.
         why: String,
         /// Bytes that came near.
         bytes_in: u64,

@@ -244,8 +244,10 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
     let stop = || {
         let begun = now();
         let over = queue.is_zero() || gate::wait_until_quiet(home.driver, queue, still, || timing::passed(home));
-        *waited += now() - begun;
-        if !over && why == Why::Launch {
+        let took = now() - begun;
+        *waited += took;
+        // What else ended the wait is told by who closes the gate.
+        if !over && (still..queue).contains(&Duration::from_nanos(took)) {
             stuck = true;
             return None;
         }
