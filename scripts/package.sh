@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Builds what users install, into target/package:
-#   scripts/package.sh               the wheel, tar archive, deb and rpm, for every Linux on x86-64 with glibc 2.28 or newer
+#   scripts/package.sh               wheel, tar archive, deb and rpm, for every Linux on x86-64 with glibc 2.28 or newer, and checksums
 #   scripts/package.sh --no-build [FOLDER]
-#                                    the wheel alone, of the build in that folder (target/release), for this machine and newer ones
-# Two runs on one commit give the same bytes. Needs cargo, cc, python3 and binutils; the first form fetches what knows the symbols of an
-# old glibc (zig, pinned) from the Python index.
+#                                    the same of the build in that folder (target/release), for this machine's glibc
+# Two runs on one commit give the same bytes. Needs cargo, cc, python3 and binutils; a deb is made where there is dpkg-deb, and an rpm where there
+# is rpmbuild. The first form fetches what knows the symbols of an old glibc (zig, pinned) from the Python index.
 set -euo pipefail
 case "${CARGO_TARGET_DIR:-}" in
     '' | /*) ;;
@@ -73,4 +73,76 @@ for file in "${files[@]}"; do
     strip --strip-unneeded -o "$stage/$file" "$built/$file"
 done
 python3 src/package/notices.py --output "$out/notices"
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+rm -f "$out"/gpupool[-_]* "$out/SHA256SUMS"
 python3 src/package/wheel.py --stage "$stage" --notices "$out/notices" --output "$out" "${expect[@]}"
+
+# The same files as a tree under /usr. The Python module is the wheel's: a distribution's Python would need a package of its own for it.
+tree=$out/tree
+rm -rf "$tree"
+install -D -m 755 "$stage/gpupool" "$tree/usr/bin/gpupool"
+install -D -m 755 -t "$tree/usr/lib/gpupool" "$stage"/lib*.so "$stage/two_arrays"
+install -D -m 644 -t "$tree/usr/include" include/gpupool.h
+install -D -m 644 -t "$tree/usr/share/doc/gpupool" LICENSE README.md CHANGELOG.md "$out"/notices/*
+install -D -m 644 -t "$tree/usr/share/doc/gpupool/examples" include/examples/* src/package/deploy/*
+install -D -m 644 LICENSE "$tree/usr/share/doc/gpupool/copyright"
+find "$tree" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+
+name=gpupool-$version-x86_64-linux
+tar --create --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" --directory="$tree/usr" \
+    --transform="s,^\.,$name," . | gzip --no-name >"$out/$name.tar.gz"
+echo "$out/$name.tar.gz"
+
+# What the files need of the C library is in the wheel's name.
+needs=$(basename "$out"/*.whl)
+needs=${needs#*manylinux_} needs=${needs%_x86_64.whl} needs=${needs/_/.}
+summary='memory of every GPU, and then of the host, for unmodified CUDA programs'
+if command -v dpkg-deb >/dev/null; then
+    mkdir -p "$tree/DEBIAN"
+    cat >"$tree/DEBIAN/control" <<CONTROL
+Package: gpupool
+Version: $version
+Architecture: amd64
+Maintainer: The gpupool contributors
+Section: utils
+Priority: optional
+Depends: libc6 (>= $needs), libgcc-s1 | libgcc1
+Description: $summary
+ "gpupool run -- COMMAND" preloads a library that answers the driver's allocation
+ calls from one pool over all GPUs and the host.
+CONTROL
+    deb=$out/gpupool_${version}_amd64.deb
+    dpkg-deb --root-owner-group -Zxz -z1 --build "$tree" "$deb" >/dev/null
+    rm -r "$tree/DEBIAN"
+    echo "$deb"
+fi
+
+if command -v rpmbuild >/dev/null; then
+    cat >"$out/gpupool.spec" <<SPEC
+Name: gpupool
+Version: $version
+Release: 1
+Summary: ${summary^}
+License: MIT OR Apache-2.0
+AutoReqProv: no
+Requires: libc.so.6(GLIBC_$needs)(64bit)
+Requires: libgcc_s.so.1()(64bit)
+%description
+"gpupool run -- COMMAND" preloads a library that answers the driver's allocation calls from one pool over all GPUs and the host.
+%install
+cp -a "$tree/." "%{buildroot}"
+%files
+$(cd "$tree" && find usr -type f -printf '/%p\n' | sort)
+SPEC
+    # The files are as they are to be: nothing of rpm's strips, compresses or links them. And nothing of this machine is in the result.
+    rpmbuild -bb --quiet --target x86_64 --define "_topdir $out/rpm" --define '__os_install_post %{nil}' \
+        --define '_build_id_links none' --define '_buildhost localhost' --define 'use_source_date_epoch_as_buildtime 1' \
+        --define 'clamp_mtime_to_source_date_epoch 1' --define '_binary_payload w1.xzdio' --define "_rpmdir $out" \
+        --define '_rpmfilename %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm' "$out/gpupool.spec" >"$out/rpm.log" 2>&1 || {
+        cat "$out/rpm.log" >&2
+        exit 1
+    }
+    rm -r "$out/rpm" "$out/rpm.log" "$out/gpupool.spec"
+    echo "$out/gpupool-$version-1.x86_64.rpm"
+fi
+(cd "$out" && sha256sum gpupool[-_]*) >"$out/SHA256SUMS"

@@ -26,7 +26,8 @@ struct Built {
 fn package(folder: &Path, variables: &[(&str, &str)]) -> PathBuf {
     let mut script = Command::new(repository().join("scripts/package.sh"));
     script.arg("--no-build").arg(artifact_folder()).env("GPUPOOL_PACKAGE_OUTPUT", folder);
-    PathBuf::from(made(script.envs(variables.iter().copied())).trim())
+    let said = made(script.envs(variables.iter().copied()));
+    PathBuf::from(said.lines().next().unwrap_or_default())
 }
 
 /// The wheel of the libraries that the other tests use.
@@ -75,7 +76,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 #[test]
 fn the_wheel_has_these_files_and_a_second_one_the_same_bytes() {
-    let Built { wheel, .. } = built();
+    let Built { folder, wheel } = built();
     let list = "import sys, zipfile; print(*sorted(zipfile.ZipFile(sys.argv[1]).namelist()), sep='\\n')";
     let names = made(Command::new("python3").args(["-c", list]).arg(wheel));
     let expected = [
@@ -109,7 +110,9 @@ fn the_wheel_has_these_files_and_a_second_one_the_same_bytes() {
     let again = tempfile::tempdir().unwrap();
     let other = package(again.path(), &[("TZ", "Asia/Tokyo"), ("LC_ALL", "tr_TR.UTF-8")]);
     assert_eq!(other.file_name(), wheel.file_name());
-    assert!(fs::read(&other).unwrap() == fs::read(wheel).unwrap(), "two wheels of the same files differ");
+    let sums = |folder: &Path| fs::read_to_string(folder.join("SHA256SUMS")).unwrap();
+    assert_eq!(sums(again.path()), sums(folder.path()), "two packages of the same files differ");
+    made(Command::new("sha256sum").args(["--check", "--quiet", "SHA256SUMS"]).current_dir(folder.path()));
 }
 
 /// Every crate that is linked into what is shipped has a licence, by its name and by its text.
@@ -164,6 +167,33 @@ fn installed_it_runs_and_uninstalled_it_leaves_nothing() {
     assert!(module.stdout.starts_with(&format!("gpupool {VERSION} (")), "{}", module.stdout);
     made(pip().arg("--python").arg(&python).args(["uninstall", "--yes", "gpupool"]));
     assert_eq!(tree(&home), before);
+}
+
+/// What distributions install, and what is unpacked anywhere: the same files, in which the command finds its libraries.
+#[test]
+fn the_deb_and_the_archive_run_where_they_are_unpacked() {
+    let Built { folder: packages, .. } = built();
+    let folder = tempfile::tempdir().unwrap();
+    let (deb, archive) = (folder.path().join("deb"), folder.path().join("archive"));
+    fs::create_dir(&archive).unwrap();
+    made(
+        Command::new("dpkg-deb").arg("-x").arg(packages.path().join(format!("gpupool_{VERSION}_amd64.deb"))).arg(&deb),
+    );
+    let name = format!("gpupool-{VERSION}-x86_64-linux");
+    made(Command::new("tar").arg("-xzf").arg(packages.path().join(format!("{name}.tar.gz"))).arg("-C").arg(&archive));
+    for root in [deb.join("usr"), archive.join(name)] {
+        let demo = Run::command(root.join("bin/gpupool")).args("demo --gpus 1x2GiB").go();
+        assert_eq!(demo.succeeds().stdout.matches("contents right").count(), 1, "{}", demo.stdout);
+        let documents = root.join("share/doc/gpupool");
+        for file in
+            ["copyright", "THIRD-PARTY.txt", "gpupool.cdx.json", "examples/kubernetes.yaml", "examples/with_cupy.py"]
+        {
+            assert!(documents.join(file).is_file(), "{file}");
+        }
+    }
+    let control =
+        made(Command::new("dpkg-deb").arg("-f").arg(packages.path().join(format!("gpupool_{VERSION}_amd64.deb"))));
+    assert!(control.contains("Depends: libc6 (>= 2."), "{control}");
 }
 
 /// A program that cannot begin again goes on as it is, and is told why.

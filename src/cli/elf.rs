@@ -61,6 +61,24 @@ pub fn text_of(path: &Path, symbol: &str) -> Result<Option<String>, String> {
         .map(|bytes| String::from_utf8_lossy(bytes.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()))
 }
 
+/// Why `program` would not start, or not take the library, with a library for this machine's C library preloaded, if that is so.
+pub fn why_foreign(program: &OsStr) -> Option<String> {
+    let path = executable(program)?;
+    let cache = cache(&path).ok()?;
+    let Ok(file) = parse(&cache) else {
+        let mut start = [0; 5];
+        File::open(&path).ok()?.read_exact(&mut start).ok()?;
+        return (start == *b"\x7fELF\x01").then(|| "a program of 32 bits".to_owned());
+    };
+    if file.elf_header().e_machine(file.endian()) != elf::EM_X86_64 {
+        return Some(format!("a program for {:?}", file.architecture()));
+    }
+    let mut headers = file.elf_program_headers().iter();
+    let loader = headers.find_map(|header| header.interpreter(file.endian(), &cache).ok().flatten())?;
+    let loader = String::from_utf8_lossy(loader);
+    loader.contains("/ld-musl").then(|| format!("linked to musl ({loader})"))
+}
+
 /// Why nothing can be preloaded into `program`, if that is so.
 pub fn why_not_intercepted(program: &OsStr) -> Option<&'static str> {
     let path = executable(program)?;

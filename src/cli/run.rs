@@ -74,6 +74,12 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let Some((program, arguments)) = args.command.split_first() else {
         return Err(Failure::usage("no program to run; write it behind --"));
     };
+    if let Some(foreign) = elf::why_foreign(program) {
+        return Err(Failure::usage(format!(
+            "{} is {foreign}; libgpupool.so is for programs on x86-64 that are linked to glibc, and others do not start with it",
+            program.display()
+        )));
+    }
     let mut command = Command::new(program);
     let before = std::env::var_os("LD_PRELOAD").unwrap_or_default();
     if let Some(warning) = companion::foreign(&library) {

@@ -40,6 +40,11 @@ def needs(file: Path) -> tuple[int, int]:
     foreign = set(re.findall(r"^ *NEEDED +(\S+)", told, re.MULTILINE)) - LIBRARIES
     if foreign:
         sys.exit(f"{file} needs {', '.join(sorted(foreign))}, which not every machine has")
+    # A linker with an old glibc's symbols leaves one that is newer without a version, and the loader of the old one stops there.
+    symbols = subprocess.run(["objdump", "-T", str(file)], capture_output=True, text=True, check=True).stdout
+    unknown = re.findall(r"^[0-9a-f]+ {2}[ g] {3}D\S* +\*UND\*\t[0-9a-f]+ {10,}(\S+)$", symbols, re.MULTILINE)
+    if unknown:
+        sys.exit(f"{file} needs {', '.join(sorted(unknown))}, which the C library that it was linked against does not have")
     # The loader passes over a missing version that is needed weakly (flag 2).
     versions = re.findall(r"^ +0x[0-9a-f]+ 0x([0-9a-f]+) +\d+ GLIBC_(\d+)\.(\d+)", told, re.MULTILINE)
     return max(((int(major), int(minor)) for flags, major, minor in versions if not int(flags, 16) & 2), default=(2, 5))
@@ -78,7 +83,7 @@ Summary: The memory of every GPU, and then of the host, for one unmodified CUDA 
 License-Expression: MIT OR Apache-2.0
 License-File: LICENSE
 License-File: THIRD-PARTY.txt
-Requires-Python: >=3.10
+Requires-Python: >=3.9
 Classifier: Environment :: GPU :: NVIDIA CUDA
 Classifier: Operating System :: POSIX :: Linux
 Classifier: Topic :: Scientific/Engineering

@@ -93,6 +93,26 @@ fn a_library_whose_path_the_loader_would_split_is_preloaded_by_a_link() {
 }
 
 #[test]
+fn a_program_of_another_machine_or_c_library_is_refused_in_one_line() {
+    let bench = Bench::new();
+    let source = "int main(void) { return 0; }";
+    let musl = bench.compile("musl", source, &["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"]);
+    let arm = bench.compile("arm", source, &[]);
+    let mut bytes = std::fs::read(&arm).unwrap();
+    // The machine's number, here that of AArch64.
+    bytes[18..20].copy_from_slice(&183u16.to_le_bytes());
+    std::fs::write(&arm, bytes).unwrap();
+    for (program, words) in
+        [(musl, "musl is linked to musl (/lib/ld-musl-x86_64.so.1);"), (arm, "arm is a program for Aarch64;")]
+    {
+        let output = output(bench.gpupool("run", &[]).arg(program));
+        assert_eq!(output.status.code(), Some(2));
+        let said = stderr(&output);
+        assert!(said.lines().count() == 1 && said.contains(words), "{said}");
+    }
+}
+
+#[test]
 fn settings_come_from_flags_and_win_over_the_environment() {
     let bench = Bench::new();
     let mut command = bench.gpupool(

@@ -21,7 +21,7 @@ def command() -> str:
     # put commands: for everybody, or for this user.
     folders = [
         PACKAGE.parent / "bin",
-        *(PACKAGE.parents[3:4] and [PACKAGE.parents[3] / "bin"]),
+        *(folder / "bin" for folder in list(PACKAGE.parents)[3:4]),
         Path(sysconfig.get_path("scripts")),
         Path(sysconfig.get_path("scripts", "posix_user")),
     ]

@@ -114,9 +114,12 @@ def _start_anew(settings: dict[str, str]) -> NoReturn:
         raise NotActivated("; ".join(said) if tried.returncode == 2 else f"{sys.executable} does not take the library: {said[-1]}")
     sys.stdout.flush()
     sys.stderr.flush()
+    # What the interpreter was started with, its own flags among it. (`sys.orig_argv` begins with Python 3.10.)
+    with open("/proc/self/cmdline", "rb") as words:
+        own = [os.fsdecode(word) for word in words.read().split(b"\0")[1:-1]]
     os.chdir(_FOLDER)
     os.environ[_TRIED] = "1"
     try:
-        os.execv(run[0], [*run, sys.executable, *sys.orig_argv[1:]])
+        os.execv(run[0], [*run, sys.executable, *own])
     finally:
         del os.environ[_TRIED]

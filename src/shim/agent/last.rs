@@ -26,7 +26,7 @@ static MAIN_LEFT: AtomicBool = AtomicBool::new(false);
 /// which opens it on a second thread, nobody says so. A key's destructor is not called by `exit`.
 pub fn watch_main_thread() {
     // SAFETY: neither takes an argument.
-    if unsafe { libc::gettid() != libc::getpid() } {
+    if unsafe { libc::syscall(libc::SYS_gettid) as libc::pid_t != libc::getpid() } {
         return;
     }
     let mut key = 0;
