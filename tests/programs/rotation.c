@@ -1,28 +1,15 @@
 /*
- * rotation COUNT MIB TIMES ROUNDS [graph]: arrays that are read in turn, each by a kernel that goes through it TIMES times; what they add up to.
- * With graph, an empty graph is made first.
+ * rotation COUNT MIB TIMES ROUNDS [graph|wait]: arrays that are read in turn, each by a kernel that goes through it TIMES times; what they add up to.
+ * With graph, an empty graph is made first; with wait, it waits for the end of its input before it frees the arrays.
  * On stderr the GPU's time for each round, in microseconds.
  */
 #include "kernels.h"
 #include "streams.h"
+#include "sum_again.h"
 
 #define MOST 64
 
 CUresult cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent end);
-
-static const char SUM_AGAIN[] =
-    ".version 7.0\n.target sm_70\n.address_size 64\n"
-    ".visible .entry sum_again_u32(.param .u64 sum_again_u32_0, .param .u64 sum_again_u32_1,"
-    " .param .u64 sum_again_u32_2, .param .u64 sum_again_u32_3)\n{\n"
-    PTX_REGISTERS PTX_GLOBAL("sum_again_u32", "0", "%rd1") PTX_LOAD("sum_again_u32", "1", "u64", "%rd2")
-    PTX_LOAD("sum_again_u32", "2", "u64", "%rd5") PTX_GLOBAL("sum_again_u32", "3", "%rd3")
-    "mov.u64 %rd14, 0;\n"
-    "pass:\n setp.eq.u64 %p2, %rd5, 0;\n @%p2 bra over;\n sub.s64 %rd5, %rd5, 1;\n"
-    PTX_INDEX
-    PTX_LOOP("%rd2", PTX_ELEMENT("%rd11", "%rd1")
-             "ld.volatile.global.u32 %r6, [%rd11];\n cvt.u64.u32 %rd12, %r6;\n add.s64 %rd14, %rd14, %rd12;\n")
-    "bra pass;\n"
-    "over:\n red.global.add.u64 [%rd3], %rd14;\n ret;\n}\n";
 
 int main(int argc, char **argv)
 {
@@ -30,15 +17,13 @@ int main(int argc, char **argv)
     int count = atoi(argv[1]), rounds = atoi(argv[4]);
     uint64_t n = strtoull(argv[2], NULL, 0) * MIB / 4, times = strtoull(argv[3], NULL, 0), sum = 0, expected = 0;
     CUdeviceptr arrays[MOST], out;
-    CUmodule module;
     CUfunction sum_again;
     CUstream stream;
     CUevent begin, end;
     REQUIRE(count <= MOST);
     start_on(0);
     Kernels k = load_kernels();
-    CHECK(cuModuleLoadData(&module, SUM_AGAIN));
-    CHECK(cuModuleGetFunction(&sum_again, module, "sum_again_u32"));
+    sum_again = load_sum_again();
     CHECK(cuStreamCreate(&stream, 1));
     CHECK(cuEventCreate(&begin, 0));
     CHECK(cuEventCreate(&end, 0));
@@ -50,7 +35,7 @@ int main(int argc, char **argv)
         for (uint64_t at = 0; at < n; at++)
             expected += times * (uint32_t)(at + (uint64_t)i);
     }
-    if (argc == 6) {
+    if (argc == 6 && strcmp(argv[5], "graph") == 0) {
         CUgraph graph;
         CUgraphExec exec;
         CHECK(cuStreamBeginCapture_v2(stream, CAPTURE_RELAXED));
@@ -74,6 +59,10 @@ int main(int argc, char **argv)
     }
     for (int i = 0; i < count; i++)
         printf("array %d: %llu wrong\n", i, (unsigned long long)count_wrong(&k, arrays[i], n, (uint32_t)i));
+    fflush(stdout);
+    if (argc == 6 && strcmp(argv[5], "wait") == 0)
+        while (getchar() != EOF) {
+        }
     for (int i = 0; i < count; i++)
         CHECK(cuMemFree_v2(arrays[i]));
     return 0;

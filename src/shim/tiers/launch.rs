@@ -75,7 +75,11 @@ fn learn(api: Api, home: &Home, function: Function) -> Option<&'static arguments
 #[cold]
 fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &Words) -> Option<timing::Running> {
     process::contained(api, || {
-        timing::gather(home);
+        timing::gather(&home.timing, home.driver, |launch, time| {
+            if let Some(nanoseconds) = time {
+                home.tiers.lock().timed(launch, nanoseconds as u64);
+            }
+        });
         if launch.tell_time {
             let mut tiers = home.tiers.lock();
             tiers.time_is(now(), home);
@@ -96,7 +100,12 @@ fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &Word
             }
         }
         let wanted = wanted && about.is_plain;
-        wanted.then(|| timing::begin(home, launch.id, about.stream.meant_by(api.name().ends_with("_ptsz")))).flatten()
+        let stream = about.stream.meant_by(api.name().ends_with("_ptsz"));
+        let running = wanted.then(|| timing::begin(&home.timing, home.driver, launch.id, stream)).flatten();
+        if running.is_some() {
+            home.tiers.lock().timing(launch.id, home);
+        }
+        running
     })
     .flatten()
 }

@@ -3,16 +3,20 @@
 //!
 //! What should lie near, and which swap is worth it now, is decided by `gpupool-tiers`, for each GPU that computes. This module
 //! tells it of blocks and of what launches name ([`launch`]) and of how long some of them take ([`timing`]), and has its swaps
-//! carried out ([`swap`]). Nothing of it happens before the first block of a GPU lies elsewhere.
+//! carried out ([`swap`]). What far memory costs is watched whether it may move or not ([`far`]). Nothing of it happens before the first
+//! block of a GPU lies elsewhere.
 //!
 //! **Which thread moves.** The one that is about to launch what would be slow, and the one whose own wait for the GPU has just
 //! returned. Both have the context current that the memory is used in, and both would wait anyway. A thread of ours would have to
 //! stop the program at moments that it knows nothing of, and be waited for when contexts end and the process exits.
 
+pub mod far;
 pub mod launch;
+pub mod obstacles;
 mod stress;
 pub mod swap;
 pub mod timing;
+pub mod totals;
 
 use crate::backing::open::{self, Opened};
 use crate::backing::topology::Topology;
@@ -40,18 +44,17 @@ pub struct Home {
     /// Where its memory can go, by the number that the tiers know each place by.
     places: Vec<Place>,
     tiers: Mutex<Tiers>,
-    timers: Mutex<timing::Timers>,
+    timing: timing::Timing,
     /// A thread moves something for it. Others do not begin a second swap meanwhile.
     is_moving: AtomicBool,
     /// Until then nothing is tried, on the clock of [`now`]: the last try waited in vain.
     rests_until: AtomicU64,
 }
 
-/// Has what follows told of blocks, where the settings say that memory may move.
+/// Has what follows told of blocks.
 pub fn start() {
-    let settings = process::settings();
-    if settings.moving != Move::Off && matches!(settings.mode, Mode::Pool | Mode::Spill) {
-        memory::hear_of_blocks(Hearer { made, ended });
+    if matches!(process::settings().mode, Mode::Pool | Mode::Spill) {
+        memory::hear_of_blocks(Hearer { made, ended, refuses: far::refuses });
     }
 }
 
@@ -60,8 +63,18 @@ fn home(gpu: u32) -> Option<&'static Home> {
     HOMES.get(gpu as usize)?.get()
 }
 
+/// At the end of the process: what far memory cost, and what kept it from moving.
+pub fn judge() {
+    obstacles::judge();
+    far::judge();
+}
+
 /// A block was made.
 fn made(allocation: &Allocation) {
+    far::made(allocation);
+    if process::settings().moving == Move::Off {
+        return;
+    }
     let Allocation { block, on_peers, on_host, .. } = allocation;
     match home(block.home) {
         Some(home) => home.tiers.lock().block_began(block.address, block.bytes),
@@ -72,6 +85,7 @@ fn made(allocation: &Allocation) {
 
 /// A block ended.
 fn ended(block: &Block) {
+    far::ended(block);
     if let Some(home) = home(block.home) {
         home.tiers.lock().block_ended(block.address);
     }
@@ -109,7 +123,7 @@ impl Home {
             driver,
             places,
             tiers: Mutex::new(Tiers::new(settings)),
-            timers: Mutex::default(),
+            timing: timing::Timing::default(),
             is_moving: AtomicBool::new(false),
             rests_until: AtomicU64::new(0),
         }
