@@ -96,15 +96,10 @@ impl Tiers {
         self.extents.block_ended(address);
     }
 
-    /// Memory of living blocks lies elsewhere now, whoever moved it.
+    /// Memory of living blocks lies elsewhere now, whoever moved it, or must stay where it is from now on, or need not any more.
     pub fn placed(&mut self, range: Range) {
         self.extents.placed(range);
         self.moved_for_last = true;
-    }
-
-    /// A range must stay where it is, or may move again. What was fixed is given free with the same start.
-    pub fn fixed(&mut self, range: Range, fixed: bool) {
-        self.extents.fix(range, fixed);
     }
 
     /// A range that a [`Swap`](crate::Swap) named did not move. It is left alone for a while, longer each time.
@@ -185,12 +180,13 @@ impl Tiers {
             self.count_last(at);
         }
         let id = self.cycle.position;
-        let (mut pass_ns, mut saved_ns, mut bytes) = (0.0, 0.0, 0);
+        let (mut pass_ns, mut may_ns, mut saved_ns, mut bytes) = (0.0, 0.0, 0.0, 0);
         let Some(known) = self.kinds.get_mut(kind) else { return Launch { id, ..Launch::default() } };
         for part in &known.uses {
             self.extents.refresh(part.slot, &self.settings.links, at);
             if let Some(extent) = self.extents.get_mut(part.slot) {
                 pass_ns += part.part * extent.pass_ns;
+                may_ns += part.part * extent.may_ns;
                 saved_ns += part.part * extent.saved_ns();
                 bytes += extent.range.bytes();
                 extent.last_cycle = self.cycles;
@@ -212,7 +208,7 @@ impl Tiers {
         let ends = self.cycle.push(kind, function, last, self.settings.window);
         self.ended |= ends;
         let time_it = self.kinds.wants_timing(kind, pass_ns > 0.0);
-        Launch { id, ask: is_due && pass_ns > 0.0 && self.may_ask(kind, pass_ns), time_it, tell_time: ends }
+        Launch { id, ask: is_due && may_ns > 0.0 && self.may_ask(kind, may_ns), time_it, tell_time: ends }
     }
 
     #[inline]
@@ -225,7 +221,7 @@ impl Tiers {
                     .uses
                     .iter()
                     .filter_map(|part| self.extents.get(part.slot))
-                    .map(|extent| extent.density * extent.pass_ns)
+                    .map(|extent| extent.density * extent.may_ns)
                     .sum();
                 here.max(cycle) > LEAST.max(pass_ns)
             })

@@ -1,7 +1,7 @@
 /*
  * far HOW TIMES LAUNCHES: a kernel goes TIMES times through an array of 16 MiB, LAUNCHES times. There is an array of 32 MiB beside it, and
  * room for that one alone if the test says so. What the last launch added up is printed.
- * HOW is plain; anchored: the first array must stay where it is; graph: an empty graph is made first; table: a private table of the
+ * HOW is plain; anchored: the first array must stay where it is; table: a private table of the
  * driver's is taken first; busy: a kernel runs meanwhile that waits for the host; turns: five arrays of 8 MiB are read in turn instead;
  * more: behind the launches a handle and a block of 16 MiB each are asked for; wait: it waits for the end of its input before it ends.
  */
@@ -52,13 +52,6 @@ int main(int argc, char **argv)
     if (strcmp(how, "anchored") == 0) {
         Control control = find_control(RTLD_DEFAULT);
         REQUIRE(!control.anchor || control.anchor((const void *)arrays[0], bytes) == 0);
-    }
-    if (strcmp(how, "graph") == 0) {
-        CUgraph graph;
-        CUgraphExec exec;
-        CHECK(cuStreamBeginCapture_v2(stream, CAPTURE_RELAXED));
-        CHECK(cuStreamEndCapture(stream, &graph));
-        CHECK(cuGraphInstantiateWithFlags(&exec, graph, 0));
     }
     if (strcmp(how, "table") == 0) {
         const void *table;

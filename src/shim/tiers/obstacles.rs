@@ -9,8 +9,8 @@ use gpupool_events::{Finding, Site};
 use gpupool_tiers::Why;
 use parking_lot::Mutex;
 
-/// Tries in a row that the same thing has to disturb before that is said while the program runs.
-const OFTEN: u32 = 3;
+/// Tries in a row, also such where the program waits for some of its work while other work goes on, that the same thing has to disturb before that is said while the program runs.
+const OFTEN: u32 = 8;
 
 #[derive(Default)]
 struct Met {
@@ -41,7 +41,7 @@ pub(super) fn is_off(gpu: u32, reason: &Reason) -> bool {
 
 /// Whether work may be, or was, submitted past the hooks.
 fn is_past(reason: &Reason) -> bool {
-    matches!(reason, Reason::Unseen(..))
+    matches!(reason, Reason::Unseen(..) | Reason::Passed(_))
 }
 
 /// Why nothing moves in this process, if that was met.
@@ -116,13 +116,23 @@ fn kind(disturbed: &Disturbed) -> Option<&'static str> {
 
 /// A move came to nothing because of this, after so many nanoseconds.
 pub(super) fn was_disturbed(gpu: u32, what: &Disturbed, took_ns: u64) {
-    let Some(kind) = kind(what) else { return };
+    if let Some(kind) = kind(what) {
+        was_kept(gpu, kind, what.to_string(), took_ns);
+    }
+}
+
+/// A move came to nothing because no work was seen to end, after so many nanoseconds.
+pub(super) fn was_stuck(gpu: u32, text: String, took_ns: u64) {
+    was_kept(gpu, "working", text, took_ns);
+}
+
+fn was_kept(gpu: u32, kind: &'static str, text: String, took_ns: u64) {
     let site = site::here();
     let is_often = {
         let mut met = MET.lock();
         let before = met.disturbed.take().filter(|(known, ..)| *known == kind);
         let (times, lost) = before.map_or((0, 0), |(_, _, times, lost, ..)| (times, lost));
-        met.disturbed = Some((kind, what.to_string(), times + 1, lost + took_ns, gpu, site));
+        met.disturbed = Some((kind, text, times + 1, lost + took_ns, gpu, site));
         times + 1 >= OFTEN
     };
     if is_often {

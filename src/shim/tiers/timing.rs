@@ -4,10 +4,12 @@
 //! during a capture, and around plain launches only. Two of them would part launches that are meant to overlap (programmatic
 //! dependent launches). On the default stream every launch waits for all others by itself, so an event there orders nothing more.
 
+use super::Home;
 use crate::watch::capture;
 use crate::watch::context::{self, Observer};
-use gpupool_cuda::{CuResult, Driver, Stream, Timer};
+use gpupool_cuda::{CuResult, Driver, Milestone, Stream, Timer};
 use parking_lot::Mutex;
+use std::collections::VecDeque;
 
 /// Launches that are timed at once; beyond these none is begun.
 const MOST: usize = 16;
@@ -33,7 +35,12 @@ struct Timers {
     /// Around the launch with this number; its time is not known yet.
     pending: Vec<(u64, Timer, u64)>,
     idle: Vec<(u64, Timer)>,
+    /// Events among the work, oldest first, each with the number of its context.
+    marks: VecDeque<(u64, Milestone)>,
 }
+
+/// Events among the work at once; beyond these the oldest is used again.
+const MARKS: usize = 64;
 
 /// Before a launch with this number on a stream of the current context.
 pub(super) fn begin(timing: &'static Timing, driver: &'static Driver, launch: u64, stream: Stream) -> Option<Running> {
@@ -62,6 +69,33 @@ pub(super) fn begin(timing: &'static Timing, driver: &'static Driver, launch: u6
     Some(Running { timing, driver, owner, timer, stream, launch })
 }
 
+/// Puts an event on a stream of the current context, among the program's work ([`super::progress`]).
+pub(super) fn mark(home: &Home, stream: Stream) {
+    let Some(owner) = context::current(home.driver).map(|context| context.id).filter(|_| !capture::under_way()) else {
+        return;
+    };
+    let kept = {
+        let mut timers = home.timing.0.lock();
+        let at = timers.marks.iter().position(|(of, _)| *of == owner).filter(|_| timers.marks.len() >= MARKS);
+        at.and_then(|at| timers.marks.remove(at))
+    };
+    let _relaxed = home.driver.relax();
+    let Some(mark) = kept.map(|(_, mark)| mark).or_else(|| home.driver.milestone().ok()) else { return };
+    // SAFETY: the event is of the current context, in which the program is about to launch on this stream.
+    let _ = unsafe { mark.put(home.driver, stream) };
+    home.timing.0.lock().marks.push_back((owner, mark));
+}
+
+/// How many of the events among the current context's work have passed.
+pub(super) fn passed(home: &Home) -> u64 {
+    let Some(owner) = context::current(home.driver).map(|context| context.id) else { return 0 };
+    let marks: Vec<Milestone> =
+        home.timing.0.lock().marks.iter().filter(|(of, _)| *of == owner).map(|(_, mark)| *mark).collect();
+    let _relaxed = home.driver.relax();
+    // SAFETY: the events are of the current context.
+    marks.into_iter().filter(|mark| unsafe { mark.ask(home.driver) }.is_ok()).count() as u64
+}
+
 /// Behind that launch.
 pub(super) fn end(running: Running) {
     let Running { timing, driver, owner, timer, stream, launch } = running;
@@ -76,8 +110,18 @@ pub(super) fn end(running: Running) {
     }
 }
 
-/// Tells of the launches in the current context whose time is known by now, in nanoseconds, or known never to be.
-pub(super) fn gather(timing: &Timing, driver: &Driver, mut tell: impl FnMut(u64, Option<f64>)) {
+/// Tells the tiers of the launches in the current context whose time is known by now.
+pub(super) fn gather(home: &Home) {
+    gather_of(&home.timing, home.driver, |launch, time| {
+        if let Some(nanoseconds) = time {
+            home.tiers.lock().timed(launch, nanoseconds as u64);
+            home.progress.took(nanoseconds as u64);
+        }
+    });
+}
+
+/// Tells of those that are timed for one reader, in nanoseconds, or none where nobody will ever know.
+pub(super) fn gather_of(timing: &Timing, driver: &Driver, mut tell: impl FnMut(u64, Option<f64>)) {
     if timing.0.lock().pending.is_empty() {
         return;
     }
@@ -117,6 +161,7 @@ impl Observer for OfContexts {
             let mut timers = timing.0.lock();
             timers.pending.retain(|(owner, ..)| *owner != id);
             timers.idle.retain(|(owner, _)| *owner != id);
+            timers.marks.retain(|(owner, _)| *owner != id);
         }
         0
     }

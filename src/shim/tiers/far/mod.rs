@@ -258,6 +258,6 @@ impl Watch {
 
     /// Takes the times in that are known by now.
     fn gather(&self) {
-        timing::gather(&self.timing, self.driver, |id, ns| self.ledger.lock().timed(id, ns));
+        timing::gather_of(&self.timing, self.driver, |id, ns| self.ledger.lock().timed(id, ns));
     }
 }

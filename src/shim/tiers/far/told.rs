@@ -142,7 +142,7 @@ fn why(watch: &Watch, function: &Function<Site>) -> Cause {
         return Cause { key: "process", text };
     }
     if capture::has_graphs() {
-        return cause("graphs", "the program has made a CUDA graph");
+        return cause("graphs", "the program has made a CUDA graph of which it is not known what it uses");
     }
     if seen.anchored > 0 && seen.anchored == seen.far() {
         return cause(
