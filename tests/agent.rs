@@ -327,7 +327,7 @@ fn ps_lists_processes_with_their_memory_by_place() {
     bytes[8] = 9;
     fs::write(&newer, &bytes).unwrap_or_else(|e| panic!("{e}"));
     let said = ps(&program.session(), &[]);
-    assert!(said.stderr.contains("its layout has version 9, and this gpupool reads version 1"), "{}", said.stderr);
+    assert!(said.stderr.contains("its layout has version 9, and this gpupool reads version"), "{}", said.stderr);
     assert!(said.stdout.contains("running"), "{}", said.stdout);
 }
 
@@ -452,4 +452,36 @@ fn a_hundred_processes_at_once_leave_nothing() {
         last.end()
     };
     assert_eq!(files(session.path()), 0);
+}
+
+/// Names are the program's: whatever is in them breaks no line, and however many there are, the page holds the largest.
+#[test]
+fn names_of_blocks_are_on_the_page_and_in_ps_with_where_they_lie() {
+    let mut program = agent().env("GPUPOOL_HOST_LIMIT", "0").start(None);
+    program.ask("init");
+    for (mib, name) in [(512, "weights"), (900, "k\u{1b}[31mv")] {
+        program.ask(&format!("allocate {mib}"));
+        assert_eq!(program.ask(&format!("label {name}")), "label: 0");
+    }
+    let far = |told: &Snapshot| told.levels.residence.on_peers;
+    let told = eventually("names on the page", || {
+        page_of(&program.session(), program.pid()).filter(|told| told.labels.rows.len() == 2)
+    });
+    let names: Vec<_> = told.labels.rows.iter().map(|label| (label.name.as_str(), label.blocks, label.bytes)).collect();
+    assert_eq!(names, [("k\u{1b}[31mv", 1, 900 * MIB), ("weights", 1, 512 * MIB)], "the largest first");
+    let [kv, weights] = &told.labels.rows[..] else { panic!("{:?}", told.labels) };
+    assert_eq!((weights.near, weights.on_peers, weights.on_host), (512 * MIB, 0, 0));
+    assert_eq!((kv.near + kv.on_peers, kv.on_host, kv.on_peers > 0), (900 * MIB, 0, true));
+    assert_eq!((far(&told), told.levels.residence.on_host), (kv.on_peers, 0));
+    let text = ps(&program.session(), &[]).stdout;
+    assert!(text.contains("labels: k\u{fffd}[31mv 900.0 MiB") && text.contains("weights 512.0 MiB"), "{text}");
+    assert!(text.contains("far: ") && text.contains(" on other GPUs"), "{text}");
+    for number in 0..3 {
+        program.ask("allocate 1");
+        program.ask(&format!("label small{number}"));
+    }
+    let told = eventually("more names", || {
+        page_of(&program.session(), program.pid()).filter(|told| told.labels.rows.len() == 5)
+    });
+    assert_eq!(told.labels.more, 0);
 }

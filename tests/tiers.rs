@@ -1,7 +1,9 @@
 //! Memory that comes near, and leaves, while the program runs (`GPUPOOL_MOVE`).
 
 use gpupool_events::Event;
-use harness::{Build, Output, Run};
+use gpupool_metrics::folder::{Folder, Roots};
+use gpupool_metrics::{Counter, Snapshot, read};
+use harness::{Build, Output, Run, Running, eventually};
 
 /// Two GPUs, of the first of which the program may have less than it asks for.
 fn crowded(program: &str, arguments: &str, moving: &str) -> Run {
@@ -61,6 +63,30 @@ fn what_is_read_again_and_again_comes_near() {
     // Two arrays of eight are far, at a twelfth of the speed. One that comes near takes a third off the whole round.
     let fastest = near.iter().copied().fold(f64::INFINITY, f64::min);
     assert!(fastest < 0.75 * far[0], "{far:?} against {near:?}");
+}
+
+/// The page of a running program.
+fn page(program: &Running) -> Option<Snapshot> {
+    let (session, nowhere) = (program.session(), program.session().join("none"));
+    let roots = Roots { session: Some(session), run: nowhere.clone(), temporary: nowhere.clone(), sessions: nowhere };
+    let folder = Folder::all(&roots).0.into_iter().next()?;
+    folder.pages().into_iter().find_map(|entry| read(&folder.page(&entry).ok()?).ok())
+}
+
+#[test]
+fn the_page_counts_what_moved_from_and_to_where_and_what_is_still_far() {
+    let run = crowded("rotation", "8 8 6000 10 wait", "auto").env("GPUPOOL_LIMIT", "0:50MiB,1:8MiB");
+    let program = run.start(None);
+    let told = eventually("a move on the page", || page(&program).filter(|told| told.counter(Counter::Moves) > 0));
+    let count = |counter| told.counter(counter);
+    let came = count(Counter::CameFromPeersBytes) + count(Counter::CameFromHostBytes);
+    let left = count(Counter::LeftForPeersBytes) + count(Counter::LeftForHostBytes);
+    assert!(came >= 8 << 20 && left >= 8 << 20, "{told:?}");
+    assert!(count(Counter::MovingMicroseconds) > 0, "{told:?}");
+    let residence = &told.levels.residence;
+    // One array lies on the other GPU and another on the host; the near ones are in front of the limit.
+    assert!(residence.on_peers > 0 && residence.on_host > 0 && residence.near >= 40 << 20, "{residence:?}");
+    assert_eq!(residence.near + residence.on_peers + residence.on_host, 8 * (8 << 20) + (2 << 20), "{residence:?}");
 }
 
 /// How often somebody tried to move something: what came of it is told each time.
@@ -307,4 +333,67 @@ fn nothing_goes_by_itself_where_atomics_of_two_gpus_are_not_whole() {
     assert_eq!(at_most("8 8 1 6 two", "nvlink", "off"), (true, false));
     assert_eq!(at_most("8 8 1 6 two", "pcie", "on"), (false, true));
     assert_eq!(at_most("8 8 1 6 two", "pcie", "off"), (false, false));
+}
+
+/// An array of 16 MiB lies on the other GPU and is read 3000 times in each of 60 launches.
+fn far(how: &str, limit: &str) -> Run {
+    let run = crowded("far", &format!("{how} 3000 60"), "off").env("GPUPOOL_LIMIT", "0:32MiB");
+    if limit.is_empty() { run } else { run.env("GPUPOOL_FAR_LIMIT", limit) }
+}
+
+#[test]
+fn a_limit_for_far_memory_warns_or_refuses_what_would_be_far_too() {
+    for (limit, warns, answer) in [("", false, 0), ("20%", true, 0), ("20%:refuse", true, 2)] {
+        let output = far("more", limit).go();
+        output.succeeds();
+        assert!(output.stdout.ends_with(&format!("handle: {answer}\nmore: {answer}\n")), "{limit}: {}", output.stdout);
+        let told = output.picked(|event| match event {
+            Event::TierLimit(told) => Some((told.home, told.refuses, told.function.clone(), told.why.clone())),
+            _ => None,
+        });
+        let expected = (0, answer == 2, "sum_again_u32".to_owned(), "GPUPOOL_MOVE is off".to_owned());
+        assert_eq!(told, if warns { vec![expected] } else { vec![] }, "{limit}");
+        let refused =
+            output.picked(|event| matches!(event, Event::PoolRefuse(refused) if refused.why == "far").then_some(()));
+        assert_eq!(refused.len(), answer, "one each for the handle and the block: {limit}");
+        assert_eq!(output.stderr.contains("GPUPOOL_FAR_LIMIT=20%"), warns, "{}", output.stderr);
+    }
+}
+
+/// What is near, or costs little, may go on as before.
+#[test]
+fn a_limit_for_far_memory_refuses_nothing_while_it_is_not_exceeded() {
+    let near = crowded("far", "more 3000 60", "off").env("GPUPOOL_FAR_LIMIT", "20%:refuse").go();
+    let cheap =
+        crowded("far", "more 1 60", "off").env("GPUPOOL_LIMIT", "0:32MiB").env("GPUPOOL_FAR_LIMIT", "100%:refuse");
+    for output in [near, cheap.go()] {
+        assert!(output.succeeds().stdout.ends_with("more: 0\n"), "{}", output.stdout);
+        assert!(!output.stderr.contains("GPUPOOL_FAR_LIMIT"), "{}", output.stderr);
+    }
+}
+
+#[test]
+fn the_log_tells_where_memory_lay_and_which_function_paid_and_the_page_what_it_cost() {
+    let program = far("wait", "").start(None);
+    let told = eventually("a loss on the page", || {
+        page(&program).filter(|told| told.levels.residence.lost_microseconds > 100_000)
+    });
+    assert_eq!(told.levels.residence.on_peers, 16 << 20, "{told:?}");
+    assert_eq!(told.counter(Counter::Moves), 0);
+    drop(program);
+    let output = far("plain", "").go();
+    let lay = output.picked(|event| match event {
+        Event::PoolResidence(lay) => Some((lay.near >> 20, lay.on_peers >> 20, lay.on_host)),
+        _ => None,
+    });
+    assert!(lay.contains(&(32, 16, 0)), "{lay:?}");
+    let readers = output.picked(|event| match event {
+        Event::TierReader(reader) => Some(reader.clone()),
+        _ => None,
+    });
+    let [reader] = &readers[..] else { output.fail("expected one function") };
+    assert_eq!((reader.function.as_str(), reader.home, reader.on_peers), ("sum_again_u32", 0, 16 << 20));
+    assert!(reader.passes.is_some_and(|passes| (2000.0..=4000.0).contains(&passes)), "{reader:?}");
+    assert!((30..=90).contains(&reader.launches), "60 launches, estimated: {reader:?}");
+    assert!(reader.lost > 0.2 && reader.why == "GPUPOOL_MOVE is off" && reader.site.is_some(), "{reader:?}");
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use gpupool_config::format_size;
 use gpupool_metrics::folder::{Folder, Roots};
-use gpupool_metrics::{Life, Snapshot, Unreadable, identify, read};
+use gpupool_metrics::{Counter, Label, Life, Snapshot, Unreadable, identify, read};
 use serde::Serialize;
 
 use crate::failure::{self, Failure};
@@ -20,6 +20,9 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 }
+
+/// Names of blocks in the list for people.
+const LABELS_SHOWN: usize = 8;
 
 /// A process that has a page.
 #[derive(Serialize)]
@@ -101,7 +104,10 @@ fn text(rows: &[Listed]) -> String {
             format_size(sum(|place| place.used)),
             told.process.name.clone(),
         ];
-        table.row(cells, vec![below(told)]);
+        let mut more = vec![below(told)];
+        more.extend(far(told));
+        more.extend(labels(told));
+        table.row(cells, more);
     }
     page.table(&table);
     page.into_text()
@@ -122,4 +128,32 @@ fn below(told: &Snapshot) -> String {
         parts.push(format!("pinned {}", format_size(told.levels.pinned.pinned)));
     }
     if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") }
+}
+
+/// What lies elsewhere than on the GPU that uses it, and what was done about that.
+fn far(told: &Snapshot) -> Option<String> {
+    let residence = &told.levels.residence;
+    let sum = |counters: &[Counter]| counters.iter().map(|counter| told.counter(*counter)).sum::<u64>();
+    let came = sum(&[Counter::CameFromPeersBytes, Counter::CameFromHostBytes]);
+    let left = sum(&[Counter::LeftForPeersBytes, Counter::LeftForHostBytes]);
+    let lies = |bytes: u64, place: &str| (bytes > 0).then(|| format!("{} {place}", format_size(bytes)));
+    let lies = [lies(residence.on_peers, "on other GPUs"), lies(residence.on_host, "on the host")];
+    let mut parts: Vec<String> = lies.into_iter().flatten().collect();
+    if came + left > 0 {
+        parts.push(format!("moved: {} near, {} away", format_size(came), format_size(left)));
+    }
+    (!parts.is_empty()).then(|| format!("far: {}", parts.join(", ")))
+}
+
+/// How much has which name, as much as one line holds: the rest is in `--json`.
+fn labels(told: &Snapshot) -> Option<String> {
+    let of = |label: &Label| {
+        let far = label.on_peers + label.on_host;
+        let far = if far > 0 { format!(" ({} far)", format_size(far)) } else { String::new() };
+        format!("{} {}{far}", label.name, format_size(label.bytes))
+    };
+    let named: Vec<String> = told.labels.rows.iter().take(LABELS_SHOWN).map(of).collect();
+    let more = told.labels.rows.len().saturating_sub(LABELS_SHOWN) as u64 + u64::from(told.labels.more);
+    let more = if more > 0 { format!(", {more} more") } else { String::new() };
+    (!named.is_empty()).then(|| format!("labels: {}{more}", named.join(", ")))
 }

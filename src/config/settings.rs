@@ -1,6 +1,7 @@
 //! The settings of one process, typed.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use crate::choice::{Contexts, Free, Lenders, MemInfo, Mode, Move, Pinned, Placement, Prefetch, Small, Switch, Toggle};
@@ -38,6 +39,8 @@ pub struct Settings {
     pub moving: Move,
     /// `GPUPOOL_MOVE_SHARE`, in thousandths.
     pub move_share: u32,
+    /// `GPUPOOL_FAR_LIMIT`.
+    pub far_limit: Option<FarLimit>,
     /// `GPUPOOL_PINNED`.
     pub pinned: Pinned,
     /// `GPUPOOL_PINNED_LIMIT`; 0 pools nothing.
@@ -76,6 +79,21 @@ pub struct Settings {
     pub local_ranks: Option<(&'static str, u32)>,
 }
 
+/// `GPUPOOL_FAR_LIMIT`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FarLimit {
+    /// The part of the time that may be lost, in thousandths.
+    pub share: u32,
+    /// What would lie far beyond that is refused.
+    pub refuses: bool,
+}
+
+impl fmt::Display for FarLimit {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}%{}", f64::from(self.share) / 10.0, if self.refuses { ":refuse" } else { "" })
+    }
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Settings {
@@ -92,6 +110,7 @@ impl Default for Settings {
             lenders: Lenders::default(),
             moving: Move::default(),
             move_share: 50,
+            far_limit: None,
             pinned: Pinned::default(),
             pinned_limit: None,
             pinned_idle: Duration::from_secs(30),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::choice::{Contexts, Free, Lenders, MemInfo, Mode, Move, Pinned, Placement, Prefetch, Small, Switch, Toggle};
 use crate::duration::parse_duration;
 use crate::log_path::LogPath;
-use crate::settings::{Devices, Limits, Settings, gpu_list};
+use crate::settings::{Devices, FarLimit, Limits, Settings, gpu_list};
 use crate::size::parse_size;
 
 /// What every variable of ours starts with. An unknown name behind it is a mistake, not somebody else's variable.
@@ -150,6 +150,14 @@ pub const SETTINGS: &[Setting] = &[
         help: "The part of the program's time that may be lost to moves that do not pay, to waiting for a GPU that does not come to rest for one, \
                and to moves where the program has waited for the GPU; of several ranks on one host, all together.",
         read: |settings, value| percentage(value, "5%").map(|share| settings.move_share = share),
+    },
+    Setting {
+        name: "GPUPOOL_FAR_LIMIT",
+        values: "off, percentage or percentage:refuse",
+        default: "off",
+        help: "Warns where kernels lose more of the time than this by reading memory that lies far from their GPU, and nothing comes near; \
+               with :refuse, what would lie far, too, then gets OUT_OF_MEMORY. The time is an estimate.",
+        read: |settings, value| far_limit(value).map(|limit| settings.far_limit = limit),
     },
     Setting {
         name: "GPUPOOL_PINNED",
@@ -313,6 +321,19 @@ fn percentage(value: &OsStr, example: &str) -> Result<u32, String> {
         Some(number) if (0.0..=100.0).contains(&number) => Ok((number * 10.0).round() as u32),
         _ => Err(format!("not a percentage from 0% to 100%; write for example {example}")),
     }
+}
+
+fn far_limit(value: &OsStr) -> Result<Option<FarLimit>, String> {
+    let words = text(value)?;
+    if words == "off" {
+        return Ok(None);
+    }
+    let (share, refuses) = match words.split_once(':') {
+        None => (words, false),
+        Some((share, "refuse")) => (share, true),
+        Some((_, other)) => return Err(format!("{other:?} is not refuse; write for example 20%:refuse")),
+    };
+    percentage(OsStr::new(share), "20%, 20%:refuse or off").map(|share| Some(FarLimit { share, refuses }))
 }
 
 fn choice<T>(value: &OsStr, what: &str, words: &str, from_word: fn(&str) -> Option<T>) -> Result<T, String> {

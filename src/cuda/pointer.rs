@@ -2,7 +2,7 @@
 
 use crate::{CuResult, Driver, Function};
 use cudarc::driver::sys::CUdeviceptr;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{CStr, c_int, c_uint, c_void};
 
 /// `CU_POINTER_ATTRIBUTE_RANGE_SIZE`.
 const RANGE_SIZE: c_int = 12;
@@ -63,6 +63,31 @@ impl Driver {
             result = unsafe { call(function, index, &raw mut offset, &raw mut bytes) };
         }
         result.is_ok().then_some((offset, bytes))
+    }
+
+    /// The name of a kernel, as its module has it (`cuFuncGetName`, or `cuKernelGetName`, since a launch takes either handle).
+    /// `None` before CUDA 12.3.
+    ///
+    /// # Safety
+    /// The handle is of a function or a kernel that lives.
+    pub unsafe fn name_of(&self, function: Function) -> Option<String> {
+        let mut name = std::ptr::null();
+        let mut result = match self.cuFuncGetName {
+            // SAFETY: the output is a local; the driver tells handles of functions from others.
+            Some(call) => unsafe { call(&raw mut name, function) },
+            None => INVALID_HANDLE,
+        };
+        if result == INVALID_HANDLE
+            && let Some(call) = self.cuKernelGetName
+        {
+            // SAFETY: the output is a local; the driver tells handles of kernels from others.
+            result = unsafe { call(&raw mut name, function) };
+        }
+        if !result.is_ok() || name.is_null() {
+            return None;
+        }
+        // SAFETY: the driver's string ends with NUL and lives as long as its module, which the caller vouches for.
+        Some(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
     }
 
     /// Whether [`parameter`](Self::parameter) can answer with this driver.

@@ -113,6 +113,8 @@ functions! {
         cuGreenCtxDestroy(GreenContext);
         cuCtxRecordEvent(Context, Event);
         cuMemAdvise_v2(CUdeviceptr, usize, c_int, Location);
+        cuFuncGetName(*mut *const c_char, Function);
+        cuKernelGetName(*mut *const c_char, Function);
         cuFuncGetParamInfo(Function, usize, *mut usize, *mut usize);
         cuKernelGetParamInfo(Function, usize, *mut usize, *mut usize);
         cuMemPrefetchAsync_v2(CUdeviceptr, usize, Location, c_uint, Stream);

@@ -248,7 +248,7 @@ events! {
         home: u32,
         /// Bytes asked for.
         bytes: u64,
-        /// `soft` (so that a cache is freed), `full`, or the driver's error.
+        /// `soft` (so that a cache is freed), `full`, `far` (`GPUPOOL_FAR_LIMIT`), or the driver's error.
         why: String,
         /// Bytes for which there was no place, when the pool was full.
         missing: Option<u64>,
@@ -322,6 +322,44 @@ events! {
         /// What was found, in words.
         why: String,
     }
+    /// What a function is reckoned to have lost by far memory so far: told at the end of the process, and before that ever more seldom.
+    TierReader = "tier.reader" (Memory, Info) {
+        /// The GPU that runs it.
+        home: u32,
+        /// Its name, as its module has it.
+        function: String,
+        /// Launches that named far memory, as estimated from those that were looked at.
+        launches: u64,
+        /// Bytes on other GPUs that the last one of those named.
+        on_peers: u64,
+        /// Bytes on the host that it named.
+        on_host: u64,
+        /// Launches with far memory that were timed.
+        timed: u32,
+        /// How often far bytes crossed the link in one launch, in their mean; absent where none was timed.
+        passes: Option<f64>,
+        /// Seconds lost, as estimated.
+        lost: f64,
+        /// Why that memory was not moved, in words.
+        why: String,
+        /// Where the program launched it.
+        site: Option<Site>,
+    }
+    /// More of the time was lost by far memory than `GPUPOOL_FAR_LIMIT` says, and nothing came near.
+    TierLimit = "tier.limit" (Memory, Warn) {
+        /// The GPU whose kernels lose it.
+        home: u32,
+        /// The part of the time, 0 to 1, as estimated.
+        share: f64,
+        /// The limit, 0 to 1.
+        limit: f64,
+        /// Whether what would be far is refused from now on.
+        refuses: bool,
+        /// The function that loses most.
+        function: String,
+        /// Why nothing came near, in words.
+        why: String,
+    }
     /// The program named a pooled block.
     BlockLabel = "block.label" (Memory, Debug) {
         /// Its address.
@@ -360,6 +398,16 @@ events! {
     PoolLevel = "pool.level" (Memory, Info) {
         /// One entry a place.
         places: Vec<PlaceLevel>,
+    }
+    /// Where live blocks lie, as seen from the GPU that was current when each was allocated: after the pool grew or shrank or memory
+    /// moved, from the first block on that lies elsewhere.
+    PoolResidence = "pool.residence" (Memory, Info) {
+        /// Bytes on that GPU.
+        near: u64,
+        /// Bytes on other GPUs.
+        on_peers: u64,
+        /// Bytes on the host.
+        on_host: u64,
     }
     /// Pinned host memory was handed to the program, or its own memory registered.
     PinnedAllocate = "pinned.allocate" (Pinned, Debug) {

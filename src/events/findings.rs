@@ -132,6 +132,22 @@ findings! {
         title: "More pinned memory than GPUPOOL_PINNED_LIMIT",
         fix: "hold less pinned memory at a time at that line, or set GPUPOOL_PINNED_LIMIT to what the host can spare",
     }
+    /// A function that reads memory on another GPU or the host, and loses time by it.
+    FAR_MEMORY = "GP019" {
+        title: "Far memory that is read again and again",
+        fix: "set GPUPOOL_MOVE=auto where it is off, place what is read most with gpupool_prefetch, or make the working set \
+              smaller",
+    }
+    /// The guard stopped moves.
+    MOVES_UNPAID = "GP020" {
+        title: "Moves of memory that did not pay",
+        fix: "make what the program uses at a time smaller, or place it by hand with gpupool_prefetch and gpupool_anchor",
+    }
+    /// Something would have moved, and the GPUs were never at rest.
+    NEVER_QUIET = "GP021" {
+        title: "GPUs that never come to rest for a move",
+        fix: "wait for the GPU between steps, end kernels that wait for the host, or capture before memory is far",
+    }
 }
 
 /// The finding with this code, in any case.
@@ -180,12 +196,12 @@ mod tests {
             ("GP5", "GP005"),
             ("5", "GP005"),
             ("GP0011", "GP011"),
-            ("GP099", "GP018"),
+            ("GP099", "GP021"),
             ("GP000", "GP001"),
             ("", "GP001"),
         ] {
             assert_eq!(nearest_finding(slip).code, meant, "{slip}");
         }
-        assert_eq!(nearest_finding("99999999999999999999").code, "GP018");
+        assert_eq!(nearest_finding("99999999999999999999").code, "GP021");
     }
 }

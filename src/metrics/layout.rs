@@ -6,7 +6,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The version of the layout.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The size of a page in bytes, whatever it holds.
 pub const BYTES: usize = 64 << 10;
 /// The first bytes of every page. A machine of the other byte order does not find them.
@@ -18,6 +18,7 @@ pub(crate) const PLACES: usize = 32;
 pub(crate) const CONTEXTS: usize = 64;
 pub(crate) const SITES: usize = 64;
 pub(crate) const FINDINGS: usize = 64;
+pub(crate) const LABELS: usize = 64;
 const COUNTERS: usize = 32;
 
 /// Where the parts begin.
@@ -27,6 +28,7 @@ const LEVELS: usize = 1024;
 const CONTEXTS_AT: usize = behind::<Levels>(LEVELS);
 const SITES_AT: usize = behind::<Contexts>(CONTEXTS_AT);
 const FINDINGS_AT: usize = behind::<Sites>(SITES_AT);
+const LABELS_AT: usize = behind::<Findings>(FINDINGS_AT);
 
 /// The first line of the cache behind a group: its count and its value.
 const fn behind<T>(at: usize) -> usize {
@@ -35,7 +37,7 @@ const fn behind<T>(at: usize) -> usize {
 
 const _: () = assert!(size_of::<Header>() <= STATE);
 const _: () = assert!(COUNTERS_AT + COUNTERS * size_of::<u64>() <= LEVELS);
-const _: () = assert!(behind::<Findings>(FINDINGS_AT) <= BYTES);
+const _: () = assert!(behind::<Labels>(LABELS_AT) <= BYTES);
 
 /// What [`STATE`] holds.
 pub(crate) const RUNNING: u64 = 0;
@@ -84,6 +86,32 @@ counters! {
     Exports,
     /// Blocks of other processes that were opened.
     Imports,
+    /// Times that memory of the pool changed places while the program ran (`GPUPOOL_MOVE`).
+    Moves,
+    /// Bytes that came to the GPU that uses them from another GPU.
+    CameFromPeersBytes,
+    /// Bytes that came to the GPU that uses them from the host.
+    CameFromHostBytes,
+    /// Bytes that left for another GPU than the one that uses them.
+    LeftForPeersBytes,
+    /// Bytes that left for the host.
+    LeftForHostBytes,
+    /// Microseconds for which moves held a thread of the program up, beyond the work that the GPU had in front of them.
+    MovingMicroseconds,
+    /// Microseconds for which moves waited for the work that the GPU had in front of them.
+    AwaitingMicroseconds,
+    /// Times that moving stopped because the program was slower than before anything moved.
+    StopsSlower,
+    /// Times that moving stopped because moves took more time than they saved.
+    StopsUnpaid,
+    /// Moves that were not made because the GPUs did not come to rest.
+    StopsNotQuiet,
+    /// Moves that were not made because a place had no room, or memory could not be moved.
+    StopsNoRoom,
+    /// Moves that were not made because the process has made a CUDA graph.
+    StopsGraphs,
+    /// Moves that were not made because nothing may move in this process, as the log says.
+    StopsOff,
 }
 
 impl Counter {
@@ -145,6 +173,7 @@ groups! {
     Contexts at CONTEXTS_AT, "contexts";
     Sites at SITES_AT, "call sites";
     Findings at FINDINGS_AT, "findings";
+    Labels at LABELS_AT, "labels";
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -162,6 +191,12 @@ pub(crate) struct Levels {
     pub registered: u64,
     pub peak_pinned: u64,
     pub peak_requested: u64,
+    pub near: u64,
+    pub on_peers: u64,
+    pub on_host: u64,
+    pub lost_microseconds: u64,
+    /// Below 0 where moving made the program slower.
+    pub saved_microseconds: i64,
     pub gpu_count: u32,
     pub place_count: u32,
     /// GPUs that the table has no room for.
@@ -256,4 +291,25 @@ pub(crate) struct Finding {
     pub reserved: u32,
     pub code: Text<16>,
     pub text: Text<224>,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct Labels {
+    pub count: u32,
+    pub more: u32,
+    pub rows: [Label; LABELS],
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct Label {
+    pub blocks: u64,
+    pub bytes: u64,
+    pub near: u64,
+    pub on_peers: u64,
+    pub on_host: u64,
+    /// The largest number where there is none.
+    pub budget: u64,
+    pub name: Text<64>,
 }

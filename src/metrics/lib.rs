@@ -9,7 +9,7 @@
 //! | --- | --- | --- |
 //! | who the process is | once, before the file has its name | as it is |
 //! | counters | one store each | each by itself |
-//! | levels, contexts, call sites, findings | one writer, each under a sequence lock of its own | again until whole, so often |
+//! | levels, contexts, call sites, findings, labels | one writer, each under a sequence lock of its own | again until whole, so often |
 //!
 //! Architecture Invariant: the page never grows, and nobody who writes it ever waits for a reader.
 
@@ -30,7 +30,9 @@ mod models;
 pub use layout::{BYTES, Counter, VERSION};
 #[cfg(not(loom))]
 pub use map::{Map, NoPage};
-pub use model::{Context, Finding, Gpu, Levels, Pinned, Place, Process, Site, Snapshot, Table, now};
+pub use model::{Context, Finding, Gpu, Label, Levels, Pinned, Place, Process, Residence, Site, Snapshot, Table, now};
+/// Labels that a page has room for.
+pub const LABELS: usize = layout::LABELS;
 pub use page::{Memory, Page};
 pub use process::{Identity, Life, Stat, stat};
 pub use reader::{Source, Unreadable, identify, read};

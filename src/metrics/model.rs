@@ -46,10 +46,46 @@ pub struct Levels {
     pub peak_live_bytes: u64,
     /// Pinned host memory.
     pub pinned: Pinned,
+    /// Where the memory lies, as seen from the GPUs that use it.
+    pub residence: Residence,
     /// The GPUs that the process sees; none before it knows of any.
     pub gpus: Table<Gpu>,
     /// Where the pool may hold memory.
     pub places: Table<Place>,
+}
+
+/// Where live blocks lie, as seen from the GPU that each was allocated for, and what that costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Residence {
+    /// Bytes on that GPU.
+    pub near: u64,
+    /// Bytes on other GPUs.
+    pub on_peers: u64,
+    /// Bytes on the host.
+    pub on_host: u64,
+    /// Microseconds that kernels have lost by reading far memory, as estimated from some launches.
+    pub lost_microseconds: u64,
+    /// Microseconds that kernels have saved by what moved, as measured on some launches; below 0 where they lost by it.
+    pub saved_microseconds: i64,
+}
+
+/// Blocks to which the program gave one name (`gpupool_label`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Label {
+    /// The name, as the program wrote it.
+    pub name: String,
+    /// Blocks that have it.
+    pub blocks: u64,
+    /// Bytes that were asked for in them.
+    pub bytes: u64,
+    /// The part on the GPUs that they were allocated for.
+    pub near: u64,
+    /// The part on other GPUs.
+    pub on_peers: u64,
+    /// The part on the host.
+    pub on_host: u64,
+    /// How much of it may be near, if the program set that.
+    pub budget: Option<u64>,
 }
 
 /// Pinned host memory.
@@ -221,6 +257,8 @@ pub struct Snapshot {
     pub sites: Table<Site>,
     /// The last findings, oldest first; `more` were made before these.
     pub findings: Table<Finding>,
+    /// Names of blocks, those that hold most first.
+    pub labels: Table<Label>,
 }
 
 impl Snapshot {
@@ -344,6 +382,9 @@ impl From<&Levels> for Box<layout::Levels> {
         raw.pinned_limit = limit;
         (raw.pinned, raw.requested, raw.registered) = (pinned, requested, registered);
         (raw.peak_pinned, raw.peak_requested) = (peak_pinned, peak_requested);
+        let Residence { near, on_peers, on_host, lost_microseconds, saved_microseconds } = levels.residence;
+        (raw.near, raw.on_peers, raw.on_host) = (near, on_peers, on_host);
+        (raw.lost_microseconds, raw.saved_microseconds) = (lost_microseconds, saved_microseconds);
         (raw.gpu_count, raw.more_gpus) = fill(&mut raw.gpus, &levels.gpus, |gpu| layout::Gpu {
             ordinal: gpu.ordinal,
             reserved: 0,
@@ -374,6 +415,13 @@ impl From<&layout::Levels> for Levels {
                 registered: raw.registered,
                 peak_pinned: raw.peak_pinned,
                 peak_requested: raw.peak_requested,
+            },
+            residence: Residence {
+                near: raw.near,
+                on_peers: raw.on_peers,
+                on_host: raw.on_host,
+                lost_microseconds: raw.lost_microseconds,
+                saved_microseconds: raw.saved_microseconds,
             },
             gpus: take(&raw.gpus, raw.gpu_count, raw.more_gpus, |gpu| Gpu {
                 ordinal: gpu.ordinal,
@@ -477,6 +525,36 @@ impl From<&layout::Findings> for Table<Finding> {
             code: read_text(&row.code),
             device: number(row.device),
             text: read_text(&row.text),
+        })
+    }
+}
+
+impl From<&Table<Label>> for Box<layout::Labels> {
+    fn from(labels: &Table<Label>) -> Self {
+        let mut raw = zeroed::<layout::Labels>();
+        (raw.count, raw.more) = fill(&mut raw.rows, labels, |label| layout::Label {
+            blocks: label.blocks,
+            bytes: label.bytes,
+            near: label.near,
+            on_peers: label.on_peers,
+            on_host: label.on_host,
+            budget: label.budget.unwrap_or(u64::MAX),
+            name: text(&label.name),
+        });
+        raw
+    }
+}
+
+impl From<&layout::Labels> for Table<Label> {
+    fn from(raw: &layout::Labels) -> Self {
+        take(&raw.rows, raw.count, raw.more, |row| Label {
+            name: read_text(&row.name),
+            blocks: row.blocks,
+            bytes: row.bytes,
+            near: row.near,
+            on_peers: row.on_peers,
+            on_host: row.on_host,
+            budget: Some(row.budget).filter(|budget| *budget != u64::MAX),
         })
     }
 }

@@ -1,7 +1,7 @@
 //! The writing side.
 
 use crate::layout::{self, Counter, Group, Header};
-use crate::model::{Context, Finding, Levels, Process, Site, Table};
+use crate::model::{Context, Finding, Label, Levels, Process, Site, Table};
 use crate::seqlock;
 use crate::sync::{AtomicU64, Ordering};
 use zerocopy::IntoBytes;
@@ -44,6 +44,7 @@ struct Counts {
     contexts: u64,
     sites: u64,
     findings: u64,
+    labels: u64,
 }
 
 impl<M: Memory> Page<M> {
@@ -80,6 +81,11 @@ impl<M: Memory> Page<M> {
     /// What was found lately.
     pub fn findings(&mut self, findings: &Table<Finding>) -> bool {
         write(&self.memory, &mut self.counts.findings, &*Box::<layout::Findings>::from(findings))
+    }
+
+    /// The names of blocks.
+    pub fn labels(&mut self, labels: &Table<Label>) -> bool {
+        write(&self.memory, &mut self.counts.labels, &*Box::<layout::Labels>::from(labels))
     }
 
     /// The process is about to end. May be said by any thread, while another one writes.

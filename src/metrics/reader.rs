@@ -139,6 +139,7 @@ pub fn read(source: &(impl Source + ?Sized)) -> std::result::Result<Snapshot, Un
         contexts: (&*group::<layout::Contexts>(source)?).into(),
         sites: (&*group::<layout::Sites>(source)?).into(),
         findings: (&*group::<layout::Findings>(source)?).into(),
+        labels: (&*group::<layout::Labels>(source)?).into(),
     })
 }
 

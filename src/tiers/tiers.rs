@@ -342,6 +342,12 @@ impl Tiers {
         self.account.tell()
     }
 
+    /// Nanoseconds that launches took less than they would have where memory first lay, as [`told`](Self::told) has it among much else.
+    #[must_use]
+    pub fn saved_ns(&self) -> f64 {
+        self.account.saved_ns
+    }
+
     /// Totals, with the `most` functions that lose most.
     pub fn told(&mut self, most: usize, at: &impl Whereabouts) -> Told {
         self.refresh_all(at);

@@ -1,4 +1,4 @@
-//! What is said about contexts, modules, limits, the environment and pinned memory: each classic mistake is a small program run by
+//! What is said about contexts, modules, limits, the environment, pinned and far memory: each classic mistake is a small program run by
 //! `gpupool run` on four simulated GPUs, and beside each stands a program that nearly makes the mistake, about which
 //! nothing may be said. The texts that people read are kept in `expected`.
 
@@ -7,6 +7,7 @@ mod context_events;
 mod contexts;
 mod denial;
 mod environment;
+mod far;
 mod forks;
 mod modules;
 mod normal;

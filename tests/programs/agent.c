@@ -2,6 +2,7 @@
  * agent: does what the lines of its standard input say, and answers each with one line. Sizes are in MiB.
  *   init             CUDA and the first GPU's context
  *   allocate SIZE    a block, which stays; free: the last one
+ *   label NAME       names the last block
  *   pin SIZE         pinned memory; twice: registers the same memory twice, which is a finding
  *   statistics       of the C interface: blocks, bytes, held on GPUs, held on the host, allocations
  *   threads          the names of this process's threads other than the main one
@@ -168,6 +169,9 @@ int main(void)
         } else if (strcmp(word, "free") == 0) {
             CHECK(cuMemFree_v2(blocks[--count]));
             printf("freed\n");
+        } else if (strcmp(word, "label") == 0) {
+            Control control = find_control(RTLD_DEFAULT);
+            printf("label: %d\n", control.label((const void *)blocks[count - 1], value));
         } else if (strcmp(word, "pin") == 0) {
             void *pinned;
             CHECK(cuMemHostAlloc(&pinned, number * MIB, 0));

@@ -6,7 +6,7 @@
  * hooks, which waits until the program's launch has returned. Or persistent: in the first half of the rounds a kernel runs beside all
  * others. Or ahead: the rounds are not waited for. Or what the program says of its memory before: kept (what is near is anchored or
  * prefetched to where it is), away (what is far stays there), taken_back (the same, and then not any more). Or two: the second GPU has a
- * context as well.
+ * context as well. Or wait: for the end of its input, before it frees the arrays.
  */
 #include "simulator.h"
 
@@ -15,24 +15,11 @@
 
 #include <dirent.h>
 #include "streams.h"
+#include "sum_again.h"
 
 #define MOST 64
 
 CUresult cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent end);
-
-static const char SUM_AGAIN[] =
-    ".version 7.0\n.target sm_70\n.address_size 64\n"
-    ".visible .entry sum_again_u32(.param .u64 sum_again_u32_0, .param .u64 sum_again_u32_1,"
-    " .param .u64 sum_again_u32_2, .param .u64 sum_again_u32_3)\n{\n"
-    PTX_REGISTERS PTX_GLOBAL("sum_again_u32", "0", "%rd1") PTX_LOAD("sum_again_u32", "1", "u64", "%rd2")
-    PTX_LOAD("sum_again_u32", "2", "u64", "%rd5") PTX_GLOBAL("sum_again_u32", "3", "%rd3")
-    "mov.u64 %rd14, 0;\n"
-    "pass:\n setp.eq.u64 %p2, %rd5, 0;\n @%p2 bra over;\n sub.s64 %rd5, %rd5, 1;\n"
-    PTX_INDEX
-    PTX_LOOP("%rd2", PTX_ELEMENT("%rd11", "%rd1")
-             "ld.volatile.global.u32 %r6, [%rd11];\n cvt.u64.u32 %rd12, %r6;\n add.s64 %rd14, %rd14, %rd12;\n")
-    "bra pass;\n"
-    "over:\n red.global.add.u64 [%rd3], %rd14;\n ret;\n}\n";
 
 static int looks;
 
@@ -153,7 +140,6 @@ int main(int argc, char **argv)
     int count = atoi(argv[1]), rounds = atoi(argv[4]);
     uint64_t n = strtoull(argv[2], NULL, 0) * MIB / 4, times = strtoull(argv[3], NULL, 0), sum = 0, expected = 0;
     CUdeviceptr arrays[MOST], out;
-    CUmodule module;
     CUfunction sum_again;
     CUstream stream;
     CUevent begin, end;
@@ -166,8 +152,7 @@ int main(int argc, char **argv)
         CHECK(cuDevicePrimaryCtxRetain(&other, second));
     }
     Kernels k = load_kernels();
-    CHECK(cuModuleLoadData(&module, SUM_AGAIN));
-    CHECK(cuModuleGetFunction(&sum_again, module, "sum_again_u32"));
+    sum_again = load_sum_again();
     CHECK(cuStreamCreate(&stream, 1));
     CHECK(cuEventCreate(&begin, 0));
     CHECK(cuEventCreate(&end, 0));
@@ -224,6 +209,10 @@ int main(int argc, char **argv)
     }
     for (int i = 0; i < count; i++)
         printf("array %d: %llu wrong\n", i, (unsigned long long)count_wrong(&k, arrays[i], n, (uint32_t)i));
+    fflush(stdout);
+    if (strcmp(how, "wait") == 0)
+        while (getchar() != EOF) {
+        }
     for (int i = 0; i < count; i++)
         CHECK(cuMemFree_v2(arrays[i]));
     fprintf(stderr, "looked %d times\n", looks);

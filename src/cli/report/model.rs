@@ -12,5 +12,5 @@ pub use found::{Found, findings, is_on_anothers, merge, ranks_on_one_gpu};
 pub use labels::{findings_missing, labels, together};
 pub use logs::{Log, Logs};
 pub use pinned::Pinned;
-pub use process::{Context, End, ModuleGroup, ModuleSum, Process, SiteSum};
+pub use process::{Context, End, ModuleGroup, ModuleSum, NEAR_AND_FAR, Process, SiteSum};
 pub use timeline::Timeline;

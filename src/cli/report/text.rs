@@ -3,6 +3,7 @@
 mod call_sites;
 mod chart;
 mod contexts;
+mod far;
 mod findings;
 mod limits;
 mod memory;
@@ -24,6 +25,7 @@ pub fn render(logs: &Logs, found: &[Found], colours: bool) -> String {
         contexts::section(&mut page, logs, &labels);
         findings::section(&mut page, logs, found, &labels);
         memory::section(&mut page, logs, &labels);
+        far::section(&mut page, logs, &labels);
         pinned::section(&mut page, logs, &labels);
         modules::section(&mut page, logs, &labels);
         limits::section(&mut page, logs, &labels);

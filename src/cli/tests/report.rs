@@ -137,6 +137,52 @@ fn memory_that_the_program_named_is_told_by_its_names() {
     assert_eq!(json["processes"][0]["memory"]["labels"]["kv"]["peak"], 3u64 << 30);
 }
 
+#[test]
+fn memory_that_was_far_is_told_over_time_with_who_paid_for_it() {
+    let event = |name: &str, fields: &str| {
+        START.replace("process.start", name).replace(r#""version":"0.1.0","mode":"pool","exe":"/bin/x""#, fields)
+    };
+    let lies = |near: u64, on_peers: u64| {
+        event("pool.residence", &format!(r#""near":{near},"on_peers":{on_peers},"on_host":0"#))
+    };
+    let reader = |function: &str, lost: f64| {
+        let fields = format!(
+            r#""home":0,"function":"{function}","launches":640,"on_peers":{},"on_host":0,"timed":9,"passes":31.5,"lost":{lost},"why":"GPUPOOL_MOVE is off""#,
+            3u64 << 30
+        );
+        event("tier.reader", &fields)
+    };
+    // What was told last of a function holds; names of templates are long.
+    let long = "gemm<".repeat(60);
+    let lines = [
+        START.to_owned(),
+        lies(4 << 30, 3 << 30),
+        reader("softmax", 1.5),
+        reader("softmax", 4.25),
+        reader(&long, 60.0),
+        lies(7 << 30, 0),
+    ];
+    let log = log_of((lines.join("\n") + "\n").as_bytes());
+    let (_, text, _) = report_on(log.path());
+    assert!(text.contains("Pooled memory near the GPU that uses it, and far"), "{text}");
+    let line =
+        |name: &str| text.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("no {name} in {text}"));
+    assert!(line(" near  ").ends_with("7.0 GiB") && line("peers ").ends_with("3.0 GiB"), "{text}");
+    assert!(!text.contains(" host "), "{text}");
+    let functions = text.split("Functions that lost most by far memory").nth(1).unwrap();
+    assert!(functions.find("gemm<").unwrap() < functions.find("softmax").unwrap(), "{functions}");
+    assert!(line("softmax").contains("3.0 GiB") && line("softmax").contains("4.2 s"), "{text}");
+    assert!(functions.contains("not moved because GPUPOOL_MOVE is off"), "{functions}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    let json = stdout(&output(gpupool().arg("report").arg("--json").arg(log.path())));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["processes"][0]["memory"]["residence"]["peers"]["peak"], 3u64 << 30);
+    assert_eq!(
+        (&json["processes"][0]["far"][1]["lost"], &json["processes"][0]["far"][1]["passes"]),
+        (&4.25.into(), &31.5.into())
+    );
+}
+
 /// Whoever names a log expects something in it.
 #[test]
 fn a_log_without_a_record_is_an_error() {

@@ -8,8 +8,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use gpupool_config::{
-    Contexts, Devices, Free, Limits, MemInfo, Mode, Move, Pinned, Placement, Prefetch, SETTINGS, Settings, Small,
-    Switch, Toggle, VERDICTS,
+    Contexts, Devices, FarLimit, Free, Limits, MemInfo, Mode, Move, Pinned, Placement, Prefetch, SETTINGS, Settings,
+    Small, Switch, Toggle, VERDICTS,
 };
 
 fn read(vars: &[(&str, &str)]) -> Result<Settings, Vec<String>> {
@@ -138,6 +138,15 @@ fn one_limit_holds_for_every_gpu() {
 }
 
 #[test]
+fn a_limit_for_far_memory_warns_or_refuses() {
+    assert_eq!(read(&[("GPUPOOL_FAR_LIMIT", "off")]).unwrap().far_limit, None);
+    for (written, refuses) in [("12.5%", false), ("12.5%:refuse", true)] {
+        let limit = read(&[("GPUPOOL_FAR_LIMIT", written)]).unwrap().far_limit.unwrap();
+        assert_eq!((limit, limit.to_string().as_str()), (FarLimit { share: 125, refuses }, written));
+    }
+}
+
+#[test]
 fn freed_memory_may_stay_for_good_or_not_at_all() {
     assert_eq!(Settings::default().idle, Some(Duration::from_secs(10)));
     assert_eq!(read(&[("GPUPOOL_IDLE", "off")]).unwrap().idle, None);
@@ -151,6 +160,14 @@ fn malformed_values_say_what_to_write() {
     for share in ["5", "101%", "-1%", "half", "%", "NaN%"] {
         refused("GPUPOOL_MOVE_SHARE", share, "not a percentage from 0% to 100%; write for example 5%");
     }
+    for limit in ["20", "on", "20:refuse", "120%"] {
+        refused(
+            "GPUPOOL_FAR_LIMIT",
+            limit,
+            "not a percentage from 0% to 100%; write for example 20%, 20%:refuse or off",
+        );
+    }
+    refused("GPUPOOL_FAR_LIMIT", "20%:fail", "\"fail\" is not refuse; write for example 20%:refuse");
     refused("GPUPOOL_PREFETCH", "on", "not a time; write one of off|alloc|launch");
     refused("GPUPOOL_MANAGED_ADVICE", "auto", "not on or off; write one of off|on");
     refused("GPUPOOL_MIN_SIZE", "0", "must be at least 1; write 1 to pool every request");

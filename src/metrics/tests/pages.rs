@@ -5,8 +5,8 @@
 #![allow(clippy::unwrap_used, reason = "tests panic")]
 
 use gpupool_metrics::{
-    BYTES, Context, Counter, Finding, Gpu, Identity, Levels, Page, Pinned, Place, Process, Site, Snapshot, Table,
-    Unreadable, VERSION, identify, read,
+    BYTES, Context, Counter, Finding, Gpu, Identity, Label, Levels, Page, Pinned, Place, Process, Residence, Site,
+    Snapshot, Table, Unreadable, VERSION, identify, read,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -71,11 +71,15 @@ prop_compose! {
         [updated, live_blocks, live_bytes, peak_live_bytes]: [u64; 4],
         mode in short(16),
         [limit, pinned, requested, registered, peak_pinned, peak_requested]: [u64; 6],
+        [near, on_peers, on_host, lost_microseconds]: [u64; 4],
+        saved_microseconds: i64,
         gpus in vec(gpu(), 0..=32),
         places in vec(place(), 0..=32),
     ) -> Levels {
         let pinned = Pinned { limit, pinned, requested, registered, peak_pinned, peak_requested };
-        Levels { updated, mode, live_blocks, live_bytes, peak_live_bytes, pinned, gpus: gpus.into(), places: places.into() }
+        let residence = Residence { near, on_peers, on_host, lost_microseconds, saved_microseconds };
+        let (gpus, places) = (gpus.into(), places.into());
+        Levels { updated, mode, live_blocks, live_bytes, peak_live_bytes, pinned, residence, gpus, places }
     }
 }
 
@@ -105,12 +109,23 @@ prop_compose! {
 }
 
 prop_compose! {
+    fn label()(
+        name in short(64),
+        [blocks, bytes, near, on_peers, on_host]: [u64; 5],
+        budget in proptest::option::of(0..u64::MAX),
+    ) -> Label {
+        Label { name, blocks, bytes, near, on_peers, on_host, budget }
+    }
+}
+
+prop_compose! {
     fn snapshot()(
         counters: [u64; Counter::ALL.len()],
         levels in levels(),
         contexts in vec(context(), 0..=64),
         sites in vec(site(), 0..=64),
         findings in vec(found(), 0..=64),
+        labels in vec(label(), 0..=64),
     ) -> Snapshot {
         Snapshot {
             process: process(),
@@ -120,6 +135,7 @@ prop_compose! {
             contexts: contexts.into(),
             sites: sites.into(),
             findings: findings.into(),
+            labels: labels.into(),
         }
     }
 }
@@ -128,6 +144,7 @@ fn write<M: gpupool_metrics::Memory>(page: &mut Page<M>, snapshot: &Snapshot) {
     assert!(Counter::ALL.iter().all(|counter| page.set(*counter, snapshot.counter(*counter))));
     assert!(page.levels(&snapshot.levels) && page.contexts(&snapshot.contexts));
     assert!(page.sites(&snapshot.sites) && page.findings(&snapshot.findings));
+    assert!(page.labels(&snapshot.labels));
 }
 
 proptest! {
@@ -194,6 +211,7 @@ fn empty() -> Snapshot {
         contexts: Table::default(),
         sites: Table::default(),
         findings: Table::default(),
+        labels: Table::default(),
     }
 }
 
@@ -234,7 +252,7 @@ fn a_newer_layout_is_named_and_still_says_whose_it_is() {
     assert!(matches!(error, Unreadable::Version(found) if found == VERSION + 1));
     assert_eq!(
         error.to_string(),
-        "its layout has version 2, and this gpupool reads version 1; use the gpupool that is as new as the program's"
+        "its layout has version 3, and this gpupool reads version 2; use the gpupool that is as new as the program's"
     );
     assert_eq!(identify(&bytes[..]).unwrap(), process().identity);
     bytes[0] ^= 1;

@@ -1,15 +1,19 @@
 //! What the page is to say now, gathered from those who know it.
 
-use crate::backing;
+use crate::backing::{self, residence};
 use crate::serve;
+use crate::serve::memory::labels;
 use crate::serve::pinned::holders::{self, Holder};
 use crate::serve::{ipc, memory, pinned};
+use crate::tiers;
 use crate::watch::{
     context::{self, Record},
     finding::{self, Recent},
     site,
 };
-use gpupool_metrics::{Context, Counter, Finding, Gpu, Levels, Map, Page, Pinned, Place, Site, Table, now};
+use gpupool_metrics::{
+    Context, Counter, Finding, Gpu, LABELS, Label, Levels, Map, Page, Pinned, Place, Residence, Site, Table, now,
+};
 use gpupool_pool::{Claim, Place as Where, PlaceUsage, Usage};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -21,6 +25,7 @@ pub struct Look {
     contexts: Table<Context>,
     sites: Table<Site>,
     findings: Table<Finding>,
+    labels: Table<Label>,
 }
 
 impl Look {
@@ -30,12 +35,14 @@ impl Look {
         let (contexts, tally) = context::living();
         let (holders, more) = holders::holders();
         let (findings, before) = finding::recent();
+        let (labels, unnamed) = labels::largest(LABELS);
         Self {
             counters: counters(&usage, tally),
             levels: levels(&usage),
             contexts: contexts.iter().map(context).collect::<Vec<_>>().into(),
             sites: Table { rows: holders.iter().map(site).collect(), more },
             findings: Table { rows: findings.iter().map(found).collect(), more: before },
+            labels: Table { rows: labels.into_iter().map(label).collect(), more: unnamed },
         }
     }
 
@@ -45,6 +52,7 @@ impl Look {
             && page.contexts(&self.contexts)
             && page.sites(&self.sites)
             && page.findings(&self.findings)
+            && page.labels(&self.labels)
             && page.levels(&Levels { updated: now(), ..self.levels.clone() })
     }
 }
@@ -52,7 +60,7 @@ impl Look {
 fn counters(usage: &Usage, tally: context::Totals) -> Vec<(Counter, u64)> {
     let memory::Told { soft_refusals, refusals, fallbacks, trims } = memory::told();
     let (exports, imports) = ipc::counts();
-    vec![
+    let mut counters = vec![
         (Counter::Allocations, usage.allocations),
         (Counter::Frees, usage.allocations.saturating_sub(usage.live_blocks)),
         (Counter::Reuses, usage.reuses),
@@ -67,13 +75,16 @@ fn counters(usage: &Usage, tally: context::Totals) -> Vec<(Counter, u64)> {
         (Counter::SpilledBytes, memory::spilled()),
         (Counter::Exports, exports),
         (Counter::Imports, imports),
-    ]
+    ];
+    counters.extend(tiers::totals::counters());
+    counters
 }
 
 fn levels(usage: &Usage) -> Levels {
     let gpus = backing::open::plan_made().into_iter().flat_map(|plan| &plan.topology.gpus);
     let gpus = gpus.map(|gpu| Gpu { ordinal: gpu.ordinal, uuid: gpu.uuid, name: gpu.name.clone(), total: gpu.total });
     let pinned = pinned::levels();
+    let residence::Residence { near, on_peers, on_host } = residence::of(usage);
     Levels {
         updated: 0,
         mode: memory::mode().to_string_lossy().into_owned(),
@@ -87,6 +98,13 @@ fn levels(usage: &Usage) -> Levels {
             registered: pinned.now.registered,
             peak_pinned: pinned.peak.pinned,
             peak_requested: pinned.peak.requested,
+        },
+        residence: Residence {
+            near,
+            on_peers,
+            on_host,
+            lost_microseconds: tiers::far::lost_microseconds(),
+            saved_microseconds: tiers::totals::saved_microseconds(),
         },
         gpus: gpus.collect::<Vec<_>>().into(),
         places: usage.places.iter().map(place).collect::<Vec<_>>().into(),
@@ -121,6 +139,11 @@ fn context(record: &Record) -> Context {
 fn site(holder: &Holder) -> Site {
     let Holder { text, live, blocks, total } = holder;
     Site { memory: "pinned".to_owned(), text: text.clone(), live: *live, blocks: *blocks, total: *total }
+}
+
+fn label(usage: labels::Usage) -> Label {
+    let labels::Usage { name, blocks, bytes, at_home, on_peers, on_host, budget } = usage;
+    Label { name, blocks, bytes, near: at_home, on_peers, on_host, budget }
 }
 
 fn found(recent: &Recent) -> Finding {

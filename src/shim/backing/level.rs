@@ -6,6 +6,7 @@
 //! and, the more was told, the more that must have come and gone in between, up to what a GPU holds. So a program that
 //! allocates and frees the same in a loop does not fill its log.
 
+use super::residence;
 use crate::log;
 use gpupool_events::{PlaceLevel, PoolLevel};
 use gpupool_pool::{PlaceSpec, PlaceUsage, Usage};
@@ -116,4 +117,5 @@ fn tell(usage: &Usage) {
             |&PlaceUsage { place, held, used, .. }: &PlaceUsage| PlaceLevel { place: place.to_string(), held, used };
         (PoolLevel { places: usage.places.iter().map(of).collect() }, "what is held and in use has changed")
     });
+    residence::tell(usage);
 }

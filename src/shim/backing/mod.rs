@@ -8,6 +8,7 @@ pub mod open;
 pub mod pinned;
 pub mod plan;
 pub mod reclaim;
+pub mod residence;
 mod sharing;
 pub mod topology;
 pub mod vmm;

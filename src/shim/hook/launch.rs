@@ -2,6 +2,7 @@
 //! launch it is counted like everything in [`super::submit`].
 
 use crate::serve::managed;
+use crate::tiers::far;
 use crate::tiers::launch::{self, About};
 use crate::tiers::timing::Running;
 use crate::watch::arguments::{self, Arguments, Reader};
@@ -74,9 +75,17 @@ unsafe fn any(
         // SAFETY: as for this function.
         unsafe { managed::launch::before(api, function, stream, arguments) };
     }
-    if !arguments::are_read_by(Reader::Tiers) {
-        return None;
+    let mut running = None;
+    if arguments::are_read_by(Reader::Tiers) {
+        // SAFETY: as for this function.
+        running = unsafe { launch::before(api, About { function, stream, is_plain }, arguments) };
     }
-    // SAFETY: as for this function.
-    unsafe { launch::before(api, About { function, stream, is_plain }, arguments) }
+    if arguments::are_read_by(Reader::Far) {
+        // One pair of events around a launch is enough.
+        let about = About { function, stream, is_plain: is_plain && running.is_none() };
+        // SAFETY: as for this function.
+        let watched = unsafe { far::before(api, about, arguments) };
+        running = running.or(watched);
+    }
+    running
 }

@@ -38,7 +38,7 @@ use tracing_subscriber::layer::{Layer, SubscriberExt};
 pub use emit::emit;
 pub use json::remember_folder;
 pub use stderr::{remember_stderr, warnings};
-pub use summary::{PlaceSummary, Summary, write_summary};
+pub use summary::{MovedSummary, PlaceSummary, Summary, write_summary};
 
 static STARTED: AtomicBool = AtomicBool::new(false);
 static FILE_PATH: OnceLock<PathBuf> = OnceLock::new();

@@ -7,9 +7,12 @@ use gpupool_config::{Switch, format_size};
 
 use super::stderr;
 
-/// Lines for places; the other lines of a summary are at most five. A machine with more gets its busiest ones, and one
+/// Lines for places; the other lines of a summary are at most six. A machine with more gets its busiest ones, and one
 /// line for the rest.
-const PLACE_LINES: usize = 7;
+const PLACE_LINES: usize = 6;
+
+/// What was lost by far memory is worth a word from so many seconds on.
+const LEAST_LOST: f64 = 0.1;
 
 /// One place in the summary. Sizes are bytes.
 #[derive(Clone, Debug)]
@@ -22,6 +25,20 @@ pub struct PlaceSummary {
     pub limit: Option<u64>,
     /// What the pool holds there now.
     pub held: u64,
+}
+
+/// What `GPUPOOL_MOVE` did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MovedSummary {
+    /// How often.
+    pub times: u64,
+    /// Bytes that came near, and that left.
+    pub came: u64,
+    pub left: u64,
+    /// Seconds for which it held the program up.
+    pub took: f64,
+    /// Seconds that kernels took less by it, as measured on some of them; below 0: more.
+    pub saved: f64,
 }
 
 /// What a process did, for its summary.
@@ -39,12 +56,16 @@ pub struct Summary<'a> {
     pub log_removed: bool,
     /// Bytes of blocks that lay outside their home GPU, over the life of the process.
     pub spilled: u64,
-    /// How often memory changed places while the program ran, and the bytes that came near by it.
-    pub moved: (u64, u64),
+    /// Bytes of live blocks that lie outside their home GPU now.
+    pub far: u64,
+    /// What changed places while the program ran.
+    pub moved: MovedSummary,
+    /// Seconds that kernels are reckoned to have lost by far memory, and since when something was far.
+    pub lost: Option<(f64, f64)>,
     /// The most host memory that was pinned, and the most that the program held in it.
     pub pinned: (u64, u64),
     /// Lines of the log that were lost, and why ([`super::lost`]).
-    pub lost: Option<(u64, std::io::Error)>,
+    pub lost_lines: Option<(u64, std::io::Error)>,
 }
 
 /// Writes the summary if it is wanted: always, never, or (auto) when memory beyond the home GPU was used or something
@@ -87,11 +108,23 @@ fn render(summary: &Summary<'_>) -> String {
         line(format_args!("{} more places, peaks {} together", hidden.len(), format_size(peak)));
     }
     if summary.spilled > 0 {
-        let (swaps, came) = summary.moved;
-        let times = if swaps == 1 { "once".to_owned() } else { format!("in {swaps} moves") };
-        let moved = if swaps > 0 { format!("; {} came near later, {times}", format_size(came)) } else { String::new() };
         let spilled = format_size(summary.spilled);
-        line(format_args!("{spilled} of all that was allocated lay outside the GPU that asked for it{moved}"));
+        let far = if summary.far > 0 { format!("; {} still do", format_size(summary.far)) } else { String::new() };
+        let lost = summary.lost.filter(|(lost, _)| *lost >= LEAST_LOST).map_or_else(String::new, |(lost, of)| {
+            // Kernels that overlap may lose more together than there was.
+            format!("; kernels lost about {:.1} s of {of:.1} s by that", lost.min(of))
+        });
+        line(format_args!("{spilled} of all that was allocated lay outside the GPU that asked for it{far}{lost}"));
+    }
+    let MovedSummary { times, came, left, took, saved } = summary.moved;
+    if times > 0 {
+        let times = if times == 1 { "one move".to_owned() } else { format!("{times} moves") };
+        let [came, left] = [came, left].map(format_size);
+        let what = if saved < 0.0 { "lost" } else { "saved" };
+        let saved = saved.abs();
+        line(format_args!(
+            "{came} came near and {left} left in {times}, which took {took:.1} s and {what} about {saved:.1} s"
+        ));
     }
     let (pinned, requested) = summary.pinned;
     if pinned > 0 {
@@ -110,8 +143,10 @@ fn render(summary: &Summary<'_>) -> String {
         many => Some(format!("{many} warnings")),
     };
     let removed = if summary.log_removed { " (it was removed)" } else { "" };
-    let lost =
-        summary.lost.as_ref().map_or(String::new(), |(lines, why)| format!(" ({lines} lines of it were lost: {why})"));
+    let lost = summary
+        .lost_lines
+        .as_ref()
+        .map_or(String::new(), |(lines, why)| format!(" ({lines} lines of it were lost: {why})"));
     match (summary.log_file, warnings) {
         (Some(path), Some(warnings)) => line(format_args!("{warnings}; log: {}{removed}{lost}", one_line(path))),
         (Some(path), None) => line(format_args!("log: {}{removed}{lost}", one_line(path))),
@@ -194,15 +229,18 @@ mod tests {
             log_file: Some(Path::new("/tmp/a b.jsonl")),
             log_removed: false,
             spilled: 29 << 30,
-            moved: (12, 3 << 30),
+            far: 26 << 30,
+            moved: MovedSummary { times: 12, came: 3 << 30, left: 2 << 30, took: 0.24, saved: 31.0 },
+            lost: Some((1.26, 40.0)),
             pinned: (3 << 29, 1 << 30),
-            lost: None,
+            lost_lines: None,
         };
         let expected = "\
 gpupool: gpu0   peak  31.0 GiB of 31.0 GiB
 gpupool: gpu1   peak  29.0 GiB of 31.0 GiB
 gpupool: host0  peak   1.0 MiB, 2.0 MiB held unused
-gpupool: 29.0 GiB of all that was allocated lay outside the GPU that asked for it; 3.0 GiB came near later, in 12 moves
+gpupool: 29.0 GiB of all that was allocated lay outside the GPU that asked for it; 26.0 GiB still do; kernels lost about 1.3 s of 40.0 s by that
+gpupool: 3.0 GiB came near and 2.0 GiB left in 12 moves, which took 0.2 s and saved about 31.0 s
 gpupool: pinned peak   1.5 GiB, of which 1.0 GiB were asked for
 gpupool: contexts: GPU 0 primary, GPU 1 created ×2
 gpupool: 1 warning; log: /tmp/a b.jsonl
@@ -220,14 +258,16 @@ gpupool: next: gpupool report '/tmp/a b.jsonl'
             log_file: Some(Path::new("/tmp/x")),
             log_removed: false,
             spilled: 1,
-            moved: (1, 1),
+            far: 1,
+            moved: MovedSummary { times: 1, ..MovedSummary::default() },
+            lost: Some((9.0, 1.0)),
             pinned: (1, 1),
-            lost: None,
+            lost_lines: None,
         };
         let text = render(&summary);
         assert_eq!(text.lines().count(), 12, "{text}");
         assert!(text.contains("gpupool: gpu19  peak   4.0 GiB"), "{text}");
-        assert!(text.contains("14 more places"), "{text}");
+        assert!(text.contains("15 more places"), "{text}");
         assert!(text.contains("GPU 7 primary, 12 more"), "{text}");
     }
 

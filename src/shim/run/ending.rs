@@ -18,6 +18,7 @@ pub fn write() {
         module::judge();
         pinned::judge();
         environment::judge();
+        tiers::judge();
     }
     ipc::judge();
     backing::level::report_last();
@@ -54,9 +55,11 @@ pub fn write() {
             log_file: log::lasting_file(),
             log_removed: log::lasting_file().is_some_and(|path| !path.exists()),
             spilled: memory::spilled(),
-            moved: tiers::swap::carried(),
+            far: backing::residence::of(&usage).far(),
+            moved: tiers::totals::summary(),
+            lost: tiers::far::worst(),
             pinned: pinned::peak(),
-            lost: log::lost(),
+            lost_lines: log::lost(),
         },
     );
 }

@@ -111,7 +111,12 @@ fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &[u64
             timing::mark(home, about.stream.meant_by(api.name().ends_with("_ptsz")));
         }
         let wanted = wanted && about.is_plain;
-        wanted.then(|| timing::begin(home, launch.id, about.stream.meant_by(api.name().ends_with("_ptsz")))).flatten()
+        let stream = about.stream.meant_by(api.name().ends_with("_ptsz"));
+        let running = wanted.then(|| timing::begin(&home.timing, home.driver, launch.id, stream)).flatten();
+        if running.is_some() {
+            home.tiers.lock().timing(launch.id, home);
+        }
+        running
     })
     .flatten()
 }

@@ -5,22 +5,26 @@
 //! tells it of blocks and of what launches name ([`launch`]) and of how long some of them take ([`timing`]), and has its swaps
 //! carried out ([`swap`]). Copies and fills are uses, too ([`copies`]). What the program has put somewhere stays there ([`placed`]), and so
 //! does what copies and fills of graphs use ([`graphs`]).
-//! Nothing of it happens before the first block of a GPU lies elsewhere.
+//! What far memory costs is watched whether it may move or not ([`far`]). Nothing of it happens before the first block of a GPU lies
+//! elsewhere.
 //!
 //! **Which thread moves.** The one that is about to launch what would be slow, and the one whose own wait for the GPU has just
 //! returned. Both have the context current that the memory is used in, and both would wait anyway. A thread of ours would have to
 //! stop the program at moments that it knows nothing of, and be waited for when contexts end and the process exits.
 
 pub mod copies;
+pub mod far;
 pub mod graphs;
 pub mod idle;
 pub mod launch;
+pub mod obstacles;
 mod placed;
 mod progress;
 mod repack;
 mod stress;
 pub mod swap;
 pub mod timing;
+pub mod totals;
 
 use crate::backing::open::{self, Opened};
 use crate::backing::topology::Topology;
@@ -49,7 +53,7 @@ pub struct Home {
     /// Where its memory can go, by the number that the tiers know each place by.
     places: Vec<Place>,
     tiers: Mutex<Tiers>,
-    timers: Mutex<timing::Timers>,
+    timing: timing::Timing,
     /// A thread moves something for it. Others do not begin a second swap meanwhile.
     is_moving: AtomicBool,
     /// Until then nothing is tried, on the clock of [`now`]: the last try waited in vain.
@@ -60,11 +64,14 @@ pub struct Home {
     progress: progress::Progress,
 }
 
-/// Has what follows told of blocks, where the settings say that memory may move.
+/// Has what follows told of blocks.
 pub fn start() {
     let settings = process::settings();
-    if settings.moving != Move::Off && matches!(settings.mode, Mode::Pool | Mode::Spill) {
-        memory::hear_of_blocks(Hearer { made, ended, placed: placed::by_program });
+    if !matches!(settings.mode, Mode::Pool | Mode::Spill) {
+        return;
+    }
+    memory::hear_of_blocks(Hearer { made, ended, placed: placed::by_program, refuses: far::refuses });
+    if settings.moving != Move::Off {
         memory::repack_by(repack::repack);
     }
 }
@@ -72,6 +79,12 @@ pub fn start() {
 /// The GPU's tiers, if its memory lies elsewhere in part.
 fn home(gpu: u32) -> Option<&'static Home> {
     HOMES.get(gpu as usize)?.get()
+}
+
+/// At the end of the process: what far memory cost, and what kept it from moving.
+pub fn judge() {
+    obstacles::judge();
+    far::judge();
 }
 
 /// Tells what of a range nobody is to move although its physical memory is nobody else's, in no order.
@@ -97,6 +110,10 @@ fn share_of(share: u32, ranks: Option<u32>) -> u32 {
 
 /// A block was made.
 fn made(allocation: &Allocation) {
+    far::made(allocation);
+    if process::settings().moving == Move::Off {
+        return;
+    }
     let Allocation { block, on_peers, on_host, .. } = allocation;
     match home(block.home) {
         Some(home) => home.tiers.lock().block_began(block.address, block.bytes),
@@ -107,6 +124,10 @@ fn made(allocation: &Allocation) {
 
 /// A block ended.
 fn ended(block: &Block) {
+    far::ended(block);
+    if process::settings().moving == Move::Off {
+        return;
+    }
     placed::ended(block);
     if let Some(home) = home(block.home) {
         home.tiers.lock().block_ended(block.address);
@@ -145,7 +166,7 @@ impl Home {
             driver,
             places,
             tiers: Mutex::new(Tiers::new(settings)),
-            timers: Mutex::default(),
+            timing: timing::Timing::default(),
             is_moving: AtomicBool::new(false),
             rests_until: AtomicU64::new(0),
             purse: idle::Purse::new(now()),

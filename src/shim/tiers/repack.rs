@@ -44,7 +44,7 @@ fn repack_alone(place: Place, bytes: u64, why: &'static str) -> u64 {
     let (Some(opened), Some(driver)) = (open::opened(), process::driver()) else { return 0 };
     let begun = now();
     if let Some(reason) = gate::why_not(driver).filter(|reason| !reason.is_doubt()) {
-        rest(&reason);
+        rest(place, &reason);
         return 0;
     }
     let (mut disturbed, mut waited, past) = (None, 0, Cell::new(None));
@@ -65,7 +65,7 @@ fn repack_alone(place: Place, bytes: u64, why: &'static str) -> u64 {
     if let Some(what) = &disturbed {
         tracing::debug!(target: "gpupool::memory", about = "moves", "chunks at {place} stay as they are: {what}");
         if let Disturbed::NotHere(reason) = what {
-            rest(reason);
+            rest(place, reason);
         } else if !stress::is_on() {
             RESTS_UNTIL.store(now() + (now() - begun) * 1000 / u64::from(share().max(1)), Ordering::Relaxed);
         }
@@ -80,8 +80,8 @@ fn repack_alone(place: Place, bytes: u64, why: &'static str) -> u64 {
         }
     };
     match cut_short {
-        Some(MoveError::NotQuiet) => ended(swap::passed(past.take())),
-        Some(MoveError::Backend(error)) => ended(Reason::CutShort(error)),
+        Some(MoveError::NotQuiet) => ended(place, swap::passed(past.take())),
+        Some(MoveError::Backend(error)) => ended(place, Reason::CutShort(error)),
         _ => {}
     }
     for &(address, bytes) in &away {
@@ -106,14 +106,15 @@ fn repack_alone(place: Place, bytes: u64, why: &'static str) -> u64 {
 }
 
 /// Nothing is tried for a while, for a reason that holds for the whole process.
-fn rest(reason: &Reason) {
+fn rest(place: Place, reason: &Reason) {
     RESTS_UNTIL.store(now() + swap::LOOKS_AGAIN.as_nanos() as u64, Ordering::Relaxed);
-    swap::report_off(reason);
+    let gpu = if let Place::Gpu(gpu) = place { gpu } else { 0 };
+    swap::report_off(gpu, reason);
 }
 
 /// What was found ends all moves of the process: what comes next could take memory from under work that nobody sees.
 #[cold]
-fn ended(reason: Reason) {
-    rest(&reason);
+fn ended(place: Place, reason: Reason) {
+    rest(place, &reason);
     gate::found(reason);
 }

@@ -1,17 +1,18 @@
 //! Carries a swap out: what comes near and what goes away for it, in one go, with the program stopped for the copies alone.
 
-use super::{Home, keeps_atomics, now, share, stays, timing};
-use crate::backing::level;
+use super::{Home, keeps_atomics, now, obstacles, share, stays, timing, totals};
+use crate::backing::{level, residence};
 use crate::gate::{self, Closed, Disturbed, Limits, Reason};
 use crate::watch::capture;
 use crate::{bell, log};
 use gpupool_config::format_size;
 use gpupool_events::{TierStop, TierSwap};
+use gpupool_metrics::Counter;
 use gpupool_pool::{MoveError, Moved, Place, Stopped, Wish};
 use gpupool_tiers::{self as tiers, Range, Swap};
 use std::cell::Cell;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// What made it worth it.
@@ -41,15 +42,6 @@ pub(super) const QUEUE: Duration = Duration::from_millis(500);
 pub(super) const QUEUE_UNDER_STRESS: Duration = Duration::from_millis(20);
 /// When a process in which nothing may move is looked at again: devices are closed, too.
 pub(super) const LOOKS_AGAIN: Duration = Duration::from_secs(10);
-
-/// Swaps that were carried out, and bytes that came near by them, over the life of the process.
-static SWAPS: AtomicU64 = AtomicU64::new(0);
-static CAME: AtomicU64 = AtomicU64::new(0);
-
-/// How often memory changed places, and the bytes that came near by it.
-pub fn carried() -> (u64, u64) {
-    (SWAPS.load(Ordering::Relaxed), CAME.load(Ordering::Relaxed))
-}
 
 /// The gate, closed, as the pool asks of it, and what was running all the same.
 pub(super) struct Quiet<'a>(pub Closed<'static>, pub &'a Cell<Option<Disturbed>>);
@@ -87,6 +79,20 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
         let share = u64::from(share().max(1));
         home.rests_until.store(now() + (now() - begun) * 1000 / share, Ordering::Relaxed);
     }
+    match &why_not {
+        WhyNot::Disturbed(Disturbed::NotHere(_)) => {}
+        WhyNot::Disturbed(what) => {
+            totals::add(Counter::StopsNotQuiet, 1);
+            if why != Why::Stress {
+                obstacles::was_disturbed(home.gpu, what, now() - begun);
+            }
+        }
+        WhyNot::Stuck(_) => {
+            totals::add(Counter::StopsNotQuiet, 1);
+            obstacles::was_stuck(home.gpu, why_not.to_string(), now() - begun);
+        }
+        WhyNot::Pool(_) => totals::add(Counter::StopsNoRoom, 1),
+    }
     // That other work was running where the program waited for some of it says nothing of these ranges.
     if why != Why::Idle || !matches!(why_not, WhyNot::Disturbed(_)) {
         let mut tiers = home.tiers.lock();
@@ -101,19 +107,24 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
 #[cold]
 fn rest(home: &Home, reason: &Reason) {
     home.rests_until.store(now() + LOOKS_AGAIN.as_nanos() as u64, Ordering::Relaxed);
-    report_off(reason);
+    report_off(home.gpu, reason);
 }
 
+/// Said once, as a finding where it is one.
 #[cold]
-pub(super) fn report_off(reason: &Reason) {
-    log::warn_once(
-        "moves",
-        format_args!("GPUPOOL_MOVE: memory stays where it is in this process, because {reason} (said once)"),
-    );
+pub(super) fn report_off(gpu: u32, reason: &Reason) {
+    totals::add(Counter::StopsOff, 1);
+    if !obstacles::is_off(gpu, reason) {
+        log::warn_once(
+            "moves",
+            format_args!("GPUPOOL_MOVE: memory stays where it is in this process, because {reason} (said once)"),
+        );
+    }
 }
 
 #[cold]
 pub(super) fn report_graphs() {
+    totals::add(Counter::StopsGraphs, 1);
     log::warn_once(
         "graphs",
         "GPUPOOL_MOVE: the program has made a CUDA graph of which it is not known what it uses, so memory stays where it is from now on: a \
@@ -175,9 +186,12 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
     let Outcome { came, left, stayed, waited } = outcome;
     let took = (now() - begun).saturating_sub(waited);
     home.tiers.lock().moved(came, left, took);
+    totals::add(Counter::MovingMicroseconds, took / 1000);
+    totals::add(Counter::AwaitingMicroseconds, waited / 1000);
     if came + left > 0 {
-        SWAPS.fetch_add(1, Ordering::Relaxed);
-        CAME.fetch_add(came, Ordering::Relaxed);
+        totals::add(Counter::Moves, 1);
+        obstacles::moved();
+        residence::is_far();
         level::report();
         bell::changed();
     }
@@ -262,6 +276,8 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
         let closed = gate::close_unless(home.driver, &Limits::default(), |reason| !reason.is_doubt());
         closed.map(|closed| Quiet(closed, &past)).map_err(|what| disturbed = Some(what)).ok()
     };
+    let lies = |wish: &Wish| home.opened.pool.pieces(wish.address, 1).first().map_or(wish.to, |piece| piece.place);
+    let lay: Vec<Place> = wishes.iter().map(lies).collect();
     let done = match home.opened.pool.rearrange(wishes, stop) {
         Ok(done) => done,
         Err(MoveError::Full { .. }) => return Err(Failed::Full),
@@ -281,7 +297,8 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
         _ => {}
     }
     let mut tiers = home.tiers.lock();
-    for (wish, Moved { moved, anchored, shared, .. }) in wishes.iter().zip(done.wishes) {
+    for ((wish, lay), Moved { moved, anchored, shared, .. }) in wishes.iter().zip(lay).zip(done.wishes) {
+        totals::changed_places(home.gpu, lay, wish.to, moved);
         let range = Range::of(wish.address, wish.bytes);
         *(if wish.to == Place::Gpu(home.gpu) { &mut outcome.came } else { &mut outcome.left }) += moved;
         outcome.stayed += anchored + shared;
@@ -311,16 +328,15 @@ fn ended(home: &Home, reason: Reason) -> WhyNot {
 
 /// Nothing moves for this GPU any more, until the program does something else.
 pub(super) fn report_stopped(home: &Home, why: &tiers::Why) {
+    let counter = match why {
+        tiers::Why::Slower { .. } => Counter::StopsSlower,
+        tiers::Why::Unpaid { .. } => Counter::StopsUnpaid,
+    };
+    totals::add(counter, 1);
     log::emit(|| {
-        let reason = match why {
-            tiers::Why::Slower { before_ns, now_ns } => {
-                format!("a round takes {:.1} ms, and took {:.1} before anything moved", now_ns / 1e6, before_ns / 1e6)
-            }
-            tiers::Why::Unpaid { spent_ns, saved_ns } => {
-                format!("moving took {:.1} ms and saved {:.1}", spent_ns / 1e6, saved_ns / 1e6)
-            }
-        };
+        let reason = obstacles::in_words(why);
         let text = format!("GPU {}: memory stays where it is for now, since {reason}", home.gpu);
         (TierStop { home: home.gpu, why: reason }, text)
     });
+    obstacles::did_not_pay(home.gpu, why);
 }

@@ -28,6 +28,9 @@ pub fn object(process: &Process, label: &str) -> Value {
         lines.iter().map(|(name, of)| (name.clone(), line(of))).collect()
     };
     let (levels, named) = (over_time(&process.levels), over_time(&process.named));
+    let residence = process.residence.iter().map(|(place, line)| ((*place).to_owned(), line.clone())).collect();
+    let residence = over_time(&residence);
+    let readers: Vec<Value> = process.worst_readers().into_iter().map(|reader| json!(reader)).collect();
     let mut sites: Vec<_> = process.sites.iter().collect();
     sites.sort_by_key(|(site, sum)| (Reverse(sum.memory), site.to_string()));
     let sites: Vec<Value> = sites
@@ -46,7 +49,8 @@ pub fn object(process: &Process, label: &str) -> Value {
         "contexts": process.contexts.iter().map(context).collect::<Vec<_>>(), "modules": modules,
         "limits": process.limits, "sites": sites, "warnings": process.warnings, "left_out": process.more,
         "lenders": {"awake": process.kept_awake, "asleep": process.left_asleep()},
-        "memory": {"seconds_per_part": seconds_per_part(end), "places": levels, "labels": named},
+        "memory": {"seconds_per_part": seconds_per_part(end), "places": levels, "labels": named, "residence": residence},
+        "far": readers,
         "pinned": pinned::object(&process.pinned, end),
     })
 }

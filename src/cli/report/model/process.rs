@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use gpupool_events::{
     ContextCreate, ContextUse, CudaInit, Event, FindingMade, Level, LimitSet, ModuleLoad, ProcessExit, ProcessStart,
-    Record, Site,
+    Record, Site, TierReader,
 };
 
 use super::kept::{LeftOut, keep};
@@ -13,6 +13,9 @@ use super::timeline::Timeline;
 
 /// Places in the program that are kept, and groups of modules.
 const KEPT_SITES: usize = 2048;
+
+/// What memory is called by where it lies: on the GPU that uses it, on another one, on the host.
+pub const NEAR_AND_FAR: [&str; 3] = ["near", "peers", "host"];
 
 /// One process of one log.
 #[derive(Default)]
@@ -47,6 +50,10 @@ pub struct Process {
     pub kept_awake: BTreeSet<u32>,
     /// Bytes in blocks of each name that the program gave.
     pub named: BTreeMap<String, Timeline>,
+    /// Bytes in use over time, by where they lay as seen from the GPUs that use them; empty where nothing ever lay elsewhere.
+    pub residence: BTreeMap<&'static str, Timeline>,
+    /// Functions that lost time by far memory, by GPU and name: what was told of each last.
+    pub readers: BTreeMap<(u32, String), TierReader>,
     /// Pinned host memory.
     pub pinned: Pinned,
     /// Other warnings and errors, the first ones as they were written.
@@ -180,6 +187,13 @@ impl Process {
         gpus.filter(|gpu| !has_context(gpu) && !self.kept_awake.contains(gpu)).collect()
     }
 
+    /// Functions that lost time by far memory, those that lost most first.
+    pub fn worst_readers(&self) -> Vec<&TierReader> {
+        let mut readers: Vec<&TierReader> = self.readers.values().collect();
+        readers.sort_by(|a, b| b.lost.total_cmp(&a.lost));
+        readers
+    }
+
     /// Takes in one record of this process.
     pub fn add(&mut self, record: Record) {
         self.first = self.first.min(record.t);
@@ -219,6 +233,22 @@ impl Process {
                 let now = record.t - self.origin();
                 for place in level.places {
                     self.levels.entry(place.place).or_default().add(now, place.used);
+                }
+            }
+            Event::PoolResidence(residence) => {
+                let now = record.t - self.origin();
+                for (place, bytes) in
+                    NEAR_AND_FAR.into_iter().zip([residence.near, residence.on_peers, residence.on_host])
+                {
+                    self.residence.entry(place).or_default().add(now, bytes);
+                }
+            }
+            Event::TierReader(reader) => {
+                let key = (reader.home, reader.function.clone());
+                if self.readers.len() < KEPT_SITES || self.readers.contains_key(&key) {
+                    self.readers.insert(key, reader);
+                } else {
+                    *self.more.entry("functions").or_default() += 1;
                 }
             }
             Event::LenderAwake(awake) => {

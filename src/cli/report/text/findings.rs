@@ -51,7 +51,7 @@ pub fn section(page: &mut Page, logs: &Logs, found: &[Found], labels: &[String])
             &format!(
                 "{whose} {verb} early: what is judged at the end of a process is not in the log, which is most of what is said \
                  of contexts, modules and the environment (GP001, GP003, GP004, GP005, GP007 to GP009, GP012, GP014, GP015, \
-                 GP017)"
+                 GP017, GP019, GP021)"
             ),
         );
     }

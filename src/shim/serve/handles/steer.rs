@@ -158,6 +158,9 @@ unsafe fn elsewhere(
             return None;
         }
     };
+    if memory::refuses_far(device, bytes, "a handle of ") {
+        return Some(CuResult::OUT_OF_MEMORY);
+    }
     if memory::returns_its_cache() && with_inventory(|inventory| inventory.refuse_softly(device, bytes)) {
         memory::say_refused_softly(device, bytes, "a handle of ");
         return Some(CuResult::OUT_OF_MEMORY);

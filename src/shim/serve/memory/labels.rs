@@ -12,6 +12,7 @@ use gpupool_cuda::{CuResult, Driver, Stream};
 use gpupool_events::{BlockLabel, LabelLevel};
 use gpupool_pool::{Block, Place};
 use parking_lot::Mutex;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -201,13 +202,46 @@ pub fn usage() -> Vec<Usage> {
     names.iter().filter_map(|name| usage_of(name)).collect()
 }
 
+/// The labels that hold most, `most` of them at most, and how many others hold anything. One look at every block that has a name, and
+/// one at where the blocks of those labels lie.
+pub fn largest(most: usize) -> (Vec<Usage>, u32) {
+    if COUNT.load(Ordering::Acquire) == 0 {
+        return (Vec::new(), 0);
+    }
+    let (found, more) = {
+        let labels = LABELS.lock();
+        let mut found: Vec<(Usage, Vec<Block>)> = labels
+            .all
+            .iter()
+            .map(|Label { name, budget }| {
+                (Usage { name: name.clone(), budget: *budget, ..Usage::default() }, Vec::new())
+            })
+            .collect();
+        for named in labels.blocks.values() {
+            let (usage, blocks) = &mut found[named.label];
+            usage.bytes += named.block.bytes;
+            blocks.push(named.block);
+        }
+        found.retain(|(_, blocks)| !blocks.is_empty());
+        found.sort_by_key(|(usage, _)| Reverse(usage.bytes));
+        let more = found.len().saturating_sub(most);
+        found.truncate(most);
+        (found, more as u32)
+    };
+    (found.into_iter().map(|(usage, blocks)| located(Usage { bytes: 0, ..usage }, blocks)).collect(), more)
+}
+
 fn usage_of(name: &str) -> Option<Usage> {
     let (blocks, budget): (Vec<Block>, _) = {
         let labels = LABELS.lock();
         let label = labels.all.iter().position(|label| label.name == name)?;
         (labels.of(label).collect(), labels.all[label].budget)
     };
-    let mut usage = Usage { name: name.to_owned(), budget, ..Usage::default() };
+    Some(located(Usage { name: name.to_owned(), budget, ..Usage::default() }, blocks))
+}
+
+/// With what there is of these blocks, and where they lie.
+fn located(mut usage: Usage, blocks: Vec<Block>) -> Usage {
     for block in blocks {
         usage.blocks += 1;
         usage.bytes += block.bytes;
@@ -219,5 +253,5 @@ fn usage_of(name: &str) -> Option<Usage> {
             }
         }
     }
-    Some(usage)
+    usage
 }

@@ -10,9 +10,9 @@ mod outcome;
 
 pub use caching::returns_its_cache;
 
-use crate::backing::level;
 use crate::backing::open::{self, Opened};
 use crate::backing::vmm::Vmm;
+use crate::backing::{level, residence};
 use crate::bypass::{self, Answer, Bypass};
 use crate::watch::context::{self, Context, Observer};
 use crate::{bell, log, process};
@@ -109,6 +109,11 @@ pub fn from_pool(
     loop {
         let from_pool = opened.pool.allocate(&request);
         match outcome::of_request(from_pool, device, || context.is_gone(), || is_refused_softly(home, bytes)) {
+            Outcome::Made(allocation) if is_refused_far(&allocation) => {
+                // Nobody has seen it yet, so nothing is at work on it.
+                let _ = opened.pool.free(allocation.block.address, Free::Lazy);
+                return Ok(Err(CuResult::OUT_OF_MEMORY));
+            }
             Outcome::Made(allocation) => {
                 context.usage.allocated(bytes);
                 report(&allocation);
@@ -193,6 +198,29 @@ pub fn is_refused_softly(home: u32, bytes: u64) -> bool {
     refused
 }
 
+/// Whether a block that was made lies elsewhere in part and must not. Says so then.
+fn is_refused_far(allocation: &Allocation) -> bool {
+    let Allocation { block: Block { bytes, home, .. }, on_peers, on_host, .. } = *allocation;
+    on_peers + on_host > 0 && refuses_far(home, bytes, "")
+}
+
+/// Whether so much memory elsewhere than on this GPU is refused, because reading what lies there already costs too much. Says so then,
+/// and of what, where that is not a block.
+pub fn refuses_far(home: u32, bytes: u64, what: &str) -> bool {
+    let refuses = HEARER.get().is_some_and(|hearer| (hearer.refuses)(home));
+    if refuses {
+        log::emit(|| {
+            let size = format_size(bytes);
+            let text = format!(
+                "OUT_OF_MEMORY for {what}{size}, which would lie far from GPU {home} at least in part: more of the time than \
+                 GPUPOOL_FAR_LIMIT is lost by reading what lies there already"
+            );
+            (PoolRefuse { home, bytes, why: "far".to_owned(), missing: None }, text)
+        });
+    }
+    refuses
+}
+
 /// A program is told OUT_OF_MEMORY once, so that it returns its cache; `what` says of what, where that is not a block.
 pub fn say_refused_softly(home: u32, bytes: u64, what: &str) {
     count(&SOFT_REFUSALS);
@@ -261,6 +289,7 @@ fn report_growth(block: &Block, on_peers: u64, on_host: u64) {
         });
     } else {
         count_spilled(on_peers + on_host);
+        residence::is_far();
         if on_host > 0 {
             report_host(home, on_host, bytes);
         }
@@ -342,6 +371,8 @@ pub struct Hearer {
     pub made: fn(&Allocation),
     /// One ended.
     pub ended: fn(&Block),
+    /// Whether one of this GPU's that would lie elsewhere is refused (`GPUPOOL_FAR_LIMIT`).
+    pub refuses: fn(u32) -> bool,
     /// Something was said of so many bytes of one, from this address on.
     pub placed: fn(&Block, u64, u64, Placing),
 }

@@ -8,7 +8,7 @@ mod layouts;
 pub use layouts::{Layout, known, learn};
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// Who reads the arguments of launches.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +18,8 @@ pub enum Reader {
     Managed = 1,
     /// Memory of the pool that comes near where it is used.
     Tiers = 2,
+    /// Whoever watches what far memory costs.
+    Far = 4,
 }
 
 /// The readers there are, a bit each.
@@ -40,9 +42,18 @@ pub fn begin(reader: Reader) {
     READERS.fetch_or(reader as u8, Ordering::Release);
 }
 
+/// How often functions were forgotten.
+static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
+
+/// How often functions were forgotten: what is known by their handles holds for as long as this stays the same.
+pub fn forgotten() -> u64 {
+    FORGOTTEN.load(Ordering::Acquire)
+}
+
 /// Modules or a context are about to go, and with them functions whose handles may be used again.
 pub fn forget_functions() {
     if are_read() {
+        FORGOTTEN.fetch_add(1, Ordering::Release);
         layouts::forget();
     }
 }

@@ -1,0 +1,105 @@
+//! How much of the memory in use lies near the GPUs that it was allocated for, and how much elsewhere. Memory that the program made by
+//! `cuMemCreate` is not in it: nobody says for which GPU that is.
+
+use super::open;
+use crate::clock::monotonic_nanoseconds as now;
+use crate::log;
+use crate::watch::context;
+use gpupool_config::format_size;
+use gpupool_events::PoolResidence;
+use gpupool_pool::{Place, Usage};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// Bytes of live blocks, in whole frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Residence {
+    /// On the GPU that was current when each was allocated.
+    pub near: u64,
+    pub on_peers: u64,
+    pub on_host: u64,
+}
+
+impl Residence {
+    pub fn far(&self) -> u64 {
+        self.on_peers + self.on_host
+    }
+}
+
+/// A block lies, or lay, elsewhere than on its GPU. Before that there is nothing to look for.
+static WAS_FAR: AtomicBool = AtomicBool::new(false);
+
+/// A block lies elsewhere than on its GPU.
+pub fn is_far() {
+    WAS_FAR.store(true, Relaxed);
+}
+
+/// Where the memory lies that this usage is of.
+pub fn of(usage: &Usage) -> Residence {
+    let used: u64 = usage.places.iter().map(|place| place.used).sum();
+    if !WAS_FAR.load(Relaxed) {
+        return Residence { near: used, ..Residence::default() };
+    }
+    let (mut on_peers, mut on_host) = (0, 0);
+    match homes()[..] {
+        // All blocks are this GPU's: the books of the places say it.
+        [home] => {
+            for place in &usage.places {
+                match place.place {
+                    Place::Gpu(gpu) if gpu == home => {}
+                    Place::Gpu(_) => on_peers += place.used,
+                    Place::Host(_) => on_host += place.used,
+                }
+            }
+        }
+        ref homes => {
+            let Some(opened) = open::opened() else { return Residence { near: used, ..Residence::default() } };
+            for &home in homes {
+                let blocks = opened.pool.blocks(home);
+                for piece in blocks.iter().flat_map(|block| opened.pool.pieces(block.address, block.bytes)) {
+                    match piece.place {
+                        Place::Gpu(gpu) if gpu == home => {}
+                        Place::Gpu(_) => on_peers += piece.bytes,
+                        Place::Host(_) => on_host += piece.bytes,
+                    }
+                }
+            }
+        }
+    }
+    Residence { near: used.saturating_sub(on_peers + on_host), on_peers, on_host }
+}
+
+/// GPUs that blocks may have been allocated for.
+fn homes() -> Vec<u32> {
+    let mut homes: Vec<u32> = context::all().iter().map(|context| context.device.ordinal()).collect();
+    homes.sort_unstable();
+    homes.dedup();
+    homes
+}
+
+/// What was told last.
+static TOLD: Mutex<Residence> = Mutex::new(Residence { near: 0, on_peers: 0, on_host: 0 });
+/// Until then nothing is looked for: with contexts on several GPUs every block has to be looked at.
+static RESTS_UNTIL: AtomicU64 = AtomicU64::new(0);
+/// The part of the time that looking may take: one over this.
+const SPARINGLY: u64 = 64;
+
+/// Tells the log where this usage lies, once anything was ever far and where that has changed.
+pub fn tell(usage: &Usage) {
+    if !WAS_FAR.load(Relaxed) || now() < RESTS_UNTIL.load(Relaxed) {
+        return;
+    }
+    let begun = now();
+    let residence = of(usage);
+    let ended = now();
+    RESTS_UNTIL.store(ended + (ended - begun) * SPARINGLY, Relaxed);
+    if std::mem::replace(&mut *TOLD.lock(), residence) == residence {
+        return;
+    }
+    log::emit(|| {
+        let Residence { near, on_peers, on_host } = residence;
+        let [near_size, peers, host] = [near, on_peers, on_host].map(format_size);
+        let text = format!("{near_size} are on the GPUs that use them, {peers} on other GPUs, {host} on the host");
+        (PoolResidence { near, on_peers, on_host }, text)
+    });
+}

@@ -1,0 +1,263 @@
+//! What the program loses by memory that lies far from the GPU that uses it, whether memory moves or not ([`ledger`] says how that is
+//! reckoned), and what is said of it ([`told`]).
+//!
+//! One launch of 64 is looked at, in steps of chance, so that no loop is always met at the same place; the first ones are looked at more
+//! often. Nothing of it happens before the first block of a GPU lies elsewhere; from then on a launch counts down a number of its
+//! thread's own.
+
+mod ledger;
+mod told;
+
+pub use told::{judge, lost_microseconds, refuses, worst};
+
+use super::launch::About;
+use super::timing::{self, Running, Timing};
+use super::{GPUS, link, now, totals};
+use crate::backing::open::{self, Opened};
+use crate::process;
+use crate::watch::arguments::{self, Arguments, Reader};
+use crate::watch::{capture, context, site};
+use gpupool_cuda::{self as cuda, Driver};
+use gpupool_events::Site;
+use gpupool_interpose::Api;
+use gpupool_pool::{Allocation, Block, Place};
+use gpupool_tiers::{FarLink, Links};
+use ledger::{Ledger, Seen};
+use once_cell::race::OnceBox;
+use parking_lot::Mutex;
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+static WATCHES: [OnceBox<Watch>; GPUS] = [const { OnceBox::new() }; GPUS];
+
+/// Launches that are looked at one by one, and as many again of which one of four is.
+const EAGER: u64 = 64;
+/// Pointers by which operands within large blocks are told apart.
+const POINTERS: usize = 1 << 14;
+/// Words of one launch that are looked at.
+const WORDS: usize = 128;
+/// What a function has to have lost before it is looked where it is launched, nanoseconds.
+const WORTH_A_LOOK: f64 = 50e6;
+
+/// One GPU whose memory lies elsewhere in part.
+struct Watch {
+    gpu: u32,
+    opened: &'static Opened,
+    driver: &'static Driver,
+    /// The ways to places other than the GPU.
+    links: Vec<(Place, FarLink)>,
+    /// What a kernel reads of the GPU's own memory, bytes a nanosecond.
+    near: f64,
+    ledger: Mutex<Ledger<Site>>,
+    pointers: Mutex<BTreeSet<u64>>,
+    timing: Timing,
+    /// Launches that were looked at.
+    samples: AtomicU64,
+    /// How often functions had been forgotten when the ledger last heard of it.
+    forgotten: AtomicU64,
+    /// When it is looked next whether there is something to say, nanoseconds from the beginning.
+    next_tell: AtomicU64,
+    /// How many windows in a row more was lost than `GPUPOOL_FAR_LIMIT` says, and nothing came near.
+    beyond: AtomicU32,
+}
+
+fn watch(gpu: u32) -> Option<&'static Watch> {
+    WATCHES.get(gpu as usize)?.get()
+}
+
+fn watches() -> impl Iterator<Item = &'static Watch> {
+    WATCHES.iter().filter_map(OnceBox::get)
+}
+
+/// Where launches are timed for this.
+pub(super) fn timings() -> impl Iterator<Item = &'static Timing> {
+    watches().map(|watch| &watch.timing)
+}
+
+/// A block was made.
+pub(super) fn made(allocation: &Allocation) {
+    if allocation.on_peers + allocation.on_host > 0 && watch(allocation.block.home).is_none() {
+        begin(allocation.block.home);
+    }
+}
+
+/// A block ended.
+pub(super) fn ended(block: &Block) {
+    if let Some(watch) = watch(block.home) {
+        let mut pointers = watch.pointers.lock();
+        let of_it: Vec<u64> = pointers.range(block.address..block.address + block.bytes).copied().collect();
+        for pointer in of_it {
+            pointers.remove(&pointer);
+        }
+    }
+}
+
+#[cold]
+fn begin(gpu: u32) {
+    let (Some(opened), Some(driver)) = (open::opened(), process::driver()) else { return };
+    let Some(entry) = WATCHES.get(gpu as usize) else { return };
+    if !driver.knows_parameters() {
+        return;
+    }
+    let places = opened.plan.places.iter().map(|spec| spec.place).filter(|place| *place != Place::Gpu(gpu));
+    let links = places.map(|place| (place, link(&opened.plan.topology, gpu, place))).collect();
+    entry.get_or_init(|| {
+        Box::new(Watch {
+            gpu,
+            opened,
+            driver,
+            links,
+            near: Links::measured(Vec::new()).near,
+            ledger: Mutex::new(Ledger::new(now())),
+            pointers: Mutex::default(),
+            timing: Timing::default(),
+            samples: AtomicU64::new(0),
+            forgotten: AtomicU64::new(arguments::forgotten()),
+            next_tell: AtomicU64::new(told::FIRST),
+            beyond: AtomicU32::new(0),
+        })
+    });
+    arguments::begin(Reader::Far);
+}
+
+thread_local! {
+    /// Launches until the next one that is looked at. `const` and without a destructor: legal at any time.
+    static LEFT: Cell<u32> = const { Cell::new(0) };
+    /// Launches that the next one stands for.
+    static WEIGHT: Cell<u32> = const { Cell::new(1) };
+}
+
+/// The gap to the next launch that is looked at, of this thread.
+fn gap(samples: u64) -> u32 {
+    static STATE: AtomicU64 = AtomicU64::new(0);
+    match samples {
+        0..EAGER => 1,
+        EAGER..128 => 4,
+        // 64 in the mean. A multiplicative generator: the upper bits of its product are well spread.
+        _ => {
+            let state = STATE.fetch_add(0x9e37_79b9_7f4a_7c15, Relaxed);
+            1 + ((state.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) % 127) as u32
+        }
+    }
+}
+
+/// Before a launch. What this returns is given to [`super::launch::after`] behind it.
+///
+/// # Safety
+/// The arguments are those that the program passes to the driver with this function.
+#[inline]
+pub unsafe fn before(api: Api, about: About, arguments: Arguments) -> Option<Running> {
+    let left = LEFT.get();
+    if left > 0 {
+        LEFT.set(left - 1);
+        return None;
+    }
+    // SAFETY: as for this function.
+    unsafe { look(api, about, arguments) }
+}
+
+#[cold]
+unsafe fn look(api: Api, about: About, arguments: Arguments) -> Option<Running> {
+    let weight = WEIGHT.get();
+    let current = cuda::at_hand().and_then(|driver| context::glance(driver).ok().flatten());
+    let watch = current.and_then(|context| self::watch(context.device.ordinal()));
+    let gap = gap(watch.map_or(0, |watch| watch.samples.fetch_add(1, Relaxed)));
+    WEIGHT.set(gap);
+    LEFT.set(gap - 1);
+    let watch = watch.filter(|_| !capture::under_way())?;
+    // SAFETY: as for this function.
+    let look = || unsafe { watch.look(api, about, arguments, weight) };
+    process::contained(api, look).flatten()
+}
+
+impl Watch {
+    /// # Safety
+    /// As for [`before`].
+    unsafe fn look(&'static self, api: Api, about: About, arguments: Arguments, weight: u32) -> Option<Running> {
+        let function = about.function?;
+        let layout = arguments::known(function).unwrap_or_else(|| arguments::learn(self.driver, function));
+        let mut words: Vec<u64> = Vec::new();
+        // SAFETY: as for this function, and the layout is that of the program's function.
+        unsafe {
+            arguments.words(layout, |word| {
+                if words.len() < WORDS && self.opened.contains(word) {
+                    words.push(word);
+                }
+            });
+        }
+        words.sort_unstable();
+        words.dedup();
+        let seen = self.seen(&words, weight);
+        self.gather();
+        let handle = function.raw().addr() as u64;
+        let forgotten = arguments::forgotten();
+        let is_known = {
+            let mut ledger = self.ledger.lock();
+            if self.forgotten.swap(forgotten, Relaxed) != forgotten {
+                ledger.forget_handles();
+            }
+            ledger.knows(handle)
+        };
+        // SAFETY: the function is the one that the program launches.
+        let name = if is_known { None } else { unsafe { self.driver.name_of(function) } };
+        let mut ledger = self.ledger.lock();
+        let answer = ledger.saw(handle, seen, name);
+        let known = ledger.function(answer.function);
+        let wants_site = known.site.is_none() && known.lost_ns >= WORTH_A_LOOK;
+        let window = ledger.window(now(), totals::came());
+        drop(ledger);
+        if wants_site {
+            let site = site::here();
+            self.ledger.lock().found_at(answer.function, site);
+        }
+        if let Some(window) = window {
+            told::window(self, window);
+        }
+        told::now_and_then(self);
+        if !answer.time_it {
+            return None;
+        }
+        let stream = about.stream.meant_by(api.name().ends_with("_ptsz"));
+        let running = if about.is_plain { timing::begin(&self.timing, self.driver, answer.id, stream) } else { None };
+        if running.is_none() {
+            self.ledger.lock().timed(answer.id, None);
+        }
+        running
+    }
+
+    /// What the words of a launch name. Each names the memory up to the next pointer that was seen, or to the end of its block.
+    fn seen(&self, words: &[u64], weight: u32) -> Seen {
+        let mut seen = Seen { weight, once: 1.0, ..Seen::default() };
+        let mut saved = 0.0;
+        for &word in words {
+            let Some(block) = self.opened.pool.block_at(word).filter(|block| block.home == self.gpu) else { continue };
+            let end = {
+                let mut pointers = self.pointers.lock();
+                if pointers.len() < POINTERS {
+                    pointers.insert(word);
+                }
+                pointers.range(word + 1..).next().copied().unwrap_or(u64::MAX)
+            };
+            let end = end.min(block.address + block.bytes);
+            for piece in self.opened.pool.pieces(word, end - word) {
+                seen.bytes += piece.bytes;
+                let Some((_, link)) = self.links.iter().find(|(place, _)| *place == piece.place) else { continue };
+                *(if piece.place.is_host() { &mut seen.on_host } else { &mut seen.on_peers }) += piece.bytes;
+                seen.anchored += if piece.anchors.is_empty() { 0 } else { piece.bytes };
+                let pass = piece.bytes as f64 / link.kernel;
+                seen.pass_ns += pass;
+                saved += pass - piece.bytes as f64 / self.near;
+            }
+        }
+        if seen.pass_ns > 0.0 {
+            seen.once = (saved / seen.pass_ns).clamp(0.0, 1.0);
+        }
+        seen
+    }
+
+    /// Takes the times in that are known by now.
+    fn gather(&self) {
+        timing::gather_of(&self.timing, self.driver, |id, ns| self.ledger.lock().timed(id, ns));
+    }
+}
