@@ -1,7 +1,8 @@
 //! All policies on all traces.
 
 use crate::bound;
-use crate::machine::Trace;
+use crate::knowing::{ByOdds, Known};
+use crate::machine::{Op, Trace};
 use crate::policies::{BestStatic, Cost, Lru, Never, Ours, run};
 use crate::traces;
 
@@ -25,6 +26,9 @@ struct Row {
     fixed: Cost,
     lru: Cost,
     ours: Cost,
+    /// What a schedule that knows the future reaches, and one that knows the odds, if there are any.
+    known: f64,
+    by_odds: Option<f64>,
     bound: f64,
     learning: f64,
 }
@@ -34,11 +38,15 @@ fn row(trace: &Trace) -> Row {
     let fixed = run(trace, &mut BestStatic::of(trace));
     let lru = run(trace, &mut Lru::default());
     let ours = run(trace, &mut Ours::new(trace));
-    let least = [never, fixed, lru, ours].iter().map(|cost| cost.settled).fold(f64::INFINITY, f64::min);
+    let knows = |margin| run(trace, &mut Known::of(trace, margin)).settled;
+    let known = [1.0, 1.5].map(knows).into_iter().fold(f64::INFINITY, f64::min);
+    let rounds = trace.ops.iter().filter(|op| **op == Op::Idle).count();
+    let by_odds = traces::others(trace).map(|others| run(trace, &mut ByOdds::of(&others, rounds)).settled);
+    let least = [never, fixed, lru, ours].iter().map(|cost| cost.settled).fold(known, f64::min);
     let bound = bound::lower(trace, least);
     // Twice what swapping all near memory once takes.
     let learning = 2.0 * trace.links.copy_ns(0, trace.near, trace.near);
-    Row { name: trace.name.clone(), never, fixed, lru, ours, bound, learning }
+    Row { name: trace.name.clone(), never, fixed, lru, ours, known, by_odds, bound, learning }
 }
 
 #[test]
@@ -53,14 +61,16 @@ fn table_of_all_policies_on_all_traces() {
     first.extend(second);
     let gib = |bytes: u64| bytes as f64 / traces::GIB as f64;
     println!(
-        "| trace | bound, ms | never moved | best static | LRU | ours | moved, GiB: in all / settled | all of it, to never moved |"
+        "| trace | bound, ms | knows the future | knows the odds | never moved | best static | LRU | ours | moved, GiB: in all / settled | all of it, to never moved |"
     );
-    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     for row in &first {
         println!(
-            "| {} | {:.0} | {:.2} | {:.2} | {:.2} | **{:.3}** | {:.1} / {:.1} | {:.3} |",
+            "| {} | {:.0} | {:.2} | {} | {:.2} | {:.2} | {:.2} | **{:.3}** | {:.1} / {:.1} | {:.3} |",
             row.name,
             row.bound / 1e6,
+            row.known / row.bound,
+            row.by_odds.map_or("".to_owned(), |odds| format!("{:.2}", odds / row.bound)),
             row.never.settled / row.bound,
             row.fixed.settled / row.bound,
             row.lru.settled / row.bound,
