@@ -100,6 +100,7 @@ impl Tiers {
         if id == NONE || launch + 1 != self.cycle.position {
             return None;
         }
+        self.moves_for_last = true;
         self.refresh_all(at);
         if self.kinds.hot(id).is_some_and(|hot| self.must_return(hot)) {
             let back = self.swap_back(id, at);
@@ -381,6 +382,7 @@ impl Tiers {
     /// What should move while the device is idle anyway, best first, in `budget_ns` in all. What is used most, a byte, comes in for
     /// what is used least.
     pub fn when_idle(&mut self, budget_ns: u64, now_ns: u64, at: &impl Whereabouts) -> Vec<Swap> {
+        self.launch_is_over(at);
         self.account.time_is(now_ns);
         self.refresh_all(at);
         self.catch_up();

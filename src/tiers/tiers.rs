@@ -39,6 +39,8 @@ pub struct Tiers {
     /// The last launch, the pass that it saved and what that was credited with, and whether something was moved for it since.
     last: (u32, f32, f64),
     moved_for_last: bool,
+    /// What moves now moves in front of the last launch, and not behind it.
+    pub(crate) moves_for_last: bool,
     /// When the last launch's kind was launched before.
     pub(crate) previous: Option<u64>,
     /// The position up to which extents know when they were used.
@@ -78,6 +80,7 @@ impl Tiers {
             learnt: 0,
             last: (NONE, 0.0, 0.0),
             moved_for_last: false,
+            moves_for_last: false,
             previous: None,
             noted: 0,
             back_again: 0,
@@ -106,7 +109,7 @@ impl Tiers {
     /// Memory of living blocks lies elsewhere now, whoever moved it.
     pub fn placed(&mut self, range: Range) {
         self.extents.placed(range);
-        self.moved_for_last = true;
+        self.moved_for_last = self.moves_for_last;
     }
 
     /// A range must stay where it is, or may move again. What was fixed is given free with the same start.
@@ -190,9 +193,7 @@ impl Tiers {
 
     #[inline]
     fn note(&mut self, kind: u32, is_new: bool, at: &impl Whereabouts) -> Launch {
-        if self.moved_for_last {
-            self.count_last(at);
-        }
+        self.launch_is_over(at);
         self.extents.settle(&self.settings.links, at);
         let id = self.cycle.position;
         let version = self.kinds.function_of(kind).map_or(0, |function| function.version);
@@ -264,6 +265,15 @@ impl Tiers {
                 unsure,
                 ..*hot
             };
+        }
+    }
+
+    /// What moves from here on does not move in front of the last launch.
+    #[inline]
+    pub(crate) fn launch_is_over(&mut self, at: &impl Whereabouts) {
+        self.moves_for_last = false;
+        if self.moved_for_last {
+            self.count_last(at);
         }
     }
 
