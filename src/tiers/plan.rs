@@ -24,6 +24,8 @@ const PAYBACK: u32 = 32;
 const SOON: u32 = 8;
 /// What part of what may be lost is risked to find out how often something is read: one of so many.
 const EXPLORE: f64 = 4.0;
+/// Launches before the next question, while nothing can be paid.
+const POOR: u64 = 16;
 /// Which part of the launches may come otherwise than before, if the order of the cycle is to be relied on.
 const SURPRISES: f32 = 0.4;
 /// Pieces smaller than this go along with their neighbours, as far as mapping is concerned.
@@ -111,6 +113,7 @@ impl Tiers {
         }
         // With so little to spend nothing that is worth a launch's wait comes.
         if !self.account.can_move(&self.settings.links) {
+            self.poor_until = self.cycle.position + POOR;
             return None;
         }
         self.catch_up();

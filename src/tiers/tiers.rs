@@ -13,6 +13,9 @@ const PENDING: usize = 64;
 const LEAST: f32 = 20_000.0;
 /// Questions in a cycle that may be answered with no; each looks at every extent.
 const VAIN: u32 = 64;
+/// The same where the program has done the same for so many cycles.
+const VAIN_LATER: u32 = 8;
+const LATER: u32 = 256;
 /// Cycles after which what is learnt is looked at only now and then.
 const LEARNT: u32 = 16;
 
@@ -47,6 +50,8 @@ pub struct Tiers {
     pub(crate) noted: u64,
     /// The position before which nothing is asked to come back, after that could not be had.
     pub(crate) back_again: u64,
+    /// The same for any swap, while nothing can be paid.
+    pub(crate) poor_until: u64,
     /// Questions in this cycle that were answered with no.
     pub(crate) vain: u32,
     pending: [(u64, u32, f32); PENDING],
@@ -84,6 +89,7 @@ impl Tiers {
             previous: None,
             noted: 0,
             back_again: 0,
+            poor_until: 0,
             vain: 0,
             pending: [(u64::MAX, NONE, 0.0); PENDING],
             ended: false,
@@ -223,7 +229,8 @@ impl Tiers {
         let ends = self.cycle.push(kind, hot.function, last, self.settings.window);
         self.ended |= ends;
         let time_it = self.kinds.wants_timing(kind, hot.pass_ns > 0.0);
-        let ask = hot.asks && hot.asked_again <= id && self.vain < VAIN || must_return;
+        let vain = if self.seen < LATER { VAIN } else { VAIN_LATER };
+        let ask = hot.asks && hot.asked_again <= id && self.poor_until <= id && self.vain < vain || must_return;
         Launch { id, ask, time_it, tell_time: ends }
     }
 
