@@ -26,6 +26,7 @@ const SOON: u32 = 8;
 const EXPLORE: f64 = 4.0;
 /// Launches before the next question, while nothing can be paid.
 const POOR: u64 = 16;
+const MOST_POOR: u64 = 1024;
 /// Which part of the launches may come otherwise than before, if the order of the cycle is to be relied on.
 const SURPRISES: f32 = 0.4;
 /// Pieces smaller than this go along with their neighbours, as far as mapping is concerned.
@@ -113,9 +114,11 @@ impl Tiers {
         }
         // With so little to spend nothing that is worth a launch's wait comes.
         if !self.account.can_move(&self.settings.links) {
-            self.poor_until = self.cycle.position + POOR;
+            self.poor_for = (self.poor_for * 2).clamp(POOR, MOST_POOR);
+            self.poor_until = self.cycle.position + self.poor_for;
             return None;
         }
+        self.poor_for = 0;
         self.catch_up();
         let mut swap = self.swap_before(id, at);
         let cycle = self.cycle.length().unwrap_or(u64::from(self.timeline.length()).clamp(1, 64));

@@ -52,6 +52,7 @@ pub struct Tiers {
     pub(crate) back_again: u64,
     /// The same for any swap, while nothing can be paid.
     pub(crate) poor_until: u64,
+    pub(crate) poor_for: u64,
     /// Questions in this cycle that were answered with no.
     pub(crate) vain: u32,
     pending: [(u64, u32, f32); PENDING],
@@ -90,6 +91,7 @@ impl Tiers {
             noted: 0,
             back_again: 0,
             poor_until: 0,
+            poor_for: 0,
             vain: 0,
             pending: [(u64::MAX, NONE, 0.0); PENDING],
             ended: false,
