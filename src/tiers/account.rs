@@ -1,6 +1,6 @@
 //! What moves cost and what they brought: the guard against losing by it.
 //!
-//! **The promise**: a program takes at most 1.02 times as long as it would if nothing had moved. It holds at every moment, not only
+//! **The aim**: a program takes at most 1.02 times as long as it would if nothing had moved. As far as what is below holds, so does that, at every moment, not only
 //! in the end, by an account that is paid into before anything is paid from it:
 //! - In come a fixed part of the time that has passed ([`RISK`]) and what launches took less than they would have where memory
 //!   first lay, as far as that was measured. Nothing is lent in advance.
@@ -15,7 +15,9 @@
 //!
 //! What this rests on: a move takes about what it was reckoned to (what it takes more is paid from what is free, and can exceed that
 //! once); what is to come back can (who cannot move it has told so); and a launch of the same function with the same operands
-//! reads them as often as when it was measured. Nobody can check the last while they are near. How much can be lost where it is wrong
+//! reads them as often as when it was measured. Nobody can check the last while they are near. And pointers name
+//! all that a launch reads, and where new memory would have lain if nothing had moved is known; random programs in which blocks end and
+//! others begin in their place break one of these now and then, and lose more (`tests/all/properties.rs`). How much can be lost where it is wrong
 //! is bounded by the balance's limit, [`MOST`]: good times do not pay for long bad ones.
 //!
 //! Beside it, a clock that knows nothing of gains: if cycles take longer than before the first move, eight in a row, moving stops.
