@@ -215,7 +215,8 @@ int gpupool_release_anchor(const void *pointer, size_t bytes);
 // Gives advice (a `gpupool_advice`) on `bytes` from `pointer` on.
 //
 // Of memory of the pool, `GPUPOOL_PREFERRED_LOCATION` moves the range to the place, as `gpupool_prefetch` does. It stays there, because nothing
-// but the program and `GPUPOOL_MOVE` moves it: `GPUPOOL_NO_PREFERRED_LOCATION` has nothing to take back and answers 0. `GPUPOOL_ACCESSED_BY` answers 0
+// but the program and `GPUPOOL_MOVE` moves memory, and that leaves alone what the program has put somewhere; `GPUPOOL_NO_PREFERRED_LOCATION` lets
+// it move the range again. `GPUPOOL_ACCESSED_BY` answers 0
 // where the GPU can reach the memory, which it may use as soon as it has a context, and `GPUPOOL_NOT_SUPPORTED` elsewhere;
 // `GPUPOOL_NOT_ACCESSED_BY` changes nothing and answers 0. There is one copy of memory of the pool, so that
 // `GPUPOOL_READ_MOSTLY` and `GPUPOOL_NOT_READ_MOSTLY` are `GPUPOOL_NOT_SUPPORTED`.
@@ -233,7 +234,7 @@ int gpupool_advise(const void *pointer,
 
 // Moves `bytes` from `pointer` on, which must lie in one block, to a place.
 //
-// Memory of the pool lies there when the call returns; its addresses and contents stay. What moves are the pages of 2 MiB that lie
+// Memory of the pool lies there when the call returns, and until the program says something else; its addresses and contents stay. What moves are the pages of 2 MiB that lie
 // wholly in the range, the last one of a block included where the range has the block's last byte. The call waits for all
 // work that was submitted before, on every GPU. Nothing may use the chunks (`gpupool_pieces`) that the range touches from the call to its
 // return, and nobody may free their block; all other memory may be in use, also by kernels that run meanwhile. Room for both copies is

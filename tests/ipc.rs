@@ -464,6 +464,9 @@ through the handle: 0 wrong
 cuMemRelease(handle): 1 CUDA_ERROR_INVALID_VALUE
 a new one: 8 MiB 0
 retained twice: the same handle
+while it is bound: 8 MiB 4
+cuMulticastBindAddr(1, 0, bound, 8 * MIB, 0): 1 CUDA_ERROR_INVALID_VALUE
+refused: 8 MiB 0
 cuMemGetHandleForAddressRange(&descriptor, given, 8 * MIB, DMA_BUF, 1 << 20): 1 CUDA_ERROR_INVALID_VALUE
 refused: 4 MiB 0
 cuMemGetHandleForAddressRange(&descriptor, given, 4 * MIB, DMA_BUF, 0): 0 CUDA_SUCCESS

@@ -1,18 +1,29 @@
 //! Memory that comes near, and leaves, while the program runs (`GPUPOOL_MOVE`).
 
 use gpupool_events::Event;
-use harness::{Output, Run};
+use harness::{Build, Output, Run};
 
 /// Two GPUs, of the first of which the program may have less than it asks for.
 fn crowded(program: &str, arguments: &str, moving: &str) -> Run {
-    let run = Run::program(program).args(arguments).sim("2x2GiB").env("SIMCUDA_CONTEXT_MIB", "0");
+    let run = Run::built(&built(program)).args(arguments).sim("2x2GiB").env("SIMCUDA_CONTEXT_MIB", "0");
     let run = run.env("GPUPOOL_RESERVE", "16MiB").env("GPUPOOL_HOST_LIMIT", "1GiB").env("GPUPOOL_MOVE", moving);
     run.env("GPUPOOL_LOG", "gpupool::memory=debug").log().shim()
 }
 
+/// What such a program defines of the C library's is everybody's.
+fn built(program: &str) -> Build {
+    let build = Build::program(program);
+    if program == "rotation" { build.flag("-rdynamic") } else { build }
+}
+
 /// Eight arrays of 8 MiB that are read in turn, six of which have room.
 fn rotation(passes: u32, moving: &str) -> Output {
-    let output = crowded("rotation", &format!("8 8 {passes} {ROUNDS}"), moving).env("GPUPOOL_LIMIT", "0:50MiB").go();
+    rotation_with(passes, moving, "")
+}
+
+fn rotation_with(passes: u32, moving: &str, how: &str) -> Output {
+    let output =
+        crowded("rotation", &format!("8 8 {passes} {ROUNDS} {how}"), moving).env("GPUPOOL_LIMIT", "0:50MiB").go();
     let rounds = (0..ROUNDS).map(|round| format!("round {round}: sums right\n"));
     let arrays = (0..8).map(|array| format!("array {array}: 0 wrong\n"));
     output.succeeds().prints(&rounds.chain(arrays).collect::<String>());
@@ -50,6 +61,84 @@ fn what_is_read_again_and_again_comes_near() {
     // Two arrays of eight are far, at a twelfth of the speed. One that comes near takes a third off the whole round.
     let fastest = near.iter().copied().fold(f64::INFINITY, f64::min);
     assert!(fastest < 0.75 * far[0], "{far:?} against {near:?}");
+}
+
+/// How often somebody tried to move something: what came of it is told each time.
+fn tries(output: &Output) -> usize {
+    let told = output.picked(|event| matches!(event, Event::TierSwap(_)).then_some(()));
+    told.len() + output.records.iter().filter(|record| record.message.contains("nothing moved for GPU 0")).count()
+}
+
+/// Whether the log has a line with this text.
+fn said(output: &Output, text: &str) -> bool {
+    output.records.iter().any(|record| record.message.contains(text))
+}
+
+/// To look which devices are open takes some microseconds for each descriptor.
+#[test]
+fn what_forbids_moving_is_looked_for_once_for_each_try() {
+    let output = rotation(6000, "auto");
+    let looks = output.stderr.lines().find_map(|line| line.strip_prefix("looked ")?.strip_suffix(" times"));
+    let looks: usize = looks.unwrap_or_else(|| output.fail("no word of looks")).parse().unwrap();
+    assert!((1..=tries(&output)).contains(&looks), "{looks} looks, {} tries", tries(&output));
+}
+
+/// Somebody has the driver's functions past all hooks, and uses them in the middle of a move.
+#[test]
+fn work_that_passed_no_gate_ends_all_moves_of_the_process() {
+    let output = rotation_with(6000, "auto", "past");
+    output
+        .warns("work was submitted past the hooks while memory was about to be mapped anew: work was running on GPU 0");
+    assert_eq!(swapped(&output), (0, 0), "the first move saw it, and there is no second one");
+    assert_eq!(output.stderr.matches("memory stays where it is in this process").count(), 1, "{}", output.stderr);
+}
+
+/// A kernel that runs as long as the program likes lets no wait end.
+#[test]
+fn a_launch_waits_only_while_work_is_seen_to_end() {
+    let output = rotation_with(6000, "auto", "persistent");
+    assert!(said(&output, "no work was seen to end for"), "{:?}", output.records);
+}
+
+#[test]
+fn what_runs_far_ahead_is_waited_for() {
+    let (came, left) = swapped(&rotation_with(6000, "auto", "ahead"));
+    assert!(came > 0 && left > 0, "{came} bytes came, {left} left");
+}
+
+/// What the program has put somewhere itself, or holds where it is, nobody moves, and nobody tries to.
+#[test]
+fn what_the_program_has_placed_stays_there_and_is_not_asked_for() {
+    for how in ["kept", "away"] {
+        let output = rotation_with(6000, "auto", how);
+        assert_eq!((swapped(&output), tries(&output)), ((0, 0), 0), "{how}");
+    }
+    assert!(swapped(&rotation_with(6000, "auto", "taken_back")).0 > 0);
+}
+
+/// Ten arrays of 4 MiB of which eight have room; the last two are used eight times as often as the others, and come near where the
+/// program waits.
+#[track_caller]
+fn at_rest(used: &str, waits: &str) {
+    let output = crowded("at_rest", &format!("10 4 24 {used} {waits}"), "auto").env("GPUPOOL_LIMIT", "0:38MiB").go();
+    output.succeeds().prints(&(0..10).map(|array| format!("array {array}: 0 wrong\n")).collect::<String>());
+    let came = output.picked(|event| match event {
+        Event::TierSwap(swap) if swap.why == "idle" => Some(swap.bytes_in),
+        _ => None,
+    });
+    assert!(came.iter().sum::<u64>() >= 4 << 20, "{used}, {waits}: {came:?}\n{}", output.stderr);
+}
+
+#[test]
+fn what_is_used_most_comes_near_where_the_program_waits() {
+    for waits in ["context", "stream", "event", "copy"] {
+        at_rest("copy", waits);
+    }
+}
+
+#[test]
+fn fills_are_uses_as_copies_are() {
+    at_rest("fill", "stream");
 }
 
 #[test]
@@ -105,10 +194,24 @@ fn graphs_are_right_while_memory_moves() {
     under_stress("graphs", "replay");
 }
 
+/// A graph of kernels is a launch of all that they are given.
+#[test]
+fn what_graphs_read_again_and_again_comes_near() {
+    let (came, left) = swapped(&rotation_with(6000, "auto", "graphs"));
+    assert!(came > 0 && left > 0, "{came} bytes came, {left} left");
+}
+
 /// An update of a graph whose copies were moved may be refused, as documented.
 #[test]
-fn nothing_moves_once_there_is_a_graph() {
-    let output = crowded("rotation", "8 8 6000 3 graph", "auto").env("GPUPOOL_LIMIT", "0:50MiB").go();
-    output.succeeds().warns("the program has made a CUDA graph");
+fn what_a_graph_copies_stays_while_the_graph_does() {
+    let output = rotation_with(6000, "auto", "copies");
+    assert_eq!((swapped(&output), tries(&output)), ((0, 0), 0));
+    assert!(swapped(&rotation_with(6000, "auto", "gone")).0 > 0);
+}
+
+#[test]
+fn nothing_moves_once_it_is_not_known_what_a_graph_uses() {
+    let output = rotation_with(6000, "auto", "set");
+    output.warns("has made a CUDA graph of which it is not known what it uses");
     assert_eq!(swapped(&output), (0, 0));
 }

@@ -15,8 +15,8 @@ use workshop::{Workshop, show};
 
 /// See it work: arrays that do not fit on one GPU, without and with the pool
 ///
-/// Uses the GPUs of this machine, leaving 2 GiB free on each, or simulated ones where there are none. Needs a C compiler:
-/// the program that it runs is plain C and knows nothing of gpupool.
+/// Uses the GPUs of this machine, leaving 2 GiB free on each, or simulated ones where there are none. Where
+/// gpupool was built and not installed it needs a C compiler: the program that it runs is plain C and knows nothing of gpupool.
 #[derive(clap::Args)]
 pub struct Args {
     /// Use simulated GPUs, as 4x32GiB, also where there are real ones
@@ -27,7 +27,7 @@ pub struct Args {
 /// Runs the story.
 ///
 /// # Errors
-/// There is no C compiler or no driver to run on (exit 1), or a step did not show what it should (exit 1).
+/// There is no driver to run on, or neither the program nor a C compiler (exit 1), or a step did not show what it should (exit 1).
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let workshop = Workshop::open()?;
     let machine = Machine::find(&workshop, args.gpus.as_deref())?;

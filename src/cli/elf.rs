@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use object::elf;
 use object::read::elf::{Dyn, ElfFile64, FileHeader, ProgramHeader};
-use object::{Object, ObjectSymbol, ReadCache};
+use object::{Object, ObjectSection, ObjectSymbol, ReadCache};
 
 /// Scripts that name scripts that name scripts; the kernel stops at about as many.
 const INTERPRETERS: usize = 4;
@@ -41,6 +41,24 @@ pub fn all_exports(path: &Path) -> Result<Vec<String>, String> {
     let library = parse(&cache)?;
     let defined = library.dynamic_symbols().filter(ObjectSymbol::is_definition);
     Ok(defined.filter_map(|symbol| symbol.name().ok().map(str::to_owned)).collect())
+}
+
+/// The text, up to its first NUL, that the library at `path` keeps under the exported name `symbol`, if it has that.
+///
+/// # Errors
+/// It cannot be read.
+pub fn text_of(path: &Path, symbol: &str) -> Result<Option<String>, String> {
+    let cache = cache(path)?;
+    let library = parse(&cache)?;
+    let found = library.dynamic_symbols().find(|known| known.is_definition() && known.name() == Ok(symbol));
+    let bytes = found.and_then(|symbol| {
+        let sections = library.sections();
+        let mut bytes =
+            sections.filter_map(|section| section.data_range(symbol.address(), symbol.size()).ok().flatten());
+        bytes.next()
+    });
+    Ok(bytes
+        .map(|bytes| String::from_utf8_lossy(bytes.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()))
 }
 
 /// Why nothing can be preloaded into `program`, if that is so.

@@ -10,8 +10,10 @@ mod fail_on;
 mod failure;
 mod folder;
 mod inherited;
+mod kernel;
 mod lenders;
 mod log_settings;
+mod preloadable;
 mod ps;
 mod report;
 mod run;
@@ -27,7 +29,7 @@ use clap::Parser;
 
 /// The memory of every GPU, and then of the host, for one unmodified CUDA program.
 #[derive(Parser)]
-#[command(name = "gpupool", version, arg_required_else_help = true)]
+#[command(name = "gpupool", version = gpupool_config::VERSION, arg_required_else_help = true)]
 enum Command {
     Run(run::Args),
     Sim(sim::Args),
@@ -36,6 +38,7 @@ enum Command {
     Doctor(doctor::Args),
     Ps(ps::Args),
     Demo(demo::Args),
+    Kernel(kernel::Args),
     #[command(hide = true)]
     Lenders(lenders::Args),
 }
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Ps(args) => ps::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Kernel(args) => kernel::run(&args),
         Command::Lenders(args) => lenders::run(&args),
     };
     done.unwrap_or_else(failure::Failure::report)

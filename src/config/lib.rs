@@ -29,3 +29,6 @@ pub use read::{nearest, no_setting};
 pub use settings::{Devices, Limits, Settings};
 pub use size::{SizeError, format_size, parse_size};
 pub use table::{PREFIX, SETTINGS, Setting, VERDICTS};
+
+/// Version and build of what this is part of, as `0.2.0 (4f2c8b1, 2026-11-22)`.
+pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("GPUPOOL_BUILD"), ")");

@@ -147,7 +147,8 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_MOVE_SHARE",
         values: "percentage",
         default: "5%",
-        help: "The part of the program's time that may be lost to moves that do not pay, and to waiting for a GPU that does not come to rest for one.",
+        help: "The part of the program's time that may be lost to moves that do not pay, to waiting for a GPU that does not come to rest for one, \
+               and to moves where the program has waited for the GPU; of several ranks on one host, all together.",
         read: |settings, value| percentage(value, "5%").map(|share| settings.move_share = share),
     },
     Setting {

@@ -6,7 +6,8 @@
 //! where a program's argument comes in ([`Context::from_raw`]) or an answer goes out to it ([`Context::raw`]).
 
 use cudarc::driver::sys::{
-    CUcontext, CUctx_st, CUdevice, CUevent_st, CUfunc_st, CUmemGenericAllocationHandle, CUmemPoolHandle_st, CUstream,
+    CUcontext, CUctx_st, CUdevice, CUevent_st, CUfunc_st, CUgraph_st, CUgraphExec_st, CUgraphNode_st,
+    CUmemGenericAllocationHandle, CUmemPoolHandle_st, CUstream,
 };
 use gpupool_pool::Place;
 use std::ffi::c_void;
@@ -53,6 +54,12 @@ names! {
     GreenContext(c_void);
     /// An event (`CUevent`).
     Event(CUevent_st);
+    /// A graph.
+    Graph(CUgraph_st);
+    /// A node of one.
+    Node(CUgraphNode_st);
+    /// A graph that can be launched.
+    GraphExec(CUgraphExec_st);
     /// What code was loaded as: a module (`CUmodule`) or a library (`CUlibrary`).
     Module(c_void);
     /// What a launch takes: a function (`CUfunction`), or a kernel (`CUkernel`) in its place.

@@ -13,6 +13,7 @@
 
 pub mod context;
 pub mod device;
+mod graph;
 mod handles;
 pub mod memory;
 pub mod pointer;
@@ -23,11 +24,13 @@ mod table;
 mod timing;
 
 pub use context::Marker;
+pub use graph::Part;
 pub use handles::{
-    AtomicContext, Context, Device, Event, Function, GreenContext, MemoryPool, Module, Physical, Stream,
+    AtomicContext, Context, Device, Event, Function, Graph, GraphExec, GreenContext, MemoryPool, Module, Node,
+    Physical, Stream,
 };
 pub use result::CuResult;
 pub use stream::{Capturing, Relaxed};
 pub use structs::{Access, ArrayMapping, Location, PoolProperties, Properties};
 pub use table::{Driver, at_hand, get};
-pub use timing::Timer;
+pub use timing::{Milestone, Timer};

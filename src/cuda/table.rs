@@ -1,10 +1,10 @@
 //! The functions of the driver that the library calls for itself, as the driver exports them.
 
 use crate::{
-    Access, Context, CuResult, Device, Event, Function, GreenContext, Location, MemoryPool, Physical, Properties,
-    Stream,
+    Access, Context, CuResult, Device, Event, Function, Graph, GreenContext, Location, MemoryPool, Node, Physical,
+    Properties, Stream,
 };
-use cudarc::driver::sys::{CUdeviceptr, CUuuid};
+use cudarc::driver::sys::{CUDA_KERNEL_NODE_PARAMS_v2, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUdeviceptr, CUuuid};
 use gpupool_interpose::cancel;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use once_cell::race::OnceBox;
@@ -118,6 +118,12 @@ functions! {
         cuMemPrefetchAsync_v2(CUdeviceptr, usize, Location, c_uint, Stream);
         cuDeviceGetDefaultMemPool(*mut Option<MemoryPool>, Device);
         cuDeviceGetMemPool(*mut Option<MemoryPool>, Device);
+        cuGraphGetNodes(Graph, *mut Option<Node>, *mut usize);
+        cuGraphNodeGetType(Node, *mut c_int);
+        cuGraphKernelNodeGetParams_v2(Node, *mut CUDA_KERNEL_NODE_PARAMS_v2);
+        cuGraphMemcpyNodeGetParams(Node, *mut CUDA_MEMCPY3D);
+        cuGraphMemsetNodeGetParams(Node, *mut CUDA_MEMSET_NODE_PARAMS);
+        cuGraphChildGraphNodeGetGraph(Node, *mut Option<Graph>);
     }
 }
 

@@ -18,7 +18,8 @@ pub enum Anchor {
     Shared,
     /// Someone may hold its physical handle (`cuMemRetainAllocationHandle`), and whatever was exported from that.
     Retained,
-    /// Someone may hold a file descriptor of it (`cuMemGetHandleForAddressRange`: RDMA).
+    /// Someone may hold a file descriptor of it (`cuMemGetHandleForAddressRange`: RDMA), or it is bound to a multicast object or a logical
+    /// endpoint.
     Descriptor,
     /// The program asked for it. The one reason that ends: [`crate::Pool::release_anchor`], or the end of the block.
     Asked,

@@ -6,6 +6,7 @@ use crate::{guard, log};
 use gpupool_config::{Problem, Rank, Settings};
 use gpupool_cuda as cuda;
 use gpupool_events::Panic;
+use gpupool_interpose::errno::Errno;
 use gpupool_interpose::{Api, dlsym};
 use once_cell::race::OnceBox;
 use std::ffi::{CStr, CString};
@@ -228,12 +229,11 @@ pub fn refuse(problems: &[Problem]) {
     happened(Event::Declined);
 }
 
-/// For what calls without a boundary do now and then, before the driver's own call: what may lock, allocate and ask the driver.
-/// Inside a hook, without being cancelled, and no panic passes. `None` where this is not done: the thread is inside a hook already,
-/// or the process takes no part any more.
+/// For what calls without a boundary do now and then, beside the driver's own call: what may lock, allocate, log and ask the driver.
+/// Inside a hook, without being cancelled, `errno` is kept, and no panic passes; `None` after one.
 #[cold]
 pub fn contained<T>(api: Api, act: impl FnOnce() -> T) -> Option<T> {
-    let _inside = is_active().then(guard::enter_sheltered).flatten()?;
+    let (_errno, _inside) = (Errno::keep(), guard::enter_sheltered());
     // AssertUnwindSafe: after a panic the pool is closed for allocations, which is what may be half changed.
     catch_unwind(AssertUnwindSafe(act)).inspect_err(|_| broken(api)).ok()
 }
@@ -307,6 +307,16 @@ mod tests {
             let threads: Vec<_> = events.iter().map(thread).collect();
             threads.into_iter().map(|thread| usize::from(thread.join().unwrap())).sum()
         })
+    }
+
+    #[test]
+    fn what_rows_without_a_boundary_do_is_inside_a_hook_and_keeps_its_panics() {
+        let answer = contained(Api("cuLaunchKernel"), || {
+            assert!(!guard::is_outside());
+            panic!("planted");
+        });
+        assert_eq!(answer, None::<()>);
+        assert!(guard::is_outside());
     }
 
     #[test]

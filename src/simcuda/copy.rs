@@ -7,7 +7,7 @@ use crate::coherence;
 use crate::context::{Context, by_handle, current};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
-use crate::ffi::{Copy2d, Copy3d, Handle, In, Out};
+use crate::ffi::{Copy2d, Copy3d, Handle, In, Out, Side3d};
 use crate::graph::Node;
 use crate::space::{Span, access, granted};
 use crate::stream::{Stream, Work, resolve};
@@ -119,6 +119,26 @@ struct Copy {
 }
 
 impl Copy {
+    /// As a node of a graph tells it.
+    fn described(&self) -> Copy3d {
+        let side = |surface: &Surface| Side3d {
+            x: 0,
+            y: 0,
+            z: 0,
+            lod: 0,
+            // `CU_MEMORYTYPE_DEVICE` and `CU_MEMORYTYPE_UNIFIED`.
+            kind: if surface.side == Side::Device { 2 } else { 4 },
+            host: 0,
+            device: surface.address,
+            array: 0,
+            reserved: 0,
+            pitch: surface.pitch as usize,
+            height: surface.slice.checked_div(surface.pitch).unwrap_or(0) as usize,
+        };
+        let [width, height, depth] = [self.shape.width, self.shape.height, self.shape.depth].map(|side| side as usize);
+        Copy3d { src: side(&self.src), dst: side(&self.dst), width, height, depth }
+    }
+
     fn run(&self) -> Outcome {
         let Copy { dst, src, shape, .. } = *self;
         // What was legal at the call and is gone now is an illegal address to the hardware.
@@ -181,7 +201,11 @@ pub fn volume_work(copy: In<Copy3d>) -> Outcome<Work> {
     if copy.shape.is_empty() || !(copy.dst.check(copy.shape, true)? & copy.src.check(copy.shape, false)?) {
         return Err(Code::INVALID_VALUE);
     }
-    Ok(Work { touches: copy.touches()?, action: Arc::new(move |_: &Context| copy.run()), node: Node::Memcpy })
+    Ok(Work {
+        touches: copy.touches()?,
+        action: Arc::new(move |_: &Context| copy.run()),
+        node: Node::Memcpy(copy.described()),
+    })
 }
 
 fn start(copy: Copy, when: When) -> Outcome {
@@ -204,7 +228,7 @@ fn start(copy: Copy, when: When) -> Outcome {
     match when {
         When::Done => {
             capture::forbid()?;
-            synchronously(&context, &Work { action, touches: copy.touches()?, node: Node::Memcpy })
+            synchronously(&context, &Work { action, touches: copy.touches()?, node: Node::Memcpy(copy.described()) })
         }
         When::Queued(handle) => {
             let stream = resolve(handle)?;
@@ -230,7 +254,7 @@ fn synchronously(context: &Arc<Context>, work: &Work) -> Outcome {
 fn queue(stream: &Arc<Stream>, copy: Copy, action: crate::stream::Action, allowed: bool) -> Outcome {
     let capturing = stream.capturing()?.is_some();
     if capturing || !allowed {
-        return stream.submit(Work { action, touches: copy.touches()?, node: Node::Memcpy });
+        return stream.submit(Work { action, touches: copy.touches()?, node: Node::Memcpy(copy.described()) });
     }
     let linear = copy.dst.is_dense(copy.shape) && copy.src.is_dense(copy.shape);
     if copy.src.is_pageable() && !copy.dst.is_pageable() && linear && !stream.is_idle() {
@@ -249,10 +273,10 @@ fn queue(stream: &Arc<Stream>, copy: Copy, action: crate::stream::Action, allowe
             Ok(())
         });
         let touches = vec![(dst.address, dst.address + bytes as u64)];
-        return stream.submit(Work { action, touches, node: Node::Memcpy });
+        return stream.submit(Work { action, touches, node: Node::Memcpy(copy.described()) });
     }
     let waits = copy.dst.is_pageable() || copy.src.is_pageable();
-    let work = Work { action, touches: copy.touches()?, node: Node::Memcpy };
+    let work = Work { action, touches: copy.touches()?, node: Node::Memcpy(copy.described()) };
     if waits {
         stream.run_or_submit(work)?;
         let last = stream.last();

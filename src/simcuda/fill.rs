@@ -7,7 +7,7 @@ use crate::context::{Context, current};
 use crate::driver::driver;
 use crate::error::{Code, Outcome};
 use crate::ffi::Handle;
-use crate::graph::Node;
+use crate::graph::{MemsetNode, Node};
 use crate::pointer::is_filled_at_once;
 use crate::space::{Kind, Span, access, granted};
 use crate::stream::{Action, Work, resolve};
@@ -25,6 +25,8 @@ struct Fill {
     width: u64,
     height: u64,
     pattern: [u8; 4],
+    /// Bytes of an element.
+    element: u32,
 }
 
 impl Fill {
@@ -36,7 +38,26 @@ impl Fill {
             return Err(Code::INVALID_VALUE);
         }
         let pattern = std::array::from_fn(|index| value[index % N]);
-        Ok(Self { address, pitch: pitch as u64, width: bytes as u64, height: height as u64, pattern })
+        Ok(Self {
+            address,
+            pitch: pitch as u64,
+            width: bytes as u64,
+            height: height as u64,
+            pattern,
+            element: N as u32,
+        })
+    }
+
+    /// As a node of a graph tells it.
+    fn described(&self) -> MemsetNode {
+        MemsetNode {
+            address: self.address,
+            pitch: self.pitch as usize,
+            value: u32::from_ne_bytes(self.pattern) & (u32::MAX >> (32 - 8 * self.element)),
+            element: self.element,
+            width: (self.width / u64::from(self.element)) as usize,
+            height: self.height as usize,
+        }
     }
 
     fn end(&self) -> Outcome<u64> {
@@ -58,7 +79,7 @@ impl Fill {
             if allowed { Ok(()) } else { Err(Code::INVALID_VALUE) }
         })?;
         let action: Action = Arc::new(move |_: &Context| self.run(device));
-        Ok(Work { action, touches: vec![(self.address, end)], node: Node::Memset })
+        Ok(Work { action, touches: vec![(self.address, end)], node: Node::Memset(self.described()) })
     }
 
     fn run(&self, device: usize) -> Outcome {

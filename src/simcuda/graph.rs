@@ -5,6 +5,7 @@ use crate::error::{Code, Outcome};
 use crate::ffi::{Copy3d, Handle, In, Out};
 use crate::graph_memory::{self, AllocNode, Allocation, Room};
 use crate::kernels::Kernel;
+use crate::launch::Parameters;
 use crate::physical::Place;
 use crate::space::Kind;
 use crate::stream::{HostFn, Work, host_work, resolve};
@@ -39,7 +40,7 @@ impl Member {
 /// The places of the memory that a copy or a fill names, in their order. Executables keep to those: "the device(s) to which the
 /// operand(s) was allocated/mapped cannot change", as the documentation of `cuGraphExecUpdate` has it.
 fn operands(work: &Work) -> Vec<Place> {
-    if !matches!(work.node, Node::Memcpy | Node::Memset) {
+    if !matches!(work.node, Node::Memcpy(_) | Node::Memset(_)) {
         return Vec::new();
     }
     let regions = work.touches.iter().flat_map(|&(start, end)| driver().space.within(start, end));
@@ -56,9 +57,9 @@ fn operands(work: &Work) -> Vec<Place> {
 /// What a piece of work is to a graph.
 #[derive(Clone)]
 pub enum Node {
-    Kernel(&'static Kernel),
-    Memcpy,
-    Memset,
+    Kernel(&'static Kernel, Arc<Parameters>),
+    Memcpy(Copy3d),
+    Memset(MemsetNode),
     Host,
     /// Of so many nodes, one of which may be a kernel that follows pointers.
     Graph {
@@ -74,9 +75,9 @@ impl Node {
     /// `CUgraphNodeType`.
     fn number(&self) -> c_int {
         match self {
-            Node::Kernel(_) => 0,
-            Node::Memcpy => 1,
-            Node::Memset => 2,
+            Node::Kernel(..) => 0,
+            Node::Memcpy(_) => 1,
+            Node::Memset(_) => 2,
             Node::Host => 3,
             Node::Graph { .. } => 4,
             Node::Empty => 5,
@@ -87,7 +88,7 @@ impl Node {
 
     /// Whether it uses memory that nothing in its parameters names.
     pub fn follows_pointers(&self) -> bool {
-        matches!(self, Node::Kernel(Kernel { follows: true, .. }) | Node::Graph { follows: true, .. })
+        matches!(self, Node::Kernel(Kernel { follows: true, .. }, _) | Node::Graph { follows: true, .. })
     }
 
     fn is_memory(&self) -> bool {
@@ -205,19 +206,19 @@ pub fn add_kernel(
 fn kernel_work(node: In<KernelNode>) -> Outcome<Work> {
     let node = node.get()?;
     let (params, extra) = (In::from_address(node.params), In::from_address(node.extra));
-    launch::work(node.function, node.grid, node.block, params, extra)
+    launch::work(node.function, node.grid, node.block, node.shared, params, extra)
 }
 
 /// `CUDA_MEMSET_NODE_PARAMS`: what both versions begin with.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct MemsetNode {
-    address: u64,
-    pitch: usize,
-    value: c_uint,
-    element: c_uint,
-    width: usize,
-    height: usize,
+    pub address: u64,
+    pub pitch: usize,
+    pub value: c_uint,
+    pub element: c_uint,
+    pub width: usize,
+    pub height: usize,
 }
 
 pub fn add_memset(
@@ -358,6 +359,40 @@ pub fn alloc_params(node: Handle, out: Out<AllocNode>) -> Outcome {
     out.required()?;
     match &driver().nodes.get(node).map_err(|_| Code::INVALID_VALUE)?.node {
         Node::MemAlloc(allocation) => out.set(AllocNode::of(allocation)),
+        _ => Err(Code::INVALID_VALUE),
+    }
+}
+
+/// `cuGraphKernelNodeGetParams`: the arguments are the node's, and live as long as it does.
+pub fn kernel_params(node: Handle, out: Out<KernelNode>) -> Outcome {
+    out.required()?;
+    match &driver().nodes.get(node).map_err(|_| Code::INVALID_VALUE)?.node {
+        Node::Kernel(_, given) => out.set(KernelNode {
+            function: given.function,
+            grid: given.grid,
+            block: given.block,
+            shared: given.shared,
+            params: given.pointers(),
+            extra: 0,
+        }),
+        _ => Err(Code::INVALID_VALUE),
+    }
+}
+
+/// `cuGraphMemcpyNodeGetParams`.
+pub fn memcpy_params(node: Handle, out: Out<Copy3d>) -> Outcome {
+    out.required()?;
+    match &driver().nodes.get(node).map_err(|_| Code::INVALID_VALUE)?.node {
+        Node::Memcpy(copy) => out.set(*copy),
+        _ => Err(Code::INVALID_VALUE),
+    }
+}
+
+/// `cuGraphMemsetNodeGetParams`.
+pub fn memset_params(node: Handle, out: Out<MemsetNode>) -> Outcome {
+    out.required()?;
+    match &driver().nodes.get(node).map_err(|_| Code::INVALID_VALUE)?.node {
+        Node::Memset(fill) => out.set(*fill),
         _ => Err(Code::INVALID_VALUE),
     }
 }

@@ -29,20 +29,43 @@ pub struct Config {
 
 const _: () = assert!(size_of::<Config>() == size_of::<cudarc::driver::sys::CUlaunchConfig>());
 
+/// What a kernel's node of a graph was given, with copies of the arguments that live as long as it does.
+pub struct Parameters {
+    pub function: Handle,
+    pub grid: [c_uint; 3],
+    pub block: [c_uint; 3],
+    pub shared: c_uint,
+    /// A pointer to each argument.
+    pointers: Vec<usize>,
+    /// Where they lead.
+    _arguments: Vec<Box<[u8]>>,
+}
+
+impl Parameters {
+    /// Where the pointers to the arguments are (`kernelParams`).
+    pub fn pointers(&self) -> usize {
+        self.pointers.as_ptr().addr()
+    }
+}
+
 /// The work of a launch: arguments are copied now, as the driver does.
 pub fn work(
-    function: Handle,
+    handle: Handle,
     grid: [c_uint; 3],
     block: [c_uint; 3],
+    shared: c_uint,
     params: In<usize>,
     extra: In<usize>,
 ) -> Outcome<Work> {
-    let function = driver().functions.get(function)?;
+    let function = driver().functions.get(handle)?;
     let threads = block.iter().map(|&side| u64::from(side)).product::<u64>();
     if grid.contains(&0) || threads == 0 || threads > 1024 || block[2] > 64 {
         return Err(Code::INVALID_VALUE);
     }
     let args = arguments(&function, params, extra)?;
+    let copies = bytes(&function, params, extra)?;
+    let pointers = copies.iter().map(|argument| argument.as_ptr().addr()).collect();
+    let parameters = Parameters { function: handle, grid, block, shared, pointers, _arguments: copies };
     let Some(kernel) = function.kernel else {
         static ONCE: std::sync::Once = std::sync::Once::new();
         ONCE.call_once(|| {
@@ -55,7 +78,18 @@ pub fn work(
     };
     let touches = kernel.ranges(&args);
     let action = Arc::new(move |context: &Context| kernel.run(&args, context));
-    Ok(Work { action, touches, node: Node::Kernel(kernel) })
+    Ok(Work { action, touches, node: Node::Kernel(kernel, Arc::new(parameters)) })
+}
+
+/// The bytes of each argument.
+fn bytes(function: &Function, params: In<usize>, extra: In<usize>) -> Outcome<Vec<Box<[u8]>>> {
+    let of = |address: usize, bytes: usize| (0..bytes).map(|at| In::<u8>::from_address(address).at(at)).collect();
+    if !extra.is_null() {
+        let base = buffer(function, extra)?;
+        return Ok(function.params.iter().map(|&(offset, bytes)| of(base + offset, bytes)).collect());
+    }
+    let pointers = params.list(function.params.len())?;
+    Ok(function.params.iter().zip(pointers).map(|(&(_, bytes), pointer)| of(pointer, bytes)).collect())
 }
 
 fn arguments(function: &Function, params: In<usize>, extra: In<usize>) -> Outcome<Args> {
@@ -110,13 +144,13 @@ pub fn kernel(
     block_x: c_uint,
     block_y: c_uint,
     block_z: c_uint,
-    _shared: c_uint,
+    shared: c_uint,
     stream: Handle,
     params: In<usize>,
     extra: In<usize>,
 ) -> Outcome {
     let stream = resolve(stream)?;
-    stream.submit(work(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], params, extra)?)
+    stream.submit(work(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared, params, extra)?)
 }
 
 #[allow(clippy::too_many_arguments, reason = "the driver's signature")]
@@ -138,5 +172,5 @@ pub fn cooperative(
 pub fn kernel_ex(config: In<Config>, function: Handle, params: In<usize>, extra: In<usize>) -> Outcome {
     let config = config.get()?;
     let stream = resolve(config.stream)?;
-    stream.submit(work(function, config.grid, config.block, params, extra)?)
+    stream.submit(work(function, config.grid, config.block, config.shared, params, extra)?)
 }

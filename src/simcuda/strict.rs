@@ -54,10 +54,10 @@ impl Unfinished {
     /// In words, with where it is.
     fn describe(&self, context: &Context) -> String {
         let what = match &self.node {
-            Node::Kernel(kernel) if kernel.follows => format!("kernel {}, which follows pointers,", kernel.name),
-            Node::Kernel(kernel) => format!("kernel {}", kernel.name),
-            Node::Memcpy => "a copy".to_owned(),
-            Node::Memset => "a fill".to_owned(),
+            Node::Kernel(kernel, _) if kernel.follows => format!("kernel {}, which follows pointers,", kernel.name),
+            Node::Kernel(kernel, _) => format!("kernel {}", kernel.name),
+            Node::Memcpy(_) => "a copy".to_owned(),
+            Node::Memset(_) => "a fill".to_owned(),
             Node::Graph { works, .. } => format!("a graph of {works} nodes"),
             Node::Host | Node::Empty | Node::MemAlloc(_) | Node::MemFree(_) => "work".to_owned(),
         };

@@ -418,6 +418,10 @@ Init {
     11040 cuDeviceGraphMemTrim(device: c_int) => graph_memory::trim;
     11040 cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, out: Out<c_void>) => graph_memory::attribute;
     11040 cuDeviceSetGraphMemAttribute(device: c_int, attribute: c_int, value: In<c_void>) => graph_memory::set_attribute;
+    10000 cuGraphKernelNodeGetParams(node: Handle, out: Out<graph::KernelNode>) => graph::kernel_params;
+    12000 cuGraphKernelNodeGetParams_v2(node: Handle, out: Out<graph::KernelNode>) => graph::kernel_params;
+    10000 cuGraphMemcpyNodeGetParams(node: Handle, out: Out<Copy3d>) => graph::memcpy_params;
+    10000 cuGraphMemsetNodeGetParams(node: Handle, out: Out<graph::MemsetNode>) => graph::memset_params;
     10000 cuGraphNodeGetType(node: Handle, out: Out<c_int>) => graph::node_type;
     10000 cuGraphInstantiate(out: Out<Handle>, graph: Handle, node: Out<Handle>, log: Out<u8>, bytes: usize) => graph::instantiate_v1;
     11000 cuGraphInstantiate_v2(out: Out<Handle>, graph: Handle, node: Out<Handle>, log: Out<u8>, bytes: usize) => graph::instantiate_v1;

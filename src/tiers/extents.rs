@@ -33,8 +33,13 @@ pub struct Extent {
     born: u64,
     pub near_bytes: u64,
     pub far_bytes: u64,
+    /// The same without what must stay where it is.
+    pub near_free: u64,
+    pub far_free: u64,
     /// Nanoseconds of one pass over its far bytes.
     pub pass_ns: f32,
+    /// The same over those that may move.
+    pub may_ns: f32,
     /// Nanoseconds of one pass as it lay when it was first seen, and its bytes that were far.
     first_ns: f32,
     first_far: u64,
@@ -73,13 +78,32 @@ impl Extent {
     }
 }
 
+/// What of a range must stay where it is, in order of address and each byte once.
+fn fixed(range: Range, at: &impl Whereabouts) -> Vec<Range> {
+    let mut all = Vec::new();
+    at.fixed(range, &mut |part| all.push(part.meet(&range)));
+    all.sort_unstable();
+    let mut joined: Vec<Range> = Vec::new();
+    for part in all.into_iter().filter(|part| part.bytes() > 0) {
+        match joined.last_mut() {
+            Some(last) if part.start <= last.end => last.end = last.end.max(part.end),
+            _ => joined.push(part),
+        }
+    }
+    joined
+}
+
+/// Bytes of a piece that may move.
+fn free_of(piece: Range, fixed: &[Range]) -> u64 {
+    piece.bytes() - fixed.iter().map(|part| part.meet(&piece).bytes()).sum::<u64>()
+}
+
 #[derive(Debug, Default)]
 pub struct Extents {
     slots: Vec<Extent>,
     free: Vec<u32>,
     /// Start of each extent and its slot.
     by_start: BTreeMap<u64, u32>,
-    fixed: BTreeMap<u64, u64>,
     /// What was far when it was first seen: start, end and nanoseconds a byte of a pass.
     homes: BTreeMap<u64, (u64, f64)>,
     /// Counts the changes of borders.
@@ -131,7 +155,10 @@ impl Extents {
             born: self.born,
             near_bytes: 0,
             far_bytes: 0,
+            near_free: 0,
+            far_free: 0,
             pass_ns: 0.0,
+            may_ns: 0.0,
             first_ns: 0.0,
             first_far: 0,
             back_ns: 0.0,
@@ -289,15 +316,6 @@ impl Extents {
         touched.into_iter().for_each(|slot| self.unsettle(slot));
     }
 
-    pub fn fix(&mut self, range: Range, fixed: bool) {
-        if fixed {
-            let end = self.fixed.entry(range.start).or_default();
-            *end = range.end.max(*end);
-        } else {
-            self.fixed.remove(&range.start);
-        }
-    }
-
     /// A move of this range failed. It is tried again after 8 cycles, after twice as many each further time.
     pub fn stayed(&mut self, range: Range, cycle: u64) {
         let touched: Vec<u32> = self.over(range).collect();
@@ -343,16 +361,26 @@ impl Extents {
                 new.push((extent.born, range.start, slot));
             }
             let (mut near, mut far, mut pass_ns, mut last) = (0, 0, 0.0, (0, extent.place));
+            let (mut near_free, mut far_free, mut may_ns) = (0, 0, 0.0);
+            let fixed = fixed(range, at);
             at.pieces(range, &mut |piece, place| match place {
-                Where::Near => near += piece.bytes(),
+                Where::Near => {
+                    near += piece.bytes();
+                    near_free += free_of(piece, &fixed);
+                }
                 Where::Far(index) => {
+                    let free = free_of(piece, &fixed);
                     far += piece.bytes();
+                    far_free += free;
                     pass_ns += links.pass_ns(place, piece.bytes());
+                    may_ns += links.pass_ns(place, free);
                     last = (if last.1 == index { last.0 + piece.bytes() } else { piece.bytes() }, index);
                     most = most.max(last);
                 }
             });
-            (extent.near_bytes, extent.far_bytes, extent.pass_ns, extent.place) = (near, far, pass_ns as f32, most.1);
+            (extent.near_bytes, extent.far_bytes) = (near, far);
+            (extent.near_free, extent.far_free) = (near_free, far_free);
+            (extent.pass_ns, extent.may_ns, extent.place) = (pass_ns as f32, may_ns as f32, most.1);
         }
         for &slot in unsettled.iter().filter(|slot| !new.iter().any(|(.., new)| new == *slot)) {
             self.compare(slot, links);
@@ -441,6 +469,7 @@ impl Extents {
     pub fn movable(&self, slot: u32, near: bool, at: &impl Whereabouts) -> Vec<(Range, u8)> {
         let mut found: Vec<(Range, u8)> = Vec::new();
         let Some(extent) = self.get(slot) else { return found };
+        let all_fixed = fixed(extent.range, at);
         at.pieces(extent.range, &mut |piece, place| {
             let index = match place {
                 Where::Near if near => extent.place,
@@ -448,8 +477,8 @@ impl Extents {
                 Where::Near | Where::Far(_) => return,
             };
             let mut start = piece.start;
-            for (&from, &to) in self.fixed.range(..piece.end) {
-                let fixed = piece.meet(&Range { start: from, end: to });
+            for fixed in &all_fixed {
+                let fixed = piece.meet(fixed);
                 if fixed.bytes() > 0 {
                     if start < fixed.start {
                         found.push((Range { start, end: fixed.start }, index));

@@ -38,6 +38,9 @@ pub trait Whereabouts {
     /// Tells the pieces of a range in order of address, each with its place. What is nobody's is left out.
     fn pieces(&self, range: Range, tell: &mut dyn FnMut(Range, Where));
 
+    /// Tells what of a range must stay where it is, in any order. It is no candidate for a move, and nobody asks for it.
+    fn fixed(&self, _range: Range, _tell: &mut dyn FnMut(Range)) {}
+
     /// Bytes that could come to the home GPU without another byte's leaving it.
     fn near_room(&self) -> u64;
 }
@@ -45,6 +48,9 @@ pub trait Whereabouts {
 impl<T: Whereabouts> Whereabouts for &T {
     fn pieces(&self, range: Range, tell: &mut dyn FnMut(Range, Where)) {
         (**self).pieces(range, tell);
+    }
+    fn fixed(&self, range: Range, tell: &mut dyn FnMut(Range)) {
+        (**self).fixed(range, tell);
     }
     fn near_room(&self) -> u64 {
         (**self).near_room()

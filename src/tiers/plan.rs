@@ -148,7 +148,7 @@ impl Tiers {
         let mut guests: Vec<(f32, u32)> = self
             .extents
             .live()
-            .filter(|(slot, extent)| extent.near_bytes > 0 && extent.stays_until <= self.cycles && !is_used(*slot))
+            .filter(|(slot, extent)| extent.near_free > 0 && extent.stays_until <= self.cycles && !is_used(*slot))
             .map(|(slot, extent)| (extent.density, slot))
             .collect();
         guests.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -207,7 +207,7 @@ impl Tiers {
             .iter()
             .filter_map(|part| {
                 let extent = self.extents.get(part.slot)?;
-                let may = extent.far_bytes > 0 && extent.stays_until <= self.cycles;
+                let may = extent.far_free > 0 && extent.stays_until <= self.cycles;
                 may.then(|| (f64::from(gain * part.part) / links.link(extent.place).kernel, part.slot, extent.place))
             })
             .collect();
@@ -215,7 +215,7 @@ impl Tiers {
         let back = wanted.first().map(|(_, _, place)| links.swap_ns_per_byte(*place))?;
         let mut room = at.near_room();
         let mut victims =
-            if room < wanted.iter().filter_map(|want| self.extents.get(want.1)).map(|want| want.far_bytes).sum() {
+            if room < wanted.iter().filter_map(|want| self.extents.get(want.1)).map(|want| want.far_free).sum() {
                 self.victims(back, offset, is_used)
             } else {
                 Vec::new()
@@ -312,7 +312,7 @@ impl Tiers {
         let mut victims: Vec<Victim> = self
             .extents
             .live()
-            .filter(|(slot, extent)| extent.near_bytes > 0 && extent.stays_until <= self.cycles && !is_used(*slot))
+            .filter(|(slot, extent)| extent.near_free > 0 && extent.stays_until <= self.cycles && !is_used(*slot))
             .map(|(slot, extent)| {
                 let kernel = self.settings.links.link(extent.place).kernel;
                 let away = f64::from(extent.density) / kernel;
@@ -416,10 +416,10 @@ impl Tiers {
         let mut near: Vec<(f64, u32)> = Vec::new();
         for (slot, extent) in self.extents.live().filter(|(_, extent)| extent.stays_until <= self.cycles) {
             let density = worth(extent);
-            if extent.far_bytes > 0 && density > 0.0 {
+            if extent.far_free > 0 && density > 0.0 {
                 far.push((density, slot, extent.place));
             }
-            if extent.near_bytes > 0 {
+            if extent.near_free > 0 {
                 near.push((density, slot));
             }
         }

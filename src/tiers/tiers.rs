@@ -114,15 +114,10 @@ impl Tiers {
         self.extents.block_ended(address);
     }
 
-    /// Memory of living blocks lies elsewhere now, whoever moved it.
+    /// Memory of living blocks lies elsewhere now, whoever moved it, or must stay where it is from now on, or need not any more.
     pub fn placed(&mut self, range: Range) {
         self.extents.placed(range);
         self.moved_for_last = self.moves_for_last;
-    }
-
-    /// A range must stay where it is, or may move again. What was fixed is given free with the same start.
-    pub fn fixed(&mut self, range: Range, fixed: bool) {
-        self.extents.fix(range, fixed);
     }
 
     /// A range that a [`Swap`](crate::Swap) named did not move. It is left alone for a while, longer each time.
@@ -248,18 +243,20 @@ impl Tiers {
     #[cold]
     fn look(&mut self, id: u32, version: u32) {
         let Some(known) = self.kinds.get_mut(id) else { return };
-        let (mut pass_ns, mut saved_ns, mut bytes, mut a_cycle) = (0.0, 0.0, 0, 0.0);
+        let (mut pass_ns, mut may_ns, mut saved_ns, mut bytes, mut a_cycle) = (0.0, 0.0, 0.0, 0, 0.0);
         for part in &known.uses {
             if let Some(extent) = self.extents.get(part.slot) {
                 pass_ns += part.part * extent.pass_ns;
+                may_ns += part.part * extent.may_ns;
                 saved_ns += part.part * extent.saved_ns(self.cycles);
                 bytes += extent.range.bytes();
-                a_cycle += extent.density * extent.pass_ns;
+                a_cycle += extent.density * extent.may_ns;
             }
         }
         let settled = known.names(bytes);
-        let here = self.kinds.gain(id).0 * pass_ns;
-        let asks = pass_ns > LEAST / 64.0 && here.max(a_cycle) > LEAST.max(pass_ns);
+        // What must stay far is no reason to ask.
+        let here = self.kinds.gain(id).0 * may_ns;
+        let asks = may_ns > LEAST / 64.0 && here.max(a_cycle) > LEAST.max(may_ns);
         let credit = self.kinds.credit(id, saved_ns);
         let unsure = self.kinds.is_unsure(id);
         if let Some(hot) = self.kinds.hot_mut(id) {

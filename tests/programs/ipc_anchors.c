@@ -3,10 +3,12 @@
 #include <dlfcn.h>
 
 #include "kernels.h"
+#include "simulator.h"
 #include "vmm.h"
 
 #include "../../include/gpupool.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr pointer, size_t bytes, int kind, uint64_t flags);
@@ -24,6 +26,23 @@ static void say_anchors(const char *when, CUdeviceptr pointer, size_t bytes)
     for (size_t i = 0; i < count; i++)
         printf(" %zu MiB %u", (size_t)(pieces[i].bytes / MIB), pieces[i].anchors);
     printf("\n");
+}
+
+CUresult cuMulticastBindAddr(uint64_t multicast, size_t offset, CUdeviceptr pointer, size_t bytes, uint64_t flags);
+
+static CUdeviceptr bound;
+
+static void *say_bound(void *nothing)
+{
+    say_anchors("while it is bound", bound, 8 * MIB);
+    return nothing;
+}
+
+/* In a thread of its own: inside a call of the program's, gpupool answers nothing. */
+static void during_the_call(void)
+{
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, say_bound, NULL) == 0 && pthread_join(thread, NULL) == 0);
 }
 
 int main(void)
@@ -79,6 +98,15 @@ int main(void)
     CHECK(cuMemFree_v2(whole));
     CHECK(cuMemFree_v2(several));
     trim();
+
+    /* Simulated GPUs have no multicast, so the call fails, and what it said before is taken back. */
+    Simulator s = find_simulator();
+    CHECK(cuMemAlloc_v2(&bound, 8 * MIB));
+    if (s.after)
+        s.after("cuMulticastBindAddr", during_the_call);
+    SHOW(cuMulticastBindAddr(1, 0, bound, 8 * MIB, 0));
+    say_anchors("refused", bound, 8 * MIB);
+    CHECK(cuMemFree_v2(bound));
 
     /* Three blocks on one chunk: what a descriptor was given of is not the next block's, as long as its chunk is here. */
     CUdeviceptr given, neighbour, next;

@@ -1,9 +1,18 @@
 /*
- * rotation COUNT MIB TIMES ROUNDS [graph]: arrays that are read in turn, each by a kernel that goes through it TIMES times; what they add up to.
- * With graph, an empty graph is made first.
- * On stderr the GPU's time for each round, in microseconds.
+ * rotation COUNT MIB TIMES ROUNDS [HOW]: arrays that are read in turn, each by a kernel that goes through it TIMES times; what they add up to.
+ * On stderr the GPU's time for each round, in microseconds, and how often the process looked which files it has open.
+ * HOW is graphs: each array's kernel is launched in a graph of its own. Or copies: there is a graph that copies all arrays and fills
+ * memory. Or gone: there was such a graph. Or set: of that one node was set anew. Or past: behind the first copy that is not the program's a kernel is launched past all
+ * hooks, which waits until the program's launch has returned. Or persistent: in the first half of the rounds a kernel runs beside all
+ * others. Or ahead: the rounds are not waited for. Or what the program says of its memory before: kept (what is near is anchored or
+ * prefetched to where it is), away (what is far stays there), taken_back (the same, and then not any more).
  */
+#include "simulator.h"
+
+#include "control.h"
 #include "kernels.h"
+
+#include <dirent.h>
 #include "streams.h"
 
 #define MOST 64
@@ -23,6 +32,119 @@ static const char SUM_AGAIN[] =
              "ld.volatile.global.u32 %r6, [%rd11];\n cvt.u64.u32 %rd12, %r6;\n add.s64 %rd14, %rd14, %rd12;\n")
     "bra pass;\n"
     "over:\n red.global.add.u64 [%rd3], %rd14;\n ret;\n}\n";
+
+static int looks;
+
+/* The executable comes first in the search order, so everybody calls this one. */
+DIR *opendir(const char *name)
+{
+    DIR *(*next)(const char *) = (DIR *(*)(const char *))dlsym(RTLD_NEXT, "opendir");
+    looks += strcmp(name, "/proc/self/fd") == 0;
+    return next(name);
+}
+
+static struct {
+    CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **,
+                       void **);
+    CUfunction wait;
+    CUstream stream;
+    uint32_t *flag;
+} past;
+
+static void launch_past(void)
+{
+    CUdeviceptr flag = (CUdeviceptr)past.flag;
+    *past.flag = 0;
+    CHECK(past.launch(past.wait, 1, 1, 1, 1, 1, 1, 0, past.stream, (void *[]){&flag}, NULL));
+}
+
+/* The driver's own functions, as somebody has them whom no hook sees. */
+static void prepare_beside(const Kernels *k)
+{
+    past.wait = k->wait_flag;
+    CHECK(cuStreamCreate(&past.stream, 1));
+    CHECK(cuMemHostAlloc((void **)&past.flag, sizeof *past.flag, 0));
+    past.launch = cuLaunchKernel;
+}
+
+static void prepare_past(const Kernels *k)
+{
+    prepare_beside(k);
+    void *(*look_up)(void *, const char *) = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
+    if (!look_up)
+        look_up = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    REQUIRE(look_up);
+    *(void **)&past.launch = look_up(dlopen("libcuda.so.1", RTLD_NOW), "cuLaunchKernel");
+    Simulator simulator = find_simulator();
+    REQUIRE(past.launch && simulator.after);
+    simulator.after("cuMemcpyDtoDAsync_v2", launch_past);
+}
+
+typedef struct {
+    CUdeviceptr address;
+    size_t pitch;
+    unsigned value, element;
+    size_t width, height;
+} Fill;
+
+typedef struct CUgraphNode_st *CUgraphNode;
+
+CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count);
+CUresult cuGraphMemsetNodeGetParams(CUgraphNode node, Fill *fill);
+CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node, const Fill *fill, CUcontext context);
+
+/* A graph that is launched once, and changes nothing of the arrays. */
+static void copying_graph(CUstream stream, const CUdeviceptr *arrays, int count, size_t bytes, const char *how)
+{
+    CUgraph graph;
+    CUgraphExec exec;
+    CUgraphNode nodes[MOST];
+    size_t found = MOST;
+    CUdeviceptr copies;
+    CUcontext context;
+    Fill fill;
+    CHECK(cuCtxGetCurrent(&context));
+    CHECK(cuMemAlloc_v2(&copies, bytes));
+    CHECK(cuStreamBeginCapture_v2(stream, CAPTURE_RELAXED));
+    CHECK(cuMemsetD32Async(copies, 0, 2, stream));
+    for (int i = 0; i < count; i++)
+        CHECK(cuMemcpyDtoDAsync_v2(copies, arrays[i], bytes, stream));
+    CHECK(cuStreamEndCapture(stream, &graph));
+    CHECK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    CHECK(cuGraphGetNodes(graph, nodes, &found));
+    REQUIRE(found == (size_t)count + 1);
+    CHECK(cuGraphMemsetNodeGetParams(nodes[0], &fill));
+    REQUIRE(fill.address == copies && fill.element * fill.width == 8 && fill.height == 1);
+    if (strcmp(how, "set") == 0)
+        CHECK(cuGraphExecMemsetNodeSetParams(exec, nodes[0], &fill, context));
+    CHECK(cuGraphLaunch(exec, stream));
+    CHECK(cuStreamSynchronize(stream));
+    if (strcmp(how, "copies") != 0)
+        CHECK(cuGraphExecDestroy(exec));
+}
+
+/* Where all of an array lies; -9: at several places. */
+static int place_of(const Control *c, CUdeviceptr array, size_t bytes)
+{
+    gpupool_piece pieces[MOST];
+    size_t count = MOST;
+    REQUIRE(c->pieces((void *)array, bytes, pieces, &count) == 0 && count <= MOST);
+    return count == 1 ? pieces[0].place : -9;
+}
+
+static void say(const char *how, int i, CUdeviceptr array, size_t bytes)
+{
+    Control c = find_control(RTLD_DEFAULT);
+    void *pointer = (void *)array;
+    int place = place_of(&c, array, bytes);
+    REQUIRE(place != -9);
+    if (strcmp(how, "kept") == 0 && place == 0)
+        REQUIRE((i % 2 ? c.anchor(pointer, bytes) : c.prefetch(pointer, bytes, place, NULL)) == 0);
+    if (strcmp(how, "away") == 0 || strcmp(how, "taken_back") == 0)
+        REQUIRE(place == 0 || c.advise(pointer, bytes, GPUPOOL_PREFERRED_LOCATION, place) == 0);
+    if (strcmp(how, "taken_back") == 0)
+        REQUIRE(place == 0 || c.advise(pointer, bytes, GPUPOOL_NO_PREFERRED_LOCATION, 0) == 0);
+}
 
 int main(int argc, char **argv)
 {
@@ -50,18 +172,39 @@ int main(int argc, char **argv)
         for (uint64_t at = 0; at < n; at++)
             expected += times * (uint32_t)(at + (uint64_t)i);
     }
-    if (argc == 6) {
-        CUgraph graph;
-        CUgraphExec exec;
-        CHECK(cuStreamBeginCapture_v2(stream, CAPTURE_RELAXED));
-        CHECK(cuStreamEndCapture(stream, &graph));
-        CHECK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    const char *how = argc == 6 ? argv[5] : "";
+    CHECK(cuStreamSynchronize(stream));
+    for (int i = 0; i < count && (strcmp(how, "kept") == 0 || strcmp(how, "away") == 0 || strcmp(how, "taken_back") == 0); i++)
+        say(how, i, arrays[i], 4 * n);
+    if (strcmp(how, "past") == 0)
+        prepare_past(&k);
+    if (strcmp(how, "persistent") == 0) {
+        prepare_beside(&k);
+        launch_past();
     }
+    CUgraphExec graphs[MOST];
+    for (int i = 0; i < count && strcmp(how, "graphs") == 0; i++) {
+        CUgraph graph;
+        CHECK(cuStreamBeginCapture_v2(stream, CAPTURE_RELAXED));
+        launch(sum_again, stream, (void *[]){&arrays[i], &n, &times, &out});
+        CHECK(cuStreamEndCapture(stream, &graph));
+        CHECK(cuGraphInstantiateWithFlags(&graphs[i], graph, 0));
+        CHECK(cuGraphDestroy(graph));
+    }
+    if (strcmp(how, "copies") == 0 || strcmp(how, "gone") == 0 || strcmp(how, "set") == 0)
+        copying_graph(stream, arrays, count, 4 * n, how);
     for (int round = 0; round < rounds; round++) {
         float milliseconds;
         CHECK(cuEventRecord(begin, stream));
         for (int i = 0; i < count; i++) {
-            launch(sum_again, stream, (void *[]){&arrays[i], &n, &times, &out});
+            if (strcmp(how, "graphs") == 0)
+                CHECK(cuGraphLaunch(graphs[i], stream));
+            else
+                launch(sum_again, stream, (void *[]){&arrays[i], &n, &times, &out});
+            if (past.flag && (strcmp(how, "past") == 0 || 2 * round >= rounds))
+                __atomic_store_n(past.flag, 1, __ATOMIC_RELEASE);
+            if (strcmp(how, "ahead") == 0)
+                continue;
             /* What is moved before a launch then waits for no other, however slow the machine is. */
             CHECK(cuStreamSynchronize(stream));
         }
@@ -76,5 +219,6 @@ int main(int argc, char **argv)
         printf("array %d: %llu wrong\n", i, (unsigned long long)count_wrong(&k, arrays[i], n, (uint32_t)i));
     for (int i = 0; i < count; i++)
         CHECK(cuMemFree_v2(arrays[i]));
+    fprintf(stderr, "looked %d times\n", looks);
     return 0;
 }

@@ -1,11 +1,13 @@
 //! What every step of the demo needs: the compiled program, its folder, and somewhere to show what happens.
 
+use std::fs::Permissions;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::failure::Failure;
-use crate::stdout;
+use crate::{companion, stdout};
 
 const SOURCE: &str = include_str!("two_arrays.c");
 const PROGRAM: &str = "two_arrays";
@@ -13,6 +15,25 @@ const PROGRAM: &str = "two_arrays";
 /// Writes a line. A reader that has left (`| head`) has what it wanted, and the rest of the story is for nobody.
 pub fn show(out: &mut dyn Write, line: std::fmt::Arguments<'_>) -> Result<(), Failure> {
     writeln!(out, "{line}").map_err(|error| stdout::unless_left(error).err().unwrap_or_else(Failure::nothing))
+}
+
+/// A copy that can be run, whatever the installer made of the file's mode.
+fn place(from: &Path, to: &Path) -> std::io::Result<()> {
+    std::fs::copy(from, to)?;
+    std::fs::set_permissions(to, Permissions::from_mode(0o755))
+}
+
+fn compile(folder: &Path) -> Result<(), Failure> {
+    let compiled = Command::new("cc")
+        .args(["-O2", "-o", PROGRAM, "two_arrays.c", "-ldl"])
+        .current_dir(folder)
+        .status()
+        .map_err(|error| Failure::broken(format!("cc, the C compiler: {error}")))?;
+    if compiled.success() {
+        Ok(())
+    } else {
+        Err(Failure::broken(format!("cc could not compile two_arrays.c ({compiled})")))
+    }
 }
 
 /// A folder with the compiled program, in which every step runs, so that the command lines shown are the ones run.
@@ -23,7 +44,7 @@ pub struct Workshop {
 }
 
 impl Workshop {
-    /// Makes the folder and compiles the program.
+    /// Makes the folder with the program: the one that came with this executable, or compiled here.
     pub fn open() -> Result<Workshop, Failure> {
         let failed = |what: &str, error: std::io::Error| Failure::broken(format!("{what}: {error}"));
         let gpupool = std::env::current_exe().map_err(|error| failed("cannot find this executable", error))?;
@@ -31,15 +52,12 @@ impl Workshop {
             .prefix("gpupool-demo-")
             .tempdir()
             .map_err(|error| failed("cannot make a temporary folder", error))?;
-        let source = folder.path().join("two_arrays.c");
-        std::fs::write(&source, SOURCE).map_err(|error| failed("cannot write two_arrays.c", error))?;
-        let compiled = Command::new("cc")
-            .args(["-O2", "-o", PROGRAM, "two_arrays.c", "-ldl"])
-            .current_dir(folder.path())
-            .status()
-            .map_err(|error| failed("cc, the C compiler", error))?;
-        if !compiled.success() {
-            return Err(Failure::broken(format!("cc could not compile two_arrays.c ({compiled})")));
+        std::fs::write(folder.path().join("two_arrays.c"), SOURCE)
+            .map_err(|error| failed("cannot write two_arrays.c", error))?;
+        match companion::beside(PROGRAM) {
+            Some(ready) => place(&ready, &folder.path().join(PROGRAM))
+                .map_err(|error| failed(&format!("cannot copy {}", ready.display()), error))?,
+            None => compile(folder.path())?,
         }
         Ok(Workshop { folder, gpupool })
     }

@@ -21,7 +21,18 @@ const ASK_PYTHON: &str = "import sys; print(sys.version_info[0], sys.version_inf
 /// Whether there is a library to preload.
 pub fn library(given: Option<&Path>) -> Check {
     match companion::find(companion::POOL, given) {
-        Ok(path) => Check::fine("library", path.display().to_string()).facts(json!(path.to_string_lossy())),
+        Ok(path) => {
+            let facts = json!(path.to_string_lossy());
+            match companion::foreign(&path) {
+                None => Check::fine("library", path.display().to_string()),
+                Some(warning) => Check::finding(
+                    "library",
+                    warning,
+                    "another version may not know every setting that this command does",
+                ),
+            }
+            .facts(facts)
+        }
         Err(failure) => {
             let advice = "build it with `cargo build --release -p gpupool`, or name it with --library";
             Check::broken("library", failure.to_string(), advice)

@@ -45,6 +45,7 @@ const LIBRARY: &str = r#"
 #include <stdlib.h>
 #include <unistd.h>
 int gpupool_version, cuInit, cuMemMap;
+char GPUPOOL_BUILD[] = VERSION;
 __attribute__((constructor)) static void here(void) {
     char path[4096];
     const char *folder = getenv("GPUPOOL_VERDICTS");
@@ -69,8 +70,13 @@ impl Bench {
     pub fn new() -> Bench {
         let folder = tempfile::tempdir().unwrap_or_else(|error| panic!("no temporary folder: {error}"));
         let bench = Bench { folder };
-        bench.compile("empty.so", LIBRARY, &["-shared", "-fPIC"]);
+        bench.library_of(gpupool_config::VERSION);
         bench
+    }
+
+    /// Makes the library one of this version.
+    pub fn library_of(&self, version: &str) {
+        self.compile("empty.so", LIBRARY, &["-shared", "-fPIC", &format!("-DVERSION=\"{version}\"")]);
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

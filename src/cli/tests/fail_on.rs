@@ -151,7 +151,8 @@ fn logs_that_were_asked_for_are_left_as_they_were_asked_for() {
 #[test]
 fn where_nobody_reports_nothing_is_known() {
     let bench = Bench::new();
-    let silent = bench.compile("silent.so", "int gpupool_version;", &["-shared", "-fPIC"]);
+    let source = format!("int gpupool_version; char GPUPOOL_BUILD[] = \"{}\";", gpupool_config::VERSION);
+    let silent = bench.compile("silent.so", &source, &["-shared", "-fPIC"]);
     let output = output(gpupool().args(["run", "--fail-on", "any", "--library"]).arg(silent).args(["--", "true"]));
     assert_eq!(output.status.code(), Some(4));
     let said = stderr(&output);

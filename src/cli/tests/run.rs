@@ -51,6 +51,48 @@ fn the_library_is_preloaded_before_others() {
 }
 
 #[test]
+fn a_library_of_another_version_is_named_and_used() {
+    let bench = Bench::new();
+    let ours = output(gpupool().arg("--version").stdin(std::process::Stdio::null()));
+    assert_eq!(stdout(&ours), format!("gpupool {}\n", gpupool_config::VERSION));
+    let echo = |bench: &Bench| output(bench.gpupool("run", &[]).args(["echo", "ran"]));
+    assert_eq!(stderr(&echo(&bench)), "");
+    bench.library_of("0.0.9 (abc, 2020-01-01)");
+    let other = echo(&bench);
+    assert_eq!(stdout(&other), "ran\n");
+    let words = format!("is 0.0.9 (abc, 2020-01-01), and this command {};", gpupool_config::VERSION);
+    assert!(stderr(&other).contains(&words), "{}", stderr(&other));
+    let doctor = output(gpupool().args(["doctor", "--library"]).arg(bench.library()));
+    assert!(
+        stdout(&doctor).split_whitespace().collect::<Vec<_>>().join(" ").contains("is 0.0.9 (abc, 2020-01-01)"),
+        "{}",
+        stdout(&doctor)
+    );
+}
+
+#[test]
+fn a_library_whose_path_the_loader_would_split_is_preloaded_by_a_link() {
+    let bench = Bench::new();
+    let (folder, runtime) = (bench.path("My Projects"), bench.path("runtime"));
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::create_dir(&runtime).unwrap();
+    let library = folder.join("libgpupool.so");
+    std::fs::copy(bench.library(), &library).unwrap();
+    let mut command = gpupool();
+    command.args(["run", "--library"]).arg(&library).args([
+        "sh",
+        "-c",
+        "echo $LD_PRELOAD; grep -c 'My Projects' /proc/self/maps",
+    ]);
+    let output = output(command.env("XDG_RUNTIME_DIR", &runtime));
+    let text = stdout(&output);
+    let (preload, mapped) = text.trim().split_once('\n').unwrap_or_else(|| panic!("{text}{}", stderr(&output)));
+    assert!(Path::new(preload).starts_with(runtime.canonicalize().unwrap()), "{text}");
+    assert_ne!(mapped, "0", "the link leads to the library");
+    assert_eq!(Path::new(preload).canonicalize().unwrap(), library.canonicalize().unwrap());
+}
+
+#[test]
 fn settings_come_from_flags_and_win_over_the_environment() {
     let bench = Bench::new();
     let mut command = bench.gpupool(

@@ -112,7 +112,12 @@ impl Surroundings {
     /// The command: beside the library (a build), where an installation has it, or on `PATH`.
     fn command(&self) -> Result<PathBuf, String> {
         let beside = self.library.iter().filter_map(|library| library.parent());
-        let own = beside.flat_map(|folder| [folder.join("gpupool"), folder.join("../../bin/gpupool")]);
+        // In a Python environment the library lies in lib/python3.X/site-packages/gpupool/lib.
+        let places = ["gpupool", "../../bin/gpupool", "../../../../../bin/gpupool"];
+        let own = beside.flat_map(|folder| {
+            let known = if folder.ends_with("gpupool/lib") { places.as_slice() } else { &places[..2] };
+            known.iter().map(|place| folder.join(place)).collect::<Vec<_>>()
+        });
         let path = self.variable("PATH").map(OsString::as_os_str).unwrap_or_default();
         let mut all = own.chain(
             std::env::split_paths(path).filter(|folder| folder.is_absolute()).map(|folder| folder.join("gpupool")),

@@ -137,7 +137,8 @@ fn answer(act: impl FnOnce() -> bool + std::panic::UnwindSafe, bytes: usize) -> 
 /// Gives advice (a `gpupool_advice`) on `bytes` from `pointer` on.
 ///
 /// Of memory of the pool, `GPUPOOL_PREFERRED_LOCATION` moves the range to the place, as `gpupool_prefetch` does. It stays there, because nothing
-/// but the program and `GPUPOOL_MOVE` moves it: `GPUPOOL_NO_PREFERRED_LOCATION` has nothing to take back and answers 0. `GPUPOOL_ACCESSED_BY` answers 0
+/// but the program and `GPUPOOL_MOVE` moves memory, and that leaves alone what the program has put somewhere; `GPUPOOL_NO_PREFERRED_LOCATION` lets
+/// it move the range again. `GPUPOOL_ACCESSED_BY` answers 0
 /// where the GPU can reach the memory, which it may use as soon as it has a context, and `GPUPOOL_NOT_SUPPORTED` elsewhere;
 /// `GPUPOOL_NOT_ACCESSED_BY` changes nothing and answers 0. There is one copy of memory of the pool, so that
 /// `GPUPOOL_READ_MOSTLY` and `GPUPOOL_NOT_READ_MOSTLY` are `GPUPOOL_NOT_SUPPORTED`.
@@ -170,6 +171,7 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
             Place::Gpu(gpu) if by_hand::is_reached(address, bytes, gpu)? => Ok(()),
             Place::Gpu(_) | Place::Host(_) => Err(Unplaced::OutOfReach),
         },
+        it if it == GPUPOOL_NO_PREFERRED_LOCATION as c_int => by_hand::is_anywhere(address, bytes),
         it if it <= GPUPOOL_NOT_READ_MOSTLY as c_int => Err(Unplaced::OutOfReach),
         _ => Ok(()),
     })
@@ -177,7 +179,7 @@ pub unsafe extern "C" fn gpupool_advise(pointer: *const c_void, bytes: usize, ad
 
 /// Moves `bytes` from `pointer` on, which must lie in one block, to a place.
 ///
-/// Memory of the pool lies there when the call returns; its addresses and contents stay. What moves are the pages of 2 MiB that lie
+/// Memory of the pool lies there when the call returns, and until the program says something else; its addresses and contents stay. What moves are the pages of 2 MiB that lie
 /// wholly in the range, the last one of a block included where the range has the block's last byte. The call waits for all
 /// work that was submitted before, on every GPU. Nothing may use the chunks (`gpupool_pieces`) that the range touches from the call to its
 /// return, and nobody may free their block; all other memory may be in use, also by kernels that run meanwhile. Room for both copies is

@@ -59,6 +59,21 @@ pub extern "C" fn gpupool_version() -> *const c_char {
     VERSION.as_ptr().cast()
 }
 
+/// Version and build of this library, ended by NUL, for the command: it reads the file, as to open the library would make it a
+/// part of the command's process. Its room is the same in all versions.
+///
+/// cbindgen:ignore
+#[unsafe(no_mangle)]
+pub static GPUPOOL_BUILD: [u8; 128] = {
+    let (text, mut room) = (gpupool_config::VERSION.as_bytes(), [0; 128]);
+    let mut at = 0;
+    while at < text.len() && at < room.len() - 1 {
+        room[at] = text[at];
+        at += 1;
+    }
+    room
+};
+
 /// The names of all hooked driver functions, separated by NUL and ended by two.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpupool_hook_names() -> *const c_char {

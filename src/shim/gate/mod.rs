@@ -24,7 +24,7 @@ mod reasons;
 mod tests;
 mod threads;
 
-pub use reasons::Reason;
+pub use reasons::{Reason, found};
 pub use threads::{after_fork_in_child, enter};
 
 use crate::watch::{
@@ -98,9 +98,10 @@ impl fmt::Display for Disturbed {
     }
 }
 
-/// Why the gate is never closed in this process, as far as that is known: the weightiest reason. See [`Reason::is_doubt`].
+/// Why the gate is never closed in this process, as far as that is known without a look at open devices and loaded libraries, which
+/// [`close_unless`] takes: the weightiest reason. See [`Reason::is_doubt`].
 pub fn why_not(driver: &Driver) -> Option<Reason> {
-    reasons::all(driver).into_iter().next()
+    reasons::known(driver).into_iter().next()
 }
 
 /// A context that is watched while the gate is closed. The order of the fields is that in which they end: the event before what keeps

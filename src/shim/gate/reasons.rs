@@ -26,6 +26,10 @@ pub enum Reason {
     NoBarrier,
     /// A context on this GPU is in error.
     Broken { gpu: u32, error: CuResult },
+    /// Work was seen while the gate was closed, so somebody submits past it; which.
+    Passed(String),
+    /// The driver refused something in the middle of a move.
+    CutShort(CuResult),
     /// Confidential computing is on.
     Confidential,
     /// Work may be submitted past the hooks; what that is about. Where that is a table of the driver's that is common and that
@@ -58,6 +62,10 @@ impl fmt::Display for Reason {
             Self::OldDriver => f.write_str("the driver is older than CUDA 12.5 and has no cuCtxRecordEvent"),
             Self::NoBarrier => f.write_str("the system refused membarrier(PRIVATE_EXPEDITED)"),
             Self::Broken { gpu, error } => write!(f, "a context on GPU {gpu} is in error: {error}"),
+            Self::Passed(what) => {
+                write!(f, "work was submitted past the hooks while memory was about to be mapped anew: {what}")
+            }
+            Self::CutShort(error) => write!(f, "the driver answered {error} in the middle of a move"),
             Self::Confidential => f.write_str("confidential computing is on"),
             Self::Unseen(why, what) => f.write_str(&why.said_of(what)),
             Self::Device(path) => write!(f, "{path} is open, through which others reach physical memory"),
@@ -69,10 +77,25 @@ impl fmt::Display for Reason {
     }
 }
 
+/// What a move found, after which there is no other.
+static FOUND: OnceBox<Reason> = OnceBox::new();
+
+/// The gate is never closed again in this process; the first reason stays.
+pub fn found(reason: Reason) {
+    let _ = FOUND.set(Box::new(reason));
+}
+
 /// All that is known, those without doubt first. Reads the list of open descriptors and asks the loader what is loaded, so it takes
 /// some microseconds for each descriptor; never called while the gate is closed.
 pub fn all(driver: &Driver) -> Vec<Reason> {
-    let mut found = Vec::new();
+    look_for_devices();
+    look_for_libraries();
+    known(driver)
+}
+
+/// The same without a look: what was seen by earlier ones.
+pub fn known(driver: &Driver) -> Vec<Reason> {
+    let mut found: Vec<Reason> = FOUND.get().cloned().into_iter().collect();
     if !process::is_active() {
         found.push(Reason::NotActive);
     }
@@ -92,8 +115,8 @@ pub fn all(driver: &Driver) -> Vec<Reason> {
         found.push(Reason::Confidential);
     }
     found.extend(submitted::reasons().into_iter().map(|(why, what)| Reason::Unseen(why, what)));
-    found.extend(open_device());
-    found.extend(loaded());
+    found.extend(DEVICE.lock().clone().map(Reason::Device));
+    found.extend_from_slice(&LOADED.lock().found);
     found.sort_by_key(Reason::is_doubt);
     found
 }
@@ -111,17 +134,17 @@ fn is_such_a_device(path: &[u8]) -> bool {
 }
 
 /// A device of that kind that is or was open: what was registered through it may outlive the descriptor.
-fn open_device() -> Option<Reason> {
-    static SEEN: Mutex<Option<String>> = Mutex::new(None);
-    let mut seen = SEEN.lock().clone();
-    if seen.is_none() {
-        let links = std::fs::read_dir("/proc/self/fd").ok()?.flatten();
-        let mut paths = links.filter_map(|link| std::fs::read_link(link.path()).ok());
-        let found = paths.find(|path| is_such_a_device(path.as_os_str().as_bytes()));
-        seen = found.map(|path| path.display().to_string());
-        SEEN.lock().clone_from(&seen);
+static DEVICE: Mutex<Option<String>> = Mutex::new(None);
+
+fn look_for_devices() {
+    if DEVICE.lock().is_some() {
+        return;
     }
-    seen.map(Reason::Device)
+    let links = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let mut paths = links.filter_map(|link| std::fs::read_link(link.path()).ok());
+    if let Some(path) = paths.find(|path| is_such_a_device(path.as_os_str().as_bytes())) {
+        *DEVICE.lock() = Some(path.display().to_string());
+    }
 }
 
 /// Libraries, by the beginnings of their file names; whether they are tools.
@@ -139,7 +162,7 @@ const LIBRARIES: [(&[u8], bool); 11] = [
     (b"libgdrapi.so", false),
 ];
 
-fn known(path: &[u8]) -> Option<Reason> {
+fn of_library(path: &[u8]) -> Option<Reason> {
     let name = path.rsplit(|letter| *letter == b'/').next()?;
     let (_, is_tool) = LIBRARIES.iter().find(|(beginning, _)| name.starts_with(beginning))?;
     let name = String::from_utf8_lossy(name).into_owned();
@@ -154,26 +177,24 @@ struct Walk {
 }
 
 /// The libraries of that kind that are or were loaded.
-fn loaded() -> Vec<Reason> {
-    static SEEN: Mutex<Walk> = Mutex::new(Walk { adds: 0, last: 0, found: Vec::new() });
-    let mut seen = SEEN.lock();
-    let mut walk = Walk { adds: 0, last: seen.adds, found: Vec::new() };
+static LOADED: Mutex<Walk> = Mutex::new(Walk { adds: 0, last: 0, found: Vec::new() });
+
+fn look_for_libraries() {
+    let mut walk = Walk { adds: 0, last: LOADED.lock().adds, found: Vec::new() };
     // Not under a lock of ours: another thread may hold the loader's and be in a hook.
-    drop(seen);
     // SAFETY: the callback gets the pointer that is given here, which outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut walk).cast()) };
-    seen = SEEN.lock();
+    let mut seen = LOADED.lock();
     seen.adds = seen.adds.max(walk.adds);
     for reason in walk.found {
         if !seen.found.contains(&reason) {
             seen.found.push(reason);
         }
     }
-    seen.found.clone()
 }
 
 unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, walk: *mut c_void) -> c_int {
-    // SAFETY: the loader gives a description that lives for this call, and `loaded` the pointer to its own variable.
+    // SAFETY: the loader gives a description that lives for this call, and `look_for_libraries` the pointer to its own variable.
     let (info, walk) = unsafe { (&*info, &mut *walk.cast::<Walk>()) };
     walk.adds = info.dlpi_adds;
     if walk.adds == walk.last {
@@ -182,7 +203,7 @@ unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, walk: *mut c
     }
     if !info.dlpi_name.is_null() {
         // SAFETY: the loader's names end with a NUL.
-        walk.found.extend(known(unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes()));
+        walk.found.extend(of_library(unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes()));
     }
     0
 }
@@ -193,7 +214,7 @@ mod tests {
 
     #[test]
     fn libraries_and_devices_are_known_by_the_beginning_of_their_names() {
-        let library = |name: &str| known(name.as_bytes());
+        let library = |name: &str| of_library(name.as_bytes());
         assert_eq!(library("/usr/lib/libcufile.so.0"), Some(Reason::Library("libcufile.so.0".to_owned())));
         assert_eq!(library("libibverbs.so.1"), Some(Reason::Library("libibverbs.so.1".to_owned())));
         assert_eq!(
@@ -208,8 +229,12 @@ mod tests {
 
     #[test]
     fn what_is_loaded_is_found_and_stays_found() {
-        assert_eq!(loaded(), loaded(), "the second walk stops at once");
-        assert_eq!(open_device(), None);
+        look_for_libraries();
+        let first = LOADED.lock().found.clone();
+        look_for_libraries();
+        assert_eq!(LOADED.lock().found, first, "the second walk stops at once");
+        look_for_devices();
+        assert_eq!(*DEVICE.lock(), None);
     }
 
     #[test]

@@ -1,13 +1,11 @@
 //! What every body has behind it: the boundary that keeps panics in and `errno` as it was, and the line in the log about the call.
 
-use crate::guard;
 use crate::watch::context;
 use crate::{log, process};
 use gpupool_cuda::CuResult;
 use gpupool_events::Call;
 use gpupool_interpose::errno::Errno;
 use gpupool_interpose::{Api, boundary};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The real driver call with the arguments the program gave.
 pub type Real<'a> = gpupool_interpose::Real<'a, CuResult>;
@@ -28,7 +26,7 @@ pub fn trace(api: Api, result: CuResult) {
         failed(result);
     }
     if tracing::enabled!(target: "gpupool::call", tracing::Level::TRACE) {
-        contained(api, || {
+        process::contained(api, || {
             let name = api.name();
             log::emit(|| (Call { api: name.to_owned(), result: result.0 }, format!("{name} -> {result}")));
         });
@@ -40,29 +38,5 @@ pub fn trace(api: Api, result: CuResult) {
 fn failed(result: CuResult) {
     if result.may_stick() {
         context::end::doubt_all();
-    }
-}
-
-/// For what rows without a boundary do now and then: inside a hook, without being cancelled, and no panic passes.
-#[cold]
-pub fn contained(api: Api, act: impl FnOnce()) {
-    let (_errno, _inside) = (Errno::keep(), guard::enter_sheltered());
-    // AssertUnwindSafe: after a panic the pool is closed for allocations, which is what may be half changed.
-    if catch_unwind(AssertUnwindSafe(act)).is_err() {
-        process::broken(api);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_rows_without_a_boundary_do_is_inside_a_hook_and_keeps_its_panics() {
-        contained(Api("cuLaunchKernel"), || {
-            assert!(!guard::is_outside());
-            panic!("planted");
-        });
-        assert!(guard::is_outside());
     }
 }

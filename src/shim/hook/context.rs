@@ -1,7 +1,7 @@
 //! Bodies: contexts. The driver's answer changes only where the user forbids a context; see [`crate::watch::context`] for what
 //! is noted and why.
 
-use super::{Real, retry, submit};
+use super::{Real, rest, retry, submit};
 use crate::fence;
 use crate::serve::pinned;
 use crate::watch::{
@@ -224,10 +224,21 @@ pub unsafe fn peer_enabled(real: &mut Real, peer: CUcontext) -> CuResult {
 ///
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
-pub unsafe fn copied_between_blocks(real: &mut Real, dst: CUdeviceptr, src: CUdeviceptr) -> CuResult {
+pub unsafe fn copied_between_blocks(real: &mut Real, dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) -> CuResult {
+    // SAFETY: the caller is a row's trampoline, with this call's parameters.
+    let result = unsafe { copied_between_later(real, dst, src, bytes) };
+    submit::finish_at(real.api, result, &[dst, src]);
+    result
+}
+
+/// A copy between two GPUs whose addresses are known.
+///
+/// # Safety
+/// Called by a row's trampoline with that call's parameters.
+pub unsafe fn copied_between_later(real: &mut Real, dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) -> CuResult {
     // SAFETY: the caller is a row's trampoline, with this call's parameters.
     let result = unsafe { copied_between(real) };
-    submit::finish_at(real.api, result, &[dst, src]);
+    submit::uses(real.api, result, || [(dst, bytes), (src, bytes)]);
     result
 }
 
@@ -261,7 +272,8 @@ pub unsafe fn synchronized(real: &mut Real) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn synchronized_in(real: &mut Real, ctx: CUcontext) -> CuResult {
-    fence::waited_by_program(|| {
+    let api = real.api;
+    let result = fence::waited_by_program(|| {
         let result = real.call();
         if !result.is_ok() {
             return (result, None);
@@ -274,5 +286,7 @@ pub unsafe fn synchronized_in(real: &mut Real, ctx: CUcontext) -> CuResult {
         pinned::return_idle(waited.map(|context| context.id));
         // In a green context the wait is for the work of that one alone.
         (result, waited.filter(|context| context.live_handle() == handle))
-    })
+    });
+    rest::over(api, result);
+    result
 }

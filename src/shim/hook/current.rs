@@ -2,6 +2,7 @@
 //! then another one than at the last look, it is noted, because its creation may have gone unseen.
 
 use super::boundary;
+use crate::process;
 use crate::watch::context;
 use cudarc::driver::sys::CUcontext;
 use gpupool_cuda::{self as cuda, CuResult};
@@ -35,7 +36,7 @@ pub fn switched(api: Api, (): (), result: CuResult) {
 /// Notes the context, which takes a lock, may allocate, asks the driver and logs.
 #[cold]
 fn look(api: Api) {
-    boundary::contained(api, || {
+    process::contained(api, || {
         if let Some(driver) = context::driver() {
             context::noticed(driver);
             context::sweep(driver, api.name());

@@ -1,6 +1,6 @@
 //! Bodies: sharing memory with other processes.
 
-use super::Real;
+use super::{Real, mapping};
 use crate::address::{self, Known};
 use crate::bypass::{Bypass, or_driver};
 use crate::serve::{handles, ipc, memory};
@@ -8,7 +8,6 @@ use crate::watch::context;
 use crate::{log, process};
 use cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
 use gpupool_cuda::CuResult;
-use gpupool_pool::Anchor;
 use std::ffi::c_uint;
 
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: the driver takes this value and no other.
@@ -70,13 +69,7 @@ pub unsafe fn open(real: &mut Real, dptr: *mut CUdeviceptr, handle: CUipcMemHand
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn descriptor(real: &mut Real, dptr: CUdeviceptr, bytes: usize) -> CuResult {
-    // Before anybody has it: a block that is freed in between must not serve again.
-    let anchored = memory::anchor(dptr, bytes as u64, Anchor::Descriptor);
-    let result = handles::giving_away(dptr, bytes as u64, handles::Anchor::Descriptor, || real.call());
-    if anchored && !result.is_ok() {
-        memory::withdraw_anchor(dptr, bytes as u64, Anchor::Descriptor);
-    }
-    result
+    mapping::giving_away(dptr, bytes as u64, handles::Anchor::Descriptor, || real.call())
 }
 
 /// # Safety

@@ -5,8 +5,8 @@ use crate::serve::managed;
 use crate::tiers::launch::{self, About};
 use crate::tiers::timing::Running;
 use crate::watch::arguments::{self, Arguments, Reader};
-use cudarc::driver::sys::{CUfunction, CUlaunchConfig, CUstream};
-use gpupool_cuda::{Function, Stream};
+use cudarc::driver::sys::{CUfunction, CUgraphExec, CUlaunchConfig, CUstream};
+use gpupool_cuda::{Function, GraphExec, Stream};
 use gpupool_interpose::Api;
 use std::ffi::c_void;
 
@@ -51,6 +51,13 @@ pub unsafe fn cooperative(
 ) -> Option<Running> {
     // SAFETY: as for this function.
     unsafe { any(api, function, stream, false, Arguments { parameters, extra: std::ptr::null_mut() }) }
+}
+
+/// # Safety
+/// The arguments are the program's of that call.
+pub unsafe fn graph(api: Api, exec: CUgraphExec, stream: CUstream) -> Option<Running> {
+    let exec = GraphExec::from_raw(exec).filter(|_| arguments::are_read_by(Reader::Tiers))?;
+    launch::before_graph(api, exec, Stream::from_raw(stream))
 }
 
 /// # Safety

@@ -20,8 +20,8 @@ const TREATMENTS: &[(&str, &[&str])] = &[
     ("Answered for memory of gpupool's as for an ordinary allocation", &["query", "ipc"]),
     ("Made again, when the driver has no memory, after freed memory went back to it", &["retry"]),
     (
-        "Watched: contexts, modules, captures, and how functions are found",
-        &["context", "current", "module", "stream", "resolve"],
+        "Watched: contexts, modules, captures, graphs, waits, and how functions are found",
+        &["context", "current", "module", "stream", "resolve", "rest", "graph"],
     ),
     ("Counted", &["submit", "launch"]),
     ("Passed on, and in the log at level `trace`", &["pass"]),

@@ -193,7 +193,7 @@ pub unsafe fn import(real: &mut Real, handle: *mut u64) -> CuResult {
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn bind_multicast(real: &mut Real, address: CUdeviceptr, bytes: usize) -> CuResult {
-    handles::giving_away(address, bytes as u64, Held::Multicast, || real.call())
+    giving_away(address, bytes as u64, Held::Multicast, || real.call())
 }
 
 /// Binds what is mapped at an address to a logical endpoint.
@@ -201,5 +201,17 @@ pub unsafe fn bind_multicast(real: &mut Real, address: CUdeviceptr, bytes: usize
 /// # Safety
 /// Called by a row's trampoline with that call's parameters.
 pub unsafe fn bind_endpoint(real: &mut Real, address: *mut c_void, bytes: u64) -> CuResult {
-    handles::giving_away(address as u64, bytes, Held::Endpoint, || real.call())
+    giving_away(address as u64, bytes, Held::Endpoint, || real.call())
+}
+
+/// Makes a call that gives away what is mapped in a range, of the pool or of the program's own: it stays on its physical memory from
+/// before the call on.
+pub fn giving_away(address: u64, bytes: u64, why: Held, call: impl FnOnce() -> CuResult) -> CuResult {
+    // Before anybody has it: a block that is freed in between must not serve again.
+    let anchored = memory::anchor(address, bytes, Anchor::Descriptor);
+    let result = handles::giving_away(address, bytes, why, call);
+    if anchored && !result.is_ok() {
+        memory::withdraw_anchor(address, bytes, Anchor::Descriptor);
+    }
+    result
 }

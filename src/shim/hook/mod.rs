@@ -11,6 +11,7 @@ pub mod trampoline;
 // Bodies, by subject. Each is a few lines: it decides who answers, the work is done elsewhere.
 pub mod context;
 pub mod current;
+pub mod graph;
 pub mod handle;
 pub mod host;
 pub mod ipc;
@@ -20,6 +21,7 @@ pub mod memory;
 pub mod module;
 pub mod pass;
 pub mod query;
+pub mod rest;
 pub mod retry;
 pub mod stream;
 pub mod stream_ordered;

@@ -1,12 +1,12 @@
 //! Bodies: calls that take device memory of their own. Freed runs that the pool keeps mapped are memory which the bare
 //! driver would have had; when it runs out, they go back and the call is made again.
 
-use super::Real;
+use super::{Real, graph};
 use crate::guard;
 use crate::process;
 use crate::serve::{memory, pinned};
-use crate::watch::capture;
 use crate::watch::module::alone::Taking;
+use cudarc::driver::sys::{CUgraph, CUgraphExec};
 use gpupool_cuda::{CuResult, Device};
 use gpupool_interpose::Api;
 
@@ -19,11 +19,12 @@ pub unsafe fn after_trim(real: &mut Real) -> CuResult {
 /// A graph is made ready to be launched.
 ///
 /// # Safety
-/// Called by a row's trampoline.
-pub unsafe fn instantiated(real: &mut Real) -> CuResult {
+/// `exec` is the output argument of that call, and `graph` what it is made of.
+pub unsafe fn instantiated(real: &mut Real, exec: *mut CUgraphExec, graph: CUgraph) -> CuResult {
     let result = call(real);
     if result.is_ok() {
-        capture::graph_made();
+        // SAFETY: the driver has answered success, so it has written one.
+        unsafe { graph::noted(exec.read(), graph) };
     }
     result
 }

@@ -158,14 +158,14 @@ macro_rules! for_each_hook {
             cuMipmappedArrayCreate(array: *mut CUmipmappedArray, descriptor: *const c_void, levels: c_uint)
                 => retry::after_trim();
             cuGraphInstantiate(exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut c_void, log: *mut c_char, bytes: usize)
-                => retry::instantiated();
+                => retry::instantiated(exec, graph);
             cuGraphInstantiate_v2(exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut c_void, log: *mut c_char,
-                bytes: usize) => retry::instantiated();
-            cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: u64) => retry::instantiated();
+                bytes: usize) => retry::instantiated(exec, graph);
+            cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: u64) => retry::instantiated(exec, graph);
             cuGraphInstantiateWithParams(exec: *mut CUgraphExec, graph: CUgraph, params: *mut c_void)
-                => retry::instantiated();
+                => retry::instantiated(exec, graph);
             cuGraphInstantiateWithParams_ptsz(exec: *mut CUgraphExec, graph: CUgraph, params: *mut c_void)
-                => retry::instantiated();
+                => retry::instantiated(exec, graph);
             cuGraphUpload(exec: CUgraphExec, stream: CUstream) => retry::after_trim();
             cuGraphUpload_ptsz(exec: CUgraphExec, stream: CUstream) => retry::after_trim();
 
@@ -207,8 +207,8 @@ macro_rules! for_each_hook {
             cuLaunch(function: CUfunction) => submit::launched();
             cuLaunchGrid(function: CUfunction, width: c_int, height: c_int) => submit::launched();
             cuLaunchGridAsync(function: CUfunction, width: c_int, height: c_int, stream: CUstream) => submit::launched();
-            cuGraphLaunch(exec: CUgraphExec, stream: CUstream) => submit::launched();
-            cuGraphLaunch_ptsz(exec: CUgraphExec, stream: CUstream) => submit::launched();
+            cuGraphLaunch(exec: CUgraphExec, stream: CUstream) => launch::graph(exec, stream);
+            cuGraphLaunch_ptsz(exec: CUgraphExec, stream: CUstream) => launch::graph(exec, stream);
             cuMemcpy(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => submit::moved_at_once(dst, src, bytes);
             cuMemcpy_ptds(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => submit::moved_at_once(dst, src, bytes);
             cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
@@ -217,18 +217,18 @@ macro_rules! for_each_hook {
             cuMemcpyHtoD_v2_ptds(dst: CUdeviceptr, src: *const c_void, bytes: usize) => submit::moved_at_once(dst, src, bytes);
             cuMemcpyHtoDAsync_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
             cuMemcpyHtoDAsync_v2_ptsz(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
-            cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => submit::moved_at_once(dst, src, bytes);
-            cuMemcpyDtoH_v2_ptds(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => submit::moved_at_once(dst, src, bytes);
+            cuMemcpyDtoH_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => submit::read_back(dst, src, bytes);
+            cuMemcpyDtoH_v2_ptds(dst: *mut c_void, src: CUdeviceptr, bytes: usize) => submit::read_back(dst, src, bytes);
             cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
             cuMemcpyDtoHAsync_v2_ptsz(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
             cuMemcpyDtoD_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => submit::moved_at_once(dst, src, bytes);
             cuMemcpyDtoD_v2_ptds(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize) => submit::moved_at_once(dst, src, bytes);
             cuMemcpyDtoDAsync_v2(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
             cuMemcpyDtoDAsync_v2_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) => submit::moved(dst, src, bytes);
-            cuMemcpyPeer(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between_blocks(dst, src);
-            cuMemcpyPeer_ptds(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between_blocks(dst, src);
-            cuMemcpyPeerAsync(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => context::copied_between();
-            cuMemcpyPeerAsync_ptsz(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => context::copied_between();
+            cuMemcpyPeer(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between_blocks(dst, src, bytes);
+            cuMemcpyPeer_ptds(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize) => context::copied_between_blocks(dst, src, bytes);
+            cuMemcpyPeerAsync(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => context::copied_between_later(dst, src, bytes);
+            cuMemcpyPeerAsync_ptsz(dst: CUdeviceptr, to: CUcontext, src: CUdeviceptr, from: CUcontext, bytes: usize, stream: CUstream) => context::copied_between_later(dst, src, bytes);
             cuMemcpy2D_v2(copy: *const c_void) => submit::rows_at_once(copy);
             cuMemcpy2D_v2_ptds(copy: *const c_void) => submit::rows_at_once(copy);
             cuMemcpy2DUnaligned_v2(copy: *const c_void) => submit::rows_at_once(copy);
@@ -245,16 +245,16 @@ macro_rules! for_each_hook {
             cuMemcpy3DPeerAsync_ptsz(copy: *const c_void, stream: CUstream) => context::copied_between();
             cuMemcpyBatchAsync(dst: *mut CUdeviceptr, src: *mut CUdeviceptr, sizes: *mut usize, count: usize,
                 attributes: *mut c_void, indices: *mut usize, attribute_count: usize, failed: *mut usize, stream: CUstream)
-                => submit::copied();
+                => submit::moved_batch(dst, src, sizes, count);
             cuMemcpyBatchAsync_ptsz(dst: *mut CUdeviceptr, src: *mut CUdeviceptr, sizes: *mut usize, count: usize,
                 attributes: *mut c_void, indices: *mut usize, attribute_count: usize, failed: *mut usize, stream: CUstream)
-                => submit::copied();
+                => submit::moved_batch(dst, src, sizes, count);
             cuMemcpyBatchAsync_v2(dst: *mut CUdeviceptr, src: *mut CUdeviceptr, sizes: *mut usize, count: usize,
                 attributes: *mut c_void, indices: *mut usize, attribute_count: usize, stream: CUstream)
-                => submit::copied();
+                => submit::moved_batch(dst, src, sizes, count);
             cuMemcpyBatchAsync_v2_ptsz(dst: *mut CUdeviceptr, src: *mut CUdeviceptr, sizes: *mut usize, count: usize,
                 attributes: *mut c_void, indices: *mut usize, attribute_count: usize, stream: CUstream)
-                => submit::copied();
+                => submit::moved_batch(dst, src, sizes, count);
             cuMemcpy3DBatchAsync(count: usize, list: *mut c_void, failed: *mut usize, flags: u64, stream: CUstream)
                 => submit::copied();
             cuMemcpy3DBatchAsync_ptsz(count: usize, list: *mut c_void, failed: *mut usize, flags: u64, stream: CUstream)
@@ -264,49 +264,49 @@ macro_rules! for_each_hook {
             cuMemcpy3DBatchAsync_v2_ptsz(count: usize, list: *mut c_void, flags: u64, stream: CUstream)
                 => submit::copied();
             cuMemcpyWithAttributesAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, attributes: *mut c_void,
-                stream: CUstream) => submit::copied();
+                stream: CUstream) => submit::moved(dst, src, bytes);
             cuMemcpy3DWithAttributesAsync(copy: *mut c_void, flags: u64, stream: CUstream) => submit::copied();
             cuMemcpyWithAttributesAsync_ptsz(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, attributes: *mut c_void,
-                stream: CUstream) => submit::copied();
+                stream: CUstream) => submit::moved(dst, src, bytes);
             cuMemcpy3DWithAttributesAsync_ptsz(copy: *mut c_void, flags: u64, stream: CUstream) => submit::copied();
-            cuMemsetD8_v2(dst: CUdeviceptr, value: u8, count: usize) => submit::filled(dst);
-            cuMemsetD8_v2_ptds(dst: CUdeviceptr, value: u8, count: usize) => submit::filled(dst);
-            cuMemsetD8Async(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) => submit::copied();
-            cuMemsetD8Async_ptsz(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) => submit::copied();
-            cuMemsetD16_v2(dst: CUdeviceptr, value: u16, count: usize) => submit::filled(dst);
-            cuMemsetD16_v2_ptds(dst: CUdeviceptr, value: u16, count: usize) => submit::filled(dst);
-            cuMemsetD16Async(dst: CUdeviceptr, value: u16, count: usize, stream: CUstream) => submit::copied();
-            cuMemsetD16Async_ptsz(dst: CUdeviceptr, value: u16, count: usize, stream: CUstream) => submit::copied();
-            cuMemsetD32_v2(dst: CUdeviceptr, value: c_uint, count: usize) => submit::filled(dst);
-            cuMemsetD32_v2_ptds(dst: CUdeviceptr, value: c_uint, count: usize) => submit::filled(dst);
-            cuMemsetD32Async(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => submit::copied();
-            cuMemsetD32Async_ptsz(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => submit::copied();
-            cuMemsetD2D8_v2(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) => submit::filled(dst);
-            cuMemsetD2D8_v2_ptds(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) => submit::filled(dst);
+            cuMemsetD8_v2(dst: CUdeviceptr, value: u8, count: usize) => submit::filled(dst, value, count);
+            cuMemsetD8_v2_ptds(dst: CUdeviceptr, value: u8, count: usize) => submit::filled(dst, value, count);
+            cuMemsetD8Async(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) => submit::filled_later(dst, value, count);
+            cuMemsetD8Async_ptsz(dst: CUdeviceptr, value: u8, count: usize, stream: CUstream) => submit::filled_later(dst, value, count);
+            cuMemsetD16_v2(dst: CUdeviceptr, value: u16, count: usize) => submit::filled(dst, value, count);
+            cuMemsetD16_v2_ptds(dst: CUdeviceptr, value: u16, count: usize) => submit::filled(dst, value, count);
+            cuMemsetD16Async(dst: CUdeviceptr, value: u16, count: usize, stream: CUstream) => submit::filled_later(dst, value, count);
+            cuMemsetD16Async_ptsz(dst: CUdeviceptr, value: u16, count: usize, stream: CUstream) => submit::filled_later(dst, value, count);
+            cuMemsetD32_v2(dst: CUdeviceptr, value: c_uint, count: usize) => submit::filled(dst, value, count);
+            cuMemsetD32_v2_ptds(dst: CUdeviceptr, value: c_uint, count: usize) => submit::filled(dst, value, count);
+            cuMemsetD32Async(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => submit::filled_later(dst, value, count);
+            cuMemsetD32Async_ptsz(dst: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) => submit::filled_later(dst, value, count);
+            cuMemsetD2D8_v2(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) => submit::filled_rows(dst, pitch, value, width, height);
+            cuMemsetD2D8_v2_ptds(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize) => submit::filled_rows(dst, pitch, value, width, height);
             cuMemsetD2D8Async(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream)
-                => submit::copied();
+                => submit::filled_rows_later(dst, pitch, value, width, height);
             cuMemsetD2D8Async_ptsz(dst: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream)
-                => submit::copied();
-            cuMemsetD2D16_v2(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) => submit::filled(dst);
-            cuMemsetD2D16_v2_ptds(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) => submit::filled(dst);
+                => submit::filled_rows_later(dst, pitch, value, width, height);
+            cuMemsetD2D16_v2(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) => submit::filled_rows(dst, pitch, value, width, height);
+            cuMemsetD2D16_v2_ptds(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize) => submit::filled_rows(dst, pitch, value, width, height);
             cuMemsetD2D16Async(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream)
-                => submit::copied();
+                => submit::filled_rows_later(dst, pitch, value, width, height);
             cuMemsetD2D16Async_ptsz(dst: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream)
-                => submit::copied();
-            cuMemsetD2D32_v2(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) => submit::filled(dst);
-            cuMemsetD2D32_v2_ptds(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) => submit::filled(dst);
+                => submit::filled_rows_later(dst, pitch, value, width, height);
+            cuMemsetD2D32_v2(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) => submit::filled_rows(dst, pitch, value, width, height);
+            cuMemsetD2D32_v2_ptds(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize) => submit::filled_rows(dst, pitch, value, width, height);
             cuMemsetD2D32Async(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream)
-                => submit::copied();
+                => submit::filled_rows_later(dst, pitch, value, width, height);
             cuMemsetD2D32Async_ptsz(dst: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream)
-                => submit::copied();
+                => submit::filled_rows_later(dst, pitch, value, width, height);
             cuMemcpyAtoA_v2(dst: CUarray, dst_offset: usize, src: CUarray, src_offset: usize, bytes: usize) => submit::copied();
             cuMemcpyAtoA_v2_ptds(dst: CUarray, dst_offset: usize, src: CUarray, src_offset: usize, bytes: usize) => submit::copied();
-            cuMemcpyAtoD_v2(dst: CUdeviceptr, src: CUarray, src_offset: usize, bytes: usize) => submit::filled(dst);
-            cuMemcpyAtoD_v2_ptds(dst: CUdeviceptr, src: CUarray, src_offset: usize, bytes: usize) => submit::filled(dst);
+            cuMemcpyAtoD_v2(dst: CUdeviceptr, src: CUarray, src_offset: usize, bytes: usize) => submit::copied_array(dst, bytes);
+            cuMemcpyAtoD_v2_ptds(dst: CUdeviceptr, src: CUarray, src_offset: usize, bytes: usize) => submit::copied_array(dst, bytes);
             cuMemcpyAtoH_v2(dst: *mut c_void, src: CUarray, src_offset: usize, bytes: usize) => submit::copied();
             cuMemcpyAtoH_v2_ptds(dst: *mut c_void, src: CUarray, src_offset: usize, bytes: usize) => submit::copied();
-            cuMemcpyDtoA_v2(dst: CUarray, dst_offset: usize, src: CUdeviceptr, bytes: usize) => submit::filled(src);
-            cuMemcpyDtoA_v2_ptds(dst: CUarray, dst_offset: usize, src: CUdeviceptr, bytes: usize) => submit::filled(src);
+            cuMemcpyDtoA_v2(dst: CUarray, dst_offset: usize, src: CUdeviceptr, bytes: usize) => submit::copied_array(src, bytes);
+            cuMemcpyDtoA_v2_ptds(dst: CUarray, dst_offset: usize, src: CUdeviceptr, bytes: usize) => submit::copied_array(src, bytes);
             cuMemcpyHtoA_v2(dst: CUarray, dst_offset: usize, src: *const c_void, bytes: usize) => submit::copied();
             cuMemcpyHtoA_v2_ptds(dst: CUarray, dst_offset: usize, src: *const c_void, bytes: usize) => submit::copied();
             cuMemcpyAtoHAsync_v2(dst: *mut c_void, src: CUarray, src_offset: usize, bytes: usize, stream: CUstream)
@@ -424,15 +424,15 @@ macro_rules! for_each_hook {
             cuGraphMemcpyNodeSetParams(node: *mut c_void, params: *const c_void) => pass::looking();
             cuGraphMemsetNodeSetParams(node: *mut c_void, params: *const c_void) => pass::looking();
             cuGraphBatchMemOpNodeSetParams(node: *mut c_void, params: *const c_void) => pass::looking();
-            cuGraphExecNodeSetParams(exec: CUgraphExec, node: *mut c_void, params: *mut c_void) => pass::looking();
+            cuGraphExecNodeSetParams(exec: CUgraphExec, node: *mut c_void, params: *mut c_void) => graph::node_set();
             cuGraphExecMemcpyNodeSetParams(exec: CUgraphExec, node: *mut c_void, params: *const c_void, ctx: CUcontext)
-                => pass::looking();
+                => graph::node_set();
             cuGraphExecMemsetNodeSetParams(exec: CUgraphExec, node: *mut c_void, params: *const c_void, ctx: CUcontext)
-                => pass::looking();
-            cuGraphExecBatchMemOpNodeSetParams(exec: CUgraphExec, node: *mut c_void, params: *const c_void) => pass::looking();
-            cuGraphExecChildGraphNodeSetParams(exec: CUgraphExec, node: *mut c_void, child: CUgraph) => pass::looking();
-            cuGraphExecUpdate(exec: CUgraphExec, graph: CUgraph, node: *mut *mut c_void, result: *mut c_int) => pass::looking();
-            cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, result: *mut c_void) => pass::looking();
+                => graph::node_set();
+            cuGraphExecBatchMemOpNodeSetParams(exec: CUgraphExec, node: *mut c_void, params: *const c_void) => graph::node_set();
+            cuGraphExecChildGraphNodeSetParams(exec: CUgraphExec, node: *mut c_void, child: CUgraph) => graph::node_set();
+            cuGraphExecUpdate(exec: CUgraphExec, graph: CUgraph, node: *mut *mut c_void, result: *mut c_int) => graph::update(exec, graph);
+            cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, result: *mut c_void) => graph::update(exec, graph);
             cuTexObjectCreate(texture: *mut u64, resource: *const c_void, descriptor: *const c_void, view: *const c_void)
                 => pass::looking();
             cuTexRefSetAddress_v2(offset: *mut usize, texture: *mut c_void, dptr: CUdeviceptr, bytes: usize) => pass::looking();
@@ -513,6 +513,9 @@ macro_rules! for_each_hook {
             cuCtxGetDevice_v2(device: *mut CUdevice, ctx: CUcontext) => pass::through();
             cuCtxSynchronize() => context::synchronized();
             cuCtxSynchronize_v2(ctx: CUcontext) => context::synchronized_in(ctx);
+            cuStreamSynchronize(stream: CUstream) => rest::waited();
+            cuStreamSynchronize_ptsz(stream: CUstream) => rest::waited();
+            cuEventSynchronize(event: CUevent) => rest::waited();
             cuCheckpointProcessLock(pid: c_int, arguments: *mut c_void) => pass::through();
             cuCheckpointProcessCheckpoint(pid: c_int, arguments: *mut c_void) => pass::through();
             cuCheckpointProcessRestore(pid: c_int, arguments: *mut c_void) => pass::through();
@@ -536,7 +539,7 @@ macro_rules! for_each_hook {
                 params: *mut c_void) => pass::looking();
             cuGraphMemAllocNodeGetParams(node: *mut c_void, params: *mut c_void) => pass::through();
             cuGraphMemFreeNodeGetParams(node: *mut c_void, dptr: *mut CUdeviceptr) => pass::through();
-            cuGraphExecDestroy(exec: CUgraphExec) => pass::through();
+            cuGraphExecDestroy(exec: CUgraphExec) => graph::destroy(exec);
             cuDeviceGraphMemTrim(device: CUdevice) => pass::through();
             cuDeviceGetGraphMemAttribute(device: CUdevice, attribute: c_int, value: *mut c_void) => pass::through();
             cuDeviceSetGraphMemAttribute(device: CUdevice, attribute: c_int, value: *mut c_void) => pass::through();

@@ -42,7 +42,9 @@ const fn submits(subject: &str, body: &str) -> bool {
         b"submit" | b"launch" => true,
         // Calls that are no launch and no copy, and whose inside nobody vouches for: uploads of graphs, modules that are filled.
         b"retry" | b"module" | b"stream_ordered" => true,
-        b"context" => matches!(body.as_bytes(), b"copied_between" | b"copied_between_blocks"),
+        b"context" => {
+            matches!(body.as_bytes(), b"copied_between" | b"copied_between_later" | b"copied_between_blocks")
+        }
         b"handle" => matches!(body.as_bytes(), b"map_arrays"),
         _ => false,
     }
@@ -55,12 +57,18 @@ const fn passes_gate(subject: &str, body: &str) -> bool {
         || match subject.as_bytes() {
             b"handle" => true,
             b"mapping" => !matches!(body.as_bytes(), b"create"),
+            b"graph" => !matches!(body.as_bytes(), b"destroy"),
             b"pass" => matches!(body.as_bytes(), b"looking"),
             b"stream" => matches!(body.as_bytes(), b"begin"),
             b"ipc" => matches!(body.as_bytes(), b"export" | b"descriptor"),
             b"query" => !matches!(body.as_bytes(), b"memory_info" | b"total_memory"),
             _ => false,
         }
+}
+
+/// Whether the calls of a subject wait for the device, as far as they pass nothing else on the way ([`super::rest`]).
+const fn waits(subject: &str, body: &str) -> bool {
+    matches!((subject.as_bytes(), body.as_bytes()), (b"rest", _) | (b"submit", b"read_back"))
 }
 
 /// The exported name of a row, by its place in the table.
@@ -126,7 +134,7 @@ macro_rules! trampoline {
                 let is_ours = run::takes_part(Api(stringify!($name))) && guard::is_outside();
                 // In front of the gate, which this thread may close to move what it is about to use.
                 // SAFETY: the program passes these arguments to the driver with this very call.
-                let running = unsafe { super::launch::$body(Api(stringify!($name)), $($a),*) };
+                let running = if is_ours { unsafe { super::launch::$body(Api(stringify!($name)), $($a),*) } } else { None };
                 let passed = enter!($name: launch::$body);
                 let before = is_ours.then(|| super::submit::before(Api(stringify!($name))));
                 submitted::note();
@@ -149,6 +157,9 @@ macro_rules! trampoline {
             // SAFETY: the arguments are those of this call.
             return unsafe { looked_at($($p),*) };
         } }
+    };
+    ($name:ident($($p:ident: $t:ty),*) => rest::$body:ident()) => {
+        trampoline! { @listens $name($($p: $t),*) => rest::$body() }
     };
     ($name:ident($($p:ident: $t:ty),*) => pass::$body:ident()) => {
         trampoline! { @listens $name($($p: $t),*) => pass::$body() }
@@ -183,6 +194,10 @@ macro_rules! trampoline {
             note!($subject::$body);
             super::$subject::$body(Api(stringify!($name)), before, result $(, $a)*);
             leave!($name: passed);
+            // Outside the gate, which this thread may close now.
+            if const { waits(stringify!($subject), stringify!($body)) } {
+                super::rest::over(Api(stringify!($name)), result);
+            }
             result
         }
     };

@@ -87,7 +87,7 @@ fn start_inside() -> bool {
     let host = rank.map(|_| log::host_name().to_string_lossy().into_owned());
     log::emit(|| {
         let event = ProcessStart {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: gpupool_config::VERSION.to_owned(),
             mode: mode.word().to_owned(),
             exe: exe.display().to_string(),
             local_rank: rank.map(|rank| rank.number),
@@ -95,7 +95,7 @@ fn start_inside() -> bool {
             job: rank.and_then(|rank| rank.job.clone()),
             host,
         };
-        (event, format!("gpupool {} in {}, mode {}", env!("CARGO_PKG_VERSION"), exe.display(), mode.word()))
+        (event, format!("gpupool {} in {}, mode {}", gpupool_config::VERSION, exe.display(), mode.word()))
     });
     agent::prepare();
     tiers::start();

@@ -2,11 +2,11 @@
 //!
 //! Not seen: pointers that a kernel finds in memory. Launches during a capture are left out, since nothing runs then.
 
-use super::{Home, home, now, stress, swap, timing};
+use super::{Home, current_home, graphs, now, stress, swap, timing};
 use crate::process;
 use crate::watch::arguments::{self, Arguments};
-use crate::watch::{capture, context};
-use gpupool_cuda::{self as cuda, Function, Stream};
+use crate::watch::capture;
+use gpupool_cuda::{Function, GraphExec, Stream};
 use gpupool_interpose::Api;
 use gpupool_tiers::Launch;
 
@@ -46,8 +46,7 @@ impl Words {
 /// # Safety
 /// The arguments are those that the program passes to the driver with this function.
 pub unsafe fn before(api: Api, about: About, arguments: Arguments) -> Option<timing::Running> {
-    let home = cuda::at_hand().and_then(|driver| context::glance(driver).ok().flatten());
-    let home = home.and_then(|context| self::home(context.device.ordinal()))?;
+    let home = current_home()?;
     let function = about.function?;
     let layout = arguments::known(function).or_else(|| learn(api, home, function))?;
     let mut words = Words { words: [0; MOST], count: 0 };
@@ -62,9 +61,28 @@ pub unsafe fn before(api: Api, about: About, arguments: Arguments) -> Option<tim
     if words.count == 0 || capture::under_way() {
         return None;
     }
-    let launch = home.tiers.lock().launched(function.raw().addr() as u64, words.all(), home);
+    told(api, home, about, function.raw().addr() as u64, words.all())
+}
+
+/// What graphs are called among the functions.
+const GRAPH: u64 = u64::MAX - 1;
+
+/// Before the launch of a graph: one of all that its kernels are given.
+pub fn before_graph(api: Api, exec: GraphExec, stream: Stream) -> Option<timing::Running> {
+    let home = current_home()?;
+    let words = graphs::words(exec)?;
+    if capture::under_way() {
+        return None;
+    }
+    told(api, home, About { function: None, stream, is_plain: true }, GRAPH, &words)
+}
+
+#[inline]
+fn told(api: Api, home: &'static Home, about: About, function: u64, words: &[u64]) -> Option<timing::Running> {
+    let launch = home.tiers.lock().launched(function, words, home);
     let asks = launch.ask || launch.time_it || launch.tell_time || stress::is_on();
-    if asks { act(api, home, about, launch, &words) } else { None }
+    let asks = asks || (about.is_plain && home.progress.is_due(launch.id));
+    if asks { act(api, home, about, launch, words) } else { None }
 }
 
 #[cold]
@@ -73,21 +91,15 @@ fn learn(api: Api, home: &Home, function: Function) -> Option<&'static arguments
 }
 
 #[cold]
-fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &Words) -> Option<timing::Running> {
+fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &[u64]) -> Option<timing::Running> {
     process::contained(api, || {
         timing::gather(home);
         if launch.tell_time {
-            let mut tiers = home.tiers.lock();
-            tiers.time_is(now(), home);
-            let stopped = tiers.stopped();
-            drop(tiers);
-            if let Some(why) = stopped {
-                swap::report_stopped(home, &why);
-            }
+            tell_time(home);
         }
         let mut wanted = launch.time_it;
         if stress::is_on() {
-            stress::move_some(home, words.all());
+            stress::move_some(home, words);
         } else if launch.ask {
             let swap = home.tiers.lock().before(launch.id, now(), home);
             if let Some(swap) = swap {
@@ -95,10 +107,24 @@ fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &Word
                 swap::carry_out(home, &swap, swap::Why::Launch);
             }
         }
+        if about.is_plain && home.progress.is_due(launch.id) {
+            timing::mark(home, about.stream.meant_by(api.name().ends_with("_ptsz")));
+        }
         let wanted = wanted && about.is_plain;
         wanted.then(|| timing::begin(home, launch.id, about.stream.meant_by(api.name().ends_with("_ptsz")))).flatten()
     })
     .flatten()
+}
+
+/// A cycle has ended.
+pub(super) fn tell_time(home: &Home) {
+    let mut tiers = home.tiers.lock();
+    tiers.time_is(now(), home);
+    let stopped = tiers.stopped();
+    drop(tiers);
+    if let Some(why) = stopped {
+        swap::report_stopped(home, &why);
+    }
 }
 
 /// Behind the launch, if something was begun before it.

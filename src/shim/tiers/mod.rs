@@ -3,13 +3,20 @@
 //!
 //! What should lie near, and which swap is worth it now, is decided by `gpupool-tiers`, for each GPU that computes. This module
 //! tells it of blocks and of what launches name ([`launch`]) and of how long some of them take ([`timing`]), and has its swaps
-//! carried out ([`swap`]). Nothing of it happens before the first block of a GPU lies elsewhere.
+//! carried out ([`swap`]). Copies and fills are uses, too ([`copies`]). What the program has put somewhere stays there ([`placed`]), and so
+//! does what copies and fills of graphs use ([`graphs`]).
+//! Nothing of it happens before the first block of a GPU lies elsewhere.
 //!
 //! **Which thread moves.** The one that is about to launch what would be slow, and the one whose own wait for the GPU has just
 //! returned. Both have the context current that the memory is used in, and both would wait anyway. A thread of ours would have to
 //! stop the program at moments that it knows nothing of, and be waited for when contexts end and the process exits.
 
+pub mod copies;
+pub mod graphs;
+pub mod idle;
 pub mod launch;
+mod placed;
+mod progress;
 mod stress;
 pub mod swap;
 pub mod timing;
@@ -20,8 +27,9 @@ use crate::clock::monotonic_nanoseconds as now;
 use crate::process;
 use crate::serve::memory::{self, Hearer};
 use crate::watch::arguments::{self, Reader};
+use crate::watch::context;
 use gpupool_config::{Mode, Move};
-use gpupool_cuda::Driver;
+use gpupool_cuda::{self as cuda, Driver};
 use gpupool_pool::{Allocation, Block, Place};
 use gpupool_tiers::{FarLink, Links, Range, Settings, Tiers, Where, Whereabouts};
 use once_cell::race::OnceBox;
@@ -45,19 +53,44 @@ pub struct Home {
     is_moving: AtomicBool,
     /// Until then nothing is tried, on the clock of [`now`]: the last try waited in vain.
     rests_until: AtomicU64,
+    /// What moves may take where the program waits.
+    purse: idle::Purse,
+    /// How work that is waited for is seen to go on.
+    progress: progress::Progress,
 }
 
 /// Has what follows told of blocks, where the settings say that memory may move.
 pub fn start() {
     let settings = process::settings();
     if settings.moving != Move::Off && matches!(settings.mode, Mode::Pool | Mode::Spill) {
-        memory::hear_of_blocks(Hearer { made, ended });
+        memory::hear_of_blocks(Hearer { made, ended, placed: placed::by_program });
     }
 }
 
 /// The GPU's tiers, if its memory lies elsewhere in part.
 fn home(gpu: u32) -> Option<&'static Home> {
     HOMES.get(gpu as usize)?.get()
+}
+
+/// Tells what of a range nobody is to move although its physical memory is nobody else's, in no order.
+fn stays(range: Range, tell: &mut dyn FnMut(Range)) {
+    placed::within(range, tell);
+    graphs::within(range, tell);
+}
+
+/// The tiers of the GPU whose context is current on this thread.
+fn current_home() -> Option<&'static Home> {
+    let context = cuda::at_hand().and_then(|driver| context::glance(driver).ok().flatten());
+    home(context?.device.ordinal())
+}
+
+/// The part of the time that moves may take, in thousandths. The ranks of a job wait for each other, so the share is the job's.
+fn share() -> u32 {
+    share_of(process::settings().move_share, process::rank().and_then(|rank| rank.ranks))
+}
+
+fn share_of(share: u32, ranks: Option<u32>) -> u32 {
+    (share / ranks.unwrap_or(1).max(1)).max(u32::from(share > 0))
 }
 
 /// A block was made.
@@ -72,6 +105,7 @@ fn made(allocation: &Allocation) {
 
 /// A block ended.
 fn ended(block: &Block) {
+    placed::ended(block);
     if let Some(home) = home(block.home) {
         home.tiers.lock().block_ended(block.address);
     }
@@ -102,7 +136,7 @@ impl Home {
         let mut places = gpupool_pool::order(gpu, &all, &opened.plan.links, opened.plan.lenders);
         places.retain(|place| *place != Place::Gpu(gpu));
         let links = Links::measured(places.iter().map(|place| link(&opened.plan.topology, gpu, *place)).collect());
-        let settings = Settings { share: f64::from(process::settings().move_share) / 1000.0, ..Settings::new(links) };
+        let settings = Settings { share: f64::from(share()) / 1000.0, ..Settings::new(links) };
         Self {
             gpu,
             opened,
@@ -112,6 +146,8 @@ impl Home {
             timers: Mutex::default(),
             is_moving: AtomicBool::new(false),
             rests_until: AtomicU64::new(0),
+            purse: idle::Purse::new(now()),
+            progress: progress::Progress::default(),
         }
     }
 
@@ -143,9 +179,30 @@ impl Whereabouts for Home {
         }
     }
 
+    fn fixed(&self, range: Range, tell: &mut dyn FnMut(Range)) {
+        for piece in
+            self.opened.pool.pieces(range.start, range.bytes()).iter().filter(|piece| !piece.anchors.is_empty())
+        {
+            tell(Range::of(piece.address, piece.bytes));
+        }
+        stays(range, tell);
+    }
+
     fn near_room(&self) -> u64 {
         let place = Place::Gpu(self.gpu);
         let accounts = self.opened.pool.accounts();
         accounts.limit(place).saturating_sub(accounts.taken(place))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_is_that_of_all_ranks_on_the_host() {
+        assert_eq!(share_of(50, None), 50);
+        assert_eq!([share_of(50, Some(1)), share_of(50, Some(8)), share_of(50, Some(0))], [50, 6, 50]);
+        assert_eq!([share_of(3, Some(8)), share_of(0, Some(8))], [1, 0], "what was asked for does not become nothing");
     }
 }

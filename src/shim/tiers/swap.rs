@@ -1,14 +1,15 @@
 //! Carries a swap out: what comes near and what goes away for it, in one go, with the program stopped for the copies alone.
 
-use super::{Home, now, stress};
+use super::{Home, now, share, stays, timing};
 use crate::backing::level;
 use crate::gate::{self, Closed, Disturbed, Limits, Reason};
 use crate::watch::capture;
-use crate::{bell, log, process};
+use crate::{bell, log};
 use gpupool_config::format_size;
 use gpupool_events::{TierStop, TierSwap};
 use gpupool_pool::{MoveError, Moved, Place, Stopped, Wish};
 use gpupool_tiers::{self as tiers, Range, Swap};
+use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,6 +19,8 @@ use std::time::Duration;
 pub enum Why {
     /// A launch gains more by it than it costs.
     Launch,
+    /// The program has waited, and what is used most comes near.
+    Idle,
     /// Every launch moves something.
     Stress,
 }
@@ -26,13 +29,14 @@ impl Why {
     fn word(self) -> &'static str {
         match self {
             Self::Launch => "launch",
+            Self::Idle => "idle",
             Self::Stress => "stress",
         }
     }
 }
 
-/// How long a launch waits for the work in front of it, with the gate open: frameworks run as far ahead (10 to 300 ms).
-const QUEUE: Duration = Duration::from_millis(500);
+/// How long a launch waits for the work in front of it, with the gate open and while some of that is seen to end: frameworks run as far ahead (10 to 300 ms).
+pub(super) const QUEUE: Duration = Duration::from_millis(500);
 /// The same under stress, where every launch would wait.
 const QUEUE_UNDER_STRESS: Duration = Duration::from_millis(20);
 /// When a process in which nothing may move is looked at again: devices are closed, too.
@@ -47,12 +51,15 @@ pub fn carried() -> (u64, u64) {
     (SWAPS.load(Ordering::Relaxed), CAME.load(Ordering::Relaxed))
 }
 
-/// The gate, closed, as the pool asks of it.
-struct Quiet(Closed<'static>);
+/// The gate, closed, as the pool asks of it, and what was running all the same.
+struct Quiet<'a>(Closed<'static>, &'a Cell<Option<Disturbed>>);
 
-impl Stopped for Quiet {
+impl Stopped for Quiet<'_> {
     fn still_quiet(&mut self) -> bool {
-        self.0.still_quiet().is_ok()
+        let disturbed = self.0.still_quiet().err();
+        let is_quiet = disturbed.is_none();
+        self.1.set(disturbed);
+        is_quiet
     }
 }
 
@@ -69,26 +76,31 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
     // What only might be a reason is none: quiet is proven for all work, however it was submitted, and proven again before anything
     // is unmapped.
     if let Some(reason) = gate::why_not(home.driver).filter(|reason| !reason.is_doubt()) {
-        home.rests_until.store(begun + LOOKS_AGAIN.as_nanos() as u64, Ordering::Relaxed);
-        return report_off(&reason);
+        return rest(home, &reason);
     }
     // Another thread may be moving something: this one's swap did not fail, and is asked for again at a later launch.
     let Some(Err(why_not)) = home.alone(|| try_swap(home, swap, why, begun)) else { return };
-    if matches!(why_not, WhyNot::Disturbed(_)) && why != Why::Stress {
+    if let WhyNot::Disturbed(Disturbed::NotHere(reason)) = &why_not {
+        rest(home, reason);
+    } else if matches!(why_not, WhyNot::Disturbed(_) | WhyNot::Stuck(_)) && why != Why::Stress {
         // A program that is never quiet loses no more by such waits than it would by moving.
-        let share = u64::from(process::settings().move_share.max(1));
+        let share = u64::from(share().max(1));
         home.rests_until.store(now() + (now() - begun) * 1000 / share, Ordering::Relaxed);
     }
-    let mut tiers = home.tiers.lock();
-    for range in swap.near.iter().copied().chain(swap.far.iter().map(|(range, _)| *range)) {
-        tiers.stayed(range);
+    // That other work was running where the program waited for some of it says nothing of these ranges.
+    if why != Why::Idle || !matches!(why_not, WhyNot::Disturbed(_)) {
+        let mut tiers = home.tiers.lock();
+        for range in swap.near.iter().copied().chain(swap.far.iter().map(|(range, _)| *range)) {
+            tiers.stayed(range);
+        }
     }
-    drop(tiers);
     tracing::debug!(target: "gpupool::memory", about = "moves", "nothing moved for GPU {}: {why_not}", home.gpu);
 }
 
+/// Nothing is tried for a while, for a reason that holds for the whole process: said once.
 #[cold]
-fn report_off(reason: &Reason) {
+fn rest(home: &Home, reason: &Reason) {
+    home.rests_until.store(now() + LOOKS_AGAIN.as_nanos() as u64, Ordering::Relaxed);
     log::warn_once(
         "moves",
         format_args!("GPUPOOL_MOVE: memory stays where it is in this process, because {reason} (said once)"),
@@ -99,8 +111,8 @@ fn report_off(reason: &Reason) {
 fn report_graphs() {
     log::warn_once(
         "graphs",
-        "GPUPOOL_MOVE: the program has made a CUDA graph, so memory stays where it is from now on: a graph may be bound to where its \
-         memory lay when it was made (said once)",
+        "GPUPOOL_MOVE: the program has made a CUDA graph of which it is not known what it uses, so memory stays where it is from now on: a \
+         graph may be bound to where its memory lay when it was made (said once)",
     );
 }
 
@@ -108,6 +120,8 @@ fn report_graphs() {
 enum WhyNot {
     /// The devices did not come to rest.
     Disturbed(Disturbed),
+    /// Nothing of what was waited for was seen to end for so long.
+    Stuck(Duration),
     Pool(String),
 }
 
@@ -115,6 +129,7 @@ impl fmt::Display for WhyNot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Disturbed(what) => what.fmt(f),
+            Self::Stuck(still) => write!(f, "no work was seen to end for {} ms", still.as_millis()),
             Self::Pool(what) => f.write_str(what),
         }
     }
@@ -140,12 +155,12 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
     }
     let mut outcome = Outcome::default();
     let all: Vec<Wish> = far.iter().chain(&near).copied().collect();
-    match rearrange(home, &all, &mut outcome) {
+    match rearrange(home, &all, why, &mut outcome) {
         // Memory of other sizes comes in than goes out, so what goes has to be gone first.
         Err(Failed::Full) if !far.is_empty() && !near.is_empty() => {
-            rearrange(home, &far, &mut outcome).map_err(WhyNot::from)?;
+            rearrange(home, &far, why, &mut outcome).map_err(WhyNot::from)?;
             // What left makes room in any case, for this or for the next.
-            let _ = rearrange(home, &near, &mut outcome);
+            let _ = rearrange(home, &near, why, &mut outcome);
         }
         answer => answer?,
     }
@@ -183,10 +198,21 @@ fn wishes(home: &Home, ranges: &[Range], to: Place) -> Vec<Wish> {
         let Some(block) = home.opened.pool.block_at(piece.address) else { continue };
         let start = piece.chunk_address.max(block.address);
         let end = (piece.chunk_address + piece.chunk_bytes).min(block.address + block.bytes);
-        let wish = Wish { address: start, bytes: end - start, to };
-        if !wishes.contains(&wish) {
-            wishes.push(wish);
+        let mut wish = |start: u64, end: u64| {
+            let wish = Wish { address: start, bytes: end.saturating_sub(start), to };
+            if wish.bytes > 0 && !wishes.contains(&wish) {
+                wishes.push(wish);
+            }
+        };
+        let mut staying = Vec::new();
+        stays(Range { start, end }, &mut |range| staying.push(range));
+        staying.sort_unstable();
+        let mut from = start;
+        for range in staying {
+            wish(from, range.start);
+            from = from.max(range.end);
         }
+        wish(from, end);
     }
     wishes
 }
@@ -207,25 +233,43 @@ impl From<Failed> for WhyNot {
     }
 }
 
-fn rearrange(home: &Home, wishes: &[Wish], outcome: &mut Outcome) -> Result<(), Failed> {
-    let (mut disturbed, waited) = (None, &mut outcome.waited);
-    let queue = if stress::is_on() { QUEUE_UNDER_STRESS } else { QUEUE };
+fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> Result<(), Failed> {
+    let mut stuck = false;
+    let (mut disturbed, waited, past) = (None, &mut outcome.waited, Cell::new(None));
+    let (queue, still) = match why {
+        Why::Launch => (QUEUE, home.progress.still()),
+        Why::Stress => (QUEUE_UNDER_STRESS, QUEUE_UNDER_STRESS),
+        Why::Idle => (Duration::ZERO, Duration::ZERO),
+    };
     let stop = || {
         let begun = now();
-        gate::wait_until_quiet(home.driver, queue, queue, || 0);
+        let over = queue.is_zero() || gate::wait_until_quiet(home.driver, queue, still, || timing::passed(home));
         *waited += now() - begun;
+        if !over && why == Why::Launch {
+            stuck = true;
+            return None;
+        }
         let closed = gate::close_unless(home.driver, &Limits::default(), |reason| !reason.is_doubt());
-        closed.map(Quiet).map_err(|what| disturbed = Some(what)).ok()
+        closed.map(|closed| Quiet(closed, &past)).map_err(|what| disturbed = Some(what)).ok()
     };
     let done = match home.opened.pool.rearrange(wishes, stop) {
         Ok(done) => done,
         Err(MoveError::Full { .. }) => return Err(Failed::Full),
         Err(MoveError::NotNow) => {
+            if stuck {
+                return Err(Failed::Other(WhyNot::Stuck(still)));
+            }
             let busy = || WhyNot::Pool("a GPU is at work on what is freed beside it".to_owned());
             return Err(Failed::Other(disturbed.map_or_else(busy, WhyNot::Disturbed)));
         }
+        Err(MoveError::NotQuiet) => return Err(Failed::Other(ended(home, passed(past.take())))),
         Err(error) => return Err(Failed::Other(WhyNot::Pool(format!("{error:?}")))),
     };
+    match done.cut_short {
+        Some(MoveError::NotQuiet) => drop(ended(home, passed(past.take()))),
+        Some(MoveError::Backend(error)) => drop(ended(home, Reason::CutShort(error))),
+        _ => {}
+    }
     let mut tiers = home.tiers.lock();
     for (wish, Moved { moved, anchored, shared, .. }) in wishes.iter().zip(done.wishes) {
         let range = Range::of(wish.address, wish.bytes);
@@ -237,6 +281,22 @@ fn rearrange(home: &Home, wishes: &[Wish], outcome: &mut Outcome) -> Result<(), 
         }
     }
     Ok(())
+}
+
+/// What ran although the gate was closed.
+fn passed(what: Option<Disturbed>) -> Reason {
+    match what {
+        Some(Disturbed::NotHere(reason)) => reason,
+        what => Reason::Passed(what.map(|what| what.to_string()).unwrap_or_default()),
+    }
+}
+
+/// What a move found ends all moves of the process: what comes next could take memory from under work that nobody sees.
+#[cold]
+fn ended(home: &Home, reason: Reason) -> WhyNot {
+    gate::found(reason.clone());
+    rest(home, &reason);
+    WhyNot::Disturbed(Disturbed::NotHere(reason))
 }
 
 /// Nothing moves for this GPU any more, until the program does something else.

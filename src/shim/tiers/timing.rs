@@ -7,7 +7,8 @@
 use super::Home;
 use crate::watch::capture;
 use crate::watch::context::{self, Observer};
-use gpupool_cuda::{CuResult, Stream, Timer};
+use gpupool_cuda::{CuResult, Milestone, Stream, Timer};
+use std::collections::VecDeque;
 
 /// Launches that are timed at once; beyond these none is begun.
 const MOST: usize = 16;
@@ -28,7 +29,12 @@ pub struct Timers {
     /// Around the launch with this number; its time is not known yet.
     pending: Vec<(u64, Timer, u64)>,
     idle: Vec<(u64, Timer)>,
+    /// Events among the work, oldest first, each with the number of its context.
+    marks: VecDeque<(u64, Milestone)>,
 }
+
+/// Events among the work at once; beyond these the oldest is used again.
+const MARKS: usize = 64;
 
 /// Before a launch with this number on a stream of the current context.
 pub(super) fn begin(home: &'static Home, launch: u64, stream: Stream) -> Option<Running> {
@@ -56,6 +62,33 @@ pub(super) fn begin(home: &'static Home, launch: u64, stream: Stream) -> Option<
     }
     home.tiers.lock().timing(launch, home);
     Some(Running { home, owner, timer, stream, launch })
+}
+
+/// Puts an event on a stream of the current context, among the program's work ([`super::progress`]).
+pub(super) fn mark(home: &Home, stream: Stream) {
+    let Some(owner) = context::current(home.driver).map(|context| context.id).filter(|_| !capture::under_way()) else {
+        return;
+    };
+    let kept = {
+        let mut timers = home.timers.lock();
+        let at = timers.marks.iter().position(|(of, _)| *of == owner).filter(|_| timers.marks.len() >= MARKS);
+        at.and_then(|at| timers.marks.remove(at))
+    };
+    let _relaxed = home.driver.relax();
+    let Some(mark) = kept.map(|(_, mark)| mark).or_else(|| home.driver.milestone().ok()) else { return };
+    // SAFETY: the event is of the current context, in which the program is about to launch on this stream.
+    let _ = unsafe { mark.put(home.driver, stream) };
+    home.timers.lock().marks.push_back((owner, mark));
+}
+
+/// How many of the events among the current context's work have passed.
+pub(super) fn passed(home: &Home) -> u64 {
+    let Some(owner) = context::current(home.driver).map(|context| context.id) else { return 0 };
+    let marks: Vec<Milestone> =
+        home.timers.lock().marks.iter().filter(|(of, _)| *of == owner).map(|(_, mark)| *mark).collect();
+    let _relaxed = home.driver.relax();
+    // SAFETY: the events are of the current context.
+    marks.into_iter().filter(|mark| unsafe { mark.ask(home.driver) }.is_ok()).count() as u64
 }
 
 /// Behind that launch.
@@ -92,6 +125,7 @@ pub(super) fn gather(home: &Home) {
         match unsafe { timer.nanoseconds(home.driver) } {
             Ok(nanoseconds) => {
                 home.tiers.lock().timed(launch, nanoseconds as u64);
+                home.progress.took(nanoseconds as u64);
                 home.timers.lock().idle.push((owner, timer));
             }
             Err(CuResult::NOT_READY) => home.timers.lock().pending.push((owner, timer, launch)),
@@ -109,6 +143,7 @@ impl Observer for OfContexts {
             let mut timers = home.timers.lock();
             timers.pending.retain(|(owner, ..)| *owner != id);
             timers.idle.retain(|(owner, _)| *owner != id);
+            timers.marks.retain(|(owner, _)| *owner != id);
         }
         0
     }

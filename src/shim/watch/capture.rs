@@ -269,15 +269,15 @@ impl Seen {
     }
 }
 
-/// The program has made a graph that can be launched. It stays so until the process ends.
+/// The program has made a graph that can be launched and of which nobody knows what it uses. It stays so until the process ends.
 static HAS_GRAPHS: AtomicBool = AtomicBool::new(false);
 
-/// A graph can be launched from now on.
+/// A graph can be launched of which nobody knows what it uses.
 pub fn graph_made() {
     HAS_GRAPHS.store(true, Ordering::Relaxed);
 }
 
-/// Whether the program ever made a graph that can be launched. Its copies and fills are said to be bound to the GPU that their memory
+/// Whether the program ever made such a graph. Its copies and fills are said to be bound to the GPU that their memory
 /// was on, where such a graph is updated ("cannot change", cuda.h).
 pub fn has_graphs() -> bool {
     HAS_GRAPHS.load(Ordering::Relaxed)

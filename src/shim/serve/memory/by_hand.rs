@@ -1,6 +1,6 @@
 //! Pooled memory that the program places itself.
 
-use super::{block_at, labels, pieces};
+use super::{Placing, block_at, labels, pieces, say};
 use crate::backing::{level, open};
 use crate::watch::capture;
 use crate::{bell, log};
@@ -52,6 +52,9 @@ pub fn place(driver: &Driver, address: u64, bytes: u64, place: Place, stream: St
             MoveError::Backend(result) => Unplaced::Refused(result),
         }
     })?;
+    if moved + there > 0 {
+        say(&block, address, bytes, Placing::Put);
+    }
     let stayed = anchored + shared;
     if moved > 0 {
         level::report();
@@ -65,6 +68,13 @@ pub fn place(driver: &Driver, address: u64, bytes: u64, place: Place, stream: St
         (event, format!("moved {size} at {address:#x} to {place}{but}"))
     });
     if stayed > 0 || moved + there == 0 { Err(Unplaced::Stayed) } else { Ok(()) }
+}
+
+/// A range of a live block may be anywhere again.
+pub fn is_anywhere(address: u64, bytes: u64) -> Result<(), Unplaced> {
+    let block = block_at(address).ok_or(Unplaced::NotOurs)?;
+    say(&block, address, bytes, Placing::Anywhere);
+    Ok(())
 }
 
 /// Whether a GPU has access to a range of a live block, or will have once it has a context.

@@ -332,6 +332,36 @@ pub struct Hearer {
     pub made: fn(&Allocation),
     /// One ended.
     pub ended: fn(&Block),
+    /// Something was said of so many bytes of one, from this address on.
+    pub placed: fn(&Block, u64, u64, Placing),
+}
+
+/// What was said of where memory lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placing {
+    /// The program has put it there, and it is to stay.
+    Put,
+    /// The program does not mind any more.
+    Anywhere,
+    /// It must keep its physical memory, or need not any more: the pool knows.
+    Anchored,
+}
+
+/// Tells whoever moves memory.
+fn say(block: &Block, address: u64, bytes: u64, placing: Placing) {
+    if let Some(hearer) = HEARER.get() {
+        let bytes = bytes.min((block.address + block.bytes).saturating_sub(address));
+        (hearer.placed)(block, address, bytes, placing);
+    }
+}
+
+/// The anchors of the block that this address lies in have changed.
+fn say_anchored(address: u64) {
+    if HEARER.get().is_some()
+        && let Some(block) = block_at(address)
+    {
+        say(&block, block.address, block.bytes, Placing::Anchored);
+    }
 }
 
 static HEARER: OnceBox<Hearer> = OnceBox::new();
@@ -408,7 +438,11 @@ pub fn is_one_chunk(block: &Block) -> bool {
 
 /// Keeps a range of a live block on its physical memory, for this reason; `false` where it lies in no block.
 pub fn anchor(address: u64, bytes: u64, why: Anchor) -> bool {
-    open::opened().is_some_and(|opened| opened.pool.anchor(address, bytes, why).is_some())
+    let is_anchored = open::opened().is_some_and(|opened| opened.pool.anchor(address, bytes, why).is_some());
+    if is_anchored {
+        say_anchored(address);
+    }
+    is_anchored
 }
 
 /// Takes back what [`anchor`] did to this range for a call that then failed.
@@ -432,7 +466,11 @@ pub fn let_go(address: u64, id: u64) {
 
 /// Takes one anchor of this range back that the program asked for; `false` where there is none.
 pub fn release_anchor(address: u64, bytes: u64) -> bool {
-    open::opened().is_some_and(|opened| opened.pool.release_anchor(address, bytes))
+    let is_released = open::opened().is_some_and(|opened| opened.pool.release_anchor(address, bytes));
+    if is_released {
+        say_anchored(address);
+    }
+    is_released
 }
 
 /// Frees the blocks of contexts that are gone, as the driver does with its own allocations.

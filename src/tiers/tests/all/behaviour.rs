@@ -109,7 +109,7 @@ fn the_reuse_of_a_function_is_measured() {
 }
 
 /// Rotates, with what `prepare` says of the first four matrices.
-fn rotated(prepare: impl Fn(&mut Tiers, Range)) -> (Machine, Vec<Range>) {
+fn rotated(prepare: impl Fn(&mut Machine, Range)) -> (Machine, Vec<Range>) {
     let trace = traces::rotation(peer(), "rotation");
     let (mut machine, mut ours) = (Machine::new(trace.near, trace.links.clone()), Ours::new(&trace));
     let mut blocks = Vec::new();
@@ -118,7 +118,7 @@ fn rotated(prepare: impl Fn(&mut Tiers, Range)) -> (Machine, Vec<Range>) {
         if let Op::Begin(block) = op {
             blocks.push(*block);
             if blocks.len() <= 4 {
-                prepare(&mut ours.tiers, *block);
+                prepare(&mut machine, *block);
             }
         }
     }
@@ -128,14 +128,43 @@ fn rotated(prepare: impl Fn(&mut Tiers, Range)) -> (Machine, Vec<Range>) {
 
 #[test]
 fn what_is_fixed_stays() {
-    let (machine, blocks) = rotated(|tiers, block| {
-        tiers.fixed(Range::of(block.start + 64 * MIB, 128 * MIB), true);
-        tiers.fixed(Range::of(block.start, 2 * MIB), true);
-        tiers.fixed(Range::of(block.start, 2 * MIB), false);
-    });
+    let (machine, blocks) = rotated(|machine, block| machine.fixed.push(Range::of(block.start + 64 * MIB, 128 * MIB)));
     let far: Vec<u64> =
         blocks[..4].iter().map(|block| machine.far_bytes(Range::of(block.start + 64 * MIB, 128 * MIB))).collect();
     assert_eq!(far, [0; 4]);
+}
+
+#[test]
+fn what_is_far_and_must_stay_is_not_asked_for() {
+    let (mut machine, mut tiers) = (Machine::new(256 * MIB, peer()), tiers());
+    let blocks = [Range::of(BASE, 256 * MIB), Range::of(BASE + GIB, 256 * MIB)];
+    for block in blocks {
+        machine.begin(block);
+        tiers.block_began(block.start, block.bytes());
+    }
+    let asked = |machine: &mut Machine, tiers: &mut Tiers| {
+        let mut asked = 0;
+        for _ in 0..200 {
+            machine.now += 50e6;
+            let launch = tiers.launched(1, &[blocks[1].start], machine);
+            if launch.tell_time {
+                tiers.time_is(machine.now as u64, machine);
+            }
+            asked += u32::from(launch.ask);
+            if launch.time_it {
+                tiers.timing(launch.id, machine);
+                tiers.timed(launch.id, 20_000_000);
+            }
+            assert!(machine.fixed.is_empty() || tiers.when_idle(u64::MAX, machine.now as u64, machine).is_empty());
+        }
+        asked
+    };
+    machine.fixed.push(blocks[1]);
+    assert_eq!(asked(&mut machine, &mut tiers), 0);
+    assert_eq!(tiers.told(1, &machine).far, 256 * MIB, "it is far all the same");
+    machine.fixed.clear();
+    tiers.placed(blocks[1]);
+    assert!(asked(&mut machine, &mut tiers) > 0);
 }
 
 #[test]

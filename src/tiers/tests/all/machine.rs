@@ -50,11 +50,13 @@ pub struct Machine {
     pub now: f64,
     pub moved_in: u64,
     pub moved_out: u64,
+    /// What must stay where it is.
+    pub fixed: Vec<Range>,
 }
 
 impl Machine {
     pub fn new(near: u64, links: Links) -> Self {
-        Self { links, near, used: 0, pieces: BTreeMap::new(), now: 0.0, moved_in: 0, moved_out: 0 }
+        Self { links, near, used: 0, pieces: BTreeMap::new(), now: 0.0, moved_in: 0, moved_out: 0, fixed: Vec::new() }
     }
 
     /// A block, as much of it near as fits.
@@ -180,6 +182,10 @@ impl Whereabouts for Machine {
                 tell(piece, place);
             }
         }
+    }
+
+    fn fixed(&self, range: Range, tell: &mut dyn FnMut(Range)) {
+        self.fixed.iter().map(|part| part.meet(&range)).filter(|part| part.bytes() > 0).for_each(tell);
     }
 
     fn near_room(&self) -> u64 {

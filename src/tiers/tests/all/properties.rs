@@ -33,7 +33,7 @@ fn trace(parts: &[Part], near: u64, most: usize) -> Trace {
     let mut writer = Writer::new();
     // Some blocks are one tensor, others four, each of which is written first. (What a launch reads beyond the next pointer, or leaves
     // unread before it, nobody can see.)
-    let is_whole = |block: &Range| block.start / MIB % 3 == 0;
+    let is_whole = |block: &Range| (block.start / MIB).is_multiple_of(3);
     let quarter_of = |block: &Range, which: u64| {
         let quarter = block.bytes() / 4 / 512 * 512;
         let start = block.start + quarter * which;
@@ -177,10 +177,10 @@ proptest! {
                 Spite::Anything(which) => block.start / MIB % 7 == which as u64 % 7,
             };
             if matches!(act, Spite::Renew | Spite::RenewCome) {
-                for index in 0..blocks.len() {
-                    if is(&both, &blocks[index]) {
-                        both.apply(&Op::End(blocks[index]));
-                        blocks[index] = writer.block(128 * MIB);
+                for block in &mut blocks {
+                    if is(&both, block) {
+                        both.apply(&Op::End(*block));
+                        *block = writer.block(128 * MIB);
                         writer.ops.drain(..).for_each(|op| both.apply(&op));
                     }
                 }

@@ -1,0 +1,79 @@
+//! How work that a launch waits for is seen to go on: by events among it, about one for each millisecond of work, as far as launches
+//! were measured. A kernel that never ends lets none of them pass, and then nobody waits for long.
+
+use super::swap::QUEUE;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// What should lie between two events, nanoseconds.
+const APART: u64 = 1_000_000;
+/// Launches between two events, at most.
+const MOST: u64 = 64;
+/// Launches of which nothing is known are taken to be so long, nanoseconds.
+const UNKNOWN: u64 = APART / 16;
+/// How long nothing may be seen to end, where launches are short.
+const STILL: Duration = Duration::from_millis(5);
+
+/// What the measured launches of one GPU take.
+pub(super) struct Progress {
+    /// Nanoseconds; the last ones weigh most.
+    typical: AtomicU64,
+    /// Launches between two events.
+    apart: AtomicU64,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self { typical: AtomicU64::new(UNKNOWN), apart: AtomicU64::new(APART / UNKNOWN) }
+    }
+}
+
+impl Progress {
+    /// A launch took so long.
+    pub fn took(&self, nanoseconds: u64) {
+        let before = self.typical.load(Ordering::Relaxed);
+        let weighed = if before == UNKNOWN { nanoseconds } else { (7 * before + nanoseconds) / 8 };
+        self.typical.store(weighed, Ordering::Relaxed);
+        // A power of two, so that to look whether one is due takes no division.
+        let apart = (APART / weighed.max(1)).clamp(1, MOST);
+        self.apart.store(1 << apart.ilog2(), Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn launches_apart(&self) -> u64 {
+        self.apart.load(Ordering::Relaxed)
+    }
+
+    /// Whether an event should be put in front of the launch with this number.
+    #[inline]
+    pub fn is_due(&self, launch: u64) -> bool {
+        launch & (self.launches_apart() - 1) == 0
+    }
+
+    /// How long nothing may be seen to end until that means that nothing does.
+    pub fn still(&self) -> Duration {
+        let between = self.launches_apart().saturating_mul(self.typical.load(Ordering::Relaxed));
+        Duration::from_nanos(between.saturating_mul(4)).clamp(STILL, QUEUE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_a_millisecond_apart_and_long_kernels_are_waited_for_longer() {
+        let progress = Progress::default();
+        assert_eq!((progress.launches_apart(), progress.still()), (16, STILL));
+        progress.took(10_000);
+        assert_eq!((progress.launches_apart(), progress.still()), (MOST, STILL), "short launches");
+        for _ in 0..100 {
+            progress.took(12_000_000);
+        }
+        assert_eq!(progress.launches_apart(), 1);
+        assert!((40..=48).contains(&progress.still().as_millis()), "{:?}", progress.still());
+        progress.took(1 << 50);
+        assert_eq!(progress.still(), QUEUE);
+        assert!((0..100).filter(|launch| Progress::default().is_due(*launch)).count() == 7);
+    }
+}

@@ -1,0 +1,225 @@
+//! What users install: the wheel that `scripts/package.sh` makes of the built libraries, in every way that Python packages are
+//! installed.
+
+use harness::{Output, Run, artifact_folder, repository};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Runs to a good end; what it printed.
+#[track_caller]
+fn made(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}\n{stdout}{stderr}", output.status);
+    stdout.into_owned()
+}
+
+struct Built {
+    folder: tempfile::TempDir,
+    wheel: PathBuf,
+}
+
+/// Makes a wheel into a folder.
+fn package(folder: &Path, variables: &[(&str, &str)]) -> PathBuf {
+    let mut script = Command::new(repository().join("scripts/package.sh"));
+    script.arg("--no-build").arg(artifact_folder()).env("GPUPOOL_PACKAGE_OUTPUT", folder);
+    PathBuf::from(made(script.envs(variables.iter().copied())).trim())
+}
+
+/// The wheel of the libraries that the other tests use.
+fn built() -> &'static Built {
+    static BUILT: OnceLock<Built> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap_or_else(|error| panic!("no temporary folder: {error}"));
+        let wheel = package(folder.path(), &[]);
+        Built { folder, wheel }
+    })
+}
+
+/// A Python with pip.
+fn pip() -> Command {
+    let mut pip = Command::new(repository().join(".venv/bin/python3"));
+    pip.args(["-m", "pip", "--disable-pip-version-check", "--no-cache-dir", "--quiet"]);
+    pip
+}
+
+/// An empty environment.
+fn environment(folder: &Path) -> PathBuf {
+    made(Command::new("python3").args(["-m", "venv", "--without-pip"]).arg(folder));
+    folder.join("bin/python3")
+}
+
+/// All files and folders under one, with sizes.
+fn tree(folder: &Path) -> BTreeMap<PathBuf, u64> {
+    let mut all = BTreeMap::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let (path, data) = (entry.path(), entry.metadata());
+        if data.as_ref().is_ok_and(|data| data.is_dir()) {
+            all.extend(tree(&path));
+        }
+        all.insert(path, data.map_or(0, |data| data.len()));
+    }
+    all
+}
+
+/// A Python program of the environment, on two simulated GPUs.
+fn client(python: &Path, name: &str) -> Run {
+    let program = repository().join("tests/clients").join(name);
+    Run::command(python).env("PYTHONDONTWRITEBYTECODE", "1").arg(program).sim("2x256MiB")
+}
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+#[test]
+fn the_wheel_has_these_files_and_a_second_one_the_same_bytes() {
+    let Built { wheel, .. } = built();
+    let list = "import sys, zipfile; print(*sorted(zipfile.ZipFile(sys.argv[1]).namelist()), sep='\\n')";
+    let names = made(Command::new("python3").args(["-c", list]).arg(wheel));
+    let expected = [
+        "VERSION.data/scripts/gpupool",
+        "VERSION.dist-info/METADATA",
+        "VERSION.dist-info/RECORD",
+        "VERSION.dist-info/WHEEL",
+        "VERSION.dist-info/licenses/LICENSE",
+        "VERSION.dist-info/licenses/THIRD-PARTY.txt",
+        "VERSION.dist-info/sboms/gpupool.cdx.json",
+        "/__init__.py",
+        "/__main__.py",
+        "/_command.py",
+        "/_frameworks.py",
+        "/_interface.py",
+        "/_preload.py",
+        "/_version.py",
+        "/examples/placing.c",
+        "/examples/with_cupy.py",
+        "/examples/with_pytorch.py",
+        "/examples/with_rmm.py",
+        "/include/gpupool.h",
+        "/lib/libgpupool.so",
+        "/lib/libsimcuda.so",
+        "/lib/libsimnvml.so",
+        "/lib/two_arrays",
+        "/py.typed",
+    ];
+    let expected = expected.map(|name| format!("gpupool{}", name.replace("VERSION", &format!("-{VERSION}"))));
+    assert_eq!(names.lines().collect::<Vec<_>>(), expected);
+    let again = tempfile::tempdir().unwrap();
+    let other = package(again.path(), &[("TZ", "Asia/Tokyo"), ("LC_ALL", "tr_TR.UTF-8")]);
+    assert_eq!(other.file_name(), wheel.file_name());
+    assert!(fs::read(&other).unwrap() == fs::read(wheel).unwrap(), "two wheels of the same files differ");
+}
+
+/// Every crate that is linked into what is shipped has a licence, by its name and by its text.
+#[test]
+fn every_crate_has_a_licence() {
+    let notices = built().folder.path().join("notices");
+    let list: serde_json::Value = serde_json::from_slice(&fs::read(notices.join("gpupool.cdx.json")).unwrap()).unwrap();
+    let texts = fs::read_to_string(notices.join("THIRD-PARTY.txt")).unwrap();
+    let components = list["components"].as_array().unwrap();
+    assert!(components.len() > 30, "{list}");
+    for component in components {
+        assert!(component["licenses"][0]["expression"].is_string(), "{component}");
+        if component["purl"].is_string() {
+            let name = format!("{} {}", component["name"].as_str().unwrap(), component["version"].as_str().unwrap());
+            // Once in the overview, and in front of a text.
+            assert!(texts.matches(&name).count() >= 2, "{name}");
+        }
+    }
+    for known in ["parking_lot", "clap", "backtrace"] {
+        assert!(components.iter().any(|component| component["name"] == known), "{known}");
+    }
+    for tests_only in ["proptest", "cbindgen", "criterion", "syn"] {
+        assert!(!components.iter().any(|component| component["name"] == tests_only), "{tests_only}");
+    }
+}
+
+/// In a folder whose name no preload can hold: the demo, a program that starts itself anew, and nothing left afterwards.
+#[test]
+fn installed_it_runs_and_uninstalled_it_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path().join("My Projects $1");
+    let python = environment(&home);
+    let before = tree(&home);
+    made(pip().arg("--python").arg(&python).args(["install", "--no-index"]).arg(&built().wheel));
+    let command = home.join("bin/gpupool");
+    let demo = Run::command(&command).args("demo --gpus 2x2GiB").go();
+    assert_eq!(demo.succeeds().stdout.matches("contents right").count(), 3, "{}", demo.stdout);
+
+    let said = client(&python, "package_client.py").arg("a word").go();
+    said.succeeds().prints(
+        "begins: False ['a word']\nbegins: True ['a word']\nstate: IDLE True 0 []\nstate: ACTIVE True pool ''\nlive: 1 64\n\
+         lies: {'gpu0': 64}\nmoved: {'gpu1': 64}\n\
+         anchored: ['ANCHORED'] STAYED: gpupool_prefetch: some of the memory stayed where it was; pieces() tells where it lies, and what \
+         must stay\nhome: {'gpu0': 64}\nlabels: [('kv', 1, 64, 64, None)]\nbudget: 32\n\
+         stranger: NOT_POOLED: gpupool_pieces: the address lies in no live block of the pool's\nplaces: ['gpu0', 'gpu1', 'host0']\n\
+         used: 64\ntrimmed: True\nchild: True\n",
+    );
+    assert_eq!(said.stderr, "");
+
+    let module = Run::command(&python).args("-m gpupool --version").go();
+    module.succeeds().prints(&Run::command(&command).arg("--version").go().stdout);
+    assert!(module.stdout.starts_with(&format!("gpupool {VERSION} (")), "{}", module.stdout);
+    made(pip().arg("--python").arg(&python).args(["uninstall", "--yes", "gpupool"]));
+    assert_eq!(tree(&home), before);
+}
+
+/// A program that cannot begin again goes on as it is, and is told why.
+#[test]
+fn a_program_that_cannot_be_started_anew_is_told_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let python = environment(folder.path());
+    made(pip().arg("--python").arg(&python).args(["install", "--no-index"]).arg(&built().wheel));
+    let refused = |case: &str, words: &str| {
+        let said = client(&python, "package_refusals.py").arg(case).go();
+        said.succeeds();
+        assert_eq!(said.stdout, format!("{words}\npreloaded: False\n"), "{case}: {}", said.stderr);
+    };
+    refused("threads", "other threads run already (loader), which would be lost; call it before they are started");
+    refused(
+        "cuda",
+        "CUDA is in use in this process already; call gpupool.activate() before, best as the program's first line",
+    );
+    refused("setting", "gpupool: --set limits=1GiB: no such setting; did you mean GPUPOOL_LIMIT?");
+
+    let program = "import gpupool; gpupool.activate(); print(gpupool.is_active())";
+    Run::command(&python).arg("-c").arg(program).go().succeeds().prints("True\n");
+    let mut typed = Command::new(&python);
+    let file = folder.path().join("typed");
+    fs::write(&file, program).unwrap();
+    let typed = typed.arg("-").stdin(fs::File::open(&file).unwrap()).output().unwrap();
+    assert!(String::from_utf8_lossy(&typed.stderr).contains("came from standard input"), "{typed:?}");
+}
+
+/// Where installers put things: everywhere the command finds its library, and the module its command.
+#[test]
+fn every_way_to_install_it_works() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |command: &Path, python: Run, what: &str| {
+        let output: Output = Run::command(command).args("run -- sh -c").arg("grep -c libgpupool /proc/self/maps").go();
+        assert_ne!(output.succeeds().stdout.trim(), "0", "{what}");
+        let words = "import gpupool; print(gpupool.command()); print(gpupool.run(['true']).returncode)";
+        python
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .arg("-c")
+            .arg(words)
+            .go()
+            .succeeds()
+            .prints(&format!("{}\n0\n", command.display()));
+    };
+    let target = folder.path().join("target");
+    made(pip().args(["install", "--no-index", "--target"]).arg(&target).arg(&built().wheel));
+    check(&target.join("bin/gpupool"), Run::command("python3").env("PYTHONPATH", &target), "--target");
+
+    let user = folder.path().join("user");
+    made(pip().args(["install", "--no-index", "--prefix"]).arg(&user).arg(&built().wheel).arg("--ignore-installed"));
+    let packages = fs::read_dir(user.join("lib")).unwrap().next().unwrap().unwrap().path().join("site-packages");
+    check(&user.join("bin/gpupool"), Run::command("python3").env("PYTHONPATH", &packages), "--prefix, as --user");
+
+    // As pipx and uv do: a link to the command in a folder of all commands.
+    let link = folder.path().join("gpupool");
+    std::os::unix::fs::symlink(user.join("bin/gpupool"), &link).unwrap();
+    Run::command(&link).args("sim --gpus 1x1GiB --").arg(&link).args("run -- true").go().succeeds();
+}
