@@ -120,6 +120,9 @@ pub struct Extents {
     displaced: i64,
     /// Nanoseconds a byte of the dearest swap.
     swap_ns: f64,
+    /// Bytes that are near, in all, and those that are far, by the place of their extent.
+    near_bytes: u64,
+    far_bytes: Vec<u64>,
 }
 
 impl Extents {
@@ -174,7 +177,16 @@ impl Extents {
             last: 0,
         };
         if let Some(like) = like {
-            extent = Extent { range, dirty: true, generation: 0, back_ns: 0.0, counted: 0, ..like.clone() };
+            extent = Extent {
+                range,
+                dirty: true,
+                generation: 0,
+                back_ns: 0.0,
+                counted: 0,
+                near_bytes: 0,
+                far_bytes: 0,
+                ..like.clone()
+            };
         }
         let slot = self.free.pop().unwrap_or(self.slots.len() as u32);
         match self.slots.get_mut(slot as usize) {
@@ -203,6 +215,7 @@ impl Extents {
     }
 
     fn remove(&mut self, slot: u32) {
+        self.count(slot, false);
         if let Some(extent) = self.get_mut(slot) {
             extent.lives = false;
             let start = extent.range.start;
@@ -215,6 +228,26 @@ impl Extents {
             self.shape += 1;
             self.epoch += 1;
         }
+    }
+
+    /// Adds what an extent has to the totals, or takes it away.
+    fn count(&mut self, slot: u32, is_more: bool) {
+        let Some((near, far, place)) = self.get(slot).map(|known| (known.near_bytes, known.far_bytes, known.place))
+        else {
+            return;
+        };
+        if self.far_bytes.len() <= usize::from(place) {
+            self.far_bytes.resize(usize::from(place) + 1, 0);
+        }
+        for (total, bytes) in [(&mut self.near_bytes, near), (&mut self.far_bytes[usize::from(place)], far)] {
+            *total = if is_more { *total + bytes } else { total.saturating_sub(bytes) };
+        }
+    }
+
+    /// Bytes that are near, and the place where most of the others are, if there are any.
+    pub fn totals(&self) -> (u64, Option<u8>) {
+        let most = self.far_bytes.iter().zip(0u8..).max_by_key(|(bytes, _)| **bytes);
+        (self.near_bytes, most.filter(|(bytes, _)| **bytes > 0).map(|(_, place)| place))
     }
 
     /// With its block.
@@ -347,18 +380,19 @@ impl Extents {
 
     #[cold]
     fn ask_all(&mut self, links: &Links, at: &impl Whereabouts) {
-        let mut unsettled = std::mem::take(&mut self.unsettled);
-        unsettled.retain(|slot| self.get(*slot).is_some_and(|extent| extent.dirty));
-        let mut new: Vec<(u64, u64, u32)> = Vec::new();
-        for &slot in &unsettled {
-            let Some(extent) = self.get_mut(slot) else { continue };
+        let (mut new, mut known): (Vec<(u64, u64, u32)>, Vec<u32>) = (Vec::new(), Vec::new());
+        for slot in std::mem::take(&mut self.unsettled) {
             // It may stand in the list twice.
-            if !std::mem::take(&mut extent.dirty) {
+            if !self.get_mut(slot).is_some_and(|extent| std::mem::take(&mut extent.dirty)) {
                 continue;
             }
+            self.count(slot, false);
+            let Some(extent) = self.get_mut(slot) else { continue };
             let (range, mut most) = (extent.range, (0, extent.place));
             if std::mem::take(&mut extent.fresh) {
                 new.push((extent.born, range.start, slot));
+            } else {
+                known.push(slot);
             }
             let (mut near, mut far, mut pass_ns, mut last) = (0, 0, 0.0, (0, extent.place));
             let (mut near_free, mut far_free, mut may_ns) = (0, 0, 0.0);
@@ -381,10 +415,9 @@ impl Extents {
             (extent.near_bytes, extent.far_bytes) = (near, far);
             (extent.near_free, extent.far_free) = (near_free, far_free);
             (extent.pass_ns, extent.may_ns, extent.place) = (pass_ns as f32, may_ns as f32, most.1);
+            self.count(slot, true);
         }
-        for &slot in unsettled.iter().filter(|slot| !new.iter().any(|(.., new)| new == *slot)) {
-            self.compare(slot, links);
-        }
+        known.into_iter().for_each(|slot| self.compare(slot, links));
         let slots: Vec<u32> = new.iter().map(|(.., slot)| *slot).collect();
         self.first_places(new, links, at);
         slots.into_iter().for_each(|slot| self.compare(slot, links));
@@ -522,8 +555,7 @@ impl Extents {
 
     /// A cycle has ended in which each slot's uses were worth so many passes. Answers which part of that was expected, 0 to 1.
     pub fn cycle(&mut self, passes: &[f32], visits: &[f32], seen: u32, cycle: u64) -> f32 {
-        self.epoch += 1;
-        let (mut expected, mut all) = (0.0, 0.0);
+        let (mut expected, mut all, mut changes) = (0.0, 0.0, false);
         for (slot, extent) in self.slots.iter_mut().enumerate().filter(|(_, extent)| extent.lives) {
             let now = passes.get(slot).copied().unwrap_or(0.0);
             let bytes = extent.range.bytes() as f32;
@@ -531,9 +563,12 @@ impl Extents {
             all += bytes * now;
             let age = cycle.saturating_sub(extent.first_cycle).min(u64::from(seen));
             let weight = DECAY.max(1.0 / (age as f32 + 1.0));
+            let before = (extent.density, extent.visits);
             extent.density += (now - extent.density) * weight;
             extent.visits += (visits.get(slot).copied().unwrap_or(0.0) - extent.visits) * weight;
+            changes |= before != (extent.density, extent.visits);
         }
+        self.epoch += u64::from(changes);
         if all > 0.0 { expected / all } else { 1.0 }
     }
 

@@ -11,7 +11,8 @@ use crate::extents::{Extent, FRAME};
 use crate::interface::{Range, Swap, Whereabouts};
 use crate::kinds::{NONE, UNKNOWN};
 use crate::tiers::Tiers;
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 
 /// What is expected has to exceed what it costs by so much.
 const MARGIN: f64 = 1.1;
@@ -45,6 +46,51 @@ struct Victim {
     until: u32,
     /// Bytes that are still to be had, lowest addresses last; none before somebody looked.
     ranges: Option<Vec<Range>>,
+}
+
+/// Who could leave, the best first. Most questions are answered by the first few, so they are not sorted.
+struct Queue {
+    victims: Vec<Victim>,
+    /// Their order, and where each is in the list.
+    order: BinaryHeap<Reverse<(Key, u32)>>,
+}
+
+/// By the first number, and where that is equal by the second.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Key(u64, u64);
+
+impl Key {
+    /// The least loss, and among equals what is needed last.
+    fn of(victim: &Victim) -> Self {
+        // The bits of positive numbers are ordered as they are.
+        Self(victim.loss.max(0.0).to_bits(), u64::from(u32::MAX - victim.until))
+    }
+}
+
+impl Queue {
+    fn new(victims: Vec<Victim>, key: impl Fn(&Victim) -> Key) -> Self {
+        let order = victims.iter().zip(0u32..).map(|(victim, index)| Reverse((key(victim), index))).collect();
+        Self { victims, order }
+    }
+
+    fn first(&mut self) -> Option<&mut Victim> {
+        let Reverse((_, index)) = self.order.peek()?;
+        self.victims.get_mut(*index as usize)
+    }
+
+    fn skip(&mut self) {
+        self.order.pop();
+    }
+}
+
+/// What any extent that could leave loses at least, nanoseconds a byte a cycle: being read from afar, and what its uses cost if each
+/// costs no more than bringing it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Least {
+    /// The extents that this was worked out for.
+    epoch: u64,
+    away: f64,
+    visits: f64,
 }
 
 /// Takes `bytes` from the end of a list of ranges, cut at frames. Answers what was taken.
@@ -120,8 +166,10 @@ impl Tiers {
         }
         self.poor_for = 0;
         self.catch_up();
+        self.find_least();
         let mut swap = self.swap_before(id, at);
-        let cycle = self.cycle.length().unwrap_or(u64::from(self.timeline.length()).clamp(1, 64));
+        // Cycles of a few launches are counted together.
+        let cycle = self.cycle.length().unwrap_or(u64::from(self.timeline.length()).clamp(1, 64)).max(8);
         self.vain += u32::from(swap.is_none());
         let is_guess = self.kinds.get(id).is_some_and(|_| !self.kinds.gain(id).1);
         if let Some(kind) = self.kinds.get_mut(id) {
@@ -151,7 +199,7 @@ impl Tiers {
             .filter(|(slot, extent)| extent.near_free > 0 && extent.stays_until <= self.cycles && !is_used(*slot))
             .map(|(slot, extent)| (extent.density, slot))
             .collect();
-        guests.sort_by(|a, b| a.0.total_cmp(&b.0));
+        guests.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
         let mut guests = guests.into_iter();
         let mut out: Vec<Range> = Vec::new();
         let mut room = at.near_room();
@@ -214,48 +262,62 @@ impl Tiers {
         wanted.sort_by(|a, b| b.0.total_cmp(&a.0));
         let back = wanted.first().map(|(_, _, place)| links.swap_ns_per_byte(*place))?;
         let mut room = at.near_room();
-        let mut victims =
-            if room < wanted.iter().filter_map(|want| self.extents.get(want.1)).map(|want| want.far_free).sum() {
-                self.victims(back, offset, is_used)
-            } else {
-                Vec::new()
-            };
         let soon = f64::from(self.prospect().clamp(1, SOON));
         // Nobody knows the new cycle yet, but this launch has come again in it: what was not used in between is of the one before.
         let again = self.previous.filter(|previous| is_outdated && *previous >= self.cycle.lost());
-        if let Some(previous) = again {
-            let last = |victim: &Victim| self.extents.get(victim.slot).map_or(0, |extent| extent.last);
-            let begin = victims.len();
-            victims.sort_by_key(last);
-            let idle = victims.iter().take_while(|victim| last(victim) < previous).count();
-            victims.truncate(if idle == 0 { begin } else { idle });
-        }
+        let far_free: u64 = wanted.iter().filter_map(|want| self.extents.get(want.1)).map(|want| want.far_free).sum();
+        // What a byte gains in so many launches, and in each cycle, nanoseconds.
+        let gains = |here: f64, slot: u32, place: u8, launches: u32| {
+            let kernel = links.link(place).kernel;
+            let later = offset.map_or(0.0, |offset| self.timeline.worth(slot, offset, launches, 64.0, &self.kinds));
+            let a_cycle = self.extents.get(slot).map_or(0.0, |extent| f64::from(extent.density) / kernel).max(here);
+            (here + f64::from(later) / kernel, a_cycle)
+        };
+        // No victim can be better than one that loses the least of all and is needed as late as any.
+        let least = offset.map_or(self.least.visits.min(self.least.away), |_| self.least.away).min(back);
+        let may_leave = |(here, slot, place): &(f64, u32, u8)| {
+            let cost = links.swap_ns_per_byte(*place);
+            let (until, a_cycle) = gains(*here, *slot, *place, self.timeline.longest());
+            until.max(a_cycle * soon) >= MARGIN * (cost + least)
+                || !is_outdated && a_cycle * soon >= MARGIN * cost + DENSER * self.least.away * soon
+        };
+        let mut victims = if room < far_free && wanted.iter().any(may_leave) {
+            self.victims(back, offset, is_used)
+        } else if room == 0 {
+            return None;
+        } else {
+            Vec::new()
+        };
+        let last = |victim: &Victim| self.extents.get(victim.slot).map_or(0, |extent| extent.last);
+        let mut victims = match again {
+            Some(previous) => {
+                if victims.iter().any(|victim| last(victim) < previous) {
+                    victims.retain(|victim| last(victim) < previous);
+                }
+                Queue::new(victims, |victim| Key(last(victim), 0))
+            }
+            None => Queue::new(victims, Key::of),
+        };
         // What can be paid, with the way back.
         let fixed = 2.0 * links.drain_ns + 8.0 * links.remap_ns;
         let mut affordable = ((self.account.free() - fixed) / (2.0 * back)).max(0.0) as u64 / FRAME * FRAME;
-        let (mut next, mut explored) = (0, 0);
+        let mut explored = 0;
         let mut swap = Swap::default();
         for (here, slot, place) in wanted {
-            let link = links.link(place);
             let mut far = self.extents.movable(slot, false, at);
             far.retain(|(_, other)| *other == place);
             let mut far: Vec<Range> = far.into_iter().map(|(range, _)| range).rev().collect();
-            let a_cycle =
-                self.extents.get(slot).map_or(0.0, |extent| f64::from(extent.density) / link.kernel).max(here);
-            // What it gains until then, nanoseconds a byte, this launch included.
-            let until = |launches: u32| {
-                let later = offset.map_or(0.0, |offset| self.timeline.worth(slot, offset, launches, 64.0, &self.kinds));
-                here + f64::from(later) / link.kernel
-            };
+            let until = |launches: u32| gains(here, slot, place, launches).0;
+            let (whole, a_cycle) = gains(here, slot, place, cycle);
             let free = take(&mut far, room.min(affordable), &mut swap.near);
             if free > 0 {
                 room -= free;
                 affordable -= free;
-                swap.gain_ns += free as f64 * until(cycle).max(a_cycle * soon);
+                swap.gain_ns += free as f64 * whole.max(a_cycle * soon);
             }
             while !far.is_empty()
                 && affordable > 0
-                && let Some(victim) = victims.get_mut(next)
+                && let Some(victim) = victims.first()
             {
                 let cost = links.swap_ns_per_byte(place);
                 // It comes back when it is needed; or it stays away for some cycles, and the other near.
@@ -280,7 +342,7 @@ impl Tiers {
                     u64::MAX
                 };
                 if risk == 0 {
-                    next += 1;
+                    victims.skip();
                     continue;
                 }
                 let near = victim.ranges.get_or_insert_with(|| {
@@ -297,7 +359,7 @@ impl Tiers {
                 swap.far.extend(out.into_iter().map(|range| (range, place)));
                 swap.gain_ns += came as f64 * gain;
                 if near.is_empty() || left == 0 || risk <= came {
-                    next += 1;
+                    victims.skip();
                 }
                 if left > 0 && came == 0 {
                     break;
@@ -307,10 +369,23 @@ impl Tiers {
         self.finish(swap, 1.0, &mut 0.0)
     }
 
-    /// What could leave, least loss first, and among equals what is needed last.
+    /// Works out what any extent that could leave loses at least, unless nothing has changed since.
+    fn find_least(&mut self) {
+        if self.least.epoch == self.extents.epoch {
+            return;
+        }
+        let mut least = Least { epoch: self.extents.epoch, away: f64::INFINITY, visits: f64::INFINITY };
+        for (_, extent) in self.extents.live().filter(|(_, extent)| extent.near_free > 0) {
+            let kernel = self.settings.links.link(extent.place).kernel;
+            least.away = least.away.min(f64::from(extent.density) / kernel);
+            least.visits = least.visits.min(f64::from(extent.visits) / kernel);
+        }
+        self.least = least;
+    }
+
+    /// What could leave, in no order.
     fn victims(&self, back: f64, offset: Option<u32>, is_used: impl Fn(u32) -> bool) -> Vec<Victim> {
-        let mut victims: Vec<Victim> = self
-            .extents
+        self.extents
             .live()
             .filter(|(slot, extent)| extent.near_free > 0 && extent.stays_until <= self.cycles && !is_used(*slot))
             .map(|(slot, extent)| {
@@ -326,9 +401,7 @@ impl Tiers {
                 };
                 Victim { slot, loss, away, until, ranges: None }
             })
-            .collect();
-        victims.sort_by(|a, b| a.loss.total_cmp(&b.loss).then(b.until.cmp(&a.until)));
-        victims
+            .collect()
     }
 
     /// What carrying it out is expected to take.

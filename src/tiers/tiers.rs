@@ -5,6 +5,7 @@ use crate::cycle::{Cycle, HISTORY};
 use crate::extents::Extents;
 use crate::interface::{Launch, Range, Reader, Settings, Told, Whereabouts, Why};
 use crate::kinds::{self, COPY, Kinds, NONE, UNKNOWN};
+use crate::plan::Least;
 use crate::timeline::Timeline;
 
 /// Measurements under way that are remembered.
@@ -18,6 +19,9 @@ const VAIN_LATER: u32 = 8;
 const LATER: u32 = 256;
 /// Cycles after which what is learnt is looked at only now and then.
 const LEARNT: u32 = 16;
+
+/// Launches for each extent after which it is looked at again.
+const SLOT: u64 = 4;
 
 /// What should lie near for one home GPU. See the crate's page.
 #[derive(Debug)]
@@ -60,6 +64,10 @@ pub struct Tiers {
     /// The position up to which the densities know what the program does.
     pub(crate) learnt: u64,
     built: (u64, u64),
+    /// The cycle in which borders were last forgotten.
+    tidied: u64,
+    /// The least that any extent that could leave loses, and when that was worked out: [`Extents::epoch`].
+    pub(crate) least: Least,
     measured: u64,
     swaps: u64,
     moved_in: u64,
@@ -96,6 +104,8 @@ impl Tiers {
             pending: [(u64::MAX, NONE, 0.0); PENDING],
             ended: false,
             built: (0, 0),
+            tidied: 0,
+            least: Least::default(),
             measured: 0,
             swaps: 0,
             moved_in: 0,
@@ -348,7 +358,9 @@ impl Tiers {
         let surprising = std::mem::take(&mut self.cycle.surprises) as f32 / launches as f32;
         self.surprises += (surprising - self.surprises) * 0.25;
         let state = (self.extents.shape, self.measured);
-        if self.seen > LEARNT && surprising == 0.0 && self.built == state && !self.cycles.is_multiple_of(8) {
+        // Seven times of eight while nothing changes; in short cycles still less often, since each slot has to be looked at.
+        let is_soon = self.cycle.position - self.learnt < (8 * launches).max(SLOT * self.extents.slots() as u64);
+        if self.seen > LEARNT && surprising == 0.0 && self.built == state && is_soon {
             return;
         }
         self.built = state;
@@ -371,7 +383,8 @@ impl Tiers {
             self.account.changed();
         }
         self.expected += (expected - self.expected) * 0.25;
-        if self.cycles.is_multiple_of(4) {
+        if self.cycles >= self.tidied + 4 {
+            self.tidied = self.cycles;
             self.extents.forget_borders(self.cycles);
         }
         self.learnt = self.cycle.position;
@@ -412,16 +425,8 @@ impl Tiers {
     pub(crate) fn refresh_all(&mut self, at: &impl Whereabouts) {
         self.extents.settle(&self.settings.links, at);
         self.account.reserve = self.extents.reserve_ns();
-        let (mut near, mut place) = (0, Some((0, 0)));
-        for (_, extent) in self.extents.live() {
-            near += extent.near_bytes;
-            if extent.far_bytes > 0 {
-                place = place.max(Some((extent.far_bytes, extent.place)));
-            }
-        }
-        if let Some((_, place)) = place {
-            self.account.grant(near as f64 * self.settings.links.swap_ns_per_byte(place));
-        }
+        let (near, place) = self.extents.totals();
+        self.account.grant(near as f64 * self.settings.links.swap_ns_per_byte(place.unwrap_or(0)));
     }
 
     /// Why nothing moves any more; once for each time that it stopped.

@@ -32,6 +32,8 @@ pub struct Timeline {
     pub unsure: Vec<bool>,
     /// Bytes that its launches name.
     pub bytes: u64,
+    /// The most launches between two uses of the same slot.
+    longest: u32,
 }
 
 /// What a use of this kind is worth, in passes over the link. A guess counts for little until it is measured.
@@ -73,6 +75,7 @@ impl Timeline {
             }
         }
         self.entries.clear();
+        self.longest = self.length as u32 + 1;
         if count > MOST {
             // Too long to be remembered use by use; the densities still hold.
             self.begins.fill(0);
@@ -93,6 +96,21 @@ impl Timeline {
                 *at += 1;
             }
         }
+        let idle = (0..slots as u32).filter(|slot| extents.get(*slot).is_some()).map(|slot| self.gap(slot)).max();
+        self.longest = idle.unwrap_or(self.longest);
+    }
+
+    /// The most launches between two uses of a slot.
+    fn gap(&self, slot: u32) -> u32 {
+        let entries = self.of(slot);
+        let (Some(first), Some(last)) = (entries.first(), entries.last()) else { return self.length as u32 + 1 };
+        let gaps = entries.windows(2).map(|pair| pair[1].at - pair[0].at);
+        gaps.max().unwrap_or(0).max(self.length as u32 + first.at - last.at)
+    }
+
+    /// What [`next`](Self::next) answers at most.
+    pub fn longest(&self) -> u32 {
+        self.longest
     }
 
     /// Which offset in the cycle a position has, if it is known what follows.
