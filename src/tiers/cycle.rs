@@ -72,6 +72,12 @@ impl Cycle {
         }
     }
 
+    /// The kind of the next launch, if the program does again what it did.
+    #[inline]
+    pub fn expected(&self) -> u32 {
+        self.reference.map_or(NONE, |reference| self.kinds[Self::slot(reference)])
+    }
+
     /// Notes a launch. `last` is when this kind was launched before. Answers whether a cycle ends with it.
     #[inline]
     pub fn push(&mut self, kind: u32, function: u32, last: Option<u64>, window: u32) -> bool {

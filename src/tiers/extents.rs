@@ -25,10 +25,12 @@ pub struct Extent {
     /// Counts the extents that had this slot before: who remembers a slot remembers this with it.
     pub generation: u32,
     pub lives: bool,
-    /// `near_bytes`, `pass_ns` and `place` are out of date.
+    /// `near_bytes`, `pass_ns` and `place` are out of date, and it is in the list of those.
     dirty: bool,
     /// No place has been asked yet.
     fresh: bool,
+    /// The how manyth block it is part of.
+    born: u64,
     pub near_bytes: u64,
     pub far_bytes: u64,
     /// The same without what must stay where it is.
@@ -38,8 +40,13 @@ pub struct Extent {
     pub pass_ns: f32,
     /// The same over those that may move.
     pub may_ns: f32,
-    /// Nanoseconds of one pass as it lay when it was first seen.
+    /// Nanoseconds of one pass as it lay when it was first seen, and its bytes that were far.
     first_ns: f32,
+    first_far: u64,
+    /// Nanoseconds that bringing back takes what was near at first and is far.
+    pub back_ns: f64,
+    /// What of it is in [`Extents::displaced`].
+    counted: i64,
     /// Where most of its far bytes are; if none are, where they last were.
     pub place: u8,
     /// The cycle before which it is not moved again, after somebody could not.
@@ -47,6 +54,10 @@ pub struct Extent {
     stays: u32,
     /// Passes a cycle that would be saved if it were near, over the last cycles.
     pub density: f32,
+    /// The same if each use cost no more than bringing it.
+    pub visits: f32,
+    /// The cycle in which its borders changed last: what begins in its middle may not have been named yet.
+    cut: u64,
     /// The first and the last cycle in which it was named.
     first_cycle: u64,
     pub last_cycle: u64,
@@ -55,9 +66,15 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// Nanoseconds of a pass less now than when it was first seen.
-    pub fn saved_ns(&self) -> f32 {
-        self.first_ns - self.pass_ns
+    /// Nanoseconds of a pass less now than when it was first seen; never more than none while its borders may still change.
+    pub fn saved_ns(&self, cycle: u64) -> f32 {
+        let saved_ns = self.first_ns - self.pass_ns;
+        if self.cut < cycle { saved_ns } else { saved_ns.min(0.0) }
+    }
+
+    /// Bytes that are far and would not be if nothing had moved; fewer than 0: near and would not be.
+    pub fn displaced(&self) -> i64 {
+        self.far_bytes as i64 - self.first_far as i64
     }
 }
 
@@ -91,6 +108,21 @@ pub struct Extents {
     homes: BTreeMap<u64, (u64, f64)>,
     /// Counts the changes of borders.
     pub shape: u64,
+    /// Counts everything that changes what a launch's operands cost: borders, places, densities.
+    pub epoch: u64,
+    /// Slots whose places have to be asked.
+    unsettled: Vec<u32>,
+    born: u64,
+    /// Nanoseconds that bringing everything back takes that was near at first.
+    back_ns: f64,
+    /// Bytes that are far and were near at first, less those that are near and were far. Where that is less than nothing, a new block
+    /// would find as much more room near.
+    displaced: i64,
+    /// Nanoseconds a byte of the dearest swap.
+    swap_ns: f64,
+    /// Bytes that are near, in all, and those that are far, by the place of their extent.
+    near_bytes: u64,
+    far_bytes: Vec<u64>,
 }
 
 impl Extents {
@@ -123,6 +155,7 @@ impl Extents {
             lives: true,
             dirty: true,
             fresh: true,
+            born: self.born,
             near_bytes: 0,
             far_bytes: 0,
             near_free: 0,
@@ -130,16 +163,30 @@ impl Extents {
             pass_ns: 0.0,
             may_ns: 0.0,
             first_ns: 0.0,
+            first_far: 0,
+            back_ns: 0.0,
+            counted: 0,
             place: 0,
             stays_until: 0,
             stays: 0,
             density: 0.0,
+            visits: 0.0,
+            cut: cycle,
             first_cycle: cycle,
             last_cycle: cycle,
             last: 0,
         };
         if let Some(like) = like {
-            extent = Extent { range, dirty: true, generation: 0, ..like.clone() };
+            extent = Extent {
+                range,
+                dirty: true,
+                generation: 0,
+                back_ns: 0.0,
+                counted: 0,
+                near_bytes: 0,
+                far_bytes: 0,
+                ..like.clone()
+            };
         }
         let slot = self.free.pop().unwrap_or(self.slots.len() as u32);
         match self.slots.get_mut(slot as usize) {
@@ -150,18 +197,57 @@ impl Extents {
             None => self.slots.push(extent),
         }
         self.by_start.insert(range.start, slot);
+        self.unsettled.push(slot);
         self.shape += 1;
+        self.epoch += 1;
         slot
     }
 
+    /// Its places have to be asked.
+    fn unsettle(&mut self, slot: u32) {
+        self.epoch += 1;
+        if let Some(extent) = self.get_mut(slot)
+            && !extent.dirty
+        {
+            extent.dirty = true;
+            self.unsettled.push(slot);
+        }
+    }
+
     fn remove(&mut self, slot: u32) {
+        self.count(slot, false);
         if let Some(extent) = self.get_mut(slot) {
             extent.lives = false;
             let start = extent.range.start;
+            let back_ns = std::mem::take(&mut extent.back_ns);
+            let counted = std::mem::take(&mut extent.counted);
+            self.back_ns -= back_ns;
+            self.displaced -= counted;
             self.by_start.remove(&start);
             self.free.push(slot);
             self.shape += 1;
+            self.epoch += 1;
         }
+    }
+
+    /// Adds what an extent has to the totals, or takes it away.
+    fn count(&mut self, slot: u32, is_more: bool) {
+        let Some((near, far, place)) = self.get(slot).map(|known| (known.near_bytes, known.far_bytes, known.place))
+        else {
+            return;
+        };
+        if self.far_bytes.len() <= usize::from(place) {
+            self.far_bytes.resize(usize::from(place) + 1, 0);
+        }
+        for (total, bytes) in [(&mut self.near_bytes, near), (&mut self.far_bytes[usize::from(place)], far)] {
+            *total = if is_more { *total + bytes } else { total.saturating_sub(bytes) };
+        }
+    }
+
+    /// Bytes that are near, and the place where most of the others are, if there are any.
+    pub fn totals(&self) -> (u64, Option<u8>) {
+        let most = self.far_bytes.iter().zip(0u8..).max_by_key(|(bytes, _)| **bytes);
+        (self.near_bytes, most.filter(|(bytes, _)| **bytes > 0).map(|(_, place)| place))
     }
 
     /// With its block.
@@ -181,6 +267,7 @@ impl Extents {
         }
         let stale: Vec<u32> = self.over(block).collect();
         stale.into_iter().for_each(|slot| self.end(slot));
+        self.born += 1;
         self.add(block, None, block.start, cycle);
     }
 
@@ -222,12 +309,12 @@ impl Extents {
         let like = extent.clone();
         let (left, right) = (Range { end: border, ..like.range }, Range { start: border, ..like.range });
         if let Some(extent) = self.get_mut(slot) {
-            extent.range = left;
-            extent.dirty = true;
+            (extent.range, extent.cut) = (left, cycle);
         }
+        self.unsettle(slot);
         let new = self.add(right, Some(&like), like.block, cycle);
         if let Some(extent) = self.get_mut(new) {
-            (extent.first_cycle, extent.last_cycle) = (cycle, cycle);
+            (extent.cut, extent.first_cycle, extent.last_cycle) = (cycle, cycle, cycle);
         }
         Some(new)
     }
@@ -251,19 +338,15 @@ impl Extents {
             self.remove(slot);
             if let Some(extent) = self.get_mut(left) {
                 extent.range.end = gone.range.end;
-                extent.dirty = true;
                 extent.fresh &= gone.fresh;
             }
+            self.unsettle(left);
         }
     }
 
     pub fn placed(&mut self, range: Range) {
         let touched: Vec<u32> = self.over(range).collect();
-        for slot in touched {
-            if let Some(extent) = self.get_mut(slot) {
-                extent.dirty = true;
-            }
-        }
+        touched.into_iter().for_each(|slot| self.unsettle(slot));
     }
 
     /// A move of this range failed. It is tried again after 8 cycles, after twice as many each further time.
@@ -277,63 +360,138 @@ impl Extents {
         }
     }
 
-    /// Asks where an extent lies if something of it has moved.
+    /// Nanoseconds that it takes to have everything as it would be if nothing had moved, and room for what would be near.
+    pub fn reserve_ns(&self) -> f64 {
+        self.back_ns + self.swap_ns * (-self.displaced).max(0) as f64
+    }
+
+    /// What it would take more if so many bytes more were displaced.
+    pub fn room_ns(&self, change: i64) -> f64 {
+        self.swap_ns * ((-self.displaced - change).max(0) - (-self.displaced).max(0)) as f64
+    }
+
+    /// Asks where everything lies that has moved or is new.
     #[inline]
-    pub fn refresh(&mut self, slot: u32, links: &Links, at: &impl Whereabouts) {
-        if self.slots.get(slot as usize).is_some_and(|extent| extent.dirty && extent.lives) {
-            self.ask(slot, links, at);
+    pub fn settle(&mut self, links: &Links, at: &impl Whereabouts) {
+        if !self.unsettled.is_empty() {
+            self.ask_all(links, at);
         }
     }
 
     #[cold]
-    fn ask(&mut self, slot: u32, links: &Links, at: &impl Whereabouts) {
-        let Some(extent) = self.get_mut(slot) else { return };
-        let (mut near, mut far, mut pass_ns, mut most) = (0, 0, 0.0, (0, extent.place));
-        let (mut near_free, mut far_free, mut may_ns) = (0, 0, 0.0);
-        let fixed = fixed(extent.range, at);
-        let mut last = (0, extent.place);
-        at.pieces(extent.range, &mut |piece, place| match place {
-            Where::Near => {
-                near += piece.bytes();
-                near_free += free_of(piece, &fixed);
+    fn ask_all(&mut self, links: &Links, at: &impl Whereabouts) {
+        let (mut new, mut known): (Vec<(u64, u64, u32)>, Vec<u32>) = (Vec::new(), Vec::new());
+        for slot in std::mem::take(&mut self.unsettled) {
+            // It may stand in the list twice.
+            if !self.get_mut(slot).is_some_and(|extent| std::mem::take(&mut extent.dirty)) {
+                continue;
             }
-            Where::Far(index) => {
-                far += piece.bytes();
-                far_free += free_of(piece, &fixed);
-                pass_ns += links.pass_ns(place, piece.bytes());
-                may_ns += links.pass_ns(place, free_of(piece, &fixed));
-                last = (if last.1 == index { last.0 + piece.bytes() } else { piece.bytes() }, index);
-                most = most.max(last);
+            self.count(slot, false);
+            let Some(extent) = self.get_mut(slot) else { continue };
+            let (range, mut most) = (extent.range, (0, extent.place));
+            if std::mem::take(&mut extent.fresh) {
+                new.push((extent.born, range.start, slot));
+            } else {
+                known.push(slot);
             }
-        });
-        extent.near_bytes = near;
-        extent.far_bytes = far;
-        (extent.near_free, extent.far_free) = (near_free, far_free);
-        (extent.pass_ns, extent.may_ns) = (pass_ns as f32, may_ns as f32);
-        extent.place = most.1;
-        extent.dirty = false;
-        let (range, fresh) = (extent.range, std::mem::take(&mut extent.fresh));
-        let first_ns: f64 = if fresh {
-            at.pieces(range, &mut |piece, place| {
-                if place != Where::Near {
-                    self.homes.insert(piece.start, (piece.end, links.pass_ns(place, 1)));
+            let (mut near, mut far, mut pass_ns, mut last) = (0, 0, 0.0, (0, extent.place));
+            let (mut near_free, mut far_free, mut may_ns) = (0, 0, 0.0);
+            let fixed = fixed(range, at);
+            at.pieces(range, &mut |piece, place| match place {
+                Where::Near => {
+                    near += piece.bytes();
+                    near_free += free_of(piece, &fixed);
+                }
+                Where::Far(index) => {
+                    let free = free_of(piece, &fixed);
+                    far += piece.bytes();
+                    far_free += free;
+                    pass_ns += links.pass_ns(place, piece.bytes());
+                    may_ns += links.pass_ns(place, free);
+                    last = (if last.1 == index { last.0 + piece.bytes() } else { piece.bytes() }, index);
+                    most = most.max(last);
                 }
             });
-            pass_ns
-        } else {
-            self.homes_in(range).map(|(bytes, ns)| bytes as f64 * ns).sum()
-        };
-        if let Some(extent) = self.get_mut(slot) {
-            extent.first_ns = first_ns as f32;
+            (extent.near_bytes, extent.far_bytes) = (near, far);
+            (extent.near_free, extent.far_free) = (near_free, far_free);
+            (extent.pass_ns, extent.may_ns, extent.place) = (pass_ns as f32, may_ns as f32, most.1);
+            self.count(slot, true);
+        }
+        known.into_iter().for_each(|slot| self.compare(slot, links));
+        let slots: Vec<u32> = new.iter().map(|(.., slot)| *slot).collect();
+        self.first_places(new, links, at);
+        slots.into_iter().for_each(|slot| self.compare(slot, links));
+        self.epoch += 1;
+        // What rounding left behind: bringing anything back takes more.
+        if self.back_ns < 1.0 {
+            self.back_ns = 0.0;
         }
     }
 
-    /// Bytes of a range that were far when they were first seen.
-    pub fn far_at_home(&self, range: Range) -> u64 {
-        self.homes_in(range).map(|(bytes, _)| bytes).sum()
+    /// Works out how an extent lies, compared with how it lay at first.
+    fn compare(&mut self, slot: u32, links: &Links) {
+        let Some(range) = self.get(slot).map(|extent| extent.range) else { return };
+        let homes =
+            self.homes_in(range).fold((0, 0.0), |(all, pass), (bytes, ns)| (all + bytes, pass + bytes as f64 * ns));
+        let Some(extent) = self.get_mut(slot) else { return };
+        (extent.first_far, extent.first_ns) = (homes.0, homes.1 as f32);
+        let displaced = extent.displaced();
+        let back_ns = if displaced <= 0 { 0.0 } else { links.back_ns(extent.place, displaced as u64) };
+        let swap_ns = links.swap_ns_per_byte(extent.place);
+        let before =
+            (std::mem::replace(&mut extent.back_ns, back_ns), std::mem::replace(&mut extent.counted, displaced));
+        self.back_ns += back_ns - before.0;
+        self.displaced += displaced - before.1;
+        self.swap_ns = self.swap_ns.max(swap_ns);
     }
 
-    /// The same piece by piece, with nanoseconds a byte of a pass.
+    /// Notes where new extents lay at first, as it would be if nothing had moved: where something ended that had changed places,
+    /// there is more room near or less than there would be.
+    fn first_places(&mut self, mut new: Vec<(u64, u64, u32)>, links: &Links, at: &impl Whereabouts) {
+        if new.is_empty() {
+            return;
+        }
+        new.sort_unstable();
+        let mut lacks = -self.displaced;
+        let near: u64 = new.iter().filter_map(|(.., slot)| self.get(*slot)).map(|extent| extent.near_bytes).sum();
+        // Before the first of them began.
+        let mut room = if lacks < 0 { (at.near_room() + near) as i64 } else { 0 };
+        for block in new.chunk_by(|a, b| a.0 == b.0) {
+            let mut pieces: Vec<(Range, Where)> = Vec::new();
+            for range in block.iter().filter_map(|(.., slot)| self.get(*slot)).map(|extent| extent.range) {
+                at.pieces(range, &mut |piece, place| pieces.push((piece, place)));
+            }
+            let is = |near: bool| pieces.iter().filter(move |(_, place)| (*place == Where::Near) == near);
+            let (near, far): (u64, u64) =
+                (is(true).map(|(piece, _)| piece.bytes()).sum(), is(false).map(|(piece, _)| piece.bytes()).sum());
+            let place = is(false).map(|(_, place)| *place).next().unwrap_or(Where::Far(0));
+            let come = (lacks.max(0) as u64).min(far) / FRAME * FRAME;
+            let go = if lacks < 0 { near.saturating_sub((room + lacks).max(0) as u64) } else { 0 };
+            room -= near as i64;
+            lacks += go as i64 - come as i64;
+            let (mut come, mut keeps) = (come, near - go);
+            for (piece, at_first) in pieces {
+                // What is far and would be near begins behind what is near; what is near and would be far is its end.
+                let (far, place) = match at_first {
+                    Where::Near => {
+                        let near = keeps.min(piece.bytes());
+                        keeps -= near;
+                        (Range { start: piece.start + near, ..piece }, place)
+                    }
+                    Where::Far(_) => {
+                        let near = come.min(piece.bytes());
+                        come -= near;
+                        (Range { start: piece.start + near, ..piece }, at_first)
+                    }
+                };
+                if far.bytes() > 0 {
+                    self.homes.insert(far.start, (far.end, links.pass_ns(place, 1)));
+                }
+            }
+        }
+    }
+
+    /// What of a range was far when it was first seen, piece by piece: bytes, and nanoseconds a byte of a pass.
     fn homes_in(&self, range: Range) -> impl Iterator<Item = (u64, f64)> + '_ {
         let before = self.homes.range(..range.start).next_back();
         let homes = before.into_iter().chain(self.homes.range(range.start..range.end));
@@ -370,9 +528,34 @@ impl Extents {
         found
     }
 
+    /// The same, as far as it was near at first and is far now, or the other way round.
+    pub fn displaced(&self, slot: u32, near: bool, at: &impl Whereabouts) -> Vec<(Range, u8)> {
+        let mut found = Vec::new();
+        for (range, place) in self.movable(slot, near, at) {
+            let before = self.homes.range(..range.start).next_back();
+            let homes = before.into_iter().chain(self.homes.range(range.start..range.end));
+            let far = homes.map(|(&start, &(end, _))| range.meet(&Range { start, end })).filter(|far| far.bytes() > 0);
+            if near {
+                found.extend(far.map(|far| (far, place)));
+                continue;
+            }
+            let mut start = range.start;
+            for far in far {
+                if start < far.start {
+                    found.push((Range { start, end: far.start }, place));
+                }
+                start = far.end;
+            }
+            if start < range.end {
+                found.push((Range { start, end: range.end }, place));
+            }
+        }
+        found
+    }
+
     /// A cycle has ended in which each slot's uses were worth so many passes. Answers which part of that was expected, 0 to 1.
-    pub fn cycle(&mut self, passes: &[f32], seen: u32, cycle: u64) -> f32 {
-        let (mut expected, mut all) = (0.0, 0.0);
+    pub fn cycle(&mut self, passes: &[f32], visits: &[f32], seen: u32, cycle: u64) -> f32 {
+        let (mut expected, mut all, mut changes) = (0.0, 0.0, false);
         for (slot, extent) in self.slots.iter_mut().enumerate().filter(|(_, extent)| extent.lives) {
             let now = passes.get(slot).copied().unwrap_or(0.0);
             let bytes = extent.range.bytes() as f32;
@@ -380,15 +563,21 @@ impl Extents {
             all += bytes * now;
             let age = cycle.saturating_sub(extent.first_cycle).min(u64::from(seen));
             let weight = DECAY.max(1.0 / (age as f32 + 1.0));
+            let before = (extent.density, extent.visits);
             extent.density += (now - extent.density) * weight;
+            extent.visits += (visits.get(slot).copied().unwrap_or(0.0) - extent.visits) * weight;
+            changes |= before != (extent.density, extent.visits);
         }
+        self.epoch += u64::from(changes);
         if all > 0.0 { expected / all } else { 1.0 }
     }
 
     /// What was expected does not hold any more: only the last cycle counts.
-    pub fn forget(&mut self, passes: &[f32]) {
+    pub fn forget(&mut self, passes: &[f32], visits: &[f32]) {
+        self.epoch += 1;
         for (slot, extent) in self.slots.iter_mut().enumerate() {
             extent.density = passes.get(slot).copied().unwrap_or(0.0);
+            extent.visits = visits.get(slot).copied().unwrap_or(0.0);
         }
     }
 }

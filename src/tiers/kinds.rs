@@ -13,8 +13,12 @@ pub const NONE: u32 = u32::MAX;
 const MOST: usize = 1 << 16;
 /// Functions that are told apart.
 const MOST_FUNCTIONS: usize = 1 << 14;
-/// Measurements of a function before they become rare.
+/// Measurements of a function before they become rare; a power of two.
 const EAGER: u32 = 32;
+/// What copies and fills are called among the functions.
+pub const COPY: u64 = u64::MAX;
+/// How often a launch of which nothing was measured may read its operands. A GEMM of 8192 reads them thirty times.
+pub const UNKNOWN: f32 = 32.0;
 
 /// One extent in a launch.
 #[derive(Clone, Copy, Debug)]
@@ -91,35 +95,69 @@ impl Samples {
     }
 }
 
-#[derive(Clone, Debug)]
-pub struct Kind {
-    hash: u64,
-    pub function: u32,
-    pub uses: Box<[Use]>,
+/// What each launch of a kind needs: one line of the cache.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+pub struct Hot {
+    pub hash: u64,
     /// The position of its last launch.
     pub last: u64,
+    /// It is not asked for a swap before this position.
+    pub asked_again: u64,
+    /// When `pass_ns` to `asks` were worked out: [`Extents::epoch`], and what is known of the function ([`Function::version`]).
+    pub epoch: u64,
+    pub version: u32,
+    pub function: u32,
+    /// Nanoseconds of one pass over its far bytes, and how many less that is than as they lay at first.
+    pub pass_ns: f32,
+    pub saved_ns: f32,
+    /// What a nanosecond of pass less is credited with; of one more, charged.
+    pub credit: f32,
+    /// To move for it may be worth it.
+    pub asks: bool,
+    /// It names as many bytes as at its launch before: later pointers cut no more off what it names.
+    pub settled: bool,
+    /// What more far memory costs it was not measured.
+    pub unsure: bool,
+}
+
+/// What a gain is known by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Basis {
+    /// Nothing: one pass, which is what reading memory costs.
+    Nothing,
+    /// A launch's time with far memory alone.
+    Guess,
+    Measured,
+}
+
+#[derive(Clone, Debug)]
+pub struct Kind {
+    pub uses: Box<[Use]>,
     /// The shape of the extents for which `uses` holds, if it was named by ranges or a pointer led nowhere.
     shape: Option<u64>,
-    /// It is not asked for a swap before this position; for how many cycles it was put off the last time.
-    pub asked_again: u64,
+    /// For how many cycles it was not asked for a swap the last time that none was worth it.
     pub put_off: u32,
     samples: Samples,
     /// Bytes that it names.
     pub bytes: u64,
-    /// They are the same as at its launch before: later pointers cut no more off what it names.
-    settled: bool,
+    pub function: u32,
+    /// Nanoseconds of pass more than at first that were charged as if it read them many times, since nothing was measured.
+    unsure_ns: f32,
+    /// The gain that was told last.
+    told: f32,
 }
 
 impl Kind {
-    /// It names so many bytes now. What was measured holds for the same bytes alone: before the borders behind its pointers were
-    /// known, it seemed to read the whole block.
-    #[inline]
-    pub fn names(&mut self, bytes: u64) {
-        self.settled = bytes == self.bytes;
-        if !self.settled {
+    /// It names so many bytes now; answers whether these are as many as before. What was measured holds for the same bytes alone:
+    /// before the borders behind its pointers were known, it seemed to read the whole block.
+    pub fn names(&mut self, bytes: u64) -> bool {
+        let is_settled = bytes == self.bytes && bytes > 0;
+        if !is_settled {
             self.samples = Samples::default();
             self.bytes = bytes;
         }
+        is_settled
     }
 }
 
@@ -161,6 +199,12 @@ impl Line {
 
 #[derive(Clone, Debug)]
 pub struct Function {
+    count: u32,
+    samples: u32,
+    far_samples: u32,
+    near_samples: u32,
+    /// Counts the times that what is known of it has become something else.
+    pub version: u32,
     pub name: u64,
     /// Gain for each nanosecond of far pass that becomes near, as measured on one kind with both.
     gain: Option<f32>,
@@ -168,11 +212,12 @@ pub struct Function {
     line: Line,
     /// Time of a launch with nothing far, nanoseconds a byte named.
     near: Option<f32>,
-    samples: u32,
-    far_samples: u32,
+    /// Nanoseconds of a launch for each nanosecond of far pass, by launches with nothing but far memory to go by.
+    all_far: Level,
+    /// What was known when `version` was counted last.
+    told: (f32, f32),
     /// Moves on the strength of a guess, since nothing was measured near.
     pub guesses: u32,
-    count: u32,
 }
 
 impl Function {
@@ -184,6 +229,7 @@ impl Function {
 #[derive(Debug)]
 pub struct Kinds {
     kinds: Vec<Kind>,
+    hot: Vec<Hot>,
     /// Index of kinds by hash, a power of two long.
     table: Vec<u32>,
     functions: Vec<Function>,
@@ -217,6 +263,7 @@ impl Kinds {
     pub fn new(once: f64) -> Self {
         Self {
             kinds: Vec::new(),
+            hot: Vec::new(),
             table: vec![NONE; 1 << 10],
             functions: Vec::new(),
             names: HashMap::new(),
@@ -232,6 +279,24 @@ impl Kinds {
         self.kinds.get_mut(kind as usize)
     }
 
+    pub fn hot(&self, kind: u32) -> Option<&Hot> {
+        self.hot.get(kind as usize)
+    }
+
+    pub fn hot_mut(&mut self, kind: u32) -> Option<&mut Hot> {
+        self.hot.get_mut(kind as usize)
+    }
+
+    pub fn function_of(&self, kind: u32) -> Option<&Function> {
+        self.functions.get(self.hot(kind)?.function as usize)
+    }
+
+    /// Whether a kind has this hash.
+    #[inline]
+    pub fn is(&self, kind: u32, hash: u64) -> bool {
+        self.hot(kind).is_some_and(|kind| kind.hash == hash)
+    }
+
     pub fn functions(&self) -> &[Function] {
         &self.functions
     }
@@ -243,7 +308,7 @@ impl Kinds {
         loop {
             match self.table.get(at) {
                 Some(&kind) if kind != NONE => {
-                    if self.kinds.get(kind as usize).is_some_and(|kind| kind.hash == hash) {
+                    if self.is(kind, hash) {
                         return kind;
                     }
                 }
@@ -271,16 +336,19 @@ impl Kinds {
     pub fn forget_before(&mut self, position: u64) -> Vec<u32> {
         let mut names = vec![NONE; self.kinds.len()];
         let mut kept = Vec::with_capacity(MOST / 2);
+        let mut hot = Vec::with_capacity(MOST / 2);
         for (old, kind) in self.kinds.drain(..).enumerate() {
-            if kind.last >= position {
+            if self.hot[old].last >= position {
                 names[old] = kept.len() as u32;
                 kept.push(kind);
+                hot.push(self.hot[old]);
             }
         }
         self.kinds = kept;
+        self.hot = hot;
         self.table.fill(NONE);
-        for kind in 0..self.kinds.len() {
-            self.enter(kind as u32, self.kinds[kind].hash);
+        for kind in 0..self.hot.len() {
+            self.enter(kind as u32, self.hot[kind].hash);
         }
         names
     }
@@ -293,14 +361,18 @@ impl Kinds {
         let function = self.functions.len().min(MOST_FUNCTIONS - 1) as u32;
         if function as usize == self.functions.len() {
             self.functions.push(Function {
+                count: 0,
+                samples: 0,
+                far_samples: 0,
+                near_samples: 0,
+                version: 0,
                 name,
                 gain: None,
                 line: Line::default(),
                 near: None,
-                samples: 0,
-                far_samples: 0,
+                all_far: Level { count: 0, ..Level::new(0.0, 0.0) },
+                told: (0.0, 0.0),
                 guesses: 0,
-                count: 0,
             });
             self.names.insert(name, function);
         }
@@ -310,23 +382,35 @@ impl Kinds {
     pub fn add(&mut self, hash: u64, function: u64, position: u64) -> u32 {
         if self.kinds.len() * 2 >= self.table.len() {
             self.table = vec![NONE; self.table.len() * 2];
-            for kind in 0..self.kinds.len() {
-                self.enter(kind as u32, self.kinds[kind].hash);
+            for kind in 0..self.hot.len() {
+                self.enter(kind as u32, self.hot[kind].hash);
             }
         }
         let function = self.function(function);
         let kind = self.kinds.len() as u32;
         self.kinds.push(Kind {
-            hash,
-            function,
             uses: Box::default(),
-            last: position,
             shape: None,
-            asked_again: 0,
             put_off: 0,
             samples: Samples::default(),
             bytes: 0,
+            function,
+            unsure_ns: 0.0,
+            told: 0.0,
+        });
+        self.hot.push(Hot {
+            hash,
+            last: position,
+            asked_again: 0,
+            epoch: 0,
+            version: 0,
+            function,
+            pass_ns: 0.0,
+            saved_ns: 0.0,
+            credit: 0.0,
+            asks: false,
             settled: false,
+            unsure: true,
         });
         self.enter(kind, hash);
         kind
@@ -382,21 +466,29 @@ impl Kinds {
         }
     }
 
-    /// Whether the next launch of a function should be timed.
+    /// Whether this launch should be timed.
     #[inline]
     pub fn wants_timing(&mut self, kind: u32, is_far: bool) -> bool {
-        let Some(kind) = self.kinds.get(kind as usize) else { return false };
-        let Some(function) = self.functions.get_mut(kind.function as usize) else { return false };
+        let Some(hot) = self.hot.get(kind as usize) else { return false };
+        let Some(function) = self.functions.get_mut(hot.function as usize) else { return false };
         function.count = function.count.wrapping_add(1);
-        if !kind.settled {
+        if !hot.settled {
             return false;
         }
+        let samples = || self.kinds.get(kind as usize).map(|kind| &kind.samples);
         if is_far {
-            function.samples < EAGER && kind.samples.most.is_none_or(|most| most.count < 2) || function.count % 32 == 0
+            let rarely = if function.samples < 2 * EAGER { EAGER } else { 4 * EAGER };
+            function.count & (rarely - 1) == 0
+                || hot.unsure && hot.saved_ns < -1.0
+                || function.samples < EAGER
+                    && samples().is_some_and(|known| known.most.is_none_or(|most| most.count < 2))
         } else {
-            // Only what was once measured far has another end to be known.
-            function.far_samples > 0 && function.samples < EAGER && kind.samples.slope().is_none()
-                || function.far_samples > 0 && function.count % 256 == 0
+            // One end is measured some times before there is another: what leaves then is known after one launch.
+            function.near_samples < EAGER / 4
+                || function.far_samples > 0
+                    && (function.count & 0xff == 0
+                        || function.samples < EAGER && samples().is_some_and(|known| known.slope().is_none())
+                        || hot.unsure && samples().is_some_and(|known| known.most.is_some() && known.slope().is_none()))
         }
     }
 
@@ -406,23 +498,34 @@ impl Kinds {
         function.is_none_or(|function| function.samples < EAGER || function.gain().is_none())
     }
 
-    pub fn timed(&mut self, kind: u32, pass_ns: f32, ns: f32) {
-        let Some(kind) = self.kinds.get_mut(kind as usize) else { return };
-        let Some(function) = self.functions.get_mut(kind.function as usize) else { return };
-        if !kind.settled {
-            return;
+    /// A launch took so long. Answers whether what is known has become something else by it, and what was charged too much before.
+    pub fn timed(&mut self, id: u32, pass_ns: f32, ns: f32) -> (bool, f32) {
+        let Some(kind) = self.kinds.get_mut(id as usize) else { return (false, 0.0) };
+        let Some(hot) = self.hot.get_mut(id as usize) else { return (false, 0.0) };
+        let Some(function) = self.functions.get_mut(kind.function as usize) else { return (false, 0.0) };
+        if !hot.settled {
+            return (false, 0.0);
         }
         if kind.samples.add(pass_ns, ns) {
             function.gain = None;
             function.line = Line::default();
+            function.all_far.count = 0;
             function.samples = function.samples.min(EAGER / 2);
         }
-        function.samples = function.samples.saturating_add(1);
+        if pass_ns > 0.0 || function.far_samples > 0 {
+            function.samples = function.samples.saturating_add(1);
+        }
         let bytes = kind.bytes.max(1) as f32;
         function.line.add(pass_ns / bytes, ns / bytes);
         if pass_ns > 0.0 {
             function.far_samples = function.far_samples.saturating_add(1);
+            if function.all_far.count == 0 {
+                function.all_far = Level::new(0.0, ns / pass_ns);
+            } else {
+                function.all_far.add(ns / pass_ns);
+            }
         } else {
+            function.near_samples = function.near_samples.saturating_add(1);
             let near = ns / bytes;
             function.near = Some(function.near.map_or(near, |old| old + (near - old) * 0.25));
             function.guesses = 0;
@@ -431,35 +534,99 @@ impl Kinds {
             function.gain = Some(function.gain.map_or(slope, |old| old + (slope - old) * 0.25));
             function.guesses = 0;
         }
+        // The kind's own samples are new in any case.
+        hot.version = hot.version.wrapping_sub(1);
+        let differs = |a: f32, b: f32| (a - b).abs() > 0.05 * a.abs().max(b.abs());
+        let now = (function.gain().unwrap_or(0.0), function.near.unwrap_or(0.0));
+        let mut is_news = differs(function.told.0, now.0) || differs(function.told.1, now.1);
+        if is_news {
+            function.version = function.version.wrapping_add(1);
+            function.told = now;
+            hot.version = function.version.wrapping_sub(1);
+        }
+        let (gain, basis) = self.known(id);
+        let Some(kind) = self.kinds.get_mut(id as usize) else { return (false, 0.0) };
+        if differs(kind.told, gain) {
+            kind.told = gain;
+            is_news = true;
+        }
+        let unsure_ns = if basis == Basis::Measured { std::mem::take(&mut kind.unsure_ns) } else { 0.0 };
+        (is_news, unsure_ns * (UNKNOWN - gain).max(0.0))
     }
 
     /// Nanoseconds that are gained for each nanosecond of far pass that a launch of this kind no longer has, and whether that is
-    /// measured or a guess.
+    /// good enough to move by.
     #[inline]
-    pub fn gain(&self, kind: &Kind) -> (f32, bool) {
+    pub fn gain(&self, id: u32) -> (f32, bool) {
+        let (gain, basis) = self.known(id);
+        (gain, basis != Basis::Guess || gain < 1.5 * self.once)
+    }
+
+    /// The same, with what it is known by.
+    pub fn known(&self, id: u32) -> (f32, Basis) {
+        let Some(kind) = self.get(id) else { return (self.once, Basis::Nothing) };
         if let Some(slope) = kind.samples.slope() {
-            return (slope, true);
+            return (slope, Basis::Measured);
         }
-        let Some(function) = self.functions.get(kind.function as usize) else { return (self.once, true) };
-        // More than all of its time it cannot gain.
-        let known = kind.samples.most.filter(|most| most.pass_ns > 0.0 && most.count > 1);
-        let Some(known) = known else { return (function.gain().unwrap_or(self.once), true) };
+        let Some(function) = self.functions.get(kind.function as usize) else { return (self.once, Basis::Nothing) };
+        // A copy reads each byte once.
+        if function.name == COPY {
+            return (self.once, Basis::Measured);
+        }
+        // More than all of its time it cannot gain. Its own time counts from the second measurement on, or if it is like others'.
+        let is_like = |most: &Level| {
+            let all = &function.all_far;
+            all.count >= 4 && all.off < 0.2 * all.ns && (most.ns / most.pass_ns - all.ns).abs() < 0.2 * all.ns
+        };
+        let known = kind.samples.most.filter(|most| most.pass_ns > 0.0 && (most.count > 1 || is_like(most)));
+        let Some(known) = known else {
+            let all = &function.all_far;
+            return match function.gain() {
+                Some(gain) => (gain, Basis::Measured),
+                // Others of the function were measured far, and take alike.
+                None if function.near.is_none() && all.count >= 4 && all.off < 0.2 * all.ns => {
+                    ((all.ns - all.off).max(self.once), Basis::Guess)
+                }
+                None => (self.once, Basis::Nothing),
+            };
+        };
         let (pass, ns) = (known.pass_ns, (known.ns - known.off).max(0.0));
         let rest = ns - function.near.unwrap_or(0.0) * kind.bytes as f32;
         // What the function's other launches gain holds for this one only if it explains at least half of its time.
         let explains = |gain: &f32| 2.0 * (function.near.unwrap_or(0.0) * kind.bytes as f32 + gain * pass) >= ns;
         match function.gain().filter(explains) {
-            Some(gain) => (gain.min(ns / pass), true),
+            Some(gain) => (gain.min(ns / pass), Basis::Measured),
             // What a kernel computes meanwhile is not known yet. Near the time of one pass it is nothing.
-            None => {
-                let guess = (rest / pass).max(0.0);
-                (guess.max(self.once.min(ns / pass)), guess < 1.5 * self.once)
-            }
+            None => ((rest / pass).max(0.0).max(self.once.min(ns / pass)), Basis::Guess),
+        }
+    }
+
+    /// What a nanosecond of pass less is credited with: nothing that was not measured. And what one more is charged: what it could be.
+    pub fn credit(&self, id: u32, saved_ns: f32) -> f32 {
+        match self.known(id) {
+            (gain, Basis::Measured) => gain,
+            (gain, Basis::Guess) if saved_ns > 0.0 => gain.min(self.once),
+            (_, Basis::Nothing) if saved_ns > 0.0 => 0.0,
+            (gain, Basis::Guess) => gain,
+            (_, Basis::Nothing) => UNKNOWN,
+        }
+    }
+
+    pub fn is_unsure(&self, id: u32) -> bool {
+        self.known(id).1 != Basis::Measured
+    }
+
+    /// So much was charged for a launch of which nothing is measured.
+    pub fn unsure(&mut self, id: u32, more_ns: f32) {
+        if matches!(self.known(id), (_, Basis::Nothing))
+            && let Some(kind) = self.get_mut(id)
+        {
+            kind.unsure_ns += more_ns;
         }
     }
 
     pub fn guessed(&mut self, kind: u32) {
-        let function = self.kinds.get(kind as usize).map(|kind| kind.function);
+        let function = self.get(kind).map(|kind| kind.function);
         if let Some(function) = function.and_then(|function| self.functions.get_mut(function as usize)) {
             function.guesses += 1;
         }

@@ -17,8 +17,9 @@
 //!   part of it can be moved: greedy is exact but for the last frame.
 //! - **What was so for n cycles is expected to last n more.** A swap has to pay within as many, at most 32 at an idle point and 8
 //!   before a launch. When what the launches use is no longer what was expected, all begins anew.
-//! - **Moving is an investment with a limit.** What it costs and what launches save against where memory first lay is accounted; who
-//!   is behind by what swapping all near memory once costs, or slower by the clock than before anything moved, stops.
+//! - **Moving is an investment with a limit.** It is paid from 2 % of the time and from measured gains, with what bringing everything
+//!   back would take reserved (`account.rs`). Who cannot pay moves nothing; who is slower by the clock than before anything moved
+//!   stops.
 //!
 //! # How it is used
 //! ```text

@@ -92,6 +92,11 @@ impl Links {
         ranges as f64 * self.remap_ns + bytes as f64 * self.remap_ns_per_byte
     }
 
+    /// Nanoseconds of bringing back what was near, in place of what came for it: more ranges than it usually needs.
+    pub(crate) fn back_ns(&self, place: u8, bytes: u64) -> f64 {
+        self.drain_ns + 4.0 * self.remap_ns + bytes as f64 * self.swap_ns_per_byte(place)
+    }
+
     /// Nanoseconds that a byte costs which comes in while another goes out.
     pub(crate) fn swap_ns_per_byte(&self, place: u8) -> f64 {
         self.copy_ns(place, 1 << 30, 1 << 30) / (1u64 << 30) as f64 + 2.0 * self.remap_ns_per_byte

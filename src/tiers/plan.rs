@@ -7,10 +7,12 @@
 //! where a launch reads its operand thirty times it holds for each launch, and the operand that was just used goes, since the cycle
 //! needs it last.
 
-use crate::extents::FRAME;
+use crate::extents::{Extent, FRAME};
 use crate::interface::{Range, Swap, Whereabouts};
-use crate::kinds::NONE;
+use crate::kinds::{NONE, UNKNOWN};
 use crate::tiers::Tiers;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 
 /// What is expected has to exceed what it costs by so much.
 const MARGIN: f64 = 1.1;
@@ -21,6 +23,11 @@ const DENSER: f64 = 1.2;
 const PAYBACK: u32 = 32;
 /// The same for one before a launch, which is waited for.
 const SOON: u32 = 8;
+/// What part of what may be lost is risked to find out how often something is read: one of so many.
+const EXPLORE: f64 = 4.0;
+/// Launches before the next question, while nothing can be paid.
+const POOR: u64 = 16;
+const MOST_POOR: u64 = 1024;
 /// Which part of the launches may come otherwise than before, if the order of the cycle is to be relied on.
 const SURPRISES: f32 = 0.4;
 /// Pieces smaller than this go along with their neighbours, as far as mapping is concerned.
@@ -39,6 +46,51 @@ struct Victim {
     until: u32,
     /// Bytes that are still to be had, lowest addresses last; none before somebody looked.
     ranges: Option<Vec<Range>>,
+}
+
+/// Who could leave, the best first. Most questions are answered by the first few, so they are not sorted.
+struct Queue {
+    victims: Vec<Victim>,
+    /// Their order, and where each is in the list.
+    order: BinaryHeap<Reverse<(Key, u32)>>,
+}
+
+/// By the first number, and where that is equal by the second.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Key(u64, u64);
+
+impl Key {
+    /// The least loss, and among equals what is needed last.
+    fn of(victim: &Victim) -> Self {
+        // The bits of positive numbers are ordered as they are.
+        Self(victim.loss.max(0.0).to_bits(), u64::from(u32::MAX - victim.until))
+    }
+}
+
+impl Queue {
+    fn new(victims: Vec<Victim>, key: impl Fn(&Victim) -> Key) -> Self {
+        let order = victims.iter().zip(0u32..).map(|(victim, index)| Reverse((key(victim), index))).collect();
+        Self { victims, order }
+    }
+
+    fn first(&mut self) -> Option<&mut Victim> {
+        let Reverse((_, index)) = self.order.peek()?;
+        self.victims.get_mut(*index as usize)
+    }
+
+    fn skip(&mut self) {
+        self.order.pop();
+    }
+}
+
+/// What any extent that could leave loses at least, nanoseconds a byte a cycle: being read from afar, and what its uses cost if each
+/// costs no more than bringing it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Least {
+    /// The extents that this was worked out for.
+    epoch: u64,
+    away: f64,
+    visits: f64,
 }
 
 /// Takes `bytes` from the end of a list of ranges, cut at frames. Answers what was taken.
@@ -92,19 +144,41 @@ impl Tiers {
     /// Whether memory should move before this launch, the last that was told of ([`Launch::ask`](crate::Launch::ask)), and which.
     /// Nothing that the launch names leaves. Looks at every extent: tens of microseconds for some thousand.
     pub fn before(&mut self, launch: u64, now_ns: u64, at: &impl Whereabouts) -> Option<Swap> {
-        self.account.time_is(now_ns, self.settings.share / 10.0);
+        self.account.time_is(now_ns);
         let id = self.cycle.kind(launch);
         if id == NONE || launch + 1 != self.cycle.position {
             return None;
         }
+        self.moves_for_last = true;
+        self.refresh_all(at);
+        if self.kinds.hot(id).is_some_and(|hot| self.must_return(hot)) {
+            let back = self.swap_back(id, at);
+            if back.is_some() {
+                return back;
+            }
+            self.back_again = self.cycle.position + 64;
+        }
+        // With so little to spend nothing that is worth a launch's wait comes.
+        if !self.account.can_move(&self.settings.links) {
+            self.poor_for = (self.poor_for * 2).clamp(POOR, MOST_POOR);
+            self.poor_until = self.cycle.position + self.poor_for;
+            return None;
+        }
+        self.poor_for = 0;
+        self.catch_up();
+        self.find_least();
         let mut swap = self.swap_before(id, at);
-        let cycle = self.cycle.length().unwrap_or(64);
+        // Cycles of a few launches are counted together.
+        let cycle = self.cycle.length().unwrap_or(u64::from(self.timeline.length()).clamp(1, 64)).max(8);
         self.vain += u32::from(swap.is_none());
-        let is_guess = self.kinds.get(id).is_some_and(|kind| !self.kinds.gain(kind).1);
+        let is_guess = self.kinds.get(id).is_some_and(|_| !self.kinds.gain(id).1);
         if let Some(kind) = self.kinds.get_mut(id) {
             // What was not worth it is asked again later, and what was may be again at its next launch.
             kind.put_off = if swap.is_some() { 0 } else { (kind.put_off * 2).clamp(1, 64) };
-            kind.asked_again = launch + u64::from(kind.put_off) * cycle;
+            let put_off = u64::from(kind.put_off);
+            if let Some(hot) = self.kinds.hot_mut(id) {
+                hot.asked_again = launch + put_off * cycle;
+            }
         }
         if let Some(swap) = &mut swap
             && is_guess
@@ -115,10 +189,58 @@ impl Tiers {
         swap
     }
 
-    fn swap_before(&mut self, id: u32, at: &impl Whereabouts) -> Option<Swap> {
-        self.refresh_all(at);
+    /// Brings back what this launch would find near if nothing had moved, in place of what would be far.
+    fn swap_back(&mut self, id: u32, at: &impl Whereabouts) -> Option<Swap> {
         let kind = self.kinds.get(id)?;
-        let (gain, is_measured) = self.kinds.gain(kind);
+        let is_used = |slot: u32| kind.uses.iter().any(|part| part.slot == slot);
+        let mut guests: Vec<(f32, u32)> = self
+            .extents
+            .live()
+            .filter(|(slot, extent)| extent.near_free > 0 && extent.stays_until <= self.cycles && !is_used(*slot))
+            .map(|(slot, extent)| (extent.density, slot))
+            .collect();
+        guests.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+        let mut guests = guests.into_iter();
+        let mut out: Vec<Range> = Vec::new();
+        let mut room = at.near_room();
+        let mut swap = Swap::default();
+        for part in &kind.uses {
+            let Some(extent) = self.extents.get(part.slot) else { continue };
+            if extent.displaced() <= 0 || extent.stays_until > self.cycles {
+                continue;
+            }
+            swap.gain_ns += f64::from(self.kinds.credit(id, -1.0) * part.part * -extent.saved_ns(self.cycles));
+            for (range, place) in self.extents.displaced(part.slot, false, at) {
+                let mut back = vec![range];
+                room -= take(&mut back, room, &mut swap.near);
+                while !back.is_empty() {
+                    if out.is_empty() {
+                        let Some((_, slot)) = guests.next() else { break };
+                        out.extend(self.extents.displaced(slot, true, at).into_iter().map(|(range, _)| range));
+                        continue;
+                    }
+                    let mut left = Vec::new();
+                    let bytes = take(&mut out, back.iter().map(Range::bytes).sum(), &mut left);
+                    let came = take(&mut back, bytes, &mut swap.near);
+                    swap.far.extend(left.into_iter().map(|range| (range, place)));
+                    if came == 0 {
+                        break;
+                    }
+                }
+            }
+        }
+        if swap.near.is_empty() {
+            return None;
+        }
+        join(&mut swap.near);
+        join_placed(&mut swap.far);
+        swap.cost_ns = self.cost_of(&swap);
+        Some(swap)
+    }
+
+    fn swap_before(&mut self, id: u32, at: &impl Whereabouts) -> Option<Swap> {
+        let kind = self.kinds.get(id)?;
+        let (gain, is_measured) = self.kinds.gain(id);
         if !is_measured && !self.kinds.may_guess(kind) {
             return None;
         }
@@ -140,39 +262,69 @@ impl Tiers {
         wanted.sort_by(|a, b| b.0.total_cmp(&a.0));
         let back = wanted.first().map(|(_, _, place)| links.swap_ns_per_byte(*place))?;
         let mut room = at.near_room();
-        let mut victims =
-            if room < wanted.iter().filter_map(|want| self.extents.get(want.1)).map(|want| want.far_free).sum() {
-                self.victims(back, offset, is_used)
-            } else {
-                Vec::new()
-            };
-        let soon = f64::from(self.seen.max(self.patience).clamp(1, SOON));
-        let mut next = 0;
+        let soon = f64::from(self.prospect().clamp(1, SOON));
+        // Nobody knows the new cycle yet, but this launch has come again in it: what was not used in between is of the one before.
+        let again = self.previous.filter(|previous| is_outdated && *previous >= self.cycle.lost());
+        let far_free: u64 = wanted.iter().filter_map(|want| self.extents.get(want.1)).map(|want| want.far_free).sum();
+        // What a byte gains in so many launches, and in each cycle, nanoseconds.
+        let gains = |here: f64, slot: u32, place: u8, launches: u32| {
+            let kernel = links.link(place).kernel;
+            let later = offset.map_or(0.0, |offset| self.timeline.worth(slot, offset, launches, 64.0, &self.kinds));
+            let a_cycle = self.extents.get(slot).map_or(0.0, |extent| f64::from(extent.density) / kernel).max(here);
+            (here + f64::from(later) / kernel, a_cycle)
+        };
+        // No victim can be better than one that loses the least of all and is needed as late as any.
+        let least = offset.map_or(self.least.visits.min(self.least.away), |_| self.least.away).min(back);
+        let may_leave = |(here, slot, place): &(f64, u32, u8)| {
+            let cost = links.swap_ns_per_byte(*place);
+            let (until, a_cycle) = gains(*here, *slot, *place, self.timeline.longest());
+            until.max(a_cycle * soon) >= MARGIN * (cost + least)
+                || !is_outdated && a_cycle * soon >= MARGIN * cost + DENSER * self.least.away * soon
+        };
+        let mut victims = if room < far_free && wanted.iter().any(may_leave) {
+            self.victims(back, offset, is_used)
+        } else if room == 0 {
+            return None;
+        } else {
+            Vec::new()
+        };
+        let last = |victim: &Victim| self.extents.get(victim.slot).map_or(0, |extent| extent.last);
+        let mut victims = match again {
+            Some(previous) => {
+                if victims.iter().any(|victim| last(victim) < previous) {
+                    victims.retain(|victim| last(victim) < previous);
+                }
+                Queue::new(victims, |victim| Key(last(victim), 0))
+            }
+            None => Queue::new(victims, Key::of),
+        };
+        // What can be paid, with the way back.
+        let fixed = 2.0 * links.drain_ns + 8.0 * links.remap_ns;
+        let mut affordable = ((self.account.free() - fixed) / (2.0 * back)).max(0.0) as u64 / FRAME * FRAME;
+        let mut explored = 0;
         let mut swap = Swap::default();
         for (here, slot, place) in wanted {
-            let link = links.link(place);
             let mut far = self.extents.movable(slot, false, at);
             far.retain(|(_, other)| *other == place);
             let mut far: Vec<Range> = far.into_iter().map(|(range, _)| range).rev().collect();
-            let a_cycle =
-                self.extents.get(slot).map_or(0.0, |extent| f64::from(extent.density) / link.kernel).max(here);
-            // What it gains until then, nanoseconds a byte, this launch included.
-            let until = |launches: u32| {
-                let later = offset.map_or(0.0, |offset| self.timeline.worth(slot, offset, launches, 64.0, &self.kinds));
-                here + f64::from(later) / link.kernel
-            };
-            let free = take(&mut far, room, &mut swap.near);
+            let until = |launches: u32| gains(here, slot, place, launches).0;
+            let (whole, a_cycle) = gains(here, slot, place, cycle);
+            let free = take(&mut far, room.min(affordable), &mut swap.near);
             if free > 0 {
                 room -= free;
-                swap.gain_ns += free as f64 * until(cycle).max(a_cycle * soon);
+                affordable -= free;
+                swap.gain_ns += free as f64 * whole.max(a_cycle * soon);
             }
             while !far.is_empty()
-                && let Some(victim) = victims.get_mut(next)
+                && affordable > 0
+                && let Some(victim) = victims.first()
             {
                 let cost = links.swap_ns_per_byte(place);
                 // It comes back when it is needed; or it stays away for some cycles, and the other near.
                 let (until, stays) = (until(victim.until), a_cycle * soon);
-                let gain = if until >= MARGIN * (cost + back) {
+                let gain = if again.is_some() && stays >= MARGIN * (cost + victim.loss) {
+                    stays - victim.loss
+                } else if until >= MARGIN * (cost + back) {
                     until - back
                 } else if !is_outdated && stays >= MARGIN * cost + DENSER * victim.away * soon {
                     stays - victim.away * soon
@@ -182,30 +334,58 @@ impl Tiers {
                     break;
                 };
                 let (extents, slot) = (&self.extents, victim.slot);
+                // The first to read it from afar may read it often; how often is known after that.
+                let risk = if self.timeline.unsure.get(victim.slot as usize).is_some_and(|unsure| *unsure) {
+                    let bytes = self.account.free() / EXPLORE / f64::from(UNKNOWN) * links.link(place).kernel;
+                    (bytes as u64 / FRAME * FRAME).saturating_sub(explored)
+                } else {
+                    u64::MAX
+                };
+                if risk == 0 {
+                    victims.skip();
+                    continue;
+                }
                 let near = victim.ranges.get_or_insert_with(|| {
                     extents.movable(slot, true, at).into_iter().map(|(range, _)| range).collect()
                 });
-                let wanted: u64 = far.iter().map(Range::bytes).sum();
+                let wanted = far.iter().map(Range::bytes).sum::<u64>().min(affordable).min(risk);
                 let mut out = Vec::new();
                 let left = take(near, wanted, &mut out);
                 let came = take(&mut far, left, &mut swap.near);
+                affordable -= came;
+                if risk < u64::MAX {
+                    explored += came;
+                }
                 swap.far.extend(out.into_iter().map(|range| (range, place)));
                 swap.gain_ns += came as f64 * gain;
-                if near.is_empty() || left == 0 {
-                    next += 1;
+                if near.is_empty() || left == 0 || risk <= came {
+                    victims.skip();
                 }
                 if left > 0 && came == 0 {
                     break;
                 }
             }
         }
-        self.finish(swap, 1.0)
+        self.finish(swap, 1.0, &mut 0.0)
     }
 
-    /// What could leave, least loss first, and among equals what is needed last.
+    /// Works out what any extent that could leave loses at least, unless nothing has changed since.
+    fn find_least(&mut self) {
+        if self.least.epoch == self.extents.epoch {
+            return;
+        }
+        let mut least = Least { epoch: self.extents.epoch, away: f64::INFINITY, visits: f64::INFINITY };
+        for (_, extent) in self.extents.live().filter(|(_, extent)| extent.near_free > 0) {
+            let kernel = self.settings.links.link(extent.place).kernel;
+            least.away = least.away.min(f64::from(extent.density) / kernel);
+            least.visits = least.visits.min(f64::from(extent.visits) / kernel);
+        }
+        self.least = least;
+    }
+
+    /// What could leave, in no order.
     fn victims(&self, back: f64, offset: Option<u32>, is_used: impl Fn(u32) -> bool) -> Vec<Victim> {
-        let mut victims: Vec<Victim> = self
-            .extents
+        self.extents
             .live()
             .filter(|(slot, extent)| extent.near_free > 0 && extent.stays_until <= self.cycles && !is_used(*slot))
             .map(|(slot, extent)| {
@@ -214,74 +394,101 @@ impl Tiers {
                 // Without a cycle: what was not used for long, and is used seldom.
                 let idle = self.cycle.position.saturating_sub(extent.last) as f64 * 4096.0 / (away / back).max(1.0);
                 let until = offset.map_or(idle as u32, |offset| self.timeline.next(slot, offset));
-                Victim { slot, loss: away.min(back), away, until, ranges: None }
+                // On a known cycle it comes back once, when it is needed; what is drawn each time comes back each time.
+                let loss = match offset {
+                    Some(_) => away.min(back),
+                    None => away.min(f64::from(extent.visits) / kernel),
+                };
+                Victim { slot, loss, away, until, ranges: None }
             })
-            .collect();
-        victims.sort_by(|a, b| a.loss.total_cmp(&b.loss).then(b.until.cmp(&a.until)));
-        victims
+            .collect()
     }
 
-    fn may_spend(&mut self, ns: f64) -> bool {
-        self.account.may_spend(ns, self.cycle.length().is_some(), self.cycles)
+    /// What carrying it out is expected to take.
+    fn cost_of(&self, swap: &Swap) -> f64 {
+        let links = &self.settings.links;
+        let place = match (swap.far.first(), swap.near.first()) {
+            (Some((_, place)), _) => *place,
+            (None, Some(range)) => {
+                let slot = self.extents.over(*range).next();
+                slot.and_then(|slot| self.extents.get(slot)).map_or(0, |extent| extent.place)
+            }
+            (None, None) => 0,
+        };
+        let (bytes_in, bytes_out) = (swap.bytes_in(), swap.bytes_out());
+        links.drain_ns
+            + links.copy_ns(place, bytes_in, bytes_out)
+            + links.map_ns(swap.near.len() + swap.far.len(), bytes_in + bytes_out)
     }
 
     /// What a swap costs in all, and whether that is still worth it and may be spent.
-    fn finish(&mut self, mut swap: Swap, cycles: f64) -> Option<Swap> {
+    fn finish(&mut self, mut swap: Swap, cycles: f64, promised: &mut f64) -> Option<Swap> {
         if swap.near.is_empty() {
             return None;
         }
-        let links = &self.settings.links;
         join(&mut swap.near);
         join_placed(&mut swap.far);
-        let place = match swap.far.first() {
-            Some((_, place)) => *place,
-            None => swap
-                .near
-                .first()
-                .and_then(|range| self.extents.over(*range).next())
-                .map_or(0, |slot| self.extents.get(slot).map_or(0, |extent| extent.place)),
-        };
-        let (bytes_in, bytes_out) = (swap.bytes_in(), swap.bytes_out());
-        swap.cost_ns = links.drain_ns
-            + links.copy_ns(place, bytes_in, bytes_out)
-            + links.map_ns(swap.near.len() + swap.far.len(), bytes_in + bytes_out);
+        swap.cost_ns = self.cost_of(&swap);
         if swap.gain_ns * cycles < MARGIN * swap.cost_ns {
             return None;
         }
-        // What was near at first and comes back was paid for when it left; it may come back, within a wider limit.
-        let displaced: u64 = swap.near.iter().map(|range| range.bytes() - self.extents.far_at_home(*range)).sum();
-        let may = if displaced * 2 < bytes_in {
-            self.may_spend(2.0 * swap.cost_ns)
-        } else {
-            self.account.may_return(swap.cost_ns)
+        // What its going and coming does to what bringing everything back would take.
+        let mut slots: BTreeMap<u32, i64> = BTreeMap::new();
+        let mut change = |range: &Range, sign: i64| {
+            for slot in self.extents.over(*range) {
+                let bytes = self.extents.get(slot).map_or(0, |extent| extent.range.meet(range).bytes());
+                *slots.entry(slot).or_default() += sign * bytes as i64;
+            }
         };
-        if !may {
+        swap.far.iter().for_each(|(range, _)| change(range, 1));
+        swap.near.iter().for_each(|range| change(range, -1));
+        let reserve = |(slot, bytes): (&u32, &i64)| {
+            let Some(extent) = self.extents.get(*slot) else { return 0.0 };
+            let displaced = (extent.displaced() + bytes).max(0) as u64;
+            let back_ns = if displaced == 0 { 0.0 } else { self.settings.links.back_ns(extent.place, displaced) };
+            back_ns - extent.back_ns
+        };
+        let change = swap.bytes_out() as i64 - swap.bytes_in() as i64;
+        let reserve = slots.iter().map(reserve).sum::<f64>() + self.extents.room_ns(change);
+        let is_known = self.cycle.length().is_some();
+        if !self.account.may_spend(*promised + swap.cost_ns, reserve, is_known) {
             return None;
         }
+        *promised += swap.cost_ns + reserve;
         Some(swap)
     }
 
     /// What should move while the device is idle anyway, best first, in `budget_ns` in all. What is used most, a byte, comes in for
     /// what is used least.
     pub fn when_idle(&mut self, budget_ns: u64, now_ns: u64, at: &impl Whereabouts) -> Vec<Swap> {
-        self.account.time_is(now_ns, self.settings.share / 10.0);
+        self.launch_is_over(at);
+        self.account.time_is(now_ns);
         self.refresh_all(at);
+        self.catch_up();
+        let mut promised = 0.0;
         let mut swaps = Vec::new();
-        if self.seen == 0 || self.is_outdated() {
+        if self.seen == 0 || self.is_outdated() || !self.account.can_move(&self.settings.links) {
             return swaps;
         }
         let links = self.settings.links.clone();
         let payback = f64::from(self.seen.max(self.patience).clamp(1, PAYBACK));
         let is_known = self.cycle.length().is_some();
         // What comes in before its launch and leaves again costs two swaps a cycle, however dense it is.
-        let worth = |density: f32, place: u8| {
-            let density = f64::from(density) / links.link(place).kernel;
-            if is_known { density.min(2.0 * links.swap_ns_per_byte(place)) } else { density }
+        // What is drawn each time costs no more than bringing it each time that it is drawn.
+        let is_drawn = self.surprises >= SURPRISES;
+        let worth = |extent: &Extent| {
+            let kernel = links.link(extent.place).kernel;
+            let density = f64::from(extent.density) / kernel;
+            match (is_drawn, is_known) {
+                (true, _) => density.min(f64::from(extent.visits) / kernel),
+                (false, true) => density.min(2.0 * links.swap_ns_per_byte(extent.place)),
+                (false, false) => density,
+            }
         };
         let mut far: Vec<(f64, u32, u8)> = Vec::new();
         let mut near: Vec<(f64, u32)> = Vec::new();
         for (slot, extent) in self.extents.live().filter(|(_, extent)| extent.stays_until <= self.cycles) {
-            let density = worth(extent.density, extent.place);
+            let density = worth(extent);
             if extent.far_free > 0 && density > 0.0 {
                 far.push((density, slot, extent.place));
             }
@@ -292,9 +499,11 @@ impl Tiers {
         far.sort_by(|a, b| b.0.total_cmp(&a.0));
         near.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut room = at.near_room();
-        let mut left = budget_ns as f64;
+        let mut left = (budget_ns as f64).min(self.account.free() / 2.0);
         let mut near = near.into_iter();
         let mut victim: Option<(f64, Vec<Range>)> = None;
+        let link = far.first().map_or(0.0, |(_, _, place)| links.link(*place).kernel);
+        let mut explored = (self.account.free() / EXPLORE / f64::from(UNKNOWN) * link) as u64 / FRAME * FRAME;
         let mut swap = Swap::default();
         'far: for (density, slot, place) in far {
             let ranges = self.extents.movable(slot, false, at);
@@ -308,7 +517,13 @@ impl Tiers {
                 } else {
                     if victim.as_ref().is_none_or(|(_, ranges)| ranges.is_empty()) {
                         let Some((loss, slot)) = near.next() else { break 'far };
-                        let ranges = self.extents.movable(slot, true, at).into_iter().map(|(range, _)| range).collect();
+                        let mut ranges: Vec<Range> =
+                            self.extents.movable(slot, true, at).into_iter().map(|(range, _)| range).collect();
+                        if self.timeline.unsure.get(slot as usize).is_some_and(|unsure| *unsure) {
+                            let (mut all, mut some) = (std::mem::take(&mut ranges), Vec::new());
+                            explored -= take(&mut all, explored, &mut some);
+                            ranges = some;
+                        }
                         victim = Some((loss, ranges));
                         continue;
                     }
@@ -355,11 +570,11 @@ impl Tiers {
                     continue 'far;
                 }
                 if swap.bytes_in() >= BATCH {
-                    swaps.extend(self.finish(std::mem::take(&mut swap), payback));
+                    swaps.extend(self.finish(std::mem::take(&mut swap), payback, &mut promised));
                 }
             }
         }
-        swaps.extend(self.finish(swap, payback));
+        swaps.extend(self.finish(swap, payback, &mut promised));
         swaps
     }
 }

@@ -4,19 +4,24 @@ use crate::account::Account;
 use crate::cycle::{Cycle, HISTORY};
 use crate::extents::Extents;
 use crate::interface::{Launch, Range, Reader, Settings, Told, Whereabouts, Why};
-use crate::kinds::{self, Kinds, NONE};
+use crate::kinds::{self, COPY, Kinds, NONE, UNKNOWN};
+use crate::plan::Least;
 use crate::timeline::Timeline;
 
-/// What copies and fills are called among the functions.
-const COPY: u64 = u64::MAX;
 /// Measurements under way that are remembered.
 const PENDING: usize = 64;
 /// Launches that lose less by far memory than this are not worth a question, nanoseconds.
 const LEAST: f32 = 20_000.0;
 /// Questions in a cycle that may be answered with no; each looks at every extent.
 const VAIN: u32 = 64;
+/// The same where the program has done the same for so many cycles.
+const VAIN_LATER: u32 = 8;
+const LATER: u32 = 256;
 /// Cycles after which what is learnt is looked at only now and then.
 const LEARNT: u32 = 16;
+
+/// Launches for each extent after which it is looked at again.
+const SLOT: u64 = 4;
 
 /// What should lie near for one home GPU. See the crate's page.
 #[derive(Debug)]
@@ -38,9 +43,20 @@ pub struct Tiers {
     pub(crate) surprises: f32,
     /// Which part of a cycle's uses was expected, over the last ones.
     expected: f32,
-    /// The last launch, what it saved, and whether something was moved for it since.
-    last: (u32, f32),
+    /// The last launch, the pass that it saved and what that was credited with, and whether something was moved for it since.
+    last: (u32, f32, f64),
     moved_for_last: bool,
+    /// What moves now moves in front of the last launch, and not behind it.
+    pub(crate) moves_for_last: bool,
+    /// When the last launch's kind was launched before.
+    pub(crate) previous: Option<u64>,
+    /// The position up to which extents know when they were used.
+    pub(crate) noted: u64,
+    /// The position before which nothing is asked to come back, after that could not be had.
+    pub(crate) back_again: u64,
+    /// The same for any swap, while nothing can be paid.
+    pub(crate) poor_until: u64,
+    pub(crate) poor_for: u64,
     /// Questions in this cycle that were answered with no.
     pub(crate) vain: u32,
     pending: [(u64, u32, f32); PENDING],
@@ -48,6 +64,10 @@ pub struct Tiers {
     /// The position up to which the densities know what the program does.
     pub(crate) learnt: u64,
     built: (u64, u64),
+    /// The cycle in which borders were last forgotten.
+    tidied: u64,
+    /// The least that any extent that could leave loses, and when that was worked out: [`Extents::epoch`].
+    pub(crate) least: Least,
     measured: u64,
     swaps: u64,
     moved_in: u64,
@@ -72,12 +92,20 @@ impl Tiers {
             surprises: 0.0,
             expected: 0.0,
             learnt: 0,
-            last: (NONE, 0.0),
+            last: (NONE, 0.0, 0.0),
             moved_for_last: false,
+            moves_for_last: false,
+            previous: None,
+            noted: 0,
+            back_again: 0,
+            poor_until: 0,
+            poor_for: 0,
             vain: 0,
             pending: [(u64::MAX, NONE, 0.0); PENDING],
             ended: false,
             built: (0, 0),
+            tidied: 0,
+            least: Least::default(),
             measured: 0,
             swaps: 0,
             moved_in: 0,
@@ -99,7 +127,7 @@ impl Tiers {
     /// Memory of living blocks lies elsewhere now, whoever moved it, or must stay where it is from now on, or need not any more.
     pub fn placed(&mut self, range: Range) {
         self.extents.placed(range);
-        self.moved_for_last = true;
+        self.moved_for_last = self.moves_for_last;
     }
 
     /// A range that a [`Swap`](crate::Swap) named did not move. It is left alone for a while, longer each time.
@@ -118,17 +146,11 @@ impl Tiers {
     /// A launch is about to be made. `words` are those of its parameters that lie in the pool, in any order, pointers in by-value
     /// structs and tables included; of a graph, those of all its nodes.
     ///
-    /// About 100 ns for a launch of four words that was seen before, where a cycle has a thousand of them, and 170 for eight; 0.6 µs for six
-    /// words where it has five thousand; a microsecond and more for a new one (`benches/launch.rs`, beside other work).
+    /// What it costs is printed by `benches/launch.rs`; a launch that is new costs a microsecond and more.
     #[inline]
     pub fn launched(&mut self, function: u64, words: &[u64], at: &impl Whereabouts) -> Launch {
         let hash = kinds::hash(function, words);
-        let mut kind = self.kinds.find(hash);
-        let mut is_new = false;
-        if kind == NONE {
-            kind = self.add(hash, function);
-            is_new = true;
-        }
+        let (kind, is_new) = self.find(hash, function);
         if is_new || self.is_stale(kind) {
             self.kinds.resolve(kind, words, &mut self.extents, self.cycles);
         }
@@ -137,16 +159,18 @@ impl Tiers {
 
     /// Ranges are about to be copied or filled.
     pub fn copied(&mut self, ranges: &[Range], at: &impl Whereabouts) -> Launch {
-        let hash = kinds::hash_of_ranges(COPY, ranges);
-        let mut kind = self.kinds.find(hash);
-        let is_new = kind == NONE;
-        if is_new {
-            kind = self.add(hash, COPY);
-        }
+        let (kind, is_new) = self.find(kinds::hash_of_ranges(COPY, ranges), COPY);
         if is_new || self.is_stale(kind) {
             self.kinds.resolve_ranges(kind, ranges, &mut self.extents, self.cycles);
         }
         Launch { time_it: false, ..self.note(kind, is_new, at) }
+    }
+
+    #[inline]
+    fn find(&mut self, hash: u64, function: u64) -> (u32, bool) {
+        let expected = self.cycle.expected();
+        let kind = if self.kinds.is(expected, hash) { expected } else { self.kinds.find(hash) };
+        if kind == NONE { (self.add(hash, function), true) } else { (kind, false) }
     }
 
     #[cold]
@@ -157,15 +181,21 @@ impl Tiers {
             for (_, kind, _) in &mut self.pending {
                 *kind = names.get(*kind as usize).copied().unwrap_or(NONE);
             }
-            self.last = (NONE, 0.0);
+            self.last = (NONE, 0.0, 0.0);
             self.built = (u64::MAX, 0);
             self.timeline = Timeline::default();
         }
         self.kinds.add(hash, function, self.cycle.position)
     }
 
+    /// Whether the extents that it names have to be looked up again.
     #[inline]
     fn is_stale(&self, kind: u32) -> bool {
+        self.kinds.hot(kind).is_none_or(|hot| hot.epoch != self.extents.epoch) && self.has_ended(kind)
+    }
+
+    #[cold]
+    fn has_ended(&self, kind: u32) -> bool {
         self.kinds.get(kind).is_none_or(|kind| {
             let ended = |part: &kinds::Use| {
                 self.extents.get(part.slot).is_none_or(|extent| extent.generation != part.generation)
@@ -176,70 +206,108 @@ impl Tiers {
 
     #[inline]
     fn note(&mut self, kind: u32, is_new: bool, at: &impl Whereabouts) -> Launch {
+        self.launch_is_over(at);
+        self.extents.settle(&self.settings.links, at);
+        let id = self.cycle.position;
+        let version = self.kinds.function_of(kind).map_or(0, |function| function.version);
+        let Some(hot) = self.kinds.hot_mut(kind) else { return Launch { id, ..Launch::default() } };
+        let last = (!is_new).then_some(hot.last);
+        hot.last = id;
+        self.previous = last;
+        if is_new || hot.epoch != self.extents.epoch || hot.version != version {
+            self.look(kind, version);
+        } else {
+            hot.settled = true;
+        }
+        let Some(&hot) = self.kinds.hot(kind) else { return Launch { id, ..Launch::default() } };
+        let mut must_return = false;
+        let credited = if hot.saved_ns.abs() > 1.0 {
+            let credited = f64::from(hot.credit) * f64::from(hot.saved_ns);
+            must_return = self.must_return(&hot);
+            self.account.saved(credited);
+            if hot.credit == UNKNOWN {
+                self.kinds.unsure(kind, -hot.saved_ns);
+            }
+            credited
+        } else {
+            0.0
+        };
+        self.last = (kind, hot.saved_ns, credited);
+        let ends = self.cycle.push(kind, hot.function, last, self.settings.window);
+        self.ended |= ends;
+        let time_it = self.kinds.wants_timing(kind, hot.pass_ns > 0.0);
+        let vain = if self.seen < LATER { VAIN } else { VAIN_LATER };
+        let ask = hot.asks && hot.asked_again <= id && self.poor_until <= id && self.vain < vain || must_return;
+        Launch { id, ask, time_it, tell_time: ends }
+    }
+
+    /// A launch that reads from afar what would be near, and may lose more by it than there is to lose. Bringing that back is paid
+    /// for already.
+    pub(crate) fn must_return(&self, hot: &kinds::Hot) -> bool {
+        hot.saved_ns < -1.0
+            && f64::from(hot.credit) * f64::from(-hot.saved_ns) > self.account.free()
+            && self.cycle.position >= self.back_again
+    }
+
+    /// Works out what a launch's operands cost as they lie now.
+    #[cold]
+    fn look(&mut self, id: u32, version: u32) {
+        let Some(known) = self.kinds.get_mut(id) else { return };
+        let (mut pass_ns, mut may_ns, mut saved_ns, mut bytes, mut a_cycle) = (0.0, 0.0, 0.0, 0, 0.0);
+        for part in &known.uses {
+            if let Some(extent) = self.extents.get(part.slot) {
+                pass_ns += part.part * extent.pass_ns;
+                may_ns += part.part * extent.may_ns;
+                saved_ns += part.part * extent.saved_ns(self.cycles);
+                bytes += extent.range.bytes();
+                a_cycle += extent.density * extent.may_ns;
+            }
+        }
+        let settled = known.names(bytes);
+        // What must stay far is no reason to ask.
+        let here = self.kinds.gain(id).0 * may_ns;
+        let asks = may_ns > LEAST / 64.0 && here.max(a_cycle) > LEAST.max(may_ns);
+        let credit = self.kinds.credit(id, saved_ns);
+        let unsure = self.kinds.is_unsure(id);
+        if let Some(hot) = self.kinds.hot_mut(id) {
+            *hot = kinds::Hot {
+                epoch: self.extents.epoch,
+                version,
+                pass_ns,
+                saved_ns,
+                credit,
+                asks,
+                settled,
+                unsure,
+                ..*hot
+            };
+        }
+    }
+
+    /// What moves from here on does not move in front of the last launch.
+    #[inline]
+    pub(crate) fn launch_is_over(&mut self, at: &impl Whereabouts) {
+        self.moves_for_last = false;
         if self.moved_for_last {
             self.count_last(at);
         }
-        let id = self.cycle.position;
-        let (mut pass_ns, mut may_ns, mut saved_ns, mut bytes) = (0.0, 0.0, 0.0, 0);
-        let Some(known) = self.kinds.get_mut(kind) else { return Launch { id, ..Launch::default() } };
-        for part in &known.uses {
-            self.extents.refresh(part.slot, &self.settings.links, at);
-            if let Some(extent) = self.extents.get_mut(part.slot) {
-                pass_ns += part.part * extent.pass_ns;
-                may_ns += part.part * extent.may_ns;
-                saved_ns += part.part * extent.saved_ns();
-                bytes += extent.range.bytes();
-                extent.last_cycle = self.cycles;
-                extent.last = id;
-            }
-        }
-        known.names(bytes);
-        let last = (!is_new).then_some(known.last);
-        known.last = id;
-        let is_due = known.asked_again <= id;
-        let function = known.function;
-        if saved_ns.abs() > 1.0
-            && let Some(known) = self.kinds.get(kind)
-        {
-            let gain = self.kinds.gain(known).0;
-            self.account.saved(f64::from(gain * saved_ns));
-        }
-        self.last = (kind, saved_ns);
-        let ends = self.cycle.push(kind, function, last, self.settings.window);
-        self.ended |= ends;
-        let time_it = self.kinds.wants_timing(kind, pass_ns > 0.0);
-        Launch { id, ask: is_due && may_ns > 0.0 && self.may_ask(kind, may_ns), time_it, tell_time: ends }
-    }
-
-    #[inline]
-    fn may_ask(&self, kind: u32, pass_ns: f32) -> bool {
-        self.vain < VAIN
-            && pass_ns > LEAST / 64.0
-            && self.kinds.get(kind).is_some_and(|known| {
-                let here = self.kinds.gain(known).0 * pass_ns;
-                let cycle: f32 = known
-                    .uses
-                    .iter()
-                    .filter_map(|part| self.extents.get(part.slot))
-                    .map(|extent| extent.density * extent.may_ns)
-                    .sum();
-                here.max(cycle) > LEAST.max(pass_ns)
-            })
     }
 
     /// What was moved for the last launch was moved before it ran.
     #[cold]
     fn count_last(&mut self, at: &impl Whereabouts) {
         self.moved_for_last = false;
-        let (kind, before) = self.last;
-        let Some(known) = self.kinds.get(kind) else { return };
-        let mut saved = 0.0;
-        for part in &known.uses {
-            self.extents.refresh(part.slot, &self.settings.links, at);
-            saved += self.extents.get(part.slot).map_or(0.0, |extent| part.part * extent.saved_ns());
-        }
-        self.account.saved(f64::from(self.kinds.gain(known).0 * (saved - before)));
-        self.last.1 = saved;
+        self.extents.settle(&self.settings.links, at);
+        self.account.reserve = self.extents.reserve_ns();
+        let (id, before_ns, credited) = self.last;
+        let Some(known) = self.kinds.get(id) else { return };
+        let parts =
+            known.uses.iter().filter_map(|part| Some(part.part * self.extents.get(part.slot)?.saved_ns(self.cycles)));
+        let saved_ns: f32 = parts.sum();
+        let now = f64::from(self.kinds.credit(id, saved_ns)) * f64::from(saved_ns);
+        self.account.saved(now - credited);
+        self.kinds.unsure(id, before_ns.min(0.0) - saved_ns.min(0.0));
+        self.last = (id, saved_ns, now);
     }
 
     /// Whether a launch of this function should be timed, for whoever has to prepare that before it knows the launch. Of a launch
@@ -251,13 +319,14 @@ impl Tiers {
 
     /// This launch is being timed: what it reads lies where it lies now.
     pub fn timing(&mut self, launch: u64, at: &impl Whereabouts) {
+        if self.moved_for_last {
+            self.count_last(at);
+        }
+        self.extents.settle(&self.settings.links, at);
         let kind = self.cycle.kind(launch);
         let Some(known) = self.kinds.get(kind) else { return };
-        let mut pass_ns = 0.0;
-        for part in &known.uses {
-            self.extents.refresh(part.slot, &self.settings.links, at);
-            pass_ns += self.extents.get(part.slot).map_or(0.0, |extent| part.part * extent.pass_ns);
-        }
+        let parts = known.uses.iter().filter_map(|part| Some(part.part * self.extents.get(part.slot)?.pass_ns));
+        let pass_ns = parts.sum();
         self.pending[launch as usize % PENDING] = (launch, kind, pass_ns);
     }
 
@@ -266,16 +335,16 @@ impl Tiers {
         let (id, kind, pass_ns) = self.pending[launch as usize % PENDING];
         if id == launch {
             self.pending[launch as usize % PENDING] = (u64::MAX, NONE, 0.0);
-            self.kinds.timed(kind, pass_ns, nanoseconds as f32);
-            self.measured += 1;
+            let (is_news, too_much) = self.kinds.timed(kind, pass_ns, nanoseconds as f32);
+            self.measured += u64::from(is_news);
+            self.account.saved(f64::from(too_much));
         }
     }
 
     /// The time, on a clock that only goes forward, when [`Launch::tell_time`] asks for it. What a cycle showed is worked out here:
     /// 10 ns for each use of an extent in it, for the first cycles and then for each eighth while nothing changes.
     pub fn time_is(&mut self, now_ns: u64, at: &impl Whereabouts) {
-        let rate = self.settings.share / 10.0;
-        self.account.time_is(now_ns, rate);
+        self.account.time_is(now_ns);
         if !std::mem::take(&mut self.ended) {
             return;
         }
@@ -289,26 +358,33 @@ impl Tiers {
         let surprising = std::mem::take(&mut self.cycle.surprises) as f32 / launches as f32;
         self.surprises += (surprising - self.surprises) * 0.25;
         let state = (self.extents.shape, self.measured);
-        if self.seen > LEARNT && surprising == 0.0 && self.built == state && !self.cycles.is_multiple_of(8) {
+        // Seven times of eight while nothing changes; in short cycles still less often, since each slot has to be looked at.
+        let is_soon = self.cycle.position - self.learnt < (8 * launches).max(SLOT * self.extents.slots() as u64);
+        if self.seen > LEARNT && surprising == 0.0 && self.built == state && is_soon {
             return;
         }
         self.built = state;
+        self.catch_up();
         let before = self.timeline.length();
-        self.timeline.rebuild(&self.cycle, &self.kinds, &self.extents, self.settings.window);
+        let link = (0..self.settings.links.far.len() as u8)
+            .map(|place| self.settings.links.swap_ns_per_byte(place) * self.settings.links.link(place).kernel);
+        let most = link.fold(0.0, f64::max) as f32;
+        self.timeline.rebuild(&self.cycle, &self.kinds, &self.extents, self.settings.window, most);
         if before.abs_diff(self.timeline.length()) > before / 4 {
             // Counted by other cycles.
-            self.extents.forget(&self.timeline.passes);
+            self.extents.forget(&self.timeline.passes, &self.timeline.visits);
         }
-        let expected = self.extents.cycle(&self.timeline.passes, self.seen, self.cycles);
+        let expected = self.extents.cycle(&self.timeline.passes, &self.timeline.visits, self.seen, self.cycles);
         if expected < 0.5 * self.expected {
-            self.extents.forget(&self.timeline.passes);
+            self.extents.forget(&self.timeline.passes, &self.timeline.visits);
             self.patience = (self.seen / 4).min(self.era);
             self.era = self.seen / 4;
             self.seen = 1;
             self.account.changed();
         }
         self.expected += (expected - self.expected) * 0.25;
-        if self.cycles.is_multiple_of(4) {
+        if self.cycles >= self.tidied + 4 {
+            self.tidied = self.cycles;
             self.extents.forget_borders(self.cycles);
         }
         self.learnt = self.cycle.position;
@@ -320,21 +396,37 @@ impl Tiers {
         self.cycle.lost() > self.learnt
     }
 
-    pub(crate) fn refresh_all(&mut self, at: &impl Whereabouts) {
-        let (mut near, mut place) = (0, None);
-        for slot in 0..self.extents.slots() as u32 {
-            self.extents.refresh(slot, &self.settings.links, at);
-            if let Some(extent) = self.extents.get(slot) {
-                near += extent.near_bytes;
-                if extent.far_bytes > 0 {
-                    place = place.max(Some((extent.far_bytes, extent.place)));
+    /// Tells the extents when they were used last. A launch itself does not, since it names many of them and nobody may ask.
+    pub(crate) fn catch_up(&mut self) {
+        let position = self.cycle.position;
+        let begin = self.noted.max(position.saturating_sub(HISTORY));
+        self.noted = position;
+        for at in begin..position {
+            let id = self.cycle.kind(at);
+            // Its last launch says it all.
+            if self.kinds.hot(id).is_none_or(|hot| hot.last != at) {
+                continue;
+            }
+            let Some(known) = self.kinds.get(id) else { continue };
+            for part in &known.uses {
+                if let Some(extent) = self.extents.get_mut(part.slot) {
+                    extent.last = extent.last.max(at);
+                    extent.last_cycle = self.cycles;
                 }
             }
         }
-        if let Some((_, place)) = place {
-            let swap_all = near as f64 * self.settings.links.swap_ns_per_byte(place);
-            self.account.grant(swap_all);
-        }
+    }
+
+    /// Cycles that what the program does now is expected to last: as long as it has, or a quarter of what it did before has.
+    pub(crate) fn prospect(&self) -> u32 {
+        if self.is_outdated() { (self.seen / 4).min(self.era) } else { self.seen.max(self.patience) }
+    }
+
+    pub(crate) fn refresh_all(&mut self, at: &impl Whereabouts) {
+        self.extents.settle(&self.settings.links, at);
+        self.account.reserve = self.extents.reserve_ns();
+        let (near, place) = self.extents.totals();
+        self.account.grant(near as f64 * self.settings.links.swap_ns_per_byte(place.unwrap_or(0)));
     }
 
     /// Why nothing moves any more; once for each time that it stopped.
@@ -353,8 +445,9 @@ impl Tiers {
         self.refresh_all(at);
         let span = self.cycle.last(self.settings.window);
         let mut readers: Vec<(u64, f64)> = vec![(0, 0.0); self.kinds.functions().len()];
-        for known in span.filter_map(|position| self.kinds.get(self.cycle.kind(position))) {
-            let gain = f64::from(self.kinds.gain(known).0);
+        for id in span.map(|position| self.cycle.kind(position)) {
+            let Some(known) = self.kinds.get(id) else { continue };
+            let gain = f64::from(self.kinds.gain(id).0);
             let reader = &mut readers[known.function as usize];
             for (part, extent) in known.uses.iter().filter_map(|part| Some((part, self.extents.get(part.slot)?))) {
                 reader.0 += (extent.far_bytes as f64 * f64::from(part.part)) as u64;

@@ -2,7 +2,7 @@
 
 use crate::cycle::Cycle;
 use crate::extents::Extents;
-use crate::kinds::{Kind, Kinds};
+use crate::kinds::{Basis, Kinds};
 
 /// Uses that are kept; 12 bytes each.
 const MOST: usize = 1 << 20;
@@ -26,19 +26,25 @@ pub struct Timeline {
     entries: Vec<Entry>,
     /// Passes of each slot in the cycle.
     pub passes: Vec<f32>,
+    /// The same if a use cost no more than bringing what it reads, `most` passes.
+    pub visits: Vec<f32>,
+    /// Whether launches use it of which nothing was measured.
+    pub unsure: Vec<bool>,
     /// Bytes that its launches name.
     pub bytes: u64,
+    /// The most launches between two uses of the same slot.
+    longest: u32,
 }
 
 /// What a use of this kind is worth, in passes over the link. A guess counts for little until it is measured.
-pub fn worth(kinds: &Kinds, kind: &Kind) -> f32 {
+pub fn worth(kinds: &Kinds, kind: u32) -> f32 {
     let (gain, is_measured) = kinds.gain(kind);
     if is_measured { gain } else { gain.min(3.0) }
 }
 
 impl Timeline {
     /// Reads the last cycle.
-    pub fn rebuild(&mut self, cycle: &Cycle, kinds: &Kinds, extents: &Extents, window: u32) {
+    pub fn rebuild(&mut self, cycle: &Cycle, kinds: &Kinds, extents: &Extents, window: u32, most: f32) {
         let span = cycle.last(window);
         let slots = extents.slots();
         self.base = span.start;
@@ -48,19 +54,28 @@ impl Timeline {
         self.begins.resize(slots + 1, 0);
         self.passes.clear();
         self.passes.resize(slots, 0.0);
+        self.visits.clear();
+        self.visits.resize(slots, 0.0);
+        self.unsure.clear();
+        self.unsure.resize(slots, false);
         let lives = |slot: u32, generation| extents.get(slot).is_some_and(|extent| extent.generation == generation);
         let mut count = 0;
         self.bytes = 0;
-        for kind in span.clone().filter_map(|position| kinds.get(cycle.kind(position))) {
-            let worth = worth(kinds, kind);
+        for id in span.clone().map(|position| cycle.kind(position)) {
+            let Some(kind) = kinds.get(id) else { continue };
+            let worth = worth(kinds, id);
+            let is_unsure = kinds.known(id).1 == Basis::Nothing;
             self.bytes += kind.bytes;
             for part in kind.uses.iter().filter(|part| lives(part.slot, part.generation)) {
                 self.passes[part.slot as usize] += worth * part.part;
+                self.unsure[part.slot as usize] |= is_unsure;
+                self.visits[part.slot as usize] += (worth * part.part).min(most);
                 self.begins[part.slot as usize + 1] += 1;
                 count += 1;
             }
         }
         self.entries.clear();
+        self.longest = self.length as u32 + 1;
         if count > MOST {
             // Too long to be remembered use by use; the densities still hold.
             self.begins.fill(0);
@@ -81,6 +96,21 @@ impl Timeline {
                 *at += 1;
             }
         }
+        let idle = (0..slots as u32).filter(|slot| extents.get(*slot).is_some()).map(|slot| self.gap(slot)).max();
+        self.longest = idle.unwrap_or(self.longest);
+    }
+
+    /// The most launches between two uses of a slot.
+    fn gap(&self, slot: u32) -> u32 {
+        let entries = self.of(slot);
+        let (Some(first), Some(last)) = (entries.first(), entries.last()) else { return self.length as u32 + 1 };
+        let gaps = entries.windows(2).map(|pair| pair[1].at - pair[0].at);
+        gaps.max().unwrap_or(0).max(self.length as u32 + first.at - last.at)
+    }
+
+    /// What [`next`](Self::next) answers at most.
+    pub fn longest(&self) -> u32 {
+        self.longest
     }
 
     /// Which offset in the cycle a position has, if it is known what follows.
@@ -116,9 +146,7 @@ impl Timeline {
         let next = entries[..behind].iter().map(|entry| (entry.at.saturating_add(self.length as u32), entry));
         let mut sum = 0.0;
         for (_, entry) in this.chain(next).take_while(|(at, _)| *at < end) {
-            if let Some(kind) = kinds.get(entry.kind) {
-                sum += worth(kinds, kind) * entry.part;
-            }
+            sum += worth(kinds, entry.kind) * entry.part;
             if sum >= enough {
                 break;
             }

@@ -206,7 +206,7 @@ fn free_room_is_used_without_a_victim() {
         writer.idle();
     }
     writer.ops.push(Op::End(first));
-    for _ in 0..60 {
+    for _ in 0..600 {
         writer.launch(1, &[second], 1000.0, 1.0);
         writer.idle();
     }

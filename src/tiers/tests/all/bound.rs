@@ -4,7 +4,8 @@
 //! room near has a price at each launch, each piece of memory decides for itself where it is when (a path through near and far at
 //! each of its uses, with what moving costs), and what the room yields is taken off. For any prices that is no more than the
 //! cheapest schedule costs (Lagrange); the prices are made better step by step. It grants more than a machine can do: memory may lie
-//! anywhere at the beginning, a byte moves at half the price of a byte each way at once, and draining and mapping cost nothing.
+//! anywhere at the beginning, a byte moves at half the price of a byte each way at once, draining costs nothing, and mapping costs what
+//! it would if the whole block moved as one range.
 
 use crate::machine::{Machine, Op, Trace};
 use gpupool_tiers::{Range, Where};
@@ -16,6 +17,8 @@ pub struct Piece {
     pub range: Range,
     /// The how manyth block it is of.
     pub block: usize,
+    /// Bytes of that block.
+    pub of: u64,
     /// Ops between its block's begin and end.
     pub life: std::ops::Range<usize>,
     /// The launch (counted from the first op that matters) and how often it is read there.
@@ -58,7 +61,13 @@ pub fn pieces(trace: &Trace, from: usize) -> Vec<Piece> {
         for pair in borders.windows(2) {
             index.insert((*block, pair[0]), pieces.len());
             let range = Range { start: pair[0], end: pair[1] };
-            pieces.push(Piece { range, block: *block, life: lives[*block].1.clone(), uses: Vec::new() });
+            pieces.push(Piece {
+                range,
+                block: *block,
+                of: lives[*block].0.bytes(),
+                life: lives[*block].1.clone(),
+                uses: Vec::new(),
+            });
         }
     }
     let (mut open, mut next, mut launch) = (BTreeMap::new(), 0, 0);
@@ -127,6 +136,9 @@ pub fn lower(trace: &Trace, upper: f64) -> f64 {
         let mut change = vec![0.0f64; price.len() + 1];
         for piece in &pieces {
             let bytes = piece.range.bytes() as f64;
+            // A range that is mapped anew has no more bytes than the block.
+            let map = trace.links.remap_ns / piece.of as f64 + trace.links.remap_ns_per_byte;
+            let (come, go) = (come + map, go + map);
             // Costs a byte of being far and near behind each use, and whether each was near before.
             let (mut far, mut near) = (0.0f64, 0.0f64);
             let mut from: Vec<(bool, Near)> = Vec::with_capacity(piece.uses.len());

@@ -82,7 +82,7 @@ pub fn write(trace: &Trace) -> String {
 
 #[test]
 fn a_trace_is_read_as_it_was_written() {
-    let trace = crate::traces::experts(12.0, "experts");
+    let trace = crate::traces::experts(3, 12.0, "experts");
     let again = read("experts", &write(&trace), trace.links.clone()).unwrap();
     assert_eq!(write(&again), write(&trace));
     assert_eq!((again.ops.len(), again.settled, again.near), (trace.ops.len(), trace.settled, trace.near));

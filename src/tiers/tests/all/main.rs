@@ -7,6 +7,7 @@
 mod behaviour;
 mod bound;
 mod format;
+mod knowing;
 mod machine;
 mod policies;
 mod properties;

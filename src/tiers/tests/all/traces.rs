@@ -307,9 +307,9 @@ pub fn training(ratio: f64, links: Links, name: &str) -> Trace {
 }
 
 /// Layers of experts, of which a few are used for a token, some more often than others.
-pub fn experts(reuse: f64, name: &str) -> Trace {
+pub fn experts(seed: u64, reuse: f64, name: &str) -> Trace {
     let mut writer = Writer::new();
-    let mut dice = Dice(3);
+    let mut dice = Dice(seed);
     let layers: Vec<(Range, Vec<Range>)> = (0..12)
         .map(|_| {
             let dense = writer.block(64 * MIB);
@@ -422,8 +422,8 @@ pub fn all() -> Vec<Trace> {
         traces.push(training(ratio, peer(), &format!("training, {ratio} ×")));
     }
     traces.push(training(1.2, host(), "training, 1.2 ×, host"));
-    traces.push(experts(1.0, "experts, read once"));
-    traces.push(experts(12.0, "experts, read 12 times"));
+    traces.push(experts(3, 1.0, "experts, read once"));
+    traces.push(experts(3, 12.0, "experts, read 12 times"));
     traces.push(growing());
     traces.push(phases());
     traces.push(random(5, 1.0, "random, read once"));
@@ -432,6 +432,16 @@ pub fn all() -> Vec<Trace> {
         traces.push(adversary(repeats));
     }
     traces
+}
+
+/// Other draws of the same odds, where a trace is drawn.
+pub fn others(trace: &Trace) -> Option<Vec<Trace>> {
+    let drawn: fn(u64) -> Trace = match trace.name.split(',').next() {
+        Some("experts") => |seed| experts(seed, 1.0, ""),
+        Some("random") => |seed| random(seed, 1.0, ""),
+        _ => return None,
+    };
+    Some((100..116).map(drawn).collect())
 }
 
 /// Reads what lies far, over and over, and something else as soon as that is near: whatever moves was moved in vain. Recorded while
