@@ -142,7 +142,8 @@ fn join_placed(ranges: &mut Vec<(Range, u8)>) {
 
 impl Tiers {
     /// Whether memory should move before this launch, the last that was told of ([`Launch::ask`](crate::Launch::ask)), and which.
-    /// Nothing that the launch names leaves. Looks at every extent: tens of microseconds for some thousand.
+    /// Nothing that the launch names leaves. Looks at every extent only
+    /// where something may be worth it: tens of microseconds for some thousand then.
     pub fn before(&mut self, launch: u64, now_ns: u64, at: &impl Whereabouts) -> Option<Swap> {
         self.account.time_is(now_ns);
         let id = self.cycle.kind(launch);
@@ -278,8 +279,9 @@ impl Tiers {
         let may_leave = |(here, slot, place): &(f64, u32, u8)| {
             let cost = links.swap_ns_per_byte(*place);
             let (until, a_cycle) = gains(*here, *slot, *place, self.timeline.longest());
-            until.max(a_cycle * soon) >= MARGIN * (cost + least)
-                || !is_outdated && a_cycle * soon >= MARGIN * cost + DENSER * self.least.away * soon
+            let stays = a_cycle * soon;
+            let until = if again.is_some() { until.max(stays) } else { until };
+            until >= MARGIN * (cost + least) || !is_outdated && stays >= MARGIN * cost + DENSER * self.least.away * soon
         };
         let mut victims = if room < far_free && wanted.iter().any(may_leave) {
             self.victims(back, offset, is_used)

@@ -342,7 +342,7 @@ impl Tiers {
     }
 
     /// The time, on a clock that only goes forward, when [`Launch::tell_time`] asks for it. What a cycle showed is worked out here:
-    /// 10 ns for each use of an extent in it, for the first cycles and then for each eighth while nothing changes.
+    /// 10 ns for each use of an extent in it, for the first cycles and then for each eighth to sixty-fourth while nothing changes.
     pub fn time_is(&mut self, now_ns: u64, at: &impl Whereabouts) {
         self.account.time_is(now_ns);
         if !std::mem::take(&mut self.ended) {
@@ -358,8 +358,9 @@ impl Tiers {
         let surprising = std::mem::take(&mut self.cycle.surprises) as f32 / launches as f32;
         self.surprises += (surprising - self.surprises) * 0.25;
         let state = (self.extents.shape, self.measured);
-        // Seven times of eight while nothing changes; in short cycles still less often, since each slot has to be looked at.
-        let is_soon = self.cycle.position - self.learnt < (8 * launches).max(SLOT * self.extents.slots() as u64);
+        // The longer nothing changes, the more rarely; in short cycles more rarely still, since each extent has to be looked at.
+        let wait = u64::from((self.seen / 4).clamp(8, 64)) * launches;
+        let is_soon = self.cycle.position - self.learnt < wait.max(SLOT * self.extents.slots() as u64);
         if self.seen > LEARNT && surprising == 0.0 && self.built == state && is_soon {
             return;
         }
