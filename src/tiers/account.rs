@@ -16,9 +16,12 @@
 //! What this rests on: a move takes about what it was reckoned to (what it takes more is paid from what is free, and can exceed that
 //! once); what is to come back can (who cannot move it has told so); and a launch of the same function with the same operands
 //! reads them as often as when it was measured. Nobody can check the last while they are near. And pointers name
-//! all that a launch reads, and where new memory would have lain if nothing had moved is known; random programs in which blocks end and
-//! others begin in their place break one of these now and then, and lose more (`tests/all/properties.rs`). How much can be lost where it is wrong
+//! all that a launch reads, and where new memory would have lain if nothing had moved is known; random programs break one of
+//! these now and then, as by reading part of an extent, and lose more (`tests/all/properties.rs`). How much can be lost where it is wrong
 //! is bounded by the balance's limit, [`MOST`]: good times do not pay for long bad ones.
+//!
+//! As long as each launch is what it was before the first move, gains are compared with the time of whole cycles: what the clock does not
+//! confirm is taken back, and where cycles are slower and nothing is left to lose, all that was near at first comes back.
 //!
 //! Beside it, a clock that knows nothing of gains: if cycles take longer than before the first move, eight in a row, moving stops.
 //! Who was stopped waits: 64 cycles, after each further time twice as many, or until the program does something else.
