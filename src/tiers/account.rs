@@ -16,9 +16,12 @@
 //! What this rests on: a move takes about what it was reckoned to (what it takes more is paid from what is free, and can exceed that
 //! once); what is to come back can (who cannot move it has told so); and a launch of the same function with the same operands
 //! reads them as often as when it was measured. Nobody can check the last while they are near. And pointers name
-//! all that a launch reads, and where new memory would have lain if nothing had moved is known; random programs in which blocks end and
-//! others begin in their place break one of these now and then, and lose more (`tests/all/properties.rs`). How much can be lost where it is wrong
+//! all that a launch reads, and where new memory would have lain if nothing had moved is known; random programs break one of
+//! these now and then, as by reading part of an extent, and lose more (`tests/all/properties.rs`). How much can be lost where it is wrong
 //! is bounded by the balance's limit, [`MOST`]: good times do not pay for long bad ones.
+//!
+//! As long as each launch is what it was before the first move, gains are compared with the time of whole cycles: what the clock does not
+//! confirm is taken back, and where cycles are slower and nothing is left to lose, all that was near at first comes back.
 //!
 //! Beside it, a clock that knows nothing of gains: if cycles take longer than before the first move, eight in a row, moving stops.
 //! Who was stopped waits: 64 cycles, after each further time twice as many, or until the program does something else.
@@ -55,6 +58,14 @@ pub struct Account {
     /// Launches of a cycle before anything moved, the bytes that they named, and the nanoseconds of the longest.
     before: Option<(u64, u64, f64)>,
     slow: u32,
+    /// Each launch since then was what it was before: the clock's figures can be compared.
+    is_same: bool,
+    /// What was saved and spent when the present cycle began.
+    at_begin: (f64, f64),
+    /// What was credited more than the clock says that cycles took less, over the last ones that can be compared.
+    doubt_ns: f64,
+    /// The clock has contradicted the gains: everything has to come back.
+    is_wrong: bool,
     pub cycle_ns: f64,
     cycle_began: Option<u64>,
     stopped: Option<Why>,
@@ -128,12 +139,14 @@ impl Account {
         self.slow = 0;
     }
 
-    /// A cycle of so many launches, which named so many bytes, has ended now.
-    pub fn cycle(&mut self, now: u64, length: Option<u64>, bytes: u64, cycle: u64) {
+    /// A cycle of so many launches, which named so many bytes, has ended now; `is_same`: each was what it was in the one before.
+    pub fn cycle(&mut self, now: u64, length: Option<u64>, bytes: u64, cycle: u64, is_same: bool) {
+        self.is_same &= is_same;
         let took = self.cycle_began.map(|began| now.saturating_sub(began) as f64);
         self.cycle_began = Some(now);
         if cycle >= self.until {
             self.stopped = None;
+            self.is_wrong = false;
         }
         let in_vain = std::mem::take(&mut self.refused) && self.spent_ns - self.saved_ns > 0.5 * self.paid_in;
         self.unpaid = if in_vain { self.unpaid + 1 } else { 0 };
@@ -144,6 +157,8 @@ impl Account {
         } else if self.saved_ns > self.spent_ns {
             self.is_unpaid = None;
         }
+        let before = std::mem::replace(&mut self.at_begin, (self.saved_ns, self.spent_ns));
+        let (saved, spent) = (self.saved_ns - before.0, self.spent_ns - before.1);
         let Some((took, length)) = took.zip(length) else { return };
         self.cycle_ns = took;
         // Another amount of work is no comparison.
@@ -154,10 +169,17 @@ impl Account {
             _ if self.spent_ns == 0.0 => {
                 let known = self.before.filter(|(launches, named, _)| alike((*launches, *named)));
                 self.before = Some((length, bytes, known.map_or(took, |(_, _, ns)| ns.max(took))));
+                self.is_same = true;
             }
-            Some((launches, named, before_ns)) if alike((launches, named)) && took > SLOWER * before_ns => {
-                self.slow += 1;
-                if self.slow >= SLOW && self.stopped.is_none() {
+            Some((launches, named, before_ns)) if alike((launches, named)) => {
+                if self.is_same {
+                    self.doubt(saved, before_ns - (took - spent), before_ns);
+                }
+                let is_slow = took > SLOWER * before_ns;
+                self.slow = if is_slow { self.slow + 1 } else { 0 };
+                if (self.slow >= SLOW || is_slow && self.doubt_ns > 0.0 && self.free() < 0.0) && self.stopped.is_none()
+                {
+                    self.is_wrong = true;
                     self.stop(Why::Slower { before_ns, now_ns: took }, cycle);
                 }
             }
@@ -165,8 +187,24 @@ impl Account {
         }
     }
 
+    /// A cycle has saved so much by what was measured, and so much by the clock. What was credited in vain is taken back; a cycle that
+    /// took long for another reason counts for no more than it usually takes.
+    fn doubt(&mut self, saved: f64, by_clock: f64, before_ns: f64) {
+        let more = (saved - by_clock).clamp(-before_ns, saved.abs() + before_ns);
+        let doubt_ns = (self.doubt_ns + more).max(-before_ns);
+        self.add(self.doubt_ns.max(0.0) - doubt_ns.max(0.0));
+        self.doubt_ns = doubt_ns;
+    }
+
+    /// Whether all that was near at first should come back, since what was measured does not explain how long cycles take.
+    pub fn is_wrong(&self) -> bool {
+        self.is_wrong && self.reserve > 0.0
+    }
+
     /// The program does something else now.
     pub fn changed(&mut self) {
+        self.is_wrong = false;
+        self.doubt_ns = 0.0;
         if self.spent_ns > 0.0 {
             // What a cycle took where memory first lay can no longer be measured.
             self.before = None;

@@ -161,39 +161,66 @@ impl Kind {
     }
 }
 
-/// A line through measurements of launches of different sizes: nanoseconds a byte named against those of far pass a byte.
+/// A plane through measurements of launches of different sizes: nanoseconds a byte named against those of far pass a byte, and against
+/// how much of a launch's fixed time falls to a byte. Without the latter, small launches that are near would pass for slow near memory.
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
     count: f32,
     x: f32,
     y: f32,
+    z: f32,
     xx: f32,
     xy: f32,
     yy: f32,
+    xz: f32,
+    yz: f32,
+    zz: f32,
 }
 
 impl Line {
-    fn add(&mut self, x: f32, y: f32) {
+    fn add(&mut self, pass_ns: f32, ns: f32, bytes: u64) {
+        let bytes = bytes.max(1) as f32;
+        let (x, y, z) = (pass_ns / bytes, ns / bytes, 1e3 / bytes);
         // About the last fifty count.
         let keep = 0.98;
         self.count = self.count * keep + 1.0;
-        for (sum, value) in
-            [(&mut self.x, x), (&mut self.y, y), (&mut self.xx, x * x), (&mut self.xy, x * y), (&mut self.yy, y * y)]
-        {
+        for (sum, value) in [
+            (&mut self.x, x),
+            (&mut self.y, y),
+            (&mut self.z, z),
+            (&mut self.xx, x * x),
+            (&mut self.xy, x * y),
+            (&mut self.yy, y * y),
+            (&mut self.xz, x * z),
+            (&mut self.yz, y * z),
+            (&mut self.zz, z * z),
+        ] {
             *sum = *sum * keep + value;
         }
     }
 
-    /// Its slope, if the points lie apart and near it.
+    /// What a nanosecond of far pass costs, if the points lie apart and near the plane, and sizes do not go along with what is far.
     fn slope(&self) -> Option<f32> {
         if self.count < 3.5 {
             return None;
         }
-        let (x, y) = (self.x / self.count, self.y / self.count);
-        let (xx, xy, yy) = (self.xx / self.count - x * x, self.xy / self.count - x * y, self.yy / self.count - y * y);
-        let slope = xy / xx;
-        let rest = (yy - slope * xy).max(0.0);
-        (xx > 0.01 * x * x && rest < 0.02 * y * y).then_some(slope.max(0.0))
+        let mean = |sum: f32| sum / self.count;
+        let (x, y, z) = (mean(self.x), mean(self.y), mean(self.z));
+        let (xx, xy, yy) = (mean(self.xx) - x * x, mean(self.xy) - x * y, mean(self.yy) - y * y);
+        let (xz, yz, zz) = (mean(self.xz) - x * z, mean(self.yz) - y * z, mean(self.zz) - z * z);
+        let is_one_size = zz <= 1e-4 * z * z;
+        let (slope, rest) = if is_one_size {
+            let slope = xy / xx;
+            (slope, yy - slope * xy)
+        } else {
+            let apart = xx * zz - xz * xz;
+            if apart <= 0.1 * xx * zz {
+                return None;
+            }
+            let (slope, fixed) = ((xy * zz - yz * xz) / apart, (yz * xx - xy * xz) / apart);
+            (slope, yy - slope * xy - fixed * yz)
+        };
+        (xx > 0.01 * x * x && rest.max(0.0) < 0.02 * y * y).then_some(slope.max(0.0))
     }
 }
 
@@ -515,8 +542,8 @@ impl Kinds {
         if pass_ns > 0.0 || function.far_samples > 0 {
             function.samples = function.samples.saturating_add(1);
         }
+        function.line.add(pass_ns, ns, kind.bytes);
         let bytes = kind.bytes.max(1) as f32;
-        function.line.add(pass_ns / bytes, ns / bytes);
         if pass_ns > 0.0 {
             function.far_samples = function.far_samples.saturating_add(1);
             if function.all_far.count == 0 {

@@ -9,7 +9,7 @@
 
 use crate::extents::{Extent, FRAME};
 use crate::interface::{Range, Swap, Whereabouts};
-use crate::kinds::{NONE, UNKNOWN};
+use crate::kinds::{self, NONE, UNKNOWN};
 use crate::tiers::Tiers;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -142,7 +142,8 @@ fn join_placed(ranges: &mut Vec<(Range, u8)>) {
 
 impl Tiers {
     /// Whether memory should move before this launch, the last that was told of ([`Launch::ask`](crate::Launch::ask)), and which.
-    /// Nothing that the launch names leaves. Looks at every extent: tens of microseconds for some thousand.
+    /// Nothing that the launch names leaves. Looks at every extent only
+    /// where something may be worth it: tens of microseconds for some thousand then.
     pub fn before(&mut self, launch: u64, now_ns: u64, at: &impl Whereabouts) -> Option<Swap> {
         self.account.time_is(now_ns);
         let id = self.cycle.kind(launch);
@@ -152,7 +153,7 @@ impl Tiers {
         self.moves_for_last = true;
         self.refresh_all(at);
         if self.kinds.hot(id).is_some_and(|hot| self.must_return(hot)) {
-            let back = self.swap_back(id, at);
+            let back = self.swap_back(id, self.account.is_wrong(), at);
             if back.is_some() {
                 return back;
             }
@@ -189,8 +190,8 @@ impl Tiers {
         swap
     }
 
-    /// Brings back what this launch would find near if nothing had moved, in place of what would be far.
-    fn swap_back(&mut self, id: u32, at: &impl Whereabouts) -> Option<Swap> {
+    /// Brings back what this launch would find near if nothing had moved, in place of what would be far; or all that would be near.
+    fn swap_back(&mut self, id: u32, all: bool, at: &impl Whereabouts) -> Option<Swap> {
         let kind = self.kinds.get(id)?;
         let is_used = |slot: u32| kind.uses.iter().any(|part| part.slot == slot);
         let mut guests: Vec<(f32, u32)> = self
@@ -204,7 +205,13 @@ impl Tiers {
         let mut out: Vec<Range> = Vec::new();
         let mut room = at.near_room();
         let mut swap = Swap::default();
-        for part in &kind.uses {
+        let others: Vec<kinds::Use> = if all {
+            let others = self.extents.live().filter(|(slot, extent)| extent.displaced() > 0 && !is_used(*slot));
+            others.map(|(slot, extent)| kinds::Use { slot, generation: extent.generation, part: 0.0 }).collect()
+        } else {
+            Vec::new()
+        };
+        for part in kind.uses.iter().chain(&others) {
             let Some(extent) = self.extents.get(part.slot) else { continue };
             if extent.displaced() <= 0 || extent.stays_until > self.cycles {
                 continue;
@@ -278,8 +285,9 @@ impl Tiers {
         let may_leave = |(here, slot, place): &(f64, u32, u8)| {
             let cost = links.swap_ns_per_byte(*place);
             let (until, a_cycle) = gains(*here, *slot, *place, self.timeline.longest());
-            until.max(a_cycle * soon) >= MARGIN * (cost + least)
-                || !is_outdated && a_cycle * soon >= MARGIN * cost + DENSER * self.least.away * soon
+            let stays = a_cycle * soon;
+            let until = if again.is_some() { until.max(stays) } else { until };
+            until >= MARGIN * (cost + least) || !is_outdated && stays >= MARGIN * cost + DENSER * self.least.away * soon
         };
         let mut victims = if room < far_free && wanted.iter().any(may_leave) {
             self.victims(back, offset, is_used)

@@ -220,7 +220,7 @@ impl Tiers {
             hot.settled = true;
         }
         let Some(&hot) = self.kinds.hot(kind) else { return Launch { id, ..Launch::default() } };
-        let mut must_return = false;
+        let mut must_return = self.account.is_wrong() && self.must_return(&hot);
         let credited = if hot.saved_ns.abs() > 1.0 {
             let credited = f64::from(hot.credit) * f64::from(hot.saved_ns);
             must_return = self.must_return(&hot);
@@ -244,9 +244,8 @@ impl Tiers {
     /// A launch that reads from afar what would be near, and may lose more by it than there is to lose. Bringing that back is paid
     /// for already.
     pub(crate) fn must_return(&self, hot: &kinds::Hot) -> bool {
-        hot.saved_ns < -1.0
-            && f64::from(hot.credit) * f64::from(-hot.saved_ns) > self.account.free()
-            && self.cycle.position >= self.back_again
+        let loses = hot.saved_ns < -1.0 && f64::from(hot.credit) * f64::from(-hot.saved_ns) > self.account.free();
+        (loses || self.account.is_wrong()) && self.cycle.position >= self.back_again
     }
 
     /// Works out what a launch's operands cost as they lie now.
@@ -342,7 +341,7 @@ impl Tiers {
     }
 
     /// The time, on a clock that only goes forward, when [`Launch::tell_time`] asks for it. What a cycle showed is worked out here:
-    /// 10 ns for each use of an extent in it, for the first cycles and then for each eighth while nothing changes.
+    /// 10 ns for each use of an extent in it, for the first cycles and then for each eighth to sixty-fourth while nothing changes.
     pub fn time_is(&mut self, now_ns: u64, at: &impl Whereabouts) {
         self.account.time_is(now_ns);
         if !std::mem::take(&mut self.ended) {
@@ -352,14 +351,16 @@ impl Tiers {
         self.vain = 0;
         self.seen += 1;
         let length = self.cycle.length();
-        self.account.cycle(now_ns, length, self.timeline.bytes, self.cycles);
+        let surprises = std::mem::take(&mut self.cycle.surprises);
+        self.account.cycle(now_ns, length, self.timeline.bytes, self.cycles, surprises == 0);
         let span = self.cycle.last(self.settings.window);
         let launches = (span.end - span.start).max(1);
-        let surprising = std::mem::take(&mut self.cycle.surprises) as f32 / launches as f32;
+        let surprising = surprises as f32 / launches as f32;
         self.surprises += (surprising - self.surprises) * 0.25;
         let state = (self.extents.shape, self.measured);
-        // Seven times of eight while nothing changes; in short cycles still less often, since each slot has to be looked at.
-        let is_soon = self.cycle.position - self.learnt < (8 * launches).max(SLOT * self.extents.slots() as u64);
+        // The longer nothing changes, the more rarely; in short cycles more rarely still, since each extent has to be looked at.
+        let wait = u64::from((self.seen / 4).clamp(8, 64)) * launches;
+        let is_soon = self.cycle.position - self.learnt < wait.max(SLOT * self.extents.slots() as u64);
         if self.seen > LEARNT && surprising == 0.0 && self.built == state && is_soon {
             return;
         }
