@@ -29,8 +29,8 @@
 use crate::interface::Why;
 use crate::links::Links;
 
-/// The part of the time that may be lost: 0.02 of what it would have been.
-pub const RISK: f64 = 0.02 / 1.02;
+/// The part of the time that may be lost, at most: 0.02 of what it would have been.
+const RISK: f64 = 0.02 / 1.02;
 /// Cycles in a row that have to be slower, or without anything gained.
 const SLOW: u32 = 8;
 /// By how much.
@@ -41,6 +41,8 @@ const MOST: f64 = 8.0;
 
 #[derive(Debug, Default)]
 pub struct Account {
+    /// The part of the time that may be lost.
+    risk: f64,
     pub spent_ns: f64,
     pub saved_ns: f64,
     balance: f64,
@@ -75,6 +77,11 @@ pub struct Account {
 }
 
 impl Account {
+    /// Where moves may take this part of the time ([`crate::Settings::share`]). No more than that is risked, and never more than [`RISK`].
+    pub fn new(share: f64) -> Self {
+        Self { risk: RISK.min(share.max(0.0)), ..Self::default() }
+    }
+
     /// What swapping all near memory takes.
     pub fn grant(&mut self, swap_all_ns: f64) {
         self.all_ns = self.all_ns.max(swap_all_ns);
@@ -96,8 +103,8 @@ impl Account {
     pub fn time_is(&mut self, now: u64) {
         let passed = self.now.map_or(0, |before| now.saturating_sub(before));
         self.now = Some(now.max(self.now.unwrap_or(0)));
-        self.paid_in += passed as f64 * RISK;
-        self.add(passed as f64 * RISK);
+        self.paid_in += passed as f64 * self.risk;
+        self.add(passed as f64 * self.risk);
     }
 
     pub fn saved(&mut self, ns: f64) {

@@ -62,8 +62,7 @@ impl<T: Whereabouts> Whereabouts for &T {
 pub struct Settings {
     /// What reading and moving cost.
     pub links: Links,
-    /// Which part of the time moves at idle points may take (`GPUPOOL_MOVE_SHARE`). What may be lost for ever to moves that did
-    /// not pay is a tenth of it.
+    /// Which part of the time may be lost to moves that do not pay (`GPUPOOL_MOVE_SHARE`). More than 0.02 of it is never risked.
     pub share: f64,
     /// Launches that count as a cycle while no sequence repeats itself.
     pub window: u32,

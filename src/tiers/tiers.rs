@@ -84,7 +84,7 @@ impl Tiers {
             kinds: Kinds::new(once),
             cycle: Cycle::new(),
             timeline: Timeline::default(),
-            account: Account::default(),
+            account: Account::new(settings.share),
             cycles: 0,
             seen: 0,
             era: u32::MAX,
