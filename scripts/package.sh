@@ -10,6 +10,10 @@ case "${CARGO_TARGET_DIR:-}" in
     '' | /*) ;;
     *) export CARGO_TARGET_DIR="$PWD/$CARGO_TARGET_DIR" ;;
 esac
+case "${GPUPOOL_PACKAGE_OUTPUT:-}" in
+    '' | /*) ;;
+    *) GPUPOOL_PACKAGE_OUTPUT=$PWD/$GPUPOOL_PACKAGE_OUTPUT ;;
+esac
 cd "$(dirname "$0")/.."
 root=$PWD
 target=${CARGO_TARGET_DIR:-$root/target}
@@ -135,7 +139,7 @@ cp -a "$tree/." "%{buildroot}"
 $(cd "$tree" && find usr -type f -printf '/%p\n' | sort)
 SPEC
     # The files are as they are to be: nothing of rpm's strips, compresses or links them. And nothing of this machine is in the result.
-    rpmbuild -bb --quiet --target x86_64 --define "_topdir $out/rpm" --define '__os_install_post %{nil}' \
+    rpmbuild -bb --quiet --target x86_64 --define "_topdir $out/rpm" --define "_dbpath $out/rpm/db" --define '__os_install_post %{nil}' \
         --define '_build_id_links none' --define '_buildhost localhost' --define 'use_source_date_epoch_as_buildtime 1' \
         --define 'clamp_mtime_to_source_date_epoch 1' --define '_binary_payload w1.xzdio' --define "_rpmdir $out" \
         --define '_rpmfilename %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm' "$out/gpupool.spec" >"$out/rpm.log" 2>&1 || {

@@ -66,6 +66,17 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     has_ipykernel(&python)?;
     let folder = folder(args.prefix.as_deref(), |name| std::env::var_os(name))?.join(&args.name);
     let file = folder.join("kernel.json");
+    // Somebody else's kernel of that name would be gone.
+    if let Ok(there) = fs::read(&file)
+        && !is_ours(&there)
+    {
+        return Err(Failure::usage(format!(
+            "--name {}: {} is another kernel's, which does not run under gpupool; choose another name, or remove that one first: \
+             jupyter kernelspec remove {0}",
+            args.name,
+            file.display()
+        )));
+    }
     let display_name = args.display_name.clone().unwrap_or_else(|| format!("Python 3 ({})", args.name));
     let mut words = vec![text(own.as_os_str())?, "run".to_owned()];
     for setting in &args.set {
@@ -80,6 +91,13 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     written.map_err(|error| Failure::broken(format!("{}: {error}", file.display())))?;
     stdout::print(&format!("{}: \"{display_name}\" runs {} with the pool\n", file.display(), python.display()))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a kernel's file is one that this command wrote: its program is run by a `gpupool run`.
+fn is_ours(file: &[u8]) -> bool {
+    let kernel: serde_json::Value = serde_json::from_slice(file).unwrap_or_default();
+    let word = |at: usize| kernel["argv"][at].as_str().unwrap_or_default();
+    Path::new(word(0)).file_name() == Some(OsStr::new("gpupool")) && word(1) == "run"
 }
 
 /// The Python of the environment that this command is in, or the one that a shell finds.

@@ -41,11 +41,18 @@ fn is_one_word(path: &Path) -> bool {
     !path.as_os_str().as_bytes().iter().any(|byte| b":;$".contains(byte) || byte.is_ascii_whitespace())
 }
 
-/// A link in `folder` under a name that no other path gets. Others may make the same one at the same time.
+/// A link in a folder of its own in `folder`, under a name that no other path gets, and called as the library is: that is what programs and
+/// people know it by. Others may make the same one at the same time.
 fn linked(folder: &Path, library: &Path) -> std::io::Result<PathBuf> {
     let mut hasher = DefaultHasher::new();
     library.hash(&mut hasher);
-    let link = folder.join(format!("libgpupool-{:016x}.so", hasher.finish()));
+    let own = folder.join(format!("library-{:016x}", hasher.finish()));
+    if let Err(error) = std::fs::create_dir(&own)
+        && error.kind() != std::io::ErrorKind::AlreadyExists
+    {
+        return Err(error);
+    }
+    let link = own.join("libgpupool.so");
     match symlink(library, &link) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
         made => made?,

@@ -40,6 +40,18 @@ fn jupyter_finds_a_kernel_that_is_started_by_run() {
         "{connection_file}",
     ];
     assert_eq!(words[1..], rest);
+    // It may be made anew; one that is not ours may not.
+    assert_eq!(crate::common::output(&mut command).status.code(), Some(0));
+    let foreign = "{\"argv\": [\"R\"], \"display_name\": \"R\", \"language\": \"R\"}";
+    std::fs::write(&file, foreign).unwrap();
+    let refused = crate::common::output(&mut command);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(
+        stderr(&refused).contains("--name big: ") && stderr(&refused).contains("another kernel's"),
+        "{}",
+        stderr(&refused)
+    );
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), foreign);
     assert_eq!((&kernel["display_name"], &kernel["language"]), (&"Python 3 (big)".into(), &"python".into()));
 }
 

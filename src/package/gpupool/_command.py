@@ -49,4 +49,6 @@ def run(
 
     >>> gpupool.run([sys.executable, "train.py"], {"mode": "spill"}, check=True)
     """
+    if isinstance(program, (str, bytes)):
+        raise TypeError(f"program: a list of words, as [sys.executable, 'train.py'], not {program!r}")
     return subprocess.run([command(), "run", *flags(settings or {}), "--", *program], **options)

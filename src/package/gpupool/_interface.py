@@ -256,6 +256,8 @@ def mode() -> str:
 
 def why() -> str:
     """Why allocations go to the driver, a sentence; empty where they do not."""
+    if not hasattr(ctypes.CDLL(None), "gpupool_version"):
+        return "the library is not preloaded in this process; start the program by `gpupool run`, or call gpupool.activate() first"
     return str(interface().gpupool_why().decode())
 
 

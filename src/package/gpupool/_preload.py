@@ -12,7 +12,10 @@ from typing import NoReturn
 from gpupool._command import PACKAGE, command, flags
 
 #: The folder that this program was in when it first imported this package: the words of its command line may be relative to it.
-_FOLDER = os.getcwd()
+try:
+    _FOLDER = os.getcwd()
+except FileNotFoundError:  # somebody has deleted it
+    _FOLDER = ""
 #: Set over the new start alone, so that one that does not help is not tried for ever. (Not `GPUPOOL_…`: those are settings.)
 _TRIED = "_GPUPOOL_STARTED_ANEW"
 #: What the driver answers before `cuInit`.
@@ -76,6 +79,9 @@ def _why_not() -> str | None:
         return "what was typed here would be lost; start it by `gpupool run -- python`"
     if _came_from_stdin():
         return "the program came from standard input, where it is not a second time; write it to a file, or start it by `gpupool run`"
+    gone = _gone()
+    if gone:
+        return f"{gone} is not there a second time; start the program by `gpupool run`, or call gpupool.activate() as its first line"
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
         return "this is a process of multiprocessing's; call gpupool.activate() in the program that starts it"
@@ -93,6 +99,30 @@ def _came_from_stdin() -> bool:
     # A script and a module have their file there, and the words of `python -c` are in the command line.
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     return file == "<stdin>" or file is None and sys.argv[:1] != ["-c"]
+
+
+def _gone() -> str | None:
+    """What the program was read from, if a second interpreter could not read it: a pipe, or a file that the folder of today has not."""
+    main = sys.modules.get("__main__")
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    if file is None:
+        return None
+    if spec is not None and spec.name != "__main__":
+        # `python -m`: the module is looked for in the folder that the interpreter was started in.
+        folder = sys.path[0]
+        is_from_there = bool(folder) and os.path.dirname(os.path.abspath(file)).startswith(folder)
+        if not os.path.isfile(file) or is_from_there and _FOLDER and not os.path.samefile(folder, _FOLDER):
+            return str(file)
+        return None
+    named = sys.argv[0] if sys.argv else ""
+    if spec is None and os.path.basename(named) != os.path.basename(file):
+        named = file  # the program has changed its command line
+    return None if _can_be_read_again(os.path.join(_FOLDER, named)) else str(named)
+
+
+def _can_be_read_again(path: str) -> bool:
+    # Pipes and terminals give each byte once.
+    return os.path.isfile(path) or os.path.isdir(path)
 
 
 def _cuda_is_in_use() -> bool:
@@ -117,7 +147,8 @@ def _start_anew(settings: dict[str, str]) -> NoReturn:
     # What the interpreter was started with, its own flags among it. (`sys.orig_argv` begins with Python 3.10.)
     with open("/proc/self/cmdline", "rb") as words:
         own = [os.fsdecode(word) for word in words.read().split(b"\0")[1:-1]]
-    os.chdir(_FOLDER)
+    if _FOLDER:
+        os.chdir(_FOLDER)
     os.environ[_TRIED] = "1"
     try:
         os.execv(run[0], [*run, sys.executable, *own])

@@ -55,11 +55,13 @@ fn report_python() {
 
 fn native() -> Vec<NativeFrame> {
     let mut frames = Vec::new();
+    let own = describe((&raw const OWN).cast_mut().cast()).map(|(_, base)| base);
     backtrace::trace(|frame| {
         // A return address is behind its call, and may be the first of the next line or function.
         let call = frame.ip().wrapping_byte_sub(1);
-        if let Some(found) = describe(call)
-            && file_name(&found.object) != "libgpupool.so"
+        if let Some((found, base)) = describe(call)
+            // By where it is loaded: it may have any name.
+            && Some(base) != own
             // fork and setenv are reached through the C library; the place is who called it.
             && !(frames.is_empty() && file_name(&found.object).starts_with("libc.so"))
         {
@@ -70,8 +72,12 @@ fn native() -> Vec<NativeFrame> {
     frames
 }
 
-/// What the loader knows of an address: reading debug information would take seconds and megabytes in the program.
-fn describe(address: *mut c_void) -> Option<NativeFrame> {
+/// An address in this library.
+static OWN: u8 = 0;
+
+/// What the loader knows of an address, and where its object begins: reading debug information would take seconds and megabytes in
+/// the program.
+fn describe(address: *mut c_void) -> Option<(NativeFrame, usize)> {
     // SAFETY: all-zero is a valid Dl_info; the call fills it.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
     // SAFETY: any address may be asked about.
@@ -80,11 +86,12 @@ fn describe(address: *mut c_void) -> Option<NativeFrame> {
     }
     // SAFETY: the loader's strings are NUL-terminated and live as long as the object, which is on this thread's stack.
     let text = |pointer| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned();
-    Some(NativeFrame {
+    let frame = NativeFrame {
         object: text(info.dli_fname),
         symbol: (!info.dli_sname.is_null()).then(|| text(info.dli_sname)),
         offset: (address as u64).wrapping_sub(info.dli_fbase as u64),
-    })
+    };
+    Some((frame, info.dli_fbase.addr()))
 }
 
 fn file_name(path: &str) -> &str {
