@@ -251,7 +251,14 @@ pub(super) fn window(watch: &Watch, window: Window) {
 /// Whether a block of this GPU's that would lie elsewhere is refused.
 pub fn refuses(gpu: u32) -> bool {
     process::settings().far_limit.is_some_and(|limit| limit.refuses)
-        && watch(gpu).is_some_and(|watch| watch.beyond.load(Relaxed) >= patience())
+        && watch(gpu).is_some_and(|watch| {
+            // A program that asks again and again and launches nothing loses nothing.
+            let over = watch.ledger.lock().window(now(), totals::came());
+            if let Some(over) = over {
+                window(watch, over);
+            }
+            watch.beyond.load(Relaxed) >= patience()
+        })
 }
 
 /// Microseconds that launches have lost by far memory, as estimated.
