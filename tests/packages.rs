@@ -221,6 +221,24 @@ fn a_program_that_cannot_be_started_anew_is_told_why() {
     fs::write(&file, program).unwrap();
     let typed = typed.arg("-").stdin(fs::File::open(&file).unwrap()).output().unwrap();
     assert!(String::from_utf8_lossy(&typed.stderr).contains("came from standard input"), "{typed:?}");
+
+    // What cannot be read a second time: a pipe; and a file of another folder than the one that the module was imported in.
+    let shell = |script: &str| {
+        let mut command = Command::new("sh");
+        command.current_dir(folder.path()).args(["-c", script, "sh"]).arg(&python).output().unwrap()
+    };
+    for script in [
+        "cat typed | \"$1\" /dev/stdin",
+        "echo 'import os; os.chdir(\"/\"); import gpupool; gpupool.activate()' >moved.py; \"$1\" moved.py",
+    ] {
+        let said = shell(script);
+        let error = String::from_utf8_lossy(&said.stderr);
+        assert!(!said.status.success() && error.contains("is not there a second time"), "{script}: {error}");
+    }
+    // To import it needs no folder.
+    let said =
+        shell("mkdir gone; cd gone; rmdir ../gone; \"$1\" -c 'import gpupool; print(gpupool.why()[:28], end=\"\")'");
+    assert_eq!(String::from_utf8_lossy(&said.stdout), "the library is not preloaded", "{said:?}");
 }
 
 /// Where installers put things: everywhere the command finds its library, and the module its command.
