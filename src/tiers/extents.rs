@@ -98,6 +98,18 @@ fn free_of(piece: Range, fixed: &[Range]) -> u64 {
     piece.bytes() - fixed.iter().map(|part| part.meet(&piece).bytes()).sum::<u64>()
 }
 
+/// What any extent that could leave loses at least, nanoseconds a byte a cycle: being read from afar, and what its uses cost if each
+/// costs no more than bringing it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Least {
+    /// The extents that this was worked out for.
+    pub epoch: u64,
+    /// By being read from afar.
+    pub away: f64,
+    /// By its uses.
+    pub visits: f64,
+}
+
 #[derive(Debug, Default)]
 pub struct Extents {
     slots: Vec<Extent>,

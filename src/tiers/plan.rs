@@ -7,7 +7,7 @@
 //! where a launch reads its operand thirty times it holds for each launch, and the operand that was just used goes, since the cycle
 //! needs it last.
 
-use crate::extents::{Extent, FRAME};
+use crate::extents::{Extent, FRAME, Least};
 use crate::interface::{Range, Swap, Whereabouts};
 use crate::kinds::{self, NONE, UNKNOWN};
 use crate::tiers::Tiers;
@@ -81,16 +81,6 @@ impl Queue {
     fn skip(&mut self) {
         self.order.pop();
     }
-}
-
-/// What any extent that could leave loses at least, nanoseconds a byte a cycle: being read from afar, and what its uses cost if each
-/// costs no more than bringing it.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Least {
-    /// The extents that this was worked out for.
-    epoch: u64,
-    away: f64,
-    visits: f64,
 }
 
 /// Takes `bytes` from the end of a list of ranges, cut at frames. Answers what was taken.

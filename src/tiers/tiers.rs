@@ -2,10 +2,9 @@
 
 use crate::account::Account;
 use crate::cycle::{Cycle, HISTORY};
-use crate::extents::Extents;
+use crate::extents::{Extents, Least};
 use crate::interface::{Launch, Range, Reader, Settings, Told, Whereabouts, Why};
 use crate::kinds::{self, COPY, Kinds, NONE, UNKNOWN};
-use crate::plan::Least;
 use crate::timeline::Timeline;
 
 /// Measurements under way that are remembered.

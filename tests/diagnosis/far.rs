@@ -78,8 +78,8 @@ fn work_that_may_pass_unseen_is_found_once_and_named_as_the_reason() {
 #[test]
 fn moves_that_cost_more_than_they_bring_are_stopped_and_told() {
     let told = far("turns", 20, 60).env("GPUPOOL_MOVE", "auto").go();
-    let unpaid: Vec<_> = told.findings().into_iter().filter(|made| made.code == "GP020").collect();
-    let [made] = unpaid[..] else { told.fail("expected one GP020") };
-    assert_eq!(made.facts["cause"], "unpaid");
+    // That rounds take longer than before, which is told once as well, depends on the machine.
+    let found: Vec<_> = told.findings().iter().map(|made| (made.code.as_str(), made.facts["cause"].as_str())).collect();
+    assert_eq!(found.iter().filter(|found| **found == ("GP020", "unpaid")).count(), 1, "{}", told.stderr);
     told.reads("unpaid");
 }
