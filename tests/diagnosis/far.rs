@@ -78,8 +78,18 @@ fn work_that_may_pass_unseen_is_found_once_and_named_as_the_reason() {
 #[test]
 fn moves_that_cost_more_than_they_bring_are_stopped_and_told() {
     let told = far("turns", 20, 60).env("GPUPOOL_MOVE", "auto").go();
-    // That rounds take longer than before, which is told once as well, depends on the machine.
     let found: Vec<_> = told.findings().iter().map(|made| (made.code.as_str(), made.facts["cause"].as_str())).collect();
-    assert_eq!(found.iter().filter(|found| **found == ("GP020", "unpaid")).count(), 1, "{}", told.stderr);
-    told.reads("unpaid");
+    // Which of the two is seen first depends on the machine.
+    let causes: Vec<&str> = found.iter().filter(|found| found.0 == "GP020").map(|found| found.1).collect();
+    assert!(
+        matches!(causes[..], ["unpaid"] | ["slower"] | ["unpaid", "slower"] | ["slower", "unpaid"]),
+        "{}",
+        told.stderr
+    );
+    assert!(
+        told.stderr.contains("GP020: moving memory for GPU 0 did not pay and was stopped for now: "),
+        "{}",
+        told.stderr
+    );
+    assert!(told.stderr.contains("    where: read_again in "), "{}", told.stderr);
 }

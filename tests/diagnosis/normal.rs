@@ -54,10 +54,20 @@ fn words(line: &str, processes: &[String]) -> String {
                 words.push("CURVE".to_owned());
             }
         } else {
+            // An estimate, out of measured times.
+            if bare == "times" && number && words.iter().rev().nth(1).is_some_and(|before| before == "about") {
+                words.pop();
+                words.push("COUNT".to_owned());
+            }
             words.push(without_offset(word));
         }
     }
-    words.join(" ")
+    let line = words.join(" ");
+    // How often something was tried depends on the machine.
+    match line.split_once(" were in vain (") {
+        Some((head, tail)) => format!("{head} were in vain (OFTEN{}", tail.find(')').map_or("", |end| &tail[end..])),
+        None => line,
+    }
 }
 
 /// `file+0x12ab,` becomes `file+OFFSET,`.
@@ -84,4 +94,9 @@ fn what_varies_is_replaced_and_nothing_else() {
     assert_eq!(words, ["pid PID PID pool TIME exit /tmp/x", "from main in /tmp/y+OFFSET; 523.0 MiB at TIME, call 117"]);
     assert_eq!(cut("Processes, with times", &words[0]), "pid PID PID pool TIME exit");
     assert_eq!(cut("Contexts", &words[0]), words[0]);
+    assert_eq!(words("it reads 2 MiB about 3000 times, 5 times", &[]), "it reads 2 MiB about COUNT times, 5 times");
+    assert_eq!(
+        words("1 ms of waiting were in vain (8 times in a row): x", &[]),
+        "TIME of waiting were in vain (OFTEN): x"
+    );
 }
