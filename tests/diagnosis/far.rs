@@ -52,7 +52,9 @@ fn it_is_said_why_it_stayed_although_memory_may_move() {
 
 #[test]
 fn memory_that_came_near_is_no_finding() {
-    far("plain", 3000, 80).env("GPUPOOL_MOVE", "auto").go().finds(&[]);
+    let told = far("plain", 3000, 80).env("GPUPOOL_MOVE", "auto").go();
+    // On a busy machine rounds may take longer afterwards, which is another finding.
+    assert!(!told.findings().iter().any(|made| made.code == "GP019"), "{}", told.stderr);
 }
 
 #[test]
@@ -62,7 +64,12 @@ fn a_kernel_that_never_ends_is_what_kept_memory_far() {
     assert_eq!(codes, ["GP021", "GP019"], "{}", told.stderr);
     let facts = |index: usize| told.findings()[index].facts["cause"].clone();
     assert_eq!((facts(0).as_str(), facts(1).as_str()), ("working", "quiet"));
-    told.reads("never_quiet");
+    let said = "GP021: memory would have come near to GPU 0 and could not, and ";
+    assert!(
+        told.stderr.contains(said) && told.stderr.contains("work was running on GPU 0, in context 1"),
+        "{}",
+        told.stderr
+    );
 }
 
 #[test]

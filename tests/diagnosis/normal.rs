@@ -62,12 +62,7 @@ fn words(line: &str, processes: &[String]) -> String {
             words.push(without_offset(word));
         }
     }
-    let line = words.join(" ");
-    // How often something was tried depends on the machine.
-    match line.split_once(" were in vain (") {
-        Some((head, tail)) => format!("{head} were in vain (OFTEN{}", tail.find(')').map_or("", |end| &tail[end..])),
-        None => line,
-    }
+    words.join(" ")
 }
 
 /// `file+0x12ab,` becomes `file+OFFSET,`.
@@ -99,8 +94,4 @@ fn what_varies_is_replaced_and_nothing_else() {
 #[test]
 fn what_depends_on_the_machine_is_replaced() {
     assert_eq!(words("it reads 2 MiB about 3000 times, 5 times", &[]), "it reads 2 MiB about COUNT times, 5 times");
-    assert_eq!(
-        words("1 ms of waiting were in vain (8 times in a row): x", &[]),
-        "TIME of waiting were in vain (OFTEN): x"
-    );
 }
