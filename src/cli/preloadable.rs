@@ -47,11 +47,7 @@ fn linked(folder: &Path, library: &Path) -> std::io::Result<PathBuf> {
     let mut hasher = DefaultHasher::new();
     library.hash(&mut hasher);
     let own = folder.join(format!("library-{:016x}", hasher.finish()));
-    if let Err(error) = std::fs::create_dir(&own)
-        && error.kind() != std::io::ErrorKind::AlreadyExists
-    {
-        return Err(error);
-    }
+    std::fs::create_dir_all(&own)?;
     let link = own.join("libgpupool.so");
     match symlink(library, &link) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}

@@ -34,6 +34,12 @@ impl Api {
     }
 }
 
+/// This thread's number with the system (`gettid`, which the C library has from glibc 2.30 on only). A system call and nothing else.
+pub fn thread_number() -> libc::pid_t {
+    // SAFETY: the call has no arguments and cannot fail.
+    unsafe { libc::syscall(libc::SYS_gettid) as libc::pid_t }
+}
+
 impl fmt::Display for Api {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0)

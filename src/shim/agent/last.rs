@@ -25,8 +25,8 @@ static MAIN_LEFT: AtomicBool = AtomicBool::new(false);
 /// Has the main thread say when it leaves. For a process whose main thread loads the library, as a preload does; in any other,
 /// which opens it on a second thread, nobody says so. A key's destructor is not called by `exit`.
 pub fn watch_main_thread() {
-    // SAFETY: neither takes an argument.
-    if unsafe { libc::syscall(libc::SYS_gettid) as libc::pid_t != libc::getpid() } {
+    // SAFETY: the call has no arguments.
+    if gpupool_interpose::thread_number() != unsafe { libc::getpid() } {
         return;
     }
     let mut key = 0;

@@ -41,28 +41,20 @@ pub fn of(usage: &Usage) -> Residence {
         return Residence { near: used, ..Residence::default() };
     }
     let (mut on_peers, mut on_host) = (0, 0);
+    let mut add = |home, place, bytes| match place {
+        Place::Gpu(gpu) if gpu == home => {}
+        Place::Gpu(_) => on_peers += bytes,
+        Place::Host(_) => on_host += bytes,
+    };
     match homes()[..] {
         // All blocks are this GPU's: the books of the places say it.
-        [home] => {
-            for place in &usage.places {
-                match place.place {
-                    Place::Gpu(gpu) if gpu == home => {}
-                    Place::Gpu(_) => on_peers += place.used,
-                    Place::Host(_) => on_host += place.used,
-                }
-            }
-        }
+        [home] => usage.places.iter().for_each(|place| add(home, place.place, place.used)),
         ref homes => {
             let Some(opened) = open::opened() else { return Residence { near: used, ..Residence::default() } };
             for &home in homes {
                 let blocks = opened.pool.blocks(home);
-                for piece in blocks.iter().flat_map(|block| opened.pool.pieces(block.address, block.bytes)) {
-                    match piece.place {
-                        Place::Gpu(gpu) if gpu == home => {}
-                        Place::Gpu(_) => on_peers += piece.bytes,
-                        Place::Host(_) => on_host += piece.bytes,
-                    }
-                }
+                let pieces = blocks.iter().flat_map(|block| opened.pool.pieces(block.address, block.bytes));
+                pieces.for_each(|piece| add(home, piece.place, piece.bytes));
             }
         }
     }

@@ -64,8 +64,7 @@ pub(super) fn slots() -> impl Iterator<Item = &'static Slot> {
 
 /// This thread's number with the system.
 pub(super) fn id() -> u32 {
-    // SAFETY: the call has no arguments.
-    unsafe { libc::syscall(libc::SYS_gettid) as u32 }
+    gpupool_interpose::thread_number() as u32
 }
 
 fn is_gone(thread: u32) -> bool {

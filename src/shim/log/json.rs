@@ -351,8 +351,7 @@ fn record<E: Written>(event: &E, message: &str) -> Vec<u8> {
 fn head(level: Level) -> Vec<u8> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let level = level.word();
-    // SAFETY: the call has no arguments and cannot fail.
-    let tid = unsafe { libc::syscall(libc::SYS_gettid) as libc::pid_t };
+    let tid = gpupool_interpose::thread_number();
     // The process id is asked anew: a child after fork has another one and the same log.
     let (version, pid) = (gpupool_events::VERSION, std::process::id());
     let (seconds, micros) = (now.as_secs(), now.subsec_micros());

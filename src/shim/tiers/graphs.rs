@@ -84,7 +84,7 @@ unsafe fn gather(driver: &Driver, graph: Graph) -> Option<Used> {
     let (mut words, mut fixed) = (Vec::new(), Vec::new());
     let mut each = |part: Part| match part {
         Part::Kernel { function, parameters, extra } => {
-            let layout = arguments::known(function).unwrap_or_else(|| arguments::learn(driver, function));
+            let layout = arguments::layout_of(driver, function);
             // SAFETY: the arguments are those of the node, as the driver keeps them, and the layout that of its function.
             unsafe {
                 Arguments { parameters, extra }.words(layout, |word| {

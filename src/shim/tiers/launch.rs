@@ -22,6 +22,13 @@ pub struct About {
     pub is_plain: bool,
 }
 
+impl About {
+    /// The stream that a launch by this function goes to.
+    pub(super) fn stream_of(self, api: Api) -> Stream {
+        self.stream.meant_by(api.name().ends_with("_ptsz"))
+    }
+}
+
 /// Words that lie in the pool.
 pub(super) struct Words {
     words: [u64; MOST],
@@ -107,11 +114,11 @@ fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &[u64
                 swap::carry_out(home, &swap, swap::Why::Launch);
             }
         }
+        let stream = about.stream_of(api);
         if about.is_plain && home.progress.is_due(launch.id) {
-            timing::mark(home, about.stream.meant_by(api.name().ends_with("_ptsz")));
+            timing::mark(home, stream);
         }
         let wanted = wanted && about.is_plain;
-        let stream = about.stream.meant_by(api.name().ends_with("_ptsz"));
         let running = wanted.then(|| timing::begin(&home.timing, home.driver, launch.id, stream)).flatten();
         if running.is_some() {
             home.tiers.lock().timing(launch.id, home);

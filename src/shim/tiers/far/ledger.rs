@@ -107,7 +107,7 @@ pub struct Answer {
     pub time_it: bool,
 }
 
-impl<S> Ledger<S> {
+impl<S: Default> Ledger<S> {
     pub fn new(now: u64) -> Self {
         Self {
             functions: Vec::new(),
@@ -172,20 +172,7 @@ impl<S> Ledger<S> {
             }
             let name = if self.functions.len() == MOST - 1 { "other functions".to_owned() } else { name };
             self.by_name.insert(name.clone(), self.functions.len());
-            self.functions.push(Function {
-                name,
-                site: None,
-                launches: 0,
-                last: Seen::default(),
-                recently: 0.0,
-                timed: 0,
-                lost_ns: 0.0,
-                passes: 0.0,
-                lost_per_byte: 0.0,
-                near: None,
-                near_timed: 0,
-                near_seen: 0,
-            });
+            self.functions.push(Function { name, ..Function::default() });
             self.functions.len() - 1
         });
         if self.by_handle.len() >= 4 * MOST {

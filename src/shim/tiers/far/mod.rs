@@ -176,7 +176,7 @@ impl Watch {
     /// As for [`before`].
     unsafe fn look(&'static self, api: Api, about: About, arguments: Arguments, weight: u32) -> Option<Running> {
         let function = about.function?;
-        let layout = arguments::known(function).unwrap_or_else(|| arguments::learn(self.driver, function));
+        let layout = arguments::layout_of(self.driver, function);
         let mut words: Vec<u64> = Vec::new();
         // SAFETY: as for this function, and the layout is that of the program's function.
         unsafe {
@@ -218,8 +218,8 @@ impl Watch {
         if !answer.time_it {
             return None;
         }
-        let stream = about.stream.meant_by(api.name().ends_with("_ptsz"));
-        let running = if about.is_plain { timing::begin(&self.timing, self.driver, answer.id, stream) } else { None };
+        let begin = || timing::begin(&self.timing, self.driver, answer.id, about.stream_of(api));
+        let running = about.is_plain.then(begin).flatten();
         if running.is_none() {
             self.ledger.lock().timed(answer.id, None);
         }

@@ -60,6 +60,11 @@ pub fn known(function: Function) -> Option<&'static Layout> {
     (row.function.load(Ordering::Acquire) == function).then_some(layout)
 }
 
+/// The layout of a function: known, or asked of the driver now.
+pub fn of(driver: &Driver, function: Function) -> &'static Layout {
+    known(function).unwrap_or_else(|| learn(driver, function))
+}
+
 /// Asks the driver, and remembers.
 pub fn learn(driver: &Driver, function: Function) -> &'static Layout {
     let layout = shared(ask(driver, function));

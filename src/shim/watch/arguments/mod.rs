@@ -5,7 +5,7 @@
 
 mod layouts;
 
-pub use layouts::{Layout, known, learn};
+pub use layouts::{Layout, known, learn, of as layout_of};
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
