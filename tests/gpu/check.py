@@ -19,6 +19,7 @@ import diagnosis
 import examples
 import machine
 import managed
+import moving
 import native
 import pinned
 import probes
@@ -92,6 +93,18 @@ SETS = {
         "probe-events": probes.events,
         "probe-room": probes.room,
         "probe-adapters": probes.adapters,
+    },
+    "moving": {
+        "move-program": moving.program,
+        "move-rotation": moving.rotation,
+        "move-training": moving.training,
+        "move-decoding": moving.decoding,
+        "move-training-more": moving.training_more,
+        "move-training-twice": moving.training_twice,
+        "move-rotation-graph": moving.rotation_graph,
+        "move-training-graph": moving.training_graph,
+        "move-rotation-host": moving.rotation_host,
+        "move-training-host": moving.training_host,
     },
     "diagnosis": {
         "ctx-table": diagnosis.ctx_table,

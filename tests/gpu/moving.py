@@ -1,0 +1,150 @@
+"""Programs that are larger than what they may use of their GPU: how long they take with moving off and on, to the same program
+with everything local. GPU 0 lends less by GPUPOOL_LIMIT, and the rest lies on another GPU or on the host."""
+
+import statistics
+
+import building
+from client import client, needs_modules, needs_two_gpus, on_peers
+from machine import GIB
+from running import BelowGoal, Failed, same
+
+# With nothing but the first GPU to be seen, what does not fit goes to the host.
+ALONE = {"CUDA_VISIBLE_DEVICES": "0"}
+
+
+def settled(milliseconds):
+    """Of an iteration, once memory lies where it is to lie: the median of the last third."""
+    return statistics.median(milliseconds[-max(3, len(milliseconds) // 3) :])
+
+
+def _moves(run):
+    """What moved in a run, in lines: swaps by why they were made, stops, and what the log noted about moving."""
+    lines = []
+    swaps = run.events("tier.swap")
+    for why in sorted({swap["why"] for swap in swaps}):
+        these = [swap for swap in swaps if swap["why"] == why]
+        came, left = (sum(swap[way] for swap in these) / GIB for way in ("bytes_in", "bytes_out"))
+        took = sum(swap["microseconds"] for swap in these) / 1e3
+        lines.append(f"  {why}: {len(these)} swaps, {came:.1f} GiB in, {left:.1f} GiB out, {took:.0f} ms")
+    lines += [f"  stopped on GPU {stop['home']}: {stop['why']}" for stop in run.events("tier.stop")]
+    lines += [f"  note {note.get('about')}: {note.get('text', '')}"[:300] for note in run.events("note")]
+    for reader in run.events("tier.reader")[-4:]:
+        lines.append(f"  {reader['function'][:60]} lost {reader['lost']:.2f} s in {reader['launches']}: {reader['why']}")
+    lines += [f"  {line}" for line in run.stderr.splitlines() if "came near" in line or "lay outside" in line]
+    return lines
+
+
+def _told(name, times, local):
+    """One run's line: an iteration when settled, its ratio to all local, and how the first ones went."""
+    first = " ".join(f"{time:.1f}" for time in times[:12])
+    return f"{name}: {settled(times):.2f} ms, {settled(times) / local:.3f} of all local; first: {first}; least {min(times):.2f}"
+
+
+def _compared(lab, command, settings, goals, timeout=90, env=None, alike=same):
+    """Bare, then with each of the settings, moving off and on; `goals` names the most that a setting's ratio may be."""
+    bare = lab.bare(command, timeout, env).succeeded()
+    local = settled(bare.measured()["milliseconds"])
+    lines, missed = [_told("all local", bare.measured()["milliseconds"], local)], []
+    for name, limits in settings.items():
+        for move in ("off", "auto"):
+            run = alike(bare, lab.shim(command, timeout, {"LOG": "debug", **limits, "MOVE": move}, env))
+            measured = run.measured()
+            held = ", ".join(f"{place} {size / GIB:.1f}" for place, size in measured["held"].items())
+            lines += [f"{_told(f'{name}, {move}', measured['milliseconds'], local)}; GiB: {held}", *_moves(run)]
+            ratio = settled(measured["milliseconds"]) / local
+            if not on_peers(measured["held"]) and not measured["held"].get("host0"):
+                raise Failed(f"{run.command}: everything lay on GPU 0: {measured['held']}", lines)
+            if move == "auto" and ratio > goals[name]:
+                missed.append(f"{name}: {ratio:.3f}, goal {goals[name]}")
+    if missed:
+        raise BelowGoal("; ".join(missed), lines)
+    return f"within the goals {goals}", lines
+
+
+def rotation(lab):
+    """Matrices of 512 MiB in rotation through a product; GPU 0 lends room for 20 of 32."""
+    needs_modules("torch")
+    needs_two_gpus(lab)
+    return _compared(lab, client("torch_rotation.py", 32, 12), {"10 GiB": {"LIMIT": "0:10GiB"}}, {"10 GiB": 1.08})
+
+
+def rotation_graph(lab):
+    """The same, one round of it a graph."""
+    needs_modules("torch")
+    needs_two_gpus(lab)
+    return _compared(lab, client("torch_rotation.py", 32, 12, "graph"), {"10 GiB": {"LIMIT": "0:10GiB"}}, {"10 GiB": 1.3})
+
+
+def rotation_host(lab):
+    """The same with the host as the only other place."""
+    needs_modules("torch")
+    settings = {"10 GiB and host": {"LIMIT": "0:10GiB"}}
+    return _compared(lab, client("torch_rotation.py", 32, 6), settings, {"10 GiB and host": 5}, 120, ALONE)
+
+
+def _trained(bare, shim):
+    """A training run that went as it does bare. Attention adds up in an order that changes from run to run."""
+    same(bare, shim)
+    for one, other in zip(bare.measured()["losses"], shim.measured()["losses"]):
+        if abs(one - other) > 0.02 * abs(one):
+            raise Failed(f"{shim.command}: losses {shim.measured()['losses']}, bare {bare.measured()['losses']}")
+    return shim
+
+
+TRAINING = {"1.2": 36.3, "1.56": 28.0, "2": 21.8}
+TRAINING_GOALS = {"1.2": 1.15, "1.56": 1.30, "2": 1.45}
+
+
+def _training(lab, size, *words):
+    needs_modules("torch")
+    needs_two_gpus(lab)
+    settings = {size: {"LIMIT": f"0:{int(TRAINING[size] * 1024)}MiB"}}
+    return _compared(lab, client("torch_large.py", 20, *words), settings, TRAINING_GOALS, alike=_trained)
+
+
+def training(lab):
+    """A transformer trained with AdamW, 1.2 times what GPU 0 lends."""
+    return _training(lab, "1.2")
+
+
+def training_more(lab):
+    """The same, 1.56 times."""
+    return _training(lab, "1.56")
+
+
+def training_twice(lab):
+    """The same, twice."""
+    return _training(lab, "2")
+
+
+def training_graph(lab):
+    """The same as a graph, 1.2 times."""
+    return _training(lab, "1.2", "graph")
+
+
+def training_host(lab):
+    """The same with the host as the only other place, 1.2 times."""
+    needs_modules("torch")
+    settings = {"1.2 and host": {"LIMIT": f"0:{int(TRAINING['1.2'] * 1024)}MiB"}}
+    return _compared(lab, client("torch_large.py", 12), settings, {"1.2 and host": 2.2}, 120, ALONE, _trained)
+
+
+def decoding(lab):
+    """Weights of 24 GiB read once a step; GPU 0 lends 16. The floor is what both links bring together."""
+    needs_modules("torch")
+    needs_two_gpus(lab)
+    return _compared(lab, client("torch_decode.py", 60), {"16 GiB": {"LIMIT": "0:16GiB"}}, {"16 GiB": 4.8})
+
+
+def program(lab):
+    """tests/programs/rotation.c: sums of arrays, the words right, moving off, on and at every opportunity."""
+    binary = building.program(lab, "rotation")
+    words = [binary, "32", "512", "4", "4"]
+    bare = lab.bare(words, 90).succeeded()
+    lines = []
+    for how, move in (("", "off"), ("", "auto"), ("", "stress"), ("graphs", "auto"), ("ahead", "auto")):
+        run = lab.shim([*words, *[how] * bool(how)], 90, {"LIMIT": "0:10GiB", "MOVE": move, "LOG": "debug"})
+        times = [line for line in run.stderr.splitlines() if line.startswith("round")]
+        lines += [f"{how or 'launches'}, {move}: {'; '.join(times)}", *_moves(same(bare, run))]
+    lines += [f"bare: {line}" for line in bare.stderr.splitlines()]
+    return f"{len(lines)} lines below", lines
