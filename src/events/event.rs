@@ -314,6 +314,9 @@ events! {
         stayed: u64,
         /// What it took, without the wait for the work in front of it.
         microseconds: u64,
+        /// For how long of that the program was stopped: the copies and the mapping.
+        #[serde(default)]
+        stopped: u64,
     }
     /// Nothing moves for a GPU any more, until the program does something else: it did not pay.
     TierStop = "tier.stop" (Memory, Info) {

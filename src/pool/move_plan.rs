@@ -255,6 +255,8 @@ impl<H: Copy> State<H> {
             free: Vec::new(),
             stays: vec![Moved::default(); wanted.len()],
         };
+        // What somebody wishes for by itself may later be wished for elsewhere by itself, and has chunks of its own then.
+        let is_border = |frame: u32| wanted.iter().any(|wish| wish.start == frame || wish.end == frame);
         let mut stretches: Vec<Stretch> = Vec::new();
         let mut blocks_of_parts: Vec<u32> = Vec::new();
         for chunk in touched.values() {
@@ -298,7 +300,8 @@ impl<H: Copy> State<H> {
                     Some(last)
                         if last.end == part.start
                             && last.place == part.place
-                            && blocks_of_parts.last() == Some(&block) =>
+                            && blocks_of_parts.last() == Some(&block)
+                            && !is_border(part.start) =>
                     {
                         last.end = part.end;
                     }

@@ -5,7 +5,7 @@ use crate::registry::Record;
 use crate::slab::Ground;
 use crate::state::{State, bytes_of};
 use crate::sync::yield_now;
-use crate::{Anchor, Anchors, Backend, Block, FRAME, Piece};
+use crate::{Anchor, Anchors, Backend, Block, FRAME, Piece, Place};
 
 /// A range inside one live block, in frames.
 struct Within {
@@ -49,6 +49,12 @@ impl<B: Backend> Pool<B> {
             });
         }
         pieces
+    }
+
+    /// Bytes at a place that wait for the next move and are free for anything else.
+    pub fn spare(&self, place: Place) -> u64 {
+        let state = self.lock();
+        state.id_of(place).map_or(0, |id| state.stock.bytes(id))
     }
 
     /// Anchors what is below a range of a live block: it must stay on its physical pages. Returns the bytes of the chunks it

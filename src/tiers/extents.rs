@@ -61,15 +61,33 @@ pub struct Extent {
     /// The first and the last cycle in which it was named.
     first_cycle: u64,
     pub last_cycle: u64,
-    /// The position of the last launch that named it.
+    /// The position of the last launch that used it.
     pub last: u64,
+    /// When its begin was named: one more than the positions of launches that did, the last first, and 0 for none.
+    pub named: [u64; NAMED],
 }
+
+/// How many times are remembered at which an extent's begin was named.
+const NAMED: usize = 4;
+/// Launches within which they are one time.
+pub const AT_ONCE: u64 = 32;
 
 impl Extent {
     /// Nanoseconds of a pass less now than when it was first seen; never more than none while its borders may still change.
     pub fn saved_ns(&self, cycle: u64) -> f32 {
         let saved_ns = self.first_ns - self.pass_ns;
         if self.cut < cycle { saved_ns } else { saved_ns.min(0.0) }
+    }
+
+    /// The launch at this position named its begin.
+    pub fn is_named_at(&mut self, position: u64) {
+        let last = self.named[0];
+        if last > 0 && position + 1 > last + AT_ONCE {
+            self.named.rotate_right(1);
+            self.named[0] = position + 1;
+        } else {
+            self.named[0] = last.max(position + 1);
+        }
     }
 
     /// Bytes that are far and would not be if nothing had moved; fewer than 0: near and would not be.
@@ -187,6 +205,7 @@ impl Extents {
             first_cycle: cycle,
             last_cycle: cycle,
             last: 0,
+            named: [0; NAMED],
         };
         if let Some(like) = like {
             extent = Extent {
@@ -322,13 +341,31 @@ impl Extents {
         let (left, right) = (Range { end: border, ..like.range }, Range { start: border, ..like.range });
         if let Some(extent) = self.get_mut(slot) {
             (extent.range, extent.cut) = (left, cycle);
+            // What reached over it has to be looked up again.
+            extent.generation += 1;
         }
         self.unsettle(slot);
         let new = self.add(right, Some(&like), like.block, cycle);
         if let Some(extent) = self.get_mut(new) {
             (extent.cut, extent.first_cycle, extent.last_cycle) = (cycle, cycle, cycle);
+            extent.named = [0; NAMED];
         }
         Some(new)
+    }
+
+    /// The extents behind one that what its begin points to goes on into: up to the end of the block, or to a border of which
+    /// `is_end` says that something else begins there now.
+    pub fn behind<'a>(
+        &'a self,
+        slot: u32,
+        is_end: impl Fn(u32, &Extent) -> bool + 'a,
+    ) -> impl Iterator<Item = u32> + 'a {
+        let first = self.get(slot);
+        let (end, block) = first.map_or((0, 0), |extent| (extent.range.end, extent.block));
+        let behind = self.by_start.range(end..).map(|(_, slot)| *slot).filter(move |_| end > 0);
+        behind.take_while(move |slot| {
+            self.get(*slot).is_some_and(|extent| extent.block == block && !is_end(*slot, extent))
+        })
     }
 
     /// Takes borders away that no pointer has named for long: those of one time, as of a program's start, after 4 cycles, others

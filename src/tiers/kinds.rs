@@ -3,8 +3,9 @@
 //! A launch that was seen before costs one hash over its words and one look into a table. What it reads, and what is known of its
 //! time, is kept with its kind.
 
-use crate::extents::Extents;
+use crate::extents::{AT_ONCE, Extent, Extents};
 use crate::interface::Range;
+use crate::operands::{self, MOST as OPERANDS, Operands, Passes};
 use std::collections::HashMap;
 
 /// No kind.
@@ -27,6 +28,29 @@ pub struct Use {
     pub generation: u32,
     /// Which part of it is read, 0 to 1.
     pub part: f32,
+    /// A pointer of the launch leads to its begin; else to something before it that goes on into it.
+    pub is_named: bool,
+    /// The how manyth large operand it is of.
+    pub operand: Option<u8>,
+}
+
+/// Where in the program a launch is.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// Of the launch.
+    pub position: u64,
+    /// Cycles so far.
+    pub cycle: u64,
+}
+
+impl Moment {
+    /// Whether the begin of an extent is named about now, or was about when this launch was made the last time. A framework's allocator
+    /// gives the same addresses to things of other sizes within one step, so that a pointer is no border for what is used there a hundred
+    /// launches later: taken for one, it would make the rest of a tensor look unused.
+    fn is_about(&self, extent: &Extent, previous: u64) -> bool {
+        let is_near = |named: u64| [self.position, previous].iter().any(|at| named.abs_diff(*at) <= AT_ONCE);
+        extent.named.iter().filter_map(|named| named.checked_sub(1)).any(is_near)
+    }
 }
 
 /// What launches took with so much far memory.
@@ -95,6 +119,9 @@ impl Samples {
     }
 }
 
+/// How many times what near memory gives a kernel may read through its caches.
+const CACHED: f32 = 2.0;
+
 /// What each launch of a kind needs: one line of the cache.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
@@ -146,9 +173,26 @@ pub struct Kind {
     unsure_ns: f32,
     /// The gain that was told last.
     told: f32,
+    /// What is known of launches with operands like its own.
+    operands: Option<u32>,
+    /// It names more large operands than are told apart.
+    has_many: bool,
+    /// Its parts are weighed by that.
+    is_weighed: bool,
+    /// The cycle in which its extents are looked up again, once what comes after it is known, too; none after that.
+    again: u64,
 }
 
 impl Kind {
+    /// Its large operands cross the link so often.
+    pub fn weigh(&mut self, passes: Option<Passes>) {
+        self.is_weighed = passes.is_some();
+        let Some(passes) = passes else { return };
+        for part in &mut self.uses {
+            part.part = part.operand.map_or(1.0, |operand| passes.get(usize::from(operand)).copied().unwrap_or(1.0));
+        }
+    }
+
     /// It names so many bytes now; answers whether these are as many as before. What was measured holds for the same bytes alone:
     /// before the borders behind its pointers were known, it seemed to read the whole block.
     pub fn names(&mut self, bytes: u64) -> bool {
@@ -263,6 +307,11 @@ pub struct Kinds {
     names: HashMap<u64, u32>,
     /// Part of a pass that is saved by having it near, for what is read once.
     once: f32,
+    /// What a kernel reads of near memory, bytes a nanosecond.
+    near: f32,
+    /// Launches whose operands are alike, by their function and sizes.
+    operands: Vec<Operands>,
+    operands_by: HashMap<u64, u32>,
 }
 
 #[inline]
@@ -287,7 +336,7 @@ pub fn hash_of_ranges(function: u64, ranges: &[Range]) -> u64 {
 }
 
 impl Kinds {
-    pub fn new(once: f64) -> Self {
+    pub fn new(once: f64, near: f64) -> Self {
         Self {
             kinds: Vec::new(),
             hot: Vec::new(),
@@ -295,6 +344,9 @@ impl Kinds {
             functions: Vec::new(),
             names: HashMap::new(),
             once: once as f32,
+            near: near as f32,
+            operands: Vec::new(),
+            operands_by: HashMap::new(),
         }
     }
 
@@ -424,6 +476,10 @@ impl Kinds {
             function,
             unsure_ns: 0.0,
             told: 0.0,
+            operands: None,
+            has_many: false,
+            is_weighed: false,
+            again: u64::MAX,
         });
         self.hot.push(Hot {
             hash,
@@ -445,30 +501,94 @@ impl Kinds {
 
     /// Whether the extents of a kind have to be looked up again for another reason than that one of them ended.
     #[inline]
-    pub fn is_stale(kind: &Kind, extents: &Extents) -> bool {
-        kind.shape.is_some_and(|shape| shape != extents.shape)
+    pub fn is_stale(kind: &Kind, extents: &Extents, cycle: u64) -> bool {
+        kind.shape.is_some_and(|shape| shape != extents.shape) || kind.again > 0 && cycle >= kind.again
     }
 
-    /// Looks the extents up that pointers name.
-    pub fn resolve(&mut self, kind: u32, words: &[u64], extents: &mut Extents, cycle: u64) {
+    /// Looks the extents up that pointers name, each with those behind it that it goes on into.
+    pub fn resolve(&mut self, kind: u32, words: &[u64], extents: &mut Extents, now: Moment) {
         let mut slots: Vec<u32> = Vec::with_capacity(words.len());
         let mut is_known = true;
         for &word in words {
-            match extents.named(word, cycle) {
+            match extents.named(word, now.cycle) {
                 Some(slot) if !slots.contains(&slot) => slots.push(slot),
                 Some(_) => {}
                 None => is_known = false,
             }
         }
-        // A later word may have cut what an earlier one named; the earlier one keeps its head, which is what it named.
-        let uses = slots
-            .iter()
-            .filter_map(|&slot| extents.get(slot).map(|extent| Use { slot, generation: extent.generation, part: 1.0 }));
-        let uses: Box<[Use]> = uses.collect();
-        if let Some(kind) = self.get_mut(kind) {
-            kind.uses = uses;
-            kind.shape = (!is_known).then_some(extents.shape);
+        for &slot in &slots {
+            if let Some(extent) = extents.get_mut(slot) {
+                extent.is_named_at(now.position);
+            }
         }
+        let previous = self.hot(kind).map_or(now.position, |hot| hot.last);
+        let mut uses: Vec<Use> = Vec::with_capacity(slots.len());
+        let used = |slot: u32, is_named: bool| {
+            extents.get(slot).map(|extent| Use {
+                slot,
+                generation: extent.generation,
+                part: 1.0,
+                is_named,
+                operand: None,
+            })
+        };
+        let mut sizes: Vec<u64> = Vec::new();
+        for &slot in &slots {
+            let is_end = |other: u32, extent: &Extent| slots.contains(&other) || now.is_about(extent, previous);
+            let first = uses.len();
+            uses.extend(used(slot, true));
+            uses.extend(extents.behind(slot, is_end).filter_map(|slot| used(slot, false)));
+            let own = uses.get_mut(first..).unwrap_or_default();
+            let bytes: u64 = own.iter().filter_map(|part| extents.get(part.slot)).map(|it| it.range.bytes()).sum();
+            if bytes >= operands::LARGE
+                && let Some((head, behind)) = own.split_first_mut()
+            {
+                // What lies behind the next pointer may be something else's: how often it is read is found out by itself.
+                head.operand = Some(sizes.len().min(OPERANDS) as u8);
+                let of_head = extents.get(head.slot).map_or(0, |extent| extent.range.bytes());
+                sizes.push(of_head);
+                if !behind.is_empty() {
+                    behind.iter_mut().for_each(|part| part.operand = Some(sizes.len().min(OPERANDS) as u8));
+                    sizes.push(bytes - of_head);
+                }
+            }
+        }
+        let operands = self.operands_of(kind, &sizes);
+        if let Some(kind) = self.get_mut(kind) {
+            kind.uses = uses.into();
+            kind.operands = operands;
+            kind.has_many = sizes.len() > OPERANDS;
+            kind.shape = (!is_known).then_some(extents.shape);
+            kind.again = if kind.again == u64::MAX { now.cycle + 2 } else { 0 };
+        }
+    }
+
+    /// What is known of launches of the same function with large operands of these sizes, if there are few enough.
+    fn operands_of(&mut self, kind: u32, sizes: &[u64]) -> Option<u32> {
+        let function = self.get(kind)?.function;
+        if sizes.is_empty() || sizes.len() > OPERANDS {
+            return None;
+        }
+        let key = hash(u64::from(function), sizes);
+        if let Some(known) = self.operands_by.get(&key) {
+            return Some(*known);
+        }
+        if self.operands.len() == MOST_FUNCTIONS {
+            return None;
+        }
+        let index = self.operands.len() as u32;
+        self.operands.push(Operands::new(sizes.len()));
+        self.operands_by.insert(key, index);
+        Some(index)
+    }
+
+    fn operands(&self, kind: u32) -> Option<&Operands> {
+        self.operands.get(self.get(kind)?.operands? as usize)
+    }
+
+    /// How often each large operand of this launch crosses the link for each pass over it, if that is known.
+    pub fn weights(&self, kind: u32) -> Option<Passes> {
+        self.operands(kind)?.passes()
     }
 
     /// Looks the extents up that ranges touch.
@@ -483,7 +603,9 @@ impl Kinds {
                 let part = extent.range.meet(range).bytes() as f32 / extent.range.bytes().max(1) as f32;
                 match uses.iter_mut().find(|known| known.slot == slot) {
                     Some(known) => known.part = (known.part + part).min(1.0),
-                    None => uses.push(Use { slot, generation: extent.generation, part }),
+                    None => {
+                        uses.push(Use { slot, generation: extent.generation, part, is_named: true, operand: None });
+                    }
                 }
             }
         }
@@ -503,6 +625,11 @@ impl Kinds {
             return false;
         }
         let samples = || self.kinds.get(kind as usize).map(|kind| &kind.samples);
+        let operands = self.kinds.get(kind as usize).and_then(|kind| self.operands.get(kind.operands? as usize));
+        if let Some(operands) = operands {
+            let is_open = !operands.is_settled() && (function.count.is_multiple_of(8) || is_far && hot.unsure);
+            return operands.is_new() || is_open || function.count.is_multiple_of(2 * EAGER);
+        }
         if is_far {
             let rarely = if function.samples < 2 * EAGER { EAGER } else { 4 * EAGER };
             function.count & (rarely - 1) == 0
@@ -526,12 +653,18 @@ impl Kinds {
     }
 
     /// A launch took so long. Answers whether what is known has become something else by it, and what was charged too much before.
-    pub fn timed(&mut self, id: u32, pass_ns: f32, ns: f32) -> (bool, f32) {
+    pub fn timed(&mut self, id: u32, pass_ns: f32, passes: &Passes, ns: f32) -> (bool, f32) {
         let Some(kind) = self.kinds.get_mut(id as usize) else { return (false, 0.0) };
         let Some(hot) = self.hot.get_mut(id as usize) else { return (false, 0.0) };
         let Some(function) = self.functions.get_mut(kind.function as usize) else { return (false, 0.0) };
         if !hot.settled {
             return (false, 0.0);
+        }
+        let operands = kind.operands.and_then(|index| self.operands.get_mut(index as usize));
+        let weighs_otherwise = operands.is_some_and(|operands| operands.add(passes, ns));
+        if weighs_otherwise {
+            // All launches with operands like these are looked at again.
+            function.version = function.version.wrapping_add(1);
         }
         if kind.samples.add(pass_ns, ns) {
             function.gain = None;
@@ -571,7 +704,13 @@ impl Kinds {
             function.told = now;
             hot.version = function.version.wrapping_sub(1);
         }
+        is_news |= weighs_otherwise;
+        let weights = self.weights(id);
         let (gain, basis) = self.known(id);
+        let (gain, basis) = match weights {
+            Some(weights) => (weights.iter().fold(0.0, |most: f32, passes| most.max(*passes)), Basis::Measured),
+            None => (gain, basis),
+        };
         let Some(kind) = self.kinds.get_mut(id as usize) else { return (false, 0.0) };
         if differs(kind.told, gain) {
             kind.told = gain;
@@ -589,9 +728,28 @@ impl Kinds {
         (gain, basis != Basis::Guess || gain < 1.5 * self.once)
     }
 
+    /// How often a launch can read what it names at all, in the time that it takes with all of that near. A kernel that works on parts of
+    /// many tensors is given the begins of all of them, and reads little of each.
+    fn most(&self, id: u32) -> f32 {
+        let many = self.get(id).filter(|kind| kind.has_many);
+        let function = many.and_then(|kind| self.functions.get(kind.function as usize));
+        let near = function.and_then(|function| function.near);
+        near.map_or(f32::INFINITY, |ns_per_byte| CACHED * self.near * ns_per_byte)
+    }
+
     /// The same, with what it is known by.
     pub fn known(&self, id: u32) -> (f32, Basis) {
+        let (gain, basis) = self.known_by_times(id);
+        let is_weighed = self.get(id).is_some_and(|kind| kind.is_weighed);
+        (if is_weighed { gain } else { gain.min(self.most(id)) }, basis)
+    }
+
+    fn known_by_times(&self, id: u32) -> (f32, Basis) {
         let Some(kind) = self.get(id) else { return (self.once, Basis::Nothing) };
+        // Its parts are weighed by how often they cross the link.
+        if kind.is_weighed {
+            return (1.0, Basis::Measured);
+        }
         if let Some(slope) = kind.samples.slope() {
             return (slope, Basis::Measured);
         }
@@ -630,11 +788,15 @@ impl Kinds {
 
     /// What a nanosecond of pass less is credited with: nothing that was not measured. And what one more is charged: what it could be.
     pub fn credit(&self, id: u32, saved_ns: f32) -> f32 {
-        match self.known(id) {
-            (gain, Basis::Measured) => gain,
-            (gain, Basis::Guess) if saved_ns > 0.0 => gain.min(self.once),
-            (_, Basis::Nothing) if saved_ns > 0.0 => 0.0,
-            (gain, Basis::Guess) => gain,
+        if saved_ns > 0.0 {
+            return match self.known(id) {
+                (gain, Basis::Measured) => gain,
+                (gain, Basis::Guess) => gain.min(self.once),
+                (_, Basis::Nothing) => 0.0,
+            };
+        }
+        match self.known_by_times(id) {
+            (gain, Basis::Measured | Basis::Guess) => gain,
             (_, Basis::Nothing) => UNKNOWN,
         }
     }
@@ -666,7 +828,16 @@ impl Kinds {
 
     /// What was measured of a function, for people.
     pub fn reuse(&self, function: u32) -> Option<f64> {
-        let function = self.functions.get(function as usize)?;
-        function.gain().map(|gain| f64::from(gain + 1.0 - self.once))
+        let known = self.functions.get(function as usize)?;
+        let mut weighed = self.kinds.iter().filter(|kind| kind.function == function && kind.is_weighed);
+        let (sum, count) = weighed
+            .by_ref()
+            .flat_map(|kind| &kind.uses)
+            .filter(|part| part.operand.is_some())
+            .fold((0.0, 0.0), |(sum, count), part| (sum + f64::from(part.part), count + 1.0));
+        if count > 0.0 {
+            return Some(sum / count + f64::from(1.0 - self.once));
+        }
+        known.gain().map(|gain| f64::from(gain + 1.0 - self.once))
     }
 }

@@ -64,6 +64,7 @@ mod extents;
 mod interface;
 mod kinds;
 mod links;
+mod operands;
 mod plan;
 mod tiers;
 mod timeline;

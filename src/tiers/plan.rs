@@ -197,7 +197,15 @@ impl Tiers {
         let mut swap = Swap::default();
         let others: Vec<kinds::Use> = if all {
             let others = self.extents.live().filter(|(slot, extent)| extent.displaced() > 0 && !is_used(*slot));
-            others.map(|(slot, extent)| kinds::Use { slot, generation: extent.generation, part: 0.0 }).collect()
+            others
+                .map(|(slot, extent)| kinds::Use {
+                    slot,
+                    generation: extent.generation,
+                    part: 0.0,
+                    is_named: true,
+                    operand: None,
+                })
+                .collect()
         } else {
             Vec::new()
         };

@@ -4,11 +4,12 @@ use crate::account::Account;
 use crate::cycle::{Cycle, HISTORY};
 use crate::extents::{Extents, Least};
 use crate::interface::{Launch, Range, Reader, Settings, Told, Whereabouts, Why};
-use crate::kinds::{self, COPY, Kinds, NONE, UNKNOWN};
+use crate::kinds::{self, COPY, Kinds, Moment, NONE, UNKNOWN};
+use crate::operands::Passes;
 use crate::timeline::Timeline;
 
-/// Measurements under way that are remembered.
-const PENDING: usize = 64;
+/// Measurements under way that are remembered: programs run some hundred launches ahead of the device.
+const PENDING: usize = 1024;
 /// Launches that lose less by far memory than this are not worth a question, nanoseconds.
 const LEAST: f32 = 20_000.0;
 /// Questions in a cycle that may be answered with no; each looks at every extent.
@@ -58,7 +59,7 @@ pub struct Tiers {
     pub(crate) poor_for: u64,
     /// Questions in this cycle that were answered with no.
     pub(crate) vain: u32,
-    pending: [(u64, u32, f32); PENDING],
+    pending: Vec<(u64, u32, f32, Passes)>,
     ended: bool,
     /// The position up to which the densities know what the program does.
     pub(crate) learnt: u64,
@@ -80,7 +81,7 @@ impl Tiers {
         let once = (0..settings.links.far.len() as u8).map(|place| settings.links.once(place)).fold(1.0, f64::min);
         Self {
             extents: Extents::default(),
-            kinds: Kinds::new(once),
+            kinds: Kinds::new(once, settings.links.near),
             cycle: Cycle::new(),
             timeline: Timeline::default(),
             account: Account::new(settings.share),
@@ -100,7 +101,7 @@ impl Tiers {
             poor_until: 0,
             poor_for: 0,
             vain: 0,
-            pending: [(u64::MAX, NONE, 0.0); PENDING],
+            pending: vec![(u64::MAX, NONE, 0.0, Passes::default()); PENDING],
             ended: false,
             built: (0, 0),
             tidied: 0,
@@ -134,6 +135,14 @@ impl Tiers {
         self.extents.stayed(range, self.cycles);
     }
 
+    /// The parts of a range that are used by themselves, as far as launches have shown, in order of address. What is of no known block is
+    /// left out.
+    #[must_use]
+    pub fn parts(&self, range: Range) -> Vec<Range> {
+        let extents = self.extents.over(range).filter_map(|slot| self.extents.get(slot));
+        extents.map(|extent| extent.range.meet(&range)).collect()
+    }
+
     /// A swap was carried out, or part of it; what it took, in all.
     pub fn moved(&mut self, bytes_in: u64, bytes_out: u64, took_ns: u64) {
         self.account.spent(took_ns as f64);
@@ -151,7 +160,9 @@ impl Tiers {
         let hash = kinds::hash(function, words);
         let (kind, is_new) = self.find(hash, function);
         if is_new || self.is_stale(kind) {
-            self.kinds.resolve(kind, words, &mut self.extents, self.cycles);
+            self.catch_up();
+            let now = Moment { position: self.cycle.position, cycle: self.cycles };
+            self.kinds.resolve(kind, words, &mut self.extents, now);
         }
         self.note(kind, is_new, at)
     }
@@ -177,7 +188,7 @@ impl Tiers {
         if self.kinds.is_full() {
             let names = self.kinds.forget_before(self.cycle.position.saturating_sub(HISTORY / 2));
             self.cycle.rename(&names);
-            for (_, kind, _) in &mut self.pending {
+            for (_, kind, ..) in &mut self.pending {
                 *kind = names.get(*kind as usize).copied().unwrap_or(NONE);
             }
             self.last = (NONE, 0.0, 0.0);
@@ -199,7 +210,7 @@ impl Tiers {
             let ended = |part: &kinds::Use| {
                 self.extents.get(part.slot).is_none_or(|extent| extent.generation != part.generation)
             };
-            Kinds::is_stale(kind, &self.extents) || kind.uses.iter().any(ended)
+            Kinds::is_stale(kind, &self.extents, self.cycles) || kind.uses.iter().any(ended)
         })
     }
 
@@ -250,12 +261,17 @@ impl Tiers {
     /// Works out what a launch's operands cost as they lie now.
     #[cold]
     fn look(&mut self, id: u32, version: u32) {
+        let weights = self.kinds.weights(id);
         let Some(known) = self.kinds.get_mut(id) else { return };
+        known.weigh(weights);
         let (mut pass_ns, mut may_ns, mut saved_ns, mut bytes, mut a_cycle) = (0.0, 0.0, 0.0, 0, 0.0);
+        // What reading them once takes.
+        let mut once_ns = 0.0;
         for part in &known.uses {
             if let Some(extent) = self.extents.get(part.slot) {
                 pass_ns += part.part * extent.pass_ns;
                 may_ns += part.part * extent.may_ns;
+                once_ns += part.part.min(1.0) * extent.may_ns;
                 saved_ns += part.part * extent.saved_ns(self.cycles);
                 bytes += extent.range.bytes();
                 a_cycle += extent.density * extent.may_ns;
@@ -264,7 +280,7 @@ impl Tiers {
         let settled = known.names(bytes);
         // What must stay far is no reason to ask.
         let here = self.kinds.gain(id).0 * may_ns;
-        let asks = may_ns > LEAST / 64.0 && here.max(a_cycle) > LEAST.max(may_ns);
+        let asks = may_ns > LEAST / 64.0 && here.max(a_cycle) > LEAST.max(once_ns);
         let credit = self.kinds.credit(id, saved_ns);
         let unsure = self.kinds.is_unsure(id);
         if let Some(hot) = self.kinds.hot_mut(id) {
@@ -323,17 +339,24 @@ impl Tiers {
         self.extents.settle(&self.settings.links, at);
         let kind = self.cycle.kind(launch);
         let Some(known) = self.kinds.get(kind) else { return };
-        let parts = known.uses.iter().filter_map(|part| Some(part.part * self.extents.get(part.slot)?.pass_ns));
-        let pass_ns = parts.sum();
-        self.pending[launch as usize % PENDING] = (launch, kind, pass_ns);
+        let mut passes = Passes::default();
+        let mut pass_ns = 0.0;
+        for part in &known.uses {
+            let Some(extent) = self.extents.get(part.slot) else { continue };
+            pass_ns += part.part * extent.pass_ns;
+            if let Some(pass) = part.operand.and_then(|operand| passes.get_mut(usize::from(operand))) {
+                *pass += extent.pass_ns;
+            }
+        }
+        self.pending[launch as usize % PENDING] = (launch, kind, pass_ns, passes);
     }
 
     /// It took so long, from its start to its end on the GPU.
     pub fn timed(&mut self, launch: u64, nanoseconds: u64) {
-        let (id, kind, pass_ns) = self.pending[launch as usize % PENDING];
+        let (id, kind, pass_ns, passes) = self.pending[launch as usize % PENDING];
         if id == launch {
-            self.pending[launch as usize % PENDING] = (u64::MAX, NONE, 0.0);
-            let (is_news, too_much) = self.kinds.timed(kind, pass_ns, nanoseconds as f32);
+            self.pending[launch as usize % PENDING] = (u64::MAX, NONE, 0.0, passes);
+            let (is_news, too_much) = self.kinds.timed(kind, pass_ns, &passes, nanoseconds as f32);
             self.measured += u64::from(is_news);
             self.account.saved(f64::from(too_much));
         }
@@ -411,7 +434,10 @@ impl Tiers {
             for part in &known.uses {
                 if let Some(extent) = self.extents.get_mut(part.slot) {
                     extent.last = extent.last.max(at);
-                    extent.last_cycle = self.cycles;
+                    if part.is_named {
+                        extent.is_named_at(at);
+                        extent.last_cycle = self.cycles;
+                    }
                 }
             }
         }

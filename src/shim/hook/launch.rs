@@ -37,9 +37,33 @@ pub unsafe fn configured(
 ) -> Option<Running> {
     // SAFETY: NULL, or what the driver reads too.
     let config = unsafe { config.cast::<CUlaunchConfig>().as_ref() }?;
-    // Attributes may ask for launches that overlap, or that run together.
+    // SAFETY: what the driver reads, too.
+    let is_plain = unsafe { is_plain(config) };
     // SAFETY: as for this function.
-    unsafe { any(api, function, config.hStream, config.numAttrs == 0, Arguments { parameters, extra }) }
+    unsafe { any(api, function, config.hStream, is_plain, Arguments { parameters, extra }) }
+}
+
+/// Whether nobody notices events around such a launch. Clusters, priorities and the like are of the launch alone, and one that may begin
+/// before the last one ends (programmatic stream serialization) begins behind an event as behind any other work. Where the program
+/// has the launch record events itself, ours stay away.
+///
+/// # Safety
+/// As the driver reads it.
+unsafe fn is_plain(config: &CUlaunchConfig) -> bool {
+    use cudarc::driver::sys::CUlaunchAttributeID as Attribute;
+    if config.attrs.is_null() {
+        return true;
+    }
+    let recording = [
+        Attribute::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT as u32,
+        Attribute::CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT as u32,
+    ];
+    (0..config.numAttrs as usize).all(|at| {
+        // A number that this list does not have is none of the enum's values, so it is read as a number.
+        // SAFETY: there are so many, and each begins with its number.
+        let id = unsafe { (&raw const (*config.attrs.add(at)).id).cast::<u32>().read() };
+        !recording.contains(&id)
+    })
 }
 
 /// # Safety
@@ -51,7 +75,7 @@ pub unsafe fn cooperative(
     parameters: *mut *mut c_void,
 ) -> Option<Running> {
     // SAFETY: as for this function.
-    unsafe { any(api, function, stream, false, Arguments { parameters, extra: std::ptr::null_mut() }) }
+    unsafe { any(api, function, stream, true, Arguments { parameters, extra: std::ptr::null_mut() }) }
 }
 
 /// # Safety

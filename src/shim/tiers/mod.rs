@@ -224,7 +224,7 @@ impl Whereabouts for Home {
     fn near_room(&self) -> u64 {
         let place = Place::Gpu(self.gpu);
         let accounts = self.opened.pool.accounts();
-        accounts.limit(place).saturating_sub(accounts.taken(place))
+        accounts.limit(place).saturating_sub(accounts.taken(place)) + self.opened.pool.spare(place)
     }
 }
 

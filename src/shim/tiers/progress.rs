@@ -1,7 +1,6 @@
 //! How work that a launch waits for is seen to go on: by events among it, about one for each millisecond of work, as far as launches
 //! were measured. A kernel that never ends lets none of them pass, and then nobody waits for long.
 
-use super::swap::QUEUE;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -11,20 +10,24 @@ const APART: u64 = 1_000_000;
 const MOST: u64 = 64;
 /// Launches of which nothing is known are taken to be so long, nanoseconds.
 const UNKNOWN: u64 = APART / 16;
+/// The same, however long launches were.
+const MOST_STILL: Duration = Duration::from_secs(1);
 /// How long nothing may be seen to end, where launches are short.
-const STILL: Duration = Duration::from_millis(5);
+const STILL: Duration = Duration::from_millis(25);
 
 /// What the measured launches of one GPU take.
 pub(super) struct Progress {
     /// Nanoseconds; the last ones weigh most.
     typical: AtomicU64,
+    /// Of the longest lately.
+    longest: AtomicU64,
     /// Launches between two events.
     apart: AtomicU64,
 }
 
 impl Default for Progress {
     fn default() -> Self {
-        Self { typical: AtomicU64::new(UNKNOWN), apart: AtomicU64::new(APART / UNKNOWN) }
+        Self { typical: AtomicU64::new(UNKNOWN), longest: AtomicU64::new(0), apart: AtomicU64::new(APART / UNKNOWN) }
     }
 }
 
@@ -34,6 +37,8 @@ impl Progress {
         let before = self.typical.load(Ordering::Relaxed);
         let weighed = if before == UNKNOWN { nanoseconds } else { (7 * before + nanoseconds) / 8 };
         self.typical.store(weighed, Ordering::Relaxed);
+        let before = self.longest.load(Ordering::Relaxed);
+        self.longest.store(nanoseconds.max(before - before / 64), Ordering::Relaxed);
         // A power of two, so that to look whether one is due takes no division.
         let apart = (APART / weighed.max(1)).clamp(1, MOST);
         self.apart.store(1 << apart.ilog2(), Ordering::Relaxed);
@@ -53,7 +58,8 @@ impl Progress {
     /// How long nothing may be seen to end until that means that nothing does.
     pub fn still(&self) -> Duration {
         let between = self.launches_apart().saturating_mul(self.typical.load(Ordering::Relaxed));
-        Duration::from_nanos(between.saturating_mul(4)).clamp(STILL, QUEUE)
+        let between = between.max(self.longest.load(Ordering::Relaxed));
+        Duration::from_nanos(between.saturating_mul(4)).clamp(STILL, MOST_STILL)
     }
 }
 
@@ -72,8 +78,10 @@ mod tests {
         }
         assert_eq!(progress.launches_apart(), 1);
         assert!((40..=48).contains(&progress.still().as_millis()), "{:?}", progress.still());
+        progress.took(100_000_000);
+        assert_eq!(progress.still().as_millis(), 400, "one was long");
         progress.took(1 << 50);
-        assert_eq!(progress.still(), QUEUE);
+        assert_eq!(progress.still(), MOST_STILL);
         assert!((0..100).filter(|launch| Progress::default().is_due(*launch)).count() == 7);
     }
 }

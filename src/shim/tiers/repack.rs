@@ -16,11 +16,14 @@ use gpupool_pool::{MoveError, Place, Repacked};
 use gpupool_tiers::Range;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// One thread at a time: another one's request would wait for the same devices, and for the same chunks.
 static IS_BUSY: AtomicBool = AtomicBool::new(false);
 /// Until then nothing is tried, on the clock of [`now`]: the last try waited in vain.
 static RESTS_UNTIL: AtomicU64 = AtomicU64::new(0);
+/// How long a request waits for the work in front of it, before it is answered as it would have been.
+const QUEUE: Duration = Duration::from_millis(500);
 
 /// Cuts half-used chunks at this place anew until so many bytes came free; how many did.
 #[cold]
@@ -47,14 +50,14 @@ fn repack_alone(place: Place, bytes: u64, why: &'static str) -> u64 {
         rest(place, &reason);
         return 0;
     }
-    let (mut disturbed, mut waited, past) = (None, 0, Cell::new(None));
-    let queue = if stress::is_on() { swap::QUEUE_UNDER_STRESS } else { swap::QUEUE };
+    let (mut disturbed, mut waited, past, stopped) = (None, 0, Cell::new(None), Cell::new(0));
+    let queue = if stress::is_on() { swap::QUEUE_UNDER_STRESS } else { QUEUE };
     let stop = || {
         let begun = now();
         gate::wait_until_quiet(driver, queue, queue, || 0);
         waited += now() - begun;
         let closed = gate::close_unless(driver, &Limits::default(), |reason| !reason.is_doubt());
-        closed.map(|closed| swap::Quiet(closed, &past)).map_err(|what| disturbed = Some(what)).ok()
+        closed.map(|closed| swap::Quiet::new(closed, &past, &stopped)).map_err(|what| disturbed = Some(what)).ok()
     };
     let is_fixed = |address: u64, bytes: u64| {
         let mut any = false;

@@ -8,8 +8,8 @@ use crate::{bell, log};
 use gpupool_config::format_size;
 use gpupool_events::{TierStop, TierSwap};
 use gpupool_metrics::Counter;
-use gpupool_pool::{MoveError, Moved, Place, Stopped, Wish};
-use gpupool_tiers::{self as tiers, Range, Swap};
+use gpupool_pool::{FRAME, MoveError, Moved, Place, Stopped, Wish};
+use gpupool_tiers::{self as tiers, Range, Swap, Whereabouts};
 use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -36,22 +36,42 @@ impl Why {
     }
 }
 
-/// How long a launch waits for the work in front of it, with the gate open and while some of that is seen to end: frameworks run as far ahead (10 to 300 ms).
-pub(super) const QUEUE: Duration = Duration::from_millis(500);
+/// How long a launch waits for the work in front of it, with the gate open and while some of that is seen to end. The GPU has work
+/// meanwhile. Frameworks run 10 to 300 ms ahead; where much is far, the same launches are some seconds of work.
+pub(super) const QUEUE: Duration = Duration::from_secs(10);
 /// The same under stress, where every launch would wait.
 pub(super) const QUEUE_UNDER_STRESS: Duration = Duration::from_millis(20);
 /// When a process in which nothing may move is looked at again: devices are closed, too.
 pub(super) const LOOKS_AGAIN: Duration = Duration::from_secs(10);
 
-/// The gate, closed, as the pool asks of it, and what was running all the same.
-pub(super) struct Quiet<'a>(pub Closed<'static>, pub &'a Cell<Option<Disturbed>>);
+/// The gate, closed, as the pool asks of it.
+pub(super) struct Quiet<'a> {
+    closed: Closed<'static>,
+    /// What was running all the same.
+    past: &'a Cell<Option<Disturbed>>,
+    since: u64,
+    /// Nanoseconds for which it was closed.
+    stopped: &'a Cell<u64>,
+}
+
+impl<'a> Quiet<'a> {
+    pub fn new(closed: Closed<'static>, past: &'a Cell<Option<Disturbed>>, stopped: &'a Cell<u64>) -> Self {
+        Self { closed, past, since: now(), stopped }
+    }
+}
 
 impl Stopped for Quiet<'_> {
     fn still_quiet(&mut self) -> bool {
-        let disturbed = self.0.still_quiet().err();
+        let disturbed = self.closed.still_quiet().err();
         let is_quiet = disturbed.is_none();
-        self.1.set(disturbed);
+        self.past.set(disturbed);
         is_quiet
+    }
+}
+
+impl Drop for Quiet<'_> {
+    fn drop(&mut self) {
+        self.stopped.set(self.stopped.get() + now() - self.since);
     }
 }
 
@@ -93,8 +113,8 @@ pub(super) fn carry_out(home: &Home, swap: &Swap, why: Why) {
         }
         WhyNot::Pool(_) => totals::add(Counter::StopsNoRoom, 1),
     }
-    // That other work was running where the program waited for some of it says nothing of these ranges.
-    if why != Why::Idle || !matches!(why_not, WhyNot::Disturbed(_)) {
+    // That work was running, or went on for long, says nothing of these ranges.
+    if matches!(why_not, WhyNot::Pool(_)) {
         let mut tiers = home.tiers.lock();
         for range in swap.near.iter().copied().chain(swap.far.iter().map(|(range, _)| *range)) {
             tiers.stayed(range);
@@ -159,18 +179,28 @@ struct Outcome {
     stayed: u64,
     /// Nanoseconds for which the GPU had work of its own in front of the swap.
     waited: u64,
+    /// Nanoseconds for which the program was stopped.
+    stopped: u64,
 }
 
 fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot> {
-    let near: Vec<Wish> = wishes(home, &swap.near, Place::Gpu(home.gpu));
-    let mut far = Vec::new();
+    let mut near: Vec<Wish> = coming(home, &swap.near, Place::Gpu(home.gpu));
+    let mut gone: Vec<(Range, Range, Place)> = Vec::new();
     for (range, place) in &swap.far {
         if let Some(place) = home.places.get(usize::from(*place)).filter(|place| keeps_atomics(home.opened, **place)) {
-            far.extend(wishes(home, &[*range], *place));
+            let chunks = chunks_of(home, &[*range], *place);
+            gone.extend(chunks.into_iter().map(|(touched, whole)| (touched, whole, *place)));
         }
     }
-    if far.is_empty() && near.is_empty() && !swap.far.is_empty() {
+    if gone.is_empty() && near.is_empty() && !swap.far.is_empty() {
         return Err(WhyNot::Pool("atomics of several GPUs would not be whole there".to_owned()));
+    }
+    let room = home.near_room();
+    let comes: u64 = near.iter().map(|wish| wish.bytes).sum();
+    let far = leaving(home, gone, if near.is_empty() { u64::MAX } else { comes.saturating_sub(room) });
+    fit(&mut near, room + far.iter().map(|wish| wish.bytes).sum::<u64>());
+    if near.is_empty() && !swap.near.is_empty() {
+        return Err(WhyNot::Pool("there is no room for any of it".to_owned()));
     }
     let mut outcome = Outcome::default();
     let all: Vec<Wish> = far.iter().chain(&near).copied().collect();
@@ -178,12 +208,15 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
         // Memory of other sizes comes in than goes out, so what goes has to be gone first.
         Err(Failed::Full) if !far.is_empty() && !near.is_empty() => {
             rearrange(home, &far, why, &mut outcome).map_err(WhyNot::from)?;
-            // What left makes room in any case, for this or for the next.
-            let _ = rearrange(home, &near, why, &mut outcome);
+            // What left makes room in any case, for this or for the next; but what did not come is not asked for at once again.
+            if rearrange(home, &near, why, &mut outcome).is_err() {
+                let mut tiers = home.tiers.lock();
+                near.iter().for_each(|wish| tiers.stayed(Range::of(wish.address, wish.bytes)));
+            }
         }
         answer => answer?,
     }
-    let Outcome { came, left, stayed, waited } = outcome;
+    let Outcome { came, left, stayed, waited, stopped } = outcome;
     let took = (now() - begun).saturating_sub(waited);
     home.tiers.lock().moved(came, left, took);
     totals::add(Counter::MovingMicroseconds, took / 1000);
@@ -204,6 +237,7 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
             bytes_out: left,
             stayed,
             microseconds,
+            stopped: stopped / 1000,
         };
         let [came, left] = [came, left].map(format_size);
         (event, format!("GPU {}: {came} came near, {left} left, in {microseconds} µs", home.gpu))
@@ -211,33 +245,84 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
     Ok(())
 }
 
-/// The chunks that these ranges touch, each whole, as far as they are of the same blocks: only whole chunks change their place
-/// without new memory's being made for the rest of them.
-fn wishes(home: &Home, ranges: &[Range], to: Place) -> Vec<Wish> {
-    let pieces = ranges.iter().flat_map(|range| home.opened.pool.pieces(range.start, range.bytes()));
-    let mut wishes: Vec<Wish> = Vec::new();
-    for piece in pieces.filter(|piece| piece.place != to) {
-        let Some(block) = home.opened.pool.block_at(piece.address) else { continue };
-        let start = piece.chunk_address.max(block.address);
-        let end = (piece.chunk_address + piece.chunk_bytes).min(block.address + block.bytes);
-        let mut wish = |start: u64, end: u64| {
-            let wish = Wish { address: start, bytes: end.saturating_sub(start), to };
-            if wish.bytes > 0 && !wishes.contains(&wish) {
-                wishes.push(wish);
-            }
-        };
-        let mut staying = Vec::new();
-        stays(Range { start, end }, &mut |range| staying.push(range));
-        staying.sort_unstable();
-        let mut from = start;
-        for range in staying {
-            wish(from, range.start);
-            from = from.max(range.end);
+/// What has to leave for so many bytes to come, of chunks of which this much is to leave: each whole, as far as it is of one block, since
+/// what stayed of a chunk would need new memory where there is none; first those that are to leave for the most part, until it is enough.
+/// It leaves in the parts that launches use by themselves, so that each has chunks of its own from then on, and what is used more than
+/// the rest can come back alone.
+fn leaving(home: &Home, mut chunks: Vec<(Range, Range, Place)>, enough: u64) -> Vec<Wish> {
+    let part = |(touched, whole, _): &(Range, Range, Place)| touched.bytes() as f64 / whole.bytes().max(1) as f64;
+    chunks.sort_by(|one, other| part(other).total_cmp(&part(one)));
+    let (mut wishes, mut leaves) = (Vec::new(), 0);
+    for (_, whole, to) in chunks {
+        if leaves >= enough {
+            break;
         }
-        wish(from, end);
+        leaves += whole.bytes();
+        let parts = home.tiers.lock().parts(whole);
+        for part in parts.iter().map(|part| part.meet(&whole)) {
+            wish(&mut wishes, part, to);
+        }
     }
     wishes
 }
+
+/// What comes for these ranges: a chunk that they touch for the most part comes whole, of others these ranges alone.
+fn coming(home: &Home, ranges: &[Range], to: Place) -> Vec<Wish> {
+    let mut wishes: Vec<Wish> = Vec::new();
+    for (touched, whole) in chunks_of(home, ranges, to) {
+        let comes = if touched.bytes() >= whole.bytes() / 2 { whole } else { touched };
+        wish(&mut wishes, comes, to);
+    }
+    wishes
+}
+
+/// Of the chunks that these ranges touch and that are elsewhere: what is touched, and what of the chunk is of that block.
+fn chunks_of(home: &Home, ranges: &[Range], to: Place) -> Vec<(Range, Range)> {
+    let mut found: Vec<(Range, Range)> = Vec::new();
+    for range in ranges {
+        for piece in home.opened.pool.pieces(range.start, range.bytes()).iter().filter(|piece| piece.place != to) {
+            let Some(block) = home.opened.pool.block_at(piece.address) else { continue };
+            let whole = Range::of(piece.chunk_address, piece.chunk_bytes).meet(&Range::of(block.address, block.bytes));
+            let touched = Range::of(piece.address, piece.bytes).meet(&whole);
+            match found.last_mut() {
+                Some((known, same)) if *same == whole => known.end = known.end.max(touched.end),
+                _ => found.push((touched, whole)),
+            }
+        }
+    }
+    found
+}
+
+/// Wishes for a range, as far as nobody holds it where it is.
+fn wish(wishes: &mut Vec<Wish>, range: Range, to: Place) {
+    let mut staying = Vec::new();
+    stays(range, &mut |range| staying.push(range));
+    staying.sort_unstable();
+    let mut from = range.start;
+    for (start, end) in staying.iter().map(|stays| (stays.start, stays.end)).chain([(range.end, range.end)]) {
+        let wish = Wish { address: from, bytes: start.saturating_sub(from), to };
+        if wish.bytes > 0 && !wishes.contains(&wish) {
+            wishes.push(wish);
+        }
+        from = from.max(end);
+    }
+}
+
+/// Leaves so much of what is wished for as there is room for: a small chunk is divided then, and a large one stays where it is, since its
+/// parts would cost more to map from then on. Without this, memory would leave for chunks that are larger than the room it makes, and none
+/// of them would come.
+fn fit(wishes: &mut Vec<Wish>, mut room: u64) {
+    wishes.retain_mut(|wish| {
+        if wish.bytes > room {
+            wish.bytes = if wish.bytes < LARGE { room / FRAME * FRAME } else { 0 };
+        }
+        room -= wish.bytes;
+        wish.bytes > 0
+    });
+}
+
+/// What is not divided to fit.
+const LARGE: u64 = 64 << 20;
 
 /// Why ranges stayed where they are.
 enum Failed {
@@ -257,7 +342,7 @@ impl From<Failed> for WhyNot {
 
 fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> Result<(), Failed> {
     let mut stuck = false;
-    let (mut disturbed, waited, past) = (None, &mut outcome.waited, Cell::new(None));
+    let (mut disturbed, waited, past, stopped) = (None, &mut outcome.waited, Cell::new(None), Cell::new(0));
     let (queue, still) = match why {
         Why::Launch => (QUEUE, home.progress.still()),
         Why::Stress => (QUEUE_UNDER_STRESS, QUEUE_UNDER_STRESS),
@@ -274,11 +359,13 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
             return None;
         }
         let closed = gate::close_unless(home.driver, &Limits::default(), |reason| !reason.is_doubt());
-        closed.map(|closed| Quiet(closed, &past)).map_err(|what| disturbed = Some(what)).ok()
+        closed.map(|closed| Quiet::new(closed, &past, &stopped)).map_err(|what| disturbed = Some(what)).ok()
     };
     let lies = |wish: &Wish| home.opened.pool.pieces(wish.address, 1).first().map_or(wish.to, |piece| piece.place);
     let lay: Vec<Place> = wishes.iter().map(lies).collect();
-    let done = match home.opened.pool.rearrange(wishes, stop) {
+    let answer = home.opened.pool.rearrange(wishes, stop);
+    outcome.stopped += stopped.get();
+    let done = match answer {
         Ok(done) => done,
         Err(MoveError::Full { .. }) => return Err(Failed::Full),
         Err(MoveError::NotNow) => {
@@ -339,4 +426,26 @@ pub(super) fn report_stopped(home: &Home, why: &tiers::Why) {
         (TierStop { home: home.gpu, why: reason }, text)
     });
     obstacles::did_not_pay(home.gpu, why);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_fits_into_the_room_there_is() {
+        const MIB: u64 = 1 << 20;
+        let wish = |address: u64, mib: u64| Wish { address, bytes: mib * MIB, to: Place::Gpu(0) };
+        let fitted = |room: u64| {
+            let mut wishes = vec![wish(0, 2), wish(1 << 40, 512), wish(2 << 40, 512)];
+            fit(&mut wishes, room * MIB);
+            wishes.iter().map(|wish| wish.bytes / MIB).collect::<Vec<_>>()
+        };
+        assert_eq!(fitted(2000), [2, 512, 512]);
+        assert_eq!(fitted(600), [2, 512], "a large one is not divided");
+        assert_eq!(fitted(1), [0_u64; 0]);
+        let mut small = vec![wish(0, 40)];
+        fit(&mut small, 31 * MIB);
+        assert_eq!(small[0].bytes, 30 * MIB);
+    }
 }

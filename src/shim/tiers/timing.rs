@@ -1,18 +1,34 @@
 //! How long some launches take, by an event in front of each and one behind it.
 //!
+//! A pair lengthens the work by 5.8 µs (H200), so that pairs are begun only as far as they take a hundredth of the time: some hundred at
+//! once, and then about one in half a millisecond. Where the GPU had nothing to do before a launch, a pair counts as well what the
+//! launch itself took on the processor, and the first one of a function loads its module then, which takes milliseconds: such times
+//! are not told.
+//!
 //! Events are recorded where they change nothing that the program could notice: in the context and on the stream of the launch, never
 //! during a capture, and around plain launches only. Two of them would part launches that are meant to overlap (programmatic
 //! dependent launches). On the default stream every launch waits for all others by itself, so an event there orders nothing more.
 
-use super::Home;
+use super::{Home, now};
 use crate::watch::capture;
 use crate::watch::context::{self, Observer};
 use gpupool_cuda::{CuResult, Driver, Milestone, Stream, Timer};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 
-/// Launches that are timed at once; beyond these none is begun.
-const MOST: usize = 16;
+/// Launches that are timed at once; beyond these none is begun. Programs run some hundred launches ahead of the GPU.
+const MOST: usize = 512;
+/// Of those that are asked, how many may not be known yet before the rest is left for the next time.
+const NOT_YET: usize = 4;
+/// What a pair of events costs the GPU, nanoseconds (`tests/programs/probe_events.c`).
+const PAIR: i64 = 6_000;
+/// One of so many nanoseconds may go to that.
+const ONE_OF: u64 = 100;
+/// What may be spent at once.
+const SAVED: i64 = 2_000_000;
+/// What a launch may take on the processor in any case, nanoseconds, and of its time on the GPU one of so many beyond.
+const BRIEF: u64 = 20_000;
+const PART: u64 = 4;
 
 /// A launch with an event in front of it.
 pub struct Running {
@@ -23,24 +39,53 @@ pub struct Running {
     timer: Timer,
     stream: Stream,
     launch: u64,
+    /// When the first event was recorded, nanoseconds.
+    began: u64,
 }
 
 /// The events there are, for one reader of times.
 #[derive(Default)]
 pub struct Timing(Mutex<Timers>);
 
-/// Each with the number of its context.
-#[derive(Default)]
-struct Timers {
-    /// Around the launch with this number; its time is not known yet.
-    pending: Vec<(u64, Timer, u64)>,
-    idle: Vec<(u64, Timer)>,
-    /// Events among the work, oldest first, each with the number of its context.
-    marks: VecDeque<(u64, Milestone)>,
+/// Around the launch with this number; its time is not known yet.
+struct Pending {
+    /// The number of the context.
+    owner: u64,
+    timer: Timer,
+    launch: u64,
+    /// What passed between the two on the processor, nanoseconds.
+    between: u64,
 }
 
-/// Events among the work at once; beyond these the oldest is used again.
-const MARKS: usize = 64;
+#[derive(Default)]
+struct Timers {
+    /// Oldest first.
+    pending: VecDeque<Pending>,
+    /// Each with the number of its context, as what follows.
+    idle: Vec<(u64, Timer)>,
+    /// Events among the work that were not seen to pass yet, oldest first.
+    marks: VecDeque<(u64, Milestone)>,
+    idle_marks: Vec<(u64, Milestone)>,
+    /// How many were seen to pass.
+    passed: u64,
+    /// What pairs may take, nanoseconds, as of this time.
+    purse: i64,
+    filled: u64,
+}
+
+impl Timers {
+    /// Whether there may be another pair now, which is paid for then.
+    fn pays(&mut self, now: u64) -> bool {
+        let more = now.saturating_sub(std::mem::replace(&mut self.filled, now)) / ONE_OF;
+        self.purse = self.purse.saturating_add(more.min(SAVED as u64) as i64).min(SAVED);
+        let pays = self.purse >= PAIR;
+        self.purse -= if pays { PAIR } else { 0 };
+        pays
+    }
+}
+
+/// Events among the work at once; beyond these the oldest is used again. They take nothing of the GPU's time.
+const MARKS: usize = 1024;
 
 /// Before a launch with this number on a stream of the current context.
 pub(super) fn begin(timing: &'static Timing, driver: &'static Driver, launch: u64, stream: Stream) -> Option<Running> {
@@ -48,9 +93,10 @@ pub(super) fn begin(timing: &'static Timing, driver: &'static Driver, launch: u6
     if capture::under_way() {
         return None;
     }
+    let began = now();
     let kept = {
         let mut timers = timing.0.lock();
-        if timers.pending.len() >= MOST {
+        if timers.pending.len() >= MOST || !timers.pays(began) {
             return None;
         }
         let at = timers.idle.iter().position(|(of, _)| *of == owner);
@@ -66,7 +112,7 @@ pub(super) fn begin(timing: &'static Timing, driver: &'static Driver, launch: u6
         timing.0.lock().idle.push((owner, timer));
         return None;
     }
-    Some(Running { timing, driver, owner, timer, stream, launch })
+    Some(Running { timing, driver, owner, timer, stream, launch, began })
 }
 
 /// Puts an event on a stream of the current context, among the program's work ([`super::progress`]).
@@ -76,8 +122,12 @@ pub(super) fn mark(home: &Home, stream: Stream) {
     };
     let kept = {
         let mut timers = home.timing.0.lock();
-        let at = timers.marks.iter().position(|(of, _)| *of == owner).filter(|_| timers.marks.len() >= MARKS);
-        at.and_then(|at| timers.marks.remove(at))
+        let at = timers.idle_marks.iter().position(|(of, _)| *of == owner);
+        match at {
+            Some(at) => Some(timers.idle_marks.swap_remove(at)),
+            None if timers.marks.len() >= MARKS => timers.marks.pop_front().filter(|(of, _)| *of == owner),
+            None => None,
+        }
     };
     let _relaxed = home.driver.relax();
     let Some(mark) = kept.map(|(_, mark)| mark).or_else(|| home.driver.milestone().ok()) else { return };
@@ -86,25 +136,40 @@ pub(super) fn mark(home: &Home, stream: Stream) {
     home.timing.0.lock().marks.push_back((owner, mark));
 }
 
-/// How many of the events among the current context's work have passed.
+/// How many of the events among the current context's work have passed so far.
 pub(super) fn passed(home: &Home) -> u64 {
     let Some(owner) = context::current(home.driver).map(|context| context.id) else { return 0 };
-    let marks: Vec<Milestone> =
-        home.timing.0.lock().marks.iter().filter(|(of, _)| *of == owner).map(|(_, mark)| *mark).collect();
+    let mut marks = std::mem::take(&mut home.timing.0.lock().marks);
     let _relaxed = home.driver.relax();
-    // SAFETY: the events are of the current context.
-    marks.into_iter().filter(|mark| unsafe { mark.ask(home.driver) }.is_ok()).count() as u64
+    let (mut done, mut not_yet) = (Vec::new(), 0);
+    marks.retain(|(of, mark)| {
+        // SAFETY: the event is of the current context.
+        let has_passed = *of == owner && not_yet < NOT_YET && unsafe { mark.ask(home.driver) }.is_ok();
+        not_yet += usize::from(*of == owner && !has_passed);
+        if has_passed {
+            done.push((*of, *mark));
+        }
+        !has_passed
+    });
+    let mut timers = home.timing.0.lock();
+    timers.passed += done.len() as u64;
+    timers.idle_marks.append(&mut done);
+    // What was put meanwhile is newer.
+    marks.append(&mut timers.marks);
+    timers.marks = marks;
+    timers.passed
 }
 
 /// Behind that launch.
 pub(super) fn end(running: Running) {
-    let Running { timing, driver, owner, timer, stream, launch } = running;
+    let Running { timing, driver, owner, timer, stream, launch, began } = running;
+    let between = now().saturating_sub(began);
     let _relaxed = driver.relax();
     // SAFETY: the launch has just been made on this stream, in the context of the events.
     let recorded = unsafe { timer.end(driver, stream) };
     let mut timers = timing.0.lock();
     if recorded.is_ok() {
-        timers.pending.push((owner, timer, launch));
+        timers.pending.push_back(Pending { owner, timer, launch, between });
     } else {
         timers.idle.push((owner, timer));
     }
@@ -126,29 +191,37 @@ pub(super) fn gather_of(timing: &Timing, driver: &Driver, mut tell: impl FnMut(u
         return;
     }
     let Some(owner) = context::current(driver).map(|context| context.id) else { return };
-    let mut own = Vec::new();
-    timing.0.lock().pending.retain_mut(|pending| {
-        let is_own = pending.0 == owner;
-        if is_own {
-            own.push((pending.1, pending.2));
-        }
-        !is_own
-    });
+    let mut pending = std::mem::take(&mut timing.0.lock().pending);
     let _relaxed = driver.relax();
-    for (timer, launch) in own {
-        // SAFETY: both were recorded in the current context.
-        match unsafe { timer.nanoseconds(driver) } {
-            Ok(nanoseconds) => {
-                tell(launch, Some(nanoseconds));
-                timing.0.lock().idle.push((owner, timer));
-            }
-            Err(CuResult::NOT_READY) => timing.0.lock().pending.push((owner, timer, launch)),
-            Err(_) => {
-                tell(launch, None);
-                timing.0.lock().idle.push((owner, timer));
-            }
+    let (mut known, mut not_yet) = (Vec::new(), 0);
+    pending.retain(|one| {
+        if one.owner != owner || not_yet >= NOT_YET {
+            return true;
         }
+        // SAFETY: both were recorded in the current context.
+        let answer = unsafe { one.timer.nanoseconds(driver) };
+        let is_known = answer != Err(CuResult::NOT_READY);
+        if is_known {
+            known.push((one.timer, one.launch, answer.ok().filter(|time| is_its_own(*time, one.between))));
+        }
+        not_yet += usize::from(!is_known);
+        !is_known
+    });
+    {
+        let mut timers = timing.0.lock();
+        timers.idle.extend(known.iter().map(|(timer, ..)| (owner, *timer)));
+        // What was begun meanwhile is newer.
+        pending.append(&mut timers.pending);
+        timers.pending = pending;
     }
+    for (_, launch, time) in known {
+        tell(launch, time);
+    }
+}
+
+/// Whether a time on the GPU is the launch's own, where it took so long on the processor from the first event to the second.
+fn is_its_own(nanoseconds: f64, between: u64) -> bool {
+    between <= BRIEF.max((nanoseconds as u64) / PART)
 }
 
 /// Forgets the events of contexts that are gone, which ended them.
@@ -159,10 +232,33 @@ impl Observer for OfContexts {
         let homes = super::HOMES.iter().filter_map(once_cell::race::OnceBox::get);
         for timing in homes.map(|home| &home.timing).chain(super::far::timings()) {
             let mut timers = timing.0.lock();
-            timers.pending.retain(|(owner, ..)| *owner != id);
+            timers.pending.retain(|pending| pending.owner != id);
             timers.idle.retain(|(owner, _)| *owner != id);
             timers.marks.retain(|(owner, _)| *owner != id);
+            timers.idle_marks.retain(|(owner, _)| *owner != id);
         }
         0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_hundred_pairs_are_begun_at_once_and_then_a_hundredth_of_the_time_goes_to_them() {
+        let mut timers = Timers { purse: 0, filled: 0, ..Timers::default() };
+        let start = 1_000_000_000;
+        let at_once = (0..10_000).take_while(|_| timers.pays(start)).count();
+        assert_eq!(at_once, (SAVED / PAIR) as usize);
+        let later = (1..=100_000).filter(|microseconds| timers.pays(start + microseconds * 1000)).count();
+        assert!((160..=167).contains(&later), "{later} pairs in 100 ms");
+    }
+
+    #[test]
+    fn a_time_in_which_the_processor_was_busy_with_the_launch_is_not_told() {
+        assert!(is_its_own(5_000.0, 8_000), "any launch takes some microseconds");
+        assert!(!is_its_own(3_000_000.0, 2_900_000), "a module was loaded");
+        assert!(is_its_own(3_000_000.0, 700_000));
     }
 }

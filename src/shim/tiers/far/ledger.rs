@@ -18,6 +18,10 @@ const PENDING: usize = 64;
 /// How often a function is timed with all near, before that is done for one launch of eight only.
 const EAGER: u32 = 8;
 
+/// How often a launch is believed to read a far byte, at most: a kernel with a few far bytes among much that is near takes its time for
+/// the rest.
+const MOST_PASSES: f64 = 4096.0;
+
 /// A launch that is looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Seen {
@@ -57,10 +61,13 @@ pub struct Function<S> {
     pub timed: u32,
     /// Nanoseconds lost by all launches, as estimated.
     pub lost_ns: f64,
-    /// How often the far bytes crossed the link in one launch, in the mean of those that were timed.
-    pub passes: f64,
-    /// Nanoseconds lost for a far byte, in the mean.
-    lost_per_byte: f64,
+    /// Of the last launches that were timed: nanoseconds beyond their own work, those of them that were lost, and in how many far bytes,
+    /// which take so many nanoseconds to cross the link once. Sums, since the mean of what single launches lose a byte would be that of
+    /// the launches with hardly any far bytes, a counter among their arguments say.
+    beyond_ns: f64,
+    timed_lost_ns: f64,
+    far_bytes: f64,
+    pass_ns: f64,
     /// Nanoseconds for a byte with all near.
     near: Option<f64>,
     near_timed: u32,
@@ -105,6 +112,28 @@ pub struct Answer {
     pub function: usize,
     /// It is worth two events.
     pub time_it: bool,
+}
+
+impl<S> Function<S> {
+    /// How often the far bytes crossed the link in one launch, in the mean of those that were timed.
+    pub fn passes(&self) -> f64 {
+        self.beyond_ns / self.pass_ns.max(1.0)
+    }
+
+    /// A launch took so long beyond its own work, and lost so much of that.
+    fn add(&mut self, beyond_ns: f64, lost_ns: f64, seen: &Seen) {
+        self.timed = self.timed.saturating_add(1);
+        // About the last sixteen count.
+        let keep = if self.timed > 16 { 15.0 / 16.0 } else { 1.0 };
+        for (sum, more) in [
+            (&mut self.beyond_ns, beyond_ns),
+            (&mut self.timed_lost_ns, lost_ns),
+            (&mut self.far_bytes, seen.far() as f64),
+            (&mut self.pass_ns, seen.pass_ns),
+        ] {
+            *sum = *sum * keep + more;
+        }
+    }
 }
 
 impl<S: Default> Ledger<S> {
@@ -190,7 +219,8 @@ impl<S: Default> Ledger<S> {
     }
 
     fn guess(&mut self, index: usize, seen: Seen) {
-        let lost = self.functions[index].lost_per_byte * seen.far() as f64;
+        let function = &self.functions[index];
+        let lost = function.timed_lost_ns / function.far_bytes.max(1.0) * seen.far() as f64;
         self.lose(index, lost * f64::from(seen.weight));
     }
 
@@ -206,19 +236,16 @@ impl<S: Default> Ledger<S> {
         let Some((_, index, seen)) = self.pending.remove(at) else { return };
         let Some(ns) = nanoseconds else { return self.guess(index, seen) };
         let function = &mut self.functions[index];
-        let mean = |old: f64, new: f64, count: u32| old + (new - old) / f64::from(count.min(16));
         if seen.far() == 0 {
             function.near_timed = function.near_timed.saturating_add(1);
-            let near = ns / seen.bytes as f64;
-            function.near = Some(mean(function.near.unwrap_or(near), near, function.near_timed));
+            let (near, count) = (ns / seen.bytes as f64, f64::from(function.near_timed.min(16)));
+            function.near = Some(function.near.map_or(near, |old| old + (near - old) / count));
             return;
         }
         let own = function.near.map(|near| near * seen.bytes as f64);
-        let lost = own.map_or(seen.once * ns, |own| (ns - own).max(0.0));
-        function.timed = function.timed.saturating_add(1);
-        function.lost_per_byte = mean(function.lost_per_byte, lost / seen.far() as f64, function.timed);
-        let passes = own.map_or(ns, |own| (ns - own).max(0.0)) / seen.pass_ns.max(1.0);
-        function.passes = mean(function.passes, passes, function.timed);
+        let most = MOST_PASSES * seen.pass_ns;
+        let lost = own.map_or(seen.once * ns, |own| (ns - own).max(0.0)).min(most);
+        function.add(own.map_or(ns, |own| (ns - own).max(0.0)).min(most), lost, &seen);
         self.lose(index, lost * f64::from(seen.weight));
     }
 
@@ -294,7 +321,7 @@ mod tests {
         let mut ledger = ledger();
         launch(&mut ledger, far(1), 100e6);
         close(ledger.lost_ns(), 90e6);
-        close(ledger.function(0).passes, 5.0);
+        close(ledger.function(0).passes(), 5.0);
         launch(&mut ledger, near(), 60e6);
         launch(&mut ledger, far(10), 100e6);
         close(ledger.lost_ns(), 90e6 + 10.0 * 40e6);
@@ -313,6 +340,18 @@ mod tests {
             ledger.saw(1, far(1), None);
         }
         close(ledger.lost_ns(), 90e6 * (4.0 + 36.0));
+    }
+
+    #[test]
+    fn a_launch_with_few_far_bytes_says_little_of_one_with_many() {
+        let mut ledger = ledger();
+        let few = Seen { on_host: 4, pass_ns: 8e-8, once: 0.9, ..far(1) };
+        launch(&mut ledger, few, 100e6);
+        launch(&mut ledger, far(1), 40e6);
+        let answer = ledger.saw(1, far(1), None);
+        ledger.timed(answer.id, None);
+        close(ledger.lost_ns(), 2.0 * 36e6);
+        assert!((1.9..2.1).contains(&ledger.function(0).passes()), "{}", ledger.function(0).passes());
     }
 
     #[test]

@@ -107,7 +107,7 @@ fn report(watch: &Watch, function: &Function<Site>) {
             on_peers: *on_peers,
             on_host: *on_host,
             timed: *timed,
-            passes: (*timed > 0).then_some(function.passes),
+            passes: (*timed > 0).then_some(function.passes()),
             lost: seconds(*lost_ns),
             why: why(watch, function).text,
             site: site.clone(),
@@ -129,7 +129,7 @@ fn short(name: &str) -> String {
 fn why(watch: &Watch, function: &Function<Site>) -> Cause {
     let cause = |key, text: &str| Cause { key, text: text.to_owned() };
     let seen = &function.last;
-    let reads_once = function.timed > 0 && function.passes < 2.0;
+    let reads_once = function.timed > 0 && function.passes() < 2.0;
     if process::settings().moving == Move::Off {
         let more = if reads_once {
             ", and it reads each of these bytes about once, so that moving would bring little"
@@ -186,7 +186,8 @@ fn find(watch: &Watch, cause: &Cause, function: &Function<Site>, others: usize, 
     };
     // A kernel that overlaps others, or a simulated one, may take longer than the time that passed.
     let (lost, age) = (seconds(function.lost_ns.min(age)), seconds(age));
-    let again = if function.passes >= 2.0 { format!(" about {} times", round(function.passes)) } else { String::new() };
+    let again =
+        if function.passes() >= 2.0 { format!(" about {} times", round(function.passes())) } else { String::new() };
     let others = match others {
         0 => String::new(),
         1 => "; so it is with another function".to_owned(),
@@ -202,7 +203,7 @@ fn find(watch: &Watch, cause: &Cause, function: &Function<Site>, others: usize, 
         ("launches", function.launches.to_string()),
         ("on_peers", on_peers.to_string()),
         ("on_host", on_host.to_string()),
-        ("passes", format!("{:.1}", function.passes)),
+        ("passes", format!("{:.1}", function.passes())),
         ("cause", cause.key.to_owned()),
     ];
     let site = function.site.clone().unwrap_or_default();

@@ -12,7 +12,7 @@ pub enum Known {
     Contexts,
     /// Nothing that concerns memory.
     Nothing,
-    /// Nobody knows, but it is known who takes it, in many programs.
+    /// Nobody knows, but it is known who takes it, in many programs, and how few of its functions are called.
     CommonOnly,
 }
 
@@ -38,9 +38,12 @@ const TABLES: &[(Id, Known)] = &[
     (id(0x6088_3E26, 0xD27C, 0x4361, 0x92F6_BBD5_006D_FA7E), Known::Nothing),
     // Taken by the run-time compiler, which works without a GPU and has no context or stream to submit to.
     (id(0xD351_91DA, 0xE63A, 0x41CC, 0xA5C0_4F26_D533_E328), Known::Nothing),
-    // cuBLASLt, cuFFT. Of its ninety functions a few questions about contexts are known.
+    // cuBLASLt. Of its ninety-two functions one is called, once for each product (measured with CUDA 13: PyTorch, CuPy, JAX), and all
+    // kernels of those products come through the hooks.
     (id(0x608C_3121, 0x1497, 0x4832, 0x8CA6_41FF_7324_C8F2), Known::CommonOnly),
-    // cuFFT. It is made for tools.
+    // cuBLASLt. Two of its sixteen are called, once each as the first product is made.
+    (id(0x26DC_3417, 0x0D80, 0x4547, 0x8726_C0F1_E7DD_8BCA), Known::CommonOnly),
+    // cuFFT, which calls one function, once. It is made for tools.
     (id(0xBE3F_166E, 0x58B9, 0x4D44, 0x835C_E182_AFF1_991E), Known::CommonOnly),
 ];
 

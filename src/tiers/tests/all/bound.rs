@@ -51,7 +51,7 @@ pub fn pieces(trace: &Trace, from: usize) -> Vec<Piece> {
                     }
                 }
             }
-            Op::Idle => {}
+            Op::Copy(_) | Op::Idle => {}
         }
     }
     let mut pieces: Vec<Piece> = Vec::new();

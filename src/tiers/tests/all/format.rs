@@ -6,7 +6,8 @@
 //! begin 7f0000000000 1073741824        a block
 //! end 7f0000000000
 //! launch 1a2b 184000 1.0 7f0000000000+1048576 7f0000100000+4096
-//!                                      function, nanoseconds with all of it near, reuse, ranges (address+bytes)
+//!                                      function, nanoseconds with all of it near, reuse, ranges (address+bytes, *reuse where it is its own)
+//! copy 7f0000000000+1048576            a copy or a fill of a range
 //! idle                                 the program has waited for the device
 //! settled                              what follows counts as settled
 //! ```
@@ -42,13 +43,29 @@ pub fn read(name: &str, text: &str, links: Links) -> Result<Trace, String> {
                 let function = hex(words.get(1).ok_or_else(wrong)?)?;
                 let (compute_ns, reuse) = (real(2)?, real(3)?);
                 let ranges = words[4..].iter().map(|word| {
-                    let (start, bytes) = word.split_once('+').ok_or_else(wrong)?;
-                    Ok(Range::of(hex(start)?, bytes.parse().map_err(|_| wrong())?))
+                    let (place, bytes) = word.split_once('+').ok_or_else(wrong)?;
+                    let (bytes, own) = bytes.split_once('*').map_or((bytes, None), |(bytes, own)| (bytes, Some(own)));
+                    let own = own.map_or(Ok(reuse), str::parse).map_err(|_| wrong())?;
+                    let (named, start) = place.split_once('>').unwrap_or((place, place));
+                    Ok(((hex(named)?, own), Range::of(hex(start)?, bytes.parse().map_err(|_| wrong())?)))
                 });
-                let ranges = ranges.collect::<Result<Vec<Range>, String>>()?;
+                let (named, ranges): (Vec<(u64, f64)>, Vec<Range>) =
+                    ranges.collect::<Result<Vec<_>, String>>()?.into_iter().unzip();
+                let (mut named, mut reuses): (Vec<u64>, Vec<f64>) = named.into_iter().unzip();
+                if reuses.iter().all(|own| *own == reuse) {
+                    reuses.clear();
+                }
+                if named.iter().zip(&ranges).all(|(named, range)| *named == range.start) {
+                    named.clear();
+                }
                 // What reading it near takes is added by the machine.
                 let near: f64 = ranges.iter().map(|range| range.bytes() as f64 / trace.links.near).sum();
-                trace.ops.push(Op::Launch(Step { function, ranges, compute_ns: (compute_ns - near).max(0.0), reuse }));
+                let compute_ns = (compute_ns - near).max(0.0);
+                trace.ops.push(Op::Launch(Step { function, ranges, named, compute_ns, reuse, reuses }));
+            }
+            Some("copy") => {
+                let (start, bytes) = words.get(1).and_then(|word| word.split_once('+')).ok_or_else(wrong)?;
+                trace.ops.push(Op::Copy(Range::of(hex(start)?, bytes.parse().map_err(|_| wrong())?)));
             }
             Some("idle") => trace.ops.push(Op::Idle),
             Some("settled") => trace.settled = trace.ops.len(),
@@ -69,11 +86,16 @@ pub fn write(trace: &Trace) -> String {
             Op::End(block) => format!("end {:x}\n", block.start),
             Op::Launch(step) => {
                 let near: f64 = step.ranges.iter().map(|range| range.bytes() as f64 / trace.links.near).sum();
-                let ranges: Vec<String> =
-                    step.ranges.iter().map(|range| format!("{:x}+{}", range.start, range.bytes())).collect();
+                let places = step.words().into_iter().zip(&step.ranges).enumerate().map(|(at, (named, range))| {
+                    let start = if named == range.start { String::new() } else { format!(">{:x}", range.start) };
+                    let own = step.reuses.get(at).map(|own| format!("*{own}")).unwrap_or_default();
+                    format!("{named:x}{start}+{}{own}", range.bytes())
+                });
+                let ranges: Vec<String> = places.collect();
                 let (function, reuse) = (step.function, step.reuse);
                 format!("launch {function:x} {:.0} {reuse} {}\n", step.compute_ns + near, ranges.join(" "))
             }
+            Op::Copy(range) => format!("copy {:x}+{}\n", range.start, range.bytes()),
             Op::Idle => "idle\n".to_owned(),
         };
     }

@@ -7,17 +7,22 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     pub function: u64,
-    /// What it reads or writes; the words of its parameters are their starts.
+    /// What it reads or writes.
     pub ranges: Vec<Range>,
+    /// The words of its parameters, if they are not the starts of the ranges: one launch may work on the third part of a tensor, and
+    /// be given its begin.
+    pub named: Vec<u64>,
     /// Nanoseconds with everything near, besides reading it.
     pub compute_ns: f64,
     /// How often each far byte crosses the link.
     pub reuse: f64,
+    /// The same of each range, if they differ.
+    pub reuses: Vec<f64>,
 }
 
 impl Step {
     pub fn words(&self) -> Vec<u64> {
-        self.ranges.iter().map(|range| range.start).collect()
+        if self.named.is_empty() { self.ranges.iter().map(|range| range.start).collect() } else { self.named.clone() }
     }
 }
 
@@ -26,6 +31,8 @@ pub enum Op {
     Begin(Range),
     End(Range),
     Launch(Step),
+    /// A copy or a fill, which takes no time worth counting.
+    Copy(Range),
     /// The program has waited for the device.
     Idle,
 }
@@ -52,11 +59,26 @@ pub struct Machine {
     pub moved_out: u64,
     /// What must stay where it is.
     pub fixed: Vec<Range>,
+    /// The chunks, if memory moves by these: start and end of each.
+    pub chunks: Option<BTreeMap<u64, u64>>,
 }
+
+/// Bytes of the largest chunk.
+const CHUNK: u64 = 512 << 20;
 
 impl Machine {
     pub fn new(near: u64, links: Links) -> Self {
-        Self { links, near, used: 0, pieces: BTreeMap::new(), now: 0.0, moved_in: 0, moved_out: 0, fixed: Vec::new() }
+        Self {
+            links,
+            near,
+            used: 0,
+            pieces: BTreeMap::new(),
+            now: 0.0,
+            moved_in: 0,
+            moved_out: 0,
+            fixed: Vec::new(),
+            chunks: None,
+        }
     }
 
     /// A block, as much of it near as fits.
@@ -72,6 +94,85 @@ impl Machine {
             self.pieces.insert(border, (block.end, Where::Far(0)));
         }
         self.used += near;
+        if let Some(chunks) = &mut self.chunks {
+            let stale: Vec<u64> = chunks.range(block.start..block.end).map(|(start, _)| *start).collect();
+            chunks.retain(|start, _| !stale.contains(start));
+            for (mut start, end) in [(block.start, border), (border, block.end)] {
+                while start < end {
+                    let next = (start + CHUNK).min(end);
+                    chunks.insert(start, next);
+                    start = next;
+                }
+            }
+        }
+    }
+
+    /// What moves where the mover moves chunks: what leaves, in the parts that are used by themselves, and what comes.
+    pub fn by_chunks(&self, swap: &Swap, parts: impl Fn(Range) -> Vec<Range>) -> Swap {
+        let Some(chunks) = &self.chunks else { return swap.clone() };
+        let touched = |range: &Range| -> Vec<(Range, Range)> {
+            let before = chunks.range(..range.start).next_back();
+            let all = before.into_iter().chain(chunks.range(range.start..range.end));
+            let all = all.map(|(&start, &end)| Range { start, end });
+            all.map(|chunk| (chunk.meet(range), chunk)).filter(|(touched, _)| touched.bytes() > 0).collect()
+        };
+        let mut real = Swap { near: Vec::new(), far: Vec::new(), ..swap.clone() };
+        let mut gone = Vec::new();
+        for (range, place) in &swap.far {
+            for (_, chunk) in touched(range) {
+                if !gone.contains(&chunk) {
+                    gone.push(chunk);
+                    for part in parts(chunk) {
+                        self.pieces(part.meet(&chunk), &mut |piece, at| {
+                            if at == Where::Near {
+                                real.far.push((piece, *place));
+                            }
+                        });
+                    }
+                }
+            }
+        }
+        let mut room = self.near_room() + real.bytes_out();
+        let mut found: Vec<(Range, Range)> = Vec::new();
+        for (part, chunk) in swap.near.iter().flat_map(touched) {
+            match found.last_mut() {
+                Some((known, same)) if *same == chunk => known.end = known.end.max(part.end),
+                _ => found.push((part, chunk)),
+            }
+        }
+        for (part, chunk) in found {
+            let mut comes =
+                if part.bytes() >= chunk.bytes() / 2 && self.far_bytes(chunk) == chunk.bytes() { chunk } else { part };
+            if comes.bytes() > room {
+                let unit = if comes.bytes() < 64 << 20 { FRAME } else { 32 << 20 };
+                comes.end = comes.start + room / unit * unit;
+            }
+            room -= comes.bytes();
+            self.pieces(comes, &mut |piece, at| {
+                if at != Where::Near {
+                    real.near.push(piece);
+                }
+            });
+        }
+        real
+    }
+
+    /// What moved has chunks of its own.
+    fn divide(&mut self, range: Range) {
+        let Some(chunks) = &mut self.chunks else { return };
+        let touched: Vec<(u64, u64)> = {
+            let before = chunks.range(..range.start).next_back();
+            before.into_iter().chain(chunks.range(range.start..range.end)).map(|(start, end)| (*start, *end)).collect()
+        };
+        for (start, end) in touched.into_iter().filter(|(_, end)| *end > range.start) {
+            chunks.remove(&start);
+            for (start, end) in [(start, range.start), (range.end, end)] {
+                if start < end {
+                    chunks.insert(start, end);
+                }
+            }
+        }
+        chunks.insert(range.start, range.end);
     }
 
     pub fn end(&mut self, block: Range) {
@@ -136,11 +237,12 @@ impl Machine {
     /// What a launch takes as memory lies now.
     pub fn time_of(&self, step: &Step) -> f64 {
         let mut took = step.compute_ns;
-        for range in &step.ranges {
+        for (index, range) in step.ranges.iter().enumerate() {
+            let reuse = step.reuses.get(index).copied().unwrap_or(step.reuse);
             self.pieces(*range, &mut |piece, place| {
                 took += match place {
                     Where::Near => piece.bytes() as f64 / self.links.near,
-                    Where::Far(_) => self.links.pass_ns(place, piece.bytes()) * step.reuse,
+                    Where::Far(_) => self.links.pass_ns(place, piece.bytes()) * reuse,
                 };
             });
         }
@@ -155,11 +257,13 @@ impl Machine {
             bytes_out += range.bytes();
             place = *to;
             self.put(*range, Where::Far(*to));
+            self.divide(*range);
         }
         for range in &swap.near {
             assert_eq!(self.far_bytes(*range), range.bytes(), "{range:?} comes and is not far");
             bytes_in += range.bytes();
             self.put(*range, Where::Near);
+            self.divide(*range);
         }
         assert!(self.used <= self.near, "more lies near than there is: {} of {}", self.used, self.near);
         let ranges = swap.near.len() + swap.far.len();

@@ -11,5 +11,6 @@ mod knowing;
 mod machine;
 mod policies;
 mod properties;
+mod recorded;
 mod table;
 mod traces;

@@ -2,7 +2,7 @@
 
 use crate::machine::{Machine, Op, Step, Trace};
 use gpupool_tiers::{Range, Settings, Swap, Tiers, Where, Whereabouts};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 pub trait Policy {
     fn began(&mut self, _machine: &mut Machine, _block: Range) {}
@@ -13,6 +13,7 @@ pub trait Policy {
         machine.now += took;
         took
     }
+    fn copied(&mut self, _machine: &mut Machine, _range: Range) {}
     fn idle(&mut self, _machine: &mut Machine) {}
 }
 
@@ -57,6 +58,7 @@ pub fn apply(machine: &mut Machine, policy: &mut dyn Policy, op: &Op) {
         Op::Launch(step) => {
             policy.launch(machine, step);
         }
+        Op::Copy(range) => policy.copied(machine, *range),
         Op::Idle => policy.idle(machine),
     }
 }
@@ -184,23 +186,61 @@ pub struct Ours {
     /// Every so manyth measurement is off by this factor, if any.
     pub noise: Option<(u64, f64)>,
     measured: u64,
+    /// The program runs ahead of the device, if it does: its own clock, and the times that are known to the device alone yet.
+    pub ahead: Option<Ahead>,
 }
+
+/// A program that does not wait for the device: launches take it some microseconds, and what they took the device it hears later.
+#[derive(Default)]
+pub struct Ahead {
+    host: f64,
+    /// When the device has done a launch, its number, and what it took.
+    unknown: VecDeque<(f64, u64, u64)>,
+}
+
+/// What a launch takes the program, nanoseconds.
+const ENQUEUE: f64 = 6_000.0;
 
 impl Ours {
     pub fn new(trace: &Trace) -> Self {
-        Self { tiers: Tiers::new(Settings::new(trace.links.clone())), spent_idle: 0.0, noise: None, measured: 0 }
+        let tiers = Tiers::new(Settings::new(trace.links.clone()));
+        Self { tiers, spent_idle: 0.0, noise: None, measured: 0, ahead: None }
+    }
+
+    /// The clock that the tiers are told.
+    fn clock(&self, machine: &Machine) -> u64 {
+        self.ahead.as_ref().map_or(machine.now, |ahead| ahead.host) as u64
+    }
+
+    /// The program waits for the device.
+    fn waits(&mut self, machine: &mut Machine) {
+        if let Some(ahead) = &mut self.ahead {
+            ahead.host = ahead.host.max(machine.now);
+            machine.now = ahead.host;
+        }
+    }
+
+    /// The tiers hear of the launches that the device has done by now.
+    fn gather(&mut self) {
+        let Some(ahead) = &mut self.ahead else { return };
+        while let Some((_, launch, took)) = ahead.unknown.pop_front_if(|(done, ..)| *done <= ahead.host) {
+            self.tiers.timed(launch, took);
+        }
     }
 
     fn carry_out(&mut self, machine: &mut Machine, swap: &Swap) -> f64 {
+        self.waits(machine);
         let all: Vec<Range> = swap.near.iter().copied().chain(swap.far.iter().map(|(range, _)| *range)).collect();
         for (index, range) in all.iter().enumerate() {
             assert!(all[..index].iter().all(|other| other.meet(range).bytes() == 0), "{swap:?} names something twice");
         }
+        let swap = &machine.by_chunks(swap, |chunk| self.tiers.parts(chunk));
         let took = machine.swap(swap);
-        for range in all {
+        for range in swap.near.iter().copied().chain(swap.far.iter().map(|(range, _)| *range)) {
             self.tiers.placed(range);
         }
         self.tiers.moved(swap.bytes_in(), swap.bytes_out(), took as u64);
+        self.waits(machine);
         took
     }
 }
@@ -216,14 +256,17 @@ impl Policy for Ours {
 
     fn launch(&mut self, machine: &mut Machine, step: &Step) -> f64 {
         let launch = self.tiers.launched(step.function, &step.words(), &*machine);
+        if launch.ask || launch.time_it || launch.tell_time {
+            self.gather();
+        }
         if launch.tell_time {
-            self.tiers.time_is(machine.now as u64, &*machine);
+            self.tiers.time_is(self.clock(machine), &*machine);
         }
         let mut time_it = launch.time_it;
         if launch.ask
-            && let Some(swap) = self.tiers.before(launch.id, machine.now as u64, &*machine)
+            && let Some(swap) = self.tiers.before(launch.id, self.clock(machine), &*machine)
         {
-            for (range, _) in &swap.far {
+            for (range, _) in swap.far.iter().filter(|_| machine.chunks.is_none()) {
                 let is_used = step.ranges.iter().any(|used| range.start <= used.start && used.start < range.end);
                 assert!(!is_used, "{range:?} leaves before a launch that names it: {step:?}");
             }
@@ -234,20 +277,36 @@ impl Policy for Ours {
             self.tiers.timing(launch.id, &*machine);
         }
         let took = machine.time_of(step);
+        if let Some(ahead) = &mut self.ahead {
+            ahead.host += ENQUEUE;
+            machine.now = machine.now.max(ahead.host);
+        }
         machine.now += took;
         if time_it {
             self.measured += 1;
             let off =
                 self.noise.filter(|(each, _)| self.measured.is_multiple_of(*each)).map_or(1.0, |(_, factor)| factor);
-            self.tiers.timed(launch.id, (took * off) as u64);
+            let took = (took * off) as u64;
+            match &mut self.ahead {
+                Some(ahead) => ahead.unknown.push_back((machine.now, launch.id, took)),
+                None => self.tiers.timed(launch.id, took),
+            }
         }
         took
     }
 
+    fn copied(&mut self, machine: &mut Machine, range: Range) {
+        if self.tiers.copied(&[range], &*machine).tell_time {
+            self.tiers.time_is(self.clock(machine), &*machine);
+        }
+    }
+
     fn idle(&mut self, machine: &mut Machine) {
+        self.waits(machine);
+        self.gather();
         let budget = 0.05 * machine.now - self.spent_idle;
         if budget > 0.0 {
-            for swap in self.tiers.when_idle(budget as u64, machine.now as u64, &*machine) {
+            for swap in self.tiers.when_idle(budget as u64, self.clock(machine), &*machine) {
                 self.spent_idle += self.carry_out(machine, &swap);
             }
         }

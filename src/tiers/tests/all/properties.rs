@@ -96,7 +96,14 @@ impl Both {
     }
 
     fn launch(&mut self, function: u64, range: Range, reuse: f64) {
-        self.apply(&Op::Launch(Step { function, ranges: vec![range], compute_ns: 20_000.0, reuse }));
+        self.apply(&Op::Launch(Step {
+            function,
+            ranges: vec![range],
+            named: Vec::new(),
+            compute_ns: 20_000.0,
+            reuse,
+            reuses: Vec::new(),
+        }));
     }
 
     fn check(&mut self) -> Result<(), TestCaseError> {

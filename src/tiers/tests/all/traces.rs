@@ -56,7 +56,14 @@ impl Writer {
     }
 
     pub fn launch(&mut self, function: u64, ranges: &[Range], compute_ns: f64, reuse: f64) {
-        self.ops.push(Op::Launch(Step { function, ranges: ranges.to_vec(), compute_ns, reuse }));
+        self.ops.push(Op::Launch(Step {
+            function,
+            ranges: ranges.to_vec(),
+            named: Vec::new(),
+            compute_ns,
+            reuse,
+            reuses: Vec::new(),
+        }));
     }
 
     pub fn idle(&mut self) {
@@ -312,9 +319,10 @@ pub fn experts(seed: u64, reuse: f64, name: &str) -> Trace {
     let mut dice = Dice(seed);
     let layers: Vec<(Range, Vec<Range>)> = (0..12)
         .map(|_| {
+            // Each a block of its own, as frameworks allocate tensors of this size.
             let dense = writer.block(64 * MIB);
-            let experts = writer.block(16 * 48 * MIB);
-            (dense, parts(experts, 48 * MIB))
+            let experts = (0..16).map(|_| writer.block(48 * MIB));
+            (dense, experts.collect())
         })
         .collect();
     let out = writer.block(32 * MIB);
@@ -459,7 +467,14 @@ pub fn adversary(repeats: usize) -> Trace {
         let far: Vec<Range> = blocks.iter().copied().filter(|block| machine.far_bytes(*block) > 0).collect();
         for _ in 0..repeats {
             for block in &far {
-                let step = Step { function: 1, ranges: vec![*block], compute_ns: 50_000.0, reuse: 2.5 };
+                let step = Step {
+                    function: 1,
+                    ranges: vec![*block],
+                    named: Vec::new(),
+                    compute_ns: 50_000.0,
+                    reuse: 2.5,
+                    reuses: Vec::new(),
+                };
                 trace.ops.push(Op::Launch(step));
                 apply(&mut machine, &mut ours, &trace.ops[trace.ops.len() - 1]);
             }

@@ -1,0 +1,218 @@
+//! How often each operand of a launch crosses the link, told apart by times that were measured with this and that of them far.
+//!
+//! A matrix product reads a narrow operand thirty times and a wide one eight times, and writes its result once, which hardly costs
+//! anything: one number for all three would bring in results and let operands leave. Launches of one function whose large operands are
+//! of the same sizes are taken to be alike. What such a launch takes is its own time and, for each operand, so and so many passes over
+//! the link: recursive least squares find these numbers from the launches that are timed.
+
+/// Operands that are told apart; launches with more are reckoned as a whole.
+pub const MOST: usize = 8;
+/// What is smaller is no operand by itself.
+pub const LARGE: u64 = 4 << 20;
+
+/// A number for each operand.
+pub type Passes = [f32; MOST];
+
+/// The launch's own time, and each operand.
+const TERMS: usize = MOST + 1;
+/// What is known counts less by so much with each new measurement: about the last two hundred count.
+const KEEP: f64 = 0.995;
+/// By which part single times differ.
+const NOISE: f64 = 0.04;
+/// How much longer the shortest time may be after each new one.
+const FORGETS: f64 = 1.002;
+/// What is taken for an operand that was never far, before others are known, and how far from that it may be.
+const FIRST: f64 = 4.0;
+const SPREAD: f64 = 20.0;
+/// An operand is known if the spread that is left is less than this part of that and of what it is.
+const KNOWN: f64 = 0.2;
+/// Measurements before anything is believed, and those after which nothing is new.
+const FEW: u32 = 4;
+const MANY: u32 = 48;
+/// More than this no operand is believed to be read.
+const TOO_MANY: f64 = 128.0;
+
+#[derive(Clone, Debug)]
+pub struct Operands {
+    count: usize,
+    /// The launch's own time, nanoseconds, and passes of each operand.
+    terms: [f64; TERMS],
+    /// How sure that is: the covariance of the terms, in units of the noise.
+    spread: [[f64; TERMS]; TERMS],
+    /// Times that were measured, and the shortest, nanoseconds, which is forgotten little by little.
+    times: u32,
+    least: f64,
+    /// What was told last.
+    told: Option<Passes>,
+}
+
+impl Operands {
+    /// Nothing is known of launches with so many large operands.
+    pub fn new(count: usize) -> Self {
+        Self {
+            count: count.min(MOST),
+            terms: [FIRST; TERMS],
+            spread: [[0.0; TERMS]; TERMS],
+            times: 0,
+            least: f64::INFINITY,
+            told: None,
+        }
+    }
+
+    /// A launch took so long while one pass over each operand's far bytes takes so and so many nanoseconds. Answers whether what is
+    /// told has become something else.
+    pub fn add(&mut self, far: &Passes, ns: f32) -> bool {
+        let ns = f64::from(ns).max(1.0);
+        if self.times == 0 {
+            self.terms[0] = ns;
+            self.spread[0][0] = ns * ns;
+            (1..=self.count).for_each(|at| self.spread[at][at] = SPREAD * SPREAD);
+        }
+        self.times = self.times.saturating_add(1);
+        let mut given = [0.0; TERMS];
+        given[0] = 1.0;
+        for (given, far) in given.iter_mut().skip(1).zip(far).take(self.count) {
+            *given = f64::from(*far);
+        }
+        self.fit(&given, ns);
+        // An operand that is far each time looks like the launch's own time, which is never more than the shortest that was seen.
+        self.least = (self.least * FORGETS).min(ns);
+        if self.terms[0] > (1.0 + NOISE) * self.least {
+            let mut own = [0.0; TERMS];
+            own[0] = 1.0;
+            self.fit(&own, self.least);
+        }
+        let now = self.passes_now();
+        let is_news = match (&self.told, &now) {
+            (Some(told), Some(now)) => told.iter().zip(now).any(|(a, b)| (a - b).abs() > 0.1 * a.max(*b).max(0.5)),
+            (told, now) => told.is_some() != now.is_some(),
+        };
+        if is_news {
+            self.told = now;
+        }
+        is_news
+    }
+
+    /// Takes a measurement in: with so much of each term given it took so long.
+    fn fit(&mut self, given: &[f64; TERMS], ns: f64) {
+        let mut spread_given = [0.0; TERMS];
+        for (sum, row) in spread_given.iter_mut().zip(&self.spread) {
+            *sum = row.iter().zip(given).map(|(spread, given)| spread * given).sum();
+        }
+        let noise = (NOISE * ns).powi(2);
+        let all: f64 = noise + given.iter().zip(&spread_given).map(|(given, spread)| given * spread).sum::<f64>();
+        let off = ns - given.iter().zip(&self.terms).map(|(given, term)| given * term).sum::<f64>();
+        for (term, spread) in self.terms.iter_mut().zip(&spread_given) {
+            *term += spread / all * off;
+        }
+        for (row, one) in self.spread.iter_mut().zip(spread_given) {
+            for (spread, other) in row.iter_mut().zip(spread_given) {
+                *spread = (*spread - one * other / all) / KEEP;
+            }
+        }
+        // What is never far would become ever less sure.
+        let most = [self.terms[0] * self.terms[0], SPREAD * SPREAD];
+        for at in 0..=self.count {
+            let most = most[at.min(1)];
+            if self.spread[at][at] > most {
+                let less = (most / self.spread[at][at]).sqrt();
+                (0..TERMS).for_each(|other| {
+                    self.spread[at][other] *= less;
+                    self.spread[other][at] *= less;
+                });
+            }
+        }
+    }
+
+    /// Passes of each operand; nothing while too little was measured. What was never far is taken for the mean of the others.
+    pub fn passes(&self) -> Option<Passes> {
+        self.told
+    }
+
+    fn passes_now(&self) -> Option<Passes> {
+        let known: Vec<Option<f64>> = (1..=self.count).map(|at| self.known(at)).collect();
+        let (sum, count) = known.iter().flatten().fold((0.0, 0.0), |(sum, count), passes| (sum + passes, count + 1.0));
+        if self.times < FEW || count == 0.0 {
+            return None;
+        }
+        let mut passes = Passes::default();
+        for (passes, known) in passes.iter_mut().zip(known) {
+            *passes = known.unwrap_or(sum / count) as f32;
+        }
+        Some(passes)
+    }
+
+    fn known(&self, at: usize) -> Option<f64> {
+        let (passes, off) = (self.terms[at].clamp(0.0, TOO_MANY), self.spread[at][at].max(0.0).sqrt());
+        (off < KNOWN * SPREAD.min(passes.max(2.0) * 2.0)).then_some(passes)
+    }
+
+    /// Hardly anything was measured.
+    pub fn is_new(&self) -> bool {
+        self.times < 2 * FEW
+    }
+
+    /// So much was measured that the next time is no news.
+    pub fn is_settled(&self) -> bool {
+        self.times >= MANY && (1..=self.count).all(|at| self.known(at).is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nanoseconds of a launch with these bytes of each operand far, in passes.
+    fn took(far: &Passes, passes: &[f64], own: f64) -> f32 {
+        (own + far.iter().zip(passes).map(|(far, passes)| f64::from(*far) * passes).sum::<f64>()) as f32
+    }
+
+    fn learn(patterns: &[[f32; 3]], passes: &[f64], rounds: usize) -> Operands {
+        let mut operands = Operands::new(3);
+        for round in 0..rounds {
+            let [a, b, c] = patterns[round % patterns.len()];
+            let far = [a * 1e5, b * 4e5, c * 1e5, 0.0, 0.0, 0.0, 0.0, 0.0];
+            let noise = 1.0 + 0.03 * ((round * 7 % 5) as f32 - 2.0) / 2.0;
+            operands.add(&far, took(&far, passes, 600_000.0) * noise);
+        }
+        operands
+    }
+
+    #[test]
+    fn operands_that_are_read_often_and_seldom_are_told_apart() {
+        let patterns =
+            [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.5, 0.0, 1.0]];
+        let [a, b, c, ..] = learn(&patterns, &[31.0, 7.5, 0.0], 60).passes().unwrap();
+        assert!((29.0..33.0).contains(&a) && (7.0..8.0).contains(&b) && c < 1.0, "{a} {b} {c}");
+    }
+
+    #[test]
+    fn what_was_never_far_is_taken_for_the_mean_of_the_others_and_nothing_is_told_before_anything_was_far() {
+        let [a, b, c, ..] = learn(&[[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]], &[31.0, 7.5, 0.0], 30).passes().unwrap();
+        assert!((29.0..33.0).contains(&a) && b == a && c == a, "{a} {b} {c}");
+        assert!(learn(&[[0.0, 0.0, 0.0]], &[31.0, 7.5, 0.0], 30).passes().is_none());
+    }
+
+    #[test]
+    fn an_operand_that_is_far_each_time_is_not_taken_for_the_launch_s_own_time() {
+        let mut operands = Operands::new(2);
+        let far = |a: f32, b: f32| [a * 1e6, b * 1e6, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+        let mut add = |far: Passes| _ = operands.add(&far, took(&far, &[30.0, 30.0], 12e6));
+        (0..4).for_each(|_| add(far(1.0, 1.0)));
+        add(far(0.0, 0.0));
+        (0..60).for_each(|_| add(far(0.0, 1.0)));
+        let [a, b, ..] = operands.passes().unwrap();
+        assert!((25.0..35.0).contains(&a) && (25.0..35.0).contains(&b), "{a} {b}");
+    }
+
+    #[test]
+    fn what_changes_is_learnt_anew() {
+        let mut operands = learn(&[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]], &[31.0, 7.5, 0.0], 60);
+        for round in 0..600 {
+            let far = [[1e5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0; MOST]][round % 2];
+            operands.add(&far, took(&far, &[3.0, 7.5, 0.0], 600_000.0));
+        }
+        let [a, ..] = operands.passes().unwrap();
+        assert!(a < 6.0, "{a}");
+    }
+}

@@ -1,0 +1,102 @@
+//! Programs that ran on an H200 (driver 580), as they were recorded there: PyTorch 2.11 and CuPy 14.2. Their launches with the words of their
+//! parameters, what each took with all memory near, and, of matrix products and attention, how often each operand crossed the link, by
+//! least squares over three runs in which other parts were far. How far an operand reaches is not recorded: up to the next pointer that
+//! was named within 32 launches, or to the size that the model has such tensors of.
+//!
+//! They run as they do there: the program is ahead of the device, times are heard later, and memory moves by chunks.
+
+use crate::format::read;
+use crate::machine::{Machine, Op, Trace};
+use crate::policies::{Never, Ours, Policy, apply};
+use crate::traces;
+use flate2::read::GzDecoder;
+use std::io::Read;
+use std::path::Path;
+
+/// A recorded trace, divided where the program waits, and its last whole part some times more.
+fn recorded(name: &str, more: usize) -> (Trace, Vec<Vec<Op>>) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded").join(format!("{name}.txt.gz"));
+    let mut text = String::new();
+    GzDecoder::new(std::fs::File::open(path).unwrap()).read_to_string(&mut text).unwrap();
+    let trace = read(name, &text, traces::peer()).unwrap();
+    let mut steps: Vec<Vec<Op>> = vec![Vec::new()];
+    for op in &trace.ops {
+        let step = steps.last_mut().unwrap();
+        step.push(op.clone());
+        let launches = step.iter().filter(|op| matches!(op, Op::Launch(_))).count();
+        if *op == Op::Idle && launches > 20 {
+            steps.push(Vec::new());
+        }
+    }
+    steps.retain(|step| step.iter().any(|op| matches!(op, Op::Launch(_))));
+    let last = steps.last().unwrap().clone();
+    steps.extend(std::iter::repeat_n(last, more));
+    (trace, steps)
+}
+
+/// What each step takes, milliseconds.
+fn times(steps: &[Vec<Op>], machine: &mut Machine, policy: &mut dyn Policy) -> Vec<f64> {
+    let step = |ops: &Vec<Op>| {
+        let begun = machine.now;
+        ops.iter().for_each(|op| apply(machine, policy, op));
+        (machine.now - begun) / 1e6
+    };
+    steps.iter().map(step).collect()
+}
+
+struct Run {
+    local: Vec<f64>,
+    never: Vec<f64>,
+    ours: Vec<f64>,
+}
+
+impl Run {
+    fn of(name: &str, more: usize) -> Self {
+        let (trace, steps) = recorded(name, more);
+        let links = || trace.links.clone();
+        let local = times(&steps, &mut Machine::new(u64::MAX, links()), &mut Never);
+        let never = times(&steps, &mut Machine::new(trace.near, links()), &mut Never);
+        let mut ours = Ours::new(&trace);
+        ours.ahead = Some(Default::default());
+        let mut machine = Machine::new(trace.near, links());
+        machine.chunks = Some(Default::default());
+        let ours = times(&steps, &mut machine, &mut ours);
+        println!("{name}: all local {local:.1?}\n    never moved {never:.1?}\n    ours {ours:.1?}");
+        Self { local, never, ours }
+    }
+
+    /// The last three steps, to all local.
+    fn settled(&self) -> f64 {
+        let last = |times: &[f64]| times.iter().rev().take(3).sum::<f64>();
+        last(&self.ours) / last(&self.local)
+    }
+
+    /// All of it, to never moved.
+    fn to_never(&self) -> f64 {
+        self.ours.iter().sum::<f64>() / self.never.iter().sum::<f64>()
+    }
+}
+
+#[test]
+fn a_transformer_in_training_settles_near_the_time_that_it_takes_with_all_memory_near() {
+    for (name, goal) in [("training-1.2", 1.15), ("training-1.56", 1.6)] {
+        let run = Run::of(name, 16);
+        assert!(run.settled() <= goal, "{name}: {:.3} of all local", run.settled());
+        assert!(run.never.last().unwrap() > &(1.5 * run.local.last().unwrap()), "{name}: nothing is far");
+    }
+}
+
+#[test]
+fn products_of_matrices_in_rotation_wait_for_little_more_than_their_copies() {
+    let run = Run::of("rotation", 8);
+    assert!(run.settled() <= 1.15, "{:.3} of all local", run.settled());
+    assert!(run.to_never() <= 0.6, "{:.3} of never moved", run.to_never());
+}
+
+#[test]
+fn what_is_read_once_or_fits_is_left_alone() {
+    for (name, more) in [("decoding", 20), ("cupy", 0)] {
+        let run = Run::of(name, more);
+        assert!(run.to_never() <= 1.02, "{name}: {:.4} of never moved", run.to_never());
+    }
+}
