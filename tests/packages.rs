@@ -157,6 +157,8 @@ fn installed_it_runs_and_uninstalled_it_leaves_nothing() {
          lies: {'gpu0': 64}\nmoved: {'gpu1': 64}\n\
          anchored: ['ANCHORED'] STAYED: gpupool_prefetch: some of the memory stayed where it was; pieces() tells where it lies, and what \
          must stay\nhome: {'gpu0': 64}\nlabels: [('kv', 1, 64, 64, None)]\nbudget: 32\n\
+         far: {'gpu1': 8} near: {'gpu0': 8} {'gpu0': 8}\nscopes: [('kv', 1), ('activations', 3), ('state', 1)]\n\
+         too long: INVALID_ARGUMENT\n\
          stranger: NOT_POOLED: gpupool_pieces: the address lies in no live block of the pool's\nplaces: ['gpu0', 'gpu1', 'host0']\n\
          used: 64\ntrimmed: True\nchild: True\n",
     );

@@ -9,15 +9,18 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 #: What the place of the host's NUMA node 0 is called; a node's is -1 less its number.
 _HOST = -1
 #: A label's room with its NUL.
 _LABEL = 64
 _NO_BUDGET = (1 << 64) - 1
+_NOT_ACTIVE = -1
 
 
 class State(enum.IntEnum):
@@ -195,6 +198,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "gpupool_advise": (c_int, [c_void_p, c_size_t, c_int, c_int]),
     "gpupool_prefetch": (c_int, [c_void_p, c_size_t, c_int, c_void_p]),
     "gpupool_label": (c_int, [c_void_p, c_char_p]),
+    "gpupool_label_scope": (c_int, [c_char_p, c_char_p]),
+    "gpupool_far_scope": (c_int, [c_int]),
     "gpupool_label_budget": (c_int, [c_char_p, c_uint64]),
     "gpupool_labels": (c_size_t, [POINTER(_LabelUsage), c_size_t]),
     "gpupool_get_state": (c_int, []),
@@ -367,10 +372,51 @@ def release_anchor(memory: Any, size: int | None = None) -> None:
     _made("gpupool_release_anchor", interface().gpupool_release_anchor(address, size))
 
 
-def label(memory: Any, name: str | None) -> None:
-    """Gives the block that memory lies in a label, in place of any it had; None takes it back. It ends with the block."""
+@overload
+def label(memory: str) -> AbstractContextManager[None]: ...
+@overload
+def label(memory: Any, name: str | None) -> None: ...
+def label(memory: Any, name: str | None = None) -> AbstractContextManager[None] | None:
+    """Gives the block that memory lies in a label, in place of any it had; None takes it back. It ends with the block.
+
+    With a name alone it is a scope: what this thread allocates inside has that label. A tensor that a framework serves from its cache is
+    not allocated then. Where gpupool takes no part, the scope does nothing.
+
+    >>> with gpupool.label("kv"):
+    ...     cache = torch.empty(size, device="cuda")
+    """
+    if isinstance(memory, str):
+        return _labelled(memory)
     address, _ = _range(memory, 1)
     _made("gpupool_label", interface().gpupool_label(address, None if name is None else name.encode()))
+    return None
+
+
+@contextmanager
+def _labelled(name: str) -> Iterator[None]:
+    outer = ctypes.create_string_buffer(_LABEL)
+    number = interface().gpupool_label_scope(name.encode(), outer)
+    if number != _NOT_ACTIVE:
+        _made("gpupool_label_scope", number)
+    try:
+        yield
+    finally:
+        interface().gpupool_label_scope(outer, None)
+
+
+@contextmanager
+def far() -> Iterator[None]:
+    """A scope in which this thread's allocations are placed elsewhere than on its GPU where there is room: on other GPUs, and then on
+    the host. They stay there, whatever GPUPOOL_MOVE says; ``prefetch`` brings them home. For what is used seldom, as an optimizer's state.
+
+    >>> with gpupool.far():
+    ...     state = torch.empty(size, device="cuda")
+    """
+    outer = interface().gpupool_far_scope(1)
+    try:
+        yield
+    finally:
+        interface().gpupool_far_scope(int(outer > 0))
 
 
 def label_budget(name: str, size: int | None) -> None:
