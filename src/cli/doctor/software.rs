@@ -131,6 +131,10 @@ pub fn settings(gpus: Option<&[u64]>) -> Vec<Check> {
         checks
             .extend(of_the_log.iter().map(|problem| Check::finding("settings", problem, advice).facts(facts.clone())));
     }
+    let without_unit = gpupool_config::without_unit(std::env::vars_os());
+    checks.extend(without_unit.iter().map(|problem| {
+        Check::finding("settings", problem.to_string(), "it is obeyed as it stands").facts(facts.clone())
+    }));
     if !checks.is_empty() {
         return checks;
     }
