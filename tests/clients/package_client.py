@@ -51,6 +51,7 @@ def error_of(function, *arguments):
 
 def main():
     print("state:", gpupool.state().name, gpupool.is_active(), gpupool.statistics().live_blocks, gpupool.places())
+    print("early:", error_of(gpupool.pieces, 4096, 1))
     init()
     use(0)
     array = Array(64)
@@ -62,6 +63,9 @@ def main():
     print("moved:", where(array))
     with gpupool.anchor(array):
         print("anchored:", [piece.anchors.name for piece in gpupool.pieces(array)], error_of(gpupool.prefetch, array, gpupool.gpu(0)))
+    filling = Array(200)
+    print("full:", error_of(gpupool.prefetch, filling, gpupool.gpu(1)))
+    call("cuMemFree_v2", ctypes.c_uint64(filling.address))
     gpupool.prefetch(array, gpupool.gpu(0))
     print("home:", where(array))
     gpupool.label(array, "kv")
