@@ -247,6 +247,22 @@ fn a_program_that_cannot_be_started_anew_is_told_why() {
     assert_eq!(String::from_utf8_lossy(&said.stdout), "the library is not preloaded", "{said:?}");
 }
 
+#[test]
+fn the_rpm_owns_the_folders_that_it_makes() {
+    let rpm = built().folder.path().join(format!("gpupool-{VERSION}-1.x86_64.rpm"));
+    if !rpm.is_file() {
+        println!("no rpmbuild here, so no rpm was made");
+        return;
+    }
+    let list = made(Command::new("rpm").args(["-qpl", "--dbpath", "/nonexistent"]).arg(&rpm));
+    for file in list.lines() {
+        let folders = Path::new(file).ancestors().skip(1).map(|folder| folder.display().to_string());
+        for folder in folders.filter(|folder| folder.contains("/gpupool")) {
+            assert!(list.lines().any(|line| line == folder), "{folder}, which is left behind, is not in:\n{list}");
+        }
+    }
+}
+
 /// Where installers put things: everywhere the command finds its library, and the module its command.
 #[test]
 fn every_way_to_install_it_works() {
