@@ -275,6 +275,9 @@ no room elsewhere: 100 at 0
         // The program wants it there.
         assert!(!told.stderr.contains("warning"), "{}", told.stderr);
     }
+    // Where the driver is asked first, it would place them at home.
+    let spilling = placing("scopes").env("GPUPOOL_MODE", "spill").go();
+    assert!(spilling.stdout.starts_with("far: 0, again: 1\nfar: 8 at 1\n"), "{}", spilling.stdout);
     let passing = placing("scopes").env("GPUPOOL_MODE", "off").go();
     assert!(passing.stdout.starts_with("far: -1, again: -1\n"), "{}", passing.stdout);
 }

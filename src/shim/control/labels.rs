@@ -111,7 +111,7 @@ pub unsafe extern "C" fn gpupool_label_scope(label: *const c_char, outer: *mut c
 
 /// From now on, blocks of the pool that the calling thread allocates are placed elsewhere than on the GPU whose context is current (`far`
 /// other than 0), or as always (0): on the other GPUs, the fastest link first, and then on the host. They stay there, whatever
-/// `GPUPOOL_MOVE` says, as after `gpupool_prefetch`. Where there is no room elsewhere, a block lies where it would have without this call.
+/// `GPUPOOL_MOVE` says, as after `gpupool_prefetch`, and `GPUPOOL_FAR_LIMIT` refuses none of them. Where there is no room elsewhere, a block lies where it would have without this call.
 ///
 /// Requests under `GPUPOOL_MIN_SIZE`, the driver's own memory (`cudaMallocAsync`, managed memory) and what the program makes by
 /// `cuMemCreate` are placed as always. Returns what was set until now, 0 or 1, or `GPUPOOL_NOT_ACTIVE` where everything goes to the driver.
