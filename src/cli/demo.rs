@@ -38,13 +38,14 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(folder) = &args.workshop {
         return tell(folder, args.gpus.as_deref());
     }
+    let held = child::hold();
     let folder = Folder::create("gpupool-demo-", "the demo", b"")?;
     let gpupool =
         std::env::current_exe().map_err(|error| Failure::broken(format!("cannot find this executable: {error}")))?;
     let mut command = Command::new(gpupool);
     command.arg("demo").arg("--workshop").arg(folder.path());
     command.args(args.gpus.iter().flat_map(|gpus| ["--gpus", gpus]));
-    let status = child::wait_for(command);
+    let status = child::wait_for(command, held);
     // Removed before anything else: ending as the child did may mean dying of a signal, which runs no destructor.
     drop(folder);
     Ok(child::end_as(status?))

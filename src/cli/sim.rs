@@ -50,6 +50,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         return Err(Failure::usage("no program to run; write it behind --"));
     };
     check_faults(args.fault.as_deref(), &driver)?;
+    let held = child::hold();
     let folder = driver_folder(&driver, !args.no_nvml)?;
 
     let mut command = Command::new(program);
@@ -66,7 +67,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         // What no flag names keeps its variable, so that a script can set the machine once for many commands.
         command.envs(value.map(|value| (name, value)));
     }
-    let status = child::wait_for(command);
+    let status = child::wait_for(command, held);
     // Removed before anything else: ending as the child did may mean dying of a signal, which runs no destructor.
     drop(folder);
     Ok(child::end_as(status?))
