@@ -282,6 +282,26 @@ int gpupool_label(const void *pointer,
 int gpupool_label_budget(const char *label,
                          uint64_t bytes);
 
+// From now on, blocks of the pool that the calling thread allocates have a label when the call that allocates them returns, as by
+// `gpupool_label`; NULL or an empty one ends that. What is more than its budget goes elsewhere at once. `outer`, where it is not NULL, is
+// given the label that was set until now, or an empty one: to put it back at the end of a scope, pass it as `label`.
+//
+// This may be called before CUDA is used. It costs no lock and reaches no driver. What a framework serves from a cache of its own is
+// not allocated here. Returns 0, `GPUPOOL_INVALID_ARGUMENT`, or `GPUPOOL_NOT_ACTIVE` where everything goes to the driver; `outer` is empty then.
+//
+// # Safety
+// `label` ends with NUL, or is NULL; `outer` has room for 64 bytes, or is NULL. They may be the same.
+int gpupool_label_scope(const char *label,
+                        char *outer);
+
+// From now on, blocks of the pool that the calling thread allocates are placed elsewhere than on the GPU whose context is current (`far`
+// other than 0), or as always (0): on the other GPUs, the fastest link first, and then on the host. They stay there, whatever
+// `GPUPOOL_MOVE` says, as after `gpupool_prefetch`, and `GPUPOOL_FAR_LIMIT` refuses none of them. Where there is no room elsewhere, a block lies where it would have without this call.
+//
+// Requests under `GPUPOOL_MIN_SIZE`, the driver's own memory (`cudaMallocAsync`, managed memory) and what the program makes by
+// `cuMemCreate` are placed as always. Returns what was set until now, 0 or 1, or `GPUPOOL_NOT_ACTIVE` where everything goes to the driver.
+int gpupool_far_scope(int far);
+
 // Writes up to `capacity` labels to `labels`, in the order in which they were first used, and returns how many there are.
 //
 // # Safety

@@ -136,6 +136,7 @@ Requires: libgcc_s.so.1()(64bit)
 %install
 cp -a "$tree/." "%{buildroot}"
 %files
+$(cd "$tree" && find usr -type d -path '*/gpupool*' -printf '%%dir /%p\n' | sort)
 $(cd "$tree" && find usr -type f -printf '/%p\n' | sort)
 SPEC
     # The files are as they are to be: nothing of rpm's strips, compresses or links them. And nothing of this machine is in the result.

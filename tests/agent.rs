@@ -5,7 +5,7 @@ use gpupool_metrics::folder::{Folder, Roots};
 use gpupool_metrics::{Counter, Life, Snapshot, read};
 use harness::{Output, Run, Running, artifact_folder, eventually};
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::fs::{FileExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -329,6 +329,23 @@ fn ps_lists_processes_with_their_memory_by_place() {
     let said = ps(&program.session(), &[]);
     assert!(said.stderr.contains("its layout has version 9, and this gpupool reads version"), "{}", said.stderr);
     assert!(said.stdout.contains("running"), "{}", said.stdout);
+}
+
+/// To say "none" would be a lie about what another version of gpupool serves.
+#[test]
+fn ps_says_that_a_process_runs_under_another_version() {
+    let mut program = agent().start(None);
+    program.ask("init");
+    program.ask("allocate 64");
+    with_live(&program, 64 * MIB);
+    let page = fs::read_dir(program.session().join("gpupool")).into_iter().flatten().flatten().next();
+    let page = page.map_or_else(|| panic!("no page"), |entry| entry.path());
+    let page = fs::OpenOptions::new().write(true).open(page).unwrap_or_else(|e| panic!("{e}"));
+    page.write_at(&[9], 8).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(listed(&program.session(), program.pid()), None);
+    let said = ps(&program.session(), &[]).stdout;
+    assert!(said.contains("under another version of gpupool"), "{said}");
+    assert!(!said.contains("no process runs under gpupool"), "{said}");
 }
 
 /// A run to its end under a session folder that is made beforehand; its log.

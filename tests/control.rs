@@ -252,6 +252,37 @@ no budget: 0, no label: 0, 0, 0, 0 wrong
 }
 
 #[test]
+fn what_a_thread_allocates_has_the_name_and_the_place_of_its_scope() {
+    for moving in ["off", "stress"] {
+        let told = placing("scopes").env("GPUPOOL_MOVE", moving).go();
+        told.succeeds().prints(
+            "\
+far: 0, again: 1
+far: 8 at 1
+another thread's: 8 at 0
+near: 1
+near: 8 at 0
+used: 8 at 1
+kv: 0, before ''; inner: 0, before 'kv'; too long: -2; back: 0; none: 0
+beyond the budget: 8 at 1
+  kv: 3 blocks, 24 MiB; 16 at home, 8 on peers, 0 on the host of 16
+  inner: 1 blocks, 8 MiB; 8 at home, 0 on peers, 0 on the host
+larger than the other GPU: 224 at 1 176 at -1
+no room elsewhere: 100 at 0
+  0 holds 0, uses 0; 1 holds 0, uses 0; -1 holds 0, uses 0
+",
+        );
+        // The program wants it there.
+        assert!(!told.stderr.contains("warning"), "{}", told.stderr);
+    }
+    // Where the driver is asked first, it would place them at home.
+    let spilling = placing("scopes").env("GPUPOOL_MODE", "spill").go();
+    assert!(spilling.stdout.starts_with("far: 0, again: 1\nfar: 8 at 1\n"), "{}", spilling.stdout);
+    let passing = placing("scopes").env("GPUPOOL_MODE", "off").go();
+    assert!(passing.stdout.starts_with("far: -1, again: -1\n"), "{}", passing.stdout);
+}
+
+#[test]
 fn a_fault_at_any_call_of_a_move_loses_nothing() {
     for code in [2, 999, 600, 1] {
         let told = placing(&format!("faults {code}")).go();

@@ -153,11 +153,17 @@ fn installed_it_runs_and_uninstalled_it_leaves_nothing() {
 
     let said = client(&python, "package_client.py").arg("a word").go();
     said.succeeds().prints(
-        "begins: False ['a word']\nbegins: True ['a word']\nstate: IDLE True 0 []\nstate: ACTIVE True pool ''\nlive: 1 64\n\
+        "begins: False ['a word']\nbegins: True ['a word']\nstate: IDLE True 0 []\n\
+         early: NOT_ACTIVE: gpupool_pieces: NOT_ACTIVE (-1): no function of the CUDA driver was called yet; make this call after the first use of \
+         CUDA\nstate: ACTIVE True pool ''\nlive: 1 64\n\
          lies: {'gpu0': 64}\nmoved: {'gpu1': 64}\n\
-         anchored: ['ANCHORED'] STAYED: gpupool_prefetch: some of the memory stayed where it was; pieces() tells where it lies, and what \
-         must stay\nhome: {'gpu0': 64}\nlabels: [('kv', 1, 64, 64, None)]\nbudget: 32\n\
-         stranger: NOT_POOLED: gpupool_pieces: the address lies in no live block of the pool's\nplaces: ['gpu0', 'gpu1', 'host0']\n\
+         anchored: ['ANCHORED'] STAYED: gpupool_prefetch: STAYED (-6): some of the memory stayed where it was; pieces() tells where it lies \
+         and what must stay there\nfull: CUDA_ERROR_OUT_OF_MEMORY: gpupool_prefetch: CUDA_ERROR_OUT_OF_MEMORY (2): the place has no room; free \
+         memory there (places() tells what is held), or choose another\nhome: {'gpu0': 64}\nlabels: [('kv', 1, 64, 64, None)]\nbudget: 32\n\
+         far: {'gpu1': 8} near: {'gpu0': 8} {'gpu0': 8}\nscopes: [('kv', 1), ('activations', 3), ('state', 1)]\n\
+         too long: INVALID_ARGUMENT\n\
+         stranger: NOT_POOLED: gpupool_pieces: NOT_POOLED (-3): the address lies in no live block of the pool's, but is freed, the driver's or \
+         nobody's; name memory that cudaMalloc gave while gpupool served it\nplaces: ['gpu0', 'gpu1', 'host0']\n\
          used: 64\ntrimmed: True\nchild: True\n",
     );
     assert_eq!(said.stderr, "");
@@ -239,6 +245,22 @@ fn a_program_that_cannot_be_started_anew_is_told_why() {
     let said =
         shell("mkdir gone; cd gone; rmdir ../gone; \"$1\" -c 'import gpupool; print(gpupool.why()[:28], end=\"\")'");
     assert_eq!(String::from_utf8_lossy(&said.stdout), "the library is not preloaded", "{said:?}");
+}
+
+#[test]
+fn the_rpm_owns_the_folders_that_it_makes() {
+    let rpm = built().folder.path().join(format!("gpupool-{VERSION}-1.x86_64.rpm"));
+    if !rpm.is_file() {
+        println!("no rpmbuild here, so no rpm was made");
+        return;
+    }
+    let list = made(Command::new("rpm").args(["-qpl", "--dbpath", "/nonexistent"]).arg(&rpm));
+    for file in list.lines() {
+        let folders = Path::new(file).ancestors().skip(1).map(|folder| folder.display().to_string());
+        for folder in folders.filter(|folder| folder.contains("/gpupool")) {
+            assert!(list.lines().any(|line| line == folder), "{folder}, which is left behind, is not in:\n{list}");
+        }
+    }
 }
 
 /// Where installers put things: everywhere the command finds its library, and the module its command.

@@ -66,6 +66,37 @@ fn what_the_machine_lacks_is_named_too() {
     }
 }
 
+/// Who writes 10 means 10 GiB; it is obeyed all the same, and told.
+#[test]
+fn a_size_without_a_unit_that_is_no_likely_number_of_bytes_is_told() {
+    let advice = |name, value| {
+        let shim = overflowing().shim().env(name, value).go();
+        let told = shim.stderr.lines().filter(|line| line.contains("as there is no unit"));
+        told.map(str::to_owned).collect::<Vec<_>>()
+    };
+    for (name, value, number) in [
+        ("GPUPOOL_LIMIT", "10", "10"),
+        ("GPUPOOL_LIMIT", "0:64MiB,1:70", "70"),
+        ("GPUPOOL_HOST_LIMIT", "64", "64"),
+        ("GPUPOOL_RESERVE", " 2", "2"),
+        ("GPUPOOL_PINNED_LIMIT", "4", "4"),
+    ] {
+        let told = advice(name, value);
+        let words = format!("{name}={value}: {number} bytes, as there is no unit; write {number}GiB if that is meant");
+        assert!(told.len() == 1 && told[0].contains(&words), "{name}={value}: {told:?}");
+    }
+    for (name, value) in [
+        ("GPUPOOL_LIMIT", "104857600"),
+        ("GPUPOOL_LIMIT", "1:10MiB"),
+        ("GPUPOOL_LIMIT", "10B"),
+        ("GPUPOOL_HOST_LIMIT", "0"),
+        ("GPUPOOL_MIN_SIZE", "1"),
+        ("GPUPOOL_STACK_SIZE", "1024"),
+    ] {
+        assert_eq!(advice(name, value), [""; 0], "{name}={value}");
+    }
+}
+
 /// Well formed, and as small or as large as a number can be.
 #[test]
 fn the_least_and_the_greatest_value_of_a_size_end_no_program() {

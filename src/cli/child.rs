@@ -31,9 +31,8 @@ mod witness;
 ///
 /// # Errors
 /// The program could not be started.
-pub fn wait_for(command: Command) -> Result<ExitStatus, Failure> {
-    let (signals, before) = block();
-    start_and_watch(command, &signals, before)
+pub fn wait_for(command: Command, held: Held) -> Result<ExitStatus, Failure> {
+    start_and_watch(command, &held.signals, held.before)
 }
 
 /// Runs `command` to its end like [`wait_for`]. If it succeeded, then waits a few seconds for processes that outlive it, and
@@ -41,11 +40,10 @@ pub fn wait_for(command: Command) -> Result<ExitStatus, Failure> {
 ///
 /// # Errors
 /// The program could not be started.
-pub fn wait_for_all(command: Command) -> Result<(ExitStatus, Vec<Survivor>), Failure> {
+pub fn wait_for_all(command: Command, held: Held) -> Result<(ExitStatus, Vec<Survivor>), Failure> {
     survivors::adopt();
-    let (signals, before) = block();
-    let status = start_and_watch(command, &signals, before)?;
-    let survivors = if status.success() { survivors::wait(&signals) } else { Vec::new() };
+    let status = start_and_watch(command, &held.signals, held.before)?;
+    let survivors = if status.success() { survivors::wait(&held.signals) } else { Vec::new() };
     Ok((status, survivors))
 }
 
@@ -116,8 +114,15 @@ impl Before {
     }
 }
 
-/// Holds back the signals that [`watch`] takes, and says how it was before.
-fn block() -> (libc::sigset_t, Before) {
+/// Signals that wait for the program to start.
+pub struct Held {
+    signals: libc::sigset_t,
+    before: Before,
+}
+
+/// Holds back the signals that [`watch`] takes. Before anything is made that must not be left behind: one that comes later waits and
+/// goes to the program.
+pub fn hold() -> Held {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     let mut mask = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigfillset fills `set` and pthread_sigmask fills `mask` before either is read, and every pointer is valid
@@ -130,7 +135,7 @@ fn block() -> (libc::sigset_t, Before) {
         let on_child = libc::signal(libc::SIGCHLD, libc::SIG_DFL);
         libc::sigemptyset(mask.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), mask.as_mut_ptr());
-        (set.assume_init(), Before { mask: mask.assume_init(), on_child })
+        Held { signals: set.assume_init(), before: Before { mask: mask.assume_init(), on_child } }
     }
 }
 

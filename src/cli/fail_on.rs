@@ -61,12 +61,13 @@ impl FailOn {
     /// Nothing could be found under these settings or in this program (exit 2), or the program could not be started.
     pub fn run(&self, mut command: Command, settings: &Settings) -> Result<ExitCode, Failure> {
         check(settings, &command)?;
+        let held = child::hold();
         let records = Records::prepare(settings)?;
         command.env(VERDICTS, records.verdicts());
         if let Some(log) = &records.log {
             command.env("GPUPOOL_LOG_FILE", log);
         }
-        let (status, survivors) = child::wait_for_all(command)?;
+        let (status, survivors) = child::wait_for_all(command, held)?;
         let judged = self.judge(&records, status.success(), &survivors);
         records.put_away(judged != Judged::Clean);
         // Last: ending as the child did may mean dying of a signal, which runs no destructor.

@@ -40,22 +40,23 @@ struct Listed {
 /// # Errors
 /// Only where nothing can be printed. A page that cannot be read is complained of, and the others are listed.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let rows = gather();
+    let (rows, of_others) = gather();
     if args.json {
         let text = serde_json::to_string_pretty(&rows).map_err(|error| Failure::broken(error.to_string()))?;
         stdout::print(&format!("{text}\n"))?;
     } else {
-        stdout::print(&text(&rows))?;
+        stdout::print(&text(&rows, of_others))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn gather() -> Vec<Listed> {
+/// The processes, and how many others run under a version of gpupool whose pages are laid out in another way.
+fn gather() -> (Vec<Listed>, usize) {
     let (folders, refused) = Folder::all(&Roots::new(std::env::var_os("XDG_RUNTIME_DIR")));
     for refused in refused {
         failure::complain(&format!("not read: {refused}"));
     }
-    let mut rows = Vec::new();
+    let (mut rows, mut of_others) = (Vec::new(), 0);
     for folder in &folders {
         folder.clean();
         for entry in folder.pages() {
@@ -64,12 +65,15 @@ fn gather() -> Vec<Listed> {
                 Ok(Some((state, told))) => rows.push(Listed { state, owner: folder.owner(), page: path, told }),
                 // It ended, now or before.
                 Ok(None) => {}
-                Err(error) => failure::complain(&format!("{}: {error}", path.display())),
+                Err(error) => {
+                    of_others += usize::from(matches!(error, Unreadable::Version(_)));
+                    failure::complain(&format!("{}: {error}", path.display()));
+                }
             }
         }
     }
     rows.sort_by_key(|row| row.told.process.identity.pid);
-    rows
+    (rows, of_others)
 }
 
 /// `None`: its process is gone, runs another program by now, or says that it ends.
@@ -87,10 +91,17 @@ fn look(folder: &Folder, entry: &gpupool_metrics::folder::Entry) -> Result<Optio
     if named { Ok((!told.ended).then_some((life, told))) } else { Err(Unreadable::Foreign) }
 }
 
-fn text(rows: &[Listed]) -> String {
+fn text(rows: &[Listed], of_others: usize) -> String {
     let mut page = Page::new(terminal::colours());
+    match (rows.len(), of_others) {
+        (0, 0) => page.line("no process runs under gpupool"),
+        (_, 0) => {}
+        (_, 1) => page.line("1 process runs under another version of gpupool; that version's `gpupool ps` lists it"),
+        (_, more) => page.line(&format!(
+            "{more} processes run under other versions of gpupool; those versions' `gpupool ps` lists them"
+        )),
+    }
     if rows.is_empty() {
-        page.line("no process runs under gpupool");
         return page.into_text();
     }
     let mut table = Table::new(&["pid", "state", "mode", "held", "used", "name"], b"rllrrl", 4);

@@ -80,6 +80,15 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
             program.display()
         )));
     }
+    if fail_on.is_none()
+        && let Some(reason) = elf::why_not_intercepted(program)
+    {
+        failure::complain(&format!(
+            "warning: {} {reason}, so that nothing can be loaded into it: it runs without gpupool and writes no log (programs that it \
+             starts are served, unless it takes LD_PRELOAD from them)",
+            program.display()
+        ));
+    }
     let mut command = Command::new(program);
     let before = std::env::var_os("LD_PRELOAD").unwrap_or_default();
     if let Some(warning) = companion::foreign(&library) {

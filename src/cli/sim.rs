@@ -5,8 +5,6 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use gpupool_config::parse_size;
-
 use crate::failure::Failure;
 use crate::folder::Folder;
 use crate::{child, companion, elf};
@@ -52,6 +50,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         return Err(Failure::usage("no program to run; write it behind --"));
     };
     check_faults(args.fault.as_deref(), &driver)?;
+    let held = child::hold();
     let folder = driver_folder(&driver, !args.no_nvml)?;
 
     let mut command = Command::new(program);
@@ -68,7 +67,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         // What no flag names keeps its variable, so that a script can set the machine once for many commands.
         command.envs(value.map(|value| (name, value)));
     }
-    let status = child::wait_for(command);
+    let status = child::wait_for(command, held);
     // Removed before anything else: ending as the child did may mean dying of a signal, which runs no destructor.
     drop(folder);
     Ok(child::end_as(status?))
@@ -104,19 +103,7 @@ fn library_path(folder: &Path, before: Option<OsString>) -> OsString {
 
 /// Checked here as well as in the driver, where a mistake would look like a machine whose CUDA is broken.
 pub fn gpus(text: &str) -> Result<String, String> {
-    let expected = "write COUNTxSIZE, for example 4x32GiB or 2x16GiB,1x80GiB";
-    for group in text.split(',') {
-        let (count, size) = group.split_once('x').ok_or(expected)?;
-        if !count.parse::<u32>().is_ok_and(|count| count > 0) {
-            return Err(expected.to_owned());
-        }
-        match parse_size(size) {
-            Ok(bytes) if bytes > 0 => {}
-            Ok(_) => return Err(format!("a GPU without memory; {expected}")),
-            Err(error) => return Err(format!("{error}; {expected}")),
-        }
-    }
-    Ok(text.to_owned())
+    simmachine::settings::gpus(text).map(|_| text.to_owned())
 }
 
 /// A file is named by its whole path: the program may look for it from another folder. What is in it the driver checks.
@@ -177,10 +164,7 @@ fn faults(text: &str) -> Result<String, String> {
 }
 
 fn host(text: &str) -> Result<String, String> {
-    match parse_size(text) {
-        Err(error) if text != "none" => Err(format!("{error}; write for example 64GiB, or none")),
-        _ => Ok(text.to_owned()),
-    }
+    simmachine::settings::host(text).map(|_| text.to_owned())
 }
 
 #[cfg(test)]

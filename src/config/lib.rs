@@ -18,6 +18,7 @@ mod read;
 mod settings;
 mod size;
 mod table;
+mod units;
 
 pub use choice::{Contexts, Free, Lenders, MemInfo, Mode, Move, Pinned, Placement, Prefetch, Small, Switch, Toggle};
 pub use duration::{DurationError, parse_duration};
@@ -29,6 +30,7 @@ pub use read::{nearest, no_setting};
 pub use settings::{Devices, FarLimit, Limits, Settings};
 pub use size::{SizeError, format_size, parse_size};
 pub use table::{PREFIX, SETTINGS, Setting, VERDICTS};
+pub use units::without_unit;
 
 /// Version and build of what this is part of, as `0.2.0 (4f2c8b1, 2026-11-22)`.
 pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("GPUPOOL_BUILD"), ")");

@@ -46,7 +46,8 @@ impl<'a> Attempt<'a> {
             looked: false,
             looked_home: false,
             forgot_ceilings: false,
-            trimmed: false,
+            // The request that comes after one away from home returns everything if it has to.
+            trimmed: !route.has_home(),
             last_move: None,
         }
     }
@@ -121,6 +122,7 @@ impl<H: Copy> State<H> {
         let waits_for = if attempt.only_quiesced { None } else { Some(route.home) };
         let frames = u32::try_from(bytes / FRAME).unwrap_or(u32::MAX);
         if self.policy == Policy::LocalFirst
+            && route.has_home()
             && let Some(taken) = self.take_best(route.home, frames, waits_for)
         {
             return self.hand_out(taken);

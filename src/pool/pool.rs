@@ -42,6 +42,8 @@ pub struct Pool<B: Backend> {
     pub(crate) routes: Vec<Route>,
     /// Those that end where they begin: what goes on them stays at home.
     pub(crate) home_routes: Vec<Route>,
+    /// Those without home.
+    away_routes: Vec<Route>,
     pub(crate) registry: Registry,
     pub(crate) front: Front,
     pub(crate) slabs: Slabs,
@@ -63,6 +65,7 @@ impl<B: Backend> Pool<B> {
             accounts: Arc::clone(&config.accounts),
             routes: Route::all(&config),
             home_routes: Route::all(&config).into_iter().map(Route::home_only).collect(),
+            away_routes: Route::all(&config).into_iter().map(Route::away).collect(),
             registry: Registry::new(config.bytes / FRAME),
             front: Front::new(&config, Arc::clone(state.runs.sizes()), Arc::clone(state.chunks.places())),
             slabs: Slabs::new(config.bytes / FRAME, config.accounts.specs().len()),
@@ -96,6 +99,16 @@ impl<B: Backend> Pool<B> {
         self.allocate_on(request, route, false)
     }
 
+    /// The same where home is not among the places. Nobody is told to give a cache back or to cut half-used chunks anew for it, and
+    /// nothing that is kept goes back where there is no room.
+    ///
+    /// # Errors
+    /// See [`Refusal`]. Whatever was begun is undone.
+    pub fn allocate_away(&self, request: &Request) -> Result<Allocation, Refusal<B::Error>> {
+        let route = self.away_routes.iter().find(|route| route.ordinal == request.home).ok_or(Refusal::NotOurs)?;
+        self.allocate_on(&Request { soft_refusal: false, can_repack: false, ..*request }, route, false)
+    }
+
     /// The same where the places are these; `slab`: for small blocks to stand on.
     pub(crate) fn allocate_on(
         &self,
@@ -109,7 +122,9 @@ impl<B: Backend> Pool<B> {
         let mut attempt = Attempt::new(request, route, slab);
         let bytes = attempt.bytes;
         let mut plans_left = PLANS_PER_PLACE * self.accounts.specs().len();
-        let mut next = match self.serve_kept(&mut attempt)? {
+        // What the front keeps lies at home.
+        let kept = if route.has_home() { self.serve_kept(&mut attempt)? } else { None };
+        let mut next = match kept {
             Some(served) => served,
             None => self.next_step(&mut attempt),
         };

@@ -37,6 +37,17 @@ impl Route {
         Self { order: vec![self.home], gpus: 1, ..self }
     }
 
+    /// All of it but home.
+    pub fn away(mut self) -> Self {
+        self.order.retain(|&place| place != self.home);
+        Self { gpus: self.gpus.saturating_sub(1), ..self }
+    }
+
+    /// Whether blocks on it may stand at home.
+    pub fn has_home(&self) -> bool {
+        self.order.contains(&self.home)
+    }
+
     /// A route for every GPU of the pool.
     pub fn all(config: &Config) -> Vec<Route> {
         let places: Vec<Place> = config.accounts.specs().iter().map(|spec| spec.place).collect();
@@ -226,6 +237,9 @@ impl<H: Copy> State<H> {
             }
         }
 
+        if !route.has_home() {
+            return (on_peers, on_host);
+        }
         let overflowed = self.policy.overflows(on_peers, on_host);
         let account = self.budget(route.home);
         if overflowed {

@@ -2,6 +2,7 @@
 
 use crate::links::Links;
 use crate::occupancy::{GRANULE, MAX_PLACE_BYTES, gpu_place, host_place};
+use gpupool_config::parse_size;
 use std::collections::HashSet;
 use std::path::PathBuf;
 
@@ -44,7 +45,8 @@ pub struct Settings {
     pub events: Option<PathBuf>,
 }
 
-const GIB: u64 = 1 << 30;
+const LEAST_GPU: u64 = 64 << 20;
+const MOST_GPUS: usize = 32;
 
 impl Settings {
     /// Reads the environment through `get`. The error is one line for a person: variable, value, what is allowed.
@@ -54,8 +56,7 @@ impl Settings {
         let matrix = Links::from_file(&link)?;
         // A matrix says how many GPUs there are.
         let default = matrix.as_ref().map_or_else(|| "2x16GiB".to_owned(), |links| format!("{}x16GiB", links.len()));
-        let allowed = "COUNTxSIZE, comma separated, as in 2x16GiB,1x80GiB";
-        let gpus = parse(named("SIMCUDA_GPUS", &default), allowed, gpu_list)?;
+        let gpus = understood(named("SIMCUDA_GPUS", &default), gpus)?;
         let links = match matrix {
             Some(links) if links.len() == gpus.len() => links,
             Some(links) => {
@@ -72,10 +73,7 @@ impl Settings {
         Ok(Self {
             visible,
             links,
-            host: parse(named("SIMCUDA_HOST", "64GiB"), "a size up to 4TiB as in 64GiB, or none", |text| {
-                let fits = |bytes: &u64| *bytes <= MAX_PLACE_BYTES;
-                if text == "none" { Some(None) } else { size(text).filter(fits).map(Some) }
-            })?,
+            host: understood(named("SIMCUDA_HOST", "64GiB"), host)?,
             host_nodes: parse(named("SIMCUDA_HOST_NODES", "1"), "1 to 16", |text| {
                 text.parse().ok().filter(|nodes| (1..=16).contains(nodes))
             })?,
@@ -131,6 +129,13 @@ fn parse<T>(
     parser(&text).ok_or_else(|| format!("{name}={text}: expected {allowed}"))
 }
 
+fn understood<T>(
+    (name, text): (&'static str, String),
+    parser: impl Fn(&str) -> Result<T, String>,
+) -> Result<T, String> {
+    parser(&text).map_err(|why| format!("{name}={text}: {why}"))
+}
+
 fn switch(text: &str) -> Option<bool> {
     match text {
         "on" => Some(true),
@@ -139,32 +144,49 @@ fn switch(text: &str) -> Option<bool> {
     }
 }
 
-/// `16GiB`, `512MiB`, `64KiB` or plain bytes; whole numbers only.
-fn size(text: &str) -> Option<u64> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match &text[digits.len()..] {
-        "" | "B" => 1,
-        "KiB" => 1 << 10,
-        "MiB" => 1 << 20,
-        "GiB" => GIB,
-        "TiB" => 1 << 40,
-        _ => return None,
-    };
-    digits.parse::<u64>().ok()?.checked_mul(unit)
+/// The memory of each GPU that a text like `2x16GiB,1x80GiB` stands for.
+///
+/// # Errors
+/// What was expected, or why there is no such machine.
+pub fn gpus(text: &str) -> Result<Vec<u64>, String> {
+    let mut gpus = Vec::new();
+    let mut total: usize = 0;
+    for group in text.split(',') {
+        let parts = group.trim().split_once('x').and_then(|(count, size)| Some((count.parse::<usize>().ok()?, size)));
+        let Some((count, size)) = parts.filter(|(count, _)| *count > 0) else {
+            return Err("expected COUNTxSIZE, comma separated, as in 2x16GiB,1x80GiB".to_owned());
+        };
+        let bytes = parse_size(size)
+            .map_err(|error| format!("{size} is {error}; expected COUNTxSIZE, as in 2x16GiB,1x80GiB"))?;
+        // Less could not hold a context's first slab; more would not fit beside a 64 TiB reservation.
+        if !(LEAST_GPU..=MAX_PLACE_BYTES).contains(&bytes) {
+            return Err(format!("a GPU of {size}, where one has 64MiB to 4TiB"));
+        }
+        total = total.saturating_add(count);
+        if total <= MOST_GPUS {
+            gpus.extend(std::iter::repeat_n(bytes & !(GRANULE - 1), count));
+        }
+    }
+    if total > MOST_GPUS {
+        Err(format!("{total} GPUs, where a simulated machine has {MOST_GPUS} at most"))
+    } else {
+        Ok(gpus)
+    }
 }
 
-fn gpu_list(text: &str) -> Option<Vec<u64>> {
-    let mut gpus = Vec::new();
-    for group in text.split(',') {
-        let (count, bytes) = group.trim().split_once('x')?;
-        let (count, bytes) = (count.parse::<usize>().ok()?, size(bytes)?);
-        // Less than 64 MiB could not hold a context's first slab; more than 4 TiB would not fit beside a 64 TiB reservation.
-        if !(64 << 20..=MAX_PLACE_BYTES).contains(&bytes) || gpus.len() + count > 32 {
-            return None;
-        }
-        gpus.extend(std::iter::repeat_n(bytes & !(GRANULE - 1), count));
+/// The host's memory that a text like `64GiB` stands for; nothing for `none`.
+///
+/// # Errors
+/// What was expected, or why there is no such host.
+pub fn host(text: &str) -> Result<Option<u64>, String> {
+    if text == "none" {
+        return Ok(None);
     }
-    Some(gpus)
+    match parse_size(text) {
+        Ok(bytes) if bytes <= MAX_PLACE_BYTES => Ok(Some(bytes)),
+        Ok(_) => Err(format!("a host of {text}, where one has 4TiB at most")),
+        Err(error) => Err(format!("{error}; expected a size up to 4TiB as in 64GiB, or none")),
+    }
 }
 
 /// As the driver reads it: ordinals or GPU-… names, cut at the first one that does not exist or comes twice.
@@ -185,6 +207,8 @@ fn visible(list: &str, count: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const GIB: u64 = 1 << 30;
 
     fn read(pairs: &[(&str, &str)]) -> Result<Settings, String> {
         Settings::read(|name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
@@ -213,8 +237,7 @@ mod tests {
     fn a_bad_value_is_named_with_what_is_allowed() {
         for (name, value) in [
             ("SIMCUDA_GPUS", "4"),
-            ("SIMCUDA_GPUS", "4x32GB"),
-            ("SIMCUDA_GPUS", "1x9999999TiB"),
+            ("SIMCUDA_GPUS", "4x32XB"),
             ("SIMCUDA_LINK", "ethernet"),
             ("SIMCUDA_HOST", "lots"),
             ("SIMCUDA_HOST_NODES", "0"),
@@ -229,7 +252,14 @@ mod tests {
             ("SIMCUDA_STRICT", "very"),
         ] {
             let message = read(&[(name, value)]).unwrap_err();
-            assert!(message.starts_with(&format!("{name}={value}: expected ")), "{message}");
+            assert!(message.starts_with(&format!("{name}={value}: ")) && message.contains("expected "), "{message}");
+        }
+        for (value, words) in [
+            ("1x9999999TiB", "a GPU of 9999999TiB, where one has"),
+            ("9999999999x1GiB", "where a simulated machine has 32"),
+        ] {
+            let message = read(&[("SIMCUDA_GPUS", value)]).unwrap_err();
+            assert!(message.contains(words), "{message}");
         }
     }
 }

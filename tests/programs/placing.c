@@ -9,6 +9,7 @@
  *   both      a second context, and a kernel at work on a neighbour
  *   faults CODE  every driver call of a move failing once, and two in a row
  *   labels    names of blocks, and budgets for names
+ *   scopes    names and places for what a thread allocates
  *   ends      a context that ends with blocks that were moved; threads that free while others move
  */
 #include "control.h"
@@ -349,6 +350,74 @@ static void with_labels(void)
     say_labels();
 }
 
+static CUdeviceptr allocated(size_t bytes)
+{
+    CUdeviceptr block;
+    CHECK(cuMemAlloc_v2(&block, bytes));
+    return block;
+}
+
+static void *elsewhere(void *unused)
+{
+    CHECK(cuCtxSetCurrent(*(CUcontext *)unused));
+    CUdeviceptr block = allocated(8 * MIB);
+    say_where("another thread's", block, 8 * MIB);
+    CHECK(cuMemFree_v2(block));
+    return NULL;
+}
+
+static void in_scopes(void)
+{
+    enum { CACHE = 8 * MIB };
+    char outer[64], most[64], longest[65];
+    CUdeviceptr blocks[8], small;
+    CUcontext context;
+    pthread_t thread;
+    memset(longest, 'a', 64);
+    longest[64] = 0;
+    printf("far: %d, ", c.far_scope(1));
+    printf("again: %d\n", c.far_scope(1));
+    blocks[0] = filled(CACHE, 4);
+    say_where("far", blocks[0], CACHE);
+    CHECK(cuCtxGetCurrent(&context));
+    REQUIRE(pthread_create(&thread, NULL, elsewhere, &context) == 0 && pthread_join(thread, NULL) == 0);
+    printf("near: %d\n", c.far_scope(0));
+    blocks[1] = allocated(CACHE);
+    say_where("near", blocks[1], CACHE);
+    for (int i = 0; i < 4; i++)
+        REQUIRE(wrong(blocks[0], CACHE, 4) == 0);
+    say_where("used", blocks[0], CACHE);
+
+    printf("kv: %d, before '%s'; ", c.label_scope("kv", outer), outer);
+    blocks[2] = allocated(CACHE);
+    CHECK(cuMemAlloc_v2(&small, 1000));
+    printf("inner: %d, before '%s'; too long: %d; ", c.label_scope("inner", most), most, c.label_scope(longest, NULL));
+    blocks[3] = allocated(CACHE);
+    printf("back: %d; ", c.label_scope(most, NULL));
+    REQUIRE(c.label_budget("kv", 2 * CACHE) == 0);
+    blocks[4] = allocated(CACHE);
+    blocks[5] = allocated(CACHE);
+    printf("none: %d\n", c.label_scope(outer, outer));
+    blocks[6] = allocated(CACHE);
+    say_where("beyond the budget", blocks[5], CACHE);
+    say_labels();
+
+    /* The other GPU has 216 MiB left and the host 256, so that this one fills the GPU, the rest of it is on the host, and the next has room
+       at home only. */
+    c.far_scope(1);
+    blocks[7] = allocated(400 * MIB);
+    say_where("larger than the other GPU", blocks[7], 400 * MIB);
+    CUdeviceptr last = allocated(100 * MIB);
+    say_where("no room elsewhere", last, 100 * MIB);
+    c.far_scope(0);
+    CHECK(cuMemFree_v2(last));
+    CHECK(cuMemFree_v2(small));
+    for (int i = 0; i < 8; i++)
+        CHECK(cuMemFree_v2(blocks[i]));
+    c.trim();
+    say_held();
+}
+
 /* One move with a fault; it succeeds or fails, and whatever it did, the block is what it was. Returns the calls made. */
 static uint64_t faulty_move(CUdeviceptr block, int *place, const char *faults, uint64_t first)
 {
@@ -400,7 +469,8 @@ int main(int argc, char **argv)
         const char *name;
         void (*run)(void);
     } parts[] = {{"round", in_a_round}, {"parts", in_parts},     {"shared", beside_others}, {"stays", what_stays},
-                 {"refused", what_is_refused}, {"both", with_both}, {"labels", with_labels}, {"ends", to_the_end}};
+                 {"refused", what_is_refused}, {"both", with_both}, {"labels", with_labels}, {"ends", to_the_end},
+                 {"scopes", in_scopes}};
     REQUIRE(argc >= 2);
     c = find_control(RTLD_DEFAULT);
     simulator = find_simulator();

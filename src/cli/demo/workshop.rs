@@ -38,33 +38,29 @@ fn compile(folder: &Path) -> Result<(), Failure> {
 
 /// A folder with the compiled program, in which every step runs, so that the command lines shown are the ones run.
 pub struct Workshop {
-    folder: tempfile::TempDir,
+    folder: PathBuf,
     /// This executable.
     gpupool: PathBuf,
 }
 
 impl Workshop {
-    /// Makes the folder with the program: the one that came with this executable, or compiled here.
-    pub fn open() -> Result<Workshop, Failure> {
+    /// Puts the program into the folder: the one that came with this executable, or compiled here.
+    pub fn open(folder: &Path) -> Result<Workshop, Failure> {
         let failed = |what: &str, error: std::io::Error| Failure::broken(format!("{what}: {error}"));
         let gpupool = std::env::current_exe().map_err(|error| failed("cannot find this executable", error))?;
-        let folder = tempfile::Builder::new()
-            .prefix("gpupool-demo-")
-            .tempdir()
-            .map_err(|error| failed("cannot make a temporary folder", error))?;
-        std::fs::write(folder.path().join("two_arrays.c"), SOURCE)
+        std::fs::write(folder.join("two_arrays.c"), SOURCE)
             .map_err(|error| failed("cannot write two_arrays.c", error))?;
         match companion::beside(PROGRAM) {
-            Some(ready) => place(&ready, &folder.path().join(PROGRAM))
+            Some(ready) => place(&ready, &folder.join(PROGRAM))
                 .map_err(|error| failed(&format!("cannot copy {}", ready.display()), error))?,
-            None => compile(folder.path())?,
+            None => compile(folder)?,
         }
-        Ok(Workshop { folder, gpupool })
+        Ok(Workshop { folder: folder.to_owned(), gpupool })
     }
 
     /// Where it is.
     pub fn folder(&self) -> &Path {
-        self.folder.path()
+        &self.folder
     }
 
     /// A command from the words that are shown for it. Settings of the caller's own are left out: the story is about the

@@ -12,6 +12,7 @@ use super::check::Check;
 use crate::companion;
 use crate::folder::Folder;
 use crate::log_settings;
+use crate::preloadable;
 use crate::terminal;
 
 /// Prints the version and whether the interpreter is free-threaded.
@@ -22,6 +23,13 @@ const ASK_PYTHON: &str = "import sys; print(sys.version_info[0], sys.version_inf
 pub fn library(given: Option<&Path>) -> Check {
     match companion::find(companion::POOL, given) {
         Ok(path) => {
+            if let Err(failure) = preloadable::path(path.clone()) {
+                return Check::broken(
+                    "library",
+                    failure.to_string(),
+                    "`gpupool run` does not start until that is corrected",
+                );
+            }
             let facts = json!(path.to_string_lossy());
             match companion::foreign(&path) {
                 None => Check::fine("library", path.display().to_string()),
@@ -131,6 +139,10 @@ pub fn settings(gpus: Option<&[u64]>) -> Vec<Check> {
         checks
             .extend(of_the_log.iter().map(|problem| Check::finding("settings", problem, advice).facts(facts.clone())));
     }
+    let without_unit = gpupool_config::without_unit(std::env::vars_os());
+    checks.extend(without_unit.iter().map(|problem| {
+        Check::finding("settings", problem.to_string(), "it is obeyed as it stands").facts(facts.clone())
+    }));
     if !checks.is_empty() {
         return checks;
     }

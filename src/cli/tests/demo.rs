@@ -1,6 +1,8 @@
 //! The story, whole, on small simulated GPUs. Needs the libraries beside the executable: `cargo build --workspace` in the
 //! same profile makes them.
 
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Stdio;
 
 use crate::common::{gpupool, made, output, stderr, stdout};
@@ -38,6 +40,30 @@ fn the_largest_gpus_take_no_longer() {
         let pages = line.rsplit(' ').next().and_then(|pages| pages.parse::<u64>().ok());
         assert!(pages.is_some_and(|pages| pages < 200_000), "{line}");
     }
+}
+
+/// Ctrl-C reaches the whole group.
+#[test]
+fn an_interrupted_demo_leaves_nothing_and_says_that_it_was() {
+    let temporary = made(tempfile::tempdir());
+    let mut command = gpupool();
+    command.args(["demo", "--gpus", "2x4TiB"]).env("TMPDIR", temporary.path()).process_group(0);
+    let mut demo = made(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn());
+    let mut out = BufReader::new(made(demo.stdout.take().ok_or("no pipe")));
+    let mut line = String::new();
+    while !line.starts_with("$ gpupool sim") {
+        line.clear();
+        assert_ne!(made(out.read_line(&mut line)), 0, "the demo ended before its first step");
+    }
+    assert_ne!(made(std::fs::read_dir(temporary.path())).count(), 0);
+    // SAFETY: plain integers; the group is that of a child that was not waited for.
+    assert_eq!(unsafe { libc::kill(-demo.id().cast_signed(), libc::SIGINT) }, 0);
+    // Until the last of its processes is gone.
+    let mut rest = Vec::new();
+    made(made(demo.stderr.take().ok_or("no pipe")).read_to_end(&mut rest));
+    assert_eq!(made(demo.wait()).signal(), Some(libc::SIGINT));
+    let left: Vec<_> = made(std::fs::read_dir(temporary.path())).flatten().map(|entry| entry.path()).collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]

@@ -236,6 +236,8 @@ fn settings_are_judged_as_the_library_would() {
         ("GPUPOOL_CONTEXTS", "deny", "broken", "GPUPOOL_CONTEXT_DEVICES"),
         ("GPUPOOL_MODE", "off", "finding", "nothing is intercepted"),
         ("GPUPOOL_FREE", "lazy", "fine", "as follows"),
+        ("GPUPOOL_LIMIT", "10", "finding", "GPUPOOL_LIMIT=10: 10 bytes, as there is no unit; write 10GiB if"),
+        ("GPUPOOL_HOST_LIMIT", "0", "fine", "as follows"),
     ] {
         let mut command = simulated(&bench, &[], GOOD_PYTHON, &["--json"]);
         let output = output(command.env(name, value));

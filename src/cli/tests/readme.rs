@@ -1,5 +1,7 @@
 //! README says what the program does.
 
+use std::path::Path;
+
 use gpupool_config::SETTINGS;
 use gpupool_events::FINDINGS;
 
@@ -57,4 +59,31 @@ fn readme_shows_a_finding_as_the_report_does() {
     let (_, finding) = report.split_once("Findings\n").unwrap();
     let (finding, _) = finding.split_once("\n\n").unwrap();
     assert!(readme().contains(finding), "put this into README.md:\n{finding}");
+}
+
+/// What a heading is called in a link to it.
+fn slug(heading: &str) -> String {
+    let kept = heading.chars().filter(|letter| letter.is_alphanumeric() || " -_".contains(*letter));
+    kept.collect::<String>().to_lowercase().replace(' ', "-")
+}
+
+#[test]
+fn links_lead_to_files_and_headings_that_are_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for page in ["README.md", "CONTRIBUTING.md", "src/README.md", "tests/README.md"] {
+        let file = root.join(page);
+        let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{page}: {error}"));
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(link, _)| link);
+        for link in links.filter(|link| !link.contains("://")) {
+            let (to, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target = if to.is_empty() { file.clone() } else { file.with_file_name(to) };
+            assert!(target.exists(), "{page} links to {link}: {} is not there", target.display());
+            if !heading.is_empty() {
+                let target = std::fs::read_to_string(target).unwrap();
+                let mut headings = target.lines().filter(|line| line.starts_with('#'));
+                let is_there = headings.any(|line| slug(line.trim_start_matches('#').trim()) == heading);
+                assert!(is_there, "{page} links to {link}: no such heading");
+            }
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::common::{Bench, gpupool, made, output, stderr, stdout};
@@ -90,6 +90,44 @@ fn a_library_whose_path_the_loader_would_split_is_preloaded_by_a_link() {
     assert!(Path::new(preload).starts_with(runtime.canonicalize().unwrap()), "{text}");
     assert_ne!(mapped, "0", "the link leads to the library");
     assert_eq!(Path::new(preload).canonicalize().unwrap(), library.canonicalize().unwrap());
+}
+
+#[test]
+fn doctor_finds_that_no_link_can_be_made() {
+    let bench = Bench::new();
+    let (folder, runtime) = (bench.path("My Projects"), bench.path("runtime"));
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::create_dir(&runtime).unwrap();
+    let library = folder.join("libgpupool.so");
+    std::fs::copy(bench.library(), &library).unwrap();
+    let gpupool_with = |arguments: &[&str]| {
+        let mut command = gpupool();
+        command.env("XDG_RUNTIME_DIR", &runtime).args(&arguments[..1]).arg("--library").arg(&library);
+        output(command.args(&arguments[1..]))
+    };
+    let link = PathBuf::from(stdout(&gpupool_with(&["run", "sh", "-c", "echo $LD_PRELOAD"])).trim());
+    let doctor = || stdout(&gpupool_with(&["doctor"])).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(!doctor().contains("no link to it can be made"));
+    std::fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink("/somewhere/else", &link).unwrap();
+    assert_eq!(gpupool_with(&["run", "true"]).status.code(), Some(2));
+    let told = doctor();
+    assert!(told.contains("BROKEN library") && told.contains("no link to it can be made"), "{told}");
+}
+
+#[test]
+fn a_program_that_nothing_can_be_loaded_into_runs_and_that_is_told() {
+    let bench = Bench::new();
+    let program = bench.compile("static", "int main(void) { return 7; }", &["-static"]);
+    let log = bench.path("log.jsonl");
+    let output = output(bench.gpupool("run", &["--log", log.to_str().unwrap()]).arg(&program));
+    assert_eq!((output.status.code(), log.exists()), (Some(7), false));
+    let said = stderr(&output);
+    let words =
+        "static is statically linked, so that nothing can be loaded into it: it runs without gpupool and writes no log";
+    assert!(said.lines().count() == 1 && said.contains(words), "{said}");
+    let quiet = stderr(&crate::common::output(bench.gpupool("run", &[]).arg("true")));
+    assert_eq!(quiet, "");
 }
 
 #[test]

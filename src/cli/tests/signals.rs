@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
@@ -248,4 +248,33 @@ fn folders_of_other_programs_are_let_alone() {
     }
     assert!(output(bench.gpupool("sim", &[]).arg("true").env("TMPDIR", &temporary)).status.success());
     assert!(Path::exists(&temporary.join("gpupool-sim-mine")) && Path::exists(&temporary.join("other")));
+}
+
+/// A signal to the wrapper itself, while it makes its folder and there is no program yet.
+const INTERRUPTED_AT_ITS_FOLDER: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/stat.h>
+int mkdir(const char *path, mode_t mode) {
+    int (*real)(const char *, mode_t) = (int (*)(const char *, mode_t))dlsym(RTLD_NEXT, "mkdir");
+    int made = real(path, mode);
+    if (made == 0 && strstr(path, "/gpupool-")) raise(SIGINT);
+    return made;
+}
+"#;
+
+#[test]
+fn a_signal_before_there_is_a_program_leaves_no_folder_behind() {
+    let bench = Bench::new();
+    let preload = bench.compile("interrupts.so", INTERRUPTED_AT_ITS_FOLDER, &["-shared", "-fPIC", "-ldl"]);
+    for (way, flags) in WRAPPERS {
+        let temporary = made(tempfile::tempdir());
+        let mut command = bench.gpupool(way, flags);
+        command.args(["sh", "-c", "while :; do sleep 1; done"]).env("TMPDIR", temporary.path());
+        let output = output(command.env("LD_PRELOAD", &preload));
+        assert_eq!(output.status.signal(), Some(libc::SIGINT), "{way}: {}", stderr(&output));
+        assert_eq!(made(std::fs::read_dir(temporary.path())).count(), 0, "{way}");
+    }
 }

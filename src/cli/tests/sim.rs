@@ -112,10 +112,27 @@ fn machines_that_make_no_sense_are_refused() {
         ["--host", "lots"],
         ["--fault", "cuMemMap=3"],
     ];
-    for flags in refused {
-        let output = output(bench.gpupool("sim", &flags).arg("true"));
+    let refusal = |flags: &[&str]| {
+        let output = output(bench.gpupool("sim", flags).arg("true"));
         assert_eq!(output.status.code(), Some(2), "{flags:?}");
-        assert!(stderr(&output).contains(flags[1]), "{}", stderr(&output));
+        stderr(&output)
+    };
+    for flags in refused {
+        assert!(refusal(&flags).contains(flags[1]), "{flags:?}");
+    }
+    for (flags, words) in [
+        (["--gpus", "100x1GiB"], "100 GPUs, where a simulated machine has 32 at most"),
+        (["--gpus", "30x1GiB,3x2GiB"], "33 GPUs, where"),
+        (["--gpus", "2x8TiB"], "a GPU of 8TiB, where one has 64MiB to 4TiB"),
+        (["--gpus", "1x1MiB"], "a GPU of 1MiB, where one has"),
+        (["--host", "8TiB"], "a host of 8TiB, where one has 4TiB at most"),
+    ] {
+        let said = refusal(&flags);
+        assert!(said.contains(words), "{flags:?}: {said}");
+    }
+    for flags in [["--gpus", "32x64MiB"], ["--gpus", "1x1.5GiB"], ["--host", "0"]] {
+        let output = output(bench.gpupool("sim", &flags).arg("true"));
+        assert!(output.status.success(), "{flags:?}: {}", stderr(&output));
     }
 }
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 #: What the place of the host's NUMA node 0 is called; a node's is -1 less its number.
 _HOST = -1
 #: A label's room with its NUL.
 _LABEL = 64
 _NO_BUDGET = (1 << 64) - 1
+_NOT_ACTIVE = -1
 
 
 class State(enum.IntEnum):
@@ -57,15 +60,32 @@ class Anchors(enum.IntFlag):
     ANCHORED = 8
 
 
-#: Why a call did nothing, by the C interface's codes.
+#: Why a call did nothing, and what to do: by the C interface's codes, and by those of the driver that its calls answer with.
 _ERRORS = {
-    -1: ("NOT_ACTIVE", "gpupool has no part in this process, or no pool yet"),
-    -2: ("INVALID_ARGUMENT", "an address is NULL, a size is 0 or a number is none that is known"),
-    -3: ("NOT_POOLED", "the address lies in no live block of the pool's"),
-    -4: ("NOT_SUPPORTED", "this kind of memory cannot do that"),
-    -5: ("INTERNAL", "gpupool failed; the log says where"),
-    -6: ("STAYED", "some of the memory stayed where it was; pieces() tells where it lies, and what must stay"),
-    -7: ("OVER_BUDGET", "the label would have more on its GPU than its budget"),
+    -1: ("NOT_ACTIVE", "gpupool has no part in this process, or no pool yet", "make this call after the first use of CUDA"),
+    -2: (
+        "INVALID_ARGUMENT",
+        "an address is NULL, a size is 0 or a number or name is none that is known",
+        "see the call's parameters in gpupool.h; a label has 1 to 63 bytes",
+    ),
+    -3: (
+        "NOT_POOLED",
+        "the address lies in no live block of the pool's, but is freed, the driver's or nobody's",
+        "name memory that cudaMalloc gave while gpupool served it",
+    ),
+    -4: ("NOT_SUPPORTED", "this kind of memory cannot do that there", "choose a place of places() that the memory's GPU reaches"),
+    -5: ("INTERNAL", "gpupool failed", "the log says where; please report it"),
+    -6: ("STAYED", "some of the memory stayed where it was", "pieces() tells where it lies and what must stay there"),
+    -7: ("OVER_BUDGET", "the label would have more on its GPU than its budget", "raise label_budget(), or free memory of that label"),
+    1: ("CUDA_ERROR_INVALID_VALUE", "the driver knows no such memory", "name memory that is not freed"),
+    2: (
+        "CUDA_ERROR_OUT_OF_MEMORY",
+        "the place has no room",
+        "free memory there (places() tells what is held), or choose another",
+    ),
+    201: ("CUDA_ERROR_INVALID_CONTEXT", "this thread has no context", "make a GPU current in it first"),
+    600: ("CUDA_ERROR_NOT_READY", "the GPUs do not come to rest", "wait for the work that was submitted, and call again"),
+    900: ("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "a stream is being captured", "call again when the capture has ended"),
 }
 
 
@@ -73,11 +93,16 @@ class GpupoolError(RuntimeError):
     """A call did nothing. ``number`` is the C interface's (below 0) or a CUresult, and ``code`` its name, as "NOT_POOLED"."""
 
     def __init__(self, call: str, number: int) -> None:
+        from gpupool._preload import is_preloaded
+
         self.number = number
-        self.code, reason = _ERRORS.get(number, (f"CUDA_{number}", f"the driver answered {number}"))
+        unknown = (f"CUDA_ERROR_{number}", f"the driver answered {number}", "its documentation says what that means")
+        self.code, reason, advice = _ERRORS.get(number, unknown)
         if number == -1 and why():
             reason = why()
-        super().__init__(f"{call}: {reason}")
+            if state() != State.IDLE or not is_preloaded():
+                advice = "`gpupool doctor` in the same environment tells more"
+        super().__init__(f"{call}: {self.code} ({number}): {reason}; {advice}")
 
 
 @dataclass(frozen=True)
@@ -195,6 +220,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "gpupool_advise": (c_int, [c_void_p, c_size_t, c_int, c_int]),
     "gpupool_prefetch": (c_int, [c_void_p, c_size_t, c_int, c_void_p]),
     "gpupool_label": (c_int, [c_void_p, c_char_p]),
+    "gpupool_label_scope": (c_int, [c_char_p, c_char_p]),
+    "gpupool_far_scope": (c_int, [c_int]),
     "gpupool_label_budget": (c_int, [c_char_p, c_uint64]),
     "gpupool_labels": (c_size_t, [POINTER(_LabelUsage), c_size_t]),
     "gpupool_get_state": (c_int, []),
@@ -256,7 +283,9 @@ def mode() -> str:
 
 def why() -> str:
     """Why allocations go to the driver, a sentence; empty where they do not."""
-    if not hasattr(ctypes.CDLL(None), "gpupool_version"):
+    from gpupool._preload import is_preloaded
+
+    if not is_preloaded():
         return "the library is not preloaded in this process; start the program by `gpupool run`, or call gpupool.activate() first"
     return str(interface().gpupool_why().decode())
 
@@ -367,10 +396,51 @@ def release_anchor(memory: Any, size: int | None = None) -> None:
     _made("gpupool_release_anchor", interface().gpupool_release_anchor(address, size))
 
 
-def label(memory: Any, name: str | None) -> None:
-    """Gives the block that memory lies in a label, in place of any it had; None takes it back. It ends with the block."""
+@overload
+def label(memory: str) -> AbstractContextManager[None]: ...
+@overload
+def label(memory: Any, name: str | None) -> None: ...
+def label(memory: Any, name: str | None = None) -> AbstractContextManager[None] | None:
+    """Gives the block that memory lies in a label, in place of any it had; None takes it back. It ends with the block.
+
+    With a name alone it is a scope: what this thread allocates inside has that label. A tensor that a framework serves from its cache is
+    not allocated then. Where gpupool takes no part, the scope does nothing.
+
+    >>> with gpupool.label("kv"):
+    ...     cache = torch.empty(size, device="cuda")
+    """
+    if isinstance(memory, str):
+        return _labelled(memory)
     address, _ = _range(memory, 1)
     _made("gpupool_label", interface().gpupool_label(address, None if name is None else name.encode()))
+    return None
+
+
+@contextmanager
+def _labelled(name: str) -> Iterator[None]:
+    outer = ctypes.create_string_buffer(_LABEL)
+    number = interface().gpupool_label_scope(name.encode(), outer)
+    if number != _NOT_ACTIVE:
+        _made("gpupool_label_scope", number)
+    try:
+        yield
+    finally:
+        interface().gpupool_label_scope(outer, None)
+
+
+@contextmanager
+def far() -> Iterator[None]:
+    """A scope in which this thread's allocations are placed elsewhere than on its GPU where there is room: on other GPUs, and then on
+    the host. They stay there, whatever GPUPOOL_MOVE says; ``prefetch`` brings them home. For what is used seldom, as an optimizer's state.
+
+    >>> with gpupool.far():
+    ...     state = torch.empty(size, device="cuda")
+    """
+    outer = interface().gpupool_far_scope(1)
+    try:
+        yield
+    finally:
+        interface().gpupool_far_scope(int(outer > 0))
 
 
 def label_budget(name: str, size: int | None) -> None:

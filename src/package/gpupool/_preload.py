@@ -131,7 +131,7 @@ def _cuda_is_in_use() -> bool:
     except OSError:
         return False
     count = ctypes.c_int()
-    return driver.cuDeviceGetCount(ctypes.byref(count)) != _NOT_INITIALIZED
+    return int(driver.cuDeviceGetCount(ctypes.byref(count))) != _NOT_INITIALIZED
 
 
 def _start_anew(settings: dict[str, str]) -> NoReturn:

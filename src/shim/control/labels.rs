@@ -1,8 +1,9 @@
 //! Names for blocks, and how much of a name may lie near.
 
 use super::{gpupool_error, looking};
-use crate::process;
+use crate::process::{self, Part};
 use crate::serve::memory::labels::{self, Unlabelled, Usage};
+use crate::serve::memory::scope;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// Bytes of a label with its NUL, as the struct has them.
@@ -78,6 +79,52 @@ pub unsafe extern "C" fn gpupool_label_budget(label: *const c_char, bytes: u64) 
     match looking(set) {
         Ok(()) => 0,
         Err(error) => error.into(),
+    }
+}
+
+/// From now on, blocks of the pool that the calling thread allocates have a label when the call that allocates them returns, as by
+/// `gpupool_label`; NULL or an empty one ends that. What is more than its budget goes elsewhere at once. `outer`, where it is not NULL, is
+/// given the label that was set until now, or an empty one: to put it back at the end of a scope, pass it as `label`.
+///
+/// This may be called before CUDA is used. It costs no lock and reaches no driver. What a framework serves from a cache of its own is
+/// not allocated here. Returns 0, `GPUPOOL_INVALID_ARGUMENT`, or `GPUPOOL_NOT_ACTIVE` where everything goes to the driver; `outer` is empty then.
+///
+/// # Safety
+/// `label` ends with NUL, or is NULL; `outer` has room for 64 bytes, or is NULL. They may be the same.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpupool_label_scope(label: *const c_char, outer: *mut c_char) -> c_int {
+    // SAFETY: the first byte of a string of the caller's, if there is one.
+    let is_none = label.is_null() || unsafe { *label } == 0;
+    // SAFETY: NULL, or a string of the caller's that ends with NUL.
+    let checked = if is_none { Ok(None) } else { unsafe { name_of(label) } };
+    let answer = checked.and_then(|name| in_scopes().map(|()| scope::set_name(name.unwrap_or_default())));
+    let (until_now, answer) = match answer {
+        Ok(until_now) => (until_now, 0),
+        Err(error) => ([0; LABEL_SIZE], error.into()),
+    };
+    if !outer.is_null() {
+        // SAFETY: the caller has room for so many bytes; `label`, which may be the same, is not read any more.
+        unsafe { outer.cast::<u8>().copy_from_nonoverlapping(until_now.as_ptr(), LABEL_SIZE) };
+    }
+    answer
+}
+
+/// From now on, blocks of the pool that the calling thread allocates are placed elsewhere than on the GPU whose context is current (`far`
+/// other than 0), or as always (0): on the other GPUs, the fastest link first, and then on the host. They stay there, whatever
+/// `GPUPOOL_MOVE` says, as after `gpupool_prefetch`, and `GPUPOOL_FAR_LIMIT` refuses none of them. Where there is no room elsewhere, a block lies where it would have without this call.
+///
+/// Requests under `GPUPOOL_MIN_SIZE`, the driver's own memory (`cudaMallocAsync`, managed memory) and what the program makes by
+/// `cuMemCreate` are placed as always. Returns what was set until now, 0 or 1, or `GPUPOOL_NOT_ACTIVE` where everything goes to the driver.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpupool_far_scope(far: c_int) -> c_int {
+    in_scopes().map_or_else(c_int::from, |()| scope::set_far(far != 0).into())
+}
+
+/// Whether it matters what a thread wants of its blocks: they are, or may become, the pool's.
+fn in_scopes() -> Result<(), gpupool_error> {
+    match process::part() {
+        Part::Idle | Part::Active => Ok(()),
+        Part::Closed | Part::Passing => Err(gpupool_error::GPUPOOL_NOT_ACTIVE),
     }
 }
 

@@ -76,6 +76,10 @@ fn start_inside() -> bool {
     if let Some(problem) = settings.without_effect() {
         log::warn_once("without_effect", &problem);
     }
+    let without_unit = gpupool_config::without_unit(std::env::vars_os());
+    if !without_unit.is_empty() {
+        log::warn_once("without_unit", without_unit.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "));
+    }
     let mode = settings.mode;
     process::remember(settings, gpupool_config::rank(std::env::vars_os()));
     install_panic_report();

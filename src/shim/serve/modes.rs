@@ -36,7 +36,9 @@ pub fn allocate(bytes: u64, mut driver_call: impl FnMut() -> CuResult) -> Served
     }
     let answer = match memory::pool_for() {
         Ok((opened, context)) => {
-            first = first.or_else(|| (opened.plan.mode == Mode::Spill).then(&mut driver_call));
+            // The driver has no memory but at home.
+            let asks_first = opened.plan.mode == Mode::Spill && !memory::scope::is_far();
+            first = first.or_else(|| asks_first.then(&mut driver_call));
             if let Some(result) = first.filter(|result| *result != CuResult::OUT_OF_MEMORY) {
                 return Served::Driver(result, Bypass::HadRoom);
             }

@@ -204,6 +204,30 @@ fn a_cache_that_frees_when_told_is_told_again_next_time() {
 }
 
 #[test]
+fn a_request_away_from_home_goes_elsewhere_or_nowhere_and_leaves_home_as_it_was() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 128 * MIB), (GPU1, 96 * MIB), (HOST, 64 * MIB)]);
+    let away = |mib: u64| pool.allocate_away(&Request { soft_refusal: true, ..request(mib * MIB, 0) });
+    let at_home = allocate(&pool, 64 * MIB).unwrap();
+    free(&pool, &at_home);
+    let first = away(64).unwrap();
+    assert_eq!((first.reused, first.on_peers, first.on_host), (false, 64 * MIB, 0), "although home keeps a fit");
+    assert_block(&pool, &first);
+    let second = away(64).unwrap();
+    assert_eq!((second.on_peers, second.on_host), (32 * MIB, 32 * MIB));
+    assert_eq!(away(64), Err(Refusal::Full { missing: 32 * MIB }));
+    let (kept, log) = calls_since(&pool, || allocate(&pool, 64 * MIB).unwrap());
+    assert_eq!((kept.block.address, log.len()), (at_home.block.address, 0), "nothing that is kept went back");
+    free(&pool, &first);
+    let again = away(64).unwrap();
+    assert_eq!((again.block.address, again.reused), (first.block.address, true));
+    // An overflow that was wanted is no reason to tell a cache that home overflows.
+    let ask = |mib: u64| pool.allocate(&Request { soft_refusal: true, ..request(mib * MIB, 0) });
+    free(&pool, &again);
+    assert_eq!(ask(72), Err(Refusal::Soft));
+    assert_returns_everything(&pool, &[second, kept]);
+}
+
+#[test]
 fn free_memory_at_home_is_no_overflow() {
     let pool = pool(Policy::LocalFirst, &[(GPU0, 128 * MIB), (GPU1, GIB)]);
     let ask = |mib: u64| pool.allocate(&Request { soft_refusal: true, ..request(mib * MIB, 0) });

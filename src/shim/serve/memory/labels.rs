@@ -4,9 +4,9 @@
 //! one home. What is over it goes to the next place, or stays and is told; nothing moves at any other time.
 
 use super::by_hand::{self, Unplaced};
-use super::{block_at, pieces};
+use super::{block_at, pieces, scope};
 use crate::backing::open;
-use crate::log;
+use crate::{log, process};
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Driver, Stream};
 use gpupool_events::{BlockLabel, LabelLevel};
@@ -129,9 +129,33 @@ fn report(level: LabelLevel) {
     });
 }
 
+/// Names a block that this thread has just made, if it is in such a scope. What is over the name's budget and cannot go elsewhere stays:
+/// a block that is there is more to the program than where it is.
+#[inline]
+pub fn name_in_scope(block: &Block) {
+    if let (Some(name), Some(driver)) = (scope::name(), process::driver()) {
+        let _ = set(driver, block.address, Some(scope::text(&name)));
+    }
+}
+
+/// Whether a block of so many bytes that this thread asks for is to be elsewhere than at home: the program says so, or it would be more
+/// than its name may have there.
+#[inline]
+pub fn wants_away(bytes: u64) -> bool {
+    scope::is_far() || scope::name().is_some_and(|name| is_over_budget(scope::text(&name), bytes))
+}
+
+/// Whether so many bytes more at home are more than a name may have there.
+fn is_over_budget(name: &str, more: u64) -> bool {
+    // Most names have none, and then nobody asks where their blocks lie.
+    let has_one = LABELS.lock().all.iter().any(|label| label.name == name && label.budget.is_some());
+    let usage = if has_one { usage_of(name) } else { None };
+    usage.is_some_and(|usage| usage.budget.is_some_and(|budget| usage.at_home + more > budget))
+}
+
 /// Sends a block to the next place that has room, if its label has more at home than it may.
 fn keep_within(driver: &Driver, block: &Block, name: &str) -> Result<(), Unlabelled> {
-    let is_over = || usage_of(name).is_some_and(|usage| usage.budget.is_some_and(|budget| usage.at_home > budget));
+    let is_over = || is_over_budget(name, 0);
     if !is_over() {
         return Ok(());
     }
@@ -172,8 +196,7 @@ pub fn of(block: &Block) -> Option<String> {
 
 /// Whether so many bytes more of a block at home are more than its label may have there.
 pub fn is_beyond_budget(block: &Block, more: u64) -> bool {
-    let usage = of(block).filter(|_| more > 0).and_then(|name| usage_of(&name));
-    usage.is_some_and(|usage| usage.budget.is_some_and(|budget| usage.at_home + more > budget))
+    of(block).filter(|_| more > 0).is_some_and(|name| is_over_budget(&name, more))
 }
 
 /// Forgets a block that ended.

@@ -7,6 +7,7 @@ pub mod labels;
 pub mod memops;
 pub mod mempool;
 mod outcome;
+pub mod scope;
 
 pub use caching::returns_its_cache;
 
@@ -106,18 +107,25 @@ pub fn from_pool(
     let mut request = Request { bytes, home, owner: context.id, soft_refusal: soft, can_repack: repacker.is_some() };
     // Others may take what came free, so that once for each place may be too little; the old answer stands then.
     let mut repacks = opened.plan.places.len();
+    let away = if labels::wants_away(bytes) { opened.pool.allocate_away(&request).ok() } else { None };
+    let is_put = away.is_some();
+    let mut from_pool = away.map_or_else(|| opened.pool.allocate(&request), Ok);
     loop {
-        let from_pool = opened.pool.allocate(&request);
         match outcome::of_request(from_pool, device, || context.is_gone(), || is_refused_softly(home, bytes)) {
-            Outcome::Made(allocation) if is_refused_far(&allocation) => {
+            Outcome::Made(allocation) if !is_put && is_refused_far(&allocation) => {
                 // Nobody has seen it yet, so nothing is at work on it.
                 let _ = opened.pool.free(allocation.block.address, Free::Lazy);
                 return Ok(Err(CuResult::OUT_OF_MEMORY));
             }
             Outcome::Made(allocation) => {
                 context.usage.allocated(bytes);
-                report(&allocation);
-                return Ok(Ok(allocation.block.address));
+                report_made(&allocation, is_put);
+                let block = &allocation.block;
+                if is_put {
+                    say(block, block.address, block.bytes, Placing::Put);
+                }
+                labels::name_in_scope(block);
+                return Ok(Ok(block.address));
             }
             Outcome::TooLate => {
                 context::end::disown(context);
@@ -140,6 +148,7 @@ pub fn from_pool(
             }
             Outcome::Left(why) => return Err(why),
         }
+        from_pool = opened.pool.allocate(&request);
     }
 }
 
@@ -165,9 +174,10 @@ pub fn small_from_pool(opened: &Opened, context: &Context, bytes: u64) -> Answer
         Outcome::Made(allocation) => {
             context.usage.allocated(bytes);
             report_block(&allocation);
+            labels::name_in_scope(&allocation.block);
             match slab.filter(|slab| !slab.reused) {
                 Some(slab) => {
-                    report_growth(&slab.block, slab.on_peers, slab.on_host);
+                    report_growth(&slab.block, slab.on_peers, slab.on_host, false);
                     level::report();
                 }
                 None => level::rose(bytes),
@@ -256,12 +266,18 @@ pub fn report_fallback(home: u32, bytes: u64, why: &str) {
 /// A block was made.
 #[inline]
 pub fn report(allocation: &Allocation) {
+    report_made(allocation, false);
+}
+
+/// A block was made; `is_put`: elsewhere than at home, because the program wants it there.
+#[inline]
+fn report_made(allocation: &Allocation, is_put: bool) {
     let Allocation { block, reused, on_peers, on_host } = *allocation;
     report_block(allocation);
     if reused {
         level::rose(block.bytes);
     } else {
-        report_growth(&block, on_peers, on_host);
+        report_growth(&block, on_peers, on_host, is_put);
         level::report();
     }
     if let Some(hearer) = HEARER.get() {
@@ -280,7 +296,7 @@ fn report_block(allocation: &Allocation) {
 }
 
 #[cold]
-fn report_growth(block: &Block, on_peers: u64, on_host: u64) {
+fn report_growth(block: &Block, on_peers: u64, on_host: u64, is_put: bool) {
     let Block { bytes, home, .. } = *block;
     if on_peers + on_host == 0 {
         log::emit(|| {
@@ -290,13 +306,13 @@ fn report_growth(block: &Block, on_peers: u64, on_host: u64) {
     } else {
         count_spilled(on_peers + on_host);
         residence::is_far();
-        if on_host > 0 {
+        if on_host > 0 && !is_put {
             report_host(home, on_host, bytes);
         }
         log::emit(|| {
             let [size, peers, host] = [bytes, on_peers.min(bytes), on_host.min(bytes)].map(format_size);
-            let text =
-                format!("{size} for GPU {home} did not fit there: {peers} are on other GPUs, {host} on the host");
+            let why = if is_put { "is to be elsewhere" } else { "did not fit there" };
+            let text = format!("{size} for GPU {home} {why}: {peers} are on other GPUs, {host} on the host");
             (PoolSpill { home, bytes, on_peers, on_host }, text)
         });
     }

@@ -1,0 +1,23 @@
+//! Sizes that lack a unit, and that nobody means in bytes.
+
+use crate::problem::Problem;
+use std::ffi::OsString;
+
+/// What a place may hold or keep free. The other sizes may well be a few bytes.
+const OF_PLACES: [&str; 4] = ["GPUPOOL_RESERVE", "GPUPOOL_LIMIT", "GPUPOOL_HOST_LIMIT", "GPUPOOL_PINNED_LIMIT"];
+/// Not even the smallest piece of memory at a place, which is 2 MiB, has so few bytes. 0 is a size that is meant.
+const FEWEST: u64 = 1 << 16;
+
+/// Of the settings among `vars`, those whose number is most likely one of GiB: `GPUPOOL_LIMIT=10`. They mean bytes all the same.
+pub fn without_unit(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<Problem> {
+    let settings = vars.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let of_places = settings.filter(|(name, _)| OF_PLACES.contains(&name.as_str()));
+    let suspects = of_places.filter_map(|(name, value)| {
+        let sizes = value.split(',').map(|part| part.rsplit(':').next().unwrap_or(part).trim());
+        let few = |size: &&str| size.parse::<u64>().is_ok_and(|bytes| (1..FEWEST).contains(&bytes));
+        let number = sizes.into_iter().find(few)?.to_owned();
+        let reason = format!("{number} bytes, as there is no unit; write {number}GiB if that is meant");
+        Some(Problem { name, value, reason })
+    });
+    suspects.collect()
+}
