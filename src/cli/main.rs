@@ -13,6 +13,7 @@ mod inherited;
 mod kernel;
 mod lenders;
 mod log_settings;
+mod pages;
 mod preloadable;
 mod ps;
 mod report;
