@@ -6,6 +6,7 @@ mod demo;
 mod doctor;
 mod elf;
 mod explain;
+mod export;
 mod fail_on;
 mod failure;
 mod folder;
@@ -18,6 +19,8 @@ mod preloadable;
 mod ps;
 mod report;
 mod run;
+#[cfg(test)]
+mod sample;
 mod sim;
 mod stdout;
 mod terminal;
@@ -38,6 +41,7 @@ enum Command {
     Explain(explain::Args),
     Doctor(doctor::Args),
     Ps(ps::Args),
+    Export(export::Args),
     Demo(demo::Args),
     Kernel(kernel::Args),
     #[command(hide = true)]
@@ -56,6 +60,7 @@ fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Ps(args) => ps::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Kernel(args) => kernel::run(&args),
         Command::Lenders(args) => lenders::run(&args),

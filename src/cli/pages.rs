@@ -3,7 +3,9 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use gpupool_config::parse_duration;
 use gpupool_metrics::folder::{Entry, Folder, Roots};
 use gpupool_metrics::{Life, Snapshot, Unreadable, identify, read};
 use serde::Serialize;
@@ -97,6 +99,16 @@ impl Pages {
     }
 }
 
+/// The time between two looks, as an argument. What is shorter would show nothing new: a page is written once a second at most.
+///
+/// # Errors
+/// It is none, or too short.
+pub fn interval(text: &str) -> Result<Duration, String> {
+    const LEAST: Duration = Duration::from_millis(100);
+    let interval = parse_duration(text).map_err(|error| error.to_string())?;
+    if interval < LEAST { Err("at least 100ms".to_owned()) } else { Ok(interval) }
+}
+
 /// A page that its process will write no more.
 const GONE: &str = "gone";
 
@@ -134,7 +146,7 @@ fn unreadable(error: &Unreadable) -> NotShown {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use super::*;
     use gpupool_metrics::{BYTES, Identity, Memory, Page, Process, VERSION};
     use std::cell::RefCell;
