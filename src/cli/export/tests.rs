@@ -1,6 +1,8 @@
 //! What is exported of processes as their pages tell of them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::process::{Command, Stdio};
 
 use gpupool_metrics::{Counter, Levels};
 
@@ -87,34 +89,30 @@ fn a_hostile_name_is_one_label_and_moves_no_cursor() {
     let one = "process=\"a\\\"} 1\u{fffd}evil{x=\\\"\\\\\\\\\u{fffd}[2J\u{fffd}\",rank=";
     assert!(text.contains(one), "{text}");
     assert!(text.contains("gpupool_recent_findings{") && text.contains(r#"code="other"} 1"#), "{text}");
-    let checked = promtool(&text);
-    assert!(checked.is_none_or(|said| said.is_empty()));
+    assert_eq!(tool(&["check", "metrics"], &text).unwrap_or_default(), "");
 }
 
 #[test]
 fn promtool_finds_nothing_to_complain_of() {
     let rows = (1..4).map(|pid| listed(pid, "train")).collect();
     let skipped = vec![Skipped { reason: "torn", why: String::new() }];
-    if let Some(said) = promtool(&exported(&Look { rows, skipped })) {
-        assert_eq!(said, "");
-    }
+    assert_eq!(tool(&["check", "metrics"], &exported(&Look { rows, skipped })).unwrap_or_default(), "");
 }
 
-/// What Prometheus' own check says, if it is installed.
-fn promtool(text: &str) -> Option<String> {
-    use std::io::Write;
-    use std::process::{Command, Stdio};
+/// What Prometheus' own tool says to this input, if it is installed.
+pub fn tool(arguments: &[&str], input: &str) -> Option<String> {
     let mut tool = Command::new("promtool");
-    tool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    tool.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let Ok(mut child) = tool.spawn() else {
         println!("no promtool is installed: its check was not made");
         return None;
     };
-    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
     let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&said));
-    Some(String::from_utf8_lossy(&said).into_owned())
+    let said = String::from_utf8_lossy(&said).into_owned();
+    assert!(output.status.success(), "{said}\n{input}");
+    Some(said)
 }
 
 #[test]
