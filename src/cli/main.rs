@@ -24,6 +24,7 @@ mod sample;
 mod sim;
 mod stdout;
 mod terminal;
+mod top;
 mod words;
 
 use std::io::Write;
@@ -41,6 +42,7 @@ enum Command {
     Explain(explain::Args),
     Doctor(doctor::Args),
     Ps(ps::Args),
+    Top(top::Args),
     Export(export::Args),
     Demo(demo::Args),
     Kernel(kernel::Args),
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Ps(args) => ps::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Kernel(args) => kernel::run(&args),

@@ -204,6 +204,13 @@ pub struct Context {
     pub allocations: u64,
 }
 
+impl Context {
+    /// Whether nothing was done in it so far.
+    pub fn is_unused(&self) -> bool {
+        self.launches == 0 && self.copies == 0 && self.allocations == 0
+    }
+}
+
 /// One place in the program that holds memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Site {

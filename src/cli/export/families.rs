@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use gpupool_events::finding;
-use gpupool_metrics::{Context, Counter, Snapshot};
+use gpupool_metrics::{Counter, Snapshot};
 use prometheus::TextEncoder;
 use prometheus::proto::{Counter as CounterValue, Gauge as GaugeValue, LabelPair, Metric, MetricFamily, MetricType};
 
@@ -200,13 +200,12 @@ impl<'a> Families<'a> {
 
     fn contexts(&mut self, told: &Snapshot, labels: &Labels) {
         let of = Some(labels);
-        let is_unused = |context: &Context| context.launches == 0 && context.copies == 0 && context.allocations == 0;
         for context in &told.contexts.rows {
             let gpu = told.levels.gpu(context.device).and_then(|gpu| gpu.uuid_text());
             let place = format!("gpu{}", context.device);
             let at = [gpu.as_deref().unwrap_or(NONE), &place];
             self.add(&CONTEXTS, of, &at, 1.0);
-            self.add(&CONTEXTS_UNUSED, of, &at, f64::from(u8::from(is_unused(context))));
+            self.add(&CONTEXTS_UNUSED, of, &at, f64::from(u8::from(context.is_unused())));
             self.add(&CONTEXTS_COST, of, &at, context.cost.unwrap_or(0) as f64);
         }
         if told.contexts.more > 0 {
