@@ -123,7 +123,7 @@ impl Drop for Exporter {
 }
 
 #[test]
-fn the_same_number_is_in_the_c_interface_ps_and_export() {
+fn the_same_number_is_in_the_c_interface_ps_top_and_export() {
     let ranked = agent().env("LOCAL_RANK", "1").env("LOCAL_WORLD_SIZE", "2").env("GPUPOOL_DEVICES", "0,1");
     let mut program = ranked.start(None);
     program.ask("init");
@@ -177,6 +177,14 @@ fn the_same_number_is_in_the_c_interface_ps_and_export() {
         assert_eq!(Some(exported(name, "")), value.as_u64(), "{name}");
     }
     assert!(exported("spilled_bytes_total", "") > 0 && exported("resident_bytes", ",residence=\"peers\"") > 0);
+    let top: serde_json::Value =
+        serde_json::from_str(&said(&session, &["top", "--once", "--json"])).unwrap_or_else(|e| panic!("{e}"));
+    let in_top = top["processes"].as_array().into_iter().flatten();
+    let in_top = in_top.filter(|row| row["process"]["identity"]["pid"] == program.pid()).collect::<Vec<_>>();
+    let [in_top] = in_top[..] else { panic!("{top}") };
+    for part in ["process", "levels", "counters", "contexts", "sites", "findings", "labels"] {
+        assert_eq!(in_top[part], row[part], "{part}");
+    }
     let contexts = samples.iter().filter(|(key, _)| key.starts_with(&format!("gpupool_contexts{{{labels}")));
     assert_eq!(contexts.map(|(_, count)| *count).sum::<f64>(), 1.0);
 }
@@ -278,4 +286,56 @@ fn the_text_file_is_whole_readable_and_gone_with_its_exporter() {
     let missing = missing.unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(missing.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&missing.stderr).contains("gpupool.prom in /nowhere cannot be written"));
+}
+
+#[test]
+fn top_once_shows_the_program_with_what_it_holds() {
+    let mut program = agent().start(None);
+    program.ask("init");
+    program.ask("allocate 64");
+    program.ask("allocate 700");
+    let session = program.session();
+    let told = with_live(&program, &session, 764 * MIB);
+    let used: u64 = told.levels.places.rows.iter().map(|place| place.used).sum();
+    let pid = program.pid().to_string();
+    for columns in ["60", "80", "200"] {
+        let output = gpupool(&session, &["top", "--once", "--filter", &pid]).env("COLUMNS", columns).output();
+        let output = output.unwrap_or_else(|e| panic!("{e}"));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let row = text.lines().find(|line| line.split_whitespace().next() == Some(&pid));
+        let row = row.unwrap_or_else(|| panic!("{text}"));
+        assert!(row.ends_with(" agent") && row.contains(&format!(" {:.1} MiB ", used as f64 / MIB as f64)), "{text}");
+        assert!(text.lines().any(|line| line.starts_with("gpu0 ") && line.contains('█')), "{text}");
+        assert!(!text.contains('\x1b'), "{text}");
+    }
+    program.end();
+    assert!(!said(&session, &["top", "--once"]).contains(&format!(" {pid} ")), "it ended");
+}
+
+#[test]
+fn rates_are_what_changed_between_two_looks() {
+    let mut program = agent().start(None);
+    program.ask("init");
+    program.ask("allocate 64");
+    let session = program.session();
+    with_live(&program, &session, 64 * MIB);
+    let pid = program.pid().to_string();
+    let mut command = gpupool(&session, &["top", "--json", "--interval", "100ms", "--filter", &pid]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap_or_else(|e| panic!("gpupool: {e}"));
+    let lines = BufReader::new(child.stdout.take().unwrap_or_else(|| panic!("no pipe to it"))).lines();
+    let mut looks = lines.map_while(Result::ok).map(|line| {
+        let json: serde_json::Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{line}: {e}"));
+        json["processes"].as_array().and_then(|rows| rows.iter().find(|row| row["process"]["name"] == "agent").cloned())
+    });
+    let mut next = || looks.next().flatten().unwrap_or_else(|| panic!("it is not listed any more"));
+    assert!(next()["rates"].is_null(), "nothing to compare with");
+    assert_eq!(next()["rates"]["allocated_bytes_per_second"], 0.0);
+    program.ask("allocate 32");
+    let mut bytes = 0.0;
+    while bytes == 0.0 {
+        bytes = next()["rates"]["allocated_bytes_per_second"].as_f64().unwrap_or_else(|| panic!("no number"));
+    }
+    // All of it between two looks a tenth of a second apart, or a little more on a busy machine.
+    assert!(bytes > 0.0 && bytes <= (10 * 32 * MIB) as f64, "{bytes}");
+    assert!(stop(child, libc::SIGTERM).code().is_none(), "it goes on until it is ended");
 }
