@@ -57,9 +57,9 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let mut exporter = Exporter::new();
     match &args.textfile {
-        None if args.once => stdout::print(&exporter.text()?)?,
+        None if args.once => stdout::print(&exporter.text())?,
         None => serve(exporter, &args.listen)?,
-        Some(folder) if args.once => write(folder, &exporter.text()?)?,
+        Some(folder) if args.once => write(folder, &exporter.text())?,
         Some(folder) => write_until_ended(exporter, folder, args.interval)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -79,11 +79,11 @@ impl Exporter {
     }
 
     /// What there is to say now.
-    fn text(&mut self) -> Result<String, Failure> {
+    fn text(&mut self) -> String {
         let look = self.pages.look();
         self.pages.complain(&look);
         let slots = self.slots.of(&look.rows);
-        Families::of(&self.host, &look, &slots).text().map_err(|error| Failure::broken(format!("export: {error}")))
+        Families::of(&self.host, &look, &slots).text()
     }
 }
 
@@ -108,7 +108,7 @@ fn serve(mut exporter: Exporter, listen: &str) -> Result<(), Failure> {
     })?;
     let address = listener.local_addr().map_err(|error| Failure::broken(format!("export: {error}")))?;
     failure::complain(&format!("metrics at http://{address}/metrics"));
-    http::serve(&listener, move || exporter.text().map_err(|error| error.to_string()))
+    http::serve(&listener, move || exporter.text())
 }
 
 /// The file's name; node_exporter reads those that end so.
@@ -131,7 +131,7 @@ fn write(folder: &Path, text: &str) -> Result<(), Failure> {
 fn write_until_ended(mut exporter: Exporter, folder: &Path, interval: Duration) -> Result<(), Failure> {
     let end = end_asked_for().map_err(|error| Failure::broken(format!("export: no signals: {error}")))?;
     loop {
-        let text = exporter.text()?;
+        let text = exporter.text();
         let written = write(folder, &text);
         if let Err(error) = written {
             // What it says of processes would stand there for ever.

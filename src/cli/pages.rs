@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gpupool_config::parse_duration;
 use gpupool_metrics::folder::{Entry, Folder, Roots};
-use gpupool_metrics::{Life, Snapshot, Unreadable, identify, read};
+use gpupool_metrics::{Identity, Life, Snapshot, Unreadable, identify, read};
 use serde::Serialize;
 
 use crate::failure;
@@ -24,6 +24,18 @@ pub struct Listed {
     /// What stands there.
     #[serde(flatten)]
     pub told: Snapshot,
+}
+
+/// What tells listed processes apart, also those that one process was. With the owner of the page: whoever writes one can give it any
+/// process's number.
+pub type Key = (u32, u64, u32, u64, u64);
+
+impl Listed {
+    /// See [`Key`].
+    pub fn key(&self) -> Key {
+        let Identity { namespace, pid, started, image, boot: _ } = self.told.process.identity;
+        (self.owner, namespace, pid, started, image)
+    }
 }
 
 /// A folder or page that is not read.
@@ -87,7 +99,9 @@ impl Pages {
             }
         }
         self.looked = true;
-        look.rows.sort_by_key(|row| row.told.process.identity.pid);
+        look.rows.sort_by_key(|row| (row.told.process.identity.pid, row.key()));
+        // A page that was copied to another folder of its user.
+        look.rows.dedup_by_key(|row| row.key());
         look
     }
 
@@ -148,7 +162,7 @@ fn unreadable(error: &Unreadable) -> NotShown {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpupool_metrics::{BYTES, Identity, Memory, Page, Process, VERSION};
+    use gpupool_metrics::{BYTES, Memory, Page, Process, VERSION};
     use std::cell::RefCell;
     use std::fs::{self, Permissions};
     use std::os::unix::fs::PermissionsExt;

@@ -1,22 +1,31 @@
 //! What is exported, by name, and the text of it. Names and units are as Prometheus has them: bytes, seconds, `_total` for what only
 //! grows, `_info` for words.
+//!
+//! The text is written here. `prometheus-client` writes OpenMetrics, which node_exporter's textfile collector does not read, and
+//! `prometheus`, which writes what it does, took as long for a scrape of 64 processes as reading their pages and writing both take here.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
 use gpupool_events::finding;
 use gpupool_metrics::{Counter, Snapshot};
-use prometheus::TextEncoder;
-use prometheus::proto::{Counter as CounterValue, Gauge as GaugeValue, LabelPair, Metric, MetricFamily, MetricType};
 
 use super::slots::Labels;
 use crate::pages::{Listed, Look};
 use crate::terminal::clean;
 
+/// What a value does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Gauge,
+    Counter,
+}
+
 /// One name.
 #[derive(Debug)]
 pub struct Family {
     pub name: &'static str,
-    kind: MetricType,
+    kind: Kind,
     help: &'static str,
     /// Labels beside `host`, and beside those of the process where it is of one.
     labels: &'static [&'static str],
@@ -39,7 +48,7 @@ macro_rules! families {
     ($($name:ident: $kind:ident $of_process:literal $text:literal [$($label:literal),*] $help:literal;)*) => {
         $(static $name: Family = Family {
             name: $text,
-            kind: MetricType::$kind,
+            kind: Kind::$kind,
             help: $help,
             labels: &[$($label),*],
             of_process: $of_process,
@@ -51,65 +60,65 @@ macro_rules! families {
 }
 
 families! {
-    EXPORTER: GAUGE false "gpupool_exporter_info" ["version"] "The exporter.";
-    SKIPPED: GAUGE false "gpupool_exporter_skipped_pages" ["reason"]
+    EXPORTER: Gauge false "gpupool_exporter_info" ["version"] "The exporter.";
+    SKIPPED: Gauge false "gpupool_exporter_skipped_pages" ["reason"]
         "Pages of processes, or folders of such, that were not read: newer than the exporter, half written, of processes that are gone.";
-    OMITTED: GAUGE false "gpupool_exporter_omitted_processes" [] "Processes that are not exported because there are too many.";
-    GPU: GAUGE false "gpupool_gpu_info" ["gpu", "name"] "A GPU that a process sees.";
-    GPU_MEMORY: GAUGE false "gpupool_gpu_memory_bytes" ["gpu"] "Memory of a GPU.";
+    OMITTED: Gauge false "gpupool_exporter_omitted_processes" [] "Processes that are not exported because there are too many.";
+    GPU: Gauge false "gpupool_gpu_info" ["gpu", "name"] "A GPU that a process sees.";
+    GPU_MEMORY: Gauge false "gpupool_gpu_memory_bytes" ["gpu"] "Memory of a GPU.";
 
-    PROCESS: GAUGE true "gpupool_process_info" ["pid", "user", "mode", "version"] "A process that runs under gpupool.";
-    STOPPED: GAUGE true "gpupool_process_stopped" [] "1 while the process is stopped (SIGSTOP, a debugger), and what it told last is old.";
-    CREATED: GAUGE true "gpupool_process_first_allocation_timestamp_seconds" [] "When the process first allocated.";
-    UPDATED: GAUGE true "gpupool_process_updated_timestamp_seconds" [] "When the process last told of a change.";
+    PROCESS: Gauge true "gpupool_process_info" ["pid", "user", "mode", "version"] "A process that runs under gpupool.";
+    STOPPED: Gauge true "gpupool_process_stopped" [] "1 while the process is stopped (SIGSTOP, a debugger), and what it told last is old.";
+    CREATED: Gauge true "gpupool_process_first_allocation_timestamp_seconds" [] "When the process first allocated.";
+    UPDATED: Gauge true "gpupool_process_updated_timestamp_seconds" [] "When the process last told of a change.";
 
-    PLACE_LIMIT: GAUGE true "gpupool_place_limit_bytes" ["gpu", "place"] "The most that the pool of the process may hold in a place.";
-    PLACE_HELD: GAUGE true "gpupool_place_held_bytes" ["gpu", "place"] "Memory that the pool of the process holds in a place.";
-    PLACE_USED: GAUGE true "gpupool_place_used_bytes" ["gpu", "place"] "The part of what is held that live blocks stand on.";
-    PLACE_PEAK: GAUGE true "gpupool_place_peak_used_bytes" ["gpu", "place"] "The most that was used in a place so far.";
-    PLACE_ANCHORED: GAUGE true "gpupool_place_anchored_bytes" ["gpu", "place"] "The part of what is held that must stay where it is.";
-    PLACE_OWN: GAUGE true "gpupool_place_own_bytes" ["gpu", "place"] "Memory that the program made itself (cuMemCreate), beside what is held.";
+    PLACE_LIMIT: Gauge true "gpupool_place_limit_bytes" ["gpu", "place"] "The most that the pool of the process may hold in a place.";
+    PLACE_HELD: Gauge true "gpupool_place_held_bytes" ["gpu", "place"] "Memory that the pool of the process holds in a place.";
+    PLACE_USED: Gauge true "gpupool_place_used_bytes" ["gpu", "place"] "The part of what is held that live blocks stand on.";
+    PLACE_PEAK: Gauge true "gpupool_place_peak_used_bytes" ["gpu", "place"] "The most that was used in a place so far.";
+    PLACE_ANCHORED: Gauge true "gpupool_place_anchored_bytes" ["gpu", "place"] "The part of what is held that must stay where it is.";
+    PLACE_OWN: Gauge true "gpupool_place_own_bytes" ["gpu", "place"] "Memory that the program made itself (cuMemCreate), beside what is held.";
 
-    LIVE_BLOCKS: GAUGE true "gpupool_live_blocks" [] "Blocks that the program holds.";
-    LIVE: GAUGE true "gpupool_live_bytes" [] "Bytes that the program asked for in the blocks that it holds.";
-    LIVE_PEAK: GAUGE true "gpupool_peak_live_bytes" [] "The most that was live so far.";
-    RESIDENT: GAUGE true "gpupool_resident_bytes" ["residence"]
+    LIVE_BLOCKS: Gauge true "gpupool_live_blocks" [] "Blocks that the program holds.";
+    LIVE: Gauge true "gpupool_live_bytes" [] "Bytes that the program asked for in the blocks that it holds.";
+    LIVE_PEAK: Gauge true "gpupool_peak_live_bytes" [] "The most that was live so far.";
+    RESIDENT: Gauge true "gpupool_resident_bytes" ["residence"]
         "Bytes of live blocks on the GPU that they were allocated for (near), on other GPUs (peers) and on the host (host).";
-    FAR_LOST: COUNTER true "gpupool_far_lost_seconds_total" [] "Time that kernels lost by reading far memory, estimated from some launches.";
-    MOVE_SAVED: GAUGE true "gpupool_move_saved_seconds" [] "Time that kernels saved by what moved, measured on some launches; below 0 where they lost by it.";
+    FAR_LOST: Counter true "gpupool_far_lost_seconds_total" [] "Time that kernels lost by reading far memory, estimated from some launches.";
+    MOVE_SAVED: Gauge true "gpupool_move_saved_seconds" [] "Time that kernels saved by what moved, measured on some launches; below 0 where they lost by it.";
 
-    PINNED: GAUGE true "gpupool_pinned_bytes" [] "Pinned host memory: of the pool, the driver and the program.";
-    PINNED_REQUESTED: GAUGE true "gpupool_pinned_requested_bytes" [] "What the program holds of pinned memory.";
-    PINNED_REGISTERED: GAUGE true "gpupool_pinned_registered_bytes" [] "The part of pinned memory that the program registered.";
-    PINNED_LIMIT: GAUGE true "gpupool_pinned_limit_bytes" [] "The most that the pool may pin; 0 while it has pinned nothing.";
-    PINNED_PEAK: GAUGE true "gpupool_peak_pinned_bytes" [] "The most that was pinned so far.";
-    PINNED_REQUESTED_PEAK: GAUGE true "gpupool_peak_pinned_requested_bytes" [] "The most pinned memory that the program held so far.";
+    PINNED: Gauge true "gpupool_pinned_bytes" [] "Pinned host memory: of the pool, the driver and the program.";
+    PINNED_REQUESTED: Gauge true "gpupool_pinned_requested_bytes" [] "What the program holds of pinned memory.";
+    PINNED_REGISTERED: Gauge true "gpupool_pinned_registered_bytes" [] "The part of pinned memory that the program registered.";
+    PINNED_LIMIT: Gauge true "gpupool_pinned_limit_bytes" [] "The most that the pool may pin; 0 while it has pinned nothing.";
+    PINNED_PEAK: Gauge true "gpupool_peak_pinned_bytes" [] "The most that was pinned so far.";
+    PINNED_REQUESTED_PEAK: Gauge true "gpupool_peak_pinned_requested_bytes" [] "The most pinned memory that the program held so far.";
 
-    CONTEXTS: GAUGE true "gpupool_contexts" ["gpu", "place"] "CUDA contexts; without a place those that the page has no room for.";
-    CONTEXTS_UNUSED: GAUGE true "gpupool_contexts_unused" ["gpu", "place"] "CUDA contexts in which nothing was launched, copied or allocated so far.";
-    CONTEXTS_COST: GAUGE true "gpupool_context_cost_bytes" ["gpu", "place"] "What the GPU lost with the contexts, as far as that is known.";
-    FINDINGS: COUNTER true "gpupool_findings_total" [] "Findings so far.";
-    FINDINGS_RECENT: GAUGE true "gpupool_recent_findings" ["code"] "The last findings, 64 at most, by code (gpupool explain).";
+    CONTEXTS: Gauge true "gpupool_contexts" ["gpu", "place"] "CUDA contexts; without a place those that the page has no room for.";
+    CONTEXTS_UNUSED: Gauge true "gpupool_contexts_unused" ["gpu", "place"] "CUDA contexts in which nothing was launched, copied or allocated so far.";
+    CONTEXTS_COST: Gauge true "gpupool_context_cost_bytes" ["gpu", "place"] "What the GPU lost with the contexts, as far as that is known.";
+    FINDINGS: Counter true "gpupool_findings_total" [] "Findings so far.";
+    FINDINGS_RECENT: Gauge true "gpupool_recent_findings" ["code"] "The last findings, 64 at most, by code (gpupool explain).";
 
-    ALLOCATIONS: COUNTER true "gpupool_allocations_total" [] "Blocks that the pool served.";
-    FREES: COUNTER true "gpupool_frees_total" [] "Blocks of the pool that ended.";
-    REUSES: COUNTER true "gpupool_reuses_total" [] "Blocks that the pool served from freed memory.";
-    ALLOCATED: COUNTER true "gpupool_allocated_bytes_total" [] "Bytes of blocks that the pool served.";
-    PASSED_ON: COUNTER true "gpupool_passed_on_total" [] "Requests for device memory that the driver served.";
-    SOFT_REFUSALS: COUNTER true "gpupool_soft_refusals_total" [] "OUT_OF_MEMORY said once to a program that caches.";
-    REFUSALS: COUNTER true "gpupool_refusals_total" [] "Requests that no place had room for; the driver was asked.";
-    FALLBACKS: COUNTER true "gpupool_fallbacks_total" [] "Blocks that could not be made although there was room; the driver was asked.";
-    TRIMS: COUNTER true "gpupool_trims_total" [] "Times that freed memory went back to the driver because somebody needed or asked for it.";
-    TRIMMED: COUNTER true "gpupool_trimmed_bytes_total" [] "Bytes that went back to the driver.";
-    SPILLED: COUNTER true "gpupool_spilled_bytes_total" [] "Bytes of blocks that lay outside their GPU when they were made.";
-    EXPORTS: COUNTER true "gpupool_exports_total" [] "Blocks of which another process was given a handle.";
-    IMPORTS: COUNTER true "gpupool_imports_total" [] "Blocks of other processes that were opened.";
-    MOVES: COUNTER true "gpupool_moves_total" [] "Times that memory of the pool changed places while the program ran.";
-    MOVED: COUNTER true "gpupool_moved_bytes_total" ["direction", "residence"]
+    ALLOCATIONS: Counter true "gpupool_allocations_total" [] "Blocks that the pool served.";
+    FREES: Counter true "gpupool_frees_total" [] "Blocks of the pool that ended.";
+    REUSES: Counter true "gpupool_reuses_total" [] "Blocks that the pool served from freed memory.";
+    ALLOCATED: Counter true "gpupool_allocated_bytes_total" [] "Bytes of blocks that the pool served.";
+    PASSED_ON: Counter true "gpupool_passed_on_total" [] "Requests for device memory that the driver served.";
+    SOFT_REFUSALS: Counter true "gpupool_soft_refusals_total" [] "OUT_OF_MEMORY said once to a program that caches.";
+    REFUSALS: Counter true "gpupool_refusals_total" [] "Requests that no place had room for; the driver was asked.";
+    FALLBACKS: Counter true "gpupool_fallbacks_total" [] "Blocks that could not be made although there was room; the driver was asked.";
+    TRIMS: Counter true "gpupool_trims_total" [] "Times that freed memory went back to the driver because somebody needed or asked for it.";
+    TRIMMED: Counter true "gpupool_trimmed_bytes_total" [] "Bytes that went back to the driver.";
+    SPILLED: Counter true "gpupool_spilled_bytes_total" [] "Bytes of blocks that lay outside their GPU when they were made.";
+    EXPORTS: Counter true "gpupool_exports_total" [] "Blocks of which another process was given a handle.";
+    IMPORTS: Counter true "gpupool_imports_total" [] "Blocks of other processes that were opened.";
+    MOVES: Counter true "gpupool_moves_total" [] "Times that memory of the pool changed places while the program ran.";
+    MOVED: Counter true "gpupool_moved_bytes_total" ["direction", "residence"]
         "Bytes that came near to the GPU that uses them, or left it (away), by where they were or are then: peers or host.";
-    MOVING: COUNTER true "gpupool_moving_seconds_total" [] "Time for which moves held a thread of the program up, beyond the work in front of them.";
-    AWAITING: COUNTER true "gpupool_move_awaiting_seconds_total" [] "Time for which moves waited for the work in front of them.";
-    STOPS: COUNTER true "gpupool_move_stops_total" ["reason"] "Times that moving stopped, or a move was not made.";
+    MOVING: Counter true "gpupool_moving_seconds_total" [] "Time for which moves held a thread of the program up, beyond the work in front of them.";
+    AWAITING: Counter true "gpupool_move_awaiting_seconds_total" [] "Time for which moves waited for the work in front of them.";
+    STOPS: Counter true "gpupool_move_stops_total" ["reason"] "Times that moving stopped, or a move was not made.";
 }
 
 /// Processes that are exported at most. Whoever makes more pages than that wants to fill somebody's disk.
@@ -118,31 +127,35 @@ const MOST: usize = 1024;
 /// A label that stands nowhere, as Prometheus has it.
 const NONE: &str = "";
 
+/// What tells the values of one name apart: the process, by its place among them, and the text of the labels beside its own.
+type Key = (Option<usize>, String);
+
 /// Values by name and labels.
 pub struct Families<'a> {
     host: &'a str,
-    values: BTreeMap<&'static str, (&'static Family, BTreeMap<Vec<String>, f64>)>,
+    processes: &'a [Labels],
+    values: BTreeMap<&'static str, (&'static Family, BTreeMap<Key, f64>)>,
 }
 
 impl<'a> Families<'a> {
     /// What a look has found, whose rows have these labels.
-    pub fn of(host: &'a str, look: &Look, labels: &[Labels]) -> Self {
-        let mut families = Self { host, values: BTreeMap::new() };
+    pub fn of(host: &'a str, look: &Look, processes: &'a [Labels]) -> Self {
+        let mut families = Self { host, processes, values: BTreeMap::new() };
         families.set(&EXPORTER, None, &[gpupool_config::VERSION], 1.0);
         families.set(&OMITTED, None, &[], look.rows.len().saturating_sub(MOST) as f64);
         for skipped in &look.skipped {
             families.add(&SKIPPED, None, &[skipped.reason], 1.0);
         }
-        for (row, labels) in look.rows.iter().zip(labels).take(MOST) {
-            families.process(row, labels);
+        for (number, row) in look.rows.iter().enumerate().take(processes.len().min(MOST)) {
+            families.process(row, number);
         }
         families
     }
 
-    fn process(&mut self, row: &Listed, labels: &Labels) {
+    fn process(&mut self, row: &Listed, number: usize) {
         let Listed { state, owner, told, .. } = row;
         let Snapshot { process, levels, .. } = told;
-        let of = Some(labels);
+        let of = Some(number);
         let (pid, user) = (process.identity.pid.to_string(), owner.to_string());
         self.set(&PROCESS, of, &[&pid, &user, &levels.mode, &process.library], 1.0);
         self.set(&STOPPED, of, &[], f64::from(u8::from(*state == gpupool_metrics::Life::Stopped)));
@@ -194,12 +207,12 @@ impl<'a> Families<'a> {
             let (family, at, unit) = exported_as(counter);
             self.set(family, of, at, told.counter(counter) as f64 / unit);
         }
-        self.contexts(told, labels);
-        self.findings(told, labels);
+        self.contexts(told, number);
+        self.findings(told, number);
     }
 
-    fn contexts(&mut self, told: &Snapshot, labels: &Labels) {
-        let of = Some(labels);
+    fn contexts(&mut self, told: &Snapshot, number: usize) {
+        let of = Some(number);
         for context in &told.contexts.rows {
             let gpu = told.levels.gpu(context.device).and_then(|gpu| gpu.uuid_text());
             let place = format!("gpu{}", context.device);
@@ -213,8 +226,8 @@ impl<'a> Families<'a> {
         }
     }
 
-    fn findings(&mut self, told: &Snapshot, labels: &Labels) {
-        let of = Some(labels);
+    fn findings(&mut self, told: &Snapshot, number: usize) {
+        let of = Some(number);
         self.set(&FINDINGS, of, &[], told.findings.rows.len() as f64 + f64::from(told.findings.more));
         for found in &told.findings.rows {
             // There are as many series as there are codes, whatever a page says.
@@ -223,63 +236,60 @@ impl<'a> Families<'a> {
         }
     }
 
-    fn set(&mut self, family: &'static Family, of: Option<&Labels>, labels: &[&str], value: f64) {
+    fn set(&mut self, family: &'static Family, of: Option<usize>, labels: &[&str], value: f64) {
         *self.at(family, of, labels) = value;
     }
 
-    fn add(&mut self, family: &'static Family, of: Option<&Labels>, labels: &[&str], value: f64) {
+    fn add(&mut self, family: &'static Family, of: Option<usize>, labels: &[&str], value: f64) {
         *self.at(family, of, labels) += value;
     }
 
-    fn at(&mut self, family: &'static Family, of: Option<&Labels>, labels: &[&str]) -> &mut f64 {
+    fn at(&mut self, family: &'static Family, of: Option<usize>, labels: &[&str]) -> &mut f64 {
         debug_assert_eq!((family.of_process, family.labels.len()), (of.is_some(), labels.len()), "{}", family.name);
-        let mut values = vec![self.host.to_owned()];
-        values.extend(of.into_iter().flat_map(|of| [of.process.clone(), of.rank.clone(), of.slot.to_string()]));
-        // Texts are the program's, and go to terminals, too: what these obey is made visible. The encoder escapes the rest.
-        values.extend(labels.iter().map(|label| clean(label)));
-        self.values.entry(family.name).or_insert((family, BTreeMap::new())).1.entry(values).or_default()
+        let mut text = String::new();
+        for (name, value) in family.labels.iter().zip(labels) {
+            label(&mut text, name, value);
+        }
+        self.values.entry(family.name).or_insert((family, BTreeMap::new())).1.entry((of, text)).or_default()
     }
 
     /// As Prometheus reads it.
-    ///
-    /// # Errors
-    /// There is none, if every family has a name and a value.
-    pub fn text(self) -> prometheus::Result<String> {
-        let families: Vec<MetricFamily> =
-            self.values.into_values().map(|(family, values)| encoded(family, values)).collect();
-        TextEncoder::new().encode_to_string(&families)
+    pub fn text(&self) -> String {
+        let mut host = String::new();
+        label(&mut host, "host", self.host);
+        let of_process = self.processes.iter().map(|labels| {
+            let mut text = host.clone();
+            let Labels { process, rank, slot } = labels;
+            for (name, value) in OF_PROCESS.iter().zip([process, rank, &slot.to_string()]) {
+                label(&mut text, name, value);
+            }
+            text
+        });
+        let of_process: Vec<String> = of_process.collect();
+        let mut text = String::new();
+        for (name, (family, values)) in &self.values {
+            let kind = if family.kind == Kind::Counter { "counter" } else { "gauge" };
+            let _ = write!(text, "# HELP {name} {}\n# TYPE {name} {kind}\n", family.help);
+            for ((of, labels), value) in values {
+                let of = of.and_then(|number| of_process.get(number)).unwrap_or(&host);
+                // A whole number is written as one, without an exponent.
+                let _ = writeln!(text, "{name}{{{of}{labels}}} {value}");
+            }
+        }
+        text
     }
 }
 
-fn encoded(family: &Family, values: BTreeMap<Vec<String>, f64>) -> MetricFamily {
-    let process: &[&str] = if family.of_process { &OF_PROCESS } else { &[] };
-    let names = || ["host"].iter().chain(process).chain(family.labels);
-    let metrics = values.into_iter().map(|(labels, value)| {
-        let mut metric = Metric::default();
-        let pairs = names().zip(labels).filter(|(_, value)| !value.is_empty()).map(|(name, value)| {
-            let mut pair = LabelPair::default();
-            pair.set_name((*name).to_owned());
-            pair.set_value(value);
-            pair
-        });
-        metric.set_label(pairs.collect());
-        if family.kind == MetricType::COUNTER {
-            let mut counter = CounterValue::default();
-            counter.set_value(value);
-            metric.set_counter(counter);
-        } else {
-            let mut gauge = GaugeValue::default();
-            gauge.set_value(value);
-            metric.set_gauge(gauge);
-        }
-        metric
-    });
-    let mut encoded = MetricFamily::default();
-    encoded.set_name(family.name.to_owned());
-    encoded.set_help(family.help.to_owned());
-    encoded.set_field_type(family.kind);
-    encoded.set_metric(metrics.collect());
-    encoded
+/// Adds a label; one that is empty stands nowhere, as Prometheus has it. Texts are the program's, and go to terminals, too: what these
+/// obey is made visible, the end of a line as well.
+fn label(text: &mut String, name: &str, value: &str) {
+    if value.is_empty() {
+        return;
+    }
+    // The host is first.
+    let comma = if name == "host" { "" } else { "," };
+    let value = clean(value).replace('\\', "\\\\").replace('"', "\\\"");
+    let _ = write!(text, "{comma}{name}=\"{value}\"");
 }
 
 fn seconds(microseconds: u64) -> f64 {

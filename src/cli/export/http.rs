@@ -21,7 +21,7 @@ const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Answers whoever asks for `/metrics` by `text`, until the process ends.
 pub fn serve<T>(listener: &TcpListener, text: T) -> Result<(), Failure>
 where
-    T: FnMut() -> Result<String, String> + Send + 'static,
+    T: FnMut() -> String + Send + 'static,
 {
     let text = Arc::new(Mutex::new(text));
     let open = Arc::new(AtomicUsize::new(0));
@@ -63,14 +63,11 @@ fn is_the_callers(error: &io::Error) -> bool {
     )
 }
 
-fn answer(mut stream: &TcpStream, text: impl FnOnce() -> Result<String, String>) -> io::Result<()> {
+fn answer(mut stream: &TcpStream, text: impl FnOnce() -> String) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
     let request = request(stream)?;
     let (status, kind, body) = match asked(&request) {
-        Asked::Metrics => match text() {
-            Ok(text) => ("200 OK", FORMAT, text),
-            Err(error) => ("500 Internal Server Error", PLAIN, format!("{error}\n")),
-        },
+        Asked::Metrics => ("200 OK", FORMAT, text()),
         Asked::Start => ("200 OK", PLAIN, "gpupool export: see /metrics\n".to_owned()),
         Asked::Elsewhere => ("404 Not Found", PLAIN, "there is only /metrics\n".to_owned()),
         Asked::Otherwise => ("405 Method Not Allowed\r\nAllow: GET, HEAD", PLAIN, "only GET and HEAD\n".to_owned()),

@@ -3,17 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use gpupool_metrics::Identity;
-
-use crate::pages::Listed;
+use crate::pages::{Key, Listed};
 use crate::terminal::clean;
-
-/// What tells processes apart, also those that one process was.
-type Key = (u64, u32, u64, u64);
-
-fn key(identity: &Identity) -> Key {
-    (identity.namespace, identity.pid, identity.started, identity.image)
-}
 
 /// What the labels of a process say. The name is the program's to choose, and shown by terminals, too.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,7 +29,7 @@ impl Slots {
         let mut new: Vec<&Listed> = Vec::new();
         let mut kept = BTreeMap::new();
         for row in rows {
-            let key = key(&row.told.process.identity);
+            let key = row.key();
             match self.taken.remove(&key) {
                 Some(labels) => drop(kept.insert(key, labels)),
                 None => new.push(row),
@@ -56,9 +47,9 @@ impl Slots {
             while of_name.contains(&labels.slot) {
                 labels.slot += 1;
             }
-            self.taken.insert(key(&process.identity), labels);
+            self.taken.insert(row.key(), labels);
         }
-        let labels = rows.iter().filter_map(|row| self.taken.get(&key(&row.told.process.identity)).cloned());
+        let labels = rows.iter().filter_map(|row| self.taken.get(&row.key()).cloned());
         labels.collect()
     }
 }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use gpupool_metrics::{Finding, Identity, Snapshot};
+use gpupool_metrics::{Finding, Snapshot};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use serde::Serialize;
 
 use super::rates::Rates;
-use crate::pages::{Listed, Look};
+use crate::pages::{Key, Listed, Look};
 use crate::terminal::clean;
 
 /// A process that is listed.
@@ -24,8 +24,12 @@ impl Shown {
         &self.listed.told
     }
 
-    pub fn identity(&self) -> Identity {
-        self.told().process.identity
+    pub fn key(&self) -> Key {
+        self.listed.key()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.told().process.identity.pid
     }
 
     fn sum(&self, of: impl Fn(&gpupool_metrics::Place) -> u64) -> u64 {
@@ -126,7 +130,7 @@ pub struct State {
     filter: String,
     /// The filter before it was being written.
     writing: Option<String>,
-    chosen: Option<Identity>,
+    chosen: Option<Key>,
     screen: Screen,
 }
 
@@ -155,8 +159,7 @@ impl State {
     /// Takes in what a look found at `now`, in microseconds since the epoch, so long after the one before.
     pub fn update(&mut self, look: Look, now: u64, apart: Option<Duration>) {
         let rows = look.rows.into_iter().map(|listed| {
-            let identity = listed.told.process.identity;
-            let before = self.rows.iter().find(|row| row.identity() == identity);
+            let before = self.rows.iter().find(|row| row.key() == listed.key());
             let rates =
                 before.zip(apart).and_then(|(before, apart)| Rates::between(before.told(), &listed.told, apart));
             Shown { listed, rates }
@@ -173,7 +176,6 @@ impl State {
     /// Puts the rows into their order. One that is as large as another stays behind it from look to look.
     fn arrange(&mut self) {
         let sort = self.sort;
-        let pid = |row: &Shown| row.identity().pid;
         self.rows.sort_by(|one, other| {
             let down = match sort {
                 Sort::Used => other.used().cmp(&one.used()),
@@ -184,10 +186,10 @@ impl State {
                     moved(other).total_cmp(&moved(one))
                 }
                 Sort::Pinned => other.told().levels.pinned.pinned.cmp(&one.told().levels.pinned.pinned),
-                Sort::Pid => pid(one).cmp(&pid(other)),
+                Sort::Pid => one.pid().cmp(&other.pid()),
                 Sort::Name => one.told().process.name.cmp(&other.told().process.name),
             };
-            down.then(pid(one).cmp(&pid(other)))
+            down.then(one.pid().cmp(&other.pid()))
         });
         if self.turned {
             self.rows.reverse();
@@ -207,13 +209,13 @@ impl State {
     /// Where the chosen row is among those that are visible: the first one if none was chosen, or the one that was is not there.
     pub fn chosen(&self) -> Option<usize> {
         let visible = self.visible();
-        let at = self.chosen.and_then(|chosen| visible.iter().position(|row| row.identity() == chosen));
+        let at = self.chosen.and_then(|chosen| visible.iter().position(|row| row.key() == chosen));
         if visible.is_empty() { None } else { Some(at.unwrap_or(0)) }
     }
 
     /// The row that was chosen, as long as it is there.
     pub fn chosen_row(&self) -> Option<&Shown> {
-        self.rows.iter().find(|row| Some(row.identity()) == self.chosen)
+        self.rows.iter().find(|row| Some(row.key()) == self.chosen)
     }
 
     /// The last findings of all processes, and whose each is, the newest last.
@@ -327,7 +329,7 @@ impl State {
     fn choose(&mut self, go: impl Fn(usize) -> usize) {
         let visible = self.visible();
         let at = self.chosen().map(|at| go(at).min(visible.len() - 1));
-        self.chosen = at.map(|at| visible[at].identity());
+        self.chosen = at.map(|at| visible[at].key());
     }
 }
 

@@ -72,7 +72,7 @@ fn write(state: &mut State, text: &str) {
 }
 
 fn pids(state: &State) -> Vec<u32> {
-    state.visible().iter().map(|row| row.identity().pid).collect()
+    state.visible().iter().map(|row| row.pid()).collect()
 }
 
 const AT_60: &str = "\

@@ -250,7 +250,7 @@ struct Column {
 
 /// The name takes what is left.
 const COLUMNS: [Column; 11] = [
-    Column { heading: "pid", width: 7, from: 0, cell: |row| row.identity().pid.to_string() },
+    Column { heading: "pid", width: 7, from: 0, cell: |row| row.pid().to_string() },
     Column {
         heading: "rank",
         width: 4,
@@ -342,7 +342,7 @@ fn found(state: &State) -> Vec<Line<'static>> {
 
 fn finding_line(state: &State, finding: &Finding, of: Option<&Shown>) -> Line<'static> {
     let ago = words::time(state.now().saturating_sub(finding.at) as f64 / 1e6);
-    let of = of.map_or(String::new(), |row| format!("pid {}, ", row.identity().pid));
+    let of = of.map_or(String::new(), |row| format!("pid {}, ", row.pid()));
     Line::from(vec![
         Span::styled(clean(&finding.code), coloured(state, Color::Yellow)),
         Span::raw(format!("  {of}{ago} ago: {}", clean(&finding.text))),
