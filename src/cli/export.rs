@@ -80,7 +80,7 @@ impl Exporter {
 
     /// What there is to say now.
     fn text(&mut self) -> String {
-        let look = self.pages.look();
+        let look = self.pages.look().without_doubtful();
         self.pages.complain(&look);
         let slots = self.slots.of(&look.rows);
         Families::of(&self.host, &look, &slots).text()

@@ -56,6 +56,26 @@ pub struct Look {
     pub skipped: Vec<Skipped>,
 }
 
+impl Look {
+    /// Without those of which nobody here can tell whether they still run: what is kept for long must not say for ever what a process
+    /// held that is gone.
+    pub fn without_doubtful(mut self) -> Self {
+        let (known, doubtful) =
+            self.rows.into_iter().partition(|row| matches!(row.state, Life::Running | Life::Stopped));
+        self.rows = known;
+        self.skipped.extend(Vec::into_iter(doubtful).map(|row: Listed| {
+            let (reason, why) = match row.state {
+                Life::Elsewhere => {
+                    ("elsewhere", "its process is in another PID namespace (a container), and only an exporter there")
+                }
+                _ => ("unknown", "the system does not let this user look at its process, and only another one"),
+            };
+            Skipped { reason, why: format!("{}: {why} can tell whether it still runs", row.page.display()) }
+        }));
+        self
+    }
+}
+
 /// Whoever looks, once or again and again.
 pub struct Pages {
     roots: Roots,
@@ -246,6 +266,32 @@ mod tests {
         assert_eq!(reasons, ["file", "foreign", "foreign", "gone", "torn", "version"]);
         assert!(!left.exists(), "what a process left behind that is gone");
         assert_eq!(pages.look().skipped.len(), 5);
+    }
+
+    #[test]
+    fn a_page_that_lies_in_two_folders_is_of_one_process() {
+        let own = Identity::own().unwrap();
+        let (session, mut pages) = session();
+        let bytes = page(&process(own), &gpupool_metrics::Levels::default());
+        let path = put(session.path(), &own, &bytes);
+        let other = session.path().join("none/gpupool");
+        fs::create_dir_all(&other).unwrap();
+        fs::set_permissions(other.parent().unwrap(), Permissions::from_mode(0o700)).unwrap();
+        fs::set_permissions(&other, Permissions::from_mode(0o700)).unwrap();
+        fs::copy(&path, other.join(path.file_name().unwrap())).unwrap();
+        assert_eq!(Folder::all(&pages.roots).0.len(), 2);
+        assert_eq!(pages.look().rows.len(), 1);
+    }
+
+    #[test]
+    fn who_may_be_gone_is_not_told_of_for_ever() {
+        let mut rows = vec![crate::sample::listed(1, "train"), crate::sample::listed(2, "train")];
+        rows[0].state = Life::Elsewhere;
+        rows[1].state = Life::Stopped;
+        let look = Look { rows, skipped: Vec::new() }.without_doubtful();
+        assert_eq!(look.rows.iter().map(|row| row.state).collect::<Vec<_>>(), [Life::Stopped]);
+        let [Skipped { reason: "elsewhere", why }] = &look.skipped[..] else { panic!("{look:?}") };
+        assert!(why.contains("an exporter there can tell whether it still runs"), "{why}");
     }
 
     #[test]
