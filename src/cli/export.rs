@@ -1,8 +1,6 @@
 //! `gpupool export`: what the processes under gpupool hold, as Prometheus reads it. It reads their metrics pages and nothing else, each
 //! time that it is asked.
 
-#[cfg(test)]
-mod dashboard;
 mod families;
 mod http;
 mod slots;

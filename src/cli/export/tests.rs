@@ -1,5 +1,7 @@
 //! What is exported of processes as their pages tell of them.
 
+mod dashboard;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -100,7 +102,7 @@ fn promtool_finds_nothing_to_complain_of() {
 }
 
 /// What Prometheus' own tool says to this input, if it is installed.
-pub fn tool(arguments: &[&str], input: &str) -> Option<String> {
+fn tool(arguments: &[&str], input: &str) -> Option<String> {
     let mut tool = Command::new("promtool");
     tool.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let Ok(mut child) = tool.spawn() else {

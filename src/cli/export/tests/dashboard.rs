@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::families::ALL;
-use super::tests::tool;
+use super::tool;
+use crate::export::families::ALL;
 
 /// Panels that the current Grafana has; `graph` and `singlestat` went with version 12.
 const PANELS: [&str; 5] = ["timeseries", "stat", "table", "bargauge", "row"];
 
 fn dashboard() -> Value {
-    serde_json::from_str(include_str!("../../package/deploy/grafana-dashboard.json")).unwrap()
+    serde_json::from_str(include_str!("../../../package/deploy/grafana-dashboard.json")).unwrap()
 }
 
 fn panels(dashboard: &Value) -> &[Value] {
@@ -81,9 +81,17 @@ fn wrong(expression: &str, legend: &str) -> Vec<String> {
     wrong
 }
 
+/// What README tells people to ask.
+fn readme() -> Vec<(String, String)> {
+    let readme = include_str!("../../../../README.md");
+    let (_, table) = readme.split_once("| question | PromQL |\n| --- | --- |\n").unwrap();
+    let rows = table.lines().take_while(|line| line.starts_with('|'));
+    rows.map(|row| (row.split('`').nth(1).unwrap_or_default().to_owned(), String::new())).collect()
+}
+
 #[test]
-fn it_asks_only_for_what_is_exported() {
-    for (expression, legend) in queries() {
+fn it_asks_only_for_what_is_exported_and_so_does_readme() {
+    for (expression, legend) in queries().into_iter().chain(readme()) {
         assert_eq!(wrong(&expression, &legend), [""; 0], "{expression}");
     }
 }
@@ -128,6 +136,7 @@ fn it_is_made_of_panels_that_grafana_has_side_by_side() {
 fn prometheus_understands_every_query() {
     let rules: Vec<Value> = queries()
         .into_iter()
+        .chain(readme())
         .enumerate()
         .map(|(number, (expression, _))| {
             let expression = expression.replace("$__rate_interval", "5m");
