@@ -339,3 +339,78 @@ fn rates_are_what_changed_between_two_looks() {
     assert!(bytes > 0.0 && bytes <= (10 * 32 * MIB) as f64, "{bytes}");
     assert!(stop(child, libc::SIGTERM).code().is_none(), "it goes on until it is ended");
 }
+
+/// What a command says on stderr, which goes on all the same.
+#[track_caller]
+fn complaints(session: &Path, arguments: &[&str]) -> (String, String) {
+    let output = gpupool(session, arguments).output().unwrap_or_else(|e| panic!("gpupool: {e}"));
+    assert!(output.status.success(), "{arguments:?}: {output:?}");
+    let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    (stdout, stderr)
+}
+
+#[test]
+fn pages_that_cannot_be_read_are_named_once_and_the_others_are_told_of() {
+    let mut program = agent().start(None);
+    program.ask("init");
+    program.ask("allocate 64");
+    let session = program.session();
+    with_live(&program, &session, 64 * MIB);
+    let folder = session.join("gpupool");
+    let own = std::fs::read_dir(&folder).into_iter().flatten().flatten().next().map(|entry| entry.path());
+    let whole = own.and_then(|path| std::fs::read(path).ok()).unwrap_or_else(|| panic!("no page"));
+    let pid = program.pid();
+    // Newer; half written, by a count that is odd; cut; and of a process that is gone, which started before the first one did.
+    for (started, change) in [(1, Some((8, 9))), (2, Some((1024, 1))), (3, None), (4, Some((32, 4)))] {
+        let mut bytes = whole.clone();
+        match change {
+            Some((at, value)) => bytes[at] = value,
+            None => bytes.truncate(5000),
+        }
+        if started == 4 {
+            bytes[33..40].fill(0);
+        }
+        std::fs::write(folder.join(format!("{pid}-{started}.page")), bytes).unwrap_or_else(|e| panic!("{e}"));
+    }
+    for (arguments, reasons) in [(&["export", "--once"][..], 4), (&["top", "--once"], 3), (&["ps"], 3)] {
+        let (stdout, stderr) = complaints(&session, arguments);
+        let about: Vec<&str> = stderr.lines().filter(|line| line.contains(&format!("/{pid}-"))).collect();
+        assert_eq!(about.len(), reasons, "{arguments:?}: {stderr}");
+        for word in ["has version 9", "half written", "shorter than"] {
+            assert_eq!(about.iter().filter(|line| line.contains(word)).count(), 1, "{word}: {stderr}");
+        }
+        // Only the first one sees the page that a process left; it removes it.
+        assert_eq!(about.iter().any(|line| line.ends_with("its process is gone")), reasons == 4, "{stderr}");
+        let told = stdout.lines().filter(|line| line.contains(&pid.to_string())).count();
+        assert_eq!(told, 1, "{stdout}");
+    }
+}
+
+#[test]
+fn a_program_with_a_hostile_name_is_one_process_with_a_name() {
+    let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
+    let path = folder.path().join("a\"} 1\nevil{b=\"\\\x1b[31m");
+    std::fs::copy(harness::program("agent"), &path).unwrap_or_else(|e| panic!("{e}"));
+    let mut program = Run::command(&path).sim("2x1GiB").shim().env("GPUPOOL_HOST_LIMIT", "0").start(None);
+    program.ask("init");
+    program.ask("allocate 64");
+    let session = program.session();
+    with_live(&program, &session, 64 * MIB);
+    program.signal(libc::SIGSTOP);
+    let shown = "a\"} 1\u{fffd}evil{b=\"\\\u{fffd}[31m";
+    let exported = shown.replace('\\', "\\\\").replace('"', "\\\"");
+    let stopped = format!(",process=\"{exported}\",slot=\"0\"}} 1");
+    let text = eventually("a stopped process", || {
+        let text = said(&session, &["export", "--once"]);
+        let mut lines = text.lines().filter(|line| line.starts_with("gpupool_process_stopped{"));
+        lines.any(|line| line.ends_with(&stopped)).then_some(text)
+    });
+    assert!(text.lines().all(|line| line.starts_with("gpupool_") || line.starts_with("# ")), "{text}");
+    for arguments in [&["top", "--once"][..], &["ps"]] {
+        let output = gpupool(&session, arguments).env("COLUMNS", "120").output().unwrap_or_else(|e| panic!("{e}"));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains(shown) && text.contains("stopped"), "{text:?}");
+        assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+    }
+    program.signal(libc::SIGCONT);
+}

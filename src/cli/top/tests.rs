@@ -198,7 +198,12 @@ fn wide_characters_keep_the_columns() {
     row.state = Life::Stopped;
     state.update(look(vec![row]), NOW, None);
     let text = screen(&mut state, 80, 20);
-    assert!(text.contains("2! 訓練 (stopped)\n"), "{text}");
+    assert!(text.contains("2! (stopped) 訓練\n"), "{text}");
+    let mut row = listed(812, &"訓練".repeat(10));
+    row.state = Life::Stopped;
+    state.update(look(vec![row]), NOW, None);
+    let text = screen(&mut state, 60, 20);
+    assert!(text.contains("2! (stopped) …練\n"), "{text}");
 }
 
 #[test]

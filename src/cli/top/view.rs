@@ -12,7 +12,7 @@ use ratatui::widgets::{Clear, Paragraph, Row, StatefulWidget, Table, TableState,
 
 use super::rates::Rates;
 use super::state::{Screen, Shown, State};
-use crate::terminal::{clean, columns, shorten, wrap};
+use crate::terminal::{self, clean, columns, shorten, wrap};
 use crate::words;
 
 /// Columns that there should be. On fewer, lines are cut off at their ends.
@@ -248,7 +248,10 @@ struct Column {
     cell: fn(&Shown) -> String,
 }
 
-/// The name takes what is left.
+/// Behind the others: how many contexts there are, and the name, which takes what is left.
+const CONTEXTS: u16 = 4;
+const LEAST: u16 = 8;
+
 const COLUMNS: [Column; 11] = [
     Column { heading: "pid", width: 7, from: 0, cell: |row| row.pid().to_string() },
     Column {
@@ -304,22 +307,26 @@ fn processes(state: &State, area: Rect, buffer: &mut Buffer) {
     let columns: Vec<&Column> = COLUMNS.iter().filter(|column| column.from <= area.width).collect();
     let has_state = columns.iter().any(|column| column.heading == "state");
     let right = |text: String, width: u16| format!("{text:>width$}", width = usize::from(width));
+    let taken: u16 = columns.iter().map(|column| column.width + 1).sum();
+    let room = usize::from(area.width.saturating_sub(taken + CONTEXTS + 1).max(LEAST));
     let name = |row: &Shown| {
         let name = clean(&row.told().process.name);
         let state = row.listed.state;
-        if has_state || state == Life::Running { name } else { format!("{name} ({})", state.word()) }
+        // In front, where no name is so long that nobody sees it.
+        let mark = if has_state || state == Life::Running { String::new() } else { format!("({}) ", state.word()) };
+        format!("{mark}{}", shorten(&name, room.saturating_sub(terminal::columns(&mark))))
     };
     let visible = state.visible();
     let rows = visible.iter().map(|row| {
         let cells = columns.iter().map(|column| right((column.cell)(row), column.width));
-        let cells = cells.chain([right(contexts(row.told()), 4), name(row)]);
+        let cells = cells.chain([right(contexts(row.told()), CONTEXTS), name(row)]);
         let style = if row.listed.state == Life::Running { Style::new() } else { DIM };
         Row::new(cells).style(style)
     });
     let headings = columns.iter().map(|column| right(column.heading.to_owned(), column.width));
-    let headings = headings.chain([right("ctx".to_owned(), 4), "name".to_owned()]);
+    let headings = headings.chain([right("ctx".to_owned(), CONTEXTS), "name".to_owned()]);
     let widths = columns.iter().map(|column| Constraint::Length(column.width));
-    let widths = widths.chain([Constraint::Length(4), Constraint::Min(8)]);
+    let widths = widths.chain([Constraint::Length(CONTEXTS), Constraint::Min(LEAST)]);
     let table = Table::new(rows, widths)
         .header(Row::new(headings).style(BOLD))
         .column_spacing(1)
