@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::failure::{self, Failure};
+use crate::failure;
 
 /// What a request may have in front of its empty line.
 const MOST: usize = 16 << 10;
@@ -19,7 +19,7 @@ const CONNECTIONS: usize = 16;
 const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Answers whoever asks for `/metrics` by `text`, until the process ends.
-pub fn serve<T>(listener: &TcpListener, text: T) -> Result<(), Failure>
+pub fn serve<T>(listener: &TcpListener, text: T) -> !
 where
     T: FnMut() -> String + Send + 'static,
 {

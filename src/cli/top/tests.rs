@@ -154,6 +154,8 @@ fn no_size_of_a_terminal_and_no_number_of_a_page_is_too_much() {
     odd.told.contexts.more = u32::MAX;
     odd.told.findings.rows[0].at = u64::MAX;
     state.update(look(vec![listed(812, "train"), odd]), NOW, Some(SECOND));
+    let text = screen(&mut state, 80, 30);
+    assert!(text.contains("\n42…7295 ") && text.contains(" 4…7!"), "a number that is too long shows that: {text}");
     for screen in [None, Some(KeyCode::Enter), Some(KeyCode::Char('?'))] {
         screen.map(|code| press(&mut state, code));
         for width in (1..=70).chain([133, 400]) {

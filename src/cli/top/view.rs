@@ -306,7 +306,11 @@ fn contexts(told: &Snapshot) -> String {
 fn processes(state: &State, area: Rect, buffer: &mut Buffer) {
     let columns: Vec<&Column> = COLUMNS.iter().filter(|column| column.from <= area.width).collect();
     let has_state = columns.iter().any(|column| column.heading == "state");
-    let right = |text: String, width: u16| format!("{text:>width$}", width = usize::from(width));
+    // A number that is cut off at its end would be another number.
+    let right = |text: String, width: u16| {
+        let width = usize::from(width);
+        format!("{:>width$}", shorten(&text, width))
+    };
     let taken: u16 = columns.iter().map(|column| column.width + 1).sum();
     let room = usize::from(area.width.saturating_sub(taken + CONTEXTS + 1).max(LEAST));
     let name = |row: &Shown| {
