@@ -68,6 +68,11 @@ fn labels_of(text: &str, pid: u32) -> Option<String> {
     Some(labels.split_once(",pid=")?.0.to_owned())
 }
 
+/// Whether a line of a list is of this process.
+fn is_row_of(line: &str, pid: &str) -> bool {
+    line.split_whitespace().next() == Some(pid)
+}
+
 fn stop(mut child: Child, signal: i32) -> ExitStatus {
     // SAFETY: kill has no preconditions; the child was not waited for, so the number is its.
     assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
@@ -302,14 +307,14 @@ fn top_once_shows_the_program_with_what_it_holds() {
         let output = gpupool(&session, &["top", "--once", "--filter", &pid]).env("COLUMNS", columns).output();
         let output = output.unwrap_or_else(|e| panic!("{e}"));
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let row = text.lines().find(|line| line.split_whitespace().next() == Some(&pid));
+        let row = text.lines().find(|line| is_row_of(line, &pid));
         let row = row.unwrap_or_else(|| panic!("{text}"));
         assert!(row.ends_with(" agent") && row.contains(&format!(" {:.1} MiB ", used as f64 / MIB as f64)), "{text}");
         assert!(text.lines().any(|line| line.starts_with("gpu0 ") && line.contains('█')), "{text}");
         assert!(!text.contains('\x1b'), "{text}");
     }
     program.end();
-    assert!(!said(&session, &["top", "--once"]).contains(&format!(" {pid} ")), "it ended");
+    assert!(!said(&session, &["top", "--once"]).lines().any(|line| is_row_of(line, &pid)), "it ended");
 }
 
 #[test]
@@ -381,8 +386,8 @@ fn pages_that_cannot_be_read_are_named_once_and_the_others_are_told_of() {
         }
         // Only the first one sees the page that a process left; it removes it.
         assert_eq!(about.iter().any(|line| line.ends_with("its process is gone")), reasons == 4, "{stderr}");
-        let told = stdout.lines().filter(|line| line.contains(&pid.to_string())).count();
-        assert_eq!(told, 1, "{stdout}");
+        let is_of_it = |line: &&str| line.contains(&format!(",pid=\"{pid}\"")) || is_row_of(line, &pid.to_string());
+        assert_eq!(stdout.lines().filter(is_of_it).count(), 1, "{stdout}");
     }
 }
 
