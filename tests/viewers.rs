@@ -1,8 +1,8 @@
 //! Who looks at metrics pages of running programs: `gpupool export` and `gpupool top` say what `ps` and the program's own C
 //! interface do, of whoever runs, and of nobody else.
 
-use gpupool_metrics::Snapshot;
 use gpupool_metrics::folder::{Folder, Roots};
+use gpupool_metrics::{Counter, Snapshot};
 use harness::{Run, Running, artifact_folder, eventually};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -17,9 +17,9 @@ fn agent() -> Run {
     Run::program("agent").sim("2x1GiB").shim().env("GPUPOOL_HOST_LIMIT", "0")
 }
 
-/// The page of a program, once it tells of so many live bytes.
+/// The page of a program, once it tells of this.
 #[track_caller]
-fn with_live(program: &Running, session: &Path, bytes: u64) -> Snapshot {
+fn page(what: &str, program: &Running, session: &Path, tells: impl Fn(&Snapshot) -> bool) -> Snapshot {
     let nowhere = session.join("none");
     let roots = Roots {
         session: Some(session.to_owned()),
@@ -27,12 +27,19 @@ fn with_live(program: &Running, session: &Path, bytes: u64) -> Snapshot {
         temporary: nowhere.clone(),
         sessions: nowhere,
     };
-    eventually(&format!("{bytes} live bytes on the page"), || {
+    eventually(&format!("{what} on the page"), || {
         let folder = Folder::all(&roots).0.into_iter().next()?;
         let told =
             folder.pages().into_iter().filter_map(|entry| gpupool_metrics::read(&folder.page(&entry).ok()?).ok());
-        told.filter(|told| told.process.identity.pid == program.pid())
-            .find(|told| told.levels.live_bytes == bytes && !told.contexts.rows.is_empty())
+        told.filter(|told| told.process.identity.pid == program.pid()).find(&tells)
+    })
+}
+
+/// The page of a program, once it tells of so many live bytes.
+#[track_caller]
+fn with_live(program: &Running, session: &Path, bytes: u64) -> Snapshot {
+    page(&format!("{bytes} live bytes"), program, session, |told| {
+        told.levels.live_bytes == bytes && !told.contexts.rows.is_empty()
     })
 }
 
@@ -130,17 +137,26 @@ impl Drop for Exporter {
 #[test]
 fn the_same_number_is_in_the_c_interface_ps_top_and_export() {
     let ranked = agent().env("LOCAL_RANK", "1").env("LOCAL_WORLD_SIZE", "2").env("GPUPOOL_DEVICES", "0,1");
-    let mut program = ranked.start(None);
+    // What was freed stays, however long all of this takes.
+    let mut program = ranked.env("GPUPOOL_IDLE", "off").start(None);
     program.ask("init");
     for size in [64, 1000, 200] {
         program.ask(&format!("allocate {size}"));
     }
     program.ask("free");
     let session = program.session();
-    with_live(&program, &session, 1064 * MIB);
-    // Nothing changes any more, so all of these are of one moment.
     let own = program.ask("statistics");
     let own: Vec<u64> = own.split(' ').map(|number| number.parse().unwrap_or_else(|e| panic!("{own}: {e}"))).collect();
+    // From then on nothing changes, so all that is asked below is of one moment.
+    page("what the program is told of itself", &program, &session, |told| {
+        let held = told.levels.places.rows.iter().map(|place| place.held).sum();
+        let (blocks, live) = (told.levels.live_blocks, told.levels.live_bytes);
+        let counted =
+            [Counter::Allocations, Counter::Frees, Counter::AllocatedBytes].map(|counter| told.counter(counter));
+        [blocks, live, held, 0, counted[0]] == own[..]
+            && counted == [3, 1, 1264 * MIB]
+            && !told.contexts.rows.is_empty()
+    });
     let text = said(&session, &["export", "--once"]);
     let json: serde_json::Value =
         serde_json::from_str(&said(&session, &["ps", "--json"])).unwrap_or_else(|e| panic!("{e}"));
