@@ -30,7 +30,7 @@ use slots::Slots;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   gpupool export                                             for a Prometheus on this machine
-  gpupool export --listen 10.0.0.7:9402                      for one on another machine: who reaches the port can read it
+  gpupool export --listen 10.0.0.7:9402                      for one elsewhere
   gpupool export --textfile /var/lib/prometheus/node-exporter
   gpupool export --once | promtool check metrics")]
 pub struct Args {

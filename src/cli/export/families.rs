@@ -1,8 +1,8 @@
 //! What is exported, by name, and the text of it. Names and units are as Prometheus has them: bytes, seconds, `_total` for what only
 //! grows, `_info` for words.
 //!
-//! The text is written here. `prometheus-client` writes OpenMetrics, which node_exporter's textfile collector does not read, and
-//! `prometheus`, which writes what it does, took as long for a scrape of 64 processes as reading their pages and writing both take here.
+//! The text is written here. `prometheus-client` writes OpenMetrics, which node_exporter's textfile collector does not read. With
+//! `prometheus`, which writes the older text, a scrape of 64 processes took twice as long: 1.3 % of a core at one a second.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
