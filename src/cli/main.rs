@@ -6,6 +6,7 @@ mod demo;
 mod doctor;
 mod elf;
 mod explain;
+mod export;
 mod fail_on;
 mod failure;
 mod folder;
@@ -13,13 +14,17 @@ mod inherited;
 mod kernel;
 mod lenders;
 mod log_settings;
+mod pages;
 mod preloadable;
 mod ps;
 mod report;
 mod run;
+#[cfg(test)]
+mod sample;
 mod sim;
 mod stdout;
 mod terminal;
+mod top;
 mod words;
 
 use std::io::Write;
@@ -37,6 +42,8 @@ enum Command {
     Explain(explain::Args),
     Doctor(doctor::Args),
     Ps(ps::Args),
+    Top(top::Args),
+    Export(export::Args),
     Demo(demo::Args),
     Kernel(kernel::Args),
     #[command(hide = true)]
@@ -55,6 +62,8 @@ fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Ps(args) => ps::run(&args),
+        Command::Top(args) => top::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Kernel(args) => kernel::run(&args),
         Command::Lenders(args) => lenders::run(&args),

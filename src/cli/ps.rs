@@ -1,15 +1,13 @@
 //! `gpupool ps`: the processes that run under gpupool, and what each holds where, by their metrics pages. It asks no process
 //! anything: one that is stopped is seen like any other.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use gpupool_config::format_size;
-use gpupool_metrics::folder::{Folder, Roots};
-use gpupool_metrics::{Counter, Label, Life, Snapshot, Unreadable, identify, read};
-use serde::Serialize;
+use gpupool_metrics::{Counter, Label, Snapshot};
 
-use crate::failure::{self, Failure};
+use crate::failure::Failure;
+use crate::pages::{Listed, Pages};
 use crate::stdout;
 use crate::terminal::{self, Page, Table};
 
@@ -24,23 +22,16 @@ pub struct Args {
 /// Names of blocks in the list for people.
 const LABELS_SHOWN: usize = 8;
 
-/// A process that has a page.
-#[derive(Serialize)]
-struct Listed {
-    state: Life,
-    /// The user's number.
-    owner: u32,
-    page: PathBuf,
-    #[serde(flatten)]
-    told: Snapshot,
-}
-
 /// Prints the list; for root, of all users' processes.
 ///
 /// # Errors
 /// Only where nothing can be printed. A page that cannot be read is complained of, and the others are listed.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let (rows, of_others) = gather();
+    let mut pages = Pages::new();
+    let look = pages.look();
+    pages.complain(&look);
+    let of_others = look.skipped.iter().filter(|skipped| skipped.reason == "version").count();
+    let rows = look.rows;
     if args.json {
         let text = serde_json::to_string_pretty(&rows).map_err(|error| Failure::broken(error.to_string()))?;
         stdout::print(&format!("{text}\n"))?;
@@ -48,47 +39,6 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         stdout::print(&text(&rows, of_others))?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// The processes, and how many others run under a version of gpupool whose pages are laid out in another way.
-fn gather() -> (Vec<Listed>, usize) {
-    let (folders, refused) = Folder::all(&Roots::new(std::env::var_os("XDG_RUNTIME_DIR")));
-    for refused in refused {
-        failure::complain(&format!("not read: {refused}"));
-    }
-    let (mut rows, mut of_others) = (Vec::new(), 0);
-    for folder in &folders {
-        folder.clean();
-        for entry in folder.pages() {
-            let path = folder.path().join(&entry.name);
-            match look(folder, &entry) {
-                Ok(Some((state, told))) => rows.push(Listed { state, owner: folder.owner(), page: path, told }),
-                // It ended, now or before.
-                Ok(None) => {}
-                Err(error) => {
-                    of_others += usize::from(matches!(error, Unreadable::Version(_)));
-                    failure::complain(&format!("{}: {error}", path.display()));
-                }
-            }
-        }
-    }
-    rows.sort_by_key(|row| row.told.process.identity.pid);
-    (rows, of_others)
-}
-
-/// `None`: its process is gone, runs another program by now, or says that it ends.
-fn look(folder: &Folder, entry: &gpupool_metrics::folder::Entry) -> Result<Option<(Life, Snapshot)>, Unreadable> {
-    let file = match folder.page(entry) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        answer => answer?,
-    };
-    let life = identify(&file)?.life();
-    if life.is_over() {
-        return Ok(None);
-    }
-    let told = read(&file)?;
-    let named = (told.process.identity.pid, told.process.identity.started) == (entry.pid, entry.started);
-    if named { Ok((!told.ended).then_some((life, told))) } else { Err(Unreadable::Foreign) }
 }
 
 fn text(rows: &[Listed], of_others: usize) -> String {

@@ -13,6 +13,18 @@ pub fn print(text: &str) -> Result<(), Failure> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).or_else(unless_left)
 }
 
+/// Writes a line to stdout at once. `false`: its reader has left, and nobody wants another one.
+///
+/// # Errors
+/// Anything else that stops the write.
+pub fn print_line(line: &str) -> Result<bool, Failure> {
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{line}").and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) => unless_left(error).map(|()| false),
+    }
+}
+
 /// A write to stdout that failed, unless because its reader has left.
 ///
 /// # Errors

@@ -54,6 +54,13 @@ pub struct Levels {
     pub places: Table<Place>,
 }
 
+impl Levels {
+    /// The GPU that the program has this number for, if there is a row for it.
+    pub fn gpu(&self, ordinal: u32) -> Option<&Gpu> {
+        self.gpus.rows.iter().find(|gpu| gpu.ordinal == ordinal)
+    }
+}
+
 /// Where live blocks lie, as seen from the GPU that each was allocated for, and what that costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Residence {
@@ -117,6 +124,13 @@ pub struct Gpu {
     pub name: String,
     /// Bytes of its memory.
     pub total: u64,
+}
+
+impl Gpu {
+    /// As `nvidia-smi -L` prints it, `GPU-` included. `None` where it is not known.
+    pub fn uuid_text(&self) -> Option<String> {
+        (self.uuid != [0; 16]).then(|| uuid_text(&self.uuid))
+    }
 }
 
 /// One place, and what the pool has there.
@@ -188,6 +202,13 @@ pub struct Context {
     pub copies: u64,
     /// Allocations of device memory.
     pub allocations: u64,
+}
+
+impl Context {
+    /// Whether nothing was done in it so far.
+    pub fn is_unused(&self) -> bool {
+        self.launches == 0 && self.copies == 0 && self.allocations == 0
+    }
 }
 
 /// One place in the program that holds memory.
@@ -276,9 +297,12 @@ fn by_name<S: serde::Serializer>(
 }
 
 fn as_uuid<S: serde::Serializer>(uuid: &[u8; 16], serializer: S) -> std::result::Result<S::Ok, S::Error> {
-    let hex: Vec<String> =
-        [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(hexadecimal).into_iter().collect();
-    serializer.collect_str(&format_args!("GPU-{}", hex.join("-")))
+    serializer.collect_str(&uuid_text(uuid))
+}
+
+fn uuid_text(uuid: &[u8; 16]) -> String {
+    let parts = [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(hexadecimal);
+    format!("GPU-{}", parts.join("-"))
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {

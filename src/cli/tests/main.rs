@@ -11,3 +11,4 @@ mod report;
 mod run;
 mod signals;
 mod sim;
+mod top;

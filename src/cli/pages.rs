@@ -1,0 +1,309 @@
+//! The metrics pages of all processes that run under gpupool: who lists them (`ps`), shows them (`top`) and exports them (`export`)
+//! reads them here, so that none takes for alive what the others do not. No process is asked anything.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gpupool_config::parse_duration;
+use gpupool_metrics::folder::{Entry, Folder, Roots};
+use gpupool_metrics::{Identity, Life, Snapshot, Unreadable, identify, read};
+use serde::Serialize;
+
+use crate::failure;
+
+/// A process that has a page.
+#[derive(Clone, Debug, Serialize)]
+pub struct Listed {
+    /// Whether it runs.
+    pub state: Life,
+    /// The user's number.
+    pub owner: u32,
+    /// Where the page lies.
+    pub page: PathBuf,
+    /// What stands there.
+    #[serde(flatten)]
+    pub told: Snapshot,
+}
+
+/// What tells listed processes apart, also those that one process was. With the owner of the page: whoever writes one can give it any
+/// process's number.
+pub type Key = (u32, u64, u32, u64, u64);
+
+impl Listed {
+    /// See [`Key`].
+    pub fn key(&self) -> Key {
+        let Identity { namespace, pid, started, image, boot: _ } = self.told.process.identity;
+        (self.owner, namespace, pid, started, image)
+    }
+}
+
+/// A folder or page that is not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    /// One word, which there are few of.
+    pub reason: &'static str,
+    /// Which, and why.
+    pub why: String,
+}
+
+/// What one look found.
+#[derive(Debug, Default)]
+pub struct Look {
+    /// By number.
+    pub rows: Vec<Listed>,
+    /// What cannot be read, and pages that were left by processes which are gone.
+    pub skipped: Vec<Skipped>,
+}
+
+impl Look {
+    /// Without those of which nobody here can tell whether they still run: what is kept for long must not say for ever what a process
+    /// held that is gone.
+    pub fn without_doubtful(mut self) -> Self {
+        let (known, doubtful) =
+            self.rows.into_iter().partition(|row| matches!(row.state, Life::Running | Life::Stopped));
+        self.rows = known;
+        self.skipped.extend(Vec::into_iter(doubtful).map(|row: Listed| {
+            let (reason, why) = match row.state {
+                Life::Elsewhere => {
+                    ("elsewhere", "its process is in another PID namespace (a container), and only an exporter there")
+                }
+                _ => ("unknown", "the system does not let this user look at its process, and only another one"),
+            };
+            Skipped { reason, why: format!("{}: {why} can tell whether it still runs", row.page.display()) }
+        }));
+        self
+    }
+}
+
+/// Whoever looks, once or again and again.
+pub struct Pages {
+    roots: Roots,
+    looked: bool,
+    /// What was complained of when it was last there.
+    said: BTreeSet<String>,
+}
+
+impl Pages {
+    /// The folders of this machine: this user's, and for root those of all users.
+    pub fn new() -> Self {
+        Self::under(Roots::new(std::env::var_os("XDG_RUNTIME_DIR")))
+    }
+
+    fn under(roots: Roots) -> Self {
+        Self { roots, looked: false, said: BTreeSet::new() }
+    }
+
+    /// Reads every page. Those of processes that are gone are removed.
+    pub fn look(&mut self) -> Look {
+        let (folders, refused) = Folder::all(&self.roots);
+        let mut look = Look::default();
+        let refusals = refused.iter().map(|refused| Skipped { reason: "folder", why: format!("not read: {refused}") });
+        look.skipped.extend(refusals);
+        for folder in &folders {
+            let mut left_over = !self.looked;
+            for entry in folder.pages() {
+                let page = folder.path().join(&entry.name);
+                match read_page(folder, &entry) {
+                    Ok((state, told)) => look.rows.push(Listed { state, owner: folder.owner(), page, told }),
+                    Err(None) => {}
+                    Err(Some((reason, why))) => {
+                        left_over |= reason == GONE;
+                        look.skipped.push(Skipped { reason, why: format!("{}: {why}", page.display()) });
+                    }
+                }
+            }
+            // Behind the reading, so that what is removed was told of. It opens every page once more, so not each time.
+            if left_over {
+                folder.clean();
+            }
+        }
+        self.looked = true;
+        look.rows.sort_by_key(|row| (row.told.process.identity.pid, row.key()));
+        // A page that was copied to another folder of its user.
+        look.rows.dedup_by_key(|row| row.key());
+        look
+    }
+
+    /// Says on stderr what was not read, as long as it is there only once.
+    pub fn complain(&mut self, look: &Look) {
+        let now: BTreeSet<String> = look.skipped.iter().map(|skipped| skipped.why.clone()).collect();
+        now.difference(&self.said).for_each(|why| failure::complain(why));
+        self.said = now;
+    }
+}
+
+/// The time between two looks, as an argument. What is shorter would show nothing new: a page is written once a second at most.
+///
+/// # Errors
+/// It is none, or too short.
+pub fn interval(text: &str) -> Result<Duration, String> {
+    const LEAST: Duration = Duration::from_millis(100);
+    let interval = parse_duration(text).map_err(|error| error.to_string())?;
+    if interval < LEAST { Err("at least 100ms".to_owned()) } else { Ok(interval) }
+}
+
+/// A page that its process will write no more.
+const GONE: &str = "gone";
+
+/// Why a page is not shown: nothing where its process ends just now.
+type NotShown = Option<(&'static str, String)>;
+
+fn read_page(folder: &Folder, entry: &Entry) -> Result<(Life, Snapshot), NotShown> {
+    let file = match folder.page(entry) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(None),
+        answer => answer.map_err(|error| unreadable(&Unreadable::File(error)))?,
+    };
+    let life = identify(&file).map_err(|error| unreadable(&error))?.life();
+    match life {
+        Life::Gone => return Err(Some((GONE, "its process is gone".to_owned()))),
+        Life::Replaced => return Err(Some((GONE, "its process runs another program now".to_owned()))),
+        Life::Running | Life::Stopped | Life::Elsewhere | Life::Unknown => {}
+    }
+    let told = read(&file).map_err(|error| unreadable(&error))?;
+    let identity = &told.process.identity;
+    if (identity.pid, identity.started) != (entry.pid, entry.started) {
+        return Err(unreadable(&Unreadable::Foreign));
+    }
+    if told.ended { Err(None) } else { Ok((life, told)) }
+}
+
+fn unreadable(error: &Unreadable) -> NotShown {
+    let reason = match error {
+        Unreadable::Foreign => "foreign",
+        Unreadable::Version(_) => "version",
+        Unreadable::Size(_) => "size",
+        Unreadable::Torn(_) => "torn",
+        Unreadable::File(_) => "file",
+    };
+    Some((reason, error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpupool_metrics::{BYTES, Memory, Page, Process, VERSION};
+    use std::cell::RefCell;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+
+    /// The bytes of a page, as a process would have written them.
+    struct Bytes(RefCell<Vec<u8>>);
+
+    impl Memory for Bytes {
+        fn store(&self, at: usize, bytes: &[u8]) -> bool {
+            self.0.borrow_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+            true
+        }
+    }
+
+    fn page(process: &Process, levels: &gpupool_metrics::Levels) -> Vec<u8> {
+        let mut page = Page::begin(Bytes(RefCell::new(vec![0; BYTES])), process).unwrap();
+        assert!(page.levels(levels));
+        page.memory().0.borrow().clone()
+    }
+
+    fn process(identity: Identity) -> Process {
+        Process {
+            identity,
+            rank: None,
+            world: None,
+            created: 1,
+            library: "0.2.0".to_owned(),
+            name: "train".to_owned(),
+            command: "train".to_owned(),
+        }
+    }
+
+    fn session() -> (tempfile::TempDir, Pages) {
+        let session = tempfile::tempdir().unwrap();
+        fs::set_permissions(session.path(), Permissions::from_mode(0o700)).unwrap();
+        let folder = session.path().join("gpupool");
+        fs::create_dir(&folder).unwrap();
+        fs::set_permissions(folder, Permissions::from_mode(0o700)).unwrap();
+        let nowhere = session.path().join("none");
+        let roots = Roots {
+            session: Some(session.path().to_owned()),
+            run: nowhere.clone(),
+            temporary: nowhere.clone(),
+            sessions: nowhere,
+        };
+        (session, Pages::under(roots))
+    }
+
+    fn put(session: &Path, identity: &Identity, bytes: &[u8]) -> PathBuf {
+        let path = session.join(format!("gpupool/{}-{}.page", identity.pid, identity.started));
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_skipped_with_its_reason_and_the_rest_is_listed() {
+        let own = Identity::own().unwrap();
+        let (session, mut pages) = session();
+        let whole = page(&process(own), &gpupool_metrics::Levels { live_bytes: 77, ..Default::default() });
+        put(session.path(), &own, &whole);
+        // A count that is odd: its writer was killed in the middle.
+        let changed = |at: usize, value: u8, name: u32| {
+            let mut bytes = whole.clone();
+            bytes[at] = value;
+            put(session.path(), &Identity { pid: name, ..own }, &bytes)
+        };
+        changed(8, VERSION as u8 + 1, 1);
+        changed(1024, 1, 2);
+        changed(0, b'x', 3);
+        put(session.path(), &Identity { pid: 4, ..own }, &whole[..BYTES - 8]);
+        // Another process's name on it.
+        put(session.path(), &Identity { pid: 5, ..own }, &whole);
+        let dead = Identity { started: own.started + 1, ..own };
+        let left = put(session.path(), &dead, &page(&process(dead), &gpupool_metrics::Levels::default()));
+        let look = pages.look();
+        let [row] = &look.rows[..] else { panic!("{look:?}") };
+        assert_eq!((row.state, row.told.levels.live_bytes), (Life::Running, 77));
+        let mut reasons: Vec<_> = look.skipped.iter().map(|skipped| skipped.reason).collect();
+        reasons.sort_unstable();
+        assert_eq!(reasons, ["file", "foreign", "foreign", "gone", "torn", "version"]);
+        assert!(!left.exists(), "what a process left behind that is gone");
+        assert_eq!(pages.look().skipped.len(), 5);
+    }
+
+    #[test]
+    fn a_page_that_lies_in_two_folders_is_of_one_process() {
+        let own = Identity::own().unwrap();
+        let (session, mut pages) = session();
+        let bytes = page(&process(own), &gpupool_metrics::Levels::default());
+        let path = put(session.path(), &own, &bytes);
+        let other = session.path().join("none/gpupool");
+        fs::create_dir_all(&other).unwrap();
+        fs::set_permissions(other.parent().unwrap(), Permissions::from_mode(0o700)).unwrap();
+        fs::set_permissions(&other, Permissions::from_mode(0o700)).unwrap();
+        fs::copy(&path, other.join(path.file_name().unwrap())).unwrap();
+        assert_eq!(Folder::all(&pages.roots).0.len(), 2);
+        assert_eq!(pages.look().rows.len(), 1);
+    }
+
+    #[test]
+    fn who_may_be_gone_is_not_told_of_for_ever() {
+        let mut rows = vec![crate::sample::listed(1, "train"), crate::sample::listed(2, "train")];
+        rows[0].state = Life::Elsewhere;
+        rows[1].state = Life::Stopped;
+        let look = Look { rows, skipped: Vec::new() }.without_doubtful();
+        assert_eq!(look.rows.iter().map(|row| row.state).collect::<Vec<_>>(), [Life::Stopped]);
+        let [Skipped { reason: "elsewhere", why }] = &look.skipped[..] else { panic!("{look:?}") };
+        assert!(why.contains("an exporter there can tell whether it still runs"), "{why}");
+    }
+
+    #[test]
+    fn what_is_still_there_is_not_complained_of_again() {
+        let (session, mut pages) = session();
+        let path = put(session.path(), &Identity::default(), b"no page");
+        let look = pages.look();
+        pages.complain(&look);
+        assert_eq!(pages.said.len(), 1);
+        fs::remove_file(path).unwrap();
+        let look = pages.look();
+        pages.complain(&look);
+        assert!(pages.said.is_empty(), "what is gone is forgotten");
+    }
+}
