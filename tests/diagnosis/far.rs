@@ -76,11 +76,9 @@ fn a_kernel_that_never_ends_is_what_kept_memory_far() {
     let facts = |index: usize| told.findings()[index].facts["cause"].clone();
     assert_eq!((facts(0).as_str(), facts(1).as_str()), ("working", "quiet"));
     let said = "GP021: memory would have come near to GPU 0 and could not, and ";
-    assert!(
-        told.stderr.contains(said) && told.stderr.contains("work was running on GPU 0, in context 1"),
-        "{}",
-        told.stderr
-    );
+    // Which of the two depends on how long the kernels took that were seen to end: for so long a launch waits for the next.
+    let why = ["work was running on GPU 0, in context 1", "no work was seen to end for "];
+    assert!(told.stderr.contains(said) && why.iter().any(|why| told.stderr.contains(why)), "{}", told.stderr);
     compare("never_quiet", &advice(&told, "GP021"));
 }
 

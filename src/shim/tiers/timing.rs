@@ -15,6 +15,7 @@ use crate::watch::context::{self, Observer};
 use gpupool_cuda::{CuResult, Driver, Milestone, Stream, Timer};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Launches that are timed at once; beyond these none is begun. Programs run some hundred launches ahead of the GPU.
 const MOST: usize = 512;
@@ -139,6 +140,7 @@ pub(super) fn mark(home: &Home, stream: Stream) {
 /// How many of the events among the current context's work have passed so far.
 pub(super) fn passed(home: &Home) -> u64 {
     let Some(owner) = context::current(home.driver).map(|context| context.id) else { return 0 };
+    let ended = ENDED.load(Ordering::Acquire);
     let mut marks = std::mem::take(&mut home.timing.0.lock().marks);
     let _relaxed = home.driver.relax();
     let (mut done, mut not_yet) = (Vec::new(), 0);
@@ -153,10 +155,12 @@ pub(super) fn passed(home: &Home) -> u64 {
     });
     let mut timers = home.timing.0.lock();
     timers.passed += done.len() as u64;
-    timers.idle_marks.append(&mut done);
-    // What was put meanwhile is newer.
-    marks.append(&mut timers.marks);
-    timers.marks = marks;
+    if ENDED.load(Ordering::Acquire) == ended {
+        timers.idle_marks.append(&mut done);
+        // What was put meanwhile is newer.
+        marks.append(&mut timers.marks);
+        timers.marks = marks;
+    }
     timers.passed
 }
 
@@ -191,6 +195,7 @@ pub(super) fn gather_of(timing: &Timing, driver: &Driver, mut tell: impl FnMut(u
         return;
     }
     let Some(owner) = context::current(driver).map(|context| context.id) else { return };
+    let ended = ENDED.load(Ordering::Acquire);
     let mut pending = std::mem::take(&mut timing.0.lock().pending);
     let _relaxed = driver.relax();
     let (mut known, mut not_yet) = (Vec::new(), 0);
@@ -207,7 +212,7 @@ pub(super) fn gather_of(timing: &Timing, driver: &Driver, mut tell: impl FnMut(u
         not_yet += usize::from(!is_known);
         !is_known
     });
-    {
+    if ENDED.load(Ordering::Acquire) == ended {
         let mut timers = timing.0.lock();
         timers.idle.extend(known.iter().map(|(timer, ..)| (owner, *timer)));
         // What was begun meanwhile is newer.
@@ -224,6 +229,10 @@ fn is_its_own(nanoseconds: f64, between: u64) -> bool {
     between <= BRIEF.max((nanoseconds as u64) / PART)
 }
 
+/// Counts the contexts that ended. Who looks at events has them out of the lists meanwhile, and does not put them back where one of
+/// those may have been among them: they are few, and end with their contexts.
+static ENDED: AtomicU64 = AtomicU64::new(0);
+
 /// Forgets the events of contexts that are gone, which ended them.
 pub struct OfContexts;
 
@@ -237,6 +246,8 @@ impl Observer for OfContexts {
             timers.marks.retain(|(owner, _)| *owner != id);
             timers.idle_marks.retain(|(owner, _)| *owner != id);
         }
+        // Behind that: what was taken out before is not put back.
+        ENDED.fetch_add(1, Ordering::AcqRel);
         0
     }
 }
