@@ -287,7 +287,8 @@ int gpupool_label_budget(const char *label,
 // given the label that was set until now, or an empty one: to put it back at the end of a scope, pass it as `label`.
 //
 // This may be called before CUDA is used. It costs no lock and reaches no driver. What a framework serves from a cache of its own is
-// not allocated here. Returns 0, `GPUPOOL_INVALID_ARGUMENT`, or `GPUPOOL_NOT_ACTIVE` where everything goes to the driver; `outer` is empty then.
+// not allocated here. Returns 0, `GPUPOOL_INVALID_ARGUMENT`, or `GPUPOOL_NOT_ACTIVE` where everything goes to the driver; `outer` is empty
+// then. A label that is refused changes nothing, and `outer` is the one that stays.
 //
 // # Safety
 // `label` ends with NUL, or is NULL; `outer` has room for 64 bytes, or is NULL. They may be the same.

@@ -156,6 +156,17 @@ fn live(state: &mut State) -> Result<(), Failure> {
 /// How long a signal may wait for its effect.
 const NAP: Duration = Duration::from_millis(250);
 
+/// Waits for a key, a signal or the end of that time; `false` where the terminal is gone: its window was closed, or the connection is
+/// lost. crossterm would read its end again and again then, and see neither a signal nor the time.
+fn waited(most: Duration) -> bool {
+    let terminal = if std::io::stdin().is_terminal() { libc::STDIN_FILENO } else { libc::STDOUT_FILENO };
+    let mut asked = libc::pollfd { fd: terminal, events: libc::POLLIN, revents: 0 };
+    let milliseconds = most.as_millis().try_into().unwrap_or(libc::c_int::MAX);
+    // SAFETY: one description, which is a local.
+    let ready = unsafe { libc::poll(&raw mut asked, 1, milliseconds) };
+    ready <= 0 || asked.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) == 0
+}
+
 fn show(state: &mut State, terminal: &mut DefaultTerminal, ended: &AtomicBool) -> std::io::Result<()> {
     let mut pages = Pages::new();
     let mut last: Option<Instant> = None;
@@ -170,7 +181,10 @@ fn show(state: &mut State, terminal: &mut DefaultTerminal, ended: &AtomicBool) -
         // As long as nothing happens there is nothing to draw.
         let until = last.unwrap_or(now) + state.interval();
         while !ended.load(Ordering::Relaxed) && Instant::now() < until {
-            if !event::poll(until.saturating_duration_since(Instant::now()).min(NAP))? {
+            if !waited(until.saturating_duration_since(Instant::now()).min(NAP)) {
+                return Ok(());
+            }
+            if !event::poll(Duration::ZERO)? {
                 continue;
             }
             match event::read()? {

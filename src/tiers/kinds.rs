@@ -186,10 +186,13 @@ pub struct Kind {
 impl Kind {
     /// Its large operands cross the link so often.
     pub fn weigh(&mut self, passes: Option<Passes>) {
+        if passes.is_none() && !self.is_weighed {
+            return;
+        }
         self.is_weighed = passes.is_some();
-        let Some(passes) = passes else { return };
+        let weight = |operand: u8| passes.and_then(|passes| passes.get(usize::from(operand)).copied()).unwrap_or(1.0);
         for part in &mut self.uses {
-            part.part = part.operand.map_or(1.0, |operand| passes.get(usize::from(operand)).copied().unwrap_or(1.0));
+            part.part = part.operand.map_or(1.0, weight);
         }
     }
 

@@ -37,7 +37,7 @@ pub struct Operands {
     count: usize,
     /// The launch's own time, nanoseconds, and passes of each operand.
     terms: [f64; TERMS],
-    /// How sure that is: the covariance of the terms, in units of the noise.
+    /// How sure that is: the covariance of the terms.
     spread: [[f64; TERMS]; TERMS],
     /// Times that were measured, and the shortest, nanoseconds, which is forgotten little by little.
     times: u32,

@@ -476,21 +476,19 @@ impl Tiers {
             let gain = f64::from(self.kinds.gain(id).0);
             let reader = &mut readers[known.function as usize];
             for (part, extent) in known.uses.iter().filter_map(|part| Some((part, self.extents.get(part.slot)?))) {
-                reader.0 += (extent.far_bytes as f64 * f64::from(part.part)) as u64;
+                reader.0 += (extent.far_bytes as f64 * f64::from(part.part.min(1.0))) as u64;
                 reader.1 += gain * f64::from(part.part * extent.pass_ns);
             }
         }
-        let mut readers: Vec<Reader> = readers
-            .into_iter()
-            .zip(0u32..)
-            .filter(|((far_bytes, _), _)| *far_bytes > 0)
-            .map(|((far_bytes, lost_ns), index)| {
-                let function = self.kinds.functions()[index as usize].name;
-                Reader { function, far_bytes, reuse: self.kinds.reuse(index), lost_ns }
-            })
-            .collect();
-        readers.sort_by(|a, b| b.lost_ns.total_cmp(&a.lost_ns));
+        let mut readers: Vec<((u64, f64), u32)> =
+            readers.into_iter().zip(0u32..).filter(|((far_bytes, _), _)| *far_bytes > 0).collect();
+        readers.sort_by(|((_, a), _), ((_, b), _)| b.total_cmp(a));
         readers.truncate(most);
+        let reader = |((far_bytes, lost_ns), index): ((u64, f64), u32)| {
+            let function = self.kinds.functions()[index as usize].name;
+            Reader { function, far_bytes, reuse: self.kinds.reuse(index), lost_ns }
+        };
+        let readers = readers.into_iter().map(reader).collect();
         Told {
             launches: self.cycle.position,
             cycles: self.cycles,

@@ -87,7 +87,8 @@ pub unsafe extern "C" fn gpupool_label_budget(label: *const c_char, bytes: u64) 
 /// given the label that was set until now, or an empty one: to put it back at the end of a scope, pass it as `label`.
 ///
 /// This may be called before CUDA is used. It costs no lock and reaches no driver. What a framework serves from a cache of its own is
-/// not allocated here. Returns 0, `GPUPOOL_INVALID_ARGUMENT`, or `GPUPOOL_NOT_ACTIVE` where everything goes to the driver; `outer` is empty then.
+/// not allocated here. Returns 0, `GPUPOOL_INVALID_ARGUMENT`, or `GPUPOOL_NOT_ACTIVE` where everything goes to the driver; `outer` is empty
+/// then. A label that is refused changes nothing, and `outer` is the one that stays.
 ///
 /// # Safety
 /// `label` ends with NUL, or is NULL; `outer` has room for 64 bytes, or is NULL. They may be the same.
@@ -100,7 +101,10 @@ pub unsafe extern "C" fn gpupool_label_scope(label: *const c_char, outer: *mut c
     let answer = checked.and_then(|name| in_scopes().map(|()| scope::set_name(name.unwrap_or_default())));
     let (until_now, answer) = match answer {
         Ok(until_now) => (until_now, 0),
-        Err(error) => ([0; LABEL_SIZE], error.into()),
+        // The label that is set stays, and to put back what is told then changes nothing.
+        Err(error) => {
+            (in_scopes().map_or([0; LABEL_SIZE], |()| scope::name().unwrap_or([0; LABEL_SIZE])), error.into())
+        }
     };
     if !outer.is_null() {
         // SAFETY: the caller has room for so many bytes; `label`, which may be the same, is not read any more.
