@@ -148,8 +148,9 @@ fn live(state: &mut State) -> Result<(), Failure> {
     }
     let mut terminal = ratatui::try_init().map_err(broken)?;
     let shown = show(state, &mut terminal, &ended);
-    // Also where showing it failed: the shell needs its terminal back.
-    ratatui::restore();
+    // Also where showing it failed: the shell needs its terminal back. Where that is gone there is nobody to tell, and to tell it all the
+    // same, as `restore` does, would end the process by a panic.
+    let _ = ratatui::try_restore();
     shown.map_err(broken)
 }
 
