@@ -148,10 +148,20 @@ fn live(state: &mut State) -> Result<(), Failure> {
     }
     let mut terminal = ratatui::try_init().map_err(broken)?;
     let shown = show(state, &mut terminal, &ended);
-    // Also where showing it failed: the shell needs its terminal back. Where that is gone there is nobody to tell, and to tell it all the
-    // same, as `restore` does, would end the process by a panic.
-    let _ = ratatui::try_restore();
-    shown.map_err(broken)
+    if matches!(shown, Ok(End::TerminalGone)) {
+        // Nothing can be put back, and to say so on that terminal, as its destructor does, would end the process by a panic.
+        std::mem::forget(terminal);
+        return Ok(());
+    }
+    // Also where showing it failed: the shell needs its terminal back.
+    ratatui::restore();
+    shown.map(drop).map_err(broken)
+}
+
+/// Why nothing is shown any more.
+enum End {
+    Asked,
+    TerminalGone,
 }
 
 /// How long a signal may wait for its effect.
@@ -168,7 +178,7 @@ fn waited(most: Duration) -> bool {
     ready <= 0 || asked.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) == 0
 }
 
-fn show(state: &mut State, terminal: &mut DefaultTerminal, ended: &AtomicBool) -> std::io::Result<()> {
+fn show(state: &mut State, terminal: &mut DefaultTerminal, ended: &AtomicBool) -> std::io::Result<End> {
     let mut pages = Pages::new();
     let mut last: Option<Instant> = None;
     while !ended.load(Ordering::Relaxed) {
@@ -183,14 +193,14 @@ fn show(state: &mut State, terminal: &mut DefaultTerminal, ended: &AtomicBool) -
         let until = last.unwrap_or(now) + state.interval();
         while !ended.load(Ordering::Relaxed) && Instant::now() < until {
             if !waited(until.saturating_duration_since(Instant::now()).min(NAP)) {
-                return Ok(());
+                return Ok(End::TerminalGone);
             }
             if !event::poll(Duration::ZERO)? {
                 continue;
             }
             match event::read()? {
                 Event::Key(key) => match state.key(key) {
-                    Step::Leave => return Ok(()),
+                    Step::Leave => return Ok(End::Asked),
                     Step::Draw => break,
                 },
                 Event::Resize(..) => break,
@@ -198,5 +208,5 @@ fn show(state: &mut State, terminal: &mut DefaultTerminal, ended: &AtomicBool) -
             }
         }
     }
-    Ok(())
+    Ok(End::Asked)
 }
