@@ -70,14 +70,20 @@ fn a_library_of_another_version_is_named_and_used() {
     );
 }
 
-#[test]
-fn a_library_whose_path_the_loader_would_split_is_preloaded_by_a_link() {
-    let bench = Bench::new();
+/// A copy of the library whose path the loader would split, and an empty folder for the runtime's links.
+fn library_with_a_space_in_its_path(bench: &Bench) -> (PathBuf, PathBuf) {
     let (folder, runtime) = (bench.path("My Projects"), bench.path("runtime"));
     std::fs::create_dir(&folder).unwrap();
     std::fs::create_dir(&runtime).unwrap();
     let library = folder.join("libgpupool.so");
     std::fs::copy(bench.library(), &library).unwrap();
+    (library, runtime)
+}
+
+#[test]
+fn a_library_whose_path_the_loader_would_split_is_preloaded_by_a_link() {
+    let bench = Bench::new();
+    let (library, runtime) = library_with_a_space_in_its_path(&bench);
     let mut command = gpupool();
     command.args(["run", "--library"]).arg(&library).args([
         "sh",
@@ -95,11 +101,7 @@ fn a_library_whose_path_the_loader_would_split_is_preloaded_by_a_link() {
 #[test]
 fn doctor_finds_that_no_link_can_be_made() {
     let bench = Bench::new();
-    let (folder, runtime) = (bench.path("My Projects"), bench.path("runtime"));
-    std::fs::create_dir(&folder).unwrap();
-    std::fs::create_dir(&runtime).unwrap();
-    let library = folder.join("libgpupool.so");
-    std::fs::copy(bench.library(), &library).unwrap();
+    let (library, runtime) = library_with_a_space_in_its_path(&bench);
     let gpupool_with = |arguments: &[&str]| {
         let mut command = gpupool();
         command.env("XDG_RUNTIME_DIR", &runtime).args(&arguments[..1]).arg("--library").arg(&library);
