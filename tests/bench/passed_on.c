@@ -15,11 +15,12 @@ typedef int (*attribute_fn)(void *, int, unsigned long long);
 typedef int (*range_fn)(unsigned long long *, size_t *, unsigned long long);
 typedef int (*allocate_async_fn)(unsigned long long *, size_t, void *);
 typedef int (*free_async_fn)(unsigned long long, void *);
+typedef int (*synchronize_fn)(void *);
 typedef struct {
     void *allocate, *free;
 } Pair;
 
-static void *context, *stream;
+static void *context, *stream, *event, *awaited; /* awaited: the stream or the event, which has nothing to do */
 static unsigned long long driver_memory; /* asked for past the shim, so the driver's */
 
 static void set_current(void *f) { ((set_current_fn)f)(context); }
@@ -33,6 +34,8 @@ static void range(void *f) {
     size_t bytes;
     ((range_fn)f)(&base, &bytes, driver_memory);
 }
+
+static void synchronize(void *f) { ((synchronize_fn)f)(awaited); }
 
 static void allocate_and_free(void *f) {
     unsigned long long address;
@@ -72,6 +75,11 @@ int main(void) {
     measure("cuPointerGetAttribute", attribute);
     measure("cuMemGetAddressRange_v2", range);
     require(((int (*)(void **, unsigned))hooked("cuStreamCreate"))(&stream, 1), "cuStreamCreate");
+    require(((int (*)(void **, unsigned))hooked("cuEventCreate"))(&event, 2), "cuEventCreate");
+    awaited = stream;
+    measure("cuStreamSynchronize", synchronize);
+    awaited = event;
+    measure("cuEventSynchronize", synchronize);
     Pair b = {bare("cuMemAllocAsync"), bare("cuMemFreeAsync")}, h = {hooked("cuMemAllocAsync"), hooked("cuMemFreeAsync")};
     compare("cuMemAllocAsync, FreeAsync", allocate_and_free, &b, &h, BATCH / 20, 30, b.allocate != h.allocate);
     return 0;

@@ -73,10 +73,11 @@ fn a_library_of_another_version_is_named_and_used() {
 /// A copy of the library whose path the loader would split, and an empty folder for the runtime's links.
 fn library_with_a_space_in_its_path(bench: &Bench) -> (PathBuf, PathBuf) {
     let (folder, runtime) = (bench.path("My Projects"), bench.path("runtime"));
-    std::fs::create_dir(&folder).unwrap();
-    std::fs::create_dir(&runtime).unwrap();
+    for folder in [&folder, &runtime] {
+        made(std::fs::create_dir(folder));
+    }
     let library = folder.join("libgpupool.so");
-    std::fs::copy(bench.library(), &library).unwrap();
+    made(std::fs::copy(bench.library(), &library));
     (library, runtime)
 }
 
