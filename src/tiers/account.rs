@@ -26,7 +26,7 @@
 //! Beside it, a clock that knows nothing of gains: if cycles take longer than before the first move, eight in a row, moving stops.
 //! Who was stopped waits: 64 cycles, after each further time twice as many, or until the program does something else.
 
-use crate::interface::Why;
+use crate::interface::{Ledger, Why};
 use crate::links::Links;
 
 /// The part of the time that may be lost, at most: 0.02 of what it would have been.
@@ -90,6 +90,19 @@ impl Account {
     /// What may be lost.
     pub fn free(&self) -> f64 {
         self.balance - self.reserve
+    }
+
+    pub fn ledger(&self, cycles: u64, length: Option<u64>) -> Ledger {
+        Ledger {
+            cycles,
+            length,
+            cycle_ns: self.cycle_ns,
+            spent_ns: self.spent_ns,
+            saved_ns: self.saved_ns,
+            free_ns: self.free(),
+            reserve_ns: self.reserve,
+            doubt_ns: self.doubt_ns,
+        }
     }
 
     fn add(&mut self, ns: f64) {

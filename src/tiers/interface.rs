@@ -138,6 +138,42 @@ pub enum Why {
     },
 }
 
+/// A launch whose time was measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timed {
+    /// The function, as the caller named it.
+    pub function: u64,
+    /// A number for launches of the same function with the same pointers.
+    pub kind: u32,
+    /// One pass over what was far of its operands, weighed by how often each crosses the link where that is known, nanoseconds.
+    pub far_ns: f32,
+    /// The same for each large operand, not weighed.
+    pub by_operand: [f32; crate::operands::MOST],
+    /// Nanoseconds that one of `far_ns` was taken to cost before this was measured.
+    pub gain: f32,
+}
+
+/// What moves may cost, nanoseconds throughout.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Ledger {
+    /// Cycles so far.
+    pub cycles: u64,
+    /// Launches of a cycle, if a sequence repeats itself.
+    pub length: Option<u64>,
+    /// What the last cycle took.
+    pub cycle_ns: f64,
+    /// What moves took so far.
+    pub spent_ns: f64,
+    /// What launches took less than they would have where memory first lay, as reckoned.
+    pub saved_ns: f64,
+    /// What may be spent now, with the way back reserved.
+    pub free_ns: f64,
+    /// What bringing everything back would take.
+    pub reserve_ns: f64,
+    /// What was reckoned to be saved more than the clock says.
+    pub doubt_ns: f64,
+}
+
 /// A function that reads far memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reader {

@@ -70,6 +70,6 @@ mod tiers;
 mod timeline;
 
 pub use extents::FRAME;
-pub use interface::{Launch, Range, Reader, Settings, Swap, Told, Whereabouts, Why};
+pub use interface::{Launch, Ledger, Range, Reader, Settings, Swap, Timed, Told, Whereabouts, Why};
 pub use links::{FarLink, Links, Where};
 pub use tiers::Tiers;

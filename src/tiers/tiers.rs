@@ -3,7 +3,7 @@
 use crate::account::Account;
 use crate::cycle::{Cycle, HISTORY};
 use crate::extents::{Extents, Least};
-use crate::interface::{Launch, Range, Reader, Settings, Told, Whereabouts, Why};
+use crate::interface::{Launch, Ledger, Range, Reader, Settings, Timed, Told, Whereabouts, Why};
 use crate::kinds::{self, COPY, Kinds, Moment, NONE, UNKNOWN};
 use crate::operands::Passes;
 use crate::timeline::Timeline;
@@ -351,15 +351,19 @@ impl Tiers {
         self.pending[launch as usize % PENDING] = (launch, kind, pass_ns, passes);
     }
 
-    /// It took so long, from its start to its end on the GPU.
-    pub fn timed(&mut self, launch: u64, nanoseconds: u64) {
+    /// It took so long, from its start to its end on the GPU. Answers what it was and how much of that was expected.
+    pub fn timed(&mut self, launch: u64, nanoseconds: u64) -> Option<Timed> {
         let (id, kind, pass_ns, passes) = self.pending[launch as usize % PENDING];
-        if id == launch {
-            self.pending[launch as usize % PENDING] = (u64::MAX, NONE, 0.0, passes);
-            let (is_news, too_much) = self.kinds.timed(kind, pass_ns, &passes, nanoseconds as f32);
-            self.measured += u64::from(is_news);
-            self.account.saved(f64::from(too_much));
+        if id != launch {
+            return None;
         }
+        self.pending[launch as usize % PENDING] = (u64::MAX, NONE, 0.0, passes);
+        let (gain, _) = self.kinds.gain(kind);
+        let function = self.kinds.function_of(kind).map_or(0, |function| function.name);
+        let (is_news, too_much) = self.kinds.timed(kind, pass_ns, &passes, nanoseconds as f32);
+        self.measured += u64::from(is_news);
+        self.account.saved(f64::from(too_much));
+        Some(Timed { function, kind, far_ns: pass_ns, by_operand: passes, gain })
     }
 
     /// The time, on a clock that only goes forward, when [`Launch::tell_time`] asks for it. What a cycle showed is worked out here:
@@ -464,6 +468,12 @@ impl Tiers {
     #[must_use]
     pub fn saved_ns(&self) -> f64 {
         self.account.saved_ns
+    }
+
+    /// What moves may cost now, and how that came about.
+    #[must_use]
+    pub fn ledger(&self) -> Ledger {
+        self.account.ledger(self.cycles, self.cycle.length())
     }
 
     /// Totals, with the `most` functions that lose most.

@@ -110,6 +110,11 @@ fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &[u64
         } else if launch.ask {
             let swap = home.tiers.lock().before(launch.id, now(), home);
             if let Some(swap) = swap {
+                tracing::trace!(
+                    target: "gpupool::memory", about = "swaps",
+                    "before launch {}: {} in, {} out, cost {:.0} ns, gain {:.0} ns",
+                    launch.id, swap.bytes_in(), swap.bytes_out(), swap.cost_ns, swap.gain_ns
+                );
                 wanted |= swap.time_it;
                 swap::carry_out(home, &swap, swap::Why::Launch);
             }
@@ -132,8 +137,9 @@ fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &[u64
 pub(super) fn tell_time(home: &Home) {
     let mut tiers = home.tiers.lock();
     tiers.time_is(now(), home);
-    let stopped = tiers.stopped();
+    let (stopped, ledger) = (tiers.stopped(), tiers.ledger());
     drop(tiers);
+    tracing::trace!(target: "gpupool::memory", about = "cycles", "GPU {}: {ledger:?}", home.gpu);
     if let Some(why) = stopped {
         swap::report_stopped(home, &why);
     }

@@ -183,7 +183,14 @@ pub(super) fn end(running: Running) {
 pub(super) fn gather(home: &Home) {
     gather_of(&home.timing, home.driver, |launch, time| {
         if let Some(nanoseconds) = time {
-            home.tiers.lock().timed(launch, nanoseconds as u64);
+            let timed = home.tiers.lock().timed(launch, nanoseconds as u64);
+            if let Some(timed) = timed {
+                tracing::trace!(
+                    target: "gpupool::memory", about = "times",
+                    "launch {launch} of function {:#x}, kind {}: {nanoseconds:.0} ns with {:.0} ns of far pass ({:.0?}), gain {:.2}",
+                    timed.function, timed.kind, timed.far_ns, timed.by_operand, timed.gain
+                );
+            }
             home.progress.took(nanoseconds as u64);
         }
     });

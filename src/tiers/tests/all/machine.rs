@@ -144,8 +144,8 @@ impl Machine {
             let mut comes =
                 if part.bytes() >= chunk.bytes() / 2 && self.far_bytes(chunk) == chunk.bytes() { chunk } else { part };
             if comes.bytes() > room {
-                let unit = if comes.bytes() < 64 << 20 { FRAME } else { 32 << 20 };
-                comes.end = comes.start + room / unit * unit;
+                // A large one is not divided.
+                comes.end = comes.start + if comes.bytes() < 64 << 20 { room / FRAME * FRAME } else { 0 };
             }
             room -= comes.bytes();
             self.pieces(comes, &mut |piece, at| {

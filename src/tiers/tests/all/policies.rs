@@ -289,7 +289,7 @@ impl Policy for Ours {
             let took = (took * off) as u64;
             match &mut self.ahead {
                 Some(ahead) => ahead.unknown.push_back((machine.now, launch.id, took)),
-                None => self.tiers.timed(launch.id, took),
+                None => _ = self.tiers.timed(launch.id, took),
             }
         }
         took
