@@ -41,6 +41,12 @@ pub trait Whereabouts {
     /// Tells what of a range must stay where it is, in any order. It is no candidate for a move, and nobody asks for it.
     fn fixed(&self, _range: Range, _tell: &mut dyn FnMut(Range)) {}
 
+    /// What moves at once with the memory at an address: its chunk, as far as it is of the same block. None where any frames can move by
+    /// themselves as cheaply.
+    fn unit(&self, _address: u64) -> Option<Range> {
+        None
+    }
+
     /// Bytes that could come to the home GPU without another byte's leaving it.
     fn near_room(&self) -> u64;
 }
@@ -51,6 +57,9 @@ impl<T: Whereabouts> Whereabouts for &T {
     }
     fn fixed(&self, range: Range, tell: &mut dyn FnMut(Range)) {
         (**self).fixed(range, tell);
+    }
+    fn unit(&self, address: u64) -> Option<Range> {
+        (**self).unit(address)
     }
     fn near_room(&self) -> u64 {
         (**self).near_room()

@@ -14,6 +14,10 @@ pub const NONE: u32 = u32::MAX;
 const MOST: usize = 1 << 16;
 /// Functions that are told apart.
 const MOST_FUNCTIONS: usize = 1 << 14;
+/// Shapes of a function that are told apart, as sizes of matrices; one that has more has numbers among its parameters that are none.
+const MOST_SHAPES: u32 = 64;
+/// Launches of a shape after which it is known how far its operands reach.
+const SEEN: u32 = 8;
 /// Measurements of a function before they become rare; a power of two.
 const EAGER: u32 = 32;
 /// What copies and fills are called among the functions.
@@ -26,11 +30,12 @@ pub const UNKNOWN: f32 = 32.0;
 pub struct Use {
     pub slot: u32,
     pub generation: u32,
-    /// Which part of it is read, 0 to 1.
+    /// Which part of it is read, 0 to 1, and the same times how often that crosses the link, where this is known.
+    pub share: f32,
     pub part: f32,
     /// A pointer of the launch leads to its begin; else to something before it that goes on into it.
     pub is_named: bool,
-    /// The how manyth large operand it is of.
+    /// The how manyth of the launch's pointers it is reached by, of those that are told apart.
     pub operand: Option<u8>,
 }
 
@@ -175,7 +180,7 @@ pub struct Kind {
     told: f32,
     /// What is known of launches with operands like its own.
     operands: Option<u32>,
-    /// It names more large operands than are told apart.
+    /// It has more pointers than are told apart.
     has_many: bool,
     /// Its parts are weighed by that.
     is_weighed: bool,
@@ -192,7 +197,7 @@ impl Kind {
         self.is_weighed = passes.is_some();
         let weight = |operand: u8| passes.and_then(|passes| passes.get(usize::from(operand)).copied()).unwrap_or(1.0);
         for part in &mut self.uses {
-            part.part = part.operand.map_or(1.0, weight);
+            part.part = part.share * part.operand.map_or(1.0, weight);
         }
     }
 
@@ -292,6 +297,8 @@ pub struct Function {
     told: (f32, f32),
     /// Moves on the strength of a guess, since nothing was measured near.
     pub guesses: u32,
+    /// How many shapes of it were seen.
+    shapes: u32,
 }
 
 impl Function {
@@ -455,6 +462,7 @@ impl Kinds {
                 all_far: Level { count: 0, ..Level::new(0.0, 0.0) },
                 told: (0.0, 0.0),
                 guesses: 0,
+                shapes: 0,
             });
             self.names.insert(name, function);
         }
@@ -508,71 +516,73 @@ impl Kinds {
         kind.shape.is_some_and(|shape| shape != extents.shape) || kind.again > 0 && cycle >= kind.again
     }
 
-    /// Looks the extents up that pointers name, each with those behind it that it goes on into.
-    pub fn resolve(&mut self, kind: u32, words: &[u64], extents: &mut Extents, now: Moment) {
-        let mut slots: Vec<u32> = Vec::with_capacity(words.len());
+    /// Looks the extents up that pointers name, each with those behind it that it goes on into, as far as launches of the same shape do.
+    pub fn resolve(&mut self, kind: u32, shape: u64, words: &[u64], extents: &mut Extents, now: Moment) {
+        let mut slots: Vec<(u32, usize)> = Vec::with_capacity(words.len());
         let mut is_known = true;
-        for &word in words {
+        for (ordinal, &word) in words.iter().enumerate() {
             match extents.named(word, now.cycle) {
-                Some(slot) if !slots.contains(&slot) => slots.push(slot),
+                Some(slot) if slots.iter().all(|(known, _)| *known != slot) => slots.push((slot, ordinal)),
                 Some(_) => {}
                 None => is_known = false,
             }
         }
-        for &slot in &slots {
-            if let Some(extent) = extents.get_mut(slot) {
+        for (slot, _) in &slots {
+            if let Some(extent) = extents.get_mut(*slot) {
                 extent.is_named_at(now.position);
             }
         }
         let previous = self.hot(kind).map_or(now.position, |hot| hot.last);
+        let has_many = words.len() > OPERANDS;
+        let index = self.operands_of(kind, shape, words.len());
+        let mut operands = index.and_then(|index| self.operands.get_mut(index as usize));
         let mut uses: Vec<Use> = Vec::with_capacity(slots.len());
-        let used = |slot: u32, is_named: bool| {
-            extents.get(slot).map(|extent| Use {
-                slot,
-                generation: extent.generation,
-                part: 1.0,
-                is_named,
-                operand: None,
-            })
-        };
-        let mut sizes: Vec<u64> = Vec::new();
-        for &slot in &slots {
-            let is_end = |other: u32, extent: &Extent| slots.contains(&other) || now.is_about(extent, previous);
-            let first = uses.len();
-            uses.extend(used(slot, true));
-            uses.extend(extents.behind(slot, is_end).filter_map(|slot| used(slot, false)));
-            let own = uses.get_mut(first..).unwrap_or_default();
-            let bytes: u64 = own.iter().filter_map(|part| extents.get(part.slot)).map(|it| it.range.bytes()).sum();
-            if bytes >= operands::LARGE
-                && let Some((head, behind)) = own.split_first_mut()
-            {
-                // What lies behind the next pointer may be something else's: how often it is read is found out by itself.
-                head.operand = Some(sizes.len().min(OPERANDS) as u8);
-                let of_head = extents.get(head.slot).map_or(0, |extent| extent.range.bytes());
-                sizes.push(of_head);
-                if !behind.is_empty() {
-                    behind.iter_mut().for_each(|part| part.operand = Some(sizes.len().min(OPERANDS) as u8));
-                    sizes.push(bytes - of_head);
-                }
+        for &(slot, ordinal) in &slots {
+            let is_named = |other: u32| slots.iter().any(|(slot, _)| *slot == other);
+            let is_end = |other: u32, extent: &Extent| is_named(other) || now.is_about(extent, previous);
+            let own: Vec<u32> = std::iter::once(slot).chain(extents.behind(slot, is_end)).collect();
+            let bytes_of = |slot: &u32| extents.get(*slot).map_or(0, |extent| extent.range.bytes());
+            let mut left: u64 = own.iter().map(bytes_of).sum();
+            if let Some(operands) = operands.as_deref_mut().filter(|_| !has_many) {
+                left = operands.reaches(ordinal, left);
+            }
+            let operand = match has_many {
+                true => Some(0),
+                false => Some(ordinal as u8).filter(|_| left >= operands::LARGE),
+            };
+            for slot in own {
+                let Some(extent) = extents.get(slot).filter(|_| left > 0) else { break };
+                let bytes = extent.range.bytes().min(left);
+                left -= bytes;
+                let share = bytes as f32 / extent.range.bytes().max(1) as f32;
+                let is_named = is_named(slot);
+                uses.push(Use { slot, generation: extent.generation, share, part: share, is_named, operand });
             }
         }
-        let operands = self.operands_of(kind, &sizes);
+        if let Some(operands) = operands {
+            operands.seen = operands.seen.saturating_add(1);
+        }
         if let Some(kind) = self.get_mut(kind) {
             kind.uses = uses.into();
-            kind.operands = operands;
-            kind.has_many = sizes.len() > OPERANDS;
+            kind.operands = index;
+            kind.has_many = has_many;
             kind.shape = (!is_known).then_some(extents.shape);
             kind.again = if kind.again == u64::MAX { now.cycle + 2 } else { 0 };
         }
     }
 
-    /// What is known of launches of the same function with large operands of these sizes, if there are few enough.
-    fn operands_of(&mut self, kind: u32, sizes: &[u64]) -> Option<u32> {
-        let function = self.get(kind)?.function;
-        if sizes.is_empty() || sizes.len() > OPERANDS {
-            return None;
+    /// What is known of launches of the same function and shape with so many pointers; of all its shapes, if there are many.
+    fn operands_of(&mut self, kind: u32, shape: u64, pointers: usize) -> Option<u32> {
+        let index = self.get(kind)?.function;
+        let function = self.functions.get_mut(index as usize)?;
+        let mut key = hash(u64::from(index), &[shape, pointers as u64]);
+        if !self.operands_by.contains_key(&key) {
+            if function.shapes >= MOST_SHAPES {
+                key = hash(u64::from(index), &[pointers as u64]);
+            } else {
+                function.shapes += 1;
+            }
         }
-        let key = hash(u64::from(function), sizes);
         if let Some(known) = self.operands_by.get(&key) {
             return Some(*known);
         }
@@ -580,13 +590,18 @@ impl Kinds {
             return None;
         }
         let index = self.operands.len() as u32;
-        self.operands.push(Operands::new(sizes.len()));
+        self.operands.push(Operands::new(if pointers > OPERANDS { 1 } else { pointers }));
         self.operands_by.insert(key, index);
         Some(index)
     }
 
     fn operands(&self, kind: u32) -> Option<&Operands> {
         self.operands.get(self.get(kind)?.operands? as usize)
+    }
+
+    /// How far the operands of launches like this one reach is known from others.
+    pub fn reaches_are_known(&self, kind: u32) -> bool {
+        self.operands(kind).is_some_and(|operands| operands.seen >= SEEN)
     }
 
     /// How often each large operand of this launch crosses the link for each pass over it, if that is known.
@@ -605,9 +620,13 @@ impl Kinds {
                 let Some(extent) = extents.get(slot) else { continue };
                 let part = extent.range.meet(range).bytes() as f32 / extent.range.bytes().max(1) as f32;
                 match uses.iter_mut().find(|known| known.slot == slot) {
-                    Some(known) => known.part = (known.part + part).min(1.0),
+                    Some(known) => {
+                        known.share = (known.share + part).min(1.0);
+                        known.part = known.share;
+                    }
                     None => {
-                        uses.push(Use { slot, generation: extent.generation, part, is_named: true, operand: None });
+                        let generation = extent.generation;
+                        uses.push(Use { slot, generation, share: part, part, is_named: true, operand: None });
                     }
                 }
             }
@@ -668,6 +687,12 @@ impl Kinds {
         if weighs_otherwise {
             // All launches with operands like these are looked at again.
             function.version = function.version.wrapping_add(1);
+        }
+        if kind.is_weighed {
+            // Passes of operands that were weighed say nothing of those that were not.
+            let unsure_ns = std::mem::take(&mut kind.unsure_ns);
+            hot.version = hot.version.wrapping_sub(1);
+            return (weighs_otherwise, unsure_ns * (UNKNOWN - 1.0));
         }
         if kind.samples.add(pass_ns, ns) {
             function.gain = None;
@@ -798,10 +823,11 @@ impl Kinds {
                 (_, Basis::Nothing) => 0.0,
             };
         }
-        match self.known_by_times(id) {
+        let gain = match self.known_by_times(id) {
             (gain, Basis::Measured | Basis::Guess) => gain,
             (_, Basis::Nothing) => UNKNOWN,
-        }
+        };
+        if self.get(id).is_some_and(|kind| kind.is_weighed) { gain } else { gain.min(self.most(id)) }
     }
 
     pub fn is_unsure(&self, id: u32) -> bool {

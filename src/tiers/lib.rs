@@ -27,7 +27,7 @@
 //! tiers.block_began(address, bytes);                              // every block of that GPU, near ones too; block_ended(address)
 //!
 //! // before the driver's call of each launch, once something is far; `words`: parameters that lie in the pool
-//! let launch = tiers.launched(function, &words, &places);         // copies and fills: copied(&ranges, &places)
+//! let launch = tiers.launched(function, shape, &words, &places);  // copies and fills: copied(&ranges, &places)
 //! if launch.tell_time { tiers.time_is(now, &places); }
 //! let mut time_it = launch.time_it;
 //! if launch.ask && let Some(swap) = tiers.before(launch.id, now, &places) {

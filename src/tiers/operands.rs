@@ -44,6 +44,10 @@ pub struct Operands {
     least: f64,
     /// What was told last.
     told: Option<Passes>,
+    /// How far each goes from where its pointer leads, bytes: the least of what was seen, which is forgotten little by little.
+    reach: [u64; MOST],
+    /// Launches that it was seen in.
+    pub seen: u32,
 }
 
 impl Operands {
@@ -56,7 +60,17 @@ impl Operands {
             times: 0,
             least: f64::INFINITY,
             told: None,
+            reach: [u64::MAX; MOST],
+            seen: 0,
         }
+    }
+
+    /// An operand seems to go on for so many bytes; answers how many of them it does, as far as is known. To the next pointer or the
+    /// end of the block it is as far or farther, whatever lies there.
+    pub fn reaches(&mut self, operand: usize, bytes: u64) -> u64 {
+        let Some(reach) = self.reach.get_mut(operand) else { return bytes };
+        *reach = bytes.min(reach.saturating_add(*reach / 64));
+        *reach
     }
 
     /// A launch took so long while one pass over each operand's far bytes takes so and so many nanoseconds. Answers whether what is

@@ -44,8 +44,32 @@ struct Victim {
     away: f64,
     /// Launches until it is needed; if nobody knows, how long it was not.
     until: u32,
-    /// Bytes that are still to be had, lowest addresses last; none before somebody looked.
-    ranges: Option<Vec<Range>>,
+    /// What is still to be had, lowest addresses last; none before somebody looked.
+    units: Option<Vec<Unit>>,
+}
+
+/// What moves as a whole, or any part of it.
+#[derive(Clone, Copy, Debug)]
+struct Unit {
+    range: Range,
+    is_whole: bool,
+}
+
+impl Unit {
+    /// Takes at most so many bytes off its end, all of it or nothing where it moves as a whole.
+    fn take(&mut self, bytes: u64) -> Option<Range> {
+        let all = self.range;
+        if all.bytes() <= bytes {
+            self.range.end = self.range.start;
+            return Some(all);
+        }
+        let start = (all.end - bytes).next_multiple_of(FRAME);
+        if self.is_whole || start >= all.end {
+            return None;
+        }
+        self.range.end = start;
+        Some(Range { start, ..all })
+    }
 }
 
 /// Who could leave, the best first. Most questions are answered by the first few, so they are not sorted.
@@ -201,6 +225,7 @@ impl Tiers {
                 .map(|(slot, extent)| kinds::Use {
                     slot,
                     generation: extent.generation,
+                    share: 0.0,
                     part: 0.0,
                     is_named: true,
                     operand: None,
@@ -310,65 +335,108 @@ impl Tiers {
         let mut explored = 0;
         let mut swap = Swap::default();
         for (here, slot, place) in wanted {
-            let mut far = self.extents.movable(slot, false, at);
-            far.retain(|(_, other)| *other == place);
-            let mut far: Vec<Range> = far.into_iter().map(|(range, _)| range).rev().collect();
+            let mut far = self.units(slot, place, at);
+            far.retain(|unit| swap.near.iter().all(|range| range.meet(&unit.range).bytes() == 0));
             let until = |launches: u32| gains(here, slot, place, launches).0;
             let (whole, a_cycle) = gains(here, slot, place, cycle);
-            let free = take(&mut far, room.min(affordable), &mut swap.near);
-            if free > 0 {
-                room -= free;
-                affordable -= free;
-                swap.gain_ns += free as f64 * whole.max(a_cycle * soon);
-            }
-            while !far.is_empty()
-                && affordable > 0
-                && let Some(victim) = victims.first()
-            {
-                let cost = links.swap_ns_per_byte(place);
-                // It comes back when it is needed; or it stays away for some cycles, and the other near.
-                let (until, stays) = (until(victim.until), a_cycle * soon);
-                let gain = if again.is_some() && stays >= MARGIN * (cost + victim.loss) {
-                    stays - victim.loss
-                } else if until >= MARGIN * (cost + back) {
-                    until - back
-                } else if !is_outdated && stays >= MARGIN * cost + DENSER * victim.away * soon {
-                    stays - victim.away * soon
-                } else if until >= MARGIN * (cost + victim.loss) {
-                    until - victim.loss
-                } else {
-                    break;
-                };
-                let (extents, slot) = (&self.extents, victim.slot);
-                // The first to read it from afar may read it often; how often is known after that.
-                let risk = if self.timeline.unsure.get(victim.slot as usize).is_some_and(|unsure| *unsure) {
-                    let bytes = self.account.free() / EXPLORE / f64::from(UNKNOWN) * links.link(place).kernel;
-                    (bytes as u64 / FRAME * FRAME).saturating_sub(explored)
-                } else {
-                    u64::MAX
-                };
-                if risk == 0 {
-                    victims.skip();
+            let is_free = whole.max(a_cycle * soon);
+            let cost = links.swap_ns_per_byte(place);
+            'units: while let Some(unit) = far.last_mut().filter(|_| affordable > 0) {
+                if let Some(comes) = unit.take(room.min(affordable)) {
+                    room -= comes.bytes();
+                    affordable -= comes.bytes();
+                    swap.gain_ns += comes.bytes() as f64 * is_free;
+                    swap.near.push(comes);
+                    if unit.range.bytes() == 0 {
+                        far.pop();
+                    }
                     continue;
                 }
-                let near = victim.ranges.get_or_insert_with(|| {
-                    extents.movable(slot, true, at).into_iter().map(|(range, _)| range).collect()
-                });
-                let wanted = far.iter().map(Range::bytes).sum::<u64>().min(affordable).min(risk);
-                let mut out = Vec::new();
-                let left = take(near, wanted, &mut out);
-                let came = take(&mut far, left, &mut swap.near);
-                affordable -= came;
-                if risk < u64::MAX {
-                    explored += came;
-                }
-                swap.far.extend(out.into_iter().map(|range| (range, place)));
-                swap.gain_ns += came as f64 * gain;
-                if near.is_empty() || left == 0 || risk <= came {
-                    victims.skip();
-                }
-                if left > 0 && came == 0 {
+                let wanted = if unit.is_whole { unit.range.bytes() } else { unit.range.bytes().min(affordable + room) };
+                if wanted > affordable + room || wanted == 0 {
                     break;
+                }
+                let (mut out, mut left, mut gain_ns) = (Vec::new(), 0, 0.0);
+                while room + left < wanted {
+                    let Some(victim) = victims.first() else { break 'units };
+                    // The first to read it from afar may read it often; how often is known after that.
+                    let risk = if self.timeline.unsure.get(victim.slot as usize).is_some_and(|unsure| *unsure) {
+                        let bytes = self.account.free() / EXPLORE / f64::from(UNKNOWN) * links.link(place).kernel;
+                        (bytes as u64 / FRAME * FRAME).saturating_sub(explored)
+                    } else {
+                        u64::MAX
+                    };
+                    let units = victim.units.get_or_insert_with(|| self.units_of(victim.slot, true, None, at));
+                    let Some(near) = units.last_mut().filter(|_| risk > 0) else {
+                        victims.skip();
+                        continue;
+                    };
+                    let (loss, away, next) = match near.is_whole {
+                        true => match self.judge(
+                            near.range,
+                            victim.slot,
+                            (victim.loss, victim.away, victim.until),
+                            back,
+                            offset,
+                            &is_used,
+                        ) {
+                            Some(judged) => judged,
+                            None => {
+                                units.pop();
+                                continue;
+                            }
+                        },
+                        false => (victim.loss, victim.away, victim.until),
+                    };
+                    // It comes back when it is needed; or it stays away for some cycles, and the other near.
+                    let (until, stays) = (until(next), a_cycle * soon);
+                    let gain = if again.is_some() && stays >= MARGIN * (cost + loss) {
+                        stays - loss
+                    } else if until >= MARGIN * (cost + back) {
+                        until - back
+                    } else if !is_outdated && stays >= MARGIN * cost + DENSER * away * soon {
+                        stays - away * soon
+                    } else if until >= MARGIN * (cost + loss) {
+                        until - loss
+                    } else if near.is_whole && (loss > victim.loss || away > victim.away || next < victim.until) {
+                        // Something else of its chunk is worth more.
+                        units.pop();
+                        continue;
+                    } else {
+                        break 'units;
+                    };
+                    let Some(goes) = near
+                        .take((wanted - room - left).max(if near.is_whole { near.range.bytes() } else { 0 }).min(risk))
+                    else {
+                        victims.skip();
+                        continue;
+                    };
+                    if near.range.bytes() == 0 {
+                        units.pop();
+                    }
+                    if risk < u64::MAX {
+                        explored += goes.bytes();
+                    }
+                    left += goes.bytes();
+                    gain_ns += goes.bytes() as f64 * gain;
+                    if swap.far.iter().chain(&out).all(|(other, _): &(Range, u8)| other.meet(&goes).bytes() == 0) {
+                        out.push((goes, place));
+                    } else {
+                        // A chunk that leaves for somebody else already.
+                        left -= goes.bytes();
+                    }
+                }
+                let Some(comes) = unit.take(wanted) else { break };
+                let bytes = comes.bytes();
+                affordable = affordable.saturating_sub(bytes);
+                // What left beyond it is room for the next.
+                swap.gain_ns += gain_ns / left.max(1) as f64 * left.min(bytes) as f64
+                    + is_free * room.min(bytes.saturating_sub(left)) as f64;
+                room = (room + left).saturating_sub(bytes);
+                swap.far.append(&mut out);
+                swap.near.push(comes);
+                if unit.range.bytes() == 0 {
+                    far.pop();
                 }
             }
         }
@@ -395,19 +463,84 @@ impl Tiers {
             .live()
             .filter(|(slot, extent)| extent.near_free > 0 && extent.stays_until <= self.cycles && !is_used(*slot))
             .map(|(slot, extent)| {
-                let kernel = self.settings.links.link(extent.place).kernel;
-                let away = f64::from(extent.density) / kernel;
-                // Without a cycle: what was not used for long, and is used seldom.
-                let idle = self.cycle.position.saturating_sub(extent.last) as f64 * 4096.0 / (away / back).max(1.0);
-                let until = offset.map_or(idle as u32, |offset| self.timeline.next(slot, offset));
-                // On a known cycle it comes back once, when it is needed; what is drawn each time comes back each time.
-                let loss = match offset {
-                    Some(_) => away.min(back),
-                    None => away.min(f64::from(extent.visits) / kernel),
-                };
-                Victim { slot, loss, away, until, ranges: None }
+                let (loss, away, until) = self.as_victim(slot, extent, back, offset);
+                Victim { slot, loss, away, until, units: None }
             })
             .collect()
+    }
+
+    /// What is lost by its leaving, by its being read from afar for a cycle, and launches until it is needed ([`Victim`]).
+    fn as_victim(&self, slot: u32, extent: &Extent, back: f64, offset: Option<u32>) -> (f64, f64, u32) {
+        let kernel = self.settings.links.link(extent.place).kernel;
+        let away = f64::from(extent.density) / kernel;
+        // Without a cycle: what was not used for long, and is used seldom.
+        let idle = self.cycle.position.saturating_sub(extent.last) as f64 * 4096.0 / (away / back).max(1.0);
+        let until = offset.map_or(idle as u32, |offset| self.timeline.next(slot, offset));
+        // On a known cycle it comes back once, when it is needed; what is drawn each time comes back each time.
+        let loss = match offset {
+            Some(_) => away.min(back),
+            None => away.min(f64::from(extent.visits) / kernel),
+        };
+        (loss, away, until)
+    }
+
+    /// What an extent's memory at a place, or near, moves in, lowest addresses last.
+    fn units_of(&self, slot: u32, near: bool, place: Option<u8>, at: &impl Whereabouts) -> Vec<Unit> {
+        let mut units: Vec<Unit> = Vec::new();
+        for (range, _) in self
+            .extents
+            .movable(slot, near, at)
+            .into_iter()
+            .filter(|(_, other)| place.is_none_or(|place| *other == place))
+        {
+            let mut start = range.start;
+            while start < range.end {
+                let Some(unit) = at.unit(start).filter(|unit| unit.start <= start && start < unit.end) else {
+                    units.push(Unit { range: Range { start, ..range }, is_whole: false });
+                    break;
+                };
+                let part = unit.meet(&range);
+                // A chunk that is wanted for a small part is divided.
+                let moves = if near || 2 * part.bytes() >= unit.bytes() { unit } else { part };
+                if units.last().is_none_or(|last| last.range != moves) {
+                    units.push(Unit { range: moves, is_whole: true });
+                }
+                start = unit.end;
+            }
+        }
+        units.reverse();
+        units
+    }
+
+    fn units(&self, slot: u32, place: u8, at: &impl Whereabouts) -> Vec<Unit> {
+        self.units_of(slot, false, Some(place), at)
+    }
+
+    /// What leaves with an extent where its whole chunk does: nanoseconds a byte that are lost, those of being read from afar, and launches
+    /// until something of it is needed. None where something of it is in use.
+    fn judge(
+        &self,
+        chunk: Range,
+        slot: u32,
+        own: (f64, f64, u32),
+        back: f64,
+        offset: Option<u32>,
+        is_used: impl Fn(u32) -> bool,
+    ) -> Option<(f64, f64, u32)> {
+        let (mut loss, mut away, mut until) = (0.0, 0.0, own.2);
+        for other in self.extents.over(chunk) {
+            let Some(extent) = self.extents.get(other) else { continue };
+            if other != slot && (is_used(other) || extent.stays_until > self.cycles) {
+                return None;
+            }
+            let bytes = extent.range.meet(&chunk).bytes() as f64;
+            let judged = if other == slot { own } else { self.as_victim(other, extent, back, offset) };
+            loss += bytes * judged.0;
+            away += bytes * judged.1;
+            until = until.min(judged.2);
+        }
+        let bytes = chunk.bytes().max(1) as f64;
+        Some((loss / bytes, away / bytes, until))
     }
 
     /// What carrying it out is expected to take.
@@ -507,80 +640,107 @@ impl Tiers {
         let mut room = at.near_room();
         let mut left = (budget_ns as f64).min(self.account.free() / 2.0);
         let mut near = near.into_iter();
-        let mut victim: Option<(f64, Vec<Range>)> = None;
+        let mut victim: Vec<(f64, Unit)> = Vec::new();
         let link = far.first().map_or(0.0, |(_, _, place)| links.link(*place).kernel);
         let mut explored = (self.account.free() / EXPLORE / f64::from(UNKNOWN) * link) as u64 / FRAME * FRAME;
         let mut swap = Swap::default();
+        let mean = |range: Range| {
+            let of = self.extents.over(range).filter_map(|slot| self.extents.get(slot));
+            of.map(|extent| worth(extent) * extent.range.meet(&range).bytes() as f64).sum::<f64>()
+                / range.bytes().max(1) as f64
+        };
+        let is_fresh = |ranges: &[Range], range: Range| ranges.iter().all(|other| other.meet(&range).bytes() == 0);
+        let mut planned: Vec<Swap> = Vec::new();
+        let mut goes: Vec<Range> = Vec::new();
+        let mut came: Vec<Range> = Vec::new();
         'far: for (density, slot, place) in far {
-            let ranges = self.extents.movable(slot, false, at);
-            let mut ranges: Vec<Range> =
-                ranges.into_iter().filter(|(_, other)| *other == place).map(|(range, _)| range).rev().collect();
-            let mapping = |bytes: u64| (bytes as f64 / WHOLE as f64).min(1.0) * links.remap_ns;
-            while !ranges.is_empty() {
-                let wanted: u64 = ranges.iter().map(Range::bytes).sum::<u64>().min(BATCH);
-                let (loss, bytes) = if room >= FRAME {
-                    (0.0, wanted.min(room))
-                } else {
-                    if victim.as_ref().is_none_or(|(_, ranges)| ranges.is_empty()) {
+            let mut units = self.units(slot, place, at);
+            while let Some(unit) = units.last_mut() {
+                if !is_fresh(&came, unit.range) {
+                    units.pop();
+                    continue;
+                }
+                let density = if unit.is_whole { mean(unit.range) } else { density };
+                let fits = |bytes: u64, out: u64| {
+                    let mapping = (bytes as f64 / WHOLE as f64).min(1.0) * links.remap_ns;
+                    links.copy_ns(place, bytes, out) + 2.0 * mapping
+                };
+                // Such a part of a swap as there is still time for.
+                let part = |bytes: u64, out: u64| match fits(bytes, out) {
+                    cost if cost > left => ((bytes as f64 * left / cost) as u64 / FRAME) * FRAME,
+                    _ => bytes,
+                };
+                let mut wanted = if unit.is_whole { unit.range.bytes() } else { unit.range.bytes().min(BATCH) };
+                if room >= FRAME && !unit.is_whole {
+                    wanted = part(wanted.min(room), 0);
+                }
+                let (mut out, mut bytes_out, mut loss_ns) = (Vec::new(), 0, 0.0);
+                while room + bytes_out < wanted {
+                    let Some((loss, next)) = victim.last_mut() else {
                         let Some((loss, slot)) = near.next() else { break 'far };
-                        let mut ranges: Vec<Range> =
-                            self.extents.movable(slot, true, at).into_iter().map(|(range, _)| range).collect();
-                        if self.timeline.unsure.get(slot as usize).is_some_and(|unsure| *unsure) {
-                            let (mut all, mut some) = (std::mem::take(&mut ranges), Vec::new());
-                            explored -= take(&mut all, explored, &mut some);
-                            ranges = some;
+                        let unsure = self.timeline.unsure.get(slot as usize).is_some_and(|unsure| *unsure);
+                        for mut unit in self.units_of(slot, true, None, at) {
+                            let loss = if unit.is_whole { mean(unit.range) } else { loss };
+                            if unsure {
+                                let Some(some) = unit.take(explored) else { continue };
+                                explored -= some.bytes();
+                                unit.range = some;
+                            }
+                            victim.push((loss, unit));
                         }
-                        victim = Some((loss, ranges));
+                        continue;
+                    };
+                    if next.range.bytes() == 0 || !is_fresh(&goes, next.range) || !is_fresh(&came, next.range) {
+                        victim.pop();
                         continue;
                     }
-                    let Some((loss, ranges)) = &victim else { break 'far };
-                    (*loss, wanted.min(ranges.iter().map(Range::bytes).sum()))
-                };
-                let is_free = room >= FRAME;
-                let bytes_out = if is_free { 0 } else { bytes };
-                let fits =
-                    |bytes: u64| links.copy_ns(place, bytes, if is_free { 0 } else { bytes }) + 2.0 * mapping(bytes);
-                let bytes = if fits(bytes) > left {
-                    ((bytes as f64 * left / fits(bytes)) as u64 / FRAME) * FRAME
-                } else {
-                    bytes
-                };
-                let cost = fits(bytes);
-                let gain = (density - loss) * bytes as f64;
-                if density < DENSER * loss || gain * payback < MARGIN * cost || bytes == 0 {
+                    let loss = *loss;
+                    if density < DENSER * loss {
+                        if next.is_whole {
+                            // Something else of its chunk is used more.
+                            victim.pop();
+                            continue;
+                        }
+                        break 'far;
+                    }
+                    let lacks = wanted - room - bytes_out;
+                    let most = if next.is_whole { next.range.bytes() } else { part(lacks, lacks) };
+                    let Some(range) = next.take(most).filter(|range| range.bytes() > 0) else { break 'far };
+                    bytes_out += range.bytes();
+                    loss_ns += loss * range.bytes() as f64;
+                    if !next.is_whole && range.bytes() < lacks {
+                        wanted = room + bytes_out;
+                    }
+                    out.push((range, place));
+                }
+                let bytes = wanted.min(unit.range.bytes());
+                let cost = fits(bytes, bytes_out);
+                let gain = density * bytes as f64 - loss_ns;
+                if bytes == 0 || cost > left || gain * payback < MARGIN * cost {
                     // Those that follow are no better.
                     if bytes == 0 || bytes_out > 0 || density * payback < 1.0 / links.link(place).copy_in {
                         break 'far;
                     }
                     continue 'far;
                 }
-                let came = if is_free {
-                    let came = take(&mut ranges, bytes, &mut swap.near);
-                    room -= came;
-                    came
-                } else if let Some((_, victim)) = &mut victim {
-                    let mut out = Vec::new();
-                    let left = take(victim, bytes, &mut out);
-                    let came = take(&mut ranges, left, &mut swap.near);
-                    swap.far.extend(out.into_iter().map(|range| (range, place)));
-                    if left == 0 {
-                        victim.clear();
-                    }
-                    came
-                } else {
-                    0
-                };
-                left -= cost;
-                swap.gain_ns += (density - loss) * came as f64;
-                if came == 0 {
-                    continue 'far;
+                let Some(range) = unit.take(bytes) else { continue 'far };
+                if unit.range.bytes() == 0 {
+                    units.pop();
                 }
+                room = (room + bytes_out).saturating_sub(range.bytes());
+                left -= cost;
+                swap.gain_ns += gain;
+                goes.extend(out.iter().map(|(range, _)| *range));
+                came.push(range);
+                swap.far.append(&mut out);
+                swap.near.push(range);
                 if swap.bytes_in() >= BATCH {
-                    swaps.extend(self.finish(std::mem::take(&mut swap), payback, &mut promised));
+                    planned.push(std::mem::take(&mut swap));
                 }
             }
         }
-        swaps.extend(self.finish(swap, payback, &mut promised));
+        planned.push(swap);
+        swaps.extend(planned.into_iter().filter_map(|swap| self.finish(swap, payback, &mut promised)));
         swaps
     }
 }

@@ -152,17 +152,18 @@ impl Tiers {
     }
 
     /// A launch is about to be made. `words` are those of its parameters that lie in the pool, in any order, pointers in by-value
-    /// structs and tables included; of a graph, those of all its nodes.
+    /// structs and tables included; of a graph, those of all its nodes. `shape`: the same for launches that work on as much in the same
+    /// way, as a hash of the grid and of sizes among the parameters.
     ///
     /// What it costs is printed by `benches/launch.rs`; a launch that is new costs a microsecond and more.
     #[inline]
-    pub fn launched(&mut self, function: u64, words: &[u64], at: &impl Whereabouts) -> Launch {
+    pub fn launched(&mut self, function: u64, shape: u64, words: &[u64], at: &impl Whereabouts) -> Launch {
         let hash = kinds::hash(function, words);
         let (kind, is_new) = self.find(hash, function);
         if is_new || self.is_stale(kind) {
             self.catch_up();
             let now = Moment { position: self.cycle.position, cycle: self.cycles };
-            self.kinds.resolve(kind, words, &mut self.extents, now);
+            self.kinds.resolve(kind, shape, words, &mut self.extents, now);
         }
         self.note(kind, is_new, at)
     }
@@ -262,6 +263,7 @@ impl Tiers {
     #[cold]
     fn look(&mut self, id: u32, version: u32) {
         let weights = self.kinds.weights(id);
+        let reaches_are_known = self.kinds.reaches_are_known(id);
         let Some(known) = self.kinds.get_mut(id) else { return };
         known.weigh(weights);
         let (mut pass_ns, mut may_ns, mut saved_ns, mut bytes, mut a_cycle) = (0.0, 0.0, 0.0, 0, 0.0);
@@ -277,7 +279,7 @@ impl Tiers {
                 a_cycle += extent.density * extent.may_ns;
             }
         }
-        let settled = known.names(bytes);
+        let settled = known.names(bytes) || reaches_are_known;
         // What must stay far is no reason to ask.
         let here = self.kinds.gain(id).0 * may_ns;
         let asks = may_ns > LEAST / 64.0 && here.max(a_cycle) > LEAST.max(once_ns);
@@ -345,7 +347,7 @@ impl Tiers {
             let Some(extent) = self.extents.get(part.slot) else { continue };
             pass_ns += part.part * extent.pass_ns;
             if let Some(pass) = part.operand.and_then(|operand| passes.get_mut(usize::from(operand))) {
-                *pass += extent.pass_ns;
+                *pass += part.share * extent.pass_ns;
             }
         }
         self.pending[launch as usize % PENDING] = (launch, kind, pass_ns, passes);

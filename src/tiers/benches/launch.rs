@@ -38,7 +38,7 @@ fn main() {
         let mut now = 0;
         let mut launch = || {
             let Some((function, words)) = next.next() else { unreachable!("a cycle has no end") };
-            let launch = tiers.launched(*function, black_box(words), &Fifth);
+            let launch = tiers.launched(*function, 0, black_box(words), &Fifth);
             if launch.tell_time {
                 now += 1_000_000;
                 tiers.time_is(now, &Fifth);

@@ -31,7 +31,7 @@ fn a_segment_of_tiny_tensors_is_as_many_extents_as_frames() {
     machine.begin(Range::of(BASE, 20 * MIB));
     tiers.block_began(BASE, 20 * MIB);
     for tensor in 0..500 {
-        tiers.launched(1, &[BASE + tensor * 40 * 1024], &machine);
+        tiers.launched(1, 0, &[BASE + tensor * 40 * 1024], &machine);
     }
     assert_eq!(tiers.told(0, &machine).extents, 10);
 }
@@ -42,7 +42,7 @@ fn a_large_block_is_divided_at_its_weights() {
     machine.begin(Range::of(BASE, 24 * GIB));
     tiers.block_began(BASE, 24 * GIB);
     let weights: Vec<u64> = (0..200).map(|weight| BASE + weight * 120 * MIB).collect();
-    tiers.launched(1, &weights, &machine);
+    tiers.launched(1, 0, &weights, &machine);
     assert_eq!(tiers.told(0, &machine).extents, 200);
     tiers.block_ended(BASE);
     assert_eq!(tiers.told(0, &machine).extents, 0);
@@ -51,7 +51,7 @@ fn a_large_block_is_divided_at_its_weights() {
 #[test]
 fn what_no_block_has_is_nothing() {
     let (mut tiers, machine) = (tiers(), Machine::new(0, peer()));
-    let launch = tiers.launched(1, &[BASE, BASE + 1], &machine);
+    let launch = tiers.launched(1, 0, &[BASE, BASE + 1], &machine);
     assert!(!launch.ask && !launch.time_it);
     assert_eq!(tiers.before(launch.id, 1, &machine), None);
     assert_eq!(tiers.before(launch.id + 7, 1, &machine), None);
@@ -62,10 +62,10 @@ fn what_no_block_has_is_nothing() {
 #[test]
 fn a_pointer_that_was_nobody_s_names_the_block_that_begins_there() {
     let (mut tiers, mut machine) = (tiers(), Machine::new(0, peer()));
-    tiers.launched(1, &[BASE + 4 * MIB], &machine);
+    tiers.launched(1, 0, &[BASE + 4 * MIB], &machine);
     machine.begin(Range::of(BASE, 8 * MIB));
     tiers.block_began(BASE, 8 * MIB);
-    tiers.launched(1, &[BASE + 4 * MIB], &machine);
+    tiers.launched(1, 0, &[BASE + 4 * MIB], &machine);
     // In both of its launches.
     assert_eq!(tiers.told(1, &machine).readers[0].far_bytes, 8 * MIB);
     // Another block at the same address is another block.
@@ -73,7 +73,7 @@ fn a_pointer_that_was_nobody_s_names_the_block_that_begins_there() {
     machine.begin(Range::of(BASE, 16 * MIB));
     tiers.block_ended(BASE);
     tiers.block_began(BASE, 16 * MIB);
-    tiers.launched(1, &[BASE + 4 * MIB], &machine);
+    tiers.launched(1, 0, &[BASE + 4 * MIB], &machine);
     assert_eq!((tiers.told(0, &machine).extents, tiers.told(0, &machine).far), (2, 16 * MIB));
 }
 
@@ -146,7 +146,7 @@ fn what_is_far_and_must_stay_is_not_asked_for() {
         let mut asked = 0;
         for _ in 0..200 {
             machine.now += 50e6;
-            let launch = tiers.launched(1, &[blocks[1].start], machine);
+            let launch = tiers.launched(1, 0, &[blocks[1].start], machine);
             if launch.tell_time {
                 tiers.time_is(machine.now as u64, machine);
             }
@@ -178,7 +178,7 @@ fn what_could_not_move_is_left_alone_for_a_while() {
     let mut asked = Vec::new();
     for step in 0..2000 {
         machine.now += 50e6;
-        let launch = tiers.launched(1, &[blocks[1].start], &machine);
+        let launch = tiers.launched(1, 0, &[blocks[1].start], &machine);
         if launch.tell_time {
             tiers.time_is(machine.now as u64, &machine);
         }
@@ -277,7 +277,7 @@ fn kinds_and_extents_are_bounded() {
     machine.begin(Range::of(BASE, 1 << 40));
     tiers.block_began(BASE, 1 << 40);
     for launch in 0..200_000u64 {
-        tiers.launched(launch, &[BASE + launch * 5 * MIB % (1 << 40)], &machine);
+        tiers.launched(launch, 0, &[BASE + launch * 5 * MIB % (1 << 40)], &machine);
     }
     let told = tiers.told(3, &machine);
     assert!(told.extents <= 1 << 16, "{}", told.extents);

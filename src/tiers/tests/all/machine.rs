@@ -21,6 +21,11 @@ pub struct Step {
 }
 
 impl Step {
+    /// Sizes are what tells launches of one function apart.
+    pub fn shape(&self) -> u64 {
+        self.ranges.iter().fold(0, |shape, range| shape.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ range.bytes())
+    }
+
     pub fn words(&self) -> Vec<u64> {
         if self.named.is_empty() { self.ranges.iter().map(|range| range.start).collect() } else { self.named.clone() }
     }
@@ -290,6 +295,11 @@ impl Whereabouts for Machine {
 
     fn fixed(&self, range: Range, tell: &mut dyn FnMut(Range)) {
         self.fixed.iter().map(|part| part.meet(&range)).filter(|part| part.bytes() > 0).for_each(tell);
+    }
+
+    fn unit(&self, address: u64) -> Option<Range> {
+        let (&start, &end) = self.chunks.as_ref()?.range(..=address).next_back()?;
+        Some(Range { start, end }).filter(|chunk| address < chunk.end)
     }
 
     fn near_room(&self) -> u64 {

@@ -255,7 +255,7 @@ impl Policy for Ours {
     }
 
     fn launch(&mut self, machine: &mut Machine, step: &Step) -> f64 {
-        let launch = self.tiers.launched(step.function, &step.words(), &*machine);
+        let launch = self.tiers.launched(step.function, step.shape(), &step.words(), &*machine);
         if launch.ask || launch.time_it || launch.tell_time {
             self.gather();
         }

@@ -34,6 +34,7 @@ fn recorded(name: &str, more: usize) -> (Trace, Vec<Vec<Op>>) {
     }
     steps.retain(|step| step.iter().any(|op| matches!(op, Op::Launch(_))));
     let blocks = handed_out(&steps);
+    println!("{name}: {} blocks are handed out anew each time", blocks.values().map(Vec::len).sum::<usize>());
     let last = steps.last().unwrap().clone();
     let mut random = 7;
     for _ in 0..more {
@@ -73,8 +74,8 @@ fn handed_out(steps: &[Vec<Op>]) -> BTreeMap<u64, Vec<u64>> {
     }
     let uses = |step: &Vec<Op>| {
         let mut uses: BTreeMap<u64, Vec<(usize, u64)>> = BTreeMap::new();
-        for (at, op) in step.iter().enumerate() {
-            let Op::Launch(launch) = op else { continue };
+        let launches = step.iter().filter_map(|op| if let Op::Launch(launch) = op { Some(launch) } else { None });
+        for (at, launch) in launches.enumerate() {
             for word in launch.words() {
                 if let Some((start, _)) = blocks.range(..=word).next_back() {
                     uses.entry(*start).or_default().push((at, word - start));
