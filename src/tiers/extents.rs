@@ -90,6 +90,11 @@ impl Extent {
         }
     }
 
+    /// Something of it is far, or was when it was first seen.
+    pub fn was_far(&self) -> bool {
+        self.first_far + self.far_bytes > 0
+    }
+
     /// Bytes that are far and would not be if nothing had moved; fewer than 0: near and would not be.
     pub fn displaced(&self) -> i64 {
         self.far_bytes as i64 - self.first_far as i64

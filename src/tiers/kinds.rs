@@ -5,7 +5,7 @@
 
 use crate::extents::{AT_ONCE, Extent, Extents};
 use crate::interface::Range;
-use crate::operands::{self, MOST as OPERANDS, Operands, Passes};
+use crate::operands::{self, MOST as OPERANDS, Operands, Passes, Weights};
 use std::collections::HashMap;
 
 /// No kind.
@@ -16,8 +16,6 @@ const MOST: usize = 1 << 16;
 const MOST_FUNCTIONS: usize = 1 << 14;
 /// Shapes of a function that are told apart, as sizes of matrices; one that has more has numbers among its parameters that are none.
 const MOST_SHAPES: u32 = 64;
-/// Launches of a shape after which it is known how far its operands reach.
-const SEEN: u32 = 8;
 /// Measurements of a function before they become rare; a power of two.
 const EAGER: u32 = 32;
 /// What copies and fills are called among the functions.
@@ -180,6 +178,8 @@ pub struct Kind {
     told: f32,
     /// What is known of launches with operands like its own.
     operands: Option<u32>,
+    /// The same of any shape.
+    any_shape: Option<u32>,
     /// It has more pointers than are told apart.
     has_many: bool,
     /// Its parts are weighed by that.
@@ -190,14 +190,15 @@ pub struct Kind {
 
 impl Kind {
     /// Its large operands cross the link so often.
-    pub fn weigh(&mut self, passes: Option<Passes>) {
-        if passes.is_none() && !self.is_weighed {
+    pub fn weigh(&mut self, weights: Option<Weights>, once: f32, extents: &Extents) {
+        if weights.is_none() && !self.is_weighed {
             return;
         }
-        self.is_weighed = passes.is_some();
-        let weight = |operand: u8| passes.and_then(|passes| passes.get(usize::from(operand)).copied()).unwrap_or(1.0);
+        self.is_weighed = weights.is_some();
         for part in &mut self.uses {
-            part.part = part.share * part.operand.map_or(1.0, weight);
+            let is_far = extents.get(part.slot).is_some_and(Extent::was_far);
+            let weight = part.operand.zip(weights).map_or(1.0, |(operand, weights)| weights.of(operand, is_far, once));
+            part.part = part.share * weight;
         }
     }
 
@@ -488,6 +489,7 @@ impl Kinds {
             unsure_ns: 0.0,
             told: 0.0,
             operands: None,
+            any_shape: None,
             has_many: false,
             is_weighed: false,
             again: u64::MAX,
@@ -534,7 +536,8 @@ impl Kinds {
         }
         let previous = self.hot(kind).map_or(now.position, |hot| hot.last);
         let has_many = words.len() > OPERANDS;
-        let index = self.operands_of(kind, shape, words.len());
+        let any_shape = self.operands_of(kind, None, words.len());
+        let index = self.operands_of(kind, Some(shape), words.len());
         let mut operands = index.and_then(|index| self.operands.get_mut(index as usize));
         let mut uses: Vec<Use> = Vec::with_capacity(slots.len());
         for &(slot, ordinal) in &slots {
@@ -559,54 +562,61 @@ impl Kinds {
                 uses.push(Use { slot, generation: extent.generation, share, part: share, is_named, operand });
             }
         }
-        if let Some(operands) = operands {
-            operands.seen = operands.seen.saturating_add(1);
+        for index in index.into_iter().chain(any_shape.filter(|_| has_many)) {
+            if let Some(operands) = self.operands.get_mut(index as usize) {
+                operands.is_seen();
+            }
         }
         if let Some(kind) = self.get_mut(kind) {
             kind.uses = uses.into();
             kind.operands = index;
+            kind.any_shape = any_shape;
             kind.has_many = has_many;
             kind.shape = (!is_known).then_some(extents.shape);
             kind.again = if kind.again == u64::MAX { now.cycle + 2 } else { 0 };
         }
     }
 
-    /// What is known of launches of the same function and shape with so many pointers; of all its shapes, if there are many.
-    fn operands_of(&mut self, kind: u32, shape: u64, pointers: usize) -> Option<u32> {
+    /// What is known of launches of the same function with so many pointers, and of one shape. Where a function has too many of these,
+    /// nothing is known by shape.
+    fn operands_of(&mut self, kind: u32, shape: Option<u64>, pointers: usize) -> Option<u32> {
         let index = self.get(kind)?.function;
-        let function = self.functions.get_mut(index as usize)?;
-        let mut key = hash(u64::from(index), &[shape, pointers as u64]);
-        if !self.operands_by.contains_key(&key) {
-            if function.shapes >= MOST_SHAPES {
-                key = hash(u64::from(index), &[pointers as u64]);
-            } else {
-                function.shapes += 1;
-            }
-        }
+        let has_many = pointers > OPERANDS;
+        let key = match shape {
+            Some(shape) => hash(u64::from(index), &[shape, pointers as u64]),
+            None => hash(u64::from(index), &[u64::from(has_many)]),
+        };
         if let Some(known) = self.operands_by.get(&key) {
             return Some(*known);
         }
-        if self.operands.len() == MOST_FUNCTIONS {
+        let function = self.functions.get_mut(index as usize)?;
+        if self.operands.len() == MOST_FUNCTIONS || shape.is_some() && function.shapes == MOST_SHAPES {
             return None;
         }
+        function.shapes += u32::from(shape.is_some());
         let index = self.operands.len() as u32;
-        self.operands.push(Operands::new(if pointers > OPERANDS { 1 } else { pointers }));
+        let count = if has_many { 1 } else { shape.map_or(OPERANDS, |_| pointers) };
+        self.operands.push(Operands::new(count));
         self.operands_by.insert(key, index);
         Some(index)
     }
 
-    fn operands(&self, kind: u32) -> Option<&Operands> {
-        self.operands.get(self.get(kind)?.operands? as usize)
-    }
-
     /// How far the operands of launches like this one reach is known from others.
     pub fn reaches_are_known(&self, kind: u32) -> bool {
-        self.operands(kind).is_some_and(|operands| operands.seen >= SEEN)
+        let known = |index: Option<u32>| self.operands.get(index? as usize).map(Operands::reaches_are_known);
+        self.get(kind).is_some_and(|kind| known(kind.operands) == Some(true) || known(kind.any_shape) == Some(true))
     }
 
     /// How often each large operand of this launch crosses the link for each pass over it, if that is known.
-    pub fn weights(&self, kind: u32) -> Option<Passes> {
-        self.operands(kind)?.passes()
+    pub fn weights(&self, kind: u32) -> Option<Weights> {
+        let of = |index: Option<u32>| self.operands.get(index? as usize)?.weights();
+        let kind = self.get(kind)?;
+        of(kind.operands).or_else(|| of(kind.any_shape))
+    }
+
+    /// What a pass is worth that reads each byte once.
+    pub fn once(&self) -> f32 {
+        self.once
     }
 
     /// Looks the extents up that ranges touch.
@@ -647,8 +657,8 @@ impl Kinds {
             return false;
         }
         let samples = || self.kinds.get(kind as usize).map(|kind| &kind.samples);
-        let operands = self.kinds.get(kind as usize).and_then(|kind| self.operands.get(kind.operands? as usize));
-        if let Some(operands) = operands {
+        let known = self.kinds.get(kind as usize).and_then(|kind| kind.operands.or(kind.any_shape));
+        if let Some(operands) = known.and_then(|index| self.operands.get(index as usize)) {
             let is_open = !operands.is_settled() && (function.count.is_multiple_of(8) || is_far && hot.unsure);
             return operands.is_new() || is_open || function.count.is_multiple_of(2 * EAGER);
         }
@@ -682,8 +692,12 @@ impl Kinds {
         if !hot.settled {
             return (false, 0.0);
         }
-        let operands = kind.operands.and_then(|index| self.operands.get_mut(index as usize));
-        let weighs_otherwise = operands.is_some_and(|operands| operands.add(passes, ns));
+        let mut weighs_otherwise = false;
+        for index in [kind.any_shape, kind.operands].into_iter().flatten() {
+            if let Some(operands) = self.operands.get_mut(index as usize) {
+                weighs_otherwise |= operands.add(passes, ns);
+            }
+        }
         if weighs_otherwise {
             // All launches with operands like these are looked at again.
             function.version = function.version.wrapping_add(1);
@@ -736,7 +750,7 @@ impl Kinds {
         let weights = self.weights(id);
         let (gain, basis) = self.known(id);
         let (gain, basis) = match weights {
-            Some(weights) => (weights.iter().fold(0.0, |most: f32, passes| most.max(*passes)), Basis::Measured),
+            Some(weights) => (weights.most(), Basis::Measured),
             None => (gain, basis),
         };
         let Some(kind) = self.kinds.get_mut(id as usize) else { return (false, 0.0) };

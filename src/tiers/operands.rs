@@ -13,6 +13,33 @@ pub const LARGE: u64 = 4 << 20;
 /// A number for each operand.
 pub type Passes = [f32; MOST];
 
+/// How often each operand crosses the link, if some is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Weights {
+    passes: Passes,
+    is_known: [bool; MOST],
+    /// The mean of those that are known.
+    mean: f32,
+}
+
+impl Weights {
+    /// How often an operand crosses the link, where reading it once is worth `once`. One that was far each time looks like the launch's
+    /// own time, so that nobody knows what its being near brings: for memory that `was_far` no more than one pass is counted on. Memory that
+    /// never was is taken for the mean of the others.
+    pub fn of(&self, operand: u8, was_far: bool, once: f32) -> f32 {
+        match self.is_known.get(usize::from(operand)) {
+            Some(true) => self.passes.get(usize::from(operand)).copied().unwrap_or(self.mean),
+            Some(false) if was_far => self.mean.min(once),
+            Some(false) | None => self.mean,
+        }
+    }
+
+    /// How often the operand crosses it that does most often.
+    pub fn most(&self) -> f32 {
+        self.passes.iter().fold(0.0, |most, passes| most.max(*passes))
+    }
+}
+
 /// The launch's own time, and each operand.
 const TERMS: usize = MOST + 1;
 /// What is known counts less by so much with each new measurement: about the last two hundred count.
@@ -29,6 +56,8 @@ const KNOWN: f64 = 0.2;
 /// Measurements before anything is believed, and those after which nothing is new.
 const FEW: u32 = 4;
 const MANY: u32 = 48;
+/// Launches after which it is known how far operands reach.
+const STEADY: u32 = 8;
 /// More than this no operand is believed to be read.
 const TOO_MANY: f64 = 128.0;
 
@@ -43,11 +72,11 @@ pub struct Operands {
     times: u32,
     least: f64,
     /// What was told last.
-    told: Option<Passes>,
+    told: Option<Weights>,
     /// How far each goes from where its pointer leads, bytes: the least of what was seen, which is forgotten little by little.
     reach: [u64; MOST],
-    /// Launches that it was seen in.
-    pub seen: u32,
+    /// Launches since one of them became less than was thought.
+    steady: u32,
 }
 
 impl Operands {
@@ -61,7 +90,7 @@ impl Operands {
             least: f64::INFINITY,
             told: None,
             reach: [u64::MAX; MOST],
-            seen: 0,
+            steady: 0,
         }
     }
 
@@ -69,8 +98,26 @@ impl Operands {
     /// end of the block it is as far or farther, whatever lies there.
     pub fn reaches(&mut self, operand: usize, bytes: u64) -> u64 {
         let Some(reach) = self.reach.get_mut(operand) else { return bytes };
+        if bytes < *reach - *reach / 32 {
+            // What was measured was of other operands than it seemed.
+            if *reach < u64::MAX {
+                *self = Self { reach: self.reach, ..Self::new(self.count) };
+            }
+            self.steady = 0;
+        }
+        let Some(reach) = self.reach.get_mut(operand) else { return bytes };
         *reach = bytes.min(reach.saturating_add(*reach / 64));
         *reach
+    }
+
+    /// A launch was looked at.
+    pub fn is_seen(&mut self) {
+        self.steady = self.steady.saturating_add(1);
+    }
+
+    /// Launches enough were seen to know how far operands reach.
+    pub fn reaches_are_known(&self) -> bool {
+        self.steady >= STEADY
     }
 
     /// A launch took so long while one pass over each operand's far bytes takes so and so many nanoseconds. Answers whether what is
@@ -96,9 +143,13 @@ impl Operands {
             own[0] = 1.0;
             self.fit(&own, self.least);
         }
-        let now = self.passes_now();
+        let now = self.weights_now();
+        let differs = |a: f32, b: f32| (a - b).abs() > 0.1 * a.abs().max(b).max(0.5);
         let is_news = match (&self.told, &now) {
-            (Some(told), Some(now)) => told.iter().zip(now).any(|(a, b)| (a - b).abs() > 0.1 * a.max(*b).max(0.5)),
+            (Some(told), Some(now)) => {
+                let mut pairs = told.passes.iter().zip(&now.passes);
+                told.is_known != now.is_known || differs(told.mean, now.mean) || pairs.any(|(a, b)| differs(*a, *b))
+            }
             (told, now) => told.is_some() != now.is_some(),
         };
         if is_news {
@@ -138,22 +189,22 @@ impl Operands {
         }
     }
 
-    /// Passes of each operand; nothing while too little was measured. What was never far is taken for the mean of the others.
-    pub fn passes(&self) -> Option<Passes> {
+    /// Passes of each operand; nothing while too little was measured.
+    pub fn weights(&self) -> Option<Weights> {
         self.told
     }
 
-    fn passes_now(&self) -> Option<Passes> {
-        let known: Vec<Option<f64>> = (1..=self.count).map(|at| self.known(at)).collect();
-        let (sum, count) = known.iter().flatten().fold((0.0, 0.0), |(sum, count), passes| (sum + passes, count + 1.0));
-        if self.times < FEW || count == 0.0 {
-            return None;
+    fn weights_now(&self) -> Option<Weights> {
+        let mut weights = Weights::default();
+        let (mut sum, mut count) = (0.0, 0.0);
+        for at in 1..=self.count {
+            let Some(passes) = self.known(at) else { continue };
+            weights.passes[at - 1] = passes as f32;
+            weights.is_known[at - 1] = true;
+            (sum, count) = (sum + passes, count + 1.0);
         }
-        let mut passes = Passes::default();
-        for (passes, known) in passes.iter_mut().zip(known) {
-            *passes = known.unwrap_or(sum / count) as f32;
-        }
-        Some(passes)
+        weights.mean = (sum / f64::max(count, 1.0)) as f32;
+        (self.times >= FEW && count > 0.0).then_some(weights)
     }
 
     fn known(&self, at: usize) -> Option<f64> {
@@ -196,15 +247,15 @@ mod tests {
     fn operands_that_are_read_often_and_seldom_are_told_apart() {
         let patterns =
             [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.5, 0.0, 1.0]];
-        let [a, b, c, ..] = learn(&patterns, &[31.0, 7.5, 0.0], 60).passes().unwrap();
+        let [a, b, c] = passes(&learn(&patterns, &[31.0, 7.5, 0.0], 60));
         assert!((29.0..33.0).contains(&a) && (7.0..8.0).contains(&b) && c < 1.0, "{a} {b} {c}");
     }
 
     #[test]
     fn what_was_never_far_is_taken_for_the_mean_of_the_others_and_nothing_is_told_before_anything_was_far() {
-        let [a, b, c, ..] = learn(&[[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]], &[31.0, 7.5, 0.0], 30).passes().unwrap();
+        let [a, b, c] = passes(&learn(&[[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]], &[31.0, 7.5, 0.0], 30));
         assert!((29.0..33.0).contains(&a) && b == a && c == a, "{a} {b} {c}");
-        assert!(learn(&[[0.0, 0.0, 0.0]], &[31.0, 7.5, 0.0], 30).passes().is_none());
+        assert!(learn(&[[0.0, 0.0, 0.0]], &[31.0, 7.5, 0.0], 30).weights().is_none());
     }
 
     #[test]
@@ -215,7 +266,7 @@ mod tests {
         (0..4).for_each(|_| add(far(1.0, 1.0)));
         add(far(0.0, 0.0));
         (0..60).for_each(|_| add(far(0.0, 1.0)));
-        let [a, b, ..] = operands.passes().unwrap();
+        let [a, b, _] = passes(&operands);
         assert!((25.0..35.0).contains(&a) && (25.0..35.0).contains(&b), "{a} {b}");
     }
 
@@ -226,7 +277,21 @@ mod tests {
             let far = [[1e5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0; MOST]][round % 2];
             operands.add(&far, took(&far, &[3.0, 7.5, 0.0], 600_000.0));
         }
-        let [a, ..] = operands.passes().unwrap();
+        let [a, ..] = passes(&operands);
         assert!(a < 6.0, "{a}");
+    }
+
+    #[test]
+    fn an_operand_that_was_always_far_promises_no_more_than_one_pass() {
+        let operands = learn(&[[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 1.0, 1.0]], &[92.0, 38.0, 0.1], 40);
+        let weights = operands.weights().unwrap();
+        assert!(weights.of(0, true, 0.92) > 80.0 && weights.of(1, true, 0.92) > 30.0, "{weights:?}");
+        assert!(weights.of(2, true, 0.92) <= 0.92, "{weights:?}");
+    }
+
+    /// Of operands that are near.
+    fn passes(operands: &Operands) -> [f32; 3] {
+        let weights = operands.weights().unwrap();
+        [0, 1, 2].map(|at| weights.of(at, false, 1.0))
     }
 }

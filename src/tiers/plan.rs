@@ -312,7 +312,8 @@ impl Tiers {
             let until = if again.is_some() { until.max(stays) } else { until };
             until >= MARGIN * (cost + least) || !is_outdated && stays >= MARGIN * cost + DENSER * self.least.away * soon
         };
-        let mut victims = if room < far_free && wanted.iter().any(may_leave) {
+        // What is needed how much is not known before a cycle has ended.
+        let mut victims = if self.learnt > 0 && room < far_free && wanted.iter().any(may_leave) {
             self.victims(back, offset, is_used)
         } else if room == 0 {
             return None;

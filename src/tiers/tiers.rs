@@ -263,9 +263,9 @@ impl Tiers {
     #[cold]
     fn look(&mut self, id: u32, version: u32) {
         let weights = self.kinds.weights(id);
-        let reaches_are_known = self.kinds.reaches_are_known(id);
+        let (reaches_are_known, once) = (self.kinds.reaches_are_known(id), self.kinds.once());
         let Some(known) = self.kinds.get_mut(id) else { return };
-        known.weigh(weights);
+        known.weigh(weights, once, &self.extents);
         let (mut pass_ns, mut may_ns, mut saved_ns, mut bytes, mut a_cycle) = (0.0, 0.0, 0.0, 0, 0.0);
         // What reading them once takes.
         let mut once_ns = 0.0;

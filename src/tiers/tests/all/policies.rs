@@ -15,6 +15,10 @@ pub trait Policy {
     }
     fn copied(&mut self, _machine: &mut Machine, _range: Range) {}
     fn idle(&mut self, _machine: &mut Machine) {}
+    /// What it knows, for people.
+    fn told(&mut self, _machine: &Machine) -> String {
+        String::new()
+    }
 }
 
 /// What a policy cost on a trace.
@@ -36,6 +40,9 @@ pub fn run(trace: &Trace, policy: &mut dyn Policy) -> Cost {
             at_settled = (machine.now, machine.moved_in);
         }
         apply(&mut machine, policy, op);
+        if *op == Op::Idle && std::env::var("TOLD").is_ok_and(|name| name == trace.name) {
+            println!("  {:.1} ms, {} MiB came; {}", machine.now / 1e6, machine.moved_in >> 20, policy.told(&machine));
+        }
     }
     Cost {
         total: machine.now,
@@ -299,6 +306,10 @@ impl Policy for Ours {
         if self.tiers.copied(&[range], &*machine).tell_time {
             self.tiers.time_is(self.clock(machine), &*machine);
         }
+    }
+
+    fn told(&mut self, machine: &Machine) -> String {
+        format!("{:?} {:?}", self.tiers.ledger(), self.tiers.told(4, machine).readers)
     }
 
     fn idle(&mut self, machine: &mut Machine) {

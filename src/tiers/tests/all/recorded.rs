@@ -115,7 +115,17 @@ fn renamed(op: &Op, names: &BTreeMap<u64, (u64, u64)>) -> Op {
 fn times(steps: &[Vec<Op>], machine: &mut Machine, policy: &mut dyn Policy) -> Vec<f64> {
     let step = |ops: &Vec<Op>| {
         let begun = machine.now;
+        let before = (machine.moved_in, machine.moved_out);
         ops.iter().for_each(|op| apply(machine, policy, op));
+        if std::env::var("TOLD").is_ok() {
+            println!(
+                "  step {:.1} ms, in {} out {} MiB; {}",
+                (machine.now - begun) / 1e6,
+                (machine.moved_in - before.0) >> 20,
+                (machine.moved_out - before.1) >> 20,
+                policy.told(machine)
+            );
+        }
         (machine.now - begun) / 1e6
     };
     steps.iter().map(step).collect()
