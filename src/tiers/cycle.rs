@@ -7,6 +7,7 @@
 //! costs one jump.
 
 use crate::kinds::NONE;
+use std::collections::VecDeque;
 
 /// Launches that are remembered.
 pub const HISTORY: u64 = 1 << 16;
@@ -37,7 +38,18 @@ pub struct Cycle {
     shorter: (u64, u64),
     /// Launches in the present cycle that were not the expected kind.
     pub surprises: u64,
+    /// Launches from wait to wait, the last ones, and the position of the last wait.
+    spans: VecDeque<u64>,
+    waited_at: u64,
+    /// Launches of a cycle of so many waits, while these come regularly; and waits since it began.
+    by_waits: Option<(u64, usize)>,
+    waits: usize,
 }
+
+/// Waits of a cycle, at most.
+const MOST_WAITS: usize = 4;
+/// Launches of one, at least.
+const LEAST: u64 = 16;
 
 impl Cycle {
     pub fn new() -> Self {
@@ -56,7 +68,46 @@ impl Cycle {
             knows: false,
             shorter: (0, 0),
             surprises: 0,
+            spans: VecDeque::with_capacity(2 * MOST_WAITS),
+            waited_at: 0,
+            by_waits: None,
+            waits: 0,
         }
+    }
+
+    /// The program has waited for the device. Answers whether a cycle ends with it.
+    pub fn waited(&mut self) -> bool {
+        let span = self.position - self.waited_at;
+        if span == 0 {
+            return false;
+        }
+        self.waited_at = self.position;
+        if self.spans.len() == 2 * MOST_WAITS {
+            self.spans.pop_front();
+        }
+        self.spans.push_back(span);
+        let alike = |(one, other): (&u64, &u64)| one.abs_diff(*other) * 32 <= *one.max(other);
+        let found = (1..=MOST_WAITS).find_map(|waits| {
+            let mut last = self.spans.iter().rev();
+            let is_again = 2 * waits <= self.spans.len()
+                && self.spans.iter().rev().skip(waits).zip(last.clone()).take(waits).all(alike);
+            let length: u64 = last.by_ref().take(waits).sum();
+            (is_again && (LEAST..=HISTORY / 2).contains(&length)).then_some((length, waits))
+        });
+        let before = std::mem::replace(&mut self.by_waits, found);
+        let Some((_, waits)) = found else {
+            if before.is_some() {
+                (self.lost, self.began, self.knows) = (self.position, self.position, false);
+            }
+            return false;
+        };
+        self.knows = true;
+        self.waits += 1;
+        let ends = before.is_none_or(|(_, as_before)| as_before != waits) || self.waits >= waits;
+        if ends {
+            (self.began, self.waits) = (self.position, 0);
+        }
+        ends
     }
 
     fn slot(position: u64) -> usize {
@@ -110,6 +161,14 @@ impl Cycle {
         self.position += 1;
         self.steady += 1;
         self.reference = self.reference.map(|reference| reference + 1).filter(|old| self.position - old <= HISTORY / 2);
+        if let Some((length, _)) = self.by_waits {
+            // It waits no more as it did.
+            if self.position - self.began > 2 * length {
+                self.by_waits = None;
+                self.spans.clear();
+            }
+            return false;
+        }
         let length = self.length();
         if self.knows && length.is_none() {
             (self.lost, self.began) = (self.position, self.position);
@@ -155,6 +214,9 @@ impl Cycle {
     /// Launches between a place and the one that it repeats, if that has held for as long, or nearly all of the last launches came
     /// as expected.
     pub fn length(&self) -> Option<u64> {
+        if let Some((length, _)) = self.by_waits {
+            return Some(length);
+        }
         let lag = self.position - self.reference?;
         (lag > 0 && (self.steady >= lag || self.quality > 0.9 && self.steady >= 64)).then_some(lag)
     }
@@ -171,6 +233,9 @@ impl Cycle {
 
     /// The position that the last launch repeats, while that is known.
     pub fn repeats(&self) -> Option<u64> {
+        if let Some((length, _)) = self.by_waits {
+            return self.position.checked_sub(length + 1);
+        }
         self.length().and(self.reference).map(|reference| reference.saturating_sub(1))
     }
 

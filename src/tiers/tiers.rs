@@ -368,6 +368,15 @@ impl Tiers {
         Some(Timed { function, kind, far_ns: pass_ns, by_operand: passes, gain })
     }
 
+    /// The program has just waited for the device. Where it does so again and again after as many launches, a cycle ends here.
+    pub fn waited(&mut self, now_ns: u64, at: &impl Whereabouts) {
+        self.launch_is_over(at);
+        if self.cycle.waited() {
+            self.ended = true;
+            self.time_is(now_ns, at);
+        }
+    }
+
     /// The time, on a clock that only goes forward, when [`Launch::tell_time`] asks for it. What a cycle showed is worked out here:
     /// 10 ns for each use of an extent in it, for the first cycles and then for each eighth to sixty-fourth while nothing changes.
     pub fn time_is(&mut self, now_ns: u64, at: &impl Whereabouts) {

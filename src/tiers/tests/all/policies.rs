@@ -315,6 +315,7 @@ impl Policy for Ours {
     fn idle(&mut self, machine: &mut Machine) {
         self.waits(machine);
         self.gather();
+        self.tiers.waited(self.clock(machine), &*machine);
         let budget = 0.05 * machine.now - self.spent_idle;
         if budget > 0.0 {
             for swap in self.tiers.when_idle(budget as u64, self.clock(machine), &*machine) {

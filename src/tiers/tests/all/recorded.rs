@@ -166,8 +166,9 @@ impl Run {
 
 #[test]
 fn a_transformer_in_training_settles_near_the_time_that_it_takes_with_all_memory_near() {
-    for (name, goal) in [("training-1.2", 1.15), ("training-1.56", 1.6)] {
-        let run = Run::of(name, 16);
+    for (name, goal, run) in
+        [("training-1.2", 1.15), ("training-1.56", 1.6)].map(|(name, goal)| (name, goal, Run::of(name, 16)))
+    {
         assert!(run.settled() <= goal, "{name}: {:.3} of all local", run.settled());
         assert!(run.never.last().unwrap() > &(1.5 * run.local.last().unwrap()), "{name}: nothing is far");
     }
