@@ -15,15 +15,20 @@ pub use crate::tiers::launch::after;
 
 /// # Safety
 /// The arguments are the program's of that call.
+#[allow(clippy::too_many_arguments, reason = "the table's rows pass on what the program passes, each by itself")]
 pub unsafe fn kernel(
     api: Api,
     function: CUfunction,
+    grid_x: u32,
+    grid_y: u32,
+    grid_z: u32,
     stream: CUstream,
     parameters: *mut *mut c_void,
     extra: *mut *mut c_void,
 ) -> Option<Running> {
+    let about = about(function, [grid_x, grid_y, grid_z], stream);
     // SAFETY: as for this function.
-    unsafe { any(api, function, stream, true, Arguments { parameters, extra }) }
+    unsafe { any(api, about, Arguments { parameters, extra }) }
 }
 
 /// # Safety
@@ -39,8 +44,9 @@ pub unsafe fn configured(
     let config = unsafe { config.cast::<CUlaunchConfig>().as_ref() }?;
     // SAFETY: what the driver reads, too.
     let is_plain = unsafe { is_plain(config) };
+    let about = about(function, [config.gridDimX, config.gridDimY, config.gridDimZ], config.hStream);
     // SAFETY: as for this function.
-    unsafe { any(api, function, config.hStream, is_plain, Arguments { parameters, extra }) }
+    unsafe { any(api, About { is_plain, ..about }, Arguments { parameters, extra }) }
 }
 
 /// Whether nobody notices events around such a launch. Clusters, priorities and the like are of the launch alone, and one that may begin
@@ -71,11 +77,19 @@ unsafe fn is_plain(config: &CUlaunchConfig) -> bool {
 pub unsafe fn cooperative(
     api: Api,
     function: CUfunction,
+    grid_x: u32,
+    grid_y: u32,
+    grid_z: u32,
     stream: CUstream,
     parameters: *mut *mut c_void,
 ) -> Option<Running> {
+    let about = about(function, [grid_x, grid_y, grid_z], stream);
     // SAFETY: as for this function.
-    unsafe { any(api, function, stream, true, Arguments { parameters, extra: std::ptr::null_mut() }) }
+    unsafe { any(api, about, Arguments { parameters, extra: std::ptr::null_mut() }) }
+}
+
+fn about(function: CUfunction, grid: [u32; 3], stream: CUstream) -> About {
+    About { function: Function::from_raw(function), stream: Stream::from_raw(stream), is_plain: true, grid }
 }
 
 /// # Safety
@@ -87,26 +101,19 @@ pub unsafe fn graph(api: Api, exec: CUgraphExec, stream: CUstream) -> Option<Run
 
 /// # Safety
 /// The arguments are the program's of that call.
-unsafe fn any(
-    api: Api,
-    function: CUfunction,
-    stream: CUstream,
-    is_plain: bool,
-    arguments: Arguments,
-) -> Option<Running> {
-    let (function, stream) = (Function::from_raw(function), Stream::from_raw(stream));
+unsafe fn any(api: Api, about: About, arguments: Arguments) -> Option<Running> {
     if arguments::are_read_by(Reader::Managed) {
         // SAFETY: as for this function.
-        unsafe { managed::launch::before(api, function, stream, arguments) };
+        unsafe { managed::launch::before(api, about.function, about.stream, arguments) };
     }
     let mut running = None;
     if arguments::are_read_by(Reader::Tiers) {
         // SAFETY: as for this function.
-        running = unsafe { launch::before(api, About { function, stream, is_plain }, arguments) };
+        running = unsafe { launch::before(api, about, arguments) };
     }
     if arguments::are_read_by(Reader::Far) {
         // One pair of events around a launch is enough.
-        let about = About { function, stream, is_plain: is_plain && running.is_none() };
+        let about = About { is_plain: about.is_plain && running.is_none(), ..about };
         // SAFETY: as for this function.
         let watched = unsafe { far::before(api, about, arguments) };
         running = running.or(watched);

@@ -189,20 +189,20 @@ macro_rules! for_each_hook {
             // Use: whether a context was needed shows only here.
             cuLaunchKernel(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
                 block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void,
-                extra: *mut *mut c_void) => launch::kernel(function, stream, parameters, extra);
+                extra: *mut *mut c_void) => launch::kernel(function, grid_x, grid_y, grid_z, stream, parameters, extra);
             cuLaunchKernel_ptsz(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
                 block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void,
-                extra: *mut *mut c_void) => launch::kernel(function, stream, parameters, extra);
+                extra: *mut *mut c_void) => launch::kernel(function, grid_x, grid_y, grid_z, stream, parameters, extra);
             cuLaunchKernelEx(config: *const c_void, function: CUfunction, parameters: *mut *mut c_void, extra: *mut *mut c_void)
                 => launch::configured(config, function, parameters, extra);
             cuLaunchKernelEx_ptsz(config: *const c_void, function: CUfunction, parameters: *mut *mut c_void, extra: *mut *mut c_void)
                 => launch::configured(config, function, parameters, extra);
             cuLaunchCooperativeKernel(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
                 block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void)
-                => launch::cooperative(function, stream, parameters);
+                => launch::cooperative(function, grid_x, grid_y, grid_z, stream, parameters);
             cuLaunchCooperativeKernel_ptsz(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
                 block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void)
-                => launch::cooperative(function, stream, parameters);
+                => launch::cooperative(function, grid_x, grid_y, grid_z, stream, parameters);
             cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, devices: c_uint, flags: c_uint) => submit::launched();
             cuLaunch(function: CUfunction) => submit::launched();
             cuLaunchGrid(function: CUfunction, width: c_int, height: c_int) => submit::launched();

@@ -57,6 +57,9 @@ impl Purse {
 pub fn point(api: Api) {
     let Some(home) = current_home() else { return };
     let now = now();
+    if !capture::under_way() {
+        home.tiers.lock().waited(now, home);
+    }
     if now >= home.purse.opens.load(Ordering::Relaxed) && !stress::is_on() && !capture::under_way() {
         process::contained(api, || at_rest(home, now));
     }

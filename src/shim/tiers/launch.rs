@@ -20,6 +20,34 @@ pub struct About {
     pub stream: Stream,
     /// It may be timed: two events around it change nothing of how it runs.
     pub is_plain: bool,
+    /// Blocks of threads, each way.
+    pub grid: [u32; 3],
+}
+
+/// A number for launches of one function that work on as much in the same way: by the grid, and by those words of the parameters that can
+/// be two numbers of up to 2^24 each, as sizes and strides are. What else differs from launch to launch (seeds, small buffers' addresses)
+/// is no shape; what of it looks like one makes so many shapes that they are not told apart.
+struct Shape {
+    sum: u64,
+    at: u64,
+}
+
+impl Shape {
+    /// Parts of a word that two sizes leave empty.
+    const NO_SIZES: u64 = 0xff00_0000_ff00_0000;
+
+    fn of(grid: [u32; 3]) -> Self {
+        let mut shape = Self { sum: 0, at: 0 };
+        grid.into_iter().for_each(|side| shape.add(u64::from(side)));
+        shape
+    }
+
+    /// In their order; each is mixed by itself, since a chain of multiplications would take longer than all the rest.
+    #[inline]
+    fn add(&mut self, word: u64) {
+        self.at += 1;
+        self.sum = self.sum.wrapping_add((word ^ self.at).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31));
+    }
 }
 
 impl About {
@@ -57,18 +85,21 @@ pub unsafe fn before(api: Api, about: About, arguments: Arguments) -> Option<tim
     let function = about.function?;
     let layout = arguments::known(function).or_else(|| learn(api, home, function))?;
     let mut words = Words { words: [0; MOST], count: 0 };
+    let mut shape = Shape::of(about.grid);
     // SAFETY: as for this function, and the layout is that of the program's function.
     unsafe {
         arguments.words(layout, |word| {
             if home.opened.contains(word) {
                 words.push(word);
+            } else if word & Shape::NO_SIZES == 0 {
+                shape.add(word);
             }
         });
     }
     if words.count == 0 || capture::under_way() {
         return None;
     }
-    told(api, home, about, function.raw().addr() as u64, words.all())
+    told(api, home, about, (function.raw().addr() as u64, shape.sum), words.all())
 }
 
 /// What graphs are called among the functions.
@@ -81,12 +112,18 @@ pub fn before_graph(api: Api, exec: GraphExec, stream: Stream) -> Option<timing:
     if capture::under_way() {
         return None;
     }
-    told(api, home, About { function: None, stream, is_plain: true }, GRAPH, &words)
+    told(api, home, About { function: None, stream, is_plain: true, grid: [0; 3] }, (GRAPH, 0), &words)
 }
 
 #[inline]
-fn told(api: Api, home: &'static Home, about: About, function: u64, words: &[u64]) -> Option<timing::Running> {
-    let launch = home.tiers.lock().launched(function, words, home);
+fn told(
+    api: Api,
+    home: &'static Home,
+    about: About,
+    (function, shape): (u64, u64),
+    words: &[u64],
+) -> Option<timing::Running> {
+    let launch = home.tiers.lock().launched(function, shape, words, home);
     let asks = launch.ask || launch.time_it || launch.tell_time || stress::is_on();
     let asks = asks || (about.is_plain && home.progress.is_due(launch.id));
     if asks { act(api, home, about, launch, words) } else { None }

@@ -221,6 +221,12 @@ impl Whereabouts for Home {
         stays(range, tell);
     }
 
+    fn unit(&self, address: u64) -> Option<Range> {
+        let piece = self.opened.pool.pieces(address, 1).into_iter().next()?;
+        let block = self.opened.pool.block_at(address)?;
+        Some(Range::of(piece.chunk_address, piece.chunk_bytes).meet(&Range::of(block.address, block.bytes)))
+    }
+
     fn near_room(&self) -> u64 {
         let place = Place::Gpu(self.gpu);
         let accounts = self.opened.pool.accounts();

@@ -184,7 +184,6 @@ struct Outcome {
 }
 
 fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot> {
-    let mut near: Vec<Wish> = coming(home, &swap.near, Place::Gpu(home.gpu));
     let mut gone: Vec<(Range, Range, Place)> = Vec::new();
     for (range, place) in &swap.far {
         if let Some(place) = home.places.get(usize::from(*place)).filter(|place| keeps_atomics(home.opened, **place)) {
@@ -192,10 +191,12 @@ fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot
             gone.extend(chunks.into_iter().map(|(touched, whole)| (touched, whole, *place)));
         }
     }
+    let room = home.near_room();
+    let leaves: u64 = gone.iter().map(|(_, whole, _)| whole.bytes()).sum();
+    let mut near = coming(home, &swap.near, Place::Gpu(home.gpu), room + leaves);
     if gone.is_empty() && near.is_empty() && !swap.far.is_empty() {
         return Err(WhyNot::Pool("atomics of several GPUs would not be whole there".to_owned()));
     }
-    let room = home.near_room();
     let comes: u64 = near.iter().map(|wish| wish.bytes).sum();
     let far = leaving(home, gone, if near.is_empty() { u64::MAX } else { comes.saturating_sub(room) });
     fit(&mut near, room + far.iter().map(|wish| wish.bytes).sum::<u64>());
@@ -266,11 +267,13 @@ fn leaving(home: &Home, mut chunks: Vec<(Range, Range, Place)>, enough: u64) -> 
     wishes
 }
 
-/// What comes for these ranges: a chunk that they touch for the most part comes whole, of others these ranges alone.
-fn coming(home: &Home, ranges: &[Range], to: Place) -> Vec<Wish> {
+/// What comes for these ranges: a chunk that they touch for the most part comes whole if there is room for all of it, of others these
+/// ranges alone.
+fn coming(home: &Home, ranges: &[Range], to: Place, mut room: u64) -> Vec<Wish> {
     let mut wishes: Vec<Wish> = Vec::new();
     for (touched, whole) in chunks_of(home, ranges, to) {
-        let comes = if touched.bytes() >= whole.bytes() / 2 { whole } else { touched };
+        let comes = if touched.bytes() >= whole.bytes() / 2 && whole.bytes() <= room { whole } else { touched };
+        room = room.saturating_sub(comes.bytes());
         wish(&mut wishes, comes, to);
     }
     wishes
