@@ -50,6 +50,8 @@ pub struct Cycle {
 const MOST_WAITS: usize = 4;
 /// Launches of one, at least.
 const LEAST: u64 = 16;
+/// Which part of the last launches has to be the very kind that was expected, for waits to say nothing more.
+const EXACT: f32 = 0.9;
 
 impl Cycle {
     pub fn new() -> Self {
@@ -94,9 +96,15 @@ impl Cycle {
             let length: u64 = last.by_ref().take(waits).sum();
             (is_again && (LEAST..=HISTORY / 2).contains(&length)).then_some((length, waits))
         });
+        // What repeats itself to the letter says more exactly where it is.
+        let is_known = |total: u64| {
+            let lag = self.reference.map_or(0, |reference| self.position - reference);
+            self.exact > EXACT && lag > 0 && self.steady >= lag && total.is_multiple_of(lag)
+        };
+        let found = found.filter(|(total, _)| !is_known(*total));
         let before = std::mem::replace(&mut self.by_waits, found);
         let Some((_, waits)) = found else {
-            if before.is_some() {
+            if before.is_some() && self.length().is_none() {
                 (self.lost, self.began, self.knows) = (self.position, self.position, false);
             }
             return false;

@@ -706,7 +706,8 @@ impl Kinds {
             // Passes of operands that were weighed say nothing of those that were not.
             let unsure_ns = std::mem::take(&mut kind.unsure_ns);
             hot.version = hot.version.wrapping_sub(1);
-            return (weighs_otherwise, unsure_ns * (UNKNOWN - 1.0));
+            let most = self.weights(id).map_or(UNKNOWN, |weights| weights.most());
+            return (weighs_otherwise, unsure_ns * (UNKNOWN - most).max(0.0));
         }
         if kind.samples.add(pass_ns, ns) {
             function.gain = None;

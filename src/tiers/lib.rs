@@ -6,6 +6,11 @@
 //! of [`Whereabouts`], what links and moves cost is in [`Links`], times are nanoseconds and sizes bytes throughout.
 //!
 //! # By which reasons
+//! - **What a launch reads is known by its function.** Frameworks hand other memory out in each step: in PyTorch two of three launches of a
+//!   training step have words that were never seen. So how far an operand reaches and how often it crosses the link is learnt for each
+//!   pointer of a function and shape, over all its launches (`operands.rs`), and a cycle goes from wait to wait where the program waits
+//!   regularly (`cycle.rs`).
+//! - **What moves at once is planned at once.** Chunks come and go whole; a swap that leaves half of one behind pays for all of it.
 //! - **What counts is reuse, not recency.** A kernel that reads each far byte once waits for as long as copying it would take; one
 //!   that reads it thirty times waits thirty times as long. So a launch's time is measured now and then with its operands far and
 //!   near, and the value of having a byte near is what its uses in a cycle would save. Before any measurement all is taken to be
@@ -38,6 +43,7 @@
 //! tiers.timed(launch.id, nanoseconds);
 //!
 //! // where the program has just waited for the device; budget: the share of the time, less what was spent of it
+//! tiers.waited(now, &places);
 //! for swap in tiers.when_idle(budget, now, &places) { carry_out(&swap); }
 //!
 //! // carry_out: swap.far leaves, swap.near comes, in one go; whatever happened is told

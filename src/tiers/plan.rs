@@ -379,7 +379,7 @@ impl Tiers {
                             (victim.loss, victim.away, victim.until),
                             back,
                             offset,
-                            &is_used,
+                            is_used,
                         ) {
                             Some(judged) => judged,
                             None => {

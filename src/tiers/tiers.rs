@@ -368,13 +368,16 @@ impl Tiers {
         Some(Timed { function, kind, far_ns: pass_ns, by_operand: passes, gain })
     }
 
-    /// The program has just waited for the device. Where it does so again and again after as many launches, a cycle ends here.
-    pub fn waited(&mut self, now_ns: u64, at: &impl Whereabouts) {
+    /// The program has just waited for the device. Where it does so again and again after as many launches, a cycle ends here, and what it
+    /// showed is worked out. Answers whether one did.
+    pub fn waited(&mut self, now_ns: u64, at: &impl Whereabouts) -> bool {
         self.launch_is_over(at);
-        if self.cycle.waited() {
+        let ends = self.cycle.waited();
+        if ends {
             self.ended = true;
             self.time_is(now_ns, at);
         }
+        ends
     }
 
     /// The time, on a clock that only goes forward, when [`Launch::tell_time`] asks for it. What a cycle showed is worked out here:

@@ -2,7 +2,7 @@
 //! `GPUPOOL_MOVE_SHARE` of the time. Nothing is waited for here: where other work is running, the gate stays open and there is a next
 //! wait.
 
-use super::{Home, current_home, now, share, stress, swap, timing};
+use super::{Home, current_home, launch, now, share, stress, swap, timing};
 use crate::process;
 use crate::watch::capture;
 use gpupool_interpose::Api;
@@ -57,8 +57,8 @@ impl Purse {
 pub fn point(api: Api) {
     let Some(home) = current_home() else { return };
     let now = now();
-    if !capture::under_way() {
-        home.tiers.lock().waited(now, home);
+    if !capture::under_way() && home.tiers.lock().waited(now, home) {
+        launch::cycle_ended(home);
     }
     if now >= home.purse.opens.load(Ordering::Relaxed) && !stress::is_on() && !capture::under_way() {
         process::contained(api, || at_rest(home, now));

@@ -172,10 +172,16 @@ fn act(api: Api, home: &'static Home, about: About, launch: Launch, words: &[u64
 
 /// A cycle has ended.
 pub(super) fn tell_time(home: &Home) {
-    let mut tiers = home.tiers.lock();
-    tiers.time_is(now(), home);
-    let (stopped, ledger) = (tiers.stopped(), tiers.ledger());
-    drop(tiers);
+    home.tiers.lock().time_is(now(), home);
+    cycle_ended(home);
+}
+
+/// What a cycle showed is told.
+pub(super) fn cycle_ended(home: &Home) {
+    let (stopped, ledger) = {
+        let mut tiers = home.tiers.lock();
+        (tiers.stopped(), tiers.ledger())
+    };
     tracing::trace!(target: "gpupool::memory", about = "cycles", "GPU {}: {ledger:?}", home.gpu);
     if let Some(why) = stopped {
         swap::report_stopped(home, &why);

@@ -167,7 +167,7 @@ impl Run {
 #[test]
 fn a_transformer_in_training_settles_near_the_time_that_it_takes_with_all_memory_near() {
     for (name, goal, run) in
-        [("training-1.2", 1.15), ("training-1.56", 1.6)].map(|(name, goal)| (name, goal, Run::of(name, 16)))
+        [("training-1.2", 1.15), ("training-1.56", 1.35)].map(|(name, goal)| (name, goal, Run::of(name, 16)))
     {
         assert!(run.settled() <= goal, "{name}: {:.3} of all local", run.settled());
         assert!(run.never.last().unwrap() > &(1.5 * run.local.last().unwrap()), "{name}: nothing is far");
@@ -177,7 +177,8 @@ fn a_transformer_in_training_settles_near_the_time_that_it_takes_with_all_memory
 #[test]
 fn products_of_matrices_in_rotation_wait_for_little_more_than_their_copies() {
     let run = Run::of("rotation", 8);
-    assert!(run.settled() <= 1.15, "{:.3} of all local", run.settled());
+    // Thirteen swaps a round, which nobody can do without, take a tenth of it, and what the sums of a round work on lies far, too.
+    assert!(run.settled() <= 1.2, "{:.3} of all local", run.settled());
     assert!(run.to_never() <= 0.6, "{:.3} of never moved", run.to_never());
 }
 
