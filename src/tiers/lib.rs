@@ -67,13 +67,17 @@
 mod account;
 mod cycle;
 mod extents;
+mod idle;
 mod interface;
 mod kinds;
 mod links;
 mod operands;
 mod plan;
+mod samples;
+mod search;
 mod tiers;
 mod timeline;
+mod units;
 
 pub use extents::FRAME;
 pub use interface::{Launch, Ledger, Range, Reader, Settings, Swap, Timed, Told, Whereabouts, Why};
