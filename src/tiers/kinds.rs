@@ -565,7 +565,7 @@ impl Kinds {
             return (false, 0.0);
         }
         let mut weighs_otherwise = false;
-        for index in [kind.any_shape, kind.operands].into_iter().flatten() {
+        for index in [kind.operands, kind.any_shape].into_iter().flatten() {
             if let Some(operands) = self.operands.get_mut(index as usize) {
                 weighs_otherwise |= operands.add(passes, ns);
             }

@@ -160,9 +160,11 @@ impl Operands {
 
     /// Takes a measurement in: with so much of each term given it took so long.
     fn fit(&mut self, given: &[f64; TERMS], ns: f64) {
+        // Those of operands that there are not stay what they are.
+        let terms = self.count + 1;
         let mut spread_given = [0.0; TERMS];
-        for (sum, row) in spread_given.iter_mut().zip(&self.spread) {
-            *sum = row.iter().zip(given).map(|(spread, given)| spread * given).sum();
+        for (sum, row) in spread_given.iter_mut().zip(&self.spread).take(terms) {
+            *sum = row.iter().zip(given).take(terms).map(|(spread, given)| spread * given).sum();
         }
         let noise = (NOISE * ns).powi(2);
         let all: f64 = noise + given.iter().zip(&spread_given).map(|(given, spread)| given * spread).sum::<f64>();
@@ -170,9 +172,9 @@ impl Operands {
         for (term, spread) in self.terms.iter_mut().zip(&spread_given) {
             *term += spread / all * off;
         }
-        for (row, one) in self.spread.iter_mut().zip(spread_given) {
-            for (spread, other) in row.iter_mut().zip(spread_given) {
-                *spread = (*spread - one * other / all) / KEEP;
+        for (row, one) in self.spread.iter_mut().zip(spread_given).take(terms) {
+            for (spread, other) in row.iter_mut().zip(spread_given).take(terms) {
+                *spread = (*spread - one * (other / all)) * (1.0 / KEEP);
             }
         }
         // What is never far would become ever less sure.
@@ -181,7 +183,7 @@ impl Operands {
             let most = most[at.min(1)];
             if self.spread[at][at] > most {
                 let less = (most / self.spread[at][at]).sqrt();
-                (0..TERMS).for_each(|other| {
+                (0..terms).for_each(|other| {
                     self.spread[at][other] *= less;
                     self.spread[other][at] *= less;
                 });
@@ -217,9 +219,10 @@ impl Operands {
         self.times < 2 * FEW
     }
 
-    /// So much was measured that the next time is no news.
+    /// So much was measured that the next time is no news: all operands are known, or it was tried
+    /// often in vain.
     pub fn is_settled(&self) -> bool {
-        self.times >= MANY && (1..=self.count).all(|at| self.known(at).is_some())
+        self.times >= 16 * MANY || self.times >= MANY && (1..=self.count).all(|at| self.known(at).is_some())
     }
 }
 
