@@ -9,6 +9,7 @@ pub mod memops;
 pub mod mempool;
 pub mod oom;
 mod outcome;
+pub mod places;
 pub mod scope;
 
 pub use caching::returns_its_cache;
@@ -299,6 +300,9 @@ fn report_block(allocation: &Allocation, site: Option<u64>) {
         let event = BlockAllocate { address, bytes, home, reused, on_peers, on_host, site };
         (event, format!("{} at {address:#x} for GPU {home}", format_size(bytes)))
     });
+    if on_peers + on_host > 0 {
+        places::tell(&allocation.block);
+    }
 }
 
 #[cold]
