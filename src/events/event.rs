@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::level::{Level, Target};
-use crate::shared::{PlaceLevel, PlacePeak, Site};
+use crate::shared::{PlaceBytes, PlaceLevel, PlacePeak, Site};
 
 /// An event as it is written: every record of it has this name, and the filters of `GPUPOOL_LOG` go by target and level.
 pub trait Written: Fields {
@@ -283,6 +283,13 @@ events! {
         on_peers: u64,
         /// Bytes of it on the host.
         on_host: u64,
+    }
+    /// Where a block lies that is not on its home GPU alone: after `block.allocate`, and after some of it moved.
+    BlockPlaced = "block.placed" (Memory, Debug) {
+        /// Its address.
+        address: u64,
+        /// Bytes of the block at each place that has some.
+        places: Vec<PlaceBytes>,
     }
     /// The program had a part of a pooled block moved.
     BlockMove = "block.move" (Memory, Info) {

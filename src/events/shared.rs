@@ -29,6 +29,15 @@ pub struct PlaceLevel {
     pub used: u64,
 }
 
+/// A part of a block, in [`BlockPlaced`](crate::BlockPlaced).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlaceBytes {
+    /// `gpu0`, `host0`.
+    pub place: String,
+    /// Bytes of the block there.
+    pub bytes: u64,
+}
+
 /// A rank of a job that has a context on a GPU: what shows whether several ranks share that GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankOnGpu {

@@ -96,6 +96,12 @@ pub fn warn_once(about: &'static str, message: impl Display) {
     }
 }
 
+/// Whether the log has a line for every block: who is asked for what only such a line needs need not find it out otherwise.
+#[inline]
+pub fn has_every_block() -> bool {
+    tracing::enabled!(target: "gpupool::memory", tracing::Level::DEBUG)
+}
+
 /// Writes `text` to stderr as it is, in one write, past every filter: for what must be said before there is a log.
 pub fn write_stderr(text: &str) {
     stderr::write(libc::STDERR_FILENO, text);

@@ -24,6 +24,8 @@ pub const NEAR_AND_FAR: [&str; 3] = ["near", "peers", "host"];
 /// One process of one log.
 #[derive(Default)]
 pub struct Process {
+    /// Its number in the order in which processes were met, from 0. Where there are several it stands elsewhere in the list in the end.
+    pub met: usize,
     /// The log it comes from, counted from 0.
     pub log: usize,
     /// The process's number.
@@ -162,8 +164,8 @@ impl Context {
 
 impl Process {
     /// A process whose first record is this.
-    pub fn new(log: usize, record: &Record) -> Process {
-        Process { log, pid: record.pid, first: record.t, last: record.t, ..Process::default() }
+    pub fn new(met: usize, log: usize, record: &Record) -> Process {
+        Process { met, log, pid: record.pid, first: record.t, last: record.t, ..Process::default() }
     }
 
     /// What its times count from, seconds since 1970: its start, or its first record where nothing tells.

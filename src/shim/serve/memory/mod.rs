@@ -7,6 +7,7 @@ pub mod labels;
 pub mod memops;
 pub mod mempool;
 mod outcome;
+pub mod places;
 pub mod scope;
 
 pub use caching::returns_its_cache;
@@ -293,6 +294,9 @@ fn report_block(allocation: &Allocation) {
         let event = BlockAllocate { address, bytes, home, reused, on_peers, on_host };
         (event, format!("{} at {address:#x} for GPU {home}", format_size(bytes)))
     });
+    if on_peers + on_host > 0 {
+        places::tell(&allocation.block);
+    }
 }
 
 #[cold]
