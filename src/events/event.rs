@@ -381,6 +381,19 @@ events! {
         /// What was found, in words.
         why: String,
     }
+    /// What all moves of the process (`GPUPOOL_MOVE`) came to: told at its end, where there were any.
+    TierTotal = "tier.total" (Memory, Info) {
+        /// How often memory moved.
+        times: u64,
+        /// Bytes that came near the GPU that uses them.
+        came: u64,
+        /// Bytes that left for them.
+        left: u64,
+        /// Seconds that the moves took, without the waits for the work in front of them.
+        took: f64,
+        /// Seconds that launches took less than where memory first lay, as estimated; below zero where they took longer.
+        saved: f64,
+    }
     /// What a function is reckoned to have lost by far memory so far: told at the end of the process, and before that ever more seldom.
     TierReader = "tier.reader" (Memory, Info) {
         /// The GPU that runs it.

@@ -7,12 +7,16 @@ use gpupool_events::{
     Record, Site, TierReader,
 };
 
+use super::holders::Holders;
 use super::kept::{LeftOut, keep};
+use super::moves::Moves;
 use super::pinned::Pinned;
 use super::timeline::Timeline;
 
 /// Places in the program that are kept, and groups of modules.
 const KEPT_SITES: usize = 2048;
+/// Places that memory lies at. A machine has a few; a log may say anything.
+const KEPT_PLACES: usize = 64;
 
 /// What memory is called by where it lies: on the GPU that uses it, on another one, on the host.
 pub const NEAR_AND_FAR: [&str; 3] = ["near", "peers", "host"];
@@ -48,10 +52,18 @@ pub struct Process {
     pub sites: HashMap<Site, SiteSum>,
     /// Bytes in use over time, by place.
     pub levels: BTreeMap<String, Timeline>,
+    /// Bytes that the pool held over time, used or not, by place.
+    pub held: BTreeMap<String, Timeline>,
+    /// Bytes in use over time, at all places together.
+    pub all: Timeline,
     /// GPUs that only lent memory and were kept awake (`GPUPOOL_LENDERS`).
     pub kept_awake: BTreeSet<u32>,
     /// Bytes in blocks of each name that the program gave.
     pub named: BTreeMap<String, Timeline>,
+    /// Who holds memory, where the log has a line for each block.
+    pub holders: Holders,
+    /// Memory that moved.
+    pub moves: Moves,
     /// Bytes in use over time, by where they lay as seen from the GPUs that use them; empty where nothing ever lay elsewhere.
     pub residence: BTreeMap<&'static str, Timeline>,
     /// Functions that lost time by far memory, by GPU and name: what was told of each last.
@@ -233,10 +245,24 @@ impl Process {
             Event::FindingMade(made) => self.finding(made),
             Event::PoolLevel(level) => {
                 let now = record.t - self.origin();
+                self.all.add(now, level.places.iter().fold(0, |all: u64, place| all.saturating_add(place.used)));
                 for place in level.places {
+                    if self.levels.len() >= KEPT_PLACES && !self.levels.contains_key(&place.place) {
+                        *self.more.entry("places").or_default() += 1;
+                        continue;
+                    }
+                    self.held.entry(place.place.clone()).or_default().add(now, place.held);
                     self.levels.entry(place.place).or_default().add(now, place.used);
                 }
             }
+            Event::BlockAllocate(block) => self.holders.allocate(record.t - self.origin(), &block, None),
+            Event::BlockFree(block) => self.holders.free(record.t - self.origin(), block.address),
+            Event::BlockLabel(block) => self.holders.label(record.t - self.origin(), block.address, block.label),
+            Event::BlockMove(moved) => self.moves.by_hand(moved),
+            Event::TierSwap(swap) => self.moves.swap(record.t - self.origin(), swap),
+            Event::TierStop(stop) => self.moves.stop(stop, &mut self.more),
+            Event::TierTotal(total) => self.moves.total = Some(total),
+            Event::PoolRepack(repack) => self.moves.repack(&repack),
             Event::PoolResidence(residence) => {
                 let now = record.t - self.origin();
                 for (place, bytes) in
