@@ -9,8 +9,7 @@ use std::process::ExitCode;
 
 use crate::failure::Failure;
 use crate::{stdout, terminal};
-use model::Logs;
-pub use model::{Found, is_on_anothers, merge, ranks_on_one_gpu};
+pub use model::{Found, Log, Logs, NEAR_AND_FAR, Process, findings, is_on_anothers, merge, ranks_on_one_gpu};
 
 /// Say what logs tell: contexts, findings, memory over time, pinned memory, modules
 ///
@@ -23,6 +22,9 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Show what was where when a program was told OUT_OF_MEMORY, and which setting would have helped
+    #[arg(long, conflicts_with = "json")]
+    oom: bool,
 }
 
 /// Prints the report.
@@ -32,7 +34,11 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let logs = Logs::read(&args.logs);
     let found = model::findings(&logs.processes);
-    let text = if args.json { json::render(&logs, &found) } else { text::render(&logs, &found, terminal::colours()) };
+    let text = match args {
+        Args { json: true, .. } => json::render(&logs, &found),
+        Args { oom: true, .. } => text::oom::page(&logs, terminal::colours()),
+        _ => text::render(&logs, &found, terminal::colours()),
+    };
     stdout::print(&text)?;
     let unreadable: Vec<String> = logs.logs.iter().filter_map(model::Log::why_unreadable).collect();
     if unreadable.is_empty() { Ok(ExitCode::SUCCESS) } else { Err(Failure::usage(unreadable.join("\n"))) }
