@@ -1,5 +1,6 @@
 //! `gpupool report`: what the logs of a program, or of all ranks of a job, say.
 
+mod html;
 mod json;
 mod model;
 mod text;
@@ -23,6 +24,9 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Write a page that opens in any browser and needs no network
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 /// Prints the report.
@@ -32,7 +36,12 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let logs = Logs::read(&args.logs);
     let found = model::findings(&logs.processes);
-    let text = if args.json { json::render(&logs, &found) } else { text::render(&logs, &found, terminal::colours()) };
+    let written = args.html.as_ref().map(|path| html::write(path, &logs, &found)).transpose()?;
+    let text = match written {
+        _ if args.json => json::render(&logs, &found),
+        Some(written) => written,
+        None => text::render(&logs, &found, terminal::colours()),
+    };
     stdout::print(&text)?;
     let unreadable: Vec<String> = logs.logs.iter().filter_map(model::Log::why_unreadable).collect();
     if unreadable.is_empty() { Ok(ExitCode::SUCCESS) } else { Err(Failure::usage(unreadable.join("\n"))) }

@@ -38,6 +38,8 @@ pub struct Live {
     pub bytes: u64,
     /// Bytes of it on another GPU than the one that asked, or on the host.
     pub far: u64,
+    /// The GPU that asked.
+    home: u32,
     holder: usize,
 }
 
@@ -78,7 +80,7 @@ impl Holders {
         }
         let holder = self.holder(site, None);
         let far = made.on_peers.saturating_add(made.on_host).min(made.bytes);
-        self.blocks.insert(made.address, Live { bytes: made.bytes, far, holder });
+        self.blocks.insert(made.address, Live { bytes: made.bytes, far, home: made.home, holder });
         self.holders[holder].blocks += 1;
         self.change(now, holder, |[bytes, elsewhere]| {
             [bytes.saturating_add(made.bytes), elsewhere.saturating_add(far)]
@@ -92,10 +94,15 @@ impl Holders {
 
     /// A block went.
     pub fn free(&mut self, now: f64, address: u64) {
-        if let Some(Live { bytes, far, holder }) = self.blocks.remove(&address) {
+        if let Some(Live { bytes, far, holder, .. }) = self.blocks.remove(&address) {
             self.change(now, holder, |[all, elsewhere]| [all.saturating_sub(bytes), elsewhere.saturating_sub(far)]);
             self.now = self.now.saturating_sub(bytes);
         }
+    }
+
+    /// The GPU that the block at this address was asked for on.
+    pub fn home(&self, address: u64) -> Option<u32> {
+        self.blocks.get(&address).map(|live| live.home)
     }
 
     /// So much of the block that starts at this address lies elsewhere now.
@@ -109,7 +116,7 @@ impl Holders {
 
     /// The program named a block, or took the name back.
     pub fn label(&mut self, now: f64, address: u64, label: Option<String>) {
-        let Some(Live { bytes, far, holder: before }) = self.blocks.get(&address).copied() else { return };
+        let Some(Live { bytes, far, holder: before, .. }) = self.blocks.get(&address).copied() else { return };
         let after = self.holder(self.holders[before].site, label);
         if let Some(live) = self.blocks.get_mut(&address) {
             live.holder = after;
