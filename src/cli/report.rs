@@ -3,6 +3,7 @@
 mod json;
 mod model;
 mod text;
+mod viewers;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,6 +11,8 @@ use std::process::ExitCode;
 use crate::failure::Failure;
 use crate::{stdout, terminal};
 use model::Logs;
+use viewers::Viewers;
+
 pub use model::{Found, is_on_anothers, merge, ranks_on_one_gpu};
 
 /// Say what logs tell: contexts, findings, memory over time, pinned memory, modules
@@ -23,6 +26,8 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    files: viewers::Files,
 }
 
 /// Prints the report.
@@ -30,9 +35,15 @@ pub struct Args {
 /// # Errors
 /// Exit 2 if a path cannot be read or is no log of gpupool; the others are shown all the same.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let logs = Logs::read(&args.logs);
+    let mut viewers = Viewers::begin(&args.files)?;
+    let logs = Logs::read_with(&args.logs, &mut |process, record| viewers.look(process, record));
     let found = model::findings(&logs.processes);
-    let text = if args.json { json::render(&logs, &found) } else { text::render(&logs, &found, terminal::colours()) };
+    let written = viewers.finish(&logs, &found)?;
+    let text = match written {
+        _ if args.json => json::render(&logs, &found),
+        written if !written.is_empty() => written,
+        _ => text::render(&logs, &found, terminal::colours()),
+    };
     stdout::print(&text)?;
     let unreadable: Vec<String> = logs.logs.iter().filter_map(model::Log::why_unreadable).collect();
     if unreadable.is_empty() { Ok(ExitCode::SUCCESS) } else { Err(Failure::usage(unreadable.join("\n"))) }
