@@ -255,7 +255,12 @@ impl Process {
                     self.levels.entry(place.place).or_default().add(now, place.used);
                 }
             }
-            Event::BlockAllocate(block) => self.holders.allocate(record.t - self.origin(), &block, None),
+            Event::BlockAllocate(block) => self.holders.allocate(record.t - self.origin(), &block),
+            Event::MemorySite(told) => self.holders.name_site(told.id, told.site),
+            Event::BlockPlaced(placed) => {
+                let now = record.t - self.origin();
+                self.holders.lies(now, placed.address, &placed.places);
+            }
             Event::BlockFree(block) => self.holders.free(record.t - self.origin(), block.address),
             Event::BlockLabel(block) => self.holders.label(record.t - self.origin(), block.address, block.label),
             Event::BlockMove(moved) => self.moves.by_hand(moved),
