@@ -4,6 +4,7 @@ mod html;
 mod json;
 mod model;
 mod text;
+mod viewers;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,6 +12,8 @@ use std::process::ExitCode;
 use crate::failure::Failure;
 use crate::{stdout, terminal};
 use model::Logs;
+use viewers::Viewers;
+
 pub use model::{Found, is_on_anothers, merge, ranks_on_one_gpu};
 
 /// Say what logs tell: contexts, findings, memory over time, pinned memory, modules
@@ -27,6 +30,8 @@ pub struct Args {
     /// Write a page that opens in any browser and needs no network
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    #[command(flatten)]
+    files: viewers::Files,
 }
 
 /// Prints the report.
@@ -34,13 +39,17 @@ pub struct Args {
 /// # Errors
 /// Exit 2 if a path cannot be read or is no log of gpupool; the others are shown all the same.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let logs = Logs::read(&args.logs);
+    let mut viewers = Viewers::begin(&args.files)?;
+    let logs = Logs::read_with(&args.logs, &mut |process, record| viewers.look(process, record));
     let found = model::findings(&logs.processes);
-    let written = args.html.as_ref().map(|path| html::write(path, &logs, &found)).transpose()?;
+    let mut written = viewers.finish(&logs, &found)?;
+    if let Some(path) = &args.html {
+        written.push_str(&html::write(path, &logs, &found)?);
+    }
     let text = match written {
         _ if args.json => json::render(&logs, &found),
-        Some(written) => written,
-        None => text::render(&logs, &found, terminal::colours()),
+        written if !written.is_empty() => written,
+        _ => text::render(&logs, &found, terminal::colours()),
     };
     stdout::print(&text)?;
     let unreadable: Vec<String> = logs.logs.iter().filter_map(model::Log::why_unreadable).collect();

@@ -34,6 +34,11 @@ pub fn is_far() {
     WAS_FAR.store(true, Relaxed);
 }
 
+/// Whether a block lies, or lay, elsewhere than on its GPU.
+pub fn was_far() -> bool {
+    WAS_FAR.load(Relaxed)
+}
+
 /// Where the memory lies that this usage is of.
 pub fn of(usage: &Usage) -> Residence {
     let used: u64 = usage.places.iter().map(|place| place.used).sum();

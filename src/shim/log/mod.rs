@@ -3,7 +3,7 @@
 //! The code says once what happened, as the struct that the log's reader gets, or as a sentence where there is nothing to
 //! count:
 //! ```text
-//! log::emit(|| (PoolGrow { home, bytes, on_peers, on_host }, format!("pool grew by {size}")));
+//! log::emit(|| (PoolGrow { home, bytes, on_peers, on_host, site }, format!("pool grew by {size}")));
 //! tracing::info!(target: "gpupool::python", about = "python", "Python frames are not read: {reason}");
 //! ```
 //! The second is a `note`. `tracing` filters both, by target and level; an event's are those of its type. The names of the
@@ -100,6 +100,11 @@ pub fn warn_once(about: &'static str, message: impl Display) {
 #[inline]
 pub fn has_every_block() -> bool {
     tracing::enabled!(target: "gpupool::memory", tracing::Level::DEBUG)
+}
+
+/// Whether anything of level info about memory is said.
+pub fn has_events_of_memory() -> bool {
+    tracing::enabled!(target: "gpupool::memory", tracing::Level::INFO)
 }
 
 /// Writes `text` to stderr as it is, in one write, past every filter: for what must be said before there is a log.

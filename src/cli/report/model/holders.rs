@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use gpupool_events::{BlockAllocate, Site};
+use gpupool_events::{BlockAllocate, PlaceBytes, Site};
 
 use super::timeline::Timeline;
 
@@ -71,14 +71,14 @@ impl Holders {
     }
 
     /// A block came, `now` seconds from the start.
-    pub fn allocate(&mut self, now: f64, made: &BlockAllocate, site: Option<u64>) {
+    pub fn allocate(&mut self, now: f64, made: &BlockAllocate) {
         // Its end was lost.
         self.free(now, made.address);
         if self.blocks.len() >= BLOCKS {
             self.left_out += 1;
             return;
         }
-        let holder = self.holder(site, None);
+        let holder = self.holder(made.site, None);
         let far = made.on_peers.saturating_add(made.on_host).min(made.bytes);
         self.blocks.insert(made.address, Live { bytes: made.bytes, far, home: made.home, holder });
         self.holders[holder].blocks += 1;
@@ -100,9 +100,12 @@ impl Holders {
         }
     }
 
-    /// The GPU that the block at this address was asked for on.
-    pub fn home(&self, address: u64) -> Option<u32> {
-        self.blocks.get(&address).map(|live| live.home)
+    /// The block that starts at this address lies there now.
+    pub fn lies(&mut self, now: f64, address: u64, places: &[PlaceBytes]) {
+        if let Some(home) = self.blocks.get(&address).map(|live| format!("gpu{}", live.home)) {
+            let far = places.iter().filter(|part| part.place != home).map(|part| part.bytes);
+            self.placed(now, address, far.fold(0, u64::saturating_add));
+        }
     }
 
     /// So much of the block that starts at this address lies elsewhere now.
@@ -172,6 +175,11 @@ impl Holders {
         self.sites.get(&holder.site?)
     }
 
+    /// The place of this number.
+    pub fn site_of(&self, number: u64) -> Option<&Site> {
+        self.sites.get(&number)
+    }
+
     /// Bytes that a holder has now and bytes of them that lie elsewhere.
     pub fn now(&self, holder: &Holder) -> [u64; 2] {
         holder.now
@@ -202,17 +210,17 @@ impl Holder {
 mod tests {
     use super::*;
 
-    fn block(address: u64, bytes: u64, on_peers: u64) -> BlockAllocate {
-        BlockAllocate { address, bytes, home: 0, reused: false, on_peers, on_host: 0 }
+    fn block(address: u64, bytes: u64, on_peers: u64, site: Option<u64>) -> BlockAllocate {
+        BlockAllocate { address, bytes, home: 0, reused: false, on_peers, on_host: 0, site }
     }
 
     #[test]
     fn who_held_what_at_the_peak_is_known_afterwards() {
         let mut holders = Holders::default();
-        holders.allocate(1.0, &block(0x10, 100, 0), Some(1));
-        holders.allocate(2.0, &block(0x20, 50, 20), Some(2));
+        holders.allocate(1.0, &block(0x10, 100, 0, Some(1)));
+        holders.allocate(2.0, &block(0x20, 50, 20, Some(2)));
         holders.free(3.0, 0x10);
-        holders.allocate(4.0, &block(0x30, 70, 0), Some(3));
+        holders.allocate(4.0, &block(0x30, 70, 0, Some(3)));
         let at_peak: Vec<[u64; 2]> = holders.all().into_iter().map(|holder| holders.at_peak(holder)).collect();
         assert_eq!(at_peak, [[100, 0], [0, 0], [50, 20]]);
         assert_eq!(holders.total(), (120, 150, 2.0));
@@ -221,7 +229,7 @@ mod tests {
     #[test]
     fn a_name_takes_bytes_from_one_holder_to_another() {
         let mut holders = Holders::default();
-        holders.allocate(1.0, &block(0x10, 100, 0), Some(1));
+        holders.allocate(1.0, &block(0x10, 100, 0, Some(1)));
         holders.label(2.0, 0x10, Some("kv".to_owned()));
         holders.placed(3.0, 0x10, 40);
         let now: Vec<_> = holders.all().into_iter().map(|one| (one.label.as_deref(), holders.now(one))).collect();
@@ -235,8 +243,8 @@ mod tests {
         let mut holders = Holders::default();
         holders.free(0.0, 0x99);
         holders.placed(0.0, 0x99, 5);
-        holders.allocate(1.0, &block(0x10, 100, 0), None);
-        holders.allocate(2.0, &block(0x10, 30, 90), None);
+        holders.allocate(1.0, &block(0x10, 100, 0, None));
+        holders.allocate(2.0, &block(0x10, 30, 90, None));
         assert_eq!((holders.total().0, holders.now(holders.all()[0])), (30, [30, 30]));
     }
 }

@@ -255,14 +255,13 @@ impl Process {
                     self.levels.entry(place.place).or_default().add(now, place.used);
                 }
             }
-            Event::BlockAllocate(block) => self.holders.allocate(record.t - self.origin(), &block, None),
-            Event::BlockFree(block) => self.holders.free(record.t - self.origin(), block.address),
-            Event::BlockPlaced(block) => {
-                let home = self.holders.home(block.address).map(|home| format!("gpu{home}"));
-                let far = block.places.iter().filter(|part| Some(&part.place) != home.as_ref());
-                let far = far.fold(0, |sum: u64, part| sum.saturating_add(part.bytes));
-                self.holders.placed(record.t - self.origin(), block.address, far);
+            Event::BlockAllocate(block) => self.holders.allocate(record.t - self.origin(), &block),
+            Event::MemorySite(told) => self.holders.name_site(told.id, told.site),
+            Event::BlockPlaced(placed) => {
+                let now = record.t - self.origin();
+                self.holders.lies(now, placed.address, &placed.places);
             }
+            Event::BlockFree(block) => self.holders.free(record.t - self.origin(), block.address),
             Event::BlockLabel(block) => self.holders.label(record.t - self.origin(), block.address, block.label),
             Event::BlockMove(moved) => self.moves.by_hand(moved),
             Event::TierSwap(swap) => self.moves.swap(record.t - self.origin(), swap),
