@@ -1,8 +1,10 @@
 //! `gpupool report`: what the logs of a program, or of all ranks of a job, say.
 
+mod html;
 mod json;
 mod model;
 mod text;
+mod viewers;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,6 +12,7 @@ use std::process::ExitCode;
 use crate::failure::Failure;
 use crate::{stdout, terminal};
 pub use model::{Found, Log, Logs, NEAR_AND_FAR, Process, findings, is_on_anothers, merge, ranks_on_one_gpu};
+use viewers::Viewers;
 
 /// Say what logs tell: contexts, findings, memory over time, pinned memory, modules
 ///
@@ -25,6 +28,11 @@ pub struct Args {
     /// Show what was where when a program was told OUT_OF_MEMORY, and which setting would have helped
     #[arg(long, conflicts_with = "json")]
     oom: bool,
+    /// Write a page that opens in any browser and needs no network
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    #[command(flatten)]
+    files: viewers::Files,
 }
 
 /// Prints the report.
@@ -32,11 +40,17 @@ pub struct Args {
 /// # Errors
 /// Exit 2 if a path cannot be read or is no log of gpupool; the others are shown all the same.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let logs = Logs::read(&args.logs);
+    let mut viewers = Viewers::begin(&args.files)?;
+    let logs = Logs::read_with(&args.logs, &mut |process, record| viewers.look(process, record));
     let found = model::findings(&logs.processes);
-    let text = match args {
-        Args { json: true, .. } => json::render(&logs, &found),
-        Args { oom: true, .. } => text::oom::page(&logs, terminal::colours()),
+    let mut written = viewers.finish(&logs, &found)?;
+    if let Some(path) = &args.html {
+        written.push_str(&html::write(path, &logs, &found)?);
+    }
+    let text = match written {
+        _ if args.json => json::render(&logs, &found),
+        written if args.oom => written + &text::oom::page(&logs, terminal::colours()),
+        written if !written.is_empty() => written,
         _ => text::render(&logs, &found, terminal::colours()),
     };
     stdout::print(&text)?;

@@ -14,7 +14,7 @@ mod timeline;
 
 pub use found::{Found, findings, is_on_anothers, merge, ranks_on_one_gpu};
 pub use grown::Sum as GrownSum;
-pub use holders::Holders;
+pub use holders::{Holder, Holders};
 pub use labels::{findings_missing, labels, together};
 pub use logs::{Log, Logs};
 pub use moves::Moves;

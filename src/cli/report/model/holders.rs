@@ -175,6 +175,11 @@ impl Holders {
         self.sites.get(&holder.site?)
     }
 
+    /// The place of this number.
+    pub fn site_of(&self, number: u64) -> Option<&Site> {
+        self.sites.get(&number)
+    }
+
     /// Bytes that a holder has now and bytes of them that lie elsewhere.
     pub fn now(&self, holder: &Holder) -> [u64; 2] {
         holder.now

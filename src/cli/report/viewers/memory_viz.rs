@@ -1,0 +1,602 @@
+//! A memory snapshot as PyTorch's viewer (`https://pytorch.org/memory_viz`, `torch/cuda/_memory_viz.py`) opens it: a pickle of segments
+//! with their blocks as they are at the end, and of what happened before.
+//!
+//! A device of the viewer is a place: a GPU, or the host. Where several processes use one place, each has addresses of its own, which are
+//! told apart by their upper bits ([`PROCESS`]), and is a stream of its own. The log tells which blocks there are and how much each place
+//! holds, and not which freed chunks it holds: memory that a freed block had stays a segment as long as the place holds so much, and what
+//! it holds beyond all of them is one segment of its own ([`KEPT`]).
+//!
+//! The viewer goes back from the end, so what is kept of a long log is its end ([`TRACE`] entries), as with PyTorch's own recorder.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io::{self, Write};
+
+use gpupool_events::{Event, Record};
+
+use super::frames::{Frame, frames};
+use super::pickle::Pickle;
+use crate::report::model::{Logs, Process, labels};
+
+/// Entries of the trace that are kept, of all processes together: about 25 MB in memory and in the file.
+const TRACE: usize = 1 << 19;
+/// What blocks and segments are made of.
+const FRAME: u64 = 2 << 20;
+/// Addresses of the next process begin so much higher. The viewer's numbers have 53 bits, but all of these are multiples of 512.
+const PROCESS: u64 = 1 << 48;
+/// Where the segment begins of which it is not known which blocks had it.
+const KEPT: u64 = 1 << 47;
+/// Places of a process that are kept apart. A machine has a few; a log may say anything.
+const PLACES: usize = 64;
+/// Blocks that are known at a time.
+const BLOCKS: usize = 1 << 20;
+
+/// What was read so far.
+#[derive(Default)]
+pub struct MemoryViz {
+    /// By [`Process::met`].
+    processes: Vec<Program>,
+    trace: VecDeque<Entry>,
+    names: Vec<String>,
+    left_out: u64,
+    blocks_left_out: u64,
+}
+
+/// One process.
+#[derive(Default)]
+struct Program {
+    blocks: HashMap<u64, Block>,
+    places: Vec<Place>,
+}
+
+/// A block as the trace last told of it.
+#[derive(Clone, Default)]
+struct Block {
+    bytes: u64,
+    site: Option<u64>,
+    label: Option<usize>,
+    /// Bytes at each place.
+    parts: Vec<(usize, u64)>,
+}
+
+#[derive(Default)]
+struct Place {
+    name: String,
+    /// Ranges that are segments, each with its end.
+    mapped: BTreeMap<u64, u64>,
+    /// Parts of blocks that lie here, by address, with their bytes.
+    live: BTreeMap<u64, u64>,
+    /// Bytes of the segment at [`KEPT`].
+    kept: u64,
+    /// What is held and used as the log last told.
+    held: Option<u64>,
+    used: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    action: Action,
+    process: u32,
+    place: u32,
+    address: u64,
+    bytes: u64,
+    /// Number of the place in the program.
+    site: Option<u64>,
+    label: Option<usize>,
+    microseconds: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Action {
+    Allocate,
+    Free,
+    Map,
+    Unmap,
+    OutOfMemory,
+}
+
+/// How much a file holds, for whoever is told of it.
+pub struct Written {
+    pub devices: Vec<String>,
+    /// Entries of the trace that were too many.
+    pub left_out: u64,
+    /// Blocks that were too many.
+    pub blocks_left_out: u64,
+    /// The log told of no block.
+    pub is_coarse: bool,
+}
+
+impl MemoryViz {
+    /// Takes in a record.
+    pub fn look(&mut self, process: &Process, record: &Record) {
+        while self.processes.len() <= process.met {
+            self.processes.push(Program::default());
+        }
+        let now = Now { process: process.met, microseconds: microseconds(record.t) };
+        match &record.event {
+            Event::BlockAllocate(made) => {
+                self.free(now, made.address);
+                if self.processes[now.process].blocks.len() >= BLOCKS {
+                    self.blocks_left_out += 1;
+                    return;
+                }
+                let parts = self.place(now, &format!("gpu{}", made.home)).map(|place| (place, made.bytes));
+                let block = Block { bytes: made.bytes, site: None, label: None, parts: parts.into_iter().collect() };
+                self.allocate(now, made.address, block);
+            }
+            Event::BlockFree(freed) => self.free(now, freed.address),
+            Event::BlockPlaced(placed) => {
+                let parts = placed.places.iter().filter_map(|part| Some((self.place(now, &part.place)?, part.bytes)));
+                let parts: Vec<(usize, u64)> = parts.collect();
+                self.change(now, placed.address, |block| block.parts = parts);
+            }
+            Event::BlockLabel(named) => {
+                let label = named.label.as_ref().map(|name| self.name(name));
+                self.change(now, named.address, |block| block.label = label);
+            }
+            Event::PoolLevel(level) => {
+                for told in &level.places {
+                    let Some(place) = self.place(now, &told.place) else { continue };
+                    self.processes[now.process].places[place].used = told.used;
+                    self.holds(now, place, told.held.max(told.used).min(KEPT));
+                }
+            }
+            Event::PoolRefuse(refused) => {
+                let Some(place) = self.place(now, &format!("gpu{}", refused.home)) else { return };
+                let free = refused.bytes.saturating_sub(refused.missing.unwrap_or(refused.bytes));
+                self.say(now, place, Action::OutOfMemory, free, refused.bytes, &Block::default());
+            }
+            _ => {}
+        }
+    }
+
+    /// Writes the file.
+    pub fn write(&self, logs: &Logs, out: impl Write) -> io::Result<Written> {
+        let devices = Devices::new(&self.processes, logs);
+        let labels = labels(&logs.processes);
+        let mut file =
+            File { pickle: Pickle::new(out)?, stacks: HashMap::new(), names: &self.names, logs, labels: &labels };
+        let mut snapshot = file.pickle.dictionary()?;
+        file.pickle.key(&mut snapshot, "segments")?;
+        let mut segments = file.pickle.list()?;
+        for (met, program) in self.processes.iter().enumerate() {
+            for (index, place) in program.places.iter().enumerate() {
+                let Some(device) = devices.of(met, index) else { continue };
+                for segment in place.segments(met, &program.blocks) {
+                    file.pickle.item(&mut segments)?;
+                    file.segment(met, device, &segment)?;
+                }
+            }
+        }
+        file.pickle.end(segments)?;
+        file.pickle.key(&mut snapshot, "device_traces")?;
+        let mut traces = file.pickle.list()?;
+        for device in 0..devices.names.len() {
+            file.pickle.item(&mut traces)?;
+            let mut trace = file.pickle.list()?;
+            let of_device = |entry: &&Entry| devices.of(entry.process as usize, entry.place as usize) == Some(device);
+            for entry in self.trace.iter().filter(of_device) {
+                file.entry(&mut trace, entry)?;
+            }
+            file.pickle.end(trace)?;
+        }
+        file.pickle.end(traces)?;
+        // The viewer shows these as they are.
+        file.pickle.key(&mut snapshot, "allocator_settings")?;
+        let mut settings = file.pickle.dictionary()?;
+        file.pickle.key(&mut settings, "written_by")?;
+        file.pickle.string(&format!("gpupool {}", gpupool_config::VERSION))?;
+        for (device, name) in devices.names.iter().enumerate() {
+            file.pickle.key(&mut settings, &format!("device {device}"))?;
+            file.pickle.string(name)?;
+        }
+        for process in &logs.processes {
+            file.pickle.key(&mut settings, &format!("stream {}", process.met))?;
+            file.pickle.string(&file.labels[position(logs, process.met)].clone())?;
+        }
+        if self.left_out > 0 {
+            file.pickle.key(&mut settings, "earlier trace entries left out")?;
+            file.pickle.number(self.left_out)?;
+        }
+        file.pickle.end(settings)?;
+        file.pickle.end(snapshot)?;
+        file.pickle.finish()?.flush()?;
+        let is_coarse = !self.trace.iter().any(|entry| entry.action == Action::Allocate);
+        Ok(Written {
+            devices: devices.names,
+            left_out: self.left_out,
+            blocks_left_out: self.blocks_left_out,
+            is_coarse,
+        })
+    }
+
+    fn name(&mut self, name: &str) -> usize {
+        self.names.iter().position(|known| known == name).unwrap_or_else(|| {
+            self.names.push(name.to_owned());
+            self.names.len() - 1
+        })
+    }
+
+    /// The number of a place of this process.
+    fn place(&mut self, now: Now, name: &str) -> Option<usize> {
+        let places = &mut self.processes[now.process].places;
+        if let Some(known) = places.iter().position(|place| place.name == name) {
+            return Some(known);
+        }
+        if places.len() >= PLACES {
+            return None;
+        }
+        places.push(Place { name: name.to_owned(), ..Place::default() });
+        Some(places.len() - 1)
+    }
+
+    fn allocate(&mut self, now: Now, address: u64, block: Block) {
+        for &(place, bytes) in &block.parts {
+            // Others would be in each other's way; there are no such blocks.
+            if bytes == 0 || address.saturating_add(bytes) > KEPT - FRAME {
+                continue;
+            }
+            self.map(now, place, address / FRAME * FRAME, (address + bytes).div_ceil(FRAME) * FRAME);
+            self.processes[now.process].places[place].live.insert(address, bytes);
+            self.say(now, place, Action::Allocate, address, bytes, &block);
+        }
+        self.processes[now.process].blocks.insert(address, block);
+    }
+
+    fn free(&mut self, now: Now, address: u64) {
+        let Some(block) = self.processes[now.process].blocks.remove(&address) else { return };
+        for &(place, _) in &block.parts {
+            if let Some(bytes) = self.processes[now.process].places[place].live.remove(&address) {
+                self.say(now, place, Action::Free, address, bytes, &block);
+            }
+        }
+    }
+
+    /// The viewer knows no block that changes: it ends, and another one begins.
+    fn change(&mut self, now: Now, address: u64, change: impl FnOnce(&mut Block)) {
+        let Some(mut block) = self.processes[now.process].blocks.get(&address).cloned() else { return };
+        self.free(now, address);
+        change(&mut block);
+        self.allocate(now, address, block);
+    }
+
+    /// Makes segments of what is none in this range, of the memory that is kept as far as there is any.
+    fn map(&mut self, now: Now, place: usize, start: u64, end: u64) {
+        let missing = gaps(&self.processes[now.process].places[place].mapped, start, end);
+        for (start, end) in missing {
+            let kept = self.processes[now.process].places[place].kept;
+            self.keep(now, place, kept - kept.min(end - start));
+            join(&mut self.processes[now.process].places[place].mapped, start, end);
+            self.say(now, place, Action::Map, start, end - start, &Block::default());
+        }
+    }
+
+    /// The place holds so much now.
+    fn holds(&mut self, now: Now, place: usize, held: u64) {
+        let of = &mut self.processes[now.process].places[place];
+        of.held = Some(held);
+        let mapped: u64 = of.mapped.iter().map(|(start, end)| end - start).sum();
+        if mapped <= held {
+            return self.keep(now, place, held - mapped);
+        }
+        // Of what no block has, the highest goes first: blocks are placed low.
+        let mut more = mapped - held;
+        let mut free = of.free();
+        while let Some((start, end)) = free.pop().filter(|_| more > 0) {
+            let start = start.max(end - more.min(end - start));
+            more -= end - start;
+            cut(&mut self.processes[now.process].places[place].mapped, start, end);
+            self.say(now, place, Action::Unmap, start, end - start, &Block::default());
+        }
+        self.keep(now, place, 0);
+    }
+
+    /// So much is held of which it is not known which blocks had it.
+    fn keep(&mut self, now: Now, place: usize, bytes: u64) {
+        let before = std::mem::replace(&mut self.processes[now.process].places[place].kept, bytes);
+        let (action, from, to) =
+            if bytes > before { (Action::Map, before, bytes) } else { (Action::Unmap, bytes, before) };
+        if from < to {
+            self.say(now, place, action, KEPT + from, to - from, &Block::default());
+        }
+    }
+
+    fn say(&mut self, now: Now, place: usize, action: Action, address: u64, bytes: u64, of: &Block) {
+        if self.trace.len() >= TRACE {
+            self.trace.pop_front();
+            self.left_out += 1;
+        }
+        let (process, place) = (now.process as u32, place as u32);
+        let Now { microseconds, .. } = now;
+        self.trace.push_back(Entry {
+            action,
+            process,
+            place,
+            address,
+            bytes,
+            site: of.site,
+            label: of.label,
+            microseconds,
+        });
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Now {
+    process: usize,
+    microseconds: u64,
+}
+
+fn microseconds(seconds: f64) -> u64 {
+    // A time that makes no sense is 0 in an integer.
+    (seconds * 1e6) as u64
+}
+
+/// A segment as it is at the end.
+struct Segment<'a> {
+    address: u64,
+    bytes: u64,
+    /// In address order and next to each other: address, bytes, and the block, if it is one.
+    blocks: Vec<(u64, u64, Option<&'a Block>)>,
+}
+
+impl Place {
+    /// Ranges of segments that no block has, whole frames, in order.
+    fn free(&self) -> Vec<(u64, u64)> {
+        let mut used: BTreeMap<u64, u64> = BTreeMap::new();
+        for (address, bytes) in &self.live {
+            join(&mut used, address / FRAME * FRAME, (address + bytes).div_ceil(FRAME) * FRAME);
+        }
+        self.mapped.iter().flat_map(|(start, end)| gaps(&used, *start, *end)).collect()
+    }
+
+    fn segments<'a>(&self, process: usize, blocks: &'a HashMap<u64, Block>) -> Vec<Segment<'a>> {
+        let offset = PROCESS * process as u64;
+        let mut segments = Vec::new();
+        for (&start, &end) in &self.mapped {
+            let (mut parts, mut at) = (Vec::new(), start);
+            for (&address, &bytes) in self.live.range(start..end) {
+                // Blocks of a log that contradicts itself may overlap.
+                let (from, to) = (address.max(at), address.saturating_add(bytes).min(end));
+                if from < to {
+                    if at < from {
+                        parts.push((offset + at, from - at, None));
+                    }
+                    parts.push((offset + from, to - from, blocks.get(&address)));
+                    at = to;
+                }
+            }
+            if at < end {
+                parts.push((offset + at, end - at, None));
+            }
+            segments.push(Segment { address: offset + start, bytes: end - start, blocks: parts });
+        }
+        if self.kept > 0 {
+            segments.push(Segment { address: offset + KEPT, bytes: self.kept, blocks: self.unknown(offset) });
+        }
+        segments
+    }
+
+    /// What is in the segment of which it is not known which blocks had it: what the place uses beyond the blocks that are known.
+    fn unknown<'a>(&self, offset: u64) -> Vec<(u64, u64, Option<&'a Block>)> {
+        static UNKNOWN: Block = Block { bytes: 0, site: None, label: None, parts: Vec::new() };
+        let mapped: u64 = self.mapped.iter().map(|(start, end)| end - start).sum();
+        let free: u64 = self.free().iter().map(|(start, end)| end - start).sum();
+        let used = self.used.saturating_sub(mapped - free).min(self.kept);
+        let parts = [(0, used, Some(&UNKNOWN)), (used, self.kept - used, None)];
+        let parts = parts.into_iter().filter(|(_, bytes, _)| *bytes > 0);
+        parts.map(|(at, bytes, block)| (offset + KEPT + at, bytes, block)).collect()
+    }
+}
+
+/// Ranges by their starts: what of `start..end` is in none.
+fn gaps(ranges: &BTreeMap<u64, u64>, start: u64, end: u64) -> Vec<(u64, u64)> {
+    let mut at = start;
+    let mut gaps = Vec::new();
+    let before = ranges.range(..start).next_back().filter(|(_, until)| **until > start);
+    for (&from, &until) in before.into_iter().chain(ranges.range(start..end)) {
+        if at < from {
+            gaps.push((at, from));
+        }
+        at = at.max(until);
+    }
+    if at < end {
+        gaps.push((at, end));
+    }
+    gaps
+}
+
+/// Adds a range; those that touch become one.
+fn join(ranges: &mut BTreeMap<u64, u64>, mut start: u64, mut end: u64) {
+    while let Some((&from, &until)) = ranges.range(..=end).next_back().filter(|(_, until)| **until >= start) {
+        ranges.remove(&from);
+        (start, end) = (start.min(from), end.max(until));
+    }
+    ranges.insert(start, end);
+}
+
+/// Takes out a range that lies in one.
+fn cut(ranges: &mut BTreeMap<u64, u64>, start: u64, end: u64) {
+    let Some((&from, &until)) = ranges.range(..=start).next_back() else { return };
+    ranges.remove(&from);
+    for (from, until) in [(from, start), (end, until)] {
+        if from < until {
+            ranges.insert(from, until);
+        }
+    }
+}
+
+/// The devices of the viewer.
+struct Devices {
+    /// What each is.
+    names: Vec<String>,
+    /// By process and place.
+    of: Vec<Vec<usize>>,
+}
+
+impl Devices {
+    /// Places of the same name are one device if both processes were on one host and shown the same GPUs. GPUs come first, in order.
+    fn new(programs: &[Program], logs: &Logs) -> Devices {
+        let key = |met: usize, place: &Place| {
+            let process = &logs.processes[position(logs, met)];
+            let host = process.start.as_ref().and_then(|start| start.host.clone());
+            let visible = process.init.as_ref().and_then(|init| init.visible_devices.clone());
+            let visible = visible.filter(|_| place.name.starts_with("gpu"));
+            let number =
+                place.name.trim_start_matches(|letter: char| !letter.is_ascii_digit()).parse().unwrap_or(u32::MAX);
+            (host, !place.name.starts_with("gpu"), visible, number, place.name.clone())
+        };
+        let keys = programs.iter().enumerate();
+        let keys: Vec<Vec<_>> =
+            keys.map(|(met, program)| program.places.iter().map(|place| key(met, place)).collect()).collect();
+        let mut all: Vec<_> = keys.iter().flatten().cloned().collect();
+        all.sort();
+        all.dedup();
+        let several = |part: fn(&(Option<String>, bool, Option<String>, u32, String)) -> &Option<String>| {
+            all.iter().any(|key| part(key) != part(&all[0]))
+        };
+        let (hosts, views) = (several(|key| &key.0), several(|key| &key.2));
+        let name = |(host, _, visible, _, name): &(Option<String>, bool, Option<String>, u32, String)| {
+            let visible = visible.as_ref().filter(|_| views).map(|list| format!(" (CUDA_VISIBLE_DEVICES={list})"));
+            let host = host.as_ref().filter(|_| hosts).map(|host| format!(" of {host}"));
+            format!("{name}{}{}", visible.unwrap_or_default(), host.unwrap_or_default())
+        };
+        let index = |key: &_| all.binary_search(key).unwrap_or(0);
+        Devices {
+            names: all.iter().map(name).collect(),
+            of: keys.iter().map(|of| of.iter().map(index).collect()).collect(),
+        }
+    }
+
+    fn of(&self, process: usize, place: usize) -> Option<usize> {
+        self.of.get(process)?.get(place).copied()
+    }
+}
+
+/// Where a process stands in the list by now.
+fn position(logs: &Logs, met: usize) -> usize {
+    logs.processes.iter().position(|process| process.met == met).unwrap_or(0)
+}
+
+/// The file while it is written.
+struct File<'a, W> {
+    pickle: Pickle<W>,
+    /// By process, place in the program and name: the number of the list of frames.
+    stacks: HashMap<(usize, Option<u64>), u32>,
+    names: &'a [String],
+    logs: &'a Logs,
+    labels: &'a [String],
+}
+
+impl<W: Write> File<'_, W> {
+    fn segment(&mut self, met: usize, device: usize, segment: &Segment) -> io::Result<()> {
+        let active = segment.blocks.iter().filter(|(_, _, block)| block.is_some()).map(|(_, bytes, _)| bytes).sum();
+        let mut of = self.pickle.dictionary()?;
+        for (name, value) in [
+            ("device", device as u64),
+            ("address", segment.address),
+            ("total_size", segment.bytes),
+            ("allocated_size", active),
+            ("active_size", active),
+            ("requested_size", active),
+            ("stream", met as u64),
+        ] {
+            self.pickle.key(&mut of, name)?;
+            self.pickle.number(value)?;
+        }
+        self.pickle.key(&mut of, "segment_type")?;
+        self.pickle.string("large")?;
+        self.pickle.key(&mut of, "frames")?;
+        let none = self.pickle.list()?;
+        self.pickle.end(none)?;
+        self.pickle.key(&mut of, "blocks")?;
+        let mut blocks = self.pickle.list()?;
+        for &(address, bytes, block) in &segment.blocks {
+            self.pickle.item(&mut blocks)?;
+            let mut of = self.pickle.dictionary()?;
+            for (name, value) in
+                [("address", address), ("size", bytes), ("requested_size", if block.is_some() { bytes } else { 0 })]
+            {
+                self.pickle.key(&mut of, name)?;
+                self.pickle.number(value)?;
+            }
+            self.pickle.key(&mut of, "state")?;
+            self.pickle.string(if block.is_some() { "active_allocated" } else { "inactive" })?;
+            self.pickle.key(&mut of, "frames")?;
+            self.stack(met, block.map(|block| block.site))?;
+            self.pickle.end(of)?;
+        }
+        self.pickle.end(blocks)?;
+        self.pickle.end(of)
+    }
+
+    /// The frames of a block, or of what is none.
+    fn stack(&mut self, met: usize, site: Option<Option<u64>>) -> io::Result<()> {
+        let Some(site) = site else {
+            let none = self.pickle.list()?;
+            return self.pickle.end(none);
+        };
+        if let Some(number) = self.stacks.get(&(met, site)) {
+            return self.pickle.again(*number);
+        }
+        let index = position(self.logs, met);
+        let process = &self.logs.processes[index];
+        let known = site.and_then(|site| process.holders.site_of(site)).map(frames).filter(|frames| !frames.is_empty());
+        let mut all = known.unwrap_or_else(|| vec![Frame::words("a place that the log does not tell")]);
+        all.push(Frame::words(&self.labels[index]));
+        let mut list = self.pickle.list()?;
+        for frame in all {
+            self.pickle.item(&mut list)?;
+            let mut of = self.pickle.dictionary()?;
+            self.pickle.key(&mut of, "filename")?;
+            self.pickle.string(&frame.file)?;
+            self.pickle.key(&mut of, "line")?;
+            self.pickle.number(u64::from(frame.line))?;
+            self.pickle.key(&mut of, "name")?;
+            self.pickle.string(&frame.function)?;
+            self.pickle.end(of)?;
+        }
+        self.pickle.end(list)?;
+        let number = self.pickle.remember()?;
+        self.stacks.insert((met, site), number);
+        Ok(())
+    }
+
+    fn entry(&mut self, trace: &mut super::pickle::Items, entry: &Entry) -> io::Result<()> {
+        let met = entry.process as usize;
+        let actions: &[&str] = match entry.action {
+            Action::Allocate => &["alloc"],
+            Action::Free => &["free_requested", "free_completed"],
+            Action::Map => &["segment_map"],
+            Action::Unmap => &["segment_unmap"],
+            Action::OutOfMemory => &["oom"],
+        };
+        for action in actions {
+            self.pickle.item(trace)?;
+            let mut of = self.pickle.dictionary()?;
+            self.pickle.key(&mut of, "action")?;
+            self.pickle.string(action)?;
+            let address = if entry.action == Action::OutOfMemory {
+                ("device_free", entry.address)
+            } else {
+                ("addr", PROCESS * u64::from(entry.process) + entry.address)
+            };
+            for (name, value) in
+                [address, ("size", entry.bytes), ("stream", met as u64), ("time_us", entry.microseconds)]
+            {
+                self.pickle.key(&mut of, name)?;
+                self.pickle.number(value)?;
+            }
+            self.pickle.key(&mut of, "frames")?;
+            let has_site = matches!(entry.action, Action::Allocate | Action::Free);
+            self.stack(met, has_site.then_some(entry.site))?;
+            // The viewer colours by these, and fails where none is `unknown`.
+            if !self.names.is_empty() {
+                self.pickle.key(&mut of, "category")?;
+                self.pickle
+                    .string(entry.label.and_then(|label| self.names.get(label)).map_or("unknown", String::as_str))?;
+            }
+            self.pickle.end(of)?;
+        }
+        Ok(())
+    }
+}
