@@ -1,5 +1,6 @@
 //! `gpupool report`: what the logs of a program, or of all ranks of a job, say.
 
+mod html;
 mod json;
 mod model;
 mod text;
@@ -32,6 +33,9 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Write a page that opens in any browser and needs no network
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     #[command(flatten)]
     files: viewers::Files,
 }
@@ -44,7 +48,10 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let mut viewers = Viewers::begin(&args.files)?;
     let logs = Logs::read_with(&args.logs, &mut |process, record| viewers.look(process, record));
     let found = model::findings(&logs.processes);
-    let written = viewers.finish(&logs, &found)?;
+    let mut written = viewers.finish(&logs, &found)?;
+    if let Some(path) = &args.html {
+        written.push_str(&html::write(path, &logs, &found)?);
+    }
     let text = match written {
         _ if args.json => json::render(&logs, &found),
         written if !written.is_empty() => written,
