@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
-use gpupool_events::{Event, FindingMade, Level, Record, Written, finding};
+use gpupool_events::{Event, FindingMade, Level, Record, finding};
 use prost::Message;
 
 use crate::report::model::{Context, Found, Logs, NEAR_AND_FAR, Process, labels};
