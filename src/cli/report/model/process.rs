@@ -9,6 +9,7 @@ use gpupool_events::{
 
 use super::holders::Holders;
 use super::kept::{LeftOut, keep};
+use super::map::Map;
 use super::moves::Moves;
 use super::pinned::Pinned;
 use super::timeline::Timeline;
@@ -62,6 +63,8 @@ pub struct Process {
     pub named: BTreeMap<String, Timeline>,
     /// Who holds memory, where the log has a line for each block.
     pub holders: Holders,
+    /// What the pool's addresses are made of.
+    pub map: Map,
     /// Memory that moved.
     pub moves: Moves,
     /// Bytes in use over time, by where they lay as seen from the GPUs that use them; empty where nothing ever lay elsewhere.
@@ -255,13 +258,26 @@ impl Process {
                     self.levels.entry(place.place).or_default().add(now, place.used);
                 }
             }
-            Event::BlockAllocate(block) => self.holders.allocate(record.t - self.origin(), &block),
+            Event::BlockAllocate(block) => {
+                let now = record.t - self.origin();
+                self.holders.allocate(now, &block);
+                self.map.look(now, &self.holders);
+            }
+            Event::PoolMap(map) => {
+                self.map.change(&map.changes);
+                self.map.look(record.t - self.origin(), &self.holders);
+            }
             Event::MemorySite(told) => self.holders.name_site(told.id, told.site),
             Event::BlockPlaced(placed) => {
                 let now = record.t - self.origin();
                 self.holders.lies(now, placed.address, &placed.places);
             }
-            Event::BlockFree(block) => self.holders.free(record.t - self.origin(), block.address),
+            Event::BlockFree(block) => {
+                let now = record.t - self.origin();
+                self.map.look_at_peak(now, &self.holders);
+                self.holders.free(now, block.address);
+                self.map.look(now, &self.holders);
+            }
             Event::BlockLabel(block) => self.holders.label(record.t - self.origin(), block.address, block.label),
             Event::BlockMove(moved) => self.moves.by_hand(moved),
             Event::TierSwap(swap) => self.moves.swap(record.t - self.origin(), swap),
