@@ -2,6 +2,7 @@
 
 mod child;
 mod companion;
+mod completions;
 mod demo;
 mod doctor;
 mod elf;
@@ -14,6 +15,7 @@ mod inherited;
 mod kernel;
 mod lenders;
 mod log_settings;
+mod manual;
 mod pages;
 mod preloadable;
 mod ps;
@@ -30,7 +32,7 @@ mod words;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 /// The memory of every GPU, and then of the host, for one unmodified CUDA program.
 #[derive(Parser)]
@@ -46,6 +48,8 @@ enum Command {
     Export(export::Args),
     Demo(demo::Args),
     Kernel(kernel::Args),
+    Completions(completions::Args),
+    Manual(manual::Args),
     #[command(hide = true)]
     Lenders(lenders::Args),
 }
@@ -66,6 +70,8 @@ fn main() -> ExitCode {
         Command::Export(args) => export::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Kernel(args) => kernel::run(&args),
+        Command::Completions(args) => completions::run(&args, Command::command()),
+        Command::Manual(args) => manual::run(&args, Command::command()),
         Command::Lenders(args) => lenders::run(&args),
     };
     done.unwrap_or_else(failure::Failure::report)
@@ -81,5 +87,51 @@ fn said(instead: &clap::Error) -> ExitCode {
             stdout::unless_left(error).map_or_else(failure::Failure::report, |()| ExitCode::SUCCESS)
         }
         _ => ExitCode::from(code),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The examples of a command and of what is below it, with its name.
+    fn examples(command: &clap::Command, found: &mut Vec<(String, Vec<String>)>) {
+        for below in command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help") {
+            let help = below.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let lines =
+                help.lines().skip_while(|line| *line != "Examples:").skip(1).take_while(|line| line.starts_with("  "));
+            found.push((below.get_name().to_owned(), lines.map(str::to_owned).collect()));
+            examples(below, found);
+        }
+    }
+
+    #[test]
+    fn every_command_has_examples_that_it_takes() {
+        let mut found = Vec::new();
+        examples(&Command::command(), &mut found);
+        assert!(found.len() >= 13, "{found:?}");
+        for (name, lines) in found {
+            assert!(!lines.is_empty(), "{name}");
+            for line in lines {
+                // Behind a wide gap stands what it is for.
+                let words = line
+                    .trim_start()
+                    .split("   ")
+                    .next()
+                    .unwrap_or_default()
+                    .split(['|', '>'])
+                    .next()
+                    .unwrap_or_default();
+                if words.starts_with("gpupool ") {
+                    let parsed = Command::try_parse_from(words.split_whitespace());
+                    assert!(
+                        parsed.is_ok(),
+                        "{line}: {}",
+                        parsed.err().map(|error| error.to_string()).unwrap_or_default()
+                    );
+                }
+                assert!(line.chars().count() <= 100, "{line}");
+            }
+        }
     }
 }

@@ -20,6 +20,12 @@ pub use model::{Found, is_on_anothers, merge, ranks_on_one_gpu};
 ///
 /// Logs are written by `gpupool run --log FILE` or GPUPOOL_LOG_FILE. Several logs are taken for the ranks of one job.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:
+  gpupool report train.4711.jsonl
+  gpupool report rank*.jsonl                                         all ranks of a job
+  gpupool report --json train.jsonl | jq '.findings[].code'
+  gpupool report --perfetto train.perfetto-trace train.jsonl
+  gpupool report --memory-viz train.pickle --speedscope train.speedscope.json train.jsonl")]
 pub struct Args {
     /// Logs, one a process
     #[arg(required = true, value_name = "LOG")]

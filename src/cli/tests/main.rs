@@ -12,3 +12,4 @@ mod run;
 mod signals;
 mod sim;
 mod top;
+mod viewers;

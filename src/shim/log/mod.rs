@@ -22,9 +22,9 @@ mod stderr;
 mod summary;
 pub mod verdict;
 
-use std::ffi::OsString;
+use std::ffi::{CStr, CString, OsString};
 use std::fmt::Display;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,6 +42,8 @@ pub use summary::{MovedSummary, PlaceSummary, Summary, write_summary};
 
 static STARTED: AtomicBool = AtomicBool::new(false);
 static FILE_PATH: OnceLock<PathBuf> = OnceLock::new();
+/// The same for C.
+static FILE_NAME: OnceLock<CString> = OnceLock::new();
 /// The log is one that `gpupool run --fail-on` made for itself, and removes or names when the program has ended.
 static BORROWED: AtomicBool = AtomicBool::new(false);
 static WARNED: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
@@ -58,7 +60,8 @@ pub fn start(settings: &Settings) {
             let verdicts = std::env::var_os(VERDICTS).map(PathBuf::from);
             let beside = verdicts.is_some_and(|verdicts| verdicts.parent().is_some_and(|it| path.parent() == Some(it)));
             BORROWED.store(beside, Ordering::Relaxed);
-            // The only caller, so the cell is empty.
+            // The only caller, so the cells are empty; a path that was opened has no NUL.
+            let _ = FILE_NAME.set(CString::new(path.as_os_str().as_bytes()).unwrap_or_default());
             let _ = FILE_PATH.set(path);
             Some(file)
         }
@@ -120,6 +123,11 @@ pub fn lost() -> Option<(u64, std::io::Error)> {
 /// The JSON log of this process, once [`start`] has opened it.
 pub fn file_path() -> Option<&'static Path> {
     FILE_PATH.get().map(PathBuf::as_path)
+}
+
+/// The path of [`file_path`]; empty where there is none.
+pub fn file_name() -> &'static CStr {
+    FILE_NAME.get().map_or(c"", CString::as_c_str)
 }
 
 /// Where the log's file lies, if it stays after the process: what a summary may tell the user to read.

@@ -27,6 +27,10 @@ const PROCESS: u64 = 1 << 48;
 const KEPT: u64 = 1 << 47;
 /// Places of a process that are kept apart. A machine has a few; a log may say anything.
 const PLACES: usize = 64;
+/// Names of blocks that are kept apart.
+const NAMES: usize = 2048;
+/// How far back the beginning of a block is looked for that gets a name.
+const RECENT: usize = 4096;
 /// Blocks that are known at a time.
 const BLOCKS: usize = 1 << 20;
 
@@ -51,7 +55,6 @@ struct Program {
 /// A block as the trace last told of it.
 #[derive(Clone, Default)]
 struct Block {
-    bytes: u64,
     site: Option<u64>,
     label: Option<usize>,
     /// Bytes at each place.
@@ -65,11 +68,12 @@ struct Place {
     mapped: BTreeMap<u64, u64>,
     /// Parts of blocks that lie here, by address, with their bytes.
     live: BTreeMap<u64, u64>,
-    /// Bytes of the segment at [`KEPT`].
+    /// Bytes of these ranges, and of the frames in them that blocks have.
+    mapped_bytes: u64,
+    live_bytes: u64,
+    /// Bytes of the segment at [`KEPT`], and of the block that stands there for what the place uses beyond the blocks that are known.
     kept: u64,
-    /// What is held and used as the log last told.
-    held: Option<u64>,
-    used: u64,
+    unknown: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -119,25 +123,27 @@ impl MemoryViz {
                     self.blocks_left_out += 1;
                     return;
                 }
-                let parts = self.place(now, &format!("gpu{}", made.home)).map(|place| (place, made.bytes));
-                let block = Block { bytes: made.bytes, site: None, label: None, parts: parts.into_iter().collect() };
-                self.allocate(now, made.address, block);
+                // Where the rest lies is said by the next record.
+                let far = made.on_peers.saturating_add(made.on_host);
+                let parts = self.place(now, &format!("gpu{}", made.home)).zip(made.bytes.checked_sub(far));
+                let block = Block { site: made.site, label: None, parts: Vec::new() };
+                self.processes[now.process].blocks.insert(made.address, block);
+                self.lies(now, made.address, parts.into_iter().collect());
             }
             Event::BlockFree(freed) => self.free(now, freed.address),
             Event::BlockPlaced(placed) => {
                 let parts = placed.places.iter().filter_map(|part| Some((self.place(now, &part.place)?, part.bytes)));
                 let parts: Vec<(usize, u64)> = parts.collect();
-                self.change(now, placed.address, |block| block.parts = parts);
+                self.lies(now, placed.address, parts);
             }
             Event::BlockLabel(named) => {
-                let label = named.label.as_ref().map(|name| self.name(name));
-                self.change(now, named.address, |block| block.label = label);
+                let label = named.label.as_ref().and_then(|name| self.name(name));
+                self.label(now, named.address, label);
             }
             Event::PoolLevel(level) => {
                 for told in &level.places {
                     let Some(place) = self.place(now, &told.place) else { continue };
-                    self.processes[now.process].places[place].used = told.used;
-                    self.holds(now, place, told.held.max(told.used).min(KEPT));
+                    self.holds(now, place, told.held.max(told.used).min(KEPT), told.used);
                 }
             }
             Event::PoolRefuse(refused) => {
@@ -200,7 +206,7 @@ impl MemoryViz {
         file.pickle.end(settings)?;
         file.pickle.end(snapshot)?;
         file.pickle.finish()?.flush()?;
-        let is_coarse = !self.trace.iter().any(|entry| entry.action == Action::Allocate);
+        let is_coarse = !self.trace.iter().any(|entry| entry.action == Action::Allocate && entry.address != KEPT);
         Ok(Written {
             devices: devices.names,
             left_out: self.left_out,
@@ -209,8 +215,11 @@ impl MemoryViz {
         })
     }
 
-    fn name(&mut self, name: &str) -> usize {
-        self.names.iter().position(|known| known == name).unwrap_or_else(|| {
+    fn name(&mut self, name: &str) -> Option<usize> {
+        if let Some(known) = self.names.iter().position(|known| known == name) {
+            return Some(known);
+        }
+        (self.names.len() < NAMES).then(|| {
             self.names.push(name.to_owned());
             self.names.len() - 1
         })
@@ -229,74 +238,96 @@ impl MemoryViz {
         Some(places.len() - 1)
     }
 
-    fn allocate(&mut self, now: Now, address: u64, block: Block) {
-        for &(place, bytes) in &block.parts {
-            // Others would be in each other's way; there are no such blocks.
-            if bytes == 0 || address.saturating_add(bytes) > KEPT - FRAME {
-                continue;
-            }
+    /// A block lies there now. The viewer knows none that changes: at each place where it did not lie so it begins, and where it does not
+    /// any more it ends.
+    fn lies(&mut self, now: Now, address: u64, parts: Vec<(usize, u64)>) {
+        // Others would be in each other's way; there are no such blocks.
+        let fits = |bytes: u64| bytes > 0 && address.saturating_add(bytes) <= KEPT - FRAME;
+        let parts: Vec<(usize, u64)> = parts.into_iter().filter(|(_, bytes)| fits(*bytes)).collect();
+        let Some(block) = self.processes[now.process].blocks.get_mut(&address) else { return };
+        let before = std::mem::replace(&mut block.parts, parts.clone());
+        let block = block.clone();
+        for part in before.iter().filter(|part| !parts.contains(part)) {
+            self.ends_at(now, part.0, address, &block);
+        }
+        for &(place, bytes) in parts.iter().filter(|part| !before.contains(part)) {
             self.map(now, place, address / FRAME * FRAME, (address + bytes).div_ceil(FRAME) * FRAME);
-            self.processes[now.process].places[place].live.insert(address, bytes);
+            let of = &mut self.processes[now.process].places[place];
+            of.live_bytes += of.alone(address, bytes);
+            of.live.insert(address, bytes);
             self.say(now, place, Action::Allocate, address, bytes, &block);
         }
-        self.processes[now.process].blocks.insert(address, block);
     }
 
     fn free(&mut self, now: Now, address: u64) {
         let Some(block) = self.processes[now.process].blocks.remove(&address) else { return };
         for &(place, _) in &block.parts {
-            if let Some(bytes) = self.processes[now.process].places[place].live.remove(&address) {
-                self.say(now, place, Action::Free, address, bytes, &block);
-            }
+            self.ends_at(now, place, address, &block);
         }
     }
 
-    /// The viewer knows no block that changes: it ends, and another one begins.
-    fn change(&mut self, now: Now, address: u64, change: impl FnOnce(&mut Block)) {
-        let Some(mut block) = self.processes[now.process].blocks.get(&address).cloned() else { return };
-        self.free(now, address);
-        change(&mut block);
-        self.allocate(now, address, block);
+    fn ends_at(&mut self, now: Now, place: usize, address: u64, block: &Block) {
+        let of = &mut self.processes[now.process].places[place];
+        if let Some(bytes) = of.live.remove(&address) {
+            of.live_bytes = of.live_bytes.saturating_sub(of.alone(address, bytes));
+            self.say(now, place, Action::Free, address, bytes, block);
+        }
+    }
+
+    /// A block has a name, which the viewer has of its beginning: mostly one of the last entries.
+    fn label(&mut self, now: Now, address: u64, label: Option<usize>) {
+        let Some(block) = self.processes[now.process].blocks.get_mut(&address) else { return };
+        block.label = label;
+        let is_its = |entry: &&mut Entry| {
+            (entry.process as usize, entry.address) == (now.process, address) && entry.action == Action::Allocate
+        };
+        self.trace.iter_mut().rev().take(RECENT).filter(is_its).for_each(|entry| entry.label = label);
     }
 
     /// Makes segments of what is none in this range, of the memory that is kept as far as there is any.
     fn map(&mut self, now: Now, place: usize, start: u64, end: u64) {
         let missing = gaps(&self.processes[now.process].places[place].mapped, start, end);
         for (start, end) in missing {
-            let kept = self.processes[now.process].places[place].kept;
-            self.keep(now, place, kept - kept.min(end - start));
-            join(&mut self.processes[now.process].places[place].mapped, start, end);
+            let Place { kept, unknown, .. } = self.processes[now.process].places[place];
+            self.keep(now, place, kept.saturating_sub(end - start).max(unknown), unknown);
+            let of = &mut self.processes[now.process].places[place];
+            of.mapped_bytes += end - start;
+            join(&mut of.mapped, start, end);
             self.say(now, place, Action::Map, start, end - start, &Block::default());
         }
     }
 
-    /// The place holds so much now.
-    fn holds(&mut self, now: Now, place: usize, held: u64) {
-        let of = &mut self.processes[now.process].places[place];
-        of.held = Some(held);
-        let mapped: u64 = of.mapped.iter().map(|(start, end)| end - start).sum();
-        if mapped <= held {
-            return self.keep(now, place, held - mapped);
-        }
+    /// The place holds and uses so much now.
+    fn holds(&mut self, now: Now, place: usize, held: u64, used: u64) {
+        let of = &self.processes[now.process].places[place];
+        let unknown = used.saturating_sub(of.live_bytes);
         // Of what no block has, the highest goes first: blocks are placed low.
-        let mut more = mapped - held;
-        let mut free = of.free();
-        while let Some((start, end)) = free.pop().filter(|_| more > 0) {
-            let start = start.max(end - more.min(end - start));
-            more -= end - start;
-            cut(&mut self.processes[now.process].places[place].mapped, start, end);
+        for (start, end) in of.highest_free((of.mapped_bytes + unknown).saturating_sub(held)) {
+            let of = &mut self.processes[now.process].places[place];
+            of.mapped_bytes -= end - start;
+            cut(&mut of.mapped, start, end);
             self.say(now, place, Action::Unmap, start, end - start, &Block::default());
         }
-        self.keep(now, place, 0);
+        let mapped = self.processes[now.process].places[place].mapped_bytes;
+        self.keep(now, place, held.saturating_sub(mapped).max(unknown), unknown);
     }
 
-    /// So much is held of which it is not known which blocks had it.
-    fn keep(&mut self, now: Now, place: usize, bytes: u64) {
-        let before = std::mem::replace(&mut self.processes[now.process].places[place].kept, bytes);
+    /// So much is held of which it is not known which blocks had it, and so much of that is used by blocks of which the log does not tell.
+    fn keep(&mut self, now: Now, place: usize, bytes: u64, unknown: u64) {
+        let of = &mut self.processes[now.process].places[place];
+        let before = std::mem::replace(&mut of.kept, bytes);
+        let unknown_before = std::mem::replace(&mut of.unknown, unknown);
+        let changes = unknown != unknown_before;
+        if changes && unknown_before > 0 {
+            self.say(now, place, Action::Free, KEPT, unknown_before, &Block::default());
+        }
         let (action, from, to) =
             if bytes > before { (Action::Map, before, bytes) } else { (Action::Unmap, bytes, before) };
         if from < to {
             self.say(now, place, action, KEPT + from, to - from, &Block::default());
+        }
+        if changes && unknown > 0 {
+            self.say(now, place, Action::Allocate, KEPT, unknown, &Block::default());
         }
     }
 
@@ -340,13 +371,26 @@ struct Segment<'a> {
 }
 
 impl Place {
-    /// Ranges of segments that no block has, whole frames, in order.
-    fn free(&self) -> Vec<(u64, u64)> {
-        let mut used: BTreeMap<u64, u64> = BTreeMap::new();
-        for (address, bytes) in &self.live {
-            join(&mut used, address / FRAME * FRAME, (address + bytes).div_ceil(FRAME) * FRAME);
+    /// The highest ranges of segments that no block has, whole frames, of so many bytes together as far as there are any.
+    fn highest_free(&self, mut bytes: u64) -> Vec<(u64, u64)> {
+        let mut found = Vec::new();
+        for (&start, &end) in self.mapped.iter().rev() {
+            let mut until = end;
+            let blocks = self.live.range(start..end).rev();
+            let blocks = blocks.map(|(at, size)| (at / FRAME * FRAME, (at + size).div_ceil(FRAME) * FRAME));
+            for (from, to) in blocks.chain([(0, start)]) {
+                if bytes == 0 {
+                    return found;
+                }
+                if to < until {
+                    let taken = bytes.min(until - to);
+                    found.push((until - taken, until));
+                    bytes -= taken;
+                }
+                until = until.min(from);
+            }
         }
-        self.mapped.iter().flat_map(|(start, end)| gaps(&used, *start, *end)).collect()
+        found
     }
 
     fn segments<'a>(&self, process: usize, blocks: &'a HashMap<u64, Block>) -> Vec<Segment<'a>> {
@@ -376,13 +420,20 @@ impl Place {
         segments
     }
 
-    /// What is in the segment of which it is not known which blocks had it: what the place uses beyond the blocks that are known.
+    /// Bytes of the frames that a part of a block has and no other block, whether it is one of them yet or not any more.
+    fn alone(&self, address: u64, bytes: u64) -> u64 {
+        let (start, end) = (address / FRAME * FRAME, (address + bytes).div_ceil(FRAME) * FRAME);
+        let before = self.live.range(..address).next_back().is_some_and(|(at, bytes)| at + bytes > start);
+        let behind = self.live.range(address + 1..).next().is_some_and(|(at, _)| *at < end);
+        let shared =
+            if end - start == FRAME { u64::from(before || behind) } else { u64::from(before) + u64::from(behind) };
+        end - start - FRAME * shared
+    }
+
+    /// The segment of which it is not known which blocks had it.
     fn unknown<'a>(&self, offset: u64) -> Vec<(u64, u64, Option<&'a Block>)> {
-        static UNKNOWN: Block = Block { bytes: 0, site: None, label: None, parts: Vec::new() };
-        let mapped: u64 = self.mapped.iter().map(|(start, end)| end - start).sum();
-        let free: u64 = self.free().iter().map(|(start, end)| end - start).sum();
-        let used = self.used.saturating_sub(mapped - free).min(self.kept);
-        let parts = [(0, used, Some(&UNKNOWN)), (used, self.kept - used, None)];
+        static UNKNOWN: Block = Block { site: None, label: None, parts: Vec::new() };
+        let parts = [(0, self.unknown, Some(&UNKNOWN)), (self.unknown, self.kept - self.unknown, None)];
         let parts = parts.into_iter().filter(|(_, bytes, _)| *bytes > 0);
         parts.map(|(at, bytes, block)| (offset + KEPT + at, bytes, block)).collect()
     }

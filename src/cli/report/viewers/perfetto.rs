@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
-use gpupool_events::{Event, FindingMade, Level, Record, Written, finding};
+use gpupool_events::{Event, FindingMade, Level, Record, finding};
 use prost::Message;
 
 use crate::report::model::{Context, Found, Logs, NEAR_AND_FAR, Process, labels};
@@ -19,7 +19,7 @@ const TRACKS: usize = 1 << 13;
 const SEQUENCE: u32 = 1;
 
 /// The messages of `protos/perfetto/trace`, as far as they are needed; the tags are theirs.
-mod proto {
+pub(super) mod proto {
     use prost::{Message, Oneof};
 
     /// `TracePacket`; `data` is field 11 or 60.
