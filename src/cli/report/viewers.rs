@@ -6,6 +6,8 @@ mod memory_viz;
 mod perfetto;
 mod pickle;
 mod speedscope;
+#[cfg(test)]
+mod tests;
 
 use std::fs::File;
 use std::io::{self, BufWriter};

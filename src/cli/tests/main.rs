@@ -13,3 +13,4 @@ mod run;
 mod signals;
 mod sim;
 mod top;
+mod viewers;

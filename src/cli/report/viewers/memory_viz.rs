@@ -302,11 +302,7 @@ impl MemoryViz {
         let of = &self.processes[now.process].places[place];
         let unknown = used.saturating_sub(of.live_bytes);
         // Of what no block has, the highest goes first: blocks are placed low.
-        let mut more = (of.mapped_bytes + unknown).saturating_sub(held);
-        let mut free = if more > 0 { of.free() } else { Vec::new() };
-        while let Some((start, end)) = free.pop().filter(|_| more > 0) {
-            let start = start.max(end - more.min(end - start));
-            more -= end - start;
+        for (start, end) in of.highest_free((of.mapped_bytes + unknown).saturating_sub(held)) {
             let of = &mut self.processes[now.process].places[place];
             of.mapped_bytes -= end - start;
             cut(&mut of.mapped, start, end);
@@ -375,13 +371,26 @@ struct Segment<'a> {
 }
 
 impl Place {
-    /// Ranges of segments that no block has, whole frames, in order.
-    fn free(&self) -> Vec<(u64, u64)> {
-        let mut used: BTreeMap<u64, u64> = BTreeMap::new();
-        for (address, bytes) in &self.live {
-            join(&mut used, address / FRAME * FRAME, (address + bytes).div_ceil(FRAME) * FRAME);
+    /// The highest ranges of segments that no block has, whole frames, of so many bytes together as far as there are any.
+    fn highest_free(&self, mut bytes: u64) -> Vec<(u64, u64)> {
+        let mut found = Vec::new();
+        for (&start, &end) in self.mapped.iter().rev() {
+            let mut until = end;
+            let blocks = self.live.range(start..end).rev();
+            let blocks = blocks.map(|(at, size)| (at / FRAME * FRAME, (at + size).div_ceil(FRAME) * FRAME));
+            for (from, to) in blocks.chain([(0, start)]) {
+                if bytes == 0 {
+                    return found;
+                }
+                if to < until {
+                    let taken = bytes.min(until - to);
+                    found.push((until - taken, until));
+                    bytes -= taken;
+                }
+                until = until.min(from);
+            }
         }
-        self.mapped.iter().flat_map(|(start, end)| gaps(&used, *start, *end)).collect()
+        found
     }
 
     fn segments<'a>(&self, process: usize, blocks: &'a HashMap<u64, Block>) -> Vec<Segment<'a>> {

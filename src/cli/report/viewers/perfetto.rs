@@ -19,7 +19,7 @@ const TRACKS: usize = 1 << 13;
 const SEQUENCE: u32 = 1;
 
 /// The messages of `protos/perfetto/trace`, as far as they are needed; the tags are theirs.
-mod proto {
+pub(super) mod proto {
     use prost::{Message, Oneof};
 
     /// `TracePacket`; `data` is field 11 or 60.

@@ -1,0 +1,93 @@
+//! The files of `gpupool report` for viewers, as the programs that they are for read them.
+
+use std::process::Command;
+
+use crate::common::{golden_folder, gpupool, output, stderr, stdout};
+
+/// Python's own unpickler, and the arithmetic of PyTorch's viewer: where PyTorch is installed, its own functions.
+const LOOK: &str = r#"
+import json, pickle, sys
+snapshot = pickle.load(open(sys.argv[1], "rb"))
+report = json.load(open(sys.argv[2]))
+held = {}
+used = {}
+for segment in snapshot["segments"]:
+    place = snapshot["allocator_settings"][f"device {segment['device']}"]
+    held[place] = held.get(place, 0) + segment["total_size"]
+    at = segment["address"]
+    for block in segment["blocks"]:
+        assert block["address"] == at and block["size"] > 0, block
+        at += block["size"]
+        if block["state"] == "active_allocated":
+            used[place] = used.get(place, 0) + block["requested_size"]
+            assert block["frames"], block
+    assert at == segment["address"] + segment["total_size"], segment
+places = {}
+for process in report["processes"]:
+    for place, line in process["memory"]["places"].items():
+        places[place] = places.get(place, 0) + line["used"][-1]
+assert {place: size for place, size in places.items() if size} == used, (places, used)
+for trace in snapshot["device_traces"]:
+    live = {}
+    segments = 0
+    for entry in trace:
+        assert entry["addr" if entry["action"] != "oom" else "device_free"] >= 0 and entry["time_us"] > 0, entry
+        if entry["action"] == "alloc":
+            assert live.setdefault(entry["addr"], entry["size"]) == entry["size"] and entry["frames"]
+        elif entry["action"] == "free_completed":
+            assert live.pop(entry["addr"]) == entry["size"]
+try:
+    from torch.cuda import _memory_viz
+    _memory_viz.segsum(snapshot), _memory_viz.trace(snapshot)
+    _memory_viz.memory(snapshot, format_flamegraph=lambda lines: lines)
+except ImportError:
+    print("no PyTorch is installed: its own functions were not called")
+print(json.dumps({"held": held, "actions": [entry["action"] for entry in snapshot["device_traces"][0]]}))
+"#;
+
+#[test]
+fn pytorch_reads_a_snapshot_with_the_numbers_of_the_report() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let log = golden_folder().join("blocks.jsonl");
+    let written = output(gpupool().arg("report").arg(&log).arg("--memory-viz").arg(path("pickle")).arg("--json"));
+    assert!(written.status.success(), "{}", stderr(&written));
+    std::fs::write(path("json"), stdout(&written)).unwrap();
+    let looked = output(Command::new("python3").args(["-c", LOOK]).arg(path("pickle")).arg(path("json")));
+    assert!(looked.status.success(), "{}", stderr(&looked));
+    let said: serde_json::Value = serde_json::from_str(stdout(&looked).lines().last().unwrap()).unwrap();
+    assert_eq!(said["held"]["gpu0"], 340u64 << 20);
+    let actions: Vec<&str> = said["actions"].as_array().unwrap().iter().filter_map(|action| action.as_str()).collect();
+    for action in ["segment_map", "segment_unmap", "alloc", "free_requested", "free_completed"] {
+        assert!(actions.contains(&action), "{action}: {actions:?}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_named() {
+    let log = golden_folder().join("blocks.jsonl");
+    for file in ["--memory-viz", "--perfetto", "--speedscope"] {
+        let failed = output(gpupool().arg("report").arg(&log).args([file, "/nonexistent/file"]));
+        assert_eq!(failed.status.code(), Some(2));
+        assert!(stderr(&failed).starts_with("gpupool: /nonexistent/file: cannot be written: "), "{}", stderr(&failed));
+    }
+}
+
+#[test]
+fn the_manual_has_a_page_for_each_command_and_shells_their_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = output(gpupool().args(["manual", "--to"]).arg(folder.path()));
+    assert!(made.status.success(), "{}", stderr(&made));
+    let page = std::fs::read_to_string(folder.path().join("gpupool-report.1")).unwrap();
+    assert!(page.contains(".SH EXAMPLES\n.nf\n") && page.contains("rank*.jsonl"), "{page}");
+    assert_eq!(page, stdout(&output(gpupool().args(["manual", "report"]))));
+    let all = std::fs::read_dir(folder.path()).unwrap().count();
+    assert!(all >= 12, "{all}");
+    assert!(!folder.path().join("gpupool-lenders.1").exists());
+    let wrong = output(gpupool().args(["manual", "reprot"]));
+    assert!(stderr(&wrong).contains("reprot: no such command"), "{}", stderr(&wrong));
+    for shell in ["bash", "zsh", "fish"] {
+        let words = stdout(&output(gpupool().args(["completions", shell])));
+        assert!(words.contains("memory-viz") && words.contains("gpupool"), "{shell}");
+    }
+}
