@@ -8,6 +8,7 @@ mod findings;
 mod limits;
 mod memory;
 mod modules;
+pub mod oom;
 mod pinned;
 mod problems;
 mod processes;

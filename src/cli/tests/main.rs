@@ -6,6 +6,7 @@ mod doctor;
 mod explain;
 mod fail_on;
 mod kernel;
+mod plan;
 mod readme;
 mod report;
 mod run;

@@ -34,6 +34,20 @@ fn one_process() {
 }
 
 #[test]
+fn what_was_where_when_memory_ran_out() {
+    let output = output(&mut report(&["--oom", "oom.jsonl"]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    golden("oom.txt", &stdout(&output));
+}
+
+#[test]
+fn a_log_without_a_refusal_says_so() {
+    let output = output(&mut report(&["--oom", "train.jsonl"]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains("no process of these logs was told OUT_OF_MEMORY"), "{}", stdout(&output));
+}
+
+#[test]
 fn ranks_are_merged_and_what_can_not_be_read_is_named() {
     // In any order: the ranks say which they are.
     let output = output(&mut report(&["rank2.jsonl", "rank0.jsonl", "rank1.jsonl"]));

@@ -7,10 +7,12 @@ use gpupool_events::{
     Record, Site, TierReader,
 };
 
+use super::grown::Grown;
 use super::holders::Holders;
 use super::kept::{LeftOut, keep};
 use super::moves::Moves;
 use super::pinned::Pinned;
+use super::refusals::Refusals;
 use super::timeline::Timeline;
 
 /// Places in the program that are kept, and groups of modules.
@@ -62,8 +64,12 @@ pub struct Process {
     pub named: BTreeMap<String, Timeline>,
     /// Who holds memory, where the log has a line for each block.
     pub holders: Holders,
+    /// Places in the program that made the pool grow.
+    pub grown: Grown,
     /// Memory that moved.
     pub moves: Moves,
+    /// What it was told OUT_OF_MEMORY for.
+    pub refusals: Refusals,
     /// Bytes in use over time, by where they lay as seen from the GPUs that use them; empty where nothing ever lay elsewhere.
     pub residence: BTreeMap<&'static str, Timeline>,
     /// Functions that lost time by far memory, by GPU and name: what was told of each last.
@@ -256,7 +262,15 @@ impl Process {
                 }
             }
             Event::BlockAllocate(block) => self.holders.allocate(record.t - self.origin(), &block),
-            Event::MemorySite(told) => self.holders.name_site(told.id, told.site),
+            Event::MemorySite(told) => {
+                self.grown.name_site(told.id, &told.site);
+                self.holders.name_site(told.id, told.site);
+            }
+            Event::PoolGrow(grow) => self.grown.add(grow.site, grow.bytes, 0),
+            Event::PoolSpill(spill) => {
+                let far = spill.on_peers.saturating_add(spill.on_host).min(spill.bytes);
+                self.grown.add(spill.site, spill.bytes, far);
+            }
             Event::BlockPlaced(placed) => {
                 let now = record.t - self.origin();
                 self.holders.lies(now, placed.address, &placed.places);
@@ -267,6 +281,7 @@ impl Process {
             Event::TierSwap(swap) => self.moves.swap(record.t - self.origin(), swap),
             Event::TierStop(stop) => self.moves.stop(stop, &mut self.more),
             Event::TierTotal(total) => self.moves.total = Some(total),
+            Event::OutOfMemory(told) => self.refusals.add(record.t, told),
             Event::PoolRepack(repack) => self.moves.repack(&repack),
             Event::PoolResidence(residence) => {
                 let now = record.t - self.origin();
