@@ -73,7 +73,9 @@ pub fn refused_here(bytes: u64, kind: Kind, why: Why) {
 pub fn refused(device: Device, bytes: u64, kind: Kind, why: Why) {
     let number = REFUSALS.fetch_add(1, Relaxed) + 1;
     let is_told = number.is_power_of_two() || number.is_multiple_of(1024);
-    let Some(driver) = process::driver().filter(|_| is_told && log::has_events_of_memory()) else { return };
+    // In the child of a fork the locks that are taken below may be held by threads that it does not have.
+    let is_told = is_told && process::is_active() && log::has_events_of_memory();
+    let Some(driver) = process::driver().filter(|_| is_told) else { return };
     let home = device.ordinal();
     let usage = pool_usage().unwrap_or_default();
     let places = places(driver, home, kind, &usage);
