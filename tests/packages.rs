@@ -172,9 +172,9 @@ fn installed_it_runs_and_uninstalled_it_leaves_nothing() {
 
     let log = folder.path().join("logs.jsonl");
     client(&python, "package_logs.py").arg(&log).go().succeeds().prints(
-        "no log: NoLog: this process has no log\nlive: 96 MiB on gpu0, 32 MiB on gpu1\nsame: True True True\n\
-         at: ['package_logs.py:weights', 'package_logs.py:main', 'package_logs.py:<module>']\n\
-         written: True\nsaid: [True, True, True]\ngpupool: 128.0 MiB in 2 blocks, at most 192.0 MiB; 3 allocations, 0 of them from freed memory\n\
+        "no log: NoLog: this process has no log\nlive: 64 MiB on gpu0, 64 MiB on gpu1\nsame: True True True\n\
+         at: ['cuda_calls.py:call', 'package_logs.py:weights', 'package_logs.py:main', 'package_logs.py:<module>']\n\
+         written: True\nsaid: [True, True, True]\ngpupool: 128.0 MiB in 2 blocks, at most 128.0 MiB; 3 allocations, 1 of them from freed memory\n\
          picture: True True\nchange: True\n",
     );
 

@@ -4,6 +4,7 @@ mod child;
 mod companion;
 mod completions;
 mod demo;
+mod diff;
 mod doctor;
 mod elf;
 mod explain;
@@ -17,6 +18,7 @@ mod lenders;
 mod log_settings;
 mod manual;
 mod pages;
+mod plan;
 mod preloadable;
 mod ps;
 mod report;
@@ -41,6 +43,8 @@ enum Command {
     Run(run::Args),
     Sim(sim::Args),
     Report(report::Args),
+    Plan(plan::Args),
+    Diff(diff::Args),
     Explain(explain::Args),
     Doctor(doctor::Args),
     Ps(ps::Args),
@@ -63,6 +67,8 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Sim(args) => sim::run(args),
         Command::Report(args) => report::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Diff(args) => diff::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Ps(args) => ps::run(&args),

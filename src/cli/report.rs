@@ -11,10 +11,8 @@ use std::process::ExitCode;
 
 use crate::failure::Failure;
 use crate::{stdout, terminal};
-use model::Logs;
+pub use model::{Found, Log, Logs, NEAR_AND_FAR, Process, findings, is_on_anothers, merge, ranks_on_one_gpu};
 use viewers::Viewers;
-
-pub use model::{Found, is_on_anothers, merge, ranks_on_one_gpu};
 
 /// Say what logs tell: contexts, findings, memory over time, pinned memory, modules
 ///
@@ -33,6 +31,9 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Show what was where when a program was told OUT_OF_MEMORY, and which setting would have helped
+    #[arg(long, conflicts_with = "json")]
+    oom: bool,
     /// Write a page that opens in any browser and needs no network
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -54,6 +55,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     }
     let text = match written {
         _ if args.json => json::render(&logs, &found),
+        written if args.oom => written + &text::oom::page(&logs, terminal::colours()),
         written if !written.is_empty() => written,
         _ => text::render(&logs, &found, terminal::colours()),
     };

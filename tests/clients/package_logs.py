@@ -42,9 +42,9 @@ class Shell:
 def main():
     init()
     use(0)
+    call("cuMemFree_v2", ctypes.c_uint64(weights(64)))
     weights(32)
     weights(96)
-    call("cuMemFree_v2", ctypes.c_uint64(weights(64)))
     snapshot = gpupool.memory_snapshot()
     sizes = {}
     frames = []
@@ -80,7 +80,7 @@ def main():
     picture = shell.magic("")
     print(picture.__repr__().splitlines()[0])
     html = picture._repr_html_()
-    print("picture:", html.count("<rect") == 3 * len(here), "gpu1: 32.0 MiB used" in html)
+    print("picture:", html.count("<rect") == 3 * len(here), "gpu1: 64.0 MiB used" in html)
     changed = shell.magic("", "weights(2)")
     print("change:", "(+2.0 MiB)" in repr(changed))
 

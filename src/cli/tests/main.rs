@@ -7,6 +7,7 @@ mod explain;
 mod fail_on;
 mod html;
 mod kernel;
+mod plan;
 mod readme;
 mod report;
 mod run;

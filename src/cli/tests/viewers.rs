@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use serde_json::Value;
+
 use crate::common::{golden_folder, gpupool, output, stderr, stdout};
 
 /// Python's own unpickler, and the arithmetic of PyTorch's viewer: where PyTorch is installed, its own functions.
@@ -55,7 +57,7 @@ fn pytorch_reads_a_snapshot_with_the_numbers_of_the_report() {
     std::fs::write(path("json"), stdout(&written)).unwrap();
     let looked = output(Command::new("python3").args(["-c", LOOK]).arg(path("pickle")).arg(path("json")));
     assert!(looked.status.success(), "{}", stderr(&looked));
-    let said: serde_json::Value = serde_json::from_str(stdout(&looked).lines().last().unwrap()).unwrap();
+    let said: Value = serde_json::from_str(stdout(&looked).lines().last().unwrap()).unwrap();
     assert_eq!(said["held"]["gpu0"], 340u64 << 20);
     let actions: Vec<&str> = said["actions"].as_array().unwrap().iter().filter_map(|action| action.as_str()).collect();
     for action in ["segment_map", "segment_unmap", "alloc", "free_requested", "free_completed"] {
@@ -63,13 +65,68 @@ fn pytorch_reads_a_snapshot_with_the_numbers_of_the_report() {
     }
 }
 
+/// What is wrong with a value by a schema of JSON, as far as speedscope's goes.
+fn complaint(schema: &Value, root: &Value, value: &Value, at: &str) -> Option<String> {
+    if let Some(name) = schema["$ref"].as_str() {
+        let name = name.trim_start_matches("#/definitions/");
+        return complaint(&root["definitions"][name], root, value, at);
+    }
+    if let Some(choices) = schema["anyOf"].as_array() {
+        let all: Option<Vec<String>> = choices.iter().map(|one| complaint(one, root, value, at)).collect();
+        return all.map(|all| all.join(", nor "));
+    }
+    let is_of_type = match schema["type"].as_str() {
+        Some("object") => value.is_object(),
+        Some("array") => value.is_array(),
+        Some("string") => value.is_string(),
+        Some("number") => value.is_number(),
+        None => true,
+        Some(other) => panic!("the schema has a type {other}"),
+    };
+    let is_one_of = schema["enum"].as_array().is_none_or(|known| known.contains(value));
+    let is_it = schema.get("const").is_none_or(|only| only == value);
+    if !(is_of_type && is_one_of && is_it) {
+        return Some(format!("{at}: {value} is not {schema}"));
+    }
+    let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    if let Some(missing) = required.into_iter().find(|name| value.get(name).is_none()) {
+        return Some(format!("{at}: no {missing}"));
+    }
+    let fields = value.as_object().into_iter().flatten();
+    let mut below: Vec<(&Value, &Value, String)> =
+        fields.map(|(name, value)| (&schema["properties"][name], value, format!("{at}.{name}"))).collect();
+    let items = value.as_array().into_iter().flatten().enumerate();
+    below.extend(items.map(|(index, value)| (&schema["items"], value, format!("{at}[{index}]"))));
+    below
+        .into_iter()
+        .filter(|(schema, ..)| schema.is_object())
+        .find_map(|(schema, value, at)| complaint(schema, root, value, &at))
+}
+
+#[test]
+fn speedscope_takes_the_file_by_its_own_schema() {
+    let schema = std::fs::read_to_string(golden_folder().join("../speedscope/file-format-schema.json")).unwrap();
+    let schema: Value = serde_json::from_str(&schema).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("speedscope");
+    for log in ["blocks.jsonl", "train.jsonl", "rank1.jsonl"] {
+        let written = output(gpupool().arg("report").arg(golden_folder().join(log)).arg("--speedscope").arg(&path));
+        assert!(written.status.success(), "{}", stderr(&written));
+        let mut file: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!(complaint(&schema, &schema, &file, ""), None, "{log}");
+        assert!(file["profiles"].as_array().is_some_and(|profiles| !profiles.is_empty()), "{log}");
+        file["profiles"][0]["unit"] = "bits".into();
+        assert!(complaint(&schema, &schema, &file, "").is_some(), "the schema is looked at");
+    }
+}
+
 #[test]
 fn a_file_that_cannot_be_written_is_named() {
     let log = golden_folder().join("blocks.jsonl");
     for file in ["--memory-viz", "--perfetto", "--speedscope"] {
-        let failed = output(gpupool().arg("report").arg(&log).args([file, "/nonexistent/file"]));
+        let failed = output(gpupool().arg("report").arg(&log).args([file, "/dev/null/file"]));
         assert_eq!(failed.status.code(), Some(2));
-        assert!(stderr(&failed).starts_with("gpupool: /nonexistent/file: cannot be written: "), "{}", stderr(&failed));
+        assert!(stderr(&failed).starts_with("gpupool: /dev/null/file: cannot be written: "), "{}", stderr(&failed));
     }
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -126,12 +127,16 @@ def load(shell: Any) -> None:
         words = shlex.split(line)
         if not words:
             return picture()
-        if words == ["report"]:
-            print(report_text(), end="")
-        elif words[0] == "write" and len(words) > 1:
-            print(_write(words[1:]))
-        else:
-            print(_USAGE)
+        try:
+            if words == ["report"]:
+                print(report_text(), end="")
+            elif words[0] == "write" and len(words) > 1:
+                print(_write(words[1:]))
+            else:
+                print(_USAGE)
+        except (RuntimeError, ValueError) as error:
+            # A sentence helps more here than the way through this package.
+            print(f"gpupool: {error}", file=sys.stderr)
         return None
 
     magic.__doc__ = _USAGE

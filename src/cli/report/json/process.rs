@@ -3,11 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use gpupool_events::Site;
 use serde_json::{Map, Value, json};
 
 use super::parts::{PARTS, seconds_per_part};
 use super::{holders, moves, pinned};
-use crate::report::model::{Context, Process, Timeline};
+use crate::report::model::{Context, GrownSum, Process, Refusal, Timeline};
 
 /// Everything that is known of a process.
 pub fn object(process: &Process, label: &str) -> Value {
@@ -51,9 +52,19 @@ pub fn object(process: &Process, label: &str) -> Value {
         "limits": process.limits, "sites": sites, "warnings": process.warnings, "left_out": process.more,
         "lenders": {"awake": process.kept_awake, "asleep": process.left_asleep()},
         "memory": {"seconds_per_part": seconds_per_part(end), "all": all, "places": levels, "held": held, "labels": named, "residence": residence},
+        "grown": process.grown.sites().into_iter().map(grown).collect::<Vec<_>>(),
+        "refusals": {"times": process.refusals.times, "told": process.refusals.all().map(|one| refusal(process, one)).collect::<Vec<_>>()},
         "holders": holders::object(&process.holders), "moves": moves::object(&process.moves), "far": readers,
         "pinned": pinned::object(&process.pinned, end),
     })
+}
+
+fn grown((site, sum): (&Site, GrownSum)) -> Value {
+    json!({"site": site, "times": sum.times, "bytes": sum.bytes, "far": sum.far})
+}
+
+fn refusal(process: &Process, refusal: &Refusal) -> Value {
+    json!({"seconds": refusal.t - process.origin(), "told": refusal.told})
 }
 
 fn context(context: &Context) -> Value {

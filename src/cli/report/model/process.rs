@@ -7,11 +7,13 @@ use gpupool_events::{
     Record, Site, TierReader,
 };
 
+use super::grown::Grown;
 use super::holders::Holders;
 use super::kept::{LeftOut, keep};
 use super::map::Map;
 use super::moves::Moves;
 use super::pinned::Pinned;
+use super::refusals::Refusals;
 use super::timeline::Timeline;
 
 /// Places in the program that are kept, and groups of modules.
@@ -63,10 +65,14 @@ pub struct Process {
     pub named: BTreeMap<String, Timeline>,
     /// Who holds memory, where the log has a line for each block.
     pub holders: Holders,
+    /// Places in the program that made the pool grow.
+    pub grown: Grown,
     /// What the pool's addresses are made of.
     pub map: Map,
     /// Memory that moved.
     pub moves: Moves,
+    /// What it was told OUT_OF_MEMORY for.
+    pub refusals: Refusals,
     /// Bytes in use over time, by where they lay as seen from the GPUs that use them; empty where nothing ever lay elsewhere.
     pub residence: BTreeMap<&'static str, Timeline>,
     /// Functions that lost time by far memory, by GPU and name: what was told of each last.
@@ -171,6 +177,11 @@ impl Process {
         Process { met, log, pid: record.pid, first: record.t, last: record.t, ..Process::default() }
     }
 
+    /// The host that it ran on, where it is a rank of a job.
+    pub fn host(&self) -> Option<&str> {
+        self.start.as_ref().and_then(|start| start.host.as_deref())
+    }
+
     /// What its times count from, seconds since 1970: its start, or its first record where nothing tells.
     pub fn origin(&self) -> f64 {
         self.started.unwrap_or(self.first)
@@ -258,6 +269,15 @@ impl Process {
                     self.levels.entry(place.place).or_default().add(now, place.used);
                 }
             }
+            Event::MemorySite(told) => {
+                self.grown.name_site(told.id, &told.site);
+                self.holders.name_site(told.id, told.site);
+            }
+            Event::PoolGrow(grow) => self.grown.add(grow.site, grow.bytes, 0),
+            Event::PoolSpill(spill) => {
+                let far = spill.on_peers.saturating_add(spill.on_host).min(spill.bytes);
+                self.grown.add(spill.site, spill.bytes, far);
+            }
             Event::BlockAllocate(block) => {
                 let now = record.t - self.origin();
                 self.holders.allocate(now, &block);
@@ -267,7 +287,6 @@ impl Process {
                 self.map.change(&map.changes);
                 self.map.look(record.t - self.origin(), &self.holders);
             }
-            Event::MemorySite(told) => self.holders.name_site(told.id, told.site),
             Event::BlockPlaced(placed) => {
                 let now = record.t - self.origin();
                 self.holders.lies(now, placed.address, &placed.places);
@@ -283,6 +302,7 @@ impl Process {
             Event::TierSwap(swap) => self.moves.swap(record.t - self.origin(), swap),
             Event::TierStop(stop) => self.moves.stop(stop, &mut self.more),
             Event::TierTotal(total) => self.moves.total = Some(total),
+            Event::OutOfMemory(told) => self.refusals.add(record.t, told),
             Event::PoolRepack(repack) => self.moves.repack(&repack),
             Event::PoolResidence(residence) => {
                 let now = record.t - self.origin();
