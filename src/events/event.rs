@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::level::{Level, Target};
-use crate::shared::{HolderAtRefusal, PlaceAtRefusal, PlaceBytes, PlaceLevel, PlacePeak, Remedy, Site};
+use crate::shared::{HolderAtRefusal, MapChange, PlaceAtRefusal, PlaceBytes, PlaceLevel, PlacePeak, Remedy, Site};
 
 /// An event as it is written: every record of it has this name, and the filters of `GPUPOOL_LOG` go by target and level.
 pub trait Written: Fields {
@@ -470,6 +470,11 @@ events! {
     PoolLevel = "pool.level" (Memory, Info) {
         /// One entry a place.
         places: Vec<PlaceLevel>,
+    }
+    /// What lies where in the pool's addresses, as far as that has changed since the last such record.
+    PoolMap = "pool.map" (Memory, Debug) {
+        /// In address order.
+        changes: Vec<MapChange>,
     }
     /// Where live blocks lie, as seen from the GPU that was current when each was allocated: after the pool grew or shrank or memory
     /// moved, from the first block on that lies elsewhere.

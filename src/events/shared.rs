@@ -101,6 +101,18 @@ pub struct Remedy {
     pub note: String,
 }
 
+/// What lies at some addresses of the pool now and did not before, in [`PoolMap`](crate::PoolMap).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MapChange {
+    /// The first of them.
+    pub address: u64,
+    /// How many.
+    pub bytes: u64,
+    /// `gpu0`, `host0`; absent where nothing is mapped any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<String>,
+}
+
 /// A part of a block, in [`BlockPlaced`](crate::BlockPlaced).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlaceBytes {

@@ -7,7 +7,7 @@ use gpupool_events::Site;
 use serde_json::{Value, json};
 
 use super::tame::{tame, tame_text};
-use crate::report::model::{Holder, Logs, Process, Timeline};
+use crate::report::model::{Holder, Logs, Moment, Process, Timeline};
 
 /// Values of all lines together, and of one. At a dozen letters each the page keeps below 5 MB.
 const VALUES: usize = 120_000;
@@ -20,6 +20,10 @@ const NAMES: usize = 40;
 /// Moments at which it is told who held what, and holders that are told.
 const MOMENTS: usize = 200;
 const HOLDERS: usize = 240;
+/// Processes whose addresses are drawn, those that held most; at how many moments, all together; and runs of cells of one moment.
+const MAPS: usize = 12;
+const MAP_MOMENTS: usize = 64;
+const MAP_CELLS: usize = 2048;
 /// Frames of a call site, from the innermost one.
 const FRAMES: usize = 24;
 
@@ -42,7 +46,7 @@ pub fn data(logs: &Logs, labels: &[String]) -> Value {
     }
     json!({
         "end": clock.end, "points": points, "moments": MOMENTS, "processes": drawn, "names": cut.names(logs, labels),
-        "holders": cut.holders(logs),
+        "holders": cut.holders(logs), "maps": cut.maps(logs),
     })
 }
 
@@ -156,6 +160,38 @@ impl Cut<'_> {
             json!({"process": index, "name": tame_text(name), "peak": line.peak(), "line": self.line(process, line)})
         });
         told.collect()
+    }
+
+    /// What the pool's addresses were made of, of those that held most.
+    fn maps(&self, logs: &Logs) -> Value {
+        let mut all: Vec<(usize, &Process)> =
+            logs.processes.iter().enumerate().filter(|(_, one)| one.map.is_known()).collect();
+        all.sort_by_key(|(_, process)| Reverse(process.all.peak()));
+        all.truncate(MAPS);
+        let most = MAP_MOMENTS / all.len().max(1);
+        let told = all.into_iter().map(|(index, process)| {
+            let moments = process.map.moments(most, process.last - process.origin(), &process.holders);
+            let moments: Vec<Value> = moments.iter().map(|moment| self.map(process, moment)).collect();
+            json!({"process": index, "moments": moments})
+        });
+        told.collect()
+    }
+
+    fn map(&self, process: &Process, moment: &Moment) -> Value {
+        let places = moment.places.iter().map(|one| {
+            json!({
+                "place": tame_text(&one.place), "held": one.held, "used": one.used, "holes": one.holes, "largest": one.largest,
+            })
+        });
+        let cells = moment
+            .cells
+            .iter()
+            .take(MAP_CELLS)
+            .flat_map(|run| [run.place as u64, u64::from(run.tenths), u64::from(run.count)]);
+        json!({
+            "at": self.clock.offset(process) + moment.at, "cell": moment.cell, "places": places.collect::<Vec<_>>(),
+            "cells": cells.collect::<Vec<_>>(),
+        })
     }
 
     /// Who held what at which moment. Frames are told once and named by their numbers.

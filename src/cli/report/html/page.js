@@ -231,6 +231,12 @@ const tree = rows => {
   }
   return root;
 };
+// The function first, as that is what is looked for; the tip has the whole path.
+const base = path => path.slice(path.lastIndexOf("/") + 1);
+const short = name => {
+  const python = /^(.*):(\d+) in (.*)$/.exec(name), native = /^(.*) in (.*)\+0x[0-9a-f]+$/.exec(name);
+  return python ? `${python[3]}  ${base(python[1])}:${python[2]}` : native ? `${native[1]}  ${base(native[2])}` : name.startsWith("/") ? base(name) : name;
+};
 const hue = name => { let hash = 7; for (const c of name) hash = (hash * 31 + c.codePointAt(0)) >>> 0; return hash % 360; };
 const pathOf = node => { const path = []; for (; node.parent; node = node.parent) path.unshift(node.name); return path; };
 const ROW = 22;
@@ -241,11 +247,11 @@ const drawFlame = () => {
   for (const name of state.root || []) { if (!node.children.has(name)) break; node = node.children.get(name); }
   state.root = pathOf(node);
   box.replaceChildren();
-  let depth = 0, deepest = 0, first = null;
+  let depth = 0, deepest = 0;
   const width = Math.max(300, box.clientWidth);
   const place = (node, left, part, depth, above) => {
     deepest = Math.max(deepest, depth);
-    const text = `${node.name === "all" && !node.parent ? "all" : node.name}  ${size(node.bytes)}`;
+    const text = `${short(node.name)}  ${size(node.bytes)}`;
     const item = make("button", { className: above ? "frame above" : "frame", type: "button", tabIndex: -1 });
     item.append(text);
     item.setAttribute("role", "treeitem");
@@ -260,7 +266,6 @@ const drawFlame = () => {
     item.tip = `${node.name}\n${size(node.bytes)}, ${percent(node.bytes, root.bytes)} of all${node.far ? `\n${size(node.far)} of it on another GPU or the host` : ""}`;
     item.addEventListener("click", () => { state.root = pathOf(node); focusFlame = true; drawFlame(); });
     box.append(item);
-    if (!first || !above) first = first && first.node === node ? first : (above ? first : first || item);
     return item;
   };
   const line = [];
@@ -287,14 +292,14 @@ const drawFlame = () => {
     words.push("Without a line for each block in the log it is not known which calls hold it: GPUPOOL_LOG=info,gpupool::memory=debug has them.");
   }
   $("flame-words").textContent = words.join(" ");
-  const when = state.peak ? `at the peak, ${time(momentTime())}` : `at ${time(momentTime())}`;
+  const when = state.peak ? (holderLines.length && chosen().length > 1 ? "each process at its peak" : `at the peak, ${time(momentTime())}`) : `at ${time(momentTime())}`;
   $("held-at").textContent = when;
   $("at").textContent = state.peak ? "of the peak" : time(momentTime());
-  const own_frame = row => row.frames[row.frames.length - 1] || (row.label !== null ? "" : "a place that is not known");
+  const caller = row => row.frames.slice(-3).reverse().map(short).join(" ← ") || (row.label !== null ? "" : "a place that is not known");
   $("top").tBodies[0].replaceChildren(...rows.slice(0, 10).map(row => make("tr", {},
     make("td", { textContent: labelOf(row.process) }), make("td", { className: "r", textContent: size(row.bytes) }),
     make("td", { className: "r", textContent: row.far ? size(row.far) : "" }),
-    make("td", {}, ...(row.label !== null ? [make("b", { textContent: `“${row.label}” ` })] : []), make("code", { textContent: own_frame(row) })))));
+    make("td", {}, ...(row.label !== null ? [make("b", { textContent: `“${row.label}” ` })] : []), make("code", { textContent: caller(row), title: row.frames.join("\n") })))));
 };
 $("flame").addEventListener("keydown", event => {
   const item = event.target.closest(".frame");
@@ -327,10 +332,10 @@ const drawMaps = () => {
     const moment = map.moments.filter(moment => moment.at <= now + 1e-9).pop() || map.moments[0];
     const figure = make("figure"), caption = make("figcaption"), canvas = make("canvas");
     caption.append(make("b", { textContent: several ? labelOf(map.process) : "" }), make("span", { className: "quiet", textContent: `at ${time(moment.at)}, one square is ${size(moment.cell)}` }));
-    moment.places.forEach(place => {
+    moment.places.filter(place => place.held).forEach(place => {
       const key = make("span", { className: "key" });
       key.style.background = placeColour(place.place);
-      caption.append(make("span", {}, key, `${place.place} ${size(place.used)} of ${size(place.held)} in use, ${place.holes} free ${place.holes === 1 ? "piece" : "pieces"}, the largest ${size(place.largest)}`));
+      caption.append(make("span", {}, key, `${place.place} ${size(place.used)} of ${size(place.held)} in use${place.holes ? `, ${place.holes} free ${place.holes === 1 ? "piece" : "pieces"}, the largest ${size(place.largest)}` : ""}`));
     });
     figure.append(caption, canvas);
     const cells = [];
@@ -348,14 +353,14 @@ const drawMaps = () => {
       const of = placeColour(moment.places[place].place);
       ctx.globalAlpha = 0.22; ctx.fillStyle = of; ctx.fillRect(x, y, side, side);
       ctx.globalAlpha = 1;
-      const high = Math.ceil(side * fill / 100);
+      const high = Math.ceil(side * fill / 10);
       ctx.fillRect(x, y + side - high, side, high);
     });
     canvas.addEventListener("mousemove", event => {
       const bounds = canvas.getBoundingClientRect();
       const at = Math.floor((event.clientY - bounds.top) / CELL) * columns + Math.floor((event.clientX - bounds.left) / CELL);
       const cell = cells[at];
-      canvas.tip = cell && cell[0] >= 0 ? `${moment.places[cell[0]].place}, ${cell[1]} % in use` : "";
+      canvas.tip = cell && cell[0] >= 0 ? `${moment.places[cell[0]].place}, ${cell[1] * 10} % in use` : "";
     });
     return figure;
   }));
@@ -384,7 +389,7 @@ const drawAll = () => {
   drawMemory();
   drawSmall("pinned-plot", one => one.pinned);
   drawSmall("moves-plot", one => one.moves);
-  document.querySelectorAll(".bar").forEach(bar => { bar.firstElementChild.style.background = placeColour(bar.dataset.place); });
+  document.querySelectorAll("[data-place]").forEach(part => { part.style.background = placeColour(part.dataset.place); });
   showMoment();
 };
 $("moment").max = data.moments - 1;

@@ -10,6 +10,7 @@ use gpupool_events::{
 use super::grown::Grown;
 use super::holders::Holders;
 use super::kept::{LeftOut, keep};
+use super::map::Map;
 use super::moves::Moves;
 use super::pinned::Pinned;
 use super::refusals::Refusals;
@@ -66,6 +67,8 @@ pub struct Process {
     pub holders: Holders,
     /// Places in the program that made the pool grow.
     pub grown: Grown,
+    /// What the pool's addresses are made of.
+    pub map: Map,
     /// Memory that moved.
     pub moves: Moves,
     /// What it was told OUT_OF_MEMORY for.
@@ -261,7 +264,6 @@ impl Process {
                     self.levels.entry(place.place).or_default().add(now, place.used);
                 }
             }
-            Event::BlockAllocate(block) => self.holders.allocate(record.t - self.origin(), &block),
             Event::MemorySite(told) => {
                 self.grown.name_site(told.id, &told.site);
                 self.holders.name_site(told.id, told.site);
@@ -271,11 +273,25 @@ impl Process {
                 let far = spill.on_peers.saturating_add(spill.on_host).min(spill.bytes);
                 self.grown.add(spill.site, spill.bytes, far);
             }
+            Event::BlockAllocate(block) => {
+                let now = record.t - self.origin();
+                self.holders.allocate(now, &block);
+                self.map.look(now, &self.holders);
+            }
+            Event::PoolMap(map) => {
+                self.map.change(&map.changes);
+                self.map.look(record.t - self.origin(), &self.holders);
+            }
             Event::BlockPlaced(placed) => {
                 let now = record.t - self.origin();
                 self.holders.lies(now, placed.address, &placed.places);
             }
-            Event::BlockFree(block) => self.holders.free(record.t - self.origin(), block.address),
+            Event::BlockFree(block) => {
+                let now = record.t - self.origin();
+                self.map.look_at_peak(now, &self.holders);
+                self.holders.free(now, block.address);
+                self.map.look(now, &self.holders);
+            }
             Event::BlockLabel(block) => self.holders.label(record.t - self.origin(), block.address, block.label),
             Event::BlockMove(moved) => self.moves.by_hand(moved),
             Event::TierSwap(swap) => self.moves.swap(record.t - self.origin(), swap),
