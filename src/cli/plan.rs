@@ -4,6 +4,7 @@ mod estimate;
 mod machine;
 mod text;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -87,6 +88,14 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     if !unreadable.is_empty() {
         return Err(Failure::usage(unreadable.join("\n")));
     }
+    let hosts: BTreeSet<&str> = logs.processes.iter().filter_map(Process::host).collect();
+    if hosts.len() > 1 {
+        let why = format!(
+            "the logs are of {} hosts, whose memory is not shared: plan for those of one host at a time",
+            hosts.len()
+        );
+        return Err(Failure::usage(why));
+    }
     let program = Program::of(&logs.processes);
     if program.peak == 0 {
         let why = "no process of these logs used memory of the pool, or the log does not tell (pool.level, from level info on)";
@@ -122,7 +131,7 @@ fn of_host(processes: &[Process]) -> u64 {
     processes.iter().map(limit).max().unwrap_or(0)
 }
 
-/// Machines with half as many GPUs of the log's size, as many, and so on up to eight.
+/// Four machines with GPUs of the log's size, from one on, or from half as many as the program works on.
 fn usual(processes: &[Process], program: &Program) -> Result<Vec<Gpus>, Failure> {
     let limits = processes.iter().flat_map(|process| process.exit.iter().flat_map(|exit| &exit.peak));
     let limits = limits.filter(|peak| peak.place.starts_with("gpu")).filter_map(|peak| peak.limit);
@@ -133,7 +142,7 @@ fn usual(processes: &[Process], program: &Program) -> Result<Vec<Gpus>, Failure>
     };
     // The limit is what a GPU has less the reserve, which is a sixteenth of it or 1 GiB; with GPUPOOL_LIMIT it is that.
     let size = (limit / 15 * 16).min(limit.saturating_add(1 << 30)).next_multiple_of(64 << 20);
-    let counts = [1, 2, 4, 8].into_iter().filter(|count| *count * 2 > program.homes().max(1));
+    let counts = (0..16).map(|power| 1usize << power).filter(|count| *count * 2 > program.homes().max(1)).take(4);
     let written =
         if size.is_multiple_of(1 << 30) { format!("{}GiB", size >> 30) } else { format!("{}MiB", size >> 20) };
     let gpus = counts.map(|count| Gpus { written: format!("{count}x{written}"), sizes: vec![size; count] });

@@ -35,7 +35,7 @@ pub struct Far {
     /// Bytes on other GPUs and on the host, in their mean over the time.
     pub on_peers: f64,
     pub on_host: f64,
-    /// Seconds that kernels lost, as estimated; none where no kernel was seen to read any of it.
+    /// Seconds that kernels lost, as estimated, in the process that lost most; none where no kernel was seen to read any of it.
     pub lost: Option<f64>,
 }
 
@@ -71,14 +71,16 @@ impl Program {
             let ended = ((process.last - begin) / seconds * PARTS as f64).ceil() as usize;
             used.iter_mut().skip(ended.max(1)).for_each(|bytes| *bytes = 0);
             all.iter_mut().zip(&used).for_each(|(all, bytes)| *all = all.saturating_add(*bytes));
-            let borrows = process.start.as_ref().and_then(|start| start.job_ranks).is_none_or(|ranks| ranks < 2);
+            let [_, peers, host] = NEAR_AND_FAR;
+            // Ranks of a job do not, unless GPUPOOL_DEVICES says so, which shows in what they did.
+            let ranks = process.start.as_ref().and_then(|start| start.job_ranks).unwrap_or(1);
+            let borrows = ranks < 2 || process.residence.get(peers).is_some_and(|line| line.peak() > 0);
             for (home, share) in homes(process) {
                 let next = gpus.len() as u32;
                 let home = *gpus.entry(home).or_insert(next);
                 let rows = used.iter().map(|bytes| (*bytes as f64 * share) as u64).collect();
                 program.demands.push((Demand { home, borrows, bytes: 0 }, rows));
             }
-            let [_, peers, host] = NEAR_AND_FAR;
             let mean = |name: &str| {
                 let parts =
                     process.residence.get(name).map(|line| line.lasts_of(PARTS, process.origin() - begin, seconds));
@@ -92,7 +94,9 @@ impl Program {
             let lost: f64 = process.readers.values().map(|reader| reader.lost).sum();
             if !process.readers.is_empty() {
                 // Kernels that overlap may lose more together than there was.
-                *far.lost.get_or_insert(0.0) += lost.clamp(0.0, process.last - process.origin());
+                let lost = lost.clamp(0.0, process.last - process.origin());
+                // Ranks wait for each other: the slowest is what counts.
+                far.lost = Some(far.lost.map_or(lost, |most: f64| most.max(lost)));
             }
         }
         program.contexts = contexts(processes, &gpus);

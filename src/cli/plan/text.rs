@@ -27,7 +27,11 @@ pub fn render(processes: &[Process], program: &Program, rows: &[Row], colours: b
         let lost = match (lost, program.slowdown()) {
             (Some(lost), Some(slowdown)) => {
                 let least = if program.is_vague() { "at least " } else { "" };
-                format!("kernels lost about {} by it: {least}{slowdown:.2} x the time with all near", words::time(lost))
+                let whose = if processes.len() > 1 { " of the process that lost most" } else { "" };
+                format!(
+                    "kernels{whose} lost about {}: {least}{slowdown:.2} x the time with all near",
+                    words::time(lost)
+                )
             }
             _ => "not known: no kernel was seen to read any of it, or the driver does not tell (before CUDA 12.4)"
                 .to_owned(),

@@ -5,6 +5,7 @@ mod demo;
 mod doctor;
 mod explain;
 mod fail_on;
+mod html;
 mod kernel;
 mod plan;
 mod readme;

@@ -83,9 +83,18 @@ const step = data.end / data.points;
 const xs = Array.from({ length: data.points + 1 }, (_, i) => i * step);
 const closed = values => [...values, values[values.length - 1]];
 const powers = Array.from({ length: 60 }, (_, i) => 2 ** i);
+const seconds = [...[-3, -2, -1, 0].flatMap(power => [1, 2, 5].map(one => one * 10 ** power)), 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200,
+  ...[1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 1e4, 1e5, 1e6].map(days => days * 86400)];
+const two = number => String(Math.floor(number)).padStart(2, "0");
+// All of an axis in one form: 0.5 s, or 1:30, or 2:05:00.
+const clock = (_, splits) => {
+  const step = splits.length > 1 ? splits[1] - splits[0] : 1, last = splits[splits.length - 1];
+  if (last < 120) return splits.map(s => `${s.toFixed(step < 0.01 ? 3 : step < 0.1 ? 2 : step < 1 ? 1 : 0)} s`);
+  return splits.map(s => last < 3600 ? `${Math.floor(s / 60)}:${two(s % 60)}` : `${Math.floor(s / 3600)}:${two(s / 60 % 60)}:${two(s % 60)}`);
+};
 const axes = () => {
   const look = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 }, font: "12px system-ui, sans-serif" };
-  return [{ ...look, values: (_, splits) => splits.map(time) }, { ...look, size: 78, incrs: powers, values: (_, splits) => splits.map(size) }];
+  return [{ ...look, incrs: seconds, space: 70, values: clock }, { ...look, size: 78, incrs: powers, values: (_, splits) => splits.map(size) }];
 };
 const momentLine = {
   hooks: { draw: u => {

@@ -7,14 +7,19 @@ use crate::terminal::{clean, columns, shorten};
 
 /// Columns of the longest word that is shown whole.
 const LONGEST: usize = 400;
+/// Bytes of the longest name of a field that is kept.
+const LONGEST_NAME: usize = 200;
 
 /// Every text in a value.
 pub fn tame(value: Value) -> Value {
     match value {
         Value::String(text) => Value::String(tame_text(&text)),
         Value::Array(items) => items.into_iter().map(tame).collect(),
-        // Names of fields stay as they are: they are looked up by them.
-        Value::Object(fields) => Value::Object(fields.into_iter().map(|(name, value)| (name, tame(value))).collect()),
+        // Names of fields stay as they are, since they are looked up by them; no place and no reason has a name so long.
+        Value::Object(fields) => {
+            let fields = fields.into_iter().filter(|(name, _)| name.len() <= LONGEST_NAME);
+            Value::Object(fields.map(|(name, value)| (name, tame(value))).collect())
+        }
         other => other,
     }
 }

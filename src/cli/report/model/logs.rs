@@ -67,11 +67,15 @@ impl Logs {
             logs.logs.push(log);
         }
         progress.clear();
-        // Ranks in their order, then processes in the order of their start.
+        // Ranks in their order, host by host, then processes in the order of their start: by the clock of one host, others' may differ.
         logs.processes.sort_by(|a, b| {
             let rank =
                 |process: &Process| process.start.as_ref().and_then(|start| start.local_rank).unwrap_or(u32::MAX);
-            rank(a).cmp(&rank(b)).then(a.first.total_cmp(&b.first)).then(a.pid.cmp(&b.pid))
+            a.host()
+                .cmp(&b.host())
+                .then(rank(a).cmp(&rank(b)))
+                .then(a.first.total_cmp(&b.first))
+                .then(a.pid.cmp(&b.pid))
         });
         logs
     }

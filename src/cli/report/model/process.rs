@@ -177,6 +177,11 @@ impl Process {
         Process { met, log, pid: record.pid, first: record.t, last: record.t, ..Process::default() }
     }
 
+    /// The host that it ran on, where it is a rank of a job.
+    pub fn host(&self) -> Option<&str> {
+        self.start.as_ref().and_then(|start| start.host.as_deref())
+    }
+
     /// What its times count from, seconds since 1970: its start, or its first record where nothing tells.
     pub fn origin(&self) -> f64 {
         self.started.unwrap_or(self.first)

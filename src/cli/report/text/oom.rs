@@ -29,6 +29,30 @@ pub fn page(logs: &Logs, colours: bool) -> String {
     page.into_text()
 }
 
+/// A line for each process that was refused memory, in the report as a whole.
+pub fn told(page: &mut Page, logs: &Logs, labels: &[String]) {
+    let refused = logs.processes.iter().zip(labels).filter_map(|(process, label)| {
+        let last = process.refusals.all().next_back()?;
+        Some((process, label, &last.told))
+    });
+    let refused: Vec<(&Process, &String, &OutOfMemory)> = refused.collect();
+    if refused.is_empty() {
+        return;
+    }
+    page.heading("Out of memory");
+    for (process, label, last) in refused.iter().take(ROWS) {
+        let times = words::count(process.refusals.times, "refusal", "refusals");
+        let what = format!("{times} at least, the last told for {} on GPU {}", format_size(last.bytes), last.home);
+        page.entry(
+            &format!("  {label} "),
+            &format!("{what}; gpupool report --oom has who held what, and what would have helped"),
+        );
+    }
+    if refused.len() > ROWS {
+        page.line(&format!("  {} more; --json has them", refused.len() - ROWS));
+    }
+}
+
 fn section(page: &mut Page, process: &Process, label: &str) {
     let mut refusals = process.refusals.all().rev();
     let Some(last) = refusals.next() else { return };
