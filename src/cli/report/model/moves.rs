@@ -92,6 +92,13 @@ impl Moves {
     pub fn stop(&mut self, stop: TierStop, more: &mut LeftOut) {
         keep(&mut self.stops, stop, "stops", more);
     }
+
+    /// Whether anything moved, or was kept from it.
+    pub fn is_any(&self) -> bool {
+        !(self.swaps.is_empty() && self.by_hand.is_empty() && self.stops.is_empty())
+            || self.repacks.times > 0
+            || self.total.as_ref().is_some_and(|total| total.times > 0)
+    }
 }
 
 fn entry<T: Default>(sums: &mut BTreeMap<String, T>, name: String) -> &mut T {

@@ -9,6 +9,7 @@
 //! The viewer goes back from the end, so what is kept of a long log is its end ([`TRACE`] entries, a part for each log), as with PyTorch's
 //! own recorder. Logs are read one after the other, and what happened is put in the order of time in the end.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, Write};
 
@@ -499,34 +500,48 @@ struct Devices {
     of: Vec<Vec<usize>>,
 }
 
+/// What tells one device from another, in the order in which they come.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    /// The machine, where the log names it.
+    host: Option<String>,
+    is_gpu: Reverse<bool>,
+    /// `CUDA_VISIBLE_DEVICES`: GPUs have other numbers by another list.
+    visible: Option<String>,
+    number: u32,
+    name: String,
+}
+
 impl Devices {
     /// Places of the same name are one device if both processes were on one host and shown the same GPUs. GPUs come first, in order.
     fn new(programs: &[Program], logs: &Logs) -> Devices {
         let key = |met: usize, place: &Place| {
             let process = &logs.processes[position(logs, met)];
-            let host = process.start.as_ref().and_then(|start| start.host.clone());
+            let is_gpu = place.name.starts_with("gpu");
             let visible = process.init.as_ref().and_then(|init| init.visible_devices.clone());
-            let visible = visible.filter(|_| place.name.starts_with("gpu"));
-            let number =
-                place.name.trim_start_matches(|letter: char| !letter.is_ascii_digit()).parse().unwrap_or(u32::MAX);
-            (host, !place.name.starts_with("gpu"), visible, number, place.name.clone())
+            let digits = place.name.trim_start_matches(|letter: char| !letter.is_ascii_digit());
+            Key {
+                host: process.start.as_ref().and_then(|start| start.host.clone()),
+                is_gpu: Reverse(is_gpu),
+                visible: visible.filter(|_| is_gpu),
+                number: digits.parse().unwrap_or(u32::MAX),
+                name: place.name.clone(),
+            }
         };
         let keys = programs.iter().enumerate();
-        let keys: Vec<Vec<_>> =
+        let keys: Vec<Vec<Key>> =
             keys.map(|(met, program)| program.places.iter().map(|place| key(met, place)).collect()).collect();
-        let mut all: Vec<_> = keys.iter().flatten().cloned().collect();
+        let mut all: Vec<Key> = keys.iter().flatten().cloned().collect();
         all.sort();
         all.dedup();
-        let several = |part: fn(&(Option<String>, bool, Option<String>, u32, String)) -> &Option<String>| {
-            all.iter().any(|key| part(key) != part(&all[0]))
-        };
-        let (hosts, views) = (several(|key| &key.0), several(|key| &key.2));
-        let name = |(host, _, visible, _, name): &(Option<String>, bool, Option<String>, u32, String)| {
+        let hosts = all.iter().any(|key| key.host != all[0].host);
+        let views = all.iter().any(|key| key.is_gpu == all[0].is_gpu && key.visible != all[0].visible);
+        let name = |Key { host, visible, name, .. }: &Key| {
             let visible = visible.as_ref().filter(|_| views).map(|list| format!(" (CUDA_VISIBLE_DEVICES={list})"));
             let host = host.as_ref().filter(|_| hosts).map(|host| format!(" of {host}"));
             format!("{name}{}{}", visible.unwrap_or_default(), host.unwrap_or_default())
         };
-        let index = |key: &_| all.binary_search(key).unwrap_or(0);
+        let index = |key: &Key| all.binary_search(key).unwrap_or(0);
         Devices {
             names: all.iter().map(name).collect(),
             of: keys.iter().map(|of| of.iter().map(index).collect()).collect(),
