@@ -46,7 +46,7 @@ pub struct Args {
 /// # Errors
 /// Exit 2 if a path cannot be read or is no log of gpupool; the others are shown all the same.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let mut viewers = Viewers::begin(&args.files)?;
+    let mut viewers = Viewers::begin(&args.files, args.logs.len())?;
     let logs = Logs::read_with(&args.logs, &mut |process, record| viewers.look(process, record));
     let found = model::findings(&logs.processes);
     let mut written = viewers.finish(&logs, &found)?;

@@ -44,13 +44,13 @@ pub struct Viewers<'a> {
 }
 
 impl<'a> Viewers<'a> {
-    /// Begins what is written record by record.
+    /// Begins what is written record by record, of so many logs.
     ///
     /// # Errors
     /// Such a file cannot be written.
-    pub fn begin(files: &'a Files) -> Result<Viewers<'a>, Failure> {
+    pub fn begin(files: &'a Files, logs: usize) -> Result<Viewers<'a>, Failure> {
         let perfetto = files.perfetto.as_deref().map(|path| Ok(Perfetto::new(create(path)?))).transpose()?;
-        Ok(Viewers { files, memory_viz: files.memory_viz.as_ref().map(|_| MemoryViz::default()), perfetto })
+        Ok(Viewers { files, memory_viz: files.memory_viz.as_ref().map(|_| MemoryViz::new(logs)), perfetto })
     }
 
     /// Takes in a record.
