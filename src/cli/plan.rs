@@ -119,16 +119,22 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
 fn of_host(processes: &[Process]) -> u64 {
     let limit = |process: &Process| -> u64 {
         let peaks = process.exit.iter().flat_map(|exit| &exit.peak);
-        peaks.filter(|peak| peak.place.starts_with("host")).map(|peak| peak.limit.unwrap_or(0)).sum()
+        peaks
+            .filter(|peak| peak.place.starts_with("host"))
+            .map(|peak| peak.limit.unwrap_or(0))
+            .fold(0, u64::saturating_add)
     };
     processes.iter().map(limit).max().unwrap_or(0)
 }
+
+/// No GPU has more memory than this, bytes.
+const MOST: u64 = 1 << 50;
 
 /// Four machines with GPUs of the log's size, from one on, or from half as many as the program works on.
 fn usual(processes: &[Process], program: &Program) -> Result<Vec<Gpus>, Failure> {
     let limits = processes.iter().flat_map(|process| process.exit.iter().flat_map(|exit| &exit.peak));
     let limits = limits.filter(|peak| peak.place.starts_with("gpu")).filter_map(|peak| peak.limit);
-    let Some(limit) = limits.max().filter(|limit| *limit > 0) else {
+    let Some(limit) = limits.max().filter(|limit| (1..=MOST).contains(limit)) else {
         let why =
             "the logs do not tell how large the GPUs were, since no process came to its end: write --gpus 4x80GiB";
         return Err(Failure::usage(why.to_owned()));

@@ -124,17 +124,20 @@ impl Program {
         // Several GPUs' contexts on one, where there are fewer.
         let mut contexts = vec![0; machine.gpus.len()];
         for (gpu, bytes) in self.contexts.iter().enumerate() {
-            contexts[gpu % machine.gpus.len().max(1)] += bytes;
+            if let Some(sum) = contexts.get_mut(gpu % machine.gpus.len().max(1)) {
+                *sum = u64::saturating_add(*sum, *bytes);
+            }
         }
         for part in 0..PARTS {
             let demands: Vec<Demand> =
                 self.demands.iter().map(|(demand, rows)| Demand { bytes: rows[part], ..*demand }).collect();
             let mut all = Lies::default();
             for lies in machine.place(&demands, &contexts) {
-                all.near += lies.near;
-                all.on_peers += lies.on_peers;
-                all.on_host += lies.on_host;
-                all.missing += lies.missing;
+                all.near = all.near.saturating_add(lies.near);
+                all.on_peers = all.on_peers.saturating_add(lies.on_peers);
+                all.on_host = all.on_host.saturating_add(lies.on_host);
+                // A log may say anything.
+                all.missing = all.missing.saturating_add(lies.missing);
             }
             let peak = &mut estimate.peak;
             peak.near = peak.near.max(all.near);
@@ -219,7 +222,7 @@ fn contexts(processes: &[Process], gpus: &BTreeMap<Gpu, u32>) -> Vec<u64> {
         for context in process.contexts.iter().filter(|context| context.gone.is_none()) {
             let known = gpus.get(&gpu(process, context.made.device, context.made.uuid.as_ref()));
             if let Some(sum) = known.and_then(|gpu| contexts.get_mut(*gpu as usize)) {
-                *sum += context.made.cost.unwrap_or(CONTEXT);
+                *sum = u64::saturating_add(*sum, context.made.cost.unwrap_or(CONTEXT));
             }
         }
     }

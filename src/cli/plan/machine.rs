@@ -41,7 +41,7 @@ pub struct Lies {
 
 impl Lies {
     pub fn far(&self) -> u64 {
-        self.on_peers + self.on_host
+        self.on_peers.saturating_add(self.on_host)
     }
 }
 

@@ -61,6 +61,33 @@ fn what_cannot_be_planned_is_refused_with_what_to_write() {
 }
 
 #[test]
+fn logs_that_say_what_cannot_be_do_no_harm() {
+    let log = std::fs::read_to_string(golden_folder().join("far.jsonl")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let most = format!(":{}", u64::MAX);
+    // As large as numbers get, and the line that has them cut in the middle.
+    let mad = log
+        .replace(":83751862272", &most)
+        .replace(":23622320128", &most)
+        .replace(":84825604096", &most)
+        .replace("\"cost\":548405248", "\"cost\":18446744073709551615");
+    let mad = mad.replace("100.0", "-1e308") + &log[..log.len() / 3];
+    let path = folder.path().join("mad.jsonl");
+    std::fs::write(&path, mad).unwrap();
+    let path = path.display().to_string();
+    for arguments in [
+        vec!["plan", &path, "--gpus", "2x80GiB"],
+        vec!["plan", &path],
+        vec!["diff", &path, "far.jsonl"],
+        vec!["report", &path],
+        vec!["report", "--oom", &path],
+    ] {
+        let (code, _, stderr) = said(&arguments);
+        assert!(matches!(code, Some(0 | 2)) && !stderr.contains("panicked"), "{arguments:?}: {code:?} {stderr}");
+    }
+}
+
+#[test]
 fn two_runs_are_compared() {
     let (code, text, stderr) = said(&["diff", "far.jsonl", "far_less.jsonl"]);
     assert_eq!(code, Some(0), "{stderr}");

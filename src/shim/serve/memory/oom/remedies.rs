@@ -106,7 +106,8 @@ pub fn remedies(asked: Asked, places: &[PlaceAtRefusal], settings: &Settings) ->
     };
     let gain: u64 = hosts().map(beyond_limit).sum();
     // What would have been enough, and a little: the rest of the host is for others.
-    let value = hosts().map(|place| place.limit).sum::<u64>() + gain.min((short + short / 8).next_multiple_of(1 << 28));
+    let gain = gain.min((short + short / 8).next_multiple_of(1 << 28));
+    let value = hosts().map(|place| place.limit).sum::<u64>() + gain;
     found.push(remedy(
         "GPUPOOL_HOST_LIMIT",
         size(value),
