@@ -320,6 +320,10 @@ const char *gpupool_mode(void);
 // Why allocations go to the driver, a sentence; empty where they do not. A string that is never freed.
 const char *gpupool_why(void);
 
+// The file that this process writes its log to (`GPUPOOL_LOG_FILE`); empty before CUDA was used and where there is none. Every line
+// is in the file when the call that it tells of returns. A string that is never freed.
+const char *gpupool_log_file(void);
+
 // Fills `statistics`, of which the caller has set `size`: with zeros while there is no pool, also where the answer is that
 // gpupool takes no part (`GPUPOOL_NOT_ACTIVE`). Returns 0 or a `gpupool_error`.
 //

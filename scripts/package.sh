@@ -90,6 +90,14 @@ install -D -m 644 -t "$tree/usr/include" include/gpupool.h
 install -D -m 644 -t "$tree/usr/share/doc/gpupool" LICENSE README.md CHANGELOG.md "$out"/notices/*
 install -D -m 644 -t "$tree/usr/share/doc/gpupool/examples" include/examples/* src/package/deploy/*
 install -D -m 644 LICENSE "$tree/usr/share/doc/gpupool/copyright"
+# The command knows its manual and its words. Debian and Fedora have their own folders for what zsh completes.
+"$stage/gpupool" manual --to "$tree/usr/share/man/man1"
+gzip --no-name -9 "$tree/usr/share/man/man1"/*
+for shell in bash-completion/completions/gpupool zsh/vendor-completions/_gpupool zsh/site-functions/_gpupool fish/vendor_completions.d/gpupool.fish; do
+    name=${shell%%[-/]*}
+    "$stage/gpupool" completions "$name" >"$stage/completions"
+    install -D -m 644 "$stage/completions" "$tree/usr/share/$shell"
+done
 find "$tree" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 
 name=gpupool-$version-x86_64-linux

@@ -92,6 +92,8 @@ fn the_wheel_has_these_files_and_a_second_one_the_same_bytes() {
         "/_command.py",
         "/_frameworks.py",
         "/_interface.py",
+        "/_logs.py",
+        "/_notebook.py",
         "/_preload.py",
         "/_version.py",
         "/examples/placing.c",
@@ -168,6 +170,14 @@ fn installed_it_runs_and_uninstalled_it_leaves_nothing() {
     );
     assert_eq!(said.stderr, "");
 
+    let log = folder.path().join("logs.jsonl");
+    client(&python, "package_logs.py").arg(&log).go().succeeds().prints(
+        "no log: NoLog: this process has no log\nlive: 64 MiB on gpu0, 64 MiB on gpu1\nsame: True True True\n\
+         at: ['cuda_calls.py:call', 'package_logs.py:weights', 'package_logs.py:main', 'package_logs.py:<module>']\n\
+         written: True\nsaid: [True, True, True]\ngpupool: 128.0 MiB in 2 blocks, at most 128.0 MiB; 3 allocations, 1 of them from freed memory\n\
+         picture: True True\nchange: True\n",
+    );
+
     let module = Run::command(&python).args("-m gpupool --version").go();
     module.succeeds().prints(&Run::command(&command).arg("--version").go().stdout);
     assert!(module.stdout.starts_with(&format!("gpupool {VERSION} (")), "{}", module.stdout);
@@ -191,6 +201,13 @@ fn the_deb_and_the_archive_run_where_they_are_unpacked() {
         let demo = Run::command(root.join("bin/gpupool")).args("demo --gpus 1x2GiB").go();
         assert_eq!(demo.succeeds().stdout.matches("contents right").count(), 1, "{}", demo.stdout);
         let documents = root.join("share/doc/gpupool");
+        for file in ["man/man1/gpupool.1.gz", "man/man1/gpupool-run.1.gz", "zsh/site-functions/_gpupool"] {
+            assert!(root.join("share").join(file).is_file(), "{file}");
+        }
+        let words =
+            "source \"$1\"; COMP_WORDS=(gpupool rep); COMP_CWORD=1; _gpupool gpupool rep gpupool; echo ${COMPREPLY[@]}";
+        let bash = root.join("share/bash-completion/completions/gpupool");
+        assert_eq!(made(Command::new("bash").args(["-c", words, "bash"]).arg(bash)), "report\n");
         for file in
             ["copyright", "THIRD-PARTY.txt", "gpupool.cdx.json", "examples/kubernetes.yaml", "examples/with_cupy.py"]
         {

@@ -30,6 +30,31 @@ fn what_does_not_fit_bare_fits_under_the_shim() {
 }
 
 #[test]
+fn a_refusal_is_told_with_who_held_what_and_what_would_have_helped() {
+    let script = Run::program("steps").args("a:300 a:400 a:401 a:402").sim("2x256MiB");
+    let shim = script.env("GPUPOOL_RESERVE", "16MiB").env("GPUPOOL_HOST_LIMIT", "0").shim().log().go();
+    shim.succeeds().says("allocate 300: 0").says("allocate 402: 2");
+    let told = shim.records.iter().filter_map(|record| match &record.event {
+        Event::OutOfMemory(told) => Some(told),
+        _ => None,
+    });
+    let told: Vec<_> = told.collect();
+    let asked: Vec<(u64, u64)> = told.iter().map(|told| (told.number, told.bytes >> 20)).collect();
+    assert_eq!(asked, [(1, 400), (2, 401)], "the third is told with the fourth");
+    let first = told[0];
+    assert!(first.fits < first.bytes && first.site.is_some(), "{first:?}");
+    let [holder] = &first.holders[..] else { panic!("{first:?}") };
+    assert_eq!((holder.blocks, holder.bytes, holder.guessed), (1, 300 << 20, 0));
+    assert!(holder.on_peers > 0 && holder.site.as_ref().is_some_and(|site| !site.is_empty()), "{holder:?}");
+    let host = first.remedies.iter().find(|remedy| remedy.setting == "GPUPOOL_HOST_LIMIT");
+    let host = host.unwrap_or_else(|| panic!("{:?}", first.remedies));
+    // What is said to be enough is.
+    let mended = Run::program("steps").args("a:300 a:400").sim("2x256MiB").env("GPUPOOL_RESERVE", "16MiB");
+    assert!(host.enough, "{host:?}");
+    mended.env("GPUPOOL_HOST_LIMIT", &host.value).shim().go().succeeds().says("allocate 400: 0");
+}
+
+#[test]
 fn arrays_over_several_gpus_hold_their_data() {
     let shim = Run::program("fill_spread").args("200 64 200 130").sim(SMALL).shim().log().report().go();
     shim.succeeds();

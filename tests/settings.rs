@@ -445,9 +445,16 @@ fn off_is_silent() {
 fn a_log_has_the_story_of_the_process() {
     let shim = overflowing().arg("f:0").shim().log().go();
     shim.succeeds();
-    for event in
-        ["process.start", "pool.open", "context.create", "pool.grow", "pool.spill", "block.allocate", "block.free"]
-    {
+    for event in [
+        "process.start",
+        "pool.open",
+        "context.create",
+        "pool.grow",
+        "pool.spill",
+        "block.allocate",
+        "block.placed",
+        "block.free",
+    ] {
         assert!(!shim.events(event).is_empty(), "no {event} in {:?}", shim.records);
     }
     let exit = shim.event("process.exit", |event| match event {

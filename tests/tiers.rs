@@ -4,6 +4,7 @@ use gpupool_events::Event;
 use gpupool_metrics::folder::{Folder, Roots};
 use gpupool_metrics::{Counter, Snapshot, read};
 use harness::{Build, Output, Run, Running, eventually};
+use std::collections::BTreeMap;
 
 /// Two GPUs, of the first of which the program may have less than it asks for.
 fn crowded(program: &str, arguments: &str, moving: &str) -> Run {
@@ -63,6 +64,50 @@ fn what_is_read_again_and_again_comes_near() {
     // Two arrays of eight are far, at a twelfth of the speed. One that comes near takes a third off the whole round.
     let fastest = near.iter().copied().fold(f64::INFINITY, f64::min);
     assert!(fastest < 0.75 * far[0], "{far:?} against {near:?}");
+}
+
+/// What a page draws of moves and of the pool's addresses comes from these lines alone.
+#[test]
+fn what_the_log_tells_of_moves_and_addresses_adds_up() {
+    let run = crowded("rotation", &format!("8 8 6000 {ROUNDS}"), "auto").env("GPUPOOL_LIMIT", "0:50MiB");
+    let output = run.env("GPUPOOL_LOG", "info,gpupool::memory=debug").go();
+    output.succeeds();
+    let totals = output.picked(|event| match event {
+        Event::TierTotal(total) => Some((total.times, total.came, total.left)),
+        _ => None,
+    });
+    let (came, left) = swapped(&output);
+    let swaps = output
+        .picked(|event| matches!(event, Event::TierSwap(swap) if swap.bytes_in + swap.bytes_out > 0).then_some(()));
+    assert_eq!(totals, [(swaps.len() as u64, came, left)]);
+    assert!(came > 0, "nothing moved");
+
+    // Each record says what lies at some frames from then on, so at the end they say what is mapped where.
+    let frame = 2 << 20;
+    let mut frames: BTreeMap<u64, Option<String>> = BTreeMap::new();
+    let changes = output.picked(|event| match event {
+        Event::PoolMap(map) => Some(map.changes.clone()),
+        _ => None,
+    });
+    for change in changes.iter().flatten() {
+        for at in (change.address..change.address + change.bytes).step_by(frame) {
+            assert_ne!(frames.insert(at, change.place.clone()).flatten(), change.place, "{change:?} changes nothing");
+        }
+    }
+    let mut mapped: BTreeMap<String, u64> = BTreeMap::new();
+    for place in frames.into_values().flatten() {
+        *mapped.entry(place).or_default() += frame as u64;
+    }
+    let told = output.picked(|event| match event {
+        Event::ProcessExit(exit) => Some(exit.peak.clone()),
+        _ => None,
+    });
+    // The pool also holds memory that is mapped nowhere, to come near with.
+    let told: BTreeMap<String, u64> = told.into_iter().flatten().map(|place| (place.place, place.held)).collect();
+    assert!(
+        !mapped.is_empty() && mapped.iter().all(|(place, bytes)| told.get(place) >= Some(bytes)),
+        "{mapped:?} of {told:?}"
+    );
 }
 
 /// The page of a running program.

@@ -21,6 +21,9 @@ use workshop::{Workshop, show};
 /// Uses the GPUs of this machine, leaving 2 GiB free on each, or simulated ones where there are none. Where
 /// gpupool was built and not installed it needs a C compiler: the program that it runs is plain C and knows nothing of gpupool.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:
+  gpupool demo
+  gpupool demo --gpus 4x32GiB                                        simulated ones")]
 pub struct Args {
     /// Use simulated GPUs, as 4x32GiB, also where there are real ones
     #[arg(long, value_name = "COUNTxSIZE", value_parser = crate::sim::gpus)]

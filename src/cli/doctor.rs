@@ -22,6 +22,10 @@ use check::{Check, State};
 ///
 /// Exit code 0: all is well. 1: gpupool works, with the restrictions named. 2: it does not, or nobody can be told.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:
+  gpupool doctor
+  gpupool run -- gpupool doctor                                      in a program's surroundings
+  gpupool doctor --json >doctor.json                                 for an issue")]
 pub struct Args {
     /// Print JSON
     #[arg(long)]

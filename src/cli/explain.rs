@@ -10,6 +10,9 @@ use crate::terminal::{self, Page};
 
 /// Say what a finding means and how to mend it
 #[derive(clap::Args)]
+#[command(after_help = "Examples:
+  gpupool explain
+  gpupool explain GP001")]
 pub struct Args {
     /// The code of the finding, as GP001; none lists them all
     #[arg(value_name = "CODE")]

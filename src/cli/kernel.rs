@@ -16,6 +16,9 @@ use crate::{run, stdout};
 
 /// Notebooks whose Python runs with the pool
 #[derive(clap::Args)]
+#[command(after_help = "Examples:
+  gpupool kernel install
+  jupyter kernelspec remove gpupool")]
 pub struct Args {
     #[command(subcommand)]
     action: Action,
@@ -31,6 +34,10 @@ enum Action {
 /// It is the Python that this command was installed with, or the one on PATH, and needs ipykernel there. `jupyter kernelspec remove`
 /// takes it away again.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:
+  gpupool kernel install
+  gpupool kernel install --name pool-70 --set limit=0:70GiB
+  gpupool kernel install --prefix /srv/venv --python /srv/venv/bin/python")]
 struct Install {
     /// What Jupyter calls it, and its folder's name
     #[arg(long, value_name = "NAME", default_value = "gpupool")]

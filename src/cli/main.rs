@@ -2,7 +2,9 @@
 
 mod child;
 mod companion;
+mod completions;
 mod demo;
+mod diff;
 mod doctor;
 mod elf;
 mod explain;
@@ -14,7 +16,9 @@ mod inherited;
 mod kernel;
 mod lenders;
 mod log_settings;
+mod manual;
 mod pages;
+mod plan;
 mod preloadable;
 mod ps;
 mod report;
@@ -30,7 +34,7 @@ mod words;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 /// The memory of every GPU, and then of the host, for one unmodified CUDA program.
 #[derive(Parser)]
@@ -39,6 +43,8 @@ enum Command {
     Run(run::Args),
     Sim(sim::Args),
     Report(report::Args),
+    Plan(plan::Args),
+    Diff(diff::Args),
     Explain(explain::Args),
     Doctor(doctor::Args),
     Ps(ps::Args),
@@ -46,6 +52,8 @@ enum Command {
     Export(export::Args),
     Demo(demo::Args),
     Kernel(kernel::Args),
+    Completions(completions::Args),
+    Manual(manual::Args),
     #[command(hide = true)]
     Lenders(lenders::Args),
 }
@@ -59,6 +67,8 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Sim(args) => sim::run(args),
         Command::Report(args) => report::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Diff(args) => diff::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Ps(args) => ps::run(&args),
@@ -66,6 +76,8 @@ fn main() -> ExitCode {
         Command::Export(args) => export::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Kernel(args) => kernel::run(&args),
+        Command::Completions(args) => completions::run(&args, Command::command()),
+        Command::Manual(args) => manual::run(&args, Command::command()),
         Command::Lenders(args) => lenders::run(&args),
     };
     done.unwrap_or_else(failure::Failure::report)
@@ -81,5 +93,51 @@ fn said(instead: &clap::Error) -> ExitCode {
             stdout::unless_left(error).map_or_else(failure::Failure::report, |()| ExitCode::SUCCESS)
         }
         _ => ExitCode::from(code),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The examples of a command and of what is below it, with its name.
+    fn examples(command: &clap::Command, found: &mut Vec<(String, Vec<String>)>) {
+        for below in command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help") {
+            let help = below.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let lines =
+                help.lines().skip_while(|line| *line != "Examples:").skip(1).take_while(|line| line.starts_with("  "));
+            found.push((below.get_name().to_owned(), lines.map(str::to_owned).collect()));
+            examples(below, found);
+        }
+    }
+
+    #[test]
+    fn every_command_has_examples_that_it_takes() {
+        let mut found = Vec::new();
+        examples(&Command::command(), &mut found);
+        assert!(found.len() >= 13, "{found:?}");
+        for (name, lines) in found {
+            assert!(!lines.is_empty(), "{name}");
+            for line in lines {
+                // Behind a wide gap stands what it is for.
+                let words = line
+                    .trim_start()
+                    .split("   ")
+                    .next()
+                    .unwrap_or_default()
+                    .split(['|', '>'])
+                    .next()
+                    .unwrap_or_default();
+                if words.starts_with("gpupool ") {
+                    let parsed = Command::try_parse_from(words.split_whitespace());
+                    assert!(
+                        parsed.is_ok(),
+                        "{line}: {}",
+                        parsed.err().map(|error| error.to_string()).unwrap_or_default()
+                    );
+                }
+                assert!(line.chars().count() <= 100, "{line}");
+            }
+        }
     }
 }

@@ -13,6 +13,9 @@ use crate::terminal::{self, Page, Table};
 
 /// List the processes that run under gpupool, with their memory by place
 #[derive(clap::Args)]
+#[command(after_help = "Examples:
+  gpupool ps
+  gpupool ps --json | jq '.[].process.identity.pid'")]
 pub struct Args {
     /// All that their pages say, as one JSON array
     #[arg(long)]

@@ -40,6 +40,14 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
+const EXAMPLES: &str = "Examples:
+  gpupool run -- python train.py
+  gpupool run --summary --set limit=0:70GiB -- ./program
+  gpupool run --log train.%p.jsonl -- torchrun --nproc-per-node 4 train.py
+  gpupool run --log train.jsonl --set log=debug -- python train.py   with every block
+  gpupool run --fail-on GP001 -- pytest                              exit 3 if one is found
+";
+
 /// Becomes the program, unless its end is to be judged (`--fail-on`). A parent that waits would have to imitate the shell's job
 /// control and pass signals on; a process that is the program has its number, its terminal, its exit code and its death without
 /// any of that.
@@ -200,7 +208,8 @@ fn mode_help() -> String {
 
 /// The table of settings as the end of a help text.
 fn settings_help() -> String {
-    let mut text = "Settings, as environment variables or --set NAME=VALUE:\n".to_owned();
+    let mut text = EXAMPLES.to_owned();
+    text.push_str("\nSettings, as environment variables or --set NAME=VALUE:\n");
     for row in SETTINGS {
         text.push_str(&format!("\n  {}  ({})\n      {} [default: {}]\n", row.name, row.values, row.help, row.default));
     }

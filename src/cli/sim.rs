@@ -15,6 +15,11 @@ use crate::{child, companion, elf};
 /// what is written to it. All processes that the program starts share them, as on one machine, and find a libnvidia-ml.so.1
 /// that tells of it. Programs that use the driver interface run; the CUDA runtime (cudart) does not.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:
+  gpupool sim -- gpupool run -- ./program
+  gpupool sim --gpus 4x32GiB --link pcie -- gpupool run --summary -- ./program
+  gpupool sim --gpus 1x2GiB --host none -- ./program                 without the pool
+  gpupool sim --fault cuMemMap:3=999 -- gpupool run -- ./program")]
 pub struct Args {
     /// GPUs, as 4x32GiB or 2x16GiB,1x80GiB [default: 2x16GiB]
     #[arg(long, value_name = "COUNTxSIZE", value_parser = gpus)]

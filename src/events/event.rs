@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::level::{Level, Target};
-use crate::shared::{PlaceLevel, PlacePeak, Site};
+use crate::shared::{HolderAtRefusal, MapChange, PlaceAtRefusal, PlaceBytes, PlaceLevel, PlacePeak, Remedy, Site};
 
 /// An event as it is written: every record of it has this name, and the filters of `GPUPOOL_LOG` go by target and level.
 pub trait Written: Fields {
@@ -56,6 +56,7 @@ impl Field for u64 {}
 impl Field for String {}
 impl<T: Serialize> Field for Vec<T> {}
 impl Field for BTreeMap<String, String> {}
+impl Field for Site {}
 
 /// Declares every event as a struct, the enum over them, and the conversion by wire name. A row without target and level is
 /// no event of its own: the target and the level are those of whoever says it.
@@ -190,6 +191,16 @@ events! {
         on_peers: u64,
         /// Bytes of it on the host.
         on_host: u64,
+        /// The number of the place that asked for it (`memory.site`).
+        site: Option<u64>,
+    }
+    /// A place in the program that asks for pooled memory, the first time that it is met. Others name it by its number; a line of
+    /// another thread may do so shortly before this one.
+    MemorySite = "memory.site" (Memory, Info) {
+        /// Its number in this log, from 1.
+        id: u64,
+        /// Where.
+        site: Site,
     }
     /// A block does not lie on its home GPU alone.
     PoolSpill = "pool.spill" (Memory, Info) {
@@ -201,6 +212,8 @@ events! {
         on_peers: u64,
         /// Bytes of it on the host.
         on_host: u64,
+        /// The number of the place that asked for it (`memory.site`).
+        site: Option<u64>,
     }
     /// A handle of the program's own (`cuMemCreate`), or a part of it, was made elsewhere than it asked for.
     VmmSteer = "vmm.steer" (Memory, Info) {
@@ -253,6 +266,40 @@ events! {
         /// Bytes for which there was no place, when the pool was full.
         missing: Option<u64>,
     }
+    /// The program was told OUT_OF_MEMORY, and neither a cache nor the driver helps: who held what, what would have fit where, and which
+    /// setting would have helped. Written for the first refusal of a process, the second, the fourth and so on, and for each 1024th.
+    OutOfMemory = "memory.out" (Memory, Info) {
+        /// Which refusal of this process it is, from 1.
+        number: u64,
+        /// GPU that the memory was for.
+        home: u32,
+        /// Bytes asked for.
+        bytes: u64,
+        /// `block` (`cuMemAlloc`), `handle` (`cuMemCreate`) or `stream` (stream-ordered).
+        kind: String,
+        /// Why there was none, in words.
+        why: String,
+        /// Bytes of the largest request that there was room for.
+        fits: u64,
+        /// Where in the program.
+        site: Option<Site>,
+        /// Every place of the machine that the process knows of.
+        places: Vec<PlaceAtRefusal>,
+        /// Who held most, by place in the program and by name.
+        holders: Vec<HolderAtRefusal>,
+        /// Further holders, and what they held.
+        more_holders: u64,
+        /// Bytes that those held.
+        more_bytes: u64,
+        /// Bytes of blocks of less than a MiB, of which nobody notes who holds them.
+        small: u64,
+        /// Bytes that the program held in blocks of the pool.
+        live_bytes: u64,
+        /// Bytes of host memory that were pinned.
+        pinned: u64,
+        /// What would have helped, the best first; empty where no setting would.
+        remedies: Vec<Remedy>,
+    }
     /// The pool could not serve and the driver was asked.
     PoolFallback = "pool.fallback" (Memory, Warn) {
         /// GPU that was current.
@@ -283,6 +330,15 @@ events! {
         on_peers: u64,
         /// Bytes of it on the host.
         on_host: u64,
+        /// The number of the place that asked for it (`memory.site`).
+        site: Option<u64>,
+    }
+    /// Where a block lies that is not on its home GPU alone: after `block.allocate`, and after some of it moved.
+    BlockPlaced = "block.placed" (Memory, Debug) {
+        /// Its address.
+        address: u64,
+        /// Bytes of the block at each place that has some.
+        places: Vec<PlaceBytes>,
     }
     /// The program had a part of a pooled block moved.
     BlockMove = "block.move" (Memory, Info) {
@@ -324,6 +380,19 @@ events! {
         home: u32,
         /// What was found, in words.
         why: String,
+    }
+    /// What all moves of the process (`GPUPOOL_MOVE`) came to: told at its end, where there were any.
+    TierTotal = "tier.total" (Memory, Info) {
+        /// How often memory moved.
+        times: u64,
+        /// Bytes that came near the GPU that uses them.
+        came: u64,
+        /// Bytes that left for them.
+        left: u64,
+        /// Seconds that the moves took, without the waits for the work in front of them.
+        took: f64,
+        /// Seconds that launches took less than where memory first lay, as estimated; below zero where they took longer.
+        saved: f64,
     }
     /// What a function is reckoned to have lost by far memory so far: told at the end of the process, and before that ever more seldom.
     TierReader = "tier.reader" (Memory, Info) {
@@ -401,6 +470,11 @@ events! {
     PoolLevel = "pool.level" (Memory, Info) {
         /// One entry a place.
         places: Vec<PlaceLevel>,
+    }
+    /// What lies where in the pool's addresses, as far as that has changed since the last such record.
+    PoolMap = "pool.map" (Memory, Debug) {
+        /// In address order.
+        changes: Vec<MapChange>,
     }
     /// Where live blocks lie, as seen from the GPU that was current when each was allocated: after the pool grew or shrank or memory
     /// moved, from the first block on that lies elsewhere.

@@ -29,6 +29,99 @@ pub struct PlaceLevel {
     pub used: u64,
 }
 
+/// One place when the program was told OUT_OF_MEMORY, in [`OutOfMemory`](crate::OutOfMemory). All in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlaceAtRefusal {
+    /// `gpu0`, `host0`.
+    pub place: String,
+    /// The GPU's memory; absent for the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total: Option<u64>,
+    /// The most that the pool may hold there.
+    pub limit: u64,
+    /// What the pool held there, used or not.
+    pub held: u64,
+    /// Live blocks there.
+    pub used: u64,
+    /// Memory that the program made itself (`cuMemCreate`).
+    pub own: u64,
+    /// The contexts of this process.
+    pub contexts: u64,
+    /// What has to stay free there (`GPUPOOL_RESERVE`).
+    pub reserve: u64,
+    /// What the system called free there, the reserve included; absent where nobody told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free: Option<u64>,
+    /// What was neither free nor of these: other processes, and what the driver made for this one. Absent where nobody told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub others: Option<u64>,
+    /// The part of the request that there was room for here.
+    pub room: u64,
+    /// Why it was not looked at: `not listed` (`GPUPOOL_DEVICES`), `another rank's`, `out of reach`, `not lent` (a limit of 0), `no handles`
+    /// (the host, for a handle).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out: Option<String>,
+}
+
+/// Who held memory when the program was told OUT_OF_MEMORY.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HolderAtRefusal {
+    /// `device`, or `pinned` for pinned host memory.
+    pub memory: String,
+    /// Where in the program it was asked for; absent where that was not looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub site: Option<Site>,
+    /// What the program calls it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// Blocks.
+    pub blocks: u64,
+    /// Bytes asked for in them.
+    pub bytes: u64,
+    /// Bytes of them on other GPUs than the one that they were asked for on.
+    pub on_peers: u64,
+    /// Bytes of them on the host.
+    pub on_host: u64,
+    /// Bytes of blocks that were not looked at, and were counted here because the place last asked for as many bytes.
+    pub guessed: u64,
+}
+
+/// A setting that would have made room.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Remedy {
+    /// Its name, `GPUPOOL_HOST_LIMIT`.
+    pub setting: String,
+    /// A value for it.
+    pub value: String,
+    /// Bytes of room that it would have brought, at that moment.
+    pub gain: u64,
+    /// Whether that alone would have been enough.
+    pub enough: bool,
+    /// What else is to be known of it, one sentence.
+    pub note: String,
+}
+
+/// What lies at some addresses of the pool now and did not before, in [`PoolMap`](crate::PoolMap).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MapChange {
+    /// The first of them.
+    pub address: u64,
+    /// How many.
+    pub bytes: u64,
+    /// `gpu0`, `host0`; absent where nothing is mapped any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<String>,
+}
+
+/// A part of a block, in [`BlockPlaced`](crate::BlockPlaced).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlaceBytes {
+    /// `gpu0`, `host0`.
+    pub place: String,
+    /// Bytes of the block there.
+    pub bytes: u64,
+}
+
 /// A rank of a job that has a context on a GPU: what shows whether several ranks share that GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankOnGpu {

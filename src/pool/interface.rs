@@ -66,6 +66,17 @@ pub struct Allocation {
     pub on_host: u64,
 }
 
+/// Memory at one place, mapped at neighbouring addresses ([`crate::Pool::mapped`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapped {
+    /// The first of them.
+    pub address: u64,
+    /// How much of it.
+    pub bytes: u64,
+    /// Where it lies.
+    pub place: Place,
+}
+
 /// A part of a block that lies in one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece<H> {

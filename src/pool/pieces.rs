@@ -5,7 +5,7 @@ use crate::registry::Record;
 use crate::slab::Ground;
 use crate::state::{State, bytes_of};
 use crate::sync::yield_now;
-use crate::{Anchor, Anchors, Backend, Block, FRAME, Piece, Place};
+use crate::{Anchor, Anchors, Backend, Block, FRAME, Mapped, Piece, Place};
 
 /// A range inside one live block, in frames.
 struct Within {
@@ -55,6 +55,20 @@ impl<B: Backend> Pool<B> {
     pub fn spare(&self, place: Place) -> u64 {
         let state = self.lock();
         state.id_of(place).map_or(0, |id| state.stock.bytes(id))
+    }
+
+    /// What is mapped at the pool's addresses, used or not, in address order: a row for each stretch that lies at one place.
+    pub fn mapped(&self) -> Vec<Mapped> {
+        let state = self.lock();
+        let mut rows: Vec<Mapped> = Vec::new();
+        for chunk in state.chunks.all() {
+            let (address, bytes, place) = (self.address(chunk.start), bytes_of(chunk.frames), state.place(chunk.place));
+            match rows.last_mut() {
+                Some(row) if row.place == place && row.address + row.bytes == address => row.bytes += bytes,
+                _ => rows.push(Mapped { address, bytes, place }),
+            }
+        }
+        rows
     }
 
     /// Anchors what is below a range of a live block: it must stay on its physical pages. Returns the bytes of the chunks it

@@ -1,6 +1,8 @@
 //! The report for programs.
 
 mod finding;
+mod holders;
+mod moves;
 mod parts;
 mod pinned;
 mod process;
@@ -14,15 +16,19 @@ const FORM: u32 = 1;
 
 /// The report as one JSON object. Sizes are bytes, times are seconds.
 pub fn render(logs: &Logs, found: &[Found]) -> String {
+    format!("{:#}\n", value(logs, found))
+}
+
+/// The same as a value, for what shows its numbers in another form.
+pub fn value(logs: &Logs, found: &[Found]) -> Value {
     let labels = labels(&logs.processes);
-    let report = json!({
+    json!({
         "report": FORM,
         "logs": logs.logs.iter().map(log).collect::<Vec<_>>(),
         "processes": logs.processes.iter().zip(&labels).map(|(one, label)| process::object(one, label)).collect::<Vec<_>>(),
         "findings_missing": findings_missing(&logs.processes).iter().map(|index| &labels[*index]).collect::<Vec<_>>(),
         "findings": found.iter().map(|found| finding::object(found, &labels)).collect::<Vec<_>>(),
-    });
-    format!("{report:#}\n")
+    })
 }
 
 fn log(log: &Log) -> Value {

@@ -34,6 +34,51 @@ fn one_process() {
 }
 
 #[test]
+fn what_was_where_when_memory_ran_out() {
+    let output = output(&mut report(&["--oom", "oom.jsonl"]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    golden("oom.txt", &stdout(&output));
+}
+
+#[test]
+fn a_job_on_many_hosts_keeps_to_a_page() {
+    let far = std::fs::read_to_string(golden_folder().join("far.jsonl")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut paths = Vec::new();
+    for rank in 0..24 {
+        let (host, own) = (rank / 8, rank % 8);
+        let start = format!(r#""local_rank":{own},"job_ranks":8,"job":"j","host":"node{host}","exe""#);
+        // The clocks of hosts differ, by a day here.
+        let t = format!("\"t\":17000{host}");
+        let log = far.replace("\"exe\"", &start).replace("\"t\":17000", &t).replace("GPU-1", &format!("GPU-{rank}"));
+        let path = folder.path().join(format!("{rank}.jsonl"));
+        std::fs::write(&path, log).unwrap();
+        paths.push(path);
+    }
+    let output = output(gpupool().arg("report").args(&paths));
+    let text = stdout(&output);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(text.lines().count() < 80, "{text}");
+    for expected in [
+        "  node0 ranks 0-7  8 of them",
+        "in node0 ranks 0-7, node1 ranks 0-7, node2 ranks 0-7",
+        "  24 processes gpu1 ",
+        "from the start to 2 min",
+        "  24 of them    0     96000    22.0 GiB  8 min  gemm",
+        "  24 processes   9600    9.4 TiB  9.4 TiB  12.0 s  4 min  in all",
+    ] {
+        assert!(text.contains(expected), "{expected:?} is not in\n{text}");
+    }
+}
+
+#[test]
+fn a_log_without_a_refusal_says_so() {
+    let output = output(&mut report(&["--oom", "train.jsonl"]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains("no process of these logs was told OUT_OF_MEMORY"), "{}", stdout(&output));
+}
+
+#[test]
 fn ranks_are_merged_and_what_can_not_be_read_is_named() {
     // In any order: the ranks say which they are.
     let output = output(&mut report(&["rank2.jsonl", "rank0.jsonl", "rank1.jsonl"]));

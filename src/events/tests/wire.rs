@@ -33,7 +33,7 @@ fn complaint(record: &Result<Record, LineError>) -> String {
 #[test]
 fn a_line_becomes_its_event() {
     let read = records(&format!("{GROW}\n"));
-    let event = Event::PoolGrow(PoolGrow { home: 0, bytes: 64, on_peers: 32, on_host: 0 });
+    let event = Event::PoolGrow(PoolGrow { home: 0, bytes: 64, on_peers: 32, on_host: 0, site: None });
     let expected = Record { t: 1.5, pid: 7, tid: 9, level: Level::Info, message: "grew".to_owned(), event };
     assert_eq!(read.len(), 1);
     assert_eq!(read[0].as_ref().unwrap(), &expected);

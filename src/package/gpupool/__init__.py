@@ -38,6 +38,7 @@ from gpupool._interface import (
     trim,
     why,
 )
+from gpupool._logs import NoLog, log_file, memory_snapshot, report
 from gpupool._preload import NotActivated, activate, is_active, is_preloaded, library
 from gpupool._version import __version__
 
@@ -46,6 +47,7 @@ __all__ = [
     "Anchors",
     "GpupoolError",
     "LabelUsage",
+    "NoLog",
     "NotActivated",
     "Piece",
     "PlaceUsage",
@@ -65,11 +67,14 @@ __all__ = [
     "label_budget",
     "labels",
     "library",
+    "log_file",
+    "memory_snapshot",
     "mode",
     "pieces",
     "places",
     "prefetch",
     "release_anchor",
+    "report",
     "run",
     "state",
     "statistics",
@@ -79,3 +84,10 @@ __all__ = [
     "use_with_torch",
     "why",
 ]
+
+
+def load_ipython_extension(shell: object) -> None:
+    """``%load_ext gpupool`` in IPython and notebooks: ``%gpupool`` shows what the pool holds, ``%gpupool ?`` says what else there is."""
+    from gpupool._notebook import load
+
+    load(shell)

@@ -227,6 +227,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "gpupool_get_state": (c_int, []),
     "gpupool_mode": (c_char_p, []),
     "gpupool_why": (c_char_p, []),
+    "gpupool_log_file": (c_char_p, []),
     "gpupool_get_statistics": (c_int, [POINTER(_Statistics)]),
     "gpupool_places": (c_size_t, [POINTER(_Place), c_size_t]),
 }

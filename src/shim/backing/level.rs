@@ -6,7 +6,7 @@
 //! and, the more was told, the more that must have come and gone in between, up to what a GPU holds. So a program that
 //! allocates and frees the same in a loop does not fill its log.
 
-use super::residence;
+use super::{map, residence};
 use crate::log;
 use gpupool_events::{PlaceLevel, PoolLevel};
 use gpupool_pool::{PlaceSpec, PlaceUsage, Usage};
@@ -105,6 +105,7 @@ pub fn report_last() {
     if let Some(usage) = usage().filter(|usage| in_use_of(usage) != TOLD.load(Relaxed)) {
         tell(&usage);
     }
+    map::tell_now();
 }
 
 fn tell(usage: &Usage) {
@@ -118,4 +119,5 @@ fn tell(usage: &Usage) {
         (PoolLevel { places: usage.places.iter().map(of).collect() }, "what is held and in use has changed")
     });
     residence::tell(usage);
+    map::tell();
 }

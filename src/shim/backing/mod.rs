@@ -2,6 +2,7 @@
 
 pub mod host;
 pub mod level;
+pub mod map;
 mod mover;
 pub mod numa;
 pub mod open;

@@ -1,7 +1,7 @@
 //! What part gpupool plays in this process, and why.
 
-use crate::process;
 use crate::serve::memory;
+use crate::{log, process};
 use std::ffi::c_char;
 
 /// What part gpupool plays in this process.
@@ -42,4 +42,11 @@ pub extern "C" fn gpupool_mode() -> *const c_char {
 #[unsafe(no_mangle)]
 pub extern "C" fn gpupool_why() -> *const c_char {
     process::why().as_ptr()
+}
+
+/// The file that this process writes its log to (`GPUPOOL_LOG_FILE`); empty before CUDA was used and where there is none. Every line
+/// is in the file when the call that it tells of returns. A string that is never freed.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpupool_log_file() -> *const c_char {
+    log::file_name().as_ptr()
 }

@@ -3,7 +3,7 @@
 //! The code says once what happened, as the struct that the log's reader gets, or as a sentence where there is nothing to
 //! count:
 //! ```text
-//! log::emit(|| (PoolGrow { home, bytes, on_peers, on_host }, format!("pool grew by {size}")));
+//! log::emit(|| (PoolGrow { home, bytes, on_peers, on_host, site }, format!("pool grew by {size}")));
 //! tracing::info!(target: "gpupool::python", about = "python", "Python frames are not read: {reason}");
 //! ```
 //! The second is a `note`. `tracing` filters both, by target and level; an event's are those of its type. The names of the
@@ -22,9 +22,9 @@ mod stderr;
 mod summary;
 pub mod verdict;
 
-use std::ffi::OsString;
+use std::ffi::{CStr, CString, OsString};
 use std::fmt::Display;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,6 +42,8 @@ pub use summary::{MovedSummary, PlaceSummary, Summary, write_summary};
 
 static STARTED: AtomicBool = AtomicBool::new(false);
 static FILE_PATH: OnceLock<PathBuf> = OnceLock::new();
+/// The same for C.
+static FILE_NAME: OnceLock<CString> = OnceLock::new();
 /// The log is one that `gpupool run --fail-on` made for itself, and removes or names when the program has ended.
 static BORROWED: AtomicBool = AtomicBool::new(false);
 static WARNED: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
@@ -58,7 +60,8 @@ pub fn start(settings: &Settings) {
             let verdicts = std::env::var_os(VERDICTS).map(PathBuf::from);
             let beside = verdicts.is_some_and(|verdicts| verdicts.parent().is_some_and(|it| path.parent() == Some(it)));
             BORROWED.store(beside, Ordering::Relaxed);
-            // The only caller, so the cell is empty.
+            // The only caller, so the cells are empty; a path that was opened has no NUL.
+            let _ = FILE_NAME.set(CString::new(path.as_os_str().as_bytes()).unwrap_or_default());
             let _ = FILE_PATH.set(path);
             Some(file)
         }
@@ -96,6 +99,17 @@ pub fn warn_once(about: &'static str, message: impl Display) {
     }
 }
 
+/// Whether the log has a line for every block: who is asked for what only such a line needs need not find it out otherwise.
+#[inline]
+pub fn has_every_block() -> bool {
+    tracing::enabled!(target: "gpupool::memory", tracing::Level::DEBUG)
+}
+
+/// Whether anything of level info about memory is said.
+pub fn has_events_of_memory() -> bool {
+    tracing::enabled!(target: "gpupool::memory", tracing::Level::INFO)
+}
+
 /// Writes `text` to stderr as it is, in one write, past every filter: for what must be said before there is a log.
 pub fn write_stderr(text: &str) {
     stderr::write(libc::STDERR_FILENO, text);
@@ -109,6 +123,11 @@ pub fn lost() -> Option<(u64, std::io::Error)> {
 /// The JSON log of this process, once [`start`] has opened it.
 pub fn file_path() -> Option<&'static Path> {
     FILE_PATH.get().map(PathBuf::as_path)
+}
+
+/// The path of [`file_path`]; empty where there is none.
+pub fn file_name() -> &'static CStr {
+    FILE_NAME.get().map_or(c"", CString::as_c_str)
 }
 
 /// Where the log's file lies, if it stays after the process: what a summary may tell the user to read.

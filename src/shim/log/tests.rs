@@ -79,7 +79,7 @@ fn an_event_is_a_record_with_its_own_types() {
     let folder = Folder::new("types");
     let path = folder.0.join("log");
     let (records, _, _) = log(&[("GPUPOOL_LOG_FILE", path.to_str().unwrap())], || {
-        emit(|| (PoolGrow { home: 1, bytes: 1 << 62, on_peers: 5, on_host: 0 }, "grew\n\"1\""));
+        emit(|| (PoolGrow { home: 1, bytes: 1 << 62, on_peers: 5, on_host: 0, site: None }, "grew\n\"1\""));
         let peak = vec![PlacePeak { place: "gpu0".to_owned(), held: 1, peak_used: 2, limit: None }];
         emit(|| (ProcessExit { peak, live_blocks: 0, live_bytes: 0, allocations: 3, reuses: 1 }, "ends"));
         tracing::info!(ratio = 0.5, not_a_number = f64::NAN, negative = -1, flag = true);
@@ -87,7 +87,10 @@ fn an_event_is_a_record_with_its_own_types() {
         emit(|| (PoolRefuse { home, bytes, why, missing: None }, ""));
     });
     assert_eq!(records[0].message, "grew\n\"1\"");
-    assert_eq!(records[0].event, Event::PoolGrow(PoolGrow { home: 1, bytes: 1 << 62, on_peers: 5, on_host: 0 }));
+    assert_eq!(
+        records[0].event,
+        Event::PoolGrow(PoolGrow { home: 1, bytes: 1 << 62, on_peers: 5, on_host: 0, site: None })
+    );
     assert_eq!(records[0].pid, std::process::id());
     assert!(records[0].t > 1.7e9 && records[0].tid > 0);
     let Event::ProcessExit(exit) = &records[1].event else { panic!("{records:?}") };

@@ -1,13 +1,13 @@
 //! What the process did, at its end.
 
 use crate::backing;
-use crate::log::{self, PlaceSummary, Summary};
+use crate::log::{self, MovedSummary, PlaceSummary, Summary};
 use crate::process;
 use crate::serve;
 use crate::serve::{ipc, memory, pinned};
 use crate::tiers;
 use crate::watch::{context, environment, module, unneeded};
-use gpupool_events::{PlacePeak, ProcessExit};
+use gpupool_events::{PlacePeak, ProcessExit, TierTotal};
 use gpupool_pool::PlaceUsage;
 
 /// Logs `process.exit` and writes the summary to stderr.
@@ -23,6 +23,11 @@ pub fn write() {
     ipc::judge();
     backing::level::report_last();
     let usage = serve::usage().unwrap_or_default();
+    let moved = tiers::totals::summary();
+    if moved.times > 0 {
+        let MovedSummary { times, came, left, took, saved } = moved;
+        log::emit(|| (TierTotal { times, came, left, took, saved }, "what moves came to"));
+    }
     log::emit(|| {
         let of = |&PlaceUsage { place, held, peak_used, limit, .. }: &PlaceUsage| PlacePeak {
             place: place.to_string(),
@@ -56,7 +61,7 @@ pub fn write() {
             log_removed: log::lasting_file().is_some_and(|path| !path.exists()),
             spilled: memory::spilled(),
             far: backing::residence::of(&usage).far(),
-            moved: tiers::totals::summary(),
+            moved,
             lost: tiers::far::worst(),
             pinned: pinned::peak(),
             lost_lines: log::lost(),

@@ -1,6 +1,7 @@
 //! What each mode does with a request for device memory: in mode pool the pool serves it; in mode spill the driver is asked first, and
 //! the pool serves what the driver has no room for; in mode managed it becomes managed memory; in mode trace it is the driver's.
 
+use super::memory::oom;
 use super::{managed, memory, pinned};
 use crate::bypass::{Answer, Bypass};
 use crate::process;
@@ -49,7 +50,13 @@ pub fn allocate(bytes: u64, mut driver_call: impl FnMut() -> CuResult) -> Served
     };
     match answer {
         Ok(answer) => Served::Pool(answer),
-        Err(why) => Served::Driver(first.unwrap_or_else(driver_call), why),
+        Err(why) => {
+            let result = first.unwrap_or_else(driver_call);
+            if result == CuResult::OUT_OF_MEMORY {
+                oom::refused_here(bytes, oom::Kind::Block, oom::Why::Left(why));
+            }
+            Served::Driver(result, why)
+        }
     }
 }
 
@@ -75,7 +82,14 @@ pub fn allocate_after_driver(driver: &'static Driver, context: &Context, device:
         Ok(opened) => memory::from_pool(opened, context, device, bytes, false),
         Err(why) => managed::allocate_for(context, device, bytes, false, why),
     };
-    answer?.map_err(Bypass::Declined)
+    match answer {
+        Ok(answer) => answer.map_err(Bypass::Declined),
+        Err(why) => {
+            // The driver has said already that it has none.
+            oom::refused(device, bytes, oom::Kind::Stream, oom::Why::Left(why));
+            Err(why)
+        }
+    }
 }
 
 /// Frees memory that the pool made.

@@ -8,6 +8,7 @@
 use super::{home, keeps_atomics, now, share, stays, stress, swap};
 use crate::backing::{level, open};
 use crate::gate::{self, Disturbed, Limits, Reason};
+use crate::serve::memory::places;
 use crate::watch::capture;
 use crate::{bell, log, process};
 use gpupool_config::format_size;
@@ -88,6 +89,7 @@ fn repack_alone(place: Place, bytes: u64, why: &'static str) -> u64 {
         _ => {}
     }
     for &(address, bytes) in &away {
+        places::tell_moved(address, bytes);
         let block = opened.pool.block_at(address);
         if let Some(home) = block.and_then(|block| home(block.home)) {
             home.tiers.lock().placed(Range::of(address, bytes));

@@ -3,6 +3,7 @@
 use super::{Home, keeps_atomics, now, obstacles, share, stays, timing, totals};
 use crate::backing::{level, residence};
 use crate::gate::{self, Closed, Disturbed, Limits, Reason};
+use crate::serve::memory::places;
 use crate::watch::capture;
 use crate::{bell, log};
 use gpupool_config::format_size;
@@ -397,6 +398,8 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
             tiers.stayed(range);
         }
     }
+    drop(tiers);
+    wishes.iter().for_each(|wish| places::tell_moved(wish.address, wish.bytes));
     Ok(())
 }
 

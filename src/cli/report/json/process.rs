@@ -3,11 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use gpupool_events::Site;
 use serde_json::{Map, Value, json};
 
 use super::parts::{PARTS, seconds_per_part};
-use super::pinned;
-use crate::report::model::{Context, Process, Timeline};
+use super::{holders, moves, pinned};
+use crate::report::model::{Context, GrownSum, Process, Refusal, Timeline};
 
 /// Everything that is known of a process.
 pub fn object(process: &Process, label: &str) -> Value {
@@ -27,7 +28,8 @@ pub fn object(process: &Process, label: &str) -> Value {
         let line = |line: &Timeline| json!({"peak": line.peak(), "used": line.parts(PARTS, end)});
         lines.iter().map(|(name, of)| (name.clone(), line(of))).collect()
     };
-    let (levels, named) = (over_time(&process.levels), over_time(&process.named));
+    let (levels, held, named) = (over_time(&process.levels), over_time(&process.held), over_time(&process.named));
+    let all = json!({"peak": process.all.peak(), "used": process.all.parts(PARTS, end)});
     let residence = process.residence.iter().map(|(place, line)| ((*place).to_owned(), line.clone())).collect();
     let residence = over_time(&residence);
     let readers: Vec<Value> = process.worst_readers().into_iter().map(|reader| json!(reader)).collect();
@@ -49,10 +51,20 @@ pub fn object(process: &Process, label: &str) -> Value {
         "contexts": process.contexts.iter().map(context).collect::<Vec<_>>(), "modules": modules,
         "limits": process.limits, "sites": sites, "warnings": process.warnings, "left_out": process.more,
         "lenders": {"awake": process.kept_awake, "asleep": process.left_asleep()},
-        "memory": {"seconds_per_part": seconds_per_part(end), "places": levels, "labels": named, "residence": residence},
-        "far": readers,
+        "memory": {"seconds_per_part": seconds_per_part(end), "all": all, "places": levels, "held": held, "labels": named, "residence": residence},
+        "grown": process.grown.sites().into_iter().map(grown).collect::<Vec<_>>(),
+        "refusals": {"times": process.refusals.times, "told": process.refusals.all().map(|one| refusal(process, one)).collect::<Vec<_>>()},
+        "holders": holders::object(&process.holders), "moves": moves::object(&process.moves), "far": readers,
         "pinned": pinned::object(&process.pinned, end),
     })
+}
+
+fn grown((site, sum): (&Site, GrownSum)) -> Value {
+    json!({"site": site, "times": sum.times, "bytes": sum.bytes, "far": sum.far})
+}
+
+fn refusal(process: &Process, refusal: &Refusal) -> Value {
+    json!({"seconds": refusal.t - process.origin(), "told": refusal.told})
 }
 
 fn context(context: &Context) -> Value {

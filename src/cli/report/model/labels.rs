@@ -1,15 +1,28 @@
 //! How processes are called, in text and in JSON alike.
 
+use std::collections::BTreeSet;
+
 use super::process::{End, Process};
+use crate::terminal::clean;
 use crate::words::ranges;
 
-/// A name for each process: `rank 3` where no other has that rank, else `pid 4711`.
+/// Hosts that are named; a job may run on thousands.
+const HOSTS: usize = 4;
+
+/// A name for each process: `rank 3` where no other has that rank, else `pid 4711`; with its host, `node7 rank 3`, where the logs are of
+/// several. Hosts are known of ranks alone.
 pub fn labels(processes: &[Process]) -> Vec<String> {
     let rank = |process: &Process| process.start.as_ref().and_then(|start| start.local_rank);
-    let label = |process: &Process| match rank(process) {
-        Some(own) if processes.iter().filter(|other| rank(other) == Some(own)).count() == 1 => format!("rank {own}"),
-        Some(own) => format!("rank {own} (pid {})", process.pid),
-        None => format!("pid {}", process.pid),
+    let hosts: BTreeSet<&str> = processes.iter().filter_map(Process::host).collect();
+    let label = |process: &Process| {
+        let host =
+            process.host().filter(|_| hosts.len() > 1).map_or_else(String::new, |host| format!("{} ", clean(host)));
+        let same = |other: &&Process| rank(other) == rank(process) && other.host() == process.host();
+        match rank(process) {
+            Some(own) if processes.iter().filter(same).count() == 1 => format!("{host}rank {own}"),
+            Some(own) => format!("{host}rank {own} (pid {})", process.pid),
+            None => format!("{host}pid {}", process.pid),
+        }
     };
     let mut labels: Vec<String> = processes.iter().map(label).collect();
     // Programs that followed each other in one process share its number.
@@ -30,21 +43,40 @@ pub fn findings_missing(processes: &[Process]) -> Vec<usize> {
     processes.iter().enumerate().filter(|(_, process)| is_cut(process)).map(|(index, _)| index).collect()
 }
 
-/// Several processes in a few words: `ranks 0-6`, `rank 1, pid 7`, `pid 7 and 12 more`.
+/// Several processes in a few words: `ranks 0-6`, `node1 ranks 0-3, node2 ranks 0-3`, `rank 1, pid 7`, `pid 7 and 12 more`.
 pub fn together(labels: &[String], indices: &[usize]) -> String {
     let names: Vec<&str> = indices.iter().filter_map(|index| labels.get(*index)).map(String::as_str).collect();
-    let ranks: Option<Vec<u32>> =
-        names.iter().map(|name| name.strip_prefix("rank ").and_then(|rank| rank.parse().ok())).collect();
-    match (ranks, names.as_slice()) {
-        (Some(mut ranks), [_, _, ..]) => {
-            ranks.sort_unstable();
-            format!("ranks {}", ranges(&ranks))
+    match (ranks_by_host(&names), names.as_slice()) {
+        (Some(hosts), [_, _, ..]) => {
+            let of_host = |(host, ranks): &(&str, Vec<u32>)| match ranks.as_slice() {
+                [rank] => format!("{host}rank {rank}"),
+                ranks => format!("{host}ranks {}", ranges(ranks)),
+            };
+            let told: Vec<String> = hosts.iter().take(HOSTS).map(of_host).collect();
+            let more =
+                if hosts.len() > HOSTS { format!(" and {} more hosts", hosts.len() - HOSTS) } else { String::new() };
+            told.join(", ") + &more
         }
         (_, [first, second, third, rest @ ..]) if !rest.is_empty() => {
             format!("{first}, {second}, {third} and {} more", rest.len())
         }
         (_, names) => names.join(", "),
     }
+}
+
+/// Ranks that are called by nothing else, in order, with what stands before them: the host and a blank, or nothing.
+fn ranks_by_host<'a>(names: &[&'a str]) -> Option<Vec<(&'a str, Vec<u32>)>> {
+    let mut hosts: Vec<(&str, Vec<u32>)> = Vec::new();
+    for name in names {
+        let (host, rank) = name.rsplit_once("rank ")?;
+        let rank = rank.parse().ok()?;
+        match hosts.iter_mut().find(|(known, _)| *known == host) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => hosts.push((host, vec![rank])),
+        }
+    }
+    hosts.iter_mut().for_each(|(_, ranks)| ranks.sort_unstable());
+    Some(hosts)
 }
 
 #[cfg(test)]
@@ -58,5 +90,8 @@ mod tests {
         assert_eq!(together(&labels, &[1]), "rank 1");
         assert_eq!(together(&labels, &[0, 3]), "rank 0, pid 7");
         assert_eq!(together(&labels, &[0, 1, 2, 3]), "rank 0, rank 1, rank 2 and 1 more");
+        let labels: Vec<String> = ["a rank 1", "b rank 0", "a rank 0", "rank 5"].map(str::to_owned).to_vec();
+        assert_eq!(together(&labels, &[0, 1, 2]), "a ranks 0-1, b rank 0");
+        assert_eq!(together(&labels, &[0, 3]), "a rank 1, rank 5");
     }
 }

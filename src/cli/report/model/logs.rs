@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use gpupool_config::format_size;
-use gpupool_events::{Event, Reader, Wrong};
+use gpupool_events::{Event, Reader, Record, Wrong};
 
 use super::process::Process;
 use crate::terminal::clean;
@@ -43,6 +43,12 @@ pub struct Log {
 impl Logs {
     /// Reads `paths` to their ends.
     pub fn read(paths: &[PathBuf]) -> Logs {
+        Logs::read_with(paths, &mut |_, _| {})
+    }
+
+    /// Reads `paths` to their ends and shows each record to `look` on the way, with the process that it is of as that was before
+    /// it: for what is written while a log is read, since no record is kept. [`Process::met`] tells processes apart.
+    pub fn read_with(paths: &[PathBuf], look: &mut dyn FnMut(&Process, &Record)) -> Logs {
         let progress = Progress::new(paths);
         let mut logs = Logs::default();
         let mut seen = HashSet::new();
@@ -52,7 +58,7 @@ impl Logs {
             match open(path) {
                 // By whatever other name, it was read.
                 Ok(file) if !is_new(&file, &mut seen) => continue,
-                Ok(file) => logs.read_one(number, &mut log, file, &progress),
+                Ok(file) => logs.read_one(number, &mut log, file, &progress, look),
                 Err(reason) => {
                     log.readable = false;
                     log.problems.push(reason);
@@ -61,16 +67,27 @@ impl Logs {
             logs.logs.push(log);
         }
         progress.clear();
-        // Ranks in their order, then processes in the order of their start.
+        // Ranks in their order, host by host, then processes in the order of their start: by the clock of one host, others' may differ.
         logs.processes.sort_by(|a, b| {
             let rank =
                 |process: &Process| process.start.as_ref().and_then(|start| start.local_rank).unwrap_or(u32::MAX);
-            rank(a).cmp(&rank(b)).then(a.first.total_cmp(&b.first)).then(a.pid.cmp(&b.pid))
+            a.host()
+                .cmp(&b.host())
+                .then(rank(a).cmp(&rank(b)))
+                .then(a.first.total_cmp(&b.first))
+                .then(a.pid.cmp(&b.pid))
         });
         logs
     }
 
-    fn read_one(&mut self, number: usize, log: &mut Log, file: File, progress: &Progress) {
+    fn read_one(
+        &mut self,
+        number: usize,
+        log: &mut Log,
+        file: File,
+        progress: &Progress,
+        look: &mut dyn FnMut(&Process, &Record),
+    ) {
         let first = self.processes.len();
         let mut by_pid = HashMap::new();
         for record in Reader::new(BufReader::with_capacity(1 << 18, Counted { file, progress })) {
@@ -92,7 +109,7 @@ impl Logs {
             let index = match known.filter(|index| !self.processes[*index].replaced) {
                 Some(index) => index,
                 None if self.processes.len() - first < PROCESSES => {
-                    self.processes.push(Process::new(number, &record));
+                    self.processes.push(Process::new(self.processes.len(), number, &record));
                     by_pid.insert(record.pid, self.processes.len() - 1);
                     self.processes.len() - 1
                 }
@@ -101,6 +118,7 @@ impl Logs {
                     continue;
                 }
             };
+            look(&self.processes[index], &record);
             self.processes[index].add(record);
         }
         log.judge();

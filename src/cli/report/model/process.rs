@@ -7,12 +7,19 @@ use gpupool_events::{
     Record, Site, TierReader,
 };
 
+use super::grown::Grown;
+use super::holders::Holders;
 use super::kept::{LeftOut, keep};
+use super::map::Map;
+use super::moves::Moves;
 use super::pinned::Pinned;
+use super::refusals::Refusals;
 use super::timeline::Timeline;
 
 /// Places in the program that are kept, and groups of modules.
 const KEPT_SITES: usize = 2048;
+/// Places that memory lies at. A machine has a few; a log may say anything.
+const KEPT_PLACES: usize = 64;
 
 /// What memory is called by where it lies: on the GPU that uses it, on another one, on the host.
 pub const NEAR_AND_FAR: [&str; 3] = ["near", "peers", "host"];
@@ -20,6 +27,8 @@ pub const NEAR_AND_FAR: [&str; 3] = ["near", "peers", "host"];
 /// One process of one log.
 #[derive(Default)]
 pub struct Process {
+    /// Its number in the order in which processes were met, from 0. Where there are several it stands elsewhere in the list in the end.
+    pub met: usize,
     /// The log it comes from, counted from 0.
     pub log: usize,
     /// The process's number.
@@ -46,10 +55,24 @@ pub struct Process {
     pub sites: HashMap<Site, SiteSum>,
     /// Bytes in use over time, by place.
     pub levels: BTreeMap<String, Timeline>,
+    /// Bytes that the pool held over time, used or not, by place.
+    pub held: BTreeMap<String, Timeline>,
+    /// Bytes in use over time, at all places together.
+    pub all: Timeline,
     /// GPUs that only lent memory and were kept awake (`GPUPOOL_LENDERS`).
     pub kept_awake: BTreeSet<u32>,
     /// Bytes in blocks of each name that the program gave.
     pub named: BTreeMap<String, Timeline>,
+    /// Who holds memory, where the log has a line for each block.
+    pub holders: Holders,
+    /// Places in the program that made the pool grow.
+    pub grown: Grown,
+    /// What the pool's addresses are made of.
+    pub map: Map,
+    /// Memory that moved.
+    pub moves: Moves,
+    /// What it was told OUT_OF_MEMORY for.
+    pub refusals: Refusals,
     /// Bytes in use over time, by where they lay as seen from the GPUs that use them; empty where nothing ever lay elsewhere.
     pub residence: BTreeMap<&'static str, Timeline>,
     /// Functions that lost time by far memory, by GPU and name: what was told of each last.
@@ -150,8 +173,13 @@ impl Context {
 
 impl Process {
     /// A process whose first record is this.
-    pub fn new(log: usize, record: &Record) -> Process {
-        Process { log, pid: record.pid, first: record.t, last: record.t, ..Process::default() }
+    pub fn new(met: usize, log: usize, record: &Record) -> Process {
+        Process { met, log, pid: record.pid, first: record.t, last: record.t, ..Process::default() }
+    }
+
+    /// The host that it ran on, where it is a rank of a job.
+    pub fn host(&self) -> Option<&str> {
+        self.start.as_ref().and_then(|start| start.host.as_deref())
     }
 
     /// What its times count from, seconds since 1970: its start, or its first record where nothing tells.
@@ -231,10 +259,51 @@ impl Process {
             Event::FindingMade(made) => self.finding(made),
             Event::PoolLevel(level) => {
                 let now = record.t - self.origin();
+                self.all.add(now, level.places.iter().fold(0, |all: u64, place| all.saturating_add(place.used)));
                 for place in level.places {
+                    if self.levels.len() >= KEPT_PLACES && !self.levels.contains_key(&place.place) {
+                        *self.more.entry("places").or_default() += 1;
+                        continue;
+                    }
+                    self.held.entry(place.place.clone()).or_default().add(now, place.held);
                     self.levels.entry(place.place).or_default().add(now, place.used);
                 }
             }
+            Event::MemorySite(told) => {
+                self.grown.name_site(told.id, &told.site);
+                self.holders.name_site(told.id, told.site);
+            }
+            Event::PoolGrow(grow) => self.grown.add(grow.site, grow.bytes, 0),
+            Event::PoolSpill(spill) => {
+                let far = spill.on_peers.saturating_add(spill.on_host).min(spill.bytes);
+                self.grown.add(spill.site, spill.bytes, far);
+            }
+            Event::BlockAllocate(block) => {
+                let now = record.t - self.origin();
+                self.holders.allocate(now, &block);
+                self.map.look(now, &self.holders);
+            }
+            Event::PoolMap(map) => {
+                self.map.change(&map.changes);
+                self.map.look(record.t - self.origin(), &self.holders);
+            }
+            Event::BlockPlaced(placed) => {
+                let now = record.t - self.origin();
+                self.holders.lies(now, placed.address, &placed.places);
+            }
+            Event::BlockFree(block) => {
+                let now = record.t - self.origin();
+                self.map.look_at_peak(now, &self.holders);
+                self.holders.free(now, block.address);
+                self.map.look(now, &self.holders);
+            }
+            Event::BlockLabel(block) => self.holders.label(record.t - self.origin(), block.address, block.label),
+            Event::BlockMove(moved) => self.moves.by_hand(moved),
+            Event::TierSwap(swap) => self.moves.swap(record.t - self.origin(), swap),
+            Event::TierStop(stop) => self.moves.stop(stop, &mut self.more),
+            Event::TierTotal(total) => self.moves.total = Some(total),
+            Event::OutOfMemory(told) => self.refusals.add(record.t, told),
+            Event::PoolRepack(repack) => self.moves.repack(&repack),
             Event::PoolResidence(residence) => {
                 let now = record.t - self.origin();
                 for (place, bytes) in

@@ -1,14 +1,15 @@
-//! A quantity over time, in a fixed number of steps.
+//! A quantity over time, in a bounded number of steps.
 
-/// Steps kept. More than a line of text shows, so that drawing it loses little.
-const STEPS: usize = 256;
+/// Steps kept at most. More than a line of text shows, so that drawing it loses little, and enough for a page to zoom into.
+const STEPS: usize = 2048;
 
-/// The highest and the last value in each step of time. The steps start at a millisecond and double whenever the time
-/// outgrows them, so a log of a second and one of a month take the same memory.
+/// The highest and the last value in each step of time in which something was told. The steps start at a millisecond and double whenever
+/// the time outgrows them, so a log of a second and one of a month take the same memory.
 #[derive(Clone, Debug)]
 pub struct Timeline {
     step: f64,
-    steps: Vec<Option<Step>>,
+    /// By the number of the step, in order.
+    steps: Vec<(u32, Step)>,
     peak: u64,
 }
 
@@ -25,12 +26,9 @@ impl Default for Timeline {
 }
 
 impl Step {
-    /// What holds of a time that begins with `before` and ends with `after`.
-    fn join(before: Option<Step>, after: Option<Step>) -> Option<Step> {
-        match (before, after) {
-            (Some(before), Some(after)) => Some(Step { highest: before.highest.max(after.highest), last: after.last }),
-            (one, other) => one.or(other),
-        }
+    /// What holds of a time that begins with this and goes on with `after`.
+    fn join(self, after: Step) -> Step {
+        Step { highest: self.highest.max(after.highest), last: after.last }
     }
 }
 
@@ -40,14 +38,22 @@ impl Timeline {
         let seconds = if seconds.is_finite() && seconds > 0.0 { seconds } else { 0.0 };
         while seconds >= self.step * STEPS as f64 {
             self.step *= 2.0;
-            let join = |pair: &[Option<Step>]| Step::join(pair[0], pair.get(1).copied().flatten());
-            self.steps = self.steps.chunks(2).map(join).collect();
+            let halved = self.steps.iter().map(|(at, step)| (at / 2, *step));
+            self.steps = halved.fold(Vec::new(), |mut steps: Vec<(u32, Step)>, (at, step)| {
+                match steps.last_mut() {
+                    Some((before, known)) if *before == at => *known = known.join(step),
+                    _ => steps.push((at, step)),
+                }
+                steps
+            });
         }
-        let at = (seconds / self.step) as usize;
-        if self.steps.len() <= at {
-            self.steps.resize(at + 1, None);
+        let at = (seconds / self.step) as u32;
+        let step = Step { highest: value, last: value };
+        // Nearly always the last one: threads tell of things in other orders than they happened, but not by much.
+        match self.steps.binary_search_by_key(&at, |(known, _)| *known) {
+            Ok(index) => self.steps[index].1 = self.steps[index].1.join(step),
+            Err(index) => self.steps.insert(index, (at, step)),
         }
-        self.steps[at] = Step::join(self.steps[at], Some(Step { highest: value, last: value }));
         self.peak = self.peak.max(value);
     }
 
@@ -59,18 +65,32 @@ impl Timeline {
     /// The highest value in each of `count` equal parts of the time from the start to `end` seconds. A part in which
     /// nothing changed has what was there before it.
     pub fn parts(&self, count: usize, end: f64) -> Vec<u64> {
+        self.joined(count, 0.0, end, |step| step.highest)
+    }
+
+    /// As [`Timeline::parts`] of a longer time, in which this one starts after `offset` seconds.
+    pub fn parts_of(&self, count: usize, offset: f64, end: f64) -> Vec<u64> {
+        self.joined(count, offset, end, |step| step.highest)
+    }
+
+    /// The value at the end of each of these parts.
+    pub fn lasts_of(&self, count: usize, offset: f64, end: f64) -> Vec<u64> {
+        self.joined(count, offset, end, |step| step.last)
+    }
+
+    fn joined(&self, count: usize, offset: f64, end: f64, shown: impl Fn(Step) -> u64) -> Vec<u64> {
         let end = end.max(self.step);
-        let mut parts = vec![None; count];
-        for (index, step) in self.steps.iter().enumerate() {
-            let at = (index as f64 * self.step / end * count as f64) as usize;
+        let mut parts: Vec<Option<Step>> = vec![None; count];
+        for (at, step) in &self.steps {
+            let at = ((offset + f64::from(*at) * self.step) / end * count as f64) as usize;
             let part = &mut parts[at.min(count - 1)];
-            *part = Step::join(*part, *step);
+            *part = Some(part.map_or(*step, |before| before.join(*step)));
         }
         let mut before = 0;
         let shown = parts.into_iter().map(|part| {
-            let highest = part.map_or(before, |part| part.highest);
+            let value = part.map_or(before, &shown);
             before = part.map_or(before, |part| part.last);
-            highest
+            value
         });
         shown.collect()
     }
@@ -99,6 +119,25 @@ mod tests {
         timeline.add(1.5, 7);
         timeline.add(9.5, 2);
         assert_eq!(timeline.parts(10, 10.0), [0, 7, 7, 7, 7, 7, 7, 7, 7, 2]);
+    }
+
+    #[test]
+    fn one_that_starts_later_stands_later() {
+        let mut timeline = Timeline::default();
+        timeline.add(0.0, 7);
+        timeline.add(1.2, 9);
+        timeline.add(1.4, 2);
+        assert_eq!(timeline.parts_of(5, 2.0, 5.0), [0, 0, 7, 9, 2]);
+        assert_eq!(timeline.lasts_of(5, 2.0, 5.0), [0, 0, 7, 2, 2]);
+    }
+
+    #[test]
+    fn times_out_of_order_are_put_in_order() {
+        let mut timeline = Timeline::default();
+        for (seconds, value) in [(0.0, 1), (8.0, 5), (4.0, 3)] {
+            timeline.add(seconds, value);
+        }
+        assert_eq!(timeline.parts(3, 9.0), [1, 3, 5]);
     }
 
     #[test]

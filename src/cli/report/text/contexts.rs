@@ -1,10 +1,10 @@
 //! Contexts: who made them, and what for.
 
 use gpupool_config::format_size;
-use gpupool_events::ContextUse;
+use gpupool_events::{ContextCreate, ContextUse};
 
-use super::rows::{BELOW, CONTEXT_ROWS, show};
-use crate::report::model::{Context, Logs};
+use super::rows::{BELOW, CONTEXT_ROWS, FOLDED, show};
+use crate::report::model::{Context, Logs, together};
 use crate::terminal::{Page, Table, width, wrap};
 use crate::words;
 
@@ -19,16 +19,15 @@ pub fn section(page: &mut Page, logs: &Logs, labels: &[String]) {
         page.line("  none");
         return;
     }
+    if all.len() > FOLDED {
+        return folded(page, logs, labels);
+    }
     let mut table = Table::new(&["process", "GPU", "kind", "at", "cost", "used"], b"lrlrrl", BELOW);
     for (label, context) in all.iter().take(CONTEXT_ROWS) {
         let made = &context.made;
         let about = if made.approximate { "\u{2248}" } else { "" };
         let cost = made.cost.map_or("?".to_owned(), |bytes| format!("{about}{}", format_size(bytes)));
-        let used = match context.was_used() {
-            Some(true) => "yes",
-            Some(false) => "never",
-            None => "not logged",
-        };
+        let used = word(context.was_used());
         table.row(
             vec![
                 (*label).clone(),
@@ -42,6 +41,57 @@ pub fn section(page: &mut Page, logs: &Logs, labels: &[String]) {
         );
     }
     show(page, table, all.len().saturating_sub(CONTEXT_ROWS));
+}
+
+fn word(used: Option<bool>) -> &'static str {
+    match used {
+        Some(true) => "yes",
+        Some(false) => "never",
+        None => "not logged",
+    }
+}
+
+/// Contexts that the same line made by the same call, and that were used or were not, as one row: the ranks of a job make theirs alike.
+fn folded(page: &mut Page, logs: &Logs, labels: &[String]) {
+    type Alike<'a> = (Vec<usize>, Vec<&'a Context>);
+    let mut groups: Vec<Alike> = Vec::new();
+    for (index, process) in logs.processes.iter().enumerate() {
+        for context in &process.contexts {
+            let same = |other: &Context| {
+                let what = |made: &ContextCreate| (made.kind.clone(), made.call.clone(), made.site.clone());
+                what(&other.made) == what(&context.made) && other.was_used() == context.was_used()
+            };
+            match groups.iter_mut().find(|(_, known)| known.first().is_some_and(|known| same(known))) {
+                Some((processes, known)) => {
+                    processes.push(index);
+                    known.push(context);
+                }
+                None => groups.push((vec![index], vec![context])),
+            }
+        }
+    }
+    let mut table = Table::new(&["contexts", "kind", "cost", "used", "GPUs"], b"rlrll", BELOW);
+    let hidden = groups.len().saturating_sub(CONTEXT_ROWS);
+    for (mut processes, contexts) in groups.into_iter().take(CONTEXT_ROWS) {
+        let Some(first) = contexts.first() else { continue };
+        processes.dedup();
+        let mut gpus: Vec<u32> = contexts.iter().map(|context| context.made.device).collect();
+        gpus.sort_unstable();
+        gpus.dedup();
+        let cost = contexts.iter().filter_map(|context| context.made.cost).fold(0, u64::saturating_add);
+        let cells = vec![
+            contexts.len().to_string(),
+            first.made.kind.clone(),
+            format_size(cost),
+            word(first.was_used()).to_owned(),
+            words::ranges(&gpus),
+        ];
+        let mut below = vec![format!("in {}", together(labels, &processes))];
+        below.extend(words::places(first.made.site.as_ref(), width() - BELOW));
+        table.row(cells, below);
+    }
+    show(page, table, hidden);
+    page.line("  those that are alike in one row, with their cost together; --json has each");
 }
 
 /// What was done in a context, in one line.

@@ -4,8 +4,8 @@ use gpupool_config::format_size;
 use gpupool_events::TierReader;
 
 use super::chart::chart;
-use super::rows::BELOW;
-use crate::report::model::{Logs, NEAR_AND_FAR};
+use super::rows::{BELOW, CONTEXT_ROWS, FOLDED, show};
+use crate::report::model::{Logs, NEAR_AND_FAR, together};
 use crate::terminal::{Page, Table};
 use crate::words;
 
@@ -24,27 +24,62 @@ pub fn section(page: &mut Page, logs: &Logs, labels: &[String]) {
     if !rows.is_empty() {
         chart(page, "Pooled memory near the GPU that uses it, and far", &rows, logs);
     }
+    let mut readers: Vec<(Vec<usize>, TierReader)> = Vec::new();
+    for (index, process) in logs.processes.iter().enumerate() {
+        let worst = process.worst_readers().into_iter().filter(|reader| reader.lost >= WORTH).take(SHOWN);
+        readers.extend(worst.map(|reader| (vec![index], reader.clone())));
+    }
+    if readers.len() > FOLDED && logs.processes.len() > 1 {
+        readers = folded(readers);
+    }
+    if readers.is_empty() {
+        return;
+    }
+    page.heading("Functions that lost most by far memory, as estimated");
     let mut table = Table::new(&["process", "GPU", "launches", "far in one", "lost", "function"], b"lrrrrl", BELOW);
-    let mut any = false;
-    for (process, label) in logs.processes.iter().zip(labels) {
-        for reader in process.worst_readers().into_iter().filter(|reader| reader.lost >= WORTH).take(SHOWN) {
-            any = true;
-            let TierReader { home, function, launches, on_peers, on_host, lost, .. } = reader;
-            let cells = vec![
-                label.clone(),
-                home.to_string(),
-                launches.to_string(),
-                format_size(on_peers.saturating_add(*on_host)),
-                words::time(*lost),
-                function.clone(),
-            ];
-            table.row(cells, below(reader));
+    let hidden = readers.len().saturating_sub(CONTEXT_ROWS);
+    for (processes, reader) in readers.iter().take(CONTEXT_ROWS) {
+        let TierReader { home, function, launches, on_peers, on_host, lost, .. } = reader;
+        let whose = match processes[..] {
+            [_] => together(labels, processes),
+            _ => format!("{} of them", processes.len()),
+        };
+        let cells = vec![
+            whose,
+            home.to_string(),
+            launches.to_string(),
+            format_size(on_peers.saturating_add(*on_host)),
+            words::time(*lost),
+            function.clone(),
+        ];
+        table.row(cells, below(reader));
+    }
+    show(page, table, hidden);
+}
+
+/// A function at one line of the program as one row, whatever process ran it: what all lost, and the most that one launch named. What
+/// lost most comes first.
+fn folded(readers: Vec<(Vec<usize>, TierReader)>) -> Vec<(Vec<usize>, TierReader)> {
+    let mut sums: Vec<(Vec<usize>, TierReader)> = Vec::new();
+    for (processes, reader) in readers {
+        let same = |other: &TierReader| {
+            (&other.function, &other.site, &other.why, other.home)
+                == (&reader.function, &reader.site, &reader.why, reader.home)
+        };
+        match sums.iter_mut().find(|(_, known)| same(known)) {
+            Some((known, sum)) => {
+                known.extend(processes);
+                sum.launches = sum.launches.saturating_add(reader.launches);
+                sum.lost += reader.lost;
+                if sum.on_peers.saturating_add(sum.on_host) < reader.on_peers.saturating_add(reader.on_host) {
+                    (sum.on_peers, sum.on_host) = (reader.on_peers, reader.on_host);
+                }
+            }
+            None => sums.push((processes, reader)),
         }
     }
-    if any {
-        page.heading("Functions that lost most by far memory, as estimated");
-        page.table(&table);
-    }
+    sums.sort_by(|(_, a), (_, b)| b.lost.total_cmp(&a.lost));
+    sums
 }
 
 fn below(reader: &TierReader) -> Vec<String> {

@@ -1,10 +1,12 @@
 //! The memory of the pool.
 
+use std::collections::BTreeMap;
+
 use gpupool_config::format_size;
 
 use super::chart::chart;
-use super::rows::BELOW;
-use crate::report::model::Logs;
+use super::rows::{BELOW, ROWS};
+use crate::report::model::{Logs, together};
 use crate::terminal::{Page, Table};
 use crate::words::{self, LENDER_ASLEEP, LENDER_COST};
 
@@ -39,15 +41,22 @@ fn used(page: &mut Page, logs: &Logs, labels: &[String]) {
 
 /// GPUs that only lent memory: what keeping them awake would have brought.
 fn lenders(page: &mut Page, logs: &Logs, labels: &[String]) {
-    for (process, label) in logs.processes.iter().zip(labels) {
+    let mut alike: BTreeMap<Vec<u32>, Vec<usize>> = BTreeMap::new();
+    for (index, process) in logs.processes.iter().enumerate() {
         let asleep: Vec<u32> = process.left_asleep().into_iter().collect();
         if !asleep.is_empty() {
-            let gpus = words::ranges(&asleep);
-            let advice = format!(
-                "GPU {gpus} only lent memory. Such a GPU lowers its clocks where no other process has a context on it, and is read \
-                 over NVLink {LENDER_ASLEEP}; GPUPOOL_LENDERS=awake keeps it awake, for {LENDER_COST}."
-            );
-            page.entry(&format!("  {label}: "), &advice);
+            alike.entry(asleep).or_default().push(index);
+        }
+    }
+    for (asleep, processes) in alike.iter().take(ROWS) {
+        let gpus = words::ranges(asleep);
+        let advice = format!(
+            "GPU {gpus} only lent memory. Such a GPU lowers its clocks where no other process has a context on it, and is read over \
+             NVLink {LENDER_ASLEEP}; GPUPOOL_LENDERS=awake keeps it awake, for {LENDER_COST}."
+        );
+        match together(labels, processes) {
+            whose if processes.len() == 1 => page.entry(&format!("  {whose}: "), &advice),
+            whose => page.entry("  ", &format!("{whose}: {advice}")),
         }
     }
 }

@@ -6,6 +6,8 @@ use crate::terminal::{Page, Table};
 pub const ROWS: usize = 12;
 /// Contexts, which are what the report is for.
 pub const CONTEXT_ROWS: usize = 64;
+/// Rows of processes above which those that are alike are folded into one.
+pub const FOLDED: usize = 16;
 /// Indent of what stands below a row.
 pub const BELOW: usize = 6;
 

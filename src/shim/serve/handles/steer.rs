@@ -8,7 +8,7 @@ use crate::bell;
 use crate::bypass::{self, Answer, Bypass};
 use crate::log;
 use crate::process;
-use crate::serve::memory;
+use crate::serve::memory::{self, oom};
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Device, Driver, Physical, Properties};
 use gpupool_events::VmmSteer;
@@ -46,7 +46,8 @@ pub unsafe fn create(real: &mut Real<CuResult>, output: *mut Physical, request: 
             return unsafe { numbered(result, output, request, false) };
         }
         // SAFETY: as for this function.
-        return unsafe { elsewhere(real.api, output, request, u64::MAX, "full") }.unwrap_or(result);
+        let placed = unsafe { elsewhere(real.api, output, request, u64::MAX, "full") };
+        return placed.unwrap_or_else(|| refused(request, result));
     };
     let plan = match plan_for(device) {
         Ok((_, plan)) => plan,
@@ -62,7 +63,7 @@ pub unsafe fn create(real: &mut Real<CuResult>, output: *mut Physical, request: 
         return placed.unwrap_or_else(|| {
             Bypass::Full.note(real.api);
             // SAFETY: as for this function; the driver has answered.
-            unsafe { numbered(at_home(real, home), output, request, false) }
+            refused(request, unsafe { numbered(at_home(real, home), output, request, false) })
         });
     }
     let result = at_home(real, home);
@@ -72,10 +73,19 @@ pub unsafe fn create(real: &mut Real<CuResult>, output: *mut Physical, request: 
             return result;
         }
         // SAFETY: as for this function.
-        return unsafe { elsewhere(real.api, output, request, limit, "full") }.unwrap_or(result);
+        let placed = unsafe { elsewhere(real.api, output, request, limit, "full") };
+        return placed.unwrap_or_else(|| refused(request, result));
     }
     // SAFETY: as for this function; the driver answered success.
     unsafe { numbered(result, output, request, true) }
+}
+
+/// No place had room, and this is what the driver said: which is told if that is OUT_OF_MEMORY.
+fn refused(request: &Request, result: CuResult) -> CuResult {
+    if result == CuResult::OUT_OF_MEMORY {
+        oom::refused(Device::of(request.device), request.bytes, oom::Kind::Handle, oom::Why::Left(Bypass::Full));
+    }
+    result
 }
 
 /// Gives the program a number for what the driver made where it was asked for, if it did.
@@ -159,6 +169,7 @@ unsafe fn elsewhere(
         }
     };
     if memory::refuses_far(device, bytes, "a handle of ") {
+        oom::refused(Device::of(device), bytes, oom::Kind::Handle, oom::Why::Far);
         return Some(CuResult::OUT_OF_MEMORY);
     }
     if memory::returns_its_cache() && with_inventory(|inventory| inventory.refuse_softly(device, bytes)) {

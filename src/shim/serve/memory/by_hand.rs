@@ -1,6 +1,6 @@
 //! Pooled memory that the program places itself.
 
-use super::{Placing, block_at, labels, pieces, say};
+use super::{Placing, block_at, labels, pieces, places, say};
 use crate::backing::{level, open};
 use crate::watch::capture;
 use crate::{bell, log};
@@ -67,6 +67,9 @@ pub fn place(driver: &Driver, address: u64, bytes: u64, place: Place, stream: St
         let event = BlockMove { address, bytes: moved, home, place: place.to_string(), stayed, label };
         (event, format!("moved {size} at {address:#x} to {place}{but}"))
     });
+    if moved > 0 {
+        places::tell_moved(address, bytes);
+    }
     if stayed > 0 || moved + there == 0 { Err(Unplaced::Stayed) } else { Ok(()) }
 }
 

@@ -2,11 +2,14 @@
 
 pub mod by_hand;
 mod caching;
+pub mod call_sites;
 pub mod idle;
 pub mod labels;
 pub mod memops;
 pub mod mempool;
+pub mod oom;
 mod outcome;
+pub mod places;
 pub mod scope;
 
 pub use caching::returns_its_cache;
@@ -115,6 +118,7 @@ pub fn from_pool(
             Outcome::Made(allocation) if !is_put && is_refused_far(&allocation) => {
                 // Nobody has seen it yet, so nothing is at work on it.
                 let _ = opened.pool.free(allocation.block.address, Free::Lazy);
+                oom::refused(device, bytes, oom::Kind::Block, oom::Why::Far);
                 return Ok(Err(CuResult::OUT_OF_MEMORY));
             }
             Outcome::Made(allocation) => {
@@ -173,11 +177,13 @@ pub fn small_from_pool(opened: &Opened, context: &Context, bytes: u64) -> Answer
     match outcome::of_request(small, device, || context.is_gone(), || false) {
         Outcome::Made(allocation) => {
             context.usage.allocated(bytes);
-            report_block(&allocation);
+            // Of small blocks the log alone has a line each; what the pool knows of them is their slabs.
+            let site = log::has_every_block().then(|| call_sites::made(&allocation.block, true)).flatten();
+            report_block(&allocation, site);
             labels::name_in_scope(&allocation.block);
             match slab.filter(|slab| !slab.reused) {
                 Some(slab) => {
-                    report_growth(&slab.block, slab.on_peers, slab.on_host, false);
+                    report_growth(&slab.block, slab.on_peers, slab.on_host, false, site);
                     level::report();
                 }
                 None => level::rose(bytes),
@@ -273,11 +279,12 @@ pub fn report(allocation: &Allocation) {
 #[inline]
 fn report_made(allocation: &Allocation, is_put: bool) {
     let Allocation { block, reused, on_peers, on_host } = *allocation;
-    report_block(allocation);
+    let site = call_sites::made(&block, reused);
+    report_block(allocation, site);
     if reused {
         level::rose(block.bytes);
     } else {
-        report_growth(&block, on_peers, on_host, is_put);
+        report_growth(&block, on_peers, on_host, is_put, site);
         level::report();
     }
     if let Some(hearer) = HEARER.get() {
@@ -287,20 +294,23 @@ fn report_made(allocation: &Allocation, is_put: bool) {
 }
 
 #[inline]
-fn report_block(allocation: &Allocation) {
+fn report_block(allocation: &Allocation, site: Option<u64>) {
     let Allocation { block: Block { address, bytes, home, .. }, reused, on_peers, on_host } = *allocation;
     log::emit(move || {
-        let event = BlockAllocate { address, bytes, home, reused, on_peers, on_host };
+        let event = BlockAllocate { address, bytes, home, reused, on_peers, on_host, site };
         (event, format!("{} at {address:#x} for GPU {home}", format_size(bytes)))
     });
+    if on_peers + on_host > 0 {
+        places::tell(&allocation.block);
+    }
 }
 
 #[cold]
-fn report_growth(block: &Block, on_peers: u64, on_host: u64, is_put: bool) {
+fn report_growth(block: &Block, on_peers: u64, on_host: u64, is_put: bool, site: Option<u64>) {
     let Block { bytes, home, .. } = *block;
     if on_peers + on_host == 0 {
         log::emit(|| {
-            let event = PoolGrow { home, bytes, on_peers, on_host };
+            let event = PoolGrow { home, bytes, on_peers, on_host, site };
             (event, format!("pool grew by {} on GPU {home}", format_size(bytes)))
         });
     } else {
@@ -313,7 +323,7 @@ fn report_growth(block: &Block, on_peers: u64, on_host: u64, is_put: bool) {
             let [size, peers, host] = [bytes, on_peers.min(bytes), on_host.min(bytes)].map(format_size);
             let why = if is_put { "is to be elsewhere" } else { "did not fit there" };
             let text = format!("{size} for GPU {home} {why}: {peers} are on other GPUs, {host} on the host");
-            (PoolSpill { home, bytes, on_peers, on_host }, text)
+            (PoolSpill { home, bytes, on_peers, on_host, site }, text)
         });
     }
 }
@@ -490,6 +500,12 @@ pub fn report_free(block: &Block) {
 /// The live block of the pool's that an address lies in.
 pub fn block_at(address: u64) -> Option<Block> {
     open::opened().filter(|opened| opened.contains(address))?.pool.block_at(address)
+}
+
+/// Live blocks of the pool's that have frames of their own, and so no more than there are frames.
+pub fn live() -> Vec<Block> {
+    let (Some(opened), Some(plan)) = (open::opened(), open::plan_made()) else { return Vec::new() };
+    plan.topology.gpus.iter().flat_map(|gpu| opened.pool.blocks(gpu.ordinal)).collect()
 }
 
 /// Where each part of a range of a live block lies; empty where there is no such block.

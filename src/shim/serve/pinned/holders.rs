@@ -409,6 +409,16 @@ pub fn holders() -> (Vec<Holder>, u32) {
     })
 }
 
+/// Places that hold pinned memory, in how many blocks and bytes; what holds most first.
+pub fn sites() -> Vec<(Site, u64, u64)> {
+    with(|holders| {
+        let holding = holders.places.iter().filter(|place| place.live > 0);
+        let mut sites: Vec<_> = holding.map(|place| (place.site.clone(), place.blocks, place.live)).collect();
+        sites.sort_by_key(|(_, _, live)| std::cmp::Reverse(*live));
+        sites
+    })
+}
+
 /// A place, and what it still holds at the end: bytes, pieces, and how many stretches of work lie between those.
 pub struct Remains {
     pub place: Place,

@@ -1,6 +1,6 @@
 //! What a context takes of its GPU: free memory before and after.
 
-use super::{REGISTRY, observers, within_own};
+use super::{observers, within_own};
 use crate::nvml;
 use gpupool_cuda::{self as cuda, Device, Driver};
 use once_cell::race::OnceBox;
@@ -16,7 +16,7 @@ pub fn remember(driver: &Driver) {
 
 /// What the contexts that are known on a GPU took of it.
 fn others(device: Device) -> u64 {
-    REGISTRY.lock().cost_on(device)
+    super::cost_on(device)
 }
 
 /// Bytes that this library holds on a device, and not a context.

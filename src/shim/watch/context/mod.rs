@@ -530,6 +530,11 @@ pub fn living() -> (Vec<Record>, Totals) {
     REGISTRY.lock().living()
 }
 
+/// Bytes that the contexts of this process took of a device's memory, as far as that is known.
+pub fn cost_on(device: Device) -> u64 {
+    REGISTRY.lock().cost_on(device)
+}
+
 /// Whether this process has a context on a device now.
 pub fn is_on(device: Device) -> bool {
     REGISTRY.lock().is_on(device)

@@ -1,0 +1,254 @@
+//! What is told when the program hears OUT_OF_MEMORY and nobody helps it: who holds what, what would have fit where, and which setting
+//! would have made room ([`remedies`]).
+//!
+//! Nothing of it costs anything before that. It takes some milliseconds then, holds a row for each live block meanwhile, and is done for
+//! the first refusal, the second, the fourth and so on, and for each 1024th: a program that asks for less and less, or again and again,
+//! does not fill its log.
+
+mod remedies;
+
+use super::{accounts, call_sites, labels, pieces, pool_usage};
+use crate::backing::{self, host, open, residence};
+use crate::bypass::Bypass;
+use crate::serve::pinned::{self, holders};
+use crate::watch::{context, site};
+use crate::{log, process};
+use gpupool_config::format_size;
+use gpupool_cuda::{Device, Driver};
+use gpupool_events::{HolderAtRefusal, OutOfMemory, PlaceAtRefusal, Site};
+use gpupool_pool::{Claim, Lenders, Place, Usage};
+use remedies::Asked;
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Holders of device memory that are told, and of pinned memory.
+const HOLDERS: usize = 16;
+const PINNED: usize = 4;
+/// Frames of Python of a holder, among which the program's own are, and native ones.
+const FRAMES: usize = 32;
+const NATIVE: usize = 8;
+/// Blocks of which it is looked up where they lie.
+const LOOKED_UP: usize = 1 << 14;
+
+static REFUSALS: AtomicU64 = AtomicU64::new(0);
+
+/// What was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Block,
+    Handle,
+    Stream,
+}
+
+impl Kind {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Block => "block",
+            Self::Handle => "handle",
+            Self::Stream => "stream",
+        }
+    }
+}
+
+/// Why there was none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// `GPUPOOL_FAR_LIMIT`.
+    Far,
+    /// The driver, for this reason, and it had none either.
+    Left(Bypass),
+}
+
+/// The program was told OUT_OF_MEMORY for so many bytes on the GPU of the current context.
+#[cold]
+pub fn refused_here(bytes: u64, kind: Kind, why: Why) {
+    if let Some(device) = process::driver().and_then(|driver| driver.current_device().ok()) {
+        refused(device, bytes, kind, why);
+    }
+}
+
+/// The program was told OUT_OF_MEMORY.
+#[cold]
+pub fn refused(device: Device, bytes: u64, kind: Kind, why: Why) {
+    let number = REFUSALS.fetch_add(1, Relaxed) + 1;
+    let is_told = number.is_power_of_two() || number.is_multiple_of(1024);
+    // In the child of a fork the locks that are taken below may be held by threads that it does not have.
+    let is_told = is_told && process::is_active() && log::has_events_of_memory();
+    let Some(driver) = process::driver().filter(|_| is_told) else { return };
+    let home = device.ordinal();
+    let usage = pool_usage().unwrap_or_default();
+    let places = places(driver, home, kind, &usage);
+    let rooms = places.iter().filter(|place| place.out.is_none()).map(|place| place.room);
+    let fits = rooms.fold(0, u64::saturating_add);
+    let remedies = remedies::remedies(Asked { bytes, fits, is_far: why == Why::Far }, &places, process::settings());
+    let (holders, more_holders, more_bytes, large) = device_holders();
+    log::emit(|| {
+        let why = match why {
+            Why::Far => "more of the time than GPUPOOL_FAR_LIMIT is lost by far memory".to_owned(),
+            Why::Left(why) => why.to_string(),
+        };
+        let [size, room] = [bytes, fits].map(format_size);
+        let helps = remedies
+            .iter()
+            .find(|remedy| remedy.enough)
+            .map_or_else(String::new, |remedy| format!("; {}={} would have made room", remedy.setting, remedy.value));
+        let text = format!("OUT_OF_MEMORY for {size} on GPU {home}, where {room} would have fit{helps}");
+        let event = OutOfMemory {
+            number,
+            home,
+            bytes,
+            kind: kind.word().to_owned(),
+            why,
+            fits,
+            site: Some(shortened(&site::here())),
+            places,
+            holders,
+            more_holders,
+            more_bytes,
+            small: usage.live_bytes.saturating_sub(large),
+            live_bytes: usage.live_bytes,
+            pinned: pinned::levels().now.pinned,
+            remedies,
+        };
+        (event, text)
+    });
+}
+
+/// Where memory could be, and what was there.
+fn places(driver: &'static Driver, home: u32, kind: Kind, usage: &Usage) -> Vec<PlaceAtRefusal> {
+    let Some(plan) = open::plan(driver) else { return Vec::new() };
+    let settings = process::settings();
+    let in_pool = |place: Place| usage.places.iter().find(|known| known.place == place);
+    let mut places = Vec::new();
+    for gpu in &plan.topology.gpus {
+        let place = Place::Gpu(gpu.ordinal);
+        let free = backing::free_on(driver, gpu.ordinal, &gpu.uuid);
+        let is_member = plan.members.contains_key(&gpu.ordinal);
+        let reserve = settings.reserve_of(gpu.total);
+        let (held, used) = in_pool(place).map_or((0, 0), |known| (known.held, known.used));
+        let own = accounts().map_or(0, |accounts| accounts.of(Claim::Handles, place));
+        let contexts = context::cost_on(Device::of(gpu.ordinal));
+        let out = match () {
+            () if gpu.ordinal == home && is_member => None,
+            () if !is_member => Some(remedies::NOT_LISTED),
+            () if plan.lenders == Lenders::HomeOnly => Some(remedies::ANOTHERS),
+            () if !plan.topology.reach(home, gpu.ordinal) => Some(remedies::OUT_OF_REACH),
+            () => None,
+        };
+        let known = held.saturating_add(own).saturating_add(contexts);
+        let mut row = PlaceAtRefusal {
+            place: place.to_string(),
+            total: Some(gpu.total),
+            limit: if is_member { plan.limit(place) } else { 0 },
+            held,
+            used,
+            own,
+            contexts,
+            reserve,
+            free,
+            others: free.map(|free| gpu.total.saturating_sub(free).saturating_sub(known)),
+            room: 0,
+            out: out.map(str::to_owned),
+        };
+        row.room = room(&row, accounts().map_or(0, |accounts| accounts.taken(place)));
+        places.push(row);
+    }
+    let hosts: Vec<Place> = plan.places.iter().map(|spec| spec.place).filter(|place| place.is_host()).collect();
+    let free = host::available();
+    for &place in &hosts {
+        let (held, used) = in_pool(place).map_or((0, 0), |known| (known.held, known.used));
+        let out = (kind == Kind::Handle).then(|| remedies::NO_HANDLES.to_owned());
+        let share = free.map(|free| free / hosts.len() as u64);
+        let mut row = PlaceAtRefusal {
+            place: place.to_string(),
+            limit: plan.limit(place),
+            held,
+            used,
+            free: share,
+            out,
+            ..PlaceAtRefusal::default()
+        };
+        row.room = room(&row, accounts().map_or(0, |accounts| accounts.taken(place)));
+        places.push(row);
+    }
+    if hosts.is_empty() {
+        let out = if kind == Kind::Handle { remedies::NO_HANDLES } else { remedies::NOT_LENT };
+        places.push(PlaceAtRefusal {
+            place: Place::Host(0).to_string(),
+            free,
+            out: Some(out.to_owned()),
+            ..PlaceAtRefusal::default()
+        });
+    }
+    places
+}
+
+/// What could have been had at a place of which so much is taken: what its limit leaves and what is free, with what is held unused there.
+fn room(place: &PlaceAtRefusal, taken: u64) -> u64 {
+    let idle = place.held.saturating_sub(place.used);
+    let by_limit = place.limit.saturating_sub(taken.saturating_sub(idle));
+    let free = place.free.map_or(u64::MAX, |free| free.saturating_sub(place.reserve).saturating_add(idle));
+    by_limit.min(free)
+}
+
+/// A place in the program, and a name that it gave.
+type Who = (Option<u64>, Option<String>);
+
+/// Who holds most, how many others hold how much, and the bytes of all blocks that were looked at.
+fn device_holders() -> (Vec<HolderAtRefusal>, u64, u64, u64) {
+    let mut sums: HashMap<Who, HolderAtRefusal> = HashMap::new();
+    let mut all = 0u64;
+    let mut looked_up = 0;
+    for block in super::live() {
+        all = all.saturating_add(block.bytes);
+        let asked = call_sites::of(&block);
+        let sum = sums.entry((asked.map(|asked| asked.site), labels::of(&block))).or_default();
+        sum.blocks += 1;
+        sum.bytes += block.bytes;
+        if asked.is_some_and(|asked| asked.is_guessed) {
+            sum.guessed += block.bytes;
+        }
+        if residence::was_far() && looked_up < LOOKED_UP {
+            looked_up += 1;
+            for piece in pieces(block.address, block.bytes) {
+                match piece.place {
+                    Place::Gpu(gpu) if gpu == block.home => {}
+                    Place::Gpu(_) => sum.on_peers += piece.bytes,
+                    Place::Host(_) => sum.on_host += piece.bytes,
+                }
+            }
+        }
+    }
+    let mut sums: Vec<(Who, HolderAtRefusal)> = sums.into_iter().collect();
+    sums.sort_by(|(a, of_a), (b, of_b)| Reverse(of_a.bytes).cmp(&Reverse(of_b.bytes)).then_with(|| a.cmp(b)));
+    let rest = sums.split_off(HOLDERS.min(sums.len()));
+    let more_bytes = rest.iter().map(|(_, sum)| sum.bytes).sum();
+    let told = sums.into_iter().map(|((site, label), sum)| HolderAtRefusal {
+        memory: "device".to_owned(),
+        site: site.and_then(call_sites::place).map(|site| shortened(&site)),
+        label,
+        ..sum
+    });
+    let pinned = holders::sites().into_iter().take(PINNED).map(|(site, blocks, bytes)| HolderAtRefusal {
+        memory: "pinned".to_owned(),
+        site: Some(shortened(&site)),
+        blocks,
+        bytes,
+        on_host: bytes,
+        ..HolderAtRefusal::default()
+    });
+    (told.chain(pinned).collect(), rest.len() as u64, more_bytes, all)
+}
+
+/// A place with its innermost frames: of Python, or native ones where there are none of Python.
+fn shortened(site: &Site) -> Site {
+    let Site { python, native, truncated } = site;
+    let native = if python.is_empty() { &native[..] } else { &[] };
+    let is_cut = python.len() > FRAMES || native.len() > NATIVE;
+    Site {
+        python: python.iter().take(FRAMES).cloned().collect(),
+        native: native.iter().take(NATIVE).cloned().collect(),
+        truncated: *truncated || is_cut,
+    }
+}
