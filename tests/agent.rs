@@ -78,8 +78,11 @@ fn the_page_says_what_the_program_is_told_of_itself() {
     assert_eq!((levels.mode.as_str(), levels.gpus.rows.len()), ("pool", 2));
     assert!(levels.gpus.rows.iter().all(|gpu| !gpu.name.is_empty() && gpu.uuid != [0; 16]), "{:?}", levels.gpus);
     assert!(levels.pinned.pinned >= 8 * MIB && levels.pinned.limit > 0, "{:?}", levels.pinned);
-    let [site] = &told.sites.rows[..] else { panic!("{:?}", told.sites) };
-    assert_eq!((site.live, site.blocks, site.total), (8 * MIB, 1, 8 * MIB));
+    let [device, pinned] = &told.sites.rows[..] else { panic!("{:?}", told.sites) };
+    assert_eq!((device.memory.as_str(), device.live, device.blocks), ("device", 1164 * MIB, 2));
+    assert_eq!((pinned.memory.as_str(), pinned.live, pinned.blocks, pinned.total), ("pinned", 8 * MIB, 1, 8 * MIB));
+    let lent: u64 = told.levels.loans.rows.iter().filter(|loan| !loan.on_host).map(|loan| loan.bytes).sum();
+    assert_eq!((lent > 0, lent), (true, levels.residence.on_peers), "{:?}", told.levels.loans);
     let [context] = &told.contexts.rows[..] else { panic!("{:?}", told.contexts) };
     assert_eq!(
         (context.device, context.kind.as_str(), context.call.as_str()),

@@ -109,7 +109,8 @@ fn blocks_go_to_another_gpu_and_the_host_and_back_with_what_is_in_them() {
 
 #[test]
 fn a_part_of_a_block_goes_and_the_rest_stays_at_its_place() {
-    placing("parts").go().succeeds().prints(
+    let told = placing("parts").env("GPUPOOL_LOG", "debug").log().go();
+    told.succeeds().prints(
         "\
 8 MiB from 3 MiB on: 0
 block: 4 at 0 6 at 1 30 at 0
@@ -130,6 +131,18 @@ odd block: 4 at 1 1 at 0
 wrong words: 0
 ",
     );
+    let placed = told.picked(|event| match event {
+        Event::BlockPlaced(placed) => {
+            Some(placed.places.iter().map(|part| (part.place.clone(), part.bytes >> 20)).collect::<Vec<_>>())
+        }
+        _ => None,
+    });
+    let lies =
+        |parts: &[(&str, u64)]| parts.iter().map(|(place, size)| ((*place).to_owned(), *size)).collect::<Vec<_>>();
+    let second = lies(&[("gpu0", 30), ("gpu1", 6), ("host0", 4)]);
+    assert_eq!(placed[..2], [lies(&[("gpu0", 34), ("gpu1", 6)]), second], "{placed:?}");
+    assert!(placed.contains(&lies(&[("gpu0", 40)])), "{placed:?}");
+    assert_eq!(placed.last(), Some(&lies(&[("gpu1", 4), ("gpu0", 1)])));
 }
 
 #[test]

@@ -198,6 +198,12 @@ fn the_same_number_is_in_the_c_interface_ps_top_and_export() {
         assert_eq!(Some(exported(name, "")), value.as_u64(), "{name}");
     }
     assert!(exported("spilled_bytes_total", "") > 0 && exported("resident_bytes", ",residence=\"peers\"") > 0);
+    let uuid = |gpu: usize| row["levels"]["gpus"]["rows"][gpu]["uuid"].as_str().unwrap_or_default();
+    let loan = format!(",borrower=\"{}\",lender=\"{}\",place=\"gpu1\"", uuid(0), uuid(1));
+    assert_eq!(exported("borrowed_bytes", &loan), exported("resident_bytes", ",residence=\"peers\""));
+    let lines = row["sites"]["rows"].as_array().into_iter().flatten().filter(|site| site["memory"] == "device");
+    let by_line: u64 = lines.filter_map(|site| site["live"].as_u64()).sum();
+    assert_eq!(by_line, exported("live_bytes", ""), "every block is of some line: {row:#}");
     let top: serde_json::Value =
         serde_json::from_str(&said(&session, &["top", "--once", "--json"])).unwrap_or_else(|e| panic!("{e}"));
     let in_top = top["processes"].as_array().into_iter().flatten();

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::report::{Logs, Process};
 use crate::{stdout, terminal};
-use estimate::{Estimate, Program};
+use estimate::{Program, Row};
 use machine::Machine;
 
 /// Say where the memory of a program would lie on other machines, and about how slow it would be
@@ -69,13 +69,6 @@ fn gpus(text: &str) -> Result<Gpus, String> {
 
 fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| error.to_string())
-}
-
-/// A machine with what would be on it.
-struct Row {
-    name: String,
-    machine: Machine,
-    estimate: Estimate,
 }
 
 /// Prints the plan.

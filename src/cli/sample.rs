@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use gpupool_metrics::{
-    Context, Counter, Finding, Gpu, Identity, Label, Levels, Life, Pinned, Place, Process, Residence, Site, Snapshot,
+    Context, Counter, Finding, Gpu, Identity, Label, Levels, Life, Loan, Pinned, Place, Process, Residence, Site,
+    Snapshot,
 };
 
 use crate::pages::{Listed, Look};
@@ -33,6 +34,7 @@ pub fn listed(pid: u32, name: &str) -> Listed {
         peak_used: (used + 1) * GIB,
         anchored: GIB / 2,
         own: GIB,
+        reserve: if on_host { 0 } else { GIB },
     };
     let levels = Levels {
         updated: 1_700_000_009_000_000,
@@ -57,6 +59,11 @@ pub fn listed(pid: u32, name: &str) -> Listed {
         },
         gpus: vec![gpu(0), gpu(1)].into(),
         places: vec![place(false, 0, 139, 130, 120), place(false, 1, 139, 25, 20), place(true, 0, 256, 12, 10)].into(),
+        loans: vec![
+            Loan { borrower: 0, on_host: false, number: 1, bytes: 20 * GIB },
+            Loan { borrower: 0, on_host: true, number: 0, bytes: 10 * GIB },
+        ]
+        .into(),
     };
     let context = |id, device, launches, cost| Context {
         id,
@@ -86,6 +93,13 @@ pub fn listed(pid: u32, name: &str) -> Listed {
         blocks: 3,
         total: 9 * GIB,
     };
+    let device = Site {
+        memory: "device".to_owned(),
+        text: "/home/ada/train.py:12 in weights".to_owned(),
+        live: 5 * GIB,
+        blocks: 5,
+        total: 5 * GIB,
+    };
     let label = Label {
         name: "kv".to_owned(),
         blocks: 3,
@@ -101,7 +115,7 @@ pub fn listed(pid: u32, name: &str) -> Listed {
         counters,
         levels,
         contexts: vec![context(1, 0, 500, Some(GIB / 2)), context(2, 1, 0, None)].into(),
-        sites: vec![site].into(),
+        sites: vec![site, device].into(),
         findings: vec![found(1, "GP001"), found(2, "GP016"), found(3, "GP001")].into(),
         labels: vec![label].into(),
     };

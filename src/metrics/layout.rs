@@ -6,7 +6,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The version of the layout.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The size of a page in bytes, whatever it holds.
 pub const BYTES: usize = 64 << 10;
 /// The first bytes of every page. A machine of the other byte order does not find them.
@@ -19,6 +19,7 @@ pub(crate) const CONTEXTS: usize = 64;
 pub(crate) const SITES: usize = 64;
 pub(crate) const FINDINGS: usize = 64;
 pub(crate) const LABELS: usize = 64;
+pub(crate) const LOANS: usize = 64;
 const COUNTERS: usize = 32;
 
 /// Where the parts begin.
@@ -112,6 +113,8 @@ counters! {
     StopsGraphs,
     /// Moves that were not made because nothing may move in this process, as the log says.
     StopsOff,
+    /// Bytes that kernels have read over links from memory on other GPUs and the host, as estimated from some launches.
+    FarReadBytes,
 }
 
 impl Counter {
@@ -203,8 +206,23 @@ pub(crate) struct Levels {
     pub more_gpus: u32,
     /// Places that the table has no room for.
     pub more_places: u32,
+    pub loan_count: u32,
+    /// Loans that the table has no room for.
+    pub more_loans: u32,
     pub gpus: [Gpu; GPUS],
     pub places: [Place; PLACES],
+    pub loans: [Loan; LOANS],
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(crate) struct Loan {
+    pub borrower: u32,
+    /// 0 or 1.
+    pub on_host: u32,
+    pub number: u32,
+    pub reserved: u32,
+    pub bytes: u64,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -229,6 +247,7 @@ pub(crate) struct Place {
     pub peak_used: u64,
     pub anchored: u64,
     pub own: u64,
+    pub reserve: u64,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -30,7 +30,9 @@ mod models;
 pub use layout::{BYTES, Counter, VERSION};
 #[cfg(not(loom))]
 pub use map::{Map, NoPage};
-pub use model::{Context, Finding, Gpu, Label, Levels, Pinned, Place, Process, Residence, Site, Snapshot, Table, now};
+pub use model::{
+    Context, Finding, Gpu, Label, Levels, Loan, Pinned, Place, Process, Residence, Site, Snapshot, Table, now,
+};
 /// Labels that a page has room for.
 pub const LABELS: usize = layout::LABELS;
 pub use page::{Memory, Page};

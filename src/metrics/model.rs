@@ -52,6 +52,8 @@ pub struct Levels {
     pub gpus: Table<Gpu>,
     /// Where the pool may hold memory.
     pub places: Table<Place>,
+    /// Which GPU's memory lies at which other place.
+    pub loans: Table<Loan>,
 }
 
 impl Levels {
@@ -59,6 +61,41 @@ impl Levels {
     pub fn gpu(&self, ordinal: u32) -> Option<&Gpu> {
         self.gpus.rows.iter().find(|gpu| gpu.ordinal == ordinal)
     }
+}
+
+/// Memory that was allocated for one GPU and lies at another place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loan {
+    /// The GPU that it was allocated for.
+    pub borrower: u32,
+    /// The lender is the host, and not a GPU.
+    pub on_host: bool,
+    /// The lender: a GPU's ordinal, or the number of a NUMA node.
+    pub number: u32,
+    /// Bytes of live blocks.
+    pub bytes: u64,
+}
+
+impl Loan {
+    /// The lender: `gpu0`, `host0`, as in the log.
+    pub fn lender(&self) -> String {
+        place_name(self.on_host, self.number)
+    }
+}
+
+/// A loan is written with the names of its places, as in the log.
+impl Serialize for Loan {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut loan = serializer.serialize_struct("Loan", 3)?;
+        loan.serialize_field("borrower", &place_name(false, self.borrower))?;
+        loan.serialize_field("lender", &self.lender())?;
+        loan.serialize_field("bytes", &self.bytes)?;
+        loan.end()
+    }
+}
+
+fn place_name(on_host: bool, number: u32) -> String {
+    format!("{}{number}", if on_host { "host" } else { "gpu" })
 }
 
 /// Where live blocks lie, as seen from the GPU that each was allocated for, and what that costs.
@@ -152,20 +189,22 @@ pub struct Place {
     pub anchored: u64,
     /// Memory that the program made itself (`cuMemCreate`) and that lies here.
     pub own: u64,
+    /// What the pool leaves free here, beyond the limit (`GPUPOOL_RESERVE`); 0 on the host.
+    pub reserve: u64,
 }
 
 impl Place {
     /// `gpu0`, `host0`, as in the log.
     pub fn name(&self) -> String {
-        format!("{}{}", if self.on_host { "host" } else { "gpu" }, self.number)
+        place_name(self.on_host, self.number)
     }
 }
 
 /// A place is written with its name, `gpu0`, as in the log.
 impl Serialize for Place {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        let Self { on_host: _, number: _, limit, held, used, peak_used, anchored, own } = *self;
-        let mut place = serializer.serialize_struct("Place", 7)?;
+        let Self { on_host: _, number: _, limit, held, used, peak_used, anchored, own, reserve } = *self;
+        let mut place = serializer.serialize_struct("Place", 8)?;
         place.serialize_field("place", &self.name())?;
         for (name, bytes) in [
             ("limit", limit),
@@ -174,6 +213,7 @@ impl Serialize for Place {
             ("peak_used", peak_used),
             ("anchored", anchored),
             ("own", own),
+            ("reserve", reserve),
         ] {
             place.serialize_field(name, &bytes)?;
         }
@@ -214,7 +254,7 @@ impl Context {
 /// One place in the program that holds memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Site {
-    /// What kind of memory; `pinned`.
+    /// What kind of memory: `device` or `pinned`.
     pub memory: String,
     /// File, line and function, or the object of native code.
     pub text: String,
@@ -222,7 +262,7 @@ pub struct Site {
     pub live: u64,
     /// Blocks that it holds.
     pub blocks: u64,
-    /// Bytes that it asked for over the life of the process.
+    /// Bytes that it asked for over the life of the process; of device memory only as far as that was looked at.
     pub total: u64,
 }
 
@@ -417,8 +457,12 @@ impl From<&Levels> for Box<layout::Levels> {
             name: text(&gpu.name),
         });
         (raw.place_count, raw.more_places) = fill(&mut raw.places, &levels.places, |place| {
-            let Place { on_host, number, limit, held, used, peak_used, anchored, own } = *place;
-            layout::Place { on_host: on_host.into(), number, limit, held, used, peak_used, anchored, own }
+            let Place { on_host, number, limit, held, used, peak_used, anchored, own, reserve } = *place;
+            layout::Place { on_host: on_host.into(), number, limit, held, used, peak_used, anchored, own, reserve }
+        });
+        (raw.loan_count, raw.more_loans) = fill(&mut raw.loans, &levels.loans, |loan| {
+            let Loan { borrower, on_host, number, bytes } = *loan;
+            layout::Loan { borrower, on_host: on_host.into(), number, reserved: 0, bytes }
         });
         raw
     }
@@ -454,8 +498,12 @@ impl From<&layout::Levels> for Levels {
                 total: gpu.total,
             }),
             places: take(&raw.places, raw.place_count, raw.more_places, |place| {
-                let layout::Place { on_host, number, limit, held, used, peak_used, anchored, own } = *place;
-                Place { on_host: on_host != 0, number, limit, held, used, peak_used, anchored, own }
+                let layout::Place { on_host, number, limit, held, used, peak_used, anchored, own, reserve } = *place;
+                Place { on_host: on_host != 0, number, limit, held, used, peak_used, anchored, own, reserve }
+            }),
+            loans: take(&raw.loans, raw.loan_count, raw.more_loans, |loan| {
+                let layout::Loan { borrower, on_host, number, bytes, .. } = *loan;
+                Loan { borrower, on_host: on_host != 0, number, bytes }
             }),
         }
     }

@@ -77,6 +77,9 @@ families! {
     PLACE_USED: Gauge true "gpupool_place_used_bytes" ["gpu", "place"] "The part of what is held that live blocks stand on.";
     PLACE_PEAK: Gauge true "gpupool_place_peak_used_bytes" ["gpu", "place"] "The most that was used in a place so far.";
     PLACE_ANCHORED: Gauge true "gpupool_place_anchored_bytes" ["gpu", "place"] "The part of what is held that must stay where it is.";
+    PLACE_RESERVE: Gauge true "gpupool_place_reserve_bytes" ["gpu", "place"] "What the pool of the process leaves free in a place, beyond its limit.";
+    BORROWED: Gauge true "gpupool_borrowed_bytes" ["borrower", "lender", "place"]
+        "Memory that was allocated for a GPU (borrower) and lies on another one (lender) or, without one, on the host; place is the lender's.";
     PLACE_OWN: Gauge true "gpupool_place_own_bytes" ["gpu", "place"] "Memory that the program made itself (cuMemCreate), beside what is held.";
 
     LIVE_BLOCKS: Gauge true "gpupool_live_blocks" [] "Blocks that the program holds.";
@@ -85,6 +88,8 @@ families! {
     RESIDENT: Gauge true "gpupool_resident_bytes" ["residence"]
         "Bytes of live blocks on the GPU that they were allocated for (near), on other GPUs (peers) and on the host (host).";
     FAR_LOST: Counter true "gpupool_far_lost_seconds_total" [] "Time that kernels lost by reading far memory, estimated from some launches.";
+    FAR_READ: Counter true "gpupool_far_read_bytes_total" []
+        "Bytes that kernels have read over links from memory on other GPUs and the host, estimated from some launches.";
     MOVE_SAVED: Gauge true "gpupool_move_saved_seconds" [] "Time that kernels saved by what moved, measured on some launches; below 0 where they lost by it.";
 
     PINNED: Gauge true "gpupool_pinned_bytes" [] "Pinned host memory: of the pool, the driver and the program.";
@@ -183,6 +188,14 @@ impl<'a> Families<'a> {
             ] {
                 self.set(family, of, &at, bytes as f64);
             }
+            if !place.on_host {
+                self.set(&PLACE_RESERVE, of, &at, place.reserve as f64);
+            }
+        }
+        for loan in &levels.loans.rows {
+            let uuid = |ordinal| levels.gpu(ordinal).and_then(|gpu| gpu.uuid_text()).unwrap_or_default();
+            let lender = if loan.on_host { String::new() } else { uuid(loan.number) };
+            self.add(&BORROWED, of, &[&uuid(loan.borrower), &lender, &loan.lender()], loan.bytes as f64);
         }
         let (residence, pinned) = (&levels.residence, &levels.pinned);
         for (family, value) in [
@@ -327,5 +340,6 @@ fn exported_as(counter: Counter) -> (&'static Family, &'static [&'static str], f
         Counter::StopsNoRoom => (&STOPS, &["no_room"], 1.0),
         Counter::StopsGraphs => (&STOPS, &["graphs"], 1.0),
         Counter::StopsOff => (&STOPS, &["off"], 1.0),
+        Counter::FarReadBytes => plain(&FAR_READ),
     }
 }

@@ -43,6 +43,12 @@ fn numbers_are_the_pages_in_bytes_and_seconds() {
     assert_eq!(value("gpupool_place_used_bytes", gpu1), (20 * GIB) as f64);
     assert_eq!(value("gpupool_place_limit_bytes", r#"place="host0""#), (256 * GIB) as f64, "the host has no GPU");
     assert_eq!(value("gpupool_resident_bytes", r#"residence="peers""#), (20 * GIB) as f64);
+    let [own, other] = ["GPU-01010101-0101-0101-0101-010101010101", "GPU-02020202-0202-0202-0202-020202020202"];
+    let lent = |lender: &str| value("gpupool_borrowed_bytes", &format!("borrower=\"{own}\",{lender}"));
+    assert_eq!(lent(&format!("lender=\"{other}\",place=\"gpu1\"")), (20 * GIB) as f64);
+    assert_eq!(lent(r#"place="host0""#), (10 * GIB) as f64, "the host has no UUID");
+    assert_eq!(value("gpupool_place_reserve_bytes", gpu1), GIB as f64);
+    assert_eq!(value("gpupool_far_read_bytes_total", ""), 1_000_000.0 * (Counter::FarReadBytes as u64 + 1) as f64);
     assert_eq!(value("gpupool_far_lost_seconds_total", ""), 1.5);
     assert_eq!(value("gpupool_move_saved_seconds", ""), -0.25);
     assert_eq!(value("gpupool_contexts", gpu1), 1.0);

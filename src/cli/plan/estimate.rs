@@ -55,6 +55,14 @@ pub struct Estimate {
     pub is_beyond: bool,
 }
 
+/// A machine with what would be on it.
+pub struct Row {
+    /// As it was written.
+    pub name: String,
+    pub machine: Machine,
+    pub estimate: Estimate,
+}
+
 impl Program {
     /// Of the processes of some logs.
     pub fn of(processes: &[Process]) -> Program {

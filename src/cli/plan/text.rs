@@ -3,8 +3,7 @@
 use gpupool_config::format_size;
 use gpupool_tiers::{FarLink, Links};
 
-use super::Row;
-use super::estimate::{Far, Program};
+use super::estimate::{Far, Program, Row};
 use crate::report::Process;
 use crate::terminal::{Page, Table};
 use crate::words;

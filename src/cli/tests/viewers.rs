@@ -31,7 +31,7 @@ for process in report["processes"]:
 assert {place: size for place, size in places.items() if size} == used, (places, used)
 for trace in snapshot["device_traces"]:
     live = {}
-    segments = 0
+    assert [entry["time_us"] for entry in trace] == sorted(entry["time_us"] for entry in trace)
     for entry in trace:
         assert entry["addr" if entry["action"] != "oom" else "device_free"] >= 0 and entry["time_us"] > 0, entry
         if entry["action"] == "alloc":
@@ -51,14 +51,19 @@ print(json.dumps({"held": held, "actions": [entry["action"] for entry in snapsho
 fn pytorch_reads_a_snapshot_with_the_numbers_of_the_report() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
+    // Another process that did the same at the same time.
     let log = golden_folder().join("blocks.jsonl");
-    let written = output(gpupool().arg("report").arg(&log).arg("--memory-viz").arg(path("pickle")).arg("--json"));
+    let other = std::fs::read_to_string(&log).unwrap().replace("\"pid\":4711", "\"pid\":4712");
+    std::fs::write(path("other"), other).unwrap();
+    let written = output(
+        gpupool().arg("report").args([&log, &path("other")]).arg("--memory-viz").arg(path("pickle")).arg("--json"),
+    );
     assert!(written.status.success(), "{}", stderr(&written));
     std::fs::write(path("json"), stdout(&written)).unwrap();
     let looked = output(Command::new("python3").args(["-c", LOOK]).arg(path("pickle")).arg(path("json")));
     assert!(looked.status.success(), "{}", stderr(&looked));
     let said: Value = serde_json::from_str(stdout(&looked).lines().last().unwrap()).unwrap();
-    assert_eq!(said["held"]["gpu0"], 340u64 << 20);
+    assert_eq!(said["held"]["gpu0"], 680u64 << 20);
     let actions: Vec<&str> = said["actions"].as_array().unwrap().iter().filter_map(|action| action.as_str()).collect();
     for action in ["segment_map", "segment_unmap", "alloc", "free_requested", "free_completed"] {
         assert!(actions.contains(&action), "{action}: {actions:?}");
@@ -127,6 +132,12 @@ fn a_file_that_cannot_be_written_is_named() {
         let failed = output(gpupool().arg("report").arg(&log).args([file, "/dev/null/file"]));
         assert_eq!(failed.status.code(), Some(2));
         assert!(stderr(&failed).starts_with("gpupool: /dev/null/file: cannot be written: "), "{}", stderr(&failed));
+        // Not the log itself, which would be gone before it was read.
+        let copy = tempfile::NamedTempFile::new().unwrap();
+        std::fs::copy(&log, copy.path()).unwrap();
+        let failed = output(gpupool().arg("report").arg(copy.path()).arg(file).arg(copy.path()));
+        assert!(stderr(&failed).contains(" is the log "), "{}", stderr(&failed));
+        assert_eq!(std::fs::read(copy.path()).unwrap(), std::fs::read(&log).unwrap());
     }
 }
 

@@ -236,7 +236,11 @@ fn details_tell_all_and_scroll_no_further_than_their_end() {
         "a second    1.0 GiB came, 512.0 MiB left in 3.0 moves, 12.0 % of the time lost\n",
         "gpu1        primary, cost unknown, not used so far\n",
         "            cuDevicePrimaryCtxRetain at /home/ada/train.py:88 in step\n",
-        "6.0 GiB     in 3 blocks at /home/ada/data.py:7 in load\n",
+        "            gpu0 borrows 20.0 GiB of gpu1\n",
+        "used, 1.0 GiB stay free\n",
+        "by reading 25.7 MiB over links,\n",
+        "6.0 GiB     pinned, in 3 blocks at /home/ada/data.py:7 in load\n",
+        "5.0 GiB     device, in 5 blocks at /home/ada/train.py:12 in weights\n",
         "30.0 GiB    kv, 3 blocks, 20.0 GiB far, 10.0 GiB may be near\n",
         "Findings: 3\n",
     ] {

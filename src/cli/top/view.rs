@@ -413,8 +413,12 @@ fn details(state: &State, row: &Shown, width: usize) -> Vec<Line<'static>> {
     let bars: Vec<Bar> = places.iter().map(|place| bar_of(place, width >= WIDE)).collect();
     for (place, bar) in places.iter().zip(bar_lines(state, &bars, width)) {
         lines.lines.push(bar);
-        let more =
-            [("anchored", place.anchored), ("of the program's own", place.own), ("at most used", place.peak_used)];
+        let more = [
+            ("anchored", place.anchored),
+            ("of the program's own", place.own),
+            ("at most used", place.peak_used),
+            ("stay free", place.reserve),
+        ];
         let more =
             more.iter().filter(|(_, bytes)| *bytes > 0).map(|(what, bytes)| format!("{} {what}", format_size(*bytes)));
         lines.entry("", &more.collect::<Vec<_>>().join(", "));
@@ -424,8 +428,13 @@ fn details(state: &State, row: &Shown, width: usize) -> Vec<Line<'static>> {
     let places = [(residence.near, "near"), (residence.on_peers, "on other GPUs"), (residence.on_host, "on the host")];
     let lies = places.map(|(bytes, place)| format!("{} {place}", format_size(bytes))).join(", ");
     lines.entry("lies", &lies);
+    for loan in &told.levels.loans.rows {
+        lines.entry("", &format!("gpu{} borrows {} of {}", loan.borrower, format_size(loan.bytes), loan.lender()));
+    }
+    lines.more(told.levels.loans.more);
     let lost = words::time(residence.lost_microseconds as f64 / 1e6);
-    lines.entry("lost", &format!("{lost} of kernels' time so far, estimated"));
+    let read = format_size(told.counter(Counter::FarReadBytes));
+    lines.entry("lost", &format!("{lost} of kernels' time so far, by reading {read} over links, estimated"));
     if let Some(rates) = row.rates {
         let size = |bytes: f64| format_size(bytes as u64);
         lines.entry(
@@ -452,6 +461,7 @@ fn details(state: &State, row: &Shown, width: usize) -> Vec<Line<'static>> {
     }
     lines.more(told.contexts.more);
     pinned(told, &mut lines);
+    held(told, &mut lines);
     labels(told, &mut lines);
     counters(told, &mut lines);
     let findings = told.findings.rows.len() as u64 + u64::from(told.findings.more);
@@ -465,7 +475,7 @@ fn details(state: &State, row: &Shown, width: usize) -> Vec<Line<'static>> {
 
 fn pinned(told: &Snapshot, lines: &mut Lines) {
     let pinned = &told.levels.pinned;
-    if pinned.peak_pinned == 0 && told.sites.rows.is_empty() {
+    if pinned.peak_pinned == 0 {
         return;
     }
     lines.heading("Pinned memory");
@@ -480,11 +490,18 @@ fn pinned(told: &Snapshot, lines: &mut Lines) {
         ),
     );
     lines.entry("limit", &format!("{}, at most so far {}", size(pinned.limit), size(pinned.peak_pinned)));
+}
+
+/// Places in the program, by what they hold of device memory and of pinned memory.
+fn held(told: &Snapshot, lines: &mut Lines) {
+    if told.sites.rows.is_empty() {
+        return;
+    }
+    lines.heading("Held by line of the program");
     for site in &told.sites.rows {
-        lines.entry(
-            &size(site.live),
-            &format!("in {} at {}", words::count(site.blocks, "block", "blocks"), clean(&site.text)),
-        );
+        let blocks = words::count(site.blocks, "block", "blocks");
+        let memory = clean(&site.memory);
+        lines.entry(&format_size(site.live), &format!("{memory}, in {blocks} at {}", clean(&site.text)));
     }
     lines.more(told.sites.more);
 }

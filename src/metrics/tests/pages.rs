@@ -5,8 +5,8 @@
 #![allow(clippy::unwrap_used, reason = "tests panic")]
 
 use gpupool_metrics::{
-    BYTES, Context, Counter, Finding, Gpu, Identity, Label, Levels, Page, Pinned, Place, Process, Residence, Site,
-    Snapshot, Table, Unreadable, VERSION, identify, read,
+    BYTES, Context, Counter, Finding, Gpu, Identity, Label, Levels, Loan, Page, Pinned, Place, Process, Residence,
+    Site, Snapshot, Table, Unreadable, VERSION, identify, read,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -61,8 +61,14 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn place()(on_host: bool, number: u32, [limit, held, used, peak_used, anchored, own]: [u64; 6]) -> Place {
-        Place { on_host, number, limit, held, used, peak_used, anchored, own }
+    fn place()(on_host: bool, number: u32, [limit, held, used, peak_used, anchored, own, reserve]: [u64; 7]) -> Place {
+        Place { on_host, number, limit, held, used, peak_used, anchored, own, reserve }
+    }
+}
+
+prop_compose! {
+    fn loan()(borrower: u32, on_host: bool, number: u32, bytes: u64) -> Loan {
+        Loan { borrower, on_host, number, bytes }
     }
 }
 
@@ -75,11 +81,12 @@ prop_compose! {
         saved_microseconds: i64,
         gpus in vec(gpu(), 0..=32),
         places in vec(place(), 0..=32),
+        loans in vec(loan(), 0..=64),
     ) -> Levels {
         let pinned = Pinned { limit, pinned, requested, registered, peak_pinned, peak_requested };
         let residence = Residence { near, on_peers, on_host, lost_microseconds, saved_microseconds };
-        let (gpus, places) = (gpus.into(), places.into());
-        Levels { updated, mode, live_blocks, live_bytes, peak_live_bytes, pinned, residence, gpus, places }
+        let (gpus, places, loans) = (gpus.into(), places.into(), loans.into());
+        Levels { updated, mode, live_blocks, live_bytes, peak_live_bytes, pinned, residence, gpus, places, loans }
     }
 }
 
@@ -252,7 +259,7 @@ fn a_newer_layout_is_named_and_still_says_whose_it_is() {
     assert!(matches!(error, Unreadable::Version(found) if found == VERSION + 1));
     assert_eq!(
         error.to_string(),
-        "its layout has version 3, and this gpupool reads version 2; use the gpupool that is as new as the program's"
+        "its layout has version 4, and this gpupool reads version 3; use the gpupool that is as new as the program's"
     );
     assert_eq!(identify(&bytes[..]).unwrap(), process().identity);
     bytes[0] ^= 1;
@@ -287,6 +294,7 @@ fn readers_never_see_a_mixture() {
         peak_used: value,
         anchored: value,
         own: value,
+        reserve: value,
     };
     let levels = |value: u64| Levels {
         updated: value,

@@ -60,14 +60,14 @@ class Picture:
             return [f"gpupool: {self.why or 'no memory was asked of the pool yet'} ({self.state.lower()})"]
         told = self.statistics
         lines = [
-            f"gpupool: {_size(told.live_bytes)} in {told.live_blocks} blocks, at most {_size(told.peak_live_bytes)}; "
+            f"gpupool: {_size(told.live_bytes)} in {_blocks(told.live_blocks)}, at most {_size(told.peak_live_bytes)}; "
             f"{told.allocations} allocations, {told.reuses} of them from freed memory"
         ]
         widest = max(len(place.name) for place in self.places)
         lines += [f"  {place.name:<{widest}}  {self._words(place)}" for place in self.places]
         for one in self.labels:
             far = one.on_peers + one.on_host
-            lines.append(f"  label {one.label}: {_size(one.bytes)} in {one.blocks} blocks" + (f", {_size(far)} far" if far else ""))
+            lines.append(f"  label {one.label}: {_size(one.bytes)} in {_blocks(one.blocks)}" + (f", {_size(far)} far" if far else ""))
         return lines
 
     def _words(self, place: PlaceUsage) -> str:
@@ -88,6 +88,10 @@ class Picture:
             f'<g><title>{name}: {words}</title><text x="0" y="{top + 16}">{name}</text>{bar}'
             f'<text x="{_WIDTH + 70}" y="{top + 16}">{escape(text)}</text></g>'
         )
+
+
+def _blocks(number: int) -> str:
+    return "1 block" if number == 1 else f"{number} blocks"
 
 
 def _size(number: int) -> str:

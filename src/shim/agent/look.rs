@@ -2,7 +2,7 @@
 
 use crate::backing::{self, residence};
 use crate::serve;
-use crate::serve::memory::labels;
+use crate::serve::memory::{call_sites, labels};
 use crate::serve::pinned::holders::{self, Holder};
 use crate::serve::{ipc, memory, pinned};
 use crate::tiers;
@@ -12,7 +12,7 @@ use crate::watch::{
     site,
 };
 use gpupool_metrics::{
-    Context, Counter, Finding, Gpu, LABELS, Label, Levels, Map, Page, Pinned, Place, Residence, Site, Table, now,
+    Context, Counter, Finding, Gpu, LABELS, Label, Levels, Loan, Map, Page, Pinned, Place, Residence, Site, Table, now,
 };
 use gpupool_pool::{Claim, Place as Where, PlaceUsage, Usage};
 use std::sync::atomic::Ordering::Relaxed;
@@ -33,14 +33,13 @@ impl Look {
     pub fn now() -> Self {
         let usage = serve::usage().unwrap_or_default();
         let (contexts, tally) = context::living();
-        let (holders, more) = holders::holders();
         let (findings, before) = finding::recent();
         let (labels, unnamed) = labels::largest(LABELS);
         Self {
             counters: counters(&usage, tally),
             levels: levels(&usage),
             contexts: contexts.iter().map(context).collect::<Vec<_>>().into(),
-            sites: Table { rows: holders.iter().map(site).collect(), more },
+            sites: sites(),
             findings: Table { rows: findings.iter().map(found).collect(), more: before },
             labels: Table { rows: labels.into_iter().map(label).collect(), more: unnamed },
         }
@@ -75,6 +74,7 @@ fn counters(usage: &Usage, tally: context::Totals) -> Vec<(Counter, u64)> {
         (Counter::SpilledBytes, memory::spilled()),
         (Counter::Exports, exports),
         (Counter::Imports, imports),
+        (Counter::FarReadBytes, tiers::far::read_bytes()),
     ];
     counters.extend(tiers::totals::counters());
     counters
@@ -84,7 +84,8 @@ fn levels(usage: &Usage) -> Levels {
     let gpus = backing::open::plan_made().into_iter().flat_map(|plan| &plan.topology.gpus);
     let gpus = gpus.map(|gpu| Gpu { ordinal: gpu.ordinal, uuid: gpu.uuid, name: gpu.name.clone(), total: gpu.total });
     let pinned = pinned::levels();
-    let residence::Residence { near, on_peers, on_host } = residence::of(usage);
+    let loans = residence::loans(usage);
+    let residence::Residence { near, on_peers, on_host } = residence::in_sum(usage, &loans);
     Levels {
         updated: 0,
         mode: memory::mode().to_string_lossy().into_owned(),
@@ -108,17 +109,29 @@ fn levels(usage: &Usage) -> Levels {
         },
         gpus: gpus.collect::<Vec<_>>().into(),
         places: usage.places.iter().map(place).collect::<Vec<_>>().into(),
+        loans: loans.into_iter().map(loan).collect::<Vec<_>>().into(),
     }
 }
 
 fn place(usage: &PlaceUsage) -> Place {
     let PlaceUsage { place, limit, held, used, peak_used, anchored } = *usage;
-    let (on_host, number) = match place {
+    let (on_host, number) = numbered(place);
+    let reserve = backing::open::plan_made().and_then(|plan| plan.members.get(&number)).copied();
+    let reserve = reserve.filter(|_| !on_host).unwrap_or(0);
+    let own = memory::accounts().map_or(0, |accounts| accounts.of(Claim::Handles, place));
+    Place { on_host, number, limit, held, used, peak_used, anchored, own, reserve }
+}
+
+fn numbered(place: Where) -> (bool, u32) {
+    match place {
         Where::Gpu(ordinal) => (false, ordinal),
         Where::Host(node) => (true, node),
-    };
-    let own = memory::accounts().map_or(0, |accounts| accounts.of(Claim::Handles, place));
-    Place { on_host, number, limit, held, used, peak_used, anchored, own }
+    }
+}
+
+fn loan(((borrower, place), bytes): ((u32, Where), u64)) -> Loan {
+    let (on_host, number) = numbered(place);
+    Loan { borrower, on_host, number, bytes }
 }
 
 fn context(record: &Record) -> Context {
@@ -134,6 +147,19 @@ fn context(record: &Record) -> Context {
         copies: usage.copies.load(Relaxed),
         allocations: usage.allocations.load(Relaxed),
     }
+}
+
+/// Places in the program that hold memory of either kind, those that hold most first.
+fn sites() -> Table<Site> {
+    let (pinned, more) = holders::holders();
+    let (device, others) = call_sites::holders();
+    let device = device.iter().map(|holder| {
+        let call_sites::Holder { text, live, blocks, total } = holder;
+        Site { memory: "device".to_owned(), text: text.clone(), live: *live, blocks: *blocks, total: *total }
+    });
+    let mut rows: Vec<Site> = pinned.iter().map(site).chain(device).collect();
+    rows.sort_by_key(|site| std::cmp::Reverse(site.live));
+    Table { rows, more: more.saturating_add(others) }
 }
 
 fn site(holder: &Holder) -> Site {

@@ -9,6 +9,7 @@ use gpupool_config::format_size;
 use gpupool_events::PoolResidence;
 use gpupool_pool::{Place, Usage};
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Bytes of live blocks, in whole frames.
@@ -41,21 +42,35 @@ pub fn was_far() -> bool {
 
 /// Where the memory lies that this usage is of.
 pub fn of(usage: &Usage) -> Residence {
+    in_sum(usage, &loans(usage))
+}
+
+/// The same by who borrows from whom ([`loans`]).
+pub fn in_sum(usage: &Usage, loans: &BTreeMap<(u32, Place), u64>) -> Residence {
     let used: u64 = usage.places.iter().map(|place| place.used).sum();
-    if !WAS_FAR.load(Relaxed) {
-        return Residence { near: used, ..Residence::default() };
-    }
     let (mut on_peers, mut on_host) = (0, 0);
-    let mut add = |home, place, bytes| match place {
-        Place::Gpu(gpu) if gpu == home => {}
-        Place::Gpu(_) => on_peers += bytes,
-        Place::Host(_) => on_host += bytes,
+    for ((_, place), bytes) in loans {
+        *(if place.is_host() { &mut on_host } else { &mut on_peers }) += bytes;
+    }
+    Residence { near: used.saturating_sub(on_peers + on_host), on_peers, on_host }
+}
+
+/// Bytes that were allocated for a GPU and lie at another place.
+pub fn loans(usage: &Usage) -> BTreeMap<(u32, Place), u64> {
+    let mut loans = BTreeMap::new();
+    if !WAS_FAR.load(Relaxed) {
+        return loans;
+    }
+    let mut add = |home, place, bytes| {
+        if place != Place::Gpu(home) && bytes > 0 {
+            *loans.entry((home, place)).or_insert(0) += bytes;
+        }
     };
     match homes()[..] {
         // All blocks are this GPU's: the books of the places say it.
         [home] => usage.places.iter().for_each(|place| add(home, place.place, place.used)),
         ref homes => {
-            let Some(opened) = open::opened() else { return Residence { near: used, ..Residence::default() } };
+            let Some(opened) = open::opened() else { return loans };
             for &home in homes {
                 let blocks = opened.pool.blocks(home);
                 let pieces = blocks.iter().flat_map(|block| opened.pool.pieces(block.address, block.bytes));
@@ -63,7 +78,7 @@ pub fn of(usage: &Usage) -> Residence {
             }
         }
     }
-    Residence { near: used.saturating_sub(on_peers + on_host), on_peers, on_host }
+    loans
 }
 
 /// GPUs that blocks may have been allocated for.

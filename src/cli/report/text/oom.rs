@@ -3,10 +3,13 @@
 use gpupool_config::format_size;
 use gpupool_events::{HolderAtRefusal, OutOfMemory, PlaceAtRefusal};
 
-use super::rows::{BELOW, ROWS, show};
+use super::rows::{BELOW, CONTEXT_ROWS, ROWS, show};
 use crate::report::model::{Logs, Process, Refusal, labels};
 use crate::terminal::{Page, Table, width};
 use crate::words;
+
+/// Processes that are told of in full: the ranks of a job run out of memory alike.
+const FULL: usize = 4;
 
 /// The page: of each process the last refusal in full, and the ones before in a line each.
 pub fn page(logs: &Logs, colours: bool) -> String {
@@ -14,9 +17,10 @@ pub fn page(logs: &Logs, colours: bool) -> String {
     let mut page = Page::new(colours);
     let refused: Vec<(&Process, &String)> =
         logs.processes.iter().zip(&labels).filter(|(process, _)| process.refusals.times > 0).collect();
-    for (process, label) in &refused {
+    for (process, label) in refused.iter().take(FULL) {
         section(&mut page, process, label);
     }
+    others(&mut page, refused.get(FULL..).unwrap_or_default());
     if refused.is_empty() && !logs.processes.is_empty() {
         page.heading("Out of memory");
         page.entry(
@@ -27,6 +31,26 @@ pub fn page(logs: &Logs, colours: bool) -> String {
     }
     super::problems::missing(&mut page, logs, &labels);
     page.into_text()
+}
+
+/// A line for each of the other processes.
+fn others(page: &mut Page, refused: &[(&Process, &String)]) {
+    if refused.is_empty() {
+        return;
+    }
+    page.heading("Out of memory in other processes; the log of one alone has all of it");
+    let mut table = Table::new(&["process", "at", "GPU", "asked for", "room", "would have helped"], b"lrrrrl", BELOW);
+    for (process, label) in refused.iter().take(CONTEXT_ROWS) {
+        let Some(Refusal { t, told }) = process.refusals.all().next_back() else { continue };
+        let helps = told.remedies.iter().find(|remedy| remedy.enough);
+        let helps = helps
+            .map_or_else(|| "no setting alone".to_owned(), |remedy| format!("{}={}", remedy.setting, remedy.value));
+        let at = words::time(t - process.origin());
+        let cells =
+            [(*label).clone(), at, told.home.to_string(), format_size(told.bytes), format_size(told.fits), helps];
+        table.row(cells.into(), Vec::new());
+    }
+    show(page, table, refused.len().saturating_sub(CONTEXT_ROWS));
 }
 
 /// A line for each process that was refused memory, in the report as a whole.

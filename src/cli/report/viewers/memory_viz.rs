@@ -6,8 +6,10 @@
 //! holds, and not which freed chunks it holds: memory that a freed block had stays a segment as long as the place holds so much, and what
 //! it holds beyond all of them is one segment of its own ([`KEPT`]).
 //!
-//! The viewer goes back from the end, so what is kept of a long log is its end ([`TRACE`] entries), as with PyTorch's own recorder.
+//! The viewer goes back from the end, so what is kept of a long log is its end ([`TRACE`] entries, a part for each log), as with PyTorch's
+//! own recorder. Logs are read one after the other, and what happened is put in the order of time in the end.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, Write};
 
@@ -37,9 +39,10 @@ const BLOCKS: usize = 1 << 20;
 /// What was read so far.
 #[derive(Default)]
 pub struct MemoryViz {
+    /// How many logs share the trace.
+    logs: usize,
     /// By [`Process::met`].
     processes: Vec<Program>,
-    trace: VecDeque<Entry>,
     names: Vec<String>,
     left_out: u64,
     blocks_left_out: u64,
@@ -50,6 +53,7 @@ pub struct MemoryViz {
 struct Program {
     blocks: HashMap<u64, Block>,
     places: Vec<Place>,
+    trace: VecDeque<Entry>,
 }
 
 /// A block as the trace last told of it.
@@ -110,6 +114,11 @@ pub struct Written {
 }
 
 impl MemoryViz {
+    /// Of so many logs.
+    pub fn new(logs: usize) -> MemoryViz {
+        MemoryViz { logs, ..MemoryViz::default() }
+    }
+
     /// Takes in a record.
     pub fn look(&mut self, process: &Process, record: &Record) {
         while self.processes.len() <= process.met {
@@ -176,11 +185,12 @@ impl MemoryViz {
         file.pickle.end(segments)?;
         file.pickle.key(&mut snapshot, "device_traces")?;
         let mut traces = file.pickle.list()?;
+        let in_order = self.in_order();
         for device in 0..devices.names.len() {
             file.pickle.item(&mut traces)?;
             let mut trace = file.pickle.list()?;
             let of_device = |entry: &&Entry| devices.of(entry.process as usize, entry.place as usize) == Some(device);
-            for entry in self.trace.iter().filter(of_device) {
+            for entry in in_order.iter().copied().filter(of_device) {
                 file.entry(&mut trace, entry)?;
             }
             file.pickle.end(trace)?;
@@ -206,13 +216,27 @@ impl MemoryViz {
         file.pickle.end(settings)?;
         file.pickle.end(snapshot)?;
         file.pickle.finish()?.flush()?;
-        let is_coarse = !self.trace.iter().any(|entry| entry.action == Action::Allocate && entry.address != KEPT);
+        let is_coarse = !in_order.iter().any(|entry| entry.action == Action::Allocate && entry.address != KEPT);
         Ok(Written {
             devices: devices.names,
             left_out: self.left_out,
             blocks_left_out: self.blocks_left_out,
             is_coarse,
         })
+    }
+
+    /// What happened in all processes, by time; in each of them in the order in which it was told, which threads mix up a little.
+    fn in_order(&self) -> Vec<&Entry> {
+        let mut all: Vec<(u64, &Entry)> = Vec::new();
+        for program in &self.processes {
+            let mut latest = 0;
+            all.extend(program.trace.iter().map(|entry| {
+                latest = entry.microseconds.max(latest);
+                (latest, entry)
+            }));
+        }
+        all.sort_by_key(|(time, _)| *time);
+        all.into_iter().map(|(_, entry)| entry).collect()
     }
 
     fn name(&mut self, name: &str) -> Option<usize> {
@@ -278,10 +302,9 @@ impl MemoryViz {
     fn label(&mut self, now: Now, address: u64, label: Option<usize>) {
         let Some(block) = self.processes[now.process].blocks.get_mut(&address) else { return };
         block.label = label;
-        let is_its = |entry: &&mut Entry| {
-            (entry.process as usize, entry.address) == (now.process, address) && entry.action == Action::Allocate
-        };
-        self.trace.iter_mut().rev().take(RECENT).filter(is_its).for_each(|entry| entry.label = label);
+        let is_its = |entry: &&mut Entry| entry.address == address && entry.action == Action::Allocate;
+        let trace = &mut self.processes[now.process].trace;
+        trace.iter_mut().rev().take(RECENT).filter(is_its).for_each(|entry| entry.label = label);
     }
 
     /// Makes segments of what is none in this range, of the memory that is kept as far as there is any.
@@ -332,22 +355,15 @@ impl MemoryViz {
     }
 
     fn say(&mut self, now: Now, place: usize, action: Action, address: u64, bytes: u64, of: &Block) {
-        if self.trace.len() >= TRACE {
-            self.trace.pop_front();
+        let most = TRACE / self.logs.max(self.processes.len());
+        let trace = &mut self.processes[now.process].trace;
+        if trace.len() >= most {
+            trace.pop_front();
             self.left_out += 1;
         }
         let (process, place) = (now.process as u32, place as u32);
         let Now { microseconds, .. } = now;
-        self.trace.push_back(Entry {
-            action,
-            process,
-            place,
-            address,
-            bytes,
-            site: of.site,
-            label: of.label,
-            microseconds,
-        });
+        trace.push_back(Entry { action, process, place, address, bytes, site: of.site, label: of.label, microseconds });
     }
 }
 
@@ -484,34 +500,48 @@ struct Devices {
     of: Vec<Vec<usize>>,
 }
 
+/// What tells one device from another, in the order in which they come.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    /// The machine, where the log names it.
+    host: Option<String>,
+    is_gpu: Reverse<bool>,
+    /// `CUDA_VISIBLE_DEVICES`: GPUs have other numbers by another list.
+    visible: Option<String>,
+    number: u32,
+    name: String,
+}
+
 impl Devices {
     /// Places of the same name are one device if both processes were on one host and shown the same GPUs. GPUs come first, in order.
     fn new(programs: &[Program], logs: &Logs) -> Devices {
         let key = |met: usize, place: &Place| {
             let process = &logs.processes[position(logs, met)];
-            let host = process.start.as_ref().and_then(|start| start.host.clone());
+            let is_gpu = place.name.starts_with("gpu");
             let visible = process.init.as_ref().and_then(|init| init.visible_devices.clone());
-            let visible = visible.filter(|_| place.name.starts_with("gpu"));
-            let number =
-                place.name.trim_start_matches(|letter: char| !letter.is_ascii_digit()).parse().unwrap_or(u32::MAX);
-            (host, !place.name.starts_with("gpu"), visible, number, place.name.clone())
+            let digits = place.name.trim_start_matches(|letter: char| !letter.is_ascii_digit());
+            Key {
+                host: process.start.as_ref().and_then(|start| start.host.clone()),
+                is_gpu: Reverse(is_gpu),
+                visible: visible.filter(|_| is_gpu),
+                number: digits.parse().unwrap_or(u32::MAX),
+                name: place.name.clone(),
+            }
         };
         let keys = programs.iter().enumerate();
-        let keys: Vec<Vec<_>> =
+        let keys: Vec<Vec<Key>> =
             keys.map(|(met, program)| program.places.iter().map(|place| key(met, place)).collect()).collect();
-        let mut all: Vec<_> = keys.iter().flatten().cloned().collect();
+        let mut all: Vec<Key> = keys.iter().flatten().cloned().collect();
         all.sort();
         all.dedup();
-        let several = |part: fn(&(Option<String>, bool, Option<String>, u32, String)) -> &Option<String>| {
-            all.iter().any(|key| part(key) != part(&all[0]))
-        };
-        let (hosts, views) = (several(|key| &key.0), several(|key| &key.2));
-        let name = |(host, _, visible, _, name): &(Option<String>, bool, Option<String>, u32, String)| {
+        let hosts = all.iter().any(|key| key.host != all[0].host);
+        let views = all.iter().any(|key| key.is_gpu == all[0].is_gpu && key.visible != all[0].visible);
+        let name = |Key { host, visible, name, .. }: &Key| {
             let visible = visible.as_ref().filter(|_| views).map(|list| format!(" (CUDA_VISIBLE_DEVICES={list})"));
             let host = host.as_ref().filter(|_| hosts).map(|host| format!(" of {host}"));
             format!("{name}{}{}", visible.unwrap_or_default(), host.unwrap_or_default())
         };
-        let index = |key: &_| all.binary_search(key).unwrap_or(0);
+        let index = |key: &Key| all.binary_search(key).unwrap_or(0);
         Devices {
             names: all.iter().map(name).collect(),
             of: keys.iter().map(|of| of.iter().map(index).collect()).collect(),

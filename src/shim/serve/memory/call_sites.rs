@@ -5,6 +5,7 @@
 //! an allocation pays a nanosecond for it. Nothing is done when a block ends. A block that was not looked at counts for the place that last
 //! asked for as many bytes.
 
+use crate::clock::monotonic_nanoseconds as now;
 use crate::log;
 use crate::watch::site;
 use gpupool_events::{MemorySite, Site};
@@ -40,6 +41,8 @@ pub struct Asked {
 struct Sites {
     /// Place `n` is at index `n - 1`.
     places: Vec<Arc<Site>>,
+    /// Bytes that each asked for in blocks that were looked at.
+    asked: Vec<u64>,
     by_way: HashMap<u64, u64>,
     by_size: HashMap<u64, u64>,
     /// By address: the block's number, which tells it from a later one there, and its place.
@@ -131,6 +134,10 @@ impl Sites {
         }
         self.by_size.insert(block.bytes, site);
         self.noted += 1;
+        self.asked.resize(self.places.len(), 0);
+        if let Some(asked) = (site as usize).checked_sub(1).and_then(|index| self.asked.get_mut(index)) {
+            *asked = asked.saturating_add(block.bytes);
+        }
         if self.blocks.len() < BLOCKS || self.blocks.contains_key(&block.address) {
             self.blocks.insert(block.address, (block.id, site));
         }
@@ -170,6 +177,60 @@ pub fn of(block: &Block) -> Option<Asked> {
 /// The place of this number.
 pub fn place(number: u64) -> Option<Arc<Site>> {
     with(|sites| sites.places.get(usize::try_from(number).ok()?.checked_sub(1)?).cloned())
+}
+
+/// A place that holds blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The line that a person looks for.
+    pub text: String,
+    /// Bytes asked for in its live blocks.
+    pub live: u64,
+    /// Its live blocks that have frames of their own.
+    pub blocks: u64,
+    /// Bytes that it asked for in blocks that were looked at, over the life of the process.
+    pub total: u64,
+}
+
+/// What was found last, and until when nobody looks again.
+type Found = (Vec<Holder>, u32, u64);
+
+/// The places that hold most, and how many others hold anything. Every live block is looked at for it, so that it is done seldom enough to
+/// take no more than a part of the time; in between this is what it was.
+pub fn holders() -> (Vec<Holder>, u32) {
+    /// As many as the page has room for.
+    const MOST: usize = 64;
+    /// The part of the time that looking may take: one over this.
+    const SPARINGLY: u64 = 256;
+    static FOUND: Mutex<Option<Found>> = Mutex::new(None);
+    let begun = now();
+    if let Some((holders, more, until)) = &*FOUND.lock()
+        && begun < *until
+    {
+        return (holders.clone(), *more);
+    }
+    let mut sums: HashMap<u64, (u64, u64)> = HashMap::new();
+    for block in super::live() {
+        if let Some(asked) = of(&block) {
+            let (live, blocks) = sums.entry(asked.site).or_default();
+            *live += block.bytes;
+            *blocks += 1;
+        }
+    }
+    let mut sums: Vec<(u64, (u64, u64))> = sums.into_iter().collect();
+    sums.sort_by_key(|&(site, (live, _))| (std::cmp::Reverse(live), site));
+    let more = sums.len().saturating_sub(MOST) as u32;
+    let holder = |(number, (live, blocks)): (u64, (u64, u64))| {
+        let (site, total) = with(|sites| {
+            let index = (number as usize).checked_sub(1)?;
+            Some((sites.places.get(index)?.clone(), sites.asked.get(index).copied().unwrap_or(0)))
+        })?;
+        Some(Holder { text: site::line(&site), live, blocks, total })
+    };
+    let holders: Vec<Holder> = sums.into_iter().take(MOST).filter_map(holder).collect();
+    let ended = now();
+    *FOUND.lock() = Some((holders.clone(), more, ended + (ended - begun) * SPARINGLY));
+    (holders, more)
 }
 
 #[cfg(test)]

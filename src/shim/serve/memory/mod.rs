@@ -502,6 +502,12 @@ pub fn block_at(address: u64) -> Option<Block> {
     open::opened().filter(|opened| opened.contains(address))?.pool.block_at(address)
 }
 
+/// Live blocks of the pool's that have frames of their own, and so no more than there are frames.
+pub fn live() -> Vec<Block> {
+    let (Some(opened), Some(plan)) = (open::opened(), open::plan_made()) else { return Vec::new() };
+    plan.topology.gpus.iter().flat_map(|gpu| opened.pool.blocks(gpu.ordinal)).collect()
+}
+
 /// Where each part of a range of a live block lies; empty where there is no such block.
 pub fn pieces(address: u64, bytes: u64) -> Vec<Piece<Physical>> {
     let opened = open::opened().filter(|opened| opened.contains(address));

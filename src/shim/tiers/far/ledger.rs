@@ -96,6 +96,8 @@ pub struct Ledger<S> {
     pending: VecDeque<(u64, usize, Seen)>,
     next: u64,
     lost_ns: f64,
+    /// Bytes that crossed links, as estimated.
+    read: f64,
     began: u64,
     window_began: u64,
     window_samples: u32,
@@ -145,6 +147,7 @@ impl<S: Default> Ledger<S> {
             pending: VecDeque::new(),
             next: 0,
             lost_ns: 0.0,
+            read: 0.0,
             began: now,
             window_began: now,
             window_samples: 0,
@@ -221,6 +224,7 @@ impl<S: Default> Ledger<S> {
     fn guess(&mut self, index: usize, seen: Seen) {
         let function = &self.functions[index];
         let lost = function.timed_lost_ns / function.far_bytes.max(1.0) * seen.far() as f64;
+        self.read += seen.far() as f64 * function.passes() * f64::from(seen.weight);
         self.lose(index, lost * f64::from(seen.weight));
     }
 
@@ -245,7 +249,9 @@ impl<S: Default> Ledger<S> {
         let own = function.near.map(|near| near * seen.bytes as f64);
         let most = MOST_PASSES * seen.pass_ns;
         let lost = own.map_or(seen.once * ns, |own| (ns - own).max(0.0)).min(most);
-        function.add(own.map_or(ns, |own| (ns - own).max(0.0)).min(most), lost, &seen);
+        let beyond = own.map_or(ns, |own| (ns - own).max(0.0)).min(most);
+        function.add(beyond, lost, &seen);
+        self.read += seen.far() as f64 * (beyond / seen.pass_ns.max(1.0)) * f64::from(seen.weight);
         self.lose(index, lost * f64::from(seen.weight));
     }
 
@@ -267,6 +273,11 @@ impl<S: Default> Ledger<S> {
     /// Nanoseconds lost so far.
     pub fn lost_ns(&self) -> f64 {
         self.lost_ns
+    }
+
+    /// Far bytes that launches read so far, each as often as it crossed the link.
+    pub fn read_bytes(&self) -> f64 {
+        self.read
     }
 
     /// Nanoseconds since it was begun.

@@ -8,7 +8,7 @@
 mod ledger;
 mod told;
 
-pub use told::{judge, lost_microseconds, refuses, worst};
+pub use told::{judge, lost_microseconds, read_bytes, refuses, worst};
 
 use super::launch::About;
 use super::timing::{self, Running, Timing};

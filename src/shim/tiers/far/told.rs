@@ -267,6 +267,11 @@ pub fn lost_microseconds() -> u64 {
     watches().map(|watch| (watch.ledger.lock().lost_ns() / 1e3) as u64).sum()
 }
 
+/// Far bytes that launches have read, each as often as it crossed the link, as estimated.
+pub fn read_bytes() -> u64 {
+    watches().map(|watch| watch.ledger.lock().read_bytes() as u64).sum()
+}
+
 /// Seconds lost by the GPU that lost most, and how long its memory has been far.
 pub fn worst() -> Option<(f64, f64)> {
     let of = |watch: &Watch| {

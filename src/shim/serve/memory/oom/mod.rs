@@ -16,7 +16,7 @@ use crate::{log, process};
 use gpupool_config::format_size;
 use gpupool_cuda::{Device, Driver};
 use gpupool_events::{HolderAtRefusal, OutOfMemory, PlaceAtRefusal, Site};
-use gpupool_pool::{Block, Claim, Lenders, Place, Usage};
+use gpupool_pool::{Claim, Lenders, Place, Usage};
 use remedies::Asked;
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -73,7 +73,9 @@ pub fn refused_here(bytes: u64, kind: Kind, why: Why) {
 pub fn refused(device: Device, bytes: u64, kind: Kind, why: Why) {
     let number = REFUSALS.fetch_add(1, Relaxed) + 1;
     let is_told = number.is_power_of_two() || number.is_multiple_of(1024);
-    let Some(driver) = process::driver().filter(|_| is_told && log::has_events_of_memory()) else { return };
+    // In the child of a fork the locks that are taken below may be held by threads that it does not have.
+    let is_told = is_told && process::is_active() && log::has_events_of_memory();
+    let Some(driver) = process::driver().filter(|_| is_told) else { return };
     let home = device.ordinal();
     let usage = pool_usage().unwrap_or_default();
     let places = places(driver, home, kind, &usage);
@@ -198,7 +200,7 @@ fn device_holders() -> (Vec<HolderAtRefusal>, u64, u64, u64) {
     let mut sums: HashMap<Who, HolderAtRefusal> = HashMap::new();
     let mut all = 0u64;
     let mut looked_up = 0;
-    for block in blocks() {
+    for block in super::live() {
         all = all.saturating_add(block.bytes);
         let asked = call_sites::of(&block);
         let sum = sums.entry((asked.map(|asked| asked.site), labels::of(&block))).or_default();
@@ -237,12 +239,6 @@ fn device_holders() -> (Vec<HolderAtRefusal>, u64, u64, u64) {
         ..HolderAtRefusal::default()
     });
     (told.chain(pinned).collect(), rest.len() as u64, more_bytes, all)
-}
-
-/// Live blocks of the pool's that have frames of their own, and so no more than there are frames.
-fn blocks() -> Vec<Block> {
-    let (Some(opened), Some(plan)) = (open::opened(), open::plan_made()) else { return Vec::new() };
-    plan.topology.gpus.iter().flat_map(|gpu| opened.pool.blocks(gpu.ordinal)).collect()
 }
 
 /// A place with its innermost frames: of Python, or native ones where there are none of Python.
