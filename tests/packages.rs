@@ -133,7 +133,7 @@ fn every_crate_has_a_licence() {
             assert!(texts.matches(&name).count() >= 2, "{name}");
         }
     }
-    for known in ["parking_lot", "clap", "backtrace"] {
+    for known in ["parking_lot", "clap", "backtrace", "uPlot"] {
         assert!(components.iter().any(|component| component["name"] == known), "{known}");
     }
     for tests_only in ["proptest", "cbindgen", "criterion", "syn"] {

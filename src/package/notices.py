@@ -21,6 +21,17 @@ TARGET = "x86_64-unknown-linux-gnu"
 LICENCE_FILE = re.compile(r"^(LICEN[CS]E|COPYING|COPYRIGHT|NOTICE|UNLICENSE)", re.IGNORECASE)
 
 
+#: What is in the command and no crate: the folder with the licence, and where it is from.
+BUNDLED = (
+    {"name": "uPlot", "licence": "MIT", "folder": ROOT / "src/cli/report/html/uplot", "file": "uPlot.iife.min.js", "purl": "pkg:npm/uplot"},
+)
+
+
+def bundled_version(bundled: dict) -> str:
+    """The version that the file says it is."""
+    return re.search(r"\(v([0-9.]+)\)", (bundled["folder"] / bundled["file"]).read_text(errors="replace")[:200])[1]
+
+
 def crates() -> list[dict]:
     """The crates that are linked into what is shipped, ours among them, by name and version."""
     command = ["cargo", "metadata", "--format-version=1", "--locked", f"--filter-platform={TARGET}"]
@@ -74,9 +85,13 @@ def third_party(packages: list[dict]) -> str:
         overview.append(f"  {name}: {licence}")
         for text in own:
             by_text.setdefault(text, []).append(name)
+    for bundled in BUNDLED:
+        name = f"{bundled['name']} {bundled_version(bundled)}"
+        overview.append(f"  {name}: {bundled['licence']} (in the page of gpupool report --html)")
+        by_text.setdefault((bundled["folder"] / "LICENSE").read_text().strip(), []).append(name)
     rule = "=" * 80
     parts = [
-        "gpupool contains the following crates. Where there is a choice, they are used under MIT or Apache-2.0. It also contains\n"
+        "gpupool contains the following crates and scripts. Where there is a choice, they are used under MIT or Apache-2.0. It also contains\n"
         "the standard library of Rust (MIT or Apache-2.0, The Rust Project contributors).\n\n" + "\n".join(overview)
     ]
     parts.extend(f"{rule}\n{', '.join(names)}\n{rule}\n{text}" for text, names in by_text.items())
@@ -95,13 +110,23 @@ def bill(packages: list[dict]) -> dict:
             one["purl"] = f"pkg:cargo/{package['name']}@{package['version']}"
         return one
 
+    others = [
+        {
+            "type": "library",
+            "name": bundled["name"],
+            "version": bundled_version(bundled),
+            "licenses": [{"expression": bundled["licence"]}],
+            "purl": f"{bundled['purl']}@{bundled_version(bundled)}",
+        }
+        for bundled in BUNDLED
+    ]
     [own] = [package for package in packages if package["name"] == "gpupool"]
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
         "version": 1,
         "metadata": {"component": component(own) | {"type": "application"}},
-        "components": [component(package) for package in packages if package is not own],
+        "components": [component(package) for package in packages if package is not own] + others,
     }
 
 

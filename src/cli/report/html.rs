@@ -5,10 +5,9 @@ mod data;
 mod numbers;
 mod tame;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -19,6 +18,7 @@ use sha2::{Digest, Sha256};
 
 use super::json;
 use super::model::{Found, Logs, labels};
+use super::target;
 use crate::failure::Failure;
 
 const PAGE: &str = include_str!("html/page.html");
@@ -33,21 +33,11 @@ const PLOT_LICENCE: &str = include_str!("html/uplot/LICENSE");
 /// # Errors
 /// Exit 2 if the file is one of the logs or cannot be written.
 pub fn write(path: &Path, logs: &Logs, found: &[Found]) -> Result<String, Failure> {
-    if let Some(log) = logs.logs.iter().find(|log| is_same(path, &log.path)) {
-        let words = format!("{} is the log {}; name another file for the page", path.display(), log.path.display());
-        return Err(Failure::usage(words));
-    }
+    target::refuse_logs(path, logs.logs.iter().map(|log| &log.path))?;
     let page = render(logs, found)?;
     let written = File::create(path).and_then(|mut file| file.write_all(page.as_bytes()));
     written.map_err(|error| Failure::usage(format!("{}: cannot be written: {error}", path.display())))?;
     Ok(format!("{}: {}, opens in any browser\n", path.display(), format_size(page.len() as u64)))
-}
-
-/// Whether both are one file, by whatever names.
-fn is_same(one: &Path, other: &PathBuf) -> bool {
-    let identity =
-        |path: &Path| fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|data| (data.dev(), data.ino()));
-    identity(one).is_some_and(|one| identity(other) == Some(one))
 }
 
 /// The page.

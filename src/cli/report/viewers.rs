@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use gpupool_events::Record;
 
 use super::model::{Found, Logs, Process};
+use super::target;
 use crate::failure::Failure;
 use memory_viz::MemoryViz;
 use perfetto::Perfetto;
@@ -44,13 +45,16 @@ pub struct Viewers<'a> {
 }
 
 impl<'a> Viewers<'a> {
-    /// Begins what is written record by record, of so many logs.
+    /// Begins what is written record by record of these logs.
     ///
     /// # Errors
-    /// Such a file cannot be written.
-    pub fn begin(files: &'a Files, logs: usize) -> Result<Viewers<'a>, Failure> {
+    /// Such a file cannot be written, or is one of the logs.
+    pub fn begin(files: &'a Files, logs: &[PathBuf]) -> Result<Viewers<'a>, Failure> {
+        for path in [&files.memory_viz, &files.perfetto, &files.speedscope].into_iter().flatten() {
+            target::refuse_logs(path, logs)?;
+        }
         let perfetto = files.perfetto.as_deref().map(|path| Ok(Perfetto::new(create(path)?))).transpose()?;
-        Ok(Viewers { files, memory_viz: files.memory_viz.as_ref().map(|_| MemoryViz::new(logs)), perfetto })
+        Ok(Viewers { files, memory_viz: files.memory_viz.as_ref().map(|_| MemoryViz::new(logs.len())), perfetto })
     }
 
     /// Takes in a record.

@@ -132,6 +132,12 @@ fn a_file_that_cannot_be_written_is_named() {
         let failed = output(gpupool().arg("report").arg(&log).args([file, "/dev/null/file"]));
         assert_eq!(failed.status.code(), Some(2));
         assert!(stderr(&failed).starts_with("gpupool: /dev/null/file: cannot be written: "), "{}", stderr(&failed));
+        // Not the log itself, which would be gone before it was read.
+        let copy = tempfile::NamedTempFile::new().unwrap();
+        std::fs::copy(&log, copy.path()).unwrap();
+        let failed = output(gpupool().arg("report").arg(copy.path()).arg(file).arg(copy.path()));
+        assert!(stderr(&failed).contains(" is the log "), "{}", stderr(&failed));
+        assert_eq!(std::fs::read(copy.path()).unwrap(), std::fs::read(&log).unwrap());
     }
 }
 

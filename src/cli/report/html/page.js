@@ -296,7 +296,7 @@ const drawFlame = () => {
   focusFlame = false;
   const words = [];
   if (!root.bytes) words.push("Nothing was held at this moment.");
-  else if (root.far) words.push(`${size(root.far)} of ${size(root.bytes)} lay on another GPU than the one that asked for it, or on the host (hatched).`);
+  else if (root.far) words.push(`${size(root.far)} of ${size(root.bytes)} lay on another GPU than the one that asked for it, or on the host: the strip below a frame is that part of it.`);
   if (chosen().some(one => one.index !== null && !holderLines.some(holder => holder.process === one.index)) && root.bytes) {
     words.push("Without a line for each block in the log it is not known which calls hold it: GPUPOOL_LOG=info,gpupool::memory=debug has them." +
       ($("grown") ? " The lines that the pool grew for are under “The rest”." : ""));

@@ -133,18 +133,25 @@ impl Map {
     }
 
     /// Something is about to be freed: takes a picture if more is in use than ever.
-    pub fn look_at_peak(&mut self, now: f64, holders: &Holders) {
-        let (used, peak, _) = holders.total();
-        if !self.rows.is_empty() && used == peak && used > self.peak_bytes.saturating_add(self.peak_bytes / HIGHER) {
-            self.peak_bytes = used;
-            self.peak = Some(self.moment(now, holders));
+    pub fn look_at_peak(&mut self, holders: &Holders) {
+        if let Some(moment) = self.at_peak(holders) {
+            self.peak_bytes = holders.total().0;
+            self.peak = Some(moment);
         }
     }
 
-    /// All pictures in the order of time, the last one of the end; of not more moments than this, and two.
+    /// What is now, if more is in use than in the picture of the peak; it has been so since the last block came.
+    fn at_peak(&self, holders: &Holders) -> Option<Moment> {
+        let (used, peak, at) = holders.total();
+        let is_higher = used == peak && used > self.peak_bytes.saturating_add(self.peak_bytes / HIGHER);
+        (is_higher && !self.rows.is_empty()).then(|| self.moment(at, holders))
+    }
+
+    /// All pictures in the order of time, the last one of the end; of not more moments than this, and three.
     pub fn moments(&self, most: usize, end: f64, holders: &Holders) -> Vec<Moment> {
         let every = self.moments.len().div_ceil(most.max(1)).max(1);
         let mut moments: Vec<Moment> = self.moments.iter().step_by(every).chain(&self.peak).cloned().collect();
+        moments.extend(self.at_peak(holders));
         if !self.rows.is_empty() {
             moments.push(self.moment(end, holders));
         }
@@ -239,6 +246,21 @@ mod tests {
         assert_eq!((moment.places[0].used, moment.places[1].used), (FRAME / 2 + 2 * FRAME, 2 * FRAME));
         let cells: Vec<_> = moment.cells.iter().map(|cells| (cells.place, cells.tenths, cells.count)).collect();
         assert_eq!(cells, [(0, 0, 2), (0, 5, 1), (0, 0, 5), (0, 10, 2), (1, 10, 2), (1, 0, 2)]);
+    }
+
+    #[test]
+    fn the_peak_has_a_picture_of_its_own() {
+        let (mut map, mut holders) = (Map::default(), Holders::default());
+        holders.allocate(1.0, &block(10, 4 * FRAME));
+        // The log tells of the ground after the block.
+        map.change(&[change(10, 4, Some("gpu0"))]);
+        let used = |map: &Map, holders: &Holders| -> Vec<(f64, u64)> {
+            map.moments(8, 9.0, holders).iter().map(|moment| (moment.at, moment.places[0].used / FRAME)).collect()
+        };
+        assert_eq!(used(&map, &holders), [(1.0, 4), (9.0, 4)]);
+        map.look_at_peak(&holders);
+        holders.free(2.0, 10 * FRAME);
+        assert_eq!(used(&map, &holders), [(1.0, 4), (9.0, 0)]);
     }
 
     #[test]

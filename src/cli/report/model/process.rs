@@ -293,7 +293,7 @@ impl Process {
             }
             Event::BlockFree(block) => {
                 let now = record.t - self.origin();
-                self.map.look_at_peak(now, &self.holders);
+                self.map.look_at_peak(&self.holders);
                 self.holders.free(now, block.address);
                 self.map.look(now, &self.holders);
             }

@@ -115,7 +115,7 @@ fn written(log: &str) -> Written {
         perfetto: Some(path("perfetto")),
         speedscope: Some(path("speedscope")),
     };
-    let mut viewers = Viewers::begin(&files, 1).unwrap_or_else(|error| panic!("{error}"));
+    let mut viewers = Viewers::begin(&files, &[path("log")]).unwrap_or_else(|error| panic!("{error}"));
     let logs = Logs::read_with(&[path("log")], &mut |process, record| viewers.look(process, record));
     let found = model::findings(&logs.processes);
     let said = viewers.finish(&logs, &found).unwrap_or_else(|error| panic!("{error}"));

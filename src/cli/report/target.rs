@@ -1,0 +1,25 @@
+//! Files that a report is written to.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::failure::Failure;
+
+/// Refuses a file that is one of the logs, by whatever name: it would be gone before it was read.
+///
+/// # Errors
+/// Exit 2.
+pub fn refuse_logs<'a>(path: &Path, logs: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), Failure> {
+    match logs.into_iter().find(|log| is_same(path, log)) {
+        Some(log) => Err(Failure::usage(format!("{} is the log {}; name another file", path.display(), log.display()))),
+        None => Ok(()),
+    }
+}
+
+/// Whether both are one file. A device may be written to as often as one likes.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let identity =
+        |path: &Path| fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|data| (data.dev(), data.ino()));
+    identity(one).is_some_and(|one| identity(other) == Some(one))
+}
