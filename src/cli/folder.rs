@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
@@ -66,7 +66,10 @@ impl Folder {
 }
 
 fn make(base: &Path, prefix: &str) -> io::Result<Folder> {
-    let folder = tempfile::Builder::new().prefix(prefix).tempdir_in(base)?;
+    // For nobody else whatever the umask says: what lies in it is loaded into the program. And for its owner, whom a umask can shut out.
+    let private = || fs::Permissions::from_mode(0o700);
+    let folder = tempfile::Builder::new().prefix(prefix).permissions(private()).tempdir_in(base)?;
+    fs::set_permissions(folder.path(), private())?;
     // The name that others look at appears with the lock on it. A file system without locks has folders that stay.
     let lock = locked(folder.path()).ok();
     Ok(Folder { folder, _lock: lock })

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use crate::common::{Bench, gpupool, output, stderr, stdout};
 
@@ -37,6 +37,21 @@ fn the_simulated_driver_is_found_first_and_gone_afterwards() {
     assert_eq!(lines[1..], [library.to_str().unwrap(); 2], "{}", stderr(&output));
     let folder = lines[0].strip_suffix(":/a:/b").unwrap();
     assert!(!Path::new(folder).exists(), "{folder} was left behind");
+}
+
+/// Whoever may write to it could put a library of his own in place of the driver's.
+#[test]
+fn nobody_else_gets_into_its_folder_whatever_the_umask_says() {
+    for mask in ["000", "022", "777"] {
+        let bench = Bench::new();
+        let sim = bench.gpupool("sim", &[]);
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("umask {mask}; exec \"$0\" \"$@\"")]).arg(sim.get_program()).args(sim.get_args());
+        command.args(["sh", "-c", r#"stat -c %a "${LD_LIBRARY_PATH%%:*}""#]);
+        command.envs(sim.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let output = output(&mut command);
+        assert_eq!(stdout(&output), "700\n", "umask {mask}: {}", stderr(&output));
+    }
 }
 
 #[test]
