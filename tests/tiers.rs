@@ -442,3 +442,10 @@ fn the_log_tells_where_memory_lay_and_which_function_paid_and_the_page_what_it_c
     assert!((30..=90).contains(&reader.launches), "60 launches, estimated: {reader:?}");
     assert!(reader.lost > 0.2 && reader.why == "GPUPOOL_MOVE is off" && reader.site.is_some(), "{reader:?}");
 }
+
+/// What a label may have on its GPU is kept by moves as by the program's own calls.
+#[test]
+fn a_label_s_budget_is_kept_where_memory_moves() {
+    let output = crowded("label_moves", "", "stress").env("GPUPOOL_LIMIT", "0:64MiB").go();
+    output.succeeds().prints("at most 4 MiB of 4 near, some moved: 1\n");
+}

@@ -3,6 +3,7 @@
 use super::{Home, keeps_atomics, now, obstacles, share, stays, timing, totals};
 use crate::backing::{level, residence};
 use crate::gate::{self, Closed, Disturbed, Limits, Reason};
+use crate::serve::memory::labels;
 use crate::serve::memory::places;
 use crate::watch::capture;
 use crate::{bell, log};
@@ -272,8 +273,16 @@ fn leaving(home: &Home, mut chunks: Vec<(Range, Range, Place)>, enough: u64) -> 
 /// ranges alone.
 fn coming(home: &Home, ranges: &[Range], to: Place, mut room: u64) -> Vec<Wish> {
     let mut wishes: Vec<Wish> = Vec::new();
+    let mut labelled = 0;
     for (touched, whole) in chunks_of(home, ranges, to) {
         let comes = if touched.bytes() >= whole.bytes() / 2 && whole.bytes() <= room { whole } else { touched };
+        // What has a label counts as one, whatever it is called: what is left out for that is asked for again.
+        let block = home.opened.pool.block_at(comes.start);
+        if block.as_ref().is_some_and(|block| labels::is_beyond_budget(block, labelled + comes.bytes())) {
+            home.tiers.lock().stayed(comes);
+            continue;
+        }
+        labelled += if block.is_some_and(|block| labels::of(&block).is_some()) { comes.bytes() } else { 0 };
         room = room.saturating_sub(comes.bytes());
         wish(&mut wishes, comes, to);
     }
