@@ -89,11 +89,10 @@ impl Cycle {
         }
         self.spans.push_back(span);
         let alike = |(one, other): (&u64, &u64)| one.abs_diff(*other) * 32 <= *one.max(other);
+        let latest = || self.spans.iter().rev();
         let found = (1..=MOST_WAITS).find_map(|waits| {
-            let mut last = self.spans.iter().rev();
-            let is_again = 2 * waits <= self.spans.len()
-                && self.spans.iter().rev().skip(waits).zip(last.clone()).take(waits).all(alike);
-            let length: u64 = last.by_ref().take(waits).sum();
+            let is_again = 2 * waits <= self.spans.len() && latest().skip(waits).zip(latest()).take(waits).all(alike);
+            let length: u64 = latest().take(waits).sum();
             (is_again && (LEAST..=HISTORY / 2).contains(&length)).then_some((length, waits))
         });
         // What repeats itself to the letter says more exactly where it is.

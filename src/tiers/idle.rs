@@ -23,10 +23,8 @@ impl Tiers {
         self.account.time_is(now_ns);
         self.refresh_all(at);
         self.catch_up();
-        let mut promised = 0.0;
-        let mut swaps = Vec::new();
         if self.seen == 0 || self.is_outdated() || !self.account.can_move(&self.settings.links) {
-            return swaps;
+            return Vec::new();
         }
         let links = self.settings.links.clone();
         let payback = f64::from(self.seen.max(self.patience).clamp(1, PAYBACK));
@@ -159,7 +157,7 @@ impl Tiers {
             }
         }
         planned.push(swap);
-        swaps.extend(planned.into_iter().filter_map(|swap| self.finish(swap, payback, &mut promised)));
-        swaps
+        let mut promised = 0.0;
+        planned.into_iter().filter_map(|swap| self.finish(swap, payback, &mut promised)).collect()
     }
 }

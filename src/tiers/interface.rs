@@ -1,6 +1,7 @@
 //! What goes in and comes out.
 
 use crate::links::{Links, Where};
+use crate::operands::Passes;
 
 /// Addresses from `start` to before `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -157,7 +158,7 @@ pub struct Timed {
     /// One pass over what was far of its operands, weighed by how often each crosses the link where that is known, nanoseconds.
     pub far_ns: f32,
     /// The same for each large operand, not weighed.
-    pub by_operand: [f32; crate::operands::MOST],
+    pub by_operand: Passes,
     /// Nanoseconds that one of `far_ns` was taken to cost before this was measured.
     pub gain: f32,
 }

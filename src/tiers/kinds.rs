@@ -655,8 +655,13 @@ impl Kinds {
     /// The same, with what it is known by.
     pub fn known(&self, id: u32) -> (f32, Basis) {
         let (gain, basis) = self.known_by_times(id);
+        (self.at_most(id, gain), basis)
+    }
+
+    /// So much, but no more than [`most`](Self::most), where operands are not weighed each by itself.
+    fn at_most(&self, id: u32, gain: f32) -> f32 {
         let is_weighed = self.get(id).is_some_and(|kind| kind.is_weighed);
-        (if is_weighed { gain } else { gain.min(self.most(id)) }, basis)
+        if is_weighed { gain } else { gain.min(self.most(id)) }
     }
 
     fn known_by_times(&self, id: u32) -> (f32, Basis) {
@@ -714,7 +719,7 @@ impl Kinds {
             (gain, Basis::Measured | Basis::Guess) => gain,
             (_, Basis::Nothing) => UNKNOWN,
         };
-        if self.get(id).is_some_and(|kind| kind.is_weighed) { gain } else { gain.min(self.most(id)) }
+        self.at_most(id, gain)
     }
 
     pub fn is_unsure(&self, id: u32) -> bool {

@@ -7,10 +7,10 @@
 //! where a launch reads its operand thirty times it holds for each launch, and the operand that was just used goes, since the cycle
 //! needs it last.
 
-use crate::extents::FRAME;
 use crate::interface::{Range, Swap, Whereabouts};
 use crate::kinds::{self, NONE};
 use crate::tiers::Tiers;
+use crate::units::Unit;
 use std::collections::BTreeMap;
 
 /// What is expected has to exceed what it costs by so much.
@@ -31,18 +31,13 @@ fn take(ranges: &mut Vec<Range>, bytes: u64, taken: &mut Vec<Range>) -> u64 {
     while left > 0
         && let Some(last) = ranges.last_mut()
     {
-        if last.bytes() <= left {
-            left -= last.bytes();
-            taken.push(*last);
+        let mut unit = Unit { range: *last, is_whole: false };
+        let Some(part) = unit.take(left) else { break };
+        left -= part.bytes();
+        taken.push(part);
+        *last = unit.range;
+        if last.bytes() == 0 {
             ranges.pop();
-        } else {
-            let start = (last.end - left).next_multiple_of(FRAME);
-            if start < last.end {
-                taken.push(Range { start, end: last.end });
-                left -= last.end - start;
-                last.end = start;
-            }
-            break;
         }
     }
     bytes - left

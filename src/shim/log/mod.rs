@@ -33,6 +33,7 @@ use gpupool_config::{Mode, Settings, VERDICTS};
 use parking_lot::Mutex;
 use tracing::Subscriber;
 use tracing::level_filters::LevelFilter;
+use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 
 pub use emit::emit;
@@ -44,6 +45,9 @@ static STARTED: AtomicBool = AtomicBool::new(false);
 static FILE_PATH: OnceLock<PathBuf> = OnceLock::new();
 /// The same for C.
 static FILE_NAME: OnceLock<CString> = OnceLock::new();
+/// What [`has_every_block`] and [`has_events_of_memory`] answer.
+static EVERY_BLOCK: AtomicBool = AtomicBool::new(false);
+static EVENTS_OF_MEMORY: AtomicBool = AtomicBool::new(false);
 /// The log is one that `gpupool run --fail-on` made for itself, and removes or names when the program has ended.
 static BORROWED: AtomicBool = AtomicBool::new(false);
 static WARNED: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
@@ -74,6 +78,9 @@ pub fn start(settings: &Settings) {
         complaints
             .push("GPUPOOL_MODE=trace: nothing to write to; set GPUPOOL_LOG_FILE=/tmp/gpupool.%p.jsonl".to_owned());
     }
+    let (every_block, events) = filter::takes_of_memory(asked(settings, file.is_some(), &mut Vec::new()));
+    EVERY_BLOCK.store(every_block, Ordering::Relaxed);
+    EVENTS_OF_MEMORY.store(events, Ordering::Relaxed);
     let subscriber = subscriber(settings, file, libc::STDERR_FILENO, &mut complaints);
     // Refused only where somebody else in this library installed one, and then that one is the log.
     let _ = tracing::subscriber::set_global_default(subscriber);
@@ -99,18 +106,18 @@ pub fn warn_once(about: &'static str, message: impl Display) {
     }
 }
 
-/// Whether the log may have a line for every block: who is asked for what only such a line needs need not find it out otherwise.
+/// Whether the log has a line for every block: who is asked for what only such a line needs need not find it out otherwise.
 ///
-/// By the highest level of all filters. To ask for a target (`tracing::enabled!`) leaves a mark in each layer that does not take it,
-/// and the next event of a kind that every layer takes is lost there: warnings did not reach stderr.
+/// Found out once. To ask for a target where no event follows (`tracing::enabled!`) leaves a mark in each layer that does not take it, and
+/// the next event of a kind that every layer takes is lost there: warnings would not reach stderr.
 #[inline]
 pub fn has_every_block() -> bool {
-    LevelFilter::current() >= LevelFilter::DEBUG
+    EVERY_BLOCK.load(Ordering::Relaxed)
 }
 
-/// Whether anything of level info may be said.
+/// Whether anything of level info about memory is said; found out once, too.
 pub fn has_events_of_memory() -> bool {
-    LevelFilter::current() >= LevelFilter::INFO
+    EVENTS_OF_MEMORY.load(Ordering::Relaxed)
 }
 
 /// Writes `text` to stderr as it is, in one write, past every filter: for what must be said before there is a log.
@@ -148,6 +155,16 @@ pub fn host_name() -> OsString {
     OsString::from_vec(name)
 }
 
+/// What `GPUPOOL_LOG` asks for, where there is a file or none.
+fn asked(settings: &Settings, has_file: bool, complaints: &mut Vec<String>) -> EnvFilter {
+    let default = match (has_file, settings.mode) {
+        (false, _) => LevelFilter::WARN,
+        (true, Mode::Trace) => LevelFilter::TRACE,
+        (true, _) => LevelFilter::INFO,
+    };
+    filter::parse(settings.log.as_deref(), default, complaints)
+}
+
 /// File and stderr, each behind its own filter.
 fn subscriber(
     settings: &Settings,
@@ -155,15 +172,10 @@ fn subscriber(
     stderr: libc::c_int,
     complaints: &mut Vec<String>,
 ) -> impl Subscriber + Send + Sync + 'static {
-    let default = match (&file, settings.mode) {
-        (None, _) => LevelFilter::WARN,
-        (Some(_), Mode::Trace) => LevelFilter::TRACE,
-        (Some(_), _) => LevelFilter::INFO,
-    };
-    let mut asked = || filter::parse(settings.log.as_deref(), default, complaints);
+    let asked = asked(settings, file.is_some(), complaints);
     let (file, text) = match file {
-        Some(file) => (Some(json::JsonLines::new(file).with_filter(asked())), filter::plain(LevelFilter::WARN)),
-        None => (None, asked()),
+        Some(file) => (Some(json::JsonLines::new(file).with_filter(asked)), filter::plain(LevelFilter::WARN)),
+        None => (None, asked),
     };
     tracing_subscriber::registry()
         .with(file)

@@ -55,14 +55,16 @@ impl Purse {
 /// A wait of the program's is over.
 #[cold]
 pub fn point(api: Api) {
-    let Some(home) = current_home() else { return };
-    let now = now();
-    if !capture::under_way() && home.tiers.lock().waited(now, home) {
-        launch::cycle_ended(home);
-    }
-    if now >= home.purse.opens.load(Ordering::Relaxed) && !stress::is_on() && !capture::under_way() {
-        process::contained(api, || at_rest(home, now));
-    }
+    let Some(home) = current_home().filter(|_| !capture::under_way()) else { return };
+    process::contained(api, || {
+        let now = now();
+        if home.tiers.lock().waited(now, home) {
+            launch::cycle_ended(home);
+        }
+        if now >= home.purse.opens.load(Ordering::Relaxed) && !stress::is_on() {
+            at_rest(home, now);
+        }
+    });
 }
 
 fn at_rest(home: &'static Home, begun: u64) {

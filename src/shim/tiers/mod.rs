@@ -34,8 +34,8 @@ use crate::serve::memory::{self, Hearer};
 use crate::watch::arguments::{self, Reader};
 use crate::watch::context;
 use gpupool_config::{Mode, Move};
-use gpupool_cuda::{self as cuda, Device, Driver};
-use gpupool_pool::{Allocation, Block, Place};
+use gpupool_cuda::{self as cuda, Device, Driver, Physical};
+use gpupool_pool::{Allocation, Block, Piece, Place};
 use gpupool_tiers::{FarLink, Links, Range, Settings, Tiers, Where, Whereabouts};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
@@ -174,6 +174,12 @@ impl Home {
         }
     }
 
+    /// The chunk that a piece is of, as far as it is of the same block.
+    fn whole(&self, piece: &Piece<Physical>) -> Option<Range> {
+        let block = self.opened.pool.block_at(piece.address)?;
+        Some(Range::of(piece.chunk_address, piece.chunk_bytes).meet(&Range::of(block.address, block.bytes)))
+    }
+
     /// Runs `act` unless another thread moves something for this GPU.
     fn alone<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
         self.is_moving.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok()?;
@@ -222,9 +228,7 @@ impl Whereabouts for Home {
     }
 
     fn unit(&self, address: u64) -> Option<Range> {
-        let piece = self.opened.pool.pieces(address, 1).into_iter().next()?;
-        let block = self.opened.pool.block_at(address)?;
-        Some(Range::of(piece.chunk_address, piece.chunk_bytes).meet(&Range::of(block.address, block.bytes)))
+        self.whole(self.opened.pool.pieces(address, 1).first()?)
     }
 
     fn near_room(&self) -> u64 {

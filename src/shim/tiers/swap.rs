@@ -294,8 +294,7 @@ fn chunks_of(home: &Home, ranges: &[Range], to: Place) -> Vec<(Range, Range)> {
     let mut found: Vec<(Range, Range)> = Vec::new();
     for range in ranges {
         for piece in home.opened.pool.pieces(range.start, range.bytes()).iter().filter(|piece| piece.place != to) {
-            let Some(block) = home.opened.pool.block_at(piece.address) else { continue };
-            let whole = Range::of(piece.chunk_address, piece.chunk_bytes).meet(&Range::of(block.address, block.bytes));
+            let Some(whole) = home.whole(piece) else { continue };
             let touched = Range::of(piece.address, piece.bytes).meet(&whole);
             match found.last_mut() {
                 Some((known, same)) if *same == whole => known.end = known.end.max(touched.end),
