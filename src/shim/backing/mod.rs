@@ -3,7 +3,7 @@
 pub mod host;
 pub mod level;
 pub mod map;
-mod mover;
+pub mod mover;
 pub mod numa;
 pub mod open;
 pub mod pinned;

@@ -13,6 +13,16 @@ use crate::{fence, process};
 use gpupool_cuda::{self as cuda, CuResult, Device, Driver, Physical, Stream};
 use gpupool_pool::{Backend, Fault, Mover, Place, Transfer};
 use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Nanoseconds that copies for moves took so far, in this process.
+static COPYING: AtomicU64 = AtomicU64::new(0);
+
+/// Nanoseconds that copies for moves took so far, in this process: for the log, which tells how long the program was stopped for what.
+pub fn copying_ns() -> u64 {
+    COPYING.load(Ordering::Relaxed)
+}
 
 /// How often a call is made that undoes something or waits for it, where the driver refused: there is no second way.
 const TRIES: u32 = 5;
@@ -86,6 +96,7 @@ impl Mover for Vmm {
 
     fn copy(&self, owner: u64, gpu: u32, transfers: &[Transfer]) -> Result<(), Fault<CuResult>> {
         let driver = self.driver();
+        let begun = Instant::now();
         let copied = if process::is_preloaded() {
             // A context that a call may be ending is left alone: that call may wait for who copies.
             ready(owner, gpu).and_then(|Ready { context, handle, lanes, .. }| {
@@ -100,6 +111,7 @@ impl Mover for Vmm {
                 copied
             })
         };
+        COPYING.fetch_add(begun.elapsed().as_nanos() as u64, Ordering::Relaxed);
         copied.unwrap_or(Err(CuResult::CONTEXT_IS_DESTROYED)).map_err(Fault::Failed)
     }
 }

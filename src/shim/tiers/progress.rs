@@ -12,8 +12,10 @@ const MOST: u64 = 64;
 const UNKNOWN: u64 = APART / 16;
 /// The same, however long launches were.
 const MOST_STILL: Duration = Duration::from_secs(1);
-/// How long nothing may be seen to end, where launches are short.
+/// How long nothing may be seen to end, where launches are short and nothing was seen to end before.
 const STILL: Duration = Duration::from_millis(25);
+/// The same where waits have ended so far.
+const PATIENT: Duration = Duration::from_millis(400);
 
 /// What the measured launches of one GPU take.
 pub(super) struct Progress {
@@ -23,11 +25,18 @@ pub(super) struct Progress {
     longest: AtomicU64,
     /// Launches between two events.
     apart: AtomicU64,
+    /// How long nothing may be seen to end, whatever launches take; nanoseconds.
+    patience: AtomicU64,
 }
 
 impl Default for Progress {
     fn default() -> Self {
-        Self { typical: AtomicU64::new(UNKNOWN), longest: AtomicU64::new(0), apart: AtomicU64::new(APART / UNKNOWN) }
+        Self {
+            typical: AtomicU64::new(UNKNOWN),
+            longest: AtomicU64::new(0),
+            apart: AtomicU64::new(APART / UNKNOWN),
+            patience: AtomicU64::new(PATIENT.as_nanos() as u64),
+        }
     }
 }
 
@@ -55,11 +64,19 @@ impl Progress {
         launch & (self.launches_apart() - 1) == 0
     }
 
+    /// What was waited for has ended, or nothing of it was seen to.
+    pub fn waited(&self, has_ended: bool) {
+        let patience = self.patience.load(Ordering::Relaxed);
+        let now = if has_ended { patience.saturating_mul(2) } else { patience / 4 };
+        self.patience.store(now.clamp(STILL.as_nanos() as u64, PATIENT.as_nanos() as u64), Ordering::Relaxed);
+    }
+
     /// How long nothing may be seen to end until that means that nothing does.
     pub fn still(&self) -> Duration {
         let between = self.launches_apart().saturating_mul(self.typical.load(Ordering::Relaxed));
         let between = between.max(self.longest.load(Ordering::Relaxed));
-        Duration::from_nanos(between.saturating_mul(4)).clamp(STILL, MOST_STILL)
+        let patience = self.patience.load(Ordering::Relaxed);
+        Duration::from_nanos(between.saturating_mul(4).max(patience)).min(MOST_STILL)
     }
 }
 
@@ -70,6 +87,7 @@ mod tests {
     #[test]
     fn events_are_a_millisecond_apart_and_long_kernels_are_waited_for_longer() {
         let progress = Progress::default();
+        (0..9).for_each(|_| progress.waited(false));
         assert_eq!((progress.launches_apart(), progress.still()), (16, STILL));
         progress.took(10_000);
         assert_eq!((progress.launches_apart(), progress.still()), (MOST, STILL), "short launches");
@@ -83,5 +101,19 @@ mod tests {
         progress.took(1 << 50);
         assert_eq!(progress.still(), MOST_STILL);
         assert!((0..100).filter(|launch| Progress::default().is_due(*launch)).count() == 7);
+    }
+
+    #[test]
+    fn who_was_waited_for_in_vain_is_waited_for_shorter_until_a_wait_has_an_end() {
+        let progress = Progress::default();
+        assert_eq!(progress.still(), PATIENT);
+        progress.waited(false);
+        assert_eq!(progress.still(), PATIENT / 4);
+        (0..9).for_each(|_| progress.waited(false));
+        assert_eq!(progress.still(), STILL);
+        progress.waited(true);
+        assert_eq!(progress.still(), 2 * STILL);
+        (0..9).for_each(|_| progress.waited(true));
+        assert_eq!(progress.still(), PATIENT);
     }
 }

@@ -1,7 +1,7 @@
 //! Carries a swap out: what comes near and what goes away for it, in one go, with the program stopped for the copies alone.
 
 use super::{Home, keeps_atomics, now, obstacles, share, stays, timing, totals};
-use crate::backing::{level, residence};
+use crate::backing::{level, mover, residence};
 use crate::gate::{self, Closed, Disturbed, Limits, Reason};
 use crate::serve::memory::labels;
 use crate::serve::memory::places;
@@ -43,6 +43,8 @@ impl Why {
 pub(super) const QUEUE: Duration = Duration::from_secs(10);
 /// The same under stress, where every launch would wait.
 pub(super) const QUEUE_UNDER_STRESS: Duration = Duration::from_millis(20);
+/// A wait of fewer nanoseconds was for next to nothing.
+const SHORT_WAIT: u64 = 1_000_000;
 /// When a process in which nothing may move is looked at again: devices are closed, too.
 pub(super) const LOOKS_AGAIN: Duration = Duration::from_secs(10);
 
@@ -354,6 +356,7 @@ impl From<Failed> for WhyNot {
 
 fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> Result<(), Failed> {
     let mut stuck = false;
+    let phases = Phases::begin();
     let (mut disturbed, waited, past, stopped) = (None, &mut outcome.waited, Cell::new(None), Cell::new(0));
     let (queue, still) = match why {
         Why::Launch => (QUEUE, home.progress.still()),
@@ -362,13 +365,20 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
     };
     let stop = || {
         let begun = now();
+        phases.prepared.set(begun);
         let over = queue.is_zero() || gate::wait_until_quiet(home.driver, queue, still, || timing::passed(home));
         let took = now() - begun;
         *waited += took;
+        phases.waited.set(begun + took);
         // What else ended the wait is told by who closes the gate.
         if !over && (still..queue).contains(&Duration::from_nanos(took)) {
             stuck = true;
+            home.progress.waited(false);
             return None;
+        }
+        // What was over before anybody looked says nothing.
+        if over && took > SHORT_WAIT {
+            home.progress.waited(true);
         }
         let closed = gate::close_unless(home.driver, &Limits::default(), |reason| !reason.is_doubt());
         closed.map(|closed| Quiet::new(closed, &past, &stopped)).map_err(|what| disturbed = Some(what)).ok()
@@ -377,6 +387,7 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
     let lay: Vec<Place> = wishes.iter().map(lies).collect();
     let answer = home.opened.pool.rearrange(wishes, stop);
     outcome.stopped += stopped.get();
+    phases.tell(home.gpu, stopped.get());
     let done = match answer {
         Ok(done) => done,
         Err(MoveError::Full { .. }) => return Err(Failed::Full),
@@ -409,6 +420,34 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
     drop(tiers);
     wishes.iter().for_each(|wish| places::tell_moved(wish.address, wish.bytes));
     Ok(())
+}
+
+/// When a rearrangement got how far, for the log: nanoseconds as [`now`] counts them, and those that copies had taken.
+struct Phases {
+    begun: u64,
+    copying: u64,
+    prepared: Cell<u64>,
+    waited: Cell<u64>,
+}
+
+impl Phases {
+    fn begin() -> Self {
+        Self { begun: now(), copying: mover::copying_ns(), prepared: Cell::new(0), waited: Cell::new(0) }
+    }
+
+    /// It is over; the gate was closed for so long.
+    fn tell(&self, gpu: u32, closed: u64) {
+        let (prepared, waited) = (self.prepared.get(), self.waited.get());
+        if prepared == 0 {
+            return;
+        }
+        let us = |ns: u64| ns / 1000;
+        tracing::trace!(
+            target: "gpupool::memory", about = "swaps",
+            "GPU {gpu}: prepared in {} µs, waited {} µs, closed for {} µs, of which {} copying; {} µs from the wait to the end",
+            us(prepared - self.begun), us(waited - prepared), us(closed), us(mover::copying_ns() - self.copying), us(now() - waited)
+        );
+    }
 }
 
 /// What ran although the gate was closed.

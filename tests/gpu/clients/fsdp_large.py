@@ -40,10 +40,9 @@ def main():
         optimizer.step()
         losses.append(loss.item())
         milliseconds.append((time.perf_counter() - since) * 1e3)
-    # One write, since both ranks share the terminal.
-    told = f"rank {rank}: the loss fell: {losses[-1] < losses[0]}\n"
-    numbers = [f"{number:.1f}" for number in milliseconds]
-    os.write(1, f"{told}times of rank {rank}: {' '.join(numbers)}; losses {losses[:3]} {losses[-2:]}; {held()}\n".encode())
+        # One write, since both ranks share the terminal.
+        os.write(2, f"rank {rank}: loss {losses[-1]!r}, {milliseconds[-1]:.1f} ms\n".encode())
+    os.write(1, f"rank {rank}: the loss fell: {losses[-1] < losses[0]}; last {losses[-1]!r}; {held()}\n".encode())
     dist.destroy_process_group()
 
 

@@ -31,6 +31,8 @@ def step(weights, first, second, x):
 
 def main():
     steps = int(sys.argv[1])
+    # The second GPU lends and is no device of JAX's. CUDA_VISIBLE_DEVICES would hide it from the pool too.
+    jax.config.update("jax_cuda_visible_devices", "0")
     train = jax.jit(step, donate_argnums=(0, 1, 2))
     keys = jax.random.split(jax.random.key(7), LAYERS + 1)
     weights = [jax.random.normal(key, (WIDTH, WIDTH)) * (2 / WIDTH) ** 0.5 for key in keys[1:]]
