@@ -244,13 +244,29 @@ fn all_mistakes_are_told_at_once() {
 
 #[test]
 fn a_list_of_gpus_for_contexts_says_nothing_unless_others_are_denied() {
-    let told = |pairs: &[(&str, &str)]| read(pairs).unwrap().without_effect().map(|problem| problem.to_string());
     assert_eq!(
-        told(&[("GPUPOOL_CONTEXT_DEVICES", "0,2")]).as_deref(),
-        Some("GPUPOOL_CONTEXT_DEVICES=0,2: says nothing without GPUPOOL_CONTEXTS=deny")
+        without_effect(&[("GPUPOOL_CONTEXT_DEVICES", "0,2")]),
+        ["GPUPOOL_CONTEXT_DEVICES=0,2: says nothing without GPUPOOL_CONTEXTS=deny"]
     );
-    assert_eq!(told(&[("GPUPOOL_CONTEXT_DEVICES", "0"), ("GPUPOOL_CONTEXTS", "deny")]), None);
-    assert_eq!(told(&[]), None);
+    assert!(without_effect(&[("GPUPOOL_CONTEXT_DEVICES", "0"), ("GPUPOOL_CONTEXTS", "deny")]).is_empty());
+    assert!(without_effect(&[]).is_empty());
+}
+
+fn without_effect(pairs: &[(&str, &str)]) -> Vec<String> {
+    read(pairs).unwrap().without_effect().iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn moves_are_of_the_pool_s_memory() {
+    let told = without_effect(&[("GPUPOOL_MOVE", "auto"), ("GPUPOOL_MODE", "managed")]);
+    let begins = "GPUPOOL_MOVE=auto: says nothing with GPUPOOL_MODE=managed: what moves is the pool's memory";
+    assert!(told.len() == 1 && told[0].starts_with(begins) && told[0].contains("managed memory stays"), "{told:?}");
+    let told = without_effect(&[("GPUPOOL_MOVE", "stress"), ("GPUPOOL_MODE", "trace")]);
+    assert!(told.len() == 1 && !told[0].contains("managed memory"), "{told:?}");
+    for mode in ["pool", "spill"] {
+        assert!(without_effect(&[("GPUPOOL_MOVE", "auto"), ("GPUPOOL_MODE", mode)]).is_empty());
+    }
+    assert!(without_effect(&[("GPUPOOL_MODE", "managed")]).is_empty());
 }
 
 #[test]

@@ -73,8 +73,9 @@ fn start_inside() -> bool {
     }
     log::start(&settings);
     verdict::began();
-    if let Some(problem) = settings.without_effect() {
-        log::warn_once("without_effect", &problem);
+    let without_effect = settings.without_effect();
+    if !without_effect.is_empty() {
+        log::warn_once("without_effect", without_effect.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "));
     }
     let without_unit = gpupool_config::without_unit(std::env::vars_os());
     if !without_unit.is_empty() {
