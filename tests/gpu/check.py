@@ -105,6 +105,10 @@ SETS = {
         "move-training-graph": moving.training_graph,
         "move-rotation-host": moving.rotation_host,
         "move-training-host": moving.training_host,
+        "move-cupy": moving.cupy,
+        "move-jax": moving.jax,
+        "move-llm": moving.language_model,
+        "move-fsdp": moving.fsdp,
     },
     "diagnosis": {
         "ctx-table": diagnosis.ctx_table,

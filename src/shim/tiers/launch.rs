@@ -13,6 +13,9 @@ use gpupool_tiers::Launch;
 /// Words of one launch that are told; more of them lie in the pool only in tables of tables.
 const MOST: usize = 128;
 
+/// Words up to which one that comes again is left out: twice as many as operands are told apart of a launch.
+const TOLD_APART: usize = 16;
+
 /// What a launch is, beside its arguments.
 #[derive(Clone, Copy)]
 pub struct About {
@@ -64,7 +67,13 @@ pub(super) struct Words {
 }
 
 impl Words {
+    /// A pointer that is passed again, as by itself and in a descriptor of the tensor, is the same operand. Of launches with many
+    /// pointers, which are reckoned as a whole in any case, that is not looked for.
+    #[inline]
     fn push(&mut self, word: u64) {
+        if self.count <= TOLD_APART && self.all().contains(&word) {
+            return;
+        }
         if let Some(place) = self.words.get_mut(self.count) {
             *place = word;
             self.count += 1;
@@ -192,4 +201,21 @@ pub(super) fn cycle_ended(home: &Home) {
 #[cold]
 pub fn after(api: Api, running: timing::Running) {
     process::contained(api, || timing::end(running));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pointer_that_is_passed_again_is_one_operand() {
+        let mut words = Words { words: [0; MOST], count: 0 };
+        // A product of matrices: each of them by its pointer, in a descriptor for loads, and in one for stores.
+        for word in [0x1000, 0x2000, 0x3000, 0x1000, 0x2000, 0x3000, 0x3000, 0x4000, 0x1000, 0x4000] {
+            words.push(word);
+        }
+        assert_eq!(words.all(), [0x1000, 0x2000, 0x3000, 0x4000]);
+        (0..2 * MOST as u64).for_each(|word| words.push(0x10_0000 + word));
+        assert_eq!(words.all().len(), MOST, "no more than there is room for");
+    }
 }
