@@ -67,6 +67,16 @@ pub struct Extent {
     pub named: [u64; NAMED],
 }
 
+/// What reading an extent, or the first part of it, costs.
+#[derive(Clone, Copy, Debug)]
+pub struct Read {
+    /// Nanoseconds of one pass over its far bytes, and over those of them that may move.
+    pub pass_ns: f32,
+    pub may_ns: f32,
+    /// Nanoseconds of a pass less than when it was first seen.
+    pub saved_ns: f32,
+}
+
 /// How many times are remembered at which an extent's begin was named.
 const NAMED: usize = 4;
 /// Launches within which they are one time.
@@ -75,7 +85,11 @@ pub const AT_ONCE: u64 = 32;
 impl Extent {
     /// Nanoseconds of a pass less now than when it was first seen; never more than none while its borders may still change.
     pub fn saved_ns(&self, cycle: u64) -> f32 {
-        let saved_ns = self.first_ns - self.pass_ns;
+        self.so_far(self.first_ns - self.pass_ns, cycle)
+    }
+
+    /// What is saved of it, as far as that is known while its borders may still change.
+    fn so_far(&self, saved_ns: f32, cycle: u64) -> f32 {
         if self.cut < cycle { saved_ns } else { saved_ns.min(0.0) }
     }
 
@@ -392,6 +406,8 @@ impl Extents {
             self.remove(slot);
             if let Some(extent) = self.get_mut(left) {
                 extent.range.end = gone.range.end;
+                // Whoever read all of it reads its first part now.
+                extent.generation += 1;
                 extent.fresh &= gone.fresh;
             }
             self.unsettle(left);
@@ -550,6 +566,30 @@ impl Extents {
         let before = self.homes.range(..range.start).next_back();
         let homes = before.into_iter().chain(self.homes.range(range.start..range.end));
         homes.map(move |(&start, &(end, ns))| (range.meet(&Range { start, end }).bytes(), ns))
+    }
+
+    /// What reading the first part of an extent, 0 to 1, costs now and cost at first. A swap leaves the begin of an extent near and its
+    /// end far, so that a part of it is no such part of its pass.
+    pub fn read(&self, slot: u32, share: f32, cycle: u64, links: &Links, at: &impl Whereabouts) -> Option<Read> {
+        let extent = self.get(slot)?;
+        let is_even = |far: u64| far == 0 || far == extent.range.bytes();
+        let bytes = (f64::from(share) * extent.range.bytes() as f64) as u64;
+        let part = Range::of(extent.range.start, bytes);
+        let is_part = share < 1.0;
+        let pass_ns = if is_part && !is_even(extent.far_bytes) {
+            let mut pass_ns = 0.0;
+            at.pieces(part, &mut |piece, place| pass_ns += links.pass_ns(place, piece.bytes()));
+            pass_ns as f32
+        } else {
+            share * extent.pass_ns
+        };
+        let first_ns = if is_part && !is_even(extent.first_far) {
+            self.homes_in(part).map(|(bytes, ns)| bytes as f64 * ns).sum::<f64>() as f32
+        } else {
+            share * extent.first_ns
+        };
+        let may = if extent.pass_ns > 0.0 { extent.may_ns / extent.pass_ns } else { 0.0 };
+        Some(Read { pass_ns, may_ns: pass_ns * may, saved_ns: extent.so_far(first_ns - pass_ns, cycle) })
     }
 
     /// What of an extent lies far, or near, and may move.

@@ -38,6 +38,13 @@ pub struct Use {
     pub operand: Option<u8>,
 }
 
+impl Use {
+    /// How often what is read of it crosses the link.
+    pub fn weight(&self) -> f32 {
+        if self.share > 0.0 { self.part / self.share } else { 0.0 }
+    }
+}
+
 /// Where in the program a launch is.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
@@ -60,6 +67,18 @@ impl Moment {
 /// How many times what near memory gives a kernel may read through its caches.
 const CACHED: f32 = 2.0;
 
+/// What the account is told of a launch.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Worth {
+    /// Nanoseconds less than as its operands lay at first: what is credited for those that are nearer, less what is charged for those that
+    /// are farther.
+    pub saved_ns: f32,
+    /// Nanoseconds of pass more than at first over those that are farther.
+    pub lost_ns: f32,
+    /// How often it reads some of these was not measured.
+    pub is_unknown: bool,
+}
+
 /// What each launch of a kind needs: one line of the cache.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
@@ -73,11 +92,9 @@ pub struct Hot {
     pub epoch: u64,
     pub version: u32,
     pub function: u32,
-    /// Nanoseconds of one pass over its far bytes, and how many less that is than as they lay at first.
+    /// Nanoseconds of one pass over its far bytes.
     pub pass_ns: f32,
-    pub saved_ns: f32,
-    /// What a nanosecond of pass less is credited with; of one more, charged.
-    pub credit: f32,
+    pub worth: Worth,
     /// To move for it may be worth it.
     pub asks: bool,
     /// It names as many bytes as at its launch before: later pointers cut no more off what it names.
@@ -374,8 +391,7 @@ impl Kinds {
             version: 0,
             function,
             pass_ns: 0.0,
-            saved_ns: 0.0,
-            credit: 0.0,
+            worth: Worth::default(),
             asks: false,
             settled: false,
             unsure: true,
@@ -486,6 +502,12 @@ impl Kinds {
         of(kind.operands).or_else(|| of(kind.any_shape))
     }
 
+    /// A launch like this one was measured, but not how often it reads this operand.
+    pub fn is_unknown(&self, kind: u32, operand: u8) -> bool {
+        let is_weighed = self.get(kind).is_some_and(|kind| kind.is_weighed);
+        is_weighed && self.weights(kind).is_some_and(|weights| !weights.knows(operand))
+    }
+
     /// What a pass is worth that reads each byte once.
     pub fn once(&self) -> f32 {
         self.once
@@ -537,7 +559,7 @@ impl Kinds {
         if is_far {
             let rarely = if function.samples < 2 * EAGER { EAGER } else { 4 * EAGER };
             function.count & (rarely - 1) == 0
-                || hot.unsure && hot.saved_ns < -1.0
+                || hot.unsure && hot.worth.lost_ns > 1.0
                 || function.samples < EAGER
                     && samples().is_some_and(|known| known.most.is_none_or(|most| most.count < 2))
         } else {
@@ -707,16 +729,18 @@ impl Kinds {
     }
 
     /// What a nanosecond of pass less is credited with: nothing that was not measured. And what one more is charged: what it could be.
+    /// What was measured is told to within [`operands::TOLD`], so that much less is credited and more charged.
     pub fn credit(&self, id: u32, saved_ns: f32) -> f32 {
         if saved_ns > 0.0 {
-            return match self.known(id) {
+            let gain = match self.known(id) {
                 (gain, Basis::Measured) => gain,
                 (gain, Basis::Guess) => gain.min(self.once),
                 (_, Basis::Nothing) => 0.0,
             };
+            return gain * (1.0 - operands::TOLD);
         }
         let gain = match self.known_by_times(id) {
-            (gain, Basis::Measured | Basis::Guess) => gain,
+            (gain, Basis::Measured | Basis::Guess) => gain * (1.0 + operands::TOLD),
             (_, Basis::Nothing) => UNKNOWN,
         };
         self.at_most(id, gain)

@@ -34,6 +34,11 @@ impl Weights {
         }
     }
 
+    /// How often an operand crosses the link is known.
+    pub fn knows(&self, operand: u8) -> bool {
+        self.is_known.get(usize::from(operand)) == Some(&true)
+    }
+
     /// How often the operand crosses it that does most often.
     pub fn most(&self) -> f32 {
         self.passes.iter().fold(0.0, |most, passes| most.max(*passes))
@@ -53,6 +58,10 @@ const FIRST: f64 = 4.0;
 const SPREAD: f64 = 20.0;
 /// An operand is known if the spread that is left is less than this part of that and of what it is.
 const KNOWN: f64 = 0.2;
+/// By which part of the longer one a time and what was expected differ if something else was expected.
+const ODD: f64 = 0.5;
+/// What is known is told anew if it is something else by more than this part.
+pub const TOLD: f32 = 0.05;
 /// Measurements before anything is believed, and those after which nothing is new.
 const FEW: u32 = 4;
 const MANY: u32 = 48;
@@ -77,6 +86,8 @@ pub struct Operands {
     reach: [u64; MOST],
     /// Launches since one of them became less than was thought.
     steady: u32,
+    /// How many of the last times were quite other than what was told says.
+    odd: f32,
 }
 
 impl Operands {
@@ -91,6 +102,7 @@ impl Operands {
             told: None,
             reach: [u64::MAX; MOST],
             steady: 0,
+            odd: 0.0,
         }
     }
 
@@ -135,16 +147,25 @@ impl Operands {
         for (given, far) in given.iter_mut().skip(1).zip(far).take(self.count) {
             *given = f64::from(*far);
         }
-        self.fit(&given, ns);
+        if self.is_wrong(&given, ns) {
+            // So sure was what was known that it would be long before it gives way: as where a launch reads the first part of what it
+            // seems to read, and only the rest of that was far until now.
+            let forgets = Self { reach: self.reach, steady: self.steady, ..Self::new(self.count) };
+            let was_told = std::mem::replace(self, forgets).told.is_some();
+            return self.add(far, ns as f32) || was_told;
+        }
+        self.fit(&given, ns, NOISE * ns);
         // An operand that is far each time looks like the launch's own time, which is never more than the shortest that was seen.
         self.least = (self.least * FORGETS).min(ns);
-        if self.terms[0] > (1.0 + NOISE) * self.least {
+        // And never less than nothing: an operand that is far nearly each time would seem to cost more than there is.
+        let most = (1.0 + NOISE) * self.least;
+        if !(0.0..=most).contains(&self.terms[0]) {
             let mut own = [0.0; TERMS];
             own[0] = 1.0;
-            self.fit(&own, self.least);
+            self.fit(&own, if self.terms[0] > most { self.least } else { 0.0 }, NOISE * self.least);
         }
         let now = self.weights_now();
-        let differs = |a: f32, b: f32| (a - b).abs() > 0.1 * a.abs().max(b).max(0.5);
+        let differs = |a: f32, b: f32| (a - b).abs() > TOLD * a.abs().max(b).max(0.5);
         let is_news = match (&self.told, &now) {
             (Some(told), Some(now)) => {
                 let mut pairs = told.passes.iter().zip(&now.passes);
@@ -158,15 +179,24 @@ impl Operands {
         is_news
     }
 
-    /// Takes a measurement in: with so much of each term given it took so long.
-    fn fit(&mut self, given: &[f64; TERMS], ns: f64) {
+    /// Whether times like this one contradict what was told, one after the other or one of three; a single one may have waited for
+    /// something else.
+    fn is_wrong(&mut self, given: &[f64; TERMS], ns: f64) -> bool {
+        let expected: f64 = given.iter().zip(&self.terms).map(|(given, term)| given * term.max(0.0)).sum();
+        let is_odd = self.told.is_some() && (ns - expected).abs() > ODD * ns.max(expected);
+        self.odd = self.odd * 0.75 + f32::from(u8::from(is_odd));
+        is_odd && self.odd > 1.5
+    }
+
+    /// Takes a measurement in: with so much of each term given it took so long, give or take.
+    fn fit(&mut self, given: &[f64; TERMS], ns: f64, noise_ns: f64) {
         // Those of operands that there are not stay what they are.
         let terms = self.count + 1;
         let mut spread_given = [0.0; TERMS];
         for (sum, row) in spread_given.iter_mut().zip(&self.spread).take(terms) {
             *sum = row.iter().zip(given).take(terms).map(|(spread, given)| spread * given).sum();
         }
-        let noise = (NOISE * ns).powi(2);
+        let noise = noise_ns.powi(2);
         let all: f64 = noise + given.iter().zip(&spread_given).map(|(given, spread)| given * spread).sum::<f64>();
         let off = ns - given.iter().zip(&self.terms).map(|(given, term)| given * term).sum::<f64>();
         for (term, spread) in self.terms.iter_mut().zip(&spread_given) {

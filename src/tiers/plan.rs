@@ -69,7 +69,7 @@ fn join_placed(ranges: &mut Vec<(Range, u8)>) {
 
 impl Tiers {
     /// Whether memory should move before this launch, the last that was told of ([`Launch::ask`](crate::Launch::ask)), and which.
-    /// Nothing that the launch names leaves. Looks at every extent only
+    /// Nothing that the launch names leaves, but for what it would find near if nothing had moved. Looks at every extent only
     /// where something may be worth it: tens of microseconds for some thousand then.
     pub fn before(&mut self, launch: u64, now_ns: u64, at: &impl Whereabouts) -> Option<Swap> {
         self.account.time_is(now_ns);
@@ -121,14 +121,15 @@ impl Tiers {
     fn swap_back(&mut self, id: u32, all: bool, at: &impl Whereabouts) -> Option<Swap> {
         let kind = self.kinds.get(id)?;
         let is_used = |slot: u32| kind.uses.iter().any(|part| part.slot == slot);
-        let mut guests: Vec<(f32, u32)> = self
+        let mut guests: Vec<(bool, f32, u32)> = self
             .extents
             .live()
-            .filter(|(slot, extent)| extent.near_free > 0 && extent.stays_until <= self.cycles && !is_used(*slot))
-            .map(|(slot, extent)| (extent.density, slot))
+            .filter(|(_, extent)| extent.near_free > 0 && extent.stays_until <= self.cycles)
+            .map(|(slot, extent)| (is_used(slot), extent.density, slot))
             .collect();
-        guests.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
-        let mut guests = guests.into_iter();
+        // What the launch itself reads leaves last, and only for what it reads, too: then all of that lies as it did at first.
+        guests.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        let mut guests = guests.into_iter().peekable();
         let mut out: Vec<Range> = Vec::new();
         let mut room = at.near_room();
         let mut swap = Swap::default();
@@ -158,7 +159,9 @@ impl Tiers {
                 room -= take(&mut back, room, &mut swap.near);
                 while !back.is_empty() {
                     if out.is_empty() {
-                        let Some((_, slot)) = guests.next() else { break };
+                        let Some((.., slot)) = guests.next_if(|(is_used, ..)| !is_used || part.share > 0.0) else {
+                            break;
+                        };
                         out.extend(self.extents.displaced(slot, true, at).into_iter().map(|(range, _)| range));
                         continue;
                     }

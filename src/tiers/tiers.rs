@@ -4,7 +4,7 @@ use crate::account::Account;
 use crate::cycle::{Cycle, HISTORY};
 use crate::extents::{Extents, Least};
 use crate::interface::{Launch, Ledger, Range, Reader, Settings, Timed, Told, Whereabouts, Why};
-use crate::kinds::{self, COPY, Kinds, Moment, NONE, UNKNOWN};
+use crate::kinds::{self, COPY, Kinds, Moment, NONE, UNKNOWN, Worth};
 use crate::operands::Passes;
 use crate::timeline::Timeline;
 
@@ -43,8 +43,8 @@ pub struct Tiers {
     pub(crate) surprises: f32,
     /// Which part of a cycle's uses was expected, over the last ones.
     expected: f32,
-    /// The last launch, the pass that it saved and what that was credited with, and whether something was moved for it since.
-    last: (u32, f32, f64),
+    /// The last launch and what the account was told of it, and whether something was moved for it since.
+    last: (u32, Worth),
     moved_for_last: bool,
     /// What moves now moves in front of the last launch, and not behind it.
     pub(crate) moves_for_last: bool,
@@ -92,7 +92,7 @@ impl Tiers {
             surprises: 0.0,
             expected: 0.0,
             learnt: 0,
-            last: (NONE, 0.0, 0.0),
+            last: (NONE, Worth::default()),
             moved_for_last: false,
             moves_for_last: false,
             previous: None,
@@ -192,7 +192,7 @@ impl Tiers {
             for (_, kind, ..) in &mut self.pending {
                 *kind = names.get(*kind as usize).copied().unwrap_or(NONE);
             }
-            self.last = (NONE, 0.0, 0.0);
+            self.last = (NONE, Worth::default());
             self.built = (u64::MAX, 0);
             self.timeline = Timeline::default();
         }
@@ -226,24 +226,19 @@ impl Tiers {
         hot.last = id;
         self.previous = last;
         if is_new || hot.epoch != self.extents.epoch || hot.version != version {
-            self.look(kind, version);
+            self.look(kind, version, at);
         } else {
             hot.settled = true;
         }
         let Some(&hot) = self.kinds.hot(kind) else { return Launch { id, ..Launch::default() } };
         let mut must_return = self.account.is_wrong() && self.must_return(&hot);
-        let credited = if hot.saved_ns.abs() > 1.0 {
-            let credited = f64::from(hot.credit) * f64::from(hot.saved_ns);
+        let worth = hot.worth;
+        if worth.saved_ns.abs() > 1.0 || worth.lost_ns > 1.0 {
             must_return = self.must_return(&hot);
-            self.account.saved(credited);
-            if hot.credit == UNKNOWN {
-                self.kinds.unsure(kind, -hot.saved_ns);
-            }
-            credited
-        } else {
-            0.0
-        };
-        self.last = (kind, hot.saved_ns, credited);
+            self.account.saved(f64::from(worth.saved_ns));
+            self.kinds.unsure(kind, worth.lost_ns);
+        }
+        self.last = (kind, worth);
         let ends = self.cycle.push(kind, hot.function, last, self.settings.window);
         self.ended |= ends;
         let time_it = self.kinds.wants_timing(kind, hot.pass_ns > 0.0);
@@ -255,26 +250,27 @@ impl Tiers {
     /// A launch that reads from afar what would be near, and may lose more by it than there is to lose. Bringing that back is paid
     /// for already.
     pub(crate) fn must_return(&self, hot: &kinds::Hot) -> bool {
-        let loses = hot.saved_ns < -1.0 && f64::from(hot.credit) * f64::from(-hot.saved_ns) > self.account.free();
+        let loses = hot.worth.saved_ns < -1.0 && f64::from(-hot.worth.saved_ns) > self.account.free();
         (loses || self.account.is_wrong()) && self.cycle.position >= self.back_again
     }
 
     /// Works out what a launch's operands cost as they lie now.
     #[cold]
-    fn look(&mut self, id: u32, version: u32) {
+    fn look(&mut self, id: u32, version: u32, at: &impl Whereabouts) {
         let weights = self.kinds.weights(id);
         let (reaches_are_known, once) = (self.kinds.reaches_are_known(id), self.kinds.once());
         let Some(known) = self.kinds.get_mut(id) else { return };
         known.weigh(weights, once, &self.extents);
-        let (mut pass_ns, mut may_ns, mut saved_ns, mut bytes, mut a_cycle) = (0.0, 0.0, 0.0, 0, 0.0);
+        let (mut pass_ns, mut may_ns, mut bytes, mut a_cycle) = (0.0, 0.0, 0, 0.0);
         // What reading them once takes.
         let mut once_ns = 0.0;
         for part in &known.uses {
-            if let Some(extent) = self.extents.get(part.slot) {
-                pass_ns += part.part * extent.pass_ns;
-                may_ns += part.part * extent.may_ns;
-                once_ns += part.part.min(1.0) * extent.may_ns;
-                saved_ns += part.part * extent.saved_ns(self.cycles);
+            let read = self.extents.read(part.slot, part.share, self.cycles, &self.settings.links, at);
+            if let Some((extent, read)) = self.extents.get(part.slot).zip(read) {
+                let weight = part.weight();
+                pass_ns += weight * read.pass_ns;
+                may_ns += weight * read.may_ns;
+                once_ns += weight.min(1.0) * read.may_ns;
                 bytes += extent.range.bytes();
                 a_cycle += extent.density * extent.may_ns;
             }
@@ -283,20 +279,10 @@ impl Tiers {
         // What must stay far is no reason to ask.
         let here = self.kinds.gain(id).0 * may_ns;
         let asks = may_ns > LEAST / 64.0 && here.max(a_cycle) > LEAST.max(once_ns);
-        let credit = self.kinds.credit(id, saved_ns);
-        let unsure = self.kinds.is_unsure(id);
+        let worth = self.worth_of(id, at);
+        let unsure = self.kinds.is_unsure(id) || worth.is_unknown;
         if let Some(hot) = self.kinds.hot_mut(id) {
-            *hot = kinds::Hot {
-                epoch: self.extents.epoch,
-                version,
-                pass_ns,
-                saved_ns,
-                credit,
-                asks,
-                settled,
-                unsure,
-                ..*hot
-            };
+            *hot = kinds::Hot { epoch: self.extents.epoch, version, pass_ns, worth, asks, settled, unsure, ..*hot };
         }
     }
 
@@ -315,15 +301,32 @@ impl Tiers {
         self.moved_for_last = false;
         self.extents.settle(&self.settings.links, at);
         self.account.reserve = self.extents.reserve_ns();
-        let (id, before_ns, credited) = self.last;
-        let Some(known) = self.kinds.get(id) else { return };
-        let parts =
-            known.uses.iter().filter_map(|part| Some(part.part * self.extents.get(part.slot)?.saved_ns(self.cycles)));
-        let saved_ns: f32 = parts.sum();
-        let now = f64::from(self.kinds.credit(id, saved_ns)) * f64::from(saved_ns);
-        self.account.saved(now - credited);
-        self.kinds.unsure(id, before_ns.min(0.0) - saved_ns.min(0.0));
-        self.last = (id, saved_ns, now);
+        let (id, before) = self.last;
+        let now = self.worth_of(id, at);
+        self.account.saved(f64::from(now.saved_ns) - f64::from(before.saved_ns));
+        self.kinds.unsure(id, now.lost_ns - before.lost_ns);
+        self.last = (id, now);
+    }
+
+    /// What the account is told of a launch, as memory lies now. What it gains by one operand makes up for what it loses by another only as
+    /// far as it was measured how often it reads either.
+    fn worth_of(&self, id: u32, at: &impl Whereabouts) -> Worth {
+        let Some(known) = self.kinds.get(id) else { return Worth::default() };
+        let (mut gained_ns, mut worth) = (0.0, Worth::default());
+        for part in &known.uses {
+            let read = self.extents.read(part.slot, part.share, self.cycles, &self.settings.links, at);
+            let Some(saved_ns) = read.map(|read| read.saved_ns) else { continue };
+            if saved_ns >= 0.0 {
+                gained_ns += part.weight() * saved_ns;
+                continue;
+            }
+            // Operands that were far each time are not told apart from the launch's own time: that is no reason to leave them far.
+            let is_unknown = part.operand.is_some_and(|operand| self.kinds.is_unknown(id, operand));
+            worth.is_unknown |= is_unknown;
+            worth.lost_ns += if is_unknown { UNKNOWN } else { part.weight() } * -saved_ns;
+        }
+        let (credit, charge) = (self.kinds.credit(id, 1.0), self.kinds.credit(id, -1.0));
+        Worth { saved_ns: credit * gained_ns - charge * worth.lost_ns, ..worth }
     }
 
     /// Whether a launch of this function should be timed, for whoever has to prepare that before it knows the launch. Of a launch
@@ -344,10 +347,11 @@ impl Tiers {
         let mut passes = Passes::default();
         let mut pass_ns = 0.0;
         for part in &known.uses {
-            let Some(extent) = self.extents.get(part.slot) else { continue };
-            pass_ns += part.part * extent.pass_ns;
+            let read = self.extents.read(part.slot, part.share, self.cycles, &self.settings.links, at);
+            let Some(read) = read else { continue };
+            pass_ns += part.weight() * read.pass_ns;
             if let Some(pass) = part.operand.and_then(|operand| passes.get_mut(usize::from(operand))) {
-                *pass += part.share * extent.pass_ns;
+                *pass += read.pass_ns;
             }
         }
         self.pending[launch as usize % PENDING] = (launch, kind, pass_ns, passes);

@@ -1,7 +1,7 @@
 //! What a user of the crate relies on, one thing a test.
 
 use crate::machine::{Machine, Op, Trace};
-use crate::policies::{Ours, Policy, apply};
+use crate::policies::{Never, Ours, Policy, apply, run};
 use crate::traces::{self, GIB, MIB, Writer, peer};
 use gpupool_tiers::{Range, Settings, Tiers, Where, Whereabouts, Why};
 
@@ -165,6 +165,30 @@ fn what_is_far_and_must_stay_is_not_asked_for() {
     machine.fixed.clear();
     tiers.placed(blocks[1]);
     assert!(asked(&mut machine, &mut tiers) > 0);
+}
+
+#[test]
+fn what_left_comes_back_even_if_the_launch_that_reads_it_reads_what_came_for_it() {
+    let mut writer = Writer::new();
+    let blocks: Vec<Range> = (0..3).map(|_| writer.block(512 * MIB)).collect();
+    for _ in 0..40 {
+        writer.launch(1, &blocks[1..], 20_000.0, 30.0);
+        writer.idle();
+    }
+    for _ in 0..40 {
+        writer.launch(2, &blocks, 20_000.0, 1.0);
+        // It reads the block that was not needed so far over and over, and the others once.
+        if let Some(Op::Launch(step)) = writer.ops.last_mut() {
+            step.reuses = vec![90.0, 1.0, 1.0];
+        }
+        writer.idle();
+    }
+    let trace = writer.trace("", GIB, peer(), 0);
+    let (ours, never) = (run(&trace, &mut Ours::new(&trace)), run(&trace, &mut Never));
+    assert!(ours.moved > 0 && ours.settled < never.settled, "{ours:?} {never:?}");
+    let (steps, _, machine) = steps(&trace);
+    assert_eq!(machine.far_bytes(blocks[0]), 0);
+    assert!(steps.last() < Some(&5e6), "{steps:?}");
 }
 
 #[test]
