@@ -111,15 +111,31 @@ impl Operands {
     pub fn reaches(&mut self, operand: usize, bytes: u64) -> u64 {
         let Some(reach) = self.reach.get_mut(operand) else { return bytes };
         if bytes < *reach - *reach / 32 {
-            // What was measured was of other operands than it seemed.
-            if *reach < u64::MAX {
-                *self = Self { reach: self.reach, ..Self::new(self.count) };
-            }
+            let is_shorter = *reach < u64::MAX;
             self.steady = 0;
+            if is_shorter {
+                self.forget(operand);
+            }
         }
         let Some(reach) = self.reach.get_mut(operand) else { return bytes };
         *reach = bytes.min(reach.saturating_add(*reach / 64));
         *reach
+    }
+
+    /// What was measured of an operand was of another one, or of more than it is. The others are what they were: an allocator that gives the
+    /// same addresses to tensors of other sizes cuts one short now and then, and all would be forgotten again and again.
+    fn forget(&mut self, operand: usize) {
+        let at = operand + 1;
+        if self.times == 0 || at > self.count {
+            return;
+        }
+        for other in 0..TERMS {
+            self.spread[at][other] = 0.0;
+            self.spread[other][at] = 0.0;
+        }
+        self.spread[at][at] = SPREAD * SPREAD;
+        self.terms[at] = FIRST;
+        self.told = self.weights_now();
     }
 
     /// A launch was looked at.
