@@ -206,9 +206,11 @@ fn names_of_a_log_steer_no_terminal() {
     let log = log_of(folder.path(), "log.jsonl", 7, &[made, placed, ("pool.level", level)]);
     let (file, page) = (folder.path().join("file"), folder.path().join("page.html"));
     let steers = |text: &str| text.contains(|c: char| (c.is_control() && c != '\n') || c == '\u{202e}');
-    for options in [&["report"][..], &["report", "--json"], &["report", "--oom"], &["plan"]] {
+    for (options, status) in
+        [(&["report"][..], 0), (&["report", "--json"], 0), (&["report", "--oom"], 0), (&["plan"], 2)]
+    {
         let said = output(gpupool().args(options).arg(&log));
-        assert_eq!(said.status.code(), Some(0), "{options:?}");
+        assert_eq!(said.status.code(), Some(status), "{options:?}");
         assert!(!steers(&stdout(&said)) && !steers(&stderr(&said)), "{options:?}: {:?}", stdout(&said));
     }
     for (option, file) in [("--html", &page), ("--memory-viz", &file), ("--perfetto", &file), ("--speedscope", &file)] {
