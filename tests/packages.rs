@@ -213,7 +213,10 @@ fn installed_it_runs_and_uninstalled_it_leaves_nothing() {
     module.succeeds().prints(&Run::command(&command).arg("--version").go().stdout);
     assert!(module.stdout.starts_with(&format!("gpupool {VERSION} (")), "{}", module.stdout);
     made(pip().arg("--python").arg(&python).args(["uninstall", "--yes", "gpupool"]));
-    assert_eq!(tree(&home), before);
+    let mut after = tree(&home);
+    // pip removes the files of every package there, and leaves the folders that others have a part in, empty.
+    after.retain(|path, _| path.is_file() || !path.starts_with(home.join("share")));
+    assert_eq!(after, before);
 }
 
 /// What distributions install, and what is unpacked anywhere: the same files, in which the command finds its libraries.
