@@ -79,6 +79,14 @@ done
 python3 src/package/notices.py --output "$out/notices"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 rm -f "$out"/gpupool[-_]* "$out/SHA256SUMS"
+# The command knows its manual and its words.
+share=$stage/share
+rm -rf "$share"
+"$stage/gpupool" manual --to "$share/man/man1"
+for shell in bash-completion/completions/gpupool zsh/site-functions/_gpupool fish/vendor_completions.d/gpupool.fish; do
+    mkdir -p "$share/${shell%/*}"
+    "$stage/gpupool" completions "${shell%%[-/]*}" >"$share/$shell"
+done
 python3 src/package/wheel.py --stage "$stage" --notices "$out/notices" --output "$out" "${expect[@]}"
 
 # The same files as a tree under /usr. The Python module is the wheel's: a distribution's Python would need a package of its own for it.
@@ -90,14 +98,10 @@ install -D -m 644 -t "$tree/usr/include" include/gpupool.h
 install -D -m 644 -t "$tree/usr/share/doc/gpupool" LICENSE README.md CHANGELOG.md "$out"/notices/*
 install -D -m 644 -t "$tree/usr/share/doc/gpupool/examples" include/examples/* src/package/deploy/*
 install -D -m 644 LICENSE "$tree/usr/share/doc/gpupool/copyright"
-# The command knows its manual and its words. Debian and Fedora have their own folders for what zsh completes.
-"$stage/gpupool" manual --to "$tree/usr/share/man/man1"
+cp -r "$share" "$tree/usr"
 gzip --no-name -9 "$tree/usr/share/man/man1"/*
-for shell in bash-completion/completions/gpupool zsh/vendor-completions/_gpupool zsh/site-functions/_gpupool fish/vendor_completions.d/gpupool.fish; do
-    name=${shell%%[-/]*}
-    "$stage/gpupool" completions "$name" >"$stage/completions"
-    install -D -m 644 "$stage/completions" "$tree/usr/share/$shell"
-done
+# Debian and Fedora have their own folders for what zsh completes.
+install -D -m 644 "$share/zsh/site-functions/_gpupool" "$tree/usr/share/zsh/vendor-completions/_gpupool"
 find "$tree" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 
 name=gpupool-$version-x86_64-linux

@@ -72,6 +72,15 @@ fn client(python: &Path, name: &str) -> Run {
     Run::command(python).env("PYTHONDONTWRITEBYTECODE", "1").arg(program).sim("2x256MiB")
 }
 
+/// What bash makes of `gpupool rep` with the completions that are installed there.
+#[track_caller]
+fn completed(root: &Path) -> String {
+    let words =
+        "source \"$1\"; COMP_WORDS=(gpupool rep); COMP_CWORD=1; _gpupool gpupool rep gpupool; echo ${COMPREPLY[@]}";
+    let bash = root.join("share/bash-completion/completions/gpupool");
+    made(Command::new("bash").args(["-c", words, "bash"]).arg(bash))
+}
+
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 #[test]
@@ -80,6 +89,24 @@ fn the_wheel_has_these_files_and_a_second_one_the_same_bytes() {
     let list = "import sys, zipfile; print(*sorted(zipfile.ZipFile(sys.argv[1]).namelist()), sep='\\n')";
     let names = made(Command::new("python3").args(["-c", list]).arg(wheel));
     let expected = [
+        "VERSION.data/data/share/bash-completion/completions/gpupool",
+        "VERSION.data/data/share/fish/vendor_completions.d/gpupool.fish",
+        "VERSION.data/data/share/man/man1/gpupool-completions.1",
+        "VERSION.data/data/share/man/man1/gpupool-demo.1",
+        "VERSION.data/data/share/man/man1/gpupool-diff.1",
+        "VERSION.data/data/share/man/man1/gpupool-doctor.1",
+        "VERSION.data/data/share/man/man1/gpupool-explain.1",
+        "VERSION.data/data/share/man/man1/gpupool-export.1",
+        "VERSION.data/data/share/man/man1/gpupool-kernel.1",
+        "VERSION.data/data/share/man/man1/gpupool-manual.1",
+        "VERSION.data/data/share/man/man1/gpupool-plan.1",
+        "VERSION.data/data/share/man/man1/gpupool-ps.1",
+        "VERSION.data/data/share/man/man1/gpupool-report.1",
+        "VERSION.data/data/share/man/man1/gpupool-run.1",
+        "VERSION.data/data/share/man/man1/gpupool-sim.1",
+        "VERSION.data/data/share/man/man1/gpupool-top.1",
+        "VERSION.data/data/share/man/man1/gpupool.1",
+        "VERSION.data/data/share/zsh/site-functions/_gpupool",
         "VERSION.data/scripts/gpupool",
         "VERSION.dist-info/METADATA",
         "VERSION.dist-info/RECORD",
@@ -153,6 +180,10 @@ fn installed_it_runs_and_uninstalled_it_leaves_nothing() {
     let demo = Run::command(&command).args("demo --gpus 2x2GiB").go();
     assert_eq!(demo.succeeds().stdout.matches("contents right").count(), 3, "{}", demo.stdout);
 
+    let manual = fs::read_to_string(home.join("share/man/man1/gpupool-run.1")).unwrap();
+    assert!(manual.contains(".SH EXAMPLES"), "{manual}");
+    assert_eq!(completed(&home), "report\n");
+
     let said = client(&python, "package_client.py").arg("a word").go();
     said.succeeds().prints(
         "begins: False ['a word']\nbegins: True ['a word']\nstate: IDLE True 0 []\n\
@@ -182,7 +213,10 @@ fn installed_it_runs_and_uninstalled_it_leaves_nothing() {
     module.succeeds().prints(&Run::command(&command).arg("--version").go().stdout);
     assert!(module.stdout.starts_with(&format!("gpupool {VERSION} (")), "{}", module.stdout);
     made(pip().arg("--python").arg(&python).args(["uninstall", "--yes", "gpupool"]));
-    assert_eq!(tree(&home), before);
+    let mut after = tree(&home);
+    // pip removes the files of every package there, and leaves the folders that others have a part in, empty.
+    after.retain(|path, _| path.is_file() || !path.starts_with(home.join("share")));
+    assert_eq!(after, before);
 }
 
 /// What distributions install, and what is unpacked anywhere: the same files, in which the command finds its libraries.
@@ -204,10 +238,7 @@ fn the_deb_and_the_archive_run_where_they_are_unpacked() {
         for file in ["man/man1/gpupool.1.gz", "man/man1/gpupool-run.1.gz", "zsh/site-functions/_gpupool"] {
             assert!(root.join("share").join(file).is_file(), "{file}");
         }
-        let words =
-            "source \"$1\"; COMP_WORDS=(gpupool rep); COMP_CWORD=1; _gpupool gpupool rep gpupool; echo ${COMPREPLY[@]}";
-        let bash = root.join("share/bash-completion/completions/gpupool");
-        assert_eq!(made(Command::new("bash").args(["-c", words, "bash"]).arg(bash)), "report\n");
+        assert_eq!(completed(&root), "report\n");
         for file in
             ["copyright", "THIRD-PARTY.txt", "gpupool.cdx.json", "examples/kubernetes.yaml", "examples/with_cupy.py"]
         {

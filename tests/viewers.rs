@@ -4,6 +4,7 @@
 use gpupool_metrics::folder::{Folder, Roots};
 use gpupool_metrics::{Counter, Snapshot};
 use harness::{Run, Running, artifact_folder, eventually};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -214,6 +215,234 @@ fn the_same_number_is_in_the_c_interface_ps_top_and_export() {
     }
     let contexts = samples.iter().filter(|(key, _)| key.starts_with(&format!("gpupool_contexts{{{labels}")));
     assert_eq!(contexts.map(|(_, count)| *count).sum::<f64>(), 1.0);
+}
+
+/// The numbers of a page (`gpupool report --html`) by where they stand in `--json`.
+fn numbers_of(page: &str) -> BTreeMap<String, u64> {
+    let number = |text: &str| {
+        let (value, rest) = text.split_once("\" data-of=\"")?;
+        let (pointer, _) = rest.split_once("\">")?;
+        Some((pointer.replace("&#x2f;", "/"), value.parse().ok()?))
+    };
+    page.split("<data value=\"").skip(1).filter_map(number).collect()
+}
+
+/// The last value of a line of the page, which is written as runs: value, length, ….
+fn last_of(line: &Value) -> u64 {
+    line.as_array().and_then(|runs| runs.iter().nth_back(1)).and_then(Value::as_u64).unwrap_or_else(|| panic!("{line}"))
+}
+
+/// A program with blocks near, on a peer and on the host, one at two places, some freed, some named, and pinned memory, at one moment: it
+/// waits for its next order. What the driver's own numbers are is told by the C interface, and everything else says the same.
+#[test]
+fn at_one_moment_page_json_metrics_and_c_interface_say_the_same() {
+    let run = agent().env("GPUPOOL_HOST_LIMIT", "1GiB").env("GPUPOOL_IDLE", "off").log();
+    let mut program = run.start(None);
+    for order in [
+        "init",
+        "allocate 3",
+        "allocate 600",
+        "label kv",
+        "allocate 500",
+        "label act",
+        "allocate 3",
+        "allocate 802",
+        "allocate 1",
+        "allocate 40",
+        "allocate 96",
+        "pin 8",
+        "pin 3",
+        "twice",
+        "free",
+    ] {
+        program.ask(order);
+    }
+    let own: Value = serde_json::from_str(&program.ask("numbers")).unwrap_or_else(|e| panic!("{e}"));
+    let number = |value: &Value, pointer: &str| {
+        value.pointer(pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("no {pointer} in {value:#}"))
+    };
+    let session = program.session();
+    page("the last order", &program, &session, |told| {
+        told.levels.live_bytes == number(&own, "/live_bytes")
+            && told.levels.pinned.registered == MIB
+            && told.findings.rows.len() == 1
+    });
+    let json = |arguments: &[&str]| -> Value {
+        serde_json::from_str(&said(&session, arguments)).unwrap_or_else(|e| panic!("{arguments:?}: {e}"))
+    };
+    let listed = json(&["ps", "--json"]);
+    let is_it = |row: &&Value| row["process"]["identity"]["pid"] == program.pid();
+    let row = listed.as_array().into_iter().flatten().find(is_it).unwrap_or_else(|| panic!("{listed}"));
+    let top = json(&["top", "--once", "--json"]);
+    let in_top = top["processes"].as_array().into_iter().flatten().find(is_it).unwrap_or_else(|| panic!("{top}"));
+    for part in ["levels", "counters", "contexts", "sites", "findings", "labels"] {
+        assert_eq!(in_top[part], row[part], "{part}");
+    }
+    let text = said(&session, &["export", "--once"]);
+    let (labels, samples) = (labels_of(&text, program.pid()).unwrap_or_else(|| panic!("{text}")), samples(&text));
+    let exported = |name: &str, more: &str| {
+        let key = format!("gpupool_{name}{{{labels}{more}}}");
+        *samples.get(&key).unwrap_or_else(|| panic!("no {key} in\n{text}")) as u64
+    };
+    let log = program.log().display().to_string();
+    let report = json(&["report", "--json", &log]);
+    let process = &report["processes"][0];
+    let file = session.join("page.html");
+    said(&session, &["report", "--html", &file.display().to_string(), &log]);
+    let page = std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{e}"));
+    let shown = numbers_of(&page);
+    let data = page
+        .split("<script id=\"data\" type=\"application/json\">")
+        .nth(1)
+        .and_then(|rest| rest.split("</script>").next());
+    let drawn: Value = serde_json::from_str(data.unwrap_or_default()).unwrap_or_else(|e| panic!("{e}"));
+
+    let (mut used, mut far) = (0, [0, 0]);
+    let moment = drawn["maps"][0]["moments"].as_array().and_then(|moments| moments.last());
+    for (index, place) in ["gpu0", "gpu1", "host0"].into_iter().enumerate() {
+        let told = &own["places"][place];
+        let on_page = &row["levels"]["places"]["rows"][index];
+        let on_map = moment.and_then(|moment| moment["places"].as_array()?.iter().find(|one| one["place"] == place));
+        let on_map = on_map.unwrap_or_else(|| panic!("{place} is not on the map of {drawn:#}"));
+        assert_eq!(on_page["place"], place);
+        let uuid = row["levels"]["gpus"]["rows"][index]["uuid"].as_str().map(|uuid| format!(",gpu=\"{uuid}\""));
+        let at = format!("{},place=\"{place}\"", uuid.unwrap_or_default());
+        for (name, in_report, in_map) in [
+            ("used", "places", Some("used")),
+            ("held", "held", Some("held")),
+            ("peak_used", "", None),
+            ("limit", "", None),
+        ] {
+            let value = number(told, &format!("/{name}"));
+            assert_eq!(
+                (value, value),
+                (number(on_page, &format!("/{name}")), exported(&format!("place_{name}_bytes"), &at)),
+                "{name} of {place}"
+            );
+            if !in_report.is_empty() {
+                assert_eq!(
+                    number(process, &format!("/memory/{in_report}/{place}/last")),
+                    value,
+                    "{name} of {place} in the report"
+                );
+            }
+            if let Some(in_map) = in_map {
+                assert_eq!(number(on_map, &format!("/{in_map}")), value, "{name} of {place} on the page's map");
+            }
+        }
+        let peak = number(told, "/peak_used");
+        assert_eq!(
+            (
+                number(process, &format!("/memory/places/{place}/peak")),
+                shown[&format!("/processes/0/memory/places/{place}/peak")]
+            ),
+            (peak, peak)
+        );
+        used += number(told, "/used");
+        if index > 0 {
+            far[index - 1] = number(told, "/used");
+        }
+    }
+    assert!(far[0] > 0 && far[1] > 0, "{own}");
+    let all = [number(process, "/memory/all/last"), shown["/processes/0/memory/all/last"]];
+    assert_eq!(all, [used; 2]);
+    assert_eq!(
+        number(&own, "/held_on_gpus") + number(&own, "/held_on_host"),
+        exported_sum(&samples, &labels, "place_held_bytes")
+    );
+
+    for (name, page, exported_name) in [
+        ("live_blocks", "/levels/live_blocks", "live_blocks"),
+        ("live_bytes", "/levels/live_bytes", "live_bytes"),
+        ("peak_live_bytes", "/levels/peak_live_bytes", "peak_live_bytes"),
+        ("allocations", "/counters/allocations", "allocations_total"),
+        ("reuses", "/counters/reuses", "reuses_total"),
+        ("spilled_bytes", "/counters/spilled_bytes", "spilled_bytes_total"),
+        ("trimmed_bytes", "/counters/trimmed_bytes", "trimmed_bytes_total"),
+    ] {
+        let value = number(&own, &format!("/{name}"));
+        assert_eq!([number(row, page), exported(exported_name, "")], [value; 2], "{name}");
+    }
+    // Who holds it: by place in the program, in the report, on the page as drawn, and in the metrics.
+    let live = number(&own, "/live_bytes");
+    let at_end = |key: &str| -> u64 {
+        let holders = process["holders"]["holders"].as_array().into_iter().flatten();
+        holders.map(|holder| number(holder, &format!("/{key}"))).sum()
+    };
+    let lines = |key: &str| -> u64 {
+        drawn["holders"]["list"].as_array().into_iter().flatten().map(|holder| last_of(&holder[key])).sum()
+    };
+    let sites = row["sites"]["rows"].as_array().into_iter().flatten().filter(|site| site["memory"] == "device");
+    assert_eq!([at_end("at_end"), lines("line"), sites.map(|site| number(site, "/live")).sum()], [live; 3]);
+    let far_bytes = number(&own, "/places/gpu1/bytes") + number(&own, "/places/host0/bytes");
+    assert_eq!([at_end("far_at_end"), lines("far")], [far_bytes; 2]);
+    // Where it lies as seen from its GPU, in frames.
+    for (name, page, exported_name, bytes) in [
+        ("near", "near", "near", number(&own, "/places/gpu0/used")),
+        ("peers", "on_peers", "peers", far[0]),
+        ("host", "on_host", "host", far[1]),
+    ] {
+        let told = [
+            number(row, &format!("/levels/residence/{page}")),
+            exported("resident_bytes", &format!(",residence=\"{exported_name}\"")),
+            number(process, &format!("/memory/residence/{name}/last")),
+        ];
+        assert_eq!(told, [bytes; 3], "{name}");
+    }
+    let named = own["labels"].as_object().unwrap_or_else(|| panic!("{own}"));
+    assert_eq!(named.len(), 2);
+    for (name, told) in named {
+        let rows = row["labels"]["rows"].as_array().into_iter().flatten();
+        let on_page = rows.clone().find(|label| label["name"] == **name).unwrap_or_else(|| panic!("{row:#}"));
+        for part in ["blocks", "bytes", "near", "on_peers", "on_host"] {
+            assert_eq!(on_page[part], told[part], "{part} of {name}");
+        }
+        let line = drawn["names"].as_array().into_iter().flatten().find(|line| line["name"] == **name);
+        let told = told["bytes"].as_u64();
+        assert_eq!(
+            [process["memory"]["labels"][name]["last"].as_u64(), line.map(|line| last_of(&line["line"]))],
+            [told; 2],
+            "{name}"
+        );
+    }
+    // Pinned memory is not in the C interface; the program knows what it has pinned, and registered.
+    for (name, in_report, bytes) in [("requested", "in_use", 12 * MIB), ("registered", "own", MIB)] {
+        let exported = exported(&format!("pinned_{name}_bytes"), "");
+        let pointer = format!("/pinned/levels/{in_report}/last");
+        let told = [
+            number(row, &format!("/levels/pinned/{name}")),
+            exported,
+            number(process, &pointer),
+            shown[&format!("/processes/0{pointer}")],
+        ];
+        assert_eq!(told, [bytes; 4], "{name}");
+    }
+    let pinned = number(row, "/levels/pinned/pinned");
+    assert!(pinned >= 12 * MIB);
+    assert_eq!(
+        [
+            exported("pinned_bytes", ""),
+            number(process, "/pinned/levels/pinned/last"),
+            shown["/processes/0/pinned/levels/pinned/last"]
+        ],
+        [pinned; 3]
+    );
+    // The context, what it cost, and what was found.
+    let cost = number(process, "/contexts/0/made/cost");
+    let uuid = row["levels"]["gpus"]["rows"][0]["uuid"].as_str().unwrap_or_default();
+    let told = [
+        number(row, "/contexts/rows/0/cost"),
+        exported("context_cost_bytes", &format!(",gpu=\"{uuid}\",place=\"gpu0\"")),
+        shown["/processes/0/contexts/0/made/cost"],
+    ];
+    assert_eq!(told, [cost; 3]);
+    assert_eq!(report["findings"][0]["code"], row["findings"]["rows"][0]["code"]);
+}
+
+/// The sum of a metric of a process over its other labels.
+fn exported_sum(samples: &BTreeMap<String, f64>, labels: &str, name: &str) -> u64 {
+    let of = samples.iter().filter(|(key, _)| key.starts_with(&format!("gpupool_{name}{{{labels}")));
+    of.map(|(_, value)| *value as u64).sum()
 }
 
 #[test]

@@ -9,7 +9,8 @@ use crate::stdout;
 
 /// Print what a shell needs to complete this command's words
 ///
-/// The deb, the rpm and the archive have them for bash, zsh and fish already.
+/// What is installed has them for bash, zsh and fish already (wheel, deb, rpm, archive); a shell finds a wheel's where it looks into the
+/// environment's share folder.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   gpupool completions bash >~/.local/share/bash-completion/completions/gpupool

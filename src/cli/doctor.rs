@@ -92,5 +92,5 @@ fn as_json(checks: &[Check], state: State) -> String {
             })
         })
         .collect();
-    format!("{:#}\n", json!({"doctor": 1, "state": state.word(), "checks": checks}))
+    terminal::clean_json(&format!("{:#}\n", json!({"doctor": 1, "state": state.word(), "checks": checks})))
 }

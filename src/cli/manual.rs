@@ -11,7 +11,7 @@ use crate::stdout;
 
 /// Print a page of the manual, for man
 ///
-/// The deb, the rpm and the archive have them already: man gpupool, man gpupool-run.
+/// What is installed has them already (wheel, deb, rpm, archive): man gpupool, man gpupool-run.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   gpupool manual | man -l -

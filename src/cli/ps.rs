@@ -37,7 +37,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let rows = look.rows;
     if args.json {
         let text = serde_json::to_string_pretty(&rows).map_err(|error| Failure::broken(error.to_string()))?;
-        stdout::print(&format!("{text}\n"))?;
+        stdout::print(&format!("{}\n", terminal::clean_json(&text)))?;
     } else {
         stdout::print(&text(&rows, of_others))?;
     }

@@ -1,5 +1,6 @@
 //! Text for people: 80 columns, or those of a narrower terminal, colours where they are wanted, nothing from a log that a terminal would obey.
 
+use std::fmt::Write as _;
 use std::io::{self, IsTerminal};
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
@@ -239,6 +240,20 @@ pub fn columns(text: &str) -> usize {
 pub fn clean(text: &str) -> String {
     let printable = |c: char| if c.is_control() || is_direction(c) { char::REPLACEMENT_CHARACTER } else { c };
     text.chars().map(printable).collect()
+}
+
+/// JSON with an escape for each character of a text that a terminal obeys or that reorders what stands around it. serde_json has them for
+/// those below U+0020 alone, and a terminal takes U+009B for the beginning of a command as well.
+pub fn clean_json(json: &str) -> String {
+    let mut clean = String::with_capacity(json.len());
+    for c in json.chars() {
+        if (c.is_control() && c != '\n') || is_direction(c) {
+            let _ = write!(clean, "\\u{:04x}", u32::from(c));
+        } else {
+            clean.push(c);
+        }
+    }
+    clean
 }
 
 /// Characters that reorder what stands around them.

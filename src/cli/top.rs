@@ -97,7 +97,7 @@ fn lines(args: &Args, state: &mut State) -> Result<(), Failure> {
         last = Some(begun);
         let told = Told { at: state.now(), processes: state.visible() };
         let line = serde_json::to_string(&told).map_err(|error| Failure::broken(error.to_string()))?;
-        if !stdout::print_line(&line)? || args.once {
+        if !stdout::print_line(&terminal::clean_json(&line))? || args.once {
             return Ok(());
         }
         std::thread::sleep(args.interval.saturating_sub(begun.elapsed()));

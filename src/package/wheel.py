@@ -69,6 +69,10 @@ def contents(stage: Path, notices: Path) -> dict[str, tuple[bytes, int]]:
     for example in sorted((ROOT / "include/examples").iterdir()):
         add(f"gpupool/examples/{example.name}", example)
     add(f"{data}/scripts/gpupool", stage / "gpupool", 0o755)
+    # Installers put these beside the folder of the command, where man and the shells look for what belongs to a command on PATH. Not
+    # compressed: the wheel is.
+    for file in sorted(path for path in (stage / "share").rglob("*") if path.is_file()):
+        add(f"{data}/data/{file.relative_to(stage)}", file)
 
     glibc = max(needs(stage / name) for name in ("gpupool", "libgpupool.so", "libsimcuda.so", "libsimnvml.so", "two_arrays"))
     tag = "py3-none-manylinux_{}_{}_x86_64".format(*glibc)

@@ -17,6 +17,7 @@ import costs
 import cuda_python
 import diagnosis
 import examples
+import look
 import machine
 import managed
 import moving
@@ -109,6 +110,11 @@ SETS = {
         "move-jax": moving.jax,
         "move-llm": moving.language_model,
         "move-fsdp": moving.fsdp,
+    },
+    "look": {
+        "look-program": look.program,
+        "look-torch": look.torch,
+        "look-cupy": look.cupy,
     },
     "diagnosis": {
         "ctx-table": diagnosis.ctx_table,

@@ -193,8 +193,12 @@ class Running:
         except ProcessLookupError:
             pass
 
+    def log_files(self):
+        """Its logs so far."""
+        return sorted(glob.glob(f"{self._logs}/*.jsonl")) if self._logs else []
+
     def read_until(self, start, timeout):
-        """Its output up to and with the line that begins with `start`, or all of it if it ends before. The child must
+        """Its output up to and with the line that begins with `start` (or one of several), or all of it if it ends before. The child must
         then wait for its stdin: what it said beyond that line would be lost to `finish`."""
         timer = threading.Timer(max(1.0, min(timeout, self._lab.left())), self.kill)
         timer.start()
@@ -220,7 +224,7 @@ class Running:
         self._lab._children.discard(self)
         seconds = time.monotonic() - self._begin
         finished = Finished(self.title, self.process.returncode, said + stdout, stderr, seconds)
-        for path in sorted(glob.glob(f"{self._logs}/*.jsonl")) if self._logs else []:
+        for path in self.log_files():
             finished.logs.append(_records(path))
             finished.log_files.append(path)
         self._lab.note(_told(finished))

@@ -31,6 +31,9 @@ const MACHINE: &str = "machine";
 /// The folder that a run's processes have for their metrics pages, as `XDG_RUNTIME_DIR`.
 pub(crate) const SESSION: &str = "session";
 
+/// The file in the run's folder that a log is written to.
+pub(crate) const LOG: &str = "log.jsonl";
+
 /// A program that hangs is ended after this long, and its test fails with what it had said.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -181,7 +184,7 @@ impl Run {
         let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("no temporary folder: {e}"));
         let session = folder.path().join(SESSION);
         make_session(&session);
-        let (log, report) = (folder.path().join("log.jsonl"), folder.path().join("report.json"));
+        let (log, report) = (folder.path().join(LOG), folder.path().join("report.json"));
         let violations = folder.path().join("violations");
         let mut command = self.command_in(folder.path(), &log, &report);
         command.env("SIMCUDA_VIOLATIONS", &violations);
@@ -226,8 +229,7 @@ impl Run {
     pub fn start(self, session: Option<&Path>) -> Running {
         let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("no temporary folder: {e}"));
         make_session(&folder.path().join(SESSION));
-        let mut command =
-            self.command_in(folder.path(), &folder.path().join("log.jsonl"), &folder.path().join("report"));
+        let mut command = self.command_in(folder.path(), &folder.path().join(LOG), &folder.path().join("report"));
         if let Some(session) = session {
             command.env("XDG_RUNTIME_DIR", session);
         }

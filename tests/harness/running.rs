@@ -1,6 +1,6 @@
 //! A program that runs while the test looks at it, and does what it is told.
 
-use crate::run::SESSION;
+use crate::run::{LOG, SESSION};
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, ExitStatus};
@@ -41,6 +41,11 @@ impl Running {
     /// What it has as `XDG_RUNTIME_DIR`.
     pub fn session(&self) -> PathBuf {
         self.folder.path().join(SESSION)
+    }
+
+    /// Its log, where [`crate::Run::log`] asked for one.
+    pub fn log(&self) -> PathBuf {
+        self.folder.path().join(LOG)
     }
 
     /// Sends it a signal.

@@ -5,6 +5,7 @@
  *   label NAME       names the last block
  *   pin SIZE         pinned memory; twice: registers the same memory twice, which is a finding
  *   statistics       of the C interface: blocks, bytes, held on GPUs, held on the host, allocations
+ *   numbers          all that the C interface tells, as JSON: statistics, places, labels, and where the pieces of the blocks lie
  *   threads          the names of this process's threads other than the main one
  *   signals          which signals the other thread takes: /proc's mask of it
  *   fork             a child that waits for `release`; fork-cuda: one that allocates 4 MiB first; their numbers
@@ -19,6 +20,7 @@
  */
 #define _GNU_SOURCE
 #include "control.h"
+#include "numbers.h"
 #include "nvml.h"
 
 #include <dirent.h>
@@ -187,6 +189,8 @@ int main(void)
             printf("%llu %llu %llu %llu %llu\n", (unsigned long long)s.live_blocks, (unsigned long long)s.live_bytes,
                    (unsigned long long)s.held_on_gpus, (unsigned long long)s.held_on_host,
                    (unsigned long long)s.allocations);
+        } else if (strcmp(word, "numbers") == 0) {
+            print_numbers(blocks, count);
         } else if (strcmp(word, "threads") == 0) {
             other_thread("comm", "", text, sizeof text);
             printf("threads: %s\n", text);

@@ -6,12 +6,14 @@
  * hooks, which waits until the program's launch has returned. Or persistent: in the first half of the rounds a kernel runs beside all
  * others. Or ahead: the rounds are not waited for. Or what the program says of its memory before: kept (what is near is anchored or
  * prefetched to where it is), away (what is far stays there), taken_back (the same, and then not any more). Or two: the second GPU has a
- * context as well. Or wait: for the end of its input, before it frees the arrays.
+ * context as well. Or wait: for the end of its input, before it frees the arrays; each line of that is
+ * answered by a line of numbers (numbers.h).
  */
 #include "simulator.h"
 
 #include "control.h"
 #include "kernels.h"
+#include "numbers.h"
 
 #include <dirent.h>
 #include "streams.h"
@@ -210,9 +212,11 @@ int main(int argc, char **argv)
     for (int i = 0; i < count; i++)
         printf("array %d: %llu wrong\n", i, (unsigned long long)count_wrong(&k, arrays[i], n, (uint32_t)i));
     fflush(stdout);
-    if (strcmp(how, "wait") == 0)
-        while (getchar() != EOF) {
-        }
+    char line[64];
+    while (strcmp(how, "wait") == 0 && fgets(line, sizeof line, stdin)) {
+        print_numbers(arrays, count);
+        fflush(stdout);
+    }
     for (int i = 0; i < count; i++)
         CHECK(cuMemFree_v2(arrays[i]));
     fprintf(stderr, "looked %d times\n", looks);

@@ -56,6 +56,12 @@ fn render(logs: &Logs, found: &[Found]) -> Result<String, Failure> {
 fn page(report: Value, data: &Value) -> Result<String, minijinja::Error> {
     let mut pages = Environment::new();
     pages.set_auto_escape_callback(|_| AutoEscape::Html);
+    pages.set_formatter(|out, state, value| match value.as_str() {
+        Some(text) if !value.is_safe() => {
+            minijinja::escape_formatter(out, state, &minijinja::Value::from(tame::tame_lines(text)))
+        }
+        _ => minijinja::escape_formatter(out, state, value),
+    });
     pages.add_template("page", PAGE)?;
     let known = minijinja::Value::from_serialize(&report);
     numbers::add(&mut pages, report);

@@ -10,13 +10,14 @@ mod process;
 use serde_json::{Value, json};
 
 use crate::report::model::{Found, Log, Logs, findings_missing, labels};
+use crate::terminal::clean_json;
 
 /// Number of this form. Fields may be added to it; one that changes its meaning makes a new number.
 const FORM: u32 = 1;
 
 /// The report as one JSON object. Sizes are bytes, times are seconds.
 pub fn render(logs: &Logs, found: &[Found]) -> String {
-    format!("{:#}\n", value(logs, found))
+    clean_json(&format!("{:#}\n", value(logs, found)))
 }
 
 /// The same as a value, for what shows its numbers in another form.

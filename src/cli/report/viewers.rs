@@ -18,6 +18,7 @@ use gpupool_events::Record;
 use super::model::{Found, Logs, Process};
 use super::target;
 use crate::failure::Failure;
+use crate::terminal::clean;
 use memory_viz::MemoryViz;
 use perfetto::Perfetto;
 
@@ -76,8 +77,12 @@ impl<'a> Viewers<'a> {
         let mut tell = |path: &Path, what: String| told.push_str(&format!("{}: {what}\n", path.display()));
         if let (Some(path), Some(memory_viz)) = (&self.files.memory_viz, &self.memory_viz) {
             let written = memory_viz.write(logs, create(path)?).map_err(|error| failed(path, &error))?;
-            let numbers: Vec<String> =
-                written.devices.iter().enumerate().map(|(number, place)| format!("{number} is {place}")).collect();
+            let numbers: Vec<String> = written
+                .devices
+                .iter()
+                .enumerate()
+                .map(|(number, place)| format!("{number} is {}", clean(place)))
+                .collect();
             let devices = if numbers.is_empty() { String::new() } else { format!("; device {}", numbers.join(", ")) };
             tell(path, format!("open it at https://pytorch.org/memory_viz{devices}"));
             if written.is_coarse {

@@ -191,6 +191,38 @@ fn words_of_a_log_stay_words() {
     assert!(page.len() < 400_000, "{}", page.len());
 }
 
+/// Names of places are shown as well, by every kind of report: nothing in them steers a terminal or turns a page around.
+#[test]
+fn names_of_a_log_steer_no_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = "gpu0\u{1b}[31m\u{9b}31m\u{202e}\u{0}\u{7}";
+    let level = serde_json::json!({"places": [{"place": name, "held": 64 << 20, "used": 48 << 20}]});
+    let made = (
+        "block.allocate",
+        serde_json::json!({"address": 1u64 << 40, "bytes": 48 << 20, "home": 0, "reused": false, "on_peers": 0, "on_host": 0}),
+    );
+    let placed =
+        ("block.placed", serde_json::json!({"address": 1u64 << 40, "places": [{"place": name, "bytes": 48 << 20}]}));
+    let log = log_of(folder.path(), "log.jsonl", 7, &[made, placed, ("pool.level", level)]);
+    let (file, page) = (folder.path().join("file"), folder.path().join("page.html"));
+    let steers = |text: &str| text.contains(|c: char| (c.is_control() && c != '\n') || c == '\u{202e}');
+    for (options, status) in
+        [(&["report"][..], 0), (&["report", "--json"], 0), (&["report", "--oom"], 0), (&["plan"], 2)]
+    {
+        let said = output(gpupool().args(options).arg(&log));
+        assert_eq!(said.status.code(), Some(status), "{options:?}");
+        assert!(!steers(&stdout(&said)) && !steers(&stderr(&said)), "{options:?}: {:?}", stdout(&said));
+    }
+    for (option, file) in [("--html", &page), ("--memory-viz", &file), ("--perfetto", &file), ("--speedscope", &file)] {
+        let said = output(gpupool().args(["report", option]).arg(file).arg(&log));
+        assert!(said.status.success() && !steers(&stdout(&said)), "{option}: {:?}", stdout(&said));
+    }
+    let page = fs::read_to_string(page).unwrap();
+    assert!(!steers(&page) && page.contains("gpu0\u{fffd}[31m"));
+    let json: Value = serde_json::from_str(&stdout(&output(gpupool().args(["report", "--json"]).arg(&log)))).unwrap();
+    assert_eq!(json["processes"][0]["memory"]["places"][name]["last"], 48 << 20, "the name itself is whole");
+}
+
 #[test]
 fn a_page_keeps_to_its_size_whatever_there_is_to_show() {
     let folder = tempfile::tempdir().unwrap();

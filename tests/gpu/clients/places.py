@@ -16,8 +16,25 @@ class _Place(ctypes.Structure):
     ]
 
 
-def held():
-    """Bytes by place, `gpu0`, `host0`, through the C control interface; empty without the shim."""
+class _Statistics(ctypes.Structure):
+    """`gpupool_statistics` of include/gpupool.h."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("live_blocks", ctypes.c_uint64),
+        ("live_bytes", ctypes.c_uint64),
+        ("peak_live_bytes", ctypes.c_uint64),
+        ("held_on_gpus", ctypes.c_uint64),
+        ("held_on_host", ctypes.c_uint64),
+        ("allocations", ctypes.c_uint64),
+        ("reuses", ctypes.c_uint64),
+        ("spilled_bytes", ctypes.c_uint64),
+        ("trimmed_bytes", ctypes.c_uint64),
+    ]
+
+
+def _places():
+    """Rows by place, `gpu0`, `host0`, through the C control interface; empty without the shim."""
     try:
         ask = ctypes.CDLL(None).gpupool_places
     except AttributeError:
@@ -26,7 +43,25 @@ def held():
     ask.argtypes = [ctypes.POINTER(_Place), ctypes.c_size_t]
     rows = (_Place * 64)()
     count = min(ask(rows, 64), 64)
-    return {f"gpu{row.place}" if row.place >= 0 else f"host{-1 - row.place}": row.held for row in rows[:count]}
+    return {f"gpu{row.place}" if row.place >= 0 else f"host{-1 - row.place}": row for row in rows[:count]}
+
+
+def held():
+    """Bytes by place; empty without the shim."""
+    return {place: row.held for place, row in _places().items()}
+
+
+def numbers():
+    """The C interface's statistics and places, as tests/programs/numbers.h prints them; empty without the shim."""
+    places = {
+        place: {name: getattr(row, name) for name in ("used", "held", "peak_used", "limit")} for place, row in _places().items()
+    }
+    if not places:
+        return {}
+    told = _Statistics(size=ctypes.sizeof(_Statistics))
+    if ctypes.CDLL(None).gpupool_get_statistics(ctypes.byref(told)):
+        return {}
+    return {name: getattr(told, name) for name, _ in _Statistics._fields_ if name != "size"} | {"places": places}
 
 
 def pinned():

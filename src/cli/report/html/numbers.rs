@@ -8,6 +8,7 @@ use gpupool_events::{Site, finding};
 use minijinja::{Environment, HtmlEscape};
 use serde_json::Value;
 
+use super::tame::tame_lines;
 use crate::words;
 
 /// Columns of a line that says where something is.
@@ -22,7 +23,7 @@ pub fn add(pages: &mut Environment<'_>, report: Value) {
             Some((value, text)) => minijinja::Value::from_safe_string(format!(
                 "<data value=\"{}\" data-of=\"{}\">{}</data>",
                 HtmlEscape(&value.to_string()),
-                HtmlEscape(pointer),
+                HtmlEscape(&tame_lines(pointer)),
                 HtmlEscape(&text)
             )),
             None => minijinja::Value::from("?"),

@@ -24,6 +24,11 @@ pub fn tame(value: Value) -> Value {
     }
 }
 
+/// A text of the page, which may have several lines: names of fields are shown as well, and are as the log has them.
+pub fn tame_lines(text: &str) -> String {
+    text.split('\n').map(clean).collect::<Vec<_>>().join("\n")
+}
+
 /// One text.
 pub fn tame_text(text: &str) -> String {
     // Not all of a text of a megabyte is looked at.

@@ -25,11 +25,11 @@ pub fn object(process: &Process, label: &str) -> Value {
         .collect();
     let end = process.last - process.origin();
     let over_time = |lines: &BTreeMap<String, Timeline>| -> Map<String, Value> {
-        let line = |line: &Timeline| json!({"peak": line.peak(), "used": line.parts(PARTS, end)});
+        let line = |line: &Timeline| json!({"peak": line.peak(), "last": line.last(), "used": line.parts(PARTS, end)});
         lines.iter().map(|(name, of)| (name.clone(), line(of))).collect()
     };
     let (levels, held, named) = (over_time(&process.levels), over_time(&process.held), over_time(&process.named));
-    let all = json!({"peak": process.all.peak(), "used": process.all.parts(PARTS, end)});
+    let all = json!({"peak": process.all.peak(), "last": process.all.last(), "used": process.all.parts(PARTS, end)});
     let residence = process.residence.iter().map(|(place, line)| ((*place).to_owned(), line.clone())).collect();
     let residence = over_time(&residence);
     let readers: Vec<Value> = process.worst_readers().into_iter().map(|reader| json!(reader)).collect();

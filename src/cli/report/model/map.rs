@@ -177,7 +177,7 @@ impl Map {
         for (&start, &(end, place)) in &self.rows {
             let sum = &mut moment.places[place];
             sum.held = sum.held.saturating_add(end - start);
-            let (mut from, mut free_from) = (start, start);
+            let (mut from, mut free_from, mut stood_on) = (start, start, start);
             while from < end {
                 let to = from.saturating_add(cell).min(end);
                 let mut used = 0;
@@ -187,12 +187,16 @@ impl Map {
                         sum.hole(block - free_from);
                     }
                     free_from = free_from.max(block_end);
+                    // As the pool counts it: frames that blocks stand on. What fills the cells is what was asked for.
+                    let frames_end = block_end.checked_next_multiple_of(FRAME).unwrap_or(block_end).min(end);
+                    let stands = frames_end.saturating_sub((block / FRAME * FRAME).max(stood_on));
+                    sum.used = sum.used.saturating_add(stands);
+                    stood_on = stood_on.max(frames_end);
                     if block_end > to {
                         break;
                     }
                     blocks.next();
                 }
-                sum.used = sum.used.saturating_add(used);
                 let tenths = (u128::from(used) * 10).div_ceil(u128::from(to - from)).min(10) as u8;
                 match moment.cells.last_mut() {
                     Some(cells) if (cells.place, cells.tenths) == (place, tenths) => cells.count += 1,
@@ -243,7 +247,7 @@ mod tests {
             .map(|one| (one.place.as_str(), one.held / FRAME, one.holes, one.largest / FRAME))
             .collect();
         assert_eq!(places, [("gpu0", 10, 2, 5), ("host0", 4, 1, 2)]);
-        assert_eq!((moment.places[0].used, moment.places[1].used), (FRAME / 2 + 2 * FRAME, 2 * FRAME));
+        assert_eq!((moment.places[0].used, moment.places[1].used), (3 * FRAME, 2 * FRAME));
         let cells: Vec<_> = moment.cells.iter().map(|cells| (cells.place, cells.tenths, cells.count)).collect();
         assert_eq!(cells, [(0, 0, 2), (0, 5, 1), (0, 0, 5), (0, 10, 2), (1, 10, 2), (1, 0, 2)]);
     }

@@ -49,10 +49,14 @@ impl Timeline {
         }
         let at = (seconds / self.step) as u32;
         let step = Step { highest: value, last: value };
-        // Nearly always the last one: threads tell of things in other orders than they happened, but not by much.
-        match self.steps.binary_search_by_key(&at, |(known, _)| *known) {
-            Ok(index) => self.steps[index].1 = self.steps[index].1.join(step),
-            Err(index) => self.steps.insert(index, (at, step)),
+        // Nearly always the last one or the next: threads tell of things in other orders than they happened, but not by much.
+        match self.steps.last_mut() {
+            Some((known, before)) if *known == at => *before = before.join(step),
+            Some((known, _)) if *known > at => match self.steps.binary_search_by_key(&at, |(known, _)| *known) {
+                Ok(index) => self.steps[index].1 = self.steps[index].1.join(step),
+                Err(index) => self.steps.insert(index, (at, step)),
+            },
+            _ => self.steps.push((at, step)),
         }
         self.peak = self.peak.max(value);
     }
@@ -60,6 +64,11 @@ impl Timeline {
     /// The most there was.
     pub fn peak(&self) -> u64 {
         self.peak
+    }
+
+    /// What was told of the latest time.
+    pub fn last(&self) -> u64 {
+        self.steps.last().map_or(0, |(_, step)| step.last)
     }
 
     /// The highest value in each of `count` equal parts of the time from the start to `end` seconds. A part in which
@@ -111,6 +120,8 @@ mod tests {
         assert!(timeline.steps.len() <= STEPS);
         let parts = timeline.parts(10, 3.0e6);
         assert_eq!((parts[0], parts[1], parts[9]), (900, 4, 5));
+        timeline.add(3.0e6, 2);
+        assert_eq!((timeline.parts(10, 3.0e6)[9], timeline.last()), (5, 2));
     }
 
     #[test]

@@ -72,6 +72,9 @@ struct Place {
     mapped: BTreeMap<u64, u64>,
     /// Parts of blocks that lie here, by address, with their bytes.
     live: BTreeMap<u64, u64>,
+    /// Ranges of frames in segments that no block has, each with its end. Found among the blocks whenever some are to go, they took longer
+    /// than reading the log.
+    free: BTreeMap<u64, u64>,
     /// Bytes of these ranges, and of the frames in them that blocks have.
     mapped_bytes: u64,
     live_bytes: u64,
@@ -275,10 +278,13 @@ impl MemoryViz {
             self.ends_at(now, part.0, address, &block);
         }
         for &(place, bytes) in parts.iter().filter(|part| !before.contains(part)) {
-            self.map(now, place, address / FRAME * FRAME, (address + bytes).div_ceil(FRAME) * FRAME);
+            let (start, end) = frames_of(address, bytes);
+            self.map(now, place, start, end);
             let of = &mut self.processes[now.process].places[place];
-            of.live_bytes += of.alone(address, bytes);
+            let (from, to) = of.alone(address, bytes);
+            of.live_bytes += to - from;
             of.live.insert(address, bytes);
+            cut(&mut of.free, start, end);
             self.say(now, place, Action::Allocate, address, bytes, &block);
         }
     }
@@ -293,7 +299,11 @@ impl MemoryViz {
     fn ends_at(&mut self, now: Now, place: usize, address: u64, block: &Block) {
         let of = &mut self.processes[now.process].places[place];
         if let Some(bytes) = of.live.remove(&address) {
-            of.live_bytes = of.live_bytes.saturating_sub(of.alone(address, bytes));
+            let (from, to) = of.alone(address, bytes);
+            of.live_bytes = of.live_bytes.saturating_sub(to - from);
+            if from < to {
+                join(&mut of.free, from, to);
+            }
             self.say(now, place, Action::Free, address, bytes, block);
         }
     }
@@ -327,8 +337,10 @@ impl MemoryViz {
         // Of what no block has, the highest goes first: blocks are placed low.
         for (start, end) in of.highest_free((of.mapped_bytes + unknown).saturating_sub(held)) {
             let of = &mut self.processes[now.process].places[place];
-            of.mapped_bytes -= end - start;
+            // In a log that contradicts itself blocks overlap, and what one of them leaves may be gone already.
+            of.mapped_bytes = of.mapped_bytes.saturating_sub(end - start);
             cut(&mut of.mapped, start, end);
+            cut(&mut of.free, start, end);
             self.say(now, place, Action::Unmap, start, end - start, &Block::default());
         }
         let mapped = self.processes[now.process].places[place].mapped_bytes;
@@ -387,24 +399,16 @@ struct Segment<'a> {
 }
 
 impl Place {
-    /// The highest ranges of segments that no block has, whole frames, of so many bytes together as far as there are any.
+    /// The highest ranges of segments that no block has, of so many bytes together as far as there are any.
     fn highest_free(&self, mut bytes: u64) -> Vec<(u64, u64)> {
         let mut found = Vec::new();
-        for (&start, &end) in self.mapped.iter().rev() {
-            let mut until = end;
-            let blocks = self.live.range(start..end).rev();
-            let blocks = blocks.map(|(at, size)| (at / FRAME * FRAME, (at + size).div_ceil(FRAME) * FRAME));
-            for (from, to) in blocks.chain([(0, start)]) {
-                if bytes == 0 {
-                    return found;
-                }
-                if to < until {
-                    let taken = bytes.min(until - to);
-                    found.push((until - taken, until));
-                    bytes -= taken;
-                }
-                until = until.min(from);
+        for (&start, &end) in self.free.iter().rev() {
+            if bytes == 0 {
+                break;
             }
+            let taken = bytes.min(end - start);
+            found.push((end - taken, end));
+            bytes -= taken;
         }
         found
     }
@@ -436,14 +440,13 @@ impl Place {
         segments
     }
 
-    /// Bytes of the frames that a part of a block has and no other block, whether it is one of them yet or not any more.
-    fn alone(&self, address: u64, bytes: u64) -> u64 {
-        let (start, end) = (address / FRAME * FRAME, (address + bytes).div_ceil(FRAME) * FRAME);
+    /// The frames that a part of a block has and no other block, whether it is one of them yet or not any more.
+    fn alone(&self, address: u64, bytes: u64) -> (u64, u64) {
+        let (start, end) = frames_of(address, bytes);
         let before = self.live.range(..address).next_back().is_some_and(|(at, bytes)| at + bytes > start);
         let behind = self.live.range(address + 1..).next().is_some_and(|(at, _)| *at < end);
-        let shared =
-            if end - start == FRAME { u64::from(before || behind) } else { u64::from(before) + u64::from(behind) };
-        end - start - FRAME * shared
+        let from = if before { start + FRAME } else { start };
+        (from, if behind { end - FRAME } else { end }.max(from))
     }
 
     /// The segment of which it is not known which blocks had it.
@@ -481,15 +484,22 @@ fn join(ranges: &mut BTreeMap<u64, u64>, mut start: u64, mut end: u64) {
     ranges.insert(start, end);
 }
 
-/// Takes out a range that lies in one.
+/// Takes out of them what lies between.
 fn cut(ranges: &mut BTreeMap<u64, u64>, start: u64, end: u64) {
-    let Some((&from, &until)) = ranges.range(..=start).next_back() else { return };
-    ranges.remove(&from);
-    for (from, until) in [(from, start), (end, until)] {
-        if from < until {
-            ranges.insert(from, until);
+    while let Some((&from, &until)) = ranges.range(..end).next_back().filter(|(_, until)| **until > start) {
+        ranges.remove(&from);
+        if end < until {
+            ranges.insert(end, until);
+        }
+        if from < start {
+            ranges.insert(from, start);
         }
     }
+}
+
+/// The frames that a range of addresses lies in.
+fn frames_of(address: u64, bytes: u64) -> (u64, u64) {
+    (address / FRAME * FRAME, (address + bytes).div_ceil(FRAME) * FRAME)
 }
 
 /// The devices of the viewer.
