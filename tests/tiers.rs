@@ -177,6 +177,14 @@ fn what_runs_far_ahead_is_waited_for() {
     assert!(came > 0 && left > 0, "{came} bytes came, {left} left");
 }
 
+/// What a program has freed and does not take again is kept by the pool for a while, or for ever. It is room for what is far.
+#[test]
+fn what_is_far_comes_near_where_near_memory_is_freed() {
+    let run = crowded("freed_near", "", "auto").env("GPUPOOL_LIMIT", "0:42MiB").env("GPUPOOL_IDLE", "off");
+    let output = run.go();
+    output.succeeds().prints("before: far\nafter: near\nsum: right\narray: 0 wrong\n");
+}
+
 /// What the program has put somewhere itself, or holds where it is, nobody moves, and nobody tries to.
 #[test]
 fn what_the_program_has_placed_stays_there_and_is_not_asked_for() {

@@ -13,8 +13,11 @@ const CEILING_PLANS: RangeInclusive<u32> = 2..=64;
 /// A growth sends free memory away where more would be held than was ever in use and a part of that, one in so many.
 const SPARE_PART: u64 = 16;
 /// How often as much as was ever in use may be sent away for that. A loop that asks for other sizes each time could make the same memory
-/// again and again.
-const MOST_EXCHANGED: u64 = 8;
+/// again and again: with 8 of these, warm rounds of RMM's random mix of up to 4 GiB spent most of their time on that, and came to hold
+/// as much in the end.
+const MOST_EXCHANGED: u64 = 2;
+/// The same where more is about to be in use than ever was, and memory has to be made in any case.
+const MOST_EXCHANGED_AT_PEAKS: u64 = 8;
 
 /// What a place proved to have when it ran out before its limit.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +40,8 @@ pub(crate) struct Budget {
     used: u64,
     /// The highest `used` with nothing kept, and so never exceeded by live blocks.
     peak_used: u64,
+    /// The highest `used` in this cycle of the program's and in the one before ([`crate::Pool::begin_cycle`]).
+    recent: [u64; 2],
     /// Promised to growth under way; it does not exist yet, or not for certain.
     promised: u64,
     /// The part of `held` that is on its way back to the driver. It still takes room: until it is gone, only the growth
@@ -44,7 +49,7 @@ pub(crate) struct Budget {
     leaving: u64,
     /// The part of `promised` that waits for memory which that same growth is sending away.
     credit: u64,
-    /// The part of `held` that a move has taken: it is neither free nor under a block until the move is over.
+    /// The part of `held` that a move or a growth has taken: it is neither free nor under a block until that is over.
     aside: u64,
     /// The part of `held` that the driver did not take back. Nothing stands on it.
     stuck: u64,
@@ -67,6 +72,7 @@ impl Budget {
             held: 0,
             used: 0,
             peak_used: 0,
+            recent: [0; 2],
             promised: 0,
             leaving: 0,
             credit: 0,
@@ -146,7 +152,8 @@ impl Budget {
     /// How much more would be held, once `bytes` were made, than blocks have ever needed and a little; 0 once enough was exchanged.
     pub fn spare_beside(&self, bytes: u64) -> u64 {
         let needed = self.peak_used.max(self.used + self.promised + bytes);
-        if self.exchanged + bytes > needed.saturating_mul(MOST_EXCHANGED) {
+        let most = if needed > self.peak_used { MOST_EXCHANGED_AT_PEAKS } else { MOST_EXCHANGED };
+        if self.exchanged + bytes > needed.saturating_mul(most) {
             return 0;
         }
         let held = (self.held + self.promised + bytes).saturating_sub(self.leaving + self.stuck + self.aside);
@@ -156,6 +163,22 @@ impl Budget {
     /// So much was sent away because it was spare.
     pub fn exchange(&mut self, bytes: u64) {
         self.exchanged += bytes;
+    }
+
+    /// The program does again from here on what it did.
+    pub fn begin_cycle(&mut self) {
+        self.recent = [self.used, self.recent[0]];
+    }
+
+    /// What is held beyond the most that was in use in this cycle and in the one before.
+    pub fn unneeded(&self) -> u64 {
+        let needed = self.recent[0].max(self.recent[1]).max(self.used);
+        self.held.saturating_sub(self.leaving + self.stuck + self.aside + needed)
+    }
+
+    /// Whether memory is on its way back to the driver.
+    pub fn is_returning(&self) -> bool {
+        self.leaving > 0
     }
 
     /// Whether memory is on its way back to the driver, or will be or be free once a move is over.
@@ -168,7 +191,7 @@ impl Budget {
         self.is_leaving() || self.promised > 0
     }
 
-    /// A move takes free memory.
+    /// A move or a growth takes free memory.
     pub fn set_aside(&mut self, bytes: u64) {
         self.aside += bytes;
     }
@@ -190,6 +213,13 @@ impl Budget {
     pub fn vacate(&mut self, bytes: u64, live: u64) {
         self.used -= live;
         self.aside += bytes;
+    }
+
+    /// Memory that was set aside could not be used and is the driver's again, or `stuck`.
+    pub fn lose_aside(&mut self, gone: u64, stuck: u64) {
+        self.aside -= gone + stuck;
+        self.held -= gone;
+        self.stuck += stuck;
     }
 
     /// Memory that a move had taken is free.
@@ -234,6 +264,7 @@ impl Budget {
 
     pub fn note_peak(&mut self) {
         self.peak_used = self.peak_used.max(self.used);
+        self.recent[0] = self.recent[0].max(self.used);
     }
 
     pub fn put_back(&mut self, bytes: u64) {

@@ -52,13 +52,18 @@ pub(crate) struct Broken<H, E> {
     pub place: PlaceId,
     /// Bytes that had been created there before the failure.
     pub created: u64,
+    /// How many of the rows that were gathered are not where they were any more.
+    pub taken_down: usize,
+    /// What was created, and what was taken down.
     pub retired: Retired<H>,
 }
 
 type Built<H, E> = Result<Vec<Chunk<H>>, Broken<H, E>>;
 
-/// Creates, maps and grants everything in `growth`, in chunks of this many bytes at most. On failure nothing of it is left but
-/// what the report names.
+/// Creates, maps and grants everything in `growth`, in chunks of this many bytes at most, behind what was gathered for it. On failure
+/// nothing of it is left but what the report names.
+///
+/// What is to be created is created first: where there is no memory, what was gathered stays where it is.
 pub(crate) fn build<B: Backend>(
     backend: &B,
     base: u64,
@@ -66,60 +71,87 @@ pub(crate) fn build<B: Backend>(
     growth: &Growth<B::Handle>,
     accounts: &Accounts,
 ) -> Built<B::Handle, B::Error> {
-    let mut chunks: Vec<Chunk<B::Handle>> = Vec::new();
-    let mut frame = growth.start;
-    for &(id, bytes) in &growth.pieces {
-        let place = accounts.place(id);
-        let first = frame;
-        let mut loose = None;
-        let mut lay = |chunks: &mut Vec<Chunk<B::Handle>>| -> Result<(), Cause<B::Error>> {
-            let mut left = bytes;
-            while left > 0 {
-                let size = left.min(largest);
-                if !accounts.charge(Claim::Pool, place, size) {
-                    return Err(Cause::Overdrawn);
+    let rows = &growth.gathered.rows;
+    let mut created: Vec<Chunk<B::Handle>> = Vec::new();
+    let mut frame = growth.start + rows.iter().map(|row| row.frames).sum::<u32>();
+    for &(place, bytes) in &growth.pieces {
+        let mut left = bytes;
+        while left > 0 {
+            let size = left.min(largest);
+            let handle = match create(backend, place, size, accounts) {
+                Ok(handle) => handle,
+                Err(cause) => {
+                    let here = created.iter().filter(|chunk| chunk.place == place);
+                    let sum = here.map(|chunk| bytes_of(chunk.frames)).sum();
+                    let retired = release(backend, created, accounts);
+                    return Err(Broken { cause, place, created: sum, taken_down: 0, retired });
                 }
-                let created = retry_while_not_ready(|| backend.create(place, size));
-                let handle = created.map_err(|fault| {
-                    accounts.credit(Claim::Pool, place, size);
-                    cause_of_create(fault)
-                })?;
-                let chunk = Chunk {
-                    start: frame,
-                    frames: (size / FRAME) as u32,
-                    place: id,
-                    handle,
-                    anchors: AnchorCounts::default(),
-                    alias: None,
-                    moving: false,
-                };
-                let address = base + bytes_of(frame);
-                if let Err(fault) = retry_while_not_ready(|| backend.map(address, size, handle)) {
-                    loose = Some(chunk);
-                    return Err(Cause::Failed(error_of(fault)));
-                }
-                chunks.push(chunk);
-                frame += chunk.frames;
-                left -= size;
-            }
-            // Once for the whole piece: the cost is mostly per call.
-            let address = base + bytes_of(first);
-            retry_while_not_ready(|| backend.grant(address, bytes, place))
-                .map_err(|fault| Cause::Failed(error_of(fault)))
-        };
-        if let Err(cause) = lay(&mut chunks) {
-            let created = chunks.iter().chain(&loose).filter(|chunk| chunk.place == id);
-            let created = created.map(|chunk| bytes_of(chunk.frames)).sum();
-            let leaving = Leaving { start: growth.start, frames: frame - growth.start, chunks };
-            let mut retired = dismantle(backend, base, leaving, accounts);
-            if let Some(chunk) = loose {
-                // Created and not mapped; its frames never carried anything.
-                retired.add(release(backend, vec![chunk], accounts));
-            }
-            return Err(Broken { cause, place: id, created, retired });
+            };
+            let frames = (size / FRAME) as u32;
+            let anchors = AnchorCounts::default();
+            created.push(Chunk { start: frame, frames, place, handle, anchors, alias: None, moving: false });
+            frame += frames;
+            left -= size;
         }
     }
-    Ok(chunks)
+    let mut chunks: Vec<Chunk<B::Handle>> = Vec::new();
+    let broken = |cause, taken_down, retired| {
+        let place = growth.pieces.first().map_or(PlaceId::from_number(0), |piece| piece.0);
+        Err(Broken { cause, place, created: 0, taken_down, retired })
+    };
+    frame = growth.start;
+    for (index, row) in rows.iter().enumerate() {
+        let (address, bytes) = (base + bytes_of(row.start), bytes_of(row.frames));
+        if retry_whatever_failed(|| backend.unmap(address, bytes)).is_err() {
+            chunks.append(&mut created);
+            let mut retired = release(backend, chunks, accounts);
+            retired.zombies.push(Zombie { mapped: true, chunks: row.chunks.clone() });
+            return broken(Cause::Overdrawn, index + 1, retired);
+        }
+        for chunk in &row.chunks {
+            chunks.push(Chunk { start: frame, ..*chunk });
+            frame += chunk.frames;
+        }
+    }
+    chunks.append(&mut created);
+    let mut mapped = 0;
+    let mut lay = || -> Result<(), Fault<B::Error>> {
+        for &Chunk { start, frames, handle, .. } in &chunks {
+            retry_while_not_ready(|| backend.map(base + bytes_of(start), bytes_of(frames), handle))?;
+            mapped += 1;
+        }
+        // Once for all that lies at one place: the cost is mostly per call.
+        for row in chunks.chunk_by(|left, right| left.place == right.place) {
+            let (Some(first), Some(last)) = (row.first(), row.last()) else { continue };
+            let (address, bytes) = (base + bytes_of(first.start), bytes_of(last.end() - first.start));
+            retry_while_not_ready(|| backend.grant(address, bytes, accounts.place(first.place)))?;
+        }
+        Ok(())
+    };
+    let Err(fault) = lay() else { return Ok(chunks) };
+    let loose = chunks.split_off(mapped);
+    let frames = chunks.iter().map(|chunk| chunk.frames).sum();
+    let mut retired = dismantle(backend, base, Leaving { start: growth.start, frames, chunks }, accounts);
+    // Mapped nowhere; their frames never carried anything.
+    retired.add(release(backend, loose, accounts));
+    broken(Cause::Failed(error_of(fault)), rows.len(), retired)
+}
+
+/// Creates one chunk, charged to the place.
+fn create<B: Backend>(
+    backend: &B,
+    place: PlaceId,
+    bytes: u64,
+    accounts: &Accounts,
+) -> Result<B::Handle, Cause<B::Error>> {
+    let place = accounts.place(place);
+    if !accounts.charge(Claim::Pool, place, bytes) {
+        return Err(Cause::Overdrawn);
+    }
+    retry_while_not_ready(|| backend.create(place, bytes)).map_err(|fault| {
+        accounts.credit(Claim::Pool, place, bytes);
+        cause_of_create(fault)
+    })
 }
 
 /// Unmaps and releases a range. What the backend will not take back is reported, never an error: there is nothing the

@@ -68,6 +68,26 @@ impl<B: Backend> Pool<B> {
         }
     }
 
+    /// The program begins to do again what it did, as far as its use of a place goes: see [`Pool::unneeded`].
+    pub fn begin_cycle(&self, place: Place) {
+        // What the front keeps is free memory, too.
+        let mut state = self.lock_all();
+        if let Some(id) = state.id_of(place) {
+            state.budget(id).begin_cycle();
+        }
+    }
+
+    /// Bytes at a place that moves can have without a program that goes on as it did missing them: what moves left there, and
+    /// freed memory in whole chunks that no GPU is at work on, as far as it is beyond the most that was in use there at once since
+    /// the last cycle but one began.
+    pub fn unneeded(&self, place: Place) -> u64 {
+        let state = self.lock();
+        let Some(id) = state.id_of(place) else { return 0 };
+        let stock = state.stock.bytes(id);
+        let spare = state.budgets[id.index()].unneeded().saturating_sub(stock);
+        stock + state.evictable(id, None).saturating_sub(stock).min(spare)
+    }
+
     /// Returns freed memory to the driver (`cuMemUnmap`, `cuMemRelease`) in whole chunks on which nothing was freed in period
     /// `since` or later: at `place` or everywhere, the longest unused first and of these the largest. It stops once that are
     /// `most` bytes. Returns the bytes returned.

@@ -58,7 +58,7 @@ pub struct Block {
 pub struct Allocation {
     /// The block.
     pub block: Block,
-    /// Served from freed memory that was still mapped.
+    /// Served from freed memory that was still mapped, there or elsewhere: the driver made none for it.
     pub reused: bool,
     /// Bytes of the block that are on another GPU than home, in whole frames.
     pub on_peers: u64,

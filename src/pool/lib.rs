@@ -33,6 +33,7 @@ mod drive;
 mod freed_in;
 mod front;
 mod gate;
+mod gather;
 mod half_used;
 mod held;
 mod idle;

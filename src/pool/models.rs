@@ -121,7 +121,7 @@ fn accounts(specs: &[PlaceSpec]) -> std::sync::Arc<Accounts> {
 fn pool(frames: u64) -> Arc<Pool<Device>> {
     let config = Config {
         base: 1 << 40,
-        bytes: 16 * FRAME,
+        bytes: 4 * frames.max(4) * FRAME,
         accounts: accounts(&[PlaceSpec { place: Place::Gpu(0), limit: frames * FRAME }]),
         links: Links::default(),
         policy: Policy::LocalFirst,
@@ -222,6 +222,42 @@ fn loom_of_two_frees_one_succeeds() {
             check_end(&pool, &[]);
         });
     }
+}
+
+/// What another thread returns by itself (the agent) is gone, too, when a trim by hand is over.
+#[test]
+fn loom_nothing_is_left_behind_a_trim_of_all() {
+    every_order(|| {
+        let pool = pool(2);
+        let block = allocate(&pool, 1).unwrap();
+        assert!(pool.free(block, Free::Strict).is_ok());
+        pool.begin_period();
+        let other = Arc::clone(&pool);
+        let thread = thread::spawn(move || other.return_unused(None, u32::MAX, u64::MAX, |_| false));
+        let returned = pool.trim_all(&[0]);
+        assert_eq!(pool.usage().places[0].held, 0);
+        assert_eq!(returned + thread.join().unwrap(), FRAME);
+        check_end(&pool, &[]);
+    });
+}
+
+/// Free chunks are mapped side by side for one block while another thread allocates and frees.
+#[test]
+fn loom_what_is_gathered_is_nobody_elses() {
+    nearly_every_order(|| {
+        // A chunk of 32 MiB is the smallest that is gathered.
+        let pool = pool(64);
+        let rows: Vec<u64> = (0..4).map(|_| allocate(&pool, 16).unwrap()).collect();
+        assert!(pool.free(rows[0], Free::Strict).is_ok());
+        assert!(pool.free(rows[2], Free::Strict).is_ok());
+        let other = Arc::clone(&pool);
+        let thread = thread::spawn(move || allocate(&other, 16));
+        let joined = allocate(&pool, 32);
+        let one = thread.join().unwrap();
+        assert!(joined.is_some() != one.is_some(), "there is room for either");
+        let live: Vec<u64> = [rows[1], rows[3]].into_iter().chain(joined).chain(one).collect();
+        check_end(&pool, &live);
+    });
 }
 
 #[test]

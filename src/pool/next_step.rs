@@ -2,6 +2,7 @@
 //! caller carries it out without the lock and asks again, until the request is served or refused.
 
 use crate::budget::Budget;
+use crate::gather::Gathered;
 use crate::place::PlaceId;
 use crate::registry::Registry;
 use crate::state::{From, Leaving, Route, State, Taken, bytes_of};
@@ -57,8 +58,11 @@ impl<'a> Attempt<'a> {
 #[derive(Debug)]
 pub(crate) struct Growth<H> {
     pub start: u32,
+    /// With the rest of what is gathered.
     pub frames: u32,
-    /// In address order.
+    /// Free memory that stands first in the range, at the place of the first piece.
+    pub gathered: Gathered<H>,
+    /// What is made, in address order.
     pub pieces: Vec<(PlaceId, u64)>,
     pub leaving: Vec<Leaving<H>>,
     /// What each place's budget counts on of `leaving`.
@@ -321,7 +325,7 @@ impl<H: Copy> State<H> {
     }
 
     /// Sets budgets, address space and the memory that has to go first aside for `pieces`.
-    fn set_aside<E>(&mut self, attempt: &mut Attempt, pieces: Vec<(PlaceId, u64)>) -> Step<H, E> {
+    fn set_aside<E>(&mut self, attempt: &mut Attempt, mut pieces: Vec<(PlaceId, u64)>) -> Step<H, E> {
         let is_spare = |&(place, bytes): &(PlaceId, u64)| self.budgets[place.index()].spare_beside(bytes) > 0;
         if !attempt.looked_home
             && pieces.iter().any(is_spare)
@@ -347,8 +351,16 @@ impl<H: Copy> State<H> {
         if sums.iter().any(|&(place, bytes)| self.evictable(place, None) < excess(self, place, bytes)) {
             return Step::Quiesce;
         }
-        let frames: u64 = sums.iter().map(|(_, bytes)| bytes / FRAME).sum();
+        let mut gathered = Gathered::nothing();
+        if let ([(place, made)], [(_, sum)]) = (&mut pieces[..], &mut sums[..]) {
+            let excess = excess(self, *place, *sum);
+            gathered = self.gather(*place, (*sum / FRAME) as u32, (excess / FRAME) as u32);
+            *made -= gathered.useful();
+            *sum = *made;
+        }
+        let frames = attempt.bytes / FRAME + gathered.rest.map_or(0, |rest| u64::from(rest.frames));
         let Some(start) = self.space.take(frames) else {
+            self.scatter(gathered.rows);
             return if attempt.trimmed { Step::Refuse(Refusal::AddressSpace) } else { Step::Trim };
         };
         let (mut leaving, mut credits) = (Vec::new(), Vec::new());
@@ -359,14 +371,13 @@ impl<H: Copy> State<H> {
                 self.budget(place).lend(excess);
                 credits.push((place, excess));
             }
-            let mut spare = self.evict_spare(place, bytes);
-            leaving.append(&mut spare);
+            leaving.append(&mut self.evict_spare(place, bytes));
             self.budget(place).promise(bytes);
         }
         for budget in &mut self.budgets {
             budget.age_ceiling();
         }
-        Step::Grow(Growth { start, frames: frames as u32, pieces, leaving, credits })
+        Step::Grow(Growth { start, frames: frames as u32, gathered, pieces, leaving, credits })
     }
 
     fn rooms(&self, route: &Route, bytes: impl Fn(&Self, PlaceId, usize) -> u64) -> Vec<Room> {
@@ -393,10 +404,14 @@ impl<H: Copy> State<H> {
             self.budget(place).deliver(bytes);
             at_home += if place == attempt.route.home { bytes } else { 0 };
         }
-        self.runs.add(growth.start, growth.frames, crate::runs::Kind::Out);
-        let taken = Taken { start: growth.start, frames: growth.frames, busy: false, from: From::Nowhere };
+        if let Some(&(place, _)) = growth.pieces.first() {
+            self.settle_gathered(&growth.gathered, place, growth.start + growth.frames);
+        }
+        let frames = growth.frames - growth.gathered.rest.map_or(0, |rest| rest.frames);
+        self.runs.add(growth.start, frames, crate::runs::Kind::Out);
+        let taken = Taken { start: growth.start, frames, busy: false, from: From::Nowhere };
         let headroom = attempt.headrooms.first().copied().flatten().unwrap_or(u64::MAX).saturating_sub(at_home);
-        debug_assert_eq!(bytes_of(growth.frames), attempt.bytes);
+        debug_assert_eq!(bytes_of(frames), attempt.bytes);
         (taken, headroom)
     }
 }

@@ -5,7 +5,7 @@ use crate::registry::Record;
 use crate::slab::Ground;
 use crate::state::{State, bytes_of};
 use crate::sync::yield_now;
-use crate::{Anchor, Anchors, Backend, Block, FRAME, Mapped, Piece, Place};
+use crate::{Anchor, Anchors, Backend, Block, FRAME, Mapped, Piece};
 
 /// A range inside one live block, in frames.
 struct Within {
@@ -49,12 +49,6 @@ impl<B: Backend> Pool<B> {
             });
         }
         pieces
-    }
-
-    /// Bytes at a place that wait for the next move and are free for anything else.
-    pub fn spare(&self, place: Place) -> u64 {
-        let state = self.lock();
-        state.id_of(place).map_or(0, |id| state.stock.bytes(id))
     }
 
     /// What is mapped at the pool's addresses, used or not, in address order: a row for each stretch that lies at one place.

@@ -471,6 +471,7 @@ impl<B: Backend> Pool<B> {
             if growth.pieces.iter().any(|(place, _)| state.budget(*place).is_overdrawn()) {
                 state.withdraw(&growth);
                 state.space.give(growth.start, growth.frames);
+                state.scatter(std::mem::take(&mut growth.gathered.rows));
                 return Err(Cause::Overdrawn);
             }
         }
@@ -481,7 +482,8 @@ impl<B: Backend> Pool<B> {
                     let mut state = self.lock();
                     state.chunks.insert(&chunks);
                     let (taken, headroom) = state.deliver(&growth, attempt);
-                    self.award(&mut state, &taken, attempt, false, headroom)
+                    let reused = growth.pieces.iter().all(|piece| piece.1 == 0);
+                    self.award(&mut state, &taken, attempt, reused, headroom)
                 };
                 // Somebody was added meanwhile. Whoever added it grants what was in the books then, and this may not have been.
                 if self.backend.readers() != readers
@@ -492,9 +494,10 @@ impl<B: Backend> Pool<B> {
                 }
                 Ok(allocation)
             }
-            Err(Broken { cause, place, created, retired }) => {
+            Err(Broken { cause, place, created, taken_down, retired }) => {
                 let mut state = self.lock();
                 state.withdraw(&growth);
+                state.scatter(growth.gathered.rows.split_off(taken_down));
                 match cause {
                     // What a move has for a moment is there again when it is over.
                     Cause::OutOfMemory(_) if state.moves.are_any() => {}
@@ -503,13 +506,33 @@ impl<B: Backend> Pool<B> {
                     Cause::Failed(_) | Cause::Overdrawn => {}
                 }
                 let mut lost = 0;
+                let gathered = |chunk: &Chunk<B::Handle>| {
+                    growth.gathered.rows.iter().flat_map(|row| &row.chunks).any(|other| other.handle == chunk.handle)
+                };
+                for chunk in retired.gone.iter().filter(|chunk| gathered(chunk)) {
+                    state.budget(chunk.place).lose_aside(bytes_of(chunk.frames), 0);
+                }
                 for zombie in &retired.zombies {
                     for chunk in &zombie.chunks {
-                        state.budget(chunk.place).strand(bytes_of(chunk.frames));
-                        lost += if zombie.mapped { chunk.frames } else { 0 };
+                        let bytes = bytes_of(chunk.frames);
+                        match gathered(chunk) {
+                            true => state.budget(chunk.place).lose_aside(0, bytes),
+                            false => state.budget(chunk.place).strand(bytes),
+                        }
+                        let is_here = (growth.start..growth.start + growth.frames).contains(&chunk.start);
+                        lost += if zombie.mapped && is_here { chunk.frames } else { 0 };
                     }
                 }
                 state.space.give(growth.start + lost, growth.frames - lost);
+                for row in &growth.gathered.rows {
+                    if !retired
+                        .zombies
+                        .iter()
+                        .any(|zombie| zombie.mapped && zombie.chunks.iter().any(|it| it.start == row.start))
+                    {
+                        state.space.give(row.start, row.frames);
+                    }
+                }
                 state.zombies.extend(retired.zombies);
                 Err(cause)
             }

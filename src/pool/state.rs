@@ -120,6 +120,8 @@ pub(crate) struct Zombie<H> {
 #[derive(Debug)]
 pub(crate) struct State<H> {
     pub policy: Policy,
+    /// Frames of the largest chunk.
+    pub largest_chunk: u32,
     pub space: Space,
     pub chunks: Chunks<H>,
     pub runs: Runs,
@@ -168,6 +170,7 @@ impl<H: Copy> State<H> {
         let runs = Runs::new(specs.len(), Arc::clone(&clock), Arc::clone(chunks.places()));
         Self {
             policy: config.policy,
+            largest_chunk: (config.largest_chunk / FRAME) as u32,
             // A reservation beyond 2^32 frames (8 PiB) is not offered by any driver; the rest of one would go unused.
             space: Space::new(u32::try_from(config.bytes / FRAME).unwrap_or(u32::MAX)),
             chunks,
@@ -411,12 +414,18 @@ impl<H: Copy> State<H> {
 
     /// Takes a free row of whole chunks at `place` out of the pool; nothing if it is empty or not free.
     pub fn take_out(&mut self, start: u32, end: u32, place: PlaceId) -> Option<Leaving<H>> {
+        let row = self.unlist(start, end, place)?;
+        self.budget(place).leave(bytes_of(end - start));
+        Some(row)
+    }
+
+    /// The same where somebody else says what becomes of the memory.
+    pub fn unlist(&mut self, start: u32, end: u32, place: PlaceId) -> Option<Leaving<H>> {
         if start == end {
             return None;
         }
         self.runs.take(start, end)?;
         self.runs.remove(start);
-        self.budget(place).leave(bytes_of(end - start));
         let chunks = self.chunks.remove_range(start, end);
         let anchored =
             chunks.iter().filter(|chunk| !chunk.anchors.reasons().is_empty()).map(|chunk| bytes_of(chunk.frames));

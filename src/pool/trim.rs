@@ -1,9 +1,11 @@
 //! Memory on its way back to the driver.
 
+use crate::budget::Budget;
 use crate::drive::{self, Retired};
 use crate::place::PlaceId;
 use crate::pool::Pool;
 use crate::state::{Leaving, bytes_of};
+use crate::sync::yield_now;
 use crate::{Backend, Place};
 
 impl<B: Backend> Pool<B> {
@@ -63,6 +65,16 @@ impl<B: Backend> Pool<B> {
                 }
                 returned += gone;
             }
+        }
+        returned
+    }
+
+    /// Returns all freed memory, as [`Pool::trim`] does, and waits until what other threads return at this moment is gone as well: they
+    /// are inside the driver, and wait for no GPU. The bytes returned here.
+    pub fn trim_all(&self, waits_for: &[u32]) -> u64 {
+        let returned = self.trim(None, None, waits_for);
+        while self.lock().budgets.iter().any(Budget::is_returning) {
+            yield_now();
         }
         returned
     }

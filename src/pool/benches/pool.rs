@@ -2,7 +2,8 @@
 //!
 //! `cargo bench -p gpupool-pool`. Prints, besides criterion's estimates, the percentiles of single operations and what
 //! eight threads get done beside one. `cargo bench -p gpupool-pool -- mixes` prints random mixes of sizes instead, and
-//! `-- waste FILE...` what is held for recorded sequences.
+//! `-- waste FILE...` what is held for recorded sequences, and `-- rounds` what memory is made and remapped for random mixes that
+//! repeat themselves.
 
 use criterion::{BenchmarkId, Criterion};
 use gpupool_pool::{
@@ -18,6 +19,10 @@ use std::time::{Duration, Instant};
 #[derive(Default)]
 struct Nothing {
     handles: AtomicU64,
+    /// Bytes that were created.
+    created: AtomicU64,
+    maps: AtomicU64,
+    mapped: AtomicU64,
 }
 
 impl Backend for Nothing {
@@ -27,13 +32,16 @@ impl Backend for Nothing {
     fn headroom(&self, _place: Place) -> Option<u64> {
         None
     }
-    fn create(&self, _place: Place, _bytes: u64) -> Result<u64, Fault<()>> {
+    fn create(&self, _place: Place, bytes: u64) -> Result<u64, Fault<()>> {
+        self.created.fetch_add(bytes, Ordering::Relaxed);
         Ok(self.handles.fetch_add(1, Ordering::Relaxed))
     }
     fn release(&self, _handle: u64, _place: Place, _bytes: u64) -> Result<(), Fault<()>> {
         Ok(())
     }
-    fn map(&self, _address: u64, _bytes: u64, _handle: u64) -> Result<(), Fault<()>> {
+    fn map(&self, _address: u64, bytes: u64, _handle: u64) -> Result<(), Fault<()>> {
+        self.maps.fetch_add(1, Ordering::Relaxed);
+        self.mapped.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }
     fn unmap(&self, _address: u64, _bytes: u64) -> Result<(), Fault<()>> {
@@ -56,18 +64,23 @@ fn request(bytes: u64) -> Request {
     Request { bytes, home: 0, owner: 1, soft_refusal: false, can_repack: false }
 }
 
-/// A pool with so many live blocks of 2 MiB, with a freed one between every two: the free list is as long.
-fn crowded(live: u64) -> Pool<Nothing> {
+/// An empty pool over one GPU that may hold so much.
+fn limited(limit: u64) -> Pool<Nothing> {
     let config = Config {
         base: 1 << 40,
         bytes: 64 << 40,
-        accounts: Arc::new(Accounts::new(&[PlaceSpec { place: Place::Gpu(0), limit: 32 << 40 }])),
+        accounts: Arc::new(Accounts::new(&[PlaceSpec { place: Place::Gpu(0), limit }])),
         links: Links::default(),
         policy: Policy::LocalFirst,
         lenders: Lenders::All,
         largest_chunk: LARGEST_CHUNK,
     };
-    let pool = Pool::new(config, Nothing::default());
+    Pool::new(config, Nothing::default())
+}
+
+/// A pool with so many live blocks of 2 MiB, with a freed one between every two: the free list is as long.
+fn crowded(live: u64) -> Pool<Nothing> {
+    let pool = limited(32 << 40);
     let address = |_| pool.allocate(&request(FRAME)).map_or(0, |allocation| allocation.block.address);
     let blocks: Vec<u64> = (0..2 * live).map(address).collect();
     for address in blocks.iter().step_by(2) {
@@ -271,6 +284,99 @@ fn mixes() {
     }
 }
 
+/// A step of a drawn sequence: a block of so many bytes is allocated, or freed where that is 0.
+type Drawn = (usize, u64);
+
+/// The sequence of `tests/bench/mix.c`: about three allocations to each free until `count` were made or `live` bytes are in use; then
+/// the rest is freed. Any order.
+fn draw(count: usize, largest: u64, live: u64, seed: u64) -> Vec<Drawn> {
+    let mut state = 88_172_645_463_325_252_u64.wrapping_add(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11
+    };
+    for _ in 0..16 {
+        next();
+    }
+    let (mut steps, mut held, mut used, mut made): (Vec<Drawn>, Vec<Drawn>, u64, usize) = Default::default();
+    while made < count || !held.is_empty() {
+        let bytes = 1 + next() % largest;
+        if next() % 100 < 73 && made < count && used + bytes <= live || held.is_empty() {
+            steps.push((made, bytes.min(live)));
+            held.push((made, bytes.min(live)));
+            made += 1;
+            used += bytes.min(live);
+        } else {
+            let (block, bytes) = held.swap_remove(next() as usize % held.len());
+            used -= bytes;
+            steps.push((block, 0));
+        }
+    }
+    steps
+}
+
+/// `tests/bench/mix.c` without a driver, whose time is what warm rounds of large blocks cost: how much memory was made and mapped anew in
+/// each round behind the first, for 1000 operations, and what is held for each byte in use at most. Sizes in one pool, in this order.
+fn rounds() {
+    const LIVE: u64 = 16_000 << 20;
+    const WARM: usize = 30;
+    let limits = [("", 32 << 40), (", 20 GiB at most", 20 << 30)];
+    for ((name, when), (how, limit)) in
+        [("lazy", Free::Lazy), ("strict", Free::Strict)].into_iter().flat_map(|when| limits.map(|limit| (when, limit)))
+    {
+        let pool = limited(limit);
+        for mib in [1, 4, 64, 1024, 4096] {
+            for count in [1000, 10_000] {
+                let steps = draw(count, mib << 20, LIVE, 1);
+                let mut addresses = vec![0; count];
+                let counts = || {
+                    let backend = pool.backend();
+                    [&backend.created, &backend.mapped, &backend.maps].map(|count| count.load(Ordering::Relaxed) as f64)
+                };
+                let mut live = vec![0; count];
+                let (mut used, mut most) = (0, 0);
+                let mut all = Vec::new();
+                for _ in 0..=WARM {
+                    let before = (counts(), pool.usage());
+                    for &(block, bytes) in &steps {
+                        if bytes == 0 {
+                            used -= live[block];
+                            // Zero where it was refused.
+                            assert!(addresses[block] == 0 || pool.free(addresses[block], when).is_ok(), "it is live");
+                            continue;
+                        }
+                        let answer = if Pool::<Nothing>::is_small(bytes) {
+                            pool.allocate_small(&request(bytes)).map(|small| small.block.address)
+                        } else {
+                            pool.allocate(&request(bytes)).map(|allocation| allocation.block.address)
+                        };
+                        addresses[block] = answer.unwrap_or(0);
+                        live[block] = bytes;
+                        used += bytes;
+                        most = most.max(used);
+                    }
+                    let (now, usage) = (counts(), pool.usage());
+                    let grown = (usage.allocations - usage.reuses) - (before.1.allocations - before.1.reuses);
+                    let each = 1000.0 / steps.len() as f64;
+                    let gib = |index: usize| (now[index] - before.0[index]) / (1_u64 << 30) as f64 * each;
+                    all.push([gib(0), gib(1), (now[2] - before.0[2]) * each, grown as f64 * each]);
+                }
+                let mean = |index: usize| all[1..].iter().map(|row| row[index]).sum::<f64>() / WARM as f64;
+                let held = pool.usage().places[0].held as f64 / most as f64;
+                println!(
+                    "{name}{how}, to {mib} MiB, {count}: {:.3} GiB made, {:.3} GiB in {:.2} chunks mapped, {:.3} blocks grown, held {held:.3}",
+                    mean(0),
+                    mean(1),
+                    mean(2),
+                    mean(3)
+                );
+            }
+        }
+    }
+}
+
 /// Plays a recorded sequence of allocations (`tests/bench/traces`, unpacked) five times over: what is held at most for each byte in
 /// use at most, as `tests/bench/replay.c` tells it, and how many blocks the pool grew for in the first and in the last round.
 fn waste(path: &str) {
@@ -332,6 +438,9 @@ fn main() {
     }
     if std::env::args().any(|word| word == "mixes") {
         return mixes();
+    }
+    if std::env::args().any(|word| word == "rounds") {
+        return rounds();
     }
     let mut criterion = Criterion::default().configure_from_args();
     warm(&mut criterion);

@@ -187,6 +187,7 @@ pub(super) fn tell_time(home: &Home) {
 
 /// What a cycle showed is told.
 pub(super) fn cycle_ended(home: &Home) {
+    home.begin_cycle();
     let (stopped, ledger) = {
         let mut tiers = home.tiers.lock();
         (tiers.stopped(), tiers.ledger())

@@ -62,7 +62,13 @@ pub struct Home {
     purse: idle::Purse,
     /// How work that is waited for is seen to go on.
     progress: progress::Progress,
+    /// When the pool was told last that a cycle began, on the clock of [`now`].
+    told_of_cycle: AtomicU64,
 }
+
+/// Nanoseconds from one cycle that the pool is told of to the next, at least. Memory that a program has freed and does not take again
+/// for two of them may go to what is far: a loop of fewer launches than that takes may be one of many in the program's own.
+const LEAST_CYCLE: u64 = 100_000_000;
 
 /// Has what follows told of blocks.
 pub fn start() {
@@ -171,6 +177,16 @@ impl Home {
             rests_until: AtomicU64::new(0),
             purse: idle::Purse::new(now()),
             progress: progress::Progress::default(),
+            told_of_cycle: AtomicU64::new(now()),
+        }
+    }
+
+    /// The program begins to do again what it did.
+    fn begin_cycle(&self) {
+        let (now, told) = (now(), self.told_of_cycle.load(Ordering::Relaxed));
+        let is_due = now.saturating_sub(told) >= LEAST_CYCLE;
+        if is_due && self.told_of_cycle.compare_exchange(told, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.opened.pool.begin_cycle(Place::Gpu(self.gpu));
         }
     }
 
@@ -197,6 +213,13 @@ fn keeps_atomics(opened: &Opened, place: Place) -> bool {
     let topology = &opened.plan.topology;
     let gpus = topology.gpus.iter().map(|gpu| gpu.ordinal).filter(|gpu| context::is_on(Device::of(*gpu)));
     topology.keeps_atomics(&gpus.collect::<Vec<_>>(), place)
+}
+
+/// Bytes that could come to a GPU without another byte's leaving it.
+fn near_room(opened: &Opened, gpu: u32) -> u64 {
+    let place = Place::Gpu(gpu);
+    let accounts = opened.pool.accounts();
+    accounts.limit(place).saturating_sub(accounts.taken(place)) + opened.pool.unneeded(place)
 }
 
 /// What the way to a place is reckoned with: NVLink as measured on H200, and everything else as PCIe.
@@ -232,9 +255,7 @@ impl Whereabouts for Home {
     }
 
     fn near_room(&self) -> u64 {
-        let place = Place::Gpu(self.gpu);
-        let accounts = self.opened.pool.accounts();
-        accounts.limit(place).saturating_sub(accounts.taken(place)) + self.opened.pool.spare(place)
+        near_room(self.opened, self.gpu)
     }
 }
 

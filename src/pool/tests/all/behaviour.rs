@@ -169,10 +169,90 @@ fn the_whole_free_memory_of_a_gpu_can_become_one_block() {
     free(&pool, &rows[0]);
     free(&pool, &rows[2]);
     let (joined, log) = calls_since(&pool, || allocate(&pool, 64 * MIB).unwrap());
-    assert_eq!((joined.reused, joined.on_peers), (false, 0));
-    assert_eq!(log.iter().filter(|entry| entry.0 == "release").count(), 2);
-    assert_eq!(pool.usage().trimmed_bytes, 64 * MIB);
+    assert_eq!((joined.reused, joined.on_peers), (true, 0));
+    let called = |name: &str| log.iter().filter(|entry| entry.0 == name).count();
+    assert_eq!(
+        ["create", "release", "unmap", "map", "grant"].map(called),
+        [0, 0, 2, 2, 1],
+        "the same chunks, elsewhere"
+    );
+    assert_eq!(pool.usage().trimmed_bytes, 0);
     assert_returns_everything(&pool, &[rows[1], rows[3], joined]);
+}
+
+#[test]
+fn a_full_gpu_makes_hardly_any_memory_for_blocks_that_its_free_memory_is_too_scattered_for() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 4 * GIB)]);
+    // Three quarters are in use, in blocks of sizes that do not divide each other, which end in another order than they came.
+    let sizes = [900, 300, 700, 500, 1100, 400, 800, 600].map(|mib| mib * MIB);
+    let mut live: Vec<Allocation> = Vec::new();
+    let mut made = [0; 2];
+    for round in 0..200 {
+        let bytes = sizes[round * 5 % 8];
+        while live.iter().map(|it| it.block.bytes).sum::<u64>() + bytes > 3 * GIB {
+            let gone = live.remove(round * 7 % live.len());
+            free(&pool, &gone);
+        }
+        let (block, log) = calls_since(&pool, || allocate(&pool, bytes).unwrap());
+        assert_eq!((block.on_peers, block.on_host), (0, 0));
+        made[round / 100] += log.iter().filter(|call| call.0 == "create").map(|call| call.1).sum::<u64>();
+        live.push(block);
+    }
+    assert!(made[1] < GIB, "{} MiB were made for blocks of a loop that was warm", made[1] / MIB);
+    assert_returns_everything(&pool, &live);
+}
+
+#[test]
+fn chunks_that_others_have_are_not_gathered() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 128 * MIB)]);
+    let rows: Vec<Allocation> = (0..4).map(|_| allocate(&pool, 32 * MIB).unwrap()).collect();
+    let shared = pool.pieces(rows[0].block.address, FRAME)[0].handle;
+    assert!(pool.anchor(rows[0].block.address, FRAME, Anchor::Shared).is_some());
+    free(&pool, &rows[0]);
+    free(&pool, &rows[2]);
+    let joined = allocate(&pool, 64 * MIB).unwrap();
+    assert!(pool.pieces(joined.block.address, 64 * MIB).iter().all(|piece| piece.handle != shared));
+    assert!(pool.backend().inner().is_gone(shared), "it is the driver's, who keeps it for those others");
+    assert_returns_everything(&pool, &[rows[1], rows[3], joined]);
+}
+
+#[test]
+fn what_is_left_of_a_gathered_chunk_is_free_memory_behind_the_block() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 256 * MIB)]);
+    let rows: Vec<Allocation> = [64, 32, 96, 64].map(|mib| allocate(&pool, mib * MIB).unwrap()).into();
+    free(&pool, &rows[0]);
+    free(&pool, &rows[2]);
+    let (joined, log) = calls_since(&pool, || allocate(&pool, 120 * MIB).unwrap());
+    assert!(log.iter().all(|call| call.0 != "create"), "{log:?}");
+    let (rest, log) = calls_since(&pool, || allocate(&pool, 8 * MIB).unwrap());
+    assert_eq!((rest.block.address, log.len()), (joined.block.address + 120 * MIB, 0));
+    free(&pool, &joined);
+    free(&pool, &rest);
+    assert_eq!(pool.usage().places[0].used, 96 * MIB);
+    assert_returns_everything(&pool, &[rows[1], rows[3]]);
+}
+
+#[test]
+fn moves_may_have_what_was_free_for_two_cycles_and_no_more() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 256 * MIB)]);
+    let stays = allocate(&pool, 32 * MIB).unwrap();
+    let turn = || {
+        let some = [32, 64].map(|mib| allocate(&pool, mib * MIB).unwrap());
+        some.iter().for_each(|block| free(&pool, block));
+        pool.begin_cycle(GPU0);
+        pool.unneeded(GPU0)
+    };
+    assert_eq!([turn(), turn(), turn()], [0; 3], "a loop takes it again");
+    pool.begin_cycle(GPU0);
+    assert_eq!(pool.unneeded(GPU0), 96 * MIB);
+    // What a GPU may be at work on is nobody's, and neither is a part of a chunk.
+    let half = allocate(&pool, 20 * MIB).unwrap();
+    assert_eq!(pool.unneeded(GPU0), 64 * MIB);
+    assert_eq!(pool.free(half.block.address, Free::Lazy), Ok(half.block));
+    pool.begin_cycle(GPU0);
+    pool.begin_cycle(GPU0);
+    assert!(pool.unneeded(GPU0) <= 76 * MIB, "{}", pool.unneeded(GPU0) / MIB);
+    assert_returns_everything(&pool, &[stays]);
 }
 
 #[test]

@@ -107,6 +107,28 @@ fn in_frees_reuse_and_trims() {
 }
 
 #[test]
+fn in_chunks_that_are_mapped_side_by_side() {
+    sweep(Policy::LocalFirst, |pool| {
+        let mut live = Vec::new();
+        for bytes in [32, 16, 64, 14] {
+            try_allocate(pool, bytes * MIB, &mut live);
+        }
+        if live.len() == 4 {
+            for index in [2, 0] {
+                let picked = live.swap_remove(index);
+                live.push(picked);
+                try_free(pool, Free::Strict, &mut live);
+            }
+            // All of both; then a part of the second and what has to be made.
+            try_allocate(pool, 80 * MIB, &mut live);
+            try_free(pool, Free::Strict, &mut live);
+            try_allocate(pool, 98 * MIB, &mut live);
+        }
+        live
+    });
+}
+
+#[test]
 fn the_error_is_that_of_the_call_that_failed() {
     let pool = pool(Policy::LocalFirst, &[(GPU0, 128 * MIB)]);
     pool.backend().inner().fault = Some((4, 1, FaultKind::Failed));

@@ -974,6 +974,7 @@ impl Model {
             CAPACITY.iter().any(|&(place, bytes)| inner.held(place) + external(place) > bytes)
         };
         let told = std::mem::take(&mut self.told[request.home as usize]);
+        let held = self.held();
         let calls = self.pool.backend().inner().log.len();
         match self.pool.allocate(request) {
             Ok(allocation) => {
@@ -993,14 +994,18 @@ impl Model {
                 let (start, end) = (block.address, block.address + size);
                 let rests = |range: (u64, u64)| [(range.0, range.1.min(start)), (range.0.max(end), range.1)];
                 self.borrowed = self.borrowed.iter().flat_map(|&range| rests(range)).filter(|it| it.0 < it.1).collect();
+                let called = |name: &str| self.pool.backend().inner().log[calls..].iter().any(|call| call.0 == name);
                 if allocation.reused {
-                    assert!(
-                        all_rows.iter().any(|row| (row.0..row.0 + row.1).contains(&block.address)),
-                        "it was there before"
-                    );
+                    let was_row = all_rows.iter().any(|row| (row.0..row.0 + row.1).contains(&block.address));
+                    let is_more = self.held() > held;
+                    assert!(was_row || called("map") && !is_more, "it was there before, here or elsewhere");
+                    if !was_row {
+                        // What is left of its last chunk was freed at another time than what is freed beside it later.
+                        let last = self.pool.backend().inner().mapped_around(block.address + size - 1).unwrap();
+                        self.borders.extend([block.address, block.address + size, last.0 + last.1]);
+                    }
                 } else {
-                    let inner = self.pool.backend().inner();
-                    assert!(inner.log[calls..].iter().any(|entry| entry.0 == "create"), "nobody made this memory");
+                    assert!(called("create"), "nobody made this memory");
                 }
                 // Whoever asked another GPU may know of better rows than were free before.
                 let looked = self.pool.backend().inner().log[calls..].iter().any(|call| call.0 == "look");
@@ -1038,6 +1043,12 @@ impl Model {
             Err(Refusal::Full { .. }) => self.assert_full(request, size),
             Err(refusal) => panic!("{refusal:?} without a fault"),
         }
+    }
+
+    /// Bytes of all memory there is.
+    fn held(&self) -> u64 {
+        let inner = self.pool.backend().inner();
+        LIMITS.iter().map(|entry| inner.held(entry.0)).sum()
     }
 
     /// What is free on each chunk at a place at least half of which is, but for those that must stay where they are.

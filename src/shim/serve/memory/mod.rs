@@ -637,7 +637,7 @@ pub fn give_back_host(api: Api) -> bool {
 /// returned.
 pub fn trim() -> u64 {
     let Some(opened) = open::opened() else { return 0 };
-    let mut bytes = opened.pool.trim(None, None, &own_gpu());
+    let mut bytes = opened.pool.trim_all(&own_gpu());
     if let Some(repack) = REPACKER.get() {
         let places = || opened.plan.places.iter().map(|spec| spec.place);
         let held = || -> u64 { places().map(|place| opened.pool.accounts().of(Claim::Pool, place)).sum() };

@@ -167,6 +167,25 @@ fn why(watch: &Watch, function: &Function<Site>) -> Cause {
     if reads_once {
         return cause("once", "it reads each of these bytes about once, which copying them costs as much as");
     }
+    let place = Place::Gpu(watch.gpu);
+    let usage = watch.opened.pool.usage();
+    let free = usage.places.iter().find(|it| it.place == place).map_or(0, |it| it.held.saturating_sub(it.used));
+    let room = tiers::near_room(watch.opened, watch.gpu);
+    // A small part of what is far would change nothing.
+    let is_much = |bytes: u64| bytes > 0 && bytes >= seen.far() / 4;
+    if is_much(room) {
+        let text =
+            format!("GPU {} has had room for {} of it only lately, or too little to pay", watch.gpu, format_size(room));
+        return Cause { key: "room", text };
+    }
+    if is_much(free) {
+        let text = format!(
+            "what GPU {} has free of the program's memory, {}, is about to be used again or lies beside memory that is in use",
+            watch.gpu,
+            format_size(free)
+        );
+        return Cause { key: "freed", text };
+    }
     cause("full", "all that lies near is used as much")
 }
 
