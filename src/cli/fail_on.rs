@@ -317,8 +317,10 @@ impl Records {
         fs::write(&attendance, "")
             .map_err(|error| Failure::usage(format!("cannot make the file {}: {error}", attendance.display())))?;
         let spare = verdicts.join(Spare::FILE);
-        fs::write(&spare, vec![0; Spare::BYTES])
-            .map_err(|error| Failure::usage(format!("cannot make the file {}: {error}", spare.display())))?;
+        // Under a limit on the size of files, or on a full disk, what cannot be written stays unknown.
+        if fs::write(&spare, vec![0; Spare::BYTES]).is_err() {
+            let _ = fs::remove_file(&spare);
+        }
         Ok(records)
     }
 
