@@ -170,7 +170,7 @@ impl LogFile {
         WHY.store(code, Ordering::Relaxed);
         if LOST.fetch_add(1, Ordering::Relaxed) == 0 {
             let path = self.path.display();
-            stderr::warn_now(&format!("{path}: {error}; lines of the log are lost{}", remedy(&error)));
+            stderr::warn_now(&format!("{path}: {error}; lines of the log are lost{}", Self::remedy(error)));
         }
         if matches!(code, libc::ENOSPC | libc::EDQUOT | libc::EFBIG) && !self.full.swap(true, Ordering::Relaxed) {
             // What was kept free for it. Where even that is not there, the summary on stderr is what tells.
