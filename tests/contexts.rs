@@ -5,9 +5,10 @@ use harness::{Output, Run};
 #[track_caller]
 fn lives(case: &str) -> Output {
     let run = Run::program("lives").arg(case).sim("1x1GiB").report();
-    let shim = run.same_under_shim(&[]);
+    let shim = run.same_under_shim(&["GPUPOOL_HOST_LIMIT=0"]);
     shim.succeeds().says("what the next life made is whole: yes");
     shim.says("cuMemFree_v2(next.block): 0 CUDA_SUCCESS").says("cuMemFreeHost(next.pinned): 0 CUDA_SUCCESS");
+    shim.says("cuMemAlloc_v2(&again, MOST * MIB): 0 CUDA_SUCCESS");
     assert_eq!(shim.reported("violations"), &serde_json::json!([]));
     shim
 }

@@ -312,6 +312,12 @@ fn a_limit_holds_for_the_pool_and_the_program_s_own_handles_together() {
     // The context has 16 MiB.
     assert!(peak <= 116, "{peak} MiB on GPU 0");
     assert_eq!(shim.reported("violations"), &serde_json::json!([]));
+    // What one has been given by the driver counts for the other before the call is back.
+    for first in ["handle", "block"] {
+        let run =
+            Run::program("one_limit").args(&format!("60 {first}")).sim("2x512MiB").env("GPUPOOL_LIMIT", "0:100MiB");
+        run.shim().go().succeeds().prints("on GPU 0: 116\ndone\n");
+    }
 }
 
 /// A limit is what the pool takes; that nothing else has room is no reason to refuse what the driver gives.

@@ -62,7 +62,7 @@ fn locate(companion: Companion, given: Option<&Path>) -> Result<PathBuf, Failure
         return existing(given).ok_or_else(|| Failure::usage(format!("{flag} {}: no such file", given.display())));
     }
     let folder =
-        own_folder().map_err(|error| Failure::broken(format!("cannot find this executable: {error}; use {flag}")))?;
+        own_folder().map_err(|error| Failure::usage(format!("cannot find this executable: {error}; use {flag}")))?;
     existing_in(&folder, name).ok_or_else(|| {
         let [beside, installed] = [folder.join(name), folder.join("../lib/gpupool").join(name)];
         Failure::usage(format!(

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use gpupool_config::{LogPath, Mode, Settings, VERDICTS};
-use gpupool_events::{Attendance, Finding, Outside, RankOnGpu, Verdict, VerdictEnd, finding};
+use gpupool_events::{Attendance, Finding, Outside, RankOnGpu, Spare, Verdict, VerdictEnd, finding};
 
 use crate::child::{self, Survivor};
 use crate::failure::{Failure, complain};
@@ -100,7 +100,14 @@ impl FailOn {
             format!("{name} (pid {}) outlives the program; let the program wait for it", survivor.pid)
         }));
         match Attendance::read(&records.verdicts()) {
-            Ok(attendance) => unknown.extend(missing(&attendance, &verdicts)),
+            Ok(attendance) => {
+                unknown.extend(missing(&attendance, &verdicts));
+                if attendance.is_cut_off {
+                    unknown.push(
+                        "processes that could not write their files had more to say than there is room for".to_owned(),
+                    );
+                }
+            }
             Err(error) => unknown.push(format!(
                 "the file of who was there, {}, was deleted or cannot be read: {error}",
                 records.verdicts().join(Attendance::FILE).display()
@@ -207,6 +214,13 @@ fn missing(attendance: &Attendance, verdicts: &[Verdict]) -> Vec<String> {
     missing.extend(outside.map(|outside| {
         let program = if outside.program.is_empty() { "a program" } else { &outside.program };
         let pid = if outside.pid == 0 { String::new() } else { format!(" (pid {})", outside.pid) };
+        if outside.is_unheard {
+            return format!(
+                "{}{pid} was started by a process that had no way to the folder any more in which processes say what they found \
+                 (it had become another user's, or had another root folder); put `gpupool run` behind what changes that",
+                terminal::clean(program)
+            );
+        }
         format!(
             "{}{pid} ran without libgpupool.so; leave LD_PRELOAD and {VERDICTS} in the environment of every program (env -i, sudo and \
              containers remove them)",
@@ -302,6 +316,11 @@ impl Records {
             .map_err(|error| Failure::usage(format!("cannot make the folder {}: {error}", verdicts.display())))?;
         fs::write(&attendance, "")
             .map_err(|error| Failure::usage(format!("cannot make the file {}: {error}", attendance.display())))?;
+        let spare = verdicts.join(Spare::FILE);
+        // Under a limit on the size of files, or on a full disk, what cannot be written stays unknown.
+        if fs::write(&spare, vec![0; Spare::BYTES]).is_err() {
+            let _ = fs::remove_file(&spare);
+        }
         Ok(records)
     }
 
@@ -329,19 +348,20 @@ impl Records {
 
 /// Copies the verdicts for whoever waits for this command as for a process of the program.
 fn hand_on(from: &Path, to: &Path) {
-    let entries = fs::read_dir(from).into_iter().flatten().flatten();
-    for entry in entries {
-        let name = entry.file_name();
-        if name == Attendance::FILE {
-            let outer = fs::OpenOptions::new().append(true).open(to.join(&name));
-            if let (Ok(text), Ok(mut file)) = (fs::read(entry.path()), outer) {
-                let _ = std::io::Write::write_all(&mut file, &text);
-            }
-            continue;
-        }
-        let pid = name.to_string_lossy().split('-').next().and_then(|pid| pid.parse().ok()).unwrap_or(0);
+    let append = |text: &[u8]| {
+        let outer = fs::OpenOptions::new().append(true).open(to.join(Attendance::FILE));
+        let _ = outer.and_then(|mut file| std::io::Write::write_all(&mut file, text));
+    };
+    if let Ok(text) = Attendance::text(from) {
+        append(&text);
+    }
+    if Attendance::read(from).is_ok_and(|attendance| attendance.is_cut_off) {
+        let _ = Verdict::create(to, 0);
+    }
+    for (name, text) in Verdict::texts(from).into_iter().flatten() {
+        let pid = name.split('-').next().and_then(|pid| pid.parse().ok()).unwrap_or(0);
         // What cannot be copied stays an empty file, which says that something is not known.
-        if let (Ok(text), Ok((mut file, _))) = (fs::read(entry.path()), Verdict::create(to, pid)) {
+        if let Ok((mut file, _)) = Verdict::create(to, pid) {
             let _ = std::io::Write::write_all(&mut file, &text);
         }
     }

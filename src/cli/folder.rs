@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, complain};
 
 /// A file in the folder that its owner holds a lock on. Without one the folder is not ours to remove.
 const IN_USE: &str = ".in-use";
@@ -42,11 +42,20 @@ impl Folder {
         let given = temporary.canonicalize().map_err(|error| failed(error.to_string()))?;
         let suits = |path: &Path| !path.as_os_str().as_bytes().iter().any(|byte| without.contains(byte));
         let bases = std::iter::once(given).chain(OTHERS.map(PathBuf::from)).filter(|base| suits(base));
-        let mut last = None;
+        let mut last: Option<io::Error> = None;
         for base in bases {
             remove_stale(&base, prefix);
             match make(&base, prefix) {
-                Ok(folder) => return Ok(folder),
+                Ok(folder) => {
+                    if let Some(error) = last {
+                        complain(&format!(
+                            "warning: no folder for {purpose} can be made in {}: {error}; it is in {}",
+                            temporary.display(),
+                            base.display()
+                        ));
+                    }
+                    return Ok(folder);
+                }
                 Err(error) => last = last.or(Some(error)),
             }
         }

@@ -26,6 +26,12 @@ fn note() {
     }
 }
 
+/// Whether this process was started without a standard output. The runtime has put `/dev/null` in its place, where everything
+/// that is printed would be lost and seem to be printed.
+pub fn has_no_stdout() -> bool {
+    CLOSED[1].load(Ordering::Relaxed)
+}
+
 /// Lets `command` start its program with what this process was started with. Signals that are ignored otherwise, and the
 /// mask, are inherited without help.
 pub fn hand_on(command: &mut Command) {

@@ -86,6 +86,11 @@ fn main() -> ExitCode {
 /// Prints what clap has to say in place of a command: help, version, or what is wrong with the words.
 fn said(instead: &clap::Error) -> ExitCode {
     let code = u8::try_from(instead.exit_code()).unwrap_or(2);
+    if code == 0
+        && let Err(failure) = stdout::is_there()
+    {
+        return failure.report();
+    }
     let printed = instead.print().and_then(|()| std::io::stdout().flush());
     match printed {
         // Nobody could be told, and for help that was all there was to do.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gpupool_config::parse_duration;
 use gpupool_metrics::folder::{Entry, Folder, Roots};
-use gpupool_metrics::{Identity, Life, Snapshot, Unreadable, identify, read};
+use gpupool_metrics::{Identity, Life, Snapshot, Unreadable, identify, may_be_of, read};
 use serde::Serialize;
 
 use crate::failure;
@@ -158,6 +158,11 @@ fn read_page(folder: &Folder, entry: &Entry) -> Result<(Life, Snapshot), NotShow
     match life {
         Life::Gone => return Err(Some((GONE, "its process is gone".to_owned()))),
         Life::Replaced => return Err(Some((GONE, "its process runs another program now".to_owned()))),
+        // Only root reads others' folders, in which anybody may put a page of any process's number.
+        Life::Running | Life::Stopped if !may_be_of(entry.pid, folder.owner()) => {
+            let owner = folder.owner();
+            return Err(Some(("owner", format!("made by user {owner}, and its process is another user's"))));
+        }
         Life::Running | Life::Stopped | Life::Elsewhere | Life::Unknown => {}
     }
     let told = read(&file).map_err(|error| unreadable(&error))?;
@@ -266,6 +271,25 @@ mod tests {
         assert_eq!(reasons, ["file", "foreign", "foreign", "gone", "torn", "version"]);
         assert!(!left.exists(), "what a process left behind that is gone");
         assert_eq!(pages.look().skipped.len(), 5);
+    }
+
+    /// Root reads the folders of all users, and anybody may write what he likes into his own.
+    #[test]
+    fn a_page_that_another_user_made_up_for_a_process_is_not_shown() {
+        let own = Identity::own().unwrap();
+        let (session, mut pages) = session();
+        let path = put(session.path(), &own, &page(&process(own), &gpupool_metrics::Levels::default()));
+        assert_eq!(pages.look().rows.len(), 1);
+        let user = Some(65534);
+        for path in [&path, path.parent().unwrap(), session.path()] {
+            if std::os::unix::fs::chown(path, user, None).is_err() {
+                println!("only root can make others' folders: not checked");
+                return;
+            }
+        }
+        let look = pages.look();
+        let [Skipped { reason: "owner", why }] = &look.skipped[..] else { panic!("{look:?}") };
+        assert!(look.rows.is_empty() && why.contains("made by user 65534"), "{why}");
     }
 
     #[test]

@@ -3,12 +3,14 @@
 use std::io::{self, Write};
 
 use crate::failure::Failure;
+use crate::inherited;
 
 /// Writes to stdout at once. A reader that has left (`| head`) is no failure: it has what it wanted.
 ///
 /// # Errors
 /// Anything else that stops the write, such as a full disk.
 pub fn print(text: &str) -> Result<(), Failure> {
+    is_there()?;
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).or_else(unless_left)
 }
@@ -18,10 +20,23 @@ pub fn print(text: &str) -> Result<(), Failure> {
 /// # Errors
 /// Anything else that stops the write.
 pub fn print_line(line: &str) -> Result<bool, Failure> {
+    is_there()?;
     let mut out = io::stdout().lock();
     match writeln!(out, "{line}").and_then(|()| out.flush()) {
         Ok(()) => Ok(true),
         Err(error) => unless_left(error).map(|()| false),
+    }
+}
+
+/// Whether anything that is printed goes anywhere.
+///
+/// # Errors
+/// Standard output was closed when the command was started.
+pub fn is_there() -> Result<(), Failure> {
+    if inherited::has_no_stdout() {
+        Err(Failure::broken("stdout: it is closed; nothing can be printed"))
+    } else {
+        Ok(())
     }
 }
 

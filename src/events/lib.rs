@@ -15,6 +15,7 @@ mod level;
 mod reader;
 mod record;
 mod shared;
+mod spare;
 mod verdict;
 
 pub use event::*;
@@ -23,4 +24,5 @@ pub use level::{Level, Target};
 pub use reader::{LineError, Reader};
 pub use record::{Record, VERSION, Wrong};
 pub use shared::*;
+pub use spare::Spare;
 pub use verdict::{Attendance, Began, Outside, Present, Verdict, VerdictEnd, VerdictLine};

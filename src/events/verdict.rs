@@ -26,10 +26,15 @@
 //!
 //! The folder is one for all processes of a run, and each has a file rather than a place in a common one: an empty file
 //! tells that a process was there even where not one byte may be written (RLIMIT_FSIZE, a full disk).
+//!
+//! A process that has become another user's or has another root folder can write into none of them. What it has to say then is in
+//! the file `spare` ([`Spare`]), which every process mapped as the library was loaded into it: behind the lines of its own file, or
+//! as those of a file `PID-0`. A program that such a process becomes or starts cannot map it, which the lines `exec-unheard` and
+//! `spawn-unheard` of `processes` say.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufRead, BufReader};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -37,6 +42,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::FindingMade;
 use crate::shared::RankOnGpu;
+use crate::spare::{Spare, Spared};
 
 /// The format that this crate writes, and the newest that it reads.
 const VERSION: u32 = 1;
@@ -153,15 +159,8 @@ impl Verdict {
     /// # Errors
     /// The folder or a file in it cannot be read.
     pub fn read_all(folder: &Path) -> io::Result<Vec<Verdict>> {
-        let mut verdicts = Vec::new();
-        for entry in fs::read_dir(folder)? {
-            let path = entry?.path();
-            if path.file_name().is_some_and(|name| name == Attendance::FILE) {
-                continue;
-            }
-            let lines = BufReader::new(File::open(&path)?);
-            verdicts.push(Verdict::read(path, lines)?);
-        }
+        let mut verdicts: Vec<Verdict> =
+            Verdict::texts(folder)?.into_iter().map(|(name, text)| Verdict::read(folder.join(name), &text)).collect();
         let began = |verdict: &Verdict| verdict.began.as_ref().map_or(f64::MAX, |began| began.t);
         verdicts.sort_by(|a, b| began(a).total_cmp(&began(b)).then_with(|| a.path.cmp(&b.path)));
         for at in 0..verdicts.len() {
@@ -176,21 +175,43 @@ impl Verdict {
         Ok(verdicts)
     }
 
+    /// What each process wrote, by the name of its file: what is in the file, and behind it what went to the spare one.
+    ///
+    /// # Errors
+    /// The folder or a file in it cannot be read.
+    pub fn texts(folder: &Path) -> io::Result<BTreeMap<String, Vec<u8>>> {
+        let mut texts = BTreeMap::new();
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name != Attendance::FILE && name != Spare::FILE {
+                texts.insert(name, fs::read(entry.path())?);
+            }
+        }
+        for (name, text) in Spared::read(folder).lines.into_iter().filter(|(name, _)| name != Attendance::FILE) {
+            let whole = texts.entry(name).or_default();
+            // The last line in the file may have been cut off.
+            whole.push(b'\n');
+            whole.extend_from_slice(&text);
+        }
+        Ok(texts)
+    }
+
     /// Whether this is the same process as that of another file.
     fn is_of(&self, other: &Began) -> bool {
         self.began.as_ref().is_some_and(|began| (began.pid, began.started) == (other.pid, other.started))
     }
 
-    fn read(path: PathBuf, lines: impl BufRead) -> io::Result<Verdict> {
+    fn read(path: PathBuf, text: &[u8]) -> Verdict {
         let mut verdict =
             Verdict { path, began: None, on_gpus: Vec::new(), findings: Vec::new(), end: VerdictEnd::Open };
-        for (index, line) in lines.split(b'\n').enumerate() {
-            let line = line?;
+        let mut ended = None;
+        for (index, line) in text.split(|byte| *byte == b'\n').enumerate() {
             if line.is_empty() {
                 // A line that was cut off is ended by the next one's writer.
                 continue;
             }
-            match serde_json::from_slice(&line) {
+            match serde_json::from_slice(line) {
                 Ok(VerdictLine::Began(began)) if began.v == VERSION => verdict.began = Some(began),
                 Ok(VerdictLine::Began(Began { v, .. })) => {
                     verdict.end = VerdictEnd::Damaged(format!("format {v}, this gpupool reads {VERSION}"));
@@ -203,20 +224,24 @@ impl Verdict {
                 }
                 Ok(VerdictLine::Finding(finding)) => verdict.findings.push(finding),
                 Ok(VerdictLine::Apart { why }) => verdict.end = VerdictEnd::Apart(why),
-                Ok(VerdictLine::Ended { findings }) if findings <= verdict.findings.len() as u64 => {
-                    if verdict.end == VerdictEnd::Open {
-                        verdict.end = VerdictEnd::Complete;
-                    }
-                }
-                Ok(VerdictLine::Ended { findings }) => {
-                    let found = verdict.findings.len();
-                    verdict.end = VerdictEnd::Damaged(format!("{findings} findings were made and {found} are here"));
-                }
+                Ok(VerdictLine::Ended { findings }) => ended = Some(findings),
                 // What follows may still be whole: a finding that can be read counts whatever is beside it.
                 Err(error) => verdict.end = VerdictEnd::Damaged(format!("line {}: {error}", index + 1)),
             }
         }
-        Ok(verdict)
+        // Behind all lines: those of the spare file are read last, and may have been written first.
+        let found = verdict.findings.len();
+        match ended {
+            Some(findings) if findings > found as u64 => {
+                verdict.end = VerdictEnd::Damaged(format!("{findings} findings were made and {found} are here"));
+            }
+            Some(_) if verdict.end == VerdictEnd::Open && verdict.began.is_none() => {
+                verdict.end = VerdictEnd::Damaged("what it wrote first was deleted".to_owned());
+            }
+            Some(_) if verdict.end == VerdictEnd::Open => verdict.end = VerdictEnd::Complete,
+            _ => {}
+        }
+        verdict
     }
 }
 
@@ -238,6 +263,10 @@ pub enum Present {
     Started,
     /// The process was started as the program that is named, with an environment in which the library is loaded.
     StartedGiven,
+    /// The process becomes the program that is named, and could not say so in this file: nor can that program, most likely.
+    BecomesUnheard,
+    /// The process was started as the program that is named, by one that could not say so in this file.
+    StartedUnheard,
 }
 
 impl Present {
@@ -251,6 +280,18 @@ impl Present {
             Present::BecomesGiven => "exec-given",
             Present::Started => "spawn",
             Present::StartedGiven => "spawn-given",
+            Present::BecomesUnheard => "exec-unheard",
+            Present::StartedUnheard => "spawn-unheard",
+        }
+    }
+
+    /// What is said in its place where it cannot be said in this file, but only in the spare one.
+    #[must_use]
+    pub fn unheard(self) -> Present {
+        match self {
+            Present::Becomes | Present::BecomesGiven => Present::BecomesUnheard,
+            Present::Started | Present::StartedGiven => Present::StartedUnheard,
+            other => other,
         }
     }
 }
@@ -264,6 +305,8 @@ pub struct Outside {
     pub program: String,
     /// Whether its environment had what the library needs: then it was killed before it said anything, or has rights of its own.
     pub is_given: bool,
+    /// Whether whoever started it had no way into the folder any more, so that it has none either, library or not.
+    pub is_unheard: bool,
 }
 
 /// Which processes the library was loaded into, and how far each is known.
@@ -275,6 +318,8 @@ pub struct Attendance {
     pub outside: Vec<Outside>,
     /// Processes that called the driver, once for each file that they must have.
     pub used: Vec<u32>,
+    /// Whether more was said than the spare file has room for, or somebody was killed while saying it.
+    pub is_cut_off: bool,
 }
 
 impl Attendance {
@@ -287,7 +332,19 @@ impl Attendance {
     /// It is gone, or cannot be read.
     pub fn read(folder: &Path) -> io::Result<Attendance> {
         // The name of a program may be any bytes.
-        Ok(Attendance::of(&String::from_utf8_lossy(&fs::read(folder.join(Attendance::FILE))?)))
+        let attendance = Attendance::of(&String::from_utf8_lossy(&Attendance::text(folder)?));
+        Ok(Attendance { is_cut_off: Spared::read(folder).is_cut_off, ..attendance })
+    }
+
+    /// The file's lines, and behind them those that went to the spare one.
+    ///
+    /// # Errors
+    /// It is gone, or cannot be read.
+    pub fn text(folder: &Path) -> io::Result<Vec<u8>> {
+        let mut text = fs::read(folder.join(Attendance::FILE))?;
+        let spared = Spared::read(folder).lines.into_iter().filter(|(name, _)| name == Attendance::FILE);
+        spared.for_each(|(_, line)| text.extend_from_slice(&line));
+        Ok(text)
     }
 
     fn of(text: &str) -> Attendance {
@@ -298,8 +355,10 @@ impl Attendance {
             let (Some(word), Some(Ok(pid))) = (words.next(), words.next().map(str::parse)) else { continue };
             let is_one_of = |known: [Present; 2]| known.iter().any(|known| known.word() == word);
             let is_given = is_one_of([Present::BecomesGiven, Present::StartedGiven]);
-            let outside = Outside { pid, program: words.next().unwrap_or_default().to_owned(), is_given };
-            if is_one_of([Present::Started, Present::StartedGiven]) {
+            let is_unheard = is_one_of([Present::BecomesUnheard, Present::StartedUnheard]);
+            let program = words.next().unwrap_or_default().to_owned();
+            let outside = Outside { pid, program, is_given, is_unheard };
+            if is_one_of([Present::Started, Present::StartedGiven]) || word == Present::StartedUnheard.word() {
                 // The program may have been quicker.
                 if !loaded.contains(&pid) {
                     attendance.outside.push(outside);
@@ -307,7 +366,7 @@ impl Attendance {
                 continue;
             }
             attendance.outside.retain(|outside| outside.pid != pid);
-            if is_one_of([Present::Becomes, Present::BecomesGiven]) {
+            if is_one_of([Present::Becomes, Present::BecomesGiven]) || word == Present::BecomesUnheard.word() {
                 attendance.outside.push(outside);
             } else if word == Present::Loaded.word() {
                 attendance.anybody = true;
@@ -353,6 +412,9 @@ mod tests {
         let given: Vec<_> = given.iter().map(|outside| (outside.pid, outside.is_given)).collect();
         assert_eq!(given, [(7, true), (8, true), (0, false)]);
         assert_eq!(outside("loaded 7\nexec 7 y\nspawn 7 x\n"), ["y"]);
+        let unheard = of("loaded 7\nexec-unheard 7 x\nspawn-unheard 8 y\nloaded 9\nspawn-unheard 9 z\n").outside;
+        let unheard: Vec<_> = unheard.iter().map(|outside| (outside.pid, outside.is_unheard)).collect();
+        assert_eq!(unheard, [(7, true), (8, true)]);
         assert_eq!(of("used 9\nused 9\n"), Attendance { used: vec![9, 9], ..Attendance::default() });
         assert_eq!(of("rubbish\nloaded x\n"), Attendance::default());
     }
@@ -366,7 +428,7 @@ mod tests {
             findings: Vec::new(),
             end: VerdictEnd::Open,
         };
-        let attendance = Attendance { anybody: true, outside: Vec::new(), used: vec![7, 7, 8] };
+        let attendance = Attendance { anybody: true, used: vec![7, 7, 8], ..Attendance::default() };
         assert_eq!(attendance.without_file(&[file("/v/7-1"), file("/v/7-2"), file("/v/8-1")]), Vec::<u32>::new());
         assert_eq!(attendance.without_file(&[file("/v/7-2")]), [7, 8]);
     }

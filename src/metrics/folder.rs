@@ -6,7 +6,7 @@
 use crate::model::now;
 use crate::process::{Identity, stat};
 use crate::reader::identify;
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fchmod, fstat, mkdirat, openat, unlinkat};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, chmodat, fchmod, fstat, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use std::ffi::{OsStr, OsString};
@@ -155,8 +155,15 @@ impl Folder {
         let (Some(around), Some(name)) = (path.parent(), path.file_name()) else { return Err(Why::NoFolder) };
         let folder = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = openat(CWD, around, folder | OFlags::PATH, Mode::empty()).map_err(Why::Absent)?;
+        let Stat { st_uid: above, st_mode: around_mode, .. } = fstat(&root).map_err(Why::Absent)?;
+        let is_open = around_mode & OTHERS_WRITE != 0 && around_mode & STICKY == 0;
+        let own = geteuid().as_raw();
         if make {
             match mkdirat(&root, name, Mode::RWXU) {
+                // A mask may have shut its maker out. By its name, so only where nobody can have put a link there.
+                Ok(()) if !is_open && (above == 0 || above == own) => {
+                    chmodat(&root, name, Mode::RWXU, AtFlags::empty()).map_err(Why::Absent)?;
+                }
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(error) => return Err(Why::Absent(error)),
             }
@@ -166,13 +173,10 @@ impl Folder {
             answer => answer.map_err(Why::Absent)?,
         };
         let Stat { st_uid: owner, st_mode: mode, .. } = fstat(&descriptor).map_err(Why::Absent)?;
-        let own = geteuid().as_raw();
         // Only root reads what is others'.
         if owner != own && (make || own != 0) {
             return Err(Why::OwnedBy(owner));
         }
-        let Stat { st_uid: above, st_mode: around_mode, .. } = fstat(&root).map_err(Why::Absent)?;
-        let is_open = around_mode & OTHERS_WRITE != 0 && around_mode & STICKY == 0;
         if is_open || above != 0 && above != owner {
             return Err(Why::Around(around.to_owned()));
         }

@@ -75,6 +75,13 @@ pub fn stat(pid: u32) -> Option<Stat> {
     look(&format!("/proc/{pid}/stat")).ok().flatten()
 }
 
+/// Whether a process may be this user's: one of its user numbers (real, effective, saved, of files) is, or they cannot be seen.
+pub fn may_be_of(pid: u32, owner: u32) -> bool {
+    let Ok(text) = fs::read_to_string(format!("/proc/{pid}/status")) else { return true };
+    let users = text.lines().find_map(|line| line.strip_prefix("Uid:"));
+    users.is_none_or(|users| users.split_whitespace().any(|user| user.parse() == Ok(owner)))
+}
+
 fn look(path: &str) -> std::io::Result<Option<Stat>> {
     Ok(parse(&String::from_utf8_lossy(&fs::read(path)?)))
 }

@@ -25,7 +25,7 @@ pub struct SharedEvent {
 
 impl SharedEvent {
     pub fn new() -> Outcome<Self> {
-        Self::over(memory_file(NAME, BYTES).ok_or(Code::OPERATING_SYSTEM)?)
+        Self::over(memory_file(NAME, BYTES).map_err(|_| Code::OPERATING_SYSTEM)?)
     }
 
     /// The event in a file of another process.

@@ -5,7 +5,7 @@
 
 use std::ffi::CString;
 use std::fs::OpenOptions;
-use std::io::{Error, Result};
+use std::io::{Error, ErrorKind, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::ptr::null_mut;
@@ -34,18 +34,48 @@ pub fn above_standard(file: impl Into<OwnedFd>) -> Result<OwnedFd> {
 }
 
 /// A file of zeros in memory, of this process until its descriptor is passed on.
-pub fn memory_file(name: &str, bytes: u64) -> Option<OwnedFd> {
-    let name = CString::new(name).ok()?;
+pub fn memory_file(name: &str, bytes: u64) -> Result<OwnedFd> {
+    let name = CString::new(name)?;
     // SAFETY: the name is a C string; the call returns a new descriptor or -1.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
-        return None;
+        return Err(Error::last_os_error());
     }
     // SAFETY: the descriptor is new and nobody else closes it.
-    let file = above_standard(unsafe { OwnedFd::from_raw_fd(fd) }).ok()?;
+    let file = above_standard(unsafe { OwnedFd::from_raw_fd(fd) })?;
+    resize(&file, bytes)?;
+    Ok(file)
+}
+
+/// Makes a file this long. Not beyond the limit on files, which the kernel answers with a signal that ends the program.
+pub fn resize(file: &OwnedFd, bytes: u64) -> Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the output is a local of the right type.
+    if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } == 0 && limit.rlim_cur < bytes {
+        return Err(Error::new(
+            ErrorKind::FileTooLarge,
+            format!("files may have {} bytes only; raise that limit (ulimit -f)", limit.rlim_cur),
+        ));
+    }
+    let bytes = i64::try_from(bytes).map_err(|_| Error::from_raw_os_error(libc::EFBIG))?;
     // SAFETY: plain system call on a descriptor we own.
-    let sized = unsafe { libc::ftruncate(file.as_raw_fd(), i64::try_from(bytes).ok()?) };
-    (sized == 0).then_some(file)
+    if unsafe { libc::ftruncate(file.as_raw_fd(), bytes) } == 0 { Ok(()) } else { Err(Error::last_os_error()) }
+}
+
+/// Takes room on the disk for a stretch of a file, of which a mapping would have the kernel end the program where there is none.
+/// Where the file system cannot do so, room is taken as it is touched.
+pub fn reserve(file: &OwnedFd, start: usize, bytes: usize) -> Result<()> {
+    loop {
+        // SAFETY: plain system call on a descriptor we own.
+        if unsafe { libc::fallocate64(file.as_raw_fd(), 0, start as i64, bytes as i64) } == 0 {
+            return Ok(());
+        }
+        match Error::last_os_error() {
+            error if error.kind() == ErrorKind::Interrupted => {}
+            error if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => return Ok(()),
+            error => return Err(error),
+        }
+    }
 }
 
 /// Maps a stretch of a memory file; only what is touched is taken.

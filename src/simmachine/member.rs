@@ -91,11 +91,17 @@ impl Machine {
                     let left = self.occupancy.records().filter(|record| record.is_on(place));
                     left.for_each(|record| record.live.store(0, Release));
                 }
-                memory_file(name, capacity).ok_or_else(|| format!("memfd_create of {what} failed"))?
+                memory_file(name, capacity).map_err(|error| format!("memfd_create of {what} failed: {error}"))?
             }
         };
         let base = map_file(&file, 0, capacity)
-            .ok_or_else(|| format!("mmap of {what} failed; lower SIMCUDA_GPUS or SIMCUDA_HOST"))?;
+            .ok_or_else(|| {
+                let error = std::io::Error::last_os_error();
+                format!(
+                    "mmap of {what} failed: {error}; raise the limit on address space (ulimit -v) if there is one, or lower \
+                     SIMCUDA_GPUS or SIMCUDA_HOST"
+                )
+            })?;
         self.mine().files[place].store(file.as_raw_fd() + 1, Relaxed);
         Ok(self.places[place].get_or_init(|| Memory { file, base }))
     }

@@ -10,10 +10,11 @@
 //! Changes are made under a mutex that survives the death of its owner. Every step between two stores counts too much
 //! rather than too little, and leaves a dead process's slot to be cleared by whoever looks next.
 
-use crate::files::{self, above_standard, is_locked, lock_bytes, map};
+use crate::files::{self, above_standard, is_locked, lock_bytes, map, reserve, resize};
 use crate::settings::Settings;
 use std::cell::UnsafeCell;
 use std::fs::OpenOptions;
+use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -249,7 +250,11 @@ impl Record {
 /// The file at `path`, mapped, and made ready by whoever comes first.
 pub(crate) fn open(path: &Path, settings: &Settings) -> Result<(&'static Occupancy, Shared), String> {
     let failed = |what: &str, error: std::io::Error| {
-        format!("SIMCUDA_MACHINE={}: {what}: {error}; name a file in a folder that may be written", path.display())
+        format!(
+            "SIMCUDA_MACHINE={}: {what}: {error}; name a file in a folder that may be written and has room (gpupool sim makes it in \
+             TMPDIR)",
+            path.display()
+        )
     };
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
@@ -259,9 +264,15 @@ pub(crate) fn open(path: &Path, settings: &Settings) -> Result<(&'static Occupan
     lock_bytes(&file, libc::F_WRLCK, MAKING, 1, libc::F_OFD_SETLKW)
         .map_err(|error| failed("cannot be locked", error))?;
     let bytes = size_of::<Occupancy>();
-    // SAFETY: plain system call on a descriptor we own.
-    if unsafe { libc::ftruncate(file.as_raw_fd(), bytes as i64) } != 0 {
-        return Err(failed("cannot be made larger", std::io::Error::last_os_error()));
+    resize(&file, bytes as u64).map_err(|error| failed("cannot be made larger", error))?;
+    let frames = size_of::<[AtomicU8; FRAMES]>();
+    // What is not reserved is never touched.
+    let places = settings.capacities().into_iter().enumerate();
+    let frames =
+        places.map(|(place, bytes)| (offset_of!(Occupancy, frames) + place * frames, bytes.div_ceil(GRANULE) as usize));
+    for (start, bytes) in [(0, offset_of!(Occupancy, frames))].into_iter().chain(frames).filter(|(_, bytes)| *bytes > 0)
+    {
+        reserve(&file, start, bytes).map_err(|error| failed("has no room", error))?;
     }
     let address = map(bytes as u64, libc::MAP_SHARED, file.as_raw_fd())
         .ok_or_else(|| failed("cannot be mapped", std::io::Error::last_os_error()))?;

@@ -5,8 +5,8 @@ use rustix::io::{Errno, IoSlice, IoSliceMut, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
-    recvmsg, sendmsg, socket_with, socketpair,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
+    listen, recvmsg, sendmsg, shutdown, socket_with, socketpair,
 };
 use std::fmt::{Display, Formatter};
 use std::io::{Error, ErrorKind, Result};
@@ -262,6 +262,14 @@ impl<D: AsFd> Socket<D> {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         retry_on_intr(|| sendmsg(self, &[IoSlice::new(bytes)], &mut control, flags))?;
         Ok(())
+    }
+
+    /// Sends nothing from here on, which the other side sees as the end; what it still says can be received.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn end_sending(&self) -> Result<()> {
+        Ok(shutdown(self, Shutdown::Write)?)
     }
 
     /// Receives one message that is there already.

@@ -8,7 +8,7 @@
 #include "held.h"
 #include "simulator.h"
 
-enum { LEAST = 4 };
+enum { LEAST = 4, MOST = 600 };
 
 typedef struct {
     CUdeviceptr block;
@@ -136,6 +136,8 @@ int main(int argc, char **argv)
         simulator.after("cuDevicePrimaryCtxReset_v2", next_primary);
         CHECK(cuDevicePrimaryCtxReset_v2(0));
     } else if (strcmp(name, "release") == 0) {
+        CUdeviceptr most;
+        CHECK(cuMemAlloc_v2(&most, MOST * MIB));
         make();
         simulator.after("cuDevicePrimaryCtxRelease_v2", next_primary);
         CHECK(cuDevicePrimaryCtxRelease_v2(0));
@@ -178,5 +180,8 @@ int main(int argc, char **argv)
     printf("what the next life made is whole: %s\n", is_whole(next) ? "yes" : "no");
     SHOW(cuMemFree_v2(next.block));
     SHOW(cuMemFreeHost(next.pinned));
+    /* What the last life had is gone with it: the GPU has no room for two of these. */
+    CUdeviceptr again;
+    SHOW(cuMemAlloc_v2(&again, MOST * MIB));
     return 0;
 }

@@ -230,3 +230,84 @@ fn a_temporary_folder_of_any_name_will_do() {
     assert_eq!(none.status.code(), Some(2));
     assert!(stderr(&none).contains("in /no/such/folder: No such file"), "{}", stderr(&none));
 }
+
+/// Initialises the driver, and exits with 9 where that fails.
+const INITIALISES: &str = r#"
+#include <dlfcn.h>
+int main(void) {
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    return ((int (*)(int))dlsym(driver, "cuInit"))(0) ? 9 : 0;
+}
+"#;
+
+/// The simulated driver beside the command, as a build puts it.
+fn simulated(script: &str, bench: &Bench) -> std::process::Output {
+    let program = bench.compile("initialises", INITIALISES, &["-ldl"]);
+    let mut command = gpupool();
+    let real = command.get_program().to_owned();
+    command = Command::new("sh");
+    command.args(["-c", script]).arg(real).arg(program).arg(bench.path("full"));
+    output(&mut command)
+}
+
+#[test]
+fn a_machine_that_a_limit_leaves_no_room_for_names_the_limit() {
+    let bench = Bench::new();
+    for (limit, name) in [("ulimit -f 64", "ulimit -f"), ("ulimit -v 4000000", "ulimit -v")] {
+        let output = simulated(&format!("{limit}; exec \"$0\" sim --gpus 2x4GiB -- \"$1\""), &bench);
+        assert_eq!(output.status.code(), Some(9), "{limit}: {:?} {}", output.status, stderr(&output));
+        assert!(stderr(&output).contains(name), "{limit}: {}", stderr(&output));
+    }
+}
+
+/// The file of the machine's accounts has holes, and who writes into one that the disk has no room for is ended by a signal.
+#[test]
+fn a_machine_on_a_full_disk_says_so() {
+    let bench = Bench::new();
+    let script = "mkdir \"$2\"; unshare -m sh -c 'mount -t tmpfs -o size=300k none \"$2\" || exit 77; TMPDIR=\"$2\" exec \"$0\" sim \
+                  --gpus 2x4GiB -- \"$1\"' \"$0\" \"$1\" \"$2\" || exit $?";
+    let output = simulated(script, &bench);
+    if output.status.code() != Some(9) && ["unshare", "mount"].iter().any(|tool| stderr(&output).starts_with(tool)) {
+        println!("only root can mount a small disk: not checked: {}", stderr(&output));
+        return;
+    }
+    assert_eq!(output.status.code(), Some(9), "{:?} {}", output.status, stderr(&output));
+    assert!(stderr(&output).contains("has no room") && stderr(&output).contains("TMPDIR"), "{}", stderr(&output));
+}
+
+/// What cannot start is 2, and 1 is an answer of programs.
+#[test]
+fn without_a_proc_file_system_nothing_is_started() {
+    for command in ["run --fail-on any", "run", "sim"] {
+        let script = format!("umount -l /proc || exit 77; exec \"$0\" {command} -- true");
+        let output = output(Command::new("unshare").args(["-m", "sh", "-c", &script]).arg(gpupool().get_program()));
+        if output.status.code() == Some(77) || stderr(&output).starts_with("unshare") {
+            println!("only root can take /proc away: not checked: {}", stderr(&output));
+            return;
+        }
+        assert_eq!(output.status.code(), Some(2), "{command}: {}", stderr(&output));
+        assert!(stderr(&output).contains("/proc"), "{command}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn what_is_printed_to_a_closed_stdout_is_not_printed() {
+    for words in ["explain GP001", "--help", "run --help", "sim --help", "ps", "manual"] {
+        let script = format!("exec \"$0\" {words} >&-");
+        let output = output(Command::new("sh").args(["-c", &script]).arg(gpupool().get_program()));
+        let said = (output.status.code(), stderr(&output));
+        assert_eq!(said, (Some(1), "gpupool: stdout: it is closed; nothing can be printed\n".to_owned()), "{words}");
+    }
+}
+
+#[test]
+fn a_temporary_folder_that_is_not_used_is_named() {
+    let bench = Bench::new();
+    for (command, flags) in [("sim", &[][..]), ("run", &["--fail-on", "any"])] {
+        let output = output(bench.gpupool(command, flags).arg("true").env("TMPDIR", "/proc"));
+        assert_eq!(output.status.code(), Some(0), "{command}: {}", stderr(&output));
+        let said: Vec<_> = stderr(&output).lines().filter(|line| line.contains("/proc")).map(str::to_owned).collect();
+        let [line] = &said[..] else { panic!("{command}: {said:?}") };
+        assert!(line.starts_with("gpupool: warning: no folder for ") && line.ends_with("it is in /tmp"), "{line}");
+    }
+}

@@ -225,3 +225,25 @@ fn root_sees_the_pages_of_all_users() {
     assert_eq!(owners, [taken, (temporary, 65533), (session, 65534)], "each is its owner's, whatever it is called");
     assert_eq!(folders.iter().map(Folder::clean).sum::<usize>(), 0, "others' folders are theirs to clean");
 }
+
+#[test]
+fn a_mask_that_takes_everything_shuts_nobody_out() {
+    let machine = Machine::new();
+    fs::set_permissions(machine.path("tmp"), Permissions::from_mode(0o1777)).unwrap();
+    fs::set_permissions(machine.path(""), Permissions::from_mode(0o755)).unwrap();
+    let roots = Roots { session: None, run: machine.path("none"), ..machine.roots() };
+    // Mask and user of this thread alone: what the C library does would change them for all.
+    let found = std::thread::spawn(move || {
+        const USER: libc::c_long = 65534;
+        // SAFETY: the call takes a flag, and makes folder and mask of this thread its own.
+        assert_eq!(unsafe { libc::unshare(libc::CLONE_FS) }, 0);
+        // SAFETY: neither call has a precondition. Who is not root stays who he is.
+        unsafe {
+            libc::umask(0o777);
+            libc::syscall(libc::SYS_setresuid, USER, USER, USER);
+        }
+        Folder::own(&roots).map(|(folder, _)| (folder.path().to_owned(), folder.pages()))
+    });
+    let (path, pages) = found.join().unwrap().unwrap();
+    assert_eq!((mode(&path), pages), (0o700, Vec::new()));
+}

@@ -200,7 +200,7 @@ pub struct Awake {
     looked: Option<Instant>,
     /// When the helper was started last.
     started: Option<Instant>,
-    /// GPUs of which the log says that they are awake.
+    /// GPUs of which the log says that they are awake over this connection.
     noted: Vec<Uuid>,
 }
 
@@ -293,6 +293,8 @@ impl Awake {
                         self.started = None;
                     }
                     self.connection = None;
+                    // The helper has let them go, or is about to: when they are awake again, that is news.
+                    self.noted.clear();
                     if let Some(why) = why {
                         fails(why);
                     }
@@ -305,7 +307,7 @@ impl Awake {
         }
     }
 
-    /// Says which GPUs are awake, each once, and which cannot be.
+    /// Says which GPUs are awake, each once a connection, and which cannot be.
     fn note(&mut self, states: &[State]) {
         let ordinal = |gpu: &Uuid| self.lending.iter().find(|(_, (uuid, _))| uuid == gpu).map(|(ordinal, _)| *ordinal);
         let mut noted = Vec::new();

@@ -124,6 +124,14 @@ impl LogFile {
         Ok((opened, path))
     }
 
+    /// What to do about an error that does not say so by itself.
+    fn remedy(error: &io::Error) -> &'static str {
+        match error.raw_os_error() {
+            Some(libc::EFBIG) => "; raise the limit on the size of files (ulimit -f)",
+            _ => "",
+        }
+    }
+
     #[cfg(test)]
     pub(super) fn number(&self) -> libc::c_int {
         self.descriptor.load(Ordering::Relaxed)
@@ -162,7 +170,7 @@ impl LogFile {
         WHY.store(code, Ordering::Relaxed);
         if LOST.fetch_add(1, Ordering::Relaxed) == 0 {
             let path = self.path.display();
-            stderr::warn_now(&format!("{path}: {error}; lines of the log are lost"));
+            stderr::warn_now(&format!("{path}: {error}; lines of the log are lost{}", Self::remedy(error)));
         }
         if matches!(code, libc::ENOSPC | libc::EDQUOT | libc::EFBIG) && !self.full.swap(true, Ordering::Relaxed) {
             // What was kept free for it. Where even that is not there, the summary on stderr is what tells.

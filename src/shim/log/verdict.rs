@@ -2,8 +2,9 @@
 //!
 //! The process has a file of its own in the folder that `GPUPOOL_VERDICTS` names; [`gpupool_events::Verdict`] is its format.
 //! The file is opened for each line and no descriptor is held, since a program may close it or have none to spare. A line that
-//! could not be written waits for the next one. While one is missing the file lacks its last line, and whoever reads it
-//! knows that not everything is known.
+//! could not be written, as by a process that is another user's by now, goes to the spare file, which is mapped
+//! ([`gpupool_events::Spare`]). Where that has no room it waits for the next one. While one is missing the file lacks its last
+//! line, and whoever reads it knows that not everything is known.
 //!
 //! What is said where a process leaves by `_exit` is said by a handler of a signal, too, or by the child of a `vfork`: there,
 //! and for the file `processes`, nothing is allocated, no lock is taken, and nothing of this library is changed.
@@ -15,11 +16,12 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::ptr::{null_mut, slice_from_raw_parts_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use gpupool_config::VERDICTS;
-use gpupool_events::{Attendance, Began, FindingMade, Present, RankOnGpu, Verdict, VerdictLine};
+use gpupool_events::{Attendance, Began, FindingMade, Present, RankOnGpu, Spare, Verdict, VerdictLine};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 
@@ -78,9 +80,36 @@ pub fn remember_folder() {
     // The environment has no NUL in it.
     let Ok(attendance) = CString::new(Path::new(&folder).join(Attendance::FILE).as_os_str().as_bytes()) else { return };
     let Ok(variable) = CString::new([VERDICTS.as_bytes(), b"=", folder.as_bytes()].concat()) else { return };
+    map_spare(&folder);
     let _ = TOLD.set(Box::new(Told { folder, attendance, variable }));
     LOADED.store(std::process::id(), Ordering::Relaxed);
     present(Present::Loaded);
+}
+
+/// The spare file, mapped for good; null where there is none.
+static SPARE: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
+
+/// Maps the spare file, as long as this process has a way to it. Without it what cannot be written stays unknown.
+fn map_spare(folder: &OsString) {
+    let open = |path| OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path);
+    let Ok(file) = open(Path::new(folder).join(Spare::FILE)) else { return };
+    // A shorter one has addresses behind its end, at which the program would be ended.
+    if file.metadata().is_ok_and(|file| file.len() >= Spare::BYTES as u64) {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping of an open file, at an address of the kernel's choice.
+        let address = unsafe { libc::mmap(null_mut(), Spare::BYTES, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        if address != libc::MAP_FAILED {
+            SPARE.store(address.cast(), Ordering::Release);
+        }
+    }
+}
+
+/// Puts whole lines for the file called `name` into the spare file; whether they are there. Makes no system call and allocates
+/// nothing.
+fn spare(name: &[u8], lines: &[u8]) -> bool {
+    let words = slice_from_raw_parts_mut(SPARE.load(Ordering::Acquire), Spare::BYTES / size_of::<AtomicU32>());
+    // SAFETY: null, or the mapping of that size, which is never removed, aligned to pages, and written to by atomics alone.
+    unsafe { words.as_ref() }.is_some_and(|words| Spare::new(words).add(name, lines))
 }
 
 /// Whether anybody wants to know what is found.
@@ -88,8 +117,8 @@ pub fn is_asked() -> bool {
     TOLD.get().is_some()
 }
 
-/// Says to the file `processes` how it stands with this process. What cannot be written is missing there, and then it is
-/// not known how this process ended.
+/// Says to the file `processes` how it stands with this process. What can be written neither there nor to the spare file is missing,
+/// and then it is not known how this process ended.
 fn present(how: Present) {
     present_as(how, std::process::id(), std::iter::empty());
 }
@@ -97,11 +126,11 @@ fn present(how: Present) {
 /// Tells the wrapper that the process `pid` is there, and which program it runs; see [`present`].
 fn present_as(how: Present, pid: u32, program: impl Iterator<Item = u8>) {
     let Some(told) = TOLD.get() else { return };
+    let mut program = program.peekable();
     // On the stack, of which the handler of a signal may have little.
     let mut line = [0; 512];
     let mut rest = &mut line[..];
     let _ = write!(rest, "{} {pid}", how.word());
-    let mut program = program.peekable();
     if program.peek().is_some() {
         // What there is no room for is cut off, and a line feed in it is not the line's. The longest word and number have room.
         let _ = rest.write_all(b" ");
@@ -111,7 +140,16 @@ fn present_as(how: Present, pid: u32, program: impl Iterator<Item = u8>) {
     }
     let _ = rest.write_all(b"\n");
     let length = 512 - rest.len();
-    append_plainly(&told.attendance, &line[..length]);
+    let line = &line[..length];
+    if !append_plainly(&told.attendance, line) {
+        let mut words = [0; 512];
+        let mut rest = &mut words[..];
+        let behind = line.get(how.word().len()..).unwrap_or_default();
+        let _ = rest.write_all(how.unheard().word().as_bytes());
+        let _ = rest.write_all(&behind[..behind.len().min(rest.len())]);
+        let length = 512 - rest.len();
+        let _ = spare(Attendance::FILE.as_bytes(), &words[..length]);
+    }
 }
 
 /// This process, or a child of `vfork`, becomes the program at this path if nothing goes wrong.
@@ -212,19 +250,17 @@ pub fn did_not_become() {
     }
 }
 
-/// Appends to a file that is there. Makes system calls and nothing else.
-fn append_plainly(path: &CStr, text: &[u8]) {
+/// Appends to a file that is there; whether all of it is. Makes system calls and nothing else.
+fn append_plainly(path: &CStr, text: &[u8]) -> bool {
     let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_NOFOLLOW | libc::O_CLOEXEC;
     // SAFETY: the path is a C string.
     let descriptor = unsafe { libc::open(path.as_ptr(), flags) };
     if descriptor < 0 {
-        return;
+        return false;
     }
     // SAFETY: open succeeded, so this is a new descriptor that nobody else owns.
     let file = unsafe { File::from_raw_fd(descriptor) };
-    if let Ok(file) = output::above_standard(file) {
-        let _ = output::write_all(file.as_raw_fd(), text);
-    }
+    output::above_standard(file).is_ok_and(|file| output::write_all(file.as_raw_fd(), text).is_ok())
 }
 
 /// Makes the file, empty: from now on this process is known to have something to say.
@@ -233,8 +269,11 @@ pub fn prepare() {
     let _sheltered = cancel::shelter();
     let pid = std::process::id();
     let folder = Path::new(&told.folder);
-    match Verdict::create(folder, pid) {
-        Ok((_, path)) => {
+    let made = Verdict::create(folder, pid).map(|(_, path)| path);
+    let has_spare = !SPARE.load(Ordering::Acquire).is_null();
+    // A name that no file has: what is appended there goes to the spare file.
+    match made.or_else(|error| if has_spare { Ok(folder.join(format!("{pid}-0"))) } else { Err(error) }) {
+        Ok(path) => {
             let c_path = CString::new(path.as_os_str().as_bytes()).unwrap_or_default();
             let (made, behind) = (AtomicU64::new(0), AtomicU64::new(0));
             let own = Own { pid, path, c_path, made, waiting: Mutex::new(Waiting::default()), behind };
@@ -283,7 +322,9 @@ pub fn ended_at_once() {
     for_good();
     let mut line = [0; 64];
     let length = ended_line(own.made.load(Ordering::Relaxed), &mut line);
-    append_plainly(&own.c_path, &line[..length]);
+    if !append_plainly(&own.c_path, &line[..length]) {
+        let _ = spare(own.name(), &line[..length]);
+    }
 }
 
 /// [`VerdictLine::Ended`] with its line feed, without an allocation; its length.
@@ -327,9 +368,12 @@ impl Own {
         let Waiting { mut text, mut lines } = std::mem::take(&mut *self.waiting.lock());
         text.extend_from_slice(line.as_bytes());
         lines += 1;
-        let Err((written, _)) = self.append(&text) else {
-            self.behind.fetch_sub(lines, Ordering::AcqRel);
-            return;
+        let written = match self.append(&text) {
+            Err((written, _)) if !spare(self.name(), &text) => written,
+            _ => {
+                self.behind.fetch_sub(lines, Ordering::AcqRel);
+                return;
+            }
         };
         // What was written of it is told from what is written again by the line's end in between; the reader sees from it
         // that the file is damaged, and from the last line what it holds.
@@ -339,6 +383,12 @@ impl Own {
         }
         text.extend_from_slice(&waiting.text);
         *waiting = Waiting { text, lines: lines + waiting.lines };
+    }
+
+    /// The name of the file.
+    fn name(&self) -> &[u8] {
+        let path = self.c_path.to_bytes();
+        path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)
     }
 
     fn append(&self, text: &[u8]) -> Result<(), (usize, io::Error)> {

@@ -251,7 +251,10 @@ fn connect(handle: &Handle) -> Result<Arc<Peer>, Unreachable> {
     // The secret is for the exporter alone: anybody may take a name that its owner has left.
     let pid = match socket.peer() {
         Ok(peer) => {
-            peer.is_same_user().map_err(|why| Unreachable { kind: Kind::Foreign, why })?;
+            peer.is_same_user().map_err(|why| {
+                until_refused(&socket);
+                Unreachable { kind: Kind::Foreign, why }
+            })?;
             peer.pid
         }
         Err(error) => return Err(Unreachable::of(&error, format!("whose it is is unknown: {error}"))),
@@ -259,6 +262,15 @@ fn connect(handle: &Handle) -> Result<Arc<Peer>, Unreachable> {
     let peer = Arc::new(Peer { process: handle.process, pid, socket, busy: AtomicBool::new(true) });
     PEERS.lock().push(Arc::downgrade(&peer));
     Ok(peer)
+}
+
+/// Waits until an exporter of another user's has seen who connected, which it answers with a refusal. Once the program here has
+/// its error it may have that memory freed, and the exporter then says why nobody opened it. It is asked nothing: one that sees
+/// this process as its own user's takes the end of what is said for the end of the connection.
+fn until_refused(socket: &Socket) {
+    if socket.end_sending().is_ok() {
+        let _ = socket.receive_by(&mut [0; Answer::BUFFER], Instant::now() + PATIENCE);
+    }
 }
 
 /// Asks on a connection that is this thread's. Where no answer comes, nobody asks on it any more.
