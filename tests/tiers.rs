@@ -66,6 +66,18 @@ fn what_is_read_again_and_again_comes_near() {
     assert!(fastest < 0.75 * far[0], "{far:?} against {near:?}");
 }
 
+/// Everything near was in use for as long as anything was launched. That all of it is free at the end is no reason.
+#[test]
+fn what_is_free_at_the_end_did_not_keep_anything_far() {
+    let told = rotation(6000, "auto");
+    let reasons = told.picked(|event| match event {
+        Event::TierReader(reader) => Some(reader.why.clone()),
+        _ => None,
+    });
+    assert!(!reasons.is_empty(), "{}", told.stderr);
+    assert!(reasons.iter().all(|why| !why.contains("free") && !why.contains("room")), "{reasons:?}");
+}
+
 /// What a page draws of moves and of the pool's addresses comes from these lines alone.
 #[test]
 fn what_the_log_tells_of_moves_and_addresses_adds_up() {

@@ -37,6 +37,9 @@ pub struct Seen {
     pub pass_ns: f64,
     /// The part of that which near memory would not take.
     pub once: f64,
+    /// Bytes of the GPU that could have come near without another's leaving it, and those that it had free of the program's memory.
+    pub room: u64,
+    pub free: u64,
 }
 
 impl Seen {

@@ -188,7 +188,14 @@ impl Watch {
         }
         words.sort_unstable();
         words.dedup();
-        let seen = self.seen(&words, weight);
+        let mut seen = self.seen(&words, weight);
+        if seen.far() > 0 {
+            let place = Place::Gpu(self.gpu);
+            let usage = self.opened.pool.usage();
+            let own = usage.places.iter().find(|it| it.place == place);
+            seen.free = own.map_or(0, |it| it.held.saturating_sub(it.used));
+            seen.room = super::near_room(self.opened, self.gpu);
+        }
         self.gather();
         let handle = function.raw().addr() as u64;
         let forgotten = arguments::forgotten();

@@ -167,10 +167,8 @@ fn why(watch: &Watch, function: &Function<Site>) -> Cause {
     if reads_once {
         return cause("once", "it reads each of these bytes about once, which copying them costs as much as");
     }
-    let place = Place::Gpu(watch.gpu);
-    let usage = watch.opened.pool.usage();
-    let free = usage.places.iter().find(|it| it.place == place).map_or(0, |it| it.held.saturating_sub(it.used));
-    let room = tiers::near_room(watch.opened, watch.gpu);
+    // As it was at its last launch: at the end the program has freed everything.
+    let (room, free) = (seen.room, seen.free);
     // A small part of what is far would change nothing.
     let is_much = |bytes: u64| bytes > 0 && bytes >= seen.far() / 4;
     if is_much(room) {
