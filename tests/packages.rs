@@ -248,6 +248,11 @@ fn the_deb_and_the_archive_run_where_they_are_unpacked() {
     let control =
         made(Command::new("dpkg-deb").arg("-f").arg(packages.path().join(format!("gpupool_{VERSION}_amd64.deb"))));
     assert!(control.contains("Depends: libc6 (>= 2."), "{control}");
+    // What `apt install` says it will take.
+    let size = control.lines().find_map(|line| line.strip_prefix("Installed-Size: ")).unwrap_or("none");
+    let files: u64 =
+        fs::read_dir(deb.join("usr/lib/gpupool")).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).sum();
+    assert!(size.parse::<u64>().is_ok_and(|size| size * 1024 > files), "{size} of {files} bytes: {control}");
 }
 
 /// A program that cannot begin again goes on as it is, and is told why.
