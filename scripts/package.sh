@@ -114,6 +114,8 @@ needs=$(basename "$out"/*.whl)
 needs=${needs#*manylinux_} needs=${needs%_x86_64.whl} needs=${needs/_/.}
 summary='memory of every GPU, and then of the host, for unmodified CUDA programs'
 if command -v dpkg-deb >/dev/null; then
+    # In KiB, and by the files' own sizes: what they take on a disk is another number on each file system.
+    size=$(find "$tree" -type f -printf '%s\n' | awk '{ total += $1 } END { print int((total + 1023) / 1024) }')
     mkdir -p "$tree/DEBIAN"
     cat >"$tree/DEBIAN/control" <<CONTROL
 Package: gpupool
@@ -122,6 +124,7 @@ Architecture: amd64
 Maintainer: The gpupool contributors
 Section: utils
 Priority: optional
+Installed-Size: $size
 Depends: libc6 (>= $needs), libgcc-s1 | libgcc1
 Description: $summary
  "gpupool run -- COMMAND" preloads a library that answers the driver's allocation

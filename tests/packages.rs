@@ -248,6 +248,11 @@ fn the_deb_and_the_archive_run_where_they_are_unpacked() {
     let control =
         made(Command::new("dpkg-deb").arg("-f").arg(packages.path().join(format!("gpupool_{VERSION}_amd64.deb"))));
     assert!(control.contains("Depends: libc6 (>= 2."), "{control}");
+    // What `apt install` says it will take.
+    let size = control.lines().find_map(|line| line.strip_prefix("Installed-Size: ")).unwrap_or("none");
+    let files: u64 =
+        fs::read_dir(deb.join("usr/lib/gpupool")).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).sum();
+    assert!(size.parse::<u64>().is_ok_and(|size| size * 1024 > files), "{size} of {files} bytes: {control}");
 }
 
 /// A program that cannot begin again goes on as it is, and is told why.
@@ -340,4 +345,83 @@ fn every_way_to_install_it_works() {
     let link = folder.path().join("gpupool");
     std::os::unix::fs::symlink(user.join("bin/gpupool"), &link).unwrap();
     Run::command(&link).args("sim --gpus 1x1GiB --").arg(&link).args("run -- true").go().succeeds();
+}
+
+/// Slurm's plugin in a host program of ours that has the calls of Slurm's that it uses: what a task's `LD_PRELOAD` becomes. Under Slurm itself
+/// it was run by hand; its head names the versions.
+#[test]
+fn the_slurm_plugin_preloads_the_library_once_and_loses_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let header = folder.path().join("slurm/spank.h");
+    fs::create_dir(folder.path().join("slurm")).unwrap();
+    fs::write(
+        header,
+        r#"
+#include <stdlib.h>
+typedef int spank_t;
+typedef enum { ESPANK_SUCCESS, ESPANK_ERROR = 3000, ESPANK_ENV_NOEXIST, ESPANK_NOSPACE } spank_err_t;
+struct spank_option { const char *name, *arginfo, *usage; int has_arg, val; int (*cb)(int, const char *, int); };
+#define SPANK_PLUGIN(name, version) const char plugin_name[] = #name;
+#define slurm_error(...) (printf(__VA_ARGS__), puts(""))
+spank_err_t spank_option_register(spank_t spank, struct spank_option *option);
+spank_err_t spank_getenv(spank_t spank, const char *name, char *value, int size);
+spank_err_t spank_setenv(spank_t spank, const char *name, const char *value, int overwrite);
+const char *spank_strerror(spank_err_t error);
+"#,
+    )
+    .unwrap();
+    let host = folder.path().join("host.c");
+    fs::write(
+        &host,
+        r#"
+#include PLUGIN
+spank_err_t spank_option_register(spank_t spank, struct spank_option *option) {
+    return (void)spank, getenv("ASKED") ? option->cb(0, NULL, 1) : ESPANK_SUCCESS;
+}
+spank_err_t spank_getenv(spank_t spank, const char *name, char *value, int size) {
+    const char *is = getenv(name);
+    return (void)spank, is == NULL ? ESPANK_ENV_NOEXIST : snprintf(value, size, "%s", is) < size ? ESPANK_SUCCESS : ESPANK_NOSPACE;
+}
+spank_err_t spank_setenv(spank_t spank, const char *name, const char *value, int overwrite) {
+    return (void)spank, setenv(name, value, overwrite) ? ESPANK_ERROR : ESPANK_SUCCESS;
+}
+const char *spank_strerror(spank_err_t error) { return error == ESPANK_NOSPACE ? "too small" : "other"; }
+int main(int count, char **arguments) {
+    /* Not by the environment: the loader would take it. */
+    if (count > 2) setenv("LD_PRELOAD", arguments[2], 1);
+    slurm_spank_init(0, 1, arguments + 1);
+    slurm_spank_task_init(0, 1, arguments + 1);
+    const char *is = getenv("LD_PRELOAD");
+    printf("%s\n", is ? is : "-");
+}
+"#,
+    )
+    .unwrap();
+    let program = folder.path().join("host");
+    let plugin = repository().join("src/package/deploy/spank_gpupool.c");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg("-I").arg(folder.path());
+    made(compiler.arg(format!("-DPLUGIN=\"{}\"", plugin.display())).arg(&host));
+    let library = artifact_folder().join("libgpupool.so").display().to_string();
+    let task = |asked: bool, library: &str, before: Option<&str>| {
+        let mut task = Command::new(&program);
+        task.arg(format!("library={library}")).args(before);
+        made(if asked { task.env("ASKED", "1") } else { task.env_remove("ASKED") })
+    };
+    assert_eq!(task(false, &library, None), "-\n");
+    assert_eq!(task(true, &library, None), format!("{library}\n"));
+    assert_eq!(task(true, &library, Some("/a.so:/b.so")), format!("{library}:/a.so:/b.so\n"));
+    assert_eq!(task(true, &library, Some(&format!("{library}.1"))), format!("{library}:{library}.1\n"));
+    // A step of a job's script.
+    for before in [library.clone(), format!("/a.so {library}"), format!("{library}:/a.so")] {
+        assert_eq!(task(true, &library, Some(&before)), format!("{before}\n"));
+    }
+    let long = ["/a.so"; 900].join(":");
+    let said = task(true, &library, Some(&long));
+    assert_eq!(said, format!("gpupool: LD_PRELOAD cannot be read: too small; nothing was changed\n{long}\n"));
+    let said = task(true, "/nowhere/libgpupool.so", None);
+    assert!(
+        said.starts_with("gpupool: /nowhere/libgpupool.so cannot be read on this node; ") && said.ends_with("\n-\n"),
+        "{said}"
+    );
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::check::Check;
+use crate::companion;
 use crate::elf;
 use crate::terminal;
 use crate::words;
@@ -29,8 +30,8 @@ struct Preloaded {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Content {
-    /// gpupool itself.
-    Ours,
+    /// gpupool itself. What is wrong with its version, if it is not this command's.
+    Ours(Option<String>),
     /// The deciding names that it has.
     Names(Vec<&'static str>),
     /// Why the loader will not take it, or it could not be looked into.
@@ -64,7 +65,7 @@ fn look_into(path: &Path) -> Content {
         return Content::NotLookedInto;
     }
     match names_of(path) {
-        Ok(names) if names.contains(&OURS) => Content::Ours,
+        Ok(names) if names.contains(&OURS) => Content::Ours(companion::foreign(path)),
         Ok(names) => Content::Names(names),
         Err(reason) => Content::Unreadable(reason),
     }
@@ -77,11 +78,23 @@ fn names_of(path: &Path) -> Result<Vec<&'static str>, String> {
 }
 
 fn judge(list: &[Preloaded]) -> Vec<Check> {
-    let ours = list.iter().position(|preloaded| preloaded.content == Content::Ours);
+    let ours = list.iter().position(|preloaded| matches!(preloaded.content, Content::Ours(_)));
     let mut checks = vec![order(list, ours)];
     for (position, preloaded) in list.iter().enumerate() {
         let entry = &preloaded.entry;
         match &preloaded.content {
+            Content::Ours(_) if ours.is_some_and(|first| is_another(&list[first].entry, entry)) => {
+                checks.push(Check::finding(
+                    "preload",
+                    format!("{entry} is a second copy of gpupool, and does nothing behind the first"),
+                    "leave one of them out; `gpupool run` preloads the one that came with it",
+                ))
+            }
+            Content::Ours(Some(warning)) => checks.push(Check::finding(
+                "preload",
+                warning,
+                "another version may not know every setting that this command does",
+            )),
             Content::Names(names) if !names.is_empty() => {
                 checks.push(conflict(entry, names, ours.map(|ours| position < ours)))
             }
@@ -96,11 +109,17 @@ fn judge(list: &[Preloaded]) -> Vec<Check> {
     checks
 }
 
+/// Whether two paths lead to two files, which the loader takes both.
+fn is_another(first: &str, second: &str) -> bool {
+    let real = |path: &str| fs::canonicalize(path).unwrap_or_else(|_| path.into());
+    real(first) != real(second)
+}
+
 fn order(list: &[Preloaded], ours: Option<usize>) -> Check {
     let facts = json!(
         list.iter()
             .map(|preloaded| json!({
-                "entry": preloaded.entry, "from": preloaded.from, "gpupool": preloaded.content == Content::Ours,
+                "entry": preloaded.entry, "from": preloaded.from, "gpupool": matches!(preloaded.content, Content::Ours(_)),
                 "names": match &preloaded.content { Content::Names(names) => names.clone(), _ => Vec::new() },
             }))
             .collect::<Vec<_>>()
@@ -172,7 +191,7 @@ mod tests {
     fn a_rival_before_or_behind_is_a_finding_and_a_stranger_is_none() {
         let rival = || preloaded("/x/librival.so", Content::Names(vec!["dlsym"]));
         let stranger = || preloaded("/x/libjemalloc.so", Content::Names(Vec::new()));
-        let ours = || preloaded("/x/libgpupool.so", Content::Ours);
+        let ours = || preloaded("/x/libgpupool.so", Content::Ours(None));
         let words = |list: &[Preloaded]| judge(list).iter().map(|check| check.words.clone()).collect::<Vec<_>>();
         assert_eq!(words(&[]), ["nothing is preloaded; `gpupool run` does that"]);
         assert_eq!(words(&[stranger(), ours()]), ["gpupool is number 2 of 2"]);

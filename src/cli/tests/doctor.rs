@@ -197,12 +197,21 @@ fn a_library_that_is_none_is_broken() {
 #[test]
 fn rivals_among_the_preloads_are_named() {
     let bench = Bench::new();
-    let ours =
-        bench.compile("libgpupool.so", "const char *gpupool_version(void) { return \"\"; }", &["-shared", "-fPIC"]);
+    let build = |name: &str, version: &str| {
+        let source =
+            format!("const char *gpupool_version(void) {{ return \"\"; }} char GPUPOOL_BUILD[] = \"{version}\";");
+        bench.compile(name, &source, &["-shared", "-fPIC"])
+    };
+    let ours = build("libgpupool.so", gpupool_config::VERSION);
+    let copy = build("copy.so", gpupool_config::VERSION);
+    let older = build("older.so", "0.1.9 (old)");
     let rival = bench.compile("rival.so", "int cuMemAlloc_v2(void) { return 0; }", &["-shared", "-fPIC"]);
     for (order, words, position) in [
         ([&rival, &ours], "answers for cuMemAlloc_v2 before gpupool does", "gpupool is number 2 of 2"),
         ([&ours, &rival], "behind gpupool it may miss calls", "gpupool comes first"),
+        ([&ours, &copy], "copy.so is a second copy of gpupool, and does nothing", "gpupool comes first"),
+        ([&ours, &older], "older.so is a second copy of gpupool, and does nothing", "gpupool comes first"),
+        ([&older, &older], "older.so is 0.1.9 (old), and this command ", "gpupool comes first"),
     ] {
         let preload = order.map(|path| path.display().to_string()).join(":");
         let mut command = simulated(&bench, &[], GOOD_PYTHON, &["--json"]);
