@@ -309,7 +309,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn far(weight: u32) -> Seen {
-        Seen { weight, bytes: 2 * GIB, on_peers: 0, on_host: GIB, anchored: 0, pass_ns: 20e6, once: 0.9 }
+        Seen { weight, bytes: 2 * GIB, on_host: GIB, pass_ns: 20e6, once: 0.9, ..Seen::default() }
     }
 
     fn near() -> Seen {
