@@ -58,12 +58,20 @@ fn ask() -> Result<Probe, String> {
     let mut child = child.map_err(|error| format!("cannot start the process that asks the driver: {error}"))?;
     let (send, receive) = mpsc::channel();
     if let Some(mut stdout) = child.stdout.take() {
-        thread::spawn(move || {
+        let reads = thread::Builder::new().spawn(move || {
             let mut text = String::new();
             let read = stdout.read_to_string(&mut text);
             // The receiver has gone if this took too long.
             let _ = send.send(read.map(|_| text));
         });
+        if let Err(error) = reads {
+            // Nobody waits for it.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(format!(
+                "cannot start the thread that hears what the driver says (ulimit -u, ulimit -v): {error}"
+            ));
+        }
     }
     let answer = receive.recv_timeout(PATIENCE);
     if answer.is_err() {

@@ -25,7 +25,7 @@ mod tests;
 mod threads;
 
 pub use reasons::{Reason, found};
-pub use threads::{after_fork_in_child, enter};
+pub use threads::{after_fork_in_child, enter, enter_by_hand};
 
 use crate::watch::{
     capture,

@@ -97,7 +97,13 @@ fn take() -> &'static Slot {
 /// The name of a row, once any row was passed.
 static NAMES: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
+/// What stands for the library's own moves by hand among the rows.
+const BY_HAND: Mark = Mark::new(u16::MAX);
+
 pub(super) fn name(row: u16) -> Option<&'static str> {
+    if row == u16::MAX {
+        return Some("gpupool_prefetch or gpupool_advise");
+    }
     let names = NAMES.load(Ordering::Acquire);
     if names.is_null() {
         return None;
@@ -155,6 +161,11 @@ fn without_seat(mark: Mark, names: Names) -> Passed {
 
 fn first(names: Names) -> &'static Slot {
     NAMES.store(names as *mut (), Ordering::Release);
+    seat()
+}
+
+/// A slot for this thread, which has none.
+fn seat() -> &'static Slot {
     let slot = take();
     OWN.set(Some(slot));
     if kernel::barrier_reaches_all() {
@@ -164,6 +175,26 @@ fn first(names: Names) -> &'static Slot {
         HAS_LATE.store(true, Ordering::Relaxed);
     }
     slot
+}
+
+/// Held for the length of a move by hand.
+#[must_use]
+pub struct MovingByHand(&'static Slot);
+
+/// Before memory is moved by hand, which submits copies as a gated call does: nobody else moves anything meanwhile, or takes these copies for
+/// work that passed no gate. Waits where the gate is closed; for a thread that holds no lock which a hook takes.
+pub fn enter_by_hand() -> MovingByHand {
+    let slot = OWN.get().unwrap_or_else(seat);
+    if !GATE.enter_fenced(slot, BY_HAND) {
+        wait(slot, BY_HAND);
+    }
+    MovingByHand(slot)
+}
+
+impl Drop for MovingByHand {
+    fn drop(&mut self) {
+        GATE.leave(self.0, BY_HAND);
+    }
 }
 
 /// Whether this thread is in a gated call, as in a callback of the driver.

@@ -4,6 +4,7 @@ use super::exchange::{self, Stays};
 use super::{with_inventory, with_range};
 use crate::backing::open::{self, Opened};
 use crate::fence;
+use crate::gate;
 use crate::log;
 use crate::serve::memory::by_hand::Unplaced;
 use crate::watch::capture;
@@ -97,7 +98,10 @@ fn move_one(
             .and_then(|()| backend.copy(u64::MAX, copier, &[Transfer { from, to, bytes, inward }]));
         copied.map_or_else(error_of, |()| CuResult::SUCCESS)
     };
-    let attempt = || exchange::move_to(driver, start, place, &readers, copier, copy);
+    let attempt = || {
+        let _by_hand = gate::enter_by_hand();
+        exchange::move_to(driver, start, place, &readers, copier, copy)
+    };
     let mut answer = attempt();
     if matches!(answer, Err(Stays::NoRoom | Stays::Refused(CuResult::OUT_OF_MEMORY)))
         && opened.pool.trim(Some(place), Some(bytes), &[]) > 0

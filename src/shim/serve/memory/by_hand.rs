@@ -3,7 +3,7 @@
 use super::{Placing, block_at, labels, pieces, places, say};
 use crate::backing::{level, open};
 use crate::watch::capture;
-use crate::{bell, log};
+use crate::{bell, gate, log};
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Driver, Stream};
 use gpupool_events::BlockMove;
@@ -41,7 +41,10 @@ pub fn place(driver: &Driver, address: u64, bytes: u64, place: Place, stream: St
             return Err(Unplaced::OverBudget);
         }
     }
-    let Moved { moved, there, anchored, shared } = opened.pool.move_to(address, bytes, place).map_err(|error| {
+    let by_hand = gate::enter_by_hand();
+    let done = opened.pool.move_to(address, bytes, place);
+    drop(by_hand);
+    let Moved { moved, there, anchored, shared } = done.map_err(|error| {
         level::report();
         match error {
             MoveError::NotABlock => Unplaced::NotOurs,

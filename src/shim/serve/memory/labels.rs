@@ -263,12 +263,13 @@ fn usage_of(name: &str) -> Option<Usage> {
     Some(located(Usage { name: name.to_owned(), budget, ..Usage::default() }, blocks))
 }
 
-/// With what there is of these blocks, and where they lie.
+/// With what there is of these blocks, and where they lie. One that has ended since counts for nothing, so that the parts add up.
 fn located(mut usage: Usage, blocks: Vec<Block>) -> Usage {
     for block in blocks {
-        usage.blocks += 1;
-        usage.bytes += block.bytes;
-        for piece in pieces(block.address, block.bytes) {
+        let pieces = pieces(block.address, block.bytes);
+        usage.blocks += u64::from(!pieces.is_empty());
+        for piece in pieces {
+            usage.bytes += piece.bytes;
             match piece.place {
                 Place::Gpu(gpu) if gpu == block.home => usage.at_home += piece.bytes,
                 Place::Gpu(_) => usage.on_peers += piece.bytes,
