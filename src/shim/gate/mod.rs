@@ -21,7 +21,7 @@
 mod kernel;
 mod reasons;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod threads;
 
 pub use reasons::{Reason, found};

@@ -26,8 +26,15 @@ macro_rules! ok {
     };
 }
 
+pub(crate) use ok;
+
 /// Runs `body` in a process of its own, which ends so (an exit status, or 128 and a signal) and in half a minute at most.
 fn ends(name: &str, status: i32, body: impl FnOnce()) {
+    ends_in("gate::tests", name, status, body);
+}
+
+/// The same for a test of another module, by the path of that.
+pub(crate) fn ends_in(module: &str, name: &str, status: i32, body: impl FnOnce()) {
     if std::env::var("GATE_TEST").as_deref() == Ok(name) {
         // SAFETY: the call takes a number.
         unsafe { libc::alarm(30) };
@@ -40,7 +47,7 @@ fn ends(name: &str, status: i32, body: impl FnOnce()) {
     std::fs::create_dir_all(&folder).unwrap();
     std::os::unix::fs::symlink(&built, folder.join("libcuda.so.1")).unwrap();
     let output = Command::new(me)
-        .args([&format!("gate::tests::{name}"), "--exact", "--nocapture", "--test-threads=1"])
+        .args([&format!("{module}::{name}"), "--exact", "--nocapture", "--test-threads=1"])
         .env("GATE_TEST", name)
         .env("LD_LIBRARY_PATH", &folder)
         .env("GPUPOOL_METRICS", "off")
@@ -60,7 +67,7 @@ fn alone(name: &str, body: impl FnOnce()) {
 }
 
 /// GPU 0's primary context, current on this thread.
-fn start() -> (&'static Driver, CUcontext) {
+pub(crate) fn start() -> (&'static Driver, CUcontext) {
     ok!(cuInit(0));
     let mut context = null_mut();
     ok!(cuDevicePrimaryCtxRetain(&raw mut context, 0));
@@ -103,7 +110,7 @@ fn new_stream(driver: &Driver) -> CUstream {
     unsafe { std::mem::transmute::<gpupool_cuda::Stream, CUstream>(stream) }
 }
 
-fn memory() -> u64 {
+pub(crate) fn memory() -> u64 {
     let mut address = 0;
     ok!(cuMemAlloc_v2(&raw mut address, 4096));
     address

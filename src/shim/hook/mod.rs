@@ -29,3 +29,6 @@ pub mod submit;
 
 pub use boundary::Real;
 pub use trampoline::HOOKS;
+
+#[cfg(test)]
+mod tests;

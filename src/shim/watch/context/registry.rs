@@ -752,6 +752,49 @@ mod tests {
         assert_eq!(registry.by_handle(handle(0x90)), None);
     }
 
+    impl Registry {
+        /// All that is kept, of whatever kind: what a look-up or the next context may have to go through.
+        fn kept(&self) -> usize {
+            let of_handles: usize = self.handles.values().map(Vec::len).sum();
+            let of_devices: usize = self.devices.values().map(|device| 1 + device.primaries.len()).sum();
+            let of_greens: usize = self.greens.values().map(|green| 1 + green.handles.len()).sum();
+            self.entries.len()
+                + of_handles
+                + self.spent.len()
+                + of_devices
+                + of_greens
+                + self.of_green.len()
+                + self.idle.len()
+                + self.gone.len()
+        }
+    }
+
+    #[test]
+    fn ten_thousand_contexts_leave_no_more_behind_than_a_thousand() {
+        const HANDLES: u64 = 3;
+        let mut registry = Registry::new();
+        let mut live = |lives: std::ops::Range<u64>| {
+            for life in lives {
+                enter(&mut registry, name(0x10, 2 * life), 0, Kind::Primary);
+                registry.retained(GPU_0);
+                let number = 0x20 + (life % HANDLES) as usize;
+                enter(&mut registry, name(number, 2 * life + 1), 0, Kind::Created);
+                registry.green_began(green(0x900), GPU_0);
+                registry.green_is(green(0x900), handle(0x90));
+                assert!(registry.green_ends(green(0x900)).is_some());
+                let ids = registry.begin_handle(handle(number));
+                assert_eq!(registry.end_handle(&ids, true).len(), 1);
+                let ended = registry.begin_primary(GPU_0, By::Release);
+                assert_eq!(registry.end_primary(GPU_0, By::Release, true, &ended).len(), 1);
+            }
+            registry.kept()
+        };
+        let after_a_thousand = live(1..1_001);
+        assert_eq!(live(1_001..10_001), after_a_thousand);
+        // Records for the judgement, counters at rest, the handles that are used again, and one GPU.
+        assert!(after_a_thousand <= KEPT + RESTING + 2 + HANDLES as usize + 1 + 1, "{after_a_thousand}");
+    }
+
     #[test]
     fn what_is_kept_of_many_contexts_is_bounded_and_tells_where_there_was_work() {
         let mut registry = Registry::new();

@@ -319,3 +319,9 @@ pub fn judge() {
         );
     }
 }
+
+/// Whether this thread could ask what is loaded, as whoever writes the log may.
+#[cfg(test)]
+pub fn can_be_asked() -> bool {
+    LOADED.try_lock().is_some() && NUMBERS.try_lock().is_some() && HEAP_CHOSEN.try_lock().is_some()
+}

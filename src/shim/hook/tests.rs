@@ -1,0 +1,157 @@
+//! Hooks with the whole library around them: each test is a process of its own, whose calls go through the trampolines to the
+//! simulated driver.
+
+use super::trampoline as hooked;
+use crate::gate::tests::{ends_in, memory, ok, start};
+use crate::guard;
+use crate::serve::memory::pieces;
+use crate::watch::module;
+use gpupool_cuda::CuResult;
+use parking_lot::Mutex;
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::thread;
+use tracing::subscriber::with_default;
+use tracing::{Event, Subscriber};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+
+const PTX: &CStr = c".version 7.0
+.target sm_70
+.address_size 64
+.extern .func (.param .b64 r) malloc (.param .b64 n);
+.visible .entry fill_u32(.param .u64 p, .param .u64 n, .param .u32 v) { ret; }
+";
+const BYTES: usize = 4096;
+
+fn alone(name: &str, body: impl FnOnce()) {
+    ends_in("hook::tests", name, 0, body);
+}
+
+/// A log that does this with every line, whatever its level.
+struct Writes<F>(F);
+
+impl<S: Subscriber, F: Fn(&str) + 'static> Layer<S> for Writes<F> {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        (self.0)(event.metadata().target());
+    }
+}
+
+fn logging_by<T>(write: impl Fn(&str) + Send + Sync + 'static, body: impl FnOnce() -> T) -> T {
+    with_default(tracing_subscriber::registry().with(Writes(write)), body)
+}
+
+fn read(address: u64) -> u32 {
+    let mut word = 0u32;
+    ok!(cuMemcpyDtoH_v2((&raw mut word).cast(), address, size_of::<u32>()));
+    word
+}
+
+#[test]
+fn a_panic_beside_a_launch_reaches_neither_the_program_nor_the_launch() {
+    alone("a_panic_beside_a_launch_reaches_neither_the_program_nor_the_launch", || {
+        start();
+        // Made unseen, so that the first launch in the context notes it, which is what panics in front of the driver's call.
+        let (mut context, mut module, mut function, mut address) = (null_mut(), null_mut(), null_mut(), 0);
+        let inside = guard::enter();
+        ok!(cuCtxCreate_v2(&raw mut context, 0, 0));
+        ok!(cuModuleLoadData(&raw mut module, PTX.as_ptr().cast()));
+        ok!(cuModuleGetFunction(&raw mut function, module, c"fill_u32".as_ptr()));
+        ok!(cuMemAlloc_v2(&raw mut address, BYTES));
+        drop(inside);
+        let planted = Arc::new(Mutex::new(Vec::new()));
+        let plant = planted.clone();
+        let write = move |target: &str| {
+            plant.lock().push(target.to_owned());
+            panic!("planted in the log of {target}");
+        };
+        let (mut count, mut value) = ((BYTES / 4) as u64, 7u32);
+        logging_by(write, || {
+            let mut arguments = [(&raw mut address).cast(), (&raw mut count).cast(), (&raw mut value).cast()];
+            ok!(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, null_mut(), arguments.as_mut_ptr(), null_mut()));
+            assert!(guard::is_outside());
+        });
+        assert_eq!(read(address), 7, "the kernel ran");
+        let planted = planted.lock();
+        let at = |target: &str| planted.iter().position(|other| other == target);
+        assert!(at("gpupool::context") < at("gpupool::call") && at("gpupool::context").is_some(), "{planted:?}");
+    });
+}
+
+#[test]
+fn whoever_writes_the_log_of_a_module_may_ask_what_is_loaded() {
+    alone("whoever_writes_the_log_of_a_module_may_ask_what_is_loaded", || {
+        start();
+        let refused = Arc::new(Mutex::new(Vec::new()));
+        let (written, asked_in_vain) = (Arc::new(AtomicU32::new(0)), refused.clone());
+        let lines = written.clone();
+        let write = move |target: &str| {
+            lines.fetch_add(u32::from(matches!(target, "gpupool::module" | "gpupool::finding")), Ordering::Relaxed);
+            if !module::can_be_asked() {
+                asked_in_vain.lock().push(target.to_owned());
+            }
+        };
+        logging_by(write, || {
+            let mut loaded = null_mut();
+            ok!(cuModuleLoadData(&raw mut loaded, PTX.as_ptr().cast()));
+            module::judge();
+            ok!(cuModuleUnload(loaded));
+        });
+        assert_eq!(written.load(Ordering::Relaxed), 3, "a load, a finding about the heap, an unload");
+        assert_eq!(*refused.lock(), Vec::<String>::new());
+    });
+}
+
+/// The block that is being given away, and how many of its pieces may not move or serve again.
+static GIVEN: AtomicU64 = AtomicU64::new(0);
+static ANCHORED: AtomicU32 = AtomicU32::new(0);
+
+/// In a thread of its own, as whoever would free or move the block meanwhile.
+extern "C" fn look_meanwhile() {
+    let look = || pieces(GIVEN.load(Ordering::Acquire), 1).iter().filter(|piece| !piece.anchors.is_empty()).count();
+    let anchored = thread::spawn(look).join().unwrap_or(0);
+    ANCHORED.store(anchored as u32, Ordering::Release);
+}
+
+/// Looks at a block while the driver is in this call, which gives it away.
+fn while_in(call: &CStr, block: u64, gives: impl FnOnce(u64)) -> u32 {
+    // SAFETY: the process has loaded the simulated driver under this name, and the text is NUL-terminated.
+    let after =
+        unsafe { libc::dlsym(libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW), c"simcuda_after".as_ptr()) };
+    assert!(!after.is_null());
+    // SAFETY: the simulated driver gives this function that signature.
+    let after: unsafe extern "C" fn(*const c_char, extern "C" fn()) = unsafe { std::mem::transmute(after) };
+    GIVEN.store(block, Ordering::Release);
+    ANCHORED.store(0, Ordering::Release);
+    // SAFETY: the text is NUL-terminated, and the function lives as long as the process.
+    unsafe { after(call.as_ptr(), look_meanwhile) };
+    gives(block);
+    ANCHORED.load(Ordering::Acquire)
+}
+
+#[test]
+fn a_block_is_kept_in_its_place_before_anybody_has_a_handle_or_a_descriptor_of_it() {
+    alone("a_block_is_kept_in_its_place_before_anybody_has_a_handle_or_a_descriptor_of_it", || {
+        start();
+        const WHOLE: usize = 32 << 20;
+        let large = || {
+            let mut address = 0;
+            ok!(cuMemAlloc_v2(&raw mut address, WHOLE));
+            address
+        };
+        let retained = while_in(c"cuMemRetainAllocationHandle", large(), |block| {
+            let mut handle = 0;
+            ok!(cuMemRetainAllocationHandle(&raw mut handle, block as *mut c_void));
+        });
+        let described = while_in(c"cuMemGetHandleForAddressRange", large(), |block| {
+            let mut descriptor = -1;
+            ok!(cuMemGetHandleForAddressRange((&raw mut descriptor).cast::<i32>().cast(), block, WHOLE, 1, 0));
+        });
+        let exported = while_in(c"cuMemExportToShareableHandle", memory(), |block| {
+            let mut handle = cudarc::driver::sys::CUipcMemHandle { reserved: [0; 64] };
+            ok!(cuIpcGetMemHandle(&raw mut handle, block));
+        });
+        assert_eq!((retained, described, exported), (1, 1, 1));
+    });
+}
