@@ -163,6 +163,34 @@ fn every_time_counts_from_the_start_of_the_process() {
     assert_eq!(chart.chars().filter(|block| *block == '█').count(), 44 - 44 * 24 / 30, "{chart}");
 }
 
+/// What is in use is told in steps of a 64th of a GPU.
+#[test]
+fn a_peak_between_two_steps_is_the_one_that_the_end_tells() {
+    let event = |name: &str, fields: &str| {
+        START.replace("process.start", name).replace(r#""version":"0.1.0","mode":"pool","exe":"/bin/x""#, fields)
+    };
+    let peak = |place: &str, bytes: u64| format!(r#"{{"place":"{place}","held":{bytes},"peak_used":{bytes}}}"#);
+    let peaks = [peak("gpu0", 17 << 30), peak("gpu1", 0)].join(",");
+    let lines = [
+        START.to_owned(),
+        event("pool.level", &format!(r#""places":[{{"place":"gpu0","held":{0},"used":{0}}}]"#, 16u64 << 30)),
+        event(
+            "process.exit",
+            &format!(r#""peak":[{peaks}],"live_blocks":0,"live_bytes":0,"allocations":1,"reuses":0"#),
+        ),
+    ];
+    let log = log_of((lines.join("\n") + "\n").as_bytes());
+    let json = stdout(&output(gpupool().arg("report").arg("--json").arg(log.path())));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let memory = &json["processes"][0]["memory"];
+    assert_eq!(
+        (&memory["places"]["gpu0"]["peak"], &memory["all"]["peak"]),
+        (&(17u64 << 30).into(), &(17u64 << 30).into())
+    );
+    let (_, text, _) = report_on(log.path());
+    assert!(text.contains("17.0 GiB") && !text.contains("16.0 GiB"), "{text}");
+}
+
 #[test]
 fn memory_that_the_program_named_is_told_by_its_names() {
     let level = |label: &str, bytes: u64| {

@@ -228,7 +228,16 @@ impl Process {
         self.last = self.last.max(record.t);
         match record.event {
             Event::ProcessStart(start) => self.start = Some(start),
-            Event::ProcessExit(exit) => self.exit = Some(exit),
+            Event::ProcessExit(exit) => {
+                // The level is told in steps; each place's own peak is exact. That of all places at once is no less than any of theirs.
+                for peak in &exit.peak {
+                    if let Some(level) = self.levels.get_mut(&peak.place) {
+                        level.was_at_least(peak.peak_used);
+                        self.all.was_at_least(peak.peak_used);
+                    }
+                }
+                self.exit = Some(exit);
+            }
             Event::LogFull(full) => self.full = Some(full.why),
             Event::LogLost(lost) => {
                 // There was room again.

@@ -61,6 +61,11 @@ impl Timeline {
         self.peak = self.peak.max(value);
     }
 
+    /// There was so much at a time that is not known.
+    pub fn was_at_least(&mut self, value: u64) {
+        self.peak = self.peak.max(value);
+    }
+
     /// The most there was.
     pub fn peak(&self) -> u64 {
         self.peak
