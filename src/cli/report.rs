@@ -47,6 +47,7 @@ pub struct Args {
 /// # Errors
 /// Exit 2 if a path cannot be read or is no log of gpupool; the others are shown all the same.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    args.files.refuse_twice(args.html.as_ref())?;
     let mut viewers = Viewers::begin(&args.files, &args.logs)?;
     let logs = Logs::read_with(&args.logs, &mut |process, record| viewers.look(process, record));
     let found = model::findings(&logs.processes);

@@ -17,6 +17,22 @@ pub fn refuse_logs<'a>(path: &Path, logs: impl IntoIterator<Item = &'a PathBuf>)
     }
 }
 
+/// Refuses two outputs in one file: the later would take the place of the earlier. `outputs`: the option and its file, if it was given.
+///
+/// # Errors
+/// Exit 2.
+pub fn refuse_twice(outputs: &[(&str, Option<&PathBuf>)]) -> Result<(), Failure> {
+    let given: Vec<(&str, &PathBuf)> =
+        outputs.iter().filter_map(|(option, path)| path.map(|path| (*option, path))).collect();
+    for (number, (option, path)) in given.iter().enumerate() {
+        if let Some((other, _)) = given.iter().take(number).find(|(_, known)| known == path || is_same(known, path)) {
+            let why = format!("{other} and {option} both name {}; name another file for one", path.display());
+            return Err(Failure::usage(why));
+        }
+    }
+    Ok(())
+}
+
 /// Whether both are one file. A device may be written to as often as one likes.
 fn is_same(one: &Path, other: &Path) -> bool {
     let identity =

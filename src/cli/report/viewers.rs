@@ -45,6 +45,22 @@ pub struct Viewers<'a> {
     perfetto: Option<Perfetto<BufWriter<File>>>,
 }
 
+impl Files {
+    /// Refuses two of these, or one of them and the page, in one file.
+    ///
+    /// # Errors
+    /// Exit 2.
+    pub fn refuse_twice(&self, html: Option<&PathBuf>) -> Result<(), Failure> {
+        let Files { memory_viz, perfetto, speedscope } = self;
+        target::refuse_twice(&[
+            ("--html", html),
+            ("--memory-viz", memory_viz.as_ref()),
+            ("--perfetto", perfetto.as_ref()),
+            ("--speedscope", speedscope.as_ref()),
+        ])
+    }
+}
+
 impl<'a> Viewers<'a> {
     /// Begins what is written record by record of these logs.
     ///

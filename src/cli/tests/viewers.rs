@@ -1,5 +1,6 @@
 //! The files of `gpupool report` for viewers, as the programs that they are for read them.
 
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
@@ -139,6 +140,26 @@ fn a_file_that_cannot_be_written_is_named() {
         assert!(stderr(&failed).contains(" is the log "), "{}", stderr(&failed));
         assert_eq!(std::fs::read(copy.path()).unwrap(), std::fs::read(&log).unwrap());
     }
+}
+
+#[test]
+fn two_outputs_do_not_share_a_file() {
+    let log = golden_folder().join("blocks.jsonl");
+    let folder = tempfile::tempdir().unwrap();
+    let (one, other) = (folder.path().join("one"), folder.path().join("other"));
+    let both = |first: &str, second: &str, path: &Path| {
+        output(gpupool().arg("report").arg(&log).arg(first).arg(&one).arg(second).arg(path))
+    };
+    let failed = both("--html", "--perfetto", &one);
+    assert_eq!(failed.status.code(), Some(2));
+    assert!(stderr(&failed).contains("--html and --perfetto both name "), "{}", stderr(&failed));
+    assert!(!one.exists(), "nothing was written");
+    // By another name.
+    std::fs::write(&one, "").unwrap();
+    std::os::unix::fs::symlink(&one, &other).unwrap();
+    assert_eq!(both("--memory-viz", "--speedscope", &other).status.code(), Some(2));
+    std::fs::remove_file(&other).unwrap();
+    assert!(both("--memory-viz", "--speedscope", &other).status.success());
 }
 
 #[test]
