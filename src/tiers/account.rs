@@ -23,8 +23,8 @@
 //! nothing had moved is known, and so is what a launch reads. That cannot be known: a pointer says where it begins, and nothing where it
 //! ends. It is taken to go on as far as other launches of its function and sizes, at most to where the next pointer leads. Where that
 //! is too far, as with a tensor behind which others lie that were not named for long, a launch is credited with what it does not read,
-//! and the mean of what its function reads in earnest and does not read passes for measured, until times contradict it. Of random programs
-//! about one in 50 000 loses more by it (`tests/all/properties.rs`). How much can be lost where it is wrong is bounded by the balance's limit,
+//! and the mean of what its function reads in earnest and does not read passes for measured, until times contradict it. Of some 80 000 to 95 000
+//! random programs one lost more by it (`tests/all/properties.rs`). How much can be lost where it is wrong is bounded by the balance's limit,
 //! [`MOST`], as soon as it is noticed: good times do not pay for long bad ones.
 //!
 //! As long as each launch is what it was before the first move, gains are compared with the time of whole cycles: what the clock does not

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Nanoseconds that copies for moves took so far, in this process.
+/// What [`copying_ns`] answers.
 static COPYING: AtomicU64 = AtomicU64::new(0);
 
 /// Nanoseconds that copies for moves took so far, in this process: for the log, which tells how long the program was stopped for what.

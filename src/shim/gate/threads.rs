@@ -98,10 +98,11 @@ fn take() -> &'static Slot {
 static NAMES: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
 /// What stands for the library's own moves by hand among the rows.
-const BY_HAND: Mark = Mark::new(u16::MAX);
+const BY_HAND_ROW: u16 = u16::MAX;
+const BY_HAND: Mark = Mark::new(BY_HAND_ROW);
 
 pub(super) fn name(row: u16) -> Option<&'static str> {
-    if row == u16::MAX {
+    if row == BY_HAND_ROW {
         return Some("gpupool_prefetch or gpupool_advise");
     }
     let names = NAMES.load(Ordering::Acquire);

@@ -199,8 +199,8 @@ fn suffer(acts: &[(Spite, usize, usize, f64)], near: u64) -> Both {
 }
 
 proptest! {
-    // The same programs each time. Of other ones about one in 50 000 breaks the bound: how far a launch reads from where its pointer leads
-    // is not known there (`account.rs`). Another number here, or more cases, finds them.
+    // The same programs each time. Of some 80 000 to 95 000 others one broke the bound: how far a launch reads from where its pointer leads
+    // is not known there (`account.rs`). Other numbers here, and as many cases, find such.
     #![proptest_config(ProptestConfig {
         cases: 256,
         failure_persistence: None,
