@@ -109,7 +109,8 @@ fn a_second_capture_that_is_refused_leaves_the_first_in_peace() {
 
 #[test]
 fn threads_that_begin_and_end_contexts_of_every_kind_take_nothing_from_each_other() {
-    let run = Run::program("lifecycle").arg("12").sim("2x1GiB").report();
+    // On a slow machine what is left behind while the workers work is more than the host has.
+    let run = Run::program("lifecycle").arg("12").sim("2x1GiB").env("GPUPOOL_HOST_LIMIT", "2GiB").report();
     let bare = run.clone().go();
     bare.succeeds().prints("enough was made, 0 wrong\nafter the resets, 0 wrong\n");
     for free in ["strict", "lazy"] {

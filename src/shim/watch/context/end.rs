@@ -17,17 +17,17 @@ pub fn of_primary(driver: &Driver, device: Device, by: By, call: &str, act: impl
         let mut registry = REGISTRY.lock();
         let lives = registry.begin_primary(device, by);
         EPOCH.pass();
-        while registry.is_leased(lives.iter().map(|(id, _)| *id)) {
+        while registry.is_leased(lives.named.iter().map(|(id, _)| *id)) {
             CHANGED.wait(&mut registry);
         }
         lives
     };
     let result = act();
-    let mut over = lives;
+    let mut over = lives.named.clone();
     over.retain(|(_, name)| result.is_ok() && is_over(driver, device, *name, by));
     let ended = {
         let mut registry = REGISTRY.lock();
-        let ended = registry.end_primary(device, by, result.is_ok(), &over);
+        let ended = registry.end_primary(device, by, result.is_ok(), &lives, &over);
         EPOCH.pass();
         ended
     };

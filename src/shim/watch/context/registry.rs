@@ -104,7 +104,8 @@ struct Entry {
     origin: Arc<Origin>,
     /// Threads that have pushed it for a moment.
     leases: u32,
-    /// Calls under way that may end it by its handle.
+    /// Calls under way that may end it: by its handle, or as the primary context that it is. Of the latter those that could be the
+    /// end when they began: a reference that is taken meanwhile may be one to the next life, which keeps this one from nothing.
     ending: u32,
 }
 
@@ -155,6 +156,13 @@ pub enum Found {
     /// The handle is known, and by the driver's number it is another context by now: nobody saw this one end.
     Renamed(Context),
     Unknown,
+}
+
+/// The lives of a primary context that a call under way may end.
+pub struct Lives {
+    pub named: Vec<(u64, Name)>,
+    /// Whether it could be the last release, or was a reset, when it began.
+    doomed: bool,
 }
 
 /// A context that was taken out.
@@ -270,8 +278,17 @@ impl Registry {
     /// The context with this id, whose end nobody saw, is in another life. For us it is the same one: what was made since
     /// with the old life in mind must not be taken away with it.
     pub fn lives_on(&mut self, id: u64, life: Option<u64>) {
-        if let Some(entry) = self.entries.get_mut(&id) {
-            entry.name.life = life;
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        entry.name.life = life;
+        let device = entry.context.device;
+        self.references_are_unknown(device);
+    }
+
+    /// A life of the primary context ended, or will, by no call that gives back a reference and was seen: how many of those that
+    /// were counted are the next life's is not known. Counting too few makes every release a possible end, which only costs waits.
+    fn references_are_unknown(&mut self, device: Device) {
+        if let Some(device) = self.devices.get_mut(&device) {
+            device.retained = 0;
         }
     }
 
@@ -433,18 +450,36 @@ impl Registry {
     }
 
     /// A call begins that gives up the primary context. Returns the lives that it may end.
-    pub fn begin_primary(&mut self, device: Device, by: By) -> Vec<(u64, Name)> {
+    pub fn begin_primary(&mut self, device: Device, by: By) -> Lives {
         let of_device = self.devices.entry(device).or_default();
         match by {
             By::Release => of_device.releases += 1,
             By::Reset => of_device.resets += 1,
         }
+        let doomed = of_device.may_end();
         let primaries = of_device.primaries.clone();
-        primaries.iter().filter_map(|id| Some((*id, self.entries.get(id)?.name))).collect()
+        let name = |id: &u64| {
+            let entry = self.entries.get_mut(id)?;
+            entry.ending += u32::from(doomed);
+            Some((*id, entry.name))
+        };
+        Lives { named: primaries.iter().filter_map(name).collect(), doomed }
     }
 
-    /// That call is over; those lives ended.
-    pub fn end_primary(&mut self, device: Device, by: By, succeeded: bool, over: &[(u64, Name)]) -> Vec<Ended> {
+    /// That call is over; those of its lives ended.
+    pub fn end_primary(
+        &mut self,
+        device: Device,
+        by: By,
+        succeeded: bool,
+        lives: &Lives,
+        over: &[(u64, Name)],
+    ) -> Vec<Ended> {
+        for (id, _) in lives.named.iter().filter(|_| lives.doomed) {
+            if let Some(entry) = self.entries.get_mut(id) {
+                entry.ending -= 1;
+            }
+        }
         let of_device = self.devices.entry(device).or_default();
         match by {
             By::Release => {
@@ -476,7 +511,11 @@ impl Registry {
     /// That call is over; whether they ended.
     pub fn end_handle(&mut self, ids: &[u64], over: bool) -> Vec<Ended> {
         if over {
-            return self.take(ids);
+            let ended = self.take(ids);
+            for primary in ended.iter().filter(|ended| ended.context.is_primary()) {
+                self.references_are_unknown(primary.context.device);
+            }
+            return ended;
         }
         for id in ids {
             if let Some(entry) = self.entries.get_mut(id) {
@@ -642,7 +681,7 @@ mod tests {
         assert_eq!(registry.find(name(0x10, 1)), Found::Known { context: first, settled: false });
         let next = enter(&mut registry, name(0x10, 2), 0, Kind::Primary);
         assert_ne!(first, next);
-        let ended = registry.end_primary(GPU_0, By::Reset, true, &lives);
+        let ended = registry.end_primary(GPU_0, By::Reset, true, &lives, &lives.named);
         assert_eq!(ended.iter().map(|ended| ended.context).collect::<Vec<_>>(), [first]);
         assert!(first.is_gone() && !next.is_gone());
         assert_eq!(registry.find(name(0x10, 2)), Found::Known { context: next, settled: true });
@@ -657,12 +696,12 @@ mod tests {
         (0..2).for_each(|_| registry.retained(GPU_0));
         let lives = registry.begin_primary(GPU_0, By::Release);
         assert!(matches!(registry.find(unnumbered), Found::Known { context, .. } if context == first), "not the last");
-        registry.end_primary(GPU_0, By::Release, true, &[]);
-        assert_eq!(lives.len(), 1);
+        registry.end_primary(GPU_0, By::Release, true, &lives, &[]);
+        assert_eq!(lives.named.len(), 1);
         let lives = registry.begin_primary(GPU_0, By::Release);
         assert_eq!(registry.find(unnumbered), Found::Unknown, "it may be the next one");
         let next = enter(&mut registry, unnumbered, 0, Kind::Primary);
-        registry.end_primary(GPU_0, By::Release, true, &lives);
+        registry.end_primary(GPU_0, By::Release, true, &lives, &lives.named);
         assert!(first.is_gone() && !next.is_gone());
     }
 
@@ -670,9 +709,9 @@ mod tests {
     fn a_release_that_leaves_the_context_leaves_its_record() {
         let mut registry = Registry::new();
         let context = enter(&mut registry, name(0x10, 1), 0, Kind::Primary);
-        registry.begin_primary(GPU_0, By::Release);
+        let lives = registry.begin_primary(GPU_0, By::Release);
         assert!(matches!(registry.find(name(0x10, 1)), Found::Known { settled: false, .. }));
-        assert!(registry.end_primary(GPU_0, By::Release, true, &[]).is_empty());
+        assert!(registry.end_primary(GPU_0, By::Release, true, &lives, &[]).is_empty());
         assert_eq!(registry.find(name(0x10, 1)), Found::Known { context, settled: true });
     }
 
@@ -680,12 +719,12 @@ mod tests {
     fn what_lives_on_in_a_life_that_nobody_saw_begin_does_not_end_with_the_last() {
         let mut registry = Registry::new();
         let context = enter(&mut registry, name(0x10, 1), 0, Kind::Primary);
-        let lives = registry.begin_primary(GPU_0, By::Release);
-        registry.end_primary(GPU_0, By::Release, true, &[]);
+        let first = registry.begin_primary(GPU_0, By::Release);
+        registry.end_primary(GPU_0, By::Release, true, &first, &[]);
         assert_eq!(registry.find(name(0x10, 2)), Found::Renamed(context));
         registry.lives_on(context.id, Some(2));
-        registry.begin_primary(GPU_0, By::Release);
-        assert!(registry.end_primary(GPU_0, By::Release, true, &lives).is_empty());
+        let second = registry.begin_primary(GPU_0, By::Release);
+        assert!(registry.end_primary(GPU_0, By::Release, true, &second, &first.named).is_empty());
         assert!(!context.is_gone());
     }
 
@@ -708,6 +747,48 @@ mod tests {
         let ids = registry.begin_handle(handle(0x10));
         registry.end_handle(&ids, true);
         assert_eq!(registry.lease(handle(0x10)), None);
+    }
+
+    /// The driver makes the next life while the last one is still being taken down, and its reference is none to the last.
+    #[test]
+    fn nobody_is_lent_a_primary_context_that_is_ending_although_the_next_life_is_retained() {
+        let mut registry = Registry::new();
+        let first = enter(&mut registry, name(0x10, 1), 0, Kind::Primary);
+        registry.retained(GPU_0);
+        let lives = registry.begin_primary(GPU_0, By::Release);
+        registry.retained(GPU_0);
+        assert_eq!(registry.lease_by_id(first.id), Some(Err(())), "it may be gone by now");
+        let next = enter(&mut registry, name(0x10, 2), 0, Kind::Primary);
+        assert_eq!(registry.lease_by_id(next.id), Some(Ok(next.id)));
+        registry.give_back(next.id);
+        registry.end_primary(GPU_0, By::Release, true, &lives, &lives.named);
+        assert_eq!(registry.lease_by_id(first.id), None);
+
+        // Had that reference been one to the same life, it would go on, and may be lent again.
+        let lives = registry.begin_primary(GPU_0, By::Release);
+        registry.retained(GPU_0);
+        assert_eq!(registry.lease_by_id(next.id), Some(Err(())));
+        registry.end_primary(GPU_0, By::Release, true, &lives, &[]);
+        assert_eq!(registry.lease_by_id(next.id), Some(Ok(next.id)));
+    }
+
+    /// What is counted of a life that ended past every hook is nothing that holds the next one.
+    #[test]
+    fn references_to_a_life_whose_end_nobody_saw_keep_nobody_alive() {
+        let seen_renamed = |registry: &mut Registry, id| registry.lives_on(id, Some(2));
+        let seen_gone = |registry: &mut Registry, id| {
+            registry.end_handle(&[id], true);
+            enter(registry, name(0x10, 2), 0, Kind::Found);
+        };
+        for unseen in [&seen_renamed as &dyn Fn(&mut Registry, u64), &seen_gone] {
+            let mut registry = Registry::new();
+            let first = enter(&mut registry, name(0x10, 1), 0, Kind::Primary);
+            (0..2).for_each(|_| registry.retained(GPU_0));
+            unseen(&mut registry, first.id);
+            registry.retained(GPU_0);
+            registry.begin_primary(GPU_0, By::Release);
+            assert_eq!(registry.lease(handle(0x10)), Some(Err(())), "the one release is the last");
+        }
     }
 
     #[test]
@@ -784,8 +865,8 @@ mod tests {
                 assert!(registry.green_ends(green(0x900)).is_some());
                 let ids = registry.begin_handle(handle(number));
                 assert_eq!(registry.end_handle(&ids, true).len(), 1);
-                let ended = registry.begin_primary(GPU_0, By::Release);
-                assert_eq!(registry.end_primary(GPU_0, By::Release, true, &ended).len(), 1);
+                let lives = registry.begin_primary(GPU_0, By::Release);
+                assert_eq!(registry.end_primary(GPU_0, By::Release, true, &lives, &lives.named).len(), 1);
             }
             registry.kept()
         };
