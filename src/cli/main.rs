@@ -3,6 +3,7 @@
 mod child;
 mod companion;
 mod completions;
+mod control;
 mod demo;
 mod diff;
 mod doctor;
@@ -22,11 +23,13 @@ mod plan;
 mod preloadable;
 mod ps;
 mod report;
+mod resume;
 mod run;
 #[cfg(test)]
 mod sample;
 mod sim;
 mod stdout;
+mod suspend;
 mod terminal;
 mod top;
 mod words;
@@ -50,6 +53,8 @@ enum Command {
     Ps(ps::Args),
     Top(top::Args),
     Export(export::Args),
+    Suspend(suspend::Args),
+    Resume(resume::Args),
     Demo(demo::Args),
     Kernel(kernel::Args),
     Completions(completions::Args),
@@ -74,6 +79,8 @@ fn main() -> ExitCode {
         Command::Ps(args) => ps::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Export(args) => export::run(&args),
+        Command::Suspend(args) => suspend::run(&args),
+        Command::Resume(args) => resume::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Kernel(args) => kernel::run(&args),
         Command::Completions(args) => completions::run(&args, Command::command()),

@@ -62,7 +62,7 @@ fn text(rows: &[Listed], of_others: usize) -> String {
         let sum = |of: fn(&gpupool_metrics::Place) -> u64| told.levels.places.rows.iter().map(of).sum::<u64>();
         let cells = vec![
             told.process.identity.pid.to_string(),
-            state.word().to_owned(),
+            if told.levels.suspended > 0 { "suspended" } else { state.word() }.to_owned(),
             told.levels.mode.clone(),
             format_size(sum(|place| place.held)),
             format_size(sum(|place| place.used)),

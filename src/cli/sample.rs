@@ -42,6 +42,7 @@ pub fn listed(pid: u32, name: &str) -> Listed {
         live_blocks: 12,
         live_bytes: 150 * GIB,
         peak_live_bytes: 160 * GIB,
+        suspended: 0,
         pinned: Pinned {
             limit: 64 * GIB,
             pinned: 8 * GIB,

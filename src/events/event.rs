@@ -356,6 +356,26 @@ events! {
         #[serde(default)]
         label: Option<String>,
     }
+    /// The program was suspended (`gpupool suspend`): it waits where it submits work, and its memory has left the GPUs.
+    ProgramSuspend = "program.suspend" (Memory, Info) {
+        /// Bytes that left.
+        bytes: u64,
+        /// Bytes that could not leave.
+        stayed: u64,
+        /// Where they were to go: `peers`, `host`, or `anywhere` of these.
+        to: String,
+        /// What it took, with the wait for the work in front of it.
+        microseconds: u64,
+    }
+    /// The program goes on (`gpupool resume`).
+    ProgramResume = "program.resume" (Memory, Info) {
+        /// Bytes that came back.
+        bytes: u64,
+        /// Bytes that lie elsewhere still, because there was no room.
+        stayed: u64,
+        /// What it took.
+        microseconds: u64,
+    }
     /// Memory came near the GPU that uses it, and other memory left it for that (`GPUPOOL_MOVE`).
     TierSwap = "tier.swap" (Memory, Debug) {
         /// That GPU.

@@ -148,6 +148,11 @@ findings! {
         title: "GPUs that never come to rest for a move",
         fix: "wait for the GPU between steps, end kernels that wait for the host, or capture before memory is far",
     }
+    /// Memory of a suspended program that is still on its GPU.
+    STAYED_SUSPENDED = "GP022" {
+        title: "Memory that did not leave with a suspended program",
+        fix: "suspend the processes that share it together, or end what holds it: gpupool explain GP022 names what that can be",
+    }
 }
 
 /// The finding with this code, in any case.

@@ -215,6 +215,24 @@ impl Folder {
         format!("{}-{}.page", identity.pid, identity.started)
     }
 
+    /// The folder that a page lies in, for files beside it: one that a look at all folders has found.
+    ///
+    /// # Errors
+    /// It is gone, or not what it was.
+    pub fn around(page: &Path) -> Result<Self, Refused> {
+        let path = page.parent().unwrap_or(page).to_owned();
+        Self::open(&path, false).map_err(|why| Refused { path, why })
+    }
+
+    /// Opens a page to ring there ([`crate::ring`]).
+    ///
+    /// # Errors
+    /// It is gone, or may not be written.
+    pub fn page_to_ring(&self, name: &OsStr) -> std::io::Result<OwnedFd> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        Ok(openat(&self.descriptor, name, flags, Mode::empty())?)
+    }
+
     /// The files that are called like pages.
     pub fn pages(&self) -> Vec<Entry> {
         self.names().into_iter().filter_map(|name| Entry::of(name).filter(|entry| !entry.unfinished)).collect()

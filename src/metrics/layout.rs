@@ -6,7 +6,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The version of the layout.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// The size of a page in bytes, whatever it holds.
 pub const BYTES: usize = 64 << 10;
 /// The first bytes of every page. A machine of the other byte order does not find them.
@@ -24,6 +24,9 @@ const COUNTERS: usize = 32;
 
 /// Where the parts begin.
 pub(crate) const STATE: usize = 512;
+/// A word that changes whenever somebody wants to be heard by the process: it sleeps on the first half (a futex). What it says means
+/// nothing, and no reader looks at it.
+pub(crate) const BELL: usize = 576;
 pub(crate) const COUNTERS_AT: usize = 640;
 const LEVELS: usize = 1024;
 const CONTEXTS_AT: usize = behind::<Levels>(LEVELS);
@@ -200,6 +203,8 @@ pub(crate) struct Levels {
     pub lost_microseconds: u64,
     /// Below 0 where moving made the program slower.
     pub saved_microseconds: i64,
+    /// Microseconds since the epoch; 0 for a program that is not suspended.
+    pub suspended: u64,
     pub gpu_count: u32,
     pub place_count: u32,
     /// GPUs that the table has no room for.

@@ -29,7 +29,7 @@ mod models;
 
 pub use layout::{BYTES, Counter, VERSION};
 #[cfg(not(loom))]
-pub use map::{Map, NoPage};
+pub use map::{Map, NoPage, ring};
 pub use model::{
     Context, Finding, Gpu, Label, Levels, Loan, Pinned, Place, Process, Residence, Site, Snapshot, Table, now,
 };

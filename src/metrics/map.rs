@@ -1,7 +1,7 @@
 //! A page's file, mapped and never touched.
 
 use crate::folder::Folder;
-use crate::layout::BYTES;
+use crate::layout::{BELL, BYTES};
 use crate::model::Process;
 use crate::page::{Memory, Page};
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, fallocate, openat, renameat, unlinkat};
@@ -12,6 +12,7 @@ use std::ffi::c_void;
 use std::fmt::{Display, Formatter};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// A page's file. It stays mapped until the process ends, so no descriptor is needed that the program could close, and what was
 /// stored stays when the process is killed.
@@ -53,6 +54,33 @@ impl Display for NoPage {
 }
 
 impl Map {
+    /// What stands in the bell. `None`: the file was cut.
+    pub fn bell(&self) -> Option<u32> {
+        let mut word = 0u32;
+        let to = libc::iovec { iov_base: (&raw mut word).cast(), iov_len: size_of::<u32>() };
+        let from = libc::iovec { iov_base: (self.address + BELL) as *mut c_void, iov_len: size_of::<u32>() };
+        // SAFETY: the kernel writes to the local alone, and `from` lies within the mapping, which is never unmapped.
+        let copied = unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
+        (usize::try_from(copied) == Ok(size_of::<u32>())).then_some(word)
+    }
+
+    /// Rings the process's own bell: for another of its threads. `false`: the file was cut.
+    pub fn ring_own(&self, number: u32) -> bool {
+        self.store(BELL, &u64::from(number).to_ne_bytes()) && wake(self.address + BELL)
+    }
+
+    /// Sleeps while the bell says `seen`, at most for so long. `false`: nobody can sleep there, because the file was cut.
+    pub fn sleep(&self, seen: u32, limit: Option<Duration>) -> bool {
+        let limit = limit.map(|limit| libc::timespec {
+            tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        });
+        let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: the kernel looks at the word, which lies within the mapping; the time is a local or NULL.
+        let answer = unsafe { libc::syscall(libc::SYS_futex, self.address + BELL, libc::FUTEX_WAIT, seen, limit) };
+        answer == 0 || last_error() != Errno::FAULT
+    }
+
     /// Makes the page of a process in a folder, where it gets its name when it says whose it is; a page of that name is of the
     /// program that this process was before (`exec`). Also gives the path.
     ///
@@ -94,6 +122,30 @@ impl Map {
         let address = unsafe { mmap(std::ptr::null_mut(), BYTES, protection, MapFlags::SHARED, file, 0) }?;
         Ok(Self { address: address.addr() })
     }
+}
+
+fn wake(word: usize) -> bool {
+    // SAFETY: the kernel takes the address for a name and nothing more.
+    unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX) >= 0 }
+}
+
+/// Rings at the page of another process, whose agent wakes from that and looks who is there. To be done again until it answers: a ring
+/// may go under in one of its own.
+///
+/// # Errors
+/// The system's: the file may not be written, or was cut.
+pub fn ring(page: BorrowedFd<'_>) -> Result<(), Errno> {
+    let mut before = [0; size_of::<u64>()];
+    rustix::io::pread(page, &mut before, BELL as u64)?;
+    // The process itself counts, and leaves this bit alone.
+    let after = u64::from_ne_bytes(before) ^ (1 << 31);
+    rustix::io::pwrite(page, &after.to_ne_bytes(), BELL as u64)?;
+    // SAFETY: the kernel chooses an address that nothing is mapped at.
+    let address = unsafe { mmap(std::ptr::null_mut(), BYTES, ProtFlags::READ, MapFlags::SHARED, page, 0) }?;
+    let woken = wake(address.addr() + BELL);
+    // SAFETY: mapped above, and nobody has a reference into it.
+    let _ = unsafe { rustix::mm::munmap(address, BYTES) };
+    if woken { Ok(()) } else { Err(last_error()) }
 }
 
 /// Why the last system call that the C library made failed.

@@ -48,6 +48,8 @@ pub struct Levels {
     pub pinned: Pinned,
     /// Where the memory lies, as seen from the GPUs that use it.
     pub residence: Residence,
+    /// Since when it is suspended (`gpupool suspend`); 0: it is not.
+    pub suspended: u64,
     /// The GPUs that the process sees; none before it knows of any.
     pub gpus: Table<Gpu>,
     /// Where the pool may hold memory.
@@ -443,6 +445,7 @@ impl From<&Levels> for Box<layout::Levels> {
         raw.live_blocks = levels.live_blocks;
         raw.live_bytes = levels.live_bytes;
         raw.peak_live_bytes = levels.peak_live_bytes;
+        raw.suspended = levels.suspended;
         raw.pinned_limit = limit;
         (raw.pinned, raw.requested, raw.registered) = (pinned, requested, registered);
         (raw.peak_pinned, raw.peak_requested) = (peak_pinned, peak_requested);
@@ -476,6 +479,7 @@ impl From<&layout::Levels> for Levels {
             live_blocks: raw.live_blocks,
             live_bytes: raw.live_bytes,
             peak_live_bytes: raw.peak_live_bytes,
+            suspended: raw.suspended,
             pinned: Pinned {
                 limit: raw.pinned_limit,
                 pinned: raw.pinned,

@@ -37,11 +37,21 @@ pub trait Outside {
     fn wake(&self, word: &AtomicU32);
     /// Lets others go on for a moment.
     fn pause(&self);
+    /// Sleeps while the word has this value, for a moment or longer, at a gate that may stay closed for long. Whether a signal that
+    /// the thread handles ended it.
+    fn nap(&self, word: &AtomicU32, value: u32) -> bool {
+        self.sleep(word, value, None);
+        false
+    }
+    /// Somebody who waits at a gate that is held was interrupted by a signal, and wants to go on.
+    fn wanted(&self) {}
 }
 
 const OPEN: u32 = 0;
 const DRAINING: u32 = 1;
 const MOVING: u32 = 2;
+/// Nobody passes, and nobody moves anything just now: the program is suspended.
+const HELD: u32 = 3;
 const STATE: u32 = 3;
 /// Above the state: how often it was opened, so that two closings are never taken for one.
 const GENERATION: u32 = 4;
@@ -120,6 +130,11 @@ pub struct Draining(u32);
 /// The gate, closed until this is given back.
 #[derive(Debug)]
 pub struct Moving(u32);
+
+/// The gate, closed for long: nobody passes, and whoever has this may move something again and again. The end of the process and
+/// the child of a fork open it all the same.
+#[derive(Debug)]
+pub struct Held(u32);
 
 impl Default for Slot {
     fn default() -> Self {
@@ -248,6 +263,11 @@ impl<O: Outside> Gate<O> {
                 OPEN => return,
                 DRAINING if self.outside.now() >= until => self.give_up_for(seen, slot),
                 DRAINING => self.outside.sleep(&self.word, seen, Some(until)),
+                HELD => {
+                    if self.outside.nap(&self.word, seen) {
+                        self.outside.wanted();
+                    }
+                }
                 _ => self.outside.sleep(&self.word, seen, None),
             }
         }
@@ -330,6 +350,50 @@ impl<O: Outside> Gate<O> {
         self.open_from(moving.0);
     }
 
+    /// Keeps it closed although nothing moves for now.
+    pub fn hold(&self, moving: Moving) -> Held {
+        let held = moving.0 & !STATE | HELD;
+        // A child of a fork, whose gate is open for good, has nobody who does this.
+        let _ = self.word.compare_exchange(moving.0, held, Ordering::AcqRel, Ordering::Relaxed);
+        // Whoever waits sleeps otherwise from here on.
+        self.outside.wake(&self.word);
+        Held(held)
+    }
+
+    /// Nobody is inside, as before; the end of the process waits for what moves now. `None`: it has opened the gate.
+    pub fn move_held(&self, held: &Held) -> Option<Moving> {
+        let moving = held.0 & !STATE | MOVING;
+        self.word
+            .compare_exchange(held.0, moving, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+            .then_some(Moving(moving))
+    }
+
+    /// Lets everybody pass again. Whether the end of the process had not done so.
+    pub fn let_go(&self, held: Held) -> bool {
+        self.open_from(held.0)
+    }
+
+    /// Whether it is held. For calls that pass no gate and should wait with the others ([`wait_while_held`](Self::wait_while_held)).
+    #[inline]
+    pub fn is_held(&self) -> bool {
+        self.word.load(Ordering::Relaxed) & STATE == HELD
+    }
+
+    /// For a thread that is not inside: waits as long as the gate is held, and while something moves meanwhile.
+    #[cold]
+    pub fn wait_while_held(&self) {
+        loop {
+            let seen = self.word.load(Ordering::Acquire);
+            match seen & STATE {
+                HELD if self.outside.nap(&self.word, seen) => self.outside.wanted(),
+                HELD => {}
+                MOVING => self.outside.sleep(&self.word, seen, None),
+                _ => return,
+            }
+        }
+    }
+
     /// Opens it in a process that has nobody left who would: the child of a fork.
     pub fn open_for_good(&self) {
         self.word.store(OPEN, Ordering::Release);
@@ -343,7 +407,7 @@ impl<O: Outside> Gate<O> {
             let seen = self.word.load(Ordering::Acquire);
             match seen & STATE {
                 OPEN => return true,
-                DRAINING => drop(self.open_from(seen)),
+                DRAINING | HELD => drop(self.open_from(seen)),
                 _ if self.outside.now() >= until => return false,
                 _ => self.outside.sleep(&self.word, seen, Some(until)),
             }
@@ -536,6 +600,83 @@ mod tests {
         gate.open(moving);
         assert!(gate.is_open_for_end(50));
     }
+
+    #[test]
+    fn a_held_gate_lets_nobody_pass_and_memory_move_again_until_it_is_let_go() {
+        let (log, slot) = (Cell::new(0), Slot::new());
+        let meanwhile = |now: u64| log.set(now);
+        let gate = Gate::new(Alone::with(&meanwhile));
+        let closed = |gate: &Gate<Alone<'_>>| {
+            let draining = gate.drain([&slot].into_iter(), 9).unwrap();
+            gate.begin_to_move(draining).unwrap()
+        };
+        let held = gate.hold(closed(&gate));
+        assert!(gate.is_held() && !gate.enter(&slot, CALL));
+        gate.leave(&slot, CALL);
+        assert_eq!(gate.drain([].into_iter(), 9).unwrap_err(), Kept::Closed, "nobody else moves anything");
+        for _ in 0..2 {
+            let moving = gate.move_held(&held).unwrap();
+            assert!(!gate.is_held() && !gate.enter(&slot, CALL));
+            gate.leave(&slot, CALL);
+            assert!(gate.move_held(&held).is_none());
+            let again = gate.hold(moving);
+            assert_eq!(again.0, held.0);
+        }
+        assert!(gate.let_go(held) && gate.enter(&slot, CALL) && !gate.is_held());
+        gate.leave(&slot, CALL);
+        gate.wait_while_held();
+
+        // The end of the process opens it, and whoever held it learns that.
+        let held = gate.hold(closed(&gate));
+        assert!(gate.is_open_for_end(0) && gate.enter(&slot, CALL));
+        assert!(gate.move_held(&held).is_none() && !gate.let_go(held));
+        gate.leave(&slot, CALL);
+    }
+
+    /// As a person does at the keyboard.
+    #[test]
+    fn whoever_is_interrupted_at_a_held_gate_asks_for_it_to_be_opened() {
+        struct Interrupted<'a> {
+            alone: Alone<'a>,
+            asked: Cell<u32>,
+        }
+        impl Outside for Interrupted<'_> {
+            fn light(&self) {}
+            fn heavy(&self) -> bool {
+                true
+            }
+            fn now(&self) -> u64 {
+                self.alone.now()
+            }
+            fn sleep(&self, word: &AtomicU32, value: u32, until: Option<u64>) {
+                self.alone.sleep(word, value, until);
+            }
+            fn wake(&self, _: &AtomicU32) {}
+            fn pause(&self) {}
+            fn nap(&self, _: &AtomicU32, _: u32) -> bool {
+                self.alone.pause();
+                self.alone.now() == 3
+            }
+            fn wanted(&self) {
+                self.asked.set(self.asked.get() + 1);
+            }
+        }
+        let open: Cell<Option<&dyn Fn()>> = Cell::new(None);
+        let meanwhile = |now: u64| {
+            if now == 5
+                && let Some(open) = open.take()
+            {
+                open();
+            }
+        };
+        let gate = Gate::new(Interrupted { alone: Alone::with(&meanwhile), asked: Cell::new(0) });
+        let draining = gate.drain([].into_iter(), 9).unwrap();
+        let held = Cell::new(Some(gate.hold(gate.begin_to_move(draining).unwrap())));
+        let let_go = || assert!(held.take().is_some_and(|held| gate.let_go(held)));
+        open.set(Some(&let_go));
+        gate.wait_while_held();
+        assert_eq!((gate.outside.asked.get(), gate.outside.now()), (1, 5));
+    }
 }
 
 /// `RUSTFLAGS="--cfg loom" cargo test -p gpupool-pool --release loom`
@@ -659,6 +800,34 @@ mod models {
     fn loom_no_call_is_inside_while_memory_moves() {
         for patience in [PASSED, NEVER] {
             check(4, move || one_beside_a_move(&Machine::new(true), move |machine| machine.call(0, patience)));
+        }
+    }
+
+    #[test]
+    fn loom_no_call_is_inside_while_memory_moves_again_and_again() {
+        for ends in [false, true] {
+            check(3, move || {
+                let machine = Machine::new(true);
+                let caller = {
+                    let machine = machine.clone();
+                    thread::spawn(move || machine.call(0, PASSED))
+                };
+                if let Ok(draining) = machine.gate.drain(machine.slots.iter(), NEVER)
+                    && let Ok(moving) = machine.gate.begin_to_move(draining)
+                {
+                    let held = machine.gate.hold(moving);
+                    if ends {
+                        assert!(machine.gate.is_open_for_end(NEVER));
+                    }
+                    if let Some(moving) = machine.gate.move_held(&held) {
+                        machine.swap();
+                        machine.gate.hold(moving);
+                    }
+                    machine.gate.let_go(held);
+                }
+                caller.join().unwrap();
+                assert_eq!(machine.counted(), 1, "a write was lost");
+            });
         }
     }
 

@@ -80,7 +80,7 @@ pub use account::{Accounts, Claim};
 pub use anchors::{Anchor, Anchors};
 pub use backend::{Backend, Fault, Mover, Transfer};
 pub use clock::Clock;
-pub use gate::{Draining, Gate, Inside, Kept, Mark, Moving, Outside, Slot};
+pub use gate::{Draining, Gate, Held, Inside, Kept, Mark, Moving, Outside, Slot};
 pub use idle::FreedMemory;
 pub use index::AddressIndex;
 pub use interface::{Allocation, Block, Config, Free, FreeError, Mapped, Piece, PlaceUsage, Refusal, Request, Usage};

@@ -5,11 +5,15 @@
 //! for the next second nobody does anything but read. The load is not ordered with the change: where a processor does both
 //! the other way round, the change is found by the look a second later, which the agent takes before it sleeps.
 //!
+//! The thread sleeps on a word of the metrics page, where there is one, so that other processes can ring as well
+//! ([`gpupool_metrics::ring`]): it needs no descriptor for that, which the program could close, and does not wake to look.
+//!
 //! This knows nobody, so that what is below the agent can ring.
 
+use gpupool_metrics::Map;
 use once_cell::race::OnceBox;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::thread::Thread;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::time::Duration;
 
 /// Changes are of no interest now: the agent looks by itself, or there is none.
 const QUIET: u8 = 0;
@@ -20,7 +24,16 @@ const LISTENING: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(FIRST);
 static AT_FIRST: OnceBox<fn()> = OnceBox::new();
-static SLEEPER: OnceBox<Thread> = OnceBox::new();
+/// There is somebody to be woken.
+static IS_AWAITED: AtomicBool = AtomicBool::new(false);
+/// How often anybody rang in this process. The agent sleeps on it where it has no page.
+static RINGS: AtomicU32 = AtomicU32::new(0);
+/// The page that it sleeps at.
+static PAGE: OnceBox<Map> = OnceBox::new();
+/// Nobody can sleep there any more.
+static PAGE_IS_CUT: AtomicBool = AtomicBool::new(false);
+/// What other processes leave alone of the page's word, and what they change.
+const OWN: u32 = (1 << 31) - 1;
 
 /// What the first allocation calls.
 pub fn at_first(call: fn()) {
@@ -60,14 +73,55 @@ fn ring() {
 
 /// Wakes the agent, whatever it sleeps for.
 pub fn wake() {
-    if let Some(sleeper) = SLEEPER.get() {
-        sleeper.unpark();
+    if !IS_AWAITED.load(Ordering::Acquire) {
+        return;
     }
+    let number = RINGS.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+    if page().is_some_and(|page| page.ring_own(number & OWN)) {
+        return;
+    }
+    const WAKE: libc::c_int = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the word is a static, and the other arguments are numbers.
+    unsafe { libc::syscall(libc::SYS_futex, RINGS.as_ptr(), WAKE, i32::MAX) };
 }
 
-/// The agent says who is to be woken.
+fn page() -> Option<&'static Map> {
+    PAGE.get().filter(|_| !PAGE_IS_CUT.load(Ordering::Relaxed))
+}
+
+/// The agent sleeps at this page from now on, before its first sleep.
+pub fn sleeps_at(page: Map) {
+    let _ = PAGE.set(Box::new(page));
+}
+
+/// The agent says that it is to be woken.
 pub fn sleeps_here() {
-    let _ = SLEEPER.set(Box::new(std::thread::current()));
+    IS_AWAITED.store(true, Ordering::Release);
+}
+
+/// What to give to [`sleep`], asked before the agent looks what there is to do: whoever rings later ends that sleep at once.
+pub fn rung() -> u32 {
+    page().and_then(Map::bell).unwrap_or_else(|| RINGS.load(Ordering::Acquire))
+}
+
+/// The agent's sleep, until somebody rings after that [`rung`], or for so long.
+pub fn sleep(rung: u32, limit: Option<Duration>) {
+    if let Some(page) = page() {
+        if page.sleep(rung, limit) {
+            return;
+        }
+        // Whoever rings from here on does so at the other word, and the agent looks at everything once more before it sleeps there.
+        PAGE_IS_CUT.store(true, Ordering::Release);
+        return;
+    }
+    let time = limit.map(|limit| libc::timespec {
+        tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: limit.subsec_nanos().into(),
+    });
+    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    const WAIT: libc::c_int = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the word is a static, and the time a local or NULL. Whatever ends the sleep, the caller looks again.
+    unsafe { libc::syscall(libc::SYS_futex, RINGS.as_ptr(), WAIT, rung, time) };
 }
 
 /// The agent wants to be woken by the next change.
@@ -104,12 +158,13 @@ mod tests {
         (0..3).for_each(|_| allocated());
         assert_eq!(CALLS.load(Ordering::Relaxed), 1);
         sleeps_here();
+        let rung = rung();
         listen();
         assert!(is_listening());
         changed();
         assert!(!is_listening());
         // Returns at once, because it was woken.
-        std::thread::park();
+        sleep(rung, None);
         listen();
         mute();
         assert!(!is_listening());

@@ -23,6 +23,7 @@ mod own_memory;
 mod process;
 mod run;
 mod serve;
+mod suspend;
 mod tiers;
 mod watch;
 

@@ -6,6 +6,7 @@
 //! | [`message`] | the head that every message begins with, which says what kind it is and which version is spoken |
 //! | [`blocks`] | the messages about memory that one process opens of another (CUDA IPC) |
 //! | [`lenders`] | the messages to the helper that keeps lending GPUs awake |
+//! | [`control`] | the messages by which a program is suspended and resumed |
 //!
 //! Both ends run on one machine, so numbers are in its own byte order.
 //!
@@ -16,6 +17,7 @@
 //! The messages are tested under Miri, too, which has no such sockets: `cargo +nightly miri test -p gpupool-wire`.
 
 pub mod blocks;
+pub mod control;
 pub mod lenders;
 pub mod message;
 pub mod socket;

@@ -11,7 +11,7 @@ pub const VERSION: u32 = 3;
 const MAGIC: [u8; 8] = *b"gpupool\x1d";
 
 /// The kind of a message that says nothing but its version: the answer to one of another version. The kinds of
-/// [`crate::blocks`] are 0x100 to 0x1ff, those of [`crate::lenders`] 0x200 to 0x2ff.
+/// [`crate::blocks`] are 0x100 to 0x1ff, those of [`crate::lenders`] 0x200 to 0x2ff, those of [`crate::control`] 0x300 to 0x3ff.
 const SPEAKS: u32 = 0;
 
 /// This struct and [`SPEAKS`] are the same in every version, so that each can tell the others.

@@ -259,7 +259,7 @@ fn a_newer_layout_is_named_and_still_says_whose_it_is() {
     assert!(matches!(error, Unreadable::Version(found) if found == VERSION + 1));
     assert_eq!(
         error.to_string(),
-        "its layout has version 4, and this gpupool reads version 3; use the gpupool that is as new as the program's"
+        "its layout has version 5, and this gpupool reads version 4; use the gpupool that is as new as the program's"
     );
     assert_eq!(identify(&bytes[..]).unwrap(), process().identity);
     bytes[0] ^= 1;

@@ -5,6 +5,7 @@ use crate::serve;
 use crate::serve::memory::{call_sites, labels};
 use crate::serve::pinned::holders::{self, Holder};
 use crate::serve::{ipc, memory, pinned};
+use crate::suspend;
 use crate::tiers;
 use crate::watch::{
     context::{self, Record},
@@ -92,6 +93,7 @@ fn levels(usage: &Usage) -> Levels {
         live_blocks: usage.live_blocks,
         live_bytes: usage.live_bytes,
         peak_live_bytes: usage.peak_live_bytes,
+        suspended: suspend::since(),
         pinned: Pinned {
             limit: pinned.limit,
             pinned: pinned.now.pinned,

@@ -11,7 +11,7 @@
 //!
 //! The program may close any descriptor at any moment, and its next file gets the number. So the agent has none for the page:
 //! the thread that made the first allocation made the page too, before its call returned, and what is left of it is a
-//! mapping. The sleep is on an address (`park`), not on a descriptor. Where blocks are exported it waits for sockets, which
+//! mapping. The sleep is on an address ([`crate::bell`]), not on a descriptor; who wants something of the process rings there (`control.rs`). Where blocks are exported it waits for sockets, which
 //! no change can interrupt without a descriptor that the program's threads would have to write to; there it looks at the
 //! flag once a second.
 //!
@@ -21,6 +21,7 @@
 //! the program that comes then makes a page of the same name, which replaces this one. At the exit the page is removed.
 //! Whoever is killed leaves one behind, which the next of the same user removes.
 
+mod control;
 mod ebb;
 mod home;
 mod last;
@@ -47,7 +48,7 @@ use parking_lot::Mutex;
 use std::fmt::Display;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// The least time between two looks.
@@ -114,6 +115,7 @@ fn make_page() -> Result<Page<Map>, String> {
     }
     folder.clean();
     let (page, path) = Map::create(&folder, &told_of(identity)).map_err(|error| error.to_string())?;
+    bell::sleeps_at(*page.memory());
     let _ = PUBLISHED.set(Box::new(Published { pid: identity.pid, path, memory: *page.memory() }));
     Ok(page)
 }
@@ -187,6 +189,7 @@ fn run(signals: &libc::sigset_t) {
     bell::sleeps_here();
     let mut agent = Agent { home: Home::new(), awake: Awake::new(), ..Agent::default() };
     loop {
+        let rung = bell::rung();
         agent.server = agent.server.take().or_else(ipc::take_server);
         agent.page = agent.page.take().or_else(|| MADE.lock().take());
         let limit = catch_unwind(AssertUnwindSafe(|| agent.look())).unwrap_or_else(|_| {
@@ -206,7 +209,9 @@ fn run(signals: &libc::sigset_t) {
                 agent.awake = None;
                 None
             });
-        agent.wait([limit, home, awake].into_iter().flatten().min());
+        // What a request meets that panics, it is told by the end of the connection.
+        let _ = catch_unwind(AssertUnwindSafe(control::look));
+        agent.wait(rung, [limit, home, awake].into_iter().flatten().min());
     }
     // From here on it is the program's last thread, and what its handlers call, the program calls.
     drop(inside);
@@ -262,7 +267,7 @@ impl Agent {
         (self.same < SETTLED).then_some(PERIOD)
     }
 
-    fn wait(&mut self, limit: Option<Duration>) {
+    fn wait(&mut self, rung: u32, limit: Option<Duration>) {
         let limit = if last::has_main_left() {
             self.pause = last::pause_after(self.pause);
             Some(limit.map_or(self.pause, |limit| limit.min(self.pause)))
@@ -271,8 +276,7 @@ impl Agent {
         };
         match (&mut self.server, limit) {
             (Some(server), _) => server.turn(Some(limit.unwrap_or(PERIOD))),
-            (None, Some(limit)) => std::thread::park_timeout(limit),
-            (None, None) => std::thread::park(),
+            (None, limit) => bell::sleep(rung, limit),
         }
     }
 }
@@ -300,6 +304,11 @@ pub fn ended() {
         Page::<Map>::end(&published.memory);
         remove();
     }
+}
+
+/// Where the page lies, in the process that made it.
+fn page_path() -> Option<&'static Path> {
+    PUBLISHED.get().filter(|published| published.pid == std::process::id()).map(|published| published.path.as_path())
 }
 
 fn remove() {

@@ -2,6 +2,7 @@
 //!
 //! System calls are made by number: none of them is a place at which a thread can be cancelled, and none looks a symbol up.
 
+use crate::bell;
 pub use crate::clock::monotonic_nanoseconds as now;
 use gpupool_pool::Outside;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, compiler_fence};
@@ -12,6 +13,11 @@ use std::time::Duration;
 const QUERY: libc::c_int = 0;
 const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
 const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
+
+/// How long one who waits at a held gate sleeps between two looks. A program that is resumed goes on so much later at most.
+const NAP: Duration = Duration::from_millis(20);
+/// One who waits there was interrupted.
+pub static WANTED: AtomicBool = AtomicBool::new(false);
 
 /// How long one who closes the gate sleeps between two looks at a thread that is inside.
 const PAUSE: Duration = Duration::from_micros(20);
@@ -99,5 +105,21 @@ impl Outside for Kernel {
 
     fn pause(&self) {
         sleep_for(PAUSE);
+    }
+
+    /// Not on the word: the system begins that sleep anew behind a handler that was installed with `SA_RESTART`, as most are.
+    fn nap(&self, _: &AtomicU32, _: u32) -> bool {
+        let time = libc::timespec { tv_sec: 0, tv_nsec: NAP.subsec_nanos().into() };
+        let none = std::ptr::null_mut::<libc::timespec>();
+        // SAFETY: the time is a local, and NULL asks for no answer about what was left of it.
+        let answer =
+            unsafe { libc::syscall(libc::SYS_clock_nanosleep, libc::CLOCK_MONOTONIC, 0, &raw const time, none) };
+        // SAFETY: it is this thread's error number.
+        answer != 0 && unsafe { *libc::__errno_location() } == libc::EINTR
+    }
+
+    fn wanted(&self) {
+        WANTED.store(true, Ordering::Release);
+        bell::wake();
     }
 }

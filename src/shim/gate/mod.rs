@@ -15,6 +15,10 @@
 //! the gate may hold any lock of the program's, the loader's and the allocator's included. What the driver does in its own calls is its
 //! own. All signals are blocked on the thread that has closed it, which can neither be cancelled, and it breaks no capture.
 //!
+//! **Held** ([`Closed::hold`]): a program that is suspended waits at the gate for as long as that lasts, and the agent may allocate and log
+//! meanwhile, which it could not otherwise take a request over a socket for. A program that waits there with a lock that the
+//! allocator or the log needs would stop the agent; none is known that calls the driver with such a lock.
+//!
 //! **A context that ends** meanwhile waits until the gate is open, as for any call of ours in it; a process that ends waits for what
 //! moves, a few seconds at most, in a handler that runs before the driver's.
 
@@ -25,7 +29,7 @@ pub(crate) mod tests;
 mod threads;
 
 pub use reasons::{Reason, found};
-pub use threads::{after_fork_in_child, enter, enter_by_hand};
+pub use threads::{after_fork_in_child, enter, enter_by_hand, has_asked, wait_while_held};
 
 use crate::watch::{
     capture,
@@ -145,11 +149,19 @@ fn first_at_work(driver: &Driver, watched: &[Watched], until: u64, goes_on: impl
             return Some(Disturbed::NotHere(Reason::Broken { gpu: it.gpu, error }));
         }
     }
+    let spins_until = kernel::after(SPIN);
     for it in watched {
         loop {
             match it.marker.ask() {
                 CuResult::SUCCESS => break,
-                CuResult::NOT_READY if goes_on() && kernel::now() < until => std::hint::spin_loop(),
+                // Whoever waits for long leaves the processor to the program, of which another thread may have to go on.
+                CuResult::NOT_READY if goes_on() && kernel::now() < until => {
+                    if kernel::now() < spins_until {
+                        std::hint::spin_loop()
+                    } else {
+                        kernel::sleep_for(SHORTEST)
+                    }
+                }
                 CuResult::NOT_READY => return Some(Disturbed::Working { gpu: it.gpu, context: it.id }),
                 error => return Some(Disturbed::NotHere(Reason::Broken { gpu: it.gpu, error })),
             }
@@ -164,11 +176,17 @@ pub struct Closed<'a> {
     driver: &'a Driver,
     /// `None` once it is open.
     moving: Cell<Option<Moving>>,
+    /// It was held before, and is again behind this.
+    was_held: bool,
     limits: Limits,
     watched: Vec<Watched<'a>>,
     _keeping: Keeping,
     _alone: Alone<'a>,
 }
+
+/// The gate, held: no other thread passes until this is let go, the process ends or a child is forked.
+#[derive(Debug)]
+pub struct Held(gpupool_pool::Held);
 
 /// What holds of the thread that closes the gate: signals and cancellations wait, and its calls break no capture.
 struct Alone<'a> {
@@ -245,11 +263,38 @@ pub fn close_unless<'a>(
     Ok(Closed {
         driver,
         moving: Cell::new(Some(moving)),
+        was_held: false,
         limits: *limits,
         watched,
         _keeping: Keeping::begin(),
         _alone: alone,
     })
+}
+
+impl Held {
+    /// The program is stopped as by [`close_unless`], although it waits already: for as long as something moves, so that the end of the process
+    /// waits for that. No longer needed is a proof that nobody is inside.
+    pub fn stop<'a>(&self, driver: &'a Driver, limits: &Limits) -> Result<Closed<'a>, Disturbed> {
+        let watched = watch(driver)?;
+        let alone = Alone::begin(driver);
+        let moving = GATE.move_held(&self.0).ok_or(Disturbed::NotHere(Reason::Ending))?;
+        CLOSER.store(threads::id(), Ordering::Relaxed);
+        let moving = Cell::new(Some(moving));
+        Ok(Closed {
+            driver,
+            moving,
+            was_held: true,
+            limits: *limits,
+            watched,
+            _keeping: Keeping::begin(),
+            _alone: alone,
+        })
+    }
+
+    /// Everybody passes again. Whether that was not the case already, because the process ends.
+    pub fn let_go(self) -> bool {
+        GATE.let_go(self.0)
+    }
 }
 
 fn disturbed(kept: Kept, limits: &Limits) -> Disturbed {
@@ -265,6 +310,12 @@ fn disturbed(kept: Kept, limits: &Limits) -> Disturbed {
 }
 
 impl Closed<'_> {
+    /// Keeps it closed for as long as the program is suspended. Contexts may end meanwhile.
+    pub fn hold(self) -> Option<Held> {
+        CLOSER.store(0, Ordering::Relaxed);
+        self.moving.take().map(|moving| Held(GATE.hold(moving)))
+    }
+
     /// Whether nothing was submitted past the gate: all work of all contexts is still over, and nothing is captured. Asked just
     /// before something is unmapped; where it is not so, nothing may be.
     pub fn still_quiet(&self) -> Result<(), Disturbed> {
@@ -280,7 +331,11 @@ impl Drop for Closed<'_> {
     fn drop(&mut self) {
         CLOSER.store(0, Ordering::Relaxed);
         if let Some(moving) = self.moving.take() {
-            GATE.open(moving);
+            if self.was_held {
+                GATE.hold(moving);
+            } else {
+                GATE.open(moving);
+            }
         }
     }
 }
@@ -325,7 +380,9 @@ pub fn wait_until_quiet(driver: &Driver, bound: Duration, still: Duration, mut p
     true
 }
 
-/// Between two looks at work that is waited for with the gate open.
+/// How long work is waited for without leaving the processor.
+const SPIN: Duration = Duration::from_millis(1);
+/// Between two looks at work that is waited for longer, or with the gate open.
 const SHORTEST: Duration = Duration::from_micros(10);
 const LONGEST: Duration = Duration::from_micros(200);
 

@@ -198,6 +198,19 @@ impl Drop for MovingByHand {
     }
 }
 
+/// For calls that pass no gate and would bring memory to a GPU that a suspended program has left: waits until it is resumed.
+#[inline]
+pub fn wait_while_held() {
+    if GATE.is_held() && !is_inside() {
+        GATE.wait_while_held();
+    }
+}
+
+/// Whether a thread that waited at the held gate was interrupted by a signal since the last question.
+pub fn has_asked() -> bool {
+    kernel::WANTED.swap(false, Ordering::AcqRel)
+}
+
 /// Whether this thread is in a gated call, as in a callback of the driver.
 pub(super) fn is_inside() -> bool {
     OWN.get().is_some_and(|slot| slot.inside().is_some())

@@ -7,6 +7,7 @@ use crate::guard;
 use crate::log::verdict;
 use crate::process::{self, Event};
 use crate::serve::ipc;
+use crate::suspend;
 use crate::watch::environment;
 use gpupool_interpose::Api;
 
@@ -29,6 +30,7 @@ pub(super) extern "C" fn in_parent() {
 pub(super) extern "C" fn in_child() {
     gate::after_fork_in_child();
     agent::after_fork_in_child();
+    suspend::after_fork_in_child();
     ipc::after_fork_in_child();
     process::happened(Event::Forked);
 }

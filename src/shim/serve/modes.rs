@@ -4,6 +4,7 @@
 use super::memory::oom;
 use super::{managed, memory, pinned};
 use crate::bypass::{Answer, Bypass};
+use crate::gate;
 use crate::process;
 use crate::watch::context::Context;
 use gpupool_config::{Mode, Small, Switch};
@@ -21,6 +22,8 @@ pub enum Served {
 /// mode says.
 #[inline]
 pub fn allocate(bytes: u64, mut driver_call: impl FnMut() -> CuResult) -> Served {
+    // What a suspended program asks for would lie on the GPU that it has just left.
+    gate::wait_while_held();
     // Frames of 2 MiB are too large for small requests. In mode pool they share some; else the driver gets them first.
     let is_small = bytes < process::settings().min_size;
     let mut first = None;

@@ -1,6 +1,7 @@
 //! Memory of the program's own that the program places itself: what it made by `cuMemCreate` goes whole, wherever it is mapped.
 
 use super::exchange::{self, Stays};
+pub use super::inventory::Own;
 use super::{with_inventory, with_range};
 use crate::backing::open::{self, Opened};
 use crate::fence;
@@ -53,7 +54,7 @@ pub fn place(driver: &'static Driver, address: u64, bytes: u64, place: Place, st
             there += bytes;
             continue;
         }
-        match move_one(driver, opened, mapping.start, bytes, place, asked) {
+        match move_behind(driver, opened, mapping.start, bytes, place, asked, || Some(gate::enter_by_hand())) {
             Ok(()) => moved += bytes,
             Err(Unplaced::Stayed) => stayed += bytes,
             Err(other) => {
@@ -74,14 +75,26 @@ pub fn place(driver: &'static Driver, address: u64, bytes: u64, place: Place, st
     }
 }
 
-/// Moves what is mapped at `start`. Freed memory of the pool makes room at the place.
-fn move_one(
+/// All that is mapped whole, once each, and lies on a GPU that this process has a context on.
+pub fn all_on_gpus() -> Vec<Own> {
+    let all = if super::is_any() { with_inventory(|inventory| inventory.all_mapped_whole()) } else { Vec::new() };
+    let is_near = |own: &Own| matches!(own.place, Place::Gpu(gpu) if context::is_on(gpupool_cuda::Device::of(gpu)));
+    all.into_iter().filter(is_near).collect()
+}
+
+/// Moves what is mapped at `start`, while what `alone` gives is held: nobody else uses it then. Freed memory of the pool makes room at the
+/// place.
+///
+/// # Errors
+/// It stays; why.
+pub fn move_behind<A>(
     driver: &Driver,
     opened: &Opened,
     start: u64,
     bytes: u64,
     place: Place,
     asked: u32,
+    alone: impl Fn() -> Option<A>,
 ) -> Result<(), Unplaced> {
     let readers: Vec<u32> = opened.plan.readers(place).collect();
     // The GPU that it was asked for on reaches both places; who copies needs a context there.
@@ -98,9 +111,9 @@ fn move_one(
             .and_then(|()| backend.copy(u64::MAX, copier, &[Transfer { from, to, bytes, inward }]));
         copied.map_or_else(error_of, |()| CuResult::SUCCESS)
     };
-    let attempt = || {
-        let _by_hand = gate::enter_by_hand();
-        exchange::move_to(driver, start, place, &readers, copier, copy)
+    let attempt = || match alone() {
+        Some(_alone) => exchange::move_to(driver, start, place, &readers, copier, copy),
+        None => Err(Stays::InUse),
     };
     let mut answer = attempt();
     if matches!(answer, Err(Stays::NoRoom | Stays::Refused(CuResult::OUT_OF_MEMORY)))

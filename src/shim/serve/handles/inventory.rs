@@ -10,7 +10,7 @@ use super::anchors::{Anchor, Anchors};
 use super::number::{Number, Numbers};
 use gpupool_cuda::{Access, Location, Physical};
 use gpupool_pool::{Accounts, Claim, Place, SoftRefusal};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Who made a piece of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +110,17 @@ pub struct Owned {
     pub asked: Option<u32>,
     /// Whether it lies wholly in the range that was asked about.
     pub is_inside: bool,
+}
+
+/// Memory of the program's own, and where it is mapped whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Own {
+    pub address: u64,
+    pub bytes: u64,
+    /// The GPU that it was asked for on.
+    pub asked: u32,
+    /// Where it lies.
+    pub place: Place,
 }
 
 /// Mapped memory of one place.
@@ -613,6 +624,20 @@ impl Inventory {
             is_inside: address <= start && start + mapping.bytes <= end,
         };
         before.into_iter().chain(inside).map(owned).collect()
+    }
+
+    /// The program's own memory that one mapping has all of, each once, and that lies at one place.
+    pub fn all_mapped_whole(&self) -> Vec<Own> {
+        let mut seen = BTreeSet::new();
+        let mut found = Vec::new();
+        for (start, mapping) in &self.mappings {
+            let Some(memory) = self.memory.get(&mapping.number) else { continue };
+            let (Origin::Asked(asked), [part]) = (memory.origin, &memory.parts[..]) else { continue };
+            if mapping.offset == 0 && mapping.bytes == part.bytes && seen.insert(mapping.number) {
+                found.push(Own { address: *start, bytes: mapping.bytes, asked, place: part.place });
+            }
+        }
+        found
     }
 
     /// Whether all of the memory that is mapped at this address lies at a place.

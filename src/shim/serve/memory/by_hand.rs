@@ -25,6 +25,19 @@ pub enum Unplaced {
     Refused(CuResult),
 }
 
+impl Unplaced {
+    /// For a sentence that names the memory.
+    pub fn in_words(&self) -> String {
+        match self {
+            Self::NotOurs => "it was freed meanwhile, or is not the pool's".to_owned(),
+            Self::NoPlace | Self::OutOfReach => "there is no other place that it may lie at".to_owned(),
+            Self::Stayed => "others know it by its pages, a call uses it, or it is mapped in part".to_owned(),
+            Self::OverBudget => "its label has as much there as it may".to_owned(),
+            Self::Refused(result) => format!("the driver answered {result}"),
+        }
+    }
+}
+
 /// Moves a range of a live block to a place, once all work that may use it is over. `stream` is one of the program's: not while it
 /// is being captured.
 pub fn place(driver: &Driver, address: u64, bytes: u64, place: Place, stream: Stream) -> Result<(), Unplaced> {

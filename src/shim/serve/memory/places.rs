@@ -1,6 +1,7 @@
 //! Where a block lies that is not on its GPU alone: told only where the log has every block (level `debug`).
 
 use super::{block_at, pieces};
+use crate::backing::open;
 use crate::log;
 use gpupool_config::format_size;
 use gpupool_events::{BlockPlaced, PlaceBytes};
@@ -39,5 +40,13 @@ pub fn tell_moved(address: u64, bytes: u64) {
             None => at.saturating_add(1),
         };
         at = next.div_ceil(FRAME).saturating_mul(FRAME).max(at.saturating_add(1));
+    }
+}
+
+/// The log says where everything lies, where it tells of blocks one by one.
+pub fn tell_all() {
+    let Some(opened) = open::opened().filter(|_| log::has_every_block()) else { return };
+    for block in opened.pool.stretches() {
+        tell_moved(block.address, block.bytes);
     }
 }

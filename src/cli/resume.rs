@@ -1,0 +1,38 @@
+//! `gpupool resume`: what `gpupool suspend` has had leave comes back.
+
+use std::process::ExitCode;
+
+use gpupool_wire::control::Request;
+
+use crate::control;
+use crate::failure::Failure;
+
+/// Have the memory of suspended programs come back to their GPUs, and let them go on
+#[derive(clap::Args)]
+#[command(
+    after_help = "Where a GPU has no room any more, another GPU of the program's pool takes the memory, or it stays where it is: the
+program goes on in any case.
+
+Examples:
+  gpupool resume 4711
+  gpupool resume --json 4711 4712"
+)]
+pub struct Args {
+    /// Their numbers, as gpupool ps lists them
+    #[arg(required = true)]
+    pid: Vec<u32>,
+    /// One JSON array
+    #[arg(long)]
+    json: bool,
+}
+
+/// Resumes them, and says what came back.
+///
+/// # Errors
+/// One cannot be asked, or nothing can be printed.
+pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let rows = control::find(&args.pid)?;
+    let told = control::ask_all(&rows, Request::Resume);
+    let done = control::print(&told, args.json, "came back", "did not, for want of room")?;
+    Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,84 @@
+//! Requests to this process (`gpupool suspend`, `gpupool resume`): whoever has one listens by a file beside the page, and rings.
+
+use super::page_path;
+use crate::serve::ipc::Own;
+use crate::suspend::{self, Done, Target};
+use gpupool_wire::Socket;
+use gpupool_wire::control::{self, Reply, Request};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// How long whoever rang has to say what it wants, before the agent goes on with what else there is to do.
+const TO_ASK: Duration = Duration::from_secs(2);
+/// The least time between two messages about how far it is.
+const PACE: Duration = Duration::from_millis(100);
+
+/// Does what is asked of the process, if anything is.
+pub fn look() {
+    suspend::resume_if_asked();
+    let Some(page) = page_path() else { return };
+    let name = page.with_extension("call");
+    if name.symlink_metadata().is_err() {
+        return;
+    }
+    let Some((folder, name)) = name.parent().zip(name.file_name().and_then(|name| name.to_str())) else { return };
+    let answer =
+        std::fs::File::open(folder).and_then(|folder| Socket::<Own>::connect_in(OwnedFd::from(folder).as_fd(), name));
+    // Whoever was there is gone: the next one removes the file.
+    let Ok(socket) = answer else { return };
+    if let Err(why) = may_ask(&socket) {
+        tracing::warn!(target: "gpupool::control", about = "control", "a request to this process was not heard: {why}");
+        return;
+    }
+    let mut buffer = [0; control::ROOM];
+    let Ok(received) = socket.receive_by(&mut buffer, Instant::now() + TO_ASK) else { return };
+    let reply = match Request::decode(&buffer[..received.bytes]) {
+        Ok(request) => carry_out(request, &socket),
+        Err(unread) => {
+            if let Some(answer) = unread.answer() {
+                say(&socket, &answer);
+            }
+            return;
+        }
+    };
+    say(&socket, &reply.encode());
+}
+
+/// The folder is the user's own and no other user's, so this is what root's processes and the user's own pass.
+fn may_ask(socket: &Socket<Own>) -> Result<(), String> {
+    let peer = socket.peer().map_err(|error| error.to_string())?;
+    if peer.uid == 0 { Ok(()) } else { peer.is_same_user() }
+}
+
+fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
+    let mut told = Instant::now();
+    let mut progress = |done: u64, total: u64| {
+        if told.elapsed() >= PACE {
+            told = Instant::now();
+            say(socket, &Reply::Progress { done, total }.encode());
+        }
+    };
+    let done = match request {
+        Request::Suspend { target, patience } => {
+            let target = match target {
+                control::Target::Anywhere => Target::Anywhere,
+                control::Target::Peers => Target::Peers,
+                control::Target::Host => Target::Host,
+            };
+            suspend::suspend(target, Instant::now() + Duration::from_millis(patience), &mut progress)
+        }
+        Request::Resume => suspend::resume(&mut progress),
+    };
+    match done {
+        Ok(Done { moved, stayed, took }) => Reply::Done { moved, stayed, microseconds: took.as_micros() as u64 },
+        Err(why) => Reply::Refused { why },
+    }
+}
+
+/// Whoever does not hear it has gone, or does not read: what was asked is done all the same.
+fn say(socket: &Socket<Own>, message: &[u8]) {
+    let none: [OwnedFd; 0] = [];
+    if socket.is_there() {
+        let _ = socket.send(message, &none);
+    }
+}

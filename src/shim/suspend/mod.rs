@@ -1,0 +1,215 @@
+//! A program's memory leaves the GPUs and comes back, at the same addresses and without the program's knowledge: `gpupool suspend` and
+//! `gpupool resume`, carried out by the agent's thread.
+//!
+//! **Suspended** means that the gate is held ([`crate::gate::Held`]): whoever submits work, looks at mappings or asks for memory waits there;
+//! questions, frees and everything on the processor go on. The devices were quiet when it was closed, so nothing that was submitted is
+//! lost, and nobody has to be trusted to do nothing. Then the memory leaves as any other move goes, a gibibyte at a time, and what is freed
+//! by that goes home to the driver.
+//!
+//! **What stays** is what cannot lie elsewhere without somebody's noticing: memory that other processes have open, that a network card or
+//! another library knows by its pages, contexts, modules and what the driver itself has of stream-ordered pools. It is told (GP022).
+//!
+//! **Nothing is lost if something fails.** Memory that is elsewhere lies behind its own addresses all the time, so at the end of the process, in
+//! the child of a fork, or where a GPU has no room any more, the gate is simply opened: the program goes on, with memory that is far.
+
+mod parting;
+
+use crate::backing::{level, open, residence};
+use crate::gate::{self, Disturbed, Held, Limits};
+use crate::serve::memory::{idle, places};
+use crate::serve::pinned;
+use crate::watch::{finding, site};
+use crate::{bell, log, process};
+use gpupool_config::{Mode, format_size};
+use gpupool_events::{Finding, ProgramResume, ProgramSuspend};
+use gpupool_pool::Place;
+use parking_lot::Mutex;
+use parting::Parted;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Where memory is to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// To GPUs that this process only borrows from, as far as these have room, then to the host.
+    Anywhere,
+    /// To such GPUs alone.
+    Peers,
+    /// To the host alone.
+    Host,
+}
+
+impl Target {
+    fn takes(self, place: Place) -> bool {
+        match place {
+            Place::Gpu(_) => self != Self::Host,
+            Place::Host(_) => self != Self::Peers,
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Anywhere => "anywhere",
+            Self::Peers => "peers",
+            Self::Host => "host",
+        }
+    }
+}
+
+/// What was done, in bytes and for how long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Left the GPUs, or came back.
+    pub moved: u64,
+    /// Of what was to: stayed where it was.
+    pub stayed: u64,
+    pub took: Duration,
+}
+
+/// A program that is suspended.
+struct Suspended {
+    held: Held,
+    /// What left, and from where.
+    parted: Vec<Parted>,
+}
+
+static STATE: Mutex<Option<Suspended>> = Mutex::new(None);
+/// Microseconds since the epoch; 0 while the program runs.
+static SINCE: AtomicU64 = AtomicU64::new(0);
+
+/// Since when the program is suspended, in microseconds since the epoch; 0: it is not.
+pub fn since() -> u64 {
+    SINCE.load(Ordering::Relaxed)
+}
+
+/// For how long one try holds up a program that does not come to rest, and how long it is left alone then.
+const HOLD: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Suspends the program: waits until `deadline` for all of its work to be over, and tells `progress` how many bytes of how many have left.
+///
+/// # Errors
+/// Why not, in words; the program runs on then, with all of its memory where it was.
+pub fn suspend(target: Target, deadline: Instant, progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
+    let mut state = STATE.lock();
+    if state.is_some() {
+        return Err("it is suspended already".to_owned());
+    }
+    let (Some(opened), Some(driver)) = (open::opened(), process::driver()) else {
+        return Err("it has allocated nothing from the pool yet".to_owned());
+    };
+    if !matches!(process::settings().mode, Mode::Pool | Mode::Spill) {
+        return Err(format!(
+            "GPUPOOL_MODE={} leaves its memory to the driver; only the pool's can leave (modes pool and spill)",
+            process::settings().mode.word()
+        ));
+    }
+    let begun = Instant::now();
+    let held = hold(driver, deadline)?;
+    SINCE.store(microseconds(), Ordering::Relaxed);
+    // What was asked before concerned an earlier time.
+    let _ = gate::has_asked();
+    let (parted, stayed) = parting::leave(opened, driver, &held, target, progress);
+    let moved = parted.iter().map(Parted::bytes).sum();
+    idle::give_back_unused(None, u32::MAX, "suspend", "the program is suspended");
+    opened.pool.trim_all(&[]);
+    pinned::trim("suspend");
+    let done = Done { moved, stayed: stayed.iter().map(|(bytes, _)| bytes).sum(), took: begun.elapsed() };
+    *state = Some(Suspended { held, parted });
+    drop(state);
+    told_anew();
+    log::emit(|| {
+        let Done { moved, stayed, took } = done;
+        let event = ProgramSuspend {
+            bytes: moved,
+            stayed,
+            to: target.word().to_owned(),
+            microseconds: took.as_micros() as u64,
+        };
+        (event, format!("suspended: {} left the GPUs, {} stayed", format_size(moved), format_size(stayed)))
+    });
+    for (bytes, why) in stayed {
+        let what = format!("{} stayed on its GPU while the program was suspended: {why}", format_size(bytes));
+        finding::make(&Finding::STAYED_SUSPENDED, None, &site::here(), &[("bytes", bytes.to_string())], &what);
+    }
+    Ok(done)
+}
+
+/// Has everything come back to where it was, or to where there is room now, and lets the program go on.
+///
+/// # Errors
+/// It is not suspended.
+pub fn resume(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
+    let Some(Suspended { held, parted }) = STATE.lock().take() else {
+        return Err("it is not suspended".to_owned());
+    };
+    let begun = Instant::now();
+    let (moved, stayed) = match (open::opened(), process::driver()) {
+        (Some(opened), Some(driver)) => parting::come_back(opened, driver, &held, parted, progress),
+        _ => (0, 0),
+    };
+    held.let_go();
+    SINCE.store(0, Ordering::Relaxed);
+    let done = Done { moved, stayed, took: begun.elapsed() };
+    told_anew();
+    if stayed > 0 {
+        residence::is_far();
+        tracing::warn!(
+            target: "gpupool::memory", about = "suspend",
+            "{} could not come back to its GPU when the program was resumed, because there is no room there; it lies far from where it is \
+             used, and all of it is right. GPUPOOL_MOVE=auto brings it near once there is room",
+            format_size(stayed)
+        );
+    }
+    log::emit(|| {
+        let event = ProgramResume { bytes: moved, stayed, microseconds: done.took.as_micros() as u64 };
+        (event, format!("resumed: {} came back, {} did not", format_size(moved), format_size(stayed)))
+    });
+    Ok(done)
+}
+
+/// A thread that waits for the program to be resumed was interrupted by a signal: somebody wants it to go on.
+pub fn resume_if_asked() {
+    if since() != 0 && gate::has_asked() {
+        let _ = resume(&mut |_, _| {});
+    }
+}
+
+/// In the child of a fork: it is not suspended, and has none of the memory.
+pub fn after_fork_in_child() {
+    SINCE.store(0, Ordering::Relaxed);
+}
+
+/// Closes the gate, as soon as all of the program's work is over.
+fn hold(driver: &'static gpupool_cuda::Driver, deadline: Instant) -> Result<Held, String> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // The program is held up for the length of a try, as it is afterwards in any case.
+        let limits = Limits { wait: HOLD.min(left), quiet: HOLD.min(left), hold: 2 * HOLD };
+        let disturbed = match gate::close_unless(driver, &limits, |reason| !reason.is_doubt()) {
+            Ok(closed) => match closed.hold() {
+                Some(held) => return Ok(held),
+                None => return Err("the process ends".to_owned()),
+            },
+            Err(disturbed) => disturbed,
+        };
+        if let Disturbed::NotHere(reason) = &disturbed {
+            return Err(format!("memory cannot move in this process, because {reason}"));
+        }
+        if Instant::now() + PAUSE >= deadline {
+            return Err(format!("it did not come to rest in time: {disturbed}"));
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// The log and the page say where everything lies now.
+fn told_anew() {
+    level::report();
+    places::tell_all();
+    bell::changed();
+}
+
+fn microseconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64
+}

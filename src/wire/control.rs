@@ -1,0 +1,207 @@
+//! What `gpupool suspend` and `gpupool resume` say to a program, and it to them.
+//!
+//! The command listens by a file beside the program's metrics page and rings at the page (`gpupool_metrics::ring`); the program's agent
+//! connects. So a program that nobody asks anything has no socket, and no descriptor for one. One command is heard at a time: the file's
+//! name is the process's.
+
+use crate::message::{self, HEAD, Unread};
+use zerocopy::native_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of the longest text that goes with an answer; what is longer is cut.
+pub const MOST_TEXT: usize = 2048;
+/// A buffer of this size has room for every message, and one byte more (see [`message::decode`]).
+pub const ROOM: usize = HEAD + size_of::<AnswerBytes>() + MOST_TEXT + 1;
+
+const SUSPEND: u32 = 0x300;
+const RESUME: u32 = 0x301;
+const PROGRESS: u32 = 0x310;
+const ANSWER: u32 = 0x311;
+
+/// Where the memory of a suspended program is to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// To GPUs that it only borrows from, then to the host.
+    Anywhere,
+    /// To such GPUs alone.
+    Peers,
+    /// To the host alone.
+    Host,
+}
+
+const TARGETS: [Target; 3] = [Target::Anywhere, Target::Peers, Target::Host];
+
+/// What is asked of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// That its memory leaves the GPUs, once its work is over, for which it has so many milliseconds.
+    Suspend { target: Target, patience: u64 },
+    /// That it comes back, and the program goes on.
+    Resume,
+}
+
+/// What it says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// So many bytes of so many have moved.
+    Progress { done: u64, total: u64 },
+    /// It is done.
+    Done { moved: u64, stayed: u64, microseconds: u64 },
+    /// It was not done, and nothing has changed.
+    Refused { why: String },
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct SuspendBytes {
+    target: U32,
+    patience: U64,
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct ProgressBytes {
+    done: U64,
+    total: U64,
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct AnswerBytes {
+    /// 0: done; 1: refused, with a text behind this.
+    refused: U32,
+    moved: U64,
+    stayed: U64,
+    microseconds: U64,
+}
+
+impl Request {
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        match *self {
+            Self::Suspend { target, patience } => {
+                let bytes = SuspendBytes { target: (target as u32).into(), patience: patience.into() };
+                message::encode(SUSPEND, bytes.as_bytes())
+            }
+            Self::Resume => message::encode(RESUME, &[]),
+        }
+    }
+
+    /// The request in these bytes.
+    ///
+    /// # Errors
+    /// It is of another version, or none.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Unread> {
+        match message::decode(bytes)? {
+            (SUSPEND, body) => {
+                let SuspendBytes { target, patience } =
+                    SuspendBytes::read_from_bytes(body).map_err(|_| Unread::Nonsense)?;
+                let target = TARGETS.get(target.get() as usize).ok_or(Unread::Nonsense)?;
+                Ok(Self::Suspend { target: *target, patience: patience.get() })
+            }
+            (RESUME, []) => Ok(Self::Resume),
+            _ => Err(Unread::Nonsense),
+        }
+    }
+}
+
+impl Reply {
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let answer = |refused: u32, [moved, stayed, microseconds]: [u64; 3], text: &[u8]| {
+            let bytes = AnswerBytes {
+                refused: refused.into(),
+                moved: moved.into(),
+                stayed: stayed.into(),
+                microseconds: microseconds.into(),
+            };
+            message::encode(ANSWER, &[bytes.as_bytes(), text].concat())
+        };
+        match self {
+            Self::Progress { done, total } => {
+                let bytes = ProgressBytes { done: (*done).into(), total: (*total).into() };
+                message::encode(PROGRESS, bytes.as_bytes())
+            }
+            Self::Done { moved, stayed, microseconds } => answer(0, [*moved, *stayed, *microseconds], &[]),
+            Self::Refused { why } => {
+                let end = (0..=why.len().min(MOST_TEXT)).rev().find(|end| why.is_char_boundary(*end)).unwrap_or(0);
+                answer(1, [0; 3], &why.as_bytes()[..end])
+            }
+        }
+    }
+
+    /// The reply in these bytes.
+    ///
+    /// # Errors
+    /// It is of another version, or none.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Unread> {
+        match message::decode(bytes)? {
+            (PROGRESS, body) => {
+                let ProgressBytes { done, total } =
+                    ProgressBytes::read_from_bytes(body).map_err(|_| Unread::Nonsense)?;
+                Ok(Self::Progress { done: done.get(), total: total.get() })
+            }
+            (ANSWER, body) => {
+                let (answer, text) = AnswerBytes::read_from_prefix(body).map_err(|_| Unread::Nonsense)?;
+                let numbers = [answer.moved, answer.stayed, answer.microseconds].map(U64::get);
+                match (answer.refused.get(), text, numbers) {
+                    (0, [], [moved, stayed, microseconds]) => Ok(Self::Done { moved, stayed, microseconds }),
+                    (1, text, [0, 0, 0]) if text.len() <= MOST_TEXT => {
+                        let why = std::str::from_utf8(text).map_err(|_| Unread::Nonsense)?.to_owned();
+                        Ok(Self::Refused { why })
+                    }
+                    _ => Err(Unread::Nonsense),
+                }
+            }
+            _ => Err(Unread::Nonsense),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Miri takes a thousand times as long for each.
+    const CASES: u32 = if cfg!(miri) { 2 } else { 256 };
+
+    proptest! {
+        // Failures are not kept in a file: Miri has no working folder to keep it in.
+        #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn what_is_said_is_what_is_heard(target in 0..3usize, numbers: [u64; 3], why: String) {
+            let [patience, moved, stayed] = numbers;
+            for request in [Request::Suspend { target: TARGETS[target], patience }, Request::Resume] {
+                prop_assert_eq!(Request::decode(&request.encode()), Ok(request));
+            }
+            let done = Reply::Done { moved, stayed, microseconds: patience };
+            for reply in [Reply::Progress { done: moved, total: stayed }, done, Reply::Refused { why }] {
+                prop_assert_eq!(Reply::decode(&reply.encode()), Ok(reply));
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_a_message_or_none(bytes: Vec<u8>) {
+            let framed = [SUSPEND, RESUME, PROGRESS, ANSWER].map(|kind| message::encode(kind, &bytes));
+            for bytes in framed.iter().chain([&bytes]) {
+                if let Ok(request) = Request::decode(bytes) {
+                    prop_assert_eq!(&request.encode(), bytes);
+                }
+                if let Ok(reply) = Reply::decode(bytes) {
+                    prop_assert_eq!(&reply.encode(), bytes);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_text_that_is_too_long_is_cut_between_two_letters() {
+        let why = "ü".repeat(MOST_TEXT);
+        let bytes = Reply::Refused { why: format!("a{why}") }.encode();
+        assert!(bytes.len() < ROOM);
+        let Ok(Reply::Refused { why }) = Reply::decode(&bytes) else { panic!("it is no reply") };
+        assert_eq!(why.len(), MOST_TEXT - 1);
+    }
+}

@@ -1,0 +1,172 @@
+/*
+ * suspended: does what the lines of its standard input say, and answers each with one line. Its main thread never calls the driver between
+ * them, so that it answers while the others wait.
+ *   begin N          N threads, each with memory of every kind of its own on a GPU (in turn) that it fills and checks, again and again
+ *   rounds           how often all of them have done so
+ *   wrong            words that were not what they were
+ *   signal           a signal for the first of them, which has a handler; handled: how often that ran
+ *   spin             a kernel that waits for the host, submitted by another thread; release: it ends
+ *   fork             a child that answers the driver's version, and ends
+ *   allocate MIB     by another thread; allocated: whether it has
+ *   end              they end, and free all they have
+ *   exit             the process ends by exit(3), with all of them at work
+ */
+#define _GNU_SOURCE
+#include "held.h"
+#include "vmm.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MOST = 16, KINDS = 5 };
+
+static const size_t sizes[KINDS] = {24 * MIB, 6 * MIB, 2 * MIB, 40 << 10, 8 * MIB};
+static pthread_t workers[MOST];
+static int working;
+static atomic_int ends, handled, is_allocated;
+static atomic_long rounds, wrong;
+
+static void on_signal(int number)
+{
+    (void)number;
+    atomic_fetch_add(&handled, 1);
+}
+
+/* Memory of one kind; the last one is the program's own. */
+static CUdeviceptr memory_of(int kind, int device, uint64_t *handle)
+{
+    CUdeviceptr block = 0;
+    if (kind < KINDS - 1) {
+        CHECK(cuMemAlloc_v2(&block, sizes[kind]));
+        return block;
+    }
+    CUmemAllocationProp properties = on_device(device);
+    CHECK(cuMemCreate(handle, sizes[kind], &properties, 0));
+    return map_for(device, *handle, sizes[kind]);
+}
+
+static void *work(void *argument)
+{
+    int number = (int)(uintptr_t)argument, gpus = 0;
+    CUdeviceptr blocks[KINDS];
+    uint64_t handle = 0;
+    CHECK(cuDeviceGetCount(&gpus));
+    int device = number % gpus;
+    CUcontext context;
+    CHECK(cuDevicePrimaryCtxRetain(&context, device));
+    CHECK(cuCtxSetCurrent(context));
+    Kernels kernels = load_kernels();
+    CUstream stream;
+    CHECK(cuStreamCreate(&stream, 1));
+    for (int kind = 0; kind < KINDS; kind++)
+        blocks[kind] = memory_of(kind, device, &handle);
+    for (uint32_t round = 0; !atomic_load(&ends); round++) {
+        for (int kind = 0; kind < KINDS; kind++)
+            iota(&kernels, stream, blocks[kind], sizes[kind] / 4, round * 7 + (uint32_t)kind);
+        CHECK(cuStreamSynchronize(stream));
+        for (int kind = 0; kind < KINDS; kind++)
+            atomic_fetch_add(&wrong, (long)count_wrong(&kernels, blocks[kind], sizes[kind] / 4, round * 7 + (uint32_t)kind));
+        CUdeviceptr passing;
+        CHECK(cuMemAlloc_v2(&passing, 3 * MIB));
+        CHECK(cuMemsetD32_v2(passing, round, 3 * MIB / 4));
+        uint32_t last = 0;
+        CHECK(cuMemcpyDtoH_v2(&last, passing + 3 * MIB - 4, 4));
+        atomic_fetch_add(&wrong, last != round);
+        CHECK(cuMemFree_v2(passing));
+        atomic_fetch_add(&rounds, 1);
+    }
+    for (int kind = 0; kind < KINDS - 1; kind++)
+        CHECK(cuMemFree_v2(blocks[kind]));
+    CHECK(cuMemUnmap(blocks[KINDS - 1], sizes[KINDS - 1]));
+    CHECK(cuMemRelease(handle));
+    CHECK(cuMemAddressFree(blocks[KINDS - 1], sizes[KINDS - 1]));
+    CHECK(cuStreamDestroy_v2(stream));
+    return NULL;
+}
+
+static void *allocate(void *argument)
+{
+    CUdeviceptr block;
+    CUcontext context;
+    CHECK(cuDevicePrimaryCtxRetain(&context, 0));
+    CHECK(cuCtxSetCurrent(context));
+    CHECK(cuMemAlloc_v2(&block, (size_t)(uintptr_t)argument * MIB));
+    atomic_store(&is_allocated, 1);
+    return NULL;
+}
+
+static Gpu spinning;
+
+static void *spin(void *argument)
+{
+    open_gpu(&spinning, 0);
+    hold(&spinning);
+    return argument;
+}
+
+int main(void)
+{
+    char line[64];
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    REQUIRE(sigaction(SIGUSR1, &action, NULL) == 0);
+    CHECK(cuInit(0));
+    while (fgets(line, sizeof line, stdin)) {
+        int number = 0;
+        pthread_t other;
+        line[strcspn(line, "\n")] = 0;
+        if (sscanf(line, "begin %d", &number) == 1) {
+            REQUIRE(number <= MOST);
+            for (working = 0; working < number; working++)
+                REQUIRE(pthread_create(&workers[working], NULL, work, (void *)(uintptr_t)working) == 0);
+            puts("begun");
+        } else if (strcmp(line, "rounds") == 0) {
+            printf("%ld\n", atomic_load(&rounds));
+        } else if (strcmp(line, "wrong") == 0) {
+            printf("%ld\n", atomic_load(&wrong));
+        } else if (strcmp(line, "signal") == 0) {
+            REQUIRE(pthread_kill(workers[0], SIGUSR1) == 0);
+            puts("sent");
+        } else if (strcmp(line, "handled") == 0) {
+            printf("%d\n", atomic_load(&handled));
+        } else if (strcmp(line, "spin") == 0) {
+            REQUIRE(pthread_create(&other, NULL, spin, NULL) == 0 && pthread_join(other, NULL) == 0);
+            puts("it spins");
+        } else if (strcmp(line, "release") == 0) {
+            *spinning.flag = 1;
+            puts("it ends");
+        } else if (strcmp(line, "fork") == 0) {
+            int status;
+            fflush(stdout);
+            pid_t child = fork();
+            REQUIRE(child >= 0);
+            if (child == 0) {
+                int version;
+                _exit(cuDriverGetVersion(&version) == CUDA_SUCCESS ? 7 : 8);
+            }
+            REQUIRE(waitpid(child, &status, 0) == child);
+            printf("child ended with %d\n", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+        } else if (sscanf(line, "allocate %d", &number) == 1) {
+            atomic_store(&is_allocated, 0);
+            REQUIRE(pthread_create(&other, NULL, allocate, (void *)(uintptr_t)number) == 0);
+            REQUIRE(pthread_detach(other) == 0);
+            puts("asked");
+        } else if (strcmp(line, "allocated") == 0) {
+            puts(atomic_load(&is_allocated) ? "yes" : "no");
+        } else if (strcmp(line, "end") == 0) {
+            atomic_store(&ends, 1);
+            while (working)
+                REQUIRE(pthread_join(workers[--working], NULL) == 0);
+            atomic_store(&ends, 0);
+            printf("%ld wrong\n", atomic_load(&wrong));
+        } else if (strcmp(line, "exit") == 0) {
+            exit(5);
+        } else {
+            printf("what is %s?\n", line);
+        }
+        fflush(stdout);
+    }
+    return 0;
+}

@@ -1,0 +1,238 @@
+//! `gpupool suspend` and `gpupool resume`: a program's memory leaves its GPUs while it runs, and comes back.
+
+use gpupool_metrics::folder::{Folder, Roots};
+use gpupool_metrics::{Snapshot, read};
+use harness::{Run, Running, artifact_folder, eventually};
+use serde_json::Value;
+use std::process::{Command, Output as Ended};
+
+const MIB: u64 = 1 << 20;
+
+fn suspended(gpus: &str) -> Run {
+    let run = Run::program("suspended").sim(gpus).env("SIMCUDA_STRICT", "on").env("GPUPOOL_RESERVE", "16MiB");
+    run.env("GPUPOOL_HOST_LIMIT", "4GiB").shim()
+}
+
+fn gpupool(program: &Running, arguments: &str) -> Ended {
+    let command = artifact_folder().join("gpupool");
+    let mut command = Command::new(command);
+    command.args(arguments.split_whitespace()).env("XDG_RUNTIME_DIR", program.session()).env_remove("LD_PRELOAD");
+    command.output().unwrap()
+}
+
+/// The command's one line about this program.
+#[track_caller]
+fn told(program: &Running, arguments: &str) -> Value {
+    let ended = gpupool(program, &format!("{arguments} --json {}", program.pid()));
+    let text = String::from_utf8_lossy(&ended.stdout).into_owned();
+    let all: Value = serde_json::from_str(&text)
+        .unwrap_or_else(|_| panic!("{arguments}: {text}{}", String::from_utf8_lossy(&ended.stderr)));
+    assert_eq!(ended.status.success(), all[0].get("error").is_none(), "{all}");
+    all[0].clone()
+}
+
+/// What the program's page says.
+fn page(program: &Running) -> Option<Snapshot> {
+    let nowhere = program.session().join("none");
+    let session = Some(program.session());
+    let roots = Roots { session, run: nowhere.clone(), temporary: nowhere.clone(), sessions: nowhere };
+    let folder = Folder::all(&roots).0.into_iter().next()?;
+    let told = folder.pages().into_iter().filter_map(|entry| read(&folder.page(&entry).ok()?).ok());
+    told.into_iter().find(|told| told.process.identity.pid == program.pid())
+}
+
+/// Bytes that it has at places of this kind, the pool's and its own.
+fn at(page: &Snapshot, on_host: bool) -> u64 {
+    let here = page.levels.places.rows.iter().filter(|place| place.on_host == on_host);
+    here.map(|place| place.held + place.own).sum()
+}
+
+/// Has it work with so many threads, and waits until each has done something.
+#[track_caller]
+fn at_work(program: &mut Running, threads: u32) {
+    program.ask(&format!("begin {threads}"));
+    goes_on(program);
+}
+
+#[track_caller]
+fn goes_on(program: &mut Running) {
+    let before: u64 = program.ask("rounds").parse().unwrap();
+    eventually("further rounds", || (program.ask("rounds").parse::<u64>().unwrap() > before + 8).then_some(()));
+}
+
+#[test]
+fn memory_leaves_the_gpus_of_a_program_at_work_and_comes_back_and_nothing_is_lost() {
+    let mut program = suspended("2x1GiB").start(None);
+    at_work(&mut program, 4);
+    for _ in 0..3 {
+        let left = told(&program, "suspend");
+        assert!(left["bytes"].as_u64() >= Some(4 * 40 * MIB) && left["stayed_bytes"] == 0, "{left}");
+        let rounds = program.ask("rounds");
+        let empty = |page: &Snapshot| page.levels.suspended > 0 && at(page, false) == 0;
+        let page = eventually("empty GPUs", || page(&program).filter(empty));
+        assert!(at(&page, true) >= 4 * 40 * MIB, "{page:?}");
+        assert_eq!(program.ask("rounds"), rounds, "nobody does anything");
+        let back = told(&program, "resume");
+        assert_eq!((&back["bytes"], &back["stayed_bytes"]), (&left["bytes"], &Value::from(0)));
+        goes_on(&mut program);
+    }
+    assert_eq!(program.ask("end"), "0 wrong");
+    assert!(program.end().0.success());
+}
+
+/// The command's complaint about this program, which is why it failed.
+#[track_caller]
+fn refused(program: &Running, arguments: &str) -> String {
+    told(program, arguments)["error"].as_str().unwrap_or_else(|| panic!("{arguments} was not refused")).to_owned()
+}
+
+#[test]
+fn memory_goes_to_gpus_that_the_program_only_borrows_from_while_they_have_room() {
+    let mut program = suspended("2x1GiB").env("SIMCUDA_GPUS", "4x1GiB").start(None);
+    // GPU by GPU, so that one thread works on one of four.
+    at_work(&mut program, 1);
+    let left = told(&program, "suspend --to peers");
+    assert!(left["bytes"].as_u64() >= Some(40 * MIB) && left["stayed_bytes"] == 0, "{left}");
+    let page = eventually("an empty GPU 0", || page(&program).filter(|page| page.levels.suspended > 0));
+    let held = |gpu: u32| {
+        let place = page.levels.places.rows.iter().find(|place| !place.on_host && place.number == gpu).unwrap();
+        place.held + place.own
+    };
+    assert_eq!((held(0), at(&page, true)), (0, 0), "{page:?}");
+    assert!(held(1) + held(2) + held(3) >= 40 * MIB, "{page:?}");
+    told(&program, "resume");
+    goes_on(&mut program);
+    assert_eq!(program.ask("end"), "0 wrong");
+}
+
+#[test]
+fn what_has_nowhere_to_go_stays_and_is_told_and_the_rest_leaves() {
+    let mut program = suspended("1x1GiB").env("GPUPOOL_HOST_LIMIT", "12MiB").log().start(None);
+    at_work(&mut program, 1);
+    let left = told(&program, "suspend");
+    let [bytes, stayed] = ["bytes", "stayed_bytes"].map(|key| left[key].as_u64().unwrap());
+    assert!(bytes > 0 && stayed >= 20 * MIB, "{left}");
+    told(&program, "resume");
+    goes_on(&mut program);
+    assert_eq!(program.ask("end"), "0 wrong");
+    let log = program.log();
+    let (_, _folder) = program.end();
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.contains("GP022") && log.contains("host0 lacks"), "{log}");
+    assert!(log.contains("program.suspend") && log.contains("program.resume"), "{log}");
+}
+
+#[test]
+fn a_program_that_never_comes_to_rest_is_left_alone_in_time() {
+    let mut program = suspended("1x1GiB").start(None);
+    at_work(&mut program, 1);
+    program.ask("spin");
+    let why = refused(&program, "suspend --wait 1s");
+    assert!(why.contains("did not come to rest in time: "), "{why}");
+    program.ask("allocate 64");
+    eventually("the allocation", || (program.ask("allocated") == "yes").then_some(()));
+    program.ask("release");
+    goes_on(&mut program);
+    assert_eq!(told(&program, "suspend")["stayed_bytes"], 0);
+    told(&program, "resume");
+    assert_eq!(program.ask("end"), "0 wrong");
+}
+
+#[test]
+fn what_asks_for_memory_or_a_signal_waits_or_wakes_and_the_end_waits_for_nobody() {
+    let mut program = suspended("2x1GiB").start(None);
+    at_work(&mut program, 2);
+    told(&program, "suspend");
+    program.ask("allocate 64");
+    assert_eq!(program.ask("fork"), "child ended with 7");
+    let rounds = program.ask("rounds");
+    let why = refused(&program, "suspend");
+    assert!(why.contains("suspended already"), "{why}");
+    assert_eq!((program.ask("allocated"), program.ask("rounds")), ("no".to_owned(), rounds), "it is suspended still");
+    // Somebody at the keyboard.
+    program.ask("signal");
+    goes_on(&mut program);
+    eventually("the allocation", || (program.ask("allocated") == "yes").then_some(()));
+    assert_eq!(program.ask("handled"), "1");
+    let why = refused(&program, "resume");
+    assert!(why.contains("it is not suspended"), "{why}");
+
+    told(&program, "suspend");
+    program.tell("exit");
+    let (status, _folder) = program.end();
+    assert_eq!(status.code(), Some(5), "{status}");
+    for signal in [libc::SIGTERM, libc::SIGKILL] {
+        let mut program = suspended("2x1GiB").start(None);
+        at_work(&mut program, 2);
+        told(&program, "suspend");
+        program.signal(signal);
+        let (status, _folder) = program.end();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(signal), "{status}");
+    }
+}
+
+#[test]
+fn who_cannot_be_asked_is_named_in_one_line() {
+    let mut program = suspended("1x1GiB").start(None);
+    let complaint = |arguments: &str| {
+        let ended = gpupool(&program, arguments);
+        assert!(!ended.status.success());
+        String::from_utf8(ended.stderr).unwrap()
+    };
+    let none = complaint(&format!("suspend {}", program.pid()));
+    assert_eq!(none.lines().count(), 1, "{none}");
+    assert!(
+        none.contains(&format!("no process {} that runs under gpupool and has allocated", program.pid())),
+        "{none}"
+    );
+    at_work(&mut program, 1);
+    program.signal(libc::SIGSTOP);
+    eventually("a stopped process", || {
+        let ended = gpupool(&program, &format!("resume {}", program.pid()));
+        String::from_utf8(ended.stderr).unwrap().contains("is stopped (SIGSTOP)").then_some(())
+    });
+    program.signal(libc::SIGCONT);
+    goes_on(&mut program);
+    let folder = program.session().join("gpupool");
+    let calls = |folder: &std::path::Path| {
+        let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().ends_with(".call")).count()
+    };
+    told(&program, "suspend");
+    told(&program, "resume");
+    assert_eq!(calls(&folder), 0, "nothing is left behind");
+}
+
+/// Two at once, and one that is killed while it asks, which leaves its file behind.
+#[test]
+fn several_commands_at_once_end_with_one_answer_each() {
+    let mut program = suspended("2x1GiB").start(None);
+    at_work(&mut program, 2);
+    for _ in 0..5 {
+        let all: Vec<Ended> = std::thread::scope(|scope| {
+            let ask = |arguments: &'static str| {
+                let program = &program;
+                scope.spawn(move || gpupool(program, &format!("{arguments} {}", program.pid())))
+            };
+            let asked = ["suspend", "suspend", "resume", "suspend"].map(ask);
+            asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+        });
+        for ended in all.iter().filter(|ended| !ended.status.success()) {
+            let text = String::from_utf8_lossy(&ended.stderr);
+            let known = ["suspended already", "is not suspended", "another command is asking it"];
+            assert!(text.lines().count() == 1 && known.iter().any(|known| text.contains(known)), "{text}");
+        }
+        let page = program.session().join("gpupool");
+        let names = std::fs::read_dir(page).unwrap().map(|entry| entry.unwrap().path());
+        let page = names.into_iter().find(|path| path.extension().is_some_and(|kind| kind == "page")).unwrap();
+        // What one leaves that was killed: a socket that nobody listens at.
+        let left = page.with_extension("call");
+        drop(std::os::unix::net::UnixListener::bind(&left).unwrap());
+        let ended = gpupool(&program, &format!("resume {}", program.pid()));
+        let text = String::from_utf8_lossy(&ended.stderr);
+        assert!(ended.status.success() || text.contains("is not suspended"), "{text}");
+        assert!(!left.exists());
+        goes_on(&mut program);
+    }
+    assert_eq!(program.ask("end"), "0 wrong");
+}
