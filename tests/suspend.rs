@@ -17,7 +17,7 @@ fn gpupool(program: &Running, arguments: &str) -> Ended {
     let command = artifact_folder().join("gpupool");
     let mut command = Command::new(command);
     command.args(arguments.split_whitespace()).env("XDG_RUNTIME_DIR", program.session()).env_remove("LD_PRELOAD");
-    command.output().unwrap()
+    command.output().unwrap_or_else(|error| panic!("gpupool {arguments}: {error}"))
 }
 
 /// The command's one line about this program.
@@ -56,8 +56,9 @@ fn at_work(program: &mut Running, threads: u32) {
 
 #[track_caller]
 fn goes_on(program: &mut Running) {
-    let before: u64 = program.ask("rounds").parse().unwrap();
-    eventually("further rounds", || (program.ask("rounds").parse::<u64>().unwrap() > before + 8).then_some(()));
+    let rounds = |program: &mut Running| -> u64 { program.ask("rounds").parse().unwrap_or(0) };
+    let before = rounds(program);
+    eventually("further rounds", || (rounds(program) > before + 8).then_some(()));
 }
 
 #[test]

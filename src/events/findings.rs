@@ -201,12 +201,12 @@ mod tests {
             ("GP5", "GP005"),
             ("5", "GP005"),
             ("GP0011", "GP011"),
-            ("GP099", "GP021"),
+            ("GP099", "GP022"),
             ("GP000", "GP001"),
             ("", "GP001"),
         ] {
             assert_eq!(nearest_finding(slip).code, meant, "{slip}");
         }
-        assert_eq!(nearest_finding("99999999999999999999").code, "GP021");
+        assert_eq!(nearest_finding("99999999999999999999").code, "GP022");
     }
 }

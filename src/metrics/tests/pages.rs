@@ -74,7 +74,7 @@ prop_compose! {
 
 prop_compose! {
     fn levels()(
-        [updated, live_blocks, live_bytes, peak_live_bytes]: [u64; 4],
+        [updated, live_blocks, live_bytes, peak_live_bytes, suspended]: [u64; 5],
         mode in short(16),
         [limit, pinned, requested, registered, peak_pinned, peak_requested]: [u64; 6],
         [near, on_peers, on_host, lost_microseconds]: [u64; 4],
@@ -86,7 +86,9 @@ prop_compose! {
         let pinned = Pinned { limit, pinned, requested, registered, peak_pinned, peak_requested };
         let residence = Residence { near, on_peers, on_host, lost_microseconds, saved_microseconds };
         let (gpus, places, loans) = (gpus.into(), places.into(), loans.into());
-        Levels { updated, mode, live_blocks, live_bytes, peak_live_bytes, pinned, residence, gpus, places, loans }
+        Levels {
+            updated, mode, live_blocks, live_bytes, peak_live_bytes, suspended, pinned, residence, gpus, places, loans,
+        }
     }
 }
 

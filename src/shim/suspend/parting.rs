@@ -9,10 +9,15 @@ use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Device, Driver, Physical};
 use gpupool_pool::{Block, MoveError, Moved, Piece, Place, Stopped, Wish};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// What moves at a time, so that the end of the process waits for no more: as much as makes the calls that surround it cheap. More where a
 /// chunk or block is larger.
 const BATCH: u64 = 1 << 30;
+
+/// How often something is tried beside a call that ends a context, and how long that is waited for each time.
+const TRIES: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Memory that left.
 pub enum Parted {
@@ -62,11 +67,11 @@ pub fn leave(
     let near: Vec<(Block, Vec<Piece<Physical>>)> = stretches
         .into_iter()
         .map(|block| (block, opened.pool.pieces(block.address, block.bytes)))
-        .filter(|(_, pieces)| pieces.iter().any(|piece| is_left(piece.place)))
+        .filter(|(_, pieces)| pieces.iter().any(|piece| is_left(piece.place, target)))
         .collect();
-    let own = handles::by_hand::all_on_gpus();
+    let own: Vec<_> = handles::by_hand::all().into_iter().filter(|own| is_left(own.place, target)).collect();
     let on_gpus = |pieces: &[Piece<Physical>]| -> u64 {
-        pieces.iter().filter(|piece| is_left(piece.place)).map(|piece| piece.bytes).sum()
+        pieces.iter().filter(|piece| is_left(piece.place, target)).map(|piece| piece.bytes).sum()
     };
     let total =
         near.iter().map(|(_, pieces)| on_gpus(pieces)).sum::<u64>() + own.iter().map(|own| own.bytes).sum::<u64>();
@@ -74,7 +79,8 @@ pub fn leave(
     let mut parted = Vec::new();
     let mut done = 0;
     for batch in batches(&near) {
-        let before: Vec<Parted> = batch.iter().flat_map(|(block, pieces)| places_before(block, pieces)).collect();
+        let before: Vec<Parted> =
+            batch.iter().flat_map(|(block, pieces)| places_before(block, pieces, target)).collect();
         leaving.go(batch, target);
         parted.extend(before.into_iter().filter(|parted| lies_elsewhere(opened, parted)));
         done += batch.iter().map(|(_, pieces)| on_gpus(pieces)).sum::<u64>();
@@ -104,12 +110,12 @@ pub fn leave(
     (parted, leaving.stayed.into_iter().map(|(why, bytes)| (bytes, why)).collect())
 }
 
-/// Whether this is a place that a suspended program leaves: a GPU that it works on.
-fn is_left(place: Place) -> bool {
-    matches!(place, Place::Gpu(gpu) if context::is_on(Device::of(gpu)))
+/// Whether this is a place that a suspended program leaves: a GPU that it works on, and where all of its memory goes to the host, any.
+fn is_left(place: Place, target: Target) -> bool {
+    matches!(place, Place::Gpu(gpu) if target == Target::Host || context::is_on(Device::of(gpu)))
 }
 
-fn places_before(block: &Block, pieces: &[Piece<Physical>]) -> Vec<Parted> {
+fn places_before(block: &Block, pieces: &[Piece<Physical>], target: Target) -> Vec<Parted> {
     let of = |piece: &Piece<Physical>| Parted::Pooled {
         block: block.id,
         start: block.address,
@@ -117,7 +123,7 @@ fn places_before(block: &Block, pieces: &[Piece<Physical>]) -> Vec<Parted> {
         bytes: piece.bytes,
         from: piece.place,
     };
-    pieces.iter().filter(|piece| is_left(piece.place)).map(of).collect()
+    pieces.iter().filter(|piece| is_left(piece.place, target)).map(of).collect()
 }
 
 /// Whether none of it lies where it did.
@@ -151,7 +157,7 @@ impl Leaving<'_> {
     /// Where memory of this GPU may go, best first.
     fn targets(&self, home: u32, target: Target) -> Vec<Place> {
         let order = self.opened.plan.order(home);
-        order.into_iter().filter(|place| target.takes(*place) && !is_left(*place)).collect()
+        order.into_iter().filter(|place| target.takes(*place) && !is_left(*place, target)).collect()
     }
 
     /// Moves all of these, or less and less at a time where there is no room for as much.
@@ -178,7 +184,7 @@ impl Leaving<'_> {
 
     /// One block that is larger than any place has room for.
     fn go_by_piece(&mut self, pieces: &[Piece<Physical>], home: u32, target: Target, why: &str) {
-        for piece in pieces.iter().filter(|piece| is_left(piece.place)) {
+        for piece in pieces.iter().filter(|piece| is_left(piece.place, target)) {
             let mut why = why.to_owned();
             let went = pieces.len() > 1
                 && self.targets(home, target).into_iter().any(|to| {
@@ -218,12 +224,21 @@ impl Leaving<'_> {
 }
 
 fn rearrange(opened: &Opened, driver: &'static Driver, held: &Held, wishes: &[Wish]) -> Result<Moved, String> {
-    let stop = || held.stop(driver, &Limits::default()).ok().map(Quiet);
-    let done = opened.pool.rearrange(wishes, stop).map_err(|error| in_words(&error))?;
-    match done.cut_short {
-        Some(error) => Err(in_words(&error)),
-        None => Ok(done.wishes.into_iter().sum()),
+    for _ in 0..TRIES {
+        let stop = || held.stop(driver, &Limits::default()).ok().map(Quiet);
+        match opened.pool.rearrange(wishes, stop) {
+            Ok(done) => {
+                return match done.cut_short {
+                    Some(error) => Err(in_words(&error)),
+                    None => Ok(done.wishes.into_iter().sum()),
+                };
+            }
+            // A context that is about to end is gone soon. Where the process ends, nothing more is tried.
+            Err(MoveError::NotNow) => std::thread::sleep(PAUSE),
+            Err(error) => return Err(in_words(&error)),
+        }
     }
+    Err(in_words(&MoveError::NotNow))
 }
 
 fn in_words(error: &MoveError<CuResult>) -> String {
@@ -270,6 +285,8 @@ pub fn come_back(
                 for wish in wishes {
                     match nearest(opened, driver, held, wish) {
                         true => *moved += wish.bytes,
+                        // What was freed meanwhile has nowhere to come back to.
+                        false if opened.pool.pieces(wish.address, wish.bytes).is_empty() => {}
                         false => *stayed += wish.bytes,
                     }
                 }

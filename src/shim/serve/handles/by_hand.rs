@@ -75,11 +75,9 @@ pub fn place(driver: &'static Driver, address: u64, bytes: u64, place: Place, st
     }
 }
 
-/// All that is mapped whole, once each, and lies on a GPU that this process has a context on.
-pub fn all_on_gpus() -> Vec<Own> {
-    let all = if super::is_any() { with_inventory(|inventory| inventory.all_mapped_whole()) } else { Vec::new() };
-    let is_near = |own: &Own| matches!(own.place, Place::Gpu(gpu) if context::is_on(gpupool_cuda::Device::of(gpu)));
-    all.into_iter().filter(is_near).collect()
+/// All that is mapped whole, once each.
+pub fn all() -> Vec<Own> {
+    if super::is_any() { with_inventory(|inventory| inventory.all_mapped_whole()) } else { Vec::new() }
 }
 
 /// Moves what is mapped at `start`, while what `alone` gives is held: nobody else uses it then. Freed memory of the pool makes room at the
