@@ -3,8 +3,9 @@
 #   scripts/package.sh               wheel, tar archive, deb and rpm, for every Linux on x86-64 with glibc 2.28 or newer, and checksums
 #   scripts/package.sh --no-build [FOLDER]
 #                                    the same of the build in that folder (target/release), for this machine's glibc
-# Two runs on one commit give the same bytes. Needs cargo, cc, python3 and binutils; a deb is made where there is dpkg-deb, and an rpm where there
-# is rpmbuild. The first form fetches what knows the symbols of an old glibc (zig, pinned) from the Python index.
+# Two runs on one commit give the same bytes, in whatever folders, where cc and binutils are the same. Needs cargo, cc, python3 and binutils; a
+# deb is made where there is dpkg-deb, and an rpm where there is rpmbuild. The first form wants the Rust that is named below, and fetches what
+# knows the symbols of an old glibc (zig, pinned) from the Python index.
 set -euo pipefail
 case "${CARGO_TARGET_DIR:-}" in
     '' | /*) ;;
@@ -20,6 +21,8 @@ target=${CARGO_TARGET_DIR:-$root/target}
 out=${GPUPOOL_PACKAGE_OUTPUT:-$target/package}
 stage=$out/stage
 glibc=2.28
+# Another compiler makes other bytes of the same sources. (No rust-toolchain.toml: whoever builds for himself may have a newer one.)
+rust=1.95.0
 triple=x86_64-unknown-linux-gnu
 packages=(--package gpupool --package gpupool-cli --package simcuda --package simnvml)
 files=(gpupool libgpupool.so libsimcuda.so libsimnvml.so)
@@ -39,6 +42,12 @@ if [ "${1:-}" = --no-build ]; then
     cc -O2 -o "$stage/two_arrays" src/cli/demo/two_arrays.c -ldl
     expect=()
 else
+    found=$("${RUSTC:-rustc}" --version) || found="no rustc"
+    [[ "$found" = "rustc $rust "* ]] || {
+        echo "package.sh: packages are built by rustc $rust, and here is $found; rustup toolchain install $rust, and start" \
+            "again with RUSTUP_TOOLCHAIN=$rust (scripts/package.sh --no-build takes what any other has built)" >&2
+        exit 1
+    }
     # Whoever sees the build's name should find its sources.
     if commit=$(git rev-parse --short=12 HEAD 2>/dev/null); then
         [ -z "$(git status --porcelain --untracked-files=no)" ] || commit=$commit+changes
@@ -61,12 +70,16 @@ else
     find "$sysroot/cache/o" \( -name 'lib*.so.*' -o -name '*crt1.o' -o -name libc_nonshared.a \) -exec cp {} "$sysroot" \;
     for library in dl.so.2 pthread.so.0 m.so.6 rt.so.1 util.so.1; do ln -s "lib$library" "$sysroot/lib${library%.*}"; done
     echo 'GROUP ( libc.so.6 libc_nonshared.a AS_NEEDED ( libld.so.2 ) )' >"$sysroot/libc.so"
-    # The compiler's own libraries may be linked against a newer glibc than the list has; what they need is this machine's affair.
-    RUSTFLAGS="-C link-arg=-B$sysroot/ -C link-arg=-L$sysroot -C link-arg=-Wl,--allow-shlib-undefined"
-    # Paths of this machine are in no file.
-    RUSTFLAGS+=" --remap-path-prefix=$root=gpupool --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}/registry/src=crates"
-    # With a target that is named, build scripts and macros are linked for this machine.
-    export RUSTFLAGS CARGO_INCREMENTAL=0
+    flags=(
+        # The compiler's own libraries may be linked against a newer glibc than the list has; what they need is this machine's affair.
+        -C "link-arg=-B$sysroot/" -C "link-arg=-L$sysroot" -C link-arg=-Wl,--allow-shlib-undefined
+        # Paths of this machine are in no file.
+        "--remap-path-prefix=$root=gpupool" "--remap-path-prefix=$target=gpupool/target"
+        "--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}/registry/src=crates"
+    )
+    # With a target that is named, build scripts and macros are linked for this machine. RUSTFLAGS would be cut at a space in a path.
+    CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f' && echo "${flags[*]}")
+    export CARGO_ENCODED_RUSTFLAGS CARGO_INCREMENTAL=0
     cargo build --profile dist --locked --target "$triple" "${packages[@]}"
     built=$target/$triple/dist
     expect=(--expect "manylinux_${glibc/./_}")

@@ -102,8 +102,10 @@ fn the_wheel_has_these_files_and_a_second_one_the_same_bytes() {
         "VERSION.data/data/share/man/man1/gpupool-plan.1",
         "VERSION.data/data/share/man/man1/gpupool-ps.1",
         "VERSION.data/data/share/man/man1/gpupool-report.1",
+        "VERSION.data/data/share/man/man1/gpupool-resume.1",
         "VERSION.data/data/share/man/man1/gpupool-run.1",
         "VERSION.data/data/share/man/man1/gpupool-sim.1",
+        "VERSION.data/data/share/man/man1/gpupool-suspend.1",
         "VERSION.data/data/share/man/man1/gpupool-top.1",
         "VERSION.data/data/share/man/man1/gpupool.1",
         "VERSION.data/data/share/zsh/site-functions/_gpupool",
@@ -142,6 +144,24 @@ fn the_wheel_has_these_files_and_a_second_one_the_same_bytes() {
     let sums = |folder: &Path| fs::read_to_string(folder.join("SHA256SUMS")).unwrap();
     assert_eq!(sums(again.path()), sums(folder.path()), "two packages of the same files differ");
     made(Command::new("sha256sum").args(["--check", "--quiet", "SHA256SUMS"]).current_dir(folder.path()));
+}
+
+/// Before anything is fetched or built: the same sources are other bytes from another one.
+#[test]
+fn what_is_for_every_linux_is_built_by_one_compiler_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let (compiler, out) = (folder.path().join("rustc"), folder.path().join("package"));
+    fs::write(&compiler, "#!/bin/sh\necho 'rustc 1.80.0 (051478957 2024-07-21)'\n").unwrap();
+    made(Command::new("chmod").arg("+x").arg(&compiler));
+    let mut script = Command::new(repository().join("scripts/package.sh"));
+    let said = script.env("RUSTC", &compiler).env("GPUPOOL_PACKAGE_OUTPUT", &out).output().unwrap();
+    assert_eq!(said.status.code(), Some(1), "{said:?}");
+    assert_eq!(
+        String::from_utf8_lossy(&said.stderr),
+        "package.sh: packages are built by rustc 1.95.0, and here is rustc 1.80.0 (051478957 2024-07-21); rustup toolchain install 1.95.0, \
+         and start again with RUSTUP_TOOLCHAIN=1.95.0 (scripts/package.sh --no-build takes what any other has built)\n"
+    );
+    assert!(!out.join("tools").exists() && !out.join("sysroot").exists(), "{:?}", tree(&out));
 }
 
 /// Every crate that is linked into what is shipped has a licence, by its name and by its text.

@@ -15,7 +15,7 @@ use crate::log_settings;
 use crate::preloadable;
 use crate::terminal;
 
-/// Prints the version and whether the interpreter is free-threaded.
+/// Prints the version, whether there is a GIL, and which interpreter it is.
 const ASK_PYTHON: &str = "import sys; print(sys.version_info[0], sys.version_info[1], \
                           getattr(sys, '_is_gil_enabled', lambda: True)(), sys.implementation.name)";
 
@@ -69,11 +69,18 @@ pub fn python() -> Check {
                     )
                 }
             }
-            other => Check::finding(
-                "python",
-                format!("{words}; python3 is {}", terminal::clean(&other.join(" "))),
-                "findings name native functions there; use one of these versions to see lines",
-            ),
+            other => {
+                let it = match other {
+                    [major, minor, _, "cpython"] => format!("{major}.{minor}"),
+                    [major, minor, _, name] => format!("{name} {major}.{minor}"),
+                    unknown => unknown.join(" "),
+                };
+                Check::finding(
+                    "python",
+                    format!("{words}; python3 is {}", terminal::clean(&it)),
+                    "findings name native functions there; use one of these versions to see lines",
+                )
+            }
         },
     };
     check.facts(facts)
