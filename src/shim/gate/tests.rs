@@ -30,11 +30,11 @@ pub(crate) use ok;
 
 /// Runs `body` in a process of its own, which ends so (an exit status, or 128 and a signal) and in half a minute at most.
 fn ends(name: &str, status: i32, body: impl FnOnce()) {
-    ends_in("gate::tests", name, status, body);
+    ends_in("gate::tests", name, &[], status, body);
 }
 
-/// The same for a test of another module, by the path of that.
-pub(crate) fn ends_in(module: &str, name: &str, status: i32, body: impl FnOnce()) {
+/// The same for a test of another module, by the path of that, and with these settings.
+pub(crate) fn ends_in(module: &str, name: &str, settings: &[(&str, &str)], status: i32, body: impl FnOnce()) {
     if std::env::var("GATE_TEST").as_deref() == Ok(name) {
         // SAFETY: the call takes a number.
         unsafe { libc::alarm(30) };
@@ -53,6 +53,7 @@ pub(crate) fn ends_in(module: &str, name: &str, status: i32, body: impl FnOnce()
         .env("GPUPOOL_METRICS", "off")
         .env("SIMCUDA_STRICT", "on")
         .env("SIMCUDA_GPUS", "2x4GiB")
+        .envs(settings.iter().copied())
         .output()
         .unwrap();
     std::fs::remove_dir_all(&folder).unwrap();

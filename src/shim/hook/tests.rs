@@ -6,6 +6,7 @@ use crate::gate::tests::{ends_in, memory, ok, start};
 use crate::guard;
 use crate::serve::memory::pieces;
 use crate::watch::module;
+use cudarc::driver::sys::CUfunction;
 use gpupool_cuda::CuResult;
 use parking_lot::Mutex;
 use std::ffi::{CStr, c_char, c_void};
@@ -26,7 +27,11 @@ const PTX: &CStr = c".version 7.0
 const BYTES: usize = 4096;
 
 fn alone(name: &str, body: impl FnOnce()) {
-    ends_in("hook::tests", name, 0, body);
+    alone_with(&[], name, body);
+}
+
+fn alone_with(settings: &[(&str, &str)], name: &str, body: impl FnOnce()) {
+    ends_in("hook::tests", name, settings, 0, body);
 }
 
 /// A log that does this with every line, whatever its level.
@@ -42,6 +47,33 @@ fn logging_by<T>(write: impl Fn(&str) + Send + Sync + 'static, body: impl FnOnce
     with_default(tracing_subscriber::registry().with(Writes(write)), body)
 }
 
+/// Has every line of this target panic while `body` runs, which gets what says whether any has since it asked last.
+fn panicking_in<T>(target: &'static str, body: impl FnOnce(&dyn Fn() -> bool) -> T) -> T {
+    let planted = Arc::new(AtomicU32::new(0));
+    let plant = planted.clone();
+    let write = move |of: &str| {
+        if of == target {
+            plant.fetch_add(1, Ordering::Relaxed);
+            panic!("planted in the log of {of}");
+        }
+    };
+    logging_by(write, || body(&|| planted.swap(0, Ordering::Relaxed) > 0))
+}
+
+fn function() -> CUfunction {
+    let (mut module, mut function) = (null_mut(), null_mut());
+    ok!(cuModuleLoadData(&raw mut module, PTX.as_ptr().cast()));
+    ok!(cuModuleGetFunction(&raw mut function, module, c"fill_u32".as_ptr()));
+    function
+}
+
+/// Fills memory by a kernel, and does not wait for it.
+fn fill(function: CUfunction, mut address: u64, mut value: u32) {
+    let mut count = (BYTES / 4) as u64;
+    let mut arguments = [(&raw mut address).cast(), (&raw mut count).cast(), (&raw mut value).cast()];
+    ok!(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, null_mut(), arguments.as_mut_ptr(), null_mut()));
+}
+
 fn read(address: u64) -> u32 {
     let mut word = 0u32;
     ok!(cuMemcpyDtoH_v2((&raw mut word).cast(), address, size_of::<u32>()));
@@ -53,11 +85,10 @@ fn a_panic_beside_a_launch_reaches_neither_the_program_nor_the_launch() {
     alone("a_panic_beside_a_launch_reaches_neither_the_program_nor_the_launch", || {
         start();
         // Made unseen, so that the first launch in the context notes it, which is what panics in front of the driver's call.
-        let (mut context, mut module, mut function, mut address) = (null_mut(), null_mut(), null_mut(), 0);
+        let (mut context, mut address) = (null_mut(), 0);
         let inside = guard::enter();
         ok!(cuCtxCreate_v2(&raw mut context, 0, 0));
-        ok!(cuModuleLoadData(&raw mut module, PTX.as_ptr().cast()));
-        ok!(cuModuleGetFunction(&raw mut function, module, c"fill_u32".as_ptr()));
+        let function = function();
         ok!(cuMemAlloc_v2(&raw mut address, BYTES));
         drop(inside);
         let planted = Arc::new(Mutex::new(Vec::new()));
@@ -66,16 +97,99 @@ fn a_panic_beside_a_launch_reaches_neither_the_program_nor_the_launch() {
             plant.lock().push(target.to_owned());
             panic!("planted in the log of {target}");
         };
-        let (mut count, mut value) = ((BYTES / 4) as u64, 7u32);
         logging_by(write, || {
-            let mut arguments = [(&raw mut address).cast(), (&raw mut count).cast(), (&raw mut value).cast()];
-            ok!(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, null_mut(), arguments.as_mut_ptr(), null_mut()));
+            fill(function, address, 7);
             assert!(guard::is_outside());
         });
         assert_eq!(read(address), 7, "the kernel ran");
         let planted = planted.lock();
         let at = |target: &str| planted.iter().position(|other| other == target);
         assert!(at("gpupool::context") < at("gpupool::call") && at("gpupool::context").is_some(), "{planted:?}");
+    });
+}
+
+#[test]
+fn a_panic_as_a_context_is_switched_to_leaves_it_current_and_what_was_handed_out_usable() {
+    alone("a_panic_as_a_context_is_switched_to_leaves_it_current_and_what_was_handed_out_usable", || {
+        let (driver, first) = start();
+        let before = memory();
+        fill(function(), before, 3);
+        // Made unseen, so that whoever switches to it notes it.
+        let mut second = null_mut();
+        let inside = guard::enter();
+        ok!(cuCtxCreate_v2(&raw mut second, 0, 0));
+        ok!(cuCtxSetCurrent(first));
+        drop(inside);
+        panicking_in("gpupool::context", |has_panicked| {
+            ok!(cuCtxSetCurrent(second));
+            assert!(has_panicked() && guard::is_outside());
+            assert_eq!(driver.current_context(), gpupool_cuda::Context::from_raw(second));
+        });
+        ok!(cuCtxSetCurrent(first));
+        assert_eq!(read(before), 3);
+        ok!(cuMemFree_v2(before));
+    });
+}
+
+#[test]
+fn a_panic_in_an_allocation_makes_it_the_drivers_and_those_before_stay_usable() {
+    alone("a_panic_in_an_allocation_makes_it_the_drivers_and_those_before_stay_usable", || {
+        start();
+        let (function, before) = (function(), memory());
+        fill(function, before, 3);
+        let pooled = |address| crate::backing::open::opened().is_some_and(|opened| opened.contains(address));
+        let during = panicking_in("gpupool::memory", |has_panicked| {
+            let during = memory();
+            assert!(has_panicked() && guard::is_outside());
+            during
+        });
+        // Whoever allocates behind it is served by the driver.
+        let after = memory();
+        assert!(pooled(before) && !pooled(after));
+        for address in [during, after] {
+            fill(function, address, 5);
+            assert_eq!(read(address), 5);
+        }
+        assert_eq!(read(before), 3);
+        [before, during, after].into_iter().for_each(|address| ok!(cuMemFree_v2(address)));
+    });
+}
+
+#[test]
+fn a_panic_beside_what_moves_memory_reaches_no_launch_no_wait_and_no_copy() {
+    let name = "a_panic_beside_what_moves_memory_reaches_no_launch_no_wait_and_no_copy";
+    // Every launch is looked at for what to move, and the end of every loop of the program's.
+    alone_with(&[("GPUPOOL_MOVE", "stress")], name, || {
+        start();
+        let (function, mut blocks) = (function(), [0; 3]);
+        for block in &mut blocks {
+            ok!(cuMemAlloc_v2(block, 2 << 20));
+        }
+        let (mut launches, mut waits, mut copies) = (0, 0, 0);
+        panicking_in("gpupool::memory", |has_panicked| {
+            for round in 0..64 {
+                for block in blocks {
+                    fill(function, block, round);
+                    launches += u32::from(has_panicked());
+                    assert!(guard::is_outside());
+                }
+                ok!(cuMemcpyDtoDAsync_v2(blocks[0], blocks[1], 1 << 20, null_mut()));
+                copies += u32::from(has_panicked());
+                ok!(cuCtxSynchronize());
+                waits += u32::from(has_panicked());
+                assert!(guard::is_outside());
+            }
+            // A loop of copies has an end, too.
+            for _ in 0..64 {
+                for (from, to) in [(0, 1), (1, 2), (2, 0)] {
+                    ok!(cuMemcpyDtoDAsync_v2(blocks[to], blocks[from], 1 << 20, null_mut()));
+                    copies += u32::from(has_panicked());
+                    assert!(guard::is_outside());
+                }
+            }
+        });
+        assert!(launches > 0 && waits > 0 && copies > 0, "{launches} launches, {waits} waits, {copies} copies");
+        blocks.into_iter().for_each(|block| assert_eq!(read(block), 63));
     });
 }
 
