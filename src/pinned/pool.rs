@@ -148,7 +148,9 @@ impl<B: Backend> Pool<B> {
         self.may_contain(address) && self.state.lock().runs.segment_around(address).is_some()
     }
 
-    fn may_contain(&self, address: u64) -> bool {
+    /// Whether `address` lies between the first segment and the last, which takes two comparisons and no lock.
+    #[inline]
+    pub fn may_contain(&self, address: u64) -> bool {
         // Who has an address of ours got it from a thread that wrote these before it handed the address out.
         (self.lowest.load(Ordering::Relaxed)..self.highest.load(Ordering::Relaxed)).contains(&address)
     }

@@ -1,7 +1,7 @@
 //! Classifies an address: in a block of the pool, managed, page-locked, freed, or the driver's to answer for.
 
 use crate::backing::open;
-use crate::serve::{ipc, managed, pinned};
+use crate::serve::{handles, ipc, managed, pinned};
 use gpupool_pool::Block;
 
 /// What an address is, for the questions that a program asks about it.
@@ -26,12 +26,25 @@ pub fn given_anew(address: u64, bytes: u64) {
     managed::given_anew(address, bytes);
 }
 
-/// Whether an address is certainly the driver's to answer for, at a glance. Always inlined: most calls that are passed on end here,
-/// and as a function of its own it would cost them as much again.
+/// Whether an address is certainly the driver's to answer for, at a glance, without a lock. Always inlined: most calls that are
+/// passed on end here, and as a function of its own it would cost them as much again.
 #[inline(always)]
 pub fn is_foreign(address: u64) -> bool {
     let is_pooled = open::opened().is_some_and(|opened| opened.contains(address));
-    !is_pooled && !pinned::is_pooled(address) && !ipc::is_any_imported() && !managed::may_have(address)
+    !is_pooled && !pinned::may_have(address) && !ipc::is_any_imported() && !managed::may_have(address)
+}
+
+/// Whether an address is certainly the driver's to answer for, and remains so during the call that asks it: such a call needs neither
+/// a body nor the gate.
+///
+/// Other memory is put only behind addresses of the pool, which are the same for the whole process, and behind the program's own
+/// mappings. Of these there is an entry before the program has the handle that it maps, so whoever knows an address of one sees
+/// it here. A thread that asks about an address while another one first maps something there may be told that nothing is there, as
+/// it may without this library. Which addresses are the program's own is not looked up: that takes a lock, which costs more than
+/// the gate.
+#[inline(always)]
+pub fn stays_the_drivers(address: u64) -> bool {
+    is_foreign(address) && !handles::is_any()
 }
 
 /// Finds out what kind of memory an address lies in.

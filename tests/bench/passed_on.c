@@ -12,6 +12,7 @@ enum { ROUNDS = 301, BATCH = 20000 };
 typedef int (*set_current_fn)(void *);
 typedef int (*free_fn)(unsigned long long);
 typedef int (*attribute_fn)(void *, int, unsigned long long);
+typedef int (*attributes_fn)(unsigned, int *, void **, unsigned long long);
 typedef int (*range_fn)(unsigned long long *, size_t *, unsigned long long);
 typedef int (*allocate_async_fn)(unsigned long long *, size_t, void *);
 typedef int (*free_async_fn)(unsigned long long, void *);
@@ -21,18 +22,26 @@ typedef struct {
 } Pair;
 
 static void *context, *stream, *event, *awaited; /* awaited: the stream or the event, which has nothing to do */
-static unsigned long long driver_memory; /* asked for past the shim, so the driver's */
+static unsigned long long asked; /* what is asked about */
 
 static void set_current(void *f) { ((set_current_fn)f)(context); }
 static void free_null(void *f) { ((free_fn)f)(0); }
 static void attribute(void *f) {
     int ordinal;
-    ((attribute_fn)f)(&ordinal, 9, driver_memory);
+    ((attribute_fn)f)(&ordinal, 9, asked);
+}
+/* As the runtime asks for cudaPointerGetAttributes. */
+static void attributes(void *f) {
+    void *context, *device, *host;
+    unsigned type;
+    int ordinal, kinds[] = {1, 2, 3, 4, 9};
+    void *data[] = {&context, &type, &device, &host, &ordinal};
+    ((attributes_fn)f)(5, kinds, data, asked);
 }
 static void range(void *f) {
     unsigned long long base;
     size_t bytes;
-    ((range_fn)f)(&base, &bytes, driver_memory);
+    ((range_fn)f)(&base, &bytes, asked);
 }
 
 static void synchronize(void *f) { ((synchronize_fn)f)(awaited); }
@@ -67,13 +76,29 @@ static void measure(const char *name, void (*call)(void *), int calls) {
     compare(name, call, b, h, calls, 25, b != h);
 }
 
+/* What is asked about memory: of the driver's, of the pool's, and of pinned memory. Both ask about the same addresses. */
+static void measure_questions(void) {
+    unsigned long long driver_memory, pooled; /* the first is asked for past the shim */
+    void *pinned;
+    require(((int (*)(unsigned long long *, size_t))bare("cuMemAlloc_v2"))(&driver_memory, 4096), "cuMemAlloc_v2");
+    require(((int (*)(unsigned long long *, size_t))hooked("cuMemAlloc_v2"))(&pooled, 4096), "cuMemAlloc_v2");
+    require(((int (*)(void **, size_t, unsigned))hooked("cuMemHostAlloc"))(&pinned, 4096, 0), "cuMemHostAlloc");
+    unsigned long long all[] = {driver_memory, pooled, (unsigned long long)pinned};
+    const char *whose[] = {"the driver's", "the pool's", "pinned"};
+    for (int i = 0; i < 3; i++) {
+        asked = all[i];
+        printf("of memory that is %s:\n", whose[i]);
+        measure("cuPointerGetAttribute", attribute, BATCH);
+        measure("cuPointerGetAttributes", attributes, BATCH);
+        measure("cuMemGetAddressRange_v2", range, BATCH);
+    }
+}
+
 int main(void) {
     context = open_first_gpu();
-    require(((int (*)(unsigned long long *, size_t))bare("cuMemAlloc_v2"))(&driver_memory, 4096), "cuMemAlloc_v2");
     measure("cuCtxSetCurrent", set_current, BATCH);
     measure("cuMemFree_v2", free_null, BATCH);
-    measure("cuPointerGetAttribute", attribute, BATCH);
-    measure("cuMemGetAddressRange_v2", range, BATCH);
+    measure_questions();
     require(((int (*)(void **, unsigned))hooked("cuStreamCreate"))(&stream, 1), "cuStreamCreate");
     require(((int (*)(void **, unsigned))hooked("cuEventCreate"))(&event, 2), "cuEventCreate");
     /* A wait takes a microsecond by itself. */

@@ -185,6 +185,75 @@ fn it_closes_where_all_is_quiet_and_holds_calls_until_it_is_open() {
     });
 }
 
+/// The GPU that an address is said to lie on, by each call that a program can ask with.
+fn asked_about(address: u64) -> [i32; 2] {
+    const ORDINAL: c_int = 9;
+    let (mut one, mut several, mut attribute) = (-1, -1, ORDINAL);
+    ok!(cuPointerGetAttribute((&raw mut one).cast(), ORDINAL, address));
+    let mut outputs = [(&raw mut several).cast()];
+    ok!(cuPointerGetAttributes(1, &raw mut attribute, outputs.as_mut_ptr(), address));
+    let (mut start, mut bytes) = (0, 0);
+    ok!(cuMemGetAddressRange_v2(&raw mut start, &raw mut bytes, address));
+    assert!(start <= address && address - start < bytes as u64);
+    [one, several]
+}
+
+/// Asks from another thread while the gate is closed, which has to let those questions pass, or to hold them until it is open.
+fn asked_while_closed(driver: &Driver, context: CUcontext, address: u64, is_held: bool) {
+    let closed = try_close(driver, &PATIENT).unwrap();
+    let (number, context) = (Arc::new(AtomicU32::new(0)), context as usize);
+    let told = number.clone();
+    let asker = thread::spawn(move || {
+        ok!(cuCtxSetCurrent(context as CUcontext));
+        told.store(threads::id(), Ordering::Release);
+        asked_about(address)
+    });
+    let asker = if is_held {
+        until_held(&number);
+        assert!(!asker.is_finished());
+        drop(closed);
+        asker.join()
+    } else {
+        let answer = asker.join();
+        assert_eq!(closed.still_quiet(), Ok(()));
+        answer
+    };
+    assert_eq!(asker.unwrap(), [0, 0]);
+}
+
+/// Memory of the program's own on GPU 0, mapped and usable.
+fn mapped_by_the_program() -> u64 {
+    const BYTES: usize = 2 << 20;
+    let (mut address, mut handle) = (0, 0);
+    let properties = gpupool_cuda::Properties::of(gpupool_pool::Place::Gpu(0));
+    ok!(cuMemCreate(&raw mut handle, BYTES, &raw const properties, 0));
+    ok!(cuMemAddressReserve(&raw mut address, BYTES, 0, 0, 0));
+    ok!(cuMemMap(address, BYTES, 0, handle, 0));
+    let access = gpupool_cuda::Access { location: properties.location, flags: 3 };
+    ok!(cuMemSetAccess(address, BYTES, &raw const access, 1));
+    ok!(cuMemRelease(handle));
+    address
+}
+
+#[test]
+fn questions_about_what_nobody_moves_pass_and_others_wait_until_it_is_open() {
+    alone("questions_about_what_nobody_moves_pass_and_others_wait_until_it_is_open", || {
+        let (driver, context) = start();
+        // Asked for as the library itself would, so the driver's.
+        let inside = crate::guard::enter();
+        let foreign = memory();
+        drop(inside);
+        let pooled = memory();
+        asked_while_closed(driver, context, foreign, false);
+        asked_while_closed(driver, context, pooled, true);
+        // From here on there is memory that may move at addresses which the program has chosen.
+        let own = mapped_by_the_program();
+        asked_while_closed(driver, context, own, true);
+        ok!(cuMemUnmap(own, 2 << 20));
+        asked_while_closed(driver, context, foreign, false);
+    });
+}
+
 #[test]
 fn work_in_any_context_keeps_it_open_and_is_named() {
     alone("work_in_any_context_keeps_it_open_and_is_named", || {

@@ -2,14 +2,16 @@
 //! current when it was made, wherever its pieces are; pooled pinned memory as one of the host, whatever else the driver
 //! pinned with it.
 
-use super::Real;
+use super::{Real, boundary};
 use crate::address::{self, Known};
 use crate::bypass::{Answer, Bypass, or_driver};
+use crate::process;
 use crate::serve::memory::memops;
 use crate::serve::{handles, ipc, mem_get_info};
 use crate::watch::context;
 use cudarc::driver::sys::{CUdevice, CUdeviceptr};
 use gpupool_cuda::{Context, CuResult, Device, Driver};
+use gpupool_interpose::Api;
 use gpupool_pool::{Block, FRAME};
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -87,6 +89,15 @@ pub unsafe fn total_memory(real: &mut Real, bytes: *mut usize, device: CUdevice)
 unsafe fn put<T>(data: *mut c_void, value: T) {
     // SAFETY: as above; unaligned because the program only promised room.
     unsafe { data.cast::<T>().write_unaligned(value) };
+}
+
+/// After a question that the driver alone could answer ([`address::stays_the_drivers`]).
+#[inline]
+pub fn passed_on(api: Api, result: CuResult) {
+    if tracing::enabled!(target: "gpupool::call", tracing::Level::TRACE) {
+        process::contained(api, || Bypass::NotOurs.note(api));
+    }
+    boundary::trace(api, result);
 }
 
 /// Writes one attribute of what is known of `ptr`.
@@ -226,22 +237,11 @@ unsafe fn rewrite(
 
 /// # Safety
 /// `data` is the program's output argument of that call.
-#[inline(always)]
 pub unsafe fn pointer_attribute(real: &mut Real, data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) -> CuResult {
-    if data.is_null() || address::is_foreign(ptr) && !handles::is_any_disguised() {
-        Bypass::NotOurs.note(real.api);
+    if data.is_null() {
+        Bypass::Malformed.note(real.api);
         return real.call();
     }
-    // SAFETY: the caller vouches for the output, which is not NULL.
-    unsafe { attribute_of_known(real, data, attribute, ptr) }
-}
-
-/// An attribute of what may be somebody's whom the library knows of.
-///
-/// # Safety
-/// `data` is the program's output argument of that call, and not NULL.
-#[inline(never)]
-unsafe fn attribute_of_known(real: &mut Real, data: *mut c_void, attribute: c_int, ptr: CUdeviceptr) -> CuResult {
     let known = address::known(ptr);
     // What the pool does not know, the driver answers first.
     if matches!(known, Known::Foreign) {
@@ -317,22 +317,7 @@ pub unsafe fn set_pointer_attribute(
 
 /// # Safety
 /// The pointers are the program's output arguments of that call.
-#[inline(always)]
 pub unsafe fn address_range(real: &mut Real, base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) -> CuResult {
-    if address::is_foreign(ptr) && !handles::is_any_disguised() {
-        Bypass::NotOurs.note(real.api);
-        return real.call();
-    }
-    // SAFETY: the caller vouches for the outputs.
-    unsafe { range_of_known(real, base, size, ptr) }
-}
-
-/// The range of what may be somebody's whom the library knows of.
-///
-/// # Safety
-/// The pointers are the program's output arguments of that call.
-#[inline(never)]
-unsafe fn range_of_known(real: &mut Real, base: *mut CUdeviceptr, size: *mut usize, ptr: CUdeviceptr) -> CuResult {
     let known = address::known(ptr);
     // Without a context that can be used, the driver does not look at the address. It says so itself where it is asked.
     if !matches!(known, Known::Foreign) && !context::driver().is_some_and(context::is_usable) {

@@ -3,6 +3,7 @@
 
 use super::boundary;
 use super::table::for_each_hook;
+use crate::address;
 use crate::gate;
 use crate::guard;
 use crate::run;
@@ -51,7 +52,7 @@ const fn submits(subject: &str, body: &str) -> bool {
 }
 
 /// Whether the calls of a subject pass the gate ([`crate::gate`]): all that may submit work, that begin a capture, or during which the
-/// driver looks at what is mapped at an address.
+/// driver looks at what is mapped at an address, unless nobody can be moving what lies there ([`address::stays_the_drivers`]).
 const fn passes_gate(subject: &str, body: &str) -> bool {
     submits(subject, body)
         || match subject.as_bytes() {
@@ -209,6 +210,28 @@ macro_rules! trampoline {
             let result = unsafe { real($p) };
             if run::takes_part(Api(stringify!($name))) && guard::is_outside() {
                 boundary::trace(Api(stringify!($name)), result);
+            }
+            return result;
+        } }
+    };
+    // Questions about an address. Frameworks ask them of every pointer, and of most of them only the driver knows anything: such a
+    // call is only traced, as what `pass` has.
+    ($name:ident($($p:ident: $t:ty),*) => query::pointer_attribute($data:ident, $attribute:ident, $ptr:ident)) => {
+        trampoline! { @asks $name($($p: $t),*) => query::pointer_attribute($data, $attribute, $ptr), about $ptr }
+    };
+    ($name:ident($($p:ident: $t:ty),*) => query::pointer_attributes($count:ident, $attributes:ident, $data:ident, $ptr:ident)) => {
+        trampoline! { @asks $name($($p: $t),*) => query::pointer_attributes($count, $attributes, $data, $ptr), about $ptr }
+    };
+    ($name:ident($($p:ident: $t:ty),*) => query::address_range($base:ident, $size:ident, $ptr:ident)) => {
+        trampoline! { @asks $name($($p: $t),*) => query::address_range($base, $size, $ptr), about $ptr }
+    };
+    (@asks $name:ident($($p:ident: $t:ty),*) => query::$body:ident($($a:ident),*), about $ptr:ident) => {
+        trampoline! { @answers $name($($p: $t),*) => query::$body($($a),*), unless (address::stays_the_drivers($ptr)) {
+            let real = real_function!($name($($t),*));
+            // SAFETY: the arguments are the program's own, passed on unchanged.
+            let result = unsafe { real($($p),*) };
+            if run::takes_part(Api(stringify!($name))) && guard::is_outside() {
+                super::query::passed_on(Api(stringify!($name)), result);
             }
             return result;
         } }

@@ -62,13 +62,13 @@ fn with_settled<T>(is_moving: impl Fn(&Inventory) -> bool, act: impl FnOnce(&mut
 
 /// Whether anything is known of memory of the program's own.
 #[inline]
-fn is_any() -> bool {
+pub fn is_any() -> bool {
     KNOWN.load(Ordering::Acquire) != 0
 }
 
 /// Whether the driver's answers about any memory of the program's own are not what it is to hear.
 #[inline]
-pub fn is_any_disguised() -> bool {
+fn is_any_disguised() -> bool {
     DISGUISED.load(Ordering::Acquire) != 0
 }
 

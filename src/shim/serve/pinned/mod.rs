@@ -194,6 +194,12 @@ pub fn registered_twice(address: u64, bytes: u64) {
     }
 }
 
+/// Whether an address may lie in a segment of the pool: not, if it lies outside of all of them together.
+#[inline]
+pub fn may_have(address: u64) -> bool {
+    opened().is_some_and(|pool| pool.may_contain(address))
+}
+
 /// Whether an address lies in a segment of the pool, in a live block or not.
 #[inline]
 pub fn is_pooled(address: u64) -> bool {
