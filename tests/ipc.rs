@@ -202,6 +202,17 @@ fn a_context_that_goes_with_what_was_opened_in_it_waits_for_no_other() {
 }
 
 #[test]
+fn what_is_opened_in_the_next_context_of_a_handle_outlives_the_last() {
+    for end in ["reset", "destroy"] {
+        let steps = format!("A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:outlives:0:{end} B:check:0:100 B:close:0 B:left");
+        let shim = ipc(&steps).report().same_under_shim(&[]);
+        shim.succeeds().says(&format!("B:outlives:0:{end}: open 0, in a context of the same handle: 1"));
+        shim.says("B:check:0:100: 0 wrong, ends right");
+        assert_eq!(shim.reported("violations"), &serde_json::json!([]));
+    }
+}
+
+#[test]
 fn closing_during_a_capture_is_done_when_it_returns() {
     let shim = ipc("A:alloc:0:65536 A:get:0:0 B:open:0 B:captured:0 B:left").shim().go();
     shim.succeeds().says("B:captured:0: close 0, end of the capture 0");
@@ -321,6 +332,18 @@ fn another_user_gets_nothing() {
         _ => None,
     });
     assert!(refused.contains("may not open memory"), "{refused}");
+}
+
+#[test]
+fn who_becomes_another_user_shares_as_that_one_and_not_at_all_after_sharing_as_the_first() {
+    for (first, opened) in [("A:user:12345 A:get:0:0", 0), ("A:get:0:0 A:user:12345", 1)] {
+        let shim = ipc(&format!("A:alloc:0:65536 {first} B:user:12345 B:open:0 C:open:0")).shim().go();
+        if shim.stdout.contains("user:12345: not allowed") {
+            println!("only root can become another user: not checked");
+            return;
+        }
+        shim.says(&format!("B:open:0: {opened}")).says("C:open:0: 1");
+    }
 }
 
 #[test]

@@ -36,6 +36,9 @@
  *   captured:SLOT        close it while a stream is being captured
  *   overtaken:SLOT       close it, and a capture begins while that waits (simulated driver)
  *   taken:SLOT           open it in a context of its own, and destroy that while a kernel is held in this one
+ *   outlives:SLOT:reset, outlives:SLOT:destroy
+ *                        open it in a context that ends so, and again in the next one of the same handle, before the call that
+ *                        ends the first is back (simulated driver); work in the next one from here on
  *   freed:SLOT           cuMemFree of it while a stream is being captured
  *   anew                 begin to work in the primary context again, after reset
  *   context              work in a context of its own from here on
@@ -266,6 +269,58 @@ static void taken_along(const char *name, const Slot *slot)
     watch_ends(guard);
     let_go(&gpu);
     printf("%s: close %d\n", name, cuIpcCloseMemHandle(opened));
+}
+
+/* A context in which a handle is open ends, and the next one, of the same handle, opens it before that call is back. */
+static struct {
+    CUipcMemHandle handle;
+    CUcontext context;
+    CUdeviceptr opened;
+    CUresult result;
+    int is_created, is_same;
+} next_life;
+
+static void *open_in_the_next_life(void *unused)
+{
+    CUcontext before = next_life.context;
+    if (next_life.is_created) {
+        CHECK(cuCtxCreate_v2(&next_life.context, 0, 0));
+    } else {
+        CHECK(cuDevicePrimaryCtxRetain(&next_life.context, 0));
+        CHECK(cuCtxSetCurrent(next_life.context));
+    }
+    next_life.is_same = next_life.context == before;
+    next_life.result = cuIpcOpenMemHandle_v2(&next_life.opened, next_life.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    return unused;
+}
+
+static void begin_the_next_life(void)
+{
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, open_in_the_next_life, NULL) == 0);
+    REQUIRE(pthread_join(thread, NULL) == 0);
+}
+
+static void open_again_as_it_ends(const char *name, const Simulator *simulator, Slot *slot, int is_created)
+{
+    CUdeviceptr first;
+    next_life.is_created = is_created;
+    next_life.handle = slot->handle;
+    if (is_created)
+        CHECK(cuCtxCreate_v2(&next_life.context, 0, 0));
+    else
+        CHECK(cuCtxGetCurrent(&next_life.context));
+    CHECK(cuIpcOpenMemHandle_v2(&first, slot->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+    if (is_created) {
+        simulator->after("cuCtxDestroy_v2", begin_the_next_life);
+        CHECK(cuCtxDestroy_v2(next_life.context));
+    } else {
+        simulator->after("cuDevicePrimaryCtxReset_v2", begin_the_next_life);
+        CHECK(cuDevicePrimaryCtxReset_v2(0));
+    }
+    CHECK(cuCtxSetCurrent(next_life.context));
+    printf("%s: open %d, in a context of the same handle: %d\n", name, next_life.result, next_life.is_same);
+    slot->address = next_life.opened;
 }
 
 /* Bare, a free breaks the capture; what it does under the shim is none of the comparison's business. */
@@ -741,6 +796,9 @@ static void act(Kernels *kernels, char *order)
         overtaken(name, &simulator, slot);
     } else if (!strcmp(action, "taken")) {
         taken_along(name, slot);
+    } else if (!strcmp(action, "outlives")) {
+        open_again_as_it_ends(name, &simulator, slot, !strcmp(second, "destroy"));
+        *kernels = load_kernels();
     } else if (!strcmp(action, "daemonise")) {
         close_sockets();
     } else if (!strcmp(action, "reuse")) {

@@ -81,7 +81,7 @@ pub fn open(driver: &'static Driver, bytes: &[u8; 64], handle: &Handle) -> Resul
     }
     // No open waits for anybody.
     unmap_unused(driver, &[]);
-    if let Some(address) = reopen(bytes) {
+    if let Some(address) = reopen(driver, bytes) {
         return Ok(address);
     }
     let begun = Instant::now();
@@ -100,11 +100,27 @@ pub fn open(driver: &'static Driver, bytes: &[u8; 64], handle: &Handle) -> Resul
     }
 }
 
-fn reopen(bytes: &[u8; 64]) -> Option<u64> {
+/// Where a handle is open, for a thread in the context with this id. Not in another one that may be ending, in a call of some thread:
+/// what is open there goes with it, and this may be the next context, of the same handle, which keeps what it opens.
+fn open_already<'a>(imports: &'a mut [Import], bytes: &[u8; 64], current: u64) -> Option<&'a mut Import> {
+    let stays = |owner| owner == current || context::keep(owner).is_some();
+    imports.iter_mut().find(|import| import.handle == *bytes && !import.closing && stays(import.block.owner))
+}
+
+fn reopen(driver: &Driver, bytes: &[u8; 64]) -> Option<u64> {
+    if !is_any() {
+        return None;
+    }
+    let current = id_of_current(driver);
     let mut imports = IMPORTS.lock();
-    let import = imports.iter_mut().find(|import| import.handle == *bytes && !import.closing)?;
+    let import = open_already(&mut imports, bytes, current)?;
     import.count += 1;
     Some(import.block.address)
+}
+
+/// The current context's id, and 0 without one.
+fn id_of_current(driver: &Driver) -> u64 {
+    context::current(driver).map_or(0, |context| context.id)
 }
 
 fn enter(
@@ -118,14 +134,14 @@ fn enter(
     static NEXT_ID: AtomicU64 = AtomicU64::new(FIRST_ID);
     let device = driver.devices().find(|device| driver.uuid_bytes(*device) == layout.home);
     let home = device.or_else(|| driver.current_device().ok()).map_or(0, Device::ordinal);
-    let owner = context::current(driver).map_or(0, |context| context.id);
+    let owner = id_of_current(driver);
     let address = mapped.range.base + layout.offset;
     let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
     let block = Block { address, bytes: handle.bytes, home, owner, id };
     {
         let mut imports = IMPORTS.lock();
         // Another thread may have opened the same handle meanwhile; then this range goes again.
-        if let Some(first) = imports.iter_mut().find(|import| import.handle == *bytes && !import.closing) {
+        if let Some(first) = open_already(&mut imports, bytes, owner) {
             first.count += 1;
             let address = first.block.address;
             drop(imports);
