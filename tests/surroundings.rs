@@ -2,7 +2,9 @@
 //! has much to say, they get what they get bare.
 
 use gpupool_events::Event;
-use harness::{Build, Output, Run};
+use harness::{Build, Output, Run, driver_folder, library};
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
 
 fn surroundings(arguments: &str) -> Run {
     Run::program("surroundings").args(arguments).sim("2x1GiB")
@@ -22,6 +24,56 @@ fn a_log_that_may_not_grow_costs_the_program_nothing() {
     for bytes in [0, 4096, 20000] {
         same_with_a_log(&format!("fsize-kill {bytes}")).succeeds().says("failed: 0");
     }
+}
+
+/// Where the program was linked with the library, since the loader drops a preload of such a program.
+#[test]
+fn a_program_with_the_rights_of_its_file_is_left_alone_whatever_its_environment_names() {
+    const GROUP: u32 = 65534;
+    let artifacts = library("libgpupool.so").parent().unwrap().display().to_string();
+    let linked = Build::program("rights")
+        .output("rights_linked")
+        .flag("-Wl,--no-as-needed,--disable-new-dtags")
+        .flag(&format!("-Wl,-rpath,{}:{artifacts}", driver_folder().display()))
+        .flag(&format!("-L{artifacts}"))
+        .flag("-lgpupool");
+    let folder = tempfile::tempdir().unwrap();
+    let (program, log) = (folder.path().join("program"), folder.path().join("log"));
+    let verdicts = folder.path().join("verdicts");
+    fs::create_dir(&verdicts).unwrap();
+    fs::copy(linked.path(), &program).unwrap();
+    let go = || {
+        let run = Run::command(&program).sim("1x1GiB").env("GPUPOOL_LOG_FILE", &log).env("GPUPOOL_VERDICTS", &verdicts);
+        let output = run.env("GPUPOOL_SUMMARY", "on").go();
+        output.succeeds().says("its word: 7");
+        output
+    };
+    let told = || (log.exists(), fs::read_dir(&verdicts).unwrap().count() > 0);
+    go().says("rights of its file: 0").warns("gpupool: contexts: GPU 0 primary");
+    assert_eq!(told(), (true, true), "it is linked with the library, which works there");
+    fs::remove_file(&log).unwrap();
+    fs::read_dir(&verdicts).unwrap().for_each(|file| fs::remove_file(file.unwrap().path()).unwrap());
+    if chown(&program, None, Some(GROUP)).is_err() {
+        println!("only root can give a file to any group: not checked");
+        return;
+    }
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o2755)).unwrap();
+    let output = go();
+    output.says("rights of its file: 1");
+    assert_eq!((told(), output.stderr.as_str()), ((false, false), ""));
+}
+
+#[test]
+fn a_program_that_becomes_another_user_keeps_its_memory_and_its_log() {
+    let shim = Run::program("rights").arg("65534").sim("1x1GiB").log().env("GPUPOOL_LOG", "debug").same_under_shim(&[]);
+    shim.succeeds();
+    if shim.stdout.contains("not allowed") {
+        println!("only root can become another user: not checked");
+        return;
+    }
+    assert_eq!(shim.stdout.matches("its word: 7").count(), 4);
+    assert_eq!(shim.events("block.allocate").len(), 4);
+    assert_eq!(shim.events("process.exit").len(), 1);
 }
 
 #[test]

@@ -137,6 +137,13 @@ pub fn is_preloaded() -> bool {
     *KNOWN.get_or_init(|| Box::new(dlsym::is_interposed()))
 }
 
+/// Whether the process has rights that who started it does not have: a set-user-ID or set-group-ID file gave it these, or one with
+/// capabilities. Its environment is somebody else's then, and names nothing that may be opened with its rights.
+pub fn has_rights_of_its_file() -> bool {
+    // SAFETY: the call takes a number and reads what the kernel gave the process.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
 /// The part that the shim plays now, as numbers of the C interface see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {

@@ -12,6 +12,7 @@ pub use start::takes_part;
 
 use crate::agent;
 use crate::log::{self, verdict};
+use crate::process;
 use std::ffi::{c_int, c_void};
 
 unsafe extern "C" {
@@ -23,8 +24,11 @@ unsafe extern "C" {
 /// never touches CUDA runs only a few comparisons in each handler.
 pub fn register() {
     log::remember_stderr();
-    log::remember_folder();
-    verdict::remember_folder();
+    // The loader drops a preload there, but not a library that it was told of by the system or that the program was linked with.
+    if !process::has_rights_of_its_file() {
+        log::remember_folder();
+        verdict::remember_folder();
+    }
     leave::find_next();
     exec::find_next();
     agent::watch_main_thread();

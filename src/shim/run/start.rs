@@ -53,6 +53,11 @@ fn start_inside() -> bool {
     if !process::happened(Event::Called) {
         return false;
     }
+    if process::has_rights_of_its_file() {
+        process::explain("the program's file gives it rights that who set its environment does not have (setuid)");
+        process::happened(Event::Declined);
+        return false;
+    }
     // Before the settings: where these are wrong, nothing is looked at in this process, and `run --fail-on` must know.
     verdict::prepare();
     let settings = match Settings::read(std::env::vars_os()) {
