@@ -1,0 +1,365 @@
+//! How parts are stored: the codecs, and which one a sample of a part speaks for.
+//!
+//! Weights and optimizer state are floats: their mantissas are noise, and their exponents are few. LZ4 finds nothing there, and
+//! zstd little, unless the bytes of a number are laid apart in planes first; then the planes of exponents shrink, and those of
+//! noise are stored as they are.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use zstd::bulk::{Compressor, Decompressor};
+
+/// How a part is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Codec {
+    /// Nothing is: eight bytes repeat. Zeros are the most frequent ones.
+    Fill,
+    /// As it is.
+    None,
+    /// An LZ4 block.
+    Lz4,
+    /// A zstd frame.
+    Zstd,
+    /// Numbers of two bytes: planes, each a zstd frame or as it is.
+    Planes2,
+    /// Numbers of four bytes.
+    Planes4,
+}
+
+impl Codec {
+    /// All of them.
+    pub const ALL: [Codec; 6] = [Codec::Fill, Codec::None, Codec::Lz4, Codec::Zstd, Codec::Planes2, Codec::Planes4];
+
+    /// As manifests have it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Codec::Fill => "fill",
+            Codec::None => "none",
+            Codec::Lz4 => "lz4",
+            Codec::Zstd => "zstd",
+            Codec::Planes2 => "planes2",
+            Codec::Planes4 => "planes4",
+        }
+    }
+}
+
+/// zstd's level: the next ones take twice the time for hundredths of the size.
+const LEVEL: i32 = 1;
+/// A part is compressed if at most this much of it is left, in hundredths.
+const WORTH: usize = 95;
+/// How many places of a part are sampled, and how many bytes at each. A multiple of four.
+const SAMPLES: usize = 4;
+const SAMPLE: usize = 16 << 10;
+/// What is used of a plane to see whether it shrinks.
+const PLANE_SAMPLE: usize = 8 << 10;
+
+/// How long the output for a part of `bytes` has to be, for every codec: LZ4 takes none that might be too short, so that it need
+/// not look whether it is.
+pub fn output_for(bytes: usize) -> usize {
+    lz4_flex::block::get_maximum_output_size(bytes).max(bytes)
+}
+
+/// What a thread needs to compress.
+pub struct Encoder {
+    zstd: Compressor<'static>,
+    planes: Vec<u8>,
+    sample: Vec<u8>,
+    out: Vec<u8>,
+}
+
+/// What a thread needs to decompress.
+pub struct Decoder {
+    zstd: Decompressor<'static>,
+    planes: Vec<u8>,
+}
+
+/// What a sample tells of a codec.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// Which.
+    pub codec: Codec,
+    /// How much is left, of 1.
+    pub ratio: f64,
+    /// Seconds of one processor for each byte.
+    pub cost: f64,
+}
+
+/// Where a plane begins and ends among `planes`.
+fn plane(width: usize, length: usize, number: usize) -> std::ops::Range<usize> {
+    let each = length / width;
+    number * each..(number + 1) * each
+}
+
+/// Lays the bytes of numbers apart: all first bytes, then all second ones. What is no whole number stays behind them.
+fn split(source: &[u8], width: usize, planes: &mut Vec<u8>) {
+    planes.resize(source.len(), 0);
+    let each = source.len() / width;
+    let (apart, rest) = planes.split_at_mut(each * width);
+    match width {
+        2 => {
+            let (low, high) = apart.split_at_mut(each);
+            for ((number, low), high) in source.chunks_exact(2).zip(low).zip(high) {
+                (*low, *high) = (number[0], number[1]);
+            }
+        }
+        _ => {
+            let (low, high) = apart.split_at_mut(each * 2);
+            let ((a, b), (c, d)) = (low.split_at_mut(each), high.split_at_mut(each));
+            for ((((number, a), b), c), d) in source.chunks_exact(4).zip(a).zip(b).zip(c).zip(d) {
+                (*a, *b, *c, *d) = (number[0], number[1], number[2], number[3]);
+            }
+        }
+    }
+    rest.copy_from_slice(&source[each * width..]);
+}
+
+/// Puts numbers together again.
+fn join(planes: &[u8], width: usize, out: &mut [u8]) {
+    let each = out.len() / width;
+    let (apart, rest) = planes.split_at(each * width);
+    match width {
+        2 => {
+            let (low, high) = apart.split_at(each);
+            for ((number, low), high) in out.chunks_exact_mut(2).zip(low).zip(high) {
+                number.copy_from_slice(&[*low, *high]);
+            }
+        }
+        _ => {
+            let (low, high) = apart.split_at(each * 2);
+            let ((a, b), (c, d)) = (low.split_at(each), high.split_at(each));
+            for ((((number, a), b), c), d) in out.chunks_exact_mut(4).zip(a).zip(b).zip(c).zip(d) {
+                number.copy_from_slice(&[*a, *b, *c, *d]);
+            }
+        }
+    }
+    out[each * width..].copy_from_slice(rest);
+}
+
+impl Encoder {
+    /// # Errors
+    /// There is no memory for it.
+    pub fn new() -> std::io::Result<Self> {
+        let out = vec![0; output_for(SAMPLES * SAMPLE)];
+        Ok(Self { zstd: Compressor::new(LEVEL)?, planes: Vec::new(), sample: Vec::new(), out })
+    }
+
+    /// Compresses into `out`, which is as long as [`output_for`] says; the result's length. `None`: that is not worth it, and the
+    /// source is to be stored as it is.
+    pub fn encode(&mut self, codec: Codec, source: &[u8], out: &mut [u8]) -> Option<usize> {
+        let most = source.len() / 100 * WORTH;
+        let length = match codec {
+            Codec::Fill | Codec::None => None,
+            Codec::Lz4 => lz4_flex::block::compress_into(source, out).ok(),
+            Codec::Zstd => self.zstd.compress_to_buffer(source, &mut out[..most]).ok(),
+            Codec::Planes2 => self.encode_planes(2, source, &mut out[..most]),
+            Codec::Planes4 => self.encode_planes(4, source, &mut out[..most]),
+        };
+        length.filter(|length| *length <= most)
+    }
+
+    /// For each plane a length of four bytes, then the planes, then what was no whole number. A plane that has its own length
+    /// is stored as it is.
+    fn encode_planes(&mut self, width: usize, source: &[u8], out: &mut [u8]) -> Option<usize> {
+        let mut planes = std::mem::take(&mut self.planes);
+        split(source, width, &mut planes);
+        let length = self.encode_split(width, &planes, out);
+        self.planes = planes;
+        length
+    }
+
+    fn encode_split(&mut self, width: usize, planes: &[u8], out: &mut [u8]) -> Option<usize> {
+        let mut at = width * 4;
+        let put = |out: &mut [u8], at: usize, bytes: &[u8]| {
+            out.get_mut(at..at + bytes.len()).map(|room| room.copy_from_slice(bytes))
+        };
+        for number in 0..width {
+            let bytes = &planes[plane(width, planes.len(), number)];
+            let shrinks = self.ratio_of_plane(bytes) * 100.0 < WORTH as f64;
+            let packed = out.get_mut(at..).filter(|_| shrinks);
+            // Not shorter, and it could not be told from one that is stored as it is.
+            let packed = packed.and_then(|room| self.zstd.compress_to_buffer(bytes, room).ok());
+            let length = match packed.filter(|length| *length < bytes.len()) {
+                Some(length) => length,
+                None => {
+                    put(out, at, bytes)?;
+                    bytes.len()
+                }
+            };
+            put(out, number * 4, &u32::try_from(length).ok()?.to_le_bytes())?;
+            at += length;
+        }
+        let rest = &planes[planes.len() / width * width..];
+        put(out, at, rest)?;
+        Some(at + rest.len())
+    }
+
+    /// How much zstd leaves of a plane, by a sample from its middle.
+    fn ratio_of_plane(&mut self, bytes: &[u8]) -> f64 {
+        let length = bytes.len().min(PLANE_SAMPLE);
+        let from = (bytes.len() - length) / 2;
+        self.zstd_ratio(&bytes[from..from + length])
+    }
+
+    fn zstd_ratio(&mut self, bytes: &[u8]) -> f64 {
+        let length = self.zstd.compress_to_buffer(bytes, &mut self.out[..]).unwrap_or(bytes.len());
+        length.min(bytes.len()) as f64 / bytes.len().max(1) as f64
+    }
+
+    /// What a sample of `source` tells of each codec that takes time.
+    pub fn estimate(&mut self, source: &[u8]) -> [Estimate; 4] {
+        let mut sample = std::mem::take(&mut self.sample);
+        sample.clear();
+        if source.len() <= SAMPLES * SAMPLE {
+            sample.extend_from_slice(source);
+        } else {
+            // Numbers begin where the part begins, whatever their width is.
+            let apart = ((source.len() - SAMPLE) / (SAMPLES - 1)).next_multiple_of(4) - 4;
+            (0..SAMPLES).for_each(|number| sample.extend_from_slice(&source[number * apart..][..SAMPLE]));
+        }
+        let estimates = [Codec::Lz4, Codec::Zstd, Codec::Planes2, Codec::Planes4].map(|codec| {
+            let before = thread_time();
+            let ratio = self.ratio(codec, &sample);
+            let took = thread_time().saturating_sub(before);
+            Estimate { codec, ratio, cost: took.as_secs_f64() / sample.len().max(1) as f64 }
+        });
+        self.sample = sample;
+        estimates
+    }
+
+    fn ratio(&mut self, codec: Codec, sample: &[u8]) -> f64 {
+        let width = match codec {
+            Codec::Planes2 => 2,
+            Codec::Planes4 => 4,
+            Codec::Zstd => return self.zstd_ratio(sample),
+            _ => {
+                let length = lz4_flex::block::compress_into(sample, &mut self.out).unwrap_or(sample.len());
+                return length as f64 / sample.len().max(1) as f64;
+            }
+        };
+        let mut planes = std::mem::take(&mut self.planes);
+        split(sample, width, &mut planes);
+        let sum: f64 = (0..width).map(|number| self.zstd_ratio(&planes[plane(width, planes.len(), number)])).sum();
+        self.planes = planes;
+        sum / width as f64
+    }
+}
+
+/// The time that this thread had a processor: what other threads take of it is no cost of a codec.
+fn thread_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the output is a timespec, and every Linux has this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Chooses how a part is stored. `processors` compress at once, and the disk takes `rate` bytes a second.
+///
+/// Compression and writing overlap, so a part takes as long as the slower of the two; among codecs that take about as long, the
+/// smallest result is chosen. A codec that the processors cannot feed to the disk is thus left out, however much it saves.
+pub fn choose(estimates: &[Estimate], processors: usize, rate: f64) -> Codec {
+    /// What of a choice's time another may take longer, in return for a smaller result.
+    const LONGER: f64 = 1.1;
+    let plain = Estimate { codec: Codec::None, ratio: 1.0, cost: 0.0 };
+    let time = |of: &Estimate| (of.cost / processors.max(1) as f64).max(of.ratio / rate);
+    let worth = estimates.iter().filter(|of| of.ratio * 100.0 <= WORTH as f64);
+    let all = || worth.clone().chain([&plain]);
+    let least = all().map(time).fold(f64::INFINITY, f64::min);
+    let fast = all().filter(|of| time(of) <= least * LONGER);
+    fast.min_by(|a, b| a.ratio.total_cmp(&b.ratio)).map_or(Codec::None, |of| of.codec)
+}
+
+impl Decoder {
+    /// # Errors
+    /// There is no memory for it.
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self { zstd: Decompressor::new()?, planes: Vec::new() })
+    }
+
+    /// Fills `out` from what is stored. Whether that is right is for the hash to say.
+    ///
+    /// # Errors
+    /// What is stored is no such thing, or of another length.
+    pub fn decode(&mut self, codec: Codec, stored: &[u8], out: &mut [u8]) -> Result<(), String> {
+        let full = out.len();
+        let length = match codec {
+            Codec::Fill => Err("no bytes to store".to_owned()),
+            Codec::None if stored.len() == full => {
+                out.copy_from_slice(stored);
+                Ok(full)
+            }
+            Codec::None => Ok(stored.len()),
+            Codec::Lz4 => lz4_flex::block::decompress_into(stored, out).map_err(|error| error.to_string()),
+            Codec::Zstd => self.zstd.decompress_to_buffer(stored, out).map_err(|error| error.to_string()),
+            Codec::Planes2 => self.decode_planes(2, stored, out),
+            Codec::Planes4 => self.decode_planes(4, stored, out),
+        }?;
+        if length == full { Ok(()) } else { Err(format!("{length} bytes")) }
+    }
+
+    fn decode_planes(&mut self, width: usize, stored: &[u8], out: &mut [u8]) -> Result<usize, String> {
+        let short = || "planes that end too early".to_owned();
+        self.planes.resize(out.len(), 0);
+        let (lengths, mut stored) = stored.split_at_checked(width * 4).ok_or_else(short)?;
+        for (number, length) in lengths.chunks_exact(4).enumerate() {
+            let length = u32::from_le_bytes(length.try_into().map_err(|_| short())?) as usize;
+            let (packed, rest) = stored.split_at_checked(length).ok_or_else(short)?;
+            let room = &mut self.planes[plane(width, out.len(), number)];
+            if length == room.len() {
+                room.copy_from_slice(packed);
+            } else {
+                let full = self.zstd.decompress_to_buffer(packed, room).map_err(|error| error.to_string())?;
+                if full != room.len() {
+                    return Err(format!("a plane of {full} bytes"));
+                }
+            }
+            stored = rest;
+        }
+        let whole = out.len() / width * width;
+        if stored.len() != out.len() - whole {
+            return Err(short());
+        }
+        self.planes[whole..].copy_from_slice(stored);
+        join(&self.planes, width, out);
+        Ok(out.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(codec: Codec, ratio: f64, gigabytes_a_second: f64) -> Estimate {
+        Estimate { codec, ratio, cost: 1e-9 / gigabytes_a_second }
+    }
+
+    #[test]
+    fn a_codec_is_taken_as_long_as_it_keeps_the_disk_busy() {
+        let weights = [of(Codec::Lz4, 1.0, 2.0), of(Codec::Zstd, 0.8, 0.7), of(Codec::Planes2, 0.66, 1.1)];
+        assert_eq!(choose(&weights, 16, 7e9), Codec::Planes2, "16 processors feed a disk of 7 GB/s");
+        assert_eq!(choose(&weights, 2, 7e9), Codec::None, "two do not");
+        assert_eq!(choose(&weights, 2, 0.5e9), Codec::Planes2, "but one of 0.5 GB/s");
+        let text = [of(Codec::Lz4, 0.5, 0.7), of(Codec::Zstd, 0.35, 0.4)];
+        assert_eq!(choose(&text, 2, 0.2e9), Codec::Zstd);
+        assert_eq!(choose(&text, 2, 1.3e9), Codec::Lz4, "the smaller one would be the slower one");
+        assert_eq!(choose(&[of(Codec::Lz4, 0.96, 100.0)], 16, 1e6), Codec::None, "hardly anything is saved");
+    }
+
+    #[test]
+    fn bytes_that_nothing_encoded_are_refused_and_not_believed() {
+        let mut decoder = Decoder::new().unwrap();
+        let mut out = vec![0; 10_000];
+        let mut state = 1_u32;
+        for length in 0..600 {
+            let stored: Vec<u8> = (0..length)
+                .map(|_| {
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    (state >> 29) as u8
+                })
+                .collect();
+            for codec in Codec::ALL {
+                assert!(decoder.decode(codec, &stored, &mut out).is_err(), "{codec:?}, {length} bytes");
+            }
+        }
+    }
+}

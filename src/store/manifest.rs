@@ -1,0 +1,244 @@
+//! What a generation says of itself: a line that names the format, one JSON object, and a line with the hash of both.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::buffer::padded;
+use crate::codec::Codec;
+use crate::error::{Error, Result};
+use crate::{PART, VERSION};
+
+/// What the first line begins with; the format's version is behind it.
+const HEAD: &str = "gpupool-store ";
+/// What the last line begins with; 16 hexadecimal digits are behind it.
+const TAIL: &str = "\nxxh3-64 ";
+/// The length of the last line with the end of the line before it, in bytes.
+const TAIL_BYTES: usize = TAIL.len() + 16 + 1;
+
+/// XXH3-64, or a word of memory: 16 hexadecimal digits in the manifest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Word(pub u64);
+
+impl std::fmt::Display for Word {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "{:016x}", self.0)
+    }
+}
+
+impl Serialize for Word {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Word {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+        u64::from_str_radix(&text, 16).map(Word).map_err(serde::de::Error::custom)
+    }
+}
+
+/// Whose memory it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// When it started, in clock ticks since the boot.
+    pub started: u64,
+    /// Its command line, for people.
+    pub command: String,
+}
+
+/// What the caller of the writer says of a generation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Meta {
+    /// Whose memory it is.
+    pub process: Process,
+    /// The host's name.
+    pub host: String,
+    /// The UUIDs of the process's GPUs, by the numbers that blocks name as their home.
+    pub gpus: Vec<String>,
+    /// The version of gpupool that wrote it.
+    pub gpupool: String,
+    /// Whatever else the caller wants to find again.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub notes: BTreeMap<String, String>,
+}
+
+/// What the caller of the writer says of a block of memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// A number that no other block of the generation has.
+    pub id: u64,
+    /// Where the program has it.
+    pub address: u64,
+    /// Its length.
+    pub bytes: u64,
+    /// The GPU that it belongs to, as a place in [`Meta::gpus`]. `None`: the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub home: Option<u32>,
+    /// The place in the program that asked for it; empty where that is not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub site: String,
+    /// What the program calls it; empty where it has no name.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub label: String,
+}
+
+/// A block as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Block {
+    /// What the writer was told.
+    #[serde(flatten)]
+    pub about: About,
+    /// Its bytes: in order of their offsets, without gap or overlap.
+    pub parts: Vec<Part>,
+}
+
+/// Bytes of a block that are stored as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// Where they begin in the block.
+    pub offset: u64,
+    /// How many there are; of a part that takes room in a file at most [`PART`].
+    pub bytes: u64,
+    /// How they are stored.
+    pub codec: Codec,
+    /// [`Codec::Fill`]: the eight bytes that they repeat from their first on, the lowest first. Otherwise their XXH3-64.
+    #[serde(rename = "xxh3")]
+    pub word: Word,
+    /// How many bytes they take, without the zeros behind them up to a multiple of 4096. 0 for [`Codec::Fill`].
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub stored: u64,
+    /// In which file, as a place in [`Manifest::files`].
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub file: u64,
+    /// Where in that file.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub at: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// A file with parts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Data {
+    /// Its name in the generation's folder.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+}
+
+/// What a generation says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Its number.
+    pub generation: u64,
+    /// When it was finished, in seconds since 1970.
+    pub written: u64,
+    /// What the writer was told.
+    #[serde(flatten)]
+    pub meta: Meta,
+    /// The sum of its blocks.
+    pub bytes: u64,
+    /// The sum of its files.
+    pub stored: u64,
+    /// Its files.
+    pub files: Vec<Data>,
+    /// Its blocks, in the order in which the writer was told of them.
+    pub blocks: Vec<Block>,
+}
+
+/// The hash of everything here.
+pub fn hash(bytes: &[u8]) -> u64 {
+    twox_hash::XxHash3_64::oneshot(bytes)
+}
+
+impl Manifest {
+    /// The file's contents.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>> {
+        let mut text = format!("{HEAD}{VERSION}\n").into_bytes();
+        serde_json::to_writer(&mut text, self).map_err(|error| Error::misuse(format!("manifest: {error}")))?;
+        let hash = Word(hash(&text));
+        text.extend_from_slice(format!("{TAIL}{hash}\n").as_bytes());
+        Ok(text)
+    }
+
+    /// Of a file's contents.
+    ///
+    /// # Errors
+    /// They are damaged, or of a newer version.
+    pub(crate) fn decode(text: &[u8], path: &Path) -> Result<Self> {
+        let damaged = |what: String| Error::damaged(path, what);
+        let line = text.iter().take(HEAD.len() + 16).position(|letter| *letter == b'\n');
+        let line = line.and_then(|end| std::str::from_utf8(&text[..end]).ok()?.strip_prefix(HEAD)?.parse::<u32>().ok());
+        let Some(version) = line else { return Err(damaged(format!("its first line is not `{HEAD}VERSION`"))) };
+        // Before the hash: how a newer one ends is not known.
+        if version > VERSION {
+            return Err(Error::Newer { path: path.to_owned(), version });
+        }
+        let (told, tail) = text.split_at(text.len().saturating_sub(TAIL_BYTES));
+        let tail = std::str::from_utf8(tail).ok().and_then(|tail| tail.strip_prefix(TAIL)?.strip_suffix('\n'));
+        let Some(expected) = tail.filter(|digits| digits.len() == 16) else {
+            return Err(damaged("its last line, with the hash, is missing".to_owned()));
+        };
+        let found = Word(hash(told)).to_string();
+        if expected != found {
+            return Err(damaged(format!("its hash is {found}, expected {expected}")));
+        }
+        let json = told.iter().position(|letter| *letter == b'\n').map(|end| &told[end + 1..]);
+        let manifest: Self =
+            serde_json::from_slice(json.unwrap_or_default()).map_err(|error| damaged(error.to_string()))?;
+        manifest.check().map_err(damaged)?;
+        Ok(manifest)
+    }
+
+    /// Whether all of it fits together, so that a reader need not ask again. The hash says that it is what was written, and
+    /// not that what was written makes sense.
+    fn check(&self) -> std::result::Result<(), String> {
+        let mut used = vec![0_u64; self.files.len()];
+        for Block { about, parts } in &self.blocks {
+            let mut end = 0_u64;
+            for part in parts {
+                let Part { offset, bytes, stored, at, .. } = *part;
+                let wrong = |what: &str| Err(format!("block {}, offset {offset}: {what}", about.id));
+                if offset != end || bytes == 0 {
+                    return wrong("its parts do not follow on each other");
+                }
+                end = end.checked_add(bytes).ok_or("a part ends beyond every address")?;
+                if part.codec == Codec::Fill {
+                    continue;
+                }
+                if bytes > PART as u64 || stored == 0 || stored > bytes || at % padded(1) as u64 != 0 {
+                    return wrong("a part has an impossible length or place");
+                }
+                let file = usize::try_from(part.file).unwrap_or(usize::MAX);
+                let (Some(used), Some(file)) = (used.get_mut(file), self.files.get(file)) else {
+                    return wrong("a part lies in a file that is not listed");
+                };
+                let room = padded(stored as usize) as u64;
+                if at.checked_add(room).is_none_or(|end| end > file.bytes) {
+                    return wrong("a part lies behind the end of its file");
+                }
+                *used += room;
+            }
+            if end != about.bytes {
+                return Err(format!("block {}: {} bytes, and its parts have {end}", about.id, about.bytes));
+            }
+        }
+        for (file, used) in self.files.iter().zip(used) {
+            if !file.name.starts_with("data-") || file.name.contains('/') {
+                return Err(format!("`{}` is no name of a file of parts", file.name));
+            }
+            if file.bytes != used {
+                return Err(format!("{}: {} bytes, and its parts take {used}", file.name, file.bytes));
+            }
+        }
+        Ok(())
+    }
+}

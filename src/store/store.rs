@@ -1,0 +1,243 @@
+//! The folder that generations lie in: whose it is, which there are, and who may change it.
+
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, chmodat, fstat, fstatvfs, mkdirat, openat, stat};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+use crate::disk::{Disk, File, Folder};
+use crate::error::{Error, Result};
+use crate::manifest::Manifest;
+
+/// The manifest's name in a generation's folder.
+const MANIFEST: &str = "manifest";
+/// The name of the file whose lock says that somebody writes here.
+const LOCK: &str = "lock";
+/// The longest manifest that is read, in bytes: that of a hundred TB.
+const LONGEST: u64 = 4 << 30;
+/// Bits of a mode: what lets others change things, but what is theirs in a folder where everybody may write.
+const OTHERS_WRITE: u32 = 0o022;
+const STICKY: u32 = 0o1000;
+
+/// An open folder of generations.
+#[derive(Debug)]
+pub struct Store {
+    pub folder: Folder,
+}
+
+/// Holds the folder against other writers until it is dropped.
+#[derive(Debug)]
+pub struct Lock {
+    file: File,
+    process: u32,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // The child of a fork has a copy, and the lock stays its parent's.
+        if self.process == std::process::id() {
+            // So that nobody is told of a process that has gone on.
+            let _ = self.file.truncate(0);
+            self.file.unlock();
+        }
+    }
+}
+
+/// What a generation's folder is called.
+pub fn name_of(generation: u64) -> String {
+    format!("gen-{generation:06}")
+}
+
+/// Before it is whole.
+pub fn unfinished_name_of(generation: u64) -> String {
+    format!(".{}.new", name_of(generation))
+}
+
+/// While it is being removed.
+fn leaving_name_of(generation: u64) -> String {
+    format!(".{}.gone", name_of(generation))
+}
+
+fn number_of(name: &str) -> Option<u64> {
+    let number = name.strip_prefix("gen-")?.parse().ok()?;
+    (name_of(number) == name).then_some(number)
+}
+
+fn is_stale(name: &str) -> bool {
+    let name = name.strip_prefix('.');
+    let name = name.and_then(|name| name.strip_suffix(".new").or_else(|| name.strip_suffix(".gone")));
+    name.is_some_and(|name| number_of(name).is_some())
+}
+
+impl Store {
+    /// Opens the folder; with `make` for writing, and then it is made if it is not there.
+    ///
+    /// # Errors
+    /// It is not there, a link, another user's, or others may change it. Root may read everybody's.
+    pub fn open(path: &Path, make: bool, disk: &Disk) -> Result<Self> {
+        let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let failed = |errno| Error::io(path, "open", errno);
+        let (Some(around), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(Error::refused(path, "it is the root folder; choose one below it"));
+        };
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = openat(CWD, around, flags | OFlags::PATH, Mode::empty()).map_err(failed)?;
+        let above = fstat(&root).map_err(failed)?;
+        let own = geteuid().as_raw();
+        let is_open = above.st_mode & OTHERS_WRITE != 0 && above.st_mode & STICKY == 0;
+        let mut made = false;
+        if make {
+            match mkdirat(&root, name, Mode::RWXU) {
+                // A mask may have shut its maker out. By its name, so only where nobody can have put a link there.
+                Ok(()) => {
+                    made = true;
+                    if !is_open && (above.st_uid == 0 || above.st_uid == own) {
+                        chmodat(&root, name, Mode::RWXU, AtFlags::empty())
+                            .map_err(|errno| Error::io(path, "set the mode of", errno))?;
+                    }
+                }
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(Error::io(path, "make", errno)),
+            }
+        }
+        let descriptor = match openat(&root, name, flags | OFlags::NOFOLLOW, Mode::empty()) {
+            Err(Errno::LOOP | Errno::NOTDIR) => return Err(Error::refused(path, "it is a link or no folder")),
+            Err(Errno::NOENT) => return Err(Error::Absent { path: path.clone() }),
+            answer => answer.map_err(failed)?,
+        };
+        let folder = Folder::of(descriptor, path, disk)?;
+        let found = folder.stat()?;
+        if found.st_uid != own && (make || own != 0) {
+            return Err(Error::refused(
+                path,
+                format!("it is of user {}, and this process of user {own}", found.st_uid),
+            ));
+        }
+        if is_open || above.st_uid != 0 && above.st_uid != found.st_uid {
+            return Err(Error::refused(path, format!("{} lets others replace it", around.display())));
+        }
+        if found.st_mode & OTHERS_WRITE != 0 {
+            let mode = found.st_mode & 0o7777;
+            return Err(Error::refused(path, format!("others may write to it (mode {mode:o}); chmod 700 it")));
+        }
+        if made {
+            // It is on the disk before anything in it is.
+            let around = openat(CWD, around, flags, Mode::empty()).map_err(failed)?;
+            Folder::of(around, path.parent().unwrap_or(path), disk)?.sync()?;
+        }
+        Ok(Self { folder })
+    }
+
+    /// Takes the folder for writing.
+    ///
+    /// # Errors
+    /// [`Error::Busy`].
+    pub fn lock(&self) -> Result<Lock> {
+        let file = self.folder.lock_file(LOCK)?;
+        if !file.try_lock()? {
+            let mut text = vec![0; usize::try_from(file.bytes()?.min(16)).unwrap_or(0)];
+            let pid = file.read(&mut text, 0).ok().and_then(|()| String::from_utf8(text).ok()?.trim().parse().ok());
+            return Err(Error::Busy { path: self.folder.path().to_owned(), pid });
+        }
+        let process = std::process::id();
+        let lock = Lock { file, process };
+        lock.file.truncate(0)?;
+        lock.file.write(format!("{process}\n").as_bytes(), 0)?;
+        Ok(lock)
+    }
+
+    /// Removes what a writer left that did not get to its end, or a removal. Only for who has the lock.
+    pub fn clean(&self) -> Result<()> {
+        for name in self.folder.names()?.into_iter().filter(|name| is_stale(name)) {
+            self.folder.remove_folder(&name)?;
+        }
+        Ok(())
+    }
+
+    /// The numbers of all generations, newest first, whether they are whole or not.
+    pub fn generations(&self) -> Result<Vec<u64>> {
+        let mut numbers: Vec<u64> = self.folder.names()?.iter().filter_map(|name| number_of(name)).collect();
+        numbers.sort_unstable_by(|a, b| b.cmp(a));
+        Ok(numbers)
+    }
+
+    /// A generation's folder and what it says of itself.
+    pub fn manifest(&self, generation: u64) -> Result<(Folder, Manifest)> {
+        let folder = match self.folder.folder(&name_of(generation)) {
+            Err(Error::Io { path, errno: Errno::NOENT, .. }) => return Err(Error::Absent { path }),
+            answer => answer?,
+        };
+        let file = folder.open(MANIFEST, false)?;
+        let bytes = file.bytes()?;
+        if bytes > LONGEST {
+            return Err(Error::damaged(file.path(), format!("{bytes} bytes, which no manifest has")));
+        }
+        let mut text = Vec::new();
+        let bytes = usize::try_from(bytes).unwrap_or(0);
+        text.try_reserve_exact(bytes).map_err(|_| Error::io(file.path(), "read", Errno::NOMEM))?;
+        text.resize(bytes, 0);
+        file.read(&mut text, 0)?;
+        let manifest = Manifest::decode(&text, file.path())?;
+        if manifest.generation != generation {
+            let what = format!("it is of generation {}, expected {generation}", manifest.generation);
+            return Err(Error::damaged(file.path(), what));
+        }
+        Ok((folder, manifest))
+    }
+
+    /// Writes what makes a generation whole, and gives it its name.
+    pub fn publish(&self, unfinished: &Folder, manifest: &Manifest) -> Result<()> {
+        let file = unfinished.create(MANIFEST, false)?;
+        file.write(&manifest.encode()?, 0)?;
+        file.sync()?;
+        unfinished.sync()?;
+        // A folder that was moved away, or removed with all that is in it, is still written to by its descriptor.
+        let path = self.folder.path();
+        let there = stat(path).map_err(|errno| Error::io(path, "find", errno))?;
+        if (there.st_dev, there.st_ino) != self.folder.identity() {
+            return Err(Error::refused(path, "another folder took its place meanwhile"));
+        }
+        let (from, to) = (unfinished_name_of(manifest.generation), name_of(manifest.generation));
+        self.folder.rename(&from, &to)?;
+        self.folder.sync().inspect_err(|_| {
+            // Nobody may find what its writer was told is not there.
+            let _ = self.folder.rename(&to, &from);
+        })
+    }
+
+    /// Removes a generation. Only for who has the lock.
+    pub fn remove(&self, generation: u64) -> Result<()> {
+        let leaving = leaving_name_of(generation);
+        // First of all it is none any more: half of one is never seen.
+        match self.folder.rename(&name_of(generation), &leaving) {
+            Err(Error::Io { path, errno: Errno::NOENT, .. }) => return Err(Error::Absent { path }),
+            answer => answer?,
+        }
+        self.folder.remove_folder(&leaving)
+    }
+
+    /// Removes all but the newest `keep` that are whole. Only for who has the lock.
+    pub fn keep(&self, keep: usize) -> Result<()> {
+        let mut whole = 0;
+        for generation in self.generations()? {
+            if whole >= keep {
+                self.remove(generation)?;
+            } else if self.manifest(generation).is_ok() {
+                whole += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether `needed` bytes fit.
+    ///
+    /// # Errors
+    /// [`Error::NoRoom`].
+    pub fn has_room(&self, needed: u64) -> Result<()> {
+        let path = self.folder.path();
+        let room = fstatvfs(self.folder.descriptor()?).map_err(|errno| Error::io(path, "look at", errno))?;
+        let free = room.f_bavail.saturating_mul(room.f_frsize);
+        if free >= needed { Ok(()) } else { Err(Error::NoRoom { path: path.to_owned(), needed, free }) }
+    }
+}

@@ -1,0 +1,125 @@
+//! Whose folder it is, who may write there, and how much room it has.
+
+mod common;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+
+use common::{Kind, load, memory, meta, store};
+use gpupool_store::{Error, Options, Reader, Which, Writer, list};
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().mode() & 0o7777
+}
+
+#[test]
+fn nobody_else_can_look_into_what_is_stored() {
+    let around = tempfile::tempdir().unwrap();
+    let folder = around.path().join("store");
+    drop(store(&folder, Options::default(), &[memory(Kind::Random, 50_000, 1)]).unwrap());
+    assert_eq!(mode(&folder), 0o700);
+    assert_eq!(mode(&folder.join("gen-000001")), 0o700);
+    for name in ["lock", "gen-000001/manifest", "gen-000001/data-00"] {
+        // A thread that had nothing to do has no file.
+        if folder.join(name).exists() || name != "gen-000001/data-00" {
+            assert_eq!(mode(&folder.join(name)), 0o600, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_folder_that_others_may_change_is_refused() {
+    let around = tempfile::tempdir().unwrap();
+    let folder = around.path().join("store");
+    fs::create_dir(&folder).unwrap();
+    fs::set_permissions(&folder, Permissions::from_mode(0o770)).unwrap();
+    let error = Writer::create(&folder, meta(), Options::default()).err().unwrap();
+    assert_eq!(error.to_string(), format!("{}: others may write to it (mode 770); chmod 700 it", folder.display()));
+    fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
+    drop(Writer::create(&folder, meta(), Options::default()).unwrap());
+    fs::set_permissions(around.path(), Permissions::from_mode(0o777)).unwrap();
+    let error = Writer::create(&folder, meta(), Options::default()).err().unwrap();
+    let expected = format!("{}: {} lets others replace it", folder.display(), around.path().display());
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn another_users_folder_is_refused() {
+    let around = tempfile::tempdir().unwrap();
+    let folder = around.path().join("store");
+    fs::create_dir(&folder).unwrap();
+    // Only root may give a folder away; everybody else finds root's.
+    let folder = match std::os::unix::fs::chown(&folder, Some(65534), None) {
+        Ok(()) => folder,
+        Err(_) => "/usr/lib".into(),
+    };
+    let error = Writer::create(&folder, meta(), Options::default()).err().unwrap();
+    assert!(matches!(&error, Error::Refused { why, .. } if why.contains("it is of user ")), "{error}");
+}
+
+#[test]
+fn links_are_not_followed() {
+    let around = tempfile::tempdir().unwrap();
+    let (folder, elsewhere) = (around.path().join("store"), around.path().join("elsewhere"));
+    let blocks = [memory(Kind::Random, 50_000, 1)];
+    drop(store(&elsewhere, Options { threads: 1, ..Options::default() }, &blocks).unwrap());
+    symlink(&elsewhere, &folder).unwrap();
+    let error = store(&folder, Options::default(), &blocks).unwrap_err();
+    assert_eq!(error.to_string(), format!("{}: it is a link or no folder", folder.display()));
+    let data = elsewhere.join("gen-000001/data-00");
+    fs::rename(&data, around.path().join("data")).unwrap();
+    symlink(around.path().join("data"), &data).unwrap();
+    let error = Reader::open(&elsewhere, Which::Newest, 1).unwrap_err();
+    assert_eq!(error.to_string(), format!("{}: it is a link", data.display()));
+}
+
+#[test]
+fn a_second_writer_is_told_who_the_first_one_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let blocks = [memory(Kind::Text, 10_000, 1)];
+    let first = Writer::create(folder.path(), meta(), Options::default()).unwrap();
+    let refused =
+        format!("{}: process {} uses this folder; choose another one", folder.path().display(), std::process::id());
+    assert_eq!(store(folder.path(), Options::default(), &blocks).unwrap_err().to_string(), refused);
+    // What is whole stays in the hands of who wrote it.
+    let written = first.finish().unwrap();
+    assert_eq!(gpupool_store::remove(folder.path(), 1).unwrap_err().to_string(), refused);
+    written.remove().unwrap();
+    assert!(list(folder.path()).unwrap().is_empty());
+    drop(store(folder.path(), Options::default(), &blocks).unwrap());
+    assert_eq!(load(folder.path(), Which::Newest).unwrap(), blocks);
+}
+
+#[test]
+fn too_little_room_is_seen_before_anything_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let error =
+        Writer::create(folder.path(), meta(), Options { expected: 1 << 60, ..Options::default() }).err().unwrap();
+    assert!(error.is_full());
+    let Error::NoRoom { path, needed, free } = &error else { panic!("{error}") };
+    assert!(path == folder.path() && *needed > 1 << 60 && *free > 0, "{error}");
+    let names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["lock"]);
+}
+
+#[test]
+fn a_folder_that_vanishes_or_is_replaced_is_an_error_that_names_it() {
+    let around = tempfile::tempdir().unwrap();
+    let folder = around.path().join("store");
+    let begin = || {
+        let writer = Writer::create(&folder, meta(), Options::default()).unwrap();
+        let block = writer.block(common::about(1, 100_000)).unwrap();
+        writer.write(block, 0, &memory(Kind::Random, 100_000, 1)).unwrap();
+        writer
+    };
+    let writer = begin();
+    fs::remove_dir_all(&folder).unwrap();
+    let said = writer.finish().unwrap_err().to_string();
+    assert!(said.starts_with(folder.to_str().unwrap()) && said.contains("No such file"), "{said}");
+    let writer = begin();
+    fs::rename(&folder, around.path().join("old")).unwrap();
+    fs::create_dir(&folder).unwrap();
+    let said = writer.finish().unwrap_err().to_string();
+    assert_eq!(said, format!("{}: another folder took its place meanwhile", folder.display()));
+}
