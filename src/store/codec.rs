@@ -4,10 +4,13 @@
 //! zstd little, unless the bytes of a number are laid apart in planes first; then the planes of exponents shrink, and those of
 //! noise are stored as they are.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::Instant;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use zstd::bulk::{Compressor, Decompressor};
+use zstd::zstd_safe::{CParameter, ParamSwitch};
 
 /// How a part is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -46,11 +49,14 @@ impl Codec {
 
 /// zstd's level: the next ones take twice the time for hundredths of the size.
 const LEVEL: i32 = 1;
+/// zstd's level for planes, which hardly looks for what repeats and so leaves nearly all to its Huffman coder. Exponents repeat only by
+/// chance: level 1 took three times as long for a result that was a tenth longer.
+const PLANES_LEVEL: i32 = -1000;
 /// A part is compressed if at most this much of it is left, in hundredths.
 const WORTH: usize = 95;
 /// How many places of a part are sampled, and how many bytes at each. A multiple of four.
 const SAMPLES: usize = 4;
-const SAMPLE: usize = 16 << 10;
+const SAMPLE: usize = 8 << 10;
 /// What is used of a plane to see whether it shrinks.
 const PLANE_SAMPLE: usize = 8 << 10;
 
@@ -63,9 +69,54 @@ pub fn output_for(bytes: usize) -> usize {
 /// What a thread needs to compress.
 pub struct Encoder {
     zstd: Compressor<'static>,
+    /// For planes.
+    huffman: Compressor<'static>,
     planes: Vec<u8>,
     sample: Vec<u8>,
     out: Vec<u8>,
+    costs: Arc<Costs>,
+}
+
+/// The codecs that are sampled.
+const SAMPLED: [Codec; 4] = [Codec::Lz4, Codec::Zstd, Codec::Planes2, Codec::Planes4];
+
+/// What a codec was seen to cost here, in seconds a byte. By the clock: what other threads take from this one counts.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    /// In samples; 0 before there was one.
+    sample: f64,
+    /// How many times as much whole parts cost, which do not fit into a processor's cache; 0 before there was one.
+    whole: f64,
+}
+
+/// What each of [`SAMPLED`] costs, for all threads of a writer.
+#[derive(Default)]
+pub struct Costs(Mutex<[Cost; SAMPLED.len()]>);
+
+impl Costs {
+    /// What is assumed of whole parts before there was one.
+    const WHOLE: f64 = 2.0;
+
+    /// Notes what a byte of a sample took; what one of a whole part may take then.
+    fn of_sample(&self, number: usize, took: f64) -> f64 {
+        let mut costs = self.0.lock();
+        let cost = &mut costs[number];
+        cost.sample = mix(cost.sample, took);
+        cost.sample * if cost.whole == 0.0 { Self::WHOLE } else { cost.whole }
+    }
+
+    fn note_whole(&self, number: usize, took: f64) {
+        let mut costs = self.0.lock();
+        let cost = &mut costs[number];
+        if cost.sample > 0.0 {
+            cost.whole = mix(cost.whole, took / cost.sample);
+        }
+    }
+}
+
+/// What there is to know, of which a quarter is new. A single figure may be far off: the thread may have lost its processor.
+fn mix(known: f64, new: f64) -> f64 {
+    if known == 0.0 { new } else { 0.75 * known + 0.25 * new.min(known * 4.0) }
 }
 
 /// What a thread needs to decompress.
@@ -81,7 +132,7 @@ pub struct Estimate {
     pub codec: Codec,
     /// How much is left, of 1.
     pub ratio: f64,
-    /// Seconds of one processor for each byte.
+    /// Seconds of one thread for each byte.
     pub cost: f64,
 }
 
@@ -139,14 +190,18 @@ fn join(planes: &[u8], width: usize, out: &mut [u8]) {
 impl Encoder {
     /// # Errors
     /// There is no memory for it.
-    pub fn new() -> std::io::Result<Self> {
+    pub fn new(costs: &Arc<Costs>) -> std::io::Result<Self> {
         let out = vec![0; output_for(SAMPLES * SAMPLE)];
-        Ok(Self { zstd: Compressor::new(LEVEL)?, planes: Vec::new(), sample: Vec::new(), out })
+        let mut huffman = Compressor::new(PLANES_LEVEL)?;
+        huffman.set_parameter(CParameter::LiteralCompressionMode(ParamSwitch::Enable))?;
+        let (zstd, costs) = (Compressor::new(LEVEL)?, Arc::clone(costs));
+        Ok(Self { zstd, huffman, planes: Vec::new(), sample: Vec::new(), out, costs })
     }
 
     /// Compresses into `out`, which is as long as [`output_for`] says; the result's length. `None`: that is not worth it, and the
     /// source is to be stored as it is.
     pub fn encode(&mut self, codec: Codec, source: &[u8], out: &mut [u8]) -> Option<usize> {
+        let begun = Instant::now();
         let most = source.len() / 100 * WORTH;
         let length = match codec {
             Codec::Fill | Codec::None => None,
@@ -155,6 +210,9 @@ impl Encoder {
             Codec::Planes2 => self.encode_planes(2, source, &mut out[..most]),
             Codec::Planes4 => self.encode_planes(4, source, &mut out[..most]),
         };
+        if let Some(number) = SAMPLED.iter().position(|sampled| *sampled == codec) {
+            self.costs.note_whole(number, begun.elapsed().as_secs_f64() / source.len().max(1) as f64);
+        }
         length.filter(|length| *length <= most)
     }
 
@@ -178,7 +236,7 @@ impl Encoder {
             let shrinks = self.ratio_of_plane(bytes) * 100.0 < WORTH as f64;
             let packed = out.get_mut(at..).filter(|_| shrinks);
             // Not shorter, and it could not be told from one that is stored as it is.
-            let packed = packed.and_then(|room| self.zstd.compress_to_buffer(bytes, room).ok());
+            let packed = packed.and_then(|room| self.huffman.compress_to_buffer(bytes, room).ok());
             let length = match packed.filter(|length| *length < bytes.len()) {
                 Some(length) => length,
                 None => {
@@ -198,12 +256,7 @@ impl Encoder {
     fn ratio_of_plane(&mut self, bytes: &[u8]) -> f64 {
         let length = bytes.len().min(PLANE_SAMPLE);
         let from = (bytes.len() - length) / 2;
-        self.zstd_ratio(&bytes[from..from + length])
-    }
-
-    fn zstd_ratio(&mut self, bytes: &[u8]) -> f64 {
-        let length = self.zstd.compress_to_buffer(bytes, &mut self.out[..]).unwrap_or(bytes.len());
-        length.min(bytes.len()) as f64 / bytes.len().max(1) as f64
+        ratio(&mut self.huffman, &bytes[from..from + length], &mut self.out)
     }
 
     /// What a sample of `source` tells of each codec that takes time.
@@ -217,11 +270,13 @@ impl Encoder {
             let apart = ((source.len() - SAMPLE) / (SAMPLES - 1)).next_multiple_of(4) - 4;
             (0..SAMPLES).for_each(|number| sample.extend_from_slice(&source[number * apart..][..SAMPLE]));
         }
-        let estimates = [Codec::Lz4, Codec::Zstd, Codec::Planes2, Codec::Planes4].map(|codec| {
-            let before = thread_time();
+        let mut number = 0;
+        let estimates = SAMPLED.map(|codec| {
+            let begun = Instant::now();
             let ratio = self.ratio(codec, &sample);
-            let took = thread_time().saturating_sub(before);
-            Estimate { codec, ratio, cost: took.as_secs_f64() / sample.len().max(1) as f64 }
+            let took = begun.elapsed().as_secs_f64() / sample.len().max(1) as f64;
+            number += 1;
+            Estimate { codec, ratio, cost: self.costs.of_sample(number - 1, took) }
         });
         self.sample = sample;
         estimates
@@ -231,7 +286,7 @@ impl Encoder {
         let width = match codec {
             Codec::Planes2 => 2,
             Codec::Planes4 => 4,
-            Codec::Zstd => return self.zstd_ratio(sample),
+            Codec::Zstd => return ratio(&mut self.zstd, sample, &mut self.out),
             _ => {
                 let length = lz4_flex::block::compress_into(sample, &mut self.out).unwrap_or(sample.len());
                 return length as f64 / sample.len().max(1) as f64;
@@ -239,29 +294,44 @@ impl Encoder {
         };
         let mut planes = std::mem::take(&mut self.planes);
         split(sample, width, &mut planes);
-        let sum: f64 = (0..width).map(|number| self.zstd_ratio(&planes[plane(width, planes.len(), number)])).sum();
+        let sum: f64 = (0..width)
+            .map(|number| ratio(&mut self.huffman, &planes[plane(width, planes.len(), number)], &mut self.out))
+            .sum();
         self.planes = planes;
         sum / width as f64
     }
 }
 
-/// The time that this thread had a processor: what other threads take of it is no cost of a codec.
-fn thread_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the output is a timespec, and every Linux has this clock.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
-    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+/// How much a compressor leaves of some bytes.
+fn ratio(compressor: &mut Compressor<'static>, bytes: &[u8], out: &mut [u8]) -> f64 {
+    let length = compressor.compress_to_buffer(bytes, out).unwrap_or(bytes.len());
+    length.min(bytes.len()) as f64 / bytes.len().max(1) as f64
 }
 
-/// Chooses how a part is stored. `processors` compress at once, and the disk takes `rate` bytes a second.
+/// How fast parts get to the disk.
+#[derive(Clone, Copy, Debug)]
+pub struct Speed {
+    /// How many threads compress and write, each one after the other.
+    pub threads: usize,
+    /// Bytes a second that the disk takes of all of them.
+    pub disk: f64,
+    /// Seconds for which a thread waits for each byte that it writes.
+    pub wait: f64,
+}
+
+/// Chooses how a part is stored.
 ///
-/// Compression and writing overlap, so a part takes as long as the slower of the two; among codecs that take about as long, the
-/// smallest result is chosen. A codec that the processors cannot feed to the disk is thus left out, however much it saves.
-pub fn choose(estimates: &[Estimate], processors: usize, rate: f64) -> Codec {
-    /// What of a choice's time another may take longer, in return for a smaller result.
+/// A part takes as long as the disk takes for what is left of it, or its share of the time of all threads where that is
+/// more. Among codecs that take about as long, the smallest result is chosen. One that the processors cannot feed to the disk
+/// is thus left out, however much it saves.
+pub fn choose(estimates: &[Estimate], speed: Speed) -> Codec {
+    /// What of the least time another may take, in return for a smaller result.
     const LONGER: f64 = 1.1;
     let plain = Estimate { codec: Codec::None, ratio: 1.0, cost: 0.0 };
-    let time = |of: &Estimate| (of.cost / processors.max(1) as f64).max(of.ratio / rate);
+    let time = |of: &Estimate| {
+        let of_threads = (of.cost + of.ratio * speed.wait) / speed.threads.max(1) as f64;
+        of_threads.max(of.ratio / speed.disk)
+    };
     let worth = estimates.iter().filter(|of| of.ratio * 100.0 <= WORTH as f64);
     let all = || worth.clone().chain([&plain]);
     let least = all().map(time).fold(f64::INFINITY, f64::min);
@@ -335,14 +405,15 @@ mod tests {
 
     #[test]
     fn a_codec_is_taken_as_long_as_it_keeps_the_disk_busy() {
-        let weights = [of(Codec::Lz4, 1.0, 2.0), of(Codec::Zstd, 0.8, 0.7), of(Codec::Planes2, 0.66, 1.1)];
-        assert_eq!(choose(&weights, 16, 7e9), Codec::Planes2, "16 processors feed a disk of 7 GB/s");
-        assert_eq!(choose(&weights, 2, 7e9), Codec::None, "two do not");
-        assert_eq!(choose(&weights, 2, 0.5e9), Codec::Planes2, "but one of 0.5 GB/s");
+        let speed = |threads, disk| Speed { threads, disk, wait: threads as f64 / disk };
+        let weights = [of(Codec::Lz4, 1.0, 2.0), of(Codec::Zstd, 0.8, 0.3), of(Codec::Planes2, 0.66, 1.5)];
+        assert_eq!(choose(&weights, speed(16, 7e9)), Codec::Planes2, "16 threads feed a disk of 7 GB/s");
+        assert_eq!(choose(&weights, speed(2, 7e9)), Codec::None, "two do not");
+        assert_eq!(choose(&weights, speed(2, 0.5e9)), Codec::Planes2, "but one of 0.5 GB/s");
         let text = [of(Codec::Lz4, 0.5, 0.7), of(Codec::Zstd, 0.35, 0.4)];
-        assert_eq!(choose(&text, 2, 0.2e9), Codec::Zstd);
-        assert_eq!(choose(&text, 2, 1.3e9), Codec::Lz4, "the smaller one would be the slower one");
-        assert_eq!(choose(&[of(Codec::Lz4, 0.96, 100.0)], 16, 1e6), Codec::None, "hardly anything is saved");
+        assert_eq!(choose(&text, speed(2, 0.2e9)), Codec::Zstd);
+        assert_eq!(choose(&text, speed(2, 0.6e9)), Codec::Lz4, "the smaller one would be the slower one");
+        assert_eq!(choose(&[of(Codec::Lz4, 0.96, 100.0)], speed(16, 1e6)), Codec::None, "hardly anything is saved");
     }
 
     #[test]

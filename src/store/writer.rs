@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use crate::PART;
 use crate::buffer::{ALIGNMENT, Buffer, padded};
-use crate::codec::{Codec, Encoder, choose, output_for};
+use crate::codec::{Codec, Costs, Encoder, Speed, choose, output_for};
 use crate::disk::{Disk, File, Folder};
 use crate::error::{Error, Result};
 use crate::manifest::{About, Block, Data, Manifest, Meta, Part, Word, hash};
@@ -156,16 +156,20 @@ struct Shared {
     freed: Condvar,
     most: usize,
     disk_rate: Mutex<DiskRate>,
-    processors: usize,
+    costs: Arc<Costs>,
+    threads: usize,
     unfinished: Folder,
     options: Options,
 }
 
-/// How fast the disk takes what is written: bytes, over the time in which anything was being written.
+/// How fast the disk takes what is written.
 struct DiskRate {
     writing: usize,
     since: Instant,
+    /// For how long anything was being written.
     busy: Duration,
+    /// For how long each thread wrote, in sum.
+    waited: Duration,
     bytes: u64,
 }
 
@@ -176,31 +180,40 @@ impl DiskRate {
     const MEMORY: Duration = Duration::from_secs(2);
 
     fn new() -> Self {
-        Self { writing: 0, since: Instant::now(), busy: Duration::ZERO, bytes: 0 }
+        Self { writing: 0, since: Instant::now(), busy: Duration::ZERO, waited: Duration::ZERO, bytes: 0 }
     }
 
-    fn begin(&mut self) {
+    fn begin(&mut self) -> Instant {
+        let now = Instant::now();
         if self.writing == 0 {
-            self.since = Instant::now();
+            self.since = now;
         }
         self.writing += 1;
+        now
     }
 
-    fn end(&mut self, bytes: usize) {
+    fn end(&mut self, begun: Instant, bytes: usize) {
         let now = Instant::now();
         self.busy += now - self.since;
+        self.waited += now - begun;
         self.since = now;
         self.writing = self.writing.saturating_sub(1);
         self.bytes += bytes as u64;
         if self.busy > Self::MEMORY {
             self.busy /= 2;
+            self.waited /= 2;
             self.bytes /= 2;
         }
     }
 
-    fn rate(&self) -> f64 {
+    fn speed(&self, threads: usize) -> Speed {
         // The first write of a file is slower than those that follow.
-        if self.bytes < 2 * PART as u64 { Self::ASSUMED } else { self.bytes as f64 / self.busy.as_secs_f64().max(1e-6) }
+        if self.bytes < 2 * PART as u64 {
+            return Speed { threads, disk: Self::ASSUMED, wait: threads as f64 / Self::ASSUMED };
+        }
+        let bytes = self.bytes as f64;
+        let disk = bytes / self.busy.as_secs_f64().max(1e-6);
+        Speed { threads, disk, wait: self.waited.as_secs_f64() / bytes }
     }
 }
 
@@ -313,8 +326,8 @@ impl Worker {
         let wanted = match self.shared.options.codec {
             Some(codec) => codec,
             None => {
-                let rate = self.shared.disk_rate.lock().rate();
-                choose(&self.encoder.estimate(source), self.shared.processors, rate)
+                let speed = self.shared.disk_rate.lock().speed(self.shared.threads);
+                choose(&self.encoder.estimate(source), speed)
             }
         };
         let (codec, stored) = match self.encoder.encode(wanted, source, &mut self.out) {
@@ -332,9 +345,9 @@ impl Worker {
             self.out[stored..room].fill(0);
             &self.out[..room]
         };
-        self.shared.disk_rate.lock().begin();
+        let begun = self.shared.disk_rate.lock().begin();
         let written = file.write(bytes, self.end);
-        self.shared.disk_rate.lock().end(room);
+        self.shared.disk_rate.lock().end(begun, room);
         written?;
         let at = self.end;
         self.end += room as u64;
@@ -459,7 +472,8 @@ impl Writer {
             freed: Condvar::new(),
             most: threads * 2,
             disk_rate: Mutex::new(DiskRate::new()),
-            processors: threads.min(crate::processors()),
+            costs: Arc::default(),
+            threads,
             unfinished,
             options,
         });
@@ -489,7 +503,7 @@ impl Writer {
         let no_memory = |_| Error::io(path, "have memory to write", Errno::NOMEM);
         let shared = Arc::clone(&self.shared);
         let (file, end, parts) = (None, 0, Vec::new());
-        let encoder = Encoder::new().map_err(no_memory)?;
+        let encoder = Encoder::new(&shared.costs).map_err(no_memory)?;
         let out = Buffer::new(output_for(PART)).map_err(|errno| Error::io(path, "have memory to write", errno))?;
         let worker = Worker { shared, number, file, end, encoder, out, parts };
         let body = move || {

@@ -1,5 +1,7 @@
 //! Whose folder it is, who may write there, and how much room it has.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
 mod common;
 
 use std::fs::{self, Permissions};

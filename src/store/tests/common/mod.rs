@@ -1,5 +1,6 @@
 //! Memory as programs have it, the same for the same seed.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 #![allow(dead_code, reason = "each test uses some of it")]
 
 use std::path::Path;
@@ -24,16 +25,13 @@ impl Numbers {
         self.next() % end
     }
 
-    /// Normally distributed, with a deviation of 0.02, as weights are: the sum of twelve numbers.
+    /// Normally distributed, with a deviation of 0.02, as weights are: the sum of twelve numbers, of 21 bits each, so that
+    /// every bit of the result is used.
     pub fn weight(&mut self) -> f32 {
-        let sum: f32 =
-            (0..3).map(|_| self.next()).map(|bits| [0, 16, 32, 48].map(|at| (bits >> at) as u16)).map(sum_of).sum();
-        (sum / 65536.0 - 6.0) * 0.02
+        let of = |bits: u64| [0, 21, 42].map(|at| ((bits >> at) & 0x1f_ffff) as f64).iter().sum::<f64>();
+        let sum: f64 = (0..4).map(|_| of(self.next())).sum();
+        ((sum / f64::from(1 << 21) - 6.0) * 0.02) as f32
     }
-}
-
-fn sum_of(numbers: [u16; 4]) -> f32 {
-    numbers.iter().map(|number| f32::from(*number)).sum()
 }
 
 /// What memory holds.
