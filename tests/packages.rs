@@ -105,6 +105,7 @@ fn the_wheel_has_these_files_and_a_second_one_the_same_bytes() {
         "VERSION.data/data/share/man/man1/gpupool-resume.1",
         "VERSION.data/data/share/man/man1/gpupool-run.1",
         "VERSION.data/data/share/man/man1/gpupool-sim.1",
+        "VERSION.data/data/share/man/man1/gpupool-store.1",
         "VERSION.data/data/share/man/man1/gpupool-suspend.1",
         "VERSION.data/data/share/man/man1/gpupool-top.1",
         "VERSION.data/data/share/man/man1/gpupool.1",

@@ -29,6 +29,7 @@ mod run;
 mod sample;
 mod sim;
 mod stdout;
+mod store;
 mod suspend;
 mod terminal;
 mod top;
@@ -55,6 +56,7 @@ enum Command {
     Export(export::Args),
     Suspend(suspend::Args),
     Resume(resume::Args),
+    Store(store::Args),
     Demo(demo::Args),
     Kernel(kernel::Args),
     Completions(completions::Args),
@@ -81,6 +83,7 @@ fn main() -> ExitCode {
         Command::Export(args) => export::run(&args),
         Command::Suspend(args) => suspend::run(&args),
         Command::Resume(args) => resume::run(&args),
+        Command::Store(args) => store::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Kernel(args) => kernel::run(&args),
         Command::Completions(args) => completions::run(&args, Command::command()),

@@ -13,5 +13,6 @@ mod report;
 mod run;
 mod signals;
 mod sim;
+mod store;
 mod top;
 mod viewers;

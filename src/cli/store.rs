@@ -1,0 +1,220 @@
+//! `gpupool store`: what lies in a folder of stored GPU memory, and whether it is what was written. It changes nothing.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use gpupool_config::format_size;
+use gpupool_store::{Block, Codec, Error, Listed, Manifest, Verified};
+
+use crate::failure::Failure;
+use crate::stdout;
+use crate::terminal::{self, Page, Table, clean};
+
+/// Say what a folder of stored GPU memory has, and whether it is whole
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  gpupool store list /scratch/train
+  gpupool store show /scratch/train
+  gpupool store verify /scratch/train --generation 7")]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(clap::Subcommand)]
+enum Action {
+    List(List),
+    Show(Show),
+    Verify(Verify),
+}
+
+/// List the generations of a folder, newest first
+///
+/// A generation that is not whole, or that a newer gpupool wrote, is listed with what is wrong.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  gpupool store list /scratch/train
+  gpupool store list --json /scratch/train | jq '.[].stored'")]
+struct List {
+    /// The folder
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Say what a generation holds: whose memory, which blocks, how they are stored
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  gpupool store show /scratch/train
+  gpupool store show --generation 7 --json /scratch/train | jq '.blocks[].label'")]
+struct Show {
+    /// The folder
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+    /// Its number [default: the newest]
+    #[arg(long, value_name = "NUMBER")]
+    generation: Option<u64>,
+    /// Print the manifest, as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Read all that is stored and compare every hash
+///
+/// Exit 1 where anything is not what was written; the file, the block and the offset are named.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  gpupool store verify /scratch/train
+  gpupool store verify /scratch/train --generation 7 --threads 4")]
+struct Verify {
+    /// The folder
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+    /// Only this one [default: all]
+    #[arg(long, value_name = "NUMBER")]
+    generation: Option<u64>,
+    /// How many threads read [default: one for each processor, 16 at most]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: Option<u16>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints what was asked for.
+///
+/// # Errors
+/// The folder is not there, may not be trusted or has nothing; or, of `verify`, something is wrong.
+pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    match &args.action {
+        Action::List(List { folder, json }) => {
+            let listed = gpupool_store::list(folder).map_err(failed)?;
+            print(*json, &listed, || list_of(&listed))?;
+        }
+        Action::Show(Show { folder, generation, json }) => {
+            let manifest = gpupool_store::show(folder, *generation).map_err(failed)?;
+            print(*json, &manifest, || blocks_of(&manifest))?;
+        }
+        Action::Verify(Verify { folder, generation, threads, json }) => {
+            let threads = threads.map_or(0, usize::from);
+            let verified = gpupool_store::verify(folder, *generation, threads).map_err(failed)?;
+            print(*json, &verified, || verdicts_of(&verified))?;
+            if verified.iter().any(|one| !one.wrong.is_empty()) {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn failed(error: Error) -> Failure {
+    Failure::broken(format!("store: {error}"))
+}
+
+fn print<T: serde::Serialize>(json: bool, told: &T, text: impl FnOnce() -> String) -> Result<(), Failure> {
+    if !json {
+        return stdout::print(&text());
+    }
+    let text = serde_json::to_string_pretty(told).map_err(|error| Failure::broken(error.to_string()))?;
+    stdout::print(&format!("{}\n", terminal::clean_json(&text)))
+}
+
+/// How long ago something was, in the largest unit.
+fn ago(written: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (number, unit) = match now.saturating_sub(written) {
+        seconds @ 0..120 => (seconds, "s"),
+        seconds @ 120..7_200 => (seconds / 60, "min"),
+        seconds @ 7_200..172_800 => (seconds / 3_600, "h"),
+        seconds => (seconds / 86_400, "days"),
+    };
+    format!("{number} {unit} ago")
+}
+
+fn list_of(listed: &[Listed]) -> String {
+    let mut page = Page::new(terminal::colours());
+    if listed.is_empty() {
+        page.line("no generation is stored there");
+        return page.into_text();
+    }
+    let headings = &["generation", "memory", "stored", "blocks", "pid", "host", "written", "command"];
+    let mut table = Table::new(headings, b"rrrrrlll", 4);
+    for Listed { generation, told } in listed {
+        let mut cells = vec![generation.to_string()];
+        match told {
+            Ok(told) => cells.extend([
+                format_size(told.bytes),
+                format_size(told.stored),
+                told.blocks.to_string(),
+                told.process.pid.to_string(),
+                told.host.clone(),
+                ago(told.written),
+                told.process.command.clone(),
+            ]),
+            Err(_) => cells.extend(["?"; 7].map(str::to_owned)),
+        }
+        table.row(cells, Vec::new());
+    }
+    page.table(&table);
+    // Not in the table, which shortens what it has.
+    for Listed { generation, told } in listed {
+        if let Err(error) = told {
+            page.entry(&format!("  {generation}: "), &error.to_string());
+        }
+    }
+    page.into_text()
+}
+
+fn blocks_of(manifest: &Manifest) -> String {
+    let mut page = Page::new(terminal::colours());
+    let Manifest { generation, written, meta, bytes, stored, blocks, .. } = manifest;
+    let process = &meta.process;
+    page.heading(&format!("generation {generation}, written {} by gpupool {}", ago(*written), clean(&meta.gpupool)));
+    page.entry("  process  ", &format!("{} on {}: {}", process.pid, meta.host, process.command));
+    page.entry("  GPUs     ", &meta.gpus.join(", "));
+    page.entry(
+        "  memory   ",
+        &format!("{} in {} blocks, {} on the disk", format_size(*bytes), blocks.len(), format_size(*stored)),
+    );
+    for (name, text) in &meta.notes {
+        page.entry(&format!("  {}  ", clean(name)), text);
+    }
+    page.heading("Blocks");
+    let mut table = Table::new(&["id", "address", "memory", "stored", "home", "how", "name"], b"rrrrlll", 4);
+    for Block { about, parts } in blocks {
+        let home = about.home.map_or("host".to_owned(), |gpu| format!("GPU {gpu}"));
+        let how = Codec::ALL.into_iter().filter(|codec| parts.iter().any(|part| part.codec == *codec));
+        let how: Vec<&str> = how.map(Codec::word).collect();
+        let stored = parts.iter().map(|part| part.stored).sum();
+        let name = if about.label.is_empty() { &about.site } else { &about.label };
+        let cells = vec![
+            about.id.to_string(),
+            format!("{:#x}", about.address),
+            format_size(about.bytes),
+            format_size(stored),
+            home,
+            how.join(", "),
+            name.clone(),
+        ];
+        let below = if about.label.is_empty() || about.site.is_empty() { vec![] } else { vec![about.site.clone()] };
+        table.row(cells, below);
+    }
+    page.table(&table);
+    page.into_text()
+}
+
+fn verdicts_of(verified: &[Verified]) -> String {
+    let mut page = Page::new(terminal::colours());
+    for Verified { generation, bytes, wrong } in verified {
+        if wrong.is_empty() {
+            page.line(&format!("generation {generation}: whole, {} of memory", format_size(*bytes)));
+            continue;
+        }
+        page.line(&format!("generation {generation}: {} wrong", wrong.len()));
+        wrong.iter().for_each(|error| page.entry("  ", &error.to_string()));
+    }
+    page.into_text()
+}

@@ -1,0 +1,83 @@
+//! `gpupool store`: what a folder has, and what is wrong with it.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
+use gpupool_store::{About, Meta, Options, Process, Writer};
+
+use crate::common::{gpupool, output, stderr, stdout};
+
+/// A folder with two generations of two blocks.
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        let process = Process { pid: 4711, started: 1, command: "python \u{1b}[31mtrain.py".to_owned() };
+        let gpus = vec!["GPU-0a".to_owned(), "GPU-0b".to_owned()];
+        let meta = Meta { process, host: "node-3".to_owned(), gpus, gpupool: "0.2.0".to_owned(), ..Meta::default() };
+        let writer = Writer::create(folder.path(), meta, Options { threads: 1, ..Options::default() }).unwrap();
+        for (id, name) in [(1, "weights"), (2, "")] {
+            let bytes: Vec<u8> = (0..40_000_u32).map(|at| if id == 1 { ((at * at) >> 7) as u8 } else { 0 }).collect();
+            let (label, site) = (name.to_owned(), "train.py:12 (main)".to_owned());
+            let about =
+                About { id, address: 0x7f00_0000_0000 + id, bytes: bytes.len() as u64, home: Some(1), label, site };
+            writer.write(writer.block(about).unwrap(), 0, &bytes).unwrap();
+        }
+        drop(writer.finish().unwrap());
+    }
+    folder
+}
+
+fn store(action: &str, folder: &std::path::Path, more: &[&str]) -> std::process::Output {
+    output(gpupool().args(["store", action]).arg(folder).args(more))
+}
+
+#[test]
+fn a_folder_is_listed_shown_and_verified() {
+    let folder = folder();
+    let listed = store("list", folder.path(), &[]);
+    assert_eq!(listed.status.code(), Some(0), "{}", stderr(&listed));
+    let rows = stdout(&listed);
+    let numbers: Vec<&str> = rows.lines().skip(1).filter_map(|row| row.split_whitespace().next()).collect();
+    assert_eq!(numbers, ["2", "1"], "{rows}");
+    assert!(rows.contains("node-3") && rows.contains("train.py") && !rows.contains('\u{1b}'), "{rows}");
+    let listed: serde_json::Value = serde_json::from_str(&stdout(&store("list", folder.path(), &["--json"]))).unwrap();
+    assert_eq!((&listed[1]["generation"], &listed[1]["bytes"]), (&1.into(), &80_000.into()), "{listed}");
+
+    let shown = stdout(&store("show", folder.path(), &[]));
+    let has = |line: &str, words: &[&str]| words.iter().all(|word| line.contains(word));
+    assert!(shown.starts_with("generation 2, written "), "{shown}");
+    assert!(shown.lines().any(|line| has(line, &["0x7f0000000001", "GPU 1", "weights"])), "{shown}");
+    assert!(shown.lines().any(|line| has(line, &["0x7f0000000002", "fill", "train.py:12"])), "{shown}");
+    let shown = stdout(&store("show", folder.path(), &["--generation", "1", "--json"]));
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!((&shown["generation"], &shown["blocks"][0]["label"]), (&1.into(), &"weights".into()));
+
+    let verified = store("verify", folder.path(), &[]);
+    assert_eq!(verified.status.code(), Some(0), "{}", stderr(&verified));
+    assert!(stdout(&verified).starts_with("generation 2: whole, "), "{}", stdout(&verified));
+}
+
+#[test]
+fn what_is_wrong_is_named_and_verify_fails() {
+    let folder = folder();
+    let data = folder.path().join("gen-000002/data-00");
+    let mut bytes = std::fs::read(&data).unwrap();
+    bytes[100] ^= 1;
+    std::fs::write(&data, bytes).unwrap();
+    let verified = store("verify", folder.path(), &[]);
+    assert_eq!(verified.status.code(), Some(1));
+    let said = stdout(&verified);
+    assert!(said.starts_with("generation 2: 1 wrong\n") && said.contains("\ngeneration 1: whole"), "{said}");
+    let words = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("gen-000002/data-00: block 1 at 0x7f0000000001, offset 0: expected "), "{said}");
+    let alone = store("verify", folder.path(), &["--generation", "1"]);
+    assert_eq!(alone.status.code(), Some(0), "{}", stdout(&alone));
+
+    let manifest = folder.path().join("gen-000001/manifest");
+    std::fs::write(&manifest, "gpupool-store 9\n").unwrap();
+    let listed = stdout(&store("list", folder.path(), &[])).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(listed.contains("9, and this gpupool reads up to 1"), "{listed}");
+    let nothing = store("list", &folder.path().join("nowhere"), &[]);
+    assert_eq!(nothing.status.code(), Some(1));
+    let expected = format!("gpupool: store: {}/nowhere: no generation is stored there\n", folder.path().display());
+    assert_eq!(stderr(&nothing), expected);
+}
