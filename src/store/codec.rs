@@ -4,13 +4,18 @@
 //! zstd little, unless the bytes of a number are laid apart in planes first; then the planes of exponents shrink, and those of
 //! noise are stored as they are.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::{CParameter, ParamSwitch};
+
+use crate::PART;
+use crate::buffer::Buffer;
 
 /// How a part is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -66,12 +71,17 @@ pub fn output_for(bytes: usize) -> usize {
     lz4_flex::block::get_maximum_output_size(bytes).max(bytes)
 }
 
+/// What zstd makes, which panics where there is no memory for it.
+fn had<T>(make: impl FnOnce() -> std::io::Result<T>) -> Result<T, Errno> {
+    catch_unwind(AssertUnwindSafe(make)).ok().and_then(Result::ok).ok_or(Errno::NOMEM)
+}
+
 /// What a thread needs to compress.
 pub struct Encoder {
     zstd: Compressor<'static>,
     /// For planes.
     huffman: Compressor<'static>,
-    planes: Vec<u8>,
+    planes: Buffer,
     sample: Vec<u8>,
     out: Vec<u8>,
     costs: Arc<Costs>,
@@ -122,7 +132,7 @@ fn mix(known: f64, new: f64) -> f64 {
 /// What a thread needs to decompress.
 pub struct Decoder {
     zstd: Decompressor<'static>,
-    planes: Vec<u8>,
+    planes: Buffer,
 }
 
 /// What a sample tells of a codec.
@@ -143,8 +153,7 @@ fn plane(width: usize, length: usize, number: usize) -> std::ops::Range<usize> {
 }
 
 /// Lays the bytes of numbers apart: all first bytes, then all second ones. What is no whole number stays behind them.
-fn split(source: &[u8], width: usize, planes: &mut Vec<u8>) {
-    planes.resize(source.len(), 0);
+fn split(source: &[u8], width: usize, planes: &mut [u8]) {
     let each = source.len() / width;
     let (apart, rest) = planes.split_at_mut(each * width);
     match width {
@@ -190,12 +199,14 @@ fn join(planes: &[u8], width: usize, out: &mut [u8]) {
 impl Encoder {
     /// # Errors
     /// There is no memory for it.
-    pub fn new(costs: &Arc<Costs>) -> std::io::Result<Self> {
+    pub fn new(costs: &Arc<Costs>) -> Result<Self, Errno> {
+        let zstd = had(|| Compressor::new(LEVEL))?;
+        let mut huffman = had(|| Compressor::new(PLANES_LEVEL))?;
+        let set = huffman.set_parameter(CParameter::LiteralCompressionMode(ParamSwitch::Enable));
+        set.map_err(|_| Errno::INVAL)?;
         let out = vec![0; output_for(SAMPLES * SAMPLE)];
-        let mut huffman = Compressor::new(PLANES_LEVEL)?;
-        huffman.set_parameter(CParameter::LiteralCompressionMode(ParamSwitch::Enable))?;
-        let (zstd, costs) = (Compressor::new(LEVEL)?, Arc::clone(costs));
-        Ok(Self { zstd, huffman, planes: Vec::new(), sample: Vec::new(), out, costs })
+        let (planes, costs) = (Buffer::new(PART)?, Arc::clone(costs));
+        Ok(Self { zstd, huffman, planes, sample: Vec::new(), out, costs })
     }
 
     /// Compresses into `out`, which is as long as [`output_for`] says; the result's length. `None`: that is not worth it, and the
@@ -219,24 +230,22 @@ impl Encoder {
     /// For each plane a length of four bytes, then the planes, then what was no whole number. A plane that has its own length
     /// is stored as it is.
     fn encode_planes(&mut self, width: usize, source: &[u8], out: &mut [u8]) -> Option<usize> {
-        let mut planes = std::mem::take(&mut self.planes);
-        split(source, width, &mut planes);
-        let length = self.encode_split(width, &planes, out);
-        self.planes = planes;
-        length
-    }
-
-    fn encode_split(&mut self, width: usize, planes: &[u8], out: &mut [u8]) -> Option<usize> {
+        let Self { planes, huffman, out: aside, .. } = self;
+        let planes = planes.get_mut(..source.len())?;
+        split(source, width, planes);
         let mut at = width * 4;
         let put = |out: &mut [u8], at: usize, bytes: &[u8]| {
             out.get_mut(at..at + bytes.len()).map(|room| room.copy_from_slice(bytes))
         };
         for number in 0..width {
             let bytes = &planes[plane(width, planes.len(), number)];
-            let shrinks = self.ratio_of_plane(bytes) * 100.0 < WORTH as f64;
+            // By a sample from its middle.
+            let length = bytes.len().min(PLANE_SAMPLE);
+            let from = (bytes.len() - length) / 2;
+            let shrinks = ratio(huffman, &bytes[from..from + length], aside) * 100.0 < WORTH as f64;
             let packed = out.get_mut(at..).filter(|_| shrinks);
             // Not shorter, and it could not be told from one that is stored as it is.
-            let packed = packed.and_then(|room| self.huffman.compress_to_buffer(bytes, room).ok());
+            let packed = packed.and_then(|room| huffman.compress_to_buffer(bytes, room).ok());
             let length = match packed.filter(|length| *length < bytes.len()) {
                 Some(length) => length,
                 None => {
@@ -250,13 +259,6 @@ impl Encoder {
         let rest = &planes[planes.len() / width * width..];
         put(out, at, rest)?;
         Some(at + rest.len())
-    }
-
-    /// How much zstd leaves of a plane, by a sample from its middle.
-    fn ratio_of_plane(&mut self, bytes: &[u8]) -> f64 {
-        let length = bytes.len().min(PLANE_SAMPLE);
-        let from = (bytes.len() - length) / 2;
-        ratio(&mut self.huffman, &bytes[from..from + length], &mut self.out)
     }
 
     /// What a sample of `source` tells of each codec that takes time.
@@ -292,12 +294,10 @@ impl Encoder {
                 return length as f64 / sample.len().max(1) as f64;
             }
         };
-        let mut planes = std::mem::take(&mut self.planes);
-        split(sample, width, &mut planes);
-        let sum: f64 = (0..width)
-            .map(|number| ratio(&mut self.huffman, &planes[plane(width, planes.len(), number)], &mut self.out))
-            .sum();
-        self.planes = planes;
+        let Self { planes, huffman, out, .. } = self;
+        let planes = &mut planes[..sample.len()];
+        split(sample, width, planes);
+        let sum: f64 = (0..width).map(|number| ratio(huffman, &planes[plane(width, planes.len(), number)], out)).sum();
         sum / width as f64
     }
 }
@@ -342,8 +342,8 @@ pub fn choose(estimates: &[Estimate], speed: Speed) -> Codec {
 impl Decoder {
     /// # Errors
     /// There is no memory for it.
-    pub fn new() -> std::io::Result<Self> {
-        Ok(Self { zstd: Decompressor::new()?, planes: Vec::new() })
+    pub fn new() -> Result<Self, Errno> {
+        Ok(Self { zstd: had(Decompressor::new)?, planes: Buffer::new(PART)? })
     }
 
     /// Fills `out` from what is stored. Whether that is right is for the hash to say.
@@ -369,12 +369,12 @@ impl Decoder {
 
     fn decode_planes(&mut self, width: usize, stored: &[u8], out: &mut [u8]) -> Result<usize, String> {
         let short = || "planes that end too early".to_owned();
-        self.planes.resize(out.len(), 0);
+        let planes = self.planes.get_mut(..out.len()).ok_or_else(short)?;
         let (lengths, mut stored) = stored.split_at_checked(width * 4).ok_or_else(short)?;
         for (number, length) in lengths.chunks_exact(4).enumerate() {
             let length = u32::from_le_bytes(length.try_into().map_err(|_| short())?) as usize;
             let (packed, rest) = stored.split_at_checked(length).ok_or_else(short)?;
-            let room = &mut self.planes[plane(width, out.len(), number)];
+            let room = &mut planes[plane(width, out.len(), number)];
             if length == room.len() {
                 room.copy_from_slice(packed);
             } else {
@@ -389,8 +389,8 @@ impl Decoder {
         if stored.len() != out.len() - whole {
             return Err(short());
         }
-        self.planes[whole..].copy_from_slice(stored);
-        join(&self.planes, width, out);
+        planes[whole..].copy_from_slice(stored);
+        join(planes, width, out);
         Ok(out.len())
     }
 }

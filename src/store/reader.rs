@@ -1,10 +1,10 @@
 //! Reads a generation: what is asked for is read, decompressed and compared with its hash, by several threads at once.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
-use rustix::io::Errno;
 
 use crate::PART;
 use crate::buffer::{ALIGNMENT, Buffer, padded};
@@ -177,11 +177,12 @@ impl Reader {
                 Scratch {
                     stored: Buffer::new(PART).map_err(no_memory)?,
                     whole: Buffer::new(PART).map_err(no_memory)?,
-                    decoder: Decoder::new().map_err(|_| no_memory(Errno::NOMEM))?,
+                    decoder: Decoder::new().map_err(no_memory)?,
                 }
             }
         };
-        let done = body(&mut scratch);
+        let done = catch_unwind(AssertUnwindSafe(|| body(&mut scratch)))
+            .unwrap_or_else(|_| Err(Error::misuse("reading stored memory panicked; this is a mistake of gpupool")));
         let mut spare = self.spare.lock();
         if spare.len() < self.threads {
             spare.push(scratch);

@@ -52,3 +52,9 @@ pub fn spawn_in<'scope, T: Send + 'scope>(
     let _blocked = Blocked::new();
     Builder::new().name(NAME.to_owned()).spawn_scoped(scope, body)
 }
+
+/// Does something that a signal may be raised for, in a thread that it is lost with: a write where files have a limit (SIGXFSZ) ends a
+/// program that did not think of that. `None`: there is no thread, or it panicked.
+pub fn aside<T: Send>(body: impl FnOnce() -> T + Send) -> Option<T> {
+    std::thread::scope(|scope| spawn_in(scope, body).ok()?.join().ok())
+}

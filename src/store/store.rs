@@ -9,6 +9,7 @@ use rustix::process::geteuid;
 use crate::disk::{Disk, File, Folder};
 use crate::error::{Error, Result};
 use crate::manifest::Manifest;
+use crate::signals;
 
 /// The manifest's name in a generation's folder.
 const MANIFEST: &str = "manifest";
@@ -143,7 +144,8 @@ impl Store {
         let process = std::process::id();
         let lock = Lock { file, process };
         lock.file.truncate(0)?;
-        lock.file.write(format!("{process}\n").as_bytes(), 0)?;
+        let said = signals::aside(|| lock.file.write(format!("{process}\n").as_bytes(), 0));
+        said.unwrap_or_else(|| Err(Error::io(lock.file.path(), "start a thread to write", Errno::AGAIN)))?;
         Ok(lock)
     }
 

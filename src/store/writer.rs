@@ -463,7 +463,7 @@ impl Writer {
             // The manifest, and the end of each part.
             store.has_room(options.expected.saturating_add(options.expected / 512).saturating_add(1 << 20))?;
         }
-        let generation = store.generations()?.first().map_or(1, |newest| newest + 1);
+        let generation = store.generations()?.first().map_or(1, |newest| newest.saturating_add(1));
         let unfinished = store.folder.make(&unfinished_name_of(generation))?;
         let shared = Arc::new(Shared {
             state: Mutex::default(),
@@ -500,11 +500,11 @@ impl Writer {
 
     fn start(&self, number: usize) -> Result<JoinHandle<Result<Done>>> {
         let path = self.shared.unfinished.path();
-        let no_memory = |_| Error::io(path, "have memory to write", Errno::NOMEM);
+        let no_memory = |errno| Error::io(path, "have memory to write", errno);
         let shared = Arc::clone(&self.shared);
         let (file, end, parts) = (None, 0, Vec::new());
         let encoder = Encoder::new(&shared.costs).map_err(no_memory)?;
-        let out = Buffer::new(output_for(PART)).map_err(|errno| Error::io(path, "have memory to write", errno))?;
+        let out = Buffer::new(output_for(PART)).map_err(no_memory)?;
         let worker = Worker { shared, number, file, end, encoder, out, parts };
         let body = move || {
             let shared = Arc::clone(&worker.shared);
@@ -550,7 +550,8 @@ impl Writer {
         Ok(())
     }
 
-    /// A buffer to fill and [`Writer::submit`], without a copy more. Waits until one is free.
+    /// A buffer to fill and [`Writer::submit`], without a copy more. Waits until one is free; there are two for each thread of the
+    /// writer, so that a thread that asks for a second one before it submits the first may wait for itself.
     ///
     /// # Errors
     /// Writing failed, or there is no memory.
@@ -619,19 +620,10 @@ impl Writer {
         let (Some(store), Some(lock)) = (self.store.take(), self.lock.take()) else {
             return Err(Error::misuse("finished twice"));
         };
-        // In a thread of ours, for a signal that a write may raise where files have a limit (SIGXFSZ), which ends the program.
-        let shared = &self.shared;
-        let published = std::thread::scope(|scope| {
-            let publish = || store.publish(&shared.unfinished, &manifest);
-            match signals::spawn_in(scope, publish) {
-                Ok(thread) => thread.join().unwrap_or_else(|_| Err(Error::misuse("publishing panicked"))),
-                Err(error) => Err(Error::io(
-                    shared.unfinished.path(),
-                    "start a thread to write",
-                    Errno::from_io_error(&error).unwrap_or(Errno::AGAIN),
-                )),
-            }
-        });
+        let unfinished = &self.shared.unfinished;
+        let published = signals::aside(|| store.publish(unfinished, &manifest));
+        let published =
+            published.unwrap_or_else(|| Err(Error::io(unfinished.path(), "start a thread to write", Errno::AGAIN)));
         if let Err(error) = published {
             (self.store, self.lock) = (Some(store), Some(lock));
             return Err(error);

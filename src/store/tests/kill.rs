@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{KINDS, Numbers, about, load, memory, meta, store};
 use gpupool_store::{Options, Reader, Which, Writer, verify};
@@ -56,6 +56,10 @@ fn full(folder: &Path) {
         writer.write(block, 0, &[0; 8]).unwrap();
     });
     println!("{}", writer.finish().unwrap_err());
+    let limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) }, 0);
+    println!("{}", store(folder, Options::default(), &[]).unwrap_err());
 }
 
 fn child(word: &str, folder: &Path) -> Command {
@@ -67,14 +71,17 @@ fn child(word: &str, folder: &Path) -> Command {
 fn whichever_moment_a_writer_is_killed_at_the_newest_generation_is_whole() {
     let rounds = std::env::var("GPUPOOL_STORE_KILLS").map_or(40, |rounds| rounds.parse().unwrap());
     let folder = tempfile::tempdir().unwrap();
+    let begun = Instant::now();
     drop(store(folder.path(), Options::default(), &contents(1)).unwrap());
+    // Some of them get to their end, on whichever machine.
+    let longest = begun.elapsed().as_micros() as u64 * 4;
     let (mut newest, mut in_the_middle, mut moments) = (1, 0, Numbers(4711));
     for round in 0..rounds {
         let mut writer = child("write", folder.path()).spawn().unwrap();
         let mut said = BufReader::new(writer.stdout.take().unwrap());
         said.read_line(&mut String::new()).unwrap();
         // This moment is what the test is about: nothing waits for anything here.
-        std::thread::sleep(Duration::from_micros(moments.below(40_000)));
+        std::thread::sleep(Duration::from_micros(moments.below(longest)));
         writer.kill().unwrap();
         assert_eq!(writer.wait().unwrap().signal(), Some(libc::SIGKILL), "round {round}: it ended by itself");
         drop(said);
@@ -102,9 +109,10 @@ fn a_file_that_may_not_grow_is_an_error_and_the_program_goes_on() {
     let said = String::from_utf8(ended.stdout).unwrap();
     let unfinished = folder.path().join(".gen-000002.new");
     let expected = |name: &str| format!("{}/{name}: cannot write: File too large (os error 27)", unfinished.display());
-    let [data, manifest] = said.lines().collect::<Vec<_>>()[..] else { panic!("{said}") };
+    let [data, manifest, lock] = said.lines().collect::<Vec<_>>()[..] else { panic!("{said}") };
     assert!(data.starts_with(unfinished.join("data-").to_str().unwrap()) && data.ends_with("(os error 27)"), "{data}");
     assert_eq!(manifest, expected("manifest"));
+    assert_eq!(lock, format!("{}: cannot write: File too large (os error 27)", folder.path().join("lock").display()));
     assert!(load(folder.path(), Which::Newest).unwrap() == contents(1));
 }
 
