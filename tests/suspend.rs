@@ -237,3 +237,21 @@ fn several_commands_at_once_end_with_one_answer_each() {
     }
     assert_eq!(program.ask("end"), "0 wrong");
 }
+
+#[test]
+fn a_program_that_uses_no_gpu_for_long_is_suspended_and_resumed_by_its_next_call() {
+    let mut program = suspended("1x1GiB").env("GPUPOOL_IDLE_SUSPEND", "1s").start(None);
+    program.ask("allocate 64");
+    eventually("the allocation", || (program.ask("allocated") == "yes").then_some(()));
+    for _ in 0..2 {
+        let dormant = |page: &Snapshot| page.levels.suspended > 0 && at(page, false) == 0 && at(page, true) >= 64 * MIB;
+        eventually("an empty GPU", || page(&program).filter(dormant));
+        program.ask("allocate 8");
+        eventually("the next allocation", || (program.ask("allocated") == "yes").then_some(()));
+        eventually("a GPU in use", || {
+            page(&program).filter(|page| page.levels.suspended == 0 && at(page, false) >= 64 * MIB)
+        });
+    }
+    at_work(&mut program, 1);
+    assert_eq!(program.ask("end"), "0 wrong");
+}

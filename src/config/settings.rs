@@ -33,6 +33,8 @@ pub struct Settings {
     pub free: Free,
     /// `GPUPOOL_IDLE`; `None` keeps freed memory until somebody asks.
     pub idle: Option<Duration>,
+    /// `GPUPOOL_IDLE_SUSPEND`; `None` suspends nobody.
+    pub idle_suspend: Option<Duration>,
     /// `GPUPOOL_LENDERS`.
     pub lenders: Lenders,
     /// `GPUPOOL_MOVE`.
@@ -107,6 +109,7 @@ impl Default for Settings {
             placement: Placement::default(),
             free: Free::default(),
             idle: Some(Duration::from_secs(10)),
+            idle_suspend: None,
             lenders: Lenders::default(),
             moving: Move::default(),
             move_share: 50,

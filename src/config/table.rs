@@ -124,6 +124,24 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "GPUPOOL_IDLE_SUSPEND",
+        values: "duration or off",
+        default: "off",
+        help: "A program that has used no GPU for this long is suspended (gpupool suspend), and resumes by itself at the next call \
+               that uses one; 1s at least.",
+        read: |settings, value| {
+            const LEAST: Duration = Duration::from_secs(1);
+            settings.idle_suspend = match text(value)? {
+                "off" => None,
+                _ => match duration(value, "5m or off")? {
+                    time if time < LEAST => return Err("shorter than 1s; write for example 5m or off".to_owned()),
+                    time => Some(time),
+                },
+            };
+            Ok(())
+        },
+    },
+    Setting {
         name: "GPUPOOL_LENDERS",
         values: Lenders::WORDS,
         default: "asleep",

@@ -22,6 +22,7 @@
 //! Whoever is killed leaves one behind, which the next of the same user removes.
 
 mod control;
+mod dormant;
 mod ebb;
 mod home;
 mod last;
@@ -36,6 +37,7 @@ use crate::guard;
 use crate::process;
 use crate::serve::ipc;
 use crate::serve::memory::idle;
+use dormant::Dormant;
 use gpupool_config::Toggle;
 use gpupool_interpose::cancel;
 use gpupool_metrics::folder::{Folder, Refused, Roots};
@@ -81,7 +83,7 @@ pub fn prepare() {
 /// Something was allocated for the first time.
 fn at_first_allocation() {
     let has_page = process::settings().metrics == Toggle::On;
-    let has_work = home::is_wanted() || lenders::is_wanted();
+    let has_work = home::is_wanted() || lenders::is_wanted() || dormant::is_wanted();
     if !has_page && !has_work {
         return;
     }
@@ -187,7 +189,7 @@ fn run(signals: &libc::sigset_t) {
     // Every driver call of this thread is ours.
     let inside = guard::enter();
     bell::sleeps_here();
-    let mut agent = Agent { home: Home::new(), awake: Awake::new(), ..Agent::default() };
+    let mut agent = Agent { home: Home::new(), awake: Awake::new(), dormant: Dormant::new(), ..Agent::default() };
     loop {
         let rung = bell::rung();
         agent.server = agent.server.take().or_else(ipc::take_server);
@@ -209,9 +211,14 @@ fn run(signals: &libc::sigset_t) {
                 agent.awake = None;
                 None
             });
+        let dormant =
+            catch_unwind(AssertUnwindSafe(|| agent.dormant.as_mut().and_then(Dormant::look))).unwrap_or_else(|_| {
+                agent.dormant = None;
+                None
+            });
         // What a request meets that panics, it is told by the end of the connection.
         let _ = catch_unwind(AssertUnwindSafe(control::look));
-        agent.wait(rung, [limit, home, awake].into_iter().flatten().min());
+        agent.wait(rung, [limit, home, awake, dormant].into_iter().flatten().min());
     }
     // From here on it is the program's last thread, and what its handlers call, the program calls.
     drop(inside);
@@ -223,6 +230,7 @@ struct Agent {
     page: Option<Page<Map>>,
     home: Option<Home>,
     awake: Option<Awake>,
+    dormant: Option<Dormant>,
     server: Option<ipc::Server>,
     /// What the page says.
     told: Option<Look>,
@@ -237,7 +245,7 @@ struct Agent {
 impl Agent {
     /// Looks, if it is time to; how long nothing need be done. `None`: until something changes.
     fn look(&mut self) -> Option<Duration> {
-        if self.page.is_none() && self.home.is_none() && self.awake.is_none() {
+        if self.page.is_none() && self.home.is_none() && self.awake.is_none() && self.dormant.is_none() {
             return None;
         }
         if self.same > 0 && !bell::is_listening() {

@@ -19,6 +19,9 @@ const NAP: Duration = Duration::from_millis(20);
 /// One who waits there was interrupted.
 pub static WANTED: AtomicBool = AtomicBool::new(false);
 
+/// Whoever has to wait there wants it opened.
+pub static EVERYBODY_ASKS: AtomicBool = AtomicBool::new(false);
+
 /// How long one who closes the gate sleeps between two looks at a thread that is inside.
 const PAUSE: Duration = Duration::from_micros(20);
 
@@ -109,6 +112,9 @@ impl Outside for Kernel {
 
     /// Not on the word: the system begins that sleep anew behind a handler that was installed with `SA_RESTART`, as most are.
     fn nap(&self, _: &AtomicU32, _: u32) -> bool {
+        if EVERYBODY_ASKS.load(Ordering::Acquire) && !WANTED.load(Ordering::Relaxed) {
+            return true;
+        }
         let time = libc::timespec { tv_sec: 0, tv_nsec: NAP.subsec_nanos().into() };
         let none = std::ptr::null_mut::<libc::timespec>();
         // SAFETY: the time is a local, and NULL asks for no answer about what was left of it.

@@ -29,7 +29,7 @@ pub(crate) mod tests;
 mod threads;
 
 pub use reasons::{Reason, found};
-pub use threads::{after_fork_in_child, enter, enter_by_hand, has_asked, wait_while_held};
+pub use threads::{after_fork_in_child, enter, enter_by_hand, has_asked, wait_while_held, whoever_waits_asks};
 
 use crate::watch::{
     capture,

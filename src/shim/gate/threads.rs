@@ -211,6 +211,11 @@ pub fn has_asked() -> bool {
     kernel::WANTED.swap(false, Ordering::AcqRel)
 }
 
+/// Whether every thread that has to wait at the held gate asks for it to be opened, and not only one that is interrupted.
+pub fn whoever_waits_asks(asks: bool) {
+    kernel::EVERYBODY_ASKS.store(asks, Ordering::Release);
+}
+
 /// Whether this thread is in a gated call, as in a callback of the driver.
 pub(super) fn is_inside() -> bool {
     OWN.get().is_some_and(|slot| slot.inside().is_some())

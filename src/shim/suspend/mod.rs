@@ -105,10 +105,10 @@ pub fn suspend(target: Target, deadline: Instant, progress: &mut dyn FnMut(u64, 
         ));
     }
     let begun = Instant::now();
-    let held = hold(driver, deadline)?;
-    SINCE.store(microseconds(), Ordering::Relaxed);
     // What was asked before concerned an earlier time.
     let _ = gate::has_asked();
+    let held = hold(driver, deadline)?;
+    SINCE.store(microseconds(), Ordering::Relaxed);
     let (parted, stayed) = parting::leave(opened, driver, &held, target, progress);
     let moved = parted.iter().map(Parted::bytes).sum();
     idle::give_back_unused(None, u32::MAX, "suspend", "the program is suspended");
@@ -135,6 +135,19 @@ pub fn suspend(target: Target, deadline: Instant, progress: &mut dyn FnMut(u64, 
     Ok(done)
 }
 
+/// Suspends a program that nobody has asked to: the first call that waits for it resumes it.
+///
+/// # Errors
+/// As of [`suspend`].
+pub fn suspend_by_itself(target: Target, deadline: Instant) -> Result<Done, String> {
+    gate::whoever_waits_asks(true);
+    let done = suspend(target, deadline, &mut |_, _| {});
+    if done.is_err() {
+        gate::whoever_waits_asks(false);
+    }
+    done
+}
+
 /// Has everything come back to where it was, or to where there is room now, and lets the program go on.
 ///
 /// # Errors
@@ -148,6 +161,7 @@ pub fn resume(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
         (Some(opened), Some(driver)) => parting::come_back(opened, driver, &held, parted, progress),
         _ => (0, 0),
     };
+    gate::whoever_waits_asks(false);
     held.let_go();
     SINCE.store(0, Ordering::Relaxed);
     let done = Done { moved, stayed, took: begun.elapsed() };

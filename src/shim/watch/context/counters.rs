@@ -92,6 +92,12 @@ impl Counters {
         self.launches.load(Relaxed) + self.copies.load(Relaxed)
     }
 
+    /// Grows with everything that is done with it: launches, copies, other work, allocations, modules.
+    pub fn uses(&self) -> u64 {
+        let Self { launches, copies, others, allocations, modules, .. } = self;
+        [launches, copies, others, allocations, modules].map(|counter| counter.load(Relaxed)).iter().sum()
+    }
+
     fn counters(&self) -> [&AtomicU64; 10] {
         let Self { launches, copies, modules, allocations, pinned, others, began, ended, peak, last } = self;
         [launches, copies, modules, allocations, pinned, others, began, ended, peak, last]

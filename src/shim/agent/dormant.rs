@@ -1,0 +1,72 @@
+//! A program that has used no GPU for long is suspended by itself (`GPUPOOL_IDLE_SUSPEND`), and resumed by the first call that has to wait
+//! for that.
+//!
+//! What counts is what the library counts in any case: launches, copies, other submitted work, allocations. A program that is about to
+//! work again loses the time that its memory takes to leave and to come back, once in that time at most.
+
+use crate::process;
+use crate::suspend::{self, Target};
+use crate::watch::context;
+use gpupool_config::Mode;
+use std::time::{Duration, Instant};
+
+/// Looks in the time after which a program is suspended: it is so by a part of that late, at most.
+const LOOKS: u32 = 4;
+/// How long the work of a program that submits nothing may still take.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Whether programs are suspended by themselves.
+pub fn is_wanted() -> bool {
+    let settings = process::settings();
+    settings.idle_suspend.is_some() && matches!(settings.mode, Mode::Pool | Mode::Spill)
+}
+
+pub struct Dormant {
+    after: Duration,
+    /// What was counted, and since when it has been that.
+    counted: (u64, Instant),
+    looked: Option<Instant>,
+}
+
+impl Dormant {
+    /// `None` where nobody is suspended.
+    pub fn new() -> Option<Self> {
+        let after = process::settings().idle_suspend.filter(|_| is_wanted())?;
+        Some(Self { after, counted: (0, Instant::now()), looked: None })
+    }
+
+    /// Looks, if it is time to; how long nothing need be done.
+    pub fn look(&mut self) -> Option<Duration> {
+        let now = Instant::now();
+        let step = self.after / LOOKS;
+        let left = self.looked.map_or(Duration::ZERO, |looked| step.saturating_sub(now - looked));
+        if !left.is_zero() {
+            return Some(left);
+        }
+        self.looked = Some(now);
+        // Its own calls wake it, and others may resume it.
+        if suspend::since() != 0 {
+            self.counted.1 = now;
+            return Some(self.after);
+        }
+        let counted = used();
+        if counted != self.counted.0 {
+            self.counted = (counted, now);
+        } else if now - self.counted.1 >= self.after {
+            // What keeps it from that may be over by then.
+            self.counted.1 = now;
+            match suspend::suspend_by_itself(Target::Anywhere, now + PATIENCE) {
+                Ok(_) => return Some(self.after),
+                Err(why) => {
+                    tracing::debug!(target: "gpupool::memory", about = "suspend", "GPUPOOL_IDLE_SUSPEND: not suspended: {why}");
+                }
+            }
+        }
+        Some(step)
+    }
+}
+
+/// All uses of GPUs so far.
+fn used() -> u64 {
+    context::all().iter().map(|context| context.usage().uses()).sum()
+}
