@@ -10,7 +10,7 @@ const MIB: u64 = 1 << 20;
 
 fn suspended(gpus: &str) -> Run {
     let run = Run::program("suspended").sim(gpus).env("SIMCUDA_STRICT", "on").env("GPUPOOL_RESERVE", "16MiB");
-    run.env("GPUPOOL_HOST_LIMIT", "4GiB").shim()
+    run.env("GPUPOOL_HOST_LIMIT", "4GiB").report().shim()
 }
 
 fn gpupool(program: &Running, arguments: &str) -> Ended {
@@ -61,6 +61,17 @@ fn goes_on(program: &mut Running) {
     eventually("further rounds", || (rounds(program) > before + 8).then_some(()));
 }
 
+/// It ends, having found every byte as it had left it, and the simulated driver no breach of the rules.
+#[track_caller]
+fn ends_well(mut program: Running) {
+    assert_eq!(program.ask("end"), "0 wrong");
+    let (status, folder) = program.end();
+    assert!(status.success(), "{status}");
+    let report = std::fs::read_to_string(folder.path().join("report")).unwrap_or_default();
+    let report: Value = serde_json::from_str(&report).unwrap_or_default();
+    assert_eq!(report["violations"], serde_json::json!([]), "{report}");
+}
+
 #[test]
 fn memory_leaves_the_gpus_of_a_program_at_work_and_comes_back_and_nothing_is_lost() {
     let mut program = suspended("2x1GiB").start(None);
@@ -77,8 +88,7 @@ fn memory_leaves_the_gpus_of_a_program_at_work_and_comes_back_and_nothing_is_los
         assert_eq!((&back["bytes"], &back["stayed_bytes"]), (&left["bytes"], &Value::from(0)));
         goes_on(&mut program);
     }
-    assert_eq!(program.ask("end"), "0 wrong");
-    assert!(program.end().0.success());
+    ends_well(program);
 }
 
 /// The command's complaint about this program, which is why it failed.
@@ -103,7 +113,7 @@ fn memory_goes_to_gpus_that_the_program_only_borrows_from_while_they_have_room()
     assert!(held(1) + held(2) + held(3) >= 40 * MIB, "{page:?}");
     told(&program, "resume");
     goes_on(&mut program);
-    assert_eq!(program.ask("end"), "0 wrong");
+    ends_well(program);
 }
 
 #[test]
@@ -235,7 +245,7 @@ fn several_commands_at_once_end_with_one_answer_each() {
         assert!(!left.exists());
         goes_on(&mut program);
     }
-    assert_eq!(program.ask("end"), "0 wrong");
+    ends_well(program);
 }
 
 #[test]
@@ -253,5 +263,5 @@ fn a_program_that_uses_no_gpu_for_long_is_suspended_and_resumed_by_its_next_call
         });
     }
     at_work(&mut program, 1);
-    assert_eq!(program.ask("end"), "0 wrong");
+    ends_well(program);
 }

@@ -24,7 +24,8 @@ use gpupool_config::{Mode, format_size};
 use gpupool_events::{Finding, ProgramResume, ProgramSuspend};
 use gpupool_pool::Place;
 use parking_lot::Mutex;
-use parting::Parted;
+use parting::{Parted, Why};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -74,6 +75,8 @@ struct Suspended {
 }
 
 static STATE: Mutex<Option<Suspended>> = Mutex::new(None);
+/// Causes of GP022 that were told.
+static SAID: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
 /// Microseconds since the epoch; 0 while the program runs.
 static SINCE: AtomicU64 = AtomicU64::new(0);
 
@@ -128,9 +131,13 @@ pub fn suspend(target: Target, deadline: Instant, progress: &mut dyn FnMut(u64, 
         };
         (event, format!("suspended: {} left the GPUs, {} stayed", format_size(moved), format_size(stayed)))
     });
-    for (bytes, why) in stayed {
-        let what = format!("{} stayed on its GPU while the program was suspended: {why}", format_size(bytes));
-        finding::make(&Finding::STAYED_SUSPENDED, None, &site::here(), &[("bytes", bytes.to_string())], &what);
+    for (bytes, Why { cause, text }) in stayed {
+        // Once for each cause: a program may be suspended every night.
+        if SAID.lock().insert(cause) {
+            let what = format!("{} stayed on its GPU while the program was suspended: {text}", format_size(bytes));
+            let facts = [("cause", cause.to_owned()), ("bytes", bytes.to_string())];
+            finding::make(&Finding::STAYED_SUSPENDED, None, &site::here(), &facts, &what);
+        }
     }
     Ok(done)
 }

@@ -44,14 +44,31 @@ impl Stopped for Quiet {
     }
 }
 
+/// Why memory stayed: one word for each cause, and words for people, which name places and sizes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Why {
+    pub cause: &'static str,
+    pub text: String,
+}
+
+impl Why {
+    fn new(cause: &'static str, text: impl Into<String>) -> Self {
+        Self { cause, text: text.into() }
+    }
+
+    fn nowhere() -> Self {
+        Self::new("nowhere", "there is no other place that it may lie at")
+    }
+}
+
 /// Memory that could not leave, and why.
-pub type Stayed = Vec<(u64, String)>;
+pub type Stayed = Vec<(u64, Why)>;
 
 struct Leaving<'a> {
     opened: &'static Opened,
     driver: &'static Driver,
     held: &'a Held,
-    stayed: BTreeMap<String, u64>,
+    stayed: BTreeMap<Why, u64>,
 }
 
 /// Has everything leave the GPUs that this process works on.
@@ -88,13 +105,13 @@ pub fn leave(
     }
     for handles::by_hand::Own { address, bytes, asked, place } in own {
         let targets = leaving.targets(asked, target);
-        let mut why = "no place has room for it".to_owned();
+        let mut why = Why::nowhere();
         let went = targets.into_iter().any(|to| {
             let stop = || held.stop(driver, &Limits::default()).ok();
             match handles::by_hand::move_behind(driver, opened, address, bytes, to, asked, stop) {
                 Ok(()) => true,
                 Err(unplaced) => {
-                    why = unplaced.in_words();
+                    why = Why::new("own", unplaced.in_words());
                     false
                 }
             }
@@ -163,13 +180,13 @@ impl Leaving<'_> {
     /// Moves all of these, or less and less at a time where there is no room for as much.
     fn go(&mut self, batch: &[Stretch], target: Target) {
         let Some((first, _)) = batch.first() else { return };
-        let mut why = "there is no other place that it may lie at".to_owned();
+        let mut why = Why::nowhere();
         for to in self.targets(first.home, target) {
             let wishes: Vec<Wish> =
                 batch.iter().map(|(block, _)| Wish { address: block.address, bytes: block.bytes, to }).collect();
             match self.rearrange(&wishes) {
                 Ok(all) => return self.note_stayed(all),
-                Err(text) => why = text,
+                Err(cause) => why = cause,
             }
         }
         match batch {
@@ -183,9 +200,9 @@ impl Leaving<'_> {
     }
 
     /// One block that is larger than any place has room for.
-    fn go_by_piece(&mut self, pieces: &[Piece<Physical>], home: u32, target: Target, why: &str) {
+    fn go_by_piece(&mut self, pieces: &[Piece<Physical>], home: u32, target: Target, why: &Why) {
         for piece in pieces.iter().filter(|piece| is_left(piece.place, target)) {
-            let mut why = why.to_owned();
+            let mut why = why.clone();
             let went = pieces.len() > 1
                 && self.targets(home, target).into_iter().any(|to| {
                     match self.rearrange(&[Wish { address: piece.address, bytes: piece.bytes, to }]) {
@@ -193,8 +210,8 @@ impl Leaving<'_> {
                             self.note_stayed(moved);
                             true
                         }
-                        Err(text) => {
-                            why = text;
+                        Err(cause) => {
+                            why = cause;
                             false
                         }
                     }
@@ -206,24 +223,22 @@ impl Leaving<'_> {
     }
 
     fn note_stayed(&mut self, Moved { anchored, shared, .. }: Moved) {
-        let words = [
-            (
-                anchored,
-                "others know it by its pages: another process has it open, a network card or a library has it registered, or gpupool_anchor holds it",
-            ),
-            (shared, "it stands on one piece of memory together with what has to stay"),
-        ];
-        for (bytes, why) in words.into_iter().filter(|(bytes, _)| *bytes > 0) {
-            *self.stayed.entry(why.to_owned()).or_default() += bytes;
+        let pages = "others know it by its pages: another process has it open, a network card or a library has it registered, or \
+                     gpupool_anchor holds it";
+        let shared_with = "it stands on one piece of memory together with what has to stay";
+        for (bytes, why) in [(anchored, Why::new("pages", pages)), (shared, Why::new("shared", shared_with))] {
+            if bytes > 0 {
+                *self.stayed.entry(why).or_default() += bytes;
+            }
         }
     }
 
-    fn rearrange(&self, wishes: &[Wish]) -> Result<Moved, String> {
+    fn rearrange(&self, wishes: &[Wish]) -> Result<Moved, Why> {
         rearrange(self.opened, self.driver, self.held, wishes)
     }
 }
 
-fn rearrange(opened: &Opened, driver: &'static Driver, held: &Held, wishes: &[Wish]) -> Result<Moved, String> {
+fn rearrange(opened: &Opened, driver: &'static Driver, held: &Held, wishes: &[Wish]) -> Result<Moved, Why> {
     for _ in 0..TRIES {
         let stop = || held.stop(driver, &Limits::default()).ok().map(Quiet);
         match opened.pool.rearrange(wishes, stop) {
@@ -241,14 +256,16 @@ fn rearrange(opened: &Opened, driver: &'static Driver, held: &Held, wishes: &[Wi
     Err(in_words(&MoveError::NotNow))
 }
 
-fn in_words(error: &MoveError<CuResult>) -> String {
+fn in_words(error: &MoveError<CuResult>) -> Why {
     match error {
-        MoveError::Full { place, missing } => format!("{place} lacks {} for it", format_size(*missing)),
-        MoveError::NoPlace | MoveError::OutOfReach => "there is no other place that it may lie at".to_owned(),
-        MoveError::NotABlock => "it was freed meanwhile".to_owned(),
-        MoveError::NotNow => "the process is ending, or a context of it".to_owned(),
-        MoveError::NotQuiet => "work was submitted past gpupool".to_owned(),
-        MoveError::Backend(result) => format!("the driver answered {result}"),
+        MoveError::Full { place, missing } => {
+            Why::new("room", format!("{place} lacks {} for it", format_size(*missing)))
+        }
+        MoveError::NoPlace | MoveError::OutOfReach => Why::nowhere(),
+        MoveError::NotABlock => Why::new("freed", "it was freed meanwhile"),
+        MoveError::NotNow => Why::new("ending", "the process is ending, or a context of it"),
+        MoveError::NotQuiet => Why::new("past", "work was submitted past gpupool"),
+        MoveError::Backend(result) => Why::new("driver", format!("the driver answered {result}")),
     }
 }
 
