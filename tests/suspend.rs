@@ -87,6 +87,9 @@ fn memory_leaves_the_gpus_of_a_program_at_work_and_comes_back_and_nothing_is_los
         let back = told(&program, "resume");
         assert_eq!((&back["bytes"], &back["stayed_bytes"]), (&left["bytes"], &Value::from(0)));
         goes_on(&mut program);
+        eventually("everything back", || {
+            self::page(&program).filter(|page| page.levels.suspended == 0 && at(page, true) == 0)
+        });
     }
     ends_well(program);
 }
@@ -159,7 +162,13 @@ fn what_asks_for_memory_or_a_signal_waits_or_wakes_and_the_end_waits_for_nobody(
     let rounds = program.ask("rounds");
     let why = refused(&program, "suspend");
     assert!(why.contains("suspended already"), "{why}");
-    assert_eq!((program.ask("allocated"), program.ask("rounds")), ("no".to_owned(), rounds), "it is suspended still");
+    assert_eq!(
+        (program.ask("allocated"), program.ask("rounds")),
+        ("no".to_owned(), rounds.clone()),
+        "it is suspended still"
+    );
+    program.ask("create 8");
+    assert_eq!((program.ask("allocated"), program.ask("rounds")), ("no".to_owned(), rounds));
     // Somebody at the keyboard.
     program.ask("signal");
     goes_on(&mut program);
@@ -264,4 +273,75 @@ fn a_program_that_uses_no_gpu_for_long_is_suspended_and_resumed_by_its_next_call
     }
     at_work(&mut program, 1);
     ends_well(program);
+}
+
+/// A command that waits for the program's work, told to do so for long.
+fn waiting(program: &Running) -> std::process::Child {
+    let command = artifact_folder().join("gpupool");
+    let mut command = Command::new(command);
+    command.args(["suspend", "--wait", "10min", &program.pid().to_string()]).env("XDG_RUNTIME_DIR", program.session());
+    command.env_remove("LD_PRELOAD").stderr(std::process::Stdio::piped());
+    let child = command.spawn().unwrap_or_else(|error| panic!("gpupool suspend: {error}"));
+    let call = |path: &std::path::Path| path.extension().is_some_and(|kind| kind == "call");
+    let has_call = || {
+        let folder = std::fs::read_dir(program.session().join("gpupool")).ok()?;
+        Some(folder.flatten().any(|entry| call(&entry.path())))
+    };
+    // It listens until the process has connected. Where that was quicker than this look, it waits already.
+    eventually("a process that hears it", || (has_call() == Some(false)).then_some(()));
+    child
+}
+
+#[test]
+fn a_request_ends_with_whoever_made_it_and_a_stopped_process_is_waited_for_by_nobody() {
+    let mut program = suspended("1x1GiB").start(None);
+    at_work(&mut program, 1);
+    program.ask("spin");
+    let mut killed = waiting(&program);
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let left = waiting(&program);
+    program.signal(libc::SIGSTOP);
+    let ended = left.wait_with_output().unwrap();
+    program.signal(libc::SIGCONT);
+    let text = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(!ended.status.success() && text.lines().count() == 1 && text.contains("SIGSTOP"), "{text}");
+    program.ask("release");
+    goes_on(&mut program);
+    assert_eq!(told(&program, "suspend")["stayed_bytes"], 0);
+    told(&program, "resume");
+    ends_well(program);
+}
+
+#[test]
+fn a_program_that_nobody_can_ask_any_more_is_resumed_by_itself() {
+    let mut program = suspended("2x1GiB").start(None);
+    at_work(&mut program, 2);
+    told(&program, "suspend");
+    for entry in std::fs::read_dir(program.session().join("gpupool")).unwrap().flatten() {
+        std::fs::remove_file(entry.path()).unwrap();
+    }
+    goes_on(&mut program);
+    ends_well(program);
+
+    let mut program = suspended("2x1GiB").start(None);
+    at_work(&mut program, 2);
+    told(&program, "suspend");
+    program.tell("leave");
+    let (status, _folder) = program.end();
+    assert_eq!(status.code(), Some(6), "{status}");
+}
+
+#[test]
+fn a_program_with_memory_of_its_own_alone_is_suspended_as_well() {
+    let mut program = suspended("1x1GiB").start(None);
+    program.ask("create 8");
+    eventually("its memory", || (program.ask("allocated") == "yes").then_some(()));
+    let left = eventually("a process that is known", || {
+        let ended = gpupool(&program, &format!("suspend --json {}", program.pid()));
+        serde_json::from_slice::<Value>(&ended.stdout).ok().filter(|told| told[0].get("error").is_none())
+    });
+    assert_eq!((&left[0]["bytes"], &left[0]["stayed_bytes"]), (&Value::from(8 * MIB), &Value::from(0)));
+    let back = told(&program, "resume");
+    assert_eq!(back["bytes"], left[0]["bytes"]);
 }

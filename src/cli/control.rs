@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use gpupool_config::format_size;
 use gpupool_metrics::folder::Folder;
-use gpupool_metrics::{Life, ring};
+use gpupool_metrics::{Life, ring, stat};
 use gpupool_wire::Socket;
 use gpupool_wire::control::{ROOM, Reply, Request};
 use gpupool_wire::socket::{Failure as Unheard, wait};
@@ -24,6 +24,8 @@ use crate::terminal;
 
 /// How long a process has to connect. Its agent does so as soon as it runs: it may be at another request, or in a call of the driver.
 const TO_ANSWER: Duration = Duration::from_secs(10);
+/// How often it is looked at while it does what it was asked.
+const LOOK: Duration = Duration::from_secs(1);
 /// How often it is rung for meanwhile.
 const RING: Duration = Duration::from_millis(50);
 
@@ -145,8 +147,13 @@ fn ask(row: &Listed, request: Request, progress: &dyn Fn(u64, u64)) -> Result<Re
     let mut buffer = [0; ROOM];
     loop {
         // For as long as it takes: it says how far it is, and its end is seen.
-        let received = match socket.receive_by(&mut buffer, Instant::now() + Duration::from_secs(3600)) {
+        let received = match socket.receive_by(&mut buffer, Instant::now() + LOOK) {
             Ok(received) => received.bytes,
+            Err(Unheard::TimedOut) if stat(row.told.process.identity.pid).is_some_and(|stat| stat.state == b'T') => {
+                return Err(
+                    "it was stopped (SIGSTOP) meanwhile; once it goes on, it is as if nobody had asked".to_owned()
+                );
+            }
             Err(Unheard::TimedOut) => continue,
             Err(failure) => return Err(format!("the connection to it broke: {failure}")),
         };

@@ -133,8 +133,8 @@ pub const SETTINGS: &[Setting] = &[
             const LEAST: Duration = Duration::from_secs(1);
             settings.idle_suspend = match text(value)? {
                 "off" => None,
-                _ => match duration(value, "5m or off")? {
-                    time if time < LEAST => return Err("shorter than 1s; write for example 5m or off".to_owned()),
+                _ => match duration(value, "5min or off")? {
+                    time if time < LEAST => return Err("shorter than 1s; write for example 5min or off".to_owned()),
                     time => Some(time),
                 },
             };

@@ -1,7 +1,9 @@
 //! Where a block lies, and which of it must stay there.
 
+use crate::chunks::Chunk;
 use crate::pool::Pool;
 use crate::registry::Record;
+use crate::runs::Kind;
 use crate::slab::Ground;
 use crate::state::{State, bytes_of};
 use crate::sync::yield_now;
@@ -49,6 +51,33 @@ impl<B: Backend> Pool<B> {
             });
         }
         pieces
+    }
+
+    /// Every live stretch of memory that can go elsewhere as one, whoever's home it is: blocks with frames of their own, and the slabs that small
+    /// ones stand on. In order of address, each with where its parts lie, chunk by chunk.
+    pub fn stretches(&self) -> Vec<(Block, Vec<Piece<B::Handle>>)> {
+        let state = self.lock();
+        let out = state.runs.all().filter(|run| run.kind == Kind::Out);
+        let records: Vec<(u32, Record)> = out.flat_map(|run| self.registry.starting_in(run.start, run.end())).collect();
+        let of = |(start, record): (u32, Record)| {
+            let block = record.block(self.address(start));
+            let end = block.address + block.bytes;
+            let piece = |chunk: &Chunk<B::Handle>| {
+                let (chunk_address, chunk_bytes) = (self.address(chunk.start), bytes_of(chunk.frames));
+                let address = block.address.max(chunk_address);
+                Piece {
+                    address,
+                    bytes: end.min(chunk_address + chunk_bytes) - address,
+                    place: state.place(chunk.place),
+                    chunk_address,
+                    chunk_bytes,
+                    handle: chunk.handle,
+                    anchors: chunk.anchors.reasons(),
+                }
+            };
+            (block, state.chunks.touched(start, start + record.frames).map(piece).collect())
+        };
+        records.into_iter().map(of).collect()
     }
 
     /// What is mapped at the pool's addresses, used or not, in address order: a row for each stretch that lies at one place.

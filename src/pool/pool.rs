@@ -424,15 +424,6 @@ impl<B: Backend> Pool<B> {
         own.map(|(start, record)| record.block(self.address(start))).collect()
     }
 
-    /// Every live stretch of memory that could go elsewhere, whoever's home it is: blocks with frames of their own, and the slabs that small
-    /// ones stand on, each as one. In order of address.
-    pub fn stretches(&self) -> Vec<Block> {
-        let state = self.lock();
-        let out = state.runs.all().filter(|run| run.kind == Kind::Out);
-        let records = out.flat_map(|run| self.registry.starting_in(run.start, run.end()));
-        records.map(|(start, record)| record.block(self.address(start))).collect()
-    }
-
     /// The pool in numbers, exact at the moment of the call.
     pub fn usage(&self) -> Usage {
         let mut state = self.lock();

@@ -101,7 +101,14 @@ pub fn sleeps_here() {
 
 /// What to give to [`sleep`], asked before the agent looks what there is to do: whoever rings later ends that sleep at once.
 pub fn rung() -> u32 {
-    page().and_then(Map::bell).unwrap_or_else(|| RINGS.load(Ordering::Acquire))
+    if let Some(page) = page() {
+        match page.bell() {
+            Some(word) => return word,
+            // The file was cut, or the main thread has left, after which the system finds the process's memory no more by its number.
+            None => PAGE_IS_CUT.store(true, Ordering::Release),
+        }
+    }
+    RINGS.load(Ordering::Acquire)
 }
 
 /// The agent's sleep, until somebody rings after that [`rung`], or for so long.

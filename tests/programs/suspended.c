@@ -8,6 +8,8 @@
  *   spin             a kernel that waits for the host, submitted by another thread; release: it ends
  *   fork             a child that answers the driver's version, and ends
  *   allocate MIB     by another thread; allocated: whether it has
+ *   create MIB       by another thread, memory of the program's own, mapped and filled; allocated: whether it has
+ *   leave            the main thread leaves; the others end, and the last of them ends the process by exit(6)
  *   end              they end, and free all they have
  *   exit             the process ends by exit(3), with all of them at work
  */
@@ -26,7 +28,7 @@ enum { MOST = 16, KINDS = 5 };
 static const size_t sizes[KINDS] = {24 * MIB, 6 * MIB, 2 * MIB, 40 << 10, 8 * MIB};
 static pthread_t workers[MOST];
 static int working;
-static atomic_int ends, handled, is_allocated;
+static atomic_int ends, handled, is_allocated, running, has_left;
 static atomic_long rounds, wrong;
 
 static void on_signal(int number)
@@ -84,6 +86,8 @@ static void *work(void *argument)
     CHECK(cuMemRelease(handle));
     CHECK(cuMemAddressFree(blocks[KINDS - 1], sizes[KINDS - 1]));
     CHECK(cuStreamDestroy_v2(stream));
+    if (atomic_fetch_sub(&running, 1) == 1 && atomic_load(&has_left))
+        exit(6);
     return NULL;
 }
 
@@ -95,6 +99,20 @@ static void *allocate(void *argument)
     CHECK(cuCtxSetCurrent(context));
     CHECK(cuMemAlloc_v2(&block, (size_t)(uintptr_t)argument * MIB));
     atomic_store(&is_allocated, 1);
+    return NULL;
+}
+
+static void *create(void *argument)
+{
+    size_t bytes = (size_t)(uintptr_t)argument * MIB;
+    uint64_t handle;
+    CUcontext context;
+    CUmemAllocationProp properties = on_device(0);
+    CHECK(cuDevicePrimaryCtxRetain(&context, 0));
+    CHECK(cuCtxSetCurrent(context));
+    CHECK(cuMemCreate(&handle, bytes, &properties, 0));
+    atomic_store(&is_allocated, 1);
+    CHECK(cuMemsetD32_v2(map_for(0, handle, bytes), 7, bytes / 4));
     return NULL;
 }
 
@@ -119,6 +137,7 @@ int main(void)
         line[strcspn(line, "\n")] = 0;
         if (sscanf(line, "begin %d", &number) == 1) {
             REQUIRE(number <= MOST);
+            atomic_store(&running, number);
             for (working = 0; working < number; working++)
                 REQUIRE(pthread_create(&workers[working], NULL, work, (void *)(uintptr_t)working) == 0);
             puts("begun");
@@ -153,6 +172,15 @@ int main(void)
             REQUIRE(pthread_create(&other, NULL, allocate, (void *)(uintptr_t)number) == 0);
             REQUIRE(pthread_detach(other) == 0);
             puts("asked");
+        } else if (sscanf(line, "create %d", &number) == 1) {
+            atomic_store(&is_allocated, 0);
+            REQUIRE(pthread_create(&other, NULL, create, (void *)(uintptr_t)number) == 0);
+            REQUIRE(pthread_detach(other) == 0);
+            puts("asked");
+        } else if (strcmp(line, "leave") == 0) {
+            atomic_store(&has_left, 1);
+            atomic_store(&ends, 1);
+            pthread_exit(NULL);
         } else if (strcmp(line, "allocated") == 0) {
             puts(atomic_load(&is_allocated) ? "yes" : "no");
         } else if (strcmp(line, "end") == 0) {

@@ -150,7 +150,7 @@ fn a_limit_for_far_memory_warns_or_refuses() {
 fn freed_memory_may_stay_for_good_or_not_at_all() {
     assert_eq!(Settings::default().idle, Some(Duration::from_secs(10)));
     assert_eq!(Settings::default().idle_suspend, None);
-    assert_eq!(read(&[("GPUPOOL_IDLE_SUSPEND", "5m")]).unwrap().idle_suspend, Some(Duration::from_secs(300)));
+    assert_eq!(read(&[("GPUPOOL_IDLE_SUSPEND", "5min")]).unwrap().idle_suspend, Some(Duration::from_secs(300)));
     assert_eq!(read(&[("GPUPOOL_IDLE_SUSPEND", "off")]).unwrap().idle_suspend, None);
     assert!(read(&[("GPUPOOL_IDLE_SUSPEND", "10ms")]).is_err());
     assert_eq!(read(&[("GPUPOOL_IDLE", "off")]).unwrap().idle, None);

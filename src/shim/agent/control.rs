@@ -1,22 +1,46 @@
 //! Requests to this process (`gpupool suspend`, `gpupool resume`): whoever has one listens by a file beside the page, and rings.
 
-use super::page_path;
+use super::{last, page_path};
 use crate::serve::ipc::Own;
 use crate::suspend::{self, Done, Target};
+use gpupool_metrics::BYTES;
 use gpupool_wire::Socket;
 use gpupool_wire::control::{self, Reply, Request};
+use gpupool_wire::socket::Failure;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How long whoever rang has to say what it wants, before the agent goes on with what else there is to do.
 const TO_ASK: Duration = Duration::from_secs(2);
+/// The longest that anybody waits for a program's work to be over.
+const MOST: Duration = Duration::from_secs(24 * 3600);
+/// How often a suspended process looks whether it can be asked still.
+const PERIOD: Duration = Duration::from_secs(1);
 /// The least time between two messages about how far it is.
 const PACE: Duration = Duration::from_millis(100);
 
-/// Does what is asked of the process, if anything is.
-pub fn look() {
+/// Does what is asked of the process, if anything is; how long nothing need be done. `None`: until somebody rings.
+pub fn look() -> Option<Duration> {
     suspend::resume_if_asked();
-    let Some(page) = page_path() else { return };
+    if let Some(page) = page_path() {
+        hear(page);
+    }
+    if !suspend::waits_for_others() {
+        return None;
+    }
+    // Whoever resumes it finds it by its page.
+    let is_page =
+        |page: &Path| page.symlink_metadata().is_ok_and(|status| status.is_file() && status.len() == BYTES as u64);
+    if last::has_main_left() {
+        suspend::resume_unreachable("its main thread has left, and no command takes it for a running process");
+    } else if !page_path().is_some_and(is_page) {
+        suspend::resume_unreachable("its metrics page is gone, or no longer to be seen by its user");
+    }
+    Some(PERIOD)
+}
+
+fn hear(page: &Path) {
     let name = page.with_extension("call");
     if name.symlink_metadata().is_err() {
         return;
@@ -65,7 +89,11 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
                 control::Target::Peers => Target::Peers,
                 control::Target::Host => Target::Host,
             };
-            suspend::suspend(target, Instant::now() + Duration::from_millis(patience), &mut progress)
+            let most = Duration::from_millis(patience).min(MOST);
+            if last::has_main_left() {
+                return Reply::Refused { why: "its main thread has left, so that nobody could resume it".to_owned() };
+            }
+            suspend::suspend(target, Instant::now() + most, &|| is_there(socket), &mut progress)
         }
         Request::Resume => suspend::resume(&mut progress),
     };
@@ -73,6 +101,17 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
         Ok(Done { moved, stayed, took }) => Reply::Done { moved, stayed, microseconds: took.as_micros() as u64 },
         Err(why) => Reply::Refused { why },
     }
+}
+
+/// Whether whoever asked waits for the answer.
+fn is_there(socket: &Socket<Own>) -> bool {
+    let mut nothing = [0; 1];
+    let ended = match socket.receive(&mut nothing) {
+        Ok(received) => received.bytes == 0,
+        Err(Failure::System(error)) => error.kind() != std::io::ErrorKind::WouldBlock,
+        Err(_) => true,
+    };
+    socket.is_there() && !ended
 }
 
 /// Whoever does not hear it has gone, or does not read: what was asked is done all the same.

@@ -217,8 +217,8 @@ fn run(signals: &libc::sigset_t) {
                 None
             });
         // What a request meets that panics, it is told by the end of the connection.
-        let _ = catch_unwind(AssertUnwindSafe(control::look));
-        agent.wait(rung, [limit, home, awake, dormant].into_iter().flatten().min());
+        let control = catch_unwind(AssertUnwindSafe(control::look)).unwrap_or(None);
+        agent.wait(rung, [limit, home, awake, dormant, control].into_iter().flatten().min());
     }
     // From here on it is the program's last thread, and what its handlers call, the program calls.
     drop(inside);

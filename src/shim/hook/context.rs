@@ -3,6 +3,7 @@
 
 use super::{Real, rest, retry, submit};
 use crate::fence;
+use crate::gate;
 use crate::serve::pinned;
 use crate::watch::{
     arguments,
@@ -118,6 +119,10 @@ fn making(
     let Some(driver) = context::driver() else { return real.call() };
     let call = real.api.name();
     let new = kind == Kind::Created || !driver.primary_is_active(device);
+    if new {
+        // A context takes some hundred MiB of the GPU, which a suspended program has just left.
+        gate::wait_while_held();
+    }
     if new && let Err(refusal) = policy::allow(device, call) {
         return refusal;
     }

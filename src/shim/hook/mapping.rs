@@ -4,7 +4,9 @@
 use super::handle::let_go;
 use super::{Real, retry};
 use crate::address::{self, Known};
+use crate::bell;
 use crate::bypass::Bypass;
+use crate::gate;
 use crate::process;
 use crate::serve::{
     handles::{self, Anchor as Held, Request, Retained},
@@ -25,6 +27,8 @@ pub unsafe fn create(
     properties: *const Properties,
     flags: c_ulonglong,
 ) -> CuResult {
+    // What a suspended program asks for would lie on the GPU that it has just left.
+    gate::wait_while_held();
     // SAFETY: NULL, or readable as the driver demands.
     let properties = unsafe { properties.as_ref() };
     let result = match properties.and_then(|properties| Some((*properties, properties.plain_device()?))) {
@@ -40,6 +44,9 @@ pub unsafe fn create(
             retry::call(real)
         }
     };
+    if result.is_ok() {
+        bell::allocated();
+    }
     // Such memory needs no context; made where the program is, it is what the context there is for.
     if result.is_ok()
         && let Some(context) = context::driver().and_then(context::current)

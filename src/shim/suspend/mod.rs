@@ -18,7 +18,7 @@ use crate::backing::{level, open, residence};
 use crate::gate::{self, Disturbed, Held, Limits};
 use crate::serve::memory::{idle, places};
 use crate::serve::pinned;
-use crate::watch::{finding, site};
+use crate::watch::{context, finding, site};
 use crate::{bell, log, process};
 use gpupool_config::{Mode, format_size};
 use gpupool_events::{Finding, ProgramResume, ProgramSuspend};
@@ -26,7 +26,7 @@ use gpupool_pool::Place;
 use parking_lot::Mutex;
 use parting::{Parted, Why};
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Where memory is to go.
@@ -77,6 +77,8 @@ struct Suspended {
 static STATE: Mutex<Option<Suspended>> = Mutex::new(None);
 /// Causes of GP022 that were told.
 static SAID: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+/// Nobody has asked for it, and the program's next call ends it.
+static IS_BY_ITSELF: AtomicBool = AtomicBool::new(false);
 /// Microseconds since the epoch; 0 while the program runs.
 static SINCE: AtomicU64 = AtomicU64::new(0);
 
@@ -89,31 +91,55 @@ pub fn since() -> u64 {
 const HOLD: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Suspends the program: waits until `deadline` for all of its work to be over, and tells `progress` how many bytes of how many have left.
+/// Suspends the program: waits until `deadline` for all of its work to be over, as long as that `is_wanted`, and tells `progress` how many
+/// bytes of how many have left.
 ///
 /// # Errors
 /// Why not, in words; the program runs on then, with all of its memory where it was.
-pub fn suspend(target: Target, deadline: Instant, progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
+pub fn suspend(
+    target: Target,
+    deadline: Instant,
+    is_wanted: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Done, String> {
     let mut state = STATE.lock();
     if state.is_some() {
         return Err("it is suspended already".to_owned());
     }
-    let (Some(opened), Some(driver)) = (open::opened(), process::driver()) else {
-        return Err("it has allocated nothing from the pool yet".to_owned());
-    };
+    let driver = process::driver().ok_or("it has not used CUDA yet")?;
     if !matches!(process::settings().mode, Mode::Pool | Mode::Spill) {
         return Err(format!(
             "GPUPOOL_MODE={} leaves its memory to the driver; only the pool's can leave (modes pool and spill)",
             process::settings().mode.word()
         ));
     }
+    // Its own memory goes to places that the pool knows of.
+    let opened = open::opened().or_else(|| {
+        let context = context::all().into_iter().next()?;
+        context::within_one_on(driver, context.device, || open::open(driver)).flatten()
+    });
+    let opened = opened.ok_or("it has allocated nothing from the pool yet")?;
     let begun = Instant::now();
     // What was asked before concerned an earlier time.
     let _ = gate::has_asked();
-    let held = hold(driver, deadline)?;
+    let held = hold(driver, deadline, is_wanted)?;
     SINCE.store(microseconds(), Ordering::Relaxed);
     let (parted, stayed) = parting::leave(opened, driver, &held, target, progress);
     let moved = parted.iter().map(Parted::bytes).sum();
+    let refusal = match stayed.first() {
+        _ if !is_wanted() => Some("whoever asked for it has gone".to_owned()),
+        Some((bytes, Why { text, .. })) if moved == 0 => {
+            Some(format!("nothing of it can leave: {} would stay, because {text}", format_size(*bytes)))
+        }
+        _ => None,
+    };
+    if let Some(refusal) = refusal {
+        parting::come_back(opened, driver, &held, parted, &mut |_, _| {});
+        held.let_go();
+        SINCE.store(0, Ordering::Relaxed);
+        told_anew();
+        return Err(refusal);
+    }
     idle::give_back_unused(None, u32::MAX, "suspend", "the program is suspended");
     opened.pool.trim_all(&[]);
     pinned::trim("suspend");
@@ -148,9 +174,11 @@ pub fn suspend(target: Target, deadline: Instant, progress: &mut dyn FnMut(u64, 
 /// As of [`suspend`].
 pub fn suspend_by_itself(target: Target, deadline: Instant) -> Result<Done, String> {
     gate::whoever_waits_asks(true);
-    let done = suspend(target, deadline, &mut |_, _| {});
+    IS_BY_ITSELF.store(true, Ordering::Relaxed);
+    let done = suspend(target, deadline, &|| true, &mut |_, _| {});
     if done.is_err() {
         gate::whoever_waits_asks(false);
+        IS_BY_ITSELF.store(false, Ordering::Relaxed);
     }
     done
 }
@@ -169,6 +197,7 @@ pub fn resume(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
         _ => (0, 0),
     };
     gate::whoever_waits_asks(false);
+    IS_BY_ITSELF.store(false, Ordering::Relaxed);
     held.let_go();
     SINCE.store(0, Ordering::Relaxed);
     let done = Done { moved, stayed, took: begun.elapsed() };
@@ -196,14 +225,35 @@ pub fn resume_if_asked() {
     }
 }
 
+/// Whether the program waits for somebody to resume it.
+pub fn waits_for_others() -> bool {
+    since() != 0 && !IS_BY_ITSELF.load(Ordering::Relaxed)
+}
+
+/// Nobody can ask for the program to be resumed any more, so it is; why, in words.
+pub fn resume_unreachable(why: &str) {
+    tracing::warn!(
+        target: "gpupool::memory", about = "suspend",
+        "the program was suspended, and is resumed because nobody could ask for that any more: {why}"
+    );
+    let _ = resume(&mut |_, _| {});
+}
+
 /// In the child of a fork: it is not suspended, and has none of the memory.
 pub fn after_fork_in_child() {
     SINCE.store(0, Ordering::Relaxed);
 }
 
 /// Closes the gate, as soon as all of the program's work is over.
-fn hold(driver: &'static gpupool_cuda::Driver, deadline: Instant) -> Result<Held, String> {
+fn hold(
+    driver: &'static gpupool_cuda::Driver,
+    deadline: Instant,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<Held, String> {
     loop {
+        if !is_wanted() {
+            return Err("whoever asked for it has gone".to_owned());
+        }
         let left = deadline.saturating_duration_since(Instant::now());
         // The program is held up for the length of a try, as it is afterwards in any case.
         let limits = Limits { wait: HOLD.min(left), quiet: HOLD.min(left), hold: 2 * HOLD };

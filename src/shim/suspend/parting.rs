@@ -8,7 +8,7 @@ use crate::watch::context;
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Device, Driver, Physical};
 use gpupool_pool::{Block, MoveError, Moved, Piece, Place, Stopped, Wish};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// What moves at a time, so that the end of the process waits for no more: as much as makes the calls that surround it cheap. More where a
@@ -51,6 +51,8 @@ pub struct Why {
     pub text: String,
 }
 
+const FREED: &str = "freed";
+
 impl Why {
     fn new(cause: &'static str, text: impl Into<String>) -> Self {
         Self { cause, text: text.into() }
@@ -80,10 +82,10 @@ pub fn leave(
     progress: &mut dyn FnMut(u64, u64),
 ) -> (Vec<Parted>, Stayed) {
     let mut leaving = Leaving { opened, driver, held, stayed: BTreeMap::new() };
-    let stretches = opened.pool.stretches();
-    let near: Vec<(Block, Vec<Piece<Physical>>)> = stretches
+    let near: Vec<Stretch> = opened
+        .pool
+        .stretches()
         .into_iter()
-        .map(|block| (block, opened.pool.pieces(block.address, block.bytes)))
         .filter(|(_, pieces)| pieces.iter().any(|piece| is_left(piece.place, target)))
         .collect();
     let own: Vec<_> = handles::by_hand::all().into_iter().filter(|own| is_left(own.place, target)).collect();
@@ -93,16 +95,22 @@ pub fn leave(
     let total =
         near.iter().map(|(_, pieces)| on_gpus(pieces)).sum::<u64>() + own.iter().map(|own| own.bytes).sum::<u64>();
     progress(0, total);
-    let mut parted = Vec::new();
+    let mut parted: Vec<Parted> = Vec::new();
     let mut done = 0;
     for batch in batches(&near) {
-        let before: Vec<Parted> =
-            batch.iter().flat_map(|(block, pieces)| places_before(block, pieces, target)).collect();
+        parted.extend(batch.iter().flat_map(|(block, pieces)| places_before(block, pieces, target)));
         leaving.go(batch, target);
-        parted.extend(before.into_iter().filter(|parted| lies_elsewhere(opened, parted)));
         done += batch.iter().map(|(_, pieces)| on_gpus(pieces)).sum::<u64>();
         progress(done, total);
     }
+    // What stayed has nothing to come back for.
+    let now = opened.pool.stretches();
+    let there: BTreeSet<(u64, Place)> =
+        now.iter().flat_map(|(_, pieces)| pieces.iter().map(|piece| (piece.address, piece.place))).collect();
+    parted.retain(|parted| match parted {
+        Parted::Pooled { address, from, .. } => !there.contains(&(*address, *from)),
+        Parted::Own { .. } => true,
+    });
     for handles::by_hand::Own { address, bytes, asked, place } in own {
         let targets = leaving.targets(asked, target);
         let mut why = Why::nowhere();
@@ -124,6 +132,8 @@ pub fn leave(
         done += bytes;
         progress(done, total);
     }
+    // What was freed meanwhile has left in its own way.
+    leaving.stayed.retain(|why, _| why.cause != FREED);
     (parted, leaving.stayed.into_iter().map(|(why, bytes)| (bytes, why)).collect())
 }
 
@@ -141,16 +151,6 @@ fn places_before(block: &Block, pieces: &[Piece<Physical>], target: Target) -> V
         from: piece.place,
     };
     pieces.iter().filter(|piece| is_left(piece.place, target)).map(of).collect()
-}
-
-/// Whether none of it lies where it did.
-fn lies_elsewhere(opened: &Opened, parted: &Parted) -> bool {
-    match parted {
-        Parted::Pooled { address, bytes, from, .. } => {
-            opened.pool.pieces(*address, *bytes).iter().all(|piece| piece.place != *from)
-        }
-        Parted::Own { .. } => true,
-    }
 }
 
 type Stretch = (Block, Vec<Piece<Physical>>);
@@ -262,7 +262,7 @@ fn in_words(error: &MoveError<CuResult>) -> Why {
             Why::new("room", format!("{place} lacks {} for it", format_size(*missing)))
         }
         MoveError::NoPlace | MoveError::OutOfReach => Why::nowhere(),
-        MoveError::NotABlock => Why::new("freed", "it was freed meanwhile"),
+        MoveError::NotABlock => Why::new(FREED, "it was freed meanwhile"),
         MoveError::NotNow => Why::new("ending", "the process is ending, or a context of it"),
         MoveError::NotQuiet => Why::new("past", "work was submitted past gpupool"),
         MoveError::Backend(result) => Why::new("driver", format!("the driver answered {result}")),
@@ -278,7 +278,7 @@ pub fn come_back(
     progress: &mut dyn FnMut(u64, u64),
 ) -> (u64, u64) {
     // A block that was freed meanwhile has nothing to come back.
-    let live: BTreeMap<u64, u64> = opened.pool.stretches().iter().map(|block| (block.address, block.id)).collect();
+    let live: BTreeMap<u64, u64> = opened.pool.stretches().iter().map(|(block, _)| (block.address, block.id)).collect();
     let lives = |parted: &Parted| match parted {
         Parted::Pooled { block, start, .. } => live.get(start) == Some(block),
         Parted::Own { .. } => true,
@@ -336,7 +336,11 @@ pub fn come_back(
 
 /// Where a range has room now: where it was, or on another GPU of the pool.
 fn nearest(opened: &Opened, driver: &'static Driver, held: &Held, wish: Wish) -> bool {
-    let home = opened.pool.block_at(wish.address).map(|block| block.home);
+    let gpu = match wish.to {
+        Place::Gpu(gpu) => Some(gpu),
+        Place::Host(_) => None,
+    };
+    let home = opened.pool.block_at(wish.address).map(|block| block.home).or(gpu);
     let others = home.map(|home| opened.plan.order(home)).unwrap_or_default();
     let gpus = others.into_iter().filter(|place| matches!(place, Place::Gpu(_)) && *place != wish.to);
     std::iter::once(wish.to).chain(gpus).any(|to| {

@@ -46,7 +46,7 @@ pub fn tell_moved(address: u64, bytes: u64) {
 /// The log says where everything lies, where it tells of blocks one by one.
 pub fn tell_all() {
     let Some(opened) = open::opened().filter(|_| log::has_every_block()) else { return };
-    for block in opened.pool.stretches() {
+    for (block, _) in opened.pool.stretches() {
         tell_moved(block.address, block.bytes);
     }
 }
