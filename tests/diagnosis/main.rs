@@ -13,6 +13,7 @@ mod modules;
 mod normal;
 mod pinned;
 mod ranks;
+mod suspended;
 
 use gpupool_events::FINDINGS;
 use std::fs;
