@@ -98,21 +98,12 @@ pub fn ask_all(rows: &[Listed], request: Request) -> Vec<Told> {
 
 fn told_by(row: &Listed, answer: Result<Reply, String>) -> Told {
     let pid = row.told.process.identity.pid;
-    match answer {
-        Ok(Reply::Done { moved, stayed, microseconds }) => {
-            Told { pid, error: None, bytes: moved, stayed_bytes: stayed, microseconds }
-        }
-        Ok(Reply::Refused { why }) | Err(why) => {
-            Told { pid, error: Some(why), bytes: 0, stayed_bytes: 0, microseconds: 0 }
-        }
-        Ok(Reply::Progress { .. }) => Told {
-            pid,
-            error: Some("it answered nothing at the end".to_owned()),
-            bytes: 0,
-            stayed_bytes: 0,
-            microseconds: 0,
-        },
-    }
+    let (error, [bytes, stayed_bytes, microseconds]) = match answer {
+        Ok(Reply::Done { moved, stayed, microseconds }) => (None, [moved, stayed, microseconds]),
+        Ok(Reply::Refused { why }) | Err(why) => (Some(why), [0; 3]),
+        Ok(Reply::Progress { .. }) => (Some("it answered nothing at the end".to_owned()), [0; 3]),
+    };
+    Told { pid, error, bytes, stayed_bytes, microseconds }
 }
 
 /// The file that this command listens by, removed when it is over.

@@ -224,13 +224,12 @@ impl Folder {
         Self::open(&path, false).map_err(|why| Refused { path, why })
     }
 
-    /// Opens a page to ring there ([`crate::ring`]).
+    /// Opens a page to ring there ([`crate::ring`]): a regular file of the folder's owner.
     ///
     /// # Errors
-    /// It is gone, or may not be written.
+    /// It is something else, gone, or may not be written.
     pub fn page_to_ring(&self, name: &OsStr) -> std::io::Result<OwnedFd> {
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        Ok(openat(&self.descriptor, name, flags, Mode::empty())?)
+        self.open_page(name, OFlags::RDWR)
     }
 
     /// The files that are called like pages.
@@ -253,9 +252,13 @@ impl Folder {
     /// # Errors
     /// It is something else, or gone.
     pub fn page(&self, entry: &Entry) -> std::io::Result<OwnedFd> {
+        self.open_page(OsStr::new(&entry.name), OFlags::RDONLY)
+    }
+
+    fn open_page(&self, name: &OsStr, access: OFlags) -> std::io::Result<OwnedFd> {
         // What is no file may be a pipe, whose opening would wait.
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = openat(&self.descriptor, &entry.name, flags, Mode::empty())?;
+        let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = openat(&self.descriptor, name, flags, Mode::empty())?;
         let status = fstat(&file)?;
         let is_file = FileType::from_raw_mode(status.st_mode).is_file();
         if is_file && status.st_uid == self.owner { Ok(file) } else { Err(std::io::ErrorKind::PermissionDenied.into()) }

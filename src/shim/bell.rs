@@ -13,6 +13,7 @@
 use gpupool_metrics::Map;
 use once_cell::race::OnceBox;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::thread::Thread;
 use std::time::Duration;
 
 /// Changes are of no interest now: the agent looks by itself, or there is none.
@@ -24,9 +25,8 @@ const LISTENING: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(FIRST);
 static AT_FIRST: OnceBox<fn()> = OnceBox::new();
-/// There is somebody to be woken.
-static IS_AWAITED: AtomicBool = AtomicBool::new(false);
-/// How often anybody rang in this process. The agent sleeps on it where it has no page.
+static SLEEPER: OnceBox<Thread> = OnceBox::new();
+/// How often anybody rang in this process.
 static RINGS: AtomicU32 = AtomicU32::new(0);
 /// The page that it sleeps at.
 static PAGE: OnceBox<Map> = OnceBox::new();
@@ -73,16 +73,11 @@ fn ring() {
 
 /// Wakes the agent, whatever it sleeps for.
 pub fn wake() {
-    if !IS_AWAITED.load(Ordering::Acquire) {
-        return;
-    }
+    let Some(sleeper) = SLEEPER.get() else { return };
     let number = RINGS.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
-    if page().is_some_and(|page| page.ring_own(number & OWN)) {
-        return;
+    if !page().is_some_and(|page| page.ring_own(number & OWN)) {
+        sleeper.unpark();
     }
-    const WAKE: libc::c_int = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: the word is a static, and the other arguments are numbers.
-    unsafe { libc::syscall(libc::SYS_futex, RINGS.as_ptr(), WAKE, i32::MAX) };
 }
 
 fn page() -> Option<&'static Map> {
@@ -94,41 +89,29 @@ pub fn sleeps_at(page: Map) {
     let _ = PAGE.set(Box::new(page));
 }
 
-/// The agent says that it is to be woken.
+/// The agent says who is to be woken.
 pub fn sleeps_here() {
-    IS_AWAITED.store(true, Ordering::Release);
+    let _ = SLEEPER.set(Box::new(std::thread::current()));
 }
 
 /// What to give to [`sleep`], asked before the agent looks what there is to do: whoever rings later ends that sleep at once.
 pub fn rung() -> u32 {
-    if let Some(page) = page() {
-        match page.bell() {
-            Some(word) => return word,
-            // The file was cut, or the main thread has left, after which the system finds the process's memory no more by its number.
-            None => PAGE_IS_CUT.store(true, Ordering::Release),
-        }
-    }
-    RINGS.load(Ordering::Acquire)
+    let Some(page) = page() else { return 0 };
+    page.bell().unwrap_or_else(|| {
+        // The file was cut, or the main thread has left, after which the system finds the process's memory no more by its number.
+        PAGE_IS_CUT.store(true, Ordering::Release);
+        0
+    })
 }
 
 /// The agent's sleep, until somebody rings after that [`rung`], or for so long.
 pub fn sleep(rung: u32, limit: Option<Duration>) {
-    if let Some(page) = page() {
-        if page.sleep(rung, limit) {
-            return;
-        }
-        // Whoever rings from here on does so at the other word, and the agent looks at everything once more before it sleeps there.
-        PAGE_IS_CUT.store(true, Ordering::Release);
-        return;
+    match (page(), limit) {
+        // Whoever rings from here on wakes the thread itself, and it looks at everything once more before it sleeps so.
+        (Some(page), _) => PAGE_IS_CUT.store(!page.sleep(rung, limit), Ordering::Release),
+        (None, Some(limit)) => std::thread::park_timeout(limit),
+        (None, None) => std::thread::park(),
     }
-    let time = limit.map(|limit| libc::timespec {
-        tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
-        tv_nsec: limit.subsec_nanos().into(),
-    });
-    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    const WAIT: libc::c_int = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: the word is a static, and the time a local or NULL. Whatever ends the sleep, the caller looks again.
-    unsafe { libc::syscall(libc::SYS_futex, RINGS.as_ptr(), WAIT, rung, time) };
 }
 
 /// The agent wants to be woken by the next change.

@@ -2,7 +2,7 @@
 
 use super::{last, page_path};
 use crate::serve::ipc::Own;
-use crate::suspend::{self, Done, Target};
+use crate::suspend::{self, Done};
 use gpupool_metrics::BYTES;
 use gpupool_wire::Socket;
 use gpupool_wire::control::{self, Reply, Request};
@@ -84,11 +84,6 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
     };
     let done = match request {
         Request::Suspend { target, patience } => {
-            let target = match target {
-                control::Target::Anywhere => Target::Anywhere,
-                control::Target::Peers => Target::Peers,
-                control::Target::Host => Target::Host,
-            };
             let most = Duration::from_millis(patience).min(MOST);
             if last::has_main_left() {
                 return Reply::Refused { why: "its main thread has left, so that nobody could resume it".to_owned() };

@@ -29,7 +29,9 @@ pub(crate) mod tests;
 mod threads;
 
 pub use reasons::{Reason, found};
-pub use threads::{after_fork_in_child, enter, enter_by_hand, has_asked, wait_while_held, whoever_waits_asks};
+pub use threads::{
+    after_fork_in_child, does_whoever_waits_ask, enter, enter_by_hand, has_asked, wait_while_held, whoever_waits_asks,
+};
 
 use crate::watch::{
     capture,
@@ -184,9 +186,9 @@ pub struct Closed<'a> {
     _alone: Alone<'a>,
 }
 
-/// The gate, held: no other thread passes until this is let go, the process ends or a child is forked.
+/// The gate, held: no other thread passes until this is dropped, the process ends or a child is forked.
 #[derive(Debug)]
-pub struct Held(gpupool_pool::Held);
+pub struct Held(Option<gpupool_pool::Held>);
 
 /// What holds of the thread that closes the gate: signals and cancellations wait, and its calls break no capture.
 struct Alone<'a> {
@@ -277,7 +279,8 @@ impl Held {
     pub fn stop<'a>(&self, driver: &'a Driver, limits: &Limits) -> Result<Closed<'a>, Disturbed> {
         let watched = watch(driver)?;
         let alone = Alone::begin(driver);
-        let moving = GATE.move_held(&self.0).ok_or(Disturbed::NotHere(Reason::Ending))?;
+        let moving = self.0.as_ref().and_then(|held| GATE.move_held(held));
+        let moving = moving.ok_or(Disturbed::NotHere(Reason::Ending))?;
         CLOSER.store(threads::id(), Ordering::Relaxed);
         let moving = Cell::new(Some(moving));
         Ok(Closed {
@@ -290,10 +293,14 @@ impl Held {
             _alone: alone,
         })
     }
+}
 
-    /// Everybody passes again. Whether that was not the case already, because the process ends.
-    pub fn let_go(self) -> bool {
-        GATE.let_go(self.0)
+impl Drop for Held {
+    /// Everybody passes again, unless the end of the process has seen to that.
+    fn drop(&mut self) {
+        if let Some(held) = self.0.take() {
+            GATE.let_go(held);
+        }
     }
 }
 
@@ -313,7 +320,7 @@ impl Closed<'_> {
     /// Keeps it closed for as long as the program is suspended. Contexts may end meanwhile.
     pub fn hold(self) -> Option<Held> {
         CLOSER.store(0, Ordering::Relaxed);
-        self.moving.take().map(|moving| Held(GATE.hold(moving)))
+        self.moving.take().map(|moving| Held(Some(GATE.hold(moving))))
     }
 
     /// Whether nothing was submitted past the gate: all work of all contexts is still over, and nothing is captured. Asked just

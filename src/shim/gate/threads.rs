@@ -216,6 +216,11 @@ pub fn whoever_waits_asks(asks: bool) {
     kernel::EVERYBODY_ASKS.store(asks, Ordering::Release);
 }
 
+/// See [`whoever_waits_asks`].
+pub fn does_whoever_waits_ask() -> bool {
+    kernel::EVERYBODY_ASKS.load(Ordering::Acquire)
+}
+
 /// Whether this thread is in a gated call, as in a callback of the driver.
 pub(super) fn is_inside() -> bool {
     OWN.get().is_some_and(|slot| slot.inside().is_some())

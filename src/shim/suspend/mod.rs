@@ -23,37 +23,27 @@ use crate::{bell, log, process};
 use gpupool_config::{Mode, format_size};
 use gpupool_events::{Finding, ProgramResume, ProgramSuspend};
 use gpupool_pool::Place;
+pub use gpupool_wire::control::Target;
 use parking_lot::Mutex;
 use parting::{Parted, Why};
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Where memory is to go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// To GPUs that this process only borrows from, as far as these have room, then to the host.
-    Anywhere,
-    /// To such GPUs alone.
-    Peers,
-    /// To the host alone.
-    Host,
+/// Whether memory may go to this place, of those that it does not leave.
+fn takes(target: Target, place: Place) -> bool {
+    match place {
+        Place::Gpu(_) => target != Target::Host,
+        Place::Host(_) => target != Target::Peers,
+    }
 }
 
-impl Target {
-    fn takes(self, place: Place) -> bool {
-        match place {
-            Place::Gpu(_) => self != Self::Host,
-            Place::Host(_) => self != Self::Peers,
-        }
-    }
-
-    fn word(self) -> &'static str {
-        match self {
-            Self::Anywhere => "anywhere",
-            Self::Peers => "peers",
-            Self::Host => "host",
-        }
+/// For the log.
+fn word(target: Target) -> &'static str {
+    match target {
+        Target::Anywhere => "anywhere",
+        Target::Peers => "peers",
+        Target::Host => "host",
     }
 }
 
@@ -77,8 +67,6 @@ struct Suspended {
 static STATE: Mutex<Option<Suspended>> = Mutex::new(None);
 /// Causes of GP022 that were told.
 static SAID: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-/// Nobody has asked for it, and the program's next call ends it.
-static IS_BY_ITSELF: AtomicBool = AtomicBool::new(false);
 /// Microseconds since the epoch; 0 while the program runs.
 static SINCE: AtomicU64 = AtomicU64::new(0);
 
@@ -135,7 +123,7 @@ pub fn suspend(
     };
     if let Some(refusal) = refusal {
         parting::come_back(opened, driver, &held, parted, &mut |_, _| {});
-        held.let_go();
+        drop(held);
         SINCE.store(0, Ordering::Relaxed);
         told_anew();
         return Err(refusal);
@@ -149,12 +137,8 @@ pub fn suspend(
     told_anew();
     log::emit(|| {
         let Done { moved, stayed, took } = done;
-        let event = ProgramSuspend {
-            bytes: moved,
-            stayed,
-            to: target.word().to_owned(),
-            microseconds: took.as_micros() as u64,
-        };
+        let event =
+            ProgramSuspend { bytes: moved, stayed, to: word(target).to_owned(), microseconds: took.as_micros() as u64 };
         (event, format!("suspended: {} left the GPUs, {} stayed", format_size(moved), format_size(stayed)))
     });
     for (bytes, Why { cause, text }) in stayed {
@@ -174,11 +158,9 @@ pub fn suspend(
 /// As of [`suspend`].
 pub fn suspend_by_itself(target: Target, deadline: Instant) -> Result<Done, String> {
     gate::whoever_waits_asks(true);
-    IS_BY_ITSELF.store(true, Ordering::Relaxed);
     let done = suspend(target, deadline, &|| true, &mut |_, _| {});
     if done.is_err() {
         gate::whoever_waits_asks(false);
-        IS_BY_ITSELF.store(false, Ordering::Relaxed);
     }
     done
 }
@@ -197,8 +179,7 @@ pub fn resume(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
         _ => (0, 0),
     };
     gate::whoever_waits_asks(false);
-    IS_BY_ITSELF.store(false, Ordering::Relaxed);
-    held.let_go();
+    drop(held);
     SINCE.store(0, Ordering::Relaxed);
     let done = Done { moved, stayed, took: begun.elapsed() };
     told_anew();
@@ -227,7 +208,7 @@ pub fn resume_if_asked() {
 
 /// Whether the program waits for somebody to resume it.
 pub fn waits_for_others() -> bool {
-    since() != 0 && !IS_BY_ITSELF.load(Ordering::Relaxed)
+    since() != 0 && !gate::does_whoever_waits_ask()
 }
 
 /// Nobody can ask for the program to be resumed any more, so it is; why, in words.

@@ -1,6 +1,6 @@
 //! Which memory leaves a program that is suspended, in which order, and where it goes.
 
-use super::Target;
+use super::{Target, takes};
 use crate::backing::open::Opened;
 use crate::gate::{Closed, Held, Limits};
 use crate::serve::handles;
@@ -174,7 +174,7 @@ impl Leaving<'_> {
     /// Where memory of this GPU may go, best first.
     fn targets(&self, home: u32, target: Target) -> Vec<Place> {
         let order = self.opened.plan.order(home);
-        order.into_iter().filter(|place| target.takes(*place) && !is_left(*place, target)).collect()
+        order.into_iter().filter(|place| takes(target, *place) && !is_left(*place, target)).collect()
     }
 
     /// Moves all of these, or less and less at a time where there is no room for as much.
