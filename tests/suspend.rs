@@ -81,18 +81,18 @@ fn memory_leaves_the_gpus_of_a_program_at_work_and_comes_back_and_nothing_is_los
         assert!(left["bytes"].as_u64() >= Some(4 * 40 * MIB) && left["stayed_bytes"] == 0, "{left}");
         let rounds = program.ask("rounds");
         let empty = |page: &Snapshot| page.levels.suspended > 0 && at(page, false) == 0;
-        let page = eventually("empty GPUs", || page(&program).filter(empty));
+        // The page says so by the time that the command has ended.
+        let page = page(&program).filter(empty).expect("empty GPUs");
         assert!(at(&page, true) >= 4 * 40 * MIB, "{page:?}");
         assert_eq!(program.ask("rounds"), rounds, "nobody does anything");
         let back = told(&program, "resume");
         assert_eq!((&back["bytes"], &back["stayed_bytes"]), (&left["bytes"], &Value::from(0)));
-        goes_on(&mut program);
         // What was there is free, and goes home later.
         let none_on_host =
             |page: &Snapshot| page.levels.places.rows.iter().all(|place| !place.on_host || place.used == 0);
-        eventually("everything back", || {
-            self::page(&program).filter(|page| page.levels.suspended == 0 && none_on_host(page))
-        });
+        let is_back = |page: &Snapshot| page.levels.suspended == 0 && none_on_host(page);
+        assert!(self::page(&program).is_some_and(|page| is_back(&page)), "everything back");
+        goes_on(&mut program);
     }
     ends_well(program);
 }
@@ -110,7 +110,7 @@ fn memory_goes_to_gpus_that_the_program_only_borrows_from_while_they_have_room()
     at_work(&mut program, 1);
     let left = told(&program, "suspend --to peers");
     assert!(left["bytes"].as_u64() >= Some(40 * MIB) && left["stayed_bytes"] == 0, "{left}");
-    let page = eventually("an empty GPU 0", || page(&program).filter(|page| page.levels.suspended > 0));
+    let page = page(&program).filter(|page| page.levels.suspended > 0).expect("an empty GPU 0");
     let held = |gpu: u32| {
         let place = page.levels.places.rows.iter().find(|place| !place.on_host && place.number == gpu).unwrap();
         place.held + place.own

@@ -27,6 +27,7 @@ import probes
 import pytorch
 import sanitizer
 import several
+import suspending
 import xla
 from running import BelowGoal, Failed, Lab, NotRun
 
@@ -110,6 +111,15 @@ SETS = {
         "move-jax": moving.jax,
         "move-llm": moving.language_model,
         "move-fsdp": moving.fsdp,
+    },
+    "suspend": {
+        "suspend-rotation": suspending.rotation,
+        "suspend-training": suspending.training,
+        "suspend-graph": suspending.graph,
+        "suspend-ranks": suspending.ranks,
+        "suspend-cupy": suspending.cupy,
+        "suspend-jax": suspending.jax,
+        "suspend-large": suspending.large,
     },
     "look": {
         "look-program": look.program,

@@ -20,11 +20,12 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// The least time between two messages about how far it is.
 const PACE: Duration = Duration::from_millis(100);
 
-/// Does what is asked of the process, if anything is; how long nothing need be done. `None`: until somebody rings.
-pub fn look() -> Option<Duration> {
+/// Does what is asked of the process, if anything is; how long nothing need be done. `None`: until somebody rings. `publish` has the page
+/// tell what is so now: whoever reads it once the command has ended finds what that command did.
+pub fn look(publish: &mut dyn FnMut()) -> Option<Duration> {
     suspend::resume_if_asked();
     if let Some(page) = page_path() {
-        hear(page);
+        hear(page, publish);
     }
     if !suspend::waits_for_others() {
         return None;
@@ -40,7 +41,7 @@ pub fn look() -> Option<Duration> {
     Some(PERIOD)
 }
 
-fn hear(page: &Path) {
+fn hear(page: &Path, publish: &mut dyn FnMut()) {
     let name = page.with_extension("call");
     if name.symlink_metadata().is_err() {
         return;
@@ -65,6 +66,7 @@ fn hear(page: &Path) {
             return;
         }
     };
+    publish();
     say(&socket, &reply.encode());
 }
 

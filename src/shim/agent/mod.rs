@@ -217,7 +217,8 @@ fn run(signals: &libc::sigset_t) {
                 None
             });
         // What a request meets that panics, it is told by the end of the connection.
-        let control = catch_unwind(AssertUnwindSafe(control::look)).unwrap_or(None);
+        let control =
+            catch_unwind(AssertUnwindSafe(|| control::look(&mut || agent.look_at_once()))).unwrap_or(None);
         agent.wait(rung, [limit, home, awake, dormant, control].into_iter().flatten().min());
     }
     // From here on it is the program's last thread, and what its handlers call, the program calls.
@@ -273,6 +274,13 @@ impl Agent {
             self.told = Some(look);
         }
         (self.same < SETTLED).then_some(PERIOD)
+    }
+
+    /// Looks, whenever it looked last.
+    fn look_at_once(&mut self) {
+        self.looked = None;
+        self.same = 0;
+        self.look();
     }
 
     fn wait(&mut self, rung: u32, limit: Option<Duration>) {

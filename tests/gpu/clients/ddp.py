@@ -1,6 +1,10 @@
-"""One rank of a data-parallel job over NCCL; started by torchrun. Prints its own losses and the sum over the ranks."""
+"""One rank of a data-parallel job over NCCL; started by torchrun. Prints its own last losses and the sum over the ranks.
+
+ddp.py [STEPS]
+"""
 
 import os
+import sys
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -21,12 +25,13 @@ def main():
     torch.manual_seed(100 + rank)
     x = torch.randn(512, 2048, device="cuda")
     losses = []
-    for _ in range(20):
+    for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 20):
         loss = (model(x) - x).pow(2).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+    losses = losses[-20:]
     total = torch.tensor(losses, device="cuda")
     dist.all_reduce(total)
     # One write, since both ranks share the terminal.
