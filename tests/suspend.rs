@@ -260,6 +260,67 @@ fn several_commands_at_once_end_with_one_answer_each() {
     ends_well(program);
 }
 
+/// The second process of `ranks`, whose page is beside the first one's.
+fn other_rank(program: &mut Running) -> u32 {
+    let pid = program.ask("other").parse().unwrap();
+    let is_listed = |program: &Running| {
+        let rows: Value = serde_json::from_slice(&gpupool(program, "ps --json").stdout).ok()?;
+        rows.as_array()?.iter().any(|row| row["process"]["identity"]["pid"] == pid).then_some(())
+    };
+    eventually("both ranks", || is_listed(program));
+    pid
+}
+
+#[track_caller]
+fn both_go_on(program: &mut Running) {
+    let steps = |program: &mut Running| -> u64 { program.ask("steps").parse().unwrap() };
+    let before = steps(program);
+    eventually("further steps", || (steps(program) > before + 8).then_some(()));
+}
+
+#[test]
+fn programs_whose_kernels_wait_for_each_other_are_stopped_at_the_same_moment() {
+    let run = Run::program("ranks").sim("2x1GiB").env("SIMCUDA_STRICT", "on").env("GPUPOOL_RESERVE", "16MiB").shim();
+    let mut program = run.start(None);
+    let other = other_rank(&mut program);
+    both_go_on(&mut program);
+    for _ in 0..4 {
+        let pids = format!("{} {other}", program.pid());
+        let ended = gpupool(&program, &format!("suspend --json --wait 30s --to host {pids}"));
+        let told: Value = serde_json::from_slice(&ended.stdout).unwrap();
+        assert!(ended.status.success(), "{told}{}", String::from_utf8_lossy(&ended.stderr));
+        for row in told.as_array().unwrap() {
+            assert!(row["bytes"].as_u64() >= Some(8 * MIB), "{told}");
+        }
+        let steps = program.ask("steps");
+        let back = gpupool(&program, &format!("resume {pids}"));
+        assert!(back.status.success(), "{}", String::from_utf8_lossy(&back.stderr));
+        assert_ne!(steps, "0");
+        both_go_on(&mut program);
+    }
+    assert_eq!(program.ask("end"), "0 wrong");
+    assert!(program.end().0.success());
+}
+
+#[test]
+fn of_programs_that_are_suspended_together_all_run_on_where_one_cannot_be() {
+    let run = || Run::program("ranks").sim("2x1GiB").env("GPUPOOL_RESERVE", "16MiB").shim();
+    let mut program = run().start(None);
+    let other = other_rank(&mut program);
+    both_go_on(&mut program);
+    // Suspended alone, one keeps the other from coming to rest; that one is refused in time, and nothing else is changed.
+    let alone = told(&program, "suspend --to host");
+    assert!(alone["bytes"].as_u64() >= Some(8 * MIB), "{alone}");
+    let ended = gpupool(&program, &format!("suspend --wait 2s --to host {} {other}", program.pid()));
+    let text = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(!ended.status.success() && text.contains("it is suspended already"), "{text}");
+    assert!(text.contains(&format!("process {other}: it runs on, since all are suspended together or none")), "{text}");
+    told(&program, "resume");
+    both_go_on(&mut program);
+    assert_eq!(program.ask("end"), "0 wrong");
+    assert!(program.end().0.success());
+}
+
 #[test]
 fn a_program_that_uses_no_gpu_for_long_is_suspended_and_resumed_by_its_next_call() {
     let mut program = suspended("1x1GiB").env("GPUPOOL_IDLE_SUSPEND", "1s").start(None);

@@ -12,7 +12,7 @@ use gpupool_config::format_size;
 use gpupool_metrics::folder::Folder;
 use gpupool_metrics::{Life, ring, stat};
 use gpupool_wire::Socket;
-use gpupool_wire::control::{ROOM, Reply, Request};
+use gpupool_wire::control::{ROOM, Reply, Request, Target};
 use gpupool_wire::socket::{Failure as Unheard, wait};
 use rustix::fs::{AtFlags, Gid, Uid, chownat, unlinkat};
 use serde::Serialize;
@@ -24,6 +24,8 @@ use crate::terminal;
 
 /// How long a process has to connect. Its agent does so as soon as it runs: it may be at another request, or in a call of the driver.
 const TO_ANSWER: Duration = Duration::from_secs(10);
+/// How long it may say nothing while it moves memory, or while nothing is to be waited for: what moves at a time takes less than a second.
+const TO_GO_ON: Duration = Duration::from_secs(60);
 /// How often it is looked at while it does what it was asked.
 const LOOK: Duration = Duration::from_secs(1);
 /// How often it is rung for meanwhile.
@@ -78,20 +80,8 @@ pub fn find(pids: &[u32]) -> Result<Vec<Listed>, Failure> {
 /// Asks all of these at once.
 pub fn ask_all(rows: &[Listed], request: Request) -> Vec<Told> {
     let progress = Progress::new(rows.len());
-    let told: Vec<Told> = std::thread::scope(|scope| {
-        let asked: Vec<_> = rows
-            .iter()
-            .enumerate()
-            .map(|(at, row)| {
-                let progress = &progress;
-                scope.spawn(move || told_by(row, ask(row, request, &|done, total| progress.say(at, done, total))))
-            })
-            .collect();
-        let ended = asked.into_iter().zip(rows);
-        ended
-            .map(|(asked, row)| asked.join().unwrap_or_else(|_| told_by(row, Err("this command failed".to_owned()))))
-            .collect()
-    });
+    let told =
+        side_by_side(rows, |at, row| told_by(row, ask(row, request, &|done, total| progress.say(at, done, total))));
     progress.end();
     told
 }
@@ -101,7 +91,7 @@ fn told_by(row: &Listed, answer: Result<Reply, String>) -> Told {
     let (error, [bytes, stayed_bytes, microseconds]) = match answer {
         Ok(Reply::Done { moved, stayed, microseconds }) => (None, [moved, stayed, microseconds]),
         Ok(Reply::Refused { why }) | Err(why) => (Some(why), [0; 3]),
-        Ok(Reply::Progress { .. }) => (Some("it answered nothing at the end".to_owned()), [0; 3]),
+        Ok(_) => (Some("it answered nothing at the end".to_owned()), [0; 3]),
     };
     Told { pid, error, bytes, stayed_bytes, microseconds }
 }
@@ -119,6 +109,15 @@ impl Drop for Door<'_> {
 }
 
 fn ask(row: &Listed, request: Request, progress: &dyn Fn(u64, u64)) -> Result<Reply, String> {
+    let mut silence = TO_GO_ON;
+    if let Request::Suspend { patience, .. } = request {
+        silence += Duration::from_millis(patience);
+    }
+    hear(row, &connect(row, request)?, silence, progress)
+}
+
+/// A connection to the process, which has been asked.
+fn connect(row: &Listed, request: Request) -> Result<Socket, String> {
     let words =
         |what: &str, error: &dyn std::fmt::Display| format!("{what} beside {} failed: {error}", row.page.display());
     let folder = Folder::around(&row.page).map_err(|refused| refused.to_string())?;
@@ -133,17 +132,34 @@ fn ask(row: &Listed, request: Request, progress: &dyn Fn(u64, u64)) -> Result<Re
         .map_err(|error| words("giving the socket to its user", &error))?;
     let socket = accept(&listener, row, &page)?;
     drop(door);
+    say(&socket, request)?;
+    Ok(socket)
+}
+
+fn say(socket: &Socket, request: Request) -> Result<(), String> {
     let none: [OwnedFd; 0] = [];
-    socket.send(&request.encode(), &none).map_err(|error| words("asking it", &error))?;
+    socket.send(&request.encode(), &none).map_err(|error| format!("the connection to it broke: {error}"))
+}
+
+/// Its next message, which comes within `silence` of the last one.
+fn next(row: &Listed, socket: &Socket, silence: Duration) -> Result<Reply, String> {
     let mut buffer = [0; ROOM];
+    let until = Instant::now() + silence;
     loop {
-        // For as long as it takes: it says how far it is, and its end is seen.
-        let received = match socket.receive_by(&mut buffer, Instant::now() + LOOK) {
+        // Its end is seen at once, and a stop now and then.
+        let received = match socket.receive_by(&mut buffer, until.min(Instant::now() + LOOK)) {
             Ok(received) => received.bytes,
             Err(Unheard::TimedOut) if stat(row.told.process.identity.pid).is_some_and(|stat| stat.state == b'T') => {
                 return Err(
                     "it was stopped (SIGSTOP) meanwhile; once it goes on, it is as if nobody had asked".to_owned()
                 );
+            }
+            Err(Unheard::TimedOut) if Instant::now() >= until => {
+                return Err(format!(
+                    "it has said nothing for {} s: a call of the driver in it does not return, perhaps because it waits for work of \
+                     another process; once that is over, it is as if nobody had asked",
+                    silence.as_secs()
+                ));
             }
             Err(Unheard::TimedOut) => continue,
             Err(failure) => return Err(format!("the connection to it broke: {failure}")),
@@ -151,12 +167,139 @@ fn ask(row: &Listed, request: Request, progress: &dyn Fn(u64, u64)) -> Result<Re
         if received == 0 {
             return Err("it ended before it had answered, or will not be asked by this user".to_owned());
         }
-        match Reply::decode(&buffer[..received]) {
-            Ok(Reply::Progress { done, total }) => progress(done, total),
-            Ok(reply) => return Ok(reply),
-            Err(unread) => return Err(unread.to_string()),
+        return Reply::decode(&buffer[..received]).map_err(|unread| unread.to_string());
+    }
+}
+
+/// What becomes of it in the end.
+fn hear(row: &Listed, socket: &Socket, silence: Duration, progress: &dyn Fn(u64, u64)) -> Result<Reply, String> {
+    loop {
+        match next(row, socket, silence)? {
+            Reply::Progress { done, total } => progress(done, total),
+            reply => return Ok(reply),
         }
     }
+}
+
+/// How long all programs that are suspended together have to stop at the same moment, before those that have are let go on: somebody may wait
+/// for work of theirs.
+const MOMENT: Duration = Duration::from_millis(1500);
+/// How long they are left alone then, at least, and how much longer by chance.
+const PAUSE: Duration = Duration::from_millis(20);
+const CHANCE: Duration = Duration::from_millis(60);
+
+/// Suspends all of these at the same moment, or none of them: programs that work on something together wait for each other on their GPUs. They
+/// have `patience` to come to rest all at once.
+pub fn suspend_together(rows: &[Listed], target: Target, patience: Duration) -> Vec<Told> {
+    let milliseconds = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
+    let request = Request::Suspend { target, patience: milliseconds, together: true };
+    let connected = side_by_side(rows, |_, row| connect(row, request));
+    let sockets: Vec<Socket> = match connected.iter().any(Result::is_err) {
+        false => connected.into_iter().flatten().collect(),
+        true => return none_of(rows, connected.into_iter().map(Result::err).collect()),
+    };
+    if let Err(why) = all_at_rest(rows, &sockets, Instant::now() + patience) {
+        // The end of the connection lets them go on.
+        return none_of(rows, why);
+    }
+    let progress = Progress::new(rows.len());
+    let told = side_by_side(rows, |at, row| {
+        let say = |done, total| progress.say(at, done, total);
+        told_by(row, hear(row, &sockets[at], TO_GO_ON, &say))
+    });
+    progress.end();
+    told
+}
+
+/// Has them stop at the same moment, again and again, and stay so once all have.
+fn all_at_rest(rows: &[Listed], sockets: &[Socket], until: Instant) -> Result<(), Vec<Option<String>>> {
+    loop {
+        let why = match one_try(rows, sockets, until)? {
+            None => return Ok(()),
+            Some(why) => why,
+        };
+        if Instant::now() >= until {
+            return Err(why
+                .into_iter()
+                .map(|why| why.map(|why| format!("it did not come to rest in time: {why}")))
+                .collect());
+        }
+        // Whatever they do again and again, it is not always the same moment of it.
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        std::thread::sleep(PAUSE + CHANCE.mul_f64(f64::from(now.subsec_micros() % 1000) / 1000.0));
+    }
+}
+
+/// Has them stop at this moment. `None`: all have, and stay so; else what kept each one from it, for those that it did. Fails where one of them
+/// never will.
+fn one_try(
+    rows: &[Listed],
+    sockets: &[Socket],
+    until: Instant,
+) -> Result<Option<Vec<Option<String>>>, Vec<Option<String>>> {
+    let said = |request: Request| -> Result<(), Vec<Option<String>>> {
+        let say = |at: usize, row: &Listed| {
+            let error = say(&sockets[at], request).err()?;
+            // Who does not listen any more has said why.
+            match next(row, &sockets[at], MOMENT) {
+                Ok(Reply::Refused { why }) => Some(why),
+                _ => Some(error),
+            }
+        };
+        let failed = side_by_side(rows, say);
+        if failed.iter().all(Option::is_none) { Ok(()) } else { Err(failed) }
+    };
+    said(Request::Close)?;
+    let answers = side_by_side(rows, |at, row| next(row, &sockets[at], MOMENT));
+    if answers.iter().all(|answer| matches!(answer, Ok(Reply::Quiet))) {
+        said(Request::Go)?;
+        return Ok(None);
+    }
+    said(Request::Open)?;
+    // Who could not answer, since it waited for one that had stopped, can now.
+    let answers = side_by_side(rows, |at, row| match &answers[at] {
+        Err(_) => next(row, &sockets[at], until.saturating_duration_since(Instant::now()) + TO_GO_ON),
+        answer => answer.clone(),
+    });
+    let has_failed = |answer: &Result<Reply, String>| !matches!(answer, Ok(Reply::Quiet | Reply::Busy { .. }));
+    let why = |answer: Result<Reply, String>| match answer {
+        Ok(Reply::Busy { why } | Reply::Refused { why }) | Err(why) => Some(why),
+        Ok(Reply::Quiet) => None,
+        Ok(_) => Some("it answered nothing that was asked".to_owned()),
+    };
+    if answers.iter().any(has_failed) {
+        let only = |answer| if has_failed(&answer) { why(answer) } else { None };
+        return Err(answers.into_iter().map(only).collect());
+    }
+    // All of them may have stopped, the last one too late.
+    Ok(Some(answers.into_iter().map(why).collect()))
+}
+
+/// What is told where these are the reasons of some why none of them was suspended.
+fn none_of(rows: &[Listed], why: Vec<Option<String>>) -> Vec<Told> {
+    let others: Vec<String> = rows
+        .iter()
+        .zip(&why)
+        .filter(|(_, why)| why.is_some())
+        .map(|(row, _)| row.told.process.identity.pid.to_string())
+        .collect();
+    let because = match others.as_slice() {
+        [] => "it runs on, since they did not all come to rest at the same moment".to_owned(),
+        others => {
+            format!("it runs on, since all are suspended together or none, and process {} was not", others.join(", "))
+        }
+    };
+    rows.iter().zip(why).map(|(row, why)| told_by(row, Err(why.unwrap_or_else(|| because.clone())))).collect()
+}
+
+/// Does this for each row, all at once.
+fn side_by_side<T: Send>(rows: &[Listed], act: impl Fn(usize, &Listed) -> T + Sync) -> Vec<T> {
+    let act = &act;
+    std::thread::scope(|scope| {
+        let begun: Vec<_> = rows.iter().enumerate().map(|(at, row)| scope.spawn(move || act(at, row))).collect();
+        // A thread of this command that panics has said so.
+        begun.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
 }
 
 fn listen(folder: &Folder, name: &str) -> Result<Socket, String> {

@@ -58,8 +58,13 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         To::Peers => Target::Peers,
         To::Host => Target::Host,
     };
-    let patience = u64::try_from(args.wait.as_millis()).unwrap_or(u64::MAX);
-    let told = control::ask_all(&rows, Request::Suspend { target, patience });
+    let told = match rows.as_slice() {
+        [_] => {
+            let patience = u64::try_from(args.wait.as_millis()).unwrap_or(u64::MAX);
+            control::ask_all(&rows, Request::Suspend { target, patience, together: false })
+        }
+        _ => control::suspend_together(&rows, target, args.wait),
+    };
     let done = control::print(&told, args.json, "left the GPUs", "stayed there")?;
     if done {
         return Ok(ExitCode::SUCCESS);

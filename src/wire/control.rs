@@ -15,8 +15,13 @@ pub const ROOM: usize = HEAD + size_of::<AnswerBytes>() + MOST_TEXT + 1;
 
 const SUSPEND: u32 = 0x300;
 const RESUME: u32 = 0x301;
+const CLOSE: u32 = 0x302;
+const OPEN: u32 = 0x303;
+const GO: u32 = 0x304;
 const PROGRESS: u32 = 0x310;
 const ANSWER: u32 = 0x311;
+const QUIET: u32 = 0x312;
+const BUSY: u32 = 0x313;
 
 /// Where the memory of a suspended program is to go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,10 +39,17 @@ const TARGETS: [Target; 3] = [Target::Anywhere, Target::Peers, Target::Host];
 /// What is asked of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// That its memory leaves the GPUs, once its work is over, for which it has so many milliseconds.
-    Suspend { target: Target, patience: u64 },
+    /// That its memory leaves the GPUs, once its work is over, for which it has so many milliseconds. `together`: with other programs, so that it is
+    /// told when to try ([`Request::Close`]) and what has come of that for all ([`Request::Open`], [`Request::Go`]).
+    Suspend { target: Target, patience: u64, together: bool },
     /// That it comes back, and the program goes on.
     Resume,
+    /// It is to stop for a moment, at the same time as the others.
+    Close,
+    /// It is to go on: not all of them have come to rest.
+    Open,
+    /// All of them have come to rest: it is suspended now.
+    Go,
 }
 
 /// What it says.
@@ -49,12 +61,17 @@ pub enum Reply {
     Done { moved: u64, stayed: u64, microseconds: u64 },
     /// It was not done, and nothing has changed.
     Refused { why: String },
+    /// It has stopped, and waits for what becomes of the others.
+    Quiet,
+    /// It has not come to rest, and runs on.
+    Busy { why: String },
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct SuspendBytes {
     target: U32,
+    together: U32,
     patience: U64,
 }
 
@@ -79,11 +96,18 @@ impl Request {
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
         match *self {
-            Self::Suspend { target, patience } => {
-                let bytes = SuspendBytes { target: (target as u32).into(), patience: patience.into() };
+            Self::Suspend { target, patience, together } => {
+                let bytes = SuspendBytes {
+                    target: (target as u32).into(),
+                    together: u32::from(together).into(),
+                    patience: patience.into(),
+                };
                 message::encode(SUSPEND, bytes.as_bytes())
             }
             Self::Resume => message::encode(RESUME, &[]),
+            Self::Close => message::encode(CLOSE, &[]),
+            Self::Open => message::encode(OPEN, &[]),
+            Self::Go => message::encode(GO, &[]),
         }
     }
 
@@ -94,12 +118,20 @@ impl Request {
     pub fn decode(bytes: &[u8]) -> Result<Self, Unread> {
         match message::decode(bytes)? {
             (SUSPEND, body) => {
-                let SuspendBytes { target, patience } =
+                let SuspendBytes { target, together, patience } =
                     SuspendBytes::read_from_bytes(body).map_err(|_| Unread::Nonsense)?;
                 let target = TARGETS.get(target.get() as usize).ok_or(Unread::Nonsense)?;
-                Ok(Self::Suspend { target: *target, patience: patience.get() })
+                let together = match together.get() {
+                    0 => false,
+                    1 => true,
+                    _ => return Err(Unread::Nonsense),
+                };
+                Ok(Self::Suspend { target: *target, patience: patience.get(), together })
             }
             (RESUME, []) => Ok(Self::Resume),
+            (CLOSE, []) => Ok(Self::Close),
+            (OPEN, []) => Ok(Self::Open),
+            (GO, []) => Ok(Self::Go),
             _ => Err(Unread::Nonsense),
         }
     }
@@ -123,10 +155,9 @@ impl Reply {
                 message::encode(PROGRESS, bytes.as_bytes())
             }
             Self::Done { moved, stayed, microseconds } => answer(0, [*moved, *stayed, *microseconds], &[]),
-            Self::Refused { why } => {
-                let end = (0..=why.len().min(MOST_TEXT)).rev().find(|end| why.is_char_boundary(*end)).unwrap_or(0);
-                answer(1, [0; 3], &why.as_bytes()[..end])
-            }
+            Self::Refused { why } => answer(1, [0; 3], cut(why)),
+            Self::Quiet => message::encode(QUIET, &[]),
+            Self::Busy { why } => message::encode(BUSY, cut(why)),
         }
     }
 
@@ -146,16 +177,26 @@ impl Reply {
                 let numbers = [answer.moved, answer.stayed, answer.microseconds].map(U64::get);
                 match (answer.refused.get(), text, numbers) {
                     (0, [], [moved, stayed, microseconds]) => Ok(Self::Done { moved, stayed, microseconds }),
-                    (1, text, [0, 0, 0]) if text.len() <= MOST_TEXT => {
-                        let why = std::str::from_utf8(text).map_err(|_| Unread::Nonsense)?.to_owned();
-                        Ok(Self::Refused { why })
-                    }
+                    (1, text, [0, 0, 0]) => Ok(Self::Refused { why: words(text)? }),
                     _ => Err(Unread::Nonsense),
                 }
             }
+            (QUIET, []) => Ok(Self::Quiet),
+            (BUSY, text) => Ok(Self::Busy { why: words(text)? }),
             _ => Err(Unread::Nonsense),
         }
     }
+}
+
+/// As much of a text as a message has room for.
+fn cut(text: &str) -> &[u8] {
+    let end = (0..=text.len().min(MOST_TEXT)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    &text.as_bytes()[..end]
+}
+
+fn words(text: &[u8]) -> Result<String, Unread> {
+    let text = std::str::from_utf8(text).ok().filter(|text| text.len() <= MOST_TEXT);
+    text.map(str::to_owned).ok_or(Unread::Nonsense)
 }
 
 #[cfg(test)]
@@ -173,18 +214,20 @@ mod tests {
         #[test]
         fn what_is_said_is_what_is_heard(target in 0..3usize, numbers: [u64; 3], why: String) {
             let [patience, moved, stayed] = numbers;
-            for request in [Request::Suspend { target: TARGETS[target], patience }, Request::Resume] {
+            let suspend = [false, true].map(|together| Request::Suspend { target: TARGETS[target], patience, together });
+            for request in suspend.into_iter().chain([Request::Resume, Request::Close, Request::Open, Request::Go]) {
                 prop_assert_eq!(Request::decode(&request.encode()), Ok(request));
             }
             let done = Reply::Done { moved, stayed, microseconds: patience };
-            for reply in [Reply::Progress { done: moved, total: stayed }, done, Reply::Refused { why }] {
+            let words = [Reply::Refused { why: why.clone() }, Reply::Busy { why }, Reply::Quiet];
+            for reply in [Reply::Progress { done: moved, total: stayed }, done].into_iter().chain(words) {
                 prop_assert_eq!(Reply::decode(&reply.encode()), Ok(reply));
             }
         }
 
         #[test]
         fn any_bytes_are_a_message_or_none(bytes: Vec<u8>) {
-            let framed = [SUSPEND, RESUME, PROGRESS, ANSWER].map(|kind| message::encode(kind, &bytes));
+            let framed = [SUSPEND, RESUME, CLOSE, OPEN, GO, PROGRESS, ANSWER, QUIET, BUSY].map(|kind| message::encode(kind, &bytes));
             for bytes in framed.iter().chain([&bytes]) {
                 if let Ok(request) = Request::decode(bytes) {
                     prop_assert_eq!(&request.encode(), bytes);

@@ -14,6 +14,20 @@
  *   exit             the process ends by exit(3), with all of them at work
  */
 #define _GNU_SOURCE
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static atomic_int leaves;
+
+/* While the process ends, a thread at work is told by the driver that it is gone. That is no failure, and not this thread's to end the process for. */
+static inline void fail_with(int code)
+{
+    while (atomic_load(&leaves))
+        pause();
+    exit(code);
+}
+#define exit fail_with
 #include "held.h"
 #include "vmm.h"
 
@@ -87,7 +101,7 @@ static void *work(void *argument)
     CHECK(cuMemAddressFree(blocks[KINDS - 1], sizes[KINDS - 1]));
     CHECK(cuStreamDestroy_v2(stream));
     if (atomic_fetch_sub(&running, 1) == 1 && atomic_load(&has_left))
-        exit(6);
+        (exit)(6);
     return NULL;
 }
 
@@ -190,7 +204,8 @@ int main(void)
             atomic_store(&ends, 0);
             printf("%ld wrong\n", atomic_load(&wrong));
         } else if (strcmp(line, "exit") == 0) {
-            exit(5);
+            atomic_store(&leaves, 1);
+            (exit)(5);
         } else {
             printf("what is %s?\n", line);
         }

@@ -1,18 +1,22 @@
 //! Requests to this process (`gpupool suspend`, `gpupool resume`): whoever has one listens by a file beside the page, and rings.
 
 use super::{last, page_path};
+use crate::gate::Disturbed;
 use crate::serve::ipc::Own;
-use crate::suspend::{self, Done};
+use crate::suspend::{self, Agreement, Alone, Done};
 use gpupool_metrics::BYTES;
 use gpupool_wire::Socket;
 use gpupool_wire::control::{self, Reply, Request};
 use gpupool_wire::socket::Failure;
+use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How long whoever rang has to say what it wants, before the agent goes on with what else there is to do.
 const TO_ASK: Duration = Duration::from_secs(2);
+/// How long a program that was stopped with others waits for the word that they have stopped too.
+const TO_AGREE: Duration = Duration::from_secs(5);
 /// The longest that anybody waits for a program's work to be over.
 const MOST: Duration = Duration::from_secs(24 * 3600);
 /// How often a suspended process looks whether it can be asked still.
@@ -85,18 +89,66 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
         }
     };
     let done = match request {
-        Request::Suspend { target, patience } => {
-            let most = Duration::from_millis(patience).min(MOST);
+        Request::Suspend { target, patience, together } => {
+            let deadline = Instant::now() + Duration::from_millis(patience).min(MOST);
             if last::has_main_left() {
                 return Reply::Refused { why: "its main thread has left, so that nobody could resume it".to_owned() };
             }
-            suspend::suspend(target, Instant::now() + most, &|| is_there(socket), &mut progress)
+            let is_agreed = Cell::new(!together);
+            let mut conducted = Conducted { socket, deadline, is_agreed: &is_agreed };
+            let agreement: &mut dyn Agreement = if together { &mut conducted } else { &mut Alone };
+            // Until then its end is seen where its words are waited for, which nobody else may read.
+            let is_wanted = || if is_agreed.get() { is_there(socket) } else { socket.is_there() };
+            suspend::suspend(target, deadline, &is_wanted, agreement, &mut progress)
         }
         Request::Resume => suspend::resume(&mut progress),
+        Request::Close | Request::Open | Request::Go => {
+            Err("this is said to a program that is being suspended together with others".to_owned())
+        }
     };
     match done {
         Ok(Done { moved, stayed, took }) => Reply::Done { moved, stayed, microseconds: took.as_micros() as u64 },
         Err(why) => Reply::Refused { why },
+    }
+}
+
+/// The command says when, to all programs that it suspends together.
+struct Conducted<'a> {
+    socket: &'a Socket<Own>,
+    deadline: Instant,
+    /// Nothing more is to be said.
+    is_agreed: &'a Cell<bool>,
+}
+
+impl Conducted<'_> {
+    /// Its next word.
+    fn word(&self, until: Instant) -> Option<Request> {
+        let mut buffer = [0; control::ROOM];
+        let received = self.socket.receive_by(&mut buffer, until).ok()?;
+        Request::decode(&buffer[..received.bytes]).ok()
+    }
+}
+
+impl Agreement for Conducted<'_> {
+    fn may_close(&mut self) -> bool {
+        loop {
+            match self.word(self.deadline + TO_AGREE) {
+                Some(Request::Close) => return true,
+                // It said so to all, also to those that had not stopped.
+                Some(Request::Open) => {}
+                _ => return false,
+            }
+        }
+    }
+
+    fn is_quiet(&mut self) -> bool {
+        say(self.socket, &Reply::Quiet.encode());
+        self.is_agreed.set(matches!(self.word(Instant::now() + TO_AGREE), Some(Request::Go)));
+        self.is_agreed.get()
+    }
+
+    fn is_disturbed(&mut self, disturbed: &Disturbed) {
+        say(self.socket, &Reply::Busy { why: disturbed.to_string() }.encode());
     }
 }
 

@@ -217,8 +217,7 @@ fn run(signals: &libc::sigset_t) {
                 None
             });
         // What a request meets that panics, it is told by the end of the connection.
-        let control =
-            catch_unwind(AssertUnwindSafe(|| control::look(&mut || agent.look_at_once()))).unwrap_or(None);
+        let control = catch_unwind(AssertUnwindSafe(|| control::look(&mut || agent.look_at_once()))).unwrap_or(None);
         agent.wait(rung, [limit, home, awake, dormant, control].into_iter().flatten().min());
     }
     // From here on it is the program's last thread, and what its handlers call, the program calls.

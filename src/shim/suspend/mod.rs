@@ -12,6 +12,7 @@
 //! **Nothing is lost if something fails.** Memory that is elsewhere lies behind its own addresses all the time, so at the end of the process, in
 //! the child of a fork, or where a GPU has no room any more, the gate is simply opened: the program goes on, with memory that is far.
 
+mod agreement;
 mod parting;
 
 use crate::backing::{level, open, residence};
@@ -20,6 +21,7 @@ use crate::serve::memory::{idle, places};
 use crate::serve::pinned;
 use crate::watch::{context, finding, site};
 use crate::{bell, log, process};
+pub use agreement::{Agreement, Alone};
 use gpupool_config::{Mode, format_size};
 use gpupool_events::{Finding, ProgramResume, ProgramSuspend};
 use gpupool_pool::Place;
@@ -75,12 +77,11 @@ pub fn since() -> u64 {
     SINCE.load(Ordering::Relaxed)
 }
 
-/// For how long one try holds up a program that does not come to rest, and how long it is left alone then.
+/// For how long one try holds up a program that does not come to rest.
 const HOLD: Duration = Duration::from_millis(500);
-const PAUSE: Duration = Duration::from_millis(100);
 
-/// Suspends the program: waits until `deadline` for all of its work to be over, as long as that `is_wanted`, and tells `progress` how many
-/// bytes of how many have left.
+/// Suspends the program: waits until `deadline` for all of its work to be over, as long as that `is_wanted` and as there is an agreement to try, and
+/// tells `progress` how many bytes of how many have left.
 ///
 /// # Errors
 /// Why not, in words; the program runs on then, with all of its memory where it was.
@@ -88,6 +89,7 @@ pub fn suspend(
     target: Target,
     deadline: Instant,
     is_wanted: &dyn Fn() -> bool,
+    agreement: &mut dyn Agreement,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Done, String> {
     let mut state = STATE.lock();
@@ -110,7 +112,7 @@ pub fn suspend(
     let begun = Instant::now();
     // What was asked before concerned an earlier time.
     let _ = gate::has_asked();
-    let held = hold(driver, deadline, is_wanted)?;
+    let held = hold(driver, deadline, is_wanted, agreement)?;
     SINCE.store(microseconds(), Ordering::Relaxed);
     let (parted, stayed) = parting::leave(opened, driver, &held, target, progress);
     let moved = parted.iter().map(Parted::bytes).sum();
@@ -158,7 +160,7 @@ pub fn suspend(
 /// As of [`suspend`].
 pub fn suspend_by_itself(target: Target, deadline: Instant) -> Result<Done, String> {
     gate::whoever_waits_asks(true);
-    let done = suspend(target, deadline, &|| true, &mut |_, _| {});
+    let done = suspend(target, deadline, &|| true, &mut Alone, &mut |_, _| {});
     if done.is_err() {
         gate::whoever_waits_asks(false);
     }
@@ -225,22 +227,26 @@ pub fn after_fork_in_child() {
     SINCE.store(0, Ordering::Relaxed);
 }
 
-/// Closes the gate, as soon as all of the program's work is over.
+/// Closes the gate, as soon as all of the program's work is over, and it is agreed that it stays closed.
 fn hold(
     driver: &'static gpupool_cuda::Driver,
     deadline: Instant,
     is_wanted: &dyn Fn() -> bool,
+    agreement: &mut dyn Agreement,
 ) -> Result<Held, String> {
+    let gone = || "whoever asked for it has gone".to_owned();
     loop {
-        if !is_wanted() {
-            return Err("whoever asked for it has gone".to_owned());
+        if !is_wanted() || !agreement.may_close() {
+            return Err(gone());
         }
         let left = deadline.saturating_duration_since(Instant::now());
         // The program is held up for the length of a try, as it is afterwards in any case.
         let limits = Limits { wait: HOLD.min(left), quiet: HOLD.min(left), hold: 2 * HOLD };
         let disturbed = match gate::close_unless(driver, &limits, |reason| !reason.is_doubt()) {
             Ok(closed) => match closed.hold() {
-                Some(held) => return Ok(held),
+                Some(held) if agreement.is_quiet() => return Ok(held),
+                // Dropped, so that the program goes on.
+                Some(_) => continue,
                 None => return Err("the process ends".to_owned()),
             },
             Err(disturbed) => disturbed,
@@ -248,10 +254,10 @@ fn hold(
         if let Disturbed::NotHere(reason) = &disturbed {
             return Err(format!("memory cannot move in this process, because {reason}"));
         }
-        if Instant::now() + PAUSE >= deadline {
+        if Instant::now() + agreement::PAUSE >= deadline {
             return Err(format!("it did not come to rest in time: {disturbed}"));
         }
-        std::thread::sleep(PAUSE);
+        agreement.is_disturbed(&disturbed);
     }
 }
 
