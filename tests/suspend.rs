@@ -262,7 +262,7 @@ fn several_commands_at_once_end_with_one_answer_each() {
 
 /// The second process of `ranks`, whose page is beside the first one's.
 fn other_rank(program: &mut Running) -> u32 {
-    let pid = program.ask("other").parse().unwrap();
+    let pid = program.ask("other").parse().unwrap_or(0);
     let is_listed = |program: &Running| {
         let rows: Value = serde_json::from_slice(&gpupool(program, "ps --json").stdout).ok()?;
         rows.as_array()?.iter().any(|row| row["process"]["identity"]["pid"] == pid).then_some(())
@@ -273,7 +273,7 @@ fn other_rank(program: &mut Running) -> u32 {
 
 #[track_caller]
 fn both_go_on(program: &mut Running) {
-    let steps = |program: &mut Running| -> u64 { program.ask("steps").parse().unwrap() };
+    let steps = |program: &mut Running| -> u64 { program.ask("steps").parse().unwrap_or(0) };
     let before = steps(program);
     eventually("further steps", || (steps(program) > before + 8).then_some(()));
 }

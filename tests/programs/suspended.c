@@ -27,7 +27,7 @@ static inline void fail_with(int code)
         pause();
     exit(code);
 }
-#define exit fail_with
+#define exit(code) fail_with(code)
 #include "held.h"
 #include "vmm.h"
 
