@@ -315,6 +315,10 @@ fn of_programs_that_are_suspended_together_all_run_on_where_one_cannot_be() {
     let text = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert!(!ended.status.success() && text.contains("it is suspended already"), "{text}");
     assert!(text.contains(&format!("process {other}: it runs on, since all are suspended together or none")), "{text}");
+    // Alone neither: it is in a call that holds its context, and asking it does not wait for that.
+    let ended = gpupool(&program, &format!("suspend --wait 1s {other}"));
+    let text = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(!ended.status.success() && text.contains("it did not come to rest in time"), "{text}");
     told(&program, "resume");
     both_go_on(&mut program);
     assert_eq!(program.ask("end"), "0 wrong");

@@ -182,8 +182,8 @@ fn hear(row: &Listed, socket: &Socket, silence: Duration, progress: &dyn Fn(u64,
 }
 
 /// How long all programs that are suspended together have to stop at the same moment, before those that have are let go on: somebody may wait
-/// for work of theirs.
-const MOMENT: Duration = Duration::from_millis(1500);
+/// for work of theirs. They give up before that, unless a call of the driver keeps them from it.
+const MOMENT: Duration = Duration::from_secs(4);
 /// How long they are left alone then, at least, and how much longer by chance.
 const PAUSE: Duration = Duration::from_millis(20);
 const CHANCE: Duration = Duration::from_millis(60);
@@ -240,11 +240,9 @@ fn one_try(
     let said = |request: Request| -> Result<(), Vec<Option<String>>> {
         let say = |at: usize, row: &Listed| {
             let error = say(&sockets[at], request).err()?;
-            // Who does not listen any more has said why.
-            match next(row, &sockets[at], MOMENT) {
-                Ok(Reply::Refused { why }) => Some(why),
-                _ => Some(error),
-            }
+            // Who does not listen any more has said why: behind the word that there is something it has not heard.
+            let mut said = (0..2).map(|_| next(row, &sockets[at], MOMENT));
+            Some(said.find_map(|said| said.ok().and_then(|reply| reply.refusal())).unwrap_or(error))
         };
         let failed = side_by_side(rows, say);
         if failed.iter().all(Option::is_none) { Ok(()) } else { Err(failed) }

@@ -12,7 +12,7 @@ use crate::report;
 use crate::space::{Kind, next_id};
 use crate::stream::{Stream, Ticket, Work};
 use crate::strict::{self, Unfinished};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint};
 use std::mem::ManuallyDrop;
@@ -49,6 +49,8 @@ pub struct Context {
     calls: Mutex<Vec<(u64, Unfinished)>>,
     /// What all later work here waits for (`cuCtxWaitEvent`).
     gates: Mutex<Vec<Ticket>>,
+    /// Held by a copy to memory that is not pinned while it waits in its call.
+    copying: Mutex<()>,
 }
 
 /// Handles of contexts that were destroyed, the latest last. The driver gives those of created ones out again.
@@ -104,6 +106,7 @@ impl Context {
             parts: Mutex::default(),
             calls: Mutex::default(),
             gates: Mutex::default(),
+            copying: Mutex::default(),
         });
         driver().contexts.insert_as(handle, context.clone());
         context
@@ -117,6 +120,17 @@ impl Context {
     /// By its identity, whose memory, modules and arrays those are that are made here.
     pub fn owner(&self) -> u64 {
         self.root().id
+    }
+
+    /// For the length of a copy to memory that is not pinned, which waits in its call for the work before it: launches and new streams and events
+    /// of this context wait for that in theirs (measured, in one context; recording and asking events, mapping and making memory do not).
+    pub fn hold_while_copying(&self) -> MutexGuard<'_, ()> {
+        self.root().copying.lock()
+    }
+
+    /// Returns once no such copy waits.
+    pub fn wait_for_copies(&self) {
+        drop(self.hold_while_copying());
     }
 
     pub fn parts(&self) -> Vec<Arc<Context>> {

@@ -278,6 +278,8 @@ fn queue(stream: &Arc<Stream>, copy: Copy, action: crate::stream::Action, allowe
     let waits = copy.dst.is_pageable() || copy.src.is_pageable();
     let work = Work { action, touches: copy.touches()?, node: Node::Memcpy(copy.described()) };
     if waits {
+        let context = stream.context()?;
+        let _held = copy.dst.is_pageable().then(|| context.hold_while_copying());
         stream.run_or_submit(work)?;
         let last = stream.last();
         last.wait();

@@ -88,7 +88,9 @@ impl Event {
 
 pub fn create(out: Out<Handle>, flags: c_uint) -> Outcome {
     out.required()?;
-    let owner = current()?.owner();
+    let context = current()?;
+    context.wait_for_copies();
+    let owner = context.owner();
     if flags & !FLAG_MASK != 0 || flags & INTERPROCESS != 0 && flags & DISABLE_TIMING == 0 {
         return Err(Code::INVALID_VALUE);
     }

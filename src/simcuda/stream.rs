@@ -441,6 +441,7 @@ pub fn create_with_priority(out: Out<Handle>, flags: c_uint, priority: c_int) ->
 
 /// A stream of this context, whichever is current.
 pub fn create_in(context: &Arc<Context>, out: Out<Handle>, flags: c_uint, priority: c_int) -> Outcome {
+    context.wait_for_copies();
     let stream = Arc::new(Stream::new(Arc::downgrade(context), flags, priority.clamp(-5, 0)));
     context.add(stream.clone());
     out.set(driver().streams.insert(stream))

@@ -138,6 +138,14 @@ impl Request {
 }
 
 impl Reply {
+    /// Why it was not done.
+    pub fn refusal(self) -> Option<String> {
+        match self {
+            Self::Refused { why } => Some(why),
+            _ => None,
+        }
+    }
+
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
         let answer = |refused: u32, [moved, stayed, microseconds]: [u64; 3], text: &[u8]| {

@@ -1,6 +1,6 @@
 /*
  * ranks: two processes, each on a GPU of its own, whose kernels wait for each other at every step, as collectives do: a step is over once both
- * have come to it. One after the other they cannot be stopped in the middle of one. The first process answers lines of its standard input:
+ * have come to it. Stopped one after the other, the second never comes to rest. Most of a step is work of their own, as in training. The first process answers lines of its standard input:
  *   other     the second one's number
  *   steps     how many both have done
  *   end       both end; words of their memory that were not what they should be
@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MOST = 1 << 20, LETTERS = 32 };
+enum { MOST = 1 << 20, LETTERS = 32, PASSES = 8 };
 
 /* Both processes have this. A step's flag is set by a kernel of the one whose it is, and waited for by a kernel of the other. */
 typedef struct {
@@ -41,6 +41,9 @@ static void work(int rank)
         CUdeviceptr own = flags + ((size_t)rank * MOST + (size_t)step) * 4;
         CUdeviceptr theirs = flags + ((size_t)(1 - rank) * MOST + (size_t)step) * 4;
         uint32_t set = 1, last = 0;
+        for (int pass = 0; pass < PASSES; pass++)
+            iota(&kernels, stream, block, words, (uint32_t)pass);
+        CHECK(cuStreamSynchronize(stream));
         launch(kernels.fill, stream, (void *[]){&own, (void *)&one, &set});
         CHECK(cuLaunchKernel(kernels.wait_flag, 1, 1, 1, 1, 1, 1, 0, stream, (void *[]){&theirs}, NULL));
         iota(&kernels, stream, block, words, (uint32_t)step);

@@ -95,7 +95,7 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
                 return Reply::Refused { why: "its main thread has left, so that nobody could resume it".to_owned() };
             }
             let is_agreed = Cell::new(!together);
-            let mut conducted = Conducted { socket, deadline, is_agreed: &is_agreed };
+            let mut conducted = Conducted { socket, deadline, is_agreed: &is_agreed, tries: 0 };
             let agreement: &mut dyn Agreement = if together { &mut conducted } else { &mut Alone };
             // Until then its end is seen where its words are waited for, which nobody else may read.
             let is_wanted = || if is_agreed.get() { is_there(socket) } else { socket.is_there() };
@@ -118,7 +118,13 @@ struct Conducted<'a> {
     deadline: Instant,
     /// Nothing more is to be said.
     is_agreed: &'a Cell<bool>,
+    tries: u32,
 }
+
+/// The shortest try, and how often each further one is twice as long, before it begins anew: most come to rest at once or, where another one was stopped
+/// first, not at all; and some need a whole step of what they do.
+const SHORTEST: Duration = Duration::from_millis(100);
+const DOUBLINGS: u32 = 5;
 
 impl Conducted<'_> {
     /// Its next word.
@@ -130,6 +136,11 @@ impl Conducted<'_> {
 }
 
 impl Agreement for Conducted<'_> {
+    fn hold(&mut self) -> Duration {
+        self.tries += 1;
+        SHORTEST * (1 << ((self.tries - 1) % DOUBLINGS))
+    }
+
     fn may_close(&mut self) -> bool {
         loop {
             match self.word(self.deadline + TO_AGREE) {

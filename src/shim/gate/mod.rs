@@ -23,6 +23,7 @@
 //! moves, a few seconds at most, in a handler that runs before the driver's.
 
 mod kernel;
+mod markers;
 mod reasons;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -110,19 +111,30 @@ pub fn why_not(driver: &Driver) -> Option<Reason> {
     reasons::known(driver).into_iter().next()
 }
 
-/// A context that is watched while the gate is closed. The order of the fields is that in which they end: the event before what keeps
-/// its context alive.
-struct Watched<'a> {
-    marker: Marker<'a>,
+/// A context that is watched while the gate is closed, and lives as long as this.
+struct Watched {
+    /// Taken when this ends.
+    marker: Option<Marker<'static>>,
     handle: Context,
     gpu: u32,
     id: u64,
     _lives: Lease,
 }
 
+impl Drop for Watched {
+    /// The context lives still.
+    fn drop(&mut self) {
+        if let Some(marker) = self.marker.take() {
+            markers::put_back(self.id, marker);
+        }
+    }
+}
+
 /// Every context that work can have been submitted to. One that was only seen to appear has no handle yet, and nothing was submitted to
 /// it: it gets one in front of the first call there.
-fn watch(driver: &Driver) -> Result<Vec<Watched<'_>>, Disturbed> {
+///
+/// Events are made once for each context (`markers.rs`), while no other thread is in a gated call.
+fn watch(driver: &'static Driver, patience: Duration) -> Result<Vec<Watched>, Disturbed> {
     let mut watched = Vec::new();
     for context in context::all() {
         let (gpu, id) = (context.device.ordinal(), context.id);
@@ -133,10 +145,16 @@ fn watch(driver: &Driver) -> Result<Vec<Watched<'_>>, Disturbed> {
             }
             return Err(Disturbed::Ends { gpu, context: id });
         };
-        let marker = context::within_own(driver, handle, || driver.marker());
-        let marker = marker.unwrap_or(Err(CuResult::CONTEXT_IS_DESTROYED));
-        let marker = marker.map_err(|error| Disturbed::NotHere(Reason::Broken { gpu, error }))?;
-        watched.push(Watched { marker, handle, gpu, id, _lives: lives });
+        let marker = match markers::take(id) {
+            Some(marker) => marker,
+            None => {
+                threads::wait_for_others(patience)?;
+                let marker = context::within_own(driver, handle, || driver.marker());
+                let marker = marker.unwrap_or(Err(CuResult::CONTEXT_IS_DESTROYED));
+                marker.map_err(|error| Disturbed::NotHere(Reason::Broken { gpu, error }))?
+            }
+        };
+        watched.push(Watched { marker: Some(marker), handle, gpu, id, _lives: lives });
     }
     Ok(watched)
 }
@@ -145,16 +163,18 @@ fn watch(driver: &Driver) -> Result<Vec<Watched<'_>>, Disturbed> {
 /// `goes_on`.
 fn first_at_work(driver: &Driver, watched: &[Watched], until: u64, goes_on: impl Fn() -> bool) -> Option<Disturbed> {
     for it in watched {
+        let Some(marker) = &it.marker else { continue };
         // SAFETY: the event was made in this context, which is kept alive.
-        let put = context::within_own(driver, it.handle, || unsafe { it.marker.put(it.handle) });
+        let put = context::within_own(driver, it.handle, || unsafe { marker.put(it.handle) });
         if let Some(error) = put.map(CuResult::ok).unwrap_or(Err(CuResult::CONTEXT_IS_DESTROYED)).err() {
             return Some(Disturbed::NotHere(Reason::Broken { gpu: it.gpu, error }));
         }
     }
     let spins_until = kernel::after(SPIN);
     for it in watched {
+        let Some(marker) = &it.marker else { continue };
         loop {
-            match it.marker.ask() {
+            match marker.ask() {
                 CuResult::SUCCESS => break,
                 // Whoever waits for long leaves the processor to the program, of which another thread may have to go on.
                 CuResult::NOT_READY if goes_on() && kernel::now() < until => {
@@ -181,7 +201,7 @@ pub struct Closed<'a> {
     /// It was held before, and is again behind this.
     was_held: bool,
     limits: Limits,
-    watched: Vec<Watched<'a>>,
+    watched: Vec<Watched>,
     _keeping: Keeping,
     _alone: Alone<'a>,
 }
@@ -225,16 +245,16 @@ impl Drop for Alone<'_> {
 /// For a thread that is in no gated call, that holds no lock which a hook takes in front of the driver's call, and that makes no thread
 /// while it is closed, which would have all signals blocked as well.
 #[cfg(test)]
-pub fn close<'a>(driver: &'a Driver, limits: &Limits) -> Result<Closed<'a>, Disturbed> {
+pub fn close(driver: &'static Driver, limits: &Limits) -> Result<Closed<'static>, Disturbed> {
     close_unless(driver, limits, |_| true)
 }
 
 /// As [`close`], where of the reasons against it those count that this says of.
-pub fn close_unless<'a>(
-    driver: &'a Driver,
+pub fn close_unless(
+    driver: &'static Driver,
     limits: &Limits,
     counts: impl Fn(&Reason) -> bool,
-) -> Result<Closed<'a>, Disturbed> {
+) -> Result<Closed<'static>, Disturbed> {
     if let Some(reason) = reasons::all(driver).into_iter().find(counts) {
         return Err(Disturbed::NotHere(reason));
     }
@@ -246,7 +266,7 @@ pub fn close_unless<'a>(
         return Err(Disturbed::Capture);
     }
     watch_end();
-    let watched = watch(driver)?;
+    let watched = watch(driver, limits.wait)?;
     let alone = Alone::begin(driver);
     threads::PATIENCE.store(u64::try_from(limits.hold.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     let draining = GATE.drain(threads::slots(), kernel::after(limits.wait)).map_err(|kept| disturbed(kept, limits))?;
@@ -276,8 +296,8 @@ pub fn close_unless<'a>(
 impl Held {
     /// The program is stopped as by [`close_unless`], although it waits already: for as long as something moves, so that the end of the process
     /// waits for that. No longer needed is a proof that nobody is inside.
-    pub fn stop<'a>(&self, driver: &'a Driver, limits: &Limits) -> Result<Closed<'a>, Disturbed> {
-        let watched = watch(driver)?;
+    pub fn stop(&self, driver: &'static Driver, limits: &Limits) -> Result<Closed<'static>, Disturbed> {
+        let watched = watch(driver, limits.wait)?;
         let alone = Alone::begin(driver);
         let moving = self.0.as_ref().and_then(|held| GATE.move_held(held));
         let moving = moving.ok_or(Disturbed::NotHere(Reason::Ending))?;
@@ -352,12 +372,18 @@ impl Drop for Closed<'_> {
 /// every now and then. Whether the work is over.
 ///
 /// Nothing is waited for during a capture, and with drivers that put no event behind a context's work.
-pub fn wait_until_quiet(driver: &Driver, bound: Duration, still: Duration, mut progress: impl FnMut() -> u64) -> bool {
-    let Ok(watched) = watch(driver) else { return false };
+pub fn wait_until_quiet(
+    driver: &'static Driver,
+    bound: Duration,
+    still: Duration,
+    mut progress: impl FnMut() -> u64,
+) -> bool {
+    let Ok(watched) = watch(driver, Limits::default().wait) else { return false };
     let _relaxed = driver.relax();
     for it in &watched {
+        let Some(marker) = &it.marker else { continue };
         // SAFETY: the event was made in this context, which is kept alive.
-        let put = || unsafe { it.marker.put(it.handle) };
+        let put = || unsafe { marker.put(it.handle) };
         let put = context::within_own(driver, it.handle, || capture::unless_under_way(put)).flatten();
         if put.is_none_or(|result| !result.is_ok()) {
             return false;
@@ -367,8 +393,9 @@ pub fn wait_until_quiet(driver: &Driver, bound: Duration, still: Duration, mut p
     let (mut last, mut moved) = (progress(), kernel::now());
     let mut nap = SHORTEST;
     for it in &watched {
+        let Some(marker) = &it.marker else { continue };
         loop {
-            match it.marker.ask() {
+            match marker.ask() {
                 CuResult::SUCCESS => break,
                 CuResult::NOT_READY => {}
                 _ => return false,

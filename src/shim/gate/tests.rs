@@ -105,7 +105,7 @@ impl Flag {
     }
 }
 
-fn new_stream(driver: &Driver) -> CUstream {
+fn new_stream(driver: &'static Driver) -> CUstream {
     let stream = driver.create_stream().unwrap();
     // SAFETY: the type is the driver's handle and nothing else, laid out alike.
     unsafe { std::mem::transmute::<gpupool_cuda::Stream, CUstream>(stream) }
@@ -129,11 +129,11 @@ const SHORT: Limits =
     Limits { wait: Duration::from_millis(5), quiet: Duration::from_millis(5), hold: Duration::from_millis(5) };
 
 /// In these processes hooks are called by name and not by a preload.
-fn try_close<'a>(driver: &'a Driver, limits: &Limits) -> Result<Closed<'a>, Disturbed> {
+fn try_close(driver: &'static Driver, limits: &Limits) -> Result<Closed<'static>, Disturbed> {
     close_unless(driver, limits, |reason| *reason != Reason::NotPreloaded)
 }
 
-fn refused(driver: &Driver, limits: &Limits) -> Disturbed {
+fn refused(driver: &'static Driver, limits: &Limits) -> Disturbed {
     try_close(driver, limits).err().unwrap()
 }
 
@@ -199,7 +199,7 @@ fn asked_about(address: u64) -> [i32; 2] {
 }
 
 /// Asks from another thread while the gate is closed, which has to let those questions pass, or to hold them until it is open.
-fn asked_while_closed(driver: &Driver, context: CUcontext, address: u64, is_held: bool) {
+fn asked_while_closed(driver: &'static Driver, context: CUcontext, address: u64, is_held: bool) {
     let closed = try_close(driver, &PATIENT).unwrap();
     let (number, context) = (Arc::new(AtomicU32::new(0)), context as usize);
     let told = number.clone();

@@ -5,6 +5,7 @@
 //! destructors of other libraries' thread-local variables, it takes one that nobody gives back: such slots are looked through once
 //! there is no other.
 
+use super::Disturbed;
 use super::kernel::{self, Kernel};
 use gpupool_pool::{Gate, Mark, Slot};
 use once_cell::race::OnceBox;
@@ -224,6 +225,25 @@ pub fn does_whoever_waits_ask() -> bool {
 /// Whether this thread is in a gated call, as in a callback of the driver.
 pub(super) fn is_inside() -> bool {
     OWN.get().is_some_and(|slot| slot.inside().is_some())
+}
+
+/// Returns once no other thread is in a gated call, whatever comes after that.
+pub(super) fn wait_for_others(patience: Duration) -> Result<(), Disturbed> {
+    let own = OWN.get();
+    let is_other = |slot: &Slot| own.is_none_or(|own| !std::ptr::eq(own, slot));
+    let until = kernel::after(patience);
+    loop {
+        let mut others = slots().filter(|slot| is_other(slot));
+        let Some((slot, mark)) = others.find_map(|slot| Some((slot, slot.inside()?))) else { return Ok(()) };
+        if kernel::now() >= until {
+            return Err(Disturbed::Inside {
+                thread: slot.thread(),
+                api: mark.number().and_then(name),
+                waited: patience,
+            });
+        }
+        kernel::sleep_for(Duration::from_micros(10));
+    }
 }
 
 /// In the child of a fork: nobody is left who would open it.

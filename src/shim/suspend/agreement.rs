@@ -13,6 +13,10 @@ pub const PAUSE: Duration = Duration::from_millis(100);
 
 /// With whom it is agreed when the program stops.
 pub trait Agreement {
+    /// For how long one try holds up a program that does not come to rest.
+    fn hold(&mut self) -> Duration {
+        Duration::from_millis(500)
+    }
     /// Returns when the program may be stopped; `false`: nobody wants that any more.
     fn may_close(&mut self) -> bool;
     /// It has stopped. Returns whether it stays so; else it goes on, and it is tried again.

@@ -77,9 +77,6 @@ pub fn since() -> u64 {
     SINCE.load(Ordering::Relaxed)
 }
 
-/// For how long one try holds up a program that does not come to rest.
-const HOLD: Duration = Duration::from_millis(500);
-
 /// Suspends the program: waits until `deadline` for all of its work to be over, as long as that `is_wanted` and as there is an agreement to try, and
 /// tells `progress` how many bytes of how many have left.
 ///
@@ -241,7 +238,8 @@ fn hold(
         }
         let left = deadline.saturating_duration_since(Instant::now());
         // The program is held up for the length of a try, as it is afterwards in any case.
-        let limits = Limits { wait: HOLD.min(left), quiet: HOLD.min(left), hold: 2 * HOLD };
+        let hold = agreement.hold();
+        let limits = Limits { wait: hold.min(left), quiet: hold.min(left), hold: 2 * hold };
         let disturbed = match gate::close_unless(driver, &limits, |reason| !reason.is_doubt()) {
             Ok(closed) => match closed.hold() {
                 Some(held) if agreement.is_quiet() => return Ok(held),
