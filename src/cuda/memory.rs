@@ -118,6 +118,24 @@ impl Driver {
         unsafe { (self.cuMemcpyDtoDAsync_v2)(to, from, bytes as usize, stream) }
     }
 
+    /// Copies device memory to the processor's (`cuMemcpyDtoHAsync`), in the order of a stream of the current context.
+    ///
+    /// # Safety
+    /// The stream lives. `to` is pinned and has room for `bytes`, and nobody looks at it before the stream has come to this copy.
+    pub unsafe fn copy_to_host(&self, stream: Stream, to: *mut u8, from: u64, bytes: u64) -> CuResult {
+        // SAFETY: the driver checks the range on the device; the caller vouches for the stream and for what lies on the host.
+        unsafe { (self.cuMemcpyDtoHAsync_v2)(to.cast(), from, bytes as usize, stream) }
+    }
+
+    /// Copies the processor's memory to the device (`cuMemcpyHtoDAsync`), in the order of a stream of the current context.
+    ///
+    /// # Safety
+    /// The stream lives. `from` is pinned and has `bytes`, and nobody writes to them before the stream has come to this copy.
+    pub unsafe fn copy_to_device(&self, stream: Stream, to: u64, from: *const u8, bytes: u64) -> CuResult {
+        // SAFETY: the driver checks the range on the device; the caller vouches for the stream and for what lies on the host.
+        unsafe { (self.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes as usize, stream) }
+    }
+
     /// Managed memory that every GPU may use (`cuMemAllocManaged`).
     pub fn allocate_managed(&self, bytes: u64) -> Result<u64, CuResult> {
         let mut address = 0;

@@ -101,6 +101,8 @@ functions! {
         cuMemGetAllocationPropertiesFromHandle(*mut Properties, Physical);
         cuMemFree_v2(CUdeviceptr);
         cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, Stream);
+        cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, Stream);
+        cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, Stream);
         cuMemExportToShareableHandle(*mut c_void, Physical, c_int, u64);
         cuMemImportFromShareableHandle(*mut Physical, *mut c_void, c_int);
         cuMemAllocManaged(*mut CUdeviceptr, usize, c_uint);

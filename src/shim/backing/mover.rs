@@ -137,7 +137,7 @@ fn ready(owner: u64, gpu: u32) -> Option<Ready> {
 }
 
 /// The context with this id, or another one on this GPU where that is gone, as for blocks that outlive their context.
-fn context_for(owner: u64, gpu: u32) -> Option<(u64, cuda::Context)> {
+pub fn context_for(owner: u64, gpu: u32) -> Option<(u64, cuda::Context)> {
     let own = context::owner(owner).map(|(context, _)| context);
     let others = || context::all().into_iter().filter(|context| context.device == Device::of(gpu));
     own.into_iter().chain(others()).find_map(|context| Some((context.id, context.live_handle()?)))

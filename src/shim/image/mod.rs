@@ -1,0 +1,234 @@
+//! How does memory of a GPU get into a store on a disk, and back?
+//!
+//! A [`Shuttle`] takes it through a few pinned buffers: while the threads of the store compress and write some, the copy engine fills
+//! others. Two streams take turns, so that one copy is under way while the one before it is handed over. One big pinned buffer would take longer to pin
+//! than to fill.
+//!
+//! **Whoever uses one** sees to it that nobody writes to what is saved and nobody uses what is loaded: by holding the gate, or because
+//! the memory is nobody else's. Addresses of the pool reach over pieces at different places, and so may what is saved at once.
+//!
+//! **A shuttle keeps its context alive** and its buffers until the store has given all of them back, so it ends as soon as what was
+//! handed over is written: a program that ends its context meanwhile waits for that.
+
+mod buffers;
+#[cfg(test)]
+mod tests;
+
+use crate::backing::mover;
+use crate::watch::context::{self, Lease};
+use buffers::{Buffers, Lent};
+use gpupool_cuda::{Context, CuResult, Driver, Stream};
+use gpupool_store::{Key, PART, Reader, Writer};
+use std::collections::VecDeque;
+use std::fmt;
+
+/// The fewest and the most buffers. As many as the store has threads that each work on one, and those that are being filled.
+const FEWEST: usize = 4;
+const MOST: usize = 18;
+/// Copies under way at once.
+const UNDER_WAY: usize = 2;
+
+/// Why bytes did not get there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failed {
+    /// No context of this GPU lives in which they could be copied.
+    NoContext { gpu: u32 },
+    /// The driver refused a copy, or what a copy needs.
+    Driver { gpu: u32, doing: &'static str, result: CuResult },
+    /// The store could not take or give them.
+    Store(gpupool_store::Error),
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoContext { gpu } => write!(f, "no context of GPU {gpu} is left to copy its memory in"),
+            Self::Driver { gpu, doing, result } => write!(f, "the driver answered {result} to {doing} on GPU {gpu}"),
+            Self::Store(error) => error.fmt(f),
+        }
+    }
+}
+
+impl From<gpupool_store::Error> for Failed {
+    fn from(error: gpupool_store::Error) -> Self {
+        Self::Store(error)
+    }
+}
+
+/// Bytes that are on their way to a buffer.
+struct Filling {
+    lent: Lent,
+    stream: Stream,
+    key: Key,
+    offset: u64,
+}
+
+/// Takes memory of one GPU's blocks to a store and back.
+pub struct Shuttle {
+    driver: &'static Driver,
+    gpu: u32,
+    handle: Context,
+    streams: [Stream; UNDER_WAY],
+    buffers: Buffers,
+    filling: VecDeque<Filling>,
+    /// How many copies were begun, for whose turn it is.
+    begun: usize,
+    /// Last, as it is what everything above needs.
+    _lives: Lease,
+}
+
+impl Shuttle {
+    /// For blocks of this owner ([`gpupool_pool::Block::owner`]) with this home. It makes streams and pins memory, which waits for kernels that
+    /// run.
+    pub fn new(driver: &'static Driver, owner: u64, gpu: u32) -> Result<Self, Failed> {
+        let (context, handle) = mover::context_for(owner, gpu).ok_or(Failed::NoContext { gpu })?;
+        let lives = context::keep(context).ok_or(Failed::NoContext { gpu })?;
+        let count = std::thread::available_parallelism().map_or(FEWEST, |many| many.get() + UNDER_WAY);
+        let count = count.clamp(FEWEST, MOST) / 2 * 2;
+        let make = || {
+            let _relaxed = driver.relax();
+            let failed = |doing| move |result| Failed::Driver { gpu, doing, result };
+            let end = |stream| {
+                // SAFETY: made here, and nobody else knows it.
+                let _: CuResult = unsafe { driver.destroy_stream(stream) };
+            };
+            let first = driver.create_stream().map_err(failed("making a stream"))?;
+            let second = driver.create_stream().inspect_err(|_| end(first)).map_err(failed("making a stream"))?;
+            let buffers = Buffers::pin(driver, count).inspect_err(|_| [first, second].into_iter().for_each(end));
+            Ok(([first, second], buffers.map_err(failed("pinning host memory"))?))
+        };
+        let (streams, buffers) = context::within_own(driver, handle, make).unwrap_or(Err(Failed::NoContext { gpu }))?;
+        let filling = VecDeque::new();
+        Ok(Self { driver, gpu, handle, streams, buffers, filling, begun: 0, _lives: lives })
+    }
+
+    /// Stores memory as a part of a block, from this offset on. It returns before all of it is copied: [`saved`](Self::saved) waits for that.
+    pub fn save(&mut self, writer: &Writer, key: Key, offset: u64, address: u64, bytes: u64) -> Result<(), Failed> {
+        let mut done = 0;
+        while done < bytes {
+            while self.filling.len() >= UNDER_WAY {
+                self.hand_over(writer)?;
+            }
+            let length = (bytes - done).min(PART as u64);
+            // The store has all buffers that are not free and not being filled, and gives them back.
+            let lent = self.buffers.take(usize::try_from(length).unwrap_or(PART));
+            let stream = self.streams[self.begun % UNDER_WAY];
+            let copy = || {
+                let _relaxed = self.driver.relax();
+                // SAFETY: the stream lives as long as this does. The buffer has `length` bytes, and is read by `hand_over` once the stream has
+                // come to this copy.
+                unsafe { self.driver.copy_to_host(stream, lent.start(), address + done, length) }.ok()
+            };
+            self.within(copy).map_err(self.failed("a copy to the host"))?;
+            self.begun += 1;
+            self.filling.push_back(Filling { lent, stream, key, offset: offset + done });
+            done += length;
+        }
+        Ok(())
+    }
+
+    /// Waits until all that was to be saved is copied and with the store; its memory may change from then on.
+    pub fn saved(&mut self, writer: &Writer) -> Result<(), Failed> {
+        while !self.filling.is_empty() {
+            self.hand_over(writer)?;
+        }
+        Ok(())
+    }
+
+    fn hand_over(&mut self, writer: &Writer) -> Result<(), Failed> {
+        let Some(Filling { lent, stream, key, offset }) = self.filling.pop_front() else { return Ok(()) };
+        if let Err(failed) = self.wait_for(stream) {
+            // Nobody knows whether the copy is over.
+            lent.lose();
+            return Err(failed);
+        }
+        Ok(writer.submit(key, offset, lent)?)
+    }
+
+    fn wait_for(&self, stream: Stream) -> Result<(), Failed> {
+        let wait = || {
+            let _relaxed = self.driver.relax();
+            // SAFETY: the stream lives as long as this does.
+            unsafe { self.driver.synchronize_stream(stream) }.ok()
+        };
+        self.within(wait).map_err(self.failed("a wait for a copy"))
+    }
+
+    /// Brings bytes of a stored block back, from this offset of it on. All of them are there, and compared with their hashes, when it returns.
+    pub fn load(&mut self, reader: &Reader, block: u64, offset: u64, address: u64, bytes: u64) -> Result<(), Failed> {
+        let lost = Failed::NoContext { gpu: self.gpu };
+        let all = self.buffers.take_all().ok_or(lost)?;
+        let (first, second) = all.bytes.split_at_mut(all.bytes.len() / 2);
+        let halves = [first, second];
+        let mut done = 0;
+        let mut loaded = Ok(());
+        for turn in (0..UNDER_WAY).cycle() {
+            if done == bytes || loaded.is_err() {
+                break;
+            }
+            let length = (bytes - done).min(halves[turn].len() as u64);
+            let piece = &mut halves[turn][..usize::try_from(length).unwrap_or(0)];
+            loaded = self.load_piece(reader, (block, offset + done), piece, self.streams[turn], address + done);
+            done += length;
+        }
+        // Both halves are somebody else's from here on.
+        let waited = self.streams.map(|stream| self.wait_for(stream));
+        if waited.iter().any(Result::is_err) {
+            // Not even that is certain.
+            std::mem::forget(all);
+            self.buffers.lose_all();
+        }
+        loaded.and(waited.into_iter().collect())
+    }
+
+    fn load_piece(
+        &self,
+        reader: &Reader,
+        (block, offset): (u64, u64),
+        piece: &mut [u8],
+        stream: Stream,
+        address: u64,
+    ) -> Result<(), Failed> {
+        // What this half held is on the GPU then.
+        self.wait_for(stream)?;
+        reader.read_into(block, offset, piece)?;
+        let copy = || {
+            let _relaxed = self.driver.relax();
+            // SAFETY: the stream lives as long as this does, and the half is written to again once the stream was waited for.
+            unsafe { self.driver.copy_to_device(stream, address, piece.as_ptr(), piece.len() as u64) }.ok()
+        };
+        self.within(copy).map_err(self.failed("a copy to the GPU"))
+    }
+
+    fn within<T>(&self, act: impl FnOnce() -> Result<T, CuResult>) -> Result<T, CuResult> {
+        context::within_own(self.driver, self.handle, act).unwrap_or(Err(CuResult::CONTEXT_IS_DESTROYED))
+    }
+
+    fn failed(&self, doing: &'static str) -> impl Fn(CuResult) -> Failed + use<> {
+        let gpu = self.gpu;
+        move |result| Failed::Driver { gpu, doing, result }
+    }
+}
+
+impl Drop for Shuttle {
+    fn drop(&mut self) {
+        // What was begun is over before its buffer is anybody else's.
+        while let Some(Filling { lent, stream, .. }) = self.filling.pop_front() {
+            if self.wait_for(stream).is_err() {
+                lent.lose();
+            }
+        }
+        // The store's threads read what they have, so the context stays until then, also one that is in error.
+        self.buffers.wait();
+        let end = || {
+            let _relaxed = self.driver.relax();
+            self.buffers.unpin();
+            for stream in self.streams {
+                // SAFETY: made by `new` in this context, and nobody uses it after this.
+                let _: CuResult = unsafe { self.driver.destroy_stream(stream) };
+            }
+            Ok(())
+        };
+        let _ = self.within(end);
+    }
+}
