@@ -27,6 +27,7 @@ pub fn listed(pid: u32, name: &str) -> Listed {
         |ordinal: u32| Gpu { ordinal, uuid: [ordinal as u8 + 1; 16], name: "NVIDIA H200".to_owned(), total: 140 * GIB };
     let place = |on_host, number, limit: u64, held: u64, used: u64| Place {
         on_host,
+        on_disk: false,
         number,
         limit: limit * GIB,
         held: held * GIB,

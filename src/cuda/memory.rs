@@ -14,7 +14,7 @@ const ATTACH_GLOBAL: c_uint = 1;
 fn device(place: Place) -> Device {
     match place {
         Place::Gpu(ordinal) => Device::of(ordinal),
-        Place::Host(_) => Device::CPU,
+        Place::Host(_) | Place::Disk => Device::CPU,
     }
 }
 

@@ -243,8 +243,8 @@ pub(crate) struct Gpu {
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct Place {
-    /// 0 or 1.
-    pub on_host: u32,
+    /// 0: a GPU; 1: the host; 2: a disk.
+    pub kind: u32,
     pub number: u32,
     pub limit: u64,
     pub held: u64,

@@ -96,6 +96,9 @@ impl Serialize for Loan {
     }
 }
 
+/// What says in the page that a place is a disk.
+const DISK: u32 = 2;
+
 fn place_name(on_host: bool, number: u32) -> String {
     format!("{}{number}", if on_host { "host" } else { "gpu" })
 }
@@ -177,6 +180,8 @@ impl Gpu {
 pub struct Place {
     /// The host's memory, and not a GPU's.
     pub on_host: bool,
+    /// No memory, but a disk that memory of the program was put on while it is suspended.
+    pub on_disk: bool,
     /// A GPU's ordinal, or the number of a NUMA node.
     pub number: u32,
     /// The most that the pool may hold.
@@ -196,16 +201,21 @@ pub struct Place {
 }
 
 impl Place {
-    /// `gpu0`, `host0`, as in the log.
+    /// `gpu0`, `host0`, `disk`, as in the log.
     pub fn name(&self) -> String {
-        place_name(self.on_host, self.number)
+        if self.on_disk { "disk".to_owned() } else { place_name(self.on_host, self.number) }
+    }
+
+    /// Whether this is memory of a GPU.
+    pub fn is_gpu(&self) -> bool {
+        !self.on_host && !self.on_disk
     }
 }
 
 /// A place is written with its name, `gpu0`, as in the log.
 impl Serialize for Place {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        let Self { on_host: _, number: _, limit, held, used, peak_used, anchored, own, reserve } = *self;
+        let Self { on_host: _, on_disk: _, number: _, limit, held, used, peak_used, anchored, own, reserve } = *self;
         let mut place = serializer.serialize_struct("Place", 8)?;
         place.serialize_field("place", &self.name())?;
         for (name, bytes) in [
@@ -460,8 +470,9 @@ impl From<&Levels> for Box<layout::Levels> {
             name: text(&gpu.name),
         });
         (raw.place_count, raw.more_places) = fill(&mut raw.places, &levels.places, |place| {
-            let Place { on_host, number, limit, held, used, peak_used, anchored, own, reserve } = *place;
-            layout::Place { on_host: on_host.into(), number, limit, held, used, peak_used, anchored, own, reserve }
+            let Place { on_host, on_disk, number, limit, held, used, peak_used, anchored, own, reserve } = *place;
+            let kind = if on_disk { DISK } else { on_host.into() };
+            layout::Place { kind, number, limit, held, used, peak_used, anchored, own, reserve }
         });
         (raw.loan_count, raw.more_loans) = fill(&mut raw.loans, &levels.loans, |loan| {
             let Loan { borrower, on_host, number, bytes } = *loan;
@@ -502,8 +513,9 @@ impl From<&layout::Levels> for Levels {
                 total: gpu.total,
             }),
             places: take(&raw.places, raw.place_count, raw.more_places, |place| {
-                let layout::Place { on_host, number, limit, held, used, peak_used, anchored, own, reserve } = *place;
-                Place { on_host: on_host != 0, number, limit, held, used, peak_used, anchored, own, reserve }
+                let layout::Place { kind, number, limit, held, used, peak_used, anchored, own, reserve } = *place;
+                let (on_host, on_disk) = (kind != 0 && kind != DISK, kind == DISK);
+                Place { on_host, on_disk, number, limit, held, used, peak_used, anchored, own, reserve }
             }),
             loans: take(&raw.loans, raw.loan_count, raw.more_loans, |loan| {
                 let layout::Loan { borrower, on_host, number, bytes, .. } = *loan;

@@ -163,8 +163,11 @@ pub(crate) fn dismantle<B: Backend>(
     accounts: &Accounts,
 ) -> Retired<B::Handle> {
     let Leaving { start, frames, chunks } = leaving;
-    let unmapped =
-        frames == 0 || retry_whatever_failed(|| backend.unmap(base + bytes_of(start), bytes_of(frames))).is_ok();
+    // A row lies at one place.
+    let is_stored = chunks.first().is_some_and(|chunk| accounts.place(chunk.place).is_disk());
+    let unmapped = frames == 0
+        || is_stored
+        || retry_whatever_failed(|| backend.unmap(base + bytes_of(start), bytes_of(frames))).is_ok();
     if unmapped {
         release(backend, chunks, accounts)
     } else {

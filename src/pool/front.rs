@@ -35,7 +35,7 @@ use crate::registry::KEPT_BLOCK;
 use crate::runs::Sizes;
 use crate::state::State;
 use crate::sync::{self, AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering};
-use crate::{Config, PlaceSpec, Policy};
+use crate::{Config, Place, PlaceSpec, Policy};
 use std::sync::Arc;
 
 /// Threads beyond so many share shards.
@@ -122,7 +122,7 @@ impl Front {
     pub fn new(config: &Config, sizes: Arc<Sizes>, places: Arc<PlaceMap>) -> Self {
         // The other policies choose a place for every block anew; what was freed last says nothing about it.
         let keeps = config.policy == Policy::LocalFirst;
-        let open = |spec: &PlaceSpec| AtomicBool::new(keeps && !spec.place.is_host());
+        let open = |spec: &PlaceSpec| AtomicBool::new(keeps && matches!(spec.place, Place::Gpu(_)));
         Self {
             shards: (0..SHARDS).map(|_| Shard::new(config.accounts.specs().len())).collect(),
             sizes,

@@ -81,7 +81,7 @@ impl<B: Mover> Pool<B> {
     /// that for ever.
     fn remap(&self, step: &Step, memory: &[Chunk<B::Handle>], mapped: &mut Vec<(u32, u32)>) -> Result<(), B::Error> {
         mapped.clear();
-        mapped.extend(step.old.iter().map(|old| (old.start, old.end)));
+        mapped.extend(step.old.iter().filter(|old| !old.is_stored).map(|old| (old.start, old.end)));
         // Where they are not taken down, nothing has happened.
         let Err(error) = self.take_down(mapped).and_then(|()| self.put_up(&step.new, memory, mapped)) else {
             return Ok(());
@@ -118,7 +118,7 @@ impl<B: Mover> Pool<B> {
         memory: &[Chunk<B::Handle>],
         mapped: &mut Vec<(u32, u32)>,
     ) -> Result<(), B::Error> {
-        for chunk in chunks {
+        for chunk in chunks.iter().filter(|chunk| !chunk.is_stored) {
             let handle = memory[chunk.memory].handle;
             let map = || self.backend.map(self.address(chunk.start), bytes_of(chunk.end - chunk.start), handle);
             drive::retry_while_not_ready(map).map_err(drive::error_of)?;
@@ -127,6 +127,9 @@ impl<B: Mover> Pool<B> {
         // Once for neighbours at one place: the cost is mostly per call.
         for row in chunks.chunk_by(|left, right| left.place == right.place && left.end == right.start) {
             let (Some(first), Some(last)) = (row.first(), row.last()) else { continue };
+            if first.is_stored {
+                continue;
+            }
             let (address, bytes) = (self.address(first.start), bytes_of(last.end - first.start));
             let place = self.accounts.place(first.place);
             drive::retry_while_not_ready(|| self.backend.grant(address, bytes, place)).map_err(drive::error_of)?;

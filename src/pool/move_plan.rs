@@ -168,13 +168,15 @@ impl<B: Mover> Pool<B> {
             plan.memory.push(Chunk { start: 0, frames, place: id, handle, anchors, alias: None, moving: false });
             *created += bytes;
         }
+        // Nothing that is taken down serves again: it would only be a mapping more to take down.
+        let goes_home = plan.steps().flat_map(|step| &step.new).all(|new| new.is_stored);
         let mut is_filled = vec![false; plan.memory.len()];
         plan.steps().flat_map(|step| &step.new).for_each(|new| is_filled[new.memory] = true);
         for (chunk, is_filled) in plan.memory.iter_mut().zip(is_filled) {
             let Chunk { frames, place: id, handle, alias, .. } = *chunk;
             let (place, bytes) = (self.accounts.place(id), bytes_of(frames));
             // What is filled is filled through it, and a large chunk is unmapped more cheaply where it has one.
-            if !is_filled && bytes < LEAST_ALIASED {
+            if place.is_disk() || !is_filled && (bytes < LEAST_ALIASED || goes_home) {
                 continue;
             }
             let failed = |fault| (id, made.get(&id).copied().unwrap_or(0), Cause::Failed(drive::error_of(fault)));
@@ -209,15 +211,17 @@ impl<B: Mover> Pool<B> {
                     let block =
                         wanted.iter().find(|wish| (wish.block..wish.block + wish.record.frames).contains(&new.start));
                     let Some(Record { owner, home, .. }) = block.map(|wish| wish.record) else { continue };
-                    let transfer = Transfer {
-                        from: self.address(new.start),
-                        to: alias.address,
-                        bytes: bytes_of(new.end - new.start),
+                    let transfer = |start: u32, end: u32, stored: bool| Transfer {
+                        from: self.address(start),
+                        to: alias.address + bytes_of(start - new.start),
+                        bytes: bytes_of(end - start),
                         inward: step.inward,
+                        stored,
                     };
+                    let transfers = rows_of(step, new).map(|(start, end, stored)| transfer(start, end, stored));
                     match wave.copies.iter_mut().find(|batch| (batch.0, batch.1) == (owner, home)) {
-                        Some(batch) => batch.2.push(transfer),
-                        None => wave.copies.push((owner, home, vec![transfer])),
+                        Some(batch) => batch.2.extend(transfers),
+                        None => wave.copies.push((owner, home, transfers.collect())),
                     }
                 }
             }
@@ -292,6 +296,7 @@ impl<H: Copy> State<H> {
             stretch.old.push(Old { start: chunk.start, frames: chunk.frames, place: chunk.place, on_host });
             for (mut part, block) in parts {
                 part.nearness = match blocks.get(&block) {
+                    _ if self.place(part.place).is_disk() => Nearness::Disk,
                     _ if self.place(part.place).is_host() => Nearness::Host,
                     Some(record) if record.gpu == part.place => Nearness::Home,
                     _ => Nearness::Peer,
@@ -362,6 +367,7 @@ impl<H: Copy> State<H> {
         let mut needed: BTreeMap<PlaceId, u64> = BTreeMap::new();
         let tiles = || waves.iter().flatten().flat_map(|step| &step.tiles);
         plan.given = plan.old + tiles().filter(|tile| tile.source == Source::Stock).count();
+        let stored: Vec<bool> = self.budgets.iter().map(|budget| budget.place.is_disk()).collect();
         for wave in &waves {
             let mut steps = Vec::new();
             for step in wave {
@@ -369,6 +375,7 @@ impl<H: Copy> State<H> {
                     start: chunk.start,
                     end: chunk.end(),
                     place: chunk.place,
+                    is_stored: stored[chunk.place.index()],
                     memory: index,
                 };
                 let old = step.old.clone().map(|index| laid(index, &plan.memory[index])).collect();
@@ -396,8 +403,8 @@ impl<H: Copy> State<H> {
                     if !is_rest && !matches!(tile.source, Source::Vacated(_)) {
                         *needed.entry(tile.place).or_default() += bytes_of(tile.frames);
                     }
-                    let end = tile.start + tile.frames;
-                    new.push(Laid { start: tile.start, end, place: tile.place, memory });
+                    let (start, end, place) = (tile.start, tile.start + tile.frames, tile.place);
+                    new.push(Laid { start, end, place, is_stored: stored[place.index()], memory });
                 }
                 steps.push(Step { old, new, inward: step.inward, is_done: false });
             }
@@ -415,6 +422,14 @@ impl<H: Copy> State<H> {
         }
         Ok(())
     }
+}
+
+/// The frames of a new chunk cut where what is mapped there until then gives way to what is stored: each row with whether it is stored.
+fn rows_of(step: &Step, new: &Laid) -> impl Iterator<Item = (u32, u32, bool)> {
+    let rows = step.old.chunk_by(|old, next| old.is_stored == next.is_stored);
+    let borders = rows.filter_map(|row| Some((row.first()?, row.last()?)));
+    let of_new = |(first, last): (&Laid, &Laid)| (first.start.max(new.start), last.end.min(new.end), first.is_stored);
+    borders.map(of_new).filter(|(start, end, _)| start < end)
 }
 
 /// What of these blocks stands on a chunk, and where it is to lie: each with the block, in address order. The last wish counts.

@@ -89,6 +89,8 @@ pub(crate) struct Laid {
     pub start: u32,
     pub end: u32,
     pub place: PlaceId,
+    /// Nothing is mapped there.
+    pub is_stored: bool,
     /// Which of [`Plan::memory`].
     pub memory: usize,
 }

@@ -56,15 +56,17 @@ impl<B: Backend> Pool<B> {
     /// Every live stretch of memory that can go elsewhere as one, whoever's home it is: blocks with frames of their own, and the slabs that small
     /// ones stand on. In order of address, each with where its parts lie, chunk by chunk.
     pub fn stretches(&self) -> Vec<(Block, Vec<Piece<B::Handle>>)> {
-        let state = self.lock();
+        let mut state = self.lock();
         let out = state.runs.all().filter(|run| run.kind == Kind::Out);
         let records: Vec<(u32, Record)> = out.flat_map(|run| self.registry.starting_in(run.start, run.end())).collect();
         let of = |(start, record): (u32, Record)| {
             let block = record.block(self.address(start));
             let end = block.address + block.bytes;
-            let piece = |chunk: &Chunk<B::Handle>| {
+            let chunks: Vec<_> = state.chunks.touched(start, start + record.frames).copied().collect();
+            let piece = |chunk: Chunk<B::Handle>| {
                 let (chunk_address, chunk_bytes) = (self.address(chunk.start), bytes_of(chunk.frames));
                 let address = block.address.max(chunk_address);
+                let asked = state.asked.touches(chunk.start, chunk.end(), &self.registry);
                 Piece {
                     address,
                     bytes: end.min(chunk_address + chunk_bytes) - address,
@@ -72,10 +74,10 @@ impl<B: Backend> Pool<B> {
                     chunk_address,
                     chunk_bytes,
                     handle: chunk.handle,
-                    anchors: chunk.anchors.reasons(),
+                    anchors: chunk.anchors.reasons() | if asked { Anchor::Asked.into() } else { Anchors::NONE },
                 }
             };
-            (block, state.chunks.touched(start, start + record.frames).map(piece).collect())
+            (block, chunks.into_iter().map(piece).collect())
         };
         records.into_iter().map(of).collect()
     }

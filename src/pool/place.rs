@@ -7,12 +7,20 @@ pub enum Place {
     Gpu(u32),
     /// A host NUMA node.
     Host(u32),
+    /// A disk: contents that whoever has them put there ([`crate::Pool::rearrange`]) and nobody can reach. No block is ever placed
+    /// there, and nothing is mapped at the addresses of one that was put there.
+    Disk,
 }
 
 impl Place {
     /// Whether this is memory of the host.
     pub fn is_host(self) -> bool {
         matches!(self, Place::Host(_))
+    }
+
+    /// Whether this is no memory at all.
+    pub fn is_disk(self) -> bool {
+        self == Place::Disk
     }
 }
 

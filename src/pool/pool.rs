@@ -429,6 +429,8 @@ impl<B: Backend> Pool<B> {
         let mut state = self.lock();
         let mut usage = state.usage(&self.front.sums(), &self.registry);
         self.count_small(&mut usage);
+        // Nothing else is told of a disk, in a process that never stores anything.
+        usage.places.retain(|place| !place.place.is_disk() || place.peak_used > 0);
         usage
     }
 
@@ -566,6 +568,9 @@ impl<B: Backend> Pool<B> {
         let mut answer = Ok(());
         for row in chunks.chunk_by(|left, right| left.place == right.place && left.end() == right.start) {
             let (Some(first), Some(last)) = (row.first(), row.last()) else { continue };
+            if self.accounts.place(first.place).is_disk() {
+                continue;
+            }
             let grant = |start: u32, end: u32| {
                 let (address, bytes) = (self.address(start), bytes_of(end - start));
                 drive::retry_while_not_ready(|| self.backend.grant(address, bytes, self.accounts.place(first.place)))
@@ -655,7 +660,7 @@ impl<B: Backend> Pool<B> {
     pub(crate) fn ordinal(&self, gpu: PlaceId) -> Option<u32> {
         match self.accounts.place(gpu) {
             Place::Gpu(ordinal) => Some(ordinal),
-            Place::Host(_) => None,
+            Place::Host(_) | Place::Disk => None,
         }
     }
 

@@ -25,6 +25,7 @@ pub(crate) enum Nearness {
     Peer,
     Home,
     Host,
+    Disk,
 }
 
 /// Frames in use, and where they are to lie.
@@ -220,11 +221,12 @@ fn cut(
 
 /// Frames of a new chunk where so many are left. What is far comes back, and its memory serves what goes out next if it is of the
 /// same size: on the host all chunks are of 32 MiB, since making and remapping it costs by the byte; on a peer, where remapping
-/// costs mostly by the chunk, they are powers of two from there on. What is less than 32 MiB is one chunk.
+/// costs mostly by the chunk, they are powers of two from there on. What is less than 32 MiB is one chunk. On a disk there is nothing to make
+/// or to use again.
 fn usual_size(nearness: Nearness, left: u32, largest: u32) -> u32 {
     let most = left.min(largest);
     match nearness {
-        Nearness::Home => most,
+        Nearness::Home | Nearness::Disk => most,
         Nearness::Host => most.min(WORTH),
         Nearness::Peer if most < WORTH => most,
         Nearness::Peer => 1 << most.ilog2(),

@@ -176,7 +176,7 @@ impl<'a> Families<'a> {
             }
         }
         for place in &levels.places.rows {
-            let gpu = if place.on_host { None } else { levels.gpu(place.number).and_then(|gpu| gpu.uuid_text()) };
+            let gpu = levels.gpu(place.number).filter(|_| place.is_gpu()).and_then(|gpu| gpu.uuid_text());
             let at = [gpu.as_deref().unwrap_or(NONE), &place.name()];
             for (family, bytes) in [
                 (&PLACE_LIMIT, place.limit),
@@ -188,7 +188,7 @@ impl<'a> Families<'a> {
             ] {
                 self.set(family, of, &at, bytes as f64);
             }
-            if !place.on_host {
+            if place.is_gpu() {
                 self.set(&PLACE_RESERVE, of, &at, place.reserve as f64);
             }
         }

@@ -150,11 +150,12 @@ fn places(state: &State) -> Vec<Machine> {
     for row in state.rows() {
         let levels = &row.told().levels;
         for place in &levels.places.rows {
-            let gpu = if place.on_host { None } else { levels.gpu(place.number) };
+            let gpu = levels.gpu(place.number).filter(|_| place.is_gpu());
             let uuid = gpu.and_then(|gpu| gpu.uuid_text()).unwrap_or_default();
             // Without it nobody knows which GPU a number is: those of one number are taken for one.
             let name = place.name();
-            let key = if uuid.is_empty() { (place.on_host, name.clone(), uuid) } else { (false, String::new(), uuid) };
+            let key =
+                if uuid.is_empty() { (!place.is_gpu(), name.clone(), uuid) } else { (false, String::new(), uuid) };
             let empty = Machine { name: String::new(), used: 0, held: 0, own: 0, of: 0 };
             let (names, machine) = merged.entry(key).or_insert((Vec::new(), empty));
             names.push(name);
@@ -174,7 +175,8 @@ fn places(state: &State) -> Vec<Machine> {
     });
     let mut places: Vec<Machine> = named.collect();
     places.sort_by(|one, other| {
-        let rank = |name: &str| (name.starts_with("host"), name.len(), name.to_owned());
+        let kind = |name: &str| ["host", "disk"].iter().position(|kind| name.starts_with(kind)).map_or(0, |at| 1 + at);
+        let rank = |name: &str| (kind(name), name.len(), name.to_owned());
         rank(&one.name).cmp(&rank(&other.name))
     });
     places

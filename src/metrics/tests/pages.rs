@@ -61,8 +61,9 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn place()(on_host: bool, number: u32, [limit, held, used, peak_used, anchored, own, reserve]: [u64; 7]) -> Place {
-        Place { on_host, number, limit, held, used, peak_used, anchored, own, reserve }
+    fn place()(kind: u8, number: u32, [limit, held, used, peak_used, anchored, own, reserve]: [u64; 7]) -> Place {
+        let (on_host, on_disk) = (kind % 3 == 1, kind % 3 == 2);
+        Place { on_host, on_disk, number, limit, held, used, peak_used, anchored, own, reserve }
     }
 }
 
@@ -289,6 +290,7 @@ fn readers_never_see_a_mixture() {
     let rounds = if cfg!(miri) { 3 } else { 3000 };
     let place = |value: u64| Place {
         on_host: false,
+        on_disk: false,
         number: 0,
         limit: value,
         held: value,

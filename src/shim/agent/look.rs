@@ -118,16 +118,20 @@ fn levels(usage: &Usage) -> Levels {
 fn place(usage: &PlaceUsage) -> Place {
     let PlaceUsage { place, limit, held, used, peak_used, anchored } = *usage;
     let (on_host, number) = numbered(place);
+    let on_disk = place.is_disk();
     let reserve = backing::open::plan_made().and_then(|plan| plan.members.get(&number)).copied();
-    let reserve = reserve.filter(|_| !on_host).unwrap_or(0);
+    let reserve = reserve.filter(|_| matches!(place, Where::Gpu(_))).unwrap_or(0);
     let own = memory::accounts().map_or(0, |accounts| accounts.of(Claim::Handles, place));
-    Place { on_host, number, limit, held, used, peak_used, anchored, own, reserve }
+    // What a disk takes is the disk's to say.
+    let limit = if on_disk { peak_used } else { limit };
+    Place { on_host, on_disk, number, limit, held, used, peak_used, anchored, own, reserve }
 }
 
 fn numbered(place: Where) -> (bool, u32) {
     match place {
         Where::Gpu(ordinal) => (false, ordinal),
         Where::Host(node) => (true, node),
+        Where::Disk => (false, 0),
     }
 }
 

@@ -24,6 +24,37 @@ pub fn copying_ns() -> u64 {
     COPYING.load(Ordering::Relaxed)
 }
 
+/// Brings what was stored of addresses of the pool to others: for the owner of the block, on this GPU. Where it cannot, whoever gave it knows
+/// why.
+pub type Load = Box<dyn FnMut(u64, u32, Transfer) -> Result<(), CuResult> + Send>;
+
+/// What [`Transfer::stored`] is read by. Stores stand above this, so it is handed over.
+static LOAD: Mutex<Option<Load>> = Mutex::new(None);
+
+/// Has stored memory read by this for the length of `act`. One thread at a time.
+pub fn loading<T>(load: Load, act: impl FnOnce() -> T) -> T {
+    struct Ends;
+    impl Drop for Ends {
+        fn drop(&mut self) {
+            let load = LOAD.lock().take();
+            drop(load);
+        }
+    }
+    *LOAD.lock() = Some(load);
+    let _ends = Ends;
+    act()
+}
+
+fn load(owner: u64, gpu: u32, transfers: &[Transfer]) -> Result<(), CuResult> {
+    let mut stored = transfers.iter().filter(|transfer| transfer.stored).peekable();
+    if stored.peek().is_none() {
+        return Ok(());
+    }
+    let mut load = LOAD.lock();
+    let load = load.as_mut().ok_or(CuResult::INVALID_VALUE)?;
+    stored.try_for_each(|transfer| load(owner, gpu, *transfer))
+}
+
 /// How often a call is made that undoes something or waits for it, where the driver refused: there is no second way.
 const TRIES: u32 = 5;
 
@@ -96,6 +127,7 @@ impl Mover for Vmm {
 
     fn copy(&self, owner: u64, gpu: u32, transfers: &[Transfer]) -> Result<(), Fault<CuResult>> {
         let driver = self.driver();
+        load(owner, gpu, transfers).map_err(Fault::Failed)?;
         let begun = Instant::now();
         let copied = if process::is_preloaded() {
             // A context that a call may be ending is left alone: that call may wait for who copies.
@@ -177,12 +209,12 @@ impl Lanes {
     /// Copies in the current context, which is theirs, and waits for that.
     fn copy(self, driver: &Driver, transfers: &[Transfer]) -> Result<(), CuResult> {
         let _relaxed = driver.relax();
-        let begin = |&Transfer { from, to, bytes, inward }: &Transfer| {
+        let begin = |&Transfer { from, to, bytes, inward, .. }: &Transfer| {
             let stream = if inward { self.inward } else { self.outward };
             // SAFETY: the stream lives as long as its context, which is current and kept by the caller.
             unsafe { driver.copy_in(stream, to, from, bytes) }.ok()
         };
-        let begun = transfers.iter().try_for_each(begin);
+        let begun = transfers.iter().filter(|transfer| !transfer.stored).try_for_each(begin);
         // Waited for in any case: what was begun must be over before anybody unmaps it. Only in a context that is broken does no
         // wait succeed, and there nothing runs.
         let done = [self.inward, self.outward].map(|stream| {

@@ -79,6 +79,7 @@ impl Plan {
         for &node in &host_nodes {
             places.push(PlaceSpec { place: Place::Host(node), limit: host_limit / host_nodes.len() as u64 });
         }
+        let disk = PlaceSpec { place: Place::Disk, limit: u64::MAX };
         let ordinals: Vec<u32> = members.keys().copied().collect();
         let links = topology.links(&ordinals, &host_nodes);
         let mode = if managed { Mode::Managed } else { working_mode(settings.mode, &topology, &ordinals) };
@@ -88,7 +89,8 @@ impl Plan {
             links: if managed { topology::coherent(links) } else { links },
             topology,
             members,
-            accounts: Arc::new(Accounts::new(&places)),
+            // The last one, which nothing is ever allocated from.
+            accounts: Arc::new(Accounts::new(&places.iter().copied().chain([disk]).collect::<Vec<_>>())),
             places,
             totals: shown,
         })
@@ -135,6 +137,7 @@ impl Plan {
         let reaches = move |reader: &u32| match place {
             Place::Gpu(ordinal) => self.topology.reach(*reader, ordinal),
             Place::Host(_) => true,
+            Place::Disk => false,
         };
         let is_ours = self.places.iter().any(|spec| spec.place == place);
         let gpus = self.topology.gpus.iter().filter(move |gpu| is_ours && gpu.vmm);
@@ -146,6 +149,7 @@ impl Plan {
         let reached = |place: &Place| match place {
             Place::Gpu(ordinal) => self.topology.reach(home, *ordinal),
             Place::Host(_) => true,
+            Place::Disk => false,
         };
         let places: Vec<Place> = self.places.iter().map(|spec| spec.place).filter(reached).collect();
         gpupool_pool::order(home, &places, &self.links, self.lenders)
@@ -155,6 +159,8 @@ impl Plan {
     pub fn free_at(&self, driver: &Driver, place: Place) -> Option<u64> {
         match place {
             Place::Host(_) => host::available(),
+            // Whoever stores something sees whether there is room.
+            Place::Disk => None,
             Place::Gpu(ordinal) => {
                 let gpu = self.topology.gpus.get(ordinal as usize)?;
                 let free = super::free_on(driver, ordinal, &gpu.uuid)?;

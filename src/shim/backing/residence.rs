@@ -47,7 +47,8 @@ pub fn of(usage: &Usage) -> Residence {
 
 /// The same by who borrows from whom ([`loans`]).
 pub fn in_sum(usage: &Usage, loans: &BTreeMap<(u32, Place), u64>) -> Residence {
-    let used: u64 = usage.places.iter().map(|place| place.used).sum();
+    // What is on a disk is nowhere that a GPU could use it from.
+    let used: u64 = usage.places.iter().filter(|place| !place.place.is_disk()).map(|place| place.used).sum();
     let (mut on_peers, mut on_host) = (0, 0);
     for ((_, place), bytes) in loans {
         *(if place.is_host() { &mut on_host } else { &mut on_peers }) += bytes;
@@ -61,8 +62,8 @@ pub fn loans(usage: &Usage) -> BTreeMap<(u32, Place), u64> {
     if !WAS_FAR.load(Relaxed) {
         return loans;
     }
-    let mut add = |home, place, bytes| {
-        if place != Place::Gpu(home) && bytes > 0 {
+    let mut add = |home: u32, place: Place, bytes: u64| {
+        if place != Place::Gpu(home) && !place.is_disk() && bytes > 0 {
             *loans.entry((home, place)).or_insert(0) += bytes;
         }
     };

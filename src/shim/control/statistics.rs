@@ -53,6 +53,7 @@ pub(super) fn number_of(place: Place) -> c_int {
     match place {
         Place::Gpu(ordinal) => ordinal as c_int,
         Place::Host(node) => -1 - node as c_int,
+        Place::Disk => c_int::MIN,
     }
 }
 
@@ -93,8 +94,8 @@ pub unsafe extern "C" fn gpupool_get_statistics(statistics: *mut gpupool_statist
 
 fn now() -> gpupool_statistics {
     let usage = serve::usage().unwrap_or_default();
-    let held = |on_host: bool| {
-        let there = |usage: &&PlaceUsage| matches!(usage.place, Place::Host(_)) == on_host;
+    let held = |is_meant: fn(Place) -> bool| {
+        let there = |usage: &&PlaceUsage| is_meant(usage.place);
         usage.places.iter().filter(there).map(|usage| usage.held).sum()
     };
     gpupool_statistics {
@@ -102,8 +103,8 @@ fn now() -> gpupool_statistics {
         live_blocks: usage.live_blocks,
         live_bytes: usage.live_bytes,
         peak_live_bytes: usage.peak_live_bytes,
-        held_on_gpus: held(false),
-        held_on_host: held(true),
+        held_on_gpus: held(|place| matches!(place, Place::Gpu(_))),
+        held_on_host: held(Place::is_host),
         allocations: usage.allocations,
         reuses: usage.reuses,
         spilled_bytes: memory::spilled(),

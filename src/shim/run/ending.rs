@@ -8,7 +8,12 @@ use crate::serve::{ipc, memory, pinned};
 use crate::tiers;
 use crate::watch::{context, environment, module, unneeded};
 use gpupool_events::{PlacePeak, ProcessExit, TierTotal};
-use gpupool_pool::PlaceUsage;
+use gpupool_pool::{Place, PlaceUsage};
+
+/// The most that the pool may have there; a disk is limited by others.
+fn limit_of(place: Place, limit: u64) -> Option<u64> {
+    (!place.is_disk()).then_some(limit)
+}
 
 /// Logs `process.exit` and writes the summary to stderr.
 pub fn write() {
@@ -33,7 +38,7 @@ pub fn write() {
             place: place.to_string(),
             held,
             peak_used,
-            limit: Some(limit),
+            limit: limit_of(place, limit),
         };
         let event = ProcessExit {
             peak: usage.places.iter().map(of).collect(),
@@ -47,7 +52,7 @@ pub fn write() {
     let places = usage.places.iter().map(|usage| PlaceSummary {
         name: usage.place.to_string(),
         peak_used: usage.peak_used,
-        limit: Some(usage.limit),
+        limit: limit_of(usage.place, usage.limit),
         held: usage.held,
     });
     let contexts = context::all();

@@ -226,7 +226,7 @@ fn near_room(opened: &Opened, gpu: u32) -> u64 {
 fn link(topology: &Topology, gpu: u32, place: Place) -> FarLink {
     match place {
         Place::Gpu(peer) if topology.has_native_atomics(gpu, peer) => FarLink::PEER,
-        Place::Gpu(_) | Place::Host(_) => FarLink::HOST,
+        Place::Gpu(_) | Place::Host(_) | Place::Disk => FarLink::HOST,
     }
 }
 

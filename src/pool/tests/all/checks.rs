@@ -109,7 +109,7 @@ pub fn assert_block(pool: &Pool<Mock>, allocation: &Allocation) {
         match place {
             Place::Host(_) => on_host += bytes,
             Place::Gpu(ordinal) if ordinal != block.home => on_peers += bytes,
-            Place::Gpu(_) => {}
+            Place::Gpu(_) | Place::Disk => {}
         }
     }
     assert_eq!(at, block.address + size, "pieces cover the block");

@@ -62,6 +62,8 @@ pub struct Inner {
     pub readers: u64,
     /// The number of readers when a GPU was added.
     pub arrived: BTreeMap<u32, u64>,
+    /// What was stored of frames before they went to a disk, by address.
+    pub disk: BTreeMap<u64, u64>,
     /// Where copies can be made.
     prepared: BTreeSet<(u64, u32)>,
     /// The program is stopped: nothing but copies and mappings of what there is.
@@ -290,6 +292,7 @@ impl Backend for Mock {
             assert!(start + mapping.bytes <= address, "{address:#x} is mapped twice");
         }
         let memory = inner.memories.get_mut(&handle).expect("map of a handle that is not held");
+        assert!(!memory.place.is_disk(), "what is no memory is mapped");
         assert_eq!(memory.bytes, bytes, "a handle is mapped whole");
         assert_eq!(memory.mapped_at.replace(address), None, "a handle is mapped once");
         inner.mappings.insert(address, Mapping { bytes, handle, granted: None });
@@ -384,6 +387,7 @@ impl Mover for Mock {
         let address = ALIASES + inner.aliases_made * (1 << 30);
         inner.aliases_made += 1;
         let memory = inner.memories.get_mut(&handle).expect("alias of a handle that is not held");
+        assert!(!place.is_disk(), "what is no memory is mapped");
         assert_eq!((memory.bytes, memory.place, memory.alias), (bytes, place, None));
         memory.alias = Some(address);
         let readers = inner.readers;
@@ -410,14 +414,28 @@ impl Mover for Mock {
         let mut inner = self.call("copy", transfers.iter().map(|transfer| transfer.bytes).sum())?;
         assert!(gpu < 2 && owner <= 2, "nobody has a context there");
         assert!(inner.prepared.contains(&(owner, gpu)), "a copy makes nothing itself");
-        for &Transfer { from, to, bytes, .. } in transfers {
+        let mut filled: BTreeMap<u64, u64> = BTreeMap::new();
+        for &Transfer { from, to, bytes, stored, .. } in transfers {
             assert_frames(from, bytes);
-            let (handle, readers) = inner.aliases[&to];
+            let (alias, (handle, readers)) =
+                inner.aliases.range(..=to).next_back().map(|row| (*row.0, *row.1)).unwrap();
             assert!(readers >= inner.arrived.get(&gpu).copied().unwrap_or(0), "GPU {gpu} has no access to {to:#x}");
             assert_eq!(inner.memories[&handle].mapped_at, None, "what is in use is copied over");
+            for at in (0..bytes).step_by(FRAME as usize) {
+                let content = match stored {
+                    true => {
+                        assert_eq!(inner.frame_at(from + at), None, "what is mapped is read from the disk");
+                        inner.disk[&(from + at)]
+                    }
+                    false => inner.read(from + at),
+                };
+                let frame = ((to + at - alias) / FRAME) as usize;
+                inner.memories.get_mut(&handle).unwrap().contents[frame] = content;
+            }
+            *filled.entry(handle).or_default() += bytes;
+        }
+        for (handle, bytes) in filled {
             assert_eq!(inner.memories[&handle].bytes, bytes, "new memory is filled whole");
-            let contents = (from..from + bytes).step_by(FRAME as usize).map(|at| inner.read(at)).collect();
-            inner.memories.get_mut(&handle).unwrap().contents = contents;
         }
         Ok(())
     }

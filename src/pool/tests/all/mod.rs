@@ -5,6 +5,7 @@
 mod anchors;
 mod behaviour;
 mod checks;
+mod disk;
 mod faults;
 mod mock;
 mod model;

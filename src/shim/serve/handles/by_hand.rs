@@ -106,7 +106,7 @@ pub fn move_behind<A>(
         let backend = opened.pool.backend();
         let copied = backend
             .prepare(u64::MAX, copier)
-            .and_then(|()| backend.copy(u64::MAX, copier, &[Transfer { from, to, bytes, inward }]));
+            .and_then(|()| backend.copy(u64::MAX, copier, &[Transfer { from, to, bytes, inward, stored: false }]));
         copied.map_or_else(error_of, |()| CuResult::SUCCESS)
     };
     let attempt = || match alone() {

@@ -93,7 +93,7 @@ impl Places {
                 match place {
                     Place::Host(_) => on_host += bytes,
                     Place::Gpu(_) if place != home => on_peers += bytes,
-                    Place::Gpu(_) => {}
+                    Place::Gpu(_) | Place::Disk => {}
                 }
             }
             let overflows = self.policy.overflows(on_peers, on_host);

@@ -216,6 +216,7 @@ fn device_holders() -> (Vec<HolderAtRefusal>, u64, u64, u64) {
                     Place::Gpu(gpu) if gpu == block.home => {}
                     Place::Gpu(_) => sum.on_peers += piece.bytes,
                     Place::Host(_) => sum.on_host += piece.bytes,
+                    Place::Disk => {}
                 }
             }
         }
