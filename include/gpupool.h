@@ -66,7 +66,8 @@ typedef struct {
   uint64_t address;
   // Its size.
   uint64_t bytes;
-  // Where it is: a GPU's CUDA ordinal, or -1 less the number of a host NUMA node.
+  // Where it is: a GPU's CUDA ordinal, or -1 less the number of a host NUMA node; `INT_MIN` on a disk, while the program is
+  // suspended to one.
   int place;
   // Why it must stay on the physical memory it is on, 0 where it may move: 1 shared with other processes by CUDA IPC, 2
   // its physical handle was retained, 4 a descriptor of it was given out, 8 `gpupool_anchor` or
@@ -331,7 +332,8 @@ const char *gpupool_log_file(void);
 // `statistics` points to `statistics->size` bytes, or is NULL.
 int gpupool_get_statistics(gpupool_statistics *statistics);
 
-// Writes up to `capacity` places to `places` and returns how many the pool has (0 while it is not open).
+// Writes up to `capacity` places to `places` and returns how many the pool has (0 while it is not open). A disk that memory of a suspended
+// program is on is none of them.
 //
 // # Safety
 // `places` has room for `capacity` elements, or `capacity` is 0.

@@ -1,5 +1,8 @@
 //! `gpupool suspend` and `gpupool resume`: a program's memory leaves its GPUs while it runs, and comes back.
 
+#[path = "suspend/disk.rs"]
+mod disk;
+
 use gpupool_metrics::folder::{Folder, Roots};
 use gpupool_metrics::{Snapshot, read};
 use harness::{Run, Running, artifact_folder, eventually};
@@ -43,7 +46,7 @@ fn page(program: &Running) -> Option<Snapshot> {
 
 /// Bytes that it has at places of this kind, the pool's and its own.
 fn at(page: &Snapshot, on_host: bool) -> u64 {
-    let here = page.levels.places.rows.iter().filter(|place| place.on_host == on_host);
+    let here = page.levels.places.rows.iter().filter(|place| !place.on_disk && place.on_host == on_host);
     here.map(|place| place.held + place.own).sum()
 }
 

@@ -78,7 +78,7 @@ pub fn find(pids: &[u32]) -> Result<Vec<Listed>, Failure> {
 }
 
 /// Asks all of these at once.
-pub fn ask_all(rows: &[Listed], request: Request) -> Vec<Told> {
+pub fn ask_all(rows: &[Listed], request: &Request) -> Vec<Told> {
     let progress = Progress::new(rows.len());
     let told =
         side_by_side(rows, |at, row| told_by(row, ask(row, request, &|done, total| progress.say(at, done, total))));
@@ -108,16 +108,16 @@ impl Drop for Door<'_> {
     }
 }
 
-fn ask(row: &Listed, request: Request, progress: &dyn Fn(u64, u64)) -> Result<Reply, String> {
+fn ask(row: &Listed, request: &Request, progress: &dyn Fn(u64, u64)) -> Result<Reply, String> {
     let mut silence = TO_GO_ON;
     if let Request::Suspend { patience, .. } = request {
-        silence += Duration::from_millis(patience);
+        silence += Duration::from_millis(*patience);
     }
     hear(row, &connect(row, request)?, silence, progress)
 }
 
 /// A connection to the process, which has been asked.
-fn connect(row: &Listed, request: Request) -> Result<Socket, String> {
+fn connect(row: &Listed, request: &Request) -> Result<Socket, String> {
     let words =
         |what: &str, error: &dyn std::fmt::Display| format!("{what} beside {} failed: {error}", row.page.display());
     let folder = Folder::around(&row.page).map_err(|refused| refused.to_string())?;
@@ -136,7 +136,7 @@ fn connect(row: &Listed, request: Request) -> Result<Socket, String> {
     Ok(socket)
 }
 
-fn say(socket: &Socket, request: Request) -> Result<(), String> {
+fn say(socket: &Socket, request: &Request) -> Result<(), String> {
     let none: [OwnedFd; 0] = [];
     socket.send(&request.encode(), &none).map_err(|error| format!("the connection to it broke: {error}"))
 }
@@ -190,10 +190,10 @@ const CHANCE: Duration = Duration::from_millis(60);
 
 /// Suspends all of these at the same moment, or none of them: programs that work on something together wait for each other on their GPUs. They
 /// have `patience` to come to rest all at once.
-pub fn suspend_together(rows: &[Listed], target: Target, patience: Duration) -> Vec<Told> {
+pub fn suspend_together(rows: &[Listed], target: &Target, patience: Duration) -> Vec<Told> {
     let milliseconds = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
-    let request = Request::Suspend { target, patience: milliseconds, together: true };
-    let connected = side_by_side(rows, |_, row| connect(row, request));
+    let request = Request::Suspend { target: target.clone(), patience: milliseconds, together: true };
+    let connected = side_by_side(rows, |_, row| connect(row, &request));
     let sockets: Vec<Socket> = match connected.iter().any(Result::is_err) {
         false => connected.into_iter().flatten().collect(),
         true => return none_of(rows, connected.into_iter().map(Result::err).collect()),
@@ -239,7 +239,7 @@ fn one_try(
 ) -> Result<Option<Vec<Option<String>>>, Vec<Option<String>>> {
     let said = |request: Request| -> Result<(), Vec<Option<String>>> {
         let say = |at: usize, row: &Listed| {
-            let error = say(&sockets[at], request).err()?;
+            let error = say(&sockets[at], &request).err()?;
             // Who does not listen any more has said why: behind the word that there is something it has not heard.
             let mut said = (0..2).map(|_| next(row, &sockets[at], MOMENT));
             Some(said.find_map(|said| said.ok().and_then(|reply| reply.refusal())).unwrap_or(error))

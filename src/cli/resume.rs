@@ -10,8 +10,9 @@ use crate::failure::Failure;
 /// Have the memory of suspended programs come back to their GPUs, and let them go on
 #[derive(clap::Args)]
 #[command(
-    after_help = "Where a GPU has no room any more, another GPU of the program's pool takes the memory, or it stays where it is: the
-program goes on in any case.
+    after_help = "Where a GPU has no room any more, another GPU of the program's pool takes the memory, or it stays where it is, and the
+program goes on. What is on a disk has to come back: where it cannot be read, or there is no room for it on any GPU and on the host,
+the program stays suspended with all that it has, and can be resumed again once that is mended.
 
 Examples:
   gpupool resume 4711
@@ -32,7 +33,7 @@ pub struct Args {
 /// One cannot be asked, or nothing can be printed.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let rows = control::find(&args.pid)?;
-    let told = control::ask_all(&rows, Request::Resume);
+    let told = control::ask_all(&rows, &Request::Resume);
     let done = control::print(&told, args.json, "came back", "did not, for want of room")?;
     Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

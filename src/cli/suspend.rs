@@ -1,10 +1,12 @@
 //! `gpupool suspend`: has the memory of running programs leave their GPUs; see `src/shim/suspend`.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::builder::TypedValueParser;
 use gpupool_config::parse_duration;
-use gpupool_wire::control::{Request, Target};
+use gpupool_wire::control::{MOST_PATH, Request, Target};
 
 use crate::control::{self, Told};
 use crate::failure::{Failure, complain};
@@ -16,8 +18,12 @@ use crate::failure::{Failure, complain};
 modules, what libraries took from the driver themselves. Several programs are suspended together or not at all.
 A signal that a program handles while it waits (Ctrl-C) resumes it; so does its end.
 
+Into a folder: each program writes a folder of its own there, which is gone when it is resumed; what is compressed, and how, is
+found out on the way. Nothing leaves before all of it is on the disk, and every part is compared with its hash on the way back.
+
 Examples:
   gpupool suspend 4711
+  gpupool suspend --to /scratch/me 4711            to a disk
   gpupool suspend --to host --wait 60s 4711 4712   two ranks of a job
   gpupool suspend --json 4711 | jq '.[].bytes'"
 )]
@@ -25,9 +31,10 @@ pub struct Args {
     /// Their numbers, as gpupool ps lists them
     #[arg(required = true)]
     pid: Vec<u32>,
-    /// Where the memory goes: to GPUs that the program only borrows from, to the host, or to either, such GPUs first
-    #[arg(long, default_value = "any")]
-    to: To,
+    /// Where the memory goes: to GPUs that the program only borrows from (peers), to the host (host), to either, such GPUs first (any),
+    /// or into a folder, which is made if it is not there (./any is one)
+    #[arg(long, default_value = "any", value_name = "any|peers|host|DIR", value_parser = clap::builder::OsStringValueParser::new().try_map(to))]
+    to: Target,
     /// How long each has for its work on the GPUs to be over
     #[arg(long, value_parser = wait, default_value = "10s", value_name = "TIME")]
     wait: Duration,
@@ -36,11 +43,20 @@ pub struct Args {
     json: bool,
 }
 
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum To {
-    Any,
-    Peers,
-    Host,
+/// A relative path is one of this command's, and not of the program's.
+fn to(text: OsString) -> Result<Target, String> {
+    match text.to_str() {
+        Some("any") => return Ok(Target::Anywhere),
+        Some("peers") => return Ok(Target::Peers),
+        Some("host") => return Ok(Target::Host),
+        Some("") => return Err("write any, peers, host or a folder".to_owned()),
+        _ => {}
+    }
+    let path = std::path::absolute(&text).map_err(|error| error.to_string())?;
+    match path.as_os_str().len() {
+        ..=MOST_PATH => Ok(Target::Folder(path)),
+        bytes => Err(format!("its absolute path has {bytes} bytes, and {MOST_PATH} at most can be asked for")),
+    }
 }
 
 fn wait(text: &str) -> Result<Duration, String> {
@@ -53,17 +69,13 @@ fn wait(text: &str) -> Result<Duration, String> {
 /// One cannot be asked, or nothing can be printed.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let rows = control::find(&args.pid)?;
-    let target = match args.to {
-        To::Any => Target::Anywhere,
-        To::Peers => Target::Peers,
-        To::Host => Target::Host,
-    };
+    let target = args.to.clone();
     let told = match rows.as_slice() {
         [_] => {
             let patience = u64::try_from(args.wait.as_millis()).unwrap_or(u64::MAX);
-            control::ask_all(&rows, Request::Suspend { target, patience, together: false })
+            control::ask_all(&rows, &Request::Suspend { target, patience, together: false })
         }
-        _ => control::suspend_together(&rows, target, args.wait),
+        _ => control::suspend_together(&rows, &target, args.wait),
     };
     let done = control::print(&told, args.json, "left the GPUs", "stayed there")?;
     if done {
@@ -74,7 +86,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         rows.iter().zip(&told).filter(|(_, told)| told.error.is_none()).map(|(row, _)| row.clone()).collect();
     if !others.is_empty() {
         complain("the others are resumed, since programs that are suspended together may wait for each other");
-        let failed = control::ask_all(&others, Request::Resume).into_iter().filter(|told| told.error.is_some());
+        let failed = control::ask_all(&others, &Request::Resume).into_iter().filter(|told| told.error.is_some());
         for Told { pid, error, .. } in failed {
             complain(&format!("process {pid} could not be resumed: {}", error.unwrap_or_default()));
         }

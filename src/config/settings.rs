@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::choice::{Contexts, Free, Lenders, MemInfo, Mode, Move, Pinned, Placement, Prefetch, Small, Switch, Toggle};
@@ -35,6 +36,8 @@ pub struct Settings {
     pub idle: Option<Duration>,
     /// `GPUPOOL_IDLE_SUSPEND`; `None` suspends nobody.
     pub idle_suspend: Option<Duration>,
+    /// The same: the folder that memory goes to then; `None`: other GPUs and the host.
+    pub idle_suspend_to: Option<PathBuf>,
     /// `GPUPOOL_LENDERS`.
     pub lenders: Lenders,
     /// `GPUPOOL_MOVE`.
@@ -110,6 +113,7 @@ impl Default for Settings {
             free: Free::default(),
             idle: Some(Duration::from_secs(10)),
             idle_suspend: None,
+            idle_suspend_to: None,
             lenders: Lenders::default(),
             moving: Move::default(),
             move_share: 50,

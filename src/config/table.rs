@@ -1,6 +1,8 @@
 //! The table of settings.
 
 use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::choice::{Contexts, Free, Lenders, MemInfo, Mode, Move, Pinned, Placement, Prefetch, Small, Switch, Toggle};
@@ -125,19 +127,31 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         name: "GPUPOOL_IDLE_SUSPEND",
-        values: "duration or off",
+        values: "duration, duration:folder or off",
         default: "off",
         help: "A program that has used no GPU for this long is suspended (gpupool suspend), and resumes by itself at the next call \
-               that uses one; 1s at least.",
+               that uses one; 1s at least. With a folder behind it (5min:/scratch/me) its memory goes there, else to other GPUs and \
+               the host.",
         read: |settings, value| {
             const LEAST: Duration = Duration::from_secs(1);
-            settings.idle_suspend = match text(value)? {
-                "off" => None,
-                _ => match duration(value, "5min or off")? {
-                    time if time < LEAST => return Err("shorter than 1s; write for example 5min or off".to_owned()),
+            const EXAMPLE: &str = "5min, 5min:/scratch/me or off";
+            // A path may be of any bytes.
+            let bytes = value.as_bytes();
+            let (time, folder) = match bytes.iter().position(|byte| *byte == b':') {
+                Some(at) => (OsStr::from_bytes(&bytes[..at]), Some(Path::new(OsStr::from_bytes(&bytes[at + 1..])))),
+                None => (value, None),
+            };
+            if folder.is_some_and(|folder| !folder.is_absolute()) {
+                return Err(format!("the folder's path does not begin with /; write for example {EXAMPLE}"));
+            }
+            settings.idle_suspend = match text(time)? {
+                "off" if folder.is_none() => None,
+                _ => match duration(time, EXAMPLE)? {
+                    time if time < LEAST => return Err(format!("shorter than 1s; write for example {EXAMPLE}")),
                     time => Some(time),
                 },
             };
+            settings.idle_suspend_to = settings.idle_suspend.and(folder).map(Path::to_owned);
             Ok(())
         },
     },

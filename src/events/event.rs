@@ -362,8 +362,11 @@ events! {
         bytes: u64,
         /// Bytes that could not leave.
         stayed: u64,
-        /// Where they were to go: `peers`, `host`, or `anywhere` of these.
+        /// Where they were to go: `peers`, `host`, `anywhere` of these, or the path of a folder.
         to: String,
+        /// Bytes that the files in that folder take.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        stored: Option<u64>,
         /// What it took, with the wait for the work in front of it.
         microseconds: u64,
     }

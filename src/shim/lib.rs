@@ -17,7 +17,6 @@ mod fence;
 mod gate;
 mod guard;
 mod hook;
-#[cfg_attr(not(test), expect(dead_code, reason = "checkpoints and suspension to a disk use it next"))]
 mod image;
 mod log;
 mod nvml;

@@ -5,13 +5,18 @@
 //! name is the process's.
 
 use crate::message::{self, HEAD, Unread};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use zerocopy::native_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of the longest text that goes with an answer; what is longer is cut.
 pub const MOST_TEXT: usize = 2048;
+/// Bytes of the longest name of a folder that goes with a request.
+pub const MOST_PATH: usize = 4095;
 /// A buffer of this size has room for every message, and one byte more (see [`message::decode`]).
-pub const ROOM: usize = HEAD + size_of::<AnswerBytes>() + MOST_TEXT + 1;
+pub const ROOM: usize = HEAD + size_of::<AnswerBytes>() + MOST_PATH + 1;
 
 const SUSPEND: u32 = 0x300;
 const RESUME: u32 = 0x301;
@@ -24,7 +29,7 @@ const QUIET: u32 = 0x312;
 const BUSY: u32 = 0x313;
 
 /// Where the memory of a suspended program is to go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// To GPUs that it only borrows from, then to the host.
     Anywhere,
@@ -32,12 +37,35 @@ pub enum Target {
     Peers,
     /// To the host alone.
     Host,
+    /// Into files in this folder: an absolute path, as the program sees it, of [`MOST_PATH`] bytes at most.
+    Folder(PathBuf),
 }
 
-const TARGETS: [Target; 3] = [Target::Anywhere, Target::Peers, Target::Host];
+const WORDS: [Target; 3] = [Target::Anywhere, Target::Peers, Target::Host];
+/// What says that a path follows.
+const FOLDER: u32 = 3;
+
+impl Target {
+    fn of(number: u32, path: &[u8]) -> Option<Self> {
+        let is_path = || path.len() <= MOST_PATH && path.starts_with(b"/") && !path.contains(&0);
+        match number {
+            FOLDER if is_path() => Some(Self::Folder(Path::new(OsStr::from_bytes(path)).to_owned())),
+            _ => WORDS.get(number as usize).filter(|_| path.is_empty()).cloned(),
+        }
+    }
+
+    fn parts(&self) -> (u32, &[u8]) {
+        match self {
+            Self::Anywhere => (0, &[]),
+            Self::Peers => (1, &[]),
+            Self::Host => (2, &[]),
+            Self::Folder(path) => (FOLDER, path.as_os_str().as_bytes()),
+        }
+    }
+}
 
 /// What is asked of a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// That its memory leaves the GPUs, once its work is over, for which it has so many milliseconds. `together`: with other programs, so that it is
     /// told when to try ([`Request::Close`]) and what has come of that for all ([`Request::Open`], [`Request::Go`]).
@@ -95,14 +123,15 @@ struct AnswerBytes {
 impl Request {
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
-        match *self {
+        match self {
             Self::Suspend { target, patience, together } => {
+                let (target, path) = target.parts();
                 let bytes = SuspendBytes {
-                    target: (target as u32).into(),
-                    together: u32::from(together).into(),
-                    patience: patience.into(),
+                    target: target.into(),
+                    together: u32::from(*together).into(),
+                    patience: (*patience).into(),
                 };
-                message::encode(SUSPEND, bytes.as_bytes())
+                message::encode(SUSPEND, &[bytes.as_bytes(), path].concat())
             }
             Self::Resume => message::encode(RESUME, &[]),
             Self::Close => message::encode(CLOSE, &[]),
@@ -118,15 +147,15 @@ impl Request {
     pub fn decode(bytes: &[u8]) -> Result<Self, Unread> {
         match message::decode(bytes)? {
             (SUSPEND, body) => {
-                let SuspendBytes { target, together, patience } =
-                    SuspendBytes::read_from_bytes(body).map_err(|_| Unread::Nonsense)?;
-                let target = TARGETS.get(target.get() as usize).ok_or(Unread::Nonsense)?;
+                let (SuspendBytes { target, together, patience }, path) =
+                    SuspendBytes::read_from_prefix(body).map_err(|_| Unread::Nonsense)?;
+                let target = Target::of(target.get(), path).ok_or(Unread::Nonsense)?;
                 let together = match together.get() {
                     0 => false,
                     1 => true,
                     _ => return Err(Unread::Nonsense),
                 };
-                Ok(Self::Suspend { target: *target, patience: patience.get(), together })
+                Ok(Self::Suspend { target, patience: patience.get(), together })
             }
             (RESUME, []) => Ok(Self::Resume),
             (CLOSE, []) => Ok(Self::Close),
@@ -220,11 +249,15 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_is_said_is_what_is_heard(target in 0..3usize, numbers: [u64; 3], why: String) {
+        fn what_is_said_is_what_is_heard(target in 0..4usize, path in "/[^\0]{0,500}", numbers: [u64; 3], why: String) {
             let [patience, moved, stayed] = numbers;
-            let suspend = [false, true].map(|together| Request::Suspend { target: TARGETS[target], patience, together });
+            let target = WORDS.get(target).cloned().unwrap_or(Target::Folder(path.into()));
+            let suspend =
+                [false, true].map(|together| Request::Suspend { target: target.clone(), patience, together });
             for request in suspend.into_iter().chain([Request::Resume, Request::Close, Request::Open, Request::Go]) {
-                prop_assert_eq!(Request::decode(&request.encode()), Ok(request));
+                let bytes = request.encode();
+                prop_assert!(bytes.len() < ROOM);
+                prop_assert_eq!(Request::decode(&bytes), Ok(request));
             }
             let done = Reply::Done { moved, stayed, microseconds: patience };
             let words = [Reply::Refused { why: why.clone() }, Reply::Busy { why }, Reply::Quiet];
@@ -244,6 +277,19 @@ mod tests {
                     prop_assert_eq!(&reply.encode(), bytes);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_folder_is_an_absolute_path_that_is_not_too_long() {
+        let decoded = |path: &str| {
+            let target = Target::Folder(path.into());
+            Request::decode(&Request::Suspend { target, patience: 1, together: false }.encode())
+        };
+        let longest = format!("/{}", "x".repeat(MOST_PATH - 1));
+        assert!(decoded("/").is_ok() && decoded(&longest).is_ok());
+        for wrong in ["", "x", "/x\0", &format!("{longest}x")] {
+            assert_eq!(decoded(wrong), Err(Unread::Nonsense), "{wrong}");
         }
     }
 

@@ -9,6 +9,10 @@
  *   fork             a child that answers the driver's version, and ends
  *   allocate MIB     by another thread; allocated: whether it has
  *   create MIB       by another thread, memory of the program's own, mapped and filled; allocated: whether it has
+ *   keep MIB         by another thread, memory in a context of its own that it fills; kept: whether it has
+ *   check            by another thread, what is kept; checked: how many words were wrong, or that it waits still
+ *   drop             what is kept is freed; destroy: its context ends, by another thread; destroyed: whether it has
+ *   atexit           the process's end counts in a handler what of that is wrong, and ends with 12 for nothing
  *   leave            the main thread leaves; the others end, and the last of them ends the process by exit(6)
  *   end              they end, and free all they have
  *   exit             the process ends by exit(3), with all of them at work
@@ -33,6 +37,7 @@ static inline void fail_with(int code)
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -130,6 +135,58 @@ static void *create(void *argument)
     return NULL;
 }
 
+static CUcontext own;
+static CUdeviceptr kept;
+static size_t kept_bytes;
+static atomic_int is_kept, is_destroyed;
+static atomic_long checked;
+
+static void *keep(void *argument)
+{
+    kept_bytes = (size_t)(uintptr_t)argument * MIB;
+    CHECK(cuCtxCreate_v2(&own, 0, 0));
+    CHECK(cuMemAlloc_v2(&kept, kept_bytes));
+    uint32_t *words = malloc(kept_bytes);
+    REQUIRE(words);
+    for (size_t at = 0; at < kept_bytes / 4; at++)
+        words[at] = (uint32_t)(at * 2654435761u);
+    CHECK(cuMemcpyHtoD_v2(kept, words, kept_bytes));
+    free(words);
+    atomic_store(&is_kept, 1);
+    return NULL;
+}
+
+static long wrong_of_kept(void)
+{
+    long found = 0;
+    uint32_t *words = calloc(1, kept_bytes);
+    REQUIRE(words);
+    CHECK(cuCtxSetCurrent(own));
+    CHECK(cuMemcpyDtoH_v2(words, kept, kept_bytes));
+    for (size_t at = 0; at < kept_bytes / 4; at++)
+        found += words[at] != (uint32_t)(at * 2654435761u);
+    free(words);
+    return found;
+}
+
+static void *check(void *unused)
+{
+    atomic_store(&checked, wrong_of_kept());
+    return unused;
+}
+
+static void *destroy(void *unused)
+{
+    CHECK(cuCtxDestroy_v2(own));
+    atomic_store(&is_destroyed, 1);
+    return unused;
+}
+
+static void at_exit(void)
+{
+    _exit(wrong_of_kept() ? 9 : 12);
+}
+
 static Gpu spinning;
 
 static void *spin(void *argument)
@@ -191,6 +248,24 @@ int main(void)
             REQUIRE(pthread_create(&other, NULL, create, (void *)(uintptr_t)number) == 0);
             REQUIRE(pthread_detach(other) == 0);
             puts("asked");
+        } else if (sscanf(line, "keep %d", &number) == 1) {
+            REQUIRE(pthread_create(&other, NULL, keep, (void *)(uintptr_t)number) == 0 && pthread_join(other, NULL) == 0);
+            puts(atomic_load(&is_kept) ? "kept" : "not");
+        } else if (strcmp(line, "check") == 0 || strcmp(line, "destroy") == 0) {
+            atomic_store(&checked, -1);
+            REQUIRE(pthread_create(&other, NULL, *line == 'c' ? check : destroy, NULL) == 0 && pthread_detach(other) == 0);
+            puts("asked");
+        } else if (strcmp(line, "checked") == 0) {
+            printf("%ld\n", atomic_load(&checked));
+        } else if (strcmp(line, "destroyed") == 0) {
+            puts(atomic_load(&is_destroyed) ? "yes" : "no");
+        } else if (strcmp(line, "drop") == 0) {
+            CHECK(cuCtxSetCurrent(own));
+            CHECK(cuMemFree_v2(kept));
+            puts("freed");
+        } else if (strcmp(line, "atexit") == 0) {
+            REQUIRE(atexit(at_exit) == 0);
+            puts("registered");
         } else if (strcmp(line, "leave") == 0) {
             atomic_store(&has_left, 1);
             atomic_store(&ends, 1);

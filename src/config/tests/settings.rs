@@ -152,7 +152,11 @@ fn freed_memory_may_stay_for_good_or_not_at_all() {
     assert_eq!(Settings::default().idle_suspend, None);
     assert_eq!(read(&[("GPUPOOL_IDLE_SUSPEND", "5min")]).unwrap().idle_suspend, Some(Duration::from_secs(300)));
     assert_eq!(read(&[("GPUPOOL_IDLE_SUSPEND", "off")]).unwrap().idle_suspend, None);
-    assert!(read(&[("GPUPOOL_IDLE_SUSPEND", "10ms")]).is_err());
+    for wrong in ["10ms", "10ms:/x", "5min:", "5min:x", "off:/x", ":/x"] {
+        assert!(read(&[("GPUPOOL_IDLE_SUSPEND", wrong)]).is_err(), "{wrong}");
+    }
+    let to = read(&[("GPUPOOL_IDLE_SUSPEND", "5min:/scratch/a:b")]).unwrap();
+    assert_eq!((to.idle_suspend, to.idle_suspend_to), (Some(Duration::from_secs(300)), Some("/scratch/a:b".into())));
     assert_eq!(read(&[("GPUPOOL_IDLE", "off")]).unwrap().idle, None);
     assert_eq!(read(&[("GPUPOOL_IDLE", "0")]).unwrap().idle, Some(Duration::ZERO));
 }

@@ -17,6 +17,8 @@ from typing import Any, overload
 
 #: What the place of the host's NUMA node 0 is called; a node's is -1 less its number.
 _HOST = -1
+#: What a disk is called, where memory is while the program is suspended to one.
+_DISK = -(1 << 31)
 #: A label's room with its NUL.
 _LABEL = 64
 _NO_BUDGET = (1 << 64) - 1
@@ -173,6 +175,8 @@ class LabelUsage:
 
 
 def _name(place: int) -> str:
+    if place == _DISK:
+        return "disk"
     return f"gpu{place}" if place >= 0 else f"host{_HOST - place}"
 
 

@@ -32,7 +32,7 @@ pub fn look(publish: &mut dyn FnMut()) -> Option<Duration> {
         hear(page, publish);
     }
     if !suspend::waits_for_others() {
-        return None;
+        return suspend::has_just_failed().then_some(PERIOD);
     }
     // Whoever resumes it finds it by its page.
     let is_page =
@@ -99,7 +99,7 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
             let agreement: &mut dyn Agreement = if together { &mut conducted } else { &mut Alone };
             // Until then its end is seen where its words are waited for, which nobody else may read.
             let is_wanted = || if is_agreed.get() { is_there(socket) } else { socket.is_there() };
-            suspend::suspend(target, deadline, &is_wanted, agreement, &mut progress)
+            suspend::suspend(&target, deadline, &is_wanted, agreement, &mut progress)
         }
         Request::Resume => suspend::resume(&mut progress),
         Request::Close | Request::Open | Request::Go => {

@@ -4,6 +4,7 @@
 //! What counts is what the library counts in any case: launches, copies, other submitted work, allocations. A program that is about to
 //! work again loses the time that its memory takes to leave and to come back, once in that time at most.
 
+use crate::log;
 use crate::process;
 use crate::suspend::{self, Target};
 use crate::watch::context;
@@ -55,8 +56,17 @@ impl Dormant {
         } else if now - self.counted.1 >= self.after {
             // What keeps it from that may be over by then.
             self.counted.1 = now;
-            match suspend::suspend_by_itself(Target::Anywhere, now + PATIENCE) {
+            let folder = process::settings().idle_suspend_to.clone();
+            let target = folder.map_or(Target::Anywhere, Target::Folder);
+            match suspend::suspend_by_itself(&target, now + PATIENCE) {
                 Ok(_) => return Some(self.after),
+                // A folder that cannot be used is not used the next time either, and nobody looks for that.
+                Err(why) if matches!(&target, Target::Folder(folder) if why.starts_with(&*folder.to_string_lossy())) => {
+                    log::warn_once(
+                        "suspend",
+                        format_args!("GPUPOOL_IDLE_SUSPEND: the program is not suspended, because {why}"),
+                    );
+                }
                 Err(why) => {
                     tracing::debug!(target: "gpupool::memory", about = "suspend", "GPUPOOL_IDLE_SUSPEND: not suspended: {why}");
                 }

@@ -19,7 +19,8 @@ pub struct gpupool_piece {
     pub address: u64,
     /// Its size.
     pub bytes: u64,
-    /// Where it is: a GPU's CUDA ordinal, or -1 less the number of a host NUMA node.
+    /// Where it is: a GPU's CUDA ordinal, or -1 less the number of a host NUMA node; `INT_MIN` on a disk, while the program is
+    /// suspended to one.
     pub place: c_int,
     /// Why it must stay on the physical memory it is on, 0 where it may move: 1 shared with other processes by CUDA IPC, 2
     /// its physical handle was retained, 4 a descriptor of it was given out, 8 `gpupool_anchor` or

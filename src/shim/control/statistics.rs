@@ -48,7 +48,7 @@ pub struct gpupool_statistics {
     pub trimmed_bytes: u64,
 }
 
-/// How a place is written in the C interface.
+/// How a place is written in the C interface. The smallest number is a disk, where pieces of blocks are while the program is suspended.
 pub(super) fn number_of(place: Place) -> c_int {
     match place {
         Place::Gpu(ordinal) => ordinal as c_int,
@@ -112,13 +112,15 @@ fn now() -> gpupool_statistics {
     }
 }
 
-/// Writes up to `capacity` places to `places` and returns how many the pool has (0 while it is not open).
+/// Writes up to `capacity` places to `places` and returns how many the pool has (0 while it is not open). A disk that memory of a suspended
+/// program is on is none of them.
 ///
 /// # Safety
 /// `places` has room for `capacity` elements, or `capacity` is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpupool_places(places: *mut gpupool_place, capacity: usize) -> usize {
-    let usage = looking(|| Ok(serve::usage().unwrap_or_default())).unwrap_or_default();
+    let mut usage = looking(|| Ok(serve::usage().unwrap_or_default())).unwrap_or_default();
+    usage.places.retain(|usage| !usage.place.is_disk());
     for (index, usage) in usage.places.iter().enumerate().take(capacity) {
         let &PlaceUsage { place, used, held, peak_used, limit, .. } = usage;
         // SAFETY: `index` is below `capacity`, for which the caller has room.

@@ -17,7 +17,8 @@
 //!
 //! **Held** ([`Closed::hold`]): a program that is suspended waits at the gate for as long as that lasts, and the agent may allocate and log
 //! meanwhile, which it could not otherwise take a request over a socket for. A program that waits there with a lock that the
-//! allocator or the log needs would stop the agent; none is known that calls the driver with such a lock.
+//! allocator or the log needs would stop the agent; none is known that calls the driver with such a lock. What comes back from a disk is read while
+//! the gate is closed again for that, under the same condition.
 //!
 //! **A context that ends** meanwhile waits until the gate is open, as for any call of ours in it; a process that ends waits for what
 //! moves, a few seconds at most, in a handler that runs before the driver's.
@@ -31,7 +32,8 @@ mod threads;
 
 pub use reasons::{Reason, found};
 pub use threads::{
-    after_fork_in_child, does_whoever_waits_ask, enter, enter_by_hand, has_asked, wait_while_held, whoever_waits_asks,
+    after_fork_in_child, ask, does_whoever_waits_ask, enter, enter_by_hand, has_asked, wait_while_held,
+    whoever_waits_asks,
 };
 
 use crate::watch::{
@@ -41,6 +43,7 @@ use crate::watch::{
 use gpupool_cuda::{Context, CuResult, Driver, Marker};
 use gpupool_interpose::cancel::{self, Shelter};
 use gpupool_pool::{Kept, Moving, Slot};
+use once_cell::race::OnceBox;
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -423,6 +426,8 @@ const LONGEST: Duration = Duration::from_micros(200);
 /// The thread that has closed the gate; 0: none.
 static CLOSER: AtomicU32 = AtomicU32::new(0);
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
+/// What has to be done first where the process ends and the gate is held.
+static BEFORE_END: OnceBox<fn()> = OnceBox::new();
 /// How long the end of the process waits for what moves. A chunk takes a fraction of that.
 const END: Duration = Duration::from_secs(5);
 
@@ -444,6 +449,11 @@ fn watch_end() {
     });
 }
 
+/// Has this called where the process ends, before the gate is opened for that. A second one is ignored.
+pub fn at_end(prepare: fn()) {
+    let _ = BEFORE_END.set(Box::new(prepare));
+}
+
 extern "C" fn before_quick_exit(_: *mut c_void) {
     before_exit();
 }
@@ -451,11 +461,15 @@ extern "C" fn before_quick_exit(_: *mut c_void) {
 extern "C" fn before_exit() {
     IS_ENDING.store(true, Ordering::SeqCst);
     fence(Ordering::SeqCst);
+    if let Some(prepare) = BEFORE_END.get() {
+        prepare();
+    }
     if CLOSER.load(Ordering::Relaxed) != threads::id() {
         GATE.is_open_for_end(kernel::after(END));
     }
 }
 
-fn is_ending() -> bool {
+/// Whether the process ends.
+pub fn is_ending() -> bool {
     IS_ENDING.load(Ordering::SeqCst)
 }

@@ -7,7 +7,7 @@
 
 use super::Disturbed;
 use super::kernel::{self, Kernel};
-use gpupool_pool::{Gate, Mark, Slot};
+use gpupool_pool::{Gate, Mark, Outside, Slot};
 use once_cell::race::OnceBox;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
@@ -205,6 +205,11 @@ pub fn wait_while_held() {
     if GATE.is_held() && !is_inside() {
         GATE.wait_while_held();
     }
+}
+
+/// Asks for the held gate to be opened, as a thread that waits there does.
+pub fn ask() {
+    kernel::Kernel.wanted();
 }
 
 /// Whether a thread that waited at the held gate was interrupted by a signal since the last question.

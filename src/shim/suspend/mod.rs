@@ -9,11 +9,13 @@
 //! **What stays** is what cannot lie elsewhere without somebody's noticing: memory that other processes have open, that a network card or
 //! another library knows by its pages, contexts, modules and what the driver itself has of stream-ordered pools. It is told (GP022).
 //!
-//! **Nothing is lost if something fails.** Memory that is elsewhere lies behind its own addresses all the time, so at the end of the process, in
-//! the child of a fork, or where a GPU has no room any more, the gate is simply opened: the program goes on, with memory that is far.
+//! **Nothing is lost if something fails.** Memory at other places lies behind its own addresses all the time, so at the end of the process, in
+//! the child of a fork, or where a GPU has no room any more, the gate is simply opened: the program goes on, with memory that is far. What is on
+//! a disk (`stored.rs`) comes back first; where it cannot, the program stays suspended and can be resumed again.
 
 mod agreement;
 mod parting;
+mod stored;
 
 use crate::backing::{level, open, residence};
 use crate::gate::{self, Disturbed, Held, Limits};
@@ -29,23 +31,27 @@ pub use gpupool_wire::control::Target;
 use parking_lot::Mutex;
 use parting::{Parted, Why};
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use stored::Stored;
 
-/// Whether memory may go to this place, of those that it does not leave.
-fn takes(target: Target, place: Place) -> bool {
+/// Whether memory may go to this place, of those that it does not leave; of the program's own memory, where the target is a folder.
+fn takes(target: &Target, place: Place) -> bool {
     match place {
-        Place::Gpu(_) => target != Target::Host,
-        Place::Host(_) => target != Target::Peers,
+        Place::Gpu(_) => matches!(target, Target::Anywhere | Target::Peers),
+        Place::Host(_) => *target != Target::Peers,
+        Place::Disk => false,
     }
 }
 
 /// For the log.
-fn word(target: Target) -> &'static str {
+fn word(target: &Target) -> String {
     match target {
-        Target::Anywhere => "anywhere",
-        Target::Peers => "peers",
-        Target::Host => "host",
+        Target::Anywhere => "anywhere".to_owned(),
+        Target::Peers => "peers".to_owned(),
+        Target::Host => "host".to_owned(),
+        Target::Folder(folder) => folder.display().to_string(),
     }
 }
 
@@ -64,6 +70,8 @@ struct Suspended {
     held: Held,
     /// What left, and from where.
     parted: Vec<Parted>,
+    /// Where what of it is on a disk is stored.
+    stored: Option<Stored>,
 }
 
 static STATE: Mutex<Option<Suspended>> = Mutex::new(None);
@@ -71,6 +79,18 @@ static STATE: Mutex<Option<Suspended>> = Mutex::new(None);
 static SAID: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
 /// Microseconds since the epoch; 0 while the program runs.
 static SINCE: AtomicU64 = AtomicU64::new(0);
+
+/// Whether something may be on a disk.
+static IS_STORED: AtomicBool = AtomicBool::new(false);
+/// How often something could not be brought back.
+static FAILURES: AtomicU32 = AtomicU32::new(0);
+/// Why not, the last time, and when that was.
+static FAILED: Mutex<Option<(String, Instant)>> = Mutex::new(None);
+/// Behind a failure nobody is heard for so long but who names the process: a program that is resumed by whoever waits would read
+/// all the time.
+const AGAIN: Duration = Duration::from_secs(1);
+/// The agent's thread.
+static AGENT: AtomicU32 = AtomicU32::new(0);
 
 /// Since when the program is suspended, in microseconds since the epoch; 0: it is not.
 pub fn since() -> u64 {
@@ -83,7 +103,7 @@ pub fn since() -> u64 {
 /// # Errors
 /// Why not, in words; the program runs on then, with all of its memory where it was.
 pub fn suspend(
-    target: Target,
+    target: &Target,
     deadline: Instant,
     is_wanted: &dyn Fn() -> bool,
     agreement: &mut dyn Agreement,
@@ -111,7 +131,21 @@ pub fn suspend(
     let _ = gate::has_asked();
     let held = hold(driver, deadline, is_wanted, agreement)?;
     SINCE.store(microseconds(), Ordering::Relaxed);
-    let (parted, stayed) = parting::leave(opened, driver, &held, target, progress);
+    let goes_on = || is_wanted() && !gate::is_ending();
+    let stored = match target {
+        Target::Folder(folder) => parting::store(opened, driver, folder, &goes_on, progress),
+        _ => Ok(None),
+    };
+    let stored = stored.inspect_err(|_| SINCE.store(0, Ordering::Relaxed))?;
+    if stored.is_some() {
+        AGENT.store(gpupool_interpose::thread_number() as u32, Ordering::Relaxed);
+        gate::at_end(come_back_for_end);
+        IS_STORED.store(true, Ordering::SeqCst);
+    }
+    // Once all of it is stored it leaves in no time.
+    let mut quietly = |_, _| {};
+    let progress: &mut dyn FnMut(u64, u64) = if stored.is_some() { &mut quietly } else { progress };
+    let (parted, stayed) = parting::leave(opened, driver, &held, target, stored.as_ref(), progress);
     let moved = parted.iter().map(Parted::bytes).sum();
     let refusal = match stayed.first() {
         _ if !is_wanted() => Some("whoever asked for it has gone".to_owned()),
@@ -121,24 +155,31 @@ pub fn suspend(
         _ => None,
     };
     if let Some(refusal) = refusal {
-        parting::come_back(opened, driver, &held, parted, &mut |_, _| {});
-        drop(held);
-        SINCE.store(0, Ordering::Relaxed);
-        told_anew();
-        return Err(refusal);
+        *state = Some(Suspended { held, parted, stored });
+        drop(state);
+        return match come_back(&mut |_, _| {}) {
+            Ok(_) => Err(refusal),
+            Err(why) => Err(format!("{refusal}; and it stays suspended, because {why}")),
+        };
     }
     idle::give_back_unused(None, u32::MAX, "suspend", "the program is suspended");
     opened.pool.trim_all(&[]);
     pinned::trim("suspend");
     let done = Done { moved, stayed: stayed.iter().map(|(bytes, _)| bytes).sum(), took: begun.elapsed() };
-    *state = Some(Suspended { held, parted });
+    let on_disk = stored.as_ref().map(|stored| (stored.bytes_on_disk(), stored.folder().to_owned()));
+    *state = Some(Suspended { held, parted, stored });
     drop(state);
     told_anew();
     log::emit(|| {
         let Done { moved, stayed, took } = done;
-        let event =
-            ProgramSuspend { bytes: moved, stayed, to: word(target).to_owned(), microseconds: took.as_micros() as u64 };
-        (event, format!("suspended: {} left the GPUs, {} stayed", format_size(moved), format_size(stayed)))
+        let microseconds = took.as_micros() as u64;
+        let takes =
+            |(bytes, folder): &(u64, PathBuf)| format!("; it takes {} in {}", format_size(*bytes), folder.display());
+        let takes = on_disk.as_ref().map(takes).unwrap_or_default();
+        let stored = on_disk.map(|(bytes, _)| bytes);
+        let event = ProgramSuspend { bytes: moved, stayed, to: word(target), stored, microseconds };
+        let [left, kept] = [moved, stayed].map(format_size);
+        (event, format!("suspended: {left} left, {kept} stayed{takes}"))
     });
     for (bytes, Why { cause, text }) in stayed {
         // Once for each cause: a program may be suspended every night.
@@ -155,7 +196,7 @@ pub fn suspend(
 ///
 /// # Errors
 /// As of [`suspend`].
-pub fn suspend_by_itself(target: Target, deadline: Instant) -> Result<Done, String> {
+pub fn suspend_by_itself(target: &Target, deadline: Instant) -> Result<Done, String> {
     gate::whoever_waits_asks(true);
     let done = suspend(target, deadline, &|| true, &mut Alone, &mut |_, _| {});
     if done.is_err() {
@@ -167,21 +208,10 @@ pub fn suspend_by_itself(target: Target, deadline: Instant) -> Result<Done, Stri
 /// Has everything come back to where it was, or to where there is room now, and lets the program go on.
 ///
 /// # Errors
-/// It is not suspended.
+/// It is not suspended; or something is on a disk and could not be brought back: the program stays suspended, and has all that it had.
 pub fn resume(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
-    let Some(Suspended { held, parted }) = STATE.lock().take() else {
-        return Err("it is not suspended".to_owned());
-    };
-    let begun = Instant::now();
-    let (moved, stayed) = match (open::opened(), process::driver()) {
-        (Some(opened), Some(driver)) => parting::come_back(opened, driver, &held, parted, progress),
-        _ => (0, 0),
-    };
-    gate::whoever_waits_asks(false);
-    drop(held);
-    SINCE.store(0, Ordering::Relaxed);
-    let done = Done { moved, stayed, took: begun.elapsed() };
-    told_anew();
+    let done = come_back(progress)?;
+    let Done { moved, stayed, .. } = done;
     if stayed > 0 {
         residence::is_far();
         tracing::warn!(
@@ -198,11 +228,87 @@ pub fn resume(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
     Ok(done)
 }
 
+/// As [`resume`], without a word.
+fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
+    let mut state = STATE.lock();
+    let Some(Suspended { held, parted, stored }) = state.take() else {
+        return Err("it is not suspended".to_owned());
+    };
+    let begun = Instant::now();
+    let back = match (open::opened(), process::driver()) {
+        (Some(opened), Some(driver)) => parting::come_back(opened, driver, &held, parted, stored.as_ref(), progress),
+        _ => Ok((0, 0)),
+    };
+    let (moved, stayed) = match back {
+        Ok(back) => back,
+        Err((why, parted)) => {
+            *state = Some(Suspended { held, parted, stored });
+            drop(state);
+            *FAILED.lock() = Some((why.clone(), Instant::now()));
+            FAILURES.fetch_add(1, Ordering::Release);
+            told_anew();
+            return Err(why);
+        }
+    };
+    gate::whoever_waits_asks(false);
+    IS_STORED.store(false, Ordering::Release);
+    *FAILED.lock() = None;
+    drop(held);
+    SINCE.store(0, Ordering::Relaxed);
+    drop(state);
+    // The program goes on meanwhile.
+    let took = begun.elapsed();
+    if let Some(stored) = stored {
+        stored.remove();
+    }
+    told_anew();
+    Ok(Done { moved, stayed, took })
+}
+
+/// Resumes a program where nobody hears why that fails, so that it is told: once, where it stays the same.
+fn resume_unheard() {
+    let before = FAILED.lock().as_ref().map(|(why, _)| why.clone());
+    if let Err(why) = resume(&mut |_, _| {})
+        && before.as_ref() != Some(&why)
+    {
+        tracing::error!(
+            target: "gpupool::memory", about = "suspend",
+            "the program stays suspended, with all that it has, because {why}. Once that is mended: gpupool resume {}",
+            std::process::id()
+        );
+    }
+}
+
+/// How often the end of the process looks whether everything is back.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// The process ends: handlers of the program may use what is on a disk, so it is brought back first, by the agent. Where it cannot be, they
+/// get the driver's answer.
+fn come_back_for_end() {
+    if !IS_STORED.load(Ordering::SeqCst) {
+        return;
+    }
+    if AGENT.load(Ordering::Relaxed) == gpupool_interpose::thread_number() as u32 {
+        return resume_unheard();
+    }
+    let failures = FAILURES.load(Ordering::Acquire);
+    let is_over = || STATE.try_lock().is_some_and(|state| state.is_none());
+    while IS_STORED.load(Ordering::Acquire) && FAILURES.load(Ordering::Acquire) == failures && !is_over() {
+        gate::ask();
+        std::thread::sleep(LOOK);
+    }
+}
+
 /// A thread that waits for the program to be resumed was interrupted by a signal: somebody wants it to go on.
 pub fn resume_if_asked() {
-    if since() != 0 && gate::has_asked() {
-        let _ = resume(&mut |_, _| {});
+    if since() != 0 && (gate::is_ending() || !has_just_failed()) && gate::has_asked() {
+        resume_unheard();
     }
+}
+
+/// Whether it could not be resumed a moment ago.
+pub fn has_just_failed() -> bool {
+    FAILED.lock().as_ref().is_some_and(|(_, at)| at.elapsed() < AGAIN)
 }
 
 /// Whether the program waits for somebody to resume it.
@@ -212,16 +318,19 @@ pub fn waits_for_others() -> bool {
 
 /// Nobody can ask for the program to be resumed any more, so it is; why, in words.
 pub fn resume_unreachable(why: &str) {
-    tracing::warn!(
-        target: "gpupool::memory", about = "suspend",
-        "the program was suspended, and is resumed because nobody could ask for that any more: {why}"
-    );
-    let _ = resume(&mut |_, _| {});
+    if FAILED.lock().is_none() {
+        tracing::warn!(
+            target: "gpupool::memory", about = "suspend",
+            "the program was suspended, and is resumed because nobody could ask for that any more: {why}"
+        );
+    }
+    resume_unheard();
 }
 
 /// In the child of a fork: it is not suspended, and has none of the memory.
 pub fn after_fork_in_child() {
     SINCE.store(0, Ordering::Relaxed);
+    IS_STORED.store(false, Ordering::Relaxed);
 }
 
 /// Closes the gate, as soon as all of the program's work is over, and it is agreed that it stays closed.

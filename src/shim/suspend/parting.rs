@@ -1,5 +1,6 @@
 //! Which memory leaves a program that is suspended, in which order, and where it goes.
 
+use super::stored::{Range, Stored, Unread};
 use super::{Target, takes};
 use crate::backing::open::Opened;
 use crate::gate::{Closed, Held, Limits};
@@ -7,8 +8,9 @@ use crate::serve::handles;
 use crate::watch::context;
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Device, Driver, Physical};
-use gpupool_pool::{Block, MoveError, Moved, Piece, Place, Stopped, Wish};
+use gpupool_pool::{Block, FRAME, Mapped, MoveError, Moved, Piece, Place, Stopped, Wish};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::time::Duration;
 
 /// What moves at a time, so that the end of the process waits for no more: as much as makes the calls that surround it cheap. More where a
@@ -70,7 +72,41 @@ struct Leaving<'a> {
     opened: &'static Opened,
     driver: &'static Driver,
     held: &'a Held,
+    /// What leaves for a disk; nothing else may: a block that another thread was given meanwhile is not among it.
+    stored: Option<&'a Stored>,
     stayed: BTreeMap<Why, u64>,
+}
+
+/// Stores all memory of the pool that may leave in a folder; `None` where there is none.
+///
+/// # Errors
+/// Why not, in words.
+pub fn store(
+    opened: &'static Opened,
+    driver: &'static Driver,
+    folder: &Path,
+    is_wanted: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Option<Stored>, String> {
+    let stretches = opened.pool.stretches();
+    let leaves = |piece: &&Piece<Physical>| piece.anchors.is_empty() && !piece.place.is_disk();
+    // In whole frames, as they come back.
+    let frames = |block: Block, piece: &Piece<Physical>| {
+        let address = piece.address / FRAME * FRAME;
+        Range { block, address, bytes: (piece.address + piece.bytes).next_multiple_of(FRAME) - address }
+    };
+    let of = |(block, pieces): &(Block, Vec<Piece<Physical>>)| -> Vec<Range> {
+        pieces.iter().filter(leaves).map(|piece| frames(*block, piece)).collect()
+    };
+    let mut ranges: Vec<Range> = stretches.iter().flat_map(of).collect();
+    if ranges.is_empty() {
+        return Ok(None);
+    }
+    // Each owner's one after the other: what copies them is made for one owner.
+    ranges.sort_by_key(|range| (range.block.home, range.block.owner, range.address));
+    let total = ranges.iter().map(|range| range.bytes).sum();
+    progress(0, total);
+    Stored::write(driver, folder, &ranges, is_wanted, &mut |done| progress(done, total)).map(Some)
 }
 
 /// Has everything leave the GPUs that this process works on.
@@ -78,17 +114,21 @@ pub fn leave(
     opened: &'static Opened,
     driver: &'static Driver,
     held: &Held,
-    target: Target,
+    target: &Target,
+    stored: Option<&Stored>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> (Vec<Parted>, Stayed) {
-    let mut leaving = Leaving { opened, driver, held, stayed: BTreeMap::new() };
+    let mut leaving = Leaving { opened, driver, held, stored, stayed: BTreeMap::new() };
     let near: Vec<Stretch> = opened
         .pool
         .stretches()
         .into_iter()
         .filter(|(_, pieces)| pieces.iter().any(|piece| is_left(piece.place, target)))
         .collect();
-    let own: Vec<_> = handles::by_hand::all().into_iter().filter(|own| is_left(own.place, target)).collect();
+    // What the program made itself is no memory of the pool's, and goes to the host where that goes to a disk.
+    let is_gpu = |place: Place| matches!(place, Place::Gpu(_));
+    let own: Vec<_> =
+        handles::by_hand::all().into_iter().filter(|own| is_gpu(own.place) && is_left(own.place, target)).collect();
     let on_gpus = |pieces: &[Piece<Physical>]| -> u64 {
         pieces.iter().filter(|piece| is_left(piece.place, target)).map(|piece| piece.bytes).sum()
     };
@@ -112,7 +152,7 @@ pub fn leave(
         Parted::Own { .. } => true,
     });
     for handles::by_hand::Own { address, bytes, asked, place } in own {
-        let targets = leaving.targets(asked, target);
+        let targets = leaving.order(asked, target);
         let mut why = Why::nowhere();
         let went = targets.into_iter().any(|to| {
             let stop = || held.stop(driver, &Limits::default()).ok();
@@ -137,12 +177,18 @@ pub fn leave(
     (parted, leaving.stayed.into_iter().map(|(why, bytes)| (bytes, why)).collect())
 }
 
-/// Whether this is a place that a suspended program leaves: a GPU that it works on, and where all of its memory goes to the host, any.
-fn is_left(place: Place, target: Target) -> bool {
-    matches!(place, Place::Gpu(gpu) if target == Target::Host || context::is_on(Device::of(gpu)))
+/// Whether this is a place that a suspended program leaves: a GPU that it works on; where all of its memory goes to the host, any; and where
+/// it goes to a disk, all memory there is.
+fn is_left(place: Place, target: &Target) -> bool {
+    match (place, target) {
+        (Place::Disk, _) => false,
+        (_, Target::Folder(_)) | (Place::Gpu(_), Target::Host) => true,
+        (Place::Gpu(gpu), _) => context::is_on(Device::of(gpu)),
+        (Place::Host(_), _) => false,
+    }
 }
 
-fn places_before(block: &Block, pieces: &[Piece<Physical>], target: Target) -> Vec<Parted> {
+fn places_before(block: &Block, pieces: &[Piece<Physical>], target: &Target) -> Vec<Parted> {
     let of = |piece: &Piece<Physical>| Parted::Pooled {
         block: block.id,
         start: block.address,
@@ -171,19 +217,30 @@ fn batches(all: &[Stretch]) -> impl Iterator<Item = &[Stretch]> {
 }
 
 impl Leaving<'_> {
-    /// Where memory of this GPU may go, best first.
-    fn targets(&self, home: u32, target: Target) -> Vec<Place> {
-        let order = self.opened.plan.order(home);
-        order.into_iter().filter(|place| takes(target, *place) && !is_left(*place, target)).collect()
+    /// Where memory of the pool may go that belongs to this GPU, best first.
+    fn targets(&self, home: u32, target: &Target) -> Vec<Place> {
+        match (target, self.stored) {
+            (Target::Folder(_), Some(_)) => vec![Place::Disk],
+            (Target::Folder(_), None) => Vec::new(),
+            _ => self.order(home, target),
+        }
+    }
+
+    /// The same for memory that the program made itself.
+    fn order(&self, home: u32, target: &Target) -> Vec<Place> {
+        let may = |place: &Place| takes(target, *place) && (place.is_host() || !is_left(*place, target));
+        self.opened.plan.order(home).into_iter().filter(may).collect()
     }
 
     /// Moves all of these, or less and less at a time where there is no room for as much.
-    fn go(&mut self, batch: &[Stretch], target: Target) {
+    fn go(&mut self, batch: &[Stretch], target: &Target) {
         let Some((first, _)) = batch.first() else { return };
         let mut why = Why::nowhere();
         for to in self.targets(first.home, target) {
-            let wishes: Vec<Wish> =
-                batch.iter().map(|(block, _)| Wish { address: block.address, bytes: block.bytes, to }).collect();
+            let wishes: Vec<Wish> = batch.iter().flat_map(|stretch| self.wishes(stretch, to)).collect();
+            if wishes.is_empty() {
+                return;
+            }
             match self.rearrange(&wishes) {
                 Ok(all) => return self.note_stayed(all),
                 Err(cause) => why = cause,
@@ -199,9 +256,26 @@ impl Leaving<'_> {
         }
     }
 
+    fn wishes(&self, (block, pieces): &Stretch, to: Place) -> Vec<Wish> {
+        match self.stored {
+            None => vec![Wish { address: block.address, bytes: block.bytes, to }],
+            Some(_) => {
+                let pieces = pieces.iter().filter(|piece| self.may_leave(piece));
+                pieces.map(|piece| Wish { address: piece.address, bytes: piece.bytes, to }).collect()
+            }
+        }
+    }
+
+    fn may_leave(&self, piece: &Piece<Physical>) -> bool {
+        self.stored.is_none_or(|stored| stored.has(piece.address))
+    }
+
     /// One block that is larger than any place has room for.
-    fn go_by_piece(&mut self, pieces: &[Piece<Physical>], home: u32, target: Target, why: &Why) {
+    fn go_by_piece(&mut self, pieces: &[Piece<Physical>], home: u32, target: &Target, why: &Why) {
         for piece in pieces.iter().filter(|piece| is_left(piece.place, target)) {
+            if !self.may_leave(piece) {
+                continue;
+            }
             let mut why = why.clone();
             let went = pieces.len() > 1
                 && self.targets(home, target).into_iter().any(|to| {
@@ -269,12 +343,59 @@ fn in_words(error: &MoveError<CuResult>) -> Why {
     }
 }
 
+/// What could not come back although it has to, since it is on a disk: why, and all that is elsewhere still.
+pub type Stuck = (String, Vec<Parted>);
+
 /// Has all of this come back; bytes that came, and that did not.
+///
+/// # Errors
+/// Something is on a disk still.
 pub fn come_back(
     opened: &'static Opened,
     driver: &'static Driver,
     held: &Held,
     parted: Vec<Parted>,
+    stored: Option<&Stored>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(u64, u64), Stuck> {
+    let Some(stored) = stored else {
+        return Ok(bring_back(opened, driver, held, &parted, &Unread::default(), progress));
+    };
+    let mut why = None;
+    let back = stored.reading(driver, |unread| {
+        let back = bring_back(opened, driver, held, &parted, unread, progress);
+        why = unread.why();
+        back
+    });
+    // Of what was freed meanwhile, nothing is left on the disk either. All work is over, so this waits for nothing.
+    let gpus: Vec<u32> = opened.plan.members.keys().copied().collect();
+    opened.pool.trim(Some(Place::Disk), None, &gpus);
+    let is_stored = |(_, pieces): &Stretch| pieces.iter().any(|piece| piece.place.is_disk());
+    let left: Vec<Stretch> = opened.pool.stretches().into_iter().filter(is_stored).collect();
+    match (back, left.first()) {
+        (Ok(back), None) => Ok(back),
+        // Nothing of it was needed.
+        (Err(_), None) => Ok((0, 0)),
+        (Ok(_), Some((block, pieces))) => {
+            let bytes = pieces.iter().filter(|piece| piece.place.is_disk()).map(|piece| piece.bytes).sum();
+            let nowhere = || {
+                let order = opened.plan.order(block.home);
+                let places: Vec<String> = order.iter().map(Place::to_string).collect();
+                format!("{} of it have room nowhere: of {} none has as much", format_size(bytes), places.join(", "))
+            };
+            Err((why.unwrap_or_else(nowhere), parted))
+        }
+        (Err(why), Some(_)) => Err((why, parted)),
+    }
+}
+
+/// As [`come_back`], as far as it goes: nothing more is tried once something could not be read.
+fn bring_back(
+    opened: &'static Opened,
+    driver: &'static Driver,
+    held: &Held,
+    parted: &[Parted],
+    unread: &Unread,
     progress: &mut dyn FnMut(u64, u64),
 ) -> (u64, u64) {
     // A block that was freed meanwhile has nothing to come back.
@@ -283,13 +404,16 @@ pub fn come_back(
         Parted::Pooled { block, start, .. } => live.get(start) == Some(block),
         Parted::Own { .. } => true,
     };
-    let parted: Vec<Parted> = parted.into_iter().filter(lives).collect();
-    let total = parted.iter().map(Parted::bytes).sum();
+    let parted: Vec<&Parted> = parted.iter().filter(|parted| lives(parted)).collect();
+    let total = parted.iter().map(|parted| parted.bytes()).sum();
     progress(0, total);
     let (mut moved, mut stayed) = (0, 0);
     let mut batch: Vec<Wish> = Vec::new();
     let mut back = |batch: &mut Vec<Wish>, moved: &mut u64, stayed: &mut u64| {
         let wishes = std::mem::take(batch);
+        if unread.why().is_some() {
+            return;
+        }
         match rearrange(opened, driver, held, &wishes) {
             Ok(Moved { anchored, shared, .. }) => {
                 let all: u64 = wishes.iter().map(|wish| wish.bytes).sum();
@@ -300,18 +424,21 @@ pub fn come_back(
             }
             Err(_) => {
                 for wish in wishes {
+                    if unread.why().is_some() {
+                        break;
+                    }
                     match nearest(opened, driver, held, wish) {
-                        true => *moved += wish.bytes,
+                        Some(place) if place == wish.to || !place.is_host() => *moved += wish.bytes,
                         // What was freed meanwhile has nowhere to come back to.
-                        false if opened.pool.pieces(wish.address, wish.bytes).is_empty() => {}
-                        false => *stayed += wish.bytes,
+                        None if opened.pool.pieces(wish.address, wish.bytes).is_empty() => {}
+                        _ => *stayed += wish.bytes,
                     }
                 }
             }
         }
         progress(*moved + *stayed, total);
     };
-    for parted in &parted {
+    for parted in parted {
         match *parted {
             Parted::Pooled { address, bytes, from, .. } => {
                 batch.push(Wish { address, bytes, to: from });
@@ -322,6 +449,9 @@ pub fn come_back(
             Parted::Own { address, bytes, from } => {
                 back(&mut batch, &mut moved, &mut stayed);
                 let Place::Gpu(asked) = from else { continue };
+                if unread.why().is_some() {
+                    continue;
+                }
                 let stop = || held.stop(driver, &Limits::default()).ok();
                 match handles::by_hand::move_behind(driver, opened, address, bytes, from, asked, stop) {
                     Ok(()) => moved += bytes,
@@ -334,16 +464,19 @@ pub fn come_back(
     (moved, stayed)
 }
 
-/// Where a range has room now: where it was, or on another GPU of the pool.
-fn nearest(opened: &Opened, driver: &'static Driver, held: &Held, wish: Wish) -> bool {
+/// Where a range has room now: where it was, or on another GPU of the pool; and for what is on a disk, on the host.
+fn nearest(opened: &Opened, driver: &'static Driver, held: &Held, wish: Wish) -> Option<Place> {
     let gpu = match wish.to {
         Place::Gpu(gpu) => Some(gpu),
-        Place::Host(_) => None,
+        Place::Host(_) | Place::Disk => None,
     };
     let home = opened.pool.block_at(wish.address).map(|block| block.home).or(gpu);
     let others = home.map(|home| opened.plan.order(home)).unwrap_or_default();
-    let gpus = others.into_iter().filter(|place| matches!(place, Place::Gpu(_)) && *place != wish.to);
-    std::iter::once(wish.to).chain(gpus).any(|to| {
+    let is_here = |row: &Mapped| (row.address..row.address + row.bytes).contains(&wish.address);
+    let is_stored = opened.pool.mapped().iter().any(|row| row.place.is_disk() && is_here(row));
+    let may = |place: &Place| (is_stored || matches!(place, Place::Gpu(_))) && *place != wish.to;
+    let others = others.into_iter().filter(may);
+    std::iter::once(wish.to).chain(others).find(|&to| {
         rearrange(opened, driver, held, &[Wish { to, ..wish }]).is_ok_and(|moved| moved.anchored + moved.shared == 0)
     })
 }

@@ -1,0 +1,257 @@
+//! Memory of a suspended program in files of a folder (`gpupool suspend --to DIR`).
+//!
+//! **All of it is on the disk before any of it leaves.** What a disk takes can fail until its very last `fsync`, so the memory is written from where it
+//! lies, the generation is made whole, and only then does the pool let go of the memory ([`Place::Disk`]), by its addresses. On the way back each
+//! chunk is read to new memory before it is mapped, and the generation is removed once all is back. So whatever fails, at least one of the two
+//! is whole. Rejected: to write chunk by chunk as they leave, which needs no room for both, but leaves the program with neither
+//! where the disk turns out to be full.
+//!
+//! **Each process has a folder of its own** in the one that was asked for, since a store has one writer. Its lock is held for as long as the memory is
+//! there; what a process left that is no more is removed by the next that stores something in the same folder.
+//!
+//! [`Place::Disk`]: gpupool_pool::Place::Disk
+
+use crate::backing::mover::{self, Load};
+use crate::image::{Failed, Shuttle};
+use crate::log::host_name;
+use gpupool_cuda::{CuResult, Driver};
+use gpupool_metrics::{Identity, Life};
+use gpupool_pool::{Block, Transfer};
+use gpupool_store::{About, Meta, Options, Process, Reader, Which, Writer, Written};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// How much is handed over before anybody is told.
+const STEP: u64 = 64 << 20;
+/// What the folders of processes begin with.
+const PREFIX: &str = "suspended-";
+
+/// Memory that is stored.
+pub struct Stored {
+    /// The folder of this process.
+    folder: PathBuf,
+    written: Written,
+    /// By address, bytes and the number of the block in the store.
+    ranges: Arc<BTreeMap<u64, (u64, u64)>>,
+}
+
+/// A range of frames to be stored.
+#[derive(Clone, Copy, Debug)]
+pub struct Range {
+    pub block: Block,
+    pub address: u64,
+    pub bytes: u64,
+}
+
+impl Stored {
+    /// Stores all of these. Nobody writes to them before they are back: the program is held.
+    ///
+    /// # Errors
+    /// Why not, in words; nothing is left in the folder then.
+    pub fn write(
+        driver: &'static Driver,
+        folder: &Path,
+        ranges: &[Range],
+        is_wanted: &dyn Fn() -> bool,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self, String> {
+        let words = |error: gpupool_store::Error| error.to_string();
+        let identity = Identity::own().ok_or("the system does not tell when this process started")?;
+        make(folder)?;
+        sweep(folder);
+        let own = folder.join(name_of(&identity));
+        let bytes = ranges.iter().map(|range| range.bytes).sum();
+        let written = write(driver, &own, &identity, ranges, bytes, is_wanted, progress);
+        let written = written.inspect_err(|_| remove_empty(&own))?;
+        let numbered = (0..).zip(ranges).map(|(id, range)| (range.address, (range.bytes, id)));
+        // What was written is read once before anything is given up for it: its manifest, and how long each file is.
+        let stored = Self { folder: own, written, ranges: Arc::new(numbered.collect()) };
+        match stored.reader().map_err(words) {
+            Ok(_) => Ok(stored),
+            Err(why) => {
+                stored.remove();
+                Err(why)
+            }
+        }
+    }
+
+    /// Bytes that its files take.
+    pub fn bytes_on_disk(&self) -> u64 {
+        self.written.stored
+    }
+
+    /// Whether what lies at this address was stored.
+    pub fn has(&self, address: u64) -> bool {
+        let before = self.ranges.range(..=address).next_back();
+        before.is_some_and(|(start, (bytes, _))| address - start < *bytes)
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    fn reader(&self) -> gpupool_store::Result<Reader> {
+        Reader::open(&self.folder, Which::Number(self.written.generation), 0)
+    }
+
+    /// Has what is stored read for the length of `act`, as the pool asks for it; `act` is given what tells why that failed, if it did.
+    ///
+    /// # Errors
+    /// What is stored cannot be opened.
+    pub fn reading<T>(&self, driver: &'static Driver, act: impl FnOnce(&Unread) -> T) -> Result<T, String> {
+        let reader = self.reader().map_err(|error| error.to_string())?;
+        let unread = Unread::default();
+        let load = loader(driver, reader, Arc::clone(&self.ranges), unread.clone());
+        Ok(mover::loading(load, || act(&unread)))
+    }
+
+    /// All is back.
+    pub fn remove(self) {
+        let Self { folder, written, .. } = self;
+        if let Err(error) = written.remove() {
+            tracing::warn!(
+                target: "gpupool::memory", about = "suspend",
+                "what was stored of this program is back in its memory, and its files could not be removed: {error}"
+            );
+        }
+        remove_empty(&folder);
+    }
+}
+
+/// Why something could not be read, if it could not.
+#[derive(Clone, Default)]
+pub struct Unread(Arc<Mutex<Option<String>>>);
+
+impl Unread {
+    /// Why, in words.
+    pub fn why(&self) -> Option<String> {
+        self.0.lock().clone()
+    }
+}
+
+fn write(
+    driver: &'static Driver,
+    own: &Path,
+    identity: &Identity,
+    ranges: &[Range],
+    bytes: u64,
+    is_wanted: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Written, String> {
+    let words = |error: gpupool_store::Error| error.to_string();
+    let command = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+    let process = Process {
+        pid: identity.pid,
+        started: identity.started,
+        command: String::from_utf8_lossy(command.strip_suffix(b"\0").unwrap_or(&command)).replace('\0', " "),
+    };
+    let host = host_name().to_string_lossy().into_owned();
+    let gpupool = env!("CARGO_PKG_VERSION").to_owned();
+    let meta = Meta { process, host, gpupool, ..Meta::default() };
+    let options = Options { expected: bytes, keep: Some(1), ..Options::default() };
+    let writer = Writer::create(own, meta, options).map_err(words)?;
+    let mut done = 0;
+    let mut shuttle: Option<(Shuttle, (u64, u32))> = None;
+    let failed = |failed: Failed| failed.to_string();
+    for (id, Range { block, address, bytes }) in (0..).zip(ranges) {
+        let key = writer.block(About { id, address: *address, bytes: *bytes, ..About::default() }).map_err(words)?;
+        let whose = (block.owner, block.home);
+        if shuttle.as_ref().is_none_or(|(_, known)| *known != whose) {
+            if let Some((mut last, _)) = shuttle.take() {
+                last.saved(&writer).map_err(failed)?;
+            }
+            shuttle = Some((Shuttle::new(driver, block.owner, block.home).map_err(failed)?, whose));
+        }
+        let Some((shuttle, _)) = &mut shuttle else { continue };
+        for at in (0..*bytes).step_by(STEP as usize) {
+            if !is_wanted() {
+                return Err("whoever asked for it has gone".to_owned());
+            }
+            let bytes = STEP.min(bytes - at);
+            shuttle.save(&writer, key, at, address + at, bytes).map_err(failed)?;
+            done += bytes;
+            progress(done);
+        }
+    }
+    if let Some((mut last, _)) = shuttle.take() {
+        last.saved(&writer).map_err(failed)?;
+    }
+    writer.finish().map_err(words)
+}
+
+/// Reads ranges of the pool's addresses to where they are wanted.
+fn loader(driver: &'static Driver, reader: Reader, ranges: Arc<BTreeMap<u64, (u64, u64)>>, unread: Unread) -> Load {
+    let mut shuttle: Option<(Shuttle, (u64, u32))> = None;
+    Box::new(move |owner, gpu, Transfer { from, to, bytes, .. }| {
+        let mut load = || -> Result<(), String> {
+            let words = |failed: Failed| failed.to_string();
+            if shuttle.as_ref().is_none_or(|(_, known)| *known != (owner, gpu)) {
+                shuttle = None;
+                shuttle = Some((Shuttle::new(driver, owner, gpu).map_err(words)?, (owner, gpu)));
+            }
+            let Some((shuttle, _)) = &mut shuttle else { return Ok(()) };
+            let mut at = 0;
+            while at < bytes {
+                let found = ranges.range(..=from + at).next_back();
+                let found = found.filter(|(address, (length, _))| from + at < **address + length);
+                let Some((address, (length, id))) = found else {
+                    return Err(format!("{:#x} was not stored; this is a mistake of gpupool", from + at));
+                };
+                let offset = from + at - address;
+                let length = (length - offset).min(bytes - at);
+                shuttle.load(&reader, *id, offset, to + at, length).map_err(words)?;
+                at += length;
+            }
+            Ok(())
+        };
+        load().map_err(|why| {
+            unread.0.lock().get_or_insert(why);
+            CuResult::INVALID_VALUE
+        })
+    })
+}
+
+/// Makes the folder that was asked for, if it is not there. Whether it can be trusted, the store sees.
+fn make(folder: &Path) -> Result<(), String> {
+    use std::os::unix::fs::DirBuilderExt;
+    match std::fs::DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(format!("{}: cannot make the folder: {error}", folder.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The process's, which no other one has at the same time: also not in another container or on another host, as long as it was booted
+/// at another time.
+fn name_of(Identity { boot, namespace, pid, started, .. }: &Identity) -> String {
+    let boot: String = boot.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    format!("{PREFIX}{boot}-{namespace:x}-{pid}-{started}")
+}
+
+/// Removes what processes of this system left that are no more: their lock is nobody's.
+fn sweep(folder: &Path) {
+    let Some(own) = Identity::own() else { return };
+    let here = name_of(&own);
+    let end = here.match_indices('-').nth(2).map_or(here.len(), |(at, _)| at + 1);
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Some(rest) = name.to_str().and_then(|name| name.strip_prefix(&here[..end])) else { continue };
+        let numbers = rest.split_once('-').and_then(|(pid, started)| Some((pid.parse().ok()?, started.parse().ok()?)));
+        let Some((pid, started)) = numbers else { continue };
+        let whose = Identity { pid, started, image: 0, ..own };
+        if whose.life() == Life::Gone && gpupool_store::keep(&entry.path(), 0).is_ok() {
+            remove_empty(&entry.path());
+        }
+    }
+}
+
+/// A process's folder without a generation.
+fn remove_empty(own: &Path) {
+    // The lock is nobody's any more. Where there is more in the folder, it stays.
+    let _ = std::fs::remove_file(own.join("lock"));
+    let _ = std::fs::remove_dir(own);
+}

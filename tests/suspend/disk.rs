@@ -1,0 +1,396 @@
+//! `gpupool suspend --to DIR`: a program's memory goes into files of a folder, and comes back.
+
+use super::{MIB, at_work, ends_well, goes_on, gpupool, page, refused, suspended, told};
+use gpupool_metrics::Snapshot;
+use harness::{Run, Running, artifact_folder, eventually};
+use serde_json::Value;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+fn to_folder(folder: &Path) -> String {
+    format!("suspend --to {}", folder.display())
+}
+
+/// Has all of it go there.
+#[track_caller]
+fn suspend_to(program: &Running, folder: &Path) -> Value {
+    let left = told(program, &to_folder(folder));
+    assert!(left["error"].is_null() && left["stayed_bytes"] == 0, "{left}");
+    left
+}
+
+/// What is kept is as it was.
+#[track_caller]
+fn is_right(program: &mut Running) {
+    program.ask("check");
+    eventually("a look at it", || (program.ask("checked") == "0").then_some(()));
+}
+
+/// Bytes that the pool has in memory, and on the disk; and what the program made itself on GPUs.
+fn lies(page: &Snapshot) -> (u64, u64, u64) {
+    let rows = &page.levels.places.rows;
+    let held = |on_disk: bool| rows.iter().filter(|place| place.on_disk == on_disk).map(|place| place.held).sum();
+    (held(false), held(true), rows.iter().filter(|place| place.is_gpu()).map(|place| place.own).sum())
+}
+
+/// The files in a folder, of all depths.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).map(|entries| entries.flatten().map(|entry| entry.path()).collect());
+    let entries: Vec<PathBuf> = entries.unwrap_or_default();
+    entries.into_iter().flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+/// The largest file with memory in it.
+fn data(folder: &Path) -> PathBuf {
+    let is_data = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("data-"));
+    let bytes = |path: &PathBuf| path.metadata().map_or(0, |status| status.len());
+    files(folder).into_iter().filter(is_data).max_by_key(bytes).unwrap_or_else(|| panic!("nothing is stored"))
+}
+
+#[test]
+fn memory_goes_into_files_and_comes_back_twenty_times_and_nothing_is_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = suspended("2x1GiB").log().start(None);
+    at_work(&mut program, 4);
+    // One that is there, and one that is not.
+    let folders = [folder.path().to_owned(), folder.path().join("new")];
+    for round in 0..20 {
+        let to = folders[round % 2].clone();
+        let left = suspend_to(&program, &to);
+        assert!(left["bytes"].as_u64() >= Some(4 * 40 * MIB), "{left}");
+        let rounds = program.ask("rounds");
+        let empty = |page: &Snapshot| page.levels.suspended > 0 && lies(page).0 == 0;
+        let page = eventually("no memory of the pool", || page(&program).filter(empty));
+        assert!(lies(&page).1 >= 4 * 32 * MIB && lies(&page).2 == 0, "{page:?}");
+        let stored = files(&to);
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+        assert!(!stored.is_empty() && stored.iter().all(|path| mode(path) == 0o600), "{stored:?}");
+        assert!(stored.iter().all(|path| mode(path.parent().unwrap()) == 0o700), "{stored:?}");
+        assert_eq!(program.ask("rounds"), rounds, "nobody does anything");
+        if round == 0 {
+            let listed = gpupool(&program, "ps");
+            let listed = String::from_utf8(listed.stdout).unwrap();
+            assert!(listed.contains("suspended") && listed.contains("disk 1"), "{listed}");
+            let own = std::fs::read_dir(&to).unwrap().next().unwrap().unwrap().path();
+            let verified = gpupool(&program, &format!("store verify {}", own.display()));
+            assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stderr));
+        }
+        let back = told(&program, "resume");
+        assert_eq!((&back["bytes"], &back["stayed_bytes"]), (&left["bytes"], &Value::from(0)));
+        assert_eq!(files(folder.path()), Vec::<PathBuf>::new(), "what is back is no longer stored");
+        goes_on(&mut program);
+    }
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    ends_well(program);
+    let event = log.lines().find(|line| line.contains("\"program.suspend\"")).unwrap();
+    let event: Value = serde_json::from_str(event).unwrap();
+    assert_eq!(event["to"], folder.path().to_str().unwrap(), "{event}");
+    assert!(
+        event["stored"].as_u64().is_some_and(|stored| stored > 0 && Some(stored) < event["bytes"].as_u64()),
+        "{event}"
+    );
+}
+
+#[test]
+fn what_cannot_be_read_back_leaves_the_program_suspended_until_it_can() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = suspended("1x1GiB").start(None);
+    at_work(&mut program, 2);
+    program.ask("keep 24");
+    suspend_to(&program, folder.path());
+    let data = data(folder.path());
+    let whole = std::fs::read(&data).unwrap();
+    let mut flipped = whole.clone();
+    flipped[whole.len() / 2] ^= 4;
+    for (wrong, words) in [(&flipped[..], "block"), (&whole[..whole.len() / 2], "damaged")] {
+        std::fs::write(&data, wrong).unwrap();
+        for _ in 0..2 {
+            let why = refused(&program, "resume");
+            assert!(why.contains(data.to_str().unwrap()) && why.contains(words), "{why}");
+        }
+        let rounds = program.ask("rounds");
+        assert_eq!(program.ask("rounds"), rounds, "it is suspended still");
+        eventually("a page that says so", || page(&program).filter(|page| page.levels.suspended > 0));
+    }
+    std::fs::write(&data, &whole).unwrap();
+    assert_eq!(told(&program, "resume")["stayed_bytes"], 0);
+    goes_on(&mut program);
+    is_right(&mut program);
+    assert_eq!(files(folder.path()), Vec::<PathBuf>::new());
+    ends_well(program);
+}
+
+#[test]
+fn what_cannot_be_written_leaves_the_program_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = suspended("1x1GiB").start(None);
+    program.ask("keep 64");
+    at_work(&mut program, 2);
+    let before = page(&program).map(|page| lies(&page));
+    let to = folder.path().join("to");
+    std::fs::create_dir(&to).unwrap();
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let open = |mode| std::fs::set_permissions(&to, std::fs::Permissions::from_mode(mode)).unwrap();
+    open(0o777);
+    let why = refused(&program, &to_folder(&to));
+    assert!(why.contains("lets others replace it"), "{why}");
+    open(0o700);
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let why = refused(&program, &to_folder(&file));
+    assert!(why.contains(&text(&file)), "{why}");
+    let why = refused(&program, &to_folder(&folder.path().join("none/below")));
+    assert!(why.contains("cannot make the folder"), "{why}");
+    if std::fs::metadata("/proc/self").unwrap().uid() == 0 {
+        std::os::unix::fs::chown(&to, Some(4711), None).unwrap();
+        let why = refused(&program, &to_folder(&to));
+        assert!(why.contains("lets others replace it"), "{why}");
+        std::os::unix::fs::chown(&to, Some(0), None).unwrap();
+    }
+    goes_on(&mut program);
+    // As long as no file may become longer than that.
+    let pid = program.pid() as i32;
+    let limit = |bytes| {
+        let most = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: the pointer is to a local, and NULL asks for no answer.
+        let set = unsafe { libc::prlimit(pid, libc::RLIMIT_FSIZE, &raw const most, std::ptr::null_mut()) };
+        assert_eq!(set, 0);
+    };
+    limit(4 * MIB);
+    let why = refused(&program, &to_folder(&to));
+    assert!(why.contains(&text(&to)) && why.contains("cannot write"), "{why}");
+    assert_eq!(files(&to), Vec::<PathBuf>::new(), "nothing is left of it");
+    goes_on(&mut program);
+    limit(libc::RLIM_INFINITY);
+    let after = page(&program).map(|page| lies(&page));
+    assert_eq!(after.map(|it| it.1), before.map(|it| it.1), "nothing is on the disk");
+    suspend_to(&program, &to);
+    told(&program, "resume");
+    goes_on(&mut program);
+    ends_well(program);
+}
+
+#[test]
+fn what_is_freed_or_whose_context_ends_meanwhile_is_not_brought_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = suspended("1x1GiB").start(None);
+    program.ask("keep 64");
+    at_work(&mut program, 1);
+    let left = suspend_to(&program, folder.path());
+    program.ask("drop");
+    let back = told(&program, "resume");
+    assert_eq!(back["bytes"].as_u64().map(|bytes| bytes + 64 * MIB), left["bytes"].as_u64(), "{left} {back}");
+    goes_on(&mut program);
+    eventually("an empty disk", || page(&program).filter(|page| lies(page).1 == 0));
+    program.ask("keep 48");
+    suspend_to(&program, folder.path());
+    program.ask("destroy");
+    told(&program, "resume");
+    eventually("its end", || (program.ask("destroyed") == "yes").then_some(()));
+    goes_on(&mut program);
+    eventually("an empty disk", || page(&program).filter(|page| lies(page).1 == 0));
+    ends_well(program);
+}
+
+#[test]
+fn the_end_of_the_process_brings_everything_back_for_its_handlers() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = suspended("1x1GiB").start(None);
+    program.ask("keep 64");
+    program.ask("atexit");
+    at_work(&mut program, 2);
+    suspend_to(&program, folder.path());
+    assert_eq!(program.ask("fork"), "child ended with 7");
+    assert!(!files(folder.path()).is_empty(), "a child removes nothing");
+    program.tell("exit");
+    let (status, _folder) = program.end();
+    assert_eq!(status.code(), Some(12), "{status}");
+    assert_eq!(files(folder.path()), Vec::<PathBuf>::new());
+
+    // What cannot be read keeps nobody from the end.
+    let mut program = suspended("1x1GiB").start(None);
+    program.ask("keep 64");
+    suspend_to(&program, folder.path());
+    std::fs::write(data(folder.path()), "").unwrap();
+    program.tell("exit");
+    let (status, _folder) = program.end();
+    assert_eq!(status.code(), Some(5), "{status}");
+}
+
+#[test]
+fn a_program_that_is_killed_leaves_files_that_the_next_one_removes() {
+    let folder = tempfile::tempdir().unwrap();
+    for signal in [libc::SIGTERM, libc::SIGKILL] {
+        let mut program = suspended("1x1GiB").start(None);
+        at_work(&mut program, 1);
+        suspend_to(&program, folder.path());
+        let entries = std::fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(entries, 1, "that of the one before is gone");
+        program.signal(signal);
+        let (status, _folder) = program.end();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(signal), "{status}");
+    }
+    // One that lives keeps its own.
+    let mut programs = [0, 1].map(|_| suspended("1x1GiB").start(None));
+    for program in &mut programs {
+        at_work(program, 1);
+        suspend_to(program, folder.path());
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+    for mut program in programs {
+        told(&program, "resume");
+        goes_on(&mut program);
+        ends_well(program);
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_command_that_is_killed_leaves_a_program_that_works_or_is_suspended() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = suspended("1x1GiB").start(None);
+    program.ask("keep 256");
+    at_work(&mut program, 1);
+    let pid = program.pid().to_string();
+    for round in 0..6 {
+        let mut command = Command::new(artifact_folder().join("gpupool"));
+        command.args(["suspend", "--to"]).arg(folder.path()).arg(&pid).env("XDG_RUNTIME_DIR", program.session());
+        let mut child = command.env_remove("LD_PRELOAD").stderr(Stdio::null()).spawn().unwrap();
+        // From before it is heard to in the middle of writing.
+        if round % 2 == 1 {
+            eventually("a beginning", || {
+                (!files(folder.path()).is_empty() || child.try_wait().unwrap().is_some()).then_some(())
+            });
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        eventually("a program that can be asked", || {
+            let ended = gpupool(&program, &format!("resume {pid}"));
+            let text = String::from_utf8_lossy(&ended.stderr).into_owned();
+            (ended.status.success() || text.contains("is not suspended")).then_some(())
+        });
+        eventually("a clean folder", || files(folder.path()).is_empty().then_some(()));
+        goes_on(&mut program);
+    }
+    is_right(&mut program);
+    ends_well(program);
+}
+
+#[test]
+fn a_program_that_uses_no_gpu_for_long_goes_to_a_disk_and_is_resumed_by_its_next_call() {
+    let folder = tempfile::tempdir().unwrap();
+    let setting = format!("1s:{}", folder.path().display());
+    let mut program = suspended("1x1GiB").env("GPUPOOL_IDLE_SUSPEND", &setting).start(None);
+    program.ask("keep 64");
+    for _ in 0..2 {
+        let dormant = |page: &Snapshot| page.levels.suspended > 0 && lies(page).0 == 0 && lies(page).1 >= 64 * MIB;
+        eventually("an empty GPU", || page(&program).filter(dormant));
+        is_right(&mut program);
+    }
+    // Where it cannot be read, whoever waits does so until it can.
+    let is_whole = || files(folder.path()).iter().any(|path| path.ends_with("manifest"));
+    // What was stored the last time is removed once the program goes on.
+    eventually("an empty folder", || files(folder.path()).is_empty().then_some(()));
+    eventually("all of it stored again", || is_whole().then_some(()));
+    let data = data(folder.path());
+    let whole = std::fs::read(&data).unwrap();
+    std::fs::write(&data, &whole[1..]).unwrap();
+    program.ask("check");
+    assert!(refused(&program, "resume").contains("damaged"));
+    assert_eq!(program.ask("checked"), "-1");
+    std::fs::write(&data, &whole).unwrap();
+    eventually("a look at it", || (program.ask("checked") == "0").then_some(()));
+    ends_well(program);
+}
+
+/// Calls of the driver that the way out and the way back are made of, and that the program makes none of meanwhile; each with how many a round
+/// has.
+const CALLS: [(&str, u32); 14] = [
+    ("cuMemCreate", 1),
+    ("cuMemMap", 2),
+    ("cuMemSetAccess", 2),
+    ("cuMemUnmap", 2),
+    ("cuMemRelease", 1),
+    ("cuMemAddressReserve", 1),
+    ("cuMemAddressFree", 1),
+    ("cuMemcpyDtoHAsync_v2", 5),
+    ("cuMemcpyHtoDAsync_v2", 3),
+    ("cuMemHostAlloc", 2),
+    ("cuMemFreeHost", 2),
+    ("cuStreamCreate", 4),
+    ("cuStreamSynchronize", 12),
+    ("cuStreamDestroy_v2", 4),
+];
+
+/// Each call fails once in about eight rounds, each time at another place in them.
+#[test]
+fn a_call_of_the_driver_that_fails_on_the_way_there_or_back_loses_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |(at, (call, round)): (u32, (&str, u32))| -> Vec<String> {
+        let code = [2, 999, 1][at as usize % 3];
+        (0..4).map(|time| format!("{call}:{}={code}", 3 + (at % 8 + time * 8) * round + time)).collect()
+    };
+    let faults: Vec<String> = (0..).zip(CALLS).flat_map(of).collect();
+    let mut program = suspended("1x1GiB").env("SIMCUDA_FAULT", faults.join(",")).start(None);
+    program.ask("keep 40");
+    let (mut refused, mut stuck) = (0, 0);
+    for _ in 0..30 {
+        let left = told(&program, &to_folder(folder.path()));
+        if left["error"].is_null() {
+            // Once more for each failure in a row, of which there are few.
+            let back = (0..8).map(|_| told(&program, "resume")).find(|back| {
+                stuck += u32::from(!back["error"].is_null());
+                back["error"].is_null()
+            });
+            assert!(back.is_some(), "it does not come back");
+        } else {
+            refused += 1;
+        }
+        is_right(&mut program);
+        assert_eq!(files(folder.path()), Vec::<PathBuf>::new());
+    }
+    assert!(refused > 3 && stuck > 3, "{refused} refused, {stuck} failed to come back");
+    program.ask("drop");
+    ends_well(program);
+}
+
+#[test]
+fn a_folder_that_cannot_be_used_for_an_idle_program_is_told_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let setting = format!("1s:{}", file.display());
+    let mut program = suspended("1x1GiB").env("GPUPOOL_IDLE_SUSPEND", &setting).log().start(None);
+    program.ask("keep 8");
+    let log = eventually("a warning", || {
+        let log = std::fs::read_to_string(program.log()).ok()?;
+        log.contains("GPUPOOL_IDLE_SUSPEND: the program is not suspended").then_some(log)
+    });
+    assert!(log.contains(file.to_str().unwrap()), "{log}");
+    is_right(&mut program);
+    ends_well(program);
+}
+
+/// Another program has taken the GPU meanwhile.
+#[test]
+fn what_has_room_nowhere_stays_on_the_disk_until_there_is_some() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = folder.path().join("machine");
+    let run = suspended("1x1GiB").env("SIMCUDA_MACHINE", &machine);
+    let mut program = run.env("GPUPOOL_HOST_LIMIT", "0").start(None);
+    program.ask("keep 600");
+    let to = folder.path().join("to");
+    suspend_to(&program, &to);
+    let mut other = Run::program("suspended").sim("1x1GiB").env("SIMCUDA_MACHINE", &machine).start(None);
+    assert_eq!(other.ask("keep 700"), "kept");
+    let why = refused(&program, "resume");
+    assert!(why.contains("of it have room nowhere: of gpu0"), "{why}");
+    assert!(!files(&to).is_empty());
+    program.ask("check");
+    assert_eq!(other.ask("drop"), "freed");
+    assert_eq!(told(&program, "resume")["stayed_bytes"], 0);
+    eventually("a look at it", || (program.ask("checked") == "0").then_some(()));
+    assert_eq!(files(&to), Vec::<PathBuf>::new());
+    ends_well(program);
+}
