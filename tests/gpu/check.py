@@ -119,6 +119,7 @@ SETS = {
         "suspend-ranks": suspending.ranks,
         "suspend-cupy": suspending.cupy,
         "suspend-jax": suspending.jax,
+        "suspend-disk": suspending.disk,
         "suspend-large": suspending.large,
     },
     "look": {

@@ -1,7 +1,12 @@
 """Programs whose memory leaves their GPUs and comes back in the middle of what they do: what they print is what they print bare, and how
 fast it goes."""
 
+import contextlib
 import json
+import os
+import pathlib
+import signal
+import subprocess
 import time
 
 from client import client, needs_modules, needs_two_gpus, rank_client
@@ -80,11 +85,19 @@ def _suspended(lab, command, least, targets, settings=None, env=None, count=1, c
     """The command bare, and under the shim, suspended to each of these targets in turn."""
     bare = lab.bare(command, 120, env).succeeded()
     child = lab.start(command, env, settings or {})
-    pids = _filled(lab, child, least, count)
-    lines = _cycles(lab, pids, targets)
-    if child.process.poll() is not None:
-        raise Failed(f"{child.title}: it had ended before it was resumed for the last time")
-    compare(bare, child.finish(120).succeeded())
+    pids = []
+    try:
+        pids = _filled(lab, child, least, count)
+        lines = _cycles(lab, pids, targets)
+        if child.process.poll() is not None:
+            raise Failed(f"{child.title}: it had ended before it was resumed for the last time")
+        compare(bare, child.finish(120).succeeded())
+    except Failed:
+        # Ranks have sessions of their own, and one that is suspended would wait for good.
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        raise
     return f"{len(targets)} times, as bare; {lines[-1].split('; ')[0][3:]}", lines
 
 
@@ -99,7 +112,32 @@ def large(lab):
     """The same with 100 GiB."""
     needs_modules("torch")
     needs_two_gpus(lab)
-    return _suspended(lab, client("torch_rotation.py", 200, 6), 99 * GIB, ["peers", "host", "host"], {"RESERVE": "6GiB"})
+    return _suspended(lab, client("torch_rotation.py", 200, 5), 99 * GIB, ["peers", "host", "host"], {"RESERVE": "6GiB"})
+
+
+def _plain_writer(folder, writers=8):
+    """GB/s of writers that do nothing else, past the page cache, each to a file of its own."""
+    size, files = 1 << 30, [folder / f"plain-{number}" for number in range(writers)]
+    begun = time.monotonic()
+    words = ["dd", "if=/dev/zero", "bs=8M", f"count={size >> 23}", "oflag=direct", "conv=fdatasync"]
+    all_of_them = [subprocess.Popen([*words, f"of={path}"], stderr=subprocess.DEVNULL) for path in files]
+    statuses = [one.wait() for one in all_of_them]
+    rate = writers * size / (time.monotonic() - begun) / 1e9
+    for path in files:
+        path.unlink(missing_ok=True)
+    if any(statuses):
+        raise Failed(f"dd in {folder} failed")
+    return rate
+
+
+def disk(lab):
+    """12 GiB of matrices to files and back. Random numbers of normal distribution: about a quarter of each is not needed."""
+    needs_modules("torch")
+    folder = pathlib.Path(lab.folder.name) / "suspended"
+    folder.mkdir(mode=0o700)
+    plain = _plain_writer(folder)
+    told, lines = _suspended(lab, client("torch_rotation.py", 24, 120), 12 * GIB, [folder, folder])
+    return told, [*lines, f"a plain writer there: {plain:.2f} GB/s"]
 
 
 def training(lab):
@@ -126,7 +164,7 @@ def cupy(lab):
     """A network trained in CuPy."""
     needs_modules("cupy")
     needs_two_gpus(lab)
-    return _suspended(lab, client("cupy_large.py", 12), 20 * GIB, ["peers", "host"], compare=_with_losses)
+    return _suspended(lab, client("cupy_large.py", 10), 20 * GIB, ["peers", "host"], compare=_with_losses)
 
 
 def jax(lab):

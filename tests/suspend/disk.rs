@@ -289,7 +289,11 @@ fn a_program_that_uses_no_gpu_for_long_goes_to_a_disk_and_is_resumed_by_its_next
         is_right(&mut program);
     }
     // Where it cannot be read, whoever waits does so until it can.
-    let is_whole = || files(folder.path()).iter().any(|path| path.ends_with("manifest"));
+    // Before it has its name, it is not whole, and its files move with it.
+    let is_named = |path: &Path| {
+        path.parent().and_then(Path::file_name).is_some_and(|name| name.to_string_lossy().starts_with("gen-"))
+    };
+    let is_whole = || files(folder.path()).iter().any(|path| path.ends_with("manifest") && is_named(path));
     // What was stored the last time is removed once the program goes on.
     eventually("an empty folder", || files(folder.path()).is_empty().then_some(()));
     eventually("all of it stored again", || is_whole().then_some(()));
