@@ -122,8 +122,8 @@ impl Context {
         self.root().id
     }
 
-    /// For the length of a copy to memory that is not pinned, which waits in its call for the work before it: launches and new streams and events
-    /// of this context wait for that in theirs (measured, in one context; recording and asking events, mapping and making memory do not).
+    /// For the length of a copy to memory that is not pinned, which waits in its call for the work before it: new streams and events of this
+    /// context wait for that in theirs (measured, in one context; launches, recording and asking events, mapping and making memory do not).
     pub fn hold_while_copying(&self) -> MutexGuard<'_, ()> {
         self.root().copying.lock()
     }

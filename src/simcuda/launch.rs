@@ -150,7 +150,6 @@ pub fn kernel(
     extra: In<usize>,
 ) -> Outcome {
     let stream = resolve(stream)?;
-    stream.context()?.wait_for_copies();
     stream.submit(work(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared, params, extra)?)
 }
 

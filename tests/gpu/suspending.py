@@ -29,10 +29,15 @@ def _filled(lab, child, least, count):
     until = time.monotonic() + TO_FILL
     while time.monotonic() < until and child.process.poll() is None:
         # Other checks may have programs of their own.
-        pids = [pid for pid, row in _rows(lab).items() if row["levels"]["live_bytes"] >= least and _is_of(pid, child)]
+        pids = [pid for pid, row in _rows(lab).items() if _held(row) >= least and _is_of(pid, child)]
         if len(pids) == count:
             return sorted(pids)
     raise Failed(f"{child.title}: no {count} processes of it held {least // MIB} MiB within {TO_FILL} s")
+
+
+def _held(row):
+    """Bytes at all places, the pool's and those that the program makes itself, as JAX does."""
+    return sum(place["held"] + place["own"] for place in row["levels"]["places"]["rows"])
 
 
 def _is_of(pid, child):

@@ -1,7 +1,7 @@
 //! The events that are put behind all work of a context, one for each context, kept from one closing of the gate to the next.
 //!
-//! The driver makes no event in a context while a copy to memory that is not pinned waits in its call there (measured: `cuEventCreate`,
-//! `cuStreamCreate` and launches of other threads wait for that one; recording an event and asking it do not). Such a copy may wait for a
+//! The driver makes no event in a context while a copy to memory that is not pinned waits in its call there (measured: `cuEventCreate`
+//! and `cuStreamCreate` of other threads wait for that one; launching, recording an event and asking it do not). Such a copy may wait for a
 //! kernel that waits for another process, and so for ever if that one is suspended. So an event is made only while no other thread is in
 //! a gated call, and then kept. One that enters such a copy in between is waited for: once in the life of a context, and for no longer than its program waits.
 
