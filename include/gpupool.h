@@ -42,6 +42,8 @@ typedef enum {
   GPUPOOL_STAYED = -6,
   // A label would have more on its GPU than `gpupool_label_budget` allows.
   GPUPOOL_OVER_BUDGET = -7,
+  // What `gpupool run --restore` was to bring back by this name did not come back; the log says why.
+  GPUPOOL_NOT_RESTORED = -8,
 } gpupool_error;
 
 // What can be said of memory; the numbers of `CUmem_advise`. What each means for memory of the pool: see `gpupool_advise`.
@@ -310,6 +312,21 @@ int gpupool_far_scope(int far);
 // `labels` has room for `capacity` elements, or `capacity` is 0.
 size_t gpupool_labels(gpupool_label_usage *labels,
                       size_t capacity);
+
+// Names `bytes` of the pool's memory from `pointer` on, which lie in one block; 0 are all that is left of the block from there. An image of the program's memory
+// (`gpupool checkpoint`) has the name, and a program that is started with that image (`gpupool run --restore`) gets the bytes back in this
+// call: the first time that it names memory so, of the same size, they are there, compared with their hashes, when this returns. All work of
+// the block's context is waited for.
+//
+// A name means one range at a time, and ends with the block. NULL takes back the names of what begins at `pointer`.
+// Returns 0, `GPUPOOL_NOT_POOLED`, a `CUresult`, or `GPUPOOL_NOT_RESTORED` where there is an image to restore from and these bytes did not come back:
+// the memory has its name then, and the log says why. A name has 1 to 255 bytes of UTF-8.
+//
+// # Safety
+// `name` ends with NUL, or is NULL. Nothing else uses the memory during this call.
+int gpupool_name(const void *pointer,
+                 size_t bytes,
+                 const char *name);
 
 // See `gpupool_state`.
 gpupool_state gpupool_get_state(void);

@@ -1,4 +1,4 @@
-//! How a process that runs under gpupool is asked to do something, and what it answers: `suspend` and `resume`.
+//! How a process that runs under gpupool is asked to do something, and what it answers: `suspend`, `resume` and `checkpoint`.
 //!
 //! The command listens by a file beside the process's metrics page, which is the user's alone, and rings at the page; the process connects
 //! ([`gpupool_wire::control`]). Who connects is known by the kernel's word, so nobody else's process is taken for it.
@@ -14,7 +14,7 @@ use gpupool_metrics::{Life, ring, stat};
 use gpupool_wire::Socket;
 use gpupool_wire::control::{ROOM, Reply, Request, Target};
 use gpupool_wire::socket::{Failure as Unheard, wait};
-use rustix::fs::{AtFlags, Gid, Uid, chownat, unlinkat};
+use rustix::fs::{AtFlags, FlockOperation, Gid, Uid, chownat, flock, unlinkat};
 use serde::Serialize;
 
 use crate::failure::{Failure, complain};
@@ -26,6 +26,8 @@ use crate::terminal;
 const TO_ANSWER: Duration = Duration::from_secs(10);
 /// How long it may say nothing while it moves memory, or while nothing is to be waited for: what moves at a time takes less than a second.
 const TO_GO_ON: Duration = Duration::from_secs(60);
+/// How long it may say nothing once it has begun to write to a disk: at the end that is waited for until it has all of it for good.
+const TO_WRITE: Duration = Duration::from_secs(600);
 /// How often it is looked at while it does what it was asked.
 const LOOK: Duration = Duration::from_secs(1);
 /// How often it is rung for meanwhile.
@@ -96,6 +98,17 @@ fn told_by(row: &Listed, answer: Result<Reply, String>) -> Told {
     Told { pid, error, bytes, stayed_bytes, microseconds }
 }
 
+/// Asks one process, with its progress on a terminal.
+///
+/// # Errors
+/// Nobody answered; why, in words.
+pub fn ask_one(row: &Listed, request: &Request) -> Result<Reply, String> {
+    let progress = Progress::new(1);
+    let reply = ask(row, request, &|done, total| progress.say(0, done, total));
+    progress.end();
+    reply
+}
+
 /// The file that this command listens by, removed when it is over.
 struct Door<'a> {
     folder: &'a Folder,
@@ -110,10 +123,10 @@ impl Drop for Door<'_> {
 
 fn ask(row: &Listed, request: &Request, progress: &dyn Fn(u64, u64)) -> Result<Reply, String> {
     let mut silence = TO_GO_ON;
-    if let Request::Suspend { patience, .. } = request {
+    if let Request::Suspend { patience, .. } | Request::Checkpoint { patience, .. } = request {
         silence += Duration::from_millis(*patience);
     }
-    hear(row, &connect(row, request)?, silence, progress)
+    hear(row, &connect(row, request)?, request, silence, progress)
 }
 
 /// A connection to the process, which has been asked.
@@ -125,6 +138,10 @@ fn connect(row: &Listed, request: &Request) -> Result<Socket, String> {
     let name = row.page.with_extension("call");
     let name = name.file_name().and_then(|name| name.to_str()).ok_or("its page has a name that is none")?;
     let page = folder.page_to_ring(page).map_err(|error| words("opening the page", &error))?;
+    // One command at a time listens by that name. Who has just made the file and does not listen yet looks like one that was killed, so the
+    // file cannot say who has the turn.
+    flock(&page, FlockOperation::NonBlockingLockExclusive)
+        .map_err(|_| "another command is asking it at this moment".to_owned())?;
     let listener = listen(&folder, name)?;
     let door = Door { folder: &folder, name: name.to_owned() };
     // Whoever is to connect needs to write to it.
@@ -132,6 +149,7 @@ fn connect(row: &Listed, request: &Request) -> Result<Socket, String> {
         .map_err(|error| words("giving the socket to its user", &error))?;
     let socket = accept(&listener, row, &page)?;
     drop(door);
+    drop(page);
     say(&socket, request)?;
     Ok(socket)
 }
@@ -157,7 +175,8 @@ fn next(row: &Listed, socket: &Socket, silence: Duration) -> Result<Reply, Strin
             Err(Unheard::TimedOut) if Instant::now() >= until => {
                 return Err(format!(
                     "it has said nothing for {} s: a call of the driver in it does not return, perhaps because it waits for work of \
-                     another process; once that is over, it is as if nobody had asked",
+                     another process, or its disk does not; once that is over, it is as if nobody had asked, and an image that was begun is \
+                     finished",
                     silence.as_secs()
                 ));
             }
@@ -172,10 +191,22 @@ fn next(row: &Listed, socket: &Socket, silence: Duration) -> Result<Reply, Strin
 }
 
 /// What becomes of it in the end.
-fn hear(row: &Listed, socket: &Socket, silence: Duration, progress: &dyn Fn(u64, u64)) -> Result<Reply, String> {
+fn hear(
+    row: &Listed,
+    socket: &Socket,
+    request: &Request,
+    silence: Duration,
+    progress: &dyn Fn(u64, u64),
+) -> Result<Reply, String> {
+    let mut silence = silence;
     loop {
         match next(row, socket, silence)? {
-            Reply::Progress { done, total } => progress(done, total),
+            Reply::Progress { done, total } => {
+                progress(done, total);
+                if let Request::Checkpoint { .. } | Request::Suspend { target: Target::Folder(_), .. } = request {
+                    silence = TO_WRITE;
+                }
+            }
             reply => return Ok(reply),
         }
     }
@@ -205,7 +236,7 @@ pub fn suspend_together(rows: &[Listed], target: &Target, patience: Duration) ->
     let progress = Progress::new(rows.len());
     let told = side_by_side(rows, |at, row| {
         let say = |done, total| progress.say(at, done, total);
-        told_by(row, hear(row, &sockets[at], TO_GO_ON, &say))
+        told_by(row, hear(row, &sockets[at], &request, TO_GO_ON, &say))
     });
     progress.end();
     told
@@ -300,22 +331,17 @@ fn side_by_side<T: Send>(rows: &[Listed], act: impl Fn(usize, &Listed) -> T + Sy
     })
 }
 
+/// For whoever has the turn: what lies there is of a command that was killed.
 fn listen(folder: &Folder, name: &str) -> Result<Socket, String> {
-    for _ in 0..2 {
-        match Socket::<OwnedFd>::listen_in(folder.fd(), name) {
-            Ok(listener) => return Ok(listener),
-            Err(error) if error.kind() == ErrorKind::AddrInUse => {}
-            Err(error) => return Err(format!("listening in {} failed: {error}", folder.path().display())),
+    let listen = || Socket::<OwnedFd>::listen_in(folder.fd(), name);
+    let listener = match listen() {
+        Err(error) if error.kind() == ErrorKind::AddrInUse => {
+            let _ = unlinkat(folder.fd(), name, AtFlags::empty());
+            listen()
         }
-        match Socket::<OwnedFd>::connect_in(folder.fd(), name) {
-            // Left by a command that was killed.
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-                let _ = unlinkat(folder.fd(), name, AtFlags::empty());
-            }
-            _ => break,
-        }
-    }
-    Err("another command is asking it at this moment".to_owned())
+        answer => answer,
+    };
+    listener.map_err(|error| format!("listening in {} failed: {error}", folder.path().display()))
 }
 
 /// The process's connection.
@@ -326,6 +352,9 @@ fn accept(listener: &Socket, row: &Listed, page: &OwnedFd) -> Result<Socket, Str
         ring(std::os::fd::AsFd::as_fd(page))
             .map_err(|error| format!("its page {} cannot be rung at: {error}", row.page.display()))?;
         let _ = wait([listener], Some(RING));
+        if stat(pid).is_none_or(|stat| matches!(stat.state, b'Z' | b'X')) {
+            return Err("it ended before it had answered".to_owned());
+        }
         match listener.accept() {
             Ok(socket) => match socket.peer() {
                 Ok(peer) if (peer.pid, peer.uid) == (pid, row.owner) => return Ok(socket),

@@ -1,5 +1,6 @@
 //! `gpupool`: runs programs with the pool or on GPUs that are not there, and says what their logs tell. One file a command.
 
+mod checkpoint;
 mod child;
 mod companion;
 mod completions;
@@ -56,6 +57,7 @@ enum Command {
     Export(export::Args),
     Suspend(suspend::Args),
     Resume(resume::Args),
+    Checkpoint(checkpoint::Args),
     Store(store::Args),
     Demo(demo::Args),
     Kernel(kernel::Args),
@@ -82,6 +84,7 @@ fn main() -> ExitCode {
         Command::Top(args) => top::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Suspend(args) => suspend::run(&args),
+        Command::Checkpoint(args) => checkpoint::run(&args),
         Command::Resume(args) => resume::run(&args),
         Command::Store(args) => store::run(&args),
         Command::Demo(args) => demo::run(&args),

@@ -25,6 +25,9 @@ pub struct Args {
     /// Write the log to FILE as JSON lines; %p in it is the process id (GPUPOOL_LOG_FILE)
     #[arg(long, value_name = "FILE")]
     log: Option<OsString>,
+    /// Bring back what the program names (gpupool_name) from the newest image in DIR, which gpupool checkpoint wrote (GPUPOOL_RESTORE)
+    #[arg(long, value_name = "DIR")]
+    restore: Option<PathBuf>,
     /// Print a summary on stderr at exit (GPUPOOL_SUMMARY=on)
     #[arg(long)]
     summary: bool,
@@ -45,6 +48,7 @@ const EXAMPLES: &str = "Examples:
   gpupool run --summary --set limit=0:70GiB -- ./program
   gpupool run --log train.%p.jsonl -- torchrun --nproc-per-node 4 train.py
   gpupool run --log train.jsonl --set log=debug -- python train.py   with every block
+  gpupool run --restore /scratch/train -- python train.py            memory that it names comes back
   gpupool run --fail-on GP001 -- pytest                              exit 3 if one is found
 ";
 
@@ -149,6 +153,14 @@ fn wanted(args: &Args) -> (BTreeMap<OsString, OsString>, Vec<String>) {
     for (name, flag, value) in flags {
         if let Some(value) = value {
             all.push((format!("{PREFIX}{name}").into(), value.clone(), format!("{flag} {}", value.display())));
+        }
+    }
+    if let Some(folder) = &args.restore {
+        let said = format!("--restore {}", folder.display());
+        // For all processes of the program, wherever they start.
+        match std::path::absolute(folder) {
+            Ok(folder) => all.push((format!("{PREFIX}RESTORE").into(), folder.into(), said)),
+            Err(error) => mistakes.push(format!("{said}: {error}")),
         }
     }
     if args.summary {

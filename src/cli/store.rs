@@ -189,7 +189,12 @@ fn blocks_of(manifest: &Manifest) -> String {
         let how = Codec::ALL.into_iter().filter(|codec| parts.iter().any(|part| part.codec == *codec));
         let how: Vec<&str> = how.map(Codec::word).collect();
         let stored = parts.iter().map(|part| part.stored).sum();
-        let name = if about.label.is_empty() { &about.site } else { &about.label };
+        let names: Vec<&str> = about.names.iter().map(|named| named.name.as_str()).collect();
+        let names = names.join(", ");
+        let told =
+            [&names, &about.label, &about.site].map(|text| text.trim()).into_iter().filter(|text| !text.is_empty());
+        let mut told = told.map(str::to_owned);
+        let name = told.next().unwrap_or_default();
         let cells = vec![
             about.id.to_string(),
             format!("{:#x}", about.address),
@@ -197,9 +202,9 @@ fn blocks_of(manifest: &Manifest) -> String {
             format_size(stored),
             home,
             how.join(", "),
-            name.clone(),
+            name,
         ];
-        let below = if about.label.is_empty() || about.site.is_empty() { vec![] } else { vec![about.site.clone()] };
+        let below = told.collect();
         table.row(cells, below);
     }
     page.table(&table);

@@ -34,6 +34,8 @@ pub struct Settings {
     pub free: Free,
     /// `GPUPOOL_IDLE`; `None` keeps freed memory until somebody asks.
     pub idle: Option<Duration>,
+    /// `GPUPOOL_RESTORE`: the folder of images.
+    pub restore: Option<PathBuf>,
     /// `GPUPOOL_IDLE_SUSPEND`; `None` suspends nobody.
     pub idle_suspend: Option<Duration>,
     /// The same: the folder that memory goes to then; `None`: other GPUs and the host.
@@ -112,6 +114,7 @@ impl Default for Settings {
             placement: Placement::default(),
             free: Free::default(),
             idle: Some(Duration::from_secs(10)),
+            restore: None,
             idle_suspend: None,
             idle_suspend_to: None,
             lenders: Lenders::default(),

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::choice::{Contexts, Free, Lenders, MemInfo, Mode, Move, Pinned, Placement, Prefetch, Small, Switch, Toggle};
@@ -152,6 +152,20 @@ pub const SETTINGS: &[Setting] = &[
                 },
             };
             settings.idle_suspend_to = settings.idle_suspend.and(folder).map(Path::to_owned);
+            Ok(())
+        },
+    },
+    Setting {
+        name: "GPUPOOL_RESTORE",
+        values: "folder",
+        default: "no folder",
+        help: "Memory that the program names (gpupool_name) comes back from the newest image in this folder (gpupool checkpoint), where it \
+               has the same size there.",
+        read: |settings, value| {
+            if !Path::new(value).is_absolute() {
+                return Err("no path from the root on; write for example /scratch/train".to_owned());
+            }
+            settings.restore = Some(PathBuf::from(value));
             Ok(())
         },
     },

@@ -379,6 +379,51 @@ events! {
         /// What it took.
         microseconds: u64,
     }
+    /// An image of the program's GPU memory was written (`gpupool checkpoint`).
+    ProgramCheckpoint = "program.checkpoint" (Memory, Info) {
+        /// The folder.
+        folder: String,
+        /// The image's number there.
+        generation: u64,
+        /// Bytes of memory in it.
+        bytes: u64,
+        /// Bytes that it takes on the disk.
+        stored: u64,
+        /// Bytes of the program's own memory that could not be read, and are not in it.
+        left_out: u64,
+        /// Bytes for which there was no room elsewhere, so that the program waited for the disk.
+        in_stop: u64,
+        /// For how long the program was stopped.
+        stopped_microseconds: u64,
+        /// What all of it took, with the wait for the work in front of it.
+        microseconds: u64,
+    }
+    /// Memory that the program named came back from an image (`GPUPOOL_RESTORE`).
+    BlockRestore = "block.restore" (Memory, Info) {
+        /// Its first byte.
+        address: u64,
+        /// How many.
+        bytes: u64,
+        /// What the program calls it.
+        name: String,
+        /// The image's number in its folder.
+        generation: u64,
+        /// What it took.
+        microseconds: u64,
+    }
+    /// At the end of a program that was to have memory back from an image: what came.
+    ProgramRestore = "program.restore" (Memory, Info) {
+        /// The folder.
+        folder: String,
+        /// The image's number there; 0 where the program has named nothing.
+        generation: u64,
+        /// Named ranges that came back.
+        blocks: u64,
+        /// Their bytes.
+        bytes: u64,
+        /// Names in the image that the program gave to nothing.
+        not_asked: u64,
+    }
     /// Memory came near the GPU that uses it, and other memory left it for that (`GPUPOOL_MOVE`).
     TierSwap = "tier.swap" (Memory, Debug) {
         /// That GPU.

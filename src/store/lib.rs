@@ -88,7 +88,7 @@ mod writer;
 pub use codec::Codec;
 pub use error::{Error, Result};
 pub use look::{Listed, Summary, Verified, keep, list, remove, show, verify};
-pub use manifest::{About, Block, Data, Manifest, Meta, Part, Process, Word};
+pub use manifest::{About, Block, Data, Manifest, Meta, Name, Part, Process, Word};
 pub use reader::{Reader, Which};
 pub use writer::{Key, Options, Room, Writer, Written};
 

@@ -82,9 +82,23 @@ pub struct About {
     /// The place in the program that asked for it; empty where that is not known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub site: String,
-    /// What the program calls it; empty where it has no name.
+    /// What the program calls blocks of its kind; empty where it has said nothing.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label: String,
+    /// Ranges of it that the program finds again by name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<Name>,
+}
+
+/// A range of a block that has a name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Name {
+    /// What the program calls it; no other range of the generation is called so.
+    pub name: String,
+    /// Where it begins in the block.
+    pub offset: u64,
+    /// Its length.
+    pub bytes: u64,
 }
 
 /// A block as it is stored.

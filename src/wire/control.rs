@@ -1,4 +1,4 @@
-//! What `gpupool suspend` and `gpupool resume` say to a program, and it to them.
+//! What `gpupool suspend`, `gpupool resume` and `gpupool checkpoint` say to a program, and it to them.
 //!
 //! The command listens by a file beside the program's metrics page and rings at the page (`gpupool_metrics::ring`); the program's agent
 //! connects. So a program that nobody asks anything has no socket, and no descriptor for one. One command is heard at a time: the file's
@@ -7,7 +7,7 @@
 use crate::message::{self, HEAD, Unread};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use zerocopy::native_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -16,17 +16,19 @@ pub const MOST_TEXT: usize = 2048;
 /// Bytes of the longest name of a folder that goes with a request.
 pub const MOST_PATH: usize = 4095;
 /// A buffer of this size has room for every message, and one byte more (see [`message::decode`]).
-pub const ROOM: usize = HEAD + size_of::<AnswerBytes>() + MOST_PATH + 1;
+pub const ROOM: usize = HEAD + size_of::<StoredBytes>() + MOST_PATH + 1;
 
 const SUSPEND: u32 = 0x300;
 const RESUME: u32 = 0x301;
 const CLOSE: u32 = 0x302;
 const OPEN: u32 = 0x303;
 const GO: u32 = 0x304;
+const CHECKPOINT: u32 = 0x305;
 const PROGRESS: u32 = 0x310;
 const ANSWER: u32 = 0x311;
 const QUIET: u32 = 0x312;
 const BUSY: u32 = 0x313;
+const STORED: u32 = 0x314;
 
 /// Where the memory of a suspended program is to go.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,9 +49,8 @@ const FOLDER: u32 = 3;
 
 impl Target {
     fn of(number: u32, path: &[u8]) -> Option<Self> {
-        let is_path = || path.len() <= MOST_PATH && path.starts_with(b"/") && !path.contains(&0);
         match number {
-            FOLDER if is_path() => Some(Self::Folder(Path::new(OsStr::from_bytes(path)).to_owned())),
+            FOLDER => folder(path).map(Self::Folder),
             _ => WORDS.get(number as usize).filter(|_| path.is_empty()).cloned(),
         }
     }
@@ -62,6 +63,12 @@ impl Target {
             Self::Folder(path) => (FOLDER, path.as_os_str().as_bytes()),
         }
     }
+}
+
+/// The folder of these bytes, where they are an absolute path.
+fn folder(path: &[u8]) -> Option<PathBuf> {
+    let is_path = path.len() <= MOST_PATH && path.starts_with(b"/") && !path.contains(&0);
+    is_path.then(|| PathBuf::from(OsStr::from_bytes(path)))
 }
 
 /// What is asked of a program.
@@ -78,6 +85,8 @@ pub enum Request {
     Open,
     /// All of them have come to rest: it is suspended now.
     Go,
+    /// That an image of it is written to a folder (as in [`Target::Folder`]), where as many are left then (0: all). Its work has so many milliseconds to be over.
+    Checkpoint { folder: PathBuf, keep: u32, patience: u64 },
 }
 
 /// What it says.
@@ -87,12 +96,45 @@ pub enum Reply {
     Progress { done: u64, total: u64 },
     /// It is done.
     Done { moved: u64, stayed: u64, microseconds: u64 },
+    /// An image is whole.
+    Stored(Stored),
     /// It was not done, and nothing has changed.
     Refused { why: String },
     /// It has stopped, and waits for what becomes of the others.
     Quiet,
     /// It has not come to rest, and runs on.
     Busy { why: String },
+}
+
+/// An image that a program has written of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// Its number in its folder.
+    pub generation: u64,
+    /// Bytes of memory in it.
+    pub bytes: u64,
+    /// Bytes that it takes on the disk.
+    pub stored: u64,
+    /// Bytes of the program's own memory that are not in it.
+    pub left_out: u64,
+    /// Bytes that the program waited for the disk for.
+    pub in_stop: u64,
+    /// For how long it was stopped.
+    pub stopped_microseconds: u64,
+    /// What all of it took.
+    pub microseconds: u64,
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct StoredBytes([U64; 7]);
+
+/// A path is behind it.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct CheckpointBytes {
+    keep: U32,
+    patience: U64,
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -137,6 +179,10 @@ impl Request {
             Self::Close => message::encode(CLOSE, &[]),
             Self::Open => message::encode(OPEN, &[]),
             Self::Go => message::encode(GO, &[]),
+            Self::Checkpoint { folder, keep, patience } => {
+                let bytes = CheckpointBytes { keep: (*keep).into(), patience: (*patience).into() };
+                message::encode(CHECKPOINT, &[bytes.as_bytes(), folder.as_os_str().as_bytes()].concat())
+            }
         }
     }
 
@@ -161,6 +207,12 @@ impl Request {
             (CLOSE, []) => Ok(Self::Close),
             (OPEN, []) => Ok(Self::Open),
             (GO, []) => Ok(Self::Go),
+            (CHECKPOINT, body) => {
+                let (CheckpointBytes { keep, patience }, path) =
+                    CheckpointBytes::read_from_prefix(body).map_err(|_| Unread::Nonsense)?;
+                let folder = folder(path).ok_or(Unread::Nonsense)?;
+                Ok(Self::Checkpoint { folder, keep: keep.get(), patience: patience.get() })
+            }
             _ => Err(Unread::Nonsense),
         }
     }
@@ -192,6 +244,12 @@ impl Reply {
                 message::encode(PROGRESS, bytes.as_bytes())
             }
             Self::Done { moved, stayed, microseconds } => answer(0, [*moved, *stayed, *microseconds], &[]),
+            Self::Stored(stored) => {
+                let &Stored { generation, bytes, stored, left_out, in_stop, stopped_microseconds, microseconds } =
+                    stored;
+                let numbers = [generation, bytes, stored, left_out, in_stop, stopped_microseconds, microseconds];
+                message::encode(STORED, StoredBytes(numbers.map(U64::from)).as_bytes())
+            }
             Self::Refused { why } => answer(1, [0; 3], cut(why)),
             Self::Quiet => message::encode(QUIET, &[]),
             Self::Busy { why } => message::encode(BUSY, cut(why)),
@@ -208,6 +266,14 @@ impl Reply {
                 let ProgressBytes { done, total } =
                     ProgressBytes::read_from_bytes(body).map_err(|_| Unread::Nonsense)?;
                 Ok(Self::Progress { done: done.get(), total: total.get() })
+            }
+            (STORED, body) => {
+                let StoredBytes(numbers) = StoredBytes::read_from_bytes(body).map_err(|_| Unread::Nonsense)?;
+                let [generation, bytes, stored, left_out, in_stop, stopped_microseconds, microseconds] =
+                    numbers.map(U64::get);
+                let stored =
+                    Stored { generation, bytes, stored, left_out, in_stop, stopped_microseconds, microseconds };
+                Ok(Self::Stored(stored))
             }
             (ANSWER, body) => {
                 let (answer, text) = AnswerBytes::read_from_prefix(body).map_err(|_| Unread::Nonsense)?;
@@ -249,26 +315,30 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_is_said_is_what_is_heard(target in 0..4usize, path in "/[^\0]{0,500}", numbers: [u64; 3], why: String) {
+        fn what_is_said_is_what_is_heard(target in 0..4usize, path in "/[^\0]{0,500}", numbers: [u64; 3], why: String, keep: u32) {
             let [patience, moved, stayed] = numbers;
+            let checkpoint = Request::Checkpoint { folder: path.clone().into(), keep, patience };
             let target = WORDS.get(target).cloned().unwrap_or(Target::Folder(path.into()));
             let suspend =
                 [false, true].map(|together| Request::Suspend { target: target.clone(), patience, together });
-            for request in suspend.into_iter().chain([Request::Resume, Request::Close, Request::Open, Request::Go]) {
+            let others = [Request::Resume, Request::Close, Request::Open, Request::Go, checkpoint];
+            for request in suspend.into_iter().chain(others) {
                 let bytes = request.encode();
                 prop_assert!(bytes.len() < ROOM);
                 prop_assert_eq!(Request::decode(&bytes), Ok(request));
             }
             let done = Reply::Done { moved, stayed, microseconds: patience };
+            let stored = Reply::Stored(Stored { generation: moved, bytes: stayed, left_out: patience, ..Stored::default() });
             let words = [Reply::Refused { why: why.clone() }, Reply::Busy { why }, Reply::Quiet];
-            for reply in [Reply::Progress { done: moved, total: stayed }, done].into_iter().chain(words) {
+            for reply in [Reply::Progress { done: moved, total: stayed }, done, stored].into_iter().chain(words) {
                 prop_assert_eq!(Reply::decode(&reply.encode()), Ok(reply));
             }
         }
 
         #[test]
         fn any_bytes_are_a_message_or_none(bytes: Vec<u8>) {
-            let framed = [SUSPEND, RESUME, CLOSE, OPEN, GO, PROGRESS, ANSWER, QUIET, BUSY].map(|kind| message::encode(kind, &bytes));
+            let kinds = [SUSPEND, RESUME, CLOSE, OPEN, GO, CHECKPOINT, PROGRESS, ANSWER, QUIET, BUSY, STORED];
+            let framed = kinds.map(|kind| message::encode(kind, &bytes));
             for bytes in framed.iter().chain([&bytes]) {
                 if let Ok(request) = Request::decode(bytes) {
                     prop_assert_eq!(&request.encode(), bytes);
@@ -284,12 +354,14 @@ mod tests {
     fn a_folder_is_an_absolute_path_that_is_not_too_long() {
         let decoded = |path: &str| {
             let target = Target::Folder(path.into());
-            Request::decode(&Request::Suspend { target, patience: 1, together: false }.encode())
+            let suspend = Request::Suspend { target, patience: 1, together: false };
+            [suspend, Request::Checkpoint { folder: path.into(), keep: 0, patience: 1 }]
+                .map(|asked| Request::decode(&asked.encode()))
         };
         let longest = format!("/{}", "x".repeat(MOST_PATH - 1));
-        assert!(decoded("/").is_ok() && decoded(&longest).is_ok());
+        assert!(["/", &longest].into_iter().flat_map(decoded).all(|decoded| decoded.is_ok()));
         for wrong in ["", "x", "/x\0", &format!("{longest}x")] {
-            assert_eq!(decoded(wrong), Err(Unread::Nonsense), "{wrong}");
+            assert_eq!(decoded(wrong), [Err(Unread::Nonsense), Err(Unread::Nonsense)], "{wrong}");
         }
     }
 

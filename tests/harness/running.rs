@@ -1,9 +1,10 @@
 //! A program that runs while the test looks at it, and does what it is told.
 
+use crate::artifact_folder;
 use crate::run::{LOG, SESSION};
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, ExitStatus};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Output};
 use tempfile::TempDir;
 
 /// See [`crate::Run::start`]. Killed when dropped.
@@ -36,6 +37,13 @@ impl Running {
     /// The process's number.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Runs the command with these arguments, which finds this program among others of its user.
+    pub fn gpupool(&self, arguments: &str) -> Output {
+        let mut command = Command::new(artifact_folder().join("gpupool"));
+        command.args(arguments.split_whitespace()).env("XDG_RUNTIME_DIR", self.session()).env_remove("LD_PRELOAD");
+        command.output().unwrap_or_else(|error| panic!("gpupool {arguments}: {error}"))
     }
 
     /// What it has as `XDG_RUNTIME_DIR`.

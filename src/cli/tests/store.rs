@@ -17,8 +17,15 @@ fn folder() -> tempfile::TempDir {
         for (id, name) in [(1, "weights"), (2, "")] {
             let bytes: Vec<u8> = (0..40_000_u32).map(|at| if id == 1 { ((at * at) >> 7) as u8 } else { 0 }).collect();
             let (label, site) = (name.to_owned(), "train.py:12 (main)".to_owned());
-            let about =
-                About { id, address: 0x7f00_0000_0000 + id, bytes: bytes.len() as u64, home: Some(1), label, site };
+            let about = About {
+                id,
+                address: 0x7f00_0000_0000 + id,
+                bytes: bytes.len() as u64,
+                home: Some(1),
+                label,
+                site,
+                ..About::default()
+            };
             writer.write(writer.block(about).unwrap(), 0, &bytes).unwrap();
         }
         drop(writer.finish().unwrap());

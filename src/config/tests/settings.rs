@@ -48,6 +48,7 @@ fn every_default_that_is_a_value_reads_as_the_default() {
         "GPUPOOL_LIMIT",
         "GPUPOOL_HOST_LIMIT",
         "GPUPOOL_PINNED_LIMIT",
+        "GPUPOOL_RESTORE",
         "GPUPOOL_CONTEXT_DEVICES",
         "GPUPOOL_MALLOC_HEAP_SIZE",
         "GPUPOOL_STACK_SIZE",
@@ -228,14 +229,22 @@ fn malformed_values_say_what_to_write() {
     refused("GPUPOOL_STACK_SIZE", "1.5", "a fraction needs a unit; write for example 16KiB");
     refused("GPUPOOL_PRINTF_FIFO_SIZE", "-1", "a size cannot be negative; write for example 8MiB");
     refused("GPUPOOL_LOG_FILE", "%q", "%q means nothing here; use %p (process), %e (executable), %h (host) or %%");
+    refused("GPUPOOL_RESTORE", "images", "no path from the root on; write for example /scratch/train");
     refused("GPUPOOL_SUMMARY", "1", "not a switch; write one of auto|on|off");
     refused("GPUPOOL_LIMITS", "1GiB", "no such setting; did you mean GPUPOOL_LIMIT?");
 }
 
 #[test]
+fn a_folder_of_images_is_named_from_the_root_on() {
+    let folder = read(&[("GPUPOOL_RESTORE", "/scratch/train")]).map(|settings| settings.restore);
+    assert_eq!(folder, Ok(Some("/scratch/train".into())));
+}
+
+#[test]
 fn bytes_that_are_no_text_are_refused_except_in_a_path() {
     let read = |name: &str| Settings::read([(OsString::from(name), OsString::from_vec(vec![0xff, b'1']))].into_iter());
-    for row in SETTINGS {
+    // The beginning of one says that it is a path.
+    for row in SETTINGS.iter().filter(|row| row.name != "GPUPOOL_RESTORE") {
         match read(row.name) {
             Ok(_) => assert_eq!(row.name, "GPUPOOL_LOG_FILE"),
             Err(problems) => assert_eq!(problems[0].to_string(), format!("{}=\u{fffd}1: not UTF-8", row.name)),

@@ -79,6 +79,7 @@ _ERRORS = {
     -5: ("INTERNAL", "gpupool failed", "the log says where; please report it"),
     -6: ("STAYED", "some of the memory stayed where it was", "pieces() tells where it lies and what must stay there"),
     -7: ("OVER_BUDGET", "the label would have more on its GPU than its budget", "raise label_budget(), or free memory of that label"),
+    -8: ("NOT_RESTORED", "it did not come back from the image", "read the log, which says why; the memory has its name"),
     1: ("CUDA_ERROR_INVALID_VALUE", "the driver knows no such memory", "name memory that is not freed"),
     2: (
         "CUDA_ERROR_OUT_OF_MEMORY",
@@ -224,6 +225,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "gpupool_advise": (c_int, [c_void_p, c_size_t, c_int, c_int]),
     "gpupool_prefetch": (c_int, [c_void_p, c_size_t, c_int, c_void_p]),
     "gpupool_label": (c_int, [c_void_p, c_char_p]),
+    "gpupool_name": (c_int, [c_void_p, c_size_t, c_char_p]),
     "gpupool_label_scope": (c_int, [c_char_p, c_char_p]),
     "gpupool_far_scope": (c_int, [c_int]),
     "gpupool_label_budget": (c_int, [c_char_p, c_uint64]),
@@ -419,6 +421,19 @@ def label(memory: Any, name: str | None = None) -> AbstractContextManager[None] 
     address, _ = _range(memory, 1)
     _made("gpupool_label", interface().gpupool_label(address, None if name is None else name.encode()))
     return None
+
+
+def name(memory: Any, name: str | None, size: int | None = None) -> None:
+    """Names memory of the pool, so that ``gpupool checkpoint`` stores it by that name; None takes the name back.
+
+    Under ``gpupool run --restore DIR`` the bytes that were stored are in it when this returns, the first time that the name is given.
+    GpupoolError with ``code`` "NOT_RESTORED" says that they are not, because the image has no memory of that name and size; the log says which.
+
+    >>> for key, tensor in model.state_dict().items():
+    ...     gpupool.name(tensor, key)
+    """
+    address, size = _range(memory, 0 if size is None and isinstance(memory, int) else size)
+    _made("gpupool_name", interface().gpupool_name(address, size, None if name is None else name.encode()))
 
 
 @contextmanager

@@ -1,18 +1,24 @@
-//! Requests to this process (`gpupool suspend`, `gpupool resume`): whoever has one listens by a file beside the page, and rings.
+//! Requests to this process (`gpupool suspend`, `gpupool resume`, `gpupool checkpoint`): whoever has one listens by a file beside the page, and rings.
 
 use super::{last, page_path};
+use crate::checkpoint::{self, Asked};
 use crate::gate::Disturbed;
+use crate::guard;
 use crate::serve::ipc::Own;
-use crate::suspend::{self, Agreement, Alone, Done};
+use crate::suspend::{self, Agreement, Alone};
 use gpupool_metrics::BYTES;
 use gpupool_wire::Socket;
-use gpupool_wire::control::{self, Reply, Request};
+use gpupool_wire::control::{self, Reply, Request, Stored};
 use gpupool_wire::socket::Failure;
 use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// What the thread that writes an image is called.
+const THREAD: &str = "gpupool-image";
 /// How long whoever rang has to say what it wants, before the agent goes on with what else there is to do.
 const TO_ASK: Duration = Duration::from_secs(2);
 /// How long a program that was stopped with others waits for the word that they have stopped too.
@@ -62,6 +68,10 @@ fn hear(page: &Path, publish: &mut dyn FnMut()) {
     let mut buffer = [0; control::ROOM];
     let Ok(received) = socket.receive_by(&mut buffer, Instant::now() + TO_ASK) else { return };
     let reply = match Request::decode(&buffer[..received.bytes]) {
+        Ok(Request::Checkpoint { folder, keep, patience }) => {
+            let asked = Asked { folder, keep: usize::try_from(keep).ok().filter(|keep| *keep > 0) };
+            return begin_image(asked, within(patience), socket);
+        }
         Ok(request) => carry_out(request, &socket),
         Err(unread) => {
             if let Some(answer) = unread.answer() {
@@ -80,17 +90,58 @@ fn may_ask(socket: &Socket<Own>) -> Result<(), String> {
     if peer.uid == 0 { Ok(()) } else { peer.is_same_user() }
 }
 
-fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
+/// When so many milliseconds are over.
+fn within(patience: u64) -> Instant {
+    Instant::now() + Duration::from_millis(patience).min(MOST)
+}
+
+/// Tells whoever asked how far it is.
+fn teller(socket: &Socket<Own>) -> impl FnMut(u64, u64) + '_ {
     let mut told = Instant::now();
-    let mut progress = |done: u64, total: u64| {
+    move |done, total| {
         if told.elapsed() >= PACE {
             told = Instant::now();
             say(socket, &Reply::Progress { done, total }.encode());
         }
+    }
+}
+
+/// Has an image written by a thread of its own, which has this one's signals, all of them blocked. It takes minutes, and this thread has others to
+/// answer.
+fn begin_image(asked: Asked, deadline: Instant, socket: Socket<Own>) {
+    let socket = Arc::new(socket);
+    let to_answer = Arc::clone(&socket);
+    let write = move || {
+        // Every driver call of this thread is ours.
+        let _inside = guard::enter();
+        let (socket, mut progress) = (&*to_answer, teller(&to_answer));
+        let take = || checkpoint::take(&asked, deadline, &|| is_there(socket), &mut progress);
+        // What panics has said where. The end of the connection tells whoever asked.
+        let Ok(taken) = catch_unwind(AssertUnwindSafe(take)) else { return };
+        say(socket, &taken.map_or_else(|why| Reply::Refused { why }, |done| Reply::Stored(stored(&done))).encode());
     };
+    if let Err(error) = std::thread::Builder::new().name(THREAD.to_owned()).spawn(write) {
+        say(&socket, &Reply::Refused { why: format!("there can be no further thread: {error}") }.encode());
+    }
+}
+
+fn stored(done: &checkpoint::Done) -> Stored {
+    Stored {
+        generation: done.generation,
+        bytes: done.bytes,
+        stored: done.stored,
+        left_out: done.left_out,
+        in_stop: done.in_stop,
+        stopped_microseconds: done.stopped.as_micros() as u64,
+        microseconds: done.took.as_micros() as u64,
+    }
+}
+
+fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
+    let mut progress = teller(socket);
     let done = match request {
         Request::Suspend { target, patience, together } => {
-            let deadline = Instant::now() + Duration::from_millis(patience).min(MOST);
+            let deadline = within(patience);
             if last::has_main_left() {
                 return Reply::Refused { why: "its main thread has left, so that nobody could resume it".to_owned() };
             }
@@ -105,9 +156,12 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
         Request::Close | Request::Open | Request::Go => {
             Err("this is said to a program that is being suspended together with others".to_owned())
         }
+        Request::Checkpoint { .. } => Err("it is for a thread of its own".to_owned()),
     };
     match done {
-        Ok(Done { moved, stayed, took }) => Reply::Done { moved, stayed, microseconds: took.as_micros() as u64 },
+        Ok(suspend::Done { moved, stayed, took }) => {
+            Reply::Done { moved, stayed, microseconds: took.as_micros() as u64 }
+        }
         Err(why) => Reply::Refused { why },
     }
 }

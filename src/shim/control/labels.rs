@@ -159,11 +159,20 @@ fn of(usage: &Usage) -> gpupool_label_usage {
 /// # Safety
 /// The string ends with NUL and lives as long as the answer is used, or is NULL.
 unsafe fn name_of<'a>(label: *const c_char) -> Result<Option<&'a str>, gpupool_error> {
-    if label.is_null() {
+    // SAFETY: as for this function.
+    unsafe { text_of(label, LABEL_SIZE) }
+}
+
+/// A string that has room in so many bytes with its NUL, and is not empty; `None` for NULL.
+///
+/// # Safety
+/// The string ends with NUL and lives as long as the answer is used, or is NULL.
+pub(super) unsafe fn text_of<'a>(text: *const c_char, size: usize) -> Result<Option<&'a str>, gpupool_error> {
+    if text.is_null() {
         return Ok(None);
     }
     // SAFETY: the caller vouches for the string.
-    let name = unsafe { CStr::from_ptr(label) }.to_str().map_err(|_| gpupool_error::GPUPOOL_INVALID_ARGUMENT)?;
-    let fits = (1..LABEL_SIZE).contains(&name.len());
+    let name = unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| gpupool_error::GPUPOOL_INVALID_ARGUMENT)?;
+    let fits = (1..size).contains(&name.len());
     if fits { Ok(Some(name)) } else { Err(gpupool_error::GPUPOOL_INVALID_ARGUMENT) }
 }

@@ -4,6 +4,7 @@
 mod allocate;
 mod blocks;
 mod labels;
+mod names;
 mod state;
 mod statistics;
 
@@ -35,6 +36,8 @@ pub enum gpupool_error {
     GPUPOOL_STAYED = -6,
     /// A label would have more on its GPU than `gpupool_label_budget` allows.
     GPUPOOL_OVER_BUDGET = -7,
+    /// What `gpupool run --restore` was to bring back by this name did not come back; the log says why.
+    GPUPOOL_NOT_RESTORED = -8,
 }
 
 impl From<gpupool_error> for c_int {

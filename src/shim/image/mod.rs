@@ -15,10 +15,13 @@ mod buffers;
 mod tests;
 
 use crate::backing::mover;
+use crate::gate;
+use crate::log;
 use crate::watch::context::{self, Lease};
 use buffers::{Buffers, Lent};
 use gpupool_cuda::{Context, CuResult, Driver, Stream};
-use gpupool_store::{Key, PART, Reader, Writer};
+use gpupool_metrics::Identity;
+use gpupool_store::{Key, Meta, PART, Process, Reader, Writer};
 use std::collections::VecDeque;
 use std::fmt;
 
@@ -55,6 +58,19 @@ impl From<gpupool_store::Error> for Failed {
     }
 }
 
+/// What a store is told about this process.
+pub fn meta() -> Meta {
+    let command = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+    let command = String::from_utf8_lossy(command.strip_suffix(b"\0").unwrap_or(&command)).replace('\0', " ");
+    let started = Identity::own().map_or(0, |identity| identity.started);
+    Meta {
+        process: Process { pid: std::process::id(), started, command },
+        host: log::host_name().to_string_lossy().into_owned(),
+        gpupool: env!("CARGO_PKG_VERSION").to_owned(),
+        ..Meta::default()
+    }
+}
+
 /// Bytes that are on their way to a buffer.
 struct Filling {
     lent: Lent,
@@ -67,6 +83,7 @@ struct Filling {
 pub struct Shuttle {
     driver: &'static Driver,
     gpu: u32,
+    context: u64,
     handle: Context,
     streams: [Stream; UNDER_WAY],
     buffers: Buffers,
@@ -81,10 +98,17 @@ impl Shuttle {
     /// For blocks of this owner ([`gpupool_pool::Block::owner`]) with this home. It makes streams and pins memory, which waits for kernels that
     /// run.
     pub fn new(driver: &'static Driver, owner: u64, gpu: u32) -> Result<Self, Failed> {
+        Self::for_bytes(driver, owner, gpu, u64::MAX)
+    }
+
+    /// The same with no more buffers than so many bytes need: pinning takes longer than filling.
+    pub fn for_bytes(driver: &'static Driver, owner: u64, gpu: u32, bytes: u64) -> Result<Self, Failed> {
         let (context, handle) = mover::context_for(owner, gpu).ok_or(Failed::NoContext { gpu })?;
         let lives = context::keep(context).ok_or(Failed::NoContext { gpu })?;
         let count = std::thread::available_parallelism().map_or(FEWEST, |many| many.get() + UNDER_WAY);
-        let count = count.clamp(FEWEST, MOST) / 2 * 2;
+        let needed = usize::try_from(bytes.div_ceil(PART as u64)).unwrap_or(MOST).max(UNDER_WAY);
+        // Two halves take turns on the way back.
+        let count = count.clamp(FEWEST, MOST).min(needed).next_multiple_of(2);
         let make = || {
             let _relaxed = driver.relax();
             let failed = |doing| move |result| Failed::Driver { gpu, doing, result };
@@ -99,30 +123,17 @@ impl Shuttle {
         };
         let (streams, buffers) = context::within_own(driver, handle, make).unwrap_or(Err(Failed::NoContext { gpu }))?;
         let filling = VecDeque::new();
-        Ok(Self { driver, gpu, handle, streams, buffers, filling, begun: 0, _lives: lives })
+        Ok(Self { driver, gpu, context, handle, streams, buffers, filling, begun: 0, _lives: lives })
     }
 
     /// Stores memory as a part of a block, from this offset on. It returns before all of it is copied: [`saved`](Self::saved) waits for that.
     pub fn save(&mut self, writer: &Writer, key: Key, offset: u64, address: u64, bytes: u64) -> Result<(), Failed> {
-        let mut done = 0;
-        while done < bytes {
+        for done in (0..bytes).step_by(PART) {
             while self.filling.len() >= UNDER_WAY {
                 self.hand_over(writer)?;
             }
-            let length = (bytes - done).min(PART as u64);
-            // The store has all buffers that are not free and not being filled, and gives them back.
-            let lent = self.buffers.take(usize::try_from(length).unwrap_or(PART));
-            let stream = self.streams[self.begun % UNDER_WAY];
-            let copy = || {
-                let _relaxed = self.driver.relax();
-                // SAFETY: the stream lives as long as this does. The buffer has `length` bytes, and is read by `hand_over` once the stream has
-                // come to this copy.
-                unsafe { self.driver.copy_to_host(stream, lent.start(), address + done, length) }.ok()
-            };
-            self.within(copy).map_err(self.failed("a copy to the host"))?;
-            self.begun += 1;
-            self.filling.push_back(Filling { lent, stream, key, offset: offset + done });
-            done += length;
+            let lent = self.lent(bytes - done);
+            self.begin(lent, (key, offset + done), address + done)?;
         }
         Ok(())
     }
@@ -133,6 +144,53 @@ impl Shuttle {
             self.hand_over(writer)?;
         }
         Ok(())
+    }
+
+    /// The same beside a program that runs, for memory that nobody else uses: each copy passes the gate, so that nothing moves meanwhile, and is over
+    /// before the next one begins. All of it is with the store when this returns. A call that is about to end the context ends this.
+    pub fn save_beside(
+        &mut self,
+        writer: &Writer,
+        key: Key,
+        offset: u64,
+        address: u64,
+        bytes: u64,
+    ) -> Result<(), Failed> {
+        for done in (0..bytes).step_by(PART) {
+            if context::keep(self.context).is_none() {
+                return Err(Failed::NoContext { gpu: self.gpu });
+            }
+            // A disk is waited for outside of the gate.
+            let lent = self.lent(bytes - done);
+            {
+                let _inside = gate::enter_by_hand();
+                let stream = self.begin(lent, (key, offset + done), address + done)?;
+                self.wait_for(stream)?;
+            }
+            self.hand_over(writer)?;
+        }
+        Ok(())
+    }
+
+    /// A buffer for as many of so many bytes as fit. The store has all buffers that are not free and not being filled, and gives them back.
+    fn lent(&self, bytes: u64) -> Lent {
+        self.buffers.take(usize::try_from(bytes).map_or(PART, |bytes| bytes.min(PART)))
+    }
+
+    /// Begins to fill a buffer, in turn on one of the streams.
+    fn begin(&mut self, lent: Lent, (key, offset): (Key, u64), address: u64) -> Result<Stream, Failed> {
+        let stream = self.streams[self.begun % UNDER_WAY];
+        let copy = || {
+            let _relaxed = self.driver.relax();
+            let bytes = lent.as_ref().len() as u64;
+            // SAFETY: the stream lives as long as this does. The buffer has so many bytes, and is read by `hand_over` once the stream has
+            // come to this copy.
+            unsafe { self.driver.copy_to_host(stream, lent.start(), address, bytes) }.ok()
+        };
+        self.within(copy).map_err(self.failed("a copy to the host"))?;
+        self.begun += 1;
+        self.filling.push_back(Filling { lent, stream, key, offset });
+        Ok(stream)
     }
 
     fn hand_over(&mut self, writer: &Writer) -> Result<(), Failed> {
@@ -152,6 +210,15 @@ impl Shuttle {
             unsafe { self.driver.synchronize_stream(stream) }.ok()
         };
         self.within(wait).map_err(self.failed("a wait for a copy"))
+    }
+
+    /// Waits for all work of the context, so that nothing of it still writes to what is about to be loaded.
+    pub fn wait_for_context(&self) -> Result<(), Failed> {
+        let wait = || {
+            let _relaxed = self.driver.relax();
+            self.driver.synchronize().ok()
+        };
+        self.within(wait).map_err(self.failed("a wait for the context"))
     }
 
     /// Brings bytes of a stored block back, from this offset of it on. All of them are there, and compared with their hashes, when it returns.

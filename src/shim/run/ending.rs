@@ -3,6 +3,7 @@
 use crate::backing;
 use crate::log::{self, MovedSummary, PlaceSummary, Summary};
 use crate::process;
+use crate::restore;
 use crate::serve;
 use crate::serve::{ipc, memory, pinned};
 use crate::tiers;
@@ -26,6 +27,7 @@ pub fn write() {
         tiers::judge();
     }
     ipc::judge();
+    restore::judge();
     backing::level::report_last();
     let usage = serve::usage().unwrap_or_default();
     let moved = tiers::totals::summary();

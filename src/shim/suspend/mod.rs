@@ -17,6 +17,7 @@ mod agreement;
 mod parting;
 mod stored;
 
+use crate::backing::open::Opened;
 use crate::backing::{level, open, residence};
 use crate::gate::{self, Disturbed, Held, Limits};
 use crate::serve::memory::{idle, places};
@@ -25,6 +26,7 @@ use crate::watch::{context, finding, site};
 use crate::{bell, log, process};
 pub use agreement::{Agreement, Alone};
 use gpupool_config::{Mode, format_size};
+use gpupool_cuda::Driver;
 use gpupool_events::{Finding, ProgramResume, ProgramSuspend};
 use gpupool_pool::Place;
 pub use gpupool_wire::control::Target;
@@ -113,19 +115,7 @@ pub fn suspend(
     if state.is_some() {
         return Err("it is suspended already".to_owned());
     }
-    let driver = process::driver().ok_or("it has not used CUDA yet")?;
-    if !matches!(process::settings().mode, Mode::Pool | Mode::Spill) {
-        return Err(format!(
-            "GPUPOOL_MODE={} leaves its memory to the driver; only the pool's can leave (modes pool and spill)",
-            process::settings().mode.word()
-        ));
-    }
-    // Its own memory goes to places that the pool knows of.
-    let opened = open::opened().or_else(|| {
-        let context = context::all().into_iter().next()?;
-        context::within_one_on(driver, context.device, || open::open(driver)).flatten()
-    });
-    let opened = opened.ok_or("it has allocated nothing from the pool yet")?;
+    let (driver, opened) = pool()?;
     let begun = Instant::now();
     // What was asked before concerned an earlier time.
     let _ = gate::has_asked();
@@ -190,6 +180,46 @@ pub fn suspend(
         }
     }
     Ok(done)
+}
+
+/// What this process has that can leave or be stored: its driver and its pool.
+///
+/// # Errors
+/// It has none; why, in words.
+pub fn pool() -> Result<(&'static Driver, &'static Opened), String> {
+    let driver = process::driver().ok_or("it has not used CUDA yet")?;
+    if !matches!(process::settings().mode, Mode::Pool | Mode::Spill) {
+        return Err(format!(
+            "GPUPOOL_MODE={} leaves its memory to the driver; only the pool's can leave or be stored (modes pool and spill)",
+            process::settings().mode.word()
+        ));
+    }
+    // Its own memory goes to places that the pool knows of.
+    let opened = open::opened().or_else(|| {
+        let context = context::all().into_iter().next()?;
+        context::within_one_on(driver, context.device, || open::open(driver)).flatten()
+    });
+    Ok((driver, opened.ok_or("it has allocated nothing from the pool yet")?))
+}
+
+/// Stops the program as a suspension does, for the length of `act`: until `deadline` it is waited for. Nobody suspends it meanwhile, and nothing of it moves.
+/// `act` has to ask at its end whether it was stopped all the time ([`Held::stop`]): the end of the process waits for nobody.
+///
+/// # Errors
+/// It is suspended, or does not come to rest; in words.
+pub fn while_stopped<T>(
+    driver: &'static Driver,
+    deadline: Instant,
+    is_wanted: &dyn Fn() -> bool,
+    act: impl FnOnce(Held) -> T,
+) -> Result<T, String> {
+    let state = STATE.lock();
+    if state.is_some() {
+        return Err("it is suspended; resume it first".to_owned());
+    }
+    // What was asked before concerned an earlier time.
+    let _ = gate::has_asked();
+    Ok(act(hold(driver, deadline, is_wanted, &mut Alone)?))
 }
 
 /// Suspends a program that nobody has asked to: the first call that waits for it resumes it.
@@ -335,7 +365,7 @@ pub fn after_fork_in_child() {
 
 /// Closes the gate, as soon as all of the program's work is over, and it is agreed that it stays closed.
 fn hold(
-    driver: &'static gpupool_cuda::Driver,
+    driver: &'static Driver,
     deadline: Instant,
     is_wanted: &dyn Fn() -> bool,
     agreement: &mut dyn Agreement,

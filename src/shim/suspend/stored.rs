@@ -12,12 +12,11 @@
 //! [`Place::Disk`]: gpupool_pool::Place::Disk
 
 use crate::backing::mover::{self, Load};
-use crate::image::{Failed, Shuttle};
-use crate::log::host_name;
+use crate::image::{self, Failed, Shuttle};
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_metrics::{Identity, Life};
 use gpupool_pool::{Block, Transfer};
-use gpupool_store::{About, Meta, Options, Process, Reader, Which, Writer, Written};
+use gpupool_store::{About, Options, Reader, Which, Writer, Written};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -63,7 +62,7 @@ impl Stored {
         sweep(folder);
         let own = folder.join(name_of(&identity));
         let bytes = ranges.iter().map(|range| range.bytes).sum();
-        let written = write(driver, &own, &identity, ranges, bytes, is_wanted, progress);
+        let written = write(driver, &own, ranges, bytes, is_wanted, progress);
         let written = written.inspect_err(|_| remove_empty(&own))?;
         let numbered = (0..).zip(ranges).map(|(id, range)| (range.address, (range.bytes, id)));
         // What was written is read once before anything is given up for it: its manifest, and how long each file is.
@@ -134,24 +133,14 @@ impl Unread {
 fn write(
     driver: &'static Driver,
     own: &Path,
-    identity: &Identity,
     ranges: &[Range],
     bytes: u64,
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Written, String> {
     let words = |error: gpupool_store::Error| error.to_string();
-    let command = std::fs::read("/proc/self/cmdline").unwrap_or_default();
-    let process = Process {
-        pid: identity.pid,
-        started: identity.started,
-        command: String::from_utf8_lossy(command.strip_suffix(b"\0").unwrap_or(&command)).replace('\0', " "),
-    };
-    let host = host_name().to_string_lossy().into_owned();
-    let gpupool = env!("CARGO_PKG_VERSION").to_owned();
-    let meta = Meta { process, host, gpupool, ..Meta::default() };
     let options = Options { expected: bytes, keep: Some(1), ..Options::default() };
-    let writer = Writer::create(own, meta, options).map_err(words)?;
+    let writer = Writer::create(own, image::meta(), options).map_err(words)?;
     let mut done = 0;
     let mut shuttle: Option<(Shuttle, (u64, u32))> = None;
     let failed = |failed: Failed| failed.to_string();

@@ -80,6 +80,11 @@ pub fn all() -> Vec<Own> {
     if super::is_any() { with_inventory(|inventory| inventory.all_mapped_whole()) } else { Vec::new() }
 }
 
+/// Whether a GPU may read what is mapped at this address.
+pub fn is_readable(address: u64, gpu: u32) -> bool {
+    with_range(address, 1, |inventory| inventory.is_readable(address, gpu)).unwrap_or(false)
+}
+
 /// Moves what is mapped at `start`, while what `alone` gives is held: nobody else uses it then. Freed memory of the pool makes room at the
 /// place.
 ///

@@ -653,6 +653,15 @@ impl Inventory {
         Some(mapping.granted.iter().find(|known| known.location == location).map_or(0, |known| known.flags))
     }
 
+    /// Whether the program or the library gave a GPU access to what is mapped at this address.
+    pub fn is_readable(&self, address: u64, gpu: u32) -> bool {
+        let location = Location::of(Place::Gpu(gpu));
+        let Some((_, mapping)) = self.mapping_at(address) else { return false };
+        let mut known = mapping.granted.iter().chain(&mapping.widened);
+        // Of `CUmemAccess_flags`, the lowest bit is the right to read.
+        known.any(|known| known.location == location && known.flags & 1 != 0)
+    }
+
     /// Whether a program that caches is to hear of it before its GPU overflows with so many bytes.
     pub fn refuse_softly(&mut self, device: u32, bytes: u64) -> bool {
         self.soft.entry(device).or_default().refuse(bytes)

@@ -7,6 +7,7 @@ pub mod idle;
 pub mod labels;
 pub mod memops;
 pub mod mempool;
+pub mod names;
 pub mod oom;
 mod outcome;
 pub mod places;
@@ -475,6 +476,7 @@ fn freed(outcome: Result<Block, FreeError<CuResult>>) -> CuResult {
             report_free(&block);
             memops::ended(&block);
             labels::ended(&block);
+            names::ended(&block);
             tell_ended(&block);
             CuResult::SUCCESS
         }
@@ -585,6 +587,7 @@ impl Observer for OfContexts {
         let ended = open::opened().map_or_else(Vec::new, |opened| opened.pool.free_owned_by(id));
         ended.iter().for_each(memops::ended);
         ended.iter().for_each(labels::ended);
+        ended.iter().for_each(names::ended);
         ended.iter().for_each(tell_ended);
         if !ended.is_empty() {
             level::report();

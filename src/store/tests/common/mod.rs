@@ -87,7 +87,15 @@ pub fn meta() -> Meta {
 
 pub fn about(id: u64, bytes: usize) -> About {
     let (site, label) = ("train.py:12 (main)".to_owned(), format!("layer{id}"));
-    About { id, address: 0x7f00_0000_0000 + (id << 32), bytes: bytes as u64, home: Some(1), site, label }
+    About {
+        id,
+        address: 0x7f00_0000_0000 + (id << 32),
+        bytes: bytes as u64,
+        home: Some(1),
+        site,
+        label,
+        ..About::default()
+    }
 }
 
 /// A generation of these blocks, whose ids are their places.

@@ -1,0 +1,232 @@
+//! How does an image of a program's memory get into a store while the program runs (`gpupool checkpoint`)?
+//!
+//! The program is stopped as for a suspension, so that the image is of one moment, and for no longer than it takes to copy its memory to where there
+//! is room: its own GPUs, others, the host ([`shelter`]). From there it is written while the program goes on. What finds no room is written
+//! before that.
+//!
+//! A thread of its own does all this, since the agent has others to answer, and ends with it.
+//!
+//! **Whoever fails, the older generation stays**: a generation is there once it is whole ([`gpupool_store`]). The program goes on in any case.
+
+mod blocks;
+mod shelter;
+
+use crate::backing::level;
+use crate::backing::open::Opened;
+use crate::gate::{Held, Limits};
+use crate::image::{self, Failed, Shuttle};
+use crate::log;
+use crate::suspend;
+use blocks::Subject;
+use gpupool_config::format_size;
+use gpupool_cuda::Driver;
+use gpupool_events::ProgramCheckpoint;
+use gpupool_machine::dashed;
+use gpupool_store::{Key, Meta, Options, Writer, Written};
+use shelter::{Shelter, Sheltered};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Where an image goes.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    pub folder: PathBuf,
+    /// How many generations are left there, this one among them; `None`: all.
+    pub keep: Option<usize>,
+}
+
+/// What was written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    pub generation: u64,
+    /// Of memory.
+    pub bytes: u64,
+    /// On the disk.
+    pub stored: u64,
+    /// Bytes of the program's own that cannot be read, and are not in it.
+    pub left_out: u64,
+    /// Bytes for which there was no room elsewhere, so that the program waited until they were with the store.
+    pub in_stop: u64,
+    /// For how long the program was stopped.
+    pub stopped: Duration,
+    pub took: Duration,
+}
+
+/// Threads that compress and write beside a program that needs its processors.
+const MOST_THREADS: usize = 8;
+
+static IS_BUSY: AtomicBool = AtomicBool::new(false);
+
+/// Held while an image is written: there is one at a time.
+struct Busy;
+
+impl Busy {
+    fn begin() -> Option<Self> {
+        (!IS_BUSY.swap(true, Ordering::AcqRel)).then_some(Self)
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        IS_BUSY.store(false, Ordering::Release);
+    }
+}
+
+/// Writes an image. The program's work is waited for until `deadline`, as long as that `is_wanted`; what is begun then is finished. `progress` is told
+/// how many bytes of how many are with the store.
+///
+/// # Errors
+/// Why not, in words; the program runs on, and the folder has what it had.
+pub fn take(
+    asked: &Asked,
+    deadline: Instant,
+    is_wanted: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Done, String> {
+    let begun = Instant::now();
+    let taken = Busy::begin()
+        .ok_or_else(|| "an image of it is being written already".to_owned())
+        .and_then(|busy| write(asked, deadline, is_wanted, progress, busy));
+    level::report();
+    match taken {
+        Ok((written, subject, mut done)) => {
+            done = Done { took: begun.elapsed(), ..done };
+            if let Some(error) = &written.not_removed {
+                say(&asked.folder, &format!("older generations could not be removed: {error}"));
+            }
+            if subject > 0 {
+                say(
+                    &asked.folder,
+                    &format!(
+                        "{} that the program made by cuMemCreate are not in the image, since their GPU may not read them",
+                        format_size(subject)
+                    ),
+                );
+            }
+            log::emit(|| told(&asked.folder, &done));
+            Ok(done)
+        }
+        Err(why) => {
+            say(&asked.folder, &format!("no image was written: {why}"));
+            Err(why)
+        }
+    }
+}
+
+fn say(folder: &Path, what: &str) {
+    tracing::warn!(target: "gpupool::memory", about = "checkpoint", "checkpoint to {}: {what}", folder.display());
+}
+
+fn told(folder: &Path, done: &Done) -> (ProgramCheckpoint, String) {
+    let &Done { generation, bytes, stored, left_out, in_stop, stopped, took } = done;
+    let text = format!(
+        "generation {generation} in {}: {} of memory, {} on the disk; stopped for {:.3} s of {:.3}",
+        folder.display(),
+        format_size(bytes),
+        format_size(stored),
+        stopped.as_secs_f64(),
+        took.as_secs_f64()
+    );
+    let event = ProgramCheckpoint {
+        folder: folder.display().to_string(),
+        generation,
+        bytes,
+        stored,
+        left_out,
+        in_stop,
+        stopped_microseconds: stopped.as_micros() as u64,
+        microseconds: took.as_micros() as u64,
+    };
+    (event, text)
+}
+
+fn write(
+    asked: &Asked,
+    deadline: Instant,
+    is_wanted: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(u64, u64),
+    _busy: Busy,
+) -> Result<(Written, u64, Done), String> {
+    let (driver, opened) = suspend::pool()?;
+    // Whether the folder will do is known before anybody is stopped.
+    let processors = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+    let options = Options {
+        threads: (processors / 2).clamp(2, MOST_THREADS),
+        expected: blocks::bytes(opened),
+        keep: asked.keep,
+        ..Options::default()
+    };
+    let writer = Writer::create(&asked.folder, meta(opened), options).map_err(|error| error.to_string())?;
+    let stop = |held| stopped(driver, opened, &writer, held, progress);
+    let Stop { sheltered, mut shuttles, mut done, total } = suspend::while_stopped(driver, deadline, is_wanted, stop)??;
+    let mut stored = done.in_stop;
+    for batch in sheltered {
+        let (bytes, copier) = (batch.bytes(), batch.copier());
+        let shuttle = shuttles.get_mut(&copier).ok_or(Failed::NoContext { gpu: copier.0 });
+        shuttle.and_then(|shuttle| batch.write(shuttle, &writer)).map_err(|failed| failed.to_string())?;
+        stored += bytes;
+        progress(stored, total);
+    }
+    let written = writer.finish().map_err(|error| error.to_string())?;
+    done = Done { generation: written.generation, bytes: written.bytes, stored: written.stored, ..done };
+    Ok((written, done.left_out, done))
+}
+
+/// What the stop leaves.
+struct Stop {
+    sheltered: Vec<Sheltered>,
+    /// For each GPU and owner. Made during the stop, as that would wait for kernels that run.
+    shuttles: BTreeMap<(u32, u64), Shuttle>,
+    done: Done,
+    total: u64,
+}
+
+/// What is done while the program is stopped: all of its memory is with the store when this returns, or copied to where nobody else writes.
+fn stopped(
+    driver: &'static Driver,
+    opened: &'static Opened,
+    writer: &Writer,
+    held: Held,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Stop, String> {
+    let begun = Instant::now();
+    let mapped = |result| format!("the driver answered {result} to mapping its memory a second time");
+    let subject = Subject::find(opened).map_err(mapped)?;
+    let keys = subject.blocks.iter().map(|about| writer.block(about.clone()));
+    let keys: Vec<Key> = keys.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
+    let total = subject.bytes();
+    progress(0, total);
+    let mut shuttles = BTreeMap::new();
+    for span in &subject.spans {
+        if let Entry::Vacant(shuttle) = shuttles.entry((span.gpu, span.owner)) {
+            shuttle.insert(Shuttle::new(driver, span.owner, span.gpu).map_err(|failed| failed.to_string())?);
+        }
+    }
+    let mut shelter = Shelter::new(opened, driver);
+    let mut in_stop = 0;
+    for span in shelter.take_all(&subject.spans, &keys) {
+        let Some(shuttle) = shuttles.get_mut(&(span.gpu, span.owner)) else { continue };
+        let saved = shuttle.save(writer, keys[span.block], span.offset, span.address, span.bytes);
+        saved.map_err(|failed| failed.to_string())?;
+        in_stop += span.bytes;
+        progress(in_stop, total);
+    }
+    for shuttle in shuttles.values_mut() {
+        shuttle.saved(writer).map_err(|failed| failed.to_string())?;
+    }
+    // The end of the process waits for nobody here, and lets the program go on: then this is not of one moment.
+    held.stop(driver, &Limits::default())
+        .and_then(|closed| closed.still_quiet())
+        .map_err(|disturbed| format!("the program went on before all was copied: {disturbed}"))?;
+    drop(held);
+    let done = Done { left_out: subject.left_out, in_stop, stopped: begun.elapsed(), ..Done::default() };
+    Ok(Stop { sheltered: shelter.into_batches(), shuttles, done, total })
+}
+
+/// Whose memory it is.
+fn meta(opened: &Opened) -> Meta {
+    Meta { gpus: opened.plan.topology.gpus.iter().map(|gpu| dashed(&gpu.uuid)).collect(), ..image::meta() }
+}

@@ -1,0 +1,403 @@
+//! `gpupool checkpoint`: images of a program's memory, written while it runs.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
+use gpupool_store::{Reader, Which};
+use harness::{Run, Running, eventually};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+const KINDS: usize = 4;
+
+fn checkpointed(gpus: &str) -> Run {
+    let run = Run::program("checkpointed").sim(gpus).env("SIMCUDA_STRICT", "on").env("GPUPOOL_RESERVE", "16MiB");
+    run.env("GPUPOOL_HOST_LIMIT", "1GiB").report().log().shim()
+}
+
+/// A folder in which images can lie: nobody else may replace it.
+fn store() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("images");
+    (folder, path)
+}
+
+/// What the command says of an image, or of why there is none.
+#[track_caller]
+fn told(program: &Running, folder: &Path, more: &str) -> Value {
+    let ended = program.gpupool(&format!("checkpoint --json {} {} {more}", program.pid(), folder.display()));
+    let text = String::from_utf8_lossy(&ended.stdout).into_owned();
+    let told: Value = serde_json::from_str(&text)
+        .unwrap_or_else(|_| panic!("{more}: {text}{}", String::from_utf8_lossy(&ended.stderr)));
+    assert_eq!(ended.status.success(), told.get("error").is_none(), "{told}");
+    told
+}
+
+#[track_caller]
+fn image(program: &Running, folder: &Path, more: &str) -> Value {
+    let told = told(program, folder, more);
+    assert_eq!(told.get("error"), None, "{told}");
+    told
+}
+
+#[track_caller]
+fn refused(program: &Running, folder: &Path, more: &str) -> String {
+    let told = told(program, folder, more);
+    told["error"].as_str().unwrap_or_else(|| panic!("it was not refused: {told}")).to_owned()
+}
+
+#[track_caller]
+fn at_work(program: &mut Running, threads: u32) {
+    assert_eq!(program.ask(&format!("begin {threads}")), "begun");
+    goes_on(program);
+}
+
+#[track_caller]
+fn goes_on(program: &mut Running) {
+    let rounds = |program: &mut Running| -> u64 { program.ask("rounds").parse().unwrap() };
+    let before = rounds(program);
+    eventually("further rounds", || (rounds(program) > before + 8).then_some(()));
+}
+
+/// It ends, and the simulated driver has seen no breach of the rules.
+#[track_caller]
+fn ends_well(mut program: Running) {
+    assert_eq!(program.ask("end"), "ended");
+    let (status, folder) = program.end();
+    assert!(status.success(), "{status}");
+    let report = std::fs::read_to_string(folder.path().join("report")).unwrap();
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["violations"], serde_json::json!([]), "{report}");
+}
+
+/// The bytes at an address of the program, as the newest image has them.
+#[track_caller]
+fn stored(folder: &Path, address: u64, bytes: usize) -> Vec<u32> {
+    let reader = Reader::open(folder, Which::Newest, 1).unwrap();
+    let mut blocks = reader.manifest().blocks.iter().map(|block| &block.about);
+    let block = blocks
+        .find(|about| (about.address..about.address + about.bytes).contains(&address))
+        .unwrap_or_else(|| panic!("{address:#x} is in no block"));
+    let mut found = vec![0; bytes];
+    reader.read_into(block.id, address - block.address, &mut found).unwrap();
+    found.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
+}
+
+/// In which round each kind of this thread's memory was written.
+#[track_caller]
+fn rounds_of(program: &mut Running, folder: &Path, thread: u32) -> Vec<u32> {
+    let sizes = [2 * MIB + 20480, MIB, 40 << 10, 2 * MIB];
+    let told = program.ask(&format!("where {thread}"));
+    let addresses: Vec<u64> = told.split_whitespace().map(|address| address.parse().unwrap()).collect();
+    assert_eq!(addresses.len(), KINDS);
+    let round = |(address, bytes): (&u64, u64)| {
+        let words = stored(folder, *address, usize::try_from(bytes).unwrap());
+        let first = words[0];
+        let torn = words.iter().zip(0..).position(|(word, at)| *word != first.wrapping_add(at));
+        assert_eq!(torn, None, "thread {thread}: memory of two rounds in one block");
+        assert_eq!(first % 1000, 0);
+        first / 1000
+    };
+    addresses.iter().zip(sizes).map(round).collect()
+}
+
+/// All of it is of one moment: each round writes one kind after the other.
+#[track_caller]
+fn agrees(program: &mut Running, folder: &Path, threads: u32) {
+    for thread in 0..threads {
+        let rounds = rounds_of(program, folder, thread);
+        let falls = rounds.windows(2).all(|pair| pair[0] >= pair[1]);
+        assert!(falls && rounds[0] - rounds[KINDS - 1] <= 1, "thread {thread}: {rounds:?}");
+    }
+}
+
+fn generations(folder: &Path) -> Vec<u64> {
+    gpupool_store::list(folder).unwrap_or_default().into_iter().map(|listed| listed.generation).collect()
+}
+
+#[track_caller]
+fn verifies(folder: &Path) {
+    for verified in gpupool_store::verify(folder, None, 1).unwrap() {
+        assert_eq!(verified.wrong, []);
+    }
+}
+
+#[test]
+fn an_image_of_a_program_at_work_is_of_one_moment() {
+    const THREADS: u32 = 8;
+    let (_around, folder) = store();
+    let mut program = checkpointed("2x1GiB").start(None);
+    at_work(&mut program, THREADS);
+    for generation in 1..=20 {
+        let told = image(&program, &folder, "--keep 2");
+        assert_eq!(told["generation"], generation);
+        let least = u64::from(THREADS) * 5 * MIB;
+        assert!(told["bytes"].as_u64() >= Some(least) && told["left_out_bytes"] == 0, "{told}");
+        assert_eq!(told["in_stop_bytes"], 0, "there is room for all of it: {told}");
+        agrees(&mut program, &folder, THREADS);
+        goes_on(&mut program);
+    }
+    assert_eq!(generations(&folder), [20, 19]);
+    verifies(&folder);
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    assert_eq!(log.matches("\"program.checkpoint\"").count(), 20);
+    ends_well(program);
+}
+
+/// Bytes of an image that is not whole yet; `None`: there is none.
+fn unfinished(folder: &Path) -> Option<u64> {
+    let entries = std::fs::read_dir(folder).ok()?.flatten();
+    let new = entries.map(|entry| entry.path()).find(|path| path.extension().is_some_and(|kind| kind == "new"))?;
+    let files = std::fs::read_dir(new).ok()?.flatten();
+    Some(files.filter_map(|file| file.metadata().ok()).map(|file| file.len()).sum())
+}
+
+/// At ten points of writing, from the first byte on.
+#[test]
+fn a_program_that_is_killed_while_it_writes_leaves_the_older_images() {
+    let (_around, folder) = store();
+    let mut whole = 0;
+    for part in 0..10 {
+        let mut program = checkpointed("1x1GiB").start(None);
+        program.ask("name weights 49152 0 5000");
+        std::thread::scope(|scope| {
+            let arguments = format!("checkpoint {} {}", program.pid(), folder.display());
+            let asking = &program;
+            let asked = scope.spawn(move || asking.gpupool(&arguments));
+            eventually("a part of an image, or all of it", || {
+                // What the one before has left is not its own.
+                let writer = std::fs::read_to_string(folder.join("lock")).ok();
+                let is_its = writer.is_some_and(|writer| writer.trim() == program.pid().to_string());
+                let is_there = generations(&folder).first() > Some(&whole);
+                (is_there || is_its && unfinished(&folder) >= Some(part * 2 * MIB)).then_some(())
+            });
+            program.signal(libc::SIGKILL);
+            let ended = asked.join().unwrap();
+            let said = String::from_utf8(ended.stderr).unwrap();
+            assert!(
+                ended.status.success() || said.contains("it ended before it had answered"),
+                "{}: {said}",
+                ended.status
+            );
+        });
+        let now = generations(&folder).first().copied().unwrap_or(0);
+        assert!(now == whole || now == whole + 1, "{now} behind {whole}");
+        whole = now;
+        if whole > 0 {
+            verifies(&folder);
+        }
+    }
+    // The next one is not in the way of what they left.
+    let mut program = checkpointed("1x1GiB").start(None);
+    program.ask("name weights 4096 0 5000");
+    assert_eq!(image(&program, &folder, "--keep 1")["generation"], whole + 1);
+    assert_eq!((generations(&folder), unfinished(&folder)), (vec![whole + 1], None));
+    verifies(&folder);
+}
+
+#[test]
+fn a_disk_that_takes_no_more_leaves_the_older_image_and_the_program() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    program.ask("name weights 8192 0 5000");
+    at_work(&mut program, 2);
+    image(&program, &folder, "");
+    let limit = |bytes| {
+        let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: the pointer is to a local, and the process is a child that was not waited for.
+        let set =
+            unsafe { libc::prlimit(program.pid() as i32, libc::RLIMIT_FSIZE, &raw const limit, std::ptr::null_mut()) };
+        assert_eq!(set, 0);
+    };
+    // As where there is no room, a write fails in the middle.
+    limit(MIB);
+    let why = refused(&program, &folder, "--keep 1");
+    assert!(why.contains("cannot write: ") && why.contains("gen-000002"), "{why}");
+    assert_eq!((generations(&folder), unfinished(&folder)), (vec![1], None));
+    verifies(&folder);
+    limit(libc::RLIM_INFINITY);
+    goes_on(&mut program);
+    image(&program, &folder, "--keep 1");
+    assert_eq!(generations(&folder), [2]);
+    agrees(&mut program, &folder, 2);
+    ends_well(program);
+}
+
+#[test]
+fn two_at_once_are_one_image_or_two_and_one_folder_is_one_program_s() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("2x1GiB").start(None);
+    at_work(&mut program, 4);
+    let mut images = 0;
+    for _ in 0..5 {
+        let all = std::thread::scope(|scope| {
+            let ask = || scope.spawn(|| told(&program, &folder, ""));
+            let asked = [ask(), ask(), ask()];
+            asked.map(|asked| asked.join().unwrap())
+        });
+        let known = ["is being written already", "another command is asking it", "uses this folder"];
+        let refused = all.iter().filter_map(|told| told["error"].as_str());
+        assert!(refused.clone().all(|why| known.iter().any(|known| why.contains(known))), "{all:?}");
+        let made = 3 - refused.count();
+        assert!(made >= 1, "{all:?}");
+        images += made;
+    }
+    assert_eq!(generations(&folder).len(), images);
+    verifies(&folder);
+    agrees(&mut program, &folder, 4);
+    goes_on(&mut program);
+    ends_well(program);
+}
+
+#[test]
+fn with_every_images_follow_each_other_until_the_program_ends() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    at_work(&mut program, 2);
+    let asked = std::thread::scope(|scope| {
+        let arguments = format!("checkpoint --json {} {} --every 50ms --keep 2", program.pid(), folder.display());
+        let asking = &program;
+        let asked = scope.spawn(move || asking.gpupool(&arguments));
+        eventually("a fourth image", || (generations(&folder).first() >= Some(&4)).then_some(()));
+        program.signal(libc::SIGKILL);
+        asked.join().unwrap()
+    });
+    let said = String::from_utf8(asked.stdout).unwrap();
+    let all: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(all.len() >= 3 && (1..=3).zip(&all).all(|(number, told)| told["generation"] == number), "{all:?}");
+    let said = String::from_utf8(asked.stderr).unwrap();
+    assert!(said.contains("has ended; no further image is written"), "{said}");
+    // One more where it was killed before the oldest was gone.
+    assert!(generations(&folder).len() <= 3);
+    verifies(&folder);
+}
+
+/// A program with memory that has names, and an image of it.
+fn with_names(folder: &Path) {
+    let mut program = checkpointed("2x1GiB").start(None);
+    assert_eq!(program.ask("name weights 3072 64 5000"), "0 21384 0");
+    assert_eq!(program.ask("name bias 12 4 9000"), "0 10024 0");
+    assert_eq!(program.ask("name state 2048 0 7000"), "0 7000 0");
+    // What nobody has any more is in no image.
+    assert_eq!(program.ask("name weights 3072 64 6000"), "0 22384 0");
+    image(&program, folder, "");
+    let shown = String::from_utf8(program.gpupool(&format!("store show {}", folder.display())).stdout).unwrap();
+    assert!(["weights", "bias", "state"].iter().all(|name| shown.contains(name)), "{shown}");
+    assert_eq!(program.ask("free"), "freed");
+    image(&program, folder, "");
+    let manifest = gpupool_store::show(folder, None).unwrap();
+    assert!(manifest.blocks.iter().all(|block| block.about.names.is_empty()), "names end with their blocks");
+    gpupool_store::remove(folder, 2).unwrap();
+    program.signal(libc::SIGKILL);
+}
+
+#[test]
+fn what_a_program_names_comes_back_in_another_one() {
+    let (_around, folder) = store();
+    with_names(&folder);
+    let mut program = checkpointed("1x1GiB").env("GPUPOOL_RESTORE", &folder).start(None);
+    assert_eq!(program.ask("name weights 3072 0 1"), "0 22384 0", "its bytes, elsewhere");
+    assert_eq!(program.ask("name bias 12 8 1"), "0 10024 0");
+    // Once: the next one of that name has what the program gave it.
+    assert_eq!(program.ask("name weights 3072 0 1"), "0 1 0");
+    // Another size, and a name that nothing has.
+    assert_eq!(program.ask("name state 1024 0 1"), "-8 1 0");
+    assert_eq!(program.ask("name nobody 1024 0 1"), "-8 1 0");
+    let log = program.log();
+    let (status, _folder) = program.end();
+    assert!(status.success(), "{status}");
+    let log = std::fs::read_to_string(log).unwrap();
+    assert_eq!(log.matches("\"block.restore\"").count(), 2, "{log}");
+    for told in [
+        "`state` did not come back: it has 1048576 bytes (1.0 MiB), and 2097152 (2.0 MiB) in generation 1 in ",
+        "`nobody` did not come back: generation 1 in ",
+        "2 named ranges came back, 3.0 MiB in all; 1 that the image has were not asked for, as `state`",
+    ] {
+        assert!(log.contains(told), "{told}: {log}");
+    }
+}
+
+#[test]
+fn what_is_damaged_or_not_there_does_not_come_back_and_is_told_of() {
+    let (around, folder) = store();
+    with_names(&folder);
+    let data = std::fs::read_dir(folder.join("gen-000001")).unwrap().map(|entry| entry.unwrap().path());
+    for path in data.filter(|path| path.to_string_lossy().contains("data-")) {
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes.iter_mut().step_by(1000).for_each(|byte| *byte ^= 1);
+        std::fs::write(&path, bytes).unwrap();
+    }
+    let mut program = checkpointed("1x1GiB").env("GPUPOOL_RESTORE", &folder).start(None);
+    assert!(program.ask("name weights 3072 0 1").starts_with("-8 "));
+    assert_eq!(program.ask("name other 3072 0 1"), "-8 1 0", "and the program goes on");
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    assert!(
+        log.contains("`weights` did not come back from generation 1") && log.contains("hold anything now: "),
+        "{log}"
+    );
+
+    let nowhere = around.path().join("none");
+    let mut program = checkpointed("1x1GiB").env("GPUPOOL_RESTORE", nowhere).start(None);
+    assert_eq!(program.ask("name weights 3072 0 1"), "-8 1 0");
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    assert!(log.contains("nothing comes back: ") && log.contains("no generation is stored there"), "{log}");
+}
+
+#[test]
+fn where_there_is_no_room_beside_it_the_program_waits_for_the_disk() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x256MiB").env("GPUPOOL_HOST_LIMIT", "0").start(None);
+    let block: u64 = program.ask("allocate 160").parse().unwrap();
+    at_work(&mut program, 2);
+    let told = image(&program, &folder, "");
+    assert!(told["in_stop_bytes"].as_u64() >= Some(64 * MIB), "{told}");
+    agrees(&mut program, &folder, 2);
+    assert!(stored(&folder, block, 160 << 20).iter().all(|word| *word == 7));
+    goes_on(&mut program);
+    ends_well(program);
+}
+
+#[test]
+fn a_program_that_never_comes_to_rest_and_one_that_is_suspended_have_no_image_and_go_on() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    at_work(&mut program, 1);
+    program.ask("spin");
+    let why = refused(&program, &folder, "--wait 1s");
+    assert!(why.contains("did not come to rest in time: "), "{why}");
+    program.ask("release");
+    goes_on(&mut program);
+    assert!(program.gpupool(&format!("suspend {}", program.pid())).status.success());
+    let why = refused(&program, &folder, "");
+    assert!(why.contains("it is suspended; resume it first"), "{why}");
+    assert!(program.gpupool(&format!("resume {}", program.pid())).status.success());
+    assert_eq!(generations(&folder), [0; 0]);
+    goes_on(&mut program);
+    image(&program, &folder, "");
+    agrees(&mut program, &folder, 1);
+    ends_well(program);
+}
+
+#[test]
+fn a_folder_that_will_not_do_is_named_before_the_program_is_stopped() {
+    let (around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    at_work(&mut program, 1);
+    std::fs::write(&folder, "no folder").unwrap();
+    let why = refused(&program, &folder, "");
+    assert!(why.contains("it is a link or no folder") && why.contains(&*folder.to_string_lossy()), "{why}");
+    let nowhere = around.path().join("none/images");
+    let why = refused(&program, &nowhere, "");
+    assert!(why.contains("No such file or directory"), "{why}");
+    // Others could put something else in its place.
+    let open = around.path().join("open");
+    std::fs::create_dir(&open).unwrap();
+    std::fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let why = refused(&program, &open, "");
+    assert!(why.contains("others may write to it"), "{why}");
+    let log = std::fs::read_to_string(program.log()).unwrap();
+    assert!(log.contains("no image was written: "), "{log}");
+    goes_on(&mut program);
+    ends_well(program);
+}

@@ -1,0 +1,144 @@
+/*
+ * checkpointed: does what the lines of its standard input say, and answers each with one line.
+ *   begin N          N threads, each with memory of every kind on a GPU (in turn) that it writes all the time, the kinds one after the other
+ *   where N          the addresses of the kinds of thread N
+ *   rounds           how often all of them have written
+ *   spin             a kernel that waits for the host; release: it ends
+ *   allocate MIB     memory that stays; its address
+ *   name N K A S     a new block, of which K KiB from A KiB on are called N once all of it counts up from S: what gpupool_name answered, the first
+ *                    word of the range, and how many others of it do not count up from there
+ *   free             what has a name is freed
+ *   end              the threads end, and free what they have
+ */
+#define _GNU_SOURCE
+#include "control.h"
+#include "held.h"
+#include "vmm.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { MOST = 16, KINDS = 4 };
+
+/* The last one is the program's own; the one before it shares its frames with others. */
+static const size_t sizes[KINDS] = {2 * MIB + 20480, MIB, 40 << 10, 2 * MIB};
+static CUdeviceptr blocks[MOST][KINDS];
+static pthread_t workers[MOST];
+static int working;
+static atomic_int ends, ready;
+static atomic_long rounds;
+
+static void *work(void *argument)
+{
+    int number = (int)(uintptr_t)argument, gpus = 0;
+    uint64_t handle = 0;
+    CUdeviceptr *own = blocks[number];
+    CHECK(cuDeviceGetCount(&gpus));
+    int device = number % gpus;
+    CUcontext context;
+    CHECK(cuDevicePrimaryCtxRetain(&context, device));
+    CHECK(cuCtxSetCurrent(context));
+    Kernels kernels = load_kernels();
+    CUstream stream;
+    CHECK(cuStreamCreate(&stream, 1));
+    for (int kind = 0; kind < KINDS - 1; kind++)
+        CHECK(cuMemAlloc_v2(&own[kind], sizes[kind]));
+    CUmemAllocationProp properties = on_device(device);
+    CHECK(cuMemCreate(&handle, sizes[KINDS - 1], &properties, 0));
+    own[KINDS - 1] = map_for(device, handle, sizes[KINDS - 1]);
+    atomic_fetch_add(&ready, 1);
+    for (uint32_t round = 0; !atomic_load(&ends); round++) {
+        for (int kind = 0; kind < KINDS; kind++)
+            iota(&kernels, stream, own[kind], sizes[kind] / 4, round * 1000);
+        /* What comes and goes while others are being looked at. */
+        CUdeviceptr passing;
+        CHECK(cuMemAlloc_v2(&passing, (1 + round % 3) * MIB));
+        CHECK(cuMemsetD32Async(passing, round, MIB / 4, stream));
+        CHECK(cuStreamSynchronize(stream));
+        CHECK(cuMemFree_v2(passing));
+        atomic_fetch_add(&rounds, 1);
+    }
+    for (int kind = 0; kind < KINDS - 1; kind++)
+        CHECK(cuMemFree_v2(own[kind]));
+    CHECK(cuMemUnmap(own[KINDS - 1], sizes[KINDS - 1]));
+    CHECK(cuMemRelease(handle));
+    CHECK(cuMemAddressFree(own[KINDS - 1], sizes[KINDS - 1]));
+    CHECK(cuStreamDestroy_v2(stream));
+    return NULL;
+}
+
+static Gpu spinning;
+
+enum { NAMED = 16 };
+static CUdeviceptr named[NAMED];
+static int names;
+
+/* Of a range that counts up from its first word. */
+static void say_named(const char *name, size_t bytes, size_t at, uint32_t seed)
+{
+    Control control = find_control(RTLD_DEFAULT);
+    CUdeviceptr block;
+    start_on(0);
+    Kernels kernels = load_kernels();
+    REQUIRE(names < NAMED);
+    CHECK(cuMemAlloc_v2(&block, at + bytes));
+    named[names++] = block;
+    /* Not waited for here: gpupool_name does. */
+    iota(&kernels, NULL, block, (at + bytes) / 4, seed);
+    int code = control.name(as_pointer(block + at), bytes, name);
+    uint32_t first;
+    CHECK(cuMemcpyDtoH_v2(&first, block + at, 4));
+    printf("%d %u %llu\n", code, first, (unsigned long long)count_wrong(&kernels, block + at, bytes / 4, first));
+}
+
+int main(void)
+{
+    char line[256], word[256];
+    unsigned bytes, at, seed;
+    CHECK(cuInit(0));
+    while (fgets(line, sizeof line, stdin)) {
+        int number = 0;
+        line[strcspn(line, "\n")] = 0;
+        if (sscanf(line, "begin %d", &number) == 1) {
+            REQUIRE(number <= MOST);
+            for (working = 0; working < number; working++)
+                REQUIRE(pthread_create(&workers[working], NULL, work, (void *)(uintptr_t)working) == 0);
+            while (atomic_load(&ready) < number)
+                sched_yield();
+            puts("begun");
+        } else if (sscanf(line, "where %d", &number) == 1) {
+            for (int kind = 0; kind < KINDS; kind++)
+                printf("%llu%s", (unsigned long long)blocks[number][kind], kind < KINDS - 1 ? " " : "\n");
+        } else if (strcmp(line, "rounds") == 0) {
+            printf("%ld\n", atomic_load(&rounds));
+        } else if (strcmp(line, "spin") == 0) {
+            open_gpu(&spinning, 0);
+            hold(&spinning);
+            puts("it spins");
+        } else if (strcmp(line, "release") == 0) {
+            let_go(&spinning);
+            puts("it ended");
+        } else if (sscanf(line, "allocate %d", &number) == 1) {
+            CUdeviceptr block;
+            start_on(0);
+            CHECK(cuMemAlloc_v2(&block, (size_t)number * MIB));
+            CHECK(cuMemsetD32_v2(block, 7, (size_t)number * MIB / 4));
+            printf("%llu\n", (unsigned long long)block);
+        } else if (sscanf(line, "name %255s %u %u %u", word, &bytes, &at, &seed) == 4) {
+            say_named(word, (size_t)bytes << 10, (size_t)at << 10, seed);
+        } else if (strcmp(line, "free") == 0) {
+            while (names)
+                CHECK(cuMemFree_v2(named[--names]));
+            puts("freed");
+        } else if (strcmp(line, "end") == 0) {
+            atomic_store(&ends, 1);
+            while (working)
+                REQUIRE(pthread_join(workers[--working], NULL) == 0);
+            puts("ended");
+        } else {
+            printf("what is %s?\n", line);
+        }
+        fflush(stdout);
+    }
+    return 0;
+}
