@@ -27,6 +27,7 @@ const MALFORMED: &[(&str, &str, &str)] = &[
     ("GPUPOOL_HOST_LIMIT", "99999999999999999999GiB", "64GiB"),
     ("GPUPOOL_PLACEMENT", "random", "local-first"),
     ("GPUPOOL_FREE", "never", "strict"),
+    ("GPUPOOL_PRIORITY", "101", "0 to 100"),
     ("GPUPOOL_SOFT_OOM", "maybe", "auto"),
     ("GPUPOOL_MEMINFO", "none", "device"),
     ("GPUPOOL_SUMMARY", "loud", "auto"),

@@ -1,4 +1,4 @@
-//! How a process that runs under gpupool is asked to do something, and what it answers: `suspend`, `resume` and `checkpoint`.
+//! How a process that runs under gpupool is asked to do something, and what it answers: `suspend`, `resume`, `checkpoint`, `set`, `drain`, `undrain`.
 //!
 //! The command listens by a file beside the process's metrics page, which is the user's alone, and rings at the page; the process connects
 //! ([`gpupool_wire::control`]). Who connects is known by the kernel's word, so nobody else's process is taken for it.
@@ -79,21 +79,28 @@ pub fn find(pids: &[u32]) -> Result<Vec<Listed>, Failure> {
     Ok(found)
 }
 
-/// Asks all of these at once.
+/// Asks all of these at once, and waits for as long as they take.
 pub fn ask_all(rows: &[Listed], request: &Request) -> Vec<Told> {
+    replies(rows, request, None).into_iter().zip(rows).map(|(reply, row)| told_by(row, reply)).collect()
+}
+
+/// What each of these answers, all asked at once; from `until` on nobody is waited for.
+pub fn replies(rows: &[Listed], request: &Request, until: Option<Instant>) -> Vec<Result<Reply, String>> {
     let progress = Progress::new(rows.len());
-    let told =
-        side_by_side(rows, |at, row| told_by(row, ask(row, request, &|done, total| progress.say(at, done, total))));
+    let told = side_by_side(rows, |at, row| ask(row, request, until, &|done, total| progress.say(at, done, total)));
     progress.end();
     told
 }
+
+/// What a process answers that was asked something else.
+pub const OTHER_ANSWER: &str = "it answered something else than what it was asked";
 
 fn told_by(row: &Listed, answer: Result<Reply, String>) -> Told {
     let pid = row.told.process.identity.pid;
     let (error, [bytes, stayed_bytes, microseconds]) = match answer {
         Ok(Reply::Done { moved, stayed, microseconds }) => (None, [moved, stayed, microseconds]),
         Ok(Reply::Refused { why }) | Err(why) => (Some(why), [0; 3]),
-        Ok(_) => (Some("it answered nothing at the end".to_owned()), [0; 3]),
+        Ok(_) => (Some(OTHER_ANSWER.to_owned()), [0; 3]),
     };
     Told { pid, error, bytes, stayed_bytes, microseconds }
 }
@@ -104,7 +111,7 @@ fn told_by(row: &Listed, answer: Result<Reply, String>) -> Told {
 /// Nobody answered; why, in words.
 pub fn ask_one(row: &Listed, request: &Request) -> Result<Reply, String> {
     let progress = Progress::new(1);
-    let reply = ask(row, request, &|done, total| progress.say(0, done, total));
+    let reply = ask(row, request, None, &|done, total| progress.say(0, done, total));
     progress.end();
     reply
 }
@@ -121,16 +128,21 @@ impl Drop for Door<'_> {
     }
 }
 
-fn ask(row: &Listed, request: &Request, progress: &dyn Fn(u64, u64)) -> Result<Reply, String> {
-    let mut silence = TO_GO_ON;
-    if let Request::Suspend { patience, .. } | Request::Checkpoint { patience, .. } = request {
-        silence += Duration::from_millis(*patience);
-    }
-    hear(row, &connect(row, request)?, request, silence, progress)
+fn ask(row: &Listed, request: &Request, until: Option<Instant>, progress: &dyn Fn(u64, u64)) -> Result<Reply, String> {
+    let silence = match (until, request) {
+        // It has that long and no longer, whatever it says meanwhile.
+        (Some(until), _) => until.saturating_duration_since(Instant::now()),
+        (None, Request::Suspend { patience, .. } | Request::Checkpoint { patience, .. }) => {
+            TO_GO_ON + Duration::from_millis(*patience)
+        }
+        (None, _) => TO_GO_ON,
+    };
+    let socket = connect(row, request, until)?;
+    hear(row, &socket, request, silence, until, progress)
 }
 
 /// A connection to the process, which has been asked.
-fn connect(row: &Listed, request: &Request) -> Result<Socket, String> {
+fn connect(row: &Listed, request: &Request, until: Option<Instant>) -> Result<Socket, String> {
     let words =
         |what: &str, error: &dyn std::fmt::Display| format!("{what} beside {} failed: {error}", row.page.display());
     let folder = Folder::around(&row.page).map_err(|refused| refused.to_string())?;
@@ -147,7 +159,7 @@ fn connect(row: &Listed, request: &Request) -> Result<Socket, String> {
     // Whoever is to connect needs to write to it.
     chownat(folder.fd(), name, Some(Uid::from_raw(row.owner)), None::<Gid>, AtFlags::SYMLINK_NOFOLLOW)
         .map_err(|error| words("giving the socket to its user", &error))?;
-    let socket = accept(&listener, row, &page)?;
+    let socket = accept(&listener, row, &page, until)?;
     drop(door);
     drop(page);
     say(&socket, request)?;
@@ -196,11 +208,13 @@ fn hear(
     socket: &Socket,
     request: &Request,
     silence: Duration,
+    limit: Option<Instant>,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Reply, String> {
     let mut silence = silence;
     loop {
-        match next(row, socket, silence)? {
+        let left = limit.map_or(silence, |limit| limit.saturating_duration_since(Instant::now()).min(silence));
+        match next(row, socket, left)? {
             Reply::Progress { done, total } => {
                 progress(done, total);
                 if let Request::Checkpoint { .. } | Request::Suspend { target: Target::Folder(_), .. } = request {
@@ -224,7 +238,7 @@ const CHANCE: Duration = Duration::from_millis(60);
 pub fn suspend_together(rows: &[Listed], target: &Target, patience: Duration) -> Vec<Told> {
     let milliseconds = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
     let request = Request::Suspend { target: target.clone(), patience: milliseconds, together: true };
-    let connected = side_by_side(rows, |_, row| connect(row, &request));
+    let connected = side_by_side(rows, |_, row| connect(row, &request, None));
     let sockets: Vec<Socket> = match connected.iter().any(Result::is_err) {
         false => connected.into_iter().flatten().collect(),
         true => return none_of(rows, connected.into_iter().map(Result::err).collect()),
@@ -236,7 +250,7 @@ pub fn suspend_together(rows: &[Listed], target: &Target, patience: Duration) ->
     let progress = Progress::new(rows.len());
     let told = side_by_side(rows, |at, row| {
         let say = |done, total| progress.say(at, done, total);
-        told_by(row, hear(row, &sockets[at], &request, TO_GO_ON, &say))
+        told_by(row, hear(row, &sockets[at], &request, TO_GO_ON, None, &say))
     });
     progress.end();
     told
@@ -268,9 +282,9 @@ fn one_try(
     sockets: &[Socket],
     until: Instant,
 ) -> Result<Option<Vec<Option<String>>>, Vec<Option<String>>> {
-    let said = |request: Request| -> Result<(), Vec<Option<String>>> {
+    let said = |request: &Request| -> Result<(), Vec<Option<String>>> {
         let say = |at: usize, row: &Listed| {
-            let error = say(&sockets[at], &request).err()?;
+            let error = say(&sockets[at], request).err()?;
             // Who does not listen any more has said why: behind the word that there is something it has not heard.
             let mut said = (0..2).map(|_| next(row, &sockets[at], MOMENT));
             Some(said.find_map(|said| said.ok().and_then(|reply| reply.refusal())).unwrap_or(error))
@@ -278,13 +292,13 @@ fn one_try(
         let failed = side_by_side(rows, say);
         if failed.iter().all(Option::is_none) { Ok(()) } else { Err(failed) }
     };
-    said(Request::Close)?;
+    said(&Request::Close)?;
     let answers = side_by_side(rows, |at, row| next(row, &sockets[at], MOMENT));
     if answers.iter().all(|answer| matches!(answer, Ok(Reply::Quiet))) {
-        said(Request::Go)?;
+        said(&Request::Go)?;
         return Ok(None);
     }
-    said(Request::Open)?;
+    said(&Request::Open)?;
     // Who could not answer, since it waited for one that had stopped, can now.
     let answers = side_by_side(rows, |at, row| match &answers[at] {
         Err(_) => next(row, &sockets[at], until.saturating_duration_since(Instant::now()) + TO_GO_ON),
@@ -345,9 +359,10 @@ fn listen(folder: &Folder, name: &str) -> Result<Socket, String> {
 }
 
 /// The process's connection.
-fn accept(listener: &Socket, row: &Listed, page: &OwnedFd) -> Result<Socket, String> {
+fn accept(listener: &Socket, row: &Listed, page: &OwnedFd, limit: Option<Instant>) -> Result<Socket, String> {
     let pid = row.told.process.identity.pid;
-    let until = Instant::now() + TO_ANSWER;
+    let begun = Instant::now();
+    let until = limit.map_or(begun + TO_ANSWER, |limit| limit.min(begun + TO_ANSWER));
     while Instant::now() < until {
         ring(std::os::fd::AsFd::as_fd(page))
             .map_err(|error| format!("its page {} cannot be rung at: {error}", row.page.display()))?;
@@ -364,10 +379,14 @@ fn accept(listener: &Socket, row: &Listed, page: &OwnedFd) -> Result<Socket, Str
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) => return Err(format!("its connection failed: {error}")),
         }
+        // Before it heard anything: nothing was asked of it.
+        if stat(pid).is_some_and(|stat| stat.state == b'T') {
+            return Err("it is stopped (SIGSTOP) and answers nobody".to_owned());
+        }
     }
     Err(format!(
         "it did not answer within {} s: it may be stopped, have ended, or be at the end of a call of the driver",
-        TO_ANSWER.as_secs()
+        begun.elapsed().as_secs()
     ))
 }
 

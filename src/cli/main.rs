@@ -8,6 +8,7 @@ mod control;
 mod demo;
 mod diff;
 mod doctor;
+mod drain;
 mod elf;
 mod explain;
 mod export;
@@ -28,6 +29,7 @@ mod resume;
 mod run;
 #[cfg(test)]
 mod sample;
+mod set;
 mod sim;
 mod stdout;
 mod store;
@@ -58,6 +60,9 @@ enum Command {
     Suspend(suspend::Args),
     Resume(resume::Args),
     Checkpoint(checkpoint::Args),
+    Set(set::Args),
+    Drain(drain::Args),
+    Undrain(drain::UndrainArgs),
     Store(store::Args),
     Demo(demo::Args),
     Kernel(kernel::Args),
@@ -86,6 +91,9 @@ fn main() -> ExitCode {
         Command::Suspend(args) => suspend::run(&args),
         Command::Checkpoint(args) => checkpoint::run(&args),
         Command::Resume(args) => resume::run(&args),
+        Command::Set(args) => set::run(&args),
+        Command::Drain(args) => drain::run(&args),
+        Command::Undrain(args) => drain::run_undrain(&args),
         Command::Store(args) => store::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Kernel(args) => kernel::run(&args),

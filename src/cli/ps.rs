@@ -57,13 +57,14 @@ fn text(rows: &[Listed], of_others: usize) -> String {
     if rows.is_empty() {
         return page.into_text();
     }
-    let mut table = Table::new(&["pid", "state", "mode", "held", "used", "name"], b"rllrrl", 4);
+    let mut table = Table::new(&["pid", "state", "mode", "priority", "held", "used", "name"], b"rllrrrl", 4);
     for Listed { state, told, .. } in rows {
         let sum = |of: fn(&gpupool_metrics::Place) -> u64| told.levels.places.rows.iter().map(of).sum::<u64>();
         let cells = vec![
             told.process.identity.pid.to_string(),
             if told.levels.suspended > 0 { "suspended" } else { state.word() }.to_owned(),
             told.levels.mode.clone(),
+            told.levels.priority.to_string(),
             format_size(sum(|place| place.held)),
             format_size(sum(|place| place.used)),
             told.process.name.clone(),
@@ -81,6 +82,9 @@ fn text(rows: &[Listed], of_others: usize) -> String {
 fn below(told: &Snapshot) -> String {
     let mut parts = Vec::new();
     for place in &told.levels.places.rows {
+        if place.drained {
+            parts.push(format!("{} drained", place.name()));
+        }
         if place.held > 0 {
             parts.push(format!("{} {}", place.name(), format_size(place.held)));
         }

@@ -36,6 +36,7 @@ pub fn listed(pid: u32, name: &str) -> Listed {
         anchored: GIB / 2,
         own: GIB,
         reserve: if on_host { 0 } else { GIB },
+        drained: false,
     };
     let levels = Levels {
         updated: 1_700_000_009_000_000,
@@ -44,6 +45,7 @@ pub fn listed(pid: u32, name: &str) -> Listed {
         live_bytes: 150 * GIB,
         peak_live_bytes: 160 * GIB,
         suspended: 0,
+        priority: 50,
         pinned: Pinned {
             limit: 64 * GIB,
             pinned: 8 * GIB,

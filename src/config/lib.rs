@@ -26,7 +26,7 @@ pub use log_level::check_log;
 pub use log_path::{LogPath, LogPathNames};
 pub use problem::Problem;
 pub use ranks::{Rank, launcher_variables, local_ranks, passed_over, rank};
-pub use read::{nearest, no_setting};
+pub use read::{nearest, no_setting, read_one};
 pub use settings::{Devices, FarLimit, Limits, Settings};
 pub use size::{SizeError, format_size, parse_size};
 pub use table::{PREFIX, SETTINGS, Setting, VERDICTS};

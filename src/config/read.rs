@@ -3,8 +3,31 @@
 use crate::problem::Problem;
 use crate::ranks::{launcher_variables, local_ranks};
 use crate::settings::Settings;
-use crate::table::{PREFIX, SETTINGS, VERDICTS};
+use crate::table::{PREFIX, SETTINGS, Setting, VERDICTS};
 use std::ffi::{OsStr, OsString};
+
+/// One setting as somebody wrote it, `NAME=VALUE`: with or without our prefix, in capitals or not, `-` for `_`. The setting's row, and
+/// what it says now, all others being as by default. An empty value is the default.
+///
+/// # Errors
+/// There is no such setting, or it takes no such value.
+pub fn read_one(words: &str) -> Result<(&'static Setting, Settings), Problem> {
+    let (name, value) = words.split_once('=').unwrap_or((words, ""));
+    let wanted = name.trim().to_uppercase().replace('-', "_");
+    let wanted = if wanted.starts_with(PREFIX) { wanted } else { format!("{PREFIX}{wanted}") };
+    let problem = |name: &str, reason| Problem { name: name.to_owned(), value: value.to_owned(), reason };
+    if !words.contains('=') {
+        return Err(problem(name, "is not NAME=VALUE; write for example limit=0:20GiB".to_owned()));
+    }
+    let Some(row) = SETTINGS.iter().find(|row| row.name == wanted) else {
+        return Err(problem(&wanted, unknown_name(&wanted)));
+    };
+    let mut settings = Settings::default();
+    if !value.trim().is_empty() {
+        (row.read)(&mut settings, OsStr::new(value)).map_err(|reason| problem(row.name, reason))?;
+    }
+    Ok((row, settings))
+}
 
 impl Settings {
     /// Reads the settings among `vars`, and what a launcher says of the job's ranks; variables without our prefix are passed
@@ -74,6 +97,25 @@ fn unknown_name(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_setting_is_read_however_its_name_is_written() {
+        for words in ["limit=0:20GiB", "GPUPOOL_LIMIT=0:20GiB", " Limit =0:20GiB"] {
+            let (row, settings) = read_one(words).unwrap();
+            assert_eq!((row.name, settings.limit.to_string()), ("GPUPOOL_LIMIT", "0:20.0GiB".to_owned()), "{words}");
+        }
+        assert_eq!(read_one("move-share=7%").unwrap().1.move_share, 70);
+        assert_eq!(read_one("move_share=").unwrap().1.move_share, Settings::default().move_share);
+        for (words, expected) in [
+            ("limit", "is not NAME=VALUE"),
+            ("limits=1GiB", "did you mean GPUPOOL_LIMIT?"),
+            ("priority=101", "not a whole number from 0 to 100"),
+            ("priority=-1", "not a whole number"),
+        ] {
+            let problem = read_one(words).map(|_| ()).unwrap_err().to_string();
+            assert!(problem.contains(expected), "{words}: {problem}");
+        }
+    }
 
     #[test]
     fn a_slip_is_recognised_and_a_stranger_is_not() {

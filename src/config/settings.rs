@@ -46,6 +46,8 @@ pub struct Settings {
     pub moving: Move,
     /// `GPUPOOL_MOVE_SHARE`, in thousandths.
     pub move_share: u32,
+    /// `GPUPOOL_PRIORITY`, 0 to 100.
+    pub priority: u32,
     /// `GPUPOOL_FAR_LIMIT`.
     pub far_limit: Option<FarLimit>,
     /// `GPUPOOL_PINNED`.
@@ -120,6 +122,7 @@ impl Default for Settings {
             lenders: Lenders::default(),
             moving: Move::default(),
             move_share: 50,
+            priority: 50,
             far_limit: None,
             pinned: Pinned::default(),
             pinned_limit: None,
@@ -259,6 +262,31 @@ impl Settings {
             }
         }
         problems
+    }
+}
+
+/// As it is written: `auto` or `0,2,3`.
+impl fmt::Display for Devices {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Devices::Auto => out.write_str("auto"),
+            Devices::List(list) => out.write_str(&list.iter().map(u32::to_string).collect::<Vec<_>>().join(",")),
+        }
+    }
+}
+
+/// As it is written: `0:70GiB,1:40GiB` or one size; nothing where there is none.
+impl fmt::Display for Limits {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = |bytes: u64| format_size(bytes).replace(' ', "");
+        match self {
+            Limits::Unset => Ok(()),
+            Limits::Every(bytes) => out.write_str(&size(*bytes)),
+            Limits::PerGpu(limits) => {
+                let all = limits.iter().map(|(gpu, bytes)| format!("{gpu}:{}", size(*bytes)));
+                out.write_str(&all.collect::<Vec<_>>().join(","))
+            }
+        }
     }
 }
 

@@ -198,6 +198,19 @@ pub const SETTINGS: &[Setting] = &[
         read: |settings, value| percentage(value, "5%").map(|share| settings.move_share = share),
     },
     Setting {
+        name: "GPUPOOL_PRIORITY",
+        values: "0 to 100",
+        default: "50",
+        help: "How much the program matters beside others on the same GPUs; gpupool ps shows it.",
+        read: |settings, value| {
+            settings.priority = match text(value)?.parse() {
+                Ok(number @ 0..=100) => number,
+                _ => return Err("not a whole number from 0 to 100; write for example 80".to_owned()),
+            };
+            Ok(())
+        },
+    },
+    Setting {
         name: "GPUPOOL_FAR_LIMIT",
         values: "off, percentage or percentage:refuse",
         default: "off",

@@ -424,6 +424,41 @@ events! {
         /// Names in the image that the program gave to nothing.
         not_asked: u64,
     }
+    /// Memory left a GPU that is drained (`gpupool drain`), and nothing new goes there.
+    GpuDrain = "gpu.drain" (Memory, Info) {
+        /// The GPU.
+        device: u32,
+        /// Its UUID, `GPU-…`.
+        uuid: String,
+        /// Bytes that left.
+        bytes: u64,
+        /// Bytes of the pool's and of the program's own memory that are still there.
+        stayed: u64,
+        /// What it took.
+        microseconds: u64,
+    }
+    /// A GPU is drained no more (`gpupool undrain`).
+    GpuUndrain = "gpu.undrain" (Memory, Info) {
+        /// The GPU.
+        device: u32,
+        /// Its UUID, `GPU-…`.
+        uuid: String,
+        /// Bytes that came back to it.
+        bytes: u64,
+        /// Bytes that had left it and stay elsewhere.
+        stayed: u64,
+        /// What it took.
+        microseconds: u64,
+    }
+    /// A setting was changed while the program runs (`gpupool set`).
+    SettingChange = "setting.change" (Memory, Info) {
+        /// Its name, `GPUPOOL_LIMIT`.
+        name: String,
+        /// What it said before; empty where it said nothing.
+        old: String,
+        /// What it says now.
+        new: String,
+    }
     /// Memory came near the GPU that uses it, and other memory left it for that (`GPUPOOL_MOVE`).
     TierSwap = "tier.swap" (Memory, Debug) {
         /// That GPU.

@@ -14,4 +14,4 @@ mod uuid;
 pub use cgroup::Group;
 pub use host::{Host, KEPT_BACK, Memory};
 pub use nvml::{GpuMemory, Nvml};
-pub use uuid::{Uuid, dashed};
+pub use uuid::{Uuid, dashed, from_text};

@@ -4,12 +4,12 @@
 //! `RTLD_LOCAL`, and starts no thread. Where it is missing (as in containers without the `utility` capability), every
 //! question goes unanswered.
 
-use crate::uuid::{Uuid, dashed};
+use crate::uuid::{Uuid, dashed, from_text};
 use libloading::{Library, Symbol};
 use nvml_wrapper_sys::bindings::{
-    NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE, nvmlConfComputeSystemState_t, nvmlDevice_t,
-    nvmlEnableState_enum_NVML_FEATURE_DISABLED, nvmlEnableState_enum_NVML_FEATURE_ENABLED, nvmlEnableState_t,
-    nvmlMemory_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE,
+    NVML_DEVICE_UUID_V2_BUFFER_SIZE, NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE, nvmlConfComputeSystemState_t,
+    nvmlDevice_t, nvmlEnableState_enum_NVML_FEATURE_DISABLED, nvmlEnableState_enum_NVML_FEATURE_ENABLED,
+    nvmlEnableState_t, nvmlMemory_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE,
     nvmlReturn_enum_NVML_SUCCESS, nvmlReturn_t,
 };
 use once_cell::race::OnceBox;
@@ -36,6 +36,8 @@ static HANDLES: Mutex<Vec<(Uuid, Option<Handle>)>> = Mutex::new(Vec::new());
 struct Functions {
     driver_version: Option<unsafe extern "C" fn(*mut c_char, c_uint) -> nvmlReturn_t>,
     confidential: Option<unsafe extern "C" fn(*mut nvmlConfComputeSystemState_t) -> nvmlReturn_t>,
+    by_index: Option<unsafe extern "C" fn(c_uint, *mut nvmlDevice_t) -> nvmlReturn_t>,
+    uuid: Option<unsafe extern "C" fn(nvmlDevice_t, *mut c_char, c_uint) -> nvmlReturn_t>,
     by_uuid: Option<unsafe extern "C" fn(*const c_char, *mut nvmlDevice_t) -> nvmlReturn_t>,
     /// The first of the two versions of this call: drivers before 510 have no other.
     memory: Option<unsafe extern "C" fn(nvmlDevice_t, *mut nvmlMemory_t) -> nvmlReturn_t>,
@@ -54,6 +56,8 @@ impl Functions {
             Self {
                 driver_version: function(&library, c"nvmlSystemGetDriverVersion"),
                 confidential: function(&library, c"nvmlSystemGetConfComputeState"),
+                by_index: function(&library, c"nvmlDeviceGetHandleByIndex_v2"),
+                uuid: function(&library, c"nvmlDeviceGetUUID"),
                 by_uuid: function(&library, c"nvmlDeviceGetHandleByUUID"),
                 memory: function(&library, c"nvmlDeviceGetMemoryInfo"),
                 processes: function(&library, c"nvmlDeviceGetComputeRunningProcesses_v3"),
@@ -179,6 +183,21 @@ impl Nvml {
         let bytes = |used| (used != NOT_TOLD).then_some(used);
         let told = || processes.iter().map(|process| (process.pid, bytes(process.usedGpuMemory))).collect();
         (result == nvmlReturn_enum_NVML_SUCCESS).then(told)
+    }
+
+    /// The GPU with this number, as `nvidia-smi` has it.
+    pub fn uuid_of(self, index: u32) -> Option<Uuid> {
+        let mut device = std::ptr::null_mut();
+        // SAFETY: the output is a local of the type that the call fills.
+        let result = unsafe { self.0.by_index?(index, &raw mut device) };
+        if result != nvmlReturn_enum_NVML_SUCCESS {
+            return None;
+        }
+        let mut text = [0; NVML_DEVICE_UUID_V2_BUFFER_SIZE as usize];
+        let room = text.len() as c_uint;
+        // SAFETY: the handle came from NVML, which stays loaded, and the output is a local with so much room.
+        let result = unsafe { self.0.uuid?(device, text.as_mut_ptr(), room) };
+        (result == nvmlReturn_enum_NVML_SUCCESS).then(|| words(&text)).flatten().and_then(|text| from_text(&text))
     }
 
     /// The PCI address at the other end of each active NVLink of a GPU; empty where NVML does not tell it.

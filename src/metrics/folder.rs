@@ -42,9 +42,21 @@ impl Roots {
     }
 
     /// The folders that this user's pages may lie in, best first.
-    fn own(&self) -> Vec<PathBuf> {
+    pub(crate) fn own(&self) -> Vec<PathBuf> {
         let temporary = self.temporary.join(format!("{NAME}-{}", geteuid().as_raw()));
         self.session.iter().map(|root| root.join(NAME)).chain([self.run.join(NAME), temporary]).collect()
+    }
+
+    /// Whether this session is one by itself: somebody set its folder by hand, elsewhere than the system has those of all users.
+    pub(crate) fn is_apart(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| !session.starts_with(&self.sessions))
+    }
+
+    /// The folders whose files concern this user's processes in this session.
+    pub(crate) fn concerned(&self) -> Vec<PathBuf> {
+        let mut all = self.own();
+        all.truncate(if self.is_apart() { 1 } else { all.len() });
+        all
     }
 
     /// The folders that any user's pages may lie in.

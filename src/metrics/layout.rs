@@ -6,7 +6,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The version of the layout.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// The size of a page in bytes, whatever it holds.
 pub const BYTES: usize = 64 << 10;
 /// The first bytes of every page. A machine of the other byte order does not find them.
@@ -205,6 +205,8 @@ pub(crate) struct Levels {
     pub saved_microseconds: i64,
     /// Microseconds since the epoch; 0 for a program that is not suspended.
     pub suspended: u64,
+    /// 0 to 100.
+    pub priority: u64,
     pub gpu_count: u32,
     pub place_count: u32,
     /// GPUs that the table has no room for.
@@ -253,6 +255,8 @@ pub(crate) struct Place {
     pub anchored: u64,
     pub own: u64,
     pub reserve: u64,
+    /// 0 or 1.
+    pub drained: u64,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]

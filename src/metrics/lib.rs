@@ -11,8 +11,11 @@
 //! | counters | one store each | each by itself |
 //! | levels, contexts, call sites, findings, labels | one writer, each under a sequence lock of its own | again until whole, so often |
 //!
+//! Beside the pages lie small files that all processes of a user heed: which GPUs are drained ([`drains`]).
+//!
 //! Architecture Invariant: the page never grows, and nobody who writes it ever waits for a reader.
 
+pub mod drains;
 pub mod folder;
 mod layout;
 #[cfg(not(loom))]

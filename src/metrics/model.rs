@@ -50,6 +50,8 @@ pub struct Levels {
     pub residence: Residence,
     /// Since when it is suspended (`gpupool suspend`); 0: it is not.
     pub suspended: u64,
+    /// Whose memory gives way to whose (`GPUPOOL_PRIORITY`), 0 to 100.
+    pub priority: u64,
     /// The GPUs that the process sees; none before it knows of any.
     pub gpus: Table<Gpu>,
     /// Where the pool may hold memory.
@@ -198,6 +200,8 @@ pub struct Place {
     pub own: u64,
     /// What the pool leaves free here, beyond the limit (`GPUPOOL_RESERVE`); 0 on the host.
     pub reserve: u64,
+    /// Nothing new goes here (`gpupool drain`); `limit` is 0 then.
+    pub drained: bool,
 }
 
 impl Place {
@@ -215,8 +219,9 @@ impl Place {
 /// A place is written with its name, `gpu0`, as in the log.
 impl Serialize for Place {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        let Self { on_host: _, on_disk: _, number: _, limit, held, used, peak_used, anchored, own, reserve } = *self;
-        let mut place = serializer.serialize_struct("Place", 8)?;
+        let Self { on_host: _, on_disk: _, number: _, limit, held, used, peak_used, anchored, own, reserve, drained } =
+            *self;
+        let mut place = serializer.serialize_struct("Place", 9)?;
         place.serialize_field("place", &self.name())?;
         for (name, bytes) in [
             ("limit", limit),
@@ -229,6 +234,7 @@ impl Serialize for Place {
         ] {
             place.serialize_field(name, &bytes)?;
         }
+        place.serialize_field("drained", &drained)?;
         place.end()
     }
 }
@@ -352,7 +358,7 @@ fn as_uuid<S: serde::Serializer>(uuid: &[u8; 16], serializer: S) -> std::result:
     serializer.collect_str(&uuid_text(uuid))
 }
 
-fn uuid_text(uuid: &[u8; 16]) -> String {
+pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
     let parts = [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(hexadecimal);
     format!("GPU-{}", parts.join("-"))
 }
@@ -456,6 +462,7 @@ impl From<&Levels> for Box<layout::Levels> {
         raw.live_bytes = levels.live_bytes;
         raw.peak_live_bytes = levels.peak_live_bytes;
         raw.suspended = levels.suspended;
+        raw.priority = levels.priority;
         raw.pinned_limit = limit;
         (raw.pinned, raw.requested, raw.registered) = (pinned, requested, registered);
         (raw.peak_pinned, raw.peak_requested) = (peak_pinned, peak_requested);
@@ -470,9 +477,11 @@ impl From<&Levels> for Box<layout::Levels> {
             name: text(&gpu.name),
         });
         (raw.place_count, raw.more_places) = fill(&mut raw.places, &levels.places, |place| {
-            let Place { on_host, on_disk, number, limit, held, used, peak_used, anchored, own, reserve } = *place;
+            let Place { on_host, on_disk, number, limit, held, used, peak_used, anchored, own, reserve, drained } =
+                *place;
             let kind = if on_disk { DISK } else { on_host.into() };
-            layout::Place { kind, number, limit, held, used, peak_used, anchored, own, reserve }
+            let drained = drained.into();
+            layout::Place { kind, number, limit, held, used, peak_used, anchored, own, reserve, drained }
         });
         (raw.loan_count, raw.more_loans) = fill(&mut raw.loans, &levels.loans, |loan| {
             let Loan { borrower, on_host, number, bytes } = *loan;
@@ -491,6 +500,7 @@ impl From<&layout::Levels> for Levels {
             live_bytes: raw.live_bytes,
             peak_live_bytes: raw.peak_live_bytes,
             suspended: raw.suspended,
+            priority: raw.priority,
             pinned: Pinned {
                 limit: raw.pinned_limit,
                 pinned: raw.pinned,
@@ -513,9 +523,11 @@ impl From<&layout::Levels> for Levels {
                 total: gpu.total,
             }),
             places: take(&raw.places, raw.place_count, raw.more_places, |place| {
-                let layout::Place { kind, number, limit, held, used, peak_used, anchored, own, reserve } = *place;
+                let layout::Place { kind, number, limit, held, used, peak_used, anchored, own, reserve, drained } =
+                    *place;
                 let (on_host, on_disk) = (kind != 0 && kind != DISK, kind == DISK);
-                Place { on_host, on_disk, number, limit, held, used, peak_used, anchored, own, reserve }
+                let drained = drained != 0;
+                Place { on_host, on_disk, number, limit, held, used, peak_used, anchored, own, reserve, drained }
             }),
             loans: take(&raw.loans, raw.loan_count, raw.more_loans, |loan| {
                 let layout::Loan { borrower, on_host, number, bytes, .. } = *loan;

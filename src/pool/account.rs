@@ -3,10 +3,15 @@
 //! The pool, the program's own handles and managed memory each have a claim of their own name, and one limit holds for the
 //! sum. A claim is checked and charged in one step, under one lock for all places: of two that are checked one after the
 //! other and charged later, both would find the same room. Only numbers: who charges makes the memory, before or after.
+//!
+//! What a place may hold can change while memory lies there: the limit, whether it lends to other GPUs than itself, and whether it is closed.
+//! That takes nothing away from anybody. It says what comes next, and here is the only place that says it.
 
 use crate::place::PlaceId;
 use crate::sync::Mutex;
 use crate::{Place, PlaceSpec};
+// The standard library's under loom, too: nothing is ordered by them, so there is nothing for it to interleave.
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Who has memory at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,17 +54,37 @@ impl Sums {
     }
 }
 
+/// What may change about a place at any moment.
+#[derive(Debug)]
+struct Terms {
+    limit: AtomicU64,
+    /// Nothing new goes there, whatever the limit.
+    closed: AtomicBool,
+    /// Blocks of other homes may stand there.
+    lends: AtomicBool,
+}
+
 /// The accounts of all places; a place without one takes nothing.
 #[derive(Debug)]
 pub struct Accounts {
     specs: Vec<PlaceSpec>,
+    terms: Vec<Terms>,
     sums: Mutex<Vec<Sums>>,
 }
 
 impl Accounts {
-    /// Accounts with nothing in them, each place once.
+    /// Accounts with nothing in them, each place once. All places are open, and lend; a disk stays open and never does.
     pub fn new(specs: &[PlaceSpec]) -> Self {
-        Self { specs: specs.to_vec(), sums: Mutex::new(vec![Sums::default(); specs.len()]) }
+        let terms = |spec: &PlaceSpec| Terms {
+            limit: AtomicU64::new(spec.limit),
+            closed: AtomicBool::new(false),
+            lends: AtomicBool::new(!spec.place.is_disk()),
+        };
+        Self {
+            specs: specs.to_vec(),
+            terms: specs.iter().map(terms).collect(),
+            sums: Mutex::new(vec![Sums::default(); specs.len()]),
+        }
     }
 
     /// The place with this index.
@@ -67,7 +92,7 @@ impl Accounts {
         self.specs[id.index()].place
     }
 
-    /// The places and what each may hold.
+    /// The places, and what each could hold at first.
     pub fn specs(&self) -> &[PlaceSpec] {
         &self.specs
     }
@@ -76,9 +101,55 @@ impl Accounts {
         self.specs.iter().position(|spec| spec.place == place)
     }
 
-    /// The most that all claims on a place may add up to; 0 where it has no account.
+    fn terms(&self, place: Place) -> Option<&Terms> {
+        self.index(place).map(|index| &self.terms[index])
+    }
+
+    /// Those that may change: what was put on a disk has to come back, and what is to go there has nowhere else to go.
+    fn changing(&self, place: Place) -> Option<&Terms> {
+        self.terms(place).filter(|_| !place.is_disk())
+    }
+
+    /// The most that all claims on a place may add up to; 0 where it has no account, and while it is closed.
     pub fn limit(&self, place: Place) -> u64 {
-        self.index(place).map_or(0, |index| self.specs[index].limit)
+        let open = self.terms(place).filter(|terms| !terms.closed.load(Ordering::Relaxed));
+        open.map_or(0, |terms| terms.limit.load(Ordering::Relaxed))
+    }
+
+    /// Changes that. What lies there beyond it stays; a pool is to be told ([`crate::Pool::heed_accounts`]).
+    pub fn set_limit(&self, place: Place, bytes: u64) {
+        if let Some(terms) = self.changing(place) {
+            terms.limit.store(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Closes a place to everything new, or opens it again with the limit that it has. A pool is to be told.
+    pub fn close(&self, place: Place, closed: bool) {
+        if let Some(terms) = self.changing(place) {
+            terms.closed.store(closed, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a place is closed.
+    pub fn is_closed(&self, place: Place) -> bool {
+        self.terms(place).is_some_and(|terms| terms.closed.load(Ordering::Relaxed))
+    }
+
+    /// Says whether blocks of other homes may stand at a place from now on. A pool is to be told.
+    pub fn lend(&self, place: Place, lends: bool) {
+        if let Some(terms) = self.changing(place) {
+            terms.lends.store(lends, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether they may. The host always lends.
+    pub fn lends(&self, place: Place) -> bool {
+        self.terms(place).is_some_and(|terms| terms.lends.load(Ordering::Relaxed))
+    }
+
+    /// Whether new blocks of this home may stand at a place, as far as that goes.
+    pub fn takes(&self, place: Place, home: u32) -> bool {
+        place == Place::Gpu(home) || self.lends(place)
     }
 
     /// Charges `bytes` at a place, unless all claims there would then be more than its limit.

@@ -130,7 +130,12 @@ impl Budget {
         bytes - bytes % FRAME
     }
 
-    /// Whether what is promised goes beyond the limit (memory that was to leave did not).
+    /// Whether more is held than may be: the limit was lowered. What is freed then goes home before it serves anybody.
+    pub fn is_beyond_limit(&self) -> bool {
+        self.held > self.limit()
+    }
+
+    /// Whether what is promised goes beyond the limit (memory that was to leave did not, or the limit was lowered).
     pub fn is_overdrawn(&self) -> bool {
         self.committed() > self.allowed()
     }
@@ -138,6 +143,11 @@ impl Budget {
     /// The most the place may hold, or what it holds once it proved unable to give memory.
     pub fn limit(&self) -> u64 {
         if self.closed { self.held } else { self.accounts.limit(self.place) }
+    }
+
+    /// Whether blocks of other homes may stand here.
+    pub fn lends(&self) -> bool {
+        self.accounts.lends(self.place)
     }
 
     /// The most the pool may hold here: the limit less what others than the pool have.

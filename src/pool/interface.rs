@@ -1,6 +1,6 @@
 //! What goes into the pool and what comes out of it, besides the [`crate::Backend`].
 
-use crate::{Accounts, Anchors, Lenders, Links, Place, Policy};
+use crate::{Accounts, Anchors, Links, Place, Policy};
 use std::sync::Arc;
 
 /// What a pool is made of; fixed for its life.
@@ -16,8 +16,6 @@ pub struct Config {
     pub links: Links,
     /// How blocks are spread over them.
     pub policy: Policy,
-    /// Which GPUs lend.
-    pub lenders: Lenders,
     /// Bytes of the largest chunk, a multiple of [`crate::FRAME`]; [`crate::LARGEST_CHUNK`] unless there is a reason.
     pub largest_chunk: u64,
 }

@@ -86,7 +86,7 @@ pub use index::AddressIndex;
 pub use interface::{Allocation, Block, Config, Free, FreeError, Mapped, Piece, PlaceUsage, Refusal, Request, Usage};
 pub use moving::{MoveError, Moved, Rearranged, Stopped, Wish};
 pub use place::{Place, PlaceSpec};
-pub use placement::{Lenders, Links, Policy, Room, order, spread};
+pub use placement::{Links, Policy, Room, order, spread};
 pub use pool::Pool;
 pub use repack::Repacked;
 pub use small::Small;

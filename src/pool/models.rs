@@ -6,8 +6,8 @@
 
 use crate::clock::Clock;
 use crate::{
-    Accounts, AddressIndex, Anchor, Backend, Claim, Config, FRAME, Fault, Free, FreeError, LARGEST_CHUNK, Lenders,
-    Links, MoveError, Mover, Place, PlaceSpec, Policy, Pool, Request, Stopped, Transfer, Wish,
+    Accounts, AddressIndex, Anchor, Backend, Claim, Config, FRAME, Fault, Free, FreeError, LARGEST_CHUNK, Links,
+    MoveError, Mover, Place, PlaceSpec, Policy, Pool, Request, Stopped, Transfer, Wish,
 };
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -125,7 +125,6 @@ fn pool(frames: u64) -> Arc<Pool<Device>> {
         accounts: accounts(&[PlaceSpec { place: Place::Gpu(0), limit: frames * FRAME }]),
         links: Links::default(),
         policy: Policy::LocalFirst,
-        lenders: Lenders::All,
         largest_chunk: LARGEST_CHUNK,
     };
     Arc::new(Pool::new(config, Device::default()))
@@ -142,7 +141,6 @@ fn lending_pool(frames: u64) -> Arc<Pool<Device>> {
         ]),
         links: Links { ranks: [((1, Place::Gpu(0)), 0)].into() },
         policy: Policy::LocalFirst,
-        lenders: Lenders::All,
         largest_chunk: LARGEST_CHUNK,
     };
     Arc::new(Pool::new(config, Device::default()))
@@ -157,7 +155,6 @@ fn pool_of_two(frames: u64) -> Arc<Pool<Device>> {
         accounts: accounts(&[spec(0), spec(1)]),
         links: Links { ranks: [((0, Place::Gpu(1)), 0), ((1, Place::Gpu(0)), 0)].into() },
         policy: Policy::LocalFirst,
-        lenders: Lenders::All,
         largest_chunk: LARGEST_CHUNK,
     };
     Arc::new(Pool::new(config, Device::default()))

@@ -17,6 +17,7 @@
 
 use crate::moving::{MoveError, Moved, Rearranged, Stopped, Wanted, Wish};
 use crate::pool::Pool;
+use crate::state::Route;
 use crate::{FRAME, Mover, Place};
 
 /// What is already the case when nobody uses the memory by promise of the caller.
@@ -100,8 +101,14 @@ impl<B: Mover> Pool<B> {
         let end = address.checked_add(bytes).filter(|end| bytes > 0 && *end <= last).ok_or(MoveError::NotABlock)?;
         let route = self.routes.iter().find(|route| route.home == record.gpu);
         let is_disk = self.accounts.place(to).is_disk();
-        if !route.is_some_and(|route| is_disk || route.order.contains(&to)) {
+        // A disk is in no block's order, and has no terms.
+        let is_open = |route: &Route| is_disk || route.order.contains(&to) && state.is_open_to(to, route);
+        if !route.is_some_and(is_open) {
             return Err(MoveError::OutOfReach);
+        }
+        // What moves left there serves nobody either.
+        if self.accounts.is_closed(wish.to) {
+            return Err(MoveError::Full { place: wish.to, missing: bytes });
         }
         let start = block + (address - first).div_ceil(FRAME) as u32;
         let end = if end == last { block + record.frames } else { block + ((end - first) / FRAME) as u32 };

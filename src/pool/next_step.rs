@@ -175,10 +175,8 @@ impl<H: Copy> State<H> {
             let mut missing = bytes;
             if asked >= needed {
                 let rooms = self.rooms(route, |state, place, index| {
-                    let Some(&headroom) = attempt.headrooms.get(index) else {
-                        return 0;
-                    };
-                    state.budgets[place.index()].growth(headroom).saturating_add(state.evictable(place, waits_for))
+                    let headroom = attempt.headrooms.get(index);
+                    headroom.map_or(0, |headroom| state.makeable(place, *headroom, waits_for))
                 });
                 match self.spread(bytes, &rooms) {
                     Ok(pieces) if is_leaving && pieces != wanted => return Step::Settle,
@@ -195,7 +193,8 @@ impl<H: Copy> State<H> {
                 }
                 // A place too full to grow may still have the row of free frames that is wanted.
                 for &place in route.order[..asked].iter().filter(|_| !is_leaving) {
-                    if self.runs.best_fit(place, frames, |freed| self.is_usable(freed, waits_for)).is_some()
+                    if self.is_open_to(place, route)
+                        && self.runs.best_fit(place, frames, |freed| self.is_usable(freed, waits_for)).is_some()
                         && let Some(step) = self.serve_warm(&[(place, bytes)], attempt, frames, waits_for)
                     {
                         return step;
@@ -209,10 +208,10 @@ impl<H: Copy> State<H> {
                 return Step::Refuse(Refusal::Full { missing });
             };
             let account = &self.budgets[next.index()];
-            if account.growth(None) > 0 {
+            if self.is_open_to(next, route) && account.growth(None) > 0 {
                 return Step::Ask(account.place);
             }
-            // At its limit; the driver's answer would change nothing.
+            // At its limit, or it does not lend; the driver's answer would change nothing.
             attempt.headrooms.push(Some(0));
         }
     }
@@ -245,11 +244,12 @@ impl<H: Copy> State<H> {
         let waits_for = if only_quiesced { None } else { Some(route.home) };
         let mut rooms = Vec::new();
         for (&place, &headroom) in route.order.iter().zip(&attempt.headrooms) {
-            rooms.push(self.budgets[place.index()].growth(headroom).saturating_add(self.evictable(place, waits_for)));
+            rooms.push(if self.is_open_to(place, route) { self.makeable(place, headroom, waits_for) } else { 0 });
         }
         let mut more = Vec::new();
         for (&place, &room) in route.order.iter().zip(&rooms) {
-            let half_used = self.half_used(place, registry);
+            let is_open = self.is_open_to(place, route) && !self.budgets[place.index()].is_beyond_limit();
+            let half_used = if is_open { self.half_used(place, registry) } else { Vec::new() };
             let bytes = room + half_used.iter().map(|chunk| bytes_of(chunk.free)).sum::<u64>();
             more.push(Room { place: self.place(place), bytes });
         }
@@ -382,7 +382,18 @@ impl<H: Copy> State<H> {
 
     fn rooms(&self, route: &Route, bytes: impl Fn(&Self, PlaceId, usize) -> u64) -> Vec<Room> {
         let places = route.order.iter().enumerate();
-        places.map(|(index, &id)| Room { place: self.place(id), bytes: bytes(self, id, index) }).collect()
+        let room = |index, id| if self.is_open_to(id, route) { bytes(self, id, index) } else { 0 };
+        places.map(|(index, &id)| Room { place: self.place(id), bytes: room(index, id) }).collect()
+    }
+
+    /// What could be had at a place by making memory, with room that free memory leaves if it goes back first.
+    fn makeable(&self, place: PlaceId, headroom: Option<u64>, waits_for: Option<PlaceId>) -> u64 {
+        let budget = &self.budgets[place.index()];
+        // What goes back makes no room while that much is held beyond the limit.
+        if budget.is_overdrawn() {
+            return 0;
+        }
+        budget.growth(headroom).saturating_add(self.evictable(place, waits_for))
     }
 
     fn spread(&self, bytes: u64, rooms: &[Room]) -> Result<Vec<(PlaceId, u64)>, u64> {

@@ -41,16 +41,6 @@ impl Policy {
     }
 }
 
-/// Which GPUs lend to a home GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Lenders {
-    /// Every GPU of the pool that the home GPU can reach.
-    #[default]
-    All,
-    /// None but the home GPU itself (one rank of several on this host).
-    HomeOnly,
-}
-
 /// Who reaches whom, and how fast.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Links {
@@ -67,16 +57,15 @@ pub struct Room {
     pub bytes: u64,
 }
 
-/// The places a block of `home` may stand on, best first: home itself, the reachable lending GPUs by rank (the next
+/// The places a block of `home` can stand on, best first: home itself, the reachable GPUs by rank (the next
 /// higher ordinal first among equals, wrapping, so that neighbours do not all spill onto GPU 0), the reachable host nodes
-/// by rank. Empty when `home` is not among `places`.
-pub fn order(home: u32, places: &[Place], links: &Links, lenders: Lenders) -> Vec<Place> {
+/// by rank. Empty when `home` is not among `places`. Which of them lend is the accounts' ([`crate::Accounts::lends`]), and may change.
+pub fn order(home: u32, places: &[Place], links: &Links) -> Vec<Place> {
     if !places.contains(&Place::Gpu(home)) {
         return Vec::new();
     }
     let rank = |place: Place| match place {
         Place::Gpu(ordinal) if ordinal == home => Some(0),
-        Place::Gpu(_) if lenders == Lenders::HomeOnly => None,
         Place::Disk => None,
         _ => links.ranks.get(&(home, place)).copied(),
     };

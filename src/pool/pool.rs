@@ -280,7 +280,15 @@ impl<B: Backend> Pool<B> {
 
     /// Lets the front serve blocks of this home GPU as long as nothing about them matters to its account.
     fn open_front_unless_watched(&self, state: &State<B::Handle>, route: &Route) {
-        self.front.set_open(route.home, !state.budgets[route.home.index()].is_watched());
+        let budget = &state.budgets[route.home.index()];
+        self.front.set_open(route.home, !budget.is_watched() && !budget.is_beyond_limit());
+    }
+
+    /// The terms of a place have changed ([`Accounts::set_limit`], [`Accounts::close`], [`Accounts::lend`]): nothing that is at hand
+    /// without the lock is served past them from here on.
+    pub fn heed_accounts(&self) {
+        let state = self.lock_all();
+        self.routes.iter().for_each(|route| self.open_front_unless_watched(&state, route));
     }
 
     /// Ends the life of the block that starts at `address`.
@@ -441,6 +449,7 @@ impl<B: Backend> Pool<B> {
             return (0, 0);
         };
         let counted = |place: Place| matches!(place, Place::Gpu(ordinal) if ordinal == home || counts(ordinal));
+        let counted = |place: Place| counted(place) && self.accounts.takes(place, home);
         let gpus = route.order[..route.gpus].iter().filter(|id| counted(self.accounts.place(**id)));
         let headrooms: Vec<_> = gpus.clone().map(|id| self.backend.headroom(self.accounts.place(*id))).collect();
         let state = self.lock();

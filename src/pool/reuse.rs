@@ -16,8 +16,22 @@ impl<H: Copy> State<H> {
         freed.gpu == waits_for || freed.is_quiet(&self.clock)
     }
 
+    /// Whether blocks of this route may stand at a place: it is home, or it lends.
+    pub fn is_open_to(&self, place: PlaceId, route: &Route) -> bool {
+        place == route.home || self.budgets[place.index()].lends()
+    }
+
+    /// Whether so much free memory at a place may become a block's, after its limit was lowered, too.
+    fn may_reuse(&self, place: PlaceId, bytes: u64) -> bool {
+        let budget = &self.budgets[place.index()];
+        !budget.is_beyond_limit() || budget.room_by_limit() >= bytes
+    }
+
     /// Takes the best fit at `place` among what is usable.
     pub fn take_best(&mut self, place: PlaceId, frames: u32, waits_for: Option<PlaceId>) -> Option<Taken> {
+        if !self.may_reuse(place, bytes_of(frames)) {
+            return None;
+        }
         let start = self.runs.best_fit(place, frames, |freed| self.is_usable(freed, waits_for))?;
         let freed = self.runs.take(start, start + frames)?;
         self.budget(place).take(bytes_of(frames));
@@ -67,7 +81,12 @@ impl<H: Copy> State<H> {
         let usable = |run: &Run| match run.kind {
             Kind::Free(freed) => {
                 let place = self.chunks.places().at(run.start);
-                self.is_usable(freed, waits_for) && place.is_some_and(|place| route.order.contains(&place))
+                let is_ours = |place: PlaceId| {
+                    route.order.contains(&place)
+                        && self.is_open_to(place, route)
+                        && self.may_reuse(place, bytes_of(run.frames))
+                };
+                self.is_usable(freed, waits_for) && place.is_some_and(is_ours)
             }
             Kind::Out => false,
         };

@@ -54,7 +54,7 @@ impl Route {
         let mut routes = Vec::new();
         for (home, &place) in PlaceId::all(places.len()).zip(&places) {
             let Place::Gpu(ordinal) = place else { continue };
-            let order: Vec<PlaceId> = placement::order(ordinal, &places, &config.links, config.lenders)
+            let order: Vec<PlaceId> = placement::order(ordinal, &places, &config.links)
                 .into_iter()
                 .filter_map(|place| PlaceId::all(places.len()).find(|id| places[id.index()] == place))
                 .collect();

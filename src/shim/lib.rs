@@ -19,6 +19,7 @@ mod gate;
 mod guard;
 mod hook;
 mod image;
+mod live;
 mod log;
 mod nvml;
 mod own_memory;

@@ -86,7 +86,14 @@ pub struct Account {
 impl Account {
     /// Where moves may take this part of the time ([`crate::Settings::share`]). No more than that is risked, and never more than [`RISK`].
     pub fn new(share: f64) -> Self {
-        Self { risk: RISK.min(share.max(0.0)), ..Self::default() }
+        let mut account = Self::default();
+        account.set_share(share);
+        account
+    }
+
+    /// They may take another part of it from now on.
+    pub fn set_share(&mut self, share: f64) {
+        self.risk = RISK.min(share.max(0.0));
     }
 
     /// What swapping all near memory takes.

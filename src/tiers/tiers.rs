@@ -75,6 +75,12 @@ pub struct Tiers {
 }
 
 impl Tiers {
+    /// Moves may take another part of the time from now on ([`Settings::share`]).
+    pub fn set_share(&mut self, share: f64) {
+        self.settings.share = share;
+        self.account.set_share(share);
+    }
+
     /// Knows of nothing yet.
     #[must_use]
     pub fn new(settings: Settings) -> Self {

@@ -1,4 +1,4 @@
-//! What `gpupool suspend`, `gpupool resume` and `gpupool checkpoint` say to a program, and it to them.
+//! What `gpupool suspend`, `resume`, `checkpoint`, `set`, `drain` and `undrain` say to a program, and it to them.
 //!
 //! The command listens by a file beside the program's metrics page and rings at the page (`gpupool_metrics::ring`); the program's agent
 //! connects. So a program that nobody asks anything has no socket, and no descriptor for one. One command is heard at a time: the file's
@@ -11,12 +11,18 @@ use std::path::PathBuf;
 use zerocopy::native_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of the longest text that goes with an answer; what is longer is cut.
+/// Bytes of the longest text that goes with a request or an answer, and of all texts of a list together; what is longer is cut.
 pub const MOST_TEXT: usize = 2048;
 /// Bytes of the longest name of a folder that goes with a request.
 pub const MOST_PATH: usize = 4095;
+/// Rows of the longest list of what stayed; what goes beyond that is left out.
+const MOST_STAYED: usize = 32;
 /// A buffer of this size has room for every message, and one byte more (see [`message::decode`]).
 pub const ROOM: usize = HEAD + size_of::<StoredBytes>() + MOST_PATH + 1;
+const _: () = assert!(HEAD + size_of::<SuspendBytes>() + MOST_PATH < ROOM);
+const _: () = assert!(HEAD + size_of::<AnswerBytes>() + MOST_TEXT < ROOM);
+const _: () = assert!(HEAD + size_of::<LeftBytes>() + MOST_STAYED * size_of::<U64>() + MOST_TEXT < ROOM);
+const _: () = assert!(HEAD + size_of::<CheckpointBytes>() + MOST_PATH < ROOM);
 
 const SUSPEND: u32 = 0x300;
 const RESUME: u32 = 0x301;
@@ -24,11 +30,19 @@ const CLOSE: u32 = 0x302;
 const OPEN: u32 = 0x303;
 const GO: u32 = 0x304;
 const CHECKPOINT: u32 = 0x305;
+const SET: u32 = 0x320;
+const DRAIN: u32 = 0x321;
+const UNDRAIN: u32 = 0x322;
 const PROGRESS: u32 = 0x310;
 const ANSWER: u32 = 0x311;
 const QUIET: u32 = 0x312;
 const BUSY: u32 = 0x313;
 const STORED: u32 = 0x314;
+const CHANGED: u32 = 0x330;
+const LEFT: u32 = 0x331;
+
+/// Stands between the texts of a list and ends none of them: no setting and no reason has this letter.
+const BETWEEN: char = '\u{1f}';
 
 /// Where the memory of a suspended program is to go.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,6 +101,42 @@ pub enum Request {
     Go,
     /// That an image of it is written to a folder (as in [`Target::Folder`]), where as many are left then (0: all). Its work has so many milliseconds to be over.
     Checkpoint { folder: PathBuf, keep: u32, patience: u64 },
+    /// That these settings change, each `NAME=VALUE`: all of them, or none.
+    Set(Vec<String>),
+    /// That it looks which GPUs are drained, of which this one is, and has its memory leave that one within so many milliseconds.
+    Drain { gpu: [u8; 16], patience: u64 },
+    /// That it looks again, and what has left this GPU may come back.
+    Undrain { gpu: [u8; 16], patience: u64 },
+}
+
+/// A setting that was changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Its name, `GPUPOOL_LIMIT`.
+    pub name: String,
+    /// What it said before; empty where nothing was said.
+    pub old: String,
+    /// What it says now.
+    pub new: String,
+    /// What followed at once, in words; empty where nothing did.
+    pub note: String,
+}
+
+impl Change {
+    /// Of its four texts.
+    fn of(texts: &[String]) -> Self {
+        let text = |at: usize| texts.get(at).cloned().unwrap_or_default();
+        Self { name: text(0), old: text(1), new: text(2), note: text(3) }
+    }
+}
+
+/// What of a program is still on a GPU that is drained.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stayed {
+    /// How much; 0 where that is not known.
+    pub bytes: u64,
+    /// What it is and why, in words.
+    pub what: String,
 }
 
 /// What it says.
@@ -104,6 +154,36 @@ pub enum Reply {
     Quiet,
     /// It has not come to rest, and runs on.
     Busy { why: String },
+    /// These settings have changed.
+    Changed(Vec<Change>),
+    /// So many bytes left the GPU, or came back to it, and this is still there, or elsewhere.
+    Left { moved: u64, microseconds: u64, stayed: Vec<Stayed> },
+}
+
+/// Texts of a list in one, of at most [`MOST_TEXT`] bytes.
+fn joined<'a>(texts: impl Iterator<Item = &'a str>) -> String {
+    let mut all = String::new();
+    for text in texts {
+        let text: String = text.chars().filter(|letter| *letter != BETWEEN).collect();
+        all.push_str(&text);
+        all.push(BETWEEN);
+    }
+    all
+}
+
+/// `None`: it is no such list.
+fn parted(bytes: &[u8]) -> Option<Vec<String>> {
+    let text = std::str::from_utf8(bytes).ok().filter(|text| text.len() <= MOST_TEXT)?;
+    if text.is_empty() {
+        return Some(Vec::new());
+    }
+    Some(text.strip_suffix(BETWEEN)?.split(BETWEEN).map(str::to_owned).collect())
+}
+
+/// Cut between two letters.
+fn cut_at(text: &str, most: usize) -> &str {
+    let end = (0..=text.len().min(most)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    &text[..end]
 }
 
 /// An image that a program has written of itself.
@@ -147,6 +227,22 @@ struct SuspendBytes {
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
+struct GpuBytes {
+    gpu: [u8; 16],
+    patience: U64,
+}
+
+/// The head of an answer about a GPU; behind it as many sizes as texts, and the texts.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct LeftBytes {
+    moved: U64,
+    microseconds: U64,
+    count: U64,
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
 struct ProgressBytes {
     done: U64,
     total: U64,
@@ -165,6 +261,9 @@ struct AnswerBytes {
 impl Request {
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
+        let about = |kind, gpu: &[u8; 16], patience: u64| {
+            message::encode(kind, GpuBytes { gpu: *gpu, patience: patience.into() }.as_bytes())
+        };
         match self {
             Self::Suspend { target, patience, together } => {
                 let (target, path) = target.parts();
@@ -183,6 +282,9 @@ impl Request {
                 let bytes = CheckpointBytes { keep: (*keep).into(), patience: (*patience).into() };
                 message::encode(CHECKPOINT, &[bytes.as_bytes(), folder.as_os_str().as_bytes()].concat())
             }
+            Self::Set(all) => message::encode(SET, joined(all.iter().map(String::as_str)).as_bytes()),
+            Self::Drain { gpu, patience } => about(DRAIN, gpu, *patience),
+            Self::Undrain { gpu, patience } => about(UNDRAIN, gpu, *patience),
         }
     }
 
@@ -212,6 +314,12 @@ impl Request {
                     CheckpointBytes::read_from_prefix(body).map_err(|_| Unread::Nonsense)?;
                 let folder = folder(path).ok_or(Unread::Nonsense)?;
                 Ok(Self::Checkpoint { folder, keep: keep.get(), patience: patience.get() })
+            }
+            (SET, body) => parted(body).map(Self::Set).ok_or(Unread::Nonsense),
+            (kind @ (DRAIN | UNDRAIN), body) => {
+                let GpuBytes { gpu, patience } = GpuBytes::read_from_bytes(body).map_err(|_| Unread::Nonsense)?;
+                let patience = patience.get();
+                Ok(if kind == DRAIN { Self::Drain { gpu, patience } } else { Self::Undrain { gpu, patience } })
             }
             _ => Err(Unread::Nonsense),
         }
@@ -253,6 +361,37 @@ impl Reply {
             Self::Refused { why } => answer(1, [0; 3], cut(why)),
             Self::Quiet => message::encode(QUIET, &[]),
             Self::Busy { why } => message::encode(BUSY, cut(why)),
+            Self::Changed(all) => {
+                let texts = all.iter().flat_map(|change| [&change.name, &change.old, &change.new, &change.note]);
+                let mut text = joined(texts.map(String::as_str));
+                // Whole changes, as far as there is room.
+                while text.len() > MOST_TEXT {
+                    let kept = text.rmatch_indices(BETWEEN).nth(4).map_or(0, |(at, _)| at + 1);
+                    text.truncate(kept);
+                }
+                message::encode(CHANGED, text.as_bytes())
+            }
+            Self::Left { moved, microseconds, stayed } => {
+                let mut room = MOST_TEXT;
+                let mut rows: Vec<(u64, &str)> = Vec::new();
+                for Stayed { bytes, what } in stayed.iter().take(MOST_STAYED) {
+                    let what = cut_at(what, room.saturating_sub(1));
+                    if room == 0 {
+                        break;
+                    }
+                    room -= what.len() + 1;
+                    rows.push((*bytes, what));
+                }
+                let head = LeftBytes {
+                    moved: (*moved).into(),
+                    microseconds: (*microseconds).into(),
+                    count: (rows.len() as u64).into(),
+                };
+                let mut body = head.as_bytes().to_vec();
+                rows.iter().for_each(|(bytes, _)| body.extend(U64::new(*bytes).as_bytes()));
+                body.extend(joined(rows.iter().map(|(_, what)| *what)).as_bytes());
+                message::encode(LEFT, &body)
+            }
         }
     }
 
@@ -286,6 +425,21 @@ impl Reply {
             }
             (QUIET, []) => Ok(Self::Quiet),
             (BUSY, text) => Ok(Self::Busy { why: words(text)? }),
+            (CHANGED, body) => {
+                let texts = parted(body).filter(|texts| texts.len().is_multiple_of(4)).ok_or(Unread::Nonsense)?;
+                Ok(Self::Changed(texts.chunks_exact(4).map(Change::of).collect()))
+            }
+            (LEFT, body) => {
+                let (head, rest) = LeftBytes::read_from_prefix(body).map_err(|_| Unread::Nonsense)?;
+                let count = usize::try_from(head.count.get()).ok().filter(|count| *count <= MOST_STAYED);
+                let sizes = count.map(|count| count * size_of::<U64>()).filter(|bytes| *bytes <= rest.len());
+                let (sizes, texts) = rest.split_at(sizes.ok_or(Unread::Nonsense)?);
+                let sizes = <[U64]>::ref_from_bytes(sizes).map_err(|_| Unread::Nonsense)?;
+                let texts = parted(texts).filter(|texts| texts.len() == sizes.len()).ok_or(Unread::Nonsense)?;
+                let stayed = sizes.iter().zip(texts).map(|(bytes, what)| Stayed { bytes: bytes.get(), what });
+                let (moved, microseconds) = (head.moved.get(), head.microseconds.get());
+                Ok(Self::Left { moved, microseconds, stayed: stayed.collect() })
+            }
             _ => Err(Unread::Nonsense),
         }
     }
@@ -293,8 +447,7 @@ impl Reply {
 
 /// As much of a text as a message has room for.
 fn cut(text: &str) -> &[u8] {
-    let end = (0..=text.len().min(MOST_TEXT)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    &text.as_bytes()[..end]
+    cut_at(text, MOST_TEXT).as_bytes()
 }
 
 fn words(text: &[u8]) -> Result<String, Unread> {
@@ -315,21 +468,34 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_is_said_is_what_is_heard(target in 0..4usize, path in "/[^\0]{0,500}", numbers: [u64; 3], why: String, keep: u32) {
+        fn what_is_said_is_what_is_heard(
+            target in 0..4usize,
+            path in "/[^\0]{0,500}",
+            gpu: [u8; 16],
+            numbers: [u64; 3],
+            why: String,
+            keep: u32,
+            texts in proptest::collection::vec("[^\u{1f}]{0,20}", 0..9),
+        ) {
             let [patience, moved, stayed] = numbers;
+            let drains = [Request::Drain { gpu, patience }, Request::Undrain { gpu, patience }];
             let checkpoint = Request::Checkpoint { folder: path.clone().into(), keep, patience };
             let target = WORDS.get(target).cloned().unwrap_or(Target::Folder(path.into()));
             let suspend =
                 [false, true].map(|together| Request::Suspend { target: target.clone(), patience, together });
-            let others = [Request::Resume, Request::Close, Request::Open, Request::Go, checkpoint];
-            for request in suspend.into_iter().chain(others) {
+            let words =
+                [Request::Resume, Request::Close, Request::Open, Request::Go, Request::Set(texts.clone()), checkpoint];
+            for request in drains.into_iter().chain(suspend).chain(words) {
                 let bytes = request.encode();
                 prop_assert!(bytes.len() < ROOM);
                 prop_assert_eq!(Request::decode(&bytes), Ok(request));
             }
             let done = Reply::Done { moved, stayed, microseconds: patience };
             let stored = Reply::Stored(Stored { generation: moved, bytes: stayed, left_out: patience, ..Stored::default() });
-            let words = [Reply::Refused { why: why.clone() }, Reply::Busy { why }, Reply::Quiet];
+            let changed = Reply::Changed(texts.chunks_exact(4).map(Change::of).collect());
+            let rows = texts.into_iter().map(|what| Stayed { bytes: stayed, what }).collect();
+            let left = Reply::Left { moved, microseconds: patience, stayed: rows };
+            let words = [Reply::Refused { why: why.clone() }, Reply::Busy { why }, Reply::Quiet, changed, left];
             for reply in [Reply::Progress { done: moved, total: stayed }, done, stored].into_iter().chain(words) {
                 prop_assert_eq!(Reply::decode(&reply.encode()), Ok(reply));
             }
@@ -337,7 +503,10 @@ mod tests {
 
         #[test]
         fn any_bytes_are_a_message_or_none(bytes: Vec<u8>) {
-            let kinds = [SUSPEND, RESUME, CLOSE, OPEN, GO, CHECKPOINT, PROGRESS, ANSWER, QUIET, BUSY, STORED];
+            let kinds = [
+                SUSPEND, RESUME, CLOSE, OPEN, GO, SET, DRAIN, UNDRAIN, CHECKPOINT, PROGRESS, ANSWER, QUIET, BUSY, CHANGED, LEFT,
+                STORED,
+            ];
             let framed = kinds.map(|kind| message::encode(kind, &bytes));
             for bytes in framed.iter().chain([&bytes]) {
                 if let Ok(request) = Request::decode(bytes) {
@@ -372,5 +541,23 @@ mod tests {
         assert!(bytes.len() < ROOM);
         let Ok(Reply::Refused { why }) = Reply::decode(&bytes) else { panic!("it is no reply") };
         assert_eq!(why.len(), MOST_TEXT - 1);
+    }
+
+    #[test]
+    fn a_list_that_is_too_long_is_a_shorter_one() {
+        let what = "ü".repeat(MOST_TEXT / 8);
+        let stayed = vec![Stayed { bytes: 7, what: what.clone() }; 2 * MOST_STAYED];
+        let bytes = Reply::Left { moved: 1, microseconds: 2, stayed }.encode();
+        assert!(bytes.len() < ROOM);
+        let Ok(Reply::Left { stayed, .. }) = Reply::decode(&bytes) else { panic!("it is no reply") };
+        assert_eq!((stayed.len(), &stayed[0].what, stayed[0].bytes), (4, &what, 7));
+        let short = vec![Stayed { bytes: 7, what: String::new() }; 2 * MOST_STAYED];
+        let bytes = Reply::Left { moved: 1, microseconds: 2, stayed: short }.encode();
+        let Ok(Reply::Left { stayed, .. }) = Reply::decode(&bytes) else { panic!("it is no reply") };
+        assert_eq!(stayed.len(), MOST_STAYED);
+        let change = Change { name: "A".to_owned(), old: what.clone(), new: what, note: String::new() };
+        let bytes = Reply::Changed(vec![change.clone(); 9]).encode();
+        assert!(bytes.len() < ROOM);
+        assert_eq!(Reply::decode(&bytes), Ok(Reply::Changed(vec![change; 1])));
     }
 }

@@ -6,7 +6,7 @@
 //! | [`message`] | the head that every message begins with, which says what kind it is and which version is spoken |
 //! | [`blocks`] | the messages about memory that one process opens of another (CUDA IPC) |
 //! | [`lenders`] | the messages to the helper that keeps lending GPUs awake |
-//! | [`control`] | the messages by which a program is suspended and resumed |
+//! | [`control`] | the messages by which a program is suspended and resumed, told other settings, and leaves a GPU |
 //!
 //! Both ends run on one machine, so numbers are in its own byte order.
 //!

@@ -87,6 +87,7 @@ fn well_formed_settings_are_typed() {
         ("GPUPOOL_LENDERS", "awake"),
         ("GPUPOOL_MOVE", "stress"),
         ("GPUPOOL_MOVE_SHARE", "12.5 %"),
+        ("GPUPOOL_PRIORITY", "80"),
         ("GPUPOOL_PINNED", "off"),
         ("GPUPOOL_PINNED_LIMIT", "8GiB"),
         ("GPUPOOL_PINNED_IDLE", "5min"),

@@ -3,6 +3,7 @@
 #![cfg(not(any(loom, miri)))]
 #![allow(clippy::unwrap_used, reason = "tests panic")]
 
+use gpupool_metrics::drains;
 use gpupool_metrics::folder::{Folder, Roots, Why};
 use gpupool_metrics::{BYTES, Counter, Identity, Levels, Map, Page, Process, Table, Unreadable, read};
 use std::fs::{self, Permissions};
@@ -246,4 +247,64 @@ fn a_mask_that_takes_everything_shuts_nobody_out() {
     });
     let (path, pages) = found.join().unwrap().unwrap();
     assert_eq!((mode(&path), pages), (0o700, Vec::new()));
+}
+
+#[test]
+fn a_gpu_is_drained_where_its_owner_or_root_says_so_and_until_it_is_unsaid() {
+    let machine = Machine::new();
+    let (roots, gpus) = (machine.roots(), [[1; 16], [2; 16], [3; 16]]);
+    let among = || drains::among(&gpus, &roots, None);
+    assert_eq!(among(), [[0; 16]; 0]);
+    assert!(!machine.path("session/gpupool").exists(), "who only looks makes nothing");
+    let (told, refused) = drains::say(&gpus[1], true, &roots);
+    assert!(told == [machine.path("session/gpupool")] && refused.is_empty(), "{told:?} {refused:?}");
+    assert_eq!(among(), [gpus[1]]);
+    assert!(drains::say(&gpus[1], true, &roots).1.is_empty(), "it is so already");
+    // What is no file says nothing, and is not written to.
+    let name =
+        |gpu: u8| format!("GPU-{0}{0}{0}{0}-{0}{0}-{0}{0}-{0}{0}-{0}{0}{0}{0}{0}{0}.drained", format!("{gpu:02x}"));
+    let outside = machine.path("outside");
+    symlink(&outside, machine.path("session/gpupool").join(name(1))).unwrap();
+    fs::create_dir(machine.path("session/gpupool").join(name(3))).unwrap();
+    assert_eq!(among(), [gpus[1]]);
+    assert_eq!(drains::say(&gpus[0], true, &roots).1.len(), 1);
+    assert!(!outside.exists());
+    // A session that somebody made by hand is none of the machine's.
+    let others = ["run/gpupool.drained", "run/gpupool", "tmp/gpupool-0"].map(|name| machine.path(name).exists());
+    assert_eq!(others, [false; 3]);
+    // A page may lie in a folder that is none of those today.
+    let elsewhere = Roots { session: Some(machine.path("users")), ..machine.roots() };
+    let folder = Folder::own(&elsewhere).unwrap().0;
+    fs::write(folder.path().join(name(1)), "").unwrap();
+    assert_eq!(drains::among(&gpus, &roots, Some(folder.path())), [gpus[0], gpus[1]]);
+    assert!(drains::say(&gpus[1], false, &roots).1.is_empty());
+    assert!(drains::say(&gpus[1], false, &roots).1.is_empty(), "it is so already");
+    assert_eq!(among(), [[0; 16]; 0]);
+}
+
+#[test]
+fn what_root_says_in_the_folder_of_the_machine_counts_for_everybody_and_what_others_put_there_does_not() {
+    let machine = Machine::new();
+    let (roots, gpu) = (Roots { session: None, ..machine.roots() }, [7; 16]);
+    let refused = drains::say(&gpu, true, &roots).1;
+    assert!(refused.is_empty(), "{refused:?}");
+    assert_eq!(drains::among(&[gpu], &roots, None), [gpu]);
+    let folder = machine.path("run/gpupool.drained");
+    if !folder.exists() {
+        println!("only root speaks for the machine: not checked");
+        return;
+    }
+    assert_eq!(mode(&folder), 0o755);
+    // Said by the machine's folder alone.
+    fs::remove_dir_all(machine.path("run/gpupool")).unwrap();
+    assert_eq!(drains::among(&[gpu], &machine.roots(), None), [gpu]);
+    assert_eq!(drains::still_said(&gpu, &roots).map(|path| path.starts_with(&folder)), Some(true));
+    fs::set_permissions(&folder, Permissions::from_mode(0o777)).unwrap();
+    assert_eq!(drains::among(&[gpu], &roots, None), [[0; 16]; 0], "anybody could have put it there");
+    fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
+    chown(&folder, Some(65534), None).unwrap();
+    assert_eq!(drains::among(&[gpu], &roots, None), [[0; 16]; 0], "another user's");
+    chown(&folder, Some(0), None).unwrap();
+    assert!(drains::say(&gpu, false, &roots).1.is_empty());
+    assert_eq!((drains::among(&[gpu], &roots, None), drains::still_said(&gpu, &roots)), (Vec::new(), None));
 }

@@ -61,9 +61,9 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn place()(kind: u8, number: u32, [limit, held, used, peak_used, anchored, own, reserve]: [u64; 7]) -> Place {
+    fn place()(kind: u8, number: u32, [limit, held, used, peak_used, anchored, own, reserve]: [u64; 7], drained: bool) -> Place {
         let (on_host, on_disk) = (kind % 3 == 1, kind % 3 == 2);
-        Place { on_host, on_disk, number, limit, held, used, peak_used, anchored, own, reserve }
+        Place { on_host, on_disk, number, limit, held, used, peak_used, anchored, own, reserve, drained }
     }
 }
 
@@ -75,7 +75,7 @@ prop_compose! {
 
 prop_compose! {
     fn levels()(
-        [updated, live_blocks, live_bytes, peak_live_bytes, suspended]: [u64; 5],
+        [updated, live_blocks, live_bytes, peak_live_bytes, suspended, priority]: [u64; 6],
         mode in short(16),
         [limit, pinned, requested, registered, peak_pinned, peak_requested]: [u64; 6],
         [near, on_peers, on_host, lost_microseconds]: [u64; 4],
@@ -88,7 +88,8 @@ prop_compose! {
         let residence = Residence { near, on_peers, on_host, lost_microseconds, saved_microseconds };
         let (gpus, places, loans) = (gpus.into(), places.into(), loans.into());
         Levels {
-            updated, mode, live_blocks, live_bytes, peak_live_bytes, suspended, pinned, residence, gpus, places, loans,
+            updated, mode, live_blocks, live_bytes, peak_live_bytes, suspended, priority, pinned, residence, gpus, places,
+            loans,
         }
     }
 }
@@ -262,7 +263,7 @@ fn a_newer_layout_is_named_and_still_says_whose_it_is() {
     assert!(matches!(error, Unreadable::Version(found) if found == VERSION + 1));
     assert_eq!(
         error.to_string(),
-        "its layout has version 5, and this gpupool reads version 4; use the gpupool that is as new as the program's"
+        "its layout has version 6, and this gpupool reads version 5; use the gpupool that is as new as the program's"
     );
     assert_eq!(identify(&bytes[..]).unwrap(), process().identity);
     bytes[0] ^= 1;
@@ -299,6 +300,7 @@ fn readers_never_see_a_mixture() {
         anchored: value,
         own: value,
         reserve: value,
+        drained: false,
     };
     let levels = |value: u64| Levels {
         updated: value,

@@ -7,8 +7,7 @@
 
 use criterion::{BenchmarkId, Criterion};
 use gpupool_pool::{
-    Accounts, Backend, Config, FRAME, Fault, Free, LARGEST_CHUNK, Lenders, Links, Place, PlaceSpec, Policy, Pool,
-    Request,
+    Accounts, Backend, Config, FRAME, Fault, Free, LARGEST_CHUNK, Links, Place, PlaceSpec, Policy, Pool, Request,
 };
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -72,7 +71,6 @@ fn limited(limit: u64) -> Pool<Nothing> {
         accounts: Arc::new(Accounts::new(&[PlaceSpec { place: Place::Gpu(0), limit }])),
         links: Links::default(),
         policy: Policy::LocalFirst,
-        lenders: Lenders::All,
         largest_chunk: LARGEST_CHUNK,
     };
     Pool::new(config, Nothing::default())

@@ -1,14 +1,16 @@
-//! Requests to this process (`gpupool suspend`, `gpupool resume`, `gpupool checkpoint`): whoever has one listens by a file beside the page, and rings.
+//! Requests to this process (`gpupool suspend`, `resume`, `checkpoint`, `set`, `drain`, `undrain`): whoever has one listens by a file beside the
+//! page, and rings.
 
-use super::{last, page_path};
+use super::{drains, last, page_path, set};
 use crate::checkpoint::{self, Asked};
 use crate::gate::Disturbed;
 use crate::guard;
 use crate::serve::ipc::Own;
+use crate::suspend::vacate::{Rest, Vacated};
 use crate::suspend::{self, Agreement, Alone};
 use gpupool_metrics::BYTES;
 use gpupool_wire::Socket;
-use gpupool_wire::control::{self, Reply, Request, Stored};
+use gpupool_wire::control::{self, Reply, Request, Stayed, Stored};
 use gpupool_wire::socket::Failure;
 use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
@@ -37,8 +39,11 @@ pub fn look(publish: &mut dyn FnMut()) -> Option<Duration> {
     if let Some(page) = page_path() {
         hear(page, publish);
     }
+    // Whoever rang may have said it by the file alone: a process that was stopped heard of nothing else.
+    let drains = drains::look();
     if !suspend::waits_for_others() {
-        return suspend::has_just_failed().then_some(PERIOD);
+        let again = suspend::has_just_failed().then_some(PERIOD);
+        return again.into_iter().chain(drains).min();
     }
     // Whoever resumes it finds it by its page.
     let is_page =
@@ -139,6 +144,7 @@ fn stored(done: &checkpoint::Done) -> Stored {
 
 fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
     let mut progress = teller(socket);
+    let is_wanted = || is_there(socket);
     let done = match request {
         Request::Suspend { target, patience, together } => {
             let deadline = within(patience);
@@ -157,10 +163,32 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
             Err("this is said to a program that is being suspended together with others".to_owned())
         }
         Request::Checkpoint { .. } => Err("it is for a thread of its own".to_owned()),
+        Request::Set(all) => {
+            return match set::set(&all, &is_wanted) {
+                Ok(changes) => Reply::Changed(changes),
+                Err(why) => Reply::Refused { why },
+            };
+        }
+        Request::Drain { gpu, patience } => {
+            return left(drains::drain(&gpu, within(patience), &is_wanted, &mut progress));
+        }
+        Request::Undrain { gpu, patience } => {
+            return left(drains::undrain(&gpu, within(patience), &is_wanted, &mut progress));
+        }
     };
     match done {
         Ok(suspend::Done { moved, stayed, took }) => {
             Reply::Done { moved, stayed, microseconds: took.as_micros() as u64 }
+        }
+        Err(why) => Reply::Refused { why },
+    }
+}
+
+fn left(done: Result<Vacated, String>) -> Reply {
+    match done {
+        Ok(Vacated { moved, rest, took }) => {
+            let stayed = rest.into_iter().map(|Rest { bytes, what }| Stayed { bytes, what });
+            Reply::Left { moved, microseconds: took.as_micros() as u64, stayed: stayed.collect() }
         }
         Err(why) => Reply::Refused { why },
     }

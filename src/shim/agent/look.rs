@@ -1,6 +1,7 @@
 //! What the page is to say now, gathered from those who know it.
 
 use crate::backing::{self, residence};
+use crate::live;
 use crate::serve;
 use crate::serve::memory::{call_sites, labels};
 use crate::serve::pinned::holders::{self, Holder};
@@ -94,6 +95,7 @@ fn levels(usage: &Usage) -> Levels {
         live_bytes: usage.live_bytes,
         peak_live_bytes: usage.peak_live_bytes,
         suspended: suspend::since(),
+        priority: u64::from(live::priority()),
         pinned: Pinned {
             limit: pinned.limit,
             pinned: pinned.now.pinned,
@@ -124,7 +126,8 @@ fn place(usage: &PlaceUsage) -> Place {
     let own = memory::accounts().map_or(0, |accounts| accounts.of(Claim::Handles, place));
     // What a disk takes is the disk's to say.
     let limit = if on_disk { peak_used } else { limit };
-    Place { on_host, on_disk, number, limit, held, used, peak_used, anchored, own, reserve }
+    let drained = matches!(place, Where::Gpu(_)) && backing::terms::is_drained(number);
+    Place { on_host, on_disk, number, limit, held, used, peak_used, anchored, own, reserve, drained }
 }
 
 fn numbered(place: Where) -> (bool, u32) {

@@ -23,12 +23,14 @@
 
 mod control;
 mod dormant;
+mod drains;
 mod ebb;
 mod home;
 mod last;
 mod launch;
 mod lenders;
 mod look;
+mod set;
 
 pub use last::watch_main_thread;
 

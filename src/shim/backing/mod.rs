@@ -11,6 +11,7 @@ pub mod plan;
 pub mod reclaim;
 pub mod residence;
 mod sharing;
+pub mod terms;
 pub mod topology;
 pub mod vmm;
 

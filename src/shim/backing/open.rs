@@ -143,7 +143,6 @@ fn try_open(driver: &'static Driver, plan: &'static Plan) -> Option<Opened> {
         accounts: Arc::clone(&plan.accounts),
         links: plan.links.clone(),
         policy: policy(),
-        lenders: plan.lenders,
         largest_chunk: largest_chunk(process::settings().moving),
     };
     let places: Vec<String> =

@@ -2,12 +2,13 @@
 //! Needs `cuInit` but no context; nothing is taken yet.
 
 use super::host;
+use super::terms;
 use super::topology::{self, Topology, Unanswered};
 use crate::{log, process};
 use gpupool_config::{Devices, Mode, Problem, Settings};
 use gpupool_cuda::{CuResult, Device, Driver};
 use gpupool_events::PoolFallback;
-use gpupool_pool::{Accounts, Lenders, Links, Place, PlaceSpec};
+use gpupool_pool::{Accounts, Links, Place, PlaceSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -23,7 +24,6 @@ pub struct Plan {
     /// Who has how much of each of these places.
     pub accounts: Arc<Accounts>,
     pub links: Links,
-    pub lenders: Lenders,
     /// `min(memory, limit set by the user)` of each pool GPU: what a program is told the GPU has.
     totals: BTreeMap<u32, u64>,
 }
@@ -83,9 +83,8 @@ impl Plan {
         let ordinals: Vec<u32> = members.keys().copied().collect();
         let links = topology.links(&ordinals, &host_nodes);
         let mode = if managed { Mode::Managed } else { working_mode(settings.mode, &topology, &ordinals) };
-        Ok(Self {
+        let plan = Self {
             mode,
-            lenders: lenders(settings),
             links: if managed { topology::coherent(links) } else { links },
             topology,
             members,
@@ -93,7 +92,9 @@ impl Plan {
             accounts: Arc::new(Accounts::new(&places.iter().copied().chain([disk]).collect::<Vec<_>>())),
             places,
             totals: shown,
-        })
+        };
+        terms::begin(&plan);
+        Ok(plan)
     }
 
     /// Whether this GPU is a place of the pool.
@@ -144,7 +145,7 @@ impl Plan {
         gpus.map(|gpu| gpu.ordinal).filter(reaches)
     }
 
-    /// The places for physical memory asked for on this GPU, best first; the first is the GPU itself.
+    /// The places for physical memory asked for on this GPU, best first; the first is the GPU itself. Not those that do not lend to it now.
     pub fn order(&self, home: u32) -> Vec<Place> {
         let reached = |place: &Place| match place {
             Place::Gpu(ordinal) => self.topology.reach(home, *ordinal),
@@ -152,7 +153,9 @@ impl Plan {
             Place::Disk => false,
         };
         let places: Vec<Place> = self.places.iter().map(|spec| spec.place).filter(reached).collect();
-        gpupool_pool::order(home, &places, &self.links, self.lenders)
+        let mut order = gpupool_pool::order(home, &places, &self.links);
+        order.retain(|place| self.accounts.takes(*place, home));
+        order
     }
 
     /// Bytes that a place could still give, less what must be left free there; `None` where nobody can tell.
@@ -174,6 +177,11 @@ impl Plan {
         self.accounts.limit(place)
     }
 
+    /// Whether a GPU lends to programs on others.
+    pub fn lends(&self, ordinal: u32) -> bool {
+        self.accounts.lends(Place::Gpu(ordinal))
+    }
+
     /// Bytes of memory of a GPU.
     pub fn memory_of(&self, ordinal: u32) -> u64 {
         self.topology.gpus.get(ordinal as usize).map_or(0, |gpu| gpu.total)
@@ -184,7 +192,7 @@ impl Plan {
     pub fn total(&self, home: u32, counts: impl Fn(u32) -> bool) -> u64 {
         let lends = |ordinal: u32| {
             ordinal == home
-                || (self.lenders == Lenders::All
+                || (self.lends(ordinal)
                     && counts(ordinal)
                     && self.links.ranks.contains_key(&(home, Place::Gpu(ordinal))))
         };
@@ -234,18 +242,4 @@ fn working_mode(asked: Mode, topology: &Topology, members: &[u32]) -> Mode {
         return Mode::Spill;
     }
     asked
-}
-
-/// Ranks of one job must not eat each other's memory, unless the user says which GPUs may be used.
-fn lenders(settings: &Settings) -> Lenders {
-    if settings.devices != Devices::Auto {
-        return Lenders::All;
-    }
-    let Some((variable, ranks)) = settings.local_ranks else { return Lenders::All };
-    tracing::info!(
-        target: "gpupool::memory", about = "home_only", variable, ranks,
-        "{variable}={ranks}: one rank of several on this host, so it keeps to its own GPU and the host; GPUPOOL_DEVICES \
-         with a list of GPUs overrides that"
-    );
-    Lenders::HomeOnly
 }

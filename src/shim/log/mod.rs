@@ -35,6 +35,7 @@ use tracing::Subscriber;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::reload;
 
 pub use emit::emit;
 pub use json::remember_folder;
@@ -51,6 +52,12 @@ static EVENTS_OF_MEMORY: AtomicBool = AtomicBool::new(false);
 /// The log is one that `gpupool run --fail-on` made for itself, and removes or names when the program has ended.
 static BORROWED: AtomicBool = AtomicBool::new(false);
 static WARNED: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
+
+/// Puts another filter in the place of the one that `GPUPOOL_LOG` asked for.
+type Refilter = Box<dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync>;
+static REFILTER: OnceLock<Refilter> = OnceLock::new();
+/// What holds where `GPUPOOL_LOG` says nothing.
+static DEFAULT: OnceLock<LevelFilter> = OnceLock::new();
 
 /// Opens the log. Later calls do nothing. No failure reaches the program: what cannot be opened is said on stderr, and
 /// the rest goes on.
@@ -78,16 +85,46 @@ pub fn start(settings: &Settings) {
         complaints
             .push("GPUPOOL_MODE=trace: nothing to write to; set GPUPOOL_LOG_FILE=/tmp/gpupool.%p.jsonl".to_owned());
     }
-    let (every_block, events) = filter::takes_of_memory(asked(settings, file.is_some(), &mut Vec::new()));
-    EVERY_BLOCK.store(every_block, Ordering::Relaxed);
-    EVENTS_OF_MEMORY.store(events, Ordering::Relaxed);
-    let subscriber = subscriber(settings, file, libc::STDERR_FILENO, &mut complaints);
+    let _ = DEFAULT.set(default_level(settings, file.is_some()));
+    note_what_is_taken(asked(settings, file.is_some(), &mut Vec::new()));
+    let (subscriber, refilter) = subscriber(settings, file, libc::STDERR_FILENO, &mut complaints);
+    let _ = REFILTER.set(refilter);
     // Refused only where somebody else in this library installed one, and then that one is the log.
     let _ = tracing::subscriber::set_global_default(subscriber);
     for complaint in complaints {
         // Not an event: GPUPOOL_LOG=off would swallow the one line that tells why there is no log.
         stderr::warn_now(&complaint);
     }
+}
+
+fn note_what_is_taken(filter: EnvFilter) {
+    let (every_block, events) = filter::takes_of_memory(filter);
+    EVERY_BLOCK.store(every_block, Ordering::Relaxed);
+    EVENTS_OF_MEMORY.store(events, Ordering::Relaxed);
+}
+
+/// Whether the log could be changed to these directives (`None`: the default).
+///
+/// # Errors
+/// They are none; why, in words.
+pub fn check(asked: Option<&str>) -> Result<(), String> {
+    asked.map_or(Ok(()), gpupool_config::check_log)
+}
+
+/// Has the log say what these directives ask for from now on (`None`: the default), in the file if there is one, and else on stderr. Calls
+/// that nobody counts are handed out past the hooks where nobody listens to them when the program asks for them; those stay unheard.
+///
+/// # Errors
+/// There is no log, or they are no directives.
+pub fn change(asked: Option<&str>) -> Result<(), String> {
+    let (Some(refilter), Some(default)) = (REFILTER.get(), DEFAULT.get()) else {
+        return Err("this process has no log".to_owned());
+    };
+    let mut complaints = Vec::new();
+    let filter = || filter::parse(asked, *default, &mut Vec::new());
+    refilter(filter::parse(asked, *default, &mut complaints))?;
+    note_what_is_taken(filter());
+    complaints.into_iter().next().map_or(Ok(()), Err)
 }
 
 /// Warns about a condition that lasts, the first time only. `about` names the condition: what is said may differ from
@@ -155,32 +192,40 @@ pub fn host_name() -> OsString {
     OsString::from_vec(name)
 }
 
-/// What `GPUPOOL_LOG` asks for, where there is a file or none.
-fn asked(settings: &Settings, has_file: bool, complaints: &mut Vec<String>) -> EnvFilter {
-    let default = match (has_file, settings.mode) {
+fn default_level(settings: &Settings, has_file: bool) -> LevelFilter {
+    match (has_file, settings.mode) {
         (false, _) => LevelFilter::WARN,
         (true, Mode::Trace) => LevelFilter::TRACE,
         (true, _) => LevelFilter::INFO,
-    };
-    filter::parse(settings.log.as_deref(), default, complaints)
+    }
 }
 
-/// File and stderr, each behind its own filter.
+/// What `GPUPOOL_LOG` asks for, where there is a file or none.
+fn asked(settings: &Settings, has_file: bool, complaints: &mut Vec<String>) -> EnvFilter {
+    filter::parse(settings.log.as_deref(), default_level(settings, has_file), complaints)
+}
+
+/// File and stderr, each behind its own filter; and what puts another one in the place of the one that was asked for.
 fn subscriber(
     settings: &Settings,
     file: Option<json::LogFile>,
     stderr: libc::c_int,
     complaints: &mut Vec<String>,
-) -> impl Subscriber + Send + Sync + 'static {
+) -> (impl Subscriber + Send + Sync + 'static, Refilter) {
     let asked = asked(settings, file.is_some(), complaints);
-    let (file, text) = match file {
-        Some(file) => (Some(json::JsonLines::new(file).with_filter(asked)), filter::plain(LevelFilter::WARN)),
-        None => (None, asked),
-    };
-    tracing_subscriber::registry()
-        .with(file)
-        .with(stderr::Text::new(stderr).with_filter(text))
-        .with(stderr::Tally.with_filter(LevelFilter::WARN))
+    let is_file = file.is_some();
+    let (of_file, of_text) =
+        if is_file { (asked, filter::plain(LevelFilter::WARN)) } else { (filter::plain(LevelFilter::OFF), asked) };
+    let ((of_file, file_handle), (of_text, text_handle)) = (reload::Layer::new(of_file), reload::Layer::new(of_text));
+    let subscriber = tracing_subscriber::registry()
+        .with(file.map(|file| json::JsonLines::new(file).with_filter(of_file)))
+        .with(stderr::Text::new(stderr).with_filter(of_text))
+        .with(stderr::Tally.with_filter(LevelFilter::WARN));
+    let refilter: Refilter = Box::new(move |filter| {
+        let done = if is_file { file_handle.reload(filter) } else { text_handle.reload(filter) };
+        done.map_err(|error| error.to_string())
+    });
+    (subscriber, refilter)
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ fn log(vars: &[(&str, &str)], body: impl FnOnce()) -> (Vec<Record>, String, Vec<
     .unwrap_or_else(|complaint| panic!("{complaint}"));
     let (mut text, stderr) = pipe();
     let mut complaints = Vec::new();
-    with_default(subscriber(&settings, file, stderr.as_raw_fd(), &mut complaints), body);
+    with_default(subscriber(&settings, file, stderr.as_raw_fd(), &mut complaints).0, body);
     drop(stderr);
     let mut said = String::new();
     let _ = text.read_to_string(&mut said);
@@ -216,7 +216,7 @@ fn lines_of_many_threads_stay_whole() {
     let settings = settings(&[("GPUPOOL_LOG_FILE", path.to_str().unwrap())]);
     let (file, path) = json::LogFile::create(settings.log_file.as_ref().unwrap()).unwrap();
     let (_text, stderr) = pipe();
-    let dispatch = tracing::Dispatch::new(subscriber(&settings, Some(file), stderr.as_raw_fd(), &mut Vec::new()));
+    let dispatch = tracing::Dispatch::new(subscriber(&settings, Some(file), stderr.as_raw_fd(), &mut Vec::new()).0);
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
@@ -250,7 +250,7 @@ fn a_log_the_program_closed_goes_on_and_never_lands_in_its_files() {
     // SAFETY: both descriptors are open and owned by this test; dup2 makes the log's number mean the other file.
     let made = unsafe { libc::dup2(precious.as_raw_fd(), number) };
     assert_eq!(made, number);
-    let subscriber = subscriber(&Settings::default(), Some(file), stderr.as_raw_fd(), &mut Vec::new());
+    let subscriber = subscriber(&Settings::default(), Some(file), stderr.as_raw_fd(), &mut Vec::new()).0;
     with_default(subscriber, || tracing::info!("goes on"));
     assert_eq!(fs::metadata(folder.0.join("precious")).unwrap().len(), 0);
     assert!(fs::read_to_string(&path).unwrap().contains("goes on"));
@@ -268,7 +268,7 @@ fn a_log_that_was_removed_is_not_made_again() {
     fs::write(folder.0.join("other"), "somebody else's\n").unwrap();
     fs::rename(folder.0.join("other"), &path).unwrap();
     let (_text, stderr) = pipe();
-    let subscriber = subscriber(&Settings::default(), Some(file), stderr.as_raw_fd(), &mut Vec::new());
+    let subscriber = subscriber(&Settings::default(), Some(file), stderr.as_raw_fd(), &mut Vec::new()).0;
     with_default(subscriber, || tracing::info!("nowhere"));
     assert_eq!(fs::read_to_string(&path).unwrap(), "somebody else's\n");
 }

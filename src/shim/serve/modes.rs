@@ -3,6 +3,7 @@
 
 use super::memory::oom;
 use super::{managed, memory, pinned};
+use crate::backing::terms;
 use crate::bypass::{Answer, Bypass};
 use crate::gate;
 use crate::process;
@@ -32,16 +33,21 @@ pub fn allocate(bytes: u64, mut driver_call: impl FnMut() -> CuResult) -> Served
             Ok(address) => return Served::Pool(Ok(address)),
             Err(why) => why,
         };
-        let result = driver_call();
-        if result != CuResult::OUT_OF_MEMORY {
-            return Served::Driver(result, why);
+        // What the driver makes lies at home, and may be small: a frame elsewhere is what a drained home costs.
+        if !memory::is_home_drained() {
+            let result = driver_call();
+            if result != CuResult::OUT_OF_MEMORY {
+                return Served::Driver(result, why);
+            }
+            first = Some(result);
         }
-        first = Some(result);
     }
     let answer = match memory::pool_for() {
         Ok((opened, context)) => {
             // The driver has no memory but at home.
-            let asks_first = opened.plan.mode == Mode::Spill && !memory::scope::is_far();
+            let asks_first = opened.plan.mode == Mode::Spill
+                && !memory::scope::is_far()
+                && !terms::is_drained(context.device.ordinal());
             first = first.or_else(|| asks_first.then(&mut driver_call));
             if let Some(result) = first.filter(|result| *result != CuResult::OUT_OF_MEMORY) {
                 return Served::Driver(result, Bypass::HadRoom);

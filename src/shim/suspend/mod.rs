@@ -9,6 +9,9 @@
 //! **What stays** is what cannot lie elsewhere without somebody's noticing: memory that other processes have open, that a network card or
 //! another library knows by its pages, contexts, modules and what the driver itself has of stream-ordered pools. It is told (GP022).
 //!
+//! **One GPU alone** ([`vacate`]): a GPU that is drained, that lends no more, or of which less may be used is left in the same way, half a
+//! second at a time, and the program goes on in between and afterwards.
+//!
 //! **Nothing is lost if something fails.** Memory at other places lies behind its own addresses all the time, so at the end of the process, in
 //! the child of a fork, or where a GPU has no room any more, the gate is simply opened: the program goes on, with memory that is far. What is on
 //! a disk (`stored.rs`) comes back first; where it cannot, the program stays suspended and can be resumed again.
@@ -16,9 +19,10 @@
 mod agreement;
 mod parting;
 mod stored;
+pub mod vacate;
 
-use crate::backing::open::Opened;
-use crate::backing::{level, open, residence};
+use crate::backing::open::{self, Opened};
+use crate::backing::{level, residence};
 use crate::gate::{self, Disturbed, Held, Limits};
 use crate::serve::memory::{idle, places};
 use crate::serve::pinned;
@@ -28,24 +32,14 @@ pub use agreement::{Agreement, Alone};
 use gpupool_config::{Mode, format_size};
 use gpupool_cuda::Driver;
 use gpupool_events::{Finding, ProgramResume, ProgramSuspend};
-use gpupool_pool::Place;
 pub use gpupool_wire::control::Target;
 use parking_lot::Mutex;
-use parting::{Parted, Why};
+use parting::{Leaves, Parted, Why};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use stored::Stored;
-
-/// Whether memory may go to this place, of those that it does not leave; of the program's own memory, where the target is a folder.
-fn takes(target: &Target, place: Place) -> bool {
-    match place {
-        Place::Gpu(_) => matches!(target, Target::Anywhere | Target::Peers),
-        Place::Host(_) => *target != Target::Peers,
-        Place::Disk => false,
-    }
-}
 
 /// For the log.
 fn word(target: &Target) -> String {
@@ -99,6 +93,14 @@ pub fn since() -> u64 {
     SINCE.load(Ordering::Relaxed)
 }
 
+/// The pool. Where the program has only memory of its own, it is opened for that, which goes to places that the pool knows of.
+fn opened(driver: &'static Driver) -> Option<&'static Opened> {
+    open::opened().or_else(|| {
+        let context = context::all().into_iter().next()?;
+        context::within_one_on(driver, context.device, || open::open(driver)).flatten()
+    })
+}
+
 /// Suspends the program: waits until `deadline` for all of its work to be over, as long as that `is_wanted` and as there is an agreement to try, and
 /// tells `progress` how many bytes of how many have left.
 ///
@@ -135,7 +137,8 @@ pub fn suspend(
     // Once all of it is stored it leaves in no time.
     let mut quietly = |_, _| {};
     let progress: &mut dyn FnMut(u64, u64) = if stored.is_some() { &mut quietly } else { progress };
-    let (parted, stayed) = parting::leave(opened, driver, &held, target, stored.as_ref(), progress);
+    let leaves = Leaves::Suspended { target, stored: stored.as_ref() };
+    let (parted, stayed) = parting::leave(opened, driver, &held, leaves, None, progress);
     let moved = parted.iter().map(Parted::bytes).sum();
     let refusal = match stayed.first() {
         _ if !is_wanted() => Some("whoever asked for it has gone".to_owned()),

@@ -1,17 +1,20 @@
-//! Which memory leaves a program that is suspended, in which order, and where it goes.
+//! Which memory leaves its GPUs while nobody uses it, in which order, and where it goes: of a program that is suspended, or that leaves one
+//! GPU alone.
 
+use super::Target;
 use super::stored::{Range, Stored, Unread};
-use super::{Target, takes};
 use crate::backing::open::Opened;
+use crate::backing::terms;
 use crate::gate::{Closed, Held, Limits};
 use crate::serve::handles;
+use crate::tiers;
 use crate::watch::context;
 use gpupool_config::format_size;
 use gpupool_cuda::{CuResult, Device, Driver, Physical};
 use gpupool_pool::{Block, FRAME, Mapped, MoveError, Moved, Piece, Place, Stopped, Wish};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What moves at a time, so that the end of the process waits for no more: as much as makes the calls that surround it cheap. More where a
 /// chunk or block is larger.
@@ -21,18 +24,88 @@ const BATCH: u64 = 1 << 30;
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(5);
 
+/// What is to leave, and where it may go.
+#[derive(Clone, Copy)]
+pub enum Leaves<'a> {
+    /// All that lies on GPUs which the program works on, since it is suspended. `stored`: what leaves for a disk; nothing else may: a block that
+    /// another thread was given meanwhile is not among it.
+    Suspended { target: &'a Target, stored: Option<&'a Stored> },
+    /// What lies on this GPU, while the program goes on; `lent`: only what is for other GPUs. So many bytes at least, and of others' first.
+    Gpu { gpu: u32, lent: bool, most: u64 },
+}
+
+impl Leaves<'_> {
+    /// Whether this is a place that is left. A suspended program leaves GPUs that it works on; where all of its memory goes to the host, any;
+    /// and where it goes to a disk, all memory there is.
+    fn place(self, place: Place) -> bool {
+        match (self, place) {
+            (_, Place::Disk) => false,
+            (Self::Suspended { target: Target::Folder(_), .. }, _) => true,
+            (_, Place::Host(_)) => false,
+            (Self::Suspended { target, .. }, Place::Gpu(gpu)) => {
+                *target == Target::Host || context::is_on(Device::of(gpu))
+            }
+            (Self::Gpu { gpu: left, .. }, Place::Gpu(gpu)) => gpu == left,
+        }
+    }
+
+    /// Whether this piece of a block may leave.
+    fn piece(self, piece: &Piece<Physical>) -> bool {
+        let is_stored = || match self {
+            Self::Suspended { stored: Some(stored), .. } => stored.has(piece.address),
+            _ => true,
+        };
+        self.place(piece.place) && is_stored()
+    }
+
+    /// Whether memory for this GPU is concerned at all.
+    fn concerns(self, home: u32) -> bool {
+        !matches!(self, Self::Gpu { gpu, lent: true, .. } if gpu == home)
+    }
+
+    /// Whether memory may go to this place, of those that it does not leave; of the program's own memory, where the target is a folder.
+    fn takes(self, opened: &Opened, place: Place) -> bool {
+        match (self, place) {
+            (_, Place::Disk) => false,
+            (Self::Suspended { target, .. }, Place::Gpu(_)) => matches!(target, Target::Anywhere | Target::Peers),
+            (Self::Suspended { target, .. }, Place::Host(_)) => *target != Target::Peers,
+            // Who goes on computes there, also together with another GPU.
+            (Self::Gpu { .. }, place) => tiers::keeps_atomics(opened, place),
+        }
+    }
+
+    fn why_nowhere(self) -> Why {
+        match self {
+            Self::Suspended { .. } => Why::nowhere(),
+            Self::Gpu { .. } => Why::new(
+                "nowhere",
+                "there is no other place that it may lie at: none that lends and is in reach, or none at which two GPUs can change the same \
+                 word at the same time",
+            ),
+        }
+    }
+}
+
 /// Memory that left.
+#[derive(Clone, Copy)]
 pub enum Parted {
     /// Of the pool: of a block with this number, this range, which lay there.
     Pooled { block: u64, start: u64, address: u64, bytes: u64, from: Place },
-    /// The program's own, mapped at this address, which lay there.
-    Own { address: u64, bytes: u64, from: Place },
+    /// The program's own, mapped at this address and asked for on this GPU, which lay there.
+    Own { address: u64, bytes: u64, asked: u32, from: Place },
 }
 
 impl Parted {
     pub fn bytes(&self) -> u64 {
         match self {
             Self::Pooled { bytes, .. } | Self::Own { bytes, .. } => *bytes,
+        }
+    }
+
+    /// Where it lay.
+    fn from(&self) -> Place {
+        match self {
+            Self::Pooled { from, .. } | Self::Own { from, .. } => *from,
         }
     }
 }
@@ -54,6 +127,8 @@ pub struct Why {
 }
 
 const FREED: &str = "freed";
+/// Of what was not tried any more, since the time was over.
+const LATE: &str = "late";
 
 impl Why {
     fn new(cause: &'static str, text: impl Into<String>) -> Self {
@@ -72,8 +147,7 @@ struct Leaving<'a> {
     opened: &'static Opened,
     driver: &'static Driver,
     held: &'a Held,
-    /// What leaves for a disk; nothing else may: a block that another thread was given meanwhile is not among it.
-    stored: Option<&'a Stored>,
+    leaves: Leaves<'a>,
     stayed: BTreeMap<Why, u64>,
 }
 
@@ -109,37 +183,53 @@ pub fn store(
     Stored::write(driver, folder, &ranges, is_wanted, &mut |done| progress(done, total)).map(Some)
 }
 
-/// Has everything leave the GPUs that this process works on.
+/// Has everything that `leaves` names leave. From `until` on nothing more is begun, and what is left stayed because it was late
+/// ([`is_late`]).
 pub fn leave(
     opened: &'static Opened,
     driver: &'static Driver,
     held: &Held,
-    target: &Target,
-    stored: Option<&Stored>,
+    leaves: Leaves<'_>,
+    until: Option<Instant>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> (Vec<Parted>, Stayed) {
-    let mut leaving = Leaving { opened, driver, held, stored, stayed: BTreeMap::new() };
-    let near: Vec<Stretch> = opened
+    let mut leaving = Leaving { opened, driver, held, leaves, stayed: BTreeMap::new() };
+    let is_over = || until.is_some_and(|until| Instant::now() >= until);
+    let late = || Why::new(LATE, "the time was over");
+    let mut near: Vec<Stretch> = opened
         .pool
         .stretches()
         .into_iter()
-        .filter(|(_, pieces)| pieces.iter().any(|piece| is_left(piece.place, target)))
+        .filter(|(block, pieces)| leaves.concerns(block.home) && pieces.iter().any(|piece| leaves.place(piece.place)))
         .collect();
     // What the program made itself is no memory of the pool's, and goes to the host where that goes to a disk.
-    let is_gpu = |place: Place| matches!(place, Place::Gpu(_));
-    let own: Vec<_> =
-        handles::by_hand::all().into_iter().filter(|own| is_gpu(own.place) && is_left(own.place, target)).collect();
-    let on_gpus = |pieces: &[Piece<Physical>]| -> u64 {
-        pieces.iter().filter(|piece| is_left(piece.place, target)).map(|piece| piece.bytes).sum()
+    let leaves_own = |own: &handles::by_hand::Own| {
+        matches!(own.place, Place::Gpu(_)) && leaves.concerns(own.asked) && leaves.place(own.place)
     };
+    let mut own: Vec<_> = handles::by_hand::all().into_iter().filter(leaves_own).collect();
+    let on_gpus = |pieces: &[Piece<Physical>]| -> u64 {
+        pieces.iter().filter(|piece| leaves.place(piece.place)).map(|piece| piece.bytes).sum()
+    };
+    if let Leaves::Gpu { gpu, most, .. } = leaves {
+        let pooled = near.iter().map(|(block, pieces)| (block.home == gpu, on_gpus(pieces)));
+        let kept = least(&pooled.chain(own.iter().map(|own| (own.asked == gpu, own.bytes))).collect::<Vec<_>>(), most);
+        let mut keeps = kept.into_iter();
+        near.retain(|_| keeps.next().unwrap_or(true));
+        own.retain(|_| keeps.next().unwrap_or(true));
+    }
     let total =
         near.iter().map(|(_, pieces)| on_gpus(pieces)).sum::<u64>() + own.iter().map(|own| own.bytes).sum::<u64>();
     progress(0, total);
     let mut parted: Vec<Parted> = Vec::new();
     let mut done = 0;
     for batch in batches(&near) {
-        parted.extend(batch.iter().flat_map(|(block, pieces)| places_before(block, pieces, target)));
-        leaving.go(batch, target);
+        if is_over() {
+            let bytes: u64 = batch.iter().map(|(_, pieces)| on_gpus(pieces)).sum();
+            *leaving.stayed.entry(late()).or_default() += bytes;
+            continue;
+        }
+        parted.extend(batch.iter().flat_map(|(block, pieces)| places_before(block, pieces, leaves)));
+        leaving.go(batch);
         done += batch.iter().map(|(_, pieces)| on_gpus(pieces)).sum::<u64>();
         progress(done, total);
     }
@@ -152,8 +242,12 @@ pub fn leave(
         Parted::Own { .. } => true,
     });
     for handles::by_hand::Own { address, bytes, asked, place } in own {
-        let targets = leaving.order(asked, target);
-        let mut why = Why::nowhere();
+        if is_over() {
+            *leaving.stayed.entry(late()).or_default() += bytes;
+            continue;
+        }
+        let targets = leaving.order(asked);
+        let mut why = leaves.why_nowhere();
         let went = targets.into_iter().any(|to| {
             let stop = || held.stop(driver, &Limits::default()).ok();
             match handles::by_hand::move_behind(driver, opened, address, bytes, to, asked, stop) {
@@ -165,7 +259,7 @@ pub fn leave(
             }
         });
         if went {
-            parted.push(Parted::Own { address, bytes, from: place });
+            parted.push(Parted::Own { address, bytes, asked, from: place });
         } else {
             *leaving.stayed.entry(why).or_default() += bytes;
         }
@@ -177,18 +271,29 @@ pub fn leave(
     (parted, leaving.stayed.into_iter().map(|(why, bytes)| (bytes, why)).collect())
 }
 
-/// Whether this is a place that a suspended program leaves: a GPU that it works on; where all of its memory goes to the host, any; and where
-/// it goes to a disk, all memory there is.
-fn is_left(place: Place, target: &Target) -> bool {
-    match (place, target) {
-        (Place::Disk, _) => false,
-        (_, Target::Folder(_)) | (Place::Gpu(_), Target::Host) => true,
-        (Place::Gpu(gpu), _) => context::is_on(Device::of(gpu)),
-        (Place::Host(_), _) => false,
+/// Which of these, each for the GPU that it lies on or not and of so many bytes, make `most` bytes: what is for others first, and all of these
+/// where less is there.
+fn least(all: &[(bool, u64)], most: u64) -> Vec<bool> {
+    let mut chosen = vec![false; all.len()];
+    let mut sum = 0;
+    for wants_home in [false, true] {
+        for (chosen, (_, bytes)) in chosen.iter_mut().zip(all).filter(|(_, (is_home, _))| *is_home == wants_home) {
+            if sum >= most {
+                break;
+            }
+            *chosen = true;
+            sum += bytes;
+        }
     }
+    chosen
 }
 
-fn places_before(block: &Block, pieces: &[Piece<Physical>], target: &Target) -> Vec<Parted> {
+/// Whether memory stayed only because there was no time for it.
+pub fn is_late(why: &Why) -> bool {
+    why.cause == LATE
+}
+
+fn places_before(block: &Block, pieces: &[Piece<Physical>], leaves: Leaves<'_>) -> Vec<Parted> {
     let of = |piece: &Piece<Physical>| Parted::Pooled {
         block: block.id,
         start: block.address,
@@ -196,7 +301,7 @@ fn places_before(block: &Block, pieces: &[Piece<Physical>], target: &Target) -> 
         bytes: piece.bytes,
         from: piece.place,
     };
-    pieces.iter().filter(|piece| is_left(piece.place, target)).map(of).collect()
+    pieces.iter().filter(|piece| leaves.place(piece.place)).map(of).collect()
 }
 
 type Stretch = (Block, Vec<Piece<Physical>>);
@@ -218,26 +323,27 @@ fn batches(all: &[Stretch]) -> impl Iterator<Item = &[Stretch]> {
 
 impl Leaving<'_> {
     /// Where memory of the pool may go that belongs to this GPU, best first.
-    fn targets(&self, home: u32, target: &Target) -> Vec<Place> {
-        match (target, self.stored) {
-            (Target::Folder(_), Some(_)) => vec![Place::Disk],
-            (Target::Folder(_), None) => Vec::new(),
-            _ => self.order(home, target),
+    fn targets(&self, home: u32) -> Vec<Place> {
+        match self.leaves {
+            Leaves::Suspended { target: Target::Folder(_), stored: Some(_) } => vec![Place::Disk],
+            Leaves::Suspended { target: Target::Folder(_), stored: None } => Vec::new(),
+            _ => self.order(home),
         }
     }
 
     /// The same for memory that the program made itself.
-    fn order(&self, home: u32, target: &Target) -> Vec<Place> {
-        let may = |place: &Place| takes(target, *place) && (place.is_host() || !is_left(*place, target));
+    fn order(&self, home: u32) -> Vec<Place> {
+        let may =
+            |place: &Place| (place.is_host() || !self.leaves.place(*place)) && self.leaves.takes(self.opened, *place);
         self.opened.plan.order(home).into_iter().filter(may).collect()
     }
 
     /// Moves all of these, or less and less at a time where there is no room for as much.
-    fn go(&mut self, batch: &[Stretch], target: &Target) {
+    fn go(&mut self, batch: &[Stretch]) {
         let Some((first, _)) = batch.first() else { return };
-        let mut why = Why::nowhere();
-        for to in self.targets(first.home, target) {
-            let wishes: Vec<Wish> = batch.iter().flat_map(|stretch| self.wishes(stretch, to)).collect();
+        let mut why = self.leaves.why_nowhere();
+        for to in self.targets(first.home) {
+            let wishes = self.wishes(batch, to);
             if wishes.is_empty() {
                 return;
             }
@@ -247,38 +353,42 @@ impl Leaving<'_> {
             }
         }
         match batch {
-            [(_, pieces)] => self.go_by_piece(pieces, first.home, target, &why),
+            [(_, pieces)] => self.go_by_piece(pieces, first.home, &why),
             _ => {
                 let (left, right) = batch.split_at(batch.len() / 2);
-                self.go(left, target);
-                self.go(right, target);
+                self.go(left);
+                self.go(right);
             }
         }
     }
 
-    fn wishes(&self, (block, pieces): &Stretch, to: Place) -> Vec<Wish> {
-        match self.stored {
-            None => vec![Wish { address: block.address, bytes: block.bytes, to }],
-            Some(_) => {
-                let pieces = pieces.iter().filter(|piece| self.may_leave(piece));
-                pieces.map(|piece| Wish { address: piece.address, bytes: piece.bytes, to }).collect()
+    /// Of a suspended program whole blocks leave, and for a disk what of them is stored; of one GPU what lies there. The rest of a block stays
+    /// where it is.
+    fn wishes(&self, batch: &[Stretch], to: Place) -> Vec<Wish> {
+        if matches!(self.leaves, Leaves::Suspended { stored: None, .. }) {
+            return batch.iter().map(|(block, _)| Wish { address: block.address, bytes: block.bytes, to }).collect();
+        }
+        let mut wishes: Vec<Wish> = Vec::new();
+        for (block, pieces) in batch {
+            for piece in pieces.iter().filter(|piece| self.leaves.piece(piece)) {
+                match wishes.last_mut() {
+                    Some(last) if last.address + last.bytes == piece.address && last.address >= block.address => {
+                        last.bytes += piece.bytes;
+                    }
+                    _ => wishes.push(Wish { address: piece.address, bytes: piece.bytes, to }),
+                }
             }
         }
-    }
-
-    fn may_leave(&self, piece: &Piece<Physical>) -> bool {
-        self.stored.is_none_or(|stored| stored.has(piece.address))
+        wishes
     }
 
     /// One block that is larger than any place has room for.
-    fn go_by_piece(&mut self, pieces: &[Piece<Physical>], home: u32, target: &Target, why: &Why) {
-        for piece in pieces.iter().filter(|piece| is_left(piece.place, target)) {
-            if !self.may_leave(piece) {
-                continue;
-            }
+    fn go_by_piece(&mut self, pieces: &[Piece<Physical>], home: u32, why: &Why) {
+        let leaves = self.leaves;
+        for piece in pieces.iter().filter(|piece| leaves.piece(piece)) {
             let mut why = why.clone();
             let went = pieces.len() > 1
-                && self.targets(home, target).into_iter().any(|to| {
+                && self.targets(home).into_iter().any(|to| {
                     match self.rearrange(&[Wish { address: piece.address, bytes: piece.bytes, to }]) {
                         Ok(moved) => {
                             self.note_stayed(moved);
@@ -359,13 +469,21 @@ pub fn come_back(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(u64, u64), Stuck> {
     let Some(stored) = stored else {
-        return Ok(bring_back(opened, driver, held, &parted, &Unread::default(), progress));
+        return Ok(bring_back(opened, driver, held, &parted, None, progress));
     };
     let mut why = None;
     let back = stored.reading(driver, |unread| {
-        let back = bring_back(opened, driver, held, &parted, unread, progress);
+        let (mut moved, mut stayed) = bring_back(opened, driver, held, &parted, Some(unread), progress);
+        let left = on_disk(opened, &parted);
+        if unread.why().is_none() && !left.is_empty() {
+            // It was there before anybody said otherwise, and the program cannot go on without it.
+            let _waived = terms::waive(left.iter().map(Parted::from));
+            let (came, _) = bring_back(opened, driver, held, &left, Some(unread), &mut |_, _| {});
+            moved += came;
+            stayed = stayed.saturating_sub(came);
+        }
         why = unread.why();
-        back
+        (moved, stayed)
     });
     // Of what was freed meanwhile, nothing is left on the disk either. All work is over, so this waits for nothing.
     let gpus: Vec<u32> = opened.plan.members.keys().copied().collect();
@@ -389,15 +507,31 @@ pub fn come_back(
     }
 }
 
-/// As [`come_back`], as far as it goes: nothing more is tried once something could not be read.
-fn bring_back(
+/// What of this is on a disk still.
+fn on_disk(opened: &Opened, parted: &[Parted]) -> Vec<Parted> {
+    let stretches = opened.pool.stretches();
+    let pieces = stretches.iter().flat_map(|(_, pieces)| pieces).filter(|piece| piece.place.is_disk());
+    let stored: Vec<(u64, u64)> = pieces.map(|piece| (piece.address, piece.address + piece.bytes)).collect();
+    let is_stored = |parted: &&Parted| match **parted {
+        Parted::Pooled { address, bytes, .. } => {
+            let next = stored.partition_point(|(_, end)| *end <= address);
+            stored.get(next).is_some_and(|(start, _)| *start < address + bytes)
+        }
+        Parted::Own { .. } => false,
+    };
+    parted.iter().filter(is_stored).copied().collect()
+}
+
+/// As [`come_back`], as far as it goes: nothing more is tried once something of a disk could not be read.
+pub fn bring_back(
     opened: &'static Opened,
     driver: &'static Driver,
     held: &Held,
     parted: &[Parted],
-    unread: &Unread,
+    unread: Option<&Unread>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> (u64, u64) {
+    let is_unread = || unread.is_some_and(|unread| unread.why().is_some());
     // A block that was freed meanwhile has nothing to come back.
     let live: BTreeMap<u64, u64> = opened.pool.stretches().iter().map(|(block, _)| (block.address, block.id)).collect();
     let lives = |parted: &Parted| match parted {
@@ -411,7 +545,7 @@ fn bring_back(
     let mut batch: Vec<Wish> = Vec::new();
     let mut back = |batch: &mut Vec<Wish>, moved: &mut u64, stayed: &mut u64| {
         let wishes = std::mem::take(batch);
-        if unread.why().is_some() {
+        if is_unread() {
             return;
         }
         match rearrange(opened, driver, held, &wishes) {
@@ -424,7 +558,7 @@ fn bring_back(
             }
             Err(_) => {
                 for wish in wishes {
-                    if unread.why().is_some() {
+                    if is_unread() {
                         break;
                     }
                     match nearest(opened, driver, held, wish) {
@@ -446,10 +580,9 @@ fn bring_back(
                     back(&mut batch, &mut moved, &mut stayed);
                 }
             }
-            Parted::Own { address, bytes, from } => {
+            Parted::Own { address, bytes, asked, from } => {
                 back(&mut batch, &mut moved, &mut stayed);
-                let Place::Gpu(asked) = from else { continue };
-                if unread.why().is_some() {
+                if is_unread() {
                     continue;
                 }
                 let stop = || held.stop(driver, &Limits::default()).ok();

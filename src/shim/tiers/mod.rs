@@ -29,10 +29,10 @@ pub mod totals;
 use crate::backing::open::{self, Opened};
 use crate::backing::topology::Topology;
 use crate::clock::monotonic_nanoseconds as now;
-use crate::process;
 use crate::serve::memory::{self, Hearer};
 use crate::watch::arguments::{self, Reader};
 use crate::watch::context;
+use crate::{live, process};
 use gpupool_config::{Mode, Move};
 use gpupool_cuda::{self as cuda, Device, Driver, Physical};
 use gpupool_pool::{Allocation, Block, Piece, Place};
@@ -107,11 +107,19 @@ fn current_home() -> Option<&'static Home> {
 
 /// The part of the time that moves may take, in thousandths. The ranks of a job wait for each other, so the share is the job's.
 fn share() -> u32 {
-    share_of(process::settings().move_share, process::rank().and_then(|rank| rank.ranks))
+    share_of(live::move_share(), process::rank().and_then(|rank| rank.ranks))
 }
 
 fn share_of(share: u32, ranks: Option<u32>) -> u32 {
     (share / ranks.unwrap_or(1).max(1)).max(u32::from(share > 0))
+}
+
+/// That part was changed while the process runs.
+pub fn heed_share() {
+    let share = f64::from(share()) / 1000.0;
+    for home in HOMES.iter().filter_map(|entry| entry.get()) {
+        home.tiers.lock().set_share(share);
+    }
 }
 
 /// A block was made.
@@ -162,7 +170,8 @@ fn begin(gpu: u32) {
 impl Home {
     fn new(gpu: u32, opened: &'static Opened, driver: &'static Driver) -> Self {
         let all: Vec<Place> = opened.plan.places.iter().map(|spec| spec.place).collect();
-        let mut places = gpupool_pool::order(gpu, &all, &opened.plan.links, opened.plan.lenders);
+        // All that it could ever lie at: which of them take something changes.
+        let mut places = gpupool_pool::order(gpu, &all, &opened.plan.links);
         places.retain(|place| *place != Place::Gpu(gpu));
         let links = Links::measured(places.iter().map(|place| link(&opened.plan.topology, gpu, *place)).collect());
         let settings = Settings { share: f64::from(share()) / 1000.0, ..Settings::new(links) };
@@ -209,7 +218,7 @@ impl Home {
 /// they belong to, memory of the pool is granted to all of these. Memory that comes home lies where the program asked for it.
 ///
 /// A context that comes later finds memory where it is by then, as it finds what the pool has placed.
-fn keeps_atomics(opened: &Opened, place: Place) -> bool {
+pub fn keeps_atomics(opened: &Opened, place: Place) -> bool {
     let topology = &opened.plan.topology;
     let gpus = topology.gpus.iter().map(|gpu| gpu.ordinal).filter(|gpu| context::is_on(Device::of(*gpu)));
     topology.keeps_atomics(&gpus.collect::<Vec<_>>(), place)

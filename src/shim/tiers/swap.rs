@@ -190,7 +190,11 @@ struct Outcome {
 fn try_swap(home: &Home, swap: &Swap, why: Why, begun: u64) -> Result<(), WhyNot> {
     let mut gone: Vec<(Range, Range, Place)> = Vec::new();
     for (range, place) in &swap.far {
-        if let Some(place) = home.places.get(usize::from(*place)).filter(|place| keeps_atomics(home.opened, **place)) {
+        // The next best one where this one lends no more, or is drained.
+        let accounts = home.opened.pool.accounts();
+        let takes = |place: &&Place| accounts.takes(**place, home.gpu) && !accounts.is_closed(**place);
+        let place = home.places.iter().skip(usize::from(*place)).find(takes);
+        if let Some(place) = place.filter(|place| keeps_atomics(home.opened, **place)) {
             let chunks = chunks_of(home, &[*range], *place);
             gone.extend(chunks.into_iter().map(|(touched, whole)| (touched, whole, *place)));
         }

@@ -1,13 +1,12 @@
 //! One rule a test.
 
 use super::checks::{
-    CHUNK, GIB, GPU0, GPU1, HOST, MIB, allocate, assert_block, assert_returns_everything, note_busy, pool, pool_with,
-    request,
+    CHUNK, GIB, GPU0, GPU1, HOST, Lenders, MIB, allocate, assert_block, assert_returns_everything, note_busy, pool,
+    pool_with, request,
 };
 use super::mock::{BASE, FaultKind, Mock};
 use gpupool_pool::{
-    Accounts, Allocation, Anchor, Config, FRAME, Free, FreeError, Lenders, Place, PlaceSpec, Policy, Pool, Refusal,
-    Request,
+    Accounts, Allocation, Anchor, Config, FRAME, Free, FreeError, Place, PlaceSpec, Policy, Pool, Refusal, Request,
 };
 use std::sync::Arc;
 
@@ -415,7 +414,7 @@ fn memory_info_counts_lending_gpus_and_what_the_driver_has() {
     assert_eq!(all.memory_info(0, |_| true), (110 * MIB, 150 * MIB), "freed memory counts although it is still held");
     assert_eq!(all.memory_info(0, |_| false), (100 * MIB, 100 * MIB), "a GPU's own memory always counts");
     assert_eq!(all.memory_info(1, |ordinal| ordinal != 0), (10 * MIB, 50 * MIB));
-    let alone = pool_with(Policy::LocalFirst, Lenders::HomeOnly, &limits, &limits);
+    let alone = pool_with(Policy::LocalFirst, Lenders::None, &limits, &limits);
     assert_eq!(alone.memory_info(1, |_| true), (50 * MIB, 50 * MIB));
     assert_eq!(alone.memory_info(2, |_| true), (0, 0));
 }
@@ -446,7 +445,6 @@ fn address_space_that_runs_out_is_found_by_returning_memory() {
         accounts,
         links: Default::default(),
         policy: Policy::LocalFirst,
-        lenders: Lenders::All,
         largest_chunk: CHUNK,
     };
     let pool = Pool::new(config, Mock::new(&[(Place::Gpu(0), GIB)]));

@@ -2,8 +2,8 @@
 
 use super::mock::{BASE, Mock};
 use gpupool_pool::{
-    Accounts, Allocation, Claim, Config, FRAME, Free, FreeError, Lenders, Links, Piece, Place, PlaceSpec, Policy, Pool,
-    Refusal, Request, order,
+    Accounts, Allocation, Claim, Config, FRAME, Free, FreeError, Links, Piece, Place, PlaceSpec, Policy, Pool, Refusal,
+    Request, order,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,16 +37,26 @@ pub fn pool(policy: Policy, capacity: &[(Place, u64)]) -> Pool<Mock> {
     pool_with(policy, Lenders::All, capacity, capacity)
 }
 
+/// Which GPUs lend to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lenders {
+    All,
+    None,
+}
+
 pub fn pool_with(policy: Policy, lenders: Lenders, limits: &[(Place, u64)], capacity: &[(Place, u64)]) -> Pool<Mock> {
     let places: Vec<Place> = limits.iter().map(|&(place, _)| place).collect();
     let specs: Vec<PlaceSpec> = limits.iter().map(|&(place, limit)| PlaceSpec { place, limit }).collect();
+    let accounts = Accounts::new(&specs);
+    for place in places.iter().filter(|place| lenders == Lenders::None && !place.is_host()) {
+        accounts.lend(*place, false);
+    }
     let config = Config {
         base: BASE,
         bytes: 64 << 40,
-        accounts: Arc::new(Accounts::new(&specs)),
+        accounts: Arc::new(accounts),
         links: all_linked(&places),
         policy,
-        lenders,
         largest_chunk: CHUNK,
     };
     Pool::new(config, Mock::new(capacity))
@@ -164,7 +174,9 @@ pub fn note_busy_on(pool: &Pool<Mock>, allocation: &Allocation, gpu: u32) {
 
 /// The places of a block of GPU `home`, best first.
 pub fn route(home: u32, places: &[Place], lenders: Lenders) -> Vec<Place> {
-    order(home, places, &all_linked(places), lenders)
+    let mut route = order(home, places, &all_linked(places));
+    route.retain(|place| lenders == Lenders::All || place.is_host() || *place == Place::Gpu(home));
+    route
 }
 
 /// Frees what begins here, which another thread may have ended before: whether this call did.

@@ -1,12 +1,12 @@
 //! Memory that goes to a disk and comes back, against a list of what every frame should contain.
 
 use super::checks::{
-    CHUNK, GPU0, GPU1, HOST, MIB, allocate, assert_accounts, assert_block, assert_returns_everything, note_busy, pool,
-    pool_with, request,
+    CHUNK, GPU0, GPU1, HOST, Lenders, MIB, allocate, assert_accounts, assert_block, assert_returns_everything,
+    note_busy, pool, pool_with, request,
 };
 use super::mock::{FaultKind, Mock};
 use super::rearranging::Still;
-use gpupool_pool::{Allocation, Anchor, FRAME, Free, Lenders, MoveError, Moved, Place, Policy, Pool, Wish};
+use gpupool_pool::{Allocation, Anchor, FRAME, Free, MoveError, Moved, Place, Policy, Pool, Wish};
 use proptest::prelude::*;
 
 const DISK: Place = Place::Disk;
@@ -67,6 +67,25 @@ fn rearrange(pool: &Pool<Mock>, wishes: &[Wish]) -> Result<Vec<Moved>, MoveError
 
 fn held(pool: &Pool<Mock>, place: Place) -> u64 {
     pool.usage().places.iter().find(|it| it.place == place).map_or(0, |it| it.held)
+}
+
+#[test]
+fn what_a_place_may_hold_says_nothing_of_a_disk() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, 4 * CHUNK), (DISK, u64::MAX)]);
+    let block = allocate(&pool, 2 * CHUNK).unwrap();
+    fill(&pool, &block);
+    store(&pool, &block);
+    for place in [GPU0, DISK] {
+        pool.accounts().set_limit(place, 0);
+        pool.accounts().lend(place, true);
+        pool.accounts().close(place, true);
+    }
+    pool.heed_accounts();
+    assert!(!pool.accounts().lends(DISK) && !pool.accounts().is_closed(DISK));
+    rearrange(&pool, &[wish(&block, DISK)]).unwrap();
+    assert_eq!((held(&pool, GPU0), held(&pool, DISK)), (0, 2 * CHUNK));
+    assert!(rearrange(&pool, &[wish(&block, GPU0)]).is_err(), "it is closed");
+    assert_all(&pool, &[block]);
 }
 
 #[test]

@@ -12,4 +12,5 @@ mod model;
 mod placement;
 mod rearranging;
 mod small;
+mod terms;
 mod threads;

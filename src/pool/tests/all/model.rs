@@ -1,12 +1,12 @@
 //! Random operation sequences against a naive model: a flat list of blocks, and the mock's own list of mappings.
 
 use super::checks::{
-    GPU0, GPU1, HOST, MIB, assert_accounts_beside, assert_block, assert_returns_everything, note_busy_on, pool_with,
-    route,
+    GPU0, GPU1, HOST, Lenders, MIB, assert_accounts_beside, assert_block, assert_returns_everything, note_busy_on,
+    pool_with, route,
 };
 use super::mock::Mock;
 use gpupool_pool::{
-    Allocation, Anchor, Anchors, Block, Claim, FRAME, Free, FreeError, Lenders, MoveError, Moved, Place, Policy, Pool,
+    Allocation, Anchor, Anchors, Block, Claim, FRAME, Free, FreeError, MoveError, Moved, Place, Policy, Pool,
     Rearranged, Refusal, Repacked, Request, Stopped, Wish,
 };
 use proptest::prelude::*;
@@ -1017,7 +1017,7 @@ impl Model {
                         assert!(block.address == row.0 || unjoined(), "{block:x?} in {rows:x?}, {:x?}", self.borders);
                     }
                 }
-                if self.lenders == Lenders::HomeOnly {
+                if self.lenders == Lenders::None {
                     assert_eq!(allocation.on_peers, 0);
                 }
                 self.write(&block);
@@ -1121,7 +1121,7 @@ proptest! {
 
     #[test]
     fn ranks_that_keep_to_themselves_agree_with_the_model(ops in proptest::collection::vec(any_op(), 1..120)) {
-        check(Policy::LocalFirst, Lenders::HomeOnly, &ops);
+        check(Policy::LocalFirst, Lenders::None, &ops);
     }
 }
 

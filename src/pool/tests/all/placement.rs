@@ -1,7 +1,7 @@
 //! `order` and `spread`, which know no pool.
 
 use super::checks::{GPU0, GPU1, GPU2, HOST, MIB, all_linked};
-use gpupool_pool::{FRAME, Lenders, Links, Place, Policy, Room, STRIPE, order, spread};
+use gpupool_pool::{FRAME, Links, Place, Policy, Room, STRIPE, order, spread};
 use proptest::prelude::*;
 
 fn rooms(list: &[(Place, u64)]) -> Vec<Room> {
@@ -15,17 +15,15 @@ fn the_order_is_home_then_peers_by_rank_then_hosts() {
         [(Place::Gpu(0), 2), (Place::Gpu(1), 1), (Place::Gpu(3), 2), (Place::Host(0), 9), (Place::Host(1), 5)];
     let links = Links { ranks: near_and_far.into_iter().map(|(place, rank)| ((2, place), rank)).collect() };
     let best_first = [2, 1, 3, 0].map(Place::Gpu).into_iter().chain([Place::Host(1), Place::Host(0)]);
-    assert_eq!(order(2, &places, &links, Lenders::All), best_first.collect::<Vec<_>>());
-    let alone = [Place::Gpu(2), Place::Host(1), Place::Host(0)];
-    assert_eq!(order(2, &places, &links, Lenders::HomeOnly), alone);
-    assert_eq!(order(7, &places, &links, Lenders::All), []);
-    assert_eq!(order(3, &places, &links, Lenders::All), [Place::Gpu(3)], "nothing else is reachable from GPU 3");
+    assert_eq!(order(2, &places, &links), best_first.collect::<Vec<_>>());
+    assert_eq!(order(7, &places, &links), []);
+    assert_eq!(order(3, &places, &links), [Place::Gpu(3)], "nothing else is reachable from GPU 3");
 }
 
 #[test]
 fn equal_peers_come_in_ordinal_order_after_home() {
     let places: Vec<Place> = (0..4).map(Place::Gpu).collect();
-    assert_eq!(order(2, &places, &all_linked(&places), Lenders::All), [2, 3, 0, 1].map(Place::Gpu));
+    assert_eq!(order(2, &places, &all_linked(&places)), [2, 3, 0, 1].map(Place::Gpu));
 }
 
 #[test]

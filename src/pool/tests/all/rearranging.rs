@@ -1,14 +1,14 @@
 //! Memory that changes places while the program runs.
 
 use super::checks::{
-    CHUNK, GIB, GPU0, GPU1, HOST, MIB, allocate, assert_accounts, assert_block, assert_returns_everything, note_busy,
-    pool, pool_with, request,
+    CHUNK, GIB, GPU0, GPU1, HOST, Lenders, MIB, allocate, assert_accounts, assert_block, assert_returns_everything,
+    note_busy, pool, pool_with, request,
 };
 use super::mock::{FaultKind, Mock};
 use crate::next_step::{Attempt, Step};
 use gpupool_pool::{
-    Allocation, Anchor, Backend, FRAME, Free, Lenders, MoveError, Moved, Place, Policy, Pool, Rearranged, Refusal,
-    Repacked, Request, Stopped, Wish,
+    Allocation, Anchor, Backend, FRAME, Free, MoveError, Moved, Place, Policy, Pool, Rearranged, Refusal, Repacked,
+    Request, Stopped, Wish,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -48,14 +48,14 @@ fn full(peer: u64) -> (Pool<Mock>, Vec<Allocation>) {
     (pool, blocks)
 }
 
-fn fill(pool: &Pool<Mock>, allocation: &Allocation) {
+pub fn fill(pool: &Pool<Mock>, allocation: &Allocation) {
     let block = allocation.block;
     for at in (0..block.bytes).step_by(FRAME as usize) {
         pool.backend().inner().write(block.address + at, block.id << 40 | at);
     }
 }
 
-fn assert_contents(pool: &Pool<Mock>, live: &[Allocation]) {
+pub fn assert_contents(pool: &Pool<Mock>, live: &[Allocation]) {
     for block in live.iter().map(|allocation| allocation.block) {
         for at in (0..block.bytes).step_by(FRAME as usize) {
             assert_eq!(pool.backend().inner().read(block.address + at), block.id << 40 | at, "{block:?} at {at:#x}");

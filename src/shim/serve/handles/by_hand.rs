@@ -85,6 +85,11 @@ pub fn is_readable(address: u64, gpu: u32) -> bool {
     with_range(address, 1, |inventory| inventory.is_readable(address, gpu)).unwrap_or(false)
 }
 
+/// Bytes of the program's own memory at a place, mapped or not.
+pub fn bytes_at(place: Place) -> u64 {
+    if super::is_any() { with_inventory(|inventory| inventory.own_bytes_at(place)) } else { 0 }
+}
+
 /// Moves what is mapped at `start`, while what `alone` gives is held: nobody else uses it then. Freed memory of the pool makes room at the
 /// place.
 ///

@@ -640,6 +640,12 @@ impl Inventory {
         found
     }
 
+    /// Bytes of the program's own memory at a place, mapped or not.
+    pub fn own_bytes_at(&self, place: Place) -> u64 {
+        let own = self.memory.values().filter(|memory| matches!(memory.origin, Origin::Asked(_)));
+        own.flat_map(|memory| &memory.parts).filter(|part| part.place == place).map(|part| part.bytes).sum()
+    }
+
     /// Whether all of the memory that is mapped at this address lies at a place.
     pub fn is_all_at(&self, address: u64, place: Place) -> bool {
         let memory = self.mapping_at(address).and_then(|(_, mapping)| self.memory.get(&mapping.number));

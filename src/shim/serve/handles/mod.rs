@@ -25,7 +25,7 @@ use crate::backing;
 use crate::bypass;
 use crate::serve::memory;
 use gpupool_cuda::{Access, CuResult, Driver, Location, Physical};
-use gpupool_pool::{Lenders, Place};
+use gpupool_pool::Place;
 use inventory::{Inventory, Origin, Piece};
 use parking_lot::{Condvar, Mutex};
 use std::ffi::c_int;
@@ -311,7 +311,7 @@ fn widen(driver: &Driver, elsewhere: &[Piece], list: &[Access]) -> CuResult {
         let Some(plan) = backing::open::plan(driver) else { break };
         // Ranks that keep to themselves place nothing on each other's GPUs, and NCCL imports much.
         if let (Origin::Imported, Place::Gpu(device)) = (piece.origin, piece.place)
-            && (plan.lenders != Lenders::All || named(device))
+            && (!plan.lends(device) || named(device))
         {
             continue;
         }

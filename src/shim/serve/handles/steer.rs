@@ -39,7 +39,7 @@ pub unsafe fn create(real: &mut Real<CuResult>, output: *mut Physical, request: 
         why.note(real.api);
         return at_home(real, home);
     }
-    let Some(limit) = process::settings().limit.of(device) else {
+    let Some(limit) = backing::terms::limit_of(device) else {
         let result = at_home(real, home);
         if result != CuResult::OUT_OF_MEMORY {
             // SAFETY: as for this function; the driver has answered.

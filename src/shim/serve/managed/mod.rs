@@ -82,9 +82,17 @@ fn open() -> Option<&'static Opened> {
     let links = topology::coherent(plan.links.clone());
     // In the other modes only the program's own managed memory is placed. The driver evicts that from a GPU that others need,
     // so it keeps to the same limits by itself and leaves the pool what it has.
-    let accounts =
-        if plan.mode == Mode::Managed { Arc::clone(&plan.accounts) } else { Arc::new(Accounts::new(&specs)) };
-    let places = Mutex::new(Places::new(accounts, links, backing::open::policy(), plan.lenders));
+    let accounts = if plan.mode == Mode::Managed {
+        Arc::clone(&plan.accounts)
+    } else {
+        let accounts = Accounts::new(&specs);
+        for place in specs.iter().map(|spec| spec.place) {
+            accounts.lend(place, plan.accounts.lends(place));
+            accounts.close(place, plan.accounts.is_closed(place));
+        }
+        Arc::new(accounts)
+    };
+    let places = Mutex::new(Places::new(accounts, links, backing::open::policy()));
     backing::level::opened(&specs, managed_usage);
     let opened = Opened { driver, plan, places, live: Mutex::default() };
     OPENED.get_or_init(|| Box::new(Some(opened))).as_ref()

@@ -5,7 +5,7 @@
 //! oversubscribed, and evicts to the host when they are, so the caps that hold are those of the accounts.
 
 use gpupool_pool::{
-    Accounts, Claim, FRAME, Lenders, Links, Place, PlaceSpec, PlaceUsage, Policy, Room, SoftRefusal, order, spread,
+    Accounts, Claim, FRAME, Links, Place, PlaceSpec, PlaceUsage, Policy, Room, SoftRefusal, order, spread,
 };
 use std::sync::Arc;
 
@@ -40,21 +40,22 @@ pub struct Places {
     soft: Vec<SoftRefusal>,
     links: Links,
     policy: Policy,
-    lenders: Lenders,
     /// Blocks placed so far; see [`spread`].
     turn: u64,
 }
 
 impl Places {
-    pub fn new(accounts: Arc<Accounts>, links: Links, policy: Policy, lenders: Lenders) -> Self {
+    pub fn new(accounts: Arc<Accounts>, links: Links, policy: Policy) -> Self {
         let soft = vec![SoftRefusal::default(); accounts.specs().len()];
-        Self { accounts, soft, links, policy, lenders, turn: 0 }
+        Self { accounts, soft, links, policy, turn: 0 }
     }
 
     /// The places that a block of this GPU may go to, best first; empty where the GPU is not one of ours.
     pub fn order(&self, home: u32) -> Vec<Place> {
         let places: Vec<Place> = self.accounts.specs().iter().map(|spec| spec.place).collect();
-        order(home, &places, &self.links, self.lenders)
+        let mut order = order(home, &places, &self.links);
+        order.retain(|place| self.accounts.takes(*place, home));
+        order
     }
 
     /// How many places have to be known before a block can be placed: the first may do, unless the policy compares.
@@ -129,7 +130,8 @@ impl Places {
 
     /// What was placed, in numbers; `held` is what was placed there.
     pub fn usage(&self) -> Vec<PlaceUsage> {
-        let usage = |&PlaceSpec { place, limit }: &PlaceSpec| {
+        let usage = |&PlaceSpec { place, .. }: &PlaceSpec| {
+            let limit = self.accounts.limit(place);
             let (used, peak_used) =
                 (self.accounts.of(Claim::Managed, place), self.accounts.peak_of(Claim::Managed, place));
             PlaceUsage { place, limit, held: used, used, peak_used, anchored: 0 }
@@ -162,7 +164,7 @@ mod tests {
         let specs =
             [(GPU, 10), (PEER, 10), (HOST, 4)].map(|(place, frames)| PlaceSpec { place, limit: frames * FRAME });
         let links = Links { ranks: BTreeMap::from([((0, PEER), 1), ((0, HOST), 9), ((1, GPU), 1), ((1, HOST), 9)]) };
-        Places::new(Arc::new(Accounts::new(&specs)), links, policy, Lenders::All)
+        Places::new(Arc::new(Accounts::new(&specs)), links, policy)
     }
 
     fn unknown(places: &Places) -> Vec<(Place, Level)> {

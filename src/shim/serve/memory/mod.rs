@@ -17,10 +17,10 @@ pub use caching::returns_its_cache;
 
 use crate::backing::open::{self, Opened};
 use crate::backing::vmm::Vmm;
-use crate::backing::{level, residence};
+use crate::backing::{level, residence, terms};
 use crate::bypass::{self, Answer, Bypass};
 use crate::watch::context::{self, Context, Observer};
-use crate::{bell, log, process};
+use crate::{bell, live, log, process};
 use gpupool_config::{Free as FreeSetting, Mode, format_size};
 use gpupool_cuda::{CuResult, Device, Driver, Physical};
 use gpupool_events::{BlockAllocate, BlockFree, PoolFallback, PoolGrow, PoolRefuse, PoolSpill, PoolTrim};
@@ -332,7 +332,7 @@ fn report_growth(block: &Block, on_peers: u64, on_host: u64, is_put: bool, site:
 /// Memory for a GPU is on the host: said the first time, because nothing fails and all that uses it is slow.
 pub fn report_host(home: u32, on_host: u64, bytes: u64) {
     // Within a limit the driver serves what no place has room for, so doing without the host makes no OUT_OF_MEMORY.
-    let (room, advice) = if process::settings().limit.is_set() {
+    let (room, advice) = if live::limit().is_set() {
         (
             "room within GPUPOOL_LIMIT",
             "raise GPUPOOL_LIMIT, or set GPUPOOL_HOST_LIMIT=0 to leave such memory to the driver",
@@ -674,6 +674,12 @@ fn taken_on(device: Device) -> u64 {
 /// Who has how much of each place, where a plan was made.
 pub fn accounts() -> Option<&'static Accounts> {
     open::planned().flatten().map(|plan| &*plan.accounts)
+}
+
+/// Whether the GPU that this thread allocates on is drained. Nearly always that is one look at a flag.
+#[inline]
+pub fn is_home_drained() -> bool {
+    terms::is_any_drained() && pool_for().is_ok_and(|(_, context)| terms::is_drained(context.device.ordinal()))
 }
 
 /// What the pool holds and has held; `None` if it was never opened.

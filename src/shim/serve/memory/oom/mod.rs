@@ -16,7 +16,7 @@ use crate::{log, process};
 use gpupool_config::format_size;
 use gpupool_cuda::{Device, Driver};
 use gpupool_events::{HolderAtRefusal, OutOfMemory, PlaceAtRefusal, Site};
-use gpupool_pool::{Claim, Lenders, Place, Usage};
+use gpupool_pool::{Claim, Place, Usage};
 use remedies::Asked;
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -132,7 +132,7 @@ fn places(driver: &'static Driver, home: u32, kind: Kind, usage: &Usage) -> Vec<
         let out = match () {
             () if gpu.ordinal == home && is_member => None,
             () if !is_member => Some(remedies::NOT_LISTED),
-            () if plan.lenders == Lenders::HomeOnly => Some(remedies::ANOTHERS),
+            () if !plan.lends(gpu.ordinal) => Some(remedies::ANOTHERS),
             () if !plan.topology.reach(home, gpu.ordinal) => Some(remedies::OUT_OF_REACH),
             () => None,
         };

@@ -1,0 +1,245 @@
+//! `gpupool drain` and `gpupool undrain`: everybody's memory leaves a GPU, none goes there, and it may come back.
+//!
+//! That a GPU is drained is said by files (`gpupool_metrics::drains`), which hold also for processes that start later or that cannot be asked
+//! now. Then each process is asked what has become of it.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use gpupool_config::{format_size, parse_duration};
+use gpupool_machine::{Nvml, Uuid, dashed, from_text};
+use gpupool_metrics::folder::Roots;
+use gpupool_metrics::{Life, drains};
+use gpupool_wire::control::{Reply, Request, Stayed};
+use serde::Serialize;
+
+use crate::control::{self, OTHER_ANSWER};
+use crate::failure::{Failure, complain};
+use crate::pages::{Listed, Pages, Skipped};
+use crate::stdout;
+use crate::terminal;
+
+/// Have the memory of all programs leave a GPU, and none go there
+#[derive(clap::Args)]
+#[command(
+    after_help = "Of all programs of this user that run under gpupool; for root, of all users. Memory goes to other GPUs of each
+program's pool, then to the host; programs go on with the same bytes, and those that start later heed it, too.
+What cannot leave is listed: contexts of programs that compute there, memory that others know by its pages.
+The exit status is 0 where nothing is left on the GPU, and 1 otherwise.
+
+Examples:
+  gpupool drain 2
+  gpupool drain --deadline 5min GPU-5f3a1c9e-0d6b-4a7e-9c41-2b8d7e6f1a05
+  gpupool drain --json 2 | jq '.[].stayed'"
+)]
+pub struct Args {
+    /// Its number as nvidia-smi has it, or its UUID
+    gpu: String,
+    /// How long the programs have for it
+    #[arg(long, value_parser = time, default_value = "60s", value_name = "TIME")]
+    deadline: Duration,
+    /// One JSON array
+    #[arg(long)]
+    json: bool,
+}
+
+/// Let programs have memory on a drained GPU again; what left it comes back where there is room
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  gpupool undrain 2
+  gpupool undrain --deadline 5s GPU-5f3a1c9e-0d6b-4a7e-9c41-2b8d7e6f1a05")]
+pub struct UndrainArgs {
+    /// Its number as nvidia-smi has it, or its UUID
+    gpu: String,
+    /// How long the GPUs of each program have to come to rest for that
+    #[arg(long, value_parser = time, default_value = "10s", value_name = "TIME")]
+    deadline: Duration,
+    /// One JSON array
+    #[arg(long)]
+    json: bool,
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    parse_duration(text).map_err(|error| error.to_string())
+}
+
+/// How much longer than the deadline an answer may take: a batch that was begun before it is ended.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// What became of one process.
+#[derive(Serialize)]
+struct Told {
+    pid: u32,
+    name: String,
+    /// Why it is not known what it has there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    /// Bytes that left, or came back.
+    bytes: u64,
+    microseconds: u64,
+    stayed: Vec<Left>,
+}
+
+/// What is still there.
+#[derive(Serialize)]
+struct Left {
+    /// 0 where that is not known.
+    bytes: u64,
+    what: String,
+}
+
+/// Drains it, and says what left and what did not.
+///
+/// # Errors
+/// There is no such GPU, nobody can be told, or nothing can be printed.
+pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let gpu = find(&args.gpu)?;
+    let folders = say(&gpu, true)?;
+    let patience = u64::try_from(args.deadline.as_millis()).unwrap_or(u64::MAX);
+    let (mut told, skipped) = ask(&gpu, &folders, &Request::Drain { gpu, patience }, args.deadline);
+    told.extend(strangers(&gpu, &told));
+    print(&told, args.json, "left")?;
+    let is_empty = told.iter().all(|told| told.error.is_none() && told.stayed.is_empty()) && !skipped;
+    if !args.json {
+        let end = match (is_empty, told.len()) {
+            (true, 0) => "no program that runs under gpupool uses it".to_owned(),
+            (true, _) => "nothing is left there".to_owned(),
+            (false, _) => "not all has left".to_owned(),
+        };
+        stdout::print(&format!("GPU-{} is drained: {end}; gpupool undrain ends that\n", dashed(&gpu)))?;
+    }
+    Ok(if is_empty { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Ends that, and says what came back.
+///
+/// # Errors
+/// There is no such GPU, it cannot be unsaid, or nothing can be printed.
+pub fn run_undrain(args: &UndrainArgs) -> Result<ExitCode, Failure> {
+    let gpu = find(&args.gpu)?;
+    let folders = say(&gpu, false)?;
+    if let Some(path) = drains::still_said(&gpu, &Roots::new(std::env::var_os("XDG_RUNTIME_DIR"))) {
+        return Err(Failure::broken(format!("the GPU is drained by root for the whole machine ({})", path.display())));
+    }
+    let patience = u64::try_from(args.deadline.as_millis()).unwrap_or(u64::MAX);
+    let (told, _) = ask(&gpu, &folders, &Request::Undrain { gpu, patience }, args.deadline);
+    print(&told, args.json, "came back")?;
+    if !args.json {
+        stdout::print(&format!("GPU-{} is drained no more\n", dashed(&gpu)))?;
+    }
+    Ok(if told.iter().all(|told| told.error.is_none()) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn find(text: &str) -> Result<Uuid, Failure> {
+    let Ok(number) = text.trim().parse::<u32>() else {
+        return from_text(text).ok_or_else(|| {
+            Failure::usage(format!(
+                "{text:?} is neither the number of a GPU nor a UUID; nvidia-smi -L lists both, write for example 2 or \
+                 GPU-5f3a1c9e-0d6b-4a7e-9c41-2b8d7e6f1a05"
+            ))
+        });
+    };
+    let nvml = Nvml::get().map_err(|why| {
+        Failure::usage(format!("which GPU has the number {number} NVML tells, and {why}; give its UUID"))
+    })?;
+    nvml.uuid_of(number)
+        .ok_or_else(|| Failure::usage(format!("there is no GPU {number} on this machine; nvidia-smi -L lists them")))
+}
+
+/// Writes or removes the files; the folders of those whom that concerns.
+fn say(gpu: &Uuid, drained: bool) -> Result<Vec<PathBuf>, Failure> {
+    let roots = Roots::new(std::env::var_os("XDG_RUNTIME_DIR"));
+    let (folders, refused) = drains::say(gpu, drained, &roots);
+    if refused.is_empty() {
+        return Ok(folders);
+    }
+    let what = if drained { "it cannot be said to programs that" } else { "programs may still be told that" };
+    let all: Vec<String> = refused.iter().map(|refused| format!("{what} the GPU is drained: {refused}")).collect();
+    Err(Failure::broken(all.join("\n")))
+}
+
+/// What each process says that sees this GPU; and whether there are any that nobody could ask.
+fn ask(gpu: &Uuid, folders: &[PathBuf], request: &Request, deadline: Duration) -> (Vec<Told>, bool) {
+    let mut pages = Pages::new();
+    let look = pages.look();
+    let is_here =
+        |skipped: &&Skipped| folders.iter().any(|folder| skipped.why.starts_with(&format!("{}/", folder.display())));
+    let others: Vec<_> = look.skipped.iter().filter(|skipped| skipped.reason == "version").filter(is_here).collect();
+    others.iter().for_each(|skipped| complain(&format!("not asked: {}", skipped.why)));
+    let sees = |row: &&Listed| {
+        let is_concerned = row.page.parent().is_some_and(|folder| folders.iter().any(|known| known == folder));
+        let gpus = &row.told.levels.gpus;
+        is_concerned && (gpus.more > 0 || gpus.rows.iter().any(|known| known.uuid == *gpu))
+    };
+    let (asked, not): (Vec<Listed>, Vec<Listed>) =
+        look.rows.iter().filter(sees).cloned().partition(|row| row.state == Life::Running);
+    let until = Instant::now().checked_add(deadline + GRACE);
+    let replies = control::replies(&asked, request, until);
+    let told_of = |row: &Listed| (row.told.process.identity.pid, row.told.process.name.clone());
+    let mut told: Vec<Told> = asked
+        .iter()
+        .zip(replies)
+        .map(|(row, reply)| {
+            let (pid, name) = told_of(row);
+            let failed =
+                |why| Told { pid, name: name.clone(), error: Some(why), bytes: 0, microseconds: 0, stayed: Vec::new() };
+            match reply {
+                Ok(Reply::Left { moved, microseconds, stayed }) => {
+                    let stayed = stayed.into_iter().map(|Stayed { bytes, what }| Left { bytes, what }).collect();
+                    Told { pid, name, error: None, bytes: moved, microseconds, stayed }
+                }
+                Ok(Reply::Refused { why }) | Err(why) => failed(why),
+                Ok(_) => failed(OTHER_ANSWER.to_owned()),
+            }
+        })
+        .collect();
+    told.extend(not.iter().map(|row| {
+        let (pid, name) = told_of(row);
+        let why = match row.state {
+            Life::Stopped => "it is stopped (SIGSTOP) and answers nobody; it does what is said once it goes on",
+            Life::Elsewhere => "it is in another PID namespace (a container), and only a command there can ask it",
+            _ => "the system does not let this user look at it",
+        };
+        Told { pid, name, error: Some(why.to_owned()), bytes: 0, microseconds: 0, stayed: Vec::new() }
+    }));
+    (told, !others.is_empty())
+}
+
+/// Processes with a context on the GPU that nobody asked, where NVML tells of them.
+fn strangers(gpu: &Uuid, told: &[Told]) -> Vec<Told> {
+    let all = Nvml::get().ok().and_then(|nvml| nvml.processes(gpu)).unwrap_or_default();
+    let unknown = all.into_iter().filter(|(pid, _)| told.iter().all(|told| told.pid != *pid));
+    let stranger = |(pid, bytes): (u32, Option<u64>)| {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
+        let what = "it has a context there, and does not run under gpupool or is none of this user's".to_owned();
+        let stayed = vec![Left { bytes: bytes.unwrap_or(0), what }];
+        Told { pid, name, error: None, bytes: 0, microseconds: 0, stayed }
+    };
+    unknown.map(stranger).collect()
+}
+
+fn print(all: &[Told], json: bool, did: &str) -> Result<(), Failure> {
+    if json {
+        let text = serde_json::to_string_pretty(all).map_err(|error| Failure::broken(error.to_string()))?;
+        stdout::print(&format!("{}\n", terminal::clean_json(&text)))?;
+    }
+    for Told { pid, name, error, bytes, microseconds, stayed } in all {
+        if let Some(error) = error {
+            complain(&format!("process {pid} ({name}): {error}"));
+            continue;
+        }
+        if json {
+            continue;
+        }
+        let seconds = *microseconds as f64 * 1e-6;
+        let mut lines = vec![format!("process {pid} ({name}): {} {did} in {seconds:.2} s", format_size(*bytes))];
+        lines.extend(stayed.iter().map(|Left { bytes, what }| {
+            let size = if *bytes > 0 { format!("{}: ", format_size(*bytes)) } else { String::new() };
+            format!("  not: {size}{what}")
+        }));
+        let lines: String = lines.iter().map(|line| format!("{}\n", terminal::clean(line))).collect();
+        stdout::print(&lines)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! `gpupool set`: other settings for a program that runs; see `src/shim/agent/set.rs`.
+
+use std::process::ExitCode;
+
+use gpupool_config::read_one;
+use gpupool_wire::control::{Change, Reply, Request};
+use serde::Serialize;
+
+use crate::control::{self, OTHER_ANSWER};
+use crate::failure::{Failure, complain};
+use crate::stdout;
+use crate::terminal;
+
+/// Change settings of a running program: limit, devices, move_share, priority, log
+#[derive(clap::Args)]
+#[command(
+    after_help = "A setting is written with or without GPUPOOL_ in front. All that are given change, or none. What lies beyond a limit
+leaves for other GPUs or the host, and so does what a GPU that lends no more has for others; what cannot is told.
+Other settings are read once, when a program starts.
+
+Examples:
+  gpupool set 4711 limit=0:20GiB
+  gpupool set 4711 devices=0,1 priority=80   lent to by GPU 0 and 1 alone
+  gpupool set --json 4711 log=gpupool::memory=debug | jq '.changes[].old'"
+)]
+pub struct Args {
+    /// Its number, as gpupool ps lists it
+    pid: u32,
+    /// The settings
+    #[arg(required = true, value_name = "NAME=VALUE")]
+    settings: Vec<String>,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Told<'a> {
+    pid: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'a str>,
+    changes: Vec<Changed<'a>>,
+}
+
+#[derive(Serialize)]
+struct Changed<'a> {
+    name: &'a str,
+    old: &'a str,
+    new: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    note: &'a str,
+}
+
+/// Changes them, and says what they were and are.
+///
+/// # Errors
+/// One of them is no setting, the process cannot be asked, or nothing can be printed.
+pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    for words in &args.settings {
+        read_one(words).map_err(|problem| Failure::usage(problem.to_string()))?;
+    }
+    let rows = control::find(&[args.pid])?;
+    let reply = control::replies(&rows, &Request::Set(args.settings.clone()), None).pop();
+    let (changes, error) = match reply.unwrap_or_else(|| Err("nobody was asked".to_owned())) {
+        Ok(Reply::Changed(changes)) => (changes, None),
+        Ok(Reply::Refused { why }) | Err(why) => (Vec::new(), Some(why)),
+        Ok(_) => (Vec::new(), Some(OTHER_ANSWER.to_owned())),
+    };
+    if args.json {
+        let changes = changes.iter().map(|Change { name, old, new, note }| Changed { name, old, new, note });
+        let told = Told { pid: args.pid, error: error.as_deref(), changes: changes.collect() };
+        let text = serde_json::to_string_pretty(&told).map_err(|error| Failure::broken(error.to_string()))?;
+        stdout::print(&format!("{}\n", terminal::clean_json(&text)))?;
+    }
+    if let Some(error) = error {
+        complain(&format!("process {}: {error}; nothing has changed", args.pid));
+        return Ok(ExitCode::FAILURE);
+    }
+    for Change { name, old, new, note } in changes.iter().filter(|_| !args.json) {
+        let shown = |value: &str| if value.is_empty() { "(unset)".to_owned() } else { value.to_owned() };
+        let note = if note.is_empty() { String::new() } else { format!(" ({note})") };
+        let line = format!("{name}: {} -> {}{note}", shown(old), shown(new));
+        stdout::print(&format!("{}\n", terminal::clean(&line)))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

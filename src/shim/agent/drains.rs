@@ -1,0 +1,107 @@
+//! GPUs that are drained (`gpupool drain`): the agent looks at the files that say so, has memory leave, and brings it back afterwards.
+//!
+//! The files are what holds. A request by a socket says that they have changed, and waits for what comes of it; a process that was stopped
+//! then, or that nobody could ask, sees the files when its agent next looks.
+
+use super::page_path;
+use crate::backing::{open, terms};
+use crate::suspend::vacate::{self, Vacated, Which};
+use gpupool_metrics::drains::Uuid;
+use gpupool_pool::Place;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How long a process tries by itself.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often it is looked whether freed memory on such a GPU can go.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// GPUs that were seen to be drained, or to be so no more, and for which nothing was done yet.
+static SEEN: Mutex<BTreeMap<u32, bool>> = Mutex::new(BTreeMap::new());
+
+/// Looks at the files.
+fn see() {
+    let (drained, open) = terms::look_for_drains(page_path());
+    let mut seen = SEEN.lock();
+    seen.extend(drained.into_iter().map(|gpu| (gpu, true)));
+    seen.extend(open.into_iter().map(|gpu| (gpu, false)));
+}
+
+/// Does what the files say anew; how long nothing need be done.
+pub fn look() -> Option<Duration> {
+    see();
+    let until = Instant::now() + PATIENCE;
+    let seen = std::mem::take(&mut *SEEN.lock());
+    for (gpu, is_drained) in seen {
+        if is_drained {
+            vacate::drain(gpu, until, &|| true, &mut |_, _| {});
+        } else {
+            vacate::come_back(gpu, until, &|| true, &mut |_, _| {});
+        }
+    }
+    // What the program frees there goes at once, and does not wait for `GPUPOOL_IDLE`.
+    let mut any = false;
+    for gpu in terms::drained() {
+        if held_at(gpu) {
+            vacate::give_back(gpu, Which::All);
+            any |= held_at(gpu);
+        }
+    }
+    any.then_some(PERIOD)
+}
+
+fn held_at(gpu: u32) -> bool {
+    let usage = open::opened().map(|opened| opened.pool.usage());
+    usage.is_some_and(|usage| usage.places.iter().any(|known| known.place == Place::Gpu(gpu) && known.held > 0))
+}
+
+/// Has memory leave this GPU, which the files say is drained.
+///
+/// # Errors
+/// The files say nothing of that.
+pub fn drain(
+    gpu: &Uuid,
+    deadline: Instant,
+    is_wanted: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Vacated, String> {
+    let Some(ordinal) = ordinal_of(gpu) else { return Ok(Vacated::default()) };
+    see();
+    if !terms::is_said_drained(gpu) {
+        return Err(format!("GPU-{} is drained no more: undrain was faster", gpupool_machine::dashed(gpu)));
+    }
+    SEEN.lock().remove(&ordinal);
+    let done = vacate::drain(ordinal, deadline, is_wanted, progress);
+    // The files say it still, whoever waits for it or does not.
+    if !is_wanted() {
+        SEEN.lock().insert(ordinal, true);
+    }
+    Ok(done)
+}
+
+/// Has memory come back to it.
+///
+/// # Errors
+/// The files still say that it is drained.
+pub fn undrain(
+    gpu: &Uuid,
+    deadline: Instant,
+    is_wanted: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Vacated, String> {
+    let Some(ordinal) = ordinal_of(gpu) else { return Ok(Vacated::default()) };
+    see();
+    if terms::is_said_drained(gpu) {
+        return Err(
+            "the GPU is still drained for it: another user said so (root), or a file of that name is left".to_owned()
+        );
+    }
+    SEEN.lock().remove(&ordinal);
+    Ok(vacate::come_back(ordinal, deadline, is_wanted, progress))
+}
+
+fn ordinal_of(gpu: &Uuid) -> Option<u32> {
+    let gpus = &open::plan_made()?.topology.gpus;
+    gpus.iter().find(|known| known.uuid == *gpu).map(|known| known.ordinal)
+}

@@ -1,0 +1,175 @@
+//! Settings that are changed while the program runs (`gpupool set`): which can be, and what follows.
+//!
+//! All that is asked for at once is looked at before any of it is done, so that nobody has half of it. What was read once and decided much
+//! since (the mode, who serves small requests, what contexts are made with) cannot be changed, and that is said.
+
+use crate::backing::{open, terms};
+use crate::serve::memory::idle;
+use crate::suspend::vacate::{self, Vacated, Which};
+use crate::{bell, live, log, tiers};
+use gpupool_config::{Devices, Limits, PREFIX, Settings, format_size, read_one};
+use gpupool_events::SettingChange;
+use gpupool_pool::Place;
+use gpupool_wire::control::Change;
+use std::time::{Duration, Instant};
+
+/// How long the program's GPUs have to come to rest, so that memory can leave one.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A setting that can be changed.
+struct Row {
+    name: &'static str,
+    /// What it says now, as it is written.
+    says: fn() -> String,
+    /// Whether it could say this, of which the reader of settings knows nothing; why not, in words.
+    check: fn(&Settings) -> Result<(), String>,
+    /// Has it say this; what followed, in words.
+    change: fn(&Settings, &dyn Fn() -> bool) -> String,
+}
+
+const ROWS: [Row; 5] = [
+    Row { name: "GPUPOOL_DEVICES", says: || live::devices().to_string(), check: check_devices, change: change_devices },
+    Row { name: "GPUPOOL_LIMIT", says: || live::limit().to_string(), check: check_limit, change: change_limit },
+    Row {
+        name: "GPUPOOL_MOVE_SHARE",
+        says: || format!("{}%", f64::from(live::move_share()) / 10.0),
+        check: |_| Ok(()),
+        change: |settings, _| {
+            live::set_move_share(settings.move_share);
+            tiers::heed_share();
+            String::new()
+        },
+    },
+    Row {
+        name: "GPUPOOL_PRIORITY",
+        says: || live::priority().to_string(),
+        check: |_| Ok(()),
+        change: |settings, _| {
+            live::set_priority(settings.priority);
+            String::new()
+        },
+    },
+    Row {
+        name: "GPUPOOL_LOG",
+        says: || live::log().unwrap_or_default(),
+        check: |settings| log::check(settings.log.as_deref()),
+        change: change_log,
+    },
+];
+
+/// Changes these, each `NAME=VALUE`, as long as that `is_wanted`.
+///
+/// # Errors
+/// One of them cannot be: why, in one line. None has changed then.
+pub fn set(all: &[String], is_wanted: &dyn Fn() -> bool) -> Result<Vec<Change>, String> {
+    let mut asked: Vec<(&Row, Settings)> = Vec::new();
+    for words in all {
+        let (setting, settings) = read_one(words).map_err(|problem| problem.to_string())?;
+        let row = ROWS.iter().find(|row| row.name == setting.name).ok_or_else(|| {
+            let those: Vec<String> = ROWS.iter().map(|row| row.name[PREFIX.len()..].to_lowercase()).collect();
+            format!(
+                "{} is read when the program starts and cannot be changed while it runs; what can be: {}",
+                setting.name,
+                those.join(", ")
+            )
+        })?;
+        if asked.iter().any(|(other, _)| other.name == row.name) {
+            return Err(format!("{} is given twice; write it once", row.name));
+        }
+        (row.check)(&settings).map_err(|why| format!("{words}: {why}"))?;
+        asked.push((row, settings));
+    }
+    let changes = asked.into_iter().map(|(row, settings)| {
+        let old = (row.says)();
+        let note = (row.change)(&settings, is_wanted);
+        let new = (row.says)();
+        log::emit(|| {
+            let event = SettingChange { name: row.name.to_owned(), old: old.clone(), new: new.clone() };
+            (event, format!("{} was {old:?} and is {new:?} now (gpupool set)", row.name))
+        });
+        Change { name: row.name.to_owned(), old, new, note }
+    });
+    let changes = changes.collect();
+    bell::changed();
+    Ok(changes)
+}
+
+/// What the plan knows of GPUs: those that the settings name have to be there, and places of the pool.
+fn check_gpus(settings: &Settings, named: &[u32]) -> Result<(), String> {
+    let plan = open::plan_made().ok_or("the program has no pool")?;
+    let totals: Vec<u64> = plan.topology.gpus.iter().map(|gpu| gpu.total).collect();
+    if let Some(problem) = settings.check_gpus(&totals).first() {
+        return Err(problem.reason.clone());
+    }
+    match named.iter().find(|gpu| !plan.members.contains_key(gpu)) {
+        Some(gpu) => Err(format!(
+            "GPU {gpu} is no place of this pool, because GPUPOOL_DEVICES left it out when the program started, or it has no virtual \
+             memory management; start the program with it to change that"
+        )),
+        None => Ok(()),
+    }
+}
+
+fn check_limit(settings: &Settings) -> Result<(), String> {
+    let named: Vec<u32> = match &settings.limit {
+        Limits::PerGpu(limits) => limits.keys().copied().collect(),
+        Limits::Unset | Limits::Every(_) => Vec::new(),
+    };
+    check_gpus(settings, &named)
+}
+
+fn check_devices(settings: &Settings) -> Result<(), String> {
+    match &settings.devices {
+        Devices::Auto => check_gpus(settings, &[]),
+        Devices::List(list) => check_gpus(settings, list),
+    }
+}
+
+fn change_limit(settings: &Settings, is_wanted: &dyn Fn() -> bool) -> String {
+    live::set_limit(settings.limit.clone());
+    terms::heed();
+    let beyond = |gpu: u32| {
+        let usage = open::opened().map(|opened| opened.pool.usage());
+        let known = usage.and_then(|usage| usage.places.into_iter().find(|known| known.place == Place::Gpu(gpu)));
+        known.map_or(0, |known| known.held.saturating_sub(known.limit))
+    };
+    leave(is_wanted, |gpu| {
+        vacate::give_back(gpu, Which::Most(0));
+        Some(beyond(gpu)).filter(|bytes| *bytes > 0).map(Which::Most)
+    })
+}
+
+fn change_devices(settings: &Settings, is_wanted: &dyn Fn() -> bool) -> String {
+    live::set_devices(settings.devices.clone());
+    terms::heed();
+    leave(is_wanted, |gpu| open::plan_made().filter(|plan| !plan.lends(gpu)).map(|_| Which::Lent))
+}
+
+/// Has what `which` says leave each GPU of the pool; what did and what did not, in words.
+fn leave(is_wanted: &dyn Fn() -> bool, which: impl Fn(u32) -> Option<Which>) -> String {
+    let until = Instant::now() + PATIENCE;
+    let mut said = Vec::new();
+    let gpus: Vec<u32> = open::plan_made().map(|plan| plan.members.keys().copied().collect()).unwrap_or_default();
+    for gpu in gpus.into_iter().filter(|gpu| !terms::is_drained(*gpu)) {
+        let Some(which) = which(gpu) else { continue };
+        let Vacated { moved, rest, .. } = vacate::vacate(gpu, which, until, is_wanted, &mut |_, _| {});
+        if moved > 0 {
+            said.push(format!("{} left GPU {gpu}", format_size(moved)));
+        }
+        said.extend(rest.iter().map(|rest| format!("{} stays on GPU {gpu}: {}", format_size(rest.bytes), rest.what)));
+    }
+    said.join("; ")
+}
+
+fn change_log(settings: &Settings, _: &dyn Fn() -> bool) -> String {
+    // The filter is behind a lock that a child of a fork must not find locked.
+    let Some(_part) = idle::Part::begin() else {
+        return "it was not changed, because the program starts another process at this moment or ends; try again"
+            .to_owned();
+    };
+    match log::change(settings.log.as_deref()) {
+        Ok(()) => live::set_log(settings.log.clone().unwrap_or_default()),
+        Err(why) => return why,
+    }
+    String::new()
+}

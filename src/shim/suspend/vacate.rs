@@ -1,0 +1,299 @@
+//! How memory leaves one GPU while the program goes on: all of it (`gpupool drain`), what is there for others (`gpupool set devices=`), or as
+//! much as is beyond a limit (`gpupool set limit=`).
+//!
+//! The accounts say already that nothing new goes there ([`crate::backing::terms`]), so this ends. The program stands still for half a second at
+//! a time at most, and for as long as its GPUs need to come to rest before that.
+
+use super::parting::{self, Leaves, Parted, Why};
+use super::{Agreement, STATE, hold, opened, told_anew};
+use crate::backing::open;
+use crate::gate::Disturbed;
+use crate::log;
+use crate::process;
+use crate::serve::handles;
+use crate::serve::memory::{self, idle};
+use crate::watch::context;
+use gpupool_config::{Mode, format_size};
+use gpupool_cuda::Device;
+use gpupool_events::{GpuDrain, GpuUndrain};
+use gpupool_pool::{Claim, Place};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// For how long the program stands still at once, a batch aside.
+const SLICE: Duration = Duration::from_millis(500);
+/// For how long it goes on in between, and between two tries to have its GPUs come to rest.
+const BREATH: Duration = Duration::from_millis(500);
+
+/// What a GPU still has of this process, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rest {
+    /// 0 where that is not known.
+    pub bytes: u64,
+    pub what: String,
+}
+
+/// What became of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Vacated {
+    /// Bytes that left, or came back.
+    pub moved: u64,
+    /// What stayed.
+    pub rest: Vec<Rest>,
+    pub took: Duration,
+}
+
+impl Vacated {
+    fn stayed(&self) -> u64 {
+        self.rest.iter().map(|rest| rest.bytes).sum()
+    }
+}
+
+/// What has left which GPU because that is drained, and may come back.
+static AWAY: Mutex<BTreeMap<u32, Vec<Parted>>> = Mutex::new(BTreeMap::new());
+
+/// Which memory is to leave a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// All of it, until the GPU is drained no more.
+    All,
+    /// What is for other GPUs.
+    Lent,
+    /// So many bytes at least, those that are for other GPUs first.
+    Most(u64),
+}
+
+/// Has memory leave a GPU until `deadline`, as long as that `is_wanted`; `progress` hears how many bytes of how many have left.
+pub fn vacate(
+    gpu: u32,
+    which: Which,
+    deadline: Instant,
+    is_wanted: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Vacated {
+    let begun = Instant::now();
+    let (moved, stayed) = match process::settings().mode {
+        Mode::Pool | Mode::Spill => leave(gpu, which, deadline, is_wanted, progress),
+        _ => (0, Vec::new()),
+    };
+    give_back(gpu, which);
+    if moved > 0 {
+        told_anew();
+    }
+    let mut rest: Vec<Rest> = stayed.into_iter().map(|(bytes, Why { text, .. })| Rest { bytes, what: text }).collect();
+    if which == Which::All {
+        rest.extend(besides(gpu, rest.iter().map(|rest| rest.bytes).sum()));
+    }
+    Vacated { moved, rest, took: begun.elapsed() }
+}
+
+/// The same for a GPU that is drained, and the log hears of it.
+pub fn drain(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &mut dyn FnMut(u64, u64)) -> Vacated {
+    let done = vacate(gpu, Which::All, deadline, is_wanted, progress);
+    log::emit(|| {
+        let (bytes, stayed) = (done.moved, done.stayed());
+        let text = format!("GPU {gpu} is drained: {} left it, {} stayed", format_size(bytes), format_size(stayed));
+        let microseconds = done.took.as_micros() as u64;
+        (GpuDrain { device: gpu, uuid: uuid(gpu), bytes, stayed, microseconds }, text)
+    });
+    done
+}
+
+/// Has what left a GPU while it was drained come back, until `deadline`, as far as there is room.
+pub fn come_back(
+    gpu: u32,
+    deadline: Instant,
+    is_wanted: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Vacated {
+    let begun = Instant::now();
+    let mut away = AWAY.lock().remove(&gpu).unwrap_or_default();
+    let total: u64 = away.iter().map(Parted::bytes).sum();
+    let (mut moved, mut stayed) = (0, 0);
+    let mut why = "there is no room for it".to_owned();
+    while !away.is_empty() {
+        let (Some(driver), Some(opened)) = (process::driver(), open::opened()) else { break };
+        let state = STATE.lock();
+        // What a suspended program has where is settled when it is resumed.
+        if state.is_some() {
+            why = "the program is suspended; what it has is placed when it is resumed".to_owned();
+            break;
+        }
+        let held = match hold(driver, deadline, is_wanted, &mut Gently) {
+            Ok(held) => held,
+            Err(text) => {
+                why = text;
+                break;
+            }
+        };
+        let until = Instant::now() + SLICE;
+        while Instant::now() < until && !away.is_empty() {
+            // Nothing is on a disk while the program is not suspended.
+            let (came, not) = parting::bring_back(opened, driver, &held, &next_of(&mut away), None, &mut |_, _| {});
+            moved += came;
+            stayed += not;
+            progress(moved + stayed, total);
+        }
+        drop(held);
+        drop(state);
+        if !away.is_empty() {
+            std::thread::sleep(BREATH);
+        }
+    }
+    stayed += away.iter().map(Parted::bytes).sum::<u64>();
+    // Whoever asks once more finds it.
+    if !away.is_empty() {
+        AWAY.lock().insert(gpu, away);
+    }
+    if moved > 0 {
+        told_anew();
+    }
+    let rest = if stayed > 0 { vec![Rest { bytes: stayed, what: why }] } else { Vec::new() };
+    let done = Vacated { moved, rest, took: begun.elapsed() };
+    log::emit(|| {
+        let text = format!("GPU {gpu} is drained no more: {} came back to it", format_size(moved));
+        let microseconds = done.took.as_micros() as u64;
+        (GpuUndrain { device: gpu, uuid: uuid(gpu), bytes: moved, stayed, microseconds }, text)
+    });
+    done
+}
+
+/// About a gibibyte of these.
+fn next_of(away: &mut Vec<Parted>) -> Vec<Parted> {
+    let mut sum = 0;
+    let count = away
+        .iter()
+        .position(|parted| {
+            sum += parted.bytes();
+            sum >= 1 << 30
+        })
+        .map_or(away.len(), |at| at + 1);
+    away.drain(..count).collect()
+}
+
+fn uuid(gpu: u32) -> String {
+    let known = open::plan_made().and_then(|plan| plan.topology.gpus.get(gpu as usize));
+    known.map_or_else(String::new, |gpu| gpupool_machine::dashed(&gpu.uuid))
+}
+
+/// Nobody else is asked, and a program that has not come to rest goes on for a while before the next try.
+struct Gently;
+
+impl Agreement for Gently {
+    fn may_close(&mut self) -> bool {
+        true
+    }
+
+    fn is_quiet(&mut self) -> bool {
+        true
+    }
+
+    fn is_disturbed(&mut self, _: &Disturbed) {
+        std::thread::sleep(BREATH);
+    }
+}
+
+/// Bytes that left, and what stayed of the pool's and of the program's own memory.
+fn leave(
+    gpu: u32,
+    which: Which,
+    deadline: Instant,
+    is_wanted: &dyn Fn() -> bool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> (u64, parting::Stayed) {
+    let Some(driver) = process::driver() else { return (0, Vec::new()) };
+    let Some(opened) = opened(driver) else { return (0, Vec::new()) };
+    let state = STATE.lock();
+    let mut moved = 0;
+    let mut total = None;
+    loop {
+        let (lent, most) = match which {
+            Which::All => (false, u64::MAX),
+            Which::Lent => (true, u64::MAX),
+            Which::Most(bytes) => (false, bytes.saturating_sub(moved)),
+        };
+        let there = lies_there(opened, gpu, lent).min(most);
+        if there == 0 {
+            return (moved, Vec::new());
+        }
+        let total = *total.get_or_insert(there);
+        let own;
+        let held = match &*state {
+            Some(suspended) => &suspended.held,
+            None => match hold(driver, deadline, is_wanted, &mut Gently) {
+                Ok(held) => {
+                    own = held;
+                    &own
+                }
+                Err(text) => return (moved, vec![(there, Why { cause: "rest", text })]),
+            },
+        };
+        let until = deadline.min(Instant::now() + SLICE);
+        let before = moved;
+        let mut step = |done: u64, _: u64| progress((before + done).min(total), total);
+        let leaves = Leaves::Gpu { gpu, lent, most };
+        let (parted, stayed) = parting::leave(opened, driver, held, leaves, Some(until), &mut step);
+        moved += parted.iter().map(Parted::bytes).sum::<u64>();
+        if which == Which::All && state.is_none() {
+            AWAY.lock().entry(gpu).or_default().extend(parted);
+        }
+        // What the memory stood on goes home, or the next part of it would have no room where it goes to.
+        give_back(gpu, which);
+        let goes_on = stayed.iter().any(|(_, why)| parting::is_late(why));
+        if !goes_on || moved == before || Instant::now() >= deadline || !is_wanted() {
+            return (moved, stayed);
+        }
+        if state.is_none() {
+            std::thread::sleep(BREATH.min(deadline.saturating_duration_since(Instant::now())));
+        }
+    }
+}
+
+/// What is free there goes to the driver, as far as no GPU may be at work on it.
+pub fn give_back(gpu: u32, which: Which) {
+    let why = if which == Which::All { "drain" } else { "set" };
+    idle::give_back_unused(Some(Place::Gpu(gpu)), u32::MAX, why, &format!("GPU {gpu} is left"));
+}
+
+/// Bytes of blocks and of the program's own mapped memory on a GPU, or of what of these is for others.
+fn lies_there(opened: &open::Opened, gpu: u32, lent: bool) -> u64 {
+    let place = Place::Gpu(gpu);
+    let blocks = opened.pool.stretches().into_iter().filter(|(block, _)| !lent || block.home != gpu);
+    let pieces = blocks.flat_map(|(_, pieces)| pieces).filter(|piece| piece.place == place);
+    let own = handles::by_hand::all().into_iter().filter(|own| own.place == place && (!lent || own.asked != gpu));
+    pieces.map(|piece| piece.bytes).sum::<u64>() + own.map(|own| own.bytes).sum::<u64>()
+}
+
+/// What of this process is on a GPU beside what was to leave and is told of already.
+fn besides(gpu: u32, told: u64) -> Vec<Rest> {
+    let place = Place::Gpu(gpu);
+    let usage = open::opened().map(|opened| opened.pool.usage());
+    let pooled = usage.as_ref().and_then(|usage| usage.places.iter().find(|known| known.place == place));
+    let (held, used) = pooled.map_or((0, 0), |known| (known.held, known.used));
+    let own = handles::by_hand::bytes_at(place);
+    let managed = memory::accounts().map_or(0, |accounts| accounts.of(Claim::Managed, place));
+    let contexts = context::all().iter().filter(|context| context.device == Device::of(gpu)).count();
+    let cost = context::cost_on(Device::of(gpu));
+    let rows = [
+        (
+            (used + own).saturating_sub(told),
+            "memory that blocks or cuMemCreate of the program made while it left, or that is not mapped as one whole",
+        ),
+        (held.saturating_sub(used), "freed memory that a GPU may still be at work on; it goes home once that is over"),
+        (managed, "managed memory, which stays where it was placed"),
+    ];
+    let mut rest: Vec<Rest> =
+        rows.into_iter().filter(|row| row.0 > 0).map(|(bytes, what)| Rest { bytes, what: what.to_owned() }).collect();
+    if contexts > 0 {
+        let many = if contexts == 1 { "a context".to_owned() } else { format!("{contexts} contexts") };
+        rest.push(Rest {
+            bytes: cost,
+            what: format!(
+                "{many}, with modules and what the driver itself allocated there: the program computes on this GPU, and only its end \
+                 takes that away"
+            ),
+        });
+    }
+    rest
+}

@@ -1,0 +1,464 @@
+//! Several programs on one machine: `gpupool set`, `gpupool drain` and `gpupool undrain` beside programs that go on with their work.
+
+#![allow(clippy::unwrap_used, reason = "tests panic")]
+
+use gpupool_events::{Event, Reader};
+use gpupool_metrics::folder::{Folder, Roots};
+use gpupool_metrics::{Place, Snapshot, read};
+use harness::{Run, Running, artifact_folder, driver_folder_with_nvml, eventually};
+use serde_json::Value;
+use std::io::BufReader;
+use std::path::Path;
+use std::process::{Command, Output as Ended};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+/// What each thread of a program has, but for its 40 KiB.
+const EACH: u64 = 40 * MIB;
+
+/// One machine, and one user's session on it.
+struct Machine {
+    folder: TempDir,
+    gpus: &'static str,
+}
+
+impl Machine {
+    fn new(gpus: &'static str) -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), gpus }
+    }
+
+    fn run(&self) -> Run {
+        let run = Run::program("suspended").sim(self.gpus).env("SIMCUDA_MACHINE", self.folder.path().join("machine"));
+        run.env("GPUPOOL_RESERVE", "16MiB").env("GPUPOOL_HOST_LIMIT", "4GiB").report().log().shim()
+    }
+
+    fn start(&self, run: Run) -> Running {
+        run.start(Some(self.folder.path()))
+    }
+
+    /// A program at work on GPU 0 that borrows nearly all of its memory of GPU 1.
+    fn borrower(&self) -> Running {
+        let mut program = self.start(self.run().env("GPUPOOL_LIMIT", "0:4MiB"));
+        at_work(&mut program, 1);
+        self.until(&program, "memory on GPU 1", |page| held(page, 1) >= EACH / 2);
+        program
+    }
+
+    fn command(&self, arguments: &str) -> Command {
+        let mut command = Command::new(artifact_folder().join("gpupool"));
+        command.args(arguments.split_whitespace()).env("XDG_RUNTIME_DIR", self.folder.path()).env_remove("LD_PRELOAD");
+        command.env("LD_LIBRARY_PATH", driver_folder_with_nvml()).env("SIMCUDA_GPUS", self.gpus);
+        command.env("SIMCUDA_CONTEXT_MIB", "16").env("SIMCUDA_MACHINE", self.folder.path().join("machine"));
+        command
+    }
+
+    fn gpupool(&self, arguments: &str) -> Ended {
+        self.command(arguments).output().unwrap_or_else(|error| panic!("gpupool {arguments}: {error}"))
+    }
+
+    /// What it says as JSON, and whether it succeeded.
+    #[track_caller]
+    fn told(&self, arguments: &str) -> (Value, bool) {
+        let ended = self.gpupool(arguments);
+        let text = String::from_utf8_lossy(&ended.stdout).into_owned();
+        let all = serde_json::from_str(&text)
+            .unwrap_or_else(|_| panic!("{arguments}: {text}{}", String::from_utf8_lossy(&ended.stderr)));
+        (all, ended.status.success())
+    }
+
+    /// What a program's page says, once it says it.
+    #[track_caller]
+    fn page(&self, program: &Running) -> Snapshot {
+        eventually("a page", || page(self.folder.path(), program.pid()))
+    }
+
+    #[track_caller]
+    fn until(&self, program: &Running, what: &str, is_so: impl Fn(&Snapshot) -> bool) -> Snapshot {
+        eventually(what, || page(self.folder.path(), program.pid()).filter(&is_so))
+    }
+}
+
+fn page(session: &Path, pid: u32) -> Option<Snapshot> {
+    let nowhere = session.join("none");
+    let roots = Roots {
+        session: Some(session.to_owned()),
+        run: nowhere.clone(),
+        temporary: nowhere.clone(),
+        sessions: nowhere,
+    };
+    let folder = Folder::all(&roots).0.into_iter().next()?;
+    let told = folder.pages().into_iter().filter_map(|entry| read(&folder.page(&entry).ok()?).ok());
+    told.filter(|told| told.levels.updated > 0).find(|told| told.process.identity.pid == pid)
+}
+
+fn at(page: &Snapshot, gpu: u32) -> Place {
+    *page.levels.places.rows.iter().find(|place| place.is_gpu() && place.number == gpu).unwrap()
+}
+
+/// What a program has on a GPU, the pool's and its own.
+fn held(page: &Snapshot, gpu: u32) -> u64 {
+    at(page, gpu).held + at(page, gpu).own
+}
+
+fn uuid(page: &Snapshot, gpu: u32) -> String {
+    page.levels.gpu(gpu).unwrap().uuid_text().unwrap()
+}
+
+#[track_caller]
+fn at_work(program: &mut Running, threads: u32) {
+    program.ask(&format!("begin {threads}"));
+    goes_on(program);
+}
+
+#[track_caller]
+fn goes_on(program: &mut Running) {
+    let rounds = |program: &mut Running| -> u64 { program.ask("rounds").parse().unwrap() };
+    let before = rounds(program);
+    eventually("further rounds", || (rounds(program) > before + 8).then_some(()));
+}
+
+/// It ends, having found every byte as it had left it, and the simulated driver no breach of the rules; its log.
+#[track_caller]
+fn ends_well(mut program: Running) -> Vec<Event> {
+    assert_eq!(program.ask("end"), "0 wrong");
+    let log = std::fs::File::open(program.log()).unwrap();
+    let (status, folder) = program.end();
+    assert!(status.success(), "{status}");
+    let report = std::fs::read_to_string(folder.path().join("report")).unwrap_or_default();
+    let report: Value = serde_json::from_str(&report).unwrap_or_default();
+    assert_eq!(report["violations"], serde_json::json!([]), "{report}");
+    Reader::new(BufReader::new(log)).map_while(Result::ok).map(|record| record.event).collect()
+}
+
+#[test]
+fn a_gpu_that_only_lends_is_emptied_and_stays_so_also_for_those_who_come_later() {
+    let machine = Machine::new("2x1GiB");
+    let mut program = machine.borrower();
+    let mut others = [machine.borrower(), machine.borrower()];
+    let (told, all) = machine.told("drain --json 1");
+    assert!(all, "{told}");
+    for program in &others {
+        let row = told.as_array().unwrap().iter().find(|row| row["pid"] == program.pid()).unwrap();
+        assert!(row["bytes"].as_u64() >= Some(EACH / 2) && row["stayed"] == serde_json::json!([]), "{told}");
+    }
+    for program in others.iter_mut().chain([&mut program]) {
+        goes_on(program);
+        let page = machine.until(program, "an empty GPU 1", |page| at(page, 1).drained && held(page, 1) == 0);
+        assert_eq!(at(&page, 1).limit, 0);
+    }
+    let [mut other, killed] = others;
+    killed.signal(libc::SIGKILL);
+    drop(killed);
+    let mut late = machine.start(machine.run().env("GPUPOOL_LIMIT", "0:4MiB"));
+    at_work(&mut late, 1);
+    let page = machine.page(&late);
+    assert!(at(&page, 1).drained && held(&page, 1) == 0, "{page:?}");
+    // Who asks a second time hears that nothing is there.
+    assert!(machine.told("drain --json 1").1);
+    let text = String::from_utf8(machine.gpupool("ps").stdout).unwrap();
+    assert!(text.contains("gpu1 drained"), "{text}");
+
+    assert!(machine.told("undrain --json 1").1);
+    for program in [&mut program, &mut other] {
+        goes_on(program);
+        machine.until(program, "memory on GPU 1", |page| !at(page, 1).drained && held(page, 1) >= EACH / 2);
+    }
+    machine.until(&late, "GPU 1 as before", |page| !at(page, 1).drained && at(page, 1).limit > 0);
+    let events = ends_well(program);
+    let moved = |event: &Event| match event {
+        Event::GpuDrain(event) => Some((event.device, event.bytes, event.stayed)),
+        Event::GpuUndrain(event) => Some((event.device, event.bytes, event.stayed)),
+        _ => None,
+    };
+    let moved: Vec<_> = events.iter().filter_map(moved).collect();
+    assert!(moved.iter().all(|(device, _, stayed)| (*device, *stayed) == (1, 0)), "{moved:?}");
+    assert!(moved.iter().filter(|(_, bytes, _)| *bytes >= EACH / 2).count() == 2, "{moved:?}");
+    ends_well(other);
+    ends_well(late);
+    let left =
+        std::fs::read_dir(machine.folder.path().join("gpupool")).unwrap().map(|entry| entry.unwrap().file_name());
+    let left: Vec<_> = left.filter(|name| !name.to_string_lossy().ends_with(".page")).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_program_that_computes_on_a_drained_gpu_goes_on_and_keeps_its_context_alone() {
+    let machine = Machine::new("3x1GiB");
+    let mut program = machine.start(machine.run());
+    at_work(&mut program, 3);
+    let gpu = uuid(&machine.page(&program), 1);
+    let (told, all) = machine.told(&format!("drain --json {gpu}"));
+    assert!(!all, "its context is there");
+    let [row] = &told.as_array().unwrap()[..] else { panic!("{told}") };
+    let [stayed] = &row["stayed"].as_array().unwrap()[..] else { panic!("{told}") };
+    assert!(
+        stayed["what"].as_str().unwrap().starts_with("a context, ") && row["bytes"].as_u64() >= Some(EACH),
+        "{told}"
+    );
+    goes_on(&mut program);
+    machine.until(&program, "an empty GPU 1", |page| at(page, 1).drained && held(page, 1) == 0);
+    assert!(machine.told(&format!("undrain --json {gpu}")).1);
+    goes_on(&mut program);
+    machine.until(&program, "memory on GPU 1", |page| held(page, 1) >= EACH);
+    ends_well(program);
+}
+
+#[test]
+fn who_is_stopped_or_never_comes_to_rest_delays_nobody_and_leaves_afterwards() {
+    let machine = Machine::new("2x1GiB");
+    let (mut stopped, mut busy, mut other) = (machine.borrower(), machine.borrower(), machine.borrower());
+    busy.ask("spin");
+    stopped.signal(libc::SIGSTOP);
+    let begun = Instant::now();
+    let (told, all) = machine.told("drain --deadline 1s --json 1");
+    assert!(!all && begun.elapsed() < Duration::from_secs(10), "{told}");
+    let row = |program: &Running| told.as_array().unwrap().iter().find(|row| row["pid"] == program.pid()).unwrap();
+    assert!(row(&other)["bytes"].as_u64() >= Some(EACH / 2), "{told}");
+    assert!(row(&busy)["stayed"][0]["what"].as_str().unwrap().contains("did not come to rest in time"), "{told}");
+    assert!(row(&stopped)["error"].as_str().unwrap().contains("is stopped (SIGSTOP)"), "{told}");
+    goes_on(&mut other);
+    stopped.signal(libc::SIGCONT);
+    goes_on(&mut stopped);
+    machine.until(&stopped, "an empty GPU 1", |page| at(page, 1).drained && held(page, 1) == 0);
+    busy.ask("release");
+    assert!(machine.told("drain --json 1").1);
+    goes_on(&mut busy);
+    [stopped, busy, other].into_iter().for_each(|program| drop(ends_well(program)));
+}
+
+#[test]
+fn settings_change_while_a_program_works_and_what_follows_is_told() {
+    let machine = Machine::new("3x1GiB");
+    let mut program = machine.start(machine.run());
+    at_work(&mut program, 1);
+    let pid = program.pid();
+    let set = |settings: &str| machine.told(&format!("set --json {pid} {settings}"));
+    let (told, done) = set("limit=0:12MiB priority=80 move_share=7% log=gpupool::memory=debug");
+    let change = |name: &str, old: &str, new: &str| {
+        let row = told["changes"].as_array().unwrap().iter().find(|row| row["name"] == name).unwrap();
+        assert_eq!((row["old"].as_str(), row["new"].as_str()), (Some(old), Some(new)), "{told}");
+        row["note"].as_str().unwrap_or_default().to_owned()
+    };
+    assert!(done);
+    let note = change("GPUPOOL_LIMIT", "", "0:12.0MiB");
+    assert!(note.contains(" left GPU 0"), "{note}");
+    change("GPUPOOL_PRIORITY", "50", "80");
+    change("GPUPOOL_MOVE_SHARE", "5%", "7%");
+    change("GPUPOOL_LOG", "debug", "gpupool::memory=debug");
+    goes_on(&mut program);
+    let page = machine.until(&program, "the new limit kept", |page| {
+        page.levels.priority == 80 && at(page, 0).limit == 12 * MIB && at(page, 0).held <= 12 * MIB
+    });
+    assert!(held(&page, 1) + held(&page, 2) >= 20 * MIB, "{page:?}");
+    let text = String::from_utf8(machine.gpupool("ps").stdout).unwrap();
+    assert!(text.contains("priority") && text.contains(" 80 "), "{text}");
+
+    let (told, done) = set("devices=0,2");
+    let note = told["changes"][0]["note"].as_str().unwrap_or_default();
+    assert!(done && note.contains(" left GPU 1"), "{told} {page:?}");
+    goes_on(&mut program);
+    let page = machine.until(&program, "an empty GPU 1", |page| held(page, 1) == 0);
+    assert!(held(&page, 2) >= 20 * MIB, "{page:?}");
+    assert!(set("devices=auto limit=").1);
+    program.ask("allocate 400");
+    eventually("the allocation", || (program.ask("allocated") == "yes").then_some(()));
+    machine.until(&program, "no limit", |page| at(page, 0).held >= 400 * MIB);
+
+    let refused = |settings: &str, expected: &str| {
+        let ended = machine.gpupool(&format!("set {pid} {settings}"));
+        let text = String::from_utf8(ended.stderr).unwrap();
+        assert!(!ended.status.success() && text.lines().count() == 1 && text.contains(expected), "{settings}: {text}");
+    };
+    refused(
+        "priority=10 mode=spill",
+        "GPUPOOL_MODE is read when the program starts and cannot be changed while it runs",
+    );
+    refused("priority=10 limit=7:1GiB", "there is no GPU 7");
+    refused("priority=10 devices=1,9", "there is no GPU 9");
+    refused("priority=10 priority=11", "is given twice");
+    refused("priority=101", "not a whole number from 0 to 100");
+    refused("log=dbug", "neither a level nor a part of gpupool");
+    refused("limits=1GiB", "did you mean GPUPOOL_LIMIT?");
+    assert_eq!(machine.page(&program).levels.priority, 80, "all or nothing");
+    let events = ends_well(program);
+    let changed = |event: &&Event| matches!(event, Event::SettingChange(_));
+    assert_eq!(events.iter().filter(changed).count(), 7);
+}
+
+#[test]
+fn what_a_program_asks_for_while_its_gpu_is_drained_lies_elsewhere() {
+    for mode in ["pool", "spill"] {
+        let machine = Machine::new("2x1GiB");
+        let mut program = machine.start(machine.run().env("GPUPOOL_MODE", mode));
+        at_work(&mut program, 1);
+        // In mode spill the driver has served what there was.
+        machine.told("drain --json 0");
+        program.ask("allocate 64");
+        eventually("the allocation", || (program.ask("allocated") == "yes").then_some(()));
+        program.ask("create 32");
+        eventually("the allocation", || (program.ask("allocated") == "yes").then_some(()));
+        goes_on(&mut program);
+        let page = machine.until(&program, "memory elsewhere", |page| held(page, 1) >= 96 * MIB);
+        assert_eq!((held(&page, 0), at(&page, 0).drained), (0, true), "{mode}: {page:?}");
+        machine.told("undrain --json 0");
+        goes_on(&mut program);
+        ends_well(program);
+    }
+}
+
+#[test]
+fn a_rank_that_keeps_to_its_own_gpu_is_lent_others_and_not_again() {
+    let machine = Machine::new("2x1GiB");
+    let mut program = machine.start(machine.run().env("LOCAL_WORLD_SIZE", "4").env("GPUPOOL_LIMIT", "0:64MiB"));
+    at_work(&mut program, 1);
+    let allocate = |program: &mut Running| {
+        program.ask("allocate 64");
+        eventually("the allocation", || (program.ask("allocated") == "yes").then_some(()));
+    };
+    allocate(&mut program);
+    let page = machine.until(&program, "memory on the host", |page| page.levels.residence.on_host >= 32 * MIB);
+    assert_eq!(held(&page, 1), 0, "{page:?}");
+    let pid = program.pid();
+    assert!(machine.told(&format!("set --json {pid} devices=0,1")).1);
+    allocate(&mut program);
+    machine.until(&program, "memory on GPU 1", |page| held(page, 1) >= 32 * MIB);
+    let (told, done) = machine.told(&format!("set --json {pid} devices=auto"));
+    assert!(done && told["changes"][0]["old"] == "0,1", "{told}");
+    machine.until(&program, "an empty GPU 1", |page| held(page, 1) == 0);
+    goes_on(&mut program);
+    ends_well(program);
+}
+
+#[test]
+fn a_drain_whose_command_is_killed_goes_on_and_ends_with_undrain() {
+    let machine = Machine::new("2x1GiB");
+    let mut program = machine.borrower();
+    program.ask("spin");
+    let gpu = uuid(&machine.page(&program), 1);
+    let mut command = machine.command(&format!("drain {gpu}")).spawn().unwrap();
+    let said = machine.folder.path().join("gpupool").join(format!("{gpu}.drained"));
+    eventually("a file that says so", || said.exists().then_some(()));
+    command.kill().unwrap();
+    command.wait().unwrap();
+    program.ask("release");
+    machine.until(&program, "an empty GPU 1", |page| held(page, 1) == 0);
+    goes_on(&mut program);
+    assert!(machine.told(&format!("undrain --json {gpu}")).1);
+    machine.until(&program, "memory on GPU 1", |page| held(page, 1) >= EACH / 2);
+    goes_on(&mut program);
+    ends_well(program);
+}
+
+/// Listens where commands do, and says something to whoever connects; whether that one went on.
+fn say_nonsense(page: &Path, words: &[u8]) {
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    use std::os::unix::ffi::OsStrExt;
+    let name = page.with_extension("call");
+    // SAFETY: the call has no preconditions, and the descriptor that it gives is nobody else's.
+    let socket =
+        unsafe { OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0)) };
+    // SAFETY: all-zero is a valid value of this C struct.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let path = name.as_os_str().as_bytes();
+    assert!(path.len() < address.sun_path.len(), "{}", name.display());
+    address.sun_path.iter_mut().zip(path).for_each(|(to, from)| *to = *from as libc::c_char);
+    // SAFETY: the address is a local of that size.
+    let bound = unsafe {
+        libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size_of::<libc::sockaddr_un>() as libc::socklen_t)
+    };
+    assert_eq!(bound, 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the descriptor is a bound socket; the program's agent looks once a second, and connects.
+    let other = unsafe {
+        assert_eq!(libc::listen(socket.as_raw_fd(), 1), 0);
+        OwnedFd::from_raw_fd(libc::accept(socket.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut()))
+    };
+    std::fs::remove_file(name).unwrap();
+    // SAFETY: the bytes are readable for their length, and the buffer is writable for its own.
+    unsafe {
+        assert_eq!(
+            libc::send(other.as_raw_fd(), words.as_ptr().cast(), words.len(), libc::MSG_NOSIGNAL),
+            words.len() as isize
+        );
+        let mut answer = [0u8; 64];
+        assert_eq!(
+            libc::recv(other.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0),
+            0,
+            "it answers nonsense"
+        );
+    }
+}
+
+#[test]
+fn nonsense_on_the_socket_changes_nothing() {
+    let machine = Machine::new("2x1GiB");
+    let mut program = machine.borrower();
+    let before = machine.page(&program);
+    let folder = std::fs::read_dir(machine.folder.path().join("gpupool")).unwrap().map(|entry| entry.unwrap().path());
+    let page = folder.into_iter().find(|path| path.extension().is_some_and(|kind| kind == "page")).unwrap();
+    for words in [&b"drain everything"[..], &[0; 300], &[0xff; 24]] {
+        say_nonsense(&page, words);
+    }
+    goes_on(&mut program);
+    let after = machine.page(&program);
+    assert!(at(&after, 1).limit == at(&before, 1).limit && held(&after, 1) >= EACH / 2, "{after:?}");
+    assert!(machine.told("drain --json 1").1);
+    machine.until(&program, "an empty GPU 1", |page| held(page, 1) == 0);
+    ends_well(program);
+}
+
+#[test]
+fn memory_on_a_disk_comes_back_whatever_was_said_of_its_gpu_meanwhile() {
+    let machine = Machine::new("1x1GiB");
+    let folder = tempfile::tempdir().unwrap();
+    let is_right = |program: &mut Running| {
+        program.ask("check");
+        eventually("a look at it", || (program.ask("checked") == "0").then_some(()));
+    };
+    let [to, back] = [format!("suspend --json --to {}", folder.path().display()), "resume --json".to_owned()];
+    // Somewhere else, as long as there is room.
+    let mut program = machine.start(machine.run());
+    program.ask("keep 64");
+    let pid = program.pid();
+    let done = |arguments: &str| {
+        let (told, all) = machine.told(arguments);
+        assert!(all, "{arguments}: {told}");
+        told
+    };
+    done(&format!("{to} {pid}"));
+    machine.gpupool("drain 0");
+    machine.until(&program, "a drained GPU", |page| at(page, 0).drained);
+    done(&format!("{back} {pid}"));
+    is_right(&mut program);
+    machine.until(&program, "an empty GPU", |page| held(page, 0) == 0);
+    done(&format!("{to} {pid}"));
+    done("undrain --json 0");
+    done(&format!("{back} {pid}"));
+    is_right(&mut program);
+    ends_well(program);
+
+    // And where it was, where there is no room elsewhere.
+    let mut program = machine.start(machine.run().env("GPUPOOL_HOST_LIMIT", "0"));
+    program.ask("keep 64");
+    let pid = program.pid();
+    done(&format!("{to} {pid}"));
+    machine.gpupool("drain 0");
+    machine.until(&program, "a drained GPU", |page| at(page, 0).drained);
+    let told = done(&format!("{back} {pid}"));
+    assert_eq!(told[0]["stayed_bytes"], 0, "{told}");
+    is_right(&mut program);
+    let page = machine.until(&program, "memory on its GPU", |page| held(page, 0) >= 64 * MIB);
+    assert!(at(&page, 0).drained && at(&page, 0).limit == 0, "{page:?}");
+    // It leaves a drained GPU for the disk as well.
+    done(&format!("{to} {pid}"));
+    machine.until(&program, "an empty GPU", |page| held(page, 0) == 0);
+    done("undrain --json 0");
+    machine.told(&format!("set --json {pid} limit=16MiB"));
+    let told = done(&format!("{back} {pid}"));
+    assert_eq!(told[0]["stayed_bytes"], 0, "{told}");
+    is_right(&mut program);
+    let page = machine.until(&program, "memory on its GPU", |page| held(page, 0) >= 64 * MIB);
+    assert_eq!(at(&page, 0).limit, 16 * MIB, "what was said holds for all that comes");
+    ends_well(program);
+}
