@@ -91,7 +91,7 @@ fn a_disk_that_takes_no_more_is_an_error_and_every_buffer_comes_back() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("store");
         let blocks = [block(1), block(2)];
-        let most = libc::rlimit { rlim_cur: 2 * PART as u64, rlim_max: libc::RLIM_INFINITY };
+        let most = libc::rlimit { rlim_cur: 4096, rlim_max: libc::RLIM_INFINITY };
         // SAFETY: the pointer is to a local.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const most) }, 0);
         let failed = save(driver, &folder, blocks).unwrap_err();
