@@ -45,6 +45,7 @@ pub fn look(publish: &mut dyn FnMut()) -> Option<Duration> {
         let again = suspend::has_just_failed().then_some(PERIOD);
         return again.into_iter().chain(drains).min();
     }
+    suspend::keep_empty();
     // Whoever resumes it finds it by its page.
     let is_page =
         |page: &Path| page.symlink_metadata().is_ok_and(|status| status.is_file() && status.len() == BYTES as u64);

@@ -28,6 +28,9 @@ use std::fmt;
 /// The fewest and the most buffers. As many as the store has threads that each work on one, and those that are being filled.
 const FEWEST: usize = 4;
 const MOST: usize = 18;
+/// How often a copy is waited for where the driver refuses to: what was begun must be over before anybody unmaps what it reads or writes. Only in
+/// a context that is broken does no wait succeed, and nothing runs there.
+const TRIES: u32 = 5;
 /// Copies under way at once.
 const UNDER_WAY: usize = 2;
 
@@ -209,7 +212,8 @@ impl Shuttle {
             // SAFETY: the stream lives as long as this does.
             unsafe { self.driver.synchronize_stream(stream) }.ok()
         };
-        self.within(wait).map_err(self.failed("a wait for a copy"))
+        let waited = (1..TRIES).find_map(|_| self.within(wait).ok());
+        waited.map_or_else(|| self.within(wait), Ok).map_err(self.failed("a wait for a copy"))
     }
 
     /// Waits for all work of the context, so that nothing of it still writes to what is about to be loaded.

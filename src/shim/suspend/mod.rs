@@ -155,8 +155,7 @@ pub fn suspend(
             Err(why) => Err(format!("{refusal}; and it stays suspended, because {why}")),
         };
     }
-    idle::give_back_unused(None, u32::MAX, "suspend", "the program is suspended");
-    opened.pool.trim_all(&[]);
+    give_back(opened);
     pinned::trim("suspend");
     let done = Done { moved, stayed: stayed.iter().map(|(bytes, _)| bytes).sum(), took: begun.elapsed() };
     let on_disk = stored.as_ref().map(|stored| (stored.bytes_on_disk(), stored.folder().to_owned()));
@@ -223,6 +222,24 @@ pub fn while_stopped<T>(
     // What was asked before concerned an earlier time.
     let _ = gate::has_asked();
     Ok(act(hold(driver, deadline, is_wanted, &mut Alone)?))
+}
+
+/// Freed memory goes to the driver; the bytes.
+fn give_back(opened: &Opened) -> u64 {
+    let bytes = idle::give_back_unused(None, u32::MAX, "suspend", "the program is suspended");
+    bytes + opened.pool.trim_all(&[])
+}
+
+/// A call that frees memory waits for nobody, so one that was under way when the program was suspended may end later: what it freed goes as well.
+pub fn keep_empty() {
+    // Whoever suspends or resumes at this moment sees to it.
+    let is_suspended = STATE.try_lock().is_some_and(|state| state.is_some());
+    if is_suspended
+        && let Some(opened) = open::opened()
+        && give_back(opened) > 0
+    {
+        told_anew();
+    }
 }
 
 /// Suspends a program that nobody has asked to: the first call that waits for it resumes it.
