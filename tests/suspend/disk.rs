@@ -207,12 +207,13 @@ fn the_end_of_the_process_brings_everything_back_for_its_handlers() {
     program.tell("exit");
     let (status, _folder) = program.end();
     assert_eq!(status.code(), Some(12), "{status}");
-    assert_eq!(files(folder.path()), Vec::<PathBuf>::new());
 
     // What cannot be read keeps nobody from the end.
     let mut program = suspended("1x1GiB").start(None);
     program.ask("keep 64");
     suspend_to(&program, folder.path());
+    // The end may come before the last of the files has gone.
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "that of the one before is gone");
     std::fs::write(data(folder.path()), "").unwrap();
     program.tell("exit");
     let (status, _folder) = program.end();
