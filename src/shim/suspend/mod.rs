@@ -196,12 +196,7 @@ pub fn pool() -> Result<(&'static Driver, &'static Opened), String> {
             process::settings().mode.word()
         ));
     }
-    // Its own memory goes to places that the pool knows of.
-    let opened = open::opened().or_else(|| {
-        let context = context::all().into_iter().next()?;
-        context::within_one_on(driver, context.device, || open::open(driver)).flatten()
-    });
-    Ok((driver, opened.ok_or("it has allocated nothing from the pool yet")?))
+    Ok((driver, opened(driver).ok_or("it has allocated nothing from the pool yet")?))
 }
 
 /// Stops the program as a suspension does, for the length of `act`: until `deadline` it is waited for. Nobody suspends it meanwhile, and nothing of it moves.
