@@ -96,6 +96,26 @@ fn the_page_says_what_the_program_is_told_of_itself() {
     assert_eq!(files(&folder.path().join("session")), 0, "the page goes with its process");
 }
 
+/// Whether a limit is charged for it or not: what a program like JAX has is all of this kind.
+#[test]
+fn memory_that_the_program_makes_itself_is_on_the_page() {
+    for (name, value) in [("GPUPOOL_LIMIT", "1GiB"), ("GPUPOOL_LOG", "warn")] {
+        let mut program = agent().env(name, value).start(None);
+        program.ask("init");
+        program.ask("make 64");
+        let with_own = |program: &Running, bytes: u64| {
+            let look = || {
+                let rows = page_of(&program.session(), program.pid())?.levels.places.rows;
+                (rows.iter().map(|place| place.own).sum::<u64>() == bytes).then_some(())
+            };
+            eventually(&format!("{bytes} bytes of its own on the page, {name}"), look);
+        };
+        with_own(&program, 64 * MIB);
+        program.ask("drop");
+        with_own(&program, 0);
+    }
+}
+
 #[test]
 fn one_thread_that_takes_no_signal_and_sleeps_while_nothing_changes() {
     let mut program = agent().start(None);

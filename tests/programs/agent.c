@@ -2,6 +2,7 @@
  * agent: does what the lines of its standard input say, and answers each with one line. Sizes are in MiB.
  *   init             CUDA and the first GPU's context
  *   allocate SIZE    a block, which stays; free: the last one
+ *   make SIZE        physical memory of its own (cuMemCreate), mapped nowhere; drop: releases the last
  *   label NAME       names the last block
  *   pin SIZE         pinned memory; twice: registers the same memory twice, which is a finding
  *   statistics       of the C interface: blocks, bytes, held on GPUs, held on the host, allocations
@@ -22,6 +23,7 @@
 #include "control.h"
 #include "numbers.h"
 #include "nvml.h"
+#include "vmm.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -37,6 +39,7 @@
 static CUdeviceptr blocks[64];
 static int count, files[MOST], opened, to_child = -1;
 static pid_t child;
+static uint64_t made;
 
 /* Of the one other thread, a line of its file in /proc that begins so; empty without such a thread. */
 static void other_thread(const char *file, const char *begin, char *out, size_t room)
@@ -171,6 +174,13 @@ int main(void)
         } else if (strcmp(word, "free") == 0) {
             CHECK(cuMemFree_v2(blocks[--count]));
             printf("freed\n");
+        } else if (strcmp(word, "make") == 0) {
+            CUmemAllocationProp properties = on_device(0);
+            CHECK(cuMemCreate(&made, number * MIB, &properties, 0));
+            printf("made\n");
+        } else if (strcmp(word, "drop") == 0) {
+            CHECK(cuMemRelease(made));
+            printf("dropped\n");
         } else if (strcmp(word, "label") == 0) {
             Control control = find_control(RTLD_DEFAULT);
             printf("label: %d\n", control.label((const void *)blocks[count - 1], value));

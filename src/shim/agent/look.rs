@@ -5,7 +5,7 @@ use crate::live;
 use crate::serve;
 use crate::serve::memory::{call_sites, labels};
 use crate::serve::pinned::holders::{self, Holder};
-use crate::serve::{ipc, memory, pinned};
+use crate::serve::{handles, ipc, memory, pinned};
 use crate::suspend;
 use crate::tiers;
 use crate::watch::{
@@ -16,7 +16,7 @@ use crate::watch::{
 use gpupool_metrics::{
     Context, Counter, Finding, Gpu, LABELS, Label, Levels, Loan, Map, Page, Pinned, Place, Residence, Site, Table, now,
 };
-use gpupool_pool::{Claim, Place as Where, PlaceUsage, Usage};
+use gpupool_pool::{Place as Where, PlaceSpec, PlaceUsage, Usage};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// All that can change, without the time.
@@ -112,9 +112,25 @@ fn levels(usage: &Usage) -> Levels {
             saved_microseconds: tiers::totals::saved_microseconds(),
         },
         gpus: gpus.collect::<Vec<_>>().into(),
-        places: usage.places.iter().map(place).collect::<Vec<_>>().into(),
+        places: places(usage).iter().map(place).collect::<Vec<_>>().into(),
         loans: loans.into_iter().map(loan).collect::<Vec<_>>().into(),
     }
+}
+
+/// What the pool has everywhere: nothing, before it has given out its first block. The program may have memory of its own there all the same.
+fn places(usage: &Usage) -> Vec<PlaceUsage> {
+    let Some(plan) = backing::open::plan_made().filter(|_| usage.places.is_empty()) else {
+        return usage.places.clone();
+    };
+    let empty = |spec: &PlaceSpec| PlaceUsage {
+        place: spec.place,
+        limit: spec.limit,
+        held: 0,
+        used: 0,
+        peak_used: 0,
+        anchored: 0,
+    };
+    plan.places.iter().map(empty).collect()
 }
 
 fn place(usage: &PlaceUsage) -> Place {
@@ -123,7 +139,8 @@ fn place(usage: &PlaceUsage) -> Place {
     let on_disk = place.is_disk();
     let reserve = backing::open::plan_made().and_then(|plan| plan.members.get(&number)).copied();
     let reserve = reserve.filter(|_| matches!(place, Where::Gpu(_))).unwrap_or(0);
-    let own = memory::accounts().map_or(0, |accounts| accounts.of(Claim::Handles, place));
+    // What is charged to the place is less: without a limit nothing of it is.
+    let own = handles::by_hand::bytes_at(place);
     // What a disk takes is the disk's to say.
     let limit = if on_disk { peak_used } else { limit };
     let drained = matches!(place, Where::Gpu(_)) && backing::terms::is_drained(number);

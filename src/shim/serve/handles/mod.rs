@@ -22,6 +22,7 @@ pub use number::Number;
 pub use steer::{Request, create};
 
 use crate::backing;
+use crate::bell;
 use crate::bypass;
 use crate::serve::memory;
 use gpupool_cuda::{Access, CuResult, Driver, Location, Physical};
@@ -201,6 +202,7 @@ pub fn release(number: Number) -> Release {
 /// Notes how the release ended that [`release`] announced.
 pub fn end_release(releasing: Releasing, succeeded: bool) {
     with_inventory(|inventory| inventory.end_release(releasing, succeeded));
+    bell::changed();
 }
 
 /// The driver did not release a part of memory that is gone for the program.
@@ -231,6 +233,7 @@ pub fn begin_unmap(address: u64, bytes: u64) -> Result<Unmapping, CuResult> {
 pub fn end_unmap(unmapping: Unmapping, succeeded: bool) {
     if !unmapping.is_empty() {
         with_inventory(|inventory| inventory.end_unmap(unmapping, succeeded));
+        bell::changed();
     }
 }
 

@@ -99,6 +99,11 @@ unsafe fn numbered(result: CuResult, output: *mut Physical, request: &Request, c
         let part = Part { handle, place: Place::Gpu(request.device), bytes: request.bytes };
         // SAFETY: not NULL; the driver has just written there.
         unsafe { *output = made(request, vec![part], charged) };
+        // A program may have no other memory than this: what it has of it is told by places, which the plan knows.
+        if let Some(driver) = process::driver().filter(|_| !charged) {
+            let _ = backing::open::plan(driver);
+        }
+        bell::allocated();
     }
     result
 }
