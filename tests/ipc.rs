@@ -97,7 +97,8 @@ fn gpus_are_matched_by_what_they_are_and_not_by_their_numbers() {
         "A:alloc:0:307200 A:fill:0:100 A:get:0:0 B:open:0 B:range:0 B:check:0:100 B:fill:0:7 A:check:0:7 B:close:0";
     let shim = spread(steps).env("B_CUDA_VISIBLE_DEVICES", "1,0").go();
     shim.succeeds().says("B:check:0:100: 0 wrong, ends right").says("A:check:0:7: 0 wrong, ends right");
-    shim.says("B:range:0: type 2, device 1, managed 0, context mine, 314572800 bytes from there");
+    // What is opened counts as the opener's GPU's, wherever it lies (measured).
+    shim.says("B:range:0: type 2, device 0, managed 0, context mine, 314572800 bytes from there");
 }
 
 #[test]
@@ -199,6 +200,24 @@ fn a_context_that_goes_with_what_was_opened_in_it_waits_for_no_other() {
     let shim = ipc(steps).same_under_shim(&[]);
     shim.succeeds().says("B:taken:0: close 1");
     assert!(shim.stdout.contains("B:left: 0 handles, 0 MiB mapped"), "{}", shim.stdout);
+}
+
+/// Measured: an address for each GPU, and only the context that has a handle open may open it again there.
+#[test]
+fn each_gpu_has_what_it_opens_at_an_address_of_its_own() {
+    let steps = "A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:open:0 B:range:0 B:on:1 B:again:0 B:open:0 B:range:0 B:reset:0 \
+                 B:check:0:100 B:close:0 B:check:0:100 B:close:0 B:close:0 B:on:0 B:left";
+    let shim = ipc(steps).same_under_shim(&[]);
+    shim.succeeds().says("B:again:0: 0 elsewhere").says("B:check:0:100: 0 wrong, ends right");
+    shim.says("B:left: 0 handles, 0 MiB mapped, 32 MiB used");
+}
+
+#[test]
+fn a_second_context_of_a_gpu_is_refused_what_the_first_has_open() {
+    let steps = "A:alloc:0:65536 A:fill:0:100 A:get:0:0 B:open:0 B:context B:again:0 B:check:0:100 B:destroy B:again:0 B:close:0 \
+                 B:check:0:100 B:context B:again:0 B:close:0 B:open:0 B:check:0:100 B:destroy B:open:0 B:check:0:100 B:close:0 B:left";
+    let shim = ipc(steps).same_under_shim(&[]);
+    shim.succeeds().says("B:again:0: 400 elsewhere").says("B:left: 0 handles, 0 MiB mapped, 16 MiB used");
 }
 
 #[test]

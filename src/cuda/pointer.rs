@@ -8,8 +8,6 @@ use std::ffi::{CStr, c_int, c_uint, c_void};
 const RANGE_SIZE: c_int = 12;
 /// `CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES`.
 const ALLOWED_HANDLE_TYPES: c_int = 14;
-/// What the driver answers for a handle of another kind.
-const INVALID_HANDLE: CuResult = CuResult(400);
 
 impl Driver {
     /// Bytes of the allocation that an address lies in (`cuPointerGetAttribute`).
@@ -54,9 +52,9 @@ impl Driver {
         let mut result = match self.cuFuncGetParamInfo {
             // SAFETY: the outputs are locals; the driver tells handles of functions from others.
             Some(call) => unsafe { call(function, index, &raw mut offset, &raw mut bytes) },
-            None => INVALID_HANDLE,
+            None => CuResult::INVALID_HANDLE,
         };
-        if result == INVALID_HANDLE
+        if result == CuResult::INVALID_HANDLE
             && let Some(call) = self.cuKernelGetParamInfo
         {
             // SAFETY: the outputs are locals; the driver tells handles of kernels from others.
@@ -75,9 +73,9 @@ impl Driver {
         let mut result = match self.cuFuncGetName {
             // SAFETY: the output is a local; the driver tells handles of functions from others.
             Some(call) => unsafe { call(&raw mut name, function) },
-            None => INVALID_HANDLE,
+            None => CuResult::INVALID_HANDLE,
         };
-        if result == INVALID_HANDLE
+        if result == CuResult::INVALID_HANDLE
             && let Some(call) = self.cuKernelGetName
         {
             // SAFETY: the output is a local; the driver tells handles of kernels from others.

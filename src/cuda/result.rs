@@ -18,6 +18,8 @@ impl CuResult {
     pub const INVALID_DEVICE: Self = Self(101);
     pub const INVALID_CONTEXT: Self = Self(201);
     pub const OPERATING_SYSTEM: Self = Self(304);
+    /// Also what a handle of another kind gets.
+    pub const INVALID_HANDLE: Self = Self(400);
     pub const NOT_FOUND: Self = Self(500);
     pub const NOT_READY: Self = Self(600);
     pub const HOST_MEMORY_ALREADY_REGISTERED: Self = Self(712);
@@ -66,6 +68,7 @@ impl CuResult {
             201 => "CUDA_ERROR_INVALID_CONTEXT",
             304 => "CUDA_ERROR_OPERATING_SYSTEM",
             500 => "CUDA_ERROR_NOT_FOUND",
+            400 => "CUDA_ERROR_INVALID_HANDLE",
             600 => "CUDA_ERROR_NOT_READY",
             700 => "CUDA_ERROR_ILLEGAL_ADDRESS",
             709 => "CUDA_ERROR_CONTEXT_IS_DESTROYED",

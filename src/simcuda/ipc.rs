@@ -16,12 +16,14 @@ const MAGIC: u64 = 0x6970_635f_6375_6461;
 const EVENT_MAGIC: u64 = 0x6370_695f_746e_7665;
 const LAZY_PEER_ACCESS: c_uint = 1;
 
-/// What this process has open, each handle once.
+/// What this process has open, each handle once in each context.
 static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
 
 struct Opened {
     handle: MemHandle,
     address: u64,
+    owner: u64,
+    device: usize,
     count: u32,
 }
 
@@ -58,7 +60,7 @@ pub fn open(out: Out<u64>, handle: MemHandle, flags: c_uint) -> Outcome {
         return Err(Code::INVALID_CONTEXT);
     }
     let driver = driver();
-    if let Some(known) = reopen(&handle) {
+    if let Some(known) = reopen(&handle, context.owner(), context.device)? {
         return out.set(known);
     }
     let device = driver.gpus.iter().position(|gpu| gpu.index as u64 == index).ok_or(Code::INVALID_DEVICE)?;
@@ -69,19 +71,25 @@ pub fn open(out: Out<u64>, handle: MemHandle, flags: c_uint) -> Outcome {
     if inside.checked_add(length).is_none_or(|end| end > physical.bytes) {
         return Err(Code::INVALID_VALUE);
     }
-    let address = driver.space.attach(physical, device, context.owner(), (inside, length))?;
-    OPENED.lock().push(Opened { handle, address, count: 1 });
+    // It counts as the opener's GPU's, wherever it lies (measured).
+    let address = driver.space.attach(physical, context.device, context.owner(), (inside, length))?;
+    OPENED.lock().push(Opened { handle, address, owner: context.owner(), device: context.device, count: 1 });
     out.set(address)
 }
 
-/// Where a handle that is open already is open, counted once more.
-fn reopen(handle: &MemHandle) -> Option<u64> {
+/// Where a handle that is open in this context already is open, counted once more. Another context of the same GPU is refused meanwhile, and
+/// one of another GPU has it at an address of its own (measured).
+fn reopen(handle: &MemHandle, owner: u64, device: usize) -> Outcome<Option<u64>> {
     let mut opened = OPENED.lock();
     // Contexts take what was opened in them with them.
     opened.retain(|open| is_opened(open.address));
-    let open = opened.iter_mut().find(|open| open.handle.0 == handle.0)?;
+    let mut here = opened.iter_mut().filter(|open| open.handle.0 == handle.0 && open.device == device);
+    let Some(open) = here.next() else { return Ok(None) };
+    if open.owner != owner {
+        return Err(Code::INVALID_HANDLE);
+    }
     open.count += 1;
-    Some(open.address)
+    Ok(Some(open.address))
 }
 
 fn is_opened(address: u64) -> bool {

@@ -19,7 +19,8 @@
  *   fork:SLOT            a child of this process tries to share, too
  *   files:N              N more file descriptors can be had, and no more
  *   user:ID              become another user
- *   reset                reset the primary context
+ *   reset[:GPU]          reset the primary context of the first GPU, or of this one
+ *   on:GPU               work in this GPU's primary context from here on
  *   daemonise            close every socket that the program did not open (not the driver's files, without which it cannot go on)
  *   reuse                put a file of the program's own under the number of every socket, fork, and look at them in the child
  *   kept                 whether they are still the program's own
@@ -787,7 +788,10 @@ static void act(Kernels *kernels, char *order)
     } else if (!strcmp(action, "user")) {
         printf("%s: %s\n", name, seteuid(atoi(first)) ? "not allowed" : "done");
     } else if (!strcmp(action, "reset")) {
-        printf("%s: %d\n", name, cuDevicePrimaryCtxReset_v2(0));
+        printf("%s: %d\n", name, cuDevicePrimaryCtxReset_v2(first ? atoi(first) : 0));
+    } else if (!strcmp(action, "on")) {
+        start_on(atoi(first));
+        *kernels = load_kernels();
     } else if (!strcmp(action, "trim")) {
         printf("%s: %llu MiB\n", name, simulator.trim ? (unsigned long long)(simulator.trim() / MIB) : 0);
     } else if (!strcmp(action, "captured")) {

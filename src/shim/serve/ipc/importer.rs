@@ -8,7 +8,7 @@ use crate::fence;
 use crate::log;
 use crate::serve::memory::memops;
 use crate::watch::context::Gpus;
-use crate::watch::context::{self, Observer};
+use crate::watch::context::{self, Context, Observer};
 use gpupool_config::format_size;
 use gpupool_cuda::{Access, CuResult, Device, Driver};
 use gpupool_events::{IpcClose, IpcImport};
@@ -81,15 +81,15 @@ pub fn open(driver: &'static Driver, bytes: &[u8; 64], handle: &Handle) -> Resul
     }
     // No open waits for anybody.
     unmap_unused(driver, &[]);
-    if let Some(address) = reopen(driver, bytes) {
-        return Ok(address);
+    if let Some(answer) = reopen(driver, bytes) {
+        return answer;
     }
     let begun = Instant::now();
     let mut tries = 0;
     loop {
         tries += 1;
         match fetch(driver, handle) {
-            Ok((mapped, layout)) => return Ok(enter(driver, bytes, handle, mapped, &layout, begun)),
+            Ok((mapped, layout)) => return enter(driver, bytes, handle, mapped, &layout, begun),
             Err(Failure { broken: true, .. }) if tries < TRIES => {}
             Err(Failure { result, why, .. }) => {
                 let pid = handle.pid;
@@ -100,27 +100,36 @@ pub fn open(driver: &'static Driver, bytes: &[u8; 64], handle: &Handle) -> Resul
     }
 }
 
-/// Where a handle is open, for a thread in the context with this id. Not in another one that may be ending, in a call of some thread:
-/// what is open there goes with it, and this may be the next context, of the same handle, which keeps what it opens.
-fn open_already<'a>(imports: &'a mut [Import], bytes: &[u8; 64], current: u64) -> Option<&'a mut Import> {
-    let stays = |owner| owner == current || context::keep(owner).is_some();
-    imports.iter_mut().find(|import| import.handle == *bytes && !import.closing && stays(import.block.owner))
+/// Where a handle is open, for a thread in this context. A context of another GPU has it at an address of its own, and another one of
+/// the same GPU is refused, as by the driver (measured). Not in another one that may be ending, in a call of some thread: what is open there
+/// goes with it, and this may be the next context, of the same handle, which keeps what it opens.
+fn open_already<'a>(
+    imports: &'a mut [Import],
+    bytes: &[u8; 64],
+    current: Option<Context>,
+) -> Option<Result<&'a mut Import, CuResult>> {
+    let (id, device) = current.map_or((0, None), |context| (context.id, Some(context.device)));
+    let is_here = |owner: u64| {
+        owner == id
+            || context::owner(owner).is_none_or(|(context, _)| device.is_none_or(|device| context.device == device))
+                && context::keep(owner).is_some()
+    };
+    let mut known = imports.iter_mut().filter(|import| import.handle == *bytes && !import.closing);
+    let import = known.find(|import| is_here(import.block.owner))?;
+    Some(if import.block.owner == id || device.is_none() { Ok(import) } else { Err(CuResult::INVALID_HANDLE) })
 }
 
-fn reopen(driver: &Driver, bytes: &[u8; 64]) -> Option<u64> {
+fn reopen(driver: &Driver, bytes: &[u8; 64]) -> Option<Result<u64, CuResult>> {
     if !is_any() {
         return None;
     }
-    let current = id_of_current(driver);
+    let current = context::current(driver);
     let mut imports = IMPORTS.lock();
     let import = open_already(&mut imports, bytes, current)?;
-    import.count += 1;
-    Some(import.block.address)
-}
-
-/// The current context's id, and 0 without one.
-fn id_of_current(driver: &Driver) -> u64 {
-    context::current(driver).map_or(0, |context| context.id)
+    Some(import.map(|import| {
+        import.count += 1;
+        import.block.address
+    }))
 }
 
 fn enter(
@@ -130,20 +139,24 @@ fn enter(
     mapped: Mapped,
     layout: &Layout,
     begun: Instant,
-) -> u64 {
+) -> Result<u64, CuResult> {
     static NEXT_ID: AtomicU64 = AtomicU64::new(FIRST_ID);
-    let device = driver.devices().find(|device| driver.uuid_bytes(*device) == layout.home);
-    let home = device.or_else(|| driver.current_device().ok()).map_or(0, Device::ordinal);
-    let owner = id_of_current(driver);
+    let current = context::current(driver);
+    let owner = current.map_or(0, |context| context.id);
+    // It counts as the GPU's that opened it, wherever it lies, as with the driver (measured).
+    let of_exporter = || driver.devices().find(|device| driver.uuid_bytes(*device) == layout.home);
+    let home = current.map(|context| context.device).or_else(of_exporter).map_or(0, Device::ordinal);
     let address = mapped.range.base + layout.offset;
     let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
     let block = Block { address, bytes: handle.bytes, home, owner, id };
     {
         let mut imports = IMPORTS.lock();
         // Another thread may have opened the same handle meanwhile; then this range goes again.
-        if let Some(first) = open_already(&mut imports, bytes, owner) {
-            first.count += 1;
-            let address = first.block.address;
+        if let Some(first) = open_already(&mut imports, bytes, current) {
+            let address = first.map(|first| {
+                first.count += 1;
+                first.block.address
+            });
             drop(imports);
             drop(mapped);
             return address;
@@ -158,7 +171,7 @@ fn enter(
         let text = format!("opened {} of process {exporter} at {address:#x}", format_size(bytes));
         (IpcImport { address, bytes, chunks, exporter, seconds }, text)
     });
-    address
+    Ok(address)
 }
 
 /// Closes what [`open`] gave.
