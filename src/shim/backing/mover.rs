@@ -16,12 +16,31 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// What [`copying_ns`] answers.
-static COPYING: AtomicU64 = AtomicU64::new(0);
+/// What [`spent`] answers.
+static SPENT: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
 
-/// Nanoseconds that copies for moves took so far, in this process: for the log, which tells how long the program was stopped for what.
-pub fn copying_ns() -> u64 {
-    COPYING.load(Ordering::Relaxed)
+/// What the driver was asked for: for the log, which tells how long the program was stopped for what.
+#[derive(Clone, Copy)]
+pub enum Work {
+    /// Copies for moves.
+    Copy,
+    Unmap,
+    Map,
+    /// Access to what was mapped.
+    Grant,
+}
+
+/// Nanoseconds that each kind of [`Work`] took so far, in this process, in the order of their names there.
+pub fn spent() -> [u64; 4] {
+    SPENT.each_ref().map(|spent| spent.load(Ordering::Relaxed))
+}
+
+/// Counts the time that it takes.
+pub fn timed<T>(work: Work, act: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let done = act();
+    SPENT[work as usize].fetch_add(begun.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    done
 }
 
 /// Brings what was stored of addresses of the pool to others: for the owner of the block, on this GPU. Where it cannot, whoever gave it knows
@@ -128,22 +147,22 @@ impl Mover for Vmm {
     fn copy(&self, owner: u64, gpu: u32, transfers: &[Transfer]) -> Result<(), Fault<CuResult>> {
         let driver = self.driver();
         load(owner, gpu, transfers).map_err(Fault::Failed)?;
-        let begun = Instant::now();
-        let copied = if process::is_preloaded() {
-            // A context that a call may be ending is left alone: that call may wait for who copies.
-            ready(owner, gpu).and_then(|Ready { context, handle, lanes, .. }| {
-                let _lives = context::keep(context)?;
-                Some(within_kept(driver, handle, || lanes.copy(driver, transfers)))
-            })
-        } else {
-            within_unseen(driver, gpu, || {
-                let lanes = Lanes::make(driver)?;
-                let copied = lanes.copy(driver, transfers);
-                lanes.end(driver);
-                copied
-            })
-        };
-        COPYING.fetch_add(begun.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        let copied = timed(Work::Copy, || {
+            if process::is_preloaded() {
+                // A context that a call may be ending is left alone: that call may wait for who copies.
+                ready(owner, gpu).and_then(|Ready { context, handle, lanes, .. }| {
+                    let _lives = context::keep(context)?;
+                    Some(within_kept(driver, handle, || lanes.copy(driver, transfers)))
+                })
+            } else {
+                within_unseen(driver, gpu, || {
+                    let lanes = Lanes::make(driver)?;
+                    let copied = lanes.copy(driver, transfers);
+                    lanes.end(driver);
+                    copied
+                })
+            }
+        });
         copied.unwrap_or(Err(CuResult::CONTEXT_IS_DESTROYED)).map_err(Fault::Failed)
     }
 }

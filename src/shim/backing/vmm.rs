@@ -2,6 +2,7 @@
 //! grants access to the GPUs that have a context, and waits for GPUs.
 
 use super::fault;
+use super::mover::{Work, timed};
 use super::reclaim;
 use super::sharing::Sharing;
 use crate::backing::plan::Plan;
@@ -154,11 +155,11 @@ impl Backend for Vmm {
     }
 
     fn map(&self, address: u64, bytes: u64, handle: Self::Handle) -> Result<(), Fault<CuResult>> {
-        self.driver.map(address, bytes, handle, 0).ok().map_err(fault)
+        timed(Work::Map, || self.driver.map(address, bytes, handle, 0)).ok().map_err(fault)
     }
 
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), Fault<CuResult>> {
-        self.driver.unmap(address, bytes).ok().map_err(fault)
+        timed(Work::Unmap, || self.driver.unmap(address, bytes)).ok().map_err(fault)
     }
 
     fn grant(&self, address: u64, bytes: u64, place: Place) -> Result<(), Fault<CuResult>> {
@@ -170,7 +171,8 @@ impl Backend for Vmm {
             // The only contexts ended a moment ago. Memory that nobody may reach is not what was asked for.
             grants = all.iter().copied().map(Access::read_write).collect();
         }
-        self.driver.set_access(address, bytes, &grants).ok().map_err(|result| fault_at(place, result))
+        let granted = timed(Work::Grant, || self.driver.set_access(address, bytes, &grants));
+        granted.ok().map_err(|result| fault_at(place, result))
     }
 
     fn readers(&self) -> u64 {

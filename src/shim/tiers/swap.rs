@@ -374,6 +374,7 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
         let took = now() - begun;
         *waited += took;
         phases.waited.set(begun + took);
+        phases.spent.set(mover::spent());
         // What else ended the wait is told by who closes the gate.
         if !over && (still..queue).contains(&Duration::from_nanos(took)) {
             stuck = true;
@@ -426,17 +427,17 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
     Ok(())
 }
 
-/// When a rearrangement got how far, for the log: nanoseconds as [`now`] counts them, and those that copies had taken.
+/// When a rearrangement got how far, for the log: nanoseconds as [`now`] counts them, and what had been spent by the end of the wait.
 struct Phases {
     begun: u64,
-    copying: u64,
+    spent: Cell<[u64; 4]>,
     prepared: Cell<u64>,
     waited: Cell<u64>,
 }
 
 impl Phases {
     fn begin() -> Self {
-        Self { begun: now(), copying: mover::copying_ns(), prepared: Cell::new(0), waited: Cell::new(0) }
+        Self { begun: now(), spent: Cell::new(mover::spent()), prepared: Cell::new(0), waited: Cell::new(0) }
     }
 
     /// It is over; the gate was closed for so long.
@@ -446,10 +447,13 @@ impl Phases {
             return;
         }
         let us = |ns: u64| ns / 1000;
+        let mut before = self.spent.get().into_iter();
+        let [copy, unmap, map, grant] = mover::spent().map(|now| us(now - before.next().unwrap_or(now)));
         tracing::trace!(
             target: "gpupool::memory", about = "swaps",
-            "GPU {gpu}: prepared in {} µs, waited {} µs, closed for {} µs, of which {} copying; {} µs from the wait to the end",
-            us(prepared - self.begun), us(waited - prepared), us(closed), us(mover::copying_ns() - self.copying), us(now() - waited)
+            "GPU {gpu}: prepared in {} µs, waited {} µs, closed for {} µs; {} µs from the wait to the end, {copy} of it copying, {unmap} unmapping, \
+             {map} mapping and {grant} granting",
+            us(prepared - self.begun), us(waited - prepared), us(closed), us(now() - waited)
         );
     }
 }
