@@ -143,6 +143,14 @@ impl<B: Backend> Pool<B> {
         self.state.lock().block_around(address).map(|(_, block)| block)
     }
 
+    /// The same, and `Some(None)` for an address that lies in a segment and in no live block. One look and one lock.
+    pub fn find(&self, address: u64) -> Option<Option<Block>> {
+        if !self.may_contain(address) {
+            return None;
+        }
+        self.state.lock().found(address)
+    }
+
     /// Whether `address` lies in a segment, in a block or not. Two comparisons and no lock for most addresses elsewhere.
     pub fn contains(&self, address: u64) -> bool {
         self.may_contain(address) && self.state.lock().runs.segment_around(address).is_some()

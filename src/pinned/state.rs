@@ -214,6 +214,12 @@ impl State {
         Some((id, block(run, self.runs.segment(id))?))
     }
 
+    /// The live block that `address` lies in; `Some(None)` in what no live block has of a segment.
+    pub fn found(&self, address: u64) -> Option<Option<Block>> {
+        let id = self.runs.around(address)?;
+        Some(block(self.runs.run(id), self.runs.segment(id)))
+    }
+
     /// Whether `block` lives in that run still. It may have gone with its context.
     fn lives(&self, run: RunId, block: &Block) -> bool {
         matches!(self.runs.run(run).kind, Kind::Live { id, .. } if id == block.id)

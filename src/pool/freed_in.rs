@@ -6,34 +6,44 @@
 
 use std::collections::BTreeMap;
 
-/// From each frame on up to the next one in here, the period; 0 before the first.
 #[derive(Debug, Default)]
-pub(crate) struct FreedIn(BTreeMap<u32, u32>);
+pub(crate) struct FreedIn {
+    /// From each frame on up to the next one in here, the period; 0 before the first.
+    periods: BTreeMap<u32, u32>,
+    /// Frames around those that were noted last, all of the same period: a program frees within them over and over.
+    last: (u32, u32, u32),
+}
 
 impl FreedIn {
     /// The period that holds for `frame`.
     fn at(&self, frame: u32) -> u32 {
-        self.0.range(..=frame).next_back().map_or(0, |(_, period)| *period)
+        self.periods.range(..=frame).next_back().map_or(0, |(_, period)| *period)
     }
 
     /// Memory in `start..end` is freed in this period.
     pub fn note(&mut self, start: u32, end: u32, period: u32) {
+        if self.last.0 <= start && end <= self.last.1 && self.last.2 == period {
+            return;
+        }
         let before = start.checked_sub(1).map_or(0, |frame| self.at(frame));
         let until = self.at(end);
-        while let Some((&next, _)) = self.0.range(start..=end).next() {
-            self.0.remove(&next);
+        while let Some((&next, _)) = self.periods.range(start..=end).next() {
+            self.periods.remove(&next);
         }
         if before != period {
-            self.0.insert(start, period);
+            self.periods.insert(start, period);
         }
         if until != period {
-            self.0.insert(end, until);
+            self.periods.insert(end, until);
         }
+        let first = self.periods.range(..=start).next_back().map_or(0, |(first, _)| *first);
+        let next = self.periods.range(end..).next().map_or(u32::MAX, |(next, _)| *next);
+        self.last = (first, next, period);
     }
 
     /// The latest period in which any frame of `start..end` was freed.
     pub fn latest(&self, start: u32, end: u32) -> u32 {
-        let later = self.0.range(start..end).map(|(_, period)| *period);
+        let later = self.periods.range(start..end).map(|(_, period)| *period);
         later.fold(self.at(start), u32::max)
     }
 }
@@ -58,7 +68,7 @@ mod tests {
                     proptest::prop_assert_eq!(freed_in.latest(start, 130), longest);
                 }
                 let changes = list.windows(2).filter(|pair| pair[0] != pair[1]).count();
-                proptest::prop_assert!(freed_in.0.len() <= changes + 1, "frames of one period are one range");
+                proptest::prop_assert!(freed_in.periods.len() <= changes + 1, "frames of one period are one range");
             }
         }
     }

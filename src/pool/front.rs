@@ -162,9 +162,14 @@ impl Front {
         }
     }
 
+    /// Whether blocks of a home GPU may be kept, or served without a look at its account.
+    pub fn is_open(&self, place: PlaceId) -> bool {
+        self.open[place.index()].load(Ordering::Acquire)
+    }
+
     /// Whether a block of that shape may be kept, or taken from what is.
     pub fn takes(&self, place: PlaceId, frames: u32) -> bool {
-        frames <= KEPT_BLOCK && self.open[place.index()].load(Ordering::Acquire)
+        frames <= KEPT_BLOCK && self.is_open(place)
     }
 
     /// A number that no other block has or had; those of one thread rise.

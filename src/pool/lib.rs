@@ -50,6 +50,7 @@ mod moves;
 mod moving;
 mod next_step;
 mod numbered;
+mod ordered;
 mod pieces;
 mod place;
 mod place_map;

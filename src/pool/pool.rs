@@ -206,10 +206,12 @@ impl<B: Backend> Pool<B> {
     /// by another shard. `None` if there is none, or none that can be waited for now.
     fn serve_kept(&self, attempt: &mut Attempt) -> Result<Option<Served<B>>, Refusal<B::Error>> {
         let Attempt { request, route, .. } = *attempt;
-        let Some(frames) = u32::try_from(attempt.bytes / FRAME).ok().filter(|&it| self.front.takes(route.home, it))
-        else {
+        let Some(frames) = u32::try_from(attempt.bytes / FRAME).ok().filter(|_| self.front.is_open(route.home)) else {
             return Ok(None);
         };
+        if !self.front.takes(route.home, frames) {
+            return Ok(self.serve_free(attempt, frames));
+        }
         let mut answer = self.front.pop(route.home, frames, request.bytes);
         if answer.is_err_and(|miss| miss == Miss::NoCredit) {
             let mut state = self.lock();
@@ -223,14 +225,8 @@ impl<B: Backend> Pool<B> {
             Ok(popped) => popped,
             Err(Miss::NoCredit) => return Ok(None),
             Err(Miss::NoFit) => {
-                if self.front.may_be_free(route.home, frames) {
-                    let mut state = self.lock();
-                    if let Some(taken) = state.take_below_peaks(route.home, frames, request.bytes) {
-                        return Ok(Some(match state.hand_out(taken) {
-                            Step::Done(taken) => Served::Block(self.award(&mut state, &taken, attempt, true, 0)),
-                            step => Served::NotYet(step),
-                        }));
-                    }
+                if let Some(served) = self.serve_free(attempt, frames) {
+                    return Ok(Some(served));
                 }
                 match self.front.steal(route.home, frames, request.bytes) {
                     Some(popped) => popped,
@@ -255,6 +251,21 @@ impl<B: Backend> Pool<B> {
         self.registry.enter(start, record);
         let block = record.block(self.address(start));
         Ok(Some(Served::Block(Allocation { block, reused: true, on_peers: 0, on_host: 0 })))
+    }
+
+    /// Serves the request with the best fit among the free runs, and leaves what shards keep there: a large block takes no memory from
+    /// threads at work on small ones, as long as there is a fit without.
+    fn serve_free(&self, attempt: &Attempt, frames: u32) -> Option<Served<B>> {
+        let Attempt { request, route, .. } = *attempt;
+        if !self.front.may_be_free(route.home, frames) {
+            return None;
+        }
+        let mut state = self.lock();
+        let taken = state.take_below_peaks(route.home, frames, request.bytes)?;
+        Some(match state.hand_out(taken) {
+            Step::Done(taken) => Served::Block(self.award(&mut state, &taken, attempt, true, 0)),
+            step => Served::NotYet(step),
+        })
     }
 
     /// Makes `taken` a block. The sums may only rise above their peaks while nothing is kept; see [`crate::front`].

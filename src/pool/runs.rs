@@ -11,6 +11,7 @@
 //! ([`Runs::settle`]).
 
 use crate::clock::Clock;
+use crate::ordered::Ordered;
 use crate::place::PlaceId;
 use crate::place_map::PlaceMap;
 use crate::starts::Starts;
@@ -91,7 +92,7 @@ pub(crate) struct Runs {
     tags: Vec<u32>,
     starts: Starts,
     /// For each place, `frames << 32 | start`: the first entry at or above a size is the best fit, lowest address first.
-    free: Vec<BTreeSet<u64>>,
+    free: Vec<Ordered>,
     /// For each place, how many free runs there are of each [`bucket`].
     counts: Vec<[u32; 64]>,
     sizes: Arc<Sizes>,
@@ -134,7 +135,7 @@ impl Runs {
             vacant: Vec::new(),
             tags: Vec::new(),
             starts: Starts::default(),
-            free: vec![BTreeSet::new(); count],
+            free: vec![Ordered::default(); count],
             counts: vec![[0; 64]; count],
             sizes: Arc::new(Sizes((0..count).map(|_| AtomicU64::new(0)).collect())),
             seams: BTreeSet::new(),
@@ -157,8 +158,11 @@ impl Runs {
 
     /// The run that `frame` lies in.
     pub fn around(&self, frame: u32) -> Option<&Run> {
-        let run = self.starting_at(self.starts.at_or_below(frame)?)?;
-        (frame < run.end()).then_some(run)
+        // Mostly it is asked by its start.
+        self.starting_at(frame).or_else(|| {
+            let run = self.starting_at(self.starts.at_or_below(frame)?)?;
+            (frame < run.end()).then_some(run)
+        })
     }
 
     /// All runs, in no order.
@@ -180,7 +184,7 @@ impl Runs {
     }
 
     fn free_from(&self, place: PlaceId, frames: u32) -> impl Iterator<Item = &Run> {
-        self.free[place.index()].range(key(frames, 0)..).filter_map(|&entry| self.starting_at(entry as u32))
+        self.free[place.index()].from(key(frames, 0)).filter_map(|entry| self.starting_at(entry as u32))
     }
 
     /// The rows of two or more adjacent free runs, each in address order.
@@ -381,7 +385,7 @@ impl Runs {
 
     fn unlink(&mut self, run: &Run) {
         let Some((place, freed)) = self.filed(run) else { return };
-        self.free[place.index()].remove(&key(run.frames, run.start));
+        self.free[place.index()].remove(key(run.frames, run.start));
         if freed.is_own(place) {
             self.count(place, run.frames, |count| count - 1);
         } else {

@@ -51,10 +51,12 @@ pub fn stays_the_drivers(address: u64) -> bool {
 pub fn known(address: u64) -> Known {
     match open::opened().filter(|opened| opened.contains(address)) {
         Some(opened) => opened.pool.block_at(address).map_or(Known::Freed, Known::Pooled),
-        None if pinned::is_pooled(address) => pinned::block_at(address).map_or(Known::Freed, Known::Pinned),
-        None => match ipc::imported_at(address) {
-            Some(block) => Known::Pooled(block),
-            None => managed::block_at(address).map_or(Known::Foreign, Known::Managed),
+        None => match pinned::find(address) {
+            Some(block) => block.map_or(Known::Freed, Known::Pinned),
+            None => match ipc::imported_at(address) {
+                Some(block) => Known::Pooled(block),
+                None => managed::block_at(address).map_or(Known::Foreign, Known::Managed),
+            },
         },
     }
 }

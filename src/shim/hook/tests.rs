@@ -5,6 +5,7 @@ use super::trampoline as hooked;
 use crate::gate::tests::{ends_in, memory, ok, start};
 use crate::guard;
 use crate::serve::memory::pieces;
+use crate::tiers::launch::plant;
 use crate::watch::module;
 use cudarc::driver::sys::CUfunction;
 use gpupool_cuda::CuResult;
@@ -190,6 +191,61 @@ fn a_panic_beside_what_moves_memory_reaches_no_launch_no_wait_and_no_copy() {
         });
         assert!(launches > 0 && waits > 0 && copies > 0, "{launches} launches, {waits} waits, {copies} copies");
         blocks.into_iter().for_each(|block| assert_eq!(read(block), 63));
+    });
+}
+
+/// The first launch or copy that `planted` makes panics where it is told of, with two blocks of the pool.
+fn moves_end_and_nothing_else(name: &str, planted: impl Fn(CUfunction, [u64; 2])) {
+    // As if memory of the pool lay elsewhere from the beginning.
+    alone_with(&[("GPUPOOL_MOVE", "stress")], name, || {
+        let said = Arc::new(AtomicU32::new(0));
+        let count = said.clone();
+        let write = move |target: &str| {
+            count.fetch_add(u32::from(target == "gpupool::once"), Ordering::Relaxed);
+        };
+        logging_by(write, || {
+            start();
+            let (function, mut blocks) = (function(), [0; 2]);
+            blocks.iter_mut().for_each(|block| ok!(cuMemAlloc_v2(block, 2 << 20)));
+            let [from, to] = blocks;
+            let round = |value| {
+                fill(function, from, value);
+                ok!(cuMemcpyDtoDAsync_v2(to, from, 1 << 20, null_mut()));
+                assert!(guard::is_outside());
+                assert_eq!(read(to), value);
+            };
+            (0..8).for_each(round);
+            let (told, said_before) = (plant::TOLD.load(Ordering::Relaxed), said.load(Ordering::Relaxed));
+            assert!(told >= 16, "{told} launches and copies were told of");
+            plant::IS_ON.store(true, Ordering::Relaxed);
+            planted(function, blocks);
+            (8..40).for_each(round);
+            assert_eq!(plant::TOLD.load(Ordering::Relaxed), told + 1, "nobody is told any more");
+            assert_eq!(said.load(Ordering::Relaxed), said_before + 1, "it is said once");
+            let after = memory();
+            assert!(crate::backing::open::opened().is_some_and(|opened| opened.contains(after)), "the pool goes on");
+            [from, to, after].into_iter().for_each(|block| ok!(cuMemFree_v2(block)));
+        });
+    });
+}
+
+#[test]
+fn a_panic_where_a_launch_is_told_of_ends_all_moves_and_nothing_else() {
+    let name = "a_panic_where_a_launch_is_told_of_ends_all_moves_and_nothing_else";
+    moves_end_and_nothing_else(name, |function, [block, _]| {
+        fill(function, block, 8);
+        assert!(guard::is_outside());
+        assert_eq!(read(block), 8, "the kernel ran");
+    });
+}
+
+#[test]
+fn a_panic_where_a_copy_is_told_of_ends_all_moves_and_nothing_else() {
+    let name = "a_panic_where_a_copy_is_told_of_ends_all_moves_and_nothing_else";
+    moves_end_and_nothing_else(name, |_, [from, to]| {
+        ok!(cuMemcpyDtoDAsync_v2(to, from, 1 << 20, null_mut()));
+        assert!(guard::is_outside());
+        assert_eq!(read(to), 7, "the copy was made");
     });
 }
 

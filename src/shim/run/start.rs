@@ -117,6 +117,8 @@ fn start_inside() -> bool {
 /// program's panic hook is not touched.
 fn install_panic_report() {
     std::panic::set_hook(Box::new(|info| {
+        // Also beside a call that is not guarded otherwise: to write a line may be where a thread is cancelled.
+        let (_errno, _inside) = (Errno::keep(), guard::enter_sheltered());
         let place = info.location().map_or_else(|| "unknown".to_owned(), ToString::to_string);
         log::emit(|| (Panic { place: Some(place), api: None }, format!("internal error: {info}")));
     }));

@@ -3,7 +3,7 @@
 //! Nothing moves before one of them, since to move what is read once takes longer than to read it. It counts, so that what many of
 //! them use comes near where the program waits ([`super::idle`]).
 
-use super::{current_home, launch};
+use super::{beside, current_home, launch};
 use crate::process;
 use crate::watch::capture;
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUDA_MEMCPY3D};
@@ -18,10 +18,11 @@ const LEAST: usize = 64 << 10;
 /// A call has read or written so many bytes from these addresses on.
 #[cold]
 pub fn told<const N: usize>(api: Api, used: &[(u64, usize); N]) {
-    let Some(home) = current_home() else { return };
-    if capture::under_way() {
-        return;
-    }
+    beside(api, || tell(api, used));
+}
+
+fn tell<const N: usize>(api: Api, used: &[(u64, usize); N]) -> Option<()> {
+    let home = current_home().filter(|_| !capture::under_way())?;
     let mut ranges = [Range::of(0, 0); N];
     let mut count = 0;
     for &(address, bytes) in used.iter().filter(|(address, bytes)| *bytes >= LEAST && home.opened.contains(*address)) {
@@ -30,11 +31,14 @@ pub fn told<const N: usize>(api: Api, used: &[(u64, usize); N]) {
             count += 1;
         }
     }
-    let Some(ranges) = ranges.get(..count).filter(|ranges| !ranges.is_empty()) else { return };
+    let ranges = ranges.get(..count).filter(|ranges| !ranges.is_empty())?;
     let copy = home.tiers.lock().copied(ranges, home);
+    #[cfg(test)]
+    launch::plant::panic();
     if copy.tell_time {
         process::contained(api, || launch::tell_time(home));
     }
+    None
 }
 
 /// Bytes from the first to the last of so many rows.

@@ -6,7 +6,7 @@
 //! graph can be launched: an update may be refused where it lies on another device than before (documented). A graph with nodes
 //! of other kinds, or of which a node was set anew, ends all moves instead ([`capture::graph_made`]).
 
-use super::{HOMES, copies};
+use super::{GPUS, copies, home};
 use crate::backing::open;
 use crate::process;
 use crate::watch::arguments::{self, Arguments};
@@ -14,7 +14,6 @@ use crate::watch::capture;
 use gpupool_config::Move;
 use gpupool_cuda::{Driver, Graph, GraphExec, Part};
 use gpupool_tiers::Range;
-use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -70,7 +69,7 @@ pub fn put(exec: GraphExec, used: Used) {
 
 /// What must stay has changed there.
 fn tell(used: &Used) {
-    for home in HOMES.iter().filter_map(OnceBox::get) {
+    for home in (0..GPUS as u32).filter_map(home) {
         let mut tiers = home.tiers.lock();
         used.fixed.iter().for_each(|range| tiers.placed(*range));
     }

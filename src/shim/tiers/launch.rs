@@ -2,7 +2,7 @@
 //!
 //! Not seen: pointers that a kernel finds in memory. Launches during a capture are left out, since nothing runs then.
 
-use super::{Home, current_home, graphs, now, stress, swap, timing};
+use super::{Home, beside, current_home, graphs, now, stress, swap, timing};
 use crate::process;
 use crate::watch::arguments::{self, Arguments};
 use crate::watch::capture;
@@ -90,6 +90,14 @@ impl Words {
 /// # Safety
 /// The arguments are those that the program passes to the driver with this function.
 pub unsafe fn before(api: Api, about: About, arguments: Arguments) -> Option<timing::Running> {
+    // SAFETY: as for this function.
+    beside(api, || unsafe { look(api, about, arguments) })
+}
+
+/// # Safety
+/// As for [`before`].
+#[inline]
+unsafe fn look(api: Api, about: About, arguments: Arguments) -> Option<timing::Running> {
     let home = current_home()?;
     let function = about.function?;
     let layout = arguments::known(function).or_else(|| learn(api, home, function))?;
@@ -116,12 +124,14 @@ const GRAPH: u64 = u64::MAX - 1;
 
 /// Before the launch of a graph: one of all that its kernels are given.
 pub fn before_graph(api: Api, exec: GraphExec, stream: Stream) -> Option<timing::Running> {
-    let home = current_home()?;
-    let words = graphs::words(exec)?;
-    if capture::under_way() {
-        return None;
-    }
-    told(api, home, About { function: None, stream, is_plain: true, grid: [0; 3] }, (GRAPH, 0), &words)
+    beside(api, || {
+        let home = current_home()?;
+        let words = graphs::words(exec)?;
+        if capture::under_way() {
+            return None;
+        }
+        told(api, home, About { function: None, stream, is_plain: true, grid: [0; 3] }, (GRAPH, 0), &words)
+    })
 }
 
 #[inline]
@@ -133,6 +143,8 @@ fn told(
     words: &[u64],
 ) -> Option<timing::Running> {
     let launch = home.tiers.lock().launched(function, shape, words, home);
+    #[cfg(test)]
+    plant::panic();
     let asks = launch.ask || launch.time_it || launch.tell_time || stress::is_on();
     let asks = asks || (about.is_plain && home.progress.is_due(launch.id));
     if asks { act(api, home, about, launch, words) } else { None }
@@ -202,6 +214,21 @@ pub(super) fn cycle_ended(home: &Home) {
 #[cold]
 pub fn after(api: Api, running: timing::Running) {
     process::contained(api, || timing::end(running));
+}
+
+#[cfg(test)]
+pub mod plant {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    /// Whoever tells of a launch or copy panics.
+    pub static IS_ON: AtomicBool = AtomicBool::new(false);
+    /// Launches and copies that were told of.
+    pub static TOLD: AtomicU32 = AtomicU32::new(0);
+
+    pub fn panic() {
+        TOLD.fetch_add(1, Ordering::Relaxed);
+        assert!(!IS_ON.load(Ordering::Relaxed), "planted where launches and copies are told of");
+    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,9 @@
 //! What far memory costs is watched whether it may move or not ([`far`]). Nothing of it happens before the first block of a GPU lies
 //! elsewhere.
 //!
+//! **A panic beside a launch or a copy,** which have no boundary of their own, reaches neither: nothing moves any more ([`beside`]), which
+//! is told once. The pool goes on, since nothing of it was being changed.
+//!
 //! **Which thread moves.** The one that is about to launch what would be slow, and the one whose own wait for the GPU has just
 //! returned. Both have the context current that the memory is used in, and both would wait anyway. A thread of ours would have to
 //! stop the program at moments that it knows nothing of, and be waited for when contexts end and the process exits.
@@ -35,10 +38,12 @@ use crate::watch::context;
 use crate::{live, process};
 use gpupool_config::{Mode, Move};
 use gpupool_cuda::{self as cuda, Device, Driver, Physical};
+use gpupool_interpose::Api;
 use gpupool_pool::{Allocation, Block, Piece, Place};
 use gpupool_tiers::{FarLink, Links, Range, Settings, Tiers, Where, Whereabouts};
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// GPUs beyond these keep their memory where it is.
@@ -82,9 +87,31 @@ pub fn start() {
     }
 }
 
-/// The GPU's tiers, if its memory lies elsewhere in part.
+/// What is known of memory may be half changed: nobody is told of anything or asks.
+static IS_BROKEN: AtomicBool = AtomicBool::new(false);
+
+/// The GPU's tiers, if its memory lies elsewhere in part and may move.
 fn home(gpu: u32) -> Option<&'static Home> {
-    HOMES.get(gpu as usize)?.get()
+    HOMES.get(gpu as usize)?.get().filter(|_| !IS_BROKEN.load(Ordering::Relaxed))
+}
+
+/// Has a panic of `act` end all moves and nothing else, for what is done in every launch and copy. Unlike [`process::contained`] it costs
+/// nothing where there is none, so what may lock for long, log or ask the driver is not done here.
+#[inline]
+fn beside<T>(api: Api, act: impl FnOnce() -> Option<T>) -> Option<T> {
+    // AssertUnwindSafe: what may be half changed is not looked at again.
+    catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|_| broke(api))
+}
+
+/// The panic hook has said where.
+#[cold]
+fn broke<T>(api: Api) -> Option<T> {
+    let is_first = !IS_BROKEN.swap(true, Ordering::Relaxed);
+    arguments::end(Reader::Tiers);
+    if is_first {
+        process::contained(api, || obstacles::is_broken(api));
+    }
+    None
 }
 
 /// At the end of the process: what far memory cost, and what kept it from moving.
@@ -131,6 +158,7 @@ fn made(allocation: &Allocation) {
     let Allocation { block, on_peers, on_host, .. } = allocation;
     match home(block.home) {
         Some(home) => home.tiers.lock().block_began(block.address, block.bytes),
+        None if IS_BROKEN.load(Ordering::Relaxed) => {}
         None if on_peers + on_host > 0 || process::settings().moving == Move::Stress => begin(block.home),
         None => {}
     }

@@ -1,11 +1,14 @@
 //! What keeps memory from moving, as it was met last, and the findings about that: moves that did not pay (GP020), GPUs that did not come
 //! to rest (GP021).
 
-use super::home;
+use super::{home, totals};
 use crate::gate::{Disturbed, Reason};
+use crate::log;
 use crate::watch::{finding, site};
 use gpupool_cuda::Device;
 use gpupool_events::{Finding, Site};
+use gpupool_interpose::Api;
+use gpupool_metrics::Counter;
 use gpupool_tiers::Why;
 use parking_lot::Mutex;
 
@@ -37,6 +40,19 @@ pub(super) fn is_off(gpu: u32, reason: &Reason) -> bool {
     }
     MET.lock().off = Some(text);
     is_finding
+}
+
+/// What is known of memory may be half changed, since something panicked beside this call.
+pub(super) fn is_broken(api: Api) {
+    totals::add(Counter::StopsOff, 1);
+    MET.lock().off = Some("of an internal error".to_owned());
+    let name = api.name();
+    log::warn_once(
+        "books",
+        format_args!(
+            "internal error beside {name}: memory stays where it is from now on; please report it (said once)"
+        ),
+    );
 }
 
 /// Whether work may be, or was, submitted past the hooks.

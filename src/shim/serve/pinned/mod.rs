@@ -206,10 +206,10 @@ pub fn is_pooled(address: u64) -> bool {
     opened().is_some_and(|pool| pool.contains(address))
 }
 
-/// The live block that an address lies in; what is behind its last byte is not.
-pub fn block_at(address: u64) -> Option<Block> {
-    let block = opened()?.block_at(address)?;
-    (address < block.address + block.bytes).then_some(block)
+/// The live block that an address lies in, what is behind its last byte left out; `Some(None)` in what no live block has of a segment.
+pub fn find(address: u64) -> Option<Option<Block>> {
+    let found = opened()?.find(address)?;
+    Some(found.filter(|block| address < block.address + block.bytes))
 }
 
 /// Forgets the pinned memory of contexts that are gone, which the driver has freed with them.

@@ -42,6 +42,11 @@ pub fn begin(reader: Reader) {
     READERS.fetch_or(reader as u8, Ordering::Release);
 }
 
+/// This one does not read them any more.
+pub fn end(reader: Reader) {
+    READERS.fetch_and(!(reader as u8), Ordering::Release);
+}
+
 /// How often functions were forgotten.
 static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 
