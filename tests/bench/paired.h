@@ -31,7 +31,7 @@ __attribute__((unused)) static void *bare(const char *name) {
     return real(driver_handle, name);
 }
 
-static double seconds(void) {
+__attribute__((unused)) static double seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
