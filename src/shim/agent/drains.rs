@@ -9,7 +9,7 @@ use crate::suspend::vacate::{self, Vacated, Which};
 use gpupool_metrics::drains::Uuid;
 use gpupool_pool::Place;
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// How long a process tries by itself.
@@ -20,12 +20,23 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// GPUs that were seen to be drained, or to be so no more, and for which nothing was done yet.
 static SEEN: Mutex<BTreeMap<u32, bool>> = Mutex::new(BTreeMap::new());
 
+/// GPUs that were left because rows of theirs are to be replaced.
+static LEFT: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+
 /// Looks at the files.
 fn see() {
     let (drained, open) = terms::look_for_drains(page_path());
     let mut seen = SEEN.lock();
     seen.extend(drained.into_iter().map(|gpu| (gpu, true)));
     seen.extend(open.into_iter().map(|gpu| (gpu, false)));
+    drop(seen);
+    // By itself, each once.
+    let mut left = LEFT.lock();
+    for gpu in terms::to_be_left() {
+        if left.insert(gpu) {
+            SEEN.lock().insert(gpu, true);
+        }
+    }
 }
 
 /// Does what the files say anew; how long nothing need be done.

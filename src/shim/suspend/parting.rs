@@ -216,6 +216,19 @@ pub fn leave(
         let mut keeps = kept.into_iter();
         near.retain(|_| keeps.next().unwrap_or(true));
         own.retain(|_| keeps.next().unwrap_or(true));
+        // Of blocks that stand on several chunks no more of these than it takes.
+        let mut left = most.saturating_sub(own.iter().map(|own| own.bytes).sum());
+        near.sort_by_key(|(block, _)| (block.home == gpu, block.address));
+        for (_, pieces) in &mut near {
+            pieces.retain(|piece| {
+                let goes = !leaves.place(piece.place) || left > 0;
+                if leaves.place(piece.place) {
+                    left = left.saturating_sub(piece.bytes);
+                }
+                goes
+            });
+        }
+        near.sort_by_key(|(block, _)| block.address);
     }
     let total =
         near.iter().map(|(_, pieces)| on_gpus(pieces)).sum::<u64>() + own.iter().map(|own| own.bytes).sum::<u64>();
