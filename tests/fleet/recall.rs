@@ -1,6 +1,6 @@
 //! Memory that goes from one process to another by priority, from borrowers to those who work on a GPU, and to programs that do not run under gpupool.
 
-use super::{MIB, Machine, at, goes_on, held, page};
+use super::{MIB, Machine, at, goes_on, page};
 use gpupool_events::{Event, Reader};
 use gpupool_metrics::Snapshot;
 use gpupool_metrics::folder::{Folder, Roots};
@@ -31,7 +31,9 @@ impl Machine {
     fn holder(&self, run: Run, mib: u64) -> Running {
         let mut program = self.start(run);
         // Each block on a chunk of its own.
-        (0..mib / 20).for_each(|_| drop(takes(&mut program, 20)));
+        for _ in 0..mib / 20 {
+            takes(&mut program, 20);
+        }
         if !mib.is_multiple_of(20) {
             takes(&mut program, mib % 20);
         }
@@ -51,6 +53,12 @@ impl Machine {
         let files = std::fs::read_dir(self.folder.path().join("gpupool")).unwrap();
         files.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
     }
+}
+
+/// What a program has on a GPU; nothing where its page does not say yet.
+fn held(page: &Snapshot, gpu: u32) -> u64 {
+    let places = page.levels.places.rows.iter();
+    places.filter(|place| place.is_gpu() && place.number == gpu).map(|place| place.held + place.own).sum()
 }
 
 /// What a program has of its own making on a GPU.
@@ -417,7 +425,8 @@ fn happens(machine: &Machine, events: &std::path::Path, line: &str, program: &Ru
         let mut file = std::fs::OpenOptions::new().append(true).create(true).open(events).unwrap();
         file.write_all(format!("{line}\n").as_bytes()).unwrap();
         std::thread::sleep(Duration::from_millis(200));
-        page(machine.folder.path(), program.pid()).filter(|page| at(page, 1).drained)
+        page(machine.folder.path(), program.pid())
+            .filter(|page| !page.levels.places.rows.is_empty() && at(page, 1).drained)
     })
 }
 

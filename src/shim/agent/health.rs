@@ -3,6 +3,7 @@
 //! broken page loses its context, and that would be the program's.
 
 use crate::backing::{open, terms};
+use crate::bell;
 use crate::nvml;
 use crate::process;
 use crate::serve::memory::{self, idle};
@@ -50,15 +51,16 @@ impl Health {
             Some(xids) => xids,
             None => self.xids.insert(nvml.watch_xids(&gpus)?),
         };
+        let mut is_news = false;
         while let Some((gpu, xid)) = nvml::next_xid(xids) {
-            if GRAVE.contains(&xid) {
-                terms::note_ill(&gpu, terms::Ill::Grave(xid));
-            }
+            is_news |= GRAVE.contains(&xid) && terms::note_ill(&gpu, terms::Ill::Grave(xid));
         }
         for gpu in &gpus {
-            if nvml.remapped_rows(gpu).is_some_and(|rows| rows.is_pending) {
-                terms::note_ill(gpu, terms::Ill::Rows);
-            }
+            let is_pending = nvml.remapped_rows(gpu).is_some_and(|rows| rows.is_pending);
+            is_news |= is_pending && terms::note_ill(gpu, terms::Ill::Rows);
+        }
+        if is_news {
+            bell::changed();
         }
         Some(PERIOD)
     }

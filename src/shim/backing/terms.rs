@@ -64,15 +64,15 @@ static ILL: Mutex<BTreeMap<Uuid, Ill>> = Mutex::new(BTreeMap::new());
 /// Whether a GPU is left alone.
 static ARE_ANY_GRAVE: AtomicBool = AtomicBool::new(false);
 
-/// Something is wrong with a GPU: nothing new goes there. The graver word counts.
-pub fn note_ill(gpu: &Uuid, ill: Ill) {
+/// Something is wrong with a GPU: nothing new goes there. The graver word counts. Whether that is news.
+pub fn note_ill(gpu: &Uuid, ill: Ill) -> bool {
     let mut all = ILL.lock();
     if all.get(gpu).is_some_and(|known| *known >= ill) {
-        return;
+        return false;
     }
     all.insert(*gpu, ill);
     drop(all);
-    let Some(plan) = open::plan_made() else { return };
+    let Some(plan) = open::plan_made() else { return true };
     let what = match ill {
         Ill::Rows => "has rows of memory to be replaced at its next reset, so it is drained".to_owned(),
         Ill::Grave(xid) => {
@@ -85,6 +85,7 @@ pub fn note_ill(gpu: &Uuid, ill: Ill) {
     tracing::warn!(target: "gpupool::memory", about = "ill", "GPU-{} {what}", gpupool_machine::dashed(gpu));
     close_drained(plan);
     tell_pool();
+    true
 }
 
 /// The GPUs that are drained because rows of theirs are to be replaced.

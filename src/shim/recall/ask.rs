@@ -12,7 +12,6 @@ use gpupool_interpose::cancel;
 use gpupool_machine::Uuid;
 use gpupool_metrics::folder::Folder;
 use gpupool_metrics::{ring, stat};
-use gpupool_pool::Place;
 use gpupool_wire::Socket;
 use gpupool_wire::control::{GUARANTEED, ROOM, Reply, Request};
 use gpupool_wire::socket::wait;
@@ -60,7 +59,7 @@ fn try_to_ask(home: u32, bytes: u64) -> Option<u64> {
     let plan = open::plan_made()?;
     let gpu = plan.topology.gpus.get(home as usize)?.uuid;
     let _one = ASKING.try_lock_until(until)?;
-    let taken = plan.accounts.taken(Place::Gpu(home));
+    let taken = super::give::on_gpu(home);
     let is_guaranteed = taken.saturating_add(bytes) <= live::guarantee_of(home);
     let priority = if is_guaranteed { GUARANTEED } else { live::priority() };
     let mut others: Vec<(Neighbour, u64)> = neighbours::on(&folder, &gpu)

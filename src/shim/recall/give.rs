@@ -1,6 +1,7 @@
 //! Giving way: what of this process is on a GPU goes elsewhere because somebody else needs the room, and comes back later.
 
 use crate::backing::{open, terms};
+use crate::serve::{handles, memory};
 use crate::suspend::vacate::{self, Vacated, Which};
 use crate::watch::context;
 use crate::{live, log, nvml};
@@ -8,7 +9,7 @@ use gpupool_config::format_size;
 use gpupool_cuda::Device;
 use gpupool_events::RecallGive;
 use gpupool_machine::Uuid;
-use gpupool_pool::Place;
+use gpupool_pool::{Claim, Place};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -62,9 +63,8 @@ pub(super) struct Gives {
 /// Gives this; [`Vacated::moved`] is what is free now.
 pub(super) fn give(gpu: u32, gives: Gives, deadline: Instant, is_wanted: &dyn Fn() -> bool) -> Vacated {
     let begun = Instant::now();
-    let Some(plan) = open::plan_made() else { return Vacated::default() };
     let Gives { bytes, lent, floor, pid } = gives;
-    let taken = || plan.accounts.taken(Place::Gpu(gpu));
+    let taken = || on_gpu(gpu);
     let before = taken();
     let most = bytes.min(before.saturating_sub(floor));
     if most == 0 {
@@ -99,6 +99,13 @@ pub(super) fn give(gpu: u32, gives: Gives, deadline: Instant, is_wanted: &dyn Fn
         });
     }
     done
+}
+
+/// Bytes of this process on a GPU: what is charged there, and what the program made itself within no limit, which is not.
+pub(super) fn on_gpu(gpu: u32) -> u64 {
+    let place = Place::Gpu(gpu);
+    let (taken, charged) = memory::accounts().map_or((0, 0), |all| (all.taken(place), all.of(Claim::Handles, place)));
+    taken + handles::by_hand::bytes_at(place).saturating_sub(charged)
 }
 
 fn guard(gpu: u32) -> Duration {

@@ -9,12 +9,11 @@ use super::neighbours;
 use crate::backing::{open, topology::Gpu};
 use crate::nvml;
 use crate::process;
-use crate::serve::memory::{self, idle};
+use crate::serve::memory::idle;
 use crate::watch::context;
 use gpupool_config::Mode;
 use gpupool_cuda::Device;
 use gpupool_metrics::folder::Folder;
-use gpupool_pool::Place;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -55,7 +54,7 @@ impl Strangers {
         let gpus: Vec<&'static Gpu> =
             open::plan_made()?.topology.gpus.iter().filter(|gpu| borrows(gpu.ordinal)).collect();
         self.borrowed.retain(|ordinal, _| gpus.iter().any(|gpu| gpu.ordinal == *ordinal));
-        if gpus.is_empty() {
+        if gpus.is_empty() || nvml::get().is_none() {
             return None;
         }
         self.looked = Some(Instant::now());
@@ -94,8 +93,7 @@ impl Strangers {
 
 /// Whether this process has memory on a GPU that it does not work on.
 fn borrows(gpu: u32) -> bool {
-    let taken = memory::accounts().map_or(0, |accounts| accounts.taken(Place::Gpu(gpu)));
-    taken > 0 && !context::is_on(Device::of(gpu))
+    give::on_gpu(gpu) > 0 && !context::is_on(Device::of(gpu))
 }
 
 fn leave(gpu: u32, bytes: u64, pid: Option<u32>) {
