@@ -506,7 +506,10 @@ mod tests {
             texts in proptest::collection::vec("[^\u{1f}]{0,20}", 0..9),
         ) {
             let [patience, moved, stayed] = numbers;
-            let drains = [Request::Drain { gpu, patience }, Request::Undrain { gpu, patience }];
+            let give_way = Request::GiveWay { gpu, bytes: moved, priority: keep % (GUARANTEED + 1), patience };
+            let beyond = Request::GiveWay { gpu, bytes: moved, priority: GUARANTEED + 1 + keep % 1000, patience };
+            prop_assert_eq!(Request::decode(&beyond.encode()), Err(Unread::Nonsense));
+            let drains = [Request::Drain { gpu, patience }, Request::Undrain { gpu, patience }, give_way];
             let checkpoint = Request::Checkpoint { folder: path.clone().into(), keep, patience };
             let target = WORDS.get(target).cloned().unwrap_or(Target::Folder(path.into()));
             let suspend =

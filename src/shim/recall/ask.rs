@@ -12,9 +12,9 @@ use gpupool_interpose::cancel;
 use gpupool_machine::Uuid;
 use gpupool_metrics::folder::Folder;
 use gpupool_metrics::{ring, stat};
-use gpupool_wire::Socket;
 use gpupool_wire::control::{GUARANTEED, ROOM, Reply, Request};
 use gpupool_wire::socket::wait;
+use gpupool_wire::{Keep, Socket};
 use parking_lot::Mutex;
 use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -130,12 +130,39 @@ struct Asks<'a> {
     until: Instant,
 }
 
+/// The page of who is asked, locked: whoever has the lock has the turn, a command or another process.
+struct Turn(Own);
+
+impl Turn {
+    /// `None`: somebody else has it.
+    fn take(page: OwnedFd) -> Option<Self> {
+        let page = Own::keep(page).ok()?;
+        // SAFETY: the descriptor is open.
+        let is_taken = unsafe { libc::flock(page.as_fd().as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
+        is_taken.then_some(Self(page))
+    }
+
+    fn ring(&self) -> bool {
+        self.0.is_there() && ring(self.0.as_fd()).is_ok()
+    }
+}
+
+impl Drop for Turn {
+    /// The child of a fork may have the descriptor as well, and would keep the lock.
+    fn drop(&mut self) {
+        if self.0.is_there() {
+            // SAFETY: the descriptor is open, and still the one of the page.
+            unsafe { libc::flock(self.0.as_fd().as_raw_fd(), libc::LOCK_UN) };
+        }
+    }
+}
+
 /// How far one is.
 enum Asked<'a> {
     /// Somebody else asks it at this moment.
     Taken,
     /// It was rung for.
-    Called { listener: Socket<Own>, page: OwnedFd, _door: Door<'a> },
+    Called { listener: Socket<Own>, turn: Turn, _door: Door<'a> },
     /// It has heard what is wanted.
     Heard(Socket<Own>),
     /// It has answered; `None`: it will not.
@@ -191,8 +218,8 @@ impl Asks<'_> {
             Asked::Over(_) => {}
             Asked::Taken if rings => *asked = self.call(other),
             Asked::Taken => {}
-            Asked::Called { listener, page, .. } => {
-                if !listener.is_there() || rings && (ring(page.as_fd()).is_err() || is_out_of_reach(other)) {
+            Asked::Called { listener, turn, .. } => {
+                if !listener.is_there() || rings && (!turn.ring() || is_out_of_reach(other)) {
                     *asked = Asked::Over(None);
                 } else if let Ok(socket) = listener.accept() {
                     // Another one that looks whether somebody listens, or somebody who is not meant, is let go.
@@ -237,11 +264,7 @@ impl Asks<'_> {
             return Asked::Over(None);
         }
         let Ok(page) = self.folder.page_to_ring(OsStr::new(&other.page)) else { return Asked::Over(None) };
-        // Whoever has this lock has the turn, a command or another process.
-        // SAFETY: the descriptor is open.
-        if unsafe { libc::flock(page.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-            return Asked::Taken;
-        }
+        let Some(turn) = Turn::take(page) else { return Asked::Taken };
         let Some(name) = other.page.strip_suffix(".page").map(|stem| format!("{stem}.call")) else {
             return Asked::Over(None);
         };
@@ -257,7 +280,7 @@ impl Asks<'_> {
             answer => answer,
         };
         match listener {
-            Ok(listener) if ring(page.as_fd()).is_ok() => Asked::Called { listener, page, _door: door },
+            Ok(listener) if turn.ring() => Asked::Called { listener, turn, _door: door },
             _ => Asked::Over(None),
         }
     }

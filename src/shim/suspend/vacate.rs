@@ -18,7 +18,7 @@ use gpupool_cuda::Device;
 use gpupool_events::{GpuDrain, GpuUndrain};
 use gpupool_pool::{Claim, Place};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// For how long the program stands still at once, a batch aside.
@@ -145,6 +145,15 @@ pub fn come_back(
 ) -> Vacated {
     let begun = Instant::now();
     let mut away = AWAY.lock().remove(&gpu).unwrap_or_default();
+    // What was asked for meanwhile lies elsewhere as well.
+    if let (Some(driver), Some(opened)) = (process::driver(), open::opened()) {
+        let by_limit = opened.plan.limit(Place::Gpu(gpu)).saturating_sub(opened.plan.accounts.taken(Place::Gpu(gpu)));
+        let free = opened.plan.free_at(driver, Place::Gpu(gpu)).unwrap_or(0).min(by_limit);
+        let room = free.saturating_sub(away.iter().map(Parted::bytes).sum());
+        let known: BTreeSet<u64> = away.iter().map(Parted::address).collect();
+        let others = parting::displaced(opened, gpu, room).into_iter();
+        away.extend(others.filter(|parted| !known.contains(&parted.address())));
+    }
     let total: u64 = away.iter().map(Parted::bytes).sum();
     let (mut moved, mut stayed) = (0, 0);
     let mut why = "there is no room for it".to_owned();
@@ -271,7 +280,11 @@ fn leave(
         match which {
             _ if state.is_some() => {}
             Which::All => AWAY.lock().entry(gpu).or_default().extend(parted),
-            Which::Given { .. } => GIVEN.lock().entry(gpu).or_default().extend(parted),
+            Which::Given { .. } => {
+                let before = GIVEN.lock().remove(&gpu).unwrap_or_default();
+                let all = parting::living(opened, before.into_iter().chain(parted).collect());
+                GIVEN.lock().insert(gpu, all);
+            }
             Which::Lent | Which::Most(_) => {}
         }
         // What the memory stood on goes home, or the next part of it would have no room where it goes to.
