@@ -308,7 +308,7 @@ fn a_program_without_gpupool_gets_what_others_only_borrow() {
     let mut bare = machine.start(bare);
     let page = machine.until(&debtor, "an empty GPU 1", |page| held(page, 1) == 0);
     assert_eq!(page.levels.live_bytes, 240 * MIB);
-    takes(&mut bare, 280);
+    takes(&mut bare, 300);
     assert_eq!((bare.ask("check"), debtor.ask("check")), ("0".to_owned(), "0".to_owned()));
     // What it goes on to need elsewhere lies elsewhere.
     takes(&mut debtor, 40);

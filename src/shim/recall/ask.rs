@@ -56,7 +56,8 @@ fn try_to_ask(home: u32, bytes: u64) -> Option<u64> {
     let begun = Instant::now();
     let until = begun + process::settings().recall_wait?;
     let folder = Folder::around(super::page()?).ok()?;
-    let plan = open::plan_made()?;
+    // What the program makes itself is asked for before there is a pool.
+    let plan = open::plan(process::driver()?)?;
     let gpu = plan.topology.gpus.get(home as usize)?.uuid;
     let _one = ASKING.try_lock_until(until)?;
     let taken = super::give::on_gpu(home);
