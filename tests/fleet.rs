@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "tests panic")]
 
+#[path = "fleet/recall.rs"]
+mod recall;
+
 use gpupool_events::{Event, Reader};
 use gpupool_metrics::folder::{Folder, Roots};
 use gpupool_metrics::{Place, Snapshot, read};

@@ -102,6 +102,7 @@ fn the_wheel_has_these_files_and_a_second_one_the_same_bytes() {
         "VERSION.data/data/share/man/man1/gpupool-kernel.1",
         "VERSION.data/data/share/man/man1/gpupool-manual.1",
         "VERSION.data/data/share/man/man1/gpupool-plan.1",
+        "VERSION.data/data/share/man/man1/gpupool-priority.1",
         "VERSION.data/data/share/man/man1/gpupool-ps.1",
         "VERSION.data/data/share/man/man1/gpupool-report.1",
         "VERSION.data/data/share/man/man1/gpupool-resume.1",

@@ -34,6 +34,33 @@ pub struct Args {
     json: bool,
 }
 
+/// Say how much a running program matters beside others: 0 to 100
+#[derive(clap::Args)]
+#[command(
+    after_help = "Memory of a program gives way to programs of a higher priority that need it; without a word from anybody it is 50. The same as
+gpupool set PID priority=N.
+
+Example: gpupool priority 4711 80"
+)]
+pub struct PriorityArgs {
+    /// Its number, as gpupool ps lists it
+    pid: u32,
+    /// How much it matters
+    #[arg(value_name = "N")]
+    priority: String,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// The same as [`run`] with that setting.
+///
+/// # Errors
+/// As there.
+pub fn run_priority(args: PriorityArgs) -> Result<ExitCode, Failure> {
+    run(&Args { pid: args.pid, settings: vec![format!("priority={}", args.priority)], json: args.json })
+}
+
 #[derive(Serialize)]
 struct Told<'a> {
     pid: u32,

@@ -55,7 +55,8 @@ const LAUNCHERS: &[Launcher] = &[
     },
     Launcher {
         rank: "SLURM_LOCALID",
-        counts: &["SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"],
+        // The step's, as srun sets it, before the job's.
+        counts: &["SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"],
         spread: None,
         job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
     },

@@ -48,6 +48,10 @@ pub struct Settings {
     pub move_share: u32,
     /// `GPUPOOL_PRIORITY`, 0 to 100.
     pub priority: u32,
+    /// `GPUPOOL_GUARANTEE`.
+    pub guarantee: Limits,
+    /// `GPUPOOL_RECALL_WAIT`; `None`: nobody is asked.
+    pub recall_wait: Option<Duration>,
     /// `GPUPOOL_FAR_LIMIT`.
     pub far_limit: Option<FarLimit>,
     /// `GPUPOOL_PINNED`.
@@ -123,6 +127,8 @@ impl Default for Settings {
             moving: Move::default(),
             move_share: 50,
             priority: 50,
+            guarantee: Limits::Unset,
+            recall_wait: Some(Duration::from_secs(2)),
             far_limit: None,
             pinned: Pinned::default(),
             pinned_limit: None,
@@ -245,20 +251,19 @@ impl Settings {
             let reason = format!("no GPU here has more than {}; write less than that", format_size(*most));
             problem("GPUPOOL_RESERVE", format_size(reserve).replace(' ', ""), reason);
         }
-        let limits: Vec<(u32, u64)> = match &self.limit {
+        for (name, limits) in [("GPUPOOL_LIMIT", &self.limit), ("GPUPOOL_GUARANTEE", &self.guarantee)] {
             // One size for every GPU is "at most", so a smaller GPU among larger ones is no mistake.
-            Limits::Unset | Limits::Every(_) => Vec::new(),
-            Limits::PerGpu(limits) => limits.iter().map(|(gpu, bytes)| (*gpu, *bytes)).collect(),
-        };
-        for (gpu, bytes) in limits {
-            let value = format!("{gpu}:{}", format_size(bytes).replace(' ', ""));
-            match totals.get(gpu as usize) {
-                None => problem("GPUPOOL_LIMIT", value, format!("there is no GPU {gpu}; {visible}")),
-                Some(total) if bytes > *total => {
-                    let has = format_size(*total);
-                    problem("GPUPOOL_LIMIT", value, format!("GPU {gpu} has {has}; write at most that"));
+            let Limits::PerGpu(limits) = limits else { continue };
+            for (&gpu, &bytes) in limits {
+                let value = format!("{gpu}:{}", format_size(bytes).replace(' ', ""));
+                match totals.get(gpu as usize) {
+                    None => problem(name, value, format!("there is no GPU {gpu}; {visible}")),
+                    Some(total) if bytes > *total => {
+                        let has = format_size(*total);
+                        problem(name, value, format!("GPU {gpu} has {has}; write at most that"));
+                    }
+                    Some(_) => {}
                 }
-                Some(_) => {}
             }
         }
         problems

@@ -201,12 +201,31 @@ pub const SETTINGS: &[Setting] = &[
         name: "GPUPOOL_PRIORITY",
         values: "0 to 100",
         default: "50",
-        help: "How much the program matters beside others on the same GPUs; gpupool ps shows it.",
+        help: "How much the program matters beside others on the same GPUs: memory of those below it gives way to its own; gpupool ps shows it.",
         read: |settings, value| {
             settings.priority = match text(value)?.parse() {
                 Ok(number @ 0..=100) => number,
                 _ => return Err("not a whole number from 0 to 100; write for example 80".to_owned()),
             };
+            Ok(())
+        },
+    },
+    Setting {
+        name: "GPUPOOL_GUARANTEE",
+        values: "0:20GiB,1:10GiB or one size for every GPU",
+        default: "none",
+        help: "So much of a GPU is this program's whatever the priority of others: what it has there below that is not asked back, \
+               and as long as it has less, others give way to it.",
+        read: |settings, value| Limits::parse(text(value)?).map(|limits| settings.guarantee = limits),
+    },
+    Setting {
+        name: "GPUPOOL_RECALL_WAIT",
+        values: "duration or off",
+        default: "2s",
+        help: "How long an allocation waits at most for programs of lower priority, or that only borrow from its GPU, to give way; off \
+               asks nobody.",
+        read: |settings, value| {
+            settings.recall_wait = if text(value)? == "off" { None } else { Some(duration(value, "2s or off")?) };
             Ok(())
         },
     },

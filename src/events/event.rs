@@ -440,6 +440,34 @@ events! {
         /// What it took.
         microseconds: u64,
     }
+    /// Others were asked for memory of a GPU that an allocation lacked.
+    RecallAsk = "recall.ask" (Memory, Info) {
+        /// The GPU.
+        device: u32,
+        /// Bytes that were lacking.
+        bytes: u64,
+        /// Bytes that they say they freed.
+        freed: u64,
+        /// How many were asked.
+        asked: u32,
+        /// How many of these had not answered in time.
+        silent: u32,
+        /// How long the allocation waited for it.
+        microseconds: u64,
+    }
+    /// Memory left a GPU because somebody else needs it.
+    RecallGive = "recall.give" (Memory, Info) {
+        /// The GPU.
+        device: u32,
+        /// Bytes that were asked for.
+        bytes: u64,
+        /// Bytes that are free now.
+        freed: u64,
+        /// Who asked or came, if that is one process.
+        pid: Option<u32>,
+        /// What it took.
+        microseconds: u64,
+    }
     /// A GPU is drained no more (`gpupool undrain`).
     GpuUndrain = "gpu.undrain" (Memory, Info) {
         /// The GPU.

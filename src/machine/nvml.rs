@@ -9,12 +9,12 @@ use libloading::{Library, Symbol};
 use nvml_wrapper_sys::bindings::{
     NVML_DEVICE_UUID_V2_BUFFER_SIZE, NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE, nvmlConfComputeSystemState_t,
     nvmlDevice_t, nvmlEnableState_enum_NVML_FEATURE_DISABLED, nvmlEnableState_enum_NVML_FEATURE_ENABLED,
-    nvmlEnableState_t, nvmlMemory_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE,
-    nvmlReturn_enum_NVML_SUCCESS, nvmlReturn_t,
+    nvmlEnableState_t, nvmlEventData_t, nvmlEventSet_t, nvmlEventTypeXidCriticalError, nvmlMemory_t, nvmlPciInfo_t,
+    nvmlProcessInfo_t, nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE, nvmlReturn_enum_NVML_SUCCESS, nvmlReturn_t,
 };
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
-use std::ffi::{CStr, CString, c_char, c_uint};
+use std::ffi::{CStr, CString, c_char, c_uint, c_ulonglong};
 
 /// The most NVLinks that any GPU has had, with room to spare.
 const NVLINKS: u32 = 36;
@@ -44,6 +44,11 @@ struct Functions {
     processes: Option<unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut nvmlProcessInfo_t) -> nvmlReturn_t>,
     link_state: Option<unsafe extern "C" fn(nvmlDevice_t, c_uint, *mut nvmlEnableState_t) -> nvmlReturn_t>,
     link_end: Option<unsafe extern "C" fn(nvmlDevice_t, c_uint, *mut nvmlPciInfo_t) -> nvmlReturn_t>,
+    rows:
+        Option<unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut c_uint, *mut c_uint, *mut c_uint) -> nvmlReturn_t>,
+    make_events: Option<unsafe extern "C" fn(*mut nvmlEventSet_t) -> nvmlReturn_t>,
+    register: Option<unsafe extern "C" fn(nvmlDevice_t, c_ulonglong, nvmlEventSet_t) -> nvmlReturn_t>,
+    event: Option<unsafe extern "C" fn(nvmlEventSet_t, *mut nvmlEventData_t, c_uint) -> nvmlReturn_t>,
 }
 
 impl Functions {
@@ -63,6 +68,10 @@ impl Functions {
                 processes: function(&library, c"nvmlDeviceGetComputeRunningProcesses_v3"),
                 link_state: function(&library, c"nvmlDeviceGetNvLinkState"),
                 link_end: function(&library, c"nvmlDeviceGetNvLinkRemotePciInfo_v2"),
+                rows: function(&library, c"nvmlDeviceGetRemappedRows"),
+                make_events: function(&library, c"nvmlEventSetCreate"),
+                register: function(&library, c"nvmlDeviceRegisterEvents"),
+                event: function(&library, c"nvmlEventSetWait_v2"),
             }
         };
         // SAFETY: the signature is that of NVML's header.
@@ -98,6 +107,37 @@ unsafe fn function<T: Copy>(library: &Library, name: &CStr) -> Option<T> {
 /// NVML, loaded and initialised.
 #[derive(Clone, Copy)]
 pub struct Nvml(&'static Functions);
+
+/// Rows of a GPU's memory that were replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemappedRows {
+    /// After errors that could not be corrected.
+    pub uncorrectable: u32,
+    /// Some are replaced once the GPU is reset.
+    pub is_pending: bool,
+}
+
+/// Xids of some GPUs from one moment on.
+pub struct Xids {
+    functions: &'static Functions,
+    set: nvmlEventSet_t,
+    gpus: Vec<(Uuid, Handle)>,
+}
+
+// SAFETY: NVML takes its sets on every thread; it is opaque and never followed here.
+unsafe impl Send for Xids {}
+
+impl Xids {
+    /// The next one that has happened: the GPU and its number.
+    pub fn next(&self) -> Option<(Uuid, u64)> {
+        // SAFETY: all-zero is a valid value of this C struct of integers and an opaque handle.
+        let mut event: nvmlEventData_t = unsafe { std::mem::zeroed() };
+        // SAFETY: the set came from NVML, which stays loaded, and the output is a local of the type that the call fills.
+        let result = unsafe { self.functions.event?(self.set, &raw mut event, 0) };
+        let gpu = self.gpus.iter().find(|(_, handle)| handle.0 == event.device);
+        (result == nvmlReturn_enum_NVML_SUCCESS).then_some((gpu?.0, event.eventData))
+    }
+}
 
 /// Memory of one GPU, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,6 +223,31 @@ impl Nvml {
         let bytes = |used| (used != NOT_TOLD).then_some(used);
         let told = || processes.iter().map(|process| (process.pid, bytes(process.usedGpuMemory))).collect();
         (result == nvmlReturn_enum_NVML_SUCCESS).then(told)
+    }
+
+    /// Rows of a GPU's memory that were replaced; `None` where NVML does not tell, as of GPUs before Ampere.
+    pub fn remapped_rows(self, uuid: &Uuid) -> Option<RemappedRows> {
+        let device = self.device(uuid)?;
+        let (mut corrected, mut uncorrectable, mut pending, mut failed) = (0, 0, 0, 0);
+        let (rows, more) = ((&raw mut corrected, &raw mut uncorrectable), (&raw mut pending, &raw mut failed));
+        // SAFETY: the handle came from NVML, which stays loaded, and the outputs are locals.
+        let result = unsafe { self.0.rows?(device.0, rows.0, rows.1, more.0, more.1) };
+        (result == nvmlReturn_enum_NVML_SUCCESS).then_some(RemappedRows { uncorrectable, is_pending: pending != 0 })
+    }
+
+    /// Watches these GPUs for Xids, for as long as the process lives.
+    pub fn watch_xids(self, gpus: &[Uuid]) -> Option<Xids> {
+        let mut set: nvmlEventSet_t = std::ptr::null_mut();
+        // SAFETY: the output is a local of the type that the call fills.
+        if unsafe { self.0.make_events?(&raw mut set) } != nvmlReturn_enum_NVML_SUCCESS {
+            return None;
+        }
+        let gpus: Vec<(Uuid, Handle)> = gpus.iter().filter_map(|uuid| Some((*uuid, self.device(uuid)?))).collect();
+        for (_, device) in &gpus {
+            // SAFETY: handle and set came from NVML, which stays loaded.
+            unsafe { self.0.register?(device.0, c_ulonglong::from(nvmlEventTypeXidCriticalError), set) };
+        }
+        Some(Xids { functions: self.0, set, gpus })
     }
 
     /// The GPU with this number, as `nvidia-smi` has it.

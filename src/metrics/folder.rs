@@ -250,11 +250,14 @@ impl Folder {
     }
 
     fn names(&self) -> Vec<String> {
+        self.names_of(FileType::RegularFile)
+    }
+
+    fn names_of(&self, kind: FileType) -> Vec<String> {
         let entries = Dir::read_from(&self.descriptor).into_iter().flatten().flatten();
         // Not every file system tells; then opening does.
-        let may_be_page = |kind: FileType| matches!(kind, FileType::RegularFile | FileType::Unknown);
         entries
-            .filter(|entry| may_be_page(entry.file_type()))
+            .filter(|entry| entry.file_type() == kind || entry.file_type() == FileType::Unknown)
             .filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned))
             .collect()
     }
@@ -282,6 +285,9 @@ impl Folder {
         if self.owner != geteuid().as_raw() {
             return 0;
         }
+        self.names_of(FileType::Socket).iter().filter(|name| is_nobodys_door(name)).for_each(|name| {
+            let _ = unlinkat(&self.descriptor, name.as_str(), AtFlags::empty());
+        });
         let stale = self.names().into_iter().filter_map(Entry::of).filter(|entry| self.is_stale(entry));
         stale.filter(|entry| unlinkat(&self.descriptor, &entry.name, AtFlags::empty()).is_ok()).count()
     }
@@ -300,6 +306,12 @@ impl Folder {
             Err(_) => entry.unfinished && is_old(&file),
         }
     }
+}
+
+/// Whether a file by which a process was to be asked something (`PID-START.call`) is left of one that is gone.
+fn is_nobodys_door(name: &str) -> bool {
+    let known = name.strip_suffix(".call").and_then(|stem| Entry::of(format!("{stem}.page")));
+    known.is_some_and(|entry| stat(entry.pid).is_none_or(|stat| stat.started != entry.started))
 }
 
 /// Whether nobody has written to a file for a minute.

@@ -75,6 +75,15 @@ pub fn stat(pid: u32) -> Option<Stat> {
     look(&format!("/proc/{pid}/stat")).ok().flatten()
 }
 
+/// The parent of a process and the session that it is in. `None`: it cannot be seen.
+pub fn lineage(pid: u32) -> Option<(u32, u32)> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = text.rsplit(')').next()?.split_whitespace();
+    // Behind the name come the state, the parent, the process group and the session.
+    let parent = fields.nth(1)?.parse().ok()?;
+    Some((parent, fields.nth(1)?.parse().ok()?))
+}
+
 /// Whether a process may be this user's: one of its user numbers (real, effective, saved, of files) is, or they cannot be seen.
 pub fn may_be_of(pid: u32, owner: u32) -> bool {
     let Ok(text) = fs::read_to_string(format!("/proc/{pid}/status")) else { return true };

@@ -34,6 +34,8 @@ pub struct Request {
     /// The caller can stop the program: say so with [`Refusal::HalfUsed`] where [`crate::Pool::repack`] would keep the block from going
     /// elsewhere or being refused.
     pub can_repack: bool,
+    /// The caller can ask others who have memory of the home GPU: say so with [`Refusal::Lacks`] where that would keep the block there.
+    pub can_ask: bool,
 }
 
 /// A block as the program and its questions see it.
@@ -104,6 +106,11 @@ pub enum Refusal<E> {
     HalfUsed {
         /// Where.
         place: Place,
+        /// How many.
+        bytes: u64,
+    },
+    /// Told instead of [`Refusal::Full`] or a block that lies elsewhere: so many bytes of the home GPU are others' than this pool's, and would serve it.
+    Lacks {
         /// How many.
         bytes: u64,
     },

@@ -113,7 +113,8 @@ impl<H: Copy> State<H> {
                 Step::Quiesce
             }
             Step::Refuse(Refusal::Full { missing }) => {
-                let instead = self.half_used_instead(attempt, None, registry);
+                let instead =
+                    self.half_used_instead(attempt, None, registry).or_else(|| self.lacks_instead(attempt, None));
                 Step::Refuse(instead.unwrap_or(Refusal::Full { missing }))
             }
             step => step,
@@ -185,6 +186,13 @@ impl<H: Copy> State<H> {
                             && let Some(instead) = self.half_used_instead(attempt, Some(&pieces), registry)
                         {
                             return Step::Refuse(instead);
+                        }
+                        if pieces != wanted
+                            && let Some(instead) = self.lacks_instead(attempt, Some(&pieces))
+                        {
+                            // What the program itself keeps unused goes first.
+                            let is_soft = self.is_soft(&pieces, attempt);
+                            return Step::Refuse(if is_soft { Refusal::Soft } else { instead });
                         }
                         let warm = self.serve_warm(&pieces, attempt, frames, waits_for);
                         return warm.unwrap_or_else(|| self.set_aside(attempt, pieces));
@@ -262,6 +270,27 @@ impl<H: Copy> State<H> {
             let lacking = wanted.saturating_sub(room);
             (lacking > 0).then(|| Refusal::HalfUsed { place: self.place(place), bytes: lacking })
         })
+    }
+
+    /// Where others than this pool have so much of the home GPU that the request goes elsewhere (`pieces`), or nowhere: how much.
+    fn lacks_instead<E>(&self, attempt: &Attempt, pieces: Option<&[(PlaceId, u64)]>) -> Option<Refusal<E>> {
+        let Attempt { request, route, bytes, only_quiesced, .. } = *attempt;
+        if !request.can_ask || !route.has_home() || self.policy != Policy::LocalFirst {
+            return None;
+        }
+        let home = route.home;
+        let at_home =
+            |pieces: &[(PlaceId, u64)]| pieces.iter().filter(|piece| piece.0 == home).map(|piece| piece.1).sum();
+        let by_limit = self.rooms(route, |state, place, _| state.budgets[place.index()].room_by_limit());
+        let wanted: u64 = at_home(&self.spread(bytes, &by_limit).ok()?);
+        let has = pieces.map_or_else(
+            || {
+                let waits_for = if only_quiesced { None } else { Some(home) };
+                self.makeable(home, attempt.headrooms.first().copied().flatten(), waits_for)
+            },
+            at_home,
+        );
+        Some(wanted.saturating_sub(has)).filter(|bytes| *bytes > 0).map(|bytes| Refusal::Lacks { bytes })
     }
 
     /// Bytes on the host, and those on peers where the policy would rather have them at home.

@@ -106,7 +106,7 @@ impl<B: Backend> Pool<B> {
     /// See [`Refusal`]. Whatever was begun is undone.
     pub fn allocate_away(&self, request: &Request) -> Result<Allocation, Refusal<B::Error>> {
         let route = self.away_routes.iter().find(|route| route.ordinal == request.home).ok_or(Refusal::NotOurs)?;
-        self.allocate_on(&Request { soft_refusal: false, can_repack: false, ..*request }, route, false)
+        self.allocate_on(&Request { soft_refusal: false, can_repack: false, can_ask: false, ..*request }, route, false)
     }
 
     /// The same where the places are these; `slab`: for small blocks to stand on.
@@ -300,6 +300,14 @@ impl<B: Backend> Pool<B> {
     pub fn heed_accounts(&self) {
         let state = self.lock_all();
         self.routes.iter().for_each(|route| self.open_front_unless_watched(&state, route));
+    }
+
+    /// Others have given memory of a place back: that it ran out before its limit is forgotten.
+    pub fn has_room_again(&self, place: Place) {
+        let mut state = self.lock_all();
+        if let Some(place) = state.id_of(place) {
+            state.budget(place).forget_ceiling();
+        }
     }
 
     /// Ends the life of the block that starts at `address`.

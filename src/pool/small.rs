@@ -114,8 +114,11 @@ impl<B: Backend> Pool<B> {
         request: &Request,
     ) -> Result<Allocation, Refusal<B::Error>> {
         let bytes = u64::from(FRAMES) * FRAME;
-        let slab =
-            self.allocate_on(&Request { bytes, soft_refusal: false, can_repack: false, ..*request }, route, true)?;
+        let slab = self.allocate_on(
+            &Request { bytes, soft_refusal: false, can_repack: false, can_ask: false, ..*request },
+            route,
+            true,
+        )?;
         let Block { address, bytes, id, owner, .. } = slab.block;
         let start = self.frame_at(address).ok_or(Refusal::NotOurs)?;
         let ground = Ground { start, frames: (bytes / FRAME) as u32, id, owner, home: request.home, gpu: home };

@@ -24,6 +24,7 @@ mod log;
 mod nvml;
 mod own_memory;
 mod process;
+mod recall;
 mod restore;
 mod run;
 mod serve;

@@ -16,6 +16,7 @@ static MOVE_SHARE: AtomicU32 = AtomicU32::new(UNCHANGED);
 static PRIORITY: AtomicU32 = AtomicU32::new(UNCHANGED);
 static LIMIT: Mutex<Option<Limits>> = Mutex::new(None);
 static DEVICES: Mutex<Option<Devices>> = Mutex::new(None);
+static GUARANTEE: Mutex<Option<Limits>> = Mutex::new(None);
 static LOG: Mutex<Option<String>> = Mutex::new(None);
 
 fn changed(number: &AtomicU32) -> Option<u32> {
@@ -41,6 +42,22 @@ pub fn priority() -> u32 {
 /// Changes that.
 pub fn set_priority(priority: u32) {
     PRIORITY.store(priority, Ordering::Relaxed);
+}
+
+/// `GPUPOOL_GUARANTEE`.
+pub fn guarantee() -> Limits {
+    GUARANTEE.lock().clone().unwrap_or_else(|| process::settings().guarantee.clone())
+}
+
+/// What this process is guaranteed of a GPU, in bytes.
+pub fn guarantee_of(gpu: u32) -> u64 {
+    let changed = GUARANTEE.lock().as_ref().map(|all| all.of(gpu));
+    changed.unwrap_or_else(|| process::settings().guarantee.of(gpu)).unwrap_or(0)
+}
+
+/// Changes that.
+pub fn set_guarantee(guarantee: Limits) {
+    *GUARANTEE.lock() = Some(guarantee);
 }
 
 /// `GPUPOOL_LIMIT`.

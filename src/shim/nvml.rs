@@ -6,9 +6,16 @@
 
 use gpupool_interpose::cancel;
 pub use gpupool_machine::Uuid;
+use gpupool_machine::{RemappedRows, Xids};
 
 /// NVML, each question to it sheltered.
 pub struct Nvml(gpupool_machine::Nvml);
+
+/// The next Xid that has happened.
+pub fn next_xid(xids: &Xids) -> Option<(Uuid, u64)> {
+    let _sheltered = cancel::shelter();
+    xids.next()
+}
 
 /// NVML, if this machine has it.
 pub fn get() -> Option<Nvml> {
@@ -27,6 +34,24 @@ impl Nvml {
     pub fn is_confidential(&self) -> Option<bool> {
         let _sheltered = cancel::shelter();
         self.0.is_confidential()
+    }
+
+    /// Rows of a GPU's memory that were replaced.
+    pub fn remapped_rows(&self, uuid: &Uuid) -> Option<RemappedRows> {
+        let _sheltered = cancel::shelter();
+        self.0.remapped_rows(uuid)
+    }
+
+    /// Watches these GPUs for Xids.
+    pub fn watch_xids(&self, gpus: &[Uuid]) -> Option<Xids> {
+        let _sheltered = cancel::shelter();
+        self.0.watch_xids(gpus)
+    }
+
+    /// The numbers of the processes that have a context on a GPU, this one included; in a container the host's.
+    pub fn numbers(&self, uuid: &Uuid) -> Option<Vec<u32>> {
+        let _sheltered = cancel::shelter();
+        Some(self.0.processes(uuid)?.into_iter().map(|(pid, _)| pid).collect())
     }
 
     /// How many processes have a context on a GPU, this one included.

@@ -1,4 +1,5 @@
-//! What `gpupool suspend`, `resume`, `checkpoint`, `set`, `drain` and `undrain` say to a program, and it to them.
+//! What `gpupool suspend`, `resume`, `checkpoint`, `set`, `drain` and `undrain` say to a program, and it to them; and what a program that lacks
+//! memory says to others.
 //!
 //! The command listens by a file beside the program's metrics page and rings at the page (`gpupool_metrics::ring`); the program's agent
 //! connects. So a program that nobody asks anything has no socket, and no descriptor for one. One command is heard at a time: the file's
@@ -33,6 +34,7 @@ const CHECKPOINT: u32 = 0x305;
 const SET: u32 = 0x320;
 const DRAIN: u32 = 0x321;
 const UNDRAIN: u32 = 0x322;
+const GIVE_WAY: u32 = 0x323;
 const PROGRESS: u32 = 0x310;
 const ANSWER: u32 = 0x311;
 const QUIET: u32 = 0x312;
@@ -107,7 +109,13 @@ pub enum Request {
     Drain { gpu: [u8; 16], patience: u64 },
     /// That it looks again, and what has left this GPU may come back.
     Undrain { gpu: [u8; 16], patience: u64 },
+    /// That so much of what it has on this GPU goes elsewhere within so many milliseconds, for a program of this priority ([`GUARANTEED`]: for what that
+    /// one is guaranteed). Said by that program itself, of the same user.
+    GiveWay { gpu: [u8; 16], bytes: u64, priority: u32, patience: u64 },
 }
+
+/// A priority above all others.
+pub const GUARANTEED: u32 = 101;
 
 /// A setting that was changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -232,6 +240,15 @@ struct GpuBytes {
     patience: U64,
 }
 
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct GiveWayBytes {
+    gpu: [u8; 16],
+    bytes: U64,
+    priority: U32,
+    patience: U64,
+}
+
 /// The head of an answer about a GPU; behind it as many sizes as texts, and the texts.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -286,6 +303,10 @@ impl Request {
             Self::Set(all) => message::encode(SET, joined(all.iter().map(String::as_str)).as_bytes()),
             Self::Drain { gpu, patience } => about(DRAIN, gpu, *patience),
             Self::Undrain { gpu, patience } => about(UNDRAIN, gpu, *patience),
+            Self::GiveWay { gpu, bytes, priority, patience } => {
+                let (bytes, priority, patience) = ((*bytes).into(), (*priority).into(), (*patience).into());
+                message::encode(GIVE_WAY, GiveWayBytes { gpu: *gpu, bytes, priority, patience }.as_bytes())
+            }
         }
     }
 
@@ -321,6 +342,13 @@ impl Request {
                 let GpuBytes { gpu, patience } = GpuBytes::read_from_bytes(body).map_err(|_| Unread::Nonsense)?;
                 let patience = patience.get();
                 Ok(if kind == DRAIN { Self::Drain { gpu, patience } } else { Self::Undrain { gpu, patience } })
+            }
+            (GIVE_WAY, body) => {
+                let GiveWayBytes { gpu, bytes, priority, patience } =
+                    GiveWayBytes::read_from_bytes(body).map_err(|_| Unread::Nonsense)?;
+                let (bytes, priority, patience) = (bytes.get(), priority.get(), patience.get());
+                let is_priority = priority <= GUARANTEED;
+                is_priority.then_some(Self::GiveWay { gpu, bytes, priority, patience }).ok_or(Unread::Nonsense)
             }
             _ => Err(Unread::Nonsense),
         }
@@ -484,7 +512,10 @@ mod tests {
             texts in proptest::collection::vec("[^\u{1f}]{0,20}", 0..9),
         ) {
             let [patience, moved, stayed] = numbers;
-            let drains = [Request::Drain { gpu, patience }, Request::Undrain { gpu, patience }];
+            let give_way = Request::GiveWay { gpu, bytes: moved, priority: keep % (GUARANTEED + 1), patience };
+            let beyond = Request::GiveWay { gpu, bytes: moved, priority: GUARANTEED + 1 + keep % 1000, patience };
+            prop_assert_eq!(Request::decode(&beyond.encode()), Err(Unread::Nonsense));
+            let drains = [Request::Drain { gpu, patience }, Request::Undrain { gpu, patience }, give_way];
             let checkpoint = Request::Checkpoint { folder: path.clone().into(), keep, patience };
             let target = WORDS.get(target).cloned().unwrap_or(Target::Folder(path.into()));
             let suspend =

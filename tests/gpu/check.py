@@ -17,6 +17,7 @@ import costs
 import cuda_python
 import diagnosis
 import examples
+import fleet
 import look
 import machine
 import managed
@@ -121,6 +122,13 @@ SETS = {
         "suspend-jax": suspending.jax,
         "suspend-disk": suspending.disk,
         "suspend-large": suspending.large,
+    },
+    "fleet": {
+        "fleet-stranger-peer": fleet.stranger_peer,
+        "fleet-owner-peer": fleet.owner_peer,
+        "fleet-stranger-host": fleet.stranger_host,
+        "fleet-owner-host": fleet.owner_host,
+        "fleet-drain": fleet.drain,
     },
     "look": {
         "look-program": look.program,

@@ -88,6 +88,8 @@ fn well_formed_settings_are_typed() {
         ("GPUPOOL_MOVE", "stress"),
         ("GPUPOOL_MOVE_SHARE", "12.5 %"),
         ("GPUPOOL_PRIORITY", "80"),
+        ("GPUPOOL_GUARANTEE", "0:20GiB"),
+        ("GPUPOOL_RECALL_WAIT", "500ms"),
         ("GPUPOOL_PINNED", "off"),
         ("GPUPOOL_PINNED_LIMIT", "8GiB"),
         ("GPUPOOL_PINNED_IDLE", "5min"),
@@ -107,6 +109,9 @@ fn well_formed_settings_are_typed() {
     ])
     .unwrap();
     assert_eq!(settings.mode, Mode::Spill);
+    assert_eq!((settings.guarantee.of(0), settings.guarantee.of(1)), (Some(20 << 30), None));
+    assert_eq!(settings.recall_wait, Some(Duration::from_millis(500)));
+    assert_eq!(read(&[("GPUPOOL_RECALL_WAIT", "off")]).unwrap().recall_wait, None);
     assert_eq!(settings.min_size, 2 << 20);
     assert_eq!(settings.small, Small::Driver);
     assert_eq!(settings.devices, Devices::List(vec![2, 0]));

@@ -5,6 +5,7 @@ use super::{drains, last, page_path, set};
 use crate::checkpoint::{self, Asked};
 use crate::gate::Disturbed;
 use crate::guard;
+use crate::recall::give;
 use crate::serve::ipc::Own;
 use crate::suspend::vacate::{Rest, Vacated};
 use crate::suspend::{self, Agreement, Alone};
@@ -175,6 +176,15 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
         }
         Request::Undrain { gpu, patience } => {
             return left(drains::undrain(&gpu, within(patience), &is_wanted, &mut progress));
+        }
+        Request::GiveWay { gpu, bytes, priority, patience } => {
+            // No other user's, root's neither: whoever has no page in this folder does not matter more than who has.
+            let asker = socket.peer().map_err(|error| error.to_string());
+            match asker.and_then(|peer| peer.is_same_user().map(|()| peer.pid)) {
+                Ok(pid) => give::give_way(&gpu, bytes, priority, pid, within(patience), &is_wanted)
+                    .map(|Vacated { moved, took, .. }| suspend::Done { moved, stayed: 0, took }),
+                Err(why) => Err(why),
+            }
         }
     };
     match done {

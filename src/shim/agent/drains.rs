@@ -9,7 +9,7 @@ use crate::suspend::vacate::{self, Vacated, Which};
 use gpupool_metrics::drains::Uuid;
 use gpupool_pool::Place;
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// How long a process tries by itself.
@@ -20,17 +20,42 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// GPUs that were seen to be drained, or to be so no more, and for which nothing was done yet.
 static SEEN: Mutex<BTreeMap<u32, bool>> = Mutex::new(BTreeMap::new());
 
+/// When the files were looked at last without a word from anybody.
+static LOOKED: Mutex<Option<Instant>> = Mutex::new(None);
+
+/// GPUs that were left because rows of theirs are to be replaced.
+static LEFT: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+
 /// Looks at the files.
 fn see() {
     let (drained, open) = terms::look_for_drains(page_path());
     let mut seen = SEEN.lock();
     seen.extend(drained.into_iter().map(|gpu| (gpu, true)));
     seen.extend(open.into_iter().map(|gpu| (gpu, false)));
+    drop(seen);
+    // By itself, each once.
+    let mut left = LEFT.lock();
+    for gpu in terms::to_be_left() {
+        if left.insert(gpu) {
+            SEEN.lock().insert(gpu, true);
+        }
+    }
 }
 
 /// Does what the files say anew; how long nothing need be done.
 pub fn look() -> Option<Duration> {
-    see();
+    // The agent may wake more often than that for other reasons.
+    let is_due = {
+        let mut looked = LOOKED.lock();
+        let is_due = looked.is_none_or(|looked: Instant| looked.elapsed() >= PERIOD);
+        if is_due {
+            *looked = Some(Instant::now());
+        }
+        is_due
+    };
+    if is_due {
+        see();
+    }
     let until = Instant::now() + PATIENCE;
     let seen = std::mem::take(&mut *SEEN.lock());
     for (gpu, is_drained) in seen {
@@ -48,7 +73,8 @@ pub fn look() -> Option<Duration> {
             any |= held_at(gpu);
         }
     }
-    any.then_some(PERIOD)
+    // Whoever rang in between may have meant that.
+    (any || !is_due).then_some(PERIOD)
 }
 
 fn held_at(gpu: u32) -> bool {

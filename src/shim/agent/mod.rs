@@ -25,6 +25,7 @@ mod control;
 mod dormant;
 mod drains;
 mod ebb;
+mod health;
 mod home;
 mod last;
 mod launch;
@@ -37,6 +38,7 @@ pub use last::watch_main_thread;
 use crate::bell;
 use crate::guard;
 use crate::process;
+use crate::recall::{self, strangers::Strangers};
 use crate::serve::ipc;
 use crate::serve::memory::idle;
 use dormant::Dormant;
@@ -44,6 +46,7 @@ use gpupool_config::Toggle;
 use gpupool_interpose::cancel;
 use gpupool_metrics::folder::{Folder, Refused, Roots};
 use gpupool_metrics::{Identity, Map, Page, Process, now};
+use health::Health;
 use home::Home;
 use lenders::Awake;
 use look::Look;
@@ -78,6 +81,7 @@ static RUNS: Mutex<bool> = Mutex::new(false);
 /// Hooks take part in this process: from its first allocation on there is an agent.
 pub fn prepare() {
     lenders::prepare();
+    recall::ask::prepare();
     bell::at_first(at_first_allocation);
     ipc::on_export(start);
 }
@@ -120,6 +124,7 @@ fn make_page() -> Result<Page<Map>, String> {
     folder.clean();
     let (page, path) = Map::create(&folder, &told_of(identity)).map_err(|error| error.to_string())?;
     bell::sleeps_at(*page.memory());
+    recall::is_found_by(&path);
     let _ = PUBLISHED.set(Box::new(Published { pid: identity.pid, path, memory: *page.memory() }));
     Ok(page)
 }
@@ -191,7 +196,15 @@ fn run(signals: &libc::sigset_t) {
     // Every driver call of this thread is ours.
     let inside = guard::enter();
     bell::sleeps_here();
-    let mut agent = Agent { home: Home::new(), awake: Awake::new(), dormant: Dormant::new(), ..Agent::default() };
+    let mut agent = Agent {
+        home: Home::new(),
+        awake: Awake::new(),
+        dormant: Dormant::new(),
+        strangers: Strangers::new(),
+        health: Health::new(),
+        ..Agent::default()
+    };
+    let mut siblings = true;
     loop {
         let rung = bell::rung();
         agent.server = agent.server.take().or_else(ipc::take_server);
@@ -218,9 +231,22 @@ fn run(signals: &libc::sigset_t) {
                 agent.dormant = None;
                 None
             });
+        let strangers = catch_unwind(AssertUnwindSafe(|| agent.strangers.as_mut().and_then(Strangers::look)))
+            .unwrap_or_else(|_| {
+                agent.strangers = None;
+                None
+            });
+        let health =
+            catch_unwind(AssertUnwindSafe(|| agent.health.as_mut().and_then(Health::look))).unwrap_or_else(|_| {
+                agent.health = None;
+                None
+            });
+        let given = catch_unwind(recall::give::look).unwrap_or(None);
+        // What it meets that panics, it meets again.
+        siblings = siblings && catch_unwind(recall::siblings::look).is_ok();
         // What a request meets that panics, it is told by the end of the connection.
         let control = catch_unwind(AssertUnwindSafe(|| control::look(&mut || agent.look_at_once()))).unwrap_or(None);
-        agent.wait(rung, [limit, home, awake, dormant, control].into_iter().flatten().min());
+        agent.wait(rung, [limit, home, awake, dormant, strangers, health, given, control].into_iter().flatten().min());
     }
     // From here on it is the program's last thread, and what its handlers call, the program calls.
     drop(inside);
@@ -233,6 +259,8 @@ struct Agent {
     home: Option<Home>,
     awake: Option<Awake>,
     dormant: Option<Dormant>,
+    strangers: Option<Strangers>,
+    health: Option<Health>,
     server: Option<ipc::Server>,
     /// What the page says.
     told: Option<Look>,
@@ -332,5 +360,7 @@ fn remove() {
     if let Some(Published { path, .. }) = PUBLISHED.get() {
         let _sheltered = cancel::shelter();
         let _ = std::fs::remove_file(path);
+        // Whoever was about to ask something sees that the process ends, and may have been killed itself.
+        let _ = std::fs::remove_file(path.with_extension("call"));
     }
 }

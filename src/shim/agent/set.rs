@@ -27,9 +27,18 @@ struct Row {
     change: fn(&Settings, &dyn Fn() -> bool) -> String,
 }
 
-const ROWS: [Row; 5] = [
+const ROWS: [Row; 6] = [
     Row { name: "GPUPOOL_DEVICES", says: || live::devices().to_string(), check: check_devices, change: change_devices },
     Row { name: "GPUPOOL_LIMIT", says: || live::limit().to_string(), check: check_limit, change: change_limit },
+    Row {
+        name: "GPUPOOL_GUARANTEE",
+        says: || live::guarantee().to_string(),
+        check: |settings| check_limits(settings, &settings.guarantee),
+        change: |settings, _| {
+            live::set_guarantee(settings.guarantee.clone());
+            String::new()
+        },
+    },
     Row {
         name: "GPUPOOL_MOVE_SHARE",
         says: || format!("{}%", f64::from(live::move_share()) / 10.0),
@@ -111,7 +120,11 @@ fn check_gpus(settings: &Settings, named: &[u32]) -> Result<(), String> {
 }
 
 fn check_limit(settings: &Settings) -> Result<(), String> {
-    let named: Vec<u32> = match &settings.limit {
+    check_limits(settings, &settings.limit)
+}
+
+fn check_limits(settings: &Settings, limits: &Limits) -> Result<(), String> {
+    let named: Vec<u32> = match limits {
         Limits::PerGpu(limits) => limits.keys().copied().collect(),
         Limits::Unset | Limits::Every(_) => Vec::new(),
     };

@@ -10,14 +10,127 @@ use gpupool_metrics::folder::Roots;
 use gpupool_pool::Place;
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 /// The drained GPUs of this process, by UUID.
 static DRAINED: Mutex<BTreeSet<Uuid>> = Mutex::new(BTreeSet::new());
 /// Whether there is any.
 static ARE_ANY: AtomicBool = AtomicBool::new(false);
+
+/// GPUs of which somebody else was given memory: the most that may be there, or `None` where nothing is borrowed there meanwhile, and until when
+/// that holds.
+static GIVEN: Mutex<BTreeMap<u32, (Option<u64>, Instant)>> = Mutex::new(BTreeMap::new());
+
+/// No more than so much is to be on this GPU until then, or nothing new for others (`None`): somebody else was given the rest, and is not to lose
+/// it at once.
+pub fn keep_below(ordinal: u32, bytes: Option<u64>, until: Instant) {
+    GIVEN.lock().insert(ordinal, (bytes, until));
+    heed();
+}
+
+/// Whether that holds for this GPU.
+pub fn is_kept_below(ordinal: u32) -> bool {
+    GIVEN.lock().contains_key(&ordinal)
+}
+
+/// Has that end where its time is over; how long until that comes next.
+pub fn forget_given() -> Option<Duration> {
+    let now = Instant::now();
+    let mut given = GIVEN.lock();
+    let before = given.len();
+    given.retain(|_, (_, until)| *until > now);
+    let (left, changed) = (given.values().map(|(_, until)| *until - now).min(), given.len() < before);
+    drop(given);
+    if changed {
+        heed();
+    }
+    left
+}
+
+/// What is wrong with a GPU's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ill {
+    /// Rows of it are replaced at its next reset; until then all of it can be read.
+    Rows,
+    /// After an error with this Xid it may be that some of it cannot.
+    Grave(u64),
+}
+
+/// GPUs of which something is wrong, until the end of the process.
+static ILL: Mutex<BTreeMap<Uuid, Ill>> = Mutex::new(BTreeMap::new());
+/// Whether a GPU is left alone.
+static ARE_ANY_GRAVE: AtomicBool = AtomicBool::new(false);
+
+/// Something is wrong with a GPU: nothing new goes there. The graver word counts. Whether that is news.
+pub fn note_ill(gpu: &Uuid, ill: Ill) -> bool {
+    let mut all = ILL.lock();
+    if all.get(gpu).is_some_and(|known| *known >= ill) {
+        return false;
+    }
+    all.insert(*gpu, ill);
+    drop(all);
+    let Some(plan) = open::plan_made() else { return true };
+    let what = match ill {
+        Ill::Rows => "has rows of memory to be replaced at its next reset, so it is drained".to_owned(),
+        Ill::Grave(xid) => {
+            ARE_ANY_GRAVE.store(true, Ordering::Relaxed);
+            format!(
+                "had a grave error (Xid {xid}): nothing new goes there, and nothing is copied from it unless gpupool drain asks for that"
+            )
+        }
+    };
+    tracing::warn!(target: "gpupool::memory", about = "ill", "GPU-{} {what}", gpupool_machine::dashed(gpu));
+    close_drained(plan);
+    tell_pool();
+    true
+}
+
+/// The GPUs that are drained because rows of theirs are to be replaced.
+pub fn to_be_left() -> Vec<u32> {
+    let ill = ILL.lock().clone();
+    let plan = open::plan_made().filter(|_| !ill.is_empty());
+    plan.into_iter().flat_map(gpus).filter(|(_, uuid)| ill.get(uuid) == Some(&Ill::Rows)).map(|(gpu, _)| gpu).collect()
+}
+
+/// Whether nothing is copied from any GPU.
+#[inline]
+pub fn is_any_left_alone() -> bool {
+    ARE_ANY_GRAVE.load(Ordering::Relaxed)
+}
+
+/// Whether nothing is copied from this GPU: after a grave error, unless somebody asked for it.
+#[inline]
+pub fn is_left_alone(ordinal: u32) -> bool {
+    ARE_ANY_GRAVE.load(Ordering::Relaxed) && is_among_grave(ordinal)
+}
+
+#[cold]
+fn is_among_grave(ordinal: u32) -> bool {
+    let Some(gpu) = open::plan_made().and_then(|plan| plan.topology.gpus.get(ordinal as usize)) else { return false };
+    matches!(ILL.lock().get(&gpu.uuid), Some(Ill::Grave(_))) && !is_said_drained(&gpu.uuid)
+}
+
+/// Other ranks of this process's job, as far as they were found.
+static SIBLINGS: AtomicU32 = AtomicU32::new(0);
+
+/// So many other ranks of this job were found.
+pub fn note_siblings(count: u32) {
+    let before = SIBLINGS.swap(count, Ordering::Relaxed);
+    if (before > 0) == (count > 0) {
+        return;
+    }
+    if count > 0 {
+        tracing::info!(
+            target: "gpupool::memory", about = "home_only", siblings = count,
+            "{count} other processes of this job work on other GPUs, so this one keeps to its own GPU and the host; GPUPOOL_DEVICES with a \
+             list of GPUs overrides that"
+        );
+    }
+    heed();
+}
 
 /// A plan was made, and nothing was taken of its places yet.
 pub fn begin(plan: &Plan) {
@@ -39,9 +152,11 @@ pub fn heed() {
 
 fn limit_as_said(plan: &Plan) {
     let limits = live::limit();
+    let given = GIVEN.lock().clone();
     for (ordinal, reserve) in &plan.members {
         let total = plan.memory_of(*ordinal);
-        let limit = limits.of(*ordinal).unwrap_or(u64::MAX).min(total.saturating_sub(*reserve));
+        let most = given.get(ordinal).and_then(|(bytes, _)| *bytes).unwrap_or(u64::MAX);
+        let limit = limits.of(*ordinal).unwrap_or(u64::MAX).min(total.saturating_sub(*reserve)).min(most);
         plan.accounts.set_limit(Place::Gpu(*ordinal), limit);
     }
 }
@@ -126,7 +241,11 @@ pub fn drained() -> Vec<u32> {
 
 /// The most that is to be on this GPU, as far as the user or a drain says; `None`: as much as there is room for.
 pub fn limit_of(ordinal: u32) -> Option<u64> {
-    if is_drained(ordinal) { Some(0) } else { live::limit_of(ordinal) }
+    if is_drained(ordinal) {
+        return Some(0);
+    }
+    let given = GIVEN.lock().get(&ordinal).and_then(|(bytes, _)| *bytes);
+    live::limit_of(ordinal).into_iter().chain(given).min()
 }
 
 fn gpus(plan: &Plan) -> impl Iterator<Item = (u32, Uuid)> {
@@ -141,14 +260,14 @@ fn roots() -> &'static Roots {
 }
 
 fn note_drained(now: BTreeSet<Uuid>) {
-    ARE_ANY.store(!now.is_empty(), Ordering::Relaxed);
     *DRAINED.lock() = now;
 }
 
 fn close_drained(plan: &Plan) {
-    let drained = DRAINED.lock().clone();
+    ARE_ANY.store(!DRAINED.lock().is_empty() || !ILL.lock().is_empty(), Ordering::Relaxed);
+    let (drained, ill) = (DRAINED.lock().clone(), ILL.lock().clone());
     for (ordinal, uuid) in gpus(plan) {
-        plan.accounts.close(Place::Gpu(ordinal), drained.contains(&uuid));
+        plan.accounts.close(Place::Gpu(ordinal), drained.contains(&uuid) || ill.contains_key(&uuid));
     }
 }
 
@@ -159,7 +278,8 @@ fn lend_as_said(plan: &Plan, keeps_to_its_own: bool) {
             Devices::Auto => !keeps_to_its_own,
             Devices::List(list) => list.contains(ordinal),
         };
-        plan.accounts.lend(Place::Gpu(*ordinal), is_named);
+        let is_given = matches!(GIVEN.lock().get(ordinal), Some((None, _)));
+        plan.accounts.lend(Place::Gpu(*ordinal), is_named && !is_given);
     }
 }
 
@@ -174,7 +294,7 @@ fn keeps_to_its_own(says: bool) -> bool {
     if live::devices() != Devices::Auto {
         return false;
     }
-    let Some((variable, ranks)) = process::settings().local_ranks else { return false };
+    let Some((variable, ranks)) = process::settings().local_ranks else { return SIBLINGS.load(Ordering::Relaxed) > 0 };
     if says {
         tracing::info!(
             target: "gpupool::memory", about = "home_only", variable, ranks,

@@ -109,6 +109,12 @@ impl Parted {
         }
     }
 
+    pub fn address(&self) -> u64 {
+        match self {
+            Self::Pooled { address, .. } | Self::Own { address, .. } => *address,
+        }
+    }
+
     /// Where it lay.
     fn from(&self) -> Place {
         match self {
@@ -283,6 +289,19 @@ pub fn leave(
         let mut keeps = kept.into_iter();
         near.retain(|_| keeps.next().unwrap_or(true));
         own.retain(|_| keeps.next().unwrap_or(true));
+        // Of blocks that stand on several chunks no more of these than it takes.
+        let mut left = most.saturating_sub(own.iter().map(|own| own.bytes).sum());
+        near.sort_by_key(|(block, _)| (block.home == gpu, block.address));
+        for (_, pieces) in &mut near {
+            pieces.retain(|piece| {
+                let goes = !leaves.place(piece.place) || left > 0;
+                if leaves.place(piece.place) {
+                    left = left.saturating_sub(piece.bytes);
+                }
+                goes
+            });
+        }
+        near.sort_by_key(|(block, _)| block.address);
     }
     let total =
         near.iter().map(|(_, pieces)| on_gpus(pieces)).sum::<u64>() + own.iter().map(|own| own.bytes).sum::<u64>();
@@ -525,6 +544,31 @@ fn in_words(error: &MoveError<CuResult>) -> Why {
         MoveError::NotQuiet => Why::new("past", "work was submitted past gpupool"),
         MoveError::Backend(result) => Why::new("driver", format!("the driver answered {result}")),
     }
+}
+
+/// What of this belongs to blocks that live.
+pub fn living(opened: &Opened, parted: Vec<Parted>) -> Vec<Parted> {
+    let live: BTreeMap<u64, u64> = opened.pool.stretches().iter().map(|(block, _)| (block.address, block.id)).collect();
+    let lives = |parted: &Parted| match parted {
+        Parted::Pooled { block, start, .. } => live.get(start) == Some(block),
+        Parted::Own { .. } => true,
+    };
+    parted.into_iter().filter(lives).collect()
+}
+
+/// What of a GPU's own blocks lies elsewhere, as far as there is `room` for it on that GPU.
+pub fn displaced(opened: &Opened, gpu: u32, room: u64) -> Vec<Parted> {
+    let mut left = room;
+    let home = Place::Gpu(gpu);
+    let stretches = opened.pool.stretches().into_iter().filter(|(block, _)| block.home == gpu);
+    let far = stretches.flat_map(|(block, pieces)| pieces.into_iter().map(move |piece| (block, piece)));
+    let far = far.filter(|(_, piece)| piece.place != home && !piece.place.is_disk() && piece.anchors.is_empty());
+    let fits = far.map_while(|(block, piece)| {
+        left = left.checked_sub(piece.bytes)?;
+        let (id, start) = (block.id, block.address);
+        Some(Parted::Pooled { block: id, start, address: piece.address, bytes: piece.bytes, from: home })
+    });
+    fits.collect()
 }
 
 /// What could not come back although it has to, since it is mapped nowhere: why, and all that is elsewhere still.

@@ -6,7 +6,7 @@
 
 use super::parting::{self, Leaves, Parted, Why};
 use super::{Agreement, STATE, hold, opened, told_anew};
-use crate::backing::open;
+use crate::backing::{open, terms};
 use crate::gate::Disturbed;
 use crate::log;
 use crate::process;
@@ -18,13 +18,15 @@ use gpupool_cuda::Device;
 use gpupool_events::{GpuDrain, GpuUndrain};
 use gpupool_pool::{Claim, Place};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// For how long the program stands still at once, a batch aside.
 const SLICE: Duration = Duration::from_millis(500);
 /// For how long it goes on in between, and between two tries to have its GPUs come to rest.
 const BREATH: Duration = Duration::from_millis(500);
+/// The same where somebody waits for the memory.
+const SHORT_BREATH: Duration = Duration::from_millis(20);
 
 /// What a GPU still has of this process, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +54,8 @@ impl Vacated {
 
 /// What has left which GPU because that is drained, and may come back.
 static AWAY: Mutex<BTreeMap<u32, Vec<Parted>>> = Mutex::new(BTreeMap::new());
+/// What has left which GPU because somebody else needed the room.
+static GIVEN: Mutex<BTreeMap<u32, Vec<Parted>>> = Mutex::new(BTreeMap::new());
 
 /// Which memory is to leave a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +66,34 @@ pub enum Which {
     Lent,
     /// So many bytes at least, those that are for other GPUs first.
     Most(u64),
+    /// The same, because somebody else needs them; `lent`: only what is for other GPUs. It comes back once there is room ([`take_back`]).
+    Given { bytes: u64, lent: bool },
+}
+
+impl Which {
+    /// Whether only what is for other GPUs leaves, and how much at least.
+    fn bounds(self) -> (bool, u64) {
+        match self {
+            Which::All => (false, u64::MAX),
+            Which::Lent => (true, u64::MAX),
+            Which::Most(bytes) => (false, bytes),
+            Which::Given { bytes, lent } => (lent, bytes),
+        }
+    }
+
+    /// For how long the program goes on in between. Somebody waits for what is given.
+    fn breath(self) -> Duration {
+        if matches!(self, Which::Given { .. }) { SHORT_BREATH } else { BREATH }
+    }
+
+    /// Why freed memory goes, for the log.
+    fn word(self) -> &'static str {
+        match self {
+            Which::All => "drain",
+            Which::Lent | Which::Most(_) => "set",
+            Which::Given { .. } => "recall",
+        }
+    }
 }
 
 /// Has memory leave a GPU until `deadline`, as long as that `is_wanted`; `progress` hears how many bytes of how many have left.
@@ -74,6 +106,10 @@ pub fn vacate(
 ) -> Vacated {
     let begun = Instant::now();
     let (moved, stayed) = match process::settings().mode {
+        Mode::Pool | Mode::Spill if terms::is_left_alone(gpu) => {
+            let text = "the GPU had a grave error, and what reads a broken page loses its context; gpupool drain moves it all the same";
+            (0, vec![(bytes_on(gpu), Why { cause: "ill", text: text.to_owned() })])
+        }
         Mode::Pool | Mode::Spill => leave(gpu, which, deadline, is_wanted, progress),
         _ => (0, Vec::new()),
     };
@@ -109,6 +145,15 @@ pub fn come_back(
 ) -> Vacated {
     let begun = Instant::now();
     let mut away = AWAY.lock().remove(&gpu).unwrap_or_default();
+    // What was asked for meanwhile lies elsewhere as well.
+    if let (Some(driver), Some(opened)) = (process::driver(), open::opened()) {
+        let by_limit = opened.plan.limit(Place::Gpu(gpu)).saturating_sub(opened.plan.accounts.taken(Place::Gpu(gpu)));
+        let free = opened.plan.free_at(driver, Place::Gpu(gpu)).unwrap_or(0).min(by_limit);
+        let room = free.saturating_sub(away.iter().map(Parted::bytes).sum());
+        let known: BTreeSet<u64> = away.iter().map(Parted::address).collect();
+        let others = parting::displaced(opened, gpu, room).into_iter();
+        away.extend(others.filter(|parted| !known.contains(&parted.address())));
+    }
     let total: u64 = away.iter().map(Parted::bytes).sum();
     let (mut moved, mut stayed) = (0, 0);
     let mut why = "there is no room for it".to_owned();
@@ -120,7 +165,7 @@ pub fn come_back(
             why = "the program is suspended; what it has is placed when it is resumed".to_owned();
             break;
         }
-        let held = match hold(driver, deadline, is_wanted, &mut Gently) {
+        let held = match hold(driver, deadline, is_wanted, &mut Gently(BREATH)) {
             Ok(held) => held,
             Err(text) => {
                 why = text;
@@ -178,7 +223,7 @@ fn uuid(gpu: u32) -> String {
 }
 
 /// Nobody else is asked, and a program that has not come to rest goes on for a while before the next try.
-struct Gently;
+struct Gently(Duration);
 
 impl Agreement for Gently {
     fn may_close(&mut self) -> bool {
@@ -190,7 +235,7 @@ impl Agreement for Gently {
     }
 
     fn is_disturbed(&mut self, _: &Disturbed) {
-        std::thread::sleep(BREATH);
+        std::thread::sleep(self.0);
     }
 }
 
@@ -208,11 +253,8 @@ fn leave(
     let mut moved = 0;
     let mut total = None;
     loop {
-        let (lent, most) = match which {
-            Which::All => (false, u64::MAX),
-            Which::Lent => (true, u64::MAX),
-            Which::Most(bytes) => (false, bytes.saturating_sub(moved)),
-        };
+        let (lent, most) = which.bounds();
+        let most = if most == u64::MAX { most } else { most.saturating_sub(moved) };
         let there = lies_there(opened, gpu, lent).min(most);
         if there == 0 {
             return (moved, Vec::new());
@@ -221,7 +263,7 @@ fn leave(
         let own;
         let held = match &*state {
             Some(suspended) => &suspended.held,
-            None => match hold(driver, deadline, is_wanted, &mut Gently) {
+            None => match hold(driver, deadline, is_wanted, &mut Gently(which.breath())) {
                 Ok(held) => {
                     own = held;
                     &own
@@ -235,8 +277,15 @@ fn leave(
         let leaves = Leaves::Gpu { gpu, lent, most };
         let (parted, stayed) = parting::leave(opened, driver, held, leaves, Some(until), &mut step);
         moved += parted.iter().map(Parted::bytes).sum::<u64>();
-        if which == Which::All && state.is_none() {
-            AWAY.lock().entry(gpu).or_default().extend(parted);
+        match which {
+            _ if state.is_some() => {}
+            Which::All => AWAY.lock().entry(gpu).or_default().extend(parted),
+            Which::Given { .. } => {
+                let before = GIVEN.lock().remove(&gpu).unwrap_or_default();
+                let all = parting::living(opened, before.into_iter().chain(parted).collect());
+                GIVEN.lock().insert(gpu, all);
+            }
+            Which::Lent | Which::Most(_) => {}
         }
         // What the memory stood on goes home, or the next part of it would have no room where it goes to.
         give_back(gpu, which);
@@ -245,15 +294,56 @@ fn leave(
             return (moved, stayed);
         }
         if state.is_none() {
-            std::thread::sleep(BREATH.min(deadline.saturating_duration_since(Instant::now())));
+            std::thread::sleep(which.breath().min(deadline.saturating_duration_since(Instant::now())));
         }
     }
 }
 
 /// What is free there goes to the driver, as far as no GPU may be at work on it.
 pub fn give_back(gpu: u32, which: Which) {
-    let why = if which == Which::All { "drain" } else { "set" };
-    idle::give_back_unused(Some(Place::Gpu(gpu)), u32::MAX, why, &format!("GPU {gpu} is left"));
+    idle::give_back_unused(Some(Place::Gpu(gpu)), u32::MAX, which.word(), &format!("GPU {gpu} is left"));
+}
+
+/// GPUs that something left for somebody else.
+pub fn given() -> Vec<u32> {
+    GIVEN.lock().iter().filter(|(_, parted)| !parted.is_empty()).map(|(gpu, _)| *gpu).collect()
+}
+
+/// Has of that so much come back as there is `room` for; the bytes. What cannot come for another reason stays where it is for good.
+pub fn take_back(gpu: u32, room: u64) -> u64 {
+    let mut sum = 0;
+    let back: Vec<Parted> = {
+        let mut given = GIVEN.lock();
+        let Some(away) = given.get_mut(&gpu) else { return 0 };
+        let fits = |parted: &Parted| {
+            sum += parted.bytes();
+            sum > room
+        };
+        let count = away.iter().position(fits).unwrap_or(away.len());
+        away.drain(..count).collect()
+    };
+    let (Some(driver), Some(opened)) = (process::driver(), open::opened()) else { return 0 };
+    let state = STATE.lock();
+    if back.is_empty() || state.is_some() {
+        GIVEN.lock().entry(gpu).or_default().extend(back);
+        return 0;
+    }
+    match hold(driver, Instant::now() + SLICE, &|| true, &mut Gently(SHORT_BREATH)) {
+        Ok(held) => {
+            let (came, _) = parting::bring_back(opened, driver, &held, &back, None, &mut |_, _| {});
+            drop(held);
+            told_anew();
+            came
+        }
+        Err(_) => {
+            GIVEN.lock().entry(gpu).or_default().extend(back);
+            0
+        }
+    }
+}
+
+fn bytes_on(gpu: u32) -> u64 {
+    open::opened().map_or(0, |opened| lies_there(opened, gpu, false))
 }
 
 /// Bytes of blocks and of the program's own mapped memory on a GPU, or of what of these is for others.

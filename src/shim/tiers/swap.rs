@@ -1,7 +1,7 @@
 //! Carries a swap out: what comes near and what goes away for it, in one go, with the program stopped for the copies alone.
 
 use super::{Home, keeps_atomics, now, obstacles, share, stays, timing, totals};
-use crate::backing::{level, mover, residence};
+use crate::backing::{level, mover, residence, terms};
 use crate::gate::{self, Closed, Disturbed, Limits, Reason};
 use crate::serve::memory::labels;
 use crate::serve::memory::places;
@@ -358,6 +358,12 @@ impl From<Failed> for WhyNot {
     }
 }
 
+fn is_left_alone(home: &Home, wish: &Wish) -> bool {
+    let pieces = || home.opened.pool.pieces(wish.address, wish.bytes).into_iter();
+    terms::is_any_left_alone()
+        && pieces().any(|piece| matches!(piece.place, Place::Gpu(gpu) if terms::is_left_alone(gpu)))
+}
+
 fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> Result<(), Failed> {
     let mut stuck = false;
     let phases = Phases::begin();
@@ -390,6 +396,9 @@ fn rearrange(home: &Home, wishes: &[Wish], why: Why, outcome: &mut Outcome) -> R
     };
     let lies = |wish: &Wish| home.opened.pool.pieces(wish.address, 1).first().map_or(wish.to, |piece| piece.place);
     let lay: Vec<Place> = wishes.iter().map(lies).collect();
+    if wishes.iter().any(|wish| is_left_alone(home, wish)) {
+        return Err(Failed::Other(WhyNot::Pool("a GPU that it lies on had a grave error".to_owned())));
+    }
     let answer = home.opened.pool.rearrange(wishes, stop);
     outcome.stopped += stopped.get();
     phases.tell(home.gpu, stopped.get());

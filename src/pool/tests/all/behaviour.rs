@@ -574,3 +574,41 @@ fn an_allocation_that_meets_memory_on_its_way_back_waits_for_that_and_goes_nowhe
         assert_returns_everything(&pool, &[block]);
     }
 }
+
+#[test]
+fn who_can_ask_others_hears_what_they_have_of_its_gpu_before_it_goes_elsewhere() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB), (GPU1, GIB), (HOST, GIB)]);
+    let ask = |bytes: u64| pool.allocate(&Request { can_ask: true, ..request(bytes, 0) });
+    let others = |bytes: u64| {
+        pool.backend().inner().external.insert(GPU0, bytes);
+    };
+    others(900 * MIB);
+    assert!(ask(100 * MIB).is_ok_and(|it| it.on_peers == 0), "there is room");
+    assert_eq!(ask(64 * MIB), Err(Refusal::Lacks { bytes: 40 * MIB }));
+    // What the program keeps itself goes first.
+    let caching = Request { soft_refusal: true, can_ask: true, ..request(64 * MIB, 0) };
+    assert_eq!(pool.allocate(&caching), Err(Refusal::Soft));
+    assert_eq!(pool.allocate(&caching), Err(Refusal::Lacks { bytes: 40 * MIB }), "told once");
+    others(800 * MIB);
+    pool.has_room_again(GPU0);
+    assert!(ask(64 * MIB).is_ok_and(|it| it.on_peers == 0), "they gave it back");
+    // Where nobody tells what is free, the place has run out in vain, and is trusted again.
+    pool.backend().inner().blind = true;
+    others(860 * MIB);
+    assert!(matches!(ask(64 * MIB), Err(Refusal::Lacks { .. })));
+    others(700 * MIB);
+    pool.has_room_again(GPU0);
+    assert!(ask(64 * MIB).is_ok_and(|it| it.on_peers == 0));
+    others(0);
+    // Beyond what it may hold, others have nothing to do with it.
+    assert!(ask(900 * MIB).is_ok_and(|it| it.on_peers > 0), "the limit, and nobody else");
+}
+
+#[test]
+fn a_request_that_all_places_lack_room_for_says_what_others_have_of_its_gpu() {
+    let pool = pool(Policy::LocalFirst, &[(GPU0, GIB)]);
+    pool.backend().inner().external.insert(GPU0, 900 * MIB);
+    let ask = |can_ask| pool.allocate(&Request { can_ask, ..request(200 * MIB, 0) });
+    assert_eq!(ask(true), Err(Refusal::Lacks { bytes: 76 * MIB }));
+    assert_eq!(ask(false), Err(Refusal::Full { missing: 76 * MIB }));
+}

@@ -63,7 +63,7 @@ pub fn pool_with(policy: Policy, lenders: Lenders, limits: &[(Place, u64)], capa
 }
 
 pub fn request(bytes: u64, home: u32) -> Request {
-    Request { bytes, home, owner: u64::from(home) + 1, soft_refusal: false, can_repack: false }
+    Request { bytes, home, owner: u64::from(home) + 1, soft_refusal: false, can_repack: false, can_ask: false }
 }
 
 pub fn allocate(pool: &Pool<Mock>, bytes: u64) -> Result<Allocation, Refusal<u64>> {

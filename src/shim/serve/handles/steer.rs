@@ -40,7 +40,7 @@ pub unsafe fn create(real: &mut Real<CuResult>, output: *mut Physical, request: 
         return at_home(real, home);
     }
     let Some(limit) = backing::terms::limit_of(device) else {
-        let result = at_home(real, home);
+        let result = at_home_of_all(real, request);
         if result != CuResult::OUT_OF_MEMORY {
             // SAFETY: as for this function; the driver has answered.
             return unsafe { numbered(result, output, request, false) };
@@ -66,7 +66,7 @@ pub unsafe fn create(real: &mut Real<CuResult>, output: *mut Physical, request: 
             refused(request, unsafe { numbered(at_home(real, home), output, request, false) })
         });
     }
-    let result = at_home(real, home);
+    let result = at_home_of_all(real, request);
     if !result.is_ok() {
         plan.accounts.credit(Claim::Handles, home, bytes);
         if result != CuResult::OUT_OF_MEMORY {
@@ -128,6 +128,16 @@ fn made(request: &Request, parts: Vec<Part>, charged: bool) -> Physical {
 fn at_home(real: &mut Real<CuResult>, home: Place) -> CuResult {
     let result = real.call();
     if result == CuResult::OUT_OF_MEMORY && memory::give_back_at(Some(home), real.api) {
+        return real.call();
+    }
+    result
+}
+
+/// The same, once more after others have freed what it takes.
+fn at_home_of_all(real: &mut Real<CuResult>, request: &Request) -> CuResult {
+    let home = Place::Gpu(request.device);
+    let result = at_home(real, home);
+    if result == CuResult::OUT_OF_MEMORY && memory::ask_others(request.device, request.bytes) {
         return real.call();
     }
     result

@@ -108,7 +108,14 @@ pub fn from_pool(
 ) -> Answer<Result<u64, CuResult>> {
     let home = device.ordinal();
     let repacker = REPACKER.get();
-    let mut request = Request { bytes, home, owner: context.id, soft_refusal: soft, can_repack: repacker.is_some() };
+    let mut request = Request {
+        bytes,
+        home,
+        owner: context.id,
+        soft_refusal: soft,
+        can_repack: repacker.is_some(),
+        can_ask: ASKER.get().is_some(),
+    };
     // Others may take what came free, so that once for each place may be too little; the old answer stands then.
     let mut repacks = opened.plan.places.len();
     let away = if labels::wants_away(bytes) { opened.pool.allocate_away(&request).ok() } else { None };
@@ -143,6 +150,10 @@ pub fn from_pool(
                 repacks = repacks.saturating_sub(1);
                 request.can_repack = freed > 0 && repacks > 0;
             }
+            Outcome::Lacks { bytes } => {
+                ask_others(home, bytes);
+                request.can_ask = false;
+            }
             Outcome::Full { missing } => {
                 report_full(home, bytes, missing);
                 return Err(Bypass::Full);
@@ -167,7 +178,14 @@ pub fn is_small(bytes: u64) -> bool {
 /// as well, and the log says no more of it than of any other call that is left to the driver.
 pub fn small_from_pool(opened: &Opened, context: &Context, bytes: u64) -> Answer<u64> {
     let device = context.device;
-    let request = Request { bytes, home: device.ordinal(), owner: context.id, soft_refusal: false, can_repack: false };
+    let request = Request {
+        bytes,
+        home: device.ordinal(),
+        owner: context.id,
+        soft_refusal: false,
+        can_repack: false,
+        can_ask: false,
+    };
     let (small, slab) = match opened.pool.allocate_small(&request) {
         Ok(Small { block, slab }) => {
             let reused = slab.is_none_or(|slab| slab.reused);
@@ -196,7 +214,11 @@ pub fn small_from_pool(opened: &Opened, context: &Context, bytes: u64) -> Answer
             context::end::disown(context);
             Err(Bypass::ContextGone)
         }
-        Outcome::Refused | Outcome::AskAgain | Outcome::HalfUsed { .. } | Outcome::Full { .. } => Err(Bypass::Full),
+        Outcome::Refused
+        | Outcome::AskAgain
+        | Outcome::HalfUsed { .. }
+        | Outcome::Lacks { .. }
+        | Outcome::Full { .. } => Err(Bypass::Full),
         Outcome::NoBlock(why, text) => {
             report_fallback(device.ordinal(), bytes, &text);
             Err(why)
@@ -448,6 +470,28 @@ static REPACKER: OnceBox<Repacker> = OnceBox::new();
 /// Has this one asked from now on, before a request is refused or served farther away, and when the program trims.
 pub fn repack_by(repacker: Repacker) {
     let _ = REPACKER.set(Box::new(repacker));
+}
+
+/// Who asks other processes for so much of this GPU; how much they say they have freed.
+pub type Asker = fn(u32, u64) -> u64;
+
+static ASKER: OnceBox<Asker> = OnceBox::new();
+
+/// Has this one asked from now on, before a request is refused or served elsewhere because others than this process have the memory of its GPU.
+pub fn ask_by(asker: Asker) {
+    let _ = ASKER.set(Box::new(asker));
+}
+
+/// Asks other processes for so much of this GPU. Whether they freed anything.
+#[cold]
+pub fn ask_others(home: u32, bytes: u64) -> bool {
+    let freed = ASKER.get().map_or(0, |ask| ask(home, bytes));
+    if freed > 0
+        && let Some(opened) = open::opened()
+    {
+        opened.pool.has_room_again(Place::Gpu(home));
+    }
+    freed > 0
 }
 
 static ON_END: OnceBox<fn(u64)> = OnceBox::new();

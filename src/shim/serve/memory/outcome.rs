@@ -23,6 +23,11 @@ pub(super) enum Outcome {
         /// How many.
         bytes: u64,
     },
+    /// The pool is asked again once others have given so many bytes of the GPU, or did not.
+    Lacks {
+        /// How many.
+        bytes: u64,
+    },
     /// No place has room, which is said, and the driver is asked.
     Full {
         /// How many bytes there are too few of.
@@ -50,6 +55,7 @@ pub(super) fn of_request(
         Err(Refusal::Soft) if is_refused_softly() => Outcome::Refused,
         Err(Refusal::Soft) => Outcome::AskAgain,
         Err(Refusal::HalfUsed { place, bytes }) => Outcome::HalfUsed { place, bytes },
+        Err(Refusal::Lacks { bytes }) => Outcome::Lacks { bytes },
         Err(Refusal::Full { missing }) => Outcome::Full { missing },
         Err(Refusal::NotOurs) => Outcome::Left(Bypass::LeftOut(device)),
         // The process is exiting, and the driver is gone.

@@ -1,0 +1,67 @@
+//! GPUs whose memory is ill, as NVML tells it. One with rows to be replaced at its next reset is drained by itself, so that the reset loses nothing. After an
+//! error that was not contained nothing new goes to a GPU and nothing is copied from it unless somebody asks (`gpupool drain`): what reads a
+//! broken page loses its context, and that would be the program's.
+
+use crate::backing::{open, terms};
+use crate::bell;
+use crate::nvml;
+use crate::process;
+use crate::serve::memory::{self, idle};
+use gpupool_config::Mode;
+use gpupool_machine::{Uuid, Xids};
+use gpupool_pool::Place;
+use std::time::{Duration, Instant};
+
+/// How often it is looked while the pool has memory on any GPU.
+const PERIOD: Duration = Duration::from_secs(5);
+/// A double-bit error, a failed replacement of a row, NVLink, fallen off the bus, and errors that were contained or not. A row that is replaced (63) is
+/// told by the rows as well.
+const GRAVE: [u64; 6] = [48, 64, 74, 79, 94, 95];
+
+pub struct Health {
+    /// From the first look on.
+    xids: Option<Xids>,
+    looked: Option<Instant>,
+}
+
+impl Health {
+    /// `None` where nothing is the pool's.
+    pub fn new() -> Option<Self> {
+        let is_pooled = matches!(process::settings().mode, Mode::Pool | Mode::Spill);
+        is_pooled.then_some(Self { xids: None, looked: None })
+    }
+
+    /// Looks, if it is time to; how long nothing need be done. `None`: until something changes.
+    pub fn look(&mut self) -> Option<Duration> {
+        let plan = open::plan_made()?;
+        let accounts = memory::accounts()?;
+        if plan.members.keys().all(|gpu| accounts.taken(Place::Gpu(*gpu)) == 0) {
+            return None;
+        }
+        let left = self.looked.map_or(Duration::ZERO, |looked| PERIOD.saturating_sub(looked.elapsed()));
+        if !left.is_zero() {
+            return Some(left);
+        }
+        self.looked = Some(Instant::now());
+        let gpus: Vec<Uuid> = plan.topology.gpus.iter().map(|gpu| gpu.uuid).collect();
+        // NVML opens files, which a child of a fork would have as well.
+        let Some(_part) = idle::Part::begin() else { return Some(PERIOD) };
+        let nvml = nvml::get()?;
+        let xids = match &self.xids {
+            Some(xids) => xids,
+            None => self.xids.insert(nvml.watch_xids(&gpus)?),
+        };
+        let mut is_news = false;
+        while let Some((gpu, xid)) = nvml::next_xid(xids) {
+            is_news |= GRAVE.contains(&xid) && terms::note_ill(&gpu, terms::Ill::Grave(xid));
+        }
+        for gpu in &gpus {
+            let is_pending = nvml.remapped_rows(gpu).is_some_and(|rows| rows.is_pending);
+            is_news |= is_pending && terms::note_ill(gpu, terms::Ill::Rows);
+        }
+        if is_news {
+            bell::changed();
+        }
+        Some(PERIOD)
+    }
+}

@@ -1,0 +1,164 @@
+//! Giving way: what of this process is on a GPU goes elsewhere because somebody else needs the room, and comes back later.
+
+use crate::backing::{open, terms};
+use crate::serve::{handles, memory};
+use crate::suspend::vacate::{self, Vacated, Which};
+use crate::watch::context;
+use crate::{live, log, nvml};
+use gpupool_config::format_size;
+use gpupool_cuda::Device;
+use gpupool_events::RecallGive;
+use gpupool_machine::Uuid;
+use gpupool_pool::{Claim, Place};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How long nothing of what was given is taken back, at first and at most: twice as long each time that it was recalled soon after it had been.
+const GUARD: Duration = Duration::from_secs(10);
+const LONGEST_GUARD: Duration = Duration::from_secs(320);
+/// How often it is looked whether there is room again.
+const PERIOD: Duration = Duration::from_secs(2);
+
+/// By GPU, when something came back last, and how long the guard is.
+static GUARDS: Mutex<BTreeMap<u32, (Instant, Duration)>> = Mutex::new(BTreeMap::new());
+
+/// By GPU, when it is looked next whether something can come back, and the pause before that.
+static TRIES: Mutex<BTreeMap<u32, (Instant, Duration)>> = Mutex::new(BTreeMap::new());
+
+/// Gives so much of this GPU to a program of that priority, until `deadline` and as long as it `is_wanted`.
+///
+/// # Errors
+/// That one does not matter more; in words.
+pub fn give_way(
+    gpu: &Uuid,
+    bytes: u64,
+    priority: u32,
+    pid: u32,
+    deadline: Instant,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<Vacated, String> {
+    let own = live::priority();
+    if priority < own {
+        return Err(format!("its priority is {own}, and {priority} is lower"));
+    }
+    let Some(ordinal) = ordinal_of(gpu) else { return Ok(Vacated::default()) };
+    let lent = priority == own;
+    let floor = if lent { 0 } else { live::guarantee_of(ordinal) };
+    Ok(give(ordinal, Gives { bytes, lent, floor, pid: Some(pid) }, deadline, is_wanted))
+}
+
+/// What is given.
+pub(super) struct Gives {
+    /// So much at most.
+    pub bytes: u64,
+    /// Only what is there for other GPUs, and what is free.
+    pub lent: bool,
+    /// So much stays in any case.
+    pub floor: u64,
+    /// Who gets it.
+    pub pid: Option<u32>,
+}
+
+/// Gives this; [`Vacated::moved`] is what is free now.
+pub(super) fn give(gpu: u32, gives: Gives, deadline: Instant, is_wanted: &dyn Fn() -> bool) -> Vacated {
+    let begun = Instant::now();
+    let Gives { bytes, lent, floor, pid } = gives;
+    let taken = || on_gpu(gpu);
+    let before = taken();
+    let most = bytes.min(before.saturating_sub(floor));
+    if most == 0 {
+        return Vacated::default();
+    }
+    // Nothing new goes there meanwhile; how much it is in the end is known afterwards.
+    let until = begun + guard(gpu);
+    // Whoever works there itself goes on to take what it needs, and only lends no more.
+    let bounds = |bytes| (!lent || !context::is_on(Device::of(gpu))).then_some(bytes);
+    terms::keep_below(gpu, bounds(before - most), until);
+    vacate::give_back(gpu, Which::Given { bytes: most, lent });
+    let left = most.saturating_sub(before.saturating_sub(taken()));
+    let mut done = Vacated::default();
+    if left > 0 {
+        done = vacate::vacate(gpu, Which::Given { bytes: left, lent }, deadline, is_wanted, &mut |_, _| {});
+    }
+    let after = taken();
+    let freed = before.saturating_sub(after);
+    terms::keep_below(gpu, bounds(after), until);
+    done.took = begun.elapsed();
+    done.moved = freed;
+    if freed > 0 {
+        log::emit(|| {
+            let who = pid.map_or_else(|| "another program".to_owned(), |pid| format!("process {pid}"));
+            let text = format!(
+                "{} of GPU {gpu} were given to {who}, which asked for {}",
+                format_size(freed),
+                format_size(bytes)
+            );
+            let microseconds = done.took.as_micros() as u64;
+            (RecallGive { device: gpu, bytes, freed, pid, microseconds }, text)
+        });
+    }
+    done
+}
+
+/// Bytes of this process on a GPU: what is charged there, and what the program made itself within no limit, which is not.
+pub(super) fn on_gpu(gpu: u32) -> u64 {
+    let place = Place::Gpu(gpu);
+    let (taken, charged) = memory::accounts().map_or((0, 0), |all| (all.taken(place), all.of(Claim::Handles, place)));
+    taken + handles::by_hand::bytes_at(place).saturating_sub(charged)
+}
+
+fn guard(gpu: u32) -> Duration {
+    let mut guards = GUARDS.lock();
+    let Some((came, guard)) = guards.get_mut(&gpu) else { return GUARD };
+    if came.elapsed() < 2 * *guard {
+        *guard = (*guard * 2).min(LONGEST_GUARD);
+    } else {
+        *guard = GUARD;
+    }
+    *guard
+}
+
+/// Has what was given come back where its time is over and there is room; how long nothing need be done.
+pub fn look() -> Option<Duration> {
+    let mut again = terms::forget_given();
+    for gpu in vacate::given() {
+        if terms::is_kept_below(gpu) || terms::is_drained(gpu) {
+            continue;
+        }
+        let now = Instant::now();
+        let (next, pause) = TRIES.lock().get(&gpu).copied().unwrap_or((now, PERIOD));
+        let wait = if next > now {
+            next - now
+        } else {
+            let room = room_on(gpu);
+            let came = if room > 0 { vacate::take_back(gpu, room) } else { 0 };
+            if came > 0 {
+                let mut guards = GUARDS.lock();
+                let guard = guards.get(&gpu).map_or(GUARD, |(_, guard)| *guard);
+                guards.insert(gpu, (now, guard));
+            }
+            // Each try may hold the program up.
+            let pause = if room > 0 && came == 0 { (2 * pause).min(LONGEST_GUARD) } else { PERIOD };
+            TRIES.lock().insert(gpu, (Instant::now() + pause, pause));
+            pause
+        };
+        again = Some(again.map_or(wait, |again| again.min(wait)));
+    }
+    again
+}
+
+/// Bytes that nobody uses of a GPU and that this process may, beside the reserve and as much again, so that who needs some does not have to ask at once.
+fn room_on(gpu: u32) -> u64 {
+    let Some(plan) = open::plan_made() else { return 0 };
+    let Some(known) = plan.topology.gpus.get(gpu as usize) else { return 0 };
+    let free = nvml::get().and_then(|nvml| nvml.free(&known.uuid)).unwrap_or(0);
+    let reserve = plan.members.get(&gpu).copied().unwrap_or(0);
+    let by_limit = plan.limit(Place::Gpu(gpu)).saturating_sub(plan.accounts.taken(Place::Gpu(gpu)));
+    free.saturating_sub(2 * reserve).min(by_limit)
+}
+
+fn ordinal_of(gpu: &Uuid) -> Option<u32> {
+    let gpus = &open::plan_made()?.topology.gpus;
+    gpus.iter().find(|known| known.uuid == *gpu).map(|known| known.ordinal)
+}

@@ -1,0 +1,63 @@
+//! The other processes of this user, as their pages tell of them.
+
+use gpupool_machine::Uuid;
+use gpupool_metrics::folder::{Entry, Folder};
+use gpupool_metrics::{Life, Snapshot, identify, read};
+
+/// Another process, which has memory of a GPU or may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    pub pid: u32,
+    pub started: u64,
+    /// The name of its page.
+    pub page: String,
+    pub priority: u32,
+    /// What of the GPU it has for other GPUs, in bytes.
+    pub lent: u64,
+    /// And for that one, with what is free of it.
+    pub own: u64,
+}
+
+/// The processes beside this one that run and whose pool has this GPU as a place. A page is up to a second old.
+pub fn on(folder: &Folder, gpu: &Uuid) -> Vec<Neighbour> {
+    let own = std::process::id();
+    let others = folder.pages().into_iter().filter(|entry| entry.pid != own);
+    others.filter_map(|entry| neighbour(&entry, &told(folder, &entry)?, gpu)).collect()
+}
+
+/// What the pages say of all processes beside this one that run.
+pub fn snapshots(folder: &Folder) -> Vec<Snapshot> {
+    let own = std::process::id();
+    folder.pages().iter().filter(|entry| entry.pid != own).filter_map(|entry| told(folder, entry)).collect()
+}
+
+/// The numbers of all processes beside this one.
+pub fn all(folder: &Folder) -> Vec<u32> {
+    folder.pages().into_iter().map(|entry| entry.pid).collect()
+}
+
+fn told(folder: &Folder, entry: &Entry) -> Option<Snapshot> {
+    let file = folder.page(entry).ok()?;
+    let identity = identify(&file).ok()?;
+    if identity.pid != entry.pid || identity.life() != Life::Running {
+        return None;
+    }
+    read(&file).ok().filter(|told| !told.ended)
+}
+
+fn neighbour(entry: &Entry, told: &Snapshot, gpu: &Uuid) -> Option<Neighbour> {
+    let levels = &told.levels;
+    let ordinal = levels.gpus.rows.iter().find(|known| known.uuid == *gpu)?.ordinal;
+    let place = levels.places.rows.iter().find(|place| place.is_gpu() && place.number == ordinal);
+    let held = place.map_or(0, |place| place.held + place.own);
+    let is_lent = |loan: &&gpupool_metrics::Loan| !loan.on_host && loan.number == ordinal;
+    let lent = levels.loans.rows.iter().filter(is_lent).map(|loan| loan.bytes).sum::<u64>();
+    Some(Neighbour {
+        pid: entry.pid,
+        started: entry.started,
+        page: entry.name.clone(),
+        priority: u32::try_from(levels.priority).unwrap_or(u32::MAX),
+        lent,
+        own: held.saturating_sub(lent),
+    })
+}

@@ -1,0 +1,68 @@
+//! The other ranks of a job, where no launcher's variable tells of them (`torch.multiprocessing.spawn`, Dask-CUDA, vLLM's workers): processes of one
+//! session and one parent that run the same program, see the same GPUs and each work on others of these. They keep to their own GPUs, as ranks do.
+
+use super::neighbours;
+use crate::backing::{open, terms};
+use crate::watch::context;
+use crate::{live, process};
+use gpupool_config::{Devices, Mode};
+use gpupool_machine::Uuid;
+use gpupool_metrics::folder::Folder;
+use gpupool_metrics::{Snapshot, lineage};
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+/// The least time between two looks.
+const PERIOD: Duration = Duration::from_secs(1);
+
+static LOOKED: Mutex<Option<Instant>> = Mutex::new(None);
+
+/// Looks who else is there, if it is time to, and says so to whoever decides what is lent.
+pub fn look() {
+    let mut looked = LOOKED.lock();
+    if looked.is_some_and(|looked| looked.elapsed() < PERIOD) {
+        return;
+    }
+    *looked = Some(Instant::now());
+    drop(looked);
+    let settings = process::settings();
+    let is_free = live::devices() == Devices::Auto && settings.local_ranks.is_none();
+    if !is_free || !matches!(settings.mode, Mode::Pool | Mode::Spill) {
+        return;
+    }
+    if let Some(count) = siblings() {
+        terms::note_siblings(count);
+    }
+}
+
+fn siblings() -> Option<u32> {
+    let plan = open::plan_made().filter(|plan| plan.members.len() > 1)?;
+    let page = super::page()?;
+    let folder = Folder::around(page).ok()?;
+    // Whatever was left to the first process of the machine is nobody's job.
+    let own = lineage(std::process::id()).filter(|(parent, _)| *parent > 1)?;
+    let seen: BTreeSet<Uuid> = plan.topology.gpus.iter().map(|gpu| gpu.uuid).collect();
+    let at_work: BTreeSet<Uuid> = context::all()
+        .iter()
+        .filter_map(|context| plan.topology.gpus.get(context.device.ordinal() as usize))
+        .map(|gpu| gpu.uuid)
+        .collect();
+    let name = std::env::current_exe().ok()?.file_name()?.to_string_lossy().into_owned();
+    let is_sibling = |told: &Snapshot| {
+        let gpus = &told.levels.gpus.rows;
+        let works: BTreeSet<Uuid> = told
+            .contexts
+            .rows
+            .iter()
+            .filter_map(|context| told.levels.gpu(context.device))
+            .map(|gpu| gpu.uuid)
+            .collect();
+        told.process.name == name
+            && gpus.iter().map(|gpu| gpu.uuid).collect::<BTreeSet<_>>() == seen
+            && !works.is_empty()
+            && works.is_disjoint(&at_work)
+            && lineage(told.process.identity.pid) == Some(own)
+    };
+    u32::try_from(neighbours::snapshots(&folder).iter().filter(|told| is_sibling(told)).count()).ok()
+}

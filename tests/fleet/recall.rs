@@ -1,0 +1,460 @@
+//! Memory that goes from one process to another by priority, from borrowers to those who work on a GPU, and to programs that do not run under gpupool.
+
+use super::{MIB, Machine, at, goes_on, page};
+use gpupool_events::{Event, Reader};
+use gpupool_metrics::Snapshot;
+use gpupool_metrics::folder::{Folder, Roots};
+use gpupool_wire::Socket;
+use gpupool_wire::control::{ROOM, Reply, Request};
+use harness::{Run, Running, eventually};
+use serde_json::Value;
+use std::io::BufReader;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+impl Machine {
+    /// A program on this GPU that matters so much.
+    fn neighbour(&self, gpu: u32, priority: u32) -> Run {
+        let run = Run::program("neighbour").arg(gpu.to_string()).sim(self.gpus).nvml();
+        let run = run.env("SIMCUDA_MACHINE", self.folder.path().join("machine")).env("SIMCUDA_CONTEXT_MIB", "4");
+        let run = run
+            .env("GPUPOOL_RESERVE", "16MiB")
+            .env("GPUPOOL_RECALL_WAIT", "30s")
+            .env("GPUPOOL_HOST_LIMIT", "4GiB")
+            .report()
+            .log()
+            .shim();
+        run.env("GPUPOOL_PRIORITY", priority.to_string())
+    }
+
+    /// One that runs and has so many MiB.
+    fn holder(&self, run: Run, mib: u64) -> Running {
+        let mut program = self.start(run);
+        // Each block on a chunk of its own.
+        for _ in 0..mib / 20 {
+            takes(&mut program, 20);
+        }
+        if !mib.is_multiple_of(20) {
+            takes(&mut program, mib % 20);
+        }
+        self.until(&program, "a page", |page| page.levels.live_bytes >= mib * MIB);
+        program
+    }
+
+    /// One on GPU 0 that has borrowed so many MiB of GPU 1.
+    fn debtor(&self, mib: u64) -> Running {
+        let program =
+            self.holder(self.neighbour(0, 50).env("GPUPOOL_DEVICES", "0,1").env("GPUPOOL_LIMIT", "0:2MiB"), mib);
+        self.until(&program, "a loan", |page| held(page, 1) >= mib * MIB - 4 * MIB);
+        program
+    }
+
+    fn files(&self) -> Vec<String> {
+        let files = std::fs::read_dir(self.folder.path().join("gpupool")).unwrap();
+        files.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+    }
+}
+
+/// What a program has on a GPU; nothing where its page does not say yet.
+fn held(page: &Snapshot, gpu: u32) -> u64 {
+    let places = page.levels.places.rows.iter();
+    places.filter(|place| place.is_gpu() && place.number == gpu).map(|place| place.held + place.own).sum()
+}
+
+/// What a program has of its own making on a GPU.
+fn own(page: &Snapshot, gpu: u32) -> u64 {
+    let places = page.levels.places.rows.iter();
+    places.filter(|place| place.is_gpu() && place.number == gpu).map(|place| place.own).sum()
+}
+
+#[track_caller]
+fn takes(program: &mut Running, mib: u64) -> u64 {
+    let answer = program.ask(&format!("take {mib}"));
+    answer.parse().unwrap_or_else(|_| panic!("take {mib}: {answer}"))
+}
+
+/// All of its memory is as it was, it ends, and no rule of the driver was broken; its log.
+#[track_caller]
+fn is_whole(mut program: Running) -> Vec<Event> {
+    assert_eq!(program.ask("check"), "0");
+    let log = program.log();
+    let file = std::fs::File::open(&log).ok();
+    let (status, folder) = program.end();
+    assert!(status.success(), "{status}");
+    let report = std::fs::read_to_string(folder.path().join("report")).unwrap_or_default();
+    let report: Value = serde_json::from_str(&report).unwrap_or_default();
+    assert_eq!(report["violations"], serde_json::json!([]), "{report}");
+    let lines = file.map(|file| Reader::new(BufReader::new(file)).map_while(Result::ok).map(|record| record.event));
+    lines.into_iter().flatten().collect()
+}
+
+fn asked(events: &[Event]) -> Vec<(u64, u64)> {
+    let of = |event: &Event| match event {
+        Event::RecallAsk(event) => Some((event.bytes, event.freed)),
+        _ => None,
+    };
+    events.iter().filter_map(of).collect()
+}
+
+fn gave(events: &[Event]) -> u64 {
+    let of = |event: &Event| if let Event::RecallGive(event) = event { event.freed } else { 0 };
+    events.iter().map(of).sum()
+}
+
+#[test]
+fn memory_of_a_lower_priority_gives_way_to_a_higher_one_and_to_no_other() {
+    let machine = Machine::new("2x320MiB");
+    let low = machine.holder(machine.neighbour(0, 10), 240);
+    let mut high = machine.start(machine.neighbour(0, 90));
+    takes(&mut high, 160);
+    let page = machine.until(&high, "its memory", |page| held(page, 0) >= 160 * MIB);
+    assert_eq!((held(&page, 1), page.levels.residence.on_host), (0, 0), "{page:?}");
+    machine.until(&low, "what is left", |page| held(page, 0) <= 142 * MIB && page.levels.live_bytes == 240 * MIB);
+    // An equal one and a lower one get what is free, and no more.
+    let others = [machine.holder(machine.neighbour(0, 90), 60), machine.holder(machine.neighbour(0, 5), 60)];
+    let page = machine.page(&high);
+    assert_eq!(held(&page, 0), 160 * MIB, "{page:?}");
+    // What matters more is not asked at all.
+    let mut low = low;
+    takes(&mut low, 40);
+    let events = is_whole(low);
+    assert!(asked(&events).iter().all(|(_, freed)| *freed == 0) && gave(&events) >= 96 * MIB, "{:?}", asked(&events));
+    let events = is_whole(high);
+    assert!(gave(&events) == 0 && asked(&events).iter().any(|(_, freed)| *freed >= 96 * MIB), "{:?}", asked(&events));
+    others.into_iter().for_each(|other| drop(is_whole(other)));
+}
+
+#[test]
+fn memory_of_a_programs_own_making_asks_and_gives_way_as_well() {
+    let machine = Machine::new("2x320MiB");
+    let mut low = machine.start(machine.neighbour(0, 10));
+    assert_eq!(low.ask("own 120"), "made");
+    assert_eq!(low.ask("own 100"), "made");
+    machine.until(&low, "its memory", |page| own(page, 0) >= 220 * MIB);
+    let mut high = machine.start(machine.neighbour(0, 90));
+    assert_eq!(high.ask("own 160"), "made");
+    machine.until(&high, "its memory", |page| own(page, 0) >= 160 * MIB);
+    machine.until(&low, "what is left", |page| own(page, 0) <= 120 * MIB);
+    is_whole(low);
+    is_whole(high);
+}
+
+#[test]
+fn a_loan_is_called_back_by_who_works_there_and_what_is_guaranteed_stays() {
+    let machine = Machine::new("2x320MiB");
+    let debtor = machine.debtor(240);
+    // Of the same priority.
+    let owner = machine.holder(machine.neighbour(1, 50).env("GPUPOOL_GUARANTEE", "1:80MiB"), 200);
+    machine.until(&owner, "its memory", |page| held(page, 1) >= 200 * MIB && held(page, 0) == 0);
+    machine.until(&debtor, "what is left", |page| held(page, 1) <= 100 * MIB);
+    // Above all others, and what is guaranteed is left.
+    let mut above = machine.start(machine.neighbour(1, 100));
+    takes(&mut above, 280);
+    let page = machine.until(&owner, "what is left", |page| held(page, 1) < 200 * MIB);
+    assert!(held(&page, 1) >= 80 * MIB, "{page:?}");
+    drop(is_whole(above));
+    // Within what it is guaranteed a program is above all.
+    let high = machine.holder(machine.neighbour(0, 90), 280);
+    let low = machine.neighbour(0, 1).env("GPUPOOL_GUARANTEE", "0:60MiB");
+    let low = machine.holder(low, 60);
+    machine.until(&low, "its memory", |page| held(page, 0) >= 60 * MIB);
+    for program in [debtor, owner, high, low] {
+        is_whole(program);
+    }
+}
+
+#[test]
+fn a_priority_that_is_changed_counts_from_then_on() {
+    let machine = Machine::new("2x320MiB");
+    let first = machine.holder(machine.neighbour(0, 50), 240);
+    let mut second = machine.holder(machine.neighbour(0, 50), 20);
+    takes(&mut second, 80);
+    machine.until(&second, "memory elsewhere", |page| held(page, 1) + page.levels.residence.on_host >= 40 * MIB);
+    assert_eq!(held(&machine.page(&first), 0), 240 * MIB, "equals do not give way");
+    let (told, done) = machine.told(&format!("priority --json {} 60", second.pid()));
+    assert!(done && told["changes"][0]["new"] == "60", "{told}");
+    takes(&mut second, 80);
+    machine.until(&first, "what is left", |page| held(page, 0) < 200 * MIB);
+    is_whole(first);
+    is_whole(second);
+}
+
+#[test]
+fn who_does_not_answer_delays_nobody_for_long_and_loses_nothing() {
+    let machine = Machine::new("2x320MiB");
+    let mut hung = machine.holder(machine.neighbour(0, 10), 80);
+    let stopped = machine.holder(machine.neighbour(0, 10), 80);
+    let killed = machine.holder(machine.neighbour(0, 10), 80);
+    hung.ask("spin");
+    stopped.signal(libc::SIGSTOP);
+    let mut high = machine.start(machine.neighbour(0, 90).env("GPUPOOL_RECALL_WAIT", "1s"));
+    let begun = Instant::now();
+    takes(&mut high, 120);
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    machine.until(&high, "its memory", |page| page.levels.live_bytes == 120 * MIB);
+    killed.signal(libc::SIGKILL);
+    drop(killed);
+    hung.ask("release");
+    stopped.signal(libc::SIGCONT);
+    takes(&mut high, 60);
+    for program in [hung, stopped, high] {
+        is_whole(program);
+    }
+    assert_eq!(machine.files().iter().filter(|name| name.ends_with(".call")).count(), 0, "{:?}", machine.files());
+}
+
+#[test]
+fn two_that_ask_each_other_at_once_do_not_wait_for_each_other() {
+    let machine = Machine::new("2x320MiB");
+    // Each has borrowed from the other's GPU.
+    let debtor = |gpu: u32| {
+        let limit = format!("{gpu}:2MiB");
+        let program =
+            machine.holder(machine.neighbour(gpu, 50).env("GPUPOOL_DEVICES", "0,1").env("GPUPOOL_LIMIT", limit), 240);
+        machine.until(&program, "a loan", |page| held(page, 1 - gpu) >= 230 * MIB);
+        program
+    };
+    let mut programs = [debtor(0), debtor(1)];
+    for program in &programs {
+        assert!(machine.told(&format!("set --json {} limit=", program.pid())).1);
+    }
+    let begun = Instant::now();
+    programs.iter_mut().for_each(|program| program.tell("take 120"));
+    for program in &mut programs {
+        let took: u64 = program.ask("check").parse().unwrap();
+        assert!(took < 25_000, "{took} ms");
+        assert_eq!(program.ask("check"), "0");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(20));
+    for (gpu, program) in (0..).zip(&programs) {
+        machine.until(program, "memory at home", |page| held(page, gpu) >= 100 * MIB);
+    }
+    for program in &mut programs {
+        // One answer is left, of the last question.
+        assert_eq!(program.ask("fork"), "0");
+        assert_eq!(program.ask("check"), "child ended with 7");
+    }
+    programs.into_iter().for_each(|mut program| {
+        assert_eq!(program.ask("check"), "0");
+        let (status, _folder) = program.end();
+        assert!(status.success(), "{status}");
+    });
+}
+
+/// This process, as one that runs under gpupool would look: a page that says it has a gigabyte of the GPU and matters least.
+fn pretend(machine: &Machine, like: &Snapshot) -> (Folder, std::path::PathBuf) {
+    let nowhere = machine.folder.path().join("none");
+    let roots = Roots {
+        session: Some(machine.folder.path().to_owned()),
+        run: nowhere.clone(),
+        temporary: nowhere.clone(),
+        sessions: nowhere,
+    };
+    let (folder, _) = Folder::own(&roots).unwrap();
+    let mut process = like.process.clone();
+    process.identity = gpupool_metrics::Identity::own().unwrap();
+    let (mut page, path) = gpupool_metrics::Map::create(&folder, &process).unwrap();
+    let mut levels = like.levels.clone();
+    levels.priority = 0;
+    levels.updated = gpupool_metrics::now();
+    assert!(page.levels(&levels));
+    (folder, path)
+}
+
+#[test]
+fn a_process_that_lies_about_what_it_freed_is_not_believed() {
+    let machine = Machine::new("2x320MiB");
+    let holder = machine.holder(machine.neighbour(0, 90), 240);
+    let (folder, path) = pretend(&machine, &machine.page(&holder));
+    let name = path.with_extension("call").file_name().unwrap().to_str().unwrap().to_owned();
+    let mut other = machine.start(machine.neighbour(0, 50));
+    other.tell("take 160");
+    let socket =
+        eventually("a question", || Socket::<OwnedFd>::connect_in(std::os::fd::AsFd::as_fd(&folder.fd()), &name).ok());
+    let mut buffer = [0; ROOM];
+    let received = socket.receive_by(&mut buffer, Instant::now() + Duration::from_secs(20)).unwrap();
+    let Ok(Request::GiveWay { bytes, priority: 50, .. }) = Request::decode(&buffer[..received.bytes]) else {
+        panic!("another question")
+    };
+    assert!(bytes >= 80 * MIB, "{bytes}");
+    let none: [OwnedFd; 0] = [];
+    let lie = Reply::Done { moved: 1 << 40, stayed: 0, microseconds: 1 };
+    socket.send(&lie.encode(), &none).unwrap();
+    // It has asked the driver, and lies elsewhere in part.
+    other.ask("check").parse::<u64>().unwrap();
+    assert_eq!(other.ask("check"), "0");
+    machine.until(&other, "memory elsewhere", |page| held(page, 1) + page.levels.residence.on_host >= 80 * MIB);
+    // Nor does nonsense do harm.
+    other.tell("take 60");
+    let socket =
+        eventually("a question", || Socket::<OwnedFd>::connect_in(std::os::fd::AsFd::as_fd(&folder.fd()), &name).ok());
+    socket.receive_by(&mut buffer, Instant::now() + Duration::from_secs(20)).unwrap();
+    socket.send(&[0xff; 300], &none).unwrap();
+    drop(socket);
+    assert_eq!(other.ask("check"), "0");
+    std::fs::remove_file(path).unwrap();
+    let _ = other.ask("check");
+    let (status, _folder) = other.end();
+    assert!(status.success(), "{status}");
+    is_whole(holder);
+}
+
+#[test]
+fn a_program_without_gpupool_gets_what_others_only_borrow() {
+    let machine = Machine::new("2x320MiB");
+    let mut debtor = machine.debtor(240);
+    let bare = Run::program("neighbour").arg("1").sim(machine.gpus).nvml();
+    let bare = bare.env("SIMCUDA_MACHINE", machine.folder.path().join("machine")).env("SIMCUDA_CONTEXT_MIB", "4");
+    let mut bare = machine.start(bare);
+    let page = machine.until(&debtor, "an empty GPU 1", |page| held(page, 1) == 0);
+    assert_eq!(page.levels.live_bytes, 240 * MIB);
+    takes(&mut bare, 300);
+    assert_eq!((bare.ask("check"), debtor.ask("check")), ("0".to_owned(), "0".to_owned()));
+    // What it goes on to need elsewhere lies elsewhere.
+    takes(&mut debtor, 40);
+    assert_eq!(held(&machine.page(&debtor), 1), 0);
+    assert!(gave(&is_whole(debtor)) >= 236 * MIB);
+    let (status, _folder) = bare.end();
+    assert!(status.success(), "{status}");
+}
+
+#[test]
+fn many_with_priorities_take_and_drop_at_random_and_lose_nothing() {
+    // Longer and with more by GPUPOOL_FLEET_SECONDS and GPUPOOL_FLEET_PROCESSES.
+    let number = |name: &str, otherwise: u32| std::env::var(name).map_or(otherwise, |text| text.parse().unwrap());
+    let (seconds, count) = (number("GPUPOOL_FLEET_SECONDS", 6), number("GPUPOOL_FLEET_PROCESSES", 5));
+    let machine = Machine::new("2x160MiB");
+    let program = |number: u32| machine.start(machine.neighbour(number % 2, 10 + number * 80 / count));
+    let mut programs: Vec<Running> = (0..count).map(program).collect();
+    let mut killed = machine.start(machine.neighbour(0, 40));
+    for (number, program) in (1..).zip(&mut programs) {
+        program.tell(&format!("churn {seconds} {} 80", number * 7919));
+    }
+    killed.tell("churn 600 3 80");
+    std::thread::sleep(Duration::from_secs(u64::from(seconds) / 2));
+    killed.signal(libc::SIGKILL);
+    drop(killed);
+    for program in &mut programs {
+        let answer = program.ask("check");
+        let numbers: Vec<u64> = answer.split(' ').map(|number| number.parse().unwrap()).collect();
+        let [rounds, wrong, refused, longest] = numbers[..] else { panic!("{answer}") };
+        assert!(rounds > 0 && (wrong, refused) == (0, 0) && longest < 30_000, "{answer}");
+        assert_eq!(program.ask("check"), "0");
+    }
+    for program in programs {
+        let (status, folder) = program.end();
+        assert!(status.success(), "{status}");
+        let report = std::fs::read_to_string(folder.path().join("report")).unwrap();
+        let report: Value = serde_json::from_str(&report).unwrap();
+        assert_eq!(report["violations"], serde_json::json!([]), "{report}");
+    }
+    // The next one that comes removes what the killed one left.
+    is_whole(machine.holder(machine.neighbour(0, 50), 4));
+    assert_eq!(machine.files(), Vec::<String>::new());
+}
+
+#[test]
+fn processes_that_come_and_go_leave_no_file_behind() {
+    // All thousand by GPUPOOL_FLEET_COMERS.
+    let all: u32 = std::env::var("GPUPOOL_FLEET_COMERS").map_or(24, |text| text.parse().unwrap());
+    let machine = Machine::new("2x160MiB");
+    let low = machine.holder(machine.neighbour(0, 10), 100);
+    for number in 0..all / 4 {
+        let mut comers: Vec<Running> = (0..4).map(|at| machine.start(machine.neighbour(0, 20 + at))).collect();
+        comers.iter_mut().for_each(|comer| comer.tell("take 40"));
+        // Some are killed while they ask.
+        for (at, comer) in comers.into_iter().enumerate() {
+            if at as u32 == number % 4 {
+                comer.signal(libc::SIGKILL);
+            } else {
+                let (status, _folder) = comer.end();
+                assert!(status.success(), "{status}");
+            }
+        }
+    }
+    is_whole(low);
+    is_whole(machine.holder(machine.neighbour(0, 50), 4));
+    assert_eq!(machine.files(), Vec::<String>::new());
+}
+
+#[test]
+fn who_works_while_others_take_its_loans_goes_on() {
+    let machine = Machine::new("2x320MiB");
+    let mut borrower = machine.start(machine.run().env("GPUPOOL_DEVICES", "0,1").env("GPUPOOL_LIMIT", "0:4MiB"));
+    super::at_work(&mut borrower, 1);
+    machine.until(&borrower, "a loan", |page| held(page, 1) >= 16 * MIB);
+    let before = page(machine.folder.path(), borrower.pid()).unwrap();
+    assert!(held(&before, 1) >= 16 * MIB);
+    let mut owner = machine.start(machine.neighbour(1, 50));
+    takes(&mut owner, 280);
+    goes_on(&mut borrower);
+    is_whole(owner);
+    super::ends_well(borrower);
+}
+
+#[test]
+fn ranks_that_no_launcher_tells_of_keep_to_their_own_gpus() {
+    let machine = Machine::new("2x320MiB");
+    let rank = |gpu: u32| machine.neighbour(gpu, 50).env("GPUPOOL_LIMIT", format!("{gpu}:16MiB"));
+    let mut ranks = [machine.start(rank(0)), machine.start(rank(1))];
+    for program in &mut ranks {
+        takes(program, 24);
+    }
+    for (gpu, program) in (0..).zip(&mut ranks) {
+        // What it took before they knew of each other lies where it lay.
+        machine.page(program);
+        eventually("memory on the host alone", || {
+            takes(program, 24);
+            assert_eq!(program.ask("drop"), "dropped");
+            page(machine.folder.path(), program.pid())
+                .filter(|page| page.levels.residence.on_host > 0 && held(page, 1 - gpu) == 0)
+        });
+    }
+    // One that is named GPUs has them.
+    let mut other = machine.start(rank(0).env("GPUPOOL_DEVICES", "0,1"));
+    takes(&mut other, 40);
+    machine.until(&other, "a loan", |page| held(page, 1) >= 20 * MIB);
+    ranks.into_iter().chain([other]).for_each(|program| drop(is_whole(program)));
+}
+
+/// Something happens to a GPU, as NVML tells it, again and again until the program knows: it hears of what comes after its first look.
+#[track_caller]
+fn happens(machine: &Machine, events: &std::path::Path, line: &str, program: &Running) -> Snapshot {
+    use std::io::Write;
+    eventually("a closed GPU", || {
+        let mut file = std::fs::OpenOptions::new().append(true).create(true).open(events).unwrap();
+        file.write_all(format!("{line}\n").as_bytes()).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        page(machine.folder.path(), program.pid())
+            .filter(|page| !page.levels.places.rows.is_empty() && at(page, 1).drained)
+    })
+}
+
+#[test]
+fn a_gpu_with_rows_to_be_replaced_is_left_and_one_with_a_grave_error_is_left_alone() {
+    let machine = Machine::new("2x320MiB");
+    let events = machine.folder.path().join("events");
+    std::fs::write(&events, "").unwrap();
+    let debtor = || {
+        let run = machine.neighbour(0, 50).env("SIMCUDA_EVENTS", &events).env("GPUPOOL_DEVICES", "0,1");
+        let program = machine.holder(run.env("GPUPOOL_LIMIT", "0:2MiB"), 40);
+        machine.until(&program, "a loan", |page| held(page, 1) >= 36 * MIB);
+        program
+    };
+    let mut program = debtor();
+    happens(&machine, &events, "1 xid 79", &program);
+    takes(&mut program, 40);
+    let page = machine.until(&program, "memory elsewhere", |page| page.levels.residence.on_host >= 36 * MIB);
+    assert!((36 * MIB..=42 * MIB).contains(&held(&page, 1)), "nothing left it, and nothing went there: {page:?}");
+    // Somebody asks for it.
+    assert!(machine.told("drain --json 1").1);
+    machine.until(&program, "an empty GPU 1", |page| held(page, 1) == 0);
+    drop(is_whole(program));
+    machine.told("undrain --json 1");
+
+    let program = debtor();
+    happens(&machine, &events, "1 remap corrected pending", &program);
+    let page = machine.until(&program, "an empty GPU 1", |page| held(page, 1) == 0);
+    assert!(at(&page, 1).drained && page.levels.residence.on_host >= 36 * MIB, "{page:?}");
+    is_whole(program);
+}

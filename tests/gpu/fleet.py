@@ -1,0 +1,110 @@
+"""Several programs on one machine: a borrower gives way to who starts on the GPU that it borrows from, and a GPU is emptied under a program."""
+
+import json
+import time
+
+from client import client, needs_modules, needs_two_gpus
+from machine import GIB
+from running import BelowGoal, Failed, same
+
+# Seconds that a program has to fill its memory and to check it.
+TO_FILL, TO_CHECK = 60, 60
+# Seconds that 100 GiB may take.
+TO_PEER, TO_HOST = 0.6, 3.0
+
+
+def _held(lab, pid, gpu):
+    told = json.loads(lab.bare([lab.gpupool, "ps", "--json"], 30).succeeded().stdout)
+    for row in told:
+        if row["process"]["identity"]["pid"] == pid:
+            rows = row["levels"]["places"]["rows"]
+            return sum(place["held"] + place["own"] for place in rows if place["place"] == f"gpu{gpu}")
+    raise Failed(f"gpupool ps does not know process {pid}")
+
+
+def _until(what, is_so, seconds=20):
+    until = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > until:
+            raise Failed(f"never: {what}")
+        time.sleep(0.05)
+
+
+def _checked(child, said):
+    child.process.stdin.write("\n")
+    child.process.stdin.flush()
+    done = child.finish(TO_CHECK, said).succeeded()
+    if "wrong: []" not in done.stdout:
+        raise Failed(f"{child.title}: {done.stdout.splitlines()[-2:]}")
+    return done
+
+
+def _gives_way(lab, to_peer, settings, goal):
+    """A borrower on GPU 0 that has nearly all of GPU 1, and a program that starts there; `settings`: under gpupool, or bare."""
+    needs_modules("cupy")
+    needs_two_gpus(lab)
+    gib = min(100, lab.machine.gpus[1].total // GIB - 16)
+    borrower = lab.start(client("cupy_holder.py", 0, gib), settings={"LIMIT": "0:1GiB", "RESERVE": "6GiB"})
+    said = borrower.read_until("holds", TO_FILL)
+    pid = borrower.process.pid
+    _until("a loan", lambda: _held(lab, pid, 1) >= (gib - 2) * GIB)
+    if to_peer:
+        lab.bare([lab.gpupool, "set", pid, "limit="], 30).succeeded()
+    begun = time.monotonic()
+    comer = lab.start(client("cupy_holder.py", 1, gib // 2), settings=settings)
+    comer_said = comer.read_until("holds", TO_FILL)
+    seconds = time.monotonic() - begun
+    if "holds" not in comer_said:
+        comer.finish(5, comer_said).succeeded()
+    checked = _checked(comer, comer_said)
+    done = _checked(borrower, said)
+    gave = [(event["freed"], event["microseconds"] / 1e6, event.get("pid")) for event in done.events("recall.give")]
+    if not gave:
+        raise Failed("the borrower gave nothing")
+    freed, took = sum(row[0] for row in gave), sum(row[1] for row in gave)
+    lines = [f"{bytes_ / GIB:.1f} GiB in {took_:.2f} s to process {who}" for bytes_, took_, who in gave]
+    lines.append(f"the program that came held {gib // 2} GiB after {seconds:.1f} s; its allocations took {checked.measured()['seconds']} s")
+    text = f"{freed / GIB:.1f} GiB gave way in {took:.2f} s ({freed / took / 1e9:.0f} GB/s)"
+    if took > goal * max(freed / (100 * GIB), 0.1):
+        raise BelowGoal(f"{text}; the goal is {goal} s for 100 GiB", lines)
+    return text, lines
+
+
+def stranger_peer(lab):
+    """A program without gpupool, and room on the borrower's own GPU."""
+    return _gives_way(lab, True, None, TO_PEER)
+
+
+def stranger_host(lab):
+    """The same with no room but on the host."""
+    return _gives_way(lab, False, None, TO_HOST)
+
+
+def owner_peer(lab):
+    """A program under gpupool, which asks for what it needs."""
+    return _gives_way(lab, True, {"RESERVE": "6GiB"}, TO_PEER)
+
+
+def owner_host(lab):
+    return _gives_way(lab, False, {"RESERVE": "6GiB"}, TO_HOST)
+
+
+def drain(lab):
+    """GPU 1 is emptied under a program that borrows from it, and filled again; it computes the same."""
+    needs_modules("torch")
+    needs_two_gpus(lab)
+    command = client("torch_rotation.py", 40, 30)
+    bare = lab.bare(command, 120).succeeded()
+    child = lab.start(command, settings={"LIMIT": "0:8GiB"})
+    pid = child.process.pid
+    lines = []
+    _until("a loan", lambda: child.process.poll() is None and _held(lab, pid, 1) >= 8 * GIB, 60)
+    for word in ("drain", "undrain"):
+        begun = time.monotonic()
+        told = json.loads(lab.bare([lab.gpupool, word, "--json", "1"], 60).stdout or "[]")
+        row = next((row for row in told if row["pid"] == pid), None)
+        lines.append(f"{word}: {(row or {}).get('bytes', 0) / GIB:.1f} GiB in {time.monotonic() - begun:.2f} s")
+        if not row or not row["bytes"]:
+            raise Failed(f"{word} moved nothing: {told}", lines)
+    same(bare, child.finish(120).succeeded())
+    return "the same sums; " + ", ".join(lines), lines
