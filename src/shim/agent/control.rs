@@ -182,7 +182,7 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
             let asker = socket.peer().map_err(|error| error.to_string());
             match asker.and_then(|peer| peer.is_same_user().map(|()| peer.pid)) {
                 Ok(pid) => give::give_way(&gpu, bytes, priority, pid, within(patience), &is_wanted)
-                    .map(|Vacated { moved, took, .. }| suspend::Done { moved, stayed: 0, took }),
+                    .map(|Vacated { moved, took, .. }| suspend::Done { moved, took, ..Default::default() }),
                 Err(why) => Err(why),
             }
         }

@@ -562,7 +562,7 @@ pub fn displaced(opened: &Opened, gpu: u32, room: u64) -> Vec<Parted> {
     let home = Place::Gpu(gpu);
     let stretches = opened.pool.stretches().into_iter().filter(|(block, _)| block.home == gpu);
     let far = stretches.flat_map(|(block, pieces)| pieces.into_iter().map(move |piece| (block, piece)));
-    let far = far.filter(|(_, piece)| piece.place != home && !piece.place.is_disk() && piece.anchors.is_empty());
+    let far = far.filter(|(_, piece)| piece.place != home && !piece.place.is_stored() && piece.anchors.is_empty());
     let fits = far.map_while(|(block, piece)| {
         left = left.checked_sub(piece.bytes)?;
         let (id, start) = (block.id, block.address);
