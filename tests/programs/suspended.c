@@ -13,6 +13,10 @@
  *   check            by another thread, what is kept; checked: how many words were wrong, or that it waits still
  *   drop             what is kept is freed; destroy: its context ends, by another thread; destroyed: whether it has
  *   atexit           the process's end counts in a handler what of that is wrong, and ends with 12 for nothing
+ *   join             the same by another thread, for which the handler waits
+ *   variable         the same, as a variable of the main thread is destroyed
+ *   quick            the process ends by quick_exit, with the same in a handler of that
+ *   error            the process ends by err(3)
  *   leave            the main thread leaves; the others end, and the last of them ends the process by exit(6)
  *   end              they end, and free all they have
  *   exit             the process ends by exit(3), with all of them at work
@@ -35,6 +39,7 @@ static inline void fail_with(int code)
 #include "held.h"
 #include "vmm.h"
 
+#include <err.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -187,6 +192,29 @@ static void at_exit(void)
     _exit(wrong_of_kept() ? 9 : 12);
 }
 
+static void *end_with_it(void *unused)
+{
+    at_exit();
+    return unused;
+}
+
+static void wait_at_exit(void)
+{
+    pthread_t other;
+    REQUIRE(pthread_create(&other, NULL, end_with_it, NULL) == 0);
+    pthread_join(other, NULL);
+}
+
+static void destroy_variable(void *unused)
+{
+    (void)unused;
+    at_exit();
+}
+
+/* What C++ calls for a thread_local object. */
+extern int __cxa_thread_atexit_impl(void (*)(void *), void *, void *);
+extern void *__dso_handle;
+
 static Gpu spinning;
 
 static void *spin(void *argument)
@@ -266,6 +294,17 @@ int main(void)
         } else if (strcmp(line, "atexit") == 0) {
             REQUIRE(atexit(at_exit) == 0);
             puts("registered");
+        } else if (strcmp(line, "join") == 0) {
+            REQUIRE(atexit(wait_at_exit) == 0);
+            puts("registered");
+        } else if (strcmp(line, "variable") == 0) {
+            REQUIRE(__cxa_thread_atexit_impl(destroy_variable, NULL, &__dso_handle) == 0);
+            puts("registered");
+        } else if (strcmp(line, "quick") == 0) {
+            REQUIRE(at_quick_exit(at_exit) == 0);
+            quick_exit(5);
+        } else if (strcmp(line, "error") == 0) {
+            err(5, "%s", "it ends");
         } else if (strcmp(line, "leave") == 0) {
             atomic_store(&has_left, 1);
             atomic_store(&ends, 1);

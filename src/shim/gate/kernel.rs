@@ -112,6 +112,10 @@ impl Outside for Kernel {
 
     /// Not on the word: the system begins that sleep anew behind a handler that was installed with `SA_RESTART`, as most are.
     fn nap(&self, _: &AtomicU32, _: u32) -> bool {
+        // Its handlers run long before the process's end begins, and whoever waits for that waits for them.
+        if gpupool_python::has_ended() && !WANTED.load(Ordering::Relaxed) {
+            return true;
+        }
         if EVERYBODY_ASKS.load(Ordering::Acquire) && !WANTED.load(Ordering::Relaxed) {
             return true;
         }

@@ -1,5 +1,6 @@
 //! The life of a process: where the library starts, what happens on a fork, and how it ends.
 
+mod begin;
 mod ending;
 mod exec;
 mod exit;

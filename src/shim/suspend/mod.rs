@@ -121,6 +121,7 @@ pub fn suspend(
     let begun = Instant::now();
     // What was asked before concerned an earlier time.
     let _ = gate::has_asked();
+    gate::hear_end_first();
     let held = hold(driver, deadline, is_wanted, agreement)?;
     SINCE.store(microseconds(), Ordering::Relaxed);
     let goes_on = || is_wanted() && !gate::is_ending();
