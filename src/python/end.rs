@@ -12,13 +12,12 @@ use crate::stack::Stack;
 /// What a program begins with: a file or what `-c` was given, and a module that `-m` names.
 const BEGINNINGS: [&[u8]; 2] = [b"<module>", b"_run_module_as_main"];
 
-/// Whether this is the main thread of a process that is Python itself, and Python is past its program: it runs what was registered by `atexit`, or takes
+/// Asked on the main thread: whether this process is Python itself, and Python is past its program: it runs what was registered by `atexit`, or takes
 /// itself apart. Nothing that Python tells says so of `atexit`, whose functions run before it calls itself ending; but no frame of theirs stands
 /// on one of a program. Allocates nothing, and knows nothing of other threads, of programs that only use Python, and while a prompt has functions that
 /// run as it waits for a line.
 pub fn has_ended() -> bool {
-    // SAFETY: the call has no arguments.
-    if own_number() != unsafe { libc::getpid() } || !is_python_itself() {
+    if !is_python_itself() {
         return false;
     }
     let Some(interpreter) = interpreter::get() else { return false };
@@ -38,11 +37,6 @@ pub fn has_ended() -> bool {
     let mut names =
         stack.frames().iter().map(|frame| unsafe { interpreter.text(frame.code, interpreter.layout.code.name) });
     names.all(|name| name.is_some_and(|name| name.width > 1 || !BEGINNINGS.contains(&name.bytes)))
-}
-
-fn own_number() -> libc::pid_t {
-    // SAFETY: the call has no arguments.
-    unsafe { libc::gettid() }
 }
 
 /// What Python calls while it waits for a line at its prompt.

@@ -35,6 +35,13 @@ type Start = unsafe extern "C-unwind" fn(
     *mut c_void,
 ) -> c_int;
 
+/// Before `main`: a process may end where `dlsym` would wait for another thread.
+pub fn find_next() {
+    for (next, name) in [(&EXIT, c"exit"), (&QUICK_EXIT, c"quick_exit")] {
+        dlsym::next(next, name);
+    }
+}
+
 fn begins() {
     // A panic must not cross into the program.
     let _ = catch_unwind(gate::process_ends);
