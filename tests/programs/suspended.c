@@ -17,6 +17,9 @@
  *   variable         the same, as a variable of the main thread is destroyed
  *   quick            the process ends by quick_exit, with the same in a handler of that
  *   error            the process ends by err(3)
+ *   stream MIB       by another thread, so much of the driver's stream-ordered memory of GPU 0, of which 2 MiB stay in use and the pool keeps the rest;
+ *                    reserved: bytes that this pool has
+ *   become USER      files are opened as that user from here on; root DIR: the root folder is that one
  *   leave            the main thread leaves; the others end, and the last of them ends the process by exit(6)
  *   end              they end, and free all they have
  *   exit             the process ends by exit(3), with all of them at work
@@ -37,6 +40,7 @@ static inline void fail_with(int code)
 }
 #define exit(code) fail_with(code)
 #include "held.h"
+#include "streams.h"
 #include "vmm.h"
 
 #include <err.h>
@@ -215,6 +219,34 @@ static void destroy_variable(void *unused)
 extern int __cxa_thread_atexit_impl(void (*)(void *), void *, void *);
 extern void *__dso_handle;
 
+static void *stream(void *argument)
+{
+    CUdeviceptr freed, used;
+    CUstream stream;
+    CUmemoryPool pool;
+    uint64_t all = UINT64_MAX;
+    CUcontext context;
+    CHECK(cuDevicePrimaryCtxRetain(&context, 0));
+    CHECK(cuCtxSetCurrent(context));
+    CHECK(cuDeviceGetDefaultMemPool(&pool, 0));
+    CHECK(cuMemPoolSetAttribute(pool, 4, &all));
+    CHECK(cuStreamCreate(&stream, 1));
+    CHECK(cuMemAllocAsync(&freed, (size_t)(uintptr_t)argument * MIB, stream));
+    CHECK(cuMemAllocAsync(&used, 2 * MIB, stream));
+    CHECK(cuMemFreeAsync(freed, stream));
+    CHECK(cuStreamSynchronize(stream));
+    return NULL;
+}
+
+static uint64_t reserved(void)
+{
+    CUmemoryPool pool;
+    uint64_t bytes = 0;
+    CHECK(cuDeviceGetDefaultMemPool(&pool, 0));
+    CHECK(cuMemPoolGetAttribute(pool, 5, &bytes));
+    return bytes;
+}
+
 static Gpu spinning;
 
 static void *spin(void *argument)
@@ -226,7 +258,7 @@ static void *spin(void *argument)
 
 int main(void)
 {
-    char line[64];
+    char line[256];
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     REQUIRE(sigaction(SIGUSR1, &action, NULL) == 0);
     CHECK(cuInit(0));
@@ -305,6 +337,17 @@ int main(void)
             quick_exit(5);
         } else if (strcmp(line, "error") == 0) {
             err(5, "%s", "it ends");
+        } else if (sscanf(line, "stream %d", &number) == 1) {
+            REQUIRE(pthread_create(&other, NULL, stream, (void *)(uintptr_t)number) == 0 && pthread_join(other, NULL) == 0);
+            puts("kept");
+        } else if (strcmp(line, "reserved") == 0) {
+            printf("%llu\n", (unsigned long long)reserved());
+        } else if (sscanf(line, "become %d", &number) == 1) {
+            REQUIRE(seteuid((uid_t)number) == 0);
+            puts("done");
+        } else if (strncmp(line, "root ", 5) == 0) {
+            REQUIRE(chroot(line + 5) == 0);
+            puts("done");
         } else if (strcmp(line, "leave") == 0) {
             atomic_store(&has_left, 1);
             atomic_store(&ends, 1);

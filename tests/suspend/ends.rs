@@ -1,7 +1,7 @@
 //! The end of a program that is suspended: what it does there with the GPUs waits for nobody.
 
-use super::{MIB, at_work, refused, suspended, told};
-use harness::{Run, Running, repository};
+use super::{MIB, refused, suspended, told};
+use harness::{Run, Running, at_work, repository};
 use std::process::ExitStatus;
 
 /// Has it registered what uses the GPU at its end while it is suspended, and ends it so.
@@ -36,6 +36,7 @@ fn handlers_that_are_registered_while_it_is_suspended_keep_no_program_from_its_e
     ] {
         for to in ["host", folder] {
             assert_eq!(ended(registers, ends, to).code(), RIGHT, "{registers:?}, {ends:?}, to {to}");
+            assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0, "a program that ends leaves no file");
         }
     }
 }
