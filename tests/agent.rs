@@ -1,9 +1,8 @@
 //! The agent's thread and the metrics page: what a running process tells of itself, and what becomes of that when it forks,
 //! ends, is killed or closes what it did not open.
 
-use gpupool_metrics::folder::{Folder, Roots};
-use gpupool_metrics::{Counter, Life, Snapshot, read};
-use harness::{Output, Run, Running, artifact_folder, eventually};
+use gpupool_metrics::{Counter, Life, Snapshot};
+use harness::{Output, Run, Running, artifact_folder, eventually, folder_of_pages};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt, chown, symlink};
 use std::path::Path;
@@ -16,23 +15,9 @@ fn agent() -> Run {
     Run::program("agent").sim("2x1GiB").shim()
 }
 
-/// The folder of pages under this session, if it is there.
-fn folder(session: &Path) -> Option<Folder> {
-    let nowhere = session.join("none");
-    let roots = Roots {
-        session: Some(session.to_owned()),
-        run: nowhere.clone(),
-        temporary: nowhere.clone(),
-        sessions: nowhere,
-    };
-    Folder::all(&roots).0.into_iter().next()
-}
-
 /// Every page there that can be read, with what its process is doing.
 fn pages(session: &Path) -> Vec<(Life, Snapshot)> {
-    let Some(folder) = folder(session) else { return Vec::new() };
-    let told = folder.pages().into_iter().filter_map(|entry| read(&folder.page(&entry).ok()?).ok());
-    told.map(|told| (told.process.identity.life(), told)).collect()
+    harness::pages(session).into_iter().map(|told| (told.process.identity.life(), told)).collect()
 }
 
 fn files(session: &Path) -> usize {
@@ -439,7 +424,7 @@ fn a_page_that_somebody_cuts_does_not_end_the_program() {
     program.ask("init");
     program.ask("allocate 64");
     with_live(&program, 64 * MIB);
-    let folder = folder(&program.session()).unwrap_or_else(|| panic!("no folder"));
+    let folder = folder_of_pages(&program.session()).unwrap_or_else(|| panic!("no folder"));
     let path = folder.path().join(&folder.pages()[0].name);
     fs::File::options().write(true).open(path).and_then(|file| file.set_len(0)).unwrap_or_else(|e| panic!("{e}"));
     program.ask("allocate 32");

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
 use gpupool_store::{Reader, Which};
-use harness::{Run, Running, eventually};
+use harness::{Run, Running, at_work, eventually, goes_on};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -45,19 +45,6 @@ fn image(program: &Running, folder: &Path, more: &str) -> Value {
 fn refused(program: &Running, folder: &Path, more: &str) -> String {
     let told = told(program, folder, more);
     told["error"].as_str().unwrap_or_else(|| panic!("it was not refused: {told}")).to_owned()
-}
-
-#[track_caller]
-fn at_work(program: &mut Running, threads: u32) {
-    assert_eq!(program.ask(&format!("begin {threads}")), "begun");
-    goes_on(program);
-}
-
-#[track_caller]
-fn goes_on(program: &mut Running) {
-    let rounds = |program: &mut Running| -> u64 { program.ask("rounds").parse().unwrap() };
-    let before = rounds(program);
-    eventually("further rounds", || (rounds(program) > before + 8).then_some(()));
 }
 
 /// It ends, and the simulated driver has seen no breach of the rules.
@@ -273,6 +260,44 @@ fn with_every_images_follow_each_other_until_the_program_ends() {
     verifies(&folder);
 }
 
+#[test]
+fn with_every_the_end_of_the_program_is_a_success_once_there_is_an_image() {
+    let (_around, folder) = store();
+    for signal in [None, Some(libc::SIGKILL)] {
+        let mut program = checkpointed("1x1GiB").start(None);
+        at_work(&mut program, 1);
+        let before = generations(&folder).first().copied().unwrap_or(0);
+        let asked = std::thread::scope(|scope| {
+            let arguments = format!("checkpoint {} {} --every 10ms --keep 1", program.pid(), folder.display());
+            let (session, program) = (program.session(), program);
+            let asked = scope.spawn(move || {
+                let mut command = std::process::Command::new(harness::artifact_folder().join("gpupool"));
+                command.args(arguments.split_whitespace()).env("XDG_RUNTIME_DIR", session).env_remove("LD_PRELOAD");
+                command.output().unwrap()
+            });
+            eventually("an image", || (generations(&folder).first() > Some(&(before + 1))).then_some(()));
+            if let Some(signal) = signal {
+                program.signal(signal);
+            }
+            program.end();
+            asked.join().unwrap()
+        });
+        let said = String::from_utf8(asked.stderr).unwrap();
+        assert!(
+            asked.status.success()
+                && said.ends_with("has ended; no further image is written, and the last one is whole\n"),
+            "{said}"
+        );
+        assert_eq!(said.lines().count(), 1, "{said}");
+        verifies(&folder);
+    }
+    let mut program = checkpointed("1x1GiB").start(None);
+    at_work(&mut program, 1);
+    let refused = program.gpupool(&format!("checkpoint {} {} --every 0s", program.pid(), folder.display()));
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(2) && said.contains("a time of more than nothing"), "{said}");
+}
+
 /// A program with memory that has names, and an image of it.
 fn with_names(folder: &Path) {
     let mut program = checkpointed("2x1GiB").start(None);
@@ -312,7 +337,7 @@ fn what_a_program_names_comes_back_in_another_one() {
     for told in [
         "`state` did not come back: it has 1048576 bytes (1.0 MiB), and 2097152 (2.0 MiB) in generation 1 in ",
         "`nobody` did not come back: generation 1 in ",
-        "2 named ranges came back, 3.0 MiB in all; 1 that the image has were not asked for, as `state`",
+        "2 named ranges came back, 3.0 MiB in all; 1 have another size now, as `state`",
     ] {
         assert!(log.contains(told), "{told}: {log}");
     }

@@ -6,9 +6,8 @@
 mod recall;
 
 use gpupool_events::{Event, Reader};
-use gpupool_metrics::folder::{Folder, Roots};
-use gpupool_metrics::{Place, Snapshot, read};
-use harness::{Run, Running, artifact_folder, driver_folder_with_nvml, eventually};
+use gpupool_metrics::{Place, Snapshot};
+use harness::{Run, Running, artifact_folder, at_work, driver_folder_with_nvml, eventually, goes_on, page_of};
 use serde_json::Value;
 use std::io::BufReader;
 use std::path::Path;
@@ -73,26 +72,13 @@ impl Machine {
     /// What a program's page says, once it says it.
     #[track_caller]
     fn page(&self, program: &Running) -> Snapshot {
-        eventually("a page", || page(self.folder.path(), program.pid()))
+        eventually("a page", || page_of(self.folder.path(), program.pid()))
     }
 
     #[track_caller]
     fn until(&self, program: &Running, what: &str, is_so: impl Fn(&Snapshot) -> bool) -> Snapshot {
-        eventually(what, || page(self.folder.path(), program.pid()).filter(&is_so))
+        eventually(what, || page_of(self.folder.path(), program.pid()).filter(&is_so))
     }
-}
-
-fn page(session: &Path, pid: u32) -> Option<Snapshot> {
-    let nowhere = session.join("none");
-    let roots = Roots {
-        session: Some(session.to_owned()),
-        run: nowhere.clone(),
-        temporary: nowhere.clone(),
-        sessions: nowhere,
-    };
-    let folder = Folder::all(&roots).0.into_iter().next()?;
-    let told = folder.pages().into_iter().filter_map(|entry| read(&folder.page(&entry).ok()?).ok());
-    told.filter(|told| told.levels.updated > 0).find(|told| told.process.identity.pid == pid)
 }
 
 fn at(page: &Snapshot, gpu: u32) -> Place {
@@ -106,19 +92,6 @@ fn held(page: &Snapshot, gpu: u32) -> u64 {
 
 fn uuid(page: &Snapshot, gpu: u32) -> String {
     page.levels.gpu(gpu).unwrap().uuid_text().unwrap()
-}
-
-#[track_caller]
-fn at_work(program: &mut Running, threads: u32) {
-    program.ask(&format!("begin {threads}"));
-    goes_on(program);
-}
-
-#[track_caller]
-fn goes_on(program: &mut Running) {
-    let rounds = |program: &mut Running| -> u64 { program.ask("rounds").parse().unwrap() };
-    let before = rounds(program);
-    eventually("further rounds", || (rounds(program) > before + 8).then_some(()));
 }
 
 /// It ends, having found every byte as it had left it, and the simulated driver no breach of the rules; its log.

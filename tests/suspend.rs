@@ -2,12 +2,15 @@
 
 #[path = "suspend/disk.rs"]
 mod disk;
+#[path = "suspend/ends.rs"]
+mod ends;
 #[path = "suspend/host.rs"]
 mod host;
+#[path = "suspend/rest.rs"]
+mod rest;
 
-use gpupool_metrics::folder::{Folder, Roots};
-use gpupool_metrics::{Snapshot, read};
-use harness::{Run, Running, artifact_folder, eventually};
+use gpupool_metrics::Snapshot;
+use harness::{Run, Running, artifact_folder, at_work, eventually, goes_on, page_of};
 use serde_json::Value;
 use std::process::{Command, Output as Ended};
 
@@ -19,10 +22,7 @@ fn suspended(gpus: &str) -> Run {
 }
 
 fn gpupool(program: &Running, arguments: &str) -> Ended {
-    let command = artifact_folder().join("gpupool");
-    let mut command = Command::new(command);
-    command.args(arguments.split_whitespace()).env("XDG_RUNTIME_DIR", program.session()).env_remove("LD_PRELOAD");
-    command.output().unwrap_or_else(|error| panic!("gpupool {arguments}: {error}"))
+    program.gpupool(arguments)
 }
 
 /// The command's one line about this program.
@@ -38,32 +38,13 @@ fn told(program: &Running, arguments: &str) -> Value {
 
 /// What the program's page says.
 fn page(program: &Running) -> Option<Snapshot> {
-    let nowhere = program.session().join("none");
-    let session = Some(program.session());
-    let roots = Roots { session, run: nowhere.clone(), temporary: nowhere.clone(), sessions: nowhere };
-    let folder = Folder::all(&roots).0.into_iter().next()?;
-    let told = folder.pages().into_iter().filter_map(|entry| read(&folder.page(&entry).ok()?).ok());
-    told.into_iter().find(|told| told.process.identity.pid == program.pid())
+    page_of(&program.session(), program.pid())
 }
 
 /// Bytes that it has at places of this kind, the pool's and its own.
 fn at(page: &Snapshot, on_host: bool) -> u64 {
     let here = page.levels.places.rows.iter().filter(|place| !place.on_disk && place.on_host == on_host);
     here.map(|place| place.held + place.own).sum()
-}
-
-/// Has it work with so many threads, and waits until each has done something.
-#[track_caller]
-fn at_work(program: &mut Running, threads: u32) {
-    program.ask(&format!("begin {threads}"));
-    goes_on(program);
-}
-
-#[track_caller]
-fn goes_on(program: &mut Running) {
-    let rounds = |program: &mut Running| -> u64 { program.ask("rounds").parse().unwrap_or(0) };
-    let before = rounds(program);
-    eventually("further rounds", || (rounds(program) > before + 8).then_some(()));
 }
 
 /// It ends, having found every byte as it had left it, and the simulated driver no breach of the rules.
@@ -398,12 +379,76 @@ fn a_program_that_nobody_can_ask_any_more_is_resumed_by_itself() {
     goes_on(&mut program);
     ends_well(program);
 
+    // Somebody writes over the page, or puts another file in its place.
+    for replace in [false, true] {
+        let mut program = suspended("2x1GiB").start(None);
+        at_work(&mut program, 2);
+        told(&program, "suspend");
+        let entry = std::fs::read_dir(program.session().join("gpupool")).unwrap().flatten().next().unwrap();
+        let garbage = vec![0xa5; entry.metadata().unwrap().len() as usize];
+        if replace {
+            std::fs::remove_file(entry.path()).unwrap();
+        }
+        std::fs::write(entry.path(), garbage).unwrap();
+        goes_on(&mut program);
+        ends_well(program);
+    }
+
     let mut program = suspended("2x1GiB").start(None);
     at_work(&mut program, 2);
     told(&program, "suspend");
     program.tell("leave");
     let (status, _folder) = program.end();
     assert_eq!(status.code(), Some(6), "{status}");
+}
+
+/// For root alone: others cannot do that.
+#[test]
+fn who_has_become_another_user_or_has_another_root_folder_is_named_as_such() {
+    if std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").unwrap()) != 0 {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for (does, words) in [
+        ("become 65534".to_owned(), "it acts as user 65534 now (seteuid)"),
+        (format!("root {}", folder.path().display()), "its root folder is "),
+    ] {
+        let mut program = suspended("1x1GiB").start(None);
+        at_work(&mut program, 1);
+        assert_eq!(program.ask(&does), "done");
+        let why = refused(&program, "suspend");
+        assert!(why.contains(words), "{why}");
+        goes_on(&mut program);
+    }
+}
+
+#[test]
+fn memory_of_its_own_comes_back_where_gpus_do_not_reach_each_other() {
+    let mut program = suspended("2x1GiB").env("SIMCUDA_LINK", "none").start(None);
+    at_work(&mut program, 2);
+    for _ in 0..2 {
+        let left = told(&program, "suspend --to host");
+        // Where there is no link, what the driver has room for is the driver's (mode spill).
+        assert!(left["bytes"].as_u64() >= Some(2 * 8 * MIB) && left["stayed_bytes"] == 0, "{left}");
+        assert_eq!(told(&program, "resume")["stayed_bytes"], 0);
+        goes_on(&mut program);
+    }
+    ends_well(program);
+}
+
+#[test]
+fn what_stream_ordered_pools_keep_unused_goes_and_what_is_in_use_is_told() {
+    let mut program = suspended("1x1GiB").log().start(None);
+    at_work(&mut program, 1);
+    assert_eq!(program.ask("stream 64"), "kept");
+    assert!(program.ask("reserved").parse::<u64>().unwrap() >= 64 * MIB);
+    let left = told(&program, "suspend --to host");
+    let reserved = program.ask("reserved");
+    assert!(reserved.parse::<u64>().unwrap() < 64 * MIB, "{reserved}");
+    assert_eq!(left["stayed_bytes"].to_string(), reserved, "{left}");
+    assert!(std::fs::read_to_string(program.log()).unwrap().contains("stream-ordered pools"));
+    told(&program, "resume");
+    goes_on(&mut program);
 }
 
 #[test]

@@ -1,9 +1,8 @@
 //! Memory that comes near, and leaves, while the program runs (`GPUPOOL_MOVE`).
 
 use gpupool_events::Event;
-use gpupool_metrics::folder::{Folder, Roots};
-use gpupool_metrics::{Counter, Snapshot, read};
-use harness::{Build, Output, Run, Running, eventually};
+use gpupool_metrics::{Counter, Snapshot};
+use harness::{Build, Output, Run, Running, eventually, page_of};
 use std::collections::BTreeMap;
 
 /// Two GPUs, of the first of which the program may have less than it asks for.
@@ -125,10 +124,7 @@ fn what_the_log_tells_of_moves_and_addresses_adds_up() {
 
 /// The page of a running program.
 fn page(program: &Running) -> Option<Snapshot> {
-    let (session, nowhere) = (program.session(), program.session().join("none"));
-    let roots = Roots { session: Some(session), run: nowhere.clone(), temporary: nowhere.clone(), sessions: nowhere };
-    let folder = Folder::all(&roots).0.into_iter().next()?;
-    folder.pages().into_iter().find_map(|entry| read(&folder.page(&entry).ok()?).ok())
+    page_of(&program.session(), program.pid())
 }
 
 #[test]

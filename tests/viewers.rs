@@ -1,9 +1,8 @@
 //! Who looks at metrics pages of running programs: `gpupool export` and `gpupool top` say what `ps` and the program's own C
 //! interface do, of whoever runs, and of nobody else.
 
-use gpupool_metrics::folder::{Folder, Roots};
 use gpupool_metrics::{Counter, Snapshot};
-use harness::{Run, Running, artifact_folder, eventually};
+use harness::{Run, Running, artifact_folder, eventually, pages};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -21,18 +20,8 @@ fn agent() -> Run {
 /// The page of a program, once it tells of this.
 #[track_caller]
 fn page(what: &str, program: &Running, session: &Path, tells: impl Fn(&Snapshot) -> bool) -> Snapshot {
-    let nowhere = session.join("none");
-    let roots = Roots {
-        session: Some(session.to_owned()),
-        run: nowhere.clone(),
-        temporary: nowhere.clone(),
-        sessions: nowhere,
-    };
     eventually(&format!("{what} on the page"), || {
-        let folder = Folder::all(&roots).0.into_iter().next()?;
-        let told =
-            folder.pages().into_iter().filter_map(|entry| gpupool_metrics::read(&folder.page(&entry).ok()?).ok());
-        told.filter(|told| told.process.identity.pid == program.pid()).find(&tells)
+        pages(session).into_iter().filter(|told| told.process.identity.pid == program.pid()).find(&tells)
     })
 }
 

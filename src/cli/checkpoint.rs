@@ -5,12 +5,13 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use gpupool_config::{format_size, parse_duration};
+use gpupool_metrics::Identity;
 use gpupool_wire::control::{MOST_PATH, Reply, Request, Stored};
 use serde::Serialize;
 
 use crate::control;
 use crate::failure::{Failure, complain};
-use crate::pages::Listed;
+use crate::pages::{Listed, Pages};
 use crate::{stdout, terminal};
 
 /// Write an image of a running program's GPU memory to a folder, while the program goes on
@@ -21,7 +22,7 @@ no room there is written before it goes on. An image is of one moment, and there
 gpupool store list shows them, gpupool run --restore brings named memory back.
 
 With --every, this command asks again and again. Where it ends, there are no further images, and the program runs on; where the program
-ends, so does it.
+ends, so does it, with 0 if its last image is whole.
 
 Examples:
   gpupool checkpoint 4711 /scratch/train
@@ -35,7 +36,7 @@ pub struct Args {
     #[arg(value_name = "DIR")]
     folder: PathBuf,
     /// Write another image so long after one was begun, until the program ends
-    #[arg(long, value_parser = time, value_name = "TIME")]
+    #[arg(long, value_parser = pause, value_name = "TIME")]
     every: Option<Duration>,
     /// Keep so many images, the newest, and remove older ones
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), value_name = "NUMBER")]
@@ -51,6 +52,14 @@ pub struct Args {
 fn time(text: &str) -> Result<Duration, String> {
     parse_duration(text).map_err(|error| error.to_string())
 }
+
+fn pause(text: &str) -> Result<Duration, String> {
+    let pause = time(text)?;
+    if pause.is_zero() { Err("write a time of more than nothing, as 10min".to_owned()) } else { Ok(pause) }
+}
+
+/// How often it is looked whether the program has ended.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// One image, or why there is none.
 #[derive(Serialize)]
@@ -86,20 +95,46 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         patience: u64::try_from(args.wait.as_millis()).unwrap_or(u64::MAX),
     };
     let row = find(args.pid)?;
+    let identity = row.told.process.identity;
+    let mut is_done = false;
     loop {
         let begun = Instant::now();
-        let is_done = print(args, told(args.pid, &folder, control::ask_one(&row, &request)))?;
-        let Some(every) = args.every else {
-            return Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
-        };
-        std::thread::sleep(every.saturating_sub(begun.elapsed()));
-        // Another process may have its number by then.
-        let now = find(args.pid).ok().filter(|now| now.told.process.identity == row.told.process.identity);
-        if now.is_none() {
-            complain(&format!("process {} has ended; no further image is written", args.pid));
-            return Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        let reply = control::ask_one(&row, &request);
+        // Where it ended in the middle of one, the one before is the last, and whole.
+        let ended_within = reply.is_err() && is_done && is_ending(&identity);
+        if !ended_within {
+            is_done = print(args, told(args.pid, &folder, reply))?;
         }
+        if let Some(every) = args.every {
+            while begun.elapsed() < every && !has_ended(&identity) {
+                std::thread::sleep(LOOK.min(every.saturating_sub(begun.elapsed())));
+            }
+            if !has_ended(&identity) {
+                continue;
+            }
+            let last = if is_done { ", and the last one is whole" } else { "" };
+            complain(&format!("process {} has ended; no further image is written{last}", args.pid));
+        }
+        return Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
+}
+
+/// Whether a process that answers nothing any more ends: its connections end a moment before it does.
+fn is_ending(identity: &Identity) -> bool {
+    let until = Instant::now() + LOOK;
+    while !has_ended(identity) {
+        if Instant::now() >= until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
+}
+
+/// Whether the process that was asked is no more, or is about to be: its page is gone then.
+fn has_ended(identity: &Identity) -> bool {
+    let is_there = || Pages::new().look().rows.iter().any(|row| row.told.process.identity == *identity);
+    identity.life().is_over() || !is_there()
 }
 
 fn find(pid: u32) -> Result<Listed, Failure> {

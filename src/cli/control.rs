@@ -5,6 +5,8 @@
 
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -12,9 +14,11 @@ use gpupool_config::format_size;
 use gpupool_metrics::folder::Folder;
 use gpupool_metrics::{Life, ring, stat};
 use gpupool_wire::Socket;
+use gpupool_wire::blocks::Handle;
 use gpupool_wire::control::{ROOM, Reply, Request, Target};
 use gpupool_wire::socket::{Failure as Unheard, wait};
 use rustix::fs::{AtFlags, FlockOperation, Gid, Uid, chownat, flock, unlinkat};
+use rustix::process::geteuid;
 use serde::Serialize;
 
 use crate::failure::{Failure, complain};
@@ -147,6 +151,9 @@ fn ask(row: &Listed, request: &Request, until: Option<Instant>, progress: &dyn F
 fn connect(row: &Listed, request: &Request, until: Option<Instant>) -> Result<Socket, String> {
     let words =
         |what: &str, error: &dyn std::fmt::Display| format!("{what} beside {} failed: {error}", row.page.display());
+    if let Some(why) = out_of_reach(row) {
+        return Err(why);
+    }
     let folder = Folder::around(&row.page).map_err(|refused| refused.to_string())?;
     let page = row.page.file_name().unwrap_or_default();
     let name = row.page.with_extension("call");
@@ -365,9 +372,12 @@ fn accept(listener: &Socket, row: &Listed, page: &OwnedFd, limit: Option<Instant
     let pid = row.told.process.identity.pid;
     let begun = Instant::now();
     let until = limit.map_or(begun + TO_ANSWER, |limit| limit.min(begun + TO_ANSWER));
+    let knocks = sockets_of(row);
     while Instant::now() < until {
         ring(std::os::fd::AsFd::as_fd(page))
             .map_err(|error| format!("its page {} cannot be rung at: {error}", row.page.display()))?;
+        // What serves others its blocks waits for sockets, and hears of a connection alone. Its end says that nothing is wanted.
+        drop(knocks.iter().map(|name| Socket::<OwnedFd>::connect(name, Instant::now() + RING)).collect::<Vec<_>>());
         let _ = wait([listener], Some(RING));
         if stat(pid).is_none_or(|stat| matches!(stat.state, b'Z' | b'X')) {
             return Err("it ended before it had answered".to_owned());
@@ -390,6 +400,51 @@ fn accept(listener: &Socket, row: &Listed, page: &OwnedFd, limit: Option<Instant
         "it did not answer within {} s: it may be stopped, have ended, or be at the end of a call of the driver",
         begun.elapsed().as_secs()
     ))
+}
+
+/// The sockets at which a process of this user's serves blocks; another user's sends this one away, and says so.
+fn sockets_of(row: &Listed) -> Vec<String> {
+    let name = format!("@{}", Handle::sockets(row.told.process.identity.pid));
+    let of_it = |line: &str| {
+        line.split_whitespace().last().filter(|path| path.starts_with(&name)).map(|path| path[1..].to_owned())
+    };
+    let all =
+        if row.owner == geteuid().as_raw() { std::fs::read_to_string("/proc/net/unix") } else { Ok(String::new()) };
+    all.unwrap_or_default().lines().filter_map(of_it).collect()
+}
+
+/// Why a process that runs does not find its page any more, where that is certain: as another user, or with another root folder.
+fn out_of_reach(row: &Listed) -> Option<String> {
+    let pid = row.told.process.identity.pid;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    // The last of them is the one that counts for files.
+    let acts: Option<u32> = uids.and_then(|uids| uids.split_whitespace().last()?.parse().ok());
+    let again = "Once that is as it was, it can be asked again";
+    if let Some(user) = acts.filter(|user| *user != row.owner && *user != 0) {
+        let page = row.page.display();
+        return Some(format!(
+            "it acts as user {user} now (seteuid), and does not get to {page} of user {}. {again}",
+            row.owner
+        ));
+    }
+    let look = |path: &Path| std::fs::metadata(path).ok().map(|status| (status.dev(), status.ino()));
+    let mounts = |whose: &str| std::fs::read_link(format!("/proc/{whose}/ns/mnt")).ok();
+    let root = PathBuf::from(format!("/proc/{pid}/root"));
+    let here = look(&root)?;
+    // In a container it may see the same file by another path.
+    if mounts("self")? != mounts(&pid.to_string())? || Some(here) == look(Path::new("/")) {
+        return None;
+    }
+    let inside = look(&root.join(row.page.strip_prefix("/").ok()?));
+    let other = std::fs::read_link(&root).unwrap_or_default();
+    (inside != look(&row.page)).then(|| {
+        format!(
+            "its root folder is {} now (chroot), and {} is not in there. {again}",
+            other.display(),
+            row.page.display()
+        )
+    })
 }
 
 /// How far all of them are together, on a terminal.

@@ -133,6 +133,18 @@ impl Driver {
         pool
     }
 
+    /// Has a stream-ordered pool keep nothing that nobody uses (`cuMemPoolTrimTo`); bytes that it holds then. `None` where the driver refuses.
+    pub fn trim_mempool(&self, pool: MemoryPool) -> Option<u64> {
+        /// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`.
+        const HELD: c_int = 5;
+        let mut held = 0_u64;
+        // SAFETY: the caller's pool, whose handle the driver checks, and a number.
+        unsafe { self.cuMemPoolTrimTo?(pool, 0) }.ok().ok()?;
+        // SAFETY: as above, and the output is a local of the type that this attribute has.
+        unsafe { self.cuMemPoolGetAttribute?(pool, HELD, (&raw mut held).cast()) }.ok().ok()?;
+        Some(held)
+    }
+
     /// Whether kernels are loaded when they are first used (`cuModuleGetLoadingMode`). Drivers before CUDA 11.7 load them with
     /// their module.
     pub fn loads_lazily(&self) -> bool {

@@ -124,6 +124,8 @@ functions! {
         cuMemPrefetchAsync_v2(CUdeviceptr, usize, Location, c_uint, Stream);
         cuDeviceGetDefaultMemPool(*mut Option<MemoryPool>, Device);
         cuDeviceGetMemPool(*mut Option<MemoryPool>, Device);
+        cuMemPoolTrimTo(MemoryPool, usize);
+        cuMemPoolGetAttribute(MemoryPool, c_int, *mut c_void);
         cuGraphGetNodes(Graph, *mut Option<Node>, *mut usize);
         cuGraphNodeGetType(Node, *mut c_int);
         cuGraphKernelNodeGetParams_v2(Node, *mut CUDA_KERNEL_NODE_PARAMS_v2);

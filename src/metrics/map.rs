@@ -4,12 +4,14 @@ use crate::folder::Folder;
 use crate::layout::{BELL, BYTES};
 use crate::model::Process;
 use crate::page::{Memory, Page};
+use crate::reader::Source;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, fallocate, openat, renameat, unlinkat};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::process::{Resource, getrlimit};
 use std::ffi::c_void;
 use std::fmt::{Display, Formatter};
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -39,6 +41,24 @@ impl Memory for Map {
     }
 }
 
+/// For the process itself: what the page says now.
+impl Source for Map {
+    fn read(&self, at: usize, into: &mut [u8]) -> std::io::Result<()> {
+        if at.checked_add(into.len()).is_none_or(|end| end > BYTES) {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        let to = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+        let from = libc::iovec { iov_base: (self.address + at) as *mut c_void, iov_len: into.len() };
+        // SAFETY: the kernel writes to the slice alone, and `from` lies within the mapping, which is never unmapped.
+        let copied = unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
+        match usize::try_from(copied) {
+            Ok(bytes) if bytes == into.len() => Ok(()),
+            Ok(_) => Err(ErrorKind::UnexpectedEof.into()),
+            Err(_) => Err(std::io::Error::last_os_error()),
+        }
+    }
+}
+
 /// A page that could not be made, and what failed.
 #[derive(Debug)]
 pub struct NoPage {
@@ -56,12 +76,8 @@ impl Display for NoPage {
 impl Map {
     /// What stands in the bell. `None`: the file was cut.
     pub fn bell(&self) -> Option<u32> {
-        let mut word = 0u32;
-        let to = libc::iovec { iov_base: (&raw mut word).cast(), iov_len: size_of::<u32>() };
-        let from = libc::iovec { iov_base: (self.address + BELL) as *mut c_void, iov_len: size_of::<u32>() };
-        // SAFETY: the kernel writes to the local alone, and `from` lies within the mapping, which is never unmapped.
-        let copied = unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
-        (usize::try_from(copied) == Ok(size_of::<u32>())).then_some(word)
+        let mut word = [0; size_of::<u32>()];
+        self.read(BELL, &mut word).is_ok().then(|| u32::from_ne_bytes(word))
     }
 
     /// Rings the process's own bell: for another of its threads. `false`: the file was cut.

@@ -53,7 +53,7 @@ fn look_again() -> Option<&'static Interpreter> {
 }
 
 /// A symbol of the process's global scope. A CPython that was loaded with RTLD_LOCAL is not seen.
-fn symbol(name: &CStr) -> Option<*mut c_void> {
+pub fn symbol(name: &CStr) -> Option<*mut c_void> {
     // SAFETY: a zero-terminated name; RTLD_DEFAULT is always a legal handle.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     (!address.is_null()).then_some(address)
@@ -132,6 +132,11 @@ impl Interpreter {
         // freed, which leaves it readable. `pthread_self` has no preconditions.
         let (owner, own) = unsafe { (thread.read::<c_ulong>(self.layout.thread.id), libc::pthread_self()) };
         (owner == own).then_some(thread)
+    }
+
+    /// Since finalisation began; functions that `atexit` was given have run by then.
+    pub fn is_taken_apart(&self) -> bool {
+        self.is_finalizing.is_some_and(|is_finalizing| is_finalizing() != 0)
     }
 
     /// Between `Py_Initialize` and the beginning of finalisation.

@@ -15,6 +15,7 @@
 
 mod cache;
 mod check;
+mod end;
 mod interpreter;
 mod layout;
 mod lines;
@@ -26,6 +27,7 @@ pub mod versions;
 
 use std::fmt;
 
+pub use end::has_ended;
 pub use stack::{Frame, Stack};
 
 /// Frames taken of a stack, the innermost ones. A deeper stack is marked as truncated.

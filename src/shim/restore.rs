@@ -36,6 +36,8 @@ struct Stored {
     bytes: u64,
     /// The program has named memory so.
     is_asked: bool,
+    /// And memory of another size.
+    is_other: bool,
 }
 
 /// The image.
@@ -76,6 +78,7 @@ pub fn by_name(driver: &'static Driver, named: &Named, block: &Block) -> Result<
         return Ok(());
     }
     if stored.bytes != *bytes {
+        stored.is_other = true;
         let (is, was) = (format_size(*bytes), format_size(stored.bytes));
         warn(&format!(
             "`{name}` did not come back: it has {bytes} bytes ({is}), and {} ({was}) in {from}",
@@ -132,7 +135,8 @@ fn open(folder: &Path) -> State {
     let mut names = BTreeMap::new();
     for block in &reader.manifest().blocks {
         for named in &block.about.names {
-            let stored = Stored { block: block.about.id, offset: named.offset, bytes: named.bytes, is_asked: false };
+            let (offset, bytes) = (named.offset, named.bytes);
+            let stored = Stored { block: block.about.id, offset, bytes, is_asked: false, is_other: false };
             names.insert(named.name.clone(), stored);
         }
     }
@@ -147,20 +151,31 @@ fn warn(what: &str) {
 pub fn judge() {
     let Some(folder) = process::settings().restore.as_deref() else { return };
     let Some(state) = STATE.try_lock() else { return };
-    let (generation, blocks, bytes, left) = match &*state {
+    let names = |source: &Source, is_other: bool| -> Vec<String> {
+        let left = source.names.iter().filter(|(_, stored)| !stored.is_asked && stored.is_other == is_other);
+        left.map(|(name, _)| name.clone()).collect()
+    };
+    let (generation, blocks, bytes, left, others) = match &*state {
         State::Open(source) => {
-            let left = source.names.iter().filter(|(_, stored)| !stored.is_asked).map(|(name, _)| name.clone());
-            (source.reader.manifest().generation, source.blocks, source.bytes, left.collect::<Vec<_>>())
+            let generation = source.reader.manifest().generation;
+            (generation, source.blocks, source.bytes, names(source, false), names(source, true))
         }
         // It was told why.
         State::Failed => return,
-        State::Closed => (0, 0, 0, Vec::new()),
+        State::Closed => (0, 0, 0, Vec::new(), Vec::new()),
     };
     let text = format!("{blocks} named ranges came back, {} in all", format_size(bytes));
+    let mut told = text.clone();
+    if let [first, ..] = &left[..] {
+        told += &format!("; {} that the image has were not asked for, as `{first}`", left.len());
+    }
+    if let [first, ..] = &others[..] {
+        told += &format!("; {} have another size now, as `{first}`", others.len());
+    }
     if generation == 0 {
         warn("nothing came back: the program has named no memory (gpupool_name, gpupool.name)");
-    } else if let [first, ..] = &left[..] {
-        warn(&format!("{text}; {} that the image has were not asked for, as `{first}`", left.len()));
+    } else if told != text {
+        warn(&told);
     }
     log::emit(|| {
         let folder = folder.display().to_string();

@@ -120,7 +120,12 @@ impl Handle {
 
     /// The abstract name of the exporter's socket.
     pub fn socket(pid: u32, process: u64) -> String {
-        format!("gpupool-ipc-{pid}-{process:016x}")
+        format!("{}{process:016x}", Self::sockets(pid))
+    }
+
+    /// What the name of each socket of a process begins with.
+    pub fn sockets(pid: u32) -> String {
+        format!("gpupool-ipc-{pid}-")
     }
 }
 

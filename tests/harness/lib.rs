@@ -13,6 +13,7 @@ mod artifacts;
 mod compile;
 mod eventually;
 mod output;
+mod pages;
 mod routes;
 mod run;
 mod running;
@@ -21,6 +22,7 @@ pub use artifacts::{artifact_folder, driver_folder, driver_folder_with_nvml, lib
 pub use compile::{Build, program};
 pub use eventually::eventually;
 pub use output::Output;
+pub use pages::{at_work, folder_of_pages, goes_on, page_of, pages};
 pub use routes::{Route, hooks};
 pub use run::{Driver, Run};
 pub use running::Running;

@@ -30,6 +30,7 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream);
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties);
 CUresult cuMemPoolDestroy(CUmemoryPool pool);
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep);
+CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value);
 CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value);
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device);
 

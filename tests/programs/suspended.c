@@ -14,6 +14,13 @@
  *   check            by another thread, what is kept; checked: how many words were wrong, or that it waits still
  *   drop             what is kept is freed; destroy: its context ends, by another thread; destroyed: whether it has
  *   atexit           the process's end counts in a handler what of that is wrong, and ends with 12 for nothing
+ *   join             the same by another thread, for which the handler waits
+ *   variable         the same, as a variable of the main thread is destroyed
+ *   quick            the process ends by quick_exit, with the same in a handler of that
+ *   error            the process ends by err(3)
+ *   stream MIB       by another thread, so much of the driver's stream-ordered memory of GPU 0, of which 2 MiB stay in use and the pool keeps the rest;
+ *                    reserved: bytes that this pool has
+ *   become USER      files are opened as that user from here on; root DIR: the root folder is that one
  *   leave            the main thread leaves; the others end, and the last of them ends the process by exit(6)
  *   end              they end, and free all they have
  *   exit             the process ends by exit(3), with all of them at work
@@ -34,8 +41,10 @@ static inline void fail_with(int code)
 }
 #define exit(code) fail_with(code)
 #include "held.h"
+#include "streams.h"
 #include "vmm.h"
 
+#include <err.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -199,6 +208,57 @@ static void at_exit(void)
     _exit(wrong_of_kept() ? 9 : 12);
 }
 
+static void *end_with_it(void *unused)
+{
+    at_exit();
+    return unused;
+}
+
+static void wait_at_exit(void)
+{
+    pthread_t other;
+    REQUIRE(pthread_create(&other, NULL, end_with_it, NULL) == 0);
+    pthread_join(other, NULL);
+}
+
+static void destroy_variable(void *unused)
+{
+    (void)unused;
+    at_exit();
+}
+
+/* What C++ calls for a thread_local object. */
+extern int __cxa_thread_atexit_impl(void (*)(void *), void *, void *);
+extern void *__dso_handle;
+
+static void *stream(void *argument)
+{
+    CUdeviceptr freed, used;
+    CUstream stream;
+    CUmemoryPool pool;
+    uint64_t all = UINT64_MAX;
+    CUcontext context;
+    CHECK(cuDevicePrimaryCtxRetain(&context, 0));
+    CHECK(cuCtxSetCurrent(context));
+    CHECK(cuDeviceGetDefaultMemPool(&pool, 0));
+    CHECK(cuMemPoolSetAttribute(pool, 4, &all));
+    CHECK(cuStreamCreate(&stream, 1));
+    CHECK(cuMemAllocAsync(&freed, (size_t)(uintptr_t)argument * MIB, stream));
+    CHECK(cuMemAllocAsync(&used, 2 * MIB, stream));
+    CHECK(cuMemFreeAsync(freed, stream));
+    CHECK(cuStreamSynchronize(stream));
+    return NULL;
+}
+
+static uint64_t reserved(void)
+{
+    CUmemoryPool pool;
+    uint64_t bytes = 0;
+    CHECK(cuDeviceGetDefaultMemPool(&pool, 0));
+    CHECK(cuMemPoolGetAttribute(pool, 5, &bytes));
+    return bytes;
+}
+
 static Gpu spinning;
 
 static void *spin(void *argument)
@@ -210,7 +270,7 @@ static void *spin(void *argument)
 
 int main(void)
 {
-    char line[64];
+    char line[256];
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     REQUIRE(sigaction(SIGUSR1, &action, NULL) == 0);
     CHECK(cuInit(0));
@@ -281,6 +341,28 @@ int main(void)
         } else if (strcmp(line, "atexit") == 0) {
             REQUIRE(atexit(at_exit) == 0);
             puts("registered");
+        } else if (strcmp(line, "join") == 0) {
+            REQUIRE(atexit(wait_at_exit) == 0);
+            puts("registered");
+        } else if (strcmp(line, "variable") == 0) {
+            REQUIRE(__cxa_thread_atexit_impl(destroy_variable, NULL, &__dso_handle) == 0);
+            puts("registered");
+        } else if (strcmp(line, "quick") == 0) {
+            REQUIRE(at_quick_exit(at_exit) == 0);
+            quick_exit(5);
+        } else if (strcmp(line, "error") == 0) {
+            err(5, "%s", "it ends");
+        } else if (sscanf(line, "stream %d", &number) == 1) {
+            REQUIRE(pthread_create(&other, NULL, stream, (void *)(uintptr_t)number) == 0 && pthread_join(other, NULL) == 0);
+            puts("kept");
+        } else if (strcmp(line, "reserved") == 0) {
+            printf("%llu\n", (unsigned long long)reserved());
+        } else if (sscanf(line, "become %d", &number) == 1) {
+            REQUIRE(seteuid((uid_t)number) == 0);
+            puts("done");
+        } else if (strncmp(line, "root ", 5) == 0) {
+            REQUIRE(chroot(line + 5) == 0);
+            puts("done");
         } else if (strcmp(line, "leave") == 0) {
             atomic_store(&has_left, 1);
             atomic_store(&ends, 1);

@@ -1,8 +1,8 @@
 //! `gpupool suspend --to DIR`: a program's memory goes into files of a folder, and comes back.
 
-use super::{MIB, at_work, ends_well, goes_on, gpupool, page, refused, suspended, told};
+use super::{MIB, ends_well, gpupool, page, refused, suspended, told};
 use gpupool_metrics::Snapshot;
-use harness::{Run, Running, artifact_folder, eventually};
+use harness::{Run, Running, artifact_folder, at_work, eventually, goes_on};
 use serde_json::Value;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -208,16 +208,19 @@ fn the_end_of_the_process_brings_everything_back_for_its_handlers() {
     let (status, _folder) = program.end();
     assert_eq!(status.code(), Some(12), "{status}");
 
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+
     // What cannot be read keeps nobody from the end.
-    let mut program = suspended("1x1GiB").start(None);
+    let mut program = suspended("1x1GiB").log().start(None);
     program.ask("keep 64");
     suspend_to(&program, folder.path());
-    // The end may come before the last of the files has gone.
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "that of the one before is gone");
     std::fs::write(data(folder.path()), "").unwrap();
     program.tell("exit");
+    let log = program.log();
     let (status, _folder) = program.end();
     assert_eq!(status.code(), Some(5), "{status}");
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.contains("the program ends without what is on a disk") && !log.contains("stays suspended"), "{log}");
 }
 
 #[test]

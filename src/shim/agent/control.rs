@@ -1,15 +1,14 @@
 //! Requests to this process (`gpupool suspend`, `resume`, `checkpoint`, `set`, `drain`, `undrain`): whoever has one listens by a file beside the
 //! page, and rings.
 
-use super::{drains, last, page_path, set};
+use super::{Published, drains, last, page_path, set};
 use crate::checkpoint::{self, Asked};
 use crate::gate::Disturbed;
 use crate::guard;
 use crate::recall::give;
 use crate::serve::ipc::Own;
-use crate::suspend::vacate::{Rest, Vacated};
+use crate::suspend::vacate::{self, Rest, Vacated};
 use crate::suspend::{self, Agreement, Alone};
-use gpupool_metrics::BYTES;
 use gpupool_wire::Socket;
 use gpupool_wire::control::{self, Reply, Request, Stayed, Stored};
 use gpupool_wire::socket::Failure;
@@ -41,19 +40,17 @@ pub fn look(publish: &mut dyn FnMut()) -> Option<Duration> {
         hear(page, publish);
     }
     // Whoever rang may have said it by the file alone: a process that was stopped heard of nothing else.
-    let drains = drains::look();
+    let drains = drains::look().into_iter().chain(vacate::look()).min();
     if !suspend::waits_for_others() {
         let again = suspend::has_just_failed().then_some(PERIOD);
         return again.into_iter().chain(drains).min();
     }
     suspend::keep_empty();
     // Whoever resumes it finds it by its page.
-    let is_page =
-        |page: &Path| page.symlink_metadata().is_ok_and(|status| status.is_file() && status.len() == BYTES as u64);
     if last::has_main_left() {
         suspend::resume_unreachable("its main thread has left, and no command takes it for a running process");
-    } else if !page_path().is_some_and(is_page) {
-        suspend::resume_unreachable("its metrics page is gone, or no longer to be seen by its user");
+    } else if !Published::own().is_some_and(Published::is_found) {
+        suspend::resume_unreachable("its metrics page is gone, no longer to be seen by its user, or written over");
     }
     Some(PERIOD)
 }

@@ -92,12 +92,8 @@ pub fn drain(
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vacated, String> {
-    let Some(ordinal) = ordinal_of(gpu) else { return Ok(Vacated::default()) };
-    see();
-    if !terms::is_said_drained(gpu) {
-        return Err(format!("GPU-{} is drained no more: undrain was faster", gpupool_machine::dashed(gpu)));
-    }
-    SEEN.lock().remove(&ordinal);
+    let faster = || format!("GPU-{} is drained no more: undrain was faster", gpupool_machine::dashed(gpu));
+    let Some(ordinal) = seen_as(gpu, true, faster)? else { return Ok(Vacated::default()) };
     let done = vacate::drain(ordinal, deadline, is_wanted, progress);
     // The files say it still, whoever waits for it or does not.
     if !is_wanted() {
@@ -116,15 +112,20 @@ pub fn undrain(
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vacated, String> {
-    let Some(ordinal) = ordinal_of(gpu) else { return Ok(Vacated::default()) };
+    let still = "the GPU is still drained for it: another user said so (root), or a file of that name is left";
+    let Some(ordinal) = seen_as(gpu, false, || still.to_owned())? else { return Ok(Vacated::default()) };
+    Ok(vacate::come_back(ordinal, deadline, is_wanted, progress))
+}
+
+/// The number of this GPU, about which the files are to say so; whoever asked does now what is to be done. `None`: it is not one of the pool's.
+fn seen_as(gpu: &Uuid, is_drained: bool, other: impl FnOnce() -> String) -> Result<Option<u32>, String> {
+    let Some(ordinal) = ordinal_of(gpu) else { return Ok(None) };
     see();
-    if terms::is_said_drained(gpu) {
-        return Err(
-            "the GPU is still drained for it: another user said so (root), or a file of that name is left".to_owned()
-        );
+    if terms::is_said_drained(gpu) != is_drained {
+        return Err(other());
     }
     SEEN.lock().remove(&ordinal);
-    Ok(vacate::come_back(ordinal, deadline, is_wanted, progress))
+    Ok(Some(ordinal))
 }
 
 fn ordinal_of(gpu: &Uuid) -> Option<u32> {

@@ -13,7 +13,7 @@
 //! the thread that made the first allocation made the page too, before its call returned, and what is left of it is a
 //! mapping. The sleep is on an address ([`crate::bell`]), not on a descriptor; who wants something of the process rings there (`control.rs`). Where blocks are exported it waits for sockets, which
 //! no change can interrupt without a descriptor that the program's threads would have to write to; there it looks at the
-//! flag once a second.
+//! flag once a second. A command that wants something connects to the socket as well, which ends that wait.
 //!
 //! It keeps no process from its end ([`last`]): where the main thread leaves by `pthread_exit`, it looks whether it is alone.
 //!
@@ -41,11 +41,12 @@ use crate::process;
 use crate::recall::{self, strangers::Strangers};
 use crate::serve::ipc;
 use crate::serve::memory::idle;
+use crate::suspend;
 use dormant::Dormant;
 use gpupool_config::Toggle;
 use gpupool_interpose::cancel;
 use gpupool_metrics::folder::{Folder, Refused, Roots};
-use gpupool_metrics::{Identity, Map, Page, Process, now};
+use gpupool_metrics::{BYTES, Identity, Map, Page, Process, now};
 use health::Health;
 use home::Home;
 use lenders::Awake;
@@ -54,12 +55,15 @@ use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 use std::fmt::Display;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// The least time between two looks.
 const PERIOD: Duration = Duration::from_secs(1);
+/// The longest wait of a suspended process that serves exported blocks.
+const SOON: Duration = Duration::from_millis(20);
 /// Looks in a row that find nothing new before it sleeps.
 const SETTLED: u32 = 2;
 /// The size of the thread's stack: what it calls has no deep recursion and no large locals.
@@ -67,9 +71,32 @@ const STACK: usize = 512 << 10;
 
 /// The page of this process.
 struct Published {
-    pid: u32,
+    identity: Identity,
     path: PathBuf,
+    /// The file's device and number.
+    file: Option<(u64, u64)>,
     memory: Map,
+}
+
+impl Published {
+    /// In this process: the child of a fork has none.
+    fn own() -> Option<&'static Self> {
+        PUBLISHED.get().filter(|published| published.identity.pid == std::process::id())
+    }
+
+    /// Whether whoever looks for this process finds it: the page is where it was made, and says whose it is.
+    fn is_found(&self) -> bool {
+        let file = file_of(&self.path);
+        file.is_some()
+            && file == self.file
+            && gpupool_metrics::read(&self.memory).is_ok_and(|told| told.process.identity == self.identity)
+    }
+}
+
+/// A page's device and number, if there is one at this path.
+fn file_of(page: &Path) -> Option<(u64, u64)> {
+    let status = page.symlink_metadata().ok()?;
+    (status.is_file() && status.len() == BYTES as u64).then(|| (status.dev(), status.ino()))
 }
 
 static PUBLISHED: OnceBox<Published> = OnceBox::new();
@@ -125,7 +152,8 @@ fn make_page() -> Result<Page<Map>, String> {
     let (page, path) = Map::create(&folder, &told_of(identity)).map_err(|error| error.to_string())?;
     bell::sleeps_at(*page.memory());
     recall::is_found_by(&path);
-    let _ = PUBLISHED.set(Box::new(Published { pid: identity.pid, path, memory: *page.memory() }));
+    let file = file_of(&path);
+    let _ = PUBLISHED.set(Box::new(Published { identity, path, file, memory: *page.memory() }));
     Ok(page)
 }
 
@@ -320,7 +348,11 @@ impl Agent {
             limit
         };
         match (&mut self.server, limit) {
-            (Some(server), _) => server.turn(Some(limit.unwrap_or(PERIOD))),
+            (Some(server), _) => {
+                // Nobody who rings ends this wait; whoever waits to be resumed does not wait for it.
+                let most = if suspend::since() != 0 { SOON } else { PERIOD };
+                server.turn(Some(limit.map_or(most, |limit| limit.min(most))));
+            }
             (None, limit) => bell::sleep(rung, limit),
         }
     }
@@ -345,7 +377,7 @@ pub fn after_fork_in_child() {
 /// the child of a fork has not.
 pub fn ended() {
     idle::ended();
-    if let Some(published) = PUBLISHED.get().filter(|published| published.pid == std::process::id()) {
+    if let Some(published) = Published::own() {
         Page::<Map>::end(&published.memory);
         remove();
     }
@@ -353,7 +385,7 @@ pub fn ended() {
 
 /// Where the page lies, in the process that made it.
 fn page_path() -> Option<&'static Path> {
-    PUBLISHED.get().filter(|published| published.pid == std::process::id()).map(|published| published.path.as_path())
+    Published::own().map(|published| published.path.as_path())
 }
 
 fn remove() {

@@ -60,6 +60,11 @@ pub fn prepare() -> bool {
     ready
 }
 
+fn is_main_thread() -> bool {
+    // SAFETY: the call has no arguments.
+    gpupool_interpose::thread_number() == unsafe { libc::getpid() }
+}
+
 /// The time so far from now.
 pub fn after(duration: Duration) -> u64 {
     now().saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
@@ -112,6 +117,10 @@ impl Outside for Kernel {
 
     /// Not on the word: the system begins that sleep anew behind a handler that was installed with `SA_RESTART`, as most are.
     fn nap(&self, _: &AtomicU32, _: u32) -> bool {
+        // Its handlers run long before the process's end begins, and whoever waits for that waits for them.
+        if is_main_thread() && !WANTED.load(Ordering::Relaxed) && gpupool_python::has_ended() {
+            return true;
+        }
         if EVERYBODY_ASKS.load(Ordering::Acquire) && !WANTED.load(Ordering::Relaxed) {
             return true;
         }

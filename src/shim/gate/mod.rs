@@ -21,7 +21,7 @@
 //! the gate is closed again for that, under the same condition.
 //!
 //! **A context that ends** meanwhile waits until the gate is open, as for any call of ours in it; a process that ends waits for what
-//! moves, a few seconds at most, in a handler that runs before the driver's.
+//! moves, a few seconds at most, before any handler of its end runs (`run/begin.rs`).
 
 mod kernel;
 mod markers;
@@ -439,14 +439,17 @@ unsafe extern "C" {
 /// From the first attempt on: handlers run in the reverse order of their registration, so these come before the driver's own.
 fn watch_end() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: the handlers are functions of this library, which is never unloaded (build.rs); NULL belongs to no library that
-        // could be.
-        unsafe {
-            libc::atexit(before_exit);
-            __cxa_at_quick_exit(before_quick_exit, std::ptr::null_mut());
-        }
-    });
+    ONCE.call_once(hear_end_first);
+}
+
+/// Has the end of the process heard of before what was registered so far runs, where nobody has said that it begins ([`process_ends`]).
+pub fn hear_end_first() {
+    // SAFETY: the handlers are functions of this library, which is never unloaded (build.rs); NULL belongs to no library that
+    // could be.
+    unsafe {
+        libc::atexit(before_exit);
+        __cxa_at_quick_exit(before_quick_exit, std::ptr::null_mut());
+    }
 }
 
 /// Has this called where the process ends, before the gate is opened for that. A second one is ignored.
@@ -455,10 +458,15 @@ pub fn at_end(prepare: fn()) {
 }
 
 extern "C" fn before_quick_exit(_: *mut c_void) {
-    before_exit();
+    process_ends();
 }
 
 extern "C" fn before_exit() {
+    process_ends();
+}
+
+/// The process ends: whoever waits goes on, once what moves is in its place, and nobody closes the gate any more.
+pub fn process_ends() {
     IS_ENDING.store(true, Ordering::SeqCst);
     fence(Ordering::SeqCst);
     if let Some(prepare) = BEFORE_END.get() {

@@ -1,5 +1,6 @@
 //! The life of a process: where the library starts, what happens on a fork, and how it ends.
 
+mod begin;
 mod ending;
 mod exec;
 mod exit;
@@ -30,6 +31,7 @@ pub fn register() {
         verdict::remember_folder();
     }
     leave::find_next();
+    begin::find_next();
     exec::find_next();
     agent::watch_main_thread();
     // SAFETY: the handlers are functions of this library, which is never unloaded (build.rs); NULL belongs to no library that

@@ -26,7 +26,7 @@ pub mod vacate;
 use crate::backing::open::{self, Opened};
 use crate::backing::{level, residence};
 use crate::gate::{self, Disturbed, Held, Limits};
-use crate::serve::memory::{idle, places};
+use crate::serve::memory::{idle, mempool, places};
 use crate::serve::pinned;
 use crate::watch::{context, finding, site};
 use crate::{bell, log, process};
@@ -82,6 +82,8 @@ static SINCE: AtomicU64 = AtomicU64::new(0);
 
 /// Whether something may be where no GPU reaches it.
 static IS_PUT: AtomicBool = AtomicBool::new(false);
+/// Whether files of what is back are being removed.
+static IS_REMOVING: AtomicBool = AtomicBool::new(false);
 /// How often something could not be brought back.
 static FAILURES: AtomicU32 = AtomicU32::new(0);
 /// Why not, the last time, and when that was.
@@ -125,6 +127,7 @@ pub fn suspend(
     let begun = Instant::now();
     // What was asked before concerned an earlier time.
     let _ = gate::has_asked();
+    gate::hear_end_first();
     let held = hold(driver, deadline, is_wanted, agreement)?;
     SINCE.store(microseconds(), Ordering::Relaxed);
     let goes_on = || is_wanted() && !gate::is_ending();
@@ -174,6 +177,14 @@ pub fn suspend(
     }
     give_back(opened);
     pinned::trim("suspend");
+    // Nothing is captured, and the devices are quiet.
+    let kept = mempool::trim(driver);
+    if kept > 0 {
+        stayed.push((
+            kept,
+            Why::driver("memory of stream-ordered pools (cudaMallocAsync) that is in use is the driver's"),
+        ));
+    }
     let done = Done { moved, stayed: stayed.iter().map(|(bytes, _)| bytes).sum(), took: begun.elapsed(), waited };
     let on_disk =
         put.as_ref().and_then(Put::on_disk).map(|stored| (stored.bytes_on_disk(), stored.folder().to_owned()));
@@ -283,20 +294,26 @@ pub fn suspend_by_itself(target: &Target, deadline: Instant) -> Result<Done, Str
     done
 }
 
-/// Has everything come back to where it was, or to where there is room now, and lets the program go on.
+/// Has everything come back to where it was, or to where there is room now, and lets the program go on. Of a program that was resumed before, what had no
+/// room then is brought back.
 ///
 /// # Errors
 /// It is not suspended; or something is on a disk and could not be brought back: the program stays suspended, and has all that it had.
 pub fn resume(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
-    let done = come_back(progress)?;
+    let is_suspended = STATE.lock().is_some();
+    let done = match is_suspended {
+        false if vacate::is_any_left() => vacate::bring_left(progress),
+        _ => come_back(progress)?,
+    };
     let Done { moved, stayed, .. } = done;
-    if stayed > 0 {
+    if stayed > 0 && is_suspended {
         residence::is_far();
         tracing::warn!(
             target: "gpupool::memory", about = "suspend",
             "{} could not come back to its GPU when the program was resumed, because there is no room there; it lies far from where it is \
-             used, and all of it is right. GPUPOOL_MOVE=auto brings it near once there is room",
-            format_size(stayed)
+             used, and all of it is right. It comes back once there is room; gpupool resume {} has that tried at once",
+            format_size(stayed),
+            std::process::id()
         );
     }
     log::emit(|| {
@@ -313,10 +330,14 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
         return Err("it is not suspended".to_owned());
     };
     let begun = Instant::now();
+    let left = parted.clone();
     let back = match (open::opened(), process::driver()) {
         (Some(opened), Some(driver)) => parting::come_back(opened, driver, &held, parted, put.as_ref(), progress),
         _ => Ok((0, 0)),
     };
+    if let (Ok(_), Some(opened)) = (&back, open::opened()) {
+        vacate::remember(parting::not_back(opened, &left));
+    }
     let (moved, stayed) = match back {
         Ok(back) => back,
         Err((why, parted)) => {
@@ -329,6 +350,7 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
         }
     };
     gate::whoever_waits_asks(false);
+    IS_REMOVING.store(put.as_ref().is_some_and(|put| put.on_disk().is_some()), Ordering::Release);
     IS_PUT.store(false, Ordering::Release);
     *FAILED.lock() = None;
     drop(held);
@@ -338,6 +360,7 @@ fn come_back(progress: &mut dyn FnMut(u64, u64)) -> Result<Done, String> {
     let took = begun.elapsed();
     if let Some(put) = put {
         put.remove();
+        IS_REMOVING.store(false, Ordering::Release);
     }
     told_anew();
     Ok(Done { moved, stayed, took, waited: Duration::ZERO })
@@ -349,6 +372,13 @@ fn resume_unheard() {
     if let Err(why) = resume(&mut |_, _| {})
         && before.as_ref() != Some(&why)
     {
+        if gate::is_ending() {
+            tracing::error!(
+                target: "gpupool::memory", about = "suspend",
+                "the program ends without what is on a disk, because {why}. What it does with that memory at its end fails"
+            );
+            return;
+        }
         tracing::error!(
             target: "gpupool::memory", about = "suspend",
             "the program stays suspended, with all that it has, because {why}. Once that is mended: gpupool resume {}",
@@ -359,20 +389,26 @@ fn resume_unheard() {
 
 /// How often the end of the process looks whether everything is back.
 const LOOK: Duration = Duration::from_millis(5);
+/// How long it waits for files to be removed: a disk may hang, and the next process that comes there removes them.
+const TO_REMOVE: Duration = Duration::from_secs(5);
 
 /// The process ends: handlers of the program may use what is on a disk, so it is brought back first, by the agent. Where it cannot be, they
 /// get the driver's answer.
 fn come_back_for_end() {
-    if !IS_PUT.load(Ordering::SeqCst) {
-        return;
-    }
     if AGENT.load(Ordering::Relaxed) == gpupool_interpose::thread_number() as u32 {
-        return resume_unheard();
+        if IS_PUT.load(Ordering::SeqCst) {
+            resume_unheard();
+        }
+        return;
     }
     let failures = FAILURES.load(Ordering::Acquire);
     let is_over = || STATE.try_lock().is_some_and(|state| state.is_none());
-    while IS_PUT.load(Ordering::Acquire) && FAILURES.load(Ordering::Acquire) == failures && !is_over() {
+    while IS_PUT.load(Ordering::SeqCst) && FAILURES.load(Ordering::Acquire) == failures && !is_over() {
         gate::ask();
+        std::thread::sleep(LOOK);
+    }
+    let until = Instant::now() + TO_REMOVE;
+    while IS_REMOVING.load(Ordering::Acquire) && Instant::now() < until {
         std::thread::sleep(LOOK);
     }
 }
@@ -409,6 +445,7 @@ pub fn resume_unreachable(why: &str) {
 pub fn after_fork_in_child() {
     SINCE.store(0, Ordering::Relaxed);
     IS_PUT.store(false, Ordering::Relaxed);
+    IS_REMOVING.store(false, Ordering::Relaxed);
 }
 
 /// Closes the gate, as soon as all of the program's work is over, and it is agreed that it stays closed.

@@ -116,7 +116,7 @@ impl Parted {
     }
 
     /// Where it lay.
-    fn from(&self) -> Place {
+    pub fn from(&self) -> Place {
         match self {
             Self::Pooled { from, .. } | Self::Own { from, .. } => *from,
         }
@@ -158,6 +158,11 @@ impl Why {
             "others know it by its pages: another process has it open, a network card or a library has it registered, or gpupool_anchor holds \
              it",
         )
+    }
+
+    /// Of what nobody but the driver can place.
+    pub fn driver(text: &str) -> Self {
+        Self::new("streams", text)
     }
 
     fn nowhere() -> Self {
@@ -623,6 +628,21 @@ pub fn come_back(
         }
         (Err(why), Some(_)) => Err((why, parted)),
     }
+}
+
+/// What of this lies elsewhere than on its GPU now.
+pub fn not_back(opened: &Opened, parted: &[Parted]) -> Vec<Parted> {
+    let blocks: BTreeMap<u64, u64> =
+        opened.pool.stretches().iter().map(|(block, _)| (block.address, block.id)).collect();
+    let own = handles::by_hand::all();
+    let is_away = |parted: &&Parted| match **parted {
+        Parted::Pooled { block, start, address, bytes, from } => {
+            let is_there = |piece: &Piece<Physical>| piece.place == from;
+            blocks.get(&start) == Some(&block) && !opened.pool.pieces(address, bytes).iter().all(is_there)
+        }
+        Parted::Own { address, from, .. } => own.iter().any(|own| own.address == address && own.place != from),
+    };
+    parted.iter().filter(|parted| matches!(parted.from(), Place::Gpu(_))).filter(is_away).copied().collect()
 }
 
 /// What of this has not come back from where nothing of it is mapped.

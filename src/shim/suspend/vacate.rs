@@ -5,15 +5,16 @@
 //! a time at most, and for as long as its GPUs need to come to rest before that.
 
 use super::parting::{self, Leaves, Parted, Why};
-use super::{Agreement, STATE, hold, opened, told_anew};
+use super::{Agreement, Done, STATE, hold, opened, told_anew};
 use crate::backing::{open, terms};
-use crate::gate::Disturbed;
+use crate::gate::{self, Disturbed};
 use crate::log;
+use crate::nvml;
 use crate::process;
 use crate::serve::handles;
 use crate::serve::memory::{self, idle};
 use crate::watch::context;
-use gpupool_config::{Mode, format_size};
+use gpupool_config::{Mode, Move, format_size};
 use gpupool_cuda::Device;
 use gpupool_events::{GpuDrain, GpuUndrain};
 use gpupool_pool::{Claim, Place};
@@ -52,7 +53,7 @@ impl Vacated {
     }
 }
 
-/// What has left which GPU because that is drained, and may come back.
+/// What has left which GPU because that is drained, or found no room there when the program was resumed, and may come back.
 static AWAY: Mutex<BTreeMap<u32, Vec<Parted>>> = Mutex::new(BTreeMap::new());
 /// What has left which GPU because somebody else needed the room.
 static GIVEN: Mutex<BTreeMap<u32, Vec<Parted>>> = Mutex::new(BTreeMap::new());
@@ -136,14 +137,105 @@ pub fn drain(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress
     done
 }
 
-/// Has what left a GPU while it was drained come back, until `deadline`, as far as there is room.
+/// Notes what did not come back to its GPU when the program was resumed.
+pub fn remember(left: Vec<Parted>) {
+    let mut away = AWAY.lock();
+    for parted in left {
+        if let Place::Gpu(gpu) = parted.from() {
+            away.entry(gpu).or_default().push(parted);
+        }
+    }
+}
+
+/// The GPUs that something may come back to.
+fn left() -> Vec<u32> {
+    let all: Vec<u32> = AWAY.lock().iter().filter(|(_, parted)| !parted.is_empty()).map(|(gpu, _)| *gpu).collect();
+    all.into_iter().filter(|gpu| !terms::is_drained(*gpu)).collect()
+}
+
+/// Whether anything may.
+pub fn is_any_left() -> bool {
+    !left().is_empty()
+}
+
+/// Has it come back, as far as there is room.
+pub fn bring_left(progress: &mut dyn FnMut(u64, u64)) -> Done {
+    let begun = Instant::now();
+    let mut sum = Done::default();
+    for gpu in left() {
+        let Vacated { moved, rest, .. } = bring(gpu, begun + TO_BRING, &|| true, progress);
+        sum.moved += moved;
+        sum.stayed += rest.iter().map(|rest| rest.bytes).sum::<u64>();
+    }
+    Done { took: begun.elapsed(), ..sum }
+}
+
+/// How long the program's work has to be over for that.
+const TO_BRING: Duration = Duration::from_secs(10);
+/// The shortest and the longest pause between two looks whether there is room; each try in vain doubles it.
+const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+
+/// When it is looked again, and how long the pause is behind that look.
+static NEXT: Mutex<Option<(Instant, Duration)>> = Mutex::new(None);
+
+/// Brings back what had no room, where there seems to be some now; how long nothing need be done. With `GPUPOOL_MOVE=auto` memory comes near
+/// by what it is worth.
+pub fn look() -> Option<Duration> {
+    let gpus = left();
+    if gpus.is_empty() || process::settings().moving != Move::Off || super::since() != 0 || gate::is_ending() {
+        *NEXT.lock() = None;
+        return None;
+    }
+    let now = Instant::now();
+    let mut next = NEXT.lock();
+    let (at, pause) = *next.get_or_insert((now + LOOKS[0], LOOKS[0]));
+    if now < at {
+        return Some(at - now);
+    }
+    let tried: Vec<u32> = gpus.into_iter().filter(|gpu| has_room(*gpu)).collect();
+    let done = tried.iter().map(|gpu| bring(*gpu, now + SLICE, &|| true, &mut |_, _| {}));
+    let is_in_vain = !tried.is_empty() && done.map(|done| done.moved).sum::<u64>() == 0;
+    let pause = if is_in_vain { (pause * 2).min(LOOKS[1]) } else { LOOKS[0] };
+    *next = Some((Instant::now() + pause, pause));
+    Some(pause)
+}
+
+/// Whether the smallest part of what may come back to this GPU has room there, as far as can be known without a try.
+fn has_room(gpu: u32) -> bool {
+    let least = AWAY.lock().get(&gpu).and_then(|away| away.iter().map(Parted::bytes).min());
+    let (Some(least), Some(opened)) = (least, open::opened()) else { return false };
+    let place = Place::Gpu(gpu);
+    let usage = opened.pool.usage();
+    let kept =
+        usage.places.iter().find(|known| known.place == place).map_or(0, |known| known.held.saturating_sub(known.used));
+    let accounts = &opened.plan.accounts;
+    let allowed = accounts.limit(place).saturating_sub(accounts.taken(place));
+    let known = opened.plan.topology.gpus.iter().find(|known| known.ordinal == gpu);
+    let free = known.and_then(|known| nvml::get()?.free(&known.uuid));
+    allowed + kept >= least && free.is_none_or(|free| free + kept >= least)
+}
+
+/// Has what left a GPU while it was drained come back, until `deadline`, as far as there is room, and the log hears of it.
 pub fn come_back(
     gpu: u32,
     deadline: Instant,
     is_wanted: &dyn Fn() -> bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Vacated {
+    let done = bring(gpu, deadline, is_wanted, progress);
+    log::emit(|| {
+        let (moved, stayed) = (done.moved, done.stayed());
+        let text = format!("GPU {gpu} is drained no more: {} came back to it", format_size(moved));
+        let microseconds = done.took.as_micros() as u64;
+        (GpuUndrain { device: gpu, uuid: uuid(gpu), bytes: moved, stayed, microseconds }, text)
+    });
+    done
+}
+
+/// As [`come_back`], without a word.
+fn bring(gpu: u32, deadline: Instant, is_wanted: &dyn Fn() -> bool, progress: &mut dyn FnMut(u64, u64)) -> Vacated {
     let begun = Instant::now();
+    let mut left = Vec::new();
     let mut away = AWAY.lock().remove(&gpu).unwrap_or_default();
     // What was asked for meanwhile lies elsewhere as well.
     if let (Some(driver), Some(opened)) = (process::driver(), open::opened()) {
@@ -175,7 +267,9 @@ pub fn come_back(
         let until = Instant::now() + SLICE;
         while Instant::now() < until && !away.is_empty() {
             // Nothing is on a disk while the program is not suspended.
-            let (came, not) = parting::bring_back(opened, driver, &held, &next_of(&mut away), None, &mut |_, _| {});
+            let next = next_of(&mut away);
+            let (came, not) = parting::bring_back(opened, driver, &held, &next, None, &mut |_, _| {});
+            left.extend(parting::not_back(opened, &next));
             moved += came;
             stayed += not;
             progress(moved + stayed, total);
@@ -188,20 +282,15 @@ pub fn come_back(
     }
     stayed += away.iter().map(Parted::bytes).sum::<u64>();
     // Whoever asks once more finds it.
+    away.extend(left);
     if !away.is_empty() {
-        AWAY.lock().insert(gpu, away);
+        AWAY.lock().entry(gpu).or_default().extend(away);
     }
     if moved > 0 {
         told_anew();
     }
     let rest = if stayed > 0 { vec![Rest { bytes: stayed, what: why }] } else { Vec::new() };
-    let done = Vacated { moved, rest, took: begun.elapsed() };
-    log::emit(|| {
-        let text = format!("GPU {gpu} is drained no more: {} came back to it", format_size(moved));
-        let microseconds = done.took.as_micros() as u64;
-        (GpuUndrain { device: gpu, uuid: uuid(gpu), bytes: moved, stayed, microseconds }, text)
-    });
-    done
+    Vacated { moved, rest, took: begun.elapsed() }
 }
 
 /// About a gibibyte of these.

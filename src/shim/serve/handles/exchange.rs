@@ -93,7 +93,9 @@ impl Inventory {
             self.numbers.insert(part.handle, moving.number);
         }
         for (start, mapping) in &moving.mappings {
-            self.widened(*start, &mapping.for_readers(readers));
+            if let Some(known) = self.mappings.get_mut(start) {
+                known.widened = mapping.widened_for(readers);
+            }
         }
         match is_elsewhere {
             Some(device) => self.soft.entry(device).or_default().overflowed(),
@@ -107,6 +109,20 @@ impl Mapping {
     fn access(&self) -> Vec<Access> {
         let beyond = |access: &&Access| !self.widened.iter().any(|known| known.location == access.location);
         self.granted.iter().filter(beyond).chain(&self.widened).copied().collect()
+    }
+
+    /// Who is granted it beyond what the program said, at a place that these reach: those who were before as far as they reach it, since the
+    /// driver maps nothing for others, and those that the program said nothing about.
+    fn widened_for(&self, readers: &[u32]) -> Vec<Access> {
+        let is_said = |access: &Access| self.granted.iter().any(|known| known.location == access.location);
+        let reaches = |access: &Access| access.location.device().is_none_or(|gpu| readers.contains(&gpu));
+        let kept = self.widened.iter().copied().filter(|access| is_said(access) || reaches(access));
+        kept.chain(self.for_readers(readers)).collect()
+    }
+
+    /// Who may use it there.
+    fn access_for(&self, readers: &[u32]) -> Vec<Access> {
+        Mapping { widened: self.widened_for(readers), ..self.clone() }.access()
     }
 
     /// Those of `readers` that the program said nothing about, with the most that it gave any GPU.
@@ -209,7 +225,7 @@ impl Moving {
         for mapped in &self.mappings {
             let (start, mapping) = mapped;
             let before = mapping.access();
-            let after: Vec<Access> = before.iter().copied().chain(mapping.for_readers(readers)).collect();
+            let after = mapping.access_for(readers);
             if let Err(refused) = swap(driver, *start, mapping.bytes, (&self.old, &before), (new, &after)) {
                 let mut refused = refused;
                 for (start, mapping) in done.into_iter().rev() {

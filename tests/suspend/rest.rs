@@ -1,0 +1,59 @@
+//! Memory that finds no room on its GPU when a program is resumed comes back later.
+
+use super::{MIB, page, suspended, told};
+use gpupool_metrics::Snapshot;
+use harness::{Run, Running, eventually};
+
+/// Bytes of the pool in use on this GPU.
+fn on(page: &Snapshot, gpu: u32) -> u64 {
+    let here = page.levels.places.rows.iter().filter(|place| place.is_gpu() && place.number == gpu);
+    here.map(|place| place.used).sum()
+}
+
+#[track_caller]
+fn is_right(program: &mut Running) {
+    program.ask("check");
+    eventually("a look at it", || (program.ask("checked") == "0").then_some(()));
+}
+
+/// Another program has taken the GPU meanwhile, and lets go of it.
+#[test]
+fn what_stayed_on_the_host_comes_back_once_there_is_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = folder.path().join("machine");
+    let mut program = suspended("1x1GiB").env("SIMCUDA_MACHINE", &machine).start(None);
+    program.ask("keep 600");
+    told(&program, "suspend --to host");
+    let mut other = Run::program("suspended").sim("1x1GiB").env("SIMCUDA_MACHINE", &machine).start(None);
+    assert_eq!(other.ask("keep 700"), "kept");
+    let back = told(&program, "resume");
+    assert!(back["stayed_bytes"].as_u64() >= Some(500 * MIB), "{back}");
+    is_right(&mut program);
+    // Whoever asks once more hears how it is.
+    let again = told(&program, "resume");
+    assert_eq!((&again["bytes"], &again["stayed_bytes"]), (&0.into(), &back["stayed_bytes"]), "{again}");
+    assert_eq!(other.ask("drop"), "freed");
+    let is_home = |page: &Snapshot| on(page, 0) >= 600 * MIB;
+    eventually("memory that is back", || page(&program).filter(is_home));
+    is_right(&mut program);
+    let why = super::refused(&program, "resume");
+    assert!(why.contains("it is not suspended"), "{why}");
+}
+
+#[test]
+fn what_a_drain_kept_from_coming_back_comes_back_behind_it() {
+    let mut program = suspended("2x1GiB").start(None);
+    program.ask("keep 64");
+    told(&program, "suspend --to host");
+    let gpu = eventually("a page", || page(&program)).levels.gpu(0).unwrap().uuid_text().unwrap();
+    // The context stays, which is told as what could not leave.
+    let drained = program.gpupool(&format!("drain {gpu}"));
+    assert!(String::from_utf8_lossy(&drained.stdout).contains("a context"), "{drained:?}");
+    let back = told(&program, "resume");
+    assert_eq!(back["stayed_bytes"], 0, "another GPU has room: {back}");
+    let drained = eventually("a page", || page(&program));
+    assert_eq!((on(&drained, 0), on(&drained, 1)), (0, 64 * MIB), "{drained:?}");
+    assert!(program.gpupool(&format!("undrain {gpu}")).status.success());
+    eventually("memory that is back", || page(&program).filter(|page| on(page, 0) >= 64 * MIB));
+    is_right(&mut program);
+}
