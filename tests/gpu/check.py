@@ -13,6 +13,7 @@ import time
 
 sys.dont_write_bytecode = True
 
+import checkpointing
 import costs
 import cuda_python
 import diagnosis
@@ -121,6 +122,9 @@ SETS = {
         "suspend-jax": suspending.jax,
         "suspend-disk": suspending.disk,
         "suspend-large": suspending.large,
+    },
+    "checkpoint": {
+        "checkpoint-training": checkpointing.training,
     },
     "look": {
         "look-program": look.program,
