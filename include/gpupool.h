@@ -328,6 +328,16 @@ int gpupool_name(const void *pointer,
                  size_t bytes,
                  const char *name);
 
+// Says that the program has built what it is about to load: under `gpupool run --restore DIR --restore-by-order` all blocks of the newest image in DIR are in the
+// program's memory when this returns, in the order in which they were allocated, and `*bytes` says how much that was; else 0. Nothing is written where the blocks
+// differ from those of the image in number, size, order, GPU or place of the call; the log says at which block. All contexts are waited for.
+//
+// Returns 0, a `CUresult`, or `GPUPOOL_NOT_RESTORED`. Memory that the driver or `cuMemCreate` gave is not part of it. `bytes` may be NULL.
+//
+// # Safety
+// `bytes` is NULL or may be written. Nothing else uses or frees the program's memory during this call.
+int gpupool_restore(size_t *bytes);
+
 // See `gpupool_state`.
 gpupool_state gpupool_get_state(void);
 

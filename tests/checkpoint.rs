@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
 
-use gpupool_store::{Reader, Which};
+use gpupool_store::{Reader, Which, jobs, rank_folder};
 use harness::{Run, Running, at_work, eventually, goes_on};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -423,6 +423,336 @@ fn a_folder_that_will_not_do_is_named_before_the_program_is_stopped() {
     assert!(why.contains("others may write to it"), "{why}");
     let log = std::fs::read_to_string(program.log()).unwrap();
     assert!(log.contains("no image was written: "), "{log}");
+    goes_on(&mut program);
+    ends_well(program);
+}
+
+#[test]
+fn what_has_not_changed_since_the_last_image_is_not_written_again() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    program.ask("name weights 49152 0 5000");
+    // The others begin elsewhere in the image when something comes in front of them.
+    let block: u64 = program.ask("allocate 20").parse().unwrap();
+    let first = image(&program, &folder, "");
+    assert_eq!((first["unchanged_bytes"].as_u64(), &first["new_bytes"]), (Some(0), &first["stored_bytes"]), "{first}");
+    at_work(&mut program, 2);
+    for _ in 0..3 {
+        let told = image(&program, &folder, "--keep 1");
+        assert!(told["unchanged_bytes"].as_u64() >= Some(48 * MIB), "{told}");
+        assert!(told["new_bytes"].as_u64() < Some(24 * MIB), "{told}");
+        agrees(&mut program, &folder, 2);
+        assert!(stored(&folder, block, 20 << 20).iter().all(|word| *word == 7));
+        goes_on(&mut program);
+    }
+    assert_eq!(generations(&folder), [4]);
+    verifies(&folder);
+    let shown = String::from_utf8(program.gpupool(&format!("store show {}", folder.display())).stdout).unwrap();
+    assert!(shown.contains("as in the generation before"), "{shown}");
+    ends_well(program);
+    let mut program = checkpointed("1x1GiB").env("GPUPOOL_RESTORE", &folder).start(None);
+    assert_eq!(program.ask("name weights 49152 0 1"), "0 5000 0", "what lies in an older file comes back");
+}
+
+/// Runs the command as a user of this session, on the machine that a program is on.
+fn gpupool(program: &Running, session: &Path, arguments: &str) -> std::process::Output {
+    let environment = std::fs::read(format!("/proc/{}/environ", program.pid())).unwrap();
+    let variables = environment.split(|byte| *byte == 0).filter_map(|pair| {
+        let (name, value) = std::str::from_utf8(pair).ok()?.split_once('=')?;
+        (name.starts_with("SIMCUDA_") || name == "LD_LIBRARY_PATH").then(|| (name.to_owned(), value.to_owned()))
+    });
+    let mut command = std::process::Command::new(harness::artifact_folder().join("gpupool"));
+    command.args(arguments.split_whitespace()).env("XDG_RUNTIME_DIR", session).envs(variables).env_remove("LD_PRELOAD");
+    command.output().unwrap()
+}
+
+/// A folder for the pages of several programs.
+fn session() -> TempDir {
+    let session = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(session.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    session
+}
+
+/// What the command says of a job's image.
+#[track_caller]
+fn job(program: &Running, session: &Path, folder: &Path, more: &str) -> Value {
+    let ended = gpupool(program, session, &format!("checkpoint --json {more} {}", folder.display()));
+    let text = String::from_utf8_lossy(&ended.stdout).into_owned();
+    let told: Value = serde_json::from_str(&text)
+        .unwrap_or_else(|_| panic!("{more}: {text}{}", String::from_utf8_lossy(&ended.stderr)));
+    assert_eq!(ended.status.success(), told.get("error").is_none(), "{told}");
+    told
+}
+
+/// The job's images that are whole, newest first.
+fn job_images(folder: &Path) -> Vec<u64> {
+    let listed = jobs(folder).unwrap_or_default().into_iter();
+    listed.filter(|listed| listed.told.is_ok()).map(|listed| listed.generation).collect()
+}
+
+fn rank(number: u32) -> Run {
+    checkpointed("1x1GiB")
+        .env("LOCAL_RANK", number.to_string())
+        .env("LOCAL_WORLD_SIZE", "2")
+        .env("GPUPOOL_DEVICES", "0")
+}
+
+#[test]
+fn ranks_whose_kernels_wait_for_each_other_have_one_image_of_one_moment() {
+    let (_around, folder) = store();
+    let run = Run::program("ranks").sim("2x1GiB").env("SIMCUDA_STRICT", "on").env("GPUPOOL_RESERVE", "16MiB").shim();
+    let mut program = run.start(None);
+    let other: u32 = program.ask("other").parse().unwrap();
+    let steps = |program: &mut Running| -> u64 { program.ask("steps").parse().unwrap() };
+    let go_on = |program: &mut Running| {
+        let before = steps(program);
+        eventually("further steps", || (steps(program) > before + 8).then_some(()));
+    };
+    go_on(&mut program);
+    for generation in 1..=4 {
+        let told =
+            job(&program, &program.session(), &folder, &format!("--wait 30s --keep 2 {} {other}", program.pid()));
+        assert_eq!(told["generation"], generation, "{told}");
+        let latest = steps(&mut program) as u32;
+        for rank in 0..2 {
+            let reader = Reader::open(&rank_folder(&folder, rank), Which::Newest, 1).unwrap();
+            let block = reader.manifest().blocks.iter().map(|block| &block.about).find(|about| about.bytes == 8 * MIB);
+            let block = block.unwrap_or_else(|| panic!("rank {rank} has no block of 8 MiB"));
+            let mut bytes = vec![0; 8 << 20];
+            reader.read_into(block.id, 0, &mut bytes).unwrap();
+            let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+            assert!(words.windows(2).all(|pair| pair[1] == pair[0] + 1), "rank {rank}: of two moments");
+            assert!(words[0] < 8 || words[0] <= latest, "rank {rank}: {} of {latest}", words[0]);
+        }
+        go_on(&mut program);
+    }
+    assert_eq!(job_images(&folder), [4, 3]);
+    let list = String::from_utf8(program.gpupool(&format!("store list {}", folder.display())).stdout).unwrap();
+    assert!(list.contains("images of a job"), "{list}");
+    let verified = program.gpupool(&format!("store verify --json {}", folder.display()));
+    let told: Value = serde_json::from_slice(&verified.stdout).unwrap();
+    assert!(verified.status.success() && told[1]["ranks"]["1"]["wrong"] == serde_json::json!([]), "{told}");
+    assert_eq!(program.ask("end"), "0 wrong");
+    assert!(program.end().0.success());
+}
+
+#[test]
+fn a_jobs_ranks_come_back_by_their_numbers() {
+    let (_around, folder) = store();
+    let session = session();
+    let mut ranks = [0, 1].map(|number| rank(number).start(Some(session.path())));
+    for (program, seed) in ranks.iter_mut().zip([5000, 6000]) {
+        program.ask(&format!("name weights 3072 0 {seed}"));
+    }
+    let [first, second] = &ranks;
+    let told = job(second, session.path(), &folder, &format!("--job {}", second.pid()));
+    assert_eq!(told["ranks"].as_array().map(Vec::len), Some(2), "{told}");
+    assert_eq!(told["ranks"][0]["pid"], first.pid(), "in the order of their numbers: {told}");
+    // One that has died is missed.
+    second.signal(libc::SIGKILL);
+    let pid = second.pid();
+    eventually("its end", || gpupool_metrics::stat(pid).is_none_or(|stat| stat.state == b'Z').then_some(()));
+    let alone = gpupool(first, session.path(), &format!("checkpoint --job {} {}", first.pid(), folder.display()));
+    let said = String::from_utf8(alone.stderr).unwrap();
+    assert!(said.contains("has 2 ranks, and those found beside it are 0"), "{said}");
+    assert_eq!(job_images(&folder), [1]);
+
+    for (number, seed) in [(1, 6000), (0, 5000)] {
+        let mut program = rank(number).env("GPUPOOL_RESTORE", &folder).start(None);
+        assert_eq!(program.ask("name weights 3072 0 1"), format!("0 {seed} 0"), "rank {number}");
+    }
+    let mut third = rank(2).env("GPUPOOL_RESTORE", &folder).start(None);
+    assert_eq!(third.ask("name weights 3072 0 1"), "-8 1 0");
+    let log = std::fs::read_to_string(third.log()).unwrap();
+    assert!(log.contains("it is of 2 ranks, and this process is rank 2"), "{log}");
+    // A rank whose image is gone is no reason to take those of another moment for the others.
+    std::fs::remove_dir_all(rank_folder(&folder, 1)).unwrap();
+    let mut program = rank(0).env("GPUPOOL_RESTORE", &folder).start(None);
+    assert_eq!(program.ask("name weights 3072 0 1"), "-8 1 0");
+}
+
+#[test]
+fn a_rank_that_is_killed_while_it_writes_leaves_the_older_image_of_the_job_and_the_other_rank() {
+    let (_around, folder) = store();
+    let session = session();
+    let mut first = rank(0).start(Some(session.path()));
+    at_work(&mut first, 2);
+    let mut whole = 0;
+    for round in 0..4_u64 {
+        let mut second = rank(1).start(Some(session.path()));
+        // What the one before has left is not found again in another process's memory.
+        second.ask(&format!("name weights 32768 0 {}", 5000 + round));
+        let pids = format!("{} {}", first.pid(), second.pid());
+        std::thread::scope(|scope| {
+            let (asking, pages, own, pids) = (&first, session.path(), &folder, &pids);
+            let asked = scope.spawn(move || job(asking, pages, own, pids));
+            let rank = rank_folder(&folder, 1);
+            eventually("a part of an image, or all of it", || {
+                let writer = std::fs::read_to_string(rank.join("lock")).ok();
+                let is_its = writer.is_some_and(|writer| writer.trim() == second.pid().to_string());
+                let is_there = job_images(&folder).first() > Some(&whole);
+                (is_there || is_its && unfinished(&rank) >= Some(round * 2 * MIB)).then_some(())
+            });
+            second.signal(libc::SIGKILL);
+            let told = asked.join().unwrap();
+            let images = job_images(&folder);
+            match told.get("error") {
+                None => whole += 1,
+                Some(why) => assert!(why.as_str().is_some_and(|why| why.contains("as it was")), "{told}"),
+            }
+            assert_eq!(images.first().copied().unwrap_or(0), whole, "{told}");
+        });
+        goes_on(&mut first);
+    }
+    let mut second = rank(1).start(Some(session.path()));
+    second.ask("name weights 4096 0 5000");
+    let told = job(&first, session.path(), &folder, &format!("--keep 1 {} {}", first.pid(), second.pid()));
+    assert_eq!(told["generation"], whole + 1, "{told}");
+    assert_eq!(job_images(&folder), [whole + 1]);
+    let [one, other] = [0, 1].map(|rank| generations(&rank_folder(&folder, rank)).len());
+    assert_eq!((one, other), (1, 1), "what belongs to no image of the job is gone");
+    ends_well(first);
+}
+
+/// Blocks of a program, in the order in which it asks for them: their addresses.
+fn blocks_of(program: &mut Running, sizes: &[u64], seed: u64) -> Vec<u64> {
+    let block = |(size, number): (&u64, u64)| {
+        program.ask(&format!("block {size} {}", seed + number * 100_000)).parse().unwrap()
+    };
+    sizes.iter().zip(0..).map(block).collect()
+}
+
+#[test]
+fn without_names_blocks_come_back_in_the_order_in_which_they_were_allocated_or_not_at_all() {
+    // The fourth and the fifth share their memory with others.
+    const SIZES: [u64; 6] = [3072, 20480, 3072, 40, 12, 2048];
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    blocks_of(&mut program, &SIZES, 5000);
+    image(&program, &folder, "");
+    drop(program);
+    let again = |by_order: &str| {
+        let run = checkpointed("1x1GiB").env("GPUPOOL_RESTORE", &folder).env("GPUPOOL_RESTORE_BY_ORDER", by_order);
+        run.start(None)
+    };
+
+    let mut program = again("on");
+    let addresses = blocks_of(&mut program, &SIZES, 1);
+    let answer = program.ask("restore");
+    let bytes: u64 = answer.strip_prefix("0 ").unwrap_or_else(|| panic!("{answer}")).parse().unwrap();
+    assert!(bytes >= SIZES.iter().sum::<u64>() << 10, "{answer}");
+    for ((address, size), number) in addresses.iter().zip(SIZES).zip(0..) {
+        assert_eq!(program.ask(&format!("look {address} {size}")), format!("{} 0", 5000 + number * 100_000));
+    }
+    assert_eq!(program.ask("restore"), "-8 0", "once");
+
+    // Another order, one too few, one too many: nothing is written, and it is told at which block.
+    let mut other = SIZES;
+    other.swap(1, 2);
+    let with_one_more: Vec<u64> = SIZES.iter().copied().chain([4096]).collect();
+    for (sizes, why) in [
+        (&other[..], "the order differs at block 2 of "),
+        (&SIZES[..5], "and the image "),
+        (&with_one_more[..], "and the image "),
+        (&[3072, 20480, 3072, 40, 24, 2048][..], "where small blocks lie in it"),
+    ] {
+        let mut program = again("on");
+        let addresses = blocks_of(&mut program, sizes, 1);
+        assert_eq!(program.ask("restore"), "-8 0", "{sizes:?}");
+        let log = std::fs::read_to_string(program.log()).unwrap();
+        assert!(log.contains(why), "{sizes:?}: {log}");
+        assert_eq!(program.ask(&format!("look {} 3072", addresses[0])), "1 0");
+    }
+    let mut program = again("off");
+    let addresses = blocks_of(&mut program, &SIZES, 1);
+    assert_eq!(program.ask("restore"), "0 0");
+    assert_eq!(program.ask(&format!("look {} 3072", addresses[0])), "1 0");
+    // Who asked for it and has not said when is told at the end.
+    let mut program = again("on");
+    blocks_of(&mut program, &SIZES, 1);
+    let log = program.log();
+    let (status, _folder) = program.end();
+    assert!(status.success(), "{status}");
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.contains("the program has not said that it has built what is to come back"), "{log}");
+}
+
+/// From the first to the last one that an image needs.
+#[test]
+fn whichever_call_of_the_driver_fails_the_program_goes_on_and_the_older_image_is_there() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("1x1GiB").start(None);
+    let block: u64 = program.ask("block 10240 5000").parse().unwrap();
+    let small: u64 = program.ask("block 40 7000").parse().unwrap();
+    image(&program, &folder, "--keep 2");
+    let (mut made, mut failed) = (0, Vec::new());
+    for number in 1.. {
+        let code = [999, 2, 801][number % 3];
+        let before: usize = program.ask(&format!("fault {number} {code}")).parse().unwrap();
+        let told = told(&program, &folder, "--keep 2 --wait 2s");
+        let calls = program.ask("calls").parse::<usize>().unwrap() - before;
+        program.ask("fault 0 0");
+        match told.get("error") {
+            None => made += 1,
+            Some(why) => failed.push(why.as_str().unwrap().to_owned()),
+        }
+        for (address, bytes, seed) in [(block, 10240 << 10, 5000), (small, 40 << 10, 7000)] {
+            let words = stored(&folder, address, bytes);
+            assert!(words.iter().zip(seed..).all(|(word, wanted)| *word == wanted), "{number}: {told}");
+        }
+        assert_eq!(unfinished(&folder), None, "{number}: {told}");
+        if calls < number {
+            break;
+        }
+    }
+    verifies(&folder);
+    assert!(failed.len() > 3 && made > 3, "{made} images, and {failed:?}");
+    assert!(failed.iter().any(|why| why.contains("the driver answered")), "{failed:?}");
+    assert_eq!(program.ask(&format!("look {block} 10240")), "5000 0");
+    at_work(&mut program, 2);
+    image(&program, &folder, "--keep 2");
+    agrees(&mut program, &folder, 2);
+    ends_well(program);
+}
+
+#[test]
+fn with_process_a_suspended_program_has_nothing_on_a_gpu_and_comes_back() {
+    let (_around, folder) = store();
+    let mut program = checkpointed("2x1GiB").machine().start(None);
+    let session = program.session();
+    let block: u64 = program.ask("block 20480 5000").parse().unwrap();
+    // Another process of the machine, which has nothing itself.
+    let environment = std::fs::read(format!("/proc/{}/environ", program.pid())).unwrap();
+    let mut variables = environment.split(|byte| *byte == 0).filter_map(|pair| std::str::from_utf8(pair).ok());
+    let machine = variables.find_map(|pair| pair.strip_prefix("SIMCUDA_MACHINE=")).unwrap().to_owned();
+    let witness = Run::program("checkpointed").sim("2x1GiB").env("SIMCUDA_MACHINE", machine);
+    let mut witness = witness.start(None);
+    let mut used = || -> u64 { witness.ask("used").parse().unwrap() };
+    let before = used();
+    let pid = program.pid();
+    for _ in 0..2 {
+        let ended = gpupool(&program, &session, &format!("suspend --process --to {} {pid}", folder.display()));
+        let said = format!("{}{}", String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+        assert!(ended.status.success() && said.contains("has nothing on the GPUs"), "{said}");
+        assert_eq!(used(), 0, "{said}");
+        let ended = gpupool(&program, &session, &format!("resume {pid}"));
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        assert_eq!(program.ask(&format!("look {block} 20480")), "5000 0");
+        assert!(used() >= 20 * MIB);
+    }
+    // What would not come back is not taken away: memory of the host, and the program's own.
+    for (to, why) in [("host", "of the pool are mapped still"), ("own", "that it made by cuMemCreate are mapped")] {
+        if to == "own" {
+            at_work(&mut program, 1);
+        }
+        let to = if to == "own" { folder.display().to_string() } else { to.to_owned() };
+        let ended = gpupool(&program, &session, &format!("suspend --process --to {to} {pid}"));
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(!ended.status.success() && said.contains("it is resumed, since the rest of it cannot leave"), "{said}");
+        assert!(said.contains(why), "{said}");
+        assert_eq!(program.ask(&format!("look {block} 20480")), "5000 0", "it runs");
+    }
+    assert!(used() >= before);
     goes_on(&mut program);
     ends_well(program);
 }

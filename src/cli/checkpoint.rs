@@ -1,11 +1,13 @@
 //! `gpupool checkpoint`: has a running program write images of its GPU memory; see `src/shim/checkpoint`.
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use gpupool_config::{format_size, parse_duration};
 use gpupool_metrics::Identity;
+use gpupool_store::{JobWriter, rank_folder};
 use gpupool_wire::control::{MOST_PATH, Reply, Request, Stored};
 use serde::Serialize;
 
@@ -21,17 +23,22 @@ use crate::{stdout, terminal};
 no room there is written before it goes on. An image is of one moment, and there once it is whole: whatever fails, the older ones stay.
 gpupool store list shows them, gpupool run --restore brings named memory back.
 
+Several processes have images of the same moment: none goes on before the memory of all is copied. Each writes to a folder of its own in DIR (rank-0, rank-1,
+…), and a file in DIR says which belong together: a job's image is there with all of its ranks or not at all.
+
 With --every, this command asks again and again. Where it ends, there are no further images, and the program runs on; where the program
 ends, so does it, with 0 if its last image is whole.
 
 Examples:
   gpupool checkpoint 4711 /scratch/train
   gpupool checkpoint 4711 /scratch/train --every 10min --keep 3
+  gpupool checkpoint --job 4711 /scratch/train     all ranks of the job that 4711 is one of
   gpupool checkpoint --json 4711 /scratch/train | jq .generation"
 )]
 pub struct Args {
-    /// Its number, as gpupool ps lists it
-    pid: u32,
+    /// Their numbers, as gpupool ps lists them; of several, in the order of their ranks where no launcher gave them any
+    #[arg(required = true)]
+    pid: Vec<u32>,
     /// A folder of its own for these images; made if it is not there. The program writes it, as its own user
     #[arg(value_name = "DIR")]
     folder: PathBuf,
@@ -44,6 +51,9 @@ pub struct Args {
     /// How long its work on the GPUs has to be over
     #[arg(long, value_parser = time, default_value = "10s", value_name = "TIME")]
     wait: Duration,
+    /// All ranks of the job that this process is one of
+    #[arg(long)]
+    job: bool,
     /// One JSON object for each image, a line each
     #[arg(long)]
     json: bool,
@@ -71,6 +81,10 @@ struct Told {
     generation: u64,
     bytes: u64,
     stored_bytes: u64,
+    /// What was written now; the rest is in files of older images.
+    new_bytes: u64,
+    /// Memory that was the same in the image before.
+    unchanged_bytes: u64,
     /// Of the program's own memory, and not in the image.
     left_out_bytes: u64,
     /// What the program waited for the disk for.
@@ -89,31 +103,25 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     if folder.as_os_str().len() > MOST_PATH {
         return Err(Failure::usage(format!("{}: longer than the {MOST_PATH} bytes of a path", folder.display())));
     }
-    let request = Request::Checkpoint {
-        folder: folder.clone(),
-        keep: args.keep.unwrap_or(0),
-        patience: u64::try_from(args.wait.as_millis()).unwrap_or(u64::MAX),
+    let rows = match args.pid[..] {
+        [pid] if args.job => control::job_of(pid)?,
+        _ if args.job => return Err(Failure::usage("--job takes one process of the job".to_owned())),
+        _ => control::find(&args.pid)?,
     };
-    let row = find(args.pid)?;
-    let identity = row.told.process.identity;
+    let is_job = args.job || rows.len() > 1;
+    let ended = |row: &&Listed| has_ended(&row.told.process.identity);
     let mut is_done = false;
     loop {
         let begun = Instant::now();
-        let reply = control::ask_one(&row, &request);
-        // Where it ended in the middle of one, the one before is the last, and whole.
-        let ended_within = reply.is_err() && is_done && is_ending(&identity);
-        if !ended_within {
-            is_done = print(args, told(args.pid, &folder, reply))?;
-        }
+        is_done = if is_job { job(args, &folder, &rows, is_done)? } else { one(args, &folder, &rows[0], is_done)? };
         if let Some(every) = args.every {
-            while begun.elapsed() < every && !has_ended(&identity) {
+            while begun.elapsed() < every && rows.iter().find(ended).is_none() {
                 std::thread::sleep(LOOK.min(every.saturating_sub(begun.elapsed())));
             }
-            if !has_ended(&identity) {
-                continue;
-            }
+            let Some(row) = rows.iter().find(ended) else { continue };
             let last = if is_done { ", and the last one is whole" } else { "" };
-            complain(&format!("process {} has ended; no further image is written{last}", args.pid));
+            let pid = row.told.process.identity.pid;
+            complain(&format!("process {pid} has ended; no further image is written{last}"));
         }
         return Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
@@ -137,18 +145,119 @@ fn has_ended(identity: &Identity) -> bool {
     identity.life().is_over() || !is_there()
 }
 
-fn find(pid: u32) -> Result<Listed, Failure> {
-    let found = control::find(&[pid])?;
-    found.into_iter().next().ok_or_else(|| Failure::usage(format!("no process {pid} is known here")))
+fn request(args: &Args, folder: PathBuf, keep: u32, together: bool) -> Request {
+    Request::Checkpoint { folder, keep, patience: u64::try_from(args.wait.as_millis()).unwrap_or(u64::MAX), together }
 }
 
-fn told(pid: u32, folder: &std::path::Path, reply: Result<Reply, String>) -> Told {
+/// An image of one process; whether there is one. Where it ended in the middle of one, the one before is the last, and whole.
+fn one(args: &Args, folder: &Path, row: &Listed, was_done: bool) -> Result<bool, Failure> {
+    let request = request(args, folder.to_owned(), args.keep.unwrap_or(0), false);
+    let reply = control::ask_one(row, &request);
+    if reply.is_err() && was_done && is_ending(&row.told.process.identity) {
+        return Ok(true);
+    }
+    let told = told(row.told.process.identity.pid, folder, reply);
+    if args.json {
+        json(&told)?;
+    }
+    print(args, &told)
+}
+
+/// An image of several processes at one moment.
+#[derive(Serialize)]
+struct JobTold {
+    folder: PathBuf,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    generation: u64,
+    ranks: Vec<Told>,
+}
+
+/// The same of all of these; whether there is one. As of one process, what one of them ended in the middle of does not count.
+fn job(args: &Args, folder: &Path, rows: &[Listed], was_done: bool) -> Result<bool, Failure> {
+    let mut told = JobTold { folder: folder.to_owned(), error: None, generation: 0, ranks: Vec::new() };
+    let image = job_image(args, folder, rows, &mut told.ranks);
+    if image.is_err() && was_done && rows.iter().any(|row| is_ending(&row.told.process.identity)) {
+        return Ok(true);
+    }
+    match image {
+        Ok((generation, not_removed)) => {
+            told.generation = generation;
+            if let Some(error) = not_removed {
+                complain(&format!("older images could not be removed: {error}"));
+            }
+        }
+        Err(why) => told.error = Some(why),
+    }
+    if args.json {
+        json(&told)?;
+    }
+    // Of a process what became of it is told also where nothing came of all of them.
+    for rank in &told.ranks {
+        print(args, rank)?;
+    }
+    if let Some(error) = told.error {
+        complain(&format!("no image of the job was written: {error}"));
+        return Ok(false);
+    }
+    if !args.json {
+        let (folder, ranks) = (terminal::clean(&folder.display().to_string()), rows.len());
+        stdout::print(&format!("generation {} of the job in {folder}: {ranks} ranks\n", told.generation))?;
+    }
+    Ok(true)
+}
+
+fn job_image(
+    args: &Args,
+    folder: &Path,
+    rows: &[Listed],
+    ranks: &mut Vec<Told>,
+) -> Result<(u64, Option<gpupool_store::Error>), String> {
+    let own = rustix::process::geteuid().as_raw();
+    if let Some(other) = rows.iter().find(|row| row.owner != own) {
+        return Err(format!(
+            "process {} is of user {}, and this command of user {own}; whoever the ranks belong to has to ask",
+            other.told.process.identity.pid, other.owner
+        ));
+    }
+    let numbers: BTreeSet<u32> = rows.iter().filter_map(|row| row.told.process.rank).collect();
+    let numbers: Vec<u32> = if numbers.len() == rows.len() {
+        rows.iter().filter_map(|row| row.told.process.rank).collect()
+    } else {
+        (0..).take(rows.len()).collect()
+    };
+    let folders: Vec<PathBuf> = numbers.iter().map(|number| rank_folder(folder, *number)).collect();
+    let writer = JobWriter::create(folder).map_err(|error| error.to_string())?;
+    // Which of them are to be removed is known once this one is whole.
+    let requests: Vec<Request> = folders.iter().map(|folder| request(args, folder.clone(), 0, true)).collect();
+    let replies = control::images_together(rows, &requests, args.wait);
+    let pids = rows.iter().map(|row| row.told.process.identity.pid);
+    ranks.extend(pids.zip(replies).zip(&folders).map(|((pid, reply), folder)| told(pid, folder, reply)));
+    let failed: Vec<String> =
+        ranks.iter().filter(|told| told.error.is_some()).map(|told| told.pid.to_string()).collect();
+    if !failed.is_empty() {
+        // What the others have written is of no use; what cannot be removed now, the next command removes.
+        let _ = writer.give_up();
+        return Err(format!("there is none of process {}; what was there before is as it was", failed.join(", ")));
+    }
+    let images: Vec<(u32, u64)> = numbers.into_iter().zip(ranks.iter().map(|told| told.generation)).collect();
+    let keep = args.keep.and_then(|keep| usize::try_from(keep).ok());
+    writer.finish(&images, keep).map_err(|error| error.to_string())
+}
+
+fn json(told: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string(told).map_err(|error| Failure::broken(error.to_string()))?;
+    stdout::print(&format!("{}\n", terminal::clean_json(&text)))
+}
+
+fn told(pid: u32, folder: &Path, reply: Result<Reply, String>) -> Told {
     let (error, stored) = match reply {
         Ok(Reply::Stored(stored)) => (None, stored),
         Ok(Reply::Refused { why }) | Err(why) => (Some(why), Stored::default()),
         Ok(_) => (Some("it answered nothing at the end".to_owned()), Stored::default()),
     };
-    let Stored { generation, bytes, stored, left_out, in_stop, stopped_microseconds, microseconds } = stored;
+    let Stored { stopped_microseconds, microseconds, .. } = stored;
+    let Stored { generation, bytes, stored, fresh, unchanged, left_out, in_stop, .. } = stored;
     Told {
         pid,
         folder: folder.to_owned(),
@@ -156,6 +265,8 @@ fn told(pid: u32, folder: &std::path::Path, reply: Result<Reply, String>) -> Tol
         generation,
         bytes,
         stored_bytes: stored,
+        new_bytes: fresh,
+        unchanged_bytes: unchanged,
         left_out_bytes: left_out,
         in_stop_bytes: in_stop,
         stopped_microseconds,
@@ -164,11 +275,7 @@ fn told(pid: u32, folder: &std::path::Path, reply: Result<Reply, String>) -> Tol
 }
 
 /// Whether there is an image.
-fn print(args: &Args, told: Told) -> Result<bool, Failure> {
-    if args.json {
-        let text = serde_json::to_string(&told).map_err(|error| Failure::broken(error.to_string()))?;
-        stdout::print(&format!("{}\n", terminal::clean_json(&text)))?;
-    }
+fn print(args: &Args, told: &Told) -> Result<bool, Failure> {
     if let Some(error) = &told.error {
         complain(&format!("process {}: {error}", told.pid));
         return Ok(false);
@@ -187,6 +294,13 @@ fn print(args: &Args, told: Told) -> Result<bool, Failure> {
         seconds(told.microseconds),
         seconds(told.stopped_microseconds)
     );
+    if told.unchanged_bytes > 0 {
+        line += &format!(
+            "; {} had not changed, and {} were written",
+            format_size(told.unchanged_bytes),
+            format_size(told.new_bytes)
+        );
+    }
     if told.in_stop_bytes > 0 {
         line +=
             &format!("; {} found no room elsewhere and were written during the stop", format_size(told.in_stop_bytes));

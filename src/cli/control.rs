@@ -85,6 +85,52 @@ pub fn find(pids: &[u32]) -> Result<Vec<Listed>, Failure> {
     Ok(found)
 }
 
+/// The ranks of the job that a process belongs to, by their numbers: what the same launcher started for the same user.
+///
+/// # Errors
+/// No launcher gave it a number, or there are fewer of them here than the launcher started.
+pub fn job_of(pid: u32) -> Result<Vec<Listed>, Failure> {
+    let one = find(&[pid])?.remove(0);
+    let process = &one.told.process;
+    let (Some(_), Some(parent)) = (process.rank, parent(pid)) else {
+        return Err(Failure::usage(format!(
+            "process {pid} has no number in a job (LOCAL_RANK and the like); name all processes that belong together"
+        )));
+    };
+    let look = Pages::new().look();
+    let mut ranks: Vec<Listed> = look
+        .rows
+        .into_iter()
+        .filter(|row| {
+            let other = &row.told.process;
+            row.owner == one.owner
+                && row.state != Life::Elsewhere
+                && other.rank.is_some()
+                && other.world == process.world
+                && self::parent(other.identity.pid) == Some(parent)
+        })
+        .collect();
+    ranks.sort_by_key(|row| row.told.process.rank);
+    let numbers: Vec<u32> = ranks.iter().filter_map(|row| row.told.process.rank).collect();
+    let is_whole = process.world.is_none_or(|world| numbers.iter().copied().eq(0..world));
+    if !is_whole || numbers.windows(2).any(|pair| pair[0] == pair[1]) {
+        let numbers: Vec<String> = numbers.iter().map(u32::to_string).collect();
+        return Err(Failure::usage(format!(
+            "the job of process {pid} has {} ranks, and those found beside it are {}: each has to run under gpupool and to have allocated GPU \
+             memory; or name the processes that belong together",
+            process.world.map_or("an unknown number of".to_owned(), |world| world.to_string()),
+            numbers.join(", ")
+        )));
+    }
+    let pids: Vec<u32> = ranks.iter().map(|row| row.told.process.identity.pid).collect();
+    find(&pids)
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
+}
+
 /// Asks all of these at once, and waits for as long as they take.
 pub fn ask_all(rows: &[Listed], request: &Request) -> Vec<Told> {
     replies(rows, request, None).into_iter().zip(rows).map(|(reply, row)| told_by(row, reply)).collect()
@@ -250,17 +296,51 @@ pub fn suspend_together(rows: &[Listed], target: &Target, patience: Duration) ->
     let connected = side_by_side(rows, |_, row| connect(row, &request, None));
     let sockets: Vec<Socket> = match connected.iter().any(Result::is_err) {
         false => connected.into_iter().flatten().collect(),
-        true => return none_of(rows, connected.into_iter().map(Result::err).collect()),
+        true => return told_none(rows, connected.into_iter().map(Result::err).collect()),
     };
     if let Err(why) = all_at_rest(rows, &sockets, Instant::now() + patience) {
         // The end of the connection lets them go on.
-        return none_of(rows, why);
+        return told_none(rows, why);
     }
     let progress = Progress::new(rows.len());
     let told = side_by_side(rows, |at, row| {
         let say = |done, total| progress.say(at, done, total);
         told_by(row, hear(row, &sockets[at], &request, TO_GO_ON, None, &say))
     });
+    progress.end();
+    told
+}
+
+/// Asks each of these something that all of them do at the same moment or none does, for which they have `patience` to come to rest all at once: to
+/// write an image of themselves. What they have copied is of that moment, since none goes on before the last one has.
+pub fn images_together(rows: &[Listed], requests: &[Request], patience: Duration) -> Vec<Result<Reply, String>> {
+    let none =
+        |why: Vec<Option<String>>| none_of(rows, why, "an image is of all of them or of none").map(Err).collect();
+    let connected = side_by_side(rows, |at, row| connect(row, &requests[at], None));
+    if connected.iter().any(Result::is_err) {
+        return none(connected.into_iter().map(Result::err).collect());
+    }
+    let sockets: Vec<Socket> = connected.into_iter().flatten().collect();
+    if let Err(why) = all_at_rest(rows, &sockets, Instant::now() + patience) {
+        return none(why);
+    }
+    let progress = Progress::new(rows.len());
+    let heard = |at: usize, row: &Listed| {
+        hear(row, &sockets[at], &requests[at], TO_GO_ON, None, &|done, total| progress.say(at, done, total))
+    };
+    let copied = side_by_side(rows, heard);
+    if copied.iter().any(|answer| !matches!(answer, Ok(Reply::Quiet))) {
+        progress.end();
+        let why = |answer: Result<Reply, String>| match answer {
+            Ok(Reply::Quiet) => None,
+            Ok(Reply::Refused { why }) | Err(why) => Some(why),
+            Ok(_) => Some(OTHER_ANSWER.to_owned()),
+        };
+        return none(copied.into_iter().map(why).collect());
+    }
+    // Who does not hear it has ended, which its answer says.
+    let _ = side_by_side(rows, |at, _| say(&sockets[at], &Request::Go));
+    let told = side_by_side(rows, heard);
     progress.end();
     told
 }
@@ -327,8 +407,13 @@ fn one_try(
     Ok(Some(answers.into_iter().map(why).collect()))
 }
 
-/// What is told where these are the reasons of some why none of them was suspended.
-fn none_of(rows: &[Listed], why: Vec<Option<String>>) -> Vec<Told> {
+fn told_none(rows: &[Listed], why: Vec<Option<String>>) -> Vec<Told> {
+    let all = none_of(rows, why, "all are suspended together or none");
+    rows.iter().zip(all).map(|(row, why)| told_by(row, Err(why))).collect()
+}
+
+/// What is told where these are the reasons of some why nothing was done with any; `rule` says why it is all or none.
+fn none_of(rows: &[Listed], why: Vec<Option<String>>, rule: &str) -> std::vec::IntoIter<String> {
     let others: Vec<String> = rows
         .iter()
         .zip(&why)
@@ -338,10 +423,10 @@ fn none_of(rows: &[Listed], why: Vec<Option<String>>) -> Vec<Told> {
     let because = match others.as_slice() {
         [] => "it runs on, since they did not all come to rest at the same moment".to_owned(),
         others => {
-            format!("it runs on, since all are suspended together or none, and process {} was not", others.join(", "))
+            format!("it runs on, since {rule}, and process {} was not ready", others.join(", "))
         }
     };
-    rows.iter().zip(why).map(|(row, why)| told_by(row, Err(why.unwrap_or_else(|| because.clone())))).collect()
+    why.into_iter().map(|why| why.unwrap_or_else(|| because.clone())).collect::<Vec<_>>().into_iter()
 }
 
 /// Does this for each row, all at once.

@@ -36,6 +36,7 @@ mod store;
 mod suspend;
 mod terminal;
 mod top;
+mod whole;
 mod words;
 
 use std::io::Write;

@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use gpupool_wire::control::Request;
 
 use crate::control;
-use crate::failure::Failure;
+use crate::failure::{Failure, complain};
+use crate::whole;
 
 /// Have the memory of suspended programs come back to their GPUs, and let them go on
 #[derive(clap::Args)]
@@ -33,6 +34,17 @@ pub struct Args {
 /// One cannot be asked, or nothing can be printed.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let rows = control::find(&args.pid)?;
+    let mut lost = Vec::new();
+    for row in &rows {
+        let pid = row.told.process.identity.pid;
+        if let Err(why) = whole::thaw(pid) {
+            complain(&format!("process {pid}: {why}"));
+            lost.push(pid);
+        }
+    }
+    if !lost.is_empty() {
+        return Ok(ExitCode::FAILURE);
+    }
     let told = control::ask_all(&rows, &Request::Resume);
     let done = control::print(&told, args.json, "came back", "did not, for want of room")?;
     Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })

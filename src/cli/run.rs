@@ -28,6 +28,10 @@ pub struct Args {
     /// Bring back what the program names (gpupool_name) from the newest image in DIR, which gpupool checkpoint wrote (GPUPOOL_RESTORE)
     #[arg(long, value_name = "DIR")]
     restore: Option<PathBuf>,
+    /// Bring back all blocks of that image, in the order in which they were allocated, when the program says that it has built them (gpupool_restore);
+    /// nothing comes back where the order differs (GPUPOOL_RESTORE_BY_ORDER=on)
+    #[arg(long, requires = "restore")]
+    restore_by_order: bool,
     /// Print a summary on stderr at exit (GPUPOOL_SUMMARY=on)
     #[arg(long)]
     summary: bool,
@@ -162,6 +166,10 @@ fn wanted(args: &Args) -> (BTreeMap<OsString, OsString>, Vec<String>) {
             Ok(folder) => all.push((format!("{PREFIX}RESTORE").into(), folder.into(), said)),
             Err(error) => mistakes.push(format!("{said}: {error}")),
         }
+    }
+    if args.restore_by_order {
+        let said = "--restore-by-order".to_owned();
+        all.push((format!("{PREFIX}RESTORE_BY_ORDER").into(), "on".into(), said));
     }
     if args.summary {
         all.push((format!("{PREFIX}SUMMARY").into(), "on".into(), "--summary".to_owned()));

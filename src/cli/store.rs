@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use gpupool_config::format_size;
-use gpupool_store::{Block, Codec, Error, Listed, Manifest, Verified};
+use gpupool_store::{Block, Codec, Error, Listed, ListedJob, Manifest, Verified, VerifiedJob};
 
 use crate::failure::Failure;
 use crate::stdout;
@@ -91,6 +91,11 @@ struct Verify {
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     match &args.action {
         Action::List(List { folder, json }) => {
+            let jobs = gpupool_store::jobs(folder).map_err(failed)?;
+            if !jobs.is_empty() {
+                print(*json, &jobs, || jobs_of(&jobs))?;
+                return Ok(ExitCode::SUCCESS);
+            }
             let listed = gpupool_store::list(folder).map_err(failed)?;
             print(*json, &listed, || list_of(&listed))?;
         }
@@ -100,6 +105,13 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         }
         Action::Verify(Verify { folder, generation, threads, json }) => {
             let threads = threads.map_or(0, usize::from);
+            let jobs = gpupool_store::jobs(folder).map_err(failed)?;
+            if !jobs.is_empty() {
+                let verified = gpupool_store::verify_jobs(folder, jobs, *generation, threads).map_err(failed)?;
+                print(*json, &verified, || job_verdicts_of(&verified))?;
+                let is_whole = verified.iter().all(VerifiedJob::is_whole);
+                return Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            }
             let verified = gpupool_store::verify(folder, *generation, threads).map_err(failed)?;
             print(*json, &verified, || verdicts_of(&verified))?;
             if verified.iter().any(|one| !one.wrong.is_empty()) {
@@ -132,6 +144,51 @@ fn ago(written: u64) -> String {
         seconds => (seconds / 86_400, "days"),
     };
     format!("{number} {unit} ago")
+}
+
+fn jobs_of(jobs: &[ListedJob]) -> String {
+    let mut page = Page::new(terminal::colours());
+    page.line("images of a job; those of a rank are in its folder, rank-0 and so on");
+    let mut table = Table::new(&["generation", "ranks", "memory", "written", "of each rank"], b"rrrll", 4);
+    for ListedJob { generation, told } in jobs {
+        let mut cells = vec![generation.to_string()];
+        match told {
+            Ok(job) => cells.extend([
+                job.ranks.len().to_string(),
+                format_size(job.ranks.iter().map(|image| image.bytes).sum()),
+                ago(job.written),
+                job.ranks.iter().map(|image| image.generation.to_string()).collect::<Vec<_>>().join(", "),
+            ]),
+            Err(_) => cells.extend(["?"; 4].map(str::to_owned)),
+        }
+        table.row(cells, Vec::new());
+    }
+    page.table(&table);
+    for ListedJob { generation, told } in jobs {
+        if let Err(error) = told {
+            page.entry(&format!("  {generation}: "), &error.to_string());
+        }
+    }
+    page.into_text()
+}
+
+fn job_verdicts_of(verified: &[VerifiedJob]) -> String {
+    let mut page = Page::new(terminal::colours());
+    for job in verified {
+        let VerifiedJob { generation, error, ranks } = job;
+        let verdict = if job.is_whole() { "whole" } else { "not whole" };
+        page.line(&format!("generation {generation} of the job: {verdict}"));
+        if let Some(error) = error {
+            page.entry("  ", &error.to_string());
+        }
+        for (rank, Verified { generation, bytes, wrong }) in ranks {
+            if wrong.is_empty() {
+                page.line(&format!("  rank {rank}, generation {generation}: whole, {} of memory", format_size(*bytes)));
+            }
+            wrong.iter().for_each(|error| page.entry(&format!("  rank {rank}: "), &error.to_string()));
+        }
+    }
+    page.into_text()
 }
 
 fn list_of(listed: &[Listed]) -> String {
@@ -179,6 +236,13 @@ fn blocks_of(manifest: &Manifest) -> String {
         "  memory   ",
         &format!("{} in {} blocks, {} on the disk", format_size(*bytes), blocks.len(), format_size(*stored)),
     );
+    if manifest.unchanged > 0 {
+        let (unchanged, fresh) = (format_size(manifest.unchanged), format_size(manifest.fresh()));
+        page.entry(
+            "           ",
+            &format!("{unchanged} as in the generation before; {fresh} were written for this one"),
+        );
+    }
     for (name, text) in &meta.notes {
         page.entry(&format!("  {}  ", clean(name)), text);
     }

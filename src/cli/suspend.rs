@@ -10,12 +10,17 @@ use gpupool_wire::control::{MOST_PATH, Request, Target};
 
 use crate::control::{self, Told};
 use crate::failure::{Failure, complain};
+use crate::pages::Listed;
+use crate::{stdout, whole};
 
 /// Have the memory of running programs leave their GPUs; they wait where they next use a GPU
 #[derive(clap::Args)]
 #[command(
     after_help = "Their addresses stay, and gpupool resume brings everything back. What is not the pool's stays on the GPU: contexts,
 modules, what libraries took from the driver themselves. Several programs are suspended together or not at all.
+With --process the driver's own checkpoint (driver 570 and later) follows: contexts, modules and what libraries took leave too, and the GPU shows nothing
+of the program. Memory that the driver could not bring back has to have left before, so with --to DIR; where there is any, or the driver refuses, the program is
+resumed as it was. gpupool resume brings all of it back, and nothing else does: a program that ends meanwhile waits for that.
 A signal that a program handles while it waits (Ctrl-C) resumes it; so does its end.
 
 Into a folder: each program writes a folder of its own there, which is gone when it is resumed; what is compressed, and how, is
@@ -38,6 +43,9 @@ pub struct Args {
     /// How long each has for its work on the GPUs to be over
     #[arg(long, value_parser = wait, default_value = "10s", value_name = "TIME")]
     wait: Duration,
+    /// Have the driver take the rest of the process off the GPUs as well (cuCheckpointProcess*)
+    #[arg(long)]
+    process: bool,
     /// One JSON array
     #[arg(long)]
     json: bool,
@@ -78,18 +86,42 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         _ => control::suspend_together(&rows, &target, args.wait),
     };
     let done = control::print(&told, args.json, "left the GPUs", "stayed there")?;
-    if done {
+    let is_frozen = !args.process || done && freeze(&rows, args.json)?;
+    if done && is_frozen {
         return Ok(ExitCode::SUCCESS);
     }
     // One that waits for another one's collective would wait for good.
     let others: Vec<_> =
         rows.iter().zip(&told).filter(|(_, told)| told.error.is_none()).map(|(row, _)| row.clone()).collect();
     if !others.is_empty() {
-        complain("the others are resumed, since programs that are suspended together may wait for each other");
+        if !done {
+            complain("the others are resumed, since programs that are suspended together may wait for each other");
+        }
         let failed = control::ask_all(&others, &Request::Resume).into_iter().filter(|told| told.error.is_some());
         for Told { pid, error, .. } in failed {
             complain(&format!("process {pid} could not be resumed: {}", error.unwrap_or_default()));
         }
     }
     Ok(ExitCode::FAILURE)
+}
+
+/// Has the driver take the rest of all of them away, or of none; whether it did.
+fn freeze(rows: &[Listed], json: bool) -> Result<bool, Failure> {
+    for (at, row) in rows.iter().enumerate() {
+        let pid = row.told.process.identity.pid;
+        if let Err(why) = whole::freeze(row) {
+            complain(&format!("process {pid}: it is resumed, since the rest of it cannot leave: {why}"));
+            for before in &rows[..at] {
+                let pid = before.told.process.identity.pid;
+                if let Err(why) = whole::thaw(pid) {
+                    complain(&format!("process {pid}: {why}"));
+                }
+            }
+            return Ok(false);
+        }
+        if !json {
+            stdout::print(&format!("{}\n", whole::what_next(pid)))?;
+        }
+    }
+    Ok(true)
 }

@@ -36,6 +36,8 @@ pub struct Settings {
     pub idle: Option<Duration>,
     /// `GPUPOOL_RESTORE`: the folder of images.
     pub restore: Option<PathBuf>,
+    /// `GPUPOOL_RESTORE_BY_ORDER`
+    pub restore_by_order: Toggle,
     /// `GPUPOOL_IDLE_SUSPEND`; `None` suspends nobody.
     pub idle_suspend: Option<Duration>,
     /// The same: the folder that memory goes to then; `None`: other GPUs and the host.
@@ -121,6 +123,7 @@ impl Default for Settings {
             free: Free::default(),
             idle: Some(Duration::from_secs(10)),
             restore: None,
+            restore_by_order: Toggle::Off,
             idle_suspend: None,
             idle_suspend_to: None,
             lenders: Lenders::default(),

@@ -170,6 +170,16 @@ pub const SETTINGS: &[Setting] = &[
         },
     },
     Setting {
+        name: "GPUPOOL_RESTORE_BY_ORDER",
+        values: Toggle::WORDS,
+        default: "off",
+        help: "Whether all blocks come back from the image of GPUPOOL_RESTORE, in the order in which they were allocated, when the program says that it has \
+               built them (gpupool_restore); nothing does where the order differs.",
+        read: |settings, value| {
+            choice(value, "on or off", Toggle::WORDS, Toggle::from_word).map(|word| settings.restore_by_order = word)
+        },
+    },
+    Setting {
         name: "GPUPOOL_LENDERS",
         values: Lenders::WORDS,
         default: "asleep",

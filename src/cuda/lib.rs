@@ -11,6 +11,7 @@
 //! answers an error. Those that take a context, a stream or an event are `unsafe`: the driver follows such a handle as a
 //! pointer, so it must be one that lives.
 
+pub mod checkpoint;
 pub mod context;
 pub mod device;
 mod graph;

@@ -392,6 +392,10 @@ events! {
         bytes: u64,
         /// Bytes that it takes on the disk.
         stored: u64,
+        /// Bytes of these that were written now; the others are of older images.
+        fresh: u64,
+        /// Bytes of memory that were the same in the image before, and were not written again.
+        unchanged: u64,
         /// Bytes of the program's own memory that could not be read, and are not in it.
         left_out: u64,
         /// Bytes for which there was no room elsewhere, so that the program waited for the disk.

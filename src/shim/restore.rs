@@ -4,17 +4,19 @@
 //! gives it to other memory later wants the name, and not its old contents. Nothing is silent: what did not come back is an error of that
 //! call and a line, and at the end it is told how much did.
 
+use crate::backing::open::{self, Opened};
+use crate::checkpoint::blocks::{self, GUESSED, OWN};
 use crate::gate;
 use crate::image::Shuttle;
 use crate::log;
 use crate::process;
 use crate::serve::memory::names::Named;
 use crate::watch::capture;
-use gpupool_config::format_size;
+use gpupool_config::{Toggle, format_size};
 use gpupool_cuda::{CuResult, Driver};
 use gpupool_events::{BlockRestore, ProgramRestore};
 use gpupool_pool::Block;
-use gpupool_store::{Reader, Which};
+use gpupool_store::{About, Reader, Which, rank_folder};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -40,12 +42,128 @@ struct Stored {
     is_other: bool,
 }
 
+/// The program has built what it is about to load, and every block that the image has is to have its bytes: the first block that the program has got them of the
+/// first that the image has, in the order in which they were allocated. Bytes that came back; 0 where nothing is to come back so.
+///
+/// Addresses differ and nothing else says which block is which, so nothing is written before all of it fits: as many blocks, each of the
+/// same size on the same GPU, from the same place in the program where both places are known, and with small blocks at the same places. What came back is
+/// read again and compared with its hashes.
+pub fn by_order(driver: &'static Driver) -> Result<u64, Unrestored> {
+    let Some(folder) = process::settings().restore.as_deref() else { return Ok(0) };
+    if process::settings().restore_by_order != Toggle::On {
+        return Ok(0);
+    }
+    let mut state = STATE.lock();
+    if matches!(*state, State::Closed) {
+        *state = read(folder);
+    }
+    let State::Open(source) = &mut *state else { return Err(Unrestored::Told) };
+    if source.is_ordered {
+        warn("nothing comes back by order a second time");
+        return Err(Unrestored::Told);
+    }
+    if capture::under_way() {
+        return Err(Unrestored::Refused(CuResult::STREAM_CAPTURE_UNSUPPORTED));
+    }
+    let from = format!("generation {} in {}", source.reader.manifest().generation, folder.display());
+    let failed = |why: String| {
+        warn(&why);
+        Unrestored::Told
+    };
+    let opened = open::opened()
+        .ok_or_else(|| failed(format!("nothing comes back from {from}: the program has no block of the pool yet")))?;
+    let pairs =
+        paired(opened, &source.reader).map_err(|why| failed(format!("nothing comes back from {from}: {why}")))?;
+    source.is_ordered = true;
+    let begun = Instant::now();
+    let mut loaded = 0;
+    let anything = |why: String| failed(format!("{why}; the program's memory holds anything now"));
+    for (block, id) in &pairs {
+        let Block { address, bytes, owner, home, .. } = *block;
+        // Nothing moves meanwhile.
+        let _inside = gate::enter_by_hand();
+        let arrived = Shuttle::for_bytes(driver, owner, home, bytes).and_then(|mut shuttle| {
+            shuttle.wait_for_context()?;
+            shuttle.load(&source.reader, *id, 0, address, bytes)?;
+            shuttle.has_arrived(&source.reader, *id, address)
+        });
+        match arrived {
+            Ok(true) => loaded += bytes,
+            Ok(false) => {
+                return Err(anything(format!(
+                    "{bytes} bytes at {address:#x} are not what {from} has when they are read again"
+                )));
+            }
+            Err(why) => {
+                return Err(anything(format!("{bytes} bytes at {address:#x} did not come back from {from}: {why}")));
+            }
+        }
+    }
+    source.blocks += pairs.len() as u64;
+    source.bytes += loaded;
+    tracing::info!(
+        target: "gpupool::memory", about = "restore",
+        "{} blocks are back by their order, {} from {from}, in {:.2} s; each was read again and compared with its hashes",
+        pairs.len(), format_size(loaded), begun.elapsed().as_secs_f64()
+    );
+    Ok(loaded)
+}
+
+/// Which block gets the bytes of which block of the image.
+fn paired(opened: &Opened, reader: &Reader) -> Result<Vec<(Block, u64)>, String> {
+    let mut blocks: Vec<Block> = opened.pool.stretches().into_iter().map(|(block, _)| block).collect();
+    blocks.sort_by_key(|block| block.id);
+    let mut stored: Vec<&About> = reader.manifest().blocks.iter().map(|block| &block.about).collect();
+    stored.retain(|about| about.id < OWN);
+    stored.sort_by_key(|about| about.id);
+    for (number, (block, about)) in (1..).zip(blocks.iter().zip(&stored)) {
+        let is = |what: &str, now: String, was: String| {
+            Err(format!(
+                "the order differs at block {number} of {}: {what} is {now}, and {was} in the image",
+                stored.len()
+            ))
+        };
+        if block.bytes != about.bytes {
+            return is("its size", size(block.bytes), size(about.bytes));
+        }
+        if Some(block.home) != about.home {
+            return is("its GPU", block.home.to_string(), about.home.map_or("none".to_owned(), |gpu| gpu.to_string()));
+        }
+        let site = blocks::site_of(block);
+        let is_known = !site.is_empty() && !about.site.is_empty() && !about.site.starts_with(GUESSED);
+        if is_known && site != about.site {
+            return is("the place that asked for it", site, about.site.clone());
+        }
+        if blocks::small_in(opened, block) != about.small {
+            return is("where small blocks lie in it", "one way".to_owned(), "another".to_owned());
+        }
+    }
+    if blocks.len() != stored.len() {
+        let at = blocks.len().min(stored.len());
+        let next = blocks.get(at).map(|block| block.bytes).or(stored.get(at).map(|about| about.bytes)).unwrap_or(0);
+        return Err(format!(
+            "the order differs at block {}: the program has {} blocks, and the image {}; the first that only one of them has is of {}",
+            at + 1,
+            blocks.len(),
+            stored.len(),
+            size(next)
+        ));
+    }
+    Ok(blocks.into_iter().zip(stored).map(|(block, about)| (block, about.id)).collect())
+}
+
+fn size(bytes: u64) -> String {
+    format!("{bytes} bytes ({})", format_size(bytes))
+}
+
 /// The image.
 struct Source {
     reader: Reader,
     names: BTreeMap<String, Stored>,
     blocks: u64,
     bytes: u64,
+    /// What was to come back by order was asked for.
+    is_ordered: bool,
 }
 
 enum State {
@@ -64,7 +182,7 @@ pub fn by_name(driver: &'static Driver, named: &Named, block: &Block) -> Result<
     let Some(folder) = process::settings().restore.as_deref() else { return Ok(()) };
     let mut state = STATE.lock();
     if matches!(*state, State::Closed) {
-        *state = open(folder);
+        *state = read(folder);
     }
     let State::Open(source) = &mut *state else { return Err(Unrestored::Told) };
     let Named { name, address, bytes, .. } = named;
@@ -121,11 +239,13 @@ pub fn by_name(driver: &'static Driver, named: &Named, block: &Block) -> Result<
     Ok(())
 }
 
-fn open(folder: &Path) -> State {
-    let reader = match Reader::open(folder, Which::Newest, 0) {
+fn read(folder: &Path) -> State {
+    let opened =
+        of_job(folder).unwrap_or_else(|| Reader::open(folder, Which::Newest, 0).map_err(|error| error.to_string()));
+    let reader = match opened {
         Ok(reader) => reader,
-        Err(error) => {
-            warn(&format!("nothing comes back: {error}"));
+        Err(why) => {
+            warn(&format!("nothing comes back: {why}"));
             return State::Failed;
         }
     };
@@ -140,7 +260,31 @@ fn open(folder: &Path) -> State {
             names.insert(named.name.clone(), stored);
         }
     }
-    State::Open(Box::new(Source { reader, names, blocks: 0, bytes: 0 }))
+    State::Open(Box::new(Source { reader, names, blocks: 0, bytes: 0, is_ordered: false }))
+}
+
+/// This rank's part of the newest whole image of a job; `None`: the folder has none of a job.
+fn of_job(folder: &Path) -> Option<Result<Reader, String>> {
+    let jobs = gpupool_store::jobs(folder).ok().filter(|jobs| !jobs.is_empty())?;
+    for error in jobs.iter().map_while(|listed| listed.told.as_ref().err()) {
+        warn(&format!("a newer image of the job is passed over: {error}"));
+    }
+    let Some(job) = jobs.into_iter().find_map(|listed| listed.told.ok()) else {
+        return Some(Err(format!("{}: no image of the job there is whole", folder.display())));
+    };
+    let own = process::rank().map_or(0, |rank| rank.number);
+    let count = job.ranks.len();
+    let Some(image) = job.ranks.iter().find(|image| image.rank == own) else {
+        return Some(Err(format!("{}: it is of {count} ranks, and this process is rank {own}", folder.display())));
+    };
+    if count > 1 && process::rank().is_none() {
+        return Some(Err(format!(
+            "{}: it is of {count} ranks, and no launcher has given this process a number (LOCAL_RANK and the like)",
+            folder.display()
+        )));
+    }
+    let reader = Reader::open(&rank_folder(folder, own), Which::Number(image.generation), 0);
+    Some(reader.map_err(|error| error.to_string()))
 }
 
 fn warn(what: &str) {
@@ -164,7 +308,9 @@ pub fn judge() {
         State::Failed => return,
         State::Closed => (0, 0, 0, Vec::new(), Vec::new()),
     };
-    let text = format!("{blocks} named ranges came back, {} in all", format_size(bytes));
+    let by_order = process::settings().restore_by_order == Toggle::On;
+    let what = if by_order { "blocks and named ranges" } else { "named ranges" };
+    let text = format!("{blocks} {what} came back, {} in all", format_size(bytes));
     let mut told = text.clone();
     if let [first, ..] = &left[..] {
         told += &format!("; {} that the image has were not asked for, as `{first}`", left.len());
@@ -172,7 +318,11 @@ pub fn judge() {
     if let [first, ..] = &others[..] {
         told += &format!("; {} have another size now, as `{first}`", others.len());
     }
-    if generation == 0 {
+    if generation == 0 && by_order {
+        warn(
+            "nothing came back: the program has not said that it has built what is to come back (gpupool_restore, gpupool.restore)",
+        );
+    } else if generation == 0 {
         warn("nothing came back: the program has named no memory (gpupool_name, gpupool.name)");
     } else if told != text {
         warn(&told);

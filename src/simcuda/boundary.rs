@@ -69,6 +69,9 @@ pub fn default_stream() -> DefaultStream {
 /// which is better than a made-up error code: a test would blame the program.
 pub fn enter(export: &'static str, needs: Needs, default: DefaultStream, body: impl FnOnce() -> Outcome) -> c_int {
     CALLS.fetch_add(1, Ordering::Relaxed);
+    if needs == Needs::Init {
+        crate::checkpoint::pass();
+    }
     match (phase(), needs) {
         (Phase::Ready, _) | (Phase::Idle | Phase::Forked, Needs::Nothing) => {}
         (Phase::Gone, _) => return Code::DEINITIALIZED.0,

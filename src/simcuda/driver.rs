@@ -49,6 +49,11 @@ pub struct Driver {
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 static INIT: Mutex<()> = Mutex::new(());
 
+/// The driver, where it is there already.
+pub fn started() -> Option<&'static Driver> {
+    DRIVER.get()
+}
+
 /// The driver, from a body that runs after `cuInit`.
 pub fn driver() -> &'static Driver {
     match DRIVER.get() {

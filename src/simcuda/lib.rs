@@ -11,6 +11,7 @@ mod array;
 mod attributes;
 mod boundary;
 mod capture;
+mod checkpoint;
 mod clock;
 mod coherence;
 mod context;

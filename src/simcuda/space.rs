@@ -433,6 +433,11 @@ impl Space {
         Ok(regions)
     }
 
+    /// What every address means.
+    pub fn each(&self, mut look: impl FnMut(&Kind)) {
+        self.map.read().regions.values().for_each(|region| look(&region.kind));
+    }
+
     /// `cuMemSetAccess`: `change` gets the grants of each whole mapping in the range.
     pub fn set_access(
         &self,

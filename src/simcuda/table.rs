@@ -64,6 +64,14 @@ Nothing {
     2020 cuDriverGetVersion(out: Out<c_int>) => driver::get_version;
     11030 cuGetProcAddress(name: In<c_char>, out: Out<*const c_void>, version: c_int, flags: u64) => registry::get_v1;
     12000 cuGetProcAddress_v2(name: In<c_char>, out: Out<*const c_void>, version: c_int, flags: u64, status: Out<c_int>) => registry::get_v2;
+
+    // Processes that are stopped by others, which need no cuInit for it
+    12080 cuCheckpointProcessGetRestoreThreadId(process: c_int, out: Out<c_int>) => checkpoint::thread;
+    12080 cuCheckpointProcessGetState(process: c_int, out: Out<c_int>) => checkpoint::state;
+    12080 cuCheckpointProcessLock(process: c_int, args: In<u8>) => checkpoint::lock;
+    12080 cuCheckpointProcessCheckpoint(process: c_int, args: In<u8>) => checkpoint::checkpoint;
+    12080 cuCheckpointProcessRestore(process: c_int, args: In<u8>) => checkpoint::restore;
+    12080 cuCheckpointProcessUnlock(process: c_int, args: In<u8>) => checkpoint::unlock;
     6000 cuGetErrorName(code: c_int, out: Out<*const c_char>) => error::name;
     6000 cuGetErrorString(code: c_int, out: Out<*const c_char>) => error::string;
     3000 cuGetExportTable(out: Out<usize>, id: In<[u8; 16]>) => driver::export_table;
@@ -152,14 +160,6 @@ Init {
     12040 cuGreenCtxWaitEvent(green: Handle, event: Handle) => green::wait;
     12040 cuStreamGetGreenCtx(stream: Handle, out: Out<Handle>) => green::of_stream;
     13000 cuGreenCtxGetId(green: Handle, out: Out<u64>) => green::id;
-
-    // Processes on disk
-    12080 cuCheckpointProcessGetRestoreThreadId(process: c_int, out: Out<c_int>) -> NOT_SUPPORTED;
-    12080 cuCheckpointProcessGetState(process: c_int, out: Out<c_int>) -> NOT_SUPPORTED;
-    12080 cuCheckpointProcessLock(process: c_int, args: In<u8>) -> NOT_SUPPORTED;
-    12080 cuCheckpointProcessCheckpoint(process: c_int, args: In<u8>) -> NOT_SUPPORTED;
-    12080 cuCheckpointProcessRestore(process: c_int, args: In<u8>) -> NOT_SUPPORTED;
-    12080 cuCheckpointProcessUnlock(process: c_int, args: In<u8>) -> NOT_SUPPORTED;
 
     // Plain device memory
     2000 cuMemGetInfo(free: Out<c_uint>, total: Out<c_uint>) => memory::info_32;

@@ -182,6 +182,7 @@ pub fn unmap(address: u64, bytes: usize) -> Outcome {
         })
         .collect();
     drop(regions);
+    crate::checkpoint::tell();
     with_handles(|list| {
         for handle in handles {
             if list.get(&handle).is_some_and(|entry| entry.references == 0 && entry.mapped.strong_count() == 0) {
@@ -236,6 +237,7 @@ pub fn set_access(address: u64, bytes: usize, list: In<AccessDesc>, count: usize
             show_to_processor(region.start, physical)?;
         }
     }
+    crate::checkpoint::tell();
     Ok(())
 }
 

@@ -12,5 +12,5 @@ mod visitor;
 
 pub use identity::{bus, bus_id, name, uuid_bytes, uuid_text};
 pub use member::{Machine, Memory};
-pub use occupancy::{GRANULE, MAX_PLACE_BYTES, Occupancy, Use, gpu_place, host_place};
+pub use occupancy::{Frozen, GRANULE, MAX_PLACE_BYTES, Occupancy, Use, gpu_place, host_place};
 pub use visitor::Visitor;

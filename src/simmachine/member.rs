@@ -2,7 +2,7 @@
 
 use crate::files::{is_locked, lock_bytes, map, map_file, memory_file};
 use crate::occupancy::{
-    DIRTY, FREE, GRANULE, LIFE, Occupancy, PLACES, Record, SHARED, SLOTS, Shared, Slot, Use, open, start_of,
+    DIRTY, FREE, Frozen, GRANULE, LIFE, Occupancy, PLACES, Record, SHARED, SLOTS, Shared, Slot, Use, open, start_of,
 };
 use crate::settings::Settings;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -64,6 +64,16 @@ impl Machine {
 
     fn mine(&self) -> &Slot {
         &self.occupancy.slots[self.slot]
+    }
+
+    /// Whether somebody has stopped this process.
+    pub fn is_frozen(&self) -> bool {
+        self.mine().frozen() != Frozen::Not
+    }
+
+    /// What the driver is to answer when this process's memory is to come back; 0: it does.
+    pub fn set_unfit(&self, code: i32) {
+        self.mine().unfit.store(code, Release);
     }
 
     fn mark(&self) -> u8 {

@@ -99,6 +99,27 @@ pub(crate) struct Slot {
     pub(crate) contexts: [AtomicU32; PLACES],
     /// Where the process has the place's memory file, and 1; 0 where it has not.
     pub(crate) files: [AtomicI32; PLACES],
+    /// See [`Frozen`].
+    pub(crate) frozen: AtomicU32,
+    /// The driver's answer when its memory is to come back; 0: it does.
+    pub(crate) unfit: AtomicI32,
+}
+
+/// Whether a process was stopped from outside (`cuCheckpointProcess*`), by the driver's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Frozen {
+    Not = 0,
+    /// It waits at its next call of the driver.
+    Locked = 1,
+    /// And it has nothing on the GPUs.
+    Gone = 2,
+}
+
+impl Frozen {
+    fn of(number: u32) -> Self {
+        [Self::Not, Self::Locked, Self::Gone].get(number as usize).copied().unwrap_or(Self::Not)
+    }
 }
 
 /// Frames that a process beside the one that made them may hold.
@@ -195,6 +216,8 @@ impl Occupancy {
             slot.contexts[place].store(0, Relaxed);
             slot.files[place].store(0, Relaxed);
         }
+        slot.frozen.store(0, Relaxed);
+        slot.unfit.store(0, Relaxed);
         slot.taken.store(0, Release);
     }
 
@@ -222,7 +245,14 @@ impl Drop for Locked<'_> {
 }
 
 impl Slot {
+    pub(crate) fn frozen(&self) -> Frozen {
+        Frozen::of(self.frozen.load(Acquire))
+    }
+
     pub(crate) fn on(&self, place: usize) -> u64 {
+        if self.frozen() == Frozen::Gone {
+            return 0;
+        }
         self.used[place].iter().map(|used| used.load(Relaxed)).sum()
     }
 

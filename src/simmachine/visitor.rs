@@ -1,8 +1,8 @@
 //! A look at the machine from outside: the simulated NVML, and reports.
 
-use crate::occupancy::{Occupancy, Record, Shared, Slot, open};
+use crate::occupancy::{Frozen, Occupancy, Record, Shared, Slot, open};
 use crate::settings::Settings;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// Somebody who looks at the machine without being part of it.
 pub struct Visitor {
@@ -45,10 +45,32 @@ impl Visitor {
         slots + self.occupancy.records().filter(held).map(|record| record.bytes.load(Relaxed)).sum::<u64>()
     }
 
+    fn slot_of(&self, pid: u32) -> Option<&Slot> {
+        self.living().map(|(_, slot)| slot).find(|slot| slot.pid.load(Relaxed) == pid)
+    }
+
+    /// Whether a process is stopped; `None`: it is not part of the machine.
+    pub fn frozen(&self, pid: u32) -> Option<Frozen> {
+        self.slot_of(pid).map(Slot::frozen)
+    }
+
+    /// Stops a process, or lets it go on.
+    pub fn freeze(&self, pid: u32, frozen: Frozen) {
+        if let Some(slot) = self.slot_of(pid) {
+            slot.frozen.store(frozen as u32, Release);
+        }
+    }
+
+    /// See [`Machine::set_unfit`](crate::Machine::set_unfit).
+    pub fn unfit(&self, pid: u32) -> i32 {
+        self.slot_of(pid).map_or(0, |slot| slot.unfit.load(Acquire))
+    }
+
     /// Processes with a context on a GPU, and the bytes they use there.
     pub fn on_gpu(&self, place: usize) -> Vec<(u32, u64)> {
         let _guard = self.occupancy.lock();
-        let with_context = self.living().filter(|(_, slot)| slot.contexts[place].load(Relaxed) > 0);
+        let is_there = |slot: &Slot| slot.contexts[place].load(Relaxed) > 0 && slot.frozen() != Frozen::Gone;
+        let with_context = self.living().filter(|(_, slot)| is_there(slot));
         let bytes = |index: usize, slot: &Slot| {
             let own = |record: &&Record| record.is_on(place) && record.owner.load(Relaxed) == index as u32 + 1;
             slot.on(place) + self.occupancy.records().filter(own).map(|record| record.bytes.load(Relaxed)).sum::<u64>()

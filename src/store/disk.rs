@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{
     AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat, chmodat, fchmod, fcntl_getfl, fcntl_setfl,
-    fdatasync, flock, fstat, fsync, ftruncate, mkdirat, openat, renameat, renameat_with, unlinkat,
+    fdatasync, flock, fstat, fsync, ftruncate, linkat, mkdirat, openat, renameat, renameat_with, unlinkat,
 };
 use rustix::io::{Errno, fcntl_dupfd_cloexec, pread, pwrite};
 
@@ -243,6 +243,13 @@ impl Folder {
             answer => answer,
         };
         renamed.map_err(|errno| Error::io(&path, "rename", errno))
+    }
+
+    /// Gives a file of it a second name, in another folder.
+    pub fn link(&self, name: &str, to: &Self, new: &str) -> Result<()> {
+        let path = to.path.join(new);
+        self.disk.may(&path, "link")?;
+        linkat(self.fd()?, name, to.fd()?, new, AtFlags::empty()).map_err(|errno| Error::io(&path, "link", errno))
     }
 
     /// Removes a file.

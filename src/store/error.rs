@@ -46,6 +46,8 @@ pub enum Error {
         path: PathBuf,
         /// Its format's version.
         version: u32,
+        /// The newest that is read here.
+        newest: u32,
     },
     /// There is no such generation, or none at all.
     Absent {
@@ -125,11 +127,10 @@ impl Display for Error {
             Self::Busy { path, pid: None } => {
                 write!(out, "{}: another process uses this folder; choose another one", path.display())
             }
-            Self::Newer { path, version } => write!(
+            Self::Newer { path, version, newest } => write!(
                 out,
-                "{}: its format is version {version}, and this gpupool reads up to {}; use the gpupool that wrote it",
-                path.display(),
-                crate::VERSION
+                "{}: its format is version {version}, and this gpupool reads up to {newest}; use the gpupool that wrote it",
+                path.display()
             ),
             Self::Absent { path } => write!(out, "{}: no generation is stored there", path.display()),
             Self::Damaged { path, what } => write!(out, "{}: damaged: {what}", path.display()),

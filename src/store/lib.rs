@@ -12,14 +12,16 @@
 //!   .gen-000006.gone/       being removed, likewise
 //! ```
 //!
+//! A generation may have files of the one before it, by a second name (`data-00-000006`), where some of its parts are the same (`older.rs`).
+//!
 //! A generation is a folder and not one file: threads write files of their own, which no file system makes them take turns for,
 //! and the manifest can be read by eye. It gets its name in one step all the same. In order: data and `fdatasync`, manifest and
 //! `fsync`, `fsync` of its folder, rename, `fsync` of the folder around it. At whichever moment the power goes, what is called `gen-` is whole.
 //! A failed `fsync` is not tried again: what it was for may be lost, and the next one would not say so.
 //!
-//! # Format, version 1
+//! # Format, version 2
 //!
-//! The **manifest** is a line `gpupool-store 1`, a JSON object ([`Manifest`]) on one line, and a line `xxh3-64 ` with the XXH3-64 of all bytes before the
+//! The **manifest** is a line `gpupool-store 2`, a JSON object ([`Manifest`]) on one line, and a line `xxh3-64 ` with the XXH3-64 of all bytes before the
 //! end of the line above it, 16 hexadecimal digits. JSON, so that it can be read where there is no gpupool
 //! (`sed -n 2p manifest | jq .blocks`); it is a
 //! thousandth of the memory. Members that a reader does not know are passed over; what it must not pass over makes a new version. A reader refuses a newer version before it reads on.
@@ -34,6 +36,8 @@
 //! * `planes2`, `planes4`: of numbers of 2 or 4 bytes, first all first bytes, then all second ones and so on. Stored are the lengths of the planes
 //!   as they are stored (4 bytes each, little-endian), the planes, and the bytes that make no whole number. A plane that has its full
 //!   length is stored as it is, any other is a zstd frame.
+//!
+//! Version 1 has no files of other generations, in which there may be bytes of no part, and no two parts at one place; what has none of them says so still.
 //!
 //! The hash of a part is that of the memory, not of what is stored: it says that the whole way there and back was right.
 //!
@@ -69,15 +73,19 @@
 //! | `codec.rs` | How is a part stored, and which way is worth its time here? |
 //! | `manifest.rs` | What does a generation say of itself, and does it make sense? |
 //! | `store.rs` | Whose folder is it, which generations are in it, who may change it, how does one become whole? |
+//! | `older.rs` | What is the same as in the generation before? |
 //! | `writer.rs`, `reader.rs` | How do bytes get there and back by several threads? |
+//! | `job.rs` | Which generations of several processes belong together? |
 //! | `look.rs` | What is there, and is it right? |
 
 mod buffer;
 mod codec;
 mod disk;
 mod error;
+mod job;
 mod look;
 mod manifest;
+mod older;
 mod reader;
 pub mod signals;
 mod store;
@@ -87,13 +95,14 @@ mod writer;
 
 pub use codec::Codec;
 pub use error::{Error, Result};
+pub use job::{Job, JobWriter, ListedJob, RankImage, VerifiedJob, jobs, rank_folder, verify_jobs};
 pub use look::{Listed, Summary, Verified, keep, list, remove, show, verify};
 pub use manifest::{About, Block, Data, Manifest, Meta, Name, Part, Process, Word};
 pub use reader::{Reader, Which};
 pub use writer::{Key, Options, Room, Writer, Written};
 
 /// The version of the format that is written, and the newest that is read.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The longest part, in bytes: long enough that a disk is not slowed down by the number of writes, and short enough that a thread
 /// has a few.

@@ -35,6 +35,8 @@ pub struct Summary {
     pub bytes: u64,
     /// Bytes on the disk.
     pub stored: u64,
+    /// Bytes of these in files that were written for it; the others are of older generations.
+    pub fresh: u64,
     /// How many blocks there are.
     pub blocks: usize,
 }
@@ -51,8 +53,8 @@ pub struct Verified {
     pub wrong: Vec<Error>,
 }
 
-fn or_error<S: serde::Serializer>(
-    told: &std::result::Result<Summary, Error>,
+pub fn or_error<T: Serialize, S: serde::Serializer>(
+    told: &std::result::Result<T, Error>,
     serializer: S,
 ) -> std::result::Result<S::Ok, S::Error> {
     #[derive(Serialize)]
@@ -70,9 +72,10 @@ fn as_text<S: serde::Serializer>(errors: &[Error], serializer: S) -> std::result
 }
 
 fn summary(manifest: Manifest) -> Summary {
+    let fresh = manifest.fresh();
     let Manifest { written, meta, bytes, stored, blocks, .. } = manifest;
     let (process, host, gpupool) = (meta.process, meta.host, meta.gpupool);
-    Summary { written, process, host, gpupool, bytes, stored, blocks: blocks.len() }
+    Summary { written, process, host, gpupool, bytes, stored, fresh, blocks: blocks.len() }
 }
 
 /// The generations of a folder, newest first. Only manifests are read.

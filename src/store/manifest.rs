@@ -88,6 +88,9 @@ pub struct About {
     /// Ranges of it that the program finds again by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<Name>,
+    /// Where it is memory that several small blocks have in common: where each begins in it, and its length.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub small: Vec<(u64, u64)>,
 }
 
 /// A range of a block that has a name.
@@ -123,6 +126,10 @@ pub struct Part {
     /// [`Codec::Fill`]: the eight bytes that they repeat from their first on, the lowest first. Otherwise their XXH3-64.
     #[serde(rename = "xxh3")]
     pub word: Word,
+    /// What tells them from all other bytes together with [`Part::word`]: the upper half of their XXH3-128. 0 where it is not known, as of [`Codec::Fill`]
+    /// and of parts that are short.
+    #[serde(rename = "xxh3_upper", default, skip_serializing_if = "is_none")]
+    pub upper: Word,
     /// How many bytes they take, without the zeros behind them up to a multiple of 4096. 0 for [`Codec::Fill`].
     #[serde(default, skip_serializing_if = "is_zero")]
     pub stored: u64,
@@ -132,6 +139,11 @@ pub struct Part {
     /// Where in that file.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub at: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_none(word: &Word) -> bool {
+    word.0 == 0
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -146,6 +158,9 @@ pub struct Data {
     pub name: String,
     /// Its length.
     pub bytes: u64,
+    /// The generation that it was written with, if that was another one: it is a second name of a file there, and may have parts that are in use no more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<u64>,
 }
 
 /// What a generation says of itself.
@@ -162,6 +177,9 @@ pub struct Manifest {
     pub bytes: u64,
     /// The sum of its files.
     pub stored: u64,
+    /// Bytes of its blocks that were the same in the generation before, and were not written again.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unchanged: u64,
     /// Its files.
     pub files: Vec<Data>,
     /// Its blocks, in the order in which the writer was told of them.
@@ -173,14 +191,76 @@ pub fn hash(bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(bytes)
 }
 
+/// 128 bits of bytes: XXH3-64, and the upper half of XXH3-128.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Digest {
+    pub lower: u64,
+    pub upper: u64,
+}
+
+/// Of bytes that are no fewer than [`DIGESTED`], at once what [`hash`] says of them: of more than 240 bytes XXH3-64 is the lower half of XXH3-128.
+pub fn digest(bytes: &[u8]) -> Digest {
+    let both = twox_hash::XxHash3_128::oneshot(bytes);
+    Digest { lower: both as u64, upper: (both >> 64) as u64 }
+}
+
+/// Shorter parts are not looked for in older generations.
+pub const DIGESTED: usize = 4096;
+
+impl Part {
+    /// What tells its bytes from all others, where that is known.
+    pub fn digest(&self) -> Option<Digest> {
+        let is_known = self.codec != Codec::Fill && self.upper.0 != 0;
+        is_known.then_some(Digest { lower: self.word.0, upper: self.upper.0 })
+    }
+}
+
+/// A file's contents: a line with the format's name and version, what is told in JSON, a line with the hash of both.
+pub fn seal(head: &str, version: u32, told: &impl Serialize) -> Result<Vec<u8>> {
+    let mut text = format!("{head}{version}\n").into_bytes();
+    serde_json::to_writer(&mut text, told).map_err(|error| Error::misuse(format!("{head}: {error}")))?;
+    let hash = Word(hash(&text));
+    text.extend_from_slice(format!("{TAIL}{hash}\n").as_bytes());
+    Ok(text)
+}
+
+/// What is told in such a file.
+///
+/// # Errors
+/// It is damaged, or of a version above `newest`.
+pub fn unseal<'a>(head: &str, newest: u32, text: &'a [u8], path: &Path) -> Result<&'a [u8]> {
+    let damaged = |what: String| Error::damaged(path, what);
+    let line = text.iter().take(head.len() + 16).position(|letter| *letter == b'\n');
+    let line = line.and_then(|end| std::str::from_utf8(&text[..end]).ok()?.strip_prefix(head)?.parse::<u32>().ok());
+    let Some(version) = line else { return Err(damaged(format!("its first line is not `{head}VERSION`"))) };
+    // Before the hash: how a newer one ends is not known.
+    if version > newest {
+        return Err(Error::Newer { path: path.to_owned(), version, newest });
+    }
+    let (told, tail) = text.split_at(text.len().saturating_sub(TAIL_BYTES));
+    let tail = std::str::from_utf8(tail).ok().and_then(|tail| tail.strip_prefix(TAIL)?.strip_suffix('\n'));
+    let Some(expected) = tail.filter(|digits| digits.len() == 16) else {
+        return Err(damaged("its last line, with the hash, is missing".to_owned()));
+    };
+    let found = Word(hash(told)).to_string();
+    if expected != found {
+        return Err(damaged(format!("its hash is {found}, expected {expected}")));
+    }
+    let json = told.iter().position(|letter| *letter == b'\n').map(|end| &told[end + 1..]);
+    Ok(json.unwrap_or_default())
+}
+
 impl Manifest {
+    /// Bytes of files that were written for it.
+    pub fn fresh(&self) -> u64 {
+        self.files.iter().filter(|file| file.from.is_none()).map(|file| file.bytes).sum()
+    }
+
     /// The file's contents.
     pub(crate) fn encode(&self) -> Result<Vec<u8>> {
-        let mut text = format!("{HEAD}{VERSION}\n").into_bytes();
-        serde_json::to_writer(&mut text, self).map_err(|error| Error::misuse(format!("manifest: {error}")))?;
-        let hash = Word(hash(&text));
-        text.extend_from_slice(format!("{TAIL}{hash}\n").as_bytes());
-        Ok(text)
+        // What has no older files is read by whoever reads the first version.
+        let version = if self.files.iter().any(|file| file.from.is_some()) { VERSION } else { 1 };
+        seal(HEAD, version, self)
     }
 
     /// Of a file's contents.
@@ -189,25 +269,8 @@ impl Manifest {
     /// They are damaged, or of a newer version.
     pub(crate) fn decode(text: &[u8], path: &Path) -> Result<Self> {
         let damaged = |what: String| Error::damaged(path, what);
-        let line = text.iter().take(HEAD.len() + 16).position(|letter| *letter == b'\n');
-        let line = line.and_then(|end| std::str::from_utf8(&text[..end]).ok()?.strip_prefix(HEAD)?.parse::<u32>().ok());
-        let Some(version) = line else { return Err(damaged(format!("its first line is not `{HEAD}VERSION`"))) };
-        // Before the hash: how a newer one ends is not known.
-        if version > VERSION {
-            return Err(Error::Newer { path: path.to_owned(), version });
-        }
-        let (told, tail) = text.split_at(text.len().saturating_sub(TAIL_BYTES));
-        let tail = std::str::from_utf8(tail).ok().and_then(|tail| tail.strip_prefix(TAIL)?.strip_suffix('\n'));
-        let Some(expected) = tail.filter(|digits| digits.len() == 16) else {
-            return Err(damaged("its last line, with the hash, is missing".to_owned()));
-        };
-        let found = Word(hash(told)).to_string();
-        if expected != found {
-            return Err(damaged(format!("its hash is {found}, expected {expected}")));
-        }
-        let json = told.iter().position(|letter| *letter == b'\n').map(|end| &told[end + 1..]);
-        let manifest: Self =
-            serde_json::from_slice(json.unwrap_or_default()).map_err(|error| damaged(error.to_string()))?;
+        let json = unseal(HEAD, VERSION, text, path)?;
+        let manifest: Self = serde_json::from_slice(json).map_err(|error| damaged(error.to_string()))?;
         manifest.check().map_err(damaged)?;
         Ok(manifest)
     }
@@ -215,7 +278,8 @@ impl Manifest {
     /// Whether all of it fits together, so that a reader need not ask again. The hash says that it is what was written, and
     /// not that what was written makes sense.
     fn check(&self) -> std::result::Result<(), String> {
-        let mut used = vec![0_u64; self.files.len()];
+        // Parts that are the same may be stored once.
+        let mut used = std::collections::BTreeMap::new();
         for Block { about, parts } in &self.blocks {
             let mut end = 0_u64;
             for part in parts {
@@ -232,24 +296,30 @@ impl Manifest {
                     return wrong("a part has an impossible length or place");
                 }
                 let file = usize::try_from(part.file).unwrap_or(usize::MAX);
-                let (Some(used), Some(file)) = (used.get_mut(file), self.files.get(file)) else {
+                let Some(data) = self.files.get(file) else {
                     return wrong("a part lies in a file that is not listed");
                 };
                 let room = padded(stored as usize) as u64;
-                if at.checked_add(room).is_none_or(|end| end > file.bytes) {
+                if at.checked_add(room).is_none_or(|end| end > data.bytes) {
                     return wrong("a part lies behind the end of its file");
                 }
-                *used += room;
+                if used.insert((file, at), room).is_some_and(|other| other != room) {
+                    return wrong("a part lies where another one does");
+                }
             }
             if end != about.bytes {
                 return Err(format!("block {}: {} bytes, and its parts have {end}", about.id, about.bytes));
             }
         }
-        for (file, used) in self.files.iter().zip(used) {
+        let mut sums = vec![0_u64; self.files.len()];
+        for ((file, _), room) in used {
+            sums[file] += room;
+        }
+        for (file, used) in self.files.iter().zip(sums) {
             if !file.name.starts_with("data-") || file.name.contains('/') {
                 return Err(format!("`{}` is no name of a file of parts", file.name));
             }
-            if file.bytes != used {
+            if file.bytes != used && (file.from.is_none() || file.bytes < used) {
                 return Err(format!("{}: {} bytes, and its parts take {used}", file.name, file.bytes));
             }
         }

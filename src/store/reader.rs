@@ -144,6 +144,18 @@ impl Reader {
         self.read_pieces(pieces)
     }
 
+    /// Whether `bytes` are those of a block from this offset on, by its hashes: these have to be whole parts, or pieces of one that repeats eight bytes,
+    /// no longer than [`PART`](crate::PART).
+    pub fn is(&self, block: u64, part: &Part, offset: u64, bytes: &[u8]) -> bool {
+        if part.codec != Codec::Fill {
+            return (part.offset, part.bytes) == (offset, bytes.len() as u64) && hash(bytes) == part.word.0;
+        }
+        let from = usize::try_from(offset.saturating_sub(part.offset)).unwrap_or(0);
+        let mut expected = part.word.0.to_le_bytes();
+        expected.rotate_left(from % 8);
+        self.block(block).is_some() && bytes.iter().zip(expected.iter().cycle()).all(|(found, wanted)| found == wanted)
+    }
+
     fn read_pieces(&self, pieces: Vec<Piece<'_>>) -> Result<()> {
         let helpers = self.threads.min(pieces.len()).saturating_sub(1);
         let pieces = Mutex::new(pieces.into_iter());

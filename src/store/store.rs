@@ -45,6 +45,20 @@ impl Drop for Lock {
     }
 }
 
+/// What is in a file that tells of others.
+pub fn read_whole(file: &File) -> Result<Vec<u8>> {
+    let bytes = file.bytes()?;
+    if bytes > LONGEST {
+        return Err(Error::damaged(file.path(), format!("{bytes} bytes, which no manifest has")));
+    }
+    let mut text = Vec::new();
+    let bytes = usize::try_from(bytes).unwrap_or(0);
+    text.try_reserve_exact(bytes).map_err(|_| Error::io(file.path(), "read", Errno::NOMEM))?;
+    text.resize(bytes, 0);
+    file.read(&mut text, 0)?;
+    Ok(text)
+}
+
 /// What a generation's folder is called.
 pub fn name_of(generation: u64) -> String {
     format!("gen-{generation:06}")
@@ -166,26 +180,25 @@ impl Store {
 
     /// A generation's folder and what it says of itself.
     pub fn manifest(&self, generation: u64) -> Result<(Folder, Manifest)> {
+        let (folder, text) = self.manifest_text(generation)?;
+        let path = folder.path().join(MANIFEST);
+        let manifest = Manifest::decode(&text, &path)?;
+        if manifest.generation != generation {
+            let what = format!("it is of generation {}, expected {generation}", manifest.generation);
+            return Err(Error::damaged(&path, what));
+        }
+        Ok((folder, manifest))
+    }
+
+    /// The same as it is written.
+    pub fn manifest_text(&self, generation: u64) -> Result<(Folder, Vec<u8>)> {
         let folder = match self.folder.folder(&name_of(generation)) {
             Err(Error::Io { path, errno: Errno::NOENT, .. }) => return Err(Error::Absent { path }),
             answer => answer?,
         };
         let file = folder.open(MANIFEST, false)?;
-        let bytes = file.bytes()?;
-        if bytes > LONGEST {
-            return Err(Error::damaged(file.path(), format!("{bytes} bytes, which no manifest has")));
-        }
-        let mut text = Vec::new();
-        let bytes = usize::try_from(bytes).unwrap_or(0);
-        text.try_reserve_exact(bytes).map_err(|_| Error::io(file.path(), "read", Errno::NOMEM))?;
-        text.resize(bytes, 0);
-        file.read(&mut text, 0)?;
-        let manifest = Manifest::decode(&text, file.path())?;
-        if manifest.generation != generation {
-            let what = format!("it is of generation {}, expected {generation}", manifest.generation);
-            return Err(Error::damaged(file.path(), what));
-        }
-        Ok((folder, manifest))
+        let text = read_whole(&file)?;
+        Ok((folder, text))
     }
 
     /// Writes what makes a generation whole, and gives it its name.

@@ -19,7 +19,8 @@ use crate::buffer::{ALIGNMENT, Buffer, padded};
 use crate::codec::{Codec, Costs, Encoder, Speed, choose, output_for};
 use crate::disk::{Disk, File, Folder};
 use crate::error::{Error, Result};
-use crate::manifest::{About, Block, Data, Manifest, Meta, Part, Word, hash};
+use crate::manifest::{About, Block, DIGESTED, Data, Manifest, Meta, Part, Word, digest, hash};
+use crate::older::Older;
 use crate::signals;
 use crate::store::{Lock, Store, unfinished_name_of};
 
@@ -44,11 +45,14 @@ pub struct Options {
     pub expected: u64,
     /// How many whole generations are left when this one is, itself among them; older ones are removed then. `None`: all.
     pub keep: Option<usize>,
+    /// Whether parts that are the same in the newest whole generation are not written again, where the file system can give a file a second name. How much
+    /// will be written is not known before then, and `expected` is not looked at where there is such a generation.
+    pub reuse: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { threads: 0, direct: true, codec: None, expected: 0, keep: None }
+        Self { threads: 0, direct: true, codec: None, expected: 0, keep: None, reuse: false }
     }
 }
 
@@ -159,6 +163,7 @@ struct Shared {
     costs: Arc<Costs>,
     threads: usize,
     unfinished: Folder,
+    older: Option<Older>,
     options: Options,
 }
 
@@ -276,11 +281,14 @@ struct Worker {
     encoder: Encoder,
     out: Buffer,
     parts: Vec<(Key, Part)>,
+    /// Bytes that lie in older files.
+    unchanged: u64,
 }
 
 /// What a thread leaves.
 struct Done {
     data: Option<Data>,
+    unchanged: u64,
     parts: Vec<(Key, Part)>,
 }
 
@@ -296,6 +304,7 @@ impl Worker {
                         bytes: range.len() as u64,
                         codec: Codec::Fill,
                         word: Word(word),
+                        upper: Word(0),
                         stored: 0,
                         file: 0,
                         at: 0,
@@ -308,14 +317,25 @@ impl Worker {
         let data = match &self.file {
             Some(file) => {
                 file.sync_data()?;
-                Some(Data { name: file_name(self.number), bytes: self.end })
+                Some(Data { name: file_name(self.number), bytes: self.end, from: None })
             }
             None => None,
         };
-        Ok(Done { data, parts: self.parts })
+        Ok(Done { data, unchanged: self.unchanged, parts: self.parts })
     }
 
     fn store(&mut self, offset: u64, source: &[u8]) -> Result<Part> {
+        let (word, upper) = if self.shared.options.reuse && source.len() >= DIGESTED {
+            let digest = digest(source);
+            let known = self.shared.older.as_ref().and_then(|older| older.find(digest, source.len() as u64));
+            if let Some(part) = known {
+                self.unchanged += part.bytes;
+                return Ok(Part { offset, ..part });
+            }
+            (digest.lower, digest.upper)
+        } else {
+            (hash(source), 0)
+        };
         let file = match &self.file {
             Some(file) => file,
             None => {
@@ -355,9 +375,10 @@ impl Worker {
             offset,
             bytes: source.len() as u64,
             codec,
-            word: Word(hash(source)),
+            word: Word(word),
+            upper: Word(upper),
             stored: stored as u64,
-            file: self.number as u64,
+            file: 0,
             at,
         })
     }
@@ -428,6 +449,10 @@ pub struct Written {
     pub bytes: u64,
     /// Bytes that its files take.
     pub stored: u64,
+    /// Bytes of files that were written for it; the others are of older generations.
+    pub fresh: u64,
+    /// Bytes of blocks that were not written again.
+    pub unchanged: u64,
     /// Why older generations that were to be removed are still there.
     pub not_removed: Option<Error>,
     store: Store,
@@ -459,12 +484,19 @@ impl Writer {
         let lock = store.lock()?;
         store.clean()?;
         let threads = options.threads();
-        if options.expected > 0 {
-            // The manifest, and the end of each part.
-            store.has_room(options.expected.saturating_add(options.expected / 512).saturating_add(1 << 20))?;
-        }
         let generation = store.generations()?.first().map_or(1, |newest| newest.saturating_add(1));
         let unfinished = store.folder.make(&unfinished_name_of(generation))?;
+        let give_up = |error| {
+            // What cannot be removed now, the next writer removes.
+            let _ = store.folder.remove_folder(&unfinished_name_of(generation));
+            error
+        };
+        let older = if options.reuse { Older::of(&store, &unfinished).map_err(give_up)? } else { None };
+        if options.expected > 0 && older.is_none() {
+            // The manifest, and the end of each part.
+            let needed = options.expected.saturating_add(options.expected / 512).saturating_add(1 << 20);
+            store.has_room(needed).map_err(give_up)?;
+        }
         let shared = Arc::new(Shared {
             state: Mutex::default(),
             came: Condvar::new(),
@@ -475,6 +507,7 @@ impl Writer {
             costs: Arc::default(),
             threads,
             unfinished,
+            older,
             options,
         });
         let mut writer = Self {
@@ -505,7 +538,7 @@ impl Writer {
         let (file, end, parts) = (None, 0, Vec::new());
         let encoder = Encoder::new(&shared.costs).map_err(no_memory)?;
         let out = Buffer::new(output_for(PART)).map_err(no_memory)?;
-        let worker = Worker { shared, number, file, end, encoder, out, parts };
+        let worker = Worker { shared, number, file, end, encoder, out, parts, unchanged: 0 };
         let body = move || {
             let shared = Arc::clone(&worker.shared);
             // Who waits for room in the queue would wait for ever.
@@ -629,8 +662,9 @@ impl Writer {
             return Err(error);
         }
         let not_removed = self.shared.options.keep.and_then(|keep| store.keep(keep.max(1)).err());
-        let Manifest { generation, bytes, stored, .. } = manifest;
-        Ok(Written { generation, bytes, stored, not_removed, store, _lock: lock })
+        let fresh = manifest.fresh();
+        let Manifest { generation, bytes, stored, unchanged, .. } = manifest;
+        Ok(Written { generation, bytes, stored, fresh, unchanged, not_removed, store, _lock: lock })
     }
 
     /// Ends the threads and puts together what they stored.
@@ -639,6 +673,7 @@ impl Writer {
         let list = std::mem::take(&mut *self.blocks.lock()).list;
         let mut blocks: Vec<Block> = list.into_iter().map(|about| Block { about, parts: Vec::new() }).collect();
         let mut files = Vec::new();
+        let mut unchanged = 0;
         let mut failed = self.shared.state.lock().failed.clone();
         for done in done {
             let Some(done) = done else {
@@ -647,8 +682,9 @@ impl Writer {
             };
             let file = files.len() as u64;
             files.extend(done.data);
+            unchanged += done.unchanged;
             for (key, part) in done.parts {
-                let file = if part.codec == Codec::Fill { 0 } else { file };
+                let file = if part.codec == Codec::Fill { 0 } else { part.file.max(file) };
                 if let Some(block) = blocks.get_mut(key.0 as usize) {
                     block.parts.push(Part { file, ..part });
                 }
@@ -673,12 +709,19 @@ impl Writer {
                 return Err(Error::misuse(format!("block {}: bytes at {end} were handed over not at all", about.id)));
             }
         }
+        let shared = &self.shared;
+        if let Some(older) = &shared.older {
+            let settle = || older.settle(&mut blocks, &mut files, &shared.unfinished, &file_name(shared.threads));
+            signals::aside(settle)
+                .unwrap_or_else(|| Err(Error::io(shared.unfinished.path(), "start a thread to write", Errno::AGAIN)))?;
+        }
         Ok(Manifest {
             generation: self.generation,
             written: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             meta: std::mem::take(&mut self.meta),
             bytes: blocks.iter().map(|block| block.about.bytes).sum(),
             stored: files.iter().map(|file| file.bytes).sum(),
+            unchanged,
             files,
             blocks,
         })

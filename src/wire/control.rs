@@ -31,6 +31,7 @@ const CLOSE: u32 = 0x302;
 const OPEN: u32 = 0x303;
 const GO: u32 = 0x304;
 const CHECKPOINT: u32 = 0x305;
+const FREEZABLE: u32 = 0x306;
 const SET: u32 = 0x320;
 const DRAIN: u32 = 0x321;
 const UNDRAIN: u32 = 0x322;
@@ -101,8 +102,11 @@ pub enum Request {
     Open,
     /// All of them have come to rest: it is suspended now.
     Go,
+    /// Whether the driver's own checkpoint would bring back what it still has: it is suspended, and nothing of the pool is mapped.
+    Freezable,
     /// That an image of it is written to a folder (as in [`Target::Folder`]), where as many are left then (0: all). Its work has so many milliseconds to be over.
-    Checkpoint { folder: PathBuf, keep: u32, patience: u64 },
+    /// `together`: as of [`Request::Suspend`], and once its memory is copied it says so ([`Reply::Quiet`]) and waits until that of all others is ([`Request::Go`]).
+    Checkpoint { folder: PathBuf, keep: u32, patience: u64, together: bool },
     /// That these settings change, each `NAME=VALUE`: all of them, or none.
     Set(Vec<String>),
     /// That it looks which GPUs are drained, of which this one is, and has its memory leave that one within so many milliseconds.
@@ -203,6 +207,10 @@ pub struct Stored {
     pub bytes: u64,
     /// Bytes that it takes on the disk.
     pub stored: u64,
+    /// Bytes of these that were written now.
+    pub fresh: u64,
+    /// Bytes of memory that were the same in the image before, and were not written again.
+    pub unchanged: u64,
     /// Bytes of the program's own memory that are not in it.
     pub left_out: u64,
     /// Bytes that the program waited for the disk for.
@@ -215,13 +223,14 @@ pub struct Stored {
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-struct StoredBytes([U64; 7]);
+struct StoredBytes([U64; 9]);
 
 /// A path is behind it.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct CheckpointBytes {
     keep: U32,
+    together: U32,
     patience: U64,
 }
 
@@ -276,6 +285,14 @@ struct AnswerBytes {
     waited: U64,
 }
 
+fn yes_or_no(number: U32) -> Result<bool, Unread> {
+    match number.get() {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(Unread::Nonsense),
+    }
+}
+
 impl Request {
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
@@ -296,8 +313,10 @@ impl Request {
             Self::Close => message::encode(CLOSE, &[]),
             Self::Open => message::encode(OPEN, &[]),
             Self::Go => message::encode(GO, &[]),
-            Self::Checkpoint { folder, keep, patience } => {
-                let bytes = CheckpointBytes { keep: (*keep).into(), patience: (*patience).into() };
+            Self::Freezable => message::encode(FREEZABLE, &[]),
+            Self::Checkpoint { folder, keep, patience, together } => {
+                let (keep, together) = ((*keep).into(), u32::from(*together).into());
+                let bytes = CheckpointBytes { keep, together, patience: (*patience).into() };
                 message::encode(CHECKPOINT, &[bytes.as_bytes(), folder.as_os_str().as_bytes()].concat())
             }
             Self::Set(all) => message::encode(SET, joined(all.iter().map(String::as_str)).as_bytes()),
@@ -320,22 +339,19 @@ impl Request {
                 let (SuspendBytes { target, together, patience }, path) =
                     SuspendBytes::read_from_prefix(body).map_err(|_| Unread::Nonsense)?;
                 let target = Target::of(target.get(), path).ok_or(Unread::Nonsense)?;
-                let together = match together.get() {
-                    0 => false,
-                    1 => true,
-                    _ => return Err(Unread::Nonsense),
-                };
-                Ok(Self::Suspend { target, patience: patience.get(), together })
+                Ok(Self::Suspend { target, patience: patience.get(), together: yes_or_no(together)? })
             }
             (RESUME, []) => Ok(Self::Resume),
             (CLOSE, []) => Ok(Self::Close),
             (OPEN, []) => Ok(Self::Open),
             (GO, []) => Ok(Self::Go),
+            (FREEZABLE, []) => Ok(Self::Freezable),
             (CHECKPOINT, body) => {
-                let (CheckpointBytes { keep, patience }, path) =
+                let (CheckpointBytes { keep, together, patience }, path) =
                     CheckpointBytes::read_from_prefix(body).map_err(|_| Unread::Nonsense)?;
                 let folder = folder(path).ok_or(Unread::Nonsense)?;
-                Ok(Self::Checkpoint { folder, keep: keep.get(), patience: patience.get() })
+                let together = yes_or_no(together)?;
+                Ok(Self::Checkpoint { folder, keep: keep.get(), patience: patience.get(), together })
             }
             (SET, body) => parted(body).map(Self::Set).ok_or(Unread::Nonsense),
             (kind @ (DRAIN | UNDRAIN), body) => {
@@ -384,10 +400,10 @@ impl Reply {
             Self::Done { moved, stayed, microseconds, waited } => {
                 answer(0, [*moved, *stayed, *microseconds, *waited], &[])
             }
-            Self::Stored(stored) => {
-                let &Stored { generation, bytes, stored, left_out, in_stop, stopped_microseconds, microseconds } =
-                    stored;
-                let numbers = [generation, bytes, stored, left_out, in_stop, stopped_microseconds, microseconds];
+            Self::Stored(image) => {
+                let Stored { generation, bytes, stored, fresh, unchanged, left_out, in_stop, .. } = *image;
+                let Stored { stopped_microseconds: stopped, microseconds, .. } = *image;
+                let numbers = [generation, bytes, stored, fresh, unchanged, left_out, in_stop, stopped, microseconds];
                 message::encode(STORED, StoredBytes(numbers.map(U64::from)).as_bytes())
             }
             Self::Refused { why } => answer(1, [0; 4], cut(why)),
@@ -440,11 +456,20 @@ impl Reply {
             }
             (STORED, body) => {
                 let StoredBytes(numbers) = StoredBytes::read_from_bytes(body).map_err(|_| Unread::Nonsense)?;
-                let [generation, bytes, stored, left_out, in_stop, stopped_microseconds, microseconds] =
-                    numbers.map(U64::get);
-                let stored =
-                    Stored { generation, bytes, stored, left_out, in_stop, stopped_microseconds, microseconds };
-                Ok(Self::Stored(stored))
+                let numbers = numbers.map(U64::get);
+                let [generation, bytes, stored, fresh, unchanged, left_out, in_stop, stopped, microseconds] = numbers;
+                let stopped_microseconds = stopped;
+                Ok(Self::Stored(Stored {
+                    generation,
+                    bytes,
+                    stored,
+                    fresh,
+                    unchanged,
+                    left_out,
+                    in_stop,
+                    stopped_microseconds,
+                    microseconds,
+                }))
             }
             (ANSWER, body) => {
                 let (answer, text) = AnswerBytes::read_from_prefix(body).map_err(|_| Unread::Nonsense)?;
@@ -516,12 +541,12 @@ mod tests {
             let beyond = Request::GiveWay { gpu, bytes: moved, priority: GUARANTEED + 1 + keep % 1000, patience };
             prop_assert_eq!(Request::decode(&beyond.encode()), Err(Unread::Nonsense));
             let drains = [Request::Drain { gpu, patience }, Request::Undrain { gpu, patience }, give_way];
-            let checkpoint = Request::Checkpoint { folder: path.clone().into(), keep, patience };
+            let checkpoint = Request::Checkpoint { folder: path.clone().into(), keep, patience, together: keep % 2 == 0 };
             let target = WORDS.get(target).cloned().unwrap_or(Target::Folder(path.into()));
             let suspend =
                 [false, true].map(|together| Request::Suspend { target: target.clone(), patience, together });
             let words =
-                [Request::Resume, Request::Close, Request::Open, Request::Go, Request::Set(texts.clone()), checkpoint];
+                [Request::Resume, Request::Close, Request::Open, Request::Go, Request::Freezable, Request::Set(texts.clone()), checkpoint];
             for request in drains.into_iter().chain(suspend).chain(words) {
                 let bytes = request.encode();
                 prop_assert!(bytes.len() < ROOM);
@@ -541,7 +566,7 @@ mod tests {
         #[test]
         fn any_bytes_are_a_message_or_none(bytes: Vec<u8>) {
             let kinds = [
-                SUSPEND, RESUME, CLOSE, OPEN, GO, SET, DRAIN, UNDRAIN, CHECKPOINT, PROGRESS, ANSWER, QUIET, BUSY, CHANGED, LEFT,
+                SUSPEND, RESUME, CLOSE, OPEN, GO, SET, DRAIN, UNDRAIN, CHECKPOINT, FREEZABLE, PROGRESS, ANSWER, QUIET, BUSY, CHANGED, LEFT,
                 STORED,
             ];
             let framed = kinds.map(|kind| message::encode(kind, &bytes));
@@ -561,7 +586,7 @@ mod tests {
         let decoded = |path: &str| {
             let target = Target::Folder(path.into());
             let suspend = Request::Suspend { target, patience: 1, together: false };
-            [suspend, Request::Checkpoint { folder: path.into(), keep: 0, patience: 1 }]
+            [suspend, Request::Checkpoint { folder: path.into(), keep: 0, patience: 1, together: true }]
                 .map(|asked| Request::decode(&asked.encode()))
         };
         let longest = format!("/{}", "x".repeat(MOST_PATH - 1));

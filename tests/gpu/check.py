@@ -13,6 +13,7 @@ import time
 
 sys.dont_write_bytecode = True
 
+import checkpointing
 import costs
 import cuda_python
 import diagnosis
@@ -129,6 +130,9 @@ SETS = {
         "fleet-stranger-host": fleet.stranger_host,
         "fleet-owner-host": fleet.owner_host,
         "fleet-drain": fleet.drain,
+    },
+    "checkpoint": {
+        "checkpoint-training": checkpointing.training,
     },
     "look": {
         "look-program": look.program,

@@ -7,12 +7,19 @@
  *   allocate MIB     memory that stays; its address
  *   name N K A S     a new block, of which K KiB from A KiB on are called N once all of it counts up from S: what gpupool_name answered, the first
  *                    word of the range, and how many others of it do not count up from there
+ *   block K S        a new block of K KiB that counts up from S; its address
+ *   look A K         the first word of K KiB at an address, and how many others do not count up from there
+ *   restore          what gpupool_restore answered, and how many bytes it says
+ *   fault N C        from now on the Nth call of the driver answers C; calls so far
+ *   calls            calls of the driver so far
+ *   used             bytes that all processes of the machine have on its first two GPUs
  *   free             what has a name is freed
  *   end              the threads end, and free what they have
  */
 #define _GNU_SOURCE
 #include "control.h"
 #include "held.h"
+#include "simulator.h"
 #include "vmm.h"
 
 #include <pthread.h>
@@ -95,6 +102,7 @@ int main(void)
 {
     char line[256], word[256];
     unsigned bytes, at, seed;
+    unsigned long long address;
     CHECK(cuInit(0));
     while (fgets(line, sizeof line, stdin)) {
         int number = 0;
@@ -126,6 +134,37 @@ int main(void)
             printf("%llu\n", (unsigned long long)block);
         } else if (sscanf(line, "name %255s %u %u %u", word, &bytes, &at, &seed) == 4) {
             say_named(word, (size_t)bytes << 10, (size_t)at << 10, seed);
+        } else if (sscanf(line, "block %u %u", &bytes, &seed) == 2) {
+            CUdeviceptr block;
+            start_on(0);
+            Kernels kernels = load_kernels();
+            CHECK(cuMemAlloc_v2(&block, (size_t)bytes << 10));
+            iota(&kernels, NULL, block, ((size_t)bytes << 10) / 4, seed);
+            CHECK(cuCtxSynchronize());
+            printf("%llu\n", (unsigned long long)block);
+        } else if (sscanf(line, "look %llu %u", &address, &bytes) == 2) {
+            uint32_t first;
+            start_on(0);
+            Kernels kernels = load_kernels();
+            CHECK(cuMemcpyDtoH_v2(&first, (CUdeviceptr)address, 4));
+            printf("%u %llu\n", first, (unsigned long long)count_wrong(&kernels, (CUdeviceptr)address, ((size_t)bytes << 10) / 4, first));
+        } else if (strcmp(line, "restore") == 0) {
+            size_t restored = 4711;
+            Control control = find_control(RTLD_DEFAULT);
+            int code = control.restore(&restored);
+            printf("%d %zu\n", code, restored);
+        } else if (sscanf(line, "fault %u %u", &at, &seed) == 2) {
+            char specification[64];
+            Simulator simulator = find_simulator();
+            snprintf(specification, sizeof specification, "*:%u=%u", at, seed);
+            REQUIRE(at == 0 || simulator.arm(specification) == 0);
+            REQUIRE(at != 0 || simulator.arm("") == 0);
+            printf("%llu\n", (unsigned long long)simulator.calls());
+        } else if (strcmp(line, "calls") == 0) {
+            printf("%llu\n", (unsigned long long)find_simulator().calls());
+        } else if (strcmp(line, "used") == 0) {
+            Simulator simulator = find_simulator();
+            printf("%llu\n", (unsigned long long)(simulator.used(0) + simulator.used(1)));
         } else if (strcmp(line, "free") == 0) {
             while (names)
                 CHECK(cuMemFree_v2(named[--names]));

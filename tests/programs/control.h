@@ -28,6 +28,7 @@ typedef struct {
     int (*label)(const void *, const char *), (*label_budget)(const char *, uint64_t);
     size_t (*labels)(gpupool_label_usage *, size_t);
     int (*name)(const void *, size_t, const char *);
+    int (*restore)(size_t *);
     int (*label_scope)(const char *, char *), (*far_scope)(int);
 } Control;
 
@@ -54,6 +55,7 @@ static inline Control find_control(void *handle)
     *(void **)&c.label_budget = dlsym(handle, "gpupool_label_budget");
     *(void **)&c.labels = dlsym(handle, "gpupool_labels");
     *(void **)&c.name = dlsym(handle, "gpupool_name");
+    *(void **)&c.restore = dlsym(handle, "gpupool_restore");
     *(void **)&c.label_scope = dlsym(handle, "gpupool_label_scope");
     *(void **)&c.far_scope = dlsym(handle, "gpupool_far_scope");
     return c;

@@ -82,7 +82,7 @@ fn what_is_wrong_is_named_and_verify_fails() {
     let manifest = folder.path().join("gen-000001/manifest");
     std::fs::write(&manifest, "gpupool-store 9\n").unwrap();
     let listed = stdout(&store("list", folder.path(), &[])).split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(listed.contains("9, and this gpupool reads up to 1"), "{listed}");
+    assert!(listed.contains("9, and this gpupool reads up to 2"), "{listed}");
     let nothing = store("list", &folder.path().join("nowhere"), &[]);
     assert_eq!(nothing.status.code(), Some(1));
     let expected = format!("gpupool: store: {}/nowhere: no generation is stored there\n", folder.path().display());

@@ -226,6 +226,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "gpupool_prefetch": (c_int, [c_void_p, c_size_t, c_int, c_void_p]),
     "gpupool_label": (c_int, [c_void_p, c_char_p]),
     "gpupool_name": (c_int, [c_void_p, c_size_t, c_char_p]),
+    "gpupool_restore": (c_int, [POINTER(c_size_t)]),
     "gpupool_label_scope": (c_int, [c_char_p, c_char_p]),
     "gpupool_far_scope": (c_int, [c_int]),
     "gpupool_label_budget": (c_int, [c_char_p, c_uint64]),
@@ -434,6 +435,20 @@ def name(memory: Any, name: str | None, size: int | None = None) -> None:
     """
     address, size = _range(memory, 0 if size is None and isinstance(memory, int) else size)
     _made("gpupool_name", interface().gpupool_name(address, size, None if name is None else name.encode()))
+
+
+def restore() -> int:
+    """Says that the program has built what it is about to load: all blocks of the image are in memory when this returns; how many bytes.
+
+    Under ``gpupool run --restore DIR --restore-by-order``; otherwise 0. GpupoolError with ``code`` "NOT_RESTORED" says that nothing came back,
+    because the program's blocks differ from those of the image in number, size, order or the line that asked; the log says at which.
+
+    >>> model, optimizer = build()
+    ... gpupool.restore()
+    """
+    size = c_size_t()
+    _made("gpupool_restore", interface().gpupool_restore(byref(size)))
+    return size.value
 
 
 @contextmanager

@@ -25,6 +25,8 @@ const THREAD: &str = "gpupool-image";
 const TO_ASK: Duration = Duration::from_secs(2);
 /// How long a program that was stopped with others waits for the word that they have stopped too.
 const TO_AGREE: Duration = Duration::from_secs(5);
+/// How long one whose memory is copied waits for those whose is not: these may have to write to a disk.
+const TO_FOLLOW: Duration = Duration::from_secs(600);
 /// The longest that anybody waits for a program's work to be over.
 const MOST: Duration = Duration::from_secs(24 * 3600);
 /// How often a suspended process looks whether it can be asked still.
@@ -72,9 +74,9 @@ fn hear(page: &Path, publish: &mut dyn FnMut()) {
     let mut buffer = [0; control::ROOM];
     let Ok(received) = socket.receive_by(&mut buffer, Instant::now() + TO_ASK) else { return };
     let reply = match Request::decode(&buffer[..received.bytes]) {
-        Ok(Request::Checkpoint { folder, keep, patience }) => {
+        Ok(Request::Checkpoint { folder, keep, patience, together }) => {
             let asked = Asked { folder, keep: usize::try_from(keep).ok().filter(|keep| *keep > 0) };
-            return begin_image(asked, within(patience), socket);
+            return begin_image(asked, within(patience), together, socket);
         }
         Ok(request) => carry_out(request, &socket),
         Err(unread) => {
@@ -112,14 +114,18 @@ fn teller(socket: &Socket<Own>) -> impl FnMut(u64, u64) + '_ {
 
 /// Has an image written by a thread of its own, which has this one's signals, all of them blocked. It takes minutes, and this thread has others to
 /// answer.
-fn begin_image(asked: Asked, deadline: Instant, socket: Socket<Own>) {
+fn begin_image(asked: Asked, deadline: Instant, together: bool, socket: Socket<Own>) {
     let socket = Arc::new(socket);
     let to_answer = Arc::clone(&socket);
     let write = move || {
         // Every driver call of this thread is ours.
         let _inside = guard::enter();
         let (socket, mut progress) = (&*to_answer, teller(&to_answer));
-        let take = || checkpoint::take(&asked, deadline, &|| is_there(socket), &mut progress);
+        let take = || {
+            conducted(socket, deadline, together, |agreement, is_wanted| {
+                checkpoint::take(&asked, deadline, is_wanted, agreement, &mut progress)
+            })
+        };
         // What panics has said where. The end of the connection tells whoever asked.
         let Ok(taken) = catch_unwind(AssertUnwindSafe(take)) else { return };
         say(socket, &taken.map_or_else(|why| Reply::Refused { why }, |done| Reply::Stored(stored(&done))).encode());
@@ -134,6 +140,8 @@ fn stored(done: &checkpoint::Done) -> Stored {
         generation: done.generation,
         bytes: done.bytes,
         stored: done.stored,
+        fresh: done.fresh,
+        unchanged: done.unchanged,
         left_out: done.left_out,
         in_stop: done.in_stop,
         stopped_microseconds: done.stopped.as_micros() as u64,
@@ -150,17 +158,15 @@ fn carry_out(request: Request, socket: &Socket<Own>) -> Reply {
             if last::has_main_left() {
                 return Reply::Refused { why: "its main thread has left, so that nobody could resume it".to_owned() };
             }
-            let is_agreed = Cell::new(!together);
-            let mut conducted = Conducted { socket, deadline, is_agreed: &is_agreed, tries: 0 };
-            let agreement: &mut dyn Agreement = if together { &mut conducted } else { &mut Alone };
-            // Until then its end is seen where its words are waited for, which nobody else may read.
-            let is_wanted = || if is_agreed.get() { is_there(socket) } else { socket.is_there() };
-            suspend::suspend(&target, deadline, &is_wanted, agreement, &mut progress)
+            conducted(socket, deadline, together, |agreement, is_wanted| {
+                suspend::suspend(&target, deadline, is_wanted, agreement, &mut progress)
+            })
         }
         Request::Resume => suspend::resume(&mut progress),
         Request::Close | Request::Open | Request::Go => {
             Err("this is said to a program that is being suspended together with others".to_owned())
         }
+        Request::Freezable => suspend::is_freezable(),
         Request::Checkpoint { .. } => Err("it is for a thread of its own".to_owned()),
         Request::Set(all) => {
             return match set::set(&all, &is_wanted) {
@@ -201,6 +207,20 @@ fn left(done: Result<Vacated, String>) -> Reply {
         }
         Err(why) => Reply::Refused { why },
     }
+}
+
+/// Does what has to be agreed with whoever asked where that is for several programs `together`; `act` is told how, and whether it is wanted still.
+fn conducted<T>(
+    socket: &Socket<Own>,
+    deadline: Instant,
+    together: bool,
+    act: impl FnOnce(&mut dyn Agreement, &dyn Fn() -> bool) -> T,
+) -> T {
+    let is_agreed = Cell::new(!together);
+    let mut conducted = Conducted { socket, deadline, is_agreed: &is_agreed, tries: 0 };
+    let agreement: &mut dyn Agreement = if together { &mut conducted } else { &mut Alone };
+    // Until then its end is seen where its words are waited for, which nobody else may read.
+    act(agreement, &|| if is_agreed.get() { is_there(socket) } else { socket.is_there() })
 }
 
 /// The command says when, to all programs that it suspends together.
@@ -247,6 +267,11 @@ impl Agreement for Conducted<'_> {
         say(self.socket, &Reply::Quiet.encode());
         self.is_agreed.set(matches!(self.word(Instant::now() + TO_AGREE), Some(Request::Go)));
         self.is_agreed.get()
+    }
+
+    fn is_done(&mut self) -> bool {
+        say(self.socket, &Reply::Quiet.encode());
+        matches!(self.word(Instant::now() + TO_FOLLOW), Some(Request::Go))
     }
 
     fn is_disturbed(&mut self, disturbed: &Disturbed) {

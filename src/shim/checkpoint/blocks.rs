@@ -40,8 +40,12 @@ pub struct Subject {
     aliases: BTreeMap<u64, (u64, u64)>,
 }
 
+/// What a place begins with that another block of the same size was asked for at.
+pub const GUESSED: &str = "as others of its size: ";
+/// What small blocks begin at multiples of.
+const SMALLEST: u64 = 512;
 /// Of the program's own memory, blocks have numbers from here on, which none of the pool reaches.
-const OWN: u64 = 1 << 63;
+pub const OWN: u64 = 1 << 63;
 /// Whoever copies memory that no context owns, as its handles belong to the process.
 const NOBODY: u64 = u64::MAX;
 
@@ -82,7 +86,7 @@ impl Subject {
                 continue;
             }
             let at = found.blocks.len();
-            found.blocks.push(about(&block));
+            found.blocks.push(About { small: small_in(opened, &block), ..about(&block) });
             for piece in pieces {
                 let Some((alias, _)) = found.aliases.get(&piece.chunk_address) else {
                     return Err(CuResult::INVALID_VALUE);
@@ -141,11 +145,35 @@ impl Drop for Subject {
     }
 }
 
+/// How small blocks lie in a stretch that they have in common; nothing where it is a block of its own.
+pub fn small_in(opened: &Opened, stretch: &Block) -> Vec<(u64, u64)> {
+    let end = stretch.address + stretch.bytes;
+    let mut found = Vec::new();
+    let mut at = stretch.address;
+    while at < end {
+        match opened.pool.block_at(at) {
+            Some(block) if (block.address, block.id) == (stretch.address, stretch.id) => return Vec::new(),
+            Some(block) => {
+                found.push((block.address - stretch.address, block.bytes));
+                at = (block.address + block.bytes.max(1)).next_multiple_of(SMALLEST);
+            }
+            None => at += SMALLEST,
+        }
+    }
+    found
+}
+
+/// What the program is told asked for a block; empty where only another block of its size is known.
+pub fn site_of(block: &Block) -> String {
+    let asked = call_sites::of(block).filter(|asked| !asked.is_guessed);
+    asked.and_then(|asked| call_sites::place(asked.site)).map(|site| site::line(&site)).unwrap_or_default()
+}
+
 fn about(block: &Block) -> About {
     let site = call_sites::of(block).and_then(|asked| Some((call_sites::place(asked.site)?, asked.is_guessed)));
     let site = site.map(|(site, is_guessed)| {
         let line = site::line(&site);
-        if is_guessed && !line.is_empty() { format!("as others of its size: {line}") } else { line }
+        if is_guessed && !line.is_empty() { format!("{GUESSED}{line}") } else { line }
     });
     About {
         id: block.id,
@@ -155,5 +183,6 @@ fn about(block: &Block) -> About {
         site: site.unwrap_or_default(),
         label: labels::of(block).unwrap_or_default(),
         names: Vec::new(),
+        small: Vec::new(),
     }
 }

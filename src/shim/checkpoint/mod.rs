@@ -8,7 +8,7 @@
 //!
 //! **Whoever fails, the older generation stays**: a generation is there once it is whole ([`gpupool_store`]). The program goes on in any case.
 
-mod blocks;
+pub mod blocks;
 mod shelter;
 
 use crate::backing::level;
@@ -16,7 +16,7 @@ use crate::backing::open::Opened;
 use crate::gate::{Held, Limits};
 use crate::image::{self, Failed, Shuttle};
 use crate::log;
-use crate::suspend;
+use crate::suspend::{self, Agreement};
 use blocks::Subject;
 use gpupool_config::format_size;
 use gpupool_cuda::Driver;
@@ -46,6 +46,10 @@ pub struct Done {
     pub bytes: u64,
     /// On the disk.
     pub stored: u64,
+    /// Of that: written now.
+    pub fresh: u64,
+    /// Of memory: the same as in the image before, and not written again.
+    pub unchanged: u64,
     /// Bytes of the program's own that cannot be read, and are not in it.
     pub left_out: u64,
     /// Bytes for which there was no room elsewhere, so that the program waited until they were with the store.
@@ -75,8 +79,8 @@ impl Drop for Busy {
     }
 }
 
-/// Writes an image. The program's work is waited for until `deadline`, as long as that `is_wanted`; what is begun then is finished. `progress` is told
-/// how many bytes of how many are with the store.
+/// Writes an image. The program's work is waited for until `deadline`, as long as that `is_wanted` and as there is an agreement to stop; what is begun then is
+/// finished. `progress` is told how many bytes of how many are with the store.
 ///
 /// # Errors
 /// Why not, in words; the program runs on, and the folder has what it had.
@@ -84,12 +88,13 @@ pub fn take(
     asked: &Asked,
     deadline: Instant,
     is_wanted: &dyn Fn() -> bool,
+    agreement: &mut dyn Agreement,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Done, String> {
     let begun = Instant::now();
     let taken = Busy::begin()
         .ok_or_else(|| "an image of it is being written already".to_owned())
-        .and_then(|busy| write(asked, deadline, is_wanted, progress, busy));
+        .and_then(|busy| write(asked, deadline, is_wanted, agreement, progress, busy));
     level::report();
     match taken {
         Ok((written, subject, mut done)) => {
@@ -121,12 +126,14 @@ fn say(folder: &Path, what: &str) {
 }
 
 fn told(folder: &Path, done: &Done) -> (ProgramCheckpoint, String) {
-    let &Done { generation, bytes, stored, left_out, in_stop, stopped, took } = done;
+    let &Done { generation, bytes, stored, fresh, unchanged, left_out, in_stop, stopped, took } = done;
     let text = format!(
-        "generation {generation} in {}: {} of memory, {} on the disk; stopped for {:.3} s of {:.3}",
+        "generation {generation} in {}: {} of memory, {} of it unchanged, {} on the disk, {} of that new; stopped for {:.3} s of {:.3}",
         folder.display(),
         format_size(bytes),
+        format_size(unchanged),
         format_size(stored),
+        format_size(fresh),
         stopped.as_secs_f64(),
         took.as_secs_f64()
     );
@@ -135,6 +142,8 @@ fn told(folder: &Path, done: &Done) -> (ProgramCheckpoint, String) {
         generation,
         bytes,
         stored,
+        fresh,
+        unchanged,
         left_out,
         in_stop,
         stopped_microseconds: stopped.as_micros() as u64,
@@ -147,6 +156,7 @@ fn write(
     asked: &Asked,
     deadline: Instant,
     is_wanted: &dyn Fn() -> bool,
+    agreement: &mut dyn Agreement,
     progress: &mut dyn FnMut(u64, u64),
     _busy: Busy,
 ) -> Result<(Written, u64, Done), String> {
@@ -157,11 +167,13 @@ fn write(
         threads: (processors / 2).clamp(2, MOST_THREADS),
         expected: blocks::bytes(opened),
         keep: asked.keep,
+        reuse: true,
         ..Options::default()
     };
     let writer = Writer::create(&asked.folder, meta(opened), options).map_err(|error| error.to_string())?;
-    let stop = |held| stopped(driver, opened, &writer, held, progress);
-    let Stop { sheltered, mut shuttles, mut done, total } = suspend::while_stopped(driver, deadline, is_wanted, stop)??;
+    let stop = |held, agreement: &mut dyn Agreement| stopped(driver, opened, &writer, held, agreement, progress);
+    let stop = suspend::while_stopped(driver, deadline, is_wanted, agreement, stop)?;
+    let Stop { sheltered, mut shuttles, mut done, total } = stop?;
     let mut stored = done.in_stop;
     for batch in sheltered {
         let (bytes, copier) = (batch.bytes(), batch.copier());
@@ -171,7 +183,8 @@ fn write(
         progress(stored, total);
     }
     let written = writer.finish().map_err(|error| error.to_string())?;
-    done = Done { generation: written.generation, bytes: written.bytes, stored: written.stored, ..done };
+    let Written { generation, bytes, stored, fresh, unchanged, .. } = written;
+    done = Done { generation, bytes, stored, fresh, unchanged, ..done };
     Ok((written, done.left_out, done))
 }
 
@@ -190,6 +203,7 @@ fn stopped(
     opened: &'static Opened,
     writer: &Writer,
     held: Held,
+    agreement: &mut dyn Agreement,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Stop, String> {
     let begun = Instant::now();
@@ -216,6 +230,10 @@ fn stopped(
     }
     for shuttle in shuttles.values_mut() {
         shuttle.saved(writer).map_err(|failed| failed.to_string())?;
+    }
+    // Others may write to its memory as soon as they go on.
+    if !agreement.is_done() {
+        return Err("the images of the others are not written".to_owned());
     }
     // The end of the process waits for nobody here, and lets the program go on: then this is not of one moment.
     held.stop(driver, &Limits::default())

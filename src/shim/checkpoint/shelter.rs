@@ -8,7 +8,7 @@ use crate::backing::open::Opened;
 use crate::image::{Failed, Shuttle};
 use gpupool_cuda::Driver;
 use gpupool_pool::{Block, Free, Mover, Place, Request, Transfer};
-use gpupool_store::{Key, Writer};
+use gpupool_store::{Key, PART, Writer};
 
 /// What has one piece of room: enough that a request and the copies are cheap, and little enough that there is often room for one more.
 const BATCH: u64 = 256 << 20;
@@ -93,7 +93,15 @@ fn batches(spans: &[Span]) -> Vec<Vec<Span>> {
                 all.push(Vec::new());
                 sum = 0;
             }
-            let bytes = rest.bytes.min(BATCH - sum);
+            // Parts that are stored are not cut here (`image::parts`): a batch has a few bytes less instead.
+            let room = BATCH - sum;
+            let end = rest.offset + room;
+            let whole = (end - end % PART as u64).saturating_sub(rest.offset);
+            let bytes = if rest.bytes <= room { rest.bytes } else { whole };
+            if bytes == 0 {
+                sum = BATCH;
+                continue;
+            }
             if let Some(batch) = all.last_mut() {
                 batch.push(Span { bytes, ..rest });
             }

@@ -42,3 +42,30 @@ pub unsafe extern "C" fn gpupool_name(pointer: *const c_void, bytes: usize, name
     });
     answer.unwrap_or_else(c_int::from)
 }
+
+/// Says that the program has built what it is about to load: under `gpupool run --restore DIR --restore-by-order` all blocks of the newest image in DIR are in the
+/// program's memory when this returns, in the order in which they were allocated, and `*bytes` says how much that was; else 0. Nothing is written where the blocks
+/// differ from those of the image in number, size, order, GPU or place of the call; the log says at which block. All contexts are waited for.
+///
+/// Returns 0, a `CUresult`, or `GPUPOOL_NOT_RESTORED`. Memory that the driver or `cuMemCreate` gave is not part of it. `bytes` may be NULL.
+///
+/// # Safety
+/// `bytes` is NULL or may be written. Nothing else uses or frees the program's memory during this call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpupool_restore(bytes: *mut usize) -> c_int {
+    let answer = looking(|| {
+        let driver = process::driver().ok_or(gpupool_error::GPUPOOL_NOT_ACTIVE)?;
+        Ok(restore::by_order(driver))
+    });
+    let (code, restored) = match answer {
+        Ok(Ok(restored)) => (0, restored),
+        Ok(Err(Unrestored::Told)) => (gpupool_error::GPUPOOL_NOT_RESTORED.into(), 0),
+        Ok(Err(Unrestored::Refused(result))) => (result.0, 0),
+        Err(error) => (error.into(), 0),
+    };
+    if !bytes.is_null() {
+        // SAFETY: as for this function.
+        unsafe { bytes.write(restored as usize) };
+    }
+    code
+}

@@ -76,6 +76,19 @@ pub fn meta() -> Meta {
     }
 }
 
+/// Where the parts of a stretch begin, counted from its beginning, and how long they are. They are cut where the block has a multiple of [`PART`], so that
+/// the same bytes of a block are a part whatever else is stored with them: only so is a part found again that has not changed.
+fn parts(offset: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let from = done;
+        let next = PART as u64 - (offset + from) % PART as u64;
+        let length = next.min(bytes - from);
+        done += length;
+        (length > 0).then_some((from, length as usize))
+    })
+}
+
 /// Bytes that are on their way to a buffer.
 struct Filling {
     lent: Lent,
@@ -133,11 +146,11 @@ impl Shuttle {
 
     /// Stores memory as a part of a block, from this offset on. It returns before all of it is copied: [`saved`](Self::saved) waits for that.
     pub fn save(&mut self, writer: &Writer, key: Key, offset: u64, address: u64, bytes: u64) -> Result<(), Failed> {
-        for done in (0..bytes).step_by(PART) {
+        for (done, bytes) in parts(offset, bytes) {
             while self.filling.len() >= UNDER_WAY {
                 self.hand_over(writer)?;
             }
-            let lent = self.lent(bytes - done);
+            let lent = self.buffers.take(bytes);
             self.begin(lent, (key, offset + done), address + done)?;
         }
         Ok(())
@@ -161,12 +174,12 @@ impl Shuttle {
         address: u64,
         bytes: u64,
     ) -> Result<(), Failed> {
-        for done in (0..bytes).step_by(PART) {
+        for (done, bytes) in parts(offset, bytes) {
             if context::keep(self.context).is_none() {
                 return Err(Failed::NoContext { gpu: self.gpu });
             }
             // A disk is waited for outside of the gate.
-            let lent = self.lent(bytes - done);
+            let lent = self.buffers.take(bytes);
             {
                 let _inside = gate::enter_by_hand();
                 let stream = self.begin(lent, (key, offset + done), address + done)?;
@@ -175,11 +188,6 @@ impl Shuttle {
             self.hand_over(writer)?;
         }
         Ok(())
-    }
-
-    /// A buffer for as many of so many bytes as fit. The store has all buffers that are not free and not being filled, and gives them back.
-    fn lent(&self, bytes: u64) -> Lent {
-        self.buffers.take(usize::try_from(bytes).map_or(PART, |bytes| bytes.min(PART)))
     }
 
     /// Begins to fill a buffer, in turn on one of the streams.
@@ -252,6 +260,37 @@ impl Shuttle {
             self.buffers.lose_all();
         }
         loaded.and(waited.into_iter().collect())
+    }
+
+    /// Reads back what was loaded into a whole block, and compares it with the block's hashes; `false`: it is something else.
+    pub fn has_arrived(&mut self, reader: &Reader, block: u64, address: u64) -> Result<bool, Failed> {
+        let lost = Failed::NoContext { gpu: self.gpu };
+        let all = self.buffers.take_all().ok_or(lost)?;
+        let parts = reader.block(block).map(|block| &block.parts[..]).unwrap_or_default();
+        let stream = self.streams[0];
+        for part in parts {
+            for done in (0..part.bytes).step_by(PART) {
+                let bytes = (part.bytes - done).min(PART as u64);
+                let room = &mut all.bytes[..usize::try_from(bytes).unwrap_or(0)];
+                let (offset, to) = (part.offset + done, room.as_mut_ptr());
+                let copy = || {
+                    let _relaxed = self.driver.relax();
+                    // SAFETY: the stream lives as long as this does. The buffer has so many bytes, and is read once the stream was waited for.
+                    unsafe { self.driver.copy_to_host(stream, to, address + offset, bytes) }.ok()
+                };
+                let copied = self.within(copy).map_err(self.failed("a copy to the host"));
+                if let Err(failed) = copied.and_then(|()| self.wait_for(stream)) {
+                    // Nobody knows whether the copy is over.
+                    std::mem::forget(all);
+                    self.buffers.lose_all();
+                    return Err(failed);
+                }
+                if !reader.is(block, part, offset, room) {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
     }
 
     fn load_piece(

@@ -21,6 +21,10 @@ pub trait Agreement {
     fn may_close(&mut self) -> bool;
     /// It has stopped. Returns whether it stays so; else it goes on, and it is tried again.
     fn is_quiet(&mut self) -> bool;
+    /// What is to be done while it is stopped is done. Returns once that is so of all others; `false`: it is not, and all is in vain.
+    fn is_done(&mut self) -> bool {
+        true
+    }
     /// It could not be stopped.
     fn is_disturbed(&mut self, disturbed: &Disturbed);
 }

@@ -26,6 +26,8 @@ pub mod vacate;
 use crate::backing::open::{self, Opened};
 use crate::backing::{level, residence};
 use crate::gate::{self, Disturbed, Held, Limits};
+use crate::serve::handles::by_hand;
+use crate::serve::ipc;
 use crate::serve::memory::{idle, mempool, places};
 use crate::serve::pinned;
 use crate::watch::{context, finding, site};
@@ -34,6 +36,7 @@ pub use agreement::{Agreement, Alone};
 use gpupool_config::{Mode, format_size};
 use gpupool_cuda::Driver;
 use gpupool_events::{Finding, ProgramResume, ProgramSuspend};
+use gpupool_pool::Place;
 pub use gpupool_wire::control::Target;
 use parking_lot::{Mutex, MutexGuard};
 use parting::{Leaves, Parted, Why};
@@ -252,7 +255,8 @@ pub fn while_stopped<T>(
     driver: &'static Driver,
     deadline: Instant,
     is_wanted: &dyn Fn() -> bool,
-    act: impl FnOnce(Held) -> T,
+    agreement: &mut dyn Agreement,
+    act: impl FnOnce(Held, &mut dyn Agreement) -> T,
 ) -> Result<T, String> {
     let state = STATE.lock();
     if state.is_some() {
@@ -260,7 +264,31 @@ pub fn while_stopped<T>(
     }
     // What was asked before concerned an earlier time.
     let _ = gate::has_asked();
-    Ok(act(hold(driver, deadline, is_wanted, &mut Alone)?))
+    let held = hold(driver, deadline, is_wanted, agreement)?;
+    Ok(act(held, agreement))
+}
+
+/// Whether the driver's own checkpoint (`cuCheckpointProcess*`) would bring back what a suspended program still has. It takes everything away and is asked only
+/// afterwards whether that can come back, which ends the process where it cannot: memory of `cuMemCreate` that a second GPU may use, or such memory of the
+/// host; and memory that others have open comes back as a copy of its own (measured). So nothing of that kind may be there.
+///
+/// # Errors
+/// Why it would not, in words.
+pub fn is_freezable() -> Result<Done, String> {
+    if STATE.lock().is_none() {
+        return Err("it is not suspended".to_owned());
+    }
+    let opened = open::opened().ok_or("it has no pool")?;
+    let rows = opened.pool.mapped().into_iter().filter(|row| !row.place.is_stored());
+    let mapped: u64 = rows.map(|row| row.bytes).sum();
+    let own: u64 = by_hand::all().iter().map(|own| own.bytes).sum();
+    let what = match (mapped, own, ipc::is_any_imported()) {
+        (0, 0, false) => return Ok(Done::default()),
+        (0, 0, true) => "memory of other processes is open in it".to_owned(),
+        (0, own, _) => format!("{} that it made by cuMemCreate are mapped", format_size(own)),
+        (mapped, ..) => format!("{} of the pool are mapped still; --to DIR or --to host has them leave", format_size(mapped)),
+    };
+    Err(format!("the driver would not bring it back: {what}"))
 }
 
 /// Freed memory goes to the driver; the bytes.

@@ -21,7 +21,8 @@ const BLOCKS: u64 = 6;
 /// What generation `number` holds.
 fn contents(number: u64) -> Vec<Vec<u8>> {
     let block = |id: u64| {
-        let mut numbers = Numbers(number * BLOCKS + id);
+        // Some stay the same for a while.
+        let mut numbers = Numbers(number / [1, 1, 2, 5, 50][id as usize % 5] * BLOCKS + id);
         memory(KINDS[numbers.below(KINDS.len() as u64) as usize], numbers.below(1_000_000) as usize, numbers.next())
     };
     (0..BLOCKS).map(block).collect()
@@ -30,7 +31,7 @@ fn contents(number: u64) -> Vec<Vec<u8>> {
 /// Writes generations until it is killed.
 fn write(folder: &Path) -> ! {
     loop {
-        let options = Options { threads: 2, keep: Some(2), ..Options::default() };
+        let options = Options { threads: 2, keep: Some(2), reuse: true, ..Options::default() };
         let writer = Writer::create(folder, meta(), options).unwrap();
         let contents = contents(writer.generation());
         println!("{}", writer.generation());

@@ -217,11 +217,11 @@ fn a_newer_version_is_refused_and_not_passed_over() {
     let folder = tempfile::tempdir().unwrap();
     let (_, manifest, _) = sample(folder.path());
     let path = generation(folder.path(), 4).join(manifest);
-    let text = fs::read_to_string(&path).unwrap().replacen("gpupool-store 1\n", "gpupool-store 2\n", 1);
+    let text = fs::read_to_string(&path).unwrap().replacen("gpupool-store 1\n", "gpupool-store 3\n", 1);
     fs::write(&path, text).unwrap();
     let error = Reader::open(folder.path(), Which::Newest, 1).unwrap_err();
-    assert!(matches!(error, Error::Newer { version: 2, .. }), "{error}");
-    let expected = "its format is version 2, and this gpupool reads up to 1; use the gpupool that wrote it";
+    assert!(matches!(error, Error::Newer { version: 3, .. }), "{error}");
+    let expected = "its format is version 3, and this gpupool reads up to 2; use the gpupool that wrote it";
     assert_eq!(error.to_string(), format!("{}: {expected}", path.display()));
     assert_eq!(Reader::open(folder.path(), Which::Number(3), 1).unwrap().manifest().generation, 3);
 }

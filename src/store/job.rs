@@ -1,0 +1,293 @@
+//! Images of all ranks of a job at one moment.
+//!
+//! ```text
+//! DIR/
+//!   lock                  as of a folder of generations
+//!   rank-0/, rank-1/, …   each a folder of generations, written by that rank
+//!   job-000003            which generation of each rank belong together: its presence makes them an image of the job
+//!   .job-000004.new       being written
+//! ```
+//!
+//! A rank writes its generation by itself, and without the job's file it is one of no job: it is removed by whoever next writes to the folder. So a rank
+//! that dies meanwhile, or the command, leaves the older images of the job.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::disk::Disk;
+use crate::error::{Error, Result};
+use crate::look::{Verified, or_error, verify};
+use crate::manifest::{Word, hash, seal, unseal};
+use crate::reader::Reader;
+use crate::store::{Lock, Store, read_whole};
+
+/// What the first line of a job's file begins with; the format's version is behind it.
+const HEAD: &str = "gpupool-job ";
+const VERSION: u32 = 1;
+
+/// The image of a rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankImage {
+    /// Its number.
+    pub rank: u32,
+    /// The generation in its folder.
+    pub generation: u64,
+    /// Bytes of memory in it.
+    pub bytes: u64,
+    /// XXH3-64 of its manifest: a number is given again where a newest generation was removed.
+    pub manifest: Word,
+}
+
+/// What belongs together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// Its number.
+    pub generation: u64,
+    /// When all of it was whole, in seconds since 1970.
+    pub written: u64,
+    /// One for each rank, in order of their numbers.
+    pub ranks: Vec<RankImage>,
+}
+
+/// A job's image, or why there is none.
+#[derive(Clone, Debug, Serialize)]
+pub struct ListedJob {
+    /// Its number.
+    pub generation: u64,
+    /// `Err`: what is wrong with it or with the generation of a rank.
+    #[serde(flatten, serialize_with = "or_error")]
+    pub told: Result<Job>,
+}
+
+/// What became of the verification of a job's image.
+#[derive(Clone, Debug, Serialize)]
+pub struct VerifiedJob {
+    /// Its number.
+    pub generation: u64,
+    /// Why its ranks could not be looked at.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_text")]
+    pub error: Option<Error>,
+    /// By the number of the rank.
+    pub ranks: BTreeMap<u32, Verified>,
+}
+
+impl VerifiedJob {
+    /// Whether all of it is what was written.
+    pub fn is_whole(&self) -> bool {
+        self.error.is_none() && self.ranks.values().all(|verified| verified.wrong.is_empty())
+    }
+}
+
+#[allow(clippy::ref_option, reason = "serde passes a reference")]
+fn as_text<S: serde::Serializer>(error: &Option<Error>, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    error.as_ref().map(Error::to_string).serialize(serializer)
+}
+
+/// Reads an image of a job, or all of them, and compares every hash, with `threads` at once (0: one for each processor).
+///
+/// # Errors
+/// There is no such image.
+pub fn verify_jobs(
+    folder: &Path,
+    jobs: Vec<ListedJob>,
+    generation: Option<u64>,
+    threads: usize,
+) -> Result<Vec<VerifiedJob>> {
+    let wanted: Vec<ListedJob> =
+        jobs.into_iter().filter(|listed| generation.is_none_or(|wanted| wanted == listed.generation)).collect();
+    if wanted.is_empty() {
+        return Err(Error::Absent { path: folder.join(name_of(generation.unwrap_or(0))) });
+    }
+    let verified = wanted.into_iter().map(|ListedJob { generation, told }| {
+        let (mut error, mut ranks) = (None, BTreeMap::new());
+        match told {
+            Ok(job) => {
+                for RankImage { rank, generation, .. } in job.ranks {
+                    match verify(&rank_folder(folder, rank), Some(generation), threads) {
+                        Ok(verified) => ranks.extend(verified.into_iter().map(|verified| (rank, verified))),
+                        Err(failed) => error = Some(failed),
+                    }
+                }
+            }
+            Err(failed) => error = Some(failed),
+        }
+        VerifiedJob { generation, error, ranks }
+    });
+    Ok(verified.collect())
+}
+
+/// Where a rank writes.
+pub fn rank_folder(folder: &Path, rank: u32) -> PathBuf {
+    folder.join(format!("rank-{rank}"))
+}
+
+fn name_of(generation: u64) -> String {
+    format!("job-{generation:06}")
+}
+
+fn number_of(name: &str) -> Option<u64> {
+    let number = name.strip_prefix("job-")?.parse().ok()?;
+    (name_of(number) == name).then_some(number)
+}
+
+fn rank_of(name: &str) -> Option<u32> {
+    let number = name.strip_prefix("rank-")?.parse().ok()?;
+    (format!("rank-{number}") == name).then_some(number)
+}
+
+fn numbers(store: &Store) -> Result<Vec<u64>> {
+    let mut numbers: Vec<u64> = store.folder.names()?.iter().filter_map(|name| number_of(name)).collect();
+    numbers.sort_unstable_by(|a, b| b.cmp(a));
+    Ok(numbers)
+}
+
+fn read(store: &Store, generation: u64) -> Result<Job> {
+    let file = store.folder.open(&name_of(generation), false)?;
+    let text = read_whole(&file)?;
+    let job: Job = serde_json::from_slice(unseal(HEAD, VERSION, &text, file.path())?)
+        .map_err(|error| Error::damaged(file.path(), error.to_string()))?;
+    let is_in_order = job.ranks.is_sorted_by(|one, next| one.rank < next.rank) && !job.ranks.is_empty();
+    if job.generation != generation || !is_in_order {
+        return Err(Error::damaged(file.path(), "its ranks or its number are not what its name says"));
+    }
+    Ok(job)
+}
+
+/// Whether all of it can be read, as far as can be seen without reading all: each rank comes to the same answer.
+fn is_whole(folder: &Path, job: &Job) -> Result<()> {
+    job.ranks.iter().try_for_each(|image| {
+        let found = look(folder, image.rank, image.generation)?;
+        if found == *image {
+            return Ok(());
+        }
+        let path = rank_folder(folder, image.rank).join(crate::store::name_of(image.generation));
+        Err(Error::damaged(&path, "another generation took the place of the one that belongs to the job"))
+    })
+}
+
+/// The image of a rank as it is there.
+fn look(folder: &Path, rank: u32, generation: u64) -> Result<RankImage> {
+    let store = Store::open(&rank_folder(folder, rank), false, &Disk::default())?;
+    let reader = Reader::of(&store, generation, 1)?;
+    let manifest = Word(hash(&store.manifest_text(generation)?.1));
+    Ok(RankImage { rank, generation, bytes: reader.manifest().bytes, manifest })
+}
+
+/// The images of a job, newest first; none where the folder is not a job's.
+///
+/// # Errors
+/// The folder is not there or may not be trusted.
+pub fn jobs(folder: &Path) -> Result<Vec<ListedJob>> {
+    let store = Store::open(folder, false, &Disk::default())?;
+    let told = |generation| {
+        let job = read(&store, generation)?;
+        is_whole(folder, &job).map(|()| job)
+    };
+    Ok(numbers(&store)?.into_iter().map(|generation| ListedJob { generation, told: told(generation) }).collect())
+}
+
+/// Holds a job's folder while its ranks write to it.
+#[derive(Debug)]
+pub struct JobWriter {
+    store: Store,
+    path: PathBuf,
+    _lock: Lock,
+}
+
+impl JobWriter {
+    /// Begins an image of a job; the folder is made if it is not there. What ranks have left of images that were never whole goes.
+    ///
+    /// # Errors
+    /// The folder may not be trusted, or somebody else writes there.
+    pub fn create(folder: &Path) -> Result<Self> {
+        Self::create_on(folder, &Disk::default())
+    }
+
+    pub(crate) fn create_on(folder: &Path, disk: &Disk) -> Result<Self> {
+        let store = Store::open(folder, true, disk)?;
+        let lock = store.lock()?;
+        let stale = |name: &&String| {
+            name.strip_prefix('.')
+                .and_then(|name| name.strip_suffix(".new"))
+                .is_some_and(|name| number_of(name).is_some())
+        };
+        store.folder.names()?.iter().filter(stale).try_for_each(|name| store.folder.remove(name))?;
+        let writer = Self { store, path: folder.to_owned(), _lock: lock };
+        writer.remove_others()?;
+        Ok(writer)
+    }
+
+    /// Says that these generations of ranks belong together, and removes all images of the job but the newest `keep`; the number of the image, and
+    /// why older ones are still there.
+    ///
+    /// # Errors
+    /// One of them is not there, or nothing can be written. Then this image is none, and the older ones are.
+    pub fn finish(self, ranks: &[(u32, u64)], keep: Option<usize>) -> Result<(u64, Option<Error>)> {
+        let look = |(rank, generation): &(u32, u64)| look(&self.path, *rank, *generation);
+        let mut ranks = ranks.iter().map(look).collect::<Result<Vec<_>>>()?;
+        ranks.sort_by_key(|image| image.rank);
+        let numbers = numbers(&self.store)?;
+        let generation = numbers.first().map_or(1, |newest| newest.saturating_add(1));
+        let written = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let job = Job { generation, written, ranks };
+        let folder = &self.store.folder;
+        let (name, new) = (name_of(generation), format!(".{}.new", name_of(generation)));
+        let file = folder.create(&new, false)?;
+        file.write(&seal(HEAD, VERSION, &job)?, 0)?;
+        file.sync()?;
+        folder.rename(&new, &name)?;
+        folder.sync().inspect_err(|_| {
+            // Nobody may find what its writer was told is not there.
+            let _ = folder.rename(&name, &new);
+        })?;
+        let removed = self.keep(generation, numbers, keep);
+        Ok((generation, removed.err()))
+    }
+
+    /// Removes what its ranks have written for an image that never became whole.
+    ///
+    /// # Errors
+    /// A rank writes still, or the system refuses.
+    pub fn give_up(self) -> Result<()> {
+        self.remove_others()
+    }
+
+    fn keep(&self, newest: u64, older: Vec<u64>, keep: Option<usize>) -> Result<()> {
+        let Some(keep) = keep else { return Ok(()) };
+        // One that is not whole is not one of those that are kept.
+        let mut left = keep.max(1) - 1;
+        for generation in older.into_iter().filter(|generation| *generation != newest) {
+            let is_kept = left > 0 && read(&self.store, generation).is_ok_and(|job| is_whole(&self.path, &job).is_ok());
+            if is_kept {
+                left -= 1;
+            } else {
+                self.store.folder.remove(&name_of(generation))?;
+            }
+        }
+        self.remove_others()
+    }
+
+    /// Removes generations of ranks that belong to no image of the job.
+    fn remove_others(&self) -> Result<()> {
+        let mut known = BTreeSet::new();
+        for generation in numbers(&self.store)? {
+            // What it names is not known, so nothing is certain to be no job's.
+            let Ok(job) = read(&self.store, generation) else { return Ok(()) };
+            known.extend(job.ranks.iter().map(|image| (image.rank, image.generation)));
+        }
+        for rank in self.store.folder.names()?.iter().filter_map(|name| rank_of(name)) {
+            let store = Store::open(&rank_folder(&self.path, rank), false, &Disk::default())?;
+            let _lock = store.lock()?;
+            store.clean()?;
+            for generation in store.generations()? {
+                if !known.contains(&(rank, generation)) {
+                    store.remove(generation)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,159 @@
+//! What a generation has in common with the one before it, and need not be written again.
+//!
+//! Its files get a second name (a hard link) in the folder of the generation that is being written, so each generation has all of its parts in its own
+//! folder: removing an older one is what it always was, and whoever is killed in the middle leaves names that the next writer removes. Rejected: a part
+//! that names another generation. Then no generation could be removed without reading all others, and one damaged or lost folder would
+//! take its successors along.
+//!
+//! A part is the same where its length and the 128 bits of its XXH3 are, wherever it lay. Nothing else is asked: who wrote to memory since is not known
+//! for certain of any program, as kernels follow pointers.
+
+use std::collections::{BTreeMap, HashMap};
+
+use rustix::io::Errno;
+
+use crate::PART;
+use crate::buffer::{Buffer, padded};
+use crate::codec::Codec;
+use crate::disk::Folder;
+use crate::error::{Error, Result};
+use crate::manifest::{Block, Data, Digest, Manifest, Part};
+use crate::store::Store;
+
+/// Numbers of older files in [`Part::file`] begin here while a generation is being written.
+const FIRST: u64 = 1 << 32;
+/// A file of which less than one over this is still in use is not kept for that; neither are the smallest of more files than [`MOST`]. What is in use of them is copied.
+const USED: u64 = 2;
+const MOST: usize = 64;
+
+/// What lies in files that were written before.
+pub struct Older {
+    files: Vec<Data>,
+    parts: HashMap<(Digest, u64), Part>,
+}
+
+impl Older {
+    /// Of the newest generation that is whole, where the file system can give files a second name. Names are made in `unfinished`.
+    pub fn of(store: &Store, unfinished: &Folder) -> Result<Option<Self>> {
+        let newest = store.generations()?.into_iter().find_map(|generation| store.manifest(generation).ok());
+        let Some((folder, manifest)) = newest else { return Ok(None) };
+        let Manifest { generation, files, blocks, .. } = manifest;
+        let mut kept = Vec::new();
+        let mut numbers = Vec::new();
+        for Data { name, bytes, from } in files {
+            // What is not as long as it was is no more what was written.
+            let is_whole = folder.open(&name, false).and_then(|file| file.bytes()).is_ok_and(|found| found == bytes);
+            let new = if from.is_some() { name.clone() } else { format!("{name}-{generation:06}") };
+            let is_there = is_whole && link(&folder, &name, unfinished, &new)?;
+            numbers.push(is_there.then_some(FIRST + kept.len() as u64));
+            if is_there {
+                kept.push(Data { name: new, bytes, from: from.or(Some(generation)) });
+            }
+        }
+        let mut parts = HashMap::new();
+        for part in blocks.into_iter().flat_map(|block| block.parts) {
+            let file = usize::try_from(part.file).ok().and_then(|file| *numbers.get(file)?);
+            if let Some((digest, file)) = part.digest().zip(file) {
+                parts.insert((digest, part.bytes), Part { file, ..part });
+            }
+        }
+        Ok(Some(Self { files: kept, parts }))
+    }
+
+    /// A part with these bytes, stored already.
+    pub fn find(&self, digest: Digest, bytes: u64) -> Option<Part> {
+        self.parts.get(&(digest, bytes)).copied()
+    }
+
+    /// Puts the files that are worth keeping behind `files` and copies what is in use of the others to a file of this name. Parts name their
+    /// files by their places in `files` then.
+    pub fn settle(&self, blocks: &mut [Block], files: &mut Vec<Data>, unfinished: &Folder, rest: &str) -> Result<()> {
+        let mut used: BTreeMap<(u64, u64), u64> = BTreeMap::new();
+        for part in older(blocks) {
+            used.insert((part.file, part.at), padded(usize::try_from(part.stored).unwrap_or(0)) as u64);
+        }
+        let mut sums = vec![0; self.files.len()];
+        for ((file, _), bytes) in &used {
+            sums[index(*file)] += bytes;
+        }
+        let mut kept: Vec<usize> =
+            (0..sums.len()).filter(|at| sums[*at] > 0 && sums[*at] >= self.files[*at].bytes / USED).collect();
+        kept.sort_by_key(|at| std::cmp::Reverse(sums[*at]));
+        kept.truncate(MOST);
+        let moved = self.copy(used.keys().filter(|(file, _)| !kept.contains(&index(*file))), unfinished, rest)?;
+        let own = files.len() as u64;
+        let copies = if moved.at.is_empty() { 0 } else { 1 };
+        for part in older(blocks) {
+            match moved.at.get(&(part.file, part.at)) {
+                Some(at) => (part.file, part.at) = (own, *at),
+                None => {
+                    let place = kept.iter().position(|at| *at == index(part.file)).unwrap_or(usize::MAX);
+                    part.file = own + copies + place as u64;
+                }
+            }
+        }
+        if copies > 0 {
+            files.push(Data { name: rest.to_owned(), bytes: moved.bytes, from: None });
+        }
+        files.extend(kept.iter().map(|at| self.files[*at].clone()));
+        for (at, file) in self.files.iter().enumerate() {
+            if !kept.contains(&at) {
+                unfinished.remove(&file.name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// As they are stored: what is in them is compared with its hash by whoever reads it.
+    fn copy<'a>(&self, places: impl Iterator<Item = &'a (u64, u64)>, unfinished: &Folder, name: &str) -> Result<Moved> {
+        let mut moved = Moved::default();
+        let mut places = places.peekable();
+        if places.peek().is_none() {
+            return Ok(moved);
+        }
+        let stored: HashMap<(u64, u64), u64> =
+            self.parts.values().map(|part| ((part.file, part.at), part.stored)).collect();
+        let mut buffer =
+            Buffer::new(PART).map_err(|errno| Error::io(unfinished.path(), "have memory to write", errno))?;
+        let to = unfinished.create(name, true)?;
+        for (file, at) in places {
+            let bytes = stored.get(&(*file, *at)).map_or(0, |stored| padded(usize::try_from(*stored).unwrap_or(0)));
+            let from = unfinished.open(&self.files[index(*file)].name, true)?;
+            from.read(&mut buffer[..bytes], *at)?;
+            to.write(&buffer[..bytes], moved.bytes)?;
+            moved.at.insert((*file, *at), moved.bytes);
+            moved.bytes += bytes as u64;
+        }
+        to.sync_data()?;
+        Ok(moved)
+    }
+}
+
+/// Where parts were copied to, in one file.
+#[derive(Default)]
+struct Moved {
+    at: HashMap<(u64, u64), u64>,
+    bytes: u64,
+}
+
+fn index(file: u64) -> usize {
+    usize::try_from(file.saturating_sub(FIRST)).unwrap_or(usize::MAX)
+}
+
+/// The parts that lie in older files.
+fn older(blocks: &mut [Block]) -> impl Iterator<Item = &mut Part> {
+    let parts = blocks.iter_mut().flat_map(|block| &mut block.parts);
+    parts.filter(|part| part.codec != Codec::Fill && part.file >= FIRST)
+}
+
+/// Whether there can be a second name at all, or one more.
+fn link(folder: &Folder, name: &str, unfinished: &Folder, new: &str) -> Result<bool> {
+    match folder.link(name, unfinished, new) {
+        Ok(()) => Ok(true),
+        Err(Error::Io {
+            errno: Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::MLINK | Errno::XDEV | Errno::INVAL,
+            ..
+        }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}

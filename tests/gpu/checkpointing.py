@@ -1,0 +1,112 @@
+"""A program whose images are written while it trains: how long it stands still, how fast its steps are meanwhile, and whether its bytes come back."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import statistics
+import time
+
+from client import client, needs_modules
+from machine import GIB, MIB
+from running import Failed
+from suspending import _filled
+
+# Seconds for an image, and images while it trains.
+TO_WRITE, IMAGES = 60, 3
+
+
+def _steps(path):
+    """When each step ended and how long it took."""
+    return [tuple(map(float, line.split())) for line in path.read_text(encoding="utf-8").splitlines() if line.count(" ") == 1]
+
+
+def _image(lab, pid, folder):
+    """What the command says of an image, and from when until when it was asked for."""
+    begun = time.time()
+    said = lab.bare([lab.gpupool, "checkpoint", "--json", "--keep", "2", pid, folder], TO_WRITE).succeeded().stdout
+    return json.loads(said), begun, time.time()
+
+
+def _kind_of(name):
+    return name.split(".")[0]
+
+
+def _stored(lab, folder):
+    """How much of each kind of memory there is, and what it takes on the disk."""
+    manifest = json.loads(lab.bare([lab.gpupool, "store", "show", "--json", folder], 60).succeeded().stdout)
+    sums = {}
+    for block in manifest["blocks"]:
+        names = block.get("names", [])
+        # PyTorch gives tensors of this size a block each; what has none is its other memory.
+        kind = _kind_of(names[0]["name"]) if names else "other"
+        memory, stored = sums.get(kind, (0, 0))
+        sums[kind] = (memory + block["bytes"], stored + sum(part.get("stored", 0) for part in block["parts"]))
+    return sums
+
+
+def _hashes(program):
+    line = next((line for line in program.stdout.splitlines() if line.startswith("hashes ")), None)
+    if line is None:
+        raise Failed(f"{program.command}: it told no hashes", program.stdout.splitlines()[-5:])
+    return dict(word.split("=") for word in line.split()[1:])
+
+
+def training(lab):
+    """About 6 GiB: weights, their state, activations and zeros; half of the model does not change."""
+    needs_modules("torch")
+    folder, words = pathlib.Path(lab.folder.name) / "images", pathlib.Path(lab.folder.name) / "checkpoint-steps"
+    child = lab.start(client("torch_checkpoint.py", words), None, {})
+    pids = []
+    try:
+        pids = _filled(lab, child, 4 * GIB, 1)
+        until = time.monotonic() + 60
+        while not words.exists() or len(_steps(words)) < 20:
+            if time.monotonic() > until or child.process.poll() is not None:
+                raise Failed(f"{child.title}: it made no steps")
+            time.sleep(0.05)
+        images = [_image(lab, str(pids[0]), folder) for _ in range(IMAGES)]
+        steps = _steps(words)
+        words.with_name(words.name + ".stop").touch()
+        time.sleep(2)
+        last, _, _ = _image(lab, str(pids[0]), folder)
+        lab.bare([lab.gpupool, "store", "verify", "--generation", str(last["generation"]), folder], 60).succeeded()
+        sums = _stored(lab, folder)
+        words.with_name(words.name + ".end").touch()
+        trained = child.finish(60).succeeded()
+    except Failed:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        raise
+    again = lab.start(client("torch_checkpoint.py", words, "again"), None, {"RESTORE": folder}).finish(60).succeeded()
+    if _hashes(trained) != _hashes(again):
+        raise Failed("other bytes came back than the program had", [str(_hashes(trained)), str(_hashes(again))])
+    return _told(images, last, steps, sums, again)
+
+
+def _told(images, last, steps, sums, again):
+    spans = [(begun, ended) for _, begun, ended in images]
+    during = [seconds for end, seconds in steps if any(begun <= end <= ended for begun, ended in spans)]
+    aside = [seconds for end, seconds in steps if not any(begun <= end - seconds and end <= ended for begun, ended in spans)]
+    usual, slowed, worst = statistics.median(aside[5:] or aside), statistics.median(during), max(during)
+    lines = []
+    for image, _, _ in [*images, (last, 0, 0)]:
+        seconds, stopped = image["microseconds"] / 1e6, image["stopped_microseconds"] / 1e6
+        lines.append(
+            f"generation {image['generation']}: {image['bytes'] / GIB:.1f} GiB, {image['new_bytes'] / GIB:.2f} GiB written, "
+            f"{image['unchanged_bytes'] / GIB:.2f} GiB unchanged, {image['in_stop_bytes'] / MIB:.0f} MiB within the stop; stopped {stopped:.3f} s of "
+            f"{seconds:.2f} s ({image['bytes'] / seconds / 1e9:.2f} GB/s of memory)"
+        )
+    lines.append(f"a step: {usual * 1e3:.1f} ms alone, {slowed * 1e3:.1f} ms while an image is written, {worst * 1e3:.0f} ms the slowest")
+    for kind, (memory, stored) in sorted(sums.items()):
+        lines.append(f"{kind}: {memory / GIB:.2f} GiB of memory take {stored / GIB:.3f} GiB ({stored / memory:.1%})")
+    size, seconds = next(line.split()[1:] for line in again.stdout.splitlines() if line.startswith("back "))
+    lines.append(f"back by name: {int(size) / GIB:.1f} GiB in {float(seconds):.2f} s ({int(size) / float(seconds) / 1e9:.2f} GB/s)")
+    first = images[0][0]
+    stop = first["stopped_microseconds"] / 1e6
+    return (
+        f"{first['bytes'] / GIB:.1f} GiB with a stop of {stop:.3f} s, steps {slowed / usual:.2f} times as long meanwhile; all bytes came back by name",
+        lines,
+    )
