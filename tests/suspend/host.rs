@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 fn suspend(program: &Running) -> u64 {
     let left = told(program, "suspend --to host");
     assert!(left["error"].is_null() && left["stayed_bytes"] == 0, "{left}");
-    left["bytes"].as_u64().unwrap()
+    left["bytes"].as_u64().unwrap_or(0)
 }
 
 /// What is kept is as it was.
@@ -22,9 +22,10 @@ fn is_right(program: &mut Running) {
 
 /// Bytes of plain memory that it has.
 fn plain(program: &Running) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
-    line.trim().strip_suffix("kB").unwrap().trim().parse::<u64>().unwrap() << 10
+    let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid())).unwrap_or_default();
+    let kib =
+        status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.unwrap_or_else(|| panic!("{status}")) << 10
 }
 
 /// What the page says of the host: bytes that are held there, and the most that may be.
